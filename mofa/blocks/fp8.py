@@ -44,9 +44,9 @@ class Fp8Recipe:
     column_cast: str
     """To the column-wise copy alone, where the input was kept in bf16; to both where there is no other."""
     weight_cast: str
-    main_cast: str
+    main_param_cast: str
     """Of a shard of main parameters, from its bf16 copy, where the parameters are fp8."""
-    main_amax_bytes: float
+    main_param_amax_bytes: float
     """Read per element of the shard to find the largest in a kernel of its own. [B]"""
     amax_bytes: float
     """Read per element to find the largest in a kernel of its own. [B]"""
@@ -102,14 +102,14 @@ class Fp8Recipe:
 FP8_RECIPES: dict[str, Fp8Recipe] = {
     "delayed": Fp8Recipe(
         "delayed", "fp8_fast", "fp8_cast_delayed", "fp8_cast_both_delayed", "fp8_cast_both_delayed",
-        "fp8_cast_both_delayed", "fp8_cast_main", main_amax_bytes=0.0, amax_bytes=0.0, kernels_per_cast=1,
+        "fp8_cast_both_delayed", "fp8_cast_main", main_param_amax_bytes=0.0, amax_bytes=0.0, kernels_per_cast=1,
         scale_bytes=0.0,
         gathers_row_copy_only=True, reduces_amax=False, norm="casts", keeps_inputs=False, casts_experts_together=True,
         enters_context_each_layer=False,
     ),
     "tensorwise": Fp8Recipe(
         "tensorwise", "fp8_fast", "fp8_cast_tensorwise", "fp8_cast_both_tensorwise", "fp8_cast_both_tensorwise",
-        "fp8_cast_both_tensorwise", "fp8_cast_main", main_amax_bytes=2.0, amax_bytes=2.0, kernels_per_cast=4,
+        "fp8_cast_both_tensorwise", "fp8_cast_main", main_param_amax_bytes=2.0, amax_bytes=2.0, kernels_per_cast=4,
         scale_bytes=0.0,
         gathers_row_copy_only=True, reduces_amax=True, norm="finds amax", keeps_inputs=True,
         casts_experts_together=False,
@@ -117,7 +117,7 @@ FP8_RECIPES: dict[str, Fp8Recipe] = {
     ),
     "blockwise": Fp8Recipe(
         "blockwise", "fp8_block", "fp8_cast_block", "fp8_cast_both_block", "fp8_cast_column_block",
-        "fp8_cast_weight_block", "fp8_cast_block", main_amax_bytes=2.0, amax_bytes=0.0, kernels_per_cast=1,
+        "fp8_cast_weight_block", "fp8_cast_block", main_param_amax_bytes=2.0, amax_bytes=0.0, kernels_per_cast=1,
         scale_bytes=SCALE_BYTES / BLOCK, gathers_row_copy_only=False, reduces_amax=False, norm="bf16",
         keeps_inputs=True,
         casts_experts_together=False, enters_context_each_layer=True, casts_ragged_blocks_slower=True,

@@ -343,8 +343,8 @@ def main_cast_seconds(recipe: Fp8Recipe, gpu: GpuSpec) -> float:
     """
     row_rate = memory_bound_rate(gpu, recipe.row_cast)
     if recipe.gathers_row_copy_only and gpu.fp8_transposes:
-        return recipe.main_amax_bytes / row_rate + 4.0 / memory_bound_rate(gpu, recipe.main_cast)
-    return (recipe.main_amax_bytes + 3.0) / row_rate
+        return recipe.main_param_amax_bytes / row_rate + 4.0 / memory_bound_rate(gpu, recipe.main_param_cast)
+    return (recipe.main_param_amax_bytes + 3.0) / row_rate
 
 
 def optimizer_host_seconds(

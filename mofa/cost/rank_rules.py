@@ -167,7 +167,7 @@ def held_inputs(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving
     """
     if framework.traits.has_pytorch_modules or framework.deepspeed or pp == 1:
         return HeldInputs()
-    steady = schedule.handed_on_tensors if receiving else 0
+    steady = schedule.num_held_stage_inputs if receiving else 0
     return HeldInputs(steady, max(2 * receiving - steady, 0))
 
 

@@ -200,7 +200,7 @@ class PersistentBuffers:
     """Of each."""
     rotary_tables_from_start: tuple[int, ...]
     """Bytes of each that is there from the start."""
-    copies_bytes: float
+    ddp_bucket_or_fp8_copy_bytes: float
     """DDP's buckets of gradients, or fp8 copies of weights."""
     stage_boundary_bytes: float
     """The residual stream of a micro-batch: what one chunk hands on."""

@@ -120,9 +120,9 @@ class LayerArrays:
         return self.stack(lambda c: c.sent_and_launched)
 
     @cached_property
-    def shelved(self) -> ArrayN:
+    def watchdog_held_bytes(self) -> ArrayN:
         """Rows of :func:`mofa.cost.block.liveness.watchdog_held_bytes` last."""
-        return self.stack(lambda c: c.shelved)
+        return self.stack(lambda c: c.watchdog_held_bytes)
 
     @cached_property
     def autocast_cached_bytes(self) -> ArrayN:
@@ -361,7 +361,7 @@ def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, Gro
 
 def chunk_layer_params(workload: WorkloadSpec, table: StrategyTable, lay: StageLayers) -> ArrayN:
     """Dense and expert parameters of the layers of every chunk on one rank, of each grid. (2, g, R, vpp) [params]"""
-    model, counts = workload.model, lay.stages.counts[:, lay.shown.shown_stages]
+    model, counts = workload.model, lay.stages.layer_counts[:, lay.shown.shown_stages]
     tp, spread = table.tp[:, None], (table.ep * table.etp)[:, None]
     params = np.zeros((2, len(table), *counts.shape[1:]))
     dense, expert = params

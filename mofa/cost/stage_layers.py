@@ -153,7 +153,7 @@ def count_stage_layers(
     pp, vpp = stages.pp, stages.vpp
     has_full = np.array([recomputes_layers_whole(spec) for spec in table.recompute_modes])[table.recompute]
     first, which = unique_rows([np.where(has_full, table.recompute, -1), table.recompute_layers])
-    full = np.zeros((len(first), *stages.counts.shape))
+    full = np.zeros((len(first), *stages.layer_counts.shape))
     for u, layers in enumerate(table.recompute_layers[first]):
         spec = table.recompute_modes[int(table.recompute[first[u]])]
         full[u] = stages.num_recomputed(spec, int(layers))
@@ -165,7 +165,7 @@ def count_stage_layers(
     else:
         shown = DistinctStages.one_of_each_kind(stages, full, flight)
     full, flight = full[:, :, shown.shown_stages], flight[:, shown.shown_stages]
-    plain = stages.counts[:, shown.shown_stages] - full
+    plain = stages.layer_counts[:, shown.shown_stages] - full
     plain_fl = np.einsum("ukrc,brc->ubkr", plain, flight)
     full_fl = np.einsum("ukrc,brc->ubkr", full, flight)
     return StageLayers(

@@ -31,15 +31,15 @@ Recomputed = tuple[tuple[tuple[bool, ...], ...], ...]
 class Stages:
     """Which layers each pipeline rank holds in each of its chunks, and what a chunk has at its ends.
 
-    ``counts`` (kinds, pp, vpp); ``kinds`` names the first axis; ``layers`` (pp, vpp) lists the layers of each chunk
-    by index of kind, in forward order, ``first_layers`` (pp, vpp) the number of the first of them in the model. The
-    embedding is on rank 0, the head on ``rank_with_head``: the last one, or rank 0 where chunks are placed in a V.
+    ``layer_counts`` (kinds, pp, vpp); ``kinds`` names the first axis; ``layers`` (pp, vpp) lists the layers of each
+    chunk by index of kind, in forward order, ``first_layers`` (pp, vpp) the number of the first of them in the model.
+    The embedding is on rank 0, the head on ``rank_with_head``: the last one, or rank 0 where chunks are placed in a V.
     Multi-token-prediction layers are on ``rank_with_predictions``, in its last chunk: the head's, unless a layout says
     another.
     """
 
     kinds: tuple[BlockKind, ...]
-    counts: IntA
+    layer_counts: IntA
     layers: tuple[tuple[tuple[int, ...], ...], ...]
     first_layers: tuple[tuple[int, ...], ...]
     placement: Placement
@@ -47,11 +47,11 @@ class Stages:
 
     @property
     def pp(self) -> int:
-        return int(self.counts.shape[1])
+        return int(self.layer_counts.shape[1])
 
     @property
     def vpp(self) -> int:
-        return int(self.counts.shape[2])
+        return int(self.layer_counts.shape[2])
 
     @property
     def num_chunks(self) -> int:
@@ -154,7 +154,7 @@ class Stages:
         """Numbers of the layers of :meth:`recomputed`. (kinds, pp, vpp)"""
         known = self._num_recomputed
         if (spec, first) not in known:
-            out = known[spec, first] = np.zeros_like(self.counts)
+            out = known[spec, first] = np.zeros_like(self.layer_counts)
             for r, chunks in enumerate(self.recomputed(spec, first) if spec.kind in ("full", "every") else ()):
                 for c, chunk in enumerate(chunks):
                     for kind, is_recomputed in zip(self.layers[r][c], chunk, strict=True):
@@ -171,7 +171,7 @@ class Stages:
 
     @property
     def largest_chunk(self) -> int:
-        return int(self.counts.sum(axis=0).max())
+        return int(self.layer_counts.sum(axis=0).max())
 
 
 def _recomputed(chunks: tuple[tuple[int, ...], ...], spec: RecomputeSpec, first: int) -> tuple[tuple[bool, ...], ...]:

@@ -39,11 +39,11 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     Returns
     -------
     RoutingLoads
-        ``time``: the slowest rank's rows over the mean, averaged over all draws (layers and iterations), because every
-        layer of every micro-batch waits for its own slowest rank; it is also the ratio of the bytes of the all-to-all
-        to and from that rank, since a row is a row there too. ``memory``: the ``memory_quantile`` of rows over the
-        mean, over draws and ranks together, as the smallest observed ratio that holds for that fraction of them;
-        where that is below 1, 1. [-]
+        ``slowest_rows_over_mean``: the slowest rank's rows over the mean, averaged over all draws (layers and
+        iterations), because every layer of every micro-batch waits for its own slowest rank; it is also the ratio of
+        the bytes of the all-to-all to and from that rank, since a row is a row there too. ``quantile_rows_over_mean``:
+        the ``memory_quantile`` of rows over the mean, over draws and ranks together, as the smallest observed ratio
+        that holds for that fraction of them; where that is below 1, 1. [-]
 
     Raises
     ------

@@ -140,5 +140,5 @@ INTERLEAVED = Schedule(
     steady_state_unit="round",
     # in a backward: the output that was sent, the next input that is received meanwhile, and the gradient that the
     # backward before sent
-    handed_on_tensors=3,
+    num_held_stage_inputs=3,
 )  # fmt: skip

@@ -51,5 +51,5 @@ ONE_F_ONE_B = Schedule(
     joins_send_and_receive=True, has_closed_form=True, steady_state_unit="micro-batch",
     # in a forward the input of the backward before it, which hangs on the output's graph, and that one's gradient; in a
     # backward the gradient alone (mofa/replay/memory/received_inputs.py)
-    handed_on_tensors=2,
+    num_held_stage_inputs=2,
 )  # fmt: skip

@@ -48,7 +48,7 @@ class Schedule:
     steady_state_unit: Literal["", "micro-batch", "round"] = ""
     """Unit that its steady state repeats, and a replay may skip. ``micro-batch`` is a forward and a backward, ``round``
     pp micro-batches in all chunks; empty without a steady state."""
-    handed_on_tensors: int = 0
+    num_held_stage_inputs: int = 0
     """Tensors of the size of a stage's input that Megatron-Core holds throughout
     (:func:`mofa.cost.rank_rules.held_inputs`). [-]"""
 

@@ -33,7 +33,7 @@ from mofa.search.costing import (
 )
 from mofa.search.goals import BestRows, Goal, ParetoFront
 from mofa.search.legality.masks import Job
-from mofa.search.objective import Objective, keys_of
+from mofa.search.objective import Objective, ranking_keys
 from mofa.search.recomputed_layers import rows_recomputing_none_and_all
 from mofa.search.space import SOLVED, Combinations
 from mofa.search.to_plan.builder import memory_limit_bytes
@@ -175,7 +175,7 @@ class _BranchAndBound:
         step_s = step_lower_bounds_s(estimator, is_open, at_rest=at_rest)
         weights = objective.computing_weights
         computing = computing_lower_bounds(estimator, is_open, weights) if weights else np.zeros_like(step_s)
-        return objective.key_lower_bound(step_s, computing)
+        return objective.ranking_key_lower_bound(step_s, computing)
 
     def _cost(self, degrees: Rows) -> None:
         """Cost the rows of degrees that are not beaten."""
@@ -209,7 +209,7 @@ class _BranchAndBound:
         """Let the goal take note of rows that fit."""
         verdicts = np.where(part.legal, -1, 0), np.zeros(len(part.legal))
         of_part = merge_part_costs(part.space, rows, [costs], *verdicts)
-        key, _ = keys_of(self.goal.objective, of_part.costed)
+        key, _ = ranking_keys(self.goal.objective, of_part.costed)
         fits = (of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)
         self.goal.add_costed(key[fits], of_part.costed.device_bytes[fits])
 

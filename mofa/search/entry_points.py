@@ -218,7 +218,7 @@ def find_plans(
             known.update(fewer)
             best = _ranked_again(costed, best, judge)
         if replay:
-            order = judge.plan_key if judge is not None else None
+            order = judge.plan_ranking_key if judge is not None else None
             final = replay_best(best.tolist(), candidate, top, replay_progress, order, workers)
     if final.changed:
         searched_rows = searched_rows.with_recompute_layers(
@@ -342,7 +342,7 @@ def _rank(costed: CostedRows, key: NDArray[np.float64], reason: NDArray[np.int64
 def _ranked_again(costed: CostedRows, best: NDArray[np.intp], judge: LongRunObjective | None) -> NDArray[np.intp]:
     """The best rows, ordered by their costs as they are now."""
     some = costed.take(best)
-    return best[np.argsort(np.round(some.step_s if judge is None else judge.key(some), 12), kind="stable")]
+    return best[np.argsort(np.round(some.step_s if judge is None else judge.ranking_key(some), 12), kind="stable")]
 
 
 def _defaults(

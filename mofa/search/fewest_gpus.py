@@ -80,7 +80,7 @@ def _keeps(
     rows = np.flatnonzero(fits & (num_gpus >= spec.least_nodes * node))
     keeps = np.zeros_like(fits)
     if len(rows):
-        keeps[rows] = judge.host_bytes_short(checkpoint_bytes[rows]) <= 0
+        keeps[rows] = judge.missing_host_bytes(checkpoint_bytes[rows]) <= 0
     return keeps
 
 

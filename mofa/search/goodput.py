@@ -182,7 +182,7 @@ class LongRunObjective:
         gpus = (running * job + idle * spare) / (job + spare)
         return np.asarray((gpus + power.node_overhead_w_per_gpu.value) * power.pue.value)
 
-    def key(self, costed: CostedRows) -> FloatN:
+    def ranking_key(self, costed: CostedRows) -> FloatN:
         """The key to minimise: wall-clock seconds of a productive step, or joules for ``kwh``. (n,)"""
         if self._unknown:
             return costed.step_s
@@ -224,7 +224,7 @@ class LongRunObjective:
         """Whether nothing is known of the long run, so that steps alone are ranked."""
         return set(FIGURES) <= set(self.missing())
 
-    def key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
+    def ranking_key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
         """A number below :meth:`key`, of rows whose steps take at least ``step_s`` and draw at least ``computing_j``.
 
         (n,) [s], [J]
@@ -262,7 +262,7 @@ class LongRunObjective:
         up = math.exp(-restart_s / float(course.mtbf_s[0]))
         return up * (1.0 - float(course.parts["waiting"][0]))
 
-    def host_bytes_short(self, per_rank_bytes: FloatN) -> FloatN:
+    def missing_host_bytes(self, per_rank_bytes: FloatN) -> FloatN:
         """Host memory that a node lacks for its checkpoints, if each rank saves as much as the heaviest stage's. (n,)
         [B]"""
         if self._unknown:
@@ -270,7 +270,7 @@ class LongRunObjective:
         need = self.checkpoint_times(per_rank_bytes).host_bytes
         return np.maximum(need - self.cluster.node.host_memory_bytes.value, 0.0)
 
-    def plan_key(self, plan: Plan) -> float:
+    def plan_ranking_key(self, plan: Plan) -> float:
         """:meth:`key` of a plan."""
         if self._unknown:
             return plan.step_s

@@ -29,13 +29,13 @@ class Objective(Protocol):
     def computing_weights(self) -> Mapping[str, float]:
         """Weights of the families of computing whose seconds the key depends on; none where on the step alone."""
 
-    def key(self, costed: CostedRows) -> FloatN:
+    def ranking_key(self, costed: CostedRows) -> FloatN:
         """The key of timed rows. (n,)"""
 
-    def host_bytes_short(self, per_rank_bytes: FloatN) -> FloatN:
+    def missing_host_bytes(self, per_rank_bytes: FloatN) -> FloatN:
         """Host memory that a node lacks for the checkpoints of rows. (n,) [B]"""
 
-    def key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
+    def ranking_key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
         """A number below the key of every row.
 
         Parameters
@@ -54,15 +54,15 @@ class ShortestStep:
     keys_per_unit = 1.0
     computing_weights: Mapping[str, float] = MappingProxyType({})
 
-    def key(self, costed: CostedRows) -> FloatN:
+    def ranking_key(self, costed: CostedRows) -> FloatN:
         """The step. (n,) [s]"""
         return costed.step_s
 
-    def host_bytes_short(self, per_rank_bytes: FloatN) -> FloatN:
+    def missing_host_bytes(self, per_rank_bytes: FloatN) -> FloatN:
         """Nothing: checkpoints are not asked about. (n,) [B]"""
         return np.zeros_like(per_rank_bytes)
 
-    def key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
+    def ranking_key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
         """The bound of the step. (n,) [s]"""
         return step_s
 
@@ -70,7 +70,7 @@ class ShortestStep:
 SHORTEST_STEP = ShortestStep()
 
 
-def keys_of(objective: Objective, costed: CostedRows) -> tuple[FloatN, FloatN]:
+def ranking_keys(objective: Objective, costed: CostedRows) -> tuple[FloatN, FloatN]:
     """The key of each row, and the host memory that it lacks. (n,) each [-, B]
 
     NaN and 0 where rows are not timed, infinite where host memory is lacking.
@@ -78,15 +78,16 @@ def keys_of(objective: Objective, costed: CostedRows) -> tuple[FloatN, FloatN]:
     key, lack = np.full(len(costed.rows), np.nan), np.zeros(len(costed.rows))
     timed = np.flatnonzero(np.isfinite(costed.step_s))
     some = costed.take(timed)
-    lack[timed] = objective.host_bytes_short(some.checkpoint_bytes)
-    key[timed] = np.where(lack[timed] > 0, np.inf, objective.key(some))
+    lack[timed] = objective.missing_host_bytes(some.checkpoint_bytes)
+    key[timed] = np.where(lack[timed] > 0, np.inf, objective.ranking_key(some))
     return key, lack
 
 
 def reject_for_hosts(objective: Objective, searched_rows: CheckedSpace) -> FloatN:
-    """The keys of costed rows (:func:`keys_of`); those whose checkpoints exceed the hosts' memory are rejected. (n,)"""
+    """The keys of costed rows (:func:`ranking_keys`); those whose checkpoints exceed the hosts' memory are rejected.
+    (n,)"""
     costed = searched_rows.costed
-    key, lack = keys_of(objective, costed)
+    key, lack = ranking_keys(objective, costed)
     full = (lack > 0) & (searched_rows.reason[costed.rows] < 0)
     rows = costed.rows[full]
     searched_rows.reason[rows], searched_rows.shortfall[rows] = HOST_MEMORY, lack[full]

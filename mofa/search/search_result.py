@@ -17,7 +17,7 @@ from mofa.search.branch_and_bound import cost_pareto_front
 from mofa.search.costing import NEEDLESS, CheckedSpace, CostedRows, cost_rows
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import Job
-from mofa.search.objective import SHORTEST_STEP, Objective, keys_of, reject_for_hosts
+from mofa.search.objective import SHORTEST_STEP, Objective, ranking_keys, reject_for_hosts
 from mofa.search.space import OPTIONS, Combinations
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
@@ -99,7 +99,7 @@ class Search:
             found_rows = cost_pareto_front(*self._unjudged(), self.objective)
             reject_for_hosts(self.objective, found_rows)
         costed = found_rows.costed
-        key, _ = keys_of(self.objective, costed)
+        key, _ = ranking_keys(self.objective, costed)
         fits = np.flatnonzero((found_rows.reason[costed.rows] < 0) & np.isfinite(key))
         order = fits[np.lexsort((costed.device_bytes[fits], np.round(key[fits], 12)))]
         device = costed.device_bytes[order]

@@ -35,7 +35,7 @@ class ReachedShare(NamedTuple):
     peak: float
     peak_path: str
     unit: str
-    allowed: float = ROUNDING
+    allowed_share: float = ROUNDING
     """Share of the peak that it may reach. [-]"""
 
     def sentence(self, words: str) -> str:
@@ -81,8 +81,8 @@ def reached_shares_of_link(curves: Mapping[str, CollectiveCurve], bytes_per_s: f
 def passes_peak(shares: Iterable[ReachedShare]) -> str | None:
     """Why curves cannot be of this hardware, of the first that passes its peak; None where none does."""
     for share in shares:
-        if share.rate > share.allowed * share.peak:
-            return share.sentence("above" if share.allowed == ROUNDING else f"over {share.allowed:g} times")
+        if share.rate > share.allowed_share * share.peak:
+            return share.sentence("above" if share.allowed_share == ROUNDING else f"over {share.allowed_share:g} times")
     return None
 
 
@@ -91,7 +91,7 @@ def slow_curves(shares: Iterable[ReachedShare]) -> tuple[ReachedShare, ...]:
 
     Of memory-bound ops copies alone count, as others issue more; the first FlashAttention is slow by its own paper.
     """
-    compared = (share for share in shares if share.allowed == ROUNDING)
+    compared = (share for share in shares if share.allowed_share == ROUNDING)
     return tuple(s for s in compared if s.rate < SLOW * s.peak and not s.path.startswith("curves.attention.flash1 "))
 
 

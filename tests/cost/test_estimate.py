@@ -209,7 +209,7 @@ def _has_layers_everywhere(rows: StrategyTable, model: ModelSpec, name: str) -> 
     """Whether every rank of each row has a layer. (n,)"""
     placements = [SCHEDULES[SCHEDULE_NAMES[i]].placement for i in rows.schedule.tolist()]
     degrees = zip(rows.pp.tolist(), rows.vpp.tolist(), placements, strict=True)
-    counts = [split_layers(model, pp, vpp, name, placement).counts for pp, vpp, placement in degrees]
+    counts = [split_layers(model, pp, vpp, name, placement).layer_counts for pp, vpp, placement in degrees]
     return np.array([count.sum(axis=(0, 2)).min() > 0 for count in counts])
 
 

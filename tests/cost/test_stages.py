@@ -34,8 +34,8 @@ def test_every_layer_is_held_once_in_order(model: ModelSpec, framework: str, pp:
     in_order = [i for c in range(pp * vpp) for i in stages.layers[c % pp][c // pp]]
     wanted = [BlockKind(model.is_moe_layer(i), model.is_windowed_layer(i)) for i in range(model.num_layers)]
     assert [stages.kinds[i] for i in in_order] == wanted
-    assert stages.counts.sum() == model.num_layers
-    assert np.all(stages.counts.sum(axis=0) >= (1 if framework != "torchtitan" else 0))
+    assert stages.layer_counts.sum() == model.num_layers
+    assert np.all(stages.layer_counts.sum(axis=0) >= (1 if framework != "torchtitan" else 0))
     assert stages.rank_with_head == pp - 1
     assert stages.largest_chunk == max(sizes(model, pp, vpp, framework))
 
@@ -117,11 +117,13 @@ def test_dense_layers_come_first() -> None:
     """DeepSeek-V3: 61 layers over 16 stages; its three dense layers are on stage 0, the head on the last."""
     stages = split_layers(load_workload("deepseek-v3").model, 16, 1, "megatron")
     dense = stages.kinds.index(BlockKind(moe=False))
-    assert stages.counts[dense].sum() == 3
-    assert stages.counts[dense, 0, 0] == 3
-    assert stages.counts.sum() == 61
+    assert stages.layer_counts[dense].sum() == 3
+    assert stages.layer_counts[dense, 0, 0] == 3
+    assert stages.layer_counts.sum() == 61
     assert stages.rank_with_head == 15
-    assert stages.counts[:, 15].sum() == min(stages.counts.sum(axis=(0, 2)))  # head and prediction layer weigh
+    assert stages.layer_counts[:, 15].sum() == min(
+        stages.layer_counts.sum(axis=(0, 2))
+    )  # head and prediction layer weigh
 
 
 def test_a_v_puts_the_last_chunk_beside_the_first() -> None:
@@ -139,10 +141,10 @@ def test_recomputed_layers() -> None:
     first = stages.num_recomputed(full, 2)
     assert first.sum(axis=0).tolist() == [[2, 2], [2, 2]]
     assert first[stages.kinds.index(BlockKind(moe=False))].tolist() == [[1, 0], [0, 0]]
-    assert np.array_equal(stages.num_recomputed(full, 3), stages.counts)
+    assert np.array_equal(stages.num_recomputed(full, 3), stages.layer_counts)
     every = stages.num_recomputed(every_other, -1)
     assert every.sum(axis=0).tolist() == [[1, 2], [1, 2]]  # of 3 and 3: the 2nd; the 4th and 6th
-    assert np.array_equal(stages.num_recomputed(every_one, -1), stages.counts)
+    assert np.array_equal(stages.num_recomputed(every_one, -1), stages.layer_counts)
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4, 8])

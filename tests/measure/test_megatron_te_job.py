@@ -94,13 +94,13 @@ def test_what_cannot_be_run_is_one_line(tmp_path: Path, changes: dict[str, Any],
 
 
 def test_a_run_s_half_is_its_model_s_whatever_its_layers_and_batch(tmp_path: Path) -> None:
-    base = split_of_model(run_of(tmp_path).spelled_out())
+    base = split_of_model(run_of(tmp_path).with_full_specs())
     deeper = run_of(
         tmp_path, model={"base": "llama3-8b", "num_layers": 8}, batch={"seq_len": 8192, "micro": 2, "global": 4}
     )
-    assert split_of_model(deeper.spelled_out()) == base
+    assert split_of_model(deeper.with_full_specs()) == base
     halves = {
-        split_of_model(run_of(tmp_path, model={"base": "llama3-8b", "num_layers": 4, "vocab": v}).spelled_out())
+        split_of_model(run_of(tmp_path, model={"base": "llama3-8b", "num_layers": 4, "vocab": v}).with_full_specs())
         for v in range(1000, 1010)
     }
     assert halves == {"fitting", "judging"}

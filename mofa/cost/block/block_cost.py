@@ -213,7 +213,7 @@ def block_costs(
     mtp = None
     if workload.model.num_mtp_layers:
         last = kinds.index(build.layer_kind(workload.model, workload.model.num_layers - 1))
-        mtp = {spec: costed["mtp"].then(blocks[spec][last]) for spec in modes}
+        mtp = {spec: costed["mtp"].followed_by(blocks[spec][last]) for spec in modes}
     body, with_head = persistent_buffers(framework, ctx, known.layer_ops)
     return BlockCosts(
         ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, per_combination(body, num_k),

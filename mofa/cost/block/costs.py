@@ -61,7 +61,7 @@ class PhaseTimer:
 def _both(first: PhaseTime, second: PhaseTime) -> PhaseTime:
     return PhaseTime(
         first.exposed + second.exposed, first.hidden + second.hidden, first.issue + second.issue,
-        np.array(Clocks(*first.clocks).then(Clocks(*second.clocks))), first.weights + second.weights,
+        np.array(Clocks(*first.clocks).followed_by(Clocks(*second.clocks))), first.weights + second.weights,
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ class BlockMemories:
 
     def memory_of(self, blocks: Sequence[BlockTapes]) -> BlockMemory:
         """Of blocks one behind the other: what one keeps stays while those behind it run."""
-        return reduce(BlockMemory.then, [self._of_each[id(block)] for block in blocks])
+        return reduce(BlockMemory.followed_by, [self._of_each[id(block)] for block in blocks])
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,11 @@ class BlockCost:
         return sum((sent_and_launched(block, self.memories.num_k) for block in self.blocks), np.zeros((4, 1)))
 
     @cached_property
-    def shelved(self) -> ArrayK:
+    def watchdog_held_bytes(self) -> ArrayK:
         """What PyTorch's watchdog lets go of it (:func:`mofa.cost.block.liveness.watchdog_held_bytes`)."""
         return sum((watchdog_held_bytes(block, self.memories.num_k) for block in self.blocks), np.zeros((2, 1)))
 
-    def then(self, block: BlockCost) -> BlockCost:
+    def followed_by(self, block: BlockCost) -> BlockCost:
         """This block and one behind it as one: what this one keeps stays while the other runs."""
         return BlockCost(
             self.blocks + block.blocks, self.phases, self.memories,

@@ -58,7 +58,7 @@ class Machine:
     idle_fraction: float = 0.0
     """Share of the time in which the device waits besides (:mod:`mofa.cost.step_time.power_averaging`). [-]"""
     timed_ops: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
-    """Shared by machines that differ in ``drained`` alone."""
+    """Shared by machines that differ in ``host_lead_lost`` alone."""
 
     def with_device_waits(self, idle: float) -> Machine:
         """The same, waiting for a share of the time besides what its tapes say."""
@@ -230,8 +230,8 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     """Seconds of a tape at the clock that the power limit leaves, which depends on the mix of kernels.
 
     Assumes that the limit acts on the mean over a phase of a block and over what the device waits besides
-    (``Machine.idle``); times come in as between memory-bound kernels, which take longer as well where they are bound by
-    what multiprocessors issue.
+    (``Machine.idle_fraction``); times come in as between memory-bound kernels, which take longer as well where they are
+    bound by what multiprocessors issue.
     """
     kinds: dict[Any, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):

@@ -36,7 +36,7 @@ class Clocks(NamedTuple):
     kernels: ArrayN | float = 0.0
     """Kernels that are launched, of which the host may be no more than :data:`QUEUE` ahead of its device. [-]"""
 
-    def then(self, behind: Clocks) -> Clocks:
+    def followed_by(self, behind: Clocks) -> Clocks:
         """This and what comes behind it as one.
 
         Examples
@@ -44,7 +44,7 @@ class Clocks(NamedTuple):
         Two ops of 3 ms on the device and 1 ms on the host, one of 1 ms and 5 ms behind them:
 
         >>> first, second = (Clocks(*(np.array([x]) for x in of)) for of in ((3, 3, NEVER, 1), (1, 5, NEVER, 5)))
-        >>> [float(x[0]) for x in first.then(second)[:4]]
+        >>> [float(x[0]) for x in first.followed_by(second)[:4]]
         [4.0, 6.0, -9995.0, 6.0]
         """
         return Clocks(

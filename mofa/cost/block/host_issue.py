@@ -24,7 +24,7 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     dispatch instead, those without a kernel as well, and collectives between layouts their bookkeeping; under an
     op-level checkpoint every op passes its mode, under PyTorch's every saved tensor its hooks, and Megatron's is a
     function; FSDP's are issued by hooks, which write down where large gradients
-    lie (``Op.listed``), Megatron's additions of gradients too.
+    lie (``Op.listed_elements``), Megatron's additions of gradients too.
     Products of shapes that the library does not remember wait for its choice. What a module issues whose call the
     host's profile has as a whole pays for that instead, once (:class:`ModuleCalls`). All of it on the slowest of all
     hosts.

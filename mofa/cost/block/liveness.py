@@ -56,7 +56,7 @@ class BlockMemory:
     backward_kinds: ArrayK
     backward_op: NDArray[np.intp]
 
-    def then(self, block: BlockMemory) -> BlockMemory:
+    def followed_by(self, block: BlockMemory) -> BlockMemory:
         """This block and one behind it as one: the other runs forward and backward while this one's is kept."""
         forward = self.saved + block.forward_peak
         backward = self.saved + block.backward_peak

@@ -76,7 +76,8 @@ class RoutingLoads:
     by_layer: Mapping[int, FloatN] = field(default_factory=dict)
     """Rows of every rank over the mean, per layer with experts, where they are known. (L, ep) [-]"""
     emptiest: Mapping[int, float] = field(default_factory=dict)
-    """Rows of the emptiest rank over the mean, by as rare a quantile as ``memory``; of a missing degree those. [-]"""
+    """Rows of the emptiest rank over the mean, by as rare a quantile as ``quantile_rows_over_mean``; of a missing
+    degree those. [-]"""
 
     def at_emptiest(self, ep: int) -> RoutingLoads | None:
         """The same with the rows of the emptiest rank in memory; None where ranks are alike.

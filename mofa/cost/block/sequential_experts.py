@@ -29,10 +29,10 @@ def issue_of_expert_loops(ops: Sequence[Op], seconds: Sequence[FloatK], issue: S
     -----
     ``R`` equal loops are issued in ``H`` and run for ``D``; the first op is issued in ``h``, the last one runs for
     ``d``, all loops together. The device begins ``h / R`` behind the host. It ends no sooner than the last loop's last
-    op, ``d / R`` long, behind the end of the issue. Both hold if all that is issued ahead of the first op takes
-    ``max(h / R, H + d / R - D)``; the rest of ``H`` comes behind the last op. Where the loops' products differ
-    (``Grouped.uneven``), :func:`uneven_loops_wait` comes on top: after some small ones the device has caught up with
-    the host, even where the loop as a whole is bound by the device.
+    op, ``d / R`` long, behind the end of the issue. Both hold if all that is issued ahead of the first op takes ``max(h
+    / R, H + d / R - D)``; the rest of ``H`` comes behind the last op. Where the loops' products differ
+    (``GroupedGemm.uneven``), :func:`uneven_loops_wait` comes on top: after some small ones the device has caught up
+    with the host, even where the loop as a whole is bound by the device.
 
     Examples
     --------

@@ -40,7 +40,7 @@ def tape_with_loads(
     Parameters
     ----------
     tape
-        With the kernels expected of each op (``Op.loads``).
+        With the kernels expected of each op (``Op.kernel_loads``).
     seconds, issue
         Device and host time of each op, without loads. (K,) each [s]
     load_s

@@ -225,7 +225,7 @@ class _Summed:
     """Something summed over the layers of ranks, for rows whose ranks hold the same layers."""
 
     def __init__(self, part: _PartBounds, rows: IntN, schedule: Schedule, stages: Stages, recomputed: Layers) -> None:
-        self.stages, self.recomputed, self.plain = stages, recomputed, stages.counts - recomputed
+        self.stages, self.recomputed, self.plain = stages, recomputed, stages.layer_counts - recomputed
         halved, k = schedule.defers_weight_gradients, part.k[rows]
         layers = part.halved_layers if halved else part.layers
         self.any_recomputed = bool(recomputed.any())
@@ -270,5 +270,5 @@ def _last_alike(stages: Stages, recomputed: Layers) -> list[int]:
             bool(stages.ranks_with_head[rank]),
             bool(stages.ranks_with_predictions[rank]),
         )
-        last[stages.counts[:, rank].sum(axis=1).tobytes(), recomputed[:, rank].sum(axis=1).tobytes(), ends] = rank
+        last[stages.layer_counts[:, rank].sum(axis=1).tobytes(), recomputed[:, rank].sum(axis=1).tobytes(), ends] = rank
     return list(last.values())

@@ -138,7 +138,7 @@ class Retention:
     def _by_chunk(self, plain: ArrayN, full: ArrayN) -> ArrayN:
         """Something of layers, by their mode, summed over those of each chunk. (p, kinds) each -> (p, R, vpp)"""
         lay = self.rows.stage_layers
-        out = np.einsum("krc,nk->nrc", lay.stages.counts[:, lay.shown.shown_stages], plain)
+        out = np.einsum("krc,nk->nrc", lay.stages.layer_counts[:, lay.shown.shown_stages], plain)
         for kind in range(len(lay.stages.kinds) if lay.any_fully_recomputed else 0):
             out += lay.fully_recomputed_by_chunk[:, kind][self.choice] * (full - plain)[:, kind, None, None]
         return np.asarray(out)
@@ -189,7 +189,7 @@ class Retention:
         has = (
             recomputed_layers > 0
             if recomputed
-            else lay.stages.counts[kind][lay.shown.shown_stages] - recomputed_layers > 0
+            else lay.stages.layer_counts[kind][lay.shown.shown_stages] - recomputed_layers > 0
         )
         own, saved = (of[recomputed][:, kind, None, None] for of in (self.own, self.saved))
         if first:

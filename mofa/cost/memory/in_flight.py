@@ -211,7 +211,7 @@ class InFlight:
         self.reduces_by_chunk = reduces_by_chunk(rows)
         self.copies, self.reduced = gathered_bytes_and_unreduced_share(rows, grads)
         plain, full = rows.in_base_and_full_mode(rows.layers.saved)
-        per_micro_batch = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.shown_stages], plain)
+        per_micro_batch = np.einsum("krc,nk->nrc", stages.layer_counts[:, lay.shown.shown_stages], plain)
         for kind in range(len(stages.kinds) if lay.any_fully_recomputed else 0):
             recomputed = lay.fully_recomputed_by_chunk[:, kind][lay.recompute_choice]
             per_micro_batch = per_micro_batch + recomputed * (full - plain)[:, kind, None, None]
@@ -257,7 +257,7 @@ class InFlight:
         """What a micro-batch whose weights' gradients are put off holds more than in flight. (n, R, vpp) [B]"""
         rows, lay, stages = self.rows, self.rows.stage_layers, self.rows.stage_layers.stages
         plain, full = rows.in_base_and_full_mode(self.stack_layers(lambda costs: costs.between_halves))
-        deferred = np.einsum("krc,nk->nrc", stages.counts[:, lay.shown.shown_stages], plain)
+        deferred = np.einsum("krc,nk->nrc", stages.layer_counts[:, lay.shown.shown_stages], plain)
         for kind in range(len(stages.kinds) if lay.any_fully_recomputed else 0):
             deferred = (
                 deferred
@@ -337,7 +337,7 @@ class InFlight:
         before it, in each chunk; ``left`` by mode, combination and kind. (n, R, vpp) [B]"""
         rows, lay, stages = self.rows, self.rows.stage_layers, self.rows.stage_layers.stages
         between_halves = self.stack_layers(lambda costs: costs.between_halves)
-        counts = stages.counts[:, lay.shown.shown_stages]
+        counts = stages.layer_counts[:, lay.shown.shown_stages]
         recomputed_layers = lay.fully_recomputed_by_chunk[lay.recompute_choice]
         behind = self.layers_behind[:, :, :, kind, recomputed][lay.recompute_choice]
         of = np.stack([counts - recomputed_layers, recomputed_layers], axis=2) - behind

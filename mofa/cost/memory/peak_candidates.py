@@ -21,7 +21,7 @@ from mofa.cost.memory.reserved import LivePeaks
 from mofa.cost.memory.saved_in_flight import saved_by_kind, saved_bytes_outside_layers
 from mofa.cost.memory.stage_inputs import freed_input_bytes, held_input_bytes, pipeline_buffer_bytes, sent_part_bytes
 from mofa.cost.memory.unsplit_rests import UnsplitRests
-from mofa.cost.memory.watchdog_held import shelved_bytes
+from mofa.cost.memory.watchdog_held import watchdog_held_bytes
 from mofa.cost.optimizer import whole_embedding_gradient
 from mofa.cost.rank_rules import keeps_params_gathered
 from mofa.cost.rows import Rows
@@ -78,7 +78,7 @@ class PeakCandidates:
         )
         self.activations = of_layers + self.ends_saved
         self.retention = Retention(rows)
-        self.shelved, self.let_go = shelved_bytes(rows), freed_input_bytes(rows)
+        self.shelved, self.let_go = watchdog_held_bytes(rows), freed_input_bytes(rows)
         self.sums = waiting_sums_bytes(rows)
         self.all: list[_Instant] = []
         self.rests: UnsplitRests | None = None
@@ -261,7 +261,7 @@ class PeakCandidates:
         table = self.rows.table
         first = np.array([spec.kind == "full" for spec in table.recompute_modes])[table.recompute][:, None, None]
         in_last_chunk = (
-            lay.stages.counts[:, lay.shown.shown_stages, -1]
+            lay.stages.layer_counts[:, lay.shown.shown_stages, -1]
             - lay.fully_recomputed_by_chunk[..., -1][lay.recompute_choice]
         )
         plain = np.where(first, np.minimum(after, in_last_chunk), np.where(lay.fully_recomputed > 0, 0.0, after))
@@ -272,7 +272,7 @@ class PeakCandidates:
     def _pipelined_layers(self, in_flight: InFlight) -> None:
         """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
         rows, lay = self.rows, self.rows.stage_layers
-        counts = lay.stages.counts[:, lay.shown.shown_stages]
+        counts = lay.stages.layer_counts[:, lay.shown.shown_stages]
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):

@@ -229,7 +229,7 @@ def start_bytes_of_weights(rows: Rows) -> StartBytesOfWeights:
     weights, ranks, counts = (
         rows.costs.weights,
         rows.shards,
-        rows.stage_layers.stages.counts[:, rows.stage_layers.shown.shown_stages],
+        rows.stage_layers.stages.layer_counts[:, rows.stage_layers.shown.shown_stages],
     )
     layers = np.concatenate([counts.sum(axis=2), rows.is_first[None], rows.is_head[None]])
     k = rows.k[rows.first_row_of_grid]  # a weight is the same for all candidates of a grid
@@ -336,7 +336,7 @@ def _unfitting_gradients(rows: Rows) -> ArrayN:
     weights, shown = rows.costs.weights, rows.stage_layers.shown.shown_stages
     largest = np.max([cost.memory.largest for blocks in rows.costs.blocks.values() for cost in blocks], axis=0)
     counts = np.concatenate(
-        [rows.stage_layers.stages.counts[:, shown].sum(axis=2), rows.is_first[None], rows.is_head[None]]
+        [rows.stage_layers.stages.layer_counts[:, shown].sum(axis=2), rows.is_first[None], rows.is_head[None]]
     )[weights.kind]  # (weights, R)
     params = weights.params * weights.numbers
     larger = np.where(4.0 * weights.params > largest, params, 0.0)
@@ -350,7 +350,7 @@ def fsdp_shard_waste_bytes(rows: Rows) -> ArrayN:
     op of a tape names (norms) is taken to be spread over those that are named: each is a little more than its bytes.
     """
     weights, ranks = rows.costs.weights, rows.shards
-    counts = rows.stage_layers.stages.counts[:, rows.stage_layers.shown.shown_stages].sum(axis=2)
+    counts = rows.stage_layers.stages.layer_counts[:, rows.stage_layers.shown.shown_stages].sum(axis=2)
     layers = np.concatenate([counts, rows.is_first[None], rows.is_head[None]])[weights.kind]  # (weights, R)
     k = rows.k[rows.first_row_of_grid]
     shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])

@@ -13,20 +13,20 @@ from mofa.cost.rows import Rows
 ArrayN = NDArray[np.float64]
 
 
-def shelved_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
+def watchdog_held_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     """What layers have given up and the watchdog has not let go, behind a forward and behind a backward. (n, R) [B]
 
     What was given up in its tenth of a second before, and in the lead that the host has, spread evenly over the passes:
     of a forward in front of a loss, then of the backward before it, and so on, or the other way round.
     """
     lay, layers = rows.stage_layers, rows.layers
-    if not any_true(layers.shelved > 0):
+    if not any_true(layers.watchdog_held_bytes > 0):
         return 0.0, 0.0
 
     def summed(by_mode: ArrayN) -> ArrayN:
         return rows.sum_over_layers(by_mode, lay.base_mode, lay.fully_recomputed, "nkr,nk->nr")
 
-    forward, backward = (summed(layers.shelved[..., i]) for i in range(2))
+    forward, backward = (summed(layers.watchdog_held_bytes[..., i]) for i in range(2))
     (device_f, host_f), (device_b, host_b) = (
         (summed(grid[..., 0]), summed(grid[..., 3])) for grid in (layers.forward_clocks, layers.backward_clocks)
     )

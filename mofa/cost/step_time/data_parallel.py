@@ -209,7 +209,7 @@ def _at_once(rows: Rows, buckets: ArrayN) -> ArrayN:
     """In how many parts the first rank's first chunk reduces its gradients: in ``buckets``, but those of a layer's
     experts come together, as one product makes them. (g,) [-]"""
     stages, shards = rows.stage_layers.stages, rows.shards
-    layers = sum(int(stages.counts[k, 0, 0]) for k, kind in enumerate(stages.kinds) if kind.moe)
+    layers = sum(int(stages.layer_counts[k, 0, 0]) for k, kind in enumerate(stages.kinds) if kind.moe)
     experts = shards.expert[:, 0] / stages.vpp / max(layers, 1)
     chunk_params = (shards.dense + shards.expert)[:, 0] / stages.vpp
     return np.minimum(buckets, chunk_params / np.maximum(experts, 1.0))

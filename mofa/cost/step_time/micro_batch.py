@@ -78,7 +78,7 @@ class HostBound:
         wait_s = behind_s[:, None, None]
         nothing = np.zeros_like(wait_s)
         forward, backward = self.with_full_queue
-        turn = forward.then(backward).then(Clocks(wait_s, nothing + NEVER, nothing + NEVER, nothing))
+        turn = forward.followed_by(backward).followed_by(Clocks(wait_s, nothing + NEVER, nothing + NEVER, nothing))
         alone_s = self.forward.device_s + self.backward.device_s + wait_s
         first_s = np.maximum(np.maximum(turn.device_s, turn.device_behind_host_s), turn.cycle_s)
         each_s = np.maximum(turn.cycle_s - alone_s, 0.0)
@@ -94,7 +94,10 @@ class HostBound:
         """
         forward, backward = self.with_full_queue
         ended = [clocks.both_ended_s for clocks in (forward, backward)]
-        before, behind = backward.then(forward).both_ended_s - ended[1], forward.then(backward).both_ended_s - ended[0]
+        before, behind = (
+            backward.followed_by(forward).both_ended_s - ended[1],
+            forward.followed_by(backward).both_ended_s - ended[0],
+        )
         steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
         return *steady, ended[0] + steady[1]
 
@@ -103,7 +106,7 @@ class HostBound:
 
         Both clocks begin a forward and its backward together.
         """
-        turn = self.with_full_queue[0].then(self.with_full_queue[1])
+        turn = self.with_full_queue[0].followed_by(self.with_full_queue[1])
         ended = np.maximum(turn.device_s, turn.device_behind_host_s) - np.maximum(
             turn.host_behind_device_s, turn.host_s
         )
@@ -116,7 +119,7 @@ class HostBound:
         the host waits for nothing, as then the whole step counts.
         """
         forward, backward = self.forward, self.backward
-        turn = self.with_full_queue[0].then(self.with_full_queue[1])
+        turn = self.with_full_queue[0].followed_by(self.with_full_queue[1])
         wait_s = np.maximum(turn.cycle_s - forward.device_s - backward.device_s, 0.0)
         wait_s *= self.waits[:, None, None]
         forward_s, backward_s = (np.maximum(each.host_s - each.device_s, 1e-12) for each in (forward, backward))
@@ -213,7 +216,7 @@ def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
         return np.ones(len(rows.table), dtype=bool)
     layers, lay = rows.layers, rows.stage_layers
     host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
-    chunk = max(float(lay.stages.counts.sum(axis=0).min()), 1.0)
+    chunk = max(float(lay.stages.layer_counts.sum(axis=0).min()), 1.0)
     handed_s = sum(exchange_host_s(rows)) / chunk if not rows.schedule_record.joins_send_and_receive else 0.0
     for clocks in (layers.forward_clocks, layers.backward_clocks):
         host_bound |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
@@ -229,7 +232,7 @@ def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     stages, shown = rows.stage_layers.stages, rows.stage_layers.shown
     depth, lay = rows.workload.model.num_mtp_layers, rows.stage_layers
     plain, full = rows.in_base_and_full_mode(getattr(rows.layers, name))
-    chunks = np.einsum("krc,nk->nrc", stages.counts[:, shown.shown_stages], plain)
+    chunks = np.einsum("krc,nk->nrc", stages.layer_counts[:, shown.shown_stages], plain)
     for kind in range(len(stages.kinds) if rows.stage_layers.any_fully_recomputed else 0):
         num_full = rows.stage_layers.fully_recomputed_by_chunk[:, kind][rows.stage_layers.recompute_choice]
         chunks += num_full * (full - plain)[:, kind, None, None]
@@ -281,7 +284,7 @@ def _clocks(
     First by a host that may be ahead as far as it likes, then as far as the device's queue takes.
     """
     stages, shown, model = rows.stage_layers.stages, rows.stage_layers.shown, rows.workload.model
-    counts = stages.counts[:, shown.shown_stages].astype(float)
+    counts = stages.layer_counts[:, shown.shown_stages].astype(float)
     num_full = rows.stage_layers.fully_recomputed_by_chunk[rows.stage_layers.recompute_choice[index]]
     first, predictions, heads = np.zeros((3, 1, *counts.shape[1:]))
     first[0, 0, 0] = 1.0
@@ -302,16 +305,16 @@ def _clocks(
     ]
     through_queue = [piece.through_queue() for piece in passed]
     fits = all(map(is_, through_queue, passed))  # as nearly always
-    ahead = reduce(Clocks.then, passed)
-    queued = ahead if fits else reduce(Clocks.then, through_queue)
+    ahead = reduce(Clocks.followed_by, passed)
+    queued = ahead if fits else reduce(Clocks.followed_by, through_queue)
     behind_s, ahead_s = exchange_host_s(rows)
     # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
     only_host = behind_s + (ahead_s if not rows.schedule_record.joins_send_and_receive else 0.0)
     if not only_host:
         return ahead, queued
     handed = Clocks(*(np.full((1, 1, 1), x) for x in (0.0, NEVER, NEVER, only_host)))
-    both = ahead.then(handed)
-    return both, both if fits else queued.then(handed)
+    both = ahead.followed_by(handed)
+    return both, both if fits else queued.followed_by(handed)
 
 
 def exchange_host_s(rows: Rows) -> tuple[float, float]:

@@ -170,7 +170,7 @@ def _tensors(rows: Rows) -> ArrayN:
     """Parameter tensors of every stage on one rank, of each grid of ranks. (g, R)"""
     model, packed = rows.workload.model, not rows.framework.traits.has_pytorch_modules
     stages, shown = rows.stage_layers.stages, rows.stage_layers.shown.shown_stages
-    counts = stages.counts[:, shown].sum(axis=2)
+    counts = stages.layer_counts[:, shown].sum(axis=2)
     total = np.zeros((len(rows.grids), len(shown)))
     for i, kind in enumerate(stages.kinds):
         dense, expert = layer_tensors(model, kind.moe, packed=packed)

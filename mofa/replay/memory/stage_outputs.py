@@ -173,7 +173,7 @@ class DeferredFrees:
         self.waiting.append((self.launched + behind, block))
 
     def free_allocation_once_device_passed(self, allocation: Allocation, *, sent: bool = False) -> None:
-        """Free as :meth:`free_late` does, and write it into the journal."""
+        """Free as :meth:`free_once_device_passed` does, and write it into the journal."""
         block, instruction = allocation
         self.state.journal.new_instructions.append(instruction)
         self.state.journal.new_sizes.append(-block.size)

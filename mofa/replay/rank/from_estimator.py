@@ -170,7 +170,8 @@ def _rank(
         keeps_last_output=spec.schedule.keeps_last_output,
         device_over_host_time=device_over_host_time([cost for cost in costs if cost is not None]),
         buckets=ddp_buckets(
-            [[p.trace for p in c] for c in chunks], int(spec.buffers.copies_bytes), gradients.bytes_in_bucket,
+            [[p.trace for p in c] for c in chunks], int(spec.buffers.ddp_bucket_or_fp8_copy_bytes),
+            gradients.bytes_in_bucket,
             tied=gradients.ties_ends,
         ) if fw.shards_params else (),
         sent_bytes=boundary // place.tensor_ranks if ds and place.tensor_ranks > 1 else 0,

@@ -48,7 +48,7 @@ class PlayedProgram:
 class PipelineRank(Protocol):
     """What computes on a rank."""
 
-    def ready(self) -> float:
+    def free_at_s(self) -> float:
         """When its device is free and its host has issued all. [s]"""
 
     def compute(self, action: Action, beside: int) -> None:
@@ -207,7 +207,7 @@ def _advancing(
         compute, wait_until, is_ready, end_awaited_exchange = (
             player.compute,
             player.wait_until,
-            player.ready,
+            player.free_at_s,
             player.end_awaited_exchange,
         )
         i, beside = position[r], launched_beside[r]
@@ -252,7 +252,7 @@ class _FixedTimes:
     spans: list[Span] = field(default_factory=list)
     idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
 
-    def ready(self) -> float:
+    def free_at_s(self) -> float:
         return self.now
 
     def compute(self, action: Action, beside: int) -> None:

@@ -121,7 +121,7 @@ class RankTimeline:
             draws = np.random.default_rng([self.plan.seed, self.rank]).standard_normal(shape)
             self.factors = np.exp(self.plan.jitter * draws - self.plan.jitter**2 / 2)
 
-    def ready(self) -> float:
+    def free_at_s(self) -> float:
         clock = self.clock
         return clock.compute if clock.compute >= clock.host else clock.host
 

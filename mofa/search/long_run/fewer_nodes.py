@@ -239,4 +239,6 @@ def on_computing_nodes(runs: LongRunObjective, left: PlanWithSpares) -> LongRunO
 
 def _best(runs: LongRunObjective, left: list[PlanWithSpares]) -> PlanWithSpares | None:
     """The one with the most effective tokens per second."""
-    return min(left, key=lambda standing: on_computing_nodes(runs, standing).plan_key(standing.plan), default=None)
+    return min(
+        left, key=lambda standing: on_computing_nodes(runs, standing).plan_ranking_key(standing.plan), default=None
+    )

@@ -140,7 +140,7 @@ def _searched(judge: LongRunObjective, replay: bool, space: Space | None = None,
     )
     judge = replace(judge, workload=search.workload, framework=search.framework)  # what --with changed
     plans = search.report.plans
-    return _Found(judge, search, judge.plan_key(plans[0]) if plans else np.inf, space)
+    return _Found(judge, search, judge.plan_ranking_key(plans[0]) if plans else np.inf, space)
 
 
 def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_Found]:

@@ -122,9 +122,9 @@ def test_one_block_then_another() -> None:
         memory_of(saved=5, forward_peak=7, backward_peak=9),
         memory_of(saved=20, forward_peak=50, backward_peak=70),
     )
-    both = small.then(large)
+    both = small.followed_by(large)
     assert (both.saved[0], both.forward_peak[0], both.backward_peak[0]) == (25, 55, 75)
-    other = large.then(small)
+    other = large.followed_by(small)
     assert (other.saved[0], other.forward_peak[0], other.backward_peak[0]) == (25, 50, 70)
     for joined in (both, other):
         assert joined.saved_kinds.sum() == 25
@@ -142,7 +142,7 @@ def test_then_is_associative() -> None:
                 memory_of(saved=saved, forward_peak=rng.integers(0, 90), backward_peak=saved + rng.integers(0, 90))
             )
         a, b, c = blocks
-        left, right = a.then(b).then(c), a.then(b.then(c))
+        left, right = a.followed_by(b).followed_by(c), a.followed_by(b.followed_by(c))
         for f in fields(BlockMemory):
             assert np.array_equal(getattr(left, f.name), getattr(right, f.name)), f.name
 

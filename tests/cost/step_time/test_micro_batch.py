@@ -29,7 +29,7 @@ def after(one: Clocks, device: float, host: float) -> tuple[float, float]:
 def test_a_product_is_one_after_the_other(order: tuple[Clocks, ...], device: float, host: float) -> None:
     whole, at = order[0], (device, host)
     for one in order[1:]:
-        whole = whole.then(one)
+        whole = whole.followed_by(one)
     for one in order:
         at = after(one, *at)
     assert after(whole, device, host) == at
@@ -40,7 +40,7 @@ def test_many_are_a_product_of_many(one: Clocks) -> None:
     for count in (1, 2, 5):
         whole = one
         for _ in range(count - 1):
-            whole = whole.then(one)
+            whole = whole.followed_by(one)
         for found, expected in zip(one.repeated(np.array([float(count)]))[:4], whole[:4], strict=True):
             assert found[0] == pytest.approx(expected[0]) or max(found[0], expected[0]) < NEVER / 2
     none = one.repeated(np.array([0.0]))
@@ -52,7 +52,7 @@ def test_a_cycle_is_the_long_run(order: tuple[Clocks, ...]) -> None:
     """A host that is late in one pass gets ahead in the other: 8 and 5 take turns in 11, not 13."""
     whole = order[0]
     for one in order[1:]:
-        whole = whole.then(one)
+        whole = whole.followed_by(one)
     at = (0.0, 0.0)
     ends = []
     for _ in range(40):

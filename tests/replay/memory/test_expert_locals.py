@@ -17,7 +17,7 @@ ROWS = {
     "permute_with_mask_map": "moe.sent",
     "sort_chunks_by_map": "moe.sorted",
     "fp8_padding": "experts.padded",
-    "weighted_swiglu": "experts.instruction",
+    "weighted_swiglu": "experts.act",
     "fp8_unpadding": "experts.unpadded",
 }
 """Functions that allocate rows of tokens of one layer alone, and the tensors by which they are played."""

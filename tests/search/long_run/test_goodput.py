@@ -77,8 +77,8 @@ def test_the_key_of_a_row_is_that_of_its_plan() -> None:
     for objective in ("tokens", "kwh"):
         judge = LongRunObjective(JOB, NODES, MEGATRON, facts(), objective)  # type: ignore[arg-type]
         timed = plain.costed.take(np.flatnonzero(np.isfinite(plain.costed.step_s)))
-        keys = judge.key(timed)
-        of_plans = [judge.plan_key(plan) for plan in plain.report.plans]
+        keys = judge.ranking_key(timed)
+        of_plans = [judge.plan_ranking_key(plan) for plan in plain.report.plans]
         for plan, value in zip(plain.report.plans, of_plans, strict=True):
             near = np.abs(timed.step_s - plan.step_s) < 1e-9
             assert np.any(np.isclose(keys[near], value, rtol=1e-9)), objective
@@ -96,7 +96,7 @@ def test_a_faster_step_may_lose() -> None:
     lost = judge.with_long_run_figures(by_step)
     assert by_step.strategy.pp > by_run.strategy.pp
     assert by_step.step_s < by_run.step_s
-    assert judge.plan_key(by_run) < judge.plan_key(by_step)
+    assert judge.plan_ranking_key(by_run) < judge.plan_ranking_key(by_step)
     assert (by_run.effective_tokens_per_s_per_gpu or 0) > (lost.effective_tokens_per_s_per_gpu or 0)
     assert (by_run.ettr or 0) > (lost.ettr or 0)
     assert (by_run.checkpoint_bytes or 0) < (by_step.checkpoint_bytes or 0)
@@ -155,7 +155,7 @@ def test_the_number_of_spares_is_that_of_whole_searches(batch: int, objective: O
         if one.report.plans:
             plan = one.report.plans[0]
             judge = LongRunObjective(job, without_spares(nodes, spares, "x"), MEGATRON, harsh, objective, spares)
-            each[spares] = judge.plan_key(plan)
+            each[spares] = judge.plan_ranking_key(plan)
     best = min(each, key=each.__getitem__)
     assert found.report.plans[0].spare_gpus == 8 * best, each
     assert best == (1 if batch == 840 else 0)
