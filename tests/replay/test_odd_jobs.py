@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mofa.replay.rank.of_plan import rank_maker
 
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play_memory
+from mofa.replay.rank.from_estimator import rank_describer
 from mofa.replay.time.step import replay_time
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
@@ -18,7 +18,7 @@ Job = tuple[str, str, int, int, int]
 """Workload, cluster, GPUs, global batch, tokens of a sequence."""
 
 
-def estimator_of(job: Job, framework: dict[str, Any], strategy: str) -> Estimator:
+def strategy_estimator(job: Job, framework: dict[str, Any], strategy: str) -> Estimator:
     name, cluster, gpus, batch, seq_len = job
     workload = mofa.load_workload(name, global_batch=batch, seq_len=seq_len)
     node, made = mofa.load_cluster(cluster, gpus), mofa.load_framework(framework)
@@ -39,7 +39,7 @@ def estimator_of(job: Job, framework: dict[str, Any], strategy: str) -> Estimato
     ],
 )  # fmt: skip
 def test_steps_agree(job: Job, framework: dict[str, Any], strategy: str) -> None:
-    estimator = estimator_of(job, framework, strategy)
+    estimator = strategy_estimator(job, framework, strategy)
     closed = float(estimator.breakdown().step_s[0])
     assert closed == pytest.approx(replay_time(estimator, detail=False).step_s, rel=0.01)
 
@@ -74,8 +74,8 @@ def test_steps_agree(job: Job, framework: dict[str, Any], strategy: str) -> None
     ],
 )  # fmt: skip
 def test_allocated_memory_agrees(job: Job, framework: dict[str, Any], strategy: str, rank: int) -> None:
-    estimator = estimator_of(job, framework, strategy)
+    estimator = strategy_estimator(job, framework, strategy)
     detail = estimator.breakdown(detail=True).detail
     assert detail is not None
-    played = play_memory(rank_maker(estimator)(rank))
+    played = play_memory(rank_describer(estimator)(rank))
     assert float(detail.allocated_bytes[0, rank]) == pytest.approx(played.allocated, rel=0.01)

@@ -101,7 +101,7 @@ def unsplit_rests(rows: Rows, freed: ArrayN) -> UnsplitRests | None:
 
 def _of_stages(rows: Rows, width: float, ranks: Sequence[ArrayN | float]) -> ArrayN:
     """The rests of one tensor for each weight of the stages' layers, of so many bytes a parameter. (g, R) [B]"""
-    counts = rows.stage_layers.stages.counts[:, rows.stage_layers.shown.shown_stages].sum(axis=2).astype(float)
+    counts = rows.stage_layers.stages.layer_counts[:, rows.stage_layers.shown.shown_stages].sum(axis=2).astype(float)
     weights, k = rows.costs.weights, rows.k[rows.first_row_of_grid]
     params, numbers = weights.params[:, k], np.maximum(weights.numbers[:, k], 1.0).astype(int)
     sequential = rows.framework.experts == "sequential"

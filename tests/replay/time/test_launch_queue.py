@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.work import Stream
+from mofa.blocks.work import MemoryBound
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.block.sequential_experts import issue_around_expert_loops, tape_with_full_queues
 from mofa.cost.kernels.launch_queue import QUEUE
@@ -92,9 +92,9 @@ LOOP_THEN_REST: list[Given] = [(20.0, 48.0, KERNELS_OF_OP), (20.0, 48.0, KERNELS
 
 def run_of_loop(kernels: list[Given]) -> KernelRun:
     """All but the last of these in a loop, as tapes have it."""
-    ops = [Op(str(i), "grouped_gemm", Stream(1.0), expert_loops=float(ROUNDS)) for i in range(len(kernels) - 1)]
+    ops = [Op(str(i), "grouped_gemm", MemoryBound(1.0), expert_loops=float(ROUNDS)) for i in range(len(kernels) - 1)]
     seconds, issue = [list(column) for column in zip(*kernels, strict=True)][:2]
-    issued, behind = issue_around_expert_loops([*ops, Op("rest", "gemm", Stream(1.0))], seconds, issue)
+    issued, behind = issue_around_expert_loops([*ops, Op("rest", "gemm", MemoryBound(1.0))], seconds, issue)
     made = [
         KernelInRun(str(i), seconds[i], float(issued[i]), FAMILY["gemm"], n, i < len(ops), float(behind.get(i, 0.0)))
         for i, (*_, n) in enumerate(kernels)
@@ -122,10 +122,10 @@ def test_a_loop_over_experts_waits_for_the_queue_as_launch_by_launch(device_over
 
 
 def test_a_loop_takes_the_device_no_less_than_what_its_queue_does_not_hold() -> None:
-    ops = [Op(str(i), "grouped_gemm", Stream(1.0), launches=n, expert_loops=float(ROUNDS))
+    ops = [Op(str(i), "grouped_gemm", MemoryBound(1.0), launches=n, expert_loops=float(ROUNDS))
            for i, (*_, n) in enumerate(LOOP_THEN_REST[:-1])]  # fmt: skip
     seconds, issue = [list(column) for column in zip(*LOOP_THEN_REST, strict=True)][:2]
-    tape = Tape((*ops, Op("rest", "gemm", Stream(1.0))), {}, (), ())
+    tape = Tape((*ops, Op("rest", "gemm", MemoryBound(1.0))), {}, (), ())
     _, waited, _ = tape_with_full_queues(tape, seconds, issue)
     device, _ = launch_by_launch(expert_by_expert(LOOP_THEN_REST), 48.0)  # a queue's length is issued by then
     assert float(sum(waited)) == pytest.approx(device, rel=0.02)
