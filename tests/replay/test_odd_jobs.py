@@ -77,5 +77,6 @@ def test_allocated_memory_agrees(job: Job, framework: dict[str, Any], strategy: 
     estimator = strategy_estimator(job, framework, strategy)
     detail = estimator.breakdown(detail=True).detail
     assert detail is not None
+    assert (detail.components_bytes >= 0.0).all()
     played = play_memory(rank_describer(estimator)(rank))
     assert float(detail.allocated_bytes[0, rank]) == pytest.approx(played.allocated, rel=0.01)

@@ -166,9 +166,10 @@ class PeakInstants:
                 live = live + in_flight[:, chosen] * np.where(some > 0, left, 0.0)
             out[_ROW[:, None], chosen] += live
             out[place["activations"], chosen] += _entries(candidate.leftover_bytes, where)
-            copies = _entries(candidate.copies, where)  # less than none where weights are not gathered
+            copies = _entries(candidate.copies, where)
             out[place["weight_copies"], chosen] += np.maximum(copies, 0.0)
-            out[place["parameters"], chosen] += np.minimum(copies, 0.0)
+            # less than none where a pipeline's weights are not gathered, or an end of the model is less than a block
+            out[place["parameters" if rows.mode.pipelined else "buffers"], chosen] += np.minimum(copies, 0.0)
             if i == len(self.all) - 1:
                 out[place["temporaries"], chosen] += rows.static.step_scratch[of[chosen], stage[chosen]]
                 out[place["temporaries"], chosen] += 0.0 if self.rests is None else self.rests.step_scratch[where]
