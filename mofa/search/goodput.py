@@ -225,7 +225,7 @@ class LongRunObjective:
         return set(FIGURES) <= set(self.missing())
 
     def ranking_key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
-        """A number below :meth:`key`, of rows whose steps take at least ``step_s`` and draw at least ``computing_j``.
+        """A number below :meth:`ranking_key`, of rows whose steps take at least ``step_s`` and draw at least ``computing_j``.
 
         (n,) [s], [J]
 
@@ -271,7 +271,7 @@ class LongRunObjective:
         return np.maximum(need - self.cluster.node.host_memory_bytes.value, 0.0)
 
     def plan_ranking_key(self, plan: Plan) -> float:
-        """:meth:`key` of a plan."""
+        """:meth:`ranking_key` of a plan."""
         if self._unknown:
             return plan.step_s
         outlook, step_w = self._of(plan)

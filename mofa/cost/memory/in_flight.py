@@ -305,7 +305,7 @@ class InFlight:
         there
             Which chunks have such a layer. (n, R, vpp)
         own_grads
-            The layer's share of a stage's gradients, as for :meth:`most`.
+            The layer's share of a stage's gradients, as for :meth:`peak`.
 
         Yields
         ------
