@@ -225,7 +225,8 @@ class LongRunObjective:
         return set(FIGURES) <= set(self.missing())
 
     def ranking_key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
-        """A number below :meth:`ranking_key`, of rows whose steps take at least ``step_s`` and draw at least ``computing_j``.
+        """A number below :meth:`ranking_key`, of rows whose steps take at least ``step_s`` and draw at least
+        ``computing_j``.
 
         (n,) [s], [J]
 
