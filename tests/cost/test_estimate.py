@@ -312,8 +312,10 @@ def test_dropping_a_family_loses_exactly_its_seconds(name: str, family: str) -> 
     np.testing.assert_allclose(less.exposed_s[others, 0], whole.exposed_s[others, 0], rtol=1e-9, atol=1e-12)
     assert float(whole.step_s[0] - less.step_s[0]) == pytest.approx(float(time_of(whole, family)[0]), rel=1e-9)
     assert less.allocated_bytes[0] <= whole.allocated_bytes[0]
-    static = ("parameters", "optimizer_states")
-    assert bytes_of(less, *static)[0] == bytes_of(whole, *static)[0]
+    assert bytes_of(less, "parameters")[0] == bytes_of(whole, "parameters")[0]
+    # moments that fit into what ops freed are cut from large blocks, others end segments whose rests they hold
+    states = bytes_of(whole, "optimizer_states")[0]
+    assert bytes_of(less, "optimizer_states")[0] == pytest.approx(states, rel=5e-3)
 
 
 def test_dropping_communication_loses_exactly_what_it_exposed() -> None:

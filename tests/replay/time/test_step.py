@@ -91,7 +91,7 @@ def test_a_step_of_many_micro_batches_is_one_of_fewer_with_rounds_put_in(
     """Every computation, part and cause of idling, against the step played whole."""
     with mock.patch("mofa.replay.time.step.insert_rounds", side_effect=insert_rounds) as lengthened:
         short = replay_time(estimator(case), detail=False)
-        assert lengthened.call_args.args[0].played < 32
+        assert lengthened.call_args.args[0].num_played < 32
         count = lengthened.call_count
         whole = replay_time(estimator(case), detail=True)
         assert lengthened.call_count == count
@@ -112,7 +112,7 @@ def test_long_interleaved_steps_are_lengthened(framework: str, off: float) -> No
     watched = mock.patch("mofa.replay.time.step.insert_rounds", side_effect=insert_rounds)
     with mock.patch("mofa.replay.time.extrapolate.LONG", 0), watched as lengthened:
         short = replay_time(estimator(case), detail=False)
-        assert lengthened.call_args.args[0].played < 64
+        assert lengthened.call_args.args[0].num_played < 64
     whole = replay_time(estimator(case), detail=True)
     assert short.step_s == pytest.approx(whole.step_s, rel=off) and short.slowest == whole.slowest
     for mine, other in zip((*short.ranks, *short.idle), (*whole.ranks, *whole.idle), strict=True):
