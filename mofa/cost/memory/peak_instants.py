@@ -25,8 +25,8 @@ KIND_COMPONENT = {
     "activation": "activations", "weight_copy": "weight_copies", "grad": "gradients", "state": "optimizer_states",
     "buffer": "buffers", "scratch": "temporaries",
 }  # fmt: skip
-LACKING_OF = {True: ("parameters", "buffers"), False: ("buffers", "weight_copies", "parameters")}
-"""Whether it is a pipeline: the components of which gathered weights and reduced gradients may be less than counted."""
+SHORTFALL_COMPONENTS = {True: ("parameters", "buffers"), False: ("buffers", "weight_copies", "parameters")}
+"""With and without a pipeline: components that count more gathered weights or reduced gradients than an instant has."""
 _ROW = np.array([LIVE_COMPONENTS.index(KIND_COMPONENT[kind]) for kind in KINDS])
 
 
@@ -171,11 +171,11 @@ class PeakInstants:
             copies = _entries(candidate.copies, where)
             out[place["weight_copies"], chosen] += np.maximum(copies, 0.0)
             # less than none where a pipeline's weights are not gathered, or an end of the model is less than a block
-            lacking = -np.minimum(copies, 0.0) * np.ones(len(chosen))
-            for name in LACKING_OF[rows.mode.pipelined]:
-                taken = np.minimum(lacking, out[place[name], chosen])
-                out[place[name], chosen] -= taken
-                lacking = lacking - taken
+            shortfall_bytes = -np.minimum(copies, 0.0) * np.ones(len(chosen))
+            for name in SHORTFALL_COMPONENTS[rows.mode.pipelined]:
+                taken_bytes = np.minimum(shortfall_bytes, out[place[name], chosen])
+                out[place[name], chosen] -= taken_bytes
+                shortfall_bytes = shortfall_bytes - taken_bytes
             if i == len(self.all) - 1:
                 out[place["temporaries"], chosen] += rows.static.step_scratch[of[chosen], stage[chosen]]
                 out[place["temporaries"], chosen] += 0.0 if self.rests is None else self.rests.step_scratch[where]

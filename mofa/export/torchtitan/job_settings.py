@@ -232,6 +232,10 @@ def layout_row(output: str) -> FieldRow:
     )  # fmt: skip
 
 
+QWEN3_IS_WHOLE = "0.2.2 splits llama3 and deepseek_v3 into stages, and has no pipelines of qwen3"
+"""models/qwen3/__init__.py of torchtitan 0.2.2: ``pipelining_fn=None``."""
+
+
 def _write_pipelined(job: Job) -> Mapping[str, Any]:
     if job.strategy.pp > 1 and model_of(job) == QWEN3:
         raise job.refusal(f"strategy.pp ({job.strategy.pp})", f"{QWEN3_IS_WHOLE}; use 1, or --to torchtitan-0.3")
@@ -242,10 +246,6 @@ def _read_pipelined(given: GivenArguments) -> Mapping[str, Any]:
     if given[PP.name] > 1 and given[MODEL.name] == QWEN3:
         raise given.refusal(f"{PP.name} is {given[PP.name]}", f"{QWEN3_IS_WHOLE}; write 1")
     return {}
-
-
-QWEN3_IS_WHOLE = "0.2.2 splits llama3 and deepseek_v3 into stages, and has no pipelines of qwen3"
-"""models/qwen3/__init__.py of torchtitan 0.2.2: ``pipelining_fn=None``."""
 
 
 # --- the rest
