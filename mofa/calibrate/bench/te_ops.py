@@ -231,6 +231,34 @@ def _swiglu(case: Case, pool: RandomInputs) -> Call:
     return _again(call(), (x,), pool.view(rows, 1, width))
 
 
+def _fused_activation(case: Case, pool: RandomInputs) -> Call:
+    """GeGLU, the squared ReLU and GeLU behind a bias, of a dense layer, compiled for one shape as :func:`_swiglu` is.
+
+    The sum of a bias' gradient over the rows is autograd's own kernel and not timed here.
+    """
+    import torch._functorch.config
+
+    from megatron.core.activations import squared_relu
+    from megatron.core.fusions.fused_bias_geglu import bias_geglu_impl
+    from megatron.core.fusions.fused_bias_gelu import bias_gelu_impl
+
+    rows, width, name = case.size("tokens"), case.size("width"), case.op.rsplit("_", 1)[0]
+    torch._dynamo.reset()
+    torch._functorch.config.donated_buffer = False  # the kept forward's backward runs again and again
+    _compiled_width.clear()
+    x = pool.view(rows, 1, width * (2 if name == "geglu" else 1)).detach().requires_grad_(True)
+    bias = pool.view(width).detach()
+
+    def call() -> Any:
+        if name == "geglu":
+            return bias_geglu_impl(x, None)
+        return bias_gelu_impl(x, bias) if name == "bias_gelu" else squared_relu(x)
+
+    if case.op.endswith("_fwd"):
+        return call
+    return _again(call(), (x,), pool.view(rows, 1, width))
+
+
 def _again(out: torch.Tensor, inputs: tuple[torch.Tensor, ...], grad: torch.Tensor) -> Call:
     """The backward pass of one kept forward."""
     return lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
@@ -267,5 +295,6 @@ MAKERS: dict[str, Callable[[Case, RandomInputs], Call]] = {
     "rmsnorm": _norm, "layernorm": _norm, "rope": _rope, "mla": _mla, "row_map": _permutation, "permute": _permutation,
     "unpermute": _permutation, "sort": _permutation, "router_gate": _gate, "router": _router, "aux_loss": _aux_loss,
     "weighted_swiglu": _weighted_swiglu, "swiglu": _swiglu, "chunk_order": _chunk_order,
+    "geglu": _fused_activation, "squared_relu": _fused_activation, "bias_gelu": _fused_activation,
 }  # fmt: skip
 """Which function makes the calls of an op, by how its name begins; the first that fits."""

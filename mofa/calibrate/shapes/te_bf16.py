@@ -38,7 +38,8 @@ TE_BYTES: dict[str, float] = {
     "weighted_swiglu_fwd": 6.0, "weighted_swiglu_bwd": 10.0,
     "swiglu_fwd": 6.0, "swiglu_bwd": 10.0, "adam": 28.0, "grad_norm": 4.0, "grad_clip": 8.0,
     "router_gate_fwd": 2.0, "router_gate_bwd": 10.0, "mla_q_fwd": 4.0, "mla_kv_fwd": 4.0,
-    "chunk_order": 4.0,
+    "chunk_order": 4.0, "geglu_fwd": 6.0, "geglu_bwd": 10.0, "squared_relu_fwd": 4.0, "squared_relu_bwd": 6.0,
+    "bias_gelu_fwd": 4.0, "bias_gelu_bwd": 6.0,
 }  # fmt: skip
 """Bytes that each op reads and writes once per element of its main tensor; 8 where none is given. [B]"""
 
@@ -49,6 +50,8 @@ DENSE = ((1024, 8192), (2048, 2048), (2048, 14336), (4096, 4096), (4096, 8192), 
          (8192, 8192), (8192, 14336))  # fmt: skip
 HELD_DENSE = ((4096, 11008), (8192, 12288), (8192, 7168))
 """Rows and widths of a dense layer's activation."""
+OTHER_ACTIVATIONS = ("geglu", "squared_relu", "bias_gelu")
+"""Compiled ones of dense layers beside SwiGLU: of Gemma's kind, of Nemotron's, of GPT-3's."""
 HEADS = ((2048, 4096), (4096, 512), (4096, 1024), (4096, 4096), (8192, 4096), (16384, 4096), (8192, 8192))
 """Tokens and the width of all heads of 128."""
 CHUNKS = (((128, 128, 32, 8), 2048), ((128, 128, 32, 8), 4096), ((128, 128, 32, 8), 8192), ((128, 128, 24, 8), 4096),
@@ -223,6 +226,10 @@ def te_op_cases() -> list[Case]:
             held_out.append((f"weighted_swiglu_{direction}", VARIANT, "bf16", {"tokens": 49152, "width": width}))
         grid += [(f"swiglu_{direction}", VARIANT, "bf16", {"tokens": t, "width": w}) for t, w in DENSE]
         held_out += [(f"swiglu_{direction}", VARIANT, "bf16", {"tokens": t, "width": w}) for t, w in HELD_DENSE]
+        for name in OTHER_ACTIVATIONS:
+            op = f"{name}_{direction}"
+            grid += [(op, VARIANT, "bf16", {"tokens": t, "width": w}) for t, w in DENSE]
+            held_out += [(op, VARIANT, "bf16", {"tokens": t, "width": w}) for t, w in HELD_DENSE]
     for op in ("mla_q_fwd", "mla_kv_fwd"):
         grid += [(op, VARIANT, "bf16", {"tokens": t, "width": 16 * (192 if op == "mla_q_fwd" else 256), "heads": 16})
                  for t in (1024, 2048, 4096, 8192, 16384)]  # fmt: skip
