@@ -237,7 +237,6 @@ def _fused_activation(case: Case, pool: RandomInputs) -> Call:
     The sum of a bias' gradient over the rows is autograd's own kernel and not timed here.
     """
     import torch._functorch.config
-
     from megatron.core.activations import squared_relu
     from megatron.core.fusions.fused_bias_geglu import bias_geglu_impl
     from megatron.core.fusions.fused_bias_gelu import bias_gelu_impl
