@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mofa.calibrate.cases import Case, Item, Shape, split_cases
+from mofa.calibrate.shapes.te_bf16 import OTHER_ACTIVATIONS
 
 FAMILY = "te_throttled"
 LOADS = ("burst", "heavy", "medium")
@@ -25,6 +26,7 @@ TIMED: tuple[tuple[str, tuple[str, ...], str, tuple[Shape, ...]], ...] = (
     ("te_ops", (*NORMS, "layernorm_fwd", "layernorm_bwd", "rope_fwd", "rope_bwd"), "bf16", (ROWS,)),
     ("te_ops", NORMS, "bf16", (SHORT_ROWS,)),
     ("te_ops", ("swiglu_fwd", "swiglu_bwd"), "bf16", (WIDE_ROWS,)),
+    ("te_ops", tuple(f"{name}_{way}" for name in OTHER_ACTIVATIONS for way in ("fwd", "bwd")), "bf16", (WIDE_ROWS,)),
     ("te_ops", ("weighted_swiglu_fwd", "weighted_swiglu_bwd"), "bf16", (EXPERT_ROWS,)),
     ("te_ops", ("permute_fwd", "permute_bwd", "unpermute_fwd", "unpermute_bwd", "sort_fwd", "sort_bwd"), "bf16",
      (COPIES,)),
