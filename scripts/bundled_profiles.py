@@ -40,15 +40,17 @@ ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-1gpu-sums", "h200-2gpu", "h200-4gpu")
 H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu", "h100-4gpu")
-THROTTLED_FOLDERS = ("h100-1gpu-throttled", "h100-1gpu-te-throttled", "h100-1gpu-te-throttled-second")
+ACTIVATIONS = "h100-1gpu-te-activations"
+THROTTLED_FOLDERS = ("h100-1gpu-throttled", "h100-1gpu-te-throttled", "h100-1gpu-te-throttled-second", ACTIVATIONS)
 """Memory-bound kernels and attention behind products that hold the H100's clock down."""
 TE_FP8_FOLDERS = ("h100-1gpu-te", "h100-1gpu-te-sustained")
 """Folders of the fp8 kernels of Transformer Engine, measured on the H100."""
-H100_TE, H100_TE_MORE = "h100-1gpu-te-bf16", ("h100-1gpu-te-order", "h100-1gpu-te-dense")
+H100_TE, H100_TE_MORE = "h100-1gpu-te-bf16", ("h100-1gpu-te-order", "h100-1gpu-te-dense", ACTIVATIONS)
 """Transformer Engine's and Megatron-Core's own kernels in bf16, the router's; what puts gathered chunks in order, and
 dense layers' activations."""
 OF_TE = ("te rmsnorm", "te layernorm", "te rope", "te permute", "te unpermute", "te sort", "te row_map",
-         "te weighted_swiglu", "te swiglu", "te wgrad_add", "te chunk_order", "megatron router")  # fmt: skip
+         "te weighted_swiglu", "te swiglu", "te wgrad_add", "te chunk_order", "megatron router",
+         "te geglu", "te squared_relu", "te bias_gelu")  # fmt: skip
 """How keys of those of their memory-bound ops begin that tapes are made of."""
 ADDING = (
     "the H100's: 17 products of an H200 that add to fp32 take 1.25 ps an element longer than those that write bf16, as "

@@ -180,7 +180,9 @@ DEFAULT_STREAM = "default"
 ELSE = {
     "wgrad_add": "copy", "sort_fwd": "copy", "sort_bwd": "copy", "permute_fwd": "permute", "permute_bwd": "permute",
     "unpermute_fwd": "permute", "unpermute_bwd": "permute", "weighted_swiglu_fwd": "swiglu_fwd",
-    "weighted_swiglu_bwd": "swiglu_bwd",
+    "weighted_swiglu_bwd": "swiglu_bwd", "geglu_fwd": "swiglu_fwd", "geglu_bwd": "swiglu_bwd",
+    "squared_relu_fwd": "gelu_fwd", "squared_relu_bwd": "gelu_bwd", "bias_gelu_fwd": "gelu_fwd",
+    "bias_gelu_bwd": "gelu_bwd",
 }  # fmt: skip
 """Of ops of Transformer Engine that were not measured, the op whose rate they take."""
 

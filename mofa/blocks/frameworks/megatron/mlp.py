@@ -39,8 +39,10 @@ def activation(
     any_width = _any_width(ctx, name)
     counted: FloatK = 0.0
     width: FloatK = 0.0
-    if gated and name != "experts" and not ctx.model.gates_in_two_widths:  # by elements and width, as it was measured
-        like, again, counted, width = "te swiglu_fwd", "te swiglu_bwd", moved, moved / ctx.tokens
+    compiled = compiled_activation(ctx)
+    if compiled and name != "experts" and not (gated and ctx.model.gates_in_two_widths):
+        like, again = f"te {compiled}_fwd", f"te {compiled}_bwd"
+        counted, width = moved, moved / ctx.tokens  # by elements and width, as it was measured
     weighted = 1.0 if gated and name == "experts" else 0.0
     passes = where(any_width, ctx.kernels.any_width_swiglu_forward_passes.value, wide + 1.0)
     back_passes = where(
@@ -63,6 +65,15 @@ def activation(
            region=region, launches=launches, back=back, module_call=by)
     )  # fmt: skip
     return out
+
+
+def compiled_activation(ctx: Context) -> str:
+    """Which activation of a dense layer TorchInductor compiles for its one shape, by its curve's name; empty where
+    PyTorch's own kernels run: the plain ReLU, GELU without a bias (mlp.py, ``bias_activation_fusion``)."""
+    mlp = ctx.model.mlp
+    if mlp.activation == "gelu":
+        return "bias_gelu" if mlp.bias and ctx.framework.fused_swiglu else ""
+    return {"swiglu": "swiglu", "geglu": "geglu", "relu2": "squared_relu"}.get(mlp.activation, "")
 
 
 def fuses_activation(ctx: Context, name: str) -> bool:
