@@ -16,6 +16,7 @@ from mofa.blocks.roles import WEIGHT_ROLES, TensorUse
 from mofa.blocks.work import Attention, Collective
 from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight, block_weights
+from mofa.cost.kernels.launch_queue import num_queued_kernels
 
 STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
 """Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
@@ -136,7 +137,7 @@ def _trace_block(
     ]  # fmt: skip
     pieces = _pieces(op_traces, weights)
     op_traces = [_cut(op_trace, pieces) if op_trace else None for op_trace in op_traces]
-    launches = [value_at(op.launches, k) if runs else 0.0 for op, runs in zip(ops, present, strict=True)]
+    launches = [value_at(num_queued_kernels(op), k) if runs else 0.0 for op, runs in zip(ops, present, strict=True)]
     by_weights = sum(n for n, op_trace in zip(launches, op_traces, strict=True) if op_trace and op_trace.weight)
     reduced = frozenset(
         of(op.reads[0])

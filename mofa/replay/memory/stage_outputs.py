@@ -53,6 +53,9 @@ class DeferredFrees:
         self.ring: Shelf[Block] = Shelf(held_s=0.0)
         """What rings let go, until the device has passed its block."""
         self.launched = 0.0
+        self.launched_before_exchange = 0.0
+        """Kernels launched ahead of the last sends and receives."""
+        self.launched_in_computation = 0.0
         self.waiting: deque[tuple[float, Block]] = deque()
         self.output: tuple[int, int] | None = None
         """The pass whose output the schedule has in its variable."""
@@ -61,14 +64,19 @@ class DeferredFrees:
         self.gradient: Block | None = None
         self.launches = [launches_by_kind([piece.trace for piece in chunk]) for chunk in rank.chunks]
 
-    def before_computation(self, kind: str) -> None:
+    def before_computation(self, kind: str, c: int) -> None:
         """A computation begins.
 
+        ``Schedule1F1B`` sends and receives ahead of it: of a forward the input and the last gradient, of a backward the
+        last output and its gradient.
         DeepSpeed's host waits for the device where a micro-batch is loaded: a copy to the device that is not
         ``non_blocking``.
         """
         if kind == "F":
             self.synchronize_deepspeed()
+        rank = self.state.rank
+        if rank.keeps_last_output and (rank.receives[c] if kind == "F" else rank.sends[c]):
+            self.launched_before_exchange = self.launched
         self.free_passed()
 
     def synchronize_deepspeed(self) -> None:
@@ -85,11 +93,11 @@ class DeferredFrees:
         """The host waits for the device."""
         self.launched = float("inf")
         self.free_passed()
-        self.launched = 0.0
+        self.launched = self.launched_before_exchange = 0.0
 
     def free_passed(self) -> None:
         """Give back what the device is through with."""
-        while self.waiting and self.waiting[0][0] <= self.launched:
+        while self.waiting and self.waiting[0][0] <= self.launched + self.launched_in_computation:
             self.state.a.merge_free(self.waiting.popleft()[1])
 
     def after_computation(self, kind: str, c: int, i: int) -> None:
@@ -98,6 +106,7 @@ class DeferredFrees:
         if not state.rank.preallocated:
             return
         self.launched += self.launches[c].get(kind, 0.0)
+        self.launched_in_computation = 0.0
         stays = state.rank.keeps_last_output
         if kind == "F" and stays:
             self.drop_replaced_output()
@@ -119,15 +128,21 @@ class DeferredFrees:
     def after_block(self, phase: str, piece: RankBlock) -> None:
         """A block is through, where something of its inside comes back late: as :meth:`free_passed`."""
         trace = piece.trace
-        if not self.defers_frees_in_blocks:
+        if not (self.pipelined or self.defers_frees_in_blocks):
             return
-        issued = trace.launches[0] if phase == "forward" else trace.launches[1] + trace.launches[2]
+        forward, inputs, weights = trace.launches
+        issued = {"forward": forward, "backward by inputs": inputs, "backward by weights": weights}.get(
+            phase, inputs + weights
+        )
         pace = piece.paces[phase != "forward"]
         for allocation in self.shelf.issue_block(pace, issued) if self.shelves else ():
             self.state.free_allocation(allocation)
+        if (self.rings or self.pipelined) and self.state.notes is not None:
+            self.state.notes.note_block_end(phase, piece.name)
+        if self.pipelined:
+            self.launched_in_computation += issued
+            self.free_passed()
         if self.rings:
-            if self.state.notes is not None:
-                self.state.notes.note_block_end(phase, piece.name)
             for block in self.ring.issue_block(pace, issued):
                 self.state.a.merge_free(block)
         if self.reduces:
@@ -204,12 +219,13 @@ class DeferredFrees:
         state.journal.new_instructions.append(off_tape_instruction(ACTIVATIONS, name, "end of a backward"))
         state.journal.new_sizes.append(-block.size)
         behind = self.host_lead_launches() if sent else 0.0
-        if not behind:
+        exchanged = self.launched_before_exchange if state.rank.keeps_last_output else self.launched
+        if exchanged + behind <= self.launched:
             state.free(block)
             return
         state.a.allocated -= block.size
         block.state = WAITING
-        self.waiting.append((self.launched + behind, block))
+        self.waiting.append((exchanged + behind, block))
 
     def output_name(self, c: int) -> str:
         """What the output of a chunk is called."""
@@ -243,6 +259,7 @@ class DeferredFrees:
             blocks,
             output,
             self.host_lead_launches(),
+            self.launched - self.launched_before_exchange,
             shelved,
             sent,
             self.ring.clock_state_key(),

@@ -125,7 +125,7 @@ class SteadyStatePlayer:
         if kind == "F" and state.rank.reduces_by_chunk:
             copy_gathered(state, c)
         if self.sends.possible:
-            self.sends.before_computation(kind)
+            self.sends.before_computation(kind, c)
         self._play(kind, c, i)
         if self.sends.possible:
             self.sends.after_computation(kind, c, i)

@@ -63,6 +63,7 @@ def gated_activation(
     b.add(Op(f"{name}.act", "memory_bound", MemoryBound(2 * moved * e, "silu"), (first,), (silu,), (first,), step=step,
              back=OpBackward(3 * moved * e, 1, like="gelu_bwd")))  # fmt: skip
     third = up("w3")
-    b.add(Op(f"{name}.act_product", "memory_bound", MemoryBound(3 * moved * e, "mul"), (silu, third), (product,),
+    # autograd makes the gradient of a product's second factor first (MulBackward0: "other" comes before "self")
+    b.add(Op(f"{name}.act_product", "memory_bound", MemoryBound(3 * moved * e, "mul"), (third, silu), (product,),
              (silu, third), step=step, back=OpBackward(6 * moved * e, 2, like="mul")))  # fmt: skip
     return product
