@@ -75,7 +75,7 @@ class DeferredFrees:
         if kind == "F":
             self.synchronize_deepspeed()
         rank = self.state.rank
-        if rank.keeps_last_output and (rank.receives[c] if kind == "F" else rank.sends[c]):
+        if not rank.keeps_last_output or (rank.receives[c] if kind == "F" else rank.sends[c]):
             self.launched_before_exchange = self.launched
         self.free_passed()
 
@@ -219,7 +219,8 @@ class DeferredFrees:
         state.journal.new_instructions.append(off_tape_instruction(ACTIVATIONS, name, "end of a backward"))
         state.journal.new_sizes.append(-block.size)
         behind = self.host_lead_launches() if sent else 0.0
-        exchanged = self.launched_before_exchange if state.rank.keeps_last_output else self.launched
+        own_send = name == GRADIENT and not state.rank.keeps_last_output
+        exchanged = self.launched if own_send else self.launched_before_exchange
         if exchanged + behind <= self.launched:
             state.free(block)
             return
