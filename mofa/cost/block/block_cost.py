@@ -20,7 +20,7 @@ from mofa.blocks.work import Format
 from mofa.cost.block.costs import BlockCost, BlockCosts, BlockMemories, PhaseTimer, WeightClass, Weights
 from mofa.cost.block.durations import Machine, tape_flops
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.kernels.collectives import token_spread
+from mofa.cost.kernels.token_spread import token_spread
 from mofa.cost.kernels.topology import Group, process_groups
 from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.cost.option_sets import dp_replicate

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, any_true, maximum, per_combination, stack_rows, where
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import Attention, Collective, Gemm, GroupedGemm, HostSync, MemoryBound
-from mofa.cost.kernels.collectives import Fabric, TokenSpread, collective_time
+from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.kernels.fitted_forms import l2_miss_bytes
+from mofa.cost.kernels.token_spread import TokenSpread
 from mofa.cost.kernels.topology import Group, stacked_groups
 from mofa.specs.curves import Curve, PoweredCurve, expected_max_normal
 from mofa.specs.framework import FrameworkSpec

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mofa.blocks.op import FloatK
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels import fitted_forms
+from mofa.cost.kernels.between_nodes import NcclTimes, Span, channels_per_peer, nvls_tree_s, ring_s, tree_s, tree_sends
 from mofa.cost.kernels.shared_links import (
     Bridge,
     SharedLevel,
@@ -26,9 +27,11 @@ from mofa.cost.kernels.shared_links import (
     ring_shared_s,
     tier_levels,
 )
+from mofa.cost.kernels.token_spread import TokenSpread
 from mofa.cost.kernels.topology import Group
 from mofa.specs.curves import CollectiveForm
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.nccl import load_nccl
 
 ArrayK = NDArray[np.float64]
 MOST_WITHOUT_NVLS = 2
@@ -65,6 +68,8 @@ class Fabric:
     """GPUs of a domain whose every two have a link of their own; 0 where a switch joins them."""
     relays: bool = False
     """Whether messages to GPUs of another number are relayed inside the domain first."""
+    between: NcclTimes = field(default_factory=NcclTimes)
+    """What NCCL's steps take where a group spans several domains."""
     measured: Mapping[str, Mapping[int, CollectiveForm]] = field(default_factory=dict)
     """Fitted forms of collectives inside a domain, by group size, measured without in-switch reduction."""
 
@@ -90,6 +95,7 @@ class Fabric:
             bridge=bridge_of(cluster.node),
             mesh_gpus=cluster.node.gpus_per_domain if intra.is_mesh else 0,
             relays=bool(nic.rail_optimised) and intra.relays,
+            between=NcclTimes.from_facts(load_nccl()),
             measured=_measured_forms(cluster),
         )
 
@@ -109,16 +115,6 @@ class CollectiveTime:
     total_s: ArrayK
     intra_s: ArrayK
     inter_s: ArrayK
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSpread:
-    """Where the copies of a token go, on average over tokens. (K,)"""
-
-    remote_domains: FloatK
-    """Distinct fast domains other than the token's own. [-]"""
-    ranks: FloatK
-    """Distinct ranks, the token's own included where it is one. [-]"""
 
 
 def collective_s(
@@ -176,24 +172,27 @@ def collective_time(
     """As :func:`collective_s`, with the seconds that each level of the network is busy.
 
     Inside a domain a collective that was measured takes its fitted form's time, of the group size that is nearest from
-    below; a larger group than any measured one is an extrapolation: same bus bandwidth, more steps to start.
+    below; a larger group than any measured one is an extrapolation: same bus bandwidth, more steps to start. A ring
+    over several domains takes no less than one of the ranks in a domain.
     """
     time = _modelled_time(kind, payload_bytes, group, fabric, imbalance, spread)
     sizes = fabric.measured.get(kind)
     if not sizes:
         return time
-    inside = ~np.asarray(group.crosses_domains) & (np.asarray(group.size) > 1)
-    if not np.any(inside):
+    crosses = np.asarray(group.crosses_domains) & np.ones_like(np.asarray(time.total_s), dtype=bool)
+    used = (np.asarray(group.ranks_per_domain) > 1) & (~crosses if kind in ("all_to_all", "send_recv") else True)
+    if not np.any(used):
         return time
     payload = np.asarray(payload_bytes, dtype=np.float64) * (imbalance if kind == "all_to_all" else 1.0)
     if kind == "all_reduce":
         payload = payload / _in_switch(group, fabric)
     total = time.total_s
-    for p in sorted(set(np.asarray(group.size)[inside].tolist())):
-        near = reduce(lambda best, g: g if g <= p else best, sorted(sizes))
-        at_size = inside & (group.size == p) & (payload > 0)
-        size = 2 if kind == "send_recv" else int(p)
-        total = np.where(at_size, fitted_forms.collective_s(payload, kind, sizes[near], group=size), total)
+    for k in sorted(set(np.asarray(group.ranks_per_domain)[np.asarray(used)].tolist())):
+        near = reduce(lambda best, g: g if g <= k else best, sorted(sizes))
+        of_size = used & (group.ranks_per_domain == k) & (payload > 0)
+        size = 2 if kind == "send_recv" else int(k)
+        inside_s = fitted_forms.collective_s(payload, kind, sizes[near], group=size)
+        total = np.where(of_size, np.where(crosses, np.maximum(total, inside_s), inside_s), total)
     return replace(time, total_s=total)
 
 
@@ -243,26 +242,48 @@ def ring_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Collective
     >>> ring_time(8e9, group, fabric).total_s
     array([0.     , 0.0175 , 0.01875])
     """
-    p = group.size
+    p, k = group.size, group.ranks_per_domain
     sent = np.asarray(payload_bytes) * (p - 1) / p
     intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s * mesh_share(group, fabric.mesh_gpus), fabric)
-    crossings = group.num_domains - 1
-    step_s: FloatK = fabric.intra_latency_s
-    if fabric.bridge is not None:
-        step_s = fabric.bridge.step_s(group, step_s)
-    latency = crossings * fabric.inter_latency_s + (p - 1 - crossings) * step_s
-    return _called(payload_bytes, group, fabric.startup_s + latency, intra, inter)
+    step_s = _step_s(group, fabric)
+    inside_s = fabric.startup_s + (p - 1) * step_s + intra
+    across_s = ring_s(np.maximum(intra, inter), 1, _span(group, fabric), fabric.between)
+    across_s = np.maximum(across_s, _in_domain_s(payload_bytes, group, fabric, 1.0, k - 1, step_s))
+    return _called(payload_bytes, group, np.where(group.crosses_domains, across_s, inside_s), intra, inter)
+
+
+def _in_domain_s(
+    payload_bytes: FloatK,
+    group: Group,
+    fabric: Fabric,
+    speedup: FloatK,
+    steps: FloatK | NDArray[np.int64],
+    step_s: FloatK,
+) -> ArrayK:
+    """What the ranks of one domain alone would take, which those of several never beat. (K,) [s]"""
+    k = np.asarray(group.ranks_per_domain)
+    rate = fabric.intra_bytes_per_s * speedup * mesh_share(group, fabric.mesh_gpus)
+    return fabric.startup_s + steps * step_s + np.asarray(payload_bytes) * (k - 1) / k / rate
+
+
+def _step_s(group: Group, fabric: Fabric) -> FloatK:
+    """What a hop inside a domain takes to start. [s]"""
+    return fabric.intra_latency_s if fabric.bridge is None else fabric.bridge.step_s(group, fabric.intra_latency_s)
+
+
+def _span(group: Group, fabric: Fabric) -> Span:
+    return Span(group.size, group.num_domains, _step_s(group, fabric), fabric.inter_latency_s)
 
 
 def all_reduce_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveTime:
-    """One all-reduce: a reduce-scatter and an all-gather, or trees where the message is small.
+    """One all-reduce: a reduce-scatter and an all-gather, trees, or trees over switches that reduce.
 
     Notes
     -----
-    Bytes as two passes of :func:`ring_time`, those inside one domain divided by the in-switch factor. Latency is the
-    lesser of two rings' and of a double binary tree's, ``2 * (ceil(log2 g) * latency_inter + ceil(log2 k) *
-    latency_intra)``: NCCL chooses trees (or NVLS) for small messages, and its trees keep the ring's bandwidth. Across
-    domains the in-switch factor is credited to the part inside them only.
+    Bytes as two passes of :func:`ring_time`. In one domain they are divided by the in-switch factor, and latency is the
+    lesser of two rings' and of a tree's, ``2 * ceil(log2 k) * latency_intra``. Over several it is the fastest of
+    :mod:`mofa.cost.kernels.between_nodes`: rings, double binary trees and, where switches reduce inside domains, trees
+    over them.
 
     References
     ----------
@@ -276,13 +297,22 @@ def all_reduce_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Coll
     >>> all_reduce_time(8e9, group, fabric).total_s
     array([0.035 , 0.0375])
     """
-    p, k, g = group.size, group.ranks_per_domain, group.num_domains
+    p, k = group.size, group.ranks_per_domain
     sent = 2.0 * np.asarray(payload_bytes) * (p - 1) / p
-    rate = fabric.intra_bytes_per_s * _in_switch(group, fabric) * mesh_share(group, fabric.mesh_gpus)
+    rate = fabric.intra_bytes_per_s * mesh_share(group, fabric.mesh_gpus)
+    in_switch = _in_switch(group, fabric)
     intra, inter = _ring_loads(sent, group, rate, fabric)
-    ring = 2 * ((g - 1) * fabric.inter_latency_s + (p - g) * fabric.intra_latency_s)
-    tree = 2 * (np.ceil(np.log2(g)) * fabric.inter_latency_s + np.ceil(np.log2(k)) * fabric.intra_latency_s)
-    return _called(payload_bytes, group, fabric.startup_s + np.minimum(ring, tree), intra, inter)
+    reduced, _ = _ring_loads(sent, group, rate * in_switch, fabric)
+    steps = 2.0 * np.minimum(k - 1, np.ceil(np.log2(k)))
+    inside_s = fabric.startup_s + steps * fabric.intra_latency_s + reduced
+    span, busy = _span(group, fabric), np.maximum(intra, inter)
+    across_s = np.minimum(ring_s(busy, 2, span, fabric.between), tree_s(busy, span, fabric.between))
+    by_switch, halved = nvls_tree_s(reduced, inter, span, fabric.between), inter / tree_sends(span)
+    reduces = (in_switch > 1.0) & (by_switch < across_s)
+    alone_s = _in_domain_s(2.0 * np.asarray(payload_bytes), group, fabric, in_switch, steps, fabric.intra_latency_s)
+    across_s = np.maximum(np.where(reduces, by_switch, across_s), alone_s)
+    intra, inter = np.where(group.crosses_domains & ~reduces, intra, reduced), np.where(reduces, halved, inter)
+    return _called(payload_bytes, group, np.where(group.crosses_domains, across_s, inside_s), intra, inter)
 
 
 def _in_switch(group: Group, fabric: Fabric) -> ArrayK:
@@ -297,7 +327,8 @@ def all_to_all_time(payload_bytes: FloatK, group: Group, fabric: Fabric, imbalan
     Notes
     -----
     Of the ``payload`` that a rank sends, ``1/p`` stays, ``(k-1)/p`` goes to its domain and ``(p-k)/p`` through its NIC
-    share, at once: ``startup + max((k-1) * latency_intra + intra, (p-k) * latency_inter + inter)``. The busiest rank's
+    share, at once: ``startup + max((k-1) * latency_intra + intra, (p-k) * peer + inter)``, across domains with start
+    and time for each peer of :class:`mofa.cost.kernels.between_nodes.NcclTimes`. The busiest rank's
     bytes are ``imbalance`` times the mean, on both paths. Assumes uniform destinations otherwise, and no relay through
     the domain (NCCL's PXN), which would join messages but send the same bytes; on a rail-optimised fabric what goes to
     GPUs of another number, ``(k-1)/k`` of what leaves, is relayed over the domain's link besides.
@@ -318,9 +349,10 @@ def all_to_all_time(payload_bytes: FloatK, group: Group, fabric: Fabric, imbalan
     inter = part * (p - k) / fabric.inter_all_to_all_bytes_per_s
     intra = all_to_all_shared_s(intra, part, group, fabric.in_node, fabric.bridge)
     inter = all_to_all_shared_s(inter, part, group, fabric.above)
-    near, far = (k - 1) * fabric.intra_latency_s + intra, (p - k) * fabric.inter_latency_s + inter
-    latency = np.maximum(near, far) - np.maximum(intra, inter)
-    return _called(payload_bytes, group, fabric.startup_s + latency, intra, inter)
+    between = fabric.between
+    near, far = (k - 1) * fabric.intra_latency_s + intra, (p - k) * between.peer_s + inter
+    start_s = np.where(group.crosses_domains, between.start_s + fabric.inter_latency_s, fabric.startup_s)
+    return _called(payload_bytes, group, start_s + np.maximum(near, far), intra, inter)
 
 
 def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveTime:
@@ -330,6 +362,8 @@ def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveT
     -----
     ``startup + latency + payload / bandwidth``, through the NIC where any hop of the group leaves its domain: the
     slowest hop sets the pace of a pipeline or a ring. Both directions of a link are used at once without slowing.
+    Between nodes a message has the channels that NCCL gives a peer
+    (:func:`mofa.cost.kernels.between_nodes.channels_per_peer`).
 
     Examples
     --------
@@ -342,17 +376,19 @@ def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveT
     inside, spans = (group.size > 1) & ~group.crosses_domains, group.crosses_domains
     one_link = fabric.intra_bytes_per_s / max(fabric.mesh_gpus - 1, 1)
     intra = np.where(inside, payload / one_link, 0.0)
-    inter = np.where(spans, payload / min(fabric.inter_bytes_per_s, fabric.communicator_bytes_per_s), 0.0)
+    one_nic = min(fabric.inter_bytes_per_s, fabric.communicator_bytes_per_s)
+    channels = channels_per_peer(group.size, group.ranks_per_domain)
+    inter = np.where(spans, payload / np.minimum(one_nic, channels * fabric.between.channel_bytes_per_s), 0.0)
     intra, inter = (
         hop_shared_s(intra, payload, group, fabric.in_node),
         hop_shared_s(inter, payload, group, fabric.above),
     )
-    near_s: FloatK = fabric.intra_latency_s
     if fabric.bridge is not None:
         intra = np.where(fabric.bridge.holds(group), payload / fabric.bridge.bytes_per_s, intra)
-        near_s = fabric.bridge.step_s(group, fabric.intra_latency_s)
-    latency = np.where(spans, fabric.inter_latency_s, near_s)
-    return _called(payload, group, fabric.startup_s + latency, intra, inter)
+    start_s = np.where(
+        spans, fabric.between.start_s + fabric.inter_latency_s, fabric.startup_s + _step_s(group, fabric)
+    )
+    return _called(payload, group, start_s + np.maximum(intra, inter), intra, inter)
 
 
 def deepep_time(
@@ -390,81 +426,8 @@ def deepep_time(
     each = payload * spread.remote_domains / np.maximum(group.size - k, 1)  # what a rank beyond the domain gets
     inter = all_to_all_shared_s(inter, each, group, fabric.above)
     latency = fabric.intra_latency_s + np.where(group.crosses_domains, fabric.inter_latency_s, 0.0)
-    return _called(payload_bytes, group, fabric.startup_s + latency, intra, inter)
-
-
-def token_spread(
-    group: Group, *, num_experts: int, top_k: int, num_groups: int = 1, top_groups: int = 1
-) -> TokenSpread:
-    """Distinct places that a token's copies go to, under uniform routing.
-
-    Parameters
-    ----------
-    group
-        The expert-parallel group; it holds the experts in order, the same number on every rank.
-    num_experts, top_k
-        Routed experts, and how many of them a token takes.
-    num_groups, top_groups
-        Node-limited routing: experts lie in ``num_groups`` equal groups, a token takes experts of ``top_groups`` only.
-
-    Notes
-    -----
-    A place with e experts is missed with the hypergeometric probability of drawing none of its experts: of
-    ``n = num_experts * top_groups / num_groups`` eligible ones, ``prod_{i<top_k} (n - e - i) / (n - i)``. How many of
-    the place's own expert groups are eligible is hypergeometric in turn; a place smaller than an expert group is
-    eligible with probability ``top_groups / num_groups``. Places that cut an expert group are counted by the whole
-    groups they hold. The expected number of distinct places is their number times the chance to be hit. Real routers
-    are less even, which hits fewer places.
-
-    References
-    ----------
-    DeepSeek-V3, arXiv 2412.19437, section 2.1.2: at most 4 nodes a token.
-
-    Examples
-    --------
-    DeepSeek-V3 over 8 nodes: each holds one expert group, 4 of 8 are eligible, its 8 experts fall into 3.64 of them.
-
-    >>> group = Group(size=np.array(64), ranks_per_domain=np.array(8), ranks_per_node=np.array(8))
-    >>> spread = token_spread(group, num_experts=256, top_k=8, num_groups=8, top_groups=4)
-    >>> print(f"{spread.remote_domains:.2f} {spread.ranks:.2f}")
-    3.18 7.36
-    """
-    per_rank = num_experts / group.size
-    rank_hit = _hit_probability(per_rank, num_experts, top_k, num_groups, top_groups)
-    domain_hit = _hit_probability(
-        np.minimum(per_rank * group.ranks_per_domain, num_experts), num_experts, top_k, num_groups, top_groups
-    )
-    return TokenSpread(remote_domains=(group.num_domains - 1) * domain_hit, ranks=group.size * rank_hit)
-
-
-def _hit_probability(num_held: ArrayK, num_experts: int, top_k: int, num_groups: int, top_groups: int) -> ArrayK:
-    """Chance that any of a token's experts is among the ``num_held`` ones of a place."""
-    per_group = num_experts / num_groups
-    eligible = per_group * top_groups
-    whole_groups = np.maximum(np.floor(num_held / per_group + 1e-9), 1.0)
-    in_each = np.minimum(num_held, per_group)
-    hit = np.zeros_like(np.asarray(num_held, dtype=np.float64))
-    for chosen in range(1, top_groups + 1):
-        missed = np.ones_like(hit)
-        for i in range(top_k):
-            missed = missed * np.maximum(eligible - chosen * in_each - i, 0.0) / max(eligible - i, 1.0)
-        hit = hit + _hypergeometric(chosen, num_groups, whole_groups, top_groups) * (1.0 - missed)
-    return hit
-
-
-def _hypergeometric(chosen: int, total: int, marked: ArrayK, draws: int) -> ArrayK:
-    """Chance that ``draws`` of ``total`` things, without replacement, hold exactly ``chosen`` of the ``marked``."""
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, total + 1)))])
-
-    def log_choose(n: NDArray[np.int64], k: int) -> ArrayK:
-        m = np.clip(n, k, total)
-        return np.asarray(log_factorial[m] - log_factorial[k] - log_factorial[m - k])
-
-    m = np.asarray(marked).astype(np.int64)
-    rest = draws - chosen
-    possible = (m >= chosen) & (total - m >= rest)
-    log_draws = log_factorial[total] - log_factorial[draws] - log_factorial[total - draws]
-    return np.where(possible, np.exp(log_choose(m, chosen) + log_choose(total - m, rest) - log_draws), 0.0)
+    total_s = fabric.startup_s + latency + np.maximum(intra, inter)
+    return _called(payload_bytes, group, total_s, intra, inter)
 
 
 def _ring_loads(sent_bytes: ArrayK, group: Group, intra_bytes_per_s: FloatK, fabric: Fabric) -> tuple[ArrayK, ArrayK]:
@@ -482,7 +445,7 @@ def _ring_loads(sent_bytes: ArrayK, group: Group, intra_bytes_per_s: FloatK, fab
     )
 
 
-def _called(payload_bytes: FloatK, group: Group, start_s: ArrayK, intra_s: ArrayK, inter_s: ArrayK) -> CollectiveTime:
-    """Start and bytes together, where there is anyone to send to and anything to send; else there are no bytes."""
+def _called(payload_bytes: FloatK, group: Group, total_s: ArrayK, intra_s: ArrayK, inter_s: ArrayK) -> CollectiveTime:
+    """The time where there is anyone to send to and anything to send; else there are no bytes."""
     called = (group.size > 1) & (np.asarray(payload_bytes) > 0)
-    return CollectiveTime(np.where(called, start_s + np.maximum(intra_s, inter_s), 0.0), intra_s, inter_s)
+    return CollectiveTime(np.where(called, total_s, 0.0), intra_s, inter_s)
