@@ -151,9 +151,9 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
         sends.after_block("forward", rank.chunks[0][0])
         sends.free_once_device_passed(state.allocate(30 * MIB, off_tape_instruction(GRADIENTS, "toy", "test"))[0])
         counts = [len(sends.waiting)]
-        sends.before_computation("B")
+        sends.before_computation("B", 0)
         counts.append(len(sends.waiting))
-        sends.before_computation("F")
+        sends.before_computation("F", 0)
         return [*counts, len(sends.waiting)]
 
     assert waits(rank, 2) == waits(rank, 1) == [1, 1, 0]

@@ -199,12 +199,12 @@ def test_a_state_that_comes_back_while_the_lag_grows_is_another() -> None:
     sends, state.step = DeferredFrees(state), 2
     states = []
     for launched in (100.0, 200.0, 102_400.0, 204_800.0):
-        sends.launched = launched
+        sends.launched = sends.launched_before_exchange = launched
         states.append(sends.fingerprint(7))
     assert len({*states}) == 3 and states[2] == states[3]
     state.step = 1  # in which all wait for no one
     assert sends.fingerprint(7) != states[0]
-    sends.launched = 100.0
+    sends.launched = sends.launched_before_exchange = 100.0
     assert sends.fingerprint(7) == sends.fingerprint(8)
     sends.output = 0, 7
     before = sends.fingerprint(7)
