@@ -419,7 +419,7 @@ FAMILY_COLUMNS: Columns = (
     ("family", "left"), ("kernels", "right"), ("trace", "right"), ("predicted", "right"), ("of the step", "right"),
 )  # fmt: skip
 FAMILY_WORDS = (
-    "Overlapped kernels are counted in full, in the trace as in the prediction; a profiled step is slower than\n"
+    "Overlapped kernels are counted in full, in the trace as in the prediction; a profiled step is slower than "
     "others. What is recomputed is in the trace's families and apart in the prediction."
 )
 

@@ -158,7 +158,9 @@ def band_lines(band: Band) -> list[str]:
     from mofa.specs.residuals import path_text
 
     ends = f"{format_seconds(band.low_s)} to {format_seconds(band.high_s)}"
-    of = f"{band.runs} measured and published runs of {band.families} families (source and model)"
+    runs = "1 measured or published run" if band.runs == 1 else f"{band.runs} measured and published runs"
+    families = "1 family" if band.families == 1 else f"{band.families} families"
+    of = f"{runs} of {families} (source and model)"
     few = ", too few for tenths: runs less like it say much of the band" if band.few else ""
     lines = [f"8 in 10 such steps would take {ends}, by {of}: {path_text(band.group)}{few}."]
     if band.unmeasured:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TextIO
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -89,6 +90,7 @@ def print_table(
     *,
     leaves: Sequence[str | int] = (),
     under: str = "",
+    names_under: bool = False,
 ) -> None:
     """Print a table under a title; no number is ever cut.
 
@@ -109,6 +111,8 @@ def print_table(
         Headings or numbers of columns that may leave, the least important first.
     under
         Heading of the column that may go under its row, such as the strategy.
+    names_under
+        Whether its heading stands in front of what is under a row, as that does not explain itself.
     """
     if title:
         print_paragraph(console, title, "bold")
@@ -116,7 +120,7 @@ def print_table(
     if layout is None:
         _print_records(console, columns, rows)
     else:
-        _print_grid(console, columns, rows, layout, under)
+        _print_grid(console, columns, rows, layout, under, f"{under} " if names_under else "")
         if layout.left_out:
             names = ", ".join(columns[c][0] for c in layout.left_out)
             print_paragraph(console, f"(no room for: {names}; a wider terminal shows them)")
@@ -124,25 +128,68 @@ def print_table(
 
 
 def _print_grid(
-    console: Console, columns: Columns, rows: Sequence[Sequence[str]], layout: TableLayout, under: str
-) -> None:
-    """The cells that stand beside each other, each row followed by what stands under it."""
+    console: Console, columns: Columns, rows: Sequence[Sequence[str]], layout: TableLayout, under: str, name: str
+) -> None:  # fmt: skip
+    """The cells that stand beside each other, each row followed by what stands under it, behind ``name``.
+
+    A cell with a word that its column would break, and a line of its own would not, stands under its row as well.
+    """
     shown = [columns[c] for c in layout.shown]
     cells = [[row[c] for c in layout.shown] for row in rows]
+    room = console.width - UNDER
+    below = [""] * len(rows)
     if layout.is_under:
         lower = [heading for heading, _ in columns].index(under)
-        head = _grid_lines(console, shown, layout.widths, [])
+        below = [name + row[lower] if row[lower] else "" for row in rows]
+    else:
+        for number, row in enumerate(cells):
+            if (place := _broken_cell(shown, layout.widths, row, room)) is not None:
+                below[number], row[place] = row[place], ""
+    if any(below):
+        lines = _grid_lines(console, shown, layout.widths, [])
         body = _grid_lines(console, shown, layout.widths, cells, with_head=False)
-        lines = list(head)
         folds = len(body) != len(rows)
-        for number, (row, beside) in enumerate(zip(rows, cells, strict=True)):
+        for number, beside in enumerate(cells):
             own = _grid_lines(console, shown, layout.widths, [beside], with_head=False) if folds else [body[number]]
             lines += own
-            if row[lower]:
-                lines += _lines_of(console, Padding(Text(row[lower], overflow="fold"), (0, 0, 0, UNDER)))
+            if text := below[number]:
+                lines += _lines_of(console, Padding(Text(fold_words(text, room), overflow="fold"), (0, 0, 0, UNDER)))
     else:
         lines = _grid_lines(console, shown, layout.widths, cells)
     console.file.writelines(line + "\n" for line in lines)
+
+
+def _broken_cell(columns: Columns, widths: Sequence[int], row: Sequence[str], room: int) -> int | None:
+    """The last column of text, but not the first, that would break a word that fits a line of so much room."""
+    for place in range(len(row) - 1, 0, -1):
+        longest = max(map(cell_len, row[place].split()), default=0)
+        if columns[place][1] == "left" and widths[place] < longest <= room:
+            return place
+    return None
+
+
+def fold_words(text: str, width: int) -> str:
+    r"""Break words that are longer than a line, such as addresses, behind a separator where there is one.
+
+    Examples
+    --------
+    >>> fold_words("see github.com/NVIDIA/Megatron-LM/blob", 24)
+    'see github.com/NVIDIA/\nMegatron-LM/blob'
+    >>> fold_words("tp=2 pp=4", 24)
+    'tp=2 pp=4'
+    """
+    for word in text.split():
+        if cell_len(word) <= width or width < 1:
+            continue
+        pieces, rest = [], word
+        while cell_len(rest) > width:
+            head = rest[:width]
+            last = max(head.rfind(separator) for separator in "/,;|")
+            cut = last + 1 if last >= width // 3 else width
+            pieces.append(rest[:cut])
+            rest = rest[cut:]
+        text = text.replace(word, "\n".join((*pieces, rest)), 1)
+    return text
 
 
 def _grid_lines(
@@ -165,7 +212,8 @@ def _grid_lines(
         justify: Literal["left", "right"] = "right" if side == "right" else "left"
         table.add_column(Text(escape_invisible(heading)), justify=justify, overflow="fold", width=width)
     for row in rows:
-        table.add_row(*(Text(escape_invisible(cell, lines=True)) for cell in row))
+        cells = [fold_words(cell, width) for cell, width in zip(row, widths, strict=True)]
+        table.add_row(*(Text(escape_invisible(cell, lines=True)) for cell in cells))
     return _lines_of(console, table)
 
 

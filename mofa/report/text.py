@@ -198,7 +198,8 @@ def print_stage_times(console: Console, time: Time) -> None:
     columns = [("stage", "right"), *((name, "right") for name in groups), ("waits most for", "left")]
     cut = "" if len(shown) == len(stages) else f" ({len(shown)} of {len(stages)} shown)"
     leaves = ("optimizer", "dp", "host", "pp", "tp, cp, ep")
-    print_table(console, f"Time per pipeline stage{cut}", columns, rows, leaves=leaves, under="waits most for")
+    print_table(console, f"Time per pipeline stage{cut}", columns, rows, leaves=leaves, under="waits most for",
+                names_under=True)  # fmt: skip
 
 
 def print_memory(console: Console, memory: Memory, title: str) -> None:
@@ -245,7 +246,8 @@ def print_stages(console: Console, memory: Memory) -> None:
     ]
     cut = "" if len(shown) == len(stages) else f" ({len(shown)} of {len(stages)} shown)"
     leaves = ("recomputed", "reserved", "layers", "allocated")
-    print_table(console, f"Memory per pipeline stage{cut}", columns, rows, leaves=leaves, under="peaks at")
+    print_table(console, f"Memory per pipeline stage{cut}", columns, rows, leaves=leaves, under="peaks at",
+                names_under=True)  # fmt: skip
 
 
 def print_ranks(console: Console, memory: Memory) -> None:

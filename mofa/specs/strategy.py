@@ -6,6 +6,7 @@ included. The attention grid is tp-cp-dp-pp, the expert grid etp-ep-edp-pp; they
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     ScheduleName = str
 else:
     ScheduleName = Literal[SCHEDULE_NAMES]
+RECOMPUTE_KINDS = ("none", "selective", "full", "ops", "every")
 _RECOMPUTE = re.compile(
     r"none|ops|selective(:(?P<modules>[a-z_]+(\+[a-z_]+)*))?|full(:(?P<full>\d{1,4}))?|every:(?P<every>\d{1,4})"
 )
@@ -68,8 +70,10 @@ class RecomputeSpec(Spec):
         """
         match = _RECOMPUTE.fullmatch(text.strip())
         if match is None:
+            close = difflib.get_close_matches(text.split(":")[0][:40].casefold(), RECOMPUTE_KINDS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
             raise ValueError(
-                f"recompute ({text[:40]!r}) must be none | selective[:module+module] | full[:n] | ops | every:n"
+                f"recompute ({text[:40]!r}) must be none | selective[:module+module] | full[:n] | ops | every:n{hint}"
             )
         kind = text.split(":")[0]
         if kind == "selective":

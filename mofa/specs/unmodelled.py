@@ -5,6 +5,7 @@ The first is refused by name where it is written, and README.md lists it.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -39,9 +40,10 @@ NOT_MODELLED = (
     NotModelled("DualPipe", ("dualpipe", "dualpipev"), "schedule=zbv of torchtitan, or schedule=interleaved"),
     NotModelled(
         "4-bit or MX precision",
-        ("fp4", "nvfp4", "mxfp4", "mxfp8", "mxfp6", "int8", "int4"),
+        ("fp4", "nvfp4", "mxfp4", "mxfp8", "mxfp6", "int4"),
         "fp8-blockwise",
     ),
+    NotModelled("8-bit integers", ("int8", "w8a8", "smoothquant"), "fp8-tensorwise"),
     NotModelled(
         "DeepSpeed", ("deepspeed", "zero3", "zeroinfinity", "megatrondeepspeed"), "fsdp1 for ZeRO-3, or megatron"
     ),
@@ -57,7 +59,21 @@ NOT_MODELLED = (
         "the training step alone, as pre-training",
     ),
     NotModelled("inference", ("inference", "vllm", "sglang", "serving", "decode", "kvcache"), "none"),
-    NotModelled("images and audio", ("vision", "vit", "multimodal", "vlm", "audio"), "the language model alone"),
+    NotModelled(
+        "images and audio",
+        ("vision", "vit", "multimodal", "vlm", "audio", "diffusion", "stablediffusion", "dit", "flux", "sdxl"),
+        "the language model alone",
+    ),
+    NotModelled(
+        "Mamba and linear attention",
+        ("mamba", "mamba2", "rwkv", "retnet", "ssm", "linearattention", "deltanet", "gateddeltanet"),
+        "a model of attention alone (mofa show workload counts both)",
+    ),
+    NotModelled(
+        "TPUs and other chips than NVIDIA's and AMD's",
+        ("tpu", "trainium", "trn1", "trn2", "gaudi", "gaudi2", "gaudi3", "ascend", "cerebras"),
+        "a GPU file with its peaks and bandwidths (mofa new gpu)",
+    ),
     NotModelled(
         "packed sequences and batches that grow",
         ("packing", "sequencepacking", "varlen", "rampup", "rampupbatchsize"),
@@ -110,14 +126,16 @@ def why_not_modelled(word: object) -> str:
 
     >>> why_not_modelled("lora_rank")
     'LoRA is not modelled; the nearest is training all weights, which takes more memory'
+    >>> why_not_modelled("mamba2-2.7b").split(";")[0]
+    'Mamba and linear attention are not modelled'
     >>> why_not_modelled("llama")
     ''
     """
-    plain = normalised(word)
+    plain, first = normalised(word), normalised(re.split(r"[-_ /.]", str(word)[:100])[0])
     for method in NOT_MODELLED:
-        if plain in method.words:
+        if plain in method.words or first in method.words:
             nearest = "" if method.nearest == "none" else f"; the nearest is {method.nearest}"
-            verb = "are" if " and " in method.name else "is"
+            verb = "are" if " and " in method.name or method.name.endswith("s") else "is"
             return f"{method.name} {verb} not modelled{nearest}"
     return ""
 

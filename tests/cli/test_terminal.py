@@ -17,6 +17,7 @@ import pytest
 
 import mofa
 from mofa.report.table_layout import LONGEST_WORD, fit_columns
+from mofa.report.tables import UNDER, make_console, print_table
 from tests.cli.conftest import Cli
 from tests.cli.terminal_child import WIDTHS
 
@@ -98,6 +99,29 @@ def test_no_word_is_broken_at_any_width(session: Session) -> None:
         cells = [table["columns"][c][0] for c in table["beside"]] + [row[c] for row in table["rows"] for c in shown]
         wanted = {word.removesuffix(":") for cell in cells for word in cell.split() if len(word) <= LONGEST_WORD}
         assert not wanted - words, (table["name"], table["width"], wanted - words)
+
+
+def test_no_long_word_is_broken_that_a_line_below_would_hold(session: Session) -> None:
+    """Addresses and paths in text beside a first column stand under their row."""
+    long_words = 0
+    for table in session.tables:
+        words = set(session.screens[table["width"], table["name"]].split())
+        texts = [c for c in table["beside"] if c and table["columns"][c][1] == "left"][-1:]
+        wanted = {word for row in table["rows"] for c in texts for word in row[c].split()}
+        wanted = {word for word in wanted if LONGEST_WORD < len(word) <= table["width"] - UNDER}
+        long_words += len(wanted)
+        assert not wanted - words, (table["name"], table["width"], wanted - words)
+    assert long_words
+
+
+def test_what_stands_under_a_row_is_named_where_it_does_not_say_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    columns = (("stage", "right"), ("computes", "right"), ("waits most for", "left"))
+    print_table(make_console(), "", columns, [["0", "102.05 s", "tp: 23.39 s"]], under="waits most for",
+                names_under=True)  # fmt: skip
+    assert "    waits most for tp: 23.39 s" in capsys.readouterr().out.splitlines()
 
 
 def test_columns_without_room_are_said(session: Session) -> None:

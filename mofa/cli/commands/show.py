@@ -284,7 +284,7 @@ def _show_hardware(name: str, json: bool) -> None:
                     [path, quantity_text(value.value, unit_of_field(_named(path))), value.provenance, value.source]
                 )
             else:
-                rows.append([path, str(value), "", _NO_FACTS.get(path, "")])
+                rows.append([path, _text(value), "", _NO_FACTS.get(path, "")])
         columns = [("field", "left"), ("value", "right"), ("provenance", "left"), ("source", "left")]
         _print_table(str(getattr(spec, "name", name)), columns, rows, ("provenance",), under="source")
 
@@ -335,9 +335,21 @@ def _leaves(raw: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: object) -> str:
-    """A value on one line; of a long list how often each item stands in a row."""
+    """A value on one line, as YAML writes it; of a long list how often each item stands in a row.
+
+    Examples
+    --------
+    >>> [_text(value) for value in (True, None, (), 1.48e13, 0.5, "bf16")]
+    ['true', 'none', 'none', '14,800,000,000,000', '0.5', 'bf16']
+    """
     from itertools import groupby
 
+    if value is None or (isinstance(value, list | tuple | dict) and not value):
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer() and value >= 1e6:
+        return f"{value:,.0f}"
     if not isinstance(value, list) or len(value) < 5 or not all(isinstance(item, str) for item in value):
         return str(value)
     runs = [(item, len(list(same))) for item, same in groupby(value)]

@@ -28,7 +28,7 @@ MAY_PASS, WATCHED, OWN, VIEW = 1, 2, 4, 8
 ABSENT, EVERYWHERE = -1, -1
 MOST = 16
 """Families of which a tensor may have been made at most. [-]"""
-IN_WORK = 5
+IN_WORK = 7
 """Rows of what is worked with beside what is made. [-]"""
 
 
@@ -49,8 +49,8 @@ class _State(ctypes.Structure):
     _fields_ = tuple(
         (name, c_void_p)
         for name in (
-            "host", "compute", "loss", "late", "exposed", "regained", "streams", "communicators", "ready", "since",
-            "work", "num", "families",
+            "host", "compute", "loss", "late", "exposed", "regained", "late_issue", "streams", "communicators",
+            "ready", "since", "delay", "work", "num", "families",
         )
     )  # fmt: skip
 
@@ -171,8 +171,8 @@ class CompiledStreams:
         num_families, num_names = len(tape.families) + 2, len(tape.names)
         sizes = {
             "host": 1, "compute": 1, "loss": 1, "late": 1, "exposed": num_families, "regained": num_families,
-            "streams": 2 * len(tape.streams), "communicators": 2 * len(tape.groups), "ready": num_names * tape.most,
-            "since": num_names, "work": IN_WORK + tape.most,
+            "late_issue": num_families, "streams": 3 * len(tape.streams), "communicators": 3 * len(tape.groups),
+            "ready": num_names * tape.most, "since": num_names, "delay": num_names, "work": IN_WORK + tape.most,
         }  # fmt: skip
         ends = np.cumsum([*sizes.values()]).tolist()
         self.places = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
@@ -214,6 +214,11 @@ class CompiledStreams:
     def regained(self) -> dict[str, FloatK]:
         """What waits gave back in this repetition, by family. (K,) each [s]"""
         return dict(zip(self.tape.families, self._rows("regained")[1:-1].copy(), strict=True))
+
+    @property
+    def late_issue_s(self) -> dict[str, FloatK]:
+        """What of this repetition's waits is by late issue, by family. (K,) each [s]"""
+        return dict(zip(self.tape.families, self._rows("late_issue")[1:-1].copy(), strict=True))
 
     def with_host_ahead(self, ahead_s: float) -> CompiledStreams:
         """The same with the host so far ahead of the device (negative). [s]"""

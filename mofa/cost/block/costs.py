@@ -243,11 +243,22 @@ class BlockCosts:
         )  # fmt: skip
 
     @cached_property
+    def _backward_halves(self) -> dict[str, tuple[PhaseTime, PhaseTime]]:
+        """Each block's backward by inputs and by weights, as zero-bubble schedules run them."""
+        return {name: scan_halves(block, self.machine) for name, block in self.tapes.items()}
+
+    @cached_property
     def split_backward(self) -> dict[str, tuple[ArrayK, ArrayK]]:
-        """Both clocks of each block's backward by inputs and by weights, as zero-bubble schedules run them:
-        rows of :class:`mofa.cost.block.host_clock.Clocks`. (4, K) each [s]"""
-        both = {name: scan_halves(block, self.machine) for name, block in self.tapes.items()}
-        return {name: (by_inputs.clocks, by_weights.clocks) for name, (by_inputs, by_weights) in both.items()}
+        """Both clocks of those halves: rows of :class:`mofa.cost.block.host_clock.Clocks`. (4, K) each [s]"""
+        return {name: (inputs.clocks, weights.clocks) for name, (inputs, weights) in self._backward_halves.items()}
+
+    @cached_property
+    def split_backward_exposed(self) -> dict[str, ArrayK]:
+        """What both halves leave exposed together under a host that begins far ahead. (len(EXPOSED), K) each [s]"""
+        return {
+            name: inputs.exposed_on_device + weights.exposed_on_device
+            for name, (inputs, weights) in self._backward_halves.items()
+        }
 
     @cached_property
     def split_backward_memories(self) -> dict[str, SplitBackwardMemory]:

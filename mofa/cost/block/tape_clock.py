@@ -7,7 +7,7 @@ candidate and an array for K (:mod:`mofa.blocks.elementwise`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, stack_rows, where
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, minimum, stack_rows, where
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import Collective, HostSync, MemoryBound
@@ -63,6 +63,15 @@ class PhaseTime:
     def total(self) -> ArrayK:
         return np.asarray(self.exposed.sum(axis=0))
 
+    @property
+    def exposed_on_device(self) -> ArrayK:
+        """What is exposed under a host that begins far ahead: what it waits for inside the tape is left to wait for.
+        (len(EXPOSED), K) [s]"""
+        exposed, host = self.exposed.copy(), EXPOSED.index("host_idle")
+        exposed[host] = 0.0
+        exposed[host] = np.maximum(self.clocks[0] - exposed.sum(axis=0), 0.0)
+        return exposed
+
 
 def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = None) -> PhaseTime:
     """Time of one repetition of a tape that is repeated back to back; ``repeat`` 1 starts from rest. [s]
@@ -109,7 +118,7 @@ def _scanned(
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
         state = begin(HOST_AHEAD)
         exposed = state.play()
-        regained, issue_delay_s = state.regained, state.issue_delay_s
+        regained, issue_delay_s, late_issue_s = state.regained, state.issue_delay_s, NOTHING
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = begin(0.0)
@@ -118,7 +127,7 @@ def _scanned(
             exposed = state.play()
         starts = [state.with_host_ahead(NO_WAIT), state.with_host_ahead(-NO_WAIT)] if synchronises else []
         exposed = state.play()
-        regained = state.regained
+        regained, late_issue_s = state.regained, state.late_issue_s
         if starts:  # from a host far ahead and from one far behind
             begun = starts[0].compute, starts[1].host
             for start in starts:
@@ -134,7 +143,9 @@ def _scanned(
             device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + load_idle_s(tape, seconds)
             device_s = maximum(device_s, queued)
     alone_s = sum(exposed.values(), 0.0)
-    exposed, hidden = _with_loss(exposed, _beside(tape, seconds, machine), regained)
+    alone = exposed
+    sent = _beside(tape, seconds, machine)
+    exposed, hidden = _with_loss(alone, sent, regained)
     if any_true(queued > 0.0):
         _wait_in_queue(ops, queued, exposed, hidden)
     slowed = sum(exposed.values(), 0.0) - alone_s
@@ -142,6 +153,7 @@ def _scanned(
         if device_s is None:
             device_s = alone_s - exposed["host_idle"] + load_idle_s(tape, seconds) + slowed
         clocks = device_s - slowed, device_s - slowed + issue_delay_s, NO_WAIT, issued
+    _name_late_issue(exposed, hidden, late_issue_s, {name: sent[name][0] - alone[name] for name in sent})
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.role in WEIGHT_ROLES], 0.0)
     kernels: FloatK = sum([where(op.present, num_queued_kernels(op), 0.0) for op in ops], 0.0)
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3], kernels
@@ -161,6 +173,8 @@ class _Clocks(Protocol):
     def issue_delay_s(self) -> FloatK: ...
     @property
     def regained(self) -> dict[str, FloatK]: ...
+    @property
+    def late_issue_s(self) -> dict[str, FloatK]: ...
     def with_host_ahead(self, ahead_s: float) -> _Clocks: ...
     def play(self) -> dict[str, FloatK]: ...
 
@@ -188,6 +202,10 @@ class _StepClocks:
     @property
     def regained(self) -> dict[str, FloatK]:
         return self.streams.regained
+
+    @property
+    def late_issue_s(self) -> dict[str, FloatK]:
+        return self.streams.late_issue_s
 
     def with_host_ahead(self, ahead_s: float) -> _StepClocks:
         return replace(self, streams=self.streams.with_host_ahead(ahead_s))
@@ -222,6 +240,28 @@ def _with_loss(
         share = computing / maximum(alone_s - alone[name], 1e-12)
         exposed[name] = exposed[name] + maximum(slowdown * share * hidden[name] - regained.get(name, 0.0), 0.0)
     return exposed, hidden
+
+
+def _name_late_issue(
+    exposed: dict[str, FloatK], hidden: dict[str, FloatK], late_issue_s: Mapping[str, FloatK],
+    beside_s: Mapping[str, FloatK],
+) -> None:  # fmt: skip
+    """Call host idle what a collective was waited for only because the host issued it late, as the replay does.
+
+    Then so much more of the collective was beside computing. Both are changed in place. (K,) each [s]
+
+    Parameters
+    ----------
+    beside_s
+        By family, what collectives took beyond what was waited for them.
+    """
+    for family in [name for name in EXPOSED if name in late_issue_s]:
+        moved_s = minimum(late_issue_s[family], exposed[family])
+        exposed[family] = exposed[family] - moved_s
+        exposed["host_idle"] = exposed["host_idle"] + moved_s
+        if family in beside_s:
+            before_s = beside_s[family]
+            hidden[family] = hidden[family] + maximum(before_s + moved_s, 0.0) - maximum(before_s, 0.0)
 
 
 def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tuple[FloatK, FloatK]]:
@@ -358,7 +398,7 @@ def _pass(tape: _Steps, state: Streams, machine: Machine) -> dict[str, FloatK]:
     A host that began at :data:`HOST_AHEAD` stays there: nobody waits for it.
     """
     exposed: dict[str, FloatK] = dict.fromkeys(EXPOSED, 0.0)
-    state.regained, state.issue_delay_s = {}, 0.0
+    state.regained, state.late_issue_s, state.issue_delay_s = {}, {}, 0.0
     begun, is_ahead, ready = state.compute, state.host is HOST_AHEAD, state.ready
     for op, took, issue, runs, issued_s, loss_s, may_pass, is_watched in tape.steps:
         if type(op.work) is HostSync:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import first_largest, row_max
+from mofa.blocks.tapes import layer_label
 from mofa.cost.amax_reductions import amax_seconds
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
@@ -82,9 +83,7 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["host_idle"]] -= m * (saved_s if isinstance(saved_s, float) else saved_s[rowsel, slowest])
     if each.split_backward_extra_s is not None:  # blocks made again for each weight, or sums of one gradient
         extra_s = m * each.split_backward_extra_s[rowsel, slowest]
-        again = np.max(lay.fully_recomputed > 0, axis=1)[rowsel, slowest]
-        exposed[_T["recompute"]] += np.where(again, extra_s, 0.0)
-        exposed[_T["memory_bound"]] += np.where(again, 0.0, extra_s)
+        exposed[_OF_TAPES] += extra_s * _split_backward_shares(rows, *shares)
     hidden += m * per_batch_hidden
     outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound)
     exposed[_T["dp"]] += outside.exposed
@@ -106,6 +105,25 @@ def step_time(rows: Rows) -> StepTime:
     _stagger(rows, exposed, each, ends, m, outside)
     beyond_path_s = np.broadcast_to(outside.beyond_path_s, stage_s.shape)[rowsel, slowest]
     return StepTime(exposed, hidden, stage_s, lay.shown.shown_stages[slowest], beyond_path_s)
+
+
+def _split_backward_shares(rows: Rows, num_plain: ArrayN, num_full: ArrayN) -> ArrayN:
+    """Whose the seconds are that backwards by inputs and by weights take more than whole ones, as parts of them.
+
+    Counted on a stage's layers, of which so many are plain and so many recomputed whole. Without any such seconds
+    all is memory-bound: sums of one gradient. (len(EXPOSED), n) [-]
+    """
+    c, kinds = rows.costs, rows.stage_layers.stages.kinds
+    more_s = np.array([
+        [(c.split_backward_exposed[layer_label(kind, mode)] - cost.backward.exposed_on_device).T
+         for kind, cost in zip(kinds, costs, strict=True)]
+        for mode, costs in c.blocks.items()
+    ])  # fmt: skip
+    by_family = rows.sum_over_layers(more_s.transpose(0, 2, 1, 3), num_plain, num_full, "nk,nkf->fn")
+    by_family = np.maximum(by_family, 0.0)
+    total = by_family.sum(axis=0)
+    of_sums = (np.array(EXPOSED) == "memory_bound")[:, None]
+    return np.where(total > 0.0, by_family / np.where(total > 0.0, total, 1.0), of_sums)
 
 
 def name_own_reductions(exposed: ArrayN, beyond_path_s: ArrayN) -> None:
@@ -210,8 +228,10 @@ def _pipeline(
     num_passes = 2.0 * num_micro_batches * stages.vpp
     # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
     fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if schedule.placement == "v" else stages.pp))
+    # a pass waits for one hop of its own at most, as on the replay's clock: while others send, that is bubble
+    own_hops = np.minimum(fill, num_passes)
     if not schedule.has_closed_form:
-        sent = fill * hop + slow * num_passes * hop
+        sent = own_hops * hop + slow * num_passes * hop
         plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
         given = Durations(each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once)
         total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.stage_layers.shown.shown_index)
@@ -247,7 +267,8 @@ def _pipeline(
         before = rows.spread_to_all_stages(before)
         with_gathers = pipeline_s(schedule, fwd, bwd, num_micro_batches, before_s=before, rested_s=rested)
         _count_gathers(exposed, with_gathers - alone, own_gather)
-    exposed[_T["pp"]] += fill * hop + (num_passes * hop if schedule.joins_send_and_receive else slow * num_passes * hop)
+    exposed[_T["bubble"]] += (fill - own_hops) * hop
+    exposed[_T["pp"]] += (own_hops + (1.0 if schedule.joins_send_and_receive else slow) * num_passes) * hop
     if not schedule.joins_send_and_receive:
         hidden[_H["pp"]] += num_passes * hop
 

@@ -39,4 +39,5 @@ class ComputationEffect:
     left: StreamsAfterComputation
     ahead: StreamsAfterComputation
     counts: NDArray[np.float64]
-    """Exposed, beside and waited seconds, by :data:`mofa.cost.block.tape_clock.EXPOSED`. (3, len(EXPOSED))"""
+    """Exposed, beside, waited and late-issue seconds, by :data:`mofa.cost.block.tape_clock.EXPOSED`.
+    (4, len(EXPOSED))"""

@@ -238,7 +238,7 @@ class RankTimeline:
         blocks = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
         start = clock.compute
         clock.empty()
-        clock.exposed, clock.side_stream_s, clock.idle_s = ([0.0] * len(EXPOSED) for _ in range(3))
+        clock.forget_counts()
         place, handed_on = "", ""
 
         def watch(stream: str, name: str, family: int, begin: float, end: float) -> None:
@@ -271,7 +271,7 @@ class RankTimeline:
             tuple((begin - now, end - now, family, slows) for begin, end, family, slows in clock.ops_in_flight),
             tuple((begin - now, end - now) for begin, end in clock.idle_gaps),
         )
-        counts = np.array([clock.exposed, clock.side_stream_s, clock.idle_s])
+        counts = np.array(clock.counts())
         return ComputationEffect(now - start, clock.host - now, left, left.pending(), counts)
 
     def _apply(self, result: ComputationEffect, start: float, factor: float) -> None:
@@ -353,10 +353,10 @@ class RankTimeline:
 
     # -- what it came to
     def second_totals(self) -> NDArray[np.float64]:
-        """Exposed, beside and waited seconds of all computations. (3, len(EXPOSED)) [s]"""
-        total = np.zeros((3, len(EXPOSED)))
+        """Exposed, beside, waited and late-issue seconds of all computations. (4, len(EXPOSED)) [s]"""
+        total = np.zeros((4, len(EXPOSED)))
         for key, (factor, times) in self.uses.items():
-            total += self.results[key].counts * np.array([[factor], [times], [factor]])
+            total += self.results[key].counts * np.array([[factor], [times], [factor], [factor]])
         return total
 
 

@@ -162,10 +162,10 @@ def _finish(
     for player in players:
         clock = player.clock
         player.restore_work_left_by_last()
-        clock.exposed, clock.side_stream_s, clock.idle_s = ([0.0] * len(EXPOSED) for _ in range(3))
+        clock.forget_counts()
         clock.play_steps(player.data_parallel.at_step_end)
         clock.drain(DP)
-        tails.append(np.array([clock.exposed, clock.side_stream_s, clock.idle_s]))
+        tails.append(np.array(clock.counts()))
         ends.append(clock.compute)
     tied = float(tied_embedding_all_reduce_s(rows)[0])
     meet = max(ends)
@@ -176,6 +176,7 @@ def _finish(
     step = meet + amaxes + norm + max(last) - (max(last) - min(last))
     shown: list[dict[str, float]] = []
     hiddens: list[dict[str, float]] = []
+    late_issues: list[dict[str, float]] = []
     for r, player in enumerate(players):
         counts = player.second_totals() + tails[r]
         both = tied if player.spec.place.has_end else 0.0
@@ -187,6 +188,7 @@ def _finish(
         exposed["optimizer"] += optimizer[r] + norm
         exposed["bubble"] = player.bubble_s + drain
         shown.append({name: max(exposed[name], 0.0) for name in TIME_COMPONENTS})
+        late_issues.append(dict(zip(EXPOSED, counts[3].tolist(), strict=True)))
         hidden = {
             name: max(float(counts[1][FAMILY[name]] - counts[2][FAMILY[name]]), 0.0) for name in HIDDEN_COMPONENTS
         }
@@ -199,12 +201,22 @@ def _finish(
         assert abs(sum(shown[-1].values()) - step) < 1e-6 * step, (sum(shown[-1].values()), step)
     slowest = min(range(len(players)), key=lambda r: (shown[r]["bubble"], r))
     step = sum(shown[slowest].values())
+    for parts, late_s in zip(shown, late_issues, strict=True):
+        _name_late_issue(parts, late_s)
     return ReplayedTime(
         step, shown[slowest], hiddens[slowest], slowest, tuple(shown), tuple(p.idle for p in players),
         tuple(tuple(map(Computation._make, p.spans)) for p in players) if spans else (),
         _transfers(flights, len(players)),
         tuple(tuple(p.ops) for p in players),
     )  # fmt: skip
+
+
+def _name_late_issue(exposed: dict[str, float], late_s: dict[str, float]) -> None:
+    """Call host idle what a collective was waited for only because the host issued it late. Changed in place. [s]"""
+    for family, seconds in late_s.items():
+        moved_s = min(seconds, exposed[family])
+        exposed[family] -= moved_s
+        exposed["host_idle"] += moved_s
 
 
 def _transfers(flights: ExchangeSpans | None, pp: int) -> tuple[tuple[Transfer, ...], ...]:

@@ -56,6 +56,12 @@ class StreamClocks:
     idle_gaps: list[tuple[float, float]] = field(default_factory=list)
     """When the computing stream waited, as far back as something may still be launched beside it."""
     idle_s: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
+    late_issue_s: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
+    """Of ``exposed``, by family, what was waited only because the host issued a collective late: host idle by name."""
+    delay_of_tensor: dict[str, float] = field(default_factory=dict)
+    """How much sooner a tensor of another stream would be there, had the host issued ahead; none where zero. [s]"""
+    delay_of_stream: dict[str, float] = field(default_factory=dict)
+    """The same of when a stream or a communicator is free. [s]"""
     watch: Watch | None = None
     own_order: bool = True
     """Whether any stream begins before what was launched ahead of it has ended."""
@@ -76,6 +82,7 @@ class StreamClocks:
                 self.ready.pop(follow, None)
             else:
                 self.ready[follow] = made
+                self._set_delay(follow, self.delay_of_tensor.get(part.output_tensor, 0.0))
 
     def play_steps(self, steps: Iterable[Step]) -> None:
         """Play steps one after the other."""
@@ -92,6 +99,7 @@ class StreamClocks:
                     self.ready.pop(step.name, None)
                 else:
                     self.ready[step.name] = source
+                    self._set_delay(step.name, self.delay_of_tensor.get(step.source, 0.0))
 
     def synchronise(self, host_s: float = 0.0, reads: tuple[str, ...] = ()) -> None:
         """The host waits for the device, or for what it reads of other streams, and then computes. [s]"""
@@ -107,8 +115,12 @@ class StreamClocks:
         for name in names:
             made = self.ready.get(name)
             if made is not None and made[0] > self.compute and made[1] >= 0:
-                self.exposed[made[1]] += made[0] - self.compute
-                self.idle_s[made[1]] += made[0] - self.compute
+                wait_s = made[0] - self.compute
+                late_s = min(self.delay_of_tensor.get(name, 0.0), wait_s)
+                self.exposed[made[1]] += wait_s
+                self.late_issue_s[made[1]] += late_s
+                self.idle_s[made[1]] += wait_s - late_s
+                self.idle_s[HOST] += late_s
                 if self.watch is not None:
                     self.watch("wait", f"waits for {name}", made[1], self.compute, made[0])
                 self.idle_until(made[0])
@@ -162,6 +174,7 @@ class StreamClocks:
             self.host = self._issue(begun, issued_s, launched)
         for name in step.records:
             self.ready[name] = (self.compute, -1)
+            self.delay_of_tensor.pop(name, None)
 
     def empty(self) -> None:
         """Nothing that was launched is still to be computed, or nothing is known of it."""
@@ -237,24 +250,24 @@ class StreamClocks:
         name, seconds, issue, family, stream, reads, writes, slows, communicator, _ = step
         streams, ready = self.streams, self.ready
         self.host = start = self.host + issue
-        if (free := streams.get(stream, 0.0)) > start:
-            start = free
-        if communicator:
-            communicator = "@" + communicator
-            if (free := streams.get(communicator, 0.0)) > start:
+        communicator = "@" + communicator if communicator else stream
+        # when it would start if the host had issued it as soon as what was launched before it had been computed
+        unheld = min(start, self.compute)
+        for name_of_queue in (stream, communicator):
+            if (free := streams.get(name_of_queue, 0.0)) > start:
                 start = free
+            unheld = max(unheld, free - self.delay_of_stream.get(name_of_queue, 0.0))
         for source in reads:
             if source == NOW:
-                if self.compute > start:
-                    start = self.compute
-            elif (made := ready.get(source)) is not None and made[0] > start:
-                start = made[0]
+                start, unheld = max(start, self.compute), max(unheld, self.compute)
+            elif (made := ready.get(source)) is not None:
+                start, unheld = max(start, made[0]), max(unheld, made[0] - self.delay_of_tensor.get(source, 0.0))
         end = start + seconds
-        streams[stream] = end
-        if communicator:
-            streams[communicator] = end
+        streams[stream] = streams[communicator] = end
+        self.delay_of_stream[stream] = self.delay_of_stream[communicator] = start - unheld
         for made_here in writes:
             ready[made_here] = (end, family)
+            self._set_delay(made_here, start - unheld)
         if seconds > 0:
             self.side_stream_s[family] += seconds
             if start < self.compute:
@@ -263,6 +276,21 @@ class StreamClocks:
                 self.ops_in_flight.append((start, end, family, slows))
             if self.watch is not None:
                 self.watch(stream, name, family, start, end)
+
+    def _set_delay(self, name: str, delay_s: float) -> None:
+        if delay_s > 0.0:
+            self.delay_of_tensor[name] = delay_s
+        else:
+            self.delay_of_tensor.pop(name, None)
+
+    def forget_counts(self) -> None:
+        """Count from nothing what is exposed, beside and waited; what was issued late before matters no more."""
+        self.exposed, self.side_stream_s, self.idle_s, self.late_issue_s = ([0.0] * len(EXPOSED) for _ in range(4))
+        self.delay_of_tensor, self.delay_of_stream = {}, {}
+
+    def counts(self) -> list[list[float]]:
+        """Exposed, beside, waited and late-issue seconds. (4, len(EXPOSED)) [s]"""
+        return [self.exposed, self.side_stream_s, self.idle_s, self.late_issue_s]
 
     def _catch_up(self, start: float, end: float, step: SideStreamOp) -> None:
         """Slow down what was computed before a launch that the host made far ahead, as it ran beside that."""
@@ -277,9 +305,11 @@ class StreamClocks:
 
     def drain(self, family: int) -> None:
         """The computing stream waits for all others, as at the end of a step."""
-        last = max(self.streams.values(), default=self.compute)
+        last_stream = max(self.streams, key=self.streams.__getitem__, default="")
+        last = self.streams.get(last_stream, self.compute)
         if last > self.compute:
             self.ready["@drain"] = (last, family)
+            self._set_delay("@drain", self.delay_of_stream.get(last_stream, 0.0))
             self.wait_for(("@drain",))
             del self.ready["@drain"]
 
