@@ -146,6 +146,7 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     parts = np.maximum((s.dense + s.expert)[:, 0] / vpp / first_bucket_params(rows), 1.0)
     buckets = _at_once(rows, parts)[rows.grid_index]
+    end_reduce, end_gather = _embedding_s(rows, width, each, scatters[:, 0, 0])
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     before_forward = np.zeros_like(forward_s)
@@ -155,7 +156,8 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     if fw.overlap_grad_reduce:
         left_s = _after_last(reduce, backward_s / vpp, before_b / vpp, pp, vpp)
         if vpp == 1:
-            own_s[:, 0] = left_s[:, 0] = np.maximum(reduce[:, 0] / buckets, reduce[:, 0] - backward_s[:, 0])
+            at_end_s = np.minimum(np.maximum(reduce[:, 0] / buckets, end_reduce), reduce[:, 0])
+            own_s[:, 0] = left_s[:, 0] = np.maximum(at_end_s, reduce[:, 0] - backward_s[:, 0])
         worst = row_max(left_s)
         beside = np.maximum(reduce[:, 0] - worst, 0.0)
         lost = slow[:, 0] * beside
@@ -166,7 +168,8 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
         on_path = on_path + worst
     else:
         exposed = exposed + worst
-    first = np.maximum(gather[:, 0] / vpp / buckets, gather[:, 0] / vpp - forward_s[:, 0] / vpp)
+    first = np.minimum(np.maximum(gather[:, 0] / vpp / buckets, end_gather), gather[:, 0])
+    first = np.maximum(first, gather[:, 0] / vpp - forward_s[:, 0] / vpp)
     after_optimizer_s = np.zeros_like(gather)
     if not fw.overlap_param_gather:
         after_optimizer_s = gather * gathers_per_step(rows)[rows.grid_index]
@@ -192,7 +195,8 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     if vpp > 1:
         gathers = gathers * fw.overlap_param_gather
         starts = gathers.copy()
-        starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
+        blocking_s = np.minimum(np.maximum(gathers[:, 0, 0] / buckets, end_gather), gathers[:, 0, 0])
+        starts[:, 0, 0] = np.maximum(blocking_s, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
         once = DataParallelOncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
     return CommunicationOutsideBlocks(
         exposed, hidden, before_forward, once, None, on_path, in_passing if vpp > 1 else 0.0,
@@ -200,12 +204,27 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     )  # fmt: skip
 
 
+def _embedding_s(rows: Rows, reduced: float, gathered: float, scatters: NDArray[np.bool_]) -> tuple[ArrayN, ArrayN]:
+    """Reducing and gathering the embedding, which fills the first rank's last bucket: it is gathered ahead of all, and
+    its gradient comes last. ``reduced`` and ``gathered`` are bytes a parameter. (n,) each [s]"""
+    params, group, fabric = _embedding_params(rows), rows.groups["fsdp"], rows.costs.machine.fabric
+    kinds: tuple[CollectiveKind, CollectiveKind] = ("reduce_scatter", "all_reduce")
+    both = [collective_s(kind, params * reduced, group, fabric) for kind in kinds]
+    gather = collective_s("all_gather", params * gathered, group, fabric)
+    return np.where(scatters, *both)[rows.grid_index], np.where(shards_states(rows), gather, 0.0)[rows.grid_index]
+
+
+def _embedding_params(rows: Rows) -> ArrayN:
+    """Of the embedding on one rank, of each grid of ranks. (g,) [params]"""
+    return rows.workload.model.vocab * rows.workload.model.hidden / rows.grids.tp
+
+
 def tied_embedding_all_reduce_s(rows: Rows) -> ArrayN:
     """Megatron's all-reduce of the gradients of an embedding that the first and the last stage share. (n,) [s]"""
     model = rows.workload.model
     if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.stage_layers.stages.pp == 1:
         return np.zeros(len(rows.table))
-    nbytes = model.vocab * model.hidden * reduced_bytes_per_param(rows) / rows.grids.tp
+    nbytes = _embedding_params(rows) * reduced_bytes_per_param(rows)
     return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid_index]
 
 
