@@ -20,7 +20,7 @@ from mofa.cost.optimizer import (
     unread_gradient_seconds,
     weight_cast_seconds,
 )
-from mofa.cost.rank_rules import waits_at_exchanges
+from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
 from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.critical_path import MOST_WALKED_ROUNDS, Durations, critical_path_s
@@ -97,7 +97,8 @@ def step_time(rows: Rows) -> StepTime:
         behind_s = np.broadcast_to(outside.after_each_backward_s, len(m))[index]
         exposed[_T["host_idle"], index] += each.host_bound.single_stage_s(m[index], behind_s) - m[index] * counted
     elif each.host_bound is not None:
-        walked = outside.first_forward is not None and _walk_fsdp(rows, exposed, each.host_bound, outside)
+        by_step = rows.schedule_record.has_closed_form and gradient_sharing(rows) in ("FSDP by step", "none")
+        walked = by_step and _walk_late_hosts(rows, exposed, each.host_bound, outside)
         _catch_up(rows, exposed, each.host_bound, m, outside, walked)
     negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += negative_idle
@@ -294,11 +295,12 @@ MOST_WALKED = 4096
 """Passes of a micro-batch through a rank that are walked at most, of schedules that have a closed form. [-]"""
 
 
-def _walk_fsdp(
+def _walk_late_hosts(
     rows: Rows, exposed: ArrayN, host_bound: HostBound, outside: CommunicationOutsideBlocks
 ) -> NDArray[np.bool_]:
-    """Give steps of FSDP's pipelines whose host is late the time of their own longest path: a host has no lead in the
-    first forwards, which gather, and gets one while its device waits for neighbours.
+    """Give steps of PyTorch's pipelines whose host is late the time of their own longest path.
+
+    A host has no lead in the first forwards, which gather under FSDP, and gets one while its device waits for neighbours.
 
     Returns
     -------
@@ -311,12 +313,11 @@ def _walk_fsdp(
     some, index = np.flatnonzero(walked), late[walked]
     if not len(some):
         return walked
-    assert outside.once is not None and outside.first_forward is not None
     forward, backward = (_of_rows(clocks, some) for clocks in host_bound.clocks_by_kind)
     given = Durations(
         forward.device_s, backward.device_s, np.zeros_like(backward.device_s), hop_seconds(rows)[index],
-        rows.cluster.gpu.curves.overlap_slowdown.value, outside.once.take(index), (forward, backward),
-        _of_rows(outside.first_forward, some),
+        rows.cluster.gpu.curves.overlap_slowdown.value, None if outside.once is None else outside.once.take(index),
+        (forward, backward), None if outside.first_forward is None else _of_rows(outside.first_forward, some),
     )  # fmt: skip
     plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
     total = critical_path_s(plan, given, num_micro_batches[some], of=rows.stage_layers.shown.shown_index)
@@ -361,7 +362,7 @@ def _stagger(
     """Take off what stages gain that begin a step as their own optimizer is over: of the bubble, where that is shorter
     of the longest optimizer and the gathers behind it."""
     schedule = rows.schedule_record
-    if rows.stage_layers.stages.pp == 1 or not schedule.has_closed_form or schedule.forwards_first:
+    if rows.stage_layers.stages.pp == 1 or not schedule.has_closed_form:
         return
     fwd, bwd = (rows.spread_to_all_stages(passes) for passes in each.of_stages())
     rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else fwd + bwd
@@ -372,7 +373,7 @@ def _stagger(
     gained = row_max(ends) + row_max(after) - row_max(ends + after)
     gained = gained + staggered_start_s(
         fwd, bwd, num_micro_batches, rows.spread_to_all_stages(ends + after), rested_s=rested,
-        before_s=rows.spread_to_all_stages(before) if np.any(before) else None,
+        before_s=rows.spread_to_all_stages(before) if np.any(before) else None, forwards_first=schedule.forwards_first,
     )  # fmt: skip
     for name in ("bubble", "optimizer", "dp"):
         part = np.minimum(gained, exposed[_T[name]])
