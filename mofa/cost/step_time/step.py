@@ -300,7 +300,7 @@ def _walk_late_hosts(
 ) -> NDArray[np.bool_]:
     """Give steps of PyTorch's pipelines whose host is late the time of their own longest path.
 
-    A host has no lead in the first forwards, which gather under FSDP, and gets one while its device waits for neighbours.
+    A host has no lead in the first forwards, which gather under FSDP, and gets one while its device waits for others.
 
     Returns
     -------
