@@ -156,7 +156,7 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     if fw.overlap_grad_reduce:
         left_s = _after_last(reduce, backward_s / vpp, before_b / vpp, pp, vpp)
         if vpp == 1:
-            at_end_s = np.minimum(np.maximum(reduce[:, 0] / buckets, end_reduce), reduce[:, 0])
+            at_end_s = np.minimum(reduce[:, 0] / buckets + end_reduce, reduce[:, 0])
             own_s[:, 0] = left_s[:, 0] = np.maximum(at_end_s, reduce[:, 0] - backward_s[:, 0])
         worst = row_max(left_s)
         beside = np.maximum(reduce[:, 0] - worst, 0.0)
@@ -168,7 +168,7 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
         on_path = on_path + worst
     else:
         exposed = exposed + worst
-    first = np.minimum(np.maximum(gather[:, 0] / vpp / buckets, end_gather), gather[:, 0])
+    first = np.minimum(gather[:, 0] / vpp / buckets + end_gather, gather[:, 0] / vpp)
     first = np.maximum(first, gather[:, 0] / vpp - forward_s[:, 0] / vpp)
     after_optimizer_s = np.zeros_like(gather)
     if not fw.overlap_param_gather:
@@ -195,7 +195,7 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     if vpp > 1:
         gathers = gathers * fw.overlap_param_gather
         starts = gathers.copy()
-        blocking_s = np.minimum(np.maximum(gathers[:, 0, 0] / buckets, end_gather), gathers[:, 0, 0])
+        blocking_s = np.minimum(gathers[:, 0, 0] / buckets + end_gather, gathers[:, 0, 0])
         starts[:, 0, 0] = np.maximum(blocking_s, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
         once = DataParallelOncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
     return CommunicationOutsideBlocks(
