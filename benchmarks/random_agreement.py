@@ -80,7 +80,7 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
     allocated = float(detail.allocated_bytes[0].max()) / max(rank.allocated for rank in ranks) - 1
     reserved = float(detail.reserved_bytes[0].max()) / max(rank.peak_reserved for rank in ranks) - 1
     device, limit = float(detail.device_bytes[0].max()), memory_limit_bytes(drawn.job.cluster)
-    doubt = closed_form_doubt_bytes(drawn.job.framework, float(detail.reserved_bytes[0].max()))
+    doubt = closed_form_doubt_bytes(drawn.job.framework, int(drawn.row.pp[0]), float(detail.reserved_bytes[0].max()))
     false_fit = ""
     if device + doubt <= limit < (played := replayer.fullest_bytes()):
         closed_text = f"{device / 2**30:.2f} GiB and {doubt / 2**30:.2f} in doubt in closed form"

@@ -25,11 +25,16 @@ from random_agreement import RandomAgreement, compare_all  # noqa: E402
 HEAD = "# Made by python scripts/closed_form_residuals.py; what a closed form may fill of a GPU rests on it.\n"
 
 
-def reserved_memory(results: Sequence[RandomAgreement], seeds: Sequence[int]) -> dict[str, dict[str, object]]:
-    """The most of replayed over reserved memory in closed form - 1, of each framework."""
+def reserved_memory(
+    results: Sequence[RandomAgreement], seeds: Sequence[int], *, pipelines: bool
+) -> dict[str, dict[str, object]]:
+    """The most of replayed over reserved memory in closed form - 1, of each framework, on one stage or in pipelines."""
     facts: dict[str, dict[str, object]] = {}
+    some = [r for r in results if not r.refused and ("pp > 1" in r.kinds) == pipelines]
     for name in sorted(FRAMEWORK_NAMES):
-        more = [1.0 / (1.0 + r.reserved) - 1.0 for r in results if r.framework == name and not r.refused]
+        more = [1.0 / (1.0 + r.reserved) - 1.0 for r in some if r.framework == name]
+        if not more:  # a framework without pipelines
+            continue
         source = (
             f"largest of replayed over reserved memory in closed form - 1, {len(more)} random jobs of seeds "
             f"{', '.join(map(str, seeds))}; python scripts/closed_form_residuals.py"
@@ -40,7 +45,8 @@ def reserved_memory(results: Sequence[RandomAgreement], seeds: Sequence[int]) ->
 
 def write(results: Sequence[RandomAgreement], seeds: Sequence[int]) -> str:
     """Write the file, and return its text."""
-    facts = {"reserved_memory": reserved_memory(results, seeds)}
+    facts = {name: reserved_memory(results, seeds, pipelines=name == "pipelines")
+             for name in ("single_stage", "pipelines")}  # fmt: skip
     text = HEAD + yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=116)
     write_atomic(ROOT / "hardware_profiles" / CLOSED_FORM_FILE, text.encode())
     return text

@@ -167,9 +167,14 @@ def load_residuals() -> Residuals:
 
 
 class ClosedFormResiduals(Spec):
-    """``reserved_memory`` is the most of replayed over reserved memory in closed form - 1, by framework. [-]"""
+    """The most of replayed over reserved memory in closed form - 1, by framework, on one stage and in pipelines. [-]"""
 
-    reserved_memory: dict[str, Fact]
+    single_stage: dict[str, Fact]
+    pipelines: dict[str, Fact]
+
+    def reserved_memory(self, framework: str, pp: int) -> Fact:
+        """That of a framework's strategies of so many stages."""
+        return (self.pipelines if pp > 1 else self.single_stage)[framework]
 
 
 @lru_cache(maxsize=1)
@@ -178,8 +183,8 @@ def load_closed_form_residuals() -> ClosedFormResiduals:
 
     Examples
     --------
-    >>> sorted(load_closed_form_residuals().reserved_memory)
-    ['fsdp1', 'megatron', 'megatron-2022', 'megatron-local', 'torchtitan']
+    >>> sorted(load_closed_form_residuals().pipelines)
+    ['megatron', 'megatron-2022', 'megatron-local', 'torchtitan']
     """
     path = data_dir("hardware_profiles") / CLOSED_FORM_FILE
     return build_spec(ClosedFormResiduals, load_yaml(path, CLOSED_FORM_FILE), CLOSED_FORM_FILE)

@@ -73,12 +73,12 @@ def memory_limit_bytes(cluster: ClusterSpec) -> float:
     return cluster.gpu.capacity_bytes.value - margin_bytes(cluster)
 
 
-def closed_form_doubt_bytes(framework: FrameworkSpec, reserved_bytes: float) -> float:
+def closed_form_doubt_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: float) -> float:
     """What the replay may reserve beyond a closed form: the most that it did of random jobs. [B]
 
     A closed form knows sizes and numbers of tensors, not which hole each is cut from.
     """
-    return load_closed_form_residuals().reserved_memory[framework.name].value * reserved_bytes
+    return load_closed_form_residuals().reserved_memory(framework.name, pp).value * reserved_bytes
 
 
 _numbers = count()
@@ -237,7 +237,9 @@ class Candidate:
 
         ``doubted``: it leaves free as well what the replay may reserve beyond the closed form, for no replay follows.
         """
-        doubt = closed_form_doubt_bytes(self.job[2], float(self.costed.reserved_bytes[0])) if doubted else 0.0
+        doubt, pp = 0.0, int(self.job[3].pp[0])
+        if doubted:
+            doubt = closed_form_doubt_bytes(self.job[2], pp, float(self.costed.reserved_bytes[0]))
         memory = _memory(self.job[1], self.costed, self.estimator.stages(), emptiest_and_fullest(self.estimator), doubt)
         return self._plan(None, memory, banded=banded, doubted=doubted)
 
@@ -284,7 +286,7 @@ class Candidate:
         notes += borrowed_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
         stages, framework = self.estimator.stages(), self.job[2]
         notes += layout_notes(stages, self.job[0].model, framework)
-        notes += doubt_note(framework) if doubted else ()
+        notes += doubt_note(framework, stages.pp) if doubted else ()
         under, layout = self._library_fraction(plan) if banded else None, launch_layout(stages, framework)
         return plan.model_copy(update={"notes": plan.notes + notes, "library_fraction": under, "layout": layout})
 

@@ -142,9 +142,9 @@ def alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
     return (note,)
 
 
-def doubt_note(framework: FrameworkSpec) -> tuple[str, ...]:
+def doubt_note(framework: FrameworkSpec, pp: int) -> tuple[str, ...]:
     """What a closed form leaves free for memory that only a replay knows."""
-    doubt = load_closed_form_residuals().reserved_memory[framework.name]
+    doubt = load_closed_form_residuals().reserved_memory(framework.name, pp)
     return (f"the margin has {doubt.value:.1%} of the reserved memory more, as no replay follows: {doubt.source}",)
 
 
