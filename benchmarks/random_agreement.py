@@ -20,7 +20,7 @@ from mofa.replay.rank.from_estimator import rank_describer
 from mofa.replay.replayer import Replayer
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.to_plan.builder import memory_limit_bytes
+from mofa.search.to_plan.builder import closed_form_doubt_bytes, memory_limit_bytes
 from mofa.specs.strategy import CP_KINDS
 
 STEP_BAR, MEMORY_BAR = 0.03, 0.02
@@ -38,6 +38,7 @@ class RandomAgreement:
 
     number: int
     words: str
+    framework: str
     kinds: frozenset[str]
     too_long: int = 0
     too_large: int = 0
@@ -58,15 +59,16 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
             estimator = _estimator(drawn)
             closed = estimator.breakdown(detail=True)
         except MofaError as error:
-            return RandomAgreement(number, _words(drawn), _kinds(drawn), too_long, too_large, refused=str(error))
+            name = drawn.job.framework.name
+            return RandomAgreement(number, _words(drawn), name, _kinds(drawn), too_long, too_large, refused=str(error))
         if closed.device_bytes[0] <= TIMES_CAPACITY * drawn.job.cluster.gpu.capacity_bytes.value:
             break
         too_large += 1
     replayer = Replayer(estimator)
     step = float(closed.step_s[0]) / replayer.time_without_spans().step_s - 1
-    words, kinds = _words(drawn), _kinds(drawn)
+    of_job = number, _words(drawn), drawn.job.framework.name, _kinds(drawn), too_long, too_large
     if not memory:
-        return RandomAgreement(number, words, kinds, too_long, too_large, step)
+        return RandomAgreement(*of_job, step)
     detail = closed.detail
     assert detail is not None
     expandable = drawn.job.framework.allocator == "expandable"
@@ -78,10 +80,12 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
     allocated = float(detail.allocated_bytes[0].max()) / max(rank.allocated for rank in ranks) - 1
     reserved = float(detail.reserved_bytes[0].max()) / max(rank.peak_reserved for rank in ranks) - 1
     device, limit = float(detail.device_bytes[0].max()), memory_limit_bytes(drawn.job.cluster)
+    doubt = closed_form_doubt_bytes(drawn.job.framework, int(drawn.row.pp[0]), float(detail.reserved_bytes[0].max()))
     false_fit = ""
-    if device <= limit < (played := replayer.fullest_bytes()):
-        false_fit = f"{device / 2**30:.2f} GiB closed, {played / 2**30:.2f} played, {limit / 2**30:.2f} offered"
-    return RandomAgreement(number, words, kinds, too_long, too_large, step, allocated, reserved, false_fit)
+    if device + doubt <= limit < (played := replayer.fullest_bytes()):
+        closed_text = f"{device / 2**30:.2f} GiB and {doubt / 2**30:.2f} in doubt in closed form"
+        false_fit = f"{closed_text}, {played / 2**30:.2f} played, {limit / 2**30:.2f} offered"
+    return RandomAgreement(*of_job, step, allocated, reserved, false_fit)
 
 
 def _estimator(drawn: RandomJob) -> Estimator:

@@ -96,6 +96,10 @@ class LayerArrays:
         return self.stack(lambda c: c.memory.pool_slack)
 
     @cached_property
+    def other_pools(self) -> ArrayN:
+        return self.stack(lambda c: c.memory.other_pools)
+
+    @cached_property
     def largest(self) -> ArrayN:
         return self.stack(lambda c: c.memory.largest)
 

@@ -1,4 +1,5 @@
-"""How far measured runs lay from their predictions: what the memory margin and the band of a step rest on."""
+"""How far measured runs lay from their predictions, and closed forms from the replay: what the memory margin and the
+band of a step rest on."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from mofa.specs.from_mapping import build_spec
 FILE = "residuals.yaml"
 STEPS_FILE = "step_residuals.csv"
 """Every residual behind the groups, one row a configuration."""
+CLOSED_FORM_FILE = "closed_form_residuals.yaml"
 
 Nodes = Literal["one node", "several nodes"]
 Products = Literal["bf16", "fp8"]
@@ -162,3 +164,27 @@ def load_residuals() -> Residuals:
     """
     path = data_dir("hardware_profiles") / FILE
     return build_spec(Residuals, load_yaml(path, FILE), FILE)
+
+
+class ClosedFormResiduals(Spec):
+    """The most of replayed over reserved memory in closed form - 1, by framework, on one stage and in pipelines. [-]"""
+
+    single_stage: dict[str, Fact]
+    pipelines: dict[str, Fact]
+
+    def reserved_memory(self, framework: str, pp: int) -> Fact:
+        """That of a framework's strategies of so many stages."""
+        return (self.pipelines if pp > 1 else self.single_stage)[framework]
+
+
+@lru_cache(maxsize=1)
+def load_closed_form_residuals() -> ClosedFormResiduals:
+    """The bundled residuals of closed forms; ``python scripts/closed_form_residuals.py`` makes the file anew.
+
+    Examples
+    --------
+    >>> sorted(load_closed_form_residuals().pipelines)
+    ['megatron', 'megatron-2022', 'megatron-local', 'torchtitan']
+    """
+    path = data_dir("hardware_profiles") / CLOSED_FORM_FILE
+    return build_spec(ClosedFormResiduals, load_yaml(path, CLOSED_FORM_FILE), CLOSED_FORM_FILE)

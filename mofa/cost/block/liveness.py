@@ -48,7 +48,9 @@ class BlockMemory:
     freed_before_last_weight: ArrayK
     """Of what was kept, what the backward reads only before it comes to the last weight. [B]"""
     pool_slack: ArrayK
-    """Peaks of other streams' memory pools beyond what is alive of them at the block's peak. [B]"""
+    """Peaks of the streams' memory pools beyond what is alive of them at the block's peak. [B]"""
+    other_pools: ArrayK
+    """Peaks of the pools of all streams but the computing one. [B]"""
     forward_peak: ArrayK
     forward_kinds: ArrayK
     forward_op: NDArray[np.intp]
@@ -71,6 +73,7 @@ class BlockMemory:
             large_peak=np.maximum(self.large_peak, block.large_peak),
             freed_before_last_weight=block.freed_before_last_weight,
             pool_slack=np.maximum(self.pool_slack, block.pool_slack),
+            other_pools=np.maximum(self.other_pools, block.other_pools),
             forward_peak=np.maximum(forward, self.forward_peak),
             forward_kinds=np.where(later_f, self.saved_kinds + block.forward_kinds, self.forward_kinds),
             forward_op=np.where(later_f, block.forward_op, self.forward_op),
@@ -113,15 +116,16 @@ def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> li
             own[first + np.array(pool, dtype=np.intp)] = 0.0
     largest = np.maximum.reduceat(own, joined.first, axis=0)
     large_saved, large_forward, large_peak = _larger(joined, own, large)
+    pools = [_pool_slack(joined, i, block, peak_op[2 * i + 1]) for i, block in enumerate(blocks)]
     return [
         BlockMemory(
             saved=saved_kinds[i].sum(axis=0), saved_kinds=saved_kinds[i], saved_slack=slack[i], largest=largest[i],
             large_saved=large_saved[i], large_forward=large_forward[i], large_peak=large_peak[i],
-            freed_before_last_weight=above[i], pool_slack=_pool_slack(block, sizes[first:], peak_op[2 * i + 1]),
+            freed_before_last_weight=above[i], pool_slack=pools[i][0], other_pools=pools[i][1],
             forward_peak=peak[2 * i], forward_kinds=peak_kinds[2 * i], forward_op=peak_op[2 * i],
             backward_peak=peak[2 * i + 1], backward_kinds=peak_kinds[2 * i + 1], backward_op=peak_op[2 * i + 1],
         )
-        for i, (block, first) in enumerate(zip(blocks, joined.first, strict=True))
+        for i, block in enumerate(blocks)
     ]  # fmt: skip
 
 
@@ -188,6 +192,11 @@ class _Joined:
         for row, first, places in zip(some, self.first, chosen, strict=True):
             row[first + np.array(places, dtype=np.intp)] = 1.0
         return np.asarray(some @ self.sizes)
+
+    def tensors_of(self, i: int) -> tuple[IntA, ArrayK]:
+        """The tensors of the ``i``-th block and their bytes. (tensors,), (tensors, K) [B]"""
+        tensors = np.flatnonzero(self.block == i)
+        return tensors, self.sizes[tensors]
 
     def there(self, ops: IntA, tensors: IntA | slice = slice(None)) -> NDArray[np.bool_]:
         """Which of some tensors are alive at some ops. (ops, tensors)"""
@@ -271,19 +280,27 @@ def _peak_ops_of(joined: _Joined, tensors: IntA, ops: IntA) -> IntA:
     return np.flatnonzero(more)
 
 
-def _pool_slack(block: BlockLifetimes, sizes: ArrayK, peak_op: IntA) -> ArrayK:
-    """Memory is pooled per stream: what a communication stream held at its own peak stays reserved for it. (K,) [B]
+def _pool_slack(joined: _Joined, i: int, block: BlockLifetimes, peak_op: IntA) -> tuple[ArrayK, ArrayK]:
+    """Memory is pooled per stream: what each stream held at its own peak stays reserved for it. (K,) [B]
 
-    ``sizes`` begin with the block's tensors, (tensors, K); its peak is at ``peak_op``, (K,).
+    Of the ``i``-th block, beyond what is alive at ``peak_op``, (K,): of streams of communication at their peaks, of the
+    computing stream at that of its backward. And the peaks of all but the computing stream. (K,) [B]
     """
-    total = np.zeros(sizes.shape[1])
-    for pool in block.pools.values():
-        start, end = (np.array([getattr(block.intervals[i], name) for i in pool]) for name in ("start", "end"))
-        if pool:
-            ops = np.arange(len(block.ops))[:, None]
-            alive = ((start <= ops) & (ops <= end)).astype(float) @ sizes[pool]
-            total += alive.max(axis=0) - alive[peak_op, np.arange(len(total))]
-    return total
+    pools = [np.array(pool, dtype=np.intp) for pool in block.pools.values() if pool]
+    total, others = np.zeros((2, joined.sizes.shape[1]))
+    if not pools:
+        return total, others
+    at_peak, begin, end = np.arange(len(total)), int(joined.bounds[2 * i]), int(joined.bounds[2 * i + 2])
+    ops = np.arange(begin, end)
+    computing = joined.alive_of(ops, *joined.tensors_of(i)) + joined.scratch[begin:end]
+    for pool in pools:
+        tensors = joined.first[i] + pool
+        alive = joined.alive_of(ops, tensors, joined.sizes[tensors])
+        others += alive.max(axis=0)
+        total -= alive[peak_op, at_peak]
+        computing -= alive
+    own = computing[block.first_backward_op :].max(axis=0) - computing[peak_op, at_peak]
+    return total + others + own, others
 
 
 def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
@@ -292,8 +309,8 @@ def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
     large = np.zeros((num_sizes, num_k))
     return BlockMemory(
         saved=zero, saved_kinds=kinds, saved_slack=zero, largest=zero, large_saved=large, large_forward=large,
-        large_peak=large, freed_before_last_weight=zero, pool_slack=zero, forward_peak=zero, forward_kinds=kinds,
-        forward_op=op, backward_peak=zero, backward_kinds=kinds, backward_op=op,
+        large_peak=large, freed_before_last_weight=zero, pool_slack=zero, other_pools=zero, forward_peak=zero,
+        forward_kinds=kinds, forward_op=op, backward_peak=zero, backward_kinds=kinds, backward_op=op,
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def stage_bytes(rows: Rows) -> StageBytes:
     candidates = PeakCandidates(rows)
     candidates.build()
     allocated, which = candidates.largest()
-    reserved = _reserved(rows, candidates, allocated, which)  # which has rests of its own
+    reserved = _reserved(rows, candidates, allocated)  # which has rests of its own
     rests = unsplit_rests(rows, candidates.freed_at_step())
     if rests is not None:
         candidates.hold_rests(rests)
@@ -65,12 +65,13 @@ def fullest_of(stages: StageBytes) -> Peak:
     return Peak(stages, first_largest(stages.device), tuple(candidate.name for candidate in stages.candidates.all))
 
 
-def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN, which: NDArray[np.int64]) -> ArrayN:
+def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> ArrayN:
     """What the allocator holds. (n, R) [B]
 
     - Requests are rounded; see :func:`mofa.cost.block.liveness.rounded_bytes`.
-    - Memory is pooled per stream. FSDP's sharded gradients live in the reduce-scatter stream's pool, which keeps its
-      blocks while they are gone, and its gathered weights in the gather stream's, at their own peaks.
+    - Memory is pooled per stream. FSDP's sharded gradients live in the reduce-scatter stream's pool, which holds them
+      all and what waits for sums over replicas, while the computing stream's holds the most of all else, at another
+      instant. Gathered weights are in the gather stream's, at their own peaks.
     - Whole segments, of which larger tensors find none that fits
       (:func:`mofa.cost.memory.reserved.native_allocator_bytes`). The expandable allocator maps pages instead; pages
       once mapped stay, those of the parameters that Megatron copied too.
@@ -83,12 +84,14 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN, which: 
                       c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
     slack = slack + np.maximum(ends, rows.largest_layer_by_stage(rows.layers.pools))
     shards = shards_params(rows)
-    if shards and not rows.mode.pipelined:
-        slack = slack + (1.0 - candidates.gradient_share_at(which)) * candidates.grads
+    apart = shards and not rows.mode.pipelined
+    if apart:
+        allocated = candidates.outside_gradients()
+        slack = slack + candidates.grads + candidates.sums
     if rows.framework.allocator != "expandable":
         if shards:  # under no pipeline the gradients' too
             slack = slack + fsdp_shard_waste_bytes(rows) * (1.0 if rows.mode.pipelined else 2.0)
-        return native_allocator_bytes(rows, candidates.largest_alive(allocated)) + slack
+        return native_allocator_bytes(rows, candidates.largest_alive(allocated, gradients_apart=apart)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
         slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid_index]
     if has_flat_buffers(rows):

@@ -73,14 +73,14 @@ class PeakCandidates(PeakInstants):
     def add_block(
         self, direction: str, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
         where: NDArray[np.bool_], freed_bytes: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
-        leftover_bytes: ArrayN | float = 0.0,
+        leftover_bytes: ArrayN | float = 0.0, sums: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """Add an instant inside a kind of layer; ``peaks`` are by mode, combination and kind."""
         k, (peak, kinds) = self.rows.k, peaks
         self.add(
             f"{direction} {name}", where, peak[mode, k, kind],
             lambda positions: kinds[mode[positions], k[positions], kind].T, freed_bytes, grads=grads,
-            copies=copies, leftover_bytes=leftover_bytes, inside=direction, direction=direction,
+            copies=copies, leftover_bytes=leftover_bytes, sums=sums, inside=direction, direction=direction,
         )  # fmt: skip
 
     def build(self) -> None:
@@ -128,11 +128,11 @@ class PeakCandidates(PeakInstants):
                 self.add_block(
                     "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, leftover_bytes=ahead
                 )
-                later = later + self.sums * self._share_of_grads(self._end_params(head_params))
+                sums = self.sums * self._share_of_grads(self._end_params(head_params))
                 reduced = waiting + np.where(alone, reduced_head_swap_bytes(rows, i), 0.0)
                 self.add_block(
                     "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=reduced,
-                    leftover_bytes=later
+                    leftover_bytes=later, sums=sums,
                 )  # fmt: skip
                 if self.retention:
                     name = f"of the first {kind} block{label}"
@@ -150,7 +150,7 @@ class PeakCandidates(PeakInstants):
                     sums = self.sums * (1.0 - self._layer_grads(i))
                     self.add_block(
                         "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap,
-                        leftover_bytes=sums
+                        sums=sums,
                     )  # fmt: skip
                     if gathers_ends(rows):
                         inner = backward, mode, has & (layers > 1)
@@ -170,7 +170,7 @@ class PeakCandidates(PeakInstants):
             grads = np.where(several, 1.0, ahead)
             self.add_block(
                 "backward", f"beside the {name} {kind_name} block{label}", kind, peaks,
-                mode, has, minus, grads=grads, copies=waiting, leftover_bytes=self.sums * ahead,
+                mode, has, minus, grads=grads, copies=waiting, sums=self.sums * ahead,
             )  # fmt: skip
 
     def _lingers(self, kind: int, recomputed: int, gone: ArrayN) -> tuple[ArrayN | float, ...]:
@@ -301,10 +301,10 @@ class PeakCandidates(PeakInstants):
         gone, leftover_bytes = self._one_micro_batch(), 0.0
         if self.retention:
             leftover_bytes = self.retention.in_end_block(0, BACKWARD, ended=True) + self.retention.there * gone
-        leftover_bytes = leftover_bytes + self.sums * (1.0 - self._embedding_share)
         self._add_end(
             "embedding", "backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0,
             copies=tied_head_gradient_bytes(rows), leftover_bytes=leftover_bytes,
+            sums=self.sums * (1.0 - self._embedding_share),
         )  # fmt: skip
 
     def _optimizer(self) -> None:
@@ -329,12 +329,13 @@ class PeakCandidates(PeakInstants):
     def _add_end(
         self, end: str, direction: str, stage: ArrayN, kinds: ArrayN, freed_bytes: ArrayN | float, *,
         grads: ArrayN | float, copies: ArrayN | float = 0.0, leftover_bytes: ArrayN | float = 0.0,
+        sums: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """An instant of the embedding or the head, ``kinds`` by combination. (len(KINDS), K)"""
         k = self.rows.k
         self.add(
             f"{end} {direction}", stage[None] > 0, kinds.sum(axis=0)[k], lambda positions: kinds[:, k[positions]],
-            freed_bytes, grads=grads, copies=copies, leftover_bytes=leftover_bytes,
+            freed_bytes, grads=grads, copies=copies, leftover_bytes=leftover_bytes, sums=sums,
             inside="loss" if end == "loss" else "",
             direction=direction,
         )  # fmt: skip

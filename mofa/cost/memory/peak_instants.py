@@ -36,7 +36,8 @@ class PeakInstant:
 
     ``freed_bytes`` of the kept activations is gone by then, all where None; ``grads`` is the part of the gradients that
     is there, ``copies`` are weight copies besides, ``leftover_bytes`` what earlier computations left;
-    ``transient`` gives the kinds that the op holds for the candidates at these positions. (len(KINDS), len(at))
+    ``sums`` of it are reduced gradients that wait for their sum over replicas. ``transient`` gives the kinds that the
+    op holds for the candidates at these positions. (len(KINDS), len(at))
     ``inside`` says where it is: a layer's forward or backward, or the loss.
     """
 
@@ -47,6 +48,7 @@ class PeakInstant:
     grads: ArrayN | float
     copies: ArrayN | float
     leftover_bytes: ArrayN | float
+    sums: ArrayN | float
     transient: Callable[[NDArray[np.intp]], ArrayN]
 
 
@@ -71,21 +73,21 @@ class PeakInstants:
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
         freed_bytes: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
-        leftover_bytes: ArrayN | float = 0.0, direction: str = "",
+        leftover_bytes: ArrayN | float = 0.0, sums: ArrayN | float = 0.0, direction: str = "",
     ) -> None:  # fmt: skip
         """An instant that occurs ``where`` (n, R), at which an op holds ``transient`` (n,), of such ``kinds``.
 
         Inside of layers, at the loss, is behind a forward; outside of all is behind a backward. ``direction`` is of the
         computation that it is in, empty outside of all.
         """
-        leftover_bytes = leftover_bytes + self.shelved[not inside]
+        leftover_bytes = leftover_bytes + self.shelved[not inside] + sums
         if direction:
             leftover_bytes = leftover_bytes - self.let_go[direction == "backward"]
         alive = self.fixed + grads * self.grads + transient[:, None] + copies + leftover_bytes
         if freed_bytes is not None:
             alive += self.activations - freed_bytes
         total = np.where(where, alive, -np.inf)
-        self.all.append(PeakInstant(name, inside, total, freed_bytes, grads, copies, leftover_bytes, kinds))
+        self.all.append(PeakInstant(name, inside, total, freed_bytes, grads, copies, leftover_bytes, sums, kinds))
 
     def largest(self) -> tuple[ArrayN, NDArray[np.int64]]:
         """The largest of all instants and which it is: of those that only rounding tells apart, the first. (n, R)"""
@@ -111,12 +113,22 @@ class PeakInstants:
             candidate.total[:] += rests.params + rests.states
         self.all[-1].total[:] += rests.step_scratch
 
-    def largest_alive(self, most: ArrayN) -> LivePeaks:
-        """The most alive at each kind of instant, where ``most`` is what is alive at all. (n, R) [B]"""
+    def outside_gradients(self) -> ArrayN:
+        """The most alive that is no gradient, nor waits for its sum over replicas. (n, R) [B]"""
+        return np.asarray(np.maximum.reduce([self._without_gradients(candidate) for candidate in self.all]))
+
+    def _without_gradients(self, candidate: PeakInstant) -> ArrayN:
+        return np.asarray(candidate.total - candidate.grads * self.grads - candidate.sums)
+
+    def largest_alive(self, most: ArrayN, *, gradients_apart: bool = False) -> LivePeaks:
+        """The most alive at each kind of instant, where ``most`` is what is alive at all. (n, R) [B]
+
+        ``gradients_apart``: all without gradients, which have a pool of their own; ``most`` has none either.
+        """
 
         def of(inside: tuple[str, ...], grads: bool) -> ArrayN:
             totals = [
-                candidate.total - (0.0 if grads else candidate.grads * self.grads)
+                self._without_gradients(candidate) if gradients_apart or not grads else candidate.total
                 for candidate in self.all
                 if candidate.inside in inside
             ]
@@ -132,13 +144,6 @@ class PeakInstants:
             of(forward, False) if piped else most, of(("forward", "backward", "loss", ""), False) if piped else most,
             self.grads, self.buffers,
         )  # fmt: skip
-
-    def gradient_share_at(self, which: NDArray[np.int64]) -> ArrayN:
-        """The part of the gradients that is there at each stage's instant. (n, R)"""
-        out = np.empty(which.shape)
-        for i, candidate in enumerate(self.all):
-            np.copyto(out, candidate.grads, where=which == i)
-        return out
 
     def components_at(self, rows_at: NDArray[np.intp], instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
         """Live components of candidates ``rows_at``, each at one instant of one stage. (len(LIVE_COMPONENTS),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.liveness import BlockMemory
 from mofa.cost.memory.ring_buffers import late_ring_bytes
 from mofa.cost.optimizer import optimizer_dtype_bytes, whole_embedding_gradient
-from mofa.cost.rank_rules import has_flat_buffers, keeps_params_gathered, shards_states
+from mofa.cost.rank_rules import has_flat_buffers, keeps_params_gathered, shards_params, shards_states
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
 
@@ -89,7 +89,11 @@ def native_allocator_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
         return _unsharded(rows, alive, late_states, bulk)
     if not has_flat_buffers(rows):
         ahead = alive.forward - late_states
-        return np.maximum(np.maximum(alive.overall, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
+        most = np.maximum(np.maximum(alive.overall, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
+        loss = _bulk(rows.costs.head.memory)[rows.k][:, None] * rows.is_head
+        large = _states_larger_than(rows, widest)
+        most = np.maximum(most, alive.layers - late_states + np.maximum(large, bulk + loss))
+        return np.maximum(most, alive.layers + _scratch_in_pieces(rows, alive, large))
     made = start_bytes_of_weights(rows)
     lost, pieces = holes_bytes(rows, made, alive.overall)
     most, ahead = _beside_holes(rows, made, alive.buffers)
@@ -109,6 +113,46 @@ def _late_states(rows: Rows) -> ArrayN:
     """The states that appear at the end of the first step: Megatron's main copies are there before. (n, R) [B]"""
     num_moments = rows.workload.optimizer.traits.num_moments
     return rows.static.states[rows.grid_index] * (num_moments / (num_moments + 1.0) if has_flat_buffers(rows) else 1.0)
+
+
+def _states_larger_than(rows: Rows, widest: ArrayN) -> ArrayN:
+    """Moments, and what the optimizer's step has beside them, in tensors larger than any of a layer: they find no room
+    in what layers let go. (n, R) [B]
+
+    Parameters
+    ----------
+    widest
+        The largest tensor of each stage's layers. (n, R) [B]
+    """
+    weights, ranks, static = rows.costs.weights, rows.shards, rows.static
+    counts = rows.stage_layers.stages.layer_counts[:, rows.stage_layers.shown.shown_stages].sum(axis=2).astype(float)
+    layers = np.concatenate([counts, rows.is_first[None], rows.is_head[None]])[weights.kind]  # (weights, R)
+    num_moments = rows.workload.optimizer.traits.num_moments
+    beside = (static.step_scratch / np.maximum(static.states / num_moments, 1.0))[rows.grid_index]
+    wide = optimizer_dtype_bytes(rows.workload, rows.mode.precision)
+    sharded = shards_params(rows)
+    large = np.zeros(widest.shape)
+    for w, is_expert in enumerate(weights.expert.tolist()):
+        shared = (ranks.expert_ranks if is_expert else ranks.dense_ranks)[rows.grid_index, 0] if sharded else 1.0
+        state = wide * weights.params[w, rows.k] / shared
+        each = (weights.numbers[w, rows.k] * bytes_taken_of_segments(state))[:, None] * layers[w]
+        large += np.where(state[:, None] > np.maximum(widest, MIN_OWN), each, 0.0)
+    return np.asarray((num_moments + beside) * large)
+
+
+def _scratch_in_pieces(rows: Rows, alive: LivePeaks, large_states: ArrayN) -> ArrayN:
+    """Of what the optimizer's step has beside its states what layers can't use. (n, R) [B]
+
+    States and this are cut from what the first step's layers let go. Where that is not enough, it is in pieces of its
+    own, smaller than the tensors of layers, which take new segments in the second step.
+    """
+    static = rows.static
+    states, scratch = static.states[rows.grid_index], static.step_scratch[rows.grid_index]
+    in_layers = alive.layers - static.params[rows.grid_index] - states - alive.buffers
+    in_layers = in_layers - rows.largest_layer_by_stage(rows.layers.other_pools)
+    in_large = large_states * scratch / np.maximum(states + scratch, 1.0)
+    unfitting = np.clip(states + scratch - in_layers, 0.0, scratch)
+    return np.asarray(np.minimum(np.maximum(unfitting - in_large, 0.0), np.maximum(in_layers, 0.0)))
 
 
 def _with_loss(
@@ -170,6 +214,7 @@ def _beside_holes(rows: Rows, made: StartBytesOfWeights, buffers: ArrayN) -> tup
     fixed = (static.params + static.grads - static.buffers)[grid] + buffers
     most, ahead = np.zeros(fixed.shape), np.zeros(fixed.shape)
     num_states = 1.0 + rows.workload.optimizer.traits.num_moments
+    of_state = (static.step_scratch / np.maximum(static.states / num_states, 1.0))[grid]  # at the optimizer's step
     ends = [(end.large_saved + end.large_peak, there) for end, there in
             ((rows.costs.head.memory, rows.is_head), (rows.costs.embedding.memory, rows.is_first))]  # fmt: skip
     for i, (holes, states, copies) in enumerate(_by_size(rows, made), start=1):
@@ -180,7 +225,8 @@ def _beside_holes(rows: Rows, made: StartBytesOfWeights, buffers: ArrayN) -> tup
         for large, there in ends:
             peak = np.maximum(peak, large[i, rows.k][:, None] * there)
         beside = fixed + (holes + copies)[grid] + saved
-        most = np.maximum(most, beside + num_states * states[grid] + peak)
+        stepping = fixed + (holes + copies + num_states * states)[grid] + of_state * states[grid]
+        most = np.maximum(np.maximum(most, stepping), beside + num_states * states[grid] + peak)
         ahead = np.maximum(ahead, beside + states[grid] + rows.largest_layer_by_stage(layers.large_forward[..., i]))
     return most, ahead
 
@@ -256,7 +302,7 @@ class _Start:
     small: ArrayN
     """Blocks of states of up to 1 MiB, which are in a pool of their own."""
     waste: ArrayN
-    """What of them the pool's segments take beyond their bytes."""
+    """What segments that several states share take beyond their bytes."""
     fitting: ArrayN
     large: ArrayN
     """Larger states, that find a hole and that find none."""
@@ -275,7 +321,7 @@ def _start(made: StartBytesOfWeights, num_states: float) -> _Start:
     if len(w):
         wider = made.sum_by_stage(np.where(hole[:, some] >= state[w, some], room[:, some], 0.0))
         np.add.at(large, some, np.maximum(needed[w, some, None] * layers[made.kind[w]] - wider, 0.0))
-    waste = np.where(is_small, needed - num_states * made.owned * state, 0.0)
+    waste = np.where(state < MIN_OWN, needed - num_states * made.owned * state, 0.0)
     return _Start(
         made.sum_by_stage(room), made.sum_by_stage(np.where(is_small, needed, 0.0)), made.sum_by_stage(waste),
         made.sum_by_stage(np.where(is_small, 0.0, needed)) - large, large,

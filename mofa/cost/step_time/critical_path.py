@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.step_time import compiled_path
-from mofa.cost.step_time.dependency_levels import DependencyLevels, levels_of
+from mofa.cost.step_time.dependency_levels import DependencyLevels, Once, levels_of
 from mofa.schedules import SCHEDULES, Runtime
 from mofa.schedules.interleaved import micro_batches_per_round
 
@@ -36,12 +36,18 @@ class DataParallelOncePerStep:
     """What data parallelism does once a step for each chunk of a rank, on a stream beside computing. (n, pp, vpp) [s]
 
     ``gather_s`` of parameters, ``blocking_gather_s`` what of it comes before anything of the first forward,
-    ``reduce_s`` of gradients.
+    ``reduce_s`` of gradients. ``kind`` says whose it is.
     """
 
     gather_s: ArrayN
     blocking_gather_s: ArrayN
     reduce_s: ArrayN
+    kind: Once = "Megatron"
+
+    def take(self, index: IntA) -> DataParallelOncePerStep:
+        """That of some plans."""
+        parts = (self.gather_s[index], self.blocking_gather_s[index], self.reduce_s[index])
+        return DataParallelOncePerStep(*parts, self.kind)
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,10 @@ class Durations:
     (n,); ``slowdown`` is what computing loses of its rate beside one. ``host`` are both clocks of each kind of
     computation, where the host may be late. [s]
 
-    With ``once`` the time goes from Megatron's first gather to its last reduction, which all ranks launch at once. The
+    With ``once`` the time goes from the first gather to the last reduction. Megatron's ranks launch these at once. The
     first two chunks are gathered at the start. Each further one is when the first forward of the chunk before it begins
-    on rank 0. A rank reduces a chunk as many backwards behind the chunk's last as its own number.
+    on rank 0. A rank reduces a chunk as many backwards behind the chunk's last as its own number. FSDP's are in
+    :mod:`mofa.cost.step_time.pipelined_fsdp`; of pieces, ``first_forward`` has both clocks of each first forward.
     """
 
     forward_s: ArrayN
@@ -65,12 +72,11 @@ class Durations:
     slowdown: float = 0.0
     once: DataParallelOncePerStep | None = None
     host: tuple[Clocks, ...] | None = None
+    first_forward: Clocks | None = None
 
     def take(self, index: IntA, host: tuple[Clocks, ...]) -> Durations:
         """Those of some plans, with the clocks of their hosts."""
-        once = self.once
-        if once is not None:
-            once = DataParallelOncePerStep(once.gather_s[index], once.blocking_gather_s[index], once.reduce_s[index])
+        once = None if self.once is None else self.once.take(index)
         return Durations(
             self.forward_s[index],
             self.backward_s[index],
@@ -89,24 +95,38 @@ class Durations:
             by_weights[:, 0, 0] = self.backward_s[:, 0, 0]  # the first stage has no input to differentiate by
             kinds = [self.forward_s, self.backward_s - by_weights, by_weights]
         alone = np.stack(kinds, axis=1).reshape(len(self.hop_s), -1).T
-        parts = [self.hop_s[None], alone, alone + self.slowdown * np.minimum(self.hop_s, alone)]
-        if self.once is not None:
+        parts = [self.hop_s[None], alone, self._beside(alone)]
+        if self.once is not None and self.first_forward is None:
             each = (self.once.gather_s, self.once.blocking_gather_s, self.once.reduce_s)
             parts += [part.reshape(len(part), -1).T for part in each]
+        elif self.once is not None and self.first_forward is not None:
+            first_s, reduce_s = (of.reshape(len(of), -1).T for of in (self.first_forward.device_s, self.once.reduce_s))
+            parts += [first_s, self._beside(first_s), reduce_s]
         return np.concatenate(parts)
+
+    def _beside(self, alone_s: ArrayN) -> ArrayN:
+        """What computations take beside a hand-over; n last. [s]"""
+        return np.asarray(alone_s + self.slowdown * np.minimum(self.hop_s, alone_s))
 
     def host_tables(self, durations: ArrayN) -> tuple[ArrayN, ArrayN, ArrayN] | None:
         """The other three of both clocks' four numbers, in the same order; nothing where the host plays no part."""
         if self.host is None:
             return None
         out: list[ArrayN] = []
-        size = len(self.host) * self.forward_s[0].size
-        for of_kinds in list(zip(*self.host, strict=True))[1:4]:
+        each = self.forward_s[0].size
+        size = len(self.host) * each
+        firsts = (None,) * 3 if self.first_forward is None else self.first_forward[1:4]
+        for of_kinds, first in zip(list(zip(*self.host, strict=True))[1:4], firsts, strict=True):
             table = np.full_like(durations, NEVER)
             alone = np.stack(of_kinds, axis=1).reshape(len(self.hop_s), -1).T
             table[1 : 1 + size] = alone
             beside = durations[1 + size : 1 + 2 * size] - durations[1 : 1 + size]
             table[1 + size : 1 + 2 * size] = alone + (beside if len(out) < 2 else 0.0)
+            if first is not None:
+                start, alone = 1 + 2 * size, first.reshape(len(first), -1).T
+                table[start : start + each] = alone
+                beside = durations[start + each : start + 2 * each] - durations[start : start + each]
+                table[start + each : start + 2 * each] = alone + (beside if len(out) < 2 else 0.0)
             out.append(table)
         return out[0], out[1], out[2]
 
@@ -156,6 +176,7 @@ def critical_path_s(
     durations = given.seconds_by_level_node(schedule)
     host = given.host_tables(durations)
     total, queued = np.empty(durations.shape[1]), runtime == "pytorch"
+    once: Once = given.once.kind if given.once is not None else ""
     nums, inverse = np.unique(num_micro_batches, return_inverse=True)
     per_round = _per_round(plan, nums)
     # plans of one order are walked together, however many rounds each leaves out
@@ -165,7 +186,7 @@ def critical_path_s(
     kind_of = kind.ravel()[inverse]
     for which, (walked, each) in enumerate(kinds.T.tolist()):
         plans_alike = np.flatnonzero(kind_of == which)
-        walk = levels_of(*plan, walked, each, given.once is not None)
+        walk = levels_of(*plan, walked, each, once)
         step = max(1, _AT_ONCE // walk.size)
         for start in range(0, len(plans_alike), step):
             some = plans_alike[start : start + step]
@@ -174,7 +195,7 @@ def critical_path_s(
             total[some], period = _walk(walk, rows, now, hosts)
             behind = (num_micro_batches[some] - walked) / each
             if queued and np.any(behind):  # on one stream for all its sends and receives a rank's own rounds differ
-                fewer = levels_of(*plan, walked - each, each, given.once is not None)
+                fewer = levels_of(*plan, walked - each, each, once)
                 period = total[some] - _walk(fewer, rows, now, hosts)[0]
             total[some] += behind * period
     return total

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import row_max
 from mofa.blocks.work import CollectiveKind
-from mofa.cost.block.host_clock import NEVER
+from mofa.cost.block.host_clock import Clocks
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.kernels.topology import Group, stacked_groups
@@ -26,6 +26,7 @@ from mofa.cost.rank_rules import (
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.micro_batch import HostBound
+from mofa.cost.step_time.pipelined_fsdp import first_forward_clocks, piece_seconds
 
 ArrayN = NDArray[np.float64]
 
@@ -42,6 +43,9 @@ class CommunicationOutsideBlocks:
     hidden: ArrayN
     before_forward: ArrayN
     once: DataParallelOncePerStep | None = None
+    """Where a schedule has a closed form, of the rows whose host is late alone."""
+    first_forward: Clocks | None = None
+    """Of these rows' first forwards, which gather. (late rows, R, 1)"""
     exposed_on_path: ArrayN | float = 0.0
     exposed_while_host_issues: ArrayN | float = 0.0
     after_each_backward_s: ArrayN | float = 0.0
@@ -142,6 +146,7 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     parts = np.maximum((s.dense + s.expert)[:, 0] / vpp / first_bucket_params(rows), 1.0)
     buckets = _at_once(rows, parts)[rows.grid_index]
+    end_reduce, end_gather = _embedding_s(rows, width, each, scatters[:, 0, 0])
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     before_forward = np.zeros_like(forward_s)
@@ -151,7 +156,8 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     if fw.overlap_grad_reduce:
         left_s = _after_last(reduce, backward_s / vpp, before_b / vpp, pp, vpp)
         if vpp == 1:
-            own_s[:, 0] = left_s[:, 0] = np.maximum(reduce[:, 0] / buckets, reduce[:, 0] - backward_s[:, 0])
+            at_end_s = np.minimum(reduce[:, 0] / buckets + end_reduce, reduce[:, 0])
+            own_s[:, 0] = left_s[:, 0] = np.maximum(at_end_s, reduce[:, 0] - backward_s[:, 0])
         worst = row_max(left_s)
         beside = np.maximum(reduce[:, 0] - worst, 0.0)
         lost = slow[:, 0] * beside
@@ -162,7 +168,8 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
         on_path = on_path + worst
     else:
         exposed = exposed + worst
-    first = np.maximum(gather[:, 0] / vpp / buckets, gather[:, 0] / vpp - forward_s[:, 0] / vpp)
+    first = np.minimum(gather[:, 0] / vpp / buckets + end_gather, gather[:, 0] / vpp)
+    first = np.maximum(first, gather[:, 0] / vpp - forward_s[:, 0] / vpp)
     after_optimizer_s = np.zeros_like(gather)
     if not fw.overlap_param_gather:
         after_optimizer_s = gather * gathers_per_step(rows)[rows.grid_index]
@@ -188,12 +195,28 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     if vpp > 1:
         gathers = gathers * fw.overlap_param_gather
         starts = gathers.copy()
-        starts[:, 0, 0] = np.maximum(gathers[:, 0, 0] / buckets, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
+        blocking_s = np.minimum(gathers[:, 0, 0] / buckets + end_gather, gathers[:, 0, 0])
+        starts[:, 0, 0] = np.maximum(blocking_s, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
         once = DataParallelOncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
     return CommunicationOutsideBlocks(
-        exposed, hidden, before_forward, once, on_path, in_passing if vpp > 1 else 0.0,
+        exposed, hidden, before_forward, once, None, on_path, in_passing if vpp > 1 else 0.0,
         after_optimizer_s=after_optimizer_s, beyond_path_s=beyond_path_s,
     )  # fmt: skip
+
+
+def _embedding_s(rows: Rows, reduced: float, gathered: float, scatters: NDArray[np.bool_]) -> tuple[ArrayN, ArrayN]:
+    """Reducing and gathering the embedding, which fills the first rank's last bucket: it is gathered ahead of all, and
+    its gradient comes last. ``reduced`` and ``gathered`` are bytes a parameter. (n,) each [s]"""
+    params, group, fabric = _embedding_params(rows), rows.groups["fsdp"], rows.costs.machine.fabric
+    kinds: tuple[CollectiveKind, CollectiveKind] = ("reduce_scatter", "all_reduce")
+    both = [collective_s(kind, params * reduced, group, fabric) for kind in kinds]
+    gather = collective_s("all_gather", params * gathered, group, fabric)
+    return np.where(scatters, *both)[rows.grid_index], np.where(shards_states(rows), gather, 0.0)[rows.grid_index]
+
+
+def _embedding_params(rows: Rows) -> ArrayN:
+    """Of the embedding on one rank, of each grid of ranks. (g,) [params]"""
+    return rows.workload.model.vocab * rows.workload.model.hidden / rows.grids.tp
 
 
 def tied_embedding_all_reduce_s(rows: Rows) -> ArrayN:
@@ -201,7 +224,7 @@ def tied_embedding_all_reduce_s(rows: Rows) -> ArrayN:
     model = rows.workload.model
     if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.stage_layers.stages.pp == 1:
         return np.zeros(len(rows.table))
-    nbytes = model.vocab * model.hidden * reduced_bytes_per_param(rows) / rows.grids.tp
+    nbytes = _embedding_params(rows) * reduced_bytes_per_param(rows)
     return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid_index]
 
 
@@ -231,16 +254,14 @@ def _pipelined_fsdp(
 ) -> CommunicationOutsideBlocks:
     """FSDP under pipelines: gathered once, piece by piece ahead of the first forward; reduced behind the last backward.
 
-    A later stage's host has the pipeline's fill to gather in; the runtime of several chunks gathers two ahead. Ahead of
-    each reduction, or each copy where a rank has its experts alone, the host writes down where gradients lie: 1.7 of
-    the 2.1 ms that a layer takes behind the last backward in tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half).
+    A later stage's host has the pipeline's fill to gather in; the runtime of several chunks gathers two ahead. What the
+    pipeline's own path goes through is in :mod:`mofa.cost.step_time.pipelined_fsdp`.
     """
     stages = rows.stage_layers.stages
     pp, vpp = stages.pp, stages.vpp
-    each = _over(
-        rows, ("all_gather", gathered_bytes_per_param(rows)), ("reduce_scatter", reduced_bytes_per_param(rows))
-    )
-    gather, reduce = (seconds.sum(axis=2)[rows.grid_index] for seconds in each)
+    seconds = piece_seconds(rows)
+    gathers, reduces = seconds.of_chunks(rows)
+    gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     pieces = np.maximum(rows.stage_layers.layer_counts.sum(axis=1) / vpp, 1.0)
     slow = _slowdown(rows)
@@ -249,30 +270,29 @@ def _pipelined_fsdp(
     left_s = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
     left_s = np.maximum(left_s, gather - (vpp - 1) * pp * chunk_f - chunk_f)
     gathered = row_max(np.maximum(left_s - before_f / vpp, 0.0))
-    if host_bound is not None and vpp == 1:
-        # a host that waits for the device in every layer gathers the next one's parameters no earlier: on each stage
-        # of the first micro-batch's way, all but what computing has left of a layer by then
-        index, ahead = host_bound.rows, host_bound.forward
-        waits = (ahead.host_behind_device_s > NEVER / 2)[:, :, 0]
-        lead = np.maximum(ahead.device_s - ahead.host_behind_device_s, 0.0)[:, :, 0]
-        first = np.where(rows.is_first > 0, 0.0, gather[index] / pieces[index])
-        alone = waits * np.maximum(gather[index] - first - pieces[index] * lead, 0.0)
-        gathered[index] = np.maximum(gathered[index], rows.sum_over_stages(alone))
-    written = np.maximum(reduce, _listing_s(rows)[rows.grid_index]) + _replicas_s(rows)
+    written = reduce + _replicas_s(rows)
     reduced = row_max(_after_last(written, backward_s / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
-    in_passing = gathered + slow[:, 0] * beside
+    shared = (written / np.maximum(reduce, 1e-12))[:, :, None]  # each chunk's replicas behind its own reductions
+    if rows.schedule_record.has_closed_form:
+        in_passing = gathered + slow[:, 0] * beside
+        first = None
+        if host_bound is not None:
+            forward = host_bound.with_full_queue[0]
+            first = first_forward_clocks(rows, host_bound.rows, seconds, forward)
+        once = DataParallelOncePerStep(gathers, gathers, reduces * shared, "FSDP of pieces")
+        return CommunicationOutsideBlocks(
+            in_passing + reduced, hidden, np.zeros_like(forward_s), once if first is not None else None,
+            exposed_while_host_issues=in_passing, first_forward=first,
+        )  # fmt: skip
+    each = pieces[:, :, None]
+    blocking = np.maximum(gathers / each, gathers - chunk_f[:, :, None] * (1.0 - 1.0 / each))
+    once = DataParallelOncePerStep(gathers, blocking, reduces * shared, "FSDP of chunks")
+    lost = slow[:, 0] * beside
     return CommunicationOutsideBlocks(
-        in_passing + reduced, hidden, np.zeros_like(forward_s), exposed_while_host_issues=in_passing
+        lost, hidden, np.zeros_like(forward_s), once, exposed_on_path=gathered + reduced, exposed_while_host_issues=lost
     )
-
-
-def _listing_s(rows: Rows) -> ArrayN:
-    """What the host takes to write down the gradients of each stage's chunks, of which each rank keeps a share. [s]"""
-    host = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.listing_s.value
-    group = stacked_groups([_of_chunks(rows.groups[name]) for name in ("fsdp", "efsdp")])
-    return np.asarray(host * (rows.params / group.size).sum(axis=(0, 3)) / 2**20)
 
 
 def _ddp(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from mofa.schedules import SCHEDULES, Action, Exchange, Order, Program, Runtime,
 from mofa.schedules.point_to_point import receive_needed_by
 
 IntA = NDArray[np.intp]
+Once = Literal["", "Megatron", "FSDP of chunks", "FSDP of pieces"]
+"""What data parallelism does once a step beside computing: nothing; Megatron's gathers and reductions of chunks; FSDP's
+under PyTorch's pipelines of several chunks, and of one, whose first forward gathers piece by piece."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class DependencyLevels:
 
     ``duration_index`` says which of the durations each node takes, (N,). Duration 0 is a hand-over. Behind it come, by
     rank and chunk: each kind of computation alone; each beside a hand-over; gathers; what of these holds up a forward;
-    reductions.
+    reductions. In place of gathers and what holds up, FSDP of pieces has first forwards alone and beside a hand-over.
     """
 
     levels: tuple[tuple[slice, IntA, IntA, IntA], ...]
@@ -70,11 +74,16 @@ class _Computations:
     def chunk(self) -> IntA:
         return self.stage // self.order.pp
 
-    def weight(self, beside: NDArray[np.bool_]) -> IntA:
-        """Which duration each takes, alone or beside a hand-over. (pp, n)"""
+    def weight(self, beside: NDArray[np.bool_], *, first_apart: bool) -> IntA:
+        """Which duration each takes, alone or beside a hand-over; with ``first_apart`` first forwards take their own.
+        (pp, n)"""
         pp, vpp = self.order.pp, self.order.vpp
-        rank = np.arange(pp)[:, None]
-        return 1 + (self.kind * pp + rank) * vpp + self.chunk + self.num_kinds * pp * vpp * beside
+        place = np.arange(pp)[:, None] * vpp + self.chunk
+        weight = 1 + self.kind * pp * vpp + place + self.num_kinds * pp * vpp * beside
+        if not first_apart:
+            return np.asarray(weight)
+        is_first = (self.kind == 0) & (self.micro_batch == 0)
+        return np.where(is_first, 1 + (2 * self.num_kinds + beside) * pp * vpp + place, weight)
 
 
 @dataclass
@@ -90,17 +99,18 @@ class _Graph:
 
 @lru_cache(maxsize=256)
 def levels_of(
-    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, each: int, once: bool
+    schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, each: int, once: Once
 ) -> DependencyLevels:  # fmt: skip
-    """The levels of a program, whose rounds are of ``each`` micro-batches.
-
-    ``once``: with Megatron's gathers of parameters and reductions of gradients.
-    """
+    """The levels of a program, whose rounds are of ``each`` micro-batches, with what comes ``once`` a step."""
     order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
     computations = _Computations.of(order, SCHEDULES[schedule].computations)
     queued = runtime == "pytorch"
-    graph = _queued(computations, program_of(order, schedule, runtime)) if queued else _beside(computations)
-    reduced = _add_once(graph, computations) if once else []
+    if queued:
+        program = program_of(order, schedule, runtime)
+        graph = _queued(computations, program, first_apart=once == "FSDP of pieces")
+    else:
+        graph = _beside(computations)
+    reduced = _add_once(graph, computations, once) if once else []
     size = len(graph.weight)
     level = _level(size, np.concatenate([graph.waits, graph.sent]))
     handed = np.bincount(graph.sent[:, 0], minlength=size) > 0
@@ -190,8 +200,9 @@ def _beside(computations: _Computations) -> _Graph:
     beside = beside[:, :n]
     made = of[computations.backward * 1, np.clip(source, 0, last), computations.micro_batch]
     sent = [np.stack([node[receives], other[receives]], axis=1) for other in (made, behind)]
+    weight = computations.weight(beside, first_apart=False).ravel()
     return _Graph(
-        np.concatenate([[0], computations.weight(beside).ravel()]), np.stack([node.ravel(), before.ravel()], axis=1),
+        np.concatenate([[0], weight]), np.stack([node.ravel(), before.ravel()], axis=1),
         np.concatenate(sent), node,
     )  # fmt: skip
 
@@ -207,7 +218,7 @@ def _launched_behind(backward: NDArray[np.bool_]) -> IntA:
     return behind
 
 
-def _queued(computations: _Computations, program: Program) -> _Graph:
+def _queued(computations: _Computations, program: Program, *, first_apart: bool) -> _Graph:
     """Computations and hand-overs where all of a rank's run one after the other on one stream: a send and its receive
     are one node, as both end at once."""
     order, (pp, n) = computations.order, computations.stage.shape
@@ -231,7 +242,7 @@ def _queued(computations: _Computations, program: Program) -> _Graph:
         if need is not None:
             waits.append((number, of[need]))
     weight = np.zeros(len(of) + 1, dtype=np.intp)
-    weight[node] = computations.weight(beside)
+    weight[node] = computations.weight(beside, first_apart=first_apart)
     return _Graph(weight, np.array(waits), np.zeros((0, 2), dtype=np.intp), node)
 
 
@@ -244,10 +255,15 @@ def _receive(op: Action) -> Action:
     return op
 
 
-def _add_once(graph: _Graph, computations: _Computations) -> list[int]:
-    """Add Megatron's gathers and reductions (``param_sync_func``, ``grad_sync_func``); the last reductions."""
+def _add_once(graph: _Graph, computations: _Computations, once: Once) -> list[int]:
+    """Add gathers of parameters and reductions of gradients once a step; the last reductions.
+
+    Megatron's of chunks are launched at once on all ranks, on one stream (``param_sync_func``, ``grad_sync_func``).
+    PyTorch's runtime gathers two chunks ahead, and reduces on another stream behind a chunk's last backward.
+    """
     pp, vpp = computations.order.pp, computations.order.vpp
-    size, new, last = pp * vpp, len(graph.weight), []
+    size, new, last, block = pp * vpp, len(graph.weight), [], 2 * computations.num_kinds
+    is_megatron = once == "Megatron"
     weight: list[int] = []
     waits: list[tuple[int, int]] = []
     for rank, nodes in enumerate(graph.computations.tolist()):
@@ -257,19 +273,21 @@ def _add_once(graph: _Graph, computations: _Computations) -> list[int]:
         first = np.argmax(computations.chunk[rank, forwards] == chunks, axis=1)
         final = len(backwards) - 1 - np.argmax(computations.chunk[rank, backwards[::-1]] == chunks, axis=1)
         stream = 0
-        for c in range(vpp):
-            position = int(forwards[max(first[c - 1] - rank, 0)]) if c > 1 else 0
+        for c in range(vpp if once != "FSDP of pieces" else 0):
+            ahead = max(first[c - 1] - rank, 0) if is_megatron else first[c - 2]
+            position = int(forwards[ahead]) if c > 1 else 0
             gather, blocking = new + len(weight), new + len(weight) + 1
-            weight += [1 + 4 * size + rank * vpp + c, 1 + 5 * size + rank * vpp + c]
+            weight += [1 + (block + of) * size + rank * vpp + c for of in (0, 1)]
             launched = nodes[position - 1] if position else 0
             waits += [(number, before) for number in (gather, blocking) for before in (launched, stream)]
             waits.append((nodes[forwards[first[c]]], blocking))
             stream = gather
+        stream = stream if is_megatron else 0
         for c in np.argsort(final, kind="stable").tolist():
-            position = int(backwards[min(int(final[c]) + rank, len(backwards) - 1)])
+            position = int(backwards[min(int(final[c]) + rank * is_megatron, len(backwards) - 1)])
             waits += [(new + len(weight), nodes[position]), (new + len(weight), stream)]
             stream = new + len(weight)
-            weight.append(1 + 6 * size + rank * vpp + c)
+            weight.append(1 + (block + 2) * size + rank * vpp + c)
         last.append(stream)
     graph.weight = np.concatenate([graph.weight, weight])
     graph.waits = np.concatenate([graph.waits, waits])

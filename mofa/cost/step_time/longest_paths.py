@@ -65,7 +65,7 @@ class LongestPaths:
         self.each = micro_batches_per_round(pp, num_micro_batches) if in_rounds else pp
         self.walked = min(num_micro_batches, MOST_WALKED_ROUNDS * self.each)
         self.rounds_behind = (num_micro_batches - self.walked) / self.each
-        self.walk: DependencyLevels = levels_of(schedule, runtime, pp, vpp, self.walked, self.each, False)
+        self.walk: DependencyLevels = levels_of(schedule, runtime, pp, vpp, self.walked, self.each, "")
         self._firsts = [nodes.start for nodes, *_ in self.walk.levels]
 
     def steps_s(self, seconds: ArrayN) -> ArrayN:

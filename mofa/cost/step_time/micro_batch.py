@@ -18,7 +18,7 @@ from mofa.blocks.elementwise import row_max
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.block.tape_clock import PhaseTime
-from mofa.cost.rank_rules import waits_at_exchanges
+from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -210,15 +210,21 @@ def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
 
 
 def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
-    """Where issuing any of a row's layers takes longer than computing it, with what is handed on behind it; all rows
-    where backwards by inputs and by weights are more than whole ones. (n,)"""
+    """Where issuing any of a row's layers takes longer than computing it, with what is handed on behind it.
+
+    All rows where backwards by inputs and by weights are more than whole ones. Under FSDP's pipelines also rows whose
+    host waits for the device in a layer: it gathers the next one's parameters no earlier. (n,)
+    """
     if rows.schedule_record.defers_weight_gradients:
         return np.ones(len(rows.table), dtype=bool)
     layers, lay = rows.layers, rows.stage_layers
     host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.layer_counts.sum(axis=0).min()), 1.0)
     handed_s = sum(exchange_host_s(rows)) / chunk if not rows.schedule_record.joins_send_and_receive else 0.0
+    gathers = rows.schedule_record.has_closed_form and gradient_sharing(rows) == "FSDP by step"
     for clocks in (layers.forward_clocks, layers.backward_clocks):
+        if gathers:
+            host_bound |= clocks[..., 2] > NEVER / 2
         host_bound |= (clocks[..., 3] + handed_s > clocks[..., 0]) | (clocks[..., 1] > (1.0 + _BARELY) * clocks[..., 0])
     if not host_bound.any():
         return np.zeros(len(rows.table), dtype=bool)

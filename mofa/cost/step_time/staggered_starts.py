@@ -1,10 +1,11 @@
-"""A step of 1F1B that stages begin one after the other, as each is done with its optimizer."""
+"""A step of 1F1B or GPipe that stages begin one after the other, as each is done with its optimizer."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.elementwise import row_max
 from mofa.cost.step_time.bubble import one_f_one_b_s
 
 ArrayN = NDArray[np.float64]
@@ -12,7 +13,7 @@ ArrayN = NDArray[np.float64]
 
 def staggered_start_s(
     forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, optimizer_s: ArrayN, *,
-    before_s: ArrayN | None = None, rested_s: ArrayN | None = None,
+    before_s: ArrayN | None = None, rested_s: ArrayN | None = None, forwards_first: bool = False,
 ) -> ArrayN:  # fmt: skip
     """How much sooner a step is over than if all stages waited for the longest optimizer. (n,) [s]
 
@@ -25,6 +26,8 @@ def staggered_start_s(
         As for :func:`mofa.cost.step_time.bubble.one_f_one_b_s`. (n, pp) [s]
     optimizer_s
         From the norm until a stage may begin. (n, pp) [s]
+    forwards_first
+        Whether the schedule is GPipe, whose backwards begin as they do once all forwards are over.
 
     Examples
     --------
@@ -34,8 +37,10 @@ def staggered_start_s(
     >>> float(staggered_start_s(f, 2 * f, m, np.array([[1.0, 1.0, 1.0, 4.0]]))[0])
     3.0
 
-    If it is the first, all wait for it:
+    So it is in GPipe. If it is the first, all wait for it:
 
+    >>> float(staggered_start_s(f, 2 * f, m, np.array([[1.0, 1.0, 1.0, 4.0]]), forwards_first=True)[0])
+    3.0
     >>> float(staggered_start_s(f, 2 * f, m, np.array([[4.0, 1.0, 1.0, 1.0]]))[0])
     0.0
     """
@@ -47,6 +52,12 @@ def staggered_start_s(
     for stage in range(forward_s.shape[1]):
         begin = np.maximum(until, longer_s[:, stage] - arrival[:, stage]) + gathers[:, stage]
         held_up[:, stage], until = begin - until, begin
+    if forwards_first:
+        behind = forward_s.sum(axis=1, keepdims=True) - arrival - forward_s
+        until_stage = np.cumsum(held_up, axis=1)
+        all_forwards = row_max(until_stage + arrival + num_micro_batches[:, None] * forward_s + behind)
+        at_once = forward_s.sum(axis=1) + (num_micro_batches - 1.0) * row_max(forward_s)
+        return np.asarray(np.maximum(at_once + longer_s.max(axis=1) - all_forwards, 0.0))
     together = one_f_one_b_s(forward_s, backward_s, num_micro_batches, gathers, rested_s)
     staggered = one_f_one_b_s(forward_s, backward_s, num_micro_batches, held_up, rested_s)
     return np.asarray(np.maximum(together + longer_s.max(axis=1) - staggered, 0.0))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import first_largest, row_max
 from mofa.blocks.tapes import layer_label
 from mofa.cost.amax_reductions import amax_seconds
+from mofa.cost.block.host_clock import Clocks
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.kernels.collectives import collective_s
@@ -20,10 +21,10 @@ from mofa.cost.optimizer import (
     unread_gradient_seconds,
     weight_cast_seconds,
 )
-from mofa.cost.rank_rules import waits_at_exchanges
+from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
 from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
-from mofa.cost.step_time.critical_path import Durations, critical_path_s
+from mofa.cost.step_time.critical_path import MOST_WALKED_ROUNDS, Durations, critical_path_s
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
 from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.staggered_starts import staggered_start_s
@@ -95,7 +96,9 @@ def step_time(rows: Rows) -> StepTime:
         behind_s = np.broadcast_to(outside.after_each_backward_s, len(m))[index]
         exposed[_T["host_idle"], index] += each.host_bound.single_stage_s(m[index], behind_s) - m[index] * counted
     elif each.host_bound is not None:
-        _catch_up(rows, exposed, each.host_bound, m, outside)
+        by_step = rows.schedule_record.has_closed_form and gradient_sharing(rows) in ("FSDP by step", "none")
+        walked = by_step and _walk_late_hosts(rows, exposed, each.host_bound, outside)
+        _catch_up(rows, exposed, each.host_bound, m, outside, walked)
     negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
@@ -309,11 +312,60 @@ def _exchanging(
     exposed[_T["bubble"]] += idle - sent
 
 
+MOST_WALKED = 4096
+"""Passes of a micro-batch through a rank that are walked at most, of schedules that have a closed form. [-]"""
+
+
+def _walk_late_hosts(
+    rows: Rows, exposed: ArrayN, host_bound: HostBound, outside: CommunicationOutsideBlocks
+) -> NDArray[np.bool_]:
+    """Give steps of PyTorch's pipelines whose host is late the time of their own longest path.
+
+    A host has no lead in the first forwards, which gather under FSDP, and gets one while its device waits for others.
+
+    Returns
+    -------
+    array
+        Which of the late rows they are: all but those of long steps of many ranks. (late rows,)
+    """
+    stages, late = rows.stage_layers.stages, host_bound.rows
+    num_micro_batches = rows.num_micro_batches[late]
+    walked = np.minimum(num_micro_batches, MOST_WALKED_ROUNDS * stages.pp) * stages.pp <= MOST_WALKED
+    some, index = np.flatnonzero(walked), late[walked]
+    if not len(some):
+        return walked
+    forward, backward = (_of_rows(clocks, some) for clocks in host_bound.clocks_by_kind)
+    given = Durations(
+        forward.device_s, backward.device_s, np.zeros_like(backward.device_s), hop_seconds(rows)[index],
+        rows.cluster.gpu.curves.overlap_slowdown.value, None if outside.once is None else outside.once.take(index),
+        (forward, backward), None if outside.first_forward is None else _of_rows(outside.first_forward, some),
+    )  # fmt: skip
+    plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
+    total = critical_path_s(plan, given, num_micro_batches[some], of=rows.stage_layers.shown.shown_index)
+    turn_s = np.zeros((len(rows.table), forward.device_s.shape[1]))
+    turn_s[index] = (forward.device_s + backward.device_s)[:, :, 0]
+    # what rounds that are left out take may be less, where a rank's own rounds differ
+    computed_s = row_max(num_micro_batches[some][:, None] * turn_s[index] + rows.sum_over_stages_ahead(turn_s)[index])
+    missing_s = np.maximum(total, computed_s) - exposed[:, index].sum(axis=0)
+    exposed[_T["bubble"], index] += np.maximum(missing_s, 0.0)
+    over_s = np.maximum(-missing_s, 0.0)
+    for name in ("bubble", "dp", "host_idle"):
+        part = np.minimum(over_s, np.maximum(exposed[_T[name], index], 0.0))
+        exposed[_T[name], index] -= part
+        over_s = over_s - part
+    return walked
+
+
+def _of_rows(clocks: Clocks, some: NDArray[np.intp]) -> Clocks:
+    return Clocks(*(np.broadcast_to(each, clocks.device_s.shape)[some] for each in clocks))
+
+
 def _catch_up(
-    rows: Rows, exposed: ArrayN, host_bound: HostBound, num_micro_batches: ArrayN, outside: CommunicationOutsideBlocks
-) -> None:
+    rows: Rows, exposed: ArrayN, host_bound: HostBound, num_micro_batches: ArrayN, outside: CommunicationOutsideBlocks,
+    walked: NDArray[np.bool_] | bool,
+) -> None:  # fmt: skip
     """Where the host waits for nothing a step takes as long as it issues: a lead may last for many rounds, then it is
-    gone, but whatever the device waits for meanwhile counts as well."""
+    gone, but whatever the device waits for meanwhile counts as well. Steps that were ``walked`` have that already."""
     index = host_bound.rows
     reduced = np.broadcast_to(outside.exposed - outside.exposed_while_host_issues, len(num_micro_batches))[index]
     missing_s = (
@@ -321,7 +373,7 @@ def _catch_up(
         + reduced
         - exposed[:, index].sum(axis=0)
     )
-    exposed[_T["host_idle"], index] += np.where(host_bound.waits, 0.0, np.maximum(missing_s, 0.0))
+    exposed[_T["host_idle"], index] += np.where(host_bound.waits | walked, 0.0, np.maximum(missing_s, 0.0))
 
 
 def _stagger(
@@ -331,7 +383,7 @@ def _stagger(
     """Take off what stages gain that begin a step as their own optimizer is over: of the bubble, where that is shorter
     of the longest optimizer and the gathers behind it."""
     schedule = rows.schedule_record
-    if rows.stage_layers.stages.pp == 1 or not schedule.has_closed_form or schedule.forwards_first:
+    if rows.stage_layers.stages.pp == 1 or not schedule.has_closed_form:
         return
     fwd, bwd = (rows.spread_to_all_stages(passes) for passes in each.of_stages())
     rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else fwd + bwd
@@ -342,7 +394,7 @@ def _stagger(
     gained = row_max(ends) + row_max(after) - row_max(ends + after)
     gained = gained + staggered_start_s(
         fwd, bwd, num_micro_batches, rows.spread_to_all_stages(ends + after), rested_s=rested,
-        before_s=rows.spread_to_all_stages(before) if np.any(before) else None,
+        before_s=rows.spread_to_all_stages(before) if np.any(before) else None, forwards_first=schedule.forwards_first,
     )  # fmt: skip
     for name in ("bubble", "optimizer", "dp"):
         part = np.minimum(gained, exposed[_T[name]])

@@ -31,6 +31,7 @@ from mofa.search.to_plan.notes import (
     alignment_note,
     balancing_note,
     copies_note,
+    doubt_note,
     general_notes,
     host_notes,
     model_notes,
@@ -49,7 +50,7 @@ from mofa.search.workers import Workers
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.residuals import load_residuals
+from mofa.specs.residuals import load_closed_form_residuals, load_residuals
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY
@@ -70,6 +71,14 @@ def margin_bytes(cluster: ClusterSpec) -> float:
 def memory_limit_bytes(cluster: ClusterSpec) -> float:
     """What a plan may fill of a GPU: the capacity less the margin. [B]"""
     return cluster.gpu.capacity_bytes.value - margin_bytes(cluster)
+
+
+def closed_form_doubt_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: float) -> float:
+    """What the replay may reserve beyond a closed form: the most that it did of random jobs. [B]
+
+    A closed form knows sizes and numbers of tensors, not which hole each is cut from.
+    """
+    return load_closed_form_residuals().reserved_memory(framework.name, pp).value * reserved_bytes
 
 
 _numbers = count()
@@ -223,20 +232,23 @@ class Candidate:
         """The plan with replayed time and memory in closed form, without a band."""
         return self._plan(self.time, self.closed_form_memory, banded=False)
 
-    def plan_in_closed_form(self, *, banded: bool = True) -> Plan:
-        """The plan without any replay; its band costs two more estimates."""
-        return self._plan(
-            None,
-            _memory(self.job[1], self.costed, self.estimator.stages(), emptiest_and_fullest(self.estimator)),
-            banded=banded,
-        )
+    def plan_in_closed_form(self, *, banded: bool = True, doubted: bool = False) -> Plan:
+        """The plan without any replay; its band costs two more estimates.
+
+        ``doubted``: it leaves free as well what the replay may reserve beyond the closed form, for no replay follows.
+        """
+        doubt, pp = 0.0, int(self.job[3].pp[0])
+        if doubted:
+            doubt = closed_form_doubt_bytes(self.job[2], pp, float(self.costed.reserved_bytes[0]))
+        memory = _memory(self.job[1], self.costed, self.estimator.stages(), emptiest_and_fullest(self.estimator), doubt)
+        return self._plan(None, memory, banded=banded, doubted=doubted)
 
     def plan(
         self, *, replay: bool, explain: bool = True, over_time: bool = True, workers: Workers | None = None
     ) -> Plan:
         """The plan by replay of the fullest rank; with ``explain`` of every rank, and with memory ``over_time``."""
         if not replay:
-            return self.plan_in_closed_form()
+            return self.plan_in_closed_form(doubted=True)
         closed = self.closed_form_memory
         if not explain:
             self.lacking_bytes()
@@ -263,7 +275,7 @@ class Candidate:
             exposed, _ = self.estimator.component_seconds(every_stage=True)
         return float(exposed.sum(axis=0)[0])
 
-    def _plan(self, time: ReplayedTime | None, memory: Memory, *, banded: bool = True) -> Plan:
+    def _plan(self, time: ReplayedTime | None, memory: Memory, *, banded: bool = True, doubted: bool = False) -> Plan:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
         tapes = [tape for block in blocks for tape in (block.forward, block.backward)]
         seen = tape_sizes(tapes), memory_bound_op_names(tapes)
@@ -274,6 +286,7 @@ class Candidate:
         notes += borrowed_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
         stages, framework = self.estimator.stages(), self.job[2]
         notes += layout_notes(stages, self.job[0].model, framework)
+        notes += doubt_note(framework, stages.pp) if doubted else ()
         under, layout = self._library_fraction(plan) if banded else None, launch_layout(stages, framework)
         return plan.model_copy(update={"notes": plan.notes + notes, "library_fraction": under, "layout": layout})
 
@@ -365,9 +378,9 @@ def _recomputes(row: StrategyTable) -> bool:
 
 
 def _memory(
-    cluster: ClusterSpec, costed: Breakdown, split: Stages, rank_range: ExpertRankRange | None
+    cluster: ClusterSpec, costed: Breakdown, split: Stages, rank_range: ExpertRankRange | None, doubt_bytes: float = 0.0
 ) -> Memory:  # fmt: skip
-    capacity, margin = cluster.gpu.capacity_bytes.value, margin_bytes(cluster)
+    capacity, margin = cluster.gpu.capacity_bytes.value, margin_bytes(cluster) + doubt_bytes
     detail = costed.detail
     assert detail is not None
     of_stages = zip(

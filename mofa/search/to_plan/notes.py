@@ -11,7 +11,7 @@ from mofa.search.to_plan.step_band import HOST_BOUND
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import ModelSpec
-from mofa.specs.residuals import load_residuals
+from mofa.specs.residuals import load_closed_form_residuals, load_residuals
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -140,6 +140,12 @@ def alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
         "take 3 to 8 times as long as padded ones, as measured on the H200; of experts that is left out"
     )
     return (note,)
+
+
+def doubt_note(framework: FrameworkSpec, pp: int) -> tuple[str, ...]:
+    """What a closed form leaves free for memory that only a replay knows."""
+    doubt = load_closed_form_residuals().reserved_memory(framework.name, pp)
+    return (f"the margin has {doubt.value:.1%} of the reserved memory more, as no replay follows: {doubt.source}",)
 
 
 def general_notes(

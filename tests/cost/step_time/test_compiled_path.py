@@ -11,6 +11,7 @@ from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.step_time import compiled_path
 from mofa.cost.step_time.compiled_path import BLOCK, library
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep, Durations, critical_path_s
+from mofa.cost.step_time.dependency_levels import Once
 from mofa.schedules import SCHEDULES, Runtime
 from tests.compile_part import compiled_anew
 
@@ -27,11 +28,12 @@ def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.mark.parametrize("num_plans", [1, 3, BLOCK, 2 * BLOCK + 1])
 @pytest.mark.parametrize(
     ("schedule", "runtime", "pp", "vpp", "once"),
-    [("interleaved", "megatron", 4, 3, True), ("interleaved", "pytorch", 4, 2, False), ("zbv", "pytorch", 3, 2, False),
-     ("1f1b", "megatron", 3, 1, True)],
+    [("interleaved", "megatron", 4, 3, "Megatron"), ("interleaved", "pytorch", 4, 2, ""), ("zbv", "pytorch", 3, 2, ""),
+     ("1f1b", "megatron", 3, 1, "Megatron"), ("interleaved", "pytorch", 4, 3, "FSDP of chunks"),
+     ("zbv", "pytorch", 3, 2, "FSDP of chunks"), ("1f1b", "pytorch", 3, 1, "FSDP of pieces")],
 )  # fmt: skip
 def test_as_by_level(
-    schedule: str, runtime: Runtime, pp: int, vpp: int, once: bool, num_plans: int, has_host: bool
+    schedule: str, runtime: Runtime, pp: int, vpp: int, once: Once, num_plans: int, has_host: bool
 ) -> None:
     """Of random durations, with and without the host's clocks, gathers and rounds that are left out."""
     assert library() is not None
@@ -42,8 +44,9 @@ def test_as_by_level(
     clocks[:, 2][rng.random((kinds, *shape)) < 0.5] = NEVER
     given = Durations(
         forward_s, 2 * backward_s, weights_s, rng.uniform(0, 0.5, num_plans), 0.1,
-        DataParallelOncePerStep(*rng.uniform(0, 1, (3, *shape))) if once else None,
+        DataParallelOncePerStep(*rng.uniform(0, 1, (3, *shape)), once) if once else None,
         tuple(Clocks(*of_kind) for of_kind in clocks) if has_host else None,
+        Clocks(*rng.uniform(1, 4, (4, *shape))) if once == "FSDP of pieces" else None,
     )  # fmt: skip
     num_micro_batches = rng.choice([2 * pp, 8 * pp], num_plans)
     plan = schedule, runtime, pp, vpp

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mofa.cost.block.host_clock import Clocks
 from mofa.cost.step_time.bubble import pipeline_s
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep, Durations, critical_path_s
 from mofa.replay.time.pipeline import play_program
@@ -142,6 +143,35 @@ def test_gathers_and_reductions_are_on_the_path(gather: int, reduce: int, expect
     once = DataParallelOncePerStep(*(np.full_like(f, seconds) for seconds in (gather, gather, reduce)))
     given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once)
     total = critical_path_s(("interleaved", "megatron", 2, 2), given, np.array([2]))
+    assert total.tolist() == [expected]
+
+
+@pytest.mark.parametrize("m", [1, 2, 8, 12])
+def test_first_forwards_of_their_own_and_reductions_behind_the_last_backward(m: int) -> None:
+    """1F1B on four ranks whose first forwards take 3 instead of 1; the first rank, which ends last, reduces for 5."""
+
+    def seconds(a: Action) -> float:
+        return (1.0 if a.kind == "F" else 2.0) + 2.0 * (a.kind == "F" and a.micro_batch == 0)
+
+    f = np.ones((1, 4, 1))
+    once = DataParallelOncePerStep(0.0 * f, 0.0 * f, 5.0 * f, "FSDP of pieces")
+    given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once, first_forward=Clocks(3 * f, 0 * f, 0 * f, 0 * f))
+    closed = critical_path_s(("1f1b", "pytorch", 4, 1), given, np.array([m]))
+    played = play_program(program_of(order_of("1f1b", "pytorch", 4, 1, m), "1f1b", "pytorch"), seconds)
+    assert closed.tolist() == [played.total + 5.0]
+
+
+@pytest.mark.parametrize(("gather", "reduce", "expected"), [(0, 0, 15), (2, 0, 17), (8, 0, 29), (0, 3, 18), (0, 7, 25)])
+def test_fsdp_gathers_ahead_and_reduces_each_chunk(gather: int, reduce: int, expected: int) -> None:
+    """Two ranks of two chunks of 1 + 2 s, two micro-batches: 15 s. Both chunks are gathered at the start; gathers of 8
+    end at 16 s instead of the 2 s at which the second chunk would begin on the first rank. Reductions begin at 11 s
+    and at 15 s, or behind each other."""
+    f = np.ones((1, 2, 2))
+    once = DataParallelOncePerStep(
+        *(np.full_like(f, seconds) for seconds in (gather, gather, reduce)), "FSDP of chunks"
+    )
+    given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once)
+    total = critical_path_s(("interleaved", "pytorch", 2, 2), given, np.array([2]))
     assert total.tolist() == [expected]
 
 

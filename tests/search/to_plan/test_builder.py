@@ -7,6 +7,7 @@ import pytest
 import mofa
 from mofa.plan.result import Estimate
 from mofa.specs.load import bundled
+from mofa.specs.residuals import load_closed_form_residuals
 
 LLAMA = "llama3-8b"
 
@@ -62,3 +63,16 @@ def test_options_that_no_run_has_shown_say_so() -> None:
     both = notes("tp=2 ep=8 tp_overlap=true dispatcher=deepep")
     assert len(both) == 2 and "published rows" in both[0] and "DeepEP" in both[1]
     assert notes("tp=1 ep=8 tp_overlap=true") == notes("tp=2 ep=8") == []
+
+
+def test_a_closed_form_leaves_free_what_only_a_replay_knows() -> None:
+    """Beside the measured margin, the most that a replay reserved beyond it on random jobs; a replay needs none."""
+    job, machines = mofa.load_workload("llama3-8b", global_batch=16), mofa.load_cluster("h100-hgx", 8)
+    closed, played = (
+        mofa.estimate(job, machines, "tp=2 micro_batch=1 recompute=full", replay=replay) for replay in (False, True)
+    )
+    doubt = load_closed_form_residuals().reserved_memory("megatron", 1)
+    more = closed.memory.margin_bytes - played.memory.margin_bytes
+    assert more == pytest.approx(doubt.value * closed.memory.reserved_bytes)
+    assert [doubt.source in note for note in closed.notes].count(True) == 1
+    assert not any(doubt.source in note for note in played.notes)

@@ -18,6 +18,7 @@ from mofa.blocks.frameworks.megatron import moe as megatron_moe
 from mofa.blocks.frameworks.megatron import transformer_engine as te
 from mofa.blocks.frameworks.megatron.local_attention import attend
 from mofa.blocks.frameworks.megatron.local_dispatch import gathered_counts, permute, reorder_chunks, router, unpermute
+from mofa.blocks.frameworks.megatron.qkv_product import gather_groups, qkv_width, split_heads
 from mofa.blocks.frameworks.megatron.rope import rotate, unfused_rope
 from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import hold_in_module, linear, memory_bound_op, release_module_locals, tp_copy, tp_reduce
@@ -62,20 +63,11 @@ def add_bias(b: TapeBuilder, x: str, name: str) -> str:
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """One product for q, k and v and views of it; queries of several groups are copied to adjacent heads."""
-    a = ctx.model.attention
-    q_width, k_width, v_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk, ctx.kv_heads * a.d_v
-    fused = column_linear(b, ctx, h, "qkv", q_width + k_width + v_width, ctx.model.hidden)
-    if a.qkv_bias:
+    fused = column_linear(b, ctx, h, "qkv", qkv_width(ctx), ctx.model.hidden)
+    if ctx.model.attention.qkv_bias:
         fused = add_bias(b, fused, "qkv")
-    t, e = ctx.tokens, ctx.activation_element_bytes
-    q, k = b.tensor("q", t * q_width * e), b.tensor("k", t * k_width * e)
-    v = b.tensor("v", t * v_width * e)
-    # views forward; backward concatenates dq, dk and dv
-    b.add(
-        Op("qkv.split", "memory_bound", None, (fused,), (q, k, v), view=True, launches=0,
-           back=OpBackward(2 * t * (q_width + k_width + v_width) * e, 1, like="copy"))
-    )  # fmt: skip
-    return te.copy_strided_queries(b, ctx, q, t * q_width * e), k, v
+    q, k, v = split_heads(b, ctx, gather_groups(b, ctx, fused), "v")
+    return te.copy_strided_queries(b, ctx, q, b.tensors[q].bytes), k, v
 
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:

@@ -26,6 +26,7 @@ from mofa.blocks.frameworks.megatron.loss import cross_entropy
 from mofa.blocks.frameworks.megatron.mlp import mlp
 from mofa.blocks.frameworks.megatron.moe import moe
 from mofa.blocks.frameworks.megatron.persistent import weight_shape, workspace_bytes
+from mofa.blocks.frameworks.megatron.qkv_product import gather_groups, qkv_width, split_heads
 from mofa.blocks.frameworks.megatron.rope import unfused_rope
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm, untuned_norm_slowdown
 from mofa.blocks.op import Op, OpBackward, TapeBuilder
@@ -49,20 +50,11 @@ from mofa.specs.attention.record import Heads
 
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """One product for q, k and v; fused attention copies v, a strided view, so that the whole is let go."""
-    a = ctx.model.attention
-    q_width, k_width, v_width = ctx.heads * a.d_qk, ctx.kv_heads * a.d_qk, ctx.kv_heads * a.d_v
-    fused = column_linear(b, ctx, h, "qkv", q_width + k_width + v_width, ctx.model.hidden)
-    t, e = ctx.tokens, ctx.activation_element_bytes
-    q = b.tensor("q", t * q_width * e)
-    k = b.tensor("k", t * k_width * e)
-    v_part = b.tensor("v.part", t * v_width * e)
+    fused = column_linear(b, ctx, h, "qkv", qkv_width(ctx), ctx.model.hidden)
+    fused = gather_groups(b, ctx, fused)
     since = len(b.ops)
-    # views forward; backward concatenates dq, dk and dv
-    b.add(
-        Op("qkv.split", "memory_bound", None, (fused,), (q, k, v_part), view=True, launches=0,
-           back=OpBackward(2 * t * (q_width + k_width + v_width) * e, 1, like="copy"))
-    )  # fmt: skip
-    q = copy_strided_queries(b, ctx, q, t * q_width * e)
+    q, k, v_part = split_heads(b, ctx, fused, "v.part")
+    q = copy_strided_queries(b, ctx, q, b.tensors[q].bytes)
     mark_issued_by(b, since, module_call(ctx, "self_attention"))
     return q, k, v_part
 

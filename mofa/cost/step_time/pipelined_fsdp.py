@@ -1,0 +1,158 @@
+"""FSDP under PyTorch's pipelines: parameters are gathered once a step, gradients reduced behind a last backward.
+
+A piece is what is gathered and reduced together: a layer, or an end of the model (PyTorch 2.11,
+``distributed/pipelining/stage.py`` and ``fsdp/_fully_shard``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.work import CollectiveKind
+from mofa.cost.block.host_clock import NEVER, Clocks
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.rank_rules import gathered_bytes_per_param, reduced_bytes_per_param
+from mofa.cost.rows import Rows, chunk_layer_params
+from mofa.specs.params import layer_params
+
+ArrayN = NDArray[np.float64]
+IntA = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class PieceSeconds:
+    """Gathers and reductions of pieces, of each grid of ranks: of a layer of each kind, (kinds, g), and of what a chunk
+    holds beside its layers, (g, R, vpp). [s]"""
+
+    layer_gather_s: ArrayN
+    layer_reduce_s: ArrayN
+    end_gather_s: ArrayN
+    end_reduce_s: ArrayN
+
+    def of_chunks(self, rows: Rows) -> tuple[ArrayN, ArrayN]:
+        """All gathers and all reductions of each chunk, one after the other. (n, R, vpp) each [s]"""
+        lay = rows.stage_layers
+        counts = lay.stages.layer_counts[:, lay.shown.shown_stages].astype(float)
+        gather, reduce = (
+            np.einsum("krc,kg->grc", counts, of_layer) + of_end
+            for of_layer, of_end in (
+                (self.layer_gather_s, self.end_gather_s), (self.layer_reduce_s, self.end_reduce_s),
+            )
+        )  # fmt: skip
+        return gather[rows.grid_index], reduce[rows.grid_index]
+
+
+def piece_seconds(rows: Rows) -> PieceSeconds:
+    """What gathering and reducing a piece takes.
+
+    Dense and expert parameters go one after the other. Ahead of each reduction, or each copy where a rank has its
+    experts alone, the host writes down where gradients lie: 1.7 of the 2.1 ms that a layer takes behind the last
+    backward in tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half).
+    """
+    grids, lay = rows.grids, rows.stage_layers
+    of_kinds = [layer_params(rows.workload.model, kind.moe) for kind in lay.stages.kinds]
+    layers = np.array([
+        [(p.matrices_tp + p.shared) / grids.tp + p.replicated for p in of_kinds],
+        [p.routed / (grids.ep * grids.etp) for p in of_kinds],
+    ])  # fmt: skip
+    ends = np.maximum(rows.params - chunk_layer_params(rows.workload, grids, lay), 0.0)
+    return PieceSeconds(
+        _gather_s(rows, layers), _reduce_s(rows, layers), _gather_s(rows, ends), _reduce_s(rows, ends)
+    )  # fmt: skip
+
+
+def _collectives_s(rows: Rows, kind: CollectiveKind, params: ArrayN, width: float) -> ArrayN:
+    """Of dense and expert parameters, one after the other; axes (2, kinds, g) or (2, g, R, vpp). [s]"""
+    seconds = np.zeros(params.shape[1:])
+    for of_group, name in zip(params, ("fsdp", "efsdp"), strict=True):
+        group = rows.groups[name]
+        group = group.indexed(np.s_[:, None, None]) if of_group.ndim == 3 else group
+        seconds += np.where(of_group > 0, collective_s(kind, of_group * width, group, rows.costs.machine.fabric), 0.0)
+    return seconds
+
+
+def _gather_s(rows: Rows, params: ArrayN) -> ArrayN:
+    return _collectives_s(rows, "all_gather", params, gathered_bytes_per_param(rows))
+
+
+def _reduce_s(rows: Rows, params: ArrayN) -> ArrayN:
+    """The longer of the reduction and what the host takes to write down where its gradients lie."""
+    host = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.listing_s.value
+    sizes = [rows.groups[name].size for name in ("fsdp", "efsdp")]
+    shared = [size[:, None, None] if params.ndim == 4 else size for size in sizes]
+    listing_s = host * (params[0] / shared[0] + params[1] / shared[1]) / 2**20
+    return np.asarray(
+        np.maximum(_collectives_s(rows, "reduce_scatter", params, reduced_bytes_per_param(rows)), listing_s)
+    )
+
+
+def first_forward_clocks(rows: Rows, index: IntA, pieces: PieceSeconds, like: Clocks) -> Clocks:
+    """Both clocks of the first forward of each stage's only chunk, which gathers as its host gets to each piece.
+
+    A gather begins when the host launches it and the one before has ended, and computing waits for it.
+
+    Parameters
+    ----------
+    index
+        Rows. (late rows,)
+    like
+        Forwards of these rows without gathers, which are no longer. (late rows, R, 1)
+    """
+    lay, grid = rows.stage_layers, rows.grid_index[index]
+    counts = lay.stages.layer_counts[:, lay.shown.shown_stages, 0]
+    num_full = lay.fully_recomputed_by_chunk[lay.recompute_choice[index]][..., 0]
+    plain, full = (
+        rows.layers.forward_clocks[mode[index], rows.k[index]] for mode in (rows.base_mode_index, rows.full_mode_index)
+    )  # (late rows, kinds, 5)
+    launch_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.eager_op_s.value
+    walk = _PiecesWalk.beginning(like.device_s[:, :, 0].shape)
+    end_s = pieces.end_gather_s[grid][:, :, 0]
+    first, last = rows.is_first > 0, (rows.is_head > 0) | (rows.is_prediction > 0)
+    embedding, head = (cost.forward.clocks[:, rows.k[index]].T for cost in (rows.costs.embedding, rows.costs.head))
+    walk = walk.behind(first, launch_s, end_s, embedding)
+    for kind, of_stages in enumerate(counts):
+        gather_s = pieces.layer_gather_s[kind, grid][:, None]
+        for number in range(int(of_stages.max())):
+            is_plain = number < of_stages - num_full[:, kind]
+            for clocks, there in ((plain, is_plain), (full, (number < of_stages) & ~is_plain)):
+                if there.any():
+                    walk = walk.behind(there, launch_s, gather_s, clocks[:, kind])
+    walk = walk.behind(last, launch_s, end_s, head)
+    passed = (times[:, :, None] for times in walk.clocks())
+    return Clocks(*(np.maximum(*both) for both in zip(passed, like[:4], strict=True)))
+
+
+@dataclass(frozen=True)
+class _PiecesWalk:
+    """Where the device, the host and the stream of gathers are behind some pieces, of a device and of a host that begin
+    at 0, with the other far ahead. (2, late rows, R) each [s]"""
+
+    device_s: ArrayN
+    host_s: ArrayN
+    gathered_s: ArrayN
+
+    @classmethod
+    def beginning(cls, shape: tuple[int, ...]) -> _PiecesWalk:
+        """In front of all pieces."""
+        nothing, never = np.zeros(shape), np.full(shape, NEVER)
+        return cls(np.stack([nothing, never]), np.stack([never, nothing]), np.full((2, *shape), NEVER))
+
+    def behind(self, there: NDArray[np.bool_], launch_s: float, gather_s: ArrayN, clocks: ArrayN) -> _PiecesWalk:
+        """The same behind one more piece, on the stages where it is ``there``; its ``clocks`` are (late rows, 4)."""
+        device_s, behind_host_s, woken_s, host_s = (each[:, None] for each in clocks.T[:4])
+        launched = self.host_s + launch_s
+        gathered = np.maximum(self.gathered_s, launched) + gather_s
+        begun = np.maximum(self.device_s, gathered)
+        device = np.maximum(begun + device_s, launched + behind_host_s)
+        host = np.maximum(begun + woken_s, launched + host_s)
+        return _PiecesWalk(
+            np.where(there, device, self.device_s), np.where(there, host, self.host_s),
+            np.where(there, gathered, self.gathered_s),
+        )  # fmt: skip
+
+    def clocks(self) -> tuple[ArrayN, ArrayN, ArrayN, ArrayN]:
+        """As :class:`mofa.cost.block.host_clock.Clocks`."""
+        return self.device_s[0], self.device_s[1], self.host_s[0], self.host_s[1]
