@@ -31,7 +31,7 @@ from mofa.specs.strategy import StrategySpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "2.11"
+SCHEMA_VERSION: Final = "2.12"
 
 FlopsConvention = Literal["causal", "full"]
 
@@ -59,7 +59,7 @@ class Plan(LongRunFields):
     True
     """
 
-    strategy: StrategySpec = Field(description="The strategy; tp * cp * pp * dp are the GPUs without spares.")
+    strategy: StrategySpec = Field(description="The strategy; tp * cp * pp * dp are the GPUs that compute.")
     layout: LaunchLayout | None = Field(
         default=None, description="The layout of the pipeline that was costed; null without a pipeline."
     )
@@ -70,7 +70,9 @@ class Plan(LongRunFields):
     band: Band | None = Field(
         default=None, description="The runs that step_s_band rests on, and which hosts it covers; null without one."
     )
-    tokens_per_s_per_gpu: float = Field(gt=0, description="Tokens of the global batch per second and GPU. [tokens/s]")
+    tokens_per_s_per_gpu: float = Field(
+        gt=0, description="Tokens of the global batch per second and GPU that computes. [tokens/s]"
+    )
     tflops_per_gpu: float = Field(ge=0, description="Model TFLOP/s per GPU; recomputation is not counted. [TFLOP/s]")
     mfu: float = Field(ge=0, description="Model FLOP/s over the dense peak of the GEMM format used. [-]")
     hfu: float = Field(ge=0, description="As mfu, with the FLOPs of recomputation counted. [-]")
@@ -83,6 +85,9 @@ class Plan(LongRunFields):
         default=None,
         description="Fraction of the step that rests on kernels and hosts measured under the framework's library of "
         "layers (Transformer Engine), by component; what is absent does not. Null where it runs none. [-]",
+    )
+    idle_gpus: int = Field(
+        default=0, ge=0, description="GPUs of the cluster that the plan leaves idle, as it is faster on fewer. [-]"
     )
     costed_by: CostedBy = Field(description="What predicted the numbers.")
     flops_convention: FlopsConvention = Field(
@@ -128,6 +133,7 @@ class Plan(LongRunFields):
                 for name in ("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")
             },
             **self.long_run_row(),
+            "idle_gpus": self.idle_gpus,
             **{
                 name: getattr(memory, name)
                 for name in (
@@ -195,9 +201,10 @@ class NumericsOffer(Spec):
 
 def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSummary) -> None:
     """Refuse a plan whose ranks or tokens do not match the job and the cluster it was made for."""
-    s, gpus = plan.strategy, cluster.num_gpus - plan.spare_gpus
+    s, gpus = plan.strategy, cluster.num_gpus - plan.spare_gpus - plan.idle_gpus
     if s.tp * s.cp * s.pp * s.dp != gpus:
         less = f", without {plan.spare_gpus} that stand by" if plan.spare_gpus else ""
+        less += f", without {plan.idle_gpus} that are idle" if plan.idle_gpus else ""
         raise ValueError(f"tp * cp * pp * dp ({s.tp * s.cp * s.pp * s.dp}) must be the GPUs ({gpus}{less})")
     tokens = plan.tokens_per_s_per_gpu * plan.step_s * gpus
     check_sum("tokens of one step", [tokens], workload.seq_len * workload.global_batch, "tokens")
@@ -206,7 +213,7 @@ def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSum
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["2.11"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.12"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
@@ -248,7 +255,7 @@ class PlanReport(Spec):
     True
     """
 
-    schema_version: Literal["2.11"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.12"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")
@@ -258,7 +265,10 @@ class PlanReport(Spec):
     objective: str = Field(
         default="tokens_per_s_per_gpu", description="What is maximised; ties go to the smaller memory."
     )
-    space: int = Field(ge=0, description="Strategies before any mask. [-]")
+    space: int = Field(
+        ge=0,
+        description="Strategies before any mask: of all GPUs, and of the fewer that plans are on. [-]",
+    )
     searched: int = Field(ge=0, description="Strategies whose time and memory were fully costed. [-]")
     rejected: dict[str, int] = Field(
         default_factory=dict,

@@ -135,6 +135,20 @@ def library_line(shares: Mapping[str, float]) -> str:
     return f"Measured under Transformer Engine: {sum(shares.values()) * 100:.1f} % of the step ({parts})."
 
 
+def idle_lines(report: PlanReport) -> list[str]:
+    """Which plans leave GPUs idle and why, in words: a line for each number of GPUs that they use."""
+    numbers: dict[int, list[int]] = {}
+    for number, plan in enumerate(report.plans, start=1):
+        if plan.idle_gpus:
+            numbers.setdefault(plan.idle_gpus, []).append(number)
+    lines = []
+    for some in numbers.values():
+        named = f"Plan {some[0]}" if len(some) == 1 else f"Plans {', '.join(map(str, some[:-1]))} and {some[-1]}"
+        says = report.plans[some[0] - 1].notes[0]
+        lines.append(f"{named} {says if len(some) == 1 else says.replace('uses', 'use', 1)}.")
+    return lines
+
+
 def ties_line(report: PlanReport) -> str:
     """Which of the best plans the model cannot tell apart, in words; there must be some."""
     band = report.plans[0].band

@@ -11,6 +11,7 @@ from mofa.report.long_run import print_long_runs
 from mofa.report.phrases import component_name, equal_runs_text, strategy_text
 from mofa.report.search_text import (
     has_experts,
+    idle_lines,
     offers_line,
     print_defaults,
     print_export,
@@ -53,6 +54,8 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
     if report.plans:
         title = f"The {len(report.plans)} best plans" if len(report.plans) > 1 else "Best plan"
         print_plans(console, report.plans, title, moe=has_experts(report.workload))
+        for line in idle_lines(report):
+            print_paragraph(console, line)
         if quiet:
             return
         if report.num_tied > 1:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.frameworks.recompute import SHORTER_RECOMPUTING
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
@@ -84,9 +85,30 @@ def cost_pareto_front(
     job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN, objective: Objective
 ) -> CheckedSpace:
     """Cost the rows that no other may beat in key and memory at once, by arguments as in :func:`cost_best_rows`."""
-    search = _BranchAndBound(job, loads, space, reason, shortfall, ParetoFront(objective), None)
+    return cost_rows_for_goal(job, loads, space, reason, shortfall, ParetoFront(objective))
+
+
+def cost_rows_for_goal(
+    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN, goal: Goal
+) -> CheckedSpace:
+    """Cost the rows that a goal may still want, by arguments as in :func:`cost_best_rows`; it takes note of them."""
+    search = _BranchAndBound(job, loads, space, reason, shortfall, goal, None)
     search.run()
     return search.result()
+
+
+def degrees_that_goal_may_want(
+    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, goal: Goal
+) -> tuple[Rows, FloatN]:
+    """Degrees of a space that may fit and whose bound in any mode the goal may want, and that bound. (k,) each
+
+    ``reason`` has the results of the checks.
+    """
+    search = _BranchAndBound(job, loads, space, reason.copy(), np.zeros(len(reason)), goal, None)
+    left = search.that_may_fit(np.flatnonzero(search.legal.any(axis=1)))
+    floor = search.floor(left)
+    wanted = ~goal.is_dominated(floor, search.least_bytes[left])
+    return left[wanted], floor[wanted]
 
 
 class _BranchAndBound:
@@ -107,8 +129,8 @@ class _BranchAndBound:
 
     def run(self) -> None:
         """Bound, cost and cut until the rows that are sought are certain."""
-        left = self._that_may_fit(np.flatnonzero(self.legal.any(axis=1)))
-        floor = self._floor(left)
+        left = self.that_may_fit(np.flatnonzero(self.legal.any(axis=1)))
+        floor = self.floor(left)
         order = np.argsort(floor, kind="stable")
         left, floor, size = left[order], floor[order], FIRST_DEGREES
         while len(left):
@@ -127,7 +149,7 @@ class _BranchAndBound:
         rows = np.concatenate([np.empty(0, dtype=np.intp), *(rows for rows, _ in self.costed)])
         return merge_part_costs(self.space, rows, [costs for _, costs in self.costed], self.reason, self.shortfall)
 
-    def _that_may_fit(self, degrees: Rows) -> Rows:
+    def that_may_fit(self, degrees: Rows) -> Rows:
         """The degrees that static memory does not cut; those that it does are kept, the least too big first."""
         for job, some in self._by_options(degrees):
             table = self.space.degrees.take(some)
@@ -154,8 +176,11 @@ class _BranchAndBound:
         """The legal rows of degrees, those of each together."""
         return rows_of(self.space, self.legal, degrees)
 
-    def _floor(self, degrees: Rows) -> FloatN:
-        """The bound of degrees in any mode, from blocks that recompute nothing. (degrees,)"""
+    def floor(self, degrees: Rows) -> FloatN:
+        """The bound of degrees in any mode, from blocks that recompute nothing. (degrees,)
+
+        Recomputing may make a step :data:`SHORTER_RECOMPUTING` shorter, no more.
+        """
         floor, place = np.full(len(degrees), np.inf), np.full(len(self.legal), -1)
         place[degrees] = np.arange(len(degrees))
         sets = [some for _, some in self._by_options(degrees)]
@@ -166,7 +191,7 @@ class _BranchAndBound:
             estimators = estimators_sharing_blocks(job.workload, job.cluster, job.framework, tables, self.loads)
             for some, estimator in zip(sets, estimators, strict=True):
                 bound = self._bound(estimator, np.zeros(len(some), dtype=bool), at_rest=False)
-                floor[place[some]] = np.minimum(floor[place[some]], bound)
+                floor[place[some]] = np.minimum(floor[place[some]], bound * (1.0 - SHORTER_RECOMPUTING))
         return floor
 
     def _bound(self, estimator: Estimator, is_open: NDArray[np.bool_], *, at_rest: bool) -> FloatN:

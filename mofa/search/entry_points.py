@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -13,30 +14,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.model_flops import FlopsConvention
-from mofa.errors import SpecError, StrategyError
+from mofa.errors import SpecError
 from mofa.plan.job_facts import JobFacts
-from mofa.plan.result import NearestMiss, Plan, PlanReport
+from mofa.plan.result import NumericsOffer, Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 from mofa.replay.garbage_collection import without_collection
 from mofa.search import branch_and_bound
 from mofa.search.borderline import admit_borderline_rows, best_rows_with_fewer_recomputed_layers
 from mofa.search.costing import MEMORY, CheckedSpace, CostedRows, cost_rows
+from mofa.search.fewer_gpus.faster_rows import RowsOnFewerGpus, faster_rows_near_best
+from mofa.search.fewer_gpus.merge_plans import counted_together, with_faster_plans
 from mofa.search.fewest_gpus import smallest_number_of_gpus
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.legality.named_check import refuse_idle_dispatcher
 from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
 from mofa.search.offers import numerics_offers
+from mofa.search.rejections import count_rejections, refuse_batch
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best
 from mofa.search.search_progress import OnProgress, progress_callback, progress_callback_with_best_row
 from mofa.search.search_result import Search
-from mofa.search.space import SOLVED, Combinations, Space, combinations, constrain, default_space, fixed_values
+from mofa.search.space import (
+    FEWER_GPUS,
+    SOLVED,
+    Combinations,
+    Space,
+    combinations,
+    constrain,
+    default_space,
+    fixed_values,
+)
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import StrategySpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -45,31 +57,6 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 AT_WORK = ("mofa.search.costing", "mofa.replay.replayer")
 """Modules that worker processes import while this one begins."""
-
-
-def _rejections(
-    reason: NDArray[np.int64],
-    shortfall: NDArray[np.float64],
-    space: Combinations,
-    framework: FrameworkSpec,
-    objective: Objective,
-) -> tuple[dict[str, int], dict[str, NearestMiss]]:
-    """How many candidates each check rejected, and the nearest miss of each."""
-    names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory", "slower"]
-    units = [*(c.unit for c in CHECKS), "layers", "B", "B", objective.unit]
-    rejected, nearest = {}, {}
-    reason = reason.astype(np.int8)  # of millions of rows, compared with each of some dozen reasons
-    for i, name in enumerate(names):
-        rows = np.flatnonzero(reason == i)
-        if len(rows):
-            rejected[name] = len(rows)
-            closest = rows[np.argmin(shortfall[rows])]
-            nearest[name] = NearestMiss(
-                strategy=_as_strategy(space, int(closest), framework),
-                short_by=float(shortfall[closest]),
-                unit=units[i],
-            )
-    return rejected, nearest
 
 
 def find_plans(
@@ -88,7 +75,7 @@ def find_plans(
     replay_progress: Progress | None = None,
     judge: LongRunObjective | None = None,
     space: Space | None = None,
-    searched: Search | None = None,
+    searched: Search | RowsOnFewerGpus | None = None,
     banded: bool = True,
     every_row: bool = False,
     jobs: int = 1,
@@ -122,7 +109,8 @@ def find_plans(
         The space to search under the constraints, in place of all that the framework offers. If nothing in it fits, the
         fewest GPUs that would do are not sought.
     searched
-        A search of the same job under the same constraints, without replay, whose costs are reused.
+        A search of the same job under the same constraints, without replay, whose costs are reused. Fewer GPUs are then
+        not looked at, nor with a ``space``, nor if a ``judge`` ranks by failures, where GPUs stand by as spares.
     banded
         Whether plans without a replay have a band, which takes two more estimates of each.
     every_row
@@ -136,8 +124,9 @@ def find_plans(
     Returns
     -------
     Search
-        The report with up to ``top`` plans that fit, best first, and the table of all that was costed. Where nothing
-        fits, the report has no plans and says how many GPUs would do.
+        The report with up to ``top`` plans that fit, best first, and the table of all that was costed on all GPUs.
+        Plans on fewer GPUs are among the best where they are faster (``plan.idle_gpus``); ``without=["fewer_gpus"]``
+        leaves them out. Where nothing fits, the report has no plans and says how many GPUs would do.
 
     Raises
     ------
@@ -162,6 +151,7 @@ def find_plans(
     """
     started = time.perf_counter()
     framework = resolve_framework(workload, cluster, framework)
+    workload_given, framework_given = workload, framework
     fix, maximum = dict(fix or {}), dict(maximum or {})
     check_constraints(fix, maximum, top, flops_convention)
     workload, cluster, framework = with_numerics(workload, cluster, framework, with_)
@@ -169,10 +159,10 @@ def find_plans(
     job = Job(workload, cluster, framework)
     without = (*without, *_given_options(judge, fix))
     constrained = partial(constrain, fix=fix, maximum=maximum, with_=with_, without=without)
-    default = space is None
-    space = constrained(default_space(workload, cluster, framework) if space is None else space)
-    if "dp" in fix:
-        space = _with_dp(space, cluster, fix["dp"])
+    may_use_fewer = space is None and searched is None and _may_use_fewer(without, judge)
+    default = space is None and not isinstance(searched, RowsOnFewerGpus)
+    whole = default_space(workload, cluster, framework) if space is None else space
+    space = _constrained_on(constrained, fix, whole, cluster)
     progress = progress_callback(progress, on_progress, "costing", None)
     with Workers(jobs) as workers, without_collection():
         if replay:
@@ -184,7 +174,8 @@ def find_plans(
             objective = judge = replace(judge, workload=workload, framework=framework)
         if searched is None:
             bounded = None if every_row else (objective, wanted)
-            enumerated, searched_rows = _search(job, space, progress, workers, open_degrees=not fix, bounded=bounded)
+            checks_batch = not fix and not may_use_fewer
+            enumerated, searched_rows = _search(job, space, progress, workers, checks_batch, bounded=bounded)
         else:
             enumerated = searched.enumerated
             searched_rows = CheckedSpace(
@@ -235,14 +226,24 @@ def find_plans(
     min_gpus, note = None, None
     if not plans and default:
         min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay, judge=judge)
-        if min_gpus is None and not len(costed.rows):
-            why = int(reason.max())  # what stopped those that came furthest
-            rejected_row = searched_rows.space.take(np.flatnonzero(reason == why)[:1])
-            says = CHECKS[why].message(job.with_options(rejected_row.common_options), rejected_row)
-            if fix:
-                raise SpecError(f"--fix: leaves nothing that {framework.name} runs: {says}")
-            note = f"{note}: {says}"
-    rejected, nearest = _rejections(reason, shortfall, searched_rows.space, framework, objective)
+    reports: list[PlanReport] = []
+    if may_use_fewer and (plans or (min_gpus or math.inf) < cluster.num_gpus):
+        solved = np.array([number == SOLVED for _, number in space.recompute])
+        on_cluster = partial(_constrained_on, constrained, fix)
+        reports = [
+            find_plans(
+                *given, framework=framework_given, top=top, fix=fix, maximum=maximum, with_=with_, without=without,
+                flops_convention=flops_convention, replay=replay, judge=judge, searched=rows, banded=banded, jobs=jobs,
+            ).report
+            for rows in faster_rows_near_best(job, on_cluster, objective, wanted, searched_rows, key, solved)
+            for given in [(workload_given, rows.cluster)]
+        ]  # fmt: skip
+        plans = with_faster_plans(plans, reports, cluster.num_gpus, top)
+    if plans:
+        min_gpus, note = None, None
+    elif default and not len(costed.rows):
+        note = _why_nothing_runs(job, searched_rows, fix, min_gpus, note)
+    rejected, nearest = count_rejections(reason, shortfall, searched_rows.space, framework, objective)
     report = PlanReport(
         workload=WorkloadSummary.from_spec(workload),
         cluster=ClusterSummary.from_spec(cluster),
@@ -255,13 +256,51 @@ def find_plans(
         min_gpus=min_gpus,
         min_gpus_note=note,
         elapsed_s=time.perf_counter() - started,
-        plans=tuple(plans),
-        numerics_offers=(numerics_offers(workload, cluster, framework, plans[0].strategy) if plans and banded else ()),
+        numerics_offers=(_offers(job, plans[0]) if plans and banded and default else ()),
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
+    report = PlanReport(**{**dict(report), **counted_together(report, plans, reports)})
     return Search(
         report, costed, workload, cluster, framework, reason, searched_rows.space, shortfall, objective, enumerated
     )
+
+
+def _may_use_fewer(without: Sequence[str], judge: LongRunObjective | None) -> bool:
+    """Whether plans may leave GPUs idle: with failures known these stand by as spares."""
+    return FEWER_GPUS not in without and (judge is None or judge.ranks_steps_alone)
+
+
+def _why_nothing_runs(
+    job: Job, searched_rows: CheckedSpace, fix: Mapping[str, object], min_gpus: int | None, note: str | None
+) -> str | None:
+    """The note on the fewest GPUs with what stopped those strategies that came furthest, where no number would do.
+
+    An error where the user fixed something, or where the batch is what no strategy divides.
+    """
+    if not fix:
+        refuse_batch(job, searched_rows.space.degrees)
+    if min_gpus is not None:
+        return note
+    why = int(searched_rows.reason.max())
+    row = searched_rows.space.take(np.flatnonzero(searched_rows.reason == why)[:1])
+    says = CHECKS[why].message(job.with_options(row.common_options), row)
+    if fix:
+        raise SpecError(f"--fix: leaves nothing that {job.framework.name} runs: {says}")
+    return f"{note}: {says}"
+
+
+def _constrained_on(
+    constrained: Callable[[Space], Space], fix: Mapping[str, object], space: Space, cluster: ClusterSpec
+) -> Space:  # fmt: skip
+    """A cluster's space under what the user asked for."""
+    some = constrained(space)
+    return _with_dp(some, cluster, fix["dp"]) if "dp" in fix else some
+
+
+def _offers(job: Job, plan: Plan) -> tuple[NumericsOffer, ...]:
+    """What other numerics would bring to a plan, on the GPUs that it uses."""
+    used = job.cluster.model_copy(update={"num_gpus": job.cluster.num_gpus - plan.idle_gpus})
+    return numerics_offers(job.workload, used, job.framework, plan.strategy)
 
 
 def _given_options(judge: LongRunObjective | None, fix: Mapping[str, object]) -> tuple[str, ...]:
@@ -271,15 +310,6 @@ def _given_options(judge: LongRunObjective | None, fix: Mapping[str, object]) ->
     if "dp_replicate" in fix:
         raise SpecError("--fix dp_replicate: with --recovery replica give it as --set framework.dp_replicate")
     return ("dp_replicate",)
-
-
-def _as_strategy(table: Combinations, i: int, framework: FrameworkSpec) -> StrategySpec:
-    row = table.take(np.array([i]))
-    if int(row.dp[0]) < 1:
-        row = replace(row, dp=np.maximum(row.dp, 1))
-    if int(row.recompute_layers[0]) == SOLVED:
-        row = replace(row, recompute_layers=np.array([-1]))
-    return row.row(0, framework.name)
 
 
 def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
@@ -292,19 +322,19 @@ def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
 
 
 def _search(
-    job: Job, space: Space, progress: Progress | None, workers: Workers, open_degrees: bool,
+    job: Job, space: Space, progress: Progress | None, workers: Workers, checks_batch: bool,
     bounded: tuple[Objective, int] | None,
 ) -> tuple[Combinations | None, CheckedSpace]:  # fmt: skip
     """Enumerate, mask, cost: every legal row, or with an objective those that may be among so many of the best.
 
-    With the rows as they were enumerated, if some legal ones are not costed. If the degrees are ``open_degrees``, not
-    the user's, and none divides the batch, the batch is refused.
+    With the rows as they were enumerated, if some legal ones are not costed. With ``checks_batch`` the batch is refused
+    where no degrees divide it.
     """
     all_rows = combinations(space, job.cluster, job.framework)
     if len(all_rows) == 0:
         raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
-    if open_degrees:
-        _refuse_batch(job, all_rows.degrees)
+    if checks_batch:
+        refuse_batch(job, all_rows.degrees)
     verdict = check_strategies(job, all_rows)
     loads = routing_loads_by_ep(job.workload, all_rows.degrees)
     if bounded is not None and np.count_nonzero(verdict.reason < 0) > branch_and_bound.FEW_ROWS:
@@ -313,17 +343,6 @@ def _search(
         )
         return all_rows, searched_rows
     return None, cost_rows(job, loads, all_rows, verdict.reason, verdict.shortfall, progress, workers)
-
-
-def _refuse_batch(job: Job, degrees: StrategyTable) -> None:
-    """Refuse a global batch that no product of degrees over these GPUs divides."""
-    batch, num_gpus = job.workload.batch.global_batch, job.cluster.num_gpus
-    dp = degrees.dp[degrees.tp * degrees.cp * degrees.pp * degrees.dp == num_gpus]
-    if len(dp) and np.all(batch % dp > 0):
-        raise StrategyError(
-            f"{job.workload.name}: global_batch ({batch:,}) is a multiple of no dp that {num_gpus:,} GPUs leave, of "
-            f"which {int(dp.min()):,} is the least; use a multiple of that or other GPUs"
-        )
 
 
 def _rank(costed: CostedRows, key: NDArray[np.float64], reason: NDArray[np.int64], top: int) -> NDArray[np.intp]:

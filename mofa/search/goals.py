@@ -31,7 +31,7 @@ class Goal(Protocol):
 
 
 class BestRows:
-    """So many rows with the smallest keys.
+    """So many rows with the smallest keys, all of them below a limit.
 
     Examples
     --------
@@ -42,17 +42,17 @@ class BestRows:
     (array([False,  True]), array([0.5]))
     """
 
-    def __init__(self, objective: Objective, wanted: int) -> None:
-        self.objective, self.wanted, self.keys = objective, wanted, np.empty(0)
+    def __init__(self, objective: Objective, wanted: int, limit: float = np.inf) -> None:
+        self.objective, self.wanted, self.limit, self.keys = objective, wanted, limit, np.empty(0)
 
     @property
     def last_key(self) -> float:
-        """The key of the last of the wanted rows; infinite while fewer fit."""
-        return float(self.keys[-1]) if len(self.keys) == self.wanted else np.inf
+        """The key of the last of the wanted rows; the limit while fewer fit."""
+        return float(self.keys[-1]) if len(self.keys) == self.wanted else self.limit
 
     def add_costed(self, key: FloatN, device_bytes: FloatN) -> None:
         """Keep the smallest keys. (n,) each"""
-        self.keys = np.sort(np.concatenate([self.keys, key]))[: self.wanted]
+        self.keys = np.sort(np.concatenate([self.keys, key[key < self.limit]]))[: self.wanted]
 
     def is_dominated(self, key: FloatN, device_bytes: FloatN) -> BoolN:
         """Whether keys are above the last of the wanted ones. (n,)"""

@@ -184,7 +184,7 @@ class LongRunObjective:
 
     def ranking_key(self, costed: CostedRows) -> FloatN:
         """The key to minimise: wall-clock seconds of a productive step, or joules for ``kwh``. (n,)"""
-        if self._unknown:
+        if self.ranks_steps_alone:
             return costed.step_s
         outlook = self.outlook(costed.step_s, costed.checkpoint_bytes, costed.table.dp)
         with np.errstate(divide="ignore", over="ignore"):
@@ -197,12 +197,12 @@ class LongRunObjective:
     @property
     def unit(self) -> str:
         """What keys are in, of one GPU or of all: seconds of wall-clock time a step, or joules."""
-        return "J" if self.objective == "kwh" and not self._unknown else "s"
+        return "J" if self.objective == "kwh" and not self.ranks_steps_alone else "s"
 
     @property
     def keys_per_unit(self) -> float:
         """A key of one unit."""
-        return 1.0 if self.unit == "J" or self._unknown else float(self.cluster.num_gpus + self.spare_gpus)
+        return 1.0 if self.unit == "J" or self.ranks_steps_alone else float(self.cluster.num_gpus + self.spare_gpus)
 
     @property
     def computing_weights(self) -> dict[str, float]:
@@ -220,7 +220,7 @@ class LongRunObjective:
         return min(float(getattr(self.faults.power, f"{name}_fraction").value) for name in ACTIVITIES)
 
     @property
-    def _unknown(self) -> bool:
+    def ranks_steps_alone(self) -> bool:
         """Whether nothing is known of the long run, so that steps alone are ranked."""
         return set(FIGURES) <= set(self.missing())
 
@@ -236,7 +236,7 @@ class LongRunObjective:
         else the least of all activities. What is drawn beside productive steps is left out, but for idle spares and
         what is drawn around GPUs.
         """
-        if self._unknown:
+        if self.ranks_steps_alone:
             return step_s
         wall_s, all_gpus = step_s / self._most_productive(), self.cluster.num_gpus + self.spare_gpus
         if self.objective != "kwh":
@@ -266,14 +266,14 @@ class LongRunObjective:
     def missing_host_bytes(self, per_rank_bytes: FloatN) -> FloatN:
         """Host memory that a node lacks for its checkpoints, if each rank saves as much as the heaviest stage's. (n,)
         [B]"""
-        if self._unknown:
+        if self.ranks_steps_alone:
             return np.zeros_like(per_rank_bytes)
         need = self.checkpoint_times(per_rank_bytes).host_bytes
         return np.maximum(need - self.cluster.node.host_memory_bytes.value, 0.0)
 
     def plan_ranking_key(self, plan: Plan) -> float:
         """:meth:`ranking_key` of a plan."""
-        if self._unknown:
+        if self.ranks_steps_alone:
             return plan.step_s
         outlook, step_w = self._of(plan)
         wall = plan.step_s / max(float(outlook.ettr[0]), 1e-300)

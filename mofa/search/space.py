@@ -49,7 +49,11 @@ TOKEN_CHUNKS = (1, 2, 4, 8)
 """MemFine's bins, which --with token_chunks searches."""
 ZERO_BUBBLE = tuple(name for name, record in SCHEDULES.items() if record.is_searched and record.defers_weight_gradients)
 """Schedules that ``--without`` leaves out."""
-WITHOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full", *ZERO_BUBBLE, *OPTIONS)
+FEWER_GPUS = "fewer_gpus"
+"""Word of ``--without`` that keeps all GPUs computing, though fewer may be faster."""
+WITHOUT = (
+    "tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full", *ZERO_BUBBLE, *OPTIONS, FEWER_GPUS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -212,6 +216,8 @@ def constrain(
     if "micro_moe" in with_:
         values["balancing"] = BALANCING
     for word in without:
+        if word == FEWER_GPUS:
+            continue
         if word == "sp":
             values["sp"] = False
         elif word in ("recompute", "full", "selective"):
@@ -404,13 +410,15 @@ def combinations(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -
     if space.dp is not None:
         twice |= tp * cp * pp * space.dp != cluster.num_gpus
     single = np.unravel_index(np.flatnonzero(~twice), sizes)
-    degrees = _degrees([axis[i] for axis, i in zip(axes, single, strict=True)], space, modes, cluster, framework)
+    degrees = degrees_of_columns(
+        [axis[i] for axis, i in zip(axes, single, strict=True)], space, modes, cluster, framework
+    )
     number = np.array([modes.index(spec) for spec, _ in space.recompute], dtype=np.int64)
     layers = np.array([n for _, n in space.recompute], dtype=np.int64)
     return Combinations(degrees, number, np.tile(layers, len(degrees)))
 
 
-def _degrees(
+def degrees_of_columns(
     columns: list[NDArray[np.int64]], space: Space, modes: tuple[RecomputeSpec, ...], cluster: ClusterSpec,
     framework: FrameworkSpec,
 ) -> StrategyTable:  # fmt: skip

@@ -94,29 +94,55 @@ def why_unsupported(
     return next((text for m in spec.modules if (text := _module_unsupported(framework, m, model))), None)
 
 
-def selective_modes(framework: FrameworkSpec, model: ModelSpec, fp8_recipe: str = "") -> tuple[RecomputeSpec, ...]:
-    """What a search recomputes of modules: each alone, and all but ``moe`` and ``shared_experts`` together.
+SHORTER_RECOMPUTING = 2e-3
+"""By how much of it a step may be shorter at most for recomputing something: more memory-bound time lets clocks rise.
+0.08 % was the most of all sets and combinations in tests/cost/test_lower_bounds.py. [-]"""
 
-    ``core_attn`` is left out where a fused kernel computes attention. That keeps its inputs, and its output is the
-    output projection's input, so that recomputing it saves nothing. ``layernorm`` and ``moe_act`` are not tried
-    alone. Either was up to 0.08 % shorter than recomputing nothing, as more memory-bound time lets clocks rise
-    (DeepSeek-V3 with DeepEP in tests/cost/test_lower_bounds.py). Bounds of a search assume that nothing is shorter.
+
+def selective_modes(framework: FrameworkSpec, model: ModelSpec, fp8_recipe: str = "") -> tuple[RecomputeSpec, ...]:
+    """The sets of modules that a search recomputes: those that no other set beats in time and memory at once.
+
+    A second saves the most memory in ``moe_act``, then ``mla_up_proj``, ``layernorm``, ``shared_experts``, and the
+    least in ``moe`` (docs/evidence/search.md#sets-of-modules). Sets that have a later one without an earlier one are
+    beaten but for ``mla_up_proj`` alone, which saves the most. What is inside ``moe`` saves nothing beside it. ``mlp``
+    of a model with experts is of the few dense layers: it goes with the largest sets.
+
+    Modules that save nothing are left out (:func:`why_saves_nothing`).
 
     Examples
     --------
     >>> from mofa.specs.load import load_framework, load_workload
     >>> [spec.text for spec in selective_modes(load_framework("megatron"), load_workload("llama3-8b").model)]
-    ['selective:mlp', 'selective:layernorm+mlp']
+    ['selective:mlp']
     """
     offered = [
         module for module in RECOMPUTE_MODULES
-        if (module != "core_attn" or framework.attention == "unfused")
+        if why_saves_nothing(framework, module, model) is None
         and why_unsupported(framework, RecomputeSpec(kind="selective", modules=(module,)), model, fp8_recipe) is None
     ]  # fmt: skip
-    together = tuple(sorted(module for module in offered if module not in ("moe", "shared_experts")))
-    alone = [module for module in offered if module not in ("layernorm", "moe_act")]
-    chosen = dict.fromkeys([*((module,) for module in alone), together])
-    return tuple(RecomputeSpec(kind="selective", modules=modules) for modules in chosen if modules)
+    together = [module for module in offered if module not in ("moe", "shared_experts")]
+    alone = [module for module in offered if module not in ("layernorm", "shared_experts")]
+    if model.moe is not None:
+        alone = [module for module in alone if module != "mlp"]
+    pairs = (("moe_act", "layernorm"), ("moe_act", "mla_up_proj"))
+    sets = [*((module,) for module in alone), *(pair for pair in pairs if set(pair) <= set(offered)), together]
+    if "shared_experts" in offered:
+        sets.append([*together, "shared_experts"])
+    chosen = dict.fromkeys(tuple(sorted(modules)) for modules in sets if modules)
+    return tuple(RecomputeSpec(kind="selective", modules=modules) for modules in chosen)
+
+
+def why_saves_nothing(framework: FrameworkSpec, module: str, model: ModelSpec) -> str | None:
+    """Why recomputing a module saves no memory, or None where it does.
+
+    A fused kernel of attention keeps its inputs, and its output is the output projection's input. Transformer Engine's
+    norm is part of the linear behind it, which keeps its input; before experts and latents it is a module of its own.
+    """
+    if module == "core_attn" and framework.attention != "unfused":
+        return "recompute: module core_attn saves nothing, as fused attention keeps its inputs and its output anyway"
+    if module == "layernorm" and model.moe is None and not model.attention_kind.megatron.has_latents:
+        return "recompute: module layernorm saves nothing, as norms are part of the linears behind them"
+    return None
 
 
 def _module_unsupported(framework: FrameworkSpec, module: str, model: ModelSpec) -> str | None:

@@ -20,6 +20,7 @@ from mofa.cost.stages import Stages, stages_of
 from mofa.cost.step_time.critical_path import may_be_too_low
 from mofa.cost.step_time.power_averaging import RESTED, idle_share
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Schedule
+from mofa.specs.hardware import ClusterSpec
 
 ArrayN = NDArray[np.float64]
 BoolN = NDArray[np.bool_]
@@ -94,6 +95,49 @@ def computing_lower_bounds(estimator: Estimator, is_open: BoolN, weights: Mappin
     return np.asarray(bound * slowest_share * _runs(estimator) * (1.0 - ROUNDING))
 
 
+def work_lower_bounds_s(estimator: Estimator, *, halved: bool = False) -> tuple[ArrayN, ArrayN]:
+    """What a micro-batch of every row takes at least on all ranks together, and in a layer of each kind.
+
+    It recomputes nothing. No pipeline computes less, whatever its stages hold; :func:`resting_lower_bound_s` is left to
+    the caller.
+
+    Parameters
+    ----------
+    estimator
+        Of the table's rows.
+    halved
+        Whether backwards of layers may run in two halves. What an end takes is then left out.
+
+    Returns
+    -------
+    tuple of arrays
+        (n,), (kinds of layers, n) [s]
+    """
+    work_s = _work_s(estimator, halved)
+    drained_share = estimator.drains
+    if drained_share.any():
+        work_s = work_s + drained_share * (_work_s(estimator.without_host_lead, halved) - work_s)
+    work_s = work_s * (1.0 - ROUNDING)
+    return work_s[0], work_s[1:]
+
+
+def _work_s(estimator: Estimator, halved: bool) -> ArrayN:
+    """The same at the clock of the estimator's blocks, one below the other. (1 + kinds, n) [s]"""
+    work_s = np.empty((1 + len(block_kinds(estimator.workload.model)), len(estimator.table)))
+    for rows, bounds in _parts(estimator, np.zeros(len(estimator.table), dtype=bool), _least_s):
+        work_s[:, rows] = bounds.of_all_layers(halved)
+    return work_s
+
+
+def resting_lower_bound_s(cluster: ClusterSpec, step_s: ArrayN) -> ArrayN:
+    """What a step that takes at least ``step_s`` takes where waits of its pipeline let GPUs compute faster. (n,) [s]"""
+    limit = cluster.gpu.curves.power_limit
+    if limit is None:
+        return step_s
+    share = idle_share(limit, np.full(len(step_s), np.inf), np.maximum(step_s, 1e-12)) / RESTED
+    return np.asarray(step_s * (1.0 - share * (1.0 - limit.mix_weight_beside_idle(RESTED))))
+
+
 def _runs(estimator: Estimator) -> ArrayN | float:
     return estimator.runs_per_step(estimator.table) if estimator.loads.over_budget_fraction else 1.0
 
@@ -155,6 +199,13 @@ class _PartBounds:
         if part.mtp is not None:
             each = part.mtp.stack(lambda cost: pick(cost.forward) + pick(cost.backward))[..., 0]
             self.predictions = depth * np.minimum(each[self.base, self.k], each[self.full, self.k])
+
+    def of_all_layers(self, halved: bool) -> ArrayN:
+        """What all layers and ends have together, and a layer of each kind. (1 + kinds, n)"""
+        layers = (self.halved_layers if halved else self.layers)[self.base, self.k]
+        counts = stages_of(self.estimator.workload, self.estimator.framework, self.table, 0).layer_counts.sum((1, 2))
+        ends = np.zeros(len(layers)) if halved else self.embedding + self.heads + self.predictions
+        return np.concatenate([(layers @ counts + ends)[None], layers.T])
 
     def of_longest_paths(self) -> ArrayN:
         """What the longest path through the pipeline has. (n,)"""

@@ -12,6 +12,7 @@ from mofa.cost.model_flops import FlopsConvention
 from mofa.errors import SpecError
 from mofa.plan.launch_layout import LaunchLayout, LayoutBy, LayoutSearch
 from mofa.plan.result import Plan
+from mofa.search.fewer_gpus.merge_plans import with_idle_gpus
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem
 from mofa.search.layout_search.shortest_split import WORK, shortest_split
@@ -177,6 +178,7 @@ def refine_layouts(search: Search, seconds: float = 10.0, *, progress: Progress 
     ranked = [plans[number] for number in order]
     if order and order[0] in by_number and _is_new(ranked[0]) and ranked[0].costed_by == "replay":
         ranked[0] = by_number[order[0]].candidate.plan(replay=True).model_copy(update={"layout": ranked[0].layout})
+    ranked = [with_idle_gpus(plan, report.plans[number]) for number, plan in zip(order, ranked, strict=True)]
     elapsed_s = report.elapsed_s + time.perf_counter() - started
     return replace(search, report=report.model_copy(update={"plans": tuple(ranked), "elapsed_s": elapsed_s}))
 
@@ -187,9 +189,10 @@ def _is_new(plan: Plan) -> bool:
 
 def _candidate(search: Search, plan: Plan) -> Candidate:
     """A plan's strategy, as the search costed it."""
-    row = strategy_row(search.workload, search.cluster, search.framework, plan.strategy)
+    used = search.cluster.model_copy(update={"num_gpus": search.cluster.num_gpus - plan.idle_gpus})
+    row = strategy_row(search.workload, used, search.framework, plan.strategy)
     loads = routing_loads_by_ep(search.workload, row)
-    return Candidate(search.workload, search.cluster, search.framework, row, loads, plan.flops_convention)
+    return Candidate(search.workload, used, search.framework, row, loads, plan.flops_convention)
 
 
 def _refined(

@@ -13,7 +13,8 @@ from mofa.plan.result import Plan
 from mofa.schedules import default_schedule
 from mofa.search.entry_points import find_plans, plan_in_closed_form
 from mofa.search.goodput import LongRunObjective
-from mofa.search.long_run.spare_nodes import SCOUTED, space_near_best, spare_counts_most_promising_first, without_spares
+from mofa.search.long_run.spare_nodes import SCOUTED, spare_counts_most_promising_first, without_spares
+from mofa.search.near_best import space_near_best
 from mofa.search.search_result import Search
 from mofa.search.space import MAX_PP, default_space, divisors, without_indivisible_degrees
 from mofa.specs.framework import FrameworkSpec
@@ -218,7 +219,7 @@ class FewerNodesReplanned:
         )
         if not space.pp:
             return None
-        near = space_near_best(self.search, space)
+        near = space_near_best(self.search.costed, self.search.reasons, space)
         search = find_plans(
             job, smaller, framework=framework, top=1, replay=False, space=near, banded=False, every_row=True
         )

@@ -17,6 +17,8 @@ from mofa.search.goodput import LongRunObjective
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.long_run.fewer_nodes import FewerNodesOfPlan, FewerNodesReplanned, PlanWithSpares, on_computing_nodes
 from mofa.search.long_run.sensitivity import sensitivities
+from mofa.search.search_result import Search
+from mofa.search.space import FEWER_GPUS
 from mofa.specs.faults import CheckpointMode, FaultSpec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -149,7 +151,7 @@ def _replicable(
     """The best plan at the first scale, of those that the framework can replicate to the most GPUs."""
     job, machines = job_at[0]
     try:
-        report = find_plans(job, machines, framework=framework, top=1, replay=False, banded=False, every_row=True)
+        report = _search_on_all(job, machines, framework)
     except StrategyError as error:
         return None, str(error)
     if not report.report.plans:
@@ -188,12 +190,19 @@ def _planned_anew(
 ) -> tuple[FewerNodesReplanned | None, str | None]:
     """A search at one scale, or why it finds nothing."""
     try:
-        search = find_plans(job, machines, framework=framework, top=1, replay=False, banded=False, every_row=True)
+        search = _search_on_all(job, machines, framework)
     except StrategyError as error:
         return None, str(error)
     if not search.report.plans:
         return None, f"nothing fits {machines.num_gpus:,} GPUs"
     return FewerNodesReplanned(search, machines), None
+
+
+def _search_on_all(job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec) -> Search:
+    """A search in closed form in which all GPUs compute: those of other scales are points of their own."""
+    return find_plans(
+        job, machines, framework=framework, top=1, replay=False, banded=False, every_row=True, without=(FEWER_GPUS,)
+    )
 
 
 def _most_spares(runs: LongRunObjective) -> int:

@@ -14,6 +14,7 @@ from mofa.plan.result import FlopsConvention, Plan
 from mofa.plan.summaries import ClusterSummary
 from mofa.search.entry_points import estimate, find_plans
 from mofa.search.goodput import LongRunObjective, storage_note
+from mofa.search.near_best import space_near_best
 from mofa.search.search_result import Search
 from mofa.search.space import Space, default_space, without_indivisible_degrees
 from mofa.specs.faults import FaultSpec
@@ -23,8 +24,8 @@ from mofa.specs.workload import WorkloadSpec
 
 MOST_SPARES = 0.25
 """Largest share of the nodes that may be spares. [-]"""
-SCOUTED, NEAR = 16, 20
-"""Numbers of spares searched near the best plans without spares, and how many such plans. [-]"""
+SCOUTED = 16
+"""Numbers of spares searched near the best plans without spares. [-]"""
 SEARCHED, CLOSE = 2, 0.02
 """Numbers of spares searched in the whole space, and how far their scouted plan may be behind the best. [-]"""
 
@@ -147,6 +148,7 @@ def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_
     """Searches near the best plans, with the promising numbers of spares."""
     judge = full_search.judge
     options = {name: value for name, value in options.items() if name != "progress"}
+    costed, reasons = full_search.search.costed, full_search.search.reasons
     scouts: list[_Found] = []
     for spares in spare_counts_most_promising_first(judge, full_search.search.report.plans[0]):
         smaller = replace(judge, cluster=without_spares(cluster, spares, judge.faults.name), spares=spares)
@@ -155,7 +157,7 @@ def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_
             continue
         try:
             scouts.append(
-                _searched(smaller, False, space_near_best(full_search.search, space), top=1, banded=False, **options)
+                _searched(smaller, False, space_near_best(costed, reasons, space), top=1, banded=False, **options)
             )
         except SpecError:
             continue  # what the user fixed does not go with fewer GPUs
@@ -168,35 +170,6 @@ def _dividing(judge: LongRunObjective) -> Space:
     """The space of strategies that a job can have on its GPUs."""
     space = default_space(judge.workload, judge.cluster, judge.framework)
     return without_indivisible_degrees(space, judge.cluster.num_gpus, judge.workload.batch.global_batch)
-
-
-def space_near_best(search: Search, space: Space) -> Space:
-    """The part of a strategy space near the best plans of a search, with any pipeline.
-
-    Tensor and context parallelism and micro-batches go up to those of the best plans: fewer GPUs may divide the batch
-    where more did not. Degrees of experts and options of the framework are theirs; recomputation is theirs or none.
-    Virtual stages are free where the best plans have some, because a pipeline of another depth splits the layers
-    otherwise.
-    """
-    costed, reasons = search.costed, search.reasons
-    fits = np.flatnonzero(reasons[costed.rows] < 0)
-    best = costed.table.take(fits[np.argsort(costed.step_s[fits])[:NEAR]])
-
-    def up_to(values: tuple[int, ...], column: np.ndarray) -> tuple[int, ...]:
-        return tuple(v for v in values if v <= column.max()) or values
-
-    def like(values: tuple[int, ...], column: np.ndarray) -> tuple[int, ...]:
-        return tuple(v for v in values if v in set(column.tolist())) or values
-
-    named = {best.recompute_modes[i].text for i in np.unique(best.recompute)} | {"none"}
-    modes = tuple(m for m in space.recompute if m[0].text in named) or space.recompute
-    chosen = {best.option_sets[i] for i in np.unique(best.options)}
-    return replace(
-        space, tp=up_to(space.tp, best.tp), cp=up_to(space.cp, best.cp), ep=like(space.ep, best.ep),
-        etp=like(space.etp, best.etp), micro_batch=up_to(space.micro_batch, best.micro_batch),
-        vpp=space.vpp if best.vpp.max() > 1 else (1,), cp_kind=like(space.cp_kind, best.cp_kind), recompute=modes,
-        options=tuple(options for options in space.options if options in chosen) or space.options,
-    )  # fmt: skip
 
 
 def spare_counts_most_promising_first(judge: LongRunObjective, plan: Plan) -> list[int]:

@@ -1,0 +1,124 @@
+"""GPU-seconds that a step takes at least, by what its blocks depend on: the same on any number of GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.build import block_kinds
+from mofa.blocks.frameworks.recompute import SHORTER_RECOMPUTING
+from mofa.cost.estimate import Estimator
+from mofa.cost.lower_bounds.steps import work_lower_bounds_s
+from mofa.cost.option_sets import read_by_blocks
+from mofa.cost.stages import stages_of
+from mofa.schedules import SCHEDULES, default_schedule
+from mofa.search.job_setup import routing_loads_by_ep
+from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.space import Space, combinations
+from mofa.specs.strategy import RecomputeSpec, StrategyTable
+
+FloatN = NDArray[np.float64]
+OF_SIZE = (
+    "gpus", "expert_grid", "layers", "layout", "batch", "step_length", "schedule", "interleaving", "zero", "balancing",
+    "tied_embeddings",
+)  # fmt: skip
+"""Checks that depend on the number of GPUs, of stages or of micro-batches."""
+MANY = 65_536
+"""Data parallelism of rows that stand for any. [-]"""
+
+
+@dataclass(frozen=True)
+class BlockWork:
+    """What blocks depend on, a row each, and the least that a step takes with them.
+
+    Attributes
+    ----------
+    table
+        Legal rows without a pipeline; their dp stands for any. (g,)
+    gpu_s
+        GPU-seconds of a step, whatever is recomputed. (g,) [s]
+    layer_gpu_s
+        Those of a layer of each kind. (kinds, g) [s]
+    num_layers
+        Layers of each kind. (kinds,)
+    """
+
+    table: StrategyTable
+    gpu_s: FloatN
+    layer_gpu_s: FloatN
+    num_layers: NDArray[np.int64]
+
+
+def defers_weight_gradients(schedule: str) -> bool:
+    """Whether a schedule may run backwards in two halves."""
+    return SCHEDULES[schedule].defers_weight_gradients
+
+
+def block_work(job: Job, space: Space) -> dict[bool, BlockWork]:
+    """The work of all blocks of a space: of schedules that defer weight gradients (``True``), and of the others.
+
+    Parameters
+    ----------
+    job
+        On the smallest number of GPUs: the slowest of fewer is faster.
+    space
+        Of the largest.
+    """
+    table = _blocks(job, space)
+    least = {}
+    kinds = {defers_weight_gradients(schedule) for schedule in space.schedule}
+    layers = stages_of(job.workload, job.framework, table, 0).layer_counts.sum((1, 2))
+    for halved in sorted(kinds):
+        each = np.full((1 + len(layers), len(table)), np.inf)
+        for number in sorted({mode.token_chunks for mode, _ in space.recompute}):
+            for some, of in _stand_ins(job, table):
+                some = replace(some, recompute_modes=(RecomputeSpec(token_chunks=number),))
+                each[:, of] = np.minimum(each[:, of], _seconds(job, some, halved))
+        gpus = table.tp * table.cp * job.workload.batch.global_batch / table.micro_batch * (1.0 - SHORTER_RECOMPUTING)
+        least[halved] = BlockWork(table, each[0] * gpus, each[1:] * gpus, layers)
+    return least
+
+
+def _blocks(job: Job, space: Space) -> StrategyTable:
+    """A row for all that blocks may depend on but the number of GPUs and stages."""
+    alone = replace(
+        space, pp=(1,), vpp=(1,), schedule=(default_schedule(1),), layout="", dp=None, zero=None,
+        recompute=((RecomputeSpec(), -1),), options=tuple(dict.fromkeys(map(read_by_blocks, space.options))),
+    )  # fmt: skip
+    table = combinations(alone, job.cluster, job.framework).degrees
+    table = replace(table, dp=np.full(len(table), MANY))
+    return table.take(np.flatnonzero(check_strategies(job, table, except_checks=OF_SIZE).reason < 0))
+
+
+def _stand_ins(job: Job, table: StrategyTable) -> list[tuple[StrategyTable, NDArray[np.intp]]]:
+    """Rows whose blocks are those of any number of GPUs and stages, and which row of the table each stands for.
+
+    Sharded weights depend on it, in ways that a rank alone or a pipeline change. Gathering them is left out.
+    """
+    rows = np.arange(len(table))
+    sizes = [(MANY, 1)]
+    if job.framework.shards_params:
+        sizes = [(dp, pp) for dp in (1, MANY) for pp in (1, 2)]
+    elif job.workload.model.gates_in_two_widths:
+        sizes = [(MANY, 1), (MANY, 2)]
+    ranks = [np.full(len(table), dp) for dp, _ in sizes]
+    grids = [(dp * table.tp * table.cp) % (table.ep * table.etp) == 0 for dp in ranks]
+    return [
+        (replace(table, dp=dp, pp=np.full(len(table), pp)).take(rows[grid]), rows[grid])
+        for (_, pp), dp, grid in zip(sizes, ranks, grids, strict=True)
+        if grid.any()
+    ]
+
+
+def _seconds(job: Job, table: StrategyTable, halved: bool) -> FloatN:
+    """Of a micro-batch on all ranks together, and of a layer of each kind. (1 + kinds, n) [s]"""
+    out = np.empty((1 + len(block_kinds(job.workload.model)), len(table)))
+    loads = routing_loads_by_ep(job.workload, table)
+    for _, rows in table.rows_by_options():
+        some = table.take(rows)
+        estimator = Estimator(job.workload, job.cluster, job.framework, some, loads, drop=frozenset({"dp"}))
+        all_s, layers_s = work_lower_bounds_s(estimator, halved=halved)
+        out[:, rows] = np.concatenate([all_s[None], layers_s])
+    return out

@@ -1,0 +1,219 @@
+"""Rows on fewer GPUs that are faster than every row on all of them, by closed forms: exact, though few are costed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.errors import SpecError
+from mofa.search.branch_and_bound import cost_rows_for_goal, degrees_that_goal_may_want
+from mofa.search.costing import SLOWER, CheckedSpace, CostedRows
+from mofa.search.fewer_gpus.block_work import block_work
+from mofa.search.fewer_gpus.rows_that_may_win import PartOfGpus
+from mofa.search.fewer_gpus.siblings import RowsOnAllGpus
+from mofa.search.goals import TIED, BestRows
+from mofa.search.job_setup import routing_loads_by_ep
+from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.near_best import degrees_near_best
+from mofa.search.objective import Objective, ranking_keys
+from mofa.search.space import SOLVED, Combinations, Space, default_space
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import FrameworkOptions, StrategyTable
+
+Constrained = Callable[[Space, ClusterSpec], Space]
+"""The part of a cluster's space that is searched."""
+
+
+class RowsOnFewerGpus(NamedTuple):
+    """The rows of a number of GPUs that are sought, as a search has its own."""
+
+    cluster: ClusterSpec
+    """These GPUs alone."""
+    enumerated: Combinations | None
+    combinations: Combinations
+    costed: CostedRows
+    reasons: NDArray[np.int64]
+    short: NDArray[np.float64]
+
+
+def fewer_numbers_of_gpus(cluster: ClusterSpec) -> list[int]:
+    """Numbers of GPUs below a cluster's: whole nodes, or any of a node where it has no more. The largest first.
+
+    Examples
+    --------
+    >>> from mofa.specs.load import load_cluster
+    >>> fewer_numbers_of_gpus(load_cluster("h100-hgx", 30)), fewer_numbers_of_gpus(load_cluster("h100-hgx", 4))
+    ([24, 16, 8], [3, 2, 1])
+    """
+    node = cluster.node.gpus_per_node
+    step = node if cluster.num_gpus > node else 1
+    return list(range((cluster.num_gpus - 1) // step * step, 0, -step))
+
+
+def faster_rows_near_best(
+    job: Job, constrained: Constrained, objective: Objective, wanted: int, searched_rows: CheckedSpace,
+    key: NDArray[np.float64], is_solved: NDArray[np.bool_],
+) -> list[RowsOnFewerGpus]:  # fmt: skip
+    """The rows on fewer GPUs that are faster than all on all GPUs, near the best of these; anywhere where none fits.
+
+    Parameters
+    ----------
+    job
+        On all GPUs.
+    constrained
+        Applies the user's constraints to a cluster's space.
+    objective, wanted
+        As of the search on all GPUs.
+    searched_rows, key
+        What that found, and the keys of what it costed. (n,)
+    is_solved
+        Modes whose number of recomputed layers it solved for. (M,)
+    """
+    costed, reasons = searched_rows.costed, searched_rows.reason
+    fits = reasons[costed.rows] < 0
+
+    def near_best(space: Space, cluster: ClusterSpec) -> Space:
+        some = constrained(space, cluster)
+        return degrees_near_best(costed, reasons, some, job.workload.model.num_layers) if fits.any() else some
+
+    goal = BestRows(objective, wanted, float(key[fits].min(initial=np.inf)))
+    return faster_rows_on_fewer_gpus(job, near_best, goal, RowsOnAllGpus(job, costed, reasons, is_solved))
+
+
+def faster_rows_on_fewer_gpus(
+    job: Job, constrained: Constrained, goal: BestRows, on_all: RowsOnAllGpus
+) -> list[RowsOnFewerGpus]:
+    """The best rows on fewer GPUs whose steps are shorter than a goal's limit, by number of GPUs, the largest first.
+
+    Parameters
+    ----------
+    job
+        On all GPUs.
+    constrained
+        The part of a cluster's space that is searched.
+    goal
+        How many rows are sought, on all numbers together, by the time of their steps. Its limit is that of the best row
+        on all GPUs; infinite where none fits.
+    on_all
+        What was costed on all GPUs.
+
+    Notes
+    -----
+    Numbers come in the order of the least that their steps take. A number is left where that is not below the last of
+    the best rows so far. Of the others a row is left where its sibling on all GPUs says that it is slower, or its
+    bound (:mod:`mofa.search.branch_and_bound`). What may be among the best is costed, so that none is missed.
+    """
+    parts = _parts(job, constrained, goal.last_key)
+    bounds = {id(part): part.least_step_s(goal.last_key) for part in parts}
+    left = sorted((part for part in parts if np.isfinite(bounds[id(part)])), key=lambda part: bounds[id(part)])
+    found_rows: list[RowsOnFewerGpus] = []
+    while left and np.isinf(goal.last_key):  # nothing to hold others against yet
+        if (rows := _legal_rows(left.pop(0), goal, on_all)) is not None:
+            found_rows.append(_costed(rows, goal))
+    legal = [rows for part in left if (rows := _legal_rows(part, goal, on_all)) is not None]
+    for least_s, rows in _that_may_win(legal, goal):
+        if least_s <= goal.last_key * (1.0 + TIED):
+            found_rows.append(_costed(rows, goal))
+    kept = [rows for rows in found_rows if _keep_best(rows, goal)]
+    return sorted(kept, key=lambda rows: -rows.cluster.num_gpus)
+
+
+def _parts(job: Job, constrained: Constrained, limit: float) -> list[PartOfGpus]:
+    """The numbers of GPUs whose strategies are bounded, each with its space."""
+    numbers = fewer_numbers_of_gpus(job.cluster)
+    if not numbers:
+        return []
+    on = [job.cluster.model_copy(update={"num_gpus": number}) for number in numbers]
+    whole = constrained(default_space(job.workload, job.cluster, job.framework), job.cluster)
+    work = block_work(replace(job, cluster=on[-1]), whole)
+    least_s = min((float(each.gpu_s.min(initial=np.inf)) for each in work.values()), default=np.inf)
+    parts = []
+    for machines in on:
+        if not least_s / machines.num_gpus < limit:
+            break
+        try:
+            space = constrained(default_space(job.workload, machines, job.framework), machines)
+        except SpecError:  # what the user fixed does not go with so few
+            continue
+        parts.append(PartOfGpus(replace(job, cluster=machines), space, work))
+    return parts
+
+
+class _LegalRows(NamedTuple):
+    """Rows of a number of GPUs, with what checks and siblings say of them."""
+
+    job: Job
+    rows: Combinations
+    reason: NDArray[np.int64]
+    shortfall: NDArray[np.float64]
+
+
+def _legal_rows(part: PartOfGpus, goal: BestRows, on_all: RowsOnAllGpus) -> _LegalRows | None:
+    """The rows of a number of GPUs that the goal may want, by what their blocks take and by their siblings."""
+    if (found := part.rows_below(goal.last_key)) is None:
+        return None
+    rows, gpu_s = found
+    verdict = check_strategies(part.job, rows)
+    if np.isfinite(goal.last_key):
+        slower = (verdict.reason < 0) & (on_all.sibling_bounds_s(rows, gpu_s) > goal.last_key * (1.0 + TIED))
+        # layers to recompute are solved for between none and all, whose rows are costed with them
+        open_ = (~slower & (verdict.reason < 0) & (rows.recompute_layers == SOLVED)).reshape(-1, len(rows.recompute))
+        verdict.reason[slower & ~np.repeat(open_.any(axis=1), len(rows.recompute))] = SLOWER
+    return _LegalRows(part.job, rows, verdict.reason, verdict.shortfall) if np.any(verdict.reason < 0) else None
+
+
+def _that_may_win(legal: list[_LegalRows], goal: BestRows) -> list[tuple[float, _LegalRows]]:
+    """Those of the rows that lower bounds leave, each number of GPUs with its least bound, the least first. [s]
+
+    Blocks of all numbers are bounded together.
+    """
+    by_sets: dict[tuple[FrameworkOptions, ...], list[_LegalRows]] = {}
+    for rows in legal:
+        by_sets.setdefault(rows.rows.degrees.option_sets, []).append(rows)
+    left = []
+    for alike in by_sets.values():
+        table = StrategyTable.concatenated([rows.rows.degrees for rows in alike])
+        layers = np.concatenate([rows.rows.recompute_layers for rows in alike])
+        reason = np.concatenate([rows.reason for rows in alike])
+        joined = Combinations(table, alike[0].rows.recompute, layers)
+        job = min((rows.job for rows in alike), key=lambda job: job.cluster.num_gpus)  # the slowest of fewer is faster
+        loads = routing_loads_by_ep(job.workload, table)
+        wanted, floor = degrees_that_goal_may_want(job, loads, joined, reason, goal)
+        begin = 0
+        for rows in alike:
+            end = begin + len(rows.rows.degrees)
+            own = (wanted >= begin) & (wanted < end)
+            if own.any():
+                left.append((float(floor[own].min()), _of_degrees(rows, np.sort(wanted[own]) - begin)))
+            begin = end
+    return sorted(left, key=lambda item: item[0])
+
+
+def _of_degrees(rows: _LegalRows, degrees: NDArray[np.intp]) -> _LegalRows:
+    """The rows of some degrees."""
+    num_modes = len(rows.rows.recompute)
+    reason = rows.reason.reshape(-1, num_modes)[degrees].reshape(-1)
+    shortfall = rows.shortfall.reshape(-1, num_modes)[degrees].reshape(-1)
+    return _LegalRows(rows.job, rows.rows.rows_of_degrees(degrees), reason, shortfall)
+
+
+def _costed(legal: _LegalRows, goal: BestRows) -> RowsOnFewerGpus:
+    """The rows that the goal may want, costed."""
+    loads = routing_loads_by_ep(legal.job.workload, legal.rows.degrees)
+    rows = cost_rows_for_goal(legal.job, loads, legal.rows, legal.reason, legal.shortfall, goal)
+    return RowsOnFewerGpus(legal.job.cluster, legal.rows, rows.space, rows.costed, rows.reason, rows.shortfall)
+
+
+def _keep_best(rows: RowsOnFewerGpus, goal: BestRows) -> bool:
+    """Reject the rows that are not among the best; whether some are."""
+    key, _ = ranking_keys(goal.objective, rows.costed)
+    fits = (rows.reasons[rows.costed.rows] < 0) & np.isfinite(key)
+    last = min(goal.limit, goal.last_key * (1.0 + TIED))
+    late = np.flatnonzero(fits & ~(key < last))
+    rows.reasons[rows.costed.rows[late]] = SLOWER
+    rows.short[rows.costed.rows[late]] = (key[late] - last) / goal.objective.keys_per_unit
+    return bool(np.any(fits & (key < last)))

@@ -1,0 +1,162 @@
+"""Plans on fewer GPUs: no faster one is missed, no slower one is shown, and all say what they leave idle."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mofa
+from mofa.errors import StrategyError
+from mofa.plan.result import PlanReport
+from mofa.search.fewer_gpus.faster_rows import RowsOnFewerGpus, faster_rows_on_fewer_gpus, fewer_numbers_of_gpus
+from mofa.search.fewer_gpus.siblings import RowsOnAllGpus
+from mofa.search.goals import BestRows
+from mofa.search.legality.masks import Job
+from mofa.search.objective import SHORTEST_STEP, ranking_keys
+from mofa.search.search_result import Search
+from mofa.search.space import SOLVED, Space, constrain, default_space
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.model import ModelSpec
+from mofa.specs.strategy import StrategySpec
+from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, workload
+
+HEADS = {"kind": "gqa", "num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
+BIG = {"hidden": 2048, "vocab": 32768, "mlp": {"ffn_hidden": 8192}, "attention": HEADS}
+JOBS: dict[str, tuple[ModelSpec, str, int, int, float]] = {
+    "no dp of three nodes divides the batch": (llama(num_layers=10, **BIG), "megatron", 24, 32, 12.0),
+    "all GPUs are as fast": (llama(num_layers=10, **BIG), "megatron", 24, 96, 12.0),
+    "hardly any batch": (llama(num_layers=10, **BIG), "megatron", 24, 3, 16.0),
+    "experts": (moe_llama(num_layers=8, **BIG, moe={"num_experts": 8, "top_k": 2, "expert_hidden": 2048}),
+                "megatron", 24, 16, 16.0),
+    "latents": (mla_moe(num_layers=8), "megatron", 24, 16, 8.0),
+    "torchtitan": (llama(num_layers=10, **BIG), "torchtitan", 24, 32, 12.0),
+    "torchtitan with experts": (moe_llama(num_layers=8, **BIG), "torchtitan", 24, 16, 16.0),
+    "part of a node": (llama(num_layers=10, **BIG), "megatron", 6, 4, 20.0),
+}  # fmt: skip
+"""A model, a framework, GPUs, the global batch, and a GPU's memory [GiB]."""
+CONSTRAINTS: dict[str, Any] = {"maximum": {"cp": 2, "micro_batch": 2, "vpp": 2}}
+
+
+def job_on(name: str, num_gpus: int | None = None) -> Job:
+    model, framework_name, gpus, batch, memory_gib = JOBS[name]
+    machines = cluster(num_gpus or gpus, memory_gib=memory_gib)
+    return Job(workload(model, seq_len=4096, global_batch=batch), machines, framework(framework_name))
+
+
+def constrained(space: Space, machines: ClusterSpec) -> Space:
+    return constrain(space, fix={}, with_=(), without=(), **CONSTRAINTS)
+
+
+def searched(job: Job, **options: Any) -> Search:
+    return mofa.find_plans(
+        job.workload, job.cluster, framework=job.framework, replay=False, banded=False, **CONSTRAINTS, **options
+    )
+
+
+@cache
+def on_all(name: str, num_gpus: int | None = None) -> Search | None:
+    """A search that costs every row and uses all GPUs; None where none divides the batch."""
+    try:
+        return searched(job_on(name, num_gpus), every_row=True, without=("fewer_gpus",))
+    except StrategyError:
+        return None
+
+
+def steps_of(search: Search | RowsOnFewerGpus | None) -> dict[StrategySpec, float]:
+    """The steps of all costed rows that fit. [s]"""
+    if search is None:
+        return {}
+    costed, key = search.costed, ranking_keys(SHORTEST_STEP, search.costed)[0]
+    fits = np.flatnonzero((search.reasons[costed.rows] < 0) & np.isfinite(key))
+    return {costed.table.row(int(i), "megatron"): float(key[i]) for i in fits}
+
+
+@pytest.mark.parametrize("limited", [True, False])
+@pytest.mark.parametrize("name", list(JOBS))
+def test_no_faster_row_is_missed(name: str, limited: bool) -> None:
+    """The best rows of all smaller numbers of GPUs are those of searches that cost every row there.
+
+    Limited by the best on all GPUs, whose rows then bound their siblings, and without a limit.
+    """
+    job, wanted, everywhere = job_on(name), 40, dict[StrategySpec, float]()
+    whole = on_all(name)
+    limit = min(steps_of(whole).values(), default=np.inf) if limited else np.inf
+    for number in fewer_numbers_of_gpus(job.cluster):
+        everywhere |= steps_of(on_all(name, number))
+    expected = dict(sorted((item for item in everywhere.items() if item[1] < limit), key=lambda item: item[1])[:wanted])
+    solved = np.array([number == SOLVED for _, number in constrained(_space(job), job.cluster).recompute])
+    empty = searched(job, fix={"pp": 1, "tp": 1, "cp": 1}, without=("fewer_gpus",)) if whole is None else whole
+    rows = RowsOnAllGpus(job, empty.costed, empty.reasons, solved)
+    goal = BestRows(SHORTEST_STEP, wanted, limit)
+    found: dict[StrategySpec, float] = {}
+    for some in faster_rows_on_fewer_gpus(job, constrained, goal, rows):
+        found |= steps_of(some)
+    assert sorted(found.values())[:wanted] == pytest.approx(sorted(expected.values()), rel=1e-9)
+    assert expected.keys() <= found.keys() or len(found) >= wanted
+
+
+def _space(job: Job) -> Space:
+    return default_space(job.workload, job.cluster, job.framework)
+
+
+MACHINES = mofa.load_cluster("h100-hgx", 248)
+ODD_NODES: dict[str, Any] = {"fix": {"tp": 2, "cp": 1, "vpp": 1, "micro_batch": 1}, "top": 3}
+
+
+@cache
+def report_of(*without: str) -> PlanReport:
+    """Llama 3 8B on 31 nodes: the batch leaves them pp 31 alone."""
+    job = mofa.load_workload("llama3-8b", global_batch=512)
+    return mofa.find_plans(job, MACHINES, replay=False, banded=False, without=without, **ODD_NODES).report
+
+
+def test_plans_say_what_they_leave_idle() -> None:
+    report, all_gpus = report_of(), report_of("fewer_gpus")
+    best = report.plans[0]
+    used = best.strategy.tp * best.strategy.pp * best.strategy.dp
+    assert best.idle_gpus == 248 - used > 0 and used % 8 == 0
+    assert not any(plan.idle_gpus for plan in all_gpus.plans)
+    assert best.step_s < all_gpus.plans[0].step_s
+    assert best.notes[0].startswith(f"uses {used} of 248 GPUs: the best plan on all takes")
+    assert report.cluster.num_gpus == 248 and best.to_row()["idle_gpus"] == 248 - used
+    shown = [plan for plan in report.plans if plan.idle_gpus]
+    assert all(plan.step_s < all_gpus.plans[0].step_s for plan in shown)
+    assert best.tokens_per_s_per_gpu == pytest.approx(512 * 8192 / best.step_s / used)
+    assert PlanReport.model_validate_json(report.model_dump_json()) == report
+
+
+def test_a_plan_on_fewer_gpus_is_that_of_an_estimate() -> None:
+    best = report_of().plans[0]
+    job, used = mofa.load_workload("llama3-8b", global_batch=512), mofa.load_cluster("h100-hgx", 248 - best.idle_gpus)
+    assert mofa.estimate(job, used, best.strategy, replay=False).step_s == pytest.approx(best.step_s, rel=1e-9)
+
+
+def test_all_gpus_are_paid_for() -> None:
+    """A price alone ranks by steps, with GPUs idle; the run costs the time of all of them."""
+    job = mofa.load_workload("llama3-8b", global_batch=512, tokens="1T")
+    price = mofa.load_faults(
+        None, {"price.usd_per_gpu_hour": {"value": 2.0, "provenance": "assumed", "source": "a bill"}}
+    )
+    best = mofa.find_long_runs(job, MACHINES, price, **ODD_NODES).report.plans[0]
+    assert best.idle_gpus > 0 and best.days_without_failures is not None
+    assert best.gpu_hours == pytest.approx(best.days_without_failures * 24 * 248)
+
+
+def test_numbers_are_whole_nodes() -> None:
+    assert fewer_numbers_of_gpus(mofa.load_cluster("h100-hgx", 8)) == [7, 6, 5, 4, 3, 2, 1]
+    assert fewer_numbers_of_gpus(mofa.load_cluster("h100-hgx", 32)) == [24, 16, 8]
+
+
+def test_a_batch_that_all_gpus_cannot_divide_is_trained_on_fewer() -> None:
+    job = mofa.load_workload("llama3-8b", global_batch=32)
+    five = mofa.load_cluster("h100-hgx", 40)
+    fixed: dict[str, Any] = {"maximum": {"pp": 2, "cp": 1, "vpp": 1}, "replay": False, "banded": False, "top": 1}
+    with pytest.raises(StrategyError, match="is a multiple of no dp that 40 GPUs leave"):
+        mofa.find_plans(job, five, without=("fewer_gpus",), **fixed)
+    report = mofa.find_plans(job, five, **fixed).report
+    assert report.plans[0].idle_gpus == 8
+    assert "no plan runs and fits on all" in report.plans[0].notes[0]
+    assert report.min_gpus is None and report.feasible >= 1
