@@ -58,7 +58,7 @@ NODE_HINTS: Mapping[str, FactHint] = {
     "nic.protocol": FactHint("infiniband, roce or ethernet: Link layer of ibstat"),
     "nic.efficiency": FactHint("share that large collectives reach: all_gather_perf on two nodes over their NICs", ""),
     "nic.all_to_all_efficiency": FactHint("the same of alltoall_perf", ""),
-    "nic.latency_s": FactHint("a message between nodes [s]: ib_write_lat and NCCL's proxy", ""),
+    "nic.latency_s": FactHint("a message between nodes [s]: a hop more of a small ring; see nccl.yaml", ""),
     "nic.oversubscription": FactHint("of all that is above the interfaces, tiers apart: 1 is non-blocking", ""),
     "nic.rail_optimised": FactHint("true where GPUs of one number share a leaf: ask who built the network", "false"),
     "host_memory_bytes": FactHint("memory of a node [B]: free -b"),
