@@ -161,8 +161,8 @@ def find_plans(
     constrained = partial(constrain, fix=fix, maximum=maximum, with_=with_, without=without)
     may_use_fewer = space is None and searched is None and _may_use_fewer(without, judge)
     default = space is None and not isinstance(searched, RowsOnFewerGpus)
-    whole = default_space(workload, cluster, framework) if space is None else space
-    space = _constrained_on(constrained, fix, whole, cluster)
+    given_space = default_space(workload, cluster, framework) if space is None else space
+    space = _constrained_on(constrained, fix, given_space, cluster)
     progress = progress_callback(progress, on_progress, "costing", None)
     with Workers(jobs) as workers, without_collection():
         if replay:

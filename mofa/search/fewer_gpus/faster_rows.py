@@ -118,8 +118,8 @@ def faster_rows_on_fewer_gpus(
     for least_s, rows in _that_may_win(legal, goal):
         if least_s <= goal.last_key * (1.0 + TIED):
             found_rows.append(_costed(rows, goal))
-    kept = [rows for rows in found_rows if _keep_best(rows, goal)]
-    return sorted(kept, key=lambda rows: -rows.cluster.num_gpus)
+    best_rows = [rows for rows in found_rows if _keep_best(rows, goal)]
+    return sorted(best_rows, key=lambda rows: -rows.cluster.num_gpus)
 
 
 def _parts(job: Job, constrained: Constrained, limit: float) -> list[PartOfGpus]:
@@ -127,12 +127,12 @@ def _parts(job: Job, constrained: Constrained, limit: float) -> list[PartOfGpus]
     numbers = fewer_numbers_of_gpus(job.cluster)
     if not numbers:
         return []
-    on = [job.cluster.model_copy(update={"num_gpus": number}) for number in numbers]
-    whole = constrained(default_space(job.workload, job.cluster, job.framework), job.cluster)
-    work = block_work(replace(job, cluster=on[-1]), whole)
+    clusters = [job.cluster.model_copy(update={"num_gpus": number}) for number in numbers]
+    on_all_gpus = constrained(default_space(job.workload, job.cluster, job.framework), job.cluster)
+    work = block_work(replace(job, cluster=clusters[-1]), on_all_gpus)
     least_s = min((float(each.gpu_s.min(initial=np.inf)) for each in work.values()), default=np.inf)
     parts = []
-    for machines in on:
+    for machines in clusters:
         if not least_s / machines.num_gpus < limit:
             break
         try:
@@ -154,9 +154,9 @@ class _LegalRows(NamedTuple):
 
 def _legal_rows(part: PartOfGpus, goal: BestRows, on_all: RowsOnAllGpus) -> _LegalRows | None:
     """The rows of a number of GPUs that the goal may want, by what their blocks take and by their siblings."""
-    if (found := part.rows_below(goal.last_key)) is None:
+    if (rows_and_work := part.rows_below(goal.last_key)) is None:
         return None
-    rows, gpu_s = found
+    rows, gpu_s = rows_and_work
     verdict = check_strategies(part.job, rows)
     if np.isfinite(goal.last_key):
         slower = (verdict.reason < 0) & (on_all.sibling_bounds_s(rows, gpu_s) > goal.last_key * (1.0 + TIED))
@@ -213,7 +213,7 @@ def _keep_best(rows: RowsOnFewerGpus, goal: BestRows) -> bool:
     key, _ = ranking_keys(goal.objective, rows.costed)
     fits = (rows.reasons[rows.costed.rows] < 0) & np.isfinite(key)
     last = min(goal.limit, goal.last_key * (1.0 + TIED))
-    late = np.flatnonzero(fits & ~(key < last))
-    rows.reasons[rows.costed.rows[late]] = SLOWER
-    rows.short[rows.costed.rows[late]] = (key[late] - last) / goal.objective.keys_per_unit
+    slower = np.flatnonzero(fits & ~(key < last))
+    rows.reasons[rows.costed.rows[slower]] = SLOWER
+    rows.short[rows.costed.rows[slower]] = (key[slower] - last) / goal.objective.keys_per_unit
     return bool(np.any(fits & (key < last)))

@@ -61,14 +61,14 @@ class PartOfGpus:
 
         The GPU-seconds, (c,), are what the degrees' blocks take in a step at least. [s]
         """
-        found = [some for halved in self.work if (some := self._degrees(halved, limit_s)) is not None]
-        if not found:
+        tables = [some for halved in self.work if (some := self._degrees(halved, limit_s)) is not None]
+        if not tables:
             return None
-        degrees, recompute = StrategyTable.concatenated([table for table, _ in found]), self.space.recompute
+        degrees, recompute = StrategyTable.concatenated([table for table, _ in tables]), self.space.recompute
         number = np.array([degrees.recompute_modes.index(mode) for mode, _ in recompute], dtype=np.int64)
         layers = np.array([n for _, n in recompute], dtype=np.int64)
         rows = Combinations(degrees, number, np.tile(layers, len(degrees)))
-        return rows, np.concatenate([gpu_s for _, gpu_s in found])
+        return rows, np.concatenate([gpu_s for _, gpu_s in tables])
 
     def _grids(self, halved: bool, limit_s: float) -> Iterator[_Grid]:
         """Grids whose steps may take less than the limit, those that halve backwards or the others."""
@@ -125,7 +125,7 @@ class PartOfGpus:
         blocks = np.concatenate([grid.blocks for grid in grids])
         pp = np.repeat([grid.pp for grid in grids], [len(grid.blocks) for grid in grids])
         base = [read_by_blocks(options) for options in self.space.options]
-        numbers = [np.flatnonzero([own == one for own in base]) for one in table.option_sets]
+        numbers = [np.flatnonzero([own == options for own in base]) for options in table.option_sets]
         each = np.array([len(number) for number in numbers])[table.options[blocks]]
         options = np.concatenate([np.empty(0, np.intp), *(numbers[n] for n in table.options[blocks].tolist())])
         blocks, pp = np.repeat(blocks, each), np.repeat(pp, each)

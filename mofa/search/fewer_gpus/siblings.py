@@ -76,12 +76,15 @@ class RowsOnAllGpus:
 
     def _computed_s(self, table: StrategyTable, solved: NDArray[np.bool_]) -> FloatN:
         """The costed steps of rows but for what comes once a step; infinite of others. (n,) [s]"""
-        mine, own_solved = self.costed.table, self.is_solved[self.costed.rows % len(self.is_solved)]
-        columns = [np.concatenate([getattr(mine, name), getattr(table, name)]).astype(np.int64) for name in COLUMNS]
-        layers = [np.where(own_solved, SOLVED, mine.recompute_layers), np.where(solved, SOLVED, table.recompute_layers)]
+        on_all, own_solved = self.costed.table, self.is_solved[self.costed.rows % len(self.is_solved)]
+        columns = [np.concatenate([getattr(on_all, name), getattr(table, name)]).astype(np.int64) for name in COLUMNS]
+        layers = [
+            np.where(own_solved, SOLVED, on_all.recompute_layers),
+            np.where(solved, SOLVED, table.recompute_layers),
+        ]
         first, which = unique_rows([*columns, np.concatenate(layers)])
         fits = self.reasons[self.costed.rows] < 0
         computed_s = self.costed.step_s - self.costed.exposed_s[ONCE_A_STEP].sum(axis=0)
         of_each = np.full(len(first), np.inf)
-        of_each[which[: len(mine)]] = np.where(fits, computed_s, np.inf)
-        return of_each[which[len(mine) :]]
+        of_each[which[: len(on_all)]] = np.where(fits, computed_s, np.inf)
+        return of_each[which[len(on_all) :]]
