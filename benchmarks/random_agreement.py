@@ -80,10 +80,11 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
     allocated = float(detail.allocated_bytes[0].max()) / max(rank.allocated for rank in ranks) - 1
     reserved = float(detail.reserved_bytes[0].max()) / max(rank.peak_reserved for rank in ranks) - 1
     device, limit = float(detail.device_bytes[0].max()), memory_limit_bytes(drawn.job.cluster)
-    doubt = closed_form_doubt_bytes(drawn.job.framework, int(drawn.row.pp[0]), float(detail.reserved_bytes[0].max()))
+    most_reserved = float(detail.reserved_bytes[0].max())
+    more_bytes = closed_form_doubt_bytes(drawn.job.framework, int(drawn.row.pp[0]), most_reserved)
     false_fit = ""
-    if device + doubt <= limit < (played := replayer.fullest_bytes()):
-        closed_text = f"{device / 2**30:.2f} GiB and {doubt / 2**30:.2f} in doubt in closed form"
+    if device + more_bytes <= limit < (played := replayer.fullest_bytes()):
+        closed_text = f"{device / 2**30:.2f} GiB and {more_bytes / 2**30:.2f} in doubt in closed form"
         false_fit = f"{closed_text}, {played / 2**30:.2f} played, {limit / 2**30:.2f} offered"
     return RandomAgreement(*of_job, step, allocated, reserved, false_fit)
 

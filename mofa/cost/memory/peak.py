@@ -84,14 +84,14 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> Arra
                       c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
     slack = slack + np.maximum(ends, rows.largest_layer_by_stage(rows.layers.pools))
     shards = shards_params(rows)
-    apart = shards and not rows.mode.pipelined
-    if apart:
+    has_own_pool = shards and not rows.mode.pipelined
+    if has_own_pool:
         allocated = candidates.outside_gradients()
         slack = slack + candidates.grads + candidates.sums
     if rows.framework.allocator != "expandable":
         if shards:  # under no pipeline the gradients' too
             slack = slack + fsdp_shard_waste_bytes(rows) * (1.0 if rows.mode.pipelined else 2.0)
-        return native_allocator_bytes(rows, candidates.largest_alive(allocated, gradients_apart=apart)) + slack
+        return native_allocator_bytes(rows, candidates.largest_alive(allocated, gradients_apart=has_own_pool)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
         slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid_index]
     if has_flat_buffers(rows):

@@ -328,10 +328,10 @@ def _walk_late_hosts(
     array
         Which of the late rows they are: all but those of long steps of many ranks. (late rows,)
     """
-    stages, late = rows.stage_layers.stages, host_bound.rows
-    num_micro_batches = rows.num_micro_batches[late]
+    stages, late_rows = rows.stage_layers.stages, host_bound.rows
+    num_micro_batches = rows.num_micro_batches[late_rows]
     walked = np.minimum(num_micro_batches, MOST_WALKED_ROUNDS * stages.pp) * stages.pp <= MOST_WALKED
-    some, index = np.flatnonzero(walked), late[walked]
+    some, index = np.flatnonzero(walked), late_rows[walked]
     if not len(some):
         return walked
     forward, backward = (_of_rows(clocks, some) for clocks in host_bound.clocks_by_kind)

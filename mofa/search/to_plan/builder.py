@@ -237,10 +237,11 @@ class Candidate:
 
         ``doubted``: it leaves free as well what the replay may reserve beyond the closed form, for no replay follows.
         """
-        doubt, pp = 0.0, int(self.job[3].pp[0])
+        pp, more_bytes = int(self.job[3].pp[0]), 0.0
         if doubted:
-            doubt = closed_form_doubt_bytes(self.job[2], pp, float(self.costed.reserved_bytes[0]))
-        memory = _memory(self.job[1], self.costed, self.estimator.stages(), emptiest_and_fullest(self.estimator), doubt)
+            more_bytes = closed_form_doubt_bytes(self.job[2], pp, float(self.costed.reserved_bytes[0]))
+        rank_range = emptiest_and_fullest(self.estimator)
+        memory = _memory(self.job[1], self.costed, self.estimator.stages(), rank_range, more_bytes)
         return self._plan(None, memory, banded=banded, doubted=doubted)
 
     def plan(

@@ -144,8 +144,8 @@ def alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
 
 def doubt_note(framework: FrameworkSpec, pp: int) -> tuple[str, ...]:
     """What a closed form leaves free for memory that only a replay knows."""
-    doubt = load_closed_form_residuals().reserved_memory(framework.name, pp)
-    return (f"the margin has {doubt.value:.1%} of the reserved memory more, as no replay follows: {doubt.source}",)
+    more = load_closed_form_residuals().reserved_memory(framework.name, pp)
+    return (f"the margin has {more.value:.1%} of the reserved memory more, as no replay follows: {more.source}",)
 
 
 def general_notes(

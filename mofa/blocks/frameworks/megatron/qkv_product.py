@@ -37,13 +37,13 @@ def gather_groups(b: TapeBuilder, ctx: Context, product: str) -> str:
     shared = _ranks_share_heads(ctx)
     if not any_true(shared):
         return product
-    whole = ctx.tokens * _whole_width(ctx) * ctx.activation_element_bytes
-    gathered, joined = b.tensor("qkv.gathered", whole), b.tensor("qkv.joined", whole)
-    work = Collective("all_gather", "tp", whole)
+    whole_bytes = ctx.tokens * _whole_width(ctx) * ctx.activation_element_bytes
+    gathered, joined = b.tensor("qkv.gathered", whole_bytes), b.tensor("qkv.joined", whole_bytes)
+    work = Collective("all_gather", "tp", whole_bytes)
     y = b.add(Op("qkv.gather_width", "tp", work, (product,), (gathered,), present=shared, stream="tp"))
     return b.add(
-        Op("qkv.join", "memory_bound", MemoryBound(2.0 * whole), (y,), (joined,), present=shared,
-           back=OpBackward(2.0 * whole, 1))
+        Op("qkv.join", "memory_bound", MemoryBound(2.0 * whole_bytes), (y,), (joined,), present=shared,
+           back=OpBackward(2.0 * whole_bytes, 1))
     )  # fmt: skip
 
 
