@@ -100,9 +100,9 @@ def ring_s(load_s: ArrayK, passes: int, span: Span, times: NcclTimes) -> ArrayK:
         [
             times.start_s
             + passes
-            * (inside * np.maximum(one.step_s, span.step_s) + between * (span.latency_s + one.hop_s))
-            + load_s / one.ring_share
-            for one in times.protocols
+            * (inside * np.maximum(protocol.step_s, span.step_s) + between * (span.latency_s + protocol.hop_s))
+            + load_s / protocol.ring_share
+            for protocol in times.protocols
         ],
         axis=0,
     )  # fmt: skip
@@ -125,9 +125,9 @@ def tree_s(load_s: ArrayK, span: Span, times: NcclTimes) -> ArrayK:
     fastest: ArrayK = np.min(
         [
             times.start_s
-            + 2.0 * (chain * np.maximum(one.step_s, span.step_s) + levels * (span.latency_s + one.tree_hop_s))
-            + load_s / one.tree_share
-            for one in times.protocols
+            + 2.0 * (chain * np.maximum(protocol.step_s, span.step_s) + levels * (span.latency_s + protocol.tree_hop_s))
+            + load_s / protocol.tree_share
+            for protocol in times.protocols
         ],
         axis=0,
     )  # fmt: skip
