@@ -90,6 +90,8 @@ def native_allocator_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
     if not has_flat_buffers(rows):
         ahead = alive.forward - late_states
         most = np.maximum(np.maximum(alive.overall, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
+        if rows.framework.deepspeed:  # whose states are parts of flat tensors, not one a weight
+            return most
         loss = _bulk(rows.costs.head.memory)[rows.k][:, None] * rows.is_head
         large = _states_larger_than(rows, widest)
         most = np.maximum(most, alive.layers - late_states + np.maximum(large, bulk + loss))
