@@ -222,7 +222,7 @@ def find_plans(
         reason[costed.rows[i]], shortfall[costed.rows[i]] = MEMORY, over
         costed.device_bytes[i] = memory_limit_bytes(cluster) + over
     plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.lacking_bytes])]
-    plans += [candidate(i).plan_in_closed_form(banded=banded, doubted=True) for i in best[: top - len(plans)].tolist()]
+    plans += [candidate(i).plan_in_closed_form(banded=banded) for i in best[: top - len(plans)].tolist()]
     min_gpus, note = None, None
     if not plans and default:
         min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay, judge=judge)
