@@ -67,6 +67,8 @@ class RowsOnAllGpus:
         siblings = rows.rows_of_degrees(some)
         siblings = replace(siblings, degrees=replace(siblings.degrees, dp=num_gpus // ranks[some]))
         legal = np.flatnonzero(check_strategies(self.job, siblings).reason < 0)
+        if not len(legal):
+            return bound_s
         of, mode = np.divmod(legal, num_modes)
         computed_s = self._computed_s(siblings.take(legal), self.is_solved[mode])
         fewest = degrees.dp[some] * ranks[some]
