@@ -75,7 +75,7 @@ def check_report(report: dict[str, Any]) -> None:
     assert speeds == sorted(speeds, reverse=True)
     job, cluster = report["workload"], report["cluster"]
     for plan in report["plans"]:
-        check_plan(plan, cluster["num_gpus"], job["seq_len"], job["global_batch"])
+        check_plan(plan, cluster["num_gpus"] - plan["idle_gpus"], job["seq_len"], job["global_batch"])
         assert plan["memory"]["fits"]
     PlanReport.model_validate(report)
 

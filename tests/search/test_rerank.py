@@ -142,7 +142,7 @@ def test_more_layers_are_recomputed_where_the_closed_form_is_too_hopeful() -> No
         for replay in (False, True)
     )
     assert said.peak_bytes < played.peak_bytes
-    capacity_bytes = (said.capacity_bytes - said.margin_bytes) / machines.gpu.memory_bytes.value
+    capacity_bytes = (played.capacity_bytes - played.margin_bytes) / machines.gpu.memory_bytes.value
     between = (said.peak_bytes + played.peak_bytes) / 2 / capacity_bytes
     machines = load_cluster("h100-hgx", 3, overrides={"gpu.memory_bytes": f"{between:.0f} B"})
     closed = find_plans(job, machines, fix=fix, replay=False)

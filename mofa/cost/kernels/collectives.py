@@ -412,6 +412,7 @@ def deepep_time(
     DeepEP's own test, 4096 tokens of 7168 fp8 bytes, 16 ranks on 2 nodes of H800 (154 GB/s inside, 44 GB/s out), top-8
     of 256: the fan-out inside the nodes is what limits, 29.4 MB * 6.5 ranks * 7/8 / 154 GB/s.
 
+    >>> from mofa.cost.kernels.token_spread import token_spread
     >>> group = Group(size=np.array(16), ranks_per_domain=np.array(8), ranks_per_node=np.array(8))
     >>> spread = token_spread(group, num_experts=256, top_k=8)
     >>> time = deepep_time(4096 * 7168.0, group, Fabric(154e9, 154e9, 44e9, 44e9), spread)

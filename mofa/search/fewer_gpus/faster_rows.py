@@ -46,7 +46,7 @@ def fewer_numbers_of_gpus(cluster: ClusterSpec) -> list[int]:
     Examples
     --------
     >>> from mofa.specs.load import load_cluster
-    >>> fewer_numbers_of_gpus(load_cluster("h100-hgx", 30)), fewer_numbers_of_gpus(load_cluster("h100-hgx", 4))
+    >>> fewer_numbers_of_gpus(load_cluster("h100-hgx", 32)), fewer_numbers_of_gpus(load_cluster("h100-hgx", 4))
     ([24, 16, 8], [3, 2, 1])
     """
     node = cluster.node.gpus_per_node
