@@ -366,5 +366,5 @@ def test_what_does_not_fit_says_so_in_its_row_and_by_check(cli: Cli) -> None:
     done = cli(*big, "--check")
     assert done.returncode == 3
     assert "NO, 237.75 GiB over" in done.stdout
-    assert "does not fit, 228.90 GiB over the limit of 74.07 GiB" in one_line_of(done.stderr)
+    assert "does not fit, 237.75 GiB over the limit of 65.22 GiB" in one_line_of(done.stderr)
     assert cli(*ONE, "--quiet", "--check").returncode == 0
