@@ -12,6 +12,7 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.rank.from_estimator import composed_rows
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.one_strategy import strategy_row
 from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.strategy import BALANCING, StrategyTable
@@ -116,3 +117,21 @@ def test_a_chunk_has_its_experts_and_the_last_one_those_of_the_layer_that_predic
     dense, expert = rows.params
     assert (expert[0] / (16 * 3 * 7168 * 2048)).tolist() == [[16 - 3, 17], [16, 12 + 1]]
     np.testing.assert_allclose(rows.shards.dense, dense.sum(axis=2))
+
+
+def test_a_row_whose_ranks_have_heads_is_the_same_beside_one_whose_ranks_share_them() -> None:
+    """Qwen3 30B has four key-value heads: four ranks gather no product of queries, keys and values, eight do.
+
+    The largest tensor of a layer bounds what the embedding's backward finds room in.
+    """
+    job, machines = mofa.load_workload("qwen3-30b-a3b"), mofa.load_cluster("h100-hgx", 16)
+    framework = mofa.load_framework("megatron")
+    alone, other = (
+        strategy_row(job, machines, framework, f"tp={tp} pp=2 ep=8 etp=1 micro_batch=8 recompute=selective:moe")
+        for tp in (4, 8)
+    )
+    one, row = (
+        Estimator(job, machines, framework, table, routing_loads_by_ep(job, table)).breakdown(np.array([0]))
+        for table in (alone, StrategyTable.concatenated([alone, other]))
+    )
+    assert row.device_bytes[0] == one.device_bytes[0]

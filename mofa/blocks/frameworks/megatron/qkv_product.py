@@ -38,7 +38,8 @@ def gather_groups(b: TapeBuilder, ctx: Context, product: str) -> str:
     if not any_true(shared):
         return product
     whole_bytes = ctx.tokens * _whole_width(ctx) * ctx.activation_element_bytes
-    gathered, joined = b.tensor("qkv.gathered", whole_bytes), b.tensor("qkv.joined", whole_bytes)
+    held_bytes = where(shared, whole_bytes, b.tensors[product].bytes)  # where nothing is gathered they are the product
+    gathered, joined = b.tensor("qkv.gathered", held_bytes), b.tensor("qkv.joined", held_bytes)
     work = Collective("all_gather", "tp", whole_bytes)
     y = b.add(Op("qkv.gather_width", "tp", work, (product,), (gathered,), present=shared, stream="tp"))
     return b.add(
