@@ -2,8 +2,8 @@
 
 python scripts/draw_runs.py --seed 1 --num 12 --gpus 2 --gpu h200-hgx > reference_runs/plans/drawn.yaml
 
-Models are the bundled ones and a few cut in depth, so that the optimizer's states fit. A draw that its framework refuses, that
-replay says does not fit under the limit, or whose step takes more than a few seconds is drawn again, and counted.
+Models are the bundled ones, cut in depth so that the optimizer's states fit. A draw that its framework refuses, that
+takes too much memory by the replay, or whose step takes too long is drawn again; how often and why is told at the end.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ def drawn_run(draw: random.Random, number: int, gpus: int, gpu: str) -> dict[str
         strategy["cp_kind"] = draw.choice(("ring", "allgather", "a2a"))
     micro, micro_batches = draw.choice((1, 1, 2, 4)), draw.choice((1, 2, 4, 8))
     ranks = gpus // max(degrees["tp"] * degrees["pp"] * degrees["cp"], 1)
+    global_batch = micro * micro_batches * ranks
     run: dict[str, Any] = {
         "id": f"drawn{gpus}-{number:02d}-{name}", "model": model, "framework": framework, "hardware": gpu, "gpus": gpus,
         "strategy": strategy,
-        "batch": {"seq_len": draw.choice((1024, 2048, 4096, 8192)), "micro": micro, "global": micro * micro_batches * ranks},
+        "batch": {"seq_len": draw.choice((1024, 2048, 4096, 8192)), "micro": micro, "global": global_batch},
     }  # fmt: skip
     if framework["name"] == "megatron" and (recipe := draw.choice(RECIPES)) != "bf16":
         run["precision"] = {"gemm": recipe}
@@ -97,10 +98,9 @@ def main() -> None:
             runs.append(run)
         else:
             refused[fault] += 1
-    text = yaml.safe_dump({"runs": runs}, sort_keys=False, allow_unicode=True, width=116)
-    print(
-        f"# python scripts/draw_runs.py --seed {options.seed} --num {options.num} --gpus {options.gpus}\n{text}", end=""
-    )
+    made_by = f"python scripts/draw_runs.py --seed {options.seed} --num {options.num} --gpus {options.gpus}"
+    print(f"# {made_by}")
+    print(yaml.safe_dump({"runs": runs}, sort_keys=False, allow_unicode=True, width=116), end="")
     for reason, times in refused.most_common():
         print(f"{times} times: {reason}", file=sys.stderr)
 
