@@ -372,6 +372,11 @@ def find_file(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]
     path = Path(ref)
     if text and exists(path):
         return path, short(text, 200)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and kind == "workloads" and not path.suffix and not exists(path.parent):
+        raise SpecError(
+            f"{short(text, 200)}: no such file or folder; a model of Hugging Face is read from its config.json: "
+            f"download that and give its path"
+        )
     if "/" in text or path.suffix in (".yaml", ".yml", ".json"):
         raise SpecError(f"{short(text, 200)}: no such file; check the path")
     nouns = {"workloads": "workload", "fault_profiles": "fault profile", "gpus": "GPU", "hosts": "host"}

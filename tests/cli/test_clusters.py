@@ -90,6 +90,17 @@ def _node_of(gpu: str) -> str:
         (("new", "gpu", "--like", "h100"), "--like: h100 is no bundled GPU; did you mean"),
         (("new", "node", "--like", "h100-sxm"), "--like: h100-sxm is no bundled node"),
         (("new", "node", "--like", "h100-hgx", "--gpu", "../x"), "--gpu: ../x is no name of a GPU"),
+        (("plan", "llama3-8b", "h100-hgx", "--batch-size", "64"), "did you mean --global-batch?"),
+        (("plan", "llama3-8b", "h100-hgx", "-n", "64"), "did you mean --gpus?"),
+        (("plan", "llama3-8b", "h100-hgx", "--tp", "8"), "write --fix tp=N"),
+        (("estimate", "llama3-8b", "h100-hgx", "--mbs", "1"), 'write --strategy "micro_batch=N"'),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "-8"), "--gpus: must be at least 1"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--fix", "tp=4,,8"), "a comma too many"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--max", "recompute=1"), "recompute is no degree"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--spares", "outside"), "no effect without failures"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--framework="), "name (empty) is unknown"),
+        (("plan", "meta-llama/Llama-3-8B", "h100-hgx", "--gpus", "8"), "is read from its config.json"),
+        (("export", "plan.json", "--to", "slurm", "--out", "job"), "slurm: is no framework that jobs are written for"),
         (("calibrate", "host", "--out", "nowhere/x.yaml"), "does not exist"),
         (("estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "tp=2", "--host", "x"), "no bundled host"),
     ],
@@ -97,3 +108,21 @@ def _node_of(gpu: str) -> str:
 def test_what_is_wrong_is_one_line_and_status_2(cli: Cli, command: tuple[str, ...], says: str) -> None:
     done = cli(*command)
     assert done.returncode == 2 and says in one_line_of(done.stderr)
+
+
+def test_a_gpu_s_mistake_is_said_of_its_own_file_and_the_gpu_is_no_cluster(cli: Cli) -> None:
+    Path("card.yaml").write_text(
+        "name: card\nlike: a100-pcie\nsource: a datasheet\nmemory_bytes: 40 GB\ncapacity_bytes: 39.4 GiB\n",
+        encoding="utf-8",
+    )
+    Path("node.yaml").write_text("name: node\nlike: a100-pcie-pairs\ngpu: card\n", encoding="utf-8")
+    line = one_line_of(cli("show", "hardware", "node.yaml").stderr)
+    assert line.startswith("mofa: card.yaml: capacity_bytes (39.40 GiB) must be at most memory_bytes (37.25 GiB)")
+    line = one_line_of(cli("plan", "llama3-8b", "card.yaml", "--gpus", "8").stderr)
+    assert "card.yaml: is a GPU's file" in line and "mofa new node --like h100-hgx --gpu card" in line
+
+
+def test_a_protocol_is_read_as_its_makers_write_it(cli: Cli) -> None:
+    for written, protocol in (("RoCE", "roce"), ("InfiniBand", "infiniband")):
+        Path("node.yaml").write_text(f"name: n\nlike: h100-hgx\nnic: {{protocol: {written}}}\n", encoding="utf-8")
+        assert load_cluster("node.yaml", 8).node.nic.protocol == protocol
