@@ -126,3 +126,18 @@ def test_a_protocol_is_read_as_its_makers_write_it(cli: Cli) -> None:
     for written, protocol in (("RoCE", "roce"), ("InfiniBand", "infiniband")):
         Path("node.yaml").write_text(f"name: n\nlike: h100-hgx\nnic: {{protocol: {written}}}\n", encoding="utf-8")
         assert load_cluster("node.yaml", 8).node.nic.protocol == protocol
+
+
+def test_a_heading_without_lines_is_as_the_profile_and_a_template_says_what_a_node_may_lack(cli: Cli) -> None:
+    text = cli("new", "node", "--like", "l40s-pcie").stdout
+    assert "# l40s-pcie has uplink of a PCIe switch (4 GPUs, 32 GB/s); write shared: [] if yours has none." in text
+    bridged = cli("new", "node", "--like", "a100-pcie-pairs").stdout
+    assert "# a100-pcie-pairs has NVLink bridges over a pair (300 GB/s); write bridge: null if not." in bridged
+    kept = [line for line in text.splitlines() if "???" not in line]
+    Path("node.yaml").write_text("\n".join(["name: mine", *kept]), encoding="utf-8")
+    own, like = load_cluster("node.yaml", 8).node, load_cluster("l40s-pcie", 8).node
+    assert own.intra.bandwidth_bytes_per_s.value == like.intra.bandwidth_bytes_per_s.value
+    assert own.nic.num_per_node == like.nic.num_per_node
+    Path("node.yaml").write_text("name: n\nlike: a100-pcie-pairs\nbridge: null\nshared: []\n", encoding="utf-8")
+    own = load_cluster("node.yaml", 8).node
+    assert own.bridge is None and own.shared == ()
