@@ -26,7 +26,9 @@ RUN_COLUMNS: Columns = (
     ("device", "right"), ("verdict", "left"), ("weak", "right"),
 )  # fmt: skip
 _HEADINGS_ALONE = {4: "predicted step", 5: "step error", 7: "predicted GiB", 8: "allocated error"}
-TERMINAL_RUN_COLUMNS: Columns = tuple((_HEADINGS_ALONE.get(c, name), side) for c, (name, side) in enumerate(RUN_COLUMNS))
+TERMINAL_RUN_COLUMNS: Columns = tuple(
+    (_HEADINGS_ALONE.get(c, name), side) for c, (name, side) in enumerate(RUN_COLUMNS)
+)
 """RUN_COLUMNS whose headings say what they are of where the column before them has left."""
 RUN_COLUMNS_LEAVE = (12, 9, 10, 7, 6, 1, 4)
 """Numbers of the columns that a narrow terminal leaves out, first things first."""
@@ -171,8 +173,9 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
         console, "Errors by group", GROUP_COLUMNS, group_rows(report), leaves=("median", "mean by model"),
         under="worst run",
     )  # fmt: skip
+    rows = verdict_rows(report)
     print_table(
-        console, "Verdicts by group", VERDICT_COLUMNS, verdict_rows(report), under="the steps rest on", names_under=True,
+        console, "Verdicts by group", VERDICT_COLUMNS, rows, under="the steps rest on", names_under=True,
     )  # fmt: skip
     if report.bands:
         leaves = ("8 in 10 by chance", "70 to 90 %", "median band", "families", "fitted on", "median width")

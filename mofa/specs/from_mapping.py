@@ -34,7 +34,7 @@ _WHAT = {
 }
 
 
-def build_spec(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
+def build_spec(cls: type[S], raw: object, where: str, prefix: str = "", *, or_else: str = "") -> S:
     """Check a raw mapping and make a spec of it.
 
     Parameters
@@ -47,6 +47,8 @@ def build_spec(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
         The file or option, which begins the error message.
     prefix
         Path of ``raw`` within the file, such as ``runs[3].``.
+    or_else
+        What one may do instead of adding fields that are missing.
 
     Raises
     ------
@@ -68,7 +70,7 @@ def build_spec(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
         first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
         missing = [path for p in problems if p["type"] == "missing" for path in _missing(cls, p["loc"], prefix)]
         if first["type"] == "missing" and len(missing) > 1:
-            raise SpecError(f"{where}: {', '.join(missing)} are missing; add them") from None
+            raise SpecError(f"{where}: {', '.join(missing)} are missing; add them{or_else}") from None
         raise SpecError(f"{where}: {_sentence(cls, first, prefix)}") from None
 
 
@@ -88,8 +90,9 @@ def _required(path: str, members: list[Any]) -> Iterator[str]:
         if spec is not None and issubclass(spec, BaseModel)
         else []
     )
-    if not required:
+    if not required or {"value", "provenance", "source"} <= {name for name, _ in required}:  # a fact is one
         yield path
+        return
     for name, field in required:
         yield from _required(f"{path}.{field.alias or name}", _flat(field.annotation))
 

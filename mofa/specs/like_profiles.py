@@ -37,6 +37,7 @@ class LikeFacts(Spec):
     """Of a GPU: rates of large products by format, and of attention, over those of the GPU that it is like, measured
     on both by one program. They scale the curves in place of the peaks. [-]"""
 
+
 HEADS = ("intra", "nic", "peak_flops_per_s")
 """Mappings that every profile has: one below which a file leaves out all lines is as the profile's that it is like."""
 

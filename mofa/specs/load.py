@@ -205,15 +205,21 @@ def _gpu_of(text: str, where: str) -> str:
     return name
 
 
+def _like(kind: str) -> str:
+    """What a file may say in place of all facts: the bundled GPU or node that it is like."""
+    bundled_kind = "GPU" if kind == "gpu" else kind
+    return f", or write like: with a bundled {bundled_kind}'s name and only what differs (mofa new {kind})"
+
+
 @lru_cache(maxsize=64)
 def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_gpus: int) -> ClusterSpec:
     """A cluster with nothing changed; one text is parsed once, which takes longer than many estimates."""
     node, gpu = profile_of_text(node_text, "nodes", where), profile_of_text(gpu_text, "gpus", gpu_where)
     raw = with_overrides({"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}, None, where)
     try:
-        return build_spec(ClusterSpec, raw, where)
+        return build_spec(ClusterSpec, raw, where, or_else=_like("node"))
     except SpecError:
-        build_spec(GpuSpec, raw["gpu"], gpu_where)  # what is wrong with the GPU stands in its own file
+        build_spec(GpuSpec, raw["gpu"], gpu_where, or_else=_like("gpu"))  # a GPU's mistake stands in its own file
         raise
 
 

@@ -141,3 +141,10 @@ def test_a_heading_without_lines_is_as_the_profile_and_a_template_says_what_a_no
     Path("node.yaml").write_text("name: n\nlike: a100-pcie-pairs\nbridge: null\nshared: []\n", encoding="utf-8")
     own = load_cluster("node.yaml", 8).node
     assert own.bridge is None and own.shared == ()
+
+
+def test_a_missing_fact_is_named_once_and_like_is_offered(cli: Cli) -> None:
+    Path("node.yaml").write_text("name: n\ngpu: h100-sxm\n", encoding="utf-8")
+    line = one_line_of(cli("show", "hardware", "node.yaml").stderr)
+    assert "node.intra.bandwidth_bytes_per_s, node.intra.efficiency" in line and ".provenance" not in line
+    assert line.endswith("or write like: with a bundled node's name and only what differs (mofa new node)")
