@@ -32,6 +32,11 @@ _WHAT = {
     "tuple_type": "must be a list",
     "list_type": "must be a list",
 }
+_LENGTHS = {
+    "string_too_short": ("at least", "characters"), "string_too_long": ("at most", "characters"),
+    "too_short": ("at least", "entries"), "too_long": ("at most", "entries"),
+}  # fmt: skip
+"""Kinds of wrong lengths: which bound was passed, and of what. [entries or characters]"""
 
 
 def build_spec(cls: type[S], raw: object, where: str, prefix: str = "", *, or_else: str = "") -> S:
@@ -130,6 +135,10 @@ def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> 
         return f"{place} is empty; write its value, or leave the line out where it is optional"
     if kind == "string_pattern_mismatch":
         return f"{place}{shown} must match {context['pattern']}; use letters, digits, '.', '_' and '-'"
+    if kind in _LENGTHS:
+        bound, unit = _LENGTHS[kind]
+        number = context["min_length" if bound == "at least" else "max_length"]
+        return f"{place}{shown} must have {bound} {number:,} {unit}; correct it"
     what = _WHAT.get(kind) or problem["msg"].replace("Input should", "must").replace("'", "").lower()
     if kind == "literal_error":
         offered = str(context["expected"]).removeprefix("'', ")  # empty is what a key left out stands for

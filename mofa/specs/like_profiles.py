@@ -122,7 +122,7 @@ def _peaks(own: Any, merged: Mapping[str, Any], like: str, where: str) -> dict[s
 def _sizes(own: Mapping[str, Any], base: Mapping[str, Any], like: str, where: str) -> dict[str, Any]:
     """GPUs of a node's fast domain that go with the node's, which are another number than those of ``like``."""
     gpus, before = own.get("gpus_per_node"), base.get("gpus_per_node")
-    if gpus is None or gpus == before:
+    if gpus is None or gpus == before or type(gpus) is not int or gpus < 1:  # what is no number is refused later
         return {}
     nic = own.get("nic")
     if not isinstance(nic, Mapping) or "num_per_node" not in nic:

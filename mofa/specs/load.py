@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -205,8 +206,10 @@ def _gpu_of(text: str, where: str) -> str:
     return name
 
 
-def _like(kind: str) -> str:
-    """What a file may say in place of all facts: the bundled GPU or node that it is like."""
+def _like(kind: str, text: str) -> str:
+    """What a file may say in place of all facts: the bundled GPU or node that it is like; empty where it says one."""
+    if re.search(r"^like:", text, re.MULTILINE):
+        return ""
     bundled_kind = "GPU" if kind == "gpu" else kind
     return f", or write like: with a bundled {bundled_kind}'s name and only what differs (mofa new {kind})"
 
@@ -217,9 +220,11 @@ def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_g
     node, gpu = profile_of_text(node_text, "nodes", where), profile_of_text(gpu_text, "gpus", gpu_where)
     raw = with_overrides({"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}, None, where)
     try:
-        return build_spec(ClusterSpec, raw, where, or_else=_like("node"))
+        return build_spec(ClusterSpec, raw, where, or_else=_like("node", node_text))
     except SpecError:
-        build_spec(GpuSpec, raw["gpu"], gpu_where, or_else=_like("gpu"))  # a GPU's mistake stands in its own file
+        build_spec(
+            GpuSpec, raw["gpu"], gpu_where, or_else=_like("gpu", gpu_text)
+        )  # a GPU's mistake stands in its own file
         raise
 
 

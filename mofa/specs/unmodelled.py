@@ -100,6 +100,7 @@ OTHER_NAMES = {
     "dispatcher": ("moetokendispatchertype",),
     "tp_overlap": ("tpcommoverlap",),
     "cp_kind": ("cpcommtype", "ulysses"),
+    "model": ("workload",), "hardware": ("cluster", "nodetype"), "gpus": ("numgpus", "ngpus", "worldsize"),
     "megatron": ("megatronlm", "megatroncore", "mcore", "megatronbridge"),
     "torchtitan": ("titan",),
 }  # fmt: skip

@@ -148,3 +148,34 @@ def test_a_missing_fact_is_named_once_and_like_is_offered(cli: Cli) -> None:
     line = one_line_of(cli("show", "hardware", "node.yaml").stderr)
     assert "node.intra.bandwidth_bytes_per_s, node.intra.efficiency" in line and ".provenance" not in line
     assert line.endswith("or write like: with a bundled node's name and only what differs (mofa new node)")
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("memory_bytes: {value: 80 GiB, provenance: datasheet, source: x}", "('x') must have at least 3 characters;"),
+        ("tdp_w: {value: -5 W, provenance: datasheet, source: a sheet}", "tdp_w"),
+        ("num_sms: {value: many, provenance: datasheet, source: a sheet}", "num_sms"),
+        ("memory_bytes: {value: 80 GiB, provenance: guessed, source: a sheet}", "provenance"),
+    ],
+)
+def test_a_wrong_line_is_said_in_words_of_the_file(cli: Cli, lines: str, says: str) -> None:
+    Path("card.yaml").write_text(f"name: card\nlike: h100-sxm\nsource: a sheet\n{lines}\n", encoding="utf-8")
+    line = one_line_of(cli("show", "hardware", "card.yaml").stderr)
+    assert says in line and "should" not in line and "after validation" not in line, line
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("x.yaml", "a: 1\n\tb: 2\n", "line 2: begins with a tab"),
+        ("x.yaml", "a: @b\n", "line 1: a value begins with a character that YAML keeps for itself"),
+        ("x.yaml", "a: b: c\n", "line 1: a colon too many"),
+        ("x.yaml", "a: [1, 2\n", "a quote, a comma or a bracket is missing"),
+        ("x.json", '{"a": 1,, "b": 2}', "line 1, column 9: ',' cannot stand there"),
+        ("x.json", "{", "something is missing there"),
+    ],
+)
+def test_a_broken_text_is_said_in_plain_words(cli: Cli, name: str, text: str, says: str) -> None:
+    Path(name).write_text(text, encoding="utf-8")
+    assert says in one_line_of(cli("plan", name, "h100-hgx", "--gpus", "8").stderr)
