@@ -156,7 +156,7 @@ def _yaml_mistake(problem: str) -> str:
     >>> _yaml_mistake("found a tab character that violates indentation")
     'begins with a tab, where YAML wants spaces'
     """
-    return next((words for found, words in _YAML_MISTAKES.items() if found in problem), short(problem or "broken", 120))
+    return next((words for part, words in _YAML_MISTAKES.items() if part in problem), short(problem or "broken", 120))
 
 
 UNREADABLE_YAML = "holds a character, date, number or tag that YAML cannot read; write valid YAML"
@@ -315,8 +315,12 @@ def load_json(path: str | Path, where: str | None = None) -> dict[str, Any]:
     except SpecError:
         raise
     except json.JSONDecodeError as error:
-        at = text[error.pos : error.pos + 1]
-        what = f"{at!r} cannot stand there" if at.strip() else "something is missing there, or the text ends too early"
+        character = text[error.pos : error.pos + 1]
+        what = (
+            f"{character!r} cannot stand there"
+            if character.strip()
+            else "something is missing there, or the text ends too early"
+        )
         raise SpecError(f"{name}: line {error.lineno}, column {error.colno}: {what}; write valid JSON") from None
     except (ValueError, OverflowError, RecursionError):
         raise SpecError(
