@@ -93,7 +93,7 @@ def _finite_count(number: float) -> float:
 
 def _example(unit: str) -> str:
     return {
-        "B": "'80 GiB'", "B/s": "'450 GB/s'", "FLOP/s": "'989 TFLOP/s'", "s": "'5 us'", "W": "'700 W'",
+        "B": "'80 GiB'", "B/s": "'450 GB/s'", "FLOP/s": "'989 TFLOP/s'", "s": "'5 us' or '6 h'", "W": "'700 W'",
         "Hz": "'1.98 GHz'", "tokens": "'15T'",
     }[unit]  # fmt: skip
 

@@ -140,7 +140,8 @@ class LongRunOptions:
             checkpoint["mode"] = self.mode.value
         if self.interval is not None:
             checkpoint["interval_s"] = duration_s("--checkpoint-interval", self.interval)
-        given = {"--checkpoint-mode": self.mode, "--checkpoint-interval": self.interval, "--recovery": self.recovery}
+        given = {"--checkpoint-mode": self.mode, "--checkpoint-interval": self.interval, "--recovery": self.recovery,
+                 "--spares": self.spares if (self.spares or "").endswith("outside") else None}  # fmt: skip
         option = next((name for name, value in given.items() if value is not None), None)
         if option is not None and spec.reliability is None and self.faults is None:
             raise SpecError(f"{option}: has no effect without failures; name a profile, such as --faults llama3")

@@ -32,7 +32,9 @@ def parse_count(text: str, example: str) -> int:
     Traceback (most recent call last):
     ValueError: must be at least 1; write it as 64 or 1K
     """
-    match = _COUNT.fullmatch(text.strip())
+    match = _COUNT.fullmatch(text.strip().removeprefix("-"))
+    if match is not None and text.strip().startswith("-"):
+        raise ValueError(f"must be at least 1; write it as {example}")
     if match is None:
         raise ValueError(f"{text[:20]!r} is no whole number; write it as {example}")
     digits, decimals, prefix = match.groups()

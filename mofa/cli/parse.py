@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mofa.errors import SpecError
-from mofa.specs.files import did_you_mean
-from mofa.specs.overrides import parse_set, parse_strategy
+from mofa.specs.files import did_you_mean, short
+from mofa.specs.overrides import STRATEGY_KEYS, parse_set, parse_strategy
 from mofa.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def _first_values(text: str) -> tuple[str, dict[str, list[str]]]:
     first, others = [], {}
     for item in text.split():
         name, equals, values = item.partition("=")
-        value, *more = [part for part in values.split(",") if part] or [""]
+        value, *more = values.split(",")
+        if equals and name != "layout" and "" in more:
+            raise SpecError(f"--fix: {short(item)} has a comma too many; write it like tp=4,8")
         if more and equals and name != "layout" and not any("=" in part for part in more):
             first.append(f"{name}={value}")
             others[name] = more
@@ -77,6 +79,9 @@ def parse_degree_limits(texts: Sequence[str] | None) -> dict[str, int]:
     from mofa.search.request import BOUNDED
 
     bounds: dict[str, int] = {}
+    for item in " ".join(texts or ()).replace(",", " ").split():
+        if (named := item.partition("=")[0]) in STRATEGY_KEYS and named not in BOUNDED:
+            raise SpecError(f"--max: {named} is no degree; use one of {', '.join(BOUNDED)}")
     for name, value in (parse_strategy(" ".join(texts), "--max") if texts else {}).items():
         if name not in BOUNDED or not isinstance(value, int):
             raise SpecError(f"--max: {name} is no degree; {did_you_mean(name, BOUNDED)}")

@@ -25,6 +25,8 @@ def usage_text(error: Any) -> str:
         from mofa.specs.files import did_you_mean
 
         names = [name[2:] for item in context.command.params for name in item.opts if name.startswith("--")]
+        if hint := _other_option(error.option_name.lstrip("-"), names):
+            return f"{error.option_name}: is no option of {command}; {hint}"
         hint = did_you_mean(error.option_name.lstrip("-"), names).replace("did you mean ", "did you mean --")
         hint = look if hint.startswith(("use one", "there is none")) else hint
         return f"{error.option_name}: is no option of {command}; {hint}"
@@ -44,6 +46,24 @@ def usage_text(error: Any) -> str:
         commands = ", ".join(getattr(context.command, "commands", {})) if context is not None else ""
         return f"{command}: what of it is missing; use one of {commands}"
     return f"{message}; {look}"
+
+
+def _other_option(word: str, options: list[str]) -> str:
+    """What a command calls an option that other programs name so, or have one of; empty where it has none.
+
+    >>> _other_option("batch-size", ["global-batch"]), _other_option("tp", ["fix"]), _other_option("tp", ["gpus"])
+    ('did you mean --global-batch?', 'write --fix tp=N', '')
+    """
+    from mofa.specs.overrides import STRATEGY_KEYS
+    from mofa.specs.unmodelled import ELSEWHERE, normalised, other_name
+
+    option = "--global-batch" if normalised(word) == "batchsize" else ELSEWHERE.get(normalised(word), "")
+    if option[2:] in options:
+        return f"did you mean {option}?"
+    field = other_name(word, tuple(STRATEGY_KEYS))
+    if field and "fix" in options:
+        return f"write --fix {field}=N"
+    return f'write --strategy "{field}=N"' if field and "strategy" in options else ""
 
 
 def _name(param: Any) -> str:

@@ -25,6 +25,11 @@ RUN_COLUMNS: Columns = (
     ("error", "right"), ("allocated GiB", "right"), ("predicted", "right"), ("error", "right"), ("reserved", "right"),
     ("device", "right"), ("verdict", "left"), ("weak", "right"),
 )  # fmt: skip
+_HEADINGS_ALONE = {4: "predicted step", 5: "step error", 7: "predicted GiB", 8: "allocated error"}
+TERMINAL_RUN_COLUMNS: Columns = tuple(
+    (_HEADINGS_ALONE.get(c, name), side) for c, (name, side) in enumerate(RUN_COLUMNS)
+)
+"""RUN_COLUMNS whose headings say what they are of where the column before them has left."""
 RUN_COLUMNS_LEAVE = (12, 9, 10, 7, 6, 1, 4)
 """Numbers of the columns that a narrow terminal leaves out, first things first."""
 GROUP_COLUMNS: Columns = (
@@ -160,15 +165,18 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
         groups = list(dict.fromkeys(run.group for run in report.runs))
         for name in groups:
             rows = [run_cells(run) for run in report.runs if run.group == name]
-            print_table(console, name, RUN_COLUMNS, rows, leaves=RUN_COLUMNS_LEAVE, under="strategy")
+            print_table(console, name, TERMINAL_RUN_COLUMNS, rows, leaves=RUN_COLUMNS_LEAVE, under="strategy")
         if rows := repeat_rows(report):
-            print_table(console, "Repeats", REPEAT_COLUMNS, rows)
+            print_table(console, "Repeats", REPEAT_COLUMNS, rows, leaves=("group", "predicted"), under="notes")
         print_paragraph(console, f"{WEAK_WORDS}.\n")
     print_table(
         console, "Errors by group", GROUP_COLUMNS, group_rows(report), leaves=("median", "mean by model"),
         under="worst run",
     )  # fmt: skip
-    print_table(console, "Verdicts by group", VERDICT_COLUMNS, verdict_rows(report))
+    rows = verdict_rows(report)
+    print_table(
+        console, "Verdicts by group", VERDICT_COLUMNS, rows, under="the steps rest on", names_under=True,
+    )  # fmt: skip
     if report.bands:
         leaves = ("8 in 10 by chance", "70 to 90 %", "median band", "families", "fitted on", "median width")
         print_table(console, "Bands of steps", BAND_COLUMNS, band_rows(report), leaves=leaves)

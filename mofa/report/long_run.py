@@ -98,7 +98,8 @@ def print_ledger(console: Console, ledger: Ledger, title: str) -> None:
 
 def _print_detail(console: Console, run: LongRunDetail) -> None:
     fails = "no failure" if run.mtbf_s is None else f"a failure every {format_seconds(run.mtbf_s)}"
-    spares = f"{run.spares} spare nodes" if run.spares else "no spare nodes, the scheduler replaces"
+    nodes = "spare node" if run.spares == 1 else "spare nodes"
+    spares = f"{run.spares} {nodes}" if run.spares else "no spare nodes, the scheduler replaces"
     levels = "; ".join(_level(level) for level in run.levels)
     lines = [
         f"{run.faults}: {fails}, {format_seconds(run.restart_s)} to restart, {spares}.",

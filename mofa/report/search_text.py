@@ -49,7 +49,8 @@ _IN_WORDS = {"slower": "slower: cannot be among the best"}
 
 def print_search(console: Console, report: PlanReport) -> None:
     """Print how many strategies were looked at, and why others were rejected with the nearest miss of each reason."""
-    costed = f"costed {report.searched:,}, in full the {report.feasible:,} that fit"
+    fit = f"in full the {report.feasible:,} that fit" if report.feasible else "none fits"
+    costed = f"costed {report.searched:,}, {fit}"
     counts = f"Looked at {report.space:,} strategies, {costed}"
     print_paragraph(console, f"{counts}; {format_seconds(report.elapsed_s)}.\n")
     rows = []
@@ -146,7 +147,34 @@ def idle_lines(report: PlanReport) -> list[str]:
         named = f"Plan {some[0]}" if len(some) == 1 else f"Plans {', '.join(map(str, some[:-1]))} and {some[-1]}"
         says = report.plans[some[0] - 1].notes[0]
         lines.append(f"{named} {says if len(some) == 1 else says.replace('uses', 'use', 1)}.")
+    best = next((number for number, plan in enumerate(report.plans, start=1) if plan.idle_gpus), None)
+    if best is not None and (line := _batch_line(report, best)):
+        lines.append(line)
     return lines
+
+
+def _batch_line(report: PlanReport, number: int) -> str:
+    """Which batch near the job's would keep all GPUs busy with replicas of a plan; empty where none has to be."""
+    from mofa.search.long_run.spare_nodes import batch_note
+
+    plan, num_gpus, batch = report.plans[number - 1], report.cluster.num_gpus, report.workload.global_batch
+    strategy, idle = plan.strategy, plan.idle_gpus
+    replica = strategy.tp * strategy.cp * strategy.pp
+    replicas = num_gpus // replica
+    at_a_time = replicas * strategy.micro_batch
+    if num_gpus % replica:  # such replicas do not fill the GPUs, others might
+        note = batch_note(batch, num_gpus, "GPUs")
+        return f"{note[0].upper()}{note[1:]}." if note else ""
+    if batch % at_a_time == 0:
+        return ""
+    less = batch // at_a_time * at_a_time
+    would = f"{less:,} or {less + at_a_time:,}" if less else f"{at_a_time:,}"
+    share = "most of the GPUs" if idle * 2 > num_gpus else f"{idle:,} GPUs"
+    size = f"{replica:,} GPUs each, micro_batch={strategy.micro_batch}"
+    return (
+        f"The batch of {batch:,} keeps {share} idle: all {num_gpus:,} hold {replicas:,} replicas of plan {number} "
+        f"({size}) and need a multiple of {at_a_time:,} sequences; {would} would use all."
+    )
 
 
 def ties_line(report: PlanReport) -> str:
@@ -154,8 +182,9 @@ def ties_line(report: PlanReport) -> str:
     band = report.plans[0].band
     assert band is not None and band.tie_margin is not None
     tied = f"Plans 1 to {report.num_tied}" if report.num_tied > 2 else "Plans 1 and 2"
-    why = f"errors of two {band.circumstances.pace} runs of one model differ by {band.tie_margin:.1%} in the median"
-    return f"{tied} are tied, mofa cannot tell which is best: {why}.\n"
+    error = f"its median error between two {band.circumstances.pace} runs of one model"
+    equal = f"{tied} are equally good as far as mofa can tell; choose any"
+    return f"{equal}. They differ by no more than {band.tie_margin:.1%}, {error}.\n"
 
 
 def offers_line(report: PlanReport) -> str:

@@ -132,6 +132,33 @@ def parse_yaml(text: str, where: str) -> Any:
         return _any_yaml(text, where)
 
 
+_YAML_MISTAKES = {  # the first that is found says it
+    "another document": "a second document begins (---), where one is read",
+    "tab character": "begins with a tab, where YAML wants spaces",
+    "cannot start any token": "a value begins with a character that YAML keeps for itself (put it in quotes)",
+    "mapping values are not allowed": "a colon too many (a value with one needs quotes), or a line indented too far",
+    "could not find expected ':'": "no colon behind a field's name, or a space is missing behind it",
+    "end of stream": "a quote or a bracket is not closed",
+    "unexpected end": "a quote or a bracket is not closed",
+    "but got": "a quote, a comma or a bracket is missing",
+    "expected ','": "a quote, a comma or a bracket is missing",
+    "expected '-'": "the indentation, a comma or a bracket is wrong",
+    "expected key": "the indentation, a comma or a bracket is wrong",
+    "but found": "the indentation, a comma or a bracket is wrong",
+    "constructor": "a tag (!) that is not read here",
+    "undefined alias": "an undefined alias, a name behind * that no & defines (put it in quotes)",
+}
+
+
+def _yaml_mistake(problem: str) -> str:
+    """What is wrong with a line, of what the YAML reader found.
+
+    >>> _yaml_mistake("found a tab character that violates indentation")
+    'begins with a tab, where YAML wants spaces'
+    """
+    return next((words for part, words in _YAML_MISTAKES.items() if part in problem), short(problem or "broken", 120))
+
+
 UNREADABLE_YAML = "holds a character, date, number or tag that YAML cannot read; write valid YAML"
 
 
@@ -250,7 +277,7 @@ def _any_yaml(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark else ""
-        raise SpecError(f"{where}: {line}{short(error.problem or 'broken', 120)}; write valid YAML") from None
+        raise SpecError(f"{where}: {line}{_yaml_mistake(error.problem or '')}; write valid YAML") from None
     except SpecError:
         raise
     except Exception:  # constructors of YAML's own tags fail in ways of their own: !!bool maybe, !!timestamp x
@@ -288,7 +315,13 @@ def load_json(path: str | Path, where: str | None = None) -> dict[str, Any]:
     except SpecError:
         raise
     except json.JSONDecodeError as error:
-        raise SpecError(f"{name}: line {error.lineno}: {error.msg}; write valid JSON") from None
+        character = text[error.pos : error.pos + 1]
+        what = (
+            f"{character!r} cannot stand there"
+            if character.strip()
+            else "something is missing there, or the text ends too early"
+        )
+        raise SpecError(f"{name}: line {error.lineno}, column {error.colno}: {what}; write valid JSON") from None
     except (ValueError, OverflowError, RecursionError):
         raise SpecError(
             f"{name}: nested too deeply or holds an absurd number; check that it is the right file"
@@ -372,6 +405,11 @@ def find_file(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]
     path = Path(ref)
     if text and exists(path):
         return path, short(text, 200)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and kind == "workloads" and not path.suffix and not exists(path.parent):
+        raise SpecError(
+            f"{short(text, 200)}: no such file or folder; a model of Hugging Face is read from its config.json: "
+            f"download that and give its path"
+        )
     if "/" in text or path.suffix in (".yaml", ".yml", ".json"):
         raise SpecError(f"{short(text, 200)}: no such file; check the path")
     nouns = {"workloads": "workload", "fault_profiles": "fault profile", "gpus": "GPU", "hosts": "host"}

@@ -32,9 +32,14 @@ _WHAT = {
     "tuple_type": "must be a list",
     "list_type": "must be a list",
 }
+_LENGTHS = {
+    "string_too_short": ("at least", "characters"), "string_too_long": ("at most", "characters"),
+    "too_short": ("at least", "entries"), "too_long": ("at most", "entries"),
+}  # fmt: skip
+"""Kinds of wrong lengths: which bound was passed, and of what. [entries or characters]"""
 
 
-def build_spec(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
+def build_spec(cls: type[S], raw: object, where: str, prefix: str = "", *, or_else: str = "") -> S:
     """Check a raw mapping and make a spec of it.
 
     Parameters
@@ -47,6 +52,8 @@ def build_spec(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
         The file or option, which begins the error message.
     prefix
         Path of ``raw`` within the file, such as ``runs[3].``.
+    or_else
+        What one may do instead of adding fields that are missing.
 
     Raises
     ------
@@ -68,7 +75,7 @@ def build_spec(cls: type[S], raw: object, where: str, prefix: str = "") -> S:
         first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
         missing = [path for p in problems if p["type"] == "missing" for path in _missing(cls, p["loc"], prefix)]
         if first["type"] == "missing" and len(missing) > 1:
-            raise SpecError(f"{where}: {', '.join(missing)} are missing; add them") from None
+            raise SpecError(f"{where}: {', '.join(missing)} are missing; add them{or_else}") from None
         raise SpecError(f"{where}: {_sentence(cls, first, prefix)}") from None
 
 
@@ -88,8 +95,9 @@ def _required(path: str, members: list[Any]) -> Iterator[str]:
         if spec is not None and issubclass(spec, BaseModel)
         else []
     )
-    if not required:
+    if not required or {"value", "provenance", "source"} <= {name for name, _ in required}:  # a fact is one
         yield path
+        return
     for name, field in required:
         yield from _required(f"{path}.{field.alias or name}", _flat(field.annotation))
 
@@ -127,6 +135,10 @@ def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> 
         return f"{place} is empty; write its value, or leave the line out where it is optional"
     if kind == "string_pattern_mismatch":
         return f"{place}{shown} must match {context['pattern']}; use letters, digits, '.', '_' and '-'"
+    if kind in _LENGTHS:
+        bound, unit = _LENGTHS[kind]
+        number = context["min_length" if bound == "at least" else "max_length"]
+        return f"{place}{shown} must have {bound} {number:,} {unit}; correct it"
     what = _WHAT.get(kind) or problem["msg"].replace("Input should", "must").replace("'", "").lower()
     if kind == "literal_error":
         offered = str(context["expected"]).removeprefix("'', ")  # empty is what a key left out stands for

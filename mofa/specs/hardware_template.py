@@ -143,11 +143,22 @@ def _lines(raw: Facts, hints: Mapping[str, FactHint], like: str) -> Iterator[str
                 yield from TIERS.splitlines()
             if head == "nic":
                 yield from PARTS_OF_A_NODE.splitlines()
+                yield from _parts_of(raw, like)
             if head:
                 yield f"{head}:"
             group = head
         known = raw.get(head, {}).get(field) if head else raw.get(field)
         yield from _line(field, known, hint, like, "  " if head else "")
+
+
+def _parts_of(raw: Facts, like: str) -> Iterator[str]:
+    """What the profile has of parts that a node may lack, and how a file says that its node has none."""
+    shared = [f"{link['name']} ({link['gpus']} GPUs, {_shown(link['bandwidth_bytes_per_s'])})"
+              for link in raw.get("shared") or ()]  # fmt: skip
+    if shared:
+        yield f"# {like} has {', '.join(shared)}; write shared: [] if yours has none."
+    if bridge := raw.get("bridge"):
+        yield f"# {like} has {bridge['name']} ({_shown(bridge['bandwidth_bytes_per_s'])}); write bridge: null if not."
 
 
 def _line(field: str, known: object, hint: FactHint, like: str, indent: str) -> Iterator[str]:

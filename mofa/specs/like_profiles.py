@@ -38,6 +38,10 @@ class LikeFacts(Spec):
     on both by one program. They scale the curves in place of the peaks. [-]"""
 
 
+HEADS = ("intra", "nic", "peak_flops_per_s")
+"""Mappings that every profile has: one below which a file leaves out all lines is as the profile's that it is like."""
+
+
 def expand_like(raw: Mapping[str, Any], folder: Folder, where: str) -> dict[str, Any]:
     """A file's mapping with everything that it takes from the profile that it is like.
 
@@ -75,6 +79,7 @@ def expand_like(raw: Mapping[str, Any], folder: Folder, where: str) -> dict[str,
         raise SpecError(f"{where}: rates_over_like is a GPU's; write it into the GPU's file")
     base = mark_transferred(expanded_profile(folder, said.like), said.like)
     own = {key: raw[key] for key in raw if key not in ("like", "rates_over_like", "source", FITTED[folder])}
+    own = {key: item for key, item in own.items() if item is not None or key not in HEADS}
     with_facts = _merged({**base, "name": None}, _as_facts(own, raw.get("source"), where, ""))
     if "name" not in own:
         del with_facts["name"]  # to be missed by the check
@@ -117,7 +122,7 @@ def _peaks(own: Any, merged: Mapping[str, Any], like: str, where: str) -> dict[s
 def _sizes(own: Mapping[str, Any], base: Mapping[str, Any], like: str, where: str) -> dict[str, Any]:
     """GPUs of a node's fast domain that go with the node's, which are another number than those of ``like``."""
     gpus, before = own.get("gpus_per_node"), base.get("gpus_per_node")
-    if gpus is None or gpus == before:
+    if gpus is None or gpus == before or type(gpus) is not int or gpus < 1:  # what is no number is refused later
         return {}
     nic = own.get("nic")
     if not isinstance(nic, Mapping) or "num_per_node" not in nic:

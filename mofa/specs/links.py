@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
 
 from mofa.specs.base import BytesPerSFact, CountFact, SecondsFact, ShareFact, Spec
 from mofa.specs.ranges import Degree
+
+
+def _lowered(value: object) -> object:
+    """A word as it is compared: ``RoCE`` and ``InfiniBand`` are how their makers write them."""
+    return value.lower() if isinstance(value, str) else value
 
 
 class LinkSpec(Spec):
@@ -71,8 +78,8 @@ class NicSpec(Spec):
     oversubscription: CountFact
     """Of the fabric above the NIC: 1 is non-blocking. All traffic between nodes has it; what leaves a tier see
     ``tiers``."""
-    protocol: Literal["infiniband", "roce", "ethernet"] | None = None
-    """What the network speaks; ``efficiency`` and ``latency_s`` say how well it does."""
+    protocol: Annotated[Literal["infiniband", "roce", "ethernet"] | None, BeforeValidator(_lowered)] = None
+    """What the network speaks, in any case; ``efficiency`` and ``latency_s`` say how well it does."""
     rail_optimised: bool | None = None
     """Whether GPUs of one number in their nodes share a leaf, so that messages to other numbers are relayed over the
     fast link first (NCCL's PXN) or, without one, cross the leaves' tier. None: not said, and nothing is relayed."""

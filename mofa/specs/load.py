@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -25,11 +26,11 @@ from mofa.specs.files import (
 from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build_spec
-from mofa.specs.hardware import ClusterSpec
+from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.implied_facts import implied_facts
 from mofa.specs.limited_reads import is_folder, is_plain_file
 from mofa.specs.overrides import parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu, with_overrides
-from mofa.specs.profiles import profile_of_text
+from mofa.specs.profiles import is_gpu_file, profile_of_text
 from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
 from mofa.specs.strategy_defaults import complete_strategy
 from mofa.specs.workload import WorkloadSpec
@@ -164,6 +165,12 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     if overrides and overrides.get("num_gpus", num_gpus) != num_gpus:
         said = short(str(overrides["num_gpus"]))
         raise SpecError(f"{where}: num_gpus is set to {said}, but the GPUs asked for are {num_gpus}; say it once")
+    if path.parent != bundled_dir("nodes") and is_gpu_file(path):
+        gpu_name = Path(path).stem
+        raise SpecError(
+            f"{where}: is a GPU's file, and a cluster is a node's; name one that says gpu: {short(gpu_name)} "
+            f"(mofa new node --like h100-hgx --gpu {short(gpu_name)})"
+        )
     node_text = read_text(path, where)
     name = _gpu_of(node_text, where)
     file = f"{name}.yaml"
@@ -199,12 +206,26 @@ def _gpu_of(text: str, where: str) -> str:
     return name
 
 
+def _like(kind: str, text: str) -> str:
+    """What a file may say in place of all facts: the bundled GPU or node that it is like; empty where it says one."""
+    if re.search(r"^like:", text, re.MULTILINE):
+        return ""
+    bundled_kind = "GPU" if kind == "gpu" else kind
+    return f", or write like: with a bundled {bundled_kind}'s name and only what differs (mofa new {kind})"
+
+
 @lru_cache(maxsize=64)
 def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_gpus: int) -> ClusterSpec:
     """A cluster with nothing changed; one text is parsed once, which takes longer than many estimates."""
     node, gpu = profile_of_text(node_text, "nodes", where), profile_of_text(gpu_text, "gpus", gpu_where)
-    raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
-    return build_spec(ClusterSpec, with_overrides(raw, None, where), where)
+    raw = with_overrides({"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}, None, where)
+    try:
+        return build_spec(ClusterSpec, raw, where, or_else=_like("node", node_text))
+    except SpecError:
+        build_spec(
+            GpuSpec, raw["gpu"], gpu_where, or_else=_like("gpu", gpu_text)
+        )  # a GPU's mistake stands in its own file
+        raise
 
 
 def load_framework(
@@ -245,7 +266,7 @@ def load_framework(
     if not isinstance(name, str):
         raise SpecError(f"{where}: name is missing or no text; {did_you_mean('', FRAMEWORK_NAMES)}")
     if name not in FRAMEWORK_NAMES:
-        raise SpecError(f"{where}: name ({short(name)}) is unknown; {did_you_mean(name, FRAMEWORK_NAMES)}")
+        raise SpecError(f"{where}: name ({short(name) or 'empty'}) is unknown; {did_you_mean(name, FRAMEWORK_NAMES)}")
     refuse_no_mapping(overrides, "framework")
     if overrides and overrides.get("name", name) != name:
         other = short(str(overrides["name"]))

@@ -100,6 +100,7 @@ OTHER_NAMES = {
     "dispatcher": ("moetokendispatchertype",),
     "tp_overlap": ("tpcommoverlap",),
     "cp_kind": ("cpcommtype", "ulysses"),
+    "model": ("workload",), "hardware": ("cluster", "nodetype"), "gpus": ("numgpus", "ngpus", "worldsize"),
     "megatron": ("megatronlm", "megatroncore", "mcore", "megatronbridge"),
     "torchtitan": ("titan",),
 }  # fmt: skip
@@ -107,6 +108,8 @@ OTHER_NAMES = {
 ELSEWHERE = {
     "gbs": "--global-batch", "globalbatch": "--global-batch", "globalbatchsize": "--global-batch",
     "seqlen": "--seq-len", "seqlength": "--seq-len", "sequencelength": "--seq-len", "gpus": "--gpus",
+    "numgpus": "--gpus", "ngpus": "--gpus", "worldsize": "--gpus", "n": "--gpus", "nnodes": "--nodes",
+    "numnodes": "--nodes", "contextlength": "--seq-len", "sequencelen": "--seq-len", "maxseqlen": "--seq-len",
     "framework": "--framework", "tokens": "--tokens", "fp8": "--with fp8", "bf16moments": "--with bf16_moments",
 }  # fmt: skip
 """Words that are options of their own."""

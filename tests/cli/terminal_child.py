@@ -23,10 +23,12 @@ from mofa.report.accuracy import print_attribution, print_validation
 from mofa.report.chunked_layers import print_layers
 from mofa.report.chunks import print_chunks
 from mofa.report.goodput import print_scale
+from mofa.report.long_run import print_long_runs
 from mofa.report.text import print_estimate, print_report
 from tests.report.fake import make_estimate, make_report
 from tests.report.fake_checks import make_attribution, make_check, make_chunk_report, make_layers, make_validation
 from tests.report.test_goodput import report as goodput_report
+from tests.report.test_goodput import with_long_run
 
 WIDTHS = (60, 80, 100, 120, 160)
 COMMANDS = (
@@ -46,6 +48,7 @@ def cases() -> dict[str, Callable[[], object]]:
     prints: dict[str, Callable[[], object]] = {
         "plan": lambda: print_report(plans, tables.make_console()),
         "estimate": lambda: print_estimate(estimate, tables.make_console()),
+        "long runs": lambda: print_long_runs(tables.make_console(), [with_long_run()] * 2, asked=True),
         "goodput": lambda: print_scale(tables.make_console(), goodput),
         "calibrate check": lambda: _print_check(make_check(), TARGETS),
         "calibrate check, layers": lambda: print_layers(make_layers(), tables.make_console()),

@@ -90,6 +90,17 @@ def _node_of(gpu: str) -> str:
         (("new", "gpu", "--like", "h100"), "--like: h100 is no bundled GPU; did you mean"),
         (("new", "node", "--like", "h100-sxm"), "--like: h100-sxm is no bundled node"),
         (("new", "node", "--like", "h100-hgx", "--gpu", "../x"), "--gpu: ../x is no name of a GPU"),
+        (("plan", "llama3-8b", "h100-hgx", "--batch-size", "64"), "did you mean --global-batch?"),
+        (("plan", "llama3-8b", "h100-hgx", "-n", "64"), "did you mean --gpus?"),
+        (("plan", "llama3-8b", "h100-hgx", "--tp", "8"), "write --fix tp=N"),
+        (("estimate", "llama3-8b", "h100-hgx", "--mbs", "1"), 'write --strategy "micro_batch=N"'),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "-8"), "--gpus: must be at least 1"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--fix", "tp=4,,8"), "a comma too many"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--max", "recompute=1"), "recompute is no degree"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--spares", "outside"), "no effect without failures"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--framework="), "name (empty) is unknown"),
+        (("plan", "meta-llama/Llama-3-8B", "h100-hgx", "--gpus", "8"), "is read from its config.json"),
+        (("export", "plan.json", "--to", "slurm", "--out", "job"), "slurm: is no framework that jobs are written for"),
         (("calibrate", "host", "--out", "nowhere/x.yaml"), "does not exist"),
         (("estimate", "llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "tp=2", "--host", "x"), "no bundled host"),
     ],
@@ -97,3 +108,74 @@ def _node_of(gpu: str) -> str:
 def test_what_is_wrong_is_one_line_and_status_2(cli: Cli, command: tuple[str, ...], says: str) -> None:
     done = cli(*command)
     assert done.returncode == 2 and says in one_line_of(done.stderr)
+
+
+def test_a_gpu_s_mistake_is_said_of_its_own_file_and_the_gpu_is_no_cluster(cli: Cli) -> None:
+    Path("card.yaml").write_text(
+        "name: card\nlike: a100-pcie\nsource: a datasheet\nmemory_bytes: 40 GB\ncapacity_bytes: 39.4 GiB\n",
+        encoding="utf-8",
+    )
+    Path("node.yaml").write_text("name: node\nlike: a100-pcie-pairs\ngpu: card\n", encoding="utf-8")
+    line = one_line_of(cli("show", "hardware", "node.yaml").stderr)
+    assert line.startswith("mofa: card.yaml: capacity_bytes (39.40 GiB) must be at most memory_bytes (37.25 GiB)")
+    line = one_line_of(cli("plan", "llama3-8b", "card.yaml", "--gpus", "8").stderr)
+    assert "card.yaml: is a GPU's file" in line and "mofa new node --like h100-hgx --gpu card" in line
+
+
+def test_a_protocol_is_read_as_its_makers_write_it(cli: Cli) -> None:
+    for written, protocol in (("RoCE", "roce"), ("InfiniBand", "infiniband")):
+        Path("node.yaml").write_text(f"name: n\nlike: h100-hgx\nnic: {{protocol: {written}}}\n", encoding="utf-8")
+        assert load_cluster("node.yaml", 8).node.nic.protocol == protocol
+
+
+def test_a_heading_without_lines_is_as_the_profile_and_a_template_says_what_a_node_may_lack(cli: Cli) -> None:
+    text = cli("new", "node", "--like", "l40s-pcie").stdout
+    assert "# l40s-pcie has uplink of a PCIe switch (4 GPUs, 32 GB/s); write shared: [] if yours has none." in text
+    bridged = cli("new", "node", "--like", "a100-pcie-pairs").stdout
+    assert "# a100-pcie-pairs has NVLink bridges over a pair (300 GB/s); write bridge: null if not." in bridged
+    kept = [line for line in text.splitlines() if "???" not in line]
+    Path("node.yaml").write_text("\n".join(["name: mine", *kept]), encoding="utf-8")
+    own, like = load_cluster("node.yaml", 8).node, load_cluster("l40s-pcie", 8).node
+    assert own.intra.bandwidth_bytes_per_s.value == like.intra.bandwidth_bytes_per_s.value
+    assert own.nic.num_per_node == like.nic.num_per_node
+    Path("node.yaml").write_text("name: n\nlike: a100-pcie-pairs\nbridge: null\nshared: []\n", encoding="utf-8")
+    own = load_cluster("node.yaml", 8).node
+    assert own.bridge is None and own.shared == ()
+
+
+def test_a_missing_fact_is_named_once_and_like_is_offered(cli: Cli) -> None:
+    Path("node.yaml").write_text("name: n\ngpu: h100-sxm\n", encoding="utf-8")
+    line = one_line_of(cli("show", "hardware", "node.yaml").stderr)
+    assert "node.intra.bandwidth_bytes_per_s, node.intra.efficiency" in line and ".provenance" not in line
+    assert line.endswith("or write like: with a bundled node's name and only what differs (mofa new node)")
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("memory_bytes: {value: 80 GiB, provenance: datasheet, source: x}", "('x') must have at least 3 characters;"),
+        ("tdp_w: {value: -5 W, provenance: datasheet, source: a sheet}", "tdp_w"),
+        ("num_sms: {value: many, provenance: datasheet, source: a sheet}", "num_sms"),
+        ("memory_bytes: {value: 80 GiB, provenance: guessed, source: a sheet}", "provenance"),
+    ],
+)
+def test_a_wrong_line_is_said_in_words_of_the_file(cli: Cli, lines: str, says: str) -> None:
+    Path("card.yaml").write_text(f"name: card\nlike: h100-sxm\nsource: a sheet\n{lines}\n", encoding="utf-8")
+    line = one_line_of(cli("show", "hardware", "card.yaml").stderr)
+    assert says in line and "should" not in line and "after validation" not in line, line
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("x.yaml", "a: 1\n\tb: 2\n", "line 2: begins with a tab"),
+        ("x.yaml", "a: @b\n", "line 1: a value begins with a character that YAML keeps for itself"),
+        ("x.yaml", "a: b: c\n", "line 1: a colon too many"),
+        ("x.yaml", "a: [1, 2\n", "a quote, a comma or a bracket is missing"),
+        ("x.json", '{"a": 1,, "b": 2}', "line 1, column 9: ',' cannot stand there"),
+        ("x.json", "{", "something is missing there"),
+    ],
+)
+def test_a_broken_text_is_said_in_plain_words(cli: Cli, name: str, text: str, says: str) -> None:
+    Path(name).write_text(text, encoding="utf-8")
+    assert says in one_line_of(cli("plan", name, "h100-hgx", "--gpus", "8").stderr)

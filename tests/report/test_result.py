@@ -15,7 +15,7 @@ from mofa.plan.schema import json_schema
 from mofa.plan.step_band import Band
 from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.plan.summary import USUAL_COLUMNS
-from mofa.report.search_text import ties_line
+from mofa.report.search_text import idle_lines, ties_line
 from mofa.specs.residuals import Circumstances
 from tests.report.fake import make_estimate, make_memory, make_plan, make_report
 
@@ -185,8 +185,8 @@ def tied_report(*step_s: float, tie_margin: float | None = 0.02) -> PlanReport:
 def test_plans_within_the_margin_of_the_best_are_tied() -> None:
     report = tied_report(1.0, 1.01, 1.019, 1.03, 1.005)
     assert report.num_tied == 3  # the last, out of order, is behind one that is not tied
-    assert ties_line(report).startswith("Plans 1 to 3 are tied")
-    assert ties_line(tied_report(1.0, 1.01)).startswith("Plans 1 and 2 are tied")
+    assert ties_line(report).startswith("Plans 1 to 3 are equally good")
+    assert ties_line(tied_report(1.0, 1.01)).startswith("Plans 1 and 2 are equally good")
     assert "2.0%" in ties_line(report)
     assert tied_report(1.0, 1.021).num_tied == 1
     assert tied_report(1.0, 1.0, tie_margin=None).num_tied == 1
@@ -250,3 +250,32 @@ def test_a_table_has_twenty_columns_or_all() -> None:
 def test_the_package_shows_its_public_names_alone() -> None:
     shown = [name for name in dir(mofa) if not name.startswith("__")]
     assert shown == sorted(mofa.__all__)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "batch", "degrees", "says"),
+    [
+        (512, 7, {"tp": 8, "cp": 8}, "keeps 64 GPUs idle: all 512 hold 8 replicas of plan 1 (64 GPUs each"),
+        (16384, 7, {"tp": 8, "cp": 8}, "keeps most of the GPUs idle: all 16,384 hold 256 replicas"),
+        (496, 1024, {"tp": 2, "pp": 7}, "no factor 31 as the 496 GPUs have; 992 or 1,488 would divide over them."),
+        (512, 1024, {"tp": 8, "cp": 8}, ""),
+    ],
+)
+def test_a_batch_that_keeps_gpus_idle_is_said_with_one_that_would_not(
+    num_gpus: int, batch: int, degrees: dict[str, int], says: str
+) -> None:
+    report = make_report()
+    strategy = make_plan().strategy.model_copy(update={"tp": 1, "pp": 1, "cp": 1, "micro_batch": 1, **degrees})
+    idle = num_gpus - 14 if num_gpus == 16384 else 64
+    note = f"uses some of {num_gpus} GPUs"
+    plan = make_plan().model_copy(update={"strategy": strategy, "idle_gpus": idle, "notes": (note,)})
+    report = report.model_copy(
+        update={
+            "plans": (plan,),
+            "cluster": report.cluster.model_copy(update={"num_gpus": num_gpus}),
+            "workload": report.workload.model_copy(update={"global_batch": batch}),
+        }
+    )
+    lines = idle_lines(report)
+    assert lines[0] == f"Plan 1 {note}."
+    assert says in lines[-1] and len(lines) == 1 + bool(says)

@@ -60,7 +60,8 @@ def export(
     from mofa.specs.write_files import check_writable
 
     if to not in writers():
-        raise SpecError(f"--to {to or 'is missing'}: say for which framework; {did_you_mean(to, writers())}")
+        what = f"{to}: is no framework that jobs are written for" if to else "is missing: say for which framework"
+        raise SpecError(f"--to {what}; {did_you_mean(to or '', writers())}")
     if out is not None:
         check_writable(out, directory=True)
     options: dict[str, Any] = {

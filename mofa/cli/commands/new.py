@@ -50,7 +50,7 @@ def new_workload(
         model = model_of_class(from_config)
         nearest = nearest_workload(config) if model is None else workload_like(model)
         text = workload_template(like or nearest, config, name, model)
-    _write(text, out)
+    _write(text, out, "mofa show workload {0} checks it and mofa plan takes it")
 
 
 @new.command("gpu")
@@ -66,7 +66,7 @@ def new_gpu(
 
     _check_like(like, "gpus")
     _check_new(out)
-    _write(gpu_template(like), out)
+    _write(gpu_template(like), out, "mofa new node --gpu {0.stem} makes a node of it")
 
 
 @new.command("node")
@@ -86,7 +86,7 @@ def new_node(
     if gpu is not None and not NAME.fullmatch(gpu):
         raise SpecError(f"--gpu: {short(gpu)} is no name of a GPU; give that of its file, without .yaml")
     _check_new(out)
-    _write(node_template(like, gpu), out)
+    _write(node_template(like, gpu), out, "mofa show hardware {0} checks it and mofa plan takes it")
 
 
 def _check_like(like: str, folder: Literal["gpus", "nodes"]) -> None:
@@ -109,11 +109,11 @@ def _check_new(out: Path | None) -> None:
             raise SpecError(f"{out}: exists; name another file, or remove it first")
 
 
-def _write(text: str, out: Path | None) -> None:
+def _write(text: str, out: Path | None, then: str) -> None:
     from mofa.specs.write_files import write_atomic
 
     if out is None:
         typer.echo(text, nl=False)
     else:
         write_atomic(out, text.encode())
-        typer.echo(f"wrote {out}; write a value in place of each ???")
+        typer.echo(f"wrote {out}; write a value in place of each ???, then {then.format(out)}")

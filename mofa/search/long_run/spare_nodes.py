@@ -269,7 +269,7 @@ def estimate_long_run(
     return LongRunObjective(workload, job, framework, faults, spares=spares).with_long_run_figures(plan)
 
 
-def batch_note(global_batch: int, num_gpus: int) -> str:
+def batch_note(global_batch: int, num_gpus: int, which: str = "GPUs that compute") -> str:
     """That a batch does not divide over the GPUs that compute, and which near one would; empty where it does.
 
     The odd factor of the number of GPUs is what degrees of powers of two cannot take: the batch must have it.
@@ -286,7 +286,7 @@ def batch_note(global_batch: int, num_gpus: int) -> str:
         return ""
     less, more = global_batch // num_gpus * num_gpus, (global_batch // num_gpus + 1) * num_gpus
     would = f"{less:,} or {more:,}" if less else f"{more:,}"
-    have = f"has no factor {odd} as the {num_gpus:,} GPUs that compute have"
+    have = f"has no factor {odd} as the {num_gpus:,} {which} have"
     return f"a batch of {global_batch:,} {have}; {would} would divide over them"
 
 
