@@ -22,6 +22,7 @@ from mofa.cost.rank_rules import (
     reduced_bytes_per_param,
     scatters_gradients,
     shards_states,
+    waits_at_exchanges,
 )
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
@@ -52,6 +53,9 @@ class CommunicationOutsideBlocks:
     """What of it is behind each backward: the device waits, and the host goes on. (n,)"""
     after_optimizer_s: ArrayN | float = 0.0
     """Of it each stage's gathers between its optimizer and its next step; ``exposed`` has the longest. (n, R)"""
+    issued_beside_s: ArrayN | float = 0.0
+    """Seconds that each stage's gather takes ahead of its first forward beside a late host's issue of that forward;
+    ``before_forward`` has what is left. (n, R)"""
     beyond_path_s: ArrayN | float = 0.0
     """What each stage's own reductions take beyond what ``exposed`` has of the stage that others wait for; below 0
     where they take less. (n, R)"""
@@ -80,7 +84,7 @@ def communication_outside_blocks(
     none = CommunicationOutsideBlocks(zero, zero, np.zeros_like(forward_s))
     sharing = gradient_sharing(rows)
     if sharing == "Megatron":
-        return _megatron(rows, forward_s, backward_s)
+        return _megatron(rows, forward_s, backward_s, host_bound)
     if sharing == "DDP":
         return _ddp(rows, backward_s, num_micro_batches, none)
     if sharing == "none":
@@ -126,13 +130,16 @@ def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp:
     return np.asarray(np.maximum(left_s - drain_s, 0.0))
 
 
-def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> CommunicationOutsideBlocks:
+def _megatron(
+    rows: Rows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBound | None
+) -> CommunicationOutsideBlocks:
     """Megatron's buffers, in buckets on the first rank's first chunk, whole elsewhere.
 
     Gradients are reduced behind a chunk's last backward, bucket by bucket inside it on the first rank (not under
     interleaving, where all ranks begin at once, ``grad_sync_func``). Parameters are gathered bucket by bucket ahead of
     the first forward there; a later stage of 1F1B begins to gather when its first input has come
-    (``finish_param_sync`` in the forward's hook), chunks of interleaving at the start and a chunk ahead.
+    (``finish_param_sync`` in the forward's hook), chunks of interleaving at the start and a chunk ahead. The device
+    waits for a gather, and the host issues on.
     """
     fw, s, stages = rows.framework, rows.shards, rows.stage_layers.stages
     pp, vpp, width = stages.pp, stages.vpp, reduced_bytes_per_param(rows)
@@ -190,6 +197,9 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
     if vpp == 1:  # what computing loses beside communication is the first stage's alone
         with_first_s = exposed - row_max(after_optimizer_s)
         beyond_path_s = own_s - np.where(rows.is_first > 0, worst[:, None], with_first_s[:, None])
+    beside_s = np.zeros_like(before_forward)
+    if host_bound is not None and waits_at_exchanges(rows):
+        beside_s[host_bound.rows] = host_bound.issued_beside_gather_s(before_forward[host_bound.rows])
     exposed = exposed + tied_embedding_all_reduce_s(rows)
     once = None
     if vpp > 1:
@@ -199,8 +209,8 @@ def _megatron(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> Communicatio
         starts[:, 0, 0] = np.maximum(blocking_s, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
         once = DataParallelOncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
     return CommunicationOutsideBlocks(
-        exposed, hidden, before_forward, once, None, on_path, in_passing if vpp > 1 else 0.0,
-        after_optimizer_s=after_optimizer_s, beyond_path_s=beyond_path_s,
+        exposed, hidden, before_forward - beside_s, once, None, on_path, in_passing if vpp > 1 else 0.0,
+        after_optimizer_s=after_optimizer_s, issued_beside_s=beside_s, beyond_path_s=beyond_path_s,
     )  # fmt: skip
 
 

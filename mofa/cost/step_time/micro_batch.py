@@ -101,6 +101,29 @@ class HostBound:
         steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
         return *steady, ended[0] + steady[1]
 
+    def issued_beside_gather_s(self, gather_s: ArrayN) -> ArrayN:
+        """How much of a gather ahead of a forward the host issues that forward beside, and so makes it no later.
+
+        Parameters
+        ----------
+        gather_s
+            What the device waits for while the host goes on. (late rows, R) [s]
+
+        Returns
+        -------
+        ArrayN
+            (late rows, R) [s]
+
+        Notes
+        -----
+        Both clocks begin together. A forward of ``F`` seconds that a late host takes, and of ``D`` on the device, ends
+        after ``max(F, gather + D)``, not after ``gather + F``.
+        """
+        forward, wait_s = self.with_full_queue[0], gather_s[:, :, None]
+        nothing = np.zeros_like(wait_s)
+        behind = Clocks(wait_s, nothing + NEVER, nothing + NEVER, nothing).followed_by(forward)
+        return np.asarray((wait_s - (behind.both_ended_s - forward.both_ended_s))[:, :, 0])
+
     def lead_s(self) -> ArrayN:
         """How far the host is ahead behind the last backward, of the first chunk. (late rows, R) [s]
 

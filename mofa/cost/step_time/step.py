@@ -263,6 +263,11 @@ def _pipeline(
     rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else None
     if waits_at_exchanges(rows):
         _exchanging(rows, exposed, (fwd, bwd, rested), busy, num_micro_batches, before, own_gather, hop)
+        # the device waits for the gather then, not for the host
+        named_s = np.broadcast_to(outside.issued_beside_s, before.shape)[counted]
+        named_s = np.minimum(named_s, np.maximum(exposed[_T["host_idle"]], 0.0))
+        exposed[_T["dp"]] += named_s
+        exposed[_T["host_idle"]] -= named_s
         return
     alone = pipeline_s(schedule, fwd, bwd, num_micro_batches, rested_s=rested)
     exposed[_T["bubble"]] += alone - busy

@@ -99,3 +99,19 @@ def test_between_exchanges_both_clocks_begin_together() -> None:
     f, b, waited = (part[0, :, -1] for part in late.between_exchanges_s(first, last))
     assert (f + b).tolist() == [8.0, 10.0, 10.0]  # 6 + 2; 4 + 6; the host's 4 and 6
     assert waited.tolist() == [10.0, 10.0, 10.0]
+
+
+def test_a_late_host_issues_beside_a_gather() -> None:
+    """A forward of 2 s that a host issues in 5 s ends at 5 s. Behind a gather of 1 s or 3 s it does too, as the host
+    issues meanwhile; behind one of 7 s it ends at 9 s, not at 12. Where the host waits for the device in it, and then
+    issues for 5 s more, all of the gather counts."""
+    late, waits = (
+        Clocks(*(np.full((1, 3, 1), x) for x in given)) for given in ((2.0, 5.0, NEVER, 4.0), (7.0, 5.0, 7.0, 5.0))
+    )
+    gather_s = np.array([[1.0, 3.0, 7.0]])
+    beside = [
+        HostBound(np.array([0]), each, late, np.array([True]), (each, late)).issued_beside_gather_s(gather_s)
+        for each in (late, waits)
+    ]
+    assert beside[0].tolist() == [[1.0, 3.0, 3.0]]
+    assert beside[1].tolist() == [[0.0, 0.0, 0.0]]
