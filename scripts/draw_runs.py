@@ -90,7 +90,8 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--gpu", default="h200-hgx")
     options = parser.parse_args()
-    draw, runs, refused = random.Random(options.seed), [], Counter[str]()
+    draw, refused = random.Random(options.seed), Counter[str]()
+    runs: list[dict[str, Any]] = []
     while len(runs) < options.num:
         run = drawn_run(draw, len(runs), options.gpus, options.gpu)
         fault = fault_of(run)
