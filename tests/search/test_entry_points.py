@@ -16,11 +16,11 @@ from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import CHECKS, Job, check_strategies
 from mofa.search.search_progress import SearchProgress
 from mofa.search.search_result import Search
-from mofa.search.space import SOLVED, combinations_table, default_space
+from mofa.search.space import SOLVED, combinations_table, constrain, default_space
 from mofa.search.to_plan.builder import margin_bytes
 from mofa.specs.load import load_cluster, load_workload
 from tests.cost.toy import cluster, framework, llama, workload
-from tests.search.toy_searches import MODELS, costed_whole, search
+from tests.search.toy_searches import MAXIMUM, MODELS, costed_whole, search
 
 DENSE = MODELS["dense"]
 CASES = [
@@ -33,7 +33,10 @@ CASES = [
 
 
 def enumerated(found: Search) -> Any:
+    """All rows of the space that :func:`tests.search.toy_searches.search` looks through."""
     space = default_space(found.workload, found.cluster, found.framework)
+    limit = next(MAXIMUM[name] for name, model in MODELS.items() if model == found.workload.model)
+    space = constrain(space, fix={}, maximum=limit or {}, with_=(), without=())
     return combinations_table(space, found.cluster, found.framework)
 
 

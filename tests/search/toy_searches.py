@@ -17,6 +17,10 @@ MODELS: dict[str, ModelSpec] = {
     "mla": mla_moe(num_layers=8),
 }
 GIB = {"dense": 12.0, "moe": 16.0, "mla": 8.0}
+MAXIMUM: dict[str, dict[str, int] | None] = {
+    "dense": None, "moe": {"cp": 2, "micro_batch": 4}, "mla": {"cp": 2, "micro_batch": 4},
+}  # fmt: skip
+"""Half of the rows of models with experts, of every kind of row some: what is true of them is true of the others."""
 
 
 def search_every_row(model: str, name: str, jobs: int = 1) -> Search:
@@ -24,7 +28,8 @@ def search_every_row(model: str, name: str, jobs: int = 1) -> Search:
     job = workload(MODELS[model], seq_len=4096, global_batch=32)
     machines = cluster(16, memory_gib=GIB[model])
     return find_plans(
-        job, machines, framework=framework(name), replay=False, banded=False, jobs=jobs, every_row=True
+        job, machines, framework=framework(name), replay=False, banded=False, jobs=jobs, every_row=True,
+        maximum=MAXIMUM[model],
     )  # fmt: skip
 
 
@@ -39,4 +44,4 @@ def search(model: str = "dense", name: str = "megatron", top: int = 10, memory_g
     """A search as users make it, by closed forms."""
     job = workload(MODELS[model], seq_len=4096, global_batch=32)
     machines = cluster(16, memory_gib=memory_gib or GIB[model])
-    return find_plans(job, machines, framework=framework(name), top=top, replay=False)
+    return find_plans(job, machines, framework=framework(name), top=top, replay=False, maximum=MAXIMUM[model])
