@@ -51,6 +51,8 @@ class Runner:
 
 _MEGATRON = {"megatron": "megatron-core==0.16.1"}
 _ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+_FUSED_OR_NONE = {"NVTE_UNFUSED_ATTN": "0"}
+"""Transformer Engine runs PyTorch's own attention without a word where cuDNN fails to load: with this it ends instead."""
 RUNNERS: dict[str, Runner] = {
     "torchtitan": Runner("torchtitan", "torchtitan", {"torchtitan": "torchtitan==0.2.2"}, torchtitan_job),
     "megatron-local": Runner("megatron", "megatron", _MEGATRON, megatron_local_job, _ONE_CONNECTION),
@@ -59,7 +61,7 @@ RUNNERS: dict[str, Runner] = {
         "megatron",
         {**_MEGATRON, "transformer_engine": "transformer-engine-torch==2.20.2"},
         megatron_te_job,
-        _ONE_CONNECTION,
+        _ONE_CONNECTION | _FUSED_OR_NONE,
     ),
 }
 """The frameworks that are measured."""

@@ -248,6 +248,12 @@ def test_megatron_shards_experts_over_tensor_ranks(tmp_path: Path) -> None:
     assert job["parallel"]["expert_model_parallel_size"] == 2
 
 
+def test_no_other_attention_is_run_than_is_recorded(tmp_path: Path) -> None:
+    """Transformer Engine would fall back to one that is not fused where cuDNN does not load."""
+    assert task_of(tmp_path, raw_run(framework={"name": "megatron"})).environment["NVTE_UNFUSED_ATTN"] == "0"
+    assert "NVTE_UNFUSED_ATTN" not in task_of(tmp_path, raw_run(framework={"name": "megatron-local"})).environment
+
+
 def test_megatron_has_latent_attention(tmp_path: Path) -> None:
     raw = raw_run(framework={"name": "megatron-local"}, strategy={"recompute": "selective:mla_up_proj+core_attn"})
     job = task_of(tmp_path, raw | {"model": {"base": "deepseek-v2-lite", "num_layers": 2}}).job["megatron"]["config"]
