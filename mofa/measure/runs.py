@@ -52,7 +52,7 @@ class Runner:
 _MEGATRON = {"megatron": "megatron-core==0.16.1"}
 _ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 _FUSED_OR_NONE = {"NVTE_UNFUSED_ATTN": "0"}
-"""Transformer Engine runs PyTorch's own attention without a word where cuDNN fails to load: with this it ends instead."""
+"""Where cuDNN fails to load, Transformer Engine runs PyTorch's attention without a word: with this it ends instead."""
 RUNNERS: dict[str, Runner] = {
     "torchtitan": Runner("torchtitan", "torchtitan", {"torchtitan": "torchtitan==0.2.2"}, torchtitan_job),
     "megatron-local": Runner("megatron", "megatron", _MEGATRON, megatron_local_job, _ONE_CONNECTION),
