@@ -1,4 +1,4 @@
-"""A plan of runs that nobody chose: every field drawn evenly from what is legal, written as YAML for `mofa measure`.
+"""A plan of runs that nobody chose: every field drawn at random, written as YAML for `mofa measure`.
 
 python scripts/draw_runs.py --seed 1 --num 12 --gpus 2 --gpu h200-hgx > reference_runs/plans/drawn.yaml
 
@@ -31,6 +31,8 @@ MODELS = (
 )  # fmt: skip
 MOST_BYTES, MOST_STEP_S = 66 * 2**30, 3.0
 """What a run may take, of either GPU's 79 GiB or more; and how long a step of it. [B, s]"""
+FRAMEWORKS = ("megatron", "megatron", "torchtitan")
+"""What is named twice is drawn twice as often: the default framework, and below bf16 and no recomputation."""
 RECIPES = ("bf16", "bf16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise")
 RECOMPUTE = ("none", "none", "full", "full:2", "selective", "selective:moe_act", "selective:layernorm", "selective:mlp",
              "selective:moe", "every:2")  # fmt: skip
@@ -42,7 +44,7 @@ def drawn_run(draw: random.Random, number: int, gpus: int, gpu: str) -> dict[str
     model = mofa.load_workload(name).model.model_dump(mode="json", exclude_none=True)
     model["num_layers"] = draw.choice((2, 3, 4, 6, 8, 12))
     model["name"] = f"{name}-{model['num_layers']}l"
-    framework: dict[str, Any] = {"name": draw.choice(("megatron", "megatron", "torchtitan"))}
+    framework: dict[str, Any] = {"name": draw.choice(FRAMEWORKS)}
     degrees = dict.fromkeys(("tp", "pp", "cp", "ep"), 1)
     for degree in draw.sample(sorted(degrees), draw.randint(0, 2)):
         degrees[degree] = gpus

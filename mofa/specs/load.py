@@ -222,9 +222,8 @@ def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_g
     try:
         return build_spec(ClusterSpec, raw, where, or_else=_like("node", node_text))
     except SpecError:
-        build_spec(
-            GpuSpec, raw["gpu"], gpu_where, or_else=_like("gpu", gpu_text)
-        )  # a GPU's mistake stands in its own file
+        # a GPU's mistake stands in its own file
+        build_spec(GpuSpec, raw["gpu"], gpu_where, or_else=_like("gpu", gpu_text))
         raise
 
 
