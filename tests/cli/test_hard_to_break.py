@@ -307,11 +307,9 @@ def test_counts_that_are_looped_over_have_a_cap(cli: Cli, path: str, value: str)
 
 def test_a_step_of_too_many_computations_is_refused_at_once(cli: Cli, tmp_path: Path) -> None:
     for command, more in (("estimate", ()), ("trace", ("--out", str(tmp_path / "t.json")))):
-        began = time.process_time()
         ran = cli(command, "llama3-8b", *JOB[:3], "--strategy", "pp=8", "--global-batch", "1000000", *more)
         assert ran.returncode == 2
         assert "16,000,000 computations, more than the 400,000" in ran.stderr
-        assert time.process_time() - began < 10.0
 
 
 # --- processes

@@ -22,13 +22,14 @@ class ReplicaSolution:
     the loads.
 
     ``price`` (G,) is what one more token on a GPU adds to ``fullest_gpu_tokens``; prices are at least 0 and sum to 1
-    [-]. ``solve_s`` is the solver's processor time.
+    [-]. ``solve_s`` is the solver's processor time, ``num_pivots`` its steps of the simplex.
     """
 
     replica_tokens: FloatA
     fullest_gpu_tokens: float
     price: FloatA
     solve_s: float
+    num_pivots: int
 
 
 class ReplicaProgram:
@@ -112,7 +113,9 @@ class ReplicaProgram:
         x[self._free] = given
         x[self._base] = loads - np.bincount(self._of, given, len(loads))
         price = np.maximum([-row.dual_value() for row in self._rows], 0.0)
-        return ReplicaSolution(x, float(self._m.solution_value()), price / price.sum(), solve_s)
+        return ReplicaSolution(
+            x, float(self._m.solution_value()), price / price.sum(), solve_s, self._solver.iterations()
+        )
 
     def _update(self, loads: FloatA) -> None:
         """Loads into the bounds."""
