@@ -180,6 +180,8 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
     if report.bands:
         leaves = ("8 in 10 by chance", "70 to 90 %", "median band", "families", "fitted on", "median width")
         print_table(console, "Bands of steps", BAND_COLUMNS, band_rows(report), leaves=leaves)
+    if report.scale:
+        print_table(console, "Efficiency against scale", SCALE_COLUMNS, scale_rows(report), leaves=("source",))
     if report.layers:
         step = [abs(layer.step_time.error) for layer in report.layers]
         peak = [abs(layer.peak_allocated.error) for layer in report.layers if layer.peak_allocated]
@@ -224,6 +226,31 @@ def band_rows(report: ValidationReport) -> list[list[str]]:
         ]
         for item in report.bands
     ]  # fmt: skip
+
+
+SCALE_COLUMNS: Columns = (
+    ("model", "left"), ("source", "left"), ("GPUs", "right"), ("measured", "right"), ("predicted", "right"),
+    ("step error", "right"), ("drift", "right"),
+)  # fmt: skip
+SCALE_WORDS = """\
+Published runs that differ in the number of GPUs alone, with as many sequences a GPU or as many in all. The rate of a
+GPU is over that on the fewest GPUs of the series. *drift* is the error of the step on the most GPUs less that on the
+fewest: what is not known of scale, whatever else is off."""
+
+
+def scale_rows(report: ValidationReport) -> list[list[str]]:
+    """Rows under SCALE_COLUMNS: every point of every series over numbers of GPUs."""
+    rows = []
+    for series in report.scale:
+        measured, predicted = (series.efficiencies(predicted=which) for which in (False, True))
+        for i, point in enumerate(series.points):
+            name = [f"{series.model}, {series.gpu}", series.group.removeprefix("published-")] if i == 0 else ["", ""]
+            last = i == len(series.points) - 1
+            rows.append([
+                *name, f"{point.num_gpus:,}", percent(measured[i]), percent(predicted[i]),
+                percent(point.step_time.error, signed=True), f"{series.drift * 100:+.1f} points" if last else "",
+            ])  # fmt: skip
+    return rows
 
 
 def runs_to_frame(report: ValidationReport) -> pd.DataFrame:
@@ -303,6 +330,10 @@ def markdown_report(report: ValidationReport, references: Path | None = None) ->
         markdown_table(VERDICT_COLUMNS, verdict_rows(report))]  # fmt: skip
     if report.bands:
         parts += ["## Bands of steps", BAND_WORDS, markdown_table(BAND_COLUMNS, band_rows(report))]
+    if report.scale:
+        figure = f"![Efficiency of published runs against the number of GPUs]({SCALE_FIGURE.as_posix()})"
+        table = markdown_table(SCALE_COLUMNS, scale_rows(report))
+        parts += ["## Efficiency against scale", SCALE_WORDS, figure, table]
     parts += hopper_section_lines(report)
     for name in dict.fromkeys(run.group for run in report.runs):
         rows = [run_cells(run) for run in report.runs if run.group == name]
@@ -366,9 +397,24 @@ below).
   have measured profiles; the others' rest on datasheets and on curves transferred from them."""
 
 
+SCALE_FIGURE = Path("figures") / "scale.png"
+"""Beside the page that shows it."""
+
+
+def page_figures(report: ValidationReport) -> dict[Path, bytes]:
+    """Figures that :func:`markdown_report` shows, by their places beside the page."""
+    from mofa.report.figures.scale import plot_scale
+    from mofa.report.save import figure_files
+
+    if not report.scale:
+        return {}
+    return {SCALE_FIGURE: figure_files("scale", plot_scale(report.scale))[SCALE_FIGURE.name]}
+
+
 def save_validation(report: ValidationReport, directory: Path) -> list[Path]:
     """Write figures, the table of runs and the JSON."""
     from mofa.report.figures.accuracy_plot import plot_accuracy
+    from mofa.report.figures.scale import plot_scale
     from mofa.report.save import csv_bytes, figure_files, write_files
 
     files = {
@@ -378,6 +424,8 @@ def save_validation(report: ValidationReport, directory: Path) -> list[Path]:
     for field, _ in FIELDS:
         if field != "peak_allocated_ranks" and any(getattr(run, field) is not None for run in report.runs):
             files |= figure_files(field, plot_accuracy(report.runs, field))
+    if report.scale:
+        files |= figure_files("scale", plot_scale(report.scale))
     return write_files(directory, files)
 
 

@@ -19,6 +19,7 @@ from mofa.validate.hosts import host_op_s_by_machine
 from mofa.validate.published import published_references
 from mofa.validate.reference import Reference, UnscoredReference, measured_references
 from mofa.validate.run_processes import RunProcesses
+from mofa.validate.scale_series import scale_series
 from mofa.validate.score import group_score, score_references
 from mofa.validate.validation_report import GroupScore, LayerComparison, RunScore, ValidationReport, compared
 
@@ -106,6 +107,7 @@ def validate(
         layers=chunked,
         families=families,
         bands=band_coverage(runs),
+        scale=scale_series(usable, runs),
         elapsed_s=time.monotonic() - started,
     )
 

@@ -15,7 +15,7 @@ from mofa.validate.attribute import Attribution
 from mofa.validate.coverage import Coverage
 from mofa.validate.reference import Switch
 
-SCHEMA_VERSION: Final = "1.5"
+SCHEMA_VERSION: Final = "1.6"
 TRACED = "-traced"
 """What the names of profiled runs end in."""
 
@@ -170,10 +170,55 @@ class LayerComparison(Spec):
     peak_reserved: Compared | None = Field(default=None, description="Of the allocator's segments. [B]")
 
 
+class ScalePoint(Spec):
+    """A run of a series over numbers of GPUs."""
+
+    id: str
+    num_gpus: int = Field(ge=1)
+    sequences: int = Field(ge=1, description="Global batch. [sequences]")
+    step_time: Compared = Field(description="Time of one step. [s]")
+
+    def rate(self, *, predicted: bool) -> float:
+        """Sequences a GPU and second. [1/s]"""
+        step_s = self.step_time.predicted if predicted else self.step_time.measured
+        return self.sequences / self.num_gpus / step_s
+
+
+class ScaleSeries(Spec):
+    """Published runs that differ in the number of GPUs alone, the fewest first."""
+
+    group: str
+    model: str
+    gpu: str
+    strategy: str = Field(description="Of the first of its source's rows.")
+    points: tuple[ScalePoint, ...] = Field(min_length=2)
+
+    def efficiencies(self, *, predicted: bool) -> tuple[float, ...]:
+        """Rate of a GPU over that on the fewest GPUs, by point. [-]
+
+        Examples
+        --------
+        Twice the GPUs take 0.51 s of half the work, predicted 0.5:
+
+        >>> steps = [Compared(measured=a, predicted=b, error=b / a - 1) for a, b in ((1.0, 1.0), (0.51, 0.5))]
+        >>> points = [ScalePoint(id=str(n), num_gpus=n, sequences=64, step_time=s) for n, s in zip((8, 16), steps)]
+        >>> series = ScaleSeries(group="published-x", model="m", gpu="h100", strategy="tp8", points=points)
+        >>> [round(x, 3) for x in series.efficiencies(predicted=False)]
+        [1.0, 0.98]
+        """
+        first = self.points[0].rate(predicted=predicted)
+        return tuple(point.rate(predicted=predicted) / first for point in self.points)
+
+    @property
+    def drift(self) -> float:
+        """Error of the step on the most GPUs less that on the fewest. [-]"""
+        return self.points[-1].step_time.error - self.points[0].step_time.error
+
+
 class ValidationReport(Spec):
     """What ``mofa validate --json`` prints."""
 
-    schema_version: Literal["1.5"] = SCHEMA_VERSION
+    schema_version: Literal["1.6"] = SCHEMA_VERSION
     groups: dict[str, GroupScore]
     false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
     runs: tuple[RunScore, ...]
@@ -184,6 +229,9 @@ class ValidationReport(Spec):
     )
     bands: tuple[Coverage, ...] = Field(
         default=(), description="How often the bands of steps held what the judging halves measured, by group."
+    )
+    scale: tuple[ScaleSeries, ...] = Field(
+        default=(), description="Published runs that differ in the number of GPUs alone."
     )
     elapsed_s: float = Field(ge=0)
 

@@ -27,7 +27,8 @@ def validate(
         typer.Option("--references", metavar="DIR", help="Reference runs; by default those of the repository."),
     ] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the report as docs/accuracy.md has it.")
+        Path | None,
+        typer.Option("--markdown", metavar="FILE", help="Write the report as docs/accuracy.md, its figures beside it."),
     ] = None,
     readme: Annotated[
         Path | None,
@@ -50,12 +51,13 @@ def validate(
     from mofa.cli.progress import progress_bar
     from mofa.report.accuracy import (
         markdown_report,
+        page_figures,
         print_validation,
         runs_to_frame,
         save_validation,
         with_readme_table,
     )
-    from mofa.specs.write_files import write_atomic, written_together
+    from mofa.specs.write_files import make_directory, write_atomic, written_together
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([references], {"--markdown": markdown, "--readme": readme})
@@ -68,6 +70,9 @@ def validate(
     with written_together():
         if markdown is not None:
             write_atomic(markdown, markdown_report(report, references).encode())
+            for place, figure in page_figures(report).items():
+                make_directory(markdown.parent / place.parent)
+                write_atomic(markdown.parent / place, figure)
         if readme is not None:
             write_atomic(readme, with_readme_table(page, report).encode(), replaces_input=True)
         output.write_result(
