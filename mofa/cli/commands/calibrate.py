@@ -136,23 +136,24 @@ def calibrate_fit(
 
 @calibrate.command("nccl")
 def calibrate_nccl(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Output of an nccl-tests program, text or JSON.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Outputs of nccl-tests programs, text or JSON.")
+    ],
     profile: Annotated[
         str, typer.Option("--profile", metavar="NODE", help="A name in hardware_profiles/nodes, or a node's YAML.")
     ],
 ) -> None:
-    """Put what nccl-tests measured into a node profile: the share of a link that collectives reach.
+    """Put what nccl-tests measured into a node profile: what collectives reach of its links and its network.
 
     Ranks on one host measure the fast domain, and five sizes or more (-b 4K -e 1G -f 2) also give the curve of that
-    collective; ranks on several hosts measure the network.
+    collective. Ranks on several hosts measure the network: five sizes or more, of one file or several, give its latency
+    beside the shares of its rate.
     """
-    from mofa.calibrate.fits.nccl_tests import import_nccl
+    from mofa.calibrate.fits.nccl_import import import_nccl
+    from mofa.report.imported_runs import print_imported_runs
+    from mofa.report.tables import make_console
 
-    imported = import_nccl(file, profile)
-    summary = f"{imported['level']}.{imported['field']} = {imported['value']:.2g}"
-    if imported.get("curve"):
-        summary += f", collectives.{imported['curve']}"
-    print(f"{imported['profile']}: {summary} ({imported['op']}, {imported['points']} sizes)")
+    print_imported_runs(import_nccl(files, profile), make_console())
 
 
 @calibrate.command("check")
