@@ -101,6 +101,15 @@ HostIssue = Annotated[
         help="What a small op takes the host, such as 6.6us; else the profile's typical one, or a record's own.",
     ),
 ]
+RankOrder = Annotated[
+    str | None,
+    typer.Option(
+        "--rank-order",
+        metavar="ORDER",
+        help="How Megatron numbers ranks over the nodes, what varies fastest first: tp-cp-ep-dp-pp, or "
+        "tp-cp-ep-pp-dp (--use-tp-pp-dp-mapping).",
+    ),
+]
 Host = Annotated[
     str | None,
     typer.Option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mofa.errors import SpecError
 from mofa.specs.files import did_you_mean, short
+from mofa.specs.framework_names import RANK_ORDERS
 from mofa.specs.overrides import STRATEGY_KEYS, parse_set, parse_strategy
 from mofa.units import parse_quantity
 
@@ -92,6 +93,28 @@ def parse_degree_limits(texts: Sequence[str] | None) -> dict[str, int]:
 def parse_overrides(items: Sequence[str] | None) -> dict[str, dict[str, object]]:
     """Values of ``--set`` below each of workload, hardware, framework and strategy."""
     return parse_set(list(items or ()))
+
+
+def set_with_rank_order(items: Sequence[str] | None, rank_order: str | None) -> list[str] | None:
+    """What ``--set`` says, and ``--rank-order`` as a setting of the framework.
+
+    Raises
+    ------
+    SpecError
+        If there is no such order, or both say one.
+
+    Examples
+    --------
+    >>> set_with_rank_order(["framework.compile=true"], "tp-cp-ep-pp-dp")
+    ['framework.compile=true', 'framework.rank_order=tp-cp-ep-pp-dp']
+    """
+    if rank_order is None:
+        return None if items is None else list(items)
+    if rank_order not in RANK_ORDERS:
+        raise SpecError(f"--rank-order {rank_order}: is no order; {did_you_mean(rank_order, RANK_ORDERS)}")
+    if any(item.partition("=")[0].strip() == "framework.rank_order" for item in items or ()):
+        raise SpecError("--rank-order: --set framework.rank_order says it too; keep one")
+    return [*(items or ()), f"framework.rank_order={rank_order}"]
 
 
 def parse_host_issue(

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from mofa.errors import StrategyError
 from mofa.specs.base import CountFact, Library, Provenance, Spec
 from mofa.specs.framework_names import FRAMEWORK_NAMES as FRAMEWORK_NAMES
+from mofa.specs.framework_names import RANK_ORDERS, RankOrder
 from mofa.specs.framework_names import Family as Family
 from mofa.specs.framework_offers import LOCAL_LAYERS as LOCAL_LAYERS
 from mofa.specs.framework_offers import MEGATRON, OFFERED, PYTORCH_MODULES, READ_BY
@@ -103,6 +104,9 @@ class FrameworkSpec(Spec):
     """Whether every process group's NCCL communicator is made with the group (``init_process_group(device_id=...)``)
     or at its first use. Lazy by default in Megatron-LM core_v0.16.1 (megatron/training/initialize.py), Megatron-Bridge
     067f987 (training/initialize.py) and torchtitan v0.2.2 (distributed/utils.py), none of which gives a device."""
+    rank_order: RankOrder = "tp-cp-ep-dp-pp"
+    """Megatron-Core: how ranks are numbered over the nodes, what varies fastest first. The other order
+    (``--use-tp-pp-dp-mapping``) puts stages of one pipeline near each other and data-parallel ranks far apart."""
     fused_qkv: bool = False
     """fsdp1: queries, keys and values are one product."""
     loss_metrics: int = Field(default=0, ge=0, le=MAX_LOSS_METRICS)
@@ -306,6 +310,10 @@ class FrameworkSpec(Spec):
             raise ValueError("loss_copies_logits is an option of cross_entropy_fusion: te; leave it out")
         if self.process_groups == "eager" and self.name not in ("megatron", "megatron-local"):
             raise ValueError(f"process_groups: eager is modelled for Megatron-Core, not for {self.name}; use lazy")
+        if self.rank_order != RANK_ORDERS[0] and self.name not in ("megatron", "megatron-local"):
+            raise ValueError(
+                f"rank_order: {self.rank_order} is an option of Megatron-Core, not of {self.name}; leave it out"
+            )
         if self.launch_blocking and (self.shards_params or self.overlap_grad_reduce):
             raise ValueError("launch_blocking is modelled without FSDP and with overlap_grad_reduce: false")
 

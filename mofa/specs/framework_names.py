@@ -6,3 +6,6 @@ from typing import Literal, get_args
 
 Family = Literal["fsdp1", "megatron", "megatron-2022", "megatron-local", "torchtitan"]
 FRAMEWORK_NAMES: tuple[Family, ...] = get_args(Family)
+RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
+RANK_ORDERS: tuple[RankOrder, ...] = get_args(RankOrder)
+"""How ranks are numbered over the nodes, what varies fastest first; the first is every framework's default."""

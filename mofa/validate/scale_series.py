@@ -28,7 +28,7 @@ def scale_series(references: Sequence[Reference], runs: Sequence[RunScore]) -> t
     """
     scores = {run.id: run for run in runs if run.step_time is not None and run.group.startswith("published-")}
     left = [reference for reference in references if reference.id in scores]
-    found: list[list[Reference]] = []
+    all_series: list[list[Reference]] = []
     for kind in ("weak", "strong"):
         of_key: dict[str, list[Reference]] = {}
         for reference in left:
@@ -36,10 +36,10 @@ def scale_series(references: Sequence[Reference], runs: Sequence[RunScore]) -> t
         series = [same for same in of_key.values() if len({reference.run.gpus for reference in same}) > 1]
         taken = {reference.id for same in series for reference in same}
         left = [reference for reference in left if reference.id not in taken]
-        found += series
+        all_series += series
     order = {reference.id: i for i, reference in enumerate(references)}
-    found.sort(key=lambda same: order[same[0].id])
-    return tuple(_series(same, scores) for same in found)
+    all_series.sort(key=lambda same: order[same[0].id])
+    return tuple(_series(same, scores) for same in all_series)
 
 
 def _key(reference: Reference, kind: str) -> str:

@@ -23,6 +23,7 @@ from mofa.export.shell import read_script
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.megatron_te_job import megatron_te_job
 from mofa.search.entry_points import plan_in_closed_form
+from mofa.specs.framework_names import RANK_ORDERS
 from mofa.specs.run import RunBatch, RunSpec
 from tests.export.frameworks import ARGUMENTS, megatron_configs, validated, wheel
 from tests.export.jobs import assert_comes_back, job_of
@@ -36,7 +37,7 @@ OPTIONS: dict[str, list[Any]] = {
     "experts": ["grouped", "sequential"], "attention": ["fused", "flash"], "permute_fusion": [True, False],
     "data_parallel": ["distributed-optimizer", "ddp"], "overlap_param_gather": [True, False],
     "cross_entropy_fusion": ["none", "native", "te"], "grads": ["", "fp32", "bf16"], "tp_overlap": [True, False],
-    "vocab_divisor": [64, 128], "fused_swiglu": [True, False],
+    "vocab_divisor": [64, 128], "fused_swiglu": [True, False], "rank_order": [*RANK_ORDERS, RANK_ORDERS[0]],
 }  # fmt: skip
 STRATEGIES: dict[str, list[Any]] = {
     "tp": [1, 1, 2, 4], "pp": [1, 1, 2, 4], "vpp": [1, 1, 2], "cp": [1, 1, 2], "cp_kind": ["ring", "allgather", "a2a"],

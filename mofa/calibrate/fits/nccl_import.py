@@ -95,8 +95,8 @@ def import_nccl(files: Sequence[Path], profile: Path | str) -> ImportedRuns:
     errors: dict[str, RunErrors] = {}
     of_network = [_network_run(file, run, group) for (file, run), _, group in outside]
     if sum(len(run.time_s) for run in of_network) >= MIN_POINTS:
-        told, errors = _put_network([each[0] for each in outside], of_network, outside[0][1], node, path)
-        facts |= told
+        of_network_facts, errors = _put_network([each[0] for each in outside], of_network, outside[0][1], node, path)
+        facts |= of_network_facts
     else:
         for (file, run), cluster, group in outside:
             facts |= _put_share(file, run, group, cluster, "nic", node, path)
@@ -181,8 +181,8 @@ def _put_network(
     """Put latency and shares of the network into the profile: the facts by their names, the errors by file."""
     usable = [run for run in placed if len(run.time_s)]
     fitted = network.fit_network(usable, cluster)
-    told = _told_facts(usable, fitted)
-    shares = [value for name, value in told.items() if name != "latency_s"]
+    changed = _told_facts(usable, fitted)
+    shares = [value for name, value in changed.items() if name != "latency_s"]
     if max(shares) >= MOST_SHARE * 0.999:
         raise _unlikely(f"{usable[0].name}: what the runs reach between nodes", max(shares), "nic", cluster, path)
     errors = network.run_errors(usable, cluster, fitted)
@@ -195,7 +195,7 @@ def _put_network(
     source = _source([run for _, run in runs], [file for file, _ in runs])
     nic = node.setdefault("nic", {})
     facts = {}
-    for name, value in told.items():
+    for name, value in changed.items():
         shown = f"{value * 1e6:.3g} us" if name == "latency_s" else float(f"{value:.4g}")
         nic[name] = {"value": shown, "provenance": "measured", "source": source}
         facts[f"nic.{name}"] = value
@@ -204,12 +204,12 @@ def _put_network(
 
 def _told_facts(runs: Sequence[NetworkRun], fitted: NetworkFacts) -> dict[str, float]:
     """Those of the facts that runs say something of."""
-    told = {"latency_s": fitted.latency_s}
+    facts = {"latency_s": fitted.latency_s}
     if any(run.kind != "all_to_all" for run in runs):
-        told["efficiency"] = fitted.efficiency
+        facts["efficiency"] = fitted.efficiency
     if any(run.kind == "all_to_all" for run in runs):
-        told["all_to_all_efficiency"] = fitted.all_to_all_efficiency
-    return told
+        facts["all_to_all_efficiency"] = fitted.all_to_all_efficiency
+    return facts
 
 
 def _check_gpu(file: Path, run: NcclRun, path: Path, gpu: str) -> None:

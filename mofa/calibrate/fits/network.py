@@ -92,10 +92,10 @@ def fit_network(runs: Sequence[NetworkRun], cluster: ClusterSpec) -> NetworkFact
         each = [_log_errors(run, fabric) / np.sqrt(len(run.time_s)) for run in runs]
         return np.concatenate([*each, (x - first) * DRAW])
 
-    found = least_squares(
+    solution = least_squares(
         errors, np.clip(first, least + 1e-6, most - 1e-6), loss="soft_l1", f_scale=NOT_SQUARED, bounds=(least, most)
     )
-    return NetworkFacts(*np.exp(found.x).tolist())
+    return NetworkFacts(*np.exp(solution.x).tolist())
 
 
 def run_errors(runs: Sequence[NetworkRun], cluster: ClusterSpec, fitted: NetworkFacts) -> tuple[RunErrors, ...]:

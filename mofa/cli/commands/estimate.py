@@ -50,6 +50,7 @@ def estimate(
     log_days: long_run.LogDays = None,
     memory_limit: opt.MemoryLimit = None,
     set_: long_run.Set = None,
+    rank_order: opt.RankOrder = None,
     host_issue: opt.HostIssue = None,
     host: opt.Host = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
@@ -73,12 +74,13 @@ def estimate(
     routers sent. What could be said before it ran is an estimate of its plan.
     """
     from mofa.cli.output import Output
+    from mofa.cli.parse import set_with_rank_order
     from mofa.search.workers import cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, faults, log, set_])
     convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
-    set_, changes = long_run.split_fault_settings(set_)
+    set_, changes = long_run.split_fault_settings(set_with_rank_order(set_, rank_order))
     profile = long_run.LongRunOptions(
         faults,
         storage,

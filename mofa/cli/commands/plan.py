@@ -52,6 +52,7 @@ def plan(
     objective: long_run.Objective = long_run.ObjectiveChoice.tokens,
     memory_limit: opt.MemoryLimit = None,
     set_: long_run.Set = None,
+    rank_order: opt.RankOrder = None,
     host_issue: opt.HostIssue = None,
     host: opt.Host = None,
     flops_convention: opt.Flops = opt.FlopsChoice.causal,
@@ -83,7 +84,14 @@ def plan(
     from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.numbers import count_gpus
     from mofa.cli.output import Output
-    from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_host_issue, parse_overrides, split_words
+    from mofa.cli.parse import (
+        parse_degree_limits,
+        parse_fixed,
+        parse_host_issue,
+        parse_overrides,
+        set_with_rank_order,
+        split_words,
+    )
     from mofa.cli.progress import progress_bar
     from mofa.cli.searched_plans import best_so_far
     from mofa.errors import NothingFits, SpecError
@@ -91,7 +99,7 @@ def plan(
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, faults, log, set_])
-    set_, changes = long_run.split_fault_settings(set_)
+    set_, changes = long_run.split_fault_settings(set_with_rank_order(set_, rank_order))
     profile = long_run.LongRunOptions(
         faults,
         storage,

@@ -76,10 +76,11 @@ def _numbered(code: NDArray[np.int64]) -> tuple[NDArray[np.intp], int]:
 def candidate_groups(cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable) -> dict[str, Group]:
     """The process groups of every row; those of ``fsdp`` and ``efsdp`` share a dense and an expert parameter."""
     shard = table.dp // np.maximum(np.minimum(dp_replicate(framework, table), table.dp), 1)
-    groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, table.etp, cluster.node, shard)
+    given = (table.etp, cluster.node, shard, framework.rank_order)
+    groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, *given)
     if np.any(table.balancing > 0):  # two expert-parallel groups exchange tokens as one
         merged = table.ep * np.where(table.balancing > 0, MERGED_GROUPS, 1)
-        wide = process_groups(table.tp, table.cp, table.pp, table.dp, merged, table.etp, cluster.node, shard)
+        wide = process_groups(table.tp, table.cp, table.pp, table.dp, merged, *given)
         groups = {**groups, "ep": wide["ep"]}
     return {**groups, "fsdp": groups["dp_shard_cp"], "efsdp": groups["edp_shard"]}
 

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mofa.specs.framework_names import RankOrder
+
 IntK = NDArray[np.int64]
 
 
@@ -146,6 +148,7 @@ def process_groups(
     etp: ArrayLike,
     node: HasNodeSizes,
     dp_shard: ArrayLike | None = None,
+    rank_order: RankOrder = "tp-cp-ep-dp-pp",
 ) -> dict[str, Group]:
     """All process groups of K strategies on nodes of one type.
 
@@ -157,6 +160,8 @@ def process_groups(
         Gives the ranks of a node and of a fast domain.
     dp_shard
         The part of dp that shards under hybrid sharding, varying faster than the replicas; dp when not given. [ranks]
+    rank_order
+        What varies fastest first: data parallelism before the pipeline, or the pipeline before it.
 
     Returns
     -------
@@ -168,8 +173,9 @@ def process_groups(
     Notes
     -----
     Ranks count tp fastest, then cp, dp, pp (Megatron's default order "tp-cp-ep-dp-pp", torchtitan's mesh pp, dp, cp,
-    tp); the experts' grid counts etp fastest, then ep, edp, pp, with ``edp = tp * cp * dp / (etp * ep)``. Node i holds
-    ranks ``i * gpus_per_node`` and on. Degrees that do not divide are floored; masks reject those rows elsewhere.
+    tp); the experts' grid counts etp fastest, then ep, edp, pp, with ``edp = tp * cp * dp / (etp * ep)``. In the order
+    "tp-cp-ep-pp-dp" (Megatron-LM's ``--use-tp-pp-dp-mapping``) both count pp before dp and edp. Node i holds ranks
+    ``i * gpus_per_node`` and on. Degrees that do not divide are floored; masks reject those rows elsewhere.
 
     References
     ----------
@@ -194,23 +200,28 @@ def process_groups(
     replicas = np.maximum(dp_ // shard, 1)
     edp = np.maximum(stage // (etp_ * ep_), 1)
     eshard = np.maximum(edp // replicas, 1)
+    pipeline_first = rank_order == "tp-cp-ep-pp-dp"
+    near_pp = pp_ if pipeline_first else adjacent  # pipeline ranks between two that share parameters
+    replica, expert_replica = tp_ * cp_ * near_pp, etp_ * ep_ * near_pp
+    pp_stride = tp_ * cp_ if pipeline_first else stage
     ranges: Mapping[str, tuple[IntK, IntK]] = {
         "tp": (tp_, adjacent),
         "cp": (cp_, tp_),
-        "dp": (dp_, tp_ * cp_),
-        "pp": (pp_, stage),
+        "dp": (dp_, replica),
+        "pp": (pp_, pp_stride),
         "tp_cp": (tp_ * cp_, adjacent),
         "dp_cp": (dp_ * cp_, tp_),
         "tp_dp_cp": (stage, adjacent),
+        "dp_shard": (shard, replica),
         "dp_shard_cp": (shard * cp_, tp_),
-        "dp_replicate": (replicas, tp_ * cp_ * shard),
-        "embd": (np.minimum(pp_, 2), stage * np.maximum(pp_ - 1, 1)),
+        "dp_replicate": (replicas, replica * shard),
+        "embd": (np.minimum(pp_, 2), pp_stride * np.maximum(pp_ - 1, 1)),
         "etp": (etp_, adjacent),
         "ep": (ep_, etp_),
-        "edp": (edp, etp_ * ep_),
+        "edp": (edp, expert_replica),
         "etp_ep": (etp_ * ep_, adjacent),
-        "edp_shard": (eshard, etp_ * ep_),
-        "edp_replicate": (replicas, etp_ * ep_ * eshard),
+        "edp_shard": (eshard, expert_replica),
+        "edp_replicate": (replicas, expert_replica * eshard),
         "world": (stage * pp_, adjacent),
     }
     world = stage * pp_
@@ -224,7 +235,13 @@ def process_groups(
         name: Group(size, in_domain, in_node, {gpus: ranks[i] for gpus, ranks in blocks.items()})
         for i, (name, size, in_domain, in_node) in enumerate(zip(ranges, sizes, near, own, strict=True))
     }
-    return {**groups, "mp": nested_group(groups["tp"], groups["pp"])}
+    groups["mp"] = nested_group(groups["tp"], groups["pp"])
+    shards = groups.pop("dp_shard")
+    if pipeline_first:  # other stages' ranks lie in between
+        groups["dp_cp"] = nested_group(groups["cp"], groups["dp"])
+        groups["tp_dp_cp"] = nested_group(groups["tp_cp"], groups["dp"])
+        groups["dp_shard_cp"] = nested_group(groups["cp"], shards)
+    return groups
 
 
 def nested_group(inner: Group, outer: Group) -> Group:

@@ -18,7 +18,7 @@ RECIPE, SCRIPT, SLURM = "mofa_recipe.py", "megatron_bridge.sh", "megatron_bridge
 _CLASSES = {
     "train": "TrainingConfig", "optimizer": "OptimizerConfig", "ddp": "DistributedDataParallelConfig",
     "rerun_state_machine": "RerunStateMachineConfig", "mixed_precision": "MixedPrecisionConfig",
-    "dataset": "MockGPTDatasetConfig", "tokenizer": "TokenizerConfig",
+    "dataset": "MockGPTDatasetConfig", "tokenizer": "TokenizerConfig", "dist": "DistributedInitConfig",
 }  # fmt: skip
 """Class of each section but the model's."""
 FREE_FIELDS: Mapping[str, Mapping[str, str]] = {
@@ -72,8 +72,9 @@ def recipe_text(job: Job, fields: Mapping[str, Any]) -> str:
     """The recipe: a function that returns the container, and a call of ``pretrain``."""
     provider = "MLAModelProvider" if job.has_latents else "GPTModelProvider"
     module = "mla_provider" if provider.startswith("MLA") else "gpt_provider"
+    written = [section for section in _CLASSES if section != "dist" or any(path.startswith("dist.") for path in fields)]
     sections = "".join(
-        f"        {section}={kind}(\n{_lines(fields, section, job)}        ),\n" for section, kind in _CLASSES.items()
+        f"        {section}={_CLASSES[section]}(\n{_lines(fields, section, job)}        ),\n" for section in written
     )
     return f'''
 import torch
@@ -82,6 +83,7 @@ from megatron.bridge.training.config import (
     CheckpointConfig,
     ConfigContainer,
     DistributedDataParallelConfig,
+    DistributedInitConfig,
     LoggerConfig,
     MockGPTDatasetConfig,
     OptimizerConfig,

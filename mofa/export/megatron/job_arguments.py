@@ -20,6 +20,7 @@ from mofa.export.job import Job
 from mofa.export.megatron.model_arguments import EXPERTS, LAYERS, read_positions
 from mofa.measure.megatron_te_job import AMAX_HISTORY, CP_COMM, FP8_FORMATS
 from mofa.schedules import default_schedule
+from mofa.specs.framework_names import RANK_ORDERS
 from mofa.specs.implied_facts import GRADIENTS
 from mofa.specs.layouts.pipeline_layout import LayoutError, parse_layout
 from mofa.specs.strategy import RecomputeSpec
@@ -399,6 +400,8 @@ JOB_ROWS: tuple[FieldRow, ...] = (
     _read_layout),
     FieldRow(("strategy.schedule",), (), _write_schedule, lambda given: {}),
     same_value_row("strategy.cp", CP),
+    translated_row("framework.rank_order", Argument("use-tp-pp-dp-mapping", "flag", False),
+    dict(zip(RANK_ORDERS, (False, True), strict=True))),
     FieldRow(
         ("strategy.cp_kind",), (Argument("cp-comm-type", "texts", ["p2p"]),),
         lambda job: {"cp-comm-type": [CP_COMM[s.cp_kind]]} if (s := job.strategy).cp > 1 or s.cp_kind != "ring" else {},

@@ -108,7 +108,6 @@ UNMODELLED: dict[str, UnmodelledArgument] = {
     "rampup-batch-size": _no("the batch grows; estimate each size by itself"),
     "microbatch-group-size-per-virtual-pipeline-stage": _no("the interleaved order is another one; leave it out"),
     "use-ring-exchange-p2p": _no("stages exchange by other kernels; leave it out"),
-    "use-tp-pp-dp-mapping": _no("ranks lie in another order on the nodes; leave it out"),
     "mtp-standalone": _no("multi-token prediction has a stage of its own; write pipeline-model-parallel-layout"),
     **dict.fromkeys(
         ("perform-rl-step", "sft", "fim-data", "reset-attention-mask", "reset-position-ids"),

@@ -38,6 +38,18 @@ def expert_grid_shortfall(job: Job, t: StrategyTable) -> FloatN:
     return np.asarray(np.where(wanted > ranks, wanted - ranks, remainder(ranks, wanted)))
 
 
+def rank_order_shortfall(job: Job, t: StrategyTable) -> FloatN:
+    """Ranks by which tp x cp misses ep x etp where a pipeline is numbered before data parallelism. (n,)
+
+    Megatron-Core asks for the same pipeline groups and as many data-parallel ranks of experts as of all else
+    (parallel_state.py, ``initialize_model_parallel``); without experts ep is 1 and etp tp.
+    """
+    if job.framework.rank_order.endswith("pp"):
+        return np.zeros(len(t))
+    of_experts = t.tp if job.workload.model.moe is None else t.ep * t.etp
+    return np.asarray(np.where(t.pp > 1, np.abs(t.tp * t.cp - of_experts), 0), dtype=float)
+
+
 def etp_shortfall(job: Job, t: StrategyTable) -> FloatN:
     """Ranks by which the tensor parallelism of experts misses what the framework runs. (n,)"""
     moe = job.workload.model.moe

@@ -18,6 +18,7 @@ from mofa.search.legality.expert_parallel import (
     etp_shortfall,
     expert_grid_shortfall,
     experts_shortfall,
+    rank_order_shortfall,
     routed_copies_shortfall,
     sharding_ranks,
 )
@@ -249,6 +250,10 @@ CHECKS: tuple[Check, ...] = (
         f"torchtitan: {degrees_text(t, 'ep')} needs dp x cp{_of_replicas(j)} above 1, and dp_replicate "
         f"({j.framework.dp_replicate}) must divide "
         f"{degrees_text(t, 'dp')}; change ep or dp_replicate")),
+    Check("rank_order", "ranks", rank_order_shortfall, lambda j, t: (
+        f"{j.framework.name}: rank_order {j.framework.rank_order} with {degrees_text(t, 'pp')} needs as many ranks of "
+        f"{degrees_text(t, 'tp', 'cp')} as of {'ep x etp' if j.workload.model.moe else 'tp'}; "
+        f"{'set ep x etp to tp x cp' if j.workload.model.moe else 'set cp=1'}, or leave rank_order out")),
     Check("dispatcher", "ranks", dispatcher_shortfall, lambda j, t: (
         f"{j.framework.name}: dispatcher deepep does not run with {degrees_text(t, 'ep', 'etp')}; "
         f"{'it needs ep above 1 and etp 1' if j.framework.traits.has_pytorch_modules else 'raise ep'}")),

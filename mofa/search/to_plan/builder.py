@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mofa.blocks.fp8 import product_formats
-from mofa.blocks.work import GroupedKernel
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
@@ -49,6 +48,7 @@ from mofa.search.to_plan.step_band import step_band
 from mofa.search.workers import Workers
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework_names import RankOrder
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import load_closed_form_residuals, load_residuals
 from mofa.specs.strategy import StrategyTable
@@ -357,7 +357,7 @@ def _plan(
         checkpoint_bytes=float(costed.checkpoint_bytes[0]),
         memory=memory,
         time=Time(exposed=exposed, hidden=hidden, by_stage=stage_times(played)),
-        provenance=_provenance(workload, cluster, row, exposed, seen, framework.grouped_kernel),
+        provenance=_provenance(workload, cluster, framework, row, exposed, seen),
         costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,
         notes=general_notes(workload, cluster, framework, played is not None)
@@ -419,17 +419,19 @@ def _memory(
 
 
 def _provenance(
-    workload: WorkloadSpec, cluster: ClusterSpec, row: StrategyTable, exposed: dict[str, float],
-    seen: Seen, kernel: GroupedKernel,
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable,
+    exposed: dict[str, float], seen: Seen,
 ) -> dict[Provenance, float]:  # fmt: skip
     tp, cp, pp, dp, ep, etp = (int(getattr(row, name)[0]) for name in ("tp", "cp", "pp", "dp", "ep", "etp"))
-    crosses = _crossing((tp, cp, pp, dp, ep, etp), NodeSizes(cluster.node.gpus_per_node, cluster.node.gpus_per_domain))
+    node = NodeSizes(cluster.node.gpus_per_node, cluster.node.gpus_per_domain)
+    crosses = _crossing((tp, cp, pp, dp, ep, etp), node, framework.rank_order)
     ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
     sizes, streams = seen
     formats = product_formats(workload.precision.fp8_recipe)
     kinds = component_provenance(
-        cluster, formats, crosses, sizes=sizes, streams=streams, ranks=ranks, grouped_kernel=kernel
-    )
+        cluster, formats, crosses, sizes=sizes, streams=streams, ranks=ranks,
+        grouped_kernel=framework.grouped_kernel,
+    )  # fmt: skip
     total = sum(exposed.values())
     out: dict[Provenance, float] = {}
     for name, seconds in exposed.items():
@@ -439,8 +441,8 @@ def _provenance(
 
 
 @lru_cache(maxsize=1024)
-def _crossing(degrees: tuple[int, int, int, int, int, int], node: NodeSizes) -> dict[str, bool]:
+def _crossing(degrees: tuple[int, int, int, int, int, int], node: NodeSizes, rank_order: RankOrder) -> dict[str, bool]:
     """Kinds of communication that leave the fast domain."""
-    groups = process_groups(*degrees, node)
+    groups = process_groups(*degrees, node, rank_order=rank_order)
     names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}
     return {name: bool(np.any(groups[group].crosses_domains)) for name, group in names.items()}

@@ -9,6 +9,7 @@ from mofa.routing.scheduled import scheduling_s
 from mofa.search.to_plan.fp8_notes import fp8_notes
 from mofa.search.to_plan.step_band import HOST_BOUND
 from mofa.specs.framework import FrameworkSpec
+from mofa.specs.framework_names import RANK_ORDERS
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.residuals import load_closed_form_residuals, load_residuals
@@ -91,6 +92,8 @@ def options_notes(
             "tp_overlap: as read in Transformer Engine's source, judged by published rows alone (docs/published.md); "
             "its user buffers ask the launch for a set-up of their own; --without tp_overlap leaves it out"
         )
+    if framework.rank_order != RANK_ORDERS[0]:
+        notes.append(f"ranks are numbered {framework.rank_order} over the nodes, where {RANK_ORDERS[0]} is usual")
     if workload.model.moe is not None and framework.dispatcher == "deepep":
         rate = cluster.node.intra.deepep_efficiency
         said = "an all-to-all's of NCCL" if rate is None else f"{rate.provenance}: {rate.source}"

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mofa.cost.kernels.topology import IntK, NodeSizes, domain_of_job, fewest_ranks_per_block, process_groups
+from mofa.specs.framework_names import RANK_ORDERS, RankOrder
 
 HGX = NodeSizes(gpus_per_node=8, gpus_per_domain=8)
 NVL72 = NodeSizes(gpus_per_node=4, gpus_per_domain=72)
@@ -134,3 +135,47 @@ def test_a_job_smaller_than_a_node_stays_inside() -> None:
 
 def test_sizes_that_do_not_divide_are_floored() -> None:
     assert int(process_groups(1, 1, 1, 2, 64, 8, HGX)["edp"].size) == 1
+
+
+def laid_out(order: RankOrder, sizes: dict[str, int], names: set[str], block: int) -> tuple[int, int]:
+    """The slow twin: the ranks as an array with an axis for each degree, the slowest first; a group is what varies
+    along some axes. Its size, and its fewest ranks in any block that it touches."""
+    axes = [name for name in reversed(order.split("-")) if name in sizes]
+    ranks = np.arange(np.prod(list(sizes.values()))).reshape([sizes[axis] for axis in axes])
+    along = [i for i, axis in enumerate(axes) if axis in names]
+    groups = np.moveaxis(ranks, along, range(-len(along), 0)).reshape(-1, int(np.prod([sizes[n] for n in names])))
+    fewest = min(int(np.unique(group // block, return_counts=True)[1].min()) for group in groups)
+    return groups.shape[1], fewest
+
+
+@pytest.mark.parametrize("order", RANK_ORDERS)
+@pytest.mark.parametrize(
+    ("tp", "cp", "pp", "dp", "ep", "etp"),
+    [(1, 1, 4, 8, 1, 1), (2, 1, 2, 8, 2, 1), (2, 2, 4, 4, 2, 2), (4, 1, 8, 2, 1, 4), (8, 1, 4, 4, 4, 2),
+     (1, 4, 2, 8, 4, 1), (16, 1, 2, 2, 8, 2)],
+)  # fmt: skip
+def test_groups_are_those_of_the_rank_order(
+    order: RankOrder, tp: int, cp: int, pp: int, dp: int, ep: int, etp: int
+) -> None:
+    """Against Megatron's definition (parallel_state.py, RankGenerator), of both of its grids."""
+    groups = process_groups(tp, cp, pp, dp, ep, etp, HGX, rank_order=order)
+    dense = {"tp": tp, "cp": cp, "dp": dp, "pp": pp}
+    experts = {"tp": etp, "ep": ep, "dp": tp * cp * dp // (etp * ep), "pp": pp}
+    wanted = {
+        "tp": (dense, {"tp"}), "cp": (dense, {"cp"}), "dp": (dense, {"dp"}), "pp": (dense, {"pp"}),
+        "tp_cp": (dense, {"tp", "cp"}), "dp_cp": (dense, {"dp", "cp"}), "tp_dp_cp": (dense, {"tp", "dp", "cp"}),
+        "dp_shard_cp": (dense, {"dp", "cp"}), "mp": (dense, {"tp", "pp"}), "world": (dense, set(dense)),
+        "etp": (experts, {"tp"}), "ep": (experts, {"ep"}), "edp": (experts, {"dp"}), "etp_ep": (experts, {"tp", "ep"}),
+    }  # fmt: skip
+    for name, (grid, axes) in wanted.items():
+        size, fewest = laid_out(order, grid, axes, 8)
+        assert (int(groups[name].size), int(groups[name].ranks_per_node)) == (size, fewest), name
+
+
+def test_a_pipeline_before_data_parallelism_stays_near() -> None:
+    near = process_groups(2, 1, 4, 8, 1, 1, HGX, rank_order="tp-cp-ep-pp-dp")
+    assert not bool(near["pp"].crosses_domains) and int(near["dp"].ranks_per_node) == 1
+    far = process_groups(2, 1, 4, 8, 1, 1, HGX)
+    assert int(far["pp"].ranks_per_node) == 1 and int(far["dp"].ranks_per_node) == 4
+    shards = process_groups(1, 1, 2, 16, 1, 1, HGX, dp_shard=4, rank_order="tp-cp-ep-pp-dp")
+    assert [int(shards[name].ranks_per_node) for name in ("dp_shard_cp", "dp_replicate", "edp_shard")] == [4, 1, 4]

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mofa.cost.stages import split_layers
@@ -102,6 +103,7 @@ def test_there_is_a_reason_for_each_check() -> None:
         ("expert_tensor_parallel", BIASED, "megatron", {"tp": 2, "etp": 2}),
         ("expert_grid", MOE, "torchtitan", {"ep": 8, "gpus": 8, "options": HALVES}),  # each of two replicas has 4 ranks
         ("expert_parallel", MOE, "torchtitan", {"tp": 2, "ep": 2, "etp": 1, "gpus": 4, "options": HALVES}),
+        ("rank_order", MOE, "megatron", {"pp": 2, "ep": 2, "options": {"rank_order": "tp-cp-ep-pp-dp"}}),
         ("dispatcher", MOE, "megatron", {"options": {"dispatcher": "deepep"}}),
         ("dispatcher", MOE, "torchtitan", {"tp": 2, "ep": 2, "etp": 2, "options": {"dispatcher": "deepep"}}),
         ("sequence_parallel", MOE, "megatron", {"tp": 2, "sp": False}),
@@ -338,3 +340,39 @@ def test_what_deepspeed_splits_is_what_passes(splits: str) -> None:
                 split_layers(job.workload.model, pp, vpp, spec.name, splits=splits)
     assert f"splits_layers: {splits} (1f1b alone, vpp 1)" in table[8, 3, 2]
     assert (8, 2, 1) not in table
+
+
+def _pipeline_groups(sizes: dict[str, int], order: str) -> set[tuple[int, ...]]:
+    """Ranks of every pipeline, of ranks numbered in an order, as Megatron-Core's RankGenerator has them."""
+    axes = [name for name in reversed(order.split("-")) if name in sizes]
+    ranks = np.arange(np.prod(list(sizes.values()))).reshape([sizes[axis] for axis in axes])
+    return {tuple(group.tolist()) for group in np.moveaxis(ranks, axes.index("pp"), -1).reshape(-1, sizes["pp"])}
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "pp", "ep", "etp"),
+    [
+        (*degrees, ep, etp)
+        for degrees in ((1, 1, 2), (2, 1, 2), (2, 2, 2), (1, 2, 4), (2, 2, 1), (4, 1, 2))
+        for ep, etp in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
+        if etp <= degrees[0]
+    ],
+)
+def test_rank_orders_are_refused_as_megatron_asserts(tp: int, cp: int, pp: int, ep: int, etp: int) -> None:
+    """parallel_state.py of 0.16.1: both grids have the same pipelines and, unless pp comes last, as many data-parallel
+    ranks."""
+    order, dp = "tp-cp-ep-pp-dp", 16 // (tp * cp * pp)
+    dense, experts = {"tp": tp, "cp": cp, "dp": dp, "pp": pp}, {"tp": etp, "ep": ep, "pp": pp}
+    experts["dp"] = dp * tp * cp // (ep * etp)
+    accepted = _pipeline_groups(dense, order) == _pipeline_groups(experts, order)
+    accepted &= pp == 1 or experts["dp"] == dp
+    said = verdict(MOE, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, options={"rank_order": order})
+    assert said == ("" if accepted else "rank_order")
+    assert verdict(MOE, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp) == ""
+
+
+def test_without_experts_context_parallelism_is_refused_beside_a_pipeline_numbered_first() -> None:
+    """Megatron's grid of experts, which it makes anyway, has etp of tp and no context parallelism."""
+    options = {"rank_order": "tp-cp-ep-pp-dp"}
+    assert verdict(DENSE, tp=2, pp=2, options=options) == verdict(DENSE, tp=2, cp=2, options=options) == ""
+    assert verdict(DENSE, cp=2, pp=2, options=options) == "rank_order"
