@@ -15,6 +15,8 @@ Search all strategies: ``find_plans`` by the step; ``find_long_runs`` by the who
 
 Search the layout of a pipeline: ``find_layout`` of one strategy, ``refine_layouts`` of the best plans of a search.
 
+Compare results: ``compare`` says where their seconds and bytes differ.
+
 Run a plan: ``export`` it as the job of a framework.
 
 Results: ``Search`` (a report, and the table behind it), ``PlanReport`` (what was found and what was rejected), ``Plan``
@@ -31,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mofa.errors import MofaError, NothingFits, SpecError, StrategyError
     from mofa.export.entry import export
+    from mofa.plan.comparison import compare
     from mofa.plan.result import Plan, PlanReport
     from mofa.search.entry_points import estimate, find_plans
     from mofa.search.layout_search.refine import find_layout, refine_layouts
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "MofaError", "NothingFits", "Plan", "PlanReport", "Search", "SpecError", "StrategyError", "StrategySpec",
-    "estimate", "estimate_long_run", "export", "find_layout", "find_long_runs", "find_plans", "load_cluster",
+    "compare", "estimate", "estimate_long_run", "export", "find_layout", "find_long_runs", "find_plans", "load_cluster",
     "load_faults", "load_framework", "load_runs", "load_workload", "refine_layouts", "resolve_run",
 ]  # fmt: skip
 
@@ -51,6 +54,7 @@ _HOME = {
     **dict.fromkeys(("MofaError", "NothingFits", "SpecError", "StrategyError"), "mofa.errors"),
     **dict.fromkeys(("estimate", "find_plans"), "mofa.search.entry_points"),
     **dict.fromkeys(("find_layout", "refine_layouts"), "mofa.search.layout_search.refine"),
+    "compare": "mofa.plan.comparison",
     "Search": "mofa.search.search_result",
     **dict.fromkeys(("Plan", "PlanReport"), "mofa.plan.result"),
     **dict.fromkeys(("estimate_long_run", "find_long_runs"), "mofa.search.long_run.spare_nodes"),

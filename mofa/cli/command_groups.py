@@ -8,7 +8,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 PANELS = {
-    "Plan": ("plan", "estimate", "goodput", "export", "trace"),
+    "Plan": ("plan", "estimate", "compare", "goodput", "export", "trace"),
     "Describe": ("show", "new", "schema"),
     "Calibrate": ("calibrate", "measure"),
     "Develop": ("validate", "attribute", "balance", "chunks"),

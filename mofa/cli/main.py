@@ -28,6 +28,7 @@ from mofa.cli.commands.attribute import attribute
 from mofa.cli.commands.balance import balance
 from mofa.cli.commands.calibrate import calibrate
 from mofa.cli.commands.chunks import chunks
+from mofa.cli.commands.compare import compare
 from mofa.cli.commands.estimate import estimate
 from mofa.cli.commands.export import export
 from mofa.cli.commands.goodput import goodput
@@ -54,6 +55,7 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command()(estimate)
+app.command()(compare)
 app.command()(export)
 app.command()(goodput)
 app.add_typer(show, name="show")

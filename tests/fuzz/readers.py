@@ -17,6 +17,7 @@ from mofa.calibrate.measurements import read_environment, read_file
 from mofa.export.entry import load_result
 from mofa.export.read_job import read_job
 from mofa.faults.failures.events import read_log
+from mofa.plan.comparison import compare_results, read_results, single_result
 from mofa.routing.counts import CountedModel, read_counts
 from mofa.routing.placement_file import read_placement
 from mofa.specs.load import load_cluster, load_faults, load_framework, load_workload, parse_set, parse_strategy
@@ -181,6 +182,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind("calibration", "gemm.csv", "".join(csv[:6]), read_file, separator=","),
         Kind("environment", "environment.json", {"gpu": "NVIDIA H200"}, lambda p: read_environment(p.parent)),
         Kind("plan json", "plan.json", _plan(), load_result, heavy=True),
+        Kind("compared json", "compared.json", _plan(), _compared, heavy=True),
         Kind("hugging face", "config.json", config, partial(load_workload, seq_len=4096, global_batch=16)),
         Kind("torchtitan", "job.toml", TOML, lambda p: read_job("torchtitan", p, 8)),
         Kind("megatron", "job.sh", MEGATRON, lambda p: read_job("megatron", p)),
@@ -189,6 +191,13 @@ def kinds() -> tuple[Kind, ...]:
         made.append(Kind("hosts", "hosts.yaml", yaml.safe_load(host.read_text()),
                          lambda p: read_hosts(p.parent / "measured"), heavy=True))  # fmt: skip
     return tuple(made)
+
+
+def _compared(path: Path) -> None:
+    """A result beside a sound one and itself."""
+    sound = single_result(_plan())
+    for i, result in enumerate(read_results(path)):
+        compare_results({"sound": sound, f"{i}": result, f"{i} again": result})
 
 
 def _framework(path: Path) -> None:

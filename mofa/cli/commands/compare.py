@@ -1,0 +1,63 @@
+"""``mofa compare``: where the seconds and bytes of results differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mofa.cli import options as opt
+
+
+def compare(
+    results: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE[:N]...",
+            help="What plan or estimate wrote by --json, two or more; of a search its best plan, or its N-th.",
+        ),
+    ],
+    json: opt.Json = False,
+    json_file: opt.JsonFile = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write the parts of every result to a file.")
+    ] = None,
+    out: opt.Out = None,
+) -> None:
+    """Put strategies, clusters, workloads, frameworks or versions of mofa beside each other.
+
+    What differs of what was asked for, and where the seconds of the step and the bytes of the fullest GPU do. The first
+    is what the others are compared with. Estimates of one file each, or several plans of one search: plan.json:1
+    plan.json:2.
+    """
+    from mofa.cli.output import Output
+    from mofa.plan.comparison import compare_results, distinct_names, read_results
+    from mofa.report.comparison_text import comparison_to_frame, print_comparison, save_comparison
+
+    output = Output(json=json, json_file=json_file, csv=csv, out=out)
+    places = [_file_and_number(result) for result in results]
+    output.refuse_unwritable_places([file for file, _ in places])
+    loaded = [(text, each) for text, place in zip(results, places, strict=True) for each in read_results(*place)]
+    names = distinct_names([_short_name(text, result) for text, result in loaded])
+    comparison = compare_results(dict(zip(names, (result for _, result in loaded), strict=True)))
+    output.show_result(
+        comparison.model_dump_json(indent=2) + "\n", lambda: comparison_to_frame(comparison),
+        lambda folder: save_comparison(comparison, folder), lambda console: print_comparison(comparison, console),
+    )  # fmt: skip
+
+
+def _file_and_number(text: str) -> tuple[Path, int]:
+    """A file, and which of its plans; a file whose name ends so is itself."""
+    from mofa.specs.limited_reads import is_plain_file
+
+    before, colon, after = text.rpartition(":")
+    if colon and after.isascii() and after.isdigit() and not is_plain_file(Path(text)):
+        return Path(before), int(after[:9])
+    return Path(text), 1
+
+
+def _short_name(text: str, result: dict[str, Any]) -> str:
+    """A run's id, else the file's name without its folder, with the plan's number where it was given."""
+    run = result.get("id")
+    return str(run) if run else Path(text).name.replace(".json", "")
