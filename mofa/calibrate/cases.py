@@ -46,7 +46,7 @@ class Case:
         return " ".join(f"{name}={value}" for name, value in self.shape.items())
 
     @property
-    def key(self) -> tuple[str, str, str, str, str]:
+    def identity(self) -> tuple[str, str, str, str, str]:
         """What tells one case from another, whichever split it belongs to."""
         return self.family, self.op, self.variant, self.dtype, self.shape_text
 
@@ -127,14 +127,14 @@ def split_cases(
 
     The first distinct ones of each count.
     """
-    cases = {(c := Case(family, *item[:3], "grid", item[3])).key: c for item in grid}
+    cases = {(c := Case(family, *item[:3], "grid", item[3])).identity: c for item in grid}
     sets: tuple[tuple[Split, Sequence[Item], int], ...] = (("heldout", heldout, num), ("fresh", fresh, num_fresh))
     for split, items, wanted in sets:
         num_kept = 0
         for item in items:
             case = Case(family, *item[:3], split, item[3])
-            if num_kept < wanted and case.key not in cases:
-                cases[case.key] = case
+            if num_kept < wanted and case.identity not in cases:
+                cases[case.identity] = case
                 num_kept += 1
     return list(cases.values())
 

@@ -85,7 +85,7 @@ def measure_cases(
     todo = [c for c in every if c.split == "fresh" or not fresh_only]
     host = host_id(str(bench.environment().get("gpu_ids", "")))
     done = prepare(out, bench, host)
-    left = [c for c in todo if c.key not in done]
+    left = [c for c in todo if c.identity not in done]
     counts = {"measured": 0, "kept": len(todo) - len(left), "unsupported": 0, "left": 0}
     tell = progress or _tell_nobody
     single = [c for c in left if c.family not in SPAWNED]
@@ -240,7 +240,7 @@ def prepare(out: Path, bench: Bench, host: str) -> set[tuple[str, str, str, str,
                 raise SpecError(
                     f"{path}: holds rows of {row.gpu!r}, this machine has {bench.gpu!r}; choose another --out"
                 )
-            done.add(row.case.key)
+            done.add(row.case.identity)
     environment = {**bench.environment(), "host": host}
     temporary = out / f".{ENVIRONMENT}.part"  # a whole file or none
     temporary.write_text(json.dumps(environment, indent=1) + "\n", encoding="utf-8")

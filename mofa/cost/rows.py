@@ -147,6 +147,11 @@ class LayerArrays:
         return self.stack(lambda c: c.backward.weights)
 
     @cached_property
+    def backward_busy_s(self) -> ArrayN:
+        """What of ``backward_s`` the compute stream does itself, copies of FSDP included. [s]"""
+        return self.stack(lambda c: c.backward.busy)
+
+    @cached_property
     def exposed_s(self) -> ArrayN:
         """All that is exposed of a layer. (modes, K, kinds) [s]"""
         return np.asarray(self.exposed.sum(axis=-1))

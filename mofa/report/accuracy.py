@@ -272,7 +272,7 @@ def runs_to_frame(report: ValidationReport) -> pd.DataFrame:
 
 README_GROUPS = (
     "measured-judging", "measured-fitting", "measured-h100", "measured-te-judging", "measured-te-fitting",
-    "measured-exported", "all-published-hopper-bf16", "published-hopper-te-dense-bf16",
+    "measured-exported", "measured-drawn", "all-published-hopper-bf16", "published-hopper-te-dense-bf16",
     "published-hopper-te-dense-fp8", "published-korth", "published-simumax", "all-published",
 )  # fmt: skip
 README_QUANTITIES = ("peak_allocated", "peak_reserved", "peak_device")
@@ -380,6 +380,8 @@ below).
   halved by their model: no judging run's model is in the fitting half.
 - `measured-exported` are jobs that `mofa export` wrote and Megatron-LM's or torchtitan's own trainer ran, unedited
   (see [exported_jobs.md](evidence/exported_jobs.md)).
+- `measured-drawn` are runs that nobody chose: each field was drawn at random, on two H200 (see
+  [drawn_runs.md](evidence/drawn_runs.md)). They only judge.
 - `measured-skewed` are those of both halves whose tokens fall unevenly on experts.
 - `published-SOURCE` are rows of other people's tables (see [published.md](published.md)), which hang together within a
   source and model: *mean by model* averages within those first. Blank recomputation is the framework's default, in a

@@ -144,11 +144,11 @@ class LayersSpec(Spec):
         """What of these layers no step is modelled of, with the kinds that have it, as a sentence begins."""
         counts = self.counts(num_layers)
         mixers = [mixer for kind in self.kinds for mixer in kind.mixers]
-        subjects = {mixer.subject for mixer in mixers}
+        subjects = {mixer.refused_as for mixer in mixers}
         subject = next((s for s in _BY_WEIGHT if s in subjects), "")
         if subject:
-            titles = sorted({mixer.title for mixer in mixers if mixer.subject == subject} - {subject})
-            layers = sum(n for name, n in counts.items() if subject in {m.subject for m in self.named(name).mixers})
+            titles = sorted({mixer.title for mixer in mixers if mixer.refused_as == subject} - {subject})
+            layers = sum(n for name, n in counts.items() if subject in {m.refused_as for m in self.named(name).mixers})
             where = f"{', '.join(titles)} in {layers} of {num_layers} layers".removeprefix(" ")
             return f"{subject} is not modelled yet ({where})"
         if any(len(kind.mixers) > 1 for kind in self.kinds):

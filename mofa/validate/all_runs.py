@@ -23,7 +23,7 @@ from mofa.validate.scale_series import scale_series
 from mofa.validate.score import group_score, score_references
 from mofa.validate.validation_report import GroupScore, LayerComparison, RunScore, ValidationReport, compared
 
-Group = Literal["measured", "published"]
+Group = Literal["measured", "measured-drawn", "published"]
 NEWEST_GPUS = ("h100", "h200")
 
 
@@ -58,6 +58,10 @@ def reference_runs(
         if (folder / "exported").is_dir():
             runs, out = measured_references(folder / "exported", scratch, spread=spread)
             usable, left_out = usable + runs, left_out + out
+    drawn = folder / "drawn" / "measured"
+    if group in (None, "measured", "measured-drawn") and drawn.is_dir():
+        runs, out = measured_references(drawn, scratch, spread=spread)
+        usable, left_out = usable + runs, left_out + out
     if group in (None, "published"):
         runs, out = published_references(folder / "published")
         usable, left_out = usable + runs, left_out + out
@@ -78,7 +82,7 @@ def validate(
     folder
         With ``measured`` and ``published`` in it; the repository's by default.
     group
-        Only one of the two.
+        Only one of the two, or of the measured ones those that were drawn at random.
     processes
         That predict runs beside each other; one a core by default. [-]
     progress
@@ -93,7 +97,7 @@ def validate(
     base = reference_dir(folder)
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, RunProcesses(processes) as spread:
         usable, left_out = reference_runs(base, Path(scratch), group, spread)
-        of_layers = spread.submit(compare_layers, base if group != "published" else None)
+        of_layers = spread.submit(compare_layers, base if group in (None, "measured") else None)
         profiled = _profiled(usable, base / "traces")
         attributed = spread.map(_family, list(profiled.values()))
         runs, not_scored = score_references(usable, left_out, spread=spread, progress=progress)

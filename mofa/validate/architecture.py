@@ -38,7 +38,7 @@ NHEADS=64`` stands over that section of the lab book (bigscience, train/tr11-176
 are all of 181B, as 72 such layers are."""
 
 
-def source_of(row: Row) -> str:
+def source_of_row(row: Row) -> str:
     """Source of a row: its id without the number."""
     return row["id"].rpartition("-")[0]
 
@@ -46,7 +46,9 @@ def source_of(row: Row) -> str:
 def is_mlperf_gpt3(row: Row) -> bool:
     """Whether a row is of MLPerf's GPT-3 175B: one of MLPerf's, or NeMo's of its configuration, with micro-batches of 2
     (NeMo-Framework-Launcher, conf/training/gpt3/175b_mlperf.yaml)."""
-    return source_of(row) == "mlperf" or (source_of(row) == "nemo" and row["mbs"] == "2" and "175B" in row["model"])
+    return source_of_row(row) == "mlperf" or (
+        source_of_row(row) == "nemo" and row["mbs"] == "2" and "175B" in row["model"]
+    )
 
 
 def with_section_columns(row: Row) -> Row:

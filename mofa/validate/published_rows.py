@@ -25,7 +25,7 @@ from mofa.validate import recipes
 from mofa.validate.architecture import (
     Row,
     model_of,
-    source_of,
+    source_of_row,
     whole_number,
     why_no_model,
     why_not_the_bundled,
@@ -89,14 +89,14 @@ JUDGING_ONLY = ("korth",)
 
 def group_of(row: Row) -> str:
     """Group of a row: its source, apart where recomputation is left to the framework's default."""
-    source = f"published-{source_of(row)}"
+    source = f"published-{source_of_row(row)}"
     return source if row["recompute"] else f"{source}-default-recompute"
 
 
 def _framework(row: Row) -> str | None:
-    if source_of(row) == "korthlayer":
+    if source_of_row(row) == "korthlayer":
         return "times of one layer, no step"
-    if source_of(row) not in FRAMEWORKS:
+    if source_of_row(row) not in FRAMEWORKS:
         return f"framework is not modelled: {row['framework'] or 'not given'}"
     return None
 
@@ -116,7 +116,7 @@ def _hardware(row: Row) -> str | None:
 def gemm_format(row: Row) -> str | None:
     """Format of the products; None where it is not modelled. Half precision runs at bf16's rate."""
     text = row["precision"]
-    if text in ("bf16", "fp16") or (not text and source_of(row) == "bloom"):
+    if text in ("bf16", "fp16") or (not text and source_of_row(row) == "bloom"):
         return "bf16"
     if not re.match(r"fp8($|[(-])", text):
         return None
@@ -127,13 +127,13 @@ def _precision(row: Row) -> str | None:
     format_ = gemm_format(row)
     if format_ is None:
         return f"precision is not modelled: {row['precision'] or 'not given'}"
-    if format_ != "bf16" and not TRAITS[FRAMEWORKS[source_of(row)]].has_fp8:
-        return f"fp8 is not modelled for {FRAMEWORKS[source_of(row)]}"
+    if format_ != "bf16" and not TRAITS[FRAMEWORKS[source_of_row(row)]].has_fp8:
+        return f"fp8 is not modelled for {FRAMEWORKS[source_of_row(row)]}"
     return None
 
 
 def _degrees(row: Row) -> str | None:
-    source = source_of(row)
+    source = source_of_row(row)
     missing = [c for c in ("n_gpus", "tp", "pp", "mbs", "gbs") if not row[c]]
     if row["moe_experts"] and not row["ep"]:
         missing.append("ep")
@@ -178,7 +178,7 @@ def _oom(row: Row) -> bool:
 
 def _measured(row: Row) -> str | None:
     power = gpu_of(row) in POWER_LIMITED
-    memory = bool(row["measured_peak_mem_gib"]) and source_of(row) in MEMORY
+    memory = bool(row["measured_peak_mem_gib"]) and source_of_row(row) in MEMORY
     time = bool(row["measured_step_time_s"] or row["measured_tokens_per_s_per_gpu"]) and not power
     if time or memory or _oom(row):
         return None
@@ -235,7 +235,7 @@ def _deepspeed_of(row: Row) -> dict[str, Any]:
 
 def run_mapping(row: Row) -> dict[str, Any]:
     """The configuration of a usable row as a run file has it."""
-    source, gpu = source_of(row), gpu_of(row)
+    source, gpu = source_of_row(row), gpu_of(row)
     strategy: dict[str, Any] = {"tp": whole_number(row, "tp"), "pp": whole_number(row, "pp")}
     given = {column: whole_number(row, column) for column in ("vpp", "cp", "ep")}
     given["vpp"] = given["vpp"] or recipes.virtual_stages(row)
@@ -288,9 +288,9 @@ def measured_mapping(row: Row) -> dict[str, Any]:
             tokens = int(row["gbs"]) * int(row["seq_len"])
             rate = float(row["measured_tokens_per_s_per_gpu"]) * int(row["n_gpus"])
             out["step_s"] = round(tokens / rate, 6)
-    kind = MEMORY.get(source_of(row))
+    kind = MEMORY.get(source_of_row(row))
     if kind and row["measured_peak_mem_gib"]:
-        out[f"{kind}_bytes"] = float(row["measured_peak_mem_gib"]) * UNIT.get(source_of(row), GIB)
+        out[f"{kind}_bytes"] = float(row["measured_peak_mem_gib"]) * UNIT.get(source_of_row(row), GIB)
     if per_rank := re.search(r"max reserved ([\d.]+) GiB", row["notes"]):
         out["reserved_bytes"] = float(per_rank[1]) * GIB
     if per_rank := re.search(r"per-rank max_allocated GiB: ([\d., ]+)", row["notes"]):
@@ -309,7 +309,7 @@ def notes_of(row: Row) -> list[str]:
         notes.append("recomputation not given: the framework's default")
     if gpu_of(row) in POWER_LIMITED:
         notes.append(f"memory only: {gpu_of(row)}")
-    if source_of(row) == "bloom":
+    if source_of_row(row) == "bloom":
         notes.append("the vocabulary is the lab book's where the row has none")
     if row["precision"] == "fp16":
         notes.append("fp16 at bf16's rate")
@@ -329,7 +329,7 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
     usable, unusable = [], []
     seen: dict[str, str] = {}
     rows = [with_section_columns(row) for row in rows]
-    read = [row for row in rows if MEMORY.get(source_of(row)) == "device"]
+    read = [row for row in rows if MEMORY.get(source_of_row(row)) == "device"]
     against = contradictory_readings(read)
     never_full = implausible_out_of_memory([row for row in read if _oom(row)], read)
     against |= {by: id for id, (by, _) in never_full.items()}
@@ -361,7 +361,7 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
         if reason is None:
             usable.append(item)
         else:
-            group = f"published-{source_of(row)}"
+            group = f"published-{source_of_row(row)}"
             unusable.append({"id": row["id"], "group": group, "gpu": gpu_of(row), "reason": reason})
     return usable, unusable
 
@@ -436,11 +436,11 @@ def import_table(table: Path, folder: Path) -> tuple[int, int]:
         rows: list[Mapping[str, str]] = list(csv.DictReader(file))
     usable, unusable = import_rows(rows, folder)
     sources: dict[str, list[dict[str, Any]]] = {}
-    splits = assign_splits([(source_of(item["run"]), item["model"]) for item in usable], previous_splits(folder))
+    splits = assign_splits([(source_of_row(item["run"]), item["model"]) for item in usable], previous_splits(folder))
     for item in usable:
-        item["split"] = splits[source_of(item["run"]), item["model"]]
+        item["split"] = splits[source_of_row(item["run"]), item["model"]]
         PublishedRun.model_validate(item)
-        sources.setdefault(source_of(item["run"]), []).append(item)
+        sources.setdefault(source_of_row(item["run"]), []).append(item)
     folder.mkdir(parents=True, exist_ok=True)
     for name, items in sources.items():
         text = yaml.safe_dump({"source": f"{table.name}, rows {name}-*", "runs": items}, sort_keys=False, width=120)

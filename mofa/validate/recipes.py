@@ -17,7 +17,7 @@ from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.workload import OLD_FP8
-from mofa.validate.architecture import Row, is_mlperf_gpt3, source_of, whole_number
+from mofa.validate.architecture import Row, is_mlperf_gpt3, source_of_row, whole_number
 
 FILE = Path(__file__).resolve().parents[2] / "reference_runs" / "published" / "recipes" / "options.yaml"
 
@@ -33,7 +33,7 @@ class SourcedRows(Spec):
 
     def covers(self, row: Row) -> bool:
         """Whether a row is one of them."""
-        return source_of(row) in self.sources and re.match(self.models, row["model"]) is not None
+        return source_of_row(row) in self.sources and re.match(self.models, row["model"]) is not None
 
 
 class RowSelector(SourcedRows):
@@ -130,7 +130,7 @@ def model_card(model: str, gpu: str) -> ModelCard | None:
 def virtual_stages(row: Row) -> int | None:
     """Chunks of a stage where a row's table has no column of them. [-]"""
     known: Sequence[Mapping[str, int]] = [
-        item.chunks for item in load_recipes().virtual_stages if source_of(row) in item.sources
+        item.chunks for item in load_recipes().virtual_stages if source_of_row(row) in item.sources
     ]
     return next((chunks[row["model"]] for chunks in known if row["model"] in chunks), None)
 
@@ -167,7 +167,7 @@ def framework_options(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, Any]:
     for reading in recipes.readings:
         if _applies(reading, row, in_fp8):
             options |= reading.options
-    for said in recipes.said if source_of(row) in MEGATRON else ():
+    for said in recipes.said if source_of_row(row) in MEGATRON else ():
         if re.search(said.pattern, f"{row['overlap_notes']}; {row['notes']}"):
             options |= said.options
     if whole_number(row, "tp") == 1:
@@ -209,7 +209,7 @@ def why_implausible(row: Row) -> str | None:
     GPT-OSS 120B on H100 has micro-batches of 1 in every version of its recipe (scripts/performance/configs/gpt_oss of
     v0.2.0 to v0.5.0), which computes its norms and activations again; 4 is that of B200 and GB200.
     """
-    of_4 = source_of(row) == "bridge" and row["gpu"] == "H100" and row["mbs"] == "4" and not row["recompute"]
+    of_4 = source_of_row(row) == "bridge" and row["gpu"] == "H100" and row["mbs"] == "4" and not row["recompute"]
     if of_4 and re.match("GPT.?OSS.?120B", row["model"], re.IGNORECASE):
         return "its micro-batch is not that of any version of its recipe"
     return None
@@ -226,7 +226,7 @@ def routing_of(row: Row) -> dict[str, Any]:
 def expert_tensor_parallel(row: Row) -> int | None:
     """Ranks that share an expert where the table has no column of them: 1 in all of Megatron-Bridge's configs."""
     given = whole_number(row, "etp")
-    return 1 if given is None and row["moe_experts"] and source_of(row) == "bridge" else given
+    return 1 if given is None and row["moe_experts"] and source_of_row(row) == "bridge" else given
 
 
 def why_unmodelled(row: Row, patterns: Sequence[tuple[str, str]]) -> str | None:

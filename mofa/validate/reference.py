@@ -216,7 +216,7 @@ def measured_references(
 ) -> tuple[list[Reference], list[UnscoredReference]]:
     """The records of a folder as references, in groups ``measured-fitting`` and ``measured-judging``.
 
-    Runs on another GPU than the H200 only judge, in a group of their own.
+    Runs on another GPU than the H200 only judge, in a group of their own, and so do runs that were drawn at random.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ def reference_of(record: Record, folder: Path, machines: Sequence[MachineHost], 
     host = _host_note(record, machines)
     return Reference(
         id=record.run.id,
-        group=_group(record),
+        group=_group(record, folder),
         model=_model_name(record.run),
         source=record.source,
         run=with_counts(record, scratch),
@@ -295,7 +295,7 @@ def reference_of(record: Record, folder: Path, machines: Sequence[MachineHost], 
         skewed=record.run.routing.kind != "balanced",
         gpu=record.environment.gpu,
         rests_on=(host, *_routing_note(record)),
-        split=record.split,
+        split="judging" if is_of_drawn_runs(folder) else record.split,
     )
 
 
@@ -307,15 +307,23 @@ def _differ(records: Sequence[Record], files: Sequence[Path]) -> None:
             raise SpecError(f"{path}: run.id {record.run.id!r} is that of {other.name} too; give each record its own")
 
 
-def _group(record: Record) -> str:
+def is_of_drawn_runs(folder: Path) -> bool:
+    """Whether the records of a folder are of runs that were drawn at random: they are in one of their own."""
+    return folder.resolve().parent.name == "drawn"
+
+
+def _group(record: Record, folder: Path) -> str:
     """``measured-h100`` of an ``NVIDIA H100 80GB HBM3``: facts are learned on H200s, so both halves only judge.
 
     ``measured-te-judging`` and ``measured-te-fitting`` of frameworks that are halved by model, on whichever GPU, and
-    ``measured-exported`` of exported jobs, which their own trainers ran.
+    ``measured-exported`` of exported jobs, which their own trainers ran. ``measured-drawn`` of runs that were drawn at
+    random, on whichever GPU and framework.
     """
     words = [word for word in record.environment.gpu.split() if word.upper() != "NVIDIA"]
     if not words:
         raise SpecError(f"record {record.run.id}: environment.gpu ({record.environment.gpu!r}) names no GPU; name it")
+    if is_of_drawn_runs(folder):
+        return "measured-drawn"
     if record.trainer:
         return "measured-exported"
     if record.is_dealt_by_model:

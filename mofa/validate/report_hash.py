@@ -17,7 +17,7 @@ def inputs_hash(references: Path | None = None) -> str:
     """
     folder = reference_dir(references)
     digest = hashlib.sha256()
-    for kind in ("measured", "published"):
+    for kind in ("measured", "exported", "drawn", "published"):
         for path in sorted((folder / kind).rglob("*")):
             if path.is_file() and path.suffix in (".yaml", ".csv"):
                 digest.update(path.relative_to(folder).as_posix().encode())

@@ -38,5 +38,5 @@ def test_a_case_names_the_same_ops_as_the_bench() -> None:
 def test_a_sequence_names_the_same_ops_as_the_bench_and_is_no_part_of_a_quick_run() -> None:
     found = family_cases("sequence")
     assert {case.op for case in found} == tables_of("torch_sequence.py")["_OPS"]
-    assert len({case.key for case in found}) == len(found)
+    assert len({case.identity for case in found}) == len(found)
     assert family_cases("sequence", quick=True) == []

@@ -117,7 +117,7 @@ def test_committed_rows_are_whole() -> None:
     root = Path(__file__).parents[2] / "measurements"
     for folder in ("h200-1gpu", "h200-2gpu", "h200-4gpu"):
         rows = read_rows(root / folder)
-        assert len({row.case.key for row in rows if row.case.family != "overlap"}) >= 200
+        assert len({row.case.identity for row in rows if row.case.family != "overlap"}) >= 200
         assert {row.gpu for row in rows} == {"NVIDIA H200"}
         assert all(row.sample.low_s <= row.sample.median_s <= row.sample.high_s for row in rows)
     assert COLUMNS[9] == "unit"

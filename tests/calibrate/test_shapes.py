@@ -15,15 +15,15 @@ HELD_OUT = {"gemm": 100, "grouped_gemm": 60, "attention": 60, "memory_bound": 60
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cases_are_reproducible_and_distinct(family: str) -> None:
     one, two = family_cases(family, gpus=4), family_cases(family, gpus=4)
-    assert [c.key for c in one] == [c.key for c in two]
-    assert len({c.key for c in one}) == len(one) > 0
+    assert [c.identity for c in one] == [c.identity for c in two]
+    assert len({c.identity for c in one}) == len(one) > 0
     assert sum(c.split == "heldout" for c in one) >= HELD_OUT.get(family, 0)
 
 
 def test_quick_is_a_fraction_and_part_of_the_whole() -> None:
     quick, whole = family_cases("gemm", quick=True), family_cases("gemm")
     assert len(quick) < 0.3 * len(whole)
-    assert {c.key for c in quick} <= {c.key for c in whole}
+    assert {c.identity for c in quick} <= {c.identity for c in whole}
 
 
 @pytest.mark.parametrize("family", ["memory_bound", "compiled"])
@@ -39,8 +39,8 @@ def test_the_fresh_set_comes_on_top_and_shares_no_shape(family: str) -> None:
     plain, more = family_cases(family, gpus=4), family_cases(family, gpus=4, fresh=True)
     fresh = [c for c in more if c.split == "fresh"]
     assert [c for c in more if c.split != "fresh"] == plain
-    assert not {c.key for c in fresh} & {c.key for c in plain}
-    assert len(fresh) == len({c.key for c in fresh}) >= 24
+    assert not {c.identity for c in fresh} & {c.identity for c in plain}
+    assert len(fresh) == len({c.identity for c in fresh}) >= 24
 
 
 def test_ring_attention_meets_half_of_the_keys_and_half_of_the_queries() -> None:

@@ -18,6 +18,7 @@ from mofa.validate.reference import measured_references
 from scripts.exported_jobs import megatron_steps, record_of_job, torchtitan_steps
 
 EXPORTED = Path(__file__).parents[2] / "reference_runs" / "exported"
+DRAWN = Path(__file__).parents[2] / "reference_runs" / "drawn" / "measured"
 
 
 def rank_file(rank: int) -> dict[str, Any]:
@@ -106,3 +107,12 @@ def test_exported_jobs_only_judge(tmp_path: Path) -> None:
     assert len(starts) == len(read_records(EXPORTED)) == 21
     assert len(references) == 18  # three jobs ran twice on one kind of GPU
     assert {(reference.group, reference.split) for reference in references} == {("measured-exported", "judging")}
+
+
+def test_drawn_runs_only_judge(tmp_path: Path) -> None:
+    """Ten of their records are of the half that would be learned from, had somebody chosen them."""
+    references, left_out = measured_references(DRAWN, tmp_path)
+    assert "fitting" in {record.split for record in read_records(DRAWN)}
+    assert {(reference.group, reference.split) for reference in references} == {("measured-drawn", "judging")}
+    assert len(references) == 16
+    assert len(read_records(DRAWN)) == 22 == len(references) + len(left_out)

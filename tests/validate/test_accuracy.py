@@ -31,7 +31,9 @@ def test_ten_runs_predicted_anew(tmp_path: Path) -> None:
         assert row in TEXT, f"docs/accuracy.md is stale at {reference.id}; run {COMMAND}"
 
 
-@pytest.mark.parametrize("group", ["measured-judging", "measured-fitting", "published-korth", "published-bloom"])
+@pytest.mark.parametrize(
+    "group", ["measured-judging", "measured-fitting", "measured-drawn", "published-korth", "published-bloom"]
+)
 def test_every_group_has_its_table(group: str) -> None:
     assert f"\n## {group}\n" in TEXT
     assert re.search(rf"\| {group} \| step time \| \d+ \|", TEXT)

@@ -19,7 +19,7 @@ from mofa.calibrate.cases import Case, Sample, Unsupported
 from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED, HOST, WGRAD
 from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
 from mofa.calibrate.shapes.te_throttled import FAMILY as THROTTLED
-from mofa.calibrate.shapes.te_throttled import timed_case
+from mofa.calibrate.shapes.te_throttled import case_of_same_kernel
 
 MAX_LAUNCHES = 400
 """Products that are issued before the device begins, fewer than its queues take."""
@@ -60,7 +60,7 @@ def throttled_calls(case: Case, pool: RandomInputs) -> tuple[list[Call], list[Ca
 
     Attention's backward is both ways less the forward, each under the same load.
     """
-    timed = timed_case(case)
+    timed = case_of_same_kernel(case)
     if timed.family == ATTENTION:
         forward, both = _attention(timed, pool)
         return ([forward], []) if timed.op == "fwd" else ([both], [forward])

@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 from mofa.calibrate.fits.fitted_curves import Fitted
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED
-from mofa.calibrate.shapes.te_throttled import FAMILY, timed_case
+from mofa.calibrate.shapes.te_throttled import FAMILY, case_of_same_kernel
 from mofa.cost.kernels.fitted_forms import memory_bound_s
 
 BETWEEN, BETWEEN_WIDTH = ("eager silu", "eager mul", "eager rmsnorm_fwd"), 8192.0
@@ -136,7 +136,7 @@ def _kernel(row: Row) -> tuple[str, str]:
     if row.case.family != FAMILY:
         kind, load = row.case.variant.split("_")
         return f"{kind} {row.case.op}", load
-    timed = timed_case(row.case)
+    timed = case_of_same_kernel(row.case)
     if timed.family == ATTENTION:
         return POWER_DRAWING[row.case.op], row.case.variant
     return ("" if timed.family in UNREAD else f"{timed.variant} {timed.op}"), row.case.variant

@@ -54,12 +54,12 @@ def te_throttled_cases() -> list[Case]:
     return split_cases(FAMILY, grid, [], 0)
 
 
-def timed_case(case: Case) -> Case:
+def case_of_same_kernel(case: Case) -> Case:
     """The case of the family whose kernel a case of this one times.
 
     Examples
     --------
-    >>> timed_case(te_throttled_cases()[1]).family, timed_case(te_throttled_cases()[1]).op
+    >>> case_of_same_kernel(te_throttled_cases()[1]).family, case_of_same_kernel(te_throttled_cases()[1]).op
     ('te_ops', 'rmsnorm_fwd')
     """
     family, _, op = case.op.partition(".")

@@ -17,11 +17,15 @@ class GroupChoice(StrEnum):
     """Which runs."""
 
     measured = "measured"
+    measured_drawn = "measured-drawn"
     published = "published"
 
 
 def validate(
-    group: Annotated[GroupChoice | None, typer.Option("--group", help="Only measured or only published runs.")] = None,
+    group: Annotated[
+        GroupChoice | None,
+        typer.Option("--group", help="Only measured or only published runs, or those drawn at random."),
+    ] = None,
     references: Annotated[
         Path | None,
         typer.Option("--references", metavar="DIR", help="Reference runs; by default those of the repository."),
@@ -64,9 +68,8 @@ def validate(
     page = _page(readme) if readme is not None else ""
     with progress_bar("predicting", enabled=not quiet and not json) as progress:
         report = mofa.validate.validate(
-            references, group="measured" if group is GroupChoice.measured else "published" if group else None,
-            processes=processes, progress=progress,
-        )  # fmt: skip
+            references, group=group.value if group else None, processes=processes, progress=progress
+        )
     with written_together():
         if markdown is not None:
             write_atomic(markdown, markdown_report(report, references).encode())

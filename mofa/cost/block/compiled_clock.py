@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class _Tape(ctypes.Structure):
         ("steps", c_void_p), ("names", c_void_p), ("watched", c_void_p), ("took", c_void_p), ("issue", c_void_p),
         ("masks", c_void_p), ("num_steps", c_int64), ("num_k", c_int64), ("num_families", c_int64),
         ("num_streams", c_int64), ("num_groups", c_int64), ("num_names", c_int64), ("most", c_int64),
-        ("share", c_double), ("communicates", c_int64), ("host_idle", c_int64), ("world", c_int64),
+        ("slowdown", c_void_p), ("communicates", c_int64), ("host_idle", c_int64), ("world", c_int64),
     )  # fmt: skip
 
 
@@ -76,11 +76,13 @@ class CompiledTape:
         What is exposed, in order.
     watched
         Tensors of which other streams ask.
+    slowdown
+        What computing loses by what other streams do beside it. (K,) or of all [-]
     """
 
     def __init__(
         self, ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK], machine: Machine,
-        families: Sequence[str], watched: set[str], communicates: bool,
+        families: Sequence[str], watched: set[str], communicates: bool, slowdown: FloatK,
     ) -> None:  # fmt: skip
         self.families, self.num_k = families, machine.num_k
         self.masks = _Masks(self.num_k)
@@ -99,12 +101,13 @@ class CompiledTape:
         self.arrays = (
             np.array(steps, dtype=np.int32), np.array(name_list, dtype=np.int32),
             np.array([name in watched for name in self.names], dtype=np.uint8), stack_rows(took, self.num_k),
-            stack_rows(issue, self.num_k), self.masks.stacked(),
+            stack_rows(issue, self.num_k), self.masks.stacked(), stack_rows([slowdown], self.num_k),
         )  # fmt: skip
+        *arrays, slowdowns = [array.ctypes.data for array in self.arrays]
         self.struct = _Tape(
-            *[array.ctypes.data for array in self.arrays], len(steps), self.num_k, len(families) + 2,
+            *arrays, len(steps), self.num_k, len(families) + 2,
             len(self.streams), len(self.groups), len(self.names), self.most,
-            machine.cluster.gpu.curves.overlap_slowdown.value, communicates, families.index("host_idle") + 1, 0,
+            slowdowns, communicates, families.index("host_idle") + 1, 0,
         )  # fmt: skip
 
     def number_of_family(self, name: str) -> int:

@@ -62,6 +62,7 @@ def _both(first: PhaseTime, second: PhaseTime) -> PhaseTime:
     return PhaseTime(
         first.exposed + second.exposed, first.hidden + second.hidden, first.issue + second.issue,
         np.array(Clocks(*first.clocks).followed_by(Clocks(*second.clocks))), first.weights + second.weights,
+        first.busy + second.busy,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ typedef struct {
     const double *took, *issue; /* of each step, (steps, K); of a synchronisation what it takes the host */
     const uint8_t *masks;       /* (masks, K) */
     int64_t num_steps, num_k, num_families, num_streams, num_groups, num_names, most;
-    double share; /* what computing loses by communication beside it */
+    const double *slowdown; /* what computing loses by what other streams do beside it, (K,) */
     int64_t communicates, host_idle, world;
 } Tape;
 
@@ -206,7 +206,7 @@ static void compute(const Tape *t, const State *s, const Step *step, const doubl
             }
             s->late[k] = later(s->late[k], issued[k] - (start - begun[k]));
             s->compute[k] = start + took[k];
-            if (t->communicates) s->loss[k] += t->share * took[k];
+            if (t->communicates) s->loss[k] += t->slowdown[k] * took[k];
             exposed[k] += took[k];
         }
     if (waits && may_pass) {

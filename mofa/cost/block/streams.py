@@ -44,8 +44,9 @@ class Streams:
     """The clocks of the host, of the compute stream and of all beside it.
 
     Communication slows computing beside it, which these clocks don't have. ``loss`` is what computing would have lost
-    by now with communication beside all of it, less what waits gave back: who computes longer beside what he then waits
-    for, waits the shorter. ``regained`` is what they gave back in this repetition, by family. [s]
+    by now with communication, and its share of copies, beside all of it, less what waits gave back: who computes
+    longer beside what he then waits for, waits the shorter. ``regained`` is what they gave back in this repetition,
+    by family. [s]
     """
 
     host: FloatK

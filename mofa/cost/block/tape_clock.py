@@ -50,7 +50,8 @@ class PhaseTime:
 
     ``exposed`` (len(EXPOSED), K) sums to the time on the compute stream; ``hidden`` (len(HIDDEN), K) is communication
     that ran beside it; ``issue`` (K,) is what the host spent issuing. ``clocks`` (5, K) are the rows of
-    :class:`mofa.cost.block.host_clock.Clocks`, ``weights`` (K,) is the part that makes weights' gradients. [s]
+    :class:`mofa.cost.block.host_clock.Clocks`, ``weights`` (K,) is the part that makes weights' gradients,
+    ``busy`` (K,) what the compute stream does itself, waits left out. [s]
     """
 
     exposed: ArrayK
@@ -58,6 +59,7 @@ class PhaseTime:
     issue: ArrayK
     clocks: ArrayK
     weights: ArrayK
+    busy: ArrayK
 
     @property
     def total(self) -> ArrayK:
@@ -109,7 +111,8 @@ def _scanned(
 ) -> PhaseTime:  # fmt: skip
     issued: FloatK = sum(issue, 0.0)
     ops = tape.ops
-    begin = _clocks(ops, seconds, issue, machine)
+    sent = _beside(tape, seconds, machine)
+    begin = _clocks(ops, seconds, issue, machine, _largest_slowdown(sent))
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
     device_s: FloatK | None = None
     queued: FloatK = 0.0
@@ -139,12 +142,10 @@ def _scanned(
             for _ in range(repeat):
                 rested = ahead.play()
             issue_delay_s = ahead.issue_delay_s
-            sent = _beside(tape, seconds, machine)
             device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + load_idle_s(tape, seconds)
             device_s = maximum(device_s, queued)
     alone_s = sum(exposed.values(), 0.0)
     alone = exposed
-    sent = _beside(tape, seconds, machine)
     exposed, hidden = _with_loss(alone, sent, regained)
     if any_true(queued > 0.0):
         _wait_in_queue(ops, queued, exposed, hidden)
@@ -155,11 +156,12 @@ def _scanned(
         clocks = device_s - slowed, device_s - slowed + issue_delay_s, NO_WAIT, issued
     _name_late_issue(exposed, hidden, late_issue_s, {name: sent[name][0] - alone[name] for name in sent})
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.role in WEIGHT_ROLES], 0.0)
+    busy = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
     kernels: FloatK = sum([where(op.present, num_queued_kernels(op), 0.0) for op in ops], 0.0)
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3], kernels
-    of_parts = stack_rows([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights], machine.num_k)
+    of_parts = stack_rows([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights, busy], machine.num_k)
     first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)
-    return PhaseTime(of_parts[:first], of_parts[first:second], of_parts[-2], of_parts[second:-2], of_parts[-1])
+    return PhaseTime(of_parts[:first], of_parts[first:second], of_parts[-3], of_parts[second:-3], *of_parts[-2:])
 
 
 class _Clocks(Protocol):
@@ -215,14 +217,14 @@ class _StepClocks:
 
 
 def _clocks(
-    ops: tuple[Op, ...], seconds: list[FloatK], issue: list[FloatK], machine: Machine
+    ops: tuple[Op, ...], seconds: list[FloatK], issue: list[FloatK], machine: Machine, slowdown: FloatK
 ) -> Callable[[float], _Clocks]:
     """Gives the clocks to pass a tape, by the host's clock at its beginning; of several candidates compiled ones."""
     if 1 < machine.num_k <= MANY and (compiled := library()) is not None:
-        tape = CompiledTape(ops, seconds, issue, machine, EXPOSED, _watched(ops), _communicates(ops))
+        tape = CompiledTape(ops, seconds, issue, machine, EXPOSED, _watched(ops), _communicates(ops), slowdown)
         if tape.most <= MOST:
             return lambda host_s: CompiledStreams(compiled, tape, host_s, is_ahead=host_s is HOST_AHEAD)
-    steps = _Steps.of(ops, seconds, issue, machine)
+    steps = _Steps.of(ops, seconds, issue, slowdown)
     return lambda host_s: _StepClocks(steps, machine, Streams(host_s))
 
 
@@ -285,6 +287,14 @@ def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tu
         for name, sent_s in sent.items()
         if any_true(sent_s)
     }
+
+
+def _largest_slowdown(sent: Mapping[str, tuple[FloatK, FloatK]]) -> FloatK:
+    """What computing loses per second beside the family that slows it down most. (K,) or of all [-]"""
+    largest: FloatK = 0.0
+    for _, slowdown in sent.values():
+        largest = maximum(largest, slowdown)
+    return largest
 
 
 def _queued(ops: tuple[Op, ...], seconds: list[FloatK], machine: Machine) -> FloatK:
@@ -374,9 +384,9 @@ class _Steps(NamedTuple):
     communicates: bool
 
     @classmethod
-    def of(cls, ops: tuple[Op, ...], seconds: list[FloatK], issue: list[FloatK], machine: Machine) -> _Steps:
-        """Of ops with their device and host seconds."""
-        watched, share = _watched(ops), machine.cluster.gpu.curves.overlap_slowdown.value
+    def of(cls, ops: tuple[Op, ...], seconds: list[FloatK], issue: list[FloatK], slowdown: FloatK) -> _Steps:
+        """Of ops with their device and host seconds, and what computing loses beside what other streams do. [-]"""
+        watched = _watched(ops)
         communicates = _communicates(ops)
         issued_s: FloatK = 0.0
         steps = []
@@ -386,7 +396,7 @@ class _Steps(NamedTuple):
                 runs = bool(runs[0])
             if type(op.work) is not HostSync:
                 issued_s = issued_s + issued
-            loss_s = share * took if communicates else 0.0
+            loss_s = slowdown * took if communicates else 0.0
             is_watched = bool(watched) and not watched.isdisjoint(op.writes)
             steps.append(_Step(op, took, issued, runs, issued_s, loss_s, _may_pass(op), is_watched))
         return cls(steps, watched, communicates)

@@ -34,14 +34,14 @@ class SharedLevel:
     crossed_by_rails: bool = False
     """Whether messages to GPUs of another number cross it from within the block: leaves that hold a rail each."""
 
-    def ranks(self, group: Group) -> NDArray[np.int64]:
+    def ranks_in_block(self, group: Group) -> NDArray[np.int64]:
         """Fewest ranks of the group in a block. (K,)"""
         return group.ranks_per_block.get(self.gpus, group.size)
 
     def beyond(self, group: Group) -> ArrayK:
         """Ranks outside of a rank's block to which it sends over this link. (K,)"""
         reached = group.ranks_per_node if self.in_node else group.size
-        beyond: ArrayK = np.maximum(reached - self.ranks(group), 0).astype(np.float64)
+        beyond: ArrayK = np.maximum(reached - self.ranks_in_block(group), 0).astype(np.float64)
         return beyond
 
 
@@ -57,13 +57,13 @@ class Bridge:
     """What a GPU's own link to the rest of the node carries, of rings. [B/s]"""
     outside_all_to_all_bytes_per_s: float
 
-    def ranks(self, group: Group) -> NDArray[np.int64]:
+    def ranks_in_block(self, group: Group) -> NDArray[np.int64]:
         """Fewest ranks of the group that a bridge joins. (K,)"""
         return group.ranks_per_block.get(self.gpus, np.ones_like(group.size))
 
     def holds(self, group: Group) -> NDArray[np.bool_]:
         """Whether a bridge joins all ranks of the group. (K,)"""
-        return (self.ranks(group) >= group.size) & (group.size > 1)
+        return (self.ranks_in_block(group) >= group.size) & (group.size > 1)
 
     def step_s(self, group: Group, outside_s: FloatK) -> ArrayK:
         """Latency of a step between two ranks of the group inside a node. (K,) [s]"""
@@ -149,7 +149,9 @@ def ring_shared_s(busy_s: ArrayK, sent_bytes: FloatK, group: Group, levels: tupl
     """
     for level in levels:
         crossing = level.beyond(group) > 0
-        busy_s = np.maximum(busy_s, np.where(crossing, sent_bytes / (level.ranks(group) * level.bytes_per_s), 0.0))
+        busy_s = np.maximum(
+            busy_s, np.where(crossing, sent_bytes / (level.ranks_in_block(group) * level.bytes_per_s), 0.0)
+        )
     return busy_s
 
 
@@ -165,7 +167,7 @@ def bridged_ring_s(busy_s: ArrayK, sent_bytes: FloatK, group: Group, bridge: Bri
     >>> bridged_ring_s(a([9.0, 9.0]), 8e9, group, Bridge(2, 100e9, 100e9, 0.0, 20e9, 20e9))
     array([0.08, 0.2 ])
     """
-    k = bridge.ranks(group)
+    k = bridge.ranks_in_block(group)
     joined = np.where(bridge.holds(group), 1.0, (k - 1) / k) * sent_bytes / bridge.bytes_per_s
     leaving = np.where(bridge.holds(group), 0.0, sent_bytes / (k * bridge.outside_bytes_per_s))
     return np.where(group.ranks_per_node > 1, np.maximum(joined, leaving), busy_s)
@@ -184,7 +186,7 @@ def all_to_all_shared_s(
     array([0.4])
     """
     if bridge is not None:
-        k = bridge.ranks(group)
+        k = bridge.ranks_in_block(group)
         beyond = np.maximum(group.ranks_per_node - k, 0)
         own = part_bytes * (k - 1) / bridge.all_to_all_bytes_per_s
         outside = part_bytes * beyond / bridge.outside_all_to_all_bytes_per_s
@@ -193,7 +195,7 @@ def all_to_all_shared_s(
         beyond_ranks = level.beyond(group)
         if level.crossed_by_rails:
             k = group.ranks_per_node
-            inside = np.maximum(level.ranks(group) - k, 0)
+            inside = np.maximum(level.ranks_in_block(group) - k, 0)
             beyond_ranks = beyond_ranks + inside * (k - 1) / k
         busy_s = np.maximum(busy_s, part_bytes * beyond_ranks / level.all_to_all_bytes_per_s)
     return busy_s
@@ -213,6 +215,6 @@ def hop_shared_s(busy_s: ArrayK, payload_bytes: FloatK, group: Group, levels: tu
     array([0.05, 0.1 ])
     """
     for level in levels:
-        rate = np.minimum(level.ranks(group) * level.bytes_per_s, level.hop_bytes_per_s)
+        rate = np.minimum(level.ranks_in_block(group) * level.bytes_per_s, level.hop_bytes_per_s)
         busy_s = np.maximum(busy_s, np.where(level.beyond(group) > 0, payload_bytes / rate, 0.0))
     return busy_s

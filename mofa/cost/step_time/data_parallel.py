@@ -348,7 +348,12 @@ def _replicas_s(rows: Rows) -> ArrayN:
 
 
 def _replicas(rows: Rows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:
-    """What replicas leave exposed of a backward on a single stage, block by block behind it, and what is hidden. [s]"""
+    """What replicas leave exposed of a backward on a single stage, block by block behind it, and what is hidden. [s]
+
+    Beside them the compute stream loses while it does anything itself: its copies of gradients and weights count.
+    """
     once = _replicas_s(rows)[:, 0]
+    busy, total = (rows.sum_layers_by_stage(part) for part in (rows.layers.backward_busy_s, rows.layers.backward_s))
+    slow = rows.cluster.gpu.curves.overlap_slowdown.value * busy / np.maximum(total, 1e-12)
     left_s = np.maximum(once - backward_s[:, 0], 0.0)
-    return left_s + row_max(_slowdown(rows)) * (once - left_s), once - left_s
+    return left_s + row_max(slow) * (once - left_s), once - left_s

@@ -95,11 +95,11 @@ class BlockExecutor:
                 self.state.allocate(nbytes, off_tape_instruction(BUFFERS, "buffer kept for good", "first forward"))
 
     def run_block(
-        self, code: BlockProgram, instructions: Packed, slots: Slots, phase: str, piece: RankBlock, index: int = 0
+        self, code: BlockProgram, instructions: Packed, slots: Slots, phase: str, rank_block: RankBlock, index: int = 0
     ) -> None:
         """Run a block's program. This is the innermost loop: what is rare is in functions of its own."""
         start = self.state.journal.num_events, self.state.a.allocated
-        self.state.journal.new_passages.append((start[0], phase, piece.name))
+        self.state.journal.new_passages.append((start[0], phase, rank_block.name))
         take, free = self.state.allocate_rounded, self.state.free
         did, sizes = self.state.journal.new_instructions.append, self.state.journal.new_sizes.append
         carried, self.handed_on = self.handed_on, {}
@@ -132,13 +132,13 @@ class BlockExecutor:
                 carried = self.free_carried(carried, code)
             elif kind == KEEP:
                 if old is not None:
-                    self.keep_gradient(old, instruction, slots, index, piece)
+                    self.keep_gradient(old, instruction, slots, index, rank_block)
             elif old is not None:
                 self.hand_over_slot(kind, (old, instruction), code.holds.get(slot, ""))
                 slots[slot] = None
         for allocation in carried.values():
             self.state.free_allocation(allocation)
-        self.sends.after_block(phase, piece)
+        self.sends.after_block(phase, rank_block)
         self.state.note_peak_since(start)
 
     def run_off_slot_instruction(
@@ -195,7 +195,9 @@ class BlockExecutor:
                 self.state.free_allocation((block, instruction))
                 slots[instruction.slot] = None
 
-    def keep_gradient(self, block: Block, instruction: Instruction, slots: Slots, index: int, piece: RankBlock) -> None:
+    def keep_gradient(
+        self, block: Block, instruction: Instruction, slots: Slots, index: int, rank_block: RankBlock
+    ) -> None:
         """Keep the first micro-batch's gradient as the parameter's; under FSDP's pipelines as an fp32 copy."""
         if self.rank.grads_always or not self.first:
             return
@@ -204,6 +206,6 @@ class BlockExecutor:
             self.state.accumulators.setdefault(index, []).append(
                 self.state.allocate(2 * (instruction.size or block.size), as_gradient)
             )
-        elif not (self.rank.tied and piece.trace.name == "embedding"):
+        elif not (self.rank.tied and rank_block.trace.name == "embedding"):
             self.state.grads.append(self.state.rename((block, instruction), as_gradient))
             slots[instruction.slot] = None

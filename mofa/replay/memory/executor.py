@@ -100,12 +100,12 @@ class StepExecutor(BlockExecutor):
             zeros = None if c in r.first_chunks else self.state.allocate(r.stage_boundary_bytes, instruction)
             self.take_first_forward_buffers()
             x = zeros[0] if zeros is not None else None
-            for g, (piece, code) in enumerate(zip(pieces, self.programs[c], strict=True)):
+            for g, (rank_block, code) in enumerate(zip(pieces, self.programs[c], strict=True)):
                 gather_group_weights(self.state, c, g)
                 slots: Slots = [None] * code.num_slots
                 if zeros is None or x is not zeros[0]:
                     slots[code.input_slot] = x
-                self.run_block(code, code.shape_inference, slots, "trial forward", piece)
+                self.run_block(code, code.shape_inference, slots, "trial forward", rank_block)
                 out = code.logits if code.logits >= 0 else code.output_slot
                 after, slots[out] = slots[out], None
                 self.free_slots(code.free_remaining, slots)
@@ -162,13 +162,13 @@ class StepExecutor(BlockExecutor):
                 self.received_inputs.on_forward_begin()
         chunk_pass = ChunkPass()
         sharded = r.gathered_params is not None and c not in self.state.unsharded
-        for g, (piece, code) in enumerate(zip(r.chunks[c], self.programs_of(c, i), strict=True)):
+        for g, (rank_block, code) in enumerate(zip(r.chunks[c], self.programs_of(c, i), strict=True)):
             if sharded:
                 gather_group_weights(self.state, c, g)
             slots: Slots = [None] * code.num_slots
             if x is not None:
                 slots[code.input_slot] = x
-            self.run_block(code, code.forward, slots, "forward", piece, c * BLOCKS + g)
+            self.run_block(code, code.forward, slots, "forward", rank_block, c * BLOCKS + g)
             x = None
             given = code.logits if code.logits >= 0 else code.output_slot
             if given >= 0:

@@ -34,11 +34,11 @@ class SharedRecordings:
 
     def programs(self, rank: Rank) -> list[list[BlockProgram]]:
         """The programs of a rank's blocks, per chunk."""
-        return [[self.program(piece.trace) for piece in chunk] for chunk in rank.chunks]
+        return [[self.program(rank_block.trace) for rank_block in chunk] for chunk in rank.chunks]
 
     def add_recording(self, recording: Recording, rank: Rank, which: Which) -> None:
         """Remember a computation that can be repeated."""
-        names = tuple(piece.name for piece in rank.chunks[which[1]])
+        names = tuple(rank_block.name for rank_block in rank.chunks[which[1]])
         self._recordings[self._key(rank, which)] = names, recording
 
     def has_recording(self, rank: Rank, which: Which) -> bool:
@@ -49,7 +49,7 @@ class SharedRecordings:
         """The recorded computation, under the names of this rank's blocks."""
         c = which[1]
         names, recording = self._recordings[self._key(rank, which)]
-        own_names = (piece.name for piece in rank.chunks[c])
+        own_names = (rank_block.name for rank_block in rank.chunks[c])
         return recording.with_names(dict(zip(names, own_names, strict=True)))
 
     @staticmethod
@@ -57,4 +57,4 @@ class SharedRecordings:
         """Equal for computations that do the same behind the first of their kind."""
         kind, c, *finds = which
         ends = rank.receives[c], rank.sends[c], rank.feeds_own_chunk[c], c in rank.first_chunks
-        return kind, *finds, ends, *(id(piece.trace) for piece in rank.chunks[c])
+        return kind, *finds, ends, *(id(rank_block.trace) for rank_block in rank.chunks[c])

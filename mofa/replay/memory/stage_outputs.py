@@ -39,12 +39,13 @@ class DeferredFrees:
         self.reduces = bool(rank.deepspeed) and not rank.launch_blocking
         """Whether what tensor parallelism sums comes back late."""
         self.rings = (
-            any(piece.trace.recorded_on_nccl_stream for chunk in rank.chunks for piece in chunk)
+            any(rank_block.trace.recorded_on_nccl_stream for chunk in rank.chunks for rank_block in chunk)
             and not rank.launch_blocking
         )
         """Whether blocks send what comes back late."""
         self.shelves = (
-            any(piece.trace.held_by_watchdog for chunk in rank.chunks for piece in chunk) and not rank.launch_blocking
+            any(rank_block.trace.held_by_watchdog for chunk in rank.chunks for rank_block in chunk)
+            and not rank.launch_blocking
         )
         """Whether blocks leave something to PyTorch's watchdog."""
         self.possible = rank.preallocated or self.defers_frees_in_blocks
@@ -62,7 +63,7 @@ class DeferredFrees:
         self.finished_output: Block | None = None
         """That output, where its backward is through."""
         self.gradient: Block | None = None
-        self.launches = [launches_by_kind([piece.trace for piece in chunk]) for chunk in rank.chunks]
+        self.launches = [launches_by_kind([rank_block.trace for rank_block in chunk]) for chunk in rank.chunks]
 
     def before_computation(self, kind: str, c: int) -> None:
         """A computation begins.
@@ -125,20 +126,20 @@ class DeferredFrees:
         if dy is not None:
             self.free_output(dy, GRADIENT, sent=True)
 
-    def after_block(self, phase: str, piece: RankBlock) -> None:
+    def after_block(self, phase: str, rank_block: RankBlock) -> None:
         """A block is through, where something of its inside comes back late: as :meth:`free_passed`."""
-        trace = piece.trace
+        trace = rank_block.trace
         if not (self.pipelined or self.defers_frees_in_blocks):
             return
         forward, inputs, weights = trace.launches
         issued = {"forward": forward, "backward by inputs": inputs, "backward by weights": weights}.get(
             phase, inputs + weights
         )
-        pace = piece.paces[phase != "forward"]
+        pace = rank_block.paces[phase != "forward"]
         for allocation in self.shelf.issue_block(pace, issued) if self.shelves else ():
             self.state.free_allocation(allocation)
         if (self.rings or self.pipelined) and self.state.notes is not None:
-            self.state.notes.note_block_end(phase, piece.name)
+            self.state.notes.note_block_end(phase, rank_block.name)
         if self.pipelined:
             self.launched_in_computation += issued
             self.free_passed()
@@ -155,7 +156,7 @@ class DeferredFrees:
         return self.rings and self.state.step > 1
 
     def send(self, block: Block) -> None:
-        """Have a block come back when the device has passed the piece under way."""
+        """Have a block come back when the device has passed the block of the model under way."""
         block.state = WAITING
         self.ring.put(block)
 

@@ -49,7 +49,7 @@ class SteadyStatePlayer:
         self.tries: dict[Which, int] = {}
         self.played: set[tuple[str, int]] = set()
         self.places: dict[object, int] = {}
-        self.pieces = [{piece.name: piece for piece in chunk} for chunk in rank.chunks]
+        self.pieces = [{rank_block.name: rank_block for rank_block in chunk} for chunk in rank.chunks]
         self.lasts = {c: n for n, (_, c, _) in enumerate(rank.computations)}
 
     @cached_property

@@ -14,7 +14,7 @@ class StreamsAfterComputation(NamedTuple):
 
     streams: tuple[tuple[str, float], ...]
     ready: tuple[tuple[str, float, int], ...]
-    ops_in_flight: tuple[tuple[float, float, int, float], ...]
+    ops_in_flight: tuple[tuple[float, float, int, float, float], ...]
     idle_gaps: tuple[tuple[float, float], ...]
 
     def pending(self) -> StreamsAfterComputation:

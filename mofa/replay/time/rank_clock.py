@@ -268,7 +268,10 @@ class RankTimeline:
         left = StreamsAfterComputation(
             tuple((n, busy_until - now) for n, busy_until in clock.streams.items()),
             tuple((n, busy_until - now, family) for n, (busy_until, family) in clock.ready.items()),
-            tuple((begin - now, end - now, family, slows) for begin, end, family, slows in clock.ops_in_flight),
+            tuple(
+                (begin - now, end - now, family, slows, launched - now)
+                for begin, end, family, slows, launched in clock.ops_in_flight
+            ),
             tuple((begin - now, end - now) for begin, end in clock.idle_gaps),
         )
         counts = np.array(clock.counts())
@@ -303,7 +306,10 @@ class RankTimeline:
         if ready or clock.ready:
             clock.ready = {name: (now + busy_for, family) for name, busy_for, family in ready}
         if flying or clock.ops_in_flight:
-            clock.ops_in_flight = [(now + begin, now + end, family, slows) for begin, end, family, slows in flying]
+            clock.ops_in_flight = [
+                (now + begin, now + end, family, slows, now + launched)
+                for begin, end, family, slows, launched in flying
+            ]
         if gaps or clock.idle_gaps:
             clock.idle_gaps = [(now + begin, now + end) for begin, end in gaps]
 

@@ -30,6 +30,8 @@ FEW = 128.0
 """Launches of a run that are taken as one in the queue. [-]"""
 PARTS = 8
 """Parts of what a call launches after which it is seen whether the queue is full. [-]"""
+LONG_AGO = -inf
+"""Of what waited for nothing that computing does. [s]"""
 Watch = Callable[[str, str, int, float, float], None]
 """Told of everything that runs: stream, op, family, start and end. [s]"""
 Relative = tuple[object, ...]
@@ -42,7 +44,8 @@ class StreamClocks:
     ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.block.tape_clock.EXPOSED`,
     ``idle_s`` its idle part by what it waited for, ``side_stream_s`` what other streams did. ``ready`` says when
     tensors that cross streams are there and which family makes them (-1: computing); ``ops_in_flight`` what other
-    streams are at: start, end, family and what computing loses meanwhile.
+    streams are at, in the order of their launches: start, end, family, what computing loses meanwhile, and when
+    computing got to the launch.
     """
 
     sync_s: float
@@ -50,7 +53,7 @@ class StreamClocks:
     host: float = 0.0
     streams: dict[str, float] = field(default_factory=dict)
     ready: dict[str, tuple[float, int]] = field(default_factory=dict)
-    ops_in_flight: list[tuple[float, float, int, float]] = field(default_factory=list)
+    ops_in_flight: list[tuple[float, float, int, float, float]] = field(default_factory=list)
     exposed: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
     side_stream_s: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
     idle_gaps: list[tuple[float, float]] = field(default_factory=list)
@@ -226,7 +229,7 @@ class StreamClocks:
         now = self.compute
         while work > 0:
             lost, until = 0.0, float("inf")
-            for start, end, _, slows in flying:
+            for start, end, _, slows, _ in flying:
                 if start <= now < end:
                     lost += slows
                     until = min(until, end)
@@ -235,7 +238,7 @@ class StreamClocks:
             rate = max(1.0 - lost, 0.0)
             span = min(until - now, work / rate) if rate else until - now
             if lost:
-                for start, end, family, slows in flying:
+                for start, end, family, slows, _ in flying:
                     if start <= now < end:
                         self.exposed[family] += span * (1.0 - rate) * slows / lost
             if span * rate >= work * (1.0 - 1e-12):
@@ -273,7 +276,8 @@ class StreamClocks:
             if start < self.compute:
                 self._catch_up(start, min(end, self.compute), step)
             if is_communication(family) and end > self.compute:
-                self.ops_in_flight.append((start, end, family, slows))
+                launched = self.compute if NOW in reads else LONG_AGO
+                self.ops_in_flight.append((start, end, family, slows, launched))
             if self.watch is not None:
                 self.watch(stream, name, family, start, end)
 
@@ -293,15 +297,41 @@ class StreamClocks:
         return [self.exposed, self.side_stream_s, self.idle_s, self.late_issue_s]
 
     def _catch_up(self, start: float, end: float, step: SideStreamOp) -> None:
-        """Slow down what was computed before a launch that the host made far ahead, as it ran beside that."""
+        """Slow down what was computed before a launch that the host made far ahead, as it ran beside that.
+
+        What computing launched meanwhile on other streams is launched later, too.
+        """
+        lost = step.computing_slowdown * self._computed_s(start, end)
+        if lost > 0.0:
+            self.exposed[step.family] += lost
+            self._move_launches(start, end, step.computing_slowdown)
+            self.compute += lost
+
+    def _computed_s(self, start: float, end: float) -> float:
+        """How long the computing stream did not wait between two times. [s]"""
         waits = 0.0
         for a, b in reversed(self.idle_gaps):  # the last ones come first: there may be many before that are over
             if b <= start:
                 break
             waits += max(min(end, b) - max(start, a), 0.0)
-        lost = step.computing_slowdown * max(end - start - waits, 0.0)
-        self.exposed[step.family] += lost
-        self.compute += lost
+        return max(end - start - waits, 0.0)
+
+    def _move_launches(self, start: float, end: float, slowdown: float) -> None:
+        """Launch later what computing launched since ``start``, and what queues behind that; it lost up to ``end``."""
+        moved: dict[float, float] = {}
+        flying = []
+        for begin, until, family, slows, launched in self.ops_in_flight:
+            begins = moved.get(begin, begin)
+            if launched > start:
+                launched += slowdown * self._computed_s(start, min(end, launched))
+                begins = max(begins, launched)
+            if begins > begin:
+                moved[until] = until + begins - begin
+            flying.append((begins, moved.get(until, until), family, slows, launched))
+        if moved:
+            self.ops_in_flight = flying
+            self.streams = {name: moved.get(busy_until, busy_until) for name, busy_until in self.streams.items()}
+            self.ready = {name: (moved.get(made, made), family) for name, (made, family) in self.ready.items()}
 
     def drain(self, family: int) -> None:
         """The computing stream waits for all others, as at the end of a step."""
@@ -319,7 +349,10 @@ class StreamClocks:
         self.host += seconds
         self.streams = {name: busy_until + seconds for name, busy_until in self.streams.items()}
         self.ready = {name: (busy_until + seconds, family) for name, (busy_until, family) in self.ready.items()}
-        self.ops_in_flight = [(begin + seconds, end + seconds, *of) for begin, end, *of in self.ops_in_flight]  # type: ignore[misc]
+        self.ops_in_flight = [
+            (begin + seconds, end + seconds, family, slows, launched + seconds)
+            for begin, end, family, slows, launched in self.ops_in_flight
+        ]
         self.idle_gaps = [(begin + seconds, end + seconds) for begin, end in self.idle_gaps]
         self.empty()
 
@@ -354,7 +387,7 @@ class StreamClocks:
             _tenth_ns(host - now),
             tuple(sorted([(name, _tenth_ns(busy_until - now)) for name, busy_until in streams.items()])),
             tuple(sorted([(name, _tenth_ns(until - now), family) for name, (until, family) in ready.items()])),
-            tuple([(_tenth_ns(max(start - now, 0.0)), _tenth_ns(end - now), *of) for start, end, *of in flying]),
+            tuple([(_tenth_ns(max(start - now, 0.0)), _tenth_ns(end - now), *of) for start, end, *of, _ in flying]),
             tuple([(_tenth_ns(start - now), _tenth_ns(end - now)) for start, end in gaps]),
         )  # fmt: skip
 

@@ -151,8 +151,8 @@ class LayoutProgram:
         """Give every rank something to hold, within its memory as far as that is linear in layers."""
         problem = self.problem
         unit = problem.limit_bytes / LIMIT_UNITS
-        for rank in range(len(problem.rank_bytes)):
-            total = int(np.floor(problem.rank_bytes[rank] / unit)) + sum(
+        for rank in range(len(problem.bytes_without_layers)):
+            total = int(np.floor(problem.bytes_without_layers[rank] / unit)) + sum(
                 self._of_chunk(p, problem.layer_bytes[p], problem.prediction_bytes[p], unit)
                 for p in problem.chunks_of(rank)
             )
@@ -205,7 +205,7 @@ class LayoutProgram:
             int(chunk_s[p] / unit_s) + self._of_chunk(p, layer_s[p], float(prediction_s[p]), unit_s)
             for p in range(problem.num_chunks)
         ]
-        most = len(problem.rank_bytes) * RANK_UNITS
+        most = len(problem.bytes_without_layers) * RANK_UNITS
         groups = rank if aim == "heaviest rank" else number
         of_groups = []
         for group in range(int(groups.max()) + 1):

@@ -64,7 +64,7 @@ def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: 
         ranks=stages.ranks,
         chunk_s=np.zeros((1, chunks)), layer_s=np.zeros((1, chunks, len(stages.kinds), 2)),
         prediction_s=np.zeros((1, chunks)),
-        rank_bytes=np.zeros(stages.pp), layer_bytes=np.zeros((chunks, len(stages.kinds), 2)),
+        bytes_without_layers=np.zeros(stages.pp), layer_bytes=np.zeros((chunks, len(stages.kinds), 2)),
         prediction_bytes=np.zeros(chunks),
         limit_bytes=limit_bytes, num_predictions=model.num_mtp_layers,
         first_prediction_chunk=stages.pp * (stages.vpp - 1), least_layers=tuple(least),
@@ -80,7 +80,7 @@ def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: 
     layers_bytes = np.bincount(place[0], of_chunks, stages.pp)
     return replace(
         problem, chunk_s=chunk_s, layer_s=layer_s, prediction_s=prediction_s, layer_bytes=layer_bytes,
-        prediction_bytes=prediction_bytes, rank_bytes=np.array(estimator.stage_device_bytes()) - layers_bytes,
+        prediction_bytes=prediction_bytes, bytes_without_layers=np.array(estimator.stage_device_bytes()) - layers_bytes,
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ class SplitProblem:
         Of one micro-batch by kind of computation: a chunk without its layers, with the embedding or the head where they
         are; a layer that is recomputed whole (last) or not; all multi-token-prediction layers. (C, P), (C, P, K, 2),
         (C, P) [s]
-    rank_bytes, layer_bytes, prediction_bytes
+    bytes_without_layers, layer_bytes, prediction_bytes
         A rank without its layers; a layer with its micro-batches in flight; predictions. (pp,), (P, K, 2), (P,) [B]
     limit_bytes
         What a rank may hold. [B]
@@ -101,7 +101,7 @@ class SplitProblem:
     chunk_s: FloatA
     layer_s: FloatA
     prediction_s: FloatA
-    rank_bytes: FloatA
+    bytes_without_layers: FloatA
     layer_bytes: FloatA
     prediction_bytes: FloatA
     limit_bytes: float
@@ -171,7 +171,7 @@ class SplitProblem:
         which, chunk = np.arange(len(splits)), np.array([split.prediction_chunk for split in splits])
         of_chunks[which, :, chunk] += self.prediction_s[:, chunk].T
         rank, number = self.chunk_places
-        out = np.zeros((*of_chunks.shape[:2], len(self.rank_bytes), int(number.max()) + 1))
+        out = np.zeros((*of_chunks.shape[:2], len(self.bytes_without_layers), int(number.max()) + 1))
         out[:, :, rank, number] = of_chunks
         return out
 
@@ -189,12 +189,12 @@ class SplitProblem:
         of_chunks = np.einsum("pkm,npkm->np", self.layer_bytes, self.layer_counts(splits))
         chunk = np.array([split.prediction_chunk for split in splits])
         of_chunks[np.arange(len(splits)), chunk] += self.prediction_bytes[chunk]
-        return np.asarray(self.rank_bytes + of_chunks @ self._is_on_rank)
+        return np.asarray(self.bytes_without_layers + of_chunks @ self._is_on_rank)
 
     @cached_property
     def _is_on_rank(self) -> FloatA:
         """1 where a chunk is on a rank. (P, pp)"""
-        return np.asarray(self.chunk_places[0][:, None] == np.arange(len(self.rank_bytes)), dtype=float)
+        return np.asarray(self.chunk_places[0][:, None] == np.arange(len(self.bytes_without_layers)), dtype=float)
 
     def chunks_of(self, rank: int) -> list[int]:
         """The chunks of a rank."""

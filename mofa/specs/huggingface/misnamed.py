@@ -45,6 +45,6 @@ def refuse_misnamed_sizes(config: Mapping[str, Any], architecture: Architecture,
         other = next((name for name in names if name not in read and config.get(name) is not None), None)
         if other is not None:
             raise SpecError(
-                f"{where}{other} ({short(config[other])}) is no key of {architecture.defaults_of}, whose name for it "
-                f"is {own[0]}; rename it"
+                f"{where}{other} ({short(config[other])}) is no key of {architecture.owner_of_defaults}, whose name "
+                f"for it is {own[0]}; rename it"
             )

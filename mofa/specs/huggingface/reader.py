@@ -126,7 +126,7 @@ class _Reading:
             return _checked(seen[0][1], seen[0][0], rule, self.where)
         if rule.default is REQUIRED:
             raise SpecError(
-                f"{self.where}{names[0]} is missing, and {self.architecture.defaults_of} has no default; add it"
+                f"{self.where}{names[0]} is missing, and {self.architecture.owner_of_defaults} has no default; add it"
             )
         self.absent[key] = names[0]
         return rule.default
@@ -146,7 +146,7 @@ class _Reading:
     def default_notes(self) -> tuple[str, ...]:
         """A line of the keys that the file lacks; those that stand for nothing where null are left out of it."""
         said = ", ".join(f"{name} {_said(value)}" for name, value in self.taken.items() if value is not None)
-        return (f"absent keys as {self.architecture.defaults_of} has them: {said}",) if said else ()
+        return (f"absent keys as {self.architecture.owner_of_defaults} has them: {said}",) if said else ()
 
 
 def _said(value: Any) -> str:

@@ -119,12 +119,12 @@ class Architecture:
     """What the file says and the model lacks, in words."""
 
     @property
-    def defaults_of(self) -> str:
+    def owner_of_defaults(self) -> str:
         """Whose defaults absent keys take, in words.
 
         Examples
         --------
-        >>> Architecture("LlamaConfig", (), (), {}, dict).defaults_of
+        >>> Architecture("LlamaConfig", (), (), {}, dict).owner_of_defaults
         "transformers' LlamaConfig"
         """
         return f"{self.config_class} of {self.remote}" if self.remote else f"transformers' {self.config_class}"

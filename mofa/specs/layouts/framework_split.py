@@ -18,8 +18,8 @@ class SplitRule:
 
 MEGATRON_SPLIT, TORCHTITAN_SPLIT = SplitRule("megatron", counts_ends=False), SplitRule("torchtitan", counts_ends=True)
 OPTIONS: dict[str, tuple[str, SplitRule]] = {
-    "decoder-first-pipeline-num-layers": ("first", MEGATRON_SPLIT),
-    "decoder-last-pipeline-num-layers": ("last", MEGATRON_SPLIT),
+    "decoder-first-pipeline-num-layers": ("layers_of_first", MEGATRON_SPLIT),
+    "decoder-last-pipeline-num-layers": ("layers_of_last", MEGATRON_SPLIT),
     "account-for-embedding-in-pipeline-split": ("counts_embedding", MEGATRON_SPLIT),
     "account-for-loss-in-pipeline-split": ("counts_loss", MEGATRON_SPLIT),
     "pipeline-parallel-first-stage-less-layers": ("less_on_first", TORCHTITAN_SPLIT),
@@ -38,8 +38,8 @@ class SplitOptions:
     """Options that say how a framework splits layers by itself."""
 
     rule: SplitRule
-    first: int | None = None
-    last: int | None = None
+    layers_of_first: int | None = None
+    layers_of_last: int | None = None
     """Layers of all chunks of the first and of the last rank; other ranks share the rest evenly. [-]"""
     counts_embedding: bool = False
     counts_loss: bool = False
@@ -58,14 +58,14 @@ class SplitOptions:
 
         Examples
         --------
-        >>> SplitOptions(MEGATRON_SPLIT, first=2, last=3).layers_by_chunk(13, 4, 1)
+        >>> SplitOptions(MEGATRON_SPLIT, layers_of_first=2, layers_of_last=3).layers_by_chunk(13, 4, 1)
         (2, 4, 4, 3)
         >>> SplitOptions(MEGATRON_SPLIT, counts_embedding=True, counts_loss=True).layers_by_chunk(126, 16, 8)[-2:]
         (1, 0)
         """
         if self.rule.counts_ends:
             return torchtitan_layers(num_layers, pp * vpp, self.less_on_first, self.less_on_last)
-        if self.first is not None or self.last is not None:
+        if self.layers_of_first is not None or self.layers_of_last is not None:
             return self._with_given_ends(num_layers, pp, vpp)
         counted = num_layers + self.counts_embedding + self.counts_loss
         each = _evenly(counted, pp, vpp, "layers" + " with the embedding and the loss" * (counted > num_layers))
@@ -81,12 +81,12 @@ class SplitOptions:
         if self.counts_embedding or self.counts_loss:
             raise SplitError("layers of the first or last stage are given, and the embedding or loss counts; keep one")
         ranks: list[int | None] = [None] * pp
-        if self.first is not None:
-            ranks[0] = self.first
-        if self.last is not None:
-            if pp == 1 and self.first is not None:
+        if self.layers_of_first is not None:
+            ranks[0] = self.layers_of_first
+        if self.layers_of_last is not None:
+            if pp == 1 and self.layers_of_first is not None:
                 raise SplitError("one stage is first and last; give one number")
-            ranks[-1] = self.last
+            ranks[-1] = self.layers_of_last
         given = [number for number in ranks if number is not None]
         if min(given) < 1:
             raise SplitError("the first and the last stage need a layer each")
@@ -159,7 +159,7 @@ def parse_options(text: str) -> SplitOptions | None:
 
     Examples
     --------
-    >>> parse_options("--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 5").last
+    >>> parse_options("--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 5").layers_of_last
     5
     >>> parse_options("Ett|ttL") is None
     True

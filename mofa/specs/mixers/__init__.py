@@ -1,7 +1,7 @@
 """Mixers: what in a layer moves information between tokens.
 
 A mixer's spec has its sizes, ``params`` of one layer, the elements of its recurrent state (0 without one), its
-``title``, and the ``subject`` by which steps with it are refused, empty where its steps are modelled. To add one, write
+``title``, and ``refused_as``, by which steps with it are refused, empty where its steps are modelled. To add one, write
 its spec and add it to the list.
 """
 

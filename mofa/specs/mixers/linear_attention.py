@@ -18,7 +18,7 @@ class GatedDeltaNetSpec(Spec):
     """
 
     title: ClassVar[str] = "gated delta net"
-    subject: ClassVar[str] = "linear attention"
+    refused_as: ClassVar[str] = "linear attention"
 
     kind: Literal["gated_delta_net"] = "gated_delta_net"
     num_key_heads: NumHeads
@@ -63,7 +63,7 @@ class KimiDeltaSpec(Spec):
     """
 
     title: ClassVar[str] = "Kimi delta attention"
-    subject: ClassVar[str] = "linear attention"
+    refused_as: ClassVar[str] = "linear attention"
 
     kind: Literal["kimi_delta"] = "kimi_delta"
     num_heads: NumHeads
@@ -102,7 +102,7 @@ class LightningSpec(Spec):
     """
 
     title: ClassVar[str] = "lightning attention"
-    subject: ClassVar[str] = "linear attention"
+    refused_as: ClassVar[str] = "linear attention"
     conv_state_elements: ClassVar[int] = 0
 
     kind: Literal["lightning"] = "lightning"

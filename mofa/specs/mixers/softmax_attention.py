@@ -22,7 +22,7 @@ class ModelAttentionSpec(Spec):
     """The model's attention as it is."""
 
     title: ClassVar[str] = "attention"
-    subject: ClassVar[str] = ""
+    refused_as: ClassVar[str] = ""
     state_elements: ClassVar[int] = 0
     conv_state_elements: ClassVar[int] = 0
 
@@ -37,7 +37,7 @@ class OtherAttentionSpec(Spec):
     """An attention of another shape than the model's, as in the windowed layers of MiMo-V2-Flash."""
 
     title: ClassVar[str] = "attention of another shape"
-    subject: ClassVar[str] = "attention of several shapes"
+    refused_as: ClassVar[str] = "attention of several shapes"
     state_elements: ClassVar[int] = 0
     conv_state_elements: ClassVar[int] = 0
 
@@ -67,7 +67,7 @@ class SparseAttentionSpec(IndexerSpec):
     """
 
     title: ClassVar[str] = "attention with an indexer"
-    subject: ClassVar[str] = "sparse attention"
+    refused_as: ClassVar[str] = "sparse attention"
     state_elements: ClassVar[int] = 0
     conv_state_elements: ClassVar[int] = 0
 
@@ -96,7 +96,7 @@ class CompressedAttentionSpec(Spec):
     """
 
     title: ClassVar[str] = "attention over compressed tokens"
-    subject: ClassVar[str] = "sparse attention"
+    refused_as: ClassVar[str] = "sparse attention"
     state_elements: ClassVar[int] = 0
     conv_state_elements: ClassVar[int] = 0
 
@@ -144,7 +144,7 @@ class FactorizedAttentionSpec(Spec):
     """
 
     title: ClassVar[str] = "multi-matrix factorized attention"
-    subject: ClassVar[str] = "multi-matrix factorized attention"
+    refused_as: ClassVar[str] = "multi-matrix factorized attention"
     state_elements: ClassVar[int] = 0
     conv_state_elements: ClassVar[int] = 0
 
@@ -169,7 +169,7 @@ class GatedAttentionSpec(Spec):
     """
 
     title: ClassVar[str] = "attention with an output gate"
-    subject: ClassVar[str] = "attention with an output gate"
+    refused_as: ClassVar[str] = "attention with an output gate"
     state_elements: ClassVar[int] = 0
     conv_state_elements: ClassVar[int] = 0
 

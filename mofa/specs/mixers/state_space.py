@@ -20,7 +20,7 @@ class Mamba1Spec(Spec):
     """
 
     title: ClassVar[str] = "Mamba"
-    subject: ClassVar[str] = "linear attention"
+    refused_as: ClassVar[str] = "linear attention"
 
     kind: Literal["mamba1"] = "mamba1"
     inner: Width
@@ -65,7 +65,7 @@ class Mamba2Spec(Spec):
     """
 
     title: ClassVar[str] = "Mamba-2"
-    subject: ClassVar[str] = "linear attention"
+    refused_as: ClassVar[str] = "linear attention"
 
     kind: Literal["mamba2"] = "mamba2"
     num_heads: NumHeads
@@ -121,7 +121,7 @@ class GatedRecurrentUnitSpec(Spec):
     """
 
     title: ClassVar[str] = "RG-LRU"
-    subject: ClassVar[str] = "linear attention"
+    refused_as: ClassVar[str] = "linear attention"
 
     kind: Literal["rg_lru"] = "rg_lru"
     inner: Width

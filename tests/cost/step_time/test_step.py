@@ -29,7 +29,7 @@ def phase(seconds: float, num_k: int) -> PhaseTime:
     exposed[EXPOSED.index("gemm")] = seconds
     none = np.zeros(num_k)
     clocks = np.array([exposed.sum(axis=0), exposed.sum(axis=0), none + NEVER, none])
-    return PhaseTime(exposed, np.zeros((len(HIDDEN), num_k)), none, clocks, none)
+    return PhaseTime(exposed, np.zeros((len(HIDDEN), num_k)), none, clocks, none, exposed.sum(axis=0))
 
 
 class Given(PhaseTimer):

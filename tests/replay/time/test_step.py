@@ -16,7 +16,16 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.step_time.micro_batch import micro_batch_passes
 from mofa.replay.rank.from_estimator import composed_rows
 from mofa.replay.time.extrapolate import insert_rounds
-from mofa.replay.time.kernel_runs import CrossStreamTensors, Sync, join_kernels, resolve_tape
+from mofa.replay.time.kernel_runs import (
+    FAMILY,
+    NOW,
+    CrossStreamTensors,
+    SideStreamOp,
+    Sync,
+    join_kernels,
+    one_kernel_step,
+    resolve_tape,
+)
 from mofa.replay.time.step import replay_time
 from mofa.replay.time.stream_clocks import StreamClocks
 from mofa.schedules import Action, Order, order_of
@@ -244,3 +253,31 @@ def test_the_host_waits_for_what_it_reads_of_another_stream_alone() -> None:
     assert clock.host == 43.5
     clock.play_steps([Sync("sync", 0.0)])
     assert clock.host == 120.0
+
+
+@pytest.mark.parametrize(("gather_s", "reduced_s"), [(3.0, 17.0), (6.0, 20.0)])
+def test_what_computing_launched_is_launched_later_where_a_gather_slowed_it(gather_s: float, reduced_s: float) -> None:
+    """Computing of 10 s ends in two reductions of 4 and 2 s. Then comes a gather that began at 2 s and leaves computing
+    nothing: by as much later computing launches both. The second queues behind the first."""
+    clock = StreamClocks(sync_s=0.0, streams={"fsdp_gather": 2.0})
+    reductions = [
+        SideStreamOp(name, seconds, 0.0, FAMILY["dp"], "fsdp_reduce", (NOW,), (name,), 0.5)
+        for name, seconds in (("first", 4.0), ("second", 2.0))
+    ]
+    gather = SideStreamOp("gather", gather_s, 0.0, FAMILY["dp"], "fsdp_gather", (), ("gathered",), 1.0)
+    clock.play_steps([one_kernel_step("product", 10.0, 0.0, "gemm", ()), *reductions])
+    assert (clock.compute, clock.ready["first"][0], clock.ready["second"][0]) == (10.0, 14.0, 16.0)
+    clock.play_steps([gather])
+    lost_s = reduced_s - 14.0
+    assert clock.compute == 10.0 + lost_s
+    assert (clock.ready["first"][0], clock.ready["second"][0]) == (reduced_s, reduced_s + 2.0)
+    assert clock.streams["fsdp_reduce"] == reduced_s + 2.0
+
+
+def test_a_reduction_that_waited_longer_for_its_stream_is_not_moved() -> None:
+    """Its stream is taken until 20 s; that computing launches it at 13 s and not at 10 s changes nothing."""
+    clock = StreamClocks(sync_s=0.0, streams={"fsdp_gather": 2.0, "fsdp_reduce": 20.0})
+    reduction = SideStreamOp("reduction", 4.0, 0.0, FAMILY["dp"], "fsdp_reduce", (NOW,), ("reduced",), 0.5)
+    gather = SideStreamOp("gather", 3.0, 0.0, FAMILY["dp"], "fsdp_gather", (), ("gathered",), 1.0)
+    clock.play_steps([one_kernel_step("product", 10.0, 0.0, "gemm", ()), reduction, gather])
+    assert (clock.compute, clock.ready["reduced"][0]) == (13.0, 24.0)

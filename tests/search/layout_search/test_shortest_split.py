@@ -41,7 +41,7 @@ def random_problem(
     problem = SplitProblem(
         kinds=tuple(sorted(random.integers(0, num_kinds, num_layers).tolist())),
         ranks=ranks_of_stages(pp, vpp, "v" if schedule == "zbv" else "loop"), chunk_s=chunk_s, layer_s=layer_s,
-        prediction_s=prediction_s * (num_predictions > 0), rank_bytes=np.ones(pp), layer_bytes=layer_bytes,
+        prediction_s=prediction_s * (num_predictions > 0), bytes_without_layers=np.ones(pp), layer_bytes=layer_bytes,
         prediction_bytes=np.full(chunks, 3.0) * (num_predictions > 0), limit_bytes=1e9,
         num_predictions=num_predictions, first_prediction_chunk=pp * (vpp - 1), least_layers=(0,) * chunks,
         least_recomputed=recomputed[0], most_recomputed=recomputed[1], schedule_clock=pipeline,

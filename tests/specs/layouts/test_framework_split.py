@@ -24,19 +24,23 @@ def test_megatron_splits_evenly_or_not_at_all() -> None:
         megatron_layers(30, 4, 1)
 
 
+def _given(first: int, last: int) -> SplitOptions:
+    return SplitOptions(MEGATRON_SPLIT, layers_of_first=first, layers_of_last=last)
+
+
 def test_ends_with_layers_of_their_own_share_them_over_their_chunks() -> None:
     """Megatron's chunk c of rank r is the (c * pp + r)-th of the model."""
-    assert SplitOptions(MEGATRON_SPLIT, first=4, last=2).layers_by_chunk(30, 4, 2) == (2, 6, 6, 1, 2, 6, 6, 1)
-    assert SplitOptions(MEGATRON_SPLIT, last=2).layers_by_chunk(8, 3, 1) == (3, 3, 2)
+    assert _given(4, 2).layers_by_chunk(30, 4, 2) == (2, 6, 6, 1, 2, 6, 6, 1)
+    assert SplitOptions(MEGATRON_SPLIT, layers_of_last=2).layers_by_chunk(8, 3, 1) == (3, 3, 2)
     for options, layers, pp, vpp, why in (
-        (SplitOptions(MEGATRON_SPLIT, first=3), 12, 4, 2, "3 layers of a stage don't divide"),
-        (SplitOptions(MEGATRON_SPLIT, first=3), 12, 4, 4, "3 layers of a stage don't divide"),
-        (SplitOptions(MEGATRON_SPLIT, first=2, last=2), 11, 4, 1, "7 layers between the ends don't divide over 2"),
-        (SplitOptions(MEGATRON_SPLIT, first=6, last=6), 11, 4, 1, "-1 of 11 layers are left for 2 stages"),
-        (SplitOptions(MEGATRON_SPLIT, first=6, last=4), 11, 2, 1, "1 of 11 layers are left for 0 stages"),
-        (SplitOptions(MEGATRON_SPLIT, first=0), 12, 4, 1, "need a layer each"),
-        (SplitOptions(MEGATRON_SPLIT, first=2, last=2), 4, 1, 1, "give one number"),
-        (SplitOptions(MEGATRON_SPLIT, first=2, counts_loss=True), 12, 4, 1, "keep one"),
+        (SplitOptions(MEGATRON_SPLIT, layers_of_first=3), 12, 4, 2, "3 layers of a stage don't divide"),
+        (SplitOptions(MEGATRON_SPLIT, layers_of_first=3), 12, 4, 4, "3 layers of a stage don't divide"),
+        (_given(2, 2), 11, 4, 1, "7 layers between the ends don't divide over 2"),
+        (_given(6, 6), 11, 4, 1, "-1 of 11 layers are left for 2 stages"),
+        (_given(6, 4), 11, 2, 1, "1 of 11 layers are left for 0 stages"),
+        (SplitOptions(MEGATRON_SPLIT, layers_of_first=0), 12, 4, 1, "need a layer each"),
+        (_given(2, 2), 4, 1, 1, "give one number"),
+        (SplitOptions(MEGATRON_SPLIT, layers_of_first=2, counts_loss=True), 12, 4, 1, "keep one"),
     ):
         with pytest.raises(SplitError, match=why):
             options.layers_by_chunk(layers, pp, vpp)
@@ -65,7 +69,7 @@ def test_torchtitan_gives_the_first_chunks_one_more() -> None:
 
 def test_options_are_read_as_frameworks_spell_them() -> None:
     """With dashes or underscores, as a command line or joined by +."""
-    wanted = SplitOptions(MEGATRON_SPLIT, first=7, last=5)
+    wanted = SplitOptions(MEGATRON_SPLIT, layers_of_first=7, layers_of_last=5)
     for text in (
         "--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 5",
         "decoder-first-pipeline-num-layers:7+decoder-last-pipeline-num-layers:5",
