@@ -1,7 +1,8 @@
-"""The command line: a visible list of commands, and the one place where errors become a line and an exit status.
+"""The command line: what all commands share, and the one place where errors become a line and an exit status.
 
-A command is a function in a file of its own that parses, calls one function and shows; to add one, import its file
-here and add a line to the list. Heavy modules are imported inside the functions, so that ``mofa --help`` is quick.
+A command is a function in a file of its own that parses, calls one function and shows; to add one, add its name to
+:data:`mofa.cli.command_groups.PANELS`. Only the command that is asked for is imported, and heavy modules inside its
+function, so that ``mofa --help`` is quick.
 """
 
 from __future__ import annotations
@@ -24,20 +25,6 @@ import typer
 
 from mofa.cli import _end_quietly
 from mofa.cli.command_groups import GroupedCommands
-from mofa.cli.commands.attribute import attribute
-from mofa.cli.commands.balance import balance
-from mofa.cli.commands.calibrate import calibrate
-from mofa.cli.commands.chunks import chunks
-from mofa.cli.commands.estimate import estimate
-from mofa.cli.commands.export import export
-from mofa.cli.commands.goodput import goodput
-from mofa.cli.commands.measure import measure
-from mofa.cli.commands.new import new
-from mofa.cli.commands.plan import plan
-from mofa.cli.commands.schema import schema
-from mofa.cli.commands.show import show
-from mofa.cli.commands.trace import trace
-from mofa.cli.commands.validate import validate
 from mofa.errors import MofaError, NothingFits, SpecError
 from mofa.specs.limited_reads import remembering_files
 from mofa.specs.shown_text import escape_invisible
@@ -52,20 +39,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(plan)
-app.command()(estimate)
-app.command()(export)
-app.command()(goodput)
-app.add_typer(show, name="show")
-app.add_typer(new, name="new")
-app.command()(schema)
-app.add_typer(calibrate, name="calibrate")
-app.command()(trace)
-app.command()(measure)
-app.command()(validate)
-app.command()(attribute)
-app.command()(balance)
-app.command()(chunks)
 
 
 def _print_version(wanted: bool) -> None:
