@@ -30,6 +30,8 @@ from mofa.specs.limited_reads import remembering_files
 from mofa.specs.shown_text import escape_invisible
 
 EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED = 1, 2, 3, 130
+SELDOM = 100_000
+"""Objects that are made between two looks for cycles: what is imported and read makes that many, and few cycles. [-]"""
 
 app = typer.Typer(
     name="mofa",
@@ -75,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 done, 2 something the user wrote is wrong, 3 nothing fits, 130 interrupted, 1 a bug.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:  # the process ends with this command: what it made is not looked through for cycles first
+    if argv is None:  # the process ends with this command: what it made is seldom looked through for cycles, nor then
+        gc.set_threshold(SELDOM)
         atexit.register(gc.freeze)
     if sys.stdout is None:  # closed, as by `mofa plan ... >&-`: what is said is lost, files are written
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
