@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -190,7 +189,9 @@ def requests_from_options(
                  "--tokens": tokens, "--framework": framework}  # fmt: skip
         _refuse_a_workload(workload)
         _refuse_beside_a_file(workload, [name for name, value in given.items() if value is not None])
-        with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
+        from tempfile import TemporaryDirectory  # imports much
+
+        with TemporaryDirectory(prefix="mofa-") as scratch:
             yield _jobs_of_file(workload, overrides, Path(scratch), host_issue_s)
         return
     gpus = count_gpus(cluster, gpus, nodes if gpus is None else None)

@@ -1,7 +1,8 @@
-"""The command line: a visible list of commands, and the one place where errors become a line and an exit status.
+"""The command line: what all commands share, and the one place where errors become a line and an exit status.
 
-A command is a function in a file of its own that parses, calls one function and shows; to add one, import its file
-here and add a line to the list. Heavy modules are imported inside the functions, so that ``mofa --help`` is quick.
+A command is a function in a file of its own that parses, calls one function and shows; to add one, add its name to
+:data:`mofa.cli.command_groups.PANELS`. Only the command that is asked for is imported, and heavy modules inside its
+function, so that ``mofa --help`` is quick.
 """
 
 from __future__ import annotations
@@ -24,26 +25,13 @@ import typer
 
 from mofa.cli import _end_quietly
 from mofa.cli.command_groups import GroupedCommands
-from mofa.cli.commands.attribute import attribute
-from mofa.cli.commands.balance import balance
-from mofa.cli.commands.calibrate import calibrate
-from mofa.cli.commands.chunks import chunks
-from mofa.cli.commands.compare import compare
-from mofa.cli.commands.estimate import estimate
-from mofa.cli.commands.export import export
-from mofa.cli.commands.goodput import goodput
-from mofa.cli.commands.measure import measure
-from mofa.cli.commands.new import new
-from mofa.cli.commands.plan import plan
-from mofa.cli.commands.schema import schema
-from mofa.cli.commands.show import show
-from mofa.cli.commands.trace import trace
-from mofa.cli.commands.validate import validate
 from mofa.errors import MofaError, NothingFits, SpecError
 from mofa.specs.limited_reads import remembering_files
 from mofa.specs.shown_text import escape_invisible
 
 EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED = 1, 2, 3, 130
+SELDOM = 100_000
+"""Objects that are made between two looks for cycles: what is imported and read makes that many, and few cycles. [-]"""
 
 app = typer.Typer(
     name="mofa",
@@ -53,21 +41,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(plan)
-app.command()(estimate)
-app.command()(compare)
-app.command()(export)
-app.command()(goodput)
-app.add_typer(show, name="show")
-app.add_typer(new, name="new")
-app.command()(schema)
-app.add_typer(calibrate, name="calibrate")
-app.command()(trace)
-app.command()(measure)
-app.command()(validate)
-app.command()(attribute)
-app.command()(balance)
-app.command()(chunks)
 
 
 def _print_version(wanted: bool) -> None:
@@ -104,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 done, 2 something the user wrote is wrong, 3 nothing fits, 130 interrupted, 1 a bug.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:  # the process ends with this command: what it made is not looked through for cycles first
+    if argv is None:  # the process ends with this command: what it made is seldom looked through for cycles, nor then
+        gc.set_threshold(SELDOM)
         atexit.register(gc.freeze)
     if sys.stdout is None:  # closed, as by `mofa plan ... >&-`: what is said is lost, files are written
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115

@@ -34,6 +34,8 @@ from mofa.specs.workload import WorkloadSpec
 
 CHUNK_STAGES = 200_000
 """Stage rows composed at once: bounds the memory of the search to some hundred MiB."""
+FEW_ROWS = 2_000
+"""Rows of one pp and vpp up to which a call for each takes longer than working out both modes of layers for all. [-]"""
 ALLOCATED_IS_OFF = 0.02
 """How far allocated memory may be from what is played, as a share: the bound of benchmarks/replay_agreement.py."""
 
@@ -433,16 +435,19 @@ def estimate_table(
 def _groups(
     table: StrategyTable, which: NDArray[np.intp], layers: NDArray[np.int64], part: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.intp], str]]:
-    """Positions of rows of one part, pp, vpp, schedule, layout and set of options that recompute no layer whole, all,
-    or some, in chunks."""
+    """Positions of rows of one part, pp, vpp, schedule, layout and set of options, in chunks.
+
+    Where they are many, those that recompute no layer whole, all, or some are apart.
+    """
     if len(which) == 0:
         return
     pp, schedule = table.pp[which], table.schedule[which]
+    _, code = unique_rows([part, pp, table.vpp[which], schedule, table.layout[which], table.options[which]])
     recomputes_layers = np.array([recomputes_layers_whole(mode) for mode in table.recompute_modes])[
         table.recompute[which]
     ]
     kind = np.where(recomputes_layers, np.where(layers < 0, 1, 2), 0)
-    _, code = unique_rows([part, pp, table.vpp[which], schedule, kind, table.layout[which], table.options[which]])
+    _, code = unique_rows([code, np.where(np.bincount(code)[code] > FEW_ROWS, kind, 0)])
     order = np.argsort(code.astype(np.int16) if code.max() < 2**15 else code, kind="stable")  # small ones by digits
     bounds = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
     for begin, end in pairwise(bounds):

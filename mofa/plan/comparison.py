@@ -179,15 +179,15 @@ def _seconds_or_bytes(parts: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _parts(
-    order: Sequence[str], found: Sequence[Mapping[str, float]], factors: Sequence[float]
+    order: Sequence[str], named: Sequence[Mapping[str, float]], factors: Sequence[float]
 ) -> tuple[ComparedPart, ...]:
     """Parts that any result has, in their usual order."""
-    names = [*order, *sorted({name for parts in found for name in parts} - set(order))]
-    pairs = list(zip(found, factors, strict=True))
+    names = [*order, *sorted({name for parts in named for name in parts} - set(order))]
+    pairs = list(zip(named, factors, strict=True))
     return tuple(
         ComparedPart(name=name, by_result=tuple(parts.get(name, 0.0) * factor for parts, factor in pairs))
         for name in names
-        if any(parts.get(name) for parts in found)
+        if any(parts.get(name) for parts in named)
     )
 
 

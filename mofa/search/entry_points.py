@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -222,7 +223,8 @@ def find_plans(
         reason[costed.rows[i]], shortfall[costed.rows[i]] = MEMORY, over
         costed.device_bytes[i] = memory_limit_bytes(cluster) + over
     plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.lacking_bytes])]
-    plans += [candidate(i).plan_in_closed_form(banded=banded) for i in best[: top - len(plans)].tolist()]
+    others = (candidate(i).plan_in_closed_form(banded=banded) for i in best[: top - len(plans)].tolist())
+    plans += islice(others, 0 if plans else 1)
     min_gpus, note = None, None
     if not plans and default:
         min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay, judge=judge)
@@ -238,7 +240,9 @@ def find_plans(
             for rows in faster_rows_near_best(job, on_cluster, objective, wanted, searched_rows, key, solved)
             for given in [(workload_given, rows.cluster)]
         ]  # fmt: skip
-        plans = with_faster_plans(plans, reports, cluster.num_gpus, top)
+        plans = with_faster_plans(plans, others, reports, cluster.num_gpus, top)
+    else:
+        plans += others
     if plans:
         min_gpus, note = None, None
     elif default and not len(costed.rows):

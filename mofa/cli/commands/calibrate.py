@@ -14,7 +14,10 @@ from mofa.cli import options as opt
 from mofa.cli.command_groups import WholeCommands
 
 calibrate = typer.Typer(
-    cls=WholeCommands, help="Measure a GPU machine and make the profile that plan uses.", rich_markup_mode=None
+    cls=WholeCommands,
+    help="Measure a GPU machine and make the profile that plan uses.",
+    rich_markup_mode=None,
+    add_completion=False,
 )
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

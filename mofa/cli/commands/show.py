@@ -19,6 +19,7 @@ show = typer.Typer(
     cls=WholeCommands,
     help="Show what is bundled and what can be written: every fact, field and value.",
     rich_markup_mode=None,
+    add_completion=False,
 )
 
 PART_COLUMNS_LEAVE = ("fp32 gradients", "bf16 weights", "parameters each", "recurrent state", "optimizer states")

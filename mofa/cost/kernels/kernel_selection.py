@@ -11,6 +11,7 @@ cublasLtMatmulAlgoGetHeuristic); in fp8 the numbers are padded to a multiple, so
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,8 @@ and 17) and 23 % (mc2-pp2-vpp2-qwen30b-4l-skewed, 13 to 25) in the median, of wh
 %; at the same step by 0.4 and 1.0 % in the first two: it is the step that moves them. A normal difference's median is
 0.954 standard deviations of one. [-]"""
 Places = tuple[FloatN, FloatN, FloatN]
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
+NUM_NODES = 9
+"""Numbers of tokens that stand for a normal distribution of them. [-]"""
 
 
 def heuristic_cache_miss_rate(
@@ -175,6 +177,14 @@ def popularity_drift(means: FloatN) -> float:
     return min(SPREAD, float(np.sqrt(max(float(np.var(means)) / mean**2 - 1.0 / mean, 0.0))))
 
 
+@lru_cache(maxsize=1)
+def _quadrature() -> tuple[FloatN, FloatN]:
+    """Gauss-Hermite nodes and weights of a standard normal distribution; made when asked for, as NumPy loads its
+    polynomials for them. (9,) each [-]"""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NUM_NODES)
+    return nodes, weights
+
+
 def token_count_densities(means: FloatN, spread: float, multiple: float = 1.0) -> Places:
     """Token counts around each mean, the probability of each over all experts, and integration weights. (n, 9) each
 
@@ -184,11 +194,12 @@ def token_count_densities(means: FloatN, spread: float, multiple: float = 1.0) -
     if len(means) > MOST_EXPERTS:
         means = means[np.linspace(0, len(means) - 1, MOST_EXPERTS).astype(int)]
     variance = means + (spread * means) ** 2
-    numbers = means[:, None] + NODES * np.sqrt(variance)[:, None]
+    nodes, weights = _quadrature()
+    numbers = means[:, None] + nodes * np.sqrt(variance)[:, None]
     squared_distance = (numbers[:, :, None] - means) ** 2 / (2.0 * variance)
     same = np.minimum(multiple / np.sqrt(2.0 * np.pi * variance), 1.0)
     density = (np.exp(-squared_distance) * same).mean(axis=-1)
-    return np.maximum(numbers, 1.0), density, np.broadcast_to(WEIGHTS / WEIGHTS.sum() / len(means), density.shape)
+    return np.maximum(numbers, 1.0), density, np.broadcast_to(weights / weights.sum() / len(means), density.shape)
 
 
 def _within(waves: FloatN, weights: FloatN, reach: float) -> FloatN:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from mofa.plan.result import Plan, PlanReport
 from mofa.units import format_seconds
 
 
-def with_faster_plans(plans: Sequence[Plan], fewer: Sequence[PlanReport], num_gpus: int, top: int) -> list[Plan]:
+def with_faster_plans(
+    plans: Sequence[Plan], others: Iterator[Plan], fewer: Sequence[PlanReport], num_gpus: int, top: int
+) -> list[Plan]:
     """The best plans of all numbers of GPUs, best first.
 
     Parameters
     ----------
     plans
         On all GPUs, best first.
+    others
+        Those behind them, made as they are asked for: no more than are wanted.
     fewer
         Reports of searches on fewer GPUs; their plans count where they are faster than every plan on all.
     num_gpus
@@ -29,6 +34,7 @@ def with_faster_plans(plans: Sequence[Plan], fewer: Sequence[PlanReport], num_gp
         _leaving_idle(plan, num_gpus - report.cluster.num_gpus, _note(report.cluster.num_gpus, num_gpus, on_all))
         for report in fewer for plan in report.plans if plan.step_s < best_s
     ]  # fmt: skip
+    plans = [*plans, *islice(others, max(top - len(faster) - len(plans), 0))]
     return sorted([*faster, *plans], key=lambda plan: round(plan.step_s, 12))[:top]
 
 

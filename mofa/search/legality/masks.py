@@ -359,5 +359,7 @@ def _shortfall(rule: Check, job: Job, table: StrategyTable | Combinations) -> Fl
         return rule.shortfall(job, table)[:, None]
     if not rule.depends_on_recompute_mode:
         return rule.shortfall(job, table.degrees)[:, None]
-    modes = map(table.table_of_mode, range(len(table.recompute)))
-    return np.stack([rule.shortfall(job, mode) for mode in modes], axis=1)
+    by_mode = [rule.shortfall(job, table.table_of_mode(mode)) for mode in range(len(table.recompute))]
+    if not any(miss.any() for miss in by_mode):  # as nearly always
+        return np.zeros((len(table.degrees), 1))
+    return np.stack(by_mode, axis=1)

@@ -24,14 +24,26 @@ def recompute_shortfall(job: Job, t: StrategyTable) -> FloatN:
     def refused(specs: Iterable[RecomputeSpec]) -> BoolN:
         return np.array([_unsupported(job, spec) is not None for spec in specs])
 
-    bad, bad_numbered = refused(t.recompute_modes), refused(spec.of_layers(1) for spec in t.recompute_modes)
+    def of_rows(by_mode: BoolN) -> BoolN | bool:
+        """What is said of each mode, of the rows; most is said of none."""
+        return by_mode[t.recompute] if by_mode.any() else False
+
+    bad = of_rows(refused(t.recompute_modes))
+    bad_numbered = of_rows(refused(spec.of_layers(1) for spec in t.recompute_modes))
+    again = of_rows(np.array([_once_only(job, spec) for spec in t.recompute_modes]))
     every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
-    chunk = -(-job.workload.model.num_layers // np.maximum(t.pp * t.vpp, 1)) + 1
-    chunk = np.where(uses_framework_split(t), chunk, job.workload.model.num_layers)
-    none = every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, job.workload.model.num_layers)
-    again = _defers_weight_gradients(t) & np.array([_once_only(job, spec) for spec in t.recompute_modes])[t.recompute]
-    numbered = bad_numbered[t.recompute] & (t.recompute_layers >= 0)
-    return np.asarray(bad[t.recompute] | numbered | (t.recompute_layers > chunk) | none | again, dtype=float)
+    out = np.zeros(len(t), dtype=bool)
+    out |= bad
+    if bad_numbered is not False:
+        out |= bad_numbered & (t.recompute_layers >= 0)
+    if again is not False:
+        out |= again & _defers_weight_gradients(t)
+    if every.any() or t.recompute_layers.max(initial=-1) > 0:
+        num_layers = job.workload.model.num_layers
+        chunk = np.where(uses_framework_split(t), -(-num_layers // np.maximum(t.pp * t.vpp, 1)) + 1, num_layers)
+        out |= every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, num_layers)
+        out |= t.recompute_layers > chunk
+    return out.astype(float)
 
 
 def _defers_weight_gradients(t: StrategyTable) -> BoolN:
