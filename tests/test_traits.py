@@ -212,7 +212,8 @@ def test_renamed_ops_and_tensors_change_nothing(
     """Bytes and seconds of closed form and replay are the same, whatever the ops and tensors of tapes are called."""
 
     def estimated() -> list[list[float]]:
-        job, nodes = mofa.load_workload(model, global_batch=16), mofa.load_cluster("h100-hgx", 8)
+        job = mofa.load_workload(model, global_batch=16, overrides={"model.num_layers": 9})
+        nodes = mofa.load_cluster("h100-hgx", 8)
         framework = mofa.load_framework(name)
         estimates = (
             mofa.estimate(job, nodes, strategy, framework=framework, replay=replay) for replay in (False, True)

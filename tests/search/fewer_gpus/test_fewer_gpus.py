@@ -26,6 +26,7 @@ from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, worklo
 HEADS = {"kind": "gqa", "num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
 BIG = {"hidden": 2048, "vocab": 32768, "mlp": {"ffn_hidden": 8192}, "attention": HEADS}
 
+
 class JobOnGpus(NamedTuple):
     """A model, a framework, GPUs, the global batch, a GPU's memory [GiB], and what of the space is searched."""
 
