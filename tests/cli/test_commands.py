@@ -84,8 +84,8 @@ def check_report(report: dict[str, Any]) -> None:
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """One search with every output on: its report, and the directory that holds the files."""
     folder = tmp_path_factory.mktemp("llama")
-    arguments = ["plan", "llama3-8b", "h100-hgx", "--gpus", "16", "--max", "pp=2", "--max", "cp=1", "--json", *UNREFINED]
-    arguments += ["--json-file", "a.json", "--csv", "a.csv", "--out", "out"]
+    arguments = ["plan", "llama3-8b", "h100-hgx", "--gpus", "16", "--max", "pp=2", "--max", "cp=1", *UNREFINED]
+    arguments += ["--json", "--json-file", "a.json", "--csv", "a.csv", "--out", "out"]
     root = Path(mofa.__file__).parent.parent
     done = subprocess.run(
         [sys.executable, "-m", "mofa.cli.main", *arguments],

@@ -87,11 +87,13 @@ def by_text(
     return costed(name, kind, rows, machines, **options)
 
 
-def of_both(name: str, kind: str, column: str, seed: int) -> StrategyTable:
-    """A dozen rows of which a degree is 1, and a dozen of which it is more."""
+def of_both(name: str, kind: str, column: str, seed: int, more: int = 12) -> StrategyTable:
+    """A dozen rows of which a degree is 1, and some of which it is more."""
     rows, rng = legal(name, kind), np.random.default_rng(seed)
     alone = getattr(rows, column) == 1
-    return rows.take(np.concatenate([rng.choice(np.flatnonzero(of), 12, replace=False) for of in (alone, ~alone)]))
+    return rows.take(
+        np.concatenate([rng.choice(np.flatnonzero(of), n, replace=False) for of, n in ((alone, 12), (~alone, more))])
+    )
 
 
 @cache
@@ -225,18 +227,18 @@ def _has_layers_everywhere(rows: StrategyTable, model: ModelSpec, name: str) -> 
 @pytest.mark.parametrize(("name", "second", "host"), HOSTED)
 def test_uneven_routing_needs_more_memory_and_time(name: str, second: bool, host: str) -> None:
     kind, (machines, tolerance) = ("moe", "mla-moe")[second], HOSTS[host]
-    rows = of_both(name, kind, "ep", seed=5)
+    rows = of_both(name, kind, "ep", seed=5, more=20)
     even, uneven = (costed(name, kind, rows, machines, loads=loads) for loads in (BALANCED, UNEVEN))
     touched = rows.ep > 1
-    assert touched.sum() == 12
+    assert touched.sum() == 20
     assert np.all(uneven.step_s[touched] >= even.step_s[touched] * (1 - tolerance))
     if tolerance < 1e-6:
         assert np.all(uneven.step_s[touched] > even.step_s[touched])
     assert np.all(uneven.allocated_bytes[touched] >= even.allocated_bytes[touched] * (1 - 1e-12))
     everywhere = touched & _has_layers_everywhere(rows, job_of(name, kind).model, name)  # an end alone has no experts
     keeps = np.array(["moe" not in mode.modules for mode in rows.recompute_modes])[rows.recompute]
-    everywhere &= keeps  # what experts make again is not held
-    assert np.mean(uneven.allocated_bytes[everywhere] > even.allocated_bytes[everywhere]) > 0.5
+    everywhere &= keeps  # what experts make again is not held; of others the fullest moment may be the head's
+    assert np.mean(uneven.allocated_bytes[everywhere] > even.allocated_bytes[everywhere]) > 0.25
     np.testing.assert_allclose(uneven.step_s[~touched], even.step_s[~touched], rtol=1e-12)
 
 

@@ -251,8 +251,10 @@ def test_a_number_of_recomputed_layers_is_megatrons_in_a_search_too() -> None:
     job = workload(DENSE, seq_len=4096, global_batch=32)
     with pytest.raises(SpecError, match="full:n is Megatron's"):
         find_plans(job, cluster(8), framework=framework("torchtitan"), fix={"recompute": "full:1"})
-    found = find_plans(job, cluster(8), framework=framework("megatron"), fix={"recompute": "full:1"}, maximum=MAXIMUM["dense"],
-                       replay=False)  # fmt: skip
+    found = find_plans(
+        job, cluster(8), framework=framework("megatron"), fix={"recompute": "full:1"}, maximum=MAXIMUM["dense"],
+        replay=False,
+    )  # fmt: skip
     assert {plan.strategy.recompute for plan in found.report.plans} == {"full:1"}
 
 

@@ -20,7 +20,6 @@ from tests.cost.toy import cluster, framework, workload
 from tests.report.fake import make_plan
 from tests.search.test_entry_points import DENSE
 
-
 SMALL = {"cp": 1, "pp": 2, "vpp": 1, "micro_batch": 2}
 """A space of few pipelines."""
 

@@ -255,13 +255,13 @@ def _longer(name: str, rank: int, m: int) -> Rank:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("name", "m"),
+    ("name", "m", "rank"),
     [
-        ("mc4-pp2-dp2-llama-16l", 2 * LEAST_STEADY_FORWARDS + 3),
-        ("mc4-pp2-dp2-llama-16l", 3 * LEAST_STEADY_FORWARDS),
-        ("mc2-pp2-qwen30b-6l", 2 * LEAST_STEADY_FORWARDS),
+        ("mc4-pp2-dp2-llama-16l", 2 * LEAST_STEADY_FORWARDS + 3, 0),
+        ("mc4-pp2-dp2-llama-16l", 2 * LEAST_STEADY_FORWARDS, 1),
+        ("mc2-pp2-qwen30b-6l", 2 * LEAST_STEADY_FORWARDS, 0),
+        ("mc2-pp2-qwen30b-6l", LEAST_STEADY_FORWARDS + 13, 1),
     ],
 )
 def test_long_pipelines_leave_out_what_repeats(name: str, m: int, rank: int) -> None:

@@ -89,7 +89,10 @@ def test_a_faster_step_may_lose() -> None:
     and write slowly."""
     slow = {"value": "0.6 GB/s", "provenance": "assumed", "source": "a test"}
     harsh = facts(reliability__failures_per_node_day=100.0, storage__node_bytes_per_s=slow, spares=0)
-    alone: dict[str, Any] = {"framework": MEGATRON, "top": 1, "replay": False, "without": ["tp_overlap"]}
+    alone: dict[str, Any] = {
+        "framework": MEGATRON, "top": 1, "replay": False, "without": ["tp_overlap"],
+        "maximum": {"cp": 1, "pp": 4, "vpp": 2},
+    }  # fmt: skip
     by_run = mofa.find_long_runs(SMALL, NODES, harsh, **alone).report.plans[0]
     by_step = mofa.find_plans(SMALL, NODES, **alone).report.plans[0]
     judge = LongRunObjective(SMALL, NODES, MEGATRON, harsh)
