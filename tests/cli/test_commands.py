@@ -36,6 +36,7 @@ gpus: 8
 strategy: {{tp: 2, recompute: none}}
 batch: {{seq_len: 4096, micro: 1, global: 32}}
 """
+SIXTEEN = ("llama3-8b", "h100-hgx", "--gpus", "16", "--global-batch", "64")
 LLAMA_8 = ["plan", "llama3-8b", "h100-hgx", "--gpus", "8"]
 UNREFINED = ("--refine-seconds", "0")
 """Where a test asks nothing of layouts, whose search is most of a plan's time (tests/cli/test_layouts.py)."""
@@ -84,8 +85,8 @@ def check_report(report: dict[str, Any]) -> None:
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """One search with every output on: its report, and the directory that holds the files."""
     folder = tmp_path_factory.mktemp("llama")
-    arguments = ["plan", "llama3-8b", "h100-hgx", "--gpus", "16", "--max", "pp=2", "--max", "cp=1", *UNREFINED]
-    arguments += ["--json", "--json-file", "a.json", "--csv", "a.csv", "--out", "out"]
+    arguments = ["plan", *SIXTEEN, "--max", "pp=2", "--max", "cp=1", *UNREFINED, "--json"]
+    arguments += ["--json-file", "a.json", "--csv", "a.csv", "--out", "out"]
     root = Path(mofa.__file__).parent.parent
     done = subprocess.run(
         [sys.executable, "-m", "mofa.cli.main", *arguments],
@@ -120,7 +121,7 @@ def test_the_best_plan_is_estimated_to_the_same_numbers(llama: dict[str, Any], c
 
     best = llama["report"]["plans"][0]
     text = strategy_text(StrategySpec(**best["strategy"]))
-    done = cli("estimate", "llama3-8b", "h100-hgx", "--gpus", "16", "--strategy", text, "--json")
+    done = cli("estimate", *SIXTEEN, "--strategy", text, "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["strategy"] == best["strategy"]

@@ -61,7 +61,7 @@ def test_a_table_is_its_rows(mode: str) -> None:
         assert alone.interval_s[0] == together.interval_s[i]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     mode=st.sampled_from(CHECKPOINT_MODES), per_rank=st.floats(1e6, 5e10), step=st.floats(0.1, 100.0),
     nodes=st.integers(2, 16384), spares=st.none() | st.integers(0, 100), rate=st.floats(0.0, 0.05),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any, cast
 
@@ -163,7 +162,6 @@ def test_more_layers_are_recomputed_where_the_closed_form_is_too_hopeful() -> No
     assert not fixed.plans and fixed.rejected["memory"] == 1  # that very number was asked for
 
 
-@cache
 def found_by(jobs: int) -> list[dict[str, Any]]:
     """The best three plans, searched and played by so many processes."""
     job = workload(DENSE, seq_len=4096, global_batch=32)
@@ -173,10 +171,9 @@ def found_by(jobs: int) -> list[dict[str, Any]]:
     return [plan.model_dump() for plan in plans]
 
 
-@pytest.mark.parametrize("jobs", [2, 3])
-def test_more_processes_change_nothing(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mofa.search.to_plan.builder.SMALL", 0)
-    assert found_by(1) == found_by(jobs)
+    assert found_by(1) == found_by(3)
 
 
 def test_a_search_replays_its_best() -> None:

@@ -18,7 +18,7 @@ MODELS: dict[str, ModelSpec] = {
 }
 GIB = {"dense": 12.0, "moe": 16.0, "mla": 8.0}
 MAXIMUM: dict[str, dict[str, int]] = {
-    "dense": {"tp": 4, "cp": 2, "pp": 4, "vpp": 2, "micro_batch": 2},
+    "dense": {"tp": 4, "cp": 2, "pp": 2, "vpp": 2, "micro_batch": 2},
     "moe": {"tp": 2, "cp": 1, "pp": 2, "vpp": 2, "micro_batch": 2},
     "mla": {"tp": 2, "cp": 1, "pp": 2, "vpp": 2, "micro_batch": 1},
 }  # fmt: skip

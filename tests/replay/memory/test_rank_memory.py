@@ -96,6 +96,21 @@ def _one_of_each_kind() -> tuple[str, ...]:
     return tuple(first.values())
 
 
+def _one_of_each_schedule() -> tuple[str, ...]:
+    """Of those the first of each kind of computations that come again in a step."""
+    first: dict[tuple[object, ...], str] = {}
+    for name in _one_of_each_kind():
+        estimator = (run := load(name)).estimator
+        if (rank := describe_ranks(estimator)[0]).num_micro_batches > 3:
+            row, facts = estimator.table.row(0, estimator.framework.name), estimator.framework
+            kind = (
+                facts.name, facts.data_parallel, facts.compile, run.expandable, row.schedule, row.vpp, row.pp,
+                rank.routing_drift is None, row.recompute == "none",
+            )  # fmt: skip
+            first.setdefault(kind, name)
+    return tuple(first.values())
+
+
 def _ways(run: Run, rank: Rank) -> tuple[bool, list[str]]:
     """Whether leaving rounds out changes what is played of a rank, and what playing from notes changes."""
     playing = RankMemoryReplay(rank, expandable=run.expandable)
@@ -166,7 +181,7 @@ def test_leaving_rounds_out_and_repeating_them_change_nothing(part: int) -> None
     """Of every rank of more than three micro-batches of a run of each kind: what is said of it where rounds are
     skipped, and every event, size, name and growth where micro-batches are played from notes, none left out."""
     num = 0
-    for name in _one_of_each_kind()[part::PARTS]:
+    for name in _one_of_each_schedule()[part::PARTS]:
         run = load(name)
         with collect_at_end():
             for rank in describe_ranks(run.estimator):
@@ -174,7 +189,7 @@ def test_leaving_rounds_out_and_repeating_them_change_nothing(part: int) -> None
                     skipping_changes, noted = _ways(run, rank)
                     assert not skipping_changes and noted == [], name
                     num += 1
-    assert num > 60 / PARTS
+    assert num >= 30 / PARTS
 
 
 @pytest.mark.parametrize("rank", [0, 1])

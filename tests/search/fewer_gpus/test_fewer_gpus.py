@@ -11,6 +11,7 @@ import pytest
 import mofa
 from mofa.errors import StrategyError
 from mofa.plan.result import PlanReport
+from mofa.search import branch_and_bound
 from mofa.search.fewer_gpus.faster_rows import RowsOnFewerGpus, faster_rows_on_fewer_gpus, fewer_numbers_of_gpus
 from mofa.search.fewer_gpus.siblings import RowsOnAllGpus
 from mofa.search.goals import BestRows
@@ -53,7 +54,7 @@ JOBS = {
     "torchtitan with experts": JobOnGpus(EXPERTS_8, "torchtitan", 24, 16, 16.0, {**EXPERTS, "tp": 1}),
     "part of a node": JobOnGpus(DENSE_10, "megatron", 6, 4, 20.0, {**PIPELINES, "micro_batch": 2, "cp": 1}),
 }  # fmt: skip
-UNLIMITED = ("no dp of three nodes divides the batch", "experts", "torchtitan", "part of a node")
+UNLIMITED = ("no dp of three nodes divides the batch", "hardly any batch", "experts", "torchtitan", "part of a node")
 """One of each kind of blocks and numbers of GPUs, which are searched without a limit too."""
 
 
@@ -92,11 +93,13 @@ def steps_of(search: Search | RowsOnFewerGpus | None) -> dict[StrategySpec, floa
 @pytest.mark.parametrize(
     ("name", "limited"), [*((name, True) for name in JOBS), *((name, False) for name in UNLIMITED)]
 )
-def test_no_faster_row_is_missed(name: str, limited: bool) -> None:
+def test_no_faster_row_is_missed(name: str, limited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best rows of all smaller numbers of GPUs are those of searches that cost every row there.
 
     Limited by the best on all GPUs, whose rows then bound their siblings, and without a limit.
     """
+    monkeypatch.setattr(branch_and_bound, "FEW_ROWS", 0)  # bounds however few rows there are, in several batches
+    monkeypatch.setattr(branch_and_bound, "FIRST_DEGREES", 6)
     job, wanted, everywhere = job_on(name), 40, dict[StrategySpec, float]()
     whole = on_all(name)
     limit = min(steps_of(whole).values(), default=np.inf) if limited else np.inf
