@@ -178,7 +178,7 @@ def main() -> None:
     if smoke:
         search("llama3-8b", "h100-hgx", 8, repeat=1, cores=1, replay=True)
         one_core()
-        bounding("llama3-8b", "h100-hgx", 16)
+        bounding("llama3-8b", "h100-hgx", 8)
         costing("llama3-8b", "h100-hgx", 8)
     else:
         for gpus in (2048, 16384):
@@ -188,8 +188,8 @@ def main() -> None:
         for gpus in (2048, 16384):
             bounding("deepseek-v3", "h800-hgx", gpus)
         costing("deepseek-v3", "h800-hgx", 2048)
-    for workload, cluster, gpus, strategy in ESTIMATES:
-        one_estimate(workload, cluster, gpus, strategy, 3 if smoke else 100)
+    for workload, cluster, gpus, strategy in ESTIMATES[::2] if smoke else ESTIMATES:
+        one_estimate(workload, cluster, gpus, strategy, 1 if smoke else 100)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     print(f"peak memory of this process: {peak / 2**20:,.0f} MiB")
 

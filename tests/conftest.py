@@ -20,7 +20,8 @@ import pytest
 LONGEST = ("tests/replay/test_agreement.py", "tests/replay/memory/test_rank_memory.py",
            "tests/search/long_run/test_goodput.py", "tests/cli/test_commands.py",
            "tests/search/test_costing.py", "tests/search/test_entry_points.py",
-           "tests/search/test_branch_and_bound.py", "tests/search/fewer_gpus/test_fewer_gpus.py")  # fmt: skip
+           "tests/search/test_branch_and_bound.py", "tests/search/fewer_gpus/test_fewer_gpus.py",
+           "tests/cost/test_estimate.py", "tests/search/experts/test_micromoe_paper.py")  # fmt: skip
 """Files whose tests take longest: they begin first, so that no process is left with a long one at the end."""
 MEASUREMENTS = Path(__file__).parents[1] / "measurements"
 SLOW = Path(__file__).with_name("slow.txt")

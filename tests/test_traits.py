@@ -180,9 +180,12 @@ class Renamed:
 
 
 def _numbers(of: object) -> list[float]:
-    """All numbers of a plan, in order, but for how long it took to make it."""
+    """All numbers of a plan, in order, but for how long it took to make it; tensors as large are in that of names."""
     if isinstance(of, dict):
-        return [n for key, value in of.items() if key != "elapsed_s" for n in _numbers(value)]
+        tensors = [n for tensor in sorted(map(_numbers, of.get("tensors", ()))) for n in tensor]
+        return tensors + [
+            n for key, value in of.items() if key not in ("elapsed_s", "tensors") for n in _numbers(value)
+        ]
     if isinstance(of, list):
         return [n for value in of for n in _numbers(value)]
     return [float(of)] if isinstance(of, int | float) else []
@@ -212,7 +215,8 @@ def test_renamed_ops_and_tensors_change_nothing(
     """Bytes and seconds of closed form and replay are the same, whatever the ops and tensors of tapes are called."""
 
     def estimated() -> list[list[float]]:
-        job, nodes = mofa.load_workload(model, global_batch=16), mofa.load_cluster("h100-hgx", 8)
+        job = mofa.load_workload(model, global_batch=16, overrides={"model.num_layers": 9})
+        nodes = mofa.load_cluster("h100-hgx", 8)
         framework = mofa.load_framework(name)
         estimates = (
             mofa.estimate(job, nodes, strategy, framework=framework, replay=replay) for replay in (False, True)

@@ -30,7 +30,7 @@ from tests.report.fake_checks import make_attribution, make_check, make_chunk_re
 from tests.report.test_goodput import report as goodput_report
 from tests.report.test_goodput import with_long_run
 
-WIDTHS = (60, 80, 100, 120, 160)
+WIDTHS = (60, 80, 120, 160)
 COMMANDS = (
     "show frameworks", "show frameworks megatron", "show strategy", "show schedules", "show models",
     "show hardware", "show hardware h20", "show faults", "show faults llama3",

@@ -36,6 +36,7 @@ gpus: 8
 strategy: {{tp: 2, recompute: none}}
 batch: {{seq_len: 4096, micro: 1, global: 32}}
 """
+SIXTEEN = ("llama3-8b", "h100-hgx", "--gpus", "16", "--global-batch", "64")
 LLAMA_8 = ["plan", "llama3-8b", "h100-hgx", "--gpus", "8"]
 UNREFINED = ("--refine-seconds", "0")
 """Where a test asks nothing of layouts, whose search is most of a plan's time (tests/cli/test_layouts.py)."""
@@ -84,7 +85,7 @@ def check_report(report: dict[str, Any]) -> None:
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """One search with every output on: its report, and the directory that holds the files."""
     folder = tmp_path_factory.mktemp("llama")
-    arguments = ["plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--json"]
+    arguments = ["plan", *SIXTEEN, "--max", "pp=2", "--max", "cp=1", *UNREFINED, "--json"]
     arguments += ["--json-file", "a.json", "--csv", "a.csv", "--out", "out"]
     root = Path(mofa.__file__).parent.parent
     done = subprocess.run(
@@ -120,7 +121,7 @@ def test_the_best_plan_is_estimated_to_the_same_numbers(llama: dict[str, Any], c
 
     best = llama["report"]["plans"][0]
     text = strategy_text(StrategySpec(**best["strategy"]))
-    done = cli("estimate", "llama3-8b", "h100-hgx", "--gpus", "64", "--strategy", text, "--json")
+    done = cli("estimate", *SIXTEEN, "--strategy", text, "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["strategy"] == best["strategy"]
@@ -138,9 +139,9 @@ def test_plan_prints_what_the_issue_asks(cli: Cli) -> None:
         assert words in done.stdout, words
 
 
-@pytest.mark.parametrize("num_gpus", [2048, 16384])
-def test_deepseek_v3_is_planned(cli: Cli, num_gpus: int) -> None:
-    done = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", str(num_gpus), "--no-replay", "--json", *UNREFINED)
+def test_deepseek_v3_is_planned(cli: Cli) -> None:
+    """On as many GPUs as it was trained on; 16,384 are one of benchmarks/search_speed.py's."""
+    done = cli("plan", "deepseek-v3", "h800-hgx", "--gpus", "2048", "--no-replay", "--json", *UNREFINED)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     check_report(report)
@@ -156,7 +157,8 @@ def test_a_hugging_face_config_is_planned(cli: Cli, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(HF_LLAMA))
     options = ["--seq-len", "8192", "--global-batch", "1024", "--tokens", "15T", "--no-replay", "--json"]
-    done = cli("plan", "./my-hf-model/config.json", "h100-hgx", "--gpus", "512", *options)
+    few = ["--max", "pp=2", "--top", "2", *UNREFINED]
+    done = cli("plan", "./my-hf-model/config.json", "h100-hgx", "--gpus", "512", *options, *few)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     check_report(report)
@@ -176,22 +178,24 @@ def test_a_hugging_face_config_is_planned(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_constraints_hold(cli: Cli) -> None:
-    options = ["--fix", "tp=8", "--max", "pp=8", "--without", "vpp", "--top", "50", "--no-replay", "--json", *UNREFINED]
-    report = json.loads(cli("plan", "llama3-70b", "h100-hgx", "--gpus", "512", *options).stdout)
+    options = ["--fix", "tp=8", "--max", "pp=4", "--without", "vpp", "--top", "20", "--no-replay", "--json", *UNREFINED]
+    report = json.loads(cli("plan", "llama3-70b", "h100-hgx", "--gpus", "64", *options).stdout)
+    assert len(report["plans"]) == 20
     check_report(report)
     for plan in report["plans"]:
         assert plan["strategy"]["tp"] == 8
-        assert plan["strategy"]["pp"] <= 8
+        assert plan["strategy"]["pp"] <= 4
         assert plan["strategy"]["vpp"] == 1
 
 
 def test_numerics_change_only_when_asked(cli: Cli) -> None:
-    base = ("plan", "llama3-70b", "h100-hgx", "--gpus", "512", "--no-replay", "--json", "--fix", "tp=8", *UNREFINED)
+    base = ("plan", "llama3-70b", "h100-hgx", "--gpus", "64", "--no-replay", "--json", "--fix", "tp=8", "--max", "pp=4",
+            "--top", "1", *UNREFINED)  # fmt: skip
     plain = json.loads(cli(*base).stdout)
     fp8 = json.loads(cli(*base, "--with", "fp8").stdout)
     assert plain["workload"]["gemm_format"] == "bf16"
     assert fp8["plans"][0]["step_s"] < plain["plans"][0]["step_s"]
-    refused = cli("plan", "llama3-70b", "h100-hgx", "--gpus", "512", "--with", "fp7")
+    refused = cli("plan", "llama3-70b", "h100-hgx", "--gpus", "64", "--with", "fp7")
     assert refused.returncode == 2
     assert "fp7" in one_line_of(refused.stderr)
 
@@ -465,7 +469,7 @@ def test_show_hardware_says_where_every_number_comes_from(cli: Cli) -> None:
     nodes = {"a100-hgx", "h100-hgx", "h200-hgx", "h800-hgx", "h20-hgx", "b200-hgx", "gb200-nvl72"}
     assert nodes <= {node["name"] for node in listed["nodes"]}
     assert all(name in text for name in nodes)
-    for name in sorted(nodes) + listed["gpus"]:
+    for name in ("h100-hgx", "gb200-nvl72", "mi300x"):  # the facts of all others are tests/test_house.py's
         done = cli("show", "hardware", name, "--json")
         assert done.returncode == 0, done.stderr
         facts = list(_facts(json.loads(done.stdout)))

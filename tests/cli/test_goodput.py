@@ -38,7 +38,7 @@ def test_the_plain_calculator(cli: Cli) -> None:
 
 def test_weibull_failures_in_the_calculator(cli: Cli) -> None:
     for shape in ("0.6", "2"):
-        found = json.loads(cli(*CALCULATOR, "--shape", shape, "--json").stdout)
+        found = json.loads(cli(*CALCULATOR, "--shape", shape, "--runs", "2000", "--json").stdout)
         GoodputCalculation.model_validate(found)
         mc = found["ettr_monte_carlo"]
         assert abs(mc["mean"] - found["ettr"]) < 3.5 * mc["standard_error"]
@@ -251,7 +251,7 @@ def long_run(plan: dict[str, Any]) -> None:
 
 def test_plans_carry_their_long_run(cli: Cli) -> None:
     options = ("--gpus", "64", "--tokens", "100B", "--faults", "llama3", "--price", "2", "--top", "2", "--json")
-    done = cli("plan", "llama3-8b", "h100-hgx", *options)
+    done = cli("plan", "llama3-8b", "h100-hgx", *options, "--max", "cp=1", "--max", "pp=2", "--refine-seconds", "0")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     PlanReport.model_validate(report)
@@ -272,7 +272,8 @@ def test_plans_carry_their_long_run(cli: Cli) -> None:
 def test_levels_of_checkpoints_are_chosen_for_plans(cli: Cli) -> None:
     """Computing waits for storage where nothing writes behind it, so that it is written to more rarely."""
     arguments = ("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--top", "1", "--no-replay", "--json", "--fix",
-                 "recompute=none", "--faults", "llama3", "--storage", "20 GB/s", "--spares", "0",
+                 "recompute=none", "--max", "cp=1", "--max", "vpp=1", "--max", "pp=4", "--faults", "llama3",
+                 "--storage", "20 GB/s", "--spares", "0",
                  "--set", "faults.reliability.failures_per_node_day=0.5")  # fmt: skip
     found = {}
     for mode in ("blocking", "two-level", "three-level", "memory", "peer"):

@@ -416,11 +416,13 @@ def test_debug_shows_where_an_error_is_from(cli: Cli, monkeypatch: pytest.Monkey
 # --- arithmetic at the edges
 
 
+TIMES = [(1e15 * 86400, 0.0, 600.0), (1e-6, 1e6, 1e6), (21600.0, 1e-9, 0.0), (1e21, 1e21, 1e21), (1.0, 0.0, 1e21)]
+
+
 @pytest.mark.parametrize(
-    "times",
-    [(1e15 * 86400, 0.0, 600.0), (1e-6, 1e6, 1e6), (21600.0, 1e-9, 0.0), (1e21, 1e21, 1e21), (1.0, 0.0, 1e21)],
+    ("times", "shape"),
+    [*((times, 1.0) for times in TIMES), *((times, (0.2, 5.0)[i % 2]) for i, times in enumerate(TIMES))],
 )
-@pytest.mark.parametrize("shape", [1.0, 0.2, 5.0])
 def test_shares_stay_between_0_and_1(times: tuple[float, float, float], shape: float) -> None:
     for interval_s in (None, 3600.0) if shape == 1.0 else (3600.0,):
         try:

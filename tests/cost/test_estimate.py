@@ -49,6 +49,11 @@ MODELS = {
     "mla-moe": mla_moe(vocab=32768),
 }
 PAIRS = [(name, kind) for name in FRAMEWORKS for kind in MODELS]
+COVER = [
+    ("megatron", "dense"), ("megatron", "mla-moe"), ("megatron-local", "windowed"), ("megatron-local", "moe"),
+    ("torchtitan", "dense"), ("torchtitan", "mla-moe"),
+]  # fmt: skip
+"""Each framework with and without experts, each model at least once."""
 UNEVEN = RoutingLoads({2: 1.3, 4: 1.6, 8: 2.0}, {2: 1.5, 4: 1.9, 8: 2.5})
 
 
@@ -87,10 +92,19 @@ def by_text(
     return costed(name, kind, rows, machines, **options)
 
 
+def of_both(name: str, kind: str, column: str, seed: int, more: int = 12) -> StrategyTable:
+    """A dozen rows of which a degree is 1, and some of which it is more."""
+    rows, rng = legal(name, kind), np.random.default_rng(seed)
+    alone = getattr(rows, column) == 1
+    return rows.take(
+        np.concatenate([rng.choice(np.flatnonzero(of), n, replace=False) for of, n in ((alone, 12), (~alone, more))])
+    )
+
+
 @cache
 def costed_once(name: str, kind: str) -> Breakdown:
-    """The costs of 300 rows, for all tests that look at nothing else."""
-    return costed(name, kind, some(name, kind, 300, seed=1))
+    """The costs of 40 rows, for all tests that look at nothing else."""
+    return costed(name, kind, some(name, kind, 40, seed=1))
 
 
 def time_of(found: Breakdown, name: str) -> np.ndarray[Any, Any]:
@@ -152,21 +166,21 @@ def test_what_is_not_there_costs_nothing(name: str, kind: str) -> None:
 
 def pairs_by_mode(name: str, kind: str, first: str, second: str) -> tuple[StrategyTable, StrategyTable]:
     """The same strategies under two kinds of recomputation."""
-    rows = some(name, kind, 100, seed=3)
+    rows = of_both(name, kind, "pp", seed=3)
     modes = (RecomputeSpec.parse(first), RecomputeSpec.parse(second))
     layers = np.full(len(rows), -1)
     fields = {**vars(rows), "recompute_modes": modes, "recompute_layers": layers}
     return tuple(StrategyTable(**{**fields, "recompute": np.full(len(rows), i)}) for i in (0, 1))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
+@pytest.mark.parametrize(("name", "kind"), COVER)
 def test_recomputation_saves_memory_and_costs_time(name: str, kind: str) -> None:
     none, full = (costed(name, kind, rows) for rows in pairs_by_mode(name, kind, "none", "full"))
     assert np.all(full.step_s > none.step_s)
     assert np.all(full.hardware_flops > none.hardware_flops)
     # of several stages another may be the fullest, which is up to what is reserved
     alone = none.table.pp == 1
-    assert np.all(full.allocated_bytes[alone] <= none.allocated_bytes[alone] * (1 + 1e-9)) and alone.sum() > 10
+    assert np.all(full.allocated_bytes[alone] <= none.allocated_bytes[alone] * (1 + 1e-9)) and alone.sum() == 12
     assert np.mean(full.allocated_bytes) < np.mean(none.allocated_bytes)
 
 
@@ -188,14 +202,16 @@ def test_selective_recomputation_lies_between() -> None:
 
 
 # The host's lead of a phase is that of the second of two repetitions, which is not quite monotone: 0.5 % are allowed.
-HOSTS = [(silent_host(toy(cluster(16))), 1e-9), (toy(cluster(16)), 5e-3)]
+HOSTS = {"silent host": (silent_host(toy(cluster(16))), 1e-9), "host": (toy(cluster(16)), 5e-3)}
+HOSTED = [(name, second, host) for name in FRAMEWORKS for second, host in ((False, "silent host"), (True, "host"))]
+HOSTED[2:4] = [("megatron-local", True, "silent host"), ("megatron-local", False, "host")]
+"""Framework, whether the second of two models, host: each two of them meet."""
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
-@pytest.mark.parametrize("kind", ["windowed", "mla-moe"])
-@pytest.mark.parametrize(("machines", "tolerance"), HOSTS, ids=["silent host", "host"])
-def test_more_bandwidth_never_slows(name: str, kind: str, machines: ClusterSpec, tolerance: float) -> None:
-    rows = some(name, kind, 100, seed=4)
+@pytest.mark.parametrize(("name", "second", "host"), HOSTED)
+def test_more_bandwidth_never_slows(name: str, second: bool, host: str) -> None:
+    kind, (machines, tolerance) = ("windowed", "mla-moe")[second], HOSTS[host]
+    rows = some(name, kind, 20, seed=4)
     slow, fast, free = (
         costed(name, kind, rows, m)
         for m in (faster_links(machines, 1.0), faster_links(machines, 2.0), silent_network(machines))
@@ -213,24 +229,21 @@ def _has_layers_everywhere(rows: StrategyTable, model: ModelSpec, name: str) -> 
     return np.array([count.sum(axis=(0, 2)).min() > 0 for count in counts])
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
-@pytest.mark.parametrize("kind", ["moe", "mla-moe"])
-@pytest.mark.parametrize(("machines", "tolerance"), HOSTS, ids=["silent host", "host"])
-def test_uneven_routing_needs_more_memory_and_time(
-    name: str, kind: str, machines: ClusterSpec, tolerance: float
-) -> None:
-    rows = some(name, kind, 100, seed=5)
+@pytest.mark.parametrize(("name", "second", "host"), HOSTED)
+def test_uneven_routing_needs_more_memory_and_time(name: str, second: bool, host: str) -> None:
+    kind, (machines, tolerance) = ("moe", "mla-moe")[second], HOSTS[host]
+    rows = of_both(name, kind, "ep", seed=5, more=20)
     even, uneven = (costed(name, kind, rows, machines, loads=loads) for loads in (BALANCED, UNEVEN))
     touched = rows.ep > 1
-    assert touched.sum() > 20
+    assert touched.sum() == 20
     assert np.all(uneven.step_s[touched] >= even.step_s[touched] * (1 - tolerance))
     if tolerance < 1e-6:
         assert np.all(uneven.step_s[touched] > even.step_s[touched])
     assert np.all(uneven.allocated_bytes[touched] >= even.allocated_bytes[touched] * (1 - 1e-12))
     everywhere = touched & _has_layers_everywhere(rows, job_of(name, kind).model, name)  # an end alone has no experts
     keeps = np.array(["moe" not in mode.modules for mode in rows.recompute_modes])[rows.recompute]
-    everywhere &= keeps  # what experts make again is not held
-    assert np.mean(uneven.allocated_bytes[everywhere] > even.allocated_bytes[everywhere]) > 0.5
+    everywhere &= keeps  # what experts make again is not held; of others the fullest moment may be the head's
+    assert np.mean(uneven.allocated_bytes[everywhere] > even.allocated_bytes[everywhere]) > 0.25
     np.testing.assert_allclose(uneven.step_s[~touched], even.step_s[~touched], rtol=1e-12)
 
 
@@ -240,7 +253,7 @@ def test_uneven_routing_needs_more_memory_and_time(
 def test_more_data_parallelism_never_holds_more(name: str, kind: str, degrees: str) -> None:
     """Parameters and states of a rank fall, or stay, as dp grows."""
     held = []
-    for gpus in (8, 16, 32):
+    for gpus in (8, 16):
         found = by_text(name, kind, f"{degrees} recompute=none", gpus=gpus)
         held.append(float(bytes_of(found, "parameters", "optimizer_states")[0]))
     assert np.all(np.diff(held) < 0)
@@ -349,12 +362,16 @@ def test_joined_tables_keep_their_modes() -> None:
     assert len(joined([rows, rows])) == 6
 
 
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
+@pytest.mark.parametrize(("name", "kind"), COVER)
 def test_plans(name: str, kind: str) -> None:
-    """Fractions of provenance sum to 1, hardware FLOPs are no fewer than the model's, parts sum."""
+    """Fractions of provenance sum to 1, hardware FLOPs are no fewer than the model's, parts sum.
+
+    What is recomputed meets each of the degrees with a model of each framework."""
     job, machines, spec = job_of(name, kind), cluster(16), framework(name)
     for recompute in ("none", "full"):
         for degrees in ("dp=16", "tp=2 pp=2"):
+            if ((recompute == "full") == (degrees == "dp=16")) == (MODELS[kind].moe is None):
+                continue
             plan = estimate(job, machines, f"{degrees} recompute={recompute}", framework=spec)
             assert sum(plan.provenance.values()) == pytest.approx(1)
             assert all(0 <= v <= 1 for v in plan.provenance.values())

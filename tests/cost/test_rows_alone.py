@@ -137,12 +137,12 @@ def assert_rows_alone(name: str, model: str, seed: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(data=st.data())
 def test_every_row_is_as_alone(name: str, data: st.DataObject) -> None:
-    """Memory, step and every component of both, of up to a dozen candidates at once."""
+    """Memory, step and every component of both, of up to half a dozen candidates at once."""
     model = data.draw(st.sampled_from(KINDS[name].models))
-    assert_rows_alone(name, model, data.draw(st.integers(0, 2**32 - 1)), data.draw(st.integers(2, 12)))
+    assert_rows_alone(name, model, data.draw(st.integers(0, 2**32 - 1)), data.draw(st.integers(2, 6)))
 
 
 def rows_of(name: str, model: str, *wanted: dict[str, Any]) -> tuple[Job, StrategyTable]:

@@ -82,7 +82,7 @@ def costs(estimator: Estimator) -> dict[str, np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=3, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=2, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(data=st.data())
 def test_shared_blocks_cost_the_same(name: str, data: st.DataObject) -> None:
     """Times, memory and bounds of random strategies of each set, some of them alone with their combination."""
@@ -93,7 +93,7 @@ def test_shared_blocks_cost_the_same(name: str, data: st.DataObject) -> None:
         data.draw(st.sets(st.sampled_from(np.unique(table.options).tolist()), min_size=2, max_size=3))
     ):
         of_set = np.flatnonzero(table.options == number)
-        count = min(data.draw(st.integers(1, 30)), len(of_set))
+        count = min(data.draw(st.integers(1, 8)), len(of_set))
         tables.append(table.take(np.sort(random.choice(of_set, count, replace=False))))
     loads = UNEVEN if job.workload.model.moe and data.draw(st.booleans()) else BALANCED
     shared = estimators_sharing_blocks(job.workload, job.cluster, job.framework, tables, loads)

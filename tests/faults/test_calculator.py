@@ -32,14 +32,13 @@ def test_the_interval_asked_for_is_simulated(mtbf: float, interval: float, days:
 @pytest.mark.parametrize(
     ("times", "persist", "shape"),
     [
-        (0.2, 0.0, 0.7), (0.2, 0.0, 2.0), (0.2, 20 * MIN, 1.0), (0.2, 20 * MIN, 2.0),
-        (1.7, 20 * MIN, 0.7), (1.7, 0.0, 1.0), (1.7, 0.0, 2.0), (3.1, 20 * MIN, 0.7), (3.1, 20 * MIN, 1.0),
+        (0.2, 0.0, 0.7), (0.2, 20 * MIN, 2.0), (1.7, 20 * MIN, 0.7), (1.7, 0.0, 2.0), (3.1, 20 * MIN, 1.0),
         (6.0, 0.0, 1.0), (6.0, 0.0, 2.0),
     ],
 )  # fmt: skip
 def test_intervals_of_many_mtbf(times: float, persist: float, shape: float) -> None:
     found = calculate(6 * HOUR, 5 * MIN, 10 * MIN, interval_s=times * 6 * HOUR, persist_s=persist, shape=shape,
-                      num_runs=1000, seed=1)  # fmt: skip
+                      days=15.0, num_runs=1000, seed=1)  # fmt: skip
     mc = found.ettr_monte_carlo
     if shape == 2 and times == 6:  # of what fails this regularly nothing gets through
         assert mc is None and found.ettr < 1e-3
@@ -59,7 +58,7 @@ def test_exact_is_the_best_interval(shape: float, persist: float) -> None:
     best = found.ettr_by_formula.exact
     assert found.ettr == best
     assert best >= max(found.ettr_by_formula.young, found.ettr_by_formula.daly, found.ettr_by_formula.daly_higher_order)
-    around = [found.interval_s.exact * 1.02**k for k in range(-60, 61) if k]
+    around = [found.interval_s.exact * 1.02**k for k in range(-60, 61, 5) if k]
     args = (5 * MIN, 6 * HOUR, 10 * MIN, persist, shape)
     assert best > max(weibull_shares(tau, *args)["productive"] for tau in around)
 

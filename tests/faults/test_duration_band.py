@@ -19,16 +19,15 @@ DAY = 86400.0
 
 
 @pytest.mark.parametrize(
-    "clock",
+    ("clock", "days"),
     [
-        FailureClock(20_000.0, counted_failures=20),
-        FailureClock(20_000.0, counted_failures=2000),
-        FailureClock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0),
-        FailureClock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0, counted_failures=40),
-        FailureClock(20_000.0, num_nodes=64, shape=0.7, counted_failures=30),
+        (FailureClock(20_000.0, counted_failures=20), 10.0),
+        (FailureClock(20_000.0, counted_failures=2000), 60.0),
+        (FailureClock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0), 10.0),
+        (FailureClock(20_000.0, num_nodes=40, lemon_fraction=0.15, lemon_multiple=5.0, counted_failures=40), 60.0),
+        (FailureClock(20_000.0, num_nodes=64, shape=0.7, counted_failures=30), 10.0),
     ],
 )
-@pytest.mark.parametrize("days", [10.0, 60.0])
 def test_the_band_is_that_of_runs_that_draw_their_rate(clock: FailureClock, days: float) -> None:
     """Whole runs at rates of their own, none of which uses a closed form."""
     work, tau, block, restart = days * DAY, 1200.0, 30.0, 600.0

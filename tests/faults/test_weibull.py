@@ -43,8 +43,7 @@ def test_published_efficiencies(shape: float) -> None:
     assert found == pytest.approx(PUBLISHED[shape], abs=0.0035)
 
 
-@pytest.mark.parametrize("shape", [0.5, 0.7, 1.5, 3.0])
-@pytest.mark.parametrize("persist", [0.0, 600.0])
+@pytest.mark.parametrize(("shape", "persist"), [(0.5, 0.0), (0.7, 600.0), (1.5, 0.0), (3.0, 600.0)])
 def test_the_simulation_agrees_within_its_error(shape: float, persist: float) -> None:
     """Long runs: a run begins with a fresh clock, and ends in the midst of one."""
     run = LongRun(600 * DAY, 19 * MIN, (SimulatedLevel(MIN, persist_s=persist),), (SimulatedFailureKind(1.0,

@@ -35,7 +35,9 @@ def benchmark() -> Any:
 
 @pytest.fixture(scope="module")
 def found(benchmark: Any) -> list[tuple[Any, Any]]:
-    return [(case, benchmark.compare(case)) for case in benchmark.cases(40)]
+    """Memory is played of the first two of each kind."""
+    played = 2 * len(benchmark.WANTED)
+    return [(case, benchmark.compare(case, memory=i < played)) for i, case in enumerate(benchmark.cases(40))]
 
 
 def test_steps_agree(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
@@ -51,11 +53,13 @@ def test_memory_agrees(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
     known to what weighs all candidates, nor that a data-parallel rank of Megatron's owns some tensors whole and others
     not at all: 2.2 % on average, 10 % at most."""
     assert benchmark.MEMORY_BAR == 0.02
-    for case, agreement in found:
+    played = [(case, agreement) for case, agreement in found if agreement.allocated is not None]
+    assert len(played) == 2 * len(benchmark.WANTED)
+    for case, agreement in played:
         assert abs(agreement.allocated) <= benchmark.MEMORY_BAR, benchmark.describe(case)
         assert abs(agreement.reserved) <= 0.10, benchmark.describe(case)
-    assert np.median([abs(agreement.allocated) for _, agreement in found]) < 0.002
-    assert np.mean([abs(agreement.reserved) for _, agreement in found]) < 0.022
+    assert np.median([abs(agreement.allocated) for _, agreement in played]) < 0.002
+    assert np.mean([abs(agreement.reserved) for _, agreement in played]) < 0.022
 
 
 def test_components_of_pipelined_steps_agree(benchmark: Any) -> None:
@@ -136,22 +140,25 @@ def test_chunks_that_fsdp_reduces_one_by_one(benchmark: Any, name: str, gpus: in
 def test_allocated_memory_of_other_frameworks_agrees(benchmark: Any, line: str) -> None:
     """Within 2 %, where FSDP1 sums in 16 bits, compiled graphs hold what they are given, layers have fp8 copies,
     DeepSpeed's 16-bit gradients come with a backward and are made wide in the step."""
-    for case in benchmark.wider_cases(5, only=line):
+    for case in benchmark.wider_cases(3, only=line):
         agreement = benchmark.compare(case)
         assert abs(agreement.allocated) <= benchmark.MEMORY_BAR, benchmark.describe(case)
 
 
 def test_zero_bubble_agrees(benchmark: Any) -> None:
-    """ZB-V and interleaved zero bubble: every step within 3 %, allocated memory within 2 %, half of both within 0.5 %.
+    """ZB-V and interleaved zero bubble: every step within 3 %, allocated memory within 2 %, half of both within 0.5 %;
+    memory of two of each.
 
     Weights' gradients that are put off hold what they read, and every input's gradient stays for a step.
     """
-    found = [(case, benchmark.compare(case)) for case in benchmark.zero_bubble_cases(8)]
+    found = [(case, benchmark.compare(case, memory=i < 4)) for i, case in enumerate(benchmark.zero_bubble_cases(8))]
+    allocated = [agreement.allocated for _, agreement in found if agreement.allocated is not None]
     for case, agreement in found:
         assert abs(agreement.step) <= benchmark.TIME_BAR, benchmark.describe(case)
-        assert abs(agreement.allocated) <= benchmark.MEMORY_BAR, benchmark.describe(case)
+        assert abs(agreement.allocated or 0.0) <= benchmark.MEMORY_BAR, benchmark.describe(case)
+    assert len(allocated) == 4
     assert np.median([abs(agreement.step) for _, agreement in found]) < 0.005
-    assert np.median([abs(agreement.allocated) for _, agreement in found]) < 0.005
+    assert np.median(np.abs(allocated)) < 0.005
 
 
 @pytest.mark.parametrize("strategy", [
@@ -279,7 +286,9 @@ def test_where_the_first_layers_are_recomputed_the_plain_ones_behind_are_gone(
     """At the peak of a recomputed layer's backward those behind it have had theirs: 0.5 to 2 % of what is allocated."""
     job, machines = mofa.load_workload(name), mofa.load_cluster("h100-hgx", gpus)
     closed, played = (
-        mofa.estimate(job, machines, f"{strategy} micro_batch=1", replay=replay).memory.allocated_bytes
+        mofa.estimate(
+            job, machines, f"{strategy} micro_batch=1", replay=replay, explain=False, over_time=False
+        ).memory.allocated_bytes
         for replay in (False, True)
     )
     assert closed == pytest.approx(played, rel=2e-3)

@@ -23,9 +23,12 @@ ALONE = [
 ]
 
 
-def _estimated(name: str, gpus: int, framework: str, strategy: str, *, replay: bool) -> Plan:
-    workload, machines = mofa.load_workload(name, global_batch=gpus * 8), mofa.load_cluster("h200-hgx", gpus)
-    return mofa.estimate(workload, machines, strategy, framework=mofa.load_framework(framework), replay=replay)
+def _estimated(name: str, gpus: int, framework: str, strategy: str, *, replay: bool, over_time: bool = False) -> Plan:
+    workload, machines = mofa.load_workload(name, global_batch=gpus * 4), mofa.load_cluster("h200-hgx", gpus)
+    return mofa.estimate(
+        workload, machines, strategy, framework=mofa.load_framework(framework), replay=replay, explain=False,
+        over_time=over_time,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "gpus", "framework", "strategy", "layout"), GIVEN)
@@ -52,8 +55,10 @@ def test_a_layout_that_is_made_without_one_changes_nothing(
     name: str, gpus: int, framework: str, strategy: str, layout: str, replay: bool
 ) -> None:
     """Whether the framework splits so by itself or needs the layout that is printed."""
-    own = _estimated(name, gpus, framework, f"{strategy} micro_batch=1", replay=replay)
-    given = _estimated(name, gpus, framework, f"{strategy} micro_batch=1 layout={layout}", replay=replay)
+    own, given = (
+        _estimated(name, gpus, framework, f"{strategy} micro_batch=1{also}", replay=replay, over_time=True)
+        for also in ("", f" layout={layout}")
+    )
     assert own.layout is not None
     assert own.layout.text == layout
     assert own.layout.by == ("mofa" if "pp=3" in strategy else "framework")

@@ -11,7 +11,7 @@ from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.search_result import Search
 from mofa.search.space import combinations, default_space
 from tests.cost.toy import cluster, framework, workload
-from tests.search.toy_searches import MODELS, costed_whole, search_every_row
+from tests.search.toy_searches import MAXIMUM, MODELS, costed_whole, search_every_row
 
 
 def assert_same(one: Search, other: Search) -> None:
@@ -31,14 +31,13 @@ def assert_same(one: Search, other: Search) -> None:
     ("model", "name", "parts"),
     [
         ("dense", "megatron", 2),
-        ("dense", "megatron", 5),
         ("moe", "megatron", 5),  # in two below, by two processes
         ("mla", "megatron", 2),
         ("moe", "torchtitan", 5),
     ],
 )
 def test_parts_cost_what_the_whole_does(model: str, name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both numbers of parts of the smallest space, one of the others: what a row costs does not depend on its part
+    """One number of parts of each space: what a row costs does not depend on its part
     (tests/cost/test_rows_alone.py), and every number of parts has each row once (below)."""
     whole = costed_whole(model, name)
     monkeypatch.setattr(costing, "MANY", 0)
@@ -72,8 +71,8 @@ def test_progress_counts_every_row_once() -> None:
     told: list[tuple[int, int]] = []
     job = workload(MODELS["moe"], seq_len=4096, global_batch=32)
     found = find_plans(
-        job, cluster(16, memory_gib=16.0), framework=framework("megatron"), replay=False,
-        progress=lambda done, of: told.append((done, of)),
+        job, cluster(16, memory_gib=16.0), framework=framework("megatron"), top=1, replay=False,
+        banded=False, maximum=MAXIMUM["moe"], progress=lambda done, of: told.append((done, of)),
     )  # fmt: skip
     legal = int(np.sum((found.reasons < 0) | (found.reasons >= costing.NEEDLESS)))
     assert [done for done, _ in told] == sorted(done for done, _ in told)

@@ -36,7 +36,7 @@ def enumerated(found: Search) -> Any:
     """All rows of the space that :func:`tests.search.toy_searches.search` looks through."""
     space = default_space(found.workload, found.cluster, found.framework)
     limit = next(MAXIMUM[name] for name, model in MODELS.items() if model == found.workload.model)
-    space = constrain(space, fix={}, maximum=limit or {}, with_=(), without=())
+    space = constrain(space, fix={}, maximum=limit, with_=(), without=())
     return combinations_table(space, found.cluster, found.framework)
 
 
@@ -171,12 +171,13 @@ def test_no_number_of_layers_that_fits_is_missed(model: str) -> None:
 
 def test_constraints_hold_in_the_plans() -> None:
     job, machines, spec = workload(DENSE, seq_len=4096, global_batch=32), cluster(16), framework("megatron")
-    found = find_plans(job, machines, framework=spec, fix={"tp": 4}, maximum={"pp": 2}, without=("vpp", "full"), top=5)
+    found = find_plans(job, machines, framework=spec, fix={"tp": 4}, maximum={"pp": 2}, without=("vpp", "full"), top=5,
+                       replay=False)  # fmt: skip
     assert found.report.plans
     for plan in found.report.plans:
         assert plan.strategy.tp == 4 and plan.strategy.pp <= 2 and plan.strategy.vpp == 1
         assert not plan.strategy.recompute.startswith("full")
-    four = find_plans(job, machines, framework=spec, fix={"dp": 4}, top=5)
+    four = find_plans(job, machines, framework=spec, fix={"dp": 4}, top=5, replay=False)
     assert {p.strategy.dp for p in four.report.plans} == {4}
     with pytest.raises(SpecError, match=r"dp \(3\) must divide gpus \(16\)"):
         find_plans(job, machines, framework=spec, fix={"dp": 3})
@@ -204,6 +205,8 @@ def test_progress_ends_where_it_should() -> None:
         cluster(8),
         framework=framework("megatron"),
         replay=False,
+        top=1,
+        maximum=MAXIMUM["dense"],
         progress=lambda done, of: told.append((done, of)),
     )
     assert all(a[0] <= b[0] for a, b in itertools.pairwise(told))
@@ -248,7 +251,10 @@ def test_a_number_of_recomputed_layers_is_megatrons_in_a_search_too() -> None:
     job = workload(DENSE, seq_len=4096, global_batch=32)
     with pytest.raises(SpecError, match="full:n is Megatron's"):
         find_plans(job, cluster(8), framework=framework("torchtitan"), fix={"recompute": "full:1"})
-    found = find_plans(job, cluster(8), framework=framework("megatron"), fix={"recompute": "full:1"}, replay=False)
+    found = find_plans(
+        job, cluster(8), framework=framework("megatron"), fix={"recompute": "full:1"}, maximum=MAXIMUM["dense"],
+        replay=False,
+    )  # fmt: skip
     assert {plan.strategy.recompute for plan in found.report.plans} == {"full:1"}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any, cast
 
@@ -19,6 +18,9 @@ from mofa.specs.load import load_cluster, load_framework, load_workload
 from tests.cost.toy import cluster, framework, workload
 from tests.report.fake import make_plan
 from tests.search.test_entry_points import DENSE
+
+SMALL = {"cp": 1, "pp": 2, "vpp": 1, "micro_batch": 2}
+"""A space of few pipelines."""
 
 
 @dataclass
@@ -160,26 +162,27 @@ def test_more_layers_are_recomputed_where_the_closed_form_is_too_hopeful() -> No
     assert not fixed.plans and fixed.rejected["memory"] == 1  # that very number was asked for
 
 
-@cache
 def found_by(jobs: int) -> list[dict[str, Any]]:
     """The best three plans, searched and played by so many processes."""
     job = workload(DENSE, seq_len=4096, global_batch=32)
-    plans = find_plans(job, cluster(8), framework=framework("megatron"), top=3, jobs=jobs).report.plans
+    plans = find_plans(
+        job, cluster(8), framework=framework("megatron"), top=3, jobs=jobs, maximum=SMALL
+    ).report.plans  # fmt: skip
     return [plan.model_dump() for plan in plans]
 
 
-@pytest.mark.parametrize("jobs", [2, 3])
-def test_more_processes_change_nothing(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mofa.search.to_plan.builder.SMALL", 0)
-    assert found_by(1) == found_by(jobs)
+    assert found_by(1) == found_by(3)
 
 
 def test_a_search_replays_its_best() -> None:
     job = workload(DENSE, seq_len=4096, global_batch=32)
     told: list[tuple[int, int]] = []
     found = find_plans(
-        job, cluster(8), framework=framework("megatron"), top=3, replay_progress=lambda i, n: told.append((i, n))
-    )
+        job, cluster(8), framework=framework("megatron"), top=3, maximum=SMALL,
+        replay_progress=lambda i, n: told.append((i, n)),
+    )  # fmt: skip
     assert [p.costed_by for p in found.report.plans] == ["replay"] * 3
     assert all(p.memory.fits for p in found.report.plans)
     steps = [p.step_s for p in found.report.plans]
@@ -189,13 +192,13 @@ def test_a_search_replays_its_best() -> None:
     assert all(stage.costed_by == "replay" and stage.curve is not None for stage in best.memory.by_stage)
     fullest = max(other.memory.by_stage, key=lambda stage: stage.device_bytes)
     assert fullest.costed_by == "replay" and fullest.curve is None
-    closed = find_plans(job, cluster(8), framework=framework("megatron"), top=3, replay=False)
+    closed = find_plans(job, cluster(8), framework=framework("megatron"), top=3, maximum=SMALL, replay=False)
     assert [p.costed_by for p in closed.report.plans] == ["closed_form"] * 3
 
 
 def test_more_plans_than_are_replayed() -> None:
     job = workload(DENSE, seq_len=4096, global_batch=32)
-    found = find_plans(job, cluster(8), framework=framework("megatron"), top=REPLAYED + 5)
+    found = find_plans(job, cluster(8), framework=framework("megatron"), top=REPLAYED + 5, maximum=SMALL)
     by = [p.costed_by for p in found.report.plans]
     assert by == ["replay"] * REPLAYED + ["closed_form"] * 5
 

@@ -17,10 +17,12 @@ MODELS: dict[str, ModelSpec] = {
     "mla": mla_moe(num_layers=8),
 }
 GIB = {"dense": 12.0, "moe": 16.0, "mla": 8.0}
-MAXIMUM: dict[str, dict[str, int] | None] = {
-    "dense": None, "moe": {"cp": 2, "micro_batch": 4}, "mla": {"cp": 2, "micro_batch": 4},
+MAXIMUM: dict[str, dict[str, int]] = {
+    "dense": {"tp": 4, "cp": 2, "pp": 2, "vpp": 2, "micro_batch": 2},
+    "moe": {"tp": 2, "cp": 1, "pp": 2, "vpp": 2, "micro_batch": 2},
+    "mla": {"tp": 2, "cp": 1, "pp": 2, "vpp": 2, "micro_batch": 1},
 }  # fmt: skip
-"""Half of the rows of models with experts, of every kind of row some: what is true of them is true of the others."""
+"""A part of the rows, of every kind of row some: what is true of them is true of the others."""
 
 
 def search_every_row(model: str, name: str, jobs: int = 1) -> Search:
@@ -28,7 +30,7 @@ def search_every_row(model: str, name: str, jobs: int = 1) -> Search:
     job = workload(MODELS[model], seq_len=4096, global_batch=32)
     machines = cluster(16, memory_gib=GIB[model])
     return find_plans(
-        job, machines, framework=framework(name), replay=False, banded=False, jobs=jobs, every_row=True,
+        job, machines, framework=framework(name), top=3, replay=False, banded=False, jobs=jobs, every_row=True,
         maximum=MAXIMUM[model],
     )  # fmt: skip
 
@@ -41,7 +43,9 @@ def costed_whole(model: str, name: str) -> Search:
 
 @cache
 def search(model: str = "dense", name: str = "megatron", top: int = 10, memory_gib: float | None = None) -> Search:
-    """A search as users make it, by closed forms."""
+    """A search as users make it, by closed forms; bands are tests/search/to_plan/test_step_band.py's."""
     job = workload(MODELS[model], seq_len=4096, global_batch=32)
     machines = cluster(16, memory_gib=memory_gib or GIB[model])
-    return find_plans(job, machines, framework=framework(name), top=top, replay=False, maximum=MAXIMUM[model])
+    return find_plans(
+        job, machines, framework=framework(name), top=top, replay=False, banded=False, maximum=MAXIMUM[model]
+    )  # fmt: skip

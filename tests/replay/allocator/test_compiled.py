@@ -81,7 +81,8 @@ PLANS = (
 
 
 def _ranks(name: str, framework: str, strategy: str) -> list[Rank]:
-    job = mofa.load_workload(name, global_batch=32), mofa.load_cluster("h100-hgx", 16)
+    layers = {"model.num_layers": 8}
+    job = mofa.load_workload(name, global_batch=32, overrides=layers), mofa.load_cluster("h100-hgx", 16)
     estimator = strategy_estimator(*job, mofa.load_framework(framework), strategy)
     make = rank_describer(estimator)
     return [make(r) for r in range(int(estimator.table.pp[0]))]

@@ -18,7 +18,8 @@ MIB = 1 << 20
 
 
 def replayer(name: str, framework: str, strategy: str, gpus: int = 16, cluster: str = "h100-hgx") -> Replayer:
-    job = mofa.load_workload(name, global_batch=4 * gpus), mofa.load_cluster(cluster, gpus)
+    layers = {"model.num_layers": 16}
+    job = mofa.load_workload(name, global_batch=4 * gpus, overrides=layers), mofa.load_cluster(cluster, gpus)
     return Replayer(strategy_estimator(*job, mofa.load_framework(framework), strategy))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import pytest
 import mofa
 from mofa.errors import StrategyError
 from mofa.plan.result import PlanReport
+from mofa.search import branch_and_bound
 from mofa.search.fewer_gpus.faster_rows import RowsOnFewerGpus, faster_rows_on_fewer_gpus, fewer_numbers_of_gpus
 from mofa.search.fewer_gpus.siblings import RowsOnAllGpus
 from mofa.search.goals import BestRows
@@ -25,43 +26,57 @@ from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, worklo
 
 HEADS = {"kind": "gqa", "num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
 BIG = {"hidden": 2048, "vocab": 32768, "mlp": {"ffn_hidden": 8192}, "attention": HEADS}
-JOBS: dict[str, tuple[ModelSpec, str, int, int, float]] = {
-    "no dp of three nodes divides the batch": (llama(num_layers=10, **BIG), "megatron", 24, 32, 12.0),
-    "all GPUs are as fast": (llama(num_layers=10, **BIG), "megatron", 24, 96, 12.0),
-    "hardly any batch": (llama(num_layers=10, **BIG), "megatron", 24, 3, 16.0),
-    "experts": (moe_llama(num_layers=8, **BIG, moe={"num_experts": 8, "top_k": 2, "expert_hidden": 2048}),
-                "megatron", 24, 16, 16.0),
-    "latents": (mla_moe(num_layers=8), "megatron", 24, 16, 8.0),
-    "torchtitan": (llama(num_layers=10, **BIG), "torchtitan", 24, 32, 12.0),
-    "torchtitan with experts": (moe_llama(num_layers=8, **BIG), "torchtitan", 24, 16, 16.0),
-    "part of a node": (llama(num_layers=10, **BIG), "megatron", 6, 4, 20.0),
+
+
+class JobOnGpus(NamedTuple):
+    """A model, a framework, GPUs, the global batch, a GPU's memory [GiB], and what of the space is searched."""
+
+    model: ModelSpec
+    framework: str
+    gpus: int
+    batch: int
+    memory_gib: float
+    maximum: dict[str, int]
+
+
+PIPELINES = {"tp": 2, "cp": 2, "pp": 3, "vpp": 2, "micro_batch": 1}
+MICRO_BATCHES = {"tp": 4, "cp": 1, "pp": 3, "vpp": 1, "micro_batch": 2}
+EXPERTS = {"tp": 2, "cp": 1, "pp": 3, "vpp": 1, "micro_batch": 2}
+DENSE_10, EXPERTS_8 = llama(num_layers=10, **BIG), moe_llama(num_layers=8, **BIG)
+FEW_EXPERTS = moe_llama(num_layers=8, **BIG, moe={"num_experts": 8, "top_k": 2, "expert_hidden": 2048})
+JOBS = {
+    "no dp of three nodes divides the batch": JobOnGpus(DENSE_10, "megatron", 24, 16, 12.0, PIPELINES),
+    "all GPUs are as fast": JobOnGpus(DENSE_10, "megatron", 24, 96, 12.0, MICRO_BATCHES),
+    "hardly any batch": JobOnGpus(DENSE_10, "megatron", 24, 3, 16.0, PIPELINES),
+    "experts": JobOnGpus(FEW_EXPERTS, "megatron", 24, 16, 16.0, EXPERTS),
+    "latents": JobOnGpus(mla_moe(num_layers=8), "megatron", 24, 16, 8.0, {**EXPERTS, "micro_batch": 1}),
+    "torchtitan": JobOnGpus(DENSE_10, "torchtitan", 24, 32, 12.0, {**PIPELINES, "cp": 1}),
+    "torchtitan with experts": JobOnGpus(EXPERTS_8, "torchtitan", 24, 16, 16.0, {**EXPERTS, "tp": 1}),
+    "part of a node": JobOnGpus(DENSE_10, "megatron", 6, 4, 20.0, {**PIPELINES, "micro_batch": 2, "cp": 1}),
 }  # fmt: skip
-"""A model, a framework, GPUs, the global batch, and a GPU's memory [GiB]."""
-CONSTRAINTS: dict[str, Any] = {"maximum": {"cp": 2, "micro_batch": 2, "vpp": 2}}
+UNLIMITED = ("no dp of three nodes divides the batch", "hardly any batch", "experts", "torchtitan", "part of a node")
+"""One of each kind of blocks and numbers of GPUs, which are searched without a limit too."""
 
 
 def job_on(name: str, num_gpus: int | None = None) -> Job:
-    model, framework_name, gpus, batch, memory_gib = JOBS[name]
-    machines = cluster(num_gpus or gpus, memory_gib=memory_gib)
-    return Job(workload(model, seq_len=4096, global_batch=batch), machines, framework(framework_name))
+    job = JOBS[name]
+    machines = cluster(num_gpus or job.gpus, memory_gib=job.memory_gib)
+    return Job(workload(job.model, seq_len=4096, global_batch=job.batch), machines, framework(job.framework))
 
 
-def limits_of(job: Job) -> dict[str, Any]:
-    """Experts have rows enough without context parallelism, which the jobs without experts have."""
-    return CONSTRAINTS if job.workload.model.moe is None else {"maximum": {**CONSTRAINTS["maximum"], "cp": 1}}
-
-
-def searched(job: Job, **options: Any) -> Search:
+def searched(name: str, num_gpus: int | None = None, **options: Any) -> Search:
+    job = job_on(name, num_gpus)
     return mofa.find_plans(
-        job.workload, job.cluster, framework=job.framework, replay=False, banded=False, **limits_of(job), **options
-    )
+        job.workload, job.cluster, framework=job.framework, top=1, replay=False, banded=False,
+        maximum=JOBS[name].maximum, **options,
+    )  # fmt: skip
 
 
 @cache
 def on_all(name: str, num_gpus: int | None = None) -> Search | None:
     """A search that costs every row and uses all GPUs; None where none divides the batch."""
     try:
-        return searched(job_on(name, num_gpus), every_row=True, without=("fewer_gpus",))
+        return searched(name, num_gpus, every_row=True, without=("fewer_gpus",))
     except StrategyError:
         return None
 
@@ -75,22 +90,25 @@ def steps_of(search: Search | RowsOnFewerGpus | None) -> dict[StrategySpec, floa
     return {costed.table.row(int(i), "megatron"): float(key[i]) for i in fits}
 
 
-@pytest.mark.parametrize("limited", [True, False])
-@pytest.mark.parametrize("name", list(JOBS))
-def test_no_faster_row_is_missed(name: str, limited: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "limited"), [*((name, True) for name in JOBS), *((name, False) for name in UNLIMITED)]
+)
+def test_no_faster_row_is_missed(name: str, limited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best rows of all smaller numbers of GPUs are those of searches that cost every row there.
 
     Limited by the best on all GPUs, whose rows then bound their siblings, and without a limit.
     """
+    monkeypatch.setattr(branch_and_bound, "FEW_ROWS", 0)  # bounds however few rows there are, in several batches
+    monkeypatch.setattr(branch_and_bound, "FIRST_DEGREES", 6)
     job, wanted, everywhere = job_on(name), 40, dict[StrategySpec, float]()
     whole = on_all(name)
     limit = min(steps_of(whole).values(), default=np.inf) if limited else np.inf
     for number in fewer_numbers_of_gpus(job.cluster):
         everywhere |= steps_of(on_all(name, number))
     expected = dict(sorted((item for item in everywhere.items() if item[1] < limit), key=lambda item: item[1])[:wanted])
-    constrained = partial(_constrained, limits_of(job))
+    constrained = partial(_constrained, JOBS[name].maximum)
     solved = np.array([number == SOLVED for _, number in constrained(_space(job), job.cluster).recompute])
-    empty = searched(job, fix={"pp": 1, "tp": 1, "cp": 1}, without=("fewer_gpus",)) if whole is None else whole
+    empty = searched(name, fix={"pp": 1, "tp": 1, "cp": 1}, without=("fewer_gpus",)) if whole is None else whole
     rows = RowsOnAllGpus(job, empty.costed, empty.reasons, solved)
     goal = BestRows(SHORTEST_STEP, wanted, limit)
     found: dict[StrategySpec, float] = {}
@@ -100,8 +118,8 @@ def test_no_faster_row_is_missed(name: str, limited: bool) -> None:
     assert expected.keys() <= found.keys() or len(found) >= wanted
 
 
-def _constrained(limits: dict[str, Any], space: Space, machines: ClusterSpec) -> Space:
-    return constrain(space, fix={}, with_=(), without=(), **limits)
+def _constrained(maximum: dict[str, int], space: Space, machines: ClusterSpec) -> Space:
+    return constrain(space, fix={}, maximum=maximum, with_=(), without=())
 
 
 def _space(job: Job) -> Space:
@@ -146,7 +164,7 @@ def test_all_gpus_are_paid_for() -> None:
     price = mofa.load_faults(
         None, {"price.usd_per_gpu_hour": {"value": 2.0, "provenance": "assumed", "source": "a bill"}}
     )
-    best = mofa.find_long_runs(job, MACHINES, price, **ODD_NODES).report.plans[0]
+    best = mofa.find_long_runs(job, MACHINES, price, replay=False, **ODD_NODES).report.plans[0]
     assert best.idle_gpus > 0 and best.days_without_failures is not None
     assert best.gpu_hours == pytest.approx(best.days_without_failures * 24 * 248)
 

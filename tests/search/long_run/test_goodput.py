@@ -89,7 +89,10 @@ def test_a_faster_step_may_lose() -> None:
     and write slowly."""
     slow = {"value": "0.6 GB/s", "provenance": "assumed", "source": "a test"}
     harsh = facts(reliability__failures_per_node_day=100.0, storage__node_bytes_per_s=slow, spares=0)
-    alone: dict[str, Any] = {"framework": MEGATRON, "top": 1, "replay": False, "without": ["tp_overlap"]}
+    alone: dict[str, Any] = {
+        "framework": MEGATRON, "top": 1, "replay": False, "without": ["tp_overlap"],
+        "maximum": {"cp": 1, "pp": 4, "vpp": 2},
+    }  # fmt: skip
     by_run = mofa.find_long_runs(SMALL, NODES, harsh, **alone).report.plans[0]
     by_step = mofa.find_plans(SMALL, NODES, **alone).report.plans[0]
     judge = LongRunObjective(SMALL, NODES, MEGATRON, harsh)
@@ -142,14 +145,15 @@ def test_the_number_of_spares_is_that_of_whole_searches(batch: int, objective: O
     harsh = facts(
         restart__reschedule_s="2 h", restart__repair_s="30 min", reliability__failures_per_node_day=0.05,
     )  # fmt: skip
-    found = mofa.find_long_runs(job, nodes, harsh, framework=MEGATRON, top=1, objective=objective, replay=False)
+    asked: dict[str, Any] = {
+        "framework": MEGATRON, "top": 1, "objective": objective, "replay": False,
+        "maximum": {"cp": 1, "pp": 4, "vpp": 2, "micro_batch": 2}, "without": ("full",),
+    }  # fmt: skip
+    found = mofa.find_long_runs(job, nodes, harsh, **asked)
     each = {}
     for spares in range(5):
         try:
-            one = mofa.find_long_runs(
-                job, nodes, harsh.model_copy(update={"spares": spares}), framework=MEGATRON, top=1,
-                objective=objective, replay=False,
-            )  # fmt: skip
+            one = mofa.find_long_runs(job, nodes, harsh.model_copy(update={"spares": spares}), **asked)
         except SpecError:
             continue
         if one.report.plans:
@@ -251,8 +255,10 @@ def test_key_factors() -> None:
     assert ettr == pytest.approx(plan.ettr)
 
 
-@pytest.mark.parametrize(("weak", "replan"), [(False, False), (True, False), (False, True)])
-@pytest.mark.parametrize("batch", [1024, 480])
+@pytest.mark.parametrize(
+    ("weak", "replan", "batch"),
+    [(False, False, 1024), (False, False, 480), (True, False, 480), (False, True, 480)],
+)
 def test_every_variant_has_the_whole_batch(weak: bool, replan: bool, batch: int) -> None:
     """What computes and what stands by are all GPUs, and every replica takes as many whole micro-batches.
 
@@ -261,9 +267,11 @@ def test_every_variant_has_the_whole_batch(weak: bool, replan: bool, batch: int)
     short = {"model.num_layers": 8} if replan else None
     job = mofa.load_workload("llama3-8b", tokens="1T", global_batch=batch, overrides=short)
     plan = None if replan else "tp=2 pp=4 micro_batch=2"
+    scales = [32] if replan else [64, 128]
     report = goodput_by_scale(
-        job, NODES, facts(spares=2), [64, 128], MEGATRON, strategy=plan, weak=weak, replan=replan
+        job, NODES, facts(spares=2), scales, MEGATRON, strategy=plan, weak=weak, replan=replan
     )  # fmt: skip
+    assert [point.num_gpus for point in report.points] == scales
     for point in report.points:
         assert point.global_batch == (batch * point.num_gpus // 64 if weak else batch)
         assert list(point.variants) == [name for name, _, _ in VARIANTS]
@@ -328,10 +336,13 @@ def test_replicas_leave_in_whole_experts_groups_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "strategy"),
-    [(1024, "tp=2 pp=2 micro_batch=1"), (192, "tp=4 pp=2 vpp=2 micro_batch=1"), (320, "tp=2 micro_batch=2")],
+    ("batch", "strategy", "rate"),
+    [
+        (1024, "tp=2 pp=2 micro_batch=1", 0.3),
+        (192, "tp=4 pp=2 vpp=2 micro_batch=1", 0.003),
+        (320, "tp=2 micro_batch=2", 0.3),
+    ],
 )
-@pytest.mark.parametrize("rate", [0.003, 0.3])
 def test_the_number_of_spares_pays_most(batch: int, strategy: str, rate: float) -> None:
     """What is printed without ``--spares`` is the best of what is printed with every number of them."""
     job = mofa.load_workload("llama3-8b", tokens="1T", global_batch=batch)
