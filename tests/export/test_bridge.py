@@ -23,12 +23,12 @@ BRIDGE = ("training/config.py", "training/mixed_precision.py", "training/tokeniz
 CORE = ("transformer/transformer_config.py", "model_parallel_config.py", "optimizer/optimizer_config.py",
         "distributed/distributed_data_parallel_config.py", "datasets/gpt_dataset.py",
         "datasets/blended_megatron_dataset_config.py")  # fmt: skip
-NUMBER = 30
+NUMBER = 50
 
 
 @pytest.fixture(scope="module")
 def plans() -> list[Drawn]:
-    """Thirty random plans that Bridge takes."""
+    """Fifty random plans that Bridge takes."""
     drawn = drawn_plans("megatron", WORKLOADS, OPTIONS, STRATEGIES, seed=31)
     return list(islice((plan for plan in drawn if plan.workload.model.positions == "rope"), NUMBER))
 

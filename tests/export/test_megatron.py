@@ -44,12 +44,12 @@ STRATEGIES: dict[str, list[Any]] = {
     "ep": [1, 2, 4, 8], "etp": [1], "sp": [True, True, False],
     "recompute": ["none", "full", "full:1", "selective:mlp", "selective:moe_act+layernorm", "selective:core_attn"],
 }  # fmt: skip
-NUMBER = 30
+NUMBER = 50
 
 
 @pytest.fixture(scope="module")
 def plans() -> list[Drawn]:
-    """Thirty random plans."""
+    """Fifty random plans."""
     plans_drawn = drawn_plans("megatron", WORKLOADS, OPTIONS, STRATEGIES, seed=26)
     return list(islice(plans_drawn, NUMBER))
 

@@ -40,12 +40,12 @@ STRATEGIES: dict[str, list[Any]] = {
     "recompute": ["none", "full", "ops", "every:2", "every:3"],
     "layout": ["", "", "pipeline-parallel-first-stage-less-layers:2"],
 }  # fmt: skip
-NUMBER = 30
+NUMBER = 50
 
 
 @pytest.fixture(scope="module")
 def plans() -> list[Drawn]:
-    """Thirty random plans of models that torchtitan runs so."""
+    """Fifty random plans of models that torchtitan runs so."""
     drawn = drawn_plans("torchtitan", WORKLOADS, OPTIONS, STRATEGIES, seed=26)
     return list(islice((d for d in drawn if d.plan.strategy.pp == 1 or not _is_whole(d)), NUMBER))
 

@@ -26,12 +26,12 @@ STRATEGIES: dict[str, list[Any]] = {
     "tp": [1, 1, 2, 4], "pp": [1, 1, 2, 4], "cp": [1, 1, 2], "ep": [1, 2, 4], "sp": [True],
     "recompute": ["none", "full", "ops"], "layout": ["", "", "pipeline-parallel-first-stage-less-layers:2"],
 }  # fmt: skip
-NUMBER = 30
+NUMBER = 50
 
 
 @pytest.fixture(scope="module")
 def plans() -> list[Drawn]:
-    """Thirty random plans."""
+    """Fifty random plans."""
     return list(islice(drawn_plans("torchtitan", WORKLOADS, OPTIONS, STRATEGIES, seed=30), NUMBER))
 
 
