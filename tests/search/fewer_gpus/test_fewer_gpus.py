@@ -47,6 +47,7 @@ FEW_EXPERTS = moe_llama(num_layers=8, **BIG, moe={"num_experts": 8, "top_k": 2, 
 JOBS = {
     "no dp of three nodes divides the batch": JobOnGpus(DENSE_10, "megatron", 24, 16, 12.0, PIPELINES),
     "all GPUs are as fast": JobOnGpus(DENSE_10, "megatron", 24, 96, 12.0, MICRO_BATCHES),
+    "every degree": JobOnGpus(DENSE_10, "megatron", 24, 96, 12.0, {"cp": 2, "vpp": 2, "micro_batch": 2}),
     "hardly any batch": JobOnGpus(DENSE_10, "megatron", 24, 3, 16.0, PIPELINES),
     "experts": JobOnGpus(FEW_EXPERTS, "megatron", 24, 16, 16.0, EXPERTS),
     "latents": JobOnGpus(mla_moe(num_layers=8), "megatron", 24, 16, 8.0, {**EXPERTS, "micro_batch": 1}),
@@ -54,8 +55,10 @@ JOBS = {
     "torchtitan with experts": JobOnGpus(EXPERTS_8, "torchtitan", 24, 16, 16.0, {**EXPERTS, "tp": 1}),
     "part of a node": JobOnGpus(DENSE_10, "megatron", 6, 4, 20.0, {**PIPELINES, "micro_batch": 2, "cp": 1}),
 }  # fmt: skip
-UNLIMITED = ("no dp of three nodes divides the batch", "hardly any batch", "experts", "torchtitan", "part of a node")
-"""One of each kind of blocks and numbers of GPUs, which are searched without a limit too."""
+UNLIMITED = ("no dp of three nodes divides the batch", "every degree", "hardly any batch", "experts", "torchtitan",
+             "part of a node")  # fmt: skip
+"""One of each kind of blocks and numbers of GPUs, which are searched without a limit too; one whose siblings are so
+many that bounds half too high miss some."""
 
 
 def job_on(name: str, num_gpus: int | None = None) -> Job:
