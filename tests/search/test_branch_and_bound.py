@@ -74,7 +74,7 @@ def long_runs(objective: Objective, spares: int, *, every_row: bool = False) -> 
         mofa.load_workload("llama3-8b", tokens="1T"), mofa.load_cluster("h100-hgx", 24),
         mofa.load_faults("llama3", {"spares": spares, "price.usd_per_gpu_hour": price}),
         framework=mofa.load_framework("megatron"), top=10, replay=False, objective=objective, every_row=every_row,
-        maximum={"cp": 1, "pp": 4, "vpp": 2, "micro_batch": 4},
+        maximum={"cp": 2, "pp": 8, "micro_batch": 4},
     )  # fmt: skip
 
 

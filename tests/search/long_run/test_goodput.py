@@ -91,7 +91,7 @@ def test_a_faster_step_may_lose() -> None:
     harsh = facts(reliability__failures_per_node_day=100.0, storage__node_bytes_per_s=slow, spares=0)
     alone: dict[str, Any] = {
         "framework": MEGATRON, "top": 1, "replay": False, "without": ["tp_overlap"],
-        "maximum": {"cp": 1, "pp": 4, "vpp": 2},
+        "maximum": {"cp": 1, "pp": 4},
     }  # fmt: skip
     by_run = mofa.find_long_runs(SMALL, NODES, harsh, **alone).report.plans[0]
     by_step = mofa.find_plans(SMALL, NODES, **alone).report.plans[0]
