@@ -20,7 +20,7 @@ def parse_text(text: str) -> PipelineLayout | SplitOptions:
 
     Examples
     --------
-    >>> parse_text("Et|tL").layers_by_chunk, parse_text("decoder-last-pipeline-num-layers:3").last
+    >>> parse_text("Et|tL").layers_by_chunk, parse_text("decoder-last-pipeline-num-layers:3").layers_of_last
     ((1, 1), 3)
     """
     if is_module_name_list(text):
