@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from mofa.errors import SpecError
 from mofa.export.job import Job
+from mofa.plan.comparison import MAX_RESULT_BYTES
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import Estimate, Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from mofa.specs.workload import WorkloadSpec
 
 Target = Literal["megatron", "torchtitan", "torchtitan-0.3", "megatron-bridge"]
-MAX_PLAN_BYTES = 2**26
-"""Largest JSON of plans that is read. [B]"""
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ def load_result(file: str | Path) -> PlanReport | Estimate:
         If it is no such JSON, or one of before plans said their job.
     """
     where = short(str(file), 200)
-    data = read_bytes(file, where, MAX_PLAN_BYTES, "give the JSON of one search")
+    data = read_bytes(file, where, MAX_RESULT_BYTES, "give the JSON of one search")
     raw = read_json(data, where, "name what mofa plan --json or estimate --json wrote")
     if isinstance(raw, list) and len(raw) == 1:
         raw = raw[0]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LEAST_BYTES = 1024
 """Smaller payloads say nothing that a curve from 4 KiB on needs. [B]"""
 MAX_FILES = 256
-MOST_SHARE = network.MOST_SHARE
+"""Each is fitted without itself as well: more take minutes. [-]"""
 MOST_ERROR = 0.5
 """A run that no facts of the network bring nearer is of other links than the profile's. [-]"""
 
@@ -142,7 +142,7 @@ def _put_share(
     """Put the share of a link that the largest payload reached into the profile; the fact by its name."""
     key = "all_to_all_efficiency" if run.op == "all_to_all" else "efficiency"
     share = _share_of(run, group, cluster, level)
-    if not 0 < share <= MOST_SHARE:
+    if not 0 < share <= network.MOST_SHARE:
         raise _unlikely(f"{file}: bus bandwidth {run.bus_bytes_per_s / 1e9:.1f} GB/s", share, level, cluster, path)
     value = float(f"{share:.4g}")
     source = _source([run], [file])
@@ -181,9 +181,9 @@ def _put_network(
     """Put latency and shares of the network into the profile: the facts by their names, the errors by file."""
     usable = [run for run in placed if len(run.time_s)]
     fitted = network.fit_network(usable, cluster)
-    changed = _told_facts(usable, fitted)
+    changed = _measured_facts(usable, fitted)
     shares = [value for name, value in changed.items() if name != "latency_s"]
-    if max(shares) >= MOST_SHARE * 0.999:
+    if max(shares) >= network.MOST_SHARE * 0.999:
         raise _unlikely(f"{usable[0].name}: what the runs reach between nodes", max(shares), "nic", cluster, path)
     errors = network.run_errors(usable, cluster, fitted)
     farthest = max(errors, key=lambda each: each.fitted)
@@ -202,7 +202,7 @@ def _put_network(
     return facts, {each.name: each for each in errors}
 
 
-def _told_facts(runs: Sequence[NetworkRun], fitted: NetworkFacts) -> dict[str, float]:
+def _measured_facts(runs: Sequence[NetworkRun], fitted: NetworkFacts) -> dict[str, float]:
     """Those of the facts that runs say something of."""
     facts = {"latency_s": fitted.latency_s}
     if any(run.kind != "all_to_all" for run in runs):
