@@ -79,6 +79,18 @@ def _fp8(run: ExpandedRun) -> dict[str, Any]:
     }
 
 
+def _optimizer(run: ExpandedRun) -> dict[str, Any]:
+    share = run.framework.optimizer_offload
+    if not share:
+        return {}
+    return {
+        "optimizer_cpu_offload": True,
+        "optimizer_offload_fraction": share,
+        "overlap_cpu_optimizer_d2h_h2d": run.framework.overlap_optimizer_copies,
+        "use_precision_aware_optimizer": True,  # Megatron-LM's arguments.py asks for it
+    }
+
+
 def megatron_te_job(run: ExpandedRun) -> dict[str, Any]:
     """The configuration of Megatron-Core's Transformer Engine layer spec for this run.
 
@@ -105,5 +117,6 @@ def megatron_te_job(run: ExpandedRun) -> dict[str, Any]:
     }
     fp8_params = job["config"].get("fp8_param", False)
     job["ddp"]["fp8_param_gather"] = fp8_params
+    job["optimizer"] |= _optimizer(run)
     job["optimizer"]["fp8_recipe"] = job["config"].get("fp8_recipe")
     return job | {"transformer_engine": True, "eager_groups": run.framework.process_groups == "eager"}

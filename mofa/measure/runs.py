@@ -111,7 +111,7 @@ def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_
     }
     environment = {
         "PYTORCH_ALLOC_CONF": _ALLOCATORS[run.framework.allocator],
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(run.framework.host_threads),
         **runner.environment,
     }
     return Task(run.run.id, f"mofa.measure.runners.{runner.module}", run.run.gpus, job, environment, timeout_s)

@@ -20,11 +20,13 @@ from mofa.specs.framework_offers import MEGATRON, OFFERED, PYTORCH_MODULES, READ
 from mofa.specs.framework_traits import TRAITS, FrameworkTraits, Layers
 from mofa.specs.implied_facts import DEEPSPEED, GRADIENTS, NOT_OTHERWISE
 from mofa.specs.implied_facts import implied_facts as implied_facts
+from mofa.specs.optimizer_offload import check_optimizer_offload
 from mofa.specs.optimizers import STEP_KERNELS, Implementation, StepKernels
 from mofa.specs.ranges import (
     MAX_ALIGNMENT,
     MAX_DISPATCH_SYNCS,
     MAX_GPUS,
+    MAX_HOST_THREADS,
     MAX_LOSS_METRICS,
     MAX_WIDTH,
     BytesPerElement,
@@ -132,6 +134,16 @@ class FrameworkSpec(Spec):
     launch_blocking: bool = False
     """The host waits for every kernel that it launches (``CUDA_LAUNCH_BLOCKING=1``), so that nothing runs beside
     anything; without FSDP or overlapped gradients. What the optimizer launches is taken not to block."""
+    optimizer_offload: float = Field(default=0.0, ge=0.0, le=1.0)
+    """megatron: share of the optimizer's states that hosts hold and step (``optimizer_offload_fraction`` of the hybrid
+    device optimizer, with ``optimizer_cpu_offload``); tensors go there whole, in order, until the share is reached. [-]
+    """
+    overlap_optimizer_copies: bool = False
+    """With ``optimizer_offload``: each tensor's gradient, step and way back beside those of others
+    (``overlap_cpu_optimizer_d2h_h2d``, which Megatron-Core 0.16.1 leaves off)."""
+    host_threads: int = Field(default=1, ge=1, le=MAX_HOST_THREADS)
+    """Threads of a rank on its host (``OMP_NUM_THREADS``, which torchrun sets to 1 where nothing is said), by which
+    the optimizer steps there. [-]"""
     fp8_params: bool = False
     """megatron: with fp8 products the layers' weights are held and gathered in fp8 (``fp8_param_gather``): a byte a
     parameter and one transposed, instead of two of bf16 and both in fp8."""
@@ -260,6 +272,7 @@ class FrameworkSpec(Spec):
         self._check_of_one_framework()
         self._check_read_by()
         self._check_sharding()
+        check_optimizer_offload(self)
         return self
 
     def _check_options(self) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, NamedTuple, Self, get_args
 from pydantic import AfterValidator, Field
 
 from mofa.specs.base import Fact, PositiveSecondsFact, SecondsFact, ShareFact, Spec
+from mofa.specs.optimizer_offload import HostOptimizer
 
 Module = Literal[
     "amax", "attention", "bias_dropout_add", "collective", "dispatch", "embedding", "exchange", "exchanged_attention",
@@ -162,6 +163,8 @@ class HostCurve(Spec):
     """Forward of a small layer of Transformer Engine: the pace at which hosts run modules' Python. [s]"""
     layer_back_s: PositiveSecondsFact | None = None
     """Its way back, on autograd's thread. [s]"""
+    optimizer: HostOptimizer | None = None
+    """What steps of an optimizer on the host reach; None where nothing is known."""
     modules: dict[ModuleKey, ModuleCall] = {}
     """Calls of modules whose Python is timed as a whole, by :data:`MODULES` and, where it differs, the format that they
     compute in: ``linear fp8-blockwise``."""

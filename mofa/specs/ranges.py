@@ -89,3 +89,5 @@ LayerPeriod = Annotated[int, Field(ge=1, le=MAX_LAYERS, strict=True)]
 """Every so many-th layer. [layers]"""
 LayerPeriodOrNone = Annotated[int, Field(ge=0, le=MAX_LAYERS, strict=True)]
 """0 for none. [layers]"""
+MAX_HOST_THREADS = 1024
+"""Of a rank; more than any node has cores. [-]"""

@@ -16,12 +16,14 @@ import torch
 from mofa.calibrate.bench.te_kernels import te_bf16_sample
 from mofa.calibrate.bench.torch_autograd import autograd_sample
 from mofa.calibrate.bench.torch_host import copy_sample, host_sample, sustained_sample, throttled_sample
+from mofa.calibrate.bench.torch_host_optimizer import host_optimizer_sample
 from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, grouped_calls
 from mofa.calibrate.bench.torch_memory import MemoryOps
 from mofa.calibrate.bench.torch_routed import routed_calls
 from mofa.calibrate.bench.torch_sequence import sequence_sample
 from mofa.calibrate.bench.torch_timing import GpuMonitor, RandomInputs, time_calls
 from mofa.calibrate.cases import Case, Sample, Unsupported
+from mofa.calibrate.shapes.host_ops import HOST_OPTIMIZER
 from mofa.calibrate.shapes.te_bf16 import TE_BF16_FAMILIES
 from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
 from mofa.calibrate.shapes.te_throttled import FAMILY as TE_THROTTLED
@@ -56,6 +58,8 @@ class TorchBench:
             return autograd_sample(case.op, self.device, case.size("ops"))
         if case.family == "sequence":
             return sequence_sample(case, self.device)
+        if case.family == HOST_OPTIMIZER:
+            return host_optimizer_sample(case, self.device, self.clock)
         if case.family == "copy":
             return copy_sample(case, self.pool, self.clock)
         if case.family == "sustained":

@@ -6,7 +6,13 @@ from mofa.calibrate.cases import Case
 from mofa.calibrate.shapes.attention_kernels import attention_cases
 from mofa.calibrate.shapes.clock_speed import sustained_cases, throttled_cases
 from mofa.calibrate.shapes.gemms import gemm_cases, grouped_cases, unaligned_cases
-from mofa.calibrate.shapes.host_ops import autograd_cases, host_cases, sequence_cases
+from mofa.calibrate.shapes.host_ops import (
+    HOST_OPTIMIZER,
+    autograd_cases,
+    host_cases,
+    host_optimizer_cases,
+    sequence_cases,
+)
 from mofa.calibrate.shapes.memory_bound import compiled_cases, copy_cases, memory_cases
 from mofa.calibrate.shapes.routed import routed_cases
 from mofa.calibrate.shapes.te_bf16 import (
@@ -31,9 +37,9 @@ ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compil
                     "routed", "sustained", "throttled", "sequence", "unaligned_gemm")  # fmt: skip
 COLLECTIVE_FAMILIES = ("collective", "overlap", "dependent_collective")
 SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, *COLLECTIVE_FAMILIES)
-FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_FAMILIES, *TE_BF16_FAMILIES, TE_THROTTLED, "chunked_moe")
-"""What can be named. Only where they are named are whole layers measured, as no curve comes from them, and what needs
-Transformer Engine on the machine."""
+FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_FAMILIES, *TE_BF16_FAMILIES, TE_THROTTLED, "chunked_moe", HOST_OPTIMIZER)
+"""What can be named. Only where they are named are whole layers measured, as no curve comes from them, what needs Transformer
+Engine on the machine, and an optimizer on the host."""
 
 
 def family_cases(
@@ -50,6 +56,7 @@ def family_cases(
         "unaligned_gemm": unaligned_cases, "te_experts": te_expert_cases, "te_attention": te_attention_cases,
         "te_wgrad": te_wgrad_cases, "te_expert_host": te_expert_host_cases, "te_ops": te_op_cases,
         "throttled": throttled_cases, TE_THROTTLED: te_throttled_cases,
+        HOST_OPTIMIZER: host_optimizer_cases,
     }  # fmt: skip
     if family == "chunked_moe":
         from mofa.calibrate.shapes.chunked import chunked_cases
@@ -79,6 +86,7 @@ def family_cases(
             TE_THROTTLED,
             "overlap",
             "dependent_collective",
+            HOST_OPTIMIZER,
             *TE_BF16_FAMILIES,
         )
         or full
@@ -95,7 +103,7 @@ def _quick(family: str, all_cases: list[Case]) -> list[Case]:
     """A quarter; of what is fitted op by op as many of each as a fit needs; of what takes seconds each a few."""
     if family in ("host", "copy", "overlap"):
         return all_cases
-    if family in ("autograd", "sequence", "routed", "throttled", TE_THROTTLED, "unaligned_gemm", *TE_BF16_FAMILIES):
+    if family in ("autograd", "sequence", "routed", "throttled", TE_THROTTLED, "unaligned_gemm", HOST_OPTIMIZER, *TE_BF16_FAMILIES):
         return []
     if family == "sustained":
         return [c for c in all_cases if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]

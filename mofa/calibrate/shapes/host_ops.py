@@ -58,3 +58,22 @@ def sequence_cases() -> list[Case]:
             copied: Shape = {"params": params, "numel": numel, "ranks": ranks}
             items += [(op, "python", "bf16", copied) for op in ("chunk_cat", "split_copy")]
     return split_cases("sequence", items, [], 0)
+
+
+HOST_OPTIMIZER = "host_optimizer"
+"""Family of an optimizer on the host: measured where it is named."""
+STEPPED_PARAMS = (2**22, 2**24, 2**26, 2**28)
+"""Of one parameter tensor: those of a layer's norms to those of an embedding. [params]"""
+THREADS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def host_optimizer_cases() -> list[Case]:
+    """Adam's step on the processor by threads, and its gradients' and parameters' way there and back."""
+    items: list[Item] = [
+        ("adam_step", "fused", "fp32", {"params": params, "threads": threads})
+        for threads in THREADS
+        for params in STEPPED_PARAMS
+    ]
+    for params in STEPPED_PARAMS:
+        items += [(op, "memory", "fp32", {"params": params}) for op in ("grads_to_host", "params_to_device")]
+    return split_cases(HOST_OPTIMIZER, items, [], 0)

@@ -1,0 +1,56 @@
+"""Megatron's hybrid device optimizer: what holds and steps a part of the parameters on hosts, and with what it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mofa.specs.base import BytesPerSFact, SecondsFact, Spec
+
+if TYPE_CHECKING:
+    from mofa.specs.framework import FrameworkSpec
+
+ADAM_MOVED_BYTES = 28.0
+"""Of a parameter in fp32 in a step of Adam on a processor: reads parameter, gradient and two moments, writes all but
+the gradient (PyTorch 2.11, aten/src/ATen/native/cpu/FusedAdamKernel.cpp). [B/param]"""
+COPIED_BYTES = 4.0
+"""Of a parameter on each way: gradients go to the host and parameters come back in fp32 (Megatron-Core 0.16.1,
+core/optimizer/cpu_offloading/hybrid_optimizer.py). [B/param]"""
+
+
+class HostOptimizer(Spec):
+    """What a host's processor and memory reach under an optimizer's step."""
+
+    thread_bytes_per_s: BytesPerSFact
+    """What one thread moves in Adam's fused step, :data:`ADAM_MOVED_BYTES` a parameter. [B/s]"""
+    memory_bytes_per_s: BytesPerSFact
+    """The most that all threads of a node move together in it. [B/s]"""
+    pageable_bytes_per_s: BytesPerSFact
+    """Parameters from memory that is not pinned to the device, cast there; a GPU's alone. [B/s]"""
+    tensor_s: SecondsFact
+    """What the optimizer's Python takes for each tensor that it steps on the host. [s]"""
+
+
+def check_optimizer_offload(framework: FrameworkSpec) -> None:
+    """Refuse options that the hybrid optimizer cannot have.
+
+    Raises
+    ------
+    ValueError
+        If the optimizer is offloaded where no such thing is, or its options are set without it.
+    """
+    share = framework.optimizer_offload
+    if not share:
+        if framework.overlap_optimizer_copies or framework.host_threads != 1:
+            raise ValueError("overlap_optimizer_copies and host_threads are options of optimizer_offload; leave them out")
+        return
+    if framework.name != "megatron":
+        raise ValueError(f"optimizer_offload ({share:g}) is an option of megatron, not of {framework.name}; leave it out")
+    # optimizer_config.py: use_precision_aware_optimizer, which it needs, asks for the distributed optimizer
+    if framework.data_parallel != "distributed-optimizer":
+        raise ValueError(
+            f"optimizer_offload ({share:g}) needs data_parallel: distributed-optimizer, not {framework.data_parallel}"
+        )
+    if framework.optimizer != "te":
+        raise ValueError(f"optimizer_offload ({share:g}) is modelled with optimizer: te, not {framework.optimizer}")
+    if framework.fp8_params:
+        raise ValueError(f"optimizer_offload ({share:g}) is not modelled with fp8_params; leave one out")
