@@ -41,6 +41,21 @@ class ParameterShards:
         return (self.dense / self.dense_ranks + self.expert / self.expert_ranks) * bytes_per_param
 
 
+def states_bytes_per_param(workload: WorkloadSpec, framework: FrameworkSpec) -> float:
+    """An optimizer's states with the main copy, before sharding, on devices and hosts; moments take half where the
+    recipe says bf16. [B/param]
+
+    Examples
+    --------
+    >>> from mofa.specs.load import load_framework, load_workload
+    >>> states_bytes_per_param(load_workload("llama3-8b"), load_framework("megatron"))
+    12.0
+    """
+    num_moments = workload.optimizer.traits.num_moments
+    less = 2.0 * num_moments if workload.precision.moments == "bf16" else 0.0
+    return framework.states_bytes_per_param - ADAM_MOMENTS_BYTES + 4.0 * num_moments - less
+
+
 DEEPSPEED_BUCKET = 2.0 * 500_000_000
 """ZeRO's copy of 16-bit gradients to reduce (``reduce_bucket_size`` 5e8 elements). [B]"""
 STEPPED = 6.0
@@ -94,12 +109,10 @@ def static_bytes(
     Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, section 3.1: 16 bytes a parameter in mixed precision with Adam.
     """
     params, grads = framework.params_bytes_per_param, framework.grads_bytes_per_param
-    # moments are held in half the bytes where the recipe says bf16
-    num_moments = workload.optimizer.traits.num_moments
-    less = 2.0 * num_moments if workload.precision.moments == "bf16" else 0.0
-    states = framework.states_bytes_per_param - ADAM_MOMENTS_BYTES + 4.0 * num_moments - less
+    num_moments, states = workload.optimizer.traits.num_moments, states_bytes_per_param(workload, framework)
     zeros = np.zeros_like(shards.dense)
     if not framework.traits.has_pytorch_modules:
+        states *= 1.0 - framework.optimizer_offload
         sharded = np.where(zero >= 1, shards.sharded(states), shards.unsharded(states))
         temporary = framework.step_kernels.temporary_bytes_per_param
         has_expert_optimizer = np.asarray(ep) > 1
@@ -112,7 +125,8 @@ def static_bytes(
             has_expert_optimizer, np.maximum(temporaries(dense), temporaries(expert)), temporaries(shards)
         )
         if framework.widens_gradients:  # of all optimizers, before the first one steps
-            scratch = scratch + np.where(zero >= 1, shards.sharded(4.0), shards.unsharded(4.0))
+            widened = 4.0 * (1.0 - framework.optimizer_offload)
+            scratch = scratch + np.where(zero >= 1, shards.sharded(widened), shards.unsharded(widened))
         # Transformer Engine keeps fp8 copies of its linears' weights, in the layouts that products want, over the
         # micro-batches of a step; embedding and head are none of its (what fp8 parameters take, of which one layout is
         # the parameters', is no more than bf16 ones)
@@ -282,6 +296,8 @@ def device_seconds_by_part(
     per_param["copy"] = 6.0 / memory_bound_rate(gpu, "cast_down")
     if framework.widens_gradients:
         per_param["widen"] = 6.0 / memory_bound_rate(gpu, "cast_up")
+    for name in {"adam", "copy", "widen"} & set(per_param):  # the rest is stepped on hosts
+        per_param[name] *= 1.0 - framework.optimizer_offload
     parts = {name: np.where(zero >= 1, shards.sharded(s), shards.unsharded(s)) for name, s in per_param.items()}
     width = 4.0 if framework.deepspeed else framework.grads_bytes_per_param
     scaled = shards.unsharded(2.0 * width / memory_bound_rate(gpu, "grad_clip"))

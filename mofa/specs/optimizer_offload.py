@@ -41,10 +41,14 @@ def check_optimizer_offload(framework: FrameworkSpec) -> None:
     share = framework.optimizer_offload
     if not share:
         if framework.overlap_optimizer_copies or framework.host_threads != 1:
-            raise ValueError("overlap_optimizer_copies and host_threads are options of optimizer_offload; leave them out")
+            raise ValueError(
+                "overlap_optimizer_copies and host_threads are options of optimizer_offload; leave them out"
+            )
         return
     if framework.name != "megatron":
-        raise ValueError(f"optimizer_offload ({share:g}) is an option of megatron, not of {framework.name}; leave it out")
+        raise ValueError(
+            f"optimizer_offload ({share:g}) is an option of megatron, not of {framework.name}; leave it out"
+        )
     # optimizer_config.py: use_precision_aware_optimizer, which it needs, asks for the distributed optimizer
     if framework.data_parallel != "distributed-optimizer":
         raise ValueError(

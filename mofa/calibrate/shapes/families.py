@@ -38,8 +38,8 @@ ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compil
 COLLECTIVE_FAMILIES = ("collective", "overlap", "dependent_collective")
 SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, *COLLECTIVE_FAMILIES)
 FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_FAMILIES, *TE_BF16_FAMILIES, TE_THROTTLED, "chunked_moe", HOST_OPTIMIZER)
-"""What can be named. Only where they are named are whole layers measured, as no curve comes from them, what needs Transformer
-Engine on the machine, and an optimizer on the host."""
+"""What can be named. Only where they are named are measured whole layers, as no curve comes from them, what needs
+Transformer Engine on the machine, and an optimizer on the host."""
 
 
 def family_cases(
@@ -103,7 +103,16 @@ def _quick(family: str, all_cases: list[Case]) -> list[Case]:
     """A quarter; of what is fitted op by op as many of each as a fit needs; of what takes seconds each a few."""
     if family in ("host", "copy", "overlap"):
         return all_cases
-    if family in ("autograd", "sequence", "routed", "throttled", TE_THROTTLED, "unaligned_gemm", HOST_OPTIMIZER, *TE_BF16_FAMILIES):
+    if family in (
+        "autograd",
+        "sequence",
+        "routed",
+        "throttled",
+        TE_THROTTLED,
+        "unaligned_gemm",
+        HOST_OPTIMIZER,
+        *TE_BF16_FAMILIES,
+    ):
         return []
     if family == "sustained":
         return [c for c in all_cases if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]

@@ -14,6 +14,7 @@ from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.roles import Purpose
 from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.parameter_tensors import ParameterTensor, megatron_buffers_of_rank, owned_params
+from mofa.cost.optimizer import states_bytes_per_param
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
@@ -43,6 +44,9 @@ class Weight(NamedTuple):
     an fp8 parameter the 16-bit one (te/module/base.py, ``reset_parameters``)."""
     fp8_transpose_bytes: int = 0
     """Bytes of an fp8 parameter's second copy, there from the start."""
+    from_host_bytes: int = 0
+    """Bytes that its values take on their way from a host that steps it, before they are cast; 0 of a weight that is
+    stepped on the device."""
     module: str = ""
     purpose: Purpose = ""
     """As of its :class:`mofa.cost.allocations.parameter_tensors.ParameterTensor`."""
@@ -83,6 +87,8 @@ def weight_states_of_rank(
     if spec.gradients.keeps_params_gathered:
         held_bytes -= 2.0 * parameters.total
     states = parameters.states_bytes / stepped_params
+    if fw.optimizer_offload:  # by tensor: with_states_on_hosts
+        states = states_bytes_per_param(workload, fw)
     main, num_moments = 0.0, workload.optimizer.traits.num_moments
     if megatron:
         main = max(fw.states_bytes_per_param - ADAM_MOMENTS_BYTES, 0.0)
@@ -108,6 +114,26 @@ def weight_states_of_rank(
         )
         for n, p in enumerate(params)
     )  # fmt: skip
+
+
+def with_states_on_hosts(
+    framework: FrameworkSpec, weights: tuple[Weight, ...], buffers: Sequence[FlatBuffer]
+) -> tuple[Weight, ...]:
+    """The weights without the states of those that hosts step: of each optimizer whole tensors, in its order, until the
+    share is reached (Megatron-Core 0.16.1, hybrid_optimizer.py, ``_get_sub_optimizer_param_groups``)."""
+    if not framework.optimizer_offload:
+        return weights
+    on_hosts: dict[int, Weight] = {}
+    for of_one in weights_by_optimizer(weights, buffers):
+        threshold = framework.optimizer_offload * sum(w.main_copy_bytes for w in of_one)
+        taken = 0
+        for w in of_one:
+            if taken < threshold:
+                taken += w.main_copy_bytes
+                on_hosts[id(w)] = w._replace(
+                    main_copy_bytes=0, state_bytes=0, fp32_gradient_copy_bytes=0, from_host_bytes=w.main_copy_bytes
+                )
+    return tuple(on_hosts.get(id(w), w) for w in weights)
 
 
 def with_fp8_weights(rows: Rows, weights: tuple[Weight, ...], layers: Collection[str]) -> tuple[Weight, ...]:

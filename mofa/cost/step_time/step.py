@@ -13,6 +13,7 @@ from mofa.cost.amax_reductions import amax_seconds
 from mofa.cost.block.host_clock import Clocks
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
+from mofa.cost.host_optimizer import host_step_seconds
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.optimizer import (
     device_seconds_by_part,
@@ -166,7 +167,8 @@ def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
         lead[each.host_bound.rows] = each.host_bound.lead_s()
     parts = device_seconds_by_part(*given)
     waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid_index, _distributed(rows), parts)
-    seconds = optimizer_seconds(*given, parts)[rows.grid_index] + waited
+    on_hosts = host_step_seconds(rows.cluster, rows.framework, rows.shards, _tensors(rows), parts["adam"])
+    seconds = (optimizer_seconds(*given, parts) + on_hosts)[rows.grid_index] + waited
     if rows.workload.precision.fp8_recipe:
         linears = params_in_layers(rows.workload, rows.grids, rows.stage_layers)
         owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)

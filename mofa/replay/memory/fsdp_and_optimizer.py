@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 GATHER, REDUCE = 1, 2
 """FSDP's streams."""
+FROM_HOST = 3
+"""The stream of the hybrid optimizer's copies from the host, where it has one."""
 
 
 def allocate_requests(state: RankState, wants: Iterable[SlotRequest], where: str) -> None:
@@ -198,3 +200,14 @@ def step_optimizer(state: RankState) -> None:
         temporaries = [state.allocate(w.temporary_bytes, scratch) for w in weights if w.temporary_bytes]
         for temporary in temporaries:
             state.free_allocation(temporary)
+        _copy_from_host(state, weights)
+
+
+def _copy_from_host(state: RankState, weights: Iterable[Weight]) -> None:
+    """Values of weights that hosts stepped come as fp32 and are cast on the device, one behind the other
+    (aten/src/ATen/native/cuda/Copy.cu, ``copy_kernel_cuda``: conversions of copies that nobody waits for)."""
+    stream = FROM_HOST if state.rank.overlaps_host_copies else 0
+    wide = off_tape_instruction(TEMPORARIES, "fp32 values from the host", "optimizer step", stream)
+    for w in weights:
+        if w.from_host_bytes:
+            state.free_allocation(state.allocate(w.from_host_bytes, wide))

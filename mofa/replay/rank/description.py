@@ -49,6 +49,8 @@ class Rank:
     grads_always: bool
     flat_buffers: tuple[FlatBuffer, ...]
     preallocated: bool
+    overlaps_host_copies: bool = False
+    """Whether what hosts step comes back on a stream of its own."""
     defers_weight_gradients: bool = False
     """Whether weights' gradients are put off, as zero-bubble schedules do."""
     round_length: int = 1

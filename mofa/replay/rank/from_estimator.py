@@ -20,6 +20,7 @@ from mofa.cost.allocations.weight_buffers import (
     flat_buffers,
     weight_states_of_rank,
     with_fp8_weights,
+    with_states_on_hosts,
 )
 from mofa.cost.estimate import Estimator
 from mofa.cost.memory.communicators import communicators_of
@@ -142,6 +143,8 @@ def _rank(
     params = parameter_tensors_of_rank(workload, fw, spec, modules)
     in_fp8 = {block.name_with_article for chunk in spec.chunks for block in chunk.blocks if block.is_layer}
     weights = with_fp8_weights(rows, weight_states_of_rank(workload, fw, spec, params, data_rank), in_fp8)
+    buffers = flat_buffers(fw, spec, params, weights)
+    weights = with_states_on_hosts(fw, weights, buffers)
     costs = [block_cost(rows, block) for chunk in spec.chunks for block in chunk.blocks]
     boundary, ds = int(spec.buffers.stage_boundary_bytes), fw.deepspeed
     keeps_received = inputs.throughout > 0 and place.vpp == 1
@@ -158,7 +161,7 @@ def _rank(
         first_forward_buffers=(*_lazy_buffers(spec.buffers, fw.library), *(boundary,) * held_throughout),
         allocated_at_build=buffers_taken_at_build(fw, spec, weights), keeps_received_inputs=keeps_received,
         inputs_at_end=inputs.at_end, grads_always=gradients.has_flat_buffers,
-        flat_buffers=flat_buffers(fw, spec, params, weights),
+        flat_buffers=buffers, overlaps_host_copies=fw.overlap_optimizer_copies,
         preallocated=fw.traits.has_pytorch_pipelines, defers_weight_gradients=defers,
         round_length=place.pp * place.vpp, tied=gradients.ties_ends,
         stored_bytes_per_param=rows.costs.context.stored_bytes_per_param,

@@ -1,0 +1,120 @@
+"""Seconds and bytes of the part of an optimizer that hosts hold and step: Megatron's hybrid device optimizer."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.optimizer import ParameterShards
+from mofa.errors import SpecError
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.host import HostCurve
+from mofa.specs.optimizer_offload import ADAM_MOVED_BYTES, COPIED_BYTES, HostOptimizer
+from mofa.specs.params import num_mtp_params, num_params
+from mofa.specs.workload import WorkloadSpec
+from mofa.units import format_bytes
+
+ArrayN = NDArray[np.float64]
+HELD_BYTES = 16.0
+"""Of a parameter on its host in fp32: the main copy, two moments, a pinned gradient. [B/param]"""
+
+
+def host_step_seconds(
+    cluster: ClusterSpec, framework: FrameworkSpec, shards: ParameterShards, tensors: ArrayN, beside_s: ArrayN
+) -> ArrayN:
+    """What a step takes longer for the part that hosts step than the device's part; (n, R), 0 without any. [s]
+
+    Gradients go over the GPU's link into pinned memory. Adam then moves 28 bytes a parameter, at the rate of the
+    rank's threads or its share of the node's memory. Values come back from memory that is not pinned, and the host
+    waits for each (CUDA's copies of pageable memory). One after the other; where copies overlap, the first tensor's
+    gradient is waited for, and those behind it go beside the steps of others. The device's part runs beside all this.
+
+    Parameters
+    ----------
+    cluster
+        Whose hosts' facts are asked.
+    framework
+        With the share, the threads and whether copies overlap.
+    shards
+        Parameters of each stage on one rank, and the ranks that share their states. (n, R) [params]
+    tensors
+        Parameter tensors of a stage. (n, R) [-]
+    beside_s
+        What the device's part takes. (n, R) [s]
+
+    Raises
+    ------
+    SpecError
+        If the hosts' profile has no facts of an optimizer's step.
+
+    References
+    ----------
+    Megatron-Core 0.16.1, core/optimizer/cpu_offloading/hybrid_optimizer.py, ``step``.
+    """
+    share = framework.optimizer_offload
+    if not share:
+        return np.zeros_like(shards.dense)
+    host = _known_host(cluster)
+    stepped = share * shards.sharded(1.0)
+    out_s = COPIED_BYTES * stepped / cluster.gpu.host_link_bytes_per_s.value
+    step_s = ADAM_MOVED_BYTES * stepped / adam_bytes_per_s(cluster, framework.host_threads, host)
+    back_s = COPIED_BYTES * stepped / host.pageable_bytes_per_s.value
+    python_s = cluster.slowest_host * host.tensor_s.value * share * tensors
+    if not framework.overlap_optimizer_copies:
+        return np.maximum(out_s + step_s + back_s + python_s - beside_s, 0.0)
+    on_host = step_s + back_s + python_s
+    first_s = out_s / np.maximum(share * tensors, 1.0)
+    return np.maximum(np.maximum(first_s + on_host, out_s) - beside_s, 0.0)
+
+
+def adam_bytes_per_s(cluster: ClusterSpec, threads: int, host: HostOptimizer) -> float:
+    """What one rank's threads move in Adam's step while all ranks of its node do. [B/s]
+
+    Examples
+    --------
+    >>> from mofa.specs.load import load_cluster
+    >>> node = load_cluster("h200-hgx", 8)
+    >>> host = node.gpu.curves.host.optimizer
+    >>> adam_bytes_per_s(node, 1000, host) == host.memory_bytes_per_s.value / 8
+    True
+    """
+    ranks = min(cluster.num_gpus, cluster.node.gpus_per_node)
+    return min(threads * host.thread_bytes_per_s.value / cluster.slowest_host, host.memory_bytes_per_s.value / ranks)
+
+
+def held_bytes_of_node(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> float:
+    """What a node's memory holds of the optimizer, if all nodes hold as much. [B]"""
+    params = num_params(workload.model) + num_mtp_params(workload.model)
+    ranks = min(cluster.num_gpus, cluster.node.gpus_per_node)
+    return HELD_BYTES * framework.optimizer_offload * params * ranks / cluster.num_gpus
+
+
+def refuse_full_hosts(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> None:
+    """Refuse a share of the optimizer that exceeds the hosts' memory, or hosts of which nothing is known.
+
+    Raises
+    ------
+    SpecError
+        With the bytes of both and what to change.
+    """
+    if not framework.optimizer_offload:
+        return
+    _known_host(cluster)
+    held, has = held_bytes_of_node(workload, cluster, framework), cluster.node.host_memory_bytes.value
+    if held > has:
+        raise SpecError(
+            f"optimizer_offload ({framework.optimizer_offload:g}): a node would hold {format_bytes(held)} of the "
+            f"optimizer and has {format_bytes(has)}; use at most {framework.optimizer_offload * has / held:.2f}, or "
+            "more nodes"
+        )
+
+
+def _known_host(cluster: ClusterSpec) -> HostOptimizer:
+    host: HostCurve = cluster.gpu.curves.host
+    if host.optimizer is None:
+        raise SpecError(
+            f"optimizer_offload: nothing is known of an optimizer's step on the hosts of {cluster.gpu.name} "
+            "(curves.host.optimizer); measure it (mofa calibrate run --families host_optimizer) or leave it out"
+        )
+    return host.optimizer
