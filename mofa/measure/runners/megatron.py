@@ -29,6 +29,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig, multi_latent_attention
+from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from megatron.core.transformer.moe import moe_utils
@@ -95,6 +96,8 @@ def _config(options: dict[str, Any]) -> Any:
     functions = {function.__name__: function for function in (functional.silu, functional.gelu, functional.relu)}
     values["activation_func"] = (functions | {"squared_relu": squared_relu})[values["activation_func"]]
     values["params_dtype"] = values["pipeline_dtype"] = torch.bfloat16
+    if "attention_backend" in values:
+        values["attention_backend"] = AttnBackend[values["attention_backend"]]
     if "window_size" in values:
         values["window_size"] = tuple(values["window_size"])
     latent = values.get("multi_latent_attention", False)
