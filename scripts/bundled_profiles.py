@@ -22,6 +22,7 @@ from mofa.calibrate.fits.profile import (
     fp8_products,
     gpu_curves,
     gpu_profile,
+    host_facts,
     memory_bound_fact,
     merge_curves,
     node_profile,
@@ -38,6 +39,8 @@ from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, transferr
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
+HOST_OPTIMIZER = "h200-host-optimizer"
+"""Folder of Adam's steps on a host and its copies to and from the device."""
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-1gpu-sums", "h200-2gpu", "h200-4gpu")
 H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu", "h100-4gpu")
 ACTIVATIONS = "h100-1gpu-te-activations"
@@ -399,6 +402,7 @@ def main() -> None:
     known["curves"]["host"] = yaml.safe_load(HOST.read_text(encoding="utf-8"))
     h200 = gpu_profile(known, replace(curves, clock_powers={}, memory_clock=None), "h200-sxm", source)
     first_host = with_modules(h200["curves"]["host"])
+    first_host |= host_facts({}, *fitted([HOST_OPTIMIZER]))  # of a machine of the kind
     HOST.write_text(HOST_HEAD + text_of(first_host), encoding="utf-8")
     h200["curves"] |= typical_host(first_host)
     node = {**node_profile(read("nodes", "h200-hgx"), curves, "h200-hgx", source), "gpu": "h200-sxm"}

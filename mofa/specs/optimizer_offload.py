@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mofa.specs.base import BytesPerSFact, SecondsFact, Spec
+from mofa.specs.base import BytesPerSFact, CountFact, Spec
 
 if TYPE_CHECKING:
     from mofa.specs.framework import FrameworkSpec
@@ -21,13 +21,13 @@ class HostOptimizer(Spec):
     """What a host's processor and memory reach under an optimizer's step."""
 
     thread_bytes_per_s: BytesPerSFact
-    """What one thread moves in Adam's fused step, :data:`ADAM_MOVED_BYTES` a parameter. [B/s]"""
+    """What a thread moves in Adam's fused step, :data:`ADAM_MOVED_BYTES` a parameter, if memory took no time. [B/s]"""
     memory_bytes_per_s: BytesPerSFact
-    """The most that all threads of a node move together in it. [B/s]"""
+    """What more and more threads of a processor tend to together. [B/s]"""
+    processors: CountFact
+    """Of a node, among which its ranks are dealt. [-]"""
     pageable_bytes_per_s: BytesPerSFact
     """Parameters from memory that is not pinned to the device, cast there; a GPU's alone. [B/s]"""
-    tensor_s: SecondsFact
-    """What the optimizer's Python takes for each tensor that it steps on the host. [s]"""
 
 
 def check_optimizer_offload(framework: FrameworkSpec) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.fitted_curves import Curves, Fitted
+from mofa.calibrate.fits.host_optimizer import host_optimizer_rates
 from mofa.calibrate.fits.loaded_clocks import (
     attention_clock_exponents,
     clock_dependent_shares,
@@ -27,6 +28,7 @@ from mofa.calibrate.fits.te_rows import ADDED_BYTES, accumulation_form, has_own_
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.bytes_moved import bytes_moved_per_element
 from mofa.calibrate.shapes.families import MIN_POINTS
+from mofa.calibrate.shapes.host_ops import HOST_OPTIMIZER
 from mofa.calibrate.shapes.routed import BY_BYTES, READ_AGAIN
 from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
 from mofa.calibrate.shapes.te_fp8 import CHECKS, TO_FP32
@@ -100,7 +102,7 @@ def fit_curves(
         clock_shares=clock_dependent_shares(behind), host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
         modules=relative_module_times(RelativeTimes.from_rows(by.get("te_host", []))),
         layer_in_small_ops=layer_time_over_small_op(by.get("te_host", [])),
-        copy_bytes_per_s=copy_rates,
+        copy_bytes_per_s=copy_rates, host_optimizer=host_optimizer_rates(by.get(HOST_OPTIMIZER, [])),
         overlap=overlap_time_ratios(by.get("overlap", [])), overlap_slowdown=overlap_slowdown(by.get("overlap", [])),
     )  # fmt: skip
 

@@ -55,6 +55,8 @@ class Curves:
     layer_in_small_ops: tuple[float, float] | None = None
     """Of :func:`mofa.calibrate.fits.te_host_facts.layer_time_over_small_op`. [-]"""
     copy_bytes_per_s: dict[str, float] = field(default_factory=dict)
+    host_optimizer: dict[str, float] = field(default_factory=dict)
+    """Of :func:`mofa.calibrate.fits.host_optimizer.host_optimizer_rates`. [B/s]"""
     overlap: dict[str, float] = field(default_factory=dict)
     """Time beside the other over the time alone, of computing and of collectives. [-]"""
     overlap_slowdown: float = 0.0

@@ -12,6 +12,7 @@ import yaml
 
 from mofa.calibrate.fits.fitted_curves import Curves, Fitted
 from mofa.calibrate.fits.folder import bundled_gpu_and_node, fit_folder
+from mofa.calibrate.fits.host_optimizer import host_optimizer_facts
 from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts
 from mofa.calibrate.shapes.routed import OPS as ROUTED_OPS
 from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
@@ -104,6 +105,7 @@ def merge_curves(fitted: Sequence[Curves], folders: Sequence[Path]) -> Curves:
             modules=together.modules | curves.modules,
             layer_in_small_ops=curves.layer_in_small_ops or together.layer_in_small_ops,
             copy_bytes_per_s=together.copy_bytes_per_s | curves.copy_bytes_per_s,
+            host_optimizer=together.host_optimizer | curves.host_optimizer,
             overlap=together.overlap | curves.overlap,
             overlap_slowdown=curves.overlap_slowdown or together.overlap_slowdown,
         )
@@ -312,6 +314,8 @@ def host_facts(base: dict[str, Any], curves: Curves, source: str) -> dict[str, A
         made |= layer_facts(layer, f"{source}: over the small op of the same moments")
         words = f"{source}: of a chain, or of a layer more, over the small layer beside it"
         made["modules"] = {**made.get("modules", {}), **module_facts(curves.modules, layer, words)}
+    if optimizer := host_optimizer_facts(curves.host_optimizer, source):
+        made["optimizer"] = optimizer
     return made
 
 
