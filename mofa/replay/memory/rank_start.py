@@ -40,6 +40,8 @@ def allocate_start(state: RankState) -> None:
             state.free_allocation(params[n])
     copy = off_tape_instruction(TEMPORARIES, "copy of a parameter", WHERE)
     for w in weights_in_step_order(r):
+        if w.from_host_bytes:  # on its way to the host (hybrid_optimizer.py: clone().cpu())
+            state.free_allocation(state.allocate(w.from_host_bytes // 2, copy))
         if w.main_copy_bytes:  # made of a copy (distrib_optimizer.py: clone().float())
             narrow = state.allocate(w.main_copy_bytes // 2, copy)
             state.allocate(
