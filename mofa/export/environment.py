@@ -12,6 +12,8 @@ ALLOCATOR = Argument("$PYTORCH_CUDA_ALLOC_CONF", "text", "", aliases=("$PYTORCH_
 EXPANDABLE, NATIVE = "expandable_segments:True", "expandable_segments:False"
 BLOCKING = Argument("$CUDA_LAUNCH_BLOCKING", "text", "0")
 CONNECTIONS = Argument("$CUDA_DEVICE_MAX_CONNECTIONS", "text", "")
+THREADS = Argument("$OMP_NUM_THREADS", "text", "1")
+"""torchrun sets it to 1 for several ranks where nobody does."""
 NVLS = Argument("$NCCL_NVLS_ENABLE", "text", "2")
 
 

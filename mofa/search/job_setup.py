@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from mofa.blocks.frameworks import primitives_of
 from mofa.cost.block.routing_loads import RoutingLoads
+from mofa.cost.host_optimizer import refuse_full_hosts
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_token_scheduling
@@ -20,11 +21,17 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.implied_facts import implied_facts
 from mofa.specs.layer_kind_params import refuse_unmodelled
 from mofa.specs.model import ModelSpec
+from mofa.specs.optimizer_offload import OPTIMIZER_OFFLOAD
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, PrecisionSpec, WorkloadSpec
 
 OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
 """Words of ``--with`` that are about experts."""
+
+
+THREADS_OF_WORD = 8
+"""Threads of a rank with ``--with optimizer_offload``: nodes of eight GPUs have more cores for each (NVIDIA's DGX H100
+112 in all, docs.nvidia.com/dgx/dgxh100-user-guide). [-]"""
 
 
 class NumericsSwitch(NamedTuple):
@@ -85,6 +92,9 @@ def with_numerics(
     _refuse_unlearned_positions(workload)
     framework = _with_optimizer(workload, framework)
     framework = _with_words(workload.model, framework, words)
+    if framework.optimizer_offload and precision.moments == "bf16":
+        raise SpecError("optimizer_offload: hosts step with fp32 moments; leave precision.moments out")
+    refuse_full_hosts(workload, cluster, framework)
     return workload.model_copy(update={"precision": precision}), cluster.of_release(framework.pytorch), framework
 
 
@@ -193,10 +203,25 @@ def _with_bf16_gradients(framework: FrameworkSpec) -> FrameworkSpec:
         ) from None
 
 
+def with_offloaded_optimizer(framework: FrameworkSpec) -> FrameworkSpec:
+    """The framework whose optimizer's states hosts hold and step, all of them where a run says no other share
+    (``--with optimizer_offload``), with overlapped copies."""
+    if framework.optimizer_offload:
+        return framework
+    options = {"optimizer_offload": 1.0, "overlap_optimizer_copies": True, "host_threads": THREADS_OF_WORD}
+    try:
+        return FrameworkSpec.model_validate({**framework.model_dump(), **options})
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise SpecError(f"--with {OPTIMIZER_OFFLOAD}: {said}") from None
+
+
 def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]) -> FrameworkSpec:
     """The framework with what ``--with`` names of gradients, dispatchers and routed copies."""
     if "bf16_grads" in words:
         framework = _with_bf16_gradients(framework)
+    if OPTIMIZER_OFFLOAD in words:
+        framework = with_offloaded_optimizer(framework)
     needing = [word for word in OF_EXPERTS if word in words]
     if model.moe is None and needing:
         raise SpecError(f"--with {needing[0]}: needs experts, and {model.name} has none; leave it out")

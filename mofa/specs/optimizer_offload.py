@@ -9,6 +9,8 @@ from mofa.specs.base import BytesPerSFact, CountFact, Spec
 if TYPE_CHECKING:
     from mofa.specs.framework import FrameworkSpec
 
+OPTIMIZER_OFFLOAD = "optimizer_offload"
+"""The option, and the word of ``--with`` that sets it."""
 ADAM_MOVED_BYTES = 28.0
 """Of a parameter in fp32 in a step of Adam on a processor: reads parameter, gradient and two moments, writes all but
 the gradient (PyTorch 2.11, aten/src/ATen/native/cpu/FusedAdamKernel.cpp). [B/param]"""

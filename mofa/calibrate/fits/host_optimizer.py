@@ -39,7 +39,10 @@ def host_optimizer_rates(rows: Sequence[Row]) -> dict[str, float]:
 def host_optimizer_facts(rates: dict[str, float], source: str) -> dict[str, Any]:
     """The facts of :class:`mofa.specs.optimizer_offload.HostOptimizer`; none unless all were measured."""
     words = {
-        "thread": ("thread_bytes_per_s", "PyTorch's fused AdamW, 28 bytes a parameter, what a thread adds to memory's time"),
+        "thread": (
+            "thread_bytes_per_s",
+            "PyTorch's fused AdamW, 28 bytes a parameter, beside memory's time",
+        ),
         "memory": ("memory_bytes_per_s", "what more and more threads tend to"),
         "pageable": ("pageable_bytes_per_s", "fp32 values from pageable memory over bf16 ones of the device"),
     }

@@ -18,6 +18,7 @@ from mofa.export.arguments import (
 from mofa.export.environment import ENVIRONMENT_ROWS
 from mofa.export.job import Job
 from mofa.export.megatron.model_arguments import EXPERTS, LAYERS, read_positions
+from mofa.export.megatron.optimizer_arguments import OPTIMIZER_ROWS
 from mofa.measure.megatron_te_job import AMAX_HISTORY, CP_COMM, FP8_FORMATS
 from mofa.schedules import default_schedule
 from mofa.specs.framework_names import RANK_ORDERS
@@ -172,27 +173,6 @@ def _read_optimizer(given: GivenArguments) -> Mapping[str, Any]:
 
 def _write_clipping(job: Job) -> Mapping[str, Any]:
     return {} if job.workload.optimizer.clip_grad_norm else {"clip-grad": 0.0}
-
-
-_MOMENTS = (Argument("exp-avg-dtype", "text", "fp32"), Argument("exp-avg-sq-dtype", "text", "fp32"))
-_AWARE = Argument("use-precision-aware-optimizer", "flag", False)
-
-
-def _write_moments(job: Job) -> Mapping[str, Any]:
-    if job.workload.precision.moments == "fp32":
-        return {}
-    return {_AWARE.name: True, **{argument.name: "bf16" for argument in _MOMENTS}}
-
-
-def _read_moments(given: GivenArguments) -> Mapping[str, Any]:
-    kinds = {str(given[argument.name]).removeprefix("torch.") for argument in _MOMENTS}
-    kind = {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}.get("+".join(sorted(kinds)))
-    if kind is None or (kind == "bf16") != bool(given[_AWARE.name]):
-        raise given.refusal(
-            f"moments in {' and '.join(sorted(kinds))} with {_AWARE.name} {str(given[_AWARE.name]).lower()} are not "
-            "modelled", "what is: fp32 without it, or both bf16 with it",
-        )  # fmt: skip
-    return {"precision.moments": kind}
 
 
 # --- numerics
@@ -431,7 +411,7 @@ JOB_ROWS: tuple[FieldRow, ...] = (
         ("optimizer.clip_grad_norm",), (Argument("clip-grad", "float", 1.0),), _write_clipping,
         lambda given: {"optimizer.clip_grad_norm": given["clip-grad"] > 0},
     ),
-    FieldRow(("precision.moments",), (_AWARE, *_MOMENTS), _write_moments, _read_moments),
+    *OPTIMIZER_ROWS,
     FieldRow(
         ("precision.gemm", "precision.params"),
         (Argument("bf16", "flag", False), Argument("fp8-format", "text", stored_as="fp8"),

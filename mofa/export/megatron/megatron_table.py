@@ -66,10 +66,8 @@ UNMODELLED: dict[str, UnmodelledArgument] = {
         ("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2"), _no("parameters are sharded; leave it out")
     ),
     "num-distributed-optimizer-instances": _no("states are shared out in groups; use 1", 1),
-    **dict.fromkeys(
-        ("optimizer-cpu-offload", "fine-grained-activation-offloading"),
-        _no("memory is moved to the host; leave it out"),
-    ),
+    "fine-grained-activation-offloading": _no("activations are moved to the host; leave it out"),
+    "use-torch-optimizer-for-cpu-offload": _no("the device's part is stepped by other kernels; leave it out"),
     "cpu-offloading-num-layers": _no("memory is moved to the host; leave it out", 0),
     **dict.fromkeys(("enable-cuda-graph", "external-cuda-graph"), _no("CUDA graphs take the host's part of a step")),
     "cuda-graph-impl": _no("CUDA graphs take the host's part of a step; use none", "none"),

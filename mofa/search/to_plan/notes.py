@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mofa.blocks.moeblaze import routing_buffer_bytes
+from mofa.cost.host_optimizer import adam_bytes_per_s, held_bytes_of_node
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.to_plan.fp8_notes import fp8_notes
 from mofa.search.to_plan.step_band import HOST_BOUND
@@ -12,6 +13,7 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_names import RANK_ORDERS
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import ModelSpec
+from mofa.specs.optimizer_offload import ADAM_MOVED_BYTES
 from mofa.specs.residuals import load_closed_form_residuals, load_residuals
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.strategy import StrategyTable
@@ -98,7 +100,24 @@ def options_notes(
         rate = cluster.node.intra.deepep_efficiency
         said = "an all-to-all's of NCCL" if rate is None else f"{rate.provenance}: {rate.source}"
         notes.append(f"dispatcher deepep: its rate inside a node is {said}; --without dispatcher leaves it out")
+    if framework.optimizer_offload:
+        notes.append(_offload_note(workload, cluster, framework))
     return tuple(notes)
+
+
+def _offload_note(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> str:
+    """Note on what hosts hold of the optimizer, and on the threads that step it."""
+    host = cluster.gpu.curves.host.optimizer
+    assert host is not None
+    held = format_bytes(held_bytes_of_node(workload, cluster, framework))
+    threads, ranks = framework.host_threads, min(cluster.num_gpus, cluster.node.gpus_per_node)
+    rate = adam_bytes_per_s(cluster, threads, host) / ADAM_MOVED_BYTES
+    return (
+        f"hosts hold and step {framework.optimizer_offload:.0%} of the optimizer: {held} of a node's memory; "
+        f"{threads} thread{'s' * (threads > 1)} of each of {ranks} ranks (OMP_NUM_THREADS={threads}) step "
+        f"{rate / 1e9:.2g} billion parameters a second ({host.thread_bytes_per_s.provenance} on one machine's host), "
+        "as long as a node has cores for them"
+    )
 
 
 def model_notes(model: ModelSpec, framework: FrameworkSpec) -> tuple[str, ...]:
