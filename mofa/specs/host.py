@@ -84,6 +84,15 @@ def pace_factors(issue: float, back: float) -> dict[str, float]:
     }
 
 
+GRAPH_LAUNCH = Fact(
+    value=10e-6,
+    provenance="assumed",
+    source="no profile has it yet: taken as a few launches' time, as CUDA 12.6 launches a straight-line graph again in "
+    "about as long as a kernel (NVIDIA developer blog, 'Constant Time Launch for Straight-Line CUDA Graphs')",
+)
+"""Where a profile has none."""
+
+
 class HostCurve(Spec):
     """What the host needs to issue work."""
 
@@ -162,6 +171,8 @@ class HostCurve(Spec):
     """Forward of a small layer of Transformer Engine: the pace at which hosts run modules' Python. [s]"""
     layer_back_s: PositiveSecondsFact | None = None
     """Its way back, on autograd's thread. [s]"""
+    graph_launch_s: SecondsFact = GRAPH_LAUNCH
+    """Launch of a CUDA graph that is there already. [s]"""
     modules: dict[ModuleKey, ModuleCall] = {}
     """Calls of modules whose Python is timed as a whole, by :data:`MODULES` and, where it differs, the format that they
     compute in: ``linear fp8-blockwise``."""
