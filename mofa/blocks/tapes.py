@@ -11,7 +11,7 @@ from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import PLAIN, FloatK, maximum
 from mofa.blocks.frameworks import primitives_of
-from mofa.blocks.frameworks.megatron.graphs import captured_end, captured_layer
+from mofa.blocks.frameworks.megatron.captured_ops import captured_end, captured_layer
 from mofa.blocks.frameworks.recompute import derive_recompute as recompute_of
 from mofa.blocks.op import Op
 from mofa.blocks.recomputation import NO_RECOMPUTE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mofa.blocks.frameworks.megatron.graph_legality import why_not_captured
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.megatron_job import common_job
 
@@ -88,6 +89,9 @@ def _graphs(run: ExpandedRun) -> dict[str, Any]:
     graphs = run.framework.graphs
     if not graphs.on:
         return {}
+    why = why_not_captured(run.framework, run.model, run.run.routing, run.recompute, pp=run.strategy.pp)
+    if why is not None:
+        raise run.refusal("these graphs", why)
     if graphs.captures("moe_router") and run.model.moe is not None and run.run.routing.kind != "balanced":
         raise run.refusal(f"routing: {run.run.routing.kind} in a captured router", "use routing: balanced")
     return {

@@ -26,8 +26,8 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     function; FSDP's are issued by hooks, which write down where large gradients
     lie (``Op.listed_elements``), Megatron's additions of gradients too.
     Products of shapes that the library does not remember wait for its choice. What a module issues whose call the
-    host's profile has as a whole pays for that instead, once (:class:`ModuleCalls`); what a CUDA graph holds pays for its
-    launch, once (:class:`GraphLaunches`). All of it on the slowest of all hosts.
+    host's profile has as a whole pays for that instead, once (:class:`ModuleCalls`), and what a CUDA graph holds for
+    the graph's launch (:class:`GraphLaunches`). All of it on the slowest of all hosts.
     """
     return machine.compute_tape_once("host", ops, lambda: _host_seconds(ops, machine))
 

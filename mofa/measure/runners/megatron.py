@@ -34,7 +34,7 @@ from megatron.core.transformer.module import Float16Module, MegatronModule
 from megatron.core.transformer.moe import moe_utils
 
 from mofa.measure.records import DRAWN
-from mofa.measure.runners import cuda_graphs
+from mofa.measure.runners import graph_capture
 from mofa.measure.runners.common import Job, Training, main
 
 if not hasattr(moe_utils, "te_general_gemm"):
@@ -106,7 +106,7 @@ def _initialize(plan: dict[str, Any], seed: int) -> None:
     device = torch.device("cuda", torch.cuda.current_device()) if plan["eager_groups"] else None
     torch.distributed.init_process_group("nccl", timeout=timedelta(seconds=120), device_id=device)
     parallel_state.initialize_model_parallel(**plan["parallel"])
-    tensor_parallel.model_parallel_cuda_manual_seed(seed, te_rng_tracker=cuda_graphs.captures(plan))
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, te_rng_tracker=graph_capture.captures(plan))
     torch.manual_seed(seed + parallel_state.get_pipeline_model_parallel_rank())
 
 
@@ -212,7 +212,7 @@ def _moe_layers(chunks: list[Any]) -> list[Any]:
 def _counter(
     chunks: list[Any], step: Callable[[], None], tokens: int, plan: dict[str, Any]
 ) -> Callable[[], list[list[int]]] | None:
-    captured = cuda_graphs.captures_router(plan)
+    captured = graph_capture.captures_router(plan)
     layers = _moe_layers(chunks)
     if not layers or (captured and plan["config"]["expert_model_parallel_size"] > 1):
         return None  # a captured router's hooks are not called, and experts see what all ranks send them
@@ -262,12 +262,12 @@ def build(job: Job) -> Training:
         chunk.train()
     tokens = plan["micro_batch"] * plan["seq_len"] // plan["cp"]
     _skew_routers(chunks, job.get("routing_bias"), tokens, job["seed"] + parallel_state.get_data_parallel_rank())
-    schedule = cuda_graphs.wrapped_schedule(get_forward_backward_func(), plan)
-    graphs = cuda_graphs.EngineGraphs(plan, config, chunks, optimizer)
+    schedule = graph_capture.wrapped_schedule(get_forward_backward_func(), plan)
+    graphs = graph_capture.EngineGraphs(plan, config, chunks, optimizer)
     batch: Any = _batches(plan, job["seed"] + parallel_state.get_data_parallel_rank())
     forward_step = _forward_step
-    if cuda_graphs.captures_full_iteration(plan):
-        batch, forward_step = cuda_graphs.Batches(batch), cuda_graphs.forward_step_of(_loss)
+    if graph_capture.captures_full_iteration(plan):
+        batch, forward_step = graph_capture.Batches(batch), graph_capture.forward_step_of(_loss)
     losses: list[Any] = []
 
     def step() -> None:
@@ -300,7 +300,7 @@ def build(job: Job) -> Training:
             "optimizers": [type(o).__name__ for o in getattr(optimizer, "chained_optimizers", [optimizer])],
         },
         on_engine=plan["transformer_engine"],
-        layers=cuda_graphs.layers_sampled(plan, modules),
+        layers=graph_capture.layers_sampled(plan, modules),
     )
 
 

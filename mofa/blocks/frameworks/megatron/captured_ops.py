@@ -30,6 +30,8 @@ from mofa.specs.cuda_graphs import CudaGraphs
 INPUT, MASK, PARAM_GRADS = "graph.input", "graph.mask", "graph.param_grads"
 STAYS = ("layer", "fp8_context")
 """Modules whose Python runs around a layer's graphs."""
+SHARED = "moe.shared"
+"""The region of shared experts."""
 PREPROCESS = ("moe.count", "moe.counts", "moe.count_sums", "moe.row_map", "moe.permute")
 """Ops between a router and the exchange of rows (token_dispatcher.py, ``dispatch_preprocess``)."""
 
@@ -41,7 +43,7 @@ def captured_layer(layer: BlockTapes, ctx: Context, *, moe: bool) -> BlockTapes:
         return layer
     if graphs.full_iteration:
         return _all_captured(layer)
-    names = _captured_names(layer.forward.ops, graphs, moe=moe)
+    names = _captured_names(layer.forward.ops, graphs, ctx.framework.dispatcher, moe=moe)
     return _partly_captured(layer, ctx, names, graphs) if names else layer
 
 
@@ -70,7 +72,7 @@ def _stays_outside(op: Op) -> bool:
     return isinstance(op.work, HostSync) or (op.work is None and call is not None and call.module in STAYS)
 
 
-def _captured_names(ops: tuple[Op, ...], graphs: CudaGraphs, *, moe: bool) -> set[str]:
+def _captured_names(ops: tuple[Op, ...], graphs: CudaGraphs, dispatcher: str, *, moe: bool) -> set[str]:
     """Names of the forward's ops that graphs hold: of attention up to its residual, of what is behind it."""
     middle = next(i for i, op in enumerate(ops) if "mid" in op.writes) + 1
     attention, rest = ops[:middle], ops[middle:]
@@ -81,16 +83,12 @@ def _captured_names(ops: tuple[Op, ...], graphs: CudaGraphs, *, moe: bool) -> se
         if graphs.captures("mlp"):
             names.update(op.name for op in rest)
     elif graphs.captures("moe_router"):
-        ends = next(i for i, op in enumerate(rest) if op.renews_dispatcher)
+        ends = max(i for i, op in enumerate(rest) if op.name.startswith("router.")) + 1
         names.update(op.name for op in rest[:ends])
-        names.update(op.name for op in rest[ends:] if _is_shared_expert(op))
-        if graphs.captures("moe_preprocess"):
+        names.update(op.name for op in rest[ends:] if op.region == SHARED)
+        if graphs.captures("moe_preprocess") and dispatcher == "alltoall":
             names.update(op.name for op in rest[ends:] if op.name in PREPROCESS)
     return names - {op.name for op in ops if _stays_outside(op)}
-
-
-def _is_shared_expert(op: Op) -> bool:
-    return op.name.startswith("shared")
 
 
 def _partly_captured(layer: BlockTapes, ctx: Context, names: set[str], graphs: CudaGraphs) -> BlockTapes:
