@@ -40,7 +40,10 @@ def _refuse_what_this_spec_lacks(run: ExpandedRun) -> None:
 
 def _attention(run: ExpandedRun) -> dict[str, Any]:
     a = run.model.attention
-    arguments: dict[str, Any] = {"apply_rope_fusion": run.model.positions == "rope" and run.framework.fused_rope}
+    arguments: dict[str, Any] = {
+        "attention_backend": "fused",  # left to itself Megatron asks for PyTorch's kernels as well, which runs lock out
+        "apply_rope_fusion": run.model.positions == "rope" and run.framework.fused_rope,
+    }
     if run.strategy.cp > 1:
         arguments["cp_comm_type"] = CP_COMM[run.strategy.cp_kind]
     if a.window is not None:

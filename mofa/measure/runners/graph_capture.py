@@ -7,6 +7,7 @@ core/transformer/cuda_graphs.py). Transformer Engine's are captured before the s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,6 +57,20 @@ def forward_step_of(loss: Callable[[Any], Any]) -> Callable[[Any, Any], tuple[An
         return model(batch["tokens"], batch["positions"], None, labels=batch["labels"]), loss
 
     return forward_step
+
+
+@contextlib.contextmanager
+def stream_of_hooks(plan: Plan) -> Iterator[None]:
+    """A side stream on which to wrap modules, where something is captured: gradients are then handed to parameters'
+    hooks on it, and no capture waits for the default stream (training/training.py, ``get_model``)."""
+    if not captures(plan):
+        yield
+        return
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream().wait_stream(side)
 
 
 def wrapped_schedule(schedule: Callable[..., Any], plan: Plan) -> Callable[..., Any]:

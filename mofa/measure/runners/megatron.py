@@ -29,6 +29,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig, multi_latent_attention
+from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from megatron.core.transformer.moe import moe_utils
@@ -96,6 +97,8 @@ def _config(options: dict[str, Any]) -> Any:
     functions = {function.__name__: function for function in (functional.silu, functional.gelu, functional.relu)}
     values["activation_func"] = (functions | {"squared_relu": squared_relu})[values["activation_func"]]
     values["params_dtype"] = values["pipeline_dtype"] = torch.bfloat16
+    if "attention_backend" in values:
+        values["attention_backend"] = AttnBackend[values["attention_backend"]]
     if "window_size" in values:
         values["window_size"] = tuple(values["window_size"])
     latent = values.get("multi_latent_attention", False)
@@ -242,7 +245,8 @@ def build(job: Job) -> Training:
     config = _config(plan["config"])
     modules = _chunks(config, plan)
     ddp = DistributedDataParallelConfig(**plan["ddp"])
-    chunks = [DistributedDataParallel(config, ddp, m, disable_bucketing=(i > 0)) for i, m in enumerate(modules)]
+    with graph_capture.stream_of_hooks(plan):
+        chunks = [DistributedDataParallel(config, ddp, m, disable_bucketing=(i > 0)) for i, m in enumerate(modules)]
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam", lr=1e-4, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, bf16=True,

@@ -73,7 +73,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("not modelled", {"graphs": "te", "model": MOE, "routing": PADDED}, "a layer's experts in graphs"),
     ("not modelled", {"graphs": "local:full_iteration", "pp": 2}, r"pp \(2\) of a full iteration"),
-    ("not modelled", {"graphs": "te", "tp_overlap": True}, "tp_overlap"),
     ("not modelled", {"graphs": "te:attn", "model": MOE, "token_chunks": 2}, "token_chunks"),
 ]
 

@@ -114,7 +114,6 @@ def _not_modelled(
     said: str, graphs: CudaGraphs, framework: FrameworkSpec, routing: RoutingSpec, spec: RecomputeSpec, pp: int
 ) -> str | None:
     others = {
-        "tp_overlap": framework.tp_overlap,
         "launch_blocking": framework.launch_blocking,
         f"routed_copies: {framework.routed_copies}": framework.routed_copies != "materialised",
         "rank_capacity_factor": routing.rank_capacity_factor is not None,
