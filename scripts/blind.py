@@ -23,6 +23,7 @@ python scripts/blind.py predict reference_runs/blind_te_four_second.csv referenc
 python scripts/blind.py predict reference_runs/blind_te_pp_fp8.csv reference_runs/plans/te-pp-fp8.yaml
 python scripts/blind.py predict reference_runs/blind_te_layers.csv reference_runs/plans/te-layers.yaml
 python scripts/blind.py predict reference_runs/blind_te_graphs.csv reference_runs/plans/te-graphs.yaml
+python scripts/blind.py predict reference_runs/blind_te_graphs_second.csv reference_runs/plans/te-graphs.yaml  # judging
 python scripts/blind.py predict reference_runs/blind_drawn.csv reference_runs/plans/drawn.yaml
 python scripts/blind.py predict reference_runs/blind_drawn_h100.csv reference_runs/plans/drawn-h100.yaml
 python scripts/blind.py score
@@ -78,6 +79,7 @@ SETS = (
     "blind_te_pp_fp8",
     "blind_te_layers",
     "blind_te_graphs",
+    "blind_te_graphs_second",
     "blind_drawn",
     "blind_drawn_h100",
 )
