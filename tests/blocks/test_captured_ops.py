@@ -1,4 +1,4 @@
-"""Which ops CUDA graphs hold, and what is copied into and out of them (megatron_core 0.16.1, transformer_engine 2.20.2)."""
+"""Which ops CUDA graphs hold, and what is copied into and out of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def layer(graphs: str, *, moe: bool = False, recompute: str = "none", **facts: A
     return captured_layer(tapes, ctx, moe=moe)
 
 
-def held(tape: Tape) -> set[str]:
+def names_in_graphs(tape: Tape) -> set[str]:
     return {op.name for op in tape.ops if op.graph is not None}
 
 
@@ -38,7 +38,7 @@ def launched(tape: Tape) -> list[Op]:
 
 def test_without_graphs_a_layer_stays_as_it_is() -> None:
     tapes = layer("none")
-    assert not held(tapes.forward) | held(tapes.backward)
+    assert not names_in_graphs(tapes.forward) | names_in_graphs(tapes.backward)
     assert all(op.pool != GRAPH_POOL for op in (*tapes.forward.ops, *tapes.backward.ops))
 
 
@@ -86,15 +86,15 @@ def test_static_inputs_stay_until_the_graph_of_the_way_back() -> None:
 
 
 def test_parts_are_held_by_name() -> None:
-    everything = held(layer("te").forward)
-    attention, mlp = held(layer("te:attn").forward), held(layer("te:mlp").forward)
+    everything = names_in_graphs(layer("te").forward)
+    attention, mlp = names_in_graphs(layer("te:attn").forward), names_in_graphs(layer("te:mlp").forward)
     assert attention and mlp and not attention & mlp and attention | mlp == everything
     assert "mid.add" in attention and "out.add" in mlp
 
 
 def test_of_experts_the_router_and_what_waits_for_no_host_is_held() -> None:
-    router = held(layer("te:moe_router", moe=True).forward)
-    preprocess = held(layer("te:moe_router+moe_preprocess", moe=True).forward)
+    router = names_in_graphs(layer("te:moe_router", moe=True).forward)
+    preprocess = names_in_graphs(layer("te:moe_router+moe_preprocess", moe=True).forward)
     assert {"mlp_norm", "router.topk"} < router and {op for op in router if "shared" in op}
     assert preprocess - router >= {"moe.count", "moe.permute"}
     for graphs in ("te:attn+moe_router+moe_preprocess", "te:moe_router"):

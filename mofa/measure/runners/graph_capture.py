@@ -17,20 +17,20 @@ from megatron.core.full_cuda_graph import FullCudaGraphWrapper
 from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
 from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 
-Plan = dict[str, Any]
+MegatronJob = dict[str, Any]
 
 
-def captures(plan: Plan) -> bool:
+def captures(plan: MegatronJob) -> bool:
     """Whether a run captures anything."""
     return bool(plan["config"].get("cuda_graph_impl", "none") != "none")
 
 
-def captures_full_iteration(plan: Plan) -> bool:
+def captures_full_iteration(plan: MegatronJob) -> bool:
     """Whether forward and backward of all micro-batches are one graph."""
     return "full_iteration" in plan["config"].get("cuda_graph_scope", [])
 
 
-def captures_router(plan: Plan) -> bool:
+def captures_router(plan: MegatronJob) -> bool:
     """Whether a router's hooks are not called when its graph runs."""
     return captures(plan) and "moe_router" in plan["config"]["cuda_graph_scope"]
 
@@ -60,7 +60,7 @@ def forward_step_of(loss: Callable[[Any], Any]) -> Callable[[Any, Any], tuple[An
 
 
 @contextlib.contextmanager
-def stream_of_hooks(plan: Plan) -> Iterator[None]:
+def stream_of_hooks(plan: MegatronJob) -> Iterator[None]:
     """A side stream on which to wrap modules, where something is captured: gradients are then handed to parameters'
     hooks on it, and no capture waits for the default stream (training/training.py, ``get_model``)."""
     if not captures(plan):
@@ -73,7 +73,7 @@ def stream_of_hooks(plan: Plan) -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(side)
 
 
-def wrapped_schedule(schedule: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+def wrapped_schedule(schedule: Callable[..., Any], plan: MegatronJob) -> Callable[..., Any]:
     """The schedule, in one graph from the step behind the eager ones where a full iteration is captured."""
     if not captures_full_iteration(plan):
         return schedule
@@ -83,7 +83,7 @@ def wrapped_schedule(schedule: Callable[..., Any], plan: Plan) -> Callable[..., 
 class EngineGraphs:
     """Transformer Engine's graphs of a run, captured before the step behind the eager ones."""
 
-    def __init__(self, plan: Plan, config: Any, chunks: list[Any], optimizer: Any) -> None:
+    def __init__(self, plan: MegatronJob, config: Any, chunks: list[Any], optimizer: Any) -> None:
         self._wanted = plan["config"].get("cuda_graph_impl") == "transformer_engine"
         self._eager_steps = plan["config"].get("cuda_graph_warmup_steps", 0)
         self._chunks = chunks
@@ -111,7 +111,7 @@ class EngineGraphs:
         self._steps += 1
 
 
-def layers_sampled(plan: Plan, modules: list[Any]) -> tuple[Any, ...]:
+def layers_sampled(plan: MegatronJob, modules: list[Any]) -> tuple[Any, ...]:
     """Modules where the host's pace is sampled: hooks of what a graph holds are not called."""
     if captures_full_iteration(plan):
         return ()

@@ -93,7 +93,7 @@ def _captured_names(ops: tuple[Op, ...], graphs: CudaGraphs, dispatcher: str, *,
 
 def _partly_captured(layer: BlockTapes, ctx: Context, names: set[str], graphs: CudaGraphs) -> BlockTapes:
     forward, backward = layer.forward, layer.backward
-    held = [op for op in forward.ops if op.name in names]
+    captured_ops = [op for op in forward.ops if op.name in names]
     stream = "x" if graphs.captures("attn") else "mid"
     copies = graphs.implementation == "te"
     tensors = dict(forward.tensors)
@@ -105,11 +105,10 @@ def _partly_captured(layer: BlockTapes, ctx: Context, names: set[str], graphs: C
     launch = GraphLaunch(called_by="te" if copies else "local")
     ops = [*forward.ops[:first], *ahead]
     for op in forward.ops[first:]:
-        captured = op.name in names
-        ops.append(_in_graph(_reading(op, stream, static) if captured else op, launch) if captured else op)
+        ops.append(_in_graph(_reading(op, stream, static), launch) if op.name in names else op)
     new_forward = replace(forward, ops=tuple(_behind_graph(ops)), tensors=tensors)
-    num_hooks = sum((_num_params(op) for op in held), 0.0)
-    back = _captured_backward(backward, ctx, names, held, num_hooks, copies=copies)
+    num_hooks = sum((_num_params(op) for op in captured_ops), 0.0)
+    back = _captured_backward(backward, ctx, names, captured_ops, num_hooks, copies=copies)
     back = replace(back, ops=_reading_static(back.ops, names, stream, static), tensors={**tensors, **back.tensors})
     return replace(layer, forward=new_forward, backward=back)
 
@@ -156,16 +155,16 @@ def _reading_static(ops: tuple[Op, ...], names: set[str], stream: str, static: l
     if not static:
         return ops
     inside = tuple(_reading(op, stream, static) if op.graph is not None else op for op in ops)
-    held = Op("graph returns", "memory_bound", None, (*static, stream), (), launches=0)
-    return (*inside, held)
+    last_reader = Op("graph returns", "memory_bound", None, (*static, stream), (), launches=0)
+    return (*inside, last_reader)
 
 
 def _behind_graph(ops: list[Op]) -> list[Op]:
     """Ops in order, but what copies the counts to the host comes behind the graph that makes them."""
     last = max((i for i, op in enumerate(ops) if op.graph is not None), default=-1)
-    late = [i for i, op in enumerate(ops[:last]) if op.stream == "to_host" and op.graph is None]
-    moved = [ops[i] for i in late]
-    return [*(op for i, op in enumerate(ops[: last + 1]) if i not in late), *moved, *ops[last + 1 :]]
+    inside, behind = ops[: last + 1], ops[last + 1 :]
+    to_host = [op for op in inside if op.stream == "to_host" and op.graph is None]
+    return [*(op for op in inside if op.stream != "to_host" or op.graph is not None), *to_host, *behind]
 
 
 def _num_params(op: Op) -> FloatK:
@@ -176,7 +175,7 @@ def _num_params(op: Op) -> FloatK:
 
 
 def _captured_backward(
-    backward: Tape, ctx: Context, names: set[str], held: Iterable[Op], num_hooks: FloatK, *, copies: bool
+    backward: Tape, ctx: Context, names: set[str], captured_ops: Iterable[Op], num_hooks: FloatK, *, copies: bool
 ) -> Tape:
     """A backward with its ops in a graph, the copy of the gradient ahead and those of parameters' gradients behind."""
     ops = backward.ops
@@ -198,7 +197,7 @@ def _captured_backward(
     for i, op in enumerate(ops):
         between = first <= i <= last and op.origin not in outside and not _stays_outside(op)
         out.append(_in_graph(op, launch) if inside[i] or between else op)
-    params = sum((2.0 * op.weight_params for op in held), 0.0)
+    params = sum((2.0 * op.weight_params for op in captured_ops), 0.0)
     out.append(
         Op("graph.copy_parameters_gradients", "memory_bound", MemoryBound(2.0 * params, "copy"), (), (),
            scratch=params, launches=num_hooks, role="backward", autograd_nodes=0.0)

@@ -95,14 +95,14 @@ def _by_recompute(
 
 def _draws_in_graph(graphs: CudaGraphs, module: str) -> bool:
     parts = {"core_attn": "attn", "mlp": "mlp", "moe": "moe"}
-    whole = graphs.whole_layers or graphs.full_iteration
-    return module in parts and (whole or parts[module] in graphs.scope)
+    holds_all = graphs.whole_layers or graphs.full_iteration
+    return module in parts and (holds_all or parts[module] in graphs.scope)
 
 
 def _by_norm(said: str, graphs: CudaGraphs, framework: FrameworkSpec, spec: RecomputeSpec) -> str | None:
     """transformer_layer.py, 387: Megatron leaves the norm before the experts alone with a warning."""
-    kept = "moe_preprocess" in graphs.scope and framework.dispatcher == "alltoall"
-    if "layernorm" in spec.modules and "moe_router" in graphs.scope and not kept:
+    is_discarded = "moe_preprocess" in graphs.scope and framework.dispatcher == "alltoall"
+    if "layernorm" in spec.modules and "moe_router" in graphs.scope and not is_discarded:
         return (
             f"{said}: the norm before the router's graph is not computed again then; add moe_preprocess with "
             "dispatcher: alltoall, or leave layernorm out of recompute"
