@@ -63,8 +63,11 @@ class Tensor(NamedTuple):
 
 CP_POOL = "cp_attention"
 """The stream on which Transformer Engine runs every second step of attention under context parallelism, as a pool."""
-OWN_POOLS = ("fsdp_gather", "fsdp_reduce", CP_POOL)
-"""Streams that allocate from memory pools of their own, of what ops on them and ops of that pool write."""
+GRAPH_POOL = "cuda_graphs"
+"""The private pool that a rank's CUDA graphs share: no tensor outside them gets its memory (CUDACachingAllocator.cpp,
+``PrivatePool``; megatron_core 0.16.1, transformer/cuda_graphs.py, ``global_mempool``)."""
+OWN_POOLS = ("fsdp_gather", "fsdp_reduce", CP_POOL, GRAPH_POOL)
+"""Streams and graphs that allocate from memory pools of their own, of what ops on them and ops of that pool write."""
 
 WRITES = 1000
 """In an :class:`ScratchSequence` the first output; those behind it count on."""
@@ -99,6 +102,17 @@ class TimedModuleCall:
     """Experts, or steps of context parallelism. [-]"""
     num_calls: FloatK = 1.0
     """Calls of it, one for each expert where these run one after the other. [-]"""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class GraphLaunch:
+    """A CUDA graph that holds ops of one pass of a block: all of them carry the same one, and its first op that runs
+    pays for the launch."""
+
+    num_hooks: FloatK = 0.0
+    """Parameters whose hooks run behind it, as their gradients come out of the graph. [-]"""
+    called_by: Literal["", "te", "local"] = ""
+    """Whose function of autograd's launches it; empty where the step begins with it."""
 
 
 class OpBackward(NamedTuple):
@@ -230,6 +244,8 @@ class Op(NamedTuple):
     """Tensors that autograd saves at it through the hooks of PyTorch's checkpoint, forward and where it is repeated."""
     module_call: TimedModuleCall | None = None
     """The call of a module that issues it."""
+    graph: GraphLaunch | None = None
+    """The CUDA graph that holds it: it is launched with that, and no host issues it."""
     role: Role = ""
     """What it is for, in a backward."""
     repeated: bool = False

@@ -11,6 +11,7 @@ from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import PLAIN, FloatK, maximum
 from mofa.blocks.frameworks import primitives_of
+from mofa.blocks.frameworks.megatron.captured_ops import captured_end, captured_layer
 from mofa.blocks.frameworks.recompute import derive_recompute as recompute_of
 from mofa.blocks.op import Op
 from mofa.blocks.recomputation import NO_RECOMPUTE
@@ -68,8 +69,12 @@ def _described(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
         for spec in modes:
             recompute = NO_RECOMPUTE if spec.kind == "none" else recompute_of(framework, spec, forward, model)
             layer_forward = chunks_of[spec.token_chunks] if kind.moe else forward
-            tapes[layer_label(kind, spec)] = build.layer_tapes(ctx, p, kind, recompute, layer_forward)
+            layer = build.layer_tapes(ctx, p, kind, recompute, layer_forward)
+            tapes[layer_label(kind, spec)] = captured_layer(layer, ctx, moe=kind.moe)
     if model.num_mtp_layers:
         tapes["mtp"] = build.mtp_entry_tapes(ctx, p)
-    ends = {"embedding": build.embedding_tapes(ctx, p), "head": build.head_tapes(ctx, p)}
+    ends = {
+        "embedding": captured_end(build.embedding_tapes(ctx, p), ctx),
+        "head": captured_end(build.head_tapes(ctx, p), ctx),
+    }
     return ModelTapes({**tapes, **ends}, tuple(ops), largest)

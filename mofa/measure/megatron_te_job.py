@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mofa.blocks.frameworks.megatron.graph_legality import why_not_captured
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.megatron_job import common_job
 
@@ -94,6 +95,27 @@ def _optimizer(run: ExpandedRun) -> dict[str, Any]:
     }
 
 
+EAGER_STEPS = 3
+"""Steps before Transformer Engine's graphs, or a full iteration's, are captured, and each layer's passes before its
+``local`` one is: Megatron-Core's own (transformer_config.py, ``cuda_graph_warmup_steps``)."""
+
+
+def _graphs(run: ExpandedRun) -> dict[str, Any]:
+    graphs = run.framework.graphs
+    if not graphs.on:
+        return {}
+    why = why_not_captured(run.framework, run.model, run.run.routing, run.recompute, pp=run.strategy.pp)
+    if why is not None:
+        raise run.refusal("these graphs", why)
+    if graphs.captures("moe_router") and run.model.moe is not None and run.run.routing.kind != "balanced":
+        raise run.refusal(f"routing: {run.run.routing.kind} in a captured router", "use routing: balanced")
+    return {
+        "cuda_graph_impl": {"te": "transformer_engine"}.get(graphs.implementation, graphs.implementation),
+        "cuda_graph_scope": list(graphs.scope),
+        "cuda_graph_warmup_steps": EAGER_STEPS,
+    }
+
+
 def megatron_te_job(run: ExpandedRun) -> dict[str, Any]:
     """The configuration of Megatron-Core's Transformer Engine layer spec for this run.
 
@@ -117,6 +139,7 @@ def megatron_te_job(run: ExpandedRun) -> dict[str, Any]:
         **_attention(run),
         **_moe(run),
         **_fp8(run),
+        **_graphs(run),
     }
     fp8_params = job["config"].get("fp8_param", False)
     job["ddp"]["fp8_param_gather"] = fp8_params

@@ -79,6 +79,12 @@ class MeasureSummary:
     """Runs that gave no result, and why."""
 
 
+def _settings_for_graphs(run: ExpandedRun) -> dict[str, str]:
+    """What Megatron-Core 0.16.1 asks for with graphs and expandable segments (core/transformer/cuda_graphs.py)."""
+    both = run.framework.graphs.on and run.framework.allocator == "expandable"
+    return {"NCCL_GRAPH_REGISTER": "0"} if both else {}
+
+
 def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_beginning: bool = False) -> Task:
     """What a run's processes are told.
 
@@ -113,6 +119,7 @@ def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_
         "PYTORCH_ALLOC_CONF": _ALLOCATORS[run.framework.allocator],
         "OMP_NUM_THREADS": str(run.framework.host_threads),
         **runner.environment,
+        **_settings_for_graphs(run),
     }
     return Task(run.run.id, f"mofa.measure.runners.{runner.module}", run.run.gpus, job, environment, timeout_s)
 

@@ -189,11 +189,19 @@ def ties_line(report: PlanReport) -> str:
 
 def offers_line(report: PlanReport) -> str:
     """What other numerics would bring to the best plan, in words; there must be some."""
-    changes = ", ".join(
-        f"{offer.word} step {offer.step_change:+.1%}, memory {offer.device_bytes_change / GIB:+.1f} GiB"
-        for offer in report.numerics_offers
-    )
-    return f"Other numerics would bring the best plan's strategy, by --with: {changes}.\n"
+
+    def changes(graphs: bool) -> str:
+        return ", ".join(
+            f"{offer.word} step {offer.step_change:+.1%}, memory {offer.device_bytes_change / GIB:+.1f} GiB"
+            for offer in report.numerics_offers
+            if (offer.word == "cuda_graphs") is graphs
+        )
+
+    numerics, graphs = changes(graphs=False), changes(graphs=True)
+    lines = [f"Other numerics would bring the best plan's strategy, by --with: {numerics}.\n"] if numerics else []
+    if graphs:
+        lines.append(f"Its device waits for the host; the same numerics in CUDA graphs, by --with: {graphs}.\n")
+    return "".join(lines)
 
 
 def band_lines(band: Band) -> list[str]:

@@ -236,7 +236,21 @@ def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]
                 "ones; use --framework megatron"
             )
         framework = framework.model_copy(update={"routed_copies": "either"})
-    return framework
+    return _with_graphs(model, framework) if "cuda_graphs" in words else framework
+
+
+def _with_graphs(model: ModelSpec, framework: FrameworkSpec) -> FrameworkSpec:
+    """The framework with Transformer Engine's CUDA graphs of all that they can hold of the model's layers; those that
+    the user chose stay."""
+    if framework.library is None:
+        raise SpecError(
+            f"--with cuda_graphs: is modelled for megatron, not for {framework.name}; use --framework megatron"
+        )
+    if framework.graphs.on:
+        return framework
+    dense = "+mlp" if model.num_dense_layers else ""
+    graphs = "te" if model.moe is None else f"te:attn{dense}+moe_router+moe_preprocess"
+    return framework.model_copy(update={"cuda_graphs": graphs})
 
 
 def routing_loads_by_ep(workload: WorkloadSpec, table: StrategyTable) -> RoutingLoads:

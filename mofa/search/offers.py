@@ -1,4 +1,7 @@
-"""What other numerics would bring to a plan: its strategy costed with each word of ``--with`` that changes them."""
+"""What other numerics would bring to a plan: its strategy costed with each word of ``--with`` that changes them.
+
+And what CUDA graphs would bring to one that its host bounds.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ from mofa.plan.result import NumericsOffer, Plan
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.one_strategy import strategy_row
 from mofa.search.to_plan.builder import Candidate
+from mofa.search.to_plan.step_band import HOST_BOUND
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import FP8_RECIPES, WorkloadSpec
 
-BF16_MOMENTS, BF16_GRADS = "bf16_moments", "bf16_grads"
+BF16_MOMENTS, BF16_GRADS, CUDA_GRAPHS = "bf16_moments", "bf16_grads", "cuda_graphs"
 
 
 def numerics_offers(
@@ -35,7 +39,8 @@ def numerics_offers(
     Returns
     -------
     tuple[NumericsOffer, ...]
-        In the order of the words; numerics that the GPU, the framework or the sizes refuse are left out.
+        In the order of the words; what the GPU, the framework or the sizes refuse is left out. Graphs come last, for a
+        step that its host bounds.
     """
 
     def plan_with(words: Sequence[str]) -> Plan:
@@ -45,7 +50,10 @@ def numerics_offers(
 
     now = plan_with(())
     offers = []
-    for word in _not_yet(workload, framework):
+    words = _not_yet(workload, framework)
+    if not framework.graphs.on and now.time.exposed["host_idle"] > HOST_BOUND * now.step_s:
+        words = (*words, CUDA_GRAPHS)
+    for word in words:
         try:
             other = plan_with((word,))
         except SpecError:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from mofa.errors import StrategyError
 from mofa.specs.base import CountFact, Library, Provenance, Spec
+from mofa.specs.cuda_graphs import CudaGraphs, CudaGraphsText
 from mofa.specs.framework_names import FRAMEWORK_NAMES as FRAMEWORK_NAMES
 from mofa.specs.framework_names import RANK_ORDERS, RankOrder
 from mofa.specs.framework_names import Family as Family
@@ -113,6 +114,9 @@ class FrameworkSpec(Spec):
     """fsdp1: queries, keys and values are one product."""
     loss_metrics: int = Field(default=0, ge=0, le=MAX_LOSS_METRICS)
     """fsdp1: metrics that compute a cross entropy of their own from the logits after each micro-batch. [-]"""
+    cuda_graphs: CudaGraphsText = "none"
+    """megatron: what is captured in CUDA graphs (:class:`mofa.specs.cuda_graphs.CudaGraphs`): ``local``,
+    ``local:full_iteration``, ``te`` or ``te:attn+mlp``."""
     tp_overlap: bool = False
     """megatron: with sequence parallelism, linears gather their input and reduce their output piece by piece beside
     their product (``tp_comm_overlap``, Transformer Engine's user buffers)."""
@@ -224,6 +228,11 @@ class FrameworkSpec(Spec):
         if all(getattr(self, name) == value for name, value in chosen.items()):
             return self
         return _with_options(self, options)  # type: ignore[return-value]
+
+    @property
+    def graphs(self) -> CudaGraphs:
+        """What is captured in CUDA graphs."""
+        return CudaGraphs.parse(self.cuda_graphs)
 
     @property
     def traits(self) -> FrameworkTraits:

@@ -9,7 +9,7 @@ LOCAL_LAYERS: tuple[Family, ...] = ("megatron-2022", "megatron-local")
 PYTORCH_MODULES: tuple[Family, ...] = ("fsdp1", "torchtitan")
 """Frameworks of plain PyTorch modules that PyTorch itself shards."""
 MEGATRON: tuple[Family, ...] = ("megatron", *LOCAL_LAYERS)
-READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, float]]] = {
+READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, float | str]]] = {
     "accumulation_bytes_per_param": (MEGATRON, {"fsdp1": 10.0, "torchtitan": 10.0}),
     "chunk_overlap": (("megatron",), {}),
     "clipped_steps": (MEGATRON, dict.fromkeys(PYTORCH_MODULES, 1.0)),
@@ -23,6 +23,7 @@ READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, float]]] = {
     "fused_softmax": (LOCAL_LAYERS, {}),
     "fused_rope": (MEGATRON, {}),
     "fused_swiglu": (MEGATRON, {}),
+    "cuda_graphs": (("megatron",), dict.fromkeys((*PYTORCH_MODULES, *LOCAL_LAYERS), "none")),
     "permute_fusion": (("megatron",), dict.fromkeys((*PYTORCH_MODULES, *LOCAL_LAYERS), True)),
     "router_padding": (("megatron",), {}),
     "repeats_keys": (("torchtitan",), {}),

@@ -56,6 +56,9 @@ CASES = [
     Case("qwen3-30b-a3b", 64, "torchtitan", fix=(("schedule", "zbv"), ("recompute", "none"))),
     Case("mixtral-8x7b", 64, "megatron-local", ("micro_moe",)),
     Case("deepseek-v3", 1024, "megatron", ("deepep", "bf16_moments")),
+    Case("llama3-8b", 8, "megatron", ("cuda_graphs",)),
+    Case("qwen3-30b-a3b", 64, "megatron", ("cuda_graphs",)),
+    Case("llama3-8b", 8, "megatron", fix=(("pp", 1),), options=(("cuda_graphs", "local:full_iteration"),)),
 ]
 
 

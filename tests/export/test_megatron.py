@@ -270,7 +270,7 @@ def test_a_log_is_read_as_the_script_it_comes_from(plans: list[Drawn], tmp_path:
 
 REFUSED = [
     ("--use-megatron-fsdp", "use-megatron-fsdp"), ("--fp16", "fp16"), ("--squared-relu", "squared-relu"),
-    ("--cuda-graph-impl local", "cuda-graph-impl"), ("--optimizer muon", "optimizer"),
+    ("--enable-cuda-graph", "enable-cuda-graph"), ("--optimizer muon", "optimizer"),
     ("--fp8-format hybrid --fp8-recipe mxfp8", "fp8-recipe"), ("--recompute-granularity full", "recompute-method"),
     ("--cp-comm-type a2a+p2p --context-parallel-size 2", "cp-comm-type"), ("--num-layers $LAYERS", "num-layers"),
     ("--num-layers many", "num-layers"), ("--attention-backend unfused", "attention-backend"),

@@ -104,3 +104,38 @@ def test_a_run_s_half_is_its_model_s_whatever_its_layers_and_batch(tmp_path: Pat
         for v in range(1000, 1010)
     }
     assert halves == {"fitting", "judging"}
+
+
+@pytest.mark.parametrize(
+    ("graphs", "implementation", "scope"),
+    [
+        ("local", "local", []),
+        ("local:full_iteration", "local", ["full_iteration"]),
+        ("te", "transformer_engine", []),
+        ("te:mlp+attn", "transformer_engine", ["attn", "mlp"]),
+    ],
+)
+def test_graphs_are_megatrons(tmp_path: Path, graphs: str, implementation: str, scope: list[str]) -> None:
+    config = config_of(tmp_path, framework={"name": "megatron", "cuda_graphs": graphs})
+    assert (config["cuda_graph_impl"], config["cuda_graph_scope"]) == (implementation, scope)
+    assert config["cuda_graph_warmup_steps"] == 3
+    assert not any(key.startswith("cuda_graph") for key in config_of(tmp_path))
+
+
+def test_graphs_in_expandable_segments_need_nccl_not_to_register(tmp_path: Path) -> None:
+    options = {"name": "megatron", "cuda_graphs": "te", "allocator": "expandable"}
+    task = plan_task(run_of(tmp_path, framework=options), timeout_s=10.0)
+    assert task.environment["NCCL_GRAPH_REGISTER"] == "0"
+    assert "NCCL_GRAPH_REGISTER" not in plan_task(run_of(tmp_path), timeout_s=10.0).environment
+
+
+def test_a_captured_router_takes_no_noise_from_outside(tmp_path: Path) -> None:
+    options = {"name": "megatron", "cuda_graphs": "te:attn+moe_router"}
+    run = run_of(
+        tmp_path,
+        model={"base": "qwen3-30b-a3b", "num_layers": 2},
+        framework=options,
+        routing={"kind": "zipf", "s": 0.6},
+    )
+    with pytest.raises(SpecError, match="captured router; use routing: balanced"):
+        megatron_te_job(run)

@@ -103,3 +103,19 @@ def test_qwen3_235b_differs_by_its_degrees_as_measured(
         workload, cluster, framework, strategy = resolve_run(build_spec(RunSpec, run, "case"), tmp_path)
         steps.append(mofa.estimate(workload, cluster, strategy, framework=framework, replay=False).step_s)
     assert steps[1] / steps[0] == pytest.approx(ratio, abs=within)
+
+
+LLAMA_70B = {
+    "id": "llama3-70b-32xh100", "model": "llama3-70b", "hardware": "h100-hgx", "gpus": 32,
+    "framework": {"name": "megatron", "tp_overlap": True, "fp8_params": True, "grads": "bf16"},
+    "strategy": {"tp": 4, "pp": 4, "vpp": 5, "recompute": "selective"},
+    "batch": {"seq_len": 4096, "micro": 1, "global": 32}, "precision": {"gemm": "fp8-tensorwise"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("graphs", "fits"), [("none", True), ("te:mlp", False), ("te", False)])
+def test_graphs_push_llama3_70b_in_fp8_out_of_memory(graphs: str, fits: bool, tmp_path: Path) -> None:
+    """NVIDIA-NeMo/Megatron-Bridge, pull request 3107: with graphs of its MLPs 30 to 60 % of its runs had no room."""
+    case = {**LLAMA_70B, "framework": {**LLAMA_70B["framework"], "cuda_graphs": graphs}}
+    workload, cluster, framework, strategy = resolve_run(build_spec(RunSpec, case, "case"), tmp_path)
+    assert mofa.estimate(workload, cluster, strategy, framework=framework, over_time=False).memory.fits is fits

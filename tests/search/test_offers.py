@@ -57,3 +57,22 @@ def test_what_is_refused_is_not_offered() -> None:
     assert numerics_offers(job, mofa.load_cluster("h100-hgx", 8), titan, strategy) == ()
     with pytest.raises(SpecError, match=r"--with bf16_grads: .*torchtitan has none"):
         find_plans(job, mofa.load_cluster("h100-hgx", 8), framework=titan, with_=("bf16_grads",), replay=False)
+
+
+def test_a_step_that_its_host_bounds_is_offered_graphs() -> None:
+    """A small model in small micro-batches; the same numerics, and less than the host takes without."""
+    small = {
+        "model.num_layers": 16, "model.hidden": 1024, "model.mlp.ffn_hidden": 4096, "model.attention.num_heads": 16,
+        "model.attention.head_dim": 64, "model.attention.num_kv_heads": 4, "model.vocab": 32000, "batch.seq_len": 1024,
+    }  # fmt: skip
+    job = mofa.load_workload("llama3-8b", global_batch=8, overrides=small)
+    machines = mofa.load_cluster("h200-hgx", 1)
+    search = find_plans(job, machines, fix={"micro_batch": 1}, top=1, replay=False)
+    offer = search.report.numerics_offers[-1]
+    assert offer.word == "cuda_graphs" and offer.step_change < -0.2 and offer.device_bytes_change > 0
+    assert "the same numerics in CUDA graphs, by --with: cuda_graphs step -" in offers_line(search.report)
+    graphed = find_plans(job, machines, fix={"micro_batch": 1}, top=1, replay=False, with_=("cuda_graphs",))
+    assert graphed.framework.cuda_graphs == "te"
+    assert graphed.report.plans[0].step_s < search.report.plans[0].step_s
+    assert all(other.word != "cuda_graphs" for other in graphed.report.numerics_offers)
+    assert any(note.startswith("cuda_graphs te: ") and "assumed" in note for note in graphed.report.plans[0].notes)

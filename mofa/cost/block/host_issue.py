@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, stack_rows, where
-from mofa.blocks.op import Op
+from mofa.blocks.op import GraphLaunch, Op
 from mofa.blocks.roles import NODE_ROLES
 from mofa.blocks.work import Attention, Collective, HostSync
 from mofa.cost.block.durations import PRODUCTS, ArrayK, Machine
@@ -26,8 +26,8 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     function; FSDP's are issued by hooks, which write down where large gradients
     lie (``Op.listed_elements``), Megatron's additions of gradients too.
     Products of shapes that the library does not remember wait for its choice. What a module issues whose call the
-    host's profile has as a whole pays for that instead, once (:class:`ModuleCalls`). All of it on the slowest of all
-    hosts.
+    host's profile has as a whole pays for that instead, once (:class:`ModuleCalls`), and what a CUDA graph holds for
+    the graph's launch (:class:`GraphLaunches`). All of it on the slowest of all hosts.
     """
     return machine.compute_tape_once("host", ops, lambda: _host_seconds(ops, machine))
 
@@ -39,11 +39,14 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
     hook_s = slowest * (host.eager_op_s.value + host.grad_hook_s.value)
     packing_s = host.unpacked_s.value if backward else host.packed_s.value
-    modules, eager, regions = ModuleCalls(host), EagerOps(host), CompiledRegions(host)
+    modules, eager, regions, graphs = ModuleCalls(host), EagerOps(host), CompiledRegions(host), GraphLaunches(host)
     out: list[FloatK] = [0.0] * len(ops)
     for i, op in enumerate(ops):
         forward = not backward or op.repeated  # what is computed again is a forward pass again
         launches = op.launches
+        if op.graph is not None:
+            out[i] = where(op.present, slowest * graphs.issue_s(op, op.graph, backward=backward), 0.0)
+            continue
         if op.module_call is not None and host.modules:
             called_s = modules.issue_s(op, forward=forward)
             if called_s is not None:
@@ -145,6 +148,32 @@ class CompiledRegions:
         """Begin the region for whom the op runs, or end it if the op is not compiled."""
         runs: BoolK = (op.launches > 0) & op.present
         self.inside = (self.inside | runs) if op.compiled else (self.inside & logical_not(runs))
+
+
+class GraphLaunches:
+    """What a host takes for CUDA graphs, met in the order in which ops are issued: the first op that runs pays.
+
+    Autograd calls a function of Python that launches the graph. Behind its backward come the hooks of the parameters
+    whose gradients it hands on; their copies are ops of the tape (transformer_engine 2.20.2, pytorch/graph.py,
+    ``Graphed``; megatron_core 0.16.1, transformer/cuda_graphs.py, ``_CudagraphReplayNode``).
+    """
+
+    def __init__(self, host: HostCurve) -> None:
+        self.host = host
+        self.begun: dict[int, BoolK] = {}
+        """Whether a graph has been launched, by its ``id``."""
+
+    def issue_s(self, op: Op, graph: GraphLaunch, *, backward: bool) -> FloatK:
+        """Seconds of an op of a graph, where it is present. [s]"""
+        host = self.host
+        once: FloatK = host.graph_launch_s.value
+        if graph.called_by:
+            call = host.graph_call_s if graph.called_by == "te" else host.local_graph_call_s
+            once = once + call.value + host.function_s.value + (host.backward_op_s.value if backward else 0.0)
+        once = once + graph.num_hooks * host.grad_hook_s.value
+        begun = self.begun.get(id(graph), False)
+        self.begun[id(graph)] = begun | op.present
+        return where(begun, 0.0, once)
 
 
 WITH_THEIR_COLLECTIVES = ("attention", "amax")

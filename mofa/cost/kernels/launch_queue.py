@@ -24,9 +24,11 @@ def num_queued_kernels(op: Op) -> FloatK:
     memset ahead of a large product. [-]
 
     ``Op.launches`` are those that take the host as long as a small op each; what a module of Transformer Engine takes
-    it goes by the call.
+    it goes by the call. A graph's kernels take no places of their own.
     """
     work = op.work
+    if op.graph is not None:
+        return 0.0
     if (
         isinstance(work, GroupedGemm)
         and not work.sequential

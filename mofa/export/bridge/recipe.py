@@ -19,8 +19,12 @@ _CLASSES = {
     "train": "TrainingConfig", "optimizer": "OptimizerConfig", "ddp": "DistributedDataParallelConfig",
     "rerun_state_machine": "RerunStateMachineConfig", "mixed_precision": "MixedPrecisionConfig",
     "dataset": "MockGPTDatasetConfig", "tokenizer": "TokenizerConfig", "dist": "DistributedInitConfig",
+    "rng": "RNGConfig",
 }  # fmt: skip
 """Class of each section but the model's."""
+_IF_NEEDED = ("dist", "rng")
+"""Sections that a recipe has where the plan says something of them."""
+_RNG_IMPORT = "    RNGConfig,\n"
 FREE_FIELDS: Mapping[str, Mapping[str, str]] = {
     "train": {"train_iters": "", "eval_iters": "0", "eval_interval": "1000"},
     "optimizer": {"lr": "1e-4", "min_lr": "1e-5", "weight_decay": "0.1", "adam_beta2": "0.95", "bf16": "True",
@@ -72,7 +76,8 @@ def recipe_text(job: Job, fields: Mapping[str, Any]) -> str:
     """The recipe: a function that returns the container, and a call of ``pretrain``."""
     provider = "MLAModelProvider" if job.has_latents else "GPTModelProvider"
     module = "mla_provider" if provider.startswith("MLA") else "gpt_provider"
-    written = [section for section in _CLASSES if section != "dist" or any(path.startswith("dist.") for path in fields)]
+    needed = {path.partition(".")[0] for path in fields}
+    written = [section for section in _CLASSES if section not in _IF_NEEDED or section in needed]
     sections = "".join(
         f"        {section}={_CLASSES[section]}(\n{_lines(fields, section, job)}        ),\n" for section in written
     )
@@ -88,7 +93,7 @@ from megatron.bridge.training.config import (
     MockGPTDatasetConfig,
     OptimizerConfig,
     RerunStateMachineConfig,
-    SchedulerConfig,
+{_RNG_IMPORT if "rng" in needed else ""}    SchedulerConfig,
     TokenizerConfig,
     TrainingConfig,
 )

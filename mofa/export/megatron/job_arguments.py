@@ -17,6 +17,7 @@ from mofa.export.arguments import (
 )
 from mofa.export.environment import ENVIRONMENT_ROWS
 from mofa.export.job import Job
+from mofa.export.megatron.graph_arguments import GRAPH_ROWS
 from mofa.export.megatron.model_arguments import EXPERTS, LAYERS, read_positions
 from mofa.export.megatron.optimizer_arguments import OPTIMIZER_ROWS
 from mofa.measure.megatron_te_job import AMAX_HISTORY, CP_COMM, FP8_FORMATS
@@ -444,6 +445,7 @@ JOB_ROWS: tuple[FieldRow, ...] = (
     ),
     same_value_row("framework.vocab_divisor", Argument("make-vocab-size-divisible-by", "int", 128)),
     *_EXPERT_ROWS,
+    *GRAPH_ROWS,
     *ENVIRONMENT_ROWS,
 )  # fmt: skip
 """The strategy, numerics, optimizer and options of the framework."""

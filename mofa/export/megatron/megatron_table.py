@@ -69,8 +69,9 @@ UNMODELLED: dict[str, UnmodelledArgument] = {
     "fine-grained-activation-offloading": _no("activations are moved to the host; leave it out"),
     "use-torch-optimizer-for-cpu-offload": _no("the device's part is stepped by other kernels; leave it out"),
     "cpu-offloading-num-layers": _no("memory is moved to the host; leave it out", 0),
-    **dict.fromkeys(("enable-cuda-graph", "external-cuda-graph"), _no("CUDA graphs take the host's part of a step")),
-    "cuda-graph-impl": _no("CUDA graphs take the host's part of a step; use none", "none"),
+    **dict.fromkeys(
+        ("enable-cuda-graph", "external-cuda-graph"), _no("Megatron has another word for it; write cuda-graph-impl")
+    ),
     **dict.fromkeys(
         ("overlap-moe-expert-parallel-comm", "delay-wgrad-compute", "moe-shared-expert-overlap",
          "overlap-param-gather-with-optimizer-step", "defer-embedding-wgrad-compute"),

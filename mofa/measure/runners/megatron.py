@@ -35,6 +35,7 @@ from megatron.core.transformer.module import Float16Module, MegatronModule
 from megatron.core.transformer.moe import moe_utils
 
 from mofa.measure.records import DRAWN
+from mofa.measure.runners import graph_capture
 from mofa.measure.runners.common import Job, Training, main
 
 if not hasattr(moe_utils, "te_general_gemm"):
@@ -104,11 +105,11 @@ def _config(options: dict[str, Any]) -> Any:
     return (MLATransformerConfig if latent else TransformerConfig)(bf16=True, **values)
 
 
-def _initialize(parallel: dict[str, Any], seed: int, eager_groups: bool) -> None:
-    device = torch.device("cuda", torch.cuda.current_device()) if eager_groups else None
+def _initialize(plan: dict[str, Any], seed: int) -> None:
+    device = torch.device("cuda", torch.cuda.current_device()) if plan["eager_groups"] else None
     torch.distributed.init_process_group("nccl", timeout=timedelta(seconds=120), device_id=device)
-    parallel_state.initialize_model_parallel(**parallel)
-    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    parallel_state.initialize_model_parallel(**plan["parallel"])
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, te_rng_tracker=graph_capture.captures(plan))
     torch.manual_seed(seed + parallel_state.get_pipeline_model_parallel_rank())
 
 
@@ -206,19 +207,32 @@ def _skew_routers(chunks: list[Any], shares: list[float] | None, tokens: int, se
         router.gating = skewed
 
 
-def _counter(chunks: list[Any], step: Callable[[], None], tokens: int) -> Callable[[], list[list[int]]]:
+def _moe_layers(chunks: list[Any]) -> list[Any]:
+    layers = [m for chunk in chunks for m in chunk.modules() if type(m).__name__ == "MoELayer"]
+    return sorted(layers, key=lambda layer: layer.router.layer_number)
+
+
+def _counter(
+    chunks: list[Any], step: Callable[[], None], tokens: int, plan: dict[str, Any]
+) -> Callable[[], list[list[int]]] | None:
+    captured = graph_capture.captures_router(plan)
+    layers = _moe_layers(chunks)
+    if not layers or (captured and plan["config"]["expert_model_parallel_size"] > 1):
+        return None  # a captured router's hooks are not called, and experts see what all ranks send them
+
     def count() -> list[list[int]]:
         seen: dict[int, Any] = {}
 
-        def look(layer: int, _: Any, __: Any, output: Any) -> None:
-            seen[layer] = seen.get(layer, 0) + output[1].sum(dim=0)
+        def look(layer: int, _: Any, inputs: Any, output: Any) -> None:
+            seen[layer] = seen.get(layer, 0) + (inputs[1] if captured else output[1].sum(dim=0))
 
-        routers = _routers(chunks)
-        hooks = [r.register_forward_hook(functools.partial(look, r.layer_number)) for r in routers]
+        numbers = [m.router.layer_number for m in layers]
+        watched = [m.experts if captured else m.router for m in layers]
+        hooks = [m.register_forward_hook(functools.partial(look, n)) for m, n in zip(watched, numbers, strict=True)]
         step()
         for hook in hooks:
             hook.remove()
-        counts = [seen[r.layer_number].float() for r in routers]
+        counts = [seen[n].float() for n in numbers]
         return [[round(float(v) * tokens / max(float(c.sum()), 1.0)) for v in c.tolist()] for c in counts]
 
     return count
@@ -227,11 +241,12 @@ def _counter(chunks: list[Any], step: Callable[[], None], tokens: int) -> Callab
 def build(job: Job) -> Training:
     """Model chunks, optimizer and schedule of one rank, put together as Megatron-LM's training loop does."""
     plan = job["megatron"]
-    _initialize(plan["parallel"], job["seed"], plan["eager_groups"])
+    _initialize(plan, job["seed"])
     config = _config(plan["config"])
     modules = _chunks(config, plan)
     ddp = DistributedDataParallelConfig(**plan["ddp"])
-    chunks = [DistributedDataParallel(config, ddp, m, disable_bucketing=(i > 0)) for i, m in enumerate(modules)]
+    with graph_capture.stream_of_hooks(plan):
+        chunks = [DistributedDataParallel(config, ddp, m, disable_bucketing=(i > 0)) for i, m in enumerate(modules)]
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam", lr=1e-4, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, bf16=True,
@@ -251,16 +266,21 @@ def build(job: Job) -> Training:
         chunk.train()
     tokens = plan["micro_batch"] * plan["seq_len"] // plan["cp"]
     _skew_routers(chunks, job.get("routing_bias"), tokens, job["seed"] + parallel_state.get_data_parallel_rank())
-    schedule = get_forward_backward_func()
-    batch = _batches(plan, job["seed"] + parallel_state.get_data_parallel_rank())
+    schedule = graph_capture.wrapped_schedule(get_forward_backward_func(), plan)
+    graphs = graph_capture.EngineGraphs(plan, config, chunks, optimizer)
+    batch: Any = _batches(plan, job["seed"] + parallel_state.get_data_parallel_rank())
+    forward_step = _forward_step
+    if graph_capture.captures_full_iteration(plan):
+        batch, forward_step = graph_capture.Batches(batch), graph_capture.forward_step_of(_loss)
     losses: list[Any] = []
 
     def step() -> None:
+        graphs.before_step()
         for chunk in chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
         reduced = schedule(
-            forward_step_func=_forward_step,
+            forward_step_func=forward_step,
             data_iterator=[batch] * len(chunks) if len(chunks) > 1 else batch,
             model=chunks if len(chunks) > 1 else chunks[0],
             num_microbatches=plan["num_micro_batches"],
@@ -274,7 +294,7 @@ def build(job: Job) -> Training:
 
     return Training(
         step=step,
-        count_tokens=_counter(chunks, step, job["routed_per_step"]) if _routers(chunks) else None,
+        count_tokens=_counter(chunks, step, job["routed_per_step"], plan),
         loss=lambda: float(torch.stack(losses).mean()) if losses else None,
         facts={
             "local_params": sum(p.numel() for c in chunks for p in c.parameters()),
@@ -284,7 +304,7 @@ def build(job: Job) -> Training:
             "optimizers": [type(o).__name__ for o in getattr(optimizer, "chained_optimizers", [optimizer])],
         },
         on_engine=plan["transformer_engine"],
-        layers=tuple(x for m in modules for x in m.module.decoder.layers),
+        layers=graph_capture.layers_sampled(plan, modules),
     )
 
 

@@ -23,6 +23,7 @@ from mofa.search.legality.expert_parallel import (
     sharding_ranks,
 )
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_shortfall
+from mofa.search.legality.graph_capture_check import capture_message, capture_shortfall
 from mofa.search.legality.layers import layers_message, layers_shortfall, layout_message, num_refused_chunks
 from mofa.search.legality.named_check import Check, FloatN, degrees_text, micro_batches, remainder
 from mofa.search.legality.named_check import Job as Job
@@ -281,6 +282,7 @@ CHECKS: tuple[Check, ...] = (
         f"{degrees_text(t, 'vpp')} needs pp above 1 and micro-batches ({int(micro_batches(j, t)[0])}) that are a "
         f"multiple of {_round_length(j, t)}; change vpp, pp or micro_batch")),
     Check("recompute", "switch", recompute_shortfall, recompute_message, depends_on_recompute_mode=True),
+    Check("cuda_graphs", "switch", capture_shortfall, capture_message, depends_on_recompute_mode=True),
     Check("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {degrees_text(t, 'zero')} "
         f"with {degrees_text(t, 'tp', 'pp', 'cp')}; {_what_of_zero(j, t)}")),

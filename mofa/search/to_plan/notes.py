@@ -8,6 +8,7 @@ from mofa.blocks.moeblaze import routing_buffer_bytes
 from mofa.cost.host_optimizer import adam_bytes_per_s, held_bytes_of_node
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.to_plan.fp8_notes import fp8_notes
+from mofa.search.to_plan.graph_notes import graph_notes
 from mofa.search.to_plan.step_band import HOST_BOUND
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_names import RANK_ORDERS
@@ -94,6 +95,7 @@ def options_notes(
             "tp_overlap: as read in Transformer Engine's source, judged by published rows alone (docs/published.md); "
             "its user buffers ask the launch for a set-up of their own; --without tp_overlap leaves it out"
         )
+    notes += graph_notes(cluster, framework)
     if framework.rank_order != RANK_ORDERS[0]:
         notes.append(f"ranks are numbered {framework.rank_order} over the nodes, where {RANK_ORDERS[0]} is usual")
     if workload.model.moe is not None and framework.dispatcher == "deepep":
