@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.optimizer import ParameterShards
+from mofa.cost.rows import Rows
 from mofa.errors import SpecError
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -25,28 +25,49 @@ HELD_BYTES = 16.0
 """Of a parameter on its host in fp32: the main copy, two moments, a pinned gradient. [B/param]"""
 
 
-def host_step_seconds(
-    cluster: ClusterSpec, framework: FrameworkSpec, shards: ParameterShards, tensors: ArrayN, beside_s: ArrayN
-) -> ArrayN:
-    """What a step takes longer for the part that hosts step than the device's part; (n, R), 0 without any. [s]
+def stepped_on_hosts(rows: Rows) -> ArrayN:
+    """Parameters of a rank that its host steps, of each grid of ranks. (g, R) [params]
+
+    Tensors go to hosts whole, until the share is reached: the head's first, then layers' from the last to the first,
+    the embedding's last. Within the layers half a tensor is too much on average. Of ranks that share their states each
+    owns pieces of the tensors, and the slowest counts: one that owns a single piece steps all that it owns.
+    """
+    weights, k, shards = rows.costs.weights, rows.k[rows.first_row_of_grid], rows.shards
+    num_kinds = len(weights.layers)
+
+    def largest(is_meant: NDArray[np.bool_]) -> ArrayN:
+        sizes = weights.params[is_meant][:, k]
+        return sizes.max(axis=0)[:, None] if len(sizes) else np.zeros((len(k), 1))
+
+    layer = largest(weights.kind < num_kinds)
+    embedding = largest(weights.kind == num_kinds) * rows.is_first
+    head = largest(weights.kind == num_kinds + 1) * rows.is_head
+    owned = shards.sharded(1.0)
+    wanted = rows.framework.optimizer_offload * owned
+    others = np.maximum(owned - embedding, head)
+    within_layers = np.minimum(wanted + layer / 2.0, others)
+    walked = np.where(wanted > others, owned, np.where(wanted <= head, head, within_layers))
+    tensor = np.maximum(np.maximum(embedding, head), layer)
+    of_pieces = np.where(tensor >= owned, owned, np.minimum(wanted + tensor, owned))
+    return np.minimum(np.where(shards.dense_ranks > 1, of_pieces, walked), owned)
+
+
+def host_step_seconds(rows: Rows, tensors: ArrayN, beside_s: ArrayN) -> ArrayN:
+    """What a step takes longer for the part that hosts step than the device's part; (g, R), 0 without any. [s]
 
     Gradients go over the GPU's link into pinned memory. Adam then moves 28 bytes a parameter, at the rate of the
-    rank's threads or its share of the node's memory. Values come back from memory that is not pinned, and the host
+    rank's threads and its share of the node's memory. Values come back from memory that is not pinned, and the host
     waits for each (CUDA's copies of pageable memory). One after the other; where copies overlap, the first tensor's
     gradient is waited for, and those behind it go beside the steps of others. The device's part runs beside all this.
 
     Parameters
     ----------
-    cluster
-        Whose hosts' facts are asked.
-    framework
-        With the share, the threads and whether copies overlap.
-    shards
-        Parameters of each stage on one rank, and the ranks that share their states. (n, R) [params]
+    rows
+        Candidates, whose cluster's hosts are asked.
     tensors
-        Parameter tensors of a stage. (n, R) [-]
+        Parameter tensors of a stage. (g, R) [-]
     beside_s
-        What the device's part takes. (n, R) [s]
+        What the device's part takes. (g, R) [s]
 
     Raises
     ------
@@ -57,35 +78,34 @@ def host_step_seconds(
     ----------
     Megatron-Core 0.16.1, core/optimizer/cpu_offloading/hybrid_optimizer.py, ``step``.
     """
-    share = framework.optimizer_offload
-    if not share:
-        return np.zeros_like(shards.dense)
-    host = _known_host(cluster)
-    stepped = share * shards.sharded(1.0)
+    framework, cluster = rows.framework, rows.cluster
+    if not framework.optimizer_offload:
+        return np.zeros_like(rows.shards.dense)
+    host, pass_s = _known_host(cluster), cluster.slowest_host * cluster.gpu.curves.host.tensor_pass_s.value
+    stepped = stepped_on_hosts(rows)
+    num_tensors = tensors * stepped / np.maximum(rows.shards.sharded(1.0), 1.0)
     out_s = COPIED_BYTES * stepped / cluster.gpu.host_link_bytes_per_s.value
     step_s = ADAM_MOVED_BYTES * stepped / adam_bytes_per_s(cluster, framework.host_threads, host)
     back_s = COPIED_BYTES * stepped / host.pageable_bytes_per_s.value
-    curve = cluster.gpu.curves.host
-    python_s = cluster.slowest_host * LOOPS * curve.tensor_pass_s.value * share * tensors
+    on_host = step_s + back_s + LOOPS * pass_s * num_tensors
     if not framework.overlap_optimizer_copies:
-        return np.maximum(out_s + step_s + back_s + python_s - beside_s, 0.0)
-    on_host = step_s + back_s + python_s
-    first_s = out_s / np.maximum(share * tensors, 1.0)
-    return np.maximum(np.maximum(first_s + on_host, out_s) - beside_s, 0.0)
+        return np.asarray(np.maximum(out_s + on_host - beside_s, 0.0))
+    first_s = out_s / np.maximum(num_tensors, 1.0)
+    return np.asarray(np.maximum(np.maximum(first_s + on_host, out_s) - beside_s, 0.0))
 
 
 def adam_bytes_per_s(cluster: ClusterSpec, threads: int, host: HostOptimizer) -> float:
     """What one rank's threads move in Adam's step while all ranks of its node do. [B/s]
 
-    A processor takes as long as its threads would and as its memory would, one behind the other: measured on 1, 2, 4, 8
-    and 16 threads it is 13 % off at most, with the larger of both up to 40 %.
+    A processor takes as long as its threads would and as its memory would, one behind the other: of tensors that lie in
+    no cache within 13 % of what 1, 2, 4, 8 and 16 threads took (measurements/h200-host-optimizer).
 
     Examples
     --------
     >>> from mofa.specs.load import load_cluster
     >>> host = load_cluster("h200-hgx", 1).gpu.curves.host.optimizer
     >>> [round(adam_bytes_per_s(load_cluster("h200-hgx", n), 8, host) / 1e9) for n in (1, 2, 8)]
-    [0, 0, 0]
+    [101, 101, 40]
     """
     ranks = min(cluster.num_gpus, cluster.node.gpus_per_node)
     ranks_of_processor = math.ceil(ranks / host.processors.value)

@@ -167,7 +167,7 @@ def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
         lead[each.host_bound.rows] = each.host_bound.lead_s()
     parts = device_seconds_by_part(*given)
     waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid_index, _distributed(rows), parts)
-    on_hosts = host_step_seconds(rows.cluster, rows.framework, rows.shards, _tensors(rows), parts["adam"])
+    on_hosts = host_step_seconds(rows, _tensors(rows), parts["adam"])
     seconds = (optimizer_seconds(*given, parts) + on_hosts)[rows.grid_index] + waited
     if rows.workload.precision.fp8_recipe:
         linears = params_in_layers(rows.workload, rows.grids, rows.stage_layers)
