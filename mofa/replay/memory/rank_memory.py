@@ -150,9 +150,9 @@ class RankMemoryReplay:
             )  # fmt: skip
             missing = max(full.reserved + full.wanted - full.capacity_bytes, 0)
         reserved = allocator.peak_reserved
-        if late := self.rank.late_copies_bytes:
+        if waiting := self.rank.late_copies_bytes:
             limit = inf if self.room_bytes is None else self.room_bytes - self.rank.margin_bytes
-            reserved += int(max(min(late, limit - reserved), 0))
+            reserved += int(max(min(waiting, limit - reserved), 0))
         return ReplayedRankMemory(
             peak, reserved, allocator.allocated, self.ready, max(h[0] for h in player.state.highest[:2]),
             allocator.num_retries, missing, journal, (start, end, before), failed,
