@@ -111,8 +111,8 @@ class GraphLaunch:
 
     num_hooks: FloatK = 0.0
     """Parameters whose hooks run behind it, as their gradients come out of the graph. [-]"""
-    called_by: Literal["", "te", "local"] = ""
-    """Whose function of autograd's launches it; empty where the step begins with it."""
+    is_function: bool = True
+    """Whether a function of autograd's launches it, within a step; else the step begins with it."""
 
 
 class OpBackward(NamedTuple):

@@ -80,7 +80,7 @@ def pace_factors(issue: float, back: float) -> dict[str, float]:
     [('backward_each_s', 3.0), ('backward_s', 3.0), ('forward_each_s', 2.0)]
     """
     return {
-        **dict.fromkeys(("layer_issue_s", "forward_s", "forward_each_s", "graph_call_s", "local_graph_call_s"), issue),
+        **dict.fromkeys(("layer_issue_s", "forward_s", "forward_each_s"), issue),
         **dict.fromkeys(("layer_back_s", "backward_s", "backward_each_s"), back),
     }
 
@@ -91,18 +91,7 @@ GRAPH_LAUNCH = Fact(
     source="no profile has it yet: taken as a few launches' time, as CUDA 12.6 launches a straight-line graph again in "
     "about as long as a kernel (NVIDIA developer blog, 'Constant Time Launch for Straight-Line CUDA Graphs')",
 )
-GRAPH_CALL = Fact(
-    value=100e-6,
-    provenance="assumed",
-    source="no profile has it yet: a tenth of a millisecond, as of a module with few ops",
-)
-LOCAL_GRAPH_CALL = Fact(
-    value=220e-6,
-    provenance="measured",
-    source="cg1-qwen05b-24l-1k-m1-local of the fitting half: what its step of 42.5 ms takes longer than is told "
-    "without it, a layer and way, at this profile's pace of modules",
-)
-"""Where a profile has none, as of a host that takes 1.62 ms for a small layer of Transformer Engine."""
+"""Where a profile has none."""
 
 
 class HostCurve(Spec):
@@ -187,11 +176,6 @@ class HostCurve(Spec):
     """What steps of an optimizer on the host reach; None where nothing is known."""
     graph_launch_s: SecondsFact = GRAPH_LAUNCH
     """Launch of a CUDA graph that is there already. [s]"""
-    graph_call_s: SecondsFact = GRAPH_CALL
-    """Python around a call of a layer in Transformer Engine's graphs, each way, beside autograd's function: its
-    arguments told apart, its mask. [s]"""
-    local_graph_call_s: SecondsFact = LOCAL_GRAPH_CALL
-    """The same of Megatron-Core's own graphs, which check every argument twice. [s]"""
     modules: dict[ModuleKey, ModuleCall] = {}
     """Calls of modules whose Python is timed as a whole, by :data:`MODULES` and, where it differs, the format that they
     compute in: ``linear fp8-blockwise``."""

@@ -167,9 +167,8 @@ class GraphLaunches:
         """Seconds of an op of a graph, where it is present. [s]"""
         host = self.host
         once: FloatK = host.graph_launch_s.value
-        if graph.called_by:
-            call = host.graph_call_s if graph.called_by == "te" else host.local_graph_call_s
-            once = once + call.value + host.function_s.value + (host.backward_op_s.value if backward else 0.0)
+        if graph.is_function:
+            once = once + host.function_s.value + (host.backward_op_s.value if backward else 0.0)
         once = once + graph.num_hooks * host.grad_hook_s.value
         begun = self.begun.get(id(graph), False)
         self.begun[id(graph)] = begun | op.present

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import first_largest
 from mofa.cost.memory.communicators import communicators_of
+from mofa.cost.memory.late_gradient_copies import late_gradient_copies_bytes, room_bytes
 from mofa.cost.memory.peak_candidates import PeakCandidates
 from mofa.cost.memory.reserved import fsdp_shard_waste_bytes, native_allocator_bytes
 from mofa.cost.memory.unsplit_rests import unsplit_rests
@@ -52,6 +53,8 @@ def stage_bytes(rows: Rows) -> StageBytes:
         reserved = np.maximum(reserved, allocated)
     comm = communicators_of(rows)
     outside = rows.cluster.gpu.context_bytes.value + comm
+    if rows.framework.graphs.on:
+        reserved = reserved + np.minimum(late_gradient_copies_bytes(rows), room_bytes(rows, reserved, outside))
     return StageBytes(allocated, reserved, reserved + outside, which, comm, candidates)
 
 

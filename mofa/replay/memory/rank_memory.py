@@ -107,6 +107,7 @@ class RankMemoryReplay:
         skip_rounds: bool = True, recordings: SharedRecordings | None = None, limit: float = inf,
     ) -> None:  # fmt: skip
         self.rank = rank
+        self.room_bytes = capacity_bytes
         self.allocator = fastest_allocator(capacity_bytes, expandable=expandable, limit=limit)
         with without_collection():
             self.player = player = StepExecutor(rank, self.allocator, skip_rounds=skip_rounds, recordings=recordings)
@@ -148,8 +149,12 @@ class RankMemoryReplay:
                 journal_then.alive, journal_then.tensors,
             )  # fmt: skip
             missing = max(full.reserved + full.wanted - full.capacity_bytes, 0)
+        reserved = allocator.peak_reserved
+        if waiting := self.rank.late_copies_bytes:
+            limit = inf if self.room_bytes is None else self.room_bytes - self.rank.margin_bytes
+            reserved += int(max(min(waiting, limit - reserved), 0))
         return ReplayedRankMemory(
-            peak, allocator.peak_reserved, allocator.allocated, self.ready, max(h[0] for h in player.state.highest[:2]),
+            peak, reserved, allocator.allocated, self.ready, max(h[0] for h in player.state.highest[:2]),
             allocator.num_retries, missing, journal, (start, end, before), failed,
         )  # fmt: skip
 

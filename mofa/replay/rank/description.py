@@ -93,5 +93,10 @@ class Rank:
     """What is taken for good while parameters are made: behind which of them, and so much. [B]"""
     moments: tuple[str, ...] = OPTIMIZERS["adamw"].moments
     """The optimizer's tensors of each weight beside its main copy, by name."""
+    late_copies_bytes: int = 0
+    """Copies of gradients behind graphs that wait for the device together, as far as there is room beside the margin
+    (:mod:`mofa.cost.memory.late_gradient_copies`). [B]"""
+    margin_bytes: float = 0.0
+    """What a plan leaves free. [B]"""
     routing_drift: RoutingDrift | None = None
     """What moves from step to step, where routers' counts are known."""

@@ -24,6 +24,7 @@ from mofa.cost.allocations.weight_buffers import (
 )
 from mofa.cost.estimate import Estimator
 from mofa.cost.memory.communicators import communicators_of
+from mofa.cost.memory.late_gradient_copies import bytes_left_free, late_gradient_copies_bytes
 from mofa.cost.rank_spec import BlockSpec, PersistentBuffers, RankSpec, block_cost
 from mofa.cost.rows import Rows
 from mofa.replay.rank.description import Rank, RankBlock
@@ -179,6 +180,7 @@ def _rank(
         ) if fw.shards_params else (),
         sent_bytes=boundary // place.tensor_ranks if ds and place.tensor_ranks > 1 else 0,
         launch_blocking=fw.launch_blocking, casts_to_reduce=fw.casts_to_reduce, routing_drift=drift,
+        late_copies_bytes=int(late_gradient_copies_bytes(rows)[0, r]), margin_bytes=bytes_left_free(rows),
     )  # fmt: skip
 
 

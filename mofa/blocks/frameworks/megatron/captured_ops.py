@@ -54,7 +54,7 @@ def captured_end(end: BlockTapes, ctx: Context) -> BlockTapes:
 
 def _all_captured(block: BlockTapes) -> BlockTapes:
     """A block of which nothing is issued: a step begins with the launch of its one graph, ahead of the embedding."""
-    launch = GraphLaunch()
+    launch = GraphLaunch(is_function=False)
     forward, backward = (
         replace(tape, ops=tuple(_in_graph(op, launch) for op in tape.ops)) for tape in (block.forward, block.backward)
     )
@@ -102,7 +102,7 @@ def _partly_captured(layer: BlockTapes, ctx: Context, names: set[str], graphs: C
     if copies:
         ahead, static = _copies_ahead(ctx, tensors, stream, with_mask=graphs.captures("attn"))
     first = next(i for i, op in enumerate(forward.ops) if op.name in names)
-    launch = GraphLaunch(called_by="te" if copies else "local")
+    launch = GraphLaunch()
     ops = [*forward.ops[:first], *ahead]
     for op in forward.ops[first:]:
         ops.append(_in_graph(_reading(op, stream, static), launch) if op.name in names else op)
@@ -185,7 +185,7 @@ def _captured_backward(
         return backward
     first, last = places[0], places[-1]
     outside = {op.origin for op, there in zip(ops, inside, strict=True) if not there and op.origin}
-    launch = GraphLaunch(num_hooks, "te" if copies else "local")
+    launch = GraphLaunch(num_hooks)
     out: list[Op] = []
     tensors = dict(backward.tensors)
     if copies:
