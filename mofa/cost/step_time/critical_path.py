@@ -73,6 +73,9 @@ class Durations:
     once: DataParallelOncePerStep | None = None
     host: tuple[Clocks, ...] | None = None
     first_forward: Clocks | None = None
+    pair_saved_s: ArrayN | None = None
+    """What a forward of each chunk (third axis) and a backward of each (fourth) that run as a pair take less together
+    than one behind the other, where a schedule has pairs. (n, R, vpp, vpp) [s]"""
 
     def take(self, index: IntA, host: tuple[Clocks, ...]) -> Durations:
         """Those of some plans, with the clocks of their hosts."""
@@ -102,6 +105,12 @@ class Durations:
         elif self.once is not None and self.first_forward is not None:
             first_s, reduce_s = (of.reshape(len(of), -1).T for of in (self.first_forward.device_s, self.once.reduce_s))
             parts += [first_s, self._beside(first_s), reduce_s]
+        if self.pair_saved_s is not None:
+            each = self.forward_s[0].size
+            parts.append(np.zeros(((3 - 3 * (self.once is not None)) * each, len(self.hop_s))))
+            parts.append(np.zeros((each, len(self.hop_s))))  # a pair's backward, which is in its forward
+            pairs = self.forward_s[..., None] + self.backward_s[:, :, None] - self.pair_saved_s
+            parts.append(self._beside(np.moveaxis(pairs, 3, 1).reshape(len(self.hop_s), -1).T))
         return np.concatenate(parts)
 
     def _beside(self, alone_s: ArrayN) -> ArrayN:
@@ -170,7 +179,8 @@ def critical_path_s(
     shown = given.forward_s.shape[1]
     like = np.arange(shown) if of is None else of
     # where the durations of each of all ranks' chunks are among the given
-    blocks = np.arange(2 * len(SCHEDULES[schedule].computations) + 3)
+    num_pairs = 1 + vpp if SCHEDULES[schedule].pairs_passes else 0
+    blocks = np.arange(2 * len(SCHEDULES[schedule].computations) + 3 + num_pairs)
     place = (blocks[:, None, None] * shown + like[:, None]) * vpp + np.arange(vpp)
     rows = np.concatenate([[0], 1 + place.ravel()])
     durations = given.seconds_by_level_node(schedule)

@@ -240,6 +240,8 @@ def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
     """
     if rows.schedule_record.defers_weight_gradients:
         return np.ones(len(rows.table), dtype=bool)
+    if rows.schedule_record.pairs_passes:  # pairs of passes have their host's waits in them
+        return np.zeros(len(rows.table), dtype=bool)
     layers, lay = rows.layers, rows.stage_layers
     host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.layer_counts.sum(axis=0).min()), 1.0)

@@ -22,6 +22,7 @@ from mofa.search.legality.expert_parallel import (
     routed_copies_shortfall,
     sharding_ranks,
 )
+from mofa.search.legality.expert_overlap import expert_overlap_message, expert_overlap_shortfall
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_shortfall
 from mofa.search.legality.layers import layers_message, layers_shortfall, layout_message, num_refused_chunks
 from mofa.search.legality.named_check import Check, FloatN, degrees_text, micro_batches, remainder
@@ -257,6 +258,8 @@ CHECKS: tuple[Check, ...] = (
     Check("dispatcher", "ranks", dispatcher_shortfall, lambda j, t: (
         f"{j.framework.name}: dispatcher deepep does not run with {degrees_text(t, 'ep', 'etp')}; "
         f"{'it needs ep above 1 and etp 1' if j.framework.traits.has_pytorch_modules else 'raise ep'}")),
+    Check("expert_overlap", "conditions", expert_overlap_shortfall, expert_overlap_message,
+          depends_on_recompute_mode=True),
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
         f"{j.framework.name}: {_what_wants_sp(j)}{degrees_text(t, 'tp')} needs sequence parallelism; set sp=true")),
     Check("tp_overlap", "switch", _tp_overlap, lambda j, t: (
