@@ -73,9 +73,9 @@ class Durations:
     once: DataParallelOncePerStep | None = None
     host: tuple[Clocks, ...] | None = None
     first_forward: Clocks | None = None
-    pair_saved_s: ArrayN | None = None
-    """What a forward of each chunk (third axis) and a backward of each (fourth) that run as a pair take less together
-    than one behind the other, where a schedule has pairs. (n, R, vpp, vpp) [s]"""
+    pairs: Clocks | None = None
+    """Both clocks of a forward of each chunk (third axis) and a backward of each (fourth) that run as one, where a
+    schedule has such pairs. (n, R, vpp, vpp) [s]"""
 
     def take(self, index: IntA, host: tuple[Clocks, ...]) -> Durations:
         """Those of some plans, with the clocks of their hosts."""
@@ -88,6 +88,7 @@ class Durations:
             self.slowdown,
             once,
             host,
+            pairs=None if self.pairs is None else Clocks(*(part[index] for part in np.broadcast_arrays(*self.pairs))),
         )
 
     def seconds_by_level_node(self, schedule: str) -> ArrayN:
@@ -105,12 +106,10 @@ class Durations:
         elif self.once is not None and self.first_forward is not None:
             first_s, reduce_s = (of.reshape(len(of), -1).T for of in (self.first_forward.device_s, self.once.reduce_s))
             parts += [first_s, self._beside(first_s), reduce_s]
-        if self.pair_saved_s is not None:
+        if self.pairs is not None:  # a pair's backward takes no time of its own
             each = self.forward_s[0].size
-            parts.append(np.zeros(((3 - 3 * (self.once is not None)) * each, len(self.hop_s))))
-            parts.append(np.zeros((each, len(self.hop_s))))  # a pair's backward, which is in its forward
-            pairs = self.forward_s[..., None] + self.backward_s[:, :, None] - self.pair_saved_s
-            parts.append(self._beside(np.moveaxis(pairs, 3, 1).reshape(len(self.hop_s), -1).T))
+            parts.append(np.zeros(((4 - 3 * (self.once is not None)) * each, len(self.hop_s))))
+            parts.append(self._beside(_of_pairs(self.pairs.device_s)))
         return np.concatenate(parts)
 
     def _beside(self, alone_s: ArrayN) -> ArrayN:
@@ -136,8 +135,19 @@ class Durations:
                 table[start : start + each] = alone
                 beside = durations[start + each : start + 2 * each] - durations[start : start + each]
                 table[start + each : start + 2 * each] = alone + (beside if len(out) < 2 else 0.0)
+            if self.pairs is not None:
+                alone = _of_pairs(self.pairs[1 + len(out)])
+                beside = durations[-len(alone) :] - _of_pairs(self.pairs.device_s)
+                table[-len(alone) :] = alone + (beside if len(out) < 2 else 0.0)
+                if len(out) == 2:
+                    table[-len(alone) - each : -len(alone)] = 0.0
             out.append(table)
         return out[0], out[1], out[2]
+
+
+def _of_pairs(by_pair: ArrayN) -> ArrayN:
+    """Something of pairs by the backward's chunk, rank and forward's chunk; n last."""
+    return np.moveaxis(by_pair, 3, 1).reshape(len(by_pair), -1).T
 
 
 def critical_path_s(

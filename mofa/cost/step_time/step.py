@@ -87,7 +87,7 @@ def step_time(rows: Rows) -> StepTime:
         extra_s = m * each.split_backward_extra_s[rowsel, slowest]
         exposed[_OF_TAPES] += extra_s * _split_backward_shares(rows, *shares)
     hidden += m * per_batch_hidden
-    pairs = paired_passes(rows)
+    pairs = paired_passes(rows, each.host_bound)
     if pairs is not None:
         exposed[_OF_TAPES] -= pairs.of_step(pairs.exposed_s, slowest).T
         hidden += pairs.of_step(pairs.hidden_s, slowest).T
@@ -95,7 +95,10 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
     _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside)
-    if each.host_bound is not None and rows.stage_layers.stages.pp == 1:
+    if each.host_bound is not None and pairs is not None and rows.stage_layers.stages.pp == 1:
+        passed_s = m * (fwd + bwd)[:, 0] - pairs.saved_by_rank_s[:, 0]
+        exposed[_T["host_idle"]] += pairs.single_stage_s(each.host_bound, m) - passed_s
+    elif each.host_bound is not None and rows.stage_layers.stages.pp == 1:
         index = each.host_bound.rows
         counted = stage_s[index, 0] - (each.host_bound.forward.device_s + each.host_bound.backward.device_s)[:, 0, 0]
         behind_s = np.broadcast_to(outside.after_each_backward_s, len(m))[index]
@@ -245,7 +248,7 @@ def _pipeline(
         plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
         given = Durations(
             each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once,
-            pair_saved_s=None if pairs is None else pairs.saved_s,
+            pairs=None if pairs is None else pairs.clocks,
         )  # fmt: skip
         total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.stage_layers.shown.shown_index)
         if each.host_bound is not None:

@@ -141,6 +141,8 @@ class RankTimeline:
         if action in self.played_in_forward:
             self.launched_ahead = beside
             self.spans.append((kind, stage // self.order.pp, micro_batch, start, start))
+            if len(self.spans) in self.snapshots_before:
+                self._mark()
             return
         beside, self.launched_ahead = beside + self.launched_ahead, 0
         variant = micro_batch % self.num_variants if self.num_variants > 1 else 0
