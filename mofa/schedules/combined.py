@@ -1,4 +1,4 @@
-"""1F1B whose forwards run beside backwards of other micro-batches, layer by layer, to hide exchanges of experts' tokens.
+"""1F1B whose forwards run beside backwards of other micro-batches, layer by layer, to hide experts' exchanges.
 
 Megatron-Core 0.16.1 with ``overlap_moe_expert_parallel_comm``: pipeline_parallel/combined_1f1b.py runs a steady state's
 backward and forward as one. On a single stage a micro-batch's backward runs beside the next one's forward. Interleaved,
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from mofa.schedules.interleaved import INTERLEAVED
 from mofa.schedules.one_f_one_b import ONE_F_ONE_B
@@ -52,9 +53,7 @@ def pairs_of(actions: Sequence[Action]) -> dict[Action, Action]:
     {1: 0, 2: 1}
     """
     return {
-        forward: backward
-        for backward, forward in zip(actions, actions[1:], strict=False)
-        if backward.kind == "B" and forward.kind == "F"
+        forward: backward for backward, forward in pairwise(actions) if backward.kind == "B" and forward.kind == "F"
     }
 
 

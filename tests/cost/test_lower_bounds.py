@@ -52,10 +52,12 @@ CASES = [
     Case("llama3-8b", 64, "megatron-2022", options=(("deepspeed", "bf16"),)),
     Case("qwen3-30b-a3b", 64, "megatron", ("token_chunks", "moeblaze")),
     Case("qwen3-30b-a3b", 64, "megatron", fix=(("dispatcher", "allgather"), ("tp_overlap", True))),
+    Case("qwen3-30b-a3b", 64, "megatron", ("expert_overlap",)),
     Case("qwen3-30b-a3b", 64, "torchtitan", ("deepep",), without=("zbv",)),
     Case("qwen3-30b-a3b", 64, "torchtitan", fix=(("schedule", "zbv"), ("recompute", "none"))),
     Case("mixtral-8x7b", 64, "megatron-local", ("micro_moe",)),
     Case("deepseek-v3", 1024, "megatron", ("deepep", "bf16_moments")),
+    Case("deepseek-v3", 1024, "megatron", ("deepep", "expert_overlap")),
 ]
 
 

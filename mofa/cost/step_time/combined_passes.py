@@ -53,7 +53,7 @@ class PairedPasses:
         return np.asarray((self.num_pairs * self.saved_s).sum(axis=(2, 3)))
 
     def single_stage_s(self, passes: HostBound, num_micro_batches: ArrayN) -> ArrayN:
-        """All passes of a step on a single stage, whose clocks begin together: a forward, pairs, a backward. (n,) [s]"""
+        """A step's passes on a single stage, whose clocks begin together: a forward, pairs, a backward. (n,) [s]"""
         pair = Clocks(*(part[:, 0, 0, 0] for part in np.broadcast_arrays(*self.clocks)))
         forward, backward = (
             Clocks(*(part[:, 0, 0] for part in np.broadcast_arrays(*clocks))) for clocks in passes.with_full_queue

@@ -28,7 +28,8 @@ class DependencyLevels:
 
     ``duration_index`` says which of the durations each node takes, (N,). Duration 0 is a hand-over. Behind it come, by
     rank and chunk: each kind of computation alone; each beside a hand-over; gathers; what of these holds up a forward;
-    reductions; of pairs of passes their backwards, and their forwards beside a backward of each chunk. In place of gathers and what holds up, FSDP of pieces has first forwards alone and beside a hand-over.
+    reductions; of pairs of passes their backwards, and their forwards beside a backward of each chunk. In place of
+    gathers and what holds up, FSDP of pieces has first forwards alone and beside a hand-over.
     """
 
     levels: tuple[tuple[slice, IntA, IntA, IntA], ...]
@@ -84,7 +85,6 @@ class _Computations:
             return np.asarray(weight)
         is_first = (self.kind == 0) & (self.micro_batch == 0)
         return np.where(is_first, 1 + (2 * self.num_kinds + beside) * pp * vpp + place, weight)
-
 
     def weight_of_pairs(self, weight: IntA, in_pair: NDArray[np.bool_]) -> IntA:
         """The durations with those of pairs, whose backwards are ``in_pair``, each right in front of its forward.

@@ -235,8 +235,9 @@ def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
 def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
     """Where issuing any of a row's layers takes longer than computing it, with what is handed on behind it.
 
-    All rows where backwards by inputs and by weights are more than whole ones, or passes run in pairs. Under FSDP's pipelines also rows whose
-    host waits for the device in a layer: it gathers the next one's parameters no earlier. (n,)
+    All rows where backwards by inputs and by weights are more than whole ones, or passes run in pairs. Under FSDP's
+    pipelines also rows whose host waits for the device in a layer: it gathers the next one's parameters no earlier.
+    (n,)
     """
     if rows.schedule_record.defers_weight_gradients or rows.schedule_record.pairs_passes:
         return np.ones(len(rows.table), dtype=bool)

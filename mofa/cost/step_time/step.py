@@ -23,8 +23,8 @@ from mofa.cost.optimizer import (
 )
 from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
 from mofa.cost.rows import Rows, params_in_layers
-from mofa.cost.step_time.combined_passes import PairedPasses, paired_passes
 from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
+from mofa.cost.step_time.combined_passes import PairedPasses, paired_passes
 from mofa.cost.step_time.critical_path import MOST_WALKED_ROUNDS, Durations, critical_path_s
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
 from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, exchange_host_s, micro_batch_passes

@@ -48,6 +48,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "num-virtual-stages-per-pipeline-rank": ("model.virtual_pipeline_model_parallel_size",),
     "no-check-for-nan-in-loss-and-grad": ("rerun_state_machine.check_for_nan_in_loss", "ddp.check_for_nan_in_grad"),
     "use-tp-pp-dp-mapping": ("dist.use_tp_pp_dp_mapping",),
+    "delay-wgrad-compute": ("model.delay_wgrad_compute", "ddp.delay_wgrad_compute"),
     "rerun-mode": ("rerun_state_machine.rerun_mode",),
 }
 """Fields of an argument that is no field of the model's provider under its own name."""

@@ -24,6 +24,8 @@ FIXED: dict[str, FixedField] = {
     "framework.grads": FixedField(("",), _MEGATRON),
     "framework.process_groups": FixedField(("lazy",), "its init_distributed gives no device"),
     "framework.rank_order": FixedField(("tp-cp-ep-dp-pp",), "its device mesh has one order"),
+    "framework.expert_overlap": FixedField(("none",), _MEGATRON),
+    "framework.delay_wgrad": FixedField((False,), _MEGATRON),
     "framework.tp_overlap": FixedField((False,), "asynchronous tensor parallelism is not modelled"),
     "framework.saves_attention": FixedField((True,), "0.2.2 keeps the output of attention, whatever is asked"),
     "framework.ends_apart": FixedField((True,), "0.2.2 groups both ends of the model so, whatever is asked"),

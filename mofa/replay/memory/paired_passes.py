@@ -13,6 +13,7 @@ from mofa.replay.memory.pass_state import Slots
 from mofa.replay.rank.description import RankBlock
 from mofa.replay.rank.program import BlockProgram, Packed
 
+
 class BlockRun(NamedTuple):
     """Something of a block that is to run, as :meth:`mofa.replay.memory.block_executor.BlockExecutor.run_block` takes
     it."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import context_parallel_message, ranks_too_many
+from mofa.search.legality.expert_overlap import expert_overlap_message, expert_overlap_shortfall
 from mofa.search.legality.expert_parallel import (
     balancing_shortfall,
     dispatcher_shortfall,
@@ -22,7 +23,6 @@ from mofa.search.legality.expert_parallel import (
     routed_copies_shortfall,
     sharding_ranks,
 )
-from mofa.search.legality.expert_overlap import expert_overlap_message, expert_overlap_shortfall
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_shortfall
 from mofa.search.legality.layers import layers_message, layers_shortfall, layout_message, num_refused_chunks
 from mofa.search.legality.named_check import Check, FloatN, degrees_text, micro_batches, remainder
