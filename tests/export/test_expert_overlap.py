@@ -42,7 +42,9 @@ def test_shared_experts_of_their_own_stream_are_refused_by_name(tmp_path: Path) 
     script = tmp_path / "job.sh"
     job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=64), mofa.load_cluster("h100-hgx", 16)
     plan = mofa.estimate(job, machines, "ep=8 micro_batch=1", framework="megatron", replay=False)
-    said = mofa.export(plan, to="megatron", workload=job, cluster=machines, framework="megatron").files["megatron.sh"]
+    said = mofa.export(
+        plan, to="megatron", workload=job, cluster=machines, framework=mofa.load_framework("megatron")
+    ).files["megatron.sh"]
     words = "--use-distributed-optimizer --moe-shared-expert-overlap"
     script.write_text(said.replace("--use-distributed-optimizer", words))
     with pytest.raises(SpecError, match="moe-shared-expert-overlap"):
