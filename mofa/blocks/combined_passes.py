@@ -108,7 +108,7 @@ def forward_parts(forward: Tape) -> Parts:
     sent = [i for i, op in enumerate(ops) if op.routing == "dispatch"]
     if not sent:
         behind = 1 + max((i for i, op in enumerate(ops) if op.purpose == "attention_output"), default=-1)
-        parts = ops[:behind], (), ops[behind:], (), ()
+        parts: tuple[tuple[Op, ...], ...] = (ops[:behind], (), ops[behind:], (), ())
     else:
         begin, end = sent[0], sent[-1] + 1
         while begin and isinstance(ops[begin - 1].work, HostSync):

@@ -52,7 +52,7 @@ def least_seconds_in_pairs(costs: BlockCosts) -> ArrayK:
             for way, of_way in zip(("forward", "backward"), alone, strict=True)
         ]
         pairs = [[_least_s(pair) for pair in of_forward] for of_forward in costs.combined_layers[spec]]
-        share = _share_in_pairs(*busy, pairs)
+        share = _share_in_pairs(busy[0], busy[1], pairs)
         forward, backward = ([share * each for each in of_way] for of_way in busy)
         wait_s = [
             [np.maximum(pair - f - b, 0.0) for pair, b in zip(of_forward, backward, strict=True)]

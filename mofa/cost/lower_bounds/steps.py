@@ -204,7 +204,8 @@ class _PartBounds:
         self.embedding, self.heads, self.predictions = embedding, (1 + depth) * head, np.zeros(len(rows))
         if part.mtp is not None:
             each = part.mtp.stack(lambda cost: pick(cost.forward) + pick(cost.backward))[..., 0]
-            if estimator.framework.expert_overlap == "combined":  # a prediction's layer is like the model's last, what is ahead of it is left out
+            # a prediction's layer is like the model's last; what is ahead of it is left out
+            if estimator.framework.expert_overlap == "combined":
                 model = estimator.workload.model
                 last = block_kinds(model).index(layer_kind(model, model.num_layers - 1))
                 each = np.minimum(each, self.layers[..., last])

@@ -136,7 +136,8 @@ class Durations:
                 beside = durations[start + each : start + 2 * each] - durations[start : start + each]
                 table[start + each : start + 2 * each] = alone + (beside if len(out) < 2 else 0.0)
             if self.pairs is not None:
-                alone = _of_pairs(self.pairs[1 + len(out)])
+                of_clock = self.pairs.device_behind_host_s, self.pairs.host_behind_device_s, self.pairs.host_s
+                alone = _of_pairs(of_clock[len(out)])
                 beside = durations[-len(alone) :] - _of_pairs(self.pairs.device_s)
                 table[-len(alone) :] = alone + (beside if len(out) < 2 else 0.0)
                 if len(out) == 2:

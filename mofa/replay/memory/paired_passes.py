@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import NamedTuple
 
 from mofa.blocks.combined_passes import ISSUED
+from mofa.replay.allocator.timeline import Instruction
 from mofa.replay.memory.pass_state import Slots
 from mofa.replay.rank.description import RankBlock
 from mofa.replay.rank.program import BlockProgram, Packed
@@ -23,7 +24,7 @@ class BlockRun(NamedTuple):
     slots: Slots
     phase: str
     rank_block: RankBlock
-    index: int = 0
+    number: int = 0
 
     @property
     def is_layer(self) -> bool:
@@ -44,12 +45,12 @@ def in_turns(forward: BlockRun, backward: BlockRun) -> Iterator[BlockRun]:
 
 def _cut(instructions: Packed, part_of: Mapping[str, str]) -> dict[str, Packed]:
     """Instructions by the part of their op; those of no op of the tape are of the part before them."""
-    out: dict[str, list[tuple[object, ...]]] = {}
+    out: dict[str, list[tuple[Instruction, int, int, int, int]]] = {}
     part = next(iter(part_of.values()))
     for item in instructions:
         part = part_of.get(item[0].op, part)
         out.setdefault(part, []).append(item)
-    return {name: tuple(items) for name, items in out.items()}  # type: ignore[misc]
+    return {name: tuple(items) for name, items in out.items()}
 
 
 def play_in_pair(forward: Iterator[BlockRun], backward: Iterator[BlockRun]) -> Iterator[BlockRun]:
