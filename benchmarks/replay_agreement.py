@@ -111,6 +111,7 @@ WIDER: dict[str, Line] = {
     "megatron delayed weights": Line(
         (*EXPERTS, *LATENT), "megatron", {"expert_overlap": "combined", "delay_wgrad": True}
     ),
+    "megatron shared experts": Line(LATENT, "megatron", {"shared_expert_overlap": True}),
     "megatron overlapped deepep": Line(
         (*EXPERTS, *LATENT), "megatron", {"expert_overlap": "combined", "delay_wgrad": True, "dispatcher": "deepep"}
     ),

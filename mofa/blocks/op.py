@@ -65,7 +65,9 @@ CP_POOL = "cp_attention"
 """The stream on which Transformer Engine runs every second step of attention under context parallelism, as a pool."""
 EXPERT_STREAM = "expert_exchange"
 """The stream on which Megatron-Core exchanges experts' tokens beside another micro-batch's computing, as a pool."""
-OWN_POOLS = ("fsdp_gather", "fsdp_reduce", CP_POOL, EXPERT_STREAM)
+SHARED_EXPERT_STREAM = "shared_experts"
+"""The stream on which Megatron-Core runs shared experts beside the exchange of routed ones' tokens, as a pool."""
+OWN_POOLS = ("fsdp_gather", "fsdp_reduce", CP_POOL, EXPERT_STREAM, SHARED_EXPERT_STREAM)
 """Streams that allocate from memory pools of their own, of what ops on them and ops of that pool write."""
 
 WRITES = 1000

@@ -87,6 +87,10 @@ def _expert_overlap(run: ExpandedRun) -> dict[str, Any]:
     SpecError
         If Megatron-Core asserts something else of the strategy.
     """
+    if run.framework.shared_expert_overlap:
+        if run.framework.dispatcher != "alltoall" or "shared_experts" in run.recompute.modules:
+            raise run.refusal("shared_expert_overlap with this run", "use alltoall, and recompute no shared experts")
+        return {"moe_shared_expert_overlap": True}
     if run.framework.expert_overlap == "none":
         return {}
     if run.strategy.ep == 1 or (run.strategy.pp > 1 and run.strategy.vpp == 1):

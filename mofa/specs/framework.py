@@ -91,6 +91,8 @@ class FrameworkSpec(Spec):
     delay_wgrad: bool = False
     """megatron, with ``expert_overlap``: weight gradients of linears come later than inputs', to fill the time of
     exchanges (``delay_wgrad_compute``)."""
+    shared_expert_overlap: bool = False
+    """megatron: shared experts run beside the exchanges of tokens (``moe_shared_expert_overlap``)."""
     data_parallel: Literal["distributed-optimizer", "fsdp", "hsdp", "ddp"] = "distributed-optimizer"
     dp_replicate: int = Field(default=1, ge=1, le=MAX_GPUS)
     """Replicas of an FSDP shard group (HSDP); 1 shards over all of dp."""
@@ -265,7 +267,10 @@ class FrameworkSpec(Spec):
         self._check_modelled()
         self._check_zero1()
         self._check_of_one_framework()
-        check_expert_overlap(self.name, self.expert_overlap, self.experts, delay_wgrad=self.delay_wgrad)
+        check_expert_overlap(
+            self.name, self.expert_overlap, self.experts, delay_wgrad=self.delay_wgrad,
+            shared_expert_overlap=self.shared_expert_overlap,
+        )  # fmt: skip
         self._check_read_by()
         self._check_sharding()
         return self

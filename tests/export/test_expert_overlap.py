@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import mofa
-from mofa.errors import SpecError
 from mofa.export.read_job import read_job
 
 OPTIONS = {"expert_overlap": "combined", "delay_wgrad": True}
@@ -38,14 +35,11 @@ def test_bridge_has_it_too() -> None:
     assert said.count("delay_wgrad_compute=True") == 2  # of the model and of its data-parallel wrapper
 
 
-def test_shared_experts_of_their_own_stream_are_refused_by_name(tmp_path: Path) -> None:
-    script = tmp_path / "job.sh"
-    job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=64), mofa.load_cluster("h100-hgx", 16)
-    plan = mofa.estimate(job, machines, "ep=8 micro_batch=1", framework="megatron", replay=False)
-    said = mofa.export(
-        plan, to="megatron", workload=job, cluster=machines, framework=mofa.load_framework("megatron")
-    ).files["megatron.sh"]
-    words = "--use-distributed-optimizer --moe-shared-expert-overlap"
-    script.write_text(said.replace("--use-distributed-optimizer", words))
-    with pytest.raises(SpecError, match="moe-shared-expert-overlap"):
-        read_job("megatron", script)
+def test_shared_experts_go_out_and_come_back(tmp_path: Path) -> None:
+    job, machines = mofa.load_workload("deepseek-v2-lite", global_batch=64), mofa.load_cluster("h100-hgx", 16)
+    facts = mofa.load_framework("megatron", {"shared_expert_overlap": True})
+    plan = mofa.estimate(job, machines, "ep=8 micro_batch=1", framework=facts, replay=False)
+    exported = mofa.export(plan, to="megatron", workload=job, cluster=machines, framework=facts)
+    assert "--moe-shared-expert-overlap" in exported.files["megatron.sh"]
+    exported.write(tmp_path)
+    assert read_job("megatron", tmp_path / "megatron.sh").framework.shared_expert_overlap

@@ -10,4 +10,5 @@ EXPERT_OVERLAP_ROWS: tuple[FieldRow, ...] = (
         {"none": False, "combined": True},
     ),
     switch_row("framework.delay_wgrad", Argument("delay-wgrad-compute", "flag", False)),
+    switch_row("framework.shared_expert_overlap", Argument("moe-shared-expert-overlap", "flag", False)),
 )  # fmt: skip

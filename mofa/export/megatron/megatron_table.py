@@ -75,7 +75,7 @@ UNMODELLED: dict[str, UnmodelledArgument] = {
     **dict.fromkeys(("enable-cuda-graph", "external-cuda-graph"), _no("CUDA graphs take the host's part of a step")),
     "cuda-graph-impl": _no("CUDA graphs take the host's part of a step; use none", "none"),
     **dict.fromkeys(
-        ("moe-shared-expert-overlap", "overlap-param-gather-with-optimizer-step", "defer-embedding-wgrad-compute"),
+        ("overlap-param-gather-with-optimizer-step", "defer-embedding-wgrad-compute"),
         _no("it hides communication in a way of its own; leave it out"),
     ),
     **dict.fromkeys(

@@ -26,6 +26,7 @@ FIXED: dict[str, FixedField] = {
     "framework.rank_order": FixedField(("tp-cp-ep-dp-pp",), "its device mesh has one order"),
     "framework.expert_overlap": FixedField(("none",), _MEGATRON),
     "framework.delay_wgrad": FixedField((False,), _MEGATRON),
+    "framework.shared_expert_overlap": FixedField((False,), _MEGATRON),
     "framework.tp_overlap": FixedField((False,), "asynchronous tensor parallelism is not modelled"),
     "framework.saves_attention": FixedField((True,), "0.2.2 keeps the output of attention, whatever is asked"),
     "framework.ends_apart": FixedField((True,), "0.2.2 groups both ends of the model so, whatever is asked"),

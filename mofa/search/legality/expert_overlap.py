@@ -61,17 +61,37 @@ CONDITIONS: tuple[Condition, ...] = (
 )  # fmt: skip
 
 
+SHARED_CONDITIONS: tuple[Condition, ...] = (
+    Condition(None, lambda j, t: j.workload.model.moe is not None and j.workload.model.moe.shared_hidden > 0,
+              lambda j, t: f"{j.workload.model.name} has no shared experts; leave it out"),
+    Condition((1090, 1095), lambda j, t: j.framework.dispatcher == "alltoall", lambda j, t: (
+        f"dispatcher ({j.framework.dispatcher}) must be alltoall; change it")),
+    Condition((1232, 1239), lambda j, t: ~_modules(t, "shared_experts"), lambda j, t: (
+        "recompute of the module shared_experts cannot work; leave the module out")),
+    Condition(None, lambda j, t: ~_kinds(t, "full") & ~_modules(t, "moe") & (t.token_chunks == 1) & (t.balancing == 0),
+              lambda j, t: "recomputing layers of experts whole, token_chunks and balancing are not modelled with it"),
+)  # fmt: skip
+"""The same of shared experts beside exchanges (``moe_shared_expert_overlap``)."""
+
+
+def _asked(job: Job) -> tuple[str, tuple[Condition, ...]]:
+    """The option that a framework has, in words, and its conditions; both at once cannot be."""
+    if job.framework.shared_expert_overlap:
+        return "shared_expert_overlap", SHARED_CONDITIONS
+    overlap = job.framework.expert_overlap
+    return f"expert_overlap {overlap}", () if overlap == "none" else CONDITIONS
+
+
 def expert_overlap_shortfall(job: Job, t: StrategyTable) -> FloatN:
     """How many of the conditions rows miss. (n,) [-]"""
     missed = np.zeros(len(t))
-    if job.framework.expert_overlap == "none":
-        return missed
-    for condition in CONDITIONS:
+    for condition in _asked(job)[1]:
         missed += ~np.broadcast_to(np.asarray(condition.holds(job, t), dtype=bool), (len(t),))
     return missed
 
 
 def expert_overlap_message(job: Job, t: StrategyTable) -> str:
     """The first condition that a row misses, and what to do."""
-    missed = next(each for each in CONDITIONS if not np.all(each.holds(job, t)))
-    return f"{job.framework.name}: with expert_overlap {job.framework.expert_overlap}, {missed.message(job, t)}"
+    option, conditions = _asked(job)
+    missed = next(each for each in conditions if not np.all(each.holds(job, t)))
+    return f"{job.framework.name}: with {option}, {missed.message(job, t)}"

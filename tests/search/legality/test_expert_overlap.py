@@ -24,8 +24,8 @@ ASSERTED = {
     (1889, 1891): "MTP layernum only supports 1",
     (1892, 1896): "Pipeline model parallel size must be larger than 1 with MTP layer",
 }
-"""The assertions by their lines, in short. Those of PyTorch's version (1854 to 1856) and of shared experts' overlap
-(1886 to 1888) are of options that are refused by name; CUDA graphs (1898 to 1906) are not modelled."""
+"""The assertions by their lines, in short. That of shared experts' overlap (1886 to 1888) refuses options, whatever the
+strategy; PyTorch's version (1854 to 1856) is that of every run here; CUDA graphs (1898 to 1906) are not modelled."""
 QWEN = "qwen3-30b-a3b"
 
 
@@ -80,11 +80,30 @@ def test_dense_models_have_nothing_to_hide() -> None:
         ("torchtitan", {"expert_overlap": "combined"}, "modelled for megatron, not for torchtitan"),
         ("megatron", {"expert_overlap": "combined", "experts": "sequential"}, "modelled for grouped experts"),
         ("megatron", {"expert_overlap": "dualpipe"}, "expert_overlap"),
+        ("megatron", {"expert_overlap": "combined", "shared_expert_overlap": True}, "leave one of them out"),
+        ("torchtitan", {"shared_expert_overlap": True}, "modelled for megatron, not for torchtitan"),
     ],
 )
 def test_options_that_cannot_be_together_are_refused(framework: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=re.escape(said)):
         mofa.load_framework(framework, options)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "said"),
+    [
+        (QWEN, "ep=8", "has no shared experts"),
+        ("deepseek-v2-lite", "ep=8 dispatcher=deepep", "dispatcher (deepep) must be alltoall"),
+        ("deepseek-v2-lite", "ep=8 recompute=selective:shared_experts", "module shared_experts cannot work"),
+        ("deepseek-v2-lite", "ep=8 recompute=full", "recomputing layers of experts whole"),
+    ],
+)
+def test_shared_experts_have_conditions_of_their_own(model: str, strategy: str, said: str) -> None:
+    """transformer_config.py, lines 1090 to 1095 and 1232 to 1239."""
+    options = {"expert_overlap": "none", "shared_expert_overlap": True}
+    row("ep=8 micro_batch=1", model="deepseek-v2-lite", options=options)
+    with pytest.raises(StrategyError, match=re.escape(said)):
+        row(f"micro_batch=1 {strategy}", model=model, options=options)
 
 
 def test_a_search_masks_rows_by_name() -> None:
