@@ -3,8 +3,8 @@
 Megatron-Core 0.16.1 with ``moe_shared_expert_overlap`` runs shared experts on a stream of their own: the first product
 with its activation beside the dispatch, the second beside the combine (transformer/moe/token_dispatcher.py,
 ``dispatch_postprocess`` and ``combine_postprocess``). Backward, exchanges go first, as their nodes have the highest
-sequence numbers (shared_experts.py, ``set_tensor_grad_fn_sequence_sr``). What that stream computes takes the device from
-the other: here its ops are on the computing stream, right behind the exchange that they run beside.
+sequence numbers (shared_experts.py, ``set_tensor_grad_fn_sequence_sr``). What that stream computes takes the device
+from the other: here its ops are on the computing stream, right behind the exchange that they run beside.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _halves(forward: Tape) -> tuple[list[Op], list[Op]]:
 def _on_own_stream(op: Op) -> Op:
     if op.stream != "compute" or op.work is None:
         return op
-    kept = (op.reads[0], *op.saves[1:]) if op.regather else op.saves
-    return op._replace(pool=SHARED_EXPERT_STREAM, saves=kept, regather=())
+    saves = (op.reads[0], *op.saves[1:]) if op.regather else op.saves
+    return op._replace(pool=SHARED_EXPERT_STREAM, saves=saves, regather=())
 
 
 def _backward_of(half: list[Op], backward: Tape, made: set[str]) -> list[Op]:
@@ -82,11 +82,10 @@ def _backward_of(half: list[Op], backward: Tape, made: set[str]) -> list[Op]:
 
 
 def _behind_exchanges(
-    tape: Tape, names: set[str], early: list[Op], late: list[Op], first: str, second: str
+    tape: Tape, names: set[str], after_first: list[Op], after_second: list[Op], first: str, second: str
 ) -> tuple[Op, ...]:
-    """A tape's ops with some taken out, and put ``early`` behind the ``first`` exchange and ``late`` behind the
-    ``second``."""
+    """A tape's ops with some taken out, and put behind the ``first`` exchange and the ``second``."""
     rest = [op for op in tape.ops if op.name not in names]
     last = {step: max(i for i, op in enumerate(rest) if op.routing == step) for step in (first, second)}
     a, b = last[first] + 1, last[second] + 1
-    return (*rest[:a], *early, *rest[a:b], *late, *rest[b:])
+    return (*rest[:a], *after_first, *rest[a:b], *after_second, *rest[b:])

@@ -37,7 +37,7 @@ NOT_MODELLED = (
          "zerooffload", "paramoffload"),
         "recompute for activations, or --with bf16_moments for optimizer states",
     ),
-    NotModelled("DualPipe", ("dualpipe", "dualpipev"), "schedule=zbv of torchtitan, or schedule=interleaved"),
+    NotModelled("DualPipe", ("dualpipe", "dualpipev"), "--with expert_overlap of megatron, or schedule=zbv of torchtitan"),
     NotModelled(
         "4-bit or MX precision",
         ("fp4", "nvfp4", "mxfp4", "mxfp8", "mxfp6", "int4"),
@@ -99,6 +99,8 @@ OTHER_NAMES = {
     "dp_replicate": ("hsdp", "replicas"),
     "dispatcher": ("moetokendispatchertype",),
     "tp_overlap": ("tpcommoverlap",),
+    "expert_overlap": ("overlapmoeexpertparallelcomm", "moea2aoverlap"), "delay_wgrad": ("delaywgradcompute",),
+    "shared_expert_overlap": ("moesharedexpertoverlap",),
     "cp_kind": ("cpcommtype", "ulysses"),
     "model": ("workload",), "hardware": ("cluster", "nodetype"), "gpus": ("numgpus", "ngpus", "worldsize"),
     "megatron": ("megatronlm", "megatroncore", "mcore", "megatronbridge"),

@@ -93,8 +93,13 @@ def test_forwards_beside_backwards_are_asked_for(tmp_path: Path) -> None:
     [
         ({"framework": {"name": "megatron", "tp_overlap": True}}, "tp_overlap"),
         ({"framework": {"name": "megatron", "optimizer": "foreach"}}, "another optimizer"),
-        ({"model": {"base": "qwen3-30b-a3b", "num_layers": 2},
-          "framework": {"name": "megatron", "expert_overlap": "combined"}}, "expert_overlap"),
+        (
+            {
+                "model": {"base": "qwen3-30b-a3b", "num_layers": 2},
+                "framework": {"name": "megatron", "expert_overlap": "combined"},
+            },
+            "expert_overlap",
+        ),
         ({"precision": {"moments": "bf16"}}, "moments: bf16"),
         ({"strategy": {"schedule": "zbv", "vpp": 2, "pp": 2}, "gpus": 2}, "schedule"),
     ],

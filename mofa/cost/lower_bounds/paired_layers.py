@@ -46,14 +46,14 @@ def least_seconds_in_pairs(costs: BlockCosts) -> ArrayK:
     """The same of seconds, with what every pair waits besides. (modes, K, kinds) [s]"""
     out = []
     for spec, kinds in costs.blocks.items():
-        alone = [[_least_s(getattr(kind, way)) for kind in kinds] for way in ("forward", "backward")]
+        alone = [[_least_s(getattr(kind, phase)) for kind in kinds] for phase in ("forward", "backward")]
         busy = [
-            [np.minimum(getattr(kind, way).busy, least) for kind, least in zip(kinds, of_way, strict=True)]
-            for way, of_way in zip(("forward", "backward"), alone, strict=True)
+            [np.minimum(getattr(kind, phase).busy, least) for kind, least in zip(kinds, of_phase, strict=True)]
+            for phase, of_phase in zip(("forward", "backward"), alone, strict=True)
         ]
         pairs = [[_least_s(pair) for pair in of_forward] for of_forward in costs.combined_layers[spec]]
         share = _share_in_pairs(busy[0], busy[1], pairs)
-        forward, backward = ([share * each for each in of_way] for of_way in busy)
+        forward, backward = ([share * each for each in of_phase] for of_phase in busy)
         wait_s = [
             [np.maximum(pair - f - b, 0.0) for pair, b in zip(of_forward, backward, strict=True)]
             for of_forward, f in zip(pairs, forward, strict=True)
