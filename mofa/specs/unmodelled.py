@@ -37,7 +37,9 @@ NOT_MODELLED = (
          "zerooffload", "paramoffload"),
         "recompute for activations, or --with bf16_moments for optimizer states",
     ),
-    NotModelled("DualPipe", ("dualpipe", "dualpipev"), "--with expert_overlap of megatron, or schedule=zbv of torchtitan"),
+    NotModelled(
+        "DualPipe", ("dualpipe", "dualpipev"), "--with expert_overlap of megatron, or schedule=zbv of torchtitan"
+    ),
     NotModelled(
         "4-bit or MX precision",
         ("fp4", "nvfp4", "mxfp4", "mxfp8", "mxfp6", "int4"),
