@@ -93,5 +93,5 @@ def expert_overlap_shortfall(job: Job, t: StrategyTable) -> FloatN:
 def expert_overlap_message(job: Job, t: StrategyTable) -> str:
     """The first condition that a row misses, and what to do."""
     option, conditions = _asked(job)
-    missed = next(each for each in conditions if not np.all(each.holds(job, t)))
-    return f"{job.framework.name}: with {option}, {missed.message(job, t)}"
+    missed = [each.message(job, t) for each in conditions if not np.all(each.holds(job, t))]
+    return f"{job.framework.name}: with {option}, {'; '.join(missed[:1])}"
