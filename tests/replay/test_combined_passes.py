@@ -46,6 +46,17 @@ def test_memory_agrees_and_is_no_less_than_without(job: Job, framework: dict[str
     assert reserved > max(rank.peak_reserved for rank in before)
 
 
+@pytest.mark.parametrize("strategy", ["pp=2 vpp=4 ep=16 micro_batch=1", "pp=1 ep=16 micro_batch=1"])
+def test_skipped_rounds_end_behind_a_pair(strategy: str) -> None:
+    """A round that ended between a backward and its forward would leave that backward unplayed for good."""
+
+    def allocated(batch: int) -> float:
+        estimator = strategy_estimator(("qwen3-30b-a3b", "h100-hgx", 32, batch, 4096), PLAIN, strategy)
+        return play_memory(describe_ranks(estimator)[0], expandable=False).allocated
+
+    assert allocated(2048) == pytest.approx(allocated(512), rel=1e-3)
+
+
 def test_all_pairs_are_played() -> None:
     """Every forward but the first begins with a backward that takes nothing of its own."""
     estimator = strategy_estimator(*CASES[0])

@@ -72,6 +72,7 @@ class SteadyStatePlayer:
             n += 1
             if (
                 len(begun) < num_chunks
+                or (state.rank.pairs_passes and computations[n - 1][0] == "B")  # played by the forward behind it
                 or not steady_rounds.is_round_end(n)
                 or not steady_rounds.has_unchanged_in_flight(len(passes))
             ):
