@@ -107,6 +107,14 @@ WIDER: dict[str, Line] = {
     "megatron moeblaze": Line(EXPERTS, "megatron", {"routed_copies": "either"}),
     "megatron micro-moe": Line(EXPERTS, "megatron", with_=("micro_moe",)),
     "megatron tp overlap": Line(DENSE, "megatron", {"tp_overlap": True}),
+    "megatron expert overlap": Line((*EXPERTS, *LATENT), "megatron", {"expert_overlap": "combined"}),
+    "megatron delayed weights": Line(
+        (*EXPERTS, *LATENT), "megatron", {"expert_overlap": "combined", "delay_wgrad": True}
+    ),
+    "megatron shared experts": Line(LATENT, "megatron", {"shared_expert_overlap": True}),
+    "megatron overlapped deepep": Line(
+        (*EXPERTS, *LATENT), "megatron", {"expert_overlap": "combined", "delay_wgrad": True, "dispatcher": "deepep"}
+    ),
     "megatron bf16 moments": Line(DENSE, "megatron", {}, {"precision": {"moments": "bf16"}}, ("full:1",)),
     "megatron skewed": Line(EXPERTS, "megatron", {}, SKEWED),
     "megatron-local": Line((*DENSE, *EXPERTS), "megatron-local", modes=("selective:core_attn+mlp",)),

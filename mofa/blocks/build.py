@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from mofa.blocks.backward import backward
+from mofa.blocks.combined_passes import with_delayed_weight_gradients, with_expert_stream
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.deferred_weight_gradients import SplitBackward, split_backward
 from mofa.blocks.elementwise import any_true
@@ -15,6 +16,7 @@ from mofa.blocks.moeblaze import dispatch_by_index
 from mofa.blocks.op import Op, OpBackward, Tape, TapeBuilder, Tensor
 from mofa.blocks.parts import linear, memory_bound_op
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
+from mofa.blocks.shared_expert_overlap import with_shared_expert_overlap, with_shared_expert_overlap_backward
 from mofa.blocks.tp_overlap import with_tp_overlap
 from mofa.blocks.work import Collective
 from mofa.specs.attention.mla import MlaSpec
@@ -171,7 +173,15 @@ def layer_tapes(
     checkpointed = recompute.kind == "full" and not recompute.reentrant
     if checkpointed and not recompute.early_stop:  # which stops within one compiled graph
         forward = mark_saved_tensor_hooks(forward, mode=bool(recompute.keep_outputs))
+    if ctx.framework.expert_overlap == "combined":
+        forward = with_expert_stream(forward)
+    if ctx.framework.shared_expert_overlap:
+        forward = with_shared_expert_overlap(forward)
     back = _wrapped(backward(forward, recompute), ctx, p, kind.name, *params)
+    if ctx.framework.delay_wgrad:
+        back = with_delayed_weight_gradients(forward, back)
+    if ctx.framework.shared_expert_overlap:
+        back = with_shared_expert_overlap_backward(forward, back)
     checkpointed = checkpointed and not recompute.keep_outputs
     return BlockTapes(kind.name, with_tp_overlap(forward, ctx), with_tp_overlap(back, ctx), checkpointed)
 

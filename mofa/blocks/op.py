@@ -66,7 +66,11 @@ CP_POOL = "cp_attention"
 GRAPH_POOL = "cuda_graphs"
 """The private pool that a rank's CUDA graphs share: no tensor outside them gets its memory (CUDACachingAllocator.cpp,
 ``PrivatePool``; megatron_core 0.16.1, transformer/cuda_graphs.py, ``global_mempool``)."""
-OWN_POOLS = ("fsdp_gather", "fsdp_reduce", CP_POOL, GRAPH_POOL)
+EXPERT_STREAM = "expert_exchange"
+"""The stream on which Megatron-Core exchanges experts' tokens beside another micro-batch's computing, as a pool."""
+SHARED_EXPERT_STREAM = "shared_experts"
+"""The stream on which Megatron-Core runs shared experts beside the exchange of routed ones' tokens, as a pool."""
+OWN_POOLS = ("fsdp_gather", "fsdp_reduce", CP_POOL, EXPERT_STREAM, SHARED_EXPERT_STREAM, GRAPH_POOL)
 """Streams and graphs that allocate from memory pools of their own, of what ops on them and ops of that pool write."""
 
 WRITES = 1000

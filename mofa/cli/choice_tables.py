@@ -31,7 +31,7 @@ def strategy_fields() -> list[dict[str, Any]]:
 
 def schedules() -> list[dict[str, Any]]:
     """Every pipeline schedule: who runs it, its chunks on a rank, and when a search tries it."""
-    from mofa.schedules import SCHEDULES
+    from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 
     return [
         {
@@ -41,7 +41,7 @@ def schedules() -> list[dict[str, Any]]:
             "searched": "yes" if record.is_searched else f"where fixed: --fix schedule={name}",
             "meaning": _what_it_does(record),
         }
-        for name, record in SCHEDULES.items()
+        for name, record in ((name, SCHEDULES[name]) for name in SCHEDULE_NAMES)
     ]
 
 

@@ -26,7 +26,7 @@ from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, stages_of
 from mofa.cost.step_time.power_averaging import RESTED, idle_share
 from mofa.cost.step_time.step import name_own_reductions, step_time
-from mofa.schedules import SCHEDULE_NAMES
+from mofa.schedules import SCHEDULE_NAMES, combined
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
@@ -381,6 +381,8 @@ class Estimator:
             some = replace(self.table.take(table_rows), recompute_layers=layers[chosen])
             framework = self.framework.with_options(some.common_options)
             stages = stages_of(self.workload, framework, some, 0)
+            if framework.expert_overlap == "combined":
+                schedule = combined(schedule)
             yield chosen, make_rows(
                 self.workload, self.cluster, framework, some, part.costs, self.place[table_rows], stages, schedule,
                 part.mode, part.layers, part.mtp, part.modes, every_stage=every_stage,

@@ -116,6 +116,29 @@ def _graphs(run: ExpandedRun) -> dict[str, Any]:
     }
 
 
+def _expert_overlap(run: ExpandedRun) -> dict[str, Any]:
+    """Forwards beside backwards, which exchange experts' tokens meanwhile.
+
+    Raises
+    ------
+    SpecError
+        If Megatron-Core asserts something else of the strategy.
+    """
+    if run.framework.shared_expert_overlap:
+        if run.framework.dispatcher != "alltoall" or "shared_experts" in run.recompute.modules:
+            raise run.refusal("shared_expert_overlap with this run", "use alltoall, and recompute no shared experts")
+        return {"moe_shared_expert_overlap": True}
+    if run.framework.expert_overlap == "none":
+        return {}
+    if run.strategy.ep == 1 or (run.strategy.pp > 1 and run.strategy.vpp == 1):
+        raise run.refusal("expert_overlap with this strategy", "use ep above 1, and vpp above 1 with a pipeline")
+    if run.framework.dispatcher == "allgather":
+        raise run.refusal("expert_overlap with dispatcher: allgather", "use alltoall")
+    if run.recompute.kind == "full" or "moe" in run.recompute.modules:
+        raise run.refusal(f"expert_overlap with recompute: {run.recompute}", "use none or selective without moe")
+    return {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": run.framework.delay_wgrad}
+
+
 def megatron_te_job(run: ExpandedRun) -> dict[str, Any]:
     """The configuration of Megatron-Core's Transformer Engine layer spec for this run.
 
@@ -140,7 +163,9 @@ def megatron_te_job(run: ExpandedRun) -> dict[str, Any]:
         **_moe(run),
         **_fp8(run),
         **_graphs(run),
+        **_expert_overlap(run),
     }
+    job["ddp"]["delay_wgrad_compute"] = run.framework.delay_wgrad
     fp8_params = job["config"].get("fp8_param", False)
     job["ddp"]["fp8_param_gather"] = fp8_params
     job["optimizer"] |= _optimizer(run)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from mofa.schedules.combined import COMBINED, INTERLEAVED_COMBINED, ONE_STAGE_COMBINED
 from mofa.schedules.gpipe import GPIPE
 from mofa.schedules.interleaved import INTERLEAVED
 from mofa.schedules.interleaved_zero_bubble import INTERLEAVED_ZERO_BUBBLE
@@ -17,15 +18,28 @@ from mofa.schedules.record import Schedule
 from mofa.schedules.zbv import ZBV
 
 __all__ = [
-    "Action", "Exchange", "Item", "Order", "Placement", "Program", "Runtime", "Schedule", "default_schedule",
-    "order_of", "program_of",
+    "Action", "Exchange", "Item", "Order", "Placement", "Program", "Runtime", "Schedule", "combined",
+    "default_schedule", "order_of", "program_of",
 ]  # fmt: skip
 
+_NAMED = (ONE_F_ONE_B, INTERLEAVED, GPIPE, ZBV, INTERLEAVED_ZERO_BUBBLE)
 SCHEDULES: dict[str, Schedule] = {
-    schedule.name: schedule for schedule in (ONE_F_ONE_B, INTERLEAVED, GPIPE, ZBV, INTERLEAVED_ZERO_BUBBLE)
+    schedule.name: schedule for schedule in (*_NAMED, ONE_STAGE_COMBINED, INTERLEAVED_COMBINED)
 }
 """All schedules by name. Tables of strategies hold the position in this list."""
-SCHEDULE_NAMES = tuple(SCHEDULES)
+SCHEDULE_NAMES = tuple(schedule.name for schedule in _NAMED)
+"""Those that a strategy names. The others are what an option of the framework makes of one (:func:`combined`)."""
+
+
+def combined(schedule: str) -> str:
+    """The schedule whose forwards run beside backwards, of one that Megatron-Core runs so.
+
+    Examples
+    --------
+    >>> combined("interleaved")
+    'interleaved combined'
+    """
+    return schedule + COMBINED
 
 
 def default_schedule(vpp: int) -> str:

@@ -48,6 +48,8 @@ class Schedule:
     steady_state_unit: Literal["", "micro-batch", "round"] = ""
     """Unit that its steady state repeats, and a replay may skip. ``micro-batch`` is a forward and a backward, ``round``
     pp micro-batches in all chunks; empty without a steady state."""
+    pairs_passes: bool = False
+    """Whether a forward runs beside the backward of another micro-batch, layer by layer."""
     num_held_stage_inputs: int = 0
     """Tensors of the size of a stage's input that Megatron-Core holds throughout
     (:func:`mofa.cost.rank_rules.held_inputs`). [-]"""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import SHORTER_RECOMPUTING
+from mofa.blocks.frameworks.recompute import shorter_recomputing
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
@@ -179,7 +179,7 @@ class _BranchAndBound:
     def floor(self, degrees: Rows) -> FloatN:
         """The bound of degrees in any mode, from blocks that recompute nothing. (degrees,)
 
-        Recomputing may make a step :data:`SHORTER_RECOMPUTING` shorter, no more.
+        Recomputing may make a step :func:`shorter_recomputing` shorter, no more.
         """
         floor, place = np.full(len(degrees), np.inf), np.full(len(self.legal), -1)
         place[degrees] = np.arange(len(degrees))
@@ -191,7 +191,7 @@ class _BranchAndBound:
             estimators = estimators_sharing_blocks(job.workload, job.cluster, job.framework, tables, self.loads)
             for some, estimator in zip(sets, estimators, strict=True):
                 bound = self._bound(estimator, np.zeros(len(some), dtype=bool), at_rest=False)
-                floor[place[some]] = np.minimum(floor[place[some]], bound * (1.0 - SHORTER_RECOMPUTING))
+                floor[place[some]] = np.minimum(floor[place[some]], bound * (1.0 - shorter_recomputing(job.framework)))
         return floor
 
     def _bound(self, estimator: Estimator, is_open: NDArray[np.bool_], *, at_rest: bool) -> FloatN:

@@ -25,7 +25,7 @@ from mofa.specs.optimizer_offload import OPTIMIZER_OFFLOAD
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, PrecisionSpec, WorkloadSpec
 
-OF_EXPERTS = ("deepep", "micro_moe", "token_chunks", "moeblaze")
+OF_EXPERTS = ("deepep", "expert_overlap", "micro_moe", "token_chunks", "moeblaze")
 """Words of ``--with`` that are about experts."""
 
 
@@ -229,6 +229,13 @@ def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]
         if "deepep" not in OFFERED[framework.name]["dispatcher"]:
             raise SpecError(f"--with deepep: needs megatron or torchtitan, not {framework.name}; use --framework")
         framework = framework.model_copy(update={"dispatcher": "deepep"})
+    if "expert_overlap" in words:
+        if framework.name != "megatron" or framework.experts != "grouped":
+            raise SpecError(
+                f"--with expert_overlap: needs megatron with grouped experts, not {framework.name} with "
+                f"{framework.experts} ones; use --framework megatron"
+            )
+        framework = framework.model_copy(update={"expert_overlap": "combined", "delay_wgrad": True})
     if "moeblaze" in words:
         if not framework.traits.reads_rows_by_index or framework.experts != "grouped":
             raise SpecError(

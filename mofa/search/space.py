@@ -46,8 +46,8 @@ OPTIONS = FrameworkOptions._fields
 """Options of a framework that strategies choose; ``--without`` leaves the search of one out, as does ``--fix``."""
 
 WITH = (
-    *FP8_RECIPES, OLD_FP8, "bf16_moments", "bf16_grads", "deepep", "micro_moe", "token_chunks", "moeblaze",
-    "cuda_graphs", OPTIMIZER_OFFLOAD,
+    *FP8_RECIPES, OLD_FP8, "bf16_moments", "bf16_grads", "deepep", "expert_overlap", "micro_moe", "token_chunks",
+    "moeblaze", "cuda_graphs", OPTIMIZER_OFFLOAD,
 )  # fmt: skip
 TOKEN_CHUNKS = (1, 2, 4, 8)
 """MemFine's bins, which --with token_chunks searches."""

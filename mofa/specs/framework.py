@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from mofa.errors import StrategyError
 from mofa.specs.base import CountFact, Library, Provenance, Spec
 from mofa.specs.cuda_graphs import CudaGraphs, CudaGraphsText
+from mofa.specs.expert_overlap import ExpertOverlap, check_expert_overlap
 from mofa.specs.framework_names import FRAMEWORK_NAMES as FRAMEWORK_NAMES
 from mofa.specs.framework_names import RANK_ORDERS, RankOrder
 from mofa.specs.framework_names import Family as Family
@@ -87,6 +88,14 @@ class FrameworkSpec(Spec):
     (``moe_router_padding_for_quantization``), and no copies of them with zeros between are made."""
     chunk_overlap: bool = False
     """With token chunks, whether the next chunk is dispatched while the experts compute on this one."""
+    expert_overlap: ExpertOverlap = "none"
+    """megatron: ``combined`` runs a layer's forward of one micro-batch beside another's backward, each beside the
+    other's exchanges of tokens (``overlap_moe_expert_parallel_comm``)."""
+    delay_wgrad: bool = False
+    """megatron, with ``expert_overlap``: weight gradients of linears come later than inputs', to fill the time of
+    exchanges (``delay_wgrad_compute``)."""
+    shared_expert_overlap: bool = False
+    """megatron: shared experts run beside the exchanges of tokens (``moe_shared_expert_overlap``)."""
     data_parallel: Literal["distributed-optimizer", "fsdp", "hsdp", "ddp"] = "distributed-optimizer"
     dp_replicate: int = Field(default=1, ge=1, le=MAX_GPUS)
     """Replicas of an FSDP shard group (HSDP); 1 shards over all of dp."""
@@ -279,6 +288,10 @@ class FrameworkSpec(Spec):
         self._check_modelled()
         self._check_zero1()
         self._check_of_one_framework()
+        check_expert_overlap(
+            self.name, self.expert_overlap, self.experts, delay_wgrad=self.delay_wgrad,
+            shared_expert_overlap=self.shared_expert_overlap,
+        )  # fmt: skip
         self._check_read_by()
         self._check_sharding()
         check_optimizer_offload(self)

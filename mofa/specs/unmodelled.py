@@ -37,7 +37,9 @@ NOT_MODELLED = (
          "finegrainedactivationoffloading", "offloadmodules"),
         "recompute for activations, or --with optimizer_offload for optimizer states",
     ),
-    NotModelled("DualPipe", ("dualpipe", "dualpipev"), "schedule=zbv of torchtitan, or schedule=interleaved"),
+    NotModelled(
+        "DualPipe", ("dualpipe", "dualpipev"), "--with expert_overlap of megatron, or schedule=zbv of torchtitan"
+    ),
     NotModelled(
         "4-bit or MX precision",
         ("fp4", "nvfp4", "mxfp4", "mxfp8", "mxfp6", "int4"),
@@ -102,6 +104,8 @@ OTHER_NAMES = {
     "optimizer_offload": ("optimizercpuoffload", "optimizeroffloadfraction", "offloadfraction"),
     "overlap_optimizer_copies": ("overlapcpuoptimizerd2hh2d",),
     "host_threads": ("ompnumthreads",),
+    "expert_overlap": ("overlapmoeexpertparallelcomm", "moea2aoverlap"), "delay_wgrad": ("delaywgradcompute",),
+    "shared_expert_overlap": ("moesharedexpertoverlap",),
     "cp_kind": ("cpcommtype", "ulysses"),
     "model": ("workload",), "hardware": ("cluster", "nodetype"), "gpus": ("numgpus", "ngpus", "worldsize"),
     "megatron": ("megatronlm", "megatroncore", "mcore", "megatronbridge"),

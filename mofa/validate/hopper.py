@@ -19,6 +19,7 @@ ROW_AIM = {"with experts": 0.10}
 HOPPER = ("h100", "h200", "h800")
 SWITCHES: dict[Switch, str] = {
     "tp_overlap": "tensor-parallel communication beside products (user buffers)",
+    "expert_overlap": "experts' exchanges beside other micro-batches' computing",
     "layout": "layers laid out over pipeline stages by hand",
 }
 """What runs on Transformer Engine were never made with."""

@@ -73,7 +73,6 @@ RECOMPUTE = {
 }  # fmt: skip
 UNMODELLED_OVERLAPS = (
     (r"cuda_graph=|CUDA graphs", "CUDA graphs are not modelled"),
-    (r"a2a overlap=on|EP overlap on", "overlap of the experts' all-to-all with other micro-batches is not modelled"),
     (r"natural routing", "routing is natural and its loads are not given"),
     (r"offloaded", "offloading is not modelled"),
     (r"Async TP", "asynchronous tensor parallelism is not modelled"),
@@ -88,8 +87,11 @@ JUDGING_ONLY = ("korth",)
 
 
 def group_of(row: Row) -> str:
-    """Group of a row: its source, apart where recomputation is left to the framework's default."""
+    """Group of a row: its source, apart where recomputation is left to the framework's default, or experts' exchanges
+    are hidden behind other micro-batches."""
     source = f"published-{source_of_row(row)}"
+    if recipes.hides_exchanges(row):
+        return f"{source}-expert-overlap"
     return source if row["recompute"] else f"{source}-default-recompute"
 
 

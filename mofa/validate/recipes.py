@@ -188,9 +188,20 @@ MEGATRON = ("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf",
 """Sources of Megatron-Core on Transformer Engine."""
 
 
+def hides_exchanges(row: Row) -> bool:
+    """Whether a row's experts exchange tokens beside other micro-batches' computing."""
+    return re.search(HIDDEN_EXCHANGES, row["overlap_notes"]) is not None
+
+
+HIDDEN_EXCHANGES = r"a2a overlap=on|EP overlap on"
+"""How rows say so."""
+
+
 def switches_of(row: Row, options: dict[str, Any]) -> list[str]:
-    """The row's switches for which no constant was fitted on Transformer Engine: ``tp_overlap``, ``layout``."""
+    """The row's switches for which no constant was fitted on Transformer Engine: ``tp_overlap``, ``expert_overlap``,
+    ``layout``."""
     switches = ["tp_overlap"] if options.get("tp_overlap") else []
+    switches += ["expert_overlap"] if options.get("expert_overlap") else []
     laid_out = any(rows.by_hand and rows.covers(row) for rows in load_recipes().layouts)
     return [*switches, "layout"] if laid_out and (whole_number(row, "pp") or 1) > 1 else switches
 

@@ -38,8 +38,9 @@ from mofa.validate.routing_counts import _steps_before, with_counts
 from mofa.validate.run_processes import RunProcesses
 from mofa.validate.step_pace import is_paced
 
-Switch = Literal["tp_overlap", "layout"]
-"""Tensor-parallel communication beside products (Transformer Engine's user buffers); layers that are laid out over
+Switch = Literal["tp_overlap", "expert_overlap", "layout"]
+"""Tensor-parallel communication beside products (Transformer Engine's user buffers); experts' exchanges beside other
+micro-batches' computing; layers that are laid out over
 pipeline stages by hand."""
 MAX_SPREAD = 0.10
 """Steps whose quartiles lie further apart, as a fraction of a step, say something of memory and little of time. [-]"""

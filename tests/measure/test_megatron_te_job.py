@@ -79,11 +79,27 @@ def test_gradients_losses_and_groups_are_as_asked_for(tmp_path: Path) -> None:
     assert job["eager_groups"] is True
 
 
+def test_forwards_beside_backwards_are_asked_for(tmp_path: Path) -> None:
+    """The configuration's two switches, and that of the wrapper which waits for weight gradients that come later."""
+    options = {"name": "megatron", "expert_overlap": "combined", "delay_wgrad": True}
+    model = {"base": "qwen3-30b-a3b", "num_layers": 2}
+    job = megatron_te_job(run_of(tmp_path, model=model, framework=options, gpus=2, strategy={"dp": 2, "ep": 2}))
+    assert job["config"]["overlap_moe_expert_parallel_comm"] and job["config"]["delay_wgrad_compute"]
+    assert job["ddp"]["delay_wgrad_compute"] is True
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
         ({"framework": {"name": "megatron", "tp_overlap": True}}, "tp_overlap"),
         ({"framework": {"name": "megatron", "optimizer": "foreach"}}, "another optimizer"),
+        (
+            {
+                "model": {"base": "qwen3-30b-a3b", "num_layers": 2},
+                "framework": {"name": "megatron", "expert_overlap": "combined"},
+            },
+            "expert_overlap",
+        ),
         ({"precision": {"moments": "bf16"}}, "moments: bf16"),
         ({"strategy": {"schedule": "zbv", "vpp": 2, "pp": 2}, "gpus": 2}, "schedule"),
     ],

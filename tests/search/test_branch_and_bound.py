@@ -26,6 +26,13 @@ JOBS: dict[str, tuple[str, str, int, str, dict[str, Any]]] = {
         "megatron",
         {"maximum": {"pp": 4, "vpp": 2, "cp": 1, "micro_batch": 2}},
     ),
+    "expert overlap": (
+        "qwen3-30b-a3b",
+        "h100-hgx",
+        32,
+        "megatron",
+        {"maximum": {"pp": 4, "vpp": 3, "cp": 1, "micro_batch": 2}, "with_": ["expert_overlap"]},
+    ),
     "local": (
         "mixtral-8x7b",
         "h100-hgx",

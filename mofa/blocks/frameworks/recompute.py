@@ -97,6 +97,14 @@ def why_unsupported(
 SHORTER_RECOMPUTING = 2e-3
 """By how much of it a step may be shorter at most for recomputing something: more memory-bound time lets clocks rise.
 0.08 % was the most of all sets and combinations in tests/cost/test_lower_bounds.py. [-]"""
+SHORTER_IN_PAIRS = 2e-2
+"""The same of forwards beside backwards, where what is recomputed may run beside an exchange: 1.4 % was the most there.
+[-]"""
+
+
+def shorter_recomputing(framework: FrameworkSpec) -> float:
+    """By how much of it a step of a framework may be shorter at most for recomputing something. [-]"""
+    return SHORTER_IN_PAIRS if framework.expert_overlap == "combined" else SHORTER_RECOMPUTING
 
 
 def selective_modes(framework: FrameworkSpec, model: ModelSpec, fp8_recipe: str = "") -> tuple[RecomputeSpec, ...]:

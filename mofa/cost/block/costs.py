@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
+from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, per_combination, stack_rows
-from mofa.blocks.op import Tape
+from mofa.blocks.op import KINDS, Tape
+from mofa.cost.block.combined_memory import combined_peak
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory, split_backward_memory
 from mofa.cost.block.durations import Machine, Timed, time_works
 from mofa.cost.block.host_clock import Clocks
@@ -50,6 +52,12 @@ class PhaseTimer:
     def backward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
         """The same, from the last on."""
         return reduce(_both, [self._of(block.backward) for block in reversed(blocks)])
+
+    def combined(self, forward: BlockTapes, backward: BlockTapes) -> PhaseTime:
+        """Of a block's forward beside a block's backward of another micro-batch."""
+        delays = self.machine.framework.delay_wgrad
+        tape = combined_tape(forward.forward, backward.forward, backward.backward, delays=delays)
+        return scan(tape, self.machine)
 
     def _of(self, tape: Tape) -> PhaseTime:
         phase = self._known.get(id(tape))
@@ -242,6 +250,36 @@ class BlockCosts:
             blocks={spec: tuple(map(again, kinds)) for spec, kinds in self.blocks.items()},
             mtp=None if self.mtp is None else {spec: again(cost) for spec, cost in self.mtp.items()},
         )  # fmt: skip
+
+    @cached_property
+    def combined_layers(self) -> dict[RecomputeSpec, list[list[PhaseTime]]]:
+        """Of each kind of layer the forward (first) beside the backward of each kind (second), by recomputation."""
+        return {
+            spec: [
+                [forward.phases.combined(forward.blocks[0], backward.blocks[0]) for backward in kinds]
+                for forward in kinds
+            ]
+            for spec, kinds in self.blocks.items()
+        }
+
+    @cached_property
+    def combined_peaks(self) -> tuple[ArrayK, ArrayK]:
+        """The most that the forward of any kind of layer and the backward of each hold at once, and of what kinds.
+        (modes, K, kinds), (modes, K, kinds, len(KINDS)) [B]"""
+        num_k, delays = self.machine.num_k, self.machine.framework.delay_wgrad
+        peaks, by_kind = [], []
+        for kinds in self.blocks.values():
+            for backward in kinds:
+                each = [combined_peak(f.blocks[0], backward.blocks[0], num_k, delays=delays) for f in kinds]
+                largest = np.argmax([peak for peak, _ in each], axis=0)
+                combination = np.arange(num_k)
+                peaks.append(np.array([peak for peak, _ in each])[largest, combination])
+                by_kind.append(np.array([of_kinds for _, of_kinds in each])[largest, :, combination])
+        shape = len(self.blocks), -1, num_k
+        return (
+            np.moveaxis(np.reshape(peaks, shape), 2, 1).copy(),
+            np.moveaxis(np.reshape(by_kind, (*shape, len(KINDS))), 2, 1).copy(),
+        )
 
     @cached_property
     def _backward_halves(self) -> dict[str, tuple[PhaseTime, PhaseTime]]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, minimum, where
-from mofa.blocks.op import Op
+from mofa.blocks.op import EXPERT_STREAM, Op
 from mofa.blocks.work import Collective
 from mofa.cost.block.durations import Machine
 
-OWN_ORDER = ("fsdp_gather",)
+OWN_ORDER = ("fsdp_gather", EXPERT_STREAM)
 """Streams whose collectives wait for nothing but their inputs; any other waits for all that was launched before it on
 the stream that launches it (PyTorch 2.11, ProcessGroupNCCL.cpp, ``syncStream``)."""
 

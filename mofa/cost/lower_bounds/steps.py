@@ -10,11 +10,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import block_kinds
+from mofa.blocks.build import block_kinds, layer_kind
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
 from mofa.cost.block.tape_clock import EXPOSED, PhaseTime
 from mofa.cost.estimate import Estimator, ModeGroup
+from mofa.cost.lower_bounds.paired_layers import least_layers_in_pairs, least_seconds_in_pairs
 from mofa.cost.rows import mode_indices
 from mofa.cost.stages import Stages, stages_of
 from mofa.cost.step_time.critical_path import may_be_too_low
@@ -192,12 +193,22 @@ class _PartBounds:
         batch = estimator.workload.batch.global_batch
         self.num_micro_batches = np.maximum(batch // (table.dp * table.micro_batch), 1).astype(float)
         self.layers = part.layers.stack(lambda cost: pick(cost.forward) + pick(cost.backward))
+        if estimator.framework.expert_overlap == "combined":
+            in_pairs = (
+                least_seconds_in_pairs(part.costs) if pick is _least_s else least_layers_in_pairs(part.costs, pick)
+            )
+            self.layers = np.minimum(self.layers, in_pairs)
         ends = part.costs.embedding, part.costs.head
         embedding, head = ((pick(cost.forward) + pick(cost.backward))[self.k] for cost in ends)
         depth = estimator.workload.model.num_mtp_layers
         self.embedding, self.heads, self.predictions = embedding, (1 + depth) * head, np.zeros(len(rows))
         if part.mtp is not None:
             each = part.mtp.stack(lambda cost: pick(cost.forward) + pick(cost.backward))[..., 0]
+            # a prediction's layer is like the model's last; what is ahead of it is left out
+            if estimator.framework.expert_overlap == "combined":
+                model = estimator.workload.model
+                last = block_kinds(model).index(layer_kind(model, model.num_layers - 1))
+                each = np.minimum(each, self.layers[..., last])
             self.predictions = depth * np.minimum(each[self.base, self.k], each[self.full, self.k])
 
     def of_all_layers(self, halved: bool) -> ArrayN:

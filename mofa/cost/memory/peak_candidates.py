@@ -134,6 +134,11 @@ class PeakCandidates(PeakInstants):
                     "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=reduced,
                     leftover_bytes=later, sums=sums,
                 )  # fmt: skip
+                if rows.schedule_record.pairs_passes and not label:
+                    self.add_block(
+                        "backward", f"{name} beside a forward", i, rows.costs.combined_peaks, mode,
+                        has & (rows.num_micro_batches[:, None] > 1), own, grads=mid, copies=reduced,
+                    )  # fmt: skip
                 if self.retention:
                     name = f"of the first {kind} block{label}"
                     some = has & self.retention.there

@@ -73,6 +73,9 @@ class Durations:
     once: DataParallelOncePerStep | None = None
     host: tuple[Clocks, ...] | None = None
     first_forward: Clocks | None = None
+    pairs: Clocks | None = None
+    """Both clocks of a forward of each chunk (third axis) and a backward of each (fourth) that run as one, where a
+    schedule has such pairs. (n, R, vpp, vpp) [s]"""
 
     def take(self, index: IntA, host: tuple[Clocks, ...]) -> Durations:
         """Those of some plans, with the clocks of their hosts."""
@@ -85,6 +88,7 @@ class Durations:
             self.slowdown,
             once,
             host,
+            pairs=None if self.pairs is None else Clocks(*(part[index] for part in np.broadcast_arrays(*self.pairs))),
         )
 
     def seconds_by_level_node(self, schedule: str) -> ArrayN:
@@ -102,6 +106,10 @@ class Durations:
         elif self.once is not None and self.first_forward is not None:
             first_s, reduce_s = (of.reshape(len(of), -1).T for of in (self.first_forward.device_s, self.once.reduce_s))
             parts += [first_s, self._beside(first_s), reduce_s]
+        if self.pairs is not None:  # a pair's backward takes no time of its own
+            each = self.forward_s[0].size
+            parts.append(np.zeros(((4 - 3 * (self.once is not None)) * each, len(self.hop_s))))
+            parts.append(self._beside(_of_pairs(self.pairs.device_s)))
         return np.concatenate(parts)
 
     def _beside(self, alone_s: ArrayN) -> ArrayN:
@@ -127,8 +135,20 @@ class Durations:
                 table[start : start + each] = alone
                 beside = durations[start + each : start + 2 * each] - durations[start : start + each]
                 table[start + each : start + 2 * each] = alone + (beside if len(out) < 2 else 0.0)
+            if self.pairs is not None:
+                of_clock = self.pairs.device_behind_host_s, self.pairs.host_behind_device_s, self.pairs.host_s
+                alone = _of_pairs(of_clock[len(out)])
+                beside = durations[-len(alone) :] - _of_pairs(self.pairs.device_s)
+                table[-len(alone) :] = alone + (beside if len(out) < 2 else 0.0)
+                if len(out) == 2:
+                    table[-len(alone) - each : -len(alone)] = 0.0
             out.append(table)
         return out[0], out[1], out[2]
+
+
+def _of_pairs(by_pair: ArrayN) -> ArrayN:
+    """Something of pairs by the backward's chunk, rank and forward's chunk; n last."""
+    return np.moveaxis(by_pair, 3, 1).reshape(len(by_pair), -1).T
 
 
 def critical_path_s(
@@ -170,7 +190,8 @@ def critical_path_s(
     shown = given.forward_s.shape[1]
     like = np.arange(shown) if of is None else of
     # where the durations of each of all ranks' chunks are among the given
-    blocks = np.arange(2 * len(SCHEDULES[schedule].computations) + 3)
+    num_pairs = 1 + vpp if SCHEDULES[schedule].pairs_passes else 0
+    blocks = np.arange(2 * len(SCHEDULES[schedule].computations) + 3 + num_pairs)
     place = (blocks[:, None, None] * shown + like[:, None]) * vpp + np.arange(vpp)
     rows = np.concatenate([[0], 1 + place.ravel()])
     durations = given.seconds_by_level_node(schedule)

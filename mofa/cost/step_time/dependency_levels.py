@@ -28,7 +28,8 @@ class DependencyLevels:
 
     ``duration_index`` says which of the durations each node takes, (N,). Duration 0 is a hand-over. Behind it come, by
     rank and chunk: each kind of computation alone; each beside a hand-over; gathers; what of these holds up a forward;
-    reductions. In place of gathers and what holds up, FSDP of pieces has first forwards alone and beside a hand-over.
+    reductions; of pairs of passes their backwards, and their forwards beside a backward of each chunk. In place of
+    gathers and what holds up, FSDP of pieces has first forwards alone and beside a hand-over.
     """
 
     levels: tuple[tuple[slice, IntA, IntA, IntA], ...]
@@ -85,6 +86,18 @@ class _Computations:
         is_first = (self.kind == 0) & (self.micro_batch == 0)
         return np.where(is_first, 1 + (2 * self.num_kinds + beside) * pp * vpp + place, weight)
 
+    def weight_of_pairs(self, weight: IntA, in_pair: NDArray[np.bool_]) -> IntA:
+        """The durations with those of pairs, whose backwards are ``in_pair``, each right in front of its forward.
+        (pp, n)"""
+        pp, vpp = self.order.pp, self.order.vpp
+        place = np.arange(pp)[:, None] * vpp + self.chunk
+        first = 1 + (2 * self.num_kinds + 3) * pp * vpp
+        out = np.where(in_pair, first + place, weight)
+        rank, backward = np.nonzero(in_pair)
+        chunk = self.chunk[rank, backward]
+        out[rank, backward + 1] = first + (1 + chunk) * pp * vpp + place[rank, backward + 1]
+        return out
+
 
 @dataclass
 class _Graph:
@@ -109,7 +122,7 @@ def levels_of(
         program = program_of(order, schedule, runtime)
         graph = _queued(computations, program, first_apart=once == "FSDP of pieces")
     else:
-        graph = _beside(computations)
+        graph = _beside(computations, paired=SCHEDULES[schedule].pairs_passes)
     reduced = _add_once(graph, computations, once) if once else []
     size = len(graph.weight)
     level = _level(size, np.concatenate([graph.waits, graph.sent]))
@@ -128,7 +141,8 @@ def levels_of(
     before = place[before[in_order]]
     last_steady, round_before = [], []
     for rank, nodes in enumerate(graph.computations):
-        last = len(nodes) - 1 - min(2 * (pp - 1 - rank) + (vpp - 1) * each, len(nodes) // 2)
+        ahead = 2 * (pp - 1 - rank) + (vpp - 1) * each + SCHEDULES[schedule].pairs_passes
+        last = len(nodes) - 1 - min(ahead, len(nodes) // 2)
         last_steady.append(nodes[last])
         round_before.append(nodes[max(last - 2 * each * vpp, 0)])
     return DependencyLevels(
@@ -176,8 +190,9 @@ def _level(size: int, pairs: IntA) -> IntA:
     return np.array(level)
 
 
-def _beside(computations: _Computations) -> _Graph:
-    """Computations alone, each with the hand-over that it needs.
+def _beside(computations: _Computations, *, paired: bool = False) -> _Graph:
+    """Computations alone, each with the hand-over that it needs; ``paired`` where a backward right in front of a
+    forward runs with it as one, and gives what it makes when that is through.
 
     Hand-overs run on a stream for each pair of ranks and do not queue, as one is shorter than a computation. Follows
     :func:`mofa.schedules.point_to_point.overlapped_exchanges`: behind every forward the next one's receive is launched,
@@ -186,21 +201,25 @@ def _beside(computations: _Computations) -> _Graph:
     order, (pp, n) = computations.order, computations.stage.shape
     last = order.num_stages - 1
     node = 1 + np.arange(pp * n).reshape(pp, n)
+    in_pair = np.zeros((pp, n), dtype=bool)
+    in_pair[:, :-1] = paired & computations.backward[:, :-1] & ~computations.backward[:, 1:]
+    ended = node + in_pair  # the node at whose end what each makes is there
     before = np.concatenate([np.zeros((pp, 1), dtype=np.intp), node[:, :-1]], axis=1)
     of = np.zeros((2, order.num_stages, order.num_micro_batches), dtype=np.intp)
-    of[computations.backward * 1, computations.stage, computations.micro_batch] = node
+    of[computations.backward * 1, computations.stage, computations.micro_batch] = ended
     source = computations.stage + np.where(computations.backward, 1, -1)
     receives = (source >= 0) & (source <= last)
     sends = np.where(computations.backward, computations.stage > 0, computations.stage < last)
     launched = _launched_behind(computations.backward)
-    behind = np.where(launched < 0, 0, np.take_along_axis(node, np.maximum(launched, 0), axis=1))
+    behind = np.where(launched < 0, 0, np.take_along_axis(ended, np.maximum(launched, 0), axis=1))
     beside = np.zeros((pp, n + 1), dtype=bool)
     beside[np.nonzero(receives)[0], launched[receives] + 1] = True
     beside[:, 1:] |= sends
     beside = beside[:, :n]
     made = of[computations.backward * 1, np.clip(source, 0, last), computations.micro_batch]
     sent = [np.stack([node[receives], other[receives]], axis=1) for other in (made, behind)]
-    weight = computations.weight(beside, first_apart=False).ravel()
+    weight = computations.weight(beside, first_apart=False)
+    weight = computations.weight_of_pairs(weight, in_pair).ravel()
     return _Graph(
         np.concatenate([[0], weight]), np.stack([node.ravel(), before.ravel()], axis=1),
         np.concatenate(sent), node,

@@ -223,7 +223,7 @@ def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
         ends = rows.is_first > 0, rows.is_last > 0
         forward[index], backward[index], both = host.between_exchanges_s(*ends)
         waited[index] = both[:, :, 0]
-    elif rows.schedule_record.has_closed_form:
+    elif rows.schedule_record.has_closed_form and not rows.schedule_record.pairs_passes:
         held_forward, held_backward = host.device_wait_s()
         forward[index] += held_forward
         backward[index] += held_backward
@@ -235,10 +235,11 @@ def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
 def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
     """Where issuing any of a row's layers takes longer than computing it, with what is handed on behind it.
 
-    All rows where backwards by inputs and by weights are more than whole ones. Under FSDP's pipelines also rows whose
-    host waits for the device in a layer: it gathers the next one's parameters no earlier. (n,)
+    All rows where backwards by inputs and by weights are more than whole ones, or passes run in pairs. Under FSDP's
+    pipelines also rows whose host waits for the device in a layer: it gathers the next one's parameters no earlier.
+    (n,)
     """
-    if rows.schedule_record.defers_weight_gradients:
+    if rows.schedule_record.defers_weight_gradients or rows.schedule_record.pairs_passes:
         return np.ones(len(rows.table), dtype=bool)
     layers, lay = rows.layers, rows.stage_layers
     host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds

@@ -25,6 +25,7 @@ from mofa.cost.optimizer import (
 from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
 from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
+from mofa.cost.step_time.combined_passes import PairedPasses, paired_passes
 from mofa.cost.step_time.critical_path import MOST_WALKED_ROUNDS, Durations, critical_path_s
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
 from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, exchange_host_s, micro_batch_passes
@@ -87,11 +88,18 @@ def step_time(rows: Rows) -> StepTime:
         extra_s = m * each.split_backward_extra_s[rowsel, slowest]
         exposed[_OF_TAPES] += extra_s * _split_backward_shares(rows, *shares)
     hidden += m * per_batch_hidden
+    pairs = paired_passes(rows, each.host_bound)
+    if pairs is not None:
+        exposed[_OF_TAPES] -= pairs.of_step(pairs.exposed_s, slowest).T
+        hidden += pairs.of_step(pairs.hidden_s, slowest).T
     outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
-    _pipeline(rows, exposed, hidden, each, slowest, m, outside)
-    if each.host_bound is not None and rows.stage_layers.stages.pp == 1:
+    _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside)
+    if each.host_bound is not None and pairs is not None and rows.stage_layers.stages.pp == 1:
+        passed_s = m * (fwd + bwd)[:, 0] - pairs.saved_by_rank_s[:, 0]
+        exposed[_T["host_idle"]] += pairs.single_stage_s(each.host_bound, m) - passed_s
+    elif each.host_bound is not None and rows.stage_layers.stages.pp == 1:
         index = each.host_bound.rows
         counted = stage_s[index, 0] - (each.host_bound.forward.device_s + each.host_bound.backward.device_s)[:, 0, 0]
         behind_s = np.broadcast_to(outside.after_each_backward_s, len(m))[index]
@@ -215,13 +223,13 @@ def _pipeline(
     rows: Rows,
     exposed: ArrayN,
     hidden: ArrayN,
-    each: MicroBatchPasses,
+    passes: tuple[MicroBatchPasses, PairedPasses | None],
     slowest: NDArray[np.intp],
     num_micro_batches: ArrayN,
     outside: CommunicationOutsideBlocks,
 ) -> None:
     """Bubble and the hand-over of activations between stages."""
-    stages, before = rows.stage_layers.stages, outside.before_forward
+    stages, before, (each, pairs) = rows.stage_layers.stages, outside.before_forward, passes
     if stages.pp == 1:
         exposed[_T["dp"]] += before[:, 0]
         return
@@ -230,6 +238,8 @@ def _pipeline(
     fwd, bwd = each.of_stages()
     counted = np.arange(len(num_micro_batches)), slowest
     busy, own_gather = num_micro_batches * (fwd + bwd)[counted], before[counted]
+    if pairs is not None:
+        busy = busy - pairs.saved_by_rank_s[counted]
     num_passes = 2.0 * num_micro_batches * stages.vpp
     # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
     fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if schedule.placement == "v" else stages.pp))
@@ -238,7 +248,10 @@ def _pipeline(
     if not schedule.has_closed_form:
         sent = own_hops * hop + slow * num_passes * hop
         plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
-        given = Durations(each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once)
+        given = Durations(
+            each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once,
+            pairs=None if pairs is None else pairs.clocks,
+        )  # fmt: skip
         total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.stage_layers.shown.shown_index)
         if each.host_bound is not None:
             index = each.host_bound.rows

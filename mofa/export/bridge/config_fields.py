@@ -52,6 +52,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "no-check-for-nan-in-loss-and-grad": ("rerun_state_machine.check_for_nan_in_loss", "ddp.check_for_nan_in_grad"),
     "use-tp-pp-dp-mapping": ("dist.use_tp_pp_dp_mapping",),
     "te-rng-tracker": ("model.use_te_rng_tracker", "rng.te_rng_tracker"),
+    "delay-wgrad-compute": ("model.delay_wgrad_compute", "ddp.delay_wgrad_compute"),
     "rerun-mode": ("rerun_state_machine.rerun_mode",),
 }
 """Fields of an argument that is no field of the model's provider under its own name."""

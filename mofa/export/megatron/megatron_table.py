@@ -6,6 +6,7 @@ from mofa.export.arguments import Argument, ArgumentTable, AssumedArgument, Fixe
 from mofa.export.environment import ONE_CONNECTION
 from mofa.export.fields_without_argument import FREE, NOT_RELEASED, WHAT_IT_DOES
 from mofa.export.megatron import layer_arguments
+from mofa.export.megatron.expert_overlap_arguments import EXPERT_OVERLAP_ROWS
 from mofa.export.megatron.job_arguments import JOB_ROWS
 from mofa.export.megatron.model_arguments import MODEL_ROWS
 
@@ -73,8 +74,7 @@ UNMODELLED: dict[str, UnmodelledArgument] = {
         ("enable-cuda-graph", "external-cuda-graph"), _no("Megatron has another word for it; write cuda-graph-impl")
     ),
     **dict.fromkeys(
-        ("overlap-moe-expert-parallel-comm", "delay-wgrad-compute", "moe-shared-expert-overlap",
-         "overlap-param-gather-with-optimizer-step", "defer-embedding-wgrad-compute"),
+        ("overlap-param-gather-with-optimizer-step", "defer-embedding-wgrad-compute"),
         _no("it hides communication in a way of its own; leave it out"),
     ),
     **dict.fromkeys(
@@ -121,6 +121,6 @@ DUMPED_AS: dict[str, str] = {
 }
 """Arguments of these by their names in a dump, where these are other ones."""
 MEGATRON = ArgumentTable(
-    "megatron", (*MODEL_ROWS, *JOB_ROWS), FIXED, WHAT_IT_DOES, FREE, ASSUMED, UNMODELLED,
+    "megatron", (*MODEL_ROWS, *JOB_ROWS, *EXPERT_OVERLAP_ROWS), FIXED, WHAT_IT_DOES, FREE, ASSUMED, UNMODELLED,
 )  # fmt: skip
 """Megatron-LM's arguments."""

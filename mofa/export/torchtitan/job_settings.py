@@ -10,7 +10,7 @@ from mofa.export.arguments import Argument, FieldRow, GivenArguments, rows_if_pr
 from mofa.export.environment import ALLOCATOR_ROW, BLOCKING_ROW, NVLS_ROW
 from mofa.export.job import Job
 from mofa.export.torchtitan.model_settings import MODEL, QWEN3, given_experts, model_of
-from mofa.schedules import SCHEDULES, default_schedule
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.specs.layouts.module_names import OUTPUT, ModuleNamesError, module_names, parse_module_names
 from mofa.specs.layouts.pipeline_layout import parse_layout
 from mofa.units import is_whole_number
@@ -182,9 +182,9 @@ def _write_schedule(job: Job) -> Mapping[str, Any]:
 def _read_schedule(given: GivenArguments) -> Mapping[str, Any]:
     if given[PP.name] == 1:
         return {"strategy.schedule": default_schedule(1)}
-    names = {schedule.pytorch_name.lower(): name for name, schedule in SCHEDULES.items()}
+    names = {SCHEDULES[name].pytorch_name.lower(): name for name in SCHEDULE_NAMES}
     if (name := names.get(str(given[SCHEDULE.name]).lower())) is None:
-        known = ", ".join(schedule.pytorch_name for schedule in SCHEDULES.values())
+        known = ", ".join(SCHEDULES[name].pytorch_name for name in SCHEDULE_NAMES)
         raise given.refusal(f"{SCHEDULE.name} ({given[SCHEDULE.name]}) is not modelled", f"what is: {known}")
     return {"strategy.schedule": name}
 

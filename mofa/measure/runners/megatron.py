@@ -162,8 +162,11 @@ def _loss(output: Any) -> tuple[Any, dict[str, Any]]:
     return loss, {"lm loss": loss.detach().clone()}
 
 
-def _forward_step(batch: Callable[[], Any], model: Any) -> tuple[Any, Any]:
+def _forward_step(batch: Callable[[], Any], model: Any, return_schedule_plan: bool = False) -> tuple[Any, Any]:
+    """A micro-batch's forward, or what a schedule runs beside a backward in its place (combined_1f1b.py)."""
     tokens, labels, positions = batch()
+    if return_schedule_plan:
+        return model.build_schedule_plan(tokens, positions, None, labels=labels), _loss
     return model(tokens, positions, None, labels=labels), _loss
 
 

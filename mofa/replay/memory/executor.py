@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
+
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import Block
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, Instruction, off_tape_instruction
@@ -15,6 +17,7 @@ from mofa.replay.memory.fsdp_and_optimizer import (
     reduce_chunk_gradients,
     step_optimizer,
 )
+from mofa.replay.memory.paired_passes import BlockRun, play_in_pair
 from mofa.replay.memory.pass_state import Allocation, ChunkPass, Slots
 from mofa.replay.memory.rank_start import allocate_start
 from mofa.replay.memory.shared_recordings import SharedRecordings
@@ -32,6 +35,11 @@ class StepExecutor(BlockExecutor):
     ) -> None:
         super().__init__(rank, allocator, recordings)
         self.drawn: DrawnPrograms | None = None
+        following = zip(rank.computations, rank.computations[1:], strict=False)
+        pairs = {(c, i): (b, j) for (back, b, j), (kind, c, i) in following if back == "B" and kind == "F"}
+        self.backward_beside = pairs if rank.pairs_passes else {}
+        """The backward that runs beside each forward, both by chunk and micro-batch."""
+        self.played_in_forward = frozenset(self.backward_beside.values())
         self.steady = self._steady(skip_rounds=skip_rounds)
 
     def _steady(self, *, skip_rounds: bool) -> SteadyStatePlayer:
@@ -143,16 +151,26 @@ class StepExecutor(BlockExecutor):
         """Play a computation op by op."""
         if (c, i) in self.state.passes:
             self.state.passes[c, i].restore_slots()
-        if kind == "F":
-            self.forward(c, i)
+        if kind == "F" and (c, i) in self.backward_beside:
+            self._run(play_in_pair(self.forward(c, i), self.backward(*self.backward_beside[c, i])))
+        elif kind == "F":
+            self._run(self.forward(c, i))
+        elif kind == "B" and (c, i) in self.played_in_forward:
+            return
         elif kind == "B" or (kind == "W" and c in self.rank.first_chunks):
-            self.backward(c, i)
+            self._run(self.backward(c, i))
         elif kind == "W":
             self.backward_weights(c, i)
         elif c not in self.rank.first_chunks:  # the first stage has no input to differentiate by: W does it all
-            self.backward(c, i, hold=True)
+            self._run(self.backward(c, i, hold=True))
 
-    def forward(self, c: int, i: int) -> None:
+    def _run(self, runs: Iterator[BlockRun]) -> None:
+        """Run blocks one after the other."""
+        for run in runs:
+            self.run_block(*run)
+
+    def forward(self, c: int, i: int) -> Iterator[BlockRun]:
+        """Forward a micro-batch through a chunk, whose blocks are run by the caller."""
         r = self.rank
         x: Block | None = None
         self.take_first_forward_buffers()
@@ -168,7 +186,7 @@ class StepExecutor(BlockExecutor):
             slots: Slots = [None] * code.num_slots
             if x is not None:
                 slots[code.input_slot] = x
-            self.run_block(code, code.forward, slots, "forward", rank_block, c * BLOCKS + g)
+            yield BlockRun(code, code.forward, slots, "forward", rank_block, c * BLOCKS + g)
             x = None
             given = code.logits if code.logits >= 0 else code.output_slot
             if given >= 0:
@@ -219,7 +237,8 @@ class StepExecutor(BlockExecutor):
             self.free_slots(code.free_remaining, slots)
         chunk_pass.slots, chunk_pass.place = [[None]], -1
 
-    def backward(self, c: int, i: int, hold: bool = False) -> None:
+    def backward(self, c: int, i: int, hold: bool = False) -> Iterator[BlockRun]:
+        """Backward a micro-batch through a chunk, whose blocks are run by the caller."""
         r = self.rank
         chunk_pass = self.state.passes[c, i]
         sent = self.take_forward_output(c, chunk_pass)
@@ -236,7 +255,7 @@ class StepExecutor(BlockExecutor):
         deepspeed.free_bf16_gradients(self.state)
         if r.keeps_received_inputs:
             self.received_inputs.on_backward_begin(chunk_pass.slots[0], self.programs_of(c, i)[0])
-        dy = self.run_blocks_backward(c, i, dy, hold=hold)
+        dy = yield from self.run_blocks_backward(c, i, dy, hold=hold)
         for allocation in self.freed_at_end:
             self.state.free_allocation(allocation)
         self.freed_at_end = []
@@ -273,7 +292,9 @@ class StepExecutor(BlockExecutor):
         self.received = r.stage_boundary_bytes if r.sends[c] and r.preallocated and not r.defers_weight_gradients else 0
         return dy
 
-    def run_blocks_backward(self, c: int, i: int, dy: Block | None, *, hold: bool) -> Block | None:
+    def run_blocks_backward(
+        self, c: int, i: int, dy: Block | None, *, hold: bool
+    ) -> Generator[BlockRun, None, Block | None]:
         """Run a chunk's blocks from the last to the first; returns the gradient of its input."""
         r, chunk_pass = self.rank, self.state.passes[c, i]
         for n in range(len(chunk_pass.slots) - 1, -1, -1):
@@ -281,7 +302,8 @@ class StepExecutor(BlockExecutor):
             if dy is not None and code.output_gradient_slot >= 0:
                 slots[code.output_gradient_slot] = dy
             phase = "backward by inputs" if hold else "backward"
-            self.run_block(code, code.inputs if hold else code.backward, slots, phase, r.chunks[c][n], c * BLOCKS + n)
+            instructions = code.inputs if hold else code.backward
+            yield BlockRun(code, instructions, slots, phase, r.chunks[c][n], c * BLOCKS + n)
             dy = None
             if code.retained_by_dispatcher:
                 self.retained.retain_from_pass(c * BLOCKS + n, code, slots)

@@ -44,7 +44,7 @@ class SteadyStatePlayer:
         kinds = len({k for k, _, _ in rank.computations})
         sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
         self.round_sizes = tuple(sorted(sizes)) if skip_rounds else ()
-        self.repeats = skip_rounds and not (sends.reduces or sends.shelves)
+        self.repeats = skip_rounds and not (sends.reduces or sends.shelves or rank.pairs_passes)
         self.recordings_of: dict[Which, Recording] = {}
         self.tries: dict[Which, int] = {}
         self.played: set[tuple[str, int]] = set()
@@ -72,6 +72,7 @@ class SteadyStatePlayer:
             n += 1
             if (
                 len(begun) < num_chunks
+                or (state.rank.pairs_passes and computations[n - 1][0] == "B")  # played by the forward behind it
                 or not steady_rounds.is_round_end(n)
                 or not steady_rounds.has_unchanged_in_flight(len(passes))
             ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mofa.cost.allocations.block_trace import BlockTrace
@@ -21,6 +22,9 @@ class RankBlock:
     trace: BlockTrace
     paces: tuple[Pace, Pace] = Pace(), Pace()
     """Of its forward and its backward."""
+    parts: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+    """Of a layer whose forward runs beside another's backward: the part of each op of its forward and of its backward,
+    by name (:mod:`mofa.blocks.combined_passes`)."""
 
 
 @dataclass(frozen=True)
@@ -98,5 +102,7 @@ class Rank:
     (:mod:`mofa.cost.memory.late_gradient_copies`). [B]"""
     margin_bytes: float = 0.0
     """What a plan leaves free. [B]"""
+    pairs_passes: bool = False
+    """Whether a backward right in front of a forward runs beside it, layer by layer."""
     routing_drift: RoutingDrift | None = None
     """What moves from step to step, where routers' counts are known."""

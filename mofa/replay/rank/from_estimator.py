@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from mofa.blocks.combined_passes import part_names
 from mofa.blocks.frameworks.megatron.persistent import buffers_at_first_use
 from mofa.cost.allocations.allocation_trace import gather_embedding_ahead, hold_head_gradient_for_embedding, trace_block
 from mofa.cost.allocations.block_trace import BlockTrace
@@ -179,6 +180,7 @@ def _rank(
             tied=gradients.ties_ends,
         ) if fw.shards_params else (),
         sent_bytes=boundary // place.tensor_ranks if ds and place.tensor_ranks > 1 else 0,
+        pairs_passes=rows.schedule_record.pairs_passes,
         launch_blocking=fw.launch_blocking, casts_to_reduce=fw.casts_to_reduce, routing_drift=drift,
         late_copies_bytes=int(late_gradient_copies_bytes(rows)[0, r]), margin_bytes=bytes_left_free(rows),
     )  # fmt: skip
@@ -211,7 +213,10 @@ def _chunks(
         return replace(of_layer, trace=some, trace_with_more_rows=more)
 
     chunks = tuple(
-        tuple(RankBlock(block.name_with_article, trace(block), _paces(rows, block)) for block in chunk.blocks)
+        tuple(
+            RankBlock(block.name_with_article, trace(block), _paces(rows, block), _parts(rows, block))
+            for block in chunk.blocks
+        )
         for chunk in spec.chunks
     )
     if any(piece.trace.recorded_on_nccl_stream for chunk in chunks for piece in chunk):
@@ -221,6 +226,14 @@ def _chunks(
             for chunk in chunks
         )
     return chunks, tuple(tuple(map(moves, chunk.blocks)) for chunk in spec.chunks)
+
+
+def _parts(rows: Rows, block: BlockSpec) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """The parts of a layer's ops, where its passes run in pairs."""
+    if not rows.schedule_record.pairs_passes or not block.is_layer:
+        return {}, {}
+    tapes = rows.costs.tapes[block.tapes]
+    return part_names(tapes.forward, tapes.backward, delays=rows.framework.delay_wgrad)
 
 
 def _paces(rows: Rows, block: BlockSpec) -> tuple[Pace, Pace]:

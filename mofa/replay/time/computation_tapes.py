@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from mofa.blocks.build import BlockTapes
+from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.roles import WEIGHT_ROLES, Role
+from mofa.blocks.tapes import layer_label
 from mofa.cost.block.durations import time_works
 from mofa.cost.rows import Rows
 from mofa.replay.time.kernel_runs import (
@@ -19,7 +21,9 @@ from mofa.replay.time.kernel_runs import (
     scalar,
 )
 
-Phase = Literal["F", "B", "I", "W"]
+Phase = Literal["F", "B", "I", "W", "FB"]
+"""What of a block runs: its forward, its backward, that by inputs or by weights, or its forward beside the backward of
+another."""
 _BEFORE_REDUCTION: tuple[Role, ...] = ("wgrad", "accumulate", "backward", "grad_cast")
 """Roles of the ops behind which a weight's gradient may be reduced."""
 
@@ -53,6 +57,8 @@ class PlanTapes:
             resolved[label, "B"] = backward = resolve_tape(f"backward of {label}", block.backward, rows.costs.machine)
             if rows.schedule_record.defers_weight_gradients:
                 resolved[label, "I"], resolved[label, "W"] = _halves(backward, block, rows)
+        if rows.schedule_record.pairs_passes:
+            resolved |= _pairs(rows)
         return cls(resolved, CrossStreamTensors.from_tapes(resolved.values()))
 
     def steps_of(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> TapeSteps:
@@ -79,6 +85,25 @@ class PlanTapes:
                 weights.append(PlacedWeight(n, made_at, params, line.op.part == "experts"))
             self.weights[label] = tuple(weights)
         return self.weights[label]
+
+
+def paired_label(forward: str, backward: str) -> str:
+    """The name of a forward and a backward side by side, by the names of their tapes."""
+    return f"{forward} beside {backward}"
+
+
+def _pairs(rows: Rows) -> dict[tuple[str, Phase], ResolvedTape]:
+    """Each kind of layer forward beside each backward."""
+    out: dict[tuple[str, Phase], ResolvedTape] = {}
+    tapes, delays = rows.costs.tapes, rows.framework.delay_wgrad
+    mode = list(rows.costs.blocks)[int(rows.base_mode_index[0])]
+    labels = [layer_label(kind, mode) for kind in rows.stage_layers.stages.kinds]
+    for f in labels:
+        for b in labels:
+            tape = combined_tape(tapes[f].forward, tapes[b].forward, tapes[b].backward, delays=delays)
+            label = paired_label(f, b)
+            out[label, "FB"] = resolve_tape(label, tape, rows.costs.machine)
+    return out
 
 
 def _halves(backward: ResolvedTape, block: BlockTapes, rows: Rows) -> tuple[ResolvedTape, ResolvedTape]:

@@ -14,13 +14,15 @@ from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
 from mofa.replay.time.computation_effect import NOTHING, ComputationEffect, StreamsAfterComputation
-from mofa.replay.time.computation_tapes import Phase, PlanTapes
+from mofa.replay.time.computation_tapes import Phase, PlanTapes, paired_label
 from mofa.replay.time.data_parallel import DataParallelSteps, ExtraSteps, SharedAcrossRanks
 from mofa.replay.time.kernel_runs import Sync
+from mofa.replay.time.paired_passes import PairedPiece, paired_pieces
 from mofa.replay.time.pipeline import CAUSES
 from mofa.replay.time.stream_clocks import Relative, StreamClocks
 from mofa.replay.time.time_replayed import ComputationFields, StreamOp
-from mofa.schedules import Action, Order
+from mofa.schedules import SCHEDULES, Action, Order
+from mofa.schedules.combined import pairs_of
 
 _PLAIN = ExtraSteps()
 
@@ -64,6 +66,8 @@ class _KindPlayed:
     waits: bool = False
     """Whether the host waits for the device on the played_kind."""
     launches: float = 0.0
+    pieces: tuple[PairedPiece, ...] = ()
+    """Of a forward that runs beside a backward, in order; empty of all others."""
 
 
 class ClockSnapshot(NamedTuple):
@@ -92,8 +96,8 @@ class RankTimeline:
     uses: dict[int, list[float]] = field(default_factory=dict)
     """Of each result how often it was used, stretched by jitter; and the result."""
     results: dict[int, ComputationEffect] = field(default_factory=dict)
-    played_by_kind: dict[tuple[str, int, int], _KindPlayed] = field(default_factory=dict)
-    """By kind of action, stage and variant."""
+    played_by_kind: dict[tuple[str, int | tuple[int, int], int], _KindPlayed] = field(default_factory=dict)
+    """By kind of action, stage, or both stages of a pair, and variant."""
     left_by_last: tuple[StreamsAfterComputation, float] = NOTHING, 0.0
     """What the last computation left, and when it ended."""
     spans: list[ComputationFields] = field(default_factory=list)
@@ -116,6 +120,11 @@ class RankTimeline:
         self.handing_s = behind_s if plan.host_waits else behind_s + self.ahead_s
         tapes = [tuple(block.tapes for block in blocks) for blocks in self.chunks]
         self.kinds = [plan.chunk_kinds.setdefault(names, len(plan.chunk_kinds)) for names in tapes]
+        is_paired = SCHEDULES[self.spec.schedule.name].pairs_passes
+        self.backward_beside = pairs_of(self.order.ranks[self.rank]) if is_paired else {}
+        """The backward that runs beside each forward, which plays it."""
+        self.played_in_forward = frozenset(self.backward_beside.values())
+        self.launched_ahead = 0
         if self.plan.jitter:
             shape = (4, len(self.chunks), self.order.num_micro_batches)
             draws = np.random.default_rng([self.plan.seed, self.rank]).standard_normal(shape)
@@ -129,8 +138,17 @@ class RankTimeline:
         clock, plan = self.clock, self.plan
         start = clock.compute
         kind, stage, micro_batch = action
+        if action in self.played_in_forward:
+            self.launched_ahead = beside
+            self.spans.append((kind, stage // self.order.pp, micro_batch, start, start))
+            if len(self.spans) in self.snapshots_before:
+                self._mark()
+            return
+        beside, self.launched_ahead = beside + self.launched_ahead, 0
         variant = micro_batch % self.num_variants if self.num_variants > 1 else 0
-        played_kind = self.played_by_kind.get((kind, stage, variant)) or self._new_kind(action)
+        back = self.backward_beside.get(action)
+        of_stage = stage if back is None else (stage, back.stage)
+        played_kind = self.played_by_kind.get((kind, of_stage, variant)) or self._new_kind(action)
         if played_kind.phase is not None:
             before = clock.host
             if self.plain and action not in self.once:
@@ -195,6 +213,8 @@ class RankTimeline:
     def _new_kind(self, action: Action) -> _KindPlayed:
         c, variant = action.stage // self.order.pp, action.micro_batch % self.num_variants
         phase: Phase | None = action.effective_kind  # type: ignore[assignment]
+        if (back := self.backward_beside.get(action)) is not None:
+            return self._new_pair(action, back, c, variant)
         played_kind = _KindPlayed(phase, c, variant)
         if phase is not None:
             tapes, cache = self.plan.tapes[variant], self.plan.cache
@@ -208,6 +228,21 @@ class RankTimeline:
                 phase, c, variant, sum(part.horizon_s for part in tape_steps), every, known, waits, launches
             )
         self.played_by_kind[action.kind, action.stage, variant] = played_kind
+        return played_kind
+
+    def _new_pair(self, action: Action, backward: Action, c: int, variant: int) -> _KindPlayed:
+        """A forward beside a backward of another chunk, or of its own."""
+        c_back = backward.stage // self.order.pp
+        pieces = tuple(paired_pieces(self.chunks[c], self.chunks[c_back]))
+        of_chunks = (self.kinds[c], self.kinds[c_back])
+        known = {} if self.plan.cache is None else self.plan.cache.setdefault((of_chunks, "FB", variant, None), {})
+        steps = [self.plan.tapes[variant].steps_of(*_tape_of(piece)) for piece in pieces]
+        waits = any(type(step) is Sync for part in steps for step in part.steps)
+        played_kind = _KindPlayed(
+            "FB", c, variant, sum(part.horizon_s for part in steps), _PLAIN, known, waits,
+            sum(part.launches for part in steps), pieces,
+        )  # fmt: skip
+        self.played_by_kind[action.kind, (action.stage, backward.stage), variant] = played_kind
         return played_kind
 
     def _result(self, action: Action, played_kind: _KindPlayed, before: float) -> tuple[ComputationEffect, float]:
@@ -247,6 +282,12 @@ class RankTimeline:
         clock.watch = watch if watched else None
         clock.play_steps(once.before)
         clock.play_steps(every.before)
+        for piece in played_kind.pieces:
+            place = piece.name
+            part = tapes.steps_of(*_tape_of(piece))
+            clock.play_tape(part, "")
+        if played_kind.pieces:
+            blocks = ()
         for i, block in enumerate(blocks):
             place = block.name
             inserted: dict[int, list[object]] = {}
@@ -364,6 +405,13 @@ class RankTimeline:
         for key, (factor, times) in self.uses.items():
             total += self.results[key].counts * np.array([[factor], [times], [factor], [factor]])
         return total
+
+
+def _tape_of(piece: PairedPiece) -> tuple[str, Phase]:
+    """The name of a piece's tape, and what of it runs."""
+    if piece.forward is not None and piece.backward is not None:
+        return paired_label(piece.forward.tapes, piece.backward.tapes), "FB"
+    return (piece.forward.tapes, "F") if piece.forward is not None else (piece.backward.tapes, "B")  # type: ignore[union-attr]
 
 
 def _later(spans: list[ComputationFields], micro_batches: int, seconds: float) -> list[ComputationFields]:

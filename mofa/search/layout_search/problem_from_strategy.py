@@ -47,11 +47,14 @@ def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: 
     Notes
     -----
     Layers that are recomputed whole are all of every chunk, or the first so many, which are searched as well. Every
-    n-th layer of a rank, as torchtitan selects them, is none of both.
+    n-th layer of a rank, as torchtitan selects them, is none of both. Where forwards run beside backwards, what a layer
+    takes depends on which one it runs beside: no split is searched.
     """
     rows, stages, framework = estimator.row_with_every_stage, estimator.stages(), estimator.framework
     mode = rows.table.recompute_modes[int(rows.table.recompute[0])]
     if stages.pp == 1 or not framework.traits.takes_layouts or mode.kind == "every":
+        return None
+    if rows.schedule_record.pairs_passes:
         return None
     model, split = estimator.workload.model, split_of_strategy(estimator)
     chunks = stages.num_chunks

@@ -109,7 +109,7 @@ def find_layout(
     if refined is None:
         raise SpecError(
             f"strategy: there is no layout to search for; give {framework.name} a pipeline (pp above 1) that it takes "
-            "layouts of, without recompute=every:n"
+            "layouts of, without recompute=every:n and without expert_overlap"
         )
     plan = refined.candidate.plan(replay=True) if replay else refined.plan
     return plan.model_copy(update={"layout": refined.plan.layout})

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import context_parallel_message, ranks_too_many
+from mofa.search.legality.expert_overlap import expert_overlap_message, expert_overlap_shortfall
 from mofa.search.legality.expert_parallel import (
     balancing_shortfall,
     dispatcher_shortfall,
@@ -258,6 +259,8 @@ CHECKS: tuple[Check, ...] = (
     Check("dispatcher", "ranks", dispatcher_shortfall, lambda j, t: (
         f"{j.framework.name}: dispatcher deepep does not run with {degrees_text(t, 'ep', 'etp')}; "
         f"{'it needs ep above 1 and etp 1' if j.framework.traits.has_pytorch_modules else 'raise ep'}")),
+    Check("expert_overlap", "conditions", expert_overlap_shortfall, expert_overlap_message,
+          depends_on_recompute_mode=True),
     Check("sequence_parallel", "switch", _sp, lambda j, t: (
         f"{j.framework.name}: {_what_wants_sp(j)}{degrees_text(t, 'tp')} needs sequence parallelism; set sp=true")),
     Check("tp_overlap", "switch", _tp_overlap, lambda j, t: (

@@ -96,6 +96,10 @@ def options_notes(
             "its user buffers ask the launch for a set-up of their own; --without tp_overlap leaves it out"
         )
     notes += graph_notes(cluster, framework)
+    if framework.expert_overlap == "combined":
+        notes.append(
+            "expert_overlap: as read in Megatron-Core's source, judged by published rows alone (docs/published.md)"
+        )
     if framework.rank_order != RANK_ORDERS[0]:
         notes.append(f"ranks are numbered {framework.rank_order} over the nodes, where {RANK_ORDERS[0]} is usual")
     if workload.model.moe is not None and framework.dispatcher == "deepep":

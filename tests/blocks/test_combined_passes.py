@@ -1,0 +1,141 @@
+"""A layer's forward beside another's backward: its parts, their turns, and what it saves and costs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mofa.blocks.build import BlockTapes
+from mofa.blocks.combined_passes import BACKWARD_PARTS, ISSUED, TURNS, backward_parts, combined_tape, forward_parts
+from mofa.blocks.op import EXPERT_STREAM, Op
+from mofa.blocks.work import Collective
+from mofa.cost.block.combined_memory import combined_peak
+from mofa.cost.block.liveness import block_memory
+from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
+from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
+from mofa.cost.estimate import Estimator
+from mofa.search.job_setup import routing_loads_by_ep
+from mofa.search.one_strategy import strategy_row
+from mofa.specs.overrides import parse_strategy
+from tests.blocks.small import build, context, framework, llama
+from tests.cost.toy import cluster, moe_llama, workload
+
+MOE = llama(moe={"num_experts": 8, "top_k": 2, "expert_hidden": 256, "shared_hidden": 256})
+
+
+def layer(*, moe: bool = True, delays: bool = False, overlap: str = "combined", **options: Any) -> BlockTapes:
+    spec = framework("megatron", expert_overlap=overlap, delay_wgrad=delays, **options)
+    return build(context(MOE, spec, ep=4), moe=moe)
+
+
+def names(ops: tuple[Op, ...]) -> list[str]:
+    return [op.name for op in ops if op.work is not None]
+
+
+@pytest.mark.parametrize("delays", [False, True])
+def test_parts_are_all_of_a_tape(delays: bool) -> None:
+    for moe in (True, False):
+        tapes = layer(moe=moe, delays=delays)
+        forward, backward = forward_parts(tapes.forward), backward_parts(tapes.forward, tapes.backward, delays=delays)
+        assert tuple(op for ops in forward.values() for op in ops) == tapes.forward.ops
+        cut = [op.name for ops in backward.values() for op in ops]
+        assert sorted(cut) == sorted(op.name for op in tapes.backward.ops)
+    assert set(TURNS) == set(ISSUED) and len(TURNS) == len(ISSUED)
+
+
+def test_callables_are_cut_as_megatron_cuts_them() -> None:
+    """fine_grained_callables.py: router, shared experts and permutation with attention, sorting with the experts, what
+    adds rows up with the combine."""
+    parts = forward_parts(layer().forward)
+    assert names(parts["attention"])[-1] == "moe.permute" and "shared.fc2" in names(parts["attention"])
+    assert names(parts["dispatch"]) == ["moe.sync0", "moe.dispatch", "moe.dispatch_weights"]
+    assert names(parts["experts"])[0] == "moe.sort" and names(parts["experts"])[-1] == "moe.unsort"
+    assert names(parts["combine"]) == ["moe.combine"]
+    assert names(parts["end"]) == ["moe.unpermute", "moe.add_shared", "out.add"]
+
+
+def test_weight_gradients_come_later_but_the_routers() -> None:
+    tapes = layer(delays=True)
+    parts = backward_parts(tapes.forward, tapes.backward, delays=True)
+    assert names(parts["experts' weights"]) == ["experts.fc2.wgrad", "experts.fc1.wgrad"]
+    late = {op.origin for op in parts["attention's weights"]}
+    assert late == {"shared.fc2", "shared.fc1", "proj", "qkv"}
+    assert "router.gate.wgrad" in names(parts["attention"])
+    assert tuple(op for name in BACKWARD_PARTS for op in parts[name]) == tapes.backward.ops
+
+
+def test_exchanges_have_a_stream_of_their_own() -> None:
+    """Dispatch and combine both ways, whose outputs come from that stream's memory; counts do not go with them."""
+    for tape in (layer().forward, layer().backward):
+        assert {op.routing for op in tape.ops if op.stream == EXPERT_STREAM} == {"dispatch", "combine"}
+    counts = next(op for op in layer().forward.ops if op.name == "moe.counts")
+    assert counts.stream == "ep"
+    assert all(op.stream != EXPERT_STREAM for op in layer(overlap="none").forward.ops)
+
+
+@cache
+def estimator(delays: bool) -> Estimator:
+    job, machines = workload(moe_llama()), cluster(8)
+    spec = framework("megatron", expert_overlap="combined", delay_wgrad=delays)
+    row = strategy_row(job, machines, spec, parse_strategy("ep=8 micro_batch=1"))
+    return Estimator(job, machines, spec, row, routing_loads_by_ep(job, row))
+
+
+@pytest.mark.parametrize("delays", [False, True])
+def test_a_pair_takes_no_longer_than_both_and_computes_as_much(delays: bool) -> None:
+    costs = estimator(delays).parts[0].costs
+    ((mode, kinds),) = costs.blocks.items()
+    own = [EXPOSED.index(name) for name in COMPUTING]
+    for f, forward in enumerate(kinds):
+        for b, backward in enumerate(kinds):
+            pair = costs.combined_layers[mode][f][b]
+            alone = forward.forward.exposed + backward.backward.exposed
+            assert np.all(pair.total <= alone.sum(axis=0) * (1 + 1e-3))
+            np.testing.assert_allclose(pair.exposed[own].sum(axis=0), alone[own].sum(axis=0), rtol=0.01)
+
+
+def test_a_step_saves_what_it_hides() -> None:
+    """What is exposed sums to the step, which is shorter than without and no shorter than its computing."""
+    fewer = estimator(True)
+    plain = Estimator(fewer.workload, fewer.cluster, framework("megatron"), fewer.table, fewer.loads)
+    exposed, hidden = fewer.component_seconds()
+    before, hidden_before = plain.component_seconds()
+    computing = [TIME_COMPONENTS.index(name) for name in COMPUTING]
+    assert exposed[computing].sum() <= exposed.sum() < before.sum()
+    assert hidden[HIDDEN_COMPONENTS.index("ep")] > hidden_before[HIDDEN_COMPONENTS.index("ep")]
+    np.testing.assert_allclose(fewer.breakdown().step_s, exposed.sum(axis=0))
+
+
+def test_one_micro_batch_saves_nothing() -> None:
+    """Its forward and its backward run alone."""
+    job, machines = workload(moe_llama(), global_batch=8), cluster(8)
+    steps = []
+    for options in ({}, {"expert_overlap": "combined"}):
+        spec = framework("megatron", **options)
+        row = strategy_row(job, machines, spec, parse_strategy("ep=8 micro_batch=1"))
+        steps.append(Estimator(job, machines, spec, row, routing_loads_by_ep(job, row)).breakdown().step_s)
+    np.testing.assert_allclose(steps[0], steps[1], rtol=0.02)
+
+
+def test_exchanges_take_turns_on_their_stream() -> None:
+    """model_chunk_schedule_plan.py, ``run``: combine_bwd, dispatch_fwd, dispatch_bwd, combine_fwd."""
+    tapes = layer()
+    both = combined_tape(tapes.forward, tapes.forward, tapes.backward, delays=False)
+    sent = [op for op in both.ops if isinstance(op.work, Collective) and op.stream == EXPERT_STREAM]
+    assert [op.name for op in sent] == [
+        "B:moe.combine.backward", "F:moe.dispatch", "F:moe.dispatch_weights", "B:moe.dispatch_weights.backward",
+        "B:moe.dispatch.backward", "F:moe.combine",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("delays", [False, True])
+def test_a_pair_holds_more_than_either_and_less_than_both(delays: bool) -> None:
+    tapes = layer(delays=delays)
+    memory = block_memory(tapes, 1)
+    peak, kinds = combined_peak(tapes, tapes, 1, delays=delays)
+    assert np.all(peak >= np.maximum(memory.forward_peak + 0.0, memory.backward_peak))
+    assert np.all(peak <= memory.forward_peak + memory.backward_peak)
+    np.testing.assert_allclose(kinds.sum(axis=0), peak)
