@@ -118,6 +118,8 @@ def _not_modelled(
         f"routed_copies: {framework.routed_copies}": framework.routed_copies != "materialised",
         "rank_capacity_factor": routing.rank_capacity_factor is not None,
         f"token_chunks ({spec.token_chunks})": spec.token_chunks > 1,
+        f"expert_overlap: {framework.expert_overlap}": framework.expert_overlap != "none",  # 1898 allows te without mlp
+        "shared_expert_overlap": framework.shared_expert_overlap,
         f"pp ({pp}) of a full iteration": graphs.full_iteration and pp > 1,
         "a layer's experts in graphs": routing.pad_to_capacity and _holds_experts(graphs),
     }
