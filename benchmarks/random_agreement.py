@@ -79,7 +79,7 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
     ]
     allocated = float(detail.allocated_bytes[0].max()) / max(rank.allocated for rank in ranks) - 1
     reserved = float(detail.reserved_bytes[0].max()) / max(rank.peak_reserved for rank in ranks) - 1
-    device, limit = float(detail.device_bytes[0].max()), memory_limit_bytes(drawn.job.cluster)
+    device, limit = float(detail.device_bytes[0].max()), memory_limit_bytes(drawn.job.cluster, drawn.job.framework)
     most_reserved = float(detail.reserved_bytes[0].max())
     more_bytes = closed_form_doubt_bytes(drawn.job.framework, int(drawn.row.pp[0]), most_reserved)
     false_fit = ""

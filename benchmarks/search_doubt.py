@@ -37,7 +37,10 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
     job, machines, profile = load_workload(workload), load_cluster(cluster, gpus), load_framework(framework)
     search = find_plans(job, machines, framework=profile, without=OPTIONS, replay=False, every_row=True)
     facts, costed = (search.workload, search.cluster, search.framework), search.costed
-    limit, loads = memory_limit_bytes(search.cluster), routing_loads_by_ep(search.workload, search.combinations.degrees)
+    limit, loads = (
+        memory_limit_bytes(search.cluster, search.framework),
+        routing_loads_by_ep(search.workload, search.combinations.degrees),
+    )
 
     def fitting(positions: NDArray[np.intp]) -> int:
         """How many fit."""

@@ -121,7 +121,7 @@ class _BranchAndBound:
         self.job, self.loads, self.space, self.goal = job, loads, space, goal
         self.reason, self.shortfall, self.progress = reason, shortfall, progress
         self.legal = (reason < 0).reshape(-1, len(space.recompute))
-        self.limit = memory_limit_bytes(job.cluster)
+        self.limit = memory_limit_bytes(job.cluster, job.framework)
         self.least_bytes = np.full(len(self.legal), np.nan)
         """Static memory of all degrees that have legal rows, at least. [B]"""
         self.costed: list[tuple[Rows, PartCosts]] = []

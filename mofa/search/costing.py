@@ -280,7 +280,7 @@ def cost_rows_of_part(
         recompute none and all.
     """
     job, space = part.job, part.space
-    limit = memory_limit_bytes(job.cluster)
+    limit = memory_limit_bytes(job.cluster, job.framework)
     legal_rows = np.flatnonzero(part.legal)
     position = np.full(len(space), -1, dtype=np.intp)
     position[legal_rows] = np.arange(len(legal_rows))

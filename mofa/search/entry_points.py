@@ -199,7 +199,7 @@ def find_plans(
             replay_progress, on_progress, _rank(costed, key, reason, 1), candidate
         )
         if replay:
-            admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster), candidate, workers)
+            admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster, framework), candidate, workers)
         best = _rank(costed, key, reason, wanted)
         final = ReplayedRanking()
         if replay and (fewer := best_rows_with_fewer_recomputed_layers(best[:REPLAYED].tolist(), candidate, workers)):
@@ -221,7 +221,7 @@ def find_plans(
         best = _ranked_again(costed, best, judge)
     for i, over in final.lacking_bytes.items():
         reason[costed.rows[i]], shortfall[costed.rows[i]] = MEMORY, over
-        costed.device_bytes[i] = memory_limit_bytes(cluster) + over
+        costed.device_bytes[i] = memory_limit_bytes(cluster, framework) + over
     plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.lacking_bytes])]
     others = (candidate(i).plan_in_closed_form(banded=banded) for i in best[: top - len(plans)].tolist())
     plans += islice(others, 0 if plans else 1)

@@ -50,7 +50,7 @@ def smallest_number_of_gpus(
     judge
         Whose checkpoints must fit the hosts' memory, and have as many nodes as they need.
     """
-    limit = memory_limit_bytes(job.cluster)
+    limit = memory_limit_bytes(job.cluster, job.framework)
     table = legal_rows_by_num_gpus(job, replace(_leanest(constrained(_any_number(job))), dp=dp))
     for rows in _growing(_num_gpus(table)):
         some = table.take(rows)
@@ -139,7 +139,7 @@ def _plays(job: Job, table: StrategyTable, num_gpus: int) -> bool:
     """Whether one of these strategies fits by replay."""
     cluster, loads = job.cluster.model_copy(update={"num_gpus": num_gpus}), routing_loads_by_ep(job.workload, table)
     rows = (table.take(slice(i, i + 1)) for i in range(len(table)))
-    limit = memory_limit_bytes(cluster)
+    limit = memory_limit_bytes(cluster, job.framework)
     return any(
         Candidate(job.workload, cluster, job.framework, row, loads, "causal").device_bytes(limit) <= limit
         for row in rows

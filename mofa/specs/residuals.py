@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from mofa.specs.base import CountFact, Fact, Positive, Spec
+from mofa.specs.cuda_graphs import CudaGraphs, Implementation
 from mofa.specs.files import data_dir, load_yaml
 from mofa.specs.framework_traits import Layers
 from mofa.specs.from_mapping import build_spec
@@ -147,10 +148,29 @@ class StepResiduals(Spec):
 
 
 class Residuals(Spec):
-    """``device_memory`` is the 99 % quantile of measured over predicted device memory - 1; ``step`` the step's."""
+    """``device_memory`` is the 99 % quantile of measured over predicted device memory - 1, ``graphs_memory`` the most
+    of few runs with CUDA graphs, by their implementation; ``step`` the step's."""
 
     device_memory: Fact
+    graphs_memory: dict[Implementation, Fact]
     step: StepResiduals
+
+    def memory_margin(self, graphs: CudaGraphs) -> Fact:
+        """Share of a GPU's capacity that a plan with these graphs leaves free. [-]
+
+        Examples
+        --------
+        >>> shares = [load_residuals().memory_margin(CudaGraphs.parse(text)).value for text in ("none", "local")]
+        >>> shares[0] < shares[1]
+        True
+        """
+        of_graphs = self.graphs_memory.get(graphs.implementation) if graphs.on else None
+        if of_graphs is None:
+            return self.device_memory
+        share = of_graphs.value / (1.0 + of_graphs.value)
+        return (
+            self.device_memory if share <= self.device_memory.value else of_graphs.model_copy(update={"value": share})
+        )
 
 
 @lru_cache(maxsize=1)

@@ -23,7 +23,7 @@ from mofa.validate.scale_series import scale_series
 from mofa.validate.score import group_score, score_references
 from mofa.validate.validation_report import GroupScore, LayerComparison, RunScore, ValidationReport, compared
 
-Group = Literal["measured", "measured-drawn", "published"]
+Group = Literal["measured", "measured-drawn", "measured-switches", "published"]
 NEWEST_GPUS = ("h100", "h200")
 
 
@@ -61,6 +61,10 @@ def reference_runs(
     drawn = folder / "drawn" / "measured"
     if group in (None, "measured", "measured-drawn") and drawn.is_dir():
         runs, out = measured_references(drawn, scratch, spread=spread)
+        usable, left_out = usable + runs, left_out + out
+    switches = folder / "switches" / "measured"
+    if group in (None, "measured", "measured-switches") and switches.is_dir():
+        runs, out = measured_references(switches, scratch, spread=spread)
         usable, left_out = usable + runs, left_out + out
     if group in (None, "published"):
         runs, out = published_references(folder / "published")

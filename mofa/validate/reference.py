@@ -296,7 +296,7 @@ def reference_of(record: Record, folder: Path, machines: Sequence[MachineHost], 
         skewed=record.run.routing.kind != "balanced",
         gpu=record.environment.gpu,
         rests_on=(host, *_routing_note(record)),
-        split="judging" if is_of_drawn_runs(folder) else record.split,
+        split="judging" if is_of_drawn_runs(folder) or is_of_switches(folder) else record.split,
     )
 
 
@@ -313,18 +313,33 @@ def is_of_drawn_runs(folder: Path) -> bool:
     return folder.resolve().parent.name == "drawn"
 
 
+def is_of_switches(folder: Path) -> bool:
+    """Whether the records of a folder are of runs with switches that recipes turn on at run time, and of those beside
+    them without: they are in one of their own."""
+    return folder.resolve().parent.name == "switches"
+
+
+def has_graphs(record: Record) -> bool:
+    """Whether a run captured CUDA graphs."""
+    return str(record.run.framework.get("cuda_graphs", "none")) != "none"
+
+
 def _group(record: Record, folder: Path) -> str:
     """``measured-h100`` of an ``NVIDIA H100 80GB HBM3``: facts are learned on H200s, so both halves only judge.
 
     ``measured-te-judging`` and ``measured-te-fitting`` of frameworks that are halved by model, on whichever GPU, and
     ``measured-exported`` of exported jobs, which their own trainers ran. ``measured-drawn`` of runs that were drawn at
-    random, on whichever GPU and framework.
+    random, on whichever GPU and framework. ``measured-switches`` of runs with CUDA graphs or an optimizer on hosts, and
+    ``measured-beside-switches`` of those beside them.
     """
     words = [word for word in record.environment.gpu.split() if word.upper() != "NVIDIA"]
     if not words:
         raise SpecError(f"record {record.run.id}: environment.gpu ({record.environment.gpu!r}) names no GPU; name it")
     if is_of_drawn_runs(folder):
         return "measured-drawn"
+    if is_of_switches(folder):
+        switched = has_graphs(record) or record.run.framework.get("optimizer_offload")
+        return "measured-switches" if switched else "measured-beside-switches"
     if record.trainer:
         return "measured-exported"
     if record.is_dealt_by_model:
@@ -389,12 +404,14 @@ def _outcome(record: Record, step_s: float | None) -> MeasuredOutcome:
     if not ranks:
         raise SpecError(f"record {record.run.id}: outcome ok, but measured.ranks is empty; measure the run again")
     device = [rank.peak_device_bytes for rank in ranks]
+    # what a graph wrote PyTorch counts as reserved, not as allocated
+    allocated = () if has_graphs(record) else tuple(float(rank.peak_allocated_bytes) for rank in ranks)
     return MeasuredOutcome(
         step_s=step_s,
-        allocated_bytes=max(float(rank.peak_allocated_bytes) for rank in ranks),
+        allocated_bytes=max(allocated, default=None),
         reserved_bytes=max(float(rank.peak_reserved_bytes) for rank in ranks),
         device_bytes=max((float(d) for d in device if d is not None), default=None) if None not in device else None,
-        ranks_allocated_bytes=tuple(float(rank.peak_allocated_bytes) for rank in ranks),
+        ranks_allocated_bytes=allocated,
     )
 
 

@@ -123,7 +123,7 @@ def test_hosts_that_are_full_or_unknown_are_refused() -> None:
         mofa.estimate(large, mofa.load_cluster("h100-hgx", 8), "tp=8", framework=on_hosts(1.0), replay=False)
     with pytest.raises(SpecError, match="nothing is known of an optimizer's step on the hosts of gb200"):
         mofa.estimate(job(), mofa.load_cluster("gb200-nvl72", 4), "tp=1", framework=on_hosts(1.0), replay=False)
-    narrow = job(**{"precision.moments": "bf16"})
+    narrow = job(2, **{"precision.moments": "bf16"})
     with pytest.raises(SpecError, match="fp32 moments"):
         planned(on_hosts(1.0), narrow, replay=False)
     assert HELD_BYTES == 16.0  # main copy, two moments and a gradient of 4 bytes each

@@ -31,7 +31,7 @@ FIX: dict[str, object] = {"tp": 1, "pp": 2, "vpp": 2, "cp": 1, "micro_batch": 4,
 def with_room(capacity_bytes: float) -> ClusterSpec:
     """GPUs of which a plan may fill so much."""
     machines = cluster(16, memory_gib=1.0)
-    return cluster(16, memory_gib=capacity_bytes / 2.0**30 / (1.0 - margin_bytes(machines) / 2.0**30))
+    return cluster(16, memory_gib=capacity_bytes / 2.0**30 / (1.0 - margin_bytes(machines, TITAN) / 2.0**30))
 
 
 def candidate(machines: ClusterSpec, strategy: object, *, solved: bool = False, name: str = "torchtitan") -> Candidate:
@@ -45,7 +45,7 @@ def test_what_fits_when_played_is_not_lost() -> None:
     played, estimated = one.device_bytes(), float(one.costed.device_bytes[0])
     assert played < 0.95 * estimated
     machines = with_room((played + estimated) / 2)
-    assert played < memory_limit_bytes(machines) < estimated
+    assert played < memory_limit_bytes(machines, TITAN) < estimated
     options: dict[str, Any] = {"framework": TITAN, "fix": {**FIX, "schedule": "interleaved", "dp_replicate": 1}}
     by_estimate = find_plans(JOB, machines, replay=False, **options)
     assert by_estimate.report.rejected["memory"] == 1 and not by_estimate.report.plans
@@ -65,7 +65,7 @@ def test_what_does_not_fit_when_played_says_by_how_much() -> None:
     machines = with_room((allocated + cached + played) / 2)
     found = find_plans(JOB, machines, framework=TITAN, fix={**FIX, "schedule": "interleaved", "dp_replicate": 1})
     assert not found.report.plans
-    assert found.report.nearest_miss["memory"].short_by == pytest.approx(played - memory_limit_bytes(machines))
+    assert found.report.nearest_miss["memory"].short_by == pytest.approx(played - memory_limit_bytes(machines, TITAN))
     assert found.table()["step_s"].isna().all()
 
 
@@ -115,7 +115,7 @@ def test_the_number_solved_by_a_high_estimate_is_lowered(monkeypatch: pytest.Mon
 
     def too_high(self: Estimator, *args: Any) -> RowMemory:
         found = right(self, *args)
-        return replace(found, device_bytes=found.device_bytes + 0.1 * memory_limit_bytes(machines))
+        return replace(found, device_bytes=found.device_bytes + 0.1 * memory_limit_bytes(machines, TITAN))
 
     monkeypatch.setattr(Estimator, "memory_of_rows", too_high)
     by_estimate = find_plans(JOB, machines, replay=False, **options)

@@ -59,7 +59,7 @@ def test_every_row_fits_or_has_one_reason(model: str, name: str) -> None:
 @pytest.mark.parametrize(("model", "name"), CASES)
 def test_fits_means_within_the_capacity_less_the_margin(model: str, name: str) -> None:
     found = search(model, name)
-    limit = found.cluster.gpu.capacity_bytes.value - margin_bytes(found.cluster)
+    limit = found.cluster.gpu.capacity_bytes.value - margin_bytes(found.cluster, found.framework)
     table = costed_whole(model, name).table()  # what a search that bounds adds is test_branch_and_bound.py's
     assert np.array_equal(table["fits"], table["device_bytes"] <= limit)
     assert len(table) >= found.report.searched
@@ -82,7 +82,7 @@ def test_costed_rows_are_what_they_cost_by_themselves(model: str, name: str) -> 
                 assert found.costed.step_s[i] == pytest.approx(alone.step_s[0], rel=1e-9)
                 assert found.costed.allocated_bytes[i] == pytest.approx(alone.allocated_bytes[0], rel=1e-9)
             else:  # nobody asks how fast they would be that allocate more than fits
-                limit = found.cluster.gpu.capacity_bytes.value - margin_bytes(found.cluster)
+                limit = found.cluster.gpu.capacity_bytes.value - margin_bytes(found.cluster, found.framework)
                 cached = alone.device_bytes[0] - alone.reserved_bytes[0]
                 assert np.isfinite(found.costed.step_s[i]) == (
                     cached + (1.0 - ALLOCATED_IS_OFF) * alone.allocated_bytes[0] <= limit
@@ -124,7 +124,7 @@ def test_the_nearest_miss_is_the_nearest(model: str, name: str) -> None:
             miss = report.nearest_miss[rule.reason]
             assert miss.short_by == verdict.shortfall[rows].min() > 0
             assert miss.unit == rule.unit
-    limit = found.cluster.gpu.capacity_bytes.value - margin_bytes(found.cluster)
+    limit = found.cluster.gpu.capacity_bytes.value - margin_bytes(found.cluster, found.framework)
     over = report.nearest_miss["memory"]
     assert over.unit == "B"
     costed = found.costed.device_bytes[found.reasons[found.costed.rows] == len(CHECKS) + 1]
@@ -136,7 +136,7 @@ def test_as_few_layers_as_fit_are_recomputed(model: str, memory_gib: float) -> N
     """A row whose number was solved fits with it, if it is kept, and not with one layer fewer."""
     found = search(model, "megatron", memory_gib=memory_gib)
     table = enumerated(found)
-    limit = found.cluster.gpu.capacity_bytes.value - margin_bytes(found.cluster)
+    limit = found.cluster.gpu.capacity_bytes.value - margin_bytes(found.cluster, found.framework)
     solved = np.flatnonzero(
         (table.recompute_layers[found.costed.rows] == SOLVED) & (found.reasons[found.costed.rows] < 0)
     )

@@ -45,7 +45,7 @@ def fits_on(job: Job, num_gpus: int, maximum: dict[str, int]) -> bool:
         return False
     estimator = Estimator(here.workload, here.cluster, here.framework, table, routing_loads_by_ep(here.workload, table))
     device = estimator.device_bytes(np.arange(len(table)), table.recompute_layers)
-    return bool(np.any(device <= here.cluster.gpu.capacity_bytes.value - margin_bytes(here.cluster)))
+    return bool(np.any(device <= here.cluster.gpu.capacity_bytes.value - margin_bytes(here.cluster, here.framework)))
 
 
 def unconstrained(maximum: dict[str, int] | None = None) -> partial[Space]:

@@ -18,13 +18,16 @@ class GroupChoice(StrEnum):
 
     measured = "measured"
     measured_drawn = "measured-drawn"
+    measured_switches = "measured-switches"
     published = "published"
 
 
 def validate(
     group: Annotated[
         GroupChoice | None,
-        typer.Option("--group", help="Only measured or only published runs, or those drawn at random."),
+        typer.Option(
+            "--group", help="Only measured or only published runs, those drawn at random, or with switches of recipes."
+        ),
     ] = None,
     references: Annotated[
         Path | None,

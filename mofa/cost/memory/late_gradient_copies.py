@@ -57,7 +57,7 @@ def bytes_left_free(rows: Rows) -> float:
     """What copies that wait leave free, a plan's margin; what a capture holds must have room anyhow. [B]"""
     if rows.framework.graphs.full_iteration:
         return -np.inf
-    return float(load_residuals().device_memory.value * rows.cluster.gpu.capacity_bytes.value)
+    return float(load_residuals().memory_margin(rows.framework.graphs).value * rows.cluster.gpu.capacity_bytes.value)
 
 
 def room_bytes(rows: Rows, reserved: ArrayN, outside: ArrayN) -> ArrayN:

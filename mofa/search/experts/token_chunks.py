@@ -184,7 +184,7 @@ def plan_chunks(
     grid = np.linspace(1.0, top, GRID)
     curves = {c: _costed(workload, cluster, framework, spec, c, grid) for c in bins}
     stage = _stages_of(workload, framework, spec)
-    limit = memory_limit_bytes(cluster)
+    limit = memory_limit_bytes(cluster, framework)
     chosen = _smallest(curves, ratios, stage, limit)
     expected = np.minimum(expected_from_past(ratios, window, headroom), top)
     tokens = workload.batch.seq_len * workload.batch.global_batch / cluster.num_gpus

@@ -200,7 +200,7 @@ def _refined(
 ) -> _Refined | None:  # fmt: skip
     """The strategy with the layout that its step is shortest with, at least as short as its own; None where no layout
     can be said. ``own`` is its plan, where known."""
-    estimator, limit_bytes = candidate.estimator, memory_limit_bytes(candidate.job[1])
+    estimator, limit_bytes = candidate.estimator, memory_limit_bytes(*candidate.job[1:3])
     problem = split_problem(estimator, limit_bytes, keep_recomputed=keep_recomputed)
     if problem is None:
         return None

@@ -63,14 +63,15 @@ SMALL = 10_000
 """Passes of layers and chunks below which a replay (a second or less) is quicker than starting processes. [-]"""
 
 
-def margin_bytes(cluster: ClusterSpec) -> float:
-    """Memory that a plan leaves free for errors of the prediction: the 99 % quantile of measured residuals. [B]"""
-    return load_residuals().device_memory.value * cluster.gpu.capacity_bytes.value
+def margin_bytes(cluster: ClusterSpec, framework: FrameworkSpec) -> float:
+    """Memory that a plan leaves free for errors of the prediction: the 99 % quantile of measured residuals, or the most
+    of those of its CUDA graphs. [B]"""
+    return load_residuals().memory_margin(framework.graphs).value * cluster.gpu.capacity_bytes.value
 
 
-def memory_limit_bytes(cluster: ClusterSpec) -> float:
+def memory_limit_bytes(cluster: ClusterSpec, framework: FrameworkSpec) -> float:
     """What a plan may fill of a GPU: the capacity less the margin. [B]"""
-    return cluster.gpu.capacity_bytes.value - margin_bytes(cluster)
+    return cluster.gpu.capacity_bytes.value - margin_bytes(cluster, framework)
 
 
 def closed_form_doubt_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: float) -> float:
@@ -166,7 +167,7 @@ class Candidate:
 
     def lacking_bytes(self) -> float:
         """Bytes that the fullest rank lacks by replay; negative: free. [B]"""
-        limit_bytes = memory_limit_bytes(self.job[1])
+        limit_bytes = memory_limit_bytes(*self.job[1:3])
         return self.replayer.fullest_bytes(limit_bytes) - limit_bytes
 
     def device_bytes(self, limit: float = inf) -> float:
@@ -175,7 +176,7 @@ class Candidate:
 
     def fewest_recomputed_layers(self) -> int | None:
         """Fewest recomputed layers of a chunk that fit by replay, below the search's choice; None if there are none."""
-        own, limit_bytes = int(self.job[3].recompute_layers[0]), memory_limit_bytes(self.job[1])
+        own, limit_bytes = int(self.job[3].recompute_layers[0]), memory_limit_bytes(*self.job[1:3])
         if not self.solved or own < 2:
             return None
         device = self.device_bytes(limit_bytes)
@@ -226,7 +227,9 @@ class Candidate:
     @cached_property
     def closed_form_memory(self) -> Memory:
         """Its memory in closed form."""
-        return _memory(self.job[1], self.closed_form_row, self.estimator.stages(), emptiest_and_fullest(self.estimator))
+        return _memory(
+            *self.job[1:3], self.closed_form_row, self.estimator.stages(), emptiest_and_fullest(self.estimator)
+        )
 
     def plan_with_replayed_time(self) -> Plan:
         """The plan with replayed time and memory in closed form, without a band."""
@@ -241,7 +244,7 @@ class Candidate:
         if doubted:
             more_bytes = closed_form_doubt_bytes(self.job[2], pp, float(self.costed.reserved_bytes[0]))
         rank_range = emptiest_and_fullest(self.estimator)
-        memory = _memory(self.job[1], self.costed, self.estimator.stages(), rank_range, more_bytes)
+        memory = _memory(*self.job[1:3], self.costed, self.estimator.stages(), rank_range, more_bytes)
         return self._plan(None, memory, banded=banded, doubted=doubted)
 
     def plan(
@@ -379,9 +382,10 @@ def _recomputes(row: StrategyTable) -> bool:
 
 
 def _memory(
-    cluster: ClusterSpec, costed: Breakdown, split: Stages, rank_range: ExpertRankRange | None, doubt_bytes: float = 0.0
+    cluster: ClusterSpec, framework: FrameworkSpec, costed: Breakdown, split: Stages,
+    rank_range: ExpertRankRange | None, doubt_bytes: float = 0.0,
 ) -> Memory:  # fmt: skip
-    capacity, margin = cluster.gpu.capacity_bytes.value, margin_bytes(cluster) + doubt_bytes
+    capacity, margin = cluster.gpu.capacity_bytes.value, margin_bytes(cluster, framework) + doubt_bytes
     detail = costed.detail
     assert detail is not None
     of_stages = zip(

@@ -183,7 +183,7 @@ def general_notes(
     reserved = "reserved memory: rounding, other streams' pools, the loss's largest tensor; no other fragmentation"
     if played:
         reserved = "memory: every allocation, until steps repeat, played through PyTorch's caching allocator"
-    margin = load_residuals().device_memory
+    margin = load_residuals().memory_margin(framework.graphs)
     rocm = "ROCm: collectives are RCCL's, by the node's links; kernels are those of the GPU that the profile is like"
     notes = [
         f"memory margin of {margin.value:.1%} of the capacity, {margin.provenance}: {margin.source}",
