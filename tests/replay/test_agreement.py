@@ -14,7 +14,7 @@ import pytest
 import mofa
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.replay.time.step import replay_time
-from mofa.search.entry_points import step_s
+from mofa.search.one_plan import step_s
 from mofa.search.one_strategy import strategy_row
 
 DDP = {"data_parallel": "ddp"}
