@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -158,7 +158,7 @@ class Case:
     job: Job
     row: StrategyTable
 
-    @property
+    @cached_property
     def estimator(self) -> Estimator:
         return Estimator(
             self.job.workload,

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from mofa.export.entry import export
     from mofa.plan.comparison import compare
     from mofa.plan.result import Plan, PlanReport
-    from mofa.search.entry_points import estimate, find_plans
+    from mofa.search.entry_points import find_plans
     from mofa.search.layout_search.refine import find_layout, refine_layouts
     from mofa.search.long_run.spare_nodes import estimate_long_run, find_long_runs
+    from mofa.search.one_plan import estimate
     from mofa.search.search_result import Search
     from mofa.specs.load import load_cluster, load_faults, load_framework, load_workload
     from mofa.specs.run_files import load_runs, resolve_run
@@ -52,7 +53,8 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(("MofaError", "NothingFits", "SpecError", "StrategyError"), "mofa.errors"),
-    **dict.fromkeys(("estimate", "find_plans"), "mofa.search.entry_points"),
+    "estimate": "mofa.search.one_plan",
+    "find_plans": "mofa.search.entry_points",
     **dict.fromkeys(("find_layout", "refine_layouts"), "mofa.search.layout_search.refine"),
     "compare": "mofa.plan.comparison",
     "Search": "mofa.search.search_result",

@@ -54,7 +54,7 @@ class StrategyError(SpecError):
 
     Notes
     -----
-    :func:`~mofa.search.entry_points.estimate` raises it for the one strategy it is given. A search counts such
+    :func:`~mofa.search.one_plan.estimate` raises it for the one strategy it is given. A search counts such
     strategies under ``rejected`` instead.
 
     Examples

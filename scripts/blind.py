@@ -47,7 +47,7 @@ from mofa.calibrate.chunked_layer import predict_layer
 from mofa.calibrate.shapes.chunked import chunked_cases
 from mofa.measure.records import read_records
 from mofa.report.save import write_atomic
-from mofa.search.entry_points import estimate
+from mofa.search.one_plan import estimate
 from mofa.specs.load import load_cluster, load_framework
 from mofa.specs.run_files import load_runs, resolve_run
 from mofa.validate.all_runs import layer_folders

@@ -27,7 +27,7 @@ from mofa.calibrate.fits.profile import SMALL_OPS
 from mofa.calibrate.measurements import read_rows
 from mofa.measure.records import HOST_BOUND_IDLE, Record, read_records
 from mofa.report.save import write_atomic
-from mofa.search.entry_points import estimate
+from mofa.search.one_plan import estimate
 from mofa.validate.hosts import HOSTS, Machine, machine_of
 from mofa.validate.reference import Reference, measured_references
 

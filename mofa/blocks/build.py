@@ -123,29 +123,29 @@ class AttentionSteps:
         """Queries and keys turned by their positions, as they are where positions are no rotary ones."""
         return self.p.rope(self.b, self.ctx, q, k) if self.ctx.model.positions == "rope" else (q, k)
 
-    def mla(self, a: MlaSpec, h: str) -> Heads:
+    def mla(self, attention: MlaSpec, h: str) -> Heads:
         """Queries, keys and values by low-rank projections of an input, rotated."""
-        return self.p.mla(self.b, self.ctx, a, h)
+        return self.p.mla(self.b, self.ctx, attention, h)
 
 
-def attention_half(b: TapeBuilder, ctx: Context, p: Primitives, x: str, windowed: bool) -> tuple[str, str]:
+def attention_half(b: TapeBuilder, ctx: Context, primitives: Primitives, x: str, windowed: bool) -> tuple[str, str]:
     """Norm, attention, residual: the stream behind it, and what attention read."""
     a, hidden = ctx.model.attention, float(ctx.model.hidden)
-    h = x if ctx.model.norm_placement == "after" else p.norm(b, ctx, x, "attn_norm", hidden)
-    q, k, v = ctx.model.attention_kind.project(a, AttentionSteps(b, ctx, p), h)
-    out = p.attend(b, ctx, q, k, v, windowed)
+    h = x if ctx.model.norm_placement == "after" else primitives.norm(b, ctx, x, "attn_norm", hidden)
+    q, k, v = ctx.model.attention_kind.project(a, AttentionSteps(b, ctx, primitives), h)
+    out = primitives.attend(b, ctx, q, k, v, windowed)
     since = len(b.ops)
-    y = p.row_linear(b, ctx, out, "proj", hidden, ctx.heads * a.d_v)
+    y = primitives.row_linear(b, ctx, out, "proj", hidden, ctx.heads * a.d_v)
     for i, op in enumerate(b.ops[since:], since):
         if op.weight:
             b.ops[i] = op._replace(purpose="attention_output")
-    return p.residual(b, ctx, x, _finish_branch(b, ctx, p, y, "attn"), "mid"), h
+    return primitives.residual(b, ctx, x, _finish_branch(b, ctx, primitives, y, "attn"), "mid"), h
 
 
-def _finish_branch(b: TapeBuilder, ctx: Context, p: Primitives, y: str, name: str) -> str:
+def _finish_branch(b: TapeBuilder, ctx: Context, primitives: Primitives, y: str, name: str) -> str:
     """What attention or feed-forward made, behind its norm and its multiplier where the model has them."""
     if ctx.model.norm_placement != "before":
-        y = p.norm(b, ctx, y, f"{name}_post_norm", float(ctx.model.hidden))
+        y = primitives.norm(b, ctx, y, f"{name}_post_norm", float(ctx.model.hidden))
     return _multiplied(b, ctx, y, name) if "branches" in ctx.model.multipliers else y
 
 
@@ -158,17 +158,21 @@ def _multiplied(b: TapeBuilder, ctx: Context, x: str, name: str) -> str:
     )
 
 
-def _embedded(b: TapeBuilder, ctx: Context, p: Primitives) -> str:
+def _embedded(b: TapeBuilder, ctx: Context, primitives: Primitives) -> str:
     """Tokens' rows of the embedding, times their multiplier where the model has one."""
-    rows = p.embedding(b, ctx)
+    rows = primitives.embedding(b, ctx)
     return _multiplied(b, ctx, rows, "embedding") if "embedding" in ctx.model.multipliers else rows
 
 
 def layer_tapes(
-    ctx: Context, p: Primitives, kind: BlockKind, recompute: Recompute = NO_RECOMPUTE, forward: Tape | None = None
+    ctx: Context,
+    primitives: Primitives,
+    kind: BlockKind,
+    recompute: Recompute = NO_RECOMPUTE,
+    forward: Tape | None = None,
 ) -> BlockTapes:
     """One transformer layer, forward and backward; ``forward`` where its forward tape is already there."""
-    forward = forward or layer_forward_tape(ctx, p, kind)
+    forward = forward or layer_forward_tape(ctx, primitives, kind)
     params = rank_params(ctx, kind.moe)
     checkpointed = recompute.kind == "full" and not recompute.reentrant
     if checkpointed and not recompute.early_stop:  # which stops within one compiled graph
@@ -177,7 +181,7 @@ def layer_tapes(
         forward = with_expert_stream(forward)
     if ctx.framework.shared_expert_overlap:
         forward = with_shared_expert_overlap(forward)
-    back = _wrapped(backward(forward, recompute), ctx, p, kind.name, *params)
+    back = _wrapped(backward(forward, recompute), ctx, primitives, kind.name, *params)
     if ctx.framework.delay_wgrad:
         back = with_delayed_weight_gradients(forward, back)
     if ctx.framework.shared_expert_overlap:
@@ -191,7 +195,7 @@ Halves = dict[tuple[bool, bool], tuple[list[Op], dict[str, Tensor], str, str]]
 windowed and whether it is unrotated."""
 
 
-def layer_forward_tape(ctx: Context, p: Primitives, kind: BlockKind, halves: Halves | None = None) -> Tape:
+def layer_forward_tape(ctx: Context, primitives: Primitives, kind: BlockKind, halves: Halves | None = None) -> Tape:
     """The forward pass of one transformer layer, the same whatever is recomputed.
 
     ``halves`` keeps the attention half for the next kind of layer, where data parallelism does nothing ahead of it.
@@ -200,20 +204,24 @@ def layer_forward_tape(ctx: Context, p: Primitives, kind: BlockKind, halves: Hal
     ctx = _without_rotation(ctx) if kind.unrotated else ctx
     hidden = float(ctx.model.hidden)
     x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual_element_bytes, use="residual")
-    p.begin_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
+    primitives.begin_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
     shared = halves if halves is not None and not b.ops and b.mark is None else {}
     half = (kind.windowed, kind.unrotated)
     if half in shared:
         ops, tensors, mid, h = shared[half]
         b.ops, b.tensors = list(ops), dict(tensors)
     else:
-        mid, h = attention_half(b, ctx, p, x, kind.windowed)
+        mid, h = attention_half(b, ctx, primitives, x, kind.windowed)
         shared[half] = list(b.ops), dict(b.tensors), mid, h
     if not ctx.model.shared_branch_norm:
         source = x if ctx.model.parallel_branches else mid
-        h = source if ctx.model.norm_placement == "after" else p.norm(b, ctx, source, "mlp_norm", hidden)
-    y = p.moe(b, ctx, h) if kind.moe else p.mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden or 0))
-    tape = b.tape((x,), (p.residual(b, ctx, mid, _finish_branch(b, ctx, p, y, "mlp"), "out"),))
+        h = source if ctx.model.norm_placement == "after" else primitives.norm(b, ctx, source, "mlp_norm", hidden)
+    y = (
+        primitives.moe(b, ctx, h)
+        if kind.moe
+        else primitives.mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden or 0))
+    )
+    tape = b.tape((x,), (primitives.residual(b, ctx, mid, _finish_branch(b, ctx, primitives, y, "mlp"), "out"),))
     return tape if ctx.framework.routed_copies == "materialised" else dispatch_by_index(tape, ctx)
 
 
@@ -222,11 +230,11 @@ def _without_rotation(ctx: Context) -> Context:
     return replace(ctx, model=ctx.model.model_copy(update={"positions": "none"}))
 
 
-def _wrapped(tape: Tape, ctx: Context, p: Primitives, block: str, dense: ArrayK, experts: ArrayK) -> Tape:
-    return tape if p.wrap_backward is None else p.wrap_backward(tape, ctx, block, dense, experts)
+def _wrapped(tape: Tape, ctx: Context, primitives: Primitives, block: str, dense: ArrayK, experts: ArrayK) -> Tape:
+    return tape if primitives.wrap_backward is None else primitives.wrap_backward(tape, ctx, block, dense, experts)
 
 
-def mtp_entry_tapes(ctx: Context, p: Primitives) -> BlockTapes:
+def mtp_entry_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
     """What a multi-token-prediction layer does before its transformer layer, which is like the model's last.
 
     Embedding of the next token beside the hidden state, two norms, a concatenation to 2h and a projection back to h
@@ -235,8 +243,8 @@ def mtp_entry_tapes(ctx: Context, p: Primitives) -> BlockTapes:
     b = TapeBuilder()
     hidden = float(ctx.model.hidden)
     x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual_element_bytes, use="residual")
-    token = p.norm(b, ctx, _embedded(b, ctx, p), "mtp.enorm", hidden)
-    state = p.norm(b, ctx, x, "mtp.hnorm", hidden)
+    token = primitives.norm(b, ctx, _embedded(b, ctx, primitives), "mtp.enorm", hidden)
+    state = primitives.norm(b, ctx, x, "mtp.hnorm", hidden)
     joined = b.tensor("mtp.joined", 2 * ctx.shard_tokens * hidden * ctx.activation_element_bytes)
     moved = 4 * ctx.shard_tokens * hidden * ctx.activation_element_bytes
     memory_bound_op(b, "mtp.concat", (token, state), joined, bytes_=moved, back_bytes=moved)
@@ -245,21 +253,23 @@ def mtp_entry_tapes(ctx: Context, p: Primitives) -> BlockTapes:
     return BlockTapes("mtp", forward, backward(forward))
 
 
-def embedding_tapes(ctx: Context, p: Primitives) -> BlockTapes:
+def embedding_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
     """Token embedding, with the position embedding where it is learned."""
     b = TapeBuilder()
-    out = _embedded(b, ctx, p)
+    out = _embedded(b, ctx, primitives)
     forward = b.tape((), (out,))
     params = embedding_params(ctx.model) / ctx.tp
-    return BlockTapes("embedding", forward, _wrapped(backward(forward), ctx, p, "embedding", params, 0 * params))
+    return BlockTapes(
+        "embedding", forward, _wrapped(backward(forward), ctx, primitives, "embedding", params, 0 * params)
+    )
 
 
-def head_tapes(ctx: Context, p: Primitives) -> BlockTapes:
+def head_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
     """Final norm, output layer, loss."""
     b = TapeBuilder()
     x = b.tensor("x", ctx.shard_tokens * float(ctx.model.hidden) * ctx.residual_element_bytes, use="residual")
-    loss = p.head(b, ctx, x)
+    loss = primitives.head(b, ctx, x)
     forward = b.tape((x,), (loss,))
     # a tied output layer is gathered and reduced like one of its own
     params = ctx.model.vocab * ctx.model.hidden / ctx.tp + ctx.model.hidden
-    return BlockTapes("head", forward, _wrapped(backward(forward), ctx, p, "head", params, 0 * params))
+    return BlockTapes("head", forward, _wrapped(backward(forward), ctx, primitives, "head", params, 0 * params))

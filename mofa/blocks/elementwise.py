@@ -20,7 +20,7 @@ FEW = 16
 """Rows up to which NumPy's reductions are not slower than going column by column. [-]"""
 
 
-def value_at(quantity: FloatK | BoolK, k: int = 0) -> float:
+def value_at(quantity: FloatK | BoolK, combination: int = 0) -> float:
     """Of a combination what is said of each, or of all.
 
     Examples
@@ -28,7 +28,7 @@ def value_at(quantity: FloatK | BoolK, k: int = 0) -> float:
     >>> value_at(np.array([1.0, 3.0]), 1), value_at(np.array([2.0]), 1), value_at(4.0, 1)
     (3.0, 2.0, 4.0)
     """
-    return float(quantity[k if quantity.size > 1 else 0] if isinstance(quantity, np.ndarray) else quantity)
+    return float(quantity[combination if quantity.size > 1 else 0] if isinstance(quantity, np.ndarray) else quantity)
 
 
 def where(condition: BoolK, yes: FloatK, no: FloatK) -> FloatK:

@@ -80,7 +80,7 @@ class Output:
         from mofa.report.save import json_text, save_report
 
         def print_all(console: Console) -> None:
-            from mofa.report.text import print_report
+            from mofa.report.plan_text import print_report
 
             print_report(report, console, quiet=self.quiet)
 
@@ -97,7 +97,7 @@ class Output:
         from mofa.report.save import estimates_json, save_estimates
 
         def print_all(console: Console) -> None:
-            from mofa.report.text import print_estimate
+            from mofa.report.plan_text import print_estimate
 
             for estimate in estimates:
                 print_estimate(estimate, console, quiet=self.quiet)

@@ -300,16 +300,18 @@ def _chunks(rows: Rows) -> list[tuple[ChunkSpec, ...]]:
     ]
 
 
-def _blocks(rows: Rows, r: int, c: int) -> Iterator[BlockSpec]:
+def _blocks(rows: Rows, rank: int, chunk: int) -> Iterator[BlockSpec]:
     """The blocks of a chunk in forward order."""
     stages, model, table = rows.stage_layers.stages, rows.workload.model, rows.table
-    modes, position = tuple(rows.costs.blocks), int(stages.positions[r, c])
+    modes, position = tuple(rows.costs.blocks), int(stages.positions[rank, chunk])
     if position == 0:
         yield BlockSpec("embedding", "embedding")
     recomputed = stages.recomputed(table.recompute_modes[int(table.recompute[0])], int(table.recompute_layers[0]))
-    for j, (kind, is_recomputed) in enumerate(zip(stages.layers[r][c], recomputed[r][c], strict=True)):
+    for j, (kind, is_recomputed) in enumerate(zip(stages.layers[rank][chunk], recomputed[rank][chunk], strict=True)):
         mode = modes[int((rows.full_mode_index if is_recomputed else rows.base_mode_index)[0])]
-        yield BlockSpec("layer", layer_label(stages.kinds[kind], mode), stages.first_layers[r][c] + j, kind, mode)
+        yield BlockSpec(
+            "layer", layer_label(stages.kinds[kind], mode), stages.first_layers[rank][chunk] + j, kind, mode
+        )
     is_last, last = position == stages.num_chunks - 1, layer_kind(model, model.num_layers - 1)
     for n in range(model.num_mtp_layers):
         if position == stages.split.layout.prediction_chunk:

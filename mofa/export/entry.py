@@ -87,7 +87,7 @@ def export(
     out
         The folder to write to; nothing is written where absent.
     workload, cluster, framework
-        The job of a plan that :func:`~mofa.search.entry_points.estimate` returned; a report has its own.
+        The job of a plan that :func:`~mofa.search.one_plan.estimate` returned; a report has its own.
 
     Returns
     -------

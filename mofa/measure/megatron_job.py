@@ -75,7 +75,7 @@ def attention_config(run: ExpandedRun) -> dict[str, Any]:
     return kind.megatron_config(a)
 
 
-def moe_config(run: ExpandedRun, m: MoeSpec) -> dict[str, Any]:
+def moe_config(run: ExpandedRun, moe: MoeSpec) -> dict[str, Any]:
     """Fields of Megatron's configuration about experts.
 
     Raises
@@ -87,17 +87,17 @@ def moe_config(run: ExpandedRun, m: MoeSpec) -> dict[str, Any]:
     if dispatcher not in ("alltoall", "allgather"):
         raise run.refusal(f"dispatcher: {dispatcher}", "use alltoall or allgather")
     layers = [int(run.model.is_moe_layer(i)) for i in range(run.model.num_layers)]
-    grouped = m.num_groups > 1
+    grouped = moe.num_groups > 1
     return {
-        "num_moe_experts": m.num_experts,
-        "moe_router_topk": m.top_k,
-        "moe_ffn_hidden_size": m.expert_hidden,
-        "moe_shared_expert_intermediate_size": m.shared_hidden or None,
+        "num_moe_experts": moe.num_experts,
+        "moe_router_topk": moe.top_k,
+        "moe_ffn_hidden_size": moe.expert_hidden,
+        "moe_shared_expert_intermediate_size": moe.shared_hidden or None,
         "moe_layer_freq": layers,
-        "moe_router_score_function": m.score,
-        "moe_router_enable_expert_bias": m.correction_bias,
-        "moe_router_num_groups": m.num_groups if grouped else None,
-        "moe_router_group_topk": m.groups_per_token if grouped else None,
+        "moe_router_score_function": moe.score,
+        "moe_router_enable_expert_bias": moe.correction_bias,
+        "moe_router_num_groups": moe.num_groups if grouped else None,
+        "moe_router_group_topk": moe.groups_per_token if grouped else None,
         "moe_router_load_balancing_type": "none",
         "moe_router_force_load_balancing": run.run.routing.kind == "balanced",
         "moe_token_dispatcher_type": dispatcher,

@@ -28,24 +28,26 @@ def _llama3(run: ExpandedRun, model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _moe_args(run: ExpandedRun, m: MoeSpec) -> dict[str, Any]:
-    if m.expert_bias or m.shared_gate or m.every != 1:
+def _moe_args(run: ExpandedRun, moe: MoeSpec) -> dict[str, Any]:
+    if moe.expert_bias or moe.shared_gate or moe.every != 1:
         raise run.refusal("expert_bias, shared_gate or moe.every", "leave them out")
-    shared, rest = divmod(m.shared_hidden, m.expert_hidden)
+    shared, rest = divmod(moe.shared_hidden, moe.expert_hidden)
     if rest:
-        raise run.refusal(f"shared_hidden ({m.shared_hidden})", f"use a multiple of expert_hidden ({m.expert_hidden})")
-    grouped = m.num_groups > 1
+        raise run.refusal(
+            f"shared_hidden ({moe.shared_hidden})", f"use a multiple of expert_hidden ({moe.expert_hidden})"
+        )
+    grouped = moe.num_groups > 1
     return {
-        "num_experts": m.num_experts,
+        "num_experts": moe.num_experts,
         "num_shared_experts": shared,
-        "top_k": m.top_k,
-        "score_func": m.score,
+        "top_k": moe.top_k,
+        "score_func": moe.score,
         "route_norm": True,
-        "gate_bias": m.router_bias,
+        "gate_bias": moe.router_bias,
         "score_before_experts": False,
-        "num_expert_groups": m.num_groups if grouped else None,
-        "num_limited_groups": m.groups_per_token if grouped else None,
-        "load_balance_coeff": 1e-3 if m.correction_bias else None,
+        "num_expert_groups": moe.num_groups if grouped else None,
+        "num_limited_groups": moe.groups_per_token if grouped else None,
+        "load_balance_coeff": 1e-3 if moe.correction_bias else None,
         "use_grouped_mm": run.framework.experts == "grouped",
     }
 

@@ -119,33 +119,33 @@ def _payback(report: BalanceReport) -> str:
     return "" if steps is None else f", paid back after {with_count_noun(max(round(steps), 1), 'step')}"
 
 
-def _print_step(s: StepBalance, console: Console) -> None:
+def _print_step(step: StepBalance, console: Console) -> None:
     times = [
-        ("plain expert parallelism", s.before_s, s.before_bytes, s.fits_before),
-        ("plain, tokens beyond capacity dropped", s.capacity_s, None, True),
-        ("replicas by past loads (EPLB)", s.eplb_s, None, True),
-        ("scheduled replicas", s.after_s, s.after_bytes, s.fits_after),
-        ("scheduled, adaptive placement", s.adaptive_s, s.adaptive_bytes, s.fits_adaptive),
-        ("were routing balanced", s.balanced_s, None, True),
+        ("plain expert parallelism", step.before_s, step.before_bytes, step.fits_before),
+        ("plain, tokens beyond capacity dropped", step.capacity_s, None, True),
+        ("replicas by past loads (EPLB)", step.eplb_s, None, True),
+        ("scheduled replicas", step.after_s, step.after_bytes, step.fits_after),
+        ("scheduled, adaptive placement", step.adaptive_s, step.adaptive_bytes, step.fits_adaptive),
+        ("were routing balanced", step.balanced_s, None, True),
     ]
     rows = [
         [
-            name, format_seconds(time_s), "" if time_s == s.before_s else f"{s.before_s / time_s - 1:+.1%}",
+            name, format_seconds(time_s), "" if time_s == step.before_s else f"{step.before_s / time_s - 1:+.1%}",
             "" if memory_bytes is None else format_bytes(memory_bytes),
             "" if memory_bytes is None else "yes" if fits else "no",
         ]
         for name, time_s, memory_bytes, fits in times
     ]  # fmt: skip
     heads = [("step", "left"), ("time", "right"), ("throughput", "right"), ("fullest rank", "right"), ("fits", "left")]
-    print_table(console, s.strategy, heads, rows)
+    print_table(console, step.strategy, heads, rows)
     for name, memory_bytes, fits in (
-        ("Plain", s.before_bytes, s.fits_before),
-        ("Scheduled", s.after_bytes, s.fits_after),
+        ("Plain", step.before_bytes, step.fits_before),
+        ("Scheduled", step.after_bytes, step.fits_after),
     ):
         if not fits:
-            over = format_bytes(memory_bytes - s.limit_bytes)
+            over = format_bytes(memory_bytes - step.limit_bytes)
             print_paragraph(
-                console, f"{name} does not fit: {over} over the limit of {format_bytes(s.limit_bytes)}.", "red"
+                console, f"{name} does not fit: {over} over the limit of {format_bytes(step.limit_bytes)}.", "red"
             )
 
 

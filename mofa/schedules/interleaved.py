@@ -42,11 +42,11 @@ def megatron_interleaved(pp: int, vpp: int, num_micro_batches: int, group: int |
     ranks = []
     for r in range(pp):
 
-        def forward(k: int, r: int = r) -> Action:
-            return Action("F", table[k][1] * pp + r, table[k][0])
+        def forward(position: int, rank: int = r) -> Action:
+            return Action("F", table[position][1] * pp + rank, table[position][0])
 
-        def backward(k: int, r: int = r) -> Action:
-            return Action("B", (vpp - 1 - table[k][1]) * pp + r, table[k][0])
+        def backward(position: int, rank: int = r) -> Action:
+            return Action("B", (vpp - 1 - table[position][1]) * pp + rank, table[position][0])
 
         warmup = min((pp - r - 1) * 2 + (vpp - 1) * group, m * vpp)
         ranks.append(tuple(alternate_after_warmup(warmup, m * vpp, forward, backward)))
@@ -87,17 +87,17 @@ def torch_interleaved(pp: int, vpp: int, num_micro_batches: int) -> Order:
 
 
 def computation_counters(
-    pp: int, vpp: int, each: int, r: int, kind: Compute
+    pp: int, vpp: int, each: int, rank: int, kind: Compute
 ) -> tuple[Callable[[int], Action], Callable[[int], Action]]:  # fmt: skip
     """The k-th forward and the k-th backward of a rank in rounds of ``each`` micro-batches."""
 
-    def forward(k: int) -> Action:
-        turn, i = divmod(k, each * vpp)
-        return Action("F", i // each * pp + r, turn * each + i % each)
+    def forward(position: int) -> Action:
+        turn, i = divmod(position, each * vpp)
+        return Action("F", i // each * pp + rank, turn * each + i % each)
 
-    def backward(k: int) -> Action:
-        turn, i = divmod(k, each * vpp)
-        return Action(kind, (vpp - 1 - i // each) * pp + r, turn * each + i % each)
+    def backward(position: int) -> Action:
+        turn, i = divmod(position, each * vpp)
+        return Action(kind, (vpp - 1 - i // each) * pp + rank, turn * each + i % each)
 
     return forward, backward
 

@@ -24,11 +24,11 @@ def one_f_one_b(pp: int, num_micro_batches: int) -> Order:
     ranks = []
     for r in range(pp):
 
-        def forward(i: int, r: int = r) -> Action:
-            return Action("F", r, i)
+        def forward(micro_batch: int, rank: int = r) -> Action:
+            return Action("F", rank, micro_batch)
 
-        def backward(i: int, r: int = r) -> Action:
-            return Action("B", r, i)
+        def backward(micro_batch: int, rank: int = r) -> Action:
+            return Action("B", rank, micro_batch)
 
         ranks.append(tuple(alternate_after_warmup(min(pp - r - 1, m), m, forward, backward)))
     return Order(pp, 1, m, tuple(ranks))

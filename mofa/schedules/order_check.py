@@ -175,10 +175,10 @@ def _name(item: Item) -> str:
     return " and ".join(str(op) for op in item.ops) if isinstance(item, Exchange) else str(item)
 
 
-def _why(program: Program, r: int, position: list[int], started: set[Action]) -> str:
+def _why(program: Program, rank: int, position: list[int], started: set[Action]) -> str:
     """What a waiting item lacks: the op that its peer has not launched, and the item at which the peer is."""
     order = program.order
-    for item in program.ranks[r][: position[r] + 1]:
+    for item in program.ranks[rank][: position[rank] + 1]:
         if not isinstance(item, Exchange):
             continue
         for op in item.ops:

@@ -25,9 +25,9 @@ def zbv(pp: int, num_micro_batches: int) -> Order:
     return Order(pp, 2, num_micro_batches, ranks, "v")
 
 
-def _rank(pp: int, r: int, m: int) -> list[Action]:
+def _rank(pp: int, rank: int, micro_batch: int) -> list[Action]:
     out: list[Action] = []
-    first, second = r, 2 * pp - 1 - r
+    first, second = rank, 2 * pp - 1 - rank
     count = {(kind, stage): 0 for kind in "FIW" for stage in (first, second)}
 
     def do(stage: int, *kinds: str) -> None:
@@ -35,22 +35,22 @@ def _rank(pp: int, r: int, m: int) -> list[Action]:
             out.append(Action(kind, stage, count[kind, stage]))  # type: ignore[arg-type]
             count[kind, stage] += 1
 
-    for _ in range(2 * (pp - r) - 1):
+    for _ in range(2 * (pp - rank) - 1):
         do(first, "F")
-    for _ in range(r):
+    for _ in range(rank):
         do(second, "F")
         do(first, "F")
-    for _ in range(pp - r):
+    for _ in range(pp - rank):
         do(second, "F", "I", "W")
-    while count["F", second] < count["F", first] or count["F", first] < m:
-        if count["F", first] < m:
+    while count["F", second] < count["F", first] or count["F", first] < micro_batch:
+        if count["F", first] < micro_batch:
             do(first, "F")
         do(first, "I", "W")
         do(second, "F", "I", "W")
-    for _ in range(r):
+    for _ in range(rank):
         do(first, "I")
         do(second, "I")
-    for _ in range(pp - r):
+    for _ in range(pp - rank):
         do(first, "I", "W")
     while count["W", second] < count["I", second]:
         do(second, "W")

@@ -146,12 +146,12 @@ class Search:
         costed = self.every_row.costed
         return self._frame(costed, self.every_row.reason[costed.rows] < 0)
 
-    def _frame(self, c: CostedRows, fits: NDArray[np.bool_]) -> pd.DataFrame:
+    def _frame(self, costed: CostedRows, fits: NDArray[np.bool_]) -> pd.DataFrame:
         """Costed rows, with their time where they fit."""
         import pandas as pd
 
-        t = c.table
-        step_s = np.where(fits, c.step_s, np.nan)
+        t = costed.table
+        step_s = np.where(fits, costed.step_s, np.nan)
         tokens = self.workload.batch.seq_len * self.workload.batch.global_batch
         peak = self.cluster.gpu.peak_flops_per_s[self.workload.precision.peak_format].value
         flops = model_flops_per_token(self.workload.model, self.workload.batch.seq_len)
@@ -172,8 +172,8 @@ class Search:
                 "step_s": step_s,
                 "tokens_per_s_per_gpu": rate,
                 "mfu": rate * flops / peak,
-                "allocated_bytes": np.where(fits, c.allocated_bytes, np.nan),
-                "device_bytes": c.device_bytes,
+                "allocated_bytes": np.where(fits, costed.allocated_bytes, np.nan),
+                "device_bytes": costed.device_bytes,
                 "fits": fits,
             }
         )

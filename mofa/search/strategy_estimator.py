@@ -13,7 +13,7 @@ from mofa.specs.workload import WorkloadSpec
 def strategy_estimator(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object
 ) -> Estimator:  # fmt: skip
-    """The estimator of one strategy, as :func:`mofa.search.entry_points.estimate` costs it.
+    """The estimator of one strategy, as :func:`mofa.search.one_plan.estimate` costs it.
 
     Raises
     ------

@@ -104,7 +104,7 @@ def resolve_run(
     Returns
     -------
     WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec
-        What :func:`mofa.search.entry_points.estimate` takes. The strategy is complete: dp = gpus / (tp * cp * pp).
+        What :func:`mofa.search.one_plan.estimate` takes. The strategy is complete: dp = gpus / (tp * cp * pp).
 
     Raises
     ------

@@ -11,7 +11,7 @@ from typing import Literal
 from mofa.calibrate.chunked_check import score_layers
 from mofa.calibrate.shapes.chunked import FAMILY
 from mofa.errors import SpecError
-from mofa.search.entry_points import plan_with_replayed_time
+from mofa.search.one_plan import plan_with_replayed_time
 from mofa.validate.attribute import Attribution, attribute, read_trace
 from mofa.validate.bands import band_coverage
 from mofa.validate.hopper import hopper_set

@@ -74,7 +74,7 @@ class ModelChunks(Spec):
     """Chunks of a stage by model. [-]"""
 
     sources: tuple[str, ...]
-    chunks: dict[str, int]
+    chunks_by_model: dict[str, int] = Field(alias="chunks")
     source: Source
 
 
@@ -116,7 +116,7 @@ def load_recipes() -> Recipes:
 
     Examples
     --------
-    >>> load_recipes().virtual_stages[0].chunks["LLAMA2-70B"]
+    >>> load_recipes().virtual_stages[0].chunks_by_model["LLAMA2-70B"]
     20
     """
     return build_spec(Recipes, load_yaml(FILE), FILE.name)
@@ -130,7 +130,7 @@ def model_card(model: str, gpu: str) -> ModelCard | None:
 def virtual_stages(row: Row) -> int | None:
     """Chunks of a stage where a row's table has no column of them. [-]"""
     known: Sequence[Mapping[str, int]] = [
-        item.chunks for item in load_recipes().virtual_stages if source_of_row(row) in item.sources
+        item.chunks_by_model for item in load_recipes().virtual_stages if source_of_row(row) in item.sources
     ]
     return next((chunks[row["model"]] for chunks in known if row["model"] in chunks), None)
 

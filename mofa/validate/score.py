@@ -8,7 +8,7 @@ from statistics import fmean, median
 from mofa.plan.result import Plan
 from mofa.replay.garbage_collection import collect_at_end
 from mofa.schedules import default_schedule
-from mofa.search.entry_points import estimate, step_s
+from mofa.search.one_plan import estimate, step_s
 from mofa.search.to_plan.step_band import num_nodes
 from mofa.specs.base import PROVENANCES, Provenance
 from mofa.specs.framework import FrameworkSpec
@@ -132,9 +132,14 @@ def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatS
     return tuple(out)
 
 
-def num_passes(s: StrategySpec, workload: WorkloadSpec) -> int:
+def num_passes(strategy: StrategySpec, workload: WorkloadSpec) -> int:
     """Forward and backward passes of all stages in one step. [-]"""
-    return 2 * s.pp * s.vpp * (workload.batch.global_batch // (s.dp * s.micro_batch) if s.pp > 1 else 1)
+    return (
+        2
+        * strategy.pp
+        * strategy.vpp
+        * (workload.batch.global_batch // (strategy.dp * strategy.micro_batch) if strategy.pp > 1 else 1)
+    )
 
 
 def _fp8(workload: WorkloadSpec) -> list[str]:

@@ -15,7 +15,7 @@ from mofa.blocks.frameworks.megatron.transformer_engine import persistent_buffer
 from mofa.blocks.op import Tape
 from mofa.blocks.work import Collective, MemoryBound
 from mofa.plan.result import Plan
-from mofa.search.entry_points import estimate
+from mofa.search.one_plan import estimate
 from mofa.specs.model import ModelSpec
 from mofa.specs.workload import WorkloadSpec
 from tests.blocks.ops import moved, one

@@ -19,12 +19,13 @@ import mofa.report.tables as tables
 from mofa.calibrate.check import TARGETS
 from mofa.cli.commands.calibrate import _print_check
 from mofa.cli.main import main
-from mofa.report.accuracy import print_attribution, print_validation
+from mofa.report.accuracy import print_validation
+from mofa.report.attribution_text import print_attribution
 from mofa.report.chunked_layers import print_layers
 from mofa.report.chunks import print_chunks
 from mofa.report.goodput import print_scale
 from mofa.report.long_run import print_long_runs
-from mofa.report.text import print_estimate, print_report
+from mofa.report.plan_text import print_estimate, print_report
 from tests.report.fake import make_estimate, make_report
 from tests.report.fake_checks import make_attribution, make_check, make_chunk_report, make_layers, make_validation
 from tests.report.test_goodput import report as goodput_report

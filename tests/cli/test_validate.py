@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mofa.report.accuracy import cancelling_text
+from mofa.report.attribution_text import cancelling_text
 from mofa.validate.attribute import Attribution, FamilySeconds
 from tests.cli.conftest import Cli, one_line_of
 

@@ -17,8 +17,8 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, LIVE_COMPONENTS, MEMORY_COMPO
 from mofa.cost.estimate import Estimator, estimate_table
 from mofa.cost.stages import split_layers
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
-from mofa.search.entry_points import estimate
 from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.one_plan import estimate
 from mofa.search.space import combinations_table, default_space, with_options_as_given
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import ModelSpec

@@ -153,7 +153,7 @@ def test_an_optimizer_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_replay_has_the_moments_that_the_record_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closed form and replay of a rank agree on the states of an optimizer of one moment."""
-    from mofa.search.entry_points import estimate
+    from mofa.search.one_plan import estimate
 
     monkeypatch.setattr("mofa.specs.workload.OPTIMIZERS", {"adamw": OptimizerTraits(("Lion's moments",))})
     job, machines = load_workload("llama3-8b", overrides={"batch.global_batch": 8}), load_cluster("h100-hgx", 8)

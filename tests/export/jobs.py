@@ -6,7 +6,7 @@ from mofa.export.job import Job
 from mofa.export.job_file import ReadJob
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.summaries import ClusterSummary
-from mofa.search.entry_points import plan_in_closed_form
+from mofa.search.one_plan import plan_in_closed_form
 from tests.export.random_plans import Drawn
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import mofa
 from mofa.errors import SpecError
 from mofa.plan.result import Plan
-from mofa.search.entry_points import plan_in_closed_form
+from mofa.search.one_plan import plan_in_closed_form
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec

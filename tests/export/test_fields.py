@@ -15,7 +15,7 @@ from mofa.export.all_tables import TABLES
 from mofa.export.arguments import ArgumentTable
 from mofa.export.entry import writers
 from mofa.export.fields import job_fields
-from mofa.search.entry_points import plan_in_closed_form
+from mofa.search.one_plan import plan_in_closed_form
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.strategy import StrategySpec

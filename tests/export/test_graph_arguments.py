@@ -15,7 +15,7 @@ from mofa.export.megatron.megatron_table import MEGATRON
 from mofa.export.read_job import read_job
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.summaries import ClusterSummary
-from mofa.search.entry_points import plan_in_closed_form
+from mofa.search.one_plan import plan_in_closed_form
 from tests.export.test_megatron import BASE
 
 GRAPHS = {

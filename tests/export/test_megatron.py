@@ -22,7 +22,7 @@ from mofa.export.read_job import read_job
 from mofa.export.shell import read_script
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.megatron_te_job import megatron_te_job
-from mofa.search.entry_points import plan_in_closed_form
+from mofa.search.one_plan import plan_in_closed_form
 from mofa.specs.framework_names import RANK_ORDERS
 from mofa.specs.run import RunBatch, RunSpec
 from tests.export.frameworks import ARGUMENTS, megatron_configs, validated, wheel

@@ -23,7 +23,7 @@ from mofa.export.torchtitan.toml_files import write_torchtitan
 from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.torchtitan_job import torchtitan_job
-from mofa.search.entry_points import plan_in_closed_form
+from mofa.search.one_plan import plan_in_closed_form
 from mofa.specs.run import RunBatch, RunSpec
 from tests.export.frameworks import torchtitan_configs, wheel
 from tests.export.jobs import assert_comes_back, job_of

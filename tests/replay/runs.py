@@ -12,7 +12,11 @@ from mofa.cost.estimate import Estimator
 from mofa.measure.expand import configuration_of
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.one_strategy import strategy_row
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
 from mofa.specs.run_files import resolve_run
+from mofa.specs.strategy import StrategyTable
+from mofa.specs.workload import WorkloadSpec
 from mofa.validate.routing_counts import with_counts
 from tests.committed import MEASURED, measured_record
 
@@ -34,9 +38,13 @@ def fitting_configurations() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Run:
-    """A measured run."""
+    """A measured run, whose blocks are costed once somebody asks for its estimator."""
 
-    estimator: Estimator
+    name: str
+    workload: WorkloadSpec
+    cluster: ClusterSpec
+    framework: FrameworkSpec
+    table: StrategyTable
     allocated: int
     reserved: int
     ready: int
@@ -44,6 +52,17 @@ class Run:
     settled: bool
     """Whether it ran to the end without giving memory back."""
     expandable: bool
+
+    @property
+    def estimator(self) -> Estimator:
+        """What costs it."""
+        return _estimator(self.name)
+
+
+@lru_cache
+def _estimator(name: str) -> Estimator:
+    run = load(name)
+    return Estimator(run.workload, run.cluster, run.framework, run.table, routing_loads_by_ep(run.workload, run.table))
 
 
 @cache
@@ -54,9 +73,9 @@ def _scratch() -> Path:
     return Path(folder.name)
 
 
-@lru_cache
+@cache
 def load(name: str) -> Run:
-    """A run's estimator and the largest of its ranks' memory. [B]"""
+    """A run's job and the largest of its ranks' memory. [B]"""
     record = measured_record(name)
     assert record.split == "fitting"
     measured = record.measured
@@ -72,7 +91,7 @@ def load(name: str) -> Run:
         return max(int(getattr(rank, field) or 0) for rank in measured.ranks)
 
     return Run(
-        Estimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row)),
+        name, workload, cluster, framework, row,
         largest("peak_allocated_bytes"),
         largest("peak_reserved_bytes"), largest("ready_allocated_bytes"), largest("between_steps_bytes"),
         measured.outcome == "ok" and not largest("alloc_retries"), framework.allocator == "expandable",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 
 import mofa
 from mofa.cost.breakdown import TIME_COMPONENTS
+from mofa.cost.estimate import Estimator
 from mofa.replay.time.step import replay_time
-from mofa.search.entry_points import step_s
+from mofa.replay.time.time_replayed import ReplayedTime
+from mofa.search.one_plan import step_s
 from mofa.search.one_strategy import strategy_row
 
 DDP = {"data_parallel": "ddp"}
@@ -30,14 +33,33 @@ def benchmark() -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules["replay_agreement"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
+    module.replay_time = replayed_once
     return module
 
 
+@cache
+def replayed_once(estimator: Estimator, *, detail: bool) -> ReplayedTime:
+    """The replayed step of a case that several tests look at."""
+    return replay_time(estimator, detail=detail)
+
+
 @pytest.fixture(scope="module")
-def found(benchmark: Any) -> list[tuple[Any, Any]]:
+def drawn(benchmark: Any) -> list[Any]:
+    """Strategies of all tests that draw from the first on."""
+    return list(benchmark.cases(44))
+
+
+@pytest.fixture(scope="module")
+def drawn_zero_bubble(benchmark: Any) -> list[Any]:
+    """Those of zero-bubble schedules."""
+    return list(benchmark.zero_bubble_cases(12))
+
+
+@pytest.fixture(scope="module")
+def found(benchmark: Any, drawn: list[Any]) -> list[tuple[Any, Any]]:
     """Memory is played of the first two of each kind."""
     played = 2 * len(benchmark.WANTED)
-    return [(case, benchmark.compare(case, memory=i < played)) for i, case in enumerate(benchmark.cases(40))]
+    return [(case, benchmark.compare(case, memory=i < played)) for i, case in enumerate(drawn[:40])]
 
 
 def test_steps_agree(benchmark: Any, found: list[tuple[Any, Any]]) -> None:
@@ -81,13 +103,13 @@ def test_components_of_pipelined_steps_agree(benchmark: Any) -> None:
 def shares_apart(case: Any) -> tuple[float, dict[str, float], float]:
     """How far the closed form is from the replay, over the replay's step: the step, and each part of it; and the
     replay's host idle. [-]"""
-    closed, replayed = case.estimator.breakdown(), replay_time(case.estimator, detail=False)
+    closed, replayed = case.estimator.breakdown(), replayed_once(case.estimator, detail=False)
     parts = dict(zip(TIME_COMPONENTS, closed.exposed_s[:, 0].tolist(), strict=True))
     apart = {name: (seconds - replayed.exposed[name]) / replayed.step_s for name, seconds in parts.items()}
     return sum(apart.values()), apart, replayed.exposed["host_idle"] / replayed.step_s
 
 
-def test_parts_of_a_step_are_named_alike(benchmark: Any) -> None:
+def test_parts_of_a_step_are_named_alike(benchmark: Any, drawn: list[Any]) -> None:
     """Each within 2 points of the step beyond what the steps themselves differ by, for 44 strategies.
 
     Two may be 2.5 apart: a host that is late on every stage is counted as the pipeline's bubble by one of the two. Of
@@ -95,7 +117,7 @@ def test_parts_of_a_step_are_named_alike(benchmark: Any) -> None:
     Where a collective that the host issues late was not the host's in both, 7 were further apart, by 16 points at most.
     """
     worst = []
-    for case in benchmark.cases(44):
+    for case in drawn:
         step, apart, _ = shares_apart(case)
         said = benchmark.describe(case)
         if "torchtitan" in said and " pp=1 " not in said:
@@ -106,10 +128,10 @@ def test_parts_of_a_step_are_named_alike(benchmark: Any) -> None:
     assert np.median(worst) < 0.005
 
 
-def test_parts_of_zero_bubble_steps_are_named_alike(benchmark: Any) -> None:
+def test_parts_of_zero_bubble_steps_are_named_alike(benchmark: Any, drawn_zero_bubble: list[Any]) -> None:
     """Each within 2 points: what backwards by inputs and by weights take more is named by what they recompute and wait
     for. Where all of it was called recomputation, 6 of 12 were further apart, by 74 points at most."""
-    for case in benchmark.zero_bubble_cases(12):
+    for case in drawn_zero_bubble:
         step, apart, _ = shares_apart(case)
         worst = max(abs(share) for share in apart.values()) - abs(step)
         assert worst < 0.02, (benchmark.describe(case), apart)
@@ -145,13 +167,13 @@ def test_allocated_memory_of_other_frameworks_agrees(benchmark: Any, line: str) 
         assert abs(agreement.allocated) <= benchmark.MEMORY_BAR, benchmark.describe(case)
 
 
-def test_zero_bubble_agrees(benchmark: Any) -> None:
+def test_zero_bubble_agrees(benchmark: Any, drawn_zero_bubble: list[Any]) -> None:
     """ZB-V and interleaved zero bubble: every step within 3 %, allocated memory within 2 %, half of both within 0.5 %;
     memory of two of each.
 
     Weights' gradients that are put off hold what they read, and every input's gradient stays for a step.
     """
-    found = [(case, benchmark.compare(case, memory=i < 4)) for i, case in enumerate(benchmark.zero_bubble_cases(8))]
+    found = [(case, benchmark.compare(case, memory=i < 4)) for i, case in enumerate(drawn_zero_bubble[:8])]
     allocated = [agreement.allocated for _, agreement in found if agreement.allocated is not None]
     for case, agreement in found:
         assert abs(agreement.step) <= benchmark.TIME_BAR, benchmark.describe(case)

@@ -11,9 +11,10 @@ import pytest
 
 from mofa.cost.estimate import ALLOCATED_IS_OFF, estimate_table
 from mofa.errors import SpecError
-from mofa.search.entry_points import estimate, find_plans
+from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import CHECKS, Job, check_strategies
+from mofa.search.one_plan import estimate
 from mofa.search.search_progress import SearchProgress
 from mofa.search.search_result import Search
 from mofa.search.space import SOLVED, combinations_table, constrain, default_space

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mofa
-from mofa.search.entry_points import _candidate
+from mofa.search.one_plan import _candidate
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run

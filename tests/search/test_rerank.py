@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.search.entry_points import estimate, find_plans
+from mofa.search.entry_points import find_plans
+from mofa.search.one_plan import estimate
 from mofa.search.one_strategy import strategy_row
 from mofa.search.rerank import MORE_LAYERS, PATIENCE, REPLAYED, ReplayedRanking, replay_best
 from mofa.search.to_plan.builder import Candidate

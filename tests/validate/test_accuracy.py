@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from mofa.cli.main import main
-from mofa.report.accuracy import README_GROUPS, README_MARKERS, run_cells
+from mofa.report.accuracy import run_cells
+from mofa.report.accuracy_page import README_GROUPS, README_MARKERS
 from mofa.validate.all_runs import reference_dir, reference_runs
 from mofa.validate.report_hash import inputs_hash
 from mofa.validate.score import score_run

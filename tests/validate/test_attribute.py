@@ -10,7 +10,7 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.search.entry_points import plan_with_replayed_time
+from mofa.search.one_plan import plan_with_replayed_time
 from mofa.validate.attribute import (
     TracedKernel,
     attribute,

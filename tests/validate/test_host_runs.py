@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mofa.measure.records import Record, read_records
-from mofa.search.entry_points import step_s
+from mofa.search.one_plan import step_s
 from mofa.validate.hosts import host_op_s, read_hosts
 from mofa.validate.reference import Reference, measured_references
 

@@ -11,7 +11,7 @@ from rich.console import Console
 import mofa
 from mofa.measure.records import read_record
 from mofa.plan.result import Plan
-from mofa.report.text import print_ranks
+from mofa.report.plan_text import print_ranks
 from mofa.units import format_bytes
 from mofa.validate.reference import reference_of_file
 from mofa.validate.score import score_run

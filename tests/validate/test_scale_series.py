@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mofa.report.accuracy import page_figures, print_validation, scale_rows
+from mofa.report.accuracy import print_validation, scale_rows
+from mofa.report.accuracy_page import page_figures
 from mofa.validate.all_runs import reference_runs
 from mofa.validate.reference import Reference
 from mofa.validate.scale_series import scale_series

@@ -158,11 +158,26 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
     return time_s, outside
 
 
-def _each(rows: Sequence[Row], key: Callable[[Row], str], fit: Callable[[list[Row]], Any]) -> dict[str, Fitted]:
+class _RowsOfKind(tuple[Row, ...]):
+    """Rows that one form is fitted to: each column is read once, not at every evaluation of the form."""
+
+    def column(self, name: str, read: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """What ``read`` gives of the rows, by its name."""
+        known: dict[str, NDArray[Any]] = self.__dict__.setdefault("known", {})
+        if name not in known:
+            known[name] = read()
+        return known[name]
+
+
+def _once(rows: Sequence[Row], name: str, read: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+    return rows.column(name, read) if isinstance(rows, _RowsOfKind) else read()
+
+
+def _each(rows: Sequence[Row], key: Callable[[Row], str], fit: Callable[[_RowsOfKind], Any]) -> dict[str, Fitted]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
-    return {name: fit(members) for name, members in sorted(groups.items()) if len(members) >= MIN_POINTS}
+    return {name: fit(_RowsOfKind(members)) for name, members in sorted(groups.items()) if len(members) >= MIN_POINTS}
 
 
 def _fitted(rows: Sequence[Row], form: Any, times: FloatN, names: Sequence[str]) -> Fitted:
@@ -186,9 +201,8 @@ def _measured(rows: Sequence[Row]) -> FloatN:
 def _column(rows: Sequence[Row], name: str) -> FloatN:
     """A number of each row's shape; of an expert load, ``tokens`` and ``groups`` are derived."""
     if name in ("tokens", "groups") and rows and "loads" in rows[0].case.shape:
-        loads = _loads(rows)
-        return loads.sum(axis=1) if name == "tokens" else _groups(rows)
-    return np.array([float(r.case.shape.get(name, 0)) for r in rows])
+        return _once(rows, name, lambda: _loads(rows).sum(axis=1) if name == "tokens" else _groups(rows))
+    return _once(rows, name, lambda: np.array([float(r.case.shape.get(name, 0)) for r in rows]))
 
 
 def _robust(
@@ -223,7 +237,7 @@ def _gemm_times(rows: Sequence[Row], form: GemmForm, num_sms: int) -> FloatN:
 
 def _output_bytes(rows: Sequence[Row]) -> FloatN:
     """Written per element of a product's result; read as well where it is added to an fp32 one. [B]"""
-    return np.array([8.0 if row.case.variant == TO_FP32 else 2.0 for row in rows])
+    return _once(rows, "output bytes", lambda: np.array([8.0 if r.case.variant == TO_FP32 else 2.0 for r in rows]))
 
 
 def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> Fitted:
@@ -254,16 +268,18 @@ def _loads(rows: Sequence[Row]) -> FloatN:
 
 
 def _groups(rows: Sequence[Row]) -> FloatN:
-    return np.array([str(r.case.shape["loads"]).count(",") + 1.0 for r in rows])
+    return _once(rows, "groups", lambda: np.array([str(r.case.shape["loads"]).count(",") + 1.0 for r in rows]))
 
 
 def _grouped_times(rows: Sequence[Row], form: GroupedForm, num_sms: int, loads: FloatN | None = None) -> FloatN:
-    layout = np.array([LAYOUT[r.case.op] for r in rows])
+    layout = _once(rows, "layout", lambda: np.array([LAYOUT[r.case.op] for r in rows]))
     loads = _loads(rows) if loads is None else loads
     return grouped_gemm_s(
         loads, _column(rows, "n"), _column(rows, "k"), layout, form, num_sms=num_sms, groups=_groups(rows),
         element_bytes=ELEMENT_BYTES[rows[0].case.dtype],
-        added_bytes=np.array([ADDED_BYTES if r.case.variant == TO_FP32 else 0.0 for r in rows]),
+        added_bytes=_once(
+            rows, "added bytes", lambda: np.array([ADDED_BYTES if r.case.variant == TO_FP32 else 0.0 for r in rows])
+        ),
     )  # fmt: skip
 
 
@@ -294,7 +310,7 @@ def _multi_stream_times(
     rows: Sequence[Row], form: MultiStreamForm, single: GemmForm | None, num_sms: int, loads: FloatN | None = None
 ) -> FloatN:  # fmt: skip
     """Weights' gradients add to fp32 ones: 6 bytes an element more than 16 bits."""
-    layout = np.array([LAYOUT[r.case.op] for r in rows])
+    layout = _once(rows, "layout", lambda: np.array([LAYOUT[r.case.op] for r in rows]))
     loads = _loads(rows) if loads is None else loads
     n, k = _column(rows, "n"), _column(rows, "k")
     assert single is not None

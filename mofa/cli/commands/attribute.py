@@ -23,9 +23,9 @@ def attribute(
 
     from mofa.cli.jobs import requests_from_options
     from mofa.errors import SpecError
-    from mofa.report.accuracy import print_attribution
+    from mofa.report.attribution_text import print_attribution
     from mofa.report.tables import make_console
-    from mofa.search.entry_points import plan_with_replayed_time
+    from mofa.search.one_plan import plan_with_replayed_time
     from mofa.validate.attribute import attribute as put_beside
     from mofa.validate.attribute import read_profile, refuse_another_run, trace_mismatches
 

@@ -56,14 +56,8 @@ def validate(
     import mofa.validate
     from mofa.cli.output import Output
     from mofa.cli.progress import progress_bar
-    from mofa.report.accuracy import (
-        markdown_report,
-        page_figures,
-        print_validation,
-        runs_to_frame,
-        save_validation,
-        with_readme_table,
-    )
+    from mofa.report.accuracy import print_validation, runs_to_frame
+    from mofa.report.accuracy_page import markdown_report, page_figures, save_validation, with_readme_table
     from mofa.specs.write_files import make_directory, write_atomic, written_together
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
@@ -93,7 +87,7 @@ def validate(
 def _page(path: Path) -> str:
     """A page that has a place for the table."""
     from mofa.errors import SpecError
-    from mofa.report.accuracy import README_MARKERS
+    from mofa.report.accuracy_page import README_MARKERS
     from mofa.specs.limited_reads import read_bytes, utf8_text
 
     where = f"--readme {path}"

@@ -23,7 +23,7 @@ STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
 
 
 def trace_block(
-    block: BlockTapes, k: int = 0, *, autocast: bool = False, weight_first: bool = False,
+    block: BlockTapes, combination: int = 0, *, autocast: bool = False, weight_first: bool = False,
     sums_out_of_place: bool = False, pipelined: bool = False, split_backward: bool = False, replicated: bool = False,
     persistent: Mapping[FirstUse, tuple[PersistentBuffer, ...]] | None = None,
 ) -> BlockTrace:  # fmt: skip
@@ -44,7 +44,9 @@ def trace_block(
     ``persistent``: what ops take and keep at a rank's first use, where layers are a library's and only the
     head's products PyTorch's.
     """
-    trace = _trace_block(block, k, autocast, weight_first, sums_out_of_place, pipelined, persistent=persistent or {})
+    trace = _trace_block(
+        block, combination, autocast, weight_first, sums_out_of_place, pipelined, persistent=persistent or {}
+    )
     trace = replace(trace, torch_products=persistent is None or block.name == "head")
     if replicated:
         reduced = (tensor.name for tensor in block.backward.tensors.values() if tensor.use == "reduced")
@@ -59,7 +61,7 @@ def trace_block(
         both.append(
             _trace_block(
                 halves_of,
-                k,
+                combination,
                 autocast,
                 weight_first,
                 sums_out_of_place,
@@ -75,7 +77,8 @@ def trace_block(
 
 
 def _trace_block(
-    block: BlockTapes, k: int, autocast: bool, weight_first: bool, sums_out_of_place: bool, pipelined: bool, *,
+    block: BlockTapes, combination: int, autocast: bool, weight_first: bool, sums_out_of_place: bool, pipelined: bool,
+    *,
     persistent: Mapping[FirstUse, tuple[PersistentBuffer, ...]], by_weights_from: int | None = None,
 ) -> BlockTrace:  # fmt: skip
     """Of the two tapes as they are; ops of the backward from ``by_weights_from`` on are those by weights, else those so
@@ -84,7 +87,7 @@ def _trace_block(
     ops = [*block.forward.ops, *backward]
     boundary = len(block.forward.ops)
     tensors = {**block.forward.tensors, **block.backward.tensors}
-    present = [bool(value_at(op.present, k)) for op in ops]
+    present = [bool(value_at(op.present, combination)) for op in ops]
     root: dict[str, str] = {}
 
     def of(name: str) -> str:
@@ -93,7 +96,7 @@ def _trace_block(
     birth: dict[str, int] = {}
     death: dict[str, int] = {}
     for i, op in enumerate(ops):
-        shared = _shared(op, k, present[i] and not (sums_out_of_place and op.role == "sum"), present[i])
+        shared = _shared(op, combination, present[i] and not (sums_out_of_place and op.role == "sum"), present[i])
         for name in op.reads if present[i] else ():
             death[of(name)] = i
         for name in op.writes:
@@ -106,7 +109,9 @@ def _trace_block(
     out = of(block.forward.outputs[0]) if block.forward.outputs else ""
     back = of(block.backward.outputs[0]) if block.backward.outputs else ""
     given = block.backward.inputs[0] if block.backward.inputs else ""
-    lingers = {of(name): int(value_at(tensors[name].bytes, k)) for name in block.backward.retained_by_dispatcher}
+    lingers = {
+        of(name): int(value_at(tensors[name].bytes, combination)) for name in block.backward.retained_by_dispatcher
+    }
     for name in (out, back, *lingers):
         death.pop(name, None)
     # a node of autograd's lets what comes in go at its end, and then what it had saved (engine.cpp, evaluate_function)
@@ -125,11 +130,11 @@ def _trace_block(
         if autocast and op.casts_weight and w not in read_later
         and not (op.compiled or op.part == "experts")
     )  # fmt: skip
-    weights = block_weights(block.forward.ops, k)
+    weights = block_weights(block.forward.ops, combination)
     places = {weight.name: n for n, weight in enumerate(weights)}
     op_traces = [
-        _op_trace(op, k, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i], of,
-              op.role in WEIGHT_ROLES if by_weights_from is None else i >= boundary + by_weights_from,
+        _op_trace(op, combination, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i],
+              of, op.role in WEIGHT_ROLES if by_weights_from is None else i >= boundary + by_weights_from,
               bool(given) and present[i] and op.role == "sum" and of(op.writes[0]) == given,
               places, bool(lingers) and op.renews_dispatcher,
               persistent.get((op.origin if op.role and op.origin else op.name, op.role), ()) if present[i] else ())
@@ -137,7 +142,9 @@ def _trace_block(
     ]  # fmt: skip
     pieces = _pieces(op_traces, weights)
     op_traces = [_cut(op_trace, pieces) if op_trace else None for op_trace in op_traces]
-    launches = [value_at(num_queued_kernels(op), k) if runs else 0.0 for op, runs in zip(ops, present, strict=True)]
+    launches = [
+        value_at(num_queued_kernels(op), combination) if runs else 0.0 for op, runs in zip(ops, present, strict=True)
+    ]
     by_weights = sum(n for n, op_trace in zip(launches, op_traces, strict=True) if op_trace and op_trace.weight)
     reduced = frozenset(
         of(op.reads[0])
@@ -148,15 +155,17 @@ def _trace_block(
         and op.work.kind == "all_reduce"
         and op.work.group == "tp"
     )
-    sent = frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.recorded_on_nccl_stream, k))
+    sent = frozenset(
+        of(name) for name, tensor in tensors.items() if value_at(tensor.recorded_on_nccl_stream, combination)
+    )
     first = next((op for op in block.forward.ops if op.part == "loss" and op.reads), None)
     logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
     return BlockTrace(
         block.name, tuple(d for d in op_traces[:boundary] if d), tuple(d for d in op_traces[boundary:] if d), out, back,
         given,
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
-        _dry(block, k) if pipelined else (), reduced, sent,
-        frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.held_by_watchdog, k)),
+        _dry(block, combination) if pipelined else (), reduced, sent,
+        frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.held_by_watchdog, combination)),
         retained_by_dispatcher=tuple(lingers.items()),
         input=of(block.forward.inputs[0]) if block.forward.inputs else "",
     )  # fmt: skip
@@ -191,7 +200,7 @@ def _pieces(op_traces: list[OpTrace | None], weights: tuple[BlockWeight, ...]) -
     """FSDP copies what it gathered into a tensor for each weight."""
     out: dict[str, tuple[NewTensor, ...]] = {}
     for op_trace in op_traces:
-        if op_trace is None or not op_trace.frees_held:
+        if op_trace is None or not op_trace.frees_carried:
             continue
         for item in op_trace.new:
             fits = _fitting(item, weights, experts=op_trace.purpose == "experts_copy_out")
@@ -231,14 +240,14 @@ def _cut(op_trace: OpTrace, pieces: dict[str, tuple[NewTensor, ...]]) -> OpTrace
     return renamed._replace(scratch=scratch, order=(*steps, ~(len(new) - 1)))
 
 
-def _dry(block: BlockTapes, k: int) -> tuple[OpTrace, ...]:
+def _dry(block: BlockTapes, combination: int) -> tuple[OpTrace, ...]:
     """A forward of which nothing is kept but its input, by the frames of Python around it, and its output."""
     forward = block.forward
     ops = tuple(op for op in forward.ops if op.part != "loss")
     loss = next((op for op in forward.ops if op.part == "loss" and op.reads), None)
     given = forward.outputs if loss is None else loss.reads[:1]
     alone = BlockTapes(block.name, replace(forward, ops=ops, outputs=given), Tape((), {}, (), ()))
-    trace = trace_block(alone, k)
+    trace = trace_block(alone, combination)
     if block.name == "head":
         return trace.forward
     return tuple(
@@ -277,7 +286,7 @@ def _scratch(total: int, new: tuple[NewTensor, ...], stream: int) -> tuple[NewTe
     )  # fmt: skip
 
 
-def _shared(op: Op, k: int, in_place: bool, present: bool) -> tuple[str, ...]:
+def _shared(op: Op, combination: int, in_place: bool, present: bool) -> tuple[str, ...]:
     """The outputs that are the first input's memory."""
     if not op.reads:
         return ()
@@ -285,7 +294,7 @@ def _shared(op: Op, k: int, in_place: bool, present: bool) -> tuple[str, ...]:
         return op.writes[:1]
     if not in_place:
         return ()
-    return op.writes if bool(value_at(op.view, k)) else ()
+    return op.writes if bool(value_at(op.view, combination)) else ()
 
 
 def _step(op: Op, n: int, of: object) -> int | str:
@@ -297,25 +306,25 @@ def _step(op: Op, n: int, of: object) -> int | str:
 
 
 def _op_trace(
-    op: Op, k: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object,
+    op: Op, combination: int, tensors: dict[str, Tensor], born: list[str], dead: list[str], present: bool, of: object,
     by_weights: bool, sums: bool, places: Mapping[str, int], renews: bool, persistent: tuple[PersistentBuffer, ...],
 ) -> OpTrace | None:  # fmt: skip
     assert callable(of)
     stream = STREAMS.get(op.pool or op.stream, 0)
-    mark = op.work is None and value_at(op.launches, k) == 0
+    mark = op.work is None and value_at(op.launches, combination) == 0
     claim = op.claims if mark else ""
     if claim and tensors[claim].use == "reduce_input":
         stream = 0
     new = tuple(
         NewTensor(name, nbytes, stream, KINDS.index(tensors[name].kind), use=tensors[name].use)
         for name in born
-        if (nbytes := int(value_at(tensors[name].bytes, k))) > 0
+        if (nbytes := int(value_at(tensors[name].bytes, combination))) > 0
     )
-    scratch = int(value_at(op.scratch, k)) if present else 0
+    scratch = int(value_at(op.scratch, combination)) if present else 0
     pieces: tuple[NewTensor, ...] = ()
     order: tuple[int | str, ...] = ()
     if op.order is not None and present and (scratch or not op.order.sizes):
-        sizes = [int(value_at(size, k)) for size in op.order.sizes]
+        sizes = [int(value_at(size, combination)) for size in op.order.sizes]
         pieces = tuple(NewTensor("scratch", size, stream, KINDS.index("scratch")) for size in sizes)
         order = tuple(_step(op, n, of) for n in op.order.steps)
     holds = mark and op.holds_for_next_block
@@ -329,8 +338,9 @@ def _op_trace(
         attention or op.is_embedding_gradient,
         order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.copies_out,
         by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
-        int(value_at(op.expert_loops, k)), renews, persistent, op.role, op.repeated, op.part, op.origin, op.purpose,
-        op.role in ("regather", "wgrad", "dgrad") or (not op.role and value_at(op.weight_params, k) > 0),
+        int(value_at(op.expert_loops, combination)), renews, persistent, op.role, op.repeated, op.part, op.origin,
+        op.purpose,
+        op.role in ("regather", "wgrad", "dgrad") or (not op.role and value_at(op.weight_params, combination) > 0),
     )  # fmt: skip
-    plain = not (new or scratch or dead or claim or grads or sums or renews or persistent or op_trace.frees_held)
+    plain = not (new or scratch or dead or claim or grads or sums or renews or persistent or op_trace.frees_carried)
     return None if plain else op_trace

@@ -42,7 +42,8 @@ class OpTrace(NamedTuple):
     hold: tuple[str, ...] = ()
     claim: str = ""
     grads: tuple[str, ...] = ()
-    frees_held: bool = False
+    frees_carried: bool = False
+    """Whether what an earlier block of the pass let live goes here (``hold``)."""
     weight: bool = False
     """Whether it makes or adds a weight's gradient, which zero-bubble schedules put off."""
     reads: tuple[str, ...] = ()

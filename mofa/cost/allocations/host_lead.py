@@ -23,18 +23,22 @@ def launches_by_kind(chunk: Sequence[BlockTrace]) -> dict[str, float]:
     return {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}
 
 
-def device_over_host_time(costs: Sequence[BlockCost], k: int = 0) -> float:
+def device_over_host_time(costs: Sequence[BlockCost], combination: int = 0) -> float:
     """What the device takes for forwards and backwards by what the host does; 0 where the host waits in one. [-]"""
-    clocks = [phase.clocks[:, k] for cost in costs for phase in (cost.forward, cost.backward)]
+    clocks = [phase.clocks[:, combination] for cost in costs for phase in (cost.forward, cost.backward)]
     if not clocks or max(float(clock[2]) for clock in clocks) > NEVER / 2:
         return 0.0
     return float(sum(clock[0] for clock in clocks) / max(sum(clock[3] for clock in clocks), 1e-9))
 
 
-def block_paces(cost: BlockCost, k: int = 0) -> tuple[Pace, Pace]:
+def block_paces(cost: BlockCost, combination: int = 0) -> tuple[Pace, Pace]:
     """What device and host take for a block's forward and backward."""
     forward, backward = (
-        Pace(float(phase.clocks[0, k]), float(phase.clocks[3, k]), bool(phase.clocks[2, k] > NEVER / 2))
+        Pace(
+            float(phase.clocks[0, combination]),
+            float(phase.clocks[3, combination]),
+            bool(phase.clocks[2, combination] > NEVER / 2),
+        )
         for phase in (cost.forward, cost.backward)
     )
     return forward, backward

@@ -57,22 +57,22 @@ class ParameterTensor(NamedTuple):
     """As of its :class:`BlockWeight`."""
 
 
-def block_weights(ops: Iterable[Op], k: int) -> tuple[BlockWeight, ...]:
+def block_weights(ops: Iterable[Op], combination: int) -> tuple[BlockWeight, ...]:
     """Every weight of a combination with its parameters, in order; one that several ops read (token chunks) once.
     [params]"""
     readers: dict[str, Op] = {}
     for op in ops:
-        if value_at(op.weight_params, k) > 0:
+        if value_at(op.weight_params, combination) > 0:
             readers.setdefault(op.weight or op.name, op)
     return tuple(
         BlockWeight(
             name,
-            value_at(op.weight_params, k) / max(value_at(op.num_weights, k), 1.0),
+            value_at(op.weight_params, combination) / max(value_at(op.num_weights, combination), 1.0),
             op.part == "experts",
             op.purpose,
         )
         for name, op in readers.items()
-        for _ in range(max(int(value_at(op.num_weights, k)), 1))
+        for _ in range(max(int(value_at(op.num_weights, combination)), 1))
     )
 
 

@@ -173,7 +173,7 @@ class _Slots:
                     out.append(self.instruction(CACHE, name, op_trace.op))
                 elif (freed is None or name in freed) and name != self.trace.logits:
                     out.append(self.instruction(self.freeing(name), name, op_trace.op))
-            if op_trace.frees_held:
+            if op_trace.frees_carried:
                 out.append(Instruction(DROP_CARRIED, 0, 0, 0, ACTIVATIONS, "", op_trace.op))
             if op_trace.renews:
                 out.append(Instruction(RENEW, 0, 0, 0, ACTIVATIONS, "", op_trace.op))

@@ -15,40 +15,40 @@ INNER, OUTER = 16, 8
 (Transformer Engine 2.20, pytorch/utils.py, ``assert_dim_for_fp8_exec``). [elements]"""
 
 
-def _sizes(workload: WorkloadSpec, t: StrategyTable) -> Iterator[tuple[str, FloatN, int]]:
+def _sizes(workload: WorkloadSpec, table: StrategyTable) -> Iterator[tuple[str, FloatN, int]]:
     """Name, size on a rank, and unit to be a multiple of, for every dimension of the layers' products. (n,)
     [elements]"""
     model, a = workload.model, workload.model.attention
-    tokens = t.micro_batch * workload.batch.seq_len / t.cp
+    tokens = table.micro_batch * workload.batch.seq_len / table.cp
     yield "tokens of a micro-batch on a rank", tokens, OUTER
-    yield "tokens of a sequence shard", np.where(t.sp, tokens / t.tp, tokens), OUTER
-    yield "hidden", np.full(len(t), float(model.hidden)), INNER
-    yield "heads times their size", a.num_heads * a.d_v / t.tp, INNER
+    yield "tokens of a sequence shard", np.where(table.sp, tokens / table.tp, tokens), OUTER
+    yield "hidden", np.full(len(table), float(model.hidden)), INNER
+    yield "heads times their size", a.num_heads * a.d_v / table.tp, INNER
     for width in model.attention_kind.low_rank_widths(a):
-        yield width.name, np.full(len(t), float(width.elements)), INNER if width.is_input else OUTER
+        yield width.name, np.full(len(table), float(width.elements)), INNER if width.is_input else OUTER
     if model.num_dense_layers:
-        yield "ffn_hidden", (model.mlp.ffn_hidden or 0) / t.tp, INNER
+        yield "ffn_hidden", (model.mlp.ffn_hidden or 0) / table.tp, INNER
     if model.moe is not None:
-        yield "expert_hidden", model.moe.expert_hidden / t.etp, INNER
+        yield "expert_hidden", model.moe.expert_hidden / table.etp, INNER
         if model.moe.shared_hidden:
-            yield "shared_hidden", model.moe.shared_hidden / t.tp, INNER
+            yield "shared_hidden", model.moe.shared_hidden / table.tp, INNER
 
 
-def fp8_shortfall(job: Job, t: StrategyTable) -> FloatN:
+def fp8_shortfall(job: Job, table: StrategyTable) -> FloatN:
     """Elements that the worst dimension lacks to a multiple of its unit; 0 where fp8 runs or is not asked for. (n,)"""
-    short = np.zeros(len(t))
+    short = np.zeros(len(table))
     if not job.workload.precision.fp8_recipe:
         return short
-    for _, size, unit in _sizes(job.workload, t):
+    for _, size, unit in _sizes(job.workload, table):
         short = np.maximum(short, np.ceil(-size % unit))
     return short
 
 
-def fp8_message(job: Job, t: StrategyTable) -> str:
+def fp8_message(job: Job, table: StrategyTable) -> str:
     """Message for a table of one row: the dimension that misses its unit by most, and what to do."""
-    sizes = [(name, float(size[0]), unit) for name, size, unit in _sizes(job.workload, t)]
+    sizes = [(name, float(size[0]), unit) for name, size, unit in _sizes(job.workload, table)]
     name, size, unit = max(sizes, key=lambda size: -size[1] % size[2])
     return (
-        f"precision.gemm ({job.workload.precision.gemm}): {name} ({size:g} with {degrees_text(t, 'tp', 'cp')}) must be "
-        f"a multiple of {unit}; change the degrees or use bf16"
+        f"precision.gemm ({job.workload.precision.gemm}): {name} ({size:g} with {degrees_text(table, 'tp', 'cp')}) "
+        f"must be a multiple of {unit}; change the degrees or use bf16"
     )

@@ -13,63 +13,63 @@ from mofa.specs.layouts.read import read_layout
 from mofa.specs.strategy import StrategyTable
 
 
-def layers_shortfall(job: Job, t: StrategyTable) -> FloatN:
+def layers_shortfall(job: Job, table: StrategyTable) -> FloatN:
     """Layers that are missing for a chunk to have any, where the framework splits them. (n,)"""
-    own = uses_framework_split(t)
+    own = uses_framework_split(table)
     # the first chunk may hold the embedding alone, the last the head
-    shortfall = t.pp * t.vpp - job.workload.model.num_layers - np.where(t.pp > 1, 2, 0)
+    shortfall = table.pp * table.vpp - job.workload.model.num_layers - np.where(table.pp > 1, 2, 0)
     if job.framework.splits_layers != "even":  # every stage but the last is as full as may be, and none may be empty
         ends = 2 if job.framework.splits_layers == "greedy-embeddings" else 0
         items = job.workload.model.num_layers + ends
-        most = -(-items // t.pp)
-        needed = np.maximum(most * (t.pp - 1) + 1 + ends // 2, np.where(most < 1 + ends // 2, items + t.pp, 0))
-        shortfall = np.where(t.pp > 1, np.maximum(shortfall, needed - items), shortfall)
+        most = -(-items // table.pp)
+        needed = np.maximum(most * (table.pp - 1) + 1 + ends // 2, np.where(most < 1 + ends // 2, items + table.pp, 0))
+        shortfall = np.where(table.pp > 1, np.maximum(shortfall, needed - items), shortfall)
     return np.asarray(np.where(own, np.maximum(shortfall, 0), 0), dtype=float)
 
 
-def uses_framework_split(t: StrategyTable) -> BoolN:
+def uses_framework_split(table: StrategyTable) -> BoolN:
     """Whether each row leaves the split of layers to the framework. (n,)"""
-    return np.array([not text for text in t.layouts])[t.layout]
+    return np.array([not text for text in table.layouts])[table.layout]
 
 
-def num_refused_chunks(job: Job, t: StrategyTable) -> FloatN:
+def num_refused_chunks(job: Job, table: StrategyTable) -> FloatN:
     """Chunks of a layout that the framework refuses."""
-    refused = np.zeros(len(t))
-    if not any(t.layouts):
+    refused = np.zeros(len(table))
+    if not any(table.layouts):
         return refused
-    first, which = unique_rows([t.layout, t.pp, t.vpp, t.schedule])
-    of_each = [float(_why_refused(job, t, int(i)) is not None) for i in first]
+    first, which = unique_rows([table.layout, table.pp, table.vpp, table.schedule])
+    of_each = [float(_why_refused(job, table, int(i)) is not None) for i in first]
     return np.asarray(np.array(of_each)[which])
 
 
-def _why_refused(job: Job, t: StrategyTable, i: int) -> str | None:
+def _why_refused(job: Job, table: StrategyTable, i: int) -> str | None:
     """Why the framework refuses a row's layout, in words; None where it does not."""
-    text, model, traits = t.layout_of(i), job.workload.model, job.framework.traits
+    text, model, traits = table.layout_of(i), job.workload.model, job.framework.traits
     if not text:
         return None
     if not traits.takes_layouts:
         return "is no option of it; leave layout out"
-    pp, vpp = int(t.pp[i]), int(t.vpp[i])
+    pp, vpp = int(table.pp[i]), int(table.vpp[i])
     try:
         layout = read_layout(text, pp, vpp, model.num_layers, model.num_mtp_layers, traits.split_rule)
     except ValueError as error:
         return str(error)
-    ranks, last = ranks_of_stages(pp, vpp, SCHEDULES[SCHEDULE_NAMES[int(t.schedule[i])]].placement), pp * vpp - 1
+    ranks, last = ranks_of_stages(pp, vpp, SCHEDULES[SCHEDULE_NAMES[int(table.schedule[i])]].placement), pp * vpp - 1
     used = {ranks[c] for c, chunk in enumerate(layout.chunks) if c in (0, last) or "t" in chunk or "m" in chunk}
     if len(used) < pp:
         return f"rank {min(set(range(pp)) - used)} would hold nothing, which is not modelled; give it a layer"
     return None
 
 
-def layers_message(job: Job, t: StrategyTable) -> str:
+def layers_message(job: Job, table: StrategyTable) -> str:
     """Words for a row of too many chunks."""
     needs = "lower one of them"
     if job.framework.traits.takes_layouts:
         needs += " or give the layout that it needs (strategy.layout)"
-    return f"{degrees_text(t, 'pp', 'vpp')} leaves a chunk of {job.workload.model.num_layers} layers empty; {needs}"
+    return f"{degrees_text(table, 'pp', 'vpp')} leaves a chunk of {job.workload.model.num_layers} layers empty; {needs}"
 
 
-def layout_message(job: Job, t: StrategyTable) -> str:
+def layout_message(job: Job, table: StrategyTable) -> str:
     """Words for a row whose layout is refused."""
-    text = short(t.layout_of(0), 60)
-    return f"{job.framework.name}: layout {text} with {degrees_text(t, 'pp', 'vpp')}: {_why_refused(job, t, 0)}"
+    text = short(table.layout_of(0), 60)
+    return f"{job.framework.name}: layout {text} with {degrees_text(table, 'pp', 'vpp')}: {_why_refused(job, table, 0)}"

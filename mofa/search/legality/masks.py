@@ -35,144 +35,147 @@ from mofa.specs.strategy import MERGED_GROUPS, StrategyTable
 from mofa.specs.strategy_defaults import default_zero
 
 
-def _gpus(job: Job, t: StrategyTable) -> FloatN:
-    ranks = t.tp * t.cp * t.pp
+def _gpus(job: Job, table: StrategyTable) -> FloatN:
+    ranks = table.tp * table.cp * table.pp
     return np.where(ranks > job.cluster.num_gpus, ranks - job.cluster.num_gpus, remainder(job.cluster.num_gpus, ranks))
 
 
-def _heads(job: Job, t: StrategyTable) -> FloatN:
+def _heads(job: Job, table: StrategyTable) -> FloatN:
     a = job.workload.model.attention
-    shortfall = remainder(a.num_heads, t.tp)
+    shortfall = remainder(a.num_heads, table.tp)
     if job.framework.traits.has_pytorch_modules:  # heads are views of what a rank has (model.py)
-        shortfall = np.maximum(shortfall, remainder(a.num_kv_heads, t.tp))
+        shortfall = np.maximum(shortfall, remainder(a.num_kv_heads, table.tp))
     else:  # either tp divides the key-value heads or each is held by several ranks
         kv = a.num_kv_heads
         shortfall = np.maximum(
-            shortfall, np.where(t.tp <= kv, remainder(kv, t.tp), remainder(t.tp, np.full_like(t.tp, kv)))
+            shortfall,
+            np.where(table.tp <= kv, remainder(kv, table.tp), remainder(table.tp, np.full_like(table.tp, kv))),
         )
     return shortfall
 
 
-def _widths(job: Job, t: StrategyTable) -> FloatN:
+def _widths(job: Job, table: StrategyTable) -> FloatN:
     model = job.workload.model
-    shortfall = np.zeros(len(t))
+    shortfall = np.zeros(len(table))
     if model.num_dense_layers:
-        shortfall = np.maximum(shortfall, remainder(model.mlp.ffn_hidden or 0, t.tp))
+        shortfall = np.maximum(shortfall, remainder(model.mlp.ffn_hidden or 0, table.tp))
     if model.moe is not None:
-        shortfall = np.maximum(shortfall, remainder(model.moe.expert_hidden, t.etp))
+        shortfall = np.maximum(shortfall, remainder(model.moe.expert_hidden, table.etp))
         if model.moe.shared_hidden:
-            shortfall = np.maximum(shortfall, remainder(model.moe.shared_hidden, t.tp))
+            shortfall = np.maximum(shortfall, remainder(model.moe.shared_hidden, table.tp))
     if job.framework.vocab_divisor == 1:
-        shortfall = np.maximum(shortfall, remainder(model.vocab, t.tp))
+        shortfall = np.maximum(shortfall, remainder(model.vocab, table.tp))
     return shortfall
 
 
-def _sp(job: Job, t: StrategyTable) -> FloatN:
+def _sp(job: Job, table: StrategyTable) -> FloatN:
     asked = (
         job.framework.tp_overlap or job.framework.traits.needs_sequence_parallel
     )  # Megatron-LM, training/arguments.py
     if job.workload.model.moe is None and not asked:
-        return np.zeros(len(t))
-    return np.asarray((t.tp > 1) & ~t.sp, dtype=float)
+        return np.zeros(len(table))
+    return np.asarray((table.tp > 1) & ~table.sp, dtype=float)
 
 
-def _tp_overlap(job: Job, t: StrategyTable) -> FloatN:
+def _tp_overlap(job: Job, table: StrategyTable) -> FloatN:
     """Megatron-Core turns the overlap off under latent attention, whose linears have no user buffers (megatron_core
     0.16.1, extensions/transformer_engine.py)."""
     if not job.framework.tp_overlap or not job.workload.model.attention_kind.megatron.has_latents:
-        return np.zeros(len(t))
-    return np.asarray(t.tp > 1, dtype=float)
+        return np.zeros(len(table))
+    return np.asarray(table.tp > 1, dtype=float)
 
 
-def _sequence(job: Job, t: StrategyTable) -> FloatN:
+def _sequence(job: Job, table: StrategyTable) -> FloatN:
     seq = job.workload.batch.seq_len
-    unit = np.where(t.cp > 1, 2 * t.cp, 1) * np.where(t.sp, t.tp, 1)
+    unit = np.where(table.cp > 1, 2 * table.cp, 1) * np.where(table.sp, table.tp, 1)
     if job.framework.traits.has_pytorch_modules:
-        unit = t.tp * 2 * t.cp
+        unit = table.tp * 2 * table.cp
     return remainder(seq, unit)
 
 
-def _cp(job: Job, t: StrategyTable) -> FloatN:
-    return ranks_too_many(job.workload.model, job.framework, t)
+def _cp(job: Job, table: StrategyTable) -> FloatN:
+    return ranks_too_many(job.workload.model, job.framework, table)
 
 
-def _batch(job: Job, t: StrategyTable) -> FloatN:
-    return remainder(job.workload.batch.global_batch, t.dp * t.micro_batch)
+def _batch(job: Job, table: StrategyTable) -> FloatN:
+    return remainder(job.workload.batch.global_batch, table.dp * table.micro_batch)
 
 
-def _interleaving(job: Job, t: StrategyTable) -> FloatN:
+def _interleaving(job: Job, table: StrategyTable) -> FloatN:
     """Micro-batches by which rounds miss: Megatron's have pp each; PyTorch's are ``max(1, m // pp)`` of equal
     length."""
-    m = micro_batches(job, t)
-    shortfall = np.where(m < t.pp, t.pp - m, remainder(m, t.pp))
+    m = micro_batches(job, table)
+    shortfall = np.where(m < table.pp, table.pp - m, remainder(m, table.pp))
     if job.framework.traits.has_pytorch_modules:  # pipelining/schedules.py, ScheduleInterleaved1F1B and -ZeroBubble
-        shortfall = np.where(m < t.pp, 0.0, np.minimum(shortfall, remainder(m, m // t.pp)))
-    shortfall = np.where(t.vpp > 1, np.where(t.pp == 1, 1.0, shortfall), 0.0)
-    chunks = np.array([s.chunks_per_rank or 1 for s in SCHEDULES.values()])[t.schedule]
-    return np.where(chunks > 1, np.where((t.pp > 1) & (t.vpp == chunks), 0.0, 1.0), shortfall)
+        shortfall = np.where(m < table.pp, 0.0, np.minimum(shortfall, remainder(m, m // table.pp)))
+    shortfall = np.where(table.vpp > 1, np.where(table.pp == 1, 1.0, shortfall), 0.0)
+    chunks = np.array([s.chunks_per_rank or 1 for s in SCHEDULES.values()])[table.schedule]
+    return np.where(chunks > 1, np.where((table.pp > 1) & (table.vpp == chunks), 0.0, 1.0), shortfall)
 
 
-def _schedule(job: Job, t: StrategyTable) -> FloatN:
+def _schedule(job: Job, table: StrategyTable) -> FloatN:
     records = tuple(SCHEDULES.values())
     offered = [s for s in records if job.framework.traits.has_pytorch_modules or s.runs_in_megatron]
     # DeepSpeed's pipeline engine has no other than TrainSchedule (runtime/pipe/schedule.py), its splits no chunks
     if job.framework.deepspeed or job.framework.splits_layers != "even":
         offered = [SCHEDULES[default_schedule(1)]]
-    ok = np.array([s in offered for s in records])[t.schedule]
-    several = np.array([s.has_several_chunks for s in records])[t.schedule]
-    ok &= (t.vpp == 1) | several
-    ok &= ~several | ((t.pp > 1) & (t.vpp > 1))
-    forwards_first = np.array([s.forwards_first for s in records])[t.schedule]
-    ok &= ~forwards_first | (t.pp > 1)  # without a pipeline nothing puts backwards off
+    ok = np.array([s in offered for s in records])[table.schedule]
+    several = np.array([s.has_several_chunks for s in records])[table.schedule]
+    ok &= (table.vpp == 1) | several
+    ok &= ~several | ((table.pp > 1) & (table.vpp > 1))
+    forwards_first = np.array([s.forwards_first for s in records])[table.schedule]
+    ok &= ~forwards_first | (table.pp > 1)  # without a pipeline nothing puts backwards off
     return np.asarray(~ok, dtype=float)
 
 
-def _zero(job: Job, t: StrategyTable) -> FloatN:
+def _zero(job: Job, table: StrategyTable) -> FloatN:
     if job.framework.data_parallel == "ddp":
-        ok = t.zero == 0
+        ok = table.zero == 0
         if job.framework.traits.has_pytorch_modules:
-            ok &= (t.tp == 1) & (t.pp == 1) & (t.cp == 1)
+            ok &= (table.tp == 1) & (table.pp == 1) & (table.cp == 1)
     elif job.framework.traits.leaves_lone_ranks_whole:
-        ok = (t.zero == np.where(t.pp > 1, 2, 3)) | (t.zero == default_zero(job.framework, t.dp, t.cp, t.pp))
+        ok = (table.zero == np.where(table.pp > 1, 2, 3)) | (
+            table.zero == default_zero(job.framework, table.dp, table.cp, table.pp)
+        )
     elif job.framework.traits.has_pytorch_modules:
-        ok = t.zero >= 2
+        ok = table.zero >= 2
     else:
-        ok = t.zero <= 1
+        ok = table.zero <= 1
     return np.asarray(~ok, dtype=float)
 
 
-def _titan(job: Job, t: StrategyTable) -> FloatN:
+def _titan(job: Job, table: StrategyTable) -> FloatN:
     """torchtitan's expert parallelism needs a sharded grid (parallel_dims.py), its replicas must divide dp."""
     if not job.framework.traits.has_pytorch_modules:
-        return np.zeros(len(t))
-    shortfall = np.where((t.ep > 1) & (sharding_ranks(job, t) * t.cp == 1), 1.0, 0.0)
-    return np.maximum(shortfall, remainder(t.dp, np.full_like(t.dp, job.framework.dp_replicate)))
+        return np.zeros(len(table))
+    shortfall = np.where((table.ep > 1) & (sharding_ranks(job, table) * table.cp == 1), 1.0, 0.0)
+    return np.maximum(shortfall, remainder(table.dp, np.full_like(table.dp, job.framework.dp_replicate)))
 
 
-def _fsdp1(job: Job, t: StrategyTable) -> FloatN:
+def _fsdp1(job: Job, table: StrategyTable) -> FloatN:
     """FSDP1 alone: one group shards everything."""
     if not job.framework.traits.has_one_shard_group:
-        return np.zeros(len(t))
-    return np.asarray(np.maximum(t.tp * t.pp * t.cp * t.ep - 1, t.zero != 3), dtype=float)
+        return np.zeros(len(table))
+    return np.asarray(np.maximum(table.tp * table.pp * table.cp * table.ep - 1, table.zero != 3), dtype=float)
 
 
-def _mtp(job: Job, t: StrategyTable) -> FloatN:
+def _mtp(job: Job, table: StrategyTable) -> FloatN:
     layers = job.workload.model.num_mtp_layers if job.framework.traits.has_pytorch_modules else 0
-    return np.full(len(t), float(layers))
+    return np.full(len(table), float(layers))
 
 
-def _rotary(job: Job, t: StrategyTable) -> FloatN:
+def _rotary(job: Job, table: StrategyTable) -> FloatN:
     """Refuses eager rotary embeddings of attention under Transformer Engine where they have no tape."""
     eager = job.framework.layers == "transformer-engine" and not job.framework.fused_rope
-    return np.full(len(t), float(eager and not job.workload.model.attention_kind.megatron.has_eager_rotation))
+    return np.full(len(table), float(eager and not job.workload.model.attention_kind.megatron.has_eager_rotation))
 
 
-def _tied(job: Job, t: StrategyTable) -> FloatN:
+def _tied(job: Job, table: StrategyTable) -> FloatN:
     """Tied embeddings: a stage of torchtitan is a module that must have both weights (qwen3/model/model.py,
     init_weights)."""
     if not job.framework.traits.has_pytorch_modules or not job.workload.model.tied_embeddings:
-        return np.zeros(len(t))
-    return np.asarray(t.pp - 1, dtype=float)
+        return np.zeros(len(table))
+    return np.asarray(table.pp - 1, dtype=float)
 
 
 def _of_replicas(job: Job) -> str:
@@ -190,10 +193,10 @@ def _of_deepspeed(job: Job) -> str:
     return f" with {said} (1f1b alone, vpp 1)" if said else ""
 
 
-def _what_of_zero(job: Job, t: StrategyTable) -> str:
+def _what_of_zero(job: Job, table: StrategyTable) -> str:
     """What to do about a ZeRO stage, in words."""
     alone = job.framework.data_parallel == "ddp" and job.framework.traits.has_pytorch_modules
-    if alone and int(t.tp[0] * t.pp[0] * t.cp[0]) > 1:
+    if alone and int(table.tp[0] * table.pp[0] * table.cp[0]) > 1:
         return "its DDP runs with tp, pp and cp 1 alone: set them to 1, or take fsdp"
     return "leave zero out"
 
@@ -210,11 +213,12 @@ def _unpadded(job: Job) -> str:
     return f" and the vocabulary ({job.workload.model.vocab})" if job.framework.vocab_divisor == 1 else ""
 
 
-def _round_length(job: Job, t: StrategyTable) -> str:
+def _round_length(job: Job, table: StrategyTable) -> str:
     """What the micro-batches of an interleaved pipeline must be a multiple of, in words."""
     if not job.framework.traits.has_pytorch_modules:
-        return degrees_text(t, "pp")
-    return f"their {max(1, int(micro_batches(job, t)[0] // t.pp[0]))} rounds of at least {degrees_text(t, 'pp')}"
+        return degrees_text(table, "pp")
+    num_rounds = max(1, int(micro_batches(job, table)[0] // table.pp[0]))
+    return f"their {num_rounds} rounds of at least {degrees_text(table, 'pp')}"
 
 
 CHECKS: tuple[Check, ...] = (

@@ -64,11 +64,11 @@ def remainder(value: FloatN | NDArray[np.int64] | int, divisor: NDArray[np.int64
     return np.asarray(-np.asarray(value) % np.maximum(divisor, 1), dtype=float)
 
 
-def micro_batches(job: Job, t: StrategyTable) -> NDArray[np.int64]:
+def micro_batches(job: Job, table: StrategyTable) -> NDArray[np.int64]:
     """Micro-batches of a step on each pipeline. (n,)"""
-    return np.asarray(job.workload.batch.global_batch // np.maximum(t.dp * t.micro_batch, 1))
+    return np.asarray(job.workload.batch.global_batch // np.maximum(table.dp * table.micro_batch, 1))
 
 
-def degrees_text(t: StrategyTable, *names: str) -> str:
+def degrees_text(table: StrategyTable, *names: str) -> str:
     """Values of a row's degrees as text, such as ``tp (4) x pp (2)``."""
-    return " x ".join(f"{name} ({int(getattr(t, name)[0])})" for name in names)
+    return " x ".join(f"{name} ({int(getattr(table, name)[0])})" for name in names)

@@ -18,7 +18,7 @@ def _unsupported(job: Job, spec: RecomputeSpec) -> str | None:
     return why_unsupported(job.framework, spec, job.workload.model, job.workload.precision.fp8_recipe)
 
 
-def recompute_shortfall(job: Job, t: StrategyTable) -> FloatN:
+def recompute_shortfall(job: Job, table: StrategyTable) -> FloatN:
     """Rows whose recomputation the framework refuses, or that recompute more layers than a chunk has. (n,)"""
 
     def refused(specs: Iterable[RecomputeSpec]) -> BoolN:
@@ -26,27 +26,29 @@ def recompute_shortfall(job: Job, t: StrategyTable) -> FloatN:
 
     def of_rows(by_mode: BoolN) -> BoolN | bool:
         """What is said of each mode, of the rows; most is said of none."""
-        return by_mode[t.recompute] if by_mode.any() else False
+        return by_mode[table.recompute] if by_mode.any() else False
 
-    bad = of_rows(refused(t.recompute_modes))
-    bad_numbered = of_rows(refused(spec.of_layers(1) for spec in t.recompute_modes))
-    again = of_rows(np.array([_once_only(job, spec) for spec in t.recompute_modes]))
-    every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in t.recompute_modes])
-    out = np.zeros(len(t), dtype=bool)
+    bad = of_rows(refused(table.recompute_modes))
+    bad_numbered = of_rows(refused(spec.of_layers(1) for spec in table.recompute_modes))
+    again = of_rows(np.array([_once_only(job, spec) for spec in table.recompute_modes]))
+    every = np.array([spec.layers or 1 if spec.kind == "every" else 0 for spec in table.recompute_modes])
+    out = np.zeros(len(table), dtype=bool)
     out |= bad
     if bad_numbered is not False:
-        out |= bad_numbered & (t.recompute_layers >= 0)
+        out |= bad_numbered & (table.recompute_layers >= 0)
     if again is not False:
-        out |= again & _defers_weight_gradients(t)
-    if every.any() or t.recompute_layers.max(initial=-1) > 0:
+        out |= again & _defers_weight_gradients(table)
+    if every.any() or table.recompute_layers.max(initial=-1) > 0:
         num_layers = job.workload.model.num_layers
-        chunk = np.where(uses_framework_split(t), -(-num_layers // np.maximum(t.pp * t.vpp, 1)) + 1, num_layers)
-        out |= every[t.recompute] > np.where(t.pp > 1, chunk * t.vpp, num_layers)
-        out |= t.recompute_layers > chunk
+        chunk = np.where(
+            uses_framework_split(table), -(-num_layers // np.maximum(table.pp * table.vpp, 1)) + 1, num_layers
+        )
+        out |= every[table.recompute] > np.where(table.pp > 1, chunk * table.vpp, num_layers)
+        out |= table.recompute_layers > chunk
     return out.astype(float)
 
 
-def _defers_weight_gradients(t: StrategyTable) -> BoolN:
+def _defers_weight_gradients(table: StrategyTable) -> BoolN:
     """Where the schedule defers weight gradients.
 
     PyTorch then differentiates a block once for its input and once more for each weight
@@ -54,7 +56,7 @@ def _defers_weight_gradients(t: StrategyTable) -> BoolN:
     (utils/checkpoint.py: "Trying to backward an extra time"). A compiled block is one node: each differentiation runs
     its whole backward. With a checkpoint that is not modelled.
     """
-    return np.array([s.defers_weight_gradients for s in SCHEDULES.values()])[t.schedule]
+    return np.array([s.defers_weight_gradients for s in SCHEDULES.values()])[table.schedule]
 
 
 def _once_only(job: Job, spec: RecomputeSpec) -> bool:
@@ -63,13 +65,13 @@ def _once_only(job: Job, spec: RecomputeSpec) -> bool:
     return spec.kind == "ops" or (spec.kind != "none" and job.framework.compile)
 
 
-def recompute_message(job: Job, t: StrategyTable) -> str:
+def recompute_message(job: Job, table: StrategyTable) -> str:
     """Why a row's recomputation is refused, and what to do."""
-    spec = t.recompute_modes[int(t.recompute[0])]
-    if (why := _unsupported(job, spec.of_layers(int(t.recompute_layers[0])))) is not None:
+    spec = table.recompute_modes[int(table.recompute[0])]
+    if (why := _unsupported(job, spec.of_layers(int(table.recompute_layers[0])))) is not None:
         return why
-    if _defers_weight_gradients(t)[0] and _once_only(job, spec):
-        schedule = SCHEDULE_NAMES[int(t.schedule[0])]
+    if _defers_weight_gradients(table)[0] and _once_only(job, spec):
+        schedule = SCHEDULE_NAMES[int(table.schedule[0])]
         if spec.kind == "ops":
             return (
                 f"recompute {spec.text} with schedule {schedule}: PyTorch differentiates a block again for each weight "
@@ -82,10 +84,10 @@ def recompute_message(job: Job, t: StrategyTable) -> str:
         )
     if spec.kind == "every":
         return (
-            f"recompute {spec.text}: no stage of {degrees_text(t, 'pp')} has so many of the "
+            f"recompute {spec.text}: no stage of {degrees_text(table, 'pp')} has so many of the "
             f"{job.workload.model.num_layers} layers, none would be recomputed; lower it or use recompute=none"
         )
     return (
-        f"recompute full:{int(t.recompute_layers[0])} is more than the layers that {degrees_text(t, 'pp', 'vpp')} "
-        "leaves a chunk; lower it"
+        f"recompute full:{int(table.recompute_layers[0])} is more than the layers that "
+        f"{degrees_text(table, 'pp', 'vpp')} leaves a chunk; lower it"
     )

@@ -19,21 +19,21 @@ _MOST = np.array(
 _SPLITS = np.array([SCHEDULES[name].defers_weight_gradients for name in SCHEDULE_NAMES])
 
 
-def computations(job: Job, t: StrategyTable) -> FloatN:
+def computations(job: Job, table: StrategyTable) -> FloatN:
     """Forwards and backwards of a step on all ranks of a pipeline; split backwards count twice. (n,)"""
-    parts = np.where(_SPLITS[t.schedule], 3.0, 2.0)
-    return np.asarray(parts * t.pp * t.vpp * micro_batches(job, t), dtype=float)
+    parts = np.where(_SPLITS[table.schedule], 3.0, 2.0)
+    return np.asarray(parts * table.pp * table.vpp * micro_batches(job, table), dtype=float)
 
 
-def step_length_excess(job: Job, t: StrategyTable) -> FloatN:
+def step_length_excess(job: Job, table: StrategyTable) -> FloatN:
     """Computations beyond what is played. (n,)"""
-    return np.asarray(np.maximum(computations(job, t) - _MOST[t.schedule], 0.0), dtype=float)
+    return np.asarray(np.maximum(computations(job, table) - _MOST[table.schedule], 0.0), dtype=float)
 
 
-def step_length_message(job: Job, t: StrategyTable) -> str:
+def step_length_message(job: Job, table: StrategyTable) -> str:
     """Words for a row whose step is too long."""
     return (
-        f"{int(micro_batches(job, t)[0]):,} micro-batches over {degrees_text(t, 'pp', 'vpp')} are "
-        f"{int(computations(job, t)[0]):,} computations, more than the {int(_MOST[t.schedule[0]]):,} that are played; "
-        "raise micro_batch or dp, or lower global_batch"
+        f"{int(micro_batches(job, table)[0]):,} micro-batches over {degrees_text(table, 'pp', 'vpp')} are "
+        f"{int(computations(job, table)[0]):,} computations, more than the {int(_MOST[table.schedule[0]]):,} that are "
+        "played; raise micro_batch or dp, or lower global_batch"
     )

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from mofa.errors import StrategyError
 from mofa.plan.result import Plan
 from mofa.schedules import default_schedule
-from mofa.search.entry_points import find_plans, plan_in_closed_form
+from mofa.search.entry_points import find_plans
 from mofa.search.goodput import LongRunObjective
 from mofa.search.long_run.spare_nodes import SCOUTED, spare_counts_most_promising_first, without_spares
 from mofa.search.near_best import space_near_best
+from mofa.search.one_plan import plan_in_closed_form
 from mofa.search.search_result import Search
 from mofa.search.space import MAX_PP, default_space, divisors, without_indivisible_degrees
 from mofa.specs.framework import FrameworkSpec

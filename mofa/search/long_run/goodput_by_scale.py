@@ -12,11 +12,12 @@ from mofa.faults.ledger import PARTS, Ledger
 from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, VariantPoint
 from mofa.plan.result import Plan
 from mofa.plan.summaries import FrameworkSummary, WorkloadSummary
-from mofa.search.entry_points import find_plans, plan_in_closed_form
+from mofa.search.entry_points import find_plans
 from mofa.search.goodput import LongRunObjective
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.long_run.fewer_nodes import FewerNodesOfPlan, FewerNodesReplanned, PlanWithSpares, on_computing_nodes
 from mofa.search.long_run.sensitivity import sensitivities
+from mofa.search.one_plan import plan_in_closed_form
 from mofa.search.search_result import Search
 from mofa.search.space import FEWER_GPUS
 from mofa.specs.faults import CheckpointMode, FaultSpec

@@ -12,9 +12,10 @@ from mofa.errors import SpecError, StrategyError
 from mofa.plan.long_run import FIGURES, OBJECTIVES, Objective
 from mofa.plan.result import FlopsConvention, Plan
 from mofa.plan.summaries import ClusterSummary
-from mofa.search.entry_points import estimate, find_plans
+from mofa.search.entry_points import find_plans
 from mofa.search.goodput import LongRunObjective, storage_note
 from mofa.search.near_best import space_near_best
+from mofa.search.one_plan import estimate
 from mofa.search.search_result import Search
 from mofa.search.space import Space, default_space, without_indivisible_degrees
 from mofa.specs.faults import FaultSpec
@@ -216,7 +217,7 @@ def estimate_long_run(
     faults
         What fails, what a restart takes, how checkpoints are kept, what it costs.
     strategy, flops_convention, replay
-        As in :func:`mofa.search.entry_points.estimate`; the strategy is of the GPUs without the spares.
+        As in :func:`mofa.search.one_plan.estimate`; the strategy is of the GPUs without the spares.
     jobs
         Processes that play, this one counted. [-]
 

@@ -79,55 +79,56 @@ class Steps(Protocol):
         """Queries and keys turned by their positions, as they are where positions are no rotary ones."""
 
 
-def _params(a: GqaSpec, hidden: int, norm_tensors: int) -> tuple[int, int]:
-    q, k, v = a.num_heads * a.d_qk, a.num_kv_heads * a.d_qk, a.num_kv_heads * a.d_v
-    split = hidden * (q + k + v) + a.num_heads * a.d_v * hidden
-    if a.qkv_bias:
+def _params(attention: GqaSpec, hidden: int, norm_tensors: int) -> tuple[int, int]:
+    q, k = attention.num_heads * attention.d_qk, attention.num_kv_heads * attention.d_qk
+    v = attention.num_kv_heads * attention.d_v
+    split = hidden * (q + k + v) + attention.num_heads * attention.d_v * hidden
+    if attention.qkv_bias:
         split += q + k + v
-    if a.sinks:
-        split += a.num_heads
-    if a.qk_norm and a.qk_norm_kind in ("heads", "full"):
+    if attention.sinks:
+        split += attention.num_heads
+    if attention.qk_norm and attention.qk_norm_kind in ("heads", "full"):
         split += q + k
-    shared = 2 * a.head_dim if a.qk_norm and a.qk_norm_kind == "head" else 0
-    return split, (hidden if a.out_bias else 0) + shared
+    shared = 2 * attention.head_dim if attention.qk_norm and attention.qk_norm_kind == "head" else 0
+    return split, (hidden if attention.out_bias else 0) + shared
 
 
-def _num_tensors(a: GqaSpec, norm_tensors: int, packed: bool) -> int:
+def _num_tensors(attention: GqaSpec, norm_tensors: int, packed: bool) -> int:
     products = 1 if packed else 3
     return (
         (products + 1)
-        + a.qkv_bias * products
-        + a.out_bias
-        + a.sinks
-        + 2 * (a.qk_norm and a.qk_norm_kind != "unweighted")
+        + attention.qkv_bias * products
+        + attention.out_bias
+        + attention.sinks
+        + 2 * (attention.qk_norm and attention.qk_norm_kind != "unweighted")
     )
 
 
-def _project(a: GqaSpec, steps: Steps, h: str) -> Heads:
+def _project(attention: GqaSpec, steps: Steps, h: str) -> Heads:
     q, k, v = steps.qkv(h)
-    if a.qk_norm:
-        q, k = steps.norm_heads(q, k, a.qk_norm_kind == "full")
+    if attention.qk_norm:
+        q, k = steps.norm_heads(q, k, attention.qk_norm_kind == "full")
     q, k = steps.rotate(q, k)
     return q, k, v
 
 
-def _megatron_config(a: GqaSpec) -> dict[str, Any]:
+def _megatron_config(attention: GqaSpec) -> dict[str, Any]:
     return {
-        "num_attention_heads": a.num_heads,
-        "num_query_groups": a.num_kv_heads,
-        "kv_channels": a.head_dim,
-        "add_qkv_bias": a.qkv_bias,
-        "qk_layernorm": a.qk_norm,
-        "qk_l2_norm": a.qk_norm and a.qk_norm_kind == "unweighted",
+        "num_attention_heads": attention.num_heads,
+        "num_query_groups": attention.num_kv_heads,
+        "kv_channels": attention.head_dim,
+        "add_qkv_bias": attention.qkv_bias,
+        "qk_layernorm": attention.qk_norm,
+        "qk_l2_norm": attention.qk_norm and attention.qk_norm_kind == "unweighted",
     }
 
 
-def _torchtitan_model(a: GqaSpec, experts: bool) -> str:
-    return "qwen3" if experts or a.qk_norm else "llama3"
+def _torchtitan_model(attention: GqaSpec, experts: bool) -> str:
+    return "qwen3" if experts or attention.qk_norm else "llama3"
 
 
-def _torchtitan_args(a: GqaSpec) -> dict[str, Any]:
-    return {"n_heads": a.num_heads, "n_kv_heads": a.num_kv_heads}
+def _torchtitan_args(attention: GqaSpec) -> dict[str, Any]:
+    return {"n_heads": attention.num_heads, "n_kv_heads": attention.num_kv_heads}
 
 
 GQA = AttentionKind(

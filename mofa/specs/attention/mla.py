@@ -51,74 +51,80 @@ class MlaSpec(Spec):
 class Steps(Protocol):
     """What it is built with."""
 
-    def mla(self, a: MlaSpec, h: str) -> Heads:
+    def mla(self, attention: MlaSpec, h: str) -> Heads:
         """Queries, keys and values by low-rank projections of an input, rotated."""
 
 
-def _params(a: MlaSpec, hidden: int, norm_tensors: int) -> tuple[int, int]:
-    heads = a.num_heads
-    split = a.kv_lora_rank * heads * (a.qk_nope_head_dim + a.v_head_dim) + heads * a.v_head_dim * hidden
-    replicated = hidden * (a.kv_lora_rank + a.qk_rope_head_dim) + norm_tensors * a.kv_lora_rank
-    if a.q_lora_rank is None:
-        return split + hidden * heads * a.d_qk, replicated
-    return split + a.q_lora_rank * heads * a.d_qk, replicated + hidden * a.q_lora_rank + norm_tensors * a.q_lora_rank
+def _params(attention: MlaSpec, hidden: int, norm_tensors: int) -> tuple[int, int]:
+    heads = attention.num_heads
+    split = (
+        attention.kv_lora_rank * heads * (attention.qk_nope_head_dim + attention.v_head_dim)
+        + heads * attention.v_head_dim * hidden
+    )
+    replicated = hidden * (attention.kv_lora_rank + attention.qk_rope_head_dim) + norm_tensors * attention.kv_lora_rank
+    if attention.q_lora_rank is None:
+        return split + hidden * heads * attention.d_qk, replicated
+    split += attention.q_lora_rank * heads * attention.d_qk
+    return split, replicated + hidden * attention.q_lora_rank + norm_tensors * attention.q_lora_rank
 
 
-def _num_tensors(a: MlaSpec, norm_tensors: int, packed: bool) -> int:
-    return 4 + norm_tensors + (1 + norm_tensors if a.q_lora_rank is not None else 0)
+def _num_tensors(attention: MlaSpec, norm_tensors: int, packed: bool) -> int:
+    return 4 + norm_tensors + (1 + norm_tensors if attention.q_lora_rank is not None else 0)
 
 
-def _project(a: MlaSpec, steps: Steps, h: str) -> Heads:
-    return steps.mla(a, h)
+def _project(attention: MlaSpec, steps: Steps, h: str) -> Heads:
+    return steps.mla(attention, h)
 
 
-def _megatron_config(a: MlaSpec) -> dict[str, Any]:
+def _megatron_config(attention: MlaSpec) -> dict[str, Any]:
     """With a norm behind each compression, as DeepSeek has it, and its YaRN."""
     return {
         "multi_latent_attention": True,
-        "num_attention_heads": a.num_heads,
-        "q_lora_rank": a.q_lora_rank,
-        "kv_lora_rank": a.kv_lora_rank,
-        "qk_head_dim": a.qk_nope_head_dim,
-        "qk_pos_emb_head_dim": a.qk_rope_head_dim,
-        "v_head_dim": a.v_head_dim,
+        "num_attention_heads": attention.num_heads,
+        "q_lora_rank": attention.q_lora_rank,
+        "kv_lora_rank": attention.kv_lora_rank,
+        "qk_head_dim": attention.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": attention.qk_rope_head_dim,
+        "v_head_dim": attention.v_head_dim,
         "rope_type": "yarn",
         "qk_layernorm": True,
     }
 
 
-def _torchtitan_model(a: MlaSpec, experts: bool) -> str:
+def _torchtitan_model(attention: MlaSpec, experts: bool) -> str:
     return "deepseek_v3"
 
 
-def _torchtitan_args(a: MlaSpec) -> dict[str, Any]:
+def _torchtitan_args(attention: MlaSpec) -> dict[str, Any]:
     return {
-        "n_heads": a.num_heads,
-        "q_lora_rank": a.q_lora_rank or 0,
-        "kv_lora_rank": a.kv_lora_rank,
-        "qk_nope_head_dim": a.qk_nope_head_dim,
-        "qk_rope_head_dim": a.qk_rope_head_dim,
-        "v_head_dim": a.v_head_dim,
+        "n_heads": attention.num_heads,
+        "q_lora_rank": attention.q_lora_rank or 0,
+        "kv_lora_rank": attention.kv_lora_rank,
+        "qk_nope_head_dim": attention.qk_nope_head_dim,
+        "qk_rope_head_dim": attention.qk_rope_head_dim,
+        "v_head_dim": attention.v_head_dim,
         "attn_type": "sdpa",
     }
 
 
-def _low_rank_widths(a: MlaSpec) -> tuple[LowRankWidth, ...]:
-    queries = () if a.q_lora_rank is None else (LowRankWidth("q_lora_rank", a.q_lora_rank, is_input=True),)
+def _low_rank_widths(attention: MlaSpec) -> tuple[LowRankWidth, ...]:
+    queries = (
+        () if attention.q_lora_rank is None else (LowRankWidth("q_lora_rank", attention.q_lora_rank, is_input=True),)
+    )
     return (
         *queries,
-        LowRankWidth("kv_lora_rank", a.kv_lora_rank, is_input=True),
-        LowRankWidth("kv_lora_rank + qk_rope_head_dim", _shared_columns(a), is_input=False),
+        LowRankWidth("kv_lora_rank", attention.kv_lora_rank, is_input=True),
+        LowRankWidth("kv_lora_rank + qk_rope_head_dim", _shared_columns(attention), is_input=False),
     )
 
 
-def _gathered_width(a: MlaSpec) -> int:
-    return a.q_lora_rank or 0
+def _gathered_width(attention: MlaSpec) -> int:
+    return attention.q_lora_rank or 0
 
 
-def _shared_columns(a: MlaSpec) -> int:
+def _shared_columns(attention: MlaSpec) -> int:
     """The latent of keys and values, and the one rotated key."""
-    return a.kv_lora_rank + a.qk_rope_head_dim
+    return attention.kv_lora_rank + attention.qk_rope_head_dim
 
 
 MLA = AttentionKind(

@@ -20,66 +20,71 @@ from mofa.specs.huggingface.shared_keys import (
 )
 
 
-def dense_layers(c: Config) -> int:
+def dense_layers(config: Config) -> int:
     """Dense layers ahead of those with experts: a list of the layers' kinds wins over their number."""
-    kinds = c.get("mlp_layer_types")
+    kinds = config.get("mlp_layer_types")
     if kinds is None:
-        return int(c["first_k_dense_replace"])
+        return int(config["first_k_dense_replace"])
     dense = kinds.index("sparse") if "sparse" in kinds else len(kinds)
-    if kinds != ["dense"] * dense + ["sparse"] * (c["num_hidden_layers"] - dense):
+    if kinds != ["dense"] * dense + ["sparse"] * (config["num_hidden_layers"] - dense):
         raise ValueError("mlp_layer_types is not dense layers, then sparse ones; mofa has no other pattern")
     return dense
 
 
-def many_experts(c: Config, score: str, *, grouped: bool, correction: bool) -> dict[str, Any]:
+def many_experts(config: Config, score: str, *, grouped: bool, correction: bool) -> dict[str, Any]:
     """Routed experts with shared ones beside, behind dense layers: DeepSeekMoE."""
-    groups = (c["n_group"], c["topk_group"])
+    groups = (config["n_group"], config["topk_group"])
     if grouped and None in groups:
         raise ValueError(
-            f"n_group and topk_group are null, but topk_method is {c.get('topk_method', 'noaux_tc')}; give both"
+            f"n_group and topk_group are null, but topk_method is {config.get('topk_method', 'noaux_tc')}; give both"
         )
     fields = moe(
-        c, num_experts="n_routed_experts", score=score, correction_bias=correction,
-        shared_hidden=(c["n_shared_experts"] or 0) * c["moe_intermediate_size"], first_k_dense=dense_layers(c),
+        config, num_experts="n_routed_experts", score=score, correction_bias=correction,
+        shared_hidden=(config["n_shared_experts"] or 0) * config["moe_intermediate_size"],
+        first_k_dense=dense_layers(config),
         num_groups=groups[0] if grouped else 1, groups_per_token=groups[1] if grouped else 1,
     )  # fmt: skip
-    raw = {"mlp": gated_mlp(c), "moe": fields} if c.get("intermediate_size") else dense_or_experts(c, fields)
-    return {**raw, "num_mtp_layers": c.get("num_nextn_predict_layers", 0)}
+    raw = (
+        {"mlp": gated_mlp(config), "moe": fields}
+        if config.get("intermediate_size")
+        else dense_or_experts(config, fields)
+    )
+    return {**raw, "num_mtp_layers": config.get("num_nextn_predict_layers", 0)}
 
 
-def _by_method(c: Config) -> dict[str, Any]:
-    refuse(c, "moe_layer_freq", 1, "such pattern of layers")
-    if c["scoring_func"] not in ("softmax", "sigmoid"):
-        raise ValueError(f"scoring_func ({short(c['scoring_func'])}) must be softmax or sigmoid")
-    method = c["topk_method"]
+def _by_method(config: Config) -> dict[str, Any]:
+    refuse(config, "moe_layer_freq", 1, "such pattern of layers")
+    if config["scoring_func"] not in ("softmax", "sigmoid"):
+        raise ValueError(f"scoring_func ({short(config['scoring_func'])}) must be softmax or sigmoid")
+    method = config["topk_method"]
     if method not in ("greedy", "group_limited_greedy", "noaux_tc"):
         raise ValueError(f"topk_method ({short(method)}) must be greedy, group_limited_greedy or noaux_tc")
-    return many_experts(c, c["scoring_func"], grouped=method != "greedy", correction=method == "noaux_tc")
+    return many_experts(config, config["scoring_func"], grouped=method != "greedy", correction=method == "noaux_tc")
 
 
-def _deepseek(c: Config) -> dict[str, Any]:
-    return {"attention": latent(c), **_by_method(c)}
+def _deepseek(config: Config) -> dict[str, Any]:
+    return {"attention": latent(config), **_by_method(config)}
 
 
-def _glm4_moe_lite(c: Config) -> dict[str, Any]:
-    return {"attention": latent(c), **many_experts(c, "sigmoid", grouped=True, correction=True)}
+def _glm4_moe_lite(config: Config) -> dict[str, Any]:
+    return {"attention": latent(config), **many_experts(config, "sigmoid", grouped=True, correction=True)}
 
 
-def _youtu(c: Config) -> dict[str, Any]:
-    return {"attention": latent(c), "mlp": gated_mlp(c)}
+def _youtu(config: Config) -> dict[str, Any]:
+    return {"attention": latent(config), "mlp": gated_mlp(config)}
 
 
-def _deepseek_v1_moe(c: Config) -> dict[str, Any]:
-    refuse(c, "moe_layer_freq", 1, "such pattern of layers")
-    bias = c["attention_bias"]
-    raw = many_experts({**c, "topk_method": "greedy"}, c["scoring_func"], grouped=False, correction=False)
-    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias), **raw}
+def _deepseek_v1_moe(config: Config) -> dict[str, Any]:
+    refuse(config, "moe_layer_freq", 1, "such pattern of layers")
+    bias = config["attention_bias"]
+    raw = many_experts({**config, "topk_method": "greedy"}, config["scoring_func"], grouped=False, correction=False)
+    return {"attention": gqa(config, qkv_bias=bias, out_bias=bias), **raw}
 
 
-def _dots1(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, **switched_window(c))
-    return {"attention": attention, **many_experts(c, "sigmoid", grouped=True, correction=True)}
+def _dots1(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, qk_norm=True, **switched_window(config))
+    return {"attention": attention, **many_experts(config, "sigmoid", grouped=True, correction=True)}
 
 
 def latent_sizes(queries: Any, keys: Any, nope: Any, rope: Any, value: Any) -> dict[str, Any]:

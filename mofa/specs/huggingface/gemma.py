@@ -10,31 +10,31 @@ from mofa.specs.huggingface.shared_keys import gated_mlp, gqa, kv_heads, period_
 _SCALED = {"multipliers": ("embedding",)}
 
 
-def _gemma(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias), "mlp": gated_mlp(c), **_SCALED}
+def _gemma(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    return {"attention": gqa(config, qkv_bias=bias, out_bias=bias), "mlp": gated_mlp(config), **_SCALED}
 
 
-def _gemma2(c: Config, **more: Any) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    if c["use_bidirectional_attention"]:
+def _gemma2(config: Config, **more: Any) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    if config["use_bidirectional_attention"]:
         raise ValueError("use_bidirectional_attention is true; mofa's attention is causal")
     attention = gqa(
-        c, qkv_bias=bias, out_bias=bias, softcap=c["attn_logit_softcapping"] is not None,
-        **period_window(c, c.get("sliding_window_pattern", 2)), **more,
+        config, qkv_bias=bias, out_bias=bias, softcap=config["attn_logit_softcapping"] is not None,
+        **period_window(config, config.get("sliding_window_pattern", 2)), **more,
     )  # fmt: skip
-    softcap = c["final_logit_softcapping"] is not None
-    raw = {"attention": attention, "mlp": gated_mlp(c), "norm_placement": "both", "logit_softcap": softcap}
+    softcap = config["final_logit_softcapping"] is not None
+    raw = {"attention": attention, "mlp": gated_mlp(config), "norm_placement": "both", "logit_softcap": softcap}
     return {**raw, **_SCALED}
 
 
-def _gemma3(c: Config) -> dict[str, Any]:
-    return _gemma2(c, qk_norm=True)
+def _gemma3(config: Config) -> dict[str, Any]:
+    return _gemma2(config, qk_norm=True)
 
 
-def _vaultgemma(c: Config) -> dict[str, Any]:
+def _vaultgemma(config: Config) -> dict[str, Any]:
     """VaultGemma has Gemma 2's layers without the norms behind their parts."""
-    return {**_gemma2(c), "norm_placement": "before"}
+    return {**_gemma2(config), "norm_placement": "before"}
 
 
 def _caps(attention: float | None, logits: float | None) -> dict[str, Any]:

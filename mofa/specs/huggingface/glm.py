@@ -9,18 +9,20 @@ from mofa.specs.huggingface.record import Architecture, Config, count, flag, siz
 from mofa.specs.huggingface.shared_keys import HEAD_DIM, gated_mlp, gqa, head_dim, kv_heads, rotary, rotary_dim, sizes
 
 
-def _glm(c: Config) -> dict[str, Any]:
-    return {"attention": gqa(c, qkv_bias=c["attention_bias"], **rotary_dim(c)), "mlp": gated_mlp(c)}
+def _glm(config: Config) -> dict[str, Any]:
+    return {"attention": gqa(config, qkv_bias=config["attention_bias"], **rotary_dim(config)), "mlp": gated_mlp(config)}
 
 
-def glm4(c: Config) -> dict[str, Any]:
+def glm4(config: Config) -> dict[str, Any]:
     """GLM-4-0414: norms on either side of both parts."""
-    return {**_glm(c), "norm_placement": "both"}
+    return {**_glm(config), "norm_placement": "both"}
 
 
-def _glm4_moe(c: Config) -> dict[str, Any]:
-    attention = gqa(c, qkv_bias=c["attention_bias"], qk_norm=c.get("use_qk_norm", False), **rotary_dim(c))
-    return {"attention": attention, **many_experts(c, "sigmoid", grouped=True, correction=True)}
+def _glm4_moe(config: Config) -> dict[str, Any]:
+    attention = gqa(
+        config, qkv_bias=config["attention_bias"], qk_norm=config.get("use_qk_norm", False), **rotary_dim(config)
+    )
+    return {"attention": attention, **many_experts(config, "sigmoid", grouped=True, correction=True)}
 
 
 _GLM = {

@@ -24,90 +24,92 @@ from mofa.specs.huggingface.shared_keys import (
 _NORM = {"norm": "layernorm"}
 
 
-def _gpt2(c: Config) -> dict[str, Any]:
-    raw = {"attention": gqa(c, qkv_bias=True, out_bias=True), "mlp": plain_mlp(c, bias=True), **_NORM}
-    return {**raw, "positions": "learned", "max_positions": c["max_position_embeddings"]}
+def _gpt2(config: Config) -> dict[str, Any]:
+    raw = {"attention": gqa(config, qkv_bias=True, out_bias=True), "mlp": plain_mlp(config, bias=True), **_NORM}
+    return {**raw, "positions": "learned", "max_positions": config["max_position_embeddings"]}
 
 
-def _gpt_bigcode(c: Config) -> dict[str, Any]:
-    raw = _gpt2(c)
-    return {**raw, "attention": {**raw["attention"], "num_kv_heads": 1}} if c["multi_query"] else raw
+def _gpt_bigcode(config: Config) -> dict[str, Any]:
+    raw = _gpt2(config)
+    return {**raw, "attention": {**raw["attention"], "num_kv_heads": 1}} if config["multi_query"] else raw
 
 
-def _gptj(c: Config) -> dict[str, Any]:
-    width = hidden_over_heads(c)
-    turned = c["rotary_dim"] or width
+def _gptj(config: Config) -> dict[str, Any]:
+    width = hidden_over_heads(config)
+    turned = config["rotary_dim"] or width
     rotation: dict[str, Any] = {} if turned == width else {"rotary_dim": turned}
-    raw = {"attention": gqa(c, **rotation), "mlp": plain_mlp(c, bias=True), **_NORM, "head_bias": True}
+    raw = {"attention": gqa(config, **rotation), "mlp": plain_mlp(config, bias=True), **_NORM, "head_bias": True}
     return {**raw, "parallel_branches": True, "shared_branch_norm": True}
 
 
-def _gpt_neox(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, **rotary_dim({**c, "head_dim": hidden_over_heads(c)}))
-    raw = {"attention": attention, "mlp": plain_mlp(c, bias=True), **_NORM}
-    return {**raw, "parallel_branches": c["use_parallel_residual"]}
+def _gpt_neox(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    attention = gqa(
+        config, qkv_bias=bias, out_bias=bias, **rotary_dim({**config, "head_dim": hidden_over_heads(config)})
+    )
+    raw = {"attention": attention, "mlp": plain_mlp(config, bias=True), **_NORM}
+    return {**raw, "parallel_branches": config["use_parallel_residual"]}
 
 
-def _opt(c: Config) -> dict[str, Any]:
+def _opt(config: Config) -> dict[str, Any]:
     """OPT keeps two rows of positions ahead of the first token's."""
-    refuse(c, "do_layer_norm_before", True, "norms behind the residual sum")
-    refuse(c, "layer_norm_elementwise_affine", True, "norms without weights")
-    refuse(c, "_remove_final_layer_norm", False, "model without a final norm")
-    if c["word_embed_proj_dim"] != c["hidden_size"]:
+    refuse(config, "do_layer_norm_before", True, "norms behind the residual sum")
+    refuse(config, "layer_norm_elementwise_affine", True, "norms without weights")
+    refuse(config, "_remove_final_layer_norm", False, "model without a final norm")
+    if config["word_embed_proj_dim"] != config["hidden_size"]:
         raise ValueError(
-            f"word_embed_proj_dim ({c['word_embed_proj_dim']}) is not hidden_size ({c['hidden_size']}); "
+            f"word_embed_proj_dim ({config['word_embed_proj_dim']}) is not hidden_size ({config['hidden_size']}); "
             "mofa has no projection of embeddings"
         )
-    bias = c["enable_bias"]
-    raw = {"attention": gqa(c, qkv_bias=bias, out_bias=bias), "mlp": plain_mlp(c, bias=bias), **_NORM}
-    return {**raw, "positions": "learned", "max_positions": c["max_position_embeddings"] + 2}
+    bias = config["enable_bias"]
+    raw = {"attention": gqa(config, qkv_bias=bias, out_bias=bias), "mlp": plain_mlp(config, bias=bias), **_NORM}
+    return {**raw, "positions": "learned", "max_positions": config["max_position_embeddings"] + 2}
 
 
-def _biogpt(c: Config) -> dict[str, Any]:
+def _biogpt(config: Config) -> dict[str, Any]:
     """BioGPT keeps two rows of positions ahead of the first token's, as OPT does."""
-    refuse(c, "layerdrop", 0, "layers that are skipped at random")
-    raw = {"attention": gqa(c, qkv_bias=True, out_bias=True), "mlp": plain_mlp(c, bias=True), **_NORM}
-    scaled = {"multipliers": ("embedding",)} if c["scale_embedding"] else {}
-    return {**raw, "positions": "learned", "max_positions": c["max_position_embeddings"] + 2, **scaled}
+    refuse(config, "layerdrop", 0, "layers that are skipped at random")
+    raw = {"attention": gqa(config, qkv_bias=True, out_bias=True), "mlp": plain_mlp(config, bias=True), **_NORM}
+    scaled = {"multipliers": ("embedding",)} if config["scale_embedding"] else {}
+    return {**raw, "positions": "learned", "max_positions": config["max_position_embeddings"] + 2, **scaled}
 
 
-def _bloom(c: Config) -> dict[str, Any]:
-    refuse(c, "apply_residual_connection_post_layernorm", False, "residual behind a norm")
-    c = {**c, "hidden_act": "gelu", "intermediate_size": four_times_hidden(c)}
-    raw = {"attention": gqa(c, qkv_bias=True, out_bias=True), "mlp": plain_mlp(c, bias=True), **_NORM}
+def _bloom(config: Config) -> dict[str, Any]:
+    refuse(config, "apply_residual_connection_post_layernorm", False, "residual behind a norm")
+    config = {**config, "hidden_act": "gelu", "intermediate_size": four_times_hidden(config)}
+    raw = {"attention": gqa(config, qkv_bias=True, out_bias=True), "mlp": plain_mlp(config, bias=True), **_NORM}
     return {**raw, "positions": "alibi", "embedding_norm": True}
 
 
-def _mpt(c: Config) -> dict[str, Any]:
-    refuse(c, "no_bias", True, "such biases of its class")
-    refuse(c, "attn_config.qk_ln", False, "such norm of queries and keys")
-    refuse(c, "attn_config.alibi", True, "MPT without ALiBi")
-    c = {**c, "hidden_act": "gelu", "intermediate_size": 4 * c["hidden_size"]}
-    raw = {"attention": gqa(c), "mlp": plain_mlp(c, bias=False), **_NORM}
+def _mpt(config: Config) -> dict[str, Any]:
+    refuse(config, "no_bias", True, "such biases of its class")
+    refuse(config, "attn_config.qk_ln", False, "such norm of queries and keys")
+    refuse(config, "attn_config.alibi", True, "MPT without ALiBi")
+    config = {**config, "hidden_act": "gelu", "intermediate_size": 4 * config["hidden_size"]}
+    raw = {"attention": gqa(config), "mlp": plain_mlp(config, bias=False), **_NORM}
     return {**raw, "norm_bias": False, "positions": "alibi"}
 
 
-def _falcon(c: Config) -> dict[str, Any]:
-    bias, new = c["bias"], c["new_decoder_architecture"]
-    kv_heads = c["num_kv_heads"] if new else 1 if c["multi_query"] else all_heads(c)
-    parallel = new or c["parallel_attn"]
-    one_norm = parallel and (not new or c["num_ln_in_parallel_attn"] == 1)
-    attention = {**gqa(c, qkv_bias=bias, out_bias=bias), "num_kv_heads": kv_heads}
+def _falcon(config: Config) -> dict[str, Any]:
+    bias, new = config["bias"], config["new_decoder_architecture"]
+    kv_heads = config["num_kv_heads"] if new else 1 if config["multi_query"] else all_heads(config)
+    parallel = new or config["parallel_attn"]
+    one_norm = parallel and (not new or config["num_ln_in_parallel_attn"] == 1)
+    attention = {**gqa(config, qkv_bias=bias, out_bias=bias), "num_kv_heads": kv_heads}
     return {
-        "attention": attention, "mlp": plain_mlp(c, bias=bias), **_NORM, "parallel_branches": parallel,
-        "shared_branch_norm": one_norm, "positions": "alibi" if c["alibi"] else "rope",
+        "attention": attention, "mlp": plain_mlp(config, bias=bias), **_NORM, "parallel_branches": parallel,
+        "shared_branch_norm": one_norm, "positions": "alibi" if config["alibi"] else "rope",
     }  # fmt: skip
 
 
-def _nemotron(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, **rotary_dim(c))
-    return {"attention": attention, "mlp": plain_mlp(c, bias=c["mlp_bias"]), **_NORM}
+def _nemotron(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, **rotary_dim(config))
+    return {"attention": attention, "mlp": plain_mlp(config, bias=config["mlp_bias"]), **_NORM}
 
 
-def _clipped(c: Config) -> tuple[str, ...]:
-    return clipped({"clip_qkv": c["attn_config.clip_qkv"]})
+def _clipped(config: Config) -> tuple[str, ...]:
+    return clipped({"clip_qkv": config["attn_config.clip_qkv"]})
 
 
 _POSITIONS = size(1024, "n_positions", "max_position_embeddings")

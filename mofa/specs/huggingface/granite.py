@@ -37,74 +37,78 @@ from mofa.specs.huggingface.shared_keys import (
 _MULTIPLIERS = {"multipliers": ("embedding", "branches", "logits")}
 
 
-def _attention(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    return gqa(c, qkv_bias=bias, out_bias=bias)
+def _attention(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    return gqa(config, qkv_bias=bias, out_bias=bias)
 
 
-def granite(c: Config) -> dict[str, Any]:
+def granite(config: Config) -> dict[str, Any]:
     """Granite 3: multipliers of embedding, branches and logits."""
-    return {"attention": _attention(c), "mlp": gated_mlp(c, bias=c["mlp_bias"]), **_MULTIPLIERS}
+    return {"attention": _attention(config), "mlp": gated_mlp(config, bias=config["mlp_bias"]), **_MULTIPLIERS}
 
 
-def granite_moe(c: Config) -> dict[str, Any]:
+def granite_moe(config: Config) -> dict[str, Any]:
     """Granite 3's experts, with or without a shared one."""
-    shared = {"shared_hidden": c.get("shared_intermediate_size", 0)}
-    fields = moe(c, num_experts="num_local_experts", width="intermediate_size", **shared)
-    return {"attention": _attention(c), **dense_or_experts(c, fields), **_MULTIPLIERS}
+    shared = {"shared_hidden": config.get("shared_intermediate_size", 0)}
+    fields = moe(config, num_experts="num_local_experts", width="intermediate_size", **shared)
+    return {"attention": _attention(config), **dense_or_experts(config, fields), **_MULTIPLIERS}
 
 
 _PARALLEL = {"parallel_branches": True, "shared_branch_norm": True, "multipliers": ("logits",)}
 _COHERE = {"norm": "layernorm", "norm_bias": False, **_PARALLEL}
 
 
-def _cohere(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    norm: dict[str, Any] = {"qk_norm": True, "qk_norm_kind": "heads"} if c["use_qk_norm"] else {}
-    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias, **norm), "mlp": gated_mlp(c), **_COHERE}
+def _cohere(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    norm: dict[str, Any] = {"qk_norm": True, "qk_norm_kind": "heads"} if config["use_qk_norm"] else {}
+    return {"attention": gqa(config, qkv_bias=bias, out_bias=bias, **norm), "mlp": gated_mlp(config), **_COHERE}
 
 
-def _cohere2(c: Config) -> dict[str, Any]:
+def _cohere2(config: Config) -> dict[str, Any]:
     """Layers without a window have no rotary embedding."""
-    bias = c["attention_bias"]
-    window = period_window(c, c["sliding_window_pattern"])
+    bias = config["attention_bias"]
+    window = period_window(config, config["sliding_window_pattern"])
     if "window" not in window:
         raise ValueError("sliding_window is null, or no layer has it; a Cohere2 model without windows is not read")
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, nope_every=window.get("window_every", 0), **window)
-    return {"attention": attention, "mlp": gated_mlp(c), **_COHERE}
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, nope_every=window.get("window_every", 0), **window)
+    return {"attention": attention, "mlp": gated_mlp(config), **_COHERE}
 
 
-def _cohere2_moe(c: Config) -> dict[str, Any]:
+def _cohere2_moe(config: Config) -> dict[str, Any]:
     """Layers without a window have no rotary embedding; dense ones ahead have their own period of windows."""
-    score, dense = c["expert_selection_fn"], dense_layers(c)
+    score, dense = config["expert_selection_fn"], dense_layers(config)
     if score not in ("softmax", "sigmoid"):
         raise ValueError(f"expert_selection_fn ({short(score)}) must be softmax or sigmoid; correct it")
-    kinds = c["layer_types"]
+    kinds = config["layer_types"]
     if kinds is None:
-        first = min(c["first_k_dense_replace"], c["num_hidden_layers"])
-        ahead = _windowed(first, c["prefix_dense_sliding_window_pattern"])
-        kinds = ahead + _windowed(c["num_hidden_layers"] - first, c["sliding_window_pattern"])
-    window = layer_pattern(c, kinds)
-    if c["prefix_dense_sliding_window_pattern"] == 1 and "full_attention" in kinds[:dense]:
+        first = min(config["first_k_dense_replace"], config["num_hidden_layers"])
+        ahead = _windowed(first, config["prefix_dense_sliding_window_pattern"])
+        kinds = ahead + _windowed(config["num_hidden_layers"] - first, config["sliding_window_pattern"])
+    window = layer_pattern(config, kinds)
+    if config["prefix_dense_sliding_window_pattern"] == 1 and "full_attention" in kinds[:dense]:
         raise ValueError(
             "prefix_dense_sliding_window_pattern (1) rotates dense layers without a window; mofa has none beside "
             "others without rotation"
         )
-    bias, width = c["attention_bias"], c["intermediate_size"]
+    bias, width = config["attention_bias"], config["intermediate_size"]
     fields = moe(
-        c, width="intermediate_size", score=score, shared_hidden=c["num_shared_experts"] * width, first_k_dense=dense
+        config,
+        width="intermediate_size",
+        score=score,
+        shared_hidden=config["num_shared_experts"] * width,
+        first_k_dense=dense,
     )
-    wide = {**c, "intermediate_size": c["prefix_dense_intermediate_size"] or width}
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, **window, **unrotated_where_full(window))
-    norm = {"norm": "layernorm", "norm_bias": False} if c["rms_norm_eps"] is None else {"norm": "rmsnorm"}
+    wide = {**config, "intermediate_size": config["prefix_dense_intermediate_size"] or width}
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, **window, **unrotated_where_full(window))
+    norm = {"norm": "layernorm", "norm_bias": False} if config["rms_norm_eps"] is None else {"norm": "rmsnorm"}
     return {"attention": attention, **dense_or_experts(wide, fields), **_PARALLEL, **norm}
 
 
-def _cohere_compass(c: Config) -> dict[str, Any]:
+def _cohere_compass(config: Config) -> dict[str, Any]:
     """Rotations are given for each kind of attention, null for none."""
-    kinds = c["layer_types"] or ["full_attention"] * c["num_hidden_layers"]
-    window = layer_pattern(c, kinds)
-    bases = c["rope_parameters"] or {}
+    kinds = config["layer_types"] or ["full_attention"] * config["num_hidden_layers"]
+    window = layer_pattern(config, kinds)
+    bases = config["rope_parameters"] or {}
     missing = next((name for name in kinds if name not in bases), None)
     if missing is not None:
         raise ValueError(f"rope_parameters has no {missing}; give each kind in layer_types its own, null for none")
@@ -115,8 +119,12 @@ def _cohere_compass(c: Config) -> dict[str, Any]:
         unrotated = {"nope_every": 1}
     elif "full_attention" in kinds and bases["full_attention"] is None:
         unrotated = unrotated_where_full(window)
-    bias = c["attention_bias"]
-    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias, **window, **unrotated), "mlp": gated_mlp(c), **_COHERE}
+    bias = config["attention_bias"]
+    return {
+        "attention": gqa(config, qkv_bias=bias, out_bias=bias, **window, **unrotated),
+        "mlp": gated_mlp(config),
+        **_COHERE,
+    }
 
 
 def _windowed(layers: int, every: int) -> list[str]:
@@ -124,18 +132,18 @@ def _windowed(layers: int, every: int) -> list[str]:
     return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
 
 
-def _stablelm(c: Config) -> dict[str, Any]:
-    parallel = c["use_parallel_residual"]
-    norm: dict[str, Any] = {"qk_norm": True, "qk_norm_kind": "heads"} if c["qk_layernorm"] else {}
-    c = {**c, "head_dim": c["hidden_size"] // c["num_attention_heads"]}
-    attention = gqa(c, qkv_bias=c["use_qkv_bias"], **norm, **rotary_dim(c))
-    raw = {"attention": attention, "mlp": gated_mlp(c), "norm": "layernorm"}
+def _stablelm(config: Config) -> dict[str, Any]:
+    parallel = config["use_parallel_residual"]
+    norm: dict[str, Any] = {"qk_norm": True, "qk_norm_kind": "heads"} if config["qk_layernorm"] else {}
+    config = {**config, "head_dim": config["hidden_size"] // config["num_attention_heads"]}
+    attention = gqa(config, qkv_bias=config["use_qkv_bias"], **norm, **rotary_dim(config))
+    raw = {"attention": attention, "mlp": gated_mlp(config), "norm": "layernorm"}
     return {**raw, "parallel_branches": parallel, "shared_branch_norm": parallel}
 
 
-def _hyperclovax(c: Config) -> dict[str, Any]:
-    placement = {"norm_placement": "both"} if c["use_post_norm"] else {}
-    return {**granite(c), **placement}
+def _hyperclovax(config: Config) -> dict[str, Any]:
+    placement = {"norm_placement": "both"} if config["use_post_norm"] else {}
+    return {**granite(config), **placement}
 
 
 GRANITE = {

@@ -23,72 +23,75 @@ from mofa.specs.huggingface.shared_keys import (
 _BIASES = {"attention_bias": flag(False), "mlp_bias": flag(False)}
 
 
-def _llama(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias), "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+def _llama(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    return {"attention": gqa(config, qkv_bias=bias, out_bias=bias), "mlp": gated_mlp(config, bias=config["mlp_bias"])}
 
 
-def _internlm3(c: Config) -> dict[str, Any]:
-    if c["attention_bias"] != c["mlp_bias"]:
+def _internlm3(config: Config) -> dict[str, Any]:
+    if config["attention_bias"] != config["mlp_bias"]:
         raise ValueError(
-            f"qkv_bias ({c['attention_bias']}) and bias ({c['mlp_bias']}) differ; transformers builds no such model, "
-            "give both one value"
+            f"qkv_bias ({config['attention_bias']}) and bias ({config['mlp_bias']}) differ; transformers builds no "
+            "such model, give both one value"
         )
-    return _llama(c)
+    return _llama(config)
 
 
-def _arcee(c: Config) -> dict[str, Any]:
-    return {**_llama_attention(c), "mlp": plain_mlp(c, bias=c["mlp_bias"])}
+def _arcee(config: Config) -> dict[str, Any]:
+    return {**_llama_attention(config), "mlp": plain_mlp(config, bias=config["mlp_bias"])}
 
 
-def _llama_attention(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias)}
+def _llama_attention(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    return {"attention": gqa(config, qkv_bias=bias, out_bias=bias)}
 
 
-def _jais(c: Config) -> dict[str, Any]:
-    return {**_arcee(c), "norm": "layernorm"}
+def _jais(config: Config) -> dict[str, Any]:
+    return {**_arcee(config), "norm": "layernorm"}
 
 
-def _iquestcoder(c: Config) -> dict[str, Any]:
-    refuse(c, "use_sliding_window", False, "window of IQuest-Coder's, and nor has transformers")
-    return _llama(c)
+def _iquestcoder(config: Config) -> dict[str, Any]:
+    refuse(config, "use_sliding_window", False, "window of IQuest-Coder's, and nor has transformers")
+    return _llama(config)
 
 
-def _seed_oss(c: Config) -> dict[str, Any]:
-    attention = gqa(c, qkv_bias=c["attention_bias"], out_bias=c["attention_out_bias"])
-    return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+def _seed_oss(config: Config) -> dict[str, Any]:
+    attention = gqa(config, qkv_bias=config["attention_bias"], out_bias=config["attention_out_bias"])
+    return {"attention": attention, "mlp": gated_mlp(config, bias=config["mlp_bias"])}
 
 
-def _helium(c: Config) -> dict[str, Any]:
+def _helium(config: Config) -> dict[str, Any]:
     """Helium's output projection has no bias, and is as wide as the model whatever the heads are."""
-    if c["head_dim"] * c["num_attention_heads"] != c["hidden_size"]:
-        raise ValueError(f"head_dim ({c['head_dim']}) must be hidden_size / num_attention_heads; correct it")
-    return {"attention": gqa(c, qkv_bias=c["attention_bias"]), "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+    if config["head_dim"] * config["num_attention_heads"] != config["hidden_size"]:
+        raise ValueError(f"head_dim ({config['head_dim']}) must be hidden_size / num_attention_heads; correct it")
+    return {
+        "attention": gqa(config, qkv_bias=config["attention_bias"]),
+        "mlp": gated_mlp(config, bias=config["mlp_bias"]),
+    }
 
 
-def _one_bias(c: Config) -> dict[str, Any]:
-    bias = c["use_bias"]
-    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias), "mlp": gated_mlp(c, bias=bias)}
+def _one_bias(config: Config) -> dict[str, Any]:
+    bias = config["use_bias"]
+    return {"attention": gqa(config, qkv_bias=bias, out_bias=bias), "mlp": gated_mlp(config, bias=bias)}
 
 
-def _smollm3(c: Config) -> dict[str, Any]:
-    every = unrotated_every(c)
-    bias = c["attention_bias"]
+def _smollm3(config: Config) -> dict[str, Any]:
+    every = unrotated_every(config)
+    bias = config["attention_bias"]
     window: dict[str, Any] = {}
-    if c["use_sliding_window"] and c["sliding_window"]:
-        if c["layer_types"] is None:
+    if config["use_sliding_window"] and config["sliding_window"]:
+        if config["layer_types"] is None:
             raise ValueError("use_sliding_window is true, but layer_types is absent; say which layers have the window")
-        window = layer_pattern(c, c["layer_types"])
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, nope_every=every, **window)
-    return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+        window = layer_pattern(config, config["layer_types"])
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, nope_every=every, **window)
+    return {"attention": attention, "mlp": gated_mlp(config, bias=config["mlp_bias"])}
 
 
-def unrotated_every(c: Config) -> int:
+def unrotated_every(config: Config) -> int:
     """Every how many layers one has no rotary embedding, 0 for none; a list of the layers must be so regular."""
-    listed, layers = c["no_rope_layers"], c["num_hidden_layers"]
+    listed, layers = config["no_rope_layers"], config["num_hidden_layers"]
     if not listed:
-        return int(c["no_rope_layer_interval"])
+        return int(config["no_rope_layer_interval"])
     if len(listed) != layers:
         raise ValueError(f"no_rope_layers lists {len(listed)} layers, num_hidden_layers is {layers}; correct one")
     if all(listed):
@@ -99,14 +102,14 @@ def unrotated_every(c: Config) -> int:
     return every
 
 
-def _exaone4(c: Config) -> dict[str, Any]:
+def _exaone4(config: Config) -> dict[str, Any]:
     """EXAONE 4.0: norms behind the parts; windowed layers are rotated, the others only where there are no windows."""
-    pattern = c["sliding_window_pattern"]
+    pattern = config["sliding_window_pattern"]
     every = len(pattern) if isinstance(pattern, str) else pattern
-    window = period_window(c, every or 1) if c["sliding_window"] else {}
+    window = period_window(config, every or 1) if config["sliding_window"] else {}
     unrotated = window.get("window_every", 0)
-    attention = gqa(c, qk_norm=True, nope_every=unrotated, **window)
-    return {"attention": attention, "mlp": gated_mlp(c), "norm_placement": "after"}
+    attention = gqa(config, qk_norm=True, nope_every=unrotated, **window)
+    return {"attention": attention, "mlp": gated_mlp(config), "norm_placement": "after"}
 
 
 _ROPE_LISTS = {"no_rope_layers": entries(), "no_rope_layer_interval": size(4)}

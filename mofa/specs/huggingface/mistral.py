@@ -22,31 +22,37 @@ from mofa.specs.huggingface.shared_keys import (
 )
 
 
-def _mistral(c: Config) -> dict[str, Any]:
-    return {"attention": gqa(c, **layer_pattern(c, c["layer_types"])), "mlp": gated_mlp(c)}
+def _mistral(config: Config) -> dict[str, Any]:
+    return {"attention": gqa(config, **layer_pattern(config, config["layer_types"])), "mlp": gated_mlp(config)}
 
 
-def _mixtral(c: Config) -> dict[str, Any]:
-    fields = moe(c, num_experts="num_local_experts", width="intermediate_size")
-    return {"attention": gqa(c, **layer_pattern(c, c["layer_types"])), "mlp": experts_only(c), "moe": fields}
+def _mixtral(config: Config) -> dict[str, Any]:
+    fields = moe(config, num_experts="num_local_experts", width="intermediate_size")
+    return {
+        "attention": gqa(config, **layer_pattern(config, config["layer_types"])),
+        "mlp": experts_only(config),
+        "moe": fields,
+    }
 
 
-def _minimax_m2(c: Config) -> dict[str, Any]:
-    turned = c["rotary_dim"] or c["head_dim"]
-    rotation: dict[str, Any] = {} if turned == c["head_dim"] else {"rotary_dim": turned}
-    norm: dict[str, Any] = {"qk_norm": True, "qk_norm_kind": "full"} if c["use_qk_norm"] else {}
-    fields = moe(c, num_experts="num_local_experts", width="intermediate_size", score="sigmoid", correction_bias=True)
-    mtp = c["num_mtp_modules"] if c["use_mtp"] else 0
+def _minimax_m2(config: Config) -> dict[str, Any]:
+    turned = config["rotary_dim"] or config["head_dim"]
+    rotation: dict[str, Any] = {} if turned == config["head_dim"] else {"rotary_dim": turned}
+    norm: dict[str, Any] = {"qk_norm": True, "qk_norm_kind": "full"} if config["use_qk_norm"] else {}
+    fields = moe(
+        config, num_experts="num_local_experts", width="intermediate_size", score="sigmoid", correction_bias=True
+    )
+    mtp = config["num_mtp_modules"] if config["use_mtp"] else 0
     if mtp:
-        refuse(c, "mtp_transformer_layers", 1, "prediction module of several layers")
-    raw = {"attention": gqa(c, **norm, **rotation), "mlp": experts_only(c), "moe": fields}
+        refuse(config, "mtp_transformer_layers", 1, "prediction module of several layers")
+    raw = {"attention": gqa(config, **norm, **rotation), "mlp": experts_only(config), "moe": fields}
     return {**raw, "num_mtp_layers": mtp}
 
 
-def _starcoder2(c: Config) -> dict[str, Any]:
-    bias = c["use_bias"]
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, **every_layer_window(c))
-    return {"attention": attention, "mlp": plain_mlp(c, bias=bias), "norm": "layernorm"}
+def _starcoder2(config: Config) -> dict[str, Any]:
+    bias = config["use_bias"]
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, **every_layer_window(config))
+    return {"attention": attention, "mlp": plain_mlp(config, bias=bias), "norm": "layernorm"}
 
 
 _EXPERTS = {"num_local_experts": size(8, "num_local_experts", "num_experts"), "num_experts_per_tok": size(2)}

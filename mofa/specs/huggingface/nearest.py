@@ -89,8 +89,8 @@ def _nearest(
         return names[close[0]]
     given = {key for key, value in config.items() if value is not None}
 
-    def likeness(a: Architecture) -> tuple[int, int]:
-        keys = _names_of_keys(a)
+    def likeness(architecture: Architecture) -> tuple[int, int]:
+        keys = _names_of_keys(architecture)
         return len(keys & given), -len(keys - given)
 
     return max(alike, key=likeness).classes[0] if alike else None

@@ -10,29 +10,29 @@ from mofa.specs.huggingface.shared_keys import KV_HEADS, experts_only, gated_mlp
 _FULL = {"qk_norm": True, "qk_norm_kind": "full"}
 
 
-def _olmo2(c: Config, **window: Any) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, **_FULL, **window)
-    return {"attention": attention, "mlp": gated_mlp(c), "norm_placement": "after"}
+def _olmo2(config: Config, **window: Any) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, **_FULL, **window)
+    return {"attention": attention, "mlp": gated_mlp(config), "norm_placement": "after"}
 
 
-def _olmo3(c: Config) -> dict[str, Any]:
-    return _olmo2(c, **period_window(c, 4))
+def _olmo3(config: Config) -> dict[str, Any]:
+    return _olmo2(config, **period_window(config, 4))
 
 
-def _olmoe(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, **_FULL)
-    return {"attention": attention, "mlp": experts_only(c), "moe": moe(c, width="intermediate_size")}
+def _olmoe(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, **_FULL)
+    return {"attention": attention, "mlp": experts_only(config), "moe": moe(config, width="intermediate_size")}
 
 
-def _flex_olmo(c: Config) -> dict[str, Any]:
-    return {**_olmoe(c), "norm_placement": "after"}
+def _flex_olmo(config: Config) -> dict[str, Any]:
+    return {**_olmoe(config), "norm_placement": "after"}
 
 
-def clipped(c: Config) -> tuple[str, ...]:
+def clipped(config: Config) -> tuple[str, ...]:
     """A note of clipped queries, keys and values."""
-    limit = c.get("clip_qkv")
+    limit = config.get("clip_qkv")
     return () if limit is None else (f"clip_qkv ({limit:g}): the clipping of queries, keys and values is left out",)
 
 

@@ -22,27 +22,29 @@ from mofa.specs.huggingface.shared_keys import (
 )
 
 
-def _phi(c: Config) -> dict[str, Any]:
+def _phi(config: Config) -> dict[str, Any]:
     """Parallel branches behind one norm, with biases everywhere, of the output layer too."""
-    refuse(c, "qk_layernorm", False, "such norm of queries and keys")
-    attention = gqa(c, qkv_bias=True, out_bias=True, **rotary_dim({**c, "head_dim": hidden_over_heads(c)}))
+    refuse(config, "qk_layernorm", False, "such norm of queries and keys")
+    attention = gqa(
+        config, qkv_bias=True, out_bias=True, **rotary_dim({**config, "head_dim": hidden_over_heads(config)})
+    )
     return {
-        "attention": attention, "mlp": plain_mlp(c, bias=True), "norm": "layernorm", "parallel_branches": True,
+        "attention": attention, "mlp": plain_mlp(config, bias=True), "norm": "layernorm", "parallel_branches": True,
         "shared_branch_norm": True, "head_bias": True,
     }  # fmt: skip
 
 
-def _phi3(c: Config) -> dict[str, Any]:
-    rotation = rotary_dim({**c, "head_dim": hidden_over_heads(c)})
-    return {"attention": gqa(c, **rotation, **every_layer_window(c)), "mlp": gated_mlp(c)}
+def _phi3(config: Config) -> dict[str, Any]:
+    rotation = rotary_dim({**config, "head_dim": hidden_over_heads(config)})
+    return {"attention": gqa(config, **rotation, **every_layer_window(config)), "mlp": gated_mlp(config)}
 
 
-def _phimoe(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, **every_layer_window(c))
-    fields = moe(c, num_experts="num_local_experts", width="intermediate_size")
-    raw = {"attention": attention, "mlp": experts_only(c), "moe": fields, "norm": "layernorm"}
-    return {**raw, "head_bias": c["lm_head_bias"]}
+def _phimoe(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, **every_layer_window(config))
+    fields = moe(config, num_experts="num_local_experts", width="intermediate_size")
+    raw = {"attention": attention, "mlp": experts_only(config), "moe": fields, "norm": "layernorm"}
+    return {**raw, "head_bias": config["lm_head_bias"]}
 
 
 ARCHITECTURES = (

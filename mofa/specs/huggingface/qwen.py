@@ -19,27 +19,27 @@ from mofa.specs.huggingface.shared_keys import (
 )
 
 
-def _qwen2(c: Config) -> dict[str, Any]:
-    return {"attention": gqa(c, qkv_bias=True, **switched_window(c)), "mlp": gated_mlp(c)}
+def _qwen2(config: Config) -> dict[str, Any]:
+    return {"attention": gqa(config, qkv_bias=True, **switched_window(config)), "mlp": gated_mlp(config)}
 
 
-def _mimo(c: Config) -> dict[str, Any]:
-    attention = gqa(c, qkv_bias=c["attention_bias"], **switched_window(c))
-    return {"attention": attention, "mlp": gated_mlp(c), "num_mtp_layers": c["num_nextn_predict_layers"]}
+def _mimo(config: Config) -> dict[str, Any]:
+    attention = gqa(config, qkv_bias=config["attention_bias"], **switched_window(config))
+    return {"attention": attention, "mlp": gated_mlp(config), "num_mtp_layers": config["num_nextn_predict_layers"]}
 
 
-def _qwen3_attention(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    return gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, **switched_window(c))
+def _qwen3_attention(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    return gqa(config, qkv_bias=bias, out_bias=bias, qk_norm=True, **switched_window(config))
 
 
-def _qwen3(c: Config) -> dict[str, Any]:
-    return {"attention": _qwen3_attention(c), "mlp": gated_mlp(c)}
+def _qwen3(config: Config) -> dict[str, Any]:
+    return {"attention": _qwen3_attention(config), "mlp": gated_mlp(config)}
 
 
-def _sparse_layers(c: Config) -> dict[str, Any]:
+def _sparse_layers(config: Config) -> dict[str, Any]:
     """Qwen: layer i is sparse where ``(i + 1) % decoder_sparse_step == 0`` and i is not in ``mlp_only_layers``."""
-    dense, step = c["mlp_only_layers"], c["decoder_sparse_step"]
+    dense, step = config["mlp_only_layers"], config["decoder_sparse_step"]
     if not dense:
         return {"every": step}
     if dense != list(range(len(dense))) or step != 1:
@@ -49,14 +49,14 @@ def _sparse_layers(c: Config) -> dict[str, Any]:
     return {"first_k_dense": len(dense)}
 
 
-def _qwen2_moe(c: Config) -> dict[str, Any]:
-    shared = {"shared_hidden": c["shared_expert_intermediate_size"], "shared_gate": True}
-    attention = gqa(c, qkv_bias=c["qkv_bias"], **switched_window(c))
-    return {"attention": attention, **dense_or_experts(c, moe(c, **_sparse_layers(c), **shared))}
+def _qwen2_moe(config: Config) -> dict[str, Any]:
+    shared = {"shared_hidden": config["shared_expert_intermediate_size"], "shared_gate": True}
+    attention = gqa(config, qkv_bias=config["qkv_bias"], **switched_window(config))
+    return {"attention": attention, **dense_or_experts(config, moe(config, **_sparse_layers(config), **shared))}
 
 
-def _qwen3_moe(c: Config) -> dict[str, Any]:
-    return {"attention": _qwen3_attention(c), **dense_or_experts(c, moe(c, **_sparse_layers(c)))}
+def _qwen3_moe(config: Config) -> dict[str, Any]:
+    return {"attention": _qwen3_attention(config), **dense_or_experts(config, moe(config, **_sparse_layers(config)))}
 
 
 _SWITCH = {**WINDOW, "use_sliding_window": flag(False), "max_window_layers": count(28)}

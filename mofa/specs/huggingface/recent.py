@@ -27,73 +27,75 @@ from mofa.specs.huggingface.shared_keys import (
 )
 
 
-def _shared(c: Config, number_of: str) -> dict[str, Any]:
-    return {"shared_hidden": c[number_of] * c["moe_intermediate_size"]}
+def _shared(config: Config, number_of: str) -> dict[str, Any]:
+    return {"shared_hidden": config[number_of] * config["moe_intermediate_size"]}
 
 
 _CHOSEN: dict[str, Any] = {"score": "sigmoid", "correction_bias": True}
 
 
-def _hy_v3(c: Config) -> dict[str, Any]:
-    refuse(c, "mlp_bias", False, "biases of shared experts")
-    bias = c["attention_bias"]
-    dense = dense_layers({**c, "first_k_dense_replace": 1})
-    fields = moe(c, first_k_dense=dense, **_shared(c, "num_shared_experts"), **_CHOSEN)
-    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True), **dense_or_experts(c, fields)}
+def _hy_v3(config: Config) -> dict[str, Any]:
+    refuse(config, "mlp_bias", False, "biases of shared experts")
+    bias = config["attention_bias"]
+    dense = dense_layers({**config, "first_k_dense_replace": 1})
+    fields = moe(config, first_k_dense=dense, **_shared(config, "num_shared_experts"), **_CHOSEN)
+    return {"attention": gqa(config, qkv_bias=bias, out_bias=bias, qk_norm=True), **dense_or_experts(config, fields)}
 
 
-def _solar_open(c: Config) -> dict[str, Any]:
-    groups = {"num_groups": c["n_group"], "groups_per_token": c["topk_group"]}
-    fields = moe(c, num_experts="n_routed_experts", **_shared(c, "n_shared_experts"), **_CHOSEN, **groups)
-    return {"attention": gqa(c, qkv_bias=c["attention_bias"]), "mlp": experts_only(c), "moe": fields}
+def _solar_open(config: Config) -> dict[str, Any]:
+    groups = {"num_groups": config["n_group"], "groups_per_token": config["topk_group"]}
+    fields = moe(config, num_experts="n_routed_experts", **_shared(config, "n_shared_experts"), **_CHOSEN, **groups)
+    return {"attention": gqa(config, qkv_bias=config["attention_bias"]), "mlp": experts_only(config), "moe": fields}
 
 
-def _exaone_moe(c: Config) -> dict[str, Any]:
+def _exaone_moe(config: Config) -> dict[str, Any]:
     """Windowed layers are rotated; the others only where there are no windows."""
-    pattern = c["sliding_window_pattern"]
+    pattern = config["sliding_window_pattern"]
     every = len(pattern) if isinstance(pattern, str) else pattern
-    window = period_window(c, every or 1) if c["sliding_window"] else {}
-    groups = {"num_groups": c["n_group"], "groups_per_token": c["topk_group"]}
-    fields = moe(c, first_k_dense=dense_layers(c), **_shared(c, "num_shared_experts"), **_CHOSEN, **groups)
-    attention = gqa(c, qk_norm=True, nope_every=window.get("window_every", 0), **window)
-    return {"attention": attention, **dense_or_experts(c, fields)}
+    window = period_window(config, every or 1) if config["sliding_window"] else {}
+    groups = {"num_groups": config["n_group"], "groups_per_token": config["topk_group"]}
+    fields = moe(
+        config, first_k_dense=dense_layers(config), **_shared(config, "num_shared_experts"), **_CHOSEN, **groups
+    )
+    attention = gqa(config, qk_norm=True, nope_every=window.get("window_every", 0), **window)
+    return {"attention": attention, **dense_or_experts(config, fields)}
 
 
-def _mellum(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    window = layer_pattern(c, c["layer_types"]) if c["layer_types"] else {}
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, **window)
-    fields = moe(c, first_k_dense=dense_layers({**c, "first_k_dense_replace": 0}))
-    return {"attention": attention, **dense_or_experts(c, fields), "num_mtp_layers": c["num_mtp_layers"] or 0}
+def _mellum(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    window = layer_pattern(config, config["layer_types"]) if config["layer_types"] else {}
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, qk_norm=True, **window)
+    fields = moe(config, first_k_dense=dense_layers({**config, "first_k_dense_replace": 0}))
+    return {"attention": attention, **dense_or_experts(config, fields), "num_mtp_layers": config["num_mtp_layers"] or 0}
 
 
-def _kolibri1(c: Config) -> dict[str, Any]:
+def _kolibri1(config: Config) -> dict[str, Any]:
     """Every fifth layer is full where none are listed; full layers are rotated only where there is no window."""
-    listed, layers = c["layer_types"], c["num_hidden_layers"]
+    listed, layers = config["layer_types"], config["num_hidden_layers"]
     kinds = listed or [("sliding_attention", "full_attention")[(i + 1) % 5 == 0] for i in range(layers)]
-    window = layer_pattern(c, kinds)
-    unrotated = {} if c["sliding_window"] is None else unrotated_where_full(window)
-    fields = moe(c, shared_hidden=c["shared_expert_intermediate_size"], **_CHOSEN)
-    raw = {"attention": gqa(c, qk_norm=True, **window, **unrotated), "mlp": experts_only(c), "moe": fields}
+    window = layer_pattern(config, kinds)
+    unrotated = {} if config["sliding_window"] is None else unrotated_where_full(window)
+    fields = moe(config, shared_hidden=config["shared_expert_intermediate_size"], **_CHOSEN)
+    raw = {"attention": gqa(config, qk_norm=True, **window, **unrotated), "mlp": experts_only(config), "moe": fields}
     return {**raw, "norm_placement": "both"}
 
 
-def _minicpm3(c: Config) -> dict[str, Any]:
+def _minicpm3(config: Config) -> dict[str, Any]:
     multipliers = ("embedding", "branches", "logits")
-    return {"attention": latent(c), "mlp": gated_mlp(c, bias=c["mlp_bias"]), "multipliers": multipliers}
+    return {"attention": latent(config), "mlp": gated_mlp(config, bias=config["mlp_bias"]), "multipliers": multipliers}
 
 
-def _aria(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    refuse(c, "mlp_bias", False, "biases of shared experts")
-    shared = {"shared_hidden": c["moe_num_shared_experts"] * c["intermediate_size"]}
-    fields = moe(c, num_experts="moe_num_experts", width="intermediate_size", **shared)
-    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias), "mlp": experts_only(c), "moe": fields}
+def _aria(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    refuse(config, "mlp_bias", False, "biases of shared experts")
+    shared = {"shared_hidden": config["moe_num_shared_experts"] * config["intermediate_size"]}
+    fields = moe(config, num_experts="moe_num_experts", width="intermediate_size", **shared)
+    return {"attention": gqa(config, qkv_bias=bias, out_bias=bias), "mlp": experts_only(config), "moe": fields}
 
 
-def _glm4v(c: Config) -> dict[str, Any]:
+def _glm4v(config: Config) -> dict[str, Any]:
     """GLM-4V's text part always has biases of queries, keys and values."""
-    return glm4({**c, "attention_bias": True, "head_dim": hidden_over_heads(c)})
+    return glm4({**config, "attention_bias": True, "head_dim": hidden_over_heads(config)})
 
 
 _SPARSE = {"mlp_layer_types": entries(), "moe_intermediate_size": size(1024)}

@@ -20,58 +20,58 @@ from mofa.specs.huggingface.shared_keys import (
 )
 
 
-def _internlm2(c: Config) -> dict[str, Any]:
-    bias = c["bias"]
-    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias), "mlp": gated_mlp(c)}
+def _internlm2(config: Config) -> dict[str, Any]:
+    bias = config["bias"]
+    return {"attention": gqa(config, qkv_bias=bias, out_bias=bias), "mlp": gated_mlp(config)}
 
 
-def _baichuan(c: Config) -> dict[str, Any]:
+def _baichuan(config: Config) -> dict[str, Any]:
     """The class of 13 billion parameters knows no ``max_position_embeddings``, and has ALiBi."""
-    positions = "rope" if c["max_position_embeddings"] else "alibi"
-    return {"attention": gqa(c), "mlp": gated_mlp(c), "positions": positions}
+    positions = "rope" if config["max_position_embeddings"] else "alibi"
+    return {"attention": gqa(config), "mlp": gated_mlp(config), "positions": positions}
 
 
-def _qwen1(c: Config) -> dict[str, Any]:
+def _qwen1(config: Config) -> dict[str, Any]:
     """Gate and up are each half of ``intermediate_size`` wide; queries, keys and values alone have biases."""
-    refuse(c, "no_bias", True, "the first Qwen with biases beside those of queries, keys and values")
-    mlp = {"activation": "swiglu", "ffn_hidden": c["intermediate_size"] // 2}
-    return {"attention": gqa(c, qkv_bias=True), "mlp": mlp}
+    refuse(config, "no_bias", True, "the first Qwen with biases beside those of queries, keys and values")
+    mlp = {"activation": "swiglu", "ffn_hidden": config["intermediate_size"] // 2}
+    return {"attention": gqa(config, qkv_bias=True), "mlp": mlp}
 
 
-def _bailing(c: Config) -> dict[str, Any]:
-    attention = gqa(c, qkv_bias=c["use_qkv_bias"] or c["use_bias"], out_bias=c["use_bias"])
+def _bailing(config: Config) -> dict[str, Any]:
+    attention = gqa(config, qkv_bias=config["use_qkv_bias"] or config["use_bias"], out_bias=config["use_bias"])
     fields = moe(
-        c, first_k_dense=c["first_k_dense_replace"],
-        shared_hidden=c["num_shared_experts"] * c["moe_intermediate_size"],
+        config, first_k_dense=config["first_k_dense_replace"],
+        shared_hidden=config["num_shared_experts"] * config["moe_intermediate_size"],
     )  # fmt: skip
-    return {"attention": attention, **dense_or_experts(c, fields)}
+    return {"attention": attention, **dense_or_experts(config, fields)}
 
 
-def _bailing_v2(c: Config) -> dict[str, Any]:
-    raw = _bailing(c)
-    attention = {**raw["attention"], "qk_norm": c["use_qk_norm"], **rotary_dim(c)}
-    grouped = {"num_groups": c["n_group"], "groups_per_token": c["topk_group"]}
-    chosen = {"score": c["score_function"], "correction_bias": c["moe_router_enable_expert_bias"], **grouped}
+def _bailing_v2(config: Config) -> dict[str, Any]:
+    raw = _bailing(config)
+    attention = {**raw["attention"], "qk_norm": config["use_qk_norm"], **rotary_dim(config)}
+    grouped = {"num_groups": config["n_group"], "groups_per_token": config["topk_group"]}
+    chosen = {"score": config["score_function"], "correction_bias": config["moe_router_enable_expert_bias"], **grouped}
     return {**raw, "attention": attention, "moe": {**raw["moe"], **chosen},
-            "num_mtp_layers": c["num_nextn_predict_layers"]}  # fmt: skip
+            "num_mtp_layers": config["num_nextn_predict_layers"]}  # fmt: skip
 
 
 _GROK = {"norm_placement": "both", "multipliers": ("embedding", "logits")}
 
 
-def _grok1(c: Config) -> dict[str, Any]:
+def _grok1(config: Config) -> dict[str, Any]:
     """Scores go through a tanh (``max_attn_value``), and all parts have a norm on either side."""
-    fields = moe(c, width="intermediate_size")
-    return {"attention": gqa(c, softcap=True), "mlp": experts_only(c), "moe": fields, **_GROK}
+    fields = moe(config, width="intermediate_size")
+    return {"attention": gqa(config, softcap=True), "mlp": experts_only(config), "moe": fields, **_GROK}
 
 
-def _grok2(c: Config) -> dict[str, Any]:
+def _grok2(config: Config) -> dict[str, Any]:
     """A dense feed-forward layer runs beside the experts in every layer, as a shared expert does."""
-    refuse(c, "residual_moe", True, "Grok-2 without a dense layer beside its experts")
-    fields = moe(c, num_experts="num_local_experts", shared_hidden=c["intermediate_size"])
-    attention = gqa(c, softcap=c["attn_logit_softcapping"] is not None)
-    raw = {"attention": attention, "mlp": experts_only(c), "moe": fields, **_GROK}
-    return {**raw, "logit_softcap": c["final_logit_softcapping"] is not None}
+    refuse(config, "residual_moe", True, "Grok-2 without a dense layer beside its experts")
+    fields = moe(config, num_experts="num_local_experts", shared_hidden=config["intermediate_size"])
+    attention = gqa(config, softcap=config["attn_logit_softcapping"] is not None)
+    raw = {"attention": attention, "mlp": experts_only(config), "moe": fields, **_GROK}
+    return {**raw, "logit_softcap": config["final_logit_softcapping"] is not None}
 
 
 _BAILING = {

@@ -9,13 +9,13 @@ from mofa.specs.huggingface.record import Architecture, Config, count, flag, siz
 from mofa.specs.huggingface.shared_keys import gqa, latent, rotary, rotary_dim, sizes
 
 
-def _sarvam_mla(c: Config) -> dict[str, Any]:
-    return {"attention": latent(c), **many_experts(c, "sigmoid", grouped=True, correction=True)}
+def _sarvam_mla(config: Config) -> dict[str, Any]:
+    return {"attention": latent(config), **many_experts(config, "sigmoid", grouped=True, correction=True)}
 
 
-def _sarvam_moe(c: Config) -> dict[str, Any]:
-    attention = gqa(c, qkv_bias=c["attention_bias"], qk_norm=c["use_qk_norm"], **rotary_dim(c))
-    return {"attention": attention, **many_experts(c, "sigmoid", grouped=True, correction=True)}
+def _sarvam_moe(config: Config) -> dict[str, Any]:
+    attention = gqa(config, qkv_bias=config["attention_bias"], qk_norm=config["use_qk_norm"], **rotary_dim(config))
+    return {"attention": attention, **many_experts(config, "sigmoid", grouped=True, correction=True)}
 
 
 _NAMES = {

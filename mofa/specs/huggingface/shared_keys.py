@@ -10,22 +10,22 @@ from mofa.specs.files import short
 from mofa.specs.huggingface.record import REQUIRED, Config, Key, count, entries, flag, number, size, text
 
 
-def hidden_over_heads(c: Config) -> int:
+def hidden_over_heads(config: Config) -> int:
     """``hidden_size // num_attention_heads``, the classes' own rule."""
-    hidden, heads = c["hidden_size"], c["num_attention_heads"]
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if hidden % heads:
         raise ValueError(f"hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads}); correct one")
     return int(hidden // heads)
 
 
-def all_heads(c: Config) -> int:
+def all_heads(config: Config) -> int:
     """One head of keys and values for each of queries."""
-    return int(c["num_attention_heads"])
+    return int(config["num_attention_heads"])
 
 
-def four_times_hidden(c: Config) -> int:
+def four_times_hidden(config: Config) -> int:
     """``4 * hidden_size``."""
-    return 4 * int(c["hidden_size"])
+    return 4 * int(config["hidden_size"])
 
 
 HEAD_DIM = size(None, rule=hidden_over_heads)
@@ -84,42 +84,42 @@ def rotary(default: float) -> dict[str, Key]:
     return {"partial_rotary_factor": number(default, "partial_rotary_factor", "rope_parameters.partial_rotary_factor")}
 
 
-def rotary_dim(c: Config) -> dict[str, Any]:
+def rotary_dim(config: Config) -> dict[str, Any]:
     """Rotated elements of a head, by their share; nothing where they are all."""
-    share = c["partial_rotary_factor"]
+    share = config["partial_rotary_factor"]
     if not 0 < share <= 1:
         raise ValueError(f"partial_rotary_factor ({short(share)}) must be above 0 and at most 1; correct it")
-    turned = int(c["head_dim"] * share)
-    return {} if turned == c["head_dim"] else {"rotary_dim": turned}
+    turned = int(config["head_dim"] * share)
+    return {} if turned == config["head_dim"] else {"rotary_dim": turned}
 
 
-def gqa(c: Config, *, qkv_bias: bool = False, out_bias: bool = False, **more: Any) -> dict[str, Any]:
+def gqa(config: Config, *, qkv_bias: bool = False, out_bias: bool = False, **more: Any) -> dict[str, Any]:
     """Grouped-query attention; multi-head attention where the architecture has no key of its own for its heads."""
     return {
         "kind": GQA.name,
-        "num_heads": c["num_attention_heads"],
-        "num_kv_heads": c.get("num_key_value_heads", c["num_attention_heads"]),
-        "head_dim": c["head_dim"] if "head_dim" in c else hidden_over_heads(c),
+        "num_heads": config["num_attention_heads"],
+        "num_kv_heads": config.get("num_key_value_heads", config["num_attention_heads"]),
+        "head_dim": config["head_dim"] if "head_dim" in config else hidden_over_heads(config),
         "qkv_bias": qkv_bias,
         "out_bias": out_bias,
         **more,
     }
 
 
-def latent(c: Config) -> dict[str, Any]:
+def latent(config: Config) -> dict[str, Any]:
     """Multi-head latent attention."""
-    refuse(c, "attention_bias", False, "biases in latent attention")
+    refuse(config, "attention_bias", False, "biases in latent attention")
     names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return {"kind": MLA.name, "num_heads": c["num_attention_heads"], **{name: c[name] for name in names}}
+    return {"kind": MLA.name, "num_heads": config["num_attention_heads"], **{name: config[name] for name in names}}
 
 
 _GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
 _PLAIN = {"gelu": "gelu", "relu": "relu", "relu2": "relu2"}
 
 
-def activation(c: Config, *, gated: bool) -> str:
+def activation(config: Config, *, gated: bool) -> str:
     """mofa's name of the activation; the approximations of GELU are one."""
-    given = c["hidden_act"]
+    given = config["hidden_act"]
     name = "gelu" if given.startswith("gelu") else given
     known = _GATED if gated else _PLAIN
     if name not in known:
@@ -133,41 +133,46 @@ def _listed(names: Any) -> str:
     return f"{', '.join(most)} or {last}"
 
 
-def gated_mlp(c: Config, *, bias: bool = False, width: str = "intermediate_size") -> dict[str, Any]:
+def gated_mlp(config: Config, *, bias: bool = False, width: str = "intermediate_size") -> dict[str, Any]:
     """A gated feed-forward layer."""
-    return {"activation": activation(c, gated=True), "ffn_hidden": c[width], "bias": bias}
+    return {"activation": activation(config, gated=True), "ffn_hidden": config[width], "bias": bias}
 
 
-def plain_mlp(c: Config, *, bias: bool) -> dict[str, Any]:
+def plain_mlp(config: Config, *, bias: bool) -> dict[str, Any]:
     """A feed-forward layer of two products."""
-    return {"activation": activation(c, gated=False), "ffn_hidden": c["intermediate_size"], "bias": bias}
+    return {"activation": activation(config, gated=False), "ffn_hidden": config["intermediate_size"], "bias": bias}
 
 
-def experts_only(c: Config) -> dict[str, Any]:
+def experts_only(config: Config) -> dict[str, Any]:
     """The activation of a model of whose layers none is dense."""
-    return {"activation": activation(c, gated=True)}
+    return {"activation": activation(config, gated=True)}
 
 
 def moe(
-    c: Config, *, num_experts: str = "num_experts", width: str = "moe_intermediate_size", **more: Any
+    config: Config, *, num_experts: str = "num_experts", width: str = "moe_intermediate_size", **more: Any
 ) -> dict[str, Any]:
     """Routed experts."""
-    return {"num_experts": c[num_experts], "top_k": c["num_experts_per_tok"], "expert_hidden": c[width], **more}
+    return {
+        "num_experts": config[num_experts],
+        "top_k": config["num_experts_per_tok"],
+        "expert_hidden": config[width],
+        **more,
+    }
 
 
-def every_layer_window(c: Config) -> dict[str, Any]:
+def every_layer_window(config: Config) -> dict[str, Any]:
     """The same window in all layers, or none."""
-    return {"window": c["sliding_window"]} if c["sliding_window"] else {}
+    return {"window": config["sliding_window"]} if config["sliding_window"] else {}
 
 
 def layer_pattern(
-    c: Config, kinds: list[Any] | None, window: str = "sliding_window", kind: str = "sliding_attention"
+    config: Config, kinds: list[Any] | None, window: str = "sliding_window", kind: str = "sliding_attention"
 ) -> dict[str, Any]:
     """Window and its period from a list of each layer's attention; the window of every layer where there is none."""
-    length = c[window] or None
+    length = config[window] or None
     if kinds is None:
         return {} if length is None else {"window": length}
-    layers = c["num_hidden_layers"]
+    layers = config["num_hidden_layers"]
     if len(kinds) != layers:
         raise ValueError(f"layer_types lists {len(kinds)} layers, num_hidden_layers is {layers}; correct one")
     unknown = [k for k in kinds if k not in (kind, "full_attention")]
@@ -191,42 +196,42 @@ def unrotated_where_full(window: dict[str, Any]) -> dict[str, Any]:
     return {"nope_every": window.get("window_every", 0) if window else 1}
 
 
-def period_window(c: Config, every: int) -> dict[str, Any]:
+def period_window(config: Config, every: int) -> dict[str, Any]:
     """A window in all but every n-th layer where the file lists none, by the file's list where it does."""
-    if c["layer_types"] is not None:
-        return layer_pattern(c, c["layer_types"])
-    if not c["sliding_window"] or every == 1:
+    if config["layer_types"] is not None:
+        return layer_pattern(config, config["layer_types"])
+    if not config["sliding_window"] or every == 1:
         return {}
-    return {"window": c["sliding_window"], "window_every": every}
+    return {"window": config["sliding_window"], "window_every": every}
 
 
-def switched_window(c: Config, switch: str = "use_sliding_window") -> dict[str, Any]:
+def switched_window(config: Config, switch: str = "use_sliding_window") -> dict[str, Any]:
     """Qwen's window: only with its switch, and from layer ``max_window_layers`` on."""
-    if not c.get(switch, True) or not c["sliding_window"]:
+    if not config.get(switch, True) or not config["sliding_window"]:
         return {}
-    if c["layer_types"] is not None:
-        return layer_pattern(c, c["layer_types"])
-    if c["max_window_layers"] >= c["num_hidden_layers"]:
+    if config["layer_types"] is not None:
+        return layer_pattern(config, config["layer_types"])
+    if config["max_window_layers"] >= config["num_hidden_layers"]:
         return {}
-    if c["max_window_layers"] > 0:
+    if config["max_window_layers"] > 0:
         raise ValueError(
-            f"max_window_layers ({c['max_window_layers']}): mofa has no window that begins at a later layer"
+            f"max_window_layers ({config['max_window_layers']}): mofa has no window that begins at a later layer"
         )
-    return layer_pattern(c, None)
+    return layer_pattern(config, None)
 
 
-def first_dense(c: Config, key: str = "first_k_dense_replace") -> dict[str, Any]:
+def first_dense(config: Config, key: str = "first_k_dense_replace") -> dict[str, Any]:
     """Dense layers ahead of those with experts."""
-    return {"first_k_dense": c[key]}
+    return {"first_k_dense": config[key]}
 
 
-def dense_or_experts(c: Config, moe_fields: dict[str, Any]) -> dict[str, Any]:
+def dense_or_experts(config: Config, moe_fields: dict[str, Any]) -> dict[str, Any]:
     """The feed-forward fields of a model with experts: a dense width where it has dense layers."""
     has_dense = moe_fields.get("every", 1) > 1 or bool(moe_fields.get("first_k_dense"))
-    return {"mlp": gated_mlp(c) if has_dense else experts_only(c), "moe": moe_fields}
+    return {"mlp": gated_mlp(config) if has_dense else experts_only(config), "moe": moe_fields}
 
 
-def refuse(c: Config, key: str, wanted: Any, lacks: str) -> None:
+def refuse(config: Config, key: str, wanted: Any, lacks: str) -> None:
     """Refuse a key that has another value than the one that mofa holds.
 
     Raises
@@ -234,5 +239,5 @@ def refuse(c: Config, key: str, wanted: Any, lacks: str) -> None:
     ValueError
         If it has.
     """
-    if c[key] != wanted:
-        raise ValueError(f"{key} ({short(c[key])}) is not {str(wanted).lower()}; mofa has no {lacks}")
+    if config[key] != wanted:
+        raise ValueError(f"{key} ({short(config[key])}) is not {str(wanted).lower()}; mofa has no {lacks}")

@@ -27,18 +27,18 @@ from mofa.specs.huggingface.shared_keys import (
 )
 
 
-def _gpt_oss(c: Config) -> dict[str, Any]:
-    bias, layers = c["attention_bias"], c["num_hidden_layers"]
+def _gpt_oss(config: Config) -> dict[str, Any]:
+    bias, layers = config["attention_bias"], config["num_hidden_layers"]
     alternating = [("sliding_attention", "full_attention")[i % 2] for i in range(layers)]
-    kinds = alternating if c["layer_types"] is None else c["layer_types"]
-    fields = moe(c, num_experts="num_local_experts", width="intermediate_size", router_bias=True, expert_bias=True)
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, sinks=True, **layer_pattern(c, kinds))
-    return {"attention": attention, "mlp": experts_only(c), "moe": fields, "rope_scale": _yarn_scale(c)}
+    kinds = alternating if config["layer_types"] is None else config["layer_types"]
+    fields = moe(config, num_experts="num_local_experts", width="intermediate_size", router_bias=True, expert_bias=True)
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, sinks=True, **layer_pattern(config, kinds))
+    return {"attention": attention, "mlp": experts_only(config), "moe": fields, "rope_scale": _yarn_scale(config)}
 
 
-def _yarn_scale(c: Config) -> float:
+def _yarn_scale(config: Config) -> float:
     """YaRN's factor of cosine and sine: 0.1 ln s + 1 for positions stretched s times; 1 without YaRN."""
-    scaling = c["rope_scaling"] or {}
+    scaling = config["rope_scaling"] or {}
     if scaling.get("rope_type", scaling.get("type")) != "yarn":
         return 1.0
     factor = scaling.get("factor")
@@ -47,76 +47,82 @@ def _yarn_scale(c: Config) -> float:
     return round(0.1 * math.log(factor) + 1.0, 4)
 
 
-def _llama4(c: Config) -> dict[str, Any]:
+def _llama4(config: Config) -> dict[str, Any]:
     """Rotated layers attend within chunks, the others to all; a list of sparse layers must be every n-th."""
-    bias, layers, step = c["attention_bias"], c["num_hidden_layers"], c["interleave_moe_layer_step"]
-    every = unrotated_every(c)
+    bias, layers, step = config["attention_bias"], config["num_hidden_layers"], config["interleave_moe_layer_step"]
+    every = unrotated_every(config)
     window = {}
-    if c["attention_chunk_size"] and every != 1:
+    if config["attention_chunk_size"] and every != 1:
         rotated = [not every or (i + 1) % every for i in range(layers)]
-        kinds = c["layer_types"] or [("full_attention", "chunked_attention")[bool(turned)] for turned in rotated]
-        window = layer_pattern(c, kinds, "attention_chunk_size", "chunked_attention")
-    if c["moe_layers"] is not None and c["moe_layers"] != list(range(step - 1, layers, step)):
+        kinds = config["layer_types"] or [("full_attention", "chunked_attention")[bool(turned)] for turned in rotated]
+        window = layer_pattern(config, kinds, "attention_chunk_size", "chunked_attention")
+    if config["moe_layers"] is not None and config["moe_layers"] != list(range(step - 1, layers, step)):
         raise ValueError("moe_layers is not every interleave_moe_layer_step-th layer; mofa has no other pattern")
-    norm = {"qk_norm": True, "qk_norm_kind": "unweighted"} if c["use_qk_norm"] else {}
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, nope_every=every, chunked="window" in window, **norm, **window)
+    norm = {"qk_norm": True, "qk_norm_kind": "unweighted"} if config["use_qk_norm"] else {}
+    attention = gqa(
+        config, qkv_bias=bias, out_bias=bias, nope_every=every, chunked="window" in window, **norm, **window
+    )
     fields = moe(
-        c, num_experts="num_local_experts", width="intermediate_size", score="sigmoid",
-        shared_hidden=c["intermediate_size"], every=step,
+        config, num_experts="num_local_experts", width="intermediate_size", score="sigmoid",
+        shared_hidden=config["intermediate_size"], every=step,
     )  # fmt: skip
-    mlp = gated_mlp(c, width="intermediate_size_mlp") if step > 1 else experts_only(c)
+    mlp = gated_mlp(config, width="intermediate_size_mlp") if step > 1 else experts_only(config)
     return {"attention": attention, "mlp": mlp, "moe": fields}
 
 
-def _dbrx(c: Config) -> dict[str, Any]:
-    refuse(c, "tie_word_embeddings", False, "tied DBRX, as its class has none")
-    act = c["ffn_config.ffn_act_fn"] or {}
-    c = {**c, "hidden_act": act.get("name", "silu"), "num_experts_per_tok": c["ffn_config.moe_top_k"]}
-    fields = moe(c, num_experts="ffn_config.moe_num_experts", width="ffn_config.ffn_hidden_size")
-    attention = {**gqa(c), "num_kv_heads": c["attn_config.kv_n_heads"]}
-    return {"attention": attention, "mlp": experts_only(c), "moe": fields, "norm": "layernorm", "norm_bias": False}
+def _dbrx(config: Config) -> dict[str, Any]:
+    refuse(config, "tie_word_embeddings", False, "tied DBRX, as its class has none")
+    act = config["ffn_config.ffn_act_fn"] or {}
+    config = {**config, "hidden_act": act.get("name", "silu"), "num_experts_per_tok": config["ffn_config.moe_top_k"]}
+    fields = moe(config, num_experts="ffn_config.moe_num_experts", width="ffn_config.ffn_hidden_size")
+    attention = {**gqa(config), "num_kv_heads": config["attn_config.kv_n_heads"]}
+    return {"attention": attention, "mlp": experts_only(config), "moe": fields, "norm": "layernorm", "norm_bias": False}
 
 
-def _dbrx_left_out(c: Config) -> tuple[str, ...]:
-    return clipped({"clip_qkv": c["attn_config.clip_qkv"]})
+def _dbrx_left_out(config: Config) -> tuple[str, ...]:
+    return clipped({"clip_qkv": config["attn_config.clip_qkv"]})
 
 
-def _ernie_moe(c: Config) -> dict[str, Any]:
-    refuse(c, "use_bias", False, "biases of ERNIE's experts")
-    first, last, layers = c["moe_layer_start_index"], c["moe_layer_end_index"], c["num_hidden_layers"]
-    if c["moe_layer_interval"] != 1 or (last is not None and last >= 0 and last < layers - 1):
+def _ernie_moe(config: Config) -> dict[str, Any]:
+    refuse(config, "use_bias", False, "biases of ERNIE's experts")
+    first, last, layers = config["moe_layer_start_index"], config["moe_layer_end_index"], config["num_hidden_layers"]
+    if config["moe_layer_interval"] != 1 or (last is not None and last >= 0 and last < layers - 1):
         raise ValueError(
-            f"moe_layer_interval ({c['moe_layer_interval']}) and moe_layer_end_index ({last}) must leave experts in "
-            "every layer after the first dense ones; mofa has no other pattern"
+            f"moe_layer_interval ({config['moe_layer_interval']}) and moe_layer_end_index ({last}) must leave experts "
+            "in every layer after the first dense ones; mofa has no other pattern"
         )
     fields = moe(
-        c, num_experts="moe_num_experts", correction_bias=True, first_k_dense=first,
-        shared_hidden=c["moe_num_shared_experts"] * c["moe_intermediate_size"],
+        config, num_experts="moe_num_experts", correction_bias=True, first_k_dense=first,
+        shared_hidden=config["moe_num_shared_experts"] * config["moe_intermediate_size"],
     )  # fmt: skip
-    return {"attention": gqa(c), **dense_or_experts(c, fields)}
+    return {"attention": gqa(config), **dense_or_experts(config, fields)}
 
 
-def _hunyuan(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    return {"attention": gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True), "mlp": gated_mlp(c)}
+def _hunyuan(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    return {"attention": gqa(config, qkv_bias=bias, out_bias=bias, qk_norm=True), "mlp": gated_mlp(config)}
 
 
-def _one_for_all(c: Config, key: str) -> int:
+def _one_for_all(config: Config, key: str) -> int:
     """A number of each layer, which must be the same in all."""
-    given = c[key]
+    given = config[key]
     listed = given if isinstance(given, list) else [given]
     if len(set(listed)) != 1:
         raise ValueError(f"{key} lists other numbers for other layers; mofa has one for all")
     return int(listed[0])
 
 
-def _hunyuan_moe(c: Config) -> dict[str, Any]:
+def _hunyuan_moe(config: Config) -> dict[str, Any]:
     """One shared expert as wide as a routed one; the class reads no key of its number."""
-    c = {**c, "num_experts": _one_for_all(c, "num_experts"), "num_experts_per_tok": _one_for_all(c, "moe_topk")}
-    bias = c["attention_bias"]
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True)
-    fields = moe(c, width="intermediate_size", shared_hidden=c["intermediate_size"])
-    return {"attention": attention, "mlp": {"activation": activation(c, gated=True)}, "moe": fields}
+    config = {
+        **config,
+        "num_experts": _one_for_all(config, "num_experts"),
+        "num_experts_per_tok": _one_for_all(config, "moe_topk"),
+    }
+    bias = config["attention_bias"]
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, qk_norm=True)
+    fields = moe(config, width="intermediate_size", shared_hidden=config["intermediate_size"])
+    return {"attention": attention, "mlp": {"activation": activation(config, gated=True)}, "moe": fields}
 
 
 ARCHITECTURES = (

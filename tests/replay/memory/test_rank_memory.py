@@ -85,27 +85,28 @@ def _one_of_each_kind() -> tuple[str, ...]:
     what it makes again, whose numbers are narrow, which allocator and experts it has."""
     first: dict[tuple[object, ...], str] = {}
     for name in fitting_configurations():
-        estimator, expandable = (run := load(name)).estimator, run.expandable
-        row, facts = estimator.table.row(0, estimator.framework.name), estimator.framework
+        run = load(name)
+        row, facts = run.table.row(0, run.framework.name), run.framework
         kind = (
-            facts.name, facts.data_parallel, facts.compile, facts.dispatcher, facts.experts, expandable, run.settled,
-            row.schedule, row.vpp, row.tp > 1, row.cp > 1, row.pp, row.ep > 1, str(row.recompute).partition(":")[0],
-            estimator.workload.precision, estimator.workload.model.moe is None,
+            facts.name, facts.data_parallel, facts.compile, facts.dispatcher, facts.experts, run.expandable,
+            run.settled, row.schedule, row.vpp, row.tp > 1, row.cp > 1, row.pp, row.ep > 1,
+            str(row.recompute).partition(":")[0], run.workload.precision, run.workload.model.moe is None,
         )  # fmt: skip
         first.setdefault(kind, name)
     return tuple(first.values())
 
 
+@cache
 def _one_of_each_schedule() -> tuple[str, ...]:
     """Of those the first of each kind of computations that come again in a step."""
     first: dict[tuple[object, ...], str] = {}
     for name in _one_of_each_kind():
-        estimator = (run := load(name)).estimator
-        if (rank := describe_ranks(estimator)[0]).num_micro_batches > 3:
-            row, facts = estimator.table.row(0, estimator.framework.name), estimator.framework
+        run = load(name)
+        row, facts = run.table.row(0, run.framework.name), run.framework
+        if run.workload.batch.global_batch > 3 * row.dp * row.micro_batch:
             kind = (
                 facts.name, facts.data_parallel, facts.compile, run.expandable, row.schedule, row.vpp, row.pp,
-                rank.routing_drift is None, row.recompute == "none",
+                describe_ranks(run.estimator)[0].routing_drift is None, row.recompute == "none",
             )  # fmt: skip
             first.setdefault(kind, name)
     return tuple(first.values())
@@ -130,8 +131,7 @@ def _peaks(run: Run, rank: Rank) -> tuple[int, int]:
     return played.peak.allocated, played.peak_reserved
 
 
-def _left(playing: RankMemoryReplay) -> object:
-    """The state that steps leave: what is free and where, and what waits for the next step."""
+def _left(playing: RankMemoryReplay) -> object:  # free memory, and what waits for the next step
     return playing.player.fingerprint_between_steps()
 
 

@@ -82,8 +82,9 @@ def test_plans_are_refined_from_the_best_on_within_the_time(search: mofa.Search)
     assert [plan.step_s for plan in refined.report.plans] == after
     assert any(plan.layout is not None and plan.layout.by == "search" for plan in refined.report.plans)
     assert all(plan.memory.fits for plan in refined.report.plans)
-    again = mofa.refine_layouts(search, 60.0)
-    assert again.report.plans == refined.report.plans
+    best = search.report.model_construct(**{**dict(search.report), "plans": search.report.plans[:1]})
+    (again,) = mofa.refine_layouts(replace(search, report=best), 60.0).report.plans
+    assert again in refined.report.plans  # whatever else was refined beside it
     assert mofa.refine_layouts(search, 0.5).report.plans == search.report.plans
     few = mofa.refine_layouts(search, 1.5).report.plans
     assert 0 < sum(plan.layout is not None and plan.layout.search is not None for plan in few) < len(few)

@@ -77,25 +77,25 @@ def add_python_of_cp_kind(b: TapeBuilder, ctx: Context) -> None:
         add_module_python(b, "attn.exchanged", module_call(ctx, "exchanged_attention"), s.a2a)
 
 
-def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tuple[str, str, str]:
+def _heads_for_tokens(b: TapeBuilder, sizes: _Sizes, q: str, k: str, v: str) -> tuple[str, str, str]:
     """All tokens of a part of the heads: each tensor is copied into parts, exchanged, and its chunks put in order.
 
     ``flash_attn_a2a_communicate`` with ``before_attn``: the exchange of one runs beside the copy of the next, and what
     is put in order, which backward keeps, lies in the pool of the stream beside.
     """
-    parts, sizes = {"q": q, "k": k, "v": v}, {"q": s.query, "k": s.key, "v": s.value}
+    parts, nbytes = {"q": q, "k": k, "v": v}, {"q": sizes.query, "k": sizes.key, "v": sizes.value}
 
     def copied(name: str) -> None:
-        out = b.tensor(f"attn.{name}.parts", sizes[name])
-        back = OpBackward(2 * sizes[name], 1, like="strided_copy", pool=CP_POOL)
-        work = MemoryBound(2 * sizes[name], "strided_copy")
+        out = b.tensor(f"attn.{name}.parts", nbytes[name])
+        back = OpBackward(2 * nbytes[name], 1, like="strided_copy", pool=CP_POOL)
+        work = MemoryBound(2 * nbytes[name], "strided_copy")
         parts[name] = b.add(
-            Op(f"attn.{name}.split", "memory_bound", work, (parts[name],), (out,), present=s.a2a, back=back)
+            Op(f"attn.{name}.split", "memory_bound", work, (parts[name],), (out,), present=sizes.a2a, back=back)
         )
 
     def sent(name: str) -> None:
         hold_in_module(b, "exchange", parts[name])
-        parts[name] = _exchanged(b, s, parts[name], f"attn.{name}", sizes[name])
+        parts[name] = _exchanged(b, sizes, parts[name], f"attn.{name}", nbytes[name])
         hold_in_module(b, "exchange", parts[name])
 
     copied("q")
@@ -105,79 +105,93 @@ def _heads_for_tokens(b: TapeBuilder, s: _Sizes, q: str, k: str, v: str) -> tupl
     sent("k")
     sent("v")
     for name in parts:
-        out = b.tensor(f"attn.{name}.heads", sizes[name])
-        parts[name] = _reordered(b, s, parts[name], out, sizes[name], pool=CP_POOL)
-    release_module_locals(b, "exchange", s.a2a)
+        out = b.tensor(f"attn.{name}.heads", nbytes[name])
+        parts[name] = _reordered(b, sizes, parts[name], out, nbytes[name], pool=CP_POOL)
+    release_module_locals(b, "exchange", sizes.a2a)
     return parts["q"], parts["k"], parts["v"]
 
 
-def _exchanged(b: TapeBuilder, s: _Sizes, x: str, name: str, nbytes: ArrayK) -> str:
+def _exchanged(b: TapeBuilder, sizes: _Sizes, x: str, name: str, nbytes: ArrayK) -> str:
     """One all-to-all of a tensor among the context-parallel ranks."""
     out = b.tensor(f"{name}.exchanged", nbytes)
     work = Collective("all_to_all", "cp", nbytes)
-    return b.add(Op(f"{name}.all_to_all", "cp", work, (x,), (out,), present=s.a2a, stream="cp"))
+    return b.add(Op(f"{name}.all_to_all", "cp", work, (x,), (out,), present=sizes.a2a, stream="cp"))
 
 
-def _reordered(b: TapeBuilder, s: _Sizes, x: str, out: str, nbytes: ArrayK, pool: str = "") -> str:
+def _reordered(b: TapeBuilder, sizes: _Sizes, x: str, out: str, nbytes: ArrayK, pool: str = "") -> str:
     """Chunks of the sequence in the order that causal attention needs, or that ranks hold: a compiled copy."""
     work, back = MemoryBound(2 * nbytes, "copy"), OpBackward(2 * nbytes, 1, like="copy", pool="" if pool else CP_POOL)
     return b.add(
-        Op(f"{out}.order", "memory_bound", work, (x,), (out,), present=s.a2a, guarded_calls=1.0, pool=pool, back=back)
+        Op(
+            f"{out}.order",
+            "memory_bound",
+            work,
+            (x,),
+            (out,),
+            present=sizes.a2a,
+            guarded_calls=1.0,
+            pool=pool,
+            back=back,
+        )
     )
 
 
-def _tokens_for_heads(b: TapeBuilder, s: _Sizes, out: str) -> str:
+def _tokens_for_heads(b: TapeBuilder, sizes: _Sizes, out: str) -> str:
     """The way back of the output: attention keeps it as it came from the kernel, beside what it returns."""
-    ordered = _reordered(b, s, out, b.tensor("attn.out.ordered", s.out), s.out)
+    ordered = _reordered(b, sizes, out, b.tensor("attn.out.ordered", sizes.out), sizes.out)
     hold_in_module(b, "exchange of the output", ordered)
-    sent = _exchanged(b, s, ordered, "attn.out", s.out)
+    sent = _exchanged(b, sizes, ordered, "attn.out", sizes.out)
     out = b.add(
-        Op("attn.out.join", "memory_bound", MemoryBound(2 * s.out, "strided_copy"), (sent,),
-           (b.tensor("attn.out.joined", s.out),), present=s.a2a, pool=CP_POOL,
-           back=OpBackward(2 * s.out, 1, like="strided_copy"))
+        Op("attn.out.join", "memory_bound", MemoryBound(2 * sizes.out, "strided_copy"), (sent,),
+           (b.tensor("attn.out.joined", sizes.out),), present=sizes.a2a, pool=CP_POOL,
+           back=OpBackward(2 * sizes.out, 1, like="strided_copy"))
     )  # fmt: skip
-    release_module_locals(b, "exchange of the output", s.a2a)
+    release_module_locals(b, "exchange of the output", sizes.a2a)
     return out
 
 
-def _steps(b: TapeBuilder, ctx: Context, s: _Sizes, q: str, k: str, v: str, windowed: bool) -> str:
+def _steps(b: TapeBuilder, ctx: Context, sizes: _Sizes, q: str, k: str, v: str, windowed: bool) -> str:
     """Attention in steps with what is exchanged beside them; one kernel where heads were exchanged."""
     a, cp = ctx.model.attention, ctx.cp
     steps = maximum(cp - 1.0, 0.0)
-    share = where(s.ring, steps / cp, 0.0)
-    pairs = ctx.attention_pairs(windowed) * where(s.a2a, cp, 1.0)
-    heads, kv_heads = (n / where(s.a2a, cp, 1.0) for n in (ctx.heads, ctx.kv_heads))
-    length = ctx.seq_len / where(s.a2a, 1.0, cp)
+    share = where(sizes.ring, steps / cp, 0.0)
+    pairs = ctx.attention_pairs(windowed) * where(sizes.a2a, cp, 1.0)
+    heads, kv_heads = (n / where(sizes.a2a, cp, 1.0) for n in (ctx.heads, ctx.kv_heads))
+    length = ctx.seq_len / where(sizes.a2a, 1.0, cp)
     backend = attention_backend(ctx)
-    received = _received(b, ctx, s, k, v)
+    received = _received(b, ctx, sizes, k, v)
     first: tuple[str, ...] = ()
-    if any_true(s.ring):
+    if any_true(sizes.ring):
         # the first step's output, and from the third step on one more; back a buffer of the exchange is there as long
-        partial = where(s.ring, where(cp > 2, 2.0, 1.0) * s.out, 0.0)
-        sent = where(s.ring, 2.0 * s.kv, 0.0)
-        first = (b.tensor("attn.partial", partial, grad_bytes=sent, grad_recorded_on_nccl_stream=s.ring),)
+        partial = where(sizes.ring, where(cp > 2, 2.0, 1.0) * sizes.out, 0.0)
+        sent = where(sizes.ring, 2.0 * sizes.kv, 0.0)
+        first = (b.tensor("attn.partial", partial, grad_bytes=sent, grad_recorded_on_nccl_stream=sizes.ring),)
         body = Attention(
             ctx.micro_batch, heads, length, pairs * share, a.d_qk, a.d_v, kv_heads=kv_heads, backend=backend
         )
-        seen = tuple(_seen(b, s, x, name) for name, x in (("q", q), ("k", k), ("v", v)))
-        b.add(Op("attn.core_beside", "attention", body, seen, first, present=s.ring, launches=steps,
+        seen = tuple(_seen(b, sizes, x, name) for name, x in (("q", q), ("k", k), ("v", v)))
+        b.add(Op("attn.core_beside", "attention", body, seen, first, present=sizes.ring, launches=steps,
                  back=OpBackward(0.0, 3.0 * steps, attention_backward_scratch(ctx))))  # fmt: skip
-        k, v = _turned(b, ctx, s, k, v)
-    k = _scattered(b, ctx, s, k)
-    side = b.tensor("attn.side", _side(ctx, s), grad=False)
+        k, v = _turned(b, ctx, sizes, k, v)
+    k = _scattered(b, ctx, sizes, k)
+    side = b.tensor("attn.side", _side(ctx, sizes), grad=False)
     b.add(Op("attn.side", "memory_bound", None, (), (side,), launches=0, pool=CP_POOL))
-    out, lse = b.tensor("attn.out", s.out), b.tensor("attn.lse", s.lse, grad=False)
+    out, lse = b.tensor("attn.out", sizes.out), b.tensor("attn.lse", sizes.lse, grad=False)
     last = Attention(
         ctx.micro_batch, heads, length, pairs * (1.0 - share), a.d_qk, a.d_v, kv_heads=kv_heads, backend=backend,
-        masked_pairs=0.0 if windowed else where(s.gathers, _masked_pairs(ctx), 0.0),
+        masked_pairs=0.0 if windowed else where(sizes.gathers, _masked_pairs(ctx), 0.0),
     )  # fmt: skip
-    scratch = where(s.gathers, 2.0 * cp * s.kv + 0.5 * s.out + 0.5 * s.kv, where(s.ring, s.kv + s.query, 0.0))
-    at_once = where(s.gathers, 2.0, 1.0)
+    scratch = where(
+        sizes.gathers,
+        2.0 * cp * sizes.kv + 0.5 * sizes.out + 0.5 * sizes.kv,
+        where(sizes.ring, sizes.kv + sizes.query, 0.0),
+    )
+    at_once = where(sizes.gathers, 2.0, 1.0)
     saved = (q, k, v, *(x for x in received if x == "attn.kv_received"), out, lse)
     b.add(Op("attn.core", "attention", last, (q, k, v, *received, *first), (out, lse), saved,
              launches=at_once,
              back=OpBackward(0.0, 3.0 * at_once, attention_backward_scratch(ctx) + scratch)))  # fmt: skip
-    return _merged(b, ctx, s, out, (side, *received))
+    return _merged(b, ctx, sizes, out, (side, *received))
 
 
 def _masked_pairs(ctx: Context) -> FloatK:
@@ -191,14 +205,14 @@ def _masked_pairs(ctx: Context) -> FloatK:
     return chunk * chunk
 
 
-def _seen(b: TapeBuilder, s: _Sizes, x: str, name: str) -> str:
+def _seen(b: TapeBuilder, sizes: _Sizes, x: str, name: str) -> str:
     """A tensor as the steps of a ring see it that run beside its exchanges: its gradient of them is one of its own."""
     nbytes = b.tensors[x].bytes
-    out = b.tensor(f"attn.{name}.seen", nbytes, grad_bytes=where(s.ring, nbytes, 0.0))
-    return b.add(Op(out, "memory_bound", None, (x,), (out,), view=True, launches=0, present=s.ring))
+    out = b.tensor(f"attn.{name}.seen", nbytes, grad_bytes=where(sizes.ring, nbytes, 0.0))
+    return b.add(Op(out, "memory_bound", None, (x,), (out,), view=True, launches=0, present=sizes.ring))
 
 
-def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[str, ...]:
+def _received(b: TapeBuilder, ctx: Context, sizes: _Sizes, k: str, v: str) -> tuple[str, ...]:
     """What is there of other ranks' keys and values while attention runs forward.
 
     A ring joins its own in a buffer, and receives in a second one while a step works; a third is there from the third
@@ -207,65 +221,73 @@ def _received(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[
     """
     cp, steps = ctx.cp, maximum(ctx.cp - 1.0, 0.0)
     arrived: list[str] = []
-    if any_true(s.ring):
+    if any_true(sizes.ring):
         joined = b.tensor(
             "attn.kv_joined",
-            where(s.ring, where(cp > 2, 2.0, 1.0) * s.kv, 0.0),
+            where(sizes.ring, where(cp > 2, 2.0, 1.0) * sizes.kv, 0.0),
             "buffer",
             grad=False,
-            recorded_on_nccl_stream=s.ring,
+            recorded_on_nccl_stream=sizes.ring,
         )
-        b.add(Op("attn.kv_join", "memory_bound", MemoryBound(where(s.ring, 2.0, 0.0) * s.kv, "copy"), (k, v), (joined,),
-                 launches=where(s.ring, 1.0, 0.0)))  # fmt: skip
-        for step in range(
-            3, int(np.max(where(s.ring, cp, 0.0)))
-        ):  # later steps receive in new buffers, in the turn of two variables
-            passed = b.tensor(f"attn.kv_step{step}", where(s.ring & (cp > step), s.kv, 0.0), "buffer", grad=False,
-                              recorded_on_nccl_stream=s.ring & (cp > step))  # fmt: skip
-            b.add(Op(passed, "memory_bound", None, (), (passed,), launches=0, present=s.ring & (cp > step)))
+        b.add(Op("attn.kv_join", "memory_bound", MemoryBound(where(sizes.ring, 2.0, 0.0) * sizes.kv, "copy"), (k, v),
+                 (joined,), launches=where(sizes.ring, 1.0, 0.0)))  # fmt: skip
+        # later steps receive in new buffers, in the turn of two variables
+        for step in range(3, int(np.max(where(sizes.ring, cp, 0.0)))):
+            passed = b.tensor(f"attn.kv_step{step}", where(sizes.ring & (cp > step), sizes.kv, 0.0), "buffer",
+                              grad=False, recorded_on_nccl_stream=sizes.ring & (cp > step))  # fmt: skip
+            b.add(Op(passed, "memory_bound", None, (), (passed,), launches=0, present=sizes.ring & (cp > step)))
         received = b.tensor(
-            "attn.kv_received", where(s.ring, s.kv, 0.0), "buffer", grad=False, recorded_on_nccl_stream=s.ring
+            "attn.kv_received",
+            where(sizes.ring, sizes.kv, 0.0),
+            "buffer",
+            grad=False,
+            recorded_on_nccl_stream=sizes.ring,
         )
-        b.add(Op("attn.kv_ring", "cp", Collective("send_recv", "cp", steps * s.kv), (joined,), (received,),
-                 present=s.ring, stream="cp", launches=2.0 * steps))  # fmt: skip
+        b.add(Op("attn.kv_ring", "cp", Collective("send_recv", "cp", steps * sizes.kv), (joined,), (received,),
+                 present=sizes.ring, stream="cp", launches=2.0 * steps))  # fmt: skip
         arrived += [joined, received]
-    if any_true(s.gathers):
-        none = b.tensor("attn.none", 0.0 * s.kv, grad=False)
+    if any_true(sizes.gathers):
+        none = b.tensor("attn.none", 0.0 * sizes.kv, grad=False)
         b.add(Op("attn.none", "memory_bound", None, (), (none,), launches=0))
-        gathered = b.tensor("attn.kv_gathered", where(s.gathers, cp * s.kv, 0.0), "buffer", grad=False)
-        b.add(Op("attn.kv_gather", "cp", Collective("all_gather", "cp", cp * s.kv), (none, k, v), (gathered,),
-                 present=s.gathers, stream="cp", launches=2.0))  # fmt: skip
-        ordered = b.tensor("attn.kv_ordered", where(s.gathers, cp * s.kv, 0.0), "buffer", grad=False)
-        b.add(Op("attn.kv_order", "memory_bound", MemoryBound(2.0 * cp * s.kv, ORDER), (gathered,), (ordered,),
-                 present=s.gathers, launches=2.0))  # fmt: skip
+        gathered = b.tensor("attn.kv_gathered", where(sizes.gathers, cp * sizes.kv, 0.0), "buffer", grad=False)
+        b.add(Op("attn.kv_gather", "cp", Collective("all_gather", "cp", cp * sizes.kv), (none, k, v), (gathered,),
+                 present=sizes.gathers, stream="cp", launches=2.0))  # fmt: skip
+        ordered = b.tensor("attn.kv_ordered", where(sizes.gathers, cp * sizes.kv, 0.0), "buffer", grad=False)
+        b.add(Op("attn.kv_order", "memory_bound", MemoryBound(2.0 * cp * sizes.kv, ORDER), (gathered,), (ordered,),
+                 present=sizes.gathers, launches=2.0))  # fmt: skip
         arrived.append(ordered)
     return tuple(arrived)
 
 
-def _side(ctx: Context, s: _Sizes) -> ArrayK:
+def _side(ctx: Context, sizes: _Sizes) -> ArrayK:
     """What the stream beside allocates forward: the output and log-sum-exp of its step, of a ring the last rank's; from
     the third step on also the step's before and a buffer of keys and values. [B]"""
     more = where(ctx.cp > 2, 1.0, 0.0)
-    return where(s.ring, (1.0 + more) * (s.out + s.lse) + more * s.kv, where(s.gathers, 0.5 * (s.out + s.lse), 0.0))
+    return where(
+        sizes.ring,
+        (1.0 + more) * (sizes.out + sizes.lse) + more * sizes.kv,
+        where(sizes.gathers, 0.5 * (sizes.out + sizes.lse), 0.0),
+    )
 
 
-def _turned(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[str, str]:
+def _turned(b: TapeBuilder, ctx: Context, sizes: _Sizes, k: str, v: str) -> tuple[str, str]:
     """Where a ring's backward exchanges keys and values with their gradients, beside all steps but one.
 
     Two buffers hold both of each. One is what is returned, by views of it that are both gradients: it is there for
     values, whose gradient is read last. The other one goes with the first output's gradient. Of keys and values
     nothing is kept for the backward but what was received last.
     """
-    other, turned = logical_not(s.ring), []
-    work = Collective("send_recv", "cp", 2.0 * maximum(ctx.cp - 1.0, 0.0) * s.kv)
-    back = OpBackward(work=work, family="cp", present=s.ring, view=True, stream="cp",
+    other, turned = logical_not(sizes.ring), []
+    work = Collective("send_recv", "cp", 2.0 * maximum(ctx.cp - 1.0, 0.0) * sizes.kv)
+    back = OpBackward(work=work, family="cp", present=sizes.ring, view=True, stream="cp",
                 launches=4.0 * maximum(ctx.cp - 1.0, 1.0))  # fmt: skip
     for name, x, nbytes, grad_bytes, exchange in (
-        ("k", k, s.key, where(s.ring, 0.0, s.key), None), ("v", v, s.value, where(s.ring, 2.0 * s.kv, s.value), back),
+        ("k", k, sizes.key, where(sizes.ring, 0.0, sizes.key), None),
+        ("v", v, sizes.value, where(sizes.ring, 2.0 * sizes.kv, sizes.value), back),
     ):  # fmt: skip
         out = b.tensor(
-            f"attn.{name}.turned", where(s.ring, 0.0, nbytes), grad_bytes=grad_bytes,
-            grad_recorded_on_nccl_stream=s.ring if exchange else False,
+            f"attn.{name}.turned", where(sizes.ring, 0.0, nbytes), grad_bytes=grad_bytes,
+            grad_recorded_on_nccl_stream=sizes.ring if exchange else False,
         )  # fmt: skip
         turned.append(
             b.add(Op(f"attn.{name}.turn", "memory_bound", None, (x,), (out,), view=other, launches=0, back=exchange))
@@ -273,17 +295,18 @@ def _turned(b: TapeBuilder, ctx: Context, s: _Sizes, k: str, v: str) -> tuple[st
     return turned[0], turned[1]
 
 
-def _scattered(b: TapeBuilder, ctx: Context, s: _Sizes, k: str) -> str:
+def _scattered(b: TapeBuilder, ctx: Context, sizes: _Sizes, k: str) -> str:
     """Where the backward of all-gather scatters the gradients that it made of all ranks' keys and values."""
-    if not any_true(s.gathers):
+    if not any_true(sizes.gathers):
         return k
-    out = b.tensor("attn.k.scattered", s.key, grad_bytes=where(s.ring, 0.0, s.key))  # a ring's: :func:`_turned`
-    back = OpBackward(work=Collective("reduce_scatter", "cp", ctx.cp * s.kv), family="cp", present=s.gathers, view=True,
-                stream="cp", launches=2.0)  # fmt: skip
+    # a ring's gradient: :func:`_turned`
+    out = b.tensor("attn.k.scattered", sizes.key, grad_bytes=where(sizes.ring, 0.0, sizes.key))
+    back = OpBackward(work=Collective("reduce_scatter", "cp", ctx.cp * sizes.kv), family="cp", present=sizes.gathers,
+                view=True, stream="cp", launches=2.0)  # fmt: skip
     return b.add(Op("attn.k.scatter", "memory_bound", None, (k,), (out,), view=True, launches=0, back=back))
 
 
-def _merged(b: TapeBuilder, ctx: Context, s: _Sizes, out: str, received: tuple[str, ...]) -> str:
+def _merged(b: TapeBuilder, ctx: Context, sizes: _Sizes, out: str, received: tuple[str, ...]) -> str:
     """What joins the steps' outputs, and back their gradients; queries' own are added up as those of two readers.
 
     A ring copies the first output (2 times its bytes) and merges each other into it (3) by compiled functions, two a
@@ -293,24 +316,25 @@ def _merged(b: TapeBuilder, ctx: Context, s: _Sizes, out: str, received: tuple[s
     """
     cp, steps = ctx.cp, maximum(ctx.cp - 1.0, 0.0)
     later = maximum(cp - 2.0, 0.0)
-    if any_true(s.gathers):
-        gathered = b.tensor("attn.gathered_again", 0.0 * s.out, grad_bytes=s.out)
-        again = OpBackward(work=Collective("all_gather", "cp", cp * s.kv), family="cp", present=s.gathers, view=True,
-                     stream="cp", launches=2.0)  # fmt: skip
+    if any_true(sizes.gathers):
+        gathered = b.tensor("attn.gathered_again", 0.0 * sizes.out, grad_bytes=sizes.out)
+        again = OpBackward(work=Collective("all_gather", "cp", cp * sizes.kv), family="cp", present=sizes.gathers,
+                     view=True, stream="cp", launches=2.0)  # fmt: skip
         out = b.add(
             Op("attn.gather_again", "memory_bound", None, (out,), (gathered,), view=True, launches=0, back=again)
         )
-    moved = where(s.ring, (2.0 + 3.0 * steps) * s.out, 3.0 * s.out)
-    ring_back = 2.0 * s.query + 4.0 * s.kv + 3.0 * later * (s.query + s.kv)
-    gather_back = 2.0 * s.query + 5.0 * cp * s.kv + 3.0 * (cp + 0.5) * s.kv
-    present = s.ring | s.gathers
-    ordered = where(s.ring, 0.0, 4.0 * cp * s.kv)  # keys and values once more, and their gradients
-    work = MemoryBound(where(s.ring, ring_back, gather_back), "copy", parts=((ordered, ORDER),))
+    moved = where(sizes.ring, (2.0 + 3.0 * steps) * sizes.out, 3.0 * sizes.out)
+    ring_back = 2.0 * sizes.query + 4.0 * sizes.kv + 3.0 * later * (sizes.query + sizes.kv)
+    gather_back = 2.0 * sizes.query + 5.0 * cp * sizes.kv + 3.0 * (cp + 0.5) * sizes.kv
+    present = sizes.ring | sizes.gathers
+    ordered = where(sizes.ring, 0.0, 4.0 * cp * sizes.kv)  # keys and values once more, and their gradients
+    work = MemoryBound(where(sizes.ring, ring_back, gather_back), "copy", parts=((ordered, ORDER),))
     back = OpBackward(work=work, family="memory_bound", present=present, view=True,
-                launches=where(s.ring, 5.0 + 3.0 * later, 10.0))  # fmt: skip
-    merged = b.tensor("attn.merged", 0.0 * s.out, grad_bytes=s.out)
+                launches=where(sizes.ring, 5.0 + 3.0 * later, 10.0))  # fmt: skip
+    merged = b.tensor("attn.merged", 0.0 * sizes.out, grad_bytes=sizes.out)
     return b.add(
         Op("attn.merge", "memory_bound", MemoryBound(moved, "copy"), (out, *received), (merged,), view=True,
         present=present,
-           launches=where(s.ring, 2.0 + 3.0 * steps, 3.0), guarded_calls=where(s.ring, 2.0 * steps, 0.0), back=back)
+           launches=where(sizes.ring, 2.0 + 3.0 * steps, 3.0), guarded_calls=where(sizes.ring, 2.0 * steps, 0.0),
+           back=back)
     )  # fmt: skip

@@ -142,18 +142,18 @@ def _latent_norm(b: TapeBuilder, ctx: Context, x: str, width: float) -> str:
     return base.norm_op(b, ctx, y, "kv_norm", width, b.region, torch_kernels=True, saved_input=x)
 
 
-def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
+def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
     """Latent attention with split down-projections, gathered along their width, and an unfused rotary embedding.
 
     multi_latent_attention.py:590-840; it needs a core attention that takes two head sizes, such as SDPA.
     """
     t, e, heads = ctx.tokens, ctx.activation_element_bytes, ctx.heads
-    rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
+    rank, rope_dim, nope = attention.kv_lora_rank, attention.qk_rope_head_dim, attention.qk_nope_head_dim
     q = h
-    if a.q_lora_rank is not None:
-        q = _down(b, ctx, h, "q_down", float(a.q_lora_rank))
-        q = _scatter(b, ctx, q, "q_down", float(a.q_lora_rank), strided=False)
-        q = norm(b, ctx, q, "q_norm", a.q_lora_rank)
+    if attention.q_lora_rank is not None:
+        q = _down(b, ctx, h, "q_down", float(attention.q_lora_rank))
+        q = _scatter(b, ctx, q, "q_down", float(attention.q_lora_rank), strided=False)
+        q = norm(b, ctx, q, "q_norm", attention.q_lora_rank)
     kv = _down(b, ctx, h, "kv_down", float(rank + rope_dim))
     latent, k_pe = b.tensor("kv.latent", t * rank * e), b.tensor("k_pe", t * rope_dim * e)
     b.add(
@@ -163,12 +163,12 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     latent = _scatter(b, ctx, latent, "kv_latent", float(rank), strided=True)
     latent = _latent_norm(b, ctx, latent, float(rank))
     b.region = "mla_up"
-    if a.q_lora_rank is None:
-        q = column_linear(b, ctx, q, "q_proj", heads * a.d_qk, float(ctx.model.hidden))
+    if attention.q_lora_rank is None:
+        q = column_linear(b, ctx, q, "q_proj", heads * attention.d_qk, float(ctx.model.hidden))
     else:
-        q = column_linear(b, ctx, q, "q_up", heads * a.d_qk, float(a.q_lora_rank))
-    up = column_linear(b, ctx, latent, "kv_up", heads * (nope + a.v_head_dim), float(rank))
-    q_bytes, v_bytes = t * heads * a.d_qk * e, t * heads * a.v_head_dim * e
+        q = column_linear(b, ctx, q, "q_up", heads * attention.d_qk, float(attention.q_lora_rank))
+    up = column_linear(b, ctx, latent, "kv_up", heads * (nope + attention.v_head_dim), float(rank))
+    q_bytes, v_bytes = t * heads * attention.d_qk * e, t * heads * attention.v_head_dim * e
     q_nope, q_pe = b.tensor("q.nope", t * heads * nope * e), b.tensor("q.pe", t * heads * rope_dim * e)
     b.add(
         Op("q.split", "memory_bound", None, (q,), (q_nope, q_pe), view=True, launches=0,
@@ -177,7 +177,7 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     k_nope, v_part = b.tensor("k.nope", t * heads * nope * e), b.tensor("v.part", v_bytes)
     b.add(
         Op("kv_up.split", "memory_bound", None, (up,), (k_nope, v_part), view=True, launches=0,
-           back=OpBackward(2 * t * heads * (nope + a.v_head_dim) * e, 1, like="join_heads"))
+           back=OpBackward(2 * t * heads * (nope + attention.v_head_dim) * e, 1, like="join_heads"))
     )  # fmt: skip
     q_pe = rotate(b, ctx, q_pe, "q_pe", b.tensors[q_pe].bytes, rope_dim, pairs=True)
     k_pe = rotate(b, ctx, k_pe, "k_pe", b.tensors[k_pe].bytes, rope_dim, pairs=True)

@@ -146,13 +146,13 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     return outs[0], outs[1]
 
 
-def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
+def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
     """Latent attention: replicated down-projections of the shard, up-projections split by heads, fused rotary."""
     t, s, e, hidden = ctx.tokens, ctx.shard_tokens, ctx.activation_element_bytes, float(ctx.model.hidden)
-    rank, rope_dim, nope = a.kv_lora_rank, a.qk_rope_head_dim, a.qk_nope_head_dim
+    rank, rope_dim, nope = attention.kv_lora_rank, attention.qk_rope_head_dim, attention.qk_nope_head_dim
     q = h
-    if a.q_lora_rank is not None:
-        q = replicated_linear(b, ctx, h, "q_down", float(a.q_lora_rank), hidden)
+    if attention.q_lora_rank is not None:
+        q = replicated_linear(b, ctx, h, "q_down", float(attention.q_lora_rank), hidden)
     kv = replicated_linear(b, ctx, h, "kv_down", float(rank + rope_dim), hidden)
     latent, k_pe = b.tensor("kv.latent", s * rank * e), b.tensor("k_pe", s * rope_dim * e)
     b.add(
@@ -161,29 +161,30 @@ def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
     )  # fmt: skip
     k_pe = sp_gather(b, ctx, k_pe, "k_pe", rope_dim)
     b.region = "mla_up"
-    if a.q_lora_rank is None:
-        q = column_linear(b, ctx, q, "q_proj", ctx.heads * a.d_qk, hidden)
+    if attention.q_lora_rank is None:
+        q = column_linear(b, ctx, q, "q_proj", ctx.heads * attention.d_qk, hidden)
     else:
-        q = norm(b, ctx, q, "q_norm", a.q_lora_rank)
-        q = column_linear(b, ctx, q, "q_up", ctx.heads * a.d_qk, a.q_lora_rank)
+        q = norm(b, ctx, q, "q_norm", attention.q_lora_rank)
+        q = column_linear(b, ctx, q, "q_up", ctx.heads * attention.d_qk, attention.q_lora_rank)
     # the norm copies its strided input and keeps the copy (te/module/layernorm_linear.py:1726)
     copy = b.tensor("kv.latent_copy", s * rank * e)
     latent = memory_bound_op(b, "kv.latent_copy", (latent,), copy, bytes_=2 * s * rank * e, back_launches=0)
     latent = norm(b, ctx, latent, "kv_norm", rank)
-    up = column_linear(b, ctx, latent, "kv_up", ctx.heads * (nope + a.v_head_dim), rank)
+    up = column_linear(b, ctx, latent, "kv_up", ctx.heads * (nope + attention.v_head_dim), rank)
     heads = ctx.heads
-    query = b.tensor("q", t * heads * a.d_qk * e)
-    key = b.tensor("k", t * heads * a.d_qk * e)
-    value = b.tensor("v", t * heads * a.v_head_dim * e)
+    query = b.tensor("q", t * heads * attention.d_qk * e)
+    key = b.tensor("k", t * heads * attention.d_qk * e)
+    value = b.tensor("v", t * heads * attention.v_head_dim * e)
     turned = 2 * t * heads * rope_dim * e
     b.add(
         Op("q.rope", "memory_bound", MemoryBound(turned), (q,), (query,), view=True, back=OpBackward(turned, 1),
            module_call=module_call(ctx, "rope"))
     )  # fmt: skip
     b.add(
-        Op("kv.rope", "memory_bound", MemoryBound(2 * t * heads * (a.d_qk + a.v_head_dim) * e), (up, k_pe),
-        (key, value),
-           back=OpBackward(2 * t * heads * (a.d_qk + a.v_head_dim) * e, 1), module_call=module_call(ctx, "rope"))
+        Op("kv.rope", "memory_bound", MemoryBound(2 * t * heads * (attention.d_qk + attention.v_head_dim) * e),
+           (up, k_pe), (key, value),
+           back=OpBackward(2 * t * heads * (attention.d_qk + attention.v_head_dim) * e, 1),
+           module_call=module_call(ctx, "rope"))
     )  # fmt: skip
     b.region = ""
     return query, key, value

@@ -207,7 +207,7 @@ def _is_back_through(op: Op, routing: RoutingStep) -> bool:
     return op.routing == routing and op.role == "backward"
 
 
-def _autocast_weights(p: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
+def _autocast_weights(fsdp: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
     """The kept (or repeated) bf16 weight is read by the input gradient; the bf16 weight gradient is cast to fp32.
 
     Compiled too: the input gradient's product reads the copy from memory, and what a backward kernel that cannot be
@@ -222,16 +222,16 @@ def _autocast_weights(p: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
         if pending and cast != pending[0].origin:
             out += pending
             pending = []
-        if op.role == "dgrad" and copy in p.tensors:
-            if f"{copy}~" in p.tensors:
+        if op.role == "dgrad" and copy in fsdp.tensors:
+            if f"{copy}~" in fsdp.tensors:
                 copy = f"{copy}~"
             op = op._replace(reads=(*op.reads, copy))
         out.append(op)
-        for grad in (w for w in op.writes if p.tensors[w].weight):
-            params = p.tensors[grad].bytes / 2.0
+        for grad in (w for w in op.writes if fsdp.tensors[w].weight):
+            params = fsdp.tensors[grad].bytes / 2.0
             last = grad
             if op.role == "wgrad":
-                last = p.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
+                last = fsdp.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
                 pending.append(Op(f"{base}.grad_cast", "memory_bound", MemoryBound(CAST * params, "cast_up"), (grad,),
                               (last,), present=op.present, compiled=op.compiled, role="grad_cast", origin=op.origin,
                               part=op.part))  # fmt: skip
@@ -245,7 +245,7 @@ def _autocast_weights(p: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
     return [*out, *pending]
 
 
-def _plain_gradients(p: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
+def _plain_gradients(fsdp: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
     """Gradients in the parameters' dtype, added from the second micro-batch on: behind the sum of input gradients, for
     which autograd turns the folded input before the transposed weight."""
     out: list[Op] = []
@@ -255,21 +255,21 @@ def _plain_gradients(p: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
             out += pending
             pending = []
         out.append(op)
-        for grad in (w for w in op.writes if p.tensors[w].weight):
+        for grad in (w for w in op.writes if fsdp.tensors[w].weight):
             if ctx.accumulating:
-                moved = MemoryBound(3.0 * p.tensors[grad].bytes * ctx.accumulates)
+                moved = MemoryBound(3.0 * fsdp.tensors[grad].bytes * ctx.accumulates)
                 pending.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (),
                 launches=accumulation_launches(ctx),
                                present=op.present, role="accumulate", part=op.part))  # fmt: skip
     return [*out, *pending]
 
 
-def _unsharded_gradients(p: FsdpOps, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
+def _unsharded_gradients(fsdp: FsdpOps, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
     """Under pp each block's bf16 gradients are added to unsharded fp32 ones (to_accumulated_grad_if_needed)."""
     per_param = CAST + (4.0 if ctx.accumulating else 0.0) * ctx.accumulates
     result = list(ops)
-    dense_grads = weight_gradients(p, ops, experts=False)
-    expert_grads = weight_gradients(p, ops, experts=True)
+    dense_grads = weight_gradients(fsdp, ops, experts=False)
+    expert_grads = weight_gradients(fsdp, ops, experts=True)
     own_group = experts > 0
     if any_true(own_group) and expert_grads:
         add = Op(
@@ -283,7 +283,7 @@ def _unsharded_gradients(p: FsdpOps, ops: list[Op], ctx: Context, own: ArrayK, e
             role="accumulate",
             part="fsdp",
         )
-        post = FsdpOps(ops=[add], tensors=p.tensors)
+        post = FsdpOps(ops=[add], tensors=fsdp.tensors)
         expert_grads = _kept_where_together(post, expert_grads, own_group)
         index = _after_experts(ops)
         result[index:index] = post.ops
@@ -293,12 +293,12 @@ def _unsharded_gradients(p: FsdpOps, ops: list[Op], ctx: Context, own: ArrayK, e
     return result
 
 
-def _kept_where_together(p: FsdpOps, grads: tuple[str, ...], own_group: BoolK) -> tuple[str, ...]:
+def _kept_where_together(fsdp: FsdpOps, grads: tuple[str, ...], own_group: BoolK) -> tuple[str, ...]:
     """The experts' gradients as the block's own group sees them: alive on only where it is their group too."""
     names = []
     for grad in grads:
-        name = p.tensor(f"{grad}.together", 0.0, "grad")
-        p.ops.append(
+        name = fsdp.tensor(f"{grad}.together", 0.0, "grad")
+        fsdp.ops.append(
             Op(f"fsdp.{grad}", "dp", None, (grad,), (name,), view=logical_not(own_group), launches=0, region=OUTSIDE,
                part="fsdp")
         )  # fmt: skip
@@ -306,7 +306,7 @@ def _kept_where_together(p: FsdpOps, grads: tuple[str, ...], own_group: BoolK) -
     return tuple(names)
 
 
-def _fsdp(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
+def _fsdp(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
     zero, own_group, width = 0.0 * ctx.tp, experts > 0, ctx.framework.reduced_bytes_per_param
     block_own, _ = neighbour_params(ctx, block)
     following, previous = own, own
@@ -314,7 +314,7 @@ def _fsdp(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
         following, previous = zero, block_own
     elif block == "head":
         following, previous = block_own, zero
-    begin = FsdpOps(tensors=p.tensors)
+    begin = FsdpOps(tensors=fsdp.tensors)
     weights = "fsdp.weights"
     if block != "head":
         begin.tensor("fsdp.next@", 0.0)
@@ -337,14 +337,14 @@ def _fsdp(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
         begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.add_mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE, claims="fsdp.reduce_input")
     body = list(ops)
-    dense_grads = weight_gradients(p, ops, experts=False)
-    expert_grads = weight_gradients(p, ops, experts=True)
+    dense_grads = weight_gradients(fsdp, ops, experts=False)
+    expert_grads = weight_gradients(fsdp, ops, experts=True)
     if any_true(own_group):
-        post = FsdpOps(tensors=p.tensors)
+        post = FsdpOps(tensors=fsdp.tensors)
         post.tensor("fsdp.reduced", 0.0, use="reduced")
         post.add_wait("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"))
         reduce_gradients(post, ctx, "efsdp", experts, ctx.efsdp, expert_grads, 3)
-        together = FsdpOps(tensors=p.tensors)
+        together = FsdpOps(tensors=fsdp.tensors)
         expert_grads = _kept_where_together(together, expert_grads, own_group)
         # behind the copy-in, in front of the reduction's output (foreach_reduce: unsharded_grads.clear())
         copied = next(i for i, op in enumerate(post.ops) if op.name == "efsdp.reduce_copy_in") + 1
@@ -355,8 +355,8 @@ def _fsdp(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
         first = own_ops[0]
         if body[first].repeated:
             index = next(i for i in own_ops if not body[i].repeated)
-            body[index:index] = _experts_again(p, ctx, experts)
-        pre = FsdpOps(tensors=p.tensors)
+            body[index:index] = _experts_again(fsdp, ctx, experts)
+        pre = FsdpOps(tensors=fsdp.tensors)
         copy_out(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)
         body[first:first] = pre.ops
     if block == "head":  # hooks run behind the loss, in front of the output layer
@@ -364,7 +364,7 @@ def _fsdp(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
         body[index:index] = begin.ops
     else:
         body[:0] = begin.ops
-    end = FsdpOps(tensors=p.tensors)
+    end = FsdpOps(tensors=fsdp.tensors)
     if block not in ("embedding", "head"):
         end.ops += all_reduce_partial_gradients(ctx)
     wait = "efsdp.reduced" if any_true(own_group) else "fsdp.reduced"
@@ -379,16 +379,16 @@ def _fsdp(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, expe
     if block == "embedding":  # the last reduction of a micro-batch: nothing is left to run beside it
         end.add_mark("fsdp.last", (), ("fsdp.done",), REDUCE)
         end.add_wait("fsdp.finish", ("fsdp.done",))
-    p.ops = body + end.ops
+    fsdp.ops = body + end.ops
 
 
-def _experts_again(p: FsdpOps, ctx: Context, experts: FloatK) -> list[Op]:
+def _experts_again(fsdp: FsdpOps, ctx: Context, experts: FloatK) -> list[Op]:
     """The experts' second gather where their layer is computed again: its hooks let them go behind the repetition.
 
     The block's own hook has its weights there already, the experts' has not (_fsdp_state.py, _pre_forward). The tape
     holds the first ones throughout.
     """
-    again = FsdpOps(tensors=p.tensors)
+    again = FsdpOps(tensors=fsdp.tensors)
     arrived = gather_weights(again, ctx, "efsdp.again", "efsdp", experts, ctx.efsdp, ctx.efsdp > 1)
     for name in (arrived, f"{arrived}.in"):
         again.tensors[name] = again.tensors[name]._replace(bytes=0.0)

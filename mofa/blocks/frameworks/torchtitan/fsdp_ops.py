@@ -91,22 +91,22 @@ class FsdpOps:
 
 
 def gather_weights(
-    p: FsdpOps, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, present: BoolK, *,
+    fsdp: FsdpOps, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, present: BoolK, *,
     of_block: bool = False,
 ) -> str:  # fmt: skip
     """Cast and copy the shard in, a bf16 one copied alone, gather in place: 2 bytes a parameter come out; nothing for a
     group of one rank. ``of_block``: the parameters are a block's own."""
     runs = present & (ranks > 1)
-    p.tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0), use="gathered_shard" if of_block else "")
-    p.tensor(out, where(runs, 2.0 * params, 0.0), use="gathered" if of_block else "")
+    fsdp.tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0), use="gathered_shard" if of_block else "")
+    fsdp.tensor(out, where(runs, 2.0 * params, 0.0), use="gathered" if of_block else "")
     if not any_true(runs):
         return out
-    p.ops.append(
+    fsdp.ops.append(
         Op(f"{out}.copy_in", "dp", MemoryBound(where(runs, (ctx.stored_bytes_per_param + 2.0) * params / ranks, 0.0),
         "foreach_cast"), (),
            (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE, part="fsdp")
     )  # fmt: skip
-    p.ops.append(
+    fsdp.ops.append(
         Op(f"{out}.all_gather", "dp", Collective("all_gather", group, 2.0 * params), (f"{out}.in",), (out,),
            present=runs, stream=GATHER, region=OUTSIDE, part="fsdp")
     )  # fmt: skip
@@ -114,7 +114,7 @@ def gather_weights(
 
 
 def copy_out(
-    p: FsdpOps, ctx: Context, reads: tuple[str, ...], weights: str, params: ArrayK, ranks: ArrayK, *, experts: bool
+    fsdp: FsdpOps, ctx: Context, reads: tuple[str, ...], weights: str, params: ArrayK, ranks: ArrayK, *, experts: bool
 ) -> str:  # fmt: skip
     """Split the gathered buffer into parameters; a group of one rank casts and copies each from its shard.
 
@@ -126,8 +126,8 @@ def copy_out(
     if ctx.framework.flat_params:
         moved, launches = where(ranks > 1, 0.0, (ctx.stored_bytes_per_param + 2.0) * params), where(ranks > 1, 0.0, 1.0)
     scratch = where(ranks > 1, where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
-    p.tensor(weights, 2.0 * params, "weight_copy")
-    p.ops.append(
+    fsdp.tensor(weights, 2.0 * params, "weight_copy")
+    fsdp.ops.append(
         Op(f"{weights}.copy_out", "dp", MemoryBound(moved, "copy"), reads, (weights,), scratch=scratch,
         launches=launches,
            present=params > 0, region=OUTSIDE, part="fsdp",
@@ -137,7 +137,7 @@ def copy_out(
 
 
 def reduce_gradients(
-    p: FsdpOps, ctx: Context, name: str, params: ArrayK, ranks: ArrayK, grads: tuple[str, ...], num_weights: int
+    fsdp: FsdpOps, ctx: Context, name: str, params: ArrayK, ranks: ArrayK, grads: tuple[str, ...], num_weights: int
 ) -> None:
     """Copy bf16 gradients into an fp32 buffer, reduce-scatter it, add the shard to the gradient.
 
@@ -152,14 +152,14 @@ def reduce_gradients(
     """
     present = params > 0
     if not any_true(present):
-        p.tensor(f"{name}.reduced", 0.0, use="reduced")
-        p.tensor(f"{name}.reduce_input", 0.0, use="reduce_input")
+        fsdp.tensor(f"{name}.reduced", 0.0, use="reduced")
+        fsdp.tensor(f"{name}.reduce_input", 0.0, use="reduce_input")
         return
     alone = present & (ranks <= 1)
     by_rows = shards_experts_by_row(ctx) & (ranks > 1) & (name == "efsdp")
     width = ctx.framework.reduced_bytes_per_param
-    p.tensor(f"{name}.reduce_input", width * params, use="reduce_input")
-    p.ops.append(
+    fsdp.tensor(f"{name}.reduce_input", width * params, use="reduce_input")
+    fsdp.ops.append(
         Op(f"{name}.reduce_copy_in", "dp", MemoryBound((2.0 + width + where(by_rows, 4.0, 0.0)) * params, "cast_up"),
         grads,
            (f"{name}.reduce_input",), scratch=where(by_rows, 2.0 * params / 3.0, 0.0), present=present,
@@ -168,8 +168,8 @@ def reduce_gradients(
     in_loop: tuple[str, ...] = ()
     last = gradient_registered_last(grads, ctx, experts=name == "efsdp")
     if last and not ctx.framework.flat_params and any_true(present & logical_not(alone)):
-        in_loop = (p.tensor(f"{name}.in_loop", 0.0, "grad"),)
-        p.ops.append(
+        in_loop = (fsdp.tensor(f"{name}.in_loop", 0.0, "grad"),)
+        fsdp.ops.append(
             Op(
                 f"{name}.loop",
                 "dp",
@@ -183,37 +183,37 @@ def reduce_gradients(
             )
         )
     result_bytes = where(ctx.accumulating & present, ctx.stored_bytes_per_param * params / ranks, 0.0)
-    p.tensor(f"{name}.reduced", result_bytes, "grad", "reduced")
+    fsdp.tensor(f"{name}.reduced", result_bytes, "grad", "reduced")
     out, kind = f"{name}.reduced", "grad"
     casts = ctx.stored_bytes_per_param < width
     if casts:
         result_bytes, kind = where(present, width * params / ranks, 0.0), "buffer"
-        out = p.tensor(f"{name}.summed", result_bytes)
+        out = fsdp.tensor(f"{name}.summed", result_bytes)
     if any_true(present & logical_not(alone)):
         payload = Collective("reduce_scatter", name, width * params)
         if ctx.framework.flat_params:
-            p.ops.append(
+            fsdp.ops.append(
                 Op(f"{name}.predivide", "dp", MemoryBound(where(alone, 0.0, 2.0 * width * params), "mul"),
                    (f"{name}.reduce_input",), (), launches=where(alone, 0.0, 1.0), present=present, stream=REDUCE,
                    region=OUTSIDE, part="fsdp")
             )  # fmt: skip
         writes = (f"{name}.scattered",) if any_true(alone) else (out,)
         if any_true(alone):
-            p.tensor(writes[0], where(alone, 0.0, result_bytes), kind)
-        p.ops.append(
+            fsdp.tensor(writes[0], where(alone, 0.0, result_bytes), kind)
+        fsdp.ops.append(
             Op(f"{name}.reduce_scatter", "dp", payload, (f"{name}.reduce_input",), writes,
                present=present & logical_not(alone), stream=REDUCE, region=OUTSIDE, part="fsdp")
         )  # fmt: skip
     if any_true(alone):
         reads = (f"{name}.scattered" if any_true(present & logical_not(alone)) else f"{name}.reduce_input",)
-        p.ops.append(
+        fsdp.ops.append(
             Op(f"{name}.reduce_copy", "dp", MemoryBound(where(alone, 16.0 * params, 0.0), "copy"), reads, (out,),
                scratch=where(alone, 4.0 * params + (0.0 if ctx.accumulating else 4.0 * params), 0.0), launches=2,
                present=alone, stream=REDUCE, region=OUTSIDE, part="fsdp")
         )  # fmt: skip
     if casts:
         moved = where(present, (width + ctx.stored_bytes_per_param) * params / ranks, 0.0)
-        p.ops.append(
+        fsdp.ops.append(
             Op(f"{name}.reduced_cast", "dp", MemoryBound(moved, "cast_down"), (out,), (f"{name}.reduced",),
             present=present,
                stream=REDUCE, region=OUTSIDE, part="fsdp")
@@ -221,13 +221,13 @@ def reduce_gradients(
         out = f"{name}.reduced"
     if ctx.accumulating:
         added = 3.0 * ctx.stored_bytes_per_param * params / ranks * ctx.accumulates
-        p.ops.append(
+        fsdp.ops.append(
             Op(f"{name}.accumulate", "dp", MemoryBound(added, "mul"), (out,), (),
                launches=accumulation_launches(ctx, float(num_weights)), present=present, stream=REDUCE, region=OUTSIDE,
                role="accumulate", part="fsdp")
         )  # fmt: skip
     if in_loop:
-        p.ops.append(Op(f"{name}.reduce_returns", "dp", None, in_loop, (), launches=0, region=OUTSIDE, part="fsdp"))
+        fsdp.ops.append(Op(f"{name}.reduce_returns", "dp", None, in_loop, (), launches=0, region=OUTSIDE, part="fsdp"))
 
 
 def gradient_registered_last(grads: tuple[str, ...], ctx: Context, *, experts: bool = False) -> tuple[str, ...]:
@@ -251,10 +251,10 @@ def accumulation_launches(ctx: Context, num: float = 1.0) -> FloatK:
     return where(ctx.accumulates > 0.0, num, 0.0)
 
 
-def weight_gradients(p: FsdpOps, ops: list[Op], *, experts: bool) -> tuple[str, ...]:
+def weight_gradients(fsdp: FsdpOps, ops: list[Op], *, experts: bool) -> tuple[str, ...]:
     """The gradients of weights that these ops write, of the experts or of the others."""
     own = (op for op in ops if (op.part == "experts") == experts)
-    return tuple(w for op in own for w in op.writes if p.tensors[w].weight)
+    return tuple(w for op in own for w in op.writes if fsdp.tensors[w].weight)
 
 
 def neighbour_params(ctx: Context, block: str) -> tuple[ArrayK, ArrayK]:

@@ -126,19 +126,24 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
     return row_norm(b, ctx, x, name, ctx.tokens * heads * head_norm_ranks(ctx), head_dim, ctx.activation_element_bytes)
 
 
-def mla(b: TapeBuilder, ctx: Context, a: MlaSpec, h: str) -> Heads:
+def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
     """Latent attention (deepseek_v3/model.py): low-rank projections replicated over tp on the gathered sequence.
 
     Keys are concatenated with the one rotated key; values stay a view of the up-projection, which is kept whole.
     """
     t, e, hidden = ctx.tokens, ctx.activation_element_bytes, float(ctx.model.hidden)
-    heads, rank, turn, nope = ctx.heads, float(a.kv_lora_rank), float(a.qk_rope_head_dim), float(a.qk_nope_head_dim)
-    d_qk, d_v = float(a.d_qk), float(a.v_head_dim)
+    heads, rank, turn, nope = (
+        ctx.heads,
+        float(attention.kv_lora_rank),
+        float(attention.qk_rope_head_dim),
+        float(attention.qk_nope_head_dim),
+    )
+    d_qk, d_v = float(attention.d_qk), float(attention.v_head_dim)
     full, wide = cast_once(b, ctx, gather_sequence(b, ctx, h, "attn", hidden), "attn", t * hidden)
-    if a.q_lora_rank is None:
+    if attention.q_lora_rank is None:
         q_raw = linear(b, ctx, full, "wq", m=t, n=heads * d_qk, k=hidden, wide_input=wide, step="folded_product")
     else:
-        low = float(a.q_lora_rank)
+        low = float(attention.q_lora_rank)
         down = linear(b, ctx, full, "wq_a", m=t, n=low, k=hidden, wide_input=wide)
         down = row_norm(b, ctx, down, "q_norm", t, low, e)
         down = sum_gradients(b, down, "wq_b", t * low * e, ctx.has_tp)

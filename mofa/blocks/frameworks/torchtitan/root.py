@@ -48,7 +48,7 @@ def wrap_model_end(b: TapeBuilder, ctx: Context, block: str, own: ArrayK) -> Non
     p.add_to(b)
 
 
-def backward_of_model_end(p: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK) -> None:
+def backward_of_model_end(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK) -> None:
     """The ends of the model where they are the root's: nothing is gathered, and the root's hook runs at the end, as
     tokens need no gradient (_fsdp_state.py, ``_root_post_backward_final_callback``).
 
@@ -56,23 +56,23 @@ def backward_of_model_end(p: FsdpOps, ops: list[Op], ctx: Context, block: str, o
     step: of several micro-batches the later ones find 2 bytes a head parameter too many.
     """
     width = ctx.framework.reduced_bytes_per_param
-    own_grads = weight_gradients(p, ops, experts=False)
-    p.ops = list(ops)
+    own_grads = weight_gradients(fsdp, ops, experts=False)
+    fsdp.ops = list(ops)
     if block == "head":
-        p.add_mark("fsdp.turn_last", (LAST,), (), "compute")
-        p.add_mark("fsdp.root.accumulate", own_grads, (), "compute", "accumulate")
-        p.tensor(
+        fsdp.add_mark("fsdp.turn_last", (LAST,), (), "compute")
+        fsdp.add_mark("fsdp.root.accumulate", own_grads, (), "compute", "accumulate")
+        fsdp.tensor(
             "fsdp.reduce_input", 4.0, use="reduce_input"
         )  # stands for what the last block finds on its way: nothing
-        p.add_mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
-        p.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
+        fsdp.add_mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
+        fsdp.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
         return
     all_params, (block_own, expert_params) = own + head_params(ctx), neighbour_params(ctx, block)
-    begin = FsdpOps(tensors=p.tensors)
+    begin = FsdpOps(tensors=fsdp.tensors)
     begin.tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
     begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.add_mark("fsdp.previous", (), ("fsdp.previous",), REDUCE, claims="fsdp.reduce_input")
-    end = FsdpOps(tensors=p.tensors)
+    end = FsdpOps(tensors=fsdp.tensors)
     end.tensor("fsdp.reduced", 0.0, use="reduced")
     end.tensor("fsdp.done", 0.0)
     end.add_wait("fsdp.reshard", ("fsdp.weights", "fsdp.previous", "fsdp.reduced"))
@@ -80,4 +80,4 @@ def backward_of_model_end(p: FsdpOps, ops: list[Op], ctx: Context, block: str, o
     end.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
     end.add_mark("fsdp.last", (), ("fsdp.done",), REDUCE)
     end.add_wait("fsdp.finish", ("fsdp.done",))
-    p.ops = begin.ops + p.ops + end.ops
+    fsdp.ops = begin.ops + fsdp.ops + end.ops

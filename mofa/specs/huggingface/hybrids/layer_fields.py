@@ -50,7 +50,7 @@ def layers(
     return {"layers": fields}
 
 
-def listed(c: Config, key: str, known: Mapping[Any, str], length: int | None = None) -> list[str]:
+def listed(config: Config, key: str, known: Mapping[Any, str], length: int | None = None) -> list[str]:
     """A list of each layer's kind, by mofa's names.
 
     Raises
@@ -58,7 +58,7 @@ def listed(c: Config, key: str, known: Mapping[Any, str], length: int | None = N
     ValueError
         If it has another length than the layers, or holds what is unknown.
     """
-    given, wanted = c[key], c["num_hidden_layers"] if length is None else length
+    given, wanted = config[key], config["num_hidden_layers"] if length is None else length
     if given is None:
         raise ValueError(f"{key} is null; list the kind of each layer")
     if len(given) != wanted:
@@ -69,7 +69,7 @@ def listed(c: Config, key: str, known: Mapping[Any, str], length: int | None = N
     return [known[value] for value in given]
 
 
-def numbers(c: Config, key: str) -> set[int]:
+def numbers(config: Config, key: str) -> set[int]:
     """Numbers of layers that a key lists, none where it is null.
 
     Raises
@@ -77,7 +77,7 @@ def numbers(c: Config, key: str) -> set[int]:
     ValueError
         If it holds anything else.
     """
-    given = c[key] or ()
+    given = config[key] or ()
     if not all(type(number) is int for number in given):
         raise ValueError(f"{key} ({short(given)}) must list numbers of layers; correct it")
     return set(given)
@@ -100,18 +100,18 @@ def delta_net_sizes(key_heads: Any, value_heads: Any, key_width: Any, value_widt
     return {name: value if isinstance(value, Key) else size(value) for name, value in given.items()}
 
 
-def gated_delta_net(c: Config) -> dict[str, Any]:
+def gated_delta_net(config: Config) -> dict[str, Any]:
     """The mixer of these keys."""
     return {
-        "kind": "gated_delta_net", "num_key_heads": c["linear_num_key_heads"],
-        "num_value_heads": c["linear_num_value_heads"], "key_head_dim": c["linear_key_head_dim"],
-        "value_head_dim": c["linear_value_head_dim"], "conv_kernel": c["linear_conv_kernel_dim"],
+        "kind": "gated_delta_net", "num_key_heads": config["linear_num_key_heads"],
+        "num_value_heads": config["linear_num_value_heads"], "key_head_dim": config["linear_key_head_dim"],
+        "value_head_dim": config["linear_value_head_dim"], "conv_kernel": config["linear_conv_kernel_dim"],
     }  # fmt: skip
 
 
-def grouped_experts(c: Config, shared_hidden: int = 0) -> dict[str, Any]:
+def grouped_experts(config: Config, shared_hidden: int = 0) -> dict[str, Any]:
     """Experts that sigmoids and a correction bias choose, in groups, by DeepSeek's keys."""
     return moe(
-        c, num_experts="n_routed_experts", score="sigmoid", correction_bias=True, num_groups=c["n_group"],
-        groups_per_token=c["topk_group"], shared_hidden=shared_hidden,
+        config, num_experts="n_routed_experts", score="sigmoid", correction_bias=True, num_groups=config["n_group"],
+        groups_per_token=config["topk_group"], shared_hidden=shared_hidden,
     )  # fmt: skip

@@ -38,131 +38,144 @@ from mofa.specs.huggingface.shared_keys import (
 )
 
 
-def _full_or_linear(c: Config) -> list[str]:
+def _full_or_linear(config: Config) -> list[str]:
     """Each layer by its list, else every n-th is full."""
-    if c["layer_types"] is not None:
-        return listed(c, "layer_types", LINEAR_OR_FULL)
-    every = c["full_attention_interval"]
-    return ["linear" if (i + 1) % every else "full" for i in range(c["num_hidden_layers"])]
+    if config["layer_types"] is not None:
+        return listed(config, "layer_types", LINEAR_OR_FULL)
+    every = config["full_attention_interval"]
+    return ["linear" if (i + 1) % every else "full" for i in range(config["num_hidden_layers"])]
 
 
-def _qwen_attention(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    return gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, **rotary_dim(c))
+def _qwen_attention(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    return gqa(config, qkv_bias=bias, out_bias=bias, qk_norm=True, **rotary_dim(config))
 
 
-def _qwen3_next(c: Config) -> dict[str, Any]:
+def _qwen3_next(config: Config) -> dict[str, Any]:
     """Layer i has experts where ``(i + 1) % decoder_sparse_step == 0`` and i is not in ``mlp_only_layers``."""
-    step, dense = c["decoder_sparse_step"], numbers(c, "mlp_only_layers")
-    sparse = [(i + 1) % step == 0 and i not in dense and c["num_experts"] > 0 for i in range(c["num_hidden_layers"])]
-    return _qwen(c, sparse)
+    step, dense = config["decoder_sparse_step"], numbers(config, "mlp_only_layers")
+    sparse = [
+        (i + 1) % step == 0 and i not in dense and config["num_experts"] > 0 for i in range(config["num_hidden_layers"])
+    ]
+    return _qwen(config, sparse)
 
 
-def _qwen(c: Config, sparse: list[bool]) -> dict[str, Any]:
+def _qwen(config: Config, sparse: list[bool]) -> dict[str, Any]:
     """Gated attention or gated delta nets, each with experts or a dense feed-forward."""
-    mixers = {"linear": gated_delta_net(c), "full": GATED}
+    mixers = {"linear": gated_delta_net(config), "full": GATED}
     both = len(set(sparse)) > 1
     each = []
-    for name, has_experts in zip(_full_or_linear(c), sparse, strict=True):
+    for name, has_experts in zip(_full_or_linear(config), sparse, strict=True):
         ffn = MOE if has_experts else MLP
         each.append(kind(f"{name}-{ffn['kind']}" if both else name, [mixers[name]], [ffn]))
     more: dict[str, Any] = {}
-    if c["mtp_num_hidden_layers"]:
+    if config["mtp_num_hidden_layers"]:
         ffn = MOE if sparse[-1] else MLP
         more["prediction"] = [kind(f"full-{ffn['kind']}" if both else "full", [GATED], [ffn])]
-    raw = {"attention": _qwen_attention(c), "num_mtp_layers": c["mtp_num_hidden_layers"], **layers(each, **more)}
+    raw = {
+        "attention": _qwen_attention(config),
+        "num_mtp_layers": config["mtp_num_hidden_layers"],
+        **layers(each, **more),
+    }
     if not any(sparse):
-        return {**raw, "mlp": gated_mlp(c)}
-    fields = moe(c, shared_hidden=c["shared_expert_intermediate_size"], shared_gate=True)
-    mlp = experts_only(c) if all(sparse) else gated_mlp(c)
+        return {**raw, "mlp": gated_mlp(config)}
+    fields = moe(config, shared_hidden=config["shared_expert_intermediate_size"], shared_gate=True)
+    mlp = experts_only(config) if all(sparse) else gated_mlp(config)
     return {**raw, "mlp": mlp, "moe": fields}
 
 
-def _qwen3_5_moe(c: Config) -> dict[str, Any]:
-    return _qwen(c, [True] * c["num_hidden_layers"])
+def _qwen3_5_moe(config: Config) -> dict[str, Any]:
+    return _qwen(config, [True] * config["num_hidden_layers"])
 
 
-def _qwen3_5(c: Config) -> dict[str, Any]:
-    return _qwen(c, [False] * c["num_hidden_layers"])
+def _qwen3_5(config: Config) -> dict[str, Any]:
+    return _qwen(config, [False] * config["num_hidden_layers"])
 
 
 _HEADS = size(None, rule=all_heads)
 
 
-def _three_quarters_of_hidden(c: Config) -> int:
+def _three_quarters_of_hidden(config: Config) -> int:
     """Olmo Hybrid's width of a key head."""
-    return int(0.75 * c["hidden_size"] / c["linear_num_key_heads"])
+    return int(0.75 * config["hidden_size"] / config["linear_num_key_heads"])
 
 
-def _twice_key_head(c: Config) -> int:
-    return 2 * int(c["linear_key_head_dim"])
+def _twice_key_head(config: Config) -> int:
+    return 2 * int(config["linear_key_head_dim"])
 
 
-def _olmo_hybrid(c: Config) -> dict[str, Any]:
+def _olmo_hybrid(config: Config) -> dict[str, Any]:
     """Gated delta nets with norms ahead of the parts, attention with norms behind them."""
-    total, bias = c["num_hidden_layers"], c["attention_bias"]
-    if c["layer_types"] is None:
+    total, bias = config["num_hidden_layers"], config["attention_bias"]
+    if config["layer_types"] is None:
         names = ["full" if i % 4 == 3 else "linear" for i in range(total)]
         names[-1] = names[-1] if "full" in names else "full"
     else:
-        names = listed(c, "layer_types", LINEAR_OR_FULL)
+        names = listed(config, "layer_types", LINEAR_OR_FULL)
     if len(set(names)) < 2:
         raise ValueError(f"layer_types has {names[0]} layers alone; transformers' class needs both kinds, give them")
-    bases = c["rope_parameters"]
+    bases = config["rope_parameters"]
     unrotated = {} if bases is None or bases.get("rope_theta", 1) is not None else {"nope_every": 1}
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, qk_norm_kind="full", **unrotated)
-    mixers = {"linear": gated_delta_net(c), "full": ATTENTION}
-    return {"attention": attention, "mlp": gated_mlp(c), **layers([kind(n, [mixers[n]], [MLP]) for n in names])}
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, qk_norm=True, qk_norm_kind="full", **unrotated)
+    mixers = {"linear": gated_delta_net(config), "full": ATTENTION}
+    return {"attention": attention, "mlp": gated_mlp(config), **layers([kind(n, [mixers[n]], [MLP]) for n in names])}
 
 
-def _kimi_linear(c: Config) -> dict[str, Any]:
+def _kimi_linear(config: Config) -> dict[str, Any]:
     """Kimi delta attention, and latent attention in every fourth layer or so. The class ties nothing."""
     delta = {
-        "kind": "kimi_delta", "num_heads": c["linear_attn_config.num_heads"],
-        "head_dim": c["linear_attn_config.head_dim"], "conv_kernel": c["linear_attn_config.short_conv_kernel_size"],
+        "kind": "kimi_delta", "num_heads": config["linear_attn_config.num_heads"],
+        "head_dim": config["linear_attn_config.head_dim"],
+        "conv_kernel": config["linear_attn_config.short_conv_kernel_size"],
     }  # fmt: skip
-    if c["layer_types"] is not None:
-        names = listed(c, "layer_types", LINEAR_OR_FULL)
-    elif c["linear_attn_config.full_attn_layers"] is None:
-        names = ["full" if i and i % 4 == 0 else "linear" for i in range(c["num_hidden_layers"])]
+    if config["layer_types"] is not None:
+        names = listed(config, "layer_types", LINEAR_OR_FULL)
+    elif config["linear_attn_config.full_attn_layers"] is None:
+        names = ["full" if i and i % 4 == 0 else "linear" for i in range(config["num_hidden_layers"])]
     else:  # counted from 1
-        full = numbers(c, "linear_attn_config.full_attn_layers")
-        names = ["full" if i + 1 in full else "linear" for i in range(c["num_hidden_layers"])]
-    if c["mlp_layer_types"] is None:
-        first = c["first_k_dense_replace"]
+        full = numbers(config, "linear_attn_config.full_attn_layers")
+        names = ["full" if i + 1 in full else "linear" for i in range(config["num_hidden_layers"])]
+    if config["mlp_layer_types"] is None:
+        first = config["first_k_dense_replace"]
         ffns = [MLP if i < first else MOE for i in range(len(names))]
     else:
-        ffns = [{"kind": name} for name in listed(c, "mlp_layer_types", DENSE_OR_EXPERTS)]
+        ffns = [{"kind": name} for name in listed(config, "mlp_layer_types", DENSE_OR_EXPERTS)]
     mixers = {"linear": delta, "full": ATTENTION}
     each = [kind(f"{name}-{ffn['kind']}", [mixers[name]], [ffn]) for name, ffn in zip(names, ffns, strict=True)]
     fields = moe(
-        c, score="sigmoid", correction_bias=True, shared_hidden=c["num_shared_experts"] * c["moe_intermediate_size"],
-        num_groups=c["num_expert_group"], groups_per_token=c["topk_group"],
+        config, score="sigmoid", correction_bias=True,
+        shared_hidden=config["num_shared_experts"] * config["moe_intermediate_size"],
+        num_groups=config["num_expert_group"], groups_per_token=config["topk_group"],
     )  # fmt: skip
-    raw = {"attention": latent(c), "mlp": gated_mlp(c), "moe": fields, "tied_embeddings": False}
+    raw = {"attention": latent(config), "mlp": gated_mlp(config), "moe": fields, "tied_embeddings": False}
     return {**raw, **layers(each)}
 
 
-def _minimax(c: Config) -> dict[str, Any]:
-    if c["layer_types"] is not None:
-        names = listed(c, "layer_types", LINEAR_OR_FULL)
+def _minimax(config: Config) -> dict[str, Any]:
+    if config["layer_types"] is not None:
+        names = listed(config, "layer_types", LINEAR_OR_FULL)
     else:
-        names = ["linear" if (i + 1) % 2 == 0 else "full" for i in range(c["num_hidden_layers"])]
-    return _lightning(c, names)
+        names = ["linear" if (i + 1) % 2 == 0 else "full" for i in range(config["num_hidden_layers"])]
+    return _lightning(config, names)
 
 
-def _minimax_m1(c: Config) -> dict[str, Any]:
-    refuse(c, "shared_intermediate_size", 0, "shared expert of MiniMax's")
-    return _lightning(c, listed(c, "attn_type_list", {0: "linear", 1: "full"}))
+def _minimax_m1(config: Config) -> dict[str, Any]:
+    refuse(config, "shared_intermediate_size", 0, "shared expert of MiniMax's")
+    return _lightning(config, listed(config, "attn_type_list", {0: "linear", 1: "full"}))
 
 
-def _lightning(c: Config, names: list[str]) -> dict[str, Any]:
-    attention = gqa(c)
+def _lightning(config: Config, names: list[str]) -> dict[str, Any]:
+    attention = gqa(config)
     lightning = {"kind": "lightning", "num_heads": attention["num_heads"], "head_dim": attention["head_dim"]}
     mixers = {"linear": lightning, "full": ATTENTION}
     each = [kind(name, [mixers[name]], [MOE]) for name in names]
-    fields = moe(c, num_experts="num_local_experts", width="intermediate_size")
-    return {"attention": attention, "mlp": {"activation": activation(c, gated=True)}, "moe": fields, **layers(each)}
+    fields = moe(config, num_experts="num_local_experts", width="intermediate_size")
+    return {
+        "attention": attention,
+        "mlp": {"activation": activation(config, gated=True)},
+        "moe": fields,
+        **layers(each),
+    }
 
 
 def _qwen_keys(interval: int = 4) -> dict[str, Key]:

@@ -37,77 +37,85 @@ NO_ROTATION: dict[str, Any] = {"nope_every": 1}
 """No layer's queries and keys are turned by their positions."""
 
 
-def _jamba(c: Config) -> dict[str, Any]:
-    inner = c["mamba_expand"] * c["hidden_size"]
-    rank = math.ceil(c["hidden_size"] / 16) if c["mamba_dt_rank"] in (None, "auto") else c["mamba_dt_rank"]
+def _jamba(config: Config) -> dict[str, Any]:
+    inner = config["mamba_expand"] * config["hidden_size"]
+    rank = (
+        math.ceil(config["hidden_size"] / 16) if config["mamba_dt_rank"] in (None, "auto") else config["mamba_dt_rank"]
+    )
     mamba = {
-        "kind": "mamba1", "inner": inner, "state_dim": c["mamba_d_state"], "dt_rank": rank, "norms": True,
-        "conv_kernel": c["mamba_d_conv"], "conv_bias": c["mamba_conv_bias"], "proj_bias": c["mamba_proj_bias"],
+        "kind": "mamba1", "inner": inner, "state_dim": config["mamba_d_state"], "dt_rank": rank, "norms": True,
+        "conv_kernel": config["mamba_d_conv"], "conv_bias": config["mamba_conv_bias"],
+        "proj_bias": config["mamba_proj_bias"],
     }  # fmt: skip
     each = []
-    for i in range(c["num_hidden_layers"]):
-        full = i % c["attn_layer_period"] == c["attn_layer_offset"]
-        sparse = c["num_experts"] > 1 and i % c["expert_layer_period"] == c["expert_layer_offset"]
+    for i in range(config["num_hidden_layers"]):
+        full = i % config["attn_layer_period"] == config["attn_layer_offset"]
+        sparse = config["num_experts"] > 1 and i % config["expert_layer_period"] == config["expert_layer_offset"]
         name = f"{'attention' if full else 'mamba'}-{'moe' if sparse else 'mlp'}"
         each.append(kind(name, [ATTENTION if full else mamba], [MOE if sparse else MLP]))
     has_experts = any(MOE in layer["ffns"] for layer in each)
-    experts = {"moe": moe(c, width="intermediate_size")} if has_experts else {}
-    return {"attention": gqa(c, **NO_ROTATION), "mlp": gated_mlp(c), **experts, **layers(each)}
+    experts = {"moe": moe(config, width="intermediate_size")} if has_experts else {}
+    return {"attention": gqa(config, **NO_ROTATION), "mlp": gated_mlp(config), **experts, **layers(each)}
 
 
-def _mamba2(c: Config, inner: int, **more: Any) -> dict[str, Any]:
+def _mamba2(config: Config, inner: int, **more: Any) -> dict[str, Any]:
     """A Mamba-2 mixer by the keys that Bamba, Falcon-H1 and Granite share."""
-    heads, head_dim = c["mamba_n_heads"], c["mamba_d_head"]
+    heads, head_dim = config["mamba_n_heads"], config["mamba_d_head"]
     if head_dim in (None, "auto"):
         head_dim = inner // heads
     if head_dim * heads != inner:
         raise ValueError(f"mamba_n_heads ({heads}) x mamba_d_head ({head_dim}) must be the inner width ({inner})")
     return {
-        "kind": "mamba2", "num_heads": heads, "head_dim": head_dim, "state_dim": c["mamba_d_state"],
-        "num_groups": c["mamba_n_groups"], "conv_kernel": c["mamba_d_conv"], "conv_bias": c["mamba_conv_bias"],
-        "proj_bias": c["mamba_proj_bias"], "out_bias": c["mamba_proj_bias"], **more,
+        "kind": "mamba2", "num_heads": heads, "head_dim": head_dim, "state_dim": config["mamba_d_state"],
+        "num_groups": config["mamba_n_groups"], "conv_kernel": config["mamba_d_conv"],
+        "conv_bias": config["mamba_conv_bias"],
+        "proj_bias": config["mamba_proj_bias"], "out_bias": config["mamba_proj_bias"], **more,
     }  # fmt: skip
 
 
-def _falcon_h1(c: Config) -> dict[str, Any]:
+def _falcon_h1(config: Config) -> dict[str, Any]:
     """Attention and state space read one norm's output side by side in every layer."""
-    bias, expand = c["attention_bias"], c["mamba_expand"] * c["hidden_size"]
-    inner = expand if c["mamba_d_ssm"] is None else c["mamba_d_ssm"]
-    mamba = _mamba2(c, inner, gated_norm=c["mamba_rms_norm"], out_bias=c["projectors_bias"])
+    bias, expand = config["attention_bias"], config["mamba_expand"] * config["hidden_size"]
+    inner = expand if config["mamba_d_ssm"] is None else config["mamba_d_ssm"]
+    mamba = _mamba2(config, inner, gated_norm=config["mamba_rms_norm"], out_bias=config["projectors_bias"])
     both = kind("hybrid", [mamba, ATTENTION], [MLP])
-    attention = gqa(c, qkv_bias=bias, out_bias=bias)
-    return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"]), **layers([both] * c["num_hidden_layers"])}
+    attention = gqa(config, qkv_bias=bias, out_bias=bias)
+    return {
+        "attention": attention,
+        "mlp": gated_mlp(config, bias=config["mlp_bias"]),
+        **layers([both] * config["num_hidden_layers"]),
+    }
 
 
-def _bamba(c: Config) -> dict[str, Any]:
-    bias = c["attention_bias"]
-    mamba = kind("mamba", [_mamba2(c, c["mamba_expand"] * c["hidden_size"])], [MLP])
-    full, places = kind("attention", [ATTENTION], [MLP]), numbers(c, "attn_layer_indices")
-    each = [full if i in places else mamba for i in range(c["num_hidden_layers"])]
-    attention = gqa(c, qkv_bias=bias, out_bias=bias)
+def _bamba(config: Config) -> dict[str, Any]:
+    bias = config["attention_bias"]
+    mamba = kind("mamba", [_mamba2(config, config["mamba_expand"] * config["hidden_size"])], [MLP])
+    full, places = kind("attention", [ATTENTION], [MLP]), numbers(config, "attn_layer_indices")
+    each = [full if i in places else mamba for i in range(config["num_hidden_layers"])]
+    attention = gqa(config, qkv_bias=bias, out_bias=bias)
     if attention["head_dim"] % 2 == 0:
         attention["rotary_dim"] = attention["head_dim"] // 2
-    return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"]), **layers(each)}
+    return {"attention": attention, "mlp": gated_mlp(config, bias=config["mlp_bias"]), **layers(each)}
 
 
-def _granite_hybrid(c: Config) -> dict[str, Any]:
+def _granite_hybrid(config: Config) -> dict[str, Any]:
     """A shared feed-forward runs beside the experts, or alone where there are none."""
-    bias = c["attention_bias"]
-    rotation = {} if c["position_embedding_type"] == "rope" else NO_ROTATION
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, **rotation)
-    sparse = c["num_local_experts"] > 0
-    ffn, mixer = (MOE if sparse else MLP), _mamba2(c, c["mamba_expand"] * c["hidden_size"])
+    bias = config["attention_bias"]
+    rotation = {} if config["position_embedding_type"] == "rope" else NO_ROTATION
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, **rotation)
+    sparse = config["num_local_experts"] > 0
+    ffn, mixer = (MOE if sparse else MLP), _mamba2(config, config["mamba_expand"] * config["hidden_size"])
     named = {"linear": kind("mamba", [mixer], [ffn]), "full": kind("attention", [ATTENTION], [ffn])}
-    if c["layer_types"] is None:
-        each = [named["linear"]] * c["num_hidden_layers"]
+    if config["layer_types"] is None:
+        each = [named["linear"]] * config["num_hidden_layers"]
     else:
-        each = [named[name] for name in listed(c, "layer_types", MAMBA_OR_FULL)]
-    shared = c["shared_intermediate_size"]
+        each = [named[name] for name in listed(config, "layer_types", MAMBA_OR_FULL)]
+    shared = config["shared_intermediate_size"]
     raw = {"attention": attention, "multipliers": ("embedding", "branches", "logits"), **layers(each)}
     if not sparse:
-        return {**raw, "mlp": gated_mlp(c, width="shared_intermediate_size")}
-    fields = moe(c, num_experts="num_local_experts", width="intermediate_size", shared_hidden=shared)
-    return {**raw, "mlp": experts_only(c), "moe": fields}
+        return {**raw, "mlp": gated_mlp(config, width="shared_intermediate_size")}
+    fields = moe(config, num_experts="num_local_experts", width="intermediate_size", shared_hidden=shared)
+    return {**raw, "mlp": experts_only(config), "moe": fields}
 
 
 _OF_NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -115,67 +123,72 @@ _NAMED_OF_NEMOTRON = {"linear_attention": "mamba", "full_attention": "attention"
                       **{name: name for name in _OF_NEMOTRON.values()}}  # fmt: skip
 
 
-def _names_of_pattern(c: Config, pattern: str, by_name: str) -> list[str] | None:
+def _names_of_pattern(config: Config, pattern: str, by_name: str) -> list[str] | None:
     """Each layer's kind by a list of names, or by a letter of the pattern each."""
-    if c[by_name] is not None:
-        return listed(c, by_name, _NAMED_OF_NEMOTRON, len(c[by_name]))
-    if c[pattern] is None:
+    if config[by_name] is not None:
+        return listed(config, by_name, _NAMED_OF_NEMOTRON, len(config[by_name]))
+    if config[pattern] is None:
         return None
-    unknown = next((letter for letter in c[pattern] if letter not in _OF_NEMOTRON), None)
+    unknown = next((letter for letter in config[pattern] if letter not in _OF_NEMOTRON), None)
     if unknown is not None:
         raise ValueError(f"{pattern} holds {unknown!r}; mofa has {', '.join(_OF_NEMOTRON)}")
-    return [_OF_NEMOTRON[letter] for letter in c[pattern]]
+    return [_OF_NEMOTRON[letter] for letter in config[pattern]]
 
 
-def _nemotron_h(c: Config) -> dict[str, Any]:
+def _nemotron_h(config: Config) -> dict[str, Any]:
     """A layer is a norm and one mixer: a state space, attention, a feed-forward or experts. The class ties nothing."""
-    names = _names_of_pattern(c, "hybrid_override_pattern", "layers_block_type")
+    names = _names_of_pattern(config, "hybrid_override_pattern", "layers_block_type")
     names = ["mamba", "moe", "attention", "mlp"] if names is None else names
-    given = c["num_hidden_layers"]
+    given = config["num_hidden_layers"]
     if given is not None and given != len(names):
         raise ValueError(f"num_hidden_layers ({given}) is not the {len(names)} layers of the pattern; correct one")
     mamba = {
-        "kind": "mamba2", "num_heads": c["mamba_num_heads"], "head_dim": c["mamba_head_dim"],
-        "state_dim": c["ssm_state_size"], "num_groups": c["n_groups"], "conv_kernel": c["conv_kernel"],
-        "conv_bias": c["use_conv_bias"], "proj_bias": c["use_bias"], "out_bias": c["use_bias"],
+        "kind": "mamba2", "num_heads": config["mamba_num_heads"], "head_dim": config["mamba_head_dim"],
+        "state_dim": config["ssm_state_size"], "num_groups": config["n_groups"], "conv_kernel": config["conv_kernel"],
+        "conv_bias": config["use_conv_bias"], "proj_bias": config["use_bias"], "out_bias": config["use_bias"],
     }  # fmt: skip
     named = {
         "mamba": kind("mamba", [mamba]), "attention": kind("attention", [ATTENTION]),
         "mlp": kind("mlp", ffns=[MLP]), "moe": kind("moe", ffns=[MOE]),
     }  # fmt: skip
     more: dict[str, Any] = {}
-    entry = _names_of_pattern(c, "mtp_hybrid_override_pattern", "mtp_layers_block_type") or ["attention", "moe"]
-    if c["num_nextn_predict_layers"]:
+    entry = _names_of_pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type") or ["attention", "moe"]
+    if config["num_nextn_predict_layers"]:
         more["prediction"] = [named[name] for name in entry]
-    bias = c["attention_bias"]
+    bias = config["attention_bias"]
     raw = {
-        "attention": gqa(c, qkv_bias=bias, out_bias=bias, **NO_ROTATION), "num_layers": len(names),
-        "mlp": plain_mlp(c, bias=c["mlp_bias"]), "tied_embeddings": False,
-        "num_mtp_layers": c["num_nextn_predict_layers"],
+        "attention": gqa(config, qkv_bias=bias, out_bias=bias, **NO_ROTATION), "num_layers": len(names),
+        "mlp": plain_mlp(config, bias=config["mlp_bias"]), "tied_embeddings": False,
+        "num_mtp_layers": config["num_nextn_predict_layers"],
     }  # fmt: skip
     if "moe" not in (*names, *(entry if more else ())):
         return {**raw, **layers([named[name] for name in names], **more)}
-    refuse(c, "mlp_bias", False, "biases of Nemotron's experts")
-    fields = grouped_experts(c, c["moe_shared_expert_intermediate_size"])
-    if c["moe_latent_size"] is not None:
-        more["expert_latent"] = c["moe_latent_size"]
+    refuse(config, "mlp_bias", False, "biases of Nemotron's experts")
+    fields = grouped_experts(config, config["moe_shared_expert_intermediate_size"])
+    if config["moe_latent_size"] is not None:
+        more["expert_latent"] = config["moe_latent_size"]
     return {**raw, "moe": fields, **layers([named[name] for name in names], **more)}
 
 
-def _recurrent_gemma(c: Config) -> dict[str, Any]:
+def _recurrent_gemma(config: Config) -> dict[str, Any]:
     """Gated linear recurrences and windowed attention, by a period of names that is cut off at the last layer."""
-    total = c["num_hidden_layers"]
-    c = {**c, "block_types": c["block_types"] or ["recurrent", "recurrent", "attention"]}
-    names = listed(c, "block_types", {name: name for name in ("recurrent", "attention")}, len(c["block_types"]))
+    total = config["num_hidden_layers"]
+    config = {**config, "block_types": config["block_types"] or ["recurrent", "recurrent", "attention"]}
+    names = listed(
+        config, "block_types", {name: name for name in ("recurrent", "attention")}, len(config["block_types"])
+    )
     unit = {
-        "kind": "rg_lru", "inner": c["lru_width"] or c["hidden_size"], "num_blocks": c["num_attention_heads"],
-        "conv_kernel": c["conv1d_width"],
+        "kind": "rg_lru", "inner": config["lru_width"] or config["hidden_size"],
+        "num_blocks": config["num_attention_heads"],
+        "conv_kernel": config["conv1d_width"],
     }  # fmt: skip
     named = {"recurrent": kind("recurrent", [unit], [MLP]), "attention": kind("attention", [ATTENTION], [MLP])}
     each = [named[names[i % len(names)]] for i in range(total)]
-    share = rotary_dim({**c, "head_dim": hidden_over_heads(c)})
-    attention = gqa(c, qkv_bias=c["attention_bias"], out_bias=True, window=c["attention_window_size"], **share)
-    half = {**c, "intermediate_size": c["intermediate_size"] // 2}
+    share = rotary_dim({**config, "head_dim": hidden_over_heads(config)})
+    attention = gqa(
+        config, qkv_bias=config["attention_bias"], out_bias=True, window=config["attention_window_size"], **share
+    )
+    half = {**config, "intermediate_size": config["intermediate_size"] // 2}
     return {"attention": attention, "mlp": gated_mlp(half, bias=True), "logit_softcap": True,
             "multipliers": ("embedding",), **layers(each)}  # fmt: skip
 

@@ -21,54 +21,55 @@ from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count,
 from mofa.specs.huggingface.shared_keys import experts_only, gated_mlp, gqa, latent, moe, rotary, rotary_dim, sizes
 
 
-def _mimo_v2(c: Config) -> dict[str, Any]:
+def _mimo_v2(config: Config) -> dict[str, Any]:
     """Windowed layers have key-value heads and sinks of their own."""
-    bias = c["attention_bias"]
-    attention = gqa(c, qkv_bias=bias, out_bias=False, v_head_dim=c["v_head_dim"],
-                    sinks=c["add_full_attention_sink_bias"], **rotary_dim(c))  # fmt: skip
+    bias = config["attention_bias"]
+    attention = gqa(config, qkv_bias=bias, out_bias=False, v_head_dim=config["v_head_dim"],
+                    sinks=config["add_full_attention_sink_bias"], **rotary_dim(config))  # fmt: skip
     windowed = {
-        **attention, "num_heads": c["swa_num_attention_heads"] or attention["num_heads"],
-        "num_kv_heads": c["swa_num_key_value_heads"] or 2 * attention["num_kv_heads"],
-        "head_dim": c["swa_head_dim"] or attention["head_dim"], "v_head_dim": c["swa_v_head_dim"] or c["v_head_dim"],
-        "sinks": c["add_swa_attention_sink_bias"], "window": c["sliding_window"],
+        **attention, "num_heads": config["swa_num_attention_heads"] or attention["num_heads"],
+        "num_kv_heads": config["swa_num_key_value_heads"] or 2 * attention["num_kv_heads"],
+        "head_dim": config["swa_head_dim"] or attention["head_dim"],
+        "v_head_dim": config["swa_v_head_dim"] or config["v_head_dim"],
+        "sinks": config["add_swa_attention_sink_bias"], "window": config["sliding_window"],
     }  # fmt: skip
     mixers = {"full": ATTENTION, "windowed": {"kind": "other_attention", "shape": windowed}}
-    given = c["num_hidden_layers"]
-    if c["layer_types"] is not None:
-        names = listed(c, "layer_types", FULL_OR_WINDOWED)
-    elif c["hybrid_layer_pattern"] is not None:
-        names = listed(c, "hybrid_layer_pattern", {0: "full", 1: "windowed"})
+    given = config["num_hidden_layers"]
+    if config["layer_types"] is not None:
+        names = listed(config, "layer_types", FULL_OR_WINDOWED)
+    elif config["hybrid_layer_pattern"] is not None:
+        names = listed(config, "hybrid_layer_pattern", {0: "full", 1: "windowed"})
     else:
         names = ["full" if i == 0 or (i + 1) % 6 == 0 else "windowed" for i in range(given)]
-    if c["mlp_layer_types"] is not None:
-        ffns = listed(c, "mlp_layer_types", DENSE_OR_EXPERTS)
-    elif c["moe_layer_freq"] is not None:
-        ffns = listed(c, "moe_layer_freq", {0: "mlp", 1: "moe"})
+    if config["mlp_layer_types"] is not None:
+        ffns = listed(config, "mlp_layer_types", DENSE_OR_EXPERTS)
+    elif config["moe_layer_freq"] is not None:
+        ffns = listed(config, "moe_layer_freq", {0: "mlp", 1: "moe"})
     else:
         ffns = ["mlp", *["moe"] * (given - 1)]
     each = [kind(f"{name}-{ffn}", [mixers[name]], [{"kind": ffn}]) for name, ffn in zip(names, ffns, strict=True)]
-    fields = grouped_experts(c)
-    return {"attention": attention, "mlp": gated_mlp(c), "moe": fields, **layers(each)}
+    fields = grouped_experts(config)
+    return {"attention": attention, "mlp": gated_mlp(config), "moe": fields, **layers(each)}
 
 
-def _longcat(c: Config) -> dict[str, Any]:
+def _longcat(config: Config) -> dict[str, Any]:
     """Two attentions and two dense feed-forwards a layer, and experts beside the second half of them."""
     both = kind("shortcut", [ATTENTION, ATTENTION], [MLP, MLP, MOE], norms=4)
-    fields = moe(c, num_experts="n_routed_experts", correction_bias=True, router_bias=c["router_bias"])
-    more = {"zero_experts": c["zero_expert_num"]}
-    return {"attention": latent(c), "mlp": gated_mlp(c), "moe": fields,
-            **layers([both] * c["num_hidden_layers"], **more)}  # fmt: skip
+    fields = moe(config, num_experts="n_routed_experts", correction_bias=True, router_bias=config["router_bias"])
+    more = {"zero_experts": config["zero_expert_num"]}
+    return {"attention": latent(config), "mlp": gated_mlp(config), "moe": fields,
+            **layers([both] * config["num_hidden_layers"], **more)}  # fmt: skip
 
 
-def _step3(c: Config) -> dict[str, Any]:
+def _step3(config: Config) -> dict[str, Any]:
     """Queries of all heads are made from one; layers 4 to 59 have experts unless the file lists others."""
-    sparse = set(range(4, 60)) if c["moe_layers_enum"] is None else _numbers(c["moe_layers_enum"])
-    mixer = {"kind": "factorized", "q_rank": c["share_q_dim"]}
+    sparse = set(range(4, 60)) if config["moe_layers_enum"] is None else _numbers(config["moe_layers_enum"])
+    mixer = {"kind": "factorized", "q_rank": config["share_q_dim"]}
     named = {ffn["kind"]: kind(ffn["kind"], [mixer], [ffn]) for ffn in (MLP, MOE)}
-    each = [named["moe" if i in sparse else "mlp"] for i in range(c["num_hidden_layers"])]
-    attention = {**gqa(c), "num_kv_heads": c["num_attention_groups"]}
-    fields = moe(c, num_experts="moe_num_experts", shared_hidden=c["share_expert_dim"])
-    return {"attention": attention, "mlp": gated_mlp(c), "moe": fields, **layers(each)}
+    each = [named["moe" if i in sparse else "mlp"] for i in range(config["num_hidden_layers"])]
+    attention = {**gqa(config), "num_kv_heads": config["num_attention_groups"]}
+    fields = moe(config, num_experts="moe_num_experts", shared_hidden=config["share_expert_dim"])
+    return {"attention": attention, "mlp": gated_mlp(config), "moe": fields, **layers(each)}
 
 
 def _numbers(given: Any) -> set[int]:
@@ -80,27 +81,29 @@ def _numbers(given: Any) -> set[int]:
         raise ValueError(f"moe_layers_enum ({short(given)}) must list numbers of layers; correct it") from None
 
 
-def _decilm(c: Config) -> dict[str, Any]:
+def _decilm(config: Config) -> dict[str, Any]:
     """Each layer's block says its key-value heads and its feed-forward's width, or that it has none."""
-    blocks, heads, hidden = c["block_configs"], c["num_attention_heads"], c["hidden_size"]
+    blocks, heads, hidden = config["block_configs"], config["num_attention_heads"], config["hidden_size"]
     if blocks is None:
         raise ValueError("block_configs is null; list a block for each layer")
-    if len(blocks) != c["num_hidden_layers"]:
-        raise ValueError(f"block_configs lists {len(blocks)} layers, num_hidden_layers is {c['num_hidden_layers']}")
+    if len(blocks) != config["num_hidden_layers"]:
+        raise ValueError(
+            f"block_configs lists {len(blocks)} layers, num_hidden_layers is {config['num_hidden_layers']}"
+        )
     read = [_block(i, block, heads, hidden) for i, block in enumerate(blocks)]
     groups = [kv for kv, _ in read if kv is not None]
     if not groups:
         raise ValueError("block_configs has no attention; mofa has no model without any")
     most = max(groups, key=groups.count)
-    bias = c["attention_bias"]
-    attention = {**gqa(c, qkv_bias=bias, out_bias=bias), "num_kv_heads": most}
+    bias = config["attention_bias"]
+    attention = {**gqa(config, qkv_bias=bias, out_bias=bias), "num_kv_heads": most}
     each = []
     for kv, width in read:
         own = ATTENTION if kv == most else {"kind": "other_attention", "shape": {**attention, "num_kv_heads": kv}}
         name = "none" if kv is None else "attention" if kv == most else f"attention-{kv}"
         ffns = [] if width is None else [{**MLP, "ffn_hidden": width}]
         each.append(kind(f"{name}-{width or 'none'}", [] if kv is None else [own], ffns))
-    return {"attention": attention, "mlp": {**experts_only(c), "bias": c["mlp_bias"]}, **layers(each)}
+    return {"attention": attention, "mlp": {**experts_only(config), "bias": config["mlp_bias"]}, **layers(each)}
 
 
 def _block(number: int, block: Any, heads: int, hidden: int) -> tuple[int | None, int | None]:

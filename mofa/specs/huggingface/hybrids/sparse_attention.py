@@ -10,38 +10,43 @@ from mofa.specs.huggingface.record import Architecture, Config, count, entries, 
 from mofa.specs.huggingface.shared_keys import experts_only, gqa, latent, moe, refuse, sizes
 
 
-def _indexed(c: Config, has_indexer: list[bool]) -> dict[str, Any]:
+def _indexed(config: Config, has_indexer: list[bool]) -> dict[str, Any]:
     """Latent attention with an indexer, in layers without one by the keys that an earlier one chose."""
     sparse = {
-        "kind": "sparse", "num_heads": c["index_n_heads"], "head_dim": c["index_head_dim"], "top_k": c["index_topk"],
+        "kind": "sparse", "num_heads": config["index_n_heads"], "head_dim": config["index_head_dim"],
+        "top_k": config["index_topk"],
     }  # fmt: skip
-    raw = many_experts(c, "sigmoid", grouped=True, correction=True)
+    raw = many_experts(config, "sigmoid", grouped=True, correction=True)
     fields = {**raw["moe"]}
     dense = fields.pop("first_k_dense")
     each = []
     for i, own in enumerate(has_indexer):
         name, ffn = ("indexed" if own else "shared-index"), (MLP if i < dense else MOE)
         each.append(kind(f"{name}-{ffn['kind']}", [sparse if own else ATTENTION], [ffn]))
-    return {**raw, "attention": latent(c), "moe": fields, **layers(each)}
+    return {**raw, "attention": latent(config), "moe": fields, **layers(each)}
 
 
-def _deepseek_v32(c: Config) -> dict[str, Any]:
-    refuse(c, "moe_layer_freq", 1, "such pattern of layers")
-    return _indexed(c, [True] * c["num_hidden_layers"])
+def _deepseek_v32(config: Config) -> dict[str, Any]:
+    refuse(config, "moe_layer_freq", 1, "such pattern of layers")
+    return _indexed(config, [True] * config["num_hidden_layers"])
 
 
-def _glm_moe_dsa(c: Config) -> dict[str, Any]:
+def _glm_moe_dsa(config: Config) -> dict[str, Any]:
     """Which layers have an indexer: a list, a pattern of letters, or every so many behind the first ones."""
-    every, first, given = max(c["index_topk_freq"], 1), c["index_skip_topk_offset"], c["num_hidden_layers"]
-    if c["indexer_types"] is not None:
-        own = [name == "F" for name in listed(c, "indexer_types", {"full": "F", "shared": "S"})]
-    elif c["index_topk_pattern"] is not None:
-        if len(c["index_topk_pattern"]) != given or set(c["index_topk_pattern"]) - set("FS"):
+    every, first, given = (
+        max(config["index_topk_freq"], 1),
+        config["index_skip_topk_offset"],
+        config["num_hidden_layers"],
+    )
+    if config["indexer_types"] is not None:
+        own = [name == "F" for name in listed(config, "indexer_types", {"full": "F", "shared": "S"})]
+    elif config["index_topk_pattern"] is not None:
+        if len(config["index_topk_pattern"]) != given or set(config["index_topk_pattern"]) - set("FS"):
             raise ValueError(f"index_topk_pattern must be a letter F or S for each of {given} layers; correct it")
-        own = [letter == "F" for letter in c["index_topk_pattern"]]
+        own = [letter == "F" for letter in config["index_topk_pattern"]]
     else:
         own = [max(i - first + 1, 0) % every == 0 for i in range(given)]
-    return _indexed(c, own)
+    return _indexed(config, own)
 
 
 _KINDS_OF_V4 = {"sliding_attention": "window", "compressed_sparse_attention": "sparse",
@@ -49,49 +54,53 @@ _KINDS_OF_V4 = {"sliding_attention": "window", "compressed_sparse_attention": "s
 _RATIOS_OF_V4 = {0: "window", 4: "sparse", 128: "compressed"}
 
 
-def _names_of_v4(c: Config) -> tuple[list[str], list[str]]:
+def _names_of_v4(config: Config) -> tuple[list[str], list[str]]:
     """Attention of each layer, and of the predictions behind them, which only ``compress_ratios`` lists."""
-    given, predictions = c["num_hidden_layers"], c["num_nextn_predict_layers"]
-    if c["layer_types"] is not None:
-        return listed(c, "layer_types", _KINDS_OF_V4), ["window"] * predictions
-    if c["compress_ratios"] is None:
+    given, predictions = config["num_hidden_layers"], config["num_nextn_predict_layers"]
+    if config["layer_types"] is not None:
+        return listed(config, "layer_types", _KINDS_OF_V4), ["window"] * predictions
+    if config["compress_ratios"] is None:
         alternating = ["sparse" if i % 2 else "compressed" for i in range(max(given - 2, 0))]
         return ["compressed"] * min(given, 2) + alternating, ["window"] * predictions
-    length = len(c["compress_ratios"])
+    length = len(config["compress_ratios"])
     if length not in (given, given + predictions):
         raise ValueError(f"compress_ratios lists {length} layers, there are {given} and {predictions} predictions")
-    names = listed(c, "compress_ratios", _RATIOS_OF_V4, length)
+    names = listed(config, "compress_ratios", _RATIOS_OF_V4, length)
     return names[:given], names[given:] or ["window"] * predictions
 
 
-def _deepseek_v4(c: Config) -> dict[str, Any]:
+def _deepseek_v4(config: Config) -> dict[str, Any]:
     """A window in all layers, in most also compressed tokens: those an indexer chooses, or all where they are few."""
-    refuse(c, "attention_bias", False, "biases in this attention")
-    ranks = {"kind": "compressed", "q_lora_rank": c["q_lora_rank"], "o_lora_rank": c["o_lora_rank"],
-             "o_groups": c["o_groups"]}  # fmt: skip
-    indexer = {"num_heads": c["index_n_heads"], "head_dim": c["index_head_dim"], "top_k": c["index_topk"]}
+    refuse(config, "attention_bias", False, "biases in this attention")
+    ranks = {"kind": "compressed", "q_lora_rank": config["q_lora_rank"], "o_lora_rank": config["o_lora_rank"],
+             "o_groups": config["o_groups"]}  # fmt: skip
+    indexer = {
+        "num_heads": config["index_n_heads"],
+        "head_dim": config["index_head_dim"],
+        "top_k": config["index_topk"],
+    }
     mixers = {
         "window": ranks,
         "sparse": {**ranks, "ratio": 4, "overlap": True, "indexer": indexer},
         "compressed": {**ranks, "ratio": 128},
     }
-    hashed = c["num_hash_layers"]
-    own, behind = _names_of_v4(c)
+    hashed = config["num_hash_layers"]
+    own, behind = _names_of_v4(config)
     each = [
         kind(f"{name}-{'hashed' if i < hashed else 'moe'}", [mixers[name]], [{**MOE, "hashed": i < hashed}])
         for i, name in enumerate(own)
     ]
     more = {"prediction": [kind(f"{behind[0]}-moe", [mixers[behind[0]]], [MOE])]} if behind else {}
-    attention = gqa(c, sinks=True, window=c["sliding_window"])
-    if c["qk_rope_head_dim"] < attention["head_dim"]:
-        attention["rotary_dim"] = c["qk_rope_head_dim"]
+    attention = gqa(config, sinks=True, window=config["sliding_window"])
+    if config["qk_rope_head_dim"] < attention["head_dim"]:
+        attention["rotary_dim"] = config["qk_rope_head_dim"]
     fields = moe(
-        c, num_experts="n_routed_experts", score=c["scoring_func"], correction_bias=True,
-        shared_hidden=c["n_shared_experts"] * c["moe_intermediate_size"],
+        config, num_experts="n_routed_experts", score=config["scoring_func"], correction_bias=True,
+        shared_hidden=config["n_shared_experts"] * config["moe_intermediate_size"],
     )  # fmt: skip
     return {
-        "attention": attention, "mlp": experts_only(c), "moe": fields, "num_mtp_layers": len(behind),
-        **layers(each, residual_streams=c["hc_mult"], **more),
+        "attention": attention, "mlp": experts_only(config), "moe": fields, "num_mtp_layers": len(behind),
+        **layers(each, residual_streams=config["hc_mult"], **more),
     }  # fmt: skip
 
 

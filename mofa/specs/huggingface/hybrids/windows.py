@@ -45,18 +45,18 @@ from mofa.specs.huggingface.shared_keys import (
 from mofa.specs.model import MAX_LAYERS
 
 
-def _first_of_four(c: Config) -> list[str]:
+def _first_of_four(config: Config) -> list[str]:
     """Each layer by its list, else the first of every four is full."""
-    if c["layer_types"] is None:
-        return ["windowed" if i % 4 else "full" for i in range(c["num_hidden_layers"])]
-    return listed(c, "layer_types", FULL_OR_WINDOWED)
+    if config["layer_types"] is None:
+        return ["windowed" if i % 4 else "full" for i in range(config["num_hidden_layers"])]
+    return listed(config, "layer_types", FULL_OR_WINDOWED)
 
 
-def _mixers(c: Config, names: Sequence[str], attention: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _mixers(config: Config, names: Sequence[str], attention: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The attention of each layer: the model's, or one of its own shape, which is rotated, where it has a window."""
-    if "windowed" in names and not c["sliding_window"]:
+    if "windowed" in names and not config["sliding_window"]:
         raise ValueError("sliding_window is null or 0, but layer_types has sliding_attention; give its length")
-    windowed = _windowed(attention, c["sliding_window"])
+    windowed = _windowed(attention, config["sliding_window"])
     return [{"full": ATTENTION, "windowed": windowed}[name] for name in names]
 
 
@@ -82,7 +82,7 @@ def _every_nth(flags: Sequence[bool]) -> int | None:
     return every if all(flag == ((i + 1) % every == 0) for i, flag in enumerate(flags)) else None
 
 
-def _regular_attention(c: Config, names: Sequence[str], unrotated: Sequence[bool]) -> dict[str, Any] | None:
+def _regular_attention(config: Config, names: Sequence[str], unrotated: Sequence[bool]) -> dict[str, Any] | None:
     """Fields of attention where full layers and layers without a rotation are every n-th; None where they are not."""
     full, nope = _every_nth([name == "full" for name in names]), _every_nth(unrotated)
     if full is None or nope is None:
@@ -90,7 +90,7 @@ def _regular_attention(c: Config, names: Sequence[str], unrotated: Sequence[bool
     if full == 1:
         return {"nope_every": nope}
     period = {"window_every": full} if full else {}
-    return {"nope_every": nope, "window": c["sliding_window"], **period}
+    return {"nope_every": nope, "window": config["sliding_window"], **period}
 
 
 def _regular_experts(sparse: Sequence[bool]) -> dict[str, Any] | None:
@@ -105,26 +105,26 @@ def _regular_experts(sparse: Sequence[bool]) -> dict[str, Any] | None:
     return {"first_k_dense": first, "every": every}
 
 
-def _cwm(c: Config) -> dict[str, Any]:
-    attention, names = gqa(c), _first_of_four(c)
-    mixers = _mixers(c, names, attention)
-    regular = _regular_attention(c, names, [False] * len(names))
+def _cwm(config: Config) -> dict[str, Any]:
+    attention, names = gqa(config), _first_of_four(config)
+    mixers = _mixers(config, names, attention)
+    regular = _regular_attention(config, names, [False] * len(names))
     if regular is not None:
-        return {"attention": {**attention, **regular}, "mlp": gated_mlp(c, bias=c["mlp_bias"])}
+        return {"attention": {**attention, **regular}, "mlp": gated_mlp(config, bias=config["mlp_bias"])}
     each = [kind(name, [mixer], [MLP]) for name, mixer in zip(names, mixers, strict=True)]
-    return {"attention": attention, "mlp": gated_mlp(c, bias=c["mlp_bias"]), **layers(each)}
+    return {"attention": attention, "mlp": gated_mlp(config, bias=config["mlp_bias"]), **layers(each)}
 
 
-def _gpt_neo(c: Config) -> dict[str, Any]:
+def _gpt_neo(config: Config) -> dict[str, Any]:
     """Global and local layers by turns, listed as periods with the number of their repeats."""
-    names = [name for period in c["attention_types"] or [[["global", "local"], 12]] for name in _repeated(period)]
-    c = {**c, "attention_types": names}
-    listed_names = listed(c, "attention_types", {"global": "full", "local": "windowed"})
-    attention = gqa(c, out_bias=True)
-    mixers = {"full": ATTENTION, "windowed": _windowed(attention, c["window_size"])}
+    names = [name for period in config["attention_types"] or [[["global", "local"], 12]] for name in _repeated(period)]
+    config = {**config, "attention_types": names}
+    listed_names = listed(config, "attention_types", {"global": "full", "local": "windowed"})
+    attention = gqa(config, out_bias=True)
+    mixers = {"full": ATTENTION, "windowed": _windowed(attention, config["window_size"])}
     each = [kind(name, [mixers[name]], [MLP]) for name in listed_names]
-    raw = {"attention": attention, "mlp": plain_mlp(c, bias=True), "norm": "layernorm", **layers(each)}
-    return {**raw, "positions": "learned", "max_positions": c["max_position_embeddings"]}
+    raw = {"attention": attention, "mlp": plain_mlp(config, bias=True), "norm": "layernorm", **layers(each)}
+    return {**raw, "positions": "learned", "max_positions": config["max_position_embeddings"]}
 
 
 def _repeated(period: Any) -> list[Any]:
@@ -134,14 +134,14 @@ def _repeated(period: Any) -> list[Any]:
     raise ValueError(f"attention_types holds {short(period)}; list periods as [[names of layers], repeats]")
 
 
-def _granite_windows(c: Config, raw: dict[str, Any], ffn: dict[str, str]) -> dict[str, Any]:
+def _granite_windows(config: Config, raw: dict[str, Any], ffn: dict[str, str]) -> dict[str, Any]:
     """Sinks in all layers, a window in most, and a rotation where the layer's base is not 0."""
-    attention, names = {**raw["attention"], "sinks": True}, _first_of_four(c)
-    bases = [1.0] * len(names) if c["layer_rope_theta"] is None else c["layer_rope_theta"]
+    attention, names = {**raw["attention"], "sinks": True}, _first_of_four(config)
+    bases = [1.0] * len(names) if config["layer_rope_theta"] is None else config["layer_rope_theta"]
     if len(bases) != len(names) or not all(type(base) in (int, float) and base >= 0 for base in bases):
         raise ValueError(f"layer_rope_theta ({short(bases)}) must list {len(names)} bases of at least 0; correct it")
-    mixers = _mixers(c, names, attention)
-    regular = _regular_attention(c, names, [not base for base in bases])
+    mixers = _mixers(config, names, attention)
+    regular = _regular_attention(config, names, [not base for base in bases])
     if regular is not None:
         return {**raw, "attention": {**attention, **regular}}
     each = []
@@ -154,79 +154,84 @@ def _granite_windows(c: Config, raw: dict[str, Any], ffn: dict[str, str]) -> dic
     return {**raw, "attention": attention, **layers(each)}
 
 
-def _granite_swa(c: Config) -> dict[str, Any]:
-    return _granite_windows(c, granite(c), MLP)
+def _granite_swa(config: Config) -> dict[str, Any]:
+    return _granite_windows(config, granite(config), MLP)
 
 
-def _granite_moe_swa(c: Config) -> dict[str, Any]:
-    return _granite_windows(c, granite_moe(c), MOE)
+def _granite_moe_swa(config: Config) -> dict[str, Any]:
+    return _granite_windows(config, granite_moe(config), MOE)
 
 
-def _flint(c: Config) -> dict[str, Any]:
+def _flint(config: Config) -> dict[str, Any]:
     """Full layers, which alone have no rotation, are the first two, every fourth and the last unless listed."""
-    total, step, bias = c["num_hidden_layers"], c["decoder_sparse_step"], c["attention_bias"]
-    if c["layer_types"] is None:
+    total, step, bias = config["num_hidden_layers"], config["decoder_sparse_step"], config["attention_bias"]
+    if config["layer_types"] is None:
         names = ["full" if i < 2 or i % 4 == 1 or i == total - 1 else "windowed" for i in range(total)]
     else:
-        names = listed(c, "layer_types", FULL_OR_WINDOWED)
-    dense = {0, 1} if c["mlp_only_layers"] is None else numbers(c, "mlp_only_layers")
+        names = listed(config, "layer_types", FULL_OR_WINDOWED)
+    dense = {0, 1} if config["mlp_only_layers"] is None else numbers(config, "mlp_only_layers")
     sparse = [(i + 1) % step == 0 and i not in dense for i in range(total)]
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, sinks=True, nope_every=1)
-    fields = moe(c, score="sigmoid", shared_hidden=c["shared_expert_intermediate_size"])
-    mixers = _mixers(c, names, attention)
-    regular, places = _regular_attention(c, names, [name == "full" for name in names]), _regular_experts(sparse)
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, qk_norm=True, sinks=True, nope_every=1)
+    fields = moe(config, score="sigmoid", shared_hidden=config["shared_expert_intermediate_size"])
+    mixers = _mixers(config, names, attention)
+    regular, places = _regular_attention(config, names, [name == "full" for name in names]), _regular_experts(sparse)
     if regular is not None and places is not None:
-        return {"attention": {**attention, **regular}, **dense_or_experts(c, {**fields, **places})}
+        return {"attention": {**attention, **regular}, **dense_or_experts(config, {**fields, **places})}
     each = []
     for name, mixer, has_experts in zip(names, mixers, sparse, strict=True):
         ffn = MOE if has_experts else MLP
         each.append(kind(f"{name}-{ffn['kind']}", [mixer], [ffn]))
-    return {"attention": attention, "mlp": gated_mlp(c), "moe": fields, **layers(each)}
+    return {"attention": attention, "mlp": gated_mlp(config), "moe": fields, **layers(each)}
 
 
-def _lara_mini(c: Config) -> dict[str, Any]:
+def _lara_mini(config: Config) -> dict[str, Any]:
     """Gated delta nets, windowed layers and full ones, which have no rotation, by turns."""
-    if c["layer_types"] is None:
+    if config["layer_types"] is None:
         period = ("linear", "windowed", "linear", "full", "windowed")
-        names = [period[i % len(period)] for i in range(c["num_hidden_layers"])]
+        names = [period[i % len(period)] for i in range(config["num_hidden_layers"])]
     else:
-        names = listed(c, "layer_types", {**FULL_OR_WINDOWED, "linear_attention": "linear"})
-    bias = c["attention_bias"]
-    attention = gqa(c, qkv_bias=bias, out_bias=bias, qk_norm=True, nope_every=1)
+        names = listed(config, "layer_types", {**FULL_OR_WINDOWED, "linear_attention": "linear"})
+    bias = config["attention_bias"]
+    attention = gqa(config, qkv_bias=bias, out_bias=bias, qk_norm=True, nope_every=1)
     softmax = sorted(set(names) - {"linear"})
-    mixers = dict(zip(softmax, _mixers(c, softmax, attention), strict=True), linear=gated_delta_net(c))
-    fields = moe(c, shared_hidden=c["shared_expert_intermediate_size"])
+    mixers = dict(zip(softmax, _mixers(config, softmax, attention), strict=True), linear=gated_delta_net(config))
+    fields = moe(config, shared_hidden=config["shared_expert_intermediate_size"])
     each = [kind(name, [mixers[name]], [MOE]) for name in names]
-    return {"attention": attention, "mlp": experts_only(c), "moe": fields, **layers(each)}
+    return {"attention": attention, "mlp": experts_only(config), "moe": fields, **layers(each)}
 
 
-def _afmoe(c: Config) -> dict[str, Any]:
+def _afmoe(config: Config) -> dict[str, Any]:
     """Outputs of attention are gated, and norms are on either side of both parts."""
-    refuse(c, "attention_bias", False, "biases of gated attention beside a gate without one")
-    total, every = c["num_hidden_layers"], c["global_attn_every_n_layers"]
+    refuse(config, "attention_bias", False, "biases of gated attention beside a gate without one")
+    total, every = config["num_hidden_layers"], config["global_attn_every_n_layers"]
     names = ("sliding_attention", "full_attention")
-    window = layer_pattern(c, c["layer_types"] or [names[(i + 1) % every == 0] for i in range(total)])
-    attention = gqa(c, qk_norm=True, **window, **unrotated_where_full(window))
+    window = layer_pattern(config, config["layer_types"] or [names[(i + 1) % every == 0] for i in range(total)])
+    attention = gqa(config, qk_norm=True, **window, **unrotated_where_full(window))
     kinds = [kind(ffn["kind"], [GATED], [ffn], norms=4) for ffn in (MLP, MOE)]
-    each = [kinds[i >= c["num_dense_layers"]] for i in range(total)]
-    shared = c["num_shared_experts"] * c["moe_intermediate_size"]
-    fields = moe(c, score="sigmoid", correction_bias=True, shared_hidden=shared)
-    scaled = {"multipliers": ("embedding",)} if c["mup_enabled"] else {}
-    return {"attention": attention, "mlp": gated_mlp(c), "moe": fields, "norm_placement": "both", **scaled,
+    each = [kinds[i >= config["num_dense_layers"]] for i in range(total)]
+    shared = config["num_shared_experts"] * config["moe_intermediate_size"]
+    fields = moe(config, score="sigmoid", correction_bias=True, shared_hidden=shared)
+    scaled = {"multipliers": ("embedding",)} if config["mup_enabled"] else {}
+    return {"attention": attention, "mlp": gated_mlp(config), "moe": fields, "norm_placement": "both", **scaled,
             **layers(each)}  # fmt: skip
 
 
-def _axk1(c: Config) -> dict[str, Any]:
+def _axk1(config: Config) -> dict[str, Any]:
     """DeepSeek-V3's layers with a norm behind the experts, and none behind dense feed-forwards."""
-    if c["mlp_layer_types"] is None:
-        first, every = c["first_k_dense_replace"], c["moe_layer_freq"]
-        ffns = ["moe" if i >= first and i % every == 0 else "mlp" for i in range(c["num_hidden_layers"])]
+    if config["mlp_layer_types"] is None:
+        first, every = config["first_k_dense_replace"], config["moe_layer_freq"]
+        ffns = ["moe" if i >= first and i % every == 0 else "mlp" for i in range(config["num_hidden_layers"])]
     else:
-        ffns = listed(c, "mlp_layer_types", DENSE_OR_EXPERTS)
+        ffns = listed(config, "mlp_layer_types", DENSE_OR_EXPERTS)
     named = {ffn["kind"]: kind(ffn["kind"], [ATTENTION], [ffn], norms=norms)
              for ffn, norms in ((MLP, 2), (MOE, 3))}  # fmt: skip
-    fields = grouped_experts(c, c["n_shared_experts"] * c["moe_intermediate_size"])
-    return {"attention": latent(c), "mlp": gated_mlp(c), "moe": fields, **layers([named[ffn] for ffn in ffns])}
+    fields = grouped_experts(config, config["n_shared_experts"] * config["moe_intermediate_size"])
+    return {
+        "attention": latent(config),
+        "mlp": gated_mlp(config),
+        "moe": fields,
+        **layers([named[ffn] for ffn in ffns]),
+    }
 
 
 _LISTED = {"layer_types": entries()}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
+from mofa.report.plan_text import print_estimate, print_report
 from mofa.report.tables import make_console
-from mofa.report.text import print_estimate, print_report
 from tests.report.fake import make_estimate, make_report
 
 
