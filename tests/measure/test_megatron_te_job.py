@@ -155,3 +155,22 @@ def test_a_captured_router_takes_no_noise_from_outside(tmp_path: Path) -> None:
     )
     with pytest.raises(SpecError, match="captured router; use routing: balanced"):
         megatron_te_job(run)
+
+
+def test_an_optimizer_on_hosts_is_megatrons_hybrid_one(tmp_path: Path) -> None:
+    options = {"name": "megatron", "optimizer_offload": 0.5, "overlap_optimizer_copies": True, "host_threads": 8}
+    run = run_of(tmp_path, framework=options)
+    optimizer = megatron_te_job(run)["optimizer"]
+    assert (optimizer["optimizer_cpu_offload"], optimizer["optimizer_offload_fraction"]) == (True, 0.5)
+    assert optimizer["overlap_cpu_optimizer_d2h_h2d"] and optimizer["use_precision_aware_optimizer"]
+    assert plan_task(run, timeout_s=1.0).environment["OMP_NUM_THREADS"] == "8"
+    plain = run_of(tmp_path)
+    assert "optimizer_cpu_offload" not in megatron_te_job(plain)["optimizer"]
+    assert plan_task(plain, timeout_s=1.0).environment["OMP_NUM_THREADS"] == "1"
+
+
+def test_attention_is_asked_for_by_name(tmp_path: Path) -> None:
+    """Runs lock PyTorch's attention out (``NVTE_UNFUSED_ATTN``), which Megatron-Core refuses unless it is told."""
+    run = run_of(tmp_path)
+    assert megatron_te_job(run)["config"]["attention_backend"] == "fused"
+    assert plan_task(run, timeout_s=1.0).environment["NVTE_UNFUSED_ATTN"] == "0"
