@@ -131,11 +131,12 @@ def refuse_full_hosts(workload: WorkloadSpec, cluster: ClusterSpec, framework: F
     if not framework.optimizer_offload:
         return
     _known_host(cluster)
-    held, has = held_bytes_of_node(workload, cluster, framework), cluster.node.host_memory_bytes.value
-    if held > has:
+    held_bytes, has_bytes = held_bytes_of_node(workload, cluster, framework), cluster.node.host_memory_bytes.value
+    if held_bytes > has_bytes:
+        most = framework.optimizer_offload * has_bytes / held_bytes
         raise SpecError(
-            f"optimizer_offload ({framework.optimizer_offload:g}): a node would hold {format_bytes(held)} of the "
-            f"optimizer and has {format_bytes(has)}; use at most {framework.optimizer_offload * has / held:.2f}, or "
+            f"optimizer_offload ({framework.optimizer_offload:g}): a node would hold {format_bytes(held_bytes)} of the "
+            f"optimizer and has {format_bytes(has_bytes)}; use at most {most:.2f}, or "
             "more nodes"
         )
 

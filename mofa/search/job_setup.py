@@ -230,7 +230,7 @@ def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]
             raise SpecError(f"--with deepep: needs megatron or torchtitan, not {framework.name}; use --framework")
         framework = framework.model_copy(update={"dispatcher": "deepep"})
     if "expert_overlap" in words:
-        if framework.name != "megatron" or framework.experts != "grouped":
+        if framework.library is None or framework.experts != "grouped":
             raise SpecError(
                 f"--with expert_overlap: needs megatron with grouped experts, not {framework.name} with "
                 f"{framework.experts} ones; use --framework megatron"

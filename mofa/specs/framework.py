@@ -289,12 +289,16 @@ class FrameworkSpec(Spec):
         self._check_zero1()
         self._check_of_one_framework()
         check_expert_overlap(
-            self.name, self.expert_overlap, self.experts, delay_wgrad=self.delay_wgrad,
+            self.name, self.expert_overlap, self.experts, on_engine=self.library is not None,
+            delay_wgrad=self.delay_wgrad,
             shared_expert_overlap=self.shared_expert_overlap,
         )  # fmt: skip
         self._check_read_by()
         self._check_sharding()
-        check_optimizer_offload(self)
+        check_optimizer_offload(
+            self.name, self.optimizer_offload, self.data_parallel, self.optimizer, on_engine=self.library is not None,
+            fp8_params=self.fp8_params, has_options=self.overlap_optimizer_copies or self.host_threads != 1,
+        )  # fmt: skip
         return self
 
     def _check_options(self) -> None:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mofa.specs.base import BytesPerSFact, CountFact, Spec
-
-if TYPE_CHECKING:
-    from mofa.specs.framework import FrameworkSpec
 
 OPTIMIZER_OFFLOAD = "optimizer_offload"
 """The option, and the word of ``--with`` that sets it."""
@@ -32,31 +27,33 @@ class HostOptimizer(Spec):
     """Parameters from memory that is not pinned to the device, cast there; a GPU's alone. [B/s]"""
 
 
-def check_optimizer_offload(framework: FrameworkSpec) -> None:
+def check_optimizer_offload(
+    name: str, share: float, data_parallel: str, optimizer: str, *, on_engine: bool, fp8_params: bool, has_options: bool
+) -> None:
     """Refuse options that the hybrid optimizer cannot have.
+
+    ``on_engine`` says whether layers are Transformer Engine's, ``has_options`` whether options of an offloaded
+    optimizer are set.
 
     Raises
     ------
     ValueError
         If the optimizer is offloaded where no such thing is, or its options are set without it.
     """
-    share = framework.optimizer_offload
     if not share:
-        if framework.overlap_optimizer_copies or framework.host_threads != 1:
+        if has_options:
             raise ValueError(
                 "overlap_optimizer_copies and host_threads are options of optimizer_offload; leave them out"
             )
         return
-    if framework.name != "megatron":
-        raise ValueError(
-            f"optimizer_offload ({share:g}) is an option of megatron, not of {framework.name}; leave it out"
-        )
+    if not on_engine:
+        raise ValueError(f"optimizer_offload ({share:g}) is an option of megatron, not of {name}; leave it out")
     # optimizer_config.py: use_precision_aware_optimizer, which it needs, asks for the distributed optimizer
-    if framework.data_parallel != "distributed-optimizer":
+    if data_parallel != "distributed-optimizer":
         raise ValueError(
-            f"optimizer_offload ({share:g}) needs data_parallel: distributed-optimizer, not {framework.data_parallel}"
+            f"optimizer_offload ({share:g}) needs data_parallel: distributed-optimizer, not {data_parallel}"
         )
-    if framework.optimizer != "te":
-        raise ValueError(f"optimizer_offload ({share:g}) is modelled with optimizer: te, not {framework.optimizer}")
-    if framework.fp8_params:
+    if optimizer != "te":
+        raise ValueError(f"optimizer_offload ({share:g}) is modelled with optimizer: te, not {optimizer}")
+    if fp8_params:
         raise ValueError(f"optimizer_offload ({share:g}) is not modelled with fp8_params; leave one out")

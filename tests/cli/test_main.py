@@ -16,7 +16,7 @@ from mofa.cli.main import main
 from mofa.cli.parse import parse_degree_limits, parse_fixed, split_words
 from mofa.errors import SpecError, StrategyError
 from mofa.report.phrases import strategy_text
-from mofa.schedules import SCHEDULES
+from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.search.space import WITH, WITHOUT, constrain, default_space
 from mofa.specs.files import did_you_mean
 from mofa.specs.framework_names import FRAMEWORK_NAMES
@@ -375,7 +375,7 @@ def test_every_field_of_a_strategy_is_shown_with_its_values(cli: Cli) -> None:
     assert tuple(fields) == STRATEGY_KEYS
     assert all(field["values"] and field["default"] and field["meaning"] for field in fields.values())
     assert fields["cp_kind"]["values"] == "ring, allgather, a2a"
-    assert [row["name"] for row in json.loads(cli("show", "schedules", "--json").stdout)] == list(SCHEDULES)
+    assert [row["name"] for row in json.loads(cli("show", "schedules", "--json").stdout)] == list(SCHEDULE_NAMES)
     assert [row["name"] for row in json.loads(cli("show", "frameworks", "--json").stdout)] == list(FRAMEWORK_NAMES)
     options = {row["name"]: row for row in json.loads(cli("show", "frameworks", "megatron", "--json").stdout)}
     assert options["dispatcher"]["values"] == "alltoall, allgather, deepep"

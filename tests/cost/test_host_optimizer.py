@@ -79,9 +79,8 @@ def test_all_states_leave_the_device() -> None:
 
 def test_a_rank_that_owns_one_piece_steps_all_of_it() -> None:
     """Of 64 ranks each owns a 64th of the parameters, less than the head has: a half becomes all."""
-    half, whole = (
-        planned(on_hosts(share), job(32, **{"batch.global_batch": 64}), 64, replay=False) for share in (0.5, 1.0)
-    )
+    wide = mofa.load_workload("llama3-8b", seq_len=2048, global_batch=64)
+    half, whole = (planned(on_hosts(share), wide, 64, replay=False) for share in (0.5, 1.0))
     assert half.step_s == pytest.approx(whole.step_s, rel=1e-3)
 
 

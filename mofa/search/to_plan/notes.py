@@ -115,11 +115,11 @@ def _offload_note(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     """Note on what hosts hold of the optimizer, and on the threads that step it."""
     host = cluster.gpu.curves.host.optimizer
     assert host is not None
-    held = format_bytes(held_bytes_of_node(workload, cluster, framework))
+    held_bytes = format_bytes(held_bytes_of_node(workload, cluster, framework))
     threads, ranks = framework.host_threads, min(cluster.num_gpus, cluster.node.gpus_per_node)
     rate = adam_bytes_per_s(cluster, threads, host) / ADAM_MOVED_BYTES
     return (
-        f"hosts hold and step {framework.optimizer_offload:.0%} of the optimizer: {held} of a node's memory; "
+        f"hosts hold and step {framework.optimizer_offload:.0%} of the optimizer: {held_bytes} of a node's memory; "
         f"{threads} thread{'s' * (threads > 1)} of each of {ranks} ranks (OMP_NUM_THREADS={threads}) step "
         f"{rate / 1e9:.2g} billion parameters a second ({host.thread_bytes_per_s.provenance} on one machine's host), "
         "as long as a node has cores for them"
