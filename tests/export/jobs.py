@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import mofa
 from mofa.export.job import Job
 from mofa.export.job_file import ReadJob
 from mofa.plan.job_facts import JobFacts
@@ -33,3 +36,11 @@ def job_of(drawn: Drawn, to: str) -> Job:
         facts.nvls,
         to,
     )
+
+
+def megatron_job(to: str = "megatron", **options: Any) -> Job:
+    """Llama 3 8B on a node of H100s, two ranks of it tensor-parallel, under these options of Megatron's."""
+    workload, cluster = mofa.load_workload("llama3-8b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
+    framework = mofa.load_framework({"name": "megatron", **options})
+    plan = plan_in_closed_form(workload, cluster, {"tp": 2, "sp": True}, framework)
+    return job_of(Drawn(workload, cluster, framework, plan), to)

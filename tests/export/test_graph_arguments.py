@@ -6,16 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import mofa
 from mofa.errors import SpecError
 from mofa.export.bridge.recipe import write_bridge
-from mofa.export.job import Job
 from mofa.export.megatron.launch_script import write_megatron
 from mofa.export.megatron.megatron_table import MEGATRON
 from mofa.export.read_job import read_job
-from mofa.plan.job_facts import JobFacts
-from mofa.plan.summaries import ClusterSummary
-from mofa.search.one_plan import plan_in_closed_form
+from tests.export.jobs import megatron_job
 from tests.export.test_megatron import BASE
 
 GRAPHS = {
@@ -26,18 +22,9 @@ GRAPHS = {
 }
 
 
-def _job(graphs: str, to: str = "megatron", **options: str) -> Job:
-    workload, cluster = mofa.load_workload("llama3-8b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
-    framework = mofa.load_framework({"name": "megatron", "cuda_graphs": graphs, **options})
-    plan = plan_in_closed_form(workload, cluster, {"tp": 2, "sp": True}, framework)
-    facts = JobFacts.from_specs(workload, framework, cluster)
-    summary = ClusterSummary.from_spec(cluster)
-    return Job(facts.workload_spec(), facts.framework_spec(), plan, summary, facts.nvls, to)
-
-
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_graphs_are_written_and_come_back(graphs: str, tmp_path: Path) -> None:
-    job = _job(graphs)
+    job = megatron_job(cuda_graphs=graphs)
     values = MEGATRON.write(job)
     assert (values["cuda-graph-impl"], values.get("cuda-graph-scope")) == GRAPHS[graphs]
     assert values["te-rng-tracker"] is True and "$NCCL_GRAPH_REGISTER" not in values
@@ -47,20 +34,20 @@ def test_graphs_are_written_and_come_back(graphs: str, tmp_path: Path) -> None:
 
 
 def test_without_graphs_nothing_is_written() -> None:
-    values = MEGATRON.write(_job("none"))
+    values = MEGATRON.write(megatron_job(cuda_graphs="none"))
     assert not {"cuda-graph-impl", "cuda-graph-scope", "te-rng-tracker"} & set(values)
 
 
 def test_expandable_segments_keep_nccl_from_registering() -> None:
-    assert MEGATRON.write(_job("te", allocator="expandable"))["$NCCL_GRAPH_REGISTER"] == "0"
+    assert MEGATRON.write(megatron_job(cuda_graphs="te", allocator="expandable"))["$NCCL_GRAPH_REGISTER"] == "0"
 
 
 def test_bridge_has_them_in_its_provider_and_the_random_states_in_two_places() -> None:
-    text = write_bridge(_job("te:attn", "megatron-bridge"))["mofa_recipe.py"]
+    text = write_bridge(megatron_job("megatron-bridge", cuda_graphs="te:attn"))["mofa_recipe.py"]
     for line in ("cuda_graph_impl='transformer_engine'", "cuda_graph_scope=['attn']", "use_te_rng_tracker=True",
                  "rng=RNGConfig(", "te_rng_tracker=True", "    RNGConfig,"):  # fmt: skip
         assert line in text
-    assert "RNGConfig" not in write_bridge(_job("none", "megatron-bridge"))["mofa_recipe.py"]
+    assert "RNGConfig" not in write_bridge(megatron_job("megatron-bridge", cuda_graphs="none"))["mofa_recipe.py"]
 
 
 @pytest.mark.parametrize(

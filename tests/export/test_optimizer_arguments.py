@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import mofa
 from mofa.errors import SpecError
 from mofa.export.bridge.recipe import write_bridge
-from mofa.export.job import Job
 from mofa.export.megatron.launch_script import write_megatron
 from mofa.export.megatron.megatron_table import MEGATRON
 from mofa.export.read_job import read_job
-from mofa.plan.job_facts import JobFacts
-from mofa.plan.summaries import ClusterSummary
-from mofa.search.one_plan import plan_in_closed_form
+from tests.export.jobs import megatron_job
 from tests.export.test_megatron import BASE
 
 HALF = {"optimizer_offload": 0.5, "overlap_optimizer_copies": True, "host_threads": 12}
 
 
-def _job(to: str = "megatron", **options: Any) -> Job:
-    workload, cluster = mofa.load_workload("llama3-8b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
-    framework = mofa.load_framework({"name": "megatron", **options})
-    plan = plan_in_closed_form(workload, cluster, {"tp": 2, "sp": True}, framework)
-    facts = JobFacts.from_specs(workload, framework, cluster)
-    summary = ClusterSummary.from_spec(cluster)
-    return Job(facts.workload_spec(), facts.framework_spec(), plan, summary, facts.nvls, to)
-
-
 def test_shares_threads_and_copies_are_written_and_come_back(tmp_path: Path) -> None:
-    job = _job(**HALF)
+    job = megatron_job(**HALF)
     values = MEGATRON.write(job)
     assert values["optimizer-cpu-offload"] is True and values["optimizer-offload-fraction"] == 0.5
     assert values["overlap-cpu-optimizer-d2h-h2d"] is True and values["use-precision-aware-optimizer"] is True
@@ -45,11 +31,11 @@ def test_shares_threads_and_copies_are_written_and_come_back(tmp_path: Path) -> 
 
 def test_without_it_nothing_is_written() -> None:
     names = {"optimizer-cpu-offload", "optimizer-offload-fraction", "overlap-cpu-optimizer-d2h-h2d", "$OMP_NUM_THREADS"}
-    assert not names & set(MEGATRON.write(_job()))
+    assert not names & set(MEGATRON.write(megatron_job()))
 
 
 def test_bridge_has_it_in_its_optimizer() -> None:
-    text = write_bridge(_job("megatron-bridge", **HALF))["mofa_recipe.py"]
+    text = write_bridge(megatron_job("megatron-bridge", **HALF))["mofa_recipe.py"]
     for line in ("optimizer_cpu_offload=True", "optimizer_offload_fraction=0.5", "overlap_cpu_optimizer_d2h_h2d=True",
                  "use_precision_aware_optimizer=True"):  # fmt: skip
         assert line in text

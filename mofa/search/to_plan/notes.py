@@ -98,7 +98,8 @@ def options_notes(
     notes += graph_notes(cluster, framework)
     if framework.expert_overlap == "combined":
         notes.append(
-            "expert_overlap: as read in Megatron-Core's source, judged by published rows alone (docs/published.md)"
+            "expert_overlap: as read in Megatron-Core's source, shown by no run of ours; the few published rows with "
+            "it are told too fast (docs/evidence/expert_overlap.md)"
         )
     if framework.rank_order != RANK_ORDERS[0]:
         notes.append(f"ranks are numbered {framework.rank_order} over the nodes, where {RANK_ORDERS[0]} is usual")
