@@ -124,6 +124,11 @@ class LayerArrays:
         return self.stack(lambda c: c.sent_and_launched)
 
     @cached_property
+    def to_host_s(self) -> ArrayN:
+        """Seconds of a forward's copies to the host. [s]"""
+        return self.stack(lambda c: c.to_host_s)
+
+    @cached_property
     def watchdog_held_bytes(self) -> ArrayN:
         """Rows of :func:`mofa.cost.block.liveness.watchdog_held_bytes` last."""
         return self.stack(lambda c: c.watchdog_held_bytes)

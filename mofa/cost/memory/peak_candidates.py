@@ -19,6 +19,7 @@ from mofa.cost.memory.stage_inputs import held_input_bytes, sent_part_bytes
 from mofa.cost.optimizer import whole_embedding_gradient
 from mofa.cost.rank_rules import keeps_params_gathered
 from mofa.cost.rows import Rows
+from mofa.cost.step_time.host_copies import kept_bytes
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, head_params, layer_params
 
@@ -293,6 +294,7 @@ class PeakCandidates(PeakInstants):
         ):  # fmt: skip
             pass_of = FORWARD if direction == "forward" else BACKWARD
             leftover_bytes = self.retention.in_end_block(-1, pass_of) if self.retention else 0.0
+            leftover_bytes = leftover_bytes + kept_bytes(rows)
             self._add_end(
                 "loss",
                 direction,

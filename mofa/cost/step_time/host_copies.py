@@ -1,0 +1,46 @@
+"""What computing waits for activations that are still on their way to the host when their backward comes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.rows import Rows
+
+ArrayN = NDArray[np.float64]
+
+
+def copies_wait_s(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> ArrayN:
+    """What a micro-batch's backward waits for copies of its forward that are not there yet. (n, R) [s]
+
+    Copies to the host run one after the other beside computing. The first that comes back is the one that went last. On
+    the last stage it is asked for behind the forward, the head and the last layer's backward, which keeps its own;
+    elsewhere a micro-batch's copies have a forward and a backward of time. What copies back take longer than a layer's
+    backward is in the layers' own times.
+
+    Parameters
+    ----------
+    forward_s, backward_s
+        Of all chunks of each stage. (n, R) [s]
+    """
+    costs, lay = rows.costs, rows.stage_layers
+    to_host_s = rows.layers.to_host_s
+    all_s = rows.sum_layers_by_stage(to_host_s)
+    last = len(lay.stages.kinds) - 1 if len(lay.stages.kinds) == 1 else last_kind(rows)
+    kept_s, layer_s = (grid[rows.base_mode_index, rows.k, last] for grid in (to_host_s, rows.layers.backward_s))
+    head_s = (costs.head.backward.total)[rows.k] + layer_s
+    before_s = forward_s + np.where(rows.is_last > 0, head_s[:, None], backward_s)
+    return np.asarray(np.maximum(all_s - kept_s[:, None] * rows.is_last - before_s, 0.0))
+
+
+def last_kind(rows: Rows) -> int:
+    """The kind of the model's last layer, by its place among the stages' kinds."""
+    return int(rows.stage_layers.stages.layers[-1][-1][-1]) if rows.stage_layers.stages.layers[-1][-1] else 0
+
+
+def kept_bytes(rows: Rows) -> ArrayN:
+    """What the last layer keeps on the device of what others offload, on the last stage. (n, R) [B]"""
+    if not rows.framework.offload.on:
+        return np.zeros((len(rows.k), len(rows.stage_layers.shown.shown_stages)))
+    kept = rows.costs.kept_bytes[rows.base_mode_index, rows.k, last_kind(rows)]
+    return np.asarray(kept[:, None] * rows.is_last)
