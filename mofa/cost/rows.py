@@ -124,6 +124,11 @@ class LayerArrays:
         return self.stack(lambda c: c.sent_and_launched)
 
     @cached_property
+    def pinned_bytes(self) -> ArrayN:
+        """Of the host, for a forward's copies there. [B]"""
+        return self.stack(lambda c: c.pinned_bytes)
+
+    @cached_property
     def to_host_s(self) -> ArrayN:
         """Seconds of a forward's copies to the host. [s]"""
         return self.stack(lambda c: c.to_host_s)

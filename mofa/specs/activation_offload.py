@@ -11,6 +11,9 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import AfterValidator
 
+from mofa.errors import SpecError
+from mofa.specs.model import ModelSpec
+
 ACTIVATION_OFFLOAD = "activation_offload"
 """The option, and the word of ``--with`` that sets it."""
 OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
@@ -106,6 +109,37 @@ def check_activation_offload(
             f"activation_offload ({offload}) is not modelled with expert_overlap or shared_expert_overlap; leave one "
             "out"
         )
+
+
+def modules_of_model(model: ModelSpec) -> tuple[OffloadModule, ...]:
+    """Modules that layers of a model have as Transformer Engine's layer specs build them (gpt_layer_specs.py): a norm
+    is one before experts and before latent attention alone.
+
+    >>> from mofa.specs.load import load_workload
+    >>> "+".join(modules_of_model(load_workload("llama3-8b").model))
+    'qkv_linear+core_attn+attn_proj'
+    """
+    lacking: set[OffloadModule] = set()
+    if model.moe is None:
+        lacking.update(OF_EXPERTS)
+    if not model.attention_kind.megatron.norm_is_module:
+        lacking.add("attn_norm")
+    return tuple(module for module in MODULES if module not in lacking)
+
+
+def refuse_idle_modules(model: ModelSpec, offload: str) -> None:
+    """Refuse modules that a model lacks, whose offload would change nothing.
+
+    Raises
+    ------
+    SpecError
+        With the module's name.
+    """
+    has = modules_of_model(model)
+    for module in ActivationOffload.parse(offload).modules:
+        if module not in has:
+            needs = "experts" if module in OF_EXPERTS else "latent attention, ahead of which a norm is a module"
+            raise SpecError(f"activation_offload: {module} needs {needs}, and {model.name} has none; leave it out")
 
 
 def why_not_recomputed(offload: str, kind: str, modules: tuple[str, ...], *, latent: bool, token_chunks: int) -> str:

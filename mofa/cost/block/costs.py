@@ -131,12 +131,19 @@ class BlockCost:
     def to_host_s(self) -> ArrayK:
         """Seconds of its forward's copies to the host, by themselves. (K,) [s]"""
         link = self.phases.machine.cluster.gpu.host_link_bytes_per_s.value
-        copied: FloatK = 0.0
-        for block in self.blocks:
-            for op in block.forward.ops:
-                if isinstance(op.work, HostCopy):
-                    copied = copied + op.work.bytes
-        return per_combination(copied / link, self.memories.num_k)
+        return np.asarray(self._copied_bytes.sum(axis=0) / link)
+
+    @cached_property
+    def pinned_bytes(self) -> ArrayK:
+        """Of the host, for these copies: each a power of two. (K,) [B]"""
+        copied = self._copied_bytes
+        return np.asarray(np.where(copied > 0.0, 2.0 ** np.ceil(np.log2(np.maximum(copied, 1.0))), 0.0).sum(axis=0))
+
+    @cached_property
+    def _copied_bytes(self) -> ArrayK:
+        """Of each copy of its forward to the host. (copies, K) [B]"""
+        works = [op.work for block in self.blocks for op in block.forward.ops]
+        return stack_rows([work.bytes for work in works if isinstance(work, HostCopy)], self.memories.num_k)
 
     @cached_property
     def watchdog_held_bytes(self) -> ArrayK:
