@@ -60,7 +60,7 @@ class OffloadedTensor:
 def offloaded_tensors(forward: Tape, ctx: Context) -> tuple[OffloadedTensor, ...]:
     """What a layer's forward offloads, in order."""
     modules = _modules(forward.ops)
-    found: dict[tuple[str, str], OffloadedTensor] = {}
+    tensors: dict[tuple[str, str], OffloadedTensor] = {}
     for op in forward.ops:
         module = modules.get(op.name)
         if module is None or module not in ctx.framework.offload.modules:
@@ -71,8 +71,8 @@ def offloaded_tensors(forward: Tape, ctx: Context) -> tuple[OffloadedTensor, ...
             is_large = tensor.bytes >= MIN_ELEMENTS * element
             if any_true(is_large):
                 large_bytes = where(is_large, tensor.bytes, 0.0)
-                found.setdefault((module, name), OffloadedTensor(name, module, large_bytes, is_large))
-    return tuple(found.values())
+                tensors.setdefault((module, name), OffloadedTensor(name, module, large_bytes, is_large))
+    return tuple(tensors.values())
 
 
 def with_activation_offload(forward: Tape, backward: Tape, ctx: Context, *, keeps: bool = False) -> tuple[Tape, Tape]:
@@ -146,13 +146,13 @@ def _without_frames(ops: list[Op], tensors: tuple[OffloadedTensor, ...]) -> Iter
     """Ops without the local variables that have offloaded tensors: their storage goes at the group's end whoever has
     them (``forced_released_tensors``)."""
     gone = {tensor.name for tensor in tensors if all_true(tensor.is_large) and tensor.module != "qkv_linear"}
-    held = {op.writes[0] for op in ops if op.frame and op.writes and not gone.isdisjoint(op.reads)}
+    variables = {op.writes[0] for op in ops if op.frame and op.writes and not gone.isdisjoint(op.reads)}
     for op in ops:
-        if op.frame and not held.isdisjoint(op.writes):
+        if op.frame and not variables.isdisjoint(op.writes):
             continue
-        kept = tuple(name for name in op.reads if name not in held)
-        if kept or not op.reads:
-            yield op if kept == op.reads else op._replace(reads=kept)
+        reads = tuple(name for name in op.reads if name not in variables)
+        if reads or not op.reads:
+            yield op if reads == op.reads else op._replace(reads=reads)
 
 
 def _memory_of(shares: Mapping[str, tuple[str, BoolK]], name: str) -> Iterator[str]:

@@ -81,8 +81,8 @@ def _described(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
             layer = build.layer_tapes(ctx, p, kind, recompute, layer_forward)
             tapes[layer_label(kind, spec)] = captured_layer(layer, ctx, moe=kind.moe)
             if framework.offload.on:
-                kept = build.layer_tapes(ctx, p, kind, recompute, layer_forward, keeps_activations=True)
-                tapes[kept_label(layer_label(kind, spec))] = kept
+                last = build.layer_tapes(ctx, p, kind, recompute, layer_forward, keeps_activations=True)
+                tapes[kept_label(layer_label(kind, spec))] = last
     if model.num_mtp_layers:
         tapes["mtp"] = build.mtp_entry_tapes(ctx, p)
     ends = {

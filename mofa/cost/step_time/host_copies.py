@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.build import layer_kind
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -23,24 +24,24 @@ def copies_wait_s(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> ArrayN:
     forward_s, backward_s
         Of all chunks of each stage. (n, R) [s]
     """
-    costs, lay = rows.costs, rows.stage_layers
+    costs = rows.costs
     to_host_s = rows.layers.to_host_s
     all_s = rows.sum_layers_by_stage(to_host_s)
-    last = len(lay.stages.kinds) - 1 if len(lay.stages.kinds) == 1 else last_kind(rows)
-    kept_s, layer_s = (grid[rows.base_mode_index, rows.k, last] for grid in (to_host_s, rows.layers.backward_s))
-    head_s = (costs.head.backward.total)[rows.k] + layer_s
+    of_last_layer = rows.base_mode_index, rows.k, last_kind(rows)
+    head_s = costs.head.backward.total[rows.k] + rows.layers.backward_s[of_last_layer]
     before_s = forward_s + np.where(rows.is_last > 0, head_s[:, None], backward_s)
-    return np.asarray(np.maximum(all_s - kept_s[:, None] * rows.is_last - before_s, 0.0))
+    return np.asarray(np.maximum(all_s - to_host_s[of_last_layer][:, None] * rows.is_last - before_s, 0.0))
 
 
 def last_kind(rows: Rows) -> int:
     """The kind of the model's last layer, by its place among the stages' kinds."""
-    return int(rows.stage_layers.stages.layers[-1][-1][-1]) if rows.stage_layers.stages.layers[-1][-1] else 0
+    model = rows.workload.model
+    return rows.stage_layers.stages.kinds.index(layer_kind(model, model.num_layers - 1))
 
 
 def kept_bytes(rows: Rows) -> ArrayN:
     """What the last layer keeps on the device of what others offload, on the last stage. (n, R) [B]"""
     if not rows.framework.offload.on:
         return np.zeros((len(rows.k), len(rows.stage_layers.shown.shown_stages)))
-    kept = rows.costs.kept_bytes[rows.base_mode_index, rows.k, last_kind(rows)]
-    return np.asarray(kept[:, None] * rows.is_last)
+    of_layer = rows.costs.kept_bytes[rows.base_mode_index, rows.k, last_kind(rows)]
+    return np.asarray(of_layer[:, None] * rows.is_last)
