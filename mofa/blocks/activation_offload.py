@@ -182,7 +182,7 @@ def _copied_back(
             ops[i] = op._replace(reads=reads)
     ahead: list[Op] = []
     behind: dict[int, list[Op]] = {}
-    declared = dict(backward.tensors)
+    declared = {name: forward.tensors.get(name, tensor) for name, tensor in backward.tensors.items()}
     for i, tensor in enumerate(tensors):
         if tensor.module not in last:
             continue
