@@ -168,17 +168,20 @@ def _copied_back(
     keeps: bool,
 ) -> Tape:  # fmt: skip
     """The backward with the copies of the layer below behind each module's end, and of those before in its reads."""
-    by_reader = {(t.module, t.name): t for t in tensors}
+    by_reader: dict[tuple[str, str], OffloadedTensor] = {(t.module, t.name): t for t in tensors}
+    of_frames = {t.name: t for t in reversed(tensors)}
+    """By name alone: a checkpoint's end holds what its module saved."""
     ops = list(backward.ops)
     last: dict[OffloadModule, int] = {}
     for i, op in enumerate(ops):
         module = modules.get(op.origin)
-        if module is None:
+        if module is None and op.origin:
             continue
-        if op.role or op.repeated:
+        if module is not None and (op.role or op.repeated):
             last[module] = i
         if not keeps:
-            reads = tuple(t.reloaded if (t := by_reader.get((module, r))) is not None else r for r in op.reads)
+            readers = of_frames if module is None else {r: by_reader.get((module, r)) for r in op.reads}
+            reads = tuple(t.reloaded if (t := readers.get(r)) is not None else r for r in op.reads)
             ops[i] = op._replace(reads=reads)
     ahead: list[Op] = []
     behind: dict[int, list[Op]] = {}
