@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.build import layer_kind
 from mofa.cost.block.block_cost import Mode, base_mode, candidate_groups, full_mode, unique_rows
 from mofa.cost.block.costs import BlockCost, BlockCosts
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
@@ -204,6 +205,12 @@ class Rows:
     """Of each grid. (g, R)"""
     static: StaticBytes
     """Of each grid. (g, R)"""
+
+    @property
+    def last_layer_kind(self) -> int:
+        """The kind of the model's last layer, by its place among the stages' kinds."""
+        model = self.workload.model
+        return self.stage_layers.stages.kinds.index(layer_kind(model, model.num_layers - 1))
 
     @property
     def schedule_record(self) -> Schedule:

@@ -14,12 +14,12 @@ from mofa.cost.memory.fsdp_root import gathers_ends, tied_head_gradient_bytes, w
 from mofa.cost.memory.fsdp_unsharded import gathered_bytes_and_unreduced_share, reduction_bytes
 from mofa.cost.memory.in_flight import InFlight, InFlightPeak
 from mofa.cost.memory.peak_instants import PeakInstants
+from mofa.cost.memory.pinned import kept_bytes
 from mofa.cost.memory.replica_sums import waiting_sums_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes, sent_part_bytes
 from mofa.cost.optimizer import whole_embedding_gradient
 from mofa.cost.rank_rules import keeps_params_gathered
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.host_copies import kept_bytes
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, head_params, layer_params
 

@@ -1,4 +1,4 @@
-"""Pinned memory of a node that holds its ranks' activations until their backward."""
+"""Activations on hosts: what a node pins for its ranks until their backward, and what a last layer keeps."""
 
 from __future__ import annotations
 
@@ -48,3 +48,11 @@ def refuse_full_hosts(rows: Rows) -> None:
         f"{format_bytes(float(pinned_bytes_of_node(rows)[0]))} for activations and has {format_bytes(has_bytes)}; "
         "offload fewer modules, or lower micro_batch"
     )
+
+
+def kept_bytes(rows: Rows) -> ArrayN:
+    """What the last layer keeps on the device of what others offload, on the last stage. (n, R) [B]"""
+    if not rows.framework.offload.on:
+        return np.zeros((len(rows.k), len(rows.stage_layers.shown.shown_stages)))
+    of_layer = rows.costs.kept_bytes[rows.base_mode_index, rows.k, rows.last_layer_kind]
+    return np.asarray(of_layer[:, None] * rows.is_last)

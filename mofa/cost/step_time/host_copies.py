@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import layer_kind
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -27,21 +26,7 @@ def copies_wait_s(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> ArrayN:
     costs = rows.costs
     to_host_s = rows.layers.to_host_s
     all_s = rows.sum_layers_by_stage(to_host_s)
-    of_last_layer = rows.base_mode_index, rows.k, last_kind(rows)
+    of_last_layer = rows.base_mode_index, rows.k, rows.last_layer_kind
     head_s = costs.head.backward.total[rows.k] + rows.layers.backward_s[of_last_layer]
     before_s = forward_s + np.where(rows.is_last > 0, head_s[:, None], backward_s)
     return np.asarray(np.maximum(all_s - to_host_s[of_last_layer][:, None] * rows.is_last - before_s, 0.0))
-
-
-def last_kind(rows: Rows) -> int:
-    """The kind of the model's last layer, by its place among the stages' kinds."""
-    model = rows.workload.model
-    return rows.stage_layers.stages.kinds.index(layer_kind(model, model.num_layers - 1))
-
-
-def kept_bytes(rows: Rows) -> ArrayN:
-    """What the last layer keeps on the device of what others offload, on the last stage. (n, R) [B]"""
-    if not rows.framework.offload.on:
-        return np.zeros((len(rows.k), len(rows.stage_layers.shown.shown_stages)))
-    of_layer = rows.costs.kept_bytes[rows.base_mode_index, rows.k, last_kind(rows)]
-    return np.asarray(of_layer[:, None] * rows.is_last)
