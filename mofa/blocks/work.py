@@ -147,6 +147,12 @@ class Collective(NamedTuple):
     imbalance: FloatK = 1.0
 
 
+class HostCopy(NamedTuple):
+    """A copy of pinned memory between a GPU and its host, one way; copy engines move it. [B]"""
+
+    bytes: FloatK
+
+
 @dataclass(frozen=True, slots=True)
 class HostSync:
     """The host waits for the device, and then computes for ``host_s`` before it issues anything more. [s]
@@ -157,4 +163,4 @@ class HostSync:
     host_s: FloatK = 0.0
 
 
-Work = Gemm | GroupedGemm | Attention | MemoryBound | Collective | HostSync
+Work = Gemm | GroupedGemm | Attention | MemoryBound | Collective | HostCopy | HostSync

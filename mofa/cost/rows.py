@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.build import layer_kind
 from mofa.cost.block.block_cost import Mode, base_mode, candidate_groups, full_mode, unique_rows
 from mofa.cost.block.costs import BlockCost, BlockCosts
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
@@ -124,6 +125,16 @@ class LayerArrays:
         return self.stack(lambda c: c.sent_and_launched)
 
     @cached_property
+    def pinned_bytes(self) -> ArrayN:
+        """Of the host, for a forward's copies there. [B]"""
+        return self.stack(lambda c: c.pinned_bytes)
+
+    @cached_property
+    def to_host_s(self) -> ArrayN:
+        """Seconds of a forward's copies to the host. [s]"""
+        return self.stack(lambda c: c.to_host_s)
+
+    @cached_property
     def watchdog_held_bytes(self) -> ArrayN:
         """Rows of :func:`mofa.cost.block.liveness.watchdog_held_bytes` last."""
         return self.stack(lambda c: c.watchdog_held_bytes)
@@ -194,6 +205,12 @@ class Rows:
     """Of each grid. (g, R)"""
     static: StaticBytes
     """Of each grid. (g, R)"""
+
+    @property
+    def last_layer_kind(self) -> int:
+        """The kind of the model's last layer, by its place among the stages' kinds."""
+        model = self.workload.model
+        return self.stage_layers.stages.kinds.index(layer_kind(model, model.num_layers - 1))
 
     @property
     def schedule_record(self) -> Schedule:
