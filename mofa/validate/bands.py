@@ -334,7 +334,7 @@ def _coverage(path: tuple[str, ...], runs: Sequence[RunScore]) -> Coverage:
         group=path_text(path), bands=tuple(path_text(group) for group in sorted(bands)), fitted_runs=fitted.runs,
         families=fitted.families, runs=len(runs), inside=int((~below & ~above).sum()), below=int(below.sum()),
         above=int(above.sum()), median_low=float(low), median_high=float(high), median_width=float(width),
-        tested=len(runs) >= FEWEST_RUNS and path != INCOMPLETE,
+        tested=len(runs) >= FEWEST_RUNS and path not in APART,
     )  # fmt: skip
 
 
