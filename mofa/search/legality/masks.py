@@ -326,12 +326,12 @@ def check_strategies(
 
 
 def _check(
-    job: Job, whole: StrategyTable | Combinations, rows: NDArray[np.intp], but: tuple[str, ...],
+    job: Job, every_row: StrategyTable | Combinations, rows: NDArray[np.intp], but: tuple[str, ...],
     reason: NDArray[np.int64], shortfall: FloatN,
 ) -> None:  # fmt: skip
     """The checks of ``rows`` that choose the same options of the framework, put where these are. (degrees, modes)"""
     num_modes = reason.shape[1]
-    table = _degrees_of(whole, rows) if len(rows) < len(reason) else whole
+    table = _degrees_of(every_row, rows) if len(rows) < len(reason) else every_row
     open_rows = rows
     """Degrees that no check has rejected in all modes; what is known of them, in all modes alike or in each."""
     own_reason, own_shortfall = np.full((len(rows), 1), -1, dtype=np.int64), np.zeros((len(rows), 1))
