@@ -47,7 +47,13 @@ class BlockKind:
 @lru_cache(maxsize=64)
 def block_kinds(model: ModelSpec) -> tuple[BlockKind, ...]:
     """The kinds of layer of a model, in order of first appearance."""
-    return tuple(dict.fromkeys(layer_kind(model, i) for i in range(model.num_layers)))
+    return tuple(dict.fromkeys(kinds_of_layers(model)))
+
+
+@lru_cache(maxsize=64)
+def kinds_of_layers(model: ModelSpec) -> tuple[BlockKind, ...]:
+    """The kind of every layer of a model. (layers,)"""
+    return tuple(layer_kind(model, i) for i in range(model.num_layers))
 
 
 def layer_kind(model: ModelSpec, layer: int) -> BlockKind:

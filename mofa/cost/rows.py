@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -342,12 +342,18 @@ def mode_indices(modes: Sequence[RecomputeSpec], table: StrategyTable) -> tuple[
 
     0 where the row has none of them.
     """
-    each = [
-        [modes.index(mode) if (mode := of_spec(spec)) in modes else 0 for spec in table.recompute_modes]
-        for of_spec in (base_mode, full_mode)
-    ]
-    base, full = np.array(each, dtype=np.intp)
+    base, full = np.array(_places_of_modes(tuple(modes), table.recompute_modes), dtype=np.intp)
     return base[table.recompute], full[table.recompute]
+
+
+@lru_cache(maxsize=64)
+def _places_of_modes(
+    modes: tuple[RecomputeSpec, ...], specs: tuple[RecomputeSpec, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:  # fmt: skip
+    """Where among the ``modes`` layers of each of the ``specs`` are that are not recomputed whole, and that are."""
+    place = {mode: n for n, mode in enumerate(modes)}
+    base, full = ([place.get(of_spec(spec), 0) for spec in specs] for of_spec in (base_mode, full_mode))
+    return tuple(base), tuple(full)
 
 
 def static_bytes_of_grids(
