@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -20,10 +21,11 @@ from mofa.measure.records import read_record
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import OutOfDeviceMemory
 from mofa.replay.garbage_collection import collect_at_end
+from mofa.replay.memory import skipped_rounds
 from mofa.replay.memory.rank_memory import RankMemoryReplay, ReplayedRankMemory, play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.skipped_rounds import LEAST_STEADY_FORWARDS, STEADY_FORWARDS, RoundSkipper
+from mofa.replay.memory.skipped_rounds import STEADY_FORWARDS, RoundSkipper
 from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.from_estimator import allocator_capacity_bytes, composed_rows, describe_ranks
@@ -36,6 +38,8 @@ from tests.replay.runs import MEASURED, Run, fitting_configurations, load
 MIB = 1 << 20
 PARTS = 3
 """Tests over many runs are as many, so that several processes share them. [-]"""
+FEW_STEADY_FORWARDS = 20
+"""As many as long pipelines wait for here, in the place of 48, so that they need not be as long. [-]"""
 BLOCKS = [
     "mc1-llama-12l-full-accumulate", "mc1-qwen30b-2l", "mc2-tp2-llama-12l", "tt1-llama-8l", "tt1-llama-4l-ops",
     "tt1-dsv2lite-6l", "tt2-fsdp-llama-8l", "tt2-ep2-qwen30b-2l-traced", "tt2-tp2-llama-8l", "tt2-pp2-dsv2lite-8l",
@@ -112,22 +116,46 @@ def _one_of_each_schedule() -> tuple[str, ...]:
     return tuple(first.values())
 
 
-def _ways(run: Run, rank: Rank) -> tuple[bool, list[str]]:
+@lru_cache(maxsize=1)
+def _ranks(name: str) -> tuple[Rank, ...]:
+    return describe_ranks(load(name).estimator)
+
+
+class DefaultPlay(NamedTuple):
+    """What is said of a rank that is played as an estimate plays it, what is left, and its peaks. [B]"""
+
+    said: tuple[object, ...]
+    left: object
+    allocated: int
+    reserved: int
+
+
+@cache
+def _default_play(name: str, index: int) -> DefaultPlay:
+    """Of a rank of a run, for all tests that look at no more."""
+    playing = RankMemoryReplay(_ranks(name)[index], expandable=load(name).expandable)
+    played = playing.result()
+    return DefaultPlay(_said(played), _left(playing), played.peak.allocated, played.peak_reserved)
+
+
+def _ways(name: str, index: int, rank: Rank) -> tuple[bool, list[str]]:
     """Whether leaving rounds out changes what is played of a rank, and what playing from notes changes."""
-    playing = RankMemoryReplay(rank, expandable=run.expandable)
+    run, default = load(name), _default_play(name, index)
     whole = RankMemoryReplay(rank, expandable=run.expandable, skip_rounds=False)
     with mock.patch.object(RoundSkipper, "is_round_end", return_value=False):
         from_notes = RankMemoryReplay(rank, expandable=run.expandable)
     noted = _differences(from_notes.result(), whole.result())
     noted += ["what is left"] if _left(from_notes) != _left(whole) else []
-    return _said(playing.result()) != _said(whole.result()) or _left(playing) != _left(whole), noted
+    return default.said != _said(whole.result()) or default.left != _left(whole), noted
 
 
-def _peaks(run: Run, rank: Rank) -> tuple[int, int]:
+def _peaks(name: str, index: int, rank: Rank) -> tuple[int, int]:
     """Allocated and reserved. Steps with drawn tokens are played op by op from the state behind the others: they
     follow one such state alone. [B]"""
-    playing = RankMemoryReplay(rank, expandable=run.expandable)
-    played = playing.play_drawn_steps() if rank.routing_drift is not None else playing.result()
+    if rank.routing_drift is None:
+        default = _default_play(name, index)
+        return default.allocated, default.reserved
+    played = RankMemoryReplay(rank, expandable=load(name).expandable).play_drawn_steps()
     return played.peak.allocated, played.peak_reserved
 
 
@@ -164,7 +192,7 @@ def test_measured_memory() -> None:
         if not run.settled or name in UNPLAYED:
             continue
         with collect_at_end():
-            peaks = [_peaks(run, rank) for rank in describe_ranks(run.estimator)]
+            peaks = [_peaks(name, index, rank) for index, rank in enumerate(_ranks(name))]
         allocated.append(max(peak for peak, _ in peaks) / run.allocated - 1)
         reserved.append(max(peak for _, peak in peaks) / run.reserved - 1)
         assert abs(allocated[-1]) < 0.025, name
@@ -182,11 +210,10 @@ def test_leaving_rounds_out_and_repeating_them_change_nothing(part: int) -> None
     skipped, and every event, size, name and growth where micro-batches are played from notes, none left out."""
     num = 0
     for name in _one_of_each_schedule()[part::PARTS]:
-        run = load(name)
         with collect_at_end():
-            for rank in describe_ranks(run.estimator):
+            for index, rank in enumerate(_ranks(name)):
                 if rank.num_micro_batches > 3:
-                    skipping_changes, noted = _ways(run, rank)
+                    skipping_changes, noted = _ways(name, index, rank)
                     assert not skipping_changes and noted == [], name
                     num += 1
     assert num >= 30 / PARTS
@@ -246,8 +273,8 @@ def test_what_another_rank_noted_down_is_what_is_played(name: str) -> None:
 def test_repeating_from_notes_is_playing_where_memory_is_short(schedule: str, expandable: bool) -> None:
     """With room for all, for less than all (the cache is given back) and for less than one needs (it says where)."""
     name, vpp = ("mc2-pp2-vpp2-llama-16l", 2) if schedule == "interleaved" else ("mc4-pp2-dp2-llama-16l", 1)
-    acts = tuple((a.kind, a.stage // 2, a.micro_batch) for a in order_of(schedule, "megatron", 2, vpp, 12).ranks[0])
-    rank = replace(describe_ranks(load(name).estimator)[0], computations=acts, num_micro_batches=12)
+    acts = tuple((a.kind, a.stage // 2, a.micro_batch) for a in order_of(schedule, "megatron", 2, vpp, 8).ranks[0])
+    rank = replace(describe_ranks(load(name).estimator)[0], computations=acts, num_micro_batches=8)
     full = play_memory(rank, expandable=expandable, skip_rounds=False).peak_reserved
     outcomes = set()
     for capacity_bytes in (full + full // 8, full - (300 << 20), full - (1 << 30), full // 2):
@@ -273,14 +300,17 @@ def _longer(name: str, rank: int, m: int) -> Rank:
 @pytest.mark.parametrize(
     ("name", "m", "rank"),
     [
-        ("mc4-pp2-dp2-llama-16l", 2 * LEAST_STEADY_FORWARDS + 3, 0),
-        ("mc4-pp2-dp2-llama-16l", 2 * LEAST_STEADY_FORWARDS, 1),
-        ("mc2-pp2-qwen30b-6l", 2 * LEAST_STEADY_FORWARDS, 0),
-        ("mc2-pp2-qwen30b-6l", LEAST_STEADY_FORWARDS + 13, 1),
+        ("mc4-pp2-dp2-llama-16l", 2 * FEW_STEADY_FORWARDS + 3, 0),
+        ("mc4-pp2-dp2-llama-16l", 2 * FEW_STEADY_FORWARDS, 1),
+        ("mc2-pp2-qwen30b-6l", 2 * FEW_STEADY_FORWARDS, 0),
+        ("mc2-pp2-qwen30b-6l", FEW_STEADY_FORWARDS + 9, 1),
     ],
 )
-def test_long_pipelines_leave_out_what_repeats(name: str, m: int, rank: int) -> None:
+def test_long_pipelines_leave_out_what_repeats(
+    name: str, m: int, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     """Whole periods are left out, so that the last rounds begin as they would have."""
+    monkeypatch.setattr(skipped_rounds, "LEAST_STEADY_FORWARDS", FEW_STEADY_FORWARDS)
     one = _longer(name, rank, m)
     short, whole = play_memory(one), play_memory(one, skip_rounds=False)
     assert _said(short) == _said(whole)
