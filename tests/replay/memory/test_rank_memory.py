@@ -21,11 +21,10 @@ from mofa.measure.records import read_record
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import OutOfDeviceMemory
 from mofa.replay.garbage_collection import collect_at_end
-from mofa.replay.memory import skipped_rounds
 from mofa.replay.memory.rank_memory import RankMemoryReplay, ReplayedRankMemory, play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.skipped_rounds import STEADY_FORWARDS, RoundSkipper
+from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.from_estimator import allocator_capacity_bytes, composed_rows, describe_ranks
@@ -38,8 +37,6 @@ from tests.replay.runs import MEASURED, Run, fitting_configurations, load
 MIB = 1 << 20
 PARTS = 3
 """Tests over many runs are as many, so that several processes share them. [-]"""
-FEW_STEADY_FORWARDS = 20
-"""As many as long pipelines wait for here, in the place of 48, so that they need not be as long. [-]"""
 BLOCKS = [
     "mc1-llama-12l-full-accumulate", "mc1-qwen30b-2l", "mc2-tp2-llama-12l", "tt1-llama-8l", "tt1-llama-4l-ops",
     "tt1-dsv2lite-6l", "tt2-fsdp-llama-8l", "tt2-ep2-qwen30b-2l-traced", "tt2-tp2-llama-8l", "tt2-pp2-dsv2lite-8l",
@@ -72,13 +69,14 @@ def test_a_detached_loss_lets_its_logits_go() -> None:
     assert float(memory.saved[0] - memory.freed_before_last_weight[0]) >= 4096 * 4096 * 2
 
 
-def _said(played: ReplayedRankMemory) -> tuple[object, ...]:
+def said_of(played: ReplayedRankMemory) -> tuple[object, ...]:
+    """What two plays of a rank have alike, whatever rounds they leave out."""
     return played.allocated, played.peak_reserved, played.peak.alive, played.allocated_between_steps, played.retries
 
 
 def _differences(one: ReplayedRankMemory, other: ReplayedRankMemory) -> list[str]:
     """In which of all that is told of them two plays differ."""
-    told = [] if _said(one) == _said(other) else ["what is said"]
+    told = [] if said_of(one) == said_of(other) else ["what is said"]
     fields = ("instructions", "sizes", "passages", "computations", "grown", "steps")
     return told + [field for field in fields if getattr(one.journal, field) != getattr(other.journal, field)]
 
@@ -135,7 +133,7 @@ def _default_play(name: str, index: int) -> DefaultPlay:
     """Of a rank of a run, for all tests that look at no more."""
     playing = RankMemoryReplay(_ranks(name)[index], expandable=load(name).expandable)
     played = playing.result()
-    return DefaultPlay(_said(played), _left(playing), played.peak.allocated, played.peak_reserved)
+    return DefaultPlay(said_of(played), _left(playing), played.peak.allocated, played.peak_reserved)
 
 
 def _ways(name: str, index: int, rank: Rank) -> tuple[bool, list[str]]:
@@ -146,7 +144,7 @@ def _ways(name: str, index: int, rank: Rank) -> tuple[bool, list[str]]:
         from_notes = RankMemoryReplay(rank, expandable=run.expandable)
     noted = _differences(from_notes.result(), whole.result())
     noted += ["what is left"] if _left(from_notes) != _left(whole) else []
-    return default.said != _said(whole.result()) or default.left != _left(whole), noted
+    return default.said != said_of(whole.result()) or default.left != _left(whole), noted
 
 
 def _peaks(name: str, index: int, rank: Rank) -> tuple[int, int]:
@@ -288,59 +286,6 @@ def test_repeating_from_notes_is_playing_where_memory_is_short(schedule: str, ex
     assert len(outcomes) > 1
 
 
-def _longer(name: str, rank: int, m: int) -> Rank:
-    """A rank of a run on two stages with more micro-batches."""
-    acts = order_of("1f1b", "megatron", 2, 1, m).ranks[rank]
-    return replace(
-        describe_ranks(load(name).estimator)[rank], computations=tuple((a.kind, 0, a.micro_batch) for a in acts),
-        num_micro_batches=m,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "m", "rank"),
-    [
-        ("mc4-pp2-dp2-llama-16l", 2 * FEW_STEADY_FORWARDS + 3, 0),
-        ("mc4-pp2-dp2-llama-16l", 2 * FEW_STEADY_FORWARDS, 1),
-        ("mc2-pp2-qwen30b-6l", 2 * FEW_STEADY_FORWARDS, 0),
-        ("mc2-pp2-qwen30b-6l", FEW_STEADY_FORWARDS + 9, 1),
-    ],
-)
-def test_long_pipelines_leave_out_what_repeats(
-    name: str, m: int, rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    """Whole periods are left out, so that the last rounds begin as they would have."""
-    monkeypatch.setattr(skipped_rounds, "LEAST_STEADY_FORWARDS", FEW_STEADY_FORWARDS)
-    one = _longer(name, rank, m)
-    short, whole = play_memory(one), play_memory(one, skip_rounds=False)
-    assert _said(short) == _said(whole)
-    assert short.journal.skipped_rounds and all(
-        skipped % period == 0 for _, skipped, period in short.journal.skipped_rounds
-    )
-    assert len(short.journal.sizes) < 0.95 * len(whole.journal.sizes)
-
-
-def test_rounds_without_a_new_peak_may_be_left_out() -> None:
-    """A state that never comes back: nothing is left out until :data:`STEADY_FORWARDS` forwards were quiet."""
-    m = 4 * STEADY_FORWARDS
-    acts = tuple(("FB"[i % 2], 0, i // 2) for i in range(2 * m))
-
-    def ended(new_peak_at: int) -> int:
-        rounds = RoundSkipper(acts, (2,))
-        for n in range(2, 2 * m, 2):
-            assert rounds.is_round_end(n)
-            if rounds.has_unchanged_in_flight(1):
-                assert rounds.num_to_skip(n, n, lambda: 0) == (0, 0)
-                skipped, period = rounds.num_to_skip_once_settled(n, n // 2 >= new_peak_at, STEADY_FORWARDS)
-                if skipped:
-                    assert (n + skipped, period) == (2 * m, 2)
-                    return n // 2
-        return m
-
-    assert STEADY_FORWARDS <= ended(0) <= STEADY_FORWARDS + 2
-    assert STEADY_FORWARDS + 30 <= ended(30) <= STEADY_FORWARDS + 32
-
-
 def test_parts_add_up() -> None:
     for name in ("mc1-qwen30b-2l", "tt2-fsdp-llama-8l", "tt2-pp2-dsv2lite-8l"):
         for rank in _played(load(name)):
@@ -408,22 +353,6 @@ def test_a_run_that_ran_out_of_memory() -> None:
             for rank in describe_ranks(fits.estimator)
         ]
         assert played.out_of_memory is None
-
-
-def test_a_deep_interleaved_pipeline_is_quick() -> None:
-    """Rounds of the steady state are left out: 256 micro-batches cost about what 128 do."""
-    run = load("mc2-pp2-vpp2-llama-16l")
-    rank = describe_ranks(run.estimator)[0]
-
-    def played(m: int) -> ReplayedRankMemory:
-        acts = tuple(
-            (a.kind, a.stage // 2, a.micro_batch) for a in order_of("interleaved", "megatron", 2, 2, m).ranks[0]
-        )
-        return play_memory(replace(rank, computations=acts, num_micro_batches=m))
-
-    short, long = played(128), played(256)
-    assert len(long.journal.sizes) < 1.2 * len(short.journal.sizes)
-    assert (long.peak.allocated, long.peak_reserved) == (short.peak.allocated, short.peak_reserved)
 
 
 def _toy(num: int) -> Rank:
