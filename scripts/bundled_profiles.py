@@ -292,8 +292,8 @@ def with_te_fp8_of(gpu: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
     moved = same_processor(gpu, h100)
     known = gpu["curves"]
     found = {
-        family: {**known[family], **{kind: one for kind, one in moved[family].items() if kind in FALLBACK}}
-        for family in ("gemm", "grouped_gemm")
+        family: {**known.get(family, {}), **{kind: one for kind, one in moved[family].items() if kind in FALLBACK}}
+        for family in ("gemm", "grouped_gemm", "multi_stream")
     }
     casts = {key: one for key, one in moved["stream"].items() if key.split()[-1] in FP8_CASTS}
     main = h100["curves"]["stream"][f"eager {MAIN_CAST}"]  # bound by the processor, whatever the memory

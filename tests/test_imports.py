@@ -10,6 +10,7 @@ from graphlib import TopologicalSorter
 from tests.committed import ROOT, nodes_of
 
 ONE_SUBJECT = {
+    "activation_offload",
     "attribute", "balance", "calibrate", "chunked_layer", "chunks", "collectives", "combined_passes",
     "data_parallel", "deferred_weight_gradients", "dispatcher_retention", "estimate", "expert_overlap",
     "export", "faults", "fp8", "goodput", "goodput_by_scale", "hopper", "host_optimizer", "linear", "long_run",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from mofa.blocks.activation_offload import with_activation_offload
 from mofa.blocks.backward import backward
 from mofa.blocks.combined_passes import with_delayed_weight_gradients, with_expert_stream
 from mofa.blocks.context import ArrayK, Context, Primitives
@@ -46,7 +47,13 @@ class BlockKind:
 @lru_cache(maxsize=64)
 def block_kinds(model: ModelSpec) -> tuple[BlockKind, ...]:
     """The kinds of layer of a model, in order of first appearance."""
-    return tuple(dict.fromkeys(layer_kind(model, i) for i in range(model.num_layers)))
+    return tuple(dict.fromkeys(kinds_of_layers(model)))
+
+
+@lru_cache(maxsize=64)
+def kinds_of_layers(model: ModelSpec) -> tuple[BlockKind, ...]:
+    """The kind of every layer of a model. (layers,)"""
+    return tuple(layer_kind(model, i) for i in range(model.num_layers))
 
 
 def layer_kind(model: ModelSpec, layer: int) -> BlockKind:
@@ -170,8 +177,13 @@ def layer_tapes(
     kind: BlockKind,
     recompute: Recompute = NO_RECOMPUTE,
     forward: Tape | None = None,
+    *,
+    keeps_activations: bool = False,
 ) -> BlockTapes:
-    """One transformer layer, forward and backward; ``forward`` where its forward tape is already there."""
+    """One transformer layer, forward and backward; ``forward`` where its forward tape is already there.
+
+    ``keeps_activations`` of a layer that leaves on the device what others offload.
+    """
     forward = forward or layer_forward_tape(ctx, primitives, kind)
     params = rank_params(ctx, kind.moe)
     checkpointed = recompute.kind == "full" and not recompute.reentrant
@@ -186,6 +198,8 @@ def layer_tapes(
         back = with_delayed_weight_gradients(forward, back)
     if ctx.framework.shared_expert_overlap:
         back = with_shared_expert_overlap_backward(forward, back)
+    if ctx.framework.offload.on:
+        forward, back = with_activation_offload(forward, back, ctx, keeps=keeps_activations)
     checkpointed = checkpointed and not recompute.keep_outputs
     return BlockTapes(kind.name, with_tp_overlap(forward, ctx), with_tp_overlap(back, ctx), checkpointed)
 

@@ -70,7 +70,14 @@ EXPERT_STREAM = "expert_exchange"
 """The stream on which Megatron-Core exchanges experts' tokens beside another micro-batch's computing, as a pool."""
 SHARED_EXPERT_STREAM = "shared_experts"
 """The stream on which Megatron-Core runs shared experts beside the exchange of routed ones' tokens, as a pool."""
-OWN_POOLS = ("fsdp_gather", "fsdp_reduce", CP_POOL, EXPERT_STREAM, SHARED_EXPERT_STREAM, GRAPH_POOL)
+OFFLOAD_STREAM = "activation_offload"
+"""The stream on which Megatron-Core copies activations to the host."""
+RELOAD_STREAM = "activation_reload"
+"""The stream on which Megatron-Core copies them back, into memory of its own pool."""
+HOST_COPY_STREAMS = (OFFLOAD_STREAM, RELOAD_STREAM)
+OWN_POOLS = (
+    "fsdp_gather", "fsdp_reduce", CP_POOL, EXPERT_STREAM, SHARED_EXPERT_STREAM, GRAPH_POOL, RELOAD_STREAM,
+)  # fmt: skip
 """Streams and graphs that allocate from memory pools of their own, of what ops on them and ops of that pool write."""
 
 WRITES = 1000

@@ -35,6 +35,15 @@ def layer_label(kind: BlockKind, spec: RecomputeSpec) -> str:
     return f"{kind.name} recompute={spec}"
 
 
+def kept_label(label: str) -> str:
+    """The name of the same layer where it leaves on the device what others offload.
+
+    >>> kept_label("dense recompute=none")
+    'dense recompute=none kept'
+    """
+    return f"{label} kept"
+
+
 def model_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
     """The tapes of a model.
 
@@ -71,6 +80,9 @@ def _described(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
             layer_forward = chunks_of[spec.token_chunks] if kind.moe else forward
             layer = build.layer_tapes(ctx, p, kind, recompute, layer_forward)
             tapes[layer_label(kind, spec)] = captured_layer(layer, ctx, moe=kind.moe)
+            if framework.offload.on:
+                last = build.layer_tapes(ctx, p, kind, recompute, layer_forward, keeps_activations=True)
+                tapes[kept_label(layer_label(kind, spec))] = last
     if model.num_mtp_layers:
         tapes["mtp"] = build.mtp_entry_tapes(ctx, p)
     ends = {

@@ -19,6 +19,7 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.collector import Collector, saved_bytes
 from mofa.cost.kernels.lazy_loading import share_of_passes_with_load as drained_share
 from mofa.cost.memory.peak import StageBytes, fullest_of, stage_bytes
+from mofa.cost.memory.pinned import pinned_excess_bytes
 from mofa.cost.option_sets import dp_replicate, shared_options
 from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.cost.rank_spec import RankSpec, rank_specs
@@ -360,10 +361,14 @@ class Estimator:
         for chosen, rows in self._composed(which, recompute_layers, every_stage=False):
             stages = stage_bytes(rows)
             fullest = first_largest(stages.device)
-            weighed.device_bytes[chosen] = row_max(stages.device)
+            # what hosts cannot hold does not fit either, whatever the devices have
+            excess = pinned_excess_bytes(rows)
+            least = np.where(excess > 0.0, self.cluster.gpu.capacity_bytes.value + excess, 0.0)
+            weighed.device_bytes[chosen] = np.maximum(row_max(stages.device), least)
             weighed.least_bytes[chosen] = row_max(
                 stages.device - stages.reserved + (1.0 - ALLOCATED_IS_OFF) * stages.allocated
             )
+            weighed.least_bytes[chosen] = np.maximum(weighed.least_bytes[chosen], least)
             weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
             weighed.checkpoint_bytes[chosen] = saved_bytes(rows)
             done += len(chosen)

@@ -85,7 +85,8 @@ def _balanced_sizes(model: ModelSpec, num_chunks: int) -> list[int]:
     Of several that do, every cut, from the last on, is the earliest one. Weights are numbers of parameters, whose sums
     are exact, so that no rounding decides.
     """
-    weights = np.array([layer_weight(model, model.is_moe_layer(i)) for i in range(model.num_layers)])
+    weight_of = {moe: layer_weight(model, moe) for moe in {model.is_moe_layer(i) for i in range(model.num_layers)}}
+    weights = np.array([weight_of[model.is_moe_layer(i)] for i in range(model.num_layers)])
     head = float(model.vocab * model.hidden)
     tail = head + model.num_mtp_layers * (weights[-1] + head)
     total = np.concatenate([[0.0], np.cumsum(weights)])

@@ -6,7 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 
 from mofa.blocks.elementwise import PLAIN, FloatK
 from mofa.blocks.op import Tape
-from mofa.blocks.work import Attention, Gemm, GroupedGemm, GroupedKernel, MemoryBound
+from mofa.blocks.work import (
+    GROUPED_WEIGHT_GRADIENT_KERNELS,
+    Attention,
+    Gemm,
+    GroupedGemm,
+    GroupedKernel,
+    MemoryBound,
+)
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
 from mofa.specs.curves import Curve
@@ -173,8 +180,9 @@ def component_provenance(
     attention = _least(
         *(provenance_of_curve(curve, sizes_of.get("attention")) for curve in kernels or curves.attention.values())
     )
-    streamed = {"bf16": curves.multi_stream_curves["bf16"]} if grouped_kernel == "multi-stream" else {}
-    experts: dict[GemmFormat, Curve] = {**curves.grouped_gemm, **streamed}  # type: ignore[dict-item]
+    streamed: list[GemmFormat] = [kind for kind in GROUPED_WEIGHT_GRADIENT_KERNELS if kind in curves.multi_stream]
+    streamed += ["bf16"] if grouped_kernel == "multi-stream" else []
+    experts: dict[GemmFormat, Curve] = {**curves.grouped_gemm, **{f: curves.multi_stream_curves[f] for f in streamed}}
     out: dict[str, Provenance] = {
         "gemm": _least(*(_of_product(curves.gemm, f, sizes_of.get("gemm")) for f in formats)),
         "grouped_gemm": _least(*(_of_product(experts, f, sizes_of.get("grouped_gemm")) for f in formats)),

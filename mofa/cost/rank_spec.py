@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from mofa.blocks.build import layer_kind
-from mofa.blocks.tapes import layer_label
+from mofa.blocks.tapes import kept_label, layer_label
 from mofa.cost.block.costs import BlockCost
 from mofa.cost.rank_rules import (
     HeldInputs,
@@ -309,9 +309,9 @@ def _blocks(rows: Rows, rank: int, chunk: int) -> Iterator[BlockSpec]:
     recomputed = stages.recomputed(table.recompute_modes[int(table.recompute[0])], int(table.recompute_layers[0]))
     for j, (kind, is_recomputed) in enumerate(zip(stages.layers[rank][chunk], recomputed[rank][chunk], strict=True)):
         mode = modes[int((rows.full_mode_index if is_recomputed else rows.base_mode_index)[0])]
-        yield BlockSpec(
-            "layer", layer_label(stages.kinds[kind], mode), stages.first_layers[rank][chunk] + j, kind, mode
-        )
+        label, number = layer_label(stages.kinds[kind], mode), stages.first_layers[rank][chunk] + j
+        keeps = rows.framework.offload.on and number == model.num_layers - 1
+        yield BlockSpec("layer", kept_label(label) if keeps else label, number, kind, mode)
     is_last, last = position == stages.num_chunks - 1, layer_kind(model, model.num_layers - 1)
     for n in range(model.num_mtp_layers):
         if position == stages.split.layout.prediction_chunk:

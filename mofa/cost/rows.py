@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.build import layer_kind
 from mofa.cost.block.block_cost import Mode, base_mode, candidate_groups, full_mode, unique_rows
 from mofa.cost.block.costs import BlockCost, BlockCosts
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
@@ -124,6 +125,16 @@ class LayerArrays:
         return self.stack(lambda c: c.sent_and_launched)
 
     @cached_property
+    def pinned_bytes(self) -> ArrayN:
+        """Of the host, for a forward's copies there. [B]"""
+        return self.stack(lambda c: c.pinned_bytes)
+
+    @cached_property
+    def to_host_s(self) -> ArrayN:
+        """Seconds of a forward's copies to the host. [s]"""
+        return self.stack(lambda c: c.to_host_s)
+
+    @cached_property
     def watchdog_held_bytes(self) -> ArrayN:
         """Rows of :func:`mofa.cost.block.liveness.watchdog_held_bytes` last."""
         return self.stack(lambda c: c.watchdog_held_bytes)
@@ -194,6 +205,12 @@ class Rows:
     """Of each grid. (g, R)"""
     static: StaticBytes
     """Of each grid. (g, R)"""
+
+    @property
+    def last_layer_kind(self) -> int:
+        """The kind of the model's last layer, by its place among the stages' kinds."""
+        model = self.workload.model
+        return self.stage_layers.stages.kinds.index(layer_kind(model, model.num_layers - 1))
 
     @property
     def schedule_record(self) -> Schedule:
@@ -325,12 +342,18 @@ def mode_indices(modes: Sequence[RecomputeSpec], table: StrategyTable) -> tuple[
 
     0 where the row has none of them.
     """
-    each = [
-        [modes.index(mode) if (mode := of_spec(spec)) in modes else 0 for spec in table.recompute_modes]
-        for of_spec in (base_mode, full_mode)
-    ]
-    base, full = np.array(each, dtype=np.intp)
+    base, full = np.array(_places_of_modes(tuple(modes), table.recompute_modes), dtype=np.intp)
     return base[table.recompute], full[table.recompute]
+
+
+@lru_cache(maxsize=64)
+def _places_of_modes(
+    modes: tuple[RecomputeSpec, ...], specs: tuple[RecomputeSpec, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:  # fmt: skip
+    """Where among the ``modes`` layers of each of the ``specs`` are that are not recomputed whole, and that are."""
+    place = {mode: n for n, mode in enumerate(modes)}
+    base, full = ([place.get(of_spec(spec), 0) for spec in specs] for of_spec in (base_mode, full_mode))
+    return tuple(base), tuple(full)
 
 
 def static_bytes_of_grids(

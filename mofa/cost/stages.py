@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import BlockKind, block_kinds, layer_kind
+from mofa.blocks.build import BlockKind, block_kinds, kinds_of_layers
 from mofa.cost.layer_split import LayerSplit, split_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Placement
 from mofa.schedules.order import ranks_of_stages, sends_to_other_rank
@@ -199,12 +199,13 @@ def split_layers(
     split = split_of(model, pp, vpp, framework, splits, layout)
     kinds = block_kinds(model)
     index = {kind: i for i, kind in enumerate(kinds)}
+    number_of_layer = [index[kind] for kind in kinds_of_layers(model)]
     counts = np.zeros((len(kinds), pp, vpp), dtype=np.int64)
     layers: list[list[tuple[int, ...]]] = [[] for _ in range(pp)]
     first_layers: list[list[int]] = [[] for _ in range(pp)]
     start = 0
     for rank, size in zip(ranks_of_stages(pp, vpp, placement), split.layout.layers_by_chunk, strict=True):
-        chunk = tuple(index[layer_kind(model, i)] for i in range(start, start + size))
+        chunk = tuple(number_of_layer[start : start + size])
         for kind in chunk:
             counts[kind, rank, len(layers[rank])] += 1
         layers[rank].append(chunk)

@@ -95,6 +95,16 @@ def _optimizer(run: ExpandedRun) -> dict[str, Any]:
     }
 
 
+def _offload(run: ExpandedRun) -> dict[str, Any]:
+    """Activations that go to the host; why recomputation and they cannot be together is asked with the former."""
+    offload = run.framework.offload
+    if not offload.on:
+        return {}
+    if run.run.precision.fp8_recipe:
+        raise run.refusal(f"activation_offload: {offload} with fp8 products", "use gemm: bf16")
+    return {"fine_grained_activation_offloading": True, "offload_modules": list(offload.modules)}
+
+
 EAGER_STEPS = 3
 """Steps before Transformer Engine's graphs, or a full iteration's, are captured, and each layer's passes before its
 ``local`` one is: Megatron-Core's own (transformer_config.py, ``cuda_graph_warmup_steps``)."""
@@ -164,6 +174,7 @@ def megatron_te_job(run: ExpandedRun) -> dict[str, Any]:
         **_fp8(run),
         **_graphs(run),
         **_expert_overlap(run),
+        **_offload(run),
     }
     job["ddp"]["delay_wgrad_compute"] = run.framework.delay_wgrad
     fp8_params = job["config"].get("fp8_param", False)

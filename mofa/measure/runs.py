@@ -85,6 +85,12 @@ def _settings_for_graphs(run: ExpandedRun) -> dict[str, str]:
     return {"NCCL_GRAPH_REGISTER": "0"} if both else {}
 
 
+def _settings_for_offload(run: ExpandedRun) -> dict[str, str]:
+    """What Megatron-LM core_v0.16.1 asks for with offloaded activations (training/arguments.py): Transformer Engine
+    of 2.10 and above would offload weights."""
+    return {"NVTE_CPU_OFFLOAD_V1": "1"} if run.framework.offload.on else {}
+
+
 def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_beginning: bool = False) -> Task:
     """What a run's processes are told.
 
@@ -120,6 +126,7 @@ def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_
         "OMP_NUM_THREADS": str(run.framework.host_threads),
         **runner.environment,
         **_settings_for_graphs(run),
+        **_settings_for_offload(run),
     }
     return Task(run.run.id, f"mofa.measure.runners.{runner.module}", run.run.gpus, job, environment, timeout_s)
 

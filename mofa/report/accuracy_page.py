@@ -146,10 +146,11 @@ below).
   (see [exported_jobs.md](evidence/exported_jobs.md)).
 - `measured-drawn` are runs that nobody chose: each field was drawn at random, on two H200 (see
   [drawn_runs.md](evidence/drawn_runs.md)). They only judge.
-- `measured-switches` are runs of Megatron-Core with [CUDA graphs](evidence/cuda_graphs.md) or an optimizer
-  [on hosts](evidence/optimizer_offload.md), on one H200, and `measured-beside-switches` those beside them without. What
-  graphs reserve, and that tensors go to hosts whole, was read in the source after they ran. PyTorch's allocated memory
-  lacks what graphs wrote, and is not compared.
+- `measured-switches` are runs of Megatron-Core with [CUDA graphs](evidence/cuda_graphs.md), an optimizer
+  [on hosts](evidence/optimizer_offload.md) or [activations](evidence/activation_offload.md) there, on one H200, and
+  `measured-beside-switches` those beside them without. What graphs and offloaded activations reserve, and that tensors
+  go to hosts whole, was read in the source after they ran. PyTorch's allocated memory lacks what graphs wrote, and is
+  not compared.
 - `measured-skewed` are those of both halves whose tokens fall unevenly on experts.
 - `published-SOURCE` are rows of other people's tables (see [published.md](published.md)), which hang together within a
   source and model: *mean by model* averages within those first. Blank recomputation is the framework's default, in a

@@ -8,7 +8,7 @@ that the best rows found soon say what to cut. The search ends where no bound is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,10 @@ Rows = NDArray[np.intp]
 FEW_ROWS = 1_000
 """Legal rows up to which all are costed: bounding them takes as long. [-]"""
 FIRST_DEGREES, GROWTH = 400, 3
-"""Degrees of the first batch, which are costed in all modes, and how much larger each further batch may be. [-]"""
+"""Degrees that are costed in all modes before any row can be cut, and how much larger each further batch may be. [-]"""
+BOUNDED_AHEAD = 2
+"""Times as many degrees as :data:`FIRST_DEGREES` whose rows are bounded together with those: blocks of twice as many
+combinations take little longer than those of the first alone, and most searches end within them. [-]"""
 NEAR_MISSES = 64
 """Degrees that are costed at first to find which of those without memory misses by least. [-]"""
 
@@ -111,6 +114,24 @@ def degrees_that_goal_may_want(
     return left[wanted], floor[wanted]
 
 
+@dataclass(frozen=True)
+class _BoundedRows:
+    """Degrees that choose the same options, and bounds of the keys of their legal rows. (n,) each"""
+
+    part: SpacePart
+    estimator: Estimator
+    degrees: Rows
+    of: Rows
+    """Which of the degrees each row has."""
+    rows: Rows
+    """Its place in the part."""
+    of_space: Rows
+    """Its place in the space."""
+    is_open: NDArray[np.bool_]
+    """Whether its number of recomputed layers is solved for."""
+    bound: FloatN
+
+
 class _BranchAndBound:
     """A search under way: what is costed, and what is cut."""
 
@@ -132,7 +153,7 @@ class _BranchAndBound:
         left = self.that_may_fit(np.flatnonzero(self.legal.any(axis=1)))
         floor = self.floor(left)
         order = np.argsort(floor, kind="stable")
-        left, floor, size = left[order], floor[order], FIRST_DEGREES
+        left, floor, size = left[order], floor[order], BOUNDED_AHEAD * FIRST_DEGREES
         while len(left):
             beaten = self.goal.is_dominated(floor, self.least_bytes[left])
             self._cut(left[beaten], floor[beaten])
@@ -203,28 +224,46 @@ class _BranchAndBound:
         return objective.ranking_key_lower_bound(step_s, computing)
 
     def _cost(self, degrees: Rows) -> None:
-        """Cost the rows of degrees that are not beaten."""
+        """Cost the rows of degrees that are not beaten: first those of the first degrees, then the others."""
         sets = [np.sort(some) for _, some in self._by_options(degrees)]
         parts = [self._part(some) for some in sets]
-        for some, part, estimator in zip(sets, parts, estimators_of_parts(self.job, parts), strict=True):
-            self._cost_same_options(some, part, estimator)
+        bounded = [
+            self._bounded(some, part, estimator)
+            for some, part, estimator in zip(sets, parts, estimators_of_parts(self.job, parts), strict=True)
+        ]
+        first = np.zeros(len(self.legal), dtype=bool)
+        first[degrees[:FIRST_DEGREES]] = True
+        for rows in bounded:
+            self._cost_bounded(rows, first[rows.degrees])
+        for rows in bounded if len(degrees) > FIRST_DEGREES else ():
+            self._cost_bounded(rows, ~first[rows.degrees])
 
-    def _cost_same_options(self, degrees: Rows, part: SpacePart, estimator: Estimator) -> None:
-        """The same of degrees that choose the same options, in order; of the part of their legal rows."""
-        rows, of_space = np.flatnonzero(part.legal), self._rows_of(degrees)
+    def _bounded(self, degrees: Rows, part: SpacePart, estimator: Estimator) -> _BoundedRows:
+        """Degrees that choose the same options, in order, with bounds of their legal rows."""
+        rows = np.flatnonzero(part.legal)
         is_open = part.space.recompute_layers[rows] == SOLVED
         bound = self._bound(estimator, is_open, at_rest=True)
+        of = np.repeat(np.arange(len(degrees)), self._num_rows(degrees))
+        return _BoundedRows(part, estimator, degrees, of, rows, self._rows_of(degrees), is_open, bound)
+
+    def _cost_bounded(self, bounded: _BoundedRows, chosen_degrees: NDArray[np.bool_]) -> None:
+        """Cost what is not beaten of the rows of some degrees. ``chosen_degrees`` (degrees,)"""
+        of_chosen = np.flatnonzero(chosen_degrees[bounded.of])
+        if not len(of_chosen):
+            return
+        part, rows, bound = bounded.part, bounded.rows[of_chosen], bounded.bound[of_chosen]
+        of_space = bounded.of_space[of_chosen]
         wanted = np.zeros(len(part.legal), dtype=bool)
-        wanted[rows] = ~self.goal.is_dominated(bound, np.repeat(self.least_bytes[degrees], self._num_rows(degrees)))
-        open_rows = rows[is_open & wanted[rows]]
+        wanted[rows] = ~self.goal.is_dominated(bound, self.least_bytes[bounded.degrees[bounded.of[of_chosen]]])
+        open_rows = rows[bounded.is_open[of_chosen] & wanted[rows]]
         for needed in rows_recomputing_none_and_all(part.space, open_rows) if len(open_rows) else ():
             if needed is not None:
                 wanted[needed] = part.legal[needed]
-        chosen, cut = np.flatnonzero(wanted), ~wanted[rows]
-        costs = cost_rows_of_part(part, estimator, chosen)
+        costed, cut = np.flatnonzero(wanted), ~wanted[rows]
+        costs = cost_rows_of_part(part, bounded.estimator, costed)
         self.costed.append((of_space[~cut], costs))
-        self._take(part, chosen, costs)
-        self._tell(len(chosen))
+        self._take(part, costed, costs)
+        self._tell(len(costed))
         self._mark_slower(of_space[cut], bound[cut])
 
     def _part(self, degrees: Rows) -> SpacePart:

@@ -45,7 +45,7 @@ from mofa.search.space import (
     default_space,
     fixed_values,
 )
-from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
+from mofa.search.to_plan.builder import Candidate, memory_limit_bytes, workers_for
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 AT_WORK = ("mofa.search.costing", "mofa.replay.replayer")
-"""Modules that worker processes import while this one begins."""
+"""Modules that worker processes import while this one begins to play."""
 
 
 def find_plans(
@@ -165,8 +165,6 @@ def find_plans(
     space = _constrained_on(constrained, fix, given_space, cluster)
     progress = progress_callback(progress, on_progress, "costing", None)
     with Workers(jobs) as workers, without_collection():
-        if replay:
-            workers.start_processes(AT_WORK)
         # what a judge ranks may be ranked again by its replay
         wanted = max(top, PATIENCE) if replay or judge is not None else top
         objective: Objective = SHORTEST_STEP
@@ -198,6 +196,9 @@ def find_plans(
             replay_progress, on_progress, _rank(costed, key, reason, 1), candidate
         )
         if replay:
+            played = _rank(costed, key, reason, REPLAYED).tolist()
+            workers = workers_for([candidate(i) for i in played], workers)
+            workers.start_processes(AT_WORK)
             admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster, framework), candidate, workers)
         best = _rank(costed, key, reason, wanted)
         final = ReplayedRanking()

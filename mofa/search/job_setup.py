@@ -13,6 +13,7 @@ from mofa.cost.host_optimizer import refuse_full_hosts
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_token_scheduling
+from mofa.specs.activation_offload import ACTIVATION_OFFLOAD, modules_of_model, refuse_idle_modules
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 from mofa.specs.framework_offers import OFFERED
@@ -89,12 +90,18 @@ def with_numerics(
     _refuse_software(cluster, framework)
     _refuse_idle_switches(workload.model, framework)
     _refuse_attention(workload.model, framework)
+    refuse_idle_modules(workload.model, framework.activation_offload)
     _refuse_unlearned_positions(workload)
     framework = _with_optimizer(workload, framework)
     framework = _with_words(workload.model, framework, words)
     if framework.optimizer_offload and precision.moments == "bf16":
         raise SpecError("optimizer_offload: hosts step with fp32 moments; leave precision.moments out")
     refuse_full_hosts(workload, cluster, framework)
+    if framework.offload.on and precision.fp8_recipe:
+        raise SpecError(
+            f"activation_offload ({framework.activation_offload}): is not modelled with fp8 products, whose casts it "
+            "would offload too; use precision.gemm: bf16"
+        )
     return workload.model_copy(update={"precision": precision}), cluster.of_release(framework.pytorch), framework
 
 
@@ -216,12 +223,27 @@ def with_offloaded_optimizer(framework: FrameworkSpec) -> FrameworkSpec:
         raise SpecError(f"--with {OPTIMIZER_OFFLOAD}: {said}") from None
 
 
+def with_offloaded_activations(model: ModelSpec, framework: FrameworkSpec) -> FrameworkSpec:
+    """The framework with all of a model's modules on the host, or those that a run names
+    (``--with activation_offload``)."""
+    if framework.offload.on:
+        return framework
+    try:
+        options = {"activation_offload": "+".join(modules_of_model(model))}
+        return FrameworkSpec.model_validate({**framework.model_dump(), **options})
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise SpecError(f"--with {ACTIVATION_OFFLOAD}: {said}") from None
+
+
 def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]) -> FrameworkSpec:
     """The framework with what ``--with`` names of gradients, dispatchers and routed copies."""
     if "bf16_grads" in words:
         framework = _with_bf16_gradients(framework)
     if OPTIMIZER_OFFLOAD in words:
         framework = with_offloaded_optimizer(framework)
+    if ACTIVATION_OFFLOAD in words:
+        framework = with_offloaded_activations(model, framework)
     needing = [word for word in OF_EXPERTS if word in words]
     if model.moe is None and needing:
         raise SpecError(f"--with {needing[0]}: needs experts, and {model.name} has none; leave it out")

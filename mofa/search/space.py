@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mofa.blocks.frameworks.recompute import selective_modes
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
+from mofa.specs.activation_offload import ACTIVATION_OFFLOAD
 from mofa.specs.files import did_you_mean
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_offers import OFFERED
@@ -47,7 +48,7 @@ OPTIONS = FrameworkOptions._fields
 
 WITH = (
     *FP8_RECIPES, OLD_FP8, "bf16_moments", "bf16_grads", "deepep", "expert_overlap", "micro_moe", "token_chunks",
-    "moeblaze", "cuda_graphs", OPTIMIZER_OFFLOAD,
+    "moeblaze", "cuda_graphs", OPTIMIZER_OFFLOAD, ACTIVATION_OFFLOAD,
 )  # fmt: skip
 TOKEN_CHUNKS = (1, 2, 4, 8)
 """MemFine's bins, which --with token_chunks searches."""

@@ -262,6 +262,11 @@ class GpuCurves(Spec):
         """The curve of experts' products, likewise."""
         return self.grouped_gemm[kind if kind in self.grouped_gemm else FALLBACK.get(kind, kind)]
 
+    def multi_stream_product(self, kind: GemmFormat) -> MultiStreamCurve:
+        """The curve of experts' products on several streams, likewise."""
+        curves = self.multi_stream_curves
+        return curves[kind if kind in curves else FALLBACK.get(kind, kind)]
+
     def of_release(self, release: str) -> Self:
         """The curves with those kernels that a release of PyTorch has of its own; themselves where none is known."""
         own = self.releases.get(release)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from mofa.errors import StrategyError
+from mofa.specs.activation_offload import ActivationOffload, ActivationOffloadText, check_activation_offload
 from mofa.specs.base import CountFact, Library, Provenance, Spec
 from mofa.specs.cuda_graphs import CudaGraphs, CudaGraphsText
 from mofa.specs.expert_overlap import ExpertOverlap, check_expert_overlap
@@ -157,6 +158,9 @@ class FrameworkSpec(Spec):
     host_threads: int = Field(default=1, ge=1, le=MAX_HOST_THREADS)
     """Threads of a rank on its host (``OMP_NUM_THREADS``, which torchrun sets to 1 where nothing is said), by which
     the optimizer steps there. [-]"""
+    activation_offload: ActivationOffloadText = "none"
+    """megatron: modules whose saved tensors go to the host until their backward, such as ``core_attn+attn_proj``
+    (:class:`mofa.specs.activation_offload.ActivationOffload`, ``fine_grained_activation_offloading``)."""
     fp8_params: bool = False
     """megatron: with fp8 products the layers' weights are held and gathered in fp8 (``fp8_param_gather``): a byte a
     parameter and one transposed, instead of two of bf16 and both in fp8."""
@@ -244,6 +248,11 @@ class FrameworkSpec(Spec):
         return CudaGraphs.parse(self.cuda_graphs)
 
     @property
+    def offload(self) -> ActivationOffload:
+        """Which activations go to the host."""
+        return ActivationOffload.parse(self.activation_offload)
+
+    @property
     def traits(self) -> FrameworkTraits:
         """What it does in every run."""
         return TRAITS[self.name]
@@ -298,6 +307,11 @@ class FrameworkSpec(Spec):
         check_optimizer_offload(
             self.name, self.optimizer_offload, self.data_parallel, self.optimizer, on_engine=self.library is not None,
             fp8_params=self.fp8_params, has_options=self.overlap_optimizer_copies or self.host_threads != 1,
+        )  # fmt: skip
+        check_activation_offload(
+            self.name, self.activation_offload, self.experts, on_engine=self.library is not None,
+            has_graphs=self.graphs.on,
+            overlaps_experts=self.expert_overlap != "none" or self.shared_expert_overlap,
         )  # fmt: skip
         return self
 

@@ -32,10 +32,9 @@ NOT_MODELLED = (
         "adamw, with --with bf16_moments for smaller states",
     ),
     NotModelled(
-        "offloading activations or parameters to the host",
-        ("offload", "cpuoffload", "cpuoffloading", "activationoffload", "zerooffload", "paramoffload",
-         "finegrainedactivationoffloading", "offloadmodules"),
-        "recompute for activations, or --with optimizer_offload for optimizer states",
+        "offloading parameters or whole layers to the host",
+        ("offload", "cpuoffload", "cpuoffloading", "zerooffload", "paramoffload"),
+        "--with activation_offload for activations, or --with optimizer_offload for optimizer states",
     ),
     NotModelled(
         "DualPipe", ("dualpipe", "dualpipev"), "--with expert_overlap of megatron, or schedule=zbv of torchtitan"
@@ -102,6 +101,7 @@ OTHER_NAMES = {
     "dispatcher": ("moetokendispatchertype",),
     "tp_overlap": ("tpcommoverlap",),
     "optimizer_offload": ("optimizercpuoffload", "optimizeroffloadfraction", "offloadfraction"),
+    "activation_offload": ("finegrainedactivationoffloading", "offloadmodules", "activationoffloading"),
     "overlap_optimizer_copies": ("overlapcpuoptimizerd2hh2d",),
     "host_threads": ("ompnumthreads",),
     "expert_overlap": ("overlapmoeexpertparallelcomm", "moea2aoverlap"), "delay_wgrad": ("delaywgradcompute",),

@@ -176,7 +176,7 @@ def _published(run: RunScore) -> bool:
 
 
 def _complete(run: RunScore) -> bool:
-    return _published(run) and not run.group.endswith("-default-recompute")
+    return _published(run) and run.has_whole_configuration
 
 
 HALVES = ("measured-fitting", "measured-judging")

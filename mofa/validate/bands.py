@@ -42,7 +42,7 @@ from mofa.specs.residuals import (
     load_residuals,
     path_text,
 )
-from mofa.validate.coverage import Coverage
+from mofa.validate.coverage import FEWEST_RUNS, Coverage
 from mofa.validate.validation_report import RunScore
 
 OUTSIDE = 0.1
@@ -51,8 +51,6 @@ BORROWED = 4.0
 """Runs of the next wider group that count in a group. Learned on the fitting halves alone, each family left out of the
 fit in turn: of whole numbers the one with the smallest interval score (Gneiting and Raftery 2007, doi
 10.1198/016214506000001437, section 6.2). [-]"""
-FEWEST_RUNS = 20
-"""Runs that a group has to have for a coverage of its own. [-]"""
 Values = NDArray[np.float64]
 
 
@@ -74,8 +72,11 @@ class StepResidual:
 
 
 def step_residual_of(run: RunScore) -> StepResidual | None:
-    """The residual of a run; None where it says nothing of time."""
-    if run.step_time is None or run.band is None or run.ran_under_profiler:
+    """The residual of a run; None where it says nothing of time, or its source not how it ran.
+
+    Of a row whose recomputation is blank the residual is of the guess as much as of the model.
+    """
+    if run.step_time is None or run.band is None or run.ran_under_profiler or not run.has_whole_configuration:
         return None
     off = -log(1.0 + run.step_time.error)
     fast, slow = (log(step_s / _predicted_s(run)) for step_s in run.band.hosts_s or (_predicted_s(run),) * 2)
@@ -304,6 +305,9 @@ def read_residuals(text: str) -> list[StepResidual]:
 
 UNMEASURED = ("not measured",)
 """Where the bands are pooled of steps of which something was never measured."""
+INCOMPLETE = ("recomputation not given",)
+"""Where those are pooled of rows whose recomputation is blank: no band was fitted for them."""
+APART = (UNMEASURED, INCOMPLETE)
 
 
 def band_coverage(runs: Sequence[RunScore]) -> tuple[Coverage, ...]:
@@ -311,11 +315,12 @@ def band_coverage(runs: Sequence[RunScore]) -> tuple[Coverage, ...]:
     pools: dict[tuple[str, ...], list[RunScore]] = {}
     for run in runs:
         if run.split == "judging" and run.step_time is not None and run.band is not None and not run.ran_under_profiler:
-            pools.setdefault(UNMEASURED if run.band.unmeasured else run.band.group, []).append(run)
+            path = run.band.group if not run.band.unmeasured else UNMEASURED
+            pools.setdefault(path if run.has_whole_configuration else INCOMPLETE, []).append(run)
     for depth in range(len(LEVELS), 0, -1):
-        for path in [p for p in pools if len(p) == depth and p != UNMEASURED and len(pools[p]) < FEWEST_RUNS]:
+        for path in [p for p in pools if len(p) == depth and p not in APART and len(pools[p]) < FEWEST_RUNS]:
             pools.setdefault(path[:-1], []).extend(pools.pop(path))
-    return tuple(_coverage(path, pools[path]) for path in sorted(pools, key=lambda p: (p == UNMEASURED, p)))
+    return tuple(_coverage(path, pools[path]) for path in sorted(pools, key=lambda p: (p in APART, p)))
 
 
 def _coverage(path: tuple[str, ...], runs: Sequence[RunScore]) -> Coverage:
@@ -323,13 +328,13 @@ def _coverage(path: tuple[str, ...], runs: Sequence[RunScore]) -> Coverage:
     measured = np.array([1.0 / (1.0 + run.step_time.error) for run in runs if run.step_time is not None])
     below, above = measured < ends[:, 0], measured > ends[:, 1]
     bands = {run.band.group for run in runs if run.band is not None}
-    fitted = load_residuals().step.nearest(() if path == UNMEASURED else path)
+    fitted = load_residuals().step.nearest(() if path in APART else path)
     low, high, width = np.median(np.column_stack([ends - 1.0, ends[:, 1] - ends[:, 0]]), axis=0)
     return Coverage(
         group=path_text(path), bands=tuple(path_text(group) for group in sorted(bands)), fitted_runs=fitted.runs,
         families=fitted.families, runs=len(runs), inside=int((~below & ~above).sum()), below=int(below.sum()),
         above=int(above.sum()), median_low=float(low), median_high=float(high), median_width=float(width),
-        tested=len(runs) >= FEWEST_RUNS,
+        tested=len(runs) >= FEWEST_RUNS and path not in APART,
     )  # fmt: skip
 
 

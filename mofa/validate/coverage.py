@@ -13,6 +13,8 @@ COVERED = (0.7, 0.9)
 """Between which the share of tested steps inside their bands should lie. [-]"""
 HELD = 0.8
 """Share of steps that a band is to hold. [-]"""
+FEWEST_RUNS = 20
+"""Runs that a group has to have for a coverage of its own. [-]"""
 CHANCE = 0.025
 """Probability of fewer inside than chance leaves open, and of more. [-]"""
 
@@ -73,3 +75,10 @@ class Coverage(Spec):
     def meets_claim(self) -> bool:
         """Whether the coverage is as it should be, or too few runs say."""
         return not self.tested or COVERED[0] <= self.coverage <= COVERED[1]
+
+    @property
+    def verdict(self) -> str:
+        """The same in a word, or why nothing is asked."""
+        if self.tested:
+            return "yes" if self.meets_claim else "NO"
+        return "too few to say" if self.runs < FEWEST_RUNS else "not claimed"

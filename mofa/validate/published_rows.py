@@ -33,6 +33,7 @@ from mofa.validate.architecture import (
 )
 from mofa.validate.contradictions import contradictory_readings, implausible_out_of_memory
 from mofa.validate.published import UNUSABLE, PublishedFile, PublishedRun
+from mofa.validate.validation_report import DEFAULT_RECOMPUTE
 
 FRAMEWORKS = {
     **dict.fromkeys(("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf", "mcore08", "mlmllama",
@@ -92,7 +93,7 @@ def group_of(row: Row) -> str:
     source = f"published-{source_of_row(row)}"
     if recipes.hides_exchanges(row):
         return f"{source}-expert-overlap"
-    return source if row["recompute"] else f"{source}-default-recompute"
+    return source if row["recompute"] else source + DEFAULT_RECOMPUTE
 
 
 def _framework(row: Row) -> str | None:

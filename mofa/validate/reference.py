@@ -329,8 +329,8 @@ def _group(record: Record, folder: Path) -> str:
 
     ``measured-te-judging`` and ``measured-te-fitting`` of frameworks that are halved by model, on whichever GPU, and
     ``measured-exported`` of exported jobs, which their own trainers ran. ``measured-drawn`` of runs that were drawn at
-    random, on whichever GPU and framework. ``measured-switches`` of runs with CUDA graphs or an optimizer on hosts, and
-    ``measured-beside-switches`` of those beside them.
+    random, on whichever GPU and framework. ``measured-switches`` of runs with CUDA graphs, or an optimizer or
+    activations on hosts, and ``measured-beside-switches`` of those beside them.
     """
     words = [word for word in record.environment.gpu.split() if word.upper() != "NVIDIA"]
     if not words:
@@ -339,6 +339,7 @@ def _group(record: Record, folder: Path) -> str:
         return "measured-drawn"
     if is_of_switches(folder):
         switched = has_graphs(record) or record.run.framework.get("optimizer_offload")
+        switched = switched or record.run.framework.get("activation_offload", "none") != "none"
         return "measured-switches" if switched else "measured-beside-switches"
     if record.trainer:
         return "measured-exported"

@@ -18,6 +18,8 @@ from mofa.validate.reference import Switch
 SCHEMA_VERSION: Final = "1.6"
 TRACED = "-traced"
 """What the names of profiled runs end in."""
+DEFAULT_RECOMPUTE = "-default-recompute"
+"""What groups of published rows end in whose recomputation is blank."""
 
 
 class Compared(Spec):
@@ -98,9 +100,14 @@ class RunScore(Spec):
         return not self.fits and not self.out_of_memory
 
     @property
+    def has_whole_configuration(self) -> bool:
+        """Whether its source gives all that its step depends on; else a default was taken for what is blank."""
+        return not self.group.endswith(DEFAULT_RECOMPUTE)
+
+    @property
     def source_name(self) -> str:
         """Its source: where published, whose table; else ``measured``."""
-        return self.group.removesuffix("-default-recompute") if self.group.startswith("published-") else "measured"
+        return self.group.removesuffix(DEFAULT_RECOMPUTE) if self.group.startswith("published-") else "measured"
 
     @property
     def family(self) -> str:

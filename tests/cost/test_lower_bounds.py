@@ -62,6 +62,8 @@ CASES = [
     Case("qwen3-30b-a3b", 64, "megatron", ("cuda_graphs",)),
     Case("llama3-8b", 8, "megatron", fix=(("pp", 1),), options=(("cuda_graphs", "local:full_iteration"),)),
     Case("deepseek-v3", 1024, "megatron", ("deepep", "expert_overlap")),
+    Case("llama3-8b", 64, "megatron", ("activation_offload",)),
+    Case("qwen3-30b-a3b", 64, "megatron", ("activation_offload",)),
 ]
 
 
@@ -115,7 +117,8 @@ def test_no_step_is_below_its_bound(case: Case) -> None:
     assert len(step_s) >= 10
     assert np.all(close <= step_s)
     assert np.all(rough <= close)
-    assert np.median(close / step_s) > (0.3 if _halves_backwards(case) else 0.7 if _gathers_tokens(case) else 0.8)
+    loose = _gathers_tokens(case) or "activation_offload" in case.words  # copies to hosts wait for each other
+    assert np.median(close / step_s) > (0.3 if _halves_backwards(case) else 0.7 if loose else 0.8)
 
 
 @pytest.mark.parametrize("case", CASES, ids=_name)

@@ -47,7 +47,6 @@ def test_bridge_has_it_in_its_optimizer() -> None:
         ("--optimizer-cpu-offload --use-distributed-optimizer", "without use-precision-aware-optimizer"),
         ("--use-precision-aware-optimizer", "are not modelled"),
         ("--use-torch-optimizer-for-cpu-offload", "use-torch-optimizer-for-cpu-offload"),
-        ("--fine-grained-activation-offloading", "fine-grained-activation-offloading"),
     ],
 )
 def test_what_megatron_or_mofa_lacks_is_refused_by_name(more: str, named: str, tmp_path: Path) -> None:

@@ -169,6 +169,25 @@ def test_an_optimizer_on_hosts_is_megatrons_hybrid_one(tmp_path: Path) -> None:
     assert plan_task(plain, timeout_s=1.0).environment["OMP_NUM_THREADS"] == "1"
 
 
+def test_activations_on_the_host_are_megatrons_modules(tmp_path: Path) -> None:
+    options = {"name": "megatron", "activation_offload": "core_attn+attn_proj"}
+    run = run_of(tmp_path, framework=options)
+    config = megatron_te_job(run)["config"]
+    assert config["fine_grained_activation_offloading"] and config["offload_modules"] == ["core_attn", "attn_proj"]
+    assert plan_task(run, timeout_s=1.0).environment["NVTE_CPU_OFFLOAD_V1"] == "1"
+    plain = run_of(tmp_path)
+    assert "offload_modules" not in megatron_te_job(plain)["config"]
+    assert "NVTE_CPU_OFFLOAD_V1" not in plan_task(plain, timeout_s=1.0).environment
+
+
+def test_activations_on_the_host_are_refused_with_what_is_not_modelled(tmp_path: Path) -> None:
+    options = {"name": "megatron", "activation_offload": "core_attn"}
+    with pytest.raises(SpecError, match="recompute: full"):
+        megatron_te_job(run_of(tmp_path, framework=options, strategy={"recompute": "full"}))
+    with pytest.raises(SpecError, match="with fp8 products"):
+        megatron_te_job(run_of(tmp_path, framework=options, precision={"gemm": "fp8-tensorwise"}))
+
+
 def test_attention_is_asked_for_by_name(tmp_path: Path) -> None:
     """Runs lock PyTorch's attention out (``NVTE_UNFUSED_ATTN``), which Megatron-Core refuses unless it is told."""
     run = run_of(tmp_path)

@@ -15,8 +15,8 @@ from mofa.plan.step_band import Band
 from mofa.report.accuracy import BAND_COLUMNS, band_rows
 from mofa.specs.residuals import STEPS_FILE, Circumstances, load_residuals
 from mofa.validate.bands import (
+    APART,
     BORROWED,
-    FEWEST_RUNS,
     StepResidual,
     band_coverage,
     family_correlation,
@@ -27,7 +27,7 @@ from mofa.validate.bands import (
     residuals_csv,
     step_residual_of,
 )
-from mofa.validate.coverage import COVERED, HELD, chance_interval
+from mofa.validate.coverage import COVERED, FEWEST_RUNS, HELD, chance_interval
 from mofa.validate.validation_report import RunScore, ValidationReport, compare_with_measured
 
 ROOT = Path(__file__).parents[2]
@@ -231,14 +231,14 @@ def test_families_are_in_one_half() -> None:
 
 def scored(run_id: str, measured: float, *, low_s: float = 0.9, high_s: float = 1.1, split: str = "judging",
            group: tuple[str, ...] = DENSE.path, unmeasured: tuple[str, ...] = (),
-           hosts_s: tuple[float, float] | None = None) -> RunScore:  # fmt: skip
+           hosts_s: tuple[float, float] | None = None, in_group: str = "published-x") -> RunScore:  # fmt: skip
     """A step predicted as 1 s."""
     band = Band(
         low_s=low_s, high_s=high_s, circumstances=DENSE, group=group, runs=30, families=10, few=False,
         unmeasured=unmeasured, hosts_s=hosts_s,
     )  # fmt: skip
     return RunScore(
-        id=run_id, group="published-x", model="m", gpu="h100-sxm", num_gpus=8, framework="torchtitan compile",
+        id=run_id, group=in_group, model="m", gpu="h100-sxm", num_gpus=8, framework="torchtitan compile",
         strategy="tp8", step_time=compare_with_measured(measured, 1.0), predicted_step_s=1.0,
         predicted_device_bytes=1e9, fits=True,
         out_of_memory=False, provenance={"measured": 1.0}, weak_fraction=0.0, exposed={"gemm": 1.0}, played_out=True,
@@ -252,6 +252,7 @@ def test_a_residual_by_hand() -> None:
     assert (item.from_fast, item.from_slow) == (pytest.approx(log(1.5), abs=1e-5), pytest.approx(log(0.8), abs=1e-5))
     assert (item.source, item.family, item.framework) == ("published-x", "published-x m", "torchtitan")
     assert step_residual_of(scored("a-traced", 1.2)) is None
+    assert step_residual_of(scored("a", 1.2, in_group="published-x-default-recompute")) is None
 
 
 def test_coverage_by_hand() -> None:
@@ -278,6 +279,16 @@ def test_what_was_never_measured_is_tested_apart() -> None:
     found = band_coverage([scored("a", 1.0), scored("b", 1.0, unmeasured=("GPU x",), group=())])
     assert [item.group for item in found] == ["all runs", "not measured"]
     assert not any(item.tested for item in found)
+
+
+def test_rows_with_a_blank_are_tested_apart_and_nothing_is_claimed_of_them() -> None:
+    blank = [scored(f"b{i}", 1.3, in_group="published-x-default-recompute") for i in range(FEWEST_RUNS)]
+    found = band_coverage([scored("a", 1.0), *blank])
+    assert [(item.group, item.runs, item.inside, item.tested) for item in found] == [
+        ("all runs", 1, 1, False), ("recomputation not given", FEWEST_RUNS, 0, False),
+    ]  # fmt: skip
+    report = ValidationReport(groups={}, false_fits=0, runs=(), elapsed_s=0.0, bands=found)
+    assert [row[-1] for row in band_rows(report)] == ["too few to say", "not claimed"]
 
 
 def test_what_chance_leaves_open_is_the_binomial_s() -> None:
@@ -309,6 +320,9 @@ def test_the_committed_table_says_what_bands_hold() -> None:
     tested = inside = 0
     for row in rows:
         runs, share = int(row[3]), float(row[4].removesuffix(" %")) / 100
+        if row[0] in map(", ".join, APART):
+            assert row[-1] in ("not claimed", "too few to say")
+            continue
         tested, inside = tested + runs, inside + round(share * runs)
         kept = COVERED[0] <= round(share * runs) / runs <= COVERED[1]
         assert row[-1] == (("yes" if kept else "NO") if runs >= FEWEST_RUNS else "too few to say")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mofa.blocks.frameworks.torchtitan.layer import ops_with_saved_outputs
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
+from mofa.specs.activation_offload import why_not_recomputed
 from mofa.specs.attention import ATTENTION_KINDS, MODULES_OF_ATTENTION
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
@@ -76,6 +77,11 @@ def why_unsupported(
             f"token_chunks ({spec.token_chunks}) needs experts and framework megatron without deepep, "
             f"not {model.name} on {framework.name} with {framework.dispatcher}; leave token_chunks out"
         )
+    latent = model.attention_kind.megatron.has_latents
+    if why := why_not_recomputed(
+        framework.activation_offload, spec.kind, spec.modules, latent=latent, token_chunks=spec.token_chunks
+    ):
+        return why
     titan = framework.traits.has_pytorch_modules
     if spec.kind in ("ops", "every") and framework.name != "torchtitan":
         return f"recompute: {spec.kind} is torchtitan's; {framework.name} has none, selective[:modules] and full[:n]"

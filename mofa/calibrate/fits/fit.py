@@ -91,7 +91,11 @@ def fit_curves(
         grouped_gemm=_each(
             rows_of("grouped_gemm", "te_grouped"), lambda r: r.case.dtype, lambda x: _fit_grouped(x, num_sms)
         ),
-        multi_stream=_each(streamed, lambda r: r.case.dtype, lambda x: _fit_multi_stream(x, num_sms, product)),
+        multi_stream=_each(streamed, lambda r: r.case.dtype, lambda x: _fit_multi_stream(x, num_sms, product))
+        | _each(
+            [row for row in rows_of("te_grouped") if _adds_in_fp8(row) and row.case.dtype in gemm],
+            lambda r: r.case.dtype, lambda x: _fit_multi_stream(x, num_sms, gemm[x[0].case.dtype].form),
+        ),
         attention=_each(by.get("attention", []), attention_key, lambda x: _fit_attention(x, num_sms)),
         memory_bound=streams | _adding(by.get(WGRAD, []), product, num_sms),
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
@@ -132,7 +136,7 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
         "gemm": (curves.gemm, lambda r: r.case.dtype, partial(_gemm_times, num_sms=curves.num_sms)),
         "grouped_gemm": (curves.grouped_gemm, lambda r: r.case.dtype, partial(_grouped_times, num_sms=curves.num_sms)),
         "te_gemm": (curves.gemm, lambda r: r.case.dtype, partial(_gemm_times, num_sms=curves.num_sms)),
-        "te_grouped": (curves.grouped_gemm, lambda r: r.case.dtype, partial(_grouped_times, num_sms=curves.num_sms)),
+        "te_grouped": (curves.grouped_gemm, _kind_of_experts, partial(_grouped_times, num_sms=curves.num_sms)),
         GROUPED: (
             curves.multi_stream,
             lambda r: r.case.dtype,
@@ -148,7 +152,13 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
         "collective": (curves.collective, collective_key, _collective_times),
         "dependent_collective": (curves.collective, collective_key, _collective_times),
     }  # fmt: skip
-    for family, (fitted_forms, key, times) in predictors.items():
+    added = {f"{kind} wgrad": fitted for kind, fitted in curves.multi_stream.items()}
+
+    def added_times(of: Sequence[Row], form: MultiStreamForm) -> FloatN:
+        return _multi_stream_times(of, form, curves.gemm[of[0].case.dtype].form, curves.num_sms)
+
+    both_ways = [*predictors.items(), ("te_grouped", (added, _kind_of_experts, added_times))]
+    for family, (fitted_forms, key, times) in both_ways:
         for name, fitted in fitted_forms.items():
             indices = [i for i, r in enumerate(rows) if r.case.family == family and key(r) == name and has_own_curve(r)]
             if indices:
@@ -314,7 +324,20 @@ def _multi_stream_times(
     loads = _loads(rows) if loads is None else loads
     n, k = _column(rows, "n"), _column(rows, "k")
     assert single is not None
-    return multi_stream_s(loads, n, k, layout, form, single, num_sms=num_sms, added_bytes=ADDED_BYTES)
+    return multi_stream_s(
+        loads, n, k, layout, form, single, num_sms=num_sms, added_bytes=ADDED_BYTES,
+        element_bytes=ELEMENT_BYTES[rows[0].case.dtype],
+    )  # fmt: skip
+
+
+def _adds_in_fp8(row: Row) -> bool:
+    """Whether a row is an fp8 weight gradient of experts that adds to an fp32 one, which its bytes bind."""
+    return row.case.family == "te_grouped" and row.case.op == "wgrad"
+
+
+def _kind_of_experts(row: Row) -> str:
+    """Which curve of Transformer Engine's products of experts in fp8 a row is of."""
+    return f"{row.case.dtype} wgrad" if _adds_in_fp8(row) else row.case.dtype
 
 
 def _fit_multi_stream(rows: Sequence[Row], num_sms: int, single: GemmForm | None) -> Fitted:

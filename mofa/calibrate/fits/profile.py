@@ -152,9 +152,10 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
         }  # fmt: skip
     made |= fp8_products(base, made, curves, source)
     if curves.multi_stream:
-        made["multi_stream"] = {
+        made["multi_stream"] = made.get("multi_stream", {}) | {
             dtype: {**curve_fact(fitted, source, **powered_of.get(dtype, powered_of["bf16"])), **OF_TE}
             for dtype, fitted in curves.multi_stream.items()
+            if dtype not in FALLBACK
         }
     if curves.attention:
         made["attention"] = {key: curve_fact(fitted, source, **_attention_powered(curves, key))
@@ -191,13 +192,16 @@ def fp8_products(
     products = {}
     profiles = {"gemm fp8": made["gemm"]["fp8"]["clock"]} if "clock" in made["gemm"].get("fp8", {}) else {}
     curves = replace(curves, clocks=profiles | curves.clocks)
-    for family, fitted in (("gemm", curves.gemm), ("grouped_gemm", curves.grouped_gemm)):
-        kinds = {kind: base[family][kind] for kind in FALLBACK if kind in base[family]}
+    families = {"gemm": curves.gemm, "grouped_gemm": curves.grouped_gemm, "multi_stream": curves.multi_stream}
+    for family, fitted in families.items():
+        known = base.get(family, {})
+        kinds = {kind: known[kind] for kind in FALLBACK if kind in known}
         kinds |= {
             kind: curve_fact(fitted[kind], source, **power_limit_fields(curves, f"gemm {kind}", "gemm fp8"))
             for kind in FALLBACK if kind in fitted
         }  # fmt: skip
-        products[family] = {**made[family], **kinds}
+        if kinds or family in made:
+            products[family] = {**made.get(family, {}), **kinds}
     return products
 
 

@@ -324,13 +324,23 @@ def _dense(times: RelativeTimes, modules: dict[str, RelativeSeconds], back: floa
     _put(modules, "self_attention", own, None if plain is None else back * SPLIT_NODES * plain)
     in_modules = _sum(modules, "forward_s", {**DENSE_LAYER, "self_attention": 1.0})
     _put_forward(modules, "layer", _rest(times.per_layer_with_dense_ends(DENSE, "forward"), in_modules))
-    ahead = times.call_time(DENSE, "GPTModel._preprocess")
-    _put(modules, "embedding", ahead, None if plain is None else back * SPLIT_NODES * plain)
-    if ahead is not None and "norm" in modules:
-        norm, first = modules["norm"], modules["embedding"]
-        forward = _rest(times.seconds_beside_layers(DENSE, "forward"), ahead + norm["forward_s"])
-        behind = _rest(times.seconds_beside_layers(DENSE, "backward"), norm["backward_s"] + first["backward_s"])
-        _put(modules, "head", forward, behind)
+    _ends(times, modules, None if plain is None else back * SPLIT_NODES * plain)
+
+
+def _ends(times: RelativeTimes, modules: dict[str, RelativeSeconds], embedding_backward: float | None) -> None:
+    """What a model's pass takes beside its layers: the head its own call, the embedding all the rest of the forward.
+
+    That rest lies ahead of the first layer: the schedule's step, the batch, and first calls that find nothing in the
+    processor's caches.
+    """
+    logits = times.call_time(DENSE, "GPTModel._postprocess")
+    forward, backward = (times.seconds_beside_layers(DENSE, part) for part in ("forward", "backward"))
+    if logits is None or forward is None or "norm" not in modules:
+        return
+    norm = modules["norm"]
+    _put(modules, "embedding", _rest(forward, norm["forward_s"] + logits), embedding_backward)
+    if embedding_backward is not None:
+        _put(modules, "head", logits, _rest(backward, norm["backward_s"] + embedding_backward))
 
 
 MOE_LAYER = {

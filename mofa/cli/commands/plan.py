@@ -13,7 +13,7 @@ from mofa.cli.searched_plans import REFINE_SECONDS, search_plans
 FIX = "Only this value of a field of a strategy (mofa show strategy), or these, as tp=4,8. Repeatable."
 WITH = (
     "fp8-delayed, fp8-tensorwise, fp8-blockwise, bf16_moments, bf16_grads, deepep, expert_overlap, micro_moe, "
-    "token_chunks, moeblaze, cuda_graphs, optimizer_offload"
+    "token_chunks, moeblaze, cuda_graphs, optimizer_offload, activation_offload"
 )
 WITHOUT = (
     "tp, sp, pp, vpp, cp, ep, etp, recompute, selective, full, zbv, tp_overlap, dispatcher, dp_replicate, fewer_gpus"

@@ -38,8 +38,9 @@ def forward_and_backward_times(cost: BlockCost, combination: int = 0) -> tuple[B
             float(phase.clocks[0, combination]),
             float(phase.clocks[3, combination]),
             bool(phase.clocks[2, combination] > NEVER / 2),
+            float(to_host_s[combination]),
         )
-        for phase in (cost.forward, cost.backward)
+        for phase, to_host_s in ((cost.forward, cost.to_host_s), (cost.backward, 0.0 * cost.to_host_s))
     )
     return forward, backward
 

@@ -26,6 +26,8 @@ class BlockTime(NamedTuple):
     host_s: float = 0.0
     waits: bool = False
     """Whether the host waits for the device on the way: it has no lead behind such a pass."""
+    to_host_s: float = 0.0
+    """Of its copies of activations to the host, beside all that."""
 
 
 class Shelf(Generic[T]):
@@ -50,7 +52,7 @@ class Shelf(Generic[T]):
 
     def __init__(self, held_s: float = WATCHDOG_S) -> None:
         self.held_s = held_s
-        self.host_s = self.device_s = self.launched = 0.0
+        self.host_s = self.device_s = self.launched = self.copied_s = 0.0
         self.queued: deque[tuple[float, float]] = deque()
         self.fresh: list[T] = []
         self.waiting: deque[tuple[float, T]] = deque()
@@ -69,8 +71,12 @@ class Shelf(Generic[T]):
         while queued[0][0] <= launched - QUEUE:
             host_s = max(host_s, queued.popleft()[1])
         self.host_s, self.device_s = host_s, max(device_s, host_s)
+        passed_s = self.device_s
+        if block_time.to_host_s:  # copies of a block begin with it at the earliest, one after the other
+            self.copied_s = max(self.copied_s, self.device_s - block_time.device_s) + block_time.to_host_s
+            passed_s = max(passed_s, self.copied_s)
         if self.fresh:
-            self.waiting.extend([(self.device_s + self.held_s, item) for item in self.fresh])
+            self.waiting.extend([(passed_s + self.held_s, item) for item in self.fresh])
             self.fresh.clear()
         if block_time.waits:
             self.synchronized()
@@ -90,7 +96,7 @@ class Shelf(Generic[T]):
     def clock_state_key(self) -> tuple[object, ...]:
         """Equal for two instants from which both clocks run alike."""
         queued = ((self.launched - launched, round(at_s - self.host_s, 6)) for launched, at_s in self.queued)
-        return round(self.device_s - self.host_s, 6), *queued
+        return round(self.device_s - self.host_s, 6), round(max(self.copied_s - self.host_s, 0.0), 6), *queued
 
     def synchronized(self) -> None:
         """The host waits for the device."""

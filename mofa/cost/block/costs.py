@@ -9,11 +9,13 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import BlockTapes
+from mofa.blocks.build import BlockTapes, block_kinds
 from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, per_combination, stack_rows
 from mofa.blocks.op import KINDS, Tape
+from mofa.blocks.tapes import kept_label, layer_label
+from mofa.blocks.work import HostCopy
 from mofa.cost.block.combined_memory import combined_peak
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory, split_backward_memory
 from mofa.cost.block.durations import Machine, Timed, time_works
@@ -124,6 +126,24 @@ class BlockCost:
     def sent_and_launched(self) -> ArrayK:
         """What NCCL's stream uses of it, and its launches (:func:`mofa.cost.block.liveness.sent_and_launched`)."""
         return sum((sent_and_launched(block, self.memories.num_k) for block in self.blocks), np.zeros((4, 1)))
+
+    @cached_property
+    def to_host_s(self) -> ArrayK:
+        """Seconds of its forward's copies to the host, by themselves. (K,) [s]"""
+        link = self.phases.machine.cluster.gpu.host_link_bytes_per_s.value
+        return np.asarray(self._copied_bytes.sum(axis=0) / link)
+
+    @cached_property
+    def pinned_bytes(self) -> ArrayK:
+        """Of the host, for these copies: each a power of two. (K,) [B]"""
+        copied = self._copied_bytes
+        return np.asarray(np.where(copied > 0.0, 2.0 ** np.ceil(np.log2(np.maximum(copied, 1.0))), 0.0).sum(axis=0))
+
+    @cached_property
+    def _copied_bytes(self) -> ArrayK:
+        """Of each copy of its forward to the host. (copies, K) [B]"""
+        works = [op.work for block in self.blocks for op in block.forward.ops]
+        return stack_rows([work.bytes for work in works if isinstance(work, HostCopy)], self.memories.num_k)
 
     @cached_property
     def watchdog_held_bytes(self) -> ArrayK:
@@ -250,6 +270,20 @@ class BlockCosts:
             blocks={spec: tuple(map(again, kinds)) for spec, kinds in self.blocks.items()},
             mtp=None if self.mtp is None else {spec: again(cost) for spec, cost in self.mtp.items()},
         )  # fmt: skip
+
+    @cached_property
+    def kept_bytes(self) -> ArrayK:
+        """What each kind of layer keeps more where it leaves on the device what others offload.
+        (modes, K, kinds) [B]"""
+        kinds = block_kinds(self.context.model)
+        more = [
+            [
+                cost.memories.memory_of((self.tapes[kept_label(layer_label(kind, mode))],)).saved - cost.memory.saved
+                for kind, cost in zip(kinds, costs, strict=True)
+            ]
+            for mode, costs in self.blocks.items()
+        ]
+        return np.moveaxis(np.array(more), 1, 2)
 
     @cached_property
     def combined_layers(self) -> dict[RecomputeSpec, list[list[PhaseTime]]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, any_true, maximum, per_combination, stack_rows, where
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.work import Attention, Collective, Gemm, GroupedGemm, HostSync, MemoryBound
+from mofa.blocks.work import Attention, Collective, Gemm, GroupedGemm, HostCopy, HostSync, MemoryBound
 from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
 from mofa.cost.kernels.fitted_forms import l2_miss_bytes
@@ -144,6 +144,8 @@ def _work_kind(op: Op) -> Hashable:
         return GroupedGemm, w.format, w.wgrad, w.sequential, w.kernel, w.added_bytes
     if type(w) is Attention:
         return Attention, w.backward, w.d_qk, w.d_v, w.backend
+    if type(w) is HostCopy:
+        return (HostCopy,)
     assert type(w) is Collective
     return Collective, w.kind
 
@@ -180,6 +182,8 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
 
     if kind is MemoryBound:
         return _stream_seconds(ops, machine)
+    if kind[0] is HostCopy:
+        return np.asarray(columns("bytes")[0] / gpu.host_link_bytes_per_s.value)
     if kind[0] is Gemm:
         m, n, k, count = columns("m", "n", "k", "count")
         time_s = gemm_s(m, n, k, gpu, kind[1], count)

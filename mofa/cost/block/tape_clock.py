@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, minimum, stack_rows, where
-from mofa.blocks.op import Op, Tape
+from mofa.blocks.op import RELOAD_STREAM, Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import Collective, HostSync, MemoryBound
 from mofa.cost.block.compiled_clock import MOST, CompiledStreams, CompiledTape, library
@@ -298,8 +298,8 @@ def _largest_slowdown(sent: Mapping[str, tuple[FloatK, FloatK]]) -> FloatK:
 
 
 def _queued(ops: tuple[Op, ...], seconds: list[FloatK], machine: Machine) -> FloatK:
-    """What the busiest communicator takes for a repetition: in the long run none is shorter, however many it takes for
-    what waits in its queue to hold up computing. (K,) [s]"""
+    """What the busiest communicator takes for a repetition, or activations that come back: in the long run none is
+    shorter, however many it takes for what waits in its queue to hold up computing. (K,) [s]"""
     world: FloatK = 0.0
     own: dict[str, FloatK] = {}
     for op, took in zip(ops, seconds, strict=True):
@@ -307,6 +307,8 @@ def _queued(ops: tuple[Op, ...], seconds: list[FloatK], machine: Machine) -> Flo
             on_world = machine.uses_world_communicator(op.work.group)
             world = world + where(on_world, took, 0.0)
             own[op.work.group] = own.get(op.work.group, 0.0) + where(on_world, 0.0, took)
+        elif op.stream == RELOAD_STREAM:
+            own[RELOAD_STREAM] = own.get(RELOAD_STREAM, 0.0) + took
     for busy in own.values():
         world = maximum(world, busy)
     return world
@@ -314,10 +316,12 @@ def _queued(ops: tuple[Op, ...], seconds: list[FloatK], machine: Machine) -> Flo
 
 def _wait_in_queue(ops: tuple[Op, ...], queued: FloatK, exposed: dict[str, FloatK], hidden: dict[str, FloatK]) -> None:
     """Add what a communicator takes longer than a repetition to what is exposed of the family that sends last."""
-    family = next(op.family for op in reversed(ops) if type(op.work) is Collective and op.stream != "compute")
+    families = [op.family for op in ops if type(op.work) is Collective and op.stream != "compute"]
     more = maximum(queued - sum(exposed.values(), 0.0), 0.0)
+    family = families[-1] if families else "memory_bound"
     exposed[family] = exposed[family] + more
-    hidden[family] = maximum(hidden[family] - more, 0.0)
+    if family in hidden:
+        hidden[family] = maximum(hidden[family] - more, 0.0)
 
 
 def _neighbours(op: Op) -> bool:

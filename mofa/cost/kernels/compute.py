@@ -233,7 +233,7 @@ def _different_grouped_gemm_s(
         expert_s = gemm_s(n, k, each, gpu, format_) if wgrad else gemm_s(each, n, k, gpu, format_)
         return np.asarray(groups * expert_s)
     if kernel == "multi-stream":
-        streamed = gpu.curves.multi_stream_curves[format_]
+        streamed = gpu.curves.multi_stream_product(format_)
         time_s = balanced_multi_stream_s(
             rows, groups, n, k, streamed.form, gpu.curves.product(format_).form, num_sms=gpu.num_sms.value,
             wgrad=wgrad, sustained=streamed.sustained, element_bytes=ELEMENT_BYTES[format_], added_bytes=added_bytes,

@@ -14,6 +14,7 @@ from mofa.cost.memory.fsdp_root import gathers_ends, tied_head_gradient_bytes, w
 from mofa.cost.memory.fsdp_unsharded import gathered_bytes_and_unreduced_share, reduction_bytes
 from mofa.cost.memory.in_flight import InFlight, InFlightPeak
 from mofa.cost.memory.peak_instants import PeakInstants
+from mofa.cost.memory.pinned import kept_bytes
 from mofa.cost.memory.replica_sums import waiting_sums_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes, sent_part_bytes
 from mofa.cost.optimizer import whole_embedding_gradient
@@ -293,6 +294,7 @@ class PeakCandidates(PeakInstants):
         ):  # fmt: skip
             pass_of = FORWARD if direction == "forward" else BACKWARD
             leftover_bytes = self.retention.in_end_block(-1, pass_of) if self.retention else 0.0
+            leftover_bytes = leftover_bytes + kept_bytes(rows)
             self._add_end(
                 "loss",
                 direction,

@@ -19,7 +19,8 @@ ArrayN = NDArray[np.float64]
 
 
 def late_ring_bytes(rows: Rows) -> ArrayN:
-    """What layers have let go of rings and the allocator has not back, as a step's last loss comes. (n, R) [B]
+    """What layers have let go of rings, or to the host, and the allocator has not back as a step's last loss comes.
+    (n, R) [B]
 
     A pass takes the device as long as the slowest host of its peers at least
     (:func:`mofa.cost.allocations.host_lead.times_of_fastest_peer`). By what the device is slower than its host, forward
@@ -29,7 +30,8 @@ def late_ring_bytes(rows: Rows) -> ArrayN:
     chunks of a stage to run before the loss.
     """
     lay = rows.stage_layers
-    if not any_true(rows.costs.context.cp_ring & (rows.costs.context.cp > 1)):
+    rings = rows.costs.context.cp_ring & (rows.costs.context.cp > 1)
+    if not any_true(rings) and not rows.framework.offload.on:
         return np.zeros((len(rows.k), len(lay.shown.shown_stages)))
 
     def summed(by_mode: ArrayN) -> ArrayN:

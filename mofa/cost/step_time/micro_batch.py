@@ -7,7 +7,7 @@ is bound by the host, what a pass takes depends on how far ahead the host is whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import is_
 
@@ -20,6 +20,7 @@ from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.block.tape_clock import PhaseTime
 from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
 from mofa.cost.rows import Rows
+from mofa.cost.step_time.host_copies import copies_wait_s
 
 ArrayN = NDArray[np.float64]
 IntA = NDArray[np.intp]
@@ -169,6 +170,8 @@ class MicroBatchPasses:
     """Forward and backward of a stage that had to wait for others, where known. (n, R) [s]"""
     split_backward_extra_s: ArrayN | None = None
     """What backwards by inputs and by weights take more than undivided ones. (n, R) [s]"""
+    copies_wait_s: ArrayN | None = None
+    """What backwards wait for copies to the host, of the first chunk. (n, R) [s]"""
 
     def of_stages(self) -> tuple[ArrayN, ArrayN]:
         """Forward and backward of all chunks of a stage. (n, R) each [s]"""
@@ -188,6 +191,17 @@ class MicroBatchPasses:
 
 def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
     """The passes of every chunk."""
+    passes = _passes(rows)
+    if not rows.framework.offload.on:
+        return passes
+    wait_s = copies_wait_s(rows, *passes.of_stages())
+    backward_s = passes.backward_s.copy()
+    backward_s[:, :, 0] += wait_s
+    return replace(passes, backward_s=backward_s, copies_wait_s=wait_s)
+
+
+def _passes(rows: Rows) -> MicroBatchPasses:
+    """The passes of every chunk, whose activations are there when they are read."""
     c = rows.costs
     forward = _over_chunks(rows, "forward_s", c.embedding.forward.total, c.head.forward.total)
     backward = _over_chunks(rows, "backward_s", c.embedding.backward.total, c.head.backward.total)

@@ -87,6 +87,8 @@ def step_time(rows: Rows) -> StepTime:
     if each.split_backward_extra_s is not None:  # blocks made again for each weight, or sums of one gradient
         extra_s = m * each.split_backward_extra_s[rowsel, slowest]
         exposed[_OF_TAPES] += extra_s * _split_backward_shares(rows, *shares)
+    if each.copies_wait_s is not None:
+        exposed[_T["memory_bound"]] += m * each.copies_wait_s[rowsel, slowest]
     hidden += m * per_batch_hidden
     pairs = paired_passes(rows, each.host_bound)
     if pairs is not None:
@@ -102,6 +104,8 @@ def step_time(rows: Rows) -> StepTime:
     elif each.host_bound is not None and rows.stage_layers.stages.pp == 1:
         index = each.host_bound.rows
         counted = stage_s[index, 0] - (each.host_bound.forward.device_s + each.host_bound.backward.device_s)[:, 0, 0]
+        if each.copies_wait_s is not None:
+            counted -= each.copies_wait_s[index, 0]
         behind_s = np.broadcast_to(outside.after_each_backward_s, len(m))[index]
         exposed[_T["host_idle"], index] += each.host_bound.single_stage_s(m[index], behind_s) - m[index] * counted
     elif each.host_bound is not None:

@@ -19,6 +19,7 @@ from mofa.export.environment import ENVIRONMENT_ROWS
 from mofa.export.job import Job
 from mofa.export.megatron.graph_arguments import GRAPH_ROWS
 from mofa.export.megatron.model_arguments import EXPERTS, LAYERS, read_positions
+from mofa.export.megatron.offload_arguments import OFFLOAD_ROWS
 from mofa.export.megatron.optimizer_arguments import OPTIMIZER_ROWS
 from mofa.measure.megatron_te_job import AMAX_HISTORY, CP_COMM, FP8_FORMATS
 from mofa.schedules import default_schedule
@@ -413,6 +414,7 @@ JOB_ROWS: tuple[FieldRow, ...] = (
         lambda given: {"optimizer.clip_grad_norm": given["clip-grad"] > 0},
     ),
     *OPTIMIZER_ROWS,
+    *OFFLOAD_ROWS,
     FieldRow(
         ("precision.gemm", "precision.params"),
         (Argument("bf16", "flag", False), Argument("fp8-format", "text", stored_as="fp8"),

@@ -67,7 +67,6 @@ UNMODELLED: dict[str, UnmodelledArgument] = {
         ("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2"), _no("parameters are sharded; leave it out")
     ),
     "num-distributed-optimizer-instances": _no("states are shared out in groups; use 1", 1),
-    "fine-grained-activation-offloading": _no("activations are moved to the host; leave it out"),
     "use-torch-optimizer-for-cpu-offload": _no("the device's part is stepped by other kernels; leave it out"),
     "cpu-offloading-num-layers": _no("memory is moved to the host; leave it out", 0),
     **dict.fromkeys(

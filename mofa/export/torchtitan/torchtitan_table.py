@@ -37,6 +37,7 @@ FIXED: dict[str, FixedField] = {
     "framework.optimizer_offload": FixedField((0.0,), _MEGATRON),
     "framework.overlap_optimizer_copies": FixedField((False,), _MEGATRON),
     "framework.host_threads": FixedField((1,), _MEGATRON),
+    "framework.activation_offload": FixedField(("none",), _MEGATRON),
     "framework.fp8_params": FixedField((False,), _MEGATRON),
     "framework.vocab_divisor": FixedField((1,), "its vocabularies are not padded"),
     "precision.gemm": FixedField(("bf16",), "its float8 products are not modelled"),

@@ -138,12 +138,12 @@ class DeferredFrees:
         block_time = rank_block.forward_and_backward_times[phase != "forward"]
         for allocation in self.shelf.issue_block(block_time, issued) if self.shelves else ():
             self.state.free_allocation(allocation)
-        if (self.rings or self.pipelined) and self.state.notes is not None:
+        if (self.defers_sent_blocks or self.pipelined) and self.state.notes is not None:
             self.state.notes.note_block_end(phase, rank_block.name)
         if self.pipelined:
             self.launched_in_computation += issued
             self.free_passed()
-        if self.rings:
+        if self.defers_sent_blocks:
             for block in self.ring.issue_block(block_time, issued):
                 self.state.a.merge_free(block)
         if self.reduces:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import COMM_FAMILIES, Op, Tape
-from mofa.blocks.work import Collective, HostSync, MemoryBound
+from mofa.blocks.work import Collective, HostCopy, HostSync, MemoryBound
 from mofa.cost.block.durations import Machine, op_seconds
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.block.launch_blocking import moved_to_computing_stream, waits_after_kernels
@@ -172,6 +172,8 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
         else:
             shared = ()
             communicator, slows = "", 1.0 if isinstance(op.work, MemoryBound) else share
+            if isinstance(op.work, HostCopy):
+                slows = 0.0
             if isinstance(op.work, Collective):
                 communicator = "world" if any_true(machine.uses_world_communicator(op.work.group)) else op.work.group
             wait = waits_after_kernels(op, machine) if blocks else None

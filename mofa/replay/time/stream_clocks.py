@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
+from mofa.blocks.op import HOST_COPY_STREAMS
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.replay.time.kernel_runs import (
@@ -334,8 +335,9 @@ class StreamClocks:
             self.ready = {name: (moved.get(made, made), family) for name, (made, family) in self.ready.items()}
 
     def drain(self, family: int) -> None:
-        """The computing stream waits for all others, as at the end of a step."""
-        last_stream = max(self.streams, key=self.streams.__getitem__, default="")
+        """The computing stream waits for all others, as at the end of a step; nobody waits for activations' copies."""
+        awaited = [name for name in self.streams if name not in HOST_COPY_STREAMS]
+        last_stream = max(awaited, key=self.streams.__getitem__, default="")
         last = self.streams.get(last_stream, self.compute)
         if last > self.compute:
             self.ready["@drain"] = (last, family)

@@ -318,26 +318,23 @@ def check_strategies(
 ) -> FailedChecks:
     """Apply all checks ``except_checks`` those of some names. Of combinations, most checks read the degrees alone."""
     degrees = table if isinstance(table, StrategyTable) else table.degrees
-    several = degrees.rows_by_options()
-    if len(several) == 1:
-        return _check(job.with_options(several[0][0]), table, except_checks)
     modes = 1 if isinstance(table, StrategyTable) else len(table.recompute)
-    reason, shortfall = np.empty((len(degrees), modes), dtype=np.int64), np.empty((len(degrees), modes))
-    for options, rows in several:
-        some = table.take(rows) if isinstance(table, StrategyTable) else table.rows_of_degrees(rows)
-        verdict = _check(job.with_options(options), some, except_checks)
-        reason[rows], shortfall[rows] = verdict.reason.reshape(-1, modes), verdict.shortfall.reshape(-1, modes)
+    reason, shortfall = np.full((len(degrees), modes), -1, dtype=np.int64), np.zeros((len(degrees), modes))
+    for options, rows in degrees.rows_by_options():
+        _check(job.with_options(options), table, rows, except_checks, reason, shortfall)
     return FailedChecks(reason.reshape(-1), shortfall.reshape(-1))
 
 
-def _check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...]) -> FailedChecks:
-    """The checks of rows that choose the same options of the framework."""
-    num_modes = 1 if isinstance(table, StrategyTable) else len(table.recompute)
-    num = len(table) // num_modes
-    reason, shortfall = np.full((num, num_modes), -1, dtype=np.int64), np.zeros((num, num_modes))
-    open_rows = np.arange(num)
+def _check(
+    job: Job, every_row: StrategyTable | Combinations, rows: NDArray[np.intp], but: tuple[str, ...],
+    reason: NDArray[np.int64], shortfall: FloatN,
+) -> None:  # fmt: skip
+    """The checks of ``rows`` that choose the same options of the framework, put where these are. (degrees, modes)"""
+    num_modes = reason.shape[1]
+    table = _degrees_of(every_row, rows) if len(rows) < len(reason) else every_row
+    open_rows = rows
     """Degrees that no check has rejected in all modes; what is known of them, in all modes alike or in each."""
-    own_reason, own_shortfall = np.full((num, 1), -1, dtype=np.int64), np.zeros((num, 1))
+    own_reason, own_shortfall = np.full((len(rows), 1), -1, dtype=np.int64), np.zeros((len(rows), 1))
     for i, rule in enumerate(CHECKS):
         if rule.reason in but:
             continue
@@ -351,15 +348,22 @@ def _check(job: Job, table: StrategyTable | Combinations, but: tuple[str, ...]) 
         new = (own_reason < 0) & is_short
         own_reason[new] = i
         own_shortfall[new] = np.broadcast_to(miss, new.shape)[new]
-        left = np.flatnonzero((own_reason < 0).any(axis=1))
+        is_left = (own_reason < 0).any(axis=1)
+        left = np.flatnonzero(is_left)
         if 2 * len(left) < len(own_reason):  # further checks need not see the others
-            reason[open_rows], shortfall[open_rows] = own_reason, own_shortfall
+            gone = np.flatnonzero(~is_left)
+            reason[open_rows[gone]], shortfall[open_rows[gone]] = own_reason[gone], own_shortfall[gone]
             open_rows, own_reason, own_shortfall = open_rows[left], own_reason[left], own_shortfall[left]
             if not len(left):
-                break
-            table = table.take(left) if isinstance(table, StrategyTable) else table.rows_of_degrees(left)
-    reason[open_rows], shortfall[open_rows] = own_reason, own_shortfall
-    return FailedChecks(reason.reshape(-1), shortfall.reshape(-1))
+                return
+            table = _degrees_of(table, left)
+    failed = np.flatnonzero((own_reason >= 0).any(axis=1))
+    reason[open_rows[failed]], shortfall[open_rows[failed]] = own_reason[failed], own_shortfall[failed]
+
+
+def _degrees_of(table: StrategyTable | Combinations, rows: NDArray[np.intp]) -> StrategyTable | Combinations:
+    """Some degrees, of combinations in all modes."""
+    return table.take(rows) if isinstance(table, StrategyTable) else table.rows_of_degrees(rows)
 
 
 def _shortfall(rule: Check, job: Job, table: StrategyTable | Combinations) -> FloatN:

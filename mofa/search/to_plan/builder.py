@@ -59,8 +59,9 @@ if TYPE_CHECKING:
     from mofa.replay.replayer import Replayer
     from mofa.replay.time.time_replayed import Computation, ReplayedTime
 
-SMALL = 10_000
-"""Passes of layers and chunks below which a replay (a second or less) is quicker than starting processes. [-]"""
+SMALL = 40_000
+"""Passes of layers and chunks up to which a replay takes no more processes: four seconds or less of one, where each
+process that is started takes one to begin, and describes again what others have. [-]"""
 
 
 def margin_bytes(cluster: ClusterSpec, framework: FrameworkSpec) -> float:

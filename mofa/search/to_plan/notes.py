@@ -109,6 +109,13 @@ def options_notes(
         notes.append(f"dispatcher deepep: its rate inside a node is {said}; --without dispatcher leaves it out")
     if framework.optimizer_offload:
         notes.append(_offload_note(workload, cluster, framework))
+    if framework.offload.on:
+        link = cluster.gpu.host_link_bytes_per_s
+        notes.append(
+            f"activation_offload {framework.activation_offload}: each GPU has its link to the host to itself "
+            f"({link.value / 1e9:.3g} GB/s a direction, {link.provenance}); the numerics stay "
+            "(docs/evidence/activation_offload.md)"
+        )
     return tuple(notes)
 
 
