@@ -166,7 +166,7 @@ def sampled_op_s() -> float:
     return processor_op_s(16)
 
 
-class EngineLayer:
+class TransformerEngineLayer:
     """A small layer of Transformer Engine: how long the host takes to issue it, forward and back.
 
     Its modules are those of a dense transformer: norms with linears, attention, SwiGLU, in bf16 without dropout. The
@@ -187,12 +187,11 @@ class EngineLayer:
 
     def seconds(self, bursts: int = BURSTS) -> tuple[float, float]:
         """A layer's forward, and its backward on autograd's thread: medians of bursts. [s]"""
-        ahead, behind, _, _ = self.sampled(bursts)
+        ahead, behind, _, _ = self.seconds_with_small_ops(bursts)
         return ahead, behind
 
-    def sampled(self, bursts: int = BURSTS) -> tuple[float, float, float, float]:
-        """The same, and the medians of a small addition on the processor in the midst of each, by the same thread.
-        [s]"""
+    def seconds_with_small_ops(self, bursts: int = BURSTS) -> tuple[float, float, float, float]:
+        """As :meth:`seconds`, then medians of a small addition on the processor amid each, by the same thread. [s]"""
         ahead, behind, ops = [], [], []
         self._ops_back = []
         for _ in range(bursts):

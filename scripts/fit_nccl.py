@@ -145,10 +145,10 @@ def fit(table: pd.DataFrame) -> dict[str, float]:
     names = list(FIRST)
     first = np.log(list(FIRST.values()))
 
-    def errors(x: FloatN) -> FloatN:
-        value = dict(zip(names, np.exp(x).tolist(), strict=True))
+    def errors(logs: FloatN) -> FloatN:
+        value = dict(zip(names, np.exp(logs).tolist(), strict=True))
         each = [np.log(predicted_s(part, value) / part.measured_s) * part.weight for part in parts]
-        return np.concatenate([*each, (x - first) * DRAW])
+        return np.concatenate([*each, (logs - first) * DRAW])
 
     most = np.array([np.log(MOST.get(name.split(" ", 1)[-1], np.inf)) for name in names])
     found = least_squares(

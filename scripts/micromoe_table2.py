@@ -50,7 +50,7 @@ MODELS = (
 """MicroMoE, arXiv 2511.16947, table 2; ep 4 and top 2 throughout."""
 
 
-def workload(model: Model, s: float) -> WorkloadSpec:
+def workload(model: Model, skew: float) -> WorkloadSpec:
     """The training job; what the table leaves out as in GPT-3 and Mixtral."""
     gated = model.gated
     attention = {
@@ -68,7 +68,7 @@ def workload(model: Model, s: float) -> WorkloadSpec:
             "moe": {"num_experts": model.experts, "top_k": 2, "expert_hidden": model.ffn_hidden}, **extra,
         },
         "batch": {"seq_len": model.seq_len, "global_batch": model.global_batch},
-        "routing": RoutingSpec(kind="zipf", s=s).model_dump(exclude_none=True),
+        "routing": RoutingSpec(kind="zipf", s=skew).model_dump(exclude_none=True),
     }  # fmt: skip
     return build_spec(WorkloadSpec, raw, "table 2")
 
@@ -83,11 +83,11 @@ class Gain:
     balanced: float
 
 
-def gain(model: Model, s: float) -> Gain:
+def gain(model: Model, skew: float) -> Gain:
     """What a model gains under loads of a skew."""
     cluster, framework = mofa.load_cluster("h100-hgx", model.gpus), mofa.load_framework("megatron")
     strategy = f"pp={model.pp} ep=4 micro_batch={model.micro_batch} recompute=selective:moe_act"
-    job = workload(model, s)
+    job = workload(model, skew)
     setup = BalanceSetup(*step_setup(job, cluster, framework, strategy))
     step = balance_step(job, cluster, strategy, setup, framework=framework).step
     assert step is not None

@@ -26,21 +26,21 @@ CLASSES = {
 }  # fmt: skip
 
 
-def record(name: str, pp: int, vpp: int, m: int) -> list[Any]:
+def record(name: str, pp: int, vpp: int, num_micro_batches: int) -> list[Any]:
     """One schedule's actions on every rank."""
     cls: Any = CLASSES[name]
-    count = max(1, m // pp)
+    count = max(1, num_micro_batches // pp)
     me = SimpleNamespace(
-        pp_group_size=pp, _n_microbatches=m, n_local_stages=vpp, num_stages=pp * vpp, _num_stages=pp,
-        microbatches_per_round=m // count, number_of_rounds=count,
+        pp_group_size=pp, _n_microbatches=num_micro_batches, n_local_stages=vpp, num_stages=pp * vpp, _num_stages=pp,
+        microbatches_per_round=num_micro_batches // count, number_of_rounds=count,
     )  # fmt: skip
     orders = {r: cls._calculate_single_rank_operations(me, r) for r in range(pp)}
     compute = [[str(a) for a in orders[r] if a is not None and a.microbatch_index is not None] for r in range(pp)]
-    full = {r: s._add_reduce_grad(s._add_unshard_reshard(acts), m) for r, acts in orders.items()}
+    full = {r: s._add_reduce_grad(s._add_unshard_reshard(acts), num_micro_batches) for r, acts in orders.items()}
     style = "v" if name == "zbv" else "loop"
     ranks = s.generate_stage_to_rank_mapping(pp, pp * vpp, style=style)
     comms = s._add_send_recv(full, lambda i: ranks[i], pp * vpp)
-    return [name, pp, vpp, m, compute, [[str(a) for a in comms[r]] for r in range(pp)]]
+    return [name, pp, vpp, num_micro_batches, compute, [[str(a) for a in comms[r]] for r in range(pp)]]
 
 
 if __name__ == "__main__":

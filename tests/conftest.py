@@ -21,14 +21,23 @@ LONGEST = ("tests/replay/test_agreement.py", "tests/replay/memory/test_rank_memo
            "tests/search/long_run/test_goodput.py", "tests/cli/test_commands.py",
            "tests/search/test_costing.py", "tests/search/test_entry_points.py",
            "tests/search/test_branch_and_bound.py", "tests/search/fewer_gpus/test_fewer_gpus.py",
-           "tests/cost/test_estimate.py", "tests/search/experts/test_micromoe_paper.py")  # fmt: skip
+           "tests/cost/test_estimate.py", "tests/calibrate/test_profile.py",
+           "tests/search/experts/test_micromoe_paper.py")  # fmt: skip
 """Files whose tests take longest: they begin first, so that no process is left with a long one at the end."""
+TOGETHER = (
+    ("tests/calibrate/test_profile.py", "tests/calibrate/test_te_host_facts.py", "tests/cli/test_calibrate.py"),
+    ("tests/test_house.py", "tests/test_imports.py", "tests/test_traits.py"),
+    ("tests/search/test_costing.py", "tests/search/test_entry_points.py"),
+    ("tests/cli/test_measure.py", "tests/measure/test_measure.py", "tests/measure/test_records.py"),
+)
+"""Files that use the same results, which one process works out once: fits, trees of all modules, toy searches,
+records of runs."""
 MEASUREMENTS = Path(__file__).parents[1] / "measurements"
 SLOW = Path(__file__).with_name("slow.txt")
 SLOW_S = 0.1
 """A test function is slow where it takes longer with any of its parameters, or one of its fixtures does. [s]"""
-MANY_BLOCKS = 3_000_000
-"""Of Python's memory, a few hundred megabytes. [-]"""
+MANY_BLOCKS = 8_000_000
+"""Of Python's memory, some 600 MB; looking for cycles costs a second. [-]"""
 _num_blocks = 0
 """How many there were after the last look for cycles. [-]"""
 _took_s: dict[str, float] = defaultdict(float)
@@ -45,8 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Take away the width that the workers of a session are told, which tables honour."""
+    """Take away the width that the workers of a session are told, which tables honour.
+
+    What is collected stays: the collector of cycles looks at none of it meanwhile.
+    """
     os.environ.pop("COLUMNS", None)
+    gc.disable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -59,6 +72,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if _function(item.nodeid) not in slow]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a file's tests to one process, and those of :data:`TOGETHER`: what they share is worked out once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class BySharedWork(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return next((files[0] for files in TOGETHER if file in files), file)
+
+    config.option.loadscopereorder = False
+    return BySharedWork(config, log)
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: the collector of cycles need not look at them again and again.
 
@@ -68,7 +95,8 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.unfreeze()
-    gc.set_threshold(20_000, 20, 1_000_000)
+    gc.set_threshold(100_000, 20, 1_000_000)
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -204,23 +204,27 @@ def _combine(b: TapeBuilder, saved: tuple[str, ...], alive: tuple[str, ...], row
     return b.add(Op("moe.unpermute", "memory_bound", work, reads, (done,), saved, back=back, routing="unpermute"))
 
 
-def _router(b: TapeBuilder, x: str, t: float, h: float, e: float, k: float) -> tuple[str, str]:
+def _router(
+    b: TapeBuilder, x: str, tokens: float, hidden: float, num_experts: float, top_k: float
+) -> tuple[str, str]:  # fmt: skip
     """Logits, softmax in fp32, the biased top-k, the chosen probabilities normalised."""
-    logits = b.tensor("logits", BF16 * t * e)
-    b.add(Op("router.gate", "gemm", Gemm(t, e, h), (x,), (logits,), (x,), weight="gate", weight_params=e * h,
-             weight_bytes=BF16 * e * h, accumulate_bytes_per_param=3 * BF16))  # fmt: skip
-    scores = b.tensor("scores", FP32 * t * e)
-    b.add(Op("router.softmax", "memory_bound", MemoryBound((BF16 + FP32) * t * e, "router_softmax"), (logits,),
-    (scores,),
-             (scores,), back=OpBackward((BF16 + 2 * FP32) * t * e, 1, like="router_softmax")))  # fmt: skip
-    chosen = b.tensor("chosen", INT64 * t * k, grad=False)
-    b.add(Op("router.topk", "memory_bound", MemoryBound(FP32 * t * e, "router_topk", t * e, e), (scores,), (chosen,),
-             scratch=FP32 * t * e, launches=2))  # fmt: skip
-    probs = b.tensor("probs", BF16 * t * k)
-    picked = b.tensor("router.picked", 2 * FP32 * t * k, grad=False)
-    b.add(Op("router.probs", "memory_bound", MemoryBound(32 * t * k), (scores, chosen), (probs, picked),
-    (chosen, picked),
-             launches=4, back=OpBackward(48 * t * k + 2 * FP32 * t * e, 8)))  # fmt: skip
+    num_scores, num_chosen = tokens * num_experts, tokens * top_k
+    logits = b.tensor("logits", BF16 * num_scores)
+    b.add(Op("router.gate", "gemm", Gemm(tokens, num_experts, hidden), (x,), (logits,), (x,), weight="gate",
+             weight_params=num_experts * hidden, weight_bytes=BF16 * num_experts * hidden,
+             accumulate_bytes_per_param=3 * BF16))  # fmt: skip
+    scores = b.tensor("scores", FP32 * num_scores)
+    b.add(Op("router.softmax", "memory_bound", MemoryBound((BF16 + FP32) * num_scores, "router_softmax"), (logits,),
+             (scores,), (scores,),
+             back=OpBackward((BF16 + 2 * FP32) * num_scores, 1, like="router_softmax")))  # fmt: skip
+    chosen = b.tensor("chosen", INT64 * num_chosen, grad=False)
+    topk = MemoryBound(FP32 * num_scores, "router_topk", num_scores, num_experts)
+    b.add(Op("router.topk", "memory_bound", topk, (scores,), (chosen,), scratch=FP32 * num_scores, launches=2))
+    probs = b.tensor("probs", BF16 * num_chosen)
+    picked = b.tensor("router.picked", 2 * FP32 * num_chosen, grad=False)
+    b.add(Op("router.probs", "memory_bound", MemoryBound(32 * num_chosen), (scores, chosen), (probs, picked),
+             (chosen, picked), launches=4,
+             back=OpBackward(48 * num_chosen + 2 * FP32 * num_scores, 8)))  # fmt: skip
     return probs, chosen
 
 
@@ -232,11 +236,14 @@ def _gather(name: str, x: str, out: str, index: tuple[str, str], nbytes: float) 
               back=back)  # fmt: skip
 
 
-def _dispatch(b: TapeBuilder, x: str, copies: float, rows: float, e: float, row: float, *, imbalance: float) -> str:
+def _dispatch(
+    b: TapeBuilder, x: str, copies: float, rows: float, num_experts: float, row: float, *, imbalance: float
+) -> str:
     """Counts travel, the host reads them, rows travel and are put in order of experts."""
-    all_counts = b.tensor("counts", INT64 * e, grad=False)
-    b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", INT64 * e), ("rows",), (all_counts,), stream="ep"))
-    b.add(Op("moe.sums", "memory_bound", MemoryBound(8 * INT64 * e), (all_counts,), launches=4))
+    all_counts = b.tensor("counts", INT64 * num_experts, grad=False)
+    counts = Collective("all_to_all", "ep", INT64 * num_experts)
+    b.add(Op("moe.counts", "ep", counts, ("rows",), (all_counts,), stream="ep"))
+    b.add(Op("moe.sums", "memory_bound", MemoryBound(8 * INT64 * num_experts), (all_counts,), launches=4))
     b.add(Op("moe.sync", "host", HostSync()))
     goes, comes = (b.tensor(name, INT64 * rows, grad=False) for name in ("goes", "comes"))
     b.add(Op("moe.blocks", "memory_bound", MemoryBound(10 * INT64 * rows), (all_counts,), (goes, comes),
@@ -248,7 +255,7 @@ def _dispatch(b: TapeBuilder, x: str, copies: float, rows: float, e: float, row:
     return b.add(_gather("moe.sort", got, ordered, ("comes", "goes"), rows * row))
 
 
-def _experts(b: TapeBuilder, x: str, rows: float, local: float, h: float, f: float) -> str:
+def _experts(b: TapeBuilder, x: str, rows: float, local: float, hidden: float, expert_hidden: float) -> str:
     """Two grouped products around SwiGLU, whose kernels are a SiLU and products."""
 
     def product(name: str, source: str, n: float, k: float) -> str:
@@ -259,12 +266,12 @@ def _experts(b: TapeBuilder, x: str, rows: float, local: float, h: float, f: flo
                accumulate_bytes_per_param=ACCUMULATE_BYTES)
         )  # fmt: skip
 
-    both = product("experts.fc1", x, 2 * f, h)
-    act, act_bytes = b.tensor("act", BF16 * rows * f), BF16 * rows * f
+    both = product("experts.fc1", x, 2 * expert_hidden, hidden)
+    act, act_bytes = b.tensor("act", BF16 * rows * expert_hidden), BF16 * rows * expert_hidden
     back = OpBackward(11 * act_bytes, 4, scratch=act_bytes, like="swiglu_halves_bwd")
     b.add(Op("experts.act", "memory_bound", MemoryBound(5 * act_bytes, "swiglu_halves_fwd"), (both,), (act,), (both,),
              launches=2, autograd_functions=1, back=back))  # fmt: skip
-    return product("experts.fc2", act, h, f)
+    return product("experts.fc2", act, hidden, expert_hidden)
 
 
 def _reserved(tapes: BlockTapes, shape: Shape) -> float:

@@ -101,8 +101,8 @@ def host_text(facts: dict[str, Any]) -> str:
 def _layer_pace() -> LayerPace | None:
     """A small layer of Transformer Engine on this host; None where it is not installed."""
     try:
-        from mofa.host_pace import EngineLayer
+        from mofa.host_pace import TransformerEngineLayer
 
-        return LayerPace(*EngineLayer().seconds())
+        return LayerPace(*TransformerEngineLayer().seconds())
     except ImportError:
         return None

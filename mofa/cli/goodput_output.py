@@ -12,7 +12,7 @@ from mofa.cli.output import Output
 
 if TYPE_CHECKING:
     from mofa.faults.calculator import GoodputCalculation
-    from mofa.faults.failures.events import LogReport
+    from mofa.faults.failures.events import LogStatistics
     from mofa.faults.level_calculator import LevelCalculation
     from mofa.plan.goodput_by_scale import GoodputReport
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class GoodputOutput(Output):
     """What the user asked to be shown and written."""
 
-    def show_calculation(self, calculation: GoodputCalculation, rate: LogReport | None) -> None:
+    def show_calculation(self, calculation: GoodputCalculation, rate: LogStatistics | None) -> None:
         """Write and print what the calculator found."""
         from mofa.report.goodput import print_calculation, print_rate
         from mofa.report.tables import make_console
@@ -33,7 +33,7 @@ class GoodputOutput(Output):
             print_rate(console, rate)
         print_calculation(console, calculation, quiet=self.quiet)
 
-    def show_levels(self, calculation: LevelCalculation, rate: LogReport | None) -> None:
+    def show_levels(self, calculation: LevelCalculation, rate: LogStatistics | None) -> None:
         """Write and print what the calculator found of several levels."""
         from mofa.report.goodput import print_levels, print_rate
         from mofa.report.tables import make_console
@@ -45,7 +45,7 @@ class GoodputOutput(Output):
             print_rate(console, rate)
         print_levels(console, calculation, quiet=self.quiet)
 
-    def show_rate(self, rate: LogReport) -> None:
+    def show_rate(self, rate: LogStatistics) -> None:
         """Write and print what a log says."""
         from mofa.report.goodput import print_rate
         from mofa.report.tables import make_console

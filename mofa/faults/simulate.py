@@ -192,7 +192,7 @@ def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> SimulatedRu
     )
 
 
-def _some(run: LongRun, n: int, rng: np.random.Generator) -> SimulatedRuns:
+def _some(run: LongRun, num_runs: int, rng: np.random.Generator) -> SimulatedRuns:
     pattern, levels = _Pattern(run), run.levels
     tau, total = pattern.interval, run.num_segments
     end = float(pattern.time_of(np.array([total]))[0]) - (total * tau - run.work_s)
@@ -200,16 +200,16 @@ def _some(run: LongRun, n: int, rng: np.random.Generator) -> SimulatedRuns:
     restart_of = np.array([kind.restart_s for kind in run.kinds])
     level_of = np.array([kind.level for kind in run.kinds])
     node_of = np.array([kind.takes_node for kind in run.kinds])
-    seconds = {name: np.zeros(n) for name in PARTS}
-    failures = np.zeros(n, dtype=np.int64)
-    times = FailureTimes(run.clock, n, rng)
-    repairs = _Repairs(run, n, rng)
+    seconds = {name: np.zeros(num_runs) for name in PARTS}
+    failures = np.zeros(num_runs, dtype=np.int64)
+    times = FailureTimes(run.clock, num_runs, rng)
+    repairs = _Repairs(run, num_runs, rng)
     # from here on of the runs that go on, in the order of their numbers
-    running = np.arange(n)
-    spent = {name: np.zeros(n) for name in ("restart", "checkpoint", "lost", "waiting")}
-    done = np.zeros(n, dtype=np.int64)  # segments that the run resumes from
-    floors = np.zeros((len(levels), n), dtype=np.int64)  # the last checkpoint of each level or a safer one
-    restart = np.zeros(n)
+    running = np.arange(num_runs)
+    spent = {name: np.zeros(num_runs) for name in ("restart", "checkpoint", "lost", "waiting")}
+    done = np.zeros(num_runs, dtype=np.int64)  # segments that the run resumes from
+    floors = np.zeros((len(levels), num_runs), dtype=np.int64)  # the last checkpoint of each level or a safer one
+    restart = np.zeros(num_runs)
     for num_failures in range(MAX_FAILURES):
         gap = times.next_gap(running) if run.clock.strikes_restarts else times.next_gap(running) + restart
         begun = pattern.time_of(done)
@@ -258,9 +258,9 @@ def _some(run: LongRun, n: int, rng: np.random.Generator) -> SimulatedRuns:
 class _Repairs:
     """When the nodes of each run come back; a job with S spares has at most S + 1 away."""
 
-    def __init__(self, run: LongRun, n: int, rng: np.random.Generator) -> None:
+    def __init__(self, run: LongRun, num_runs: int, rng: np.random.Generator) -> None:
         self.mean_s, self.rng = run.repair_s, rng
-        self.back = np.full((n, (run.num_spares or 0) + 1), -np.inf)
+        self.back = np.full((num_runs, (run.num_spares or 0) + 1), -np.inf)
 
     def wait_s(self, runs: IntN, now: FloatN, node: NDArray[np.bool_]) -> FloatN:
         """Send the failed nodes to repair; how long each run waits until it has its nodes again. [s]"""

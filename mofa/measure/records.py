@@ -61,7 +61,7 @@ class RankMemory(Spec):
     host_backs_s: list[float] = Field(default=[])
     """One small op's way back on autograd's own thread, at the same times."""
     layer_issues_s: list[float] = Field(default=[])
-    """Forward of one small layer of Transformer Engine at the same times (:class:`mofa.host_pace.EngineLayer`)."""
+    """Forward of a small :class:`mofa.host_pace.TransformerEngineLayer` at the same times."""
     layer_backs_s: list[float] = Field(default=[])
     """Its way back, on autograd's own thread."""
     cpu_ops_at_issues_s: list[float] = Field(default=[])

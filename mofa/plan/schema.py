@@ -7,7 +7,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from mofa.faults.calculator import GoodputCalculation
-from mofa.faults.failures.events import LogReport
+from mofa.faults.failures.events import LogStatistics
 from mofa.faults.level_calculator import LevelCalculation
 from mofa.plan.goodput_by_scale import GoodputReport
 from mofa.plan.result import SCHEMA_VERSION, Estimate, PlanReport
@@ -22,7 +22,7 @@ def json_schema() -> dict[str, Any]:
     >>> sorted(json_schema()["$defs"])[:3]
     ['Band', 'CheckpointLevel', 'Circumstances']
     """
-    printed = (PlanReport, Estimate, GoodputReport, GoodputCalculation, LevelCalculation, LogReport)
+    printed = (PlanReport, Estimate, GoodputReport, GoodputCalculation, LevelCalculation, LogStatistics)
     _, schema = models_json_schema([(model, "serialization") for model in printed])
     for described in schema["$defs"].values():
         if "description" in described:  # without the docstring's sections: fields have their own descriptions
@@ -32,7 +32,7 @@ def json_schema() -> dict[str, Any]:
         "title": "mofa",
         "description": "mofa plan --json: a PlanReport; mofa estimate --json: an Estimate, of several runs a list; "
         "mofa goodput --json: a GoodputReport, without a workload a GoodputCalculation, of levels of checkpoints a "
-        "LevelCalculation, of a log alone a LogReport.",
+        "LevelCalculation, of a log alone a LogStatistics.",
         "schema_version": SCHEMA_VERSION,
         "anyOf": [
             *({"$ref": f"#/$defs/{model.__name__}"} for model in printed),

@@ -83,17 +83,17 @@ class Replayer:
         ends, emptiest = describers_of_extreme_ranks(self.estimator)
         return ends, (emptiest,) if uneven else ()
 
-    def rank_memory(self, r: int) -> ReplayedRankMemory:
+    def rank_memory(self, pipeline_rank: int) -> ReplayedRankMemory:
         """The memory of a pipeline rank; of its ranks the one that reserves most."""
-        if r not in self._played:
-            self._played[r] = self._fullest_of_stage(r)
-        return self._played[r]
+        if pipeline_rank not in self._played:
+            self._played[pipeline_rank] = self._fullest_of_stage(pipeline_rank)
+        return self._played[pipeline_rank]
 
-    def _fullest_of_stage(self, r: int, limit: float = math.inf) -> ReplayedRankMemory:
+    def _fullest_of_stage(self, pipeline_rank: int, limit: float = math.inf) -> ReplayedRankMemory:
         """As :meth:`rank`; raises :class:`LimitPassed` as soon as one of the ranks reserves more than a limit. [B]"""
-        capacity_bytes = self.allocator_capacity_bytes(r)
+        capacity_bytes = self.allocator_capacity_bytes(pipeline_rank)
         expandable = self.estimator.framework.allocator == "expandable"
-        ends, emptiest = (tuple(make(r) for make in makers) for makers in self._makers)
+        ends, emptiest = (tuple(make(pipeline_rank) for make in makers) for makers in self._makers)
         known = self._recordings
         fullest = may_be_fullest(ends, capacity_bytes=int(capacity_bytes), expandable=expandable, recordings=known)
         ranks = *fullest, *emptiest
@@ -107,8 +107,8 @@ class Replayer:
                 limit=limit,
             )
 
-        def reserves(n: int) -> tuple[int, int]:
-            return every[n].peak_reserved, every[n].allocated
+        def reserves(index: int) -> tuple[int, int]:
+            return every[index].peak_reserved, every[index].allocated
 
         # steps with other tokens are played of the one that reserves most without them
         tried = [playing(rank) for rank in ranks]
@@ -121,43 +121,45 @@ class Replayer:
         if emptiest:
             few = len(fullest)
             other = max((n for n in range(len(every)) if n != few), key=reserves) if most == few else few
-            self._others[r] = most == few, tried[other].rank, every[other]
+            self._others[pipeline_rank] = most == few, tried[other].rank, every[other]
         return every[most] if tried[most].rank.routing_drift is None else tried[most].play_drawn_steps()
 
-    def extreme_ranks(self, r: int) -> tuple[PeaksAtRoutingLoad, PeaksAtRoutingLoad] | None:
+    def extreme_ranks(self, pipeline_rank: int) -> tuple[PeaksAtRoutingLoad, PeaksAtRoutingLoad] | None:
         """What the ranks of a pipeline rank with the fewest and with the most tokens hold; None where all have as many.
 
         Where each layer's tokens are known both are played of those, else of the quantiles of a distribution.
         """
-        if r not in self._ends:
-            self._ends[r] = self._by_layer(r) if self._makers[1] else self._by_quantile(r)
-        return self._ends[r]
+        if pipeline_rank not in self._ends:
+            self._ends[pipeline_rank] = (
+                self._by_layer(pipeline_rank) if self._makers[1] else self._by_quantile(pipeline_rank)
+            )
+        return self._ends[pipeline_rank]
 
-    def tokens_over_mean_by_rank(self, r: int) -> tuple[float, ...]:
+    def tokens_over_mean_by_rank(self, pipeline_rank: int) -> tuple[float, ...]:
         """As :func:`mofa.replay.rank.from_estimator.tokens_over_mean_by_rank`, of a pipeline rank."""
-        return tokens_over_mean_by_rank(self.estimator, r)
+        return tokens_over_mean_by_rank(self.estimator, pipeline_rank)
 
-    def _by_layer(self, r: int) -> tuple[PeaksAtRoutingLoad, PeaksAtRoutingLoad] | None:
-        tokens = self.tokens_over_mean_by_rank(r)
+    def _by_layer(self, pipeline_rank: int) -> tuple[PeaksAtRoutingLoad, PeaksAtRoutingLoad] | None:
+        tokens = self.tokens_over_mean_by_rank(pipeline_rank)
         if not tokens or max(tokens) == min(tokens):
             return None
-        own = self.rank_memory(r)
-        own_is_emptiest, rank, other = self._others[r]
+        own = self.rank_memory(pipeline_rank)
+        own_is_emptiest, rank, other = self._others[pipeline_rank]
         if rank.routing_drift is not None:  # of what was compared, later steps were played of one alone
-            other = self._play(rank, r)
+            other = self._play(rank, pipeline_rank)
         few, many = (own, other) if own_is_emptiest else (other, own)
         return (
             PeaksAtRoutingLoad(min(tokens), float(few.allocated), float(few.peak_reserved)),
             PeaksAtRoutingLoad(max(tokens), float(many.allocated), float(many.peak_reserved)),
         )
 
-    def _by_quantile(self, r: int) -> tuple[PeaksAtRoutingLoad, PeaksAtRoutingLoad] | None:
+    def _by_quantile(self, pipeline_rank: int) -> tuple[PeaksAtRoutingLoad, PeaksAtRoutingLoad] | None:
         estimator, ep = self.estimator, int(self.estimator.table.ep[0])
-        least = estimator.loads.at_emptiest(ep) if int(estimator.table.balancing[0]) == 0 else None
+        least = estimator.loads.with_memory_of_emptiest_rank(ep) if int(estimator.table.balancing[0]) == 0 else None
         if least is None:
             return None
         emptier = Estimator(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
-        few, many = self._play(rank_describer(emptier)(r), r), self.rank_memory(r)
+        few, many = self._play(rank_describer(emptier)(pipeline_rank), pipeline_rank), self.rank_memory(pipeline_rank)
         if few.allocated == many.allocated and few.peak_reserved == many.peak_reserved:  # no experts here
             return None
         return (
@@ -167,16 +169,20 @@ class Replayer:
             ),
         )
 
-    def _play(self, rank: Rank, r: int) -> ReplayedRankMemory:
+    def _play(self, rank: Rank, pipeline_rank: int) -> ReplayedRankMemory:
         return play_memory(
             rank,
-            capacity_bytes=int(self.allocator_capacity_bytes(r)),
+            capacity_bytes=int(self.allocator_capacity_bytes(pipeline_rank)),
             expandable=self.estimator.framework.allocator == "expandable",
         )
 
-    def allocator_capacity_bytes(self, r: int) -> float:
+    def allocator_capacity_bytes(self, pipeline_rank: int) -> float:
         """What the capacity leaves the allocator of a pipeline rank, beside context and communicators. [B]"""
-        return self.estimator.cluster.gpu.capacity_bytes.value - self.context_bytes - self.communicator_bytes[r]
+        return (
+            self.estimator.cluster.gpu.capacity_bytes.value
+            - self.context_bytes
+            - self.communicator_bytes[pipeline_rank]
+        )
 
     def _may_not_fit(self, reserved: int, capacity_bytes: float) -> bool:
         """Whether what was played so far fits, but with the margin of a plan would not if it were the emptier end."""
@@ -187,16 +193,16 @@ class Replayer:
             <= capacity_bytes
         )
 
-    def device_bytes(self, r: int, limit: float = math.inf) -> float:
+    def device_bytes(self, pipeline_rank: int, limit: float = math.inf) -> float:
         """Reserved memory, context and communicators of a pipeline rank; what it takes so far, as soon as that is above
         a ``limit``, where it is not played on. [B]"""
-        outside = self.context_bytes + self.communicator_bytes[r]
-        if r not in self._played:
+        outside = self.context_bytes + self.communicator_bytes[pipeline_rank]
+        if pipeline_rank not in self._played:
             try:
-                self._played[r] = self._fullest_of_stage(r, limit - outside)
+                self._played[pipeline_rank] = self._fullest_of_stage(pipeline_rank, limit - outside)
             except LimitPassed as passed:
                 return passed.reserved + outside
-        return self._played[r].peak_reserved + outside
+        return self._played[pipeline_rank].peak_reserved + outside
 
     @cached_property
     def time(self) -> ReplayedTime:
@@ -240,9 +246,9 @@ class Replayer:
                     break
         return most
 
-    def _is_off(self, r: int) -> float:
+    def _is_off(self, pipeline_rank: int) -> float:
         """By how much the closed form of a pipeline rank may be too low, as a share. [-]"""
-        spec = self.estimator.rank_specs[r]
+        spec = self.estimator.rank_specs[pipeline_rank]
         if not spec.place.has_end:
             return STAGES_ARE_OFF
         if spec.gradients.reduces_by_chunk:
@@ -250,9 +256,13 @@ class Replayer:
         is_moe = self.estimator.workload.model.moe is not None
         return ENDS_ARE_OFF if spec.gradients.keeps_params_gathered and is_moe else STAGES_ARE_OFF
 
-    def _layers(self, r: int) -> object:
+    def _layers(self, pipeline_rank: int) -> object:
         """Equal for pipeline ranks that hold the same; an end is like no other, nor is any where layers get tokens of
         their own."""
-        spec = self.estimator.rank_specs[r]
+        spec = self.estimator.rank_specs[pipeline_rank]
         alone = spec.place.has_end or rows_over_mean_by_layer(self.estimator) is not None
-        return r if alone else tuple(tuple((block.role, block.kind) for block in chunk.blocks) for chunk in spec.chunks)
+        return (
+            pipeline_rank
+            if alone
+            else tuple(tuple((block.role, block.kind) for block in chunk.blocks) for chunk in spec.chunks)
+        )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.faults.calculator import GoodputCalculation, MonteCarlo
-    from mofa.faults.failures.events import LogReport
+    from mofa.faults.failures.events import LogStatistics
     from mofa.faults.level_calculator import LevelCalculation
     from mofa.plan.goodput_by_scale import GoodputReport
 
@@ -81,7 +81,7 @@ def print_levels(console: Console, calculation: LevelCalculation, *, quiet: bool
         print_ledger(console, calculation.ledger, "Where the wall clock goes")
 
 
-def print_rate(console: Console, rate: LogReport) -> None:
+def print_rate(console: Console, rate: LogStatistics) -> None:
     """Print a failure rate with its interval, the kinds of failures and how they cluster."""
     per = 1000.0
     low, high = rate.low_per_node_day * per, rate.high_per_node_day * per

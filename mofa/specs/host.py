@@ -63,7 +63,7 @@ class ModuleCall(Spec):
 
 
 class LayerPace(NamedTuple):
-    """What a small layer of Transformer Engine takes a host (:class:`mofa.host_pace.EngineLayer`), each way."""
+    """What a small :class:`mofa.host_pace.TransformerEngineLayer` takes a host, each way."""
 
     issue_s: float
     """Forward. [s]"""

@@ -28,7 +28,7 @@ class DenseFfnSpec(Spec):
 
     @property
     def title(self) -> str:
-        """It in words."""
+        """What reports call this feed-forward layer: ``mlp``, with its width where that is its own."""
         return "mlp" if self.ffn_hidden is None else f"mlp of {self.ffn_hidden:,}"
 
 
@@ -43,7 +43,7 @@ class ExpertsFfnSpec(Spec):
 
     @property
     def title(self) -> str:
-        """It in words."""
+        """What reports call this feed-forward layer: ``moe``, or ``hashed moe``."""
         return "hashed moe" if self.hashed else "moe"
 
 

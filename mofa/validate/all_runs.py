@@ -21,7 +21,13 @@ from mofa.validate.reference import Reference, UnscoredReference, measured_refer
 from mofa.validate.run_processes import RunProcesses
 from mofa.validate.scale_series import scale_series
 from mofa.validate.score import group_score, score_references
-from mofa.validate.validation_report import GroupScore, LayerComparison, RunScore, ValidationReport, compared
+from mofa.validate.validation_report import (
+    GroupScore,
+    LayerComparison,
+    RunScore,
+    ValidationReport,
+    compare_with_measured,
+)
 
 Group = Literal["measured", "measured-drawn", "measured-switches", "published"]
 NEWEST_GPUS = ("h100", "h200")
@@ -127,7 +133,7 @@ def compare_layers(folder: Path | None) -> tuple[LayerComparison, ...]:
     chunked = []
     wanted = ("step", "peak_bytes", "reserved_bytes")
     for item in score_layers(layer_folders(folder), hosts=host_op_s_by_machine(folder), quantities=wanted):
-        of = {quantity: compared(*pair) for quantity, pair in item.values.items()}
+        of = {quantity: compare_with_measured(*pair) for quantity, pair in item.values.items()}
         step = of["step"]
         assert step is not None
         chunked.append(

@@ -17,7 +17,15 @@ from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.validate.reference import Reference, UnscoredReference
 from mofa.validate.run_processes import RunProcesses
-from mofa.validate.validation_report import Compared, Errors, GroupScore, NotScored, RepeatScore, RunScore, compared
+from mofa.validate.validation_report import (
+    Compared,
+    Errors,
+    GroupScore,
+    NotScored,
+    RepeatScore,
+    RunScore,
+    compare_with_measured,
+)
 
 WEAK: tuple[Provenance, ...] = ("assumed", "extrapolated")
 """What a prediction had better not rest on."""
@@ -63,7 +71,7 @@ def _scored(
     stages = [stage for stage in plan.memory.by_stage if stage.costed_by == plan.costed_by]
     repeats = _repeats(reference, plan, played_out)
     step = median_of_repeats([r.step_time for r in repeats if r.step_time is not None])
-    step = step or compared(outcome.step_s, plan.step_s)
+    step = step or compare_with_measured(outcome.step_s, plan.step_s)
     return RunScore(
         id=reference.id,
         group=reference.group,
@@ -73,9 +81,9 @@ def _scored(
         framework=" ".join([framework.name, *(["compile"] if framework.compile else []), *_fp8(workload)]),
         strategy=_strategy_text(plan),
         step_time=step,
-        peak_allocated=compared(outcome.allocated_bytes, max(stage.allocated_bytes for stage in stages)),
-        peak_reserved=compared(outcome.reserved_bytes, max(stage.reserved_bytes for stage in stages)),
-        peak_device=compared(outcome.device_bytes, plan.memory.device_bytes),
+        peak_allocated=compare_with_measured(outcome.allocated_bytes, max(stage.allocated_bytes for stage in stages)),
+        peak_reserved=compare_with_measured(outcome.reserved_bytes, max(stage.reserved_bytes for stage in stages)),
+        peak_device=compare_with_measured(outcome.device_bytes, plan.memory.device_bytes),
         ranks_allocated_errors=_ranks(reference, plan),
         predicted_step_s=step.predicted if step else plan.step_s,
         predicted_device_bytes=plan.memory.device_bytes,
@@ -106,14 +114,15 @@ def median_of_repeats(repeats: Sequence[Compared]) -> Compared | None:
 
     Examples
     --------
-    >>> one = median_of_repeats([compared(1.0, 1.1), compared(2.0, 2.0), compared(4.0, 3.0)])
+    >>> pairs = (1.0, 1.1), (2.0, 2.0), (4.0, 3.0)
+    >>> one = median_of_repeats([compare_with_measured(*pair) for pair in pairs])
     >>> one.measured, one.predicted, one.error
     (2.0, 2.0, 0.0)
     """
     if not repeats:
         return None
     measured = median(repeat.measured for repeat in repeats)
-    return compared(measured, measured * (1 + median(repeat.error for repeat in repeats)))
+    return compare_with_measured(measured, measured * (1 + median(repeat.error for repeat in repeats)))
 
 
 def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatScore, ...]:
@@ -127,7 +136,7 @@ def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatS
             if other.configuration not in steps:
                 workload, cluster, framework, strategy = other.resolve()
                 steps[other.configuration] = step_s(workload, cluster, strategy, framework=framework, replay=played_out)
-            step = compared(repeat.step_s, steps[other.configuration])
+            step = compare_with_measured(repeat.step_s, steps[other.configuration])
         out.append(RepeatScore(id=repeat.id, host_op_s=repeat.host_op_s, step_time=step, notes=repeat.notes))
     return tuple(out)
 

@@ -259,12 +259,12 @@ QUANTITIES = (
 )
 
 
-def compared(measured: float | None, predicted: float) -> Compared | None:
+def compare_with_measured(measured: float | None, predicted: float) -> Compared | None:
     """A prediction beside its measurement; None without one.
 
     Examples
     --------
-    >>> round(compared(2.0, 2.1).error, 6)
+    >>> round(compare_with_measured(2.0, 2.1).error, 6)
     0.05
     """
     if measured is None:

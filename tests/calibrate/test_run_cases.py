@@ -14,6 +14,12 @@ from mofa.calibrate.run_cases import measure_cases, prepare
 from mofa.errors import SpecError
 
 
+@pytest.fixture(autouse=True)
+def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What NumPy times is of two megabytes at most: these tests ask how cases are kept, not how long they take."""
+    monkeypatch.setattr("mofa.calibrate.bench.numpy_bench.MAX_ELEMENTS", 2**19)
+
+
 def test_run_writes_rows_and_environment(tmp_path: Path) -> None:
     seen: list[tuple[int, int, str]] = []
     counts = measure_cases(

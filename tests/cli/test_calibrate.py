@@ -24,6 +24,12 @@ CPU_RUN = ["calibrate", "run", "--quick", "--device", "cpu", "--families", "gemm
 pytestmark = pytest.mark.usefixtures("committed_folders_fitted_once")
 
 
+@pytest.fixture(autouse=True)
+def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What NumPy times is of two megabytes at most: these tests ask how cases are kept, not how long they take."""
+    monkeypatch.setattr("mofa.calibrate.bench.numpy_bench.MAX_ELEMENTS", 2**19)
+
+
 @pytest.fixture(scope="module")
 def cpu_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ``--device cpu`` measures."""

@@ -82,7 +82,7 @@ def _resolved(path: Path) -> None:
 
 
 def _events(path: Path) -> None:
-    read_log(path).report(100, None)
+    read_log(path).statistics(100, None)
 
 
 NCCL = {

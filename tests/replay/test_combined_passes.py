@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mofa.replay.memory.rank_memory import play_memory
+from mofa.replay.memory import skipped_rounds, steady_state
+from mofa.replay.memory.rank_memory import ReplayedRankMemory, play_memory
 from mofa.replay.rank.from_estimator import describe_ranks
 from mofa.replay.time.step import replay_time
 from tests.replay.test_odd_jobs import Job, strategy_estimator
@@ -47,14 +48,23 @@ def test_memory_agrees_and_is_no_less_than_without(job: Job, framework: dict[str
 
 
 @pytest.mark.parametrize("strategy", ["pp=2 vpp=4 ep=16 micro_batch=1", "pp=1 ep=16 micro_batch=1"])
-def test_skipped_rounds_end_behind_a_pair(strategy: str) -> None:
-    """A round that ended between a backward and its forward would leave that backward unplayed for good."""
+def test_skipped_rounds_end_behind_a_pair(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that ended between a backward and its forward would leave that backward unplayed for good.
 
-    def allocated(batch: int) -> float:
+    Rounds are skipped after fewer forwards here, so that fewer need be played.
+    """
+    monkeypatch.setattr(skipped_rounds, "LEAST_STEADY_FORWARDS", 12)
+    monkeypatch.setattr(skipped_rounds, "STEADY_FORWARDS", 40)
+    monkeypatch.setattr(steady_state, "STEADY_FORWARDS_WITH_RETENTION", 40)
+    monkeypatch.setattr(steady_state, "STEADY_FORWARDS_OF_LATER_STEP", 40)
+
+    def played(batch: int) -> ReplayedRankMemory:
         estimator = strategy_estimator(("qwen3-30b-a3b", "h100-hgx", 32, batch, 4096), PLAIN, strategy)
-        return play_memory(describe_ranks(estimator)[0], expandable=False).allocated
+        return play_memory(describe_ranks(estimator)[0], expandable=False)
 
-    assert allocated(2048) == pytest.approx(allocated(512), rel=1e-3)
+    few, many = played(256), played(1024)
+    assert many.allocated == pytest.approx(few.allocated, rel=1e-3)
+    assert many.journal.skipped_rounds
 
 
 def test_all_pairs_are_played() -> None:

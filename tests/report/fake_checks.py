@@ -11,7 +11,7 @@ from mofa.units import GIB
 from mofa.validate.attribute import Attribution, Family, FamilySeconds
 from mofa.validate.coverage import Coverage
 from mofa.validate.score import group_score
-from mofa.validate.validation_report import RepeatScore, RunScore, ValidationReport, compared
+from mofa.validate.validation_report import RepeatScore, RunScore, ValidationReport, compare_with_measured
 
 LONG_NAME = "te2-cp2-allgather-llama8b-5l-16k-traced-warm"
 """As long as names of configurations get."""
@@ -101,7 +101,7 @@ def make_layers() -> list[LayerScore]:
 def make_validation() -> ValidationReport:
     """Runs of two groups with every verdict, repeats, and bands."""
     strategy = "tp=2 sp=true pp=4 ep=8 etp=1 dp=8 micro_batch=1 zero=1 recompute=selective:layernorm+moe_act"
-    step_s, peak = compared(12.345, 11.987), compared(110.62 * GIB, 112.34 * GIB)
+    step_s, peak = compare_with_measured(12.345, 11.987), compare_with_measured(110.62 * GIB, 112.34 * GIB)
     repeat = RepeatScore(
         id=f"{LONG_NAME}-again", host_op_s=9.43e-6, step_time=step_s, notes=("12 of 20 steps count", "host of others")
     )

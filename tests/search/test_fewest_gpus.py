@@ -88,19 +88,19 @@ def test_part_of_a_node_may_do(memory_gib: float) -> None:
 def test_a_search_on_that_many_finds_a_plan(memory_gib: float, batch: int) -> None:
     """Nothing fits on a node; the number that the report names does, and the whole space on one node fewer does not."""
     job = job_of(DENSE, "megatron", memory_gib, batch)
-    report = find_plans(job.workload, job.cluster, framework=job.framework).report
+    report = find_plans(job.workload, job.cluster, framework=job.framework, banded=False).report
     assert not report.plans
     assert report.min_gpus is not None and report.min_gpus > 8 and report.min_gpus % 8 == 0
     enough = cluster(report.min_gpus, memory_gib=memory_gib)
-    assert find_plans(job.workload, enough, framework=job.framework, top=1).report.plans
+    assert find_plans(job.workload, enough, framework=job.framework, top=1, banded=False).report.plans
     fewer = cluster(report.min_gpus - 8, memory_gib=memory_gib)
-    assert not find_plans(job.workload, fewer, framework=job.framework, top=1).report.plans
+    assert not find_plans(job.workload, fewer, framework=job.framework, top=1, banded=False).report.plans
 
 
 def test_none_would_do() -> None:
     """Less memory than the context and the communicators take."""
     job = job_of(DENSE, "megatron", 0.6, 96)
-    report = find_plans(job.workload, job.cluster, framework=job.framework).report
+    report = find_plans(job.workload, job.cluster, framework=job.framework, banded=False).report
     assert report.min_gpus is None and not report.plans
     assert f"{MOST_GPUS:,}" in (report.min_gpus_note or "")
 
@@ -120,6 +120,6 @@ def test_what_only_the_closed_form_fits_is_not_enough(monkeypatch: pytest.Monkey
 
 def test_what_no_number_of_gpus_cures_is_said() -> None:
     job, machines = mofa.load_workload("deepseek-v3"), cluster(64)
-    report = find_plans(job, machines, framework=framework("torchtitan"), replay=False).report
+    report = find_plans(job, machines, framework=framework("torchtitan"), replay=False, banded=False).report
     assert report.min_gpus is None
     assert "set workload.model.num_mtp_layers=0" in str(report.min_gpus_note)

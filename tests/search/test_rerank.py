@@ -148,8 +148,8 @@ def test_more_layers_are_recomputed_where_the_closed_form_is_too_hopeful() -> No
     capacity_bytes = (played.capacity_bytes - played.margin_bytes) / machines.gpu.memory_bytes.value
     between = (said.peak_bytes + played.peak_bytes) / 2 / capacity_bytes
     machines = load_cluster("h100-hgx", 3, overrides={"gpu.memory_bytes": f"{between:.0f} B"})
-    closed = find_plans(job, machines, fix=fix, replay=False)
-    search = find_plans(job, machines, fix=fix)
+    closed = find_plans(job, machines, fix=fix, replay=False, banded=False)
+    search = find_plans(job, machines, fix=fix, banded=False)
     before, report = closed.report, search.report
     best, hopeful = report.plans[0], before.plans[0]
     n, fewest = (int(p.strategy.recompute.removeprefix("full:")) for p in (best, hopeful))
@@ -193,13 +193,15 @@ def test_a_search_replays_its_best() -> None:
     assert all(stage.costed_by == "replay" and stage.curve is not None for stage in best.memory.by_stage)
     fullest = max(other.memory.by_stage, key=lambda stage: stage.device_bytes)
     assert fullest.costed_by == "replay" and fullest.curve is None
-    closed = find_plans(job, cluster(8), framework=framework("megatron"), top=3, maximum=SMALL, replay=False)
+    closed = find_plans(
+        job, cluster(8), framework=framework("megatron"), top=3, maximum=SMALL, replay=False, banded=False
+    )
     assert [p.costed_by for p in closed.report.plans] == ["closed_form"] * 3
 
 
 def test_more_plans_than_are_replayed() -> None:
     job = workload(DENSE, seq_len=4096, global_batch=32)
-    found = find_plans(job, cluster(8), framework=framework("megatron"), top=REPLAYED + 5, maximum=SMALL)
+    found = find_plans(job, cluster(8), framework=framework("megatron"), top=REPLAYED + 5, maximum=SMALL, banded=False)
     by = [p.costed_by for p in found.report.plans]
     assert by == ["replay"] * REPLAYED + ["closed_form"] * 5
 
@@ -209,8 +211,8 @@ def test_a_plan_that_only_its_replay_finds_too_big_is_rejected(monkeypatch: pyte
     monkeypatch.setattr("mofa.replay.replayer.outside_allocator_bytes", lambda estimator: (float(2**37), (0.0,)))
     job = workload(DENSE, seq_len=4096, global_batch=32)
     fixed = {"tp": 1, "pp": 1, "cp": 1, "micro_batch": 1}
-    closed = find_plans(job, cluster(8), framework=framework("megatron"), fix=fixed, replay=False).report
-    report = find_plans(job, cluster(8), framework=framework("megatron"), fix=fixed).report
+    closed = find_plans(job, cluster(8), framework=framework("megatron"), fix=fixed, replay=False, banded=False).report
+    report = find_plans(job, cluster(8), framework=framework("megatron"), fix=fixed, banded=False).report
     assert not report.plans and closed.plans
     assert report.rejected["memory"] == closed.rejected.get("memory", 0) + closed.feasible
     assert report.nearest_miss["memory"].short_by > 2**35

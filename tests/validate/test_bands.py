@@ -28,7 +28,7 @@ from mofa.validate.bands import (
     step_residual_of,
 )
 from mofa.validate.coverage import COVERED, FEWEST_RUNS, HELD, chance_interval
-from mofa.validate.validation_report import RunScore, ValidationReport, compared
+from mofa.validate.validation_report import RunScore, ValidationReport, compare_with_measured
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = read_residuals((ROOT / "hardware_profiles" / STEPS_FILE).read_text())
@@ -239,7 +239,8 @@ def scored(run_id: str, measured: float, *, low_s: float = 0.9, high_s: float = 
     )  # fmt: skip
     return RunScore(
         id=run_id, group=in_group, model="m", gpu="h100-sxm", num_gpus=8, framework="torchtitan compile",
-        strategy="tp8", step_time=compared(measured, 1.0), predicted_step_s=1.0, predicted_device_bytes=1e9, fits=True,
+        strategy="tp8", step_time=compare_with_measured(measured, 1.0), predicted_step_s=1.0,
+        predicted_device_bytes=1e9, fits=True,
         out_of_memory=False, provenance={"measured": 1.0}, weak_fraction=0.0, exposed={"gemm": 1.0}, played_out=True,
         source="by hand", split=split, band=band,
     )  # fmt: skip

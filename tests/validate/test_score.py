@@ -17,7 +17,7 @@ from mofa.validate.published import published_references
 from mofa.validate.reference import measured_references, why_no_time
 from mofa.validate.run_processes import BATCH, RunProcesses
 from mofa.validate.score import group_score, score_references, score_run
-from mofa.validate.validation_report import RunScore, compared
+from mofa.validate.validation_report import RunScore, compare_with_measured
 from tests.committed import MEASURED, measured_records
 
 
@@ -30,7 +30,7 @@ def scored(run_id: str = "a", *, group: str = "g", model: str = "m", step: tuple
            fits: bool = True, oom: bool = False, ranks: tuple[float, ...] = ()) -> RunScore:  # fmt: skip
     return RunScore(
         id=run_id, group=group, model=model, gpu="h100-sxm", num_gpus=8, framework="megatron", strategy="tp8",
-        step_time=compared(*step) if step else None, ranks_allocated_errors=ranks, predicted_step_s=1.0,
+        step_time=compare_with_measured(*step) if step else None, ranks_allocated_errors=ranks, predicted_step_s=1.0,
         predicted_device_bytes=1e9, fits=fits, out_of_memory=oom, provenance={"measured": 0.75, "assumed": 0.25},
         weak_fraction=0.25, exposed={"gemm": 1.0}, played_out=True, source="by hand",
     )  # fmt: skip

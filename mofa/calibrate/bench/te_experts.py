@@ -71,7 +71,7 @@ def time_new_row_counts(
     random.Random(experts).shuffle(row_counts)
     tokens = 1024 + multiple * len(row_counts)
     source = random_leaf(experts * tokens, width)
-    beside, names = host_pace.EngineLayer(), ("grouped_new_rows", "grouped_seen_rows")
+    beside, names = host_pace.TransformerEngineLayer(), ("grouped_new_rows", "grouped_seen_rows")
     times: dict[str, tuple[list[float], list[float], list[bool]]] = {name: ([], [], []) for name in names}
     for turn in range(num_rounds):
         moved = row_counts[turn * each : (turn + 1) * each]

@@ -91,7 +91,7 @@ def run_all_cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], Non
 
 def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> HostPace:
     """Low quartiles of the beginning on quiet cores."""
-    layer = host_pace.EngineLayer()
+    layer = host_pace.TransformerEngineLayer()
     read = []
     for _ in range(readings):
         cores.settle()

@@ -249,7 +249,7 @@ def time_model(
     torch.autograd.Variable._execution_engine = marks
     times_by_part: dict[str, list[float]] = defaultdict(list)
     called: dict[str, list[float]] = defaultdict(list)
-    layer = host_pace.EngineLayer()
+    layer = host_pace.TransformerEngineLayer()
     quiet: list[bool] = []
     steps: list[tuple[dict[str, float], dict[str, list[float]]]] = []
     try:

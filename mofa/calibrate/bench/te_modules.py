@@ -183,7 +183,7 @@ def time_contexts(recorder: Recorder, recipe: str) -> None:
 
 
 def _calls(recorder: Recorder, op: str, call: Callable[[], Any], sizes: dict[str, Any], dtype: str = "bf16") -> None:
-    beside, times, quiet = host_pace.EngineLayer(), [], []
+    beside, times, quiet = host_pace.TransformerEngineLayer(), [], []
     for _ in range(14):
         settled = recorder.cores.settle()
         scale, _ = recorder.pace.layer_time_ratios(beside.seconds(5))

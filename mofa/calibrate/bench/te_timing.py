@@ -137,7 +137,7 @@ class Recorder:
 
 def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
     """Rows of a chain: forward with its graph kept, backward, at the host's pace at the beginning."""
-    layer = host_pace.EngineLayer()
+    layer = host_pace.TransformerEngineLayer()
     forward, backward, quiet = [], [], []
     num = len(chain.steps) * chain.per
     for _ in range(ROUNDS):

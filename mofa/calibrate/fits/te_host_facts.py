@@ -99,7 +99,7 @@ def _chosen(chain: str) -> dict[str, int]:
 
 
 def relative_module_times(times: RelativeTimes) -> dict[str, RelativeSeconds]:
-    """What every module takes that was timed, in layers of :class:`mofa.host_pace.EngineLayer`, each way. [-]
+    """What every timed module takes, in layers of :class:`mofa.host_pace.TransformerEngineLayer`, each way. [-]
 
     Examples
     --------

@@ -14,7 +14,7 @@ from mofa.cli import options as opt
 
 if TYPE_CHECKING:
     from mofa.cli.goodput_output import GoodputOutput
-    from mofa.faults.failures.events import LogReport
+    from mofa.faults.failures.events import LogStatistics
     from mofa.plan.goodput_by_scale import GoodputReport
     from mofa.specs.faults import FaultSpec
 
@@ -175,7 +175,7 @@ def _by_scale(
         )
 
 
-def _job_mtbf_s(mtbf: str | None, rate: LogReport | None, profile: FaultSpec | None, gpus: str | None) -> float:
+def _job_mtbf_s(mtbf: str | None, rate: LogStatistics | None, profile: FaultSpec | None, gpus: str | None) -> float:
     """Mean time between failures of the job, from whichever of the three it was given by. [s]"""
     from mofa.errors import SpecError
 
@@ -190,7 +190,7 @@ def _job_mtbf_s(mtbf: str | None, rate: LogReport | None, profile: FaultSpec | N
 
 def _calculator(
     show: GoodputOutput, mtbf_s: float, checkpoint: str | None, persist: str, restart: str | None,
-    interval: str | None, rate: LogReport | None, days: float, runs: int, seed: int, shape: float,
+    interval: str | None, rate: LogStatistics | None, days: float, runs: int, seed: int, shape: float,
 ) -> None:  # fmt: skip
     from mofa.faults.calculator import calculate
 
@@ -207,7 +207,7 @@ def _calculator(
 
 def _levels(
     show: GoodputOutput, mtbf_s: float, checkpoint: str | None, restart: str | None, shares: str | None,
-    interval: str | None, rate: LogReport | None, days: float, runs: int, seed: int,
+    interval: str | None, rate: LogStatistics | None, days: float, runs: int, seed: int,
 ) -> None:  # fmt: skip
     from mofa.errors import SpecError
     from mofa.faults.level_calculator import calculate_levels
@@ -252,7 +252,7 @@ def _arguments() -> Iterator[None]:
         raise SpecError(f"{ARGUMENTS.get(where, where)}{colon}{what}") from None
 
 
-def _mtbf_s(rate: LogReport | None, profile: FaultSpec | None, gpus: str | None) -> float:
+def _mtbf_s(rate: LogStatistics | None, profile: FaultSpec | None, gpus: str | None) -> float:
     """Of a job of so many GPUs, out of a log's rate or a profile's."""
     from mofa.errors import SpecError
     from mofa.faults.failures.rates import job_mtbf_s
@@ -272,7 +272,7 @@ def _mtbf_s(rate: LogReport | None, profile: FaultSpec | None, gpus: str | None)
     return float(job_mtbf_s(per_node, max(number / 8, 1.0)))
 
 
-def _record(log: Path, nodes: int | None, days: float | None) -> LogReport:
+def _record(log: Path, nodes: int | None, days: float | None) -> LogStatistics:
     from mofa.errors import SpecError
     from mofa.faults.failures.events import read_log
 
@@ -280,7 +280,7 @@ def _record(log: Path, nodes: int | None, days: float | None) -> LogReport:
         raise SpecError("--log-nodes: is missing; say how many nodes the log is of, those that never failed included")
     if days is not None:
         long_run.parse_at_least_zero("--log-days", days, "d")
-    return read_log(log).report(nodes, days)
+    return read_log(log).statistics(nodes, days)
 
 
 def parse_gpu_counts(text: str) -> list[int]:

@@ -13,7 +13,7 @@ from mofa.cli import options as opt
 MAX_PAGE_BYTES = 2**24
 
 
-class GroupChoice(StrEnum):
+class RunGroupChoice(StrEnum):
     """Which runs."""
 
     measured = "measured"
@@ -24,7 +24,7 @@ class GroupChoice(StrEnum):
 
 def validate(
     group: Annotated[
-        GroupChoice | None,
+        RunGroupChoice | None,
         typer.Option(
             "--group", help="Only measured or only published runs, those drawn at random, or with switches of recipes."
         ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mofa.cost.allocations.block_trace import BlockTrace
-from mofa.cost.allocations.watchdog import Pace
+from mofa.cost.allocations.watchdog import BlockTime
 from mofa.cost.block.costs import BlockCost
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.kernels.launch_queue import QUEUE
@@ -31,10 +31,10 @@ def device_over_host_time(costs: Sequence[BlockCost], combination: int = 0) -> f
     return float(sum(clock[0] for clock in clocks) / max(sum(clock[3] for clock in clocks), 1e-9))
 
 
-def block_paces(cost: BlockCost, combination: int = 0) -> tuple[Pace, Pace]:
-    """What device and host take for a block's forward and backward."""
+def forward_and_backward_times(cost: BlockCost, combination: int = 0) -> tuple[BlockTime, BlockTime]:
+    """What device and host take for a block's forward, and for its backward."""
     forward, backward = (
-        Pace(
+        BlockTime(
             float(phase.clocks[0, combination]),
             float(phase.clocks[3, combination]),
             bool(phase.clocks[2, combination] > NEVER / 2),
@@ -45,7 +45,9 @@ def block_paces(cost: BlockCost, combination: int = 0) -> tuple[Pace, Pace]:
     return forward, backward
 
 
-def pace_of_fastest_peer(passes: tuple[Pace, Pace], cluster: ClusterSpec, ranks: int) -> tuple[Pace, Pace]:
+def times_of_fastest_peer(
+    times: tuple[BlockTime, BlockTime], cluster: ClusterSpec, ranks: int
+) -> tuple[BlockTime, BlockTime]:
     """The same of the fastest of so many hosts whose devices exchange tensors in each layer.
 
     Its device waits for its peers, and so for their hosts: a pass takes it no less than the slowest host
@@ -53,7 +55,8 @@ def pace_of_fastest_peer(passes: tuple[Pace, Pace], cluster: ClusterSpec, ranks:
     """
     slowest_by_fastest = cluster.slowest_over_fastest_host(ranks)
     forward, backward = (
-        pace._replace(device_s=max(pace.device_s, pace.host_s * slowest_by_fastest)) for pace in passes
+        block_time._replace(device_s=max(block_time.device_s, block_time.host_s * slowest_by_fastest))
+        for block_time in times
     )
     return forward, backward
 

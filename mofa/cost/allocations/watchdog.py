@@ -19,7 +19,7 @@ WATCHDOG_S = 0.1
 """Between two looks (ProcessGroupNCCL.cpp, ``kWatchdogThreadSleepMillis``). [s]"""
 
 
-class Pace(NamedTuple):
+class BlockTime(NamedTuple):
     """What the device and the host take for a pass through a block. [s]"""
 
     device_s: float = 0.0
@@ -42,7 +42,7 @@ class Shelf(Generic[T]):
     >>> shelf = Shelf()
     >>> for name in "abcde":
     ...     shelf.put(name)
-    ...     print(shelf.issue_block(Pace(0.06, 0.05), 40))
+    ...     print(shelf.issue_block(BlockTime(0.06, 0.05), 40))
     []
     []
     []
@@ -61,24 +61,24 @@ class Shelf(Generic[T]):
         """Something that the block under way gives up."""
         self.fresh.append(item)
 
-    def issue_block(self, pace: Pace, launches: float) -> list[T]:
+    def issue_block(self, block_time: BlockTime, launches: float) -> list[T]:
         """A block of so many launches is issued, as far as the device's queue takes them: what can be let go."""
         host_s, queued = self.host_s, self.queued
-        device_s = max(self.device_s, host_s) + pace.device_s
-        host_s += pace.host_s
+        device_s = max(self.device_s, host_s) + block_time.device_s
+        host_s += block_time.host_s
         launched = self.launched = self.launched + launches
         queued.append((launched, device_s))
         while queued[0][0] <= launched - QUEUE:
             host_s = max(host_s, queued.popleft()[1])
         self.host_s, self.device_s = host_s, max(device_s, host_s)
         passed_s = self.device_s
-        if pace.to_host_s:  # copies of a block begin with it at the earliest, one after the other
-            self.copied_s = max(self.copied_s, self.device_s - pace.device_s) + pace.to_host_s
+        if block_time.to_host_s:  # copies of a block begin with it at the earliest, one after the other
+            self.copied_s = max(self.copied_s, self.device_s - block_time.device_s) + block_time.to_host_s
             passed_s = max(passed_s, self.copied_s)
         if self.fresh:
             self.waiting.extend([(passed_s + self.held_s, item) for item in self.fresh])
             self.fresh.clear()
-        if pace.waits:
+        if block_time.waits:
             self.synchronized()
         return self.pop_due() if self.waiting else []
 

@@ -79,13 +79,13 @@ class RoutingLoads:
     """Rows of the emptiest rank over the mean, by as rare a quantile as ``quantile_rows_over_mean``; of a missing
     degree those. [-]"""
 
-    def at_emptiest(self, ep: int) -> RoutingLoads | None:
+    def with_memory_of_emptiest_rank(self, ep: int) -> RoutingLoads | None:
         """The same with the rows of the emptiest rank in memory; None where ranks are alike.
 
         Examples
         --------
         >>> loads = RoutingLoads({2: 1.2}, {2: 1.5}, emptiest={2: 0.5})
-        >>> loads.at_emptiest(2).quantile_rows_over_mean, loads.at_emptiest(4)
+        >>> loads.with_memory_of_emptiest_rank(2).quantile_rows_over_mean, loads.with_memory_of_emptiest_rank(4)
         ({2: 0.5}, None)
         """
         least = self.emptiest.get(ep)

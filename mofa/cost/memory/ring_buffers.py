@@ -23,7 +23,7 @@ def late_ring_bytes(rows: Rows) -> ArrayN:
     (n, R) [B]
 
     A pass takes the device as long as the slowest host of its peers at least
-    (:func:`mofa.cost.allocations.host_lead.pace_of_fastest_peer`). By what the device is slower than its host, forward
+    (:func:`mofa.cost.allocations.host_lead.times_of_fastest_peer`). By what the device is slower than its host, forward
     ``f`` and backward ``b``, the host gains a lead of ``max(n (f + b) + f, n (f + b), f, 0)`` over ``n`` micro-batches
     and a forward, as it never falls behind the device. What was let go in the device's last so many seconds waits, and
     no more than in the launches that the queue takes. Takes a pass's buffers to be spread evenly over it, and all

@@ -61,8 +61,8 @@ class _Levels:
     restart_s: list[FloatN]
     ratios: list[FloatN]
 
-    def resume(self, k: int) -> FloatN:
-        return np.asarray(np.exp(-self.restart_s[k] / self.mtbf_s))
+    def resume(self, level: int) -> FloatN:
+        return np.asarray(np.exp(-self.restart_s[level] / self.mtbf_s))
 
     def segment(self, level: int, last: int) -> _Stretch:
         """From one checkpoint of at least this level to the next one of it, the last of which is of level ``last``."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
 
 from mofa.errors import SpecError
@@ -48,33 +51,61 @@ def weibull_shares(
     >>> round(found["productive"], 4), round(sum(found.values()), 12)
     (0.8738, 1.0)
     """
-    from scipy import special  # a third of a second to load
-
-    tau = float(check_above_zero("interval_s", interval_s))
-    block = float(check_at_least_zero("block_s", block_s))
-    mtbf = float(check_above_zero("mtbf_s", mtbf_s))
-    restart, persist = (
-        float(check_at_least_zero("restart_s", restart_s)),
-        float(check_at_least_zero("persist_s", persist_s)),
-    )
+    run = _FromFailureToFailure(
+        float(check_above_zero("interval_s", interval_s)), float(check_at_least_zero("block_s", block_s)),
+        float(check_above_zero("mtbf_s", mtbf_s)),
+        float(check_at_least_zero("restart_s", restart_s)), float(check_at_least_zero("persist_s", persist_s)), shape,
+    )  # fmt: skip
     if not 0.1 <= shape <= 10:
         raise SpecError(f"shape: is {shape:g}; give a Weibull shape from 0.1 to 10, 1 for exponential")
-    scale, length = float(weibull_scale_s(mtbf, shape)), tau + block
-
-    def survived(since: FloatN) -> FloatN:
-        """The integral of S from ``since`` on, over M. [-]"""
-        return np.asarray(special.gammaincc(1 / shape, (since / scale) ** shape))
-
-    # beyond exp(-40) nothing is left
-    terms = int(min(max(scale * 40 ** (1 / shape) - restart, 0.0) / length + 1, MOST_TERMS))
-    ends: FloatN = restart + np.arange(1.0, terms + 1.0) * length
-    behind = float(survived(ends[-1] + tau / 2)) / length  # each checkpoint stands for half a length around its middle
-    banked = float(np.exp(-(((ends + persist) / scale) ** shape)).sum()) / mtbf
-    last_banked = float(survived(ends[-1] + persist + length / 2)) / length
-    checkpoint = float((survived(ends - block) - survived(ends)).sum()) + behind * block
-    parts = {"productive": tau * (banked + last_banked), "checkpoint": checkpoint,
-             "restart": 1 - float(survived(np.asarray(restart))), "waiting": 0.0}  # fmt: skip
+    parts = {"productive": run.productive(), "checkpoint": run.checkpoint(),
+             "restart": 1 - float(run.survived(np.asarray(run.restart_s))), "waiting": 0.0}  # fmt: skip
     return {**parts, "lost": max(1 - sum(parts.values()), 0.0)}
+
+
+@dataclass(frozen=True)
+class _FromFailureToFailure:
+    """Checkpoints between two failures, as in the notes of :func:`weibull_shares`; its times are checked. [s]"""
+
+    interval_s: float
+    block_s: float
+    mtbf_s: float
+    restart_s: float
+    persist_s: float
+    shape: float
+
+    @cached_property
+    def scale_s(self) -> float:
+        return float(weibull_scale_s(self.mtbf_s, self.shape))
+
+    @property
+    def length_s(self) -> float:
+        return self.interval_s + self.block_s
+
+    @cached_property
+    def ends(self) -> FloatN:
+        """When checkpoints end that are summed one by one; beyond exp(-40) nothing is left. [s]"""
+        span_s = max(self.scale_s * 40 ** (1 / self.shape) - self.restart_s, 0.0)
+        num = int(min(span_s / self.length_s + 1, MOST_TERMS))
+        return np.asarray(self.restart_s + np.arange(1.0, num + 1.0) * self.length_s)
+
+    def survived(self, since: FloatN) -> FloatN:
+        """The integral of S from ``since`` on, over M. [-]"""
+        from scipy import special  # a third of a second to load
+
+        return np.asarray(special.gammaincc(1 / self.shape, (since / self.scale_s) ** self.shape))
+
+    def productive(self) -> float:
+        """The ETTR. [-]"""
+        banked = float(np.exp(-(((self.ends + self.persist_s) / self.scale_s) ** self.shape)).sum()) / self.mtbf_s
+        last_banked = float(self.survived(self.ends[-1] + self.persist_s + self.length_s / 2)) / self.length_s
+        return self.interval_s * (banked + last_banked)
+
+    def checkpoint(self) -> float:
+        """The share of checkpoints; each of those behind the last stands for half a length around its middle. [-]"""
+        behind = float(self.survived(self.ends[-1] + self.interval_s / 2)) / self.length_s
+        one_by_one = float((self.survived(self.ends - self.block_s) - self.survived(self.ends)).sum())
+        return one_by_one + behind * self.block_s
 
 
 def weibull_interval_s(
@@ -102,9 +133,11 @@ def weibull_interval_s(
     first = float(exact_interval_s(block_s, mtbf_s))
     if first == 0:
         return 0.0
+    weibull_shares(first, block_s, mtbf_s, restart_s, persist_s, shape)  # which checks the times and the shape
 
     def missed(log: float) -> float:
-        return -weibull_shares(float(np.exp(log)), block_s, mtbf_s, restart_s, persist_s, shape)["productive"]
+        interval_s = float(np.exp(log))
+        return -_FromFailureToFailure(interval_s, block_s, mtbf_s, restart_s, persist_s, shape).productive()
 
     logs = np.linspace(np.log(first / WIDE), np.log(first * WIDE), SOUGHT + 1)  # the exponential one amid them
     values = np.array([missed(float(log)) for log in logs])

@@ -76,21 +76,21 @@ class FailureClock:
 
 
 class FailureTimes:
-    """The failures of ``n`` runs, one after the other."""
+    """The failures of ``num_runs`` runs, one after the other."""
 
-    def __init__(self, clock: FailureClock, n: int, rng: np.random.Generator) -> None:
+    def __init__(self, clock: FailureClock, num_runs: int, rng: np.random.Generator) -> None:
         self.clock, self.rng = clock, rng
-        self.mean_s = np.full(n, clock.mtbf_s)
-        slower = np.ones(n)
+        self.mean_s = np.full(num_runs, clock.mtbf_s)
+        slower = np.ones(num_runs)
         if clock.counted_failures is not None:
-            slower = clock.counted_failures / rng.gamma(clock.counted_failures + 0.5, size=n)
+            slower = clock.counted_failures / rng.gamma(clock.counted_failures + 0.5, size=num_runs)
         nodes = clock.num_nodes
         if nodes is not None and clock.lemon_fraction and not clock.has_node_clocks:
-            lemons = rng.binomial(nodes, clock.lemon_fraction, n)
+            lemons = rng.binomial(nodes, clock.lemon_fraction, num_runs)
             expected = nodes * float(lemon_factor(clock.lemon_fraction, clock.lemon_multiple))
             self.mean_s = clock.mtbf_s * expected / (nodes + lemons * (clock.lemon_multiple - 1))
         self.mean_s = self.mean_s * slower
-        self.queue = _NodeClocks(clock, n, rng, slower) if clock.has_node_clocks else None
+        self.queue = _NodeClocks(clock, num_runs, rng, slower) if clock.has_node_clocks else None
         weibull = self.queue is None and clock.shape != 1 and not np.isinf(clock.mtbf_s)
         self.scale_s = weibull_scale_s(self.mean_s, clock.shape) if weibull else self.mean_s
 
@@ -106,25 +106,27 @@ class FailureTimes:
 
 
 class _NodeClocks:
-    """Weibull clocks of all nodes of ``n`` runs; failures come out in windows of time, sorted."""
+    """Weibull clocks of all nodes of ``num_runs`` runs; failures come out in windows of time, sorted."""
 
-    def __init__(self, clock: FailureClock, n: int, rng: np.random.Generator, slower: FloatN) -> None:
+    def __init__(self, clock: FailureClock, num_runs: int, rng: np.random.Generator, slower: FloatN) -> None:
         self.clock, self.rng = clock, rng
         nodes = clock.num_nodes or 1
-        lemon = rng.random((n, nodes)) < clock.lemon_fraction
+        lemon = rng.random((num_runs, nodes)) < clock.lemon_fraction
         factor = float(lemon_factor(clock.lemon_fraction, clock.lemon_multiple))
         mean_s = clock.mtbf_s * nodes * factor
         scale = float(weibull_scale_s(mean_s, clock.shape))
         self.scale = np.where(lemon, scale / clock.lemon_multiple, scale) * slower[:, None]
         if clock.new_nodes:
-            first = rng.weibull(clock.shape, (n, nodes))
+            first = rng.weibull(clock.shape, (num_runs, nodes))
         else:  # what is left of a gap that a random instant meets: gaps weighted by their length, cut evenly
-            first = rng.gamma(1 + 1 / clock.shape, size=(n, nodes)) ** (1 / clock.shape) * rng.random((n, nodes))
+            first = rng.gamma(1 + 1 / clock.shape, size=(num_runs, nodes)) ** (1 / clock.shape) * rng.random(
+                (num_runs, nodes)
+            )
         self.next = first * self.scale
         self.window_s, self.end_s = 24 * clock.mtbf_s, 0.0
-        self.events = np.empty((n, 0))
-        self.read = np.zeros(n, dtype=np.int64)
-        self.last = np.zeros(n)
+        self.events = np.empty((num_runs, 0))
+        self.read = np.zeros(num_runs, dtype=np.int64)
+        self.last = np.zeros(num_runs)
 
     def next_gap(self, rows: IntN) -> FloatN:
         while np.any(self.read[rows] >= np.isfinite(self.events[rows]).sum(axis=1)):

@@ -26,7 +26,7 @@ MIN_GAPS = 20
 _COLUMNS = ("node", "time", "kind", "until")
 
 
-class LogReport(RateEstimate):
+class LogStatistics(RateEstimate):
     """What a record of failures says: their rate, their kinds, how they cluster."""
 
     schema_version: str = Field(default="2.0", description="Version of this contract.")
@@ -82,10 +82,10 @@ class FailureLog:
         up_days = num_nodes * whole_s / SECONDS_PER_DAY - down_s / SECONDS_PER_DAY
         return estimate_rate(len(self) - (days is None), up_days, confidence)
 
-    def report(self, num_nodes: int, days: float | None = None, confidence: float = 0.9) -> LogReport:
+    def statistics(self, num_nodes: int, days: float | None = None, confidence: float = 0.9) -> LogStatistics:
         """:meth:`rate`, :meth:`kind_shares` and :meth:`shape` together."""
         rate = self.rate(num_nodes, days, confidence)
-        return LogReport(**rate.model_dump(), kinds=self.kind_shares(), weibull_shape=self.shape())
+        return LogStatistics(**rate.model_dump(), kinds=self.kind_shares(), weibull_shape=self.shape())
 
     def kind_shares(self) -> dict[str, float]:
         """Share of the failures of each kind, the most frequent first. [-]"""

@@ -164,9 +164,9 @@ def fit_weibull_shape(gaps_s: NDArray[np.float64], censored_s: NDArray[np.float6
     logs = np.log(every / every.max())  # scaled, so that powers stay within range
     mean = float(np.log(gaps / every.max()).mean())
 
-    def score(k: float) -> float:
-        weight = np.exp(k * logs)
-        return float((weight * logs).sum() / weight.sum() - 1 / k - mean)
+    def score(shape: float) -> float:
+        weight = np.exp(shape * logs)
+        return float((weight * logs).sum() / weight.sum() - 1 / shape - mean)
 
     least, most = 1e-3, 1e3  # beyond, gaps are all but equal or span hundreds of decades
     if score(least) >= 0 or score(most) <= 0:

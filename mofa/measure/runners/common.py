@@ -96,7 +96,7 @@ class _Paces:
     def __init__(self, training: Training) -> None:
         free, _ = torch.cuda.mem_get_info()
         reserved = torch.cuda.memory_reserved()
-        self._layer = host_pace.EngineLayer() if training.on_engine else None
+        self._layer = host_pace.TransformerEngineLayer() if training.on_engine else None
         if self._layer is not None:
             self._layer.seconds()
         left, _ = torch.cuda.mem_get_info()
@@ -124,7 +124,7 @@ class _Paces:
             self.read["cpu_ops_at_issues_s"].append(host_pace.processor_op_s())
             if self._layer is not None:
                 names = "layer_issues_s", "layer_backs_s", "layer_ops_s", "layer_back_ops_s"
-                for name, seconds in zip(names, self._layer.sampled(), strict=True):
+                for name, seconds in zip(names, self._layer.seconds_with_small_ops(), strict=True):
                     self.read[name].append(seconds)
 
     def before_step(self) -> None:

@@ -93,7 +93,7 @@ def _write(folder: Path, rank: int, device: _Device) -> None:
         "cpu_ops_at_issues_s": [host_pace.processor_op_s() for _ in range(3)],
     }  # fmt: skip
     if "transformer_engine" in sys.modules:
-        layer = host_pace.EngineLayer()
+        layer = host_pace.TransformerEngineLayer()
         layer.seconds()
         ahead, behind = zip(*(layer.seconds() for _ in range(3)), strict=True)
         result |= {"layer_issues_s": ahead, "layer_backs_s": behind}

@@ -84,8 +84,8 @@ class NumberedBlocks:
 
     __slots__ = ("a", "numbers")
 
-    def __init__(self, a: CompiledAllocator) -> None:
-        self.a, self.numbers = a, array("i")
+    def __init__(self, allocator: CompiledAllocator) -> None:
+        self.a, self.numbers = allocator, array("i")
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -36,20 +36,20 @@ def least_expandable(pool: BlockPool, address: int) -> Block:
     return block
 
 
-def extend(a: Device, pool: BlockPool, size: int) -> Block | None:
+def extend(device: Device, pool: BlockPool, size: int) -> Block | None:
     """A free block of at least ``size`` bytes out of unmapped ranges; None where the device has no room."""
-    block = _range(a, pool, size)
-    free = _map(a, block, min(block.size, size)) if block.state == UNMAPPED else block
+    block = _range(device, pool, size)
+    free = _map(device, block, min(block.size, size)) if block.state == UNMAPPED else block
     while free is not None and free.size < size:
         behind = free.following
         assert behind is not None and behind.state == UNMAPPED
-        free = _map(a, behind, min(size - free.size, behind.size))
+        free = _map(device, behind, min(size - free.size, behind.size))
     if free is not None:
         pool.remove(free)
     return free
 
 
-def _range(a: Device, pool: BlockPool, size: int) -> Block:
+def _range(device: Device, pool: BlockPool, size: int) -> Block:
     """The lowest range of addresses with room, from the free block before it on; a new one where there is none."""
     for _, unmapped in pool.unmapped:
         first = unmapped
@@ -64,18 +64,18 @@ def _range(a: Device, pool: BlockPool, size: int) -> Block:
                 break
             piece = piece.following
     page = page_size(pool)
-    space = 1 << 40 if a.capacity_bytes is None else -(-a.capacity_bytes * 9 // 8 // page) * page
-    block = Block(pool, a.address(space), space, UNMAPPED)
+    space = 1 << 40 if device.capacity_bytes is None else -(-device.capacity_bytes * 9 // 8 // page) * page
+    block = Block(pool, device.address(space), space, UNMAPPED)
     insort(pool.unmapped, (block.address, block), key=lambda item: item[0])
     return block
 
 
-def _map(a: Device, block: Block, size: int) -> Block | None:
+def _map(device: Device, block: Block, size: int) -> Block | None:
     """Map at least the first ``size`` bytes of an unmapped range, in pages; it joins its free neighbours."""
     pool = block.pool
     page = page_size(pool)
     mapped = min(-(-size // page) * page, block.size)
-    if not a.try_reserve(mapped):
+    if not device.try_reserve(mapped):
         return None
     del pool.unmapped[bisect_left(pool.unmapped, block.address, key=lambda item: item[0])]
     if mapped < block.size:
@@ -86,10 +86,10 @@ def _map(a: Device, block: Block, size: int) -> Block | None:
         block.following = rest
         block.size = mapped
         insort(pool.unmapped, (rest.address, rest), key=lambda item: item[0])
-    return a.merge_free(block)
+    return device.merge_free(block)
 
 
-def unmap(a: Device, block: Block) -> None:
+def unmap(device: Device, block: Block) -> None:
     """Unmap the whole pages inside a free block."""
     pool = block.pool
     page = page_size(pool)
@@ -114,7 +114,7 @@ def unmap(a: Device, block: Block) -> None:
         block.following = back
         pool.add(back)
     block.address, block.size, block.state = low, high - low, UNMAPPED
-    a.reserved -= block.size
+    device.reserved -= block.size
     for near in (block.previous, block.following):
         if near is not None and near.state == UNMAPPED:
             del pool.unmapped[bisect_left(pool.unmapped, near.address, key=lambda item: item[0])]

@@ -50,27 +50,27 @@ class RetainedBlocks:
         """Give up and return what a layer's dispatcher retained."""
         return self._allocations.pop(index, [])
 
-    def retains_of_chunk(self, c: int) -> bool:
+    def retains_of_chunk(self, chunk: int) -> bool:
         """Whether a chunk's dispatchers retain tensors: between computations all of them do, or none."""
-        return any(index in self._allocations for index, _ in self.retaining_layers[c][:1])
+        return any(index in self._allocations for index, _ in self.retaining_layers[chunk][:1])
 
-    def waiting(self, c: int) -> list[RetainedBlock]:
+    def waiting(self, chunk: int) -> list[RetainedBlock]:
         """The retained blocks of a chunk, None where there is none now; always as many, in one order."""
         out: list[RetainedBlock] = []
-        for index, code in self.retaining_layers[c]:
+        for index, code in self.retaining_layers[chunk]:
             allocations = self._allocations.get(index)
             blocks = [block for block, _ in allocations] if allocations else [None] * len(code.retained_by_dispatcher)
             out += [(block, size) for block, (_, size) in zip(blocks, code.retained_by_dispatcher, strict=True)]
         return out
 
-    def blocks(self, c: int) -> list[Block]:
+    def blocks(self, chunk: int) -> list[Block]:
         """The retained blocks of a chunk that are there, in the same order."""
-        return [block for block, _ in self.waiting(c) if block is not None]
+        return [block for block, _ in self.waiting(chunk) if block is not None]
 
-    def replace(self, c: int, blocks: Sequence[Block]) -> None:
+    def replace(self, chunk: int, blocks: Sequence[Block]) -> None:
         """Put the retained blocks of a chunk in place: none, or those of every layer, in the same order."""
         rest = iter(blocks)
-        for index, code in self.retaining_layers[c]:
+        for index, code in self.retaining_layers[chunk]:
             self._allocations.pop(index, None)
             if blocks:
                 self._allocations[index] = [(next(rest), instruction) for instruction, _ in code.retained_by_dispatcher]

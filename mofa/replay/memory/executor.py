@@ -46,9 +46,9 @@ class StepExecutor(BlockExecutor):
         beside = self.sends, self.retained, self.received_inputs
         return SteadyStatePlayer(self.state, *beside, self.recordings, self.play_computation, skip_rounds=skip_rounds)
 
-    def programs_of(self, c: int, i: int) -> list[BlockProgram]:
+    def programs_of(self, chunk: int, micro_batch: int) -> list[BlockProgram]:
         """The programs of a chunk's blocks in a micro-batch."""
-        return self.programs[c] if self.drawn is None else self.drawn.programs(c, i)
+        return self.programs[chunk] if self.drawn is None else self.drawn.programs(chunk, micro_batch)
 
     def draw_tokens(self) -> None:
         """Draw the tokens of the next step. From here on no computation repeats another."""
@@ -147,46 +147,48 @@ class StepExecutor(BlockExecutor):
         addresses = tuple(b.address for b in (*grads, *until_next_step))
         return self.state.a.fingerprint(), addresses, self.retained.addresses(), self.received_inputs.addresses()
 
-    def play_computation(self, kind: str, c: int, i: int) -> None:
+    def play_computation(self, kind: str, chunk: int, micro_batch: int) -> None:
         """Play a computation op by op."""
-        if (c, i) in self.state.passes:
-            self.state.passes[c, i].restore_slots()
-        if kind == "F" and (c, i) in self.backward_beside:
-            self._run(play_in_pair(self.forward(c, i), self.backward(*self.backward_beside[c, i])))
+        if (chunk, micro_batch) in self.state.passes:
+            self.state.passes[chunk, micro_batch].restore_slots()
+        if kind == "F" and (chunk, micro_batch) in self.backward_beside:
+            self._run(
+                play_in_pair(self.forward(chunk, micro_batch), self.backward(*self.backward_beside[chunk, micro_batch]))
+            )
         elif kind == "F":
-            self._run(self.forward(c, i))
-        elif kind == "B" and (c, i) in self.played_in_forward:
+            self._run(self.forward(chunk, micro_batch))
+        elif kind == "B" and (chunk, micro_batch) in self.played_in_forward:
             return
-        elif kind == "B" or (kind == "W" and c in self.rank.first_chunks):
-            self._run(self.backward(c, i))
+        elif kind == "B" or (kind == "W" and chunk in self.rank.first_chunks):
+            self._run(self.backward(chunk, micro_batch))
         elif kind == "W":
-            self.backward_weights(c, i)
-        elif c not in self.rank.first_chunks:  # the first stage has no input to differentiate by: W does it all
-            self._run(self.backward(c, i, hold=True))
+            self.backward_weights(chunk, micro_batch)
+        elif chunk not in self.rank.first_chunks:  # the first stage has no input to differentiate by: W does it all
+            self._run(self.backward(chunk, micro_batch, hold=True))
 
     def _run(self, runs: Iterator[BlockRun]) -> None:
         """Run blocks one after the other."""
         for run in runs:
             self.run_block(*run)
 
-    def forward(self, c: int, i: int) -> Iterator[BlockRun]:
+    def forward(self, chunk: int, micro_batch: int) -> Iterator[BlockRun]:
         """Forward a micro-batch through a chunk, whose blocks are run by the caller."""
         r = self.rank
         x: Block | None = None
         self.take_first_forward_buffers()
-        if r.receives[c] and not r.preallocated:
+        if r.receives[chunk] and not r.preallocated:
             x, _ = deepspeed.gather_parts(self.state, self.sends, INPUT, "receive of an input")
             if r.keeps_received_inputs:
                 self.received_inputs.on_forward_begin()
         chunk_pass = ChunkPass()
-        sharded = r.gathered_params is not None and c not in self.state.unsharded
-        for g, (rank_block, code) in enumerate(zip(r.chunks[c], self.programs_of(c, i), strict=True)):
+        sharded = r.gathered_params is not None and chunk not in self.state.unsharded
+        for g, (rank_block, code) in enumerate(zip(r.chunks[chunk], self.programs_of(chunk, micro_batch), strict=True)):
             if sharded:
-                gather_group_weights(self.state, c, g)
+                gather_group_weights(self.state, chunk, g)
             slots: Slots = [None] * code.num_slots
             if x is not None:
                 slots[code.input_slot] = x
-            yield BlockRun(code, code.forward, slots, "forward", rank_block, c * BLOCKS + g)
+            yield BlockRun(code, code.forward, slots, "forward", rank_block, chunk * BLOCKS + g)
             x = None
             given = code.logits if code.logits >= 0 else code.output_slot
             if given >= 0:
@@ -201,12 +203,16 @@ class StepExecutor(BlockExecutor):
             self.state.free_allocation(allocation)
         self.cache = []
         if (
-            x is not None and r.feeds_own_chunk[c]
+            x is not None and r.feeds_own_chunk[chunk]
         ):  # the next stage is here: its input buffer becomes this tensor for good
             self.hold_until_next_step(
-                self.state.turned, c, i, x, off_tape_instruction(ACTIVATIONS, INPUT, "turn of the pipeline")
+                self.state.turned,
+                chunk,
+                micro_batch,
+                x,
+                off_tape_instruction(ACTIVATIONS, INPUT, "turn of the pipeline"),
             )
-        elif x is not None and r.sends[c] and not r.preallocated:
+        elif x is not None and r.sends[chunk] and not r.preallocated:
             output = x, off_tape_instruction(ACTIVATIONS, INPUT, "send of an output")
             if r.deepspeed:
                 chunk_pass.out = deepspeed.kept_part_of_output(self.state, output)[0]
@@ -214,126 +220,134 @@ class StepExecutor(BlockExecutor):
                 self.state.free_allocation(output)
         else:
             chunk_pass.out = x
-        self.state.passes[c, i] = chunk_pass
+        self.state.passes[chunk, micro_batch] = chunk_pass
 
     def hold_until_next_step(
-        self, where: dict[tuple[int, int], Block], c: int, i: int, block: Block, instruction: Instruction
+        self, where: dict[tuple[int, int], Block], chunk: int, micro_batch: int, block: Block, instruction: Instruction
     ) -> None:
         """Keep a tensor until the next step's takes its place."""
-        old = where.get((c, i))
-        where[c, i] = block
+        old = where.get((chunk, micro_batch))
+        where[chunk, micro_batch] = block
         if old is not None:
             self.state.free_allocation((old, instruction))
 
-    def backward_weights(self, c: int, i: int) -> None:
+    def backward_weights(self, chunk: int, micro_batch: int) -> None:
         """Compute deferred weight gradients, then free what was kept for them."""
-        self.first = c not in self.state.begun
-        self.state.begun.add(c)
-        chunk_pass, pieces = self.state.passes[c, i], self.rank.chunks[c]
-        for n, (code, slots) in enumerate(zip(self.programs[c], chunk_pass.slots, strict=True)):
+        self.first = chunk not in self.state.begun
+        self.state.begun.add(chunk)
+        chunk_pass, pieces = self.state.passes[chunk, micro_batch], self.rank.chunks[chunk]
+        for n, (code, slots) in enumerate(zip(self.programs[chunk], chunk_pass.slots, strict=True)):
             instructions = code.weights_of_last if n == len(pieces) - 1 else code.weights
-            self.run_block(code, instructions, slots, "backward by weights", pieces[n], c * BLOCKS + n)
-        for code, slots in zip(self.programs[c], chunk_pass.slots, strict=True):
+            self.run_block(code, instructions, slots, "backward by weights", pieces[n], chunk * BLOCKS + n)
+        for code, slots in zip(self.programs[chunk], chunk_pass.slots, strict=True):
             self.free_slots(code.free_remaining, slots)
         chunk_pass.slots, chunk_pass.place = [[None]], -1
 
-    def backward(self, c: int, i: int, hold: bool = False) -> Iterator[BlockRun]:
+    def backward(self, chunk: int, micro_batch: int, hold: bool = False) -> Iterator[BlockRun]:
         """Backward a micro-batch through a chunk, whose blocks are run by the caller."""
         r = self.rank
-        chunk_pass = self.state.passes[c, i]
-        sent = self.take_forward_output(c, chunk_pass)
+        chunk_pass = self.state.passes[chunk, micro_batch]
+        sent = self.take_forward_output(chunk, chunk_pass)
         to_the_end: list[Allocation] = []
-        if r.deepspeed and r.sends[c]:
+        if r.deepspeed and r.sends[chunk]:
             assert sent is not None
             to_the_end = [*deepspeed.restore_output(self.state, self.sends), sent]
         elif sent is not None and not r.preallocated:
             self.state.free_allocation(sent)
-        dy = self.received_gradient(c)
+        dy = self.received_gradient(chunk)
         if not hold:
-            self.first = c not in self.state.begun or r.deepspeed == "bf16"
-            self.state.begun.add(c)
+            self.first = chunk not in self.state.begun or r.deepspeed == "bf16"
+            self.state.begun.add(chunk)
         deepspeed.free_bf16_gradients(self.state)
         if r.keeps_received_inputs:
-            self.received_inputs.on_backward_begin(chunk_pass.slots[0], self.programs_of(c, i)[0])
-        dy = yield from self.run_blocks_backward(c, i, dy, hold=hold)
+            self.received_inputs.on_backward_begin(chunk_pass.slots[0], self.programs_of(chunk, micro_batch)[0])
+        dy = yield from self.run_blocks_backward(chunk, micro_batch, dy, hold=hold)
         for allocation in self.freed_at_end:
             self.state.free_allocation(allocation)
         self.freed_at_end = []
-        dy = self.input_gradient(c, i, dy, hold=hold)
+        dy = self.input_gradient(chunk, micro_batch, dy, hold=hold)
         for allocation in self.handed_on.values():
             self.state.free_allocation(allocation)
         self.handed_on = {}
         if hold:
-            self.free_unread_by_weight_backward(c, chunk_pass, sent)
+            self.free_unread_by_weight_backward(chunk, chunk_pass, sent)
         elif r.preallocated:  # until the schedule lets them go (Sends)
             chunk_pass.slots, chunk_pass.place = [[dy]], -1
         else:
-            del self.state.passes[c, i]
+            del self.state.passes[chunk, micro_batch]
         deepspeed.add_to_fp32_gradients(self.state)
         for allocation in to_the_end:
             self.state.free_allocation(allocation)
 
-    def take_forward_output(self, c: int, chunk_pass: ChunkPass) -> Allocation | None:
+    def take_forward_output(self, chunk: int, chunk_pass: ChunkPass) -> Allocation | None:
         """What a forward left of its output; only a preallocated pipeline leaves it to the pass."""
         out = chunk_pass.out
         if not self.rank.preallocated:
             chunk_pass.out = None
-        return None if out is None else (out, off_tape_instruction(ACTIVATIONS, self.sends.output_name(c), "backward"))
+        return (
+            None if out is None else (out, off_tape_instruction(ACTIVATIONS, self.sends.output_name(chunk), "backward"))
+        )
 
-    def received_gradient(self, c: int) -> Block | None:
+    def received_gradient(self, chunk: int) -> Block | None:
         """The gradient of a chunk's output, where it is received in new memory."""
         r = self.rank
         dy: Block | None = None
-        if r.sends[c] and not r.preallocated and not r.deepspeed:
+        if r.sends[chunk] and not r.preallocated and not r.deepspeed:
             dy, _ = self.state.allocate(
                 r.stage_boundary_bytes, off_tape_instruction(ACTIVATIONS, GRADIENT, "receive of a gradient")
             )
         # the buffer that a gradient is received in stays as it is: the first sum with another one is a new tensor
-        self.received = r.stage_boundary_bytes if r.sends[c] and r.preallocated and not r.defers_weight_gradients else 0
+        self.received = (
+            r.stage_boundary_bytes if r.sends[chunk] and r.preallocated and not r.defers_weight_gradients else 0
+        )
         return dy
 
     def run_blocks_backward(
-        self, c: int, i: int, dy: Block | None, *, hold: bool
+        self, chunk: int, micro_batch: int, dy: Block | None, *, hold: bool
     ) -> Generator[BlockRun, None, Block | None]:
         """Run a chunk's blocks from the last to the first; returns the gradient of its input."""
-        r, chunk_pass = self.rank, self.state.passes[c, i]
+        r, chunk_pass = self.rank, self.state.passes[chunk, micro_batch]
         for n in range(len(chunk_pass.slots) - 1, -1, -1):
-            code, slots = self.programs_of(c, i)[n], chunk_pass.slots[n]
+            code, slots = self.programs_of(chunk, micro_batch)[n], chunk_pass.slots[n]
             if dy is not None and code.output_gradient_slot >= 0:
                 slots[code.output_gradient_slot] = dy
             phase = "backward by inputs" if hold else "backward"
             instructions = code.inputs if hold else code.backward
-            yield BlockRun(code, instructions, slots, phase, r.chunks[c][n], c * BLOCKS + n)
+            yield BlockRun(code, instructions, slots, phase, r.chunks[chunk][n], chunk * BLOCKS + n)
             dy = None
             if code.retained_by_dispatcher:
-                self.retained.retain_from_pass(c * BLOCKS + n, code, slots)
+                self.retained.retain_from_pass(chunk * BLOCKS + n, code, slots)
             if code.input_gradient_slot >= 0:
                 dy, slots[code.input_gradient_slot] = slots[code.input_gradient_slot], None
-                if dy is None and n == 0 and r.receives[c]:  # it lingers: what is received gets a copy as its gradient
+                if (
+                    dy is None and n == 0 and r.receives[chunk]
+                ):  # it lingers: what is received gets a copy as its gradient
                     dy, _ = self.state.allocate(
                         r.stage_boundary_bytes, off_tape_instruction(ACTIVATIONS, GRADIENT, "gradient of an input")
                     )
             self.free_slots(code.free_after_backward_by_inputs if hold else code.free_remaining, slots)
         return dy
 
-    def input_gradient(self, c: int, i: int, dy: Block | None, *, hold: bool) -> Block | None:
+    def input_gradient(self, chunk: int, micro_batch: int, dy: Block | None, *, hold: bool) -> Block | None:
         """Keep or free the gradient of a chunk's input; returns it where the pass still has it."""
         r, instruction = self.rank, off_tape_instruction(ACTIVATIONS, GRADIENT, "end of a backward")
         if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)
-            self.hold_until_next_step(self.state.input_grads, c, i, dy, instruction)
+            self.hold_until_next_step(self.state.input_grads, chunk, micro_batch, dy, instruction)
         elif dy is not None and r.keeps_received_inputs:
             self.received_inputs.on_backward_end(dy)
             return None
-        elif dy is not None and not (r.preallocated and r.receives[c]):
+        elif dy is not None and not (r.preallocated and r.receives[chunk]):
             self.state.free_allocation((dy, instruction))
             return None
         return dy
 
-    def free_unread_by_weight_backward(self, c: int, chunk_pass: ChunkPass, sent: Allocation | None) -> None:
+    def free_unread_by_weight_backward(self, chunk: int, chunk_pass: ChunkPass, sent: Allocation | None) -> None:
         """Free what a backward by inputs leaves and the one by weights does not read."""
         if chunk_pass.slots:
-            self.free_slots(self.programs[c][-1].free_above_last_weight, chunk_pass.slots[-1])
-        if sent is not None and not self.rank.sends[c]:  # the loss stands for it in what is put off (backward_state)
+            self.free_slots(self.programs[chunk][-1].free_above_last_weight, chunk_pass.slots[-1])
+        if (
+            sent is not None and not self.rank.sends[chunk]
+        ):  # the loss stands for it in what is put off (backward_state)
             self.state.free_allocation(sent)
             chunk_pass.out = None
         chunk_pass.place = -1

@@ -43,16 +43,16 @@ def allocate_requests(state: RankState, wants: Iterable[SlotRequest], where: str
         allocations[slot] = state.allocate(nbytes, off_tape_instruction(lasts, shown, where))
 
 
-def gather_group_weights(state: RankState, c: int, g: int) -> None:
+def gather_group_weights(state: RankState, chunk: int, group: int) -> None:
     """A group's weights in front of its first forward of a step, and they stay; what was gathered before it goes when
     this is copied (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``wait_for_unshard``)."""
     groups = state.rank.gathered_params
     if groups is None:
         return
     start = state.events_and_allocated()
-    gathered = _gathered(state, groups[c][g], GATHER)
+    gathered = _gathered(state, groups[chunk][group], GATHER)
     _let_go(state)
-    state.unsharded.setdefault(c, []).append(_copied(state, groups[c][g]))
+    state.unsharded.setdefault(chunk, []).append(_copied(state, groups[chunk][group]))
     state.gathered = gathered
     state.note_peak_since(start)
 
@@ -74,15 +74,15 @@ def gather_all_groups(state: RankState) -> None:
     state.note_peak_since(start)
 
 
-def copy_gathered(state: RankState, c: int) -> None:
+def copy_gathered(state: RankState, chunk: int) -> None:
     """In front of a chunk's first forward what was fetched for it is copied, group by group."""
     groups = state.rank.gathered_params
-    if groups is None or c in state.unsharded:
+    if groups is None or chunk in state.unsharded:
         return
     start = state.events_and_allocated()
-    fetched = state.fetched.pop(c, None) or [_gathered(state, weights, 0) for weights in groups[c]]
-    for weights, gathered in zip(groups[c], fetched, strict=True):
-        state.unsharded.setdefault(c, []).append(_copied(state, weights))
+    fetched = state.fetched.pop(chunk, None) or [_gathered(state, weights, 0) for weights in groups[chunk]]
+    for weights, gathered in zip(groups[chunk], fetched, strict=True):
+        state.unsharded.setdefault(chunk, []).append(_copied(state, weights))
         state.free_allocation(gathered)
     state.note_peak_since(start)
 
@@ -131,7 +131,7 @@ def allocate_ddp_buckets(state: RankState) -> None:
     state.note_peak_since(start)
 
 
-def reduce_chunk_gradients(state: RankState, c: int) -> None:
+def reduce_chunk_gradients(state: RankState, chunk: int) -> None:
     """Behind a chunk's last backward FSDP reduces its unsharded gradients group by group.
 
     The weights go first, then what was sent before, then there is what is sent (_fsdp_param_group.py,
@@ -144,13 +144,13 @@ def reduce_chunk_gradients(state: RankState, c: int) -> None:
     sharded = off_tape_instruction(GRADIENTS, "sharded gradients", where, REDUCE)
     previous: Allocation | None = None
     start = state.events_and_allocated()
-    for g, (weights, copies) in enumerate(zip(groups[c], state.unsharded.pop(c), strict=True)):
+    for g, (weights, copies) in enumerate(zip(groups[chunk], state.unsharded.pop(chunk), strict=True)):
         for copy in copies:
             state.free_allocation(copy)
         if previous is not None:
             state.free_allocation(previous)
         previous = state.allocate(int(4 * sum(n for n, _ in weights)), sent)
-        for copy in state.accumulators.pop(c * 10_000 + g, ()):
+        for copy in state.accumulators.pop(chunk * 10_000 + g, ()):
             state.free_allocation(copy)
         shares = sum(share for _, share in weights)
         summed = state.allocate(int(4 * shares), sharded)

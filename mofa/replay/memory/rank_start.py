@@ -51,26 +51,26 @@ def allocate_start(state: RankState) -> None:
     state.note_peak_since(begun)
 
 
-def _parameter(state: RankState, w: Weight, n: int) -> Allocation:
+def _parameter(state: RankState, weight: Weight, number: int) -> Allocation:
     """The n-th parameter of a rank, and what is built beside it.
 
     In fp8 it is cast from a 16-bit tensor, which goes, and has a transposed copy.
     """
     wide = (
-        state.allocate(w.init_copy_bytes, off_tape_instruction(TEMPORARIES, "draft of a first value", WHERE))
-        if w.init_copy_bytes
+        state.allocate(weight.init_copy_bytes, off_tape_instruction(TEMPORARIES, "draft of a first value", WHERE))
+        if weight.init_copy_bytes
         else None
     )
     allocation = state.allocate(
-        w.param_bytes, off_tape_instruction(PARAMETERS, f"parameter {name_in_layer(w.name)}", WHERE)
+        weight.param_bytes, off_tape_instruction(PARAMETERS, f"parameter {name_in_layer(weight.name)}", WHERE)
     )
-    if w.fp8_transpose_bytes:
+    if weight.fp8_transpose_bytes:
         state.allocate(
-            w.fp8_transpose_bytes, off_tape_instruction(BUFFERS, f"transposed {name_in_layer(w.name)}", WHERE)
+            weight.fp8_transpose_bytes, off_tape_instruction(BUFFERS, f"transposed {name_in_layer(weight.name)}", WHERE)
         )
     if wide is not None:
         state.free_allocation(wide)
     for behind, nbytes in state.rank.allocated_at_build:
-        if behind == n:
+        if behind == number:
             state.allocate(nbytes, off_tape_instruction(BUFFERS, "buffer kept for good", WHERE))
     return allocation

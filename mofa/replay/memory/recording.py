@@ -79,9 +79,9 @@ class Recording:
     retained_slots: tuple[int, ...]
     block_ends: tuple[BlockEnd, ...]
 
-    def for_allocator(self, a: Allocator) -> Recording:
+    def for_allocator(self, allocator: Allocator) -> Recording:
         """The same with its requests to an allocator."""
-        return self._replaced(requests=a.prepare_requests(self.orders))
+        return self._replaced(requests=allocator.prepare_requests(self.orders))
 
     def _replaced(self, **changes: object) -> Recording:
         """A copy that knows what follows from the slots, which are the same: it is worked out once for all copies."""

@@ -34,7 +34,7 @@ Overflow = Callable[[OutOfDeviceMemory, Instruction, int], Block]
 
 
 def repeat_recording(
-    recording: Recording, recorded: PassBlocks, a: Allocator, journal: Journal, overflow: Overflow,
+    recording: Recording, recorded: PassBlocks, allocator: Allocator, journal: Journal, overflow: Overflow,
     passed: Passed | None,
 ) -> tuple[int, int, int]:  # fmt: skip
     """Play a computation again for another pass, and write it down; ``passed`` is told of pieces that are through, None
@@ -45,18 +45,18 @@ def repeat_recording(
     tuple[int, int, int]
         Its first event, the bytes allocated before it, and the event after its last. Peaks are the allocator's.
     """
-    start, before, reserved = journal.num_events, a.allocated, a.reserved
-    rests, grown = _answered(recording, recorded, a, start, overflow, passed)
+    start, before, reserved = journal.num_events, allocator.allocated, allocator.reserved
+    rests, grown = _answered(recording, recorded, allocator, start, overflow, passed)
     end = journal.repeat_computation(recording.instructions, recording.sizes, recording.passages)
     most, changed = before + recording.peak_rise_bytes, 0
     if rests or recorded.rests:
         rests.update(recorded.rests)
-        most, changed = _add_rests(recording, rests, journal, start, before, a.peak_allocated)
+        most, changed = _add_rests(recording, rests, journal, start, before, allocator.peak_allocated)
         recorded.rests = {slot: rest for slot, rest in rests.items() if slot not in recording.freed}
     recorded.last = recording
-    a.allocated = before + recording.net_bytes + changed
-    if most > a.peak_allocated:
-        a.peak_allocated = most
+    allocator.allocated = before + recording.net_bytes + changed
+    if most > allocator.peak_allocated:
+        allocator.peak_allocated = most
     if grown or journal.grown[-1][1] != reserved:
         for first, after in recording.reserved_reads:
             reserved = next((size for event, size in reversed(grown) if event < after), reserved)
@@ -94,7 +94,7 @@ def _add_rests(
 
 
 def _answered(
-    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow,
+    recording: Recording, recorded: PassBlocks, allocator: Allocator, start: int, overflow: Overflow,
     passed: Passed | None,
 ) -> tuple[dict[int, int], list[tuple[int, int]]]:  # fmt: skip
     """Answer the requests. The rests of blocks that were not cut, by slot, and (event, bytes reserved after it) where
@@ -110,30 +110,30 @@ def _answered(
     rests: dict[int, int] = {}
     grown: list[tuple[int, int]] = []
     begin, end = 0, len(recording.orders)
-    if passed is None and isinstance(a, CompiledAllocator):
-        begin = _fitting_requests(recording, end, blocks, a, rests)
+    if passed is None and isinstance(allocator, CompiledAllocator):
+        begin = _fitting_requests(recording, end, blocks, allocator, rests)
         if begin == end:  # as nearly always
             return rests, grown
-    grow = partial(_grow, recording, recorded, a, start, overflow, rests, grown)
-    answer = _compiled_requests if isinstance(a, CompiledAllocator) else _requests
+    grow = partial(_grow, recording, recorded, allocator, start, overflow, rests, grown)
+    answer = _compiled_requests if isinstance(allocator, CompiledAllocator) else _requests
     for piece_passed in recording.block_ends:
         assert passed is not None
-        answer(recording, begin, piece_passed.num_orders, blocks, a, rests, grow)
+        answer(recording, begin, piece_passed.num_orders, blocks, allocator, rests, grow)
         passed(piece_passed, blocks)
         begin = piece_passed.num_orders
-    answer(recording, begin, end, blocks, a, rests, grow)
+    answer(recording, begin, end, blocks, allocator, rests, grow)
     return rests, grown
 
 
 def _requests(
-    recording: Recording, begin: int, end: int, blocks: BlockSlots, a: Allocator,
+    recording: Recording, begin: int, end: int, blocks: BlockSlots, allocator: Allocator,
     rests: dict[int, int], grow: Grow,
 ) -> None:  # fmt: skip
     """What :meth:`mofa.replay.allocator.caching.Allocator.allocate_rounded` and ``free`` do, written out: the innermost
     loop of a replay, in which a call takes as long as a step."""
     requests = recording.requests
     assert isinstance(blocks, list) and not isinstance(requests, bytes)
-    expandable = a.expandable
+    expandable = allocator.expandable
     for size, slot, equal, pool in requests[begin:end]:
         if size > 0:
             if equal:
@@ -159,7 +159,7 @@ def _requests(
             free.address += size
             size = free.size = rest
         elif size:
-            _make_room(a, grow, slot, -size, pool)
+            _make_room(allocator, grow, slot, -size, pool)
             continue
         else:
             free = blocks[slot]
@@ -196,25 +196,27 @@ def _requests(
 
 
 def _fitting_requests(
-    recording: Recording, end: int, blocks: BlockSlots, a: CompiledAllocator, rests: dict[int, int]
+    recording: Recording, end: int, blocks: BlockSlots, allocator: CompiledAllocator, rests: dict[int, int]
 ) -> int:  # fmt: skip
     """Answer requests, compiled, until one fits no free block: its place, ``end`` where all fit."""
     requests = recording.requests
     assert isinstance(blocks, NumberedBlocks) and isinstance(requests, bytes)
-    return a.serve_requests(requests, 0, end, blocks, None, rests)
+    return allocator.serve_requests(requests, 0, end, blocks, None, rests)
 
 
 def _compiled_requests(
-    recording: Recording, begin: int, end: int, blocks: BlockSlots, a: Allocator,
+    recording: Recording, begin: int, end: int, blocks: BlockSlots, allocator: Allocator,
     rests: dict[int, int], grow: Grow,
 ) -> None:  # fmt: skip
     """The same where an allocator has this loop compiled."""
     requests = recording.requests
-    assert isinstance(a, CompiledAllocator) and isinstance(blocks, NumberedBlocks) and isinstance(requests, bytes)
+    assert (
+        isinstance(allocator, CompiledAllocator) and isinstance(blocks, NumberedBlocks) and isinstance(requests, bytes)
+    )
     segment = None
-    while (begin := a.serve_requests(requests, begin, end, blocks, segment, rests)) < end:
+    while (begin := allocator.serve_requests(requests, begin, end, blocks, segment, rests)) < end:
         size, slot, index = recording.orders[begin]
-        segment = grow(slot, abs(size), a.pool(index))
+        segment = grow(slot, abs(size), allocator.pool(index))
 
 
 def _best_fit(pool: BlockPool, size: int) -> Block | None:
@@ -265,19 +267,19 @@ def _merged_into(before: Block, free: Block, after: Block | None) -> Block:
     return before
 
 
-def _make_room(a: Allocator, grow: Grow, slot: int, size: int, pool: BlockPool) -> None:
+def _make_room(allocator: Allocator, grow: Grow, slot: int, size: int, pool: BlockPool) -> None:
     """Ask the device for memory where no free block has a size."""
     if pool.first_fitting_bin(size) == len(pool.lists):
-        a.merge_free(grow(slot, size, pool))
+        allocator.merge_free(grow(slot, size, pool))
 
 
 def _grow(
-    recording: Recording, recorded: PassBlocks, a: Allocator, start: int, overflow: Overflow, rests: dict[int, int],
-    grown: list[tuple[int, int]], slot: int, size: int, pool: BlockPool,
+    recording: Recording, recorded: PassBlocks, allocator: Allocator, start: int, overflow: Overflow,
+    rests: dict[int, int], grown: list[tuple[int, int]], slot: int, size: int, pool: BlockPool,
 ) -> Block:  # fmt: skip
     """A new block of the device's for a slot, and in ``grown`` what is reserved with it."""
     try:
-        free = a.grow(pool, size)
+        free = allocator.grow(pool, size)
     except OutOfDeviceMemory as full:
         event = recording.allocation_events[slot]
         known = {**recorded.rests, **rests}
@@ -285,7 +287,7 @@ def _grow(
         full.allocated += sum(
             sign * known.get(s, 0) for s, e in recording.entries.items() for done, sign in e if done < event
         )
-        a.allocated = full.allocated  # from which the overflow's request is counted
+        allocator.allocated = full.allocated  # from which the overflow's request is counted
         free = overflow(full, recording.instructions[event], start + event)
-    grown.append((recording.allocation_events[slot], a.reserved))
+    grown.append((recording.allocation_events[slot], allocator.reserved))
     return free

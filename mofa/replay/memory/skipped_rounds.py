@@ -41,15 +41,15 @@ class MicroBatchShifts:
         self.computations = computations
         self._by = {size: self._of_size(size) for size in sizes if 2 * size <= len(computations)}
 
-    def shift_of_round(self, n: int, size: int) -> int:
-        """By how many micro-batches the ``size`` computations from ``n`` follow those before them; 0 where other."""
+    def shift_of_round(self, position: int, size: int) -> int:
+        """By how many micro-batches the ``size`` computations from ``position`` follow those before; 0 where other."""
         by = self._by.get(size)
-        return by[n] if by is not None and n < len(by) else 0
+        return by[position] if by is not None and position < len(by) else 0
 
-    def size_of_round(self, n: int) -> int:
-        """The least of the sizes of which a round ends in front of ``n`` and another like it follows; 0 where none."""
+    def size_of_round(self, position: int) -> int:
+        """The least size of which a round ends in front of ``position`` and another like it follows; 0 where none."""
         for size, by in self._by.items():
-            if by[n]:
+            if by[position]:
                 return size
         return 0
 
@@ -99,13 +99,13 @@ class RoundSkipper:
         self.num_in_flight = 0
         self.chunks = len({c for _, c, _ in computations})
 
-    def is_round_end(self, n: int) -> bool:
-        """Whether a round ends in front of computation ``n`` and another like it follows."""
-        if self.size and (n - self.start) % self.size:
+    def is_round_end(self, position: int) -> bool:
+        """Whether a round ends in front of the computation at ``position`` and another like it follows."""
+        if self.size and (position - self.start) % self.size:
             return False
-        size = self.shifts.size_of_round(n)
+        size = self.shifts.size_of_round(position)
         if size != self.size:
-            self.size, self.start, self.states, self.peaks = size, n, {}, None
+            self.size, self.start, self.states, self.peaks = size, position, {}, None
         return size > 0
 
     def has_unchanged_in_flight(self, flying: int) -> bool:
@@ -113,7 +113,7 @@ class RoundSkipper:
         before, self.num_in_flight = self.num_in_flight, flying
         return before == flying
 
-    def num_to_skip(self, n: int, places_held: object, free: Callable[[], object]) -> tuple[int, int]:
+    def num_to_skip(self, position: int, places_held: object, free: Callable[[], object]) -> tuple[int, int]:
         """How many computations can be left out here as the state came back, and how many those are that repeat.
 
         The state is what is ``places_held`` where and what is ``free``. That takes longer to put down: behind the first
@@ -126,8 +126,8 @@ class RoundSkipper:
                 return 0, 0
         state = free()
         since = known.get(state)
-        known[state] = n
-        return (0, 0) if since is None else (self._following(n, n - since), n - since)
+        known[state] = position
+        return (0, 0) if since is None else (self._following(position, position - since), position - since)
 
     @property
     def num_quiet_forwards(self) -> int:
@@ -138,19 +138,19 @@ class RoundSkipper:
             else STEADY_FORWARDS
         )
 
-    def num_to_skip_once_settled(self, n: int, peaks: object, quiet: int) -> tuple[int, int]:
+    def num_to_skip_once_settled(self, position: int, peaks: object, quiet: int) -> tuple[int, int]:
         """The same where ``peaks`` have not changed for so many forwards."""
         if peaks != self.peaks:
-            self.peaks, self.changed = peaks, n
-        begun = max(sum(kind == "F" for kind, _, _ in self.computations[n : n + self.size]), 1)
+            self.peaks, self.changed = peaks, position
+        begun = max(sum(kind == "F" for kind, _, _ in self.computations[position : position + self.size]), 1)
         num_rounds = -(-max(self.num_in_flight, quiet) // begun)
-        if n - self.changed < num_rounds * self.size:
+        if position - self.changed < num_rounds * self.size:
             return 0, 0
-        return self._following(n, self.size), self.size
+        return self._following(position, self.size), self.size
 
-    def _following(self, n: int, period: int) -> int:
+    def _following(self, position: int, period: int) -> int:
         """How many computations follow in whole periods of rounds like the last one."""
         like = 0
-        while self.shifts.shift_of_round(n + like * self.size, self.size):
+        while self.shifts.shift_of_round(position + like * self.size, self.size):
             like += 1
         return like * self.size // period * period

@@ -65,7 +65,7 @@ class DeferredFrees:
         self.gradient: Block | None = None
         self.launches = [launches_by_kind([rank_block.trace for rank_block in chunk]) for chunk in rank.chunks]
 
-    def before_computation(self, kind: str, c: int) -> None:
+    def before_computation(self, kind: str, chunk: int) -> None:
         """A computation begins.
 
         ``Schedule1F1B`` sends and receives ahead of it: of a forward the input and the last gradient, of a backward the
@@ -76,7 +76,7 @@ class DeferredFrees:
         if kind == "F":
             self.synchronize_deepspeed()
         rank = self.state.rank
-        if not rank.keeps_last_output or (rank.receives[c] if kind == "F" else rank.sends[c]):
+        if not rank.keeps_last_output or (rank.receives[chunk] if kind == "F" else rank.sends[chunk]):
             self.launched_before_exchange = self.launched
         self.free_passed()
 
@@ -101,26 +101,26 @@ class DeferredFrees:
         while self.waiting and self.waiting[0][0] <= self.launched + self.launched_in_computation:
             self.state.a.merge_free(self.waiting.popleft()[1])
 
-    def after_computation(self, kind: str, c: int, i: int) -> None:
+    def after_computation(self, kind: str, chunk: int, micro_batch: int) -> None:
         """End a computation."""
         state = self.state
         if not state.rank.preallocated:
             return
-        self.launched += self.launches[c].get(kind, 0.0)
+        self.launched += self.launches[chunk].get(kind, 0.0)
         self.launched_in_computation = 0.0
         stays = state.rank.keeps_last_output
         if kind == "F" and stays:
             self.drop_replaced_output()
-            self.output = c, i
+            self.output = chunk, micro_batch
         if kind not in "BW":
             return
-        chunk_pass = state.passes.pop((c, i))
+        chunk_pass = state.passes.pop((chunk, micro_batch))
         chunk_pass.restore_slots()
         out, (dy,) = chunk_pass.out, chunk_pass.slots[0]
-        if out is not None and stays and self.output == (c, i):
+        if out is not None and stays and self.output == (chunk, micro_batch):
             self.finished_output = out
         elif out is not None:
-            self.free_output(out, self.output_name(c), sent=state.rank.sends[c])
+            self.free_output(out, self.output_name(chunk), sent=state.rank.sends[chunk])
         if stays:
             dy, self.gradient = self.gradient, dy
         if dy is not None:
@@ -135,8 +135,8 @@ class DeferredFrees:
         issued = {"forward": forward, "backward by inputs": inputs, "backward by weights": weights}.get(
             phase, inputs + weights
         )
-        pace = rank_block.paces[phase != "forward"]
-        for allocation in self.shelf.issue_block(pace, issued) if self.shelves else ():
+        block_time = rank_block.forward_and_backward_times[phase != "forward"]
+        for allocation in self.shelf.issue_block(block_time, issued) if self.shelves else ():
             self.state.free_allocation(allocation)
         if (self.defers_sent_blocks or self.pipelined) and self.state.notes is not None:
             self.state.notes.note_block_end(phase, rank_block.name)
@@ -144,7 +144,7 @@ class DeferredFrees:
             self.launched_in_computation += issued
             self.free_passed()
         if self.defers_sent_blocks:
-            for block in self.ring.issue_block(pace, issued):
+            for block in self.ring.issue_block(block_time, issued):
                 self.state.a.merge_free(block)
         if self.reduces:
             self.launched += issued
@@ -229,9 +229,9 @@ class DeferredFrees:
         block.state = WAITING
         self.waiting.append((exchanged + behind, block))
 
-    def output_name(self, c: int) -> str:
+    def output_name(self, chunk: int) -> str:
         """What the output of a chunk is called."""
-        return self.state.rank.chunks[c][-1].trace.logits.split("#")[0] or INPUT
+        return self.state.rank.chunks[chunk][-1].trace.logits.split("#")[0] or INPUT
 
     def host_lead_launches(self) -> float:
         """Launches that the host is ahead of its device. A first step's makes up no lead, which compiles and loads

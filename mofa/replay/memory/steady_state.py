@@ -118,68 +118,68 @@ class SteadyStatePlayer:
         received = self.received_inputs.addresses()
         return self.sends.fingerprint(last), self.retained.addresses(), received, gradients, *passes
 
-    def _computation(self, kind: str, c: int, i: int) -> None:
+    def _computation(self, kind: str, chunk: int, micro_batch: int) -> None:
         state = self.state
-        state.journal.computations.append((state.journal.num_events, kind, c, i))
+        state.journal.computations.append((state.journal.num_events, kind, chunk, micro_batch))
         if kind == "F" and state.rank.buckets:
             allocate_ddp_buckets(state)
         if kind == "F" and state.rank.reduces_by_chunk:
-            copy_gathered(state, c)
+            copy_gathered(state, chunk)
         if self.sends.possible:
-            self.sends.before_computation(kind, c)
-        self._play(kind, c, i)
+            self.sends.before_computation(kind, chunk)
+        self._play(kind, chunk, micro_batch)
         if self.sends.possible:
-            self.sends.after_computation(kind, c, i)
+            self.sends.after_computation(kind, chunk, micro_batch)
 
-    def _play(self, kind: str, c: int, i: int) -> None:
+    def _play(self, kind: str, chunk: int, micro_batch: int) -> None:
         state = self.state
-        gathers = kind == "F" and state.rank.gathered_params is not None and c not in state.unsharded
-        if not self.repeats or gathers or (kind in "BW" and c not in state.begun):  # the first gradients stay
-            self.play(kind, c, i)
-            self.played.add((kind, c))
+        gathers = kind == "F" and state.rank.gathered_params is not None and chunk not in state.unsharded
+        if not self.repeats or gathers or (kind in "BW" and chunk not in state.begun):  # the first gradients stay
+            self.play(kind, chunk, micro_batch)
+            self.played.add((kind, chunk))
             return
-        retains = self.retained.possible and self.retained.retains_of_chunk(c)
-        which = kind, c, retains, self.received_inputs.present(), self.sends.defers_sent_blocks
+        retains = self.retained.possible and self.retained.retains_of_chunk(chunk)
+        which = kind, chunk, retains, self.received_inputs.present(), self.sends.defers_sent_blocks
         recording = self.recordings_of.get(which)
         known = recording is None and self.recordings.has_recording(state.rank, which)
-        if known and (kind, c) in self.played:
+        if known and (kind, chunk) in self.played:
             recording = self.recordings_of[which] = self.recordings.recording(state.rank, which)
         if recording is not None:
-            self._repeat(which, recording, i)
+            self._repeat(which, recording, micro_batch)
         elif not known and self.tries.get(which, 0) < TRIES:
-            self._note_down(which, i)
+            self._note_down(which, micro_batch)
         else:
-            self.play(kind, c, i)
-        self.played.add((kind, c))
+            self.play(kind, chunk, micro_batch)
+        self.played.add((kind, chunk))
 
-    def _blocks_outside(self, kind: str, c: int) -> list[RetainedBlock]:
+    def _blocks_outside(self, kind: str, chunk: int) -> list[RetainedBlock]:
         """Blocks outside its pass that a computation finds or leaves; always as many, in one order."""
         state, received = self.state, self.received_inputs.waiting()
         if self.retained.possible:
-            return [*self.retained.waiting(c), *received]
+            return [*self.retained.waiting(chunk), *received]
         return [*(deepspeed.live_bf16_gradients(state) if kind == "B" else ()), *received]
 
-    def _leave(self, kind: str, c: int, blocks: list[Block | None]) -> None:
+    def _leave(self, kind: str, chunk: int, blocks: list[Block | None]) -> None:
         """Put these blocks in place behind a computation that was repeated."""
         if self.state.rank.keeps_received_inputs:
             self.received_inputs.replace(*blocks[-2:])
             blocks = blocks[:-2]
         left = [block for block in blocks if block is not None]
         if self.retained.possible:
-            self.retained.replace(c, left)
+            self.retained.replace(chunk, left)
         elif kind == "B" and self.state.rank.deepspeed:
             deepspeed.move_gradients(self.state, left)
 
-    def _repeat(self, which: Which, recording: Recording, i: int) -> None:
+    def _repeat(self, which: Which, recording: Recording, micro_batch: int) -> None:
         """Repeat a computation from a recording."""
         state = self.state
         kind, c, *_ = which
-        chunk_pass = state.passes.get((c, i))
+        chunk_pass = state.passes.get((c, micro_batch))
         if chunk_pass is None:
-            chunk_pass = state.passes[c, i] = ChunkPass()
+            chunk_pass = state.passes[c, micro_batch] = ChunkPass()
             chunk_pass.recorded = PassBlocks(state.a.empty_slots())
         elif chunk_pass.recorded is None:  # begun before there were notes
-            self.play(kind, c, i)
+            self.play(kind, c, micro_batch)
             return
         if not recording.requests:
             recording = self.recordings_of[which] = recording.for_allocator(state.a)
@@ -196,23 +196,23 @@ class SteadyStatePlayer:
         if state.a.peak_allocated > state.highest[-1][0]:
             state.highest[-1] = (state.a.peak_allocated, start, before, end)
         if kind in "BW" and not state.rank.preallocated:
-            del state.passes[c, i]
+            del state.passes[c, micro_batch]
         else:
             chunk_pass.place = -1
 
-    def _passed(self, c: int, passed: BlockEnd, blocks: BlockSlots) -> None:
+    def _passed(self, chunk: int, passed: BlockEnd, blocks: BlockSlots) -> None:
         """A piece is through in a computation that is repeated."""
         for slot in passed.sent:
             self.sends.send(blocks[slot])
-        self.sends.after_block(passed.phase, self.pieces[c][passed.name])
+        self.sends.after_block(passed.phase, self.pieces[chunk][passed.name])
 
-    def _note_down(self, which: Which, i: int) -> None:
+    def _note_down(self, which: Which, micro_batch: int) -> None:
         """Play a computation and record it; it can be repeated if it touched only its pass and what is retained."""
         state = self.state
         kind, c, *_ = which
-        chunk_pass = state.passes.get((c, i))
+        chunk_pass = state.passes.get((c, micro_batch))
         if chunk_pass is not None and chunk_pass.recorded is None:
-            self.play(kind, c, i)
+            self.play(kind, c, micro_batch)
             return
         self.tries[which] = self.tries.get(which, 0) + 1
         recorder = Recorder(
@@ -224,8 +224,8 @@ class SteadyStatePlayer:
         if chunk_pass is not None:
             chunk_pass.restore_slots()
         with state.recording_into(recorder):
-            self.play(kind, c, i)
-        chunk_pass = state.passes.get((c, i))
+            self.play(kind, c, micro_batch)
+        chunk_pass = state.passes.get((c, micro_batch))
         left = [block for block, _ in self._blocks_outside(kind, c)]
         recording = recorder.recording([*chunk_pass.slots, [chunk_pass.out]] if chunk_pass is not None else (), left)
         if recording is not None:

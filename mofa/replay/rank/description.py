@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mofa.cost.allocations.block_trace import BlockTrace
-from mofa.cost.allocations.watchdog import Pace
+from mofa.cost.allocations.watchdog import BlockTime
 from mofa.cost.allocations.weight_buffers import FlatBuffer, Weight
 from mofa.replay.rank.routing_drift import RoutingDrift
 from mofa.specs.optimizers import OPTIMIZERS
@@ -20,7 +20,7 @@ class RankBlock:
 
     name: str
     trace: BlockTrace
-    paces: tuple[Pace, Pace] = Pace(), Pace()
+    forward_and_backward_times: tuple[BlockTime, BlockTime] = BlockTime(), BlockTime()
     """Of its forward and its backward."""
     parts: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
     """Of a layer whose forward runs beside another's backward: the part of each op of its forward and of its backward,

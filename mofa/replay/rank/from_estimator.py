@@ -10,11 +10,11 @@ from mofa.blocks.combined_passes import part_names
 from mofa.blocks.frameworks.megatron.persistent import buffers_at_first_use
 from mofa.cost.allocations.allocation_trace import gather_embedding_ahead, hold_head_gradient_for_embedding, trace_block
 from mofa.cost.allocations.block_trace import BlockTrace
-from mofa.cost.allocations.host_lead import block_paces, device_over_host_time, pace_of_fastest_peer
+from mofa.cost.allocations.host_lead import device_over_host_time, forward_and_backward_times, times_of_fastest_peer
 from mofa.cost.allocations.initialization import rotary_table_bytes
 from mofa.cost.allocations.parameter_tensors import Module, parameter_tensors_of_rank
 from mofa.cost.allocations.sequential_experts import unroll_experts
-from mofa.cost.allocations.watchdog import Pace
+from mofa.cost.allocations.watchdog import BlockTime
 from mofa.cost.allocations.weight_buffers import (
     buffers_taken_at_build,
     ddp_buckets,
@@ -67,14 +67,16 @@ def describers_of_extreme_ranks(
     )
 
 
-def tokens_over_mean_by_rank(estimator: Estimator, r: int) -> tuple[float, ...]:
+def tokens_over_mean_by_rank(estimator: Estimator, pipeline_rank: int) -> tuple[float, ...]:
     """Tokens of the experts of every rank of an expert-parallel group over their mean, in the mean of a stage's layers;
     empty where the counts of its layers are not known, or it has none with experts. [-]"""
     known, model = rows_over_mean_by_layer(estimator), estimator.workload.model
     if known is None:
         return ()
     routed = [layer for layer in range(model.num_layers) if model.is_moe_layer(layer)]
-    places = [routed.index(layer) for layer in estimator.rank_specs[r].layer_numbers if model.is_moe_layer(layer)]
+    places = [
+        routed.index(layer) for layer in estimator.rank_specs[pipeline_rank].layer_numbers if model.is_moe_layer(layer)
+    ]
     return tuple(known[places].mean(axis=0).tolist()) if places else ()
 
 
@@ -124,18 +126,18 @@ def outside_allocator_bytes(estimator: Estimator) -> tuple[float, tuple[float, .
     return float(rows.cluster.gpu.context_bytes.value), tuple(communicators_of(rows)[0].tolist())
 
 
-def allocator_capacity_bytes(estimator: Estimator, r: int = 0) -> int:
+def allocator_capacity_bytes(estimator: Estimator, pipeline_rank: int = 0) -> int:
     """What the capacity leaves the allocator of a pipeline rank, beside context and communicators. [B]"""
     context, communicators = outside_allocator_bytes(estimator)
-    return int(estimator.cluster.gpu.capacity_bytes.value - context - communicators[r])
+    return int(estimator.cluster.gpu.capacity_bytes.value - context - communicators[pipeline_rank])
 
 
 def _rank(
     rows: Rows, specs: Sequence[RankSpec], traces: dict[str, BlockTrace], routed: UnevenLayers, emptiest: bool,
-    data_rank: int, r: int,
+    data_rank: int, pipeline_rank: int,
 ) -> Rank:  # fmt: skip
     """A rank as it is described, with the traces of its blocks."""
-    spec, fw, workload = specs[r], rows.framework, rows.workload
+    spec, fw, workload = specs[pipeline_rank], rows.framework, rows.workload
     place, gradients, inputs = spec.place, spec.gradients, spec.buffers.held_inputs
     chunks, moving = _chunks(rows, spec, traces, routed, emptiest)
     modules = [
@@ -182,7 +184,7 @@ def _rank(
         sent_bytes=boundary // place.tensor_ranks if ds and place.tensor_ranks > 1 else 0,
         pairs_passes=rows.schedule_record.pairs_passes,
         launch_blocking=fw.launch_blocking, casts_to_reduce=fw.casts_to_reduce, routing_drift=drift,
-        late_copies_bytes=int(late_gradient_copies_bytes(rows)[0, r]), margin_bytes=bytes_left_free(rows),
+        late_copies_bytes=int(late_gradient_copies_bytes(rows)[0, pipeline_rank]), margin_bytes=bytes_left_free(rows),
     )  # fmt: skip
 
 
@@ -214,7 +216,9 @@ def _chunks(
 
     chunks = tuple(
         tuple(
-            RankBlock(block.name_with_article, trace(block), _paces(rows, block), _parts(rows, block))
+            RankBlock(
+                block.name_with_article, trace(block), _forward_and_backward_times(rows, block), _parts(rows, block)
+            )
             for block in chunk.blocks
         )
         for chunk in spec.chunks
@@ -222,7 +226,15 @@ def _chunks(
     if any(piece.trace.recorded_on_nccl_stream for chunk in chunks for piece in chunk):
         peers = spec.place.tensor_ranks * spec.place.context_ranks
         chunks = tuple(
-            tuple(replace(piece, paces=pace_of_fastest_peer(piece.paces, rows.cluster, peers)) for piece in chunk)
+            tuple(
+                replace(
+                    piece,
+                    forward_and_backward_times=times_of_fastest_peer(
+                        piece.forward_and_backward_times, rows.cluster, peers
+                    ),
+                )
+                for piece in chunk
+            )
             for chunk in chunks
         )
     return chunks, tuple(tuple(map(moves, chunk.blocks)) for chunk in spec.chunks)
@@ -236,9 +248,9 @@ def _parts(rows: Rows, block: BlockSpec) -> tuple[Mapping[str, str], Mapping[str
     return part_names(tapes.forward, tapes.backward, delays=rows.framework.delay_wgrad)
 
 
-def _paces(rows: Rows, block: BlockSpec) -> tuple[Pace, Pace]:
+def _forward_and_backward_times(rows: Rows, block: BlockSpec) -> tuple[BlockTime, BlockTime]:
     cost = block_cost(rows, block)
-    return block_paces(cost) if cost is not None else (Pace(), Pace())
+    return forward_and_backward_times(cost) if cost is not None else (BlockTime(), BlockTime())
 
 
 def _lazy_buffers(buffers: PersistentBuffers, library: str | None) -> tuple[int, ...]:

@@ -106,9 +106,9 @@ class _Slots:
             return SHELVE
         return LATE if name in self.trace.freed_at_end else FREE
 
-    def scratch(self, code: int, n: int, op: str, item: NewTensor) -> Instruction:
+    def scratch(self, code: int, number: int, op: str, item: NewTensor) -> Instruction:
         """The n-th of an op's temporaries."""
-        return self.instruction(code, f"{SCRATCH}{n}", op, item, f"scratch of {op}")
+        return self.instruction(code, f"{SCRATCH}{number}", op, item, f"scratch of {op}")
 
     def instruction(self, code: int, name: str, op: str, item: NewTensor | None = None, shown: str = "") -> Instruction:
         shown = shown or self.shown(name)

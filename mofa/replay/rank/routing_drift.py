@@ -119,12 +119,14 @@ class DrawnPrograms:
         self.popularity = self.drift.routers.next_popularity(self.rng)
         self.known = {}
 
-    def programs(self, c: int, i: int) -> list[BlockProgram]:
+    def programs(self, chunk: int, micro_batch: int) -> list[BlockProgram]:
         """The programs of a chunk's blocks in a micro-batch."""
-        if (c, i) not in self.known:
-            pieces = zip(self.drift.layers[c], self.plain[c], strict=True)
-            self.known[c, i] = [code if moving is None else self._drawn(moving) for moving, code in pieces]
-        return self.known[c, i]
+        if (chunk, micro_batch) not in self.known:
+            pieces = zip(self.drift.layers[chunk], self.plain[chunk], strict=True)
+            self.known[chunk, micro_batch] = [
+                code if moving is None else self._drawn(moving) for moving, code in pieces
+            ]
+        return self.known[chunk, micro_batch]
 
     def _drawn(self, moving: DriftingLayer) -> BlockProgram:
         return self.of_tokens(moving, self.drift.routers.tokens(self.popularity[moving.moe_layer_index], self.rng))

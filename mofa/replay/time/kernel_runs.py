@@ -139,11 +139,11 @@ class ResolvedTape:
     output_tensor: str
 
 
-def scalar(x: object) -> float:
+def scalar(value: object) -> float:
     """The entry of an array of one combination."""
-    if type(x) is float or type(x) is bool:
-        return float(x)
-    return float(np.asarray(x, dtype=float).reshape(-1)[0])
+    if type(value) is float or type(value) is bool:
+        return float(value)
+    return float(np.asarray(value, dtype=float).reshape(-1)[0])
 
 
 def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:

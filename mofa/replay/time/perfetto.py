@@ -96,8 +96,8 @@ def _title(span: Computation) -> str:
     return f"{span.kind} {span.micro_batch}" + (f" chunk {span.chunk}" if span.chunk else "")
 
 
-def _transfer_title(t: Transfer) -> str:
-    return f"{_TRANSFER_TRACK[t.kind]} {t.micro_batch}"
+def _transfer_title(transfer: Transfer) -> str:
+    return f"{_TRANSFER_TRACK[transfer.kind]} {transfer.micro_batch}"
 
 
 def _slice(name: str, cat: str, pid: int, tid: int, start_s: float, end_s: float, args: dict[str, Any]) -> Event:

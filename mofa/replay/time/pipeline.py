@@ -138,15 +138,15 @@ def _starting(wiring: NumberedExchanges, state: _State, hop_s: float) -> Callabl
     peers, partner, rank_of, stream_of = wiring.peers, wiring.partner, wiring.rank_of, wiring.stream_of
     ready, starts, ends, missing, waited, queues, free, *_, waiting, queued = state
 
-    def end(n: int, begun: float, heads: list[int]) -> None:
+    def end(exchange: int, begun: float, heads: list[int]) -> None:
         """End what began then, and add what is first on its stream now to ``heads``."""
-        stream = stream_of[n]
-        ends[n] = free[stream] = hop_s + begun
+        stream = stream_of[exchange]
+        ends[exchange] = free[stream] = hop_s + begun
         queue = queues[stream]
         queue.popleft()
-        if waited[n] and not queued[rank_of[n]]:
-            queued[rank_of[n]] = True
-            waiting.append(rank_of[n])
+        if waited[exchange] and not queued[rank_of[exchange]]:
+            queued[rank_of[exchange]] = True
+            waiting.append(rank_of[exchange])
         if queue:
             heads.append(queue[0])
 
@@ -189,28 +189,28 @@ def _advancing(
     partner, stream_of = wiring.partner, wiring.stream_of
     ready, starts, ends, _, waited, queues, free, position, launched_beside, launched, *_ = state
 
-    def launch(r: int, n: int, now: float) -> None:
+    def launch(rank: int, exchange: int, now: float) -> None:
         """Put a rank's exchange on its stream; start it where it is the first."""
-        launched[r] = True
-        ready[n] = now
-        queue = queues[stream_of[n]]
-        queue.append(n)
-        if queue[0] == n:
-            if (other := partner[n]) >= 0 and starts[other] == _NEVER:  # it only waits for the other side
-                since = free[stream_of[n]]
-                starts[n] = since if since > now else now
+        launched[rank] = True
+        ready[exchange] = now
+        queue = queues[stream_of[exchange]]
+        queue.append(exchange)
+        if queue[0] == exchange:
+            if (other := partner[exchange]) >= 0 and starts[other] == _NEVER:  # it only waits for the other side
+                since = free[stream_of[exchange]]
+                starts[exchange] = since if since > now else now
             else:
-                start(n)
+                start(exchange)
 
-    def advance(r: int) -> None:
-        player, items = players[r], wiring.ranks[r]
+    def advance(rank: int) -> None:
+        player, items = players[rank], wiring.ranks[rank]
         compute, wait_until, is_ready, end_awaited_exchange = (
             player.compute,
             player.wait_until,
             player.free_at_s,
             player.end_awaited_exchange,
         )
-        i, beside = position[r], launched_beside[r]
+        i, beside = position[rank], launched_beside[rank]
         for i in range(i, len(items)):  # noqa: B020
             action, n, blocking, cause = items[i]
             if action is not None:
@@ -223,8 +223,8 @@ def _advancing(
                 compute(action, beside)
                 beside = 0
                 continue
-            if not launched[r]:
-                launch(r, n, is_ready())
+            if not launched[rank]:
+                launch(rank, n, is_ready())
             if blocking:
                 at_end = ends[n]
                 if at_end == _NEVER:
@@ -234,10 +234,10 @@ def _advancing(
                 end_awaited_exchange()
             else:
                 beside += 1
-            launched[r] = False
+            launched[rank] = False
         else:
             i = len(items)
-        position[r], launched_beside[r] = i, beside
+        position[rank], launched_beside[rank] = i, beside
 
     return advance
 

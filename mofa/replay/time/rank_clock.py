@@ -188,8 +188,10 @@ class RankTimeline:
             for spot in self.ops[first:]
         ]  # fmt: skip
 
-    def _factor(self, action: Action, c: int) -> float:
-        return 1.0 if self.factors is None else float(self.factors["FBIW".index(action.kind), c, action.micro_batch])
+    def _factor(self, action: Action, chunk: int) -> float:
+        return (
+            1.0 if self.factors is None else float(self.factors["FBIW".index(action.kind), chunk, action.micro_batch])
+        )
 
     def wait_until(self, time: float, cause: str) -> None:
         clock = self.clock
@@ -230,16 +232,16 @@ class RankTimeline:
         self.played_by_kind[action.kind, action.stage, variant] = played_kind
         return played_kind
 
-    def _new_pair(self, action: Action, backward: Action, c: int, variant: int) -> _KindPlayed:
+    def _new_pair(self, action: Action, backward: Action, chunk: int, variant: int) -> _KindPlayed:
         """A forward beside a backward of another chunk, or of its own."""
         c_back = backward.stage // self.order.pp
-        pieces = tuple(paired_pieces(self.chunks[c], self.chunks[c_back]))
-        of_chunks = (self.kinds[c], self.kinds[c_back])
+        pieces = tuple(paired_pieces(self.chunks[chunk], self.chunks[c_back]))
+        of_chunks = (self.kinds[chunk], self.kinds[c_back])
         known = {} if self.plan.cache is None else self.plan.cache.setdefault((of_chunks, "FB", variant, None), {})
         steps = [self.plan.tapes[variant].steps_of(*_tape_of(piece)) for piece in pieces]
         waits = any(type(step) is Sync for part in steps for step in part.steps)
         played_kind = _KindPlayed(
-            "FB", c, variant, sum(part.horizon_s for part in steps), _PLAIN, known, waits,
+            "FB", chunk, variant, sum(part.horizon_s for part in steps), _PLAIN, known, waits,
             sum(part.launches for part in steps), pieces,
         )  # fmt: skip
         self.played_by_kind[action.kind, (action.stage, backward.stage), variant] = played_kind

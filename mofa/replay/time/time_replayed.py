@@ -62,8 +62,9 @@ class ReplayedTime:
 
 
 def weighted_mean(first: ReplayedTime, other: ReplayedTime, share: float) -> ReplayedTime:
-    """Of two ways in which a step goes, on the same ranks, the mean where the other one has a ``share``; the spans,
-    transfers and ops of the first.
+    """The mean of two replayed steps of the same ranks, of which the other has the weight ``share``.
+
+    Spans, transfers and ops are those of the first.
 
     Examples
     --------

@@ -76,7 +76,7 @@ def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
 def emptiest_and_fullest(estimator: Estimator) -> ExpertRankRange | None:
     """The emptiest and the fullest expert-parallel rank of one strategy, in closed form; None where all are alike."""
     ep = int(estimator.table.ep[0])
-    least = estimator.loads.at_emptiest(ep) if int(estimator.table.balancing[0]) == 0 else None
+    least = estimator.loads.with_memory_of_emptiest_rank(ep) if int(estimator.table.balancing[0]) == 0 else None
     if least is None:
         return None
     emptier = type(estimator)(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)

@@ -12,7 +12,7 @@ from mofa.specs.huggingface.shared_keys import (
     gated_mlp,
     gqa,
     kv_heads,
-    latent,
+    latent_attention,
     moe,
     refuse,
     sizes,
@@ -63,15 +63,15 @@ def _by_method(config: Config) -> dict[str, Any]:
 
 
 def _deepseek(config: Config) -> dict[str, Any]:
-    return {"attention": latent(config), **_by_method(config)}
+    return {"attention": latent_attention(config), **_by_method(config)}
 
 
 def _glm4_moe_lite(config: Config) -> dict[str, Any]:
-    return {"attention": latent(config), **many_experts(config, "sigmoid", grouped=True, correction=True)}
+    return {"attention": latent_attention(config), **many_experts(config, "sigmoid", grouped=True, correction=True)}
 
 
 def _youtu(config: Config) -> dict[str, Any]:
-    return {"attention": latent(config), "mlp": gated_mlp(config)}
+    return {"attention": latent_attention(config), "mlp": gated_mlp(config)}
 
 
 def _deepseek_v1_moe(config: Config) -> dict[str, Any]:

@@ -14,18 +14,18 @@ from mofa.specs.huggingface.shared_keys import (
     gpt_sizes,
     gqa,
     hidden_over_heads,
-    plain_mlp,
     refuse,
     rotary,
     rotary_dim,
     sizes,
+    ungated_mlp,
 )
 
 _NORM = {"norm": "layernorm"}
 
 
 def _gpt2(config: Config) -> dict[str, Any]:
-    raw = {"attention": gqa(config, qkv_bias=True, out_bias=True), "mlp": plain_mlp(config, bias=True), **_NORM}
+    raw = {"attention": gqa(config, qkv_bias=True, out_bias=True), "mlp": ungated_mlp(config, bias=True), **_NORM}
     return {**raw, "positions": "learned", "max_positions": config["max_position_embeddings"]}
 
 
@@ -38,7 +38,7 @@ def _gptj(config: Config) -> dict[str, Any]:
     width = hidden_over_heads(config)
     turned = config["rotary_dim"] or width
     rotation: dict[str, Any] = {} if turned == width else {"rotary_dim": turned}
-    raw = {"attention": gqa(config, **rotation), "mlp": plain_mlp(config, bias=True), **_NORM, "head_bias": True}
+    raw = {"attention": gqa(config, **rotation), "mlp": ungated_mlp(config, bias=True), **_NORM, "head_bias": True}
     return {**raw, "parallel_branches": True, "shared_branch_norm": True}
 
 
@@ -47,7 +47,7 @@ def _gpt_neox(config: Config) -> dict[str, Any]:
     attention = gqa(
         config, qkv_bias=bias, out_bias=bias, **rotary_dim({**config, "head_dim": hidden_over_heads(config)})
     )
-    raw = {"attention": attention, "mlp": plain_mlp(config, bias=True), **_NORM}
+    raw = {"attention": attention, "mlp": ungated_mlp(config, bias=True), **_NORM}
     return {**raw, "parallel_branches": config["use_parallel_residual"]}
 
 
@@ -62,14 +62,14 @@ def _opt(config: Config) -> dict[str, Any]:
             "mofa has no projection of embeddings"
         )
     bias = config["enable_bias"]
-    raw = {"attention": gqa(config, qkv_bias=bias, out_bias=bias), "mlp": plain_mlp(config, bias=bias), **_NORM}
+    raw = {"attention": gqa(config, qkv_bias=bias, out_bias=bias), "mlp": ungated_mlp(config, bias=bias), **_NORM}
     return {**raw, "positions": "learned", "max_positions": config["max_position_embeddings"] + 2}
 
 
 def _biogpt(config: Config) -> dict[str, Any]:
     """BioGPT keeps two rows of positions ahead of the first token's, as OPT does."""
     refuse(config, "layerdrop", 0, "layers that are skipped at random")
-    raw = {"attention": gqa(config, qkv_bias=True, out_bias=True), "mlp": plain_mlp(config, bias=True), **_NORM}
+    raw = {"attention": gqa(config, qkv_bias=True, out_bias=True), "mlp": ungated_mlp(config, bias=True), **_NORM}
     scaled = {"multipliers": ("embedding",)} if config["scale_embedding"] else {}
     return {**raw, "positions": "learned", "max_positions": config["max_position_embeddings"] + 2, **scaled}
 
@@ -77,7 +77,7 @@ def _biogpt(config: Config) -> dict[str, Any]:
 def _bloom(config: Config) -> dict[str, Any]:
     refuse(config, "apply_residual_connection_post_layernorm", False, "residual behind a norm")
     config = {**config, "hidden_act": "gelu", "intermediate_size": four_times_hidden(config)}
-    raw = {"attention": gqa(config, qkv_bias=True, out_bias=True), "mlp": plain_mlp(config, bias=True), **_NORM}
+    raw = {"attention": gqa(config, qkv_bias=True, out_bias=True), "mlp": ungated_mlp(config, bias=True), **_NORM}
     return {**raw, "positions": "alibi", "embedding_norm": True}
 
 
@@ -86,7 +86,7 @@ def _mpt(config: Config) -> dict[str, Any]:
     refuse(config, "attn_config.qk_ln", False, "such norm of queries and keys")
     refuse(config, "attn_config.alibi", True, "MPT without ALiBi")
     config = {**config, "hidden_act": "gelu", "intermediate_size": 4 * config["hidden_size"]}
-    raw = {"attention": gqa(config), "mlp": plain_mlp(config, bias=False), **_NORM}
+    raw = {"attention": gqa(config), "mlp": ungated_mlp(config, bias=False), **_NORM}
     return {**raw, "norm_bias": False, "positions": "alibi"}
 
 
@@ -97,7 +97,7 @@ def _falcon(config: Config) -> dict[str, Any]:
     one_norm = parallel and (not new or config["num_ln_in_parallel_attn"] == 1)
     attention = {**gqa(config, qkv_bias=bias, out_bias=bias), "num_kv_heads": kv_heads}
     return {
-        "attention": attention, "mlp": plain_mlp(config, bias=bias), **_NORM, "parallel_branches": parallel,
+        "attention": attention, "mlp": ungated_mlp(config, bias=bias), **_NORM, "parallel_branches": parallel,
         "shared_branch_norm": one_norm, "positions": "alibi" if config["alibi"] else "rope",
     }  # fmt: skip
 
@@ -105,7 +105,7 @@ def _falcon(config: Config) -> dict[str, Any]:
 def _nemotron(config: Config) -> dict[str, Any]:
     bias = config["attention_bias"]
     attention = gqa(config, qkv_bias=bias, out_bias=bias, **rotary_dim(config))
-    return {"attention": attention, "mlp": plain_mlp(config, bias=config["mlp_bias"]), **_NORM}
+    return {"attention": attention, "mlp": ungated_mlp(config, bias=config["mlp_bias"]), **_NORM}
 
 
 def _clipped(config: Config) -> tuple[str, ...]:

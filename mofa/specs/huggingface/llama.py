@@ -15,9 +15,9 @@ from mofa.specs.huggingface.shared_keys import (
     kv_heads,
     layer_pattern,
     period_window,
-    plain_mlp,
     refuse,
     sizes,
+    ungated_mlp,
 )
 
 _BIASES = {"attention_bias": flag(False), "mlp_bias": flag(False)}
@@ -38,7 +38,7 @@ def _internlm3(config: Config) -> dict[str, Any]:
 
 
 def _arcee(config: Config) -> dict[str, Any]:
-    return {**_llama_attention(config), "mlp": plain_mlp(config, bias=config["mlp_bias"])}
+    return {**_llama_attention(config), "mlp": ungated_mlp(config, bias=config["mlp_bias"])}
 
 
 def _llama_attention(config: Config) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from mofa.specs.huggingface.shared_keys import (
     kv_heads,
     layer_pattern,
     moe,
-    plain_mlp,
     refuse,
     sizes,
+    ungated_mlp,
 )
 
 
@@ -52,7 +52,7 @@ def _minimax_m2(config: Config) -> dict[str, Any]:
 def _starcoder2(config: Config) -> dict[str, Any]:
     bias = config["use_bias"]
     attention = gqa(config, qkv_bias=bias, out_bias=bias, **every_layer_window(config))
-    return {"attention": attention, "mlp": plain_mlp(config, bias=bias), "norm": "layernorm"}
+    return {"attention": attention, "mlp": ungated_mlp(config, bias=bias), "norm": "layernorm"}
 
 
 _EXPERTS = {"num_local_experts": size(8, "num_local_experts", "num_experts"), "num_experts_per_tok": size(2)}

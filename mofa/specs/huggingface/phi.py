@@ -14,11 +14,11 @@ from mofa.specs.huggingface.shared_keys import (
     hidden_over_heads,
     kv_heads,
     moe,
-    plain_mlp,
     refuse,
     rotary,
     rotary_dim,
     sizes,
+    ungated_mlp,
 )
 
 
@@ -29,7 +29,7 @@ def _phi(config: Config) -> dict[str, Any]:
         config, qkv_bias=True, out_bias=True, **rotary_dim({**config, "head_dim": hidden_over_heads(config)})
     )
     return {
-        "attention": attention, "mlp": plain_mlp(config, bias=True), "norm": "layernorm", "parallel_branches": True,
+        "attention": attention, "mlp": ungated_mlp(config, bias=True), "norm": "layernorm", "parallel_branches": True,
         "shared_branch_norm": True, "head_bias": True,
     }  # fmt: skip
 

@@ -17,7 +17,7 @@ from mofa.specs.huggingface.shared_keys import (
     gqa,
     hidden_over_heads,
     kv_heads,
-    latent,
+    latent_attention,
     layer_pattern,
     moe,
     period_window,
@@ -82,7 +82,11 @@ def _kolibri1(config: Config) -> dict[str, Any]:
 
 def _minicpm3(config: Config) -> dict[str, Any]:
     multipliers = ("embedding", "branches", "logits")
-    return {"attention": latent(config), "mlp": gated_mlp(config, bias=config["mlp_bias"]), "multipliers": multipliers}
+    return {
+        "attention": latent_attention(config),
+        "mlp": gated_mlp(config, bias=config["mlp_bias"]),
+        "multipliers": multipliers,
+    }
 
 
 def _aria(config: Config) -> dict[str, Any]:

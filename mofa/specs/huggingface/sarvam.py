@@ -6,11 +6,11 @@ from typing import Any
 
 from mofa.specs.huggingface.deepseek import expert_sizes, latent_sizes, many_experts
 from mofa.specs.huggingface.record import Architecture, Config, count, flag, size
-from mofa.specs.huggingface.shared_keys import gqa, latent, rotary, rotary_dim, sizes
+from mofa.specs.huggingface.shared_keys import gqa, latent_attention, rotary, rotary_dim, sizes
 
 
 def _sarvam_mla(config: Config) -> dict[str, Any]:
-    return {"attention": latent(config), **many_experts(config, "sigmoid", grouped=True, correction=True)}
+    return {"attention": latent_attention(config), **many_experts(config, "sigmoid", grouped=True, correction=True)}
 
 
 def _sarvam_moe(config: Config) -> dict[str, Any]:

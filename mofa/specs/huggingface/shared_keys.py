@@ -106,7 +106,7 @@ def gqa(config: Config, *, qkv_bias: bool = False, out_bias: bool = False, **mor
     }
 
 
-def latent(config: Config) -> dict[str, Any]:
+def latent_attention(config: Config) -> dict[str, Any]:
     """Multi-head latent attention."""
     refuse(config, "attention_bias", False, "biases in latent attention")
     names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -138,7 +138,7 @@ def gated_mlp(config: Config, *, bias: bool = False, width: str = "intermediate_
     return {"activation": activation(config, gated=True), "ffn_hidden": config[width], "bias": bias}
 
 
-def plain_mlp(config: Config, *, bias: bool) -> dict[str, Any]:
+def ungated_mlp(config: Config, *, bias: bool) -> dict[str, Any]:
     """A feed-forward layer of two products."""
     return {"activation": activation(config, gated=False), "ffn_hidden": config["intermediate_size"], "bias": bias}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mofa.cost.allocations.watchdog import QUEUE, Pace, Shelf
+from mofa.cost.allocations.watchdog import QUEUE, BlockTime, Shelf
 from mofa.cost.memory.peak import stage_bytes
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.from_estimator import composed_rows, describe_ranks
@@ -22,7 +22,7 @@ def test_a_host_leads_by_no_more_than_the_devices_queue() -> None:
     gone = []
     for n in range(15):
         shelf.put(n)
-        gone.append(shelf.issue_block(Pace(0.016, 0.0), QUEUE / 2))
+        gone.append(shelf.issue_block(BlockTime(0.016, 0.0), QUEUE / 2))
     assert gone.index([0]) == 9  # 128 ms, when the first has been through for 112
     assert shelf.host_s == pytest.approx(13 * 0.016)
     shelf.synchronized()

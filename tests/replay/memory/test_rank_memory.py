@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -23,7 +24,7 @@ from mofa.replay.garbage_collection import collect_at_end
 from mofa.replay.memory.rank_memory import RankMemoryReplay, ReplayedRankMemory, play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.memory.skipped_rounds import LEAST_STEADY_FORWARDS, STEADY_FORWARDS, RoundSkipper
+from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock, Weight
 from mofa.replay.rank.from_estimator import allocator_capacity_bytes, composed_rows, describe_ranks
@@ -68,13 +69,14 @@ def test_a_detached_loss_lets_its_logits_go() -> None:
     assert float(memory.saved[0] - memory.freed_before_last_weight[0]) >= 4096 * 4096 * 2
 
 
-def _said(played: ReplayedRankMemory) -> tuple[object, ...]:
+def said_of(played: ReplayedRankMemory) -> tuple[object, ...]:
+    """What two plays of a rank have alike, whatever rounds they leave out."""
     return played.allocated, played.peak_reserved, played.peak.alive, played.allocated_between_steps, played.retries
 
 
 def _differences(one: ReplayedRankMemory, other: ReplayedRankMemory) -> list[str]:
     """In which of all that is told of them two plays differ."""
-    told = [] if _said(one) == _said(other) else ["what is said"]
+    told = [] if said_of(one) == said_of(other) else ["what is said"]
     fields = ("instructions", "sizes", "passages", "computations", "grown", "steps")
     return told + [field for field in fields if getattr(one.journal, field) != getattr(other.journal, field)]
 
@@ -112,22 +114,46 @@ def _one_of_each_schedule() -> tuple[str, ...]:
     return tuple(first.values())
 
 
-def _ways(run: Run, rank: Rank) -> tuple[bool, list[str]]:
+@lru_cache(maxsize=1)
+def _ranks(name: str) -> tuple[Rank, ...]:
+    return describe_ranks(load(name).estimator)
+
+
+class DefaultPlay(NamedTuple):
+    """What is said of a rank that is played as an estimate plays it, what is left, and its peaks. [B]"""
+
+    said: tuple[object, ...]
+    left: object
+    allocated: int
+    reserved: int
+
+
+@cache
+def _default_play(name: str, index: int) -> DefaultPlay:
+    """Of a rank of a run, for all tests that look at no more."""
+    playing = RankMemoryReplay(_ranks(name)[index], expandable=load(name).expandable)
+    played = playing.result()
+    return DefaultPlay(said_of(played), _left(playing), played.peak.allocated, played.peak_reserved)
+
+
+def _ways(name: str, index: int, rank: Rank) -> tuple[bool, list[str]]:
     """Whether leaving rounds out changes what is played of a rank, and what playing from notes changes."""
-    playing = RankMemoryReplay(rank, expandable=run.expandable)
+    run, default = load(name), _default_play(name, index)
     whole = RankMemoryReplay(rank, expandable=run.expandable, skip_rounds=False)
     with mock.patch.object(RoundSkipper, "is_round_end", return_value=False):
         from_notes = RankMemoryReplay(rank, expandable=run.expandable)
     noted = _differences(from_notes.result(), whole.result())
     noted += ["what is left"] if _left(from_notes) != _left(whole) else []
-    return _said(playing.result()) != _said(whole.result()) or _left(playing) != _left(whole), noted
+    return default.said != said_of(whole.result()) or default.left != _left(whole), noted
 
 
-def _peaks(run: Run, rank: Rank) -> tuple[int, int]:
+def _peaks(name: str, index: int, rank: Rank) -> tuple[int, int]:
     """Allocated and reserved. Steps with drawn tokens are played op by op from the state behind the others: they
     follow one such state alone. [B]"""
-    playing = RankMemoryReplay(rank, expandable=run.expandable)
-    played = playing.play_drawn_steps() if rank.routing_drift is not None else playing.result()
+    if rank.routing_drift is None:
+        default = _default_play(name, index)
+        return default.allocated, default.reserved
+    played = RankMemoryReplay(rank, expandable=load(name).expandable).play_drawn_steps()
     return played.peak.allocated, played.peak_reserved
 
 
@@ -164,7 +190,7 @@ def test_measured_memory() -> None:
         if not run.settled or name in UNPLAYED:
             continue
         with collect_at_end():
-            peaks = [_peaks(run, rank) for rank in describe_ranks(run.estimator)]
+            peaks = [_peaks(name, index, rank) for index, rank in enumerate(_ranks(name))]
         allocated.append(max(peak for peak, _ in peaks) / run.allocated - 1)
         reserved.append(max(peak for _, peak in peaks) / run.reserved - 1)
         assert abs(allocated[-1]) < 0.025, name
@@ -182,11 +208,10 @@ def test_leaving_rounds_out_and_repeating_them_change_nothing(part: int) -> None
     skipped, and every event, size, name and growth where micro-batches are played from notes, none left out."""
     num = 0
     for name in _one_of_each_schedule()[part::PARTS]:
-        run = load(name)
         with collect_at_end():
-            for rank in describe_ranks(run.estimator):
+            for index, rank in enumerate(_ranks(name)):
                 if rank.num_micro_batches > 3:
-                    skipping_changes, noted = _ways(run, rank)
+                    skipping_changes, noted = _ways(name, index, rank)
                     assert not skipping_changes and noted == [], name
                     num += 1
     assert num >= 30 / PARTS
@@ -246,8 +271,8 @@ def test_what_another_rank_noted_down_is_what_is_played(name: str) -> None:
 def test_repeating_from_notes_is_playing_where_memory_is_short(schedule: str, expandable: bool) -> None:
     """With room for all, for less than all (the cache is given back) and for less than one needs (it says where)."""
     name, vpp = ("mc2-pp2-vpp2-llama-16l", 2) if schedule == "interleaved" else ("mc4-pp2-dp2-llama-16l", 1)
-    acts = tuple((a.kind, a.stage // 2, a.micro_batch) for a in order_of(schedule, "megatron", 2, vpp, 12).ranks[0])
-    rank = replace(describe_ranks(load(name).estimator)[0], computations=acts, num_micro_batches=12)
+    acts = tuple((a.kind, a.stage // 2, a.micro_batch) for a in order_of(schedule, "megatron", 2, vpp, 8).ranks[0])
+    rank = replace(describe_ranks(load(name).estimator)[0], computations=acts, num_micro_batches=8)
     full = play_memory(rank, expandable=expandable, skip_rounds=False).peak_reserved
     outcomes = set()
     for capacity_bytes in (full + full // 8, full - (300 << 20), full - (1 << 30), full // 2):
@@ -259,56 +284,6 @@ def test_repeating_from_notes_is_playing_where_memory_is_short(schedule: str, ex
         assert short.missing_bytes == whole.missing_bytes
         outcomes.add((whole.out_of_memory is None, whole.retries > 0))
     assert len(outcomes) > 1
-
-
-def _longer(name: str, rank: int, m: int) -> Rank:
-    """A rank of a run on two stages with more micro-batches."""
-    acts = order_of("1f1b", "megatron", 2, 1, m).ranks[rank]
-    return replace(
-        describe_ranks(load(name).estimator)[rank], computations=tuple((a.kind, 0, a.micro_batch) for a in acts),
-        num_micro_batches=m,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "m", "rank"),
-    [
-        ("mc4-pp2-dp2-llama-16l", 2 * LEAST_STEADY_FORWARDS + 3, 0),
-        ("mc4-pp2-dp2-llama-16l", 2 * LEAST_STEADY_FORWARDS, 1),
-        ("mc2-pp2-qwen30b-6l", 2 * LEAST_STEADY_FORWARDS, 0),
-        ("mc2-pp2-qwen30b-6l", LEAST_STEADY_FORWARDS + 13, 1),
-    ],
-)
-def test_long_pipelines_leave_out_what_repeats(name: str, m: int, rank: int) -> None:
-    """Whole periods are left out, so that the last rounds begin as they would have."""
-    one = _longer(name, rank, m)
-    short, whole = play_memory(one), play_memory(one, skip_rounds=False)
-    assert _said(short) == _said(whole)
-    assert short.journal.skipped_rounds and all(
-        skipped % period == 0 for _, skipped, period in short.journal.skipped_rounds
-    )
-    assert len(short.journal.sizes) < 0.95 * len(whole.journal.sizes)
-
-
-def test_rounds_without_a_new_peak_may_be_left_out() -> None:
-    """A state that never comes back: nothing is left out until :data:`STEADY_FORWARDS` forwards were quiet."""
-    m = 4 * STEADY_FORWARDS
-    acts = tuple(("FB"[i % 2], 0, i // 2) for i in range(2 * m))
-
-    def ended(new_peak_at: int) -> int:
-        rounds = RoundSkipper(acts, (2,))
-        for n in range(2, 2 * m, 2):
-            assert rounds.is_round_end(n)
-            if rounds.has_unchanged_in_flight(1):
-                assert rounds.num_to_skip(n, n, lambda: 0) == (0, 0)
-                skipped, period = rounds.num_to_skip_once_settled(n, n // 2 >= new_peak_at, STEADY_FORWARDS)
-                if skipped:
-                    assert (n + skipped, period) == (2 * m, 2)
-                    return n // 2
-        return m
-
-    assert STEADY_FORWARDS <= ended(0) <= STEADY_FORWARDS + 2
-    assert STEADY_FORWARDS + 30 <= ended(30) <= STEADY_FORWARDS + 32
 
 
 def test_parts_add_up() -> None:
@@ -378,22 +353,6 @@ def test_a_run_that_ran_out_of_memory() -> None:
             for rank in describe_ranks(fits.estimator)
         ]
         assert played.out_of_memory is None
-
-
-def test_a_deep_interleaved_pipeline_is_quick() -> None:
-    """Rounds of the steady state are left out: 256 micro-batches cost about what 128 do."""
-    run = load("mc2-pp2-vpp2-llama-16l")
-    rank = describe_ranks(run.estimator)[0]
-
-    def played(m: int) -> ReplayedRankMemory:
-        acts = tuple(
-            (a.kind, a.stage // 2, a.micro_batch) for a in order_of("interleaved", "megatron", 2, 2, m).ranks[0]
-        )
-        return play_memory(replace(rank, computations=acts, num_micro_batches=m))
-
-    short, long = played(128), played(256)
-    assert len(long.journal.sizes) < 1.2 * len(short.journal.sizes)
-    assert (long.peak.allocated, long.peak_reserved) == (short.peak.allocated, short.peak_reserved)
 
 
 def _toy(num: int) -> Rank:

@@ -121,8 +121,8 @@ def test_the_cost_of_moving_experts_by_hand() -> None:
 
 def test_the_search_takes_scheduling_where_it_pays_and_only_if_asked() -> None:
     fixed = {"tp": 1, "pp": 4, "ep": 4, "cp": 1, "micro_batch": 1}
-    without = mofa.find_plans(JOB, CLUSTER, fix=fixed, top=1, replay=False).report
-    with_ = mofa.find_plans(JOB, CLUSTER, fix=fixed, top=1, with_=["micro_moe"], replay=False).report
+    without = mofa.find_plans(JOB, CLUSTER, fix=fixed, top=1, replay=False, banded=False).report
+    with_ = mofa.find_plans(JOB, CLUSTER, fix=fixed, top=1, with_=["micro_moe"], replay=False, banded=False).report
     assert without.plans[0].strategy.balancing == "none"
     assert with_.plans[0].strategy.balancing == "micro_moe"
     assert any(note.startswith("balancing micro_moe: 344") for note in with_.plans[0].notes)

@@ -90,13 +90,17 @@ def test_memory_agrees_with_the_replay() -> None:
 
 def test_the_search_picks_chunks_where_nothing_else_fits() -> None:
     fixed = {"tp": 1, "pp": 1, "cp": 1, "ep": 32, "micro_batch": 1, "recompute": "full", "dispatcher": "alltoall"}
-    without = mofa.find_plans(UNEVEN, cluster(86), fix=fixed, top=1, replay=False).report
-    found = mofa.find_plans(UNEVEN, cluster(86), fix=fixed, with_=["token_chunks"], top=9, replay=False).report
+    without = mofa.find_plans(UNEVEN, cluster(86), fix=fixed, top=1, replay=False, banded=False).report
+    found = mofa.find_plans(
+        UNEVEN, cluster(86), fix=fixed, with_=["token_chunks"], top=9, replay=False, banded=False
+    ).report
     assert not without.plans
     chunks = [plan.strategy.token_chunks for plan in found.plans]
     assert chunks and chunks == sorted(chunks) and min(chunks) > 1  # the fewest that fit are the fastest
     assert found.space == 4 * without.space
-    only = mofa.find_plans(UNEVEN, cluster(86), fix={**fixed, "token_chunks": 8}, top=9, replay=False).report
+    only = mofa.find_plans(
+        UNEVEN, cluster(86), fix={**fixed, "token_chunks": 8}, top=9, replay=False, banded=False
+    ).report
     assert [plan.strategy.token_chunks for plan in only.plans] == [8]
 
 

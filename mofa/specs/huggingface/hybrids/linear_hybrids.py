@@ -29,7 +29,7 @@ from mofa.specs.huggingface.shared_keys import (
     gated_mlp,
     gqa,
     kv_heads,
-    latent,
+    latent_attention,
     moe,
     refuse,
     rotary,
@@ -147,7 +147,7 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
         shared_hidden=config["num_shared_experts"] * config["moe_intermediate_size"],
         num_groups=config["num_expert_group"], groups_per_token=config["topk_group"],
     )  # fmt: skip
-    raw = {"attention": latent(config), "mlp": gated_mlp(config), "moe": fields, "tied_embeddings": False}
+    raw = {"attention": latent_attention(config), "mlp": gated_mlp(config), "moe": fields, "tied_embeddings": False}
     return {**raw, **layers(each)}
 
 

@@ -26,11 +26,11 @@ from mofa.specs.huggingface.shared_keys import (
     hidden_over_heads,
     kv_heads,
     moe,
-    plain_mlp,
     refuse,
     rotary,
     rotary_dim,
     sizes,
+    ungated_mlp,
 )
 
 NO_ROTATION: dict[str, Any] = {"nope_every": 1}
@@ -158,7 +158,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
     bias = config["attention_bias"]
     raw = {
         "attention": gqa(config, qkv_bias=bias, out_bias=bias, **NO_ROTATION), "num_layers": len(names),
-        "mlp": plain_mlp(config, bias=config["mlp_bias"]), "tied_embeddings": False,
+        "mlp": ungated_mlp(config, bias=config["mlp_bias"]), "tied_embeddings": False,
         "num_mtp_layers": config["num_nextn_predict_layers"],
     }  # fmt: skip
     if "moe" not in (*names, *(entry if more else ())):

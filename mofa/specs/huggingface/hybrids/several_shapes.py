@@ -18,7 +18,16 @@ from mofa.specs.huggingface.hybrids.layer_fields import (
     listed,
 )
 from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, count, entries, flag, size, text
-from mofa.specs.huggingface.shared_keys import experts_only, gated_mlp, gqa, latent, moe, rotary, rotary_dim, sizes
+from mofa.specs.huggingface.shared_keys import (
+    experts_only,
+    gated_mlp,
+    gqa,
+    latent_attention,
+    moe,
+    rotary,
+    rotary_dim,
+    sizes,
+)
 
 
 def _mimo_v2(config: Config) -> dict[str, Any]:
@@ -57,7 +66,7 @@ def _longcat(config: Config) -> dict[str, Any]:
     both = kind("shortcut", [ATTENTION, ATTENTION], [MLP, MLP, MOE], norms=4)
     fields = moe(config, num_experts="n_routed_experts", correction_bias=True, router_bias=config["router_bias"])
     more = {"zero_experts": config["zero_expert_num"]}
-    return {"attention": latent(config), "mlp": gated_mlp(config), "moe": fields,
+    return {"attention": latent_attention(config), "mlp": gated_mlp(config), "moe": fields,
             **layers([both] * config["num_hidden_layers"], **more)}  # fmt: skip
 
 

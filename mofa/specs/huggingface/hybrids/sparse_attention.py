@@ -7,7 +7,7 @@ from typing import Any
 from mofa.specs.huggingface.deepseek import expert_sizes, latent_sizes, many_experts
 from mofa.specs.huggingface.hybrids.layer_fields import ATTENTION, MLP, MOE, kind, layers, listed
 from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size, text
-from mofa.specs.huggingface.shared_keys import experts_only, gqa, latent, moe, refuse, sizes
+from mofa.specs.huggingface.shared_keys import experts_only, gqa, latent_attention, moe, refuse, sizes
 
 
 def _indexed(config: Config, has_indexer: list[bool]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def _indexed(config: Config, has_indexer: list[bool]) -> dict[str, Any]:
     for i, own in enumerate(has_indexer):
         name, ffn = ("indexed" if own else "shared-index"), (MLP if i < dense else MOE)
         each.append(kind(f"{name}-{ffn['kind']}", [sparse if own else ATTENTION], [ffn]))
-    return {**raw, "attention": latent(config), "moe": fields, **layers(each)}
+    return {**raw, "attention": latent_attention(config), "moe": fields, **layers(each)}
 
 
 def _deepseek_v32(config: Config) -> dict[str, Any]:

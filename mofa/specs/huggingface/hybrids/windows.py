@@ -34,12 +34,12 @@ from mofa.specs.huggingface.shared_keys import (
     gqa,
     head_dim,
     kv_heads,
-    latent,
+    latent_attention,
     layer_pattern,
     moe,
-    plain_mlp,
     refuse,
     sizes,
+    ungated_mlp,
     unrotated_where_full,
 )
 from mofa.specs.model import MAX_LAYERS
@@ -123,7 +123,7 @@ def _gpt_neo(config: Config) -> dict[str, Any]:
     attention = gqa(config, out_bias=True)
     mixers = {"full": ATTENTION, "windowed": _windowed(attention, config["window_size"])}
     each = [kind(name, [mixers[name]], [MLP]) for name in listed_names]
-    raw = {"attention": attention, "mlp": plain_mlp(config, bias=True), "norm": "layernorm", **layers(each)}
+    raw = {"attention": attention, "mlp": ungated_mlp(config, bias=True), "norm": "layernorm", **layers(each)}
     return {**raw, "positions": "learned", "max_positions": config["max_position_embeddings"]}
 
 
@@ -227,7 +227,7 @@ def _axk1(config: Config) -> dict[str, Any]:
              for ffn, norms in ((MLP, 2), (MOE, 3))}  # fmt: skip
     fields = grouped_experts(config, config["n_shared_experts"] * config["moe_intermediate_size"])
     return {
-        "attention": latent(config),
+        "attention": latent_attention(config),
         "mlp": gated_mlp(config),
         "moe": fields,
         **layers([named[ffn] for ffn in ffns]),
