@@ -76,6 +76,15 @@ def test_gradients_of_outputs_are_cast_to_both_copies(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+def test_weight_gradients_of_experts_are_timed_by_streams(recipe: str) -> None:
+    """Whose form tells apart what they add to the main gradient; a linear's other products have that of one kernel."""
+    tapes = layer(recipe, moe=True)
+    kernels = {(op.work.wgrad, op.work.kernel) for tape in (tapes.forward, tapes.backward) for op in tape.ops
+               if isinstance(op.work, GroupedGemm)}  # fmt: skip
+    assert kernels == {(False, "one"), (True, "multi-stream")}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_kept_without_tensor_parallelism(recipe: str) -> None:
     """A transposed copy of each linear's input. Attention keeps its output anyway: the projection casts that again,
     where the largest is not counted from step to step."""

@@ -100,6 +100,17 @@ def test_what_is_left_is_a_module_s_own() -> None:
     assert "router" not in found
 
 
+def test_a_head_has_its_own_call_and_the_embedding_the_rest_of_the_ends() -> None:
+    """Of 1000 us beside the layers a norm takes 70 and the head's call 300: 630 lie ahead of the first layer. Back the
+    head has what norm and embedding leave; together they are the ends."""
+    rows = [*ROWS, *case("norm", 50, 100, experts=8), *model("model_dense", 2, {"GPTModel._postprocess": 300})]
+    found = relative_module_times(RelativeTimes.from_rows(rows))
+    assert found["head"]["forward_s"] == pytest.approx(30.0)
+    assert found["embedding"]["forward_s"] == pytest.approx(63.0)
+    for way, ends in (("forward_s", ENDS), ("backward_s", ENDS_BACK)):
+        assert sum(found[name][way] for name in ("norm", "head", "embedding")) == pytest.approx(ends / 10)
+
+
 def test_norms_are_timed_over_heads() -> None:
     """Two norms make a projection 404 us longer, of which the copy of the keys takes 5."""
     queries = {**DENSE, "SelfAttention.get_query_key_value_tensors": 804}
