@@ -47,7 +47,7 @@ from mofa.validate.validation_report import RunScore
 
 OUTSIDE = 0.1
 """Share of steps below a band, and above it. [-]"""
-BORROWED = 4.0
+BORROWED = 26.0
 """Runs of the next wider group that count in a group. Learned on the fitting halves alone, each family left out of the
 fit in turn: of whole numbers the one with the smallest interval score (Gneiting and Raftery 2007, doi
 10.1198/016214506000001437, section 6.2). [-]"""
