@@ -208,9 +208,9 @@ than 20 tested runs are pooled with those next wider; each run keeps the band of
 10, were so many runs independent. *median band* is over the predicted step. Runs of which something was never measured
 (their GPU, their framework, so many nodes) have the smallest and the largest residual of all.
 
-They are wide and say so; no share is claimed of them. Of rows that leave recomputation blank, a band would be of the
-guess as much as of the model: none is fitted on them, and none is claimed. The last two lines say how often they lie
-inside all the same."""
+They are wide and say so; no share is claimed of them. Of rows that leave recomputation blank, a residual is of the
+guess as much as of the model: they stand in where rows alike in nodes and layers have nothing better. Of others no
+band is fitted, and none is claimed. The last two lines say how often such steps lie inside all the same."""
 
 
 def band_rows(report: ValidationReport) -> list[list[str]]:

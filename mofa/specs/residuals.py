@@ -108,6 +108,8 @@ class StepResiduals(Spec):
     unmeasured_high: Fact
     """The largest. [-]"""
     gpus: tuple[str, ...]
+    stand_ins: tuple[tuple[str, ...], ...] = ()
+    """Nodes and layers whose rows all leave recomputation blank: they stand in for better ones."""
     seen: dict[Layers, MeasuredCoverage]
 
     @model_validator(mode="after")

@@ -47,10 +47,10 @@ from mofa.validate.validation_report import RunScore
 
 OUTSIDE = 0.1
 """Share of steps below a band, and above it. [-]"""
-BORROWED = 26.0
+BORROWED = 12.0
 """Runs of the next wider group that count in a group. Learned on the fitting halves alone, each family left out of the
-fit in turn: of whole numbers the one with the smallest interval score (Gneiting and Raftery 2007, doi
-10.1198/016214506000001437, section 6.2). [-]"""
+fit in turn: the fewest whose interval score (Gneiting and Raftery 2007, doi 10.1198/016214506000001437, section 6.2) is
+within 1 % of the smallest, over runs whose configuration is whole. [-]"""
 Values = NDArray[np.float64]
 
 
@@ -69,20 +69,19 @@ class StepResidual:
     """From the step on a fast host; on a known host from the predicted one. [-]"""
     from_slow: float
     """From that on a slow host. [-]"""
+    has_whole_configuration: bool = True
+    """Whether its source gives all that its step depends on."""
 
 
 def step_residual_of(run: RunScore) -> StepResidual | None:
-    """The residual of a run; None where it says nothing of time, or its source not how it ran.
-
-    Of a row whose recomputation is blank the residual is of the guess as much as of the model.
-    """
-    if run.step_time is None or run.band is None or run.ran_under_profiler or not run.has_whole_configuration:
+    """The residual of a run; None where it says nothing of time."""
+    if run.step_time is None or run.band is None or run.ran_under_profiler:
         return None
     off = -log(1.0 + run.step_time.error)
     fast, slow = (log(step_s / _predicted_s(run)) for step_s in run.band.hosts_s or (_predicted_s(run),) * 2)
     return StepResidual(
         run.id, run.source_name, run.family, run.framework_name, run.gpu, run.num_nodes, run.band.circumstances,
-        round(off - fast, 5), round(off - slow, 5),
+        round(off - fast, 5), round(off - slow, 5), run.has_whole_configuration,
     )  # fmt: skip
 
 
@@ -201,27 +200,45 @@ def lower_decile(values: Values, shares: Values, beyond: float) -> float:
 def fit_step_residuals(residuals: Sequence[StepResidual]) -> StepResiduals:
     """The groups of residuals from all down to those alike in everything, and what they were measured on.
 
-    A group that has the runs of the next wider one is left out.
+    A group that has the runs of the next wider one is left out. Of a row that leaves recomputation blank the residual
+    is of the guess as much as of the model: it stands in where rows alike in nodes and layers have nothing better.
     """
-    residuals = sorted(residuals, key=lambda item: (item.source, item.id, item.family, item.from_fast))
+    complete_ones = {_nodes_and_layers(item) for item in residuals if item.has_whole_configuration}
+    stand_ins = {_nodes_and_layers(item) for item in residuals} - complete_ones
+    residuals = sorted(
+        (item for item in residuals if item.has_whole_configuration or _nodes_and_layers(item) in stand_ins),
+        key=lambda item: (item.source, item.id, item.family, item.from_fast),
+    )
     correlation = family_correlation(residuals)
     groups: dict[tuple[str, ...], _Fitted] = {(): _group((), residuals, correlation)}
     for depth in range(1, len(LEVELS) + 1):
-        for path in sorted({item.circumstances.path[:depth] for item in residuals}):
+        counted = residuals if depth >= STAND_IN_DEPTH else [item for item in residuals if item.has_whole_configuration]
+        for path in sorted({item.circumstances.path[:depth] for item in counted}):
             wider = next(groups[path[:n]] for n in range(depth - 1, -1, -1) if path[:n] in groups)
             group = _group(path, residuals, correlation, wider)
-            if group.said.runs < wider.said.runs:
+            if group.said.runs != wider.said.runs:
                 groups[path] = group
     layers = sorted({item.circumstances.layers for item in residuals})
+    complete = [item for item in residuals if item.has_whole_configuration]
     return StepResiduals(
         groups=tuple(groups[path].said for path in sorted(groups)),
         family_correlation=_fact(correlation, f"intraclass correlation of the ranks of {len(residuals)} residuals"),
         pair_difference=_pair_differences(residuals),
-        unmeasured_low=_fact(min(item.from_fast for item in residuals), f"the smallest of {len(residuals)} residuals"),
-        unmeasured_high=_fact(max(item.from_slow for item in residuals), f"the largest of {len(residuals)} residuals"),
+        unmeasured_low=_fact(min(item.from_fast for item in complete), f"the smallest of {len(complete)} residuals"),
+        unmeasured_high=_fact(max(item.from_slow for item in complete), f"the largest of {len(complete)} residuals"),
         gpus=tuple(sorted({item.gpu for item in residuals})),
+        stand_ins=tuple(sorted(stand_ins)),
         seen={name: _seen([item for item in residuals if item.circumstances.layers == name]) for name in layers},
     )
+
+
+STAND_IN_DEPTH = 2
+"""Levels that runs have to share for rows with a blank to stand in: nodes and layers. Wider groups do without. [-]"""
+
+
+def _nodes_and_layers(item: StepResidual) -> tuple[str, ...]:
+    """The group that a run is in by its nodes and layers alone."""
+    return item.circumstances.path[:STAND_IN_DEPTH]
 
 
 @dataclass(frozen=True)
@@ -239,7 +256,10 @@ def _group(
     path: tuple[str, ...], residuals: Sequence[StepResidual], correlation: float, wider: _Fitted | None = None
 ) -> _Fitted:
     """Of W independent runs of its own each has 1 / (W + 1), as has what lies beyond them; and what it borrows."""
-    inside = np.array([item.circumstances.path[: len(path)] == path for item in residuals])
+    inside = np.array([
+        item.circumstances.path[: len(path)] == path and (item.has_whole_configuration or len(path) >= STAND_IN_DEPTH)
+        for item in residuals
+    ])  # fmt: skip
     items = [item for item, belongs in zip(residuals, inside, strict=True) if belongs]
     shares = np.zeros(len(residuals))
     shares[inside] = run_weights([item.family for item in items], correlation)
@@ -277,7 +297,18 @@ def _seen(residuals: Sequence[StepResidual]) -> MeasuredCoverage:
     )
 
 
-COLUMNS = ("id", "source", "family", "framework", "gpu", "num_nodes", *LEVELS, "from_fast", "from_slow")
+COLUMNS = (
+    "id",
+    "source",
+    "family",
+    "framework",
+    "gpu",
+    "num_nodes",
+    *LEVELS,
+    "from_fast",
+    "from_slow",
+    "configuration",
+)
 
 
 def residuals_csv(residuals: Iterable[StepResidual]) -> str:
@@ -287,7 +318,8 @@ def residuals_csv(residuals: Iterable[StepResidual]) -> str:
     writer.writerow(COLUMNS)
     for item in residuals:
         first = (item.id, item.source, item.family, item.framework, item.gpu, item.num_nodes)
-        writer.writerow((*first, *item.circumstances.path, item.from_fast, item.from_slow))
+        configuration = "whole" if item.has_whole_configuration else "blank recomputation"
+        writer.writerow((*first, *item.circumstances.path, item.from_fast, item.from_slow, configuration))
     return out.getvalue()
 
 
@@ -297,7 +329,7 @@ def read_residuals(text: str) -> list[StepResidual]:
         StepResidual(
             row["id"], row["source"], row["family"], row["framework"], row["gpu"], int(row["num_nodes"]),
             Circumstances.model_validate({name: row[name] for name in LEVELS}),
-            float(row["from_fast"]), float(row["from_slow"]),
+            float(row["from_fast"]), float(row["from_slow"]), row["configuration"] == "whole",
         )
         for row in csv.DictReader(StringIO(text))
     ]  # fmt: skip
@@ -306,7 +338,7 @@ def read_residuals(text: str) -> list[StepResidual]:
 UNMEASURED = ("not measured",)
 """Where the bands are pooled of steps of which something was never measured."""
 INCOMPLETE = ("recomputation not given",)
-"""Where those are pooled of rows whose recomputation is blank: no band was fitted for them."""
+"""Where those are pooled of rows whose recomputation is blank and that no band was fitted on: others were measured."""
 APART = (UNMEASURED, INCOMPLETE)
 
 
@@ -316,7 +348,8 @@ def band_coverage(runs: Sequence[RunScore]) -> tuple[Coverage, ...]:
     for run in runs:
         if run.split == "judging" and run.step_time is not None and run.band is not None and not run.ran_under_profiler:
             path = run.band.group if not run.band.unmeasured else UNMEASURED
-            pools.setdefault(path if run.has_whole_configuration else INCOMPLETE, []).append(run)
+            fitted = run.has_whole_configuration or run.band.group[:2] in load_residuals().step.stand_ins
+            pools.setdefault(path if fitted else INCOMPLETE, []).append(run)
     for depth in range(len(LEVELS), 0, -1):
         for path in [p for p in pools if len(p) == depth and p not in APART and len(pools[p]) < FEWEST_RUNS]:
             pools.setdefault(path[:-1], []).extend(pools.pop(path))

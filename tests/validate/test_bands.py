@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 
@@ -252,7 +253,20 @@ def test_a_residual_by_hand() -> None:
     assert (item.from_fast, item.from_slow) == (pytest.approx(log(1.5), abs=1e-5), pytest.approx(log(0.8), abs=1e-5))
     assert (item.source, item.family, item.framework) == ("published-x", "published-x m", "torchtitan")
     assert step_residual_of(scored("a-traced", 1.2)) is None
-    assert step_residual_of(scored("a", 1.2, in_group="published-x-default-recompute")) is None
+    blank = step_residual_of(scored("a", 1.2, in_group="published-x-default-recompute"))
+    assert blank is not None and not blank.has_whole_configuration
+
+
+def test_rows_with_a_blank_stand_in_where_nothing_better_was_measured() -> None:
+    """Of the same nodes and layers; there a whole row pushes them out."""
+    far = DENSE.model_copy(update={"nodes": "several nodes"})
+    near = [residual(0.01 * i, f"f{i}") for i in range(20)]
+    blank = [replace(residual(0.5, f"g{i}", far), has_whole_configuration=False) for i in range(5)]
+    alone = fit_step_residuals([*near, *blank])
+    assert alone.stand_ins == (far.path[:2],)
+    assert (alone.groups[0].runs, alone.nearest(far.path).runs) == (20, 5)
+    beside = fit_step_residuals([*near, *blank, residual(0.4, "h", far)])
+    assert beside.stand_ins == () and beside.groups[0].runs == 21
 
 
 def test_coverage_by_hand() -> None:
@@ -330,6 +344,7 @@ def test_the_committed_table_says_what_bands_hold() -> None:
 
 
 def test_the_band_where_nothing_was_measured_is_that_of_all_residuals() -> None:
-    step = load_residuals().step
-    assert exp(step.unmeasured_low.value) == pytest.approx(exp(min(r.from_fast for r in COMMITTED)), rel=1e-3)
-    assert exp(step.unmeasured_high.value) == pytest.approx(exp(max(r.from_slow for r in COMMITTED)), rel=1e-3)
+    """But of rows that leave recomputation blank."""
+    step, whole = load_residuals().step, [item for item in COMMITTED if item.has_whole_configuration]
+    assert exp(step.unmeasured_low.value) == pytest.approx(exp(min(item.from_fast for item in whole)), rel=1e-3)
+    assert exp(step.unmeasured_high.value) == pytest.approx(exp(max(item.from_slow for item in whole)), rel=1e-3)
