@@ -25,7 +25,7 @@ from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, FloatK, all_true, any_true, logical_not, where
 from mofa.blocks.lifetimes import Lifetimes
 from mofa.blocks.op import OFFLOAD_STREAM, RELOAD_STREAM, Op, Tape, Tensor
-from mofa.blocks.work import HostCopy
+from mofa.blocks.work import GroupedGemm, HostCopy
 from mofa.specs.activation_offload import MIN_ELEMENTS, OffloadModule
 
 FUNCTIONS = 2.0
@@ -105,7 +105,7 @@ def _modules(ops: tuple[Op, ...]) -> dict[str, OffloadModule]:
             out[op.name] = "mlp_norm"
         elif op.region == "moe.moe_act":
             out[op.name] = "moe_act"
-        elif op.name == "experts.fc1":
+        elif isinstance(op.work, GroupedGemm) and "expert_fc1" not in out.values():  # the first of two
             out[op.name] = "expert_fc1"
     return out
 
@@ -117,7 +117,7 @@ def _end_of(ops: tuple[Op, ...], modules: Mapping[str, OffloadModule], module: O
     if closing is not None:
         return next(i for i, op in enumerate(ops) if i >= last and closing in op.writes)
     if module == "moe_act":
-        return next((i for i, op in enumerate(ops) if i > last and op.name == "experts.fc2"), last)
+        return next((i for i, op in enumerate(ops) if i > last and isinstance(op.work, GroupedGemm)), last)
     return last
 
 

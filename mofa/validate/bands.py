@@ -219,13 +219,12 @@ def fit_step_residuals(residuals: Sequence[StepResidual]) -> StepResiduals:
             if group.said.runs != wider.said.runs:
                 groups[path] = group
     layers = sorted({item.circumstances.layers for item in residuals})
-    complete = [item for item in residuals if item.has_whole_configuration]
     return StepResiduals(
         groups=tuple(groups[path].said for path in sorted(groups)),
         family_correlation=_fact(correlation, f"intraclass correlation of the ranks of {len(residuals)} residuals"),
         pair_difference=_pair_differences(residuals),
-        unmeasured_low=_fact(min(item.from_fast for item in complete), f"the smallest of {len(complete)} residuals"),
-        unmeasured_high=_fact(max(item.from_slow for item in complete), f"the largest of {len(complete)} residuals"),
+        unmeasured_low=_fact(min(item.from_fast for item in residuals), f"the smallest of {len(residuals)} residuals"),
+        unmeasured_high=_fact(max(item.from_slow for item in residuals), f"the largest of {len(residuals)} residuals"),
         gpus=tuple(sorted({item.gpu for item in residuals})),
         stand_ins=tuple(sorted(stand_ins)),
         seen={name: _seen([item for item in residuals if item.circumstances.layers == name]) for name in layers},
