@@ -46,8 +46,10 @@ Rows = NDArray[np.intp]
 
 FEW_ROWS = 1_000
 """Legal rows up to which all are costed: bounding them takes as long. [-]"""
-FIRST_DEGREES, GROWTH = 400, 3
-"""Degrees that are costed in all modes before any row can be cut, and how much larger each further batch may be. [-]"""
+FIRST_DEGREES = 400
+"""Degrees that are costed in all modes before any row can be cut. [-]"""
+GROWTH = 3
+"""How much larger each further batch may be. [-]"""
 BOUNDED_AHEAD = 2
 """Times as many degrees as :data:`FIRST_DEGREES` whose rows are bounded together with those: blocks of twice as many
 combinations take little longer than those of the first alone, and most searches end within them. [-]"""
