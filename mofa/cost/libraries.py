@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Op
-from mofa.blocks.tapes import layer_label
+from mofa.blocks.tapes import kept_label, layer_label
 from mofa.blocks.work import Attention, Gemm, GroupedGemm, MemoryBound
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.durations import Machine, device_seconds, kernel_curve
@@ -44,7 +44,10 @@ def fraction_resting_on_library(
     machine = costs.machine
     kinds = Counter(layer_kind(model, i) for i in range(model.num_layers))
     layers = {layer_label(kind, spec): number for kind, number in kinds.items() for spec in costs.blocks}
+    kept = {kept_label(name) for name in layers}  # counted under their own labels
     for name, block in costs.tapes.items():
+        if name in kept:
+            continue
         for tape in (block.forward, block.backward):
             for op, took in zip(tape.ops, device_seconds(tape.ops, machine), strict=True):
                 if isinstance(op.work, (Gemm, GroupedGemm, Attention, MemoryBound)):

@@ -180,12 +180,17 @@ def component_provenance(
     attention = _least(
         *(provenance_of_curve(curve, sizes_of.get("attention")) for curve in kernels or curves.attention.values())
     )
-    streamed: list[GemmFormat] = [kind for kind in GROUPED_WEIGHT_GRADIENT_KERNELS if kind in curves.multi_stream]
-    streamed += ["bf16"] if grouped_kernel == "multi-stream" else []
-    experts: dict[GemmFormat, Curve] = {**curves.grouped_gemm, **{f: curves.multi_stream_curves[f] for f in streamed}}
+    streams_of: dict[GemmFormat, Curve] = {**curves.multi_stream_curves}
+    experts: dict[GemmFormat, Curve] = {**curves.grouped_gemm}
+    if grouped_kernel == "multi-stream":
+        experts["bf16"] = streams_of["bf16"]
+    of_experts = [_of_product(experts, f, sizes_of.get("grouped_gemm")) for f in formats]
+    # of fp8 the weights' gradients go by another curve than the other products of their kind
+    added = [f for f in formats if f in GROUPED_WEIGHT_GRADIENT_KERNELS]
+    of_experts += [_of_product(streams_of, f, sizes_of.get("grouped_gemm")) for f in added]
     out: dict[str, Provenance] = {
         "gemm": _least(*(_of_product(curves.gemm, f, sizes_of.get("gemm")) for f in formats)),
-        "grouped_gemm": _least(*(_of_product(experts, f, sizes_of.get("grouped_gemm")) for f in formats)),
+        "grouped_gemm": _least(*of_experts),
         "attention": attention,
         "memory_bound": stream,
         "host_idle": weakest_provenance(curves.host.eager_op_s, curves.host.sync_s),

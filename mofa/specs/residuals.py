@@ -94,6 +94,15 @@ class MeasuredCoverage(Spec):
     experts: tuple[Experts, ...]
 
 
+class StandIn(Spec):
+    """Rows that leave recomputation blank, of nodes and layers that no others have; elsewhere they say nothing."""
+
+    path: tuple[str, ...]
+    """Their nodes and layers."""
+    gpus: tuple[str, ...]
+    seen: MeasuredCoverage
+
+
 class StepResiduals(Spec):
     """Groups of residuals from all runs down to those alike in everything, and what they were measured on."""
 
@@ -108,8 +117,7 @@ class StepResiduals(Spec):
     unmeasured_high: Fact
     """The largest. [-]"""
     gpus: tuple[str, ...]
-    stand_ins: tuple[tuple[str, ...], ...] = ()
-    """Nodes and layers whose rows all leave recomputation blank: they stand in for better ones."""
+    stand_ins: tuple[StandIn, ...] = ()
     seen: dict[Layers, MeasuredCoverage]
 
     @model_validator(mode="after")
@@ -132,16 +140,22 @@ class StepResiduals(Spec):
         """The narrowest group that all runs of a path belong to."""
         return next(self._by_path[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in self._by_path)
 
+    def stand_in(self, path: tuple[str, ...]) -> StandIn | None:
+        """The rows with a blank that stand in for steps of a path; None where better ones were measured."""
+        return next((item for item in self.stand_ins if item.path == path[: len(item.path)]), None)
+
     def unmeasured(self, circumstances: Circumstances, *, gpu: str, framework: str, nodes: int) -> tuple[str, ...]:
         """What of a step no fitted run had, in words; nothing where all of it was measured."""
-        seen = self.seen.get(circumstances.layers)
+        stand_in = self.stand_in(circumstances.path)
+        seen = self.seen.get(circumstances.layers) if stand_in is None else stand_in.seen
+        gpus = self.gpus if stand_in is None else (*self.gpus, *stand_in.gpus)
         if seen is None:
             return (f"{circumstances.layers} layers",)
         with_them = f"with {circumstances.layers} layers"
         most = int(seen.most_nodes.value)
         checks = (
             (framework in seen.frameworks, framework),
-            (gpu in self.gpus, f"GPU {gpu}"),
+            (gpu in gpus, f"GPU {gpu}"),
             (nodes <= most, f"{nodes} nodes {with_them}, where {most} are the most"),
             (circumstances.products in seen.products, f"{circumstances.products} {with_them}"),
             (circumstances.experts in seen.experts, f"{circumstances.experts} {with_them}"),

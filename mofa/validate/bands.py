@@ -37,6 +37,7 @@ from mofa.specs.residuals import (
     Circumstances,
     MeasuredCoverage,
     Pace,
+    StandIn,
     StepGroup,
     StepResiduals,
     load_residuals,
@@ -47,11 +48,12 @@ from mofa.validate.validation_report import RunScore
 
 OUTSIDE = 0.1
 """Share of steps below a band, and above it. [-]"""
-BORROWED = 12.0
+BORROWED = 13.0
 """Runs of the next wider group that count in a group. Learned on the fitting halves alone, each family left out of the
 fit in turn: the fewest whose interval score (Gneiting and Raftery 2007, doi 10.1198/016214506000001437, section 6.2) is
 within 1 % of the smallest, over runs whose configuration is whole. [-]"""
 Values = NDArray[np.float64]
+BoolN = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -201,33 +203,43 @@ def fit_step_residuals(residuals: Sequence[StepResidual]) -> StepResiduals:
     """The groups of residuals from all down to those alike in everything, and what they were measured on.
 
     A group that has the runs of the next wider one is left out. Of a row that leaves recomputation blank the residual
-    is of the guess as much as of the model: it stands in where rows alike in nodes and layers have nothing better.
+    is of the guess as much as of the model: it stands in where no other row has its nodes and layers.
+
+    Raises
+    ------
+    ValueError
+        If every row leaves recomputation blank.
     """
-    complete_ones = {_nodes_and_layers(item) for item in residuals if item.has_whole_configuration}
-    stand_ins = {_nodes_and_layers(item) for item in residuals} - complete_ones
-    residuals = sorted(
-        (item for item in residuals if item.has_whole_configuration or _nodes_and_layers(item) in stand_ins),
-        key=lambda item: (item.source, item.id, item.family, item.from_fast),
-    )
+    complete = [item for item in residuals if item.has_whole_configuration]
+    if not complete:
+        raise ValueError("no residual is of a run whose configuration is whole")
+    of_complete = {_nodes_and_layers(item) for item in complete}
+    blank = [item for item in residuals if not item.has_whole_configuration]
+    standing_in = [item for item in blank if _nodes_and_layers(item) not in of_complete]
+    residuals = sorted([*complete, *standing_in], key=lambda item: (item.source, item.id, item.family, item.from_fast))
     correlation = family_correlation(residuals)
     groups: dict[tuple[str, ...], _Fitted] = {(): _group((), residuals, correlation)}
     for depth in range(1, len(LEVELS) + 1):
-        counted = residuals if depth >= STAND_IN_DEPTH else [item for item in residuals if item.has_whole_configuration]
+        counted = residuals if depth >= STAND_IN_DEPTH else complete
         for path in sorted({item.circumstances.path[:depth] for item in counted}):
             wider = next(groups[path[:n]] for n in range(depth - 1, -1, -1) if path[:n] in groups)
             group = _group(path, residuals, correlation, wider)
-            if group.said.runs != wider.said.runs:
+            if not np.array_equal(group.inside, wider.inside):
                 groups[path] = group
-    layers = sorted({item.circumstances.layers for item in residuals})
+    layers = sorted({item.circumstances.layers for item in complete})
     return StepResiduals(
         groups=tuple(groups[path].said for path in sorted(groups)),
         family_correlation=_fact(correlation, f"intraclass correlation of the ranks of {len(residuals)} residuals"),
         pair_difference=_pair_differences(residuals),
         unmeasured_low=_fact(min(item.from_fast for item in residuals), f"the smallest of {len(residuals)} residuals"),
         unmeasured_high=_fact(max(item.from_slow for item in residuals), f"the largest of {len(residuals)} residuals"),
-        gpus=tuple(sorted({item.gpu for item in residuals})),
-        stand_ins=tuple(sorted(stand_ins)),
-        seen={name: _seen([item for item in residuals if item.circumstances.layers == name]) for name in layers},
+        gpus=_gpus(complete),
+        stand_ins=tuple(
+            StandIn(path=path, gpus=_gpus(rows), seen=_seen(rows))
+            for path in sorted({_nodes_and_layers(item) for item in standing_in})
+            for rows in [[item for item in standing_in if _nodes_and_layers(item) == path]]
+        ),
+        seen={name: _seen([item for item in complete if item.circumstances.layers == name]) for name in layers},
     )
 
 
@@ -245,6 +257,8 @@ class _Fitted:
     """A group, and how its residuals are distributed."""
 
     said: StepGroup
+    inside: BoolN
+    """Which of all residuals are its own."""
     shares: Values
     """Probability of each of all residuals. [-]"""
     beyond: float
@@ -278,12 +292,16 @@ def _group(
         sources=tuple(sorted({item.source for item in items})),
         low=_fact(min(low, high), f"a tenth below {of}"), high=_fact(max(low, high), f"a tenth above {of}"),
     )  # fmt: skip
-    return _Fitted(said, shares, beyond)
+    return _Fitted(said, inside, shares, beyond)
 
 
 def _fact(value: float, what: str) -> Fact:
     source = f"{what}: log of measured over predicted step, fitting halves of reference_runs, {STEPS_FILE}"
     return Fact(value=round(value, 4), provenance="measured", source=source)
+
+
+def _gpus(residuals: Sequence[StepResidual]) -> tuple[str, ...]:
+    return tuple(sorted({item.gpu for item in residuals}))
 
 
 def _seen(residuals: Sequence[StepResidual]) -> MeasuredCoverage:
@@ -347,7 +365,7 @@ def band_coverage(runs: Sequence[RunScore]) -> tuple[Coverage, ...]:
     for run in runs:
         if run.split == "judging" and run.step_time is not None and run.band is not None and not run.ran_under_profiler:
             path = run.band.group if not run.band.unmeasured else UNMEASURED
-            fitted = run.has_whole_configuration or run.band.group[:2] in load_residuals().step.stand_ins
+            fitted = run.has_whole_configuration or load_residuals().step.stand_in(run.band.circumstances.path)
             pools.setdefault(path if fitted else INCOMPLETE, []).append(run)
     for depth in range(len(LEVELS), 0, -1):
         for path in [p for p in pools if len(p) == depth and p not in APART and len(pools[p]) < FEWEST_RUNS]:

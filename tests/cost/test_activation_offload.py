@@ -92,6 +92,17 @@ def test_closed_forms_are_near_the_replay(workload: WorkloadSpec, modules: str, 
     assert closed.memory.reserved_bytes == pytest.approx(played.memory.reserved_bytes, rel=0.09)
 
 
+def test_kernels_rest_on_what_they_do_without() -> None:
+    """Copies are no kernels of a library, and the layer that keeps its own is one of the model's layers."""
+    cluster = mofa.load_cluster("h100-hgx", 8)  # whose kernels were measured under Transformer Engine
+    without, offloaded = (
+        mofa.estimate(dense(), cluster, "tp=8", framework=offloading(modules), replay=False).library_fraction or {}
+        for modules in ("none", ALL)
+    )
+    assert without["gemm"] > 0.0
+    assert offloaded["memory_bound"] / offloaded["gemm"] == pytest.approx(without["memory_bound"] / without["gemm"])
+
+
 def test_early_stages_give_up_what_several_micro_batches_keep() -> None:
     """Of two stages the first has two micro-batches in flight, none of whose layers keeps its own."""
     saved = [planned(modules, dense(8), "pp=2 micro_batch=1", 2).memory.by_stage for modules in ("none", ALL)]
@@ -107,6 +118,19 @@ def test_a_node_holds_only_what_fits_its_memory() -> None:
     job = mofa.load_workload("llama3-8b", seq_len=8192, global_batch=8, overrides={"model.num_layers": 8})
     with pytest.raises(SpecError, match=r"a node would pin .* for activations and has 9.31 GiB"):
         mofa.estimate(job, cluster, "micro_batch=1", framework=offloading(ALL), replay=False)
+
+
+def test_what_a_node_has_of_the_optimizer_is_no_room_for_activations() -> None:
+    """41.7 GiB of the optimizer and 22.0 GiB of activations, each of which 50 GB would hold alone."""
+    cluster = mofa.load_cluster("h200-hgx", 8)
+    small = cluster.node.host_memory_bytes.model_copy(update={"value": 50e9})
+    cluster = cluster.model_copy(update={"node": cluster.node.model_copy(update={"host_memory_bytes": small})})
+    job = mofa.load_workload("llama3-8b", seq_len=8192, global_batch=8, overrides={"model.num_layers": 8})
+    both = offloading(ALL).model_copy(update={"optimizer_offload": 1.0})
+    for framework in (offloading(ALL), offloading("none").model_copy(update={"optimizer_offload": 1.0})):
+        assert mofa.estimate(job, cluster, "micro_batch=1", framework=framework, replay=False).memory.fits
+    with pytest.raises(SpecError, match=r"would pin .* has 46.57 GiB, of which the optimizer takes .*; offload fewer"):
+        mofa.estimate(job, cluster, "micro_batch=1", framework=both, replay=False)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,17 @@ def test_what_megatron_or_mofa_lacks_is_refused_by_name(more: str, named: str, t
         read_job("megatron", file)
 
 
+def test_a_job_that_megatron_would_stop_at_is_refused(tmp_path: Path) -> None:
+    """It asserts the variable; a log, which holds no environment, is read without."""
+    file = tmp_path / "job.sh"
+    text = write_megatron(megatron_job(activation_offload=ATTENTION))["megatron.sh"]
+    file.write_text(text.replace("export NVTE_CPU_OFFLOAD_V1=1", "export NVTE_CPU_OFFLOAD_V1=0"))
+    with pytest.raises(SpecError, match=r"NVTE_CPU_OFFLOAD_V1 \(0\) is not 1"):
+        read_job("megatron", file)
+    file.write_text(text.replace("export NVTE_CPU_OFFLOAD_V1=1\n", ""))
+    assert read_job("megatron", file).framework.activation_offload == ATTENTION
+
+
 def test_modules_without_the_switch_say_nothing(tmp_path: Path) -> None:
     file = tmp_path / "job.sh"
     file.write_text(BASE.replace("LAYERS=4\n", "") + "--offload-modules core_attn\n")

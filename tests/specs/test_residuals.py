@@ -41,12 +41,12 @@ def test_the_margin_is_the_residual_of_the_capacity() -> None:
 
 def test_groups_lie_inside_each_other() -> None:
     """A wider group has more runs, of as many families at least; but of those that rows with a blank stand in for."""
-    assert STEP.stand_ins == (("several nodes", "transformer-engine"),)
+    assert [item.path for item in STEP.stand_ins] == [("several nodes", "transformer-engine")]
     for group in STEP.groups:
         if group.path:
             wider = STEP.nearest(group.path[:-1])
             assert wider.path == group.path[: len(wider.path)]
-            if group.path in STEP.stand_ins:
+            if any(group.path == item.path for item in STEP.stand_ins):
                 continue
             assert group.runs < wider.runs and group.families <= wider.families
             assert group.few >= wider.few

@@ -263,10 +263,36 @@ def test_rows_with_a_blank_stand_in_where_nothing_better_was_measured() -> None:
     near = [residual(0.01 * i, f"f{i}") for i in range(20)]
     blank = [replace(residual(0.5, f"g{i}", far), has_whole_configuration=False) for i in range(5)]
     alone = fit_step_residuals([*near, *blank])
-    assert alone.stand_ins == (far.path[:2],)
+    assert [item.path for item in alone.stand_ins] == [far.path[:2]]
     assert (alone.groups[0].runs, alone.nearest(far.path).runs) == (20, 5)
     beside = fit_step_residuals([*near, *blank, residual(0.4, "h", far)])
     assert beside.stand_ins == () and beside.groups[0].runs == 21
+
+
+def test_rows_with_a_blank_are_a_group_though_as_many_runs_are_about_them() -> None:
+    """Five runs of the pytorch layers of several nodes, and five rows of others that stand in: none is of both."""
+    far = DENSE.model_copy(update={"nodes": "several nodes"})
+    other = OTHER.model_copy(update={"nodes": "several nodes"})
+    items = [residual(0.01 * i, f"f{i}") for i in range(20)] + [residual(0.0, f"h{i}", far) for i in range(5)]
+    blank = [replace(residual(-1.0, f"g{i}", other), has_whole_configuration=False) for i in range(5)]
+    group = fit_step_residuals([*items, *blank]).nearest(other.path)
+    assert (group.path, group.runs) == (other.path[:2], 5) and group.low.value < -0.5
+
+
+def test_a_gpu_of_rows_with_a_blank_is_known_where_they_stand_in_alone() -> None:
+    far = DENSE.model_copy(update={"nodes": "several nodes"})
+    near = [residual(0.01 * i, f"f{i}") for i in range(5)]
+    blank = replace(residual(0.5, "g", far), has_whole_configuration=False, gpu="gb200", num_nodes=16)
+    found = fit_step_residuals([*near, blank])
+    about = {"gpu": "gb200", "framework": "torchtitan"}
+    assert not found.unmeasured(far, nodes=16, **about)
+    assert found.unmeasured(DENSE, nodes=1, **about) == ("GPU gb200",)
+    assert found.seen[DENSE.layers].most_nodes.value == 1
+
+
+def test_without_a_whole_configuration_there_is_no_band() -> None:
+    with pytest.raises(ValueError, match="whole"):
+        fit_step_residuals([replace(residual(0.5, "g"), has_whole_configuration=False)])
 
 
 def test_coverage_by_hand() -> None:
@@ -346,6 +372,6 @@ def test_the_committed_table_says_what_bands_hold() -> None:
 def test_the_band_where_nothing_was_measured_is_that_of_all_residuals() -> None:
     """But of rows with a blank, where others were measured."""
     step = load_residuals().step
-    used = [item for item in COMMITTED if item.has_whole_configuration or item.circumstances.path[:2] in step.stand_ins]
+    used = [item for item in COMMITTED if item.has_whole_configuration or step.stand_in(item.circumstances.path)]
     assert exp(step.unmeasured_low.value) == pytest.approx(exp(min(item.from_fast for item in used)), rel=1e-3)
     assert exp(step.unmeasured_high.value) == pytest.approx(exp(max(item.from_slow for item in used)), rel=1e-3)

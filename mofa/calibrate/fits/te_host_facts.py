@@ -331,16 +331,17 @@ def _ends(times: RelativeTimes, modules: dict[str, RelativeSeconds], embedding_b
     """What a model's pass takes beside its layers: the head its own call, the embedding all the rest of the forward.
 
     That rest lies ahead of the first layer: the schedule's step, the batch, and first calls that find nothing in the
-    processor's caches.
+    processor's caches. Neither is known where one of the four was not timed.
     """
     logits = times.call_time(DENSE, "GPTModel._postprocess")
     forward, backward = (times.seconds_beside_layers(DENSE, part) for part in ("forward", "backward"))
-    if logits is None or forward is None or "norm" not in modules:
+    known = None not in (logits, forward, backward, embedding_backward)
+    if not known or "norm" not in modules:
         return
+    assert logits is not None and embedding_backward is not None
     norm = modules["norm"]
     _put(modules, "embedding", _rest(forward, norm["forward_s"] + logits), embedding_backward)
-    if embedding_backward is not None:
-        _put(modules, "head", logits, _rest(backward, norm["backward_s"] + embedding_backward))
+    _put(modules, "head", logits, _rest(backward, norm["backward_s"] + embedding_backward))
 
 
 MOE_LAYER = {

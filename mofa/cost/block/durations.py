@@ -293,7 +293,7 @@ def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
         widths = kernel_width(kind[2], kind[4]), kernel_width(kind[3], kind[4])
         return curves.attention_near((kind[4], "bwd" if kind[1] else "fwd", *widths))[1]
     if kind[0] is GroupedGemm and not kind[3]:
-        return curves.grouped_product(kind[1]) if kind[4] == "one" else curves.multi_stream_curves[kind[1]]
+        return curves.grouped_product(kind[1]) if kind[4] == "one" else curves.multi_stream_product(kind[1])
     return curves.product(kind[1])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.host_optimizer import held_bytes_of_node
 from mofa.cost.rows import Rows
 from mofa.errors import SpecError
 from mofa.units import format_bytes
@@ -16,6 +17,8 @@ def pinned_bytes_of_node(rows: Rows) -> ArrayN:
     """What a node pins for activations of all micro-batches in flight, if all its ranks are of the fullest stage. (n,)
     [B]
 
+    The last layer counts too, though it keeps its own on the device: never too few.
+
     PyTorch rounds pinned blocks up to powers of two (ATen/core/CachingHostAllocator.h, ``allocate``). They stay for the
     next micro-batch: Megatron-Core has a pool of them by shape, PyTorch one for experts' tensors.
     """
@@ -25,15 +28,21 @@ def pinned_bytes_of_node(rows: Rows) -> ArrayN:
     return np.asarray(of_rank * min(rows.cluster.num_gpus, rows.cluster.node.gpus_per_node))
 
 
+def optimizer_bytes_of_node(rows: Rows) -> float:
+    """What a node's memory holds of the optimizer beside them, for which no activation has room. [B]"""
+    return held_bytes_of_node(rows.workload, rows.cluster, rows.framework)
+
+
 def pinned_excess_bytes(rows: Rows) -> ArrayN:
-    """What that exceeds a node's memory by, 0 where it fits. (n,) [B]"""
+    """What activations exceed the rest of a node's memory by, 0 where they fit. (n,) [B]"""
     if not rows.framework.offload.on:
         return np.zeros(len(rows.k))
-    return np.maximum(pinned_bytes_of_node(rows) - rows.cluster.node.host_memory_bytes.value, 0.0)
+    room_bytes = rows.cluster.node.host_memory_bytes.value - optimizer_bytes_of_node(rows)
+    return np.maximum(pinned_bytes_of_node(rows) - room_bytes, 0.0)
 
 
-def refuse_full_hosts(rows: Rows) -> None:
-    """Refuse a strategy whose activations exceed the hosts' memory.
+def refuse_overfull_hosts(rows: Rows) -> None:
+    """Refuse a strategy whose activations exceed what the optimizer leaves of the hosts' memory.
 
     Raises
     ------
@@ -42,11 +51,12 @@ def refuse_full_hosts(rows: Rows) -> None:
     """
     if not pinned_excess_bytes(rows).any():
         return
-    has_bytes = rows.cluster.node.host_memory_bytes.value
+    has_bytes, optimizer_bytes = rows.cluster.node.host_memory_bytes.value, optimizer_bytes_of_node(rows)
+    beside = f", of which the optimizer takes {format_bytes(optimizer_bytes)}" if optimizer_bytes else ""
     raise SpecError(
         f"activation_offload ({rows.framework.activation_offload}): a node would pin "
-        f"{format_bytes(float(pinned_bytes_of_node(rows)[0]))} for activations and has {format_bytes(has_bytes)}; "
-        "offload fewer modules, or lower micro_batch"
+        f"{format_bytes(float(pinned_bytes_of_node(rows)[0]))} for activations and has {format_bytes(has_bytes)}"
+        f"{beside}; offload fewer modules, or lower micro_batch"
     )
 
 

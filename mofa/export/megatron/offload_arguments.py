@@ -30,6 +30,11 @@ def _read(given: GivenArguments) -> Mapping[str, Any]:
         raise given.refusal(
             f"{SMALLEST.name} ({given[SMALLEST.name]}) is not modelled", f"what is: {MIN_ELEMENTS} elements"
         )
+    if FIRST_VERSION.name in given and given[FIRST_VERSION.name] != "1":
+        raise given.refusal(
+            f"{FIRST_VERSION.name} ({given[FIRST_VERSION.name]}) is not 1",
+            f"Megatron-LM refuses {OFFLOADS.name} with it under Transformer Engine 2.10 and above; set it to 1",
+        )
     modules = [part for text in given[MODULES.name] or [] for part in str(text).replace(",", " ").split()]
     if not modules:
         raise given.refusal(f"{OFFLOADS.name} is given without {MODULES.name}", "Megatron-Core refuses it; name some")

@@ -12,6 +12,7 @@ from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.families import family_cases
 from mofa.cost.kernels.compute import grouped_gemm_s
 from mofa.cost.kernels.multi_stream import balanced_multi_stream_s, multi_stream_s
+from mofa.cost.provenance import component_provenance
 from mofa.specs.curves import GemmForm
 from mofa.specs.load import load_cluster
 from mofa.specs.multi_stream import MultiStreamForm
@@ -115,3 +116,21 @@ def test_fp8_weight_gradients_are_bound_by_what_they_add_to(node: str) -> None:
     assert 0.85 < few / many < 1.0
     wanted_s = {"h100-hgx": 4.0e-12, "h200-hgx": 2.9e-12}[node]
     assert many / (8 * 32768 * 6144) == pytest.approx(wanted_s, rel=0.12)
+
+
+def test_a_gpu_whose_fp8_was_not_measured_has_products_of_experts_all_the_same() -> None:
+    """By PyTorch's fp8 products and an H100's starts, and it says so: weights' gradients are only assumed then."""
+    cluster = load_cluster("h100-hgx", 8)
+    curves, own = cluster.gpu.curves, ("bf16", "fp8", "fp32")
+    kept = {
+        family: {kind: curve for kind, curve in getattr(curves, family).items() if kind in own}
+        for family in ("gemm", "grouped_gemm", "multi_stream")
+    }
+    fields = {name: getattr(curves, name) for name in type(curves).model_fields}
+    gpu = cluster.gpu.model_copy(update={"curves": type(curves)(**{**fields, **kept})})
+    cluster = cluster.model_copy(update={"gpu": gpu})
+    job = mofa.load_workload("qwen3-30b-a3b", overrides={"precision.gemm": "fp8-tensorwise", "model.num_layers": 4})
+    plan = mofa.estimate(job, cluster, "ep=8 micro_batch=1", replay=False)
+    assert plan.time.exposed["grouped_gemm"] > 0.0
+    said = component_provenance(cluster, {"fp8_split"}, {})["grouped_gemm"]
+    assert said == component_provenance(cluster, {"fp8_block_rows"}, {})["grouped_gemm"] == "assumed"
