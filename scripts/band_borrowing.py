@@ -3,9 +3,9 @@
 python scripts/band_borrowing.py [MOST]
 
 Each family whose configuration is whole is left out of the fit in turn and predicted, with each whole number of
-borrowed runs up to MOST (40; minutes). The interval score is a band's width in logarithms and ten times what a residual lies
-outside (Gneiting and Raftery 2007, doi 10.1198/016214506000001437, section 6.2). Printed are the shares inside, the
-score, and the fewest whose score is within 1 % of the smallest: :data:`mofa.validate.bands.BORROWED`.
+borrowed runs up to MOST (40; minutes). The interval score is a band's width in logarithms and ten times what a
+residual lies outside (Gneiting and Raftery 2007, doi 10.1198/016214506000001437, section 6.2). Printed are the shares
+inside, the score, and the fewest whose score is within 1 % of the smallest: :data:`mofa.validate.bands.BORROWED`.
 """
 
 from __future__ import annotations

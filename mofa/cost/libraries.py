@@ -44,9 +44,9 @@ def fraction_resting_on_library(
     machine = costs.machine
     kinds = Counter(layer_kind(model, i) for i in range(model.num_layers))
     layers = {layer_label(kind, spec): number for kind, number in kinds.items() for spec in costs.blocks}
-    kept = {kept_label(name) for name in layers}  # counted under their own labels
+    of_keeping_layers = {kept_label(name) for name in layers}  # which are counted under their plain labels
     for name, block in costs.tapes.items():
-        if name in kept:
+        if name in of_keeping_layers:
             continue
         for tape in (block.forward, block.backward):
             for op, took in zip(tape.ops, device_seconds(tape.ops, machine), strict=True):

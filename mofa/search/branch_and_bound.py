@@ -47,7 +47,7 @@ Rows = NDArray[np.intp]
 FEW_ROWS = 1_000
 """Legal rows up to which all are costed: bounding them takes as long. [-]"""
 FIRST_DEGREES = 400
-"""Degrees that are costed in all modes before any row can be cut. [-]"""
+"""Best degrees of a batch, whose rows are costed before those of its others can be cut. [-]"""
 GROWTH = 3
 """How much larger each further batch may be. [-]"""
 BOUNDED_AHEAD = 2
