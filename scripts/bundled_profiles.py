@@ -34,7 +34,6 @@ from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte
-from mofa.specs.products import FALLBACK
 from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, transferred_curves
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,13 +50,15 @@ TE_FP8_FOLDERS = ("h100-1gpu-te", "h100-1gpu-te-sustained")
 H100_TE, H100_TE_MORE = "h100-1gpu-te-bf16", ("h100-1gpu-te-order", "h100-1gpu-te-dense", ACTIVATIONS)
 """Transformer Engine's and Megatron-Core's own kernels in bf16, the router's; what puts gathered chunks in order, and
 dense layers' activations."""
+H200_TE = "h200-1gpu-te"
+"""All of Transformer Engine's kernels on the H200, bf16 and fp8."""
 OF_TE = ("te rmsnorm", "te layernorm", "te rope", "te permute", "te unpermute", "te sort", "te row_map",
          "te weighted_swiglu", "te swiglu", "te wgrad_add", "te chunk_order", "megatron router",
          "te geglu", "te squared_relu", "te bias_gelu")  # fmt: skip
 """How keys of those of their memory-bound ops begin that tapes are made of."""
 ADDING = (
-    "the H100's: 17 products of an H200 that add to fp32 take 1.25 ps an element longer than those that write bf16, as "
-    "long as on the H100 (6 bytes at 4.77 TB/s)"
+    "17 products of an H200 that add to fp32 take 1.25 ps an element longer than those that write bf16, as long as on "
+    "the H100 (6 bytes at 4.77 TB/s); rows of te_wgrad tell only of products that add"
 )
 H200_STREAM_CLOCK = {
     "value": 0.89, "provenance": "interpolated",
@@ -287,19 +288,6 @@ def main_cast(num_sms: float, provenance: str = "read") -> dict[str, Any]:
     return {f"eager {MAIN_CAST}": {"provenance": provenance, "source": MAIN_CAST_SOURCE, "form": form}}
 
 
-def with_te_fp8_of(gpu: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
-    """The curves of a GPU with the H100's processor, with the H100's fp8 kernels of Transformer Engine."""
-    moved = same_processor(gpu, h100)
-    known = gpu["curves"]
-    found = {
-        family: {**known.get(family, {}), **{kind: one for kind, one in moved[family].items() if kind in FALLBACK}}
-        for family in ("gemm", "grouped_gemm", "multi_stream")
-    }
-    casts = {key: one for key, one in moved["stream"].items() if key.split()[-1] in FP8_CASTS}
-    main = h100["curves"]["stream"][f"eager {MAIN_CAST}"]  # bound by the processor, whatever the memory
-    return {**known, **found, "stream": {**known["stream"], **casts, f"eager {MAIN_CAST}": main}}
-
-
 def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     """The H100 by its own kernels; the H200's stand for what was not measured on it.
 
@@ -330,13 +318,26 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def of_te(gpu: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """A GPU's curves with those of Transformer Engine's kernels that a GPU with the same processor has."""
-    found, own = same_processor(gpu, other), gpu["curves"]
-    stream = {key: curve for key, curve in found["stream"].items() if key.startswith(OF_TE)}
-    known = other["curves"]["stream"]["te wgrad_add"]
-    stream["te wgrad_add"] = {**known, "provenance": "transferred", "source": ADDING}
-    return {**own, "multi_stream": found["multi_stream"], "stream": {**own["stream"], **stream}}
+def with_own_te(h200: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
+    """The H200's curves with Transformer Engine's kernels as they were timed on it.
+
+    What no row of its own tells is the H100's: the experts' SwiGLU back, which was read off traced steps, and what
+    adding to an fp32 gradient takes.
+    """
+    own, source = fitted([H200_TE])
+    states = ("sustained", "alone", "clock")
+    known = {state: h200["gemm"]["bf16"][state] for state in states}
+    several = {"bf16": {**curve_fact(own.multi_stream["bf16"], source, **known), **TE_LIBRARY}}
+    stream = {
+        key: memory_bound_fact(key, one, source)
+        for key, one in own.memory_bound.items()
+        if key.startswith(OF_TE) or key.split()[-1] in FP8_CASTS
+    }
+    moved = same_processor(read("gpus", "h200-sxm"), {**read("gpus", "h100-sxm"), "curves": h100})
+    stream[SWIGLU_BACK] = moved["stream"][SWIGLU_BACK]
+    stream["te wgrad_add"] = {**h100["stream"]["te wgrad_add"], "provenance": "transferred", "source": ADDING}
+    products = fp8_products(h200, {**h200, "multi_stream": several}, own, source)
+    return {**h200, **products, "stream": {**h200["stream"], **stream}}
 
 
 def eight_gpus(four: dict[str, Any], gpus: str) -> dict[str, Any]:
@@ -412,8 +413,7 @@ def main() -> None:
     for name in ("layer_issue_s", "layer_back_s", "modules"):  # timed on H100s' hosts
         h100["curves"]["host"][name] = h200["curves"]["host"][name]
     h100["curves"] = with_shares(with_te_fp8(h100["curves"]))
-    h200["curves"] = with_te_fp8_of({**h200, "curves": of_te(h200, h100)}, h100)
-    h200["curves"] = without_shares(h200["curves"])
+    h200["curves"] = without_shares(with_own_te(h200["curves"], h100["curves"]))
     write("gpus", "h200-sxm", {**h200, "curves": with_flash1(h200["curves"])})
     write("gpus", "h100-sxm", {**h100, "curves": with_flash1(h100["curves"])})
     write("nodes", "h100-hgx", h100_node())

@@ -18,7 +18,6 @@ from mofa.blocks.roles import WEIGHT_ROLES, LayerStep, Part
 from mofa.blocks.saved_tensors import SavedTensors
 from mofa.blocks.work import (
     BACK_FORMATS,
-    GROUPED_WEIGHT_GRADIENT_KERNELS,
     Attention,
     Collective,
     CollectiveKind,
@@ -321,8 +320,7 @@ class _Differentiator(SavedTensors):
         if isinstance(work, Gemm):
             wgrad: Gemm | GroupedGemm = Gemm(work.n, work.k, work.m, formats[1], work.count, "wgrad")
         else:
-            kernel = GROUPED_WEIGHT_GRADIENT_KERNELS.get(formats[1], work.kernel)
-            wgrad = replace(work, wgrad=True, format=formats[1], kernel=kernel)
+            wgrad = replace(work, wgrad=True, format=formats[1])
         grad = f"dW:{op.name}"
         self.tensors[grad] = Tensor(grad, op.weight_bytes, "grad", grad=False, weight=op.name)
         reads = (of_weight, *(again or saved), *((dy,) if of_weight != dy else ()))

@@ -24,14 +24,6 @@ Backend = Literal["cudnn", "flash", "flash1"]
 GroupedKernel = Literal["one", "multi-stream"]
 
 
-GROUPED_WEIGHT_GRADIENT_KERNELS: dict[Format, GroupedKernel] = {
-    "fp8_split": "multi-stream", "fp8_block_rows": "multi-stream",
-}  # fmt: skip
-"""How experts' weight gradients run in kinds of products that Transformer Engine alone has. What they add to fp32 ones
-binds them, which the form of products on several streams tells apart from what is computed: on an H100 (measurements/
-h100-1gpu-te) three held-out shapes of each kind are off by 0 to 2.3 %, by 0.7 to 6.3 % with that of one kernel."""
-
-
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """``count`` matrix products (m, k) x (k, n).

@@ -22,7 +22,7 @@ from mofa.errors import SpecError
 BUNDLED = "unaligned_gemm"
 """The family that no folder's own curves say: it is predicted with the bundled profile of its GPU."""
 FAMILY = {"compiled": "memory_bound", "routed": "memory_bound", "te_cast": "memory_bound", "te_gemm": "gemm",
-          "te_grouped": "grouped_gemm"}  # fmt: skip
+          "te_grouped": GROUPED}  # fmt: skip
 FLOOR_S = {"gemm": 20e-6, "attention": 20e-6, "memory_bound": 20e-6, BUNDLED: 20e-6, OPS: 20e-6}
 """Shorter kernels are not judged: they are launch, not rate. [s]"""
 FLOOR_BYTES = {"collective": 2**20, "dependent_collective": 2**20}

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from mofa.blocks.elementwise import PLAIN, FloatK
 from mofa.blocks.op import Tape
 from mofa.blocks.work import (
-    GROUPED_WEIGHT_GRADIENT_KERNELS,
     Attention,
     Gemm,
     GroupedGemm,
@@ -168,7 +167,7 @@ def component_provenance(
     backend
         Of attention.
     grouped_kernel
-        How experts' products run where they are not fp8's.
+        How experts' products run.
     """
     curves, node = cluster.gpu.curves, cluster.node
     sizes_of = sizes or {}
@@ -180,17 +179,11 @@ def component_provenance(
     attention = _least(
         *(provenance_of_curve(curve, sizes_of.get("attention")) for curve in kernels or curves.attention.values())
     )
-    streams_of: dict[GemmFormat, Curve] = {**curves.multi_stream_curves}
-    experts: dict[GemmFormat, Curve] = {**curves.grouped_gemm}
-    if grouped_kernel == "multi-stream":
-        experts["bf16"] = streams_of["bf16"]
-    of_experts = [_of_product(experts, f, sizes_of.get("grouped_gemm")) for f in formats]
-    # of fp8 the weights' gradients go by another curve than the other products of their kind
-    added = [f for f in formats if f in GROUPED_WEIGHT_GRADIENT_KERNELS]
-    of_experts += [_of_product(streams_of, f, sizes_of.get("grouped_gemm")) for f in added]
+    in_streams = grouped_kernel == "multi-stream"
+    experts: dict[GemmFormat, Curve] = {**(curves.multi_stream_curves if in_streams else curves.grouped_gemm)}
     out: dict[str, Provenance] = {
         "gemm": _least(*(_of_product(curves.gemm, f, sizes_of.get("gemm")) for f in formats)),
-        "grouped_gemm": _least(*of_experts),
+        "grouped_gemm": _least(*(_of_product(experts, f, sizes_of.get("grouped_gemm")) for f in formats)),
         "attention": attention,
         "memory_bound": stream,
         "host_idle": weakest_provenance(curves.host.eager_op_s, curves.host.sync_s),

@@ -88,12 +88,10 @@ def fit_curves(
     loaded, behind = rows_of("sustained", "te_sustained"), rows_of("throttled", "te_throttled")
     return Curves(
         gpu=gpu, num_sms=num_sms, l2_bytes=l2_bytes, gemm=gemm, single=product,
-        grouped_gemm=_each(
-            rows_of("grouped_gemm", "te_grouped"), lambda r: r.case.dtype, lambda x: _fit_grouped(x, num_sms)
-        ),
+        grouped_gemm=_each(rows_of("grouped_gemm"), lambda r: r.case.dtype, lambda x: _fit_grouped(x, num_sms)),
         multi_stream=_each(streamed, lambda r: r.case.dtype, lambda x: _fit_multi_stream(x, num_sms, product))
         | _each(
-            [row for row in rows_of("te_grouped") if _adds_in_fp8(row) and row.case.dtype in gemm],
+            [row for row in rows_of("te_grouped") if row.case.dtype in gemm],
             lambda r: r.case.dtype, lambda x: _fit_multi_stream(x, num_sms, gemm[x[0].case.dtype].form),
         ),
         attention=_each(by.get("attention", []), attention_key, lambda x: _fit_attention(x, num_sms)),
@@ -131,12 +129,15 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
     """Predicted times, NaN where no curve is, and whether a row lies outside the measured range. [s]"""
     time_s, outside = np.full(len(rows), np.nan), np.zeros(len(rows), bool)
 
+    def streamed_in_fp8(of: Sequence[Row], form: MultiStreamForm) -> FloatN:
+        return _multi_stream_times(of, form, curves.gemm[of[0].case.dtype].form, curves.num_sms)
+
     stream = partial(_stream_times, l2_bytes=curves.l2_bytes)
     predictors: dict[str, tuple[dict[str, Fitted], Callable[[Row], str], Callable[..., FloatN]]] = {
         "gemm": (curves.gemm, lambda r: r.case.dtype, partial(_gemm_times, num_sms=curves.num_sms)),
         "grouped_gemm": (curves.grouped_gemm, lambda r: r.case.dtype, partial(_grouped_times, num_sms=curves.num_sms)),
         "te_gemm": (curves.gemm, lambda r: r.case.dtype, partial(_gemm_times, num_sms=curves.num_sms)),
-        "te_grouped": (curves.grouped_gemm, _kind_of_experts, partial(_grouped_times, num_sms=curves.num_sms)),
+        "te_grouped": (curves.multi_stream, lambda r: r.case.dtype, streamed_in_fp8),
         GROUPED: (
             curves.multi_stream,
             lambda r: r.case.dtype,
@@ -152,13 +153,7 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
         "collective": (curves.collective, collective_key, _collective_times),
         "dependent_collective": (curves.collective, collective_key, _collective_times),
     }  # fmt: skip
-    added = {f"{kind} wgrad": fitted for kind, fitted in curves.multi_stream.items()}
-
-    def added_times(of: Sequence[Row], form: MultiStreamForm) -> FloatN:
-        return _multi_stream_times(of, form, curves.gemm[of[0].case.dtype].form, curves.num_sms)
-
-    both_ways = [*predictors.items(), ("te_grouped", (added, _kind_of_experts, added_times))]
-    for family, (fitted_forms, key, times) in both_ways:
+    for family, (fitted_forms, key, times) in predictors.items():
         for name, fitted in fitted_forms.items():
             indices = [i for i, r in enumerate(rows) if r.case.family == family and key(r) == name and has_own_curve(r)]
             if indices:
@@ -328,16 +323,6 @@ def _multi_stream_times(
         loads, n, k, layout, form, single, num_sms=num_sms, added_bytes=ADDED_BYTES,
         element_bytes=ELEMENT_BYTES[rows[0].case.dtype],
     )  # fmt: skip
-
-
-def _adds_in_fp8(row: Row) -> bool:
-    """Whether a row is an fp8 weight gradient of experts that adds to an fp32 one, which its bytes bind."""
-    return row.case.family == "te_grouped" and row.case.op == "wgrad"
-
-
-def _kind_of_experts(row: Row) -> str:
-    """Which curve of Transformer Engine's products of experts in fp8 a row is of."""
-    return f"{row.case.dtype} wgrad" if _adds_in_fp8(row) else row.case.dtype
 
 
 def _fit_multi_stream(rows: Sequence[Row], num_sms: int, single: GemmForm | None) -> Fitted:

@@ -192,7 +192,7 @@ def fp8_products(
     products = {}
     profiles = {"gemm fp8": made["gemm"]["fp8"]["clock"]} if "clock" in made["gemm"].get("fp8", {}) else {}
     curves = replace(curves, clocks=profiles | curves.clocks)
-    families = {"gemm": curves.gemm, "grouped_gemm": curves.grouped_gemm, "multi_stream": curves.multi_stream}
+    families = {"gemm": curves.gemm, "multi_stream": curves.multi_stream}
     for family, fitted in families.items():
         known = base.get(family, {})
         kinds = {kind: known[kind] for kind in FALLBACK if kind in known}

@@ -324,9 +324,8 @@ def _products(
     local, sequential = ctx.local_experts, ctx.framework.experts == "sequential"
     grads, params = weight_grad_arguments(ctx), local * n * k
     grad_bytes, added = grads.get("grad_bytes_per_param", 0.0), grads.get("accumulate_bytes_per_param", 0.0)
-    kernel: GroupedKernel = ctx.framework.grouped_kernel if ctx.fp8 is None else "one"
-    streamed = kernel == "multi-stream" or ctx.fp8 is not None
-    within = added if streamed and not sequential and not grad_bytes else 0.0
+    kernel: GroupedKernel = ctx.framework.grouped_kernel
+    within = added if kernel == "multi-stream" and not sequential and not grad_bytes else 0.0
     work = GroupedGemm(rows, local, n, k, ctx.gemm_format, sequential=sequential, kernel=kernel, added_bytes=within)
     return b.add(
         Op(name, "grouped_gemm", work, (x,), (out,), saves, launches=local if sequential else 1,
