@@ -33,7 +33,7 @@ TOGETHER = (
 records of runs."""
 MEASUREMENTS = Path(__file__).parents[1] / "measurements"
 SLOW = Path(__file__).with_name("slow.txt")
-SLOW_S = 0.1
+SLOW_S = 0.08
 """A test function is slow where it computes longer with any of its parameters, or one of its fixtures does. [s]"""
 MANY_BLOCKS = 8_000_000
 """Of Python's memory, some 600 MB; looking for cycles costs a second. [-]"""

@@ -197,9 +197,9 @@ def theil_sen_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float
 
     Examples
     --------
-    One reading of four is off:
+    One reading of five is off:
 
-    >>> theil_sen_line([0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 5.0, 70.0])
+    >>> theil_sen_line([0.0, 1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 5.0, 7.0, 90.0])
     (2.0, 1.0)
     """
     xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
