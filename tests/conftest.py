@@ -1,7 +1,8 @@
 """How the tests run, whichever they are.
 
 ``--fast`` leaves out the tests that tests/slow.txt names. ``--write-slow``, in one process (``-n0``), writes that file
-by a whole run; with ``--fast`` it adds what is slow without the tests before it, whose results it used.
+by a whole run; with ``--fast`` it adds what is slow without the tests before it, whose results it used. Slow is meant
+in CPU seconds, those of commands that a test starts counted, so that a loaded machine makes no other list.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import time
-from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,14 @@ TOGETHER = (
 records of runs."""
 MEASUREMENTS = Path(__file__).parents[1] / "measurements"
 SLOW = Path(__file__).with_name("slow.txt")
-SLOW_S = 0.1
-"""A test function is slow where it takes longer with any of its parameters, or one of its fixtures does. [s]"""
+SLOW_S = 0.08
+"""A test function is slow where it computes longer with any of its parameters, or one of its fixtures does. [s]"""
 MANY_BLOCKS = 8_000_000
 """Of Python's memory, some 600 MB; looking for cycles costs a second. [-]"""
 _num_blocks = 0
 """How many there were after the last look for cycles. [-]"""
-_took_s: dict[str, float] = defaultdict(float)
+_took_s: dict[str, float] = {}
+"""CPU seconds of each test."""
 _fitted: dict[Path, tuple[list[Any], Any]] = {}
 """Rows and curves of the folders of measurements that were fitted."""
 _slow_fixtures: set[tuple[str, str]] = set()
@@ -100,14 +100,15 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Generator[None, Any, Any]:
-    """Look for old cycles between tests alone, once there are a good deal more objects than after the last look."""
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Note what each test takes; look for old cycles between tests alone, once there are many more objects."""
     global _num_blocks
-    begun = time.perf_counter()
+    begun_s = _cpu_s()
     try:
         return (yield)
     finally:
-        if time.perf_counter() - begun > SLOW_S and sys.getallocatedblocks() > _num_blocks + MANY_BLOCKS:
+        _took_s[item.nodeid] = _cpu_s() - begun_s
+        if _took_s[item.nodeid] > SLOW_S and sys.getallocatedblocks() > _num_blocks + MANY_BLOCKS:
             gc.collect()
             _num_blocks = sys.getallocatedblocks()
 
@@ -115,17 +116,12 @@ def pytest_runtest_protocol() -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
     """Note which fixtures are slow: whichever test is the first to ask for one takes as long."""
-    begun = time.perf_counter()
+    begun_s = _cpu_s()
     try:
         return (yield)
     finally:
-        if time.perf_counter() - begun > SLOW_S:
+        if _cpu_s() - begun_s > SLOW_S:
             _slow_fixtures.add((fixturedef.baseid, fixturedef.argname))
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add up what each test takes."""
-    _took_s[report.nodeid] += report.duration
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -160,6 +156,11 @@ def committed_folders_fitted_once() -> Iterator[None]:
         patch.setattr(check, "fit_folder", known)
         patch.setattr(profile, "fit_folder", known)
         yield
+
+
+def _cpu_s() -> float:
+    """What this process and those that it waited for have computed. [s]"""
+    return sum(os.times()[:4])
 
 
 def _function(name: str) -> str:

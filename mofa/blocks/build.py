@@ -182,7 +182,7 @@ def layer_tapes(
 ) -> BlockTapes:
     """One transformer layer, forward and backward; ``forward`` where its forward tape is already there.
 
-    ``keeps_activations`` of a layer that leaves on the device what others offload.
+    With ``keeps_activations`` the layer leaves on the device what other layers offload.
     """
     forward = forward or layer_forward_tape(ctx, primitives, kind)
     params = rank_params(ctx, kind.moe)

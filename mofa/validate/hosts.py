@@ -18,7 +18,7 @@ from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.host import LayerPace
-from mofa.validate.step_pace import is_paced, layer_pace_of_slowest_host, slowest_op_s
+from mofa.validate.step_pace import is_paced, layer_pace_of_slowest_host, slowest_op_s, theil_sen_line
 
 HOSTS = "hosts.yaml"
 """File of machines beside the folder of records."""
@@ -95,8 +95,6 @@ def unexplained_spread(record: Record) -> float:
 
     Of a run whose pace was not timed within its steps, the quartiles of the steps themselves.
     """
-    from scipy.stats import theilslopes  # half a second to load
-
     measured = record.measured
     if measured.step_time_s is None:
         raise ValueError(f"{record.run.id} has no step time")
@@ -107,7 +105,7 @@ def unexplained_spread(record: Record) -> float:
         max(both)
         for both in zip(*(map(sum, zip(r.step_ops_s, r.step_back_ops_s, strict=True)) for r in paced), strict=True)
     ]
-    slope = float(theilslopes(measured.step_times_s, ops_s).slope) if max(ops_s) > min(ops_s) else 0.0
+    slope = theil_sen_line(ops_s, measured.step_times_s)[0] if max(ops_s) > min(ops_s) else 0.0
     rest = [step_s - slope * op_s for step_s, op_s in zip(measured.step_times_s, ops_s, strict=True)]
     return interquartile_range_s(rest) / measured.step_time_s
 

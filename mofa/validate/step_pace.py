@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from mofa.measure.records import Record
 from mofa.specs.host import LayerPace
 
@@ -173,13 +175,35 @@ def seconds_at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s:
     >>> seconds_at_pace([1e-6, 2e-6], [1e-3, 1.5e-3], [3e-6])
     [0.002]
     """
-    from scipy.stats import theilslopes  # half a second to load
-
     ratio = statistics.median(s / op_s for op_s, s in zip(read_ops_s, read_s, strict=True))
     if max(read_ops_s) == min(read_ops_s):
         return [ratio * op_s for op_s in ops_s]
-    line = theilslopes(read_s, read_ops_s)
-    slope, start = float(line.slope), float(line.intercept)
+    slope, start = theil_sen_line(read_ops_s, read_s)
     if not 0 < slope <= 1.5 * ratio:
         slope, start = ratio, 0.0
     return [start + slope * op_s for op_s in ops_s]
+
+
+def theil_sen_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Slope and intercept of the line by the medians of all pairs' slopes and of what it leaves.
+
+    Source: Sen 1968, J. Am. Stat. Assoc. 63, 1379; as scipy's ``theilslopes``, without its band, which takes ten times
+    as long.
+
+    Parameters
+    ----------
+    x, y
+        Equally many; those of ``x`` are not all equal.
+
+    Examples
+    --------
+    One reading of five is off:
+
+    >>> theil_sen_line([0.0, 1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 5.0, 7.0, 90.0])
+    (2.0, 1.0)
+    """
+    xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    run = xs[:, None] - xs
+    rises = run > 0
+    slope = np.median((ys[:, None] - ys)[rises] / run[rises])
+    return float(slope), float(np.median(ys) - slope * np.median(xs))

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from mofa.errors import SpecError
 from mofa.faults.closed_forms.renewal import ettr
@@ -30,6 +29,8 @@ DAY = 86400.0
 )
 def test_the_band_is_that_of_runs_that_draw_their_rate(clock: FailureClock, days: float) -> None:
     """Whole runs at rates of their own, none of which uses a closed form."""
+    from scipy import stats  # half a second to load, which collecting need not take
+
     work, tau, block, restart = days * DAY, 1200.0, 30.0, 600.0
     run = LongRun(work, tau, (SimulatedLevel(block),), (SimulatedFailureKind(1.0, restart),), clock)
     wall = simulate(run, 4000, seed=7).wall_s

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 import mofa
 from mofa.errors import SpecError
@@ -66,6 +65,8 @@ def test_more_replicas_lose_less() -> None:
 
 def test_all_down_is_as_rare_as_the_binomial_says() -> None:
     """At any moment q^D: so often, for T / D each time."""
+    from scipy import stats  # half a second to load, which collecting need not take
+
     down, mtbf = 600.0, np.array([1800.0])
     absence = ReplicaAbsence(np.array([30.0]), np.array([down]), np.array([5.0]), np.array([4.0]))
     q = down / (4 * 1800.0 + down)
@@ -99,6 +100,8 @@ def test_what_replicas_do_is_simulated() -> None:
 
 @pytest.mark.parametrize(("mean", "spares"), [(0.5, 0), (2.0, 1), (7.0, 9), (40.0, 30)])
 def test_nodes_short_is_the_sum(mean: float, spares: int) -> None:
+    from scipy import stats  # half a second to load, which collecting need not take
+
     number = np.arange(1000)
     by_sum = float((np.maximum(number - spares, 0) * stats.poisson.pmf(number, mean)).sum())
     assert float(mean_missing_nodes(mean, spares)) == pytest.approx(by_sum, rel=1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mofa.measure.records import Record
@@ -16,6 +17,7 @@ from mofa.validate.step_pace import (
     layer_time_over_small_op,
     seconds_at_pace,
     slowest_op_s,
+    theil_sen_line,
 )
 from tests.committed import MEASURED, measured_records
 
@@ -115,3 +117,15 @@ def test_no_spread_is_added_to_a_slowest_host_that_is_known(tmp_path: Path) -> N
     assert slowest == {1.0}
     others = [run.for_repeat(repeat) for repeat in run.repeats if not repeat.id.endswith("quiet")]
     assert all(other.resolve()[1].slowest_host > 1.1 for other in others)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_theil_sen_line_is_scipys(seed: int) -> None:
+    """To the last bit, readings of one pace among them."""
+    from scipy.stats import theilslopes
+
+    rng = np.random.default_rng(seed)
+    x = rng.integers(1, 9, 12).astype(float) if seed % 2 else rng.random(11)
+    y = 3.0 * x + rng.random(len(x))
+    line = theilslopes(y, x)
+    assert theil_sen_line(x.tolist(), y.tolist()) == (float(line.slope), float(line.intercept))

@@ -17,7 +17,7 @@ LARGE_PARAMS = 2**24
 def host_optimizer_rates(rows: Sequence[Row]) -> dict[str, float]:
     """Rates of one thread, of a processor's memory and of copies from pageable memory. [B/s]
 
-    A byte takes as long as its threads and as memory takes, one behind the other
+    A byte takes its thread's time and then its memory's; both add up
     (:func:`mofa.cost.host_optimizer.adam_bytes_per_s`): with the least relative errors over all numbers of threads.
     """
     large = [row for row in rows if row.case.size("params") >= LARGE_PARAMS]

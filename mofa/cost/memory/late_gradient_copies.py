@@ -54,7 +54,10 @@ def late_gradient_copies_bytes(rows: Rows) -> ArrayN:
 
 
 def bytes_left_free(rows: Rows) -> float:
-    """What copies that wait leave free, a plan's margin; what a capture holds must have room anyhow. [B]"""
+    """Memory that waiting gradient copies must leave free. [B]
+
+    A plan's margin; minus infinity where a graph holds a whole iteration, which must have room anyhow.
+    """
     if rows.framework.graphs.full_iteration:
         return -np.inf
     return float(load_residuals().memory_margin(rows.framework.graphs).value * rows.cluster.gpu.capacity_bytes.value)

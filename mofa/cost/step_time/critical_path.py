@@ -45,7 +45,7 @@ class DataParallelOncePerStep:
     kind: Once = "Megatron"
 
     def take(self, index: IntA) -> DataParallelOncePerStep:
-        """That of some plans."""
+        """Only the plans at ``index``."""
         parts = (self.gather_s[index], self.blocking_gather_s[index], self.reduce_s[index])
         return DataParallelOncePerStep(*parts, self.kind)
 
@@ -161,11 +161,11 @@ def critical_path_s(
     plan
         Schedule, of those without a closed form, runtime, pp and vpp.
     given
-        What of each plan takes how long.
+        Seconds of each plan's computations and hand-overs.
     num_micro_batches
         (n,) [-]
     of
-        Which of the ranks that are given each one is like; all are given where absent. (pp,)
+        For each rank the index of the one in ``given`` whose seconds it has; absent where all are given. (pp,)
 
     Returns
     -------

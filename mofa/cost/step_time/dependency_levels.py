@@ -114,7 +114,10 @@ class _Graph:
 def levels_of(
     schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, each: int, once: Once
 ) -> DependencyLevels:  # fmt: skip
-    """The levels of a program, whose rounds are of ``each`` micro-batches, with what comes ``once`` a step."""
+    """What each computation and transfer of a schedule waits for, level by level.
+
+    Its rounds are of ``each`` micro-batches; ``once`` says which gathers and reductions come once a step.
+    """
     order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
     computations = _Computations.of(order, SCHEDULES[schedule].computations)
     queued = runtime == "pytorch"
@@ -293,8 +296,9 @@ def _add_once(graph: _Graph, computations: _Computations, once: Once) -> list[in
         final = len(backwards) - 1 - np.argmax(computations.chunk[rank, backwards[::-1]] == chunks, axis=1)
         stream = 0
         for c in range(vpp if once != "FSDP of pieces" else 0):
-            ahead = max(first[c - 1] - rank, 0) if is_megatron else first[c - 2]
-            position = int(forwards[ahead]) if c > 1 else 0
+            position = 0
+            if c > 1:
+                position = int(forwards[max(first[c - 1] - rank, 0) if is_megatron else first[c - 2]])
             gather, blocking = new + len(weight), new + len(weight) + 1
             weight += [1 + (block + of) * size + rank * vpp + c for of in (0, 1)]
             launched = nodes[position - 1] if position else 0

@@ -22,7 +22,7 @@ from mofa.export.torchtitan.python_calls import (
 )  # fmt: skip
 from mofa.export.torchtitan.python_file import SIZES
 from mofa.export.torchtitan.python_table import BACKEND, IMPLEMENTATION, POLICY, TORCHTITAN_PYTHON
-from mofa.export.torchtitan.settings import checked_setting, flavour_arguments, model_defaults, read_given
+from mofa.export.torchtitan.settings import flavour_arguments, model_defaults, read_given, typed_settings
 from mofa.specs.files import short
 
 _SECTIONS = ("training", "parallelism", "compile", "debug")
@@ -46,7 +46,9 @@ def read_python(file: Path, num_gpus: int | None) -> ReadJob:
         raise SpecError(f"{file}: has {len(calls)} calls of {_CONFIG}; keep the one of the job")
     names = assignments(tree)
     settings = _settings(calls[0], names, file) | _set_later(tree, file)
-    values = _typed(settings, str(file)) | {f"args.{name}": value for name, value in _model(tree, names, file).items()}
+    values = typed_settings(TORCHTITAN_PYTHON, settings, str(file)) | {
+        f"args.{name}": value for name, value in _model(tree, names, file).items()
+    }
     launched, environment = launch_beside(file, file.stem)
     known = {*TORCHTITAN_PYTHON.arguments, *TORCHTITAN_PYTHON.unmodelled}
     unread = tuple(name for name in settings if name not in known)
@@ -97,17 +99,6 @@ def _set_later(tree: ast.Module, file: Path) -> dict[str, Any]:
         if parts[-2:] == ["optimizer", "implementation"] or (len(parts) > 2 and parts[-2] in _SECTIONS):
             out[".".join(parts[-2:])] = literal(node.value)
     return out
-
-
-def _typed(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in settings.items():
-        argument = TORCHTITAN_PYTHON.arguments.get(name)
-        if argument is not None:
-            values[name] = checked_setting(argument, value, where)
-        elif name in TORCHTITAN_PYTHON.unmodelled:
-            values[name] = value
-    return values
 
 
 def _model(tree: ast.Module, names: Mapping[str, ast.expr], file: Path) -> dict[str, Any]:

@@ -14,7 +14,13 @@ from mofa.export.torchtitan.flavours import FLAVOURS
 from mofa.export.torchtitan.launch_beside import launch_beside
 from mofa.export.torchtitan.python_calls import PythonError, assignments, called_name, keywords, parse_python
 from mofa.export.torchtitan.read_python import read_python
-from mofa.export.torchtitan.settings import checked_setting, flavour_arguments, model_defaults, read_given
+from mofa.export.torchtitan.settings import (
+    checked_setting,
+    flavour_arguments,
+    model_defaults,
+    read_given,
+    typed_settings,
+)
 from mofa.export.torchtitan.toml_files import ARGUMENT_CLASSES
 from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
 
@@ -37,7 +43,7 @@ def read_torchtitan(file: Path, num_gpus: int | None) -> ReadJob:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpecError(f"{file}: is no TOML ({error}); name a torchtitan config") from None
     settings = _flat(raw)
-    values = _typed_settings(settings, str(file))
+    values = typed_settings(TORCHTITAN, settings, str(file))
     values |= {f"args.{name}": value for name, value in _model(settings, file).items()}
     launched, environment = launch_beside(file, file.name)
     values |= environment
@@ -52,18 +58,6 @@ def _flat(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in raw.items():
         out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return out
-
-
-def _typed_settings(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Settings that the table has, of their types, and those that matter and are not modelled."""
-    values: dict[str, Any] = {}
-    for name, value in settings.items():
-        argument = TORCHTITAN.arguments.get(name)
-        if argument is not None:
-            values[name] = checked_setting(argument, value, where)
-        elif name in TORCHTITAN.unmodelled:
-            values[name] = value
-    return values
 
 
 # --- the model

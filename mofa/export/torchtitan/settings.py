@@ -37,6 +37,18 @@ def checked_setting(argument: Argument, value: Any, where: str) -> Any:
     return value
 
 
+def typed_settings(table: ArgumentTable, settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Settings that a table has, of their types, and those that matter and are not modelled."""
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        argument = table.arguments.get(name)
+        if argument is not None:
+            values[name] = checked_setting(argument, value, where)
+        elif name in table.unmodelled:
+            values[name] = value
+    return values
+
+
 def read_given(
     table: ArgumentTable, values: Mapping[str, Any], file: Path, unread: tuple[str, ...], num_gpus: int | None
 ) -> ReadJob:

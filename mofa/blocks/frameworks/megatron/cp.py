@@ -70,7 +70,7 @@ class _Sizes:
 
 
 def add_python_of_cp_kind(b: TapeBuilder, ctx: Context) -> None:
-    """What attention's Python does more where keys and values are gathered, or heads exchanged."""
+    """Add the host's extra calls of attention whose keys and values are gathered, or whose heads are exchanged."""
     if any_true(ctx.cp > 1):
         s = _Sizes.of(ctx)
         add_module_python(b, "attn.gathered", module_call(ctx, "gathered_attention"), s.gathers)
