@@ -90,7 +90,7 @@ def _what(message: str) -> str:
         from mofa.specs.files import did_you_mean
 
         hint = did_you_mean(value[1], known.rstrip(".").split(", "))
-        return f"{value[1]} is unknown; {hint}"
+        return f"{value[1]} is unknown; {hint if hint.startswith('did you mean') else f'use one of {known}'}"
     for kind, words in _TYPES.items():
         if f"valid {kind}" in plain or (kind == "float" and "valid number" in plain):
             return f"must be {words}"
