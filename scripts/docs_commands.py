@@ -57,6 +57,8 @@ PARSED_FILES = (
     "my-cluster",
 )
 """Files that the reader has and this folder has not."""
+NUMBER = r"(?<![\d.,])[\d.,]*\d(?![\d.,]*\d)"
+"""A whole number in a line of output, as a pattern."""
 PERCENT_POINTS = 0.4
 """By how much a percent of a quoted table may differ. [percent points]"""
 CONFIG = {
@@ -275,6 +277,9 @@ def rewritten(quoted: str, out: str) -> str:
     Traceback (most recent call last):
     ...
     ValueError: nothing in today's output stands for 'gone  2 s'
+
+    >>> rewritten("top\\n1  tp=2 ... 3.5 s ... 72\\n", "top\\n1  tp=4 pp=2   12.25 s  9 GiB  68.1\\n")
+    'top\\n1  tp=4 ... 12.25 s ... 68.1\\n'
     """
     lines, begin, fresh = [line.rstrip() for line in out.splitlines()], 0, []
     for part in _parts_of_quote(quoted):
@@ -285,7 +290,7 @@ def rewritten(quoted: str, out: str) -> str:
                 raise ValueError(f"nothing in today's output stands for {wrong or part[0]!r}")
         begin = start + len(part)
         today = lines[start:begin]
-        fresh.append("\n".join(old if _is_line(old, new) else new for old, new in zip(part, today, strict=True)))
+        fresh.append("\n".join(_anew(old, new) for old, new in zip(part, today, strict=True)))
     return "\n...\n".join(fresh) + "\n"
 
 
@@ -322,11 +327,28 @@ def _is_line(quoted: str, line: str) -> bool:
 def _stands_for(quoted: str, line: str) -> bool:
     """Whether a line is today's of a quoted one: the same row of a table, or the same sentence with other numbers."""
     if "..." in quoted:
-        return _is_line(quoted, line)
+        return _around_dots(quoted, line) is not None
     old, new = re.split(r"\s{2,}", quoted.strip()), re.split(r"\s{2,}", line.strip())
     if len(old) == len(new) == 1:
         return re.sub(r"[\d.,]+", "0", quoted) == re.sub(r"[\d.,]+", "0", line)
     return len(old) == len(new) and old[0] == new[0]
+
+
+def _anew(quoted: str, line: str) -> str:
+    """A quoted line where it is today's still; else that, with ``...`` where the quoted one has them."""
+    around = None if _is_line(quoted, line) else _around_dots(quoted, line)
+    return quoted if _is_line(quoted, line) else "...".join(around.groups()) if around else line
+
+
+def _around_dots(quoted: str, line: str) -> re.Match[str] | None:
+    """A line as the parts around the ``...`` of a quoted one, with other numbers and columns of other widths."""
+    of_parts = []
+    for part in quoted.split("..."):
+        pieces = re.split(r"([\d.,]*\d|\s{2,})", part)  # every second one may differ
+        differ = (" {2,}" if piece.isspace() else NUMBER for piece in pieces[1::2])
+        pieces[0::2], pieces[1::2] = map(re.escape, pieces[0::2]), differ
+        of_parts.append(f"({''.join(pieces)})")
+    return re.fullmatch(".*?".join(of_parts), line)
 
 
 def _cells(row: str) -> list[str]:

@@ -93,6 +93,15 @@ def test_a_line_that_vanished_is_named_and_nothing_is_put_in_its_place(quoted: s
         SCRIPT.rewritten(quoted, OUT)
 
 
+def test_a_line_with_dots_keeps_them_around_what_is_new() -> None:
+    out = " #  strategy      step  GiB  days\n 1  tp=4 pp=2   12.25 s  9.0  68.1\n"
+    quoted = " #  strategy ... days\n 1  tp=2 ... 3.5 s ... 72\n"
+    assert SCRIPT.rewritten(quoted, out) == " #  strategy ... days\n 1  tp=4 ... 12.25 s ... 68.1\n"
+    assert SCRIPT.missing_line(SCRIPT.rewritten(quoted, out), out) is None
+    with pytest.raises(ValueError, match="nothing in today's output"):
+        SCRIPT.rewritten(quoted.replace("tp=2", "cp=2"), out)
+
+
 def test_a_page_keeps_a_quote_whose_line_vanished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And another quote of the same run is written all the same; the page counts as wrong."""
     page, mark = tmp_path / "page.md", "<!-- output of: mofa show models -->"

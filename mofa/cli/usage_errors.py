@@ -33,8 +33,8 @@ def usage_text(error: Any) -> str:
     if kind == "MissingParameter" and param is not None:
         return f"{_name(param)}: is missing; {_help(param) or 'write it'}; {look}"
     if kind == "BadParameter" and param is not None:
-        what = message if ";" in message else f"{_what(message)}; {look}"
-        return f"{_name(param)}: {what}"
+        what = message if ";" in message else _what(message)
+        return f"{_name(param)}: {what}" if what.endswith("?") or what is message else f"{_name(param)}: {what}; {look}"
     if kind == "BadOptionUsage":
         return f"{error.option_name}: its value is missing; write it after the option; {look}"
     if extra := re.search(r"unexpected extra arguments? ?\(?s?\)? ?\((.*)\)", message):
@@ -84,8 +84,13 @@ def _what(message: str) -> str:
         return f"must be {ends[0] if low[2] else ends[1]} {low[3]}"
     if choice := re.search(r"is not one of (.*)", plain):
         value = re.match(r"'([^']*)'", plain)
-        given = f"{value[1]} is unknown; " if value else ""
-        return f"{given}use one of {choice[1].replace(chr(39), '')}"
+        known = choice[1].replace("'", "")
+        if not value:
+            return f"use one of {known}"
+        from mofa.specs.files import did_you_mean
+
+        hint = did_you_mean(value[1], known.rstrip(".").split(", "))
+        return f"{value[1]} is unknown; {hint if hint.startswith('did you mean') else f'use one of {known}'}"
     for kind, words in _TYPES.items():
         if f"valid {kind}" in plain or (kind == "float" and "valid number" in plain):
             return f"must be {words}"

@@ -81,11 +81,13 @@ class Estimator:
         How unevenly experts are loaded.
     drop
         Families of ops to leave out.
+    counts_gpus_by_row
+        Whether the slowest chip is that of as many GPUs as each row's degrees make, not that of the cluster's.
     """
 
     def __init__(
         self, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable,
-        loads: RoutingLoads = BALANCED, *, drop: frozenset[str] = frozenset(),
+        loads: RoutingLoads = BALANCED, *, drop: frozenset[str] = frozenset(), counts_gpus_by_row: bool = False,
     ) -> None:  # fmt: skip
         framework = framework.with_options(shared_options(table))
         self.workload, self.cluster, self.framework, self.table = workload, cluster, framework, table
@@ -102,7 +104,8 @@ class Estimator:
         for chosen, mode in rows_by_precision_mode(workload, framework, table):
             self.of[chosen] = len(self.parts)
             some = table if len(chosen) == len(table) else table.take(chosen)
-            costs = block_costs(workload, cluster, framework, some, loads, mode, drop)
+            given = (workload, cluster, framework, some, loads, mode, drop)
+            costs = block_costs(*given, counts_gpus_by_row=counts_gpus_by_row)
             self.place[chosen] = costs.index
             self.drains[chosen] = per_combination(drained_share(costs.context), costs.machine.num_k)[costs.index]
             self.parts.append(ModeGroup.from_costs(mode, costs))

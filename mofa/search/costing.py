@@ -256,7 +256,8 @@ def cost_part(part: SpacePart, on_rows_costed: Callable[[int], None] | None = No
 def estimator_of_part(part: SpacePart) -> Estimator:
     """The blocks of a part's legal rows, in their order."""
     job, rows = part.job, np.flatnonzero(part.legal)
-    return Estimator(job.workload, job.cluster, job.framework, part.space.take(rows), part.loads)
+    table, by_row = part.space.take(rows), job.counts_gpus_by_row
+    return Estimator(job.workload, job.cluster, job.framework, table, part.loads, counts_gpus_by_row=by_row)
 
 
 def estimators_of_parts(job: Job, parts: Sequence[SpacePart]) -> list[Estimator]:

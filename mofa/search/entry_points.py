@@ -22,8 +22,9 @@ from mofa.replay.garbage_collection import without_collection
 from mofa.search import branch_and_bound
 from mofa.search.borderline import admit_borderline_rows, best_rows_with_fewer_recomputed_layers
 from mofa.search.costing import MEMORY, CheckedSpace, CostedRows, cost_rows
-from mofa.search.fewer_gpus.faster_rows import RowsOnFewerGpus, faster_rows_near_best
+from mofa.search.fewer_gpus.faster_rows import faster_rows_near_best
 from mofa.search.fewer_gpus.merge_plans import counted_together, with_faster_plans
+from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
 from mofa.search.fewest_gpus import smallest_number_of_gpus
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import CHECKS, Job, check_strategies

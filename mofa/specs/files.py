@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from mofa.errors import SpecError
-from mofa.specs.limited_reads import exists, read_bytes, utf8_text
+from mofa.specs.limited_reads import exists, json_fault, read_bytes, utf8_text
 from mofa.specs.unmodelled import other_name, why_not_modelled
 
 DataKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles"]
@@ -315,13 +315,7 @@ def load_json(path: str | Path, where: str | None = None) -> dict[str, Any]:
     except SpecError:
         raise
     except json.JSONDecodeError as error:
-        character = text[error.pos : error.pos + 1]
-        what = (
-            f"{character!r} cannot stand there"
-            if character.strip()
-            else "something is missing there, or the text ends too early"
-        )
-        raise SpecError(f"{name}: line {error.lineno}, column {error.colno}: {what}; write valid JSON") from None
+        raise SpecError(f"{name}: {json_fault(error)}; write valid JSON") from None
     except (ValueError, OverflowError, RecursionError):
         raise SpecError(
             f"{name}: nested too deeply or holds an absurd number; check that it is the right file"

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 from mofa.errors import SpecError
 from mofa.specs.attention import ATTENTION_KINDS
 from mofa.specs.files import did_you_mean, short
-from mofa.specs.unmodelled import other_name, why_not_modelled
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -144,8 +143,8 @@ def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> 
         offered = str(context["expected"]).removeprefix("'', ")  # empty is what a key left out stands for
         what = f"must be {offered.replace(chr(39), '')}"
         known = tuple(re.findall(r"'([^']+)'", str(context["expected"])))
-        meant = other_name(value, known)
-        hint = f"did you mean {meant}?" if meant else why_not_modelled(value) or "choose one"
+        hint = "choose one" if not known or not isinstance(value, str) else did_you_mean(value, known)
+        hint = "choose one" if hint.startswith("use one of") else hint  # all of them stand there already
         return f"{place}{shown} {what}; {hint}"
     return f"{place}{shown} {what}; correct it"
 

@@ -148,9 +148,24 @@ def read_json(text: str | bytes, where: str, advice: str) -> Any:
         raise SpecError(f"{where}: is no JSON that can be read ({_kind_of(error)}); {advice}") from None
 
 
+def json_fault(error: json.JSONDecodeError) -> str:
+    """Where a text is no JSON, and what is wrong there.
+
+    >>> try:
+    ...     json.loads('{"a": ')
+    ... except json.JSONDecodeError as error:
+    ...     json_fault(error)
+    'line 1, column 7: something is missing there, or the text ends too early'
+    """
+    character = error.doc[error.pos : error.pos + 1]
+    missing = "something is missing there, or the text ends too early"
+    what = f"{character!r} cannot stand there" if character.strip() else missing
+    return f"line {error.lineno}, column {error.colno}: {what}"
+
+
 def _kind_of(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"line {error.lineno}: {error.msg}"
+        return json_fault(error)
     if isinstance(error, RecursionError):
         return "nested too deeply"
     return "a number or character that is none" if not isinstance(error, OverflowError) else "a number without bounds"

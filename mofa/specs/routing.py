@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -82,8 +83,11 @@ class RoutingSpec(Spec):
         if name == "balanced" and not colon:
             return cls()
         if name not in ("zipf", "dirichlet", "lognormal"):
-            known = "balanced, zipf:S, dirichlet:ALPHA, lognormal:SIGMA"
-            raise ValueError(f"routing ({text[:40]!r}) is unknown; write {known} or {', '.join(PRESETS)}")
+            known = ("balanced", "zipf:S", "dirichlet:ALPHA", "lognormal:SIGMA", *PRESETS)
+            close = get_close_matches(name[:40], [word.partition(":")[0] for word in known], n=1)
+            meant = next((word for word in known if close and word.partition(":")[0] == close[0]), None)
+            hint = f"did you mean {meant}?" if meant else f"write {', '.join(known[:-1])} or {known[-1]}"
+            raise ValueError(f"routing ({text[:40]!r}) is unknown; {hint}")
         field = _PARAMETER[name]
         try:
             number = float(value)

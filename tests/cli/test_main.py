@@ -107,6 +107,8 @@ def test_several_pairs_in_one_option() -> None:
         ("--global-batch", "4Mtok", 'write it as 1024, 1K or "4M tokens"'),
         ("--seq-len", "8.0001K", "--seq-len: '8.0001K' is no whole number; write it as 8192 or 8K"),
         ("--objective", "cheap", "--objective: cheap is unknown; use one of tokens, days, usd, kwh"),
+        ("--objective", "kw", "--objective: kw is unknown; did you mean kwh?"),
+        ("--fix", "schedule=1f1bb", "zbv or interleaved-zb; did you mean 1f1b?"),
         ("--tpo", "3", "--tpo: is no option of mofa plan; did you mean --top?"),
         ("--nodes", "2", "give one of them"),
         ("--fix", "tp", "field=value"),

@@ -175,14 +175,20 @@ def columns_of_blocks(
 
 def block_costs(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
-    mode: Mode, drop: frozenset[str] = frozenset(),
+    mode: Mode, drop: frozenset[str] = frozenset(), *, counts_gpus_by_row: bool = False,
 ) -> BlockCosts:  # fmt: skip
     """Cost every kind of block that the table's candidates have.
 
-    ``drop`` leaves out the ops of these families, to show what they weigh.
+    ``drop`` leaves out the ops of these families, to show what they weigh. ``counts_gpus_by_row`` is as in
+    :class:`mofa.cost.estimate.Estimator`.
     """
-    first, index = unique_rows(columns_of_blocks(workload, framework, table))
+    columns, num_gpus = columns_of_blocks(workload, framework, table), None
+    if counts_gpus_by_row:
+        columns.append(table.tp * table.cp * table.pp * table.dp)
+    first, index = unique_rows(columns)
     unique = table.take(first)
+    if counts_gpus_by_row:
+        num_gpus = unique.tp * unique.cp * unique.pp * unique.dp
     ctx, groups = block_context(workload, cluster, framework, unique, loads, mode)
     spread, moe = None, workload.model.moe
     if moe is not None and framework.dispatcher == "deepep":
@@ -198,7 +204,7 @@ def block_costs(
         tapes = {
             name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
         }
-    machine = Machine(cluster, groups, framework, num_k, spread)
+    machine = Machine(cluster, groups, framework, num_k, spread, num_gpus=num_gpus)
     weights = Weights(
         tuple(_weights(tapes[layer_label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
         _weights(tapes["head"]), num_k,

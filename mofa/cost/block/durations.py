@@ -58,6 +58,8 @@ class Machine:
     """Whether a kernel that was loaded has taken the lead that the host had (:mod:`mofa.cost.kernels.lazy_loading`)."""
     idle_fraction: float = 0.0
     """Share of the time in which the device waits besides (:mod:`mofa.cost.step_time.power_averaging`). [-]"""
+    num_gpus: NDArray[np.int64] | None = None
+    """GPUs of each combination; the cluster's of all where absent. (K,) [-]"""
     timed_ops: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
     """Shared by machines that differ in ``host_lead_lost`` alone."""
 
@@ -80,10 +82,16 @@ class Machine:
         return self.cluster.slowest_host
 
     @cached_property
-    def slowest(self) -> float:
-        """How much longer power-limited kernels take on the slowest of all GPUs than on one: all wait for it. [-]"""
+    def slowest(self) -> FloatK:
+        """How much longer power-limited kernels take on the slowest of all GPUs than on one, as all wait. (K,) [-]"""
         spread = self.cluster.gpu.curves.chip_spread
-        return 1.0 if spread is None else 1.0 + spread.value * expected_max_normal(self.cluster.num_gpus)
+        if spread is None:
+            return 1.0
+        if self.num_gpus is None or self.num_k == 1:
+            number = self.cluster.num_gpus if self.num_gpus is None else int(self.num_gpus[0])
+            return 1.0 + spread.value * expected_max_normal(number)
+        numbers, of = np.unique(self.num_gpus, return_inverse=True)
+        return 1.0 + spread.value * np.array([expected_max_normal(number) for number in numbers.tolist()])[of]
 
     def uses_world_communicator(self, group: str) -> BoolK:
         """Where a group's communicator is that of all ranks: PyTorch's device mesh makes none for a dimension that

@@ -4,40 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.search.branch_and_bound import cost_rows_for_goal, degrees_that_goal_may_want
-from mofa.search.costing import SLOWER, CheckedSpace, CostedRows
+from mofa.search.costing import SLOWER, CheckedSpace
 from mofa.search.fewer_gpus.block_work import block_work
+from mofa.search.fewer_gpus.numbers_together import (
+    FEW_NUMBERS,
+    LegalRows,
+    RowsOnFewerGpus,
+    cost_alone,
+    cost_together,
+)
 from mofa.search.fewer_gpus.rows_that_may_win import PartOfGpus
 from mofa.search.fewer_gpus.siblings import RowsOnAllGpus
 from mofa.search.goals import TIED, BestRows
-from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.near_best import degrees_near_best
 from mofa.search.objective import Objective, ranking_keys
-from mofa.search.space import SOLVED, Combinations, Space, default_space
+from mofa.search.space import SOLVED, Space, default_space
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import FrameworkOptions, StrategyTable
 
 Constrained = Callable[[Space, ClusterSpec], Space]
 """The part of a cluster's space that is searched."""
-
-
-class RowsOnFewerGpus(NamedTuple):
-    """The rows of a number of GPUs that are sought, as a search has its own."""
-
-    cluster: ClusterSpec
-    """These GPUs alone."""
-    enumerated: Combinations | None
-    combinations: Combinations
-    costed: CostedRows
-    reasons: NDArray[np.int64]
-    short: NDArray[np.float64]
 
 
 def fewer_numbers_of_gpus(cluster: ClusterSpec) -> list[int]:
@@ -111,13 +102,14 @@ def faster_rows_on_fewer_gpus(
     bounds = {id(part): part.least_step_s(goal.last_key) for part in parts}
     left = sorted((part for part in parts if np.isfinite(bounds[id(part)])), key=lambda part: bounds[id(part)])
     found_rows: list[RowsOnFewerGpus] = []
+    tried = 0
     while left and np.isinf(goal.last_key):  # nothing to hold others against yet
-        if (rows := _legal_rows(left.pop(0), goal, on_all)) is not None:
-            found_rows.append(_costed(rows, goal))
+        number = 1 if tried < FEW_NUMBERS else tried
+        first, left, tried = left[:number], left[number:], tried + number
+        legal = [rows for part in first if (rows := _legal_rows(part, goal, on_all)) is not None]
+        found_rows += [cost_alone(rows, goal) for rows in legal] if number == 1 else cost_together(legal, goal)
     legal = [rows for part in left if (rows := _legal_rows(part, goal, on_all)) is not None]
-    for least_s, rows in _that_may_win(legal, goal):
-        if least_s <= goal.last_key * (1.0 + TIED):
-            found_rows.append(_costed(rows, goal))
+    found_rows += cost_together(legal, goal)
     best_rows = [rows for rows in found_rows if _keep_best(rows, goal)]
     return sorted(best_rows, key=lambda rows: -rows.cluster.num_gpus)
 
@@ -143,16 +135,7 @@ def _parts(job: Job, constrained: Constrained, limit: float) -> list[PartOfGpus]
     return parts
 
 
-class _LegalRows(NamedTuple):
-    """Rows of a number of GPUs, with what checks and siblings say of them."""
-
-    job: Job
-    rows: Combinations
-    reason: NDArray[np.int64]
-    shortfall: NDArray[np.float64]
-
-
-def _legal_rows(part: PartOfGpus, goal: BestRows, on_all: RowsOnAllGpus) -> _LegalRows | None:
+def _legal_rows(part: PartOfGpus, goal: BestRows, on_all: RowsOnAllGpus) -> LegalRows | None:
     """The rows of a number of GPUs that the goal may want, by what their blocks take and by their siblings."""
     if (rows_and_work := part.rows_below(goal.last_key)) is None:
         return None
@@ -163,49 +146,7 @@ def _legal_rows(part: PartOfGpus, goal: BestRows, on_all: RowsOnAllGpus) -> _Leg
         # layers to recompute are solved for between none and all, whose rows are costed with them
         open_ = (~slower & (verdict.reason < 0) & (rows.recompute_layers == SOLVED)).reshape(-1, len(rows.recompute))
         verdict.reason[slower & ~np.repeat(open_.any(axis=1), len(rows.recompute))] = SLOWER
-    return _LegalRows(part.job, rows, verdict.reason, verdict.shortfall) if np.any(verdict.reason < 0) else None
-
-
-def _that_may_win(legal: list[_LegalRows], goal: BestRows) -> list[tuple[float, _LegalRows]]:
-    """Those of the rows that lower bounds leave, each number of GPUs with its least bound, the least first. [s]
-
-    Blocks of all numbers are bounded together.
-    """
-    by_sets: dict[tuple[FrameworkOptions, ...], list[_LegalRows]] = {}
-    for rows in legal:
-        by_sets.setdefault(rows.rows.degrees.option_sets, []).append(rows)
-    left = []
-    for alike in by_sets.values():
-        table = StrategyTable.concatenated([rows.rows.degrees for rows in alike])
-        layers = np.concatenate([rows.rows.recompute_layers for rows in alike])
-        reason = np.concatenate([rows.reason for rows in alike])
-        joined = Combinations(table, alike[0].rows.recompute, layers)
-        job = min((rows.job for rows in alike), key=lambda job: job.cluster.num_gpus)  # the slowest of fewer is faster
-        loads = routing_loads_by_ep(job.workload, table)
-        wanted, floor = degrees_that_goal_may_want(job, loads, joined, reason, goal)
-        begin = 0
-        for rows in alike:
-            end = begin + len(rows.rows.degrees)
-            own = (wanted >= begin) & (wanted < end)
-            if own.any():
-                left.append((float(floor[own].min()), _of_degrees(rows, np.sort(wanted[own]) - begin)))
-            begin = end
-    return sorted(left, key=lambda item: item[0])
-
-
-def _of_degrees(rows: _LegalRows, degrees: NDArray[np.intp]) -> _LegalRows:
-    """The rows of some degrees."""
-    num_modes = len(rows.rows.recompute)
-    reason = rows.reason.reshape(-1, num_modes)[degrees].reshape(-1)
-    shortfall = rows.shortfall.reshape(-1, num_modes)[degrees].reshape(-1)
-    return _LegalRows(rows.job, rows.rows.rows_of_degrees(degrees), reason, shortfall)
-
-
-def _costed(legal: _LegalRows, goal: BestRows) -> RowsOnFewerGpus:
-    """The rows that the goal may want, costed."""
-    loads = routing_loads_by_ep(legal.job.workload, legal.rows.degrees)
-    rows = cost_rows_for_goal(legal.job, loads, legal.rows, legal.reason, legal.shortfall, goal)
-    return RowsOnFewerGpus(legal.job.cluster, legal.rows, rows.space, rows.costed, rows.reason, rows.shortfall)
+    return LegalRows(part.job, rows, verdict.reason, verdict.shortfall) if np.any(verdict.reason < 0) else None
 
 
 def _keep_best(rows: RowsOnFewerGpus, goal: BestRows) -> bool:

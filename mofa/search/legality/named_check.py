@@ -39,6 +39,8 @@ class Job:
     workload: WorkloadSpec
     cluster: ClusterSpec
     framework: FrameworkSpec
+    counts_gpus_by_row: bool = False
+    """Whether each strategy has the GPUs that its degrees make, of which the cluster's are the most."""
 
     def with_options(self, options: FrameworkOptions) -> Job:
         """The job with the framework's options that some strategies choose."""

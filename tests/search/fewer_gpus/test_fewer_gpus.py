@@ -12,13 +12,18 @@ import mofa
 from mofa.errors import StrategyError
 from mofa.plan.result import PlanReport
 from mofa.search import branch_and_bound
-from mofa.search.fewer_gpus.faster_rows import RowsOnFewerGpus, faster_rows_on_fewer_gpus, fewer_numbers_of_gpus
+from mofa.search.costing import cost_rows
+from mofa.search.fewer_gpus import numbers_together
+from mofa.search.fewer_gpus.faster_rows import faster_rows_on_fewer_gpus, fewer_numbers_of_gpus
+from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
 from mofa.search.fewer_gpus.siblings import RowsOnAllGpus
 from mofa.search.goals import BestRows
-from mofa.search.legality.masks import Job
+from mofa.search.job_setup import routing_loads_by_ep
+from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.objective import SHORTEST_STEP, ranking_keys
 from mofa.search.search_result import Search
-from mofa.search.space import SOLVED, Space, constrain, default_space
+from mofa.search.space import SOLVED, Space, combinations, constrain, default_space
+from mofa.search.workers import Workers
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategySpec
@@ -59,6 +64,8 @@ UNLIMITED = ("no dp of three nodes divides the batch", "every degree", "hardly a
              "part of a node")  # fmt: skip
 """One of each kind of blocks and numbers of GPUs, which are searched without a limit too; one whose siblings are so
 many that bounds half too high miss some."""
+TOGETHER = ("every degree", "hardly any batch", "latents", "torchtitan with experts")
+"""Jobs whose numbers of GPUs are costed together under a limit; the others' are without one."""
 
 
 def job_on(name: str, num_gpus: int | None = None) -> Job:
@@ -94,13 +101,17 @@ def steps_of(search: Search | RowsOnFewerGpus | None) -> dict[StrategySpec, floa
 
 
 @pytest.mark.parametrize(
-    ("name", "limited"), [*((name, True) for name in JOBS), *((name, False) for name in UNLIMITED)]
+    ("name", "limited", "together"),
+    [*((name, True, name in TOGETHER) for name in JOBS), *((name, False, name not in TOGETHER) for name in UNLIMITED)],
 )
-def test_no_faster_row_is_missed(name: str, limited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_faster_row_is_missed(name: str, limited: bool, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best rows of all smaller numbers of GPUs are those of searches that cost every row there.
 
-    Limited by the best on all GPUs, whose rows then bound their siblings, and without a limit.
+    Limited by the best on all GPUs, whose rows then bound their siblings, and without a limit; one number after the
+    other, and ``together``.
     """
+    if together:
+        monkeypatch.setattr(numbers_together, "FEW_NUMBERS", 0)
     monkeypatch.setattr(branch_and_bound, "FEW_ROWS", 0)  # bounds however few rows there are, in several batches
     monkeypatch.setattr(branch_and_bound, "FIRST_DEGREES", 6)
     job, wanted, everywhere = job_on(name), 40, dict[StrategySpec, float]()
@@ -187,3 +198,32 @@ def test_a_batch_that_all_gpus_cannot_divide_is_trained_on_fewer() -> None:
     assert report.plans[0].idle_gpus == 8
     assert "no plan runs and fits on all" in report.plans[0].notes[0]
     assert report.min_gpus is None and report.feasible >= 1
+
+
+def test_costs_of_several_numbers_are_those_of_each() -> None:
+    """Rows that are costed with those of other numbers of GPUs cost what they cost on their own: chips that differ by
+    a hundredth make the slowest of many slower than that of few."""
+    machines = mofa.load_cluster("h100-hgx", 64)
+    assert machines.gpu.curves.chip_spread is not None
+    job = mofa.load_workload("llama3-8b")
+    job = job.model_copy(update={"batch": job.batch.model_copy(update={"global_batch": 7})})
+    megatron = mofa.load_framework("megatron")
+    legal = []
+    for number in (56, 48, 32, 8):
+        on_some = Job(job, machines.model_copy(update={"num_gpus": number}), megatron)
+        rows = combinations(default_space(job, on_some.cluster, megatron), on_some.cluster, megatron)
+        verdict = check_strategies(on_some, rows)
+        assert np.any(verdict.reason < 0)
+        legal.append(numbers_together.LegalRows(on_some, rows, verdict.reason, verdict.shortfall))
+    sets = {some.rows.degrees.option_sets for some in legal}
+    assert len(sets) == 1
+    together = numbers_together.cost_all(legal, BestRows(SHORTEST_STEP, 10))
+    for some, costed in zip(legal, together, strict=True):
+        loads = routing_loads_by_ep(job, some.rows.degrees)
+        verdicts = check_strategies(some.job, some.rows)
+        with Workers(1) as workers:
+            own = cost_rows(some.job, loads, some.rows, verdicts.reason, verdicts.shortfall, None, workers)
+        np.testing.assert_array_equal(costed.reasons, own.reason)
+        np.testing.assert_array_equal(costed.costed.rows, own.costed.rows)
+        np.testing.assert_allclose(costed.costed.step_s, own.costed.step_s, rtol=1e-12)
+        np.testing.assert_allclose(costed.costed.device_bytes, own.costed.device_bytes, rtol=1e-12)
