@@ -29,6 +29,7 @@ from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets
 from mofa.cost.step_time.micro_batch import HostBound
 from mofa.cost.step_time.pipelined_fsdp import first_forward_clocks, piece_seconds
+from mofa.cost.step_time.replicas import replicas_behind_backward, replicas_s
 
 ArrayN = NDArray[np.float64]
 BoolN = NDArray[np.bool_]
@@ -93,7 +94,7 @@ def communication_outside_blocks(
         return none
     if sharing == "FSDP by step":
         return _pipelined_fsdp(rows, forward_s, backward_s, host_bound)
-    exposed, hidden = _replicas(rows, backward_s)
+    exposed, hidden = replicas_behind_backward(rows, backward_s)
     return replace(
         none, exposed=num_micro_batches * exposed, hidden=num_micro_batches * hidden, after_each_backward_s=exposed
     )
@@ -282,7 +283,7 @@ def _pipelined_fsdp(
     left_s = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
     left_s = np.maximum(left_s, gather - (vpp - 1) * pp * chunk_f - chunk_f)
     gathered = row_max(np.maximum(left_s - before_f / vpp, 0.0))
-    written = reduce + _replicas_s(rows)
+    written = reduce + replicas_s(rows)[0]
     reduced = row_max(_after_last(written, backward_s / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
@@ -337,25 +338,3 @@ def _ddp(
         none.before_forward,
         after_each_backward_s=each,
     )
-
-
-def _replicas_s(rows: Rows) -> ArrayN:
-    """All-reduce of each stage's sharded gradients over replicas of hybrid sharding. (n, R) [s]"""
-    if rows.framework.dp_replicate <= 1:
-        return np.zeros((len(rows.table), len(rows.stage_layers.shown.shown_stages)))
-    group = rows.groups["dp_replicate"]
-    group = group.indexed(np.s_[:, None])
-    payload = rows.shards.sharded(rows.framework.reduced_bytes_per_param)
-    return collective_s("all_reduce", payload, group, rows.costs.machine.fabric)[rows.grid_index]
-
-
-def _replicas(rows: Rows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:
-    """What replicas leave exposed of a backward on a single stage, block by block behind it, and what is hidden. [s]
-
-    Beside them the compute stream loses while it does anything itself: its copies of gradients and weights count.
-    """
-    once = _replicas_s(rows)[:, 0]
-    busy, total = (rows.sum_layers_by_stage(part) for part in (rows.layers.backward_busy_s, rows.layers.backward_s))
-    slow = rows.cluster.gpu.curves.overlap_slowdown.value * busy / np.maximum(total, 1e-12)
-    left_s = np.maximum(once - backward_s[:, 0], 0.0)
-    return left_s + row_max(slow) * (once - left_s), once - left_s
