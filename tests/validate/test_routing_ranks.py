@@ -104,5 +104,5 @@ def test_layers_beyond_any_number_are_refused_in_a_line(tmp_path: Path) -> None:
     text["measured"]["facts"]["layers"] = [[[float("inf")]] for _ in text["measured"]["tokens_per_expert"]]
     path = tmp_path / "record.yaml"
     path.write_text(yaml.safe_dump(text))
-    with pytest.raises(SpecError, match="measured.facts.layers do not name layers"):
+    with pytest.raises(SpecError, match=r"measured\.facts\.layers do not name layers"):
         reference_of_file(path, tmp_path)

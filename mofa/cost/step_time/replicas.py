@@ -30,7 +30,7 @@ def replicas_s(rows: Rows) -> tuple[ArrayN, ArrayN]:
     counts = lay.stages.layer_counts[:, lay.shown.shown_stages].sum(axis=2)
     dense, expert = np.maximum(rows.params - chunk_layer_params(rows.workload, grids, lay), 0.0).sum(axis=3)
     embedding = np.minimum((model.vocab * model.hidden / grids.tp)[:, None] * rows.is_first, dense)
-    pieces = [(embedding, np.zeros_like(expert), rows.is_first), (dense - embedding, expert, 1.0)]
+    pieces = [(embedding, np.zeros_like(expert), rows.is_first), (dense - embedding, expert, np.ones(counts.shape[1]))]
     for of_stages, kind in zip(counts, lay.stages.kinds, strict=True):
         p = layer_params(model, kind.moe)
         of_dense = (p.matrices_tp + p.shared) / grids.tp + p.replicated
