@@ -153,7 +153,7 @@ def _megatron(
     if not scatters.all():
         reduces = np.where(scatters, reduces, *_over(rows, ("all_reduce", width)))
     reduces, gathers = reduces[rows.grid_index], np.where(shards, gathers, 0.0)[rows.grid_index]
-    buckets = first_chunk_buckets(rows, first_bucket_params(rows), apart=True)
+    buckets = first_chunk_buckets(rows, first_bucket_params(rows), experts_separate=True)
     (first_reduce, last_reduce), (first_gather, last_gather) = _first_chunk_s(
         rows, buckets, (width, each), scatters[:, 0, 0], shards[:, 0, 0]
     )
@@ -318,7 +318,7 @@ def _ddp(
     """
     s, width = rows.shards, ddp_width(rows)
     params = s.dense + s.expert
-    buckets = first_chunk_buckets(rows, np.full(len(params), DDP_BUCKET_BYTES / width), apart=False)
+    buckets = first_chunk_buckets(rows, np.full(len(params), DDP_BUCKET_BYTES / width), experts_separate=False)
     payloads = np.array([params[:, 0] / buckets.dense, np.minimum(buckets.last_params, params[:, 0])]) * width
     each_s, last_s = collective_s("all_reduce", payloads, rows.groups["dp"], rows.costs.machine.fabric)[
         :, rows.grid_index

@@ -28,14 +28,14 @@ class FilledBuckets(NamedTuple):
     """Parameters in the last bucket of dense ones. (g,) [params]"""
 
 
-def first_chunk_buckets(rows: Rows, full_params: ArrayN, *, apart: bool) -> FilledBuckets:
+def first_chunk_buckets(rows: Rows, full_params: ArrayN, *, experts_separate: bool) -> FilledBuckets:
     """The buckets of the first stage's first chunk, the embedding's gradient last.
 
     Parameters
     ----------
     full_params
         A bucket is closed once it holds so many parameters. (g,) [params]
-    apart
+    experts_separate
         Whether experts fill buckets of their own; else they count as dense.
 
     Notes
@@ -50,14 +50,17 @@ def first_chunk_buckets(rows: Rows, full_params: ArrayN, *, apart: bool) -> Fill
     pieces = [(kinds, 1), *blocks, *([(kinds + 1, 1)] if has_head else [])]
     filled, number, last = np.zeros((3, 2, len(k)))
     for kind, count in reversed(pieces):
-        of_kind = [(op_params[w], int(apart and weights.expert[w])) for w in np.flatnonzero(weights.kind == kind)[::-1]]
+        of_kind = [
+            (op_params[w], int(experts_separate and weights.expert[w]))
+            for w in np.flatnonzero(weights.kind == kind)[::-1]
+        ]
         for params, group in of_kind * count:
-            held = filled[group]
-            held += params
-            is_full = held >= full_params
+            unreduced = filled[group]
+            unreduced += params
+            is_full = unreduced >= full_params
             number[group] += is_full
-            np.copyto(last[group], held, where=is_full)
-            held[is_full] = 0.0
+            np.copyto(last[group], unreduced, where=is_full)
+            unreduced[is_full] = 0.0
     rest = filled > 0.0
     last = np.where(rest, filled, last)
     number = np.maximum(number + rest, 1.0)
