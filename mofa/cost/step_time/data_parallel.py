@@ -29,7 +29,7 @@ from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets
 from mofa.cost.step_time.micro_batch import HostBound
 from mofa.cost.step_time.pipelined_fsdp import first_forward_clocks, piece_seconds
-from mofa.cost.step_time.replicas import replicas_behind_backward, replicas_s
+from mofa.cost.step_time.replica_sums import replicas_behind_backward, replicas_s
 
 ArrayN = NDArray[np.float64]
 BoolN = NDArray[np.bool_]
@@ -231,8 +231,8 @@ def _first_chunk_s(
         return total_s, collective_s(kind, np.minimum(buckets.last_params, dense) * nbytes, of_dense, fabric)
 
     width, each = bytes_per_param
-    scattered, whole = bucketed_s("reduce_scatter", width), bucketed_s("all_reduce", width)
-    reduces = [np.where(scatters, *both)[rows.grid_index] for both in zip(scattered, whole, strict=True)]
+    scattered_s, summed_s = bucketed_s("reduce_scatter", width), bucketed_s("all_reduce", width)
+    reduces = [np.where(scatters, *both)[rows.grid_index] for both in zip(scattered_s, summed_s, strict=True)]
     gathers = [np.where(shards, part, 0.0)[rows.grid_index] for part in bucketed_s("all_gather", each)]
     return (reduces[0], reduces[1]), (gathers[0], gathers[1])
 

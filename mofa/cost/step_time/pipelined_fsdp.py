@@ -178,7 +178,7 @@ class _PiecesWalk:
             if not later.any():
                 break
             self.taken = self.taken + later
-        begun = [self._of_taken([begun[way] for begun, _ in self.begun]) for way in (0, 1)]
+        begun = [self._of_taken([begun[clock] for begun, _ in self.begun]) for clock in (0, 1)]
         return np.where(self.launched > QUEUE, np.stack(begun), room)
 
     def _of_taken(self, of_pieces: list[ArrayN]) -> ArrayN:

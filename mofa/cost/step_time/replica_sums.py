@@ -53,12 +53,13 @@ def replicas_s(rows: Rows) -> tuple[ArrayN, ArrayN]:
 def replicas_behind_backward(rows: Rows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What replicas leave exposed of a backward on a single stage, and what is hidden. (n,) each [s]
 
-    A piece's sum follows its reduction. Where the device had waited for that, it computes, and loses, beside the sum:
-    of a backward that communication bounds as much as it computes itself, copies of gradients and weights included.
+    A piece's sum follows its reduction. Beside it computing loses in the share of the backward that the device is busy,
+    copies of gradients and weights included.
     """
     total, last = (seconds[:, 0] for seconds in replicas_s(rows))
     busy = row_max(rows.sum_layers_by_stage(rows.layers.backward_busy_s))
     left_s = np.maximum(total - backward_s[:, 0], last)
     beside_s = total - left_s
     slow = rows.cluster.gpu.curves.overlap_slowdown.value
-    return left_s + slow * np.minimum(beside_s, busy), beside_s
+    busy_share = np.minimum(busy / np.maximum(backward_s[:, 0], 1e-12), 1.0)
+    return left_s + slow * busy_share * beside_s, beside_s
