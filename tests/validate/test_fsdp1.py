@@ -8,7 +8,7 @@ import pytest
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.step_time.replica_sums import replicas_behind_backward
+from mofa.cost.step_time.hybrid_sharding import replicas_behind_backward
 from mofa.errors import StrategyError
 from mofa.replay.rank.from_estimator import composed_rows
 from mofa.search.job_setup import routing_loads_by_ep

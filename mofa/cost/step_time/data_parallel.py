@@ -27,9 +27,9 @@ from mofa.cost.rank_rules import (
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets
+from mofa.cost.step_time.hybrid_sharding import replicas_behind_backward, replicas_s
 from mofa.cost.step_time.micro_batch import HostBound
 from mofa.cost.step_time.pipelined_fsdp import first_forward_clocks, piece_seconds
-from mofa.cost.step_time.replica_sums import replicas_behind_backward, replicas_s
 
 ArrayN = NDArray[np.float64]
 BoolN = NDArray[np.bool_]
