@@ -107,7 +107,10 @@ def first_bucket_params(rows: Rows) -> ArrayN:
     (g,) [params]
 
     By the ranks of data parallelism without those of context parallelism (distributed_data_parallel.py, ``dp_group``).
+    All where reductions do not overlap the backward (the same file: ``bucket_size = None``).
     """
+    if not rows.framework.overlap_grad_reduce:
+        return np.full(len(rows.grids), np.inf)
     return np.asarray(np.maximum(float(SMALLEST_BUCKET), float(BUCKET_PER_RANK) * rows.grids.dp))
 
 

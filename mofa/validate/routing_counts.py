@@ -26,7 +26,7 @@ def with_counts(record: Record, scratch: Path) -> RunSpec:
             writer.writerows(_counted(record))
         except SpecError:  # of the run itself
             raise
-        except (ValueError, IndexError, TypeError, KeyError):
+        except (ValueError, IndexError, TypeError, KeyError, OverflowError):
             raise SpecError(
                 f"record {record.run.id}: measured.tokens_per_expert and measured.facts.layers do not name layers of "
                 "this model, rank by rank; measure the run again"

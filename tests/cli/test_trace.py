@@ -48,3 +48,11 @@ def test_errors_are_a_line(cli: Cli, tmp_path: Path) -> None:
     done = cli("trace", *JOB, "--strategy", "tp=8", "--out", str(tmp_path / "no" / "trace.json"))
     assert done.returncode == 2
     assert "does not exist" in done.stderr
+
+
+def test_more_micro_batches_than_a_step_has_are_all_of_them(cli: Cli, tmp_path: Path) -> None:
+    """A count without bound was looped over."""
+    out, number = tmp_path / "trace.json", "9" * 30
+    done = cli("trace", *JOB, "--strategy", "tp=4 pp=2", "--micro-batches", number, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "every op of the first 16" in done.stderr

@@ -245,6 +245,7 @@ def test_a_job_of_somebody_is_read(tmp_path: Path) -> None:
         ('flavor = "8B"', 'flavor = "8b"', "did you mean 8B?"),
         ('flavor = "8B"', 'flavor = "8B_flex"', "attn_type"),
         ('name = "llama3"', 'name = "llama9"', "custom_import"),
+        ('name = "llama3"', 'name = ["llama3"]', "model.name"),
         ("[training]", "[training", "is no TOML"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.step_time.data_parallel import _replicas
+from mofa.cost.step_time.hybrid_sharding import replicas_behind_backward
 from mofa.errors import StrategyError
 from mofa.replay.rank.from_estimator import composed_rows
 from mofa.search.job_setup import routing_loads_by_ep
@@ -103,14 +103,14 @@ def test_one_product_for_query_key_and_value() -> None:
 @pytest.mark.parametrize(("name", "width"), [("fsdp1", 2.0), ("torchtitan", 4.0)])
 def test_replicas_sum_in_the_dtype_that_the_framework_reduces_in(name: str, width: float) -> None:
     """fms-fsdp reduces in bf16 (policies/mixed_precision.py), torchtitan in fp32: a rank's shard over four nodes of 8,
-    here with no backward to hide behind."""
+    here with no backward to hide behind. Each of 34 pieces pays its own start: 1 to 3 % more than one sum of all."""
     spec = mofa.load_framework(name, overrides={"data_parallel": "hsdp", "dp_replicate": 4})
     machines = mofa.load_cluster("h100-hgx", 32)
     job = mofa.load_workload("llama3-8b", seq_len=2048, global_batch=32)
     row = strategy_row(job, machines, spec, {"micro_batch": 1})
     rows = composed_rows(Estimator(job, machines, spec, row, routing_loads_by_ep(job, row)))
-    exposed, hidden = _replicas(rows, np.zeros((1, 1)))
+    exposed, hidden = replicas_behind_backward(rows, np.zeros((1, 1)))
     payload = np.array([width * 8.03e9 / 8])
     wanted = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.costs.machine.fabric)
-    assert float(exposed[0]) == pytest.approx(float(wanted[0]), rel=0.01)
+    assert float(wanted[0]) < float(exposed[0]) == pytest.approx(float(wanted[0]), rel=0.03)
     assert float(hidden[0]) == 0.0

@@ -6,9 +6,11 @@ import io
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 import mofa
+from mofa.errors import SpecError
 from mofa.measure.records import read_record
 from mofa.plan.result import Plan
 from mofa.report.plan_text import print_ranks
@@ -94,3 +96,13 @@ def test_the_estimate_prints_both() -> None:
     assert text.count("emptiest") == text.count("fullest") == 2
     ranks = memory.by_stage[0].ranks
     assert ranks is not None and format_bytes(ranks.emptiest.device_bytes) in text
+
+
+def test_layers_beyond_any_number_are_refused_in_a_line(tmp_path: Path) -> None:
+    """Found by scripts/fuzz: a name of a layer that is no finite number ended as an internal error."""
+    text = yaml.safe_load((RECORDS / "tt2-ep2-olmoe-8l-16k-skewed.yaml").read_text())
+    text["measured"]["facts"]["layers"] = [[[float("inf")]] for _ in text["measured"]["tokens_per_expert"]]
+    path = tmp_path / "record.yaml"
+    path.write_text(yaml.safe_dump(text))
+    with pytest.raises(SpecError, match=r"measured\.facts\.layers do not name layers"):
+        reference_of_file(path, tmp_path)

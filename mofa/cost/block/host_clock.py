@@ -71,6 +71,10 @@ class Clocks(NamedTuple):
             count * self.kernels,
         )
 
+    def of_chunks(self) -> Clocks:
+        """The same for every chunk of every stage: two axes behind. (rows,) -> (rows, 1, 1)"""
+        return Clocks(*(np.asarray(each)[:, None, None] for each in self))
+
     def through_queue(self) -> Clocks:
         """The same with no more launches ahead of the device than its queue takes: the rest is issued once the device
         has begun. Launches are taken to be spread evenly over the issue, ``(1 - QUEUE / kernels) host_s``. Where the

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, minimum, stack_rows, where
-from mofa.blocks.op import RELOAD_STREAM, Op, Tape
+from mofa.blocks.op import Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import Collective, HostSync, MemoryBound
 from mofa.cost.block.compiled_clock import MOST, CompiledStreams, CompiledTape, library
@@ -298,18 +298,21 @@ def _largest_slowdown(sent: Mapping[str, tuple[FloatK, FloatK]]) -> FloatK:
 
 
 def _queued(ops: tuple[Op, ...], seconds: list[FloatK], machine: Machine) -> FloatK:
-    """What the busiest communicator takes for a repetition, or activations that come back: in the long run none is
-    shorter, however many it takes for what waits in its queue to hold up computing. (K,) [s]"""
+    """What the busiest communicator or stream beside computing takes for a repetition: in the long run none is shorter,
+    however many it takes for what waits in its queue to hold up computing. (K,) [s]"""
     world: FloatK = 0.0
-    own: dict[str, FloatK] = {}
+    communicators: dict[str, FloatK] = {}
+    streams: dict[str, FloatK] = {}
     for op, took in zip(ops, seconds, strict=True):
-        if type(op.work) is Collective and op.stream != "compute" and not _neighbours(op):
+        if op.stream == "compute" or type(op.work) is HostSync or _neighbours(op):
+            continue
+        streams[op.stream] = streams.get(op.stream, 0.0) + took
+        if type(op.work) is Collective:
             on_world = machine.uses_world_communicator(op.work.group)
             world = world + where(on_world, took, 0.0)
-            own[op.work.group] = own.get(op.work.group, 0.0) + where(on_world, 0.0, took)
-        elif op.stream == RELOAD_STREAM:
-            own[RELOAD_STREAM] = own.get(RELOAD_STREAM, 0.0) + took
-    for busy in own.values():
+            own_s = communicators.get(op.work.group, 0.0)
+            communicators[op.work.group] = own_s + where(on_world, 0.0, took)
+    for busy in (*communicators.values(), *streams.values()):
         world = maximum(world, busy)
     return world
 

@@ -26,10 +26,13 @@ from mofa.cost.rank_rules import (
 )
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
+from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets
+from mofa.cost.step_time.hybrid_sharding import replicas_behind_backward, replicas_s
 from mofa.cost.step_time.micro_batch import HostBound
 from mofa.cost.step_time.pipelined_fsdp import first_forward_clocks, piece_seconds
 
 ArrayN = NDArray[np.float64]
+BoolN = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def communication_outside_blocks(
         return none
     if sharing == "FSDP by step":
         return _pipelined_fsdp(rows, forward_s, backward_s, host_bound)
-    exposed, hidden = _replicas(rows, backward_s)
+    exposed, hidden = replicas_behind_backward(rows, backward_s)
     return replace(
         none, exposed=num_micro_batches * exposed, hidden=num_micro_batches * hidden, after_each_backward_s=exposed
     )
@@ -141,7 +144,7 @@ def _megatron(
     (``finish_param_sync`` in the forward's hook), chunks of interleaving at the start and a chunk ahead. The device
     waits for a gather, and the host issues on.
     """
-    fw, s, stages = rows.framework, rows.shards, rows.stage_layers.stages
+    fw, stages = rows.framework, rows.stage_layers.stages
     pp, vpp, width = stages.pp, stages.vpp, reduced_bytes_per_param(rows)
     slow = _slowdown(rows)
     shards, scatters = (of_grids[:, None, None] for of_grids in (shards_states(rows), scatters_gradients(rows)))
@@ -150,10 +153,12 @@ def _megatron(
     if not scatters.all():
         reduces = np.where(scatters, reduces, *_over(rows, ("all_reduce", width)))
     reduces, gathers = reduces[rows.grid_index], np.where(shards, gathers, 0.0)[rows.grid_index]
+    buckets = first_chunk_buckets(rows, first_bucket_params(rows), experts_separate=True)
+    (first_reduce, last_reduce), (first_gather, last_gather) = _first_chunk_s(
+        rows, buckets, (width, each), scatters[:, 0, 0], shards[:, 0, 0]
+    )
+    reduces[:, 0, 0], gathers[:, 0, 0] = first_reduce, first_gather
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
-    parts = np.maximum((s.dense + s.expert)[:, 0] / vpp / first_bucket_params(rows), 1.0)
-    buckets = _at_once(rows, parts)[rows.grid_index]
-    end_reduce, end_gather = _embedding_s(rows, width, each, scatters[:, 0, 0])
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     before_forward = np.zeros_like(forward_s)
@@ -163,8 +168,7 @@ def _megatron(
     if fw.overlap_grad_reduce:
         left_s = _after_last(reduce, backward_s / vpp, before_b / vpp, pp, vpp)
         if vpp == 1:
-            at_end_s = np.minimum(reduce[:, 0] / buckets + end_reduce, reduce[:, 0])
-            own_s[:, 0] = left_s[:, 0] = np.maximum(at_end_s, reduce[:, 0] - backward_s[:, 0])
+            own_s[:, 0] = left_s[:, 0] = np.maximum(last_reduce, reduce[:, 0] - backward_s[:, 0])
         worst = row_max(left_s)
         beside = np.maximum(reduce[:, 0] - worst, 0.0)
         lost = slow[:, 0] * beside
@@ -175,8 +179,7 @@ def _megatron(
         on_path = on_path + worst
     else:
         exposed = exposed + worst
-    first = np.minimum(gather[:, 0] / vpp / buckets + end_gather, gather[:, 0] / vpp)
-    first = np.maximum(first, gather[:, 0] / vpp - forward_s[:, 0] / vpp)
+    first = np.maximum(last_gather, first_gather - forward_s[:, 0] / vpp)
     after_optimizer_s = np.zeros_like(gather)
     if not fw.overlap_param_gather:
         after_optimizer_s = gather * gathers_per_step(rows)[rows.grid_index]
@@ -205,8 +208,7 @@ def _megatron(
     if vpp > 1:
         gathers = gathers * fw.overlap_param_gather
         starts = gathers.copy()
-        blocking_s = np.minimum(gathers[:, 0, 0] / buckets + end_gather, gathers[:, 0, 0])
-        starts[:, 0, 0] = np.maximum(blocking_s, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
+        starts[:, 0, 0] = np.maximum(last_gather * fw.overlap_param_gather, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
         once = DataParallelOncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
     return CommunicationOutsideBlocks(
         exposed, hidden, before_forward - beside_s, once, None, on_path, in_passing if vpp > 1 else 0.0,
@@ -214,14 +216,25 @@ def _megatron(
     )  # fmt: skip
 
 
-def _embedding_s(rows: Rows, reduced: float, gathered: float, scatters: NDArray[np.bool_]) -> tuple[ArrayN, ArrayN]:
-    """Reducing and gathering the embedding, which fills the first rank's last bucket: it is gathered ahead of all, and
-    its gradient comes last. ``reduced`` and ``gathered`` are bytes a parameter. (n,) each [s]"""
-    params, group, fabric = _embedding_params(rows), rows.groups["fsdp"], rows.costs.machine.fabric
-    kinds: tuple[CollectiveKind, CollectiveKind] = ("reduce_scatter", "all_reduce")
-    both = [collective_s(kind, params * reduced, group, fabric) for kind in kinds]
-    gather = collective_s("all_gather", params * gathered, group, fabric)
-    return np.where(scatters, *both)[rows.grid_index], np.where(shards_states(rows), gather, 0.0)[rows.grid_index]
+def _first_chunk_s(
+    rows: Rows, buckets: FilledBuckets, bytes_per_param: tuple[float, float], scatters: BoolN, shards: BoolN
+) -> tuple[tuple[ArrayN, ArrayN], tuple[ArrayN, ArrayN]]:  # fmt: skip
+    """Reducing and gathering the first stage's first chunk bucket by bucket: all of them, and the one with the
+    embedding, which is reduced last and gathered ahead of all. (n,) each [s]"""
+    fabric, (dense, expert) = rows.costs.machine.fabric, rows.params[:, :, 0, 0]
+    mean_dense, mean_expert = dense / buckets.dense, expert / buckets.expert
+
+    def bucketed_s(kind: CollectiveKind, nbytes: float) -> tuple[ArrayN, ArrayN]:
+        of_dense, of_expert = rows.groups["fsdp"], rows.groups["efsdp"]
+        total_s = buckets.dense * collective_s(kind, mean_dense * nbytes, of_dense, fabric)
+        total_s = total_s + buckets.expert * collective_s(kind, mean_expert * nbytes, of_expert, fabric)
+        return total_s, collective_s(kind, np.minimum(buckets.last_params, dense) * nbytes, of_dense, fabric)
+
+    width, each = bytes_per_param
+    scattered_s, summed_s = bucketed_s("reduce_scatter", width), bucketed_s("all_reduce", width)
+    reduces = [np.where(scatters, *both)[rows.grid_index] for both in zip(scattered_s, summed_s, strict=True)]
+    gathers = [np.where(shards, part, 0.0)[rows.grid_index] for part in bucketed_s("all_gather", each)]
+    return (reduces[0], reduces[1]), (gathers[0], gathers[1])
 
 
 def _embedding_params(rows: Rows) -> ArrayN:
@@ -236,16 +249,6 @@ def tied_embedding_all_reduce_s(rows: Rows) -> ArrayN:
         return np.zeros(len(rows.table))
     nbytes = _embedding_params(rows) * reduced_bytes_per_param(rows)
     return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid_index]
-
-
-def _at_once(rows: Rows, buckets: ArrayN) -> ArrayN:
-    """In how many parts the first rank's first chunk reduces its gradients: in ``buckets``, but those of a layer's
-    experts come together, as one product makes them. (g,) [-]"""
-    stages, shards = rows.stage_layers.stages, rows.shards
-    layers = sum(int(stages.layer_counts[k, 0, 0]) for k, kind in enumerate(stages.kinds) if kind.moe)
-    experts = shards.expert[:, 0] / stages.vpp / max(layers, 1)
-    chunk_params = (shards.dense + shards.expert)[:, 0] / stages.vpp
-    return np.minimum(buckets, chunk_params / np.maximum(experts, 1.0))
 
 
 def gathers_per_step(rows: Rows) -> ArrayN:
@@ -280,7 +283,7 @@ def _pipelined_fsdp(
     left_s = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
     left_s = np.maximum(left_s, gather - (vpp - 1) * pp * chunk_f - chunk_f)
     gathered = row_max(np.maximum(left_s - before_f / vpp, 0.0))
-    written = reduce + _replicas_s(rows)
+    written = reduce + replicas_s(rows)[0]
     reduced = row_max(_after_last(written, backward_s / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
@@ -313,15 +316,15 @@ def _ddp(
     The last to be reduced holds the embedding, whose gradient comes last and fills a bucket by itself. Every gradient
     is copied into its bucket and back, 16 bytes an fp32 parameter (reducer.cpp, without ``gradient_as_bucket_view``).
     """
-    s, model, width = rows.shards, rows.workload.model, ddp_width(rows)
+    s, width = rows.shards, ddp_width(rows)
     params = s.dense + s.expert
-    payload = params[..., None] * width
-    once = collective_s("all_reduce", payload, _of_chunks(rows.groups["dp"]), rows.costs.machine.fabric)[
-        rows.grid_index, 0, 0
+    buckets = first_chunk_buckets(rows, np.full(len(params), DDP_BUCKET_BYTES / width), experts_separate=False)
+    payloads = np.array([params[:, 0] / buckets.dense, np.minimum(buckets.last_params, params[:, 0])]) * width
+    each_s, last_s = collective_s("all_reduce", payloads, rows.groups["dp"], rows.costs.machine.fabric)[
+        :, rows.grid_index
     ]
+    once = (buckets.dense[rows.grid_index]) * each_s
     params = params[rows.grid_index]
-    last = max(float(DDP_BUCKET_BYTES), width * model.vocab * model.hidden)
-    last_s = once * np.minimum(1.0, last / np.maximum(params[:, 0] * width, 1.0))
     # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
     # beside it makes nothing later
     room = np.maximum(backward_s[:, 0] - rows.costs.head.backward.total[rows.k], 0.0)
@@ -335,25 +338,3 @@ def _ddp(
         none.before_forward,
         after_each_backward_s=each,
     )
-
-
-def _replicas_s(rows: Rows) -> ArrayN:
-    """All-reduce of each stage's sharded gradients over replicas of hybrid sharding. (n, R) [s]"""
-    if rows.framework.dp_replicate <= 1:
-        return np.zeros((len(rows.table), len(rows.stage_layers.shown.shown_stages)))
-    group = rows.groups["dp_replicate"]
-    group = group.indexed(np.s_[:, None])
-    payload = rows.shards.sharded(rows.framework.reduced_bytes_per_param)
-    return collective_s("all_reduce", payload, group, rows.costs.machine.fabric)[rows.grid_index]
-
-
-def _replicas(rows: Rows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:
-    """What replicas leave exposed of a backward on a single stage, block by block behind it, and what is hidden. [s]
-
-    Beside them the compute stream loses while it does anything itself: its copies of gradients and weights count.
-    """
-    once = _replicas_s(rows)[:, 0]
-    busy, total = (rows.sum_layers_by_stage(part) for part in (rows.layers.backward_busy_s, rows.layers.backward_s))
-    slow = rows.cluster.gpu.curves.overlap_slowdown.value * busy / np.maximum(total, 1e-12)
-    left_s = np.maximum(once - backward_s[:, 0], 0.0)
-    return left_s + row_max(slow) * (once - left_s), once - left_s

@@ -335,18 +335,19 @@ def _clocks(
     predictions[0, rows.stage_layers.prediction_position, -1] = model.num_mtp_layers
     heads[0, rows.stage_layers.head_position, -1] = 1 + model.num_mtp_layers
     k, plain, full = rows.k[index], rows.base_mode_index[index], rows.full_mode_index[index]
-    pieces = [(ends[0][:, k].T, first)]
+    period = _period_of_recomputed(rows, index)
+    ordered = [Clocks(*ends[0][:, k]).of_chunks().repeated(first)]
     for kind in range(len(stages.kinds)):
-        pieces.append((grid[plain, k, kind], counts[kind] - num_full[:, kind]))
-        if rows.stage_layers.any_fully_recomputed:
-            pieces.append((grid[full, k, kind], num_full[:, kind]))
+        layer, num_plain = Clocks(*grid[plain, k, kind].T).of_chunks(), counts[kind] - num_full[:, kind]
+        if not rows.stage_layers.any_fully_recomputed:
+            ordered.append(layer.repeated(num_plain))
+            continue
+        recomputed = Clocks(*grid[full, k, kind].T).of_chunks()
+        ordered += _in_order(layer, recomputed, num_plain, num_full[:, kind], period, forward=forward)
     if mtp is not None:
-        pieces.append((mtp[index], predictions))
-    pieces.append((ends[1][:, k].T, heads))
-    passed = [
-        Clocks(*clocks.T[:, :, None, None]).repeated(count)
-        for clocks, count in (pieces if forward else reversed(pieces))
-    ]
+        ordered.append(Clocks(*mtp[index].T).of_chunks().repeated(predictions))
+    ordered.append(Clocks(*ends[1][:, k]).of_chunks().repeated(heads))
+    passed = ordered if forward else ordered[::-1]
     through_queue = [piece.through_queue() for piece in passed]
     fits = all(map(is_, through_queue, passed))  # as nearly always
     ahead = reduce(Clocks.followed_by, passed)
@@ -359,6 +360,35 @@ def _clocks(
     handed = Clocks(*(np.full((1, 1, 1), x) for x in (0.0, NEVER, NEVER, only_host)))
     both = ahead.followed_by(handed)
     return both, both if fits else queued.followed_by(handed)
+
+
+def _period_of_recomputed(rows: Rows, index: IntA) -> ArrayN:
+    """Of how many layers the last is recomputed whole; 0 where the first of a chunk are. (late rows, 1, 1) [-]"""
+    modes = rows.table.recompute_modes
+    period = np.array([float(spec.layers or 1) if spec.kind == "every" else 0.0 for spec in modes])
+    return np.asarray(period[rows.table.recompute[index], None, None])
+
+
+def _in_order(
+    plain: Clocks, recomputed: Clocks, num_plain: ArrayN, num_recomputed: ArrayN, period: ArrayN, *, forward: bool
+) -> list[Clocks]:  # fmt: skip
+    """A kind's layers in the order of a forward: recomputed ones ahead (Megatron's block method), or each last of a
+    ``period``. Their order decides how far the host is ahead when the device gets to a layer.
+
+    Of a period too few plain layers are left for, recomputed ones come ahead; plain ones that fill none come behind.
+    """
+    if not np.any(period):
+        return [recomputed.repeated(num_recomputed), plain.repeated(num_plain)]
+    others = np.maximum(period - 1.0, 0.0)
+    periods = np.where(period > 0.0, num_recomputed, 0.0)
+    periods = np.where(others > 0.0, np.minimum(periods, num_plain // np.maximum(others, 1.0)), periods)
+    between = plain.repeated(np.broadcast_to(others, num_plain.shape))
+    unit = between.followed_by(recomputed) if forward else recomputed.followed_by(between)
+    return [
+        recomputed.repeated(num_recomputed - periods),
+        unit.repeated(periods),
+        plain.repeated(num_plain - periods * others),
+    ]
 
 
 def exchange_host_s(rows: Rows) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rank_rules import gathered_bytes_per_param, reduced_bytes_per_param
 from mofa.cost.rows import Rows, chunk_layer_params
 from mofa.specs.params import layer_params
@@ -92,7 +93,8 @@ def _reduce_s(rows: Rows, params: ArrayN) -> ArrayN:
 def first_forward_clocks(rows: Rows, index: IntA, pieces: PieceSeconds, like: Clocks) -> Clocks:
     """Both clocks of the first forward of each stage's only chunk, which gathers as its host gets to each piece.
 
-    A gather begins when the host launches it and the one before has ended, and computing waits for it.
+    A gather begins when the host launches it and the one before has ended, and computing waits for it. The host is
+    no further ahead of its device than the launch queue takes.
 
     Parameters
     ----------
@@ -112,46 +114,78 @@ def first_forward_clocks(rows: Rows, index: IntA, pieces: PieceSeconds, like: Cl
     end_s = pieces.end_gather_s[grid][:, :, 0]
     first, last = rows.is_first > 0, (rows.is_head > 0) | (rows.is_prediction > 0)
     embedding, head = (cost.forward.clocks[:, rows.k[index]].T for cost in (rows.costs.embedding, rows.costs.head))
-    walk = walk.behind(first, launch_s, end_s, embedding)
+    walk.add(first, launch_s, end_s, embedding)
     for kind, of_stages in enumerate(counts):
         gather_s = pieces.layer_gather_s[kind, grid][:, None]
         for number in range(int(of_stages.max())):
             is_plain = number < of_stages - num_full[:, kind]
             for clocks, there in ((plain, is_plain), (full, (number < of_stages) & ~is_plain)):
                 if there.any():
-                    walk = walk.behind(there, launch_s, gather_s, clocks[:, kind])
-    walk = walk.behind(last, launch_s, end_s, head)
+                    walk.add(there, launch_s, gather_s, clocks[:, kind])
+    walk.add(last, launch_s, end_s, head)
     passed = (times[:, :, None] for times in walk.clocks())
     return Clocks(*(np.maximum(*both) for both in zip(passed, like[:4], strict=True)))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _PiecesWalk:
     """Where the device, the host and the stream of gathers are behind some pieces, of a device and of a host that begin
-    at 0, with the other far ahead. (2, late rows, R) each [s]"""
+    at 0, with the other far ahead. (2, late rows, R) each [s]
+
+    The host is no more than :data:`mofa.cost.kernels.launch_queue.QUEUE` launches ahead of its device: a stage that
+    waits for its first input has launched the gathers of so many kernels, and gathers the rest behind it.
+    """
 
     device_s: ArrayN
     host_s: ArrayN
     gathered_s: ArrayN
+    launched: ArrayN
+    """Kernels so far. (late rows, R) [-]"""
+    begun: list[tuple[ArrayN, ArrayN]]
+    """Of each piece when the device began it, and the kernels up to its end. [s], [-]"""
+    taken: IntA
+    """How many pieces the device must have begun. (late rows, R) [-]"""
 
     @classmethod
     def beginning(cls, shape: tuple[int, ...]) -> _PiecesWalk:
         """In front of all pieces."""
         nothing, never = np.zeros(shape), np.full(shape, NEVER)
-        return cls(np.stack([nothing, never]), np.stack([never, nothing]), np.full((2, *shape), NEVER))
+        begins, hosts = np.stack([nothing, never]), np.stack([never, nothing])
+        return cls(begins, hosts, np.full((2, *shape), NEVER), nothing, [], np.zeros(shape, dtype=np.intp))
 
-    def behind(self, there: NDArray[np.bool_], launch_s: float, gather_s: ArrayN, clocks: ArrayN) -> _PiecesWalk:
-        """The same behind one more piece, on the stages where it is ``there``; its ``clocks`` are (late rows, 4)."""
-        device_s, behind_host_s, woken_s, host_s = (each[:, None] for each in clocks.T[:4])
-        launched = self.host_s + launch_s
+    def add(self, there: NDArray[np.bool_], launch_s: float, gather_s: ArrayN, clocks: ArrayN) -> None:
+        """Go on behind one more piece, on the stages where it is ``there``; its ``clocks`` are (late rows, 5)."""
+        device_s, behind_host_s, woken_s, host_s, kernels = (each[:, None] for each in clocks.T)
+        launched = np.maximum(self.host_s + launch_s, self._room_in_queue_s())
         gathered = np.maximum(self.gathered_s, launched) + gather_s
         begun = np.maximum(self.device_s, gathered)
         device = np.maximum(begun + device_s, launched + behind_host_s)
         host = np.maximum(begun + woken_s, launched + host_s)
-        return _PiecesWalk(
-            np.where(there, device, self.device_s), np.where(there, host, self.host_s),
-            np.where(there, gathered, self.gathered_s),
-        )  # fmt: skip
+        self.device_s = np.where(there, device, self.device_s)
+        self.host_s = np.where(there, host, self.host_s)
+        self.gathered_s = np.where(there, gathered, self.gathered_s)
+        self.launched = self.launched + np.where(there, kernels, 0.0)
+        self.begun.append((np.where(there, begun, NEVER), self.launched))
+
+    def _room_in_queue_s(self) -> ArrayN:
+        """When the device has begun the piece whose kernels must have left the queue. (2, late rows, R) [s]"""
+        room = np.full_like(self.device_s, NEVER)
+        if not self.begun or not np.any(self.launched > QUEUE):
+            return room
+        while True:
+            ends = self._of_taken([launched for _, launched in self.begun])
+            later = (ends <= self.launched - QUEUE) & (self.taken < len(self.begun) - 1)
+            if not later.any():
+                break
+            self.taken = self.taken + later
+        begun = [self._of_taken([begun[clock] for begun, _ in self.begun]) for clock in (0, 1)]
+        return np.where(self.launched > QUEUE, np.stack(begun), room)
+
+    def _of_taken(self, of_pieces: list[ArrayN]) -> ArrayN:
+        """Of each row and stage that of the piece that must have begun. (late rows, R)"""
+        first = int(self.taken.min())
+        some = np.stack(of_pieces[first : int(self.taken.max()) + 1])
+        return np.asarray(np.take_along_axis(some, (self.taken - first)[None], axis=0)[0])
 
     def clocks(self) -> tuple[ArrayN, ArrayN, ArrayN, ArrayN]:
         """As :class:`mofa.cost.block.host_clock.Clocks`."""

@@ -67,8 +67,8 @@ def _model(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Arguments of the model that a TOML names, by name."""
     name, flavour = settings.get("model.name", "llama3"), settings.get("model.flavor", "debugmodel")
     module = settings.get("experimental.custom_import")
-    if name in FLAVOURS:
-        return flavour_arguments(str(name), str(flavour), str(file))
+    if isinstance(name, str) and name in FLAVOURS:
+        return flavour_arguments(name, str(flavour), str(file))
     if not isinstance(module, str) or not module:
         raise SpecError(
             f"{file}: model.name ({name}) is none of torchtitan's models that mofa knows ({', '.join(FLAVOURS)}); name "

@@ -333,6 +333,8 @@ def _replicas(me: _Rank, chunk: int, extra: ExtraSteps, after: bool = False) -> 
         else:
             last = len(me.tapes.resolved[me.spec.chunks[chunk].blocks[len(pieces) - 1 - i].tapes, "B"].lines) - 1
             extra.add_after_line(i, last, step)
+    if not after:  # the end of every backward waits for all sums (_fsdp_param_group.py, finalize_backward)
+        extra.after.append(waiting_step(("dp.replicated",)))
 
 
 def _fsdp_pipelined(me: _Rank, out: DataParallelSteps) -> None:

@@ -1,0 +1,70 @@
+"""How many buckets the gradients of a chunk fill, and what the last of them holds, of each grid of ranks.
+
+A bucket takes whole weights, in the order of the backward, and is reduced once it is full. Each pays a collective's own
+start: with many ranks and small buckets that is most of a reduction. The replay fills the same buckets weight by
+weight.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.rows import Rows
+
+ArrayN = NDArray[np.float64]
+
+
+class FilledBuckets(NamedTuple):
+    """Buckets of dense parameters and of experts; the last is the one that is reduced last, with the embedding."""
+
+    dense: ArrayN
+    """Buckets of dense parameters. (g,) [-]"""
+    expert: ArrayN
+    """Buckets of experts. (g,) [-]"""
+    last_params: ArrayN
+    """Parameters in the last bucket of dense ones. (g,) [params]"""
+
+
+def first_chunk_buckets(rows: Rows, full_params: ArrayN, *, experts_separate: bool) -> FilledBuckets:
+    """The buckets of the first stage's first chunk, the embedding's gradient last.
+
+    Parameters
+    ----------
+    full_params
+        A bucket is closed once it holds so many parameters. (g,) [params]
+    experts_separate
+        Whether experts fill buckets of their own; else they count as dense.
+
+    Notes
+    -----
+    Layers of one kind are taken to follow each other, and weights of one op to be one.
+    """
+    weights, k, lay = rows.costs.weights, rows.k[rows.first_row_of_grid], rows.stage_layers
+    op_params = (weights.params * weights.numbers)[:, k]  # (W, g)
+    kinds, counts = len(lay.stages.kinds), lay.stages.layer_counts[:, 0, 0]
+    blocks = [(kind, int(counts[kind])) for kind in range(kinds)]
+    has_head = bool(lay.stages_with_head[0]) and lay.stages.vpp == 1
+    pieces = [(kinds, 1), *blocks, *([(kinds + 1, 1)] if has_head else [])]
+    filled, number, last = np.zeros((3, 2, len(k)))
+    for kind, count in reversed(pieces):
+        of_kind = [
+            (op_params[w], int(experts_separate and weights.expert[w]))
+            for w in np.flatnonzero(weights.kind == kind)[::-1]
+        ]
+        for params, group in of_kind * count:
+            unreduced = filled[group]
+            unreduced += params
+            is_full = unreduced >= full_params
+            number[group] += is_full
+            np.copyto(last[group], unreduced, where=is_full)
+            unreduced[is_full] = 0.0
+    rest = filled > 0.0
+    last = np.where(rest, filled, last)
+    number = np.maximum(number + rest, 1.0)
+    return FilledBuckets(number[0], number[1], last[0])
+
+
+__all__ = ["FilledBuckets", "first_chunk_buckets"]

@@ -1,0 +1,65 @@
+"""What replicas of hybrid sharding cost: sharded gradients are summed over them piece by piece.
+
+A piece is what is gathered and reduced together: a layer, or an end of the model. The device waits for all sums at the
+end of a backward (PyTorch 2.11, ``fsdp/_fully_shard/_fsdp_param_group.py``, ``finalize_backward``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.elementwise import row_max
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.rows import Rows, chunk_layer_params
+from mofa.specs.params import layer_params
+
+ArrayN = NDArray[np.float64]
+
+
+def replicas_s(rows: Rows) -> tuple[ArrayN, ArrayN]:
+    """All-reduces of each stage's sharded gradients over replicas, and that of the last piece. (n, R) each [s]
+
+    The embedding's is the last on the stage that has it, a layer's elsewhere.
+    """
+    grids, lay = rows.grids, rows.stage_layers
+    if rows.framework.dp_replicate <= 1:
+        nothing = np.zeros((len(rows.table), len(lay.shown.shown_stages)))
+        return nothing, nothing
+    model = rows.workload.model
+    counts = lay.stages.layer_counts[:, lay.shown.shown_stages].sum(axis=2)
+    dense, expert = np.maximum(rows.params - chunk_layer_params(rows.workload, grids, lay), 0.0).sum(axis=3)
+    embedding = np.minimum((model.vocab * model.hidden / grids.tp)[:, None] * rows.is_first, dense)
+    pieces = [(embedding, np.zeros_like(expert), rows.is_first), (dense - embedding, expert, np.ones(counts.shape[1]))]
+    for of_stages, kind in zip(counts, lay.stages.kinds, strict=True):
+        p = layer_params(model, kind.moe)
+        of_dense = (p.matrices_tp + p.shared) / grids.tp + p.replicated
+        of_expert = np.broadcast_to(p.routed / (grids.ep * grids.etp), of_dense.shape)
+        pieces.append((of_dense[:, None], of_expert[:, None], of_stages))
+    group, fabric = rows.groups["dp_replicate"].indexed(np.s_[:, None]), rows.costs.machine.fabric
+    width, ranks = rows.framework.reduced_bytes_per_param, (rows.shards.dense_ranks, rows.shards.expert_ranks)
+    each_s = [
+        collective_s("all_reduce", width * (of_dense / ranks[0] + of_expert / ranks[1]), group, fabric)
+        for of_dense, of_expert, _ in pieces
+    ]
+    total = sum(seconds * times for seconds, (_, _, times) in zip(each_s, pieces, strict=True))
+    layer_s = np.max(
+        [seconds * (times > 0) for seconds, (*_, times) in zip(each_s[2:], pieces[2:], strict=True)], axis=0
+    )
+    last = np.where(rows.is_first > 0, each_s[0], layer_s)
+    return np.asarray(total)[rows.grid_index], last[rows.grid_index]
+
+
+def replicas_behind_backward(rows: Rows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:
+    """What replicas leave exposed of a backward on a single stage, and what is hidden. (n,) each [s]
+
+    A piece's sum follows its reduction. Beside it computing loses in the share of the backward that the device is busy,
+    copies of gradients and weights included.
+    """
+    total, last = (seconds[:, 0] for seconds in replicas_s(rows))
+    busy = row_max(rows.sum_layers_by_stage(rows.layers.backward_busy_s))
+    left_s = np.maximum(total - backward_s[:, 0], last)
+    beside_s = total - left_s
+    slow = rows.cluster.gpu.curves.overlap_slowdown.value
+    busy_share = np.minimum(busy / np.maximum(backward_s[:, 0], 1e-12), 1.0)
+    return left_s + slow * busy_share * beside_s, beside_s
