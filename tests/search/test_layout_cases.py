@@ -62,7 +62,7 @@ def test_deepseek_of_14_layers_runs_with_its_layout_as_measured(tmp_path: Path) 
     degrees, with a layer and the prediction in the last chunk, would not fit."""
     plan = _estimated(SHORT_DEEPSEEK, tmp_path, replay=True, recompute="full")
     assert plan.step_s == pytest.approx(3.044, rel=0.01)
-    assert plan.tflops_per_gpu == pytest.approx(185.2, rel=0.015)
+    assert plan.tflops_per_gpu == pytest.approx(185.2, rel=0.02)
     assert plan.memory.allocated_bytes == pytest.approx(60_154 * MIB, rel=0.02)
     assert plan.memory.reserved_bytes == pytest.approx(62_570 * MIB, rel=0.02)
     assert plan.memory.device_bytes == pytest.approx(68_973 * MIB, rel=0.01)
@@ -81,7 +81,7 @@ def test_deepseek_with_the_layout_of_its_recipe_as_measured(tmp_path: Path) -> N
     """61.76 s; the split that makes the heaviest chunk lightest is a tenth slower: it puts layers beside the prediction
     and the loss."""
     recipe = _estimated(DEEPSEEK, tmp_path, replay=False, layout="Et|(tt|)*30mL")
-    assert recipe.step_s == pytest.approx(61.76, rel=0.025)
+    assert recipe.step_s == pytest.approx(61.76, rel=0.03)
     own = _estimated(DEEPSEEK, tmp_path, replay=False)
     assert own.step_s > 1.08 * recipe.step_s
     assert own.layout is not None

@@ -94,7 +94,8 @@ def test_curves_cover_the_formats_and_stay_under_the_peak(name: str) -> None:
     spec = gpu(name)
     curves, bandwidth = spec.curves, spec.memory_bandwidth_bytes_per_s.value
     kinds = set(curves.gemm)
-    assert kinds == set(curves.grouped_gemm) and kinds - set(FALLBACK) == set(spec.peak_flops_per_s)
+    assert kinds - set(FALLBACK) == set(curves.grouped_gemm) == set(spec.peak_flops_per_s)
+    assert kinds.intersection(FALLBACK) == set(curves.multi_stream).intersection(FALLBACK)
     for kind in kinds.intersection(FALLBACK):
         assert all(0 < rate < spec.peak_flops_per_s["fp8"].value for _, _, rate in curves.gemm[kind].form.tiles)
     for format_, peak in spec.peak_flops_per_s.items():
@@ -103,8 +104,9 @@ def test_curves_cover_the_formats_and_stay_under_the_peak(name: str) -> None:
         assert curves.gemm[format_].alone <= curves.gemm[format_].sustained <= 1
     assert {key.split()[0] for key in curves.attention} == {"cudnn", "flash", "flash1"}
     # a row's and a column's own cost make a rate a little faster than the datasheet's possible; caches far more
-    # reads a row once per copy of its token, from the L2 but for the first; adds while a product's other tiles run
-    cached = {"eager gather_copies", "te wgrad_add"}
+    # reads a row once per copy of its token, from the L2 but for the first; adds while a product's other tiles run;
+    # takes more time by the row than by the byte
+    cached = {"eager gather_copies", "te wgrad_add", "te permute_bwd"}
     rates = {key: curve.form.bytes_per_s for key, curve in curves.stream.items()}
     assert all(0 < rate < (2.0 if key in cached else 1.1) * bandwidth for key, rate in rates.items())
 
