@@ -81,9 +81,10 @@ def test_a_collective_between_computations_takes_what_bursts_of_it_say() -> None
     )
 
 
+@pytest.mark.parametrize("folder", ["h100-1gpu-te-bf16", "h200-1gpu-te"])
 @pytest.mark.parametrize("family", sorted(TE_TARGETS))
-def test_held_out_kernels_of_transformer_engine_are_predicted_within_theirs(family: str) -> None:
-    found = families_of("h100-1gpu-te-bf16")[family]
+def test_held_out_kernels_of_transformer_engine_are_predicted_within_theirs(family: str, folder: str) -> None:
+    found = families_of(folder)[family]
     median, p90 = TE_TARGETS[family]
     assert found["points"] >= 30
     assert found["median_abs_error"] <= median and found["p90_abs_error"] <= p90
