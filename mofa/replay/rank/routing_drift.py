@@ -85,6 +85,8 @@ class DriftingLayer:
     trace_with_more_rows: BlockTrace
     moe_layer_index: int
     """Among the layers with experts."""
+    filled_up_to: int = 1
+    """Rows of an expert are filled up to a multiple of this. [tokens]"""
 
 
 @dataclass(frozen=True)
@@ -137,41 +139,62 @@ class DrawnPrograms:
         rows = tokens.sum() * routers.shares.shape[1] / routers.token_copies
         key = id(moving.trace), id(moving.trace_with_more_rows)
         if key not in self.sizes:
-            self.sizes[key] = _Sizes(self.program(moving.trace), self.program(moving.trace_with_more_rows))
-        return self.sizes[key].program(rows - moving.rows_over_mean, tokens / max(tokens.mean(), 1e-12))
+            self.sizes[key] = _Sizes(
+                self.program(moving.trace), self.program(moving.trace_with_more_rows), moving.rows_over_mean
+            )
+        return self.sizes[key].program(
+            rows - moving.rows_over_mean, tokens / max(tokens.mean(), 1e-12),
+            filled_rows_over_mean(tokens, moving.filled_up_to),
+        )  # fmt: skip
+
+
+def filled_rows_over_mean(tokens: FloatA, filled_up_to: int) -> float:
+    """Rows that fill experts up to whole pieces, over half a piece less a half for each, which is their mean. [-]
+
+    Examples
+    --------
+    >>> filled_rows_over_mean(np.array([16.0, 17.0]), 16), filled_rows_over_mean(np.array([16.0, 17.0]), 1)
+    (1.0, 1.0)
+    """
+    if filled_up_to <= 1:
+        return 1.0
+    return float((-tokens % filled_up_to).mean() / ((filled_up_to - 1) / 2.0))
 
 
 class _Sizes:
     """Programs between two that differ in sizes alone."""
 
-    def __init__(self, some: BlockProgram, more: BlockProgram) -> None:
+    def __init__(self, some: BlockProgram, more: BlockProgram, rows_over_mean: float) -> None:
         self.code = some
         self.forward, self.backward = (
-            _SizesBetween(some.forward, more.forward),
-            _SizesBetween(some.backward, more.backward),
+            _SizesBetween(some.forward, more.forward, rows_over_mean),
+            _SizesBetween(some.backward, more.backward, rows_over_mean),
         )
 
-    def program(self, fraction: float, of_experts: FloatA) -> BlockProgram:
-        """So far on the way from the one to the other; experts' rows over their mean. [-], (experts of a rank,) [-]"""
+    def program(self, fraction: float, of_experts: FloatA, filled_over_mean: float) -> BlockProgram:
+        """So far on the way from the one to the other; experts' rows over their mean, and what fills them up.
+        [-], (experts of a rank,) [-], [-]"""
         return replace(
             self.code,
-            forward=self.forward.bound(fraction, of_experts),
-            backward=self.backward.bound(fraction, of_experts),
+            forward=self.forward.bound(fraction, of_experts, filled_over_mean),
+            backward=self.backward.bound(fraction, of_experts, filled_over_mean),
         )
 
 
 class _SizesBetween:
-    def __init__(self, some: Packed, more: Packed) -> None:
+    def __init__(self, some: Packed, more: Packed, rows_over_mean: float) -> None:
         self.smaller = some
         both = enumerate(zip(some, more, strict=True))
         self.resized = [n for n, (a, b) in both if b[3] and (a[3] != b[3] or a[0].expert >= 0)]
         self.some = np.array([some[n][3] for n in self.resized], dtype=float)
         self.rise = np.array([more[n][3] for n in self.resized], dtype=float) - self.some
         self.expert = np.array([some[n][0].expert for n in self.resized], dtype=int)
+        # what does not grow with the tokens: rows that fill experts up, in the mean
+        self.filled = np.maximum(self.some - rows_over_mean * self.rise, 0.0)
 
-    def bound(self, fraction: float, of_experts: FloatA) -> Packed:
+    def bound(self, fraction: float, of_experts: FloatA, filled_over_mean: float) -> Packed:
         share = np.where(self.expert >= 0, of_experts[np.maximum(self.expert, 0)], 1.0)
-        wanted = (self.some + fraction * self.rise) * share
+        wanted = (self.some + fraction * self.rise + (filled_over_mean - 1.0) * self.filled) * share
         sizes = np.maximum(np.ceil(wanted / MIN_BLOCK - 1e-3), 1.0).astype(int) * MIN_BLOCK
         out = list(self.smaller)
         for n, size in zip(self.resized, sizes.tolist(), strict=True):

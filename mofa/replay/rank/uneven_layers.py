@@ -12,11 +12,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.fp8 import ALIGNED_ROWS
 from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.sequential_experts import unroll_experts
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.kernel_selection import popularity_drift
 from mofa.replay.rank.routing_drift import MOST_STEPS, DriftingLayer, Routers
+from mofa.specs.model import ModelSpec
 
 FloatA = NDArray[np.float64]
 TracesOf = Callable[[Estimator], dict[str, BlockTrace]]
@@ -45,8 +47,22 @@ def random_expert_shares(estimator: Estimator) -> FloatA | None:
         return None
     if int(estimator.table.balancing[0]) > 0:
         return None
+    return even_expert_shares(model, ep)
+
+
+def even_expert_shares(model: ModelSpec, ep: int) -> FloatA:
+    """Shares of experts that are equally popular. (L, ep, experts of a rank) [-]"""
+    assert model.moe is not None
     experts = model.moe.num_experts
     return np.full((model.num_moe_layers, ep, experts // ep), 1.0 / experts)
+
+
+def rows_filled_up_to(estimator: Estimator) -> int:
+    """The multiple to which fp8 products fill up an expert's rows, 1 where none does. [tokens]
+
+    A rank that has all experts gets as many tokens in each micro-batch, but not as many rows that fill them up.
+    """
+    return int(ALIGNED_ROWS) if estimator.parts[0].costs.context.fp8 is not None else 1
 
 
 class UnevenLayers:
@@ -66,8 +82,11 @@ class UnevenLayers:
         self.traces, self.estimator = traces, estimator
         ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
         self.rows, drawn_evenly = rows_over_mean_by_layer(estimator), random_expert_shares(estimator)
+        self.filled_up_to = rows_filled_up_to(estimator)
         if self.rows is None and drawn_evenly is not None:
             self.rows = np.ones(drawn_evenly.shape[:2])
+        if self.rows is None and ep == 1 and self.filled_up_to > 1 and model.moe is not None:
+            self.rows, drawn_evenly = np.ones((model.num_moe_layers, 1)), even_expert_shares(model, ep)
         self.plain = {label: unroll_experts(trace) for label, trace in traces.items()}
         self.shares: FloatA | None = None
         if self.rows is None:
@@ -111,7 +130,9 @@ class UnevenLayers:
         """A layer whose tokens move from step to step."""
         if self.rows is None or layer not in self.place or self.shares is None:
             return None
-        return DriftingLayer(self.rows_over_mean, self.plain[label], self.more[label], self.place[layer])
+        return DriftingLayer(
+            self.rows_over_mean, self.plain[label], self.more[label], self.place[layer], self.filled_up_to
+        )
 
     def routers(self, layers: Sequence[int], emptiest: bool) -> Routers | None:
         """What is drawn for the rank that these layers give most tokens to, or the ``emptiest``, where its experts run
