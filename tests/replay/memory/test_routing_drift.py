@@ -94,8 +94,8 @@ def test_grouped_experts_that_chance_chooses_reserve_more(balances_by: str) -> N
 
 
 def test_rows_that_fill_experts_up_are_others_in_each_micro_batch() -> None:
-    """A rank that has all experts gets as many tokens each time, but fp8 fills them up with more or fewer rows. Played in
-    equal sizes, all fits into the same holes, and 2.7 % less is reserved than was measured."""
+    """A rank that has all experts gets as many tokens each time, but fp8 fills them up with more or fewer rows. Played
+    in equal sizes, all fits into the same holes, and 2.7 % less is reserved than was measured."""
     run = load("h200-te1-hunyuan-2l-8k-delayed")
     rank = rank_describer(run.estimator)(0)
     assert play_memory(rank).peak_reserved == pytest.approx(run.reserved, rel=0.01)
