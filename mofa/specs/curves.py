@@ -259,7 +259,7 @@ class GpuCurves(Spec):
         return self.gemm[kind if kind in self.gemm else FALLBACK.get(kind, kind)]
 
     def grouped_product(self, kind: GemmFormat) -> GroupedGemmCurve:
-        """The curve of experts' products, likewise."""
+        """The curve of experts' products in one kernel, likewise; no profile has Transformer Engine's kinds of it."""
         return self.grouped_gemm[kind if kind in self.grouped_gemm else FALLBACK.get(kind, kind)]
 
     def multi_stream_product(self, kind: GemmFormat) -> MultiStreamCurve:

@@ -105,7 +105,7 @@ def test_curves_cover_the_formats_and_stay_under_the_peak(name: str) -> None:
     assert {key.split()[0] for key in curves.attention} == {"cudnn", "flash", "flash1"}
     # a row's and a column's own cost make a rate a little faster than the datasheet's possible; caches far more
     # reads a row once per copy of its token, from the L2 but for the first; adds while a product's other tiles run;
-    # takes more time by the row than by the byte
+    # takes more time by the row than by the byte: over rows of 2K to 4K that were timed it stays under the datasheet's
     cached = {"eager gather_copies", "te wgrad_add", "te permute_bwd"}
     rates = {key: curve.form.bytes_per_s for key, curve in curves.stream.items()}
     assert all(0 < rate < (2.0 if key in cached else 1.1) * bandwidth for key, rate in rates.items())

@@ -60,9 +60,11 @@ def even_expert_shares(model: ModelSpec, ep: int) -> FloatA:
 def rows_filled_up_to(estimator: Estimator) -> int:
     """The multiple to which fp8 products fill up an expert's rows, 1 where none does. [tokens]
 
-    A rank that has all experts gets as many tokens in each micro-batch, but not as many rows that fill them up.
+    A rank that has all experts gets as many tokens in each micro-batch, but not as many rows that fill them up. Experts
+    that are padded to a capacity get the same each time.
     """
-    return int(ALIGNED_ROWS) if estimator.parts[0].costs.context.fp8 is not None else 1
+    known = estimator.workload.routing.pad_to_capacity or int(estimator.table.balancing[0]) > 0
+    return int(ALIGNED_ROWS) if estimator.parts[0].costs.context.fp8 is not None and not known else 1
 
 
 class UnevenLayers:
@@ -86,6 +88,7 @@ class UnevenLayers:
         if self.rows is None and drawn_evenly is not None:
             self.rows = np.ones(drawn_evenly.shape[:2])
         if self.rows is None and ep == 1 and self.filled_up_to > 1 and model.moe is not None:
+            # of a rank that has all experts
             self.rows, drawn_evenly = np.ones((model.num_moe_layers, 1)), even_expert_shares(model, ep)
         self.plain = {label: unroll_experts(trace) for label, trace in traces.items()}
         self.shares: FloatA | None = None
@@ -136,7 +139,7 @@ class UnevenLayers:
 
     def routers(self, layers: Sequence[int], emptiest: bool) -> Routers | None:
         """What is drawn for the rank that these layers give most tokens to, or the ``emptiest``, where its experts run
-        one after the other or chance chooses them.
+        one after the other, chance chooses them, or fp8 fills up their rows.
 
         In one block for all experts of torchtitan, tokens move little: of 12 such runs (fitting half, uneven tokens)
         drawn ones change one, from 1.5 % too little reserved to 1.4 % too much.

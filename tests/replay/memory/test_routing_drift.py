@@ -123,3 +123,10 @@ def test_what_fills_experts_up_is_counted() -> None:
 
 def test_experts_in_bf16_on_one_rank_do_not_drift() -> None:
     assert rank_describer(load("h200-te1-hunyuan-2l-2k").estimator)(0).routing_drift is None
+
+
+def test_experts_padded_to_a_capacity_are_filled_up_alike() -> None:
+    e = load("h200-te1-hunyuan-2l-8k-delayed").estimator
+    routing = e.workload.routing.model_copy(update={"capacity_factor": 1.0, "pad_to_capacity": True})
+    padded = Estimator(e.workload.model_copy(update={"routing": routing}), e.cluster, e.framework, e.table, e.loads)
+    assert rank_describer(padded)(0).routing_drift is None
