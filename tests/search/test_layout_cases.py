@@ -78,8 +78,8 @@ def test_deepseek_of_14_layers_without_recomputation_as_measured(tmp_path: Path)
 
 
 def test_deepseek_with_the_layout_of_its_recipe_as_measured(tmp_path: Path) -> None:
-    """61.76 s (63.3 here, too slow); the split that makes the heaviest chunk lightest is a tenth slower: it puts layers beside the
-    prediction and the loss."""
+    """61.76 s (63.3 here, too slow); the split that makes the heaviest chunk lightest is a tenth slower: it puts
+    layers beside the prediction and the loss."""
     recipe = _estimated(DEEPSEEK, tmp_path, replay=False, layout="Et|(tt|)*30mL")
     assert recipe.step_s == pytest.approx(61.76, rel=0.03)
     own = _estimated(DEEPSEEK, tmp_path, replay=False)
