@@ -26,6 +26,7 @@ python scripts/blind.py predict reference_runs/blind_te_graphs.csv reference_run
 python scripts/blind.py predict reference_runs/blind_te_graphs_second.csv reference_runs/plans/te-graphs.yaml  # judging
 python scripts/blind.py predict reference_runs/blind_te_experts.csv reference_runs/plans/te-experts.yaml
 python scripts/blind.py predict reference_runs/blind_te_experts_fp8.csv reference_runs/plans/te-experts-fp8.yaml
+python scripts/blind.py predict reference_runs/blind_te_kernels.csv reference_runs/plans/te-kernels.yaml
 python scripts/blind.py predict reference_runs/blind_te_offload.csv reference_runs/plans/activation-offload.yaml
 python scripts/blind.py predict reference_runs/blind_drawn.csv reference_runs/plans/drawn.yaml
 python scripts/blind.py predict reference_runs/blind_drawn_h100.csv reference_runs/plans/drawn-h100.yaml
@@ -85,6 +86,7 @@ SETS = (
     "blind_te_graphs_second",
     "blind_te_experts",
     "blind_te_experts_fp8",
+    "blind_te_kernels",
     "blind_te_offload",
     "blind_drawn",
     "blind_drawn_h100",

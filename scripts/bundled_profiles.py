@@ -5,6 +5,7 @@ python scripts/bundled_profiles.py
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,8 @@ H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu", 
 ACTIVATIONS = "h100-1gpu-te-activations"
 THROTTLED_FOLDERS = ("h100-1gpu-throttled", "h100-1gpu-te-throttled", "h100-1gpu-te-throttled-second", ACTIVATIONS)
 """Memory-bound kernels and attention behind products that hold the H100's clock down."""
+H200_THROTTLED = ("h200-1gpu-throttled", "h200-1gpu-te", "h200-1gpu-te-loss")
+"""The same of the H200."""
 TE_FP8_FOLDERS = ("h100-1gpu-te", "h100-1gpu-te-sustained")
 """Folders of the fp8 kernels of Transformer Engine, measured on the H100."""
 H100_TE, H100_TE_MORE = "h100-1gpu-te-bf16", ("h100-1gpu-te-order", "h100-1gpu-te-dense", ACTIVATIONS)
@@ -52,20 +55,30 @@ H100_TE, H100_TE_MORE = "h100-1gpu-te-bf16", ("h100-1gpu-te-order", "h100-1gpu-t
 dense layers' activations."""
 H200_TE = "h200-1gpu-te"
 """All of Transformer Engine's kernels on the H200, bf16 and fp8."""
+H200_LOSS, DRAWS, LIMIT_W = "h200-1gpu-te-loss", "h200-1gpu-draws", 700.0
+"""Megatron's loss and the zeroing of its gradients on the H200; power of kernels that ran alone there, and its limit as
+nvidia-smi says it. [W]"""
 OF_TE = ("te rmsnorm", "te layernorm", "te rope", "te permute", "te unpermute", "te sort", "te row_map",
          "te weighted_swiglu", "te swiglu", "te wgrad_add", "te chunk_order", "megatron router",
-         "te geglu", "te squared_relu", "te bias_gelu")  # fmt: skip
+         "te geglu", "te squared_relu", "te bias_gelu", "megatron loss", "megatron compiled_loss",
+         "megatron zero_buffer")  # fmt: skip
 """How keys of those of their memory-bound ops begin that tapes are made of."""
 ADDING = (
     "17 products of an H200 that add to fp32 take 1.25 ps an element longer than those that write bf16, as long as on "
     "the H100 (6 bytes at 4.77 TB/s); rows of te_wgrad tell only of products that add"
 )
-H200_STREAM_CLOCK = {
-    "value": 0.89, "provenance": "interpolated",
-    "source": "clocks of products between memory-bound kernels (measurements/h200-1gpu) as if products took 0.61 of "
-    "the time: stands for what a lower clock makes of memory-bound kernels; their own shares (measurements/"
-    "h200-1gpu-throttled) leave the fitting half further off, 2.90 % for 2.84",
+H100_LOSS = {"megatron loss_fwd": 15.4e-12, "megatron loss_bwd": 5.43e-12}
+"""Seconds an element of the logits. [s]"""
+H100_LOSS_SOURCE = (
+    "medians over the first micro-batches of 13 traced H100 steps of the fitting half (reference_runs/traces, "
+    "*-warm-traced): 15.1 to 16.3 ps a logit forward, 5.28 to 5.74 back, at the clock of those steps"
+)
+OWN_DRAWS = {
+    "megatron loss_fwd": "loss eager forward", "megatron loss_bwd": "loss eager both",
+    "megatron compiled_loss_fwd": "loss compiled forward", "megatron compiled_loss_bwd": "loss compiled both",
+    "megatron zero_buffer": "zero one buffer",
 }  # fmt: skip
+"""Memory-bound kernels whose power was read, and how measurements/h200-1gpu-draws calls what ran."""
 SWIGLU_BACK = "te weighted_swiglu_bwd"
 SWIGLU_BACK_FORM = {"bytes_per_s": 10.0 / 6.7e-12, "per_row_s": 0.0, "per_column_s": 0.0}
 SWIGLU_BACK_SOURCE = (
@@ -301,7 +314,7 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     made = gpu_profile(base, curves, "h100-sxm", source)
     made["curves"]["releases"] = {number: release(name, made["curves"]) for number, name in H100_RELEASES.items()}
     own, source = fitted([H100_TE])
-    states = ("sustained", "alone", "clock", "clock_power")
+    states = ("sustained", "alone", "clock", "clock_power", "full_load_flops")
     kept = {state: made["curves"]["gemm"]["bf16"][state] for state in states}
     made["curves"]["multi_stream"] = {
         f: {**curve_fact(one, source, **kept), **TE_LIBRARY} for f, one in own.multi_stream.items()
@@ -324,8 +337,8 @@ def with_own_te(h200: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
     What no row of its own tells is the H100's: the experts' SwiGLU back, which was read off traced steps, and what
     adding to an fp32 gradient takes.
     """
-    own, source = fitted([H200_TE])
-    states = ("sustained", "alone", "clock")
+    own, source = fitted([H200_TE, H200_LOSS])
+    states = ("sustained", "alone", "clock", "full_load_flops")
     known = {state: h200["gemm"]["bf16"][state] for state in states}
     several = {"bf16": {**curve_fact(own.multi_stream["bf16"], source, **known), **TE_LIBRARY}}
     stream = {
@@ -337,7 +350,29 @@ def with_own_te(h200: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
     stream[SWIGLU_BACK] = moved["stream"][SWIGLU_BACK]
     stream["te wgrad_add"] = {**h100["stream"]["te wgrad_add"], "provenance": "transferred", "source": ADDING}
     products = fp8_products(h200, {**h200, "multi_stream": several}, own, source)
-    return {**h200, **products, "stream": {**h200["stream"], **stream}}
+    return {**h200, **products, "stream": with_own_draws({**h200["stream"], **stream})}
+
+
+def with_own_draws(stream: dict[str, Any]) -> dict[str, Any]:
+    """Memory-bound curves with the power at full clock that was read of some, over the limit."""
+    with (ROOT / "measurements" / DRAWS / "draws.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    made = dict(stream)
+    for key, name in OWN_DRAWS.items():
+        largest = max((row for row in rows if row["kernel"] == name), key=lambda row: int(row["m"]) * int(row["n"] or 1))
+        made[key] = {**made[key], "draw": round(float(largest["power_w"]) / LIMIT_W, 3)}
+    return made
+
+
+def with_loss_of_steps(h100: dict[str, Any], h200: dict[str, Any]) -> dict[str, Any]:
+    """The H100's curves with Megatron's loss as traced steps have it, and the H200's for what they don't show."""
+    moved = same_processor(read("gpus", "h100-sxm"), {**read("gpus", "h200-sxm"), "curves": h200})["stream"]
+    stream = {key: {k: v for k, v in moved[key].items() if k != "clock_share"} for key in OWN_DRAWS}
+    for key, element_s in H100_LOSS.items():
+        form = {**stream[key]["form"], "bytes_per_s": stream[key]["form"]["bytes_per_element"] / element_s}
+        known = {k: v for k, v in stream[key].items() if k not in FIT_FIELDS}
+        stream[key] = round_numbers({**known, "provenance": "measured", "source": H100_LOSS_SOURCE, "form": form})
+    return {**h100, "stream": {**h100["stream"], **stream}}
 
 
 def eight_gpus(four: dict[str, Any], gpus: str) -> dict[str, Any]:
@@ -381,19 +416,12 @@ def h100_node() -> dict[str, Any]:
     return {**made, "gpu": node["gpu"]}
 
 
-def with_shares(h100: dict[str, Any]) -> dict[str, Any]:
-    """The H100's curves with what a lower clock makes of memory-bound kernels; those that were read off steps have it
+def with_shares(curves: dict[str, Any], folders: Sequence[str]) -> dict[str, Any]:
+    """Curves with what a lower clock makes of memory-bound kernels; those that were read off steps have it
     in them."""
-    behind, _ = fitted(THROTTLED_FOLDERS)
-    stream = with_clock_shares(h100["stream"], behind)
-    return {**h100, "stream": {**stream, SWIGLU_BACK: h100["stream"][SWIGLU_BACK]}}
-
-
-def without_shares(curves: dict[str, Any]) -> dict[str, Any]:
-    """Curves whose memory-bound ops take as long at any clock: :data:`H200_STREAM_CLOCK` stands for what they lose."""
-    stream = {key: {name: v for name, v in one.items() if name != "clock_share"}
-              for key, one in curves["stream"].items()}  # fmt: skip
-    return {**curves, "stream": stream, "stream_clock": H200_STREAM_CLOCK}
+    behind, _ = fitted(folders)
+    stream = with_clock_shares(curves["stream"], behind)
+    return {**curves, "stream": {**stream, SWIGLU_BACK: curves["stream"][SWIGLU_BACK]}}
 
 
 def main() -> None:
@@ -401,7 +429,9 @@ def main() -> None:
     curves, source = fitted(FOLDERS)
     known = read("gpus", "h200-sxm")
     known["curves"]["host"] = yaml.safe_load(HOST.read_text(encoding="utf-8"))
-    h200 = gpu_profile(known, replace(curves, clock_powers={}, memory_clock=None), "h200-sxm", source)
+    behind, _ = fitted(H200_THROTTLED)
+    curves = replace(curves, clock_powers=curves.clock_powers | behind.clock_powers)
+    h200 = gpu_profile(known, curves, "h200-sxm", source)
     first_host = with_modules(h200["curves"]["host"])
     first_host |= host_facts({}, *fitted([HOST_OPTIMIZER]))  # of a machine of the kind
     HOST.write_text(HOST_HEAD + text_of(first_host), encoding="utf-8")
@@ -412,8 +442,9 @@ def main() -> None:
     h100 = h100_gpu(h200)
     for name in ("layer_issue_s", "layer_back_s", "modules"):  # timed on H100s' hosts
         h100["curves"]["host"][name] = h200["curves"]["host"][name]
-    h100["curves"] = with_shares(with_te_fp8(h100["curves"]))
-    h200["curves"] = without_shares(with_own_te(h200["curves"], h100["curves"]))
+    h100["curves"] = with_shares(with_te_fp8(h100["curves"]), THROTTLED_FOLDERS)
+    h200["curves"] = with_shares(with_own_te(h200["curves"], h100["curves"]), H200_THROTTLED)
+    h100["curves"] = with_loss_of_steps(h100["curves"], h200["curves"])
     write("gpus", "h200-sxm", {**h200, "curves": with_flash1(h200["curves"])})
     write("gpus", "h100-sxm", {**h100, "curves": with_flash1(h100["curves"])})
     write("nodes", "h100-hgx", h100_node())

@@ -302,7 +302,7 @@ def device_seconds_by_part(
     width = 4.0 if framework.deepspeed else framework.grads_bytes_per_param
     scaled = shards.unsharded(2.0 * width / memory_bound_rate(gpu, "grad_clip"))
     scaled = np.where(shards.dense_ranks > 1, scaled, 0.0)
-    return {**parts, "zero": shards.unsharded(width / memory_bound_rate(gpu, "zero")), "scale": scaled}
+    return {**parts, "zero": shards.unsharded(width / memory_bound_rate(gpu, "megatron zero_buffer")), "scale": scaled}
 
 
 def weight_cast_seconds(

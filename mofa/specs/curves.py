@@ -157,6 +157,8 @@ class MemoryBoundCurve(Curve):
     clock_share: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of its time at full clock that grows as the clock falls: what multiprocessors issue, and not the memory,
     takes so long. Absent where it was not measured; then no time grows. [-]"""
+    draw: Annotated[float, Field(gt=0, le=3)] | None = None
+    """Power at full clock over the limit; where absent, ``stream_clock`` says it of all. [-]"""
 
 
 class CollectiveCurve(Curve):

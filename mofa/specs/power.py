@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +22,7 @@ class PowerLimit(Spec):
         """What the shares of a mix count where the device is ``idle_fraction`` for a share of the time besides. [-]
 
         Draws at the clock f add up to the limit: ``(1 - idle) f^2 sum(share / c^2) + idle idle_draw = 1``, as
-        :func:`mixed_clock` has it without the wait.
+        :func:`clock_at_draw` has it without the wait.
 
         Examples
         --------
@@ -36,31 +34,27 @@ class PowerLimit(Spec):
         return (1.0 - idle_fraction) / (1.0 - idle_fraction * self.idle_draw.value)
 
 
-def mixed_clock(shares: Sequence[FloatArray | float], clocks: Sequence[float]) -> FloatArray | float:
+def clock_at_draw(drawn: FloatArray | float) -> FloatArray | float:
     """Clock that the power limit leaves a mix of kernels, over the full clock.
 
     Parameters
     ----------
-    shares
-        Of the time, one for each kind of kernel; the rest is idle and draws nothing. (K,) each [-]
-    clocks
-        That each kind keeps alone, over the full clock. [-]
+    drawn
+        What the mix would draw at full clock over the limit: the mean over its time. (K,) [-]
 
     Notes
     -----
-    A kind that alone keeps the clock ``c`` at the limit draws ``(f / c)^2`` of it at the clock f; what is drawn on
-    average over the mix is the limit: ``f = (sum of share / c^2)^-1/2``, at most 1. Power that grows with the square
-    of the clock is assumed (dynamic power grows with its cube, static power not at all); one clock holds for all
-    kernels of the mix, because the limit is kept over milliseconds.
+    ``f = drawn^-1/2``, at most 1: power is taken to grow with the square of the clock (dynamic power grows with its
+    cube, static power not at all). A kind of kernels that alone keeps the clock ``c`` at the limit draws ``c^-2`` at
+    full clock. One clock holds for all kernels of the mix, because the limit is kept over milliseconds.
 
     Examples
     --------
-    Half products, half kernels that never reach the limit:
+    Half products that alone keep 0.75 of the clock, half kernels that just reach the limit:
 
-    >>> mixed_clock([np.array([0.5]), np.array([0.5])], [0.75, 1.0]).round(3)
+    >>> clock_at_draw(np.array([0.5 * 0.75**-2 + 0.5])).round(3)
     array([0.849])
     """
-    drawn = sum((share / clock**2 for share, clock in zip(shares, clocks, strict=True)), 0.0)
     if isinstance(drawn, float):  # of one candidate: NumPy takes a microsecond a call
         return min(float(max(drawn, 1e-12) ** -0.5), 1.0)
     clock: FloatArray = np.minimum(np.maximum(drawn, 1e-12) ** -0.5, 1.0)

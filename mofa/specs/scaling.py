@@ -88,7 +88,10 @@ def scaled_curve(curve: dict[str, Any], rate: float, bandwidth: float, sms: floa
     for name in ("bytes_per_s", "missed_bytes_per_s", "added_bytes_per_s"):
         if name in form:
             form[name] = _digits(form[name] * bandwidth)
-    return {**curve, "form": form}
+    made = {**curve, "form": form}
+    if "full_load_flops" in curve:
+        made["full_load_flops"] = _digits(curve["full_load_flops"] * rate)
+    return made
 
 
 def transferred_curves(

@@ -281,6 +281,9 @@ def _optimizer(case: Case, pool: RandomInputs) -> Call:
         return lambda: multi_tensor_applier(multi_tensor_l2norm, flag, [grads], False)
     if case.op == "grad_clip":
         return lambda: multi_tensor_applier(multi_tensor_scale, flag, [grads, grads], 0.999)
+    if case.op == "zero_buffer":
+        buffer = torch.empty(case.size("params"), device=device)
+        return buffer.zero_
     if case.op != "adam":
         raise Unsupported(f"no such op of an optimizer: {case.op}")
     params = [torch.nn.Parameter(torch.zeros(each, device=device)) for _ in range(num)]
@@ -290,10 +293,55 @@ def _optimizer(case: Case, pool: RandomInputs) -> Call:
     return lambda: optimizer.step()
 
 
+def _loss(case: Case, pool: RandomInputs) -> Call:
+    """Megatron's cross entropy on one rank, eager or compiled, by its autograd function's two halves.
+
+    Behind the eager half back autograd casts the gradient to the logits' bf16, behind the compiled one its own kernels.
+    """
+    from megatron.core import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
+    if case.op.startswith("compiled"):
+        from megatron.core.fusions.fused_cross_entropy import _VocabParallelCrossEntropy as Loss
+
+        last: Any = parallel_state.get_tensor_model_parallel_group()
+    else:
+        from megatron.core.tensor_parallel.cross_entropy import _VocabParallelCrossEntropy as Loss
+
+        last = 0.0  # its label smoothing
+    rows, vocab = case.size("tokens"), case.size("width")
+    logits, grad = pool.view(rows, 1, vocab), torch.ones(rows, 1, device=pool.device)
+    targets = torch.randint(vocab, (rows, 1), device=pool.device)
+    kept = _Kept()
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return Loss.forward(kept, logits, targets, last)
+
+    def backward() -> Any:
+        with torch.no_grad():
+            return Loss.backward(kept, grad)[0].to(torch.bfloat16)
+
+    forward()
+    return forward if case.op.endswith("_fwd") else backward
+
+
+class _Kept:
+    """Stands in for autograd's context."""
+
+    saved_tensors: tuple[torch.Tensor, ...] = ()
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        self.saved_tensors = tensors
+
+
 MAKERS: dict[str, Callable[[Case, RandomInputs], Call]] = {
     "rmsnorm": _norm, "layernorm": _norm, "rope": _rope, "mla": _mla, "row_map": _permutation, "permute": _permutation,
     "unpermute": _permutation, "sort": _permutation, "router_gate": _gate, "router": _router, "aux_loss": _aux_loss,
     "weighted_swiglu": _weighted_swiglu, "swiglu": _swiglu, "chunk_order": _chunk_order,
-    "geglu": _fused_activation, "squared_relu": _fused_activation, "bias_gelu": _fused_activation,
+    "loss": _loss, "compiled_loss": _loss, "geglu": _fused_activation, "squared_relu": _fused_activation, "bias_gelu": _fused_activation,
 }  # fmt: skip
 """Which function makes the calls of an op, by how its name begins; the first that fits."""

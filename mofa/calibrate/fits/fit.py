@@ -19,6 +19,7 @@ from mofa.calibrate.fits.loaded_clocks import (
     clock_exponents,
     memory_bound_clock,
     memory_bound_time_between_s,
+    full_load_rates,
     sustained_clock_ratios,
 )
 from mofa.calibrate.fits.ratios import copy_bandwidths, overlap_slowdown, overlap_time_ratios, sustained_rate_ratios
@@ -30,8 +31,8 @@ from mofa.calibrate.shapes.bytes_moved import bytes_moved_per_element
 from mofa.calibrate.shapes.families import MIN_POINTS
 from mofa.calibrate.shapes.host_ops import HOST_OPTIMIZER
 from mofa.calibrate.shapes.routed import BY_BYTES, READ_AGAIN
-from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED, OPS, WGRAD
-from mofa.calibrate.shapes.te_fp8 import CHECKS, TO_FP32
+from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED, LOSSES, OPS, WGRAD
+from mofa.calibrate.shapes.te_fp8 import CASTS, CHECKS, TO_FP32
 from mofa.cost.kernels.fitted_forms import (
     attention_s,
     bus_bytes_per_payload_byte,
@@ -98,7 +99,7 @@ def fit_curves(
         memory_bound=streams | _adding(by.get(WGRAD, []), product, num_sms),
         collective=_each(by.get("collective", []), collective_key, _fit_collective),
         sustained=sustained_rate_ratios(rows_of("sustained", "te_sustained")),
-        clocks=sustained_clock_ratios(loaded),
+        clocks=sustained_clock_ratios(loaded), full_load_flops=full_load_rates(loaded),
         memory_clock=memory_bound_clock(rows_of("sustained"), partial(memory_bound_time_between_s, streams)),
         clock_powers=clock_exponents(loaded) | attention_clock_exponents(behind),
         clock_shares=clock_dependent_shares(behind), host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
@@ -403,7 +404,7 @@ def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
 
     measured, missed = _measured(rows), _missed(rows, l2_bytes)
     columns = _stream_columns(rows) if missed is None else np.stack([_stream_columns(rows)[0], missed])
-    if bare := rows[0].case.op in BY_BYTES or is_row_of_short_kernels(rows[0]):
+    if bare := rows[0].case.op in (*BY_BYTES, *LOSSES, *CASTS) or is_row_of_short_kernels(rows[0]):
         columns = columns[:1]
     features = np.vstack([np.ones(len(rows)), columns]).T / measured[:, None]
     scale = np.maximum(np.abs(features).mean(axis=0), 1e-300)

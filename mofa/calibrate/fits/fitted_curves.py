@@ -43,6 +43,8 @@ class Curves:
     """Rate after seconds of load over the rate at full clock: of products and attention. [-]"""
     clocks: dict[str, float] = field(default_factory=dict)
     """Clock after seconds of load over the full clock: of products and attention. [-]"""
+    full_load_flops: dict[str, float] = field(default_factory=dict)
+    """Of :func:`mofa.calibrate.fits.loaded_clocks.full_load_rates`. [FLOP/s]"""
     memory_clock: float | None = None
     """Of :func:`mofa.calibrate.fits.loaded_clocks.memory_bound_clock`. [-]"""
     clock_powers: dict[str, float] = field(default_factory=dict)

@@ -41,6 +41,20 @@ def sustained_clock_ratios(rows: Sequence[Row]) -> dict[str, float]:
     return {name: float(np.median(values)) for name, values in sorted(clock_ratios.items())}
 
 
+def full_load_rates(rows: Sequence[Row]) -> dict[str, float]:
+    """Rate at full clock of the products of :func:`sustained_clock_ratios`: the median over shapes. [FLOP/s]
+
+    By op and format.
+    """
+    rates: dict[str, list[float]] = {}
+    for row in rows:
+        case = row.case
+        if case.op == "gemm" and case.variant == "burst":
+            flops = 2.0 * case.size("m") * case.size("n") * case.size("k")
+            rates.setdefault(f"{case.op} {case.dtype}", []).append(flops / row.sample.median_s)
+    return {name: float(np.median(values)) for name, values in sorted(rates.items())}
+
+
 def memory_bound_clock(rows: Sequence[Row], between_s: Callable[[float], float]) -> float | None:
     """Clock at which memory-bound kernels alone draw the power limit over the full clock; above 1 where they never do.
 

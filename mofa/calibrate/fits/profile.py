@@ -98,6 +98,7 @@ def merge_curves(fitted: Sequence[Curves], folders: Sequence[Path]) -> Curves:
             collective=together.collective | curves.collective,
             sustained=together.sustained | curves.sustained,
             clocks=together.clocks | curves.clocks,
+            full_load_flops=together.full_load_flops | curves.full_load_flops,
             memory_clock=curves.memory_clock or together.memory_clock,
             clock_powers=together.clock_powers | curves.clock_powers,
             clock_shares=together.clock_shares | curves.clock_shares,
@@ -245,7 +246,8 @@ def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 def power_limit_fields(curves: Curves, *names: str) -> dict[str, float]:
-    """A curve's fields under the power limit: rate between memory-bound kernels, rate alone, clock and its exponent.
+    """A curve's fields under the power limit: rate between memory-bound kernels, rate alone, clock, its exponent and
+    the rate of full load.
 
     Each comes from the first of ``names`` that has it. [-]
     """
@@ -255,8 +257,10 @@ def power_limit_fields(curves: Curves, *names: str) -> dict[str, float]:
             alone = min(curves.sustained.get(f"{name} alone", between), between)
             clock = next((curves.clocks[kind] for kind in names if kind in curves.clocks), 1.0)
             power = next((curves.clock_powers[kind] for kind in names if kind in curves.clock_powers), None)
+            load = next((curves.full_load_flops[kind] for kind in names if kind in curves.full_load_flops), None)
+            more = {"clock_power": power, "full_load_flops": load}
             return {"sustained": between, "alone": alone, "clock": clock,
-                    **({} if power is None else {"clock_power": power})}  # fmt: skip
+                    **{key: value for key, value in more.items() if value is not None}}  # fmt: skip
     return {"sustained": 1.0, "alone": 1.0, "clock": 1.0}
 
 

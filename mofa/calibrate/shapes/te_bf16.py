@@ -39,7 +39,8 @@ TE_BYTES: dict[str, float] = {
     "swiglu_fwd": 6.0, "swiglu_bwd": 10.0, "adam": 28.0, "grad_norm": 4.0, "grad_clip": 8.0,
     "router_gate_fwd": 2.0, "router_gate_bwd": 10.0, "mla_q_fwd": 4.0, "mla_kv_fwd": 4.0,
     "chunk_order": 4.0, "geglu_fwd": 6.0, "geglu_bwd": 10.0, "squared_relu_fwd": 4.0, "squared_relu_bwd": 6.0,
-    "bias_gelu_fwd": 4.0, "bias_gelu_bwd": 6.0,
+    "bias_gelu_fwd": 4.0, "bias_gelu_bwd": 6.0, "loss_fwd": 38.0, "loss_bwd": 14.0, "compiled_loss_fwd": 22.0,
+    "compiled_loss_bwd": 18.0, "zero_buffer": 4.0,
 }  # fmt: skip
 """Bytes that each op reads and writes once per element of its main tensor; 8 where none is given. [B]"""
 
@@ -52,6 +53,13 @@ HELD_DENSE = ((4096, 11008), (8192, 12288), (8192, 7168))
 """Rows and widths of a dense layer's activation."""
 OTHER_ACTIVATIONS = ("geglu", "squared_relu", "bias_gelu")
 """Compiled ones of dense layers beside SwiGLU: of Gemma's kind, of Nemotron's, of GPT-3's."""
+LOSSES = ("loss_fwd", "loss_bwd", "compiled_loss_fwd", "compiled_loss_bwd")
+"""Megatron's cross entropy over a vocabulary, eager and compiled: bytes as in `mofa.blocks.frameworks.megatron.loss`."""
+LOGITS = ((2048, 32768), (8192, 32000), (1024, 100352), (2048, 151936), (8192, 128256))
+HELD_LOGITS = ((4096, 50304), (8192, 100352), (8192, 256000))
+"""Tokens and the size of their vocabulary."""
+BUFFERS, HELD_BUFFERS = (2 * 10**8, 10**9, 4 * 10**9), (6 * 10**8,)
+"""Parameters whose fp32 gradients are zeroed at once."""
 HEADS = ((2048, 4096), (4096, 512), (4096, 1024), (4096, 4096), (8192, 4096), (16384, 4096), (8192, 8192))
 """Tokens and the width of all heads of 128."""
 CHUNKS = (((128, 128, 32, 8), 2048), ((128, 128, 32, 8), 4096), ((128, 128, 32, 8), 8192), ((128, 128, 24, 8), 4096),
@@ -199,6 +207,11 @@ def te_op_cases() -> list[Case]:
     held_out += [
         (op, VARIANT, "fp32", {"params": 6 * 10**8, "tensors": 900}) for op in ("adam", "grad_norm", "grad_clip")
     ]
+    grid += [("zero_buffer", "megatron", "fp32", {"params": params, "tensors": 1}) for params in BUFFERS]
+    held_out += [("zero_buffer", "megatron", "fp32", {"params": params, "tensors": 1}) for params in HELD_BUFFERS]
+    for op in LOSSES:
+        grid += [(op, "megatron", "bf16", {"tokens": t, "width": v}) for t, v in LOGITS]
+        held_out += [(op, "megatron", "bf16", {"tokens": t, "width": v}) for t, v in HELD_LOGITS]
     for score in ROUTERS:
         for direction in ("fwd", "bwd"):
             for variant in ("megatron", VARIANT):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mofa.calibrate.cases import Case, Item, Shape, split_cases
-from mofa.calibrate.shapes.te_bf16 import OTHER_ACTIVATIONS
+from mofa.calibrate.shapes.te_bf16 import LOSSES, OTHER_ACTIVATIONS
 
 FAMILY = "te_throttled"
 LOADS = ("burst", "heavy", "medium")
@@ -19,6 +19,7 @@ HEADS_MLA: Shape = {"b": 2, "hq": 16, "hkv": 16, "q": 4096, "kv": 4096, "dqk": 1
 SQUARE: Shape = {"m": 8192, "n": 4096, "k": 4096}
 SHORT_ROWS: Shape = {"tokens": 8192, "width": 3072}
 WIDE_ROWS: Shape = {"tokens": 8192, "width": 8192}
+LOGITS: Shape = {"tokens": 256, "width": 128256}
 PARAMS: Shape = {"params": 10**8, "tensors": 12}
 EXPERTS: Shape = {"n": 2048, "k": 2048, "loads": ",".join(["1024"] * 32)}
 NORMS = ("rmsnorm_fwd", "rmsnorm_bwd")
@@ -31,7 +32,7 @@ TIMED: tuple[tuple[str, tuple[str, ...], str, tuple[Shape, ...]], ...] = (
     ("te_ops", ("weighted_swiglu_fwd", "weighted_swiglu_bwd"), "bf16", (EXPERT_ROWS,)),
     ("te_ops", ("permute_fwd", "permute_bwd", "unpermute_fwd", "unpermute_bwd", "sort_fwd", "sort_bwd"), "bf16",
      (COPIES,)),
-    ("te_ops", ("adam", "grad_norm", "grad_clip"), "fp32", (PARAMS,)),
+    ("te_ops", ("adam", "grad_norm", "grad_clip"), "fp32", (PARAMS,)), ("te_ops", LOSSES, "bf16", (LOGITS,)),
     ("te_cast", (
         "fp8_cast_delayed", "fp8_cast_tensorwise", "fp8_cast_block", "fp8_cast_both_delayed",
         "fp8_cast_both_tensorwise", "fp8_cast_both_block", "fp8_cast_weight_block", "fp8_cast_column_block",
@@ -63,4 +64,4 @@ def case_of_same_kernel(case: Case) -> Case:
     ('te_ops', 'rmsnorm_fwd')
     """
     family, _, op = case.op.partition(".")
-    return Case(family, op, VARIANT_OF[family], case.dtype, case.split, case.shape)
+    return Case(family, op, "megatron" if op in LOSSES else VARIANT_OF[family], case.dtype, case.split, case.shape)

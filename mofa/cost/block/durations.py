@@ -22,7 +22,7 @@ from mofa.cost.kernels.topology import Group, stacked_groups
 from mofa.specs.curves import Curve, PoweredCurve, expected_max_normal
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.power import mixed_clock
+from mofa.specs.power import clock_at_draw
 
 ArrayK = NDArray[np.float64]
 
@@ -252,22 +252,22 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
             kinds[_work_kind(op)].append(i)
     if not kinds:
         return seconds
-    compute_s = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
+    compute_s = maximum(sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0), 1e-12)
     powered = {kind: _powered_curve(kind, machine) for kind in kinds}
     shares: dict[Any, FloatK] = {
-        kind: sum((seconds[i] for i in rows), 0.0) / maximum(compute_s, 1e-12) for kind, rows in kinds.items()
+        kind: sum((seconds[i] for i in rows), 0.0) / compute_s for kind, rows in kinds.items()
     }
     curves = machine.cluster.gpu.curves
     limit, memory = curves.power_limit, curves.stream_clock
-    if limit is not None and machine.idle_fraction:
-        busy = limit.mix_weight_beside_idle(machine.idle_fraction)
-        shares = {kind: share * busy for kind, share in shares.items()}
-    else:
-        busy = 1.0
-    work = sum(shares.values(), 0.0)
+    busy = limit.mix_weight_beside_idle(machine.idle_fraction) if limit is not None and machine.idle_fraction else 1.0
+    work = busy * sum(shares.values(), 0.0)
     if memory is not None:
-        clocks = [powered[kind].clock for kind in kinds]
-        clock = mixed_clock([*shares.values(), maximum(busy - work, 0.0)], [*clocks, memory.value])
+        least = memory.value**-2
+        drawn = (1.0 - sum(shares.values(), 0.0)) * least + _less_drawn(seconds, ops, machine, least) / compute_s
+        for kind, rows in kinds.items():
+            load = powered[kind].load(sum((_flops(ops[i]) for i in rows), 0.0), sum((seconds[i] for i in rows), 0.0))
+            drawn = drawn + shares[kind] * powered[kind].draw(load, least)
+        clock = clock_at_draw(busy * drawn)
     for kind, rows in kinds.items():
         curve = powered[kind]
         # where clocks were not read, the share of products and attention says how far it falls
@@ -292,6 +292,21 @@ def _slow_streams(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, 
             share := curves.memory_bound_curve_like(op.work.like, op.compiled).clock_share
         ):
             seconds[i] = seconds[i] * (1.0 + share * longer)
+
+
+def _flops(op: Op) -> FloatK:
+    """Floating-point operations of a product; 0 of attention, whose draw is taken as at full load. [FLOP]"""
+    return op.work.flops if isinstance(op.work, (Gemm, GroupedGemm)) else 0.0
+
+
+def _less_drawn(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, least: float) -> FloatK:
+    """What memory-bound ops with a draw of their own draw beside others, times their seconds. [s]"""
+    curves = machine.cluster.gpu.curves
+    own = [
+        (i, draw) for i, op in enumerate(ops) if type(op.work) is MemoryBound
+        and (draw := curves.memory_bound_curve_like(op.work.like, op.compiled).draw) is not None
+    ]  # fmt: skip
+    return sum(((draw - least) * seconds[i] for i, draw in own), 0.0)
 
 
 def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:

@@ -27,7 +27,8 @@ def _eager(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> str:
     Forward reads 2 and writes 4 bytes an element for the copy, then max (4), subtract, exp (8 each), sum (4) and divide
     (8) in place: 38. Backward scales in place (8) and casts (6).
     """
-    loss = _softmax(b, ctx, logits, elements, 38.0, 12, OpBackward(14.0 * elements, 4))
+    back = OpBackward(14.0 * elements, 4, like="megatron loss_bwd")
+    loss = _softmax(b, ctx, logits, elements, 38.0, "megatron loss_fwd", 12, back)
     return _all_reduced(b, ctx, loss, 3)
 
 
@@ -38,18 +39,20 @@ def _compiled(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> st
     an element), exp with its sum (8), the division (8). Backward is not: it puts the targets' terms into a copy of the
     softmax (8) and multiplies that into the softmax and the bf16 gradient (10). All three are there at once.
     """
-    loss = _softmax(b, ctx, logits, elements, 22.0, 6, OpBackward(18.0 * elements, 3, 4.0 * elements))
+    back = OpBackward(18.0 * elements, 3, 4.0 * elements, like="megatron compiled_loss_bwd")
+    loss = _softmax(b, ctx, logits, elements, 22.0, "megatron compiled_loss_fwd", 6, back)
     return _all_reduced(b, ctx, loss, 2)
 
 
 def _softmax(
-    b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, per_element: float, launches: int, back: OpBackward
+    b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, per_element: float, like: str, launches: int,
+    back: OpBackward,
 ) -> str:
     soft = b.tensor("loss.softmax", 4.0 * elements, grad=False)
     loss = b.tensor("loss", 4.0 * ctx.tokens)
     statistics = b.tensor("loss.statistics", 12.0 * ctx.tokens, grad=False)
     return b.add(
-        Op("loss.cross_entropy", "memory_bound", MemoryBound(per_element * elements), (logits,),
+        Op("loss.cross_entropy", "memory_bound", MemoryBound(per_element * elements, like), (logits,),
         (loss, soft, statistics),
            (soft,), launches=launches, back=back)
     )  # fmt: skip
