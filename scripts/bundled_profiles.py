@@ -359,7 +359,8 @@ def with_own_draws(stream: dict[str, Any]) -> dict[str, Any]:
         rows = list(csv.DictReader(file))
     made = dict(stream)
     for key, name in OWN_DRAWS.items():
-        largest = max((row for row in rows if row["kernel"] == name), key=lambda row: int(row["m"]) * int(row["n"] or 1))
+        own = [row for row in rows if row["kernel"] == name]
+        largest = max(own, key=lambda row: int(row["m"]) * int(row["n"] or 1))
         made[key] = {**made[key], "draw": round(float(largest["power_w"]) / LIMIT_W, 3)}
     return made
 

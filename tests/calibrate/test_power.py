@@ -13,7 +13,7 @@ from mofa.calibrate.fits.loaded_clocks import attention_clock_exponents, clock_d
 from mofa.calibrate.fits.profile import BETWEEN, power_limit_fields
 from mofa.calibrate.measurements import Row
 from mofa.specs.curves import PoweredCurve
-from mofa.specs.power import mixed_clock
+from mofa.specs.power import clock_at_draw
 
 
 def row(family: str, op: str, variant: str, seconds: float, mhz: float | None = None, **shape: int) -> Row:
@@ -31,7 +31,7 @@ def test_clocks_of_kernels_alone_and_of_what_runs_between_them() -> None:
     assert fit_curves(rows, num_sms=132, gpu="a GPU").clocks["gemm bf16"] == 0.75
     alone = memory_bound_clock(rows, lambda num_rows: 1.15 * num_rows / 8192.0)  # as long as the product
     assert alone is not None
-    assert mixed_clock([np.array([0.5]), np.array([0.5])], [0.75, alone])[0] == pytest.approx(0.8, rel=1e-4)
+    assert clock_at_draw(np.array([0.5 * 0.75**-2 + 0.5 * alone**-2]))[0] == pytest.approx(0.8, rel=1e-4)
 
 
 def test_kernels_that_wait_for_the_clock_have_a_share_that_grows() -> None:

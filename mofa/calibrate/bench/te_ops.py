@@ -342,6 +342,7 @@ MAKERS: dict[str, Callable[[Case, RandomInputs], Call]] = {
     "rmsnorm": _norm, "layernorm": _norm, "rope": _rope, "mla": _mla, "row_map": _permutation, "permute": _permutation,
     "unpermute": _permutation, "sort": _permutation, "router_gate": _gate, "router": _router, "aux_loss": _aux_loss,
     "weighted_swiglu": _weighted_swiglu, "swiglu": _swiglu, "chunk_order": _chunk_order,
-    "loss": _loss, "compiled_loss": _loss, "geglu": _fused_activation, "squared_relu": _fused_activation, "bias_gelu": _fused_activation,
+    "loss": _loss, "compiled_loss": _loss,
+    "geglu": _fused_activation, "squared_relu": _fused_activation, "bias_gelu": _fused_activation,
 }  # fmt: skip
 """Which function makes the calls of an op, by how its name begins; the first that fits."""

@@ -17,9 +17,9 @@ from mofa.calibrate.fits.loaded_clocks import (
     attention_clock_exponents,
     clock_dependent_shares,
     clock_exponents,
+    full_load_rates,
     memory_bound_clock,
     memory_bound_time_between_s,
-    full_load_rates,
     sustained_clock_ratios,
 )
 from mofa.calibrate.fits.ratios import copy_bandwidths, overlap_slowdown, overlap_time_ratios, sustained_rate_ratios

@@ -54,7 +54,7 @@ HELD_DENSE = ((4096, 11008), (8192, 12288), (8192, 7168))
 OTHER_ACTIVATIONS = ("geglu", "squared_relu", "bias_gelu")
 """Compiled ones of dense layers beside SwiGLU: of Gemma's kind, of Nemotron's, of GPT-3's."""
 LOSSES = ("loss_fwd", "loss_bwd", "compiled_loss_fwd", "compiled_loss_bwd")
-"""Megatron's cross entropy over a vocabulary, eager and compiled: bytes as in `mofa.blocks.frameworks.megatron.loss`."""
+"""Megatron's cross entropy over a vocabulary; bytes as `mofa.blocks.frameworks.megatron.loss` counts them."""
 LOGITS = ((2048, 32768), (8192, 32000), (1024, 100352), (2048, 151936), (8192, 128256))
 HELD_LOGITS = ((4096, 50304), (8192, 100352), (8192, 256000))
 """Tokens and the size of their vocabulary."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,24 +252,17 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
             kinds[_work_kind(op)].append(i)
     if not kinds:
         return seconds
-    compute_s = maximum(sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0), 1e-12)
-    powered = {kind: _powered_curve(kind, machine) for kind in kinds}
-    shares: dict[Any, FloatK] = {
-        kind: sum((seconds[i] for i in rows), 0.0) / compute_s for kind, rows in kinds.items()
-    }
+    compute_s = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
+    mix = [
+        _Products(_powered_curve(kind, machine), rows, sum((seconds[i] for i in rows), 0.0) / maximum(compute_s, 1e-12))
+        for kind, rows in kinds.items()
+    ]
     curves = machine.cluster.gpu.curves
     limit, memory = curves.power_limit, curves.stream_clock
     busy = limit.mix_weight_beside_idle(machine.idle_fraction) if limit is not None and machine.idle_fraction else 1.0
-    work = busy * sum(shares.values(), 0.0)
-    if memory is not None:
-        least = memory.value**-2
-        drawn = (1.0 - sum(shares.values(), 0.0)) * least + _less_drawn(seconds, ops, machine, least) / compute_s
-        for kind, rows in kinds.items():
-            load = powered[kind].load(sum((_flops(ops[i]) for i in rows), 0.0), sum((seconds[i] for i in rows), 0.0))
-            drawn = drawn + shares[kind] * powered[kind].draw(load, least)
-        clock = clock_at_draw(busy * drawn)
-    for kind, rows in kinds.items():
-        curve = powered[kind]
+    clock = 1.0 if memory is None else clock_at_draw(busy * _drawn(mix, seconds, ops, machine, memory.value**-2))
+    work = busy * sum((products.share for products in mix), 0.0)
+    for curve, rows, _ in mix:
         # where clocks were not read, the share of products and attention says how far it falls
         rate_fraction = (
             curve.rate_fraction(np.minimum(work, 1.0)) if memory is None else curve.relative_rate_at_clock(clock)
@@ -284,6 +277,41 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     return seconds
 
 
+class _Products(NamedTuple):
+    """Products, or attention, of one kind in a tape."""
+
+    curve: PoweredCurve
+    rows: list[int]
+    """Their places in the tape."""
+    share: FloatK
+    """Of the time of the compute stream. [-]"""
+
+
+def _drawn(mix: list[_Products], seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, least: float) -> FloatK:
+    """Mean power of a tape's kernels at full clock over the limit. [-]
+
+    Memory-bound kernels draw ``least`` where their own draw was not read, products more by their load.
+    """
+    drawn: FloatK = 0.0
+    for curve, rows, share in mix:
+        work = [ops[i].work for i in rows]
+        flops: FloatK = sum((of.flops for of in work if isinstance(of, (Gemm, GroupedGemm))), 0.0)
+        drawn = drawn + share * curve.draw(curve.load(flops, sum((seconds[i] for i in rows), 0.0)), least)
+    curves = machine.cluster.gpu.curves
+    compute_s: FloatK = 0.0
+    others: FloatK = 0.0
+    for op, took in zip(ops, seconds, strict=True):
+        if op.stream != "compute":
+            continue
+        compute_s = compute_s + took
+        if type(op.work) is MemoryBound:
+            own = curves.memory_bound_curve_like(op.work.like, op.compiled).draw
+            others = others + took * (least if own is None else own)
+        elif type(op.work) not in PRODUCTS:
+            others = others + took * least
+    return drawn + others / maximum(compute_s, 1e-12)
+
+
 def _slow_streams(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, clock: FloatK) -> None:
     """Make the memory-bound ops of a tape as much longer as their kernels wait for the clock, in place."""
     curves, longer = machine.cluster.gpu.curves, 1.0 / clock - 1.0
@@ -292,21 +320,6 @@ def _slow_streams(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, 
             share := curves.memory_bound_curve_like(op.work.like, op.compiled).clock_share
         ):
             seconds[i] = seconds[i] * (1.0 + share * longer)
-
-
-def _flops(op: Op) -> FloatK:
-    """Floating-point operations of a product; 0 of attention, whose draw is taken as at full load. [FLOP]"""
-    return op.work.flops if isinstance(op.work, (Gemm, GroupedGemm)) else 0.0
-
-
-def _less_drawn(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, least: float) -> FloatK:
-    """What memory-bound ops with a draw of their own draw beside others, times their seconds. [s]"""
-    curves = machine.cluster.gpu.curves
-    own = [
-        (i, draw) for i, op in enumerate(ops) if type(op.work) is MemoryBound
-        and (draw := curves.memory_bound_curve_like(op.work.like, op.compiled).draw) is not None
-    ]  # fmt: skip
-    return sum(((draw - least) * seconds[i] for i, draw in own), 0.0)
 
 
 def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:

@@ -13,7 +13,7 @@ from mofa.measure.records import read_record
 from mofa.replay.time.step import replay_time
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.base import Fact
-from mofa.specs.power import PowerLimit, mixed_clock
+from mofa.specs.power import PowerLimit, clock_at_draw
 from mofa.validate.hosts import read_hosts
 from mofa.validate.reference import reference_of
 from tests.cost.toy import cluster
@@ -34,14 +34,14 @@ def test_a_device_that_waits_half_of_the_time_computes_at_full_clock() -> None:
     time (docs/calibration.md, what draws power)."""
     alone, power = 1475 / 1980, cluster(node="h200-hgx").gpu.curves.power_limit
     assert power is not None
-    assert mixed_clock([1.0], [alone]) == pytest.approx(alone)
-    assert mixed_clock([power.mix_weight_beside_idle(0.52)], [alone]) == 1.0
-    assert alone < mixed_clock([power.mix_weight_beside_idle(0.2)], [alone]) < 1.0
+    assert clock_at_draw(alone**-2) == pytest.approx(alone)
+    assert clock_at_draw(power.mix_weight_beside_idle(0.52) * alone**-2) == 1.0
+    assert alone < clock_at_draw(power.mix_weight_beside_idle(0.2) * alone**-2) < 1.0
 
 
 def test_draws_of_work_and_of_waiting_add_up_to_the_limit() -> None:
     power = limit(draw=0.25)
-    clock = mixed_clock([power.mix_weight_beside_idle(0.2)], [0.7])
+    clock = clock_at_draw(power.mix_weight_beside_idle(0.2) * 0.7**-2)
     assert 0.8 * (float(clock) / 0.7) ** 2 + 0.2 * 0.25 == pytest.approx(1.0)
 
 
@@ -66,7 +66,7 @@ BUBBLES = (
     "mc4-pp4-vpp2-llama13b-16l", "tt2-pp2-gpipe-llama-8l", "tt2-pp2-llama-6l-traced", "tt2-pp2-yi9b-12l-2k",
     "tt4-pp4-zbv-llama-14l-2k",
 )  # fmt: skip
-"""Steps of 0.14 to 0.69 s in which even the slowest rank waits for 9 to 14 %; without rest 3.1 to 6.0 % too slow."""
+"""Steps of 0.14 to 0.69 s in which even the slowest rank waits for 9 to 14 %; without rest 2.5 to 6.0 % too slow."""
 
 
 @pytest.mark.parametrize("name", BUBBLES)
@@ -77,7 +77,7 @@ def test_short_steps_with_a_large_bubble_are_met_by_the_clock_that_rest_gives_ba
         played, closed = replay_time(estimator, detail=False).step_s, float(estimator.breakdown().step_s[0])
         assert closed == pytest.approx(played, rel=0.01)
         errors.append(played / measured_s - 1.0)
-    assert errors[0] > 0.03
+    assert errors[0] > 0.025
     assert abs(errors[1]) < min(errors[0], 0.035)
 
 

@@ -45,7 +45,13 @@ def _compiled(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> st
 
 
 def _softmax(
-    b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK, per_element: float, like: str, launches: int,
+    b: TapeBuilder,
+    ctx: Context,
+    logits: str,
+    elements: ArrayK,
+    per_element: float,
+    like: str,
+    launches: int,
     back: OpBackward,
 ) -> str:
     soft = b.tensor("loss.softmax", 4.0 * elements, grad=False)
