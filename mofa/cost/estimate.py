@@ -30,6 +30,7 @@ from mofa.cost.step_time.step import name_own_reductions, step_time
 from mofa.schedules import SCHEDULE_NAMES, combined
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.shared_facts import load_shared
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -37,8 +38,6 @@ CHUNK_STAGES = 200_000
 """Stage rows composed at once: bounds the memory of the search to some hundred MiB."""
 FEW_ROWS = 2_000
 """Rows of one pp and vpp up to which a call for each takes longer than working out both modes of layers for all. [-]"""
-ALLOCATED_IS_OFF = 0.02
-"""How far allocated memory may be from what is played, as a share: the bound of benchmarks/replay_agreement.py."""
 
 
 def rows_by_precision_mode(
@@ -369,7 +368,7 @@ class Estimator:
             least = np.where(excess > 0.0, self.cluster.gpu.capacity_bytes.value + excess, 0.0)
             weighed.device_bytes[chosen] = np.maximum(row_max(stages.device), least)
             weighed.least_bytes[chosen] = row_max(
-                stages.device - stages.reserved + (1.0 - ALLOCATED_IS_OFF) * stages.allocated
+                stages.device - stages.reserved + (1.0 - load_shared().tolerances.allocated.value) * stages.allocated
             )
             weighed.least_bytes[chosen] = np.maximum(weighed.least_bytes[chosen], least)
             weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]

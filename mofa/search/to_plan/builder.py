@@ -51,6 +51,7 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_names import RankOrder
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import load_closed_form_residuals, load_residuals
+from mofa.specs.shared_facts import load_shared
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY
@@ -84,13 +85,6 @@ def closed_form_doubt_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: f
 
 
 _numbers = count()
-
-
-LAYERS_ARE_OFF = 0.1
-"""Share by which a layer that is no longer recomputed may take less than in closed form. [-]
-
-If one more such layer fits by that share, it is tried.
-"""
 
 
 class Candidate:
@@ -183,7 +177,8 @@ class Candidate:
         device = self.device_bytes(limit_bytes)
         if device > limit_bytes:
             return None
-        first = fewest_recomputed_layers(self.estimator, (1.0 + LAYERS_ARE_OFF) * (limit_bytes - device))
+        tolerance = load_shared().tolerances.unrecomputed_layer.value
+        first = fewest_recomputed_layers(self.estimator, (1.0 + tolerance) * (limit_bytes - device))
         tried = range(first, min(first + 2, own))
         return next(
             (number for number in tried if self.with_recompute_layers(number).device_bytes(limit_bytes) <= limit_bytes),
