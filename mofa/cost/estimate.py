@@ -99,7 +99,7 @@ class Estimator:
         """The estimators whose blocks the rows share, where these have none of their own."""
         self.of = np.zeros(len(table), dtype=np.int64)
         self.place = np.zeros(len(table), dtype=np.intp)
-        self.parts: list[ModeGroup] = []
+        self.parts: list[PrecisionModeCosts] = []
         for chosen, mode in rows_by_precision_mode(workload, framework, table):
             self.of[chosen] = len(self.parts)
             some = table if len(chosen) == len(table) else table.take(chosen)
@@ -107,7 +107,7 @@ class Estimator:
             costs = block_costs(*given, counts_gpus_by_row=counts_gpus_by_row)
             self.place[chosen] = costs.index
             self.drains[chosen] = per_combination(drained_share(costs.context), costs.machine.num_k)[costs.index]
-            self.parts.append(ModeGroup.from_costs(mode, costs))
+            self.parts.append(PrecisionModeCosts.from_costs(mode, costs))
 
     def stages(self, row: int = 0) -> Stages:
         """Where the layers of a row of the table are."""
@@ -287,7 +287,7 @@ class Estimator:
     def _costed_as(self, changed: Callable[[BlockCosts], BlockCosts]) -> Estimator:
         """The same with other times of its blocks."""
         other = self._copy()
-        other.parts = [ModeGroup.from_costs(part.mode, changed(part.costs)) for part in self.parts]
+        other.parts = [PrecisionModeCosts.from_costs(part.mode, changed(part.costs)) for part in self.parts]
         return other
 
     def _copy(self) -> Estimator:
@@ -401,7 +401,7 @@ SharedRows = tuple[Estimator, NDArray[np.intp], NDArray[np.intp]]
 
 
 @dataclass(frozen=True)
-class ModeGroup:
+class PrecisionModeCosts:
     """Rows that share what is not an array: their blocks, stacked for gathering."""
 
     mode: Mode
@@ -411,7 +411,7 @@ class ModeGroup:
     mtp: LayerArrays | None
 
     @classmethod
-    def from_costs(cls, mode: Mode, costs: BlockCosts) -> ModeGroup:
+    def from_costs(cls, mode: Mode, costs: BlockCosts) -> PrecisionModeCosts:
         modes = list(costs.blocks)
         return cls(
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),

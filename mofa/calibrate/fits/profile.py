@@ -150,7 +150,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
             else _scaled(grouped, best[dtype] / best["bf16"] if {dtype, "bf16"} <= set(best) else peak / peaks["bf16"])
             for dtype, peak in peaks.items()
         }  # fmt: skip
-    made |= fp8_products(base, made, curves, source)
+    made |= product_curves_with_fp8(base, made, curves, source)
     if curves.multi_stream:
         made["multi_stream"] = made.get("multi_stream", {}) | {
             dtype: {**curve_fact(fitted, source, **powered_of.get(dtype, powered_of["bf16"])), **OF_TE}
@@ -182,7 +182,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     return made
 
 
-def fp8_products(
+def product_curves_with_fp8(
     base: dict[str, Any], made: dict[str, Any], curves: Curves, source: str
 ) -> dict[str, Any]:  # fmt: skip
     """Products with those of Transformer Engine's fp8 kinds: measured here, else the bundled profile's if it has any.

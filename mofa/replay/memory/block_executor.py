@@ -8,7 +8,7 @@ from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import Block, OutOfDeviceMemory
 from mofa.replay.allocator.timeline import BUFFERS, GRADIENTS, Instruction, off_tape_instruction
-from mofa.replay.memory.dispatcher_retention import BLOCKS, RetainedBlocks
+from mofa.replay.memory.dispatcher_retention import BLOCKS, DispatcherRetention
 from mofa.replay.memory.pass_state import Allocation, Slots
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.received_inputs import ReceivedInputs
@@ -54,7 +54,7 @@ class BlockExecutor:
         self.lasts = False
         self.received = 0
         self.freed_at_end: list[Allocation] = []
-        self.retained = RetainedBlocks(lambda: self.programs)
+        self.retained = DispatcherRetention(lambda: self.programs)
         self.sends = DeferredFrees(self.state)
         self.received_inputs = ReceivedInputs(self.state)
 

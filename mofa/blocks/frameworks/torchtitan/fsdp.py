@@ -27,13 +27,18 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     reduce_gradients,
     weight_gradients,
 )
+from mofa.blocks.frameworks.torchtitan.fsdp_root_group import (
+    ROOT,
+    backward_of_model_end,
+    root_holds_ends,
+    wrap_model_end,
+)
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     all_reduce_partial_gradients,
     casts_linear_inputs,
     compile_and_dtensor_marker,
 )
-from mofa.blocks.frameworks.torchtitan.root import ROOT, backward_of_model_end, root_holds_ends, wrap_model_end
 from mofa.blocks.op import Op, Tape, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.roles import RoutingStep
