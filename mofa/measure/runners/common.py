@@ -148,7 +148,7 @@ class _Paces:
     def end(self) -> None:
         """Let the host be where it likes, and sample no more."""
         self._cores.release()
-        self._sampler.remove()
+        self._sampler.stop()
 
 
 def _in_rounds(step: Callable[[], None], num_steps: int, num_rounds: int, paces: _Paces) -> dict[str, list[float]]:
