@@ -146,7 +146,7 @@ class BlockExecutor:
     ) -> None:  # fmt: skip
         """What an instruction takes or lets go that is in none of the block's slots."""
         if kind == PRODUCT:
-            self.take_cublas_workspace("backward" if phase.startswith("backward") else "forward")
+            self.take_cublas_workspace("forward" if phase == "forward" else "backward")
         elif kind == LASTING:
             self.take_persistent(instruction, index)
         elif kind == REPLACED:
