@@ -242,8 +242,8 @@ class Replayer:
         if spec.gradients.reduces_by_chunk:
             return 1.0
         is_moe = self.estimator.workload.model.moe is not None
-        whole = spec.gradients.keeps_params_gathered and is_moe
-        return (tolerances.stage_with_whole_expert_gradients if whole else tolerances.stage).value
+        makes_whole_gradients = spec.gradients.keeps_params_gathered and is_moe
+        return (tolerances.stage_with_whole_expert_gradients if makes_whole_gradients else tolerances.stage).value
 
     def _layers(self, pipeline_rank: int) -> object:
         """Equal for pipeline ranks that hold the same; an end is like no other, nor is any where layers get tokens of

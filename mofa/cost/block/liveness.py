@@ -115,12 +115,12 @@ def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> li
         for pool in block.pools.values():
             own[first + np.array(pool, dtype=np.intp)] = 0.0
     largest = np.maximum.reduceat(own, joined.first, axis=0)
-    kept, in_forward, beyond_kept = _larger(joined, own, large)
+    kept_large, in_forward, beyond_kept = _larger(joined, own, large)
     pools = [_pool_slack(joined, i, block, peak_op[2 * i + 1]) for i, block in enumerate(blocks)]
     return [
         BlockMemory(
             saved=saved_kinds[i].sum(axis=0), saved_kinds=saved_kinds[i], saved_slack=slack[i], largest=largest[i],
-            large_tensors_saved=kept[i], large_tensors_forward=in_forward[i], large_tensors_peak=beyond_kept[i],
+            large_tensors_saved=kept_large[i], large_tensors_forward=in_forward[i], large_tensors_peak=beyond_kept[i],
             freed_before_last_weight=above[i], pool_slack=pools[i][0], other_pools=pools[i][1],
             forward_peak=peak[2 * i], forward_kinds=peak_kinds[2 * i], forward_op=peak_op[2 * i],
             backward_peak=peak[2 * i + 1], backward_kinds=peak_kinds[2 * i + 1], backward_op=peak_op[2 * i + 1],

@@ -20,12 +20,12 @@ from mofa.replay.rank.program import (
     CLAIM,
     DROP_CARRIED,
     FREE,
+    FREE_AT_END,
     FREE_REDUCED,
     FREE_SENT,
     HOLD,
     KEEP,
     LASTING,
-    LATE,
     NEW,
     PRODUCT,
     RENEW,
@@ -180,7 +180,7 @@ class BlockExecutor:
             self.handed_on[name] = allocation
         elif kind == CACHE:
             self.cache.append(allocation)
-        elif kind == LATE:
+        elif kind == FREE_AT_END:
             self.freed_at_end.append(allocation)
         elif kind == SHELVE:
             self.sends.shelve(allocation)

@@ -126,7 +126,7 @@ def find_long_runs(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _SearchedSize:
     """A search with one number of spares, the key of its best plan, and the space that was searched."""
 
     judge: LongRunObjective
@@ -135,22 +135,22 @@ class _Found:
     space: Space | None = None
 
 
-def _searched(judge: LongRunObjective, replay: bool, space: Space | None = None, **options: Any) -> _Found:
+def _searched(judge: LongRunObjective, replay: bool, space: Space | None = None, **options: Any) -> _SearchedSize:
     """A search ranked by a judge."""
     search = find_plans(
         judge.workload, judge.cluster, framework=judge.framework, replay=replay, judge=judge, space=space, **options
     )
     judge = replace(judge, workload=search.workload, framework=search.framework)  # what --with changed
     plans = search.report.plans
-    return _Found(judge, search, judge.plan_ranking_key(plans[0]) if plans else np.inf, space)
+    return _SearchedSize(judge, search, judge.plan_ranking_key(plans[0]) if plans else np.inf, space)
 
 
-def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_Found]:
+def _scouts(full_search: _SearchedSize, cluster: ClusterSpec, **options: Any) -> list[_SearchedSize]:
     """Searches near the best plans, with the promising numbers of spares."""
     judge = full_search.judge
     options = {name: value for name, value in options.items() if name != "progress"}
     costed, reasons = full_search.search.costed, full_search.search.reasons
-    scouts: list[_Found] = []
+    scouts: list[_SearchedSize] = []
     for spares in spare_counts_most_promising_first(judge, full_search.search.report.plans[0]):
         smaller = replace(judge, cluster=without_spares(cluster, spares, judge.faults.name), spares=spares)
         space = _dividing(smaller)
