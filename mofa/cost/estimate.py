@@ -20,8 +20,9 @@ from mofa.cost.collector import Collector, saved_bytes
 from mofa.cost.kernels.lazy_loading import share_of_passes_with_load as drained_share
 from mofa.cost.memory.peak import StageBytes, fullest_of, stage_bytes
 from mofa.cost.memory.pinned import pinned_excess_bytes
-from mofa.cost.option_sets import dp_replicate, shared_options
+from mofa.cost.option_sets import shared_options
 from mofa.cost.physical_steps import refuse_unphysical_steps
+from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.cost.rank_spec import RankSpec, rank_specs
 from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, stages_of
@@ -38,35 +39,6 @@ CHUNK_STAGES = 200_000
 """Stage rows composed at once: bounds the memory of the search to some hundred MiB."""
 FEW_ROWS = 2_000
 """Rows of one pp and vpp up to which a call for each takes longer than working out both modes of layers for all. [-]"""
-
-
-def rows_by_precision_mode(
-    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable
-) -> list[tuple[NDArray[np.intp], Mode]]:
-    """Rows that share what is not an array: how the framework mixes precision, whether it pipelines or accumulates.
-
-    torchtitan: FSDP's mixed precision where dp_shard * cp > 1, else training.dtype everywhere under tp or pp, else
-    autocast (distributed/utils.py), which finds nothing to cast where training.dtype is bf16 itself.
-    """
-    rows = np.arange(len(table))
-    if not framework.traits.has_pytorch_modules:
-        return [(rows, Mode())]
-    shard = table.dp // np.maximum(np.minimum(dp_replicate(framework, table), table.dp), 1)
-    if framework.data_parallel == "ddp":
-        shard = np.ones_like(shard)
-    mixed = shard * table.cp > 1
-    bare = ~mixed & (table.tp == 1) & (table.pp == 1)
-    uniform = ~mixed & (~bare | (workload.precision.params == "bf16"))
-    precision = np.where(mixed, 0, np.where(uniform, 1, 2))
-    # op-level recomputation keeps the outputs of collectives: whether there are any is not an array either
-    code = ((precision * 2 + (table.pp > 1)) * 2 + (table.tp > 1)) * 2 + (table.ep > 1)
-    code = code * 2 + (table.tp * table.cp * shard > table.ep * table.etp)  # whether experts are sharded besides
-    out = []
-    for value in np.unique(code):
-        chosen = np.flatnonzero(code == value)
-        name = ("mixed", "uniform", "autocast")[int(precision[chosen[0]])]
-        out.append((chosen, Mode(name, bool(table.pp[chosen[0]] > 1), amp=bool(bare[chosen[0]]))))
-    return out
 
 
 class Estimator:
@@ -437,7 +409,36 @@ def estimate_table(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable,
     loads: RoutingLoads = BALANCED, *, detail: bool = False, drop: frozenset[str] = frozenset(),
 ) -> Breakdown:  # fmt: skip
-    """Cost every row of a table of legal strategies; see :class:`Estimator`."""
+    """Cost every row of a table of legal strategies; see :class:`Estimator`.
+
+    Parameters
+    ----------
+    workload, cluster, framework
+        The job, the machines, the framework.
+    table
+        Legal strategies. (n,)
+    loads
+        Tokens of the fullest rank; even where absent.
+    detail
+        Whether with parts by component.
+    drop
+        Families of ops that are left out.
+
+    Returns
+    -------
+    Breakdown
+        Seconds and bytes. (n,)
+
+    Examples
+    --------
+    >>> import mofa
+    >>> from mofa.search.one_strategy import strategy_row
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> megatron = mofa.load_framework("megatron")
+    >>> table = strategy_row(job, machines, megatron, "tp=2 recompute=full")
+    >>> estimate_table(job, machines, megatron, table).step_s.shape
+    (1,)
+    """
     return Estimator(workload, cluster, framework, table, loads, drop=drop).breakdown(detail=detail)
 
 

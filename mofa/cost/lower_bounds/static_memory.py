@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import row_max
 from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.block.block_cost import Mode, candidate_groups, unique_rows
-from mofa.cost.estimate import rows_by_precision_mode
 from mofa.cost.kernels.topology import Group
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
 from mofa.cost.optimizer import optimizer_dtype_bytes
+from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.cost.rows import rank_grids, static_bytes_of_grids
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
 from mofa.cost.stages import stages_of
