@@ -38,6 +38,8 @@ from mofa.replay.rank.program import (
 
 WITHOUT_SLOT = frozenset((PRODUCT, LASTING, REPLACED, RENEW))
 """Instructions that do nothing to a slot of their block."""
+FORWARDS = ("forward", "trial forward")
+"""Phases that the thread of forwards runs; the others are those of autograd's thread."""
 
 
 class BlockExecutor:
@@ -146,7 +148,7 @@ class BlockExecutor:
     ) -> None:  # fmt: skip
         """What an instruction takes or lets go that is in none of the block's slots."""
         if kind == PRODUCT:
-            self.take_cublas_workspace("forward" if phase == "forward" else "backward")
+            self.take_cublas_workspace("forward" if phase in FORWARDS else "backward")
         elif kind == LASTING:
             self.take_persistent(instruction, index)
         elif kind == REPLACED:
