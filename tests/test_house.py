@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import mofa
 from mofa.specs.base import PROVENANCES
-from tests.committed import ROOT, nodes_of, tree_of
+from tests.committed import ROOT, nodes_of, read_yaml, tree_of
 
 MAX_LINES = 500
 NEEDS_TORCH = ("mofa/calibrate/bench/", "mofa/measure/runners/")
@@ -168,14 +167,14 @@ STRUCTURE = ("gpus_per_node", "gpus_per_domain", "num_per_node", "gpus", "runs",
     "name", [n for n in tracked() if n.startswith(("hardware_profiles/", "fault_profiles/")) and n.endswith(".yaml")]
 )
 def test_every_hardware_number_has_provenance_and_source(name: str) -> None:
-    assert list(_numbers(yaml.safe_load((ROOT / name).read_text(encoding="utf-8")), name)) == []
+    assert list(_numbers(read_yaml(ROOT / name), name)) == []
 
 
 @pytest.mark.parametrize(
     "name", [n for n in tracked() if n.startswith(("workloads/", "framework_profiles/")) and n.endswith(".yaml")]
 )
 def test_every_workload_and_framework_has_its_source(name: str) -> None:
-    raw = yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+    raw = read_yaml(ROOT / name)
     assert len(raw["source"]) > 10
     if name.startswith("framework_profiles/"):
         assert raw["provenance"] in PROVENANCES
