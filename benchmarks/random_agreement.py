@@ -20,7 +20,7 @@ from mofa.replay.rank.from_estimator import rank_describer
 from mofa.replay.replayer import Replayer
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.to_plan.builder import closed_form_doubt_bytes, memory_limit_bytes
+from mofa.search.to_plan.builder import closed_form_margin_bytes, memory_limit_bytes
 from mofa.specs.strategy import CP_KINDS
 
 STEP_BAR, MEMORY_BAR = 0.03, 0.02
@@ -81,7 +81,7 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
     reserved = float(detail.reserved_bytes[0].max()) / max(rank.peak_reserved for rank in ranks) - 1
     device, limit = float(detail.device_bytes[0].max()), memory_limit_bytes(drawn.job.cluster, drawn.job.framework)
     most_reserved = float(detail.reserved_bytes[0].max())
-    more_bytes = closed_form_doubt_bytes(drawn.job.framework, int(drawn.row.pp[0]), most_reserved)
+    more_bytes = closed_form_margin_bytes(drawn.job.framework, int(drawn.row.pp[0]), most_reserved)
     false_fit = ""
     if device + more_bytes <= limit < (played := replayer.fullest_bytes()):
         closed_text = f"{device / 2**30:.2f} GiB and {more_bytes / 2**30:.2f} in doubt in closed form"

@@ -249,7 +249,7 @@ class StepSampler:
         self._behind.clear()
         return means[0], means[1]
 
-    def remove(self) -> None:
+    def stop(self) -> None:
         """Sample no more."""
         for hook in self._hooks:
             hook.remove()

@@ -45,6 +45,11 @@ def parse_quantity(text: object, unit: str) -> float:
     unit
         The dimension wanted: one of ``B``, ``B/s``, ``FLOP/s``, ``s``, ``W``, ``Hz``, ``tokens``.
 
+    Returns
+    -------
+    float
+        In SI, of that dimension. [B], [s], [FLOP/s], ...
+
     Raises
     ------
     ValueError
@@ -114,6 +119,16 @@ def is_whole_number(text: str) -> bool:
 
     :meth:`str.isdigit` takes superscripts too, of which ``int`` makes no number.
 
+    Parameters
+    ----------
+    text
+        What was written.
+
+    Returns
+    -------
+    bool
+        Whether ``int`` reads it.
+
     Examples
     --------
     >>> is_whole_number("15000"), is_whole_number("²"), is_whole_number("-1")
@@ -130,6 +145,16 @@ Tokens = Annotated[float, _reader("tokens")]
 def format_bytes(value_bytes: float) -> str:
     """Bytes as people read them.
 
+    Parameters
+    ----------
+    value_bytes
+        [B]
+
+    Returns
+    -------
+    str
+        Two decimals and a binary unit.
+
     Examples
     --------
     >>> format_bytes(80 * GIB)
@@ -143,6 +168,16 @@ def format_bytes(value_bytes: float) -> str:
 
 def format_seconds(value_s: float) -> str:
     """Seconds as people read them.
+
+    Parameters
+    ----------
+    value_s
+        [s]
+
+    Returns
+    -------
+    str
+        Two decimals and a unit.
 
     Examples
     --------
@@ -159,6 +194,16 @@ def format_seconds(value_s: float) -> str:
 
 def format_count(value: float) -> str:
     """A large count as people read it.
+
+    Parameters
+    ----------
+    value
+        Of parameters, tokens or FLOP. [-]
+
+    Returns
+    -------
+    str
+        Two decimals and a letter.
 
     Examples
     --------

@@ -20,13 +20,13 @@ from mofa.calibrate.fits.folder import fit_folder
 from mofa.calibrate.fits.profile import OF_TE as TE_LIBRARY
 from mofa.calibrate.fits.profile import (
     curve_fact,
-    fp8_products,
     gpu_curves,
     gpu_profile,
     host_facts,
     memory_bound_fact,
     merge_curves,
     node_profile,
+    product_curves_with_fp8,
     round_numbers,
     with_clock_shares,
 )
@@ -290,7 +290,7 @@ def with_te_fp8(h100: dict[str, Any]) -> dict[str, Any]:
     own, source = fitted(TE_FP8_FOLDERS)
     casts = {key: curve_fact(one, source) for key, one in own.memory_bound.items()}
     casts = {**main_cast(132.0), **casts}
-    return {**h100, **fp8_products(h100, h100, own, source), "stream": {**h100["stream"], **casts}}
+    return {**h100, **product_curves_with_fp8(h100, h100, own, source), "stream": {**h100["stream"], **casts}}
 
 
 def main_cast(num_sms: float, provenance: str = "read") -> dict[str, Any]:
@@ -349,7 +349,7 @@ def with_own_te(h200: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
     moved = same_processor(read("gpus", "h200-sxm"), {**read("gpus", "h100-sxm"), "curves": h100})
     stream[SWIGLU_BACK] = moved["stream"][SWIGLU_BACK]
     stream["te wgrad_add"] = {**h100["stream"]["te wgrad_add"], "provenance": "transferred", "source": ADDING}
-    products = fp8_products(h200, {**h200, "multi_stream": several}, own, source)
+    products = product_curves_with_fp8(h200, {**h200, "multi_stream": several}, own, source)
     return {**h200, **products, "stream": with_own_draws({**h200["stream"], **stream})}
 
 

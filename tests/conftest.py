@@ -87,12 +87,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: the collector of cycles need not look at them again and again.
+    """Modules and tests stay to the end: the collector of cycles need not look at them again and again, as freezing
+    makes them old at once.
 
     Nothing stays frozen: :func:`mofa.replay.garbage_collection.without_collection` would count it each time, 0.04 s,
     and would leave to the collector as young what it else calls old.
     """
-    gc.collect()
     gc.freeze()
     gc.unfreeze()
     gc.set_threshold(100_000, 20, 1_000_000)
@@ -125,7 +125,10 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write which functions are slow, where that is asked for."""
+    """Write which functions are slow, where that is asked for; a fast run leaves the last look for cycles, in which
+    exceptions may go unraised, to whole ones."""
+    if session.config.getoption("--fast"):
+        gc.freeze()
     if session.config.getoption("--write-slow"):
         slow = {_function(name) for name, seconds in _took_s.items() if seconds > SLOW_S}
         for item in session.items:

@@ -17,6 +17,7 @@ from mofa.blocks.moeblaze import dispatch_by_index
 from mofa.blocks.op import Op, OpBackward, Tape, TapeBuilder, Tensor
 from mofa.blocks.parts import linear, memory_bound_op
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
+from mofa.blocks.roles import BlockRole
 from mofa.blocks.shared_expert_overlap import with_shared_expert_overlap, with_shared_expert_overlap_backward
 from mofa.blocks.tp_overlap import with_tp_overlap
 from mofa.blocks.work import Collective
@@ -42,6 +43,11 @@ class BlockKind:
             + ("_windowed" if self.windowed else "")
             + ("_unrotated" if self.unrotated else "")
         )
+
+    @property
+    def role(self) -> BlockRole:
+        """What a framework asks of such a layer: whether it has experts."""
+        return "experts" if self.moe else "dense"
 
 
 @lru_cache(maxsize=64)
@@ -193,7 +199,7 @@ def layer_tapes(
         forward = with_expert_stream(forward)
     if ctx.framework.shared_expert_overlap:
         forward = with_shared_expert_overlap(forward)
-    back = _wrapped(backward(forward, recompute), ctx, primitives, kind.name, *params)
+    back = _wrapped(backward(forward, recompute), ctx, primitives, kind.role, *params)
     if ctx.framework.delay_wgrad:
         back = with_delayed_weight_gradients(forward, back)
     if ctx.framework.shared_expert_overlap:
@@ -218,7 +224,7 @@ def layer_forward_tape(ctx: Context, primitives: Primitives, kind: BlockKind, ha
     ctx = _without_rotation(ctx) if kind.unrotated else ctx
     hidden = float(ctx.model.hidden)
     x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual_element_bytes, use="residual")
-    primitives.begin_block(b, ctx, kind.name, *rank_params(ctx, kind.moe))
+    primitives.begin_block(b, ctx, kind.role, *rank_params(ctx, kind.moe))
     shared = halves if halves is not None and not b.ops and b.mark is None else {}
     half = (kind.windowed, kind.unrotated)
     if half in shared:
@@ -244,7 +250,9 @@ def _without_rotation(ctx: Context) -> Context:
     return replace(ctx, model=ctx.model.model_copy(update={"positions": "none"}))
 
 
-def _wrapped(tape: Tape, ctx: Context, primitives: Primitives, block: str, dense: ArrayK, experts: ArrayK) -> Tape:
+def _wrapped(
+    tape: Tape, ctx: Context, primitives: Primitives, block: BlockRole, dense: ArrayK, experts: ArrayK
+) -> Tape:  # fmt: skip
     return tape if primitives.wrap_backward is None else primitives.wrap_backward(tape, ctx, block, dense, experts)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mofa.blocks.chunks import CHUNK
 from mofa.blocks.op import Tape
+from mofa.blocks.recomputation import is_token_chunk
 
 
 class CheckpointGroup(NamedTuple):
@@ -20,7 +20,7 @@ class CheckpointGroup(NamedTuple):
 def checkpointed_groups(forward: Tape, group_of: Mapping[str, str]) -> dict[str, CheckpointGroup]:
     """The groups whose checkpoint is a function, token chunks apart; ``group_of`` has each op's group."""
     out: dict[str, CheckpointGroup] = {}
-    for group in {g for g in group_of.values() if g and not g.startswith(CHUNK)}:
+    for group in {g for g in group_of.values() if g and not is_token_chunk(g)}:
         ops = [op for op in forward.ops if group_of[op.name] == group]
         made = dict.fromkeys(w for op in ops for w in op.writes)
         inputs = tuple(dict.fromkeys(r for op in ops for r in op.reads if r not in made))
@@ -34,9 +34,9 @@ def ops_after_token_chunks(forward: Tape, group_of: Mapping[str, str]) -> set[st
     """Ops of a full recomputation that read what token chunks made: nothing they make is needed again."""
     made: set[str] = set()
     behind: set[str] = set()
-    chunked = any(group.startswith(CHUNK) for group in set(group_of.values()))
+    chunked = any(map(is_token_chunk, set(group_of.values())))
     for op in forward.ops if chunked else ():
-        chunk = group_of[op.name].startswith(CHUNK)
+        chunk = is_token_chunk(group_of[op.name])
         if chunk or (group_of[op.name] == "full" and made.intersection(op.reads)):
             made.update(op.writes)
             if not chunk:

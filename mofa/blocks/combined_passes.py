@@ -21,14 +21,14 @@ FORWARD_PARTS = ("attention", "dispatch", "experts", "combine", "end")
 """Of a forward: up to the rows to be sent; their exchange; the experts; the exchange back; what adds them up."""
 BACKWARD_PARTS = ("end", "combine", "experts", "dispatch", "experts' weights", "attention", "attention's weights")
 """The same of a backward, from its beginning, with the weights' gradients that come later than inputs'."""
-TURNS = (
+PASS_ORDER = (
     ("B", "end"), ("B", "combine"), ("F", "attention"), ("B", "experts"), ("F", "dispatch"), ("B", "dispatch"),
     ("B", "experts' weights"), ("F", "experts"), ("F", "combine"), ("B", "attention"), ("B", "attention's weights"),
     ("F", "end"),
 )  # fmt: skip
 """How the parts of a forward (F) and of a backward (B) take turns. What Megatron runs around an exchange on that
 exchange's stream takes the whole device, and is put at the end of the computing that it runs beside."""
-ISSUED = (*TURNS[:9], TURNS[11], *TURNS[9:11])
+ISSUED = (*PASS_ORDER[:9], PASS_ORDER[11], *PASS_ORDER[9:11])
 """How the host issues the same: what adds rows up right behind their exchange."""
 _EXCHANGES: tuple[RoutingStep, ...] = ("dispatch", "combine")
 
@@ -86,7 +86,7 @@ def combined_tape(forward: Tape, of_backward: Tape, backward: Tape, *, delays: b
         Whether weights' gradients are put off.
     """
     passes = {"F": forward_parts(forward), "B": backward_parts(of_backward, backward, delays=delays)}
-    ops = tuple(_in_pass(op, of) for of, part in TURNS for op in passes[of][part])
+    ops = tuple(_in_pass(op, of) for of, part in PASS_ORDER for op in passes[of][part])
     tensors = {
         _name(name, of): tensor._replace(name=_name(name, of))
         for of, tape in (("F", forward), ("B", backward))

@@ -10,6 +10,7 @@ from typing import Literal
 from mofa.blocks.elementwise import BoolK, FloatK, logical_not, maximum, where
 from mofa.blocks.fp8 import Fp8Recipe
 from mofa.blocks.op import Tape, TapeBuilder
+from mofa.blocks.roles import BlockRole
 from mofa.blocks.work import Format
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
@@ -162,8 +163,8 @@ class Primitives:
     embedding: Callable[[TapeBuilder, Context], str]
     head: Callable[[TapeBuilder, Context, str], str]
     """(builder, context, residual stream) -> loss: final norm, output layer, cross entropy"""
-    begin_block: Callable[[TapeBuilder, Context, str, ArrayK, ArrayK], None]
+    begin_block: Callable[[TapeBuilder, Context, BlockRole, ArrayK, ArrayK], None]
     """(builder, context, block, dense params per rank, expert params per rank): what data parallelism does before it"""
-    wrap_backward: Callable[[Tape, Context, str, ArrayK, ArrayK], Tape] | None = None
+    wrap_backward: Callable[[Tape, Context, BlockRole, ArrayK, ArrayK], Tape] | None = None
     """(backward tape, context, block, dense params per rank, expert params per rank): what data parallelism adds to it;
     the block is a kind of layer, ``embedding`` or ``head``"""

@@ -17,7 +17,7 @@ from mofa.blocks.op import Op, Tape, Tensor
 from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import MemoryBound
 
-KEPT = "checkpoint keeps"
+CHECKPOINT_KEEPS = "checkpoint keeps"
 """The op behind a block's backward by weights that reads what stays until the whole chunk's is through."""
 _NEVER = -1
 
@@ -147,7 +147,7 @@ class _Groups:
         left_over = [name for names in let_go_behind.values() for name in names]
         inputs = [r for op in self.again for r in op.reads if r in self.forward.inputs]
         ops += self.rest
-        ops.append(_mark(KEPT, [*dict.fromkeys(inputs), *left_over])._replace(purpose="checkpoint_end"))
+        ops.append(_mark(CHECKPOINT_KEEPS, [*dict.fromkeys(inputs), *left_over])._replace(purpose="checkpoint_end"))
         return Tape(tuple(ops), tensors, (), ())
 
 

@@ -55,7 +55,7 @@ class Lifetimes:
             for name in op.writes:
                 self.birth.setdefault(name, i)
 
-    def uses(self, name: str) -> bool:
+    def is_used(self, name: str) -> bool:
         """Whether any candidate has an op that reads or writes it."""
         return name in self.death or name in self.partly
 
@@ -157,7 +157,9 @@ class BlockLifetimes:
         # gathered buffers go when the next block's weights are copied out, the last block's at the end
         end_of.update((name, boundary - 1) for op in forward.ops if op.holds_for_next_block for name in op.reads)
         starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
-        intervals = lifetimes.intervals({name: start for name, start in starts.items() if lifetimes.uses(name)}, end_of)
+        intervals = lifetimes.intervals(
+            {name: start for name, start in starts.items() if lifetimes.is_used(name)}, end_of
+        )
         return cls(ops, boundary, intervals, *_saved(ops, intervals, boundary), _pools(ops, intervals))
 
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from mofa.blocks.elementwise import BoolK as BoolK
 from mofa.blocks.elementwise import FloatK as FloatK
 from mofa.blocks.elementwise import any_true, logical_not
-from mofa.blocks.roles import FSDP_USES, LayerStep, Part, Purpose, Role, RoutingStep, TensorUse
+from mofa.blocks.roles import FSDP_USES, BlockRole, LayerStep, Part, Purpose, Role, RoutingStep, TensorUse
 from mofa.blocks.work import MemoryBound, Work
 from mofa.specs.host import Module
 
@@ -364,8 +364,8 @@ class TapeBuilder:
     """Of the ops that are appended, where they say none themselves and are no marks of a frame."""
     step: LayerStep = ""
     """Of the ops that are appended, where they say none themselves and are no marks of a frame."""
-    block: str = ""
-    """The kind of block that is being built, where a primitive depends on it."""
+    block: BlockRole = ""
+    """What block is being built, where a primitive depends on it."""
     mark: Callable[[Op], Op] | None = None
     """Applied to every op appended, such as to say how it is dispatched."""
 

@@ -39,12 +39,12 @@ class Recompute:
         """The recomputed group an op belongs to, empty for none; data parallelism acts outside of the checkpoint."""
         if op.region == OUTSIDE or (not op.region and self.kind != "full"):
             return ""
-        if op.region.startswith(CHUNK):
+        if is_token_chunk(op.region):
             return op.region
         if self.kind == "full":
             return "full"
         for region in (*self.checkpoint, *self.discard) if op.region else ():
-            if op.region == region or op.region.startswith(region + "."):
+            if is_in_region(op.region, region):
                 return region
         return ""
 
@@ -64,6 +64,24 @@ class Recompute:
 
 
 NO_RECOMPUTE = Recompute()
+
+
+def is_token_chunk(region: str) -> bool:
+    """Whether a region is a token chunk's, a checkpoint of its own.
+
+    >>> is_token_chunk(f"{CHUNK}0"), is_token_chunk("moe")
+    (True, False)
+    """
+    return region.startswith(CHUNK)
+
+
+def is_in_region(region: str, outer: str) -> bool:
+    """Whether a region is another or, by a dot, a part of it.
+
+    >>> is_in_region("moe.shared", "moe"), is_in_region("moe_act", "moe")
+    (True, False)
+    """
+    return region == outer or region.startswith(f"{outer}.")
 
 
 def without_unread_last_ops(ops: tuple[Op, ...]) -> tuple[Op, ...]:

@@ -1,9 +1,11 @@
-"""What ops of a backward are for: roles, and the sets of them that time and memory ask for."""
+"""What blocks and ops are for: roles, and the sets of them that time and memory ask for."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
+BlockRole = Literal["", "embedding", "dense", "experts", "head"]
+"""What a block of the model is: an end, a dense layer or one with experts; empty for all others."""
 Role = Literal["", "regather", "backward", "dgrad", "wgrad", "grad_cast", "whole", "accumulate", "sum"]
 """What an op of a backward is for; empty for all others, those of a forward among them.
 
@@ -41,14 +43,15 @@ RoutingStep = Literal[
 rows in the order of experts; ``unsort`` undoes it. ``first_product`` is the first that experts compute."""
 LayerStep = Literal[
     "", "norm", "folded_product", "split", "rope", "join", "kv_exchange", "core", "core_beside", "activation",
-    "shared_activation", "residual", "router", "gate", "routed", "relayout",
+    "shared_activation", "residual", "router", "gate", "dispatch_preprocess", "routed", "relayout",
 ]  # fmt: skip
-"""Which step of a layer an op is, where how PyTorch dispatches it depends on that; empty for all others.
+"""Which step of a layer an op is, where how it is dispatched or captured depends on that; empty for all others.
 
 A ``folded_product`` is a linear whose input is folded to two dimensions, so that its input's gradient is a view.
 ``split`` and ``join`` take heads apart and together. ``core`` is attention, ``core_beside`` what of it runs beside the
-exchange of keys and values. ``gate`` is the router's product, ``router`` the rest of it. ``routed`` are ops on routed
-rows outside the experts, ``relayout`` changes of their layout over tensor-parallel ranks."""
+exchange of keys and values. ``gate`` is the router's product, ``router`` the rest of it, ``dispatch_preprocess`` what
+Megatron does between a router and the exchange of rows without its host. ``routed`` are ops on routed rows outside the
+experts, ``relayout`` changes of their layout over tensor-parallel ranks."""
 FsdpUse = Literal["gathered", "gathered_shard", "reduce_input", "reduced", "fsdp"]
 TensorUse = Literal["", FsdpUse, "residual", "cast_once", "experts_input"]
 """What a tensor is used for, where time or memory ask.

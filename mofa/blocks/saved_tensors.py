@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from mofa.blocks.checkpoint_frames import checkpointed_groups, ops_after_token_chunks
-from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import BoolK, FloatK, all_true, any_true, logical_not, where
 from mofa.blocks.op import Op, Tape, Tensor
-from mofa.blocks.recomputation import Recompute
+from mofa.blocks.recomputation import Recompute, is_token_chunk
 from mofa.blocks.work import Collective, HostSync, MemoryBound
 
 
@@ -72,7 +71,7 @@ class SavedTensors:
         if not group:  # nearly always
             return name
         reading = self.group_of[reader.name]
-        same = reading == group or (group == "full" and reading.startswith(CHUNK))
+        same = reading == group or (group == "full" and is_token_chunk(reading))
         if same or group in self.recompute.discard:
             if group not in self.replayed:
                 self._replay(group)

@@ -17,7 +17,7 @@ from mofa.blocks.op import Op
 from mofa.blocks.recomputation import NO_RECOMPUTE
 from mofa.specs.strategy import RecomputeSpec
 
-KEPT = 16
+MOST_CACHED = 16
 """Contexts of one combination whose tapes are kept, 0.2 to 0.4 MiB each. [-]"""
 
 
@@ -53,7 +53,7 @@ def model_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
     return cached_tapes(ctx, modes) if isinstance(ctx.tp, PLAIN) else _described(ctx, modes)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=MOST_CACHED)
 def cached_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
     """As :func:`model_tapes`, of one combination."""
     return _described(ctx, modes)

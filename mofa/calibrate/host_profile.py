@@ -6,8 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
-
 from mofa.calibrate.fits.fitted_curves import Curves
 from mofa.calibrate.fits.folder import bundled_gpu_and_node, fit_folder
 from mofa.calibrate.fits.profile import host_facts
@@ -15,6 +13,7 @@ from mofa.calibrate.fits.te_host_facts import layer_facts
 from mofa.calibrate.run_cases import Progress, lacking_for_gpu, measure_cases
 from mofa.errors import SpecError
 from mofa.specs.copied_facts import mark_transferred
+from mofa.specs.files import profile_text
 from mofa.specs.host import LayerPace, pace_factors
 from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.scaling import slower_host
@@ -95,7 +94,7 @@ def processor_name(info: Path = CPU_INFO) -> str:
 def host_text(facts: dict[str, Any]) -> str:
     """A host's profile as YAML."""
     head = "# What this host takes to issue work, by mofa calibrate host; mofa plan takes it with --host.\n"
-    return head + yaml.safe_dump(facts, sort_keys=False, width=140, default_flow_style=None)
+    return head + profile_text(facts)
 
 
 def _layer_pace() -> LayerPace | None:

@@ -20,8 +20,9 @@ from mofa.cost.collector import Collector, saved_bytes
 from mofa.cost.kernels.lazy_loading import share_of_passes_with_load as drained_share
 from mofa.cost.memory.peak import StageBytes, fullest_of, stage_bytes
 from mofa.cost.memory.pinned import pinned_excess_bytes
-from mofa.cost.option_sets import dp_replicate, shared_options
+from mofa.cost.option_sets import shared_options
 from mofa.cost.physical_steps import refuse_unphysical_steps
+from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.cost.rank_spec import RankSpec, rank_specs
 from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, stages_of
@@ -30,6 +31,7 @@ from mofa.cost.step_time.step import name_own_reductions, step_time
 from mofa.schedules import SCHEDULE_NAMES, combined
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.shared_facts import load_shared
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -37,37 +39,6 @@ CHUNK_STAGES = 200_000
 """Stage rows composed at once: bounds the memory of the search to some hundred MiB."""
 FEW_ROWS = 2_000
 """Rows of one pp and vpp up to which a call for each takes longer than working out both modes of layers for all. [-]"""
-ALLOCATED_IS_OFF = 0.02
-"""How far allocated memory may be from what is played, as a share: the bound of benchmarks/replay_agreement.py."""
-
-
-def rows_by_precision_mode(
-    workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable
-) -> list[tuple[NDArray[np.intp], Mode]]:
-    """Rows that share what is not an array: how the framework mixes precision, whether it pipelines or accumulates.
-
-    torchtitan: FSDP's mixed precision where dp_shard * cp > 1, else training.dtype everywhere under tp or pp, else
-    autocast (distributed/utils.py), which finds nothing to cast where training.dtype is bf16 itself.
-    """
-    rows = np.arange(len(table))
-    if not framework.traits.has_pytorch_modules:
-        return [(rows, Mode())]
-    shard = table.dp // np.maximum(np.minimum(dp_replicate(framework, table), table.dp), 1)
-    if framework.data_parallel == "ddp":
-        shard = np.ones_like(shard)
-    mixed = shard * table.cp > 1
-    bare = ~mixed & (table.tp == 1) & (table.pp == 1)
-    uniform = ~mixed & (~bare | (workload.precision.params == "bf16"))
-    precision = np.where(mixed, 0, np.where(uniform, 1, 2))
-    # op-level recomputation keeps the outputs of collectives: whether there are any is not an array either
-    code = ((precision * 2 + (table.pp > 1)) * 2 + (table.tp > 1)) * 2 + (table.ep > 1)
-    code = code * 2 + (table.tp * table.cp * shard > table.ep * table.etp)  # whether experts are sharded besides
-    out = []
-    for value in np.unique(code):
-        chosen = np.flatnonzero(code == value)
-        name = ("mixed", "uniform", "autocast")[int(precision[chosen[0]])]
-        out.append((chosen, Mode(name, bool(table.pp[chosen[0]] > 1), amp=bool(bare[chosen[0]]))))
-    return out
 
 
 class Estimator:
@@ -100,7 +71,7 @@ class Estimator:
         """The estimators whose blocks the rows share, where these have none of their own."""
         self.of = np.zeros(len(table), dtype=np.int64)
         self.place = np.zeros(len(table), dtype=np.intp)
-        self.parts: list[ModeGroup] = []
+        self.parts: list[PrecisionModeCosts] = []
         for chosen, mode in rows_by_precision_mode(workload, framework, table):
             self.of[chosen] = len(self.parts)
             some = table if len(chosen) == len(table) else table.take(chosen)
@@ -108,7 +79,7 @@ class Estimator:
             costs = block_costs(*given, counts_gpus_by_row=counts_gpus_by_row)
             self.place[chosen] = costs.index
             self.drains[chosen] = per_combination(drained_share(costs.context), costs.machine.num_k)[costs.index]
-            self.parts.append(ModeGroup.from_costs(mode, costs))
+            self.parts.append(PrecisionModeCosts.from_costs(mode, costs))
 
     def stages(self, row: int = 0) -> Stages:
         """Where the layers of a row of the table are."""
@@ -288,7 +259,7 @@ class Estimator:
     def _costed_as(self, changed: Callable[[BlockCosts], BlockCosts]) -> Estimator:
         """The same with other times of its blocks."""
         other = self._copy()
-        other.parts = [ModeGroup.from_costs(part.mode, changed(part.costs)) for part in self.parts]
+        other.parts = [PrecisionModeCosts.from_costs(part.mode, changed(part.costs)) for part in self.parts]
         return other
 
     def _copy(self) -> Estimator:
@@ -369,7 +340,7 @@ class Estimator:
             least = np.where(excess > 0.0, self.cluster.gpu.capacity_bytes.value + excess, 0.0)
             weighed.device_bytes[chosen] = np.maximum(row_max(stages.device), least)
             weighed.least_bytes[chosen] = row_max(
-                stages.device - stages.reserved + (1.0 - ALLOCATED_IS_OFF) * stages.allocated
+                stages.device - stages.reserved + (1.0 - load_shared().tolerances.allocated.value) * stages.allocated
             )
             weighed.least_bytes[chosen] = np.maximum(weighed.least_bytes[chosen], least)
             weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
@@ -402,7 +373,7 @@ SharedRows = tuple[Estimator, NDArray[np.intp], NDArray[np.intp]]
 
 
 @dataclass(frozen=True)
-class ModeGroup:
+class PrecisionModeCosts:
     """Rows that share what is not an array: their blocks, stacked for gathering."""
 
     mode: Mode
@@ -412,7 +383,7 @@ class ModeGroup:
     mtp: LayerArrays | None
 
     @classmethod
-    def from_costs(cls, mode: Mode, costs: BlockCosts) -> ModeGroup:
+    def from_costs(cls, mode: Mode, costs: BlockCosts) -> PrecisionModeCosts:
         modes = list(costs.blocks)
         return cls(
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),
@@ -438,7 +409,36 @@ def estimate_table(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable,
     loads: RoutingLoads = BALANCED, *, detail: bool = False, drop: frozenset[str] = frozenset(),
 ) -> Breakdown:  # fmt: skip
-    """Cost every row of a table of legal strategies; see :class:`Estimator`."""
+    """Cost every row of a table of legal strategies; see :class:`Estimator`.
+
+    Parameters
+    ----------
+    workload, cluster, framework
+        The job, the machines, the framework.
+    table
+        Legal strategies. (n,)
+    loads
+        Tokens of the fullest rank; even where absent.
+    detail
+        Whether with parts by component.
+    drop
+        Families of ops that are left out.
+
+    Returns
+    -------
+    Breakdown
+        Seconds and bytes. (n,)
+
+    Examples
+    --------
+    >>> import mofa
+    >>> from mofa.search.one_strategy import strategy_row
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> megatron = mofa.load_framework("megatron")
+    >>> table = strategy_row(job, machines, megatron, "tp=2 recompute=full")
+    >>> estimate_table(job, machines, megatron, table).step_s.shape
+    (1,)
+    """
     return Estimator(workload, cluster, framework, table, loads, drop=drop).breakdown(detail=detail)
 
 

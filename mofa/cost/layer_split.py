@@ -14,6 +14,7 @@ from mofa.specs.layouts.pipeline_layout import PipelineLayout
 from mofa.specs.layouts.read import read_layout
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
+from mofa.specs.shared_facts import load_shared
 
 SplitBy = Literal["strategy", "framework", "mofa"]
 
@@ -71,10 +72,6 @@ def layer_weight(model: ModelSpec, moe: bool) -> float:
     return p.total - p.routed + routed
 
 
-EMBEDDING_WEIGHT = 0.1
-"""Cost of an embedding parameter over that of a matrix parameter: its gradient moves some 10 B a parameter and
-micro-batch (3 ps at 3.5 TB/s), a matrix takes 6 FLOP a token (35 ps at 4096 tokens and 700 TFLOP/s). [-]"""
-
 NEXT_TO = np.arange(-2, 2)
 """Cuts that are compared, from the first behind which the chunks ahead are the heavier: sums are rounded. [-]"""
 
@@ -91,7 +88,7 @@ def _balanced_sizes(model: ModelSpec, num_chunks: int) -> list[int]:
     tail = head + model.num_mtp_layers * (weights[-1] + head)
     total = np.concatenate([[0.0], np.cumsum(weights)])
     n = model.num_layers
-    best = np.concatenate([[np.inf], total[1:] + EMBEDDING_WEIGHT * head])
+    best = np.concatenate([[np.inf], total[1:] + load_shared().layers.embedding_param_cost.value * head])
     """The heaviest of the chunks so far, of each number of layers in them; more layers are no lighter."""
     back = []
     for chunk in range(1, num_chunks):

@@ -105,19 +105,19 @@ class LayerArrays:
         return self.stack(lambda c: c.memory.largest)
 
     @cached_property
-    def large_saved(self) -> ArrayN:
+    def large_tensors_saved(self) -> ArrayN:
         """Of each size last."""
-        return self.stack(lambda c: c.memory.large_saved)
+        return self.stack(lambda c: c.memory.large_tensors_saved)
 
     @cached_property
-    def large_forward(self) -> ArrayN:
+    def large_tensors_forward(self) -> ArrayN:
         """Of each size last."""
-        return self.stack(lambda c: c.memory.large_forward)
+        return self.stack(lambda c: c.memory.large_tensors_forward)
 
     @cached_property
-    def large_peak(self) -> ArrayN:
+    def large_tensors_peak(self) -> ArrayN:
         """Of each size last."""
-        return self.stack(lambda c: c.memory.large_peak)
+        return self.stack(lambda c: c.memory.large_tensors_peak)
 
     @cached_property
     def sent_and_launched(self) -> ArrayN:

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.block_cost import columns_of_blocks, layer_modes, unique_rows
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.estimate import Estimator, SharedRows, rows_by_precision_mode
+from mofa.cost.estimate import Estimator, SharedRows
 from mofa.cost.option_sets import sharing_blocks
+from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategyTable

@@ -43,6 +43,11 @@ class Exported:
     def write(self, folder: str | Path) -> tuple[Path, ...]:
         """Write the files to a folder, which is made where it is not there.
 
+        Parameters
+        ----------
+        folder
+            Where to.
+
         Returns
         -------
         tuple of pathlib.Path
@@ -124,7 +129,18 @@ def export(
 
 
 def writers() -> dict[str, Callable[[Job], dict[str, str]]]:
-    """What writes a job's files, by the name that ``--to`` takes."""
+    """What writes a job's files, by the name that ``--to`` takes.
+
+    Returns
+    -------
+    dict of str to callable
+        Each takes a job and gives texts by file name.
+
+    Examples
+    --------
+    >>> sorted(writers())
+    ['megatron', 'megatron-bridge', 'torchtitan', 'torchtitan-0.3']
+    """
     from mofa.export.bridge.recipe import write_bridge
     from mofa.export.megatron.launch_script import write_megatron
     from mofa.export.torchtitan.python_file import write_torchtitan_python
@@ -167,10 +183,26 @@ def _parts(
 def load_result(file: str | Path) -> PlanReport | Estimate:
     """A result from the JSON that ``mofa plan --json`` or ``mofa estimate --json`` printed.
 
+    Parameters
+    ----------
+    file
+        The JSON.
+
+    Returns
+    -------
+    PlanReport or Estimate
+        What was printed.
+
     Raises
     ------
     SpecError
         If it is no such JSON, or one of before plans said their job.
+
+    Examples
+    --------
+    >>> load_result("no such file")
+    Traceback (most recent call last):
+    mofa.errors.SpecError: no such file: no such file; check the path
     """
     where = short(str(file), 200)
     data = read_bytes(file, where, MAX_RESULT_BYTES, "give the JSON of one search")

@@ -19,7 +19,7 @@ from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.failures.rates import job_mtbf_s, rate_from_components
 from mofa.faults.ledger import expected_shares
 from mofa.faults.replicas import ReplicaAbsence, mean_missing_nodes
-from mofa.faults.simulate import MAX_APART, LongRun, SimulatedFailureKind, SimulatedLevel
+from mofa.faults.simulate import MAX_SPACING, LongRun, SimulatedFailureKind, SimulatedLevel
 from mofa.faults.spares import waiting_share
 from mofa.specs.faults import LEVELS, CheckpointSpec, FaultSpec, Place, RecoveryPath, ReliabilitySpec, RestartSpec
 
@@ -322,7 +322,7 @@ def _writing_behind(
             parts = absence.ledger_shares(interval, block, mtbf, once, parts)
         if fast is None:
             return interval, np.ones_like(step), parts
-        segments = np.clip(np.ceil(persist / spec.in_flight / (interval + block) - 1e-9), 1, MAX_APART)
+        segments = np.clip(np.ceil(persist / spec.in_flight / (interval + block) - 1e-9), 1, MAX_SPACING)
         ettr = two_level_ettr(
             interval, segments, (block, block), mtbf, (near, far), quick, (fast, persist), facts.work_s
         )
@@ -336,7 +336,7 @@ def _writing_behind(
         under_way = 1.0 if fast is not None else spec.in_flight
         bound = zero if spec.waits else least_interval_s(persist if fast is None else fast, 1.0, block, under_way)
         if fast is not None:  # one copy in so many at least goes on to storage
-            bound = np.maximum(bound, least_interval_s(persist, 1.0, block, spec.in_flight * MAX_APART))
+            bound = np.maximum(bound, least_interval_s(persist, 1.0, block, spec.in_flight * MAX_SPACING))
         powers = (0.0,) if fast is None else (0.0, 0.5, 1.0)
         rare = mtbf if absence is None else absence.all_down_mtbf_s(mtbf)
         wanted = [exact_interval_s(block, rare / np.maximum(quick, LEAST_QUICK) ** power) for power in powers]

@@ -20,7 +20,7 @@ from mofa.faults.ledger import PARTS, Ledger
 
 FloatN = NDArray[np.float64]
 IntN = NDArray[np.int64]
-MAX_APART = 65_536
+MAX_SPACING = 65_536
 """Most segments from one checkpoint of the highest level to the next. [-]"""
 MAX_FAILURES = 200_000
 """Of one run: a run that fails more often all but stands still, and would be simulated for hours. [-]"""
@@ -81,7 +81,7 @@ class LongRun:
         check_at_least_zero("repair_s", self.repair_s)
         steps = [level.every for level in self.levels]
         filler = [0.0] * len(steps)
-        check_levels(steps, [x.block_s for x in self.levels], [1.0, *filler[1:]], filler, MAX_APART)
+        check_levels(steps, [x.block_s for x in self.levels], [1.0, *filler[1:]], filler, MAX_SPACING)
         for level in self.levels:
             check_at_least_zero("persist_s", level.persist_s)
         kinds = len(self.kinds)

@@ -130,10 +130,24 @@ def compare_results(results: Mapping[str, Mapping[str, Any]]) -> Comparison:
     results
         By name: one strategy each, as :func:`single_result` gives it.
 
+    Returns
+    -------
+    Comparison
+        Totals, seconds and bytes by part of each result, and the facts in which they differ.
+
     Raises
     ------
     SpecError
         If there are fewer than two or more than a dozen, or one of them lacks what is compared.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> plan = mofa.estimate(job, machines, "tp=2 recompute=full", replay=False)
+    >>> comparison = compare_results({"a": single_result(plan), "b": single_result(plan)})
+    >>> comparison.time_unit, comparison.differs
+    ('s', {})
     """
     if not 2 <= len(results) <= MOST_RESULTS:
         raise SpecError(f"results: {len(results)} cannot be compared; give 2 to {MOST_RESULTS}")
@@ -225,12 +239,25 @@ def single_result(result: PlanReport | Plan | Mapping[str, Any], number: int = 1
     result
         Of a search or an estimate, or its JSON.
     number
-        Which of the plans, 1 the best.
+        Which of the plans, 1 the best. [-]
+
+    Returns
+    -------
+    dict of str to object
+        The strategy's fields, and the search's workload, cluster, framework and job.
 
     Raises
     ------
     SpecError
         If there are not as many plans.
+
+    Examples
+    --------
+    >>> single_result({"schema_version": "2.0", "step_s": 1.5})["step_s"]
+    1.5
+    >>> single_result({"schema_version": "2.0", "plans": []}, 2)
+    Traceback (most recent call last):
+    mofa.errors.SpecError: plan 2: is not there, the search has 0; name one of them
     """
     raw = result if isinstance(result, Mapping) else result.model_dump(mode="json")
     if "plans" not in raw:
@@ -250,6 +277,16 @@ def single_result(result: PlanReport | Plan | Mapping[str, Any], number: int = 1
 def distinct_names(names: Iterable[str]) -> list[str]:
     """Names with a number behind those that come again.
 
+    Parameters
+    ----------
+    names
+        Of results, in order.
+
+    Returns
+    -------
+    list of str
+        As many, no two alike.
+
     Examples
     --------
     >>> distinct_names(["plan", "plan", "other"])
@@ -266,10 +303,28 @@ def distinct_names(names: Iterable[str]) -> list[str]:
 def read_results(file: Path, number: int = 1) -> list[dict[str, Any]]:
     """The results of a file that ``--json`` or ``--json-file`` wrote: one strategy, or every estimate of a list.
 
+    Parameters
+    ----------
+    file
+        What ``--json`` printed, or ``--json-file`` wrote.
+    number
+        Which of a search's plans, 1 the best. [-]
+
+    Returns
+    -------
+    list of dict
+        Each as :func:`single_result` gives it.
+
     Raises
     ------
     SpecError
         If it is no such file, or has no plan of that number.
+
+    Examples
+    --------
+    >>> read_results(Path("no such file"))
+    Traceback (most recent call last):
+    mofa.errors.SpecError: no such file: no such file; check the path
     """
     where = short(str(file), 200)
     data = read_bytes(file, where, MAX_RESULT_BYTES, "give the JSON of one search")

@@ -23,7 +23,25 @@ class JobFacts(Spec):
 
     @classmethod
     def from_specs(cls, workload: WorkloadSpec, framework: FrameworkSpec, cluster: ClusterSpec) -> Self:
-        """The facts of a job; of a file of routing counts the name alone, as its folder is one machine's."""
+        """The facts of a job; of a file of routing counts the name alone, as its folder is one machine's.
+
+        Parameters
+        ----------
+        workload, framework, cluster
+            The job, the framework, the machines.
+
+        Returns
+        -------
+        JobFacts
+            What an export needs to write the job down.
+
+        Examples
+        --------
+        >>> import mofa
+        >>> specs = mofa.load_workload("llama3-8b"), mofa.load_framework("megatron"), mofa.load_cluster("h100-hgx", 8)
+        >>> JobFacts.from_specs(*specs).workload["model"]["num_layers"]
+        32
+        """
         raw = workload.model_dump(mode="json", exclude_none=True)
         if workload.routing.file is not None:
             raw["routing"]["file"] = PurePath(workload.routing.file).name

@@ -57,6 +57,20 @@ class LaunchLayout(Spec):
     def from_layout(cls, layout: PipelineLayout, by: LayoutBy, framework: str) -> Self:
         """A layout in the words of a framework.
 
+        Parameters
+        ----------
+        layout
+            Layers of each virtual chunk.
+        by
+            Who chose it.
+        framework
+            Its name.
+
+        Returns
+        -------
+        LaunchLayout
+            Its text, and the argument that launches it; empty where the framework takes none.
+
         Examples
         --------
         >>> LaunchLayout.from_layout(PipelineLayout.of_layers([1, 2]), "framework", "megatron").launch

@@ -20,14 +20,57 @@ REL_TOL = 1e-6
 
 
 def check_sum(what: str, parts: Iterable[float], total: float, unit: str) -> None:
-    """Refuse parts that do not sum to their total within float rounding."""
+    """Refuse parts that do not sum to their total within float rounding.
+
+    Parameters
+    ----------
+    what
+        What is summed, for the message.
+    parts
+        The parts. [unit]
+    total
+        What they must sum to. [unit]
+    unit
+        Of the message.
+
+    Raises
+    ------
+    ValueError
+        If they do not.
+
+    Examples
+    --------
+    >>> check_sum("parts", [1.0, 2.0], 3.0, "s")
+    >>> check_sum("parts", [1.0, 2.0], 4.0, "s")
+    Traceback (most recent call last):
+    ValueError: parts sum to 3 s, not to 4 s
+    """
     parts_sum = math.fsum(parts)
     if not math.isclose(parts_sum, total, rel_tol=REL_TOL, abs_tol=1e-12):
         raise ValueError(f"{what} sum to {parts_sum:.9g} {unit}, not to {total:.9g} {unit}")
 
 
 def check_not_negative(what: str, parts: Mapping[Any, float]) -> None:
-    """Refuse parts below zero."""
+    """Refuse parts below zero.
+
+    Parameters
+    ----------
+    what
+        What the parts are of, for the message.
+    parts
+        By name; of any unit. [unit]
+
+    Raises
+    ------
+    ValueError
+        If one is, with the lowest.
+
+    Examples
+    --------
+    >>> check_not_negative("exposed", {"tp": -0.5, "pp": 1.0})
+    Traceback (most recent call last):
+    ValueError: exposed.tp (-0.5) must not be negative
+    """
     if min(parts.values(), default=0.0) < 0:
         name, value = min(parts.items(), key=itemgetter(1))
         raise ValueError(f"{what}.{name} ({value:.6g}) must not be negative")
@@ -94,6 +137,16 @@ class StageRanks(Spec):
         """Peak of the live tensors of a rank of the group, between those of the two ends by its tokens. [B]
 
         Activations are linear in tokens; what else a peak holds is the same. Needs counts of every rank.
+
+        Parameters
+        ----------
+        ep_rank
+            Its place in the expert-parallel group, from 0. [-]
+
+        Returns
+        -------
+        float
+            [B]
         """
         low, high = self.emptiest, self.fullest
         span = high.tokens_over_mean - low.tokens_over_mean

@@ -150,7 +150,26 @@ class Plan(LongRunFields):
         }  # fmt: skip
 
     def to_frame(self, *, all: bool = False) -> pd.DataFrame:
-        """The plan as a table of one row, with the twenty columns that people want, or with all."""
+        """The plan as a table of one row, with the twenty columns that people want, or with all.
+
+        Parameters
+        ----------
+        all
+            Whether with every column.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Columns as in docs/json.md, parts joined by underscores.
+
+        Examples
+        --------
+        >>> import mofa
+        >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+        >>> plan = mofa.estimate(job, machines, "tp=2 recompute=full", replay=False)
+        >>> plan.to_frame().shape[0]
+        1
+        """
         return plans_to_frame([self], all=all)
 
     def __repr__(self) -> str:
@@ -169,6 +188,11 @@ def plans_to_frame(plans: Iterable[Plan], *, all: bool = True) -> pd.DataFrame:
         The plans.
     all
         Whether the table has every column, or the twenty that people want.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row a plan; empty without any.
 
     Examples
     --------
@@ -332,7 +356,18 @@ class PlanReport(Spec):
         return plan.step_s if per_s is None else 1.0 / per_s
 
     def to_frame(self, *, all: bool = False) -> pd.DataFrame:
-        """The plans as a table, one row each, best first, with the twenty columns that people want, or with all."""
+        """The plans as a table, one row each, best first, with the twenty columns that people want, or with all.
+
+        Parameters
+        ----------
+        all
+            Whether with every column.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row a plan; empty without any.
+        """
         return plans_to_frame(self.plans, all=all)
 
     def __repr__(self) -> str:

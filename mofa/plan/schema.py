@@ -17,6 +17,11 @@ from mofa.specs.base import split_sections
 def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of everything that ``mofa plan``, ``estimate`` and ``goodput`` print with ``--json``.
 
+    Returns
+    -------
+    dict of str to object
+        The schema, with a definition for each record.
+
     Examples
     --------
     >>> sorted(json_schema()["$defs"])[:3]

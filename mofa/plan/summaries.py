@@ -32,7 +32,24 @@ class WorkloadSummary(Spec):
 
     @classmethod
     def from_spec(cls, workload: WorkloadSpec) -> Self:
-        """The summary of a workload."""
+        """The summary of a workload.
+
+        Parameters
+        ----------
+        workload
+            The job.
+
+        Returns
+        -------
+        WorkloadSummary
+            Its sizes and formats.
+
+        Examples
+        --------
+        >>> import mofa
+        >>> WorkloadSummary.from_spec(mofa.load_workload("llama3-8b")).num_layers
+        32
+        """
         return cls(
             name=workload.name,
             num_params=num_params(workload.model),
@@ -61,7 +78,24 @@ class ClusterSummary(Spec):
 
     @classmethod
     def from_spec(cls, cluster: ClusterSpec) -> Self:
-        """The summary of a cluster."""
+        """The summary of a cluster.
+
+        Parameters
+        ----------
+        cluster
+            The machines.
+
+        Returns
+        -------
+        ClusterSummary
+            How many GPUs there are, of what kind and how they are grouped.
+
+        Examples
+        --------
+        >>> import mofa
+        >>> ClusterSummary.from_spec(mofa.load_cluster("h100-hgx", 16)).gpus_per_node
+        8
+        """
         capacity = cluster.gpu.capacity_bytes
         return cls(
             name=cluster.name,
@@ -93,7 +127,24 @@ class FrameworkSummary(Spec):
 
     @classmethod
     def from_spec(cls, framework: FrameworkSpec) -> Self:
-        """The summary of a framework."""
+        """The summary of a framework.
+
+        Parameters
+        ----------
+        framework
+            The framework.
+
+        Returns
+        -------
+        FrameworkSummary
+            The options that its predictions rest on.
+
+        Examples
+        --------
+        >>> import mofa
+        >>> FrameworkSummary.from_spec(mofa.load_framework("torchtitan")).name
+        'torchtitan'
+        """
         facts = {name: getattr(framework, name) for name in cls.model_fields}
         if framework.dp_replicate > 1:
             facts["data_parallel"] = "hsdp"

@@ -42,6 +42,16 @@ _NAMES = {
 def component_name(name: str) -> str:
     """A component as words.
 
+    Parameters
+    ----------
+    name
+        Of seconds or bytes, as JSON has it.
+
+    Returns
+    -------
+    str
+        Its words.
+
     Examples
     --------
     >>> component_name("tp"), component_name("allocator_slack")
@@ -59,6 +69,11 @@ def strategy_text(strategy: StrategySpec, *, moe: bool = True) -> str:
         The strategy.
     moe
         Whether the model has experts; a dense one has no etp to speak of.
+
+    Returns
+    -------
+    str
+        Degrees and switches, a blank between two.
 
     Examples
     --------
@@ -120,7 +135,26 @@ class PlanFigures(Protocol):
 
 
 def plan_line(plan: PlanFigures) -> str:
-    """A plan in one line: its strategy, speed and memory."""
+    """A plan in one line: its strategy, speed and memory.
+
+    Parameters
+    ----------
+    plan
+        An estimate, or a plan of a search.
+
+    Returns
+    -------
+    str
+        One line without an end.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> plan = mofa.estimate(job, machines, "tp=2 recompute=full", replay=False)
+    >>> plan_line(plan).split(":")[0]
+    'tp=2 sp=true etp=1 dp=4 micro_batch=1 zero=1 recompute=full'
+    """
     memory = plan.memory
     fits = "" if memory.fits else ", does not fit"
     return (
@@ -130,7 +164,28 @@ def plan_line(plan: PlanFigures) -> str:
 
 
 def plan_text(plan: PlanFigures, exposed: Mapping[Any, float]) -> str:
-    """A plan in a few lines: what it is, how fast, what it takes, and where its step goes."""
+    """A plan in a few lines: what it is, how fast, what it takes, and where its step goes.
+
+    Parameters
+    ----------
+    plan
+        An estimate, or a plan of a search.
+    exposed
+        Seconds of the step by component, of which the four largest are shown. [s]
+
+    Returns
+    -------
+    str
+        A line each, without an end.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> plan = mofa.estimate(job, machines, "tp=2 recompute=full", replay=False)
+    >>> print(plan_text(plan, plan.time.exposed).splitlines()[0])
+    strategy  tp=2 sp=true etp=1 dp=4 micro_batch=1 zero=1 recompute=full on megatron
+    """
     memory = plan.memory
     over = "" if memory.fits else f" (does not fit, {-memory.free_bytes / GIB:.2f} GiB over)"
     parts = sorted(exposed.items(), key=lambda part: -part[1])[:4]
@@ -149,7 +204,28 @@ def plan_text(plan: PlanFigures, exposed: Mapping[Any, float]) -> str:
 
 
 def report_text(job_on_machines: str, plans: Sequence[PlanFigures], min_gpus: int | None) -> str:
-    """What a search found: a line for each plan, or how many GPUs would do."""
+    """What a search found: a line for each plan, or how many GPUs would do.
+
+    Parameters
+    ----------
+    job_on_machines
+        What was planned, in words.
+    plans
+        What fits, best first.
+    min_gpus
+        GPUs that would do where nothing fits, if a number is known. [-]
+
+    Returns
+    -------
+    str
+        A line each, without an end.
+
+    Examples
+    --------
+    >>> print(report_text("a job on 8 GPUs", [], 64))
+    a job on 8 GPUs: 0 plans
+    nothing fits; 64 GPUs would do
+    """
     lines = [f"{job_on_machines}: {len(plans)} plans"]
     lines += [f"{number:2d}  {plan_line(plan)}" for number, plan in enumerate(plans, start=1)]
     if not plans:

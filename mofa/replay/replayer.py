@@ -22,17 +22,7 @@ from mofa.replay.rank.uneven_layers import rows_over_mean_by_layer
 from mofa.replay.time.step import replay_time
 from mofa.replay.time.time_replayed import ReplayedTime, scaled_by_runs, weighted_mean
 from mofa.specs.residuals import load_residuals
-
-ENDS_DIFFER = 0.09
-"""By how much the ends of a stage's shards differ at most, as a share of what the device offers: the worst of the 95
-stages of :func:`mofa.replay.memory.rank_memory.may_be_fullest`, whose rule was wrong by 0.0124 at most, of 1,462 more.
-[-]"""
-STAGES_ARE_OFF = 0.03
-"""How far a stage's closed form may be below the fullest rank played for it to be the fullest, as a share: nine of ten
-closed forms are nearer. [-]"""
-ENDS_ARE_OFF = 0.2
-"""The same of stages with the embedding or the head where FSDP's pipelines make experts' gradients whole: those may fit
-into none of the activations' blocks. [-]"""
+from mofa.specs.shared_facts import load_shared
 
 
 def mean_over_steps(estimator: Estimator, played: ReplayedTime) -> ReplayedTime:
@@ -187,11 +177,8 @@ class Replayer:
     def _may_not_fit(self, reserved: int, capacity_bytes: float) -> bool:
         """Whether what was played so far fits, but with the margin of a plan would not if it were the emptier end."""
         capacity = self.estimator.cluster.gpu.capacity_bytes.value
-        return (
-            capacity_bytes - (load_residuals().device_memory.value + ENDS_DIFFER) * capacity
-            < reserved
-            <= capacity_bytes
-        )
+        share = load_residuals().device_memory.value + load_shared().tolerances.shard_ends.value
+        return capacity_bytes - share * capacity < reserved <= capacity_bytes
 
     def device_bytes(self, pipeline_rank: int, limit: float = math.inf) -> float:
         """Reserved memory, context and communicators of a pipeline rank; what it takes so far, as soon as that is above
@@ -249,12 +236,14 @@ class Replayer:
     def _is_off(self, pipeline_rank: int) -> float:
         """By how much the closed form of a pipeline rank may be too low, as a share. [-]"""
         spec = self.estimator.rank_specs[pipeline_rank]
+        tolerances = load_shared().tolerances
         if not spec.place.has_end:
-            return STAGES_ARE_OFF
+            return tolerances.stage.value
         if spec.gradients.reduces_by_chunk:
             return 1.0
         is_moe = self.estimator.workload.model.moe is not None
-        return ENDS_ARE_OFF if spec.gradients.keeps_params_gathered and is_moe else STAGES_ARE_OFF
+        makes_whole_gradients = spec.gradients.keeps_params_gathered and is_moe
+        return (tolerances.stage_with_whole_expert_gradients if makes_whole_gradients else tolerances.stage).value
 
     def _layers(self, pipeline_rank: int) -> object:
         """Equal for pipeline ranks that hold the same; an end is like no other, nor is any where layers get tokens of

@@ -18,7 +18,12 @@ COLUMNS: Columns = (
 SUMMARY: Columns = (
     ("set", "left"), ("rows", "right"), ("mean", "right"), ("bias", "right"), ("worst", "right"), ("asked", "left"),
 )  # fmt: skip
-APART: Columns = (("run", "left"), ("model", "left"), ("error", "right"), ("why it is in no set", "left"))
+OUTSIDE_SETS: Columns = (
+    ("run", "left"),
+    ("model", "left"),
+    ("error", "right"),
+    ("why it is in no set", "left"),
+)
 LEFT_OUT: Columns = (("reason", "left"), ("rows", "left"))
 WORDS = """\
 Megatron-Core on Transformer Engine, from the tables of others; what their recipes say is in
@@ -43,7 +48,7 @@ def hopper_section_lines(report: ValidationReport) -> list[str]:
         "## Published Hopper rows on Transformer Engine", WORDS,
         markdown_table(SUMMARY, [_summary(name, runs) for name, runs in members.items() if runs]),
         markdown_table(COLUMNS, judged),
-        "Not in a set, each with the switch that keeps it out:", markdown_table(APART, left_out),
+        "Not in a set, each with the switch that keeps it out:", markdown_table(OUTSIDE_SETS, left_out),
         "Not predicted, by a rule on their columns:", markdown_table(LEFT_OUT, _left_out(report)),
     ]  # fmt: skip
 

@@ -12,6 +12,7 @@ from mofa.errors import SpecError
 from mofa.routing.rank_load import expert_shares
 from mofa.specs.model import ModelSpec
 from mofa.specs.routing import RoutingSpec
+from mofa.specs.shared_facts import load_shared
 from mofa.specs.strategy import MERGED_GROUPS
 
 FloatA = NDArray[np.float64]
@@ -19,13 +20,6 @@ DRAWS = 64
 """Draws of a layer that the load under scheduling is the mean of."""
 _UNITS = 1e6
 """Shares are counted in so many parts, for flows of whole numbers."""
-SOLVE_S, SOLVE_PER_REPLICA_S = 40e-6, 0.25e-6
-"""Time of one warm solve: fixed and per replica. Measured with benchmarks/balance_speed.py on one core of a server's
-processor, median and 99th percentile over four skews: 0.015 and 0.03 ms for 64 replicas on 8 GPUs, at most 0.06 and
-0.08 for 256 on 32, at most 0.13 and 0.47 for 512 on 64; these give 0.06, 0.10 and 0.17 ms. [s]"""
-DISPATCH_S = 0.3e-3
-"""What a dispatch to replicas takes beyond one to experts, without solving: MicroMoE (arXiv 2511.16947) adds 0.4 ms to
-a dispatch with everything overlapped (figure 9), of which its smallest solve is 0.1 ms (figure 11). [s]"""
 
 
 def with_token_scheduling(
@@ -111,4 +105,5 @@ def scheduling_s(num_experts: int, merged: int = MERGED_GROUPS) -> float:
     >>> round(scheduling_s(256) * 1e3, 3)
     0.468
     """
-    return SOLVE_S + SOLVE_PER_REPLICA_S * num_experts * merged + DISPATCH_S
+    facts = load_shared().routing
+    return facts.solve.value + facts.solve_per_replica.value * num_experts * merged + facts.scheduled_dispatch.value

@@ -11,6 +11,12 @@ from typing import Literal, NamedTuple
 Compute = Literal["F", "B", "I", "W"]
 """Forward; backward of inputs and weights; backward of inputs alone; of weights alone."""
 Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+SENDS: frozenset[Kind] = frozenset({"SEND_F", "SEND_B"})
+RECEIVES: frozenset[Kind] = frozenset({"RECV_F", "RECV_B"})
+ANSWERS: dict[Kind, tuple[Kind, int]] = {
+    "SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1), "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1),
+}  # fmt: skip
+"""The other side of a transfer, and by how many stages it is further on."""
 Placement = Literal["loop", "v"]
 Runtime = Literal["megatron", "pytorch"]
 """Whose code runs a pipeline: Megatron-Core's (DeepSpeed's counts as the same) or ``torch.distributed.pipelining``."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mofa.schedules.order import Action, Exchange, Item, Kind, Order, Program
+from mofa.schedules.order import ANSWERS, SENDS, Action, Exchange, Item, Kind, Order, Program
 
 
 class OrderError(ValueError):
@@ -88,14 +88,13 @@ def _paired(program: Program) -> None:
                 continue
             for op in item.ops:
                 kinds: tuple[Kind, ...] = ("F",) if op.kind == "SEND_F" else ("B", "I")
-                if op.kind.startswith("SEND") and not any(Action(k, op.stage, op.micro_batch) in made for k in kinds):
+                if op.kind in SENDS and not any(Action(k, op.stage, op.micro_batch) in made for k in kinds):
                     raise OrderError(f"rank {r}: {op} comes before what it sends is computed")
 
 
 def _peer(op: Action) -> Action:
-    kind = {"SEND_F": "RECV_F", "RECV_F": "SEND_F", "SEND_B": "RECV_B", "RECV_B": "SEND_B"}[op.kind]
-    step = 1 if op.kind in ("SEND_F", "RECV_B") else -1
-    return Action(kind, op.stage + step, op.micro_batch)  # type: ignore[arg-type]
+    kind, step = ANSWERS[op.kind]
+    return Action(kind, op.stage + step, op.micro_batch)
 
 
 def _inputs_of(order: Order, act: Action) -> list[Action]:

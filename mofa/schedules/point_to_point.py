@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from mofa.schedules.order import Action, Exchange, Item, Order, Program
+from mofa.schedules.order import SENDS, Action, Exchange, Item, Order, Program
 
 
 def send_and_receive_of(order: Order, action: Action) -> tuple[Action, Action] | None:
@@ -165,7 +165,7 @@ class _Streams:
         if name is None:
             there = stage + (1 if kind in ("SEND_F", "RECV_B") else -1)
             ends = [self.order.rank_of(stage), self.order.rank_of(there)]
-            a, b = ends if kind.startswith("SEND") else reversed(ends)
+            a, b = ends if kind in SENDS else reversed(ends)
             name = self.named[kind, stage] = f"{a}>{b} {kind[-1]}"
         return name
 

@@ -42,7 +42,7 @@ class NumericsSwitch(NamedTuple):
     """The value with which it changes nothing."""
     model_has_it: bool
     """Whether the model has what it acts on."""
-    acts_on: str
+    needed_part: str
     """What it acts on, in words."""
 
 
@@ -70,7 +70,7 @@ def _refuse_idle_switches(model: ModelSpec, framework: FrameworkSpec) -> None:
     for field, switch in _switches(model, framework).items():
         if not switch.model_has_it and (value := getattr(framework, field)) != switch.neutral_value:
             said = str(value).lower()
-            raise SpecError(f"{field}: {said} needs {switch.acts_on}, and {model.name} has none; leave it out")
+            raise SpecError(f"{field}: {said} needs {switch.needed_part}, and {model.name} has none; leave it out")
 
 
 def with_numerics(

@@ -89,7 +89,33 @@ def estimate(
 def step_s(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec, replay: bool = True
 ) -> float:
-    """The step time of one strategy as :func:`estimate` gives it, without a replay of memory. [s]"""
+    """The step time of one strategy as :func:`estimate` gives it, without a replay of memory. [s]
+
+    Parameters
+    ----------
+    workload, cluster, strategy, framework
+        As of :func:`estimate`.
+    replay
+        Whether the step is played op by op; else it is in closed form.
+
+    Returns
+    -------
+    float
+        [s]
+
+    Raises
+    ------
+    StrategyError
+        If the framework cannot run the strategy.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> megatron = mofa.load_framework("megatron")
+    >>> step_s(job, machines, "tp=2 recompute=full", framework=megatron, replay=False) > 0.0
+    True
+    """
     candidate = _candidate(workload, cluster, framework, strategy)
     return (
         candidate.time.step_s
@@ -101,14 +127,62 @@ def step_s(
 def plan_in_closed_form(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec
 ) -> Plan:
-    """The plan that :func:`estimate` gives for one strategy without a replay, but for its band, which takes longest."""
+    """The plan that :func:`estimate` gives for one strategy without a replay, but for its band, which takes longest.
+
+    Parameters
+    ----------
+    workload, cluster, strategy, framework
+        As of :func:`estimate`.
+
+    Returns
+    -------
+    Plan
+        Without a band.
+
+    Raises
+    ------
+    StrategyError
+        If the framework cannot run the strategy.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> plan_in_closed_form(job, machines, "tp=2 recompute=full", mofa.load_framework("megatron")).band is None
+    True
+    """
     return _candidate(workload, cluster, framework, strategy).plan_in_closed_form(banded=False)
 
 
 def plan_with_replayed_time(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec
 ) -> Plan:
-    """The plan that :func:`estimate` gives for one strategy, with its memory in closed form, not replayed."""
+    """The plan that :func:`estimate` gives for one strategy, with its memory in closed form, not replayed.
+
+    Parameters
+    ----------
+    workload, cluster, strategy, framework
+        As of :func:`estimate`.
+
+    Returns
+    -------
+    Plan
+        Its step is played, its memory is not.
+
+    Raises
+    ------
+    StrategyError
+        If the framework cannot run the strategy.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> short = job.model_copy(update={"batch": job.batch.model_copy(update={"global_batch": 8})})
+    >>> megatron = mofa.load_framework("megatron")
+    >>> plan_with_replayed_time(short, machines, "tp=2 recompute=full", framework=megatron).step_s > 0.0
+    True
+    """
     return _candidate(workload, cluster, framework, strategy).plan_with_replayed_time()
 
 

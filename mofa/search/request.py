@@ -19,6 +19,16 @@ BOUNDED = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 def resolve_framework(workload: object, cluster: object, framework: object) -> FrameworkSpec:
     """The framework, the workload's own or ``megatron`` where absent.
 
+    Parameters
+    ----------
+    workload, cluster, framework
+        Specs, or what a caller gave in their place.
+
+    Returns
+    -------
+    FrameworkSpec
+        The framework that runs the job.
+
     Raises
     ------
     SpecError
@@ -50,6 +60,17 @@ def resolve_framework(workload: object, cluster: object, framework: object) -> F
 
 def check_constraints(fix: Mapping[str, object], maximum: Mapping[str, int], top: int, convention: str) -> None:
     """Refuse constraints with unknown names or values of a wrong type.
+
+    Parameters
+    ----------
+    fix
+        Values, or several of them, by column of strategies.
+    maximum
+        The most of a degree by its name. [-]
+    top
+        How many plans are wanted. [-]
+    convention
+        How FLOPs of causal attention are counted.
 
     Raises
     ------

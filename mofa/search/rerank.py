@@ -38,7 +38,7 @@ class _Row:
     tried: int = 0
 
 
-_Found = tuple[float, float, _Row, Plan]
+_FittingPlan = tuple[float, float, _Row, Plan]
 """The key to minimise, the bytes that the plan lacks (negative: free), its row, and the plan."""
 
 
@@ -97,7 +97,7 @@ def replay_best(
     """
     out = ReplayedRanking()
     bar = _Bar(progress, min(len(rows), REPLAYED) + min(top, len(rows), REPLAYED))
-    fitting_plans: list[_Found] = []
+    fitting_plans: list[_FittingPlan] = []
     later: list[_Row] = []
     seen = 0
     with without_collection():  # what is played of most rows is gone before it would be looked through
@@ -120,14 +120,14 @@ def replay_best(
 def _fitting(
     rows: Sequence[_Row], last: Candidate | None, wanted: int, out: ReplayedRanking, bar: _Bar,
     order: Callable[[Plan], float] | None, workers: Workers | None,
-) -> tuple[list[_Found], list[_Row]]:  # fmt: skip
+) -> tuple[list[_FittingPlan], list[_Row]]:  # fmt: skip
     """The best fitting rows, and rows for later: they recompute more now and come after the ``last`` of these rows.
 
     Verdicts on the others are added to ``out``.
     """
     workers = workers_for([row.candidate for row in rows], workers)
     ranked = _ranked(rows, bar, order, workers)
-    fitting_plans: list[_Found] = []
+    fitting_plans: list[_FittingPlan] = []
     later: list[_Row] = []
     while ranked and len(fitting_plans) < wanted:
         next_ = _shared_out(ranked[: wanted - len(fitting_plans)])

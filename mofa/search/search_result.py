@@ -122,6 +122,11 @@ class Search:
 
         Columns as in :meth:`table`. Lower bounds spare most rows from being costed.
 
+        Returns
+        -------
+        pandas.DataFrame
+            A row a strategy; no time is above the next one's.
+
         Examples
         --------
         >>> import mofa

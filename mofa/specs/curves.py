@@ -15,7 +15,6 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from mofa.specs.base import NotNegativeFact, PositiveFact, Spec
-from mofa.specs.fitted import BETWEEN_SHARE as BETWEEN_SHARE
 from mofa.specs.fitted import Curve as Curve
 from mofa.specs.fitted import PoweredCurve as PoweredCurve
 from mofa.specs.fitted import expected_max_normal as expected_max_normal

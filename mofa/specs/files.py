@@ -27,6 +27,7 @@ MAX_EXPANDED_NODES = 100_000
 """Nodes of a YAML document once every alias is written out; a bomb of a few lines has billions."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 @lru_cache
@@ -148,6 +149,18 @@ _YAML_MISTAKES = {  # the first that is found says it
     "constructor": "a tag (!) that is not read here",
     "undefined alias": "an undefined alias, a name behind * that no & defines (put it in quotes)",
 }
+
+
+def profile_text(facts: dict[str, Any]) -> str:
+    """A profile of hardware as YAML: keys in their order, what has no parts in one line.
+
+    Examples
+    --------
+    >>> print(profile_text({"name": "toy", "tdp_w": {"value": "700 W", "provenance": "assumed"}}), end="")
+    name: toy
+    tdp_w: {value: 700 W, provenance: assumed}
+    """
+    return str(yaml.dump(facts, Dumper=_Dumper, sort_keys=False, width=140, default_flow_style=None))
 
 
 def _yaml_mistake(problem: str) -> str:

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from mofa.specs.base import Count, Library, Provenance, Spec
 from mofa.specs.ranges import LEAST_SHARE, RelativeError, Size
+from mofa.specs.shared_facts import load_shared
 
 FloatArray = NDArray[np.float64]
 
@@ -35,11 +36,9 @@ class Curve(Spec):
 
 
 Share = Annotated[float, Field(ge=LEAST_SHARE, le=1)]
-BETWEEN_SHARE = 0.61
-"""Share of the time that products took where they were measured between memory-bound kernels. [-]"""
 LEAST_BETWEEN = 0.9
 """Rate between memory-bound kernels over the rate alone, at least. Physics says 1, the rest is for noise; at
-:data:`BETWEEN_SHARE` the line through the two states would reach a rate of zero. [-]"""
+``products_share_between`` the line through the two states would reach a rate of zero. [-]"""
 
 
 class PoweredCurve(Curve):
@@ -118,7 +117,7 @@ class PoweredCurve(Curve):
         >>> curve.rate_fraction(np.array([0.0, 0.61, 1.0])).round(3)
         array([0.978, 0.9  , 0.85 ])
         """
-        slope = (self.sustained - self.alone) / (1.0 - BETWEEN_SHARE)
+        slope = (self.sustained - self.alone) / (1.0 - load_shared().libraries.products_share_between.value)
         return np.minimum(self.alone + slope * (1.0 - share), 1.0)
 
 

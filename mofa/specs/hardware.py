@@ -22,7 +22,7 @@ from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_m
 from mofa.specs.host import HostCurve, LayerPace
 from mofa.specs.links import BridgeSpec, NicSpec, SharedLinkSpec
 from mofa.specs.links import LinkSpec as LinkSpec
-from mofa.specs.peak_check import ReachedShare, passes_peak, reached_shares, reached_shares_of_link, slow_curves
+from mofa.specs.peak_check import ReachedShare, reached_shares, reached_shares_of_link, slow_curves, why_above_peak
 from mofa.specs.ranges import MAX_GPUS, Degree
 from mofa.units import format_bytes
 
@@ -64,7 +64,7 @@ class GpuSpec(Spec):
                 f"capacity_bytes ({format_bytes(capacity)}) must be at most memory_bytes ({format_bytes(memory)}); "
                 "correct one of them (the GB of a datasheet's memory are GiB)"
             )
-        passed = passes_peak(self.reached_shares())
+        passed = why_above_peak(self.reached_shares())
         if passed is not None:
             raise ValueError(
                 f"{passed}; correct the fact, or write `like:` in place of curves, which rescales them (mofa new gpu)"
@@ -147,7 +147,7 @@ class NodeSpec(Spec):
             raise ValueError(
                 f"gpus_per_domain ({self.gpus_per_domain}) must be a multiple of gpus_per_node ({self.gpus_per_node})"
             )
-        passed = passes_peak(reached_shares_of_link(self.collectives, self.intra.bandwidth_bytes_per_s.value))
+        passed = why_above_peak(reached_shares_of_link(self.collectives, self.intra.bandwidth_bytes_per_s.value))
         if passed is not None:
             raise ValueError(f"{passed}; correct one of them")
         inside = [(f"shared[{i}].gpus", link.gpus) for i, link in enumerate(self.shared)]

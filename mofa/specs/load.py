@@ -334,7 +334,25 @@ def _changed(where: str, changes: Mapping[str, object] | None) -> str:
 
 
 def with_routing_path(spec: WorkloadSpec, folder: Path | None) -> WorkloadSpec:
-    """A workload whose file of routing counts is looked up in this folder, where it has one with a relative path."""
+    """A workload whose file of routing counts is looked up in this folder, where it has one with a relative path.
+
+    Parameters
+    ----------
+    spec
+        The job.
+    folder
+        Where its file is; None leaves the path as it is.
+
+    Returns
+    -------
+    WorkloadSpec
+        The same but for the path.
+
+    Examples
+    --------
+    >>> with_routing_path(load_workload("llama3-8b"), None).routing.file is None
+    True
+    """
     file = spec.routing.file
     if file is None or folder is None or Path(file).is_absolute():
         return spec

@@ -78,7 +78,7 @@ def reached_shares_of_link(curves: Mapping[str, CollectiveCurve], bytes_per_s: f
         )  # fmt: skip
 
 
-def passes_peak(shares: Iterable[ReachedShare]) -> str | None:
+def why_above_peak(shares: Iterable[ReachedShare]) -> str | None:
     """Why curves cannot be of this hardware, of the first that passes its peak; None where none does."""
     for share in shares:
         if share.rate > share.allowed_share * share.peak:

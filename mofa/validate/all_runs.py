@@ -107,7 +107,7 @@ def validate(
     base = reference_dir(folder)
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, RunProcesses(processes) as spread:
         usable, left_out = reference_runs(base, Path(scratch), group, spread)
-        of_layers = spread.submit(compare_layers, base if group in (None, "measured") else None)
+        of_layers = spread.submit(compare_chunked_layers, base if group in (None, "measured") else None)
         profiled = _profiled(usable, base / "traces")
         attributed = spread.map(_family, list(profiled.values()))
         runs, not_scored = score_references(usable, left_out, spread=spread, progress=progress)
@@ -126,7 +126,7 @@ def validate(
     )
 
 
-def compare_layers(folder: Path | None) -> tuple[LayerComparison, ...]:
+def compare_chunked_layers(folder: Path | None) -> tuple[LayerComparison, ...]:
     """The MoE layers in token chunks of the measurements beside a folder of reference runs, none of no folder."""
     if folder is None:
         return ()

@@ -356,7 +356,7 @@ UNMEASURED = ("not measured",)
 """Where the bands are pooled of steps of which something was never measured."""
 INCOMPLETE = ("recomputation not given",)
 """Where those are pooled of rows whose recomputation is blank and that no band was fitted on: others were measured."""
-APART = (UNMEASURED, INCOMPLETE)
+NOT_GROUPED = (UNMEASURED, INCOMPLETE)
 
 
 def band_coverage(runs: Sequence[RunScore]) -> tuple[Coverage, ...]:
@@ -368,9 +368,9 @@ def band_coverage(runs: Sequence[RunScore]) -> tuple[Coverage, ...]:
             fitted = run.has_whole_configuration or load_residuals().step.stand_in(run.band.circumstances.path)
             pools.setdefault(path if fitted else INCOMPLETE, []).append(run)
     for depth in range(len(LEVELS), 0, -1):
-        for path in [p for p in pools if len(p) == depth and p not in APART and len(pools[p]) < FEWEST_RUNS]:
+        for path in [p for p in pools if len(p) == depth and p not in NOT_GROUPED and len(pools[p]) < FEWEST_RUNS]:
             pools.setdefault(path[:-1], []).extend(pools.pop(path))
-    return tuple(_coverage(path, pools[path]) for path in sorted(pools, key=lambda p: (p in APART, p)))
+    return tuple(_coverage(path, pools[path]) for path in sorted(pools, key=lambda p: (p in NOT_GROUPED, p)))
 
 
 def _coverage(path: tuple[str, ...], runs: Sequence[RunScore]) -> Coverage:
@@ -378,13 +378,13 @@ def _coverage(path: tuple[str, ...], runs: Sequence[RunScore]) -> Coverage:
     measured = np.array([1.0 / (1.0 + run.step_time.error) for run in runs if run.step_time is not None])
     below, above = measured < ends[:, 0], measured > ends[:, 1]
     bands = {run.band.group for run in runs if run.band is not None}
-    fitted = load_residuals().step.nearest(() if path in APART else path)
+    fitted = load_residuals().step.nearest(() if path in NOT_GROUPED else path)
     low, high, width = np.median(np.column_stack([ends - 1.0, ends[:, 1] - ends[:, 0]]), axis=0)
     return Coverage(
         group=path_text(path), bands=tuple(path_text(group) for group in sorted(bands)), fitted_runs=fitted.runs,
         families=fitted.families, runs=len(runs), inside=int((~below & ~above).sum()), below=int(below.sum()),
         above=int(above.sum()), median_low=float(low), median_high=float(high), median_width=float(width),
-        tested=len(runs) >= FEWEST_RUNS and path not in APART,
+        tested=len(runs) >= FEWEST_RUNS and path not in NOT_GROUPED,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from math import ceil
 
 from mofa.validate.architecture import Row
 
-APART = ("id", "source_url_or_repo_path", "mbs", "gbs", "overlap_notes", "flops_convention_notes", "notes")
+OWN_COLUMNS = ("id", "source_url_or_repo_path", "mbs", "gbs", "overlap_notes", "flops_convention_notes", "notes")
 """Columns in which two runs may differ that differ in their batches alone, beside what was measured; the global batch
 changes no memory."""
 
@@ -18,7 +18,7 @@ DEPTH = ("model", "params_b", "layers")
 """Columns in which two runs may differ, further, that differ in their layers."""
 
 
-def _setting(row: Row, own_columns: Sequence[str] = APART) -> tuple[tuple[str, str], ...]:
+def _setting(row: Row, own_columns: Sequence[str] = OWN_COLUMNS) -> tuple[tuple[str, str], ...]:
     return tuple((c, text) for c, text in row.items() if c not in own_columns and not c.startswith("measured_"))
 
 
@@ -88,10 +88,10 @@ def implausible_out_of_memory(out_of_memory: Sequence[Row], rows: Sequence[Row])
 
 def _most(short: Row, rows: Sequence[Row]) -> Iterator[tuple[float, str]]:
     """By each row that says so, the most that a run can take, and that row's id."""
-    same = _setting(short, APART + DEPTH)
+    same = _setting(short, OWN_COLUMNS + DEPTH)
     for row in rows:
         given = row["measured_peak_mem_gib"] and row["layers"] and short["layers"] and row["mbs"] and short["mbs"]
-        if not given or _setting(row, APART + DEPTH) != same or float(row["mbs"]) < float(short["mbs"]):
+        if not given or _setting(row, OWN_COLUMNS + DEPTH) != same or float(row["mbs"]) < float(short["mbs"]):
             continue
         layers, stages = (float(short["layers"]), float(row["layers"])), float(row["pp"] or 1)
         fullest = ceil(layers[0] / stages) / ceil(layers[1] / stages)

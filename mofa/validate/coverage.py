@@ -11,7 +11,7 @@ from mofa.specs.base import Spec
 
 COVERED = (0.7, 0.9)
 """Between which the share of tested steps inside their bands should lie. [-]"""
-HELD = 0.8
+NOMINAL_COVERAGE = 0.8
 """Share of steps that a band is to hold. [-]"""
 FEWEST_RUNS = 20
 """Runs that a group has to have for a coverage of its own. [-]"""
@@ -30,7 +30,10 @@ def chance_interval(runs: int) -> tuple[float, float]:
     >>> chance_interval(20), chance_interval(100)
     ((0.6, 0.95), (0.72, 0.88))
     """
-    likely = [comb(runs, inside) * HELD**inside * (1.0 - HELD) ** (runs - inside) for inside in range(runs + 1)]
+    likely = [
+        comb(runs, inside) * NOMINAL_COVERAGE**inside * (1.0 - NOMINAL_COVERAGE) ** (runs - inside)
+        for inside in range(runs + 1)
+    ]
     return _passed(likely) / runs, (runs - _passed(reversed(likely))) / runs
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from mofa.blocks.build import BlockKind, BlockTapes, layer_tapes
 from mofa.blocks.context import Context, Primitives
@@ -20,6 +19,7 @@ from mofa.blocks.work import Gemm, GroupedGemm
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.implied_facts import implied_facts
 from mofa.specs.model import ModelSpec
+from tests.committed import read_yaml
 
 PROFILES = Path(__file__).parents[2] / "framework_profiles"
 PRIMITIVES = {"megatron": megatron.PRIMITIVES, "megatron-local": megatron_local.PRIMITIVES}
@@ -27,7 +27,7 @@ PRIMITIVES = {"megatron": megatron.PRIMITIVES, "megatron-local": megatron_local.
 
 def framework(name: str, **options: Any) -> FrameworkSpec:
     """A bundled framework with options changed."""
-    facts = yaml.safe_load((PROFILES / f"{name}.yaml").read_text())
+    facts = read_yaml(PROFILES / f"{name}.yaml")
     return FrameworkSpec.model_validate({**facts, **implied_facts(options), **options})
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.combined_passes import BACKWARD_PARTS, ISSUED, TURNS, backward_parts, combined_tape, forward_parts
+from mofa.blocks.combined_passes import BACKWARD_PARTS, ISSUED, PASS_ORDER, backward_parts, combined_tape, forward_parts
 from mofa.blocks.op import EXPERT_STREAM, Op
 from mofa.blocks.work import Collective
 from mofa.cost.block.combined_memory import combined_peak
@@ -43,7 +43,7 @@ def test_parts_are_all_of_a_tape(delays: bool) -> None:
         assert tuple(op for ops in forward.values() for op in ops) == tapes.forward.ops
         cut = [op.name for ops in backward.values() for op in ops]
         assert sorted(cut) == sorted(op.name for op in tapes.backward.ops)
-    assert set(TURNS) == set(ISSUED) and len(TURNS) == len(ISSUED)
+    assert set(PASS_ORDER) == set(ISSUED) and len(PASS_ORDER) == len(ISSUED)
 
 
 def test_callables_are_cut_as_megatron_cuts_them() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mofa.blocks.build import BlockKind, BlockTapes, layer_tapes
-from mofa.blocks.deferred_weight_gradients import KEPT
+from mofa.blocks.deferred_weight_gradients import CHECKPOINT_KEEPS
 from mofa.blocks.elementwise import value_at
 from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
@@ -44,7 +44,7 @@ def test_a_checkpoint_makes_the_block_again_for_each_weight() -> None:
 def test_what_no_weight_takes_is_kept_to_the_end_of_the_chunk() -> None:
     """Attention's inputs and output, once for each of the weights; an input of a product only until its last one."""
     tapes = layer(FULL)
-    kept = next(op for op in tapes.split_backward.by_weights.ops if op.name == KEPT).reads
+    kept = next(op for op in tapes.split_backward.by_weights.ops if op.name == CHECKPOINT_KEEPS).reads
     assert {name for name in kept if name.startswith("attn.out~")} == {f"attn.out~{i}" for i in range(len(WEIGHTS))}
     assert not any(name.startswith("mlp_norm.out~") for name in kept)
     assert kept[0] == "x"
@@ -53,7 +53,9 @@ def test_what_no_weight_takes_is_kept_to_the_end_of_the_chunk() -> None:
 def test_of_the_last_block_what_no_weight_is_behind_goes() -> None:
     """Its graph is let go from its end: what the activation saved goes behind the second matrix, the sixth weight."""
     tapes = layer(FULL)
-    assert next(op for op in tapes.split_backward.by_weights_of_last_block.ops if op.name == KEPT).reads == ("x",)
+    assert next(
+        op for op in tapes.split_backward.by_weights_of_last_block.ops if op.name == CHECKPOINT_KEEPS
+    ).reads == ("x",)
     gone = next(
         op for op in tapes.split_backward.by_weights_of_last_block.ops if op.name == "checkpoint lets go behind mlp.w2"
     ).reads

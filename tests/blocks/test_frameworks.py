@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.cost.block.block_cost import Mode, block_costs
 from mofa.cost.block.routing_loads import BALANCED
-from mofa.cost.estimate import rows_by_precision_mode
+from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.search.one_strategy import strategy_row
 
 NAMES = ("megatron", "megatron-2022", "megatron-local", "torchtitan")

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
 from mofa.calibrate.fits.nccl_import import ImportedRuns, import_nccl
 from mofa.cli.main import main
@@ -18,6 +17,7 @@ from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.topology import Group
 from mofa.errors import SpecError
 from mofa.specs.load import load_cluster
+from tests.committed import read_yaml, yaml_text
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"all_gather": "all_gather", "all_reduce": "all_reduce", "all_to_all": "alltoall",
@@ -52,11 +52,11 @@ def planned_s(profile: Path, op: str, hosts: int, sizes: Sequence[int]) -> np.nd
 
 def made_up(folder: Path, profile: Path, hosts: Sequence[int] = (2, 4)) -> list[Path]:
     """Files that the planner's own formula wrote, of a network with other facts than the bundled node's."""
-    node = yaml.safe_load(profile.read_text())
+    node = read_yaml(profile)
     for name, value in (("latency_s", "25 us"), ("efficiency", 0.7), ("all_to_all_efficiency", 0.5)):
         node["nic"][name] = {"value": value, "provenance": "assumed", "source": "made up"}
     other = folder / "other.yaml"
-    other.write_text(yaml.safe_dump(node))
+    other.write_text(yaml_text(node))
     return [
         written(folder, f"{op}-{n}", op, n, list(zip(SIZES, planned_s(other, op, n, SIZES) * 1e6, strict=True)))
         for op in ("all_gather", "all_reduce", "all_to_all")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.check import TARGETS, TE_TARGETS, check_fits, meets_floor, predictions
@@ -23,6 +22,7 @@ from mofa.cost.kernels.topology import Group
 from mofa.errors import SpecError
 from mofa.specs.hardware import GpuSpec, NodeSpec
 from mofa.specs.load import load_cluster
+from tests.committed import read_yaml
 
 pytestmark = pytest.mark.usefixtures("committed_folders_fitted_once")
 ROOT = Path(__file__).parents[2]
@@ -129,9 +129,9 @@ def test_documented_table_is_the_computed_one(checked: dict) -> None:
 
 def test_profile_is_valid_and_says_where_numbers_come_from(tmp_path: Path) -> None:
     written = fit_folders(FOLDERS, "mine", tmp_path)
-    gpu = GpuSpec.model_validate(yaml.safe_load(written["gpus"].read_text()))
-    node = NodeSpec.model_validate(yaml.safe_load(written["nodes"].read_text()))
-    curves = yaml.safe_load(written["curves"].read_text())
+    gpu = GpuSpec.model_validate(read_yaml(written["gpus"]))
+    node = NodeSpec.model_validate(read_yaml(written["nodes"]))
+    curves = read_yaml(written["curves"])
     assert gpu.name == node.gpu == "mine"
     gemm = gpu.curves.gemm["bf16"]
     assert gemm.provenance == "measured" and "h200-1gpu" in gemm.source
@@ -145,8 +145,8 @@ def test_profile_is_valid_and_says_where_numbers_come_from(tmp_path: Path) -> No
 
 
 def test_profile_of_one_gpu_keeps_the_bundled_links(tmp_path: Path) -> None:
-    node = yaml.safe_load(fit_folders(FOLDERS[0], "one", tmp_path)["nodes"].read_text())
-    bundled = yaml.safe_load((ROOT / "hardware_profiles/nodes/h200-hgx.yaml").read_text())
+    node = read_yaml(fit_folders(FOLDERS[0], "one", tmp_path)["nodes"])
+    bundled = read_yaml(ROOT / "hardware_profiles/nodes/h200-hgx.yaml")
     kept, said = node["intra"]["efficiency"], bundled["intra"]["efficiency"]
     assert kept["value"] == said["value"]
     assert (kept["provenance"], said["provenance"]) == ("transferred", "measured")  # another machine's
@@ -158,7 +158,7 @@ def test_a_choice_of_a_kernel_is_what_a_new_number_of_rows_takes_longer(tmp_path
         sample = Sample(median_s, median_s, median_s, 7)
         append_row(tmp_path / "m", Case("host", op, "python", "bf16", "grid", {"ops": 200}), sample, "NVIDIA H200", "h")
     written = fit_folders([tmp_path / "m"], "mine", tmp_path / "profiles")
-    made = GpuSpec.model_validate(yaml.safe_load(written["gpus"].read_text())).curves
+    made = GpuSpec.model_validate(read_yaml(written["gpus"])).curves
     assert made.hosts is None  # it is known which one it is
     host = made.host
     assert host.gemm_choice_s.value == pytest.approx(130e-6)
@@ -215,7 +215,7 @@ def test_nccl_text_changes_the_link(tmp_path: Path) -> None:
     path = profile(tmp_path)
     found = import_nccl([file], path)
     assert (list(found.facts), found.curves) == (["intra.efficiency"], ("all_reduce 8",))
-    node = NodeSpec.model_validate(yaml.safe_load(path.read_text()))
+    node = NodeSpec.model_validate(read_yaml(path))
     # what in-switch reduction adds is another fact of the node
     assert node.intra.efficiency.value * node.nvls_factor.value == pytest.approx(478.7 / 450, rel=2e-3)
     assert node.intra.efficiency.provenance == "measured"

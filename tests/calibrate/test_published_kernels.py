@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from mofa.calibrate.fits.published_kernels import fit_published_kernels
 from mofa.calibrate.measurements import read_rows
 from mofa.specs.load import load_cluster
 from mofa.specs.power import clock_at_draw
+from tests.committed import read_yaml
 
 ROOT = Path(__file__).parents[2]
 ROWS = read_rows(ROOT / "measurements" / "b200-simumax")
@@ -43,7 +43,7 @@ def test_the_two_limited_clocks_differ_by_the_same_factor_wherever_the_limit_is(
 
 
 def test_the_profile_holds_them() -> None:
-    profile = yaml.safe_load((ROOT / "hardware_profiles" / "gpus" / "b200.yaml").read_text(encoding="utf-8"))
+    profile = read_yaml(ROOT / "hardware_profiles" / "gpus" / "b200.yaml")
     known = profile["curves"]["gemm"]["bf16"]
     assert known["provenance"] == "measured"
     assert "SimuMax" in known["source"]

@@ -4,10 +4,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import yaml
 
 from mofa.calibrate.cases import MODELS
 from mofa.calibrate.shapes.families import FAMILIES, MIN_POINTS, family_cases
+from tests.committed import read_yaml
 
 HELD_OUT = {"gemm": 100, "grouped_gemm": 60, "attention": 60, "memory_bound": 60, "collective": 60}
 
@@ -53,7 +53,7 @@ def test_dimensions_are_those_of_the_bundled_workloads() -> None:
     folder = Path(__file__).parents[2] / "workloads"
     found = {}
     for path in folder.glob("*.yaml"):
-        model = yaml.safe_load(path.read_text(encoding="utf-8")).get("model")
+        model = read_yaml(path).get("model")
         if isinstance(model, dict):
             found[path.stem] = model
     for dims in MODELS:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.folder import fit_folder
@@ -22,6 +21,7 @@ from mofa.calibrate.fits.te_relative_host_times import RelativeTimes
 from mofa.calibrate.measurements import Row, append_row, read_rows
 from mofa.specs.host import LayerPace
 from mofa.units import parse_quantity
+from tests.committed import read_yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -286,7 +286,7 @@ def test_a_folder_of_modules_joins_one_of_kernels() -> None:
     folders = [ROOT / "measurements" / name for name in ("h100-1gpu", "h100-te-host-layer")]
     kernels, modules = (fit_folder(folder)[1] for folder in folders)
     assert kernels.layer_in_small_ops is None and modules.layer_in_small_ops is not None
-    base = yaml.safe_load((ROOT / "hardware_profiles" / "gpus" / "h100-sxm.yaml").read_text())
+    base = read_yaml(ROOT / "hardware_profiles" / "gpus" / "h100-sxm.yaml")
     host = gpu_profile(base, merge_curves([kernels, modules], folders), "mine", "here")["curves"]["host"]
     assert host["layer_issue_s"]["source"].startswith("here")
     op_s = parse_quantity(host["eager_op_s"]["value"], "s")

@@ -41,6 +41,7 @@ from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.specs.write_files import check_places, check_writable, write_atomic, written_together
 from tests.cli.conftest import Cli
+from tests.committed import read_yaml, yaml_text
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ("h100-hgx", "--gpus", "8", "--strategy", "tp=2", "--no-replay")
@@ -51,14 +52,14 @@ JOB = ("h100-hgx", "--gpus", "8", "--strategy", "tp=2", "--no-replay")
 
 @pytest.fixture(scope="module")
 def h100() -> tuple[dict[str, Any], dict[str, Any]]:
-    gpu = yaml.safe_load((ROOT / "hardware_profiles/gpus/h100-sxm.yaml").read_text())
-    return gpu, yaml.safe_load((ROOT / "hardware_profiles/nodes/h100-hgx.yaml").read_text())
+    gpu = read_yaml(ROOT / "hardware_profiles/gpus/h100-sxm.yaml")
+    return gpu, read_yaml(ROOT / "hardware_profiles/nodes/h100-hgx.yaml")
 
 
 def _refused(folder: Path, gpu: Any, node: Any) -> str:
     for kind, facts, name in (("gpus", gpu, "h100-sxm"), ("nodes", node, "n")):
         (folder / kind).mkdir()
-        (folder / kind / f"{name}.yaml").write_text(yaml.safe_dump(facts))
+        (folder / kind / f"{name}.yaml").write_text(yaml_text(facts))
     with pytest.raises(SpecError) as error:
         load_cluster(folder / "nodes/n.yaml", 8)
     return str(error.value)
@@ -369,7 +370,7 @@ ODD = "evil\x1b[31m\x1b]0;title\x07 \u202egnp\u2066"
 
 
 def test_odd_names_are_shown_escaped(cli: Cli, tmp_path: Path) -> None:
-    raw = yaml.safe_load((ROOT / "workloads/llama3-8b.yaml").read_text())
+    raw = read_yaml(ROOT / "workloads/llama3-8b.yaml")
     (tmp_path / "odd.yaml").write_text(yaml.safe_dump({**raw, "name": ODD}))
     ran = cli("estimate", str(tmp_path / "odd.yaml"), *JOB)
     assert ran.returncode == 0
@@ -399,7 +400,7 @@ def test_drawings_hold_no_control_characters() -> None:
 
 
 def test_characters_that_the_encoding_lacks_are_escaped(tmp_path: Path) -> None:
-    raw = yaml.safe_load((ROOT / "workloads/llama3-8b.yaml").read_text())
+    raw = read_yaml(ROOT / "workloads/llama3-8b.yaml")
     (tmp_path / "cn.yaml").write_text(yaml.safe_dump({**raw, "name": "模型"}, allow_unicode=True))
     run = subprocess.run(
         [sys.executable, "-m", "mofa", "estimate", str(tmp_path / "cn.yaml"), *JOB], capture_output=True, check=False,

@@ -12,6 +12,7 @@ import yaml
 from mofa.report.attribution_text import cancelling_text
 from mofa.validate.attribute import Attribution, FamilySeconds
 from tests.cli.conftest import Cli, one_line_of
+from tests.committed import read_yaml, yaml_text
 
 REFERENCES = Path(__file__).parents[2] / "reference_runs"
 
@@ -25,9 +26,9 @@ def few(tmp_path: Path) -> Path:
     for name in ("tt1-llama-8l", "mc1-llama-21l-fits", "tt1-llama-32l-full-oom"):
         shutil.copy(REFERENCES / "measured" / f"{name}.yaml", folder / "measured")
     shutil.copy(REFERENCES / "published" / "unusable.csv", folder / "published")
-    rows = yaml.safe_load((REFERENCES / "published" / "korth.yaml").read_text())
+    rows = read_yaml(REFERENCES / "published" / "korth.yaml")
     rows["runs"] = rows["runs"][:2]  # its small models
-    (folder / "published" / "korth.yaml").write_text(yaml.safe_dump(rows))
+    (folder / "published" / "korth.yaml").write_text(yaml_text(rows))
     return folder
 
 
@@ -135,7 +136,7 @@ def test_a_record_has_one_prediction(cli: Cli, tmp_path: Path, name: str) -> Non
     assert not [note for note in estimated["notes"] if "counts of" in note]
     # as it was asked for, on the profile's host: what its plan says, and no record
     plan = tmp_path / "plan.yaml"
-    plan.write_text(yaml.safe_dump(yaml.safe_load(record.read_text())["run"]))
+    plan.write_text(yaml.safe_dump(read_yaml(record)["run"]))
     planned = json.loads(cli("estimate", str(plan), "--json").stdout)
     assert planned["step_s"] < 0.98 * expected
     assert not any("routers" in note or note.startswith("host:") for note in planned["notes"])

@@ -25,6 +25,7 @@ from mofa.specs.run_files import load_runs, resolve_run
 from mofa.validate.attribute import read_profile
 from mofa.validate.hosts import read_hosts
 from mofa.validate.reference import reference_of_file
+from tests.committed import read_yaml
 from tests.fuzz.mutations import HOSTILE, mutated, mutated_bytes, mutated_lines, mutated_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +74,7 @@ def _as_text(facts: Any, file: str) -> str:
 
 
 def _facts(path: str) -> Any:
-    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+    return read_yaml(ROOT / path)
 
 
 def _resolved(path: Path) -> None:
@@ -169,7 +170,7 @@ def kinds() -> tuple[Kind, ...]:
           for name in ("llama3", "rsc-1")),
         Kind("run", "run.yaml", run, _resolved),
         Kind("runs", "runs.yaml", {"runs": [run, {**run, "id": "s"}]}, _resolved),
-        Kind("record", "measured/rec.yaml", yaml.safe_load(record.read_text()), _record, heavy=True),
+        Kind("record", "measured/rec.yaml", read_yaml(record), _record, heavy=True),
         Kind("nccl json", "all_reduce_perf.json", NCCL, read_nccl),
         Kind("nccl text", "all_reduce_perf.txt", NCCL_TEXT, read_nccl),
         Kind("trace", "trace.json", TRACE, read_profile),
@@ -188,7 +189,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind("megatron", "job.sh", MEGATRON, lambda p: read_job("megatron", p)),
     ]  # fmt: skip
     if host.is_file():
-        made.append(Kind("hosts", "hosts.yaml", yaml.safe_load(host.read_text()),
+        made.append(Kind("hosts", "hosts.yaml", read_yaml(host),
                          lambda p: read_hosts(p.parent / "measured"), heavy=True))  # fmt: skip
     return tuple(made)
 

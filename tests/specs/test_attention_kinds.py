@@ -9,6 +9,7 @@ import pytest
 import mofa
 from mofa.blocks.frameworks import PRIMITIVES
 from mofa.specs.attention import ATTENTION_KINDS
+from mofa.specs.attention.record import AttentionKind
 from tests.blocks.small import LATENT, llama
 
 
@@ -41,6 +42,21 @@ HAVING = [
     for name, primitives in PRIMITIVES.items()
     if all(getattr(primitives, step) is not None for step in record.primitives)
 ]
+
+
+OPTIONS = (
+    "num_heads", "num_kv_heads", "d_qk", "d_v", "d_rope", "window", "window_every", "chunked", "nope_every", "sinks",
+    "softcap", "qkv_bias", "out_bias", "qk_norm", "qk_norm_kind",
+)  # fmt: skip
+"""What other rooms ask of every kind's sizes."""
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_kind_has_what_others_ask(name: str) -> None:
+    """By name, and each is told where a new kind is written (:class:`mofa.specs.attention.record.AttentionKind`)."""
+    sizes = llama(attention={"kind": name, **SMALL[name].sizes}).attention
+    assert [option for option in OPTIONS if not hasattr(sizes, option)] == []
+    assert [option for option in OPTIONS if f"``{option}``" not in (AttentionKind.__doc__ or "")] == []
 
 
 def test_every_kind_is_counted() -> None:

@@ -16,8 +16,8 @@ from mofa.plan.step_band import Band
 from mofa.report.accuracy import BAND_COLUMNS, band_rows
 from mofa.specs.residuals import STEPS_FILE, Circumstances, load_residuals
 from mofa.validate.bands import (
-    APART,
     BORROWED,
+    NOT_GROUPED,
     StepResidual,
     band_coverage,
     family_correlation,
@@ -28,7 +28,7 @@ from mofa.validate.bands import (
     residuals_csv,
     step_residual_of,
 )
-from mofa.validate.coverage import COVERED, FEWEST_RUNS, HELD, chance_interval
+from mofa.validate.coverage import COVERED, FEWEST_RUNS, NOMINAL_COVERAGE, chance_interval
 from mofa.validate.validation_report import RunScore, ValidationReport, compare_with_measured
 
 ROOT = Path(__file__).parents[2]
@@ -161,7 +161,7 @@ def test_8_in_10_of_the_fitting_halves_lie_inside_bands_without_their_family() -
         for item in (item for item in COMMITTED if item.family == family):
             group = found.group_of(item.circumstances)
             inside.append(group.low.value <= item.from_fast and item.from_slow <= group.high.value)
-    assert np.mean(inside) == pytest.approx(HELD, abs=0.04)
+    assert np.mean(inside) == pytest.approx(NOMINAL_COVERAGE, abs=0.04)
 
 
 def test_families_that_say_nothing_are_not_alike() -> None:
@@ -337,7 +337,7 @@ def test_what_chance_leaves_open_is_the_binomial_s() -> None:
     rng = np.random.default_rng(3)
     for runs in (22, 82):
         low, high = chance_interval(runs)
-        drawn = rng.binomial(runs, HELD, 20_000) / runs
+        drawn = rng.binomial(runs, NOMINAL_COVERAGE, 20_000) / runs
         assert 0.94 < np.mean((low <= drawn) & (drawn <= high)) < 0.985
 
 
@@ -360,7 +360,7 @@ def test_the_committed_table_says_what_bands_hold() -> None:
     tested = inside = 0
     for row in rows:
         runs, share = int(row[3]), float(row[4].removesuffix(" %")) / 100
-        if row[0] in map(", ".join, APART):
+        if row[0] in map(", ".join, NOT_GROUPED):
             assert row[-1] in ("not claimed", "too few to say")
             continue
         tested, inside = tested + runs, inside + round(share * runs)

@@ -6,7 +6,6 @@ import io
 from pathlib import Path
 
 import pytest
-import yaml
 from rich.console import Console
 
 import mofa
@@ -17,6 +16,7 @@ from mofa.report.plan_text import print_ranks
 from mofa.units import format_bytes
 from mofa.validate.reference import reference_of_file
 from mofa.validate.score import score_run
+from tests.committed import read_yaml, yaml_text
 
 RECORDS = Path(__file__).parents[2] / "reference_runs" / "measured"
 RUNS = {
@@ -100,9 +100,9 @@ def test_the_estimate_prints_both() -> None:
 
 def test_layers_beyond_any_number_are_refused_in_a_line(tmp_path: Path) -> None:
     """Found by scripts/fuzz: a name of a layer that is no finite number ended as an internal error."""
-    text = yaml.safe_load((RECORDS / "tt2-ep2-olmoe-8l-16k-skewed.yaml").read_text())
+    text = read_yaml(RECORDS / "tt2-ep2-olmoe-8l-16k-skewed.yaml")
     text["measured"]["facts"]["layers"] = [[[float("inf")]] for _ in text["measured"]["tokens_per_expert"]]
     path = tmp_path / "record.yaml"
-    path.write_text(yaml.safe_dump(text))
+    path.write_text(yaml_text(text))
     with pytest.raises(SpecError, match=r"measured\.facts\.layers do not name layers"):
         reference_of_file(path, tmp_path)

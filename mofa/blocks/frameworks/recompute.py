@@ -9,6 +9,7 @@ from mofa.specs.activation_offload import why_not_recomputed
 from mofa.specs.attention import ATTENTION_KINDS, MODULES_OF_ATTENTION
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
+from mofa.specs.shared_facts import load_shared
 from mofa.specs.strategy import RECOMPUTE_MODULES, RecomputeSpec
 
 # Megatron's modules: a checkpoint keeps what enters the region and what leaves it
@@ -100,17 +101,10 @@ def why_unsupported(
     return next((text for m in spec.modules if (text := _module_unsupported(framework, m, model))), None)
 
 
-SHORTER_RECOMPUTING = 2e-3
-"""By how much of it a step may be shorter at most for recomputing something: more memory-bound time lets clocks rise.
-0.08 % was the most of all sets and combinations in tests/cost/test_lower_bounds.py. [-]"""
-SHORTER_IN_PAIRS = 2e-2
-"""The same of forwards beside backwards, where what is recomputed may run beside an exchange: 1.4 % was the most there.
-[-]"""
-
-
 def shorter_recomputing(framework: FrameworkSpec) -> float:
     """By how much of it a step of a framework may be shorter at most for recomputing something. [-]"""
-    return SHORTER_IN_PAIRS if framework.expert_overlap == "combined" else SHORTER_RECOMPUTING
+    tolerances, pairs = load_shared().tolerances, framework.expert_overlap == "combined"
+    return (tolerances.recomputing_shortens_pairs if pairs else tolerances.recomputing_shortens).value
 
 
 def selective_modes(framework: FrameworkSpec, model: ModelSpec, fp8_recipe: str = "") -> tuple[RecomputeSpec, ...]:

@@ -64,16 +64,16 @@ def time_new_row_counts(
     config, around = autocast(recipe)
     layer = _grouped(config, experts, width, width + 16 * (100 * bool(fresh) + experts + fresh))
     parameters = main_grads([layer])
-    num_rounds, dropped = (24, 4) if recipe == "bf16" else (16, 6)
+    num_repetitions, dropped = (24, 4) if recipe == "bf16" else (16, 6)
     multiple = 1 if recipe == "bf16" else PADDED_ROWS
     each = (fresh or experts) // 2
-    row_counts = [multiple * (i + 1) for i in range(num_rounds * each)]
+    row_counts = [multiple * (i + 1) for i in range(num_repetitions * each)]
     random.Random(experts).shuffle(row_counts)
     tokens = 1024 + multiple * len(row_counts)
     source = random_leaf(experts * tokens, width)
     beside, names = host_pace.TransformerEngineLayer(), ("grouped_new_rows", "grouped_seen_rows")
     times: dict[str, tuple[list[float], list[float], list[bool]]] = {name: ([], [], []) for name in names}
-    for turn in range(num_rounds):
+    for turn in range(num_repetitions):
         moved = row_counts[turn * each : (turn + 1) * each]
         splits, new = [tokens] * experts, [tokens + sign * n for n in moved for sign in (1, -1)]
         splits[:: experts // len(new)] = new

@@ -23,7 +23,7 @@ from mofa.calibrate.shapes.te_throttled import case_of_same_kernel
 
 MAX_LAUNCHES = 400
 """Products that are issued before the device begins, fewer than its queues take."""
-HOST_ROUNDS = 7
+HOST_REPETITIONS = 7
 AHEAD_S = 0.02
 """What the device has to do before a call that is issued behind it. [s]"""
 SET_BYTES = 3e8
@@ -143,7 +143,7 @@ def _host_sample(case: Case, pool: RandomInputs) -> Sample:
     call = _grouped(case.op.removeprefix("grouped_"), loads, case.size("n"), case.size("k"), pool)
     call()
     times = []
-    for _ in range(HOST_ROUNDS):
+    for _ in range(HOST_REPETITIONS):
         torch.cuda.synchronize()
         torch.cuda._sleep(int(AHEAD_S * 2.0e9))
         before = time.perf_counter()

@@ -22,7 +22,7 @@ from mofa.calibrate.cases import Case, Sample, Shape
 from mofa.calibrate.measurements import append_row
 
 FAMILY = "te_host"
-ROUNDS, DROPPED = 13, 3
+REPETITIONS, DROPPED = 13, 3
 FEWEST = 5
 """Bursts, how many of the first are left out, and the fewest that count: the others are left out where a core's
 neighbour was busy (:class:`mofa.host_pace.QuietCores`)."""
@@ -140,7 +140,7 @@ def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
     layer = host_pace.TransformerEngineLayer()
     forward, backward, quiet = [], [], []
     num = len(chain.steps) * chain.per
-    for _ in range(ROUNDS):
+    for _ in range(REPETITIONS):
         chain.clear()
         settled = recorder.cores.settle()
         ahead_scale, behind_scale = recorder.pace.layer_time_ratios(layer.seconds(5))
@@ -179,16 +179,16 @@ def case_label(op: str, dtype: str, sizes: Shape) -> str:
     return " ".join([op, dtype, *(f"{name}={value}" for name, value in sizes.items())])
 
 
-_KEPT: list[list[torch.Tensor]] = []
+_ROOTS: list[list[torch.Tensor]] = []
 
 
 def _again(chain: Chain, variant: str | None) -> None:
     """Forward, keeping its roots for the backward that comes next."""
     if variant is None:
         chain.clear()
-        _KEPT[:] = [chain.forward()]
+        _ROOTS[:] = [chain.forward()]
     else:
-        (roots,) = _KEPT
+        (roots,) = _ROOTS
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
 
 

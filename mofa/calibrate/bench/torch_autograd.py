@@ -18,7 +18,7 @@ from mofa.calibrate.bench.torch_timing import Call, summarise
 from mofa.calibrate.cases import Sample, Unsupported
 
 WIDTH = 256
-ROUNDS, DROPPED = 9, 2
+REPETITIONS, DROPPED = 9, 2
 """Bursts, and how many of the first are left out."""
 Step = Callable[[torch.Tensor], torch.Tensor]
 """From what one layer got to what it gives."""
@@ -52,7 +52,7 @@ def _synchronize(device: str) -> None:
 def _burst(call: Call, num: int, device: str) -> Sample:
     """Host time of a call that does a thing ``num`` times, by each. [s]"""
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(REPETITIONS):
         _synchronize(device)
         before = time.perf_counter()
         call()
@@ -78,7 +78,7 @@ def _chain(
     """
     leaf = torch.ones(WIDTH, WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(REPETITIONS):
         for layer in layers:
             if isinstance(layer, nn.Module):
                 layer.zero_grad(set_to_none=True)

@@ -19,7 +19,7 @@ from torch import nn
 
 from mofa.calibrate.cases import Case, Unsupported
 
-ROUNDS = 9
+REPETITIONS = 9
 AHEAD_S = 0.05
 """What the device has to do before a pass that is issued behind it. [s]"""
 
@@ -102,7 +102,7 @@ def expert_times(case: Case, device: str) -> list[float]:
     scores = torch.ones(num * mean, 1, device=device)
     known = _numbers(random.Random(1), num, mean, how)
     times = []
-    for i in range(ROUNDS):
+    for i in range(REPETITIONS):
         numbers = _numbers(random.Random(100 + i), num, mean, how) if how == "new" else known
         x.grad = None
         took = _pass(experts, x, scores, numbers, device, direction)

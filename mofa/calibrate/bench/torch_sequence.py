@@ -22,7 +22,7 @@ from mofa.calibrate.bench.torch_experts import expert_times
 from mofa.calibrate.bench.torch_timing import CYCLES_PER_S, Call, summarise
 from mofa.calibrate.cases import Case, Sample, Unsupported
 
-ROUNDS, DROPPED = 9, 2
+REPETITIONS, DROPPED = 9, 2
 """Bursts, and how many of the first are left out."""
 LAYERS = 6
 """Layers of a model, each with weights of its own: few enough that the queue takes all their kernels."""
@@ -93,7 +93,7 @@ def _alone(case: Case, device: str) -> list[float]:
     """Every kind in a loop of its own: their mean."""
     calls, num = _kinds(device, case.size("rows"), case.size("width")), case.size("ops")
     samples = []
-    for _ in range(ROUNDS):
+    for _ in range(REPETITIONS):
         total = 0.0
         for call in calls:
             with _around(case.variant, device):
@@ -111,7 +111,7 @@ def _in_turn(case: Case, device: str, *, walked: int = 0) -> list[float]:
     memory = torch.ones(max(walked // 4, 1), dtype=torch.int32)
     calls = (calls * (num // len(calls) + 1))[:num]
     samples = []
-    for _ in range(ROUNDS):
+    for _ in range(REPETITIONS):
         with _around(case.variant, device):
             took = 0.0
             if walked:
@@ -195,7 +195,7 @@ def _layer(case: Case, device: str, *, variant: str) -> list[float]:
     angles = torch.ones(rows, 1, HEAD, device=device)
     back = variant in ("bwd", "hooked")
     samples = []
-    for _ in range(ROUNDS):
+    for _ in range(REPETITIONS):
         for layer in layers:
             layer.zero_grad(set_to_none=True)
         leaf.grad = None
@@ -232,7 +232,7 @@ def _launches(case: Case, device: str) -> list[float]:
         torch.cuda.synchronize()
     on_device = torch.autograd.DeviceType.CUDA
     events: list[Any] = profile.profiler.kineto_results.events()
-    return [1e-6 * sum(e.device_type() == on_device for e in events)] * ROUNDS
+    return [1e-6 * sum(e.device_type() == on_device for e in events)] * REPETITIONS
 
 
 def _copies(case: Case, device: str, *, direction: str) -> list[float]:
@@ -247,7 +247,7 @@ def _copies(case: Case, device: str, *, direction: str) -> list[float]:
         sizes = [numel // ranks] * params
         call = partial(torch.split_with_sizes_copy, buffer, sizes, dim=1, out=tensors)
     samples = []
-    for _ in range(ROUNDS):
+    for _ in range(REPETITIONS):
         times = []
         for _ in range(5):
             _synchronize(device)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import yaml
 
 from mofa.calibrate.fits import network
 from mofa.calibrate.fits.fit import fit_collective
@@ -21,7 +20,7 @@ from mofa.calibrate.shapes.families import MIN_POINTS
 from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.topology import Group
 from mofa.errors import SpecError
-from mofa.specs.files import bundled, load_yaml
+from mofa.specs.files import bundled, load_yaml, profile_text
 from mofa.specs.hardware import ClusterSpec, NodeSpec
 from mofa.specs.like_profiles import expand_like
 from mofa.specs.limited_reads import is_plain_file
@@ -100,9 +99,7 @@ def import_nccl(files: Sequence[Path], profile: Path | str) -> ImportedRuns:
     else:
         for (file, run), cluster, group in outside:
             facts |= _put_share(file, run, group, cluster, "nic", node, path)
-    write_atomic(
-        path, yaml.safe_dump(node, sort_keys=False, width=140, default_flow_style=None).encode(), replaces_input=True
-    )
+    write_atomic(path, profile_text(node).encode(), replaces_input=True)
     return ImportedRuns(path, facts, tuple(curves), tuple(runs), errors)
 
 

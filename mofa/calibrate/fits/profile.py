@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from mofa.calibrate.fits.fitted_curves import Curves, Fitted
 from mofa.calibrate.fits.folder import bundled_gpu_and_node, fit_folder
@@ -21,7 +20,7 @@ from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte, collectiv
 from mofa.errors import SpecError
 from mofa.specs.copied_facts import Folder
 from mofa.specs.copied_facts import mark_transferred as mark_transferred
-from mofa.specs.files import bundled
+from mofa.specs.files import bundled, profile_text
 from mofa.specs.host import LayerPace
 from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.products import FALLBACK
@@ -73,7 +72,7 @@ def fit_folders(
     ):
         path = out / kind / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump(content, sort_keys=False, width=140, default_flow_style=None), encoding="utf-8")
+        path.write_text(profile_text(content), encoding="utf-8")
         written[kind] = path
     return written
 
@@ -151,7 +150,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
             else _scaled(grouped, best[dtype] / best["bf16"] if {dtype, "bf16"} <= set(best) else peak / peaks["bf16"])
             for dtype, peak in peaks.items()
         }  # fmt: skip
-    made |= fp8_products(base, made, curves, source)
+    made |= product_curves_with_fp8(base, made, curves, source)
     if curves.multi_stream:
         made["multi_stream"] = made.get("multi_stream", {}) | {
             dtype: {**curve_fact(fitted, source, **powered_of.get(dtype, powered_of["bf16"])), **OF_TE}
@@ -183,7 +182,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     return made
 
 
-def fp8_products(
+def product_curves_with_fp8(
     base: dict[str, Any], made: dict[str, Any], curves: Curves, source: str
 ) -> dict[str, Any]:  # fmt: skip
     """Products with those of Transformer Engine's fp8 kinds: measured here, else the bundled profile's if it has any.

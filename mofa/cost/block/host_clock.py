@@ -71,7 +71,7 @@ class Clocks(NamedTuple):
             count * self.kernels,
         )
 
-    def of_chunks(self) -> Clocks:
+    def for_every_chunk(self) -> Clocks:
         """The same for every chunk of every stage: two axes behind. (rows,) -> (rows, 1, 1)"""
         return Clocks(*(np.asarray(each)[:, None, None] for each in self))
 

@@ -39,7 +39,12 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
     hook_s = slowest * (host.eager_op_s.value + host.grad_hook_s.value)
     packing_s = host.unpacked_s.value if backward else host.packed_s.value
-    modules, eager, regions, graphs = ModuleCalls(host), EagerOps(host), CompiledRegions(host), GraphLaunches(host)
+    modules, eager, regions, graphs = (
+        ModuleCalls(host),
+        EagerIssueTimes(host),
+        CompiledRegions(host),
+        GraphLaunches(host),
+    )
     out: list[FloatK] = [0.0] * len(ops)
     for i, op in enumerate(ops):
         forward = not backward or op.repeated  # what is computed again is a forward pass again
@@ -78,7 +83,7 @@ def _sharding_s(op: Op, host: HostCurve) -> FloatK:
     return each + op.listed_elements * (host.listing_s.value / 2**20) if any_true(op.listed_elements) else each
 
 
-class EagerOps:
+class EagerIssueTimes:
     """What a host takes for ops that PyTorch launches one by one, with the Python around them."""
 
     def __init__(self, host: HostCurve) -> None:

@@ -40,9 +40,9 @@ class BlockMemory:
     """What the allocator's rounding adds to the kept tensors. [B]"""
     largest: ArrayK
     """The largest tensor that the block allocates on the computing stream. [B]"""
-    large_saved: ArrayK
-    large_forward: ArrayK
-    large_peak: ArrayK
+    large_tensors_saved: ArrayK
+    large_tensors_forward: ArrayK
+    large_tensors_peak: ArrayK
     """Of the computing stream's tensors larger than each of the sizes given: what is kept, and the most alive in the
     forward and at all beyond what is kept. (sizes, K) [B]"""
     freed_before_last_weight: ArrayK
@@ -68,9 +68,9 @@ class BlockMemory:
             saved_kinds=self.saved_kinds + block.saved_kinds,
             saved_slack=self.saved_slack + block.saved_slack,
             largest=np.maximum(self.largest, block.largest),
-            large_saved=self.large_saved + block.large_saved,
-            large_forward=np.maximum(self.large_forward, block.large_forward),
-            large_peak=np.maximum(self.large_peak, block.large_peak),
+            large_tensors_saved=self.large_tensors_saved + block.large_tensors_saved,
+            large_tensors_forward=np.maximum(self.large_tensors_forward, block.large_tensors_forward),
+            large_tensors_peak=np.maximum(self.large_tensors_peak, block.large_tensors_peak),
             freed_before_last_weight=block.freed_before_last_weight,
             pool_slack=np.maximum(self.pool_slack, block.pool_slack),
             other_pools=np.maximum(self.other_pools, block.other_pools),
@@ -115,12 +115,12 @@ def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> li
         for pool in block.pools.values():
             own[first + np.array(pool, dtype=np.intp)] = 0.0
     largest = np.maximum.reduceat(own, joined.first, axis=0)
-    large_saved, large_forward, large_peak = _larger(joined, own, large)
+    kept_large, in_forward, beyond_kept = _larger(joined, own, large)
     pools = [_pool_slack(joined, i, block, peak_op[2 * i + 1]) for i, block in enumerate(blocks)]
     return [
         BlockMemory(
             saved=saved_kinds[i].sum(axis=0), saved_kinds=saved_kinds[i], saved_slack=slack[i], largest=largest[i],
-            large_saved=large_saved[i], large_forward=large_forward[i], large_peak=large_peak[i],
+            large_tensors_saved=kept_large[i], large_tensors_forward=in_forward[i], large_tensors_peak=beyond_kept[i],
             freed_before_last_weight=above[i], pool_slack=pools[i][0], other_pools=pools[i][1],
             forward_peak=peak[2 * i], forward_kinds=peak_kinds[2 * i], forward_op=peak_op[2 * i],
             backward_peak=peak[2 * i + 1], backward_kinds=peak_kinds[2 * i + 1], backward_op=peak_op[2 * i + 1],
@@ -308,9 +308,10 @@ def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
     zero, kinds, op = np.zeros(num_k), np.zeros((len(KINDS), num_k)), np.zeros(num_k, dtype=np.intp)
     large = np.zeros((num_sizes, num_k))
     return BlockMemory(
-        saved=zero, saved_kinds=kinds, saved_slack=zero, largest=zero, large_saved=large, large_forward=large,
-        large_peak=large, freed_before_last_weight=zero, pool_slack=zero, other_pools=zero, forward_peak=zero,
-        forward_kinds=kinds, forward_op=op, backward_peak=zero, backward_kinds=kinds, backward_op=op,
+        saved=zero, saved_kinds=kinds, saved_slack=zero, largest=zero, large_tensors_saved=large,
+        large_tensors_forward=large, large_tensors_peak=large, freed_before_last_weight=zero, pool_slack=zero,
+        other_pools=zero, forward_peak=zero, forward_kinds=kinds, forward_op=op, backward_peak=zero,
+        backward_kinds=kinds, backward_op=op,
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ class NcclTimes:
         )  # fmt: skip
 
 
-class Span(NamedTuple):
+class GroupSpan(NamedTuple):
     """Where groups lie: ranks and domains, and what a message takes inside a domain and between two. (K,)"""
 
     ranks: NDArray[np.int64]
@@ -70,7 +70,7 @@ class Span(NamedTuple):
     latency_s: ArrayK | float
 
 
-def ring_s(load_s: ArrayK, passes: int, span: Span, times: NcclTimes) -> ArrayK:
+def ring_s(load_s: ArrayK, passes: int, span: GroupSpan, times: NcclTimes) -> ArrayK:
     """A ring that goes round once (all-gather, reduce-scatter) or twice (all-reduce). (K,) [s]
 
     Parameters
@@ -90,7 +90,7 @@ def ring_s(load_s: ArrayK, passes: int, span: Span, times: NcclTimes) -> ArrayK:
     Ten hops of 1 us and one of 5 us, and 1 ms of bytes at half the rate:
 
     >>> times = NcclTimes(10e-6, (Protocol(1e-6, 2e-6, 0.0, 0.5, 0.5),))
-    >>> span = Span(np.array([12]), np.array([2]), 0.0, 3e-6)
+    >>> span = GroupSpan(np.array([12]), np.array([2]), 0.0, 3e-6)
     >>> ring_s(np.array([1e-3]), 1, span, times) * 1e6
     array([2025.])
     """
@@ -109,7 +109,7 @@ def ring_s(load_s: ArrayK, passes: int, span: Span, times: NcclTimes) -> ArrayK:
     return fastest
 
 
-def tree_s(load_s: ArrayK, span: Span, times: NcclTimes) -> ArrayK:
+def tree_s(load_s: ArrayK, span: GroupSpan, times: NcclTimes) -> ArrayK:
     """An all-reduce in double binary trees over the domains, chains inside them; as :func:`ring_s`. (K,) [s]
 
     ``start + 2 * ((k - 1) * step + ceil(log2 g) * (latency + hop)) + load / share``.
@@ -117,7 +117,7 @@ def tree_s(load_s: ArrayK, span: Span, times: NcclTimes) -> ArrayK:
     Examples
     --------
     >>> times = NcclTimes(0.0, (Protocol(1e-6, 0.0, 2e-6, 1.0, 0.5),))
-    >>> tree_s(np.array([0.0, 1e-3]), Span(np.array([8, 8]), np.array([4, 4]), 0.0, 3e-6), times) * 1e6
+    >>> tree_s(np.array([0.0, 1e-3]), GroupSpan(np.array([8, 8]), np.array([4, 4]), 0.0, 3e-6), times) * 1e6
     array([  22., 2022.])
     """
     levels = np.ceil(np.log2(span.domains))
@@ -134,7 +134,7 @@ def tree_s(load_s: ArrayK, span: Span, times: NcclTimes) -> ArrayK:
     return fastest
 
 
-def nvls_tree_s(in_switch_s: ArrayK, network_s: ArrayK, span: Span, times: NcclTimes) -> ArrayK:
+def nvls_tree_s(in_switch_s: ArrayK, network_s: ArrayK, span: GroupSpan, times: NcclTimes) -> ArrayK:
     """An all-reduce that switches reduce inside domains and trees over them. (K,) [s]
 
     Parameters
@@ -151,7 +151,7 @@ def nvls_tree_s(in_switch_s: ArrayK, network_s: ArrayK, span: Span, times: NcclT
     return start_s + 2.0 * levels * (span.latency_s + times.nvls_hop_s) + np.maximum(in_switch_s, network)
 
 
-def tree_sends(span: Span) -> ArrayK:
+def tree_sends(span: GroupSpan) -> ArrayK:
     """How many times as much a ring sends out of a domain as a tree does: twice between two. (K,) [-]"""
     return np.where(span.domains <= FEW_DOMAINS, 2.0, 1.0)
 

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from mofa.blocks.op import FloatK
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels import fitted_forms
-from mofa.cost.kernels.between_nodes import NcclTimes, Span, channels_per_peer, nvls_tree_s, ring_s, tree_s, tree_sends
+from mofa.cost.kernels.between_nodes import (
+    GroupSpan,
+    NcclTimes,
+    channels_per_peer,
+    nvls_tree_s,
+    ring_s,
+    tree_s,
+    tree_sends,
+)
 from mofa.cost.kernels.shared_links import (
     Bridge,
     SharedLevel,
@@ -271,8 +279,8 @@ def _step_s(group: Group, fabric: Fabric) -> FloatK:
     return fabric.intra_latency_s if fabric.bridge is None else fabric.bridge.step_s(group, fabric.intra_latency_s)
 
 
-def _span(group: Group, fabric: Fabric) -> Span:
-    return Span(group.size, group.num_domains, _step_s(group, fabric), fabric.inter_latency_s)
+def _span(group: Group, fabric: Fabric) -> GroupSpan:
+    return GroupSpan(group.size, group.num_domains, _step_s(group, fabric), fabric.inter_latency_s)
 
 
 def all_reduce_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveTime:

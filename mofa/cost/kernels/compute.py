@@ -162,16 +162,16 @@ def _distinct(columns: FloatN) -> tuple[FloatN, NDArray[np.intp]]:
     bits = np.ascontiguousarray(columns).view(np.uint64)
     kind, first, known = np.empty(total, dtype=np.intp), [], 0
     for start in range(0, total, AT_ONCE):
-        first_of_block, of = _told_apart(bits[:, start : start + AT_ONCE])
+        first_of_block, of = _distinguished(bits[:, start : start + AT_ONCE])
         kind[start : start + AT_ONCE] = known + of
         first.append(start + first_of_block)
         known += len(first_of_block)
     candidates = np.concatenate(first)
-    again, of = _told_apart(bits[:, candidates])
+    again, of = _distinguished(bits[:, candidates])
     return columns[:, candidates[again]], of[kind]
 
 
-def _told_apart(bits: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _distinguished(bits: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """One of each different column of a matrix, and which of them each column is; by a table of their hashes.
 
     One column in a slot speaks for all that are like it, those that are not go on to another table.

@@ -254,14 +254,16 @@ def _round_robin(tiles: FloatN, length: FloatN, units: int) -> FloatN:
     array([50.])
     """
     first = (np.cumsum(tiles, axis=1) - tiles) % units
-    full_turns, left = np.divmod(tiles, units)
+    full_cycles, left = np.divmod(tiles, units)
     # what is left goes to `left` units from the first on, round the end: marked where it begins and where it ends
     marks = np.zeros((len(tiles), 2 * units + 1))
     row = np.arange(len(tiles))[:, None]
     np.add.at(marks, (row, first.astype(np.intp)), length)
     np.add.at(marks, (row, (first + left).astype(np.intp)), -length)
     left_length = np.cumsum(marks, axis=1)
-    each = left_length[:, :units] + left_length[:, units : 2 * units] + (full_turns * length).sum(axis=1, keepdims=True)
+    each = (
+        left_length[:, :units] + left_length[:, units : 2 * units] + (full_cycles * length).sum(axis=1, keepdims=True)
+    )
     busiest: FloatN = each.max(axis=1)
     return busiest
 

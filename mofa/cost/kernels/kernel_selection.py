@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.specs.gpu_facts import KernelSelection
+from mofa.specs.shared_facts import load_shared
 
 FloatN = NDArray[np.float64]
 
@@ -27,13 +28,6 @@ PRODUCTS = 6
 """Products of an expert's rows: two forward, and two of each behind them. [-]"""
 MOST_EXPERTS = 256
 """Experts of all layers that are told apart; of more, as many from the least to the most popular."""
-SPREAD = 0.18
-"""Standard deviation, over steps, of the popularity of an expert whose router learns, over its mean: beside tokens
-that choose one by one. Counts of one configuration at different ones of its first 25 steps (reference_runs/measured,
-fitting half) differ by 13 % (mc2-ep2-dsmoe16b-4l-full-skewed, steps 13 and 17), 17 % (mc2-tp2-granite3b-8l-skewed, 13
-and 17) and 23 % (mc2-pp2-vpp2-qwen30b-4l-skewed, 13 to 25) in the median, of which tokens one by one would be 2 to 3
-%; at the same step by 0.4 and 1.0 % in the first two: it is the step that moves them. A normal difference's median is
-0.954 standard deviations of one. [-]"""
 Places = tuple[FloatN, FloatN, FloatN]
 NUM_NODES = 9
 """Numbers of tokens that stand for a normal distribution of them. [-]"""
@@ -174,7 +168,8 @@ def popularity_drift(means: FloatN) -> float:
     [0.0, 0.04, 0.18]
     """
     mean = max(float(np.mean(means)), 1.0)
-    return min(SPREAD, float(np.sqrt(max(float(np.var(means)) / mean**2 - 1.0 / mean, 0.0))))
+    seen = float(np.sqrt(max(float(np.var(means)) / mean**2 - 1.0 / mean, 0.0)))
+    return min(load_shared().routing.popularity_spread.value, seen)
 
 
 @lru_cache(maxsize=1)

@@ -5,18 +5,12 @@ from __future__ import annotations
 from mofa.blocks.elementwise import FloatK, where
 from mofa.blocks.op import Op
 from mofa.blocks.work import Gemm, GroupedGemm
+from mofa.specs.shared_facts import load_shared
 
 QUEUE = 1024.0
 """Launches that the host may be ahead of its device: 1,017 to 1,038 in the middle of every step that the device bounds
 (tt2-pp2-interleaved-llama-10l-traced, tt2-ddp2-qwen17b-28l-1k-traced), 985 with waits for events between kernels on
 several streams, 1,021 in an optimizer (te1-qwen30b-4l-first-traced). [-]"""
-
-
-OUTPUTS_WITHOUT_COUNTER = 2.0 * 132 * 256 * 128
-"""Elements of a bf16 product's result beyond which a memset precedes its kernel: tiles of 256 x 128 for more than two
-rounds of a Hopper's 132 multiprocessors, which are handed out from a counter. Read off steps of cuBLAS 13.0 (PyTorch
-2.11) on H200: none of 256 tiles has one, all of 512 or more do (torchtitan, Llama 3 8B's layers on 2,048 and 8,192
-rows). [-]"""
 
 
 def num_queued_kernels(op: Op) -> FloatK:
@@ -36,5 +30,6 @@ def num_queued_kernels(op: Op) -> FloatK:
     ):
         return work.groups
     if isinstance(work, Gemm) and work.format == "bf16":
-        return op.launches + where(work.m * work.n * work.count > OUTPUTS_WITHOUT_COUNTER, 1.0, 0.0)
+        most = load_shared().libraries.product_outputs_without_counter.value
+        return op.launches + where(work.m * work.n * work.count > most, 1.0, 0.0)
     return op.launches

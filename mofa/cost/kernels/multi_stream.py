@@ -13,14 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from mofa.cost.kernels.fitted_forms import expected_poisson_ceil, p_norm
 from mofa.specs.curves import GemmForm
 from mofa.specs.multi_stream import MultiStreamForm
+from mofa.specs.shared_facts import load_shared
 
 FloatN = NDArray[np.float64]
 STEP = 64.0
 """Length in k that a tile takes at once. [-]"""
-AS_GOOD = 1.2
-"""Time over the fastest tile's up to which a tile counts as good as it: among them cuBLAS takes large ones. With 1.0
-the 90th percentile of the errors of experts' products in fp8 (grids of te_grouped, an H100 and an H200) is 8 to 50 %,
-with 1.1 to 1.5 it is 4 to 18 %; those in bf16 (te_experts) stay within half a point. [-]"""
 AT_ONCE = 4096
 """Products whose tiles are tried together: keeps the temporaries in the cache."""
 
@@ -119,12 +116,13 @@ def _tile(
 ) -> tuple[FloatN, FloatN, FloatN, FloatN]:
     """Rows, columns and rate of the tile, and the splits, that a product alone is given; see `forms.gemm_s`.
 
-    Of those that are as good as the fastest (:data:`AS_GOOD`) the one with the least work: what it leaves free of the
-    multiprocessors other products take.
+    Of those that are as good as the fastest (``equal_tile_time_ratio``) the one with the least work: what it leaves
+    free of the multiprocessors other products take.
     """
     tall, wide, rate = (np.repeat(axis, len(single.splits)) for axis in np.array(single.tiles, dtype=np.float64).T)
     split = np.tile(np.array(single.splits, dtype=np.float64), len(single.tiles))
     flat = np.stack(np.broadcast_arrays(rows, columns, length)).reshape(3, -1)
+    as_good = load_shared().libraries.equal_tile_time_ratio.value
     chosen = np.empty(flat.shape[1], dtype=np.intp)
     for start in range(0, flat.shape[1], AT_ONCE):
         m, n, k = flat[:, None, start : start + AT_ONCE]
@@ -133,7 +131,7 @@ def _tile(
         wave_s = t * w * 2.0 * num_sms / r * (np.ceil(k / (STEP * s)) * STEP + single.k_overhead)
         joined_s = np.where(s > 1, s * m * n * single.split_bytes / single.bytes_per_s + single.split_s, 0.0)
         took = np.ceil(filled) * wave_s + joined_s
-        work = np.where(took <= took.min(axis=0) * AS_GOOD, filled * wave_s + joined_s, np.inf)
+        work = np.where(took <= took.min(axis=0) * as_good, filled * wave_s + joined_s, np.inf)
         chosen[start : start + AT_ONCE] = work.argmin(axis=0)
     shape = np.broadcast_shapes(rows.shape, columns.shape, length.shape)
     tile_m, tile_n, speed, splits = (np.asarray(axis[chosen].reshape(shape)) for axis in (tall, wide, rate, split))

@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import row_max
 from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.block.block_cost import Mode, candidate_groups, unique_rows
-from mofa.cost.estimate import ALLOCATED_IS_OFF, rows_by_precision_mode
 from mofa.cost.kernels.topology import Group
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
 from mofa.cost.optimizer import optimizer_dtype_bytes
+from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.cost.rows import rank_grids, static_bytes_of_grids
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
 from mofa.cost.stages import stages_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.shared_facts import load_shared
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -67,7 +68,7 @@ def _of_grids(
         resident = resident - static.grads + shards.sharded(each) - shards.unsharded(2.0)
     communicators = _communicators(workload, cluster, framework, grids, groups, lay, schedule)
     outside = cluster.gpu.context_bytes.value + communicators
-    return row_max(outside + (1.0 - ALLOCATED_IS_OFF) * resident)
+    return row_max(outside + (1.0 - load_shared().tolerances.allocated.value) * resident)
 
 
 def _communicators(

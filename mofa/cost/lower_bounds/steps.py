@@ -14,7 +14,7 @@ from mofa.blocks.build import block_kinds, layer_kind
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
 from mofa.cost.block.tape_clock import EXPOSED, PhaseTime
-from mofa.cost.estimate import Estimator, ModeGroup
+from mofa.cost.estimate import Estimator, PrecisionModeCosts
 from mofa.cost.lower_bounds.paired_layers import least_layers_in_pairs, least_seconds_in_pairs
 from mofa.cost.rows import mode_indices
 from mofa.cost.stages import Stages, stages_of
@@ -184,7 +184,12 @@ class _PartBounds:
     """Bounds of rows that share their blocks, by something ``pick``ed of a forward and of a backward."""
 
     def __init__(
-        self, estimator: Estimator, part: ModeGroup, rows: IntN, is_open: BoolN, pick: Callable[[PhaseTime], ArrayN]
+        self,
+        estimator: Estimator,
+        part: PrecisionModeCosts,
+        rows: IntN,
+        is_open: BoolN,
+        pick: Callable[[PhaseTime], ArrayN],
     ) -> None:
         self.estimator, self.part, self.k, self.is_open = estimator, part, estimator.place[rows], is_open
         table = estimator.table.take(rows)

@@ -14,6 +14,7 @@ from mofa.cost.kernels.topology import Group, nested_group, stacked_groups
 from mofa.cost.rows import Rows
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, CommunicatorSpec
+from mofa.specs.shared_facts import load_shared
 from mofa.specs.strategy import CP_KINDS
 
 ArrayN = NDArray[np.float64]
@@ -30,9 +31,6 @@ data set's barrier (data/gpt_dataset.py, ``_build_index_mappings``)."""
 MEASURED_PEERS = 3
 """Peers in one domain of a group over several whose buffers count: channels a peer are then those of the network, of
 which there are fewer (NCCL, graph/paths.cc, ``ncclTopoComputeP2pChannels``). [-]"""
-
-DEEPEP_BUFFER_BYTES = 2.0**30
-"""DeepEP's own NVLink and RDMA buffers; assumed: they depend on its tuning and on the hidden size. [B]"""
 
 
 class PipelineLinks(NamedTuple):
@@ -144,7 +142,7 @@ def communicator_bytes(
             total = total + _peer_bytes(group.group, group.peers, spec)
             sends = sends | (group.peers > 0)
     if experts and framework.dispatcher == "deepep":
-        total = total + np.where(_ranks(groups["ep"]) > 1, DEEPEP_BUFFER_BYTES, 0.0)
+        total = total + np.where(_ranks(groups["ep"]) > 1, load_shared().libraries.deepep_buffer.value, 0.0)
     once = np.where(total > 0, spec.library_bytes.value if spec.library_bytes else 0.0, 0.0)
     once = once + np.where(sends, spec.first_send_bytes.value if spec.first_send_bytes else 0.0, 0.0)
     return np.asarray(total + once + np.where(world > 1, spec.first_bytes.value, 0.0))

@@ -94,7 +94,7 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> Arra
     if rows.framework.allocator != "expandable":
         if shards:  # under no pipeline the gradients' too
             slack = slack + fsdp_shard_waste_bytes(rows) * (1.0 if rows.mode.pipelined else 2.0)
-        return native_allocator_bytes(rows, candidates.largest_alive(allocated, gradients_apart=has_own_pool)) + slack
+        return native_allocator_bytes(rows, candidates.largest_alive(allocated, without_gradients=has_own_pool)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
         slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid_index]
     if has_flat_buffers(rows):

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
+from mofa.cost.memory.candidate_memory import CandidateMemory
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
 from mofa.cost.memory.fsdp_neighbours import gathered_embedding_swap_bytes, reduced_head_swap_bytes
 from mofa.cost.memory.fsdp_root import gathers_ends, tied_head_gradient_bytes, waiting_head_gradient_bytes
 from mofa.cost.memory.fsdp_unsharded import gathered_bytes_and_unreduced_share, reduction_bytes
 from mofa.cost.memory.in_flight import InFlight, InFlightPeak
-from mofa.cost.memory.peak_instants import PeakInstants
 from mofa.cost.memory.pinned import kept_bytes
 from mofa.cost.memory.replica_sums import waiting_sums_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes, sent_part_bytes
@@ -26,7 +26,7 @@ from mofa.specs.params import embedding_params, head_params, layer_params
 ArrayN = NDArray[np.float64]
 
 
-class PeakCandidates(PeakInstants):
+class PeakCandidates(CandidateMemory):
     """Builds the instants of all stages."""
 
     def __init__(self, rows: Rows) -> None:

@@ -108,7 +108,7 @@ def native_allocator_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
 
 def _bulk(memory: BlockMemory) -> ArrayN:
     """The most alive of an end of the model in tensors larger than any of a layer. (K,) [B]"""
-    return np.asarray(memory.large_saved[-1] + memory.large_peak[-1])
+    return np.asarray(memory.large_tensors_saved[-1] + memory.large_tensors_peak[-1])
 
 
 def _late_states(rows: Rows) -> ArrayN:
@@ -191,12 +191,11 @@ def holes_bytes(rows: Rows, made: StartBytesOfWeights, allocated: ArrayN) -> tup
     """
     lay, costs, static, grid = rows.stage_layers, rows.costs, rows.static, rows.grid_index
     start = _start(made, 1.0 + rows.workload.optimizer.traits.num_moments)
-    saved, peak = rows.layers.large_saved[..., 0], rows.layers.large_peak[..., 0]
+    saved, peak = rows.layers.large_tensors_saved[..., 0], rows.layers.large_tensors_peak[..., 0]
     large = rows.sum_over_layers(saved, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr")
     head = costs.head.memory
-    peak = np.maximum(
-        rows.largest_layer_by_stage(peak), (head.large_saved[0] + head.large_peak[0])[rows.k][:, None] * rows.is_head
-    )
+    of_head = (head.large_tensors_saved[0] + head.large_tensors_peak[0])[rows.k][:, None]
+    peak = np.maximum(rows.largest_layer_by_stage(peak), of_head * rows.is_head)
     # what is neither a buffer nor a small state may lie in the holes
     others = allocated - (static.params + static.grads + start.small - start.waste)[grid]
     more = np.maximum(large + peak + (start.large + start.holes)[grid] - others, 0.0)
@@ -217,19 +216,20 @@ def _beside_holes(rows: Rows, made: StartBytesOfWeights, buffers: ArrayN) -> tup
     most, ahead = np.zeros(fixed.shape), np.zeros(fixed.shape)
     num_states = 1.0 + rows.workload.optimizer.traits.num_moments
     of_state = (static.step_scratch / np.maximum(static.states / num_states, 1.0))[grid]  # at the optimizer's step
-    ends = [(end.large_saved + end.large_peak, there) for end, there in
+    ends = [(end.large_tensors_saved + end.large_tensors_peak, there) for end, there in
             ((rows.costs.head.memory, rows.is_head), (rows.costs.embedding.memory, rows.is_first))]  # fmt: skip
     for i, (holes, states, copies) in enumerate(_by_size(rows, made), start=1):
         saved = rows.sum_over_layers(
-            layers.large_saved[..., i], lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
+            layers.large_tensors_saved[..., i], lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
         )
-        peak = rows.largest_layer_by_stage(layers.large_peak[..., i])
+        peak = rows.largest_layer_by_stage(layers.large_tensors_peak[..., i])
         for large, there in ends:
             peak = np.maximum(peak, large[i, rows.k][:, None] * there)
         beside = fixed + (holes + copies)[grid] + saved
         stepping = fixed + (holes + copies + num_states * states)[grid] + of_state * states[grid]
         most = np.maximum(np.maximum(most, stepping), beside + num_states * states[grid] + peak)
-        ahead = np.maximum(ahead, beside + states[grid] + rows.largest_layer_by_stage(layers.large_forward[..., i]))
+        of_layers = rows.largest_layer_by_stage(layers.large_tensors_forward[..., i])
+        ahead = np.maximum(ahead, beside + states[grid] + of_layers)
     return most, ahead
 
 

@@ -64,10 +64,10 @@ def late_ring_bytes(rows: Rows) -> ArrayN:
 
     def recent(amount: ArrayN | float, forward: ArrayN, backward: ArrayN) -> ArrayN:
         """What was let go in the last ``amount`` of passes that take so much each, the last one a forward."""
-        full_turns, rest = np.divmod(amount, np.maximum(forward + backward, 1e-9))
+        full_cycles, rest = np.divmod(amount, np.maximum(forward + backward, 1e-9))
         of_forward = np.minimum(rest / np.maximum(forward, 1e-9), 1.0)
         of_backward = np.maximum(rest - forward, 0.0) / np.maximum(backward, 1e-9)
-        return np.asarray(full_turns * (sent_f + sent_b) + of_forward * sent_f + of_backward * sent_b)
+        return np.asarray(full_cycles * (sent_f + sent_b) + of_forward * sent_f + of_backward * sent_b)
 
     waiting = np.minimum(recent(lead_s, device_f, device_b + head_device), recent(QUEUE, launched_f, launched_b))
     return np.where(waits > 0, 0.0, waiting)

@@ -39,9 +39,9 @@ def watchdog_held_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     since = WATCHDOG_S + lead_s
 
     def within(first: ArrayN, first_s: ArrayN, second: ArrayN, second_s: ArrayN) -> ArrayN:
-        full_turns, rest = np.divmod(since, turn)
+        full_cycles, rest = np.divmod(since, turn)
         some = first * np.minimum(rest / np.maximum(first_s, 1e-9), 1.0)
         more = second * np.maximum(rest - first_s, 0.0) / np.maximum(second_s, 1e-9)
-        return np.asarray(full_turns * (first + second) + some + more)
+        return np.asarray(full_cycles * (first + second) + some + more)
 
     return within(forward, took_f, backward, took_b), within(backward, took_b, forward, took_f)

@@ -44,7 +44,7 @@ class DataParallelOncePerStep:
     reduce_s: ArrayN
     kind: Once = "Megatron"
 
-    def take(self, index: IntA) -> DataParallelOncePerStep:
+    def select_plans(self, index: IntA) -> DataParallelOncePerStep:
         """Only the plans at ``index``."""
         parts = (self.gather_s[index], self.blocking_gather_s[index], self.reduce_s[index])
         return DataParallelOncePerStep(*parts, self.kind)
@@ -77,9 +77,9 @@ class Durations:
     """Both clocks of a forward of each chunk (third axis) and a backward of each (fourth) that run as one, where a
     schedule has such pairs. (n, R, vpp, vpp) [s]"""
 
-    def take(self, index: IntA, host: tuple[Clocks, ...]) -> Durations:
+    def select_plans(self, index: IntA, host: tuple[Clocks, ...]) -> Durations:
         """Those of some plans, with the clocks of their hosts."""
-        once = None if self.once is None else self.once.take(index)
+        once = None if self.once is None else self.once.select_plans(index)
         return Durations(
             self.forward_s[index],
             self.backward_s[index],

@@ -75,13 +75,13 @@ class _Computations:
     def chunk(self) -> IntA:
         return self.stage // self.order.pp
 
-    def weight(self, beside: NDArray[np.bool_], *, first_apart: bool) -> IntA:
-        """Which duration each takes, alone or beside a hand-over; with ``first_apart`` first forwards take their own.
-        (pp, n)"""
+    def weight(self, beside: NDArray[np.bool_], *, times_first_forwards: bool) -> IntA:
+        """Which duration each takes, alone or beside a hand-over; first forwards take their own
+        with ``times_first_forwards``. (pp, n)"""
         pp, vpp = self.order.pp, self.order.vpp
         place = np.arange(pp)[:, None] * vpp + self.chunk
         weight = 1 + self.kind * pp * vpp + place + self.num_kinds * pp * vpp * beside
-        if not first_apart:
+        if not times_first_forwards:
             return np.asarray(weight)
         is_first = (self.kind == 0) & (self.micro_batch == 0)
         return np.where(is_first, 1 + (2 * self.num_kinds + beside) * pp * vpp + place, weight)
@@ -123,7 +123,7 @@ def levels_of(
     queued = runtime == "pytorch"
     if queued:
         program = program_of(order, schedule, runtime)
-        graph = _queued(computations, program, first_apart=once == "FSDP of pieces")
+        graph = _queued(computations, program, times_first_forwards=once == "FSDP of pieces")
     else:
         graph = _beside(computations, paired=SCHEDULES[schedule].pairs_passes)
     reduced = _add_once(graph, computations, once) if once else []
@@ -221,7 +221,7 @@ def _beside(computations: _Computations, *, paired: bool = False) -> _Graph:
     beside = beside[:, :n]
     made = of[computations.backward * 1, np.clip(source, 0, last), computations.micro_batch]
     sent = [np.stack([node[receives], other[receives]], axis=1) for other in (made, behind)]
-    weight = computations.weight(beside, first_apart=False)
+    weight = computations.weight(beside, times_first_forwards=False)
     weight = computations.weight_of_pairs(weight, in_pair).ravel()
     return _Graph(
         np.concatenate([[0], weight]), np.stack([node.ravel(), before.ravel()], axis=1),
@@ -240,7 +240,7 @@ def _launched_behind(backward: NDArray[np.bool_]) -> IntA:
     return behind
 
 
-def _queued(computations: _Computations, program: Program, *, first_apart: bool) -> _Graph:
+def _queued(computations: _Computations, program: Program, *, times_first_forwards: bool) -> _Graph:
     """Computations and hand-overs where all of a rank's run one after the other on one stream: a send and its receive
     are one node, as both end at once."""
     order, (pp, n) = computations.order, computations.stage.shape
@@ -264,7 +264,7 @@ def _queued(computations: _Computations, program: Program, *, first_apart: bool)
         if need is not None:
             waits.append((number, of[need]))
     weight = np.zeros(len(of) + 1, dtype=np.intp)
-    weight[node] = computations.weight(beside, first_apart=first_apart)
+    weight[node] = computations.weight(beside, times_first_forwards=times_first_forwards)
     return _Graph(weight, np.array(waits), np.zeros((0, 2), dtype=np.intp), node)
 
 

@@ -336,17 +336,17 @@ def _clocks(
     heads[0, rows.stage_layers.head_position, -1] = 1 + model.num_mtp_layers
     k, plain, full = rows.k[index], rows.base_mode_index[index], rows.full_mode_index[index]
     period = _period_of_recomputed(rows, index)
-    ordered = [Clocks(*ends[0][:, k]).of_chunks().repeated(first)]
+    ordered = [Clocks(*ends[0][:, k]).for_every_chunk().repeated(first)]
     for kind in range(len(stages.kinds)):
-        layer, num_plain = Clocks(*grid[plain, k, kind].T).of_chunks(), counts[kind] - num_full[:, kind]
+        layer, num_plain = Clocks(*grid[plain, k, kind].T).for_every_chunk(), counts[kind] - num_full[:, kind]
         if not rows.stage_layers.any_fully_recomputed:
             ordered.append(layer.repeated(num_plain))
             continue
-        recomputed = Clocks(*grid[full, k, kind].T).of_chunks()
+        recomputed = Clocks(*grid[full, k, kind].T).for_every_chunk()
         ordered += _in_order(layer, recomputed, num_plain, num_full[:, kind], period, forward=forward)
     if mtp is not None:
-        ordered.append(Clocks(*mtp[index].T).of_chunks().repeated(predictions))
-    ordered.append(Clocks(*ends[1][:, k]).of_chunks().repeated(heads))
+        ordered.append(Clocks(*mtp[index].T).for_every_chunk().repeated(predictions))
+    ordered.append(Clocks(*ends[1][:, k]).for_every_chunk().repeated(heads))
     passed = ordered if forward else ordered[::-1]
     through_queue = [piece.through_queue() for piece in passed]
     fits = all(map(is_, through_queue, passed))  # as nearly always

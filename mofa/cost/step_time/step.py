@@ -259,7 +259,7 @@ def _pipeline(
         total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.stage_layers.shown.shown_index)
         if each.host_bound is not None:
             index = each.host_bound.rows
-            with_host = given.take(index, each.host_bound.clocks_by_kind)
+            with_host = given.select_plans(index, each.host_bound.clocks_by_kind)
             until = critical_path_s(
                 plan, with_host, rows.num_micro_batches[index], of=rows.stage_layers.shown.shown_index
             )
@@ -359,9 +359,10 @@ def _walk_late_hosts(
     if not len(some):
         return walked
     forward, backward = (_of_rows(clocks, some) for clocks in host_bound.clocks_by_kind)
+    once = outside.once
     given = Durations(
         forward.device_s, backward.device_s, np.zeros_like(backward.device_s), hop_seconds(rows)[index],
-        rows.cluster.gpu.curves.overlap_slowdown.value, None if outside.once is None else outside.once.take(index),
+        rows.cluster.gpu.curves.overlap_slowdown.value, None if once is None else once.select_plans(index),
         (forward, backward), None if outside.first_forward is None else _of_rows(outside.first_forward, some),
     )  # fmt: skip
     plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)

@@ -27,7 +27,7 @@ NEAR = (0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0)
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _SegmentPart:
     """Time from a segment's begin, ``fixed + onward * (time from its end) + back * (time from a failure that no level
     inside survives)``, and how much of it checkpoints take; arrays of one shape. [s], [s], [-], [-]"""
 
@@ -36,18 +36,18 @@ class _Stretch:
     onward: FloatN
     back: FloatN
 
-    def then(self, other: _Stretch) -> _Stretch:
-        return _Stretch(
+    def then(self, other: _SegmentPart) -> _SegmentPart:
+        return _SegmentPart(
             self.fixed + self.onward * other.fixed, self.writing + self.onward * other.writing,
             self.onward * other.onward, self.back + self.onward * other.back,
         )  # fmt: skip
 
-    def repeated(self, times: FloatN) -> _Stretch:
+    def repeated(self, times: FloatN) -> _SegmentPart:
         """So many of them one after the other, 0 of them included."""
         falls = 1 - self.onward
         with np.errstate(all="ignore"):
             number = np.where(falls > 1e-12, -np.expm1(times * np.log1p(-falls)) / falls, times)
-        return _Stretch(self.fixed * number, self.writing * number, (1 - falls) ** times, self.back * number)
+        return _SegmentPart(self.fixed * number, self.writing * number, (1 - falls) ** times, self.back * number)
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,14 @@ class _Levels:
     def resume(self, level: int) -> FloatN:
         return np.asarray(np.exp(-self.restart_s[level] / self.mtbf_s))
 
-    def segment(self, level: int, last: int) -> _Stretch:
+    def segment(self, level: int, last: int) -> _SegmentPart:
         """From one checkpoint of at least this level to the next one of it, the last of which is of level ``last``."""
         if level < 0:
             computes = np.exp(-self.interval_s / self.mtbf_s)
             survives = np.exp(-(self.interval_s + self.block_s[last]) / self.mtbf_s)
-            return _Stretch(self.mtbf_s * (1 - survives), self.mtbf_s * (computes - survives), survives, 1 - survives)
+            return _SegmentPart(
+                self.mtbf_s * (1 - survives), self.mtbf_s * (computes - survives), survives, 1 - survives
+            )
         inner = self.segment(level - 1, last)
         if level > 0:
             inner = self.segment(level - 1, level - 1).repeated(self.ratios[level - 1] - 1).then(inner)
@@ -81,7 +83,7 @@ class _Levels:
         fixed = share * self.mtbf_s * (1 - a) + again * self.mtbf_s * fails
         begin = share * a + again * comes
         keeps = 1 - inner.back * begin
-        return _Stretch(
+        return _SegmentPart(
             (inner.fixed + inner.back * fixed) / keeps, inner.writing / keeps, inner.onward / keeps,
             inner.back * (1 + again) / keeps,
         )  # fmt: skip

@@ -148,10 +148,12 @@ class _Paces:
     def end(self) -> None:
         """Let the host be where it likes, and sample no more."""
         self._cores.release()
-        self._sampler.remove()
+        self._sampler.stop()
 
 
-def _in_rounds(step: Callable[[], None], num_steps: int, num_rounds: int, paces: _Paces) -> dict[str, list[float]]:
+def _timed_repetitions(
+    step: Callable[[], None], num_steps: int, num_repetitions: int, paces: _Paces
+) -> dict[str, list[float]]:
     """Seconds of each step, and the host's paces before, between, behind and within them.
 
     A host's pace changes within seconds, so it is timed where the steps are; within every step an op on the processor
@@ -160,11 +162,11 @@ def _in_rounds(step: Callable[[], None], num_steps: int, num_rounds: int, paces:
     """
     times: list[float] = []
     paces.look()
-    for _ in range(num_rounds):
+    for _ in range(num_repetitions):
         _agree(0.0)
         _timed(step, 1, paces)
         paces.forget_step()
-        times += _timed(step, math.ceil(num_steps / num_rounds), paces)
+        times += _timed(step, math.ceil(num_steps / num_repetitions), paces)
         paces.look()
     paces.end()
     return {"step_times_s": times, **paces.read}
@@ -194,8 +196,8 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     paces = _Paces(training)
     torch.cuda.reset_peak_memory_stats()
     result["phase"] = "steady steps"
-    num_rounds = job["rounds"] if per_step < job["slow_step_s"] else 2
-    timed = _in_rounds(training.step, num_steps, num_rounds, paces)
+    num_repetitions = job["rounds"] if per_step < job["slow_step_s"] else 2
+    timed = _timed_repetitions(training.step, num_steps, num_repetitions, paces)
     result["warmup_times_s"] = warmup
     steady = memory_now()
     steady["device_bytes"] -= paces.outside_bytes

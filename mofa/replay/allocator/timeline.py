@@ -313,9 +313,9 @@ def _read(stretches: Iterable[EventRun], larger: Sequence[LargerBlocks]) -> _Eve
                     instructions.append(instruction)
             numbers = np.fromiter(map(number_of.__getitem__, ids), dtype=np.int64, count=len(some))
             known[id(some)] = numbers, np.array(sizes, dtype=np.int64)
-        numbers, of_stretch = known[id(some)]
+        numbers, event_sizes = known[id(some)]
         numbers_read.append(numbers)
-        sizes_read.append(of_stretch)
+        sizes_read.append(event_sizes)
     all_sizes = np.concatenate(sizes_read)
     _add_larger(all_sizes, larger)
     return _Events(instructions, np.concatenate(numbers_read), all_sizes)

@@ -8,7 +8,7 @@ from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import Block, OutOfDeviceMemory
 from mofa.replay.allocator.timeline import BUFFERS, GRADIENTS, Instruction, off_tape_instruction
-from mofa.replay.memory.dispatcher_retention import BLOCKS, RetainedBlocks
+from mofa.replay.memory.dispatcher_retention import BLOCKS, DispatcherRetention
 from mofa.replay.memory.pass_state import Allocation, Slots
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.received_inputs import ReceivedInputs
@@ -20,12 +20,12 @@ from mofa.replay.rank.program import (
     CLAIM,
     DROP_CARRIED,
     FREE,
+    FREE_AT_END,
     FREE_REDUCED,
     FREE_SENT,
     HOLD,
     KEEP,
     LASTING,
-    LATE,
     NEW,
     PRODUCT,
     RENEW,
@@ -38,6 +38,8 @@ from mofa.replay.rank.program import (
 
 WITHOUT_SLOT = frozenset((PRODUCT, LASTING, REPLACED, RENEW))
 """Instructions that do nothing to a slot of their block."""
+FORWARDS = ("forward", "trial forward")
+"""Phases that the thread of forwards runs; the others are those of autograd's thread."""
 
 
 class BlockExecutor:
@@ -54,7 +56,7 @@ class BlockExecutor:
         self.lasts = False
         self.received = 0
         self.freed_at_end: list[Allocation] = []
-        self.retained = RetainedBlocks(lambda: self.programs)
+        self.retained = DispatcherRetention(lambda: self.programs)
         self.sends = DeferredFrees(self.state)
         self.received_inputs = ReceivedInputs(self.state)
 
@@ -146,7 +148,7 @@ class BlockExecutor:
     ) -> None:  # fmt: skip
         """What an instruction takes or lets go that is in none of the block's slots."""
         if kind == PRODUCT:
-            self.take_cublas_workspace("backward" if phase.startswith("backward") else "forward")
+            self.take_cublas_workspace("forward" if phase in FORWARDS else "backward")
         elif kind == LASTING:
             self.take_persistent(instruction, index)
         elif kind == REPLACED:
@@ -180,7 +182,7 @@ class BlockExecutor:
             self.handed_on[name] = allocation
         elif kind == CACHE:
             self.cache.append(allocation)
-        elif kind == LATE:
+        elif kind == FREE_AT_END:
             self.freed_at_end.append(allocation)
         elif kind == SHELVE:
             self.sends.shelve(allocation)

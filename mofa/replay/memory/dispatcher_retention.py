@@ -17,7 +17,7 @@ BLOCKS = 10_000
 """Numbers of a chunk's blocks: that of the n-th of chunk c is ``c * BLOCKS + n``."""
 
 
-class RetainedBlocks:
+class DispatcherRetention:
     """Blocks by the number of the layer that they linger of; ``programs`` gives those of all chunks."""
 
     def __init__(self, programs: Callable[[], Sequence[Sequence[BlockProgram]]]) -> None:
@@ -54,7 +54,7 @@ class RetainedBlocks:
         """Whether a chunk's dispatchers retain tensors: between computations all of them do, or none."""
         return any(index in self._allocations for index, _ in self.retaining_layers[chunk][:1])
 
-    def waiting(self, chunk: int) -> list[RetainedBlock]:
+    def retained_blocks(self, chunk: int) -> list[RetainedBlock]:
         """The retained blocks of a chunk, None where there is none now; always as many, in one order."""
         out: list[RetainedBlock] = []
         for index, code in self.retaining_layers[chunk]:
@@ -63,9 +63,9 @@ class RetainedBlocks:
             out += [(block, size) for block, (_, size) in zip(blocks, code.retained_by_dispatcher, strict=True)]
         return out
 
-    def blocks(self, chunk: int) -> list[Block]:
+    def present_blocks(self, chunk: int) -> list[Block]:
         """The retained blocks of a chunk that are there, in the same order."""
-        return [block for block, _ in self.waiting(chunk) if block is not None]
+        return [block for block, _ in self.retained_blocks(chunk) if block is not None]
 
     def replace(self, chunk: int, blocks: Sequence[Block]) -> None:
         """Put the retained blocks of a chunk in place: none, or those of every layer, in the same order."""

@@ -32,7 +32,7 @@ class BlockRun(NamedTuple):
         return bool(self.rank_block.parts[0])
 
 
-def in_turns(forward: BlockRun, backward: BlockRun) -> Iterator[BlockRun]:
+def alternately(forward: BlockRun, backward: BlockRun) -> Iterator[BlockRun]:
     """The parts of a layer's forward and of a layer's backward, as the host issues them."""
     cut = {
         "F": _cut(forward.instructions, forward.rank_block.parts[0]),
@@ -62,7 +62,7 @@ def play_in_pair(forward: Iterator[BlockRun], backward: Iterator[BlockRun]) -> I
         ahead = yield from _up_to_layer(forward)
         back = yield from _up_to_layer(backward)
         if ahead is not None and back is not None:
-            yield from in_turns(ahead, back)
+            yield from alternately(ahead, back)
         elif ahead is not None or back is not None:
             yield ahead or back  # type: ignore[misc]
         else:

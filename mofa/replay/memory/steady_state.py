@@ -21,7 +21,7 @@ from mofa.replay.memory.skipped_rounds import (
 )
 
 if TYPE_CHECKING:
-    from mofa.replay.memory.dispatcher_retention import RetainedBlocks
+    from mofa.replay.memory.dispatcher_retention import DispatcherRetention
     from mofa.replay.memory.rank_state import RankState
     from mofa.replay.memory.received_inputs import ReceivedInputs
     from mofa.replay.memory.shared_recordings import SharedRecordings
@@ -35,7 +35,7 @@ class SteadyStatePlayer:
     """Leads a rank through the computations of its steps; ``play`` plays a kind, chunk and micro-batch op by op."""
 
     def __init__(
-        self, state: RankState, sends: DeferredFrees, retained: RetainedBlocks, received_inputs: ReceivedInputs,
+        self, state: RankState, sends: DeferredFrees, retained: DispatcherRetention, received_inputs: ReceivedInputs,
         recordings: SharedRecordings, play: Callable[[str, int, int], None], *, skip_rounds: bool,
     ) -> None:  # fmt: skip
         self.state, self.sends, self.retained, self.recordings = state, sends, retained, recordings
@@ -156,7 +156,7 @@ class SteadyStatePlayer:
         """Blocks outside its pass that a computation finds or leaves; always as many, in one order."""
         state, received = self.state, self.received_inputs.waiting()
         if self.retained.possible:
-            return [*self.retained.waiting(chunk), *received]
+            return [*self.retained.retained_blocks(chunk), *received]
         return [*(deepspeed.live_bf16_gradients(state) if kind == "B" else ()), *received]
 
     def _leave(self, kind: str, chunk: int, blocks: list[Block | None]) -> None:

@@ -11,7 +11,7 @@ from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace, op
 from mofa.replay.allocator.pools import SMALL_SIZE, round_size
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GROUP_OF, Instruction
 
-NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM, LATE, RENEW = range(13)
+NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM, FREE_AT_END, RENEW = range(13)
 FREE_SENT, LASTING, SHELVE = 13, 14, 15
 """Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's
 cache; keep as a parameter's gradient; free what the block before held and none took over; the schedule has this
@@ -104,7 +104,7 @@ class _Slots:
             return FREE_SENT
         if name in self.trace.held_by_watchdog:
             return SHELVE
-        return LATE if name in self.trace.freed_at_end else FREE
+        return FREE_AT_END if name in self.trace.freed_at_end else FREE
 
     def scratch(self, code: int, number: int, op: str, item: NewTensor) -> Instruction:
         """The n-th of an op's temporaries."""

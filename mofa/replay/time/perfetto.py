@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mofa.replay.time.time_replayed import Computation, ReplayedTime, Transfer
+from mofa.schedules.order import ANSWERS, RECEIVES, SENDS
 
 Event = dict[str, Any]
 Counter = Callable[[int], Sequence[tuple[float, int, int]]]
@@ -126,15 +127,15 @@ def _flows(played: ReplayedTime, tracks: Mapping[int, Mapping[str, int]]) -> Ite
         return
     receives = {
         (t.kind, t.stage, t.micro_batch): (rank, t)
-        for rank in tracks for t in played.transfers[rank] if t.kind.startswith("RECV")
+        for rank in tracks for t in played.transfers[rank] if t.kind in RECEIVES
     }  # fmt: skip
     number = 0
     for rank in tracks:
         for t in played.transfers[rank]:
-            if not t.kind.startswith("SEND"):
+            if t.kind not in SENDS:
                 continue
-            there = t.stage + (1 if t.kind == "SEND_F" else -1)
-            received = receives.get((f"RECV_{t.kind[-1]}", there, t.micro_batch))
+            kind, step = ANSWERS[t.kind]
+            received = receives.get((kind, t.stage + step, t.micro_batch))
             if received is None:
                 continue
             to, receive = received

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mofa.schedules.order import Action, Exchange, Kind, Program
+from mofa.schedules.order import ANSWERS, Action, Exchange, Program
 from mofa.schedules.order_check import OrderError, check_program
 
 INPUTS = ("forward input", "backward input")
@@ -57,7 +57,7 @@ def match_exchanges(program: Program) -> NumberedExchanges:
         ops = item.ops
         if len(ops) == 1:
             ((kind, stage, micro_batch),) = ops
-            other, step = _OTHER[kind]
+            other, step = ANSWERS[kind]
             peer = of.get((other, stage + step, micro_batch))
             peers.append((peer,) if peer is not None else _peers(program, item, of))
         else:
@@ -89,7 +89,7 @@ def match_exchanges(program: Program) -> NumberedExchanges:
 def _peers(program: Program, item: Exchange, of: dict[tuple[str, int, int], int]) -> tuple[int, ...]:
     out: list[int] = []
     for kind, stage, micro_batch in item.ops:
-        other, step = _OTHER[kind]
+        other, step = ANSWERS[kind]
         n = of.get((other, stage + step, micro_batch))
         if n is None:
             check_program(program)
@@ -98,12 +98,6 @@ def _peers(program: Program, item: Exchange, of: dict[tuple[str, int, int], int]
         if n not in out:
             out.append(n)
     return tuple(out)
-
-
-_OTHER: dict[str, tuple[Kind, int]] = {
-    "SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1), "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1),
-}  # fmt: skip
-"""The other side of an op, and by how many stages it is further on."""
 
 
 def _cause(item: Exchange) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mofa.errors import SpecError
 from mofa.search.costing import SLOWER, CheckedSpace
 from mofa.search.fewer_gpus.block_work import block_work
+from mofa.search.fewer_gpus.fewer_replicas import RowsOnAllGpus
 from mofa.search.fewer_gpus.numbers_together import (
     FEW_NUMBERS,
     LegalRows,
@@ -19,7 +20,6 @@ from mofa.search.fewer_gpus.numbers_together import (
     cost_together,
 )
 from mofa.search.fewer_gpus.rows_that_may_win import PartOfGpus
-from mofa.search.fewer_gpus.siblings import RowsOnAllGpus
 from mofa.search.goals import TIED, BestRows
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.near_best import degrees_near_best

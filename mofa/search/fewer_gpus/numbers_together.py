@@ -69,7 +69,7 @@ def cost_together(legal: list[LegalRows], goal: BestRows) -> list[RowsOnFewerGpu
             out.append(cost_alone(left[0], goal))
             bounded = bounded[1:]
         else:
-            out += cost_all(left[:number], goal)
+            out += cost_rows_of_gpu_counts(left[:number], goal)
             bounded, most = _that_may_win(left[number:], goal), most * GROWTH
     return out
 
@@ -89,7 +89,7 @@ def _number_together(legal: Sequence[LegalRows], most_rows: int) -> int:
     return max(1, min(other, int(np.searchsorted(rows, most_rows, side="right"))))
 
 
-def cost_all(legal: Sequence[LegalRows], goal: BestRows) -> list[RowsOnFewerGpus]:
+def cost_rows_of_gpu_counts(legal: Sequence[LegalRows], goal: BestRows) -> list[RowsOnFewerGpus]:
     """All legal rows of some numbers of GPUs."""
     table = StrategyTable.concatenated([some.rows.degrees for some in legal])
     layers = np.concatenate([some.rows.recompute_layers for some in legal])

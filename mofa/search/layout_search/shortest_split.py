@@ -16,15 +16,14 @@ import numpy as np
 
 from mofa.search.layout_search.layout_program import LayoutProgram
 from mofa.search.layout_search.split_problem import ALL, ChunkLayers, FloatA, SplitProblem
+from mofa.specs.shared_facts import load_shared
 
-TURNS = 40
+MOST_PROGRAMS = 40
 """Programs of the step that are solved at most. [-]"""
 WORK = 0.2
 """Of the solver in all, in its deterministic seconds, of which each takes some of a core's. [s]"""
-TURN_WORK = 0.05
+PROGRAM_WORK = 0.05
 """The most of it for one program. [s]"""
-LINEAR_IS_OFF = 0.02
-"""By how much memory that is linear in layers may be too high, as a share. [-]"""
 OverBytes = Callable[[ChunkLayers], FloatA]
 """By how much each rank of a split passes its memory; negative where it fits. (pp,) [B]"""
 
@@ -110,11 +109,11 @@ class _Search:
             program.add_path(path)
         for split in self.steps_s:
             self._teach(program, split)
-        for _ in range(TURNS):
+        for _ in range(MOST_PROGRAMS):
             shortest_s = self.steps_s[self.best]
             if shortest_s <= self.bound_s or self.spent >= work:
                 break
-            solution, took = program.solve("step", self.best, seed, min(TURN_WORK, work - self.spent))
+            solution, took = program.solve("step", self.best, seed, min(PROGRAM_WORK, work - self.spent))
             self.spent += took
             if solution is None:
                 self.bound_s = shortest_s if program.is_exhausted else self.bound_s
@@ -151,7 +150,8 @@ def shortest_split(
     one of its chunks: more layers are taken to need more memory.
     """
     linear = over_bytes or (lambda split: problem.bytes_by_rank([split])[0] - problem.limit_bytes)
-    search = _Search(problem, start, linear, LINEAR_IS_OFF if over_bytes is not None else 0.0)
+    tolerance = load_shared().tolerances.linear_memory.value
+    search = _Search(problem, start, linear, tolerance if over_bytes is not None else 0.0)
     search.learn(start)
     search.learn(local_search(problem, start))
     search.balance(seed, 0.125 * work)

@@ -126,7 +126,7 @@ def find_long_runs(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _SearchedSize:
     """A search with one number of spares, the key of its best plan, and the space that was searched."""
 
     judge: LongRunObjective
@@ -135,22 +135,22 @@ class _Found:
     space: Space | None = None
 
 
-def _searched(judge: LongRunObjective, replay: bool, space: Space | None = None, **options: Any) -> _Found:
+def _searched(judge: LongRunObjective, replay: bool, space: Space | None = None, **options: Any) -> _SearchedSize:
     """A search ranked by a judge."""
     search = find_plans(
         judge.workload, judge.cluster, framework=judge.framework, replay=replay, judge=judge, space=space, **options
     )
     judge = replace(judge, workload=search.workload, framework=search.framework)  # what --with changed
     plans = search.report.plans
-    return _Found(judge, search, judge.plan_ranking_key(plans[0]) if plans else np.inf, space)
+    return _SearchedSize(judge, search, judge.plan_ranking_key(plans[0]) if plans else np.inf, space)
 
 
-def _scouts(full_search: _Found, cluster: ClusterSpec, **options: Any) -> list[_Found]:
+def _scouts(full_search: _SearchedSize, cluster: ClusterSpec, **options: Any) -> list[_SearchedSize]:
     """Searches near the best plans, with the promising numbers of spares."""
     judge = full_search.judge
     options = {name: value for name, value in options.items() if name != "progress"}
     costed, reasons = full_search.search.costed, full_search.search.reasons
-    scouts: list[_Found] = []
+    scouts: list[_SearchedSize] = []
     for spares in spare_counts_most_promising_first(judge, full_search.search.report.plans[0]):
         smaller = replace(judge, cluster=without_spares(cluster, spares, judge.faults.name), spares=spares)
         space = _dividing(smaller)
@@ -182,6 +182,20 @@ def spare_counts_most_promising_first(judge: LongRunObjective, plan: Plan) -> li
         Rates runs on all GPUs, without spares.
     plan
         The best plan there. Fewer GPUs are assumed to have its tokens per second and GPU, and its checkpoint.
+
+    Returns
+    -------
+    list of int
+        Nodes, none more than a quarter of all. [nodes]
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 64)
+    >>> plan = mofa.estimate(job, machines, "tp=2 recompute=full", replay=False)
+    >>> judge = LongRunObjective(job, machines, mofa.load_framework("megatron"), mofa.load_faults("llama3"))
+    >>> spare_counts_most_promising_first(judge, plan)
+    [1, 2]
     """
     node, nodes = judge.cluster.node.gpus_per_node, judge.num_nodes
     spares = np.arange(1, int(MOST_SPARES * nodes) + 1)
@@ -275,6 +289,20 @@ def batch_note(global_batch: int, num_gpus: int, which: str = "GPUs that compute
 
     The odd factor of the number of GPUs is what degrees of powers of two cannot take: the batch must have it.
 
+    Parameters
+    ----------
+    global_batch
+        [sequences]
+    num_gpus
+        GPUs that compute. [-]
+    which
+        What they are, for the sentence.
+
+    Returns
+    -------
+    str
+        The sentence, or nothing.
+
     Examples
     --------
     >>> batch_note(1024, 56)
@@ -292,7 +320,33 @@ def batch_note(global_batch: int, num_gpus: int, which: str = "GPUs that compute
 
 
 def without_spares(cluster: ClusterSpec, spares: int, where: str) -> ClusterSpec:
-    """The cluster that the job runs on, without the spare nodes."""
+    """The cluster that the job runs on, without the spare nodes.
+
+    Parameters
+    ----------
+    cluster
+        All GPUs, spares among them.
+    spares
+        [nodes]
+    where
+        What asked for them, for the message.
+
+    Returns
+    -------
+    ClusterSpec
+        The same nodes, fewer of them.
+
+    Raises
+    ------
+    SpecError
+        If they leave less than a node.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> without_spares(mofa.load_cluster("h100-hgx", 64), 1, "spares").num_gpus
+    56
+    """
     node = cluster.node.gpus_per_node
     left = cluster.num_gpus - spares * node
     if left < min(node, cluster.num_gpus):

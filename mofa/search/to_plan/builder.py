@@ -29,8 +29,8 @@ from mofa.search.to_plan.layout_notes import launch_layout, layout_notes
 from mofa.search.to_plan.notes import (
     alignment_note,
     balancing_note,
+    closed_form_margin_note,
     copies_note,
-    doubt_note,
     general_notes,
     host_notes,
     model_notes,
@@ -51,6 +51,7 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_names import RankOrder
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import load_closed_form_residuals, load_residuals
+from mofa.specs.shared_facts import load_shared
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY
@@ -75,7 +76,7 @@ def memory_limit_bytes(cluster: ClusterSpec, framework: FrameworkSpec) -> float:
     return cluster.gpu.capacity_bytes.value - margin_bytes(cluster, framework)
 
 
-def closed_form_doubt_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: float) -> float:
+def closed_form_margin_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: float) -> float:
     """What the replay may reserve beyond a closed form: the most that it did of random jobs. [B]
 
     A closed form knows sizes and numbers of tensors, not which hole each is cut from.
@@ -84,13 +85,6 @@ def closed_form_doubt_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: f
 
 
 _numbers = count()
-
-
-LAYERS_ARE_OFF = 0.1
-"""Share by which a layer that is no longer recomputed may take less than in closed form. [-]
-
-If one more such layer fits by that share, it is tried.
-"""
 
 
 class Candidate:
@@ -183,7 +177,8 @@ class Candidate:
         device = self.device_bytes(limit_bytes)
         if device > limit_bytes:
             return None
-        first = fewest_recomputed_layers(self.estimator, (1.0 + LAYERS_ARE_OFF) * (limit_bytes - device))
+        tolerance = load_shared().tolerances.unrecomputed_layer.value
+        first = fewest_recomputed_layers(self.estimator, (1.0 + tolerance) * (limit_bytes - device))
         tried = range(first, min(first + 2, own))
         return next(
             (number for number in tried if self.with_recompute_layers(number).device_bytes(limit_bytes) <= limit_bytes),
@@ -243,7 +238,7 @@ class Candidate:
         """
         pp, more_bytes = int(self.job[3].pp[0]), 0.0
         if doubted:
-            more_bytes = closed_form_doubt_bytes(self.job[2], pp, float(self.costed.reserved_bytes[0]))
+            more_bytes = closed_form_margin_bytes(self.job[2], pp, float(self.costed.reserved_bytes[0]))
         rank_range = emptiest_and_fullest(self.estimator)
         memory = _memory(*self.job[1:3], self.costed, self.estimator.stages(), rank_range, more_bytes)
         return self._plan(None, memory, banded=banded, doubted=doubted)
@@ -291,7 +286,7 @@ class Candidate:
         notes += borrowed_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
         stages, framework = self.estimator.stages(), self.job[2]
         notes += layout_notes(stages, self.job[0].model, framework)
-        notes += doubt_note(framework, stages.pp) if doubted else ()
+        notes += closed_form_margin_note(framework, stages.pp) if doubted else ()
         under, layout = self._library_fraction(plan) if banded else None, launch_layout(stages, framework)
         return plan.model_copy(update={"notes": plan.notes + notes, "library_fraction": under, "layout": layout})
 
@@ -384,9 +379,9 @@ def _recomputes(row: StrategyTable) -> bool:
 
 def _memory(
     cluster: ClusterSpec, framework: FrameworkSpec, costed: Breakdown, split: Stages,
-    rank_range: ExpertRankRange | None, doubt_bytes: float = 0.0,
+    rank_range: ExpertRankRange | None, extra_margin_bytes: float = 0.0,
 ) -> Memory:  # fmt: skip
-    capacity, margin = cluster.gpu.capacity_bytes.value, margin_bytes(cluster, framework) + doubt_bytes
+    capacity, margin = cluster.gpu.capacity_bytes.value, margin_bytes(cluster, framework) + extra_margin_bytes
     detail = costed.detail
     assert detail is not None
     of_stages = zip(

@@ -178,7 +178,7 @@ def alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
     return (note,)
 
 
-def doubt_note(framework: FrameworkSpec, pp: int) -> tuple[str, ...]:
+def closed_form_margin_note(framework: FrameworkSpec, pp: int) -> tuple[str, ...]:
     """What a closed form leaves free for memory that only a replay knows."""
     more = load_closed_form_residuals().reserved_memory(framework.name, pp)
     return (f"the margin has {more.value:.1%} of the reserved memory more, as no replay follows: {more.source}",)

@@ -77,8 +77,9 @@ class AttentionKind(Generic[Sizes, Steps]):
 
     A kind's file has its spec and ends with its record; ``mofa.specs.attention.ATTENTION_KINDS`` is the list of them.
     The spec has ``num_heads``, ``num_kv_heads`` and the sizes of a head that kernels see: ``d_qk``, ``d_v``, and
-    ``d_rope``, the part that is rotated. It also has ``window``, ``window_every``, ``sinks``, ``qkv_bias``,
-    ``out_bias`` and ``qk_norm``; options that the kind never has are class variables of the empty value.
+    ``d_rope``, the part that is rotated. It also has ``window``, ``window_every``, ``chunked``, ``nope_every``,
+    ``sinks``, ``softcap``, ``qkv_bias``, ``out_bias``, ``qk_norm`` and ``qk_norm_kind``; options that the kind never
+    has are class variables of the empty value.
     """
 
     name: str

@@ -13,9 +13,9 @@ from mofa.specs.huggingface.record import (
     count,
     entries,
     flag,
+    json_object,
     number,
     size,
-    table,
     text,
 )
 from mofa.specs.huggingface.shared_keys import (
@@ -182,7 +182,7 @@ ARCHITECTURES = (
         "CohereCompassTextConfig", ("CohereCompassForCausalLM", "CohereCompassForConditionalGeneration"),
         ("cohere_compass_text", "cohere_compass"),
         {**_COMMAND, "sliding_window": count(4096, nullable=True), "layer_types": entries(),
-         "rope_parameters": table(default=REQUIRED)}, _cohere_compass,
+         "rope_parameters": json_object(default=REQUIRED)}, _cohere_compass,
     ),
     Architecture(
         "Cohere2MoeConfig", ("Cohere2MoeForCausalLM",), ("cohere2_moe",),

@@ -85,7 +85,7 @@ def entries(*names: str, default: Any = None) -> Key:
     return Key("list", default, True, None, names)
 
 
-def table(*names: str, default: Any = None) -> Key:
+def json_object(*names: str, default: Any = None) -> Key:
     """An object that is read as it is."""
     return Key("object", default, True, None, names)
 

@@ -8,7 +8,17 @@ from typing import Any
 from mofa.specs.files import short
 from mofa.specs.huggingface.llama import unrotated_every
 from mofa.specs.huggingface.olmo import clipped
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, number, per_layer, size, table
+from mofa.specs.huggingface.record import (
+    Architecture,
+    Config,
+    count,
+    entries,
+    flag,
+    json_object,
+    number,
+    per_layer,
+    size,
+)
 from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
@@ -131,7 +141,7 @@ ARCHITECTURES = (
         {**sizes(2880, 36, 64, 2880, 201088), "num_key_value_heads": kv_heads(8), "head_dim": size(64), **WINDOW,
          "sliding_window": count(128, nullable=True), "attention_bias": flag(True),
          "num_local_experts": size(128, "num_local_experts", "num_experts"), "num_experts_per_tok": size(4),
-         "rope_scaling": table("rope_scaling", "rope_parameters", default={"rope_type": "yarn", "factor": 32.0})},
+         "rope_scaling": json_object("rope_scaling", "rope_parameters", default={"rope_type": "yarn", "factor": 32.0})},
         _gpt_oss,
     ),
     Architecture(
@@ -149,7 +159,7 @@ ARCHITECTURES = (
          "num_attention_heads": size(16, "n_heads", "num_attention_heads"), "vocab_size": size(32000),
          "tie_word_embeddings": flag(False), "attn_config.kv_n_heads": size(1), "attn_config.clip_qkv": number(None),
          "ffn_config.ffn_hidden_size": size(3584), "ffn_config.moe_num_experts": size(4),
-         "ffn_config.moe_top_k": size(1), "ffn_config.ffn_act_fn": table()}, _dbrx, left_out=_dbrx_left_out,
+         "ffn_config.moe_top_k": size(1), "ffn_config.ffn_act_fn": json_object()}, _dbrx, left_out=_dbrx_left_out,
     ),
     Architecture(
         "Ernie4_5_MoeConfig", ("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"), ("ernie4_5_moe",),

@@ -64,9 +64,9 @@ def test_of_tensors_larger_than_a_size_by_hand() -> None:
         tape({"dy": 200.0, "da": 1e3, "dx": 2e3}, "dy", "dx", op("dtwo", "dy a", "da"), op("done", "da", "dx")),
     )
     memory = block_memory(blocks, 1, np.array([[5.0], [50.0]]))
-    assert memory.large_saved.tolist() == [[10.0], [0.0]]
-    assert memory.large_forward.tolist() == [[100.0], [100.0]]
-    assert memory.large_peak.tolist() == [[2990.0], [3000.0]]
+    assert memory.large_tensors_saved.tolist() == [[10.0], [0.0]]
+    assert memory.large_tensors_forward.tolist() == [[100.0], [100.0]]
+    assert memory.large_tensors_peak.tolist() == [[2990.0], [3000.0]]
 
 
 def test_a_tensor_kept_by_two_ops_counts_once_and_a_view_not_at_all() -> None:
@@ -250,5 +250,5 @@ def test_several_blocks_in_one_go_are_what_each_is_alone(name: str) -> None:
     ):
         for f in fields(BlockMemory):
             np.testing.assert_allclose(getattr(together_, f.name), getattr(alone, f.name), err_msg=f.name)
-        assert np.all(together_.large_saved[0] >= together_.large_saved[1])
+        assert np.all(together_.large_tensors_saved[0] >= together_.large_tensors_saved[1])
     assert block_memories([blocks[2]], 1)[0].backward_peak.tolist() == [0.0]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 import mofa
 from mofa.cost.rank_rules import HeldInputs, held_inputs
 from mofa.schedules.interleaved import INTERLEAVED
 from mofa.schedules.one_f_one_b import ONE_F_ONE_B
+from tests.committed import read_yaml
 
 RUNS = Path(__file__).parents[3] / "reference_runs" / "measured"
 
@@ -37,7 +37,7 @@ def test_allocated_is_what_was_measured(name: str, within: tuple[float, float]) 
     path = RUNS / f"{name}.yaml"
     job, machines, framework, strategy = mofa.resolve_run(mofa.load_runs(path)[0], RUNS)
     plan = mofa.estimate(job, machines, strategy, framework=framework)
-    ranks = yaml.safe_load(path.read_text())["measured"]["ranks"]
+    ranks = read_yaml(path)["measured"]["ranks"]
     parts = strategy.tp if strategy.sp else 1
     boundary = 2 * strategy.micro_batch * job.batch.seq_len * job.model.hidden / parts
     for stage, rank, most in zip(

@@ -178,6 +178,13 @@ def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
     assert tied_head_gradient_bytes(composed_rows(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
 
 
+@pytest.mark.parametrize("name", ["tt2-pp2-gpipe-llama-8l", "tt2-pp2-yi9b-12l-2k"])
+def test_a_trial_forward_takes_no_workspace_of_backwards(name: str) -> None:
+    """It runs in the thread of forwards: what pipelines of PyTorch's reserve is met to the byte, 32 MiB a workspace."""
+    run = load(name)
+    assert max(_peaks(name, index, rank)[1] for index, rank in enumerate(_ranks(name))) == run.reserved
+
+
 UNPLAYED = {"te2-tp2-llama8b-10l-blockwise", "te2-tp2-llama8b-10l-blockwise-traced"}
 """Runs whose coalesced fp8 gathers hold their buffers for a time that no allocation tells (docs/evidence/memory.md)."""
 

@@ -13,7 +13,7 @@ from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError, StrategyError
 from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.rank_load import routing_loads
-from mofa.routing.scheduled import DISPATCH_S, with_token_scheduling
+from mofa.routing.scheduled import scheduling_s, with_token_scheduling
 from mofa.search.experts.balance import balance_experts
 from mofa.search.experts.balanced_step import balance_step, step_setup
 from mofa.search.one_strategy import strategy_row
@@ -48,7 +48,7 @@ def test_played_out_the_host_is_waited_for_as_well(monkeypatch: pytest.MonkeyPat
     micro-batches."""
     balanced = f"{STRATEGY} balancing=micro_moe"
     before = mofa.estimate(JOB, CLUSTER, balanced)
-    monkeypatch.setattr("mofa.routing.scheduled.DISPATCH_S", DISPATCH_S + 1e-3)
+    monkeypatch.setattr("mofa.routing.scheduled.scheduling_s", lambda *given: scheduling_s(*given) + 1e-3)
     after = mofa.estimate(JOB, CLUSTER, balanced)
     assert after.step_s - before.step_s == pytest.approx(1e-3 * 8 * (32 + 3), rel=0.02)
     closed = mofa.estimate(JOB, CLUSTER, balanced, replay=False)

@@ -15,8 +15,8 @@ from mofa.search import branch_and_bound
 from mofa.search.costing import cost_rows
 from mofa.search.fewer_gpus import numbers_together
 from mofa.search.fewer_gpus.faster_rows import faster_rows_on_fewer_gpus, fewer_numbers_of_gpus
+from mofa.search.fewer_gpus.fewer_replicas import RowsOnAllGpus
 from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
-from mofa.search.fewer_gpus.siblings import RowsOnAllGpus
 from mofa.search.goals import BestRows
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import Job, check_strategies
@@ -217,7 +217,7 @@ def test_costs_of_several_numbers_are_those_of_each() -> None:
         legal.append(numbers_together.LegalRows(on_some, rows, verdict.reason, verdict.shortfall))
     sets = {some.rows.degrees.option_sets for some in legal}
     assert len(sets) == 1
-    together = numbers_together.cost_all(legal, BestRows(SHORTEST_STEP, 10))
+    together = numbers_together.cost_rows_of_gpu_counts(legal, BestRows(SHORTEST_STEP, 10))
     for some, costed in zip(legal, together, strict=True):
         loads = routing_loads_by_ep(job, some.rows.degrees)
         verdicts = check_strategies(some.job, some.rows)

@@ -32,8 +32,6 @@ STAYS = ("layer", "fp8_context")
 """Modules whose Python runs around a layer's graphs."""
 SHARED = "moe.shared"
 """The region of shared experts."""
-PREPROCESS = ("moe.count", "moe.counts", "moe.count_sums", "moe.row_map", "moe.permute")
-"""Ops between a router and the exchange of rows (token_dispatcher.py, ``dispatch_preprocess``)."""
 
 
 def captured_layer(layer: BlockTapes, ctx: Context, *, moe: bool) -> BlockTapes:
@@ -83,11 +81,11 @@ def _captured_names(ops: tuple[Op, ...], graphs: CudaGraphs, dispatcher: str, *,
         if graphs.captures("mlp"):
             names.update(op.name for op in rest)
     elif graphs.captures("moe_router"):
-        ends = max(i for i, op in enumerate(rest) if op.name.startswith("router.")) + 1
+        ends = max(i for i, op in enumerate(rest) if op.step in ("gate", "router")) + 1
         names.update(op.name for op in rest[:ends])
         names.update(op.name for op in rest[ends:] if op.region == SHARED)
         if graphs.captures("moe_preprocess") and dispatcher == "alltoall":
-            names.update(op.name for op in rest[ends:] if op.name in PREPROCESS)
+            names.update(op.name for op in rest[ends:] if op.step == "dispatch_preprocess")
     return names - {op.name for op in ops if _stays_outside(op)}
 
 

@@ -17,6 +17,7 @@ from mofa.blocks.fp8 import ALIGNED_ROWS, BLOCK, FILLED_ROWS, TENSORS_PER_CAST, 
 from mofa.blocks.frameworks.megatron.calls import module_call
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm
 from mofa.blocks.op import GRADIENT, BackwardPreparation, FloatK, Op, OpBackward, TapeBuilder
+from mofa.blocks.recomputation import is_in_region
 from mofa.blocks.work import Collective, MemoryBound
 
 VIEW = OpBackward(0.0, 0)
@@ -297,7 +298,7 @@ def _done_by_norm(b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, x: str) -> st
     """
     kernels = ctx.kernels
     for i, op in enumerate(b.ops):
-        if op.writes[:1] != (x,) or op.weight or not op.weight_params or op.region.startswith("layernorm"):
+        if op.writes[:1] != (x,) or op.weight or not op.weight_params or is_in_region(op.region, "layernorm"):
             continue
         if not isinstance(op.work, MemoryBound):
             return recipe.norm

@@ -61,7 +61,7 @@ def _is_module(b: TapeBuilder, ctx: Context, name: str) -> bool:
     if name == "attn_norm":
         return ctx.model.attention_kind.megatron.norm_is_module
     if name == "mlp_norm":
-        return b.block.startswith("moe")
+        return b.block == "experts"
     return name not in ("q_norm", "kv_norm")
 
 

@@ -63,10 +63,12 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
     s, experts, hidden, since = ctx.shard_tokens, float(moe.num_experts), float(ctx.model.hidden), len(b.ops)
     wide = b.tensor("router.input", s * hidden * 4.0)
     back = OpBackward(12.0 * s * hidden, 2, 4.0 * s * hidden, like="cast_up")
-    b.add(Op("router.cast", "memory_bound", MemoryBound(6.0 * s * hidden, "cast_up"), (h,), (wide,), back=back))
+    b.add(Op("router.cast", "memory_bound", MemoryBound(6.0 * s * hidden, "cast_up"), (h,), (wide,), back=back,
+             step="router"))  # fmt: skip
     logits = linear(
         b, ctx, wide, "router.gate", m=s, n=experts, k=hidden, saves=(h,), format_="fp32", out_element=4,
         grad_bytes_per_param=2.0, accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, functions=1.0,
+        step="gate",
     )  # fmt: skip
     scores = b.tensor("router.scores", s * experts * 4.0)
     over_all = 4.0 * experts if moe.score == "sigmoid" else 0.0
@@ -78,7 +80,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
     b.add(
         Op("router.topk", "memory_bound",
         MemoryBound(4.0 * launches * s * experts, f"{kind}_fwd", s * experts, experts),
-           (logits,), (scores, chosen, mapped), (scores, chosen, mapped), launches=launches, back=back)
+           (logits,), (scores, chosen, mapped), (scores, chosen, mapped), launches=launches, back=back, step="router")
     )  # fmt: skip
     mark_issued_by(b, since, module_call(ctx, "router"))
     return scores, mapped
@@ -175,18 +177,18 @@ def count_expert_rows(b: TapeBuilder, ctx: Context, mapped: str) -> str:
     counted = b.tensor("moe.count", own, grad=False)
     b.add(
         Op("moe.count", "memory_bound", MemoryBound(ctx.shard_tokens * float(spec.num_experts)), (mapped,), (counted,),
-           back=OpBackward(0.0, 0), routing="count")
+           back=OpBackward(0.0, 0), routing="count", step="dispatch_preprocess")
     )  # fmt: skip
     if any_true(ranks > 1):
         gathered = b.tensor("moe.counts", own * ranks, grad=False)
         counted = b.add(
             Op("moe.counts", "ep", Collective("all_gather", "ep", own * ranks), (counted,), (gathered,),
-               present=ranks > 1, stream="ep", back=OpBackward(0.0, 0))
+               present=ranks > 1, stream="ep", back=OpBackward(0.0, 0), step="dispatch_preprocess")
         )  # fmt: skip
         summed = b.tensor("moe.count_sums", own, grad=False)
         counted = b.add(
             Op("moe.count_sums", "memory_bound", MemoryBound(own * ranks), (counted,), (summed,), launches=5,
-               present=ranks > 1, back=OpBackward(0.0, 0))
+               present=ranks > 1, back=OpBackward(0.0, 0), step="dispatch_preprocess")
         )  # fmt: skip
     on_host = b.tensor("moe.counts_on_host", 0.0, grad=False)
     return b.add(

@@ -84,7 +84,7 @@ def _fused_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     b.add(
         Op("moe.row_map", "memory_bound", MemoryBound(21.0 * table, "te row_map", table, experts), (mapped,),
         (row_ids,),
-           launches=3, back=OpBackward(0.0, 0), routing="row_map")
+           launches=3, back=OpBackward(0.0, 0), routing="row_map", step="dispatch_preprocess")
     )  # fmt: skip
     row = hidden * ctx.activation_element_bytes
     sent, weights = b.tensor("moe.sent", copies * row), b.tensor("moe.weights", copies * WEIGHT)
@@ -92,7 +92,7 @@ def _fused_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     back = OpBackward(moved, 1, like="te permute_bwd", elements=elements, width=hidden)
     b.add(
         Op("moe.permute", "memory_bound", MemoryBound(moved, "te permute_fwd", elements, hidden), (h, scores, row_ids),
-           (sent, weights), (row_ids,), back=back, routing="permute")
+           (sent, weights), (row_ids,), back=back, routing="permute", step="dispatch_preprocess")
     )  # fmt: skip
     return sent, weights
 
@@ -141,7 +141,7 @@ def _eager_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     )  # fmt: skip
     b.add(
         Op("moe.permute", "memory_bound", MemoryBound(2.0 * copies * row, "permute"), (h, places), (sent,), (places,),
-           back=OpBackward(3.0 * copies * row, 2, like="index_add"), routing="permute")
+           back=OpBackward(3.0 * copies * row, 2, like="index_add"), routing="permute", step="dispatch_preprocess")
     )  # fmt: skip
     return sent, weights
 

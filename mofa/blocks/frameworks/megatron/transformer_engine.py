@@ -43,6 +43,7 @@ from mofa.blocks.parts import (
     tp_copy,
     tp_reduce,
 )
+from mofa.blocks.roles import BlockRole
 from mofa.blocks.work import MemoryBound
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
@@ -268,7 +269,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     return loss
 
 
-def begin_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
+def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: ArrayK, expert_params: ArrayK) -> None:
     """Nothing but the block's name: data parallelism acts on buffers of the whole model, after the last micro-batch."""
     b.block = block
 

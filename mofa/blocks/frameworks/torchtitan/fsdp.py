@@ -8,6 +8,8 @@ their own under expert parallelism, prefetched explicitly.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, where
 from mofa.blocks.frameworks.torchtitan.expert_loop import (
@@ -27,16 +29,21 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     reduce_gradients,
     weight_gradients,
 )
+from mofa.blocks.frameworks.torchtitan.fsdp_root_group import (
+    ROOT,
+    backward_of_model_end,
+    root_holds_ends,
+    wrap_model_end,
+)
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     all_reduce_partial_gradients,
     casts_linear_inputs,
     compile_and_dtensor_marker,
 )
-from mofa.blocks.frameworks.torchtitan.root import ROOT, backward_of_model_end, root_holds_ends, wrap_model_end
-from mofa.blocks.op import Op, Tape, TapeBuilder
+from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
 from mofa.blocks.recomputation import OUTSIDE
-from mofa.blocks.roles import RoutingStep
+from mofa.blocks.roles import BlockRole, RoutingStep
 from mofa.blocks.work import MemoryBound
 from mofa.specs.framework import PythonFunctions
 
@@ -57,7 +64,7 @@ def call_python(ctx: Context) -> float:
 # -- forward
 
 
-def begin_block(b: TapeBuilder, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> None:
+def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: ArrayK, expert_params: ArrayK) -> None:
     """Gather the block's weights before it: by the host running ahead, or where ep is on by an explicit prefetch."""
     b.block = block
     b.mark = compile_and_dtensor_marker(ctx, block)
@@ -131,12 +138,12 @@ def await_first_block(b: TapeBuilder, ctx: Context) -> None:
 # -- backward
 
 
-def wrap_backward(tape: Tape, ctx: Context, block: str, dense_params: ArrayK, expert_params: ArrayK) -> Tape:
+def wrap_backward(tape: Tape, ctx: Context, block: BlockRole, dense_params: ArrayK, expert_params: ArrayK) -> Tape:
     """What becomes of weights and their gradients in the backward pass, by precision mode."""
     ops = [op if block == "head" else _without_forward_weights(op, tape) for op in tape.ops]
     p = FsdpOps(tensors=dict(tape.tensors))
     mark = compile_and_dtensor_marker(ctx, block)
-    in_turn = ctx.framework.experts == "sequential" and block.startswith("moe")
+    in_turn = ctx.framework.experts == "sequential" and block == "experts"
     if in_turn:
         ops = with_full_size_expert_gradients(ops, p.tensors, ctx)
     if ctx.framework.compile:
@@ -164,13 +171,13 @@ def _without_forward_weights(op: Op, tape: Tape) -> Op:
     return op._replace(reads=tuple(r for r in op.reads if not tape.tensors[r].is_of_fsdp))
 
 
-def _compiled_graphs(ops: list[Op], tape: Tape, block: str) -> list[Op]:
+def _compiled_graphs(ops: list[Op], tape: Tape, block: BlockRole) -> list[Op]:
     """What comes into a compiled graph's backward stays until its end: the call holds its arguments.
 
     (torch/_functorch/_aot_autograd/runtime_wrappers.py, ``CompiledFunction.backward``: ``*flat_args``.) A dense block
     is one graph; of those in a block with experts only theirs is large.
     """
-    if block.startswith("dense"):
+    if block == "dense":
         ops = [_fused_sum(op) for op in ops]
         return [*ops[:-1], ops[-1]._replace(reads=(*ops[-1].reads, *tape.inputs))]
     # of what it is given autograd makes the sums (tt1-hunyuana13b-3l-compile-skewed-traced)
@@ -216,8 +223,7 @@ def _autocast_weights(fsdp: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
     out: list[Op] = []
     pending: list[Op] = []  # what is made of a weight's gradient: the input's is cast back before, being cast after it
     for op in ops:
-        base = op.name.rsplit(".", 1)[0]
-        copy = f"{base}.weight16"
+        copy = f"{op.origin}.weight16"
         cast = op.role in ("backward", "sum") and op.casts_for
         if pending and cast != pending[0].origin:
             out += pending
@@ -232,14 +238,15 @@ def _autocast_weights(fsdp: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
             last = grad
             if op.role == "wgrad":
                 last = fsdp.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
-                pending.append(Op(f"{base}.grad_cast", "memory_bound", MemoryBound(CAST * params, "cast_up"), (grad,),
-                              (last,), present=op.present, compiled=op.compiled, role="grad_cast", origin=op.origin,
+                moved = MemoryBound(CAST * params, "cast_up")
+                pending.append(Op(f"{op.origin}.grad_cast", "memory_bound", moved, (grad,), (last,),
+                              present=op.present, compiled=op.compiled, role="grad_cast", origin=op.origin,
                               part=op.part))  # fmt: skip
             else:  # the embedding's gradient is fp32
                 params = params / 2.0
             if ctx.accumulating:
                 moved = MemoryBound(12.0 * params * ctx.accumulates, "mul")
-                pending.append(Op(f"{base}.accumulate", "memory_bound", moved, (last,), (),
+                pending.append(Op(f"{op.origin}.accumulate", "memory_bound", moved, (last,), (),
                               launches=accumulation_launches(ctx), present=op.present, role="accumulate",
                               origin=op.origin, part=op.part))  # fmt: skip
     return [*out, *pending]
@@ -306,7 +313,7 @@ def _kept_where_together(fsdp: FsdpOps, grads: tuple[str, ...], own_group: BoolK
     return tuple(names)
 
 
-def _fsdp(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, experts: ArrayK) -> None:
+def _fsdp(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK, experts: ArrayK) -> None:
     zero, own_group, width = 0.0 * ctx.tp, experts > 0, ctx.framework.reduced_bytes_per_param
     block_own, _ = neighbour_params(ctx, block)
     following, previous = own, own
@@ -347,7 +354,7 @@ def _fsdp(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, e
         together = FsdpOps(tensors=fsdp.tensors)
         expert_grads = _kept_where_together(together, expert_grads, own_group)
         # behind the copy-in, in front of the reduction's output (foreach_reduce: unsharded_grads.clear())
-        copied = next(i for i, op in enumerate(post.ops) if op.name == "efsdp.reduce_copy_in") + 1
+        copied = next(i for i, op in enumerate(post.ops) if _copies_into_reduction(op, post.tensors)) + 1
         post.ops[copied:copied] = together.ops
         index = _after_experts(body)
         body[index:index] = post.ops
@@ -360,7 +367,7 @@ def _fsdp(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, e
         copy_out(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)
         body[first:first] = pre.ops
     if block == "head":  # hooks run behind the loss, in front of the output layer
-        index = next((i for i, op in enumerate(body) if op.name == "output.dgrad"), 0)
+        index = next((i for i, op in enumerate(body) if op.role == "dgrad"), 0)
         body[index:index] = begin.ops
     else:
         body[:0] = begin.ops
@@ -380,6 +387,11 @@ def _fsdp(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK, e
         end.add_mark("fsdp.last", (), ("fsdp.done",), REDUCE)
         end.add_wait("fsdp.finish", ("fsdp.done",))
     fsdp.ops = body + end.ops
+
+
+def _copies_into_reduction(op: Op, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether an op writes what is reduced: gradients are copied into it."""
+    return any(tensors[name].use == "reduce_input" for name in op.writes)
 
 
 def _experts_again(fsdp: FsdpOps, ctx: Context, experts: FloatK) -> list[Op]:

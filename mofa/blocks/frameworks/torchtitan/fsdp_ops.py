@@ -8,7 +8,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, where
 from mofa.blocks.op import Op, TapeBuilder, Tensor
 from mofa.blocks.recomputation import OUTSIDE
-from mofa.blocks.roles import Purpose, Role, TensorUse
+from mofa.blocks.roles import BlockRole, Purpose, Role, TensorUse
 from mofa.blocks.work import Collective, CollectiveKind, MemoryBound
 from mofa.specs.params import layer_params
 
@@ -257,7 +257,7 @@ def weight_gradients(fsdp: FsdpOps, ops: list[Op], *, experts: bool) -> tuple[st
     return tuple(w for op in own for w in op.writes if fsdp.tensors[w].weight)
 
 
-def neighbour_params(ctx: Context, block: str) -> tuple[ArrayK, ArrayK]:
+def neighbour_params(ctx: Context, block: BlockRole) -> tuple[ArrayK, ArrayK]:
     """Parameters of the first layer behind the embedding, of the last in front of the head. [params]"""
     index = 0 if block == "embedding" else ctx.model.num_layers - 1
     layer = layer_params(ctx.model, ctx.model.is_moe_layer(index))

@@ -359,7 +359,7 @@ def ops_with_saved_outputs(
     count = 0
     for op in forward.ops:
         work = op.work
-        if isinstance(work, Gemm) and op.name != "router.gate":
+        if isinstance(work, Gemm) and op.step != "gate":
             count += 1
             if products and count % 2:
                 saved_outputs.add(op.name)

@@ -13,7 +13,7 @@ from mofa.blocks import parts
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import any_true, logical_not, where
 from mofa.blocks.op import BoolK, FloatK, Op, OpBackward, TapeBuilder
-from mofa.blocks.roles import LayerStep, Purpose, TensorUse
+from mofa.blocks.roles import BlockRole, LayerStep, Purpose, TensorUse
 from mofa.blocks.work import Collective, Gemm, MemoryBound
 
 CAST = 6.0
@@ -36,7 +36,7 @@ def runs_autocast(ctx: Context) -> bool:
 
 def is_in_compiled_block(b: TapeBuilder, ctx: Context) -> bool:
     """Whether the block is compiled as one: blocks with experts are compiled in pieces."""
-    return ctx.framework.compile and b.block.startswith("dense")
+    return ctx.framework.compile and b.block == "dense"
 
 
 def is_in_compiled_module(b: TapeBuilder, ctx: Context) -> bool:
@@ -44,7 +44,7 @@ def is_in_compiled_module(b: TapeBuilder, ctx: Context) -> bool:
 
     A block with experts is cut at the hooks around them (llama4/infra/parallelize.py, apply_compile).
     """
-    return ctx.framework.compile and b.block.startswith("moe")
+    return ctx.framework.compile and b.block == "experts"
 
 
 def is_split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
@@ -65,7 +65,7 @@ def has_local_qkv(ctx: Context) -> bool:
     return ctx.model.attention_kind.torchtitan.has_local_heads and not ctx.model.attention.qk_norm
 
 
-def compile_and_dtensor_marker(ctx: Context, block: str) -> Callable[[Op], Op]:
+def compile_and_dtensor_marker(ctx: Context, block: BlockRole) -> Callable[[Op], Op]:
     """What says of an op of this block whether it is compiled, and where it works on distributed tensors."""
     compile_, grouped = ctx.framework.compile, ctx.framework.experts != "sequential"
     distributed: BoolK = ctx.has_tp
@@ -78,7 +78,7 @@ def compile_and_dtensor_marker(ctx: Context, block: str) -> Callable[[Op], Op]:
             compiled = False
         elif block == "head":
             compiled = compile_ and op.part == "loss"
-        elif block.startswith("moe"):
+        elif block == "experts":
             compiled = compile_ and not _is_eager(op, grouped)
         else:
             compiled = compile_

@@ -19,7 +19,7 @@ from mofa.specs.huggingface.hybrids.layer_fields import (
     listed,
     numbers,
 )
-from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, Key, count, entries, flag, size, table
+from mofa.specs.huggingface.record import REQUIRED, Architecture, Config, Key, count, entries, flag, json_object, size
 from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
@@ -211,7 +211,7 @@ ARCHITECTURES = (
     Architecture(
         "OlmoHybridConfig", ("OlmoHybridForCausalLM",), ("olmo_hybrid",),
         {**sizes(3840, 32, 30, 11008, 100352), "num_key_value_heads": KV_HEADS, "attention_bias": flag(False),
-         "layer_types": entries(), "rope_parameters": table(), **delta_net_sizes(
+         "layer_types": entries(), "rope_parameters": json_object(), **delta_net_sizes(
              _HEADS, _HEADS, size(None, rule=_three_quarters_of_hidden), size(None, rule=_twice_key_head),
          )}, _olmo_hybrid,
     ),

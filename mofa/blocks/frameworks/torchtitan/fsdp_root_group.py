@@ -18,6 +18,7 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     weight_gradients,
 )
 from mofa.blocks.op import Op, TapeBuilder
+from mofa.blocks.roles import BlockRole
 
 ROOT, LAST = "fsdp.root", "fsdp.last_block"
 """What the root gathers, and the last block's weights, where the ends of the model are the root's."""
@@ -34,7 +35,7 @@ def head_params(ctx: Context) -> ArrayK:
     return where(ctx.model.tied_embeddings, 0.0, ctx.model.vocab * hidden) / ctx.tp + hidden
 
 
-def wrap_model_end(b: TapeBuilder, ctx: Context, block: str, own: ArrayK) -> None:
+def wrap_model_end(b: TapeBuilder, ctx: Context, block: BlockRole, own: ArrayK) -> None:
     """The root is gathered in front of the embedding. The last block stays gathered until its backward, through the
     head and the loss (``reshard_after_forward=int(layer_id) < len(model.layers) - 1``)."""
     p = FsdpOps()
@@ -48,7 +49,7 @@ def wrap_model_end(b: TapeBuilder, ctx: Context, block: str, own: ArrayK) -> Non
     p.add_to(b)
 
 
-def backward_of_model_end(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: str, own: ArrayK) -> None:
+def backward_of_model_end(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK) -> None:
     """The ends of the model where they are the root's: nothing is gathered, and the root's hook runs at the end, as
     tokens need no gradient (_fsdp_state.py, ``_root_post_backward_final_callback``).
 

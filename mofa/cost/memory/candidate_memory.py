@@ -52,7 +52,7 @@ class PeakInstant:
     transient: Callable[[NDArray[np.intp]], ArrayN]
 
 
-class PeakInstants:
+class CandidateMemory:
     """The instants that were added, of all stages, and how to take each apart."""
 
     def __init__(self, rows: Rows) -> None:
@@ -120,15 +120,15 @@ class PeakInstants:
     def _without_gradients(self, candidate: PeakInstant) -> ArrayN:
         return np.asarray(candidate.total - candidate.grads * self.grads - candidate.sums)
 
-    def largest_alive(self, most: ArrayN, *, gradients_apart: bool = False) -> LivePeaks:
+    def largest_alive(self, most: ArrayN, *, without_gradients: bool = False) -> LivePeaks:
         """The most alive at each kind of instant, where ``most`` is what is alive at all. (n, R) [B]
 
-        ``gradients_apart``: all without gradients, which have a pool of their own; ``most`` has none either.
+        ``without_gradients``: all without gradients, which have a pool of their own; ``most`` has none either.
         """
 
         def of(inside: tuple[str, ...], grads: bool) -> ArrayN:
             totals = [
-                self._without_gradients(candidate) if gradients_apart or not grads else candidate.total
+                self._without_gradients(candidate) if without_gradients or not grads else candidate.total
                 for candidate in self.all
                 if candidate.inside in inside
             ]
