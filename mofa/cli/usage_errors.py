@@ -27,7 +27,7 @@ def usage_text(error: Any) -> str:
         names = [name[2:] for item in context.command.params for name in item.opts if name.startswith("--")]
         if hint := _other_option(error.option_name.lstrip("-"), names):
             return f"{error.option_name}: is no option of {command}; {hint}"
-        hint = did_you_mean(error.option_name.lstrip("-"), names).replace("did you mean ", "did you mean --")
+        hint = did_you_mean(error.option_name.lstrip("-"), names, before="--")
         hint = look if hint.startswith(("use one", "there is none")) else hint
         return f"{error.option_name}: is no option of {command}; {hint}"
     if kind == "MissingParameter" and param is not None:

@@ -87,8 +87,14 @@ def _node_of(gpu: str) -> str:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (("new", "gpu", "--like", "h100"), "--like: h100 is no bundled GPU; did you mean"),
-        (("new", "node", "--like", "h100-sxm"), "--like: h100-sxm is no bundled node"),
+        (("new", "gpu", "--like", "h100"), "no bundled GPU; did you mean h100-nvl, h100-pcie or h100-sxm?"),
+        (("new", "gpu", "--like", "gb300-nvl72"), "no bundled GPU; it is a node, of the GPU gb300"),
+        (("new", "node", "--like", "h100-sxm"), "no bundled node; it is a GPU, of the node h100-hgx"),
+        (("new", "node", "--like", "h100-hgx", "--gpu", "nope"), "--gpu: nope is no bundled GPU and no file"),
+        (("new", "node", "--like", "h100-hgx", "--gpu", "h100"), "did you mean h100-nvl, h100-pcie or h100-sxm?"),
+        (("plan", "llama3-8b", "dgx-h200", "--gpus", "8"), "did you mean h200-hgx?"),
+        (("plan", "llama3-8b", "l40s", "--gpus", "8"), "it is a GPU, of the node l40s-pcie"),
+        (("plan", "llama3-8b", "h100-hgx", "--checkpoint", "5"), "--checkpoint-mode or --checkpoint-interval?"),
         (("new", "node", "--like", "h100-hgx", "--gpu", "../x"), "--gpu: ../x is no name of a GPU"),
         (("plan", "llama3-8b", "h100-hgx", "--batch-size", "64"), "did you mean --global-batch?"),
         (("plan", "llama3-8b", "h100-hgx", "-n", "64"), "did you mean --gpus?"),
