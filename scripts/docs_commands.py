@@ -57,6 +57,8 @@ PARSED_FILES = (
     "my-cluster",
 )
 """Files that the reader has and this folder has not."""
+ROW = re.compile(r"\s*(\d+)  ")
+"""The beginning of a table's row that has a number."""
 NUMBER = r"(?<![\d.,])[\d.,]*\d(?![\d.,]*\d)"
 """A whole number in a line of output, as a pattern."""
 PERCENT_POINTS = 0.4
@@ -280,14 +282,21 @@ def rewritten(quoted: str, out: str) -> str:
 
     >>> rewritten("top\\n1  tp=2 ... 3.5 s ... 72\\n", "top\\n1  tp=4 pp=2   12.25 s  9 GiB  68.1\\n")
     'top\\n1  tp=4 ... 12.25 s ... 68.1\\n'
+
+    A strategy is found without its table's titles, in the row of its number:
+
+    >>> rewritten("1  tp=2 dp=8 ...  3.5 s ...\\n", "2  tp=1 dp=4  2 s\\n1  tp=2 dp=8 zero=1  4.5 s  72\\n")
+    '1  tp=2 dp=8 ...  4.5 s ...\\n'
     """
     lines, begin, fresh = [line.rstrip() for line in out.splitlines()], 0, []
     for part in _parts_of_quote(quoted):
         start, wrong = _place(part, lines, begin, _is_line)
         if start is None:
             start, wrong = _place(part, lines, begin, _stands_for)
-            if start is None or re.match(r"\s*\d+  ", part[0]):  # a row's number says nothing of its table
-                raise ValueError(f"nothing in today's output stands for {wrong or part[0]!r}")
+            if start is None:
+                raise ValueError(f"nothing in today's output stands for {wrong!r}")
+            if ROW.match(part[0]) and not ("=" in part[0] and "..." in part[0]):  # only dots keep a strategy's words
+                raise ValueError(f"a row's number says nothing of its table; quote the titles above {part[0]!r}")
         begin = start + len(part)
         today = lines[start:begin]
         fresh.append("\n".join(_anew(old, new) for old, new in zip(part, today, strict=True)))
@@ -326,6 +335,8 @@ def _is_line(quoted: str, line: str) -> bool:
 
 def _stands_for(quoted: str, line: str) -> bool:
     """Whether a line is today's of a quoted one: the same row of a table, or the same sentence with other numbers."""
+    if (row := ROW.match(quoted)) and not ((today := ROW.match(line)) and today[1] == row[1]):
+        return False
     if "..." in quoted:
         return _around_dots(quoted, line) is not None
     old, new = re.split(r"\s{2,}", quoted.strip()), re.split(r"\s{2,}", line.strip())

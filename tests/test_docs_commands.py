@@ -102,6 +102,13 @@ def test_a_line_with_dots_keeps_them_around_what_is_new() -> None:
         SCRIPT.rewritten(quoted.replace("tp=2", "cp=2"), out)
 
 
+def test_a_row_alone_is_written_anew_where_it_names_a_strategy() -> None:
+    out = "#  step\n1   9 s\n 2  tp=2 dp=8  3 s  7\n 1  tp=2 dp=8 zero=1  2.5 s  8\n"
+    assert SCRIPT.rewritten(" 1  tp=2 dp=4 ...  3.5 s ...\n", out) == " 1  tp=2 dp=8 ...  2.5 s ...\n"
+    with pytest.raises(ValueError, match="quote the titles above"):
+        SCRIPT.rewritten(" 1   8 s\n", " 1  9 s\n")
+
+
 def test_a_page_keeps_a_quote_whose_line_vanished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And another quote of the same run is written all the same; the page counts as wrong."""
     page, mark = tmp_path / "page.md", "<!-- output of: mofa show models -->"
