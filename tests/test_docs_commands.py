@@ -109,6 +109,20 @@ def test_a_row_alone_is_written_anew_where_it_names_a_strategy() -> None:
         SCRIPT.rewritten(" 1   8 s\n", " 1  9 s\n")
 
 
+def test_alike_quotes_of_two_commands_are_written_each_by_its_own() -> None:
+    text = "<!-- output of: mofa a -->\n```\nx  1\n```\n\n<!-- output of: mofa b -->\n```\nx  1\n```\n"
+    quote = SCRIPT.Quote("mofa b", None, "x  1\n", False)
+    assert SCRIPT._compare(quote, "x  2\n", text, True) == (text[:-9] + "x  2\n```\n", None)
+
+
+def test_files_of_the_page_of_clusters_are_there_and_whole_plans_on_them_are_parsed() -> None:
+    assert {"h100-roce.yaml", "pairs.yaml", "a100-pcie-40gb.yaml", "l40s-four.yaml"} <= set(
+        SCRIPT.clusters_of_readers()
+    )
+    whole = SCRIPT.Command("docs/clusters.md", "mofa plan llama3-8b pairs.yaml --gpus 16")
+    assert not whole.is_run and whole._replace(text=f"{whole.text} --fast").is_run
+
+
 def test_a_page_keeps_a_quote_whose_line_vanished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And another quote of the same run is written all the same; the page counts as wrong."""
     page, mark = tmp_path / "page.md", "<!-- output of: mofa show models -->"

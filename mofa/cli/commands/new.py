@@ -62,11 +62,13 @@ def new_gpu(
 
     Curves of kernels are those of the GPU that it is like, rescaled by peaks, bandwidths and power, and assumed.
     """
+    from mofa.specs.files import gpus_of_nodes
     from mofa.specs.hardware_template import gpu_template
 
     _check_like(like, "gpus")
     _check_new(out)
-    _write(gpu_template(like), out, "mofa new node --gpu {0.stem} makes a node of it")
+    node = next((node for node, gpu in gpus_of_nodes().items() if gpu == like), "h100-hgx")
+    _write(gpu_template(like), out, f"mofa new node --like {node} --gpu {{0.stem}} makes a node of it")
 
 
 @new.command("node")
