@@ -10,7 +10,6 @@ from pydantic import BeforeValidator
 from mofa.specs.base import BytesPerSFact, CountFact, SecondsFact, ShareFact, Spec
 from mofa.specs.ranges import Degree
 
-
 ALSO_CALLED = {"ib": "infiniband", "rocev2": "roce", "roce v2": "roce", "roce-v2": "roce"}
 """What people also write for a protocol, in small letters."""
 
