@@ -116,9 +116,9 @@ def test_alike_quotes_of_two_commands_are_written_each_by_its_own() -> None:
 
 
 def test_files_of_the_page_of_clusters_are_there_and_whole_plans_on_them_are_parsed() -> None:
-    assert {"h100-roce.yaml", "pairs.yaml", "a100-pcie-40gb.yaml", "l40s-four.yaml"} <= set(
-        SCRIPT.clusters_of_readers()
-    )
+    from readers_files import clusters_of_readers
+
+    assert {"h100-roce.yaml", "pairs.yaml", "a100-pcie-40gb.yaml", "l40s-four.yaml"} <= set(clusters_of_readers())
     whole = SCRIPT.Command("docs/clusters.md", "mofa plan llama3-8b pairs.yaml --gpus 16")
     assert not whole.is_run and whole._replace(text=f"{whole.text} --fast").is_run
 
@@ -129,7 +129,6 @@ def test_a_page_keeps_a_quote_whose_line_vanished(tmp_path: Path, monkeypatch: p
     text = f"{mark}\n```\ngone  2\n```\n\n{mark}\n```\na  7\n```\n\n{mark}\n| x | step |\n|---|---|\n| 3 | 9 s |\n"
     page.write_text(text)
     monkeypatch.setattr(SCRIPT, "ROOT", tmp_path)
-    monkeypatch.setattr(SCRIPT, "PUBLISHED", {})
     runs = []
     monkeypatch.setattr(SCRIPT, "run", lambda command: runs.append(command) or SCRIPT.Done(0, OUT, "", 0.0))
     said, wrong = SCRIPT.check_page(page, SCRIPT.Asked(lists=False, writes=True))
