@@ -58,7 +58,7 @@ def gpus_of_nodes() -> dict[str, str]:
     'h100-sxm'
     """
     texts = {name: (bundled_dir("nodes") / f"{name}.yaml").read_text(encoding="utf-8") for name in bundled("nodes")}
-    return {name: found[1] for name, text in texts.items() if (found := re.search(r"^gpu: *(\S+)", text, re.MULTILINE))}
+    return {node: gpu[1] for node, text in texts.items() if (gpu := re.search(r"^gpu: *(\S+)", text, re.MULTILINE))}
 
 
 def hardware_meant(word: str, folder: Literal["gpus", "nodes"]) -> str:
