@@ -25,13 +25,17 @@ _UNITS: dict[str, dict[str, float]] = {
         **{f"{p}B/s": f for p, f in {**_DECIMAL, **_BINARY}.items()},
         **{f"{p}bit/s": f / 8 for p, f in _DECIMAL.items()},
         **{f"{p}b/s": f / 8 for p, f in _DECIMAL.items()},
+        **{f"{p}bps": f / 8 for p, f in _DECIMAL.items()},
     },
     "FLOP/s": {f"{p}FLOP{s}": f for p, f in _DECIMAL.items() for s in ("/s", "S")},
-    "s": {**{f"{p}s": f for p, f in _SMALL.items()}, "min": 60.0, "h": 3600.0, "d": SECONDS_PER_DAY},
+    "s": {
+        **{f"{p}s": f for p, f in _SMALL.items()}, "min": 60.0, "h": 3600.0, "d": SECONDS_PER_DAY,
+        "seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": SECONDS_PER_DAY,
+    },
     "W": {f"{p}W": f for p, f in _DECIMAL.items()},
     "Hz": {f"{p}Hz": f for p, f in _DECIMAL.items()},
-    "tokens": {**{p: f for p, f in _DECIMAL.items() if p}, "B": GIGA, "tokens": 1.0},
-}
+    "tokens": {f"{p}{s}": f for p, f in {**_DECIMAL, "B": GIGA}.items() for s in ("", "tokens", " tokens") if p or s},
+}  # fmt: skip
 _NUMBER = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\s\d].*?)?\s*")
 
 
@@ -78,7 +82,9 @@ def parse_quantity(text: object, unit: str) -> float:
     if not name and unit != "tokens":
         raise ValueError(f"{str(text)[:60]!r} has no unit; write a number and a unit, such as {_example(unit)}")
     if name and name not in names:
-        raise ValueError(f"{name[:30]!r} is no unit of this field; use one such as {_example(unit)}")
+        meant = next((known for known in names if known.casefold() == name.casefold()), None)
+        hint = f"did you mean {meant}?" if meant else f"use one such as {_example(unit)}"
+        raise ValueError(f"{name[:30]!r} is no unit of this field; {hint}")
     value = number * (names[name] if name else 1.0)
     if not math.isfinite(value):
         raise ValueError(f"{str(text)[:60]!r} is not finite")

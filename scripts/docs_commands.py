@@ -21,14 +21,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import os
 import re
 import shlex
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
 from itertools import takewhile
@@ -37,7 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUOTE = re.compile(
     r"^<!-- output of: (?P<command>mofa [^\n]*?)(?: \(exit status (?P<status>\d)\))? -->\n\n?"
@@ -47,9 +45,6 @@ QUOTE = re.compile(
 PARSED = ("mofa calibrate run", "mofa calibrate host", "mofa calibrate fit", "mofa calibrate nccl", "mofa measure")
 """What needs a GPU, or files that only a run on one makes."""
 PARSED_FILES = (
-    "h100-roce.yaml",
-    "pairs.yaml",
-    "l40s-four.yaml",
     "my-host.yaml",
     "hardware_profiles/nodes/my-node.yaml",
     "measurements/my-node",
@@ -57,19 +52,12 @@ PARSED_FILES = (
     "my-cluster",
 )
 """Files that the reader has and this folder has not."""
+ROW = re.compile(r"\s*(\d+)  ")
+"""The beginning of a table's row that has a number."""
 NUMBER = r"(?<![\d.,])[\d.,]*\d(?![\d.,]*\d)"
 """A whole number in a line of output, as a pattern."""
 PERCENT_POINTS = 0.4
 """By how much a percent of a quoted table may differ. [percent points]"""
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "tie_word_embeddings": False, "hidden_act": "silu", "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
-    "max_position_embeddings": 8192, "attention_bias": False, "mlp_bias": False, "torch_dtype": "bfloat16",
-}  # fmt: skip
-
-PUBLISHED = {"Qwen3-Next-80B-A3B": "Qwen--Qwen3-Next-80B-A3B-Instruct.json", "llama-65b": "huggyllama--llama-65b.json"}
-"""Folders with the configuration of a published model."""
 
 
 class Command(NamedTuple):
@@ -86,7 +74,11 @@ class Command(NamedTuple):
     @property
     def is_run(self) -> bool:
         """Whether it can run anywhere."""
-        return not self.text.startswith(PARSED) and not any(name in self.text for name in PARSED_FILES)
+        if self.text.startswith(PARSED) or any(name in self.text for name in PARSED_FILES):
+            return False
+        from readers_files import clusters_of_readers
+
+        return "--fast" in self.words or not any(name in self.text for name in clusters_of_readers())
 
 
 class Quote(NamedTuple):
@@ -204,37 +196,6 @@ def _command_line() -> Any:
     return typer.main.get_command(app)
 
 
-@contextlib.contextmanager
-def folder_of_readers_files() -> Iterator[Path]:
-    """An empty folder with the files that the pages' commands read, as the working directory."""
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory(prefix="mofa-docs-") as name:
-        folder = Path(name)
-        for model in ("my-hf-model", "my-model"):
-            (folder / model).mkdir()
-            (folder / model / "config.json").write_text(json.dumps(CONFIG))
-        for model, published in PUBLISHED.items():
-            (folder / model).mkdir()
-            (folder / model / "config.json").symlink_to(ROOT / "tests" / "specs" / "configs" / published)
-        failures = [
-            f"n{i % 7},2025-0{1 + i % 6}-{1 + i:02d}T03:00:00,{('software', 'network')[i % 2]}" for i in range(20)
-        ]
-        (folder / "failures.csv").write_text(
-            "\n".join(["node,time,kind", *sorted(failures, key=lambda f: f[4:])]) + "\n"
-        )
-        counts = [f"{i},0,{e},{100 + 7 * e + i}" for i in range(3) for e in range(32)]
-        (folder / "counts.csv").write_text("\n".join(["iteration,layer,expert,tokens", *counts]) + "\n")
-        replicas = [f"{e},{4 * k + e // 8}" for k in range(2) for e in range(32)]
-        (folder / "replicas.csv").write_text("\n".join(["expert,gpu", *replicas]) + "\n")
-        for shared in ("measurements", "reference_runs", "docs", "scripts"):
-            (folder / shared).symlink_to(ROOT / shared)
-        os.chdir(folder)
-        try:
-            yield folder
-        finally:
-            os.chdir(before)
-
-
 def run(command: Command) -> Done:
     """Run a command in this process, as on a pipe."""
     from mofa.cli.main import main
@@ -280,14 +241,21 @@ def rewritten(quoted: str, out: str) -> str:
 
     >>> rewritten("top\\n1  tp=2 ... 3.5 s ... 72\\n", "top\\n1  tp=4 pp=2   12.25 s  9 GiB  68.1\\n")
     'top\\n1  tp=4 ... 12.25 s ... 68.1\\n'
+
+    A strategy is found without its table's titles, in the row of its number:
+
+    >>> rewritten("1  tp=2 dp=8 ...  3.5 s ...\\n", "2  tp=1 dp=4  2 s\\n1  tp=2 dp=8 zero=1  4.5 s  72\\n")
+    '1  tp=2 dp=8 ...  4.5 s ...\\n'
     """
     lines, begin, fresh = [line.rstrip() for line in out.splitlines()], 0, []
     for part in _parts_of_quote(quoted):
         start, wrong = _place(part, lines, begin, _is_line)
         if start is None:
             start, wrong = _place(part, lines, begin, _stands_for)
-            if start is None or re.match(r"\s*\d+  ", part[0]):  # a row's number says nothing of its table
-                raise ValueError(f"nothing in today's output stands for {wrong or part[0]!r}")
+            if start is None:
+                raise ValueError(f"nothing in today's output stands for {wrong!r}")
+            if ROW.match(part[0]) and not ("=" in part[0] and "..." in part[0]):  # only dots keep a strategy's words
+                raise ValueError(f"a row's number says nothing of its table; quote the titles above {part[0]!r}")
         begin = start + len(part)
         today = lines[start:begin]
         fresh.append("\n".join(_anew(old, new) for old, new in zip(part, today, strict=True)))
@@ -326,6 +294,8 @@ def _is_line(quoted: str, line: str) -> bool:
 
 def _stands_for(quoted: str, line: str) -> bool:
     """Whether a line is today's of a quoted one: the same row of a table, or the same sentence with other numbers."""
+    if (row := ROW.match(quoted)) and not ((today := ROW.match(line)) and today[1] == row[1]):
+        return False
     if "..." in quoted:
         return _around_dots(quoted, line) is not None
     old, new = re.split(r"\s{2,}", quoted.strip()), re.split(r"\s{2,}", line.strip())
@@ -432,6 +402,8 @@ class Asked(NamedTuple):
 
 def check_page(page: Path, asked: Asked) -> tuple[list[str], int]:
     """Run a page's commands in order; what to say of each, and how many are wrong."""
+    from readers_files import folder_of_readers_files
+
     os.environ.pop("COLUMNS", None)
     text, quoted = page.read_text(encoding="utf-8"), quotes(page)
     said, wrong = [], 0
@@ -471,9 +443,15 @@ def _compare(quote: Quote, out: str, text: str, writes: bool) -> tuple[str, str 
     if not writes:
         return text, f"not in its output: {line!r}"
     try:
-        return text.replace(quote.text, quote.today(out)), None
+        today = quote.today(out)
     except ValueError as error:
         return text, f"left as it is: {error}"
+
+    def of_this_command(match: re.Match[str]) -> str:
+        is_it = match["command"] == quote.command and quote.text in (match["fence"], match["table"])
+        return match[0].replace(quote.text, today) if is_it else match[0]
+
+    return QUOTE.sub(of_this_command, text), None
 
 
 def main() -> int:

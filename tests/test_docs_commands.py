@@ -102,13 +102,33 @@ def test_a_line_with_dots_keeps_them_around_what_is_new() -> None:
         SCRIPT.rewritten(quoted.replace("tp=2", "cp=2"), out)
 
 
+def test_a_row_alone_is_written_anew_where_it_names_a_strategy() -> None:
+    out = "#  step\n1   9 s\n 2  tp=2 dp=8  3 s  7\n 1  tp=2 dp=8 zero=1  2.5 s  8\n"
+    assert SCRIPT.rewritten(" 1  tp=2 dp=4 ...  3.5 s ...\n", out) == " 1  tp=2 dp=8 ...  2.5 s ...\n"
+    with pytest.raises(ValueError, match="quote the titles above"):
+        SCRIPT.rewritten(" 1   8 s\n", " 1  9 s\n")
+
+
+def test_alike_quotes_of_two_commands_are_written_each_by_its_own() -> None:
+    text = "<!-- output of: mofa a -->\n```\nx  1\n```\n\n<!-- output of: mofa b -->\n```\nx  1\n```\n"
+    quote = SCRIPT.Quote("mofa b", None, "x  1\n", False)
+    assert SCRIPT._compare(quote, "x  2\n", text, True) == (text[:-9] + "x  2\n```\n", None)
+
+
+def test_files_of_the_page_of_clusters_are_there_and_whole_plans_on_them_are_parsed() -> None:
+    from readers_files import clusters_of_readers
+
+    assert {"h100-roce.yaml", "pairs.yaml", "a100-pcie-40gb.yaml", "l40s-four.yaml"} <= set(clusters_of_readers())
+    whole = SCRIPT.Command("docs/clusters.md", "mofa plan llama3-8b pairs.yaml --gpus 16")
+    assert not whole.is_run and whole._replace(text=f"{whole.text} --fast").is_run
+
+
 def test_a_page_keeps_a_quote_whose_line_vanished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And another quote of the same run is written all the same; the page counts as wrong."""
     page, mark = tmp_path / "page.md", "<!-- output of: mofa show models -->"
     text = f"{mark}\n```\ngone  2\n```\n\n{mark}\n```\na  7\n```\n\n{mark}\n| x | step |\n|---|---|\n| 3 | 9 s |\n"
     page.write_text(text)
     monkeypatch.setattr(SCRIPT, "ROOT", tmp_path)
-    monkeypatch.setattr(SCRIPT, "PUBLISHED", {})
     runs = []
     monkeypatch.setattr(SCRIPT, "run", lambda command: runs.append(command) or SCRIPT.Done(0, OUT, "", 0.0))
     said, wrong = SCRIPT.check_page(page, SCRIPT.Asked(lists=False, writes=True))

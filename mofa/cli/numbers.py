@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -58,6 +59,22 @@ def whole_number_parser(example: str) -> Callable[[str | int], int]:
             raise typer.BadParameter(str(error)) from None
 
     return parse
+
+
+def file_and_number(text: str) -> tuple[Path, int]:
+    """A file of results, and which of its plans, as ``plan.json:2``; a file whose name ends so is itself.
+
+    Examples
+    --------
+    >>> [(str(file), number) for file, number in map(file_and_number, ("plan.json:2", "plan.json"))]
+    [('plan.json', 2), ('plan.json', 1)]
+    """
+    from mofa.specs.limited_reads import is_plain_file
+
+    before, colon, after = text.rpartition(":")
+    if colon and after.isascii() and after.isdigit() and not is_plain_file(Path(text)):
+        return Path(before), int(after[:9])
+    return Path(text), 1
 
 
 def parse_batch(text: str | int) -> str:

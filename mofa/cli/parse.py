@@ -26,7 +26,10 @@ def split_words(texts: Iterable[str] | None) -> list[str]:
     >>> split_words(["fp8", "a b,c"]), split_words(None)
     (['fp8', 'a', 'b', 'c'], [])
     """
-    return list(dict.fromkeys(word for text in texts or () for word in text.replace(",", " ").split()))
+    words = list(dict.fromkeys(word for text in texts or () for word in text.replace(",", " ").split()))
+    if texts and not words:
+        raise SpecError("--with, --without: a word is missing; write it, or leave the option out")
+    return words
 
 
 def parse_fixed(texts: Sequence[str] | None, overrides: Mapping[str, object] | None = None) -> dict[str, object]:

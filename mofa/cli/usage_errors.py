@@ -27,14 +27,17 @@ def usage_text(error: Any) -> str:
         names = [name[2:] for item in context.command.params for name in item.opts if name.startswith("--")]
         if hint := _other_option(error.option_name.lstrip("-"), names):
             return f"{error.option_name}: is no option of {command}; {hint}"
-        hint = did_you_mean(error.option_name.lstrip("-"), names).replace("did you mean ", "did you mean --")
-        hint = look if hint.startswith(("use one", "there is none")) else hint
+        hint = did_you_mean(error.option_name.lstrip("-"), names, before="--")
+        if hint.startswith(("use one", "there is none")):
+            hint = _commands_with(error.option_name, context) or look
         return f"{error.option_name}: is no option of {command}; {hint}"
     if kind == "MissingParameter" and param is not None:
         return f"{_name(param)}: is missing; {_help(param) or 'write it'}; {look}"
     if kind == "BadParameter" and param is not None:
         what = message if ";" in message else _what(message)
         return f"{_name(param)}: {what}" if what.endswith("?") or what is message else f"{_name(param)}: {what}; {look}"
+    if kind == "BadOptionUsage" and "not take a value" in message:
+        return f"{error.option_name}: takes no value; leave it out; {look}"
     if kind == "BadOptionUsage":
         return f"{error.option_name}: its value is missing; write it after the option; {look}"
     if extra := re.search(r"unexpected extra arguments? ?\(?s?\)? ?\((.*)\)", message):
@@ -60,10 +63,26 @@ def _other_option(word: str, options: list[str]) -> str:
     option = "--global-batch" if normalised(word) == "batchsize" else ELSEWHERE.get(normalised(word), "")
     if option[2:] in options:
         return f"did you mean {option}?"
+    if option.partition(" ")[0][2:] in options:
+        return f"write {option}"
+    if normalised(word) in ("model", "workload", "cluster", "hardware", "node"):
+        return "workload and cluster are written without options, as in llama3-8b h100-hgx"
     field = other_name(word, tuple(STRATEGY_KEYS))
     if field and "fix" in options:
         return f"write --fix {field}=N"
     return f'write --strategy "{field}=N"' if field and "strategy" in options else ""
+
+
+def _commands_with(option: str, context: Any) -> str:
+    """Which other commands an option belongs to, as words; empty where it does to none."""
+    group = context.find_root().command
+    having = [
+        name
+        for name, command in getattr(group, "commands", {}).items()
+        if any(option in item.opts for item in command.params)
+    ]
+    joined = " and ".join(", ".join(some) for some in (having[:-1], having[-1:]) if some)
+    return f"it belongs to {joined}" if joined else ""
 
 
 def _name(param: Any) -> str:

@@ -137,7 +137,8 @@ def library_line(shares: Mapping[str, float]) -> str:
 
 
 def idle_lines(report: PlanReport) -> list[str]:
-    """Which plans leave GPUs idle and why, in words: a line for each number of GPUs that they use."""
+    """Which plans leave GPUs idle and why, in words: a line for each number of GPUs that they use; and that a batch
+    does not divide over the GPUs that spares leave."""
     numbers: dict[int, list[int]] = {}
     for number, plan in enumerate(report.plans, start=1):
         if plan.idle_gpus:
@@ -150,6 +151,8 @@ def idle_lines(report: PlanReport) -> list[str]:
     best = next((number for number, plan in enumerate(report.plans, start=1) if plan.idle_gpus), None)
     if best is not None and (line := _batch_line(report, best)):
         lines.append(line)
+    if indivisible := report.defaults.get("batch"):
+        lines.append(f"{indivisible[0].upper()}{indivisible[1:]}.")
     return lines
 
 

@@ -22,6 +22,8 @@ BundledKind = Literal[
 ]
 
 MAX_FILE_BYTES = 2**20
+MOST_MEANT = 5
+"""As many known words are named as what an unknown one may mean."""
 MAX_DEPTH = 32
 MAX_EXPANDED_NODES = 100_000
 """Nodes of a YAML document once every alias is written out; a bomb of a few lines has billions."""
@@ -50,8 +52,39 @@ def bundled_dir(kind: BundledKind) -> Path:
     return data_dir("hardware_profiles") / ("nodes" if kind == "hardware_profiles" else kind)
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
+def gpus_of_nodes() -> dict[str, str]:
+    """The GPU of every bundled node, by the node's name.
+
+    >>> gpus_of_nodes()["h100-hgx"]
+    'h100-sxm'
+    """
+    texts = {name: (bundled_dir("nodes") / f"{name}.yaml").read_text(encoding="utf-8") for name in bundled("nodes")}
+    return {node: gpu[1] for node, text in texts.items() if (gpu := re.search(r"^gpu: *(\S+)", text, re.MULTILINE))}
+
+
+def hardware_meant(word: str, folder: Literal["gpus", "nodes"]) -> str:
+    """End of an error message about an unknown GPU or node: which one stands in the other folder, else the closest.
+
+    >>> hardware_meant("gb300-nvl72", "gpus"), hardware_meant("h200-sxm", "nodes")
+    ('it is a node, of the GPU gb300', 'it is a GPU, of the node h200-hgx')
+    >>> hardware_meant("dgx-h200", "nodes"), hardware_meant("8xMI300X", "nodes")
+    ('did you mean h200-hgx?', 'did you mean mi300x-oam?')
+    """
+    gpu_of = gpus_of_nodes()
+    if folder == "gpus" and word in gpu_of:
+        return f"it is a node, of the GPU {gpu_of[word]}"
+    if folder == "nodes" and (nodes := [node for node, gpu in gpu_of.items() if gpu == word]):
+        return f"it is a GPU, of the node {' or '.join(nodes)}"
+    parts, known = re.split(r"[^a-z0-9]+", word[:100].casefold()), bundled(folder)
+    chips = {name.partition("-")[0] for name in known}
+    named = chips & set(parts) or {chip for chip in chips if any(part.endswith(f"x{chip}") for part in parts)}
+    return did_you_mean(word if word.casefold().startswith(tuple(chips)) or len(named) != 1 else named.pop(), known)
+
+
+def did_you_mean(word: object, known: Iterable[str], before: str = "") -> str:
     """End of an error message: the closest known word, that it is not modelled, else all known words.
+
+    A word that several known ones begin with stands for all of these. ``before`` is put before each word meant.
 
     >>> did_you_mean("num_layrs", ["num_layers", "hidden"])
     'did you mean num_layers?'
@@ -59,6 +92,8 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     'use one of num_layers, hidden'
     >>> did_you_mean("mbs", ["tp", "micro_batch"])
     'did you mean micro_batch?'
+    >>> did_you_mean("H100", ["gb200", "h100-nvl", "h100-sxm", "h1000"])
+    'did you mean h100-nvl or h100-sxm?'
     >>> did_you_mean("lora", ["fp8-blockwise"])
     'LoRA is not modelled; the nearest is training all weights, which takes more memory'
     """
@@ -66,11 +101,15 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     if not names:
         return "there is none to choose from"
     if meant := other_name(word, tuple(names)):
-        return f"did you mean {meant}?"
+        return f"did you mean {before}{meant}?"
     if why := why_not_modelled(word):
         return why
-    close = difflib.get_close_matches(str(word)[:100], names, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else f"use one of {', '.join(names)}"
+    stem = re.escape(str(word)[:100])
+    close = [name for name in names if len(stem) > 1 and re.match(rf"{stem}[-_:.]", name, re.IGNORECASE)]
+    if not 1 <= len(close) <= MOST_MEANT:
+        close = difflib.get_close_matches(str(word)[:100], names, n=1, cutoff=0.6)
+    meant = " or ".join(", ".join(before + name for name in some) for some in (close[:-1], close[-1:]) if some)
+    return f"did you mean {meant}?" if meant else f"use one of {', '.join(names)}"
 
 
 def short(value: object, length: int = 40) -> str:
@@ -421,6 +460,5 @@ def find_file(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]
         raise SpecError(f"{short(text, 200)}: no such file; check the path")
     nouns = {"workloads": "workload", "fault_profiles": "fault profile", "gpus": "GPU", "hosts": "host"}
     noun = nouns.get(kind, "node")
-    raise SpecError(
-        f"{short(text) or 'empty name'}: no bundled {noun} and no file; {did_you_mean(text, bundled(kind))} ({hint})"
-    )
+    meant = hardware_meant(text, kind) if kind in ("gpus", "nodes") else did_you_mean(text, bundled(kind))
+    raise SpecError(f"{short(text) or 'empty name'}: no bundled {noun} and no file; {meant} ({hint})")

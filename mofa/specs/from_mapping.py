@@ -146,6 +146,8 @@ def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> 
         hint = "choose one" if not known or not isinstance(value, str) else did_you_mean(value, known)
         hint = "choose one" if hint.startswith("use one of") else hint  # all of them stand there already
         return f"{place}{shown} {what}; {hint}"
+    if what == "must be a mapping" and owner and not isinstance(value, (dict, list)):
+        return f"{place}{shown} {what}; write its fields, which are {', '.join(_field_names(owner))}"
     return f"{place}{shown} {what}; correct it"
 
 

@@ -159,7 +159,9 @@ def _as_facts(own: Mapping[str, Any], source: object, where: str, prefix: str) -
                 for i, entry in enumerate(item)
             ]
         elif item is not None and (key in _fact_names() or prefix == "peak_flops_per_s."):
-            if not isinstance(source, str) or len(source) < 3:
+            if isinstance(source, str) and 0 < len(source) < 3:
+                raise SpecError(f"{where}: source ({source!r}) must have at least 3 characters; name the datasheet")
+            if not isinstance(source, str) or not source:
                 raise SpecError(
                     f"{where}: {path} ({short(str(item))}) is a value alone; add a line source: with the datasheet "
                     "that such values are from"

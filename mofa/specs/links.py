@@ -10,10 +10,17 @@ from pydantic import BeforeValidator
 from mofa.specs.base import BytesPerSFact, CountFact, SecondsFact, ShareFact, Spec
 from mofa.specs.ranges import Degree
 
+ALSO_CALLED = {"ib": "infiniband", "rocev2": "roce", "roce v2": "roce", "roce-v2": "roce"}
+"""What people also write for a protocol, in small letters."""
 
-def _lowered(value: object) -> object:
-    """A word as it is compared: ``RoCE`` and ``InfiniBand`` are how their makers write them."""
-    return value.lower() if isinstance(value, str) else value
+
+def _protocol(value: object) -> object:
+    """A protocol as it is compared: ``RoCE`` and ``InfiniBand`` are how their makers write them.
+
+    >>> _protocol("InfiniBand"), _protocol("RoCE v2"), _protocol("token ring")
+    ('infiniband', 'roce', 'token ring')
+    """
+    return ALSO_CALLED.get(value.lower(), value.lower()) if isinstance(value, str) else value
 
 
 class LinkSpec(Spec):
@@ -78,7 +85,7 @@ class NicSpec(Spec):
     oversubscription: CountFact
     """Of the fabric above the NIC: 1 is non-blocking. All traffic between nodes has it; what leaves a tier see
     ``tiers``."""
-    protocol: Annotated[Literal["infiniband", "roce", "ethernet"] | None, BeforeValidator(_lowered)] = None
+    protocol: Annotated[Literal["infiniband", "roce", "ethernet"] | None, BeforeValidator(_protocol)] = None
     """What the network speaks, in any case; ``efficiency`` and ``latency_s`` say how well it does."""
     rail_optimised: bool | None = None
     """Whether GPUs of one number in their nodes share a leaf, so that messages to other numbers are relayed over the

@@ -18,6 +18,7 @@ from mofa.specs.files import (
     data_dir,
     did_you_mean,
     find_file,
+    hardware_meant,
     load_json,
     load_yaml,
     read_text,
@@ -28,9 +29,9 @@ from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.implied_facts import implied_facts
-from mofa.specs.limited_reads import is_folder, is_plain_file
+from mofa.specs.limited_reads import is_folder
 from mofa.specs.overrides import parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu, with_overrides
-from mofa.specs.profiles import is_gpu_file, profile_of_text
+from mofa.specs.profiles import find_gpu_file, is_gpu_file, profile_of_text
 from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
 from mofa.specs.strategy_defaults import complete_strategy
 from mofa.specs.workload import WorkloadSpec
@@ -173,12 +174,11 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
         )
     node_text = read_text(path, where)
     name = _gpu_of(node_text, where)
-    file = f"{name}.yaml"
-    candidates = [path.parent.parent / "gpus" / file, path.parent / file, bundled_dir("gpus") / file]
-    gpu_path = None if "/" in file or "\0" in file else next((p for p in candidates if is_plain_file(p)), None)
+    gpu_path = find_gpu_file(name, path.parent)
     if gpu_path is None:
-        raise SpecError(f"{where}: gpu ({short(name)}) is unknown; {did_you_mean(name, bundled('gpus'))}")
-    gpu_where = f"gpus/{file}" if gpu_path == candidates[2] else short(str(gpu_path), 200)
+        raise SpecError(f"{where}: gpu ({short(name)}) is unknown; {hardware_meant(name, 'gpus')}")
+    is_bundled = gpu_path.parent == bundled_dir("gpus")
+    gpu_where = f"gpus/{gpu_path.name}" if is_bundled else short(str(gpu_path), 200)
     texts = node_text, read_text(gpu_path, gpu_where)
     if not overrides and type(num_gpus) is int:
         return _as_written(where, gpu_where, *texts, num_gpus)

@@ -28,6 +28,11 @@ def refuse_no_mapping(changes: object, where: str) -> None:
 def refuse_other_gpu(changes: Mapping[str, object] | None, where: str) -> None:
     """Refuse changes of a cluster that are no mapping, or that name another GPU: its file is the node's to name."""
     refuse_no_mapping(changes, where)
+    if changes and (named := next((path for path in ("gpu.name", "node.name") if path in changes), None)):
+        raise SpecError(
+            f"{where}: {named} ({short(str(changes[named]))}) is a name, which moves no number; name another cluster, "
+            "or set the facts that differ"
+        )
     if changes and "node.gpu" in changes:
         raise SpecError(
             f"{where}: node.gpu ({short(str(changes['node.gpu']))}) cannot be set, as the GPU is read with the node; "
@@ -132,6 +137,9 @@ def parse_strategy(text: str, where: str = "--strategy") -> dict[str, object]:
             raise SpecError(f"{where}: {short(key)} is no field of a strategy; {_where_instead(key)}")
         if key in out:
             raise SpecError(f"{where}: {key} is given twice; keep one")
+        if re.fullmatch(r"\d+(\.\.+|-|:|;)\d*", value) and key not in ("layout", "recompute"):
+            instead = f"several values by --fix, as {key}=4,8" if where == "--fix" else f"one whole number, as {key}=4"
+            raise SpecError(f"{where}: {short(item)} is no field=value; write {instead}")
         out[key] = _strategy_value(key, value)
     strategy_from_fields(out, where)
     return out

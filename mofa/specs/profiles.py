@@ -13,6 +13,7 @@ from mofa.specs.files import bundled, bundled_dir, find_file, read_text, yaml_ma
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.like_profiles import expand_like
+from mofa.specs.limited_reads import is_plain_file
 from mofa.specs.workload_template import refuse_unfilled
 
 
@@ -51,6 +52,14 @@ def load_gpu(name_or_path: str | Path) -> GpuSpec:
     """
     path, where = find_file(name_or_path, "gpus", "mofa show hardware lists them")
     return build_spec(GpuSpec, profile_of_text(read_text(path, where), "gpus", where), where)
+
+
+def find_gpu_file(name: str, folder: Path) -> Path | None:
+    """The file of a GPU that a node's file in this folder names: in ``gpus`` beside it, in it, or bundled."""
+    if "/" in name or "\0" in name:
+        return None
+    places = (folder.parent / "gpus", folder, bundled_dir("gpus"))
+    return next((place / f"{name}.yaml" for place in places if is_plain_file(place / f"{name}.yaml")), None)
 
 
 def is_gpu_file(path: str | Path) -> bool:

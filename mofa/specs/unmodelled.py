@@ -87,7 +87,8 @@ OTHER_NAMES = {
                     "perdevicetrainbatchsize"),
     "tp": ("tpsize", "tpdegree", "tensorparallel", "tensorparallelism", "tensormodelparallelsize",
            "tensorparalleldegree"),
-    "pp": ("ppsize", "ppdegree", "pipelineparallel", "pipelinemodelparallelsize", "pipelineparalleldegree", "stages"),
+    "pp": ("ppsize", "ppdegree", "pipelineparallel", "pipelinemodelparallelsize", "pipelineparalleldegree", "stages",
+           "pipeline"),
     "vpp": ("vppsize", "virtualpipelinemodelparallelsize", "virtualstages", "interleave"),
     "dp": ("dpsize", "dpdegree", "dataparallel", "dataparallelsize", "dataparalleldegree", "dpshard"),
     "cp": ("cpsize", "cpdegree", "contextparallel", "contextparallelsize", "contextparalleldegree"),
@@ -108,6 +109,7 @@ OTHER_NAMES = {
     "shared_expert_overlap": ("moesharedexpertoverlap",),
     "cp_kind": ("cpcommtype", "ulysses"),
     "model": ("workload",), "hardware": ("cluster", "nodetype"), "gpus": ("numgpus", "ngpus", "worldsize"),
+    "blocking": ("sync", "synchronous"), "async": ("asynchronous",),
     "megatron": ("megatronlm", "megatroncore", "mcore", "megatronbridge"),
     "torchtitan": ("titan",),
 }  # fmt: skip
@@ -117,7 +119,8 @@ ELSEWHERE = {
     "seqlen": "--seq-len", "seqlength": "--seq-len", "sequencelength": "--seq-len", "gpus": "--gpus",
     "numgpus": "--gpus", "ngpus": "--gpus", "worldsize": "--gpus", "n": "--gpus", "nnodes": "--nodes",
     "numnodes": "--nodes", "contextlength": "--seq-len", "sequencelen": "--seq-len", "maxseqlen": "--seq-len",
-    "framework": "--framework", "tokens": "--tokens", "fp8": "--with fp8", "bf16moments": "--with bf16_moments",
+    "framework": "--framework", "tokens": "--tokens", "fp8": "--with fp8", "precision": "--with fp8",
+    "bf16moments": "--with bf16_moments",
 }  # fmt: skip
 """Words that are options of their own."""
 

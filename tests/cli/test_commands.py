@@ -463,6 +463,11 @@ def test_show_workload_counts_its_parameters(cli: Cli) -> None:
     assert "model.attention.kv_lora_rank" in cli("show", "workload", "deepseek-v3").stdout
 
 
+def test_a_name_of_both_a_gpu_and_a_node_shows_both(cli: Cli) -> None:
+    shown = cli("show", "hardware", "gh200").stdout
+    assert "node.host_memory_bytes" in shown and "gpu.host_link_bytes_per_s" in shown
+
+
 def test_show_hardware_says_where_every_number_comes_from(cli: Cli) -> None:
     text = cli("show", "hardware").stdout
     listed = json.loads(cli("show", "hardware", "--json").stdout)

@@ -112,16 +112,13 @@ def shares_apart(case: Any) -> tuple[float, dict[str, float], float]:
 def test_parts_of_a_step_are_named_alike(benchmark: Any, drawn: list[Any]) -> None:
     """Each within 2 points of the step beyond what the steps themselves differ by, for 44 strategies.
 
-    Two may be 2.5 apart: a host that is late on every stage is counted as the pipeline's bubble by one of the two. Of
-    torchtitan's pipelines bubble and host idle count together: the walked step of few micro-batches calls both bubble.
-    Where a collective that the host issues late was not the host's in both, 7 were further apart, by 16 points at most.
+    Two may be 2.5 apart: a host that is late on every stage is counted as the pipeline's bubble by one of the two.
+    Where a collective that the host issues late was not the host's in both, 7 were further apart, by 16 points at most;
+    where torchtitan's walked pipelines called all that a late host adds bubble, one, by 74.
     """
     worst = []
     for case in drawn:
         step, apart, _ = shares_apart(case)
-        said = benchmark.describe(case)
-        if "torchtitan" in said and " pp=1 " not in said:
-            apart = {**apart, "bubble": apart["bubble"] + apart["host_idle"], "host_idle": 0.0}
         worst.append(max(abs(share) for share in apart.values()) - abs(step))
         assert worst[-1] < 0.025, (benchmark.describe(case), apart)
     assert sum(share > 0.02 for share in worst) <= 2

@@ -277,5 +277,7 @@ def test_a_batch_that_keeps_gpus_idle_is_said_with_one_that_would_not(
         }
     )
     lines = idle_lines(report)
+    left_over = "a batch of 1,024 has no factor 7; 1,008 would divide"
+    assert idle_lines(report.model_copy(update={"defaults": {"batch": left_over}}))[-1] == f"A{left_over[1:]}."
     assert lines[0] == f"Plan 1 {note}."
     assert says in lines[-1] and len(lines) == 1 + bool(says)

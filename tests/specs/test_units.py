@@ -28,6 +28,10 @@ from mofa.units import format_bytes, parse_quantity
         (1000, "tokens", 1000.0),
         ("1_000 B", "B", 1000.0),
         ("2e3 B", "B", 2000.0),
+        ("400 Gbps", "B/s", 50e9),
+        ("10 minutes", "s", 600.0),
+        ("15T tokens", "tokens", 15e12),
+        ("2Btokens", "tokens", 2e9),
     ],
 )
 def test_known_quantities(text: object, unit: str, value: float) -> None:
@@ -49,6 +53,8 @@ def test_known_quantities(text: object, unit: str, value: float) -> None:
         ("", "B", "no quantity"),
         (float("inf"), "tokens", "is not finite"),
         ([1], "B", "no quantity"),
+        ("70gb", "B", "did you mean GB?"),
+        ("6 H", "s", "did you mean h?"),
     ],
 )
 def test_what_is_no_quantity_is_refused(text: object, unit: str, message: str) -> None:

@@ -31,12 +31,13 @@ def compare(
     is what the others are compared with. Estimates of one file each, or several plans of one search: plan.json:1
     plan.json:2.
     """
+    from mofa.cli.numbers import file_and_number
     from mofa.cli.output import Output
     from mofa.plan.comparison import compare_results, distinct_names, read_results
     from mofa.report.comparison_text import comparison_to_frame, print_comparison, save_comparison
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out)
-    places = [_file_and_number(result) for result in results]
+    places = [file_and_number(result) for result in results]
     output.refuse_unwritable_places([file for file, _ in places])
     loaded = [(text, each) for text, place in zip(results, places, strict=True) for each in read_results(*place)]
     names = distinct_names([_short_name(text, result) for text, result in loaded])
@@ -45,16 +46,6 @@ def compare(
         comparison.model_dump_json(indent=2) + "\n", lambda: comparison_to_frame(comparison),
         lambda folder: save_comparison(comparison, folder), lambda console: print_comparison(comparison, console),
     )  # fmt: skip
-
-
-def _file_and_number(text: str) -> tuple[Path, int]:
-    """A file, and which of its plans; a file whose name ends so is itself."""
-    from mofa.specs.limited_reads import is_plain_file
-
-    before, colon, after = text.rpartition(":")
-    if colon and after.isascii() and after.isdigit() and not is_plain_file(Path(text)):
-        return Path(before), int(after[:9])
-    return Path(text), 1
 
 
 def _short_name(text: str, result: dict[str, Any]) -> str:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def export(
     workload: Annotated[
-        str, typer.Argument(metavar="PLAN.json|WORKLOAD", help="What plan or estimate wrote by --json, or a workload.")
+        str,
+        typer.Argument(metavar="PLAN.json[:N]|WORKLOAD", help="What plan or estimate wrote by --json, or a workload."),
     ],
     cluster: Annotated[str | None, typer.Argument(help="A bundled node type or a node YAML; absent with JSON.")] = None,
     to: Annotated[
@@ -53,7 +54,7 @@ def export(
     argument for is an error.
     """
     import mofa
-    from mofa.cli.numbers import count_gpus
+    from mofa.cli.numbers import count_gpus, file_and_number
     from mofa.errors import SpecError
     from mofa.export.entry import load_result, writers
     from mofa.specs.files import did_you_mean
@@ -78,7 +79,10 @@ def export(
                 f"{workload}: read as the JSON of a plan, because no cluster is named, but {given[0]} is given; name a "
                 "cluster after the workload, or leave the option out"
             )
-        result = load_result(workload)
+        file, named = file_and_number(workload)
+        if named != 1 and number not in (1, named):
+            raise SpecError(f"--number: is {number}, but {workload} names plan {named}; keep one")
+        number, result = (number if named == 1 else named), load_result(file)
     else:
         options["--gpus"] = count_gpus(cluster, gpus, nodes)
         result = _predicted(workload, cluster, options, replay, jobs, quiet)

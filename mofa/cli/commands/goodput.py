@@ -28,7 +28,8 @@ def goodput(
     workload: Annotated[str | None, typer.Argument(help="As in plan; absent: the plain calculator.")] = None,
     cluster: Annotated[str | None, typer.Argument(help="A bundled node type or a node YAML.")] = None,
     gpus: Annotated[
-        str | None, typer.Option("--gpus", metavar="N|N..M", help="GPUs, doubling from N to M; 1K is 1024.")
+        str | None,
+        typer.Option("--gpus", metavar="N|N..M|N,M", help="GPUs, doubling from N to M, or as listed; 1K is 1024."),
     ] = None,
     mtbf: Annotated[str | None, typer.Option("--mtbf", help="Mean time between failures of the job, as 6h.")] = None,
     checkpoint: Annotated[
@@ -284,15 +285,25 @@ def _record(log: Path, nodes: int | None, days: float | None) -> LogStatistics:
 
 
 def parse_gpu_counts(text: str) -> list[int]:
-    """Numbers of GPUs, doubling.
+    """Numbers of GPUs, doubling, or each by itself where every further one is the first times a power of two.
 
     Examples
     --------
-    >>> parse_gpu_counts("1K..4K"), parse_gpu_counts("512")
-    ([1024, 2048, 4096], [512])
+    >>> parse_gpu_counts("1K..4K"), parse_gpu_counts("512"), parse_gpu_counts("1,024")
+    ([1024, 2048, 4096], [512], [1024])
+    >>> parse_gpu_counts("256,512"), parse_gpu_counts("64,256,1K")
+    ([256, 512], [64, 256, 1024])
     """
     from mofa.errors import SpecError
 
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 1 and ".." not in text and all(part and not part.startswith("0") for part in parts):
+        numbers = [parse_gpu_count(part) for part in parts]
+        times = [number / min(numbers) for number in numbers]
+        if all(t.is_integer() and int(t) & (int(t) - 1) == 0 for t in times):
+            if numbers != sorted(set(numbers)):
+                raise SpecError(f"--gpus: {text[:40]} does not rise; write smaller numbers first")
+            return numbers
     first, dots, last = text.partition("..")
     low = parse_gpu_count(first)
     high = parse_gpu_count(last) if dots else low

@@ -62,11 +62,13 @@ def new_gpu(
 
     Curves of kernels are those of the GPU that it is like, rescaled by peaks, bandwidths and power, and assumed.
     """
+    from mofa.specs.files import gpus_of_nodes
     from mofa.specs.hardware_template import gpu_template
 
     _check_like(like, "gpus")
     _check_new(out)
-    _write(gpu_template(like), out, "mofa new node --gpu {0.stem} makes a node of it")
+    node = next((node for node, gpu in gpus_of_nodes().items() if gpu == like), "h100-hgx")
+    _write(gpu_template(like), out, f"mofa new node --like {node} --gpu {{0.stem}} makes a node of it")
 
 
 @new.command("node")
@@ -79,23 +81,29 @@ def new_node(
 ) -> None:
     """Write a node's YAML to fill in: its links, bridges, switches and network, each with its unit."""
     from mofa.errors import SpecError
-    from mofa.specs.files import short
+    from mofa.specs.files import bundled, hardware_meant, short
     from mofa.specs.hardware_template import node_template
+    from mofa.specs.profiles import find_gpu_file
 
     _check_like(like, "nodes")
     if gpu is not None and not NAME.fullmatch(gpu):
         raise SpecError(f"--gpu: {short(gpu)} is no name of a GPU; give that of its file, without .yaml")
+    if gpu is not None and find_gpu_file(gpu, out.absolute().parent if out else Path.cwd()) is None:
+        raise SpecError(
+            f"--gpu: {short(gpu)} is no bundled GPU and no file beside the node's; {hardware_meant(gpu, 'gpus')}"
+            f"{'' if gpu in bundled('nodes') else ' (mofa new gpu writes a file of your own)'}"
+        )
     _check_new(out)
     _write(node_template(like, gpu), out, "mofa show hardware {0} checks it and mofa plan takes it")
 
 
 def _check_like(like: str, folder: Literal["gpus", "nodes"]) -> None:
     from mofa.errors import SpecError
-    from mofa.specs.files import bundled, did_you_mean, short
+    from mofa.specs.files import bundled, hardware_meant, short
 
     if like not in bundled(folder):
         what = "GPU" if folder == "gpus" else "node"
-        raise SpecError(f"--like: {short(like)} is no bundled {what}; {did_you_mean(like, bundled(folder))}")
+        raise SpecError(f"--like: {short(like)} is no bundled {what}; {hardware_meant(like, folder)}")
 
 
 def _check_new(out: Path | None) -> None:

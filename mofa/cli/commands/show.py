@@ -265,7 +265,8 @@ def _show_hardware(name: str, json: bool) -> None:
     from mofa.specs.profiles import is_gpu_file, load_gpu
 
     specs: dict[str, BaseModel]
-    if name in bundled("gpus") or is_gpu_file(name):
+    is_gpu = name in bundled("gpus") or is_gpu_file(name)
+    if is_gpu and name not in bundled("nodes"):
         specs = {"gpu": load_gpu(name)}
     else:
         cluster = load_cluster(name, 1)

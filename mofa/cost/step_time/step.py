@@ -111,7 +111,7 @@ def step_time(rows: Rows) -> StepTime:
     elif each.host_bound is not None:
         by_step = rows.schedule_record.has_closed_form and gradient_sharing(rows) in ("FSDP by step", "none")
         walked = by_step and _walk_late_hosts(rows, exposed, each.host_bound, outside)
-        _catch_up(rows, exposed, each.host_bound, m, outside, walked)
+        _catch_up(rows, exposed, each.host_bound, outside, walked)
     negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
@@ -372,7 +372,11 @@ def _walk_late_hosts(
     # what rounds that are left out take may be less, where a rank's own rounds differ
     computed_s = row_max(num_micro_batches[some][:, None] * turn_s[index] + rows.sum_over_stages_ahead(turn_s)[index])
     missing_s = np.maximum(total, computed_s) - exposed[:, index].sum(axis=0)
-    exposed[_T["bubble"], index] += np.maximum(missing_s, 0.0)
+    # what a rank's own host still has to issue is its host's, as on the replay's clock; the rest is a wait for others
+    own_s = _left_to_issue_s(rows, exposed, host_bound, outside)[some]
+    own_s = np.clip(own_s, 0.0, np.maximum(missing_s, 0.0))
+    exposed[_T["host_idle"], index] += own_s
+    exposed[_T["bubble"], index] += np.maximum(missing_s, 0.0) - own_s
     over_s = np.maximum(-missing_s, 0.0)
     for name in ("bubble", "dp", "host_idle"):
         part = np.minimum(over_s, np.maximum(exposed[_T[name], index], 0.0))
@@ -386,19 +390,24 @@ def _of_rows(clocks: Clocks, some: NDArray[np.intp]) -> Clocks:
 
 
 def _catch_up(
-    rows: Rows, exposed: ArrayN, host_bound: HostBound, num_micro_batches: ArrayN, outside: CommunicationOutsideBlocks,
+    rows: Rows, exposed: ArrayN, host_bound: HostBound, outside: CommunicationOutsideBlocks,
     walked: NDArray[np.bool_] | bool,
 ) -> None:  # fmt: skip
     """Where the host waits for nothing a step takes as long as it issues: a lead may last for many rounds, then it is
     gone, but whatever the device waits for meanwhile counts as well. Steps that were ``walked`` have that already."""
+    missing_s = np.maximum(_left_to_issue_s(rows, exposed, host_bound, outside), 0.0)
+    exposed[_T["host_idle"], host_bound.rows] += np.where(host_bound.waits | walked, 0.0, missing_s)
+
+
+def _left_to_issue_s(
+    rows: Rows, exposed: ArrayN, host_bound: HostBound, outside: CommunicationOutsideBlocks
+) -> ArrayN:  # fmt: skip
+    """By how much the host of a step issues longer than the step's parts take so far. (late rows,) [s]"""
     index = host_bound.rows
-    reduced = np.broadcast_to(outside.exposed - outside.exposed_while_host_issues, len(num_micro_batches))[index]
-    missing_s = (
-        host_bound.issued_s(rows.stage_layers.shown.shown_index, num_micro_batches[index])
-        + reduced
-        - exposed[:, index].sum(axis=0)
-    )
-    exposed[_T["host_idle"], index] += np.where(host_bound.waits | walked, 0.0, np.maximum(missing_s, 0.0))
+    num_micro_batches = rows.num_micro_batches[index].astype(float)
+    reduced = np.broadcast_to(outside.exposed - outside.exposed_while_host_issues, len(rows.table))[index]
+    issued_s = host_bound.issued_s(rows.stage_layers.shown.shown_index, num_micro_batches)
+    return np.asarray(issued_s + reduced - exposed[:, index].sum(axis=0))
 
 
 def _stagger(

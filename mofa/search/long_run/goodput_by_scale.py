@@ -117,7 +117,8 @@ def goodput_by_scale(
         if base is None and not replan:
             break  # nothing to replicate
     if not stands:
-        raise NothingFits(f"{workload.name}: {points[0].why}; give more GPUs, or --replan")
+        why = str(points[0].why).removeprefix(f"{workload.name}: ")
+        raise NothingFits(f"{workload.name}: {why}; give more GPUs, or --replan")
     stand, job, machines = stands[-1]
     runs = LongRunObjective(job, machines, framework, faults)
     left = stand.plan_on_all_nodes(runs)
