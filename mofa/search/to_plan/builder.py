@@ -110,9 +110,11 @@ class Candidate:
         self.convention: FlopsConvention = convention
         self.solved = solved
         """Whether the search chose how many layers it recomputes whole, as the fewest that fit in closed form."""
+        self.steps_on_hosts_s: dict[float, float] = {}
+        """Its step in closed form by the seconds of a host's op, of hosts where it is known. [s]"""
 
     def __getstate__(self) -> dict[str, object]:
-        sent = ("number", "job", "loads", "convention", "solved", "time")
+        sent = ("number", "job", "loads", "convention", "solved", "time", "steps_on_hosts_s")
         return {name: value for name, value in self.__dict__.items() if name in sent}
 
     @property
@@ -272,6 +274,9 @@ class Candidate:
 
     def _closed_step_s(self, cluster: ClusterSpec) -> float:
         """The step in closed form on a cluster with another host. [s]"""
+        known_s = self.steps_on_hosts_s.get(cluster.gpu.curves.host.eager_op_s.value)
+        if known_s is not None:
+            return known_s
         if cluster is not self.job[1]:
             exposed, _ = self.estimator.on_hosts_of(cluster).component_seconds()
         elif "costed" in self.__dict__:
