@@ -208,15 +208,15 @@ class _BranchAndBound:
         """
         floor, place = np.full(len(degrees), np.inf), np.full(len(self.legal), -1)
         place[degrees] = np.arange(len(degrees))
-        sets = [some for _, some in self._by_options(degrees)]
+        sets, shortest = [some for _, some in self._by_options(degrees)], 1.0 - shorter_recomputing(self.job.framework)
         for number in sorted({mode.token_chunks for mode in self.space.degrees.recompute_modes}):
             modes = (RecomputeSpec(token_chunks=number),)
             tables = [replace(self.space.degrees.take(some), recompute_modes=modes) for some in sets]
-            job = self.job
-            estimators = estimators_sharing_blocks(job.workload, job.cluster, job.framework, tables, self.loads)
+            given = self.job.workload, self.job.cluster, self.job.framework, tables, self.loads
+            estimators = estimators_sharing_blocks(*given, counts_gpus_by_row=self.job.counts_gpus_by_row)
             for some, estimator in zip(sets, estimators, strict=True):
                 bound = self._bound(estimator, np.zeros(len(some), dtype=bool), at_rest=False)
-                floor[place[some]] = np.minimum(floor[place[some]], bound * (1.0 - shorter_recomputing(job.framework)))
+                floor[place[some]] = np.minimum(floor[place[some]], bound * shortest)
         return floor
 
     def _bound(self, estimator: Estimator, is_open: NDArray[np.bool_], *, at_rest: bool) -> FloatN:

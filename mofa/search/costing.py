@@ -263,8 +263,10 @@ def estimator_of_part(part: SpacePart) -> Estimator:
 def estimators_of_parts(job: Job, parts: Sequence[SpacePart]) -> list[Estimator]:
     """The same of parts of one space that choose different options; ``job`` is as it is but for these."""
     tables = [part.space.take(np.flatnonzero(part.legal)) for part in parts]
-    loads = [part.loads for part in parts[:1]]
-    return estimators_sharing_blocks(job.workload, job.cluster, job.framework, tables, *loads) if parts else []
+    if not parts:
+        return []
+    given = job.workload, job.cluster, job.framework, tables, parts[0].loads
+    return estimators_sharing_blocks(*given, counts_gpus_by_row=job.counts_gpus_by_row)
 
 
 def cost_rows_of_part(
