@@ -48,13 +48,15 @@ FEW_ROWS = 1_000
 """Legal rows up to which all are costed: bounding them takes as long. [-]"""
 FIRST_DEGREES = 400
 """Best degrees of the first batch, whose rows are costed before those of its others can be cut. [-]"""
-GROWTH = 16
-"""How much larger each further batch may be: a batch takes some 20 ms for each pp x vpp, however few its rows. [-]"""
 FIRST_BATCH = 800
 """Degrees of the first batch, whose rows are bounded together: blocks of twice as many combinations as those of
 :data:`FIRST_DEGREES` take little longer, and most searches end within them. [-]"""
-NEAR_MISSES = 64
-"""Degrees that are costed at first to find which of those without memory misses by least. [-]"""
+FURTHER_BATCH = 12_800
+"""Degrees of each further batch: it takes some 20 ms for each pp x vpp, however few its rows, and some 100,000 rows
+are bounded at once. [-]"""
+NEAR_MISSES, GROWTH = 64, 3
+"""Degrees that are costed at first to find which of those without memory misses by least, and how many times as many
+each further time. [-]"""
 
 
 def cost_best_rows(
@@ -163,7 +165,7 @@ class _BranchAndBound:
             left, floor = left[~beaten], floor[~beaten]
             self._cost(left[:size], num_first)
             left, floor = left[size:], floor[size:]
-            size = num_first = size * GROWTH
+            size = num_first = FURTHER_BATCH
 
     def result(self) -> CheckedSpace:
         """What was costed, and verdicts on all rows."""

@@ -230,15 +230,12 @@ def _first_chunk_s(
         return buckets.dense * of_dense + buckets.expert * of_expert, last
 
     width, each = bytes_per_param
-    reduces = bucketed_s("reduce_scatter" if scatters.any() else "all_reduce", width)
+    total_s, last_s = bucketed_s("reduce_scatter" if scatters.any() else "all_reduce", width)
     if scatters.any() and not scatters.all():
-        summed_s = bucketed_s("all_reduce", width)
-        reduces = tuple(np.where(scatters, *both) for both in zip(reduces, summed_s, strict=True))
-    gathers = bucketed_s("all_gather", each)
-    total_reduce, last_reduce, total_gather, last_gather = (
-        part[rows.grid_index] for part in (*reduces, *(np.where(shards, part, 0.0) for part in gathers))
-    )
-    return (total_reduce, last_reduce), (total_gather, last_gather)
+        summed_s, last_summed_s = bucketed_s("all_reduce", width)
+        total_s, last_s = np.where(scatters, total_s, summed_s), np.where(scatters, last_s, last_summed_s)
+    gathered_s, first_s = (np.where(shards, part, 0.0)[rows.grid_index] for part in bucketed_s("all_gather", each))
+    return (total_s[rows.grid_index], last_s[rows.grid_index]), (gathered_s, first_s)
 
 
 def _embedding_params(rows: Rows) -> ArrayN:
