@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import count
@@ -129,6 +129,12 @@ class Candidate:
         workload, _, _, row = self.job
         num_micro_batches = workload.batch.global_batch // int(row.dp[0] * row.micro_batch[0])
         return int(row.schedule[0]), int(row.pp[0]), int(row.vpp[0]), num_micro_batches
+
+    @property
+    def options_key(self) -> Hashable:
+        """Equal for candidates that one estimator costs: they choose the same options, in tables that go together."""
+        row = self.job[3]
+        return row.common_options, row.recompute_modes, row.layouts, row.option_sets
 
     @cached_property
     def estimator(self) -> Estimator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from mofa.cost.estimate import Estimator
 from mofa.plan.result import Plan
@@ -24,11 +24,9 @@ def cost_on_all_hosts(candidates: Sequence[Candidate]) -> None:
 
     A candidate that is asked for its band costs these steps by itself otherwise, each a whole composition.
     """
-    by_options: dict[object, list[Candidate]] = {}
+    by_options: dict[Hashable, list[Candidate]] = {}
     for candidate in candidates:
-        row = candidate.job[3]
-        key = row.common_options, row.recompute_modes, row.layouts, row.option_sets
-        by_options.setdefault(key, []).append(candidate)
+        by_options.setdefault(candidate.options_key, []).append(candidate)
     for alike in by_options.values():
         if len(alike) > 1:
             _cost_together(alike)
