@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -403,6 +403,10 @@ class RowMemory:
     """Peak of the live tensors of the fullest rank."""
     checkpoint_bytes: NDArray[np.float64]
     """What a rank of the heaviest stage saves."""
+
+    def take(self, rows: NDArray[np.intp] | slice) -> RowMemory:
+        """That of these rows."""
+        return RowMemory(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 def estimate_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from mofa.specs.workload import WorkloadSpec
 
 def estimators_sharing_blocks(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, tables: Sequence[StrategyTable],
-    loads: RoutingLoads,
+    loads: RoutingLoads, *, counts_gpus_by_row: bool = False,
 ) -> list[Estimator]:  # fmt: skip
     """An estimator of each table.
 
@@ -32,6 +33,8 @@ def estimators_sharing_blocks(
         Legal strategies; each has one set of options, all the same modes of recomputation and layouts.
     loads
         How unevenly experts are loaded.
+    counts_gpus_by_row
+        As in :class:`mofa.cost.estimate.Estimator`.
 
     Notes
     -----
@@ -39,18 +42,19 @@ def estimators_sharing_blocks(
     costed by itself, as sums of one come in another order than those of several, and so are layers of a table that has
     not all the modes of the others.
     """
+    estimator_of = partial(Estimator, workload, cluster, framework, loads=loads, counts_gpus_by_row=counts_gpus_by_row)
     out: dict[int, Estimator] = {}
     for some in sharing_blocks([table.common_options for table in tables]):
         own = [tables[i] for i in some]
         joined, table_of = StrategyTable.concatenated(own), np.repeat(np.arange(len(own)), list(map(len, own)))
         shares = _shares(workload, framework, joined, table_of)
-        shared = Estimator(workload, cluster, framework, joined.take(shares), loads) if shares.any() else None
+        shared = estimator_of(joined.take(shares)) if shares.any() else None
         for n, i in enumerate(some):
             shared_rows: list[SharedRows] = []
             if shared is not None and len(places := np.flatnonzero(shares[table_of == n])):
                 shared_rows.append((shared, np.flatnonzero(table_of[shares] == n), places))
             if len(places := np.flatnonzero(~shares[table_of == n])):
-                alone = Estimator(workload, cluster, framework, own[n].take(places), loads)
+                alone = estimator_of(own[n].take(places))
                 shared_rows.append((alone, np.arange(len(places)), places))
             out[i] = Estimator.from_shared_rows(own[n], shared_rows)
     return [out[i] for i in range(len(tables))]

@@ -47,14 +47,16 @@ Rows = NDArray[np.intp]
 FEW_ROWS = 1_000
 """Legal rows up to which all are costed: bounding them takes as long. [-]"""
 FIRST_DEGREES = 400
-"""Best degrees of a batch, whose rows are costed before those of its others can be cut. [-]"""
-GROWTH = 3
-"""How much larger each further batch may be. [-]"""
-BOUNDED_AHEAD = 2
-"""Times as many degrees as :data:`FIRST_DEGREES` whose rows are bounded together with those: blocks of twice as many
-combinations take little longer than those of the first alone, and most searches end within them. [-]"""
-NEAR_MISSES = 64
-"""Degrees that are costed at first to find which of those without memory misses by least. [-]"""
+"""Best degrees of the first batch, whose rows are costed before those of its others can be cut. [-]"""
+FIRST_BATCH = 800
+"""Degrees of the first batch, whose rows are bounded together: blocks of twice as many combinations as those of
+:data:`FIRST_DEGREES` take little longer, and most searches end within them. [-]"""
+FURTHER_BATCH = 12_800
+"""Degrees of each further batch: it takes some 20 ms for each pp x vpp, however few its rows, and some 100,000 rows
+are bounded at once. [-]"""
+NEAR_MISSES, GROWTH = 64, 3
+"""Degrees that are costed at first to find which of those without memory misses by least, and how many times as many
+each further time. [-]"""
 
 
 def cost_best_rows(
@@ -153,15 +155,17 @@ class _BranchAndBound:
     def run(self) -> None:
         """Bound, cost and cut until the rows that are sought are certain."""
         left = self.that_may_fit(np.flatnonzero(self.legal.any(axis=1)))
+        size, num_first = FIRST_BATCH, FIRST_DEGREES
         floor = self.floor(left)
         order = np.argsort(floor, kind="stable")
-        left, floor, size = left[order], floor[order], BOUNDED_AHEAD * FIRST_DEGREES
+        left, floor = left[order], floor[order]
         while len(left):
             beaten = self.goal.is_dominated(floor, self.least_bytes[left])
             self._cut(left[beaten], floor[beaten])
             left, floor = left[~beaten], floor[~beaten]
-            self._cost(left[:size])
-            left, floor, size = left[size:], floor[size:], size * GROWTH
+            self._cost(left[:size], num_first)
+            left, floor = left[size:], floor[size:]
+            size = num_first = FURTHER_BATCH
 
     def result(self) -> CheckedSpace:
         """What was costed, and verdicts on all rows."""
@@ -206,15 +210,15 @@ class _BranchAndBound:
         """
         floor, place = np.full(len(degrees), np.inf), np.full(len(self.legal), -1)
         place[degrees] = np.arange(len(degrees))
-        sets = [some for _, some in self._by_options(degrees)]
+        sets, shortest = [some for _, some in self._by_options(degrees)], 1.0 - shorter_recomputing(self.job.framework)
         for number in sorted({mode.token_chunks for mode in self.space.degrees.recompute_modes}):
             modes = (RecomputeSpec(token_chunks=number),)
             tables = [replace(self.space.degrees.take(some), recompute_modes=modes) for some in sets]
-            job = self.job
-            estimators = estimators_sharing_blocks(job.workload, job.cluster, job.framework, tables, self.loads)
+            given = self.job.workload, self.job.cluster, self.job.framework, tables, self.loads
+            estimators = estimators_sharing_blocks(*given, counts_gpus_by_row=self.job.counts_gpus_by_row)
             for some, estimator in zip(sets, estimators, strict=True):
                 bound = self._bound(estimator, np.zeros(len(some), dtype=bool), at_rest=False)
-                floor[place[some]] = np.minimum(floor[place[some]], bound * (1.0 - shorter_recomputing(job.framework)))
+                floor[place[some]] = np.minimum(floor[place[some]], bound * shortest)
         return floor
 
     def _bound(self, estimator: Estimator, is_open: NDArray[np.bool_], *, at_rest: bool) -> FloatN:
@@ -225,8 +229,8 @@ class _BranchAndBound:
         computing = computing_lower_bounds(estimator, is_open, weights) if weights else np.zeros_like(step_s)
         return objective.ranking_key_lower_bound(step_s, computing)
 
-    def _cost(self, degrees: Rows) -> None:
-        """Cost the rows of degrees that are not beaten: first those of the first degrees, then the others."""
+    def _cost(self, degrees: Rows, num_first: int) -> None:
+        """Cost the rows of degrees that are not beaten: those of the first ``num_first`` ahead of the others."""
         sets = [np.sort(some) for _, some in self._by_options(degrees)]
         parts = [self._part(some) for some in sets]
         bounded = [
@@ -234,10 +238,10 @@ class _BranchAndBound:
             for some, part, estimator in zip(sets, parts, estimators_of_parts(self.job, parts), strict=True)
         ]
         first = np.zeros(len(self.legal), dtype=bool)
-        first[degrees[:FIRST_DEGREES]] = True
+        first[degrees[:num_first]] = True
         for rows in bounded:
             self._cost_bounded(rows, first[rows.degrees])
-        for rows in bounded if len(degrees) > FIRST_DEGREES else ():
+        for rows in bounded if len(degrees) > num_first else ():
             self._cost_bounded(rows, ~first[rows.degrees])
 
     def _bounded(self, degrees: Rows, part: SpacePart, estimator: Estimator) -> _BoundedRows:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import Estimator, RowMemory
 from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.legality.masks import CHECKS, Job
-from mofa.search.recomputed_layers import solve_recomputed_layers
+from mofa.search.recomputed_layers import OpenRows, solve_recomputed_layers
 from mofa.search.space import SOLVED, Combinations
 from mofa.search.to_plan.builder import memory_limit_bytes
 from mofa.search.workers import Workers
@@ -263,8 +263,10 @@ def estimator_of_part(part: SpacePart) -> Estimator:
 def estimators_of_parts(job: Job, parts: Sequence[SpacePart]) -> list[Estimator]:
     """The same of parts of one space that choose different options; ``job`` is as it is but for these."""
     tables = [part.space.take(np.flatnonzero(part.legal)) for part in parts]
-    loads = [part.loads for part in parts[:1]]
-    return estimators_sharing_blocks(job.workload, job.cluster, job.framework, tables, *loads) if parts else []
+    if not parts:
+        return []
+    given = job.workload, job.cluster, job.framework, tables, parts[0].loads
+    return estimators_sharing_blocks(*given, counts_gpus_by_row=job.counts_gpus_by_row)
 
 
 def cost_rows_of_part(
@@ -289,31 +291,38 @@ def cost_rows_of_part(
     allocated, saved = np.zeros((2, len(space)))
     may_fit = np.zeros(len(space), dtype=bool)
     reason = np.full(len(space), -1, dtype=np.int64)
-    layers = space.recompute_layers
+    layers = space.recompute_layers.copy()
 
-    def weigh(some: NDArray[np.intp], done: int) -> None:
-        def progress(count: int) -> None:
-            if tell is not None:
-                tell(done + count)
-
-        weighed = estimator.memory_of_rows(position[some], layers[some], progress)
-        device[some], allocated[some], saved[some] = (
-            weighed.device_bytes,
-            weighed.allocated_bytes,
-            weighed.checkpoint_bytes,
-        )
+    def put(some: NDArray[np.intp], weighed: RowMemory) -> None:
+        device[some], allocated[some] = weighed.device_bytes, weighed.allocated_bytes
+        saved[some] = weighed.checkpoint_bytes
         may_fit[some] = weighed.least_bytes <= limit
         bad = some[device[some] > limit]
         reason[bad], shortfall[bad] = MEMORY, device[bad] - limit
 
     is_open = layers[rows] == SOLVED
-    legal, open_ = rows[~is_open], rows[is_open]
-    weigh(legal, 0)
-    codes = NEEDLESS, MEMORY
-    solved, layers = solve_recomputed_layers(
-        job, estimator, position, space, open_, device, limit, reason, shortfall, codes
-    )
-    weigh(solved, len(legal))
+    legal, open_rows = rows[~is_open], OpenRows.of_space(job, space, rows[is_open])
+    of, number = open_rows.every_number
+    weighed = estimator.memory_of_rows(
+        position[np.concatenate([legal, open_rows.rows[of]])], np.concatenate([layers[legal], number]),
+        lambda count: None if tell is None else tell(min(count, len(legal))),
+    )  # fmt: skip
+    put(legal, weighed.take(slice(len(legal))))
+    of_numbers = weighed.take(slice(len(legal), None))
+    numbers, lacking_bytes = solve_recomputed_layers(
+        open_rows, device, of_numbers.device_bytes,
+        lambda some, tried: estimator.device_bytes(position[open_rows.rows[some]], tried), limit,
+    )  # fmt: skip
+    is_solved, too_big = numbers > 0, lacking_bytes > 0.0
+    needless = open_rows.rows[~is_solved & ~too_big]
+    reason[needless], shortfall[needless] = NEEDLESS, 1.0
+    reason[open_rows.rows[too_big]], shortfall[open_rows.rows[too_big]] = MEMORY, lacking_bytes[too_big]
+    solved = open_rows.rows[is_solved]
+    layers[solved] = numbers[is_solved]
+    if len(of):
+        put(solved, of_numbers.take((number == numbers[of]).nonzero()[0]))
+    else:
+        put(solved, estimator.memory_of_rows(position[solved], layers[solved]))
     timed = (reason[rows] < 0) | ((reason[rows] == MEMORY) & may_fit[rows])
     to_time = rows[timed]
     times = [

@@ -47,6 +47,7 @@ from mofa.search.space import (
     fixed_values,
 )
 from mofa.search.to_plan.builder import Candidate, memory_limit_bytes, workers_for
+from mofa.search.to_plan.steps_on_hosts import plans_in_closed_form
 from mofa.search.workers import Workers
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -224,7 +225,7 @@ def find_plans(
         reason[costed.rows[i]], shortfall[costed.rows[i]] = MEMORY, over
         costed.device_bytes[i] = memory_limit_bytes(cluster, framework) + over
     plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.lacking_bytes])]
-    others = (candidate(i).plan_in_closed_form(banded=banded) for i in best[: top - len(plans)].tolist())
+    others = plans_in_closed_form([candidate(i) for i in best[: top - len(plans)].tolist()], banded=banded)
     plans += islice(others, 0 if plans else 1)
     min_gpus, note = None, None
     if not plans and default:

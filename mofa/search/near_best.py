@@ -24,7 +24,7 @@ def space_near_best(costed: CostedRows, reasons: NDArray[np.int64], space: Space
     none. Virtual stages are free where the best plans have some, because a pipeline of another depth splits the layers
     otherwise.
     """
-    best = _best(costed, reasons)
+    best = best_rows(costed, reasons)
     named = {best.recompute_modes[i].text for i in np.unique(best.recompute)} | {"none"}
     modes = tuple(m for m in space.recompute if m[0].text in named) or space.recompute
     chosen = {best.option_sets[i] for i in np.unique(best.options)}
@@ -33,14 +33,13 @@ def space_near_best(costed: CostedRows, reasons: NDArray[np.int64], space: Space
     return replace(_with_degrees_of(best, space), vpp=vpp, recompute=modes, options=options)
 
 
-def degrees_near_best(costed: CostedRows, reasons: NDArray[np.int64], space: Space, num_layers: int) -> Space:
-    """The space with degrees near those of the best plans, any recomputation, stages and replicas of shard groups.
+def degrees_near_best(best: StrategyTable, space: Space, num_layers: int) -> Space:
+    """The space with degrees near those of :func:`best_rows`, any recomputation, stages and replicas of shard groups.
 
     Tensor and context parallelism and micro-batches go up to those of the best plans: fewer GPUs may divide the batch
     where more did not. Degrees of experts, and what blocks read of the framework's options, are theirs. Virtual stages
     and schedules that put weight gradients off are left out where the best plans could have had them and have not.
     """
-    best = _best(costed, reasons)
     chosen = {read_by_blocks(best.option_sets[i]) for i in np.unique(best.options)}
     options = tuple(options for options in space.options if read_by_blocks(options) in chosen) or space.options
     near = replace(_with_degrees_of(best, space), options=options)
@@ -54,8 +53,8 @@ def degrees_near_best(costed: CostedRows, reasons: NDArray[np.int64], space: Spa
     return replace(near, schedule=schedule)
 
 
-def _best(costed: CostedRows, reasons: NDArray[np.int64]) -> StrategyTable:
-    """The fitting rows with the shortest steps."""
+def best_rows(costed: CostedRows, reasons: NDArray[np.int64]) -> StrategyTable:
+    """The fitting rows with the shortest steps, :data:`NEAR` at most."""
     fits = np.flatnonzero(reasons[costed.rows] < 0)
     return costed.table.take(fits[np.argsort(costed.step_s[fits])[:NEAR]])
 

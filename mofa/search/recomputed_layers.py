@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,49 +22,91 @@ FEW_NUMBERS = 10_000
 """Numbers of layers of all rows up to which all are costed in one go: a call takes as long as some hundred. [-]"""
 
 
+@dataclass(frozen=True)
+class OpenRows:
+    """Rows of a space whose number of recomputed layers of each chunk is to be solved for.
+
+    With ``none`` and ``all_layers`` go the rows of the same degrees that recompute no layer and all; None of a space
+    without. ``largest`` are the layers of each row's largest chunk. (n,) each
+    """
+
+    rows: NDArray[np.intp]
+    none: NDArray[np.intp] | None
+    all_layers: NDArray[np.intp] | None
+    largest: NDArray[np.int64]
+
+    @classmethod
+    def of_space(cls, job: Job, space: Combinations, rows: NDArray[np.intp]) -> OpenRows:
+        """Those of the ``rows`` of a space."""
+        none, all_layers = rows_recomputing_none_and_all(space, rows) if len(rows) else (rows, rows)
+        table, num_modes = space.degrees, len(space.recompute)
+        largest = np.zeros(len(rows), dtype=np.int64)
+        pp, vpp = table.pp[rows // num_modes], table.vpp[rows // num_modes]
+        code = pp * 4096 + vpp
+        for value in np.unique(code):
+            same = code == value
+            first = int(np.argmax(same))
+            layout = table.layout_of(int(rows[first]) // num_modes)
+            largest[same] = _largest_chunk(job.workload, job.framework, int(pp[first]), int(vpp[first]), layout)
+        return cls(rows, none, all_layers, largest)
+
+    @cached_property
+    def every_number(self) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Each of the rows with every number that is between none and all: its place among them, and the number.
+
+        Nothing where they are more than :data:`FEW_NUMBERS`. (numbers,) each
+        """
+        if self.none is None or self.all_layers is None:
+            return np.arange(len(self.rows)), np.ones(len(self.rows), dtype=np.int64)
+        if self.largest.sum() > FEW_NUMBERS:
+            return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.int64)
+        numbers = np.arange(int(self.largest.max(initial=1)))
+        of, number = np.nonzero((numbers < self.largest[:, None]) & (numbers > 0))
+        return of, number
+
+
 def solve_recomputed_layers(
-    job: Job, estimator: Estimator, position: NDArray[np.intp], space: Combinations, rows: NDArray[np.intp],
-    device: NDArray[np.float64], limit: float, reason: NDArray[np.int64], shortfall: NDArray[np.float64],
-    codes: tuple[int, int],
-) -> tuple[NDArray[np.intp], NDArray[np.int64]]:  # fmt: skip
+    open_rows: OpenRows, device_bytes: NDArray[np.float64], of_every_number: NDArray[np.float64],
+    cost: Callable[[NDArray[np.intp], NDArray[np.int64]], NDArray[np.float64]], limit: float,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:  # fmt: skip
     """Choose how many layers of each chunk to recompute: as few as fit, between none and all of them.
 
-    Rows that need none, or all, equal the rows of these modes and are marked needless. Returns the rows that remain,
-    and the number of recomputed layers of every row of the space.
+    Parameters
+    ----------
+    open_rows
+        Rows of a space.
+    device_bytes
+        Of the space's rows; known of those that recompute none and all. [B]
+    of_every_number
+        Of the open rows with :attr:`OpenRows.every_number`. [B]
+    cost
+        Gives the device memory of some of the open rows, by their places, with these numbers. [B]
+    limit
+        What a row may have. [B]
+
+    Returns
+    -------
+    tuple of arrays
+        The number of each row: 0 or -1 where none or all fit as they are, or where all are too few. And the bytes that
+        all lack there, 0 elsewhere. (n,) each
     """
-    needless, memory = codes
-    if len(rows) == 0:
-        return rows, space.recompute_layers
-    table, layers = space.degrees, space.recompute_layers.copy()
-    num_modes = len(space.recompute)
-    plain, all_layers = rows_recomputing_none_and_all(space, rows)
-    if plain is None or all_layers is None:
-        layers[rows] = 1
-        return rows, layers
-    largest = np.zeros(len(rows), dtype=np.int64)
-    pp, vpp = table.pp[rows // num_modes], table.vpp[rows // num_modes]
-    code = pp * 4096 + vpp
-    for value in np.unique(code):
-        same = code == value
-        first = int(np.argmax(same))
-        layout = table.layout_of(int(rows[first]) // num_modes)
-        largest[same] = _largest_chunk(job.workload, job.framework, int(pp[first]), int(vpp[first]), layout)
-    unneeded, fits = device[plain] <= limit, device[all_layers] <= limit
-    drop, keep = np.zeros(len(rows), dtype=bool), np.flatnonzero(~unneeded & fits)
-    number = _fewest_layers(
-        estimator, position[rows[keep]], device[plain[keep]], device[all_layers[keep]], largest[keep], limit
+    if open_rows.none is None or open_rows.all_layers is None:
+        return np.ones(len(open_rows.rows), dtype=np.int64), np.zeros(len(open_rows.rows))
+    none, all_layers = device_bytes[open_rows.none], device_bytes[open_rows.all_layers]
+    unneeded, fits = none <= limit, all_layers <= limit
+    number = np.where(unneeded, 0, -1)
+    between = np.flatnonzero(~unneeded & fits)
+    largest = open_rows.largest[between]
+    of_each = None
+    if len(of_every_number) or not largest.sum():
+        of_each = np.full((len(open_rows.rows), int(open_rows.largest.max(initial=1))), np.nan)
+        of_each[open_rows.every_number] = of_every_number
+        of_each = of_each[between]
+    fewest = _fewest_layers(
+        lambda some, tried: cost(between[some], tried), of_each, none[between], all_layers[between], largest, limit
     )
-    everything = number >= largest[keep]
-    drop[unneeded] = True
-    drop[keep[everything]] = True
-    reason[rows[drop]] = needless
-    shortfall[rows[drop]] = 1.0
-    never = ~unneeded & ~fits
-    reason[rows[never]] = memory
-    shortfall[rows[never]] = (device[all_layers] - limit)[never]
-    solved_rows = rows[keep[~everything]]
-    layers[solved_rows] = number[~everything]
-    return solved_rows, layers
+    number[between] = np.where(fewest >= largest, -1, fewest)
+    return number, np.where(~unneeded & ~fits, all_layers - limit, 0.0)
 
 
 def rows_recomputing_none_and_all(
@@ -127,17 +173,17 @@ def _largest_chunk(workload: WorkloadSpec, framework: FrameworkSpec, pp: int, vp
 
 
 def _fewest_layers(
-    estimator: Estimator, rows: NDArray[np.intp], none: NDArray[np.float64], all_: NDArray[np.float64],
-    largest: NDArray[np.int64], limit: float,
+    cost: Callable[[NDArray[np.intp], NDArray[np.int64]], NDArray[np.float64]], of_each: NDArray[np.float64] | None,
+    none: NDArray[np.float64], all_: NDArray[np.float64], largest: NDArray[np.int64], limit: float,
 ) -> NDArray[np.int64]:  # fmt: skip
     """The fewest recomputed layers of a chunk that fit, of ``largest``, where ``none`` does not fit and ``all_`` does.
 
     Every layer saves about equally much memory, so that a straight line between two known numbers says which to try
-    next. It ends where a number fits and the one before it does not.
+    next. It ends where a number fits and the one before it does not. ``of_each`` has the memory of each row with each
+    number, where it is known; else ``cost`` gives it.
     """
-    low, high = np.zeros(len(rows), dtype=np.int64), largest.copy()
+    low, high = np.zeros(len(none), dtype=np.int64), largest.copy()
     over, under = none - limit, all_ - limit
-    of_each = _of_each_number(estimator, rows, largest) if largest.sum() <= FEW_NUMBERS else None
     while len(active := np.flatnonzero(high - low > 1)):
         o, u, width = over[active], under[active], (high - low)[active]
         guess = np.ceil(o / np.maximum(o - u, 1.0) * width)
@@ -147,22 +193,10 @@ def _fewest_layers(
         fewest = np.empty(len(active))
         for start in range(0, len(active) if of_each is None else 0, COST_AT_ONCE):
             part = slice(start, start + COST_AT_ONCE)
-            fewest[part] = estimator.device_bytes(rows[active[part]], tried[part]) - limit
+            fewest[part] = cost(active[part], tried[part]) - limit
         if of_each is not None:
             fewest = of_each[active, tried] - limit
         ok = fewest <= 0
         high[active[ok]], under[active[ok]] = tried[ok], fewest[ok]
         low[active[~ok]], over[active[~ok]] = tried[~ok], fewest[~ok]
     return high
-
-
-def _of_each_number(estimator: Estimator, rows: NDArray[np.intp], largest: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Device memory of rows with every number of recomputed layers of a chunk from 1 to below the ``largest``.
-
-    NaN for other numbers. (n, most) [B]
-    """
-    device = np.full((len(rows), int(largest.max(initial=1))), np.nan)
-    of, number = np.nonzero((np.arange(device.shape[1]) < largest[:, None]) & (np.arange(device.shape[1]) > 0))
-    if len(of):
-        device[of, number] = estimator.device_bytes(rows[of], number)
-    return device

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mofa.plan.result import Plan
 from mofa.replay.garbage_collection import without_collection
 from mofa.search.to_plan.builder import Candidate, workers_for
+from mofa.search.to_plan.steps_on_hosts import cost_on_all_hosts
 from mofa.search.workers import Workers
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def _fitting(
     while ranked and len(fitting_plans) < wanted:
         next_ = _shared_out(ranked[: wanted - len(fitting_plans)])
         del ranked[: len(next_)]
+        cost_on_all_hosts([row.candidate for _, row in next_])
         changed: list[_Row] = []
         for (value, row), plan in zip(next_, workers.map(_plan, [row.candidate for _, row in next_]), strict=True):
             lacking = -plan.memory.free_bytes

@@ -124,8 +124,24 @@ def most_stages(num_layers: int) -> int:
     return num_layers + 2
 
 
-def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> Space:
-    """Everything that the framework offers without changing numerics."""
+def searched_recomputation(workload: WorkloadSpec, framework: FrameworkSpec) -> tuple[tuple[RecomputeSpec, int], ...]:
+    """Modes that keep the numerics, as :attr:`Space.recompute`: the same on any number of GPUs."""
+    modes: list[tuple[RecomputeSpec, int]] = [(RecomputeSpec(), -1)]
+    if framework.traits.has_pytorch_modules:
+        modes += [(RecomputeSpec.parse("ops"), -1), (RecomputeSpec.parse("every:2"), -1)]
+    else:
+        recipe = workload.precision.fp8_recipe
+        modes += [(spec, -1) for spec in selective_modes(framework, workload.model, recipe)]
+        modes.append((RecomputeSpec(kind="full"), SOLVED))
+    return (*modes, (RecomputeSpec(kind="full"), -1))
+
+
+def default_space(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec,
+    recompute: tuple[tuple[RecomputeSpec, int], ...] | None = None,
+) -> Space:  # fmt: skip
+    """Everything that the framework offers without changing numerics; ``recompute`` is as
+    :func:`searched_recomputation` has it, where that is known."""
     model, gpus = workload.model, cluster.num_gpus
     seq = workload.batch.seq_len
     cp = tuple(c for c in powers_of_two(MAX_CP) if c == 1 or (c <= gpus and seq // c >= MIN_CP_TOKENS))
@@ -141,14 +157,6 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     if model.moe is not None:
         ep = tuple(e for e in powers_of_two(model.moe.num_experts) if e <= gpus)
         etp = (1, 0) if framework.traits.has_pytorch_modules else tp
-    modes: list[tuple[RecomputeSpec, int]] = [(RecomputeSpec(), -1)]
-    if framework.traits.has_pytorch_modules:
-        modes += [(RecomputeSpec.parse("ops"), -1), (RecomputeSpec.parse("every:2"), -1)]
-    else:
-        recipe = workload.precision.fp8_recipe
-        modes += [(spec, -1) for spec in selective_modes(framework, model, recipe)]
-        modes.append((RecomputeSpec(kind="full"), SOLVED))
-    modes.append((RecomputeSpec(kind="full"), -1))
     schedules = tuple(
         name for name, schedule in SCHEDULES.items()
         if schedule.is_searched and (schedule.runs_in_megatron or framework.traits.has_pytorch_pipelines)
@@ -157,7 +165,7 @@ def default_space(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
         tp=tp, cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
         micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH),
         cp_kind=(1,) if framework.traits.has_pytorch_modules else tuple(range(len(CP_KINDS))),
-        recompute=tuple(modes), schedule=schedules,
+        recompute=searched_recomputation(workload, framework) if recompute is None else recompute, schedule=schedules,
         sp=None, zero=None, options=searched_options(workload, cluster, framework),
     )  # fmt: skip
 

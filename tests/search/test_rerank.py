@@ -38,6 +38,8 @@ class _Fake:
 
     num_layer_forwards = 0
     order_key = (0, 1, 1, 1)
+    options_key = property(id)
+    """Alone in its options: no steps are costed together."""
     more: _Fake | None = None
     """What takes its place where it does not fit."""
 

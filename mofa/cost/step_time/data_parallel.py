@@ -221,20 +221,21 @@ def _first_chunk_s(
 ) -> tuple[tuple[ArrayN, ArrayN], tuple[ArrayN, ArrayN]]:  # fmt: skip
     """Reducing and gathering the first stage's first chunk bucket by bucket: all of them, and the one with the
     embedding, which is reduced last and gathered ahead of all. (n,) each [s]"""
-    fabric, (dense, expert) = rows.costs.machine.fabric, rows.params[:, :, 0, 0]
-    mean_dense, mean_expert = dense / buckets.dense, expert / buckets.expert
+    dense, expert = rows.params[:, :, 0, 0]
+    payloads = np.array([dense / buckets.dense, expert / buckets.expert, np.minimum(buckets.last_params, dense)])
+    group = stacked_groups([rows.groups[name] for name in ("fsdp", "efsdp", "fsdp")])
 
     def bucketed_s(kind: CollectiveKind, nbytes: float) -> tuple[ArrayN, ArrayN]:
-        of_dense, of_expert = rows.groups["fsdp"], rows.groups["efsdp"]
-        total_s = buckets.dense * collective_s(kind, mean_dense * nbytes, of_dense, fabric)
-        total_s = total_s + buckets.expert * collective_s(kind, mean_expert * nbytes, of_expert, fabric)
-        return total_s, collective_s(kind, np.minimum(buckets.last_params, dense) * nbytes, of_dense, fabric)
+        of_dense, of_expert, last = collective_s(kind, payloads * nbytes, group, rows.costs.machine.fabric)
+        return buckets.dense * of_dense + buckets.expert * of_expert, last
 
     width, each = bytes_per_param
-    scattered_s, summed_s = bucketed_s("reduce_scatter", width), bucketed_s("all_reduce", width)
-    reduces = [np.where(scatters, *both)[rows.grid_index] for both in zip(scattered_s, summed_s, strict=True)]
-    gathers = [np.where(shards, part, 0.0)[rows.grid_index] for part in bucketed_s("all_gather", each)]
-    return (reduces[0], reduces[1]), (gathers[0], gathers[1])
+    total_s, last_s = bucketed_s("reduce_scatter" if scatters.any() else "all_reduce", width)
+    if scatters.any() and not scatters.all():
+        summed_s, last_summed_s = bucketed_s("all_reduce", width)
+        total_s, last_s = np.where(scatters, total_s, summed_s), np.where(scatters, last_s, last_summed_s)
+    gathered_s, first_s = (np.where(shards, part, 0.0)[rows.grid_index] for part in bucketed_s("all_gather", each))
+    return (total_s[rows.grid_index], last_s[rows.grid_index]), (gathered_s, first_s)
 
 
 def _embedding_params(rows: Rows) -> ArrayN:

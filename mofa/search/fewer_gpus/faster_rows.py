@@ -22,9 +22,9 @@ from mofa.search.fewer_gpus.numbers_together import (
 from mofa.search.fewer_gpus.rows_that_may_win import PartOfGpus
 from mofa.search.goals import TIED, BestRows
 from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.near_best import degrees_near_best
+from mofa.search.near_best import best_rows, degrees_near_best
 from mofa.search.objective import Objective, ranking_keys
-from mofa.search.space import SOLVED, Space, default_space
+from mofa.search.space import SOLVED, Space, default_space, searched_recomputation
 from mofa.specs.hardware import ClusterSpec
 
 Constrained = Callable[[Space, ClusterSpec], Space]
@@ -65,11 +65,11 @@ def faster_rows_near_best(
         Modes whose number of recomputed layers it solved for. (M,)
     """
     costed, reasons = searched_rows.costed, searched_rows.reason
-    fits = reasons[costed.rows] < 0
+    fits, best = reasons[costed.rows] < 0, best_rows(costed, reasons)
 
     def near_best(space: Space, cluster: ClusterSpec) -> Space:
         some = constrained(space, cluster)
-        return degrees_near_best(costed, reasons, some, job.workload.model.num_layers) if fits.any() else some
+        return degrees_near_best(best, some, job.workload.model.num_layers) if len(best) else some
 
     goal = BestRows(objective, wanted, float(key[fits].min(initial=np.inf)))
     return faster_rows_on_fewer_gpus(job, near_best, goal, RowsOnAllGpus(job, costed, reasons, is_solved))
@@ -120,7 +120,8 @@ def _parts(job: Job, constrained: Constrained, limit: float) -> list[PartOfGpus]
     if not numbers:
         return []
     clusters = [job.cluster.model_copy(update={"num_gpus": number}) for number in numbers]
-    on_all_gpus = constrained(default_space(job.workload, job.cluster, job.framework), job.cluster)
+    modes = searched_recomputation(job.workload, job.framework)
+    on_all_gpus = constrained(default_space(job.workload, job.cluster, job.framework, modes), job.cluster)
     work = block_work(replace(job, cluster=clusters[-1]), on_all_gpus)
     least_s = min((float(each.gpu_s.min(initial=np.inf)) for each in work.values()), default=np.inf)
     parts = []
@@ -128,7 +129,7 @@ def _parts(job: Job, constrained: Constrained, limit: float) -> list[PartOfGpus]
         if not least_s / machines.num_gpus < limit:
             break
         try:
-            space = constrained(default_space(job.workload, machines, job.framework), machines)
+            space = constrained(default_space(job.workload, machines, job.framework, modes), machines)
         except SpecError:  # what the user fixed does not go with so few
             continue
         parts.append(PartOfGpus(replace(job, cluster=machines), space, work))

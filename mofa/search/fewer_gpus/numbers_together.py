@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.search.branch_and_bound import cost_rows_for_goal, degrees_that_goal_may_want
-from mofa.search.costing import CostedRows, cost_rows
+from mofa.search.costing import CheckedSpace, CostedRows, cost_rows
 from mofa.search.goals import TIED, BestRows
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.named_check import Job
@@ -24,6 +24,8 @@ FEW_NUMBERS = 8
 """Numbers of GPUs up to which each is costed by itself: that cuts rows by bounds, and takes as long. [-]"""
 FIRST_ROWS, GROWTH = 1_024, 4
 """Legal rows that are costed together at first, and how much more each further time. [-]"""
+MANY_ROWS = 200_000
+"""Legal rows that are bounded together where those of one number are more than are costed together. [-]"""
 
 
 class RowsOnFewerGpus(NamedTuple):
@@ -65,12 +67,15 @@ def cost_together(legal: list[LegalRows], goal: BestRows) -> list[RowsOnFewerGpu
     while bounded and bounded[0][0] <= goal.last_key * (1.0 + TIED):
         left = [rows for _, rows in bounded]
         number = _number_together(left, most) if joins else 1
-        if number == 1:
-            out.append(cost_alone(left[0], goal))
-            bounded = bounded[1:]
-        else:
+        if number > 1:
             out += cost_rows_of_gpu_counts(left[:number], goal)
             bounded, most = _that_may_win(left[number:], goal), most * GROWTH
+        elif joins and (number := _number_together(left, MANY_ROWS)) > 1:
+            out += cost_bounded(left[:number], goal)
+            bounded = _that_may_win(left[number:], goal)
+        else:
+            out.append(cost_alone(left[0], goal))
+            bounded = bounded[1:]
     return out
 
 
@@ -91,18 +96,37 @@ def _number_together(legal: Sequence[LegalRows], most_rows: int) -> int:
 
 def cost_rows_of_gpu_counts(legal: Sequence[LegalRows], goal: BestRows) -> list[RowsOnFewerGpus]:
     """All legal rows of some numbers of GPUs."""
-    table = StrategyTable.concatenated([some.rows.degrees for some in legal])
-    layers = np.concatenate([some.rows.recompute_layers for some in legal])
-    reason = np.concatenate([some.reason for some in legal])
-    shortfall = np.concatenate([some.shortfall for some in legal])
-    most = max(legal, key=lambda some: some.job.cluster.num_gpus)
-    job, space = replace(most.job, counts_gpus_by_row=True), Combinations(table, most.rows.recompute, layers)
-    loads = routing_loads_by_ep(job.workload, table)
+    job, space, reason, shortfall = _joined(legal)
+    loads = routing_loads_by_ep(job.workload, space.degrees)
     with Workers(1) as workers:
         costed = cost_rows(job, loads, space, reason, shortfall, None, workers)
     key, _ = ranking_keys(goal.objective, costed.costed)
     fits = (costed.reason[costed.costed.rows] < 0) & np.isfinite(key)
     goal.add_costed(key[fits], costed.costed.device_bytes[fits])
+    return _by_number(legal, costed)
+
+
+def cost_bounded(legal: Sequence[LegalRows], goal: BestRows) -> list[RowsOnFewerGpus]:
+    """The rows of some numbers of GPUs that the goal may want: as :func:`cost_alone`, in one go."""
+    job, space, reason, shortfall = _joined(legal)
+    loads = routing_loads_by_ep(job.workload, space.degrees)
+    return _by_number(legal, cost_rows_for_goal(job, loads, space, reason, shortfall, goal))
+
+
+def _joined(
+    legal: Sequence[LegalRows],
+) -> tuple[Job, Combinations, NDArray[np.int64], NDArray[np.float64]]:
+    """A job whose strategies have the GPUs that their degrees make, the rows of all numbers, and verdicts on them."""
+    table = StrategyTable.concatenated([some.rows.degrees for some in legal])
+    layers = np.concatenate([some.rows.recompute_layers for some in legal])
+    most = max(legal, key=lambda some: some.job.cluster.num_gpus)
+    space = Combinations(table, most.rows.recompute, layers)
+    reason, shortfall = (np.concatenate([getattr(some, name) for some in legal]) for name in ("reason", "shortfall"))
+    return replace(most.job, counts_gpus_by_row=True), space, reason, shortfall
+
+
+def _by_number(legal: Sequence[LegalRows], costed: CheckedSpace) -> list[RowsOnFewerGpus]:
+    """What was costed of rows that were joined, of each number of GPUs."""
     out, begin = [], 0
     for some in legal:
         end = begin + len(some.rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import count
@@ -104,9 +104,11 @@ class Candidate:
         self.convention: FlopsConvention = convention
         self.solved = solved
         """Whether the search chose how many layers it recomputes whole, as the fewest that fit in closed form."""
+        self.steps_on_hosts_s: dict[float, float] = {}
+        """Its step in closed form by the seconds of a host's op, of hosts where it is known. [s]"""
 
     def __getstate__(self) -> dict[str, object]:
-        sent = ("number", "job", "loads", "convention", "solved", "time")
+        sent = ("number", "job", "loads", "convention", "solved", "time", "steps_on_hosts_s")
         return {name: value for name, value in self.__dict__.items() if name in sent}
 
     @property
@@ -121,6 +123,12 @@ class Candidate:
         workload, _, _, row = self.job
         num_micro_batches = workload.batch.global_batch // int(row.dp[0] * row.micro_batch[0])
         return int(row.schedule[0]), int(row.pp[0]), int(row.vpp[0]), num_micro_batches
+
+    @property
+    def options_key(self) -> Hashable:
+        """Equal for candidates that one estimator costs: they choose the same options, in tables that go together."""
+        row = self.job[3]
+        return row.common_options, row.recompute_modes, row.layouts, row.option_sets
 
     @cached_property
     def estimator(self) -> Estimator:
@@ -267,6 +275,9 @@ class Candidate:
 
     def _closed_step_s(self, cluster: ClusterSpec) -> float:
         """The step in closed form on a cluster with another host. [s]"""
+        known_s = self.steps_on_hosts_s.get(cluster.gpu.curves.host.eager_op_s.value)
+        if known_s is not None:
+            return known_s
         if cluster is not self.job[1]:
             exposed, _ = self.estimator.on_hosts_of(cluster).component_seconds()
         elif "costed" in self.__dict__:

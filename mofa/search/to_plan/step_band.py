@@ -85,7 +85,7 @@ def _hosts_s(
     cluster: ClusterSpec, step_s: float, on_host: Callable[[ClusterSpec], float]
 ) -> tuple[float, float] | None:
     """The step on a fast and on a slow host, scaled as in closed form; None where the host is known. [s]"""
-    others = _on_fast_and_slow_host(cluster)
+    others = on_fast_and_slow_host(cluster)
     if others is None:
         return None
     typical_s = on_host(cluster)
@@ -104,7 +104,8 @@ _last: list[_OtherHosts] = []
 """Those of the last cluster asked for: all plans of a search have one."""
 
 
-def _on_fast_and_slow_host(cluster: ClusterSpec) -> tuple[ClusterSpec, ClusterSpec] | None:
+def on_fast_and_slow_host(cluster: ClusterSpec) -> tuple[ClusterSpec, ClusterSpec] | None:
+    """The cluster with fast and with slow hosts; None where its host is known."""
     if not _last or _last[0].cluster is not cluster:
         hosts, own_s = cluster.gpu.curves.hosts, cluster.gpu.curves.host.eager_op_s.value
         fast_and_slow = None
