@@ -405,7 +405,18 @@ class RowMemory:
     """What a rank of the heaviest stage saves."""
 
     def take(self, rows: NDArray[np.intp] | slice) -> RowMemory:
-        """That of these rows."""
+        """The memory of some rows.
+
+        Parameters
+        ----------
+        rows
+            Their places, or a slice of them. (k,) [-]
+
+        Returns
+        -------
+        RowMemory
+            Of k rows.
+        """
         return RowMemory(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 

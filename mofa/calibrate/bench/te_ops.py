@@ -315,21 +315,21 @@ def _loss(case: Case, pool: RandomInputs) -> Call:
     rows, vocab = case.size("tokens"), case.size("width")
     logits, grad = pool.view(rows, 1, vocab), torch.ones(rows, 1, device=pool.device)
     targets = torch.randint(vocab, (rows, 1), device=pool.device)
-    kept = _Kept()
+    context = _SavedForBackward()
 
     def forward() -> Any:
         with torch.no_grad():
-            return Loss.forward(kept, logits, targets, last)
+            return Loss.forward(context, logits, targets, last)
 
     def backward() -> Any:
         with torch.no_grad():
-            return Loss.backward(kept, grad)[0].to(torch.bfloat16)
+            return Loss.backward(context, grad)[0].to(torch.bfloat16)
 
     forward()
     return forward if case.op.endswith("_fwd") else backward
 
 
-class _Kept:
+class _SavedForBackward:
     """Stands in for autograd's context."""
 
     saved_tensors: tuple[torch.Tensor, ...] = ()
