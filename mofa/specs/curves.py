@@ -183,7 +183,7 @@ ELSE = {
     "unpermute_fwd": "permute", "unpermute_bwd": "permute", "weighted_swiglu_fwd": "swiglu_fwd",
     "weighted_swiglu_bwd": "swiglu_bwd", "geglu_fwd": "swiglu_fwd", "geglu_bwd": "swiglu_bwd",
     "squared_relu_fwd": "gelu_fwd", "squared_relu_bwd": "gelu_bwd", "bias_gelu_fwd": "gelu_fwd",
-    "bias_gelu_bwd": "gelu_bwd",
+    "bias_gelu_bwd": "gelu_bwd", "zero_buffer": "zero",
 }  # fmt: skip
 """Of ops of Transformer Engine that were not measured, the op whose rate they take."""
 

@@ -96,8 +96,8 @@ class PoweredCurve(Curve):
         """Power at full clock over the limit: from ``least``, that of memory-bound kernels, to ``clock^-2`` at full
         load, in proportion to the load. [-]
 
-        Weight gradients of 256, 1024 and 4096 rows that add to fp32 run at 0.17, 0.53 and 0.98 of full load on an
-        H200, and draw 0.77, 1.29 and 1.86 of the limit (measurements/h200-1gpu-draws).
+        Weight gradients of 256, 1024 and 4096 rows that add to fp32 run at 0.18, 0.53 and 0.92 of full load on an
+        H200, and draw 0.77, 1.29 and 1.86 of the limit (measurements/h200-1gpu-draws): less at low loads than said.
 
         Examples
         --------

@@ -133,6 +133,8 @@ def transferred_curves(
         known = said(curve, 1.0)
         measured = scaled_memory_bound_rate(curve["form"]["bytes_per_s"], copy, bandwidth, sms * clock)
         made = {**known, "form": {**known["form"], "bytes_per_s": _digits(measured)}}
+        if not exact:
+            made.pop("draw", None)  # another processor has another limit
         if curve.get("clock_share"):
             made["clock_share"] = scaled_clock_share(
                 curve["clock_share"], measured / curve["form"]["bytes_per_s"], sms * clock

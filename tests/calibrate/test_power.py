@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.fit import fit_curves
-from mofa.calibrate.fits.loaded_clocks import attention_clock_exponents, clock_dependent_shares, memory_bound_clock
+from mofa.calibrate.fits.loaded_clocks import (
+    attention_clock_exponents,
+    clock_dependent_shares,
+    full_load_rates,
+    memory_bound_clock,
+)
 from mofa.calibrate.fits.profile import BETWEEN, power_limit_fields
 from mofa.calibrate.measurements import Row
 from mofa.specs.curves import PoweredCurve
 from mofa.specs.power import clock_at_draw
+from tests.cost.toy import cluster
+
+ROOT = Path(__file__).parents[2]
 
 
 def row(family: str, op: str, variant: str, seconds: float, mhz: float | None = None, **shape: int) -> Row:
@@ -94,3 +104,36 @@ def test_slowdown_counts_kernels_that_the_collective_outlasts() -> None:
     rows = [row("overlap", "all_gather", variant, seconds) for variant, seconds in times.items()]
     assert fit_curves(rows, num_sms=132, gpu="a GPU").overlap_slowdown == pytest.approx(0.2 * 8 / 6)
     assert fit_curves([], num_sms=132, gpu="a GPU").overlap_slowdown == 0.0
+
+
+def test_full_load_is_the_rate_of_the_products_whose_clock_was_read() -> None:
+    rows = [row("sustained", "gemm", v, t, c) for v, t, c in (("burst", 1e-3, 2000.0), ("2s", 1.2e-3, 1500.0))]
+    assert full_load_rates(rows) == {"gemm bf16": pytest.approx(2.0 * 8192**3 / 1e-3)}
+    between = row("sustained", "gemm", "between_memory", 1.1e-3, 1600.0)
+    fields = power_limit_fields(fit_curves([*rows, between], num_sms=132, gpu="a GPU"), "gemm bf16")
+    assert fields["full_load_flops"] == pytest.approx(2.0 * 8192**3 / 1e-3)
+
+
+def products_with_draws() -> list[dict[str, str]]:
+    with (ROOT / "measurements" / "h200-1gpu-draws" / "draws.csv").open(encoding="utf-8") as file:
+        return [one for one in csv.DictReader(file) if one["k"] and (int(one["m"]) >= 1024 or "fp32" in one["kernel"])]
+
+
+@pytest.mark.parametrize("read", products_with_draws(), ids=lambda read: f"{read['kernel']} {read['m']} x {read['n']}")
+def test_products_draw_by_their_load(read: dict[str, str]) -> None:
+    """Alone on an H200: clocks of 13 products at 0.17 to 1 of full load, by the draw of each."""
+    curves = cluster(node="h200-hgx").gpu.curves
+    bf16, memory = curves.gemm["bf16"], curves.stream_clock
+    assert memory is not None
+    seconds = float(read["rested_us"]) * 1e-6 / bf16.sustained  # as between memory-bound kernels
+    load = bf16.load(2.0 * int(read["m"]) * int(read["n"]) * int(read["k"]), seconds)
+    told = float(clock_at_draw(bf16.draw(load, memory.value**-2)))
+    assert told == pytest.approx(int(read["sm_mhz"]) / 1980, rel=0.08)
+
+
+def test_the_loss_of_megatron_takes_its_own_time_and_draw() -> None:
+    """12.5 ps a logit forward on an H200 at full clock, 15.4 on an H100 in its steps; each less than the limit."""
+    for node, per_logit in (("h200-hgx", 12.5e-12), ("h100-hgx", 15.4e-12)):
+        curve = cluster(node=node).gpu.curves.memory_bound_curve_like("megatron loss_fwd", False)
+        assert 38.0 / curve.form.bytes_per_s == pytest.approx(per_logit, rel=0.01)
+        assert curve.draw is not None and curve.draw < 1.0

@@ -58,7 +58,7 @@ LOSSES = ("loss_fwd", "loss_bwd", "compiled_loss_fwd", "compiled_loss_bwd")
 LOGITS = ((2048, 32768), (8192, 32000), (1024, 100352), (2048, 151936), (8192, 128256))
 HELD_LOGITS = ((4096, 50304), (8192, 100352), (8192, 256000))
 """Tokens and the size of their vocabulary."""
-BUFFERS, HELD_BUFFERS = (2 * 10**8, 10**9, 4 * 10**9), (6 * 10**8,)
+BUFFERS, HELD_BUFFERS = (2 * 10**8, 4 * 10**8, 10**9, 2 * 10**9, 4 * 10**9), (6 * 10**8,)
 """Parameters whose fp32 gradients are zeroed at once."""
 HEADS = ((2048, 4096), (4096, 512), (4096, 1024), (4096, 4096), (8192, 4096), (16384, 4096), (8192, 8192))
 """Tokens and the width of all heads of 128."""

@@ -15,7 +15,14 @@ from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, any_true, maximum, per
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import Attention, Collective, Gemm, GroupedGemm, HostCopy, HostSync, MemoryBound
 from mofa.cost.kernels.collectives import Fabric, collective_time
-from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, kernel_width, unaligned_gemm_s
+from mofa.cost.kernels.compute import (
+    attention_s,
+    gemm_s,
+    grouped_gemm_s,
+    is_aligned,
+    kernel_width,
+    unaligned_gemm_s,
+)
 from mofa.cost.kernels.fitted_forms import l2_miss_bytes
 from mofa.cost.kernels.token_spread import TokenSpread
 from mofa.cost.kernels.topology import Group, stacked_groups
@@ -294,9 +301,7 @@ def _drawn(mix: list[_Products], seconds: list[FloatK], ops: tuple[Op, ...], mac
     """
     drawn: FloatK = 0.0
     for curve, rows, share in mix:
-        work = [ops[i].work for i in rows]
-        flops: FloatK = sum((of.flops for of in work if isinstance(of, (Gemm, GroupedGemm))), 0.0)
-        drawn = drawn + share * curve.draw(curve.load(flops, sum((seconds[i] for i in rows), 0.0)), least)
+        drawn = drawn + share * curve.draw(_load(curve, rows, seconds, ops), least)
     curves = machine.cluster.gpu.curves
     compute_s: FloatK = 0.0
     others: FloatK = 0.0
@@ -310,6 +315,23 @@ def _drawn(mix: list[_Products], seconds: list[FloatK], ops: tuple[Op, ...], mac
         elif type(op.work) not in PRODUCTS:
             others = others + took * least
     return drawn + others / maximum(compute_s, 1e-12)
+
+
+def _load(curve: PoweredCurve, rows: list[int], seconds: list[FloatK], ops: tuple[Op, ...]) -> FloatK:
+    """Mean load of products of one kind over their time. [-]
+
+    Attention, and products whose rows are read in pieces of less than 16 bytes, count as at full load: those are slow
+    for other reasons than few multiplications a byte.
+    """
+    loaded: FloatK = 0.0
+    total: FloatK = 0.0
+    for i in rows:
+        work, took = ops[i].work, seconds[i]
+        load: FloatK = curve.load(work.flops, took) if isinstance(work, (Gemm, GroupedGemm)) else 1.0
+        if isinstance(work, Gemm):
+            load = where(is_aligned(work), load, 1.0)
+        loaded, total = loaded + load * took, total + took
+    return loaded / maximum(total, 1e-12)
 
 
 def _slow_streams(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, clock: FloatK) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mofa.blocks.work import GemmPass, GroupedKernel
+from mofa.blocks.elementwise import BoolK
+from mofa.blocks.work import Gemm, GemmPass, GroupedKernel
 from mofa.cost.kernels import fitted_forms
 from mofa.cost.kernels.multi_stream import balanced_multi_stream_s
 from mofa.specs.gpu_facts import UnalignedProducts
@@ -97,6 +98,19 @@ def _batched_rate(
         over = (size * element_bytes) % VECTOR_BYTES
         rate = np.where(over == 0.0, rate, np.where(over % 8.0 == 0.0, eight, four))
     return np.where(count > 1.0, rate, 1.0)
+
+
+def is_aligned(product: Gemm) -> BoolK:
+    """Whether rows of what a product multiplies are read in whole pieces of 16 bytes of bf16. (K,)
+
+    Examples
+    --------
+    >>> [bool(is_aligned(Gemm(8192.0, vocab, 4096.0))) for vocab in (50304.0, 50257.0)]
+    [True, False]
+    """
+    widths = np.ceil(product.n), np.ceil(product.m if product.product == "wgrad" else product.k)
+    aligned = (widths[0] % ALIGNED_WIDTH == 0.0) & (widths[1] % ALIGNED_WIDTH == 0.0)
+    return bool(aligned) if np.ndim(aligned) == 0 else aligned
 
 
 def unaligned_gemm_s(

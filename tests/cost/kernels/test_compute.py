@@ -26,6 +26,7 @@ from mofa.cost.kernels.topology import Group
 from mofa.cost.kernels.toy_gpu import toy_gpu
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.load import load_cluster, load_framework
+from mofa.specs.power import clock_at_draw
 
 ROOT = Path(__file__).parents[3]
 SIZE = st.integers(1, 20000)
@@ -185,7 +186,11 @@ def test_the_clock_falls_with_the_share_of_products() -> None:
     assert alone / mixed > 1.03
     curve, slowest = GPU.curves.gemm["bf16"], machine(1).slowest  # of the node's eight GPUs
     assert slowest > 1.0
-    assert alone == pytest.approx(float(gemm_s(8192, 8192, 8192, GPU)) * curve.sustained / curve.alone * slowest)
+    seconds, memory = float(gemm_s(8192, 8192, 8192, GPU)), GPU.curves.stream_clock
+    assert memory is not None
+    clock = clock_at_draw(curve.draw(curve.load(2.0 * 8192**3, seconds), memory.value**-2))
+    assert float(clock) == pytest.approx(curve.clock)  # at full load
+    assert alone == pytest.approx(seconds * curve.sustained / float(curve.relative_rate_at_clock(clock)) * slowest)
 
 
 def test_ops_of_a_table_are_those_of_its_rows() -> None:
