@@ -287,6 +287,11 @@ def _record(log: Path, nodes: int | None, days: float | None) -> LogStatistics:
 def parse_gpu_counts(text: str) -> list[int]:
     """Numbers of GPUs, doubling, or each by itself where every further one is the first times a power of two.
 
+    Raises
+    ------
+    SpecError
+        If they are none, fall, or may be read in two ways.
+
     Examples
     --------
     >>> parse_gpu_counts("1K..4K"), parse_gpu_counts("512"), parse_gpu_counts("1,024")
@@ -300,10 +305,15 @@ def parse_gpu_counts(text: str) -> list[int]:
     if len(parts) > 1 and ".." not in text and all(part and not part.startswith("0") for part in parts):
         numbers = [parse_gpu_count(part) for part in parts]
         times = [number / min(numbers) for number in numbers]
-        if all(t.is_integer() and int(t) & (int(t) - 1) == 0 for t in times):
-            if numbers != sorted(set(numbers)):
-                raise SpecError(f"--gpus: {text[:40]} does not rise; write smaller numbers first")
-            return numbers
+        if not all(t.is_integer() and int(t) & (int(t) - 1) == 0 for t in times):
+            one = "".join(parts)
+            raise SpecError(
+                f"--gpus: {text[:40]} may be one number or several; write {one[:20]} for one, or several that are the "
+                "smallest times a power of two"
+            )
+        if numbers != sorted(set(numbers)):
+            raise SpecError(f"--gpus: {text[:40]} does not rise; write smaller numbers first")
+        return numbers
     first, dots, last = text.partition("..")
     low = parse_gpu_count(first)
     high = parse_gpu_count(last) if dots else low
