@@ -57,7 +57,7 @@ def test_with_much_memory_nothing_is_chunked_and_with_little_nothing_fits() -> N
 
 
 def test_the_papers_differences_in_sign() -> None:
-    """moe.md A.8, model II: 8 chunks -5.40 % (-6.9 here), MACT (1 to 4 chunks) +4.42 % of the throughput of full
+    """moe.md A.8, model II: 8 chunks -5.40 % (-6.7 here), MACT (1 to 4 chunks) +4.42 % of the throughput of full
     recomputation without chunks. Both signs come out where MemFine recomputes its chunks alone and keeps
     the rest of the layer, or where neighbouring chunks overlap; otherwise chunks can only cost."""
     machines = cluster(400)
