@@ -5,7 +5,6 @@ python scripts/bundled_profiles.py
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from profile_draws import OWN_DRAWS, with_own_draws
 from profile_hosts import grace_host, si, typical_host, with_modules
 
 from mofa.calibrate.fits.fitted_curves import Curves
@@ -55,9 +55,8 @@ H100_TE, H100_TE_MORE = "h100-1gpu-te-bf16", ("h100-1gpu-te-order", "h100-1gpu-t
 dense layers' activations."""
 H200_TE = "h200-1gpu-te"
 """All of Transformer Engine's kernels on the H200, bf16 and fp8."""
-H200_LOSS, DRAWS, LIMIT_W = "h200-1gpu-te-loss", "h200-1gpu-draws", 700.0
-"""Megatron's loss and the zeroing of its gradients on the H200; power of kernels that ran alone there, and its limit as
-nvidia-smi says it. [W]"""
+H200_LOSS = "h200-1gpu-te-loss"
+"""Megatron's loss and the zeroing of its gradients on the H200."""
 OF_TE = ("te rmsnorm", "te layernorm", "te rope", "te permute", "te unpermute", "te sort", "te row_map",
          "te weighted_swiglu", "te swiglu", "te wgrad_add", "te chunk_order", "megatron router",
          "te geglu", "te squared_relu", "te bias_gelu", "megatron loss", "megatron compiled_loss",
@@ -70,16 +69,11 @@ ADDING = (
 H100_LOSS = {"megatron loss_fwd": 15.4e-12, "megatron loss_bwd": 5.43e-12}
 """Seconds an element of the logits. [s]"""
 H100_LOSS_SOURCE = (
-    "medians over the first micro-batches of 13 traced H100 steps of the fitting half (reference_runs/traces, "
-    "*-warm-traced): 15.1 to 16.3 ps a logit forward, 5.28 to 5.74 back, at the clock of those steps"
+    "medians of 13 traced H100 steps of the fitting half (reference_runs/traces, *-warm-traced): 15.1 to "
 )
-OWN_DRAWS: dict[str, tuple[str, ...]] = {
-    "megatron loss_fwd": ("loss eager forward",), "megatron loss_bwd": ("loss eager both", "loss eager forward"),
-    "megatron compiled_loss_fwd": ("loss compiled forward",),
-    "megatron compiled_loss_bwd": ("loss compiled both", "loss compiled forward"),
-    "megatron zero_buffer": ("zero one buffer",),
-}  # fmt: skip
-"""Memory-bound kernels whose power was read: what ran in measurements/h200-1gpu-draws, and what of it was another."""
+H100_LOSS_SOURCE += (
+    "16.3 ps a logit forward, 5.28 to 5.74 back, at the clock of those steps; launches and power the H200's"
+)
 SWIGLU_BACK = "te weighted_swiglu_bwd"
 SWIGLU_BACK_FORM = {"bytes_per_s": 10.0 / 6.7e-12, "per_row_s": 0.0, "per_column_s": 0.0}
 SWIGLU_BACK_SOURCE = (
@@ -358,28 +352,10 @@ def with_own_te(h200: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
 def zero_buffer() -> dict[str, Any]:
     """How fast one buffer of gradients is zeroed, by the few rows there are: fewer than a fit takes."""
     rows = [row for row in read_rows(ROOT / "measurements" / H200_LOSS) if row.case.op == "zero_buffer"]
-    rates = [4.0 * row.case.size("params") / row.sample.median_s for row in rows]
-    source = f"median of {len(rows)} buffers of 0.2 to 4 billion numbers on an H200 (measurements/{H200_LOSS})"
-    form = {"launch_s": 0.0, "bytes_per_element": 4.0, "bytes_per_s": float(np.median(rates)), "per_row_s": 0.0,
-            "per_column_s": 0.0}  # fmt: skip
-    made: dict[str, Any] = round_numbers({"provenance": "measured", "source": source, "form": form})
-    return made
-
-
-def with_own_draws(stream: dict[str, Any]) -> dict[str, Any]:
-    """Memory-bound curves with the power at full clock that was read of some, over the limit."""
-    with (ROOT / "measurements" / DRAWS / "draws.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    largest = {}
-    for row in sorted(rows, key=lambda row: int(row["m"]) * int(row["n"] or 1)):
-        largest[row["kernel"]] = float(row["loaded_us"]), float(row["power_w"])
-    made = dict(stream)
-    for key, (ran, *others) in OWN_DRAWS.items():
-        took, power = largest[ran]
-        energy = took * power - sum(largest[other][0] * largest[other][1] for other in others)
-        took -= sum(largest[other][0] for other in others)
-        made[key] = {**made[key], "draw": round(energy / took / LIMIT_W, 3)}
-    return made
+    rate = float(np.median([4.0 * row.case.size("params") / row.sample.median_s for row in rows]))
+    said = f"median of {len(rows)} buffers of 0.2 to 4 billion numbers on an H200 (measurements/{H200_LOSS})"
+    form = {"launch_s": 0.0, "bytes_per_element": 4.0, "bytes_per_s": rate, "per_row_s": 0.0, "per_column_s": 0.0}
+    return dict(round_numbers({"provenance": "measured", "source": said, "form": form}))
 
 
 def with_loss_of_steps(h100: dict[str, Any], h200: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class PoweredCurve(Curve):
     """Power of the clock that the rate grows with, over all states that were measured; absent where the two states
     above say it. [-]"""
 
-    full_load_flops: Annotated[float, Field(gt=0)] | None = None
+    full_load_flops: Annotated[float, Field(gt=0, le=1e18)] | None = None
     """Rate at full clock of the products whose :attr:`clock` was read; absent where every product is taken to draw as
     much. [FLOP/s]"""
 

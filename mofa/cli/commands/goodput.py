@@ -306,10 +306,10 @@ def parse_gpu_counts(text: str) -> list[int]:
         numbers = [parse_gpu_count(part) for part in parts]
         times = [number / min(numbers) for number in numbers]
         if not all(t.is_integer() and int(t) & (int(t) - 1) == 0 for t in times):
-            one = "".join(parts)
+            joined = "".join(parts)
             raise SpecError(
-                f"--gpus: {text[:40]} may be one number or several; write {one[:20]} for one, or several that are the "
-                "smallest times a power of two"
+                f"--gpus: {text[:40]} may be one number or several; write {joined[:20]} for one, or several "
+                "that are the smallest times a power of two"
             )
         if numbers != sorted(set(numbers)):
             raise SpecError(f"--gpus: {text[:40]} does not rise; write smaller numbers first")
