@@ -28,6 +28,8 @@ python scripts/blind.py predict reference_runs/blind_te_experts.csv reference_ru
 python scripts/blind.py predict reference_runs/blind_te_experts_fp8.csv reference_runs/plans/te-experts-fp8.yaml
 python scripts/blind.py predict reference_runs/blind_te_kernels.csv reference_runs/plans/te-kernels.yaml
 python scripts/blind.py predict reference_runs/blind_te_offload.csv reference_runs/plans/activation-offload.yaml
+python scripts/blind.py predict reference_runs/blind_te_two.csv reference_runs/plans/te-2gpu-h200.yaml
+python scripts/blind.py predict reference_runs/blind_te_overlap.csv reference_runs/plans/te-expert-overlap.yaml
 python scripts/blind.py predict reference_runs/blind_drawn.csv reference_runs/plans/drawn.yaml
 python scripts/blind.py predict reference_runs/blind_drawn_h100.csv reference_runs/plans/drawn-h100.yaml
 python scripts/blind.py score
@@ -88,6 +90,8 @@ SETS = (
     "blind_te_experts_fp8",
     "blind_te_kernels",
     "blind_te_offload",
+    "blind_te_two",
+    "blind_te_overlap",
     "blind_drawn",
     "blind_drawn_h100",
 )

@@ -92,6 +92,12 @@ def _settings_for_offload(run: ExpandedRun) -> dict[str, str]:
     return {"NVTE_CPU_OFFLOAD_V1": "1"} if run.framework.offload.on else {}
 
 
+def _settings_for_overlap(run: ExpandedRun) -> dict[str, str]:
+    """What Megatron-Bridge 0.3.1 sets where exchanges run beside computing on Hopper (recipes/run_plugins.py,
+    ``_set_num_cuda_device_max_connections``): with one connection streams would wait for each other."""
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"} if run.framework.expert_overlap != "none" else {}
+
+
 def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_beginning: bool = False) -> Task:
     """What a run's processes are told.
 
@@ -132,6 +138,7 @@ def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_
         **runner.environment,
         **_settings_for_graphs(run),
         **_settings_for_offload(run),
+        **_settings_for_overlap(run),
     }
     return Task(run.run.id, f"mofa.measure.runners.{runner.module}", run.run.gpus, job, environment, timeout_s)
 

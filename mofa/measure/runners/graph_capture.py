@@ -112,10 +112,11 @@ class EngineGraphs:
 
 
 def layers_sampled(plan: MegatronJob, modules: list[Any]) -> tuple[Any, ...]:
-    """Modules where the host's pace is sampled: hooks of what a graph holds are not called."""
+    """Modules where the host's pace is sampled: hooks of what a graph holds are not called, nor those of layers whose
+    parts are called one by one (models/common/model_chunk_schedule_plan.py)."""
     if captures_full_iteration(plan):
         return ()
-    if captures(plan):
+    if captures(plan) or plan["config"].get("overlap_moe_expert_parallel_comm"):
         names = ("embedding", "output_layer")
         return tuple(getattr(m.module, name) for m in modules for name in names if hasattr(m.module, name))
     return tuple(x for m in modules for x in m.module.decoder.layers)
