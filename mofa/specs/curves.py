@@ -30,11 +30,13 @@ from mofa.specs.ranges import (
     Degree,
     Elements,
     KernelSeconds,
+    LengthSeconds,
     Multiple,
     PositiveMultiple,
     Rate,
     RateOrNone,
     RowsOrNone,
+    ShareOrNone,
     Sharpness,
     Slots,
     Splits,
@@ -64,6 +66,12 @@ class GemmForm:
     split_bytes: BytesPerElement = 4.0
     """Bytes moved per output element and split."""
     splits: Annotated[tuple[Splits, ...], Field(min_length=1, max_length=64)] = (1, 2, 3, 4, 6, 8, 16)
+    partial_round_saving: ShareOrNone = 0.0
+    """Share of a round's time that is saved per multiprocessor that a last round leaves idle, over all. [-]"""
+    slowdown: ShareOrNone = 0.0
+    """Time that a product gains by its length, as a share: of one much longer than ``slowdown_after_s``. [-]"""
+    slowdown_after_s: LengthSeconds = 1e-3
+    """Length of a product that gains half of it. [s]"""
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -27,6 +27,8 @@ MOST_TOKENS = 1e24
 # --- fitted forms of kernels
 KernelSeconds = Annotated[float, Field(ge=0.0, le=1e6)]
 """A start, a floor, or what a row, a column or an expert costs. [s]"""
+LengthSeconds = Annotated[float, Field(ge=1e-6, le=1.0)]
+"""A kernel's length that others are compared with. [s]"""
 UnitSeconds = Annotated[float, Field(ge=1e-15, le=1e6)]
 """What a unit of work takes: no less than light needs for a third of a micrometre. [s]"""
 Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE)]
@@ -36,6 +38,8 @@ RateOrNone = Annotated[float, Field(ge=0.0, le=MOST_RATE)]
 TileSize = Annotated[int, Field(ge=1, le=65_536)]
 """Rows or columns that one multiprocessor computes. [-]"""
 RowsOrNone = Annotated[int, Field(ge=0, le=10**9)]
+ShareOrNone = Annotated[float, Field(ge=0.0, le=1.0)]
+"""A share of something, or nothing of it. [-]"""
 Sharpness = Annotated[float, Field(ge=0.04, le=1024.0)]
 """Exponent that joins two times that overlap: 1 adds them, a large one takes the larger; a fit tries from 0.05. [-]"""
 Elements = Annotated[float, Field(ge=0.0, le=1e9)]

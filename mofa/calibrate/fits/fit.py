@@ -60,6 +60,8 @@ TILES = (
     (256, 128),
     (128, 256),
 )
+LONG_PRODUCTS = (0.5, 0.06, 1e-3)
+"""Where the fit of a product's partial round [-], slowdown [-] and the length that it comes with [s] begins."""
 TILE_SHARES = (0.5, 0.65, 0.7, 0.85, 0.8, 0.7, 0.85, 0.85, 0.9, 0.9)
 LAYOUT = {"fwd": 0, "dgrad": 1, "wgrad": 2}
 BACKEND = {"te": "cudnn"}
@@ -256,11 +258,15 @@ def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> Fit
     )
 
     def form(x: FloatN) -> GemmForm:
-        tiles = tuple((a, b, float(rate)) for (a, b), rate in zip(TILES, x[6:], strict=True))
-        overhead, floor_s, rate, sharpness, split_bytes, split_s = (float(v) for v in x[:6])
-        return GemmForm(tiles, overhead, floor_s, rate, sharpness, split_s, split_bytes)
+        tiles = tuple((a, b, float(rate)) for (a, b), rate in zip(TILES, x[9:], strict=True))
+        overhead, floor_s, rate, sharpness, split_bytes, split_s, saving, slowdown, after_s = (float(v) for v in x[:9])
+        return GemmForm(
+            tiles, overhead, floor_s, rate, sharpness, split_s, split_bytes, partial_round_saving=min(saving, 1.0),
+            slowdown=min(slowdown, 1.0), slowdown_after_s=after_s,
+        )  # fmt: skip
 
-    start = [200.0, 0.8 * float(measured.min()), moved, 3.0, 4.0, 1.5e-6, *(best * 1.1 * s for s in TILE_SHARES)]
+    joined = [200.0, 0.8 * float(measured.min()), moved, 3.0, 4.0, 1.5e-6, *LONG_PRODUCTS]
+    start = [*joined, *(best * 1.1 * share for share in TILE_SHARES)]
     x, _ = _robust(lambda p: np.log(_gemm_times(rows, form(p), num_sms) / measured), start)
     return _fitted(rows, form(x), _gemm_times(rows, form(x), num_sms), "mnk")
 

@@ -31,8 +31,11 @@ def gemm_s(
     Notes
     -----
     ``floor + (compute^p + bytes^p)^(1/p)``, where compute is the least over tiles and splits of k of
-    ``ceil(count * tiles * split / SMs) * tile_m * tile_n * 2 * (k / split + k_overhead) * SMs / rate``, k in steps of
-    64. Assumes one tile at a time on a multiprocessor and a library that takes the fastest of its tiles.
+    ``rounds * tile_m * tile_n * 2 * (k / split + k_overhead) * SMs / rate``, k in steps of 64. There are
+    ``count * tiles * split / SMs`` rounds, rounded up less ``partial_round_saving`` of what was added: multiprocessors
+    are faster beside idle ones. Computing that takes t grows by ``1 + slowdown * t / (t + slowdown_after_s)``. That is
+    seen in long products of H100 and H200 at full clock and under the limit alike (docs/evidence/calibration.md, long
+    products). Assumes one tile at a time on a multiprocessor and a library that takes the fastest of its tiles.
 
     Examples
     --------
@@ -49,6 +52,8 @@ def gemm_s(
         part = slice(start, start + AT_ONCE)
         sustained_part = sustained[part] if isinstance(sustained, np.ndarray) else sustained
         out[part] = _tiled_s(flat[:, part], form, num_sms, sustained_part)
+    if form.slowdown:
+        compute_s *= 1.0 + form.slowdown * compute_s / (compute_s + form.slowdown_after_s)
     bytes_s = count * ((m + n) * k * element_bytes + np.asarray(output_bytes) * m * n) / form.bytes_per_s
     return form.floor_s + p_norm(compute_s, bytes_s, form.sharpness)
 
@@ -61,7 +66,11 @@ def _tiled_s(shapes: FloatN, form: GemmForm, num_sms: float, sustained: float | 
     each = rows * columns * (2.0 * num_sms / sustained) / rate
     length = np.ceil(k / (64 * split)) * 64 + form.k_overhead
     compute = np.ceil(m / rows) * np.ceil(n / columns) * (count / num_sms) * split
-    np.ceil(compute, out=compute)
+    if form.partial_round_saving:
+        saved = form.partial_round_saving
+        compute = (1.0 - saved) * np.ceil(compute) + saved * compute
+    else:
+        np.ceil(compute, out=compute)
     compute *= length
     compute *= each
     moved = np.where(split > 1, split * (count * m * n * (form.split_bytes / form.bytes_per_s)) + form.split_s, 0.0)
