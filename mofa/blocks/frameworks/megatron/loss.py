@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import where
-from mofa.blocks.op import Op, OpBackward, TapeBuilder
+from mofa.blocks.op import WRITES, Op, OpBackward, ScratchSequence, TapeBuilder
 from mofa.blocks.work import Collective, MemoryBound
 
 
@@ -35,12 +35,14 @@ def _eager(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> str:
 def _compiled(b: TapeBuilder, ctx: Context, logits: str, elements: ArrayK) -> str:
     """The same functions compiled one by one, and their small sums in one collective (fusions/fused_cross_entropy.py).
 
-    As PyTorch 2.11's Inductor compiles them. Forward is in place on the fp32 copy: the copy with its maximum (6 bytes
-    an element), exp with its sum (8), the division (8). Backward is not: it puts the targets' terms into a copy of the
+    As PyTorch 2.11's Inductor compiles them. Forward ends in the fp32 copy: the copy with its maximum (6 bytes an
+    element), exp with its sum (8), the division (8). Exp passes through a tensor of its own beside the logits, as the
+    recorded beginning of h200-te1-falcon3-10b-4l-nativeloss shows. Backward puts the targets' terms into a copy of the
     softmax (8) and multiplies that into the softmax and the bf16 gradient (10). All three are there at once.
     """
     back = OpBackward(18.0 * elements, 3, 4.0 * elements, like="megatron compiled_loss_bwd")
-    loss = _softmax(b, ctx, logits, elements, 22.0, "megatron compiled_loss_fwd", 6, back)
+    exp = ScratchSequence((4.0 * elements,), (WRITES + 1, WRITES + 2, 0, ~0, WRITES))
+    loss = _softmax(b, ctx, logits, elements, 22.0, "megatron compiled_loss_fwd", 6, back, exp)
     return _all_reduced(b, ctx, loss, 2)
 
 
@@ -53,6 +55,7 @@ def _softmax(
     like: str,
     launches: int,
     back: OpBackward,
+    temporaries: ScratchSequence | None = None,
 ) -> str:
     soft = b.tensor("loss.softmax", 4.0 * elements, grad=False)
     loss = b.tensor("loss", 4.0 * ctx.tokens)
@@ -60,7 +63,8 @@ def _softmax(
     return b.add(
         Op("loss.cross_entropy", "memory_bound", MemoryBound(per_element * elements, like), (logits,),
         (loss, soft, statistics),
-           (soft,), launches=launches, back=back)
+           (soft,), launches=launches, back=back, order=temporaries,
+           scratch=temporaries.sizes[0] if temporaries is not None else 0.0)
     )  # fmt: skip
 
 
