@@ -7,7 +7,11 @@ from functools import cached_property, lru_cache
 
 from mofa.blocks.activation_offload import with_activation_offload
 from mofa.blocks.backward import backward
-from mofa.blocks.combined_passes import with_delayed_weight_gradients, with_expert_stream
+from mofa.blocks.combined_passes import (
+    with_delayed_weight_gradients,
+    with_expert_stream,
+    with_schedule_nodes,
+)
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.deferred_weight_gradients import SplitBackward, split_backward
 from mofa.blocks.elementwise import any_true
@@ -202,6 +206,8 @@ def layer_tapes(
     back = _wrapped(backward(forward, recompute), ctx, primitives, kind.role, *params)
     if ctx.framework.delay_wgrad:
         back = with_delayed_weight_gradients(forward, back)
+    if ctx.framework.expert_overlap == "combined":
+        back = with_schedule_nodes(forward, back, delays=ctx.framework.delay_wgrad)
     if ctx.framework.shared_expert_overlap:
         back = with_shared_expert_overlap_backward(forward, back)
     if ctx.framework.offload.on:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mofa.blocks.op import EXPERT_STREAM, Op, Tape
+from mofa.blocks.op import EXPERT_STREAM, Op, PairedPass, Tape
 from mofa.blocks.roles import WEIGHT_ROLES, RoutingStep
 from mofa.blocks.work import Gemm, HostSync
 
@@ -21,6 +21,7 @@ FORWARD_PARTS = ("attention", "dispatch", "experts", "combine", "end")
 """Of a forward: up to the rows to be sent; their exchange; the experts; the exchange back; what adds them up."""
 BACKWARD_PARTS = ("end", "combine", "experts", "dispatch", "experts' weights", "attention", "attention's weights")
 """The same of a backward, from its beginning, with the weights' gradients that come later than inputs'."""
+PASSES: dict[str, PairedPass] = {"F": "forward", "B": "backward"}
 PASS_ORDER = (
     ("B", "end"), ("B", "combine"), ("F", "attention"), ("B", "experts"), ("F", "dispatch"), ("B", "dispatch"),
     ("B", "experts' weights"), ("F", "experts"), ("F", "combine"), ("B", "attention"), ("B", "attention's weights"),
@@ -69,6 +70,18 @@ def with_delayed_weight_gradients(forward: Tape, backward: Tape) -> Tape:
     """
     parts = backward_parts(forward, backward, delays=True)
     return replace(backward, ops=tuple(op for name in BACKWARD_PARTS for op in parts[name]))
+
+
+def with_schedule_nodes(forward: Tape, backward: Tape, *, delays: bool) -> Tape:
+    """A layer's backward tape whose parts are backward passes of their own, as ``ScheduleNode`` runs them.
+
+    What combines rows is one with what follows it, and weights' gradients that are put off need no engine.
+    """
+    parts = backward_parts(forward, backward, delays=delays)
+    nodes = (parts["end"] + parts["combine"], parts["experts"], parts["dispatch"], parts["attention"])
+    begins = {ops[0].name for ops in nodes if ops}
+    ops = (op._replace(begins_schedule_node=True) if op.name in begins else op for op in backward.ops)
+    return replace(backward, ops=tuple(ops))
 
 
 def combined_tape(forward: Tape, of_backward: Tape, backward: Tape, *, delays: bool) -> Tape:
@@ -156,4 +169,4 @@ def _name(name: str, of: str) -> str:
 def _in_pass(op: Op, of: str) -> Op:
     """An op of a pass, whose tensors are not those of the other."""
     reads, writes, saves = (tuple([_name(name, of) for name in names]) for names in (op.reads, op.writes, op.saves))
-    return op._replace(name=_name(op.name, of), reads=reads, writes=writes, saves=saves)
+    return op._replace(name=_name(op.name, of), reads=reads, writes=writes, saves=saves, paired_pass=PASSES[of])

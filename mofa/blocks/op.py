@@ -19,6 +19,7 @@ from mofa.blocks.roles import FSDP_USES, BlockRole, LayerStep, Part, Purpose, Ro
 from mofa.blocks.work import MemoryBound, Work
 from mofa.specs.host import Module
 
+PairedPass = Literal["", "forward", "backward"]
 Kind = Literal["activation", "weight_copy", "grad", "state", "buffer", "scratch"]
 KINDS: tuple[Kind, ...] = ("activation", "weight_copy", "grad", "state", "buffer", "scratch")
 Family = Literal[
@@ -259,6 +260,10 @@ class Op(NamedTuple):
     """The CUDA graph that holds it: it is launched with that, and no host issues it."""
     role: Role = ""
     """What it is for, in a backward."""
+    begins_schedule_node: bool = False
+    """Whether the schedule calls autograd's engine anew at it, for a part of a layer's backward."""
+    paired_pass: PairedPass = ""
+    """Of a tape of a forward beside a backward: which of them it belongs to; empty for all others."""
     repeated: bool = False
     """Runs the op of a forward again, for a checkpoint."""
     checkpoints: FloatK = 0.0

@@ -27,18 +27,18 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     lie (``Op.listed_elements``), Megatron's additions of gradients too.
     Products of shapes that the library does not remember wait for its choice. What a module issues whose call the
     host's profile has as a whole pays for that instead, once (:class:`ModuleCalls`), and what a CUDA graph holds for
-    the graph's launch (:class:`GraphLaunches`). All of it on the slowest of all hosts.
+    the graph's launch (:class:`GraphLaunches`). On top comes a backward that a schedule starts for a part of a layer.
+    All of it on the slowest of all hosts.
     """
     return machine.compute_tape_once("host", ops, lambda: _host_seconds(ops, machine))
 
 
 def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     host, slowest = machine.cluster.gpu.curves.host, machine.slowest_host
-    backward = any(op.role in NODE_ROLES for op in ops)
+    of_backward = any(op.role in NODE_ROLES for op in ops)
     # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
     hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
     hook_s = slowest * (host.eager_op_s.value + host.grad_hook_s.value)
-    packing_s = host.unpacked_s.value if backward else host.packed_s.value
     modules, eager, regions, graphs = (
         ModuleCalls(host),
         EagerIssueTimes(host),
@@ -47,6 +47,7 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     )
     out: list[FloatK] = [0.0] * len(ops)
     for i, op in enumerate(ops):
+        backward = of_backward and op.paired_pass != "forward"
         forward = not backward or op.repeated  # what is computed again is a forward pass again
         launches = op.launches
         if op.graph is not None:
@@ -69,11 +70,15 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
         else:
             each = eager.issue_s(op, forward=forward)
         if forward and any_true(op.hooked_tensors):
-            each = each + op.hooked_tensors * packing_s
+            each = each + op.hooked_tensors * (host.unpacked_s.value if backward else host.packed_s.value)
         # autograd adds a module's gradients once its backward has run, which ends no region
         if regions.inside is not op.compiled and op.role != "accumulate":
             regions.begin_or_end(op)
         out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)
+    node_s = slowest * host.schedule_node_s.value
+    for i, op in enumerate(ops):
+        if op.begins_schedule_node:
+            out[i] = out[i] + where(op.present, node_s, 0.0)
     return out
 
 
