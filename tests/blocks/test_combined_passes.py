@@ -13,6 +13,7 @@ from mofa.blocks.combined_passes import BACKWARD_PARTS, ISSUED, PASS_ORDER, back
 from mofa.blocks.op import EXPERT_STREAM, Op
 from mofa.blocks.work import Collective
 from mofa.cost.block.combined_memory import combined_peak
+from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
@@ -95,6 +96,28 @@ def test_a_pair_takes_no_longer_than_both_and_computes_as_much(delays: bool) -> 
             alone = forward.forward.exposed + backward.backward.exposed
             assert np.all(pair.total <= alone.sum(axis=0) * (1 + 1e-3))
             np.testing.assert_allclose(pair.exposed[own].sum(axis=0), alone[own].sum(axis=0), rtol=0.01)
+
+
+@pytest.mark.parametrize("delays", [False, True])
+def test_the_host_issues_both_passes_of_a_pair(delays: bool) -> None:
+    """A pair takes the host what its forward and its backward take: modules that both call are paid for twice."""
+    (part,) = estimator(delays).parts
+    machine = part.costs.machine
+    for kinds in part.costs.blocks.values():
+        for cost in kinds:
+            tapes = cost.blocks[0]
+            pair = combined_tape(tapes.forward, tapes.forward, tapes.backward, delays=delays)
+            alone = [issue_seconds(tape.ops, machine).sum(axis=0) for tape in (tapes.forward, tapes.backward)]
+            np.testing.assert_allclose(issue_seconds(pair.ops, machine).sum(axis=0), sum(alone), rtol=1e-9)
+
+
+def test_each_part_of_a_backward_starts_autograd_anew() -> None:
+    """Attention, dispatch, experts and combine of a layer with experts; attention and the rest of a dense one."""
+    for delays in (False, True):
+        for moe, nodes in ((True, 4), (False, 2)):
+            ops = layer(moe=moe, delays=delays).backward.ops
+            assert sum(op.begins_schedule_node for op in ops) == nodes
+    assert not any(op.begins_schedule_node for op in layer(overlap="none").backward.ops)
 
 
 def test_a_step_saves_what_it_hides() -> None:

@@ -64,8 +64,9 @@ def test_bytes_of_a_logit(fusion: str, options: dict[str, Any], bytes_moved: tup
     ("fusion", "options", "forward", "backward"),
     [
         ("none", {}, 2 + 4, 4 + 2),
-        # the softmax, its copy with the targets' terms, the bf16 gradient
-        ("native", {}, 2 + 4, 4 + 4 + 2),
+        # forward what exp writes before it is the softmax; back the softmax, its copy with the targets' terms, the
+        # bf16 gradient
+        ("native", {}, 2 + 4 + 4, 4 + 4 + 2),
         # the logits and their copy; the gradient is in the copy's memory
         ("te", {}, 2 + 2, 2),
         ("te", {"loss_copies_logits": False}, 2, 2),

@@ -34,6 +34,23 @@ def test_gemm_grows_with_its_rows_and_never_beats_its_rate(m: int, n: int, k: in
     assert t[0] >= ((m + n) * k + m * n) * 2 / 4e12
 
 
+def test_a_partial_round_and_a_long_product_by_hand() -> None:
+    """132 multiprocessors, a tile of 128 x 128 at 1 TFLOP/s each: a round of k = 6400 takes 209.7152 us.
+
+    The 133rd tile begins a second round, of which 131/132 stays idle: with half of that saved it takes
+    1 - 0.5 x 131/132 of a round. A product of 100 rounds takes 20.97 ms; gaining up to 10 %, half of it at 1 ms, it takes
+    0.1 x 20.97 / 21.97 longer.
+    """
+    round_s = 209.7152e-6
+    plain = GemmForm(((128, 128, 132e12),), 0.0, 0.0, 1e30, 8.0, splits=(1,))
+    partial = dataclasses.replace(plain, partial_round_saving=0.5)
+    took = gemm_s([128 * 132, 128 * 133], 128, 6400, partial, element_bytes=2, num_sms=132)
+    np.testing.assert_allclose(took, [round_s, round_s * (2 - 0.5 * 131 / 132)])
+    slow = dataclasses.replace(plain, slowdown=0.1, slowdown_after_s=1e-3)
+    long = gemm_s(128 * 132, 128 * 100, 6400, slow, element_bytes=2, num_sms=132)
+    assert float(long) == pytest.approx(100 * round_s * (1 + 0.1 * 20.97152 / 21.97152))
+
+
 @given(st.lists(st.tuples(SIZE, SIZE, SIZE), min_size=1, max_size=6))
 @settings(max_examples=30, deadline=None)
 def test_gemm_vector_is_scalar(shapes: list[tuple[int, int, int]]) -> None:
