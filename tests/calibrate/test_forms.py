@@ -38,8 +38,8 @@ def test_a_partial_round_and_a_long_product_by_hand() -> None:
     """132 multiprocessors, a tile of 128 x 128 at 1 TFLOP/s each: a round of k = 6400 takes 209.7152 us.
 
     The 133rd tile begins a second round, of which 131/132 stays idle: with half of that saved it takes
-    1 - 0.5 x 131/132 of a round. A product of 100 rounds takes 20.97 ms; gaining up to 10 %, half of it at 1 ms, it takes
-    0.1 x 20.97 / 21.97 longer.
+    1 - 0.5 x 131/132 of a round. A product of 100 rounds takes 20.97 ms; gaining up to 10 %, half of it at 1 ms, it
+    takes 0.1 x 20.97 / 21.97 longer.
     """
     round_s = 209.7152e-6
     plain = GemmForm(((128, 128, 132e12),), 0.0, 0.0, 1e30, 8.0, splits=(1,))
