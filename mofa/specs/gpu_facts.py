@@ -26,6 +26,8 @@ class UnalignedProducts(Spec):
     batched_width_8_bytes: ShareFact
     """Widths, likewise. [-]"""
     batched_width_4_bytes: ShareFact
+    batched_overhead: ShareFact
+    """Of aligned ones too: prologue and epilogue of a tile over those of a single product, as a batch's overlap. [-]"""
     forward_even: ShareFact
     forward_odd: ShareFact
     forward_odd_depth: ShareFact
@@ -41,7 +43,7 @@ class UnalignedProducts(Spec):
         Examples
         --------
         >>> load_unmeasured().unaligned_products.single("fwd")
-        (0.346, 0.124)
+        (0.337, 0.12)
         """
         even, odd = {
             "fwd": (self.forward_even, self.forward_odd),

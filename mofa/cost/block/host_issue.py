@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, stack_rows, where
-from mofa.blocks.op import GraphLaunch, Op
+from mofa.blocks.op import GraphLaunch, Op, PairedPass
 from mofa.blocks.roles import NODE_ROLES
 from mofa.blocks.work import Attention, Collective, HostSync
 from mofa.cost.block.durations import PRODUCTS, ArrayK, Machine
@@ -201,8 +201,8 @@ class ModuleCalls:
 
     def __init__(self, host: HostCurve) -> None:
         self.host = host
-        self.begun: dict[tuple[int, bool], BoolK] = {}
-        """Whether a call has been paid for, by its ``id`` and whether it is the module's forward."""
+        self.begun: dict[tuple[int, bool, PairedPass], BoolK] = {}
+        """Whether a call has been paid for, by its ``id``, whether it is the module's forward, and the pass of a pair."""
 
     def issue_s(self, op: Op, *, forward: bool) -> FloatK | None:
         """Seconds of an op that a call issues, where it is present; None where its module was not timed. [s]"""
@@ -221,9 +221,10 @@ class ModuleCalls:
         once, each = fact.seconds(forward=forward)
         if on_top:
             return once
-        begun = self.begun.get((id(call), forward), False)
+        key = id(call), forward, op.paired_pass
+        begun = self.begun.get(key, False)
         seconds = where(begun, 0.0, call.num_calls * (once + call.num_members * each))
-        self.begun[id(call), forward] = begun | op.present
+        self.begun[key] = begun | op.present
         if any_true(op.kernel_choices) and not op.repeated:  # computed again, it was chosen for a moment ago
             seconds = seconds + op.kernel_choices * self.kernel_choice_s(format_, forward=forward)
         return seconds + op.checkpoints * self.host.checkpoint_s.value

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +19,7 @@ from mofa.blocks.elementwise import BoolK
 from mofa.blocks.work import Gemm, GemmPass, GroupedKernel
 from mofa.cost.kernels import fitted_forms
 from mofa.cost.kernels.multi_stream import balanced_multi_stream_s
+from mofa.specs.curves import GemmForm
 from mofa.specs.gpu_facts import UnalignedProducts
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.products import ELEMENT_BYTES, GemmFormat
@@ -74,12 +77,14 @@ def gemm_s(
     unique, inverse = _distinct(shapes.reshape(4, -1))
     curve = gpu.curves.product(format_)
     rows, columns, length, each = unique
-    time_s = fitted_forms.gemm_s(
-        rows, columns, length, curve.form, element_bytes=ELEMENT_BYTES[format_], num_sms=gpu.num_sms.value, count=each,
-        sustained=curve.sustained,
+    timed = partial(
+        fitted_forms.gemm_s, rows, columns, length, element_bytes=ELEMENT_BYTES[format_], num_sms=gpu.num_sms.value,
+        count=each, sustained=curve.sustained,
     )  # fmt: skip
+    time_s = timed(curve.form)
     if (each > 1.0).any():
         rates = gpu.curves.unaligned_products
+        time_s = np.where(each > 1.0, timed(_of_batches(curve.form, rates.batched_overhead.value)), time_s)
         time_s = time_s / _batched_rate(rows, columns, length, each, ELEMENT_BYTES[format_], rates)
     return np.asarray(np.where((unique > 0).all(axis=0), time_s, 0.0)[inverse].reshape(shape))
 
@@ -150,12 +155,23 @@ def unaligned_gemm_s(
     depth_alone = np.array([product == "fwd" for product in products])[unaligned] & (n[beside] % 2.0 == 0.0)
     odd_rate = np.where(depth_alone, rates.forward_odd_depth.value, odd_rate)
     time_s = aligned_s.copy()
-    form = gpu.curves.gemm["bf16"].form
+    form = _without_slowdown(gpu.curves.gemm["bf16"].form)
     time_s[beside] = fitted_forms.gemm_s(
         m[beside], n[beside], k[beside], form, element_bytes=ELEMENT_BYTES["bf16"], num_sms=gpu.num_sms.value,
         sustained=np.where(odd, odd_rate, even_rate),
     )  # fmt: skip
     return np.where(aligned_s > 0.0, time_s, 0.0)
+
+
+@lru_cache(maxsize=64)
+def _of_batches(form: GemmForm, overhead: float) -> GemmForm:
+    return replace(form, k_overhead=overhead * form.k_overhead)
+
+
+@lru_cache(maxsize=64)
+def _without_slowdown(form: GemmForm) -> GemmForm:
+    """Of kernels that are slow for another reason than their length."""
+    return replace(form, slowdown=0.0)
 
 
 def _alike(*values: ArrayLike) -> Sequence[FloatN]:

@@ -35,7 +35,7 @@ def gemm_s(
     ``count * tiles * split / SMs`` rounds, rounded up less ``partial_round_saving`` of what was added: multiprocessors
     are faster beside idle ones. Computing that takes t grows by ``1 + slowdown * t / (t + slowdown_after_s)``. That is
     seen in long products of H100 and H200 at full clock and under the limit alike (docs/evidence/calibration.md, long
-    products). Assumes one tile at a time on a multiprocessor and a library that takes the fastest of its tiles.
+    products), and not in batches of small ones. Assumes one tile at a time on a multiprocessor and a library that takes the fastest of its tiles.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def gemm_s(
         sustained_part = sustained[part] if isinstance(sustained, np.ndarray) else sustained
         out[part] = _tiled_s(flat[:, part], form, num_sms, sustained_part)
     if form.slowdown:
-        compute_s *= 1.0 + form.slowdown * compute_s / (compute_s + form.slowdown_after_s)
+        compute_s *= 1.0 + form.slowdown * compute_s / (compute_s + form.slowdown_after_s) * (count == 1.0)
     bytes_s = count * ((m + n) * k * element_bytes + np.asarray(output_bytes) * m * n) / form.bytes_per_s
     return form.floor_s + p_norm(compute_s, bytes_s, form.sharpness)
 

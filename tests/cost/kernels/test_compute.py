@@ -91,13 +91,13 @@ def test_products_of_unaligned_widths_take_as_long_as_measured() -> None:
         assert abs(np.median(of)) < 0.03, (way, odd)
 
 
-def test_unaligned_products_of_another_gpu_keep_the_shares() -> None:
-    """Nothing was fitted to the H100's rows: the heads are within 5 % in the median (4.2), unbiased."""
+def test_unaligned_heads_of_an_h100_take_as_long_as_measured() -> None:
+    """By the medians of its own grid: held-out heads within 2.6 % in the median, unbiased."""
     gpu = load_cluster("h100-hgx", 8).gpu
     rows = [row for row in read_rows(ROOT / "measurements/h100-1gpu-unaligned") if row.case.split == "heldout"]
     error = [unaligned_s(row.case, gpu) / row.sample.median_s - 1.0 for row in rows]
     assert len(error) == 36
-    assert np.median(np.abs(error)) < 0.05 and abs(np.mean(error)) < 0.03
+    assert np.median(np.abs(error)) < 0.03 and abs(np.mean(error)) < 0.01
 
 
 @given(st.lists(st.tuples(SIZE, SIZE, SIZE), min_size=1, max_size=6), st.sampled_from(["fwd", "dgrad", "wgrad"]))
