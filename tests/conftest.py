@@ -56,9 +56,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     """Take away the width that the workers of a session are told, which tables honour.
 
-    What is collected stays: the collector of cycles looks at none of it meanwhile.
+    Bytecode is written even where the environment says otherwise: each worker would compile all tests anew, and each
+    of some hundred commands that tests start all of mofa. What is collected stays: the collector of cycles looks at
+    none of it meanwhile.
     """
     os.environ.pop("COLUMNS", None)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     gc.disable()
 
 
