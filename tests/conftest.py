@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 LONGEST = ("tests/replay/test_agreement.py", "tests/replay/memory/test_rank_memory.py",
            "tests/search/long_run/test_goodput.py", "tests/cli/test_commands.py",
@@ -27,8 +28,10 @@ TOGETHER = (
     ("tests/calibrate/test_profile.py", "tests/calibrate/test_te_host_facts.py", "tests/cli/test_calibrate.py"),
     ("tests/test_house.py", "tests/test_imports.py", "tests/test_traits.py"),
     ("tests/search/test_costing.py", "tests/search/test_entry_points.py"),
-    ("tests/cli/test_measure.py", "tests/measure/test_measure.py", "tests/measure/test_records.py"),
-)
+    ("tests/cli/test_measure.py", "tests/measure/test_measure.py", "tests/measure/test_records.py",
+     "tests/validate/test_accuracy.py", "tests/validate/test_hosts.py", "tests/specs/test_residuals.py",
+     "tests/report/test_docs.py"),
+)  # fmt: skip
 """Files that use the same results, which one process works out once: fits, trees of all modules, toy searches,
 records of runs."""
 MEASUREMENTS = Path(__file__).parents[1] / "measurements"
@@ -56,9 +59,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     """Take away the width that the workers of a session are told, which tables honour.
 
-    What is collected stays: the collector of cycles looks at none of it meanwhile.
+    Bytecode is written even where the environment says otherwise: each worker would compile all tests anew, and each
+    of some hundred commands that tests start all of mofa. What is collected stays: the collector of cycles looks at
+    none of it meanwhile.
     """
     os.environ.pop("COLUMNS", None)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     gc.disable()
 
 
@@ -70,6 +77,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if _function(item.nodeid) in slow]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if _function(item.nodeid) not in slow]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, Any, Any]:
+    """Look for examples in docstrings of those test files alone that have any; looking takes as long as the tests."""
+    collectors = yield
+    return [item for item in collectors if not isinstance(item, DoctestModule) or b">>> " in file_path.read_bytes()]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -158,6 +172,24 @@ def committed_folders_fitted_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check, "fit_folder", known)
         patch.setattr(profile, "fit_folder", known)
+        yield
+
+
+@pytest.fixture(scope="module")
+def committed_records_read_once() -> Iterator[None]:
+    """Read each committed record of a measured run once for all tests, also by the functions under test."""
+    from mofa.measure import records
+    from mofa.validate import reference
+    from tests.committed import MEASURED, measured_record
+
+    read_record = records.read_record
+
+    def known(path: Path) -> Any:
+        return measured_record(path.stem) if path.parent == MEASURED else read_record(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "read_record", known)
+        patch.setattr(reference, "read_record", known)
         yield
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from itertools import combinations
@@ -217,13 +217,13 @@ def fit_step_residuals(residuals: Sequence[StepResidual]) -> StepResiduals:
     blank = [item for item in residuals if not item.has_whole_configuration]
     standing_in = [item for item in blank if _nodes_and_layers(item) not in of_complete]
     residuals = sorted([*complete, *standing_in], key=lambda item: (item.source, item.id, item.family, item.from_fast))
-    correlation = family_correlation(residuals)
-    groups: dict[tuple[str, ...], _Fitted] = {(): _group((), residuals, correlation)}
+    correlation, columns = family_correlation(residuals), _Columns.of(residuals)
+    groups: dict[tuple[str, ...], _Fitted] = {(): _group((), columns, correlation)}
     for depth in range(1, len(LEVELS) + 1):
         counted = residuals if depth >= STAND_IN_DEPTH else complete
         for path in sorted({item.circumstances.path[:depth] for item in counted}):
             wider = next(groups[path[:n]] for n in range(depth - 1, -1, -1) if path[:n] in groups)
-            group = _group(path, residuals, correlation, wider)
+            group = _group(path, columns, correlation, wider)
             if not np.array_equal(group.inside, wider.inside):
                 groups[path] = group
     layers = sorted({item.circumstances.layers for item in complete})
@@ -253,6 +253,30 @@ def _nodes_and_layers(item: StepResidual) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
+class _Columns:
+    """Residuals with what every group asks of all of them. (n,)"""
+
+    items: Sequence[StepResidual]
+    is_whole: BoolN
+    """Whether a run's configuration is whole."""
+    in_group: Mapping[tuple[str, ...], Sequence[int]]
+    """Numbers of those in each group, by its path."""
+    from_fast: Values
+    from_slow: Values
+
+    @classmethod
+    def of(cls, items: Sequence[StepResidual]) -> _Columns:
+        """Of all residuals, in their order."""
+        in_group: dict[tuple[str, ...], list[int]] = {}
+        for i, item in enumerate(items):
+            path = item.circumstances.path
+            for depth in range(len(path) + 1):
+                in_group.setdefault(path[:depth], []).append(i)
+        columns = np.array([(item.from_fast, item.from_slow) for item in items]).T
+        return cls(items, np.array([item.has_whole_configuration for item in items]), in_group, *columns)
+
+
+@dataclass(frozen=True)
 class _Fitted:
     """A group, and how its residuals are distributed."""
 
@@ -266,15 +290,15 @@ class _Fitted:
 
 
 def _group(
-    path: tuple[str, ...], residuals: Sequence[StepResidual], correlation: float, wider: _Fitted | None = None
-) -> _Fitted:
+    path: tuple[str, ...], residuals: _Columns, correlation: float, wider: _Fitted | None = None
+) -> _Fitted:  # fmt: skip
     """Of W independent runs of its own each has 1 / (W + 1), as has what lies beyond them; and what it borrows."""
-    inside = np.array([
-        item.circumstances.path[: len(path)] == path and (item.has_whole_configuration or len(path) >= STAND_IN_DEPTH)
-        for item in residuals
-    ])  # fmt: skip
-    items = [item for item, belongs in zip(residuals, inside, strict=True) if belongs]
-    shares = np.zeros(len(residuals))
+    inside = np.zeros(len(residuals.items), dtype=bool)
+    inside[residuals.in_group[path]] = True
+    if len(path) < STAND_IN_DEPTH:
+        inside &= residuals.is_whole
+    items = [residuals.items[i] for i in np.flatnonzero(inside).tolist()]
+    shares = np.zeros(len(inside))
     shares[inside] = run_weights([item.family for item in items], correlation)
     own_runs = float(shares.sum())
     shares, beyond = shares / (own_runs + 1.0), 1.0 / (own_runs + 1.0)
@@ -285,8 +309,8 @@ def _group(
         shares = (1.0 - borrowed) * shares + borrowed * wider.shares
         beyond = (1.0 - borrowed) * beyond + borrowed * wider.beyond
         of += f", with a weight of {borrowed:.0%} for: {path_text(wider.said.path)}"
-    low = lower_decile(np.array([item.from_fast for item in residuals]), shares, beyond)
-    high = -lower_decile(-np.array([item.from_slow for item in residuals]), shares, beyond)
+    low = lower_decile(residuals.from_fast, shares, beyond)
+    high = -lower_decile(-residuals.from_slow, shares, beyond)
     said = StepGroup(
         path=path, runs=len(items), families=families, few=OUTSIDE * (own_runs + 1.0) < 1.0,
         sources=tuple(sorted({item.source for item in items})),

@@ -101,6 +101,7 @@ def test_a_run_that_cannot_be_expressed_is_one_line(
     assert says in one_line_of(capsys.readouterr().err)
 
 
+@pytest.mark.usefixtures("committed_records_read_once")
 def test_what_was_committed_needs_no_gpu_to_be_skipped(cli: Cli) -> None:
     plan, out = ROOT / "reference_runs" / "plans" / "first.yaml", ROOT / "reference_runs" / "measured"
     done = cli("measure", str(plan), "--out", str(out))

@@ -23,6 +23,7 @@ def test_its_inputs_are_those_of_today() -> None:
     assert f"<!-- inputs {inputs_hash()} -->" in TEXT, f"docs/accuracy.md is stale; run {COMMAND}"
 
 
+@pytest.mark.usefixtures("committed_records_read_once")
 def test_five_runs_predicted_anew(tmp_path: Path) -> None:
     found, left_out = reference_runs(reference_dir(), tmp_path)
     assert f"{len(found)} runs, {len(left_out)} more left out" in TEXT

@@ -42,7 +42,7 @@ from mofa.cost.kernels.fitted_forms import (
     l2_miss_bytes,
     memory_bound_s,
 )
-from mofa.cost.kernels.multi_stream import multi_stream_s
+from mofa.cost.kernels.multi_stream import ChosenTiles, chosen_tiles, multi_stream_s
 from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, MemoryBoundForm
 from mofa.specs.multi_stream import MultiStreamForm
 from mofa.specs.products import ELEMENT_BYTES
@@ -283,11 +283,14 @@ def _groups(rows: Sequence[Row]) -> FloatN:
     return _once(rows, "groups", lambda: np.array([str(r.case.shape["loads"]).count(",") + 1.0 for r in rows]))
 
 
+def _layout(rows: Sequence[Row]) -> NDArray[Any]:
+    return _once(rows, "layout", lambda: np.array([LAYOUT[r.case.op] for r in rows]))
+
+
 def _grouped_times(rows: Sequence[Row], form: GroupedForm, num_sms: int, loads: FloatN | None = None) -> FloatN:
-    layout = _once(rows, "layout", lambda: np.array([LAYOUT[r.case.op] for r in rows]))
     loads = _loads(rows) if loads is None else loads
     return grouped_gemm_s(
-        loads, _column(rows, "n"), _column(rows, "k"), layout, form, num_sms=num_sms, groups=_groups(rows),
+        loads, _column(rows, "n"), _column(rows, "k"), _layout(rows), form, num_sms=num_sms, groups=_groups(rows),
         element_bytes=ELEMENT_BYTES[rows[0].case.dtype],
         added_bytes=_once(
             rows, "added bytes", lambda: np.array([ADDED_BYTES if r.case.variant == TO_FP32 else 0.0 for r in rows])
@@ -319,30 +322,34 @@ def _adding(rows: Sequence[Row], single: GemmForm | None, num_sms: int) -> dict[
 
 
 def _multi_stream_times(
-    rows: Sequence[Row], form: MultiStreamForm, single: GemmForm | None, num_sms: int, loads: FloatN | None = None
+    rows: Sequence[Row], form: MultiStreamForm, single: GemmForm | None, num_sms: int, loads: FloatN | None = None,
+    chosen: ChosenTiles | None = None,
 ) -> FloatN:  # fmt: skip
     """Weights' gradients add to fp32 ones: 6 bytes an element more than 16 bits."""
-    layout = _once(rows, "layout", lambda: np.array([LAYOUT[r.case.op] for r in rows]))
+    layout = _layout(rows)
     loads = _loads(rows) if loads is None else loads
     n, k = _column(rows, "n"), _column(rows, "k")
     assert single is not None
     return multi_stream_s(
         loads, n, k, layout, form, single, num_sms=num_sms, added_bytes=ADDED_BYTES,
-        element_bytes=ELEMENT_BYTES[rows[0].case.dtype],
+        element_bytes=ELEMENT_BYTES[rows[0].case.dtype], chosen=chosen,
     )  # fmt: skip
 
 
 def _fit_multi_stream(rows: Sequence[Row], num_sms: int, single: GemmForm | None) -> Fitted:
     assert single is not None
     measured, loads = _measured(rows), _loads(rows)
+    chosen = chosen_tiles(loads, _column(rows, "n"), _column(rows, "k"), _layout(rows), single, num_sms=num_sms)
     start = [6e-6, 1e-6, 1.0, single.bytes_per_s, single.bytes_per_s / 1.5, 4.0]
 
     def form(x: FloatN) -> MultiStreamForm:
         return MultiStreamForm(*(float(v) for v in x))
 
-    x, _ = _robust(lambda p: np.log(_multi_stream_times(rows, form(p), single, num_sms, loads) / measured), start)
-    times = _multi_stream_times(rows, form(x), single, num_sms, loads)
-    return _fitted(rows, form(x), times, ("tokens", "groups", "n", "k"))
+    def times(x: FloatN) -> FloatN:
+        return _multi_stream_times(rows, form(x), single, num_sms, loads, chosen)
+
+    x, _ = _robust(lambda p: np.log(times(p) / measured), start)
+    return _fitted(rows, form(x), times(x), ("tokens", "groups", "n", "k"))
 
 
 ATTENTION_SIZES = ("b", "hq", "hkv", "q", "kv", "dqk", "dv", "causal")

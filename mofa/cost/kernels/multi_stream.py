@@ -7,6 +7,8 @@ and kernels of different streams share the multiprocessors (transformer_engine 2
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -22,9 +24,61 @@ AT_ONCE = 4096
 """Products whose tiles are tried together: keeps the temporaries in the cache."""
 
 
+class ChosenTiles(NamedTuple):
+    """What the library chooses for each product. Arrays of one shape."""
+
+    tile_m: FloatN
+    """Rows of the tile. [-]"""
+    tile_n: FloatN
+    """Columns of the tile. [-]"""
+    rate: FloatN
+    """What all multiprocessors compute in such tiles. [FLOP/s]"""
+    split: FloatN
+    """Parts of the inner dimension. [-]"""
+
+
+def chosen_tiles(
+    loads: ArrayLike, n: ArrayLike, k: ArrayLike, layout: ArrayLike, single: GemmForm, *, num_sms: float
+) -> ChosenTiles:
+    """The tile and the splits of each expert's product, whatever the streams; arguments as of :func:`multi_stream_s`.
+
+    Returns
+    -------
+    ChosenTiles
+        (rows, experts)
+
+    Examples
+    --------
+    >>> single = GemmForm(((128, 128, 6e14),), 200.0, 3e-6, 3e12, 3.0, splits=(1,))
+    >>> chosen_tiles([[1024, 0]], 2048, 4096, 0, single, num_sms=132).tile_m
+    array([[128., 128.]])
+    """
+    rows, columns, length, _ = _products(*_by_row(loads, n, k, layout))
+    return _tile(rows, columns, length, single, num_sms)
+
+
+def _by_row(
+    loads: ArrayLike, n: ArrayLike, k: ArrayLike, layout: ArrayLike
+) -> tuple[FloatN, FloatN, FloatN, FloatN]:  # fmt: skip
+    """The same as arrays: loads (rows, experts), the others (rows, 1)."""
+    loads = np.atleast_2d(np.asarray(loads, dtype=np.float64))
+    n, k, layout = (np.broadcast_to(np.asarray(x, dtype=np.float64), len(loads))[:, None] for x in (n, k, layout))
+    return loads, n, k, layout
+
+
+def _products(
+    loads: FloatN, n: FloatN, k: FloatN, layout: FloatN
+) -> tuple[FloatN, FloatN, FloatN, NDArray[np.bool_]]:  # fmt: skip
+    """Rows, columns and length of each expert's product, and which are gradients of weights."""
+    wgrad = layout == 2
+    columns = np.broadcast_to(np.where(layout == 0, n, k), loads.shape)
+    return np.where(wgrad, n, loads), columns, np.where(wgrad, loads, np.where(layout == 0, k, n)), wgrad
+
+
 def multi_stream_s(
     loads: ArrayLike, n: ArrayLike, k: ArrayLike, layout: ArrayLike, form: MultiStreamForm, single: GemmForm, *,
     num_sms: float, element_bytes: float = 2.0, added_bytes: float = 0.0, sustained: float = 1.0,
+    chosen: ChosenTiles | None = None,
 ) -> FloatN:  # fmt: skip
     """Time from the first product's start to the last one's end.
 
@@ -40,6 +94,8 @@ def multi_stream_s(
         Tiles and splits of single products, of which the library takes one that is as good as each product's fastest.
     added_bytes
         What a weight gradient moves beyond writing 16 bits an element, as it adds to the main one. [B]
+    chosen
+        What :func:`chosen_tiles` gives, where it is known: it depends on nothing of ``form``.
 
     Notes
     -----
@@ -57,13 +113,10 @@ def multi_stream_s(
     >>> multi_stream_s([[33 * 128] * 8, [33 * 128, *[0] * 7]], 128, 1024, 0, form, single, num_sms=132).round(9)
     array([2.8e-05, 1.0e-05])
     """
-    loads = np.atleast_2d(np.asarray(loads, dtype=np.float64))
-    n, k, layout = (np.broadcast_to(np.asarray(x, dtype=np.float64), len(loads))[:, None] for x in (n, k, layout))
-    wgrad = layout == 2
-    rows, columns = np.where(wgrad, n, loads), np.broadcast_to(np.where(layout == 0, n, k), loads.shape)
-    length = np.where(wgrad, loads, np.where(layout == 0, k, n))
+    loads, n, k, layout = _by_row(loads, n, k, layout)
+    rows, columns, length, wgrad = _products(loads, n, k, layout)
     present = loads > 0
-    tile_m, tile_n, rate, split = _tile(rows, columns, length, single, num_sms)
+    tile_m, tile_n, rate, split = chosen or _tile(rows, columns, length, single, num_sms)
     tiles = np.ceil(rows / tile_m) * np.ceil(columns / tile_n) * split
     steps = np.ceil(length / (STEP * split)) * STEP + single.k_overhead
     tile_s = tile_m * tile_n * 2.0 * steps * num_sms / (rate * sustained)
@@ -111,9 +164,7 @@ def balanced_multi_stream_s(
     return _joined(computing, moved, added * groups * n * k if wgrad else np.zeros(moved.shape), form)
 
 
-def _tile(
-    rows: FloatN, columns: FloatN, length: FloatN, single: GemmForm, num_sms: float
-) -> tuple[FloatN, FloatN, FloatN, FloatN]:
+def _tile(rows: FloatN, columns: FloatN, length: FloatN, single: GemmForm, num_sms: float) -> ChosenTiles:
     """Rows, columns and rate of the tile, and the splits, that a product alone is given; see `forms.gemm_s`.
 
     Of those that are as good as the fastest (``equal_tile_time_ratio``) the one with the least work: what it leaves
@@ -134,8 +185,7 @@ def _tile(
         work = np.where(took <= took.min(axis=0) * as_good, filled * wave_s + joined_s, np.inf)
         chosen[start : start + AT_ONCE] = work.argmin(axis=0)
     shape = np.broadcast_shapes(rows.shape, columns.shape, length.shape)
-    tile_m, tile_n, speed, splits = (np.asarray(axis[chosen].reshape(shape)) for axis in (tall, wide, rate, split))
-    return tile_m, tile_n, speed, splits
+    return ChosenTiles(*(np.asarray(axis[chosen].reshape(shape)) for axis in (tall, wide, rate, split)))
 
 
 def _joined(computing: FloatN, moved: FloatN, added: FloatN, form: MultiStreamForm) -> FloatN:

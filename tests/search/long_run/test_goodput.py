@@ -19,15 +19,19 @@ from mofa.plan.result import Plan, PlanReport
 from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.search.goodput import ACTIVITIES, LongRunObjective, average_step_watts
 from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.long_run import fewer_nodes
 from mofa.search.long_run.goodput_by_scale import VARIANTS, goodput_by_scale
 from mofa.search.long_run.sensitivity import FACTORS, sensitivities
 from mofa.search.long_run.spare_nodes import without_spares
+from mofa.search.one_plan import plan_in_closed_form
 from mofa.search.search_result import Search
 from mofa.search.space import combinations_table, default_space, with_options_as_given, without_indivisible_degrees
 from mofa.specs.faults import FaultSpec, PowerDrawSpec
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_faults
 from mofa.specs.strategy import AS_GIVEN
+from mofa.specs.workload import WorkloadSpec
 
 JOB = mofa.load_workload("llama3-8b", tokens="1T")
 NODES = mofa.load_cluster("h100-hgx", 64, overrides={"gpu.memory_bytes": "81.5 GiB"})
@@ -51,6 +55,25 @@ def search(faults: FaultSpec, **options: Any) -> Search:
 
 
 _searched: dict[str, Search] = {}
+_planned: dict[tuple[object, ...], list[tuple[ClusterSpec, Plan]]] = {}
+"""Plans of a job, a framework, a strategy and a number of GPUs, with their machines."""
+
+
+def planned_once(job: WorkloadSpec, machines: ClusterSpec, strategy: object, *, framework: FrameworkSpec) -> Plan:
+    """A plan at one size, which does not depend on spares, checkpoints or failures."""
+    same = _planned.setdefault((job, framework, repr(strategy), machines.num_gpus), [])
+    for known, plan in same:
+        if known == machines:
+            return plan
+    same.append((machines, plan_in_closed_form(job, machines, strategy, framework=framework)))
+    return same[-1][1]
+
+
+@pytest.fixture(autouse=True)
+def plans_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the plan of each size once for all numbers of spares that stand by and for all scales."""
+    monkeypatch.setattr(fewer_nodes, "plan_in_closed_form", planned_once)
+    monkeypatch.setattr("mofa.search.long_run.goodput_by_scale.plan_in_closed_form", planned_once)
 
 
 def test_every_part_of_a_step_has_a_power() -> None:
