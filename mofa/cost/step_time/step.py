@@ -26,7 +26,12 @@ from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
 from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.combined_passes import PairedPasses, paired_passes
-from mofa.cost.step_time.critical_path import MOST_WALKED_ROUNDS, Durations, critical_path_s
+from mofa.cost.step_time.critical_path import (
+    MOST_WALKED_ROUNDS,
+    Durations,
+    critical_path_and_host_waits_s,
+    critical_path_s,
+)
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
 from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.staggered_starts import staggered_start_s
@@ -121,6 +126,22 @@ def step_time(rows: Rows) -> StepTime:
     _stagger(rows, exposed, each, ends, m, outside)
     beyond_path_s = np.broadcast_to(outside.beyond_path_s, stage_s.shape)[rowsel, slowest]
     return StepTime(exposed, hidden, stage_s, lay.shown.shown_stages[slowest], beyond_path_s)
+
+
+def counted_stages(each: MicroBatchPasses) -> NDArray[np.bool_]:
+    """The stages that take longest for a micro-batch, by one of which the seconds of a step are counted.
+
+    The closed form takes the first, whose parts are those of the others. The replay takes that of them which waits
+    least for other stages. Of two stages of nearly one length both count the same, as their parts may be quite other.
+
+    Returns
+    -------
+    array
+        Of the stages that are shown. (n, R)
+    """
+    fwd, bwd = each.of_stages()
+    stage_s = fwd + bwd
+    return np.asarray(np.isclose(stage_s, stage_s.max(axis=1, keepdims=True), rtol=1e-12, atol=0.0))
 
 
 def _split_backward_shares(rows: Rows, num_plain: ArrayN, num_full: ArrayN) -> ArrayN:
@@ -257,10 +278,11 @@ def _pipeline(
             pairs=None if pairs is None else pairs.clocks,
         )  # fmt: skip
         total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.stage_layers.shown.shown_index)
+        late_s, own_s = np.zeros((2, len(total)))
         if each.host_bound is not None:
             index = each.host_bound.rows
             with_host = given.select_plans(index, each.host_bound.clocks_by_kind)
-            until = critical_path_s(
+            until, waited_s = critical_path_and_host_waits_s(
                 plan, with_host, rows.num_micro_batches[index], of=rows.stage_layers.shown.shown_index
             )
             ahead = np.where(
@@ -268,20 +290,25 @@ def _pipeline(
                 0.0,
                 np.broadcast_to(outside.exposed_while_host_issues, len(num_micro_batches))[index],
             )
-            exposed[_T["host_idle"], index] += np.maximum(until - total[index] - ahead, 0.0)
+            late_s[index] = np.maximum(until - total[index] - ahead, 0.0)
+            is_counted = counted_stages(each)[index][:, rows.stage_layers.shown.shown_index]
+            own_s[index] = row_max(np.where(is_counted, waited_s, 0.0))
         idle = np.maximum(total - busy, 0.0)
         for name, part in (("pp", sent), ("dp", outside.exposed_on_path)):
             shown = np.minimum(part, idle)
             exposed[_T[name]] += shown
             idle = idle - shown
-        exposed[_T["bubble"]] += idle
+        own_s = np.minimum(own_s, idle + late_s)  # the rest it waits for others, whose hosts may be late too
+        exposed[_T["host_idle"]] += own_s
+        exposed[_T["bubble"]] += idle + late_s - own_s
         hidden[_H["pp"]] += num_passes * hop
         return
     fwd, bwd = rows.spread_to_all_stages(fwd), rows.spread_to_all_stages(bwd)
     # a host that a stage's wait lets get ahead, or that Megatron's exchanges hold
     rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else None
     if waits_at_exchanges(rows):
-        _exchanging(rows, exposed, (fwd, bwd, rested), busy, num_micro_batches, before, own_gather, hop)
+        stage = rows.stage_layers.shown.shown_stages[slowest]
+        _exchanging(rows, exposed, (fwd, bwd, rested), busy, num_micro_batches, before, own_gather, hop, stage)
         # the device waits for the gather then, not for the host
         named_s = np.broadcast_to(outside.issued_beside_s, before.shape)[counted]
         named_s = np.minimum(named_s, np.maximum(exposed[_T["host_idle"]], 0.0))
@@ -312,7 +339,7 @@ def _count_gathers(exposed: ArrayN, added_s: ArrayN, own_gather_s: ArrayN) -> No
 
 def _exchanging(
     rows: Rows, exposed: ArrayN, passes_s: tuple[ArrayN, ArrayN, ArrayN | None], busy: ArrayN,
-    num_micro_batches: ArrayN, before: ArrayN, own_gather: ArrayN, hop: ArrayN,
+    num_micro_batches: ArrayN, before: ArrayN, own_gather: ArrayN, hop: ArrayN, stage: NDArray[np.intp],
 ) -> None:  # fmt: skip
     """Megatron's 1F1B: behind every pass an exchange, and behind it the host waits for the device
     (p2p_communication.py, ``batch_p2p_sync``). Each is counted with what it receives for: the first stage has none for
@@ -330,10 +357,28 @@ def _exchanging(
         _count_gathers(exposed, with_gathers - total, own_gather)
     idle = total - busy
     share = hop / each[:, 0]
-    sent = np.minimum((num_micro_batches * (1.0 + (pp > 2)) + 2.0 * (pp - 2)) * each[:, 0], idle)
+    sent = np.minimum(_num_exchanges(pp, stage, num_micro_batches) * each[:, 0], idle)
     exposed[_T["pp"]] += share * sent
     exposed[_T["host_idle"]] += (1.0 - share) * sent
     exposed[_T["bubble"]] += idle - sent
+
+
+def _num_exchanges(pp: int, stage: NDArray[np.intp], num_micro_batches: ArrayN) -> ArrayN:
+    """Exchanges of a step that a stage of Megatron's 1F1B waits for; the hops of other stages are bubble.
+
+    A stage runs ``w`` forwards ahead of its first backward (schedules.py, forward_backward_pipelining_without_
+    interleaving). It receives and sends each of these by itself, and as many gradients behind the steady state. In
+    between a send and a receive are one exchange. The first stage receives no input and sends no gradient, the last
+    sends no output and receives no gradient. (n,) [-]
+
+    >>> _num_exchanges(4, np.array([0, 1, 3]), np.array([8.0, 8.0, 8.0])).tolist()
+    [11.0, 21.0, 9.0]
+    """
+    m = num_micro_batches
+    warm = np.minimum(pp - 1 - stage, m)
+    steady = m - warm
+    between = np.where(stage == 0, steady, np.where(stage == pp - 1, steady + (steady > 0), 2 * steady + (steady > 0)))
+    return np.asarray(warm * np.where(stage == 0, 2.0, 4.0) + between, dtype=float)
 
 
 MOST_WALKED = 4096
