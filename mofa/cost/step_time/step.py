@@ -24,7 +24,7 @@ from mofa.cost.optimizer import (
 )
 from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
 from mofa.cost.rows import Rows, params_in_layers
-from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
+from mofa.cost.step_time.bubble import exchanges_waited_for, one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.combined_passes import PairedPasses, paired_passes
 from mofa.cost.step_time.critical_path import (
     MOST_WALKED_ROUNDS,
@@ -357,28 +357,10 @@ def _exchanging(
         _count_gathers(exposed, with_gathers - total, own_gather)
     idle = total - busy
     share = hop / each[:, 0]
-    sent = np.minimum(_num_exchanges(pp, stage, num_micro_batches) * each[:, 0], idle)
+    sent = np.minimum(exchanges_waited_for(pp, stage, num_micro_batches) * each[:, 0], idle)
     exposed[_T["pp"]] += share * sent
     exposed[_T["host_idle"]] += (1.0 - share) * sent
     exposed[_T["bubble"]] += idle - sent
-
-
-def _num_exchanges(pp: int, stage: NDArray[np.intp], num_micro_batches: ArrayN) -> ArrayN:
-    """Exchanges of a step that a stage of Megatron's 1F1B waits for; the hops of other stages are bubble.
-
-    A stage runs ``w`` forwards ahead of its first backward (schedules.py, forward_backward_pipelining_without_
-    interleaving). It receives and sends each of these by itself, and as many gradients behind the steady state. In
-    between a send and a receive are one exchange. The first stage receives no input and sends no gradient, the last
-    sends no output and receives no gradient. (n,) [-]
-
-    >>> _num_exchanges(4, np.array([0, 1, 3]), np.array([8.0, 8.0, 8.0])).tolist()
-    [11.0, 21.0, 9.0]
-    """
-    m = num_micro_batches
-    warm = np.minimum(pp - 1 - stage, m)
-    steady = m - warm
-    between = np.where(stage == 0, steady, np.where(stage == pp - 1, steady + (steady > 0), 2 * steady + (steady > 0)))
-    return np.asarray(warm * np.where(stage == 0, 2.0, 4.0) + between, dtype=float)
 
 
 MOST_WALKED = 4096
