@@ -239,6 +239,10 @@ class Journal:
             self._read = _read((*self.closed_runs, (self.new_instructions, self.new_sizes)), self.larger_blocks)
         return self._read
 
+    def forget_arrays(self) -> None:
+        """Drop the arrays of all events, 12 bytes each; they are made anew where they are asked for again."""
+        self._read = None
+
     def running_op(self, event: int, instruction: Instruction | None = None) -> str:
         """What ran when an event happened; ``instruction`` is what was to be done in one that did not."""
         if instruction is None:
