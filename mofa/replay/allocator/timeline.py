@@ -306,7 +306,10 @@ class Journal:
         group_of = np.array([instruction.group for instruction in events.instructions], dtype=np.int64)
         added = np.zeros(len(marks) * len(GROUPS))
         for begin, numbers, sizes in events.pieces(end):  # sums stay far below 2**53, so that they are exact
-            between = np.searchsorted(marks, np.arange(begin, begin + len(numbers)))
+            ahead, until = np.searchsorted(marks, (begin, begin + len(numbers) - 1))
+            passed = np.zeros(len(numbers), dtype=np.int64)  # 1 behind each mark
+            passed[marks[ahead:until] + 1 - begin] = 1
+            between = ahead + np.cumsum(passed)
             added += np.bincount(between * len(GROUPS) + group_of[numbers], weights=sizes, minlength=len(added))
         alive = np.cumsum(added.reshape(len(marks), len(GROUPS)), axis=0).astype(np.int64)
         return np.asarray(alive[of_mark.reshape(-1)])
