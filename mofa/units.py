@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -18,6 +19,10 @@ SECONDS_PER_DAY = 86400.0
 _DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
 _BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB}
 _SMALL = {"": 1.0, "m": 1e-3, "u": 1e-6, "µ": 1e-6, "n": 1e-9}
+_DURATIONS = {
+    "nanosecond": 1e-9, "microsecond": 1e-6, "millisecond": 1e-3, "second": 1.0, "minute": 60.0, "hour": 3600.0,
+    "day": SECONDS_PER_DAY, "week": 7 * SECONDS_PER_DAY,
+}  # fmt: skip
 
 _UNITS: dict[str, dict[str, float]] = {
     "B": {f"{p}B": f for p, f in {**_DECIMAL, **_BINARY}.items()},
@@ -26,15 +31,21 @@ _UNITS: dict[str, dict[str, float]] = {
         **{f"{p}bit/s": f / 8 for p, f in _DECIMAL.items()},
         **{f"{p}b/s": f / 8 for p, f in _DECIMAL.items()},
         **{f"{p}bps": f / 8 for p, f in _DECIMAL.items()},
+        **{f"{p}Bps": f for p, f in {**_DECIMAL, **_BINARY}.items()},
     },
     "FLOP/s": {f"{p}FLOP{s}": f for p, f in _DECIMAL.items() for s in ("/s", "S")},
     "s": {
         **{f"{p}s": f for p, f in _SMALL.items()}, "min": 60.0, "h": 3600.0, "d": SECONDS_PER_DAY,
-        "seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": SECONDS_PER_DAY,
+        **{f"{word}{s}": f for word, f in _DURATIONS.items() for s in ("", "s")},
     },
     "W": {f"{p}W": f for p, f in _DECIMAL.items()},
     "Hz": {f"{p}Hz": f for p, f in _DECIMAL.items()},
-    "tokens": {f"{p}{s}": f for p, f in {**_DECIMAL, "B": GIGA}.items() for s in ("", "tokens", " tokens") if p or s},
+    "tokens": {
+        f"{p}{s}": f
+        for p, f in {**_DECIMAL, "B": GIGA}.items()
+        for s in ("", "tokens", " tokens", "token", " token")
+        if p or s
+    },
 }  # fmt: skip
 _NUMBER = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\s\d].*?)?\s*")
 
@@ -82,9 +93,7 @@ def parse_quantity(text: object, unit: str) -> float:
     if not name and unit != "tokens":
         raise ValueError(f"{str(text)[:60]!r} has no unit; write a number and a unit, such as {_example(unit)}")
     if name and name not in names:
-        meant = next((known for known in names if known.casefold() == name.casefold()), None)
-        hint = f"did you mean {meant}?" if meant else f"use one such as {_example(unit)}"
-        raise ValueError(f"{name[:30]!r} is no unit of this field; {hint}")
+        raise ValueError(f"{name[:30]!r} is no unit of this field; {_unit_hint(name, unit)}")
     value = number * (names[name] if name else 1.0)
     if not math.isfinite(value):
         raise ValueError(f"{str(text)[:60]!r} is not finite")
@@ -100,6 +109,34 @@ def _finite_count(number: float) -> float:
     if not math.isfinite(value):
         raise ValueError("is not finite; write a number")
     return value
+
+
+def _unit_hint(name: str, unit: str) -> str:
+    """What to write for a word that is no unit of a dimension: another one only where it is the same number.
+
+    >>> _unit_hint("tflops", "FLOP/s"), _unit_hint("mw", "W")
+    ('did you mean TFLOPS?', "use one such as '700 W'")
+    >>> _unit_hint("gb/s", "B/s"), _unit_hint("Gb", "B")
+    ('write GB/s for bytes or Gb/s for bits', "b is bits, of which 8 are a byte; use one such as '80 GiB'")
+    """
+    known = [other for other in _UNITS[unit] if other.casefold() == name.casefold()]
+    same = [other for other in known if not _is_other_prefix(name, other, _UNITS[unit])]
+    if len({_UNITS[unit][other] for other in same}) > 1:
+        largest, smallest = (pick(same, key=_UNITS[unit].__getitem__) for pick in (max, min))
+        return f"write {largest} for bytes or {smallest} for bits"
+    is_bits = unit in ("B", "B/s") and re.fullmatch(r"([kKMGTP]i?)?b(its?)?(/s|ps)?", name)
+    if is_bits and (name != name.lower() or name[0] in "kb"):
+        return f"b is bits, of which 8 are a byte; use one such as {_example(unit)}"
+    return f"did you mean {same[0]}?" if same else f"use one such as {_example(unit)}"
+
+
+def _is_other_prefix(name: str, known: str, names: Mapping[str, float]) -> bool:
+    """Whether two words of the same letters differ in a prefix whose case is its size: m is 1e-3 and M 1e6.
+
+    >>> _is_other_prefix("mW", "MW", _UNITS["W"]), _is_other_prefix("kw", "kW", _UNITS["W"])
+    (True, False)
+    """
+    return name[0] != known[0] and name[0] in "mMpP" and known[1:] in names
 
 
 def _example(unit: str) -> str:

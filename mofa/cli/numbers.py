@@ -61,20 +61,30 @@ def whole_number_parser(example: str) -> Callable[[str | int], int]:
     return parse
 
 
-def file_and_number(text: str) -> tuple[Path, int]:
+def file_and_number(text: str) -> tuple[Path, int | None]:
     """A file of results, and which of its plans, as ``plan.json:2``; a file whose name ends so is itself.
+
+    Raises
+    ------
+    SpecError
+        If there is a number and no file.
 
     Examples
     --------
     >>> [(str(file), number) for file, number in map(file_and_number, ("plan.json:2", "plan.json"))]
-    [('plan.json', 2), ('plan.json', 1)]
+    [('plan.json', 2), ('plan.json', None)]
     """
+    from mofa.errors import SpecError
     from mofa.specs.limited_reads import is_plain_file
 
     before, colon, after = text.rpartition(":")
     if colon and after.isascii() and after.isdigit() and not is_plain_file(Path(text)):
+        if not before.strip():
+            raise SpecError(
+                f"{text[:40]}: the plan's file is missing; write it before the colon, as plan.json{text[:40]}"
+            )
         return Path(before), int(after[:9])
-    return Path(text), 1
+    return Path(text), None
 
 
 def parse_batch(text: str | int) -> str:

@@ -22,7 +22,7 @@ class Collector:
         self.hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
         self.memory = np.zeros((len(MEMORY_COMPONENTS), n))
         self.allocated, self.reserved, self.device, self.flops, self.saved = (np.zeros(n) for _ in range(5))
-        self.beyond_path_s = np.zeros(n)
+        self.named_last_s = np.zeros((3, n))
         self.instant = np.zeros(n, dtype=np.int64)
         self.fullest = np.zeros(n, dtype=np.int64)
         self.slowest = np.zeros(n, dtype=np.int64)
@@ -41,7 +41,7 @@ class Collector:
             slowest = np.zeros(len(places), dtype=np.intp)
             time = StepTime(nothing, nothing, np.full(most.device.shape, np.nan), slowest, np.zeros(len(places)))
         self.exposed[:, places], self.hidden[:, places] = time.exposed, time.hidden
-        self.beyond_path_s[places] = time.beyond_path_s
+        self.named_last_s[:, places] = time.named_last_s
         self.allocated[places] = most.allocated[row_index, peak.fullest]
         self.reserved[places] = most.reserved[row_index, peak.fullest]
         self.device[places] = most.device[row_index, peak.fullest]

@@ -27,7 +27,7 @@ from mofa.cost.rank_spec import RankSpec, rank_specs
 from mofa.cost.rows import LayerArrays, Rows, make_rows
 from mofa.cost.stages import Stages, stages_of
 from mofa.cost.step_time.power_averaging import RESTED, idle_share
-from mofa.cost.step_time.step import name_own_reductions, step_time
+from mofa.cost.step_time.step import name_own_waits, step_time
 from mofa.schedules import SCHEDULE_NAMES, combined
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -118,7 +118,7 @@ class Estimator:
             if progress is not None:
                 progress(done)
         self._as_they_run(out.exposed, out.hidden, which, layers)
-        name_own_reductions(out.exposed, out.beyond_path_s)  # last: the clock goes by waits, whatever they are named
+        name_own_waits(out.exposed, out.named_last_s)  # last: the clock goes by waits, whatever they are named
         breakdown = out.breakdown()
         refuse_unphysical_steps(breakdown, self.cluster)
         return breakdown
@@ -133,23 +133,23 @@ class Estimator:
         """
         which = np.arange(len(self.table)) if which is None else which
         layers = self.table.recompute_layers[which] if recompute_layers is None else recompute_layers
-        exposed, hidden, beyond_path_s = self._component_seconds(which, layers, every_stage=every_stage)
-        name_own_reductions(exposed, beyond_path_s)
+        exposed, hidden, named_last_s = self._component_seconds(which, layers, every_stage=every_stage)
+        name_own_waits(exposed, named_last_s)
         return exposed, hidden
 
     def _component_seconds(
         self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool = False
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Exposed and hidden seconds, and :attr:`StepTime.beyond_path_s`, by which none of them is named yet. [s]"""
+        """Exposed and hidden seconds, and :attr:`StepTime.named_last_s`, by which none of them is named yet. [s]"""
         exposed = np.zeros((len(TIME_COMPONENTS), len(which)))
         hidden = np.zeros((len(HIDDEN_COMPONENTS), len(which)))
-        beyond_path_s = np.zeros(len(which))
+        named_last_s = np.zeros((3, len(which)))
         for chosen, rows in self._composed(which, layers, every_stage=every_stage):
             time = step_time(rows)
             exposed[:, chosen], hidden[:, chosen] = time.exposed, time.hidden
-            beyond_path_s[chosen] = time.beyond_path_s
+            named_last_s[:, chosen] = time.named_last_s
         self._as_they_run(exposed, hidden, which, layers)
-        return exposed, hidden, beyond_path_s
+        return exposed, hidden, named_last_s
 
     def _as_they_run(
         self, exposed: NDArray[np.float64], hidden: NDArray[np.float64], which: NDArray[np.intp],

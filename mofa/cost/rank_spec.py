@@ -261,8 +261,7 @@ class RankSpec:
     @property
     def computations(self) -> tuple[tuple[str, int, int], ...]:
         """Those of a step as (kind, chunk, micro-batch)."""
-        order = self.schedule.order
-        return tuple((a.kind, order.chunk_of(a.stage), a.micro_batch) for a in order.ranks[self.place.pipeline_rank])
+        return self.schedule.order.computations_of(self.place.pipeline_rank)
 
 
 # -- the ranks of one strategy

@@ -101,6 +101,18 @@ class Order:
         """For every stage, whether the model's next stage is on another rank."""
         return sends_to_other_rank(self._ranks_of_stages)
 
+    def computations_of(self, rank: int) -> tuple[tuple[str, int, int], ...]:
+        """Those of a rank as (kind, chunk, micro-batch); one object however often it is asked for."""
+        known = self._computations.get(rank)
+        if known is None:
+            known = tuple((a.kind, self.chunk_of(a.stage), a.micro_batch) for a in self.ranks[rank])
+            self._computations[rank] = known
+        return known
+
+    @cached_property
+    def _computations(self) -> dict[int, tuple[tuple[str, int, int], ...]]:
+        return {}
+
     def chunk_of(self, stage: int) -> int:
         """The number of a stage among its rank's chunks."""
         return stage // self.pp

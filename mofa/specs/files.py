@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from mofa.errors import SpecError
-from mofa.specs.limited_reads import exists, json_fault, read_bytes, utf8_text
+from mofa.specs.limited_reads import exists, json_fault, read_bytes, refuse_unreachable, utf8_text
 from mofa.specs.unmodelled import other_name, why_not_modelled
 
 DataKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles"]
@@ -451,6 +451,7 @@ def find_file(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]
     path = Path(ref)
     if text and exists(path):
         return path, short(text, 200)
+    refuse_unreachable(path, short(text, 200))
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and kind == "workloads" and not path.suffix and not exists(path.parent):
         raise SpecError(
             f"{short(text, 200)}: no such file or folder; a model of Hugging Face is read from its config.json: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -26,6 +26,7 @@ _WHAT = {
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
     "dict_type": "must be a mapping",
+    "dataclass_type": "must be a mapping",
     "model_type": "must be a mapping",
     "model_attributes_type": "must be a mapping",
     "tuple_type": "must be a list",
@@ -80,7 +81,7 @@ def build_spec(cls: type[S], raw: object, where: str, prefix: str = "", *, or_el
 
 def _missing(cls: type[BaseModel], loc: tuple[int | str, ...], prefix: str) -> Iterator[str]:
     """A missing field, or the required fields of the mapping that is missing."""
-    path, owners = _locate(cls, loc)
+    path, owners, _ = _locate(cls, loc)
     field = owners[0].model_fields.get(str(loc[-1])) if len(owners) == 1 else None
     inner = _flat(field.annotation) if field is not None else owners
     yield from _required(prefix + path, inner)
@@ -102,7 +103,7 @@ def _required(path: str, members: list[Any]) -> Iterator[str]:
 
 
 def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> str:
-    path, owner = _locate(cls, problem["loc"])
+    path, owner, entries = _locate(cls, problem["loc"])
     place = (prefix + path).rstrip(".") or "the file"
     kind, context, value = problem["type"], problem.get("ctx", {}), problem.get("input")
     if kind == "extra_forbidden":
@@ -146,13 +147,13 @@ def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> 
         hint = "choose one" if not known or not isinstance(value, str) else did_you_mean(value, known)
         hint = "choose one" if hint.startswith("use one of") else hint  # all of them stand there already
         return f"{place}{shown} {what}; {hint}"
-    if what == "must be a mapping" and owner and not isinstance(value, (dict, list)):
-        return f"{place}{shown} {what}; write its fields, which are {', '.join(_field_names(owner))}"
+    if what == "must be a mapping" and not isinstance(value, (dict, list)):
+        return f"{place}{shown} {what}; write its {entries}"
     return f"{place}{shown} {what}; correct it"
 
 
-def _locate(cls: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, list[type[BaseModel]]]:
-    """Path as the user wrote it, without the tags that pydantic adds for unions, and the specs that own its end."""
+def _locate(cls: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, list[type[BaseModel]], str]:
+    """Path as the user wrote it, without tags of unions, the specs that own its end, and what a mapping there has."""
     path = ""
     owners: list[Any] = [cls]
     last_owner: list[type[BaseModel]] = [cls]
@@ -184,7 +185,22 @@ def _locate(cls: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, list
             last_owner = models
         path += f".{part}" if path else part
     ends = [t for t in owners if isinstance(t, type) and issubclass(t, BaseModel)]
-    return path, ends or last_owner
+    return path, ends or last_owner, _entries(owners)
+
+
+def _entries(types_: list[Any]) -> str:
+    """What a mapping of one of these types holds, in words.
+
+    >>> _entries([dict[Literal["bf16", "fp8"], int]]), _entries([dict[str, int]])
+    ('entries, each by its name, which is one of bf16, fp8', 'entries, each by its name')
+    """
+    keys = next((get_args(t)[0] for t in types_ if get_origin(t) is dict), None)
+    if keys is not None:
+        names = [str(name) for name in get_args(keys)] if get_origin(keys) is Literal else []
+        return f"entries, each by its name{', which is one of ' if names else ''}{', '.join(names)}"
+    fields = [name for t in types_ for name in getattr(t, "__dataclass_fields__", {})]
+    names = fields or _field_names([t for t in types_ if hasattr(t, "model_fields")])
+    return f"fields, which are {', '.join(dict.fromkeys(names))}" if names else "fields"
 
 
 def _paths(cls: type[BaseModel]) -> Iterator[tuple[str, ...]]:

@@ -69,6 +69,24 @@ def exists(path: Path) -> bool:
         return False
 
 
+def refuse_unreachable(path: Path, where: str) -> None:
+    """Refuse a path of which the system does not say whether it is there, with its reason.
+
+    Raises
+    ------
+    SpecError
+        Of a folder without permission, a loop of links, a name that is too long.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return
+    except OSError as error:
+        raise SpecError(
+            f"{where}: cannot be read ({error_reason(error)}); check the path and its permissions"
+        ) from None
+
+
 def read_bytes(path: str | Path, where: str, limit: int, advice: str = "check the path") -> bytes:
     """What a file holds, at most ``limit`` bytes of it.
 

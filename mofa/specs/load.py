@@ -30,6 +30,7 @@ from mofa.specs.from_mapping import build_spec
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.implied_facts import implied_facts
 from mofa.specs.limited_reads import is_folder
+from mofa.specs.nearest_node import nearest_node
 from mofa.specs.overrides import parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu, with_overrides
 from mofa.specs.profiles import find_gpu_file, is_gpu_file, profile_of_text
 from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
@@ -167,10 +168,10 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
         said = short(str(overrides["num_gpus"]))
         raise SpecError(f"{where}: num_gpus is set to {said}, but the GPUs asked for are {num_gpus}; say it once")
     if path.parent != bundled_dir("nodes") and is_gpu_file(path):
-        gpu_name = Path(path).stem
+        gpu_name, near = Path(path).stem, nearest_node(load_yaml(path, where))
         raise SpecError(
             f"{where}: is a GPU's file, and a cluster is a node's; name one that says gpu: {short(gpu_name)} "
-            f"(mofa new node --like h100-hgx --gpu {short(gpu_name)})"
+            f"(mofa new node --like {near} --gpu {short(gpu_name)})"
         )
     node_text = read_text(path, where)
     name = _gpu_of(node_text, where)

@@ -19,6 +19,14 @@ _set: ContextVar[dict[Path, bytes] | None] = ContextVar("set_of_files", default=
 MASKED = {number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None}
 """Signals that end a process; not every system has all."""
 
+NAMES_IN_FOLDERS = frozenset({
+    "balance.json", "check.json", "chunks.csv", "chunks.json", "compare.csv", "compare.json", "estimate.json",
+    "feasible.csv", "goodput.csv", "goodput.json", "layers.csv", "memory.csv", "placement.csv", "plan.json",
+    "plans.csv", "points.csv", "rejected.csv", "runs.csv", "stage_times.csv", "stages.csv", "time.csv",
+    "validate.json",
+})  # fmt: skip
+"""Tables and results that commands write into the folder of ``--out``."""
+
 
 def check_writable(path: Path, *, directory: bool = False) -> None:
     """Refuse a place that cannot be written before long work is done for it.
@@ -59,7 +67,7 @@ def _check_directory(path: Path) -> None:
 def _check_file(path: Path) -> None:
     if path.is_dir():
         raise SpecError(f"{path}: is a directory, not a file; name a file in it")
-    if not path.parent.is_dir():
+    if not _exists(path.parent) or not path.parent.is_dir():
         raise SpecError(f"{path}: the directory {path.parent} does not exist; make it first")
     if _exists(path) and not path.is_file():  # a device or a pipe, written as it is
         if not os.access(path, os.W_OK):
@@ -122,9 +130,16 @@ def check_places(
         if place in places:
             raise SpecError(f"{option} {path}: {places[place]} names the same file; name two")
         places[place] = option
-    for path in directories.values():
-        if path is not None:
-            check_writable(path, directory=True)
+    for option, path in directories.items():
+        if path is None:
+            continue
+        check_writable(path, directory=True)
+        folder = _target(path)
+        for other, file in files.items():
+            if file is not None and _target(file) == folder:
+                raise SpecError(f"{other} {file}: {option} names a directory there; name another file")
+            if file is not None and _target(file).parent == folder and Path(file).name in NAMES_IN_FOLDERS:
+                raise SpecError(f"{other} {file}: {option} writes a file of that name there; name another")
 
 
 def _names(inputs: Iterable[object]) -> Iterator[str]:
@@ -192,6 +207,9 @@ def write_atomic(path: Path, content: bytes, *, replaces_input: bool = False) ->
         raise SpecError(f"{path}: is a file that was read; name another place for the result")
     waiting = _set.get()
     if waiting is not None:
+        target = _target(path)
+        if any(_target(other) == target for other in waiting):
+            raise SpecError(f"{path}: two results of this command are that file; name two places")
         waiting[path] = content
         return
     write_all({path: content})

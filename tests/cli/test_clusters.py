@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mofa.specs.files import bundled_dir
 from mofa.specs.load import load_cluster
 from tests.cli.conftest import Cli, one_line_of
 
@@ -112,6 +113,20 @@ def _node_of(gpu: str) -> str:
             ("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3", "--gpus", "512,256"),
             "write smaller numbers first",
         ),
+        (
+            ("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3", "--gpus", "1,024"),
+            "024 in 1,024 begins with 0; a comma stands between two scales, and one of 1024 is written 1024",
+        ),
+        (
+            ("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3", "--gpus", "256,768"),
+            "768 is not 256 times a power of two; a comma stands between two scales",
+        ),
+        (("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3", "--gpus", "8,16..32"), "has commas and '..'"),
+        (
+            ("goodput", "--faults", "llama3", "--checkpoint", "1s", "--restart", "1s", "--gpus", "256,512"),
+            "256,512 are several scales, and the calculator is of one job",
+        ),
+        (("compare", ":2", "plan.json:1"), ":2: the plan's file is missing"),
         (("show", "workload", "llama3-8b", "--set", "workload.precision=fp8"), "must be a mapping; write its fields"),
         (("new", "node", "--like", "h100-hgx", "--gpu", "../x"), "--gpu: ../x is no name of a GPU"),
         (("plan", "llama3-8b", "h100-hgx", "--batch-size", "64"), "did you mean --global-batch?"),
@@ -143,7 +158,12 @@ def test_a_gpu_s_mistake_is_said_of_its_own_file_and_the_gpu_is_no_cluster(cli: 
     line = one_line_of(cli("show", "hardware", "node.yaml").stderr)
     assert line.startswith("mofa: card.yaml: capacity_bytes (39.40 GiB) must be at most memory_bytes (37.25 GiB)")
     line = one_line_of(cli("plan", "llama3-8b", "card.yaml", "--gpus", "8").stderr)
-    assert "card.yaml: is a GPU's file" in line and "mofa new node --like h100-hgx --gpu card" in line
+    assert "card.yaml: is a GPU's file" in line and "mofa new node --like a100-pcie-pairs --gpu card" in line
+    for like in ("mi300x", "a100-80gb"):  # a whole profile, by its datasheet
+        text = (bundled_dir("gpus") / f"{like}.yaml").read_text(encoding="utf-8")
+        Path("own.yaml").write_text(text.replace(f"name: {like}", "name: own"), encoding="utf-8")
+        node = {"mi300x": "mi300x-oam", "a100-80gb": "a100-hgx"}[like]
+        assert f"--like {node} --gpu own" in one_line_of(cli("plan", "llama3-8b", "own.yaml", "--gpus", "8").stderr)
 
 
 def test_a_protocol_is_read_as_its_makers_write_it(cli: Cli) -> None:

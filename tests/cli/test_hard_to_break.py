@@ -6,6 +6,7 @@ import copy
 import csv
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,7 +40,7 @@ from mofa.specs.load import load_cluster, load_workload, parse_set
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
-from mofa.specs.write_files import check_places, check_writable, write_atomic, written_together
+from mofa.specs.write_files import NAMES_IN_FOLDERS, check_places, check_writable, write_atomic, written_together
 from tests.cli.conftest import Cli
 from tests.committed import read_yaml, yaml_text
 
@@ -246,6 +247,38 @@ def test_an_output_that_is_an_input_or_another_output_is_refused(cli: Cli, tmp_p
         check_places({"--json-file": link, "--csv": path}, {})
     assert cli("estimate", str(path), *JOB, "--quiet", "--csv", str(path)).returncode == 2
     assert path.read_text() == source
+
+
+def test_a_file_in_the_folder_of_out_is_refused_where_it_has_a_name_that_is_written_there(tmp_path: Path) -> None:
+    folder = tmp_path / "same"
+    with pytest.raises(SpecError, match="--out names a directory there"):
+        check_places({"--json-file": folder}, {"--out": folder})
+    with pytest.raises(SpecError, match="--out writes a file of that name there"):
+        check_places({"--json-file": None, "--csv": _made(folder) / "plans.csv"}, {"--out": folder})
+    check_places({"--json-file": folder / "mine.json"}, {"--out": folder})
+    with pytest.raises(SpecError, match="two results of this command are that file"), written_together():
+        for text in (b"1", b"2"):
+            write_atomic(folder / "x", text)
+    sources = [path.read_text() for part in ("report", "cli") for path in (ROOT / "mofa" / part).rglob("*.py")]
+    keys = {
+        name for text in sources for name in re.findall(r'(?:files\[|[{ ])"([a-z_]+\.(?:json|csv))"(?:\]|:) ', text)
+    }
+    assert keys == NAMES_IN_FOLDERS
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_why_a_path_cannot_be_reached_is_said(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for name, reason in (("a", "symbolic links"), ("x" * 300, "too long"), ("a/x.yaml", "symbolic links")):
+        done = cli("plan", str(tmp_path / name), "h100-hgx", "--gpus", "8")
+        assert done.returncode == 2 and "cannot be read" in done.stderr and reason in done.stderr, name
+    done = cli("estimate", *JOB, "--csv", str(tmp_path / "a" / "x"))
+    assert done.returncode == 2 and "symbolic links" in done.stderr
 
 
 def test_a_file_that_was_read_is_never_written(cli: Cli, tmp_path: Path) -> None:

@@ -197,7 +197,11 @@ def test_broken_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: s
     assert message in _refused(lambda: load_workload("x.yaml"))
 
 
-@pytest.mark.parametrize("ref", ["llama3-9b", "", "\0", "x" * 10_000, "a\nb", "./nowhere.yaml", "../x"])
+def test_a_name_that_no_file_may_have_is_refused_with_the_system_s_reason() -> None:
+    assert "cannot be read (File name too long)" in _refused(lambda: load_workload("x" * 10_000))
+
+
+@pytest.mark.parametrize("ref", ["llama3-9b", "", "\0", "a\nb", "./nowhere.yaml", "../x"])
 def test_unknown_workloads(ref: str) -> None:
     assert "no " in _refused(lambda: load_workload(ref))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -135,3 +136,18 @@ def test_a_host_s_speed_scales_all_that_it_does() -> None:
     for name, value, word in (("eager_op_s", "-4 us", "eager_op_s"), ("no_op_s", None, "no_op_s")):
         with pytest.raises(SpecError, match=word):
             load_cluster("h200-hgx", 8, {f"{path}eager_op_s": "3 us", f"{path}{name}": value})
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("gpu.curves.gemm", "write its entries, each by its name, which is one of bf16, fp8, fp32"),
+        ("gpu.curves.gemm.bf16.form", "write its fields, which are tiles, k_overhead, floor_s"),
+        ("gpu.curves.stream", "write its entries, each by its name"),
+        ("gpu.peak_flops_per_s", "write its entries, each by its name, which is one of bf16"),
+        ("node.nic", "write its fields, which are name, num_per_node"),
+    ],
+)
+def test_what_a_mapping_holds_is_said_of_it_and_not_of_the_one_around_it(path: str, says: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"{path} (3) must be a mapping; {says}")):
+        load_cluster("h100-hgx", 8, {path: 3})

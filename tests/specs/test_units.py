@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -32,6 +34,13 @@ from mofa.units import format_bytes, parse_quantity
         ("10 minutes", "s", 600.0),
         ("15T tokens", "tokens", 15e12),
         ("2Btokens", "tokens", 2e9),
+        ("300 GBps", "B/s", 300e9),
+        ("1 hour", "s", 3600.0),
+        ("1 day", "s", 86400.0),
+        ("2 weeks", "s", 14 * 86400.0),
+        ("5 microseconds", "s", 5e-6),
+        ("1 token", "tokens", 1.0),
+        ("4M token", "tokens", 4e6),
     ],
 )
 def test_known_quantities(text: object, unit: str, value: float) -> None:
@@ -55,11 +64,43 @@ def test_known_quantities(text: object, unit: str, value: float) -> None:
         ([1], "B", "no quantity"),
         ("70gb", "B", "did you mean GB?"),
         ("6 H", "s", "did you mean h?"),
+        ("80 Gb", "B", "b is bits, of which 8 are a byte"),
+        ("450 gb/s", "B/s", "write GB/s for bytes or Gb/s for bits"),
+        ("300 GBPS", "B/s", "write GBps for bytes or Gbps for bits"),
+        ("700 mw", "W", "use one such as '700 W'"),
+        ("5 MS", "s", "use one such as '5 us'"),
     ],
 )
 def test_what_is_no_quantity_is_refused(text: object, unit: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_quantity(text, unit)
+
+
+PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+            "p": 1e-12, "g": 1e9, "t": 1e12, "N": 1e-9, "U": 1e-6}  # fmt: skip
+"""Powers of ten of the SI, and of letters that are no prefix in this case those of the other case."""
+
+
+@pytest.mark.parametrize("unit", ["B", "B/s", "W", "Hz", "s", "FLOP/s"])
+def test_a_hint_is_the_same_number(unit: str) -> None:
+    """Every known word in every mix of large and small letters: a hint moves neither 8 nor a power of ten."""
+    base = {"B": "B", "B/s": "B/s", "W": "W", "Hz": "Hz", "s": "s", "FLOP/s": "FLOP/s"}[unit]
+    for known in (f"{prefix}{base}" for prefix in ("", "k", "M", "G", "T", "P", "n", "u", "m")):
+        for letters in itertools.product(*({c.lower(), c.upper()} for c in known)):
+            word = "".join(letters)
+            try:
+                parse_quantity(f"1 {word}", unit)
+            except ValueError as error:
+                meant = re.search(r"did you mean (\S+)\?", str(error))
+            else:
+                continue
+            if meant is None:
+                continue
+            prefix = word[: len(known) - len(base)]
+            is_bits = unit in ("B", "B/s") and "b" in word and word != word.lower()
+            assert math.isclose(
+                parse_quantity(f"1 {meant[1]}", unit), PREFIXES.get(prefix, 0.0) * (1 / 8 if is_bits else 1)
+            ), (word, meant[1])
 
 
 @given(st.floats(min_value=1e-3, max_value=1e6))

@@ -37,7 +37,7 @@ def compare(
     from mofa.report.comparison_text import comparison_to_frame, print_comparison, save_comparison
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out)
-    places = [file_and_number(result) for result in results]
+    places = [(file, 1 if number is None else number) for file, number in map(file_and_number, results)]
     output.refuse_unwritable_places([file for file, _ in places])
     loaded = [(text, each) for text, place in zip(results, places, strict=True) for each in read_results(*place)]
     names = distinct_names([_short_name(text, result) for text, result in loaded])

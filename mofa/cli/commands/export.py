@@ -24,7 +24,7 @@ def export(
     to: Annotated[
         str, typer.Option("--to", metavar="FRAMEWORK", help="megatron, megatron-bridge, torchtitan or torchtitan-0.3.")
     ] = "",
-    number: Annotated[int, typer.Option("--number", min=1, help="Which of the plans, 1 the best.")] = 1,
+    number: Annotated[int | None, typer.Option("--number", min=1, help="Which of the plans; 1, the best.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Where to write the files; else they are printed.")
     ] = None,
@@ -80,13 +80,13 @@ def export(
                 "cluster after the workload, or leave the option out"
             )
         file, named = file_and_number(workload)
-        if named != 1 and number not in (1, named):
+        if number is not None and named not in (None, number):
             raise SpecError(f"--number: is {number}, but {workload} names plan {named}; keep one")
-        number, result = (number if named == 1 else named), load_result(file)
+        number, result = (number if named is None else named), load_result(file)
     else:
         options["--gpus"] = count_gpus(cluster, gpus, nodes)
         result = _predicted(workload, cluster, options, replay, jobs, quiet)
-    exported = mofa.export(result, to=to, number=number, out=out)
+    exported = mofa.export(result, to=to, number=1 if number is None else number, out=out)
     if out is not None:
         print(f"wrote {', '.join(exported.files)} to {out}", file=sys.stderr)
         return

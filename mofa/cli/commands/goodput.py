@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,6 +145,8 @@ def goodput(
     if profile is None or profile.reliability is None:
         raise SpecError("--faults: is missing; name a fault profile, such as llama3 (mofa show faults lists them)")
     numbers = parse_gpu_counts(gpus)
+    if "," in gpus and not quiet:
+        print(f"mofa: --gpus {gpus} is read as {len(numbers)} scales: {_listed(numbers)} GPUs", file=sys.stderr)
     show.show_scale(
         _by_scale(
             workload, cluster, numbers, profile, seq_len, global_batch, framework, set_, strategy, weak, replan, quiet
@@ -261,7 +264,9 @@ def _mtbf_s(rate: LogStatistics | None, profile: FaultSpec | None, gpus: str | N
 
     if gpus is None:
         raise SpecError("--gpus: is missing; say how many GPUs the job has, 8 a node")
-    number = parse_gpu_count(gpus)
+    number, *others = parse_gpu_counts(gpus)
+    if others:
+        raise SpecError(f"--gpus: {gpus[:40]} are several scales, and the calculator is of one job; give one number")
     if rate is not None:
         per_node = rate.rate_per_node_day
     elif profile is not None and profile.reliability is not None:
@@ -287,32 +292,38 @@ def _record(log: Path, nodes: int | None, days: float | None) -> LogStatistics:
 def parse_gpu_counts(text: str) -> list[int]:
     """Numbers of GPUs, doubling, or each by itself where every further one is the first times a power of two.
 
+    A comma stands between two numbers, as in every option that takes several, and never between digits of one.
+
     Raises
     ------
     SpecError
-        If they are none, fall, or may be read in two ways.
+        If they are none, or fall.
 
     Examples
     --------
-    >>> parse_gpu_counts("1K..4K"), parse_gpu_counts("512"), parse_gpu_counts("1,024")
+    >>> parse_gpu_counts("1K..4K"), parse_gpu_counts("512"), parse_gpu_counts("1_024")
     ([1024, 2048, 4096], [512], [1024])
-    >>> parse_gpu_counts("256,512"), parse_gpu_counts("64,256,1K")
-    ([256, 512], [64, 256, 1024])
+    >>> parse_gpu_counts("256,512"), parse_gpu_counts("64,256,1K"), parse_gpu_counts("1,512")
+    ([256, 512], [64, 256, 1024], [1, 512])
     """
     from mofa.errors import SpecError
 
     parts = [part.strip() for part in text.split(",")]
-    if len(parts) > 1 and ".." not in text and all(part and not part.startswith("0") for part in parts):
+    if len(parts) > 1:
+        if ".." in text:
+            raise SpecError(f"--gpus: {text[:40]} has commas and '..'; write numbers with commas, or one range")
+        alone = "".join(parts)[:20]
+        instead = (
+            f"; a comma stands between two scales, and one of {alone} is written {alone}" if alone.isdigit() else ""
+        )
+        if leading := next((part for part in parts if part.startswith("0")), None):
+            raise SpecError(f"--gpus: {leading[:20]} in {text[:40]} begins with 0{instead}")
         numbers = [parse_gpu_count(part) for part in parts]
-        times = [number / min(numbers) for number in numbers]
-        if not all(t.is_integer() and int(t) & (int(t) - 1) == 0 for t in times):
-            joined = "".join(parts)
-            raise SpecError(
-                f"--gpus: {text[:40]} may be one number or several; write {joined[:20]} for one, or several "
-                "that are the smallest times a power of two"
-            )
         if numbers != sorted(set(numbers)):
-            raise SpecError(f"--gpus: {text[:40]} does not rise; write smaller numbers first")
+            raise SpecError(f"--gpus: {text[:40]} does not rise; write smaller numbers first{instead}")
+        times = [number / numbers[0] for number in numbers]
+        if other := next((n for n, t in zip(numbers, times, strict=True) if not _is_power_of_two(t)), None):
+            raise SpecError(f"--gpus: {other:,} is not {numbers[0]:,} times a power of two{instead}")
         return numbers
     first, dots, last = text.partition("..")
     low = parse_gpu_count(first)
@@ -325,6 +336,19 @@ def parse_gpu_counts(text: str) -> list[int]:
     if out[-1] != high:
         raise SpecError(f"--gpus: {high:,} is not {low:,} times a power of two; {out[-1]:,} and {out[-1] * 2:,} are")
     return out
+
+
+def _listed(numbers: list[int]) -> str:
+    """Numbers as a sentence has them.
+
+    >>> _listed([1, 512]), _listed([64, 256, 1024])
+    ('1 and 512', '64, 256 and 1024')
+    """
+    return " and ".join([", ".join(map(str, numbers[:-1])), str(numbers[-1])])
+
+
+def _is_power_of_two(number: float) -> bool:
+    return number.is_integer() and int(number) & (int(number) - 1) == 0
 
 
 def parse_gpu_count(text: str) -> int:

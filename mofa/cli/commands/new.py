@@ -62,13 +62,16 @@ def new_gpu(
 
     Curves of kernels are those of the GPU that it is like, rescaled by peaks, bandwidths and power, and assumed.
     """
-    from mofa.specs.files import gpus_of_nodes
     from mofa.specs.hardware_template import gpu_template
+    from mofa.specs.nearest_node import nearest_node
 
     _check_like(like, "gpus")
     _check_new(out)
-    node = next((node for node, gpu in gpus_of_nodes().items() if gpu == like), "h100-hgx")
-    _write(gpu_template(like), out, f"mofa new node --like {node} --gpu {{0.stem}} makes a node of it")
+    _write(
+        gpu_template(like),
+        out,
+        f"mofa new node --like {nearest_node({'like': like})} --gpu {{0.stem}} makes a node of it",
+    )
 
 
 @new.command("node")

@@ -100,3 +100,37 @@ def one_f_one_b_s(
         np.where(m > ahead + 1, every + before + 2 * behind + (m - ahead) * t, 0.0),
     ]
     return np.asarray(np.max([row_max(path) for path in paths], axis=0))
+
+
+def exchanges_waited_for(pp: int, stage: NDArray[np.intp], num_micro_batches: ArrayN) -> ArrayN:
+    """Exchanges of a step that a stage of Megatron's 1F1B waits for; the hops of other stages are bubble.
+
+    A stage runs ``w`` forwards ahead of its first backward (schedules.py, forward_backward_pipelining_without_
+    interleaving). It receives and sends each of these by itself, and as many gradients behind the steady state. In
+    between a send and a receive are one exchange. The first stage receives no input and sends no gradient, the last
+    sends no output and receives no gradient.
+
+    Parameters
+    ----------
+    pp
+        Stages. [-]
+    stage
+        Which one it is. (n,) [-]
+    num_micro_batches
+        (n,) [-]
+
+    Returns
+    -------
+    array
+        (n,) [-]
+
+    Examples
+    --------
+    >>> exchanges_waited_for(4, np.array([0, 1, 3]), np.array([8.0, 8.0, 8.0])).tolist()
+    [11.0, 21.0, 9.0]
+    """
+    m = num_micro_batches
+    warm = np.minimum(pp - 1 - stage, m)
+    steady = m - warm
+    between = np.where(stage == 0, steady, np.where(stage == pp - 1, steady + (steady > 0), 2 * steady + (steady > 0)))
+    return np.asarray(warm * np.where(stage == 0, 2.0, 4.0) + between, dtype=float)

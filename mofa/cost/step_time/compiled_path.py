@@ -28,13 +28,14 @@ class _Walk(ctypes.Structure):
     _fields_ = (
         ("size", c_int64), ("first_wait", c_void_p), ("waits", c_void_p), ("first_sent", c_void_p), ("sent", c_void_p),
         ("before", c_void_p), ("num_ends", c_int64), ("num_steady", c_int64), ("ends", c_void_p),
-        ("last_steady", c_void_p), ("round_before", c_void_p),
+        ("last_steady", c_void_p), ("round_before", c_void_p), ("num_ranks", c_int64), ("rank", c_void_p),
+        ("in_last_round", c_void_p),
     )  # fmt: skip
 
 
 SIGNATURES: dict[str, Signature] = {
     "source": (c_char_p, []),
-    "longest_path": (None, [POINTER(_Walk), *([c_void_p] * 5), c_int64, *([c_void_p] * 4)]),
+    "longest_path": (None, [POINTER(_Walk), *([c_void_p] * 5), c_int64, *([c_void_p] * 5)]),
 }
 
 
@@ -46,8 +47,9 @@ def library() -> ctypes.PyDLL | None:
 
 def longest_path(
     compiled: ctypes.PyDLL, walk: DependencyLevels, rows: IntA, durations: ArrayN, hosts: tuple[ArrayN, ...] | None
-) -> tuple[ArrayN, ArrayN]:
-    """When the last computation ends, and the longest of all last rounds. (n,) each [s]
+) -> tuple[ArrayN, ArrayN, ArrayN]:
+    """When the last computation ends, the longest of all last rounds, (n,) each, and what the device of each rank waits
+    for its own host, in all and in the last round, (2, pp, n). [s]
 
     Parameters
     ----------
@@ -63,11 +65,12 @@ def longest_path(
     ends = np.empty(size if hosts is None else 2 * size)
     issued = None if hosts is None else ends[size:].ctypes.data
     latest_end, round_s = np.empty((2, num_plans))
+    waited_s = np.zeros((2, len(walk.last_steady), num_plans))
     compiled.longest_path(
         _walk_of(walk), rows.ctypes.data, *given, num_plans, ends.ctypes.data, issued, latest_end.ctypes.data,
-        round_s.ctypes.data,
+        round_s.ctypes.data, waited_s.ctypes.data,
     )  # fmt: skip
-    return latest_end, round_s
+    return latest_end, round_s, waited_s
 
 
 def _walk_of(walk: DependencyLevels) -> _Walk:
@@ -75,4 +78,5 @@ def _walk_of(walk: DependencyLevels) -> _Walk:
     arrays = (*walk.waits, *walk.hand_over_before, walk.previous_on_rank)
     ends = (walk.last_nodes, walk.last_steady, walk.round_before)
     pointers, ends_of = ([array.ctypes.data for array in some] for some in (arrays, ends))
-    return _Walk(walk.size, *pointers, len(walk.last_nodes), len(walk.last_steady), *ends_of)
+    return _Walk(walk.size, *pointers, len(walk.last_nodes), len(walk.last_steady), *ends_of, len(walk.last_steady),
+                 walk.rank.ctypes.data, walk.in_last_round.ctypes.data)  # fmt: skip

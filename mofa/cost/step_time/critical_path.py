@@ -25,6 +25,8 @@ IntN = NDArray[np.int64]
 
 MOST_WALKED_ROUNDS = 3
 """Rounds of micro-batches that are walked at most; those behind take as long as the last of the steady state. [-]"""
+BARELY = 0.01
+"""A host that issues a round in less than one takes, but by no more than this share, is taken not to get ahead. [-]"""
 FEW_PLANS = 8
 """Plans of which all durations are gathered at once. [-]"""
 _AT_ONCE = 1 << 21
@@ -186,7 +188,17 @@ def critical_path_s(
     >>> critical_path_s(("interleaved", "megatron", 4, 2), given, np.array([8, 800]))
     array([  57., 4809.])
     """
-    schedule, runtime, _, vpp = plan
+    return critical_path_and_host_waits_s(plan, given, num_micro_batches, of=of)[0]
+
+
+def critical_path_and_host_waits_s(
+    plan: tuple[str, Runtime, int, int], given: Durations, num_micro_batches: IntN, *, of: IntA | None = None
+) -> tuple[ArrayN, ArrayN]:
+    """As :func:`critical_path_s`, (n,), and what the device of each rank waits for its own host, (n, pp). [s]
+
+    Where no clocks of hosts are given no device waits.
+    """
+    schedule, runtime, pp, vpp = plan
     shown = given.forward_s.shape[1]
     like = np.arange(shown) if of is None else of
     # where the durations of each of all ranks' chunks are among the given
@@ -197,6 +209,7 @@ def critical_path_s(
     durations = given.seconds_by_level_node(schedule)
     host = given.host_tables(durations)
     total, queued = np.empty(durations.shape[1]), runtime == "pytorch"
+    waited_s = np.zeros((pp, len(total)))
     once: Once = given.once.kind if given.once is not None else ""
     nums, inverse = np.unique(num_micro_batches, return_inverse=True)
     per_round = _per_round(plan, nums)
@@ -213,13 +226,37 @@ def critical_path_s(
             some = plans_alike[start : start + step]
             now = np.ascontiguousarray(durations[:, some])
             hosts = None if host is None else tuple(table[:, some] for table in host)
-            total[some], period = _walk(walk, rows, now, hosts)
+            total[some], period, (waited_s[:, some], each_waited_s) = _walk(walk, rows, now, hosts)
             behind = (num_micro_batches[some] - walked) / each
             if queued and np.any(behind):  # on one stream for all its sends and receives a rank's own rounds differ
                 fewer = levels_of(*plan, walked - each, each, once)
-                period = total[some] - _walk(fewer, rows, now, hosts)[0]
+                fewer_s, _, (fewer_waited_s, _) = _walk(fewer, rows, now, hosts)
+                period, each_waited_s = total[some] - fewer_s, waited_s[:, some] - fewer_waited_s
+            if given.host is not None and np.any(behind):
+                each_waited_s = _steady_waits_s(given.host, like, some, each, period, each_waited_s)
             total[some] += behind * period
-    return total
+            waited_s[:, some] += behind * each_waited_s
+    return total, waited_s.T
+
+
+def _steady_waits_s(
+    host: tuple[Clocks, ...], like: IntA, some: IntN, each: int, period_s: ArrayN, walked_s: ArrayN
+) -> ArrayN:
+    """What the device of each rank waits for its own host in a round that is left out. (pp, some) [s]
+
+    A host that waits for its device has as far a lead in every round. Another's grows until its device waits no more,
+    where it issues a round in less than one takes. Where it does not, its lead is gone sooner or later, and the device
+    waits whenever it does not compute.
+    """
+    parts = [Clocks(*(part[some] for part in clocks[:4])) for clocks in host]
+    issued_s, computed_s = (
+        each * np.sum([getattr(clocks, name) for clocks in parts], axis=0).sum(axis=2)[:, like].T
+        for name in ("host_s", "device_s")
+    )
+    waits = np.max([clocks.host_behind_device_s for clocks in parts], axis=0).max(axis=2)[:, like].T > NEVER / 2
+    falls_behind = issued_s >= (1.0 - BARELY) * period_s
+    alone_s = np.where(falls_behind, np.maximum(period_s - computed_s, 0.0), 0.0)
+    return np.where(waits, walked_s, alone_s)
 
 
 def _per_round(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> IntN:
@@ -243,10 +280,11 @@ def may_be_too_low(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN)
 
 def _walk(
     walk: DependencyLevels, place: IntA, durations: ArrayN, hosts: tuple[ArrayN, ...] | None = None
-) -> tuple[ArrayN, ArrayN]:
-    """When the last computation ends, and the longest of all last rounds; durations are at ``place``. (n,) each [s]
+) -> tuple[ArrayN, ArrayN, ArrayN]:
+    """When the last computation ends and the longest of all last rounds, (n,) each; durations are at ``place``. [s]
 
-    By the compiled part where there is one.
+    And what the device of each rank waits for its own host, in all and in the last round, (2, pp, n). By the compiled
+    part where there is one.
     """
     rows = place.take(walk.duration_index)
     if (compiled := compiled_path.library()) is not None:
@@ -256,7 +294,7 @@ def _walk(
 
 def _walk_by_level(
     walk: DependencyLevels, rows: IntA, durations: ArrayN, hosts: tuple[ArrayN, ...] | None
-) -> tuple[ArrayN, ArrayN]:
+) -> tuple[ArrayN, ArrayN, ArrayN]:
     """The same without the compiled part; each node's durations are in one of the ``rows``.
 
     Durations of many plans are gathered level by level: of all nodes together they would be written to memory and read
@@ -269,6 +307,7 @@ def _walk_by_level(
     done = np.empty((walk.size, *durations.shape[1:]))
     done[0] = 0.0
     issued = np.zeros_like(done) if hosts is not None else done
+    waited_s = np.zeros((2, len(walk.last_steady), *durations.shape[1:]))
     hop_s = durations[0]
     at_once = num_plans <= FEW_PLANS
     if at_once:
@@ -285,14 +324,23 @@ def _walk_by_level(
         if hosts is not None:
             held_s, woken_s, host_s = (t[nodes] if at_once else t.take(of_level, axis=0) for t in hosts)
             issued_before = issued.take(before, axis=0)
-            np.maximum(ends, np.add(issued_before, held_s), out=ends)
+            until = np.add(issued_before, held_s)
+            _add_by_rank(waited_s, walk, nodes, np.maximum(until - ends, 0.0))
+            np.maximum(ends, until, out=ends)
             np.add(latest, woken_s, out=latest)
             np.maximum(latest, np.add(issued_before, host_s, out=issued_before), out=issued[nodes])
     latest_end, round_s = (
         done[walk.last_nodes].max(axis=0),
         (done[walk.last_steady] - done[walk.round_before]).max(axis=0),
     )
-    return np.atleast_1d(latest_end), np.atleast_1d(round_s)
+    return np.atleast_1d(latest_end), np.atleast_1d(round_s), waited_s.reshape(*waited_s.shape[:2], num_plans)
+
+
+def _add_by_rank(waited_s: ArrayN, walk: DependencyLevels, nodes: slice, later_s: ArrayN) -> None:
+    """Add what hosts make nodes later to the waits of their ranks."""
+    rank, is_last = walk.rank[nodes], walk.in_last_round[nodes]
+    for sums, own in zip(waited_s, (rank >= 0, (rank >= 0) & (is_last > 0)), strict=True):
+        np.add.at(sums, rank[own], later_s[own])
 
 
 def _latest(done: ArrayN, waits: IntA) -> ArrayN:

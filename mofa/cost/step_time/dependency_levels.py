@@ -47,6 +47,10 @@ class DependencyLevels:
     """The same of what a hand-over follows."""
     previous_on_rank: IntA
     """The computation before each node on its rank, (N,)."""
+    rank: IntA
+    """The rank whose computation a node is, -1 of all others, (N,)."""
+    in_last_round: IntA
+    """1 of the computations between ``round_before`` and ``last_steady``, the second included; else 0. (N,)"""
 
 
 @dataclass(frozen=True)
@@ -143,15 +147,18 @@ def levels_of(
     before[graph.computations[:, 1:]] = graph.computations[:, :-1]
     before = place[before[in_order]]
     last_steady, round_before = [], []
+    rank_of, in_last_round = np.full(size, -1), np.zeros(size, dtype=np.intp)
     for rank, nodes in enumerate(graph.computations):
         ahead = 2 * (pp - 1 - rank) + (vpp - 1) * each + SCHEDULES[schedule].pairs_passes
         last = len(nodes) - 1 - min(ahead, len(nodes) // 2)
         last_steady.append(nodes[last])
-        round_before.append(nodes[max(last - 2 * each * vpp, 0)])
+        first = max(last - 2 * each * vpp, 0)
+        round_before.append(nodes[first])
+        rank_of[place[nodes]], in_last_round[place[nodes[first + 1 : last + 1]]] = rank, 1
     return DependencyLevels(
         tuple((slice(a, b), w, s, before[a:b]) for (a, b), w, s in zip(bounds, waits, sent, strict=True)), weight, size,
         place[[*graph.computations[:, -1], *reduced]], place[last_steady], place[round_before], waits_of, sent_of,
-        before,
+        before, rank_of, in_last_round,
     )  # fmt: skip
 
 

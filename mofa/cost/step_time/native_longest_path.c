@@ -19,6 +19,8 @@ typedef struct { /* nodes in an order in which none waits for a later one; node 
     const int64_t *before;             /* the computation before it on its rank */
     int64_t num_ends, num_steady;
     const int64_t *ends, *last_steady, *round_before;
+    int64_t num_ranks;
+    const int64_t *rank, *in_last_round; /* whose computation a node is, below 0 of others; 1 in its last round, else 0 */
 } Walk;
 
 /* The hash of the text that this was compiled from. */
@@ -39,10 +41,11 @@ static void latest_of(double *restrict out, const double *restrict done, const i
 
    durations and, where there are any, held, woken and host have a row for each kind of node, `row` of node i, of
    num_plans columns. done and issued have room for `size` numbers of each of
-   the plans that are walked together. */
+   the plans that are walked together. waited gets what the device of each rank waits for its own host, in all that is
+   walked and in the last round: 2 x num_ranks x num_plans, zeros before. */
 void longest_path(const Walk *w, const int64_t *row, const double *durations, const double *held, const double *woken,
                   const double *host, int64_t num_plans, double *done, double *issued, double *latest_end,
-                  double *round_s) {
+                  double *round_s, double *waited) {
     double latest[BLOCK], handed[BLOCK];
     size_t width = (size_t)(num_plans < BLOCK ? num_plans : BLOCK);
     for (int64_t begin = 0; begin < num_plans; begin += BLOCK) {
@@ -70,9 +73,16 @@ void longest_path(const Walk *w, const int64_t *row, const double *durations, co
             for (size_t i = 0; i < n; i++) {
                 double until = before[i] + held[place + i], awake = latest[i] + woken[place + i];
                 double free = before[i] + host[place + i];
+                handed[i] = until > end[i] ? until - end[i] : 0.0; /* by now what the host makes it later */
                 end[i] = end[i] > until ? end[i] : until;
                 now[i] = awake > free ? awake : free;
             }
+            if (w->rank[node] < 0) continue;
+            double *of_rank = waited + (size_t)w->rank[node] * (size_t)num_plans + (size_t)begin;
+            for (size_t i = 0; i < n; i++) of_rank[i] += handed[i];
+            if (!w->in_last_round[node]) continue;
+            of_rank += (size_t)w->num_ranks * (size_t)num_plans;
+            for (size_t i = 0; i < n; i++) of_rank[i] += handed[i];
         }
         latest_of(latest_end + begin, done, w->ends, w->num_ends, n, width);
         double *longest = round_s + begin;

@@ -24,9 +24,14 @@ from mofa.cost.optimizer import (
 )
 from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
 from mofa.cost.rows import Rows, params_in_layers
-from mofa.cost.step_time.bubble import one_f_one_b_s, pipeline_s
+from mofa.cost.step_time.bubble import exchanges_waited_for, one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.combined_passes import PairedPasses, paired_passes
-from mofa.cost.step_time.critical_path import MOST_WALKED_ROUNDS, Durations, critical_path_s
+from mofa.cost.step_time.critical_path import (
+    MOST_WALKED_ROUNDS,
+    Durations,
+    critical_path_and_host_waits_s,
+    critical_path_s,
+)
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
 from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.staggered_starts import staggered_start_s
@@ -46,8 +51,9 @@ class StepTime:
     hidden: ArrayN
     stage_s: ArrayN
     slowest: NDArray[np.intp]
-    beyond_path_s: ArrayN
-    """What the slowest stage's own reductions take beyond those that ``exposed`` has as data parallel. (n,)"""
+    named_last_s: ArrayN
+    """What the slowest stage's own reductions take beyond those that ``exposed`` has as data parallel, and what of pp
+    and of host idle are waits for other stages. (3, n)"""
 
 
 def step_time(rows: Rows) -> StepTime:
@@ -97,7 +103,7 @@ def step_time(rows: Rows) -> StepTime:
     outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
-    _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside)
+    of_others_s = _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside)
     if each.host_bound is not None and pairs is not None and rows.stage_layers.stages.pp == 1:
         passed_s = m * (fwd + bwd)[:, 0] - pairs.saved_by_rank_s[:, 0]
         exposed[_T["host_idle"]] += pairs.single_stage_s(each.host_bound, m) - passed_s
@@ -120,7 +126,24 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["optimizer"]] += row_max(ends) + norm_seconds(rows)
     _stagger(rows, exposed, each, ends, m, outside)
     beyond_path_s = np.broadcast_to(outside.beyond_path_s, stage_s.shape)[rowsel, slowest]
-    return StepTime(exposed, hidden, stage_s, lay.shown.shown_stages[slowest], beyond_path_s)
+    named_last_s = np.array([beyond_path_s, *of_others_s])
+    return StepTime(exposed, hidden, stage_s, lay.shown.shown_stages[slowest], named_last_s)
+
+
+def counted_stages(each: MicroBatchPasses) -> NDArray[np.bool_]:
+    """The stages that take longest for a micro-batch, by one of which the seconds of a step are counted.
+
+    The closed form takes the first, whose parts are those of the others. The replay takes that of them which waits
+    least for other stages. Of two stages of nearly one length both count the same, as their parts may be quite other.
+
+    Returns
+    -------
+    array
+        Of the stages that are shown. (n, R)
+    """
+    fwd, bwd = each.of_stages()
+    stage_s = fwd + bwd
+    return np.asarray(np.isclose(stage_s, stage_s.max(axis=1, keepdims=True), rtol=1e-12, atol=0.0))
 
 
 def _split_backward_shares(rows: Rows, num_plain: ArrayN, num_full: ArrayN) -> ArrayN:
@@ -142,23 +165,29 @@ def _split_backward_shares(rows: Rows, num_plain: ArrayN, num_full: ArrayN) -> A
     return np.where(total > 0.0, by_family / np.where(total > 0.0, total, 1.0), of_sums)
 
 
-def name_own_reductions(exposed: ArrayN, beyond_path_s: ArrayN) -> None:
-    """Name what the slowest stage reduces behind its last backward data-parallel communication, as the replay does.
+def name_own_waits(exposed: ArrayN, named_last_s: ArrayN) -> None:
+    """Name what the slowest stage reduces behind its last backward, and waits for other stages, as the replay does.
 
-    Until then it is named by the stage for which all others wait; the rest of that, or what others still compute
-    beside the stage's own reductions, is bubble. The step stays the same.
+    Until then its reductions are named by the stage for which all others wait, hops by those of a whole pipeline, and
+    waits for hosts by those of the longest path. The rest is bubble. The step stays the same.
 
     Parameters
     ----------
     exposed
         Seconds of steps by component, changed in place. (TIME_COMPONENTS, n) [s]
-    beyond_path_s
-        :attr:`StepTime.beyond_path_s` of the same steps. (n,) [s]
+    named_last_s
+        :attr:`StepTime.named_last_s` of the same steps. (3, n) [s]
     """
-    more_s = np.clip(beyond_path_s, -exposed[_T["dp"]], exposed[_T["bubble"]])
-    more_s = np.where(exposed[_T["bubble"]] > 0.0, more_s, 0.0)
+    beyond_path_s, *of_others_s = named_last_s
+    bubble = exposed[_T["bubble"]]
+    for name, others_s in zip(("pp", "host_idle"), of_others_s, strict=True):
+        moved_s = np.clip(others_s, -bubble, exposed[_T[name]])
+        exposed[_T[name]] -= moved_s
+        bubble += moved_s
+    more_s = np.clip(beyond_path_s, -exposed[_T["dp"]], bubble)
+    more_s = np.where(bubble > 0.0, more_s, 0.0)
     exposed[_T["dp"]] += more_s
-    exposed[_T["bubble"]] -= more_s
+    bubble -= more_s
 
 
 def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
@@ -231,12 +260,14 @@ def _pipeline(
     slowest: NDArray[np.intp],
     num_micro_batches: ArrayN,
     outside: CommunicationOutsideBlocks,
-) -> None:
-    """Bubble and the hand-over of activations between stages."""
+) -> ArrayN:
+    """Bubble and the hand-over of activations between stages; what of pp and of host idle are waits for other stages,
+    (2, n). [s]"""
     stages, before, (each, pairs) = rows.stage_layers.stages, outside.before_forward, passes
+    nothing = np.zeros((2, len(num_micro_batches)))
     if stages.pp == 1:
         exposed[_T["dp"]] += before[:, 0]
-        return
+        return nothing
     schedule = rows.schedule_record
     hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
     fwd, bwd = each.of_stages()
@@ -257,10 +288,11 @@ def _pipeline(
             pairs=None if pairs is None else pairs.clocks,
         )  # fmt: skip
         total = critical_path_s(plan, given, rows.num_micro_batches, of=rows.stage_layers.shown.shown_index)
+        late_s, own_s = np.zeros((2, len(total)))
         if each.host_bound is not None:
             index = each.host_bound.rows
             with_host = given.select_plans(index, each.host_bound.clocks_by_kind)
-            until = critical_path_s(
+            until, waited_s = critical_path_and_host_waits_s(
                 plan, with_host, rows.num_micro_batches[index], of=rows.stage_layers.shown.shown_index
             )
             ahead = np.where(
@@ -268,26 +300,30 @@ def _pipeline(
                 0.0,
                 np.broadcast_to(outside.exposed_while_host_issues, len(num_micro_batches))[index],
             )
-            exposed[_T["host_idle"], index] += np.maximum(until - total[index] - ahead, 0.0)
+            late_s[index] = np.maximum(until - total[index] - ahead, 0.0)
+            is_counted = counted_stages(each)[index][:, rows.stage_layers.shown.shown_index]
+            own_s[index] = row_max(np.where(is_counted, waited_s, 0.0))
         idle = np.maximum(total - busy, 0.0)
         for name, part in (("pp", sent), ("dp", outside.exposed_on_path)):
             shown = np.minimum(part, idle)
             exposed[_T[name]] += shown
             idle = idle - shown
+        exposed[_T["host_idle"]] += late_s
         exposed[_T["bubble"]] += idle
         hidden[_H["pp"]] += num_passes * hop
-        return
+        return np.array([nothing[0], late_s - own_s])  # others' hosts may be late too
     fwd, bwd = rows.spread_to_all_stages(fwd), rows.spread_to_all_stages(bwd)
     # a host that a stage's wait lets get ahead, or that Megatron's exchanges hold
     rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else None
     if waits_at_exchanges(rows):
-        _exchanging(rows, exposed, (fwd, bwd, rested), busy, num_micro_batches, before, own_gather, hop)
+        stage, timed = rows.stage_layers.shown.shown_stages[slowest], (fwd, bwd, rested)
+        of_others_s = _exchanging(rows, exposed, timed, busy, num_micro_batches, before, own_gather, hop, stage)
         # the device waits for the gather then, not for the host
         named_s = np.broadcast_to(outside.issued_beside_s, before.shape)[counted]
         named_s = np.minimum(named_s, np.maximum(exposed[_T["host_idle"]], 0.0))
         exposed[_T["dp"]] += named_s
         exposed[_T["host_idle"]] -= named_s
-        return
+        return of_others_s
     alone = pipeline_s(schedule, fwd, bwd, num_micro_batches, rested_s=rested)
     exposed[_T["bubble"]] += alone - busy
     if np.any(before):
@@ -298,6 +334,7 @@ def _pipeline(
     exposed[_T["pp"]] += (own_hops + (1.0 if schedule.joins_send_and_receive else slow) * num_passes) * hop
     if not schedule.joins_send_and_receive:
         hidden[_H["pp"]] += num_passes * hop
+    return nothing
 
 
 def _count_gathers(exposed: ArrayN, added_s: ArrayN, own_gather_s: ArrayN) -> None:
@@ -312,11 +349,12 @@ def _count_gathers(exposed: ArrayN, added_s: ArrayN, own_gather_s: ArrayN) -> No
 
 def _exchanging(
     rows: Rows, exposed: ArrayN, passes_s: tuple[ArrayN, ArrayN, ArrayN | None], busy: ArrayN,
-    num_micro_batches: ArrayN, before: ArrayN, own_gather: ArrayN, hop: ArrayN,
-) -> None:  # fmt: skip
+    num_micro_batches: ArrayN, before: ArrayN, own_gather: ArrayN, hop: ArrayN, stage: NDArray[np.intp],
+) -> ArrayN:  # fmt: skip
     """Megatron's 1F1B: behind every pass an exchange, and behind it the host waits for the device
     (p2p_communication.py, ``batch_p2p_sync``). Each is counted with what it receives for: the first stage has none for
-    a forward, the last none for a backward."""
+    a forward, the last none for a backward. Hops are those of an inner stage and of filling the pipeline; returned is
+    what of pp and of host idle the stage that is counted waits less. (2, n) [s]"""
     fwd, bwd, rested = passes_s
     pp = rows.stage_layers.stages.pp
     wait_s = rows.cluster.sync_s + exchange_host_s(rows)[1]
@@ -334,6 +372,8 @@ def _exchanging(
     exposed[_T["pp"]] += share * sent
     exposed[_T["host_idle"]] += (1.0 - share) * sent
     exposed[_T["bubble"]] += idle - sent
+    less = sent - np.minimum(exchanges_waited_for(pp, stage, num_micro_batches) * each[:, 0], idle)
+    return np.array([share * less, (1.0 - share) * less])
 
 
 MOST_WALKED = 4096

@@ -116,12 +116,22 @@ class SlotEvents(NamedTuple):
         return self.events[place], self.signs[place] * np.repeat(rest, count)
 
 
+EVENTS_AT_ONCE = 1 << 20
+"""Of a long step, that are summed at once: 8 MiB an array. [-]"""
+
+
 class _Events(NamedTuple):
     """All different acts in the order in which they were first done, which of them every event is, and its bytes."""
 
     instructions: list[Instruction]
-    numbers: NDArray[np.int64]
+    numbers: NDArray[np.int32]
     sizes: NDArray[np.int64]
+
+    def pieces(self, end: int) -> Iterator[tuple[int, NDArray[np.int32], NDArray[np.int64]]]:
+        """Numbers and sizes of the events before ``end``, some at a time, with the event that each piece begins at."""
+        for begin in range(0, end, EVENTS_AT_ONCE):
+            piece = slice(begin, min(begin + EVENTS_AT_ONCE, end))
+            yield begin, self.numbers[piece], self.sizes[piece]
 
 
 @dataclass
@@ -214,15 +224,24 @@ class Journal:
     def allocated_peak(self, start: int, end: int, before: int) -> tuple[int, int]:
         """The most that is allocated while events from ``start`` up to ``end`` happen, where ``before`` was in front of
         them, and the number of events in front of when that is so first. [B]"""
-        allocated = np.cumsum(np.concatenate([[before], self._events().sizes[start:end]]))
-        highest = int(allocated.argmax())
-        return int(allocated[highest]), start + highest
+        sizes, most, first = self._events().sizes, before, start
+        for begin in range(start, end, EVENTS_AT_ONCE):
+            allocated = before + np.cumsum(sizes[begin : min(begin + EVENTS_AT_ONCE, end)])
+            highest = int(allocated.argmax())
+            if allocated[highest] > most:
+                most, first = int(allocated[highest]), begin + highest + 1
+            before = int(allocated[-1])
+        return most, first
 
     def _events(self) -> _Events:
         """All events as arrays; an instruction is one object however often it is done."""
         if self._read is None or len(self._read.sizes) < self.num_events:
             self._read = _read((*self.closed_runs, (self.new_instructions, self.new_sizes)), self.larger_blocks)
         return self._read
+
+    def forget_arrays(self) -> None:
+        """Drop the arrays of all events, 12 bytes each; they are made anew where they are asked for again."""
+        self._read = None
 
     def running_op(self, event: int, instruction: Instruction | None = None) -> str:
         """What ran when an event happened; ``instruction`` is what was to be done in one that did not."""
@@ -255,12 +274,12 @@ class Journal:
     def live(self, event: int) -> tuple[LiveTensor, ...]:
         """The tensors alive after an event, by name, largest first."""
         events = self._events()
-        numbers, sizes = events.numbers[: event + 1], events.sizes[: event + 1]
-        # sums stay far below 2**53, so that they are exact
-        totals = np.bincount(numbers, weights=sizes).tolist()
-        counts = np.bincount(numbers, weights=np.where(sizes > 0, 1, -1)).tolist()
+        totals, counts = np.zeros((2, len(events.instructions)))
+        for _, numbers, sizes in events.pieces(event + 1):  # sums stay far below 2**53, so that they are exact
+            totals += np.bincount(numbers, weights=sizes, minlength=len(totals))
+            counts += np.bincount(numbers, weights=np.where(sizes > 0, 1, -1), minlength=len(counts))
         sums: dict[tuple[int, str], list[int]] = {}
-        for instruction, total, count in zip(events.instructions, totals, counts, strict=False):
+        for instruction, total, count in zip(events.instructions, totals.tolist(), counts.tolist(), strict=True):
             item = sums.setdefault((instruction.group, instruction.name), [0, 0])
             item[0] += int(total)
             item[1] += int(count)
@@ -285,10 +304,13 @@ class Journal:
         marks, of_mark = np.unique(chosen, return_inverse=True)
         end = int(marks[-1]) + 1
         group_of = np.array([instruction.group for instruction in events.instructions], dtype=np.int64)
-        between = np.repeat(np.arange(len(marks)), np.diff(marks, prepend=-1))
-        cells = between * len(GROUPS) + group_of[events.numbers[:end]]
-        # sums stay far below 2**53, so that they are exact
-        added = np.bincount(cells, weights=events.sizes[:end], minlength=len(marks) * len(GROUPS))
+        added = np.zeros(len(marks) * len(GROUPS))
+        for begin, numbers, sizes in events.pieces(end):  # sums stay far below 2**53, so that they are exact
+            ahead, until = np.searchsorted(marks, (begin, begin + len(numbers) - 1))
+            passed = np.zeros(len(numbers), dtype=np.int64)  # 1 behind each mark
+            passed[marks[ahead:until] + 1 - begin] = 1
+            between = ahead + np.cumsum(passed)
+            added += np.bincount(between * len(GROUPS) + group_of[numbers], weights=sizes, minlength=len(added))
         alive = np.cumsum(added.reshape(len(marks), len(GROUPS)), axis=0).astype(np.int64)
         return np.asarray(alive[of_mark.reshape(-1)])
 
@@ -302,8 +324,8 @@ class Journal:
 def _read(stretches: Iterable[EventRun], larger: Sequence[LargerBlocks]) -> _Events:
     instructions: list[Instruction] = []
     number_of: dict[int, int] = {}
-    known: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-    numbers_read: list[NDArray[np.int64]] = []
+    known: dict[int, tuple[NDArray[np.int32], NDArray[np.int64]]] = {}
+    numbers_read: list[NDArray[np.int32]] = []
     sizes_read: list[NDArray[np.int64]] = []
     for some, sizes in stretches:
         if id(some) not in known:
@@ -311,7 +333,7 @@ def _read(stretches: Iterable[EventRun], larger: Sequence[LargerBlocks]) -> _Eve
             for key, instruction in dict(zip(ids, some, strict=True)).items():
                 if number_of.setdefault(key, len(instructions)) == len(instructions):
                     instructions.append(instruction)
-            numbers = np.fromiter(map(number_of.__getitem__, ids), dtype=np.int64, count=len(some))
+            numbers = np.fromiter(map(number_of.__getitem__, ids), dtype=np.int32, count=len(some))
             known[id(some)] = numbers, np.array(sizes, dtype=np.int64)
         numbers, event_sizes = known[id(some)]
         numbers_read.append(numbers)

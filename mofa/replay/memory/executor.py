@@ -35,9 +35,10 @@ class StepExecutor(BlockExecutor):
     ) -> None:
         super().__init__(rank, allocator, recordings)
         self.drawn: DrawnPrograms | None = None
-        following = zip(rank.computations, rank.computations[1:], strict=False)
-        pairs = {(c, i): (b, j) for (back, b, j), (kind, c, i) in following if back == "B" and kind == "F"}
-        self.backward_beside = pairs if rank.pairs_passes else {}
+        following = zip(rank.computations, rank.computations[1:], strict=False) if rank.pairs_passes else ()
+        self.backward_beside = {
+            (c, i): (b, j) for (back, b, j), (kind, c, i) in following if back == "B" and kind == "F"
+        }
         """The backward that runs beside each forward, both by chunk and micro-batch."""
         self.played_in_forward = frozenset(self.backward_beside.values())
         self.steady = self._steady(skip_rounds=skip_rounds)

@@ -16,7 +16,7 @@ from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
 from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
-from mofa.cost.step_time.step import hop_seconds, norm_seconds, step_end_seconds
+from mofa.cost.step_time.step import counted_stages, hop_seconds, norm_seconds, step_end_seconds
 from mofa.replay.garbage_collection import without_collection
 from mofa.replay.rank.from_estimator import composed_rows
 from mofa.replay.time.computation_tapes import PlanTapes
@@ -199,8 +199,9 @@ def _finish(
         start = meet + amaxes + norm
         player.spans.append(("O", 0, 0, start, start + optimizer[r] + player.data_parallel.after_optimizer_s))
         assert abs(sum(shown[-1].values()) - step) < 1e-6 * step, (sum(shown[-1].values()), step)
-    slowest = min(range(len(players)), key=lambda r: (shown[r]["bubble"], r))
-    step = sum(shown[slowest].values())
+    step = sum(min(shown, key=lambda parts: parts["bubble"]).values())
+    counted = counted_stages(micro_batch_passes(rows))[0, rows.stage_layers.shown.shown_index]
+    slowest = min(np.flatnonzero(counted).tolist(), key=lambda r: (shown[r]["bubble"], r))
     for parts, late_s in zip(shown, late_issues, strict=True):
         _name_late_issue(parts, late_s)
     return ReplayedTime(

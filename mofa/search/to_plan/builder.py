@@ -225,8 +225,11 @@ class Candidate:
         """The replayed memory of a rank, also over the time of a step where its computations' ``spans`` are given."""
         from mofa.replay.memory_curve import memory_curve
 
-        curve = memory_curve(self.replayer.rank_memory(r).journal, spans) if spans else None
-        return replayed_stage(self.closed_form_memory.by_stage[r], self.replayer, curve)
+        journal = self.replayer.rank_memory(r).journal
+        curve = memory_curve(journal, spans) if spans else None
+        stage = replayed_stage(self.closed_form_memory.by_stage[r], self.replayer, curve)
+        journal.forget_arrays()  # those of all ranks of a long step are a GiB
+        return stage
 
     @cached_property
     def closed_form_memory(self) -> Memory:

@@ -10,7 +10,7 @@ import pytest
 from mofa.cost.block.host_clock import NEVER, Clocks
 from mofa.cost.step_time import compiled_path
 from mofa.cost.step_time.compiled_path import BLOCK, library
-from mofa.cost.step_time.critical_path import DataParallelOncePerStep, Durations, critical_path_s
+from mofa.cost.step_time.critical_path import DataParallelOncePerStep, Durations, critical_path_and_host_waits_s
 from mofa.cost.step_time.dependency_levels import Once
 from mofa.schedules import SCHEDULES, Runtime
 from tests.compile_part import compiled_anew
@@ -50,8 +50,9 @@ def test_as_by_level(
     )  # fmt: skip
     num_micro_batches = rng.choice([2 * pp, 8 * pp], num_plans)
     plan = schedule, runtime, pp, vpp
-    compiled = critical_path_s(plan, given, num_micro_batches)
+    compiled, waited_s = critical_path_and_host_waits_s(plan, given, num_micro_batches)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled_path, "library", lambda: None)
-        by_level = critical_path_s(plan, given, num_micro_batches)
-    assert np.array_equal(compiled, by_level)
+        by_level, by_level_waited_s = critical_path_and_host_waits_s(plan, given, num_micro_batches)
+    assert np.array_equal(compiled, by_level) and np.array_equal(waited_s, by_level_waited_s)
+    assert has_host or not waited_s.any()

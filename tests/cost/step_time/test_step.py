@@ -150,11 +150,12 @@ def test_micro_batches_are_what_dp_leaves() -> None:
 
 
 def test_messages_between_stages() -> None:
-    """An inner stage of non-interleaved Megatron waits for 2 m exchanges; 2 (pp - 2) fill it and drain behind it."""
+    """The last stage, which has the head, waits for m + 1 exchanges of Megatron's 1F1B: the first input, a send with a
+    receive behind every backward but the last, and the last gradient. What others hand over is bubble."""
     job, spec, machines = workload(llama(num_layers=8), global_batch=8), framework("megatron"), silent_host(cluster(8))
     rows = table(job, machines, spec, ["pp=4 dp=2 micro_batch=1", "pp=4 dp=2 micro_batch=2", "pp=8 micro_batch=1"])
     costed = estimate_table(job, machines, spec, rows)
     pp = costed.exposed_s[TIME_COMPONENTS.index("pp")]
-    one = pp[0] / (2 * 4 + 2 * 2)
-    assert pp[2] == pytest.approx(one * (2 * 8 + 2 * 6))
-    assert 1.0 < pp[1] / (2 * 2 + 2 * 2) / one < 2.0  # twice the bytes, the same latency
+    one = pp[0] / (4 + 1)
+    assert pp[2] == pytest.approx(one * (8 + 1))
+    assert 1.0 < pp[1] / (2 + 1) / one < 2.0  # twice the bytes, the same latency
