@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from mofa.blocks.frameworks.recompute import shorter_recomputing
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
-from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
+from mofa.cost.lower_bounds.static_memory import memory_lower_bounds
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
+from mofa.cost.option_sets import sharing_blocks
 from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.costing import (
     MEMORY,
@@ -160,10 +161,12 @@ class _BranchAndBound:
         order = np.argsort(floor, kind="stable")
         left, floor = left[order], floor[order]
         while len(left):
-            beaten = self.goal.is_dominated(floor, self.least_bytes[left])
-            self._cut(left[beaten], floor[beaten])
-            left, floor = left[~beaten], floor[~beaten]
-            self._cost(left[:size], num_first)
+            left, floor = self._not_beaten(left, floor)
+            first = np.zeros(len(self.legal), dtype=bool)
+            first[left[:num_first]] = True
+            for some in self._sharing_blocks(left[:size]):  # those with the best degrees may beat all of the others
+                degrees, _ = self._not_beaten(left[some], floor[some])
+                self._cost(degrees, first)
             left, floor = left[size:], floor[size:]
             size = num_first = FURTHER_BATCH
 
@@ -178,22 +181,38 @@ class _BranchAndBound:
 
     def that_may_fit(self, degrees: Rows) -> Rows:
         """The degrees that static memory does not cut; those that it does are kept, the least too big first."""
+        device_bytes = np.full(len(self.legal), np.nan)
         for job, some in self._by_options(degrees):
             table = self.space.degrees.take(some)
-            self.least_bytes[some] = memory_lower_bounds_bytes(job.workload, job.cluster, job.framework, table)
-        over = self.least_bytes[degrees] - self.limit
+            bounds = memory_lower_bounds(job.workload, job.cluster, job.framework, table)
+            self.least_bytes[some], device_bytes[some] = bounds
+        may_fit = self.least_bytes[degrees] <= self.limit
+        too_big = degrees[~may_fit]
+        over = device_bytes[too_big] - self.limit
         order = np.argsort(over, kind="stable")
-        order = order[over[order] > 0]
-        self.too_big, self.over = degrees[order], over[order]
+        self.too_big, self.over = too_big[order], over[order]
         rows = self._rows_of(self.too_big)
         self.reason[rows], self.shortfall[rows] = MEMORY, np.repeat(self.over, self._num_rows(self.too_big))
         self._tell(len(rows))
-        return degrees[over <= 0]
+        return degrees[may_fit]
 
     def _by_options(self, degrees: Rows) -> list[tuple[Job, Rows]]:
         """Degrees by the options that they choose, each with its job."""
         sets = self.space.degrees.take(degrees).rows_by_options() if len(degrees) else []
         return [(self.job.with_options(options), degrees[rows]) for options, rows in sets]
+
+    def _sharing_blocks(self, degrees: Rows) -> list[Rows]:
+        """Positions of degrees whose options share blocks, together: those of the first degree first."""
+        sets = self.space.degrees.take(degrees).rows_by_options() if len(degrees) else []
+        together = sharing_blocks([options for options, _ in sets])
+        positions = [np.sort(np.concatenate([sets[n][1] for n in numbers])) for numbers in together]
+        return sorted(positions, key=lambda some: int(some[0]))
+
+    def _not_beaten(self, degrees: Rows, floor: FloatN) -> tuple[Rows, FloatN]:
+        """The degrees that the goal may want by these bounds; the others are cut."""
+        beaten = self.goal.is_dominated(floor, self.least_bytes[degrees])
+        self._cut(degrees[beaten], floor[beaten])
+        return degrees[~beaten], floor[~beaten]
 
     def _num_rows(self, degrees: Rows) -> Rows:
         """How many legal rows degrees have. (degrees,)"""
@@ -229,20 +248,21 @@ class _BranchAndBound:
         computing = computing_lower_bounds(estimator, is_open, weights) if weights else np.zeros_like(step_s)
         return objective.ranking_key_lower_bound(step_s, computing)
 
-    def _cost(self, degrees: Rows, num_first: int) -> None:
-        """Cost the rows of degrees that are not beaten: those of the first ``num_first`` ahead of the others."""
+    def _cost(self, degrees: Rows, is_first: NDArray[np.bool_]) -> None:
+        """Cost the rows of degrees that are not beaten: those of the first ones ahead of the others.
+
+        ``is_first`` is of every degree of the space.
+        """
         sets = [np.sort(some) for _, some in self._by_options(degrees)]
         parts = [self._part(some) for some in sets]
         bounded = [
             self._bounded(some, part, estimator)
             for some, part, estimator in zip(sets, parts, estimators_of_parts(self.job, parts), strict=True)
         ]
-        first = np.zeros(len(self.legal), dtype=bool)
-        first[degrees[:num_first]] = True
         for rows in bounded:
-            self._cost_bounded(rows, first[rows.degrees])
-        for rows in bounded if len(degrees) > num_first else ():
-            self._cost_bounded(rows, ~first[rows.degrees])
+            self._cost_bounded(rows, is_first[rows.degrees])
+        for rows in bounded:
+            self._cost_bounded(rows, ~is_first[rows.degrees])
 
     def _bounded(self, degrees: Rows, part: SpacePart, estimator: Estimator) -> _BoundedRows:
         """Degrees that choose the same options, in order, with bounds of their legal rows."""
