@@ -47,6 +47,9 @@ Rows = NDArray[np.intp]
 
 FEW_ROWS = 1_000
 """Legal rows up to which all are costed: bounding them takes as long. [-]"""
+UNBOUNDED_ROWS = 250
+"""Legal rows of degrees that share blocks up to which none is bounded by itself: it takes longer than to cost them.
+[-]"""
 FIRST_DEGREES = 400
 """Best degrees of the first batch, whose rows are costed before those of its others can be cut. [-]"""
 FIRST_BATCH = 800
@@ -113,10 +116,13 @@ def degrees_that_goal_may_want(
     ``reason`` has the results of the checks.
     """
     search = _BranchAndBound(job, loads, space, reason.copy(), np.zeros(len(reason)), goal, None)
-    left = search.that_may_fit(np.flatnonzero(search.legal.any(axis=1)))
-    floor = search.floor(left)
-    wanted = ~goal.is_dominated(floor, search.least_bytes[left])
-    return left[wanted], floor[wanted]
+    degrees = np.flatnonzero(search.legal.any(axis=1))
+    floor = search.floor(degrees)
+    wanted = ~goal.is_dominated(floor, np.zeros(len(degrees)))  # blocks of few combinations take less than memory
+    degrees, floor = degrees[wanted], floor[wanted]
+    fits = np.isin(degrees, search.that_may_fit(degrees))
+    wanted = fits & ~goal.is_dominated(floor, search.least_bytes[degrees])
+    return degrees[wanted], floor[wanted]
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,8 @@ class _BranchAndBound:
         self.limit = memory_limit_bytes(job.cluster, job.framework)
         self.least_bytes = np.full(len(self.legal), np.nan)
         """Static memory of all degrees that have legal rows, at least. [B]"""
+        self.least_key = np.full(len(self.legal), np.nan)
+        """The bound of degrees in any mode, of those that may fit."""
         self.costed: list[tuple[Rows, PartCosts]] = []
         self.num_done = 0
 
@@ -157,17 +165,15 @@ class _BranchAndBound:
         """Bound, cost and cut until the rows that are sought are certain."""
         left = self.that_may_fit(np.flatnonzero(self.legal.any(axis=1)))
         size, num_first = FIRST_BATCH, FIRST_DEGREES
-        floor = self.floor(left)
-        order = np.argsort(floor, kind="stable")
-        left, floor = left[order], floor[order]
+        self.least_key[left] = self.floor(left)
+        left = left[np.argsort(self.least_key[left], kind="stable")]
         while len(left):
-            left, floor = self._not_beaten(left, floor)
+            left = self._not_beaten(left)
             first = np.zeros(len(self.legal), dtype=bool)
             first[left[:num_first]] = True
             for some in self._sharing_blocks(left[:size]):  # those with the best degrees may beat all of the others
-                degrees, _ = self._not_beaten(left[some], floor[some])
-                self._cost(degrees, first)
-            left, floor = left[size:], floor[size:]
+                self._cost(self._not_beaten(some), first)
+            left = left[size:]
             size = num_first = FURTHER_BATCH
 
     def result(self) -> CheckedSpace:
@@ -202,17 +208,18 @@ class _BranchAndBound:
         return [(self.job.with_options(options), degrees[rows]) for options, rows in sets]
 
     def _sharing_blocks(self, degrees: Rows) -> list[Rows]:
-        """Positions of degrees whose options share blocks, together: those of the first degree first."""
+        """Degrees whose options share blocks, together: those of the first degree first."""
         sets = self.space.degrees.take(degrees).rows_by_options() if len(degrees) else []
         together = sharing_blocks([options for options, _ in sets])
         positions = [np.sort(np.concatenate([sets[n][1] for n in numbers])) for numbers in together]
-        return sorted(positions, key=lambda some: int(some[0]))
+        return [degrees[some] for some in sorted(positions, key=lambda some: int(some[0]))]
 
-    def _not_beaten(self, degrees: Rows, floor: FloatN) -> tuple[Rows, FloatN]:
-        """The degrees that the goal may want by these bounds; the others are cut."""
-        beaten = self.goal.is_dominated(floor, self.least_bytes[degrees])
-        self._cut(degrees[beaten], floor[beaten])
-        return degrees[~beaten], floor[~beaten]
+    def _not_beaten(self, degrees: Rows) -> Rows:
+        """The degrees that the goal may want in any mode; the others are cut."""
+        beaten = self.goal.is_dominated(self.least_key[degrees], self.least_bytes[degrees])
+        rows = self._rows_of(degrees[beaten])
+        self._mark_slower(rows, self.least_key[rows // len(self.space.recompute)])
+        return degrees[~beaten]
 
     def _num_rows(self, degrees: Rows) -> Rows:
         """How many legal rows degrees have. (degrees,)"""
@@ -255,8 +262,9 @@ class _BranchAndBound:
         """
         sets = [np.sort(some) for _, some in self._by_options(degrees)]
         parts = [self._part(some) for some in sets]
+        few = int(self._num_rows(degrees).sum()) <= UNBOUNDED_ROWS
         bounded = [
-            self._bounded(some, part, estimator)
+            self._bounded(some, part, estimator, few=few)
             for some, part, estimator in zip(sets, parts, estimators_of_parts(self.job, parts), strict=True)
         ]
         for rows in bounded:
@@ -264,12 +272,15 @@ class _BranchAndBound:
         for rows in bounded:
             self._cost_bounded(rows, ~is_first[rows.degrees])
 
-    def _bounded(self, degrees: Rows, part: SpacePart, estimator: Estimator) -> _BoundedRows:
-        """Degrees that choose the same options, in order, with bounds of their legal rows."""
+    def _bounded(self, degrees: Rows, part: SpacePart, estimator: Estimator, *, few: bool) -> _BoundedRows:
+        """Degrees that choose the same options, in order, with bounds of their legal rows.
+
+        Of few rows each has that of its degrees: most do not fit, and it takes no block to say so.
+        """
         rows = np.flatnonzero(part.legal)
         is_open = part.space.recompute_layers[rows] == SOLVED
-        bound = self._bound(estimator, is_open, at_rest=True)
         of = np.repeat(np.arange(len(degrees)), self._num_rows(degrees))
+        bound = self.least_key[degrees][of] if few else self._bound(estimator, is_open, at_rest=True)
         return _BoundedRows(part, estimator, degrees, of, rows, self._rows_of(degrees), is_open, bound)
 
     def _cost_bounded(self, bounded: _BoundedRows, chosen_degrees: NDArray[np.bool_]) -> None:
@@ -302,10 +313,6 @@ class _BranchAndBound:
         key, _ = ranking_keys(self.goal.objective, of_part.costed)
         fits = (of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)
         self.goal.add_costed(key[fits], of_part.costed.device_bytes[fits])
-
-    def _cut(self, degrees: Rows, bound: FloatN) -> None:
-        """Reject all rows of degrees whose keys are at least these."""
-        self._mark_slower(self._rows_of(degrees), np.repeat(bound, self._num_rows(degrees)))
 
     def _mark_slower(self, rows: Rows, bound: FloatN) -> None:
         """Reject rows whose keys are at least these."""
