@@ -187,14 +187,11 @@ class _BranchAndBound:
 
     def that_may_fit(self, degrees: Rows) -> Rows:
         """The degrees that static memory does not cut; those that it does are kept, the least too big first."""
-        device_bytes = np.full(len(self.legal), np.nan)
-        for job, some in self._by_options(degrees):
-            table = self.space.degrees.take(some)
-            bounds = memory_lower_bounds(job.workload, job.cluster, job.framework, table)
-            self.least_bytes[some], device_bytes[some] = bounds
-        may_fit = self.least_bytes[degrees] <= self.limit
-        too_big = degrees[~may_fit]
-        over = device_bytes[too_big] - self.limit
+        given = self.job.workload, self.job.cluster, self.job.framework
+        least_bytes, device_bytes = memory_lower_bounds(*given, self.space.degrees.take(degrees))
+        self.least_bytes[degrees] = least_bytes
+        may_fit = least_bytes <= self.limit
+        too_big, over = degrees[~may_fit], device_bytes[~may_fit] - self.limit
         order = np.argsort(over, kind="stable")
         self.too_big, self.over = too_big[order], over[order]
         rows = self._rows_of(self.too_big)

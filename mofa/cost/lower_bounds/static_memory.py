@@ -41,6 +41,8 @@ def memory_lower_bounds(
 ) -> MemoryBounds:
     """What the memory of every row is at least, however it recomputes. (n,) each [B]
 
+    ``framework`` is as it is but for the options that rows choose, in which they may differ.
+
     Notes
     -----
     Behind the last backward a rank holds its parameters, its gradients, its optimizer's states, and what the step of
@@ -75,7 +77,10 @@ def _of_grids(
     if framework.shards_params and mode.precision == "mixed" and mode.pipelined:
         each = framework.grads_bytes_per_param * optimizer_dtype_bytes(workload, mode.precision) / 4.0
         resident = resident - static.grads + shards.sharded(each) - shards.unsharded(2.0)
-    communicators = _communicators(workload, cluster, framework, grids, groups, lay, schedule)
+    communicators = np.empty_like(resident)
+    for options, some in grids.rows_by_options():  # nothing else of it reads what strategies choose
+        of_options = framework.with_options(options)
+        communicators[some] = _communicators(workload, cluster, of_options, grids, groups, lay, schedule)[some]
     outside = cluster.gpu.context_bytes.value + communicators
     surely = 1.0 - load_shared().tolerances.allocated.value
     return np.array([row_max(outside + surely * resident), row_max(outside + resident)])
