@@ -51,7 +51,7 @@ def memory_lower_bounds(
     the device's memory is bounded by all of it, the least by what the closed form may be off less.
     """
     bounds = np.empty((2, len(table)))
-    for rows, mode in rows_by_precision_mode(workload, framework, table):
+    for rows, mode in rows_by_precision_mode(workload, framework, table) if len(table) else ():
         some = table.take(rows)
         plain = replace(some, recompute=np.zeros_like(some.recompute), recompute_layers=np.full(len(some), -1))
         _, code = unique_rows([some.pp, some.vpp, some.schedule, some.layout])
