@@ -379,8 +379,13 @@ def static_bytes_of_grids(
 
 def rank_grids(table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The first row of each grid of ranks, and each row's grid, of rows of one pp x vpp. (g,), (n,)"""
+    return unique_rows(columns_of_grids(table))
+
+
+def columns_of_grids(table: StrategyTable) -> list[IntN]:
+    """What the grid of a row's ranks, and what lies on it, depends on besides the pipeline. (n,) each"""
     columns = [table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing]
-    return unique_rows([*columns, table.options])
+    return [*columns, table.options]
 
 
 def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, Group]) -> ParameterShards:

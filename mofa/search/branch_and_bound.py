@@ -201,12 +201,12 @@ class _BranchAndBound:
 
     def _by_options(self, degrees: Rows) -> list[tuple[Job, Rows]]:
         """Degrees by the options that they choose, each with its job."""
-        sets = self.space.degrees.take(degrees).rows_by_options() if len(degrees) else []
+        sets = self.space.degrees.rows_by_options(degrees) if len(degrees) else []
         return [(self.job.with_options(options), degrees[rows]) for options, rows in sets]
 
     def _sharing_blocks(self, degrees: Rows) -> list[Rows]:
         """Degrees whose options share blocks, together: those of the first degree first."""
-        sets = self.space.degrees.take(degrees).rows_by_options() if len(degrees) else []
+        sets = self.space.degrees.rows_by_options(degrees) if len(degrees) else []
         together = sharing_blocks([options for options, _ in sets])
         positions = [np.sort(np.concatenate([sets[n][1] for n in numbers])) for numbers in together]
         return [degrees[some] for some in sorted(positions, key=lambda some: int(some[0]))]

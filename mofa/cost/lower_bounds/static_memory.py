@@ -16,7 +16,7 @@ from mofa.cost.kernels.topology import Group
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
 from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.cost.precision_modes import rows_by_precision_mode
-from mofa.cost.rows import rank_grids, static_bytes_of_grids
+from mofa.cost.rows import columns_of_grids, static_bytes_of_grids
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
 from mofa.cost.stages import stages_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
@@ -52,15 +52,17 @@ def memory_lower_bounds(
     """
     bounds = np.empty((2, len(table)))
     for rows, mode in rows_by_precision_mode(workload, framework, table) if len(table) else ():
-        some = table.take(rows)
-        plain = replace(some, recompute=np.zeros_like(some.recompute), recompute_layers=np.full(len(some), -1))
-        _, code = unique_rows([some.pp, some.vpp, some.schedule, some.layout])
-        order = np.argsort(code, kind="stable")
+        some = table if len(rows) == len(table) else table.take(rows)
+        pipeline = [some.pp, some.vpp, some.schedule, some.layout]
+        first, grid = unique_rows([*pipeline, *columns_of_grids(some)])
+        grids = some.take(first)
+        plain = replace(grids, recompute=np.zeros_like(first), recompute_layers=np.full(len(first), -1))
+        _, code = unique_rows([column[first] for column in pipeline])
+        order, of_grids = np.argsort(code, kind="stable"), np.empty((2, len(first)))
         begins = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
         for chosen in (order[begin:end] for begin, end in pairwise(begins)):
-            alike = plain.take(chosen)
-            first, grid = rank_grids(alike)
-            bounds[:, rows[chosen]] = _of_grids(workload, cluster, framework, alike.take(first), mode)[:, grid]
+            of_grids[:, chosen] = _of_grids(workload, cluster, framework, plain.take(chosen), mode)
+        bounds[:, rows] = of_grids[:, grid]
     return MemoryBounds(*bounds)
 
 
