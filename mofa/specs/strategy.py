@@ -293,7 +293,7 @@ class StrategyTable:
     def rows_by_options(
         self, rows: NDArray[np.intp] | None = None
     ) -> list[tuple[FrameworkOptions, NDArray[np.intp]]]:  # fmt: skip
-        """The sets of options that rows choose, each with its rows in order: places in ``rows``, where some are given."""
+        """The sets of options that rows choose, each with its rows in order: as places in ``rows``, if given."""
         options = self.options if rows is None else self.options[rows]
         if len(self.option_sets) == 1:
             return [(self.option_sets[0], np.arange(len(options)))]
