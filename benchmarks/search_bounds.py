@@ -130,7 +130,7 @@ def compare(job: Job) -> bool:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="two small searches: only that it runs")
-    branch_and_bound.FEW_ROWS = branch_and_bound.UNBOUNDED_ROWS = 0
+    branch_and_bound.FEW_ROWS = 0
     chosen = [job for job in JOBS if job.gpus <= 8][:2] if parser.parse_args().smoke else JOBS
     verdicts = [compare(job) for job in chosen]
     if not all(verdicts):

@@ -397,13 +397,9 @@ class PrecisionModeCosts:
         used = np.unique(mode_indices(self.modes, table.take(which))).tolist()
         if len(used) in (0, len(self.modes)):
             return self.layers, self.mtp
-        known = self._of_modes
-        if (key := tuple(used)) not in known:
-            in_place = [number if number in used else used[0] for number in range(len(self.modes))]
-            known[key] = (
-                LayerArrays([self.layers.modes[number] for number in in_place]),
-                None if self.mtp is None else LayerArrays([self.mtp.modes[number] for number in in_place]),
-            )
+        known, key = self._of_modes, tuple(used)
+        if key not in known:
+            known[key] = self.layers.only_in(used), None if self.mtp is None else self.mtp.only_in(used)
         return known[key]
 
     @cached_property

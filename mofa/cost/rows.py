@@ -35,6 +35,10 @@ class LayerArrays:
 
     modes: list[tuple[BlockCost, ...]]
 
+    def only_in(self, used: Sequence[int]) -> LayerArrays:
+        """The same in some of the modes: in place of each other mode is a used one, so that none of it is costed."""
+        return LayerArrays([self.modes[n if n in used else used[0]] for n in range(len(self.modes))])
+
     def stack(self, pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
         """What is picked of each block. (modes, K, kinds, parts)"""
         array = np.array([[pick(cost) for cost in kinds] for kinds in self.modes])  # modes, kinds, parts, K

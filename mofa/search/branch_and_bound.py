@@ -47,9 +47,6 @@ Rows = NDArray[np.intp]
 
 FEW_ROWS = 1_000
 """Legal rows up to which all are costed: bounding them takes as long. [-]"""
-UNBOUNDED_ROWS = 250
-"""Legal rows of degrees that share blocks up to which none is bounded by itself: it takes longer than to cost them.
-[-]"""
 FIRST_DEGREES = 400
 """Best degrees of the first batch, whose rows are costed before those of its others can be cut. [-]"""
 FIRST_BATCH = 800
@@ -259,9 +256,8 @@ class _BranchAndBound:
         """
         sets = [np.sort(some) for _, some in self._by_options(degrees)]
         parts = [self._part(some) for some in sets]
-        few = int(self._num_rows(degrees).sum()) <= UNBOUNDED_ROWS
         bounded = [
-            self._bounded(some, part, estimator, few=few)
+            self._bounded(some, part, estimator)
             for some, part, estimator in zip(sets, parts, estimators_of_parts(self.job, parts), strict=True)
         ]
         for rows in bounded:
@@ -269,15 +265,12 @@ class _BranchAndBound:
         for rows in bounded:
             self._cost_bounded(rows, ~is_first[rows.degrees])
 
-    def _bounded(self, degrees: Rows, part: SpacePart, estimator: Estimator, *, few: bool) -> _BoundedRows:
-        """Degrees that choose the same options, in order, with bounds of their legal rows.
-
-        Of few rows each has that of its degrees: most do not fit, and it takes no block to say so.
-        """
+    def _bounded(self, degrees: Rows, part: SpacePart, estimator: Estimator) -> _BoundedRows:
+        """Degrees that choose the same options, in order, with bounds of their legal rows."""
         rows = np.flatnonzero(part.legal)
         is_open = part.space.recompute_layers[rows] == SOLVED
         of = np.repeat(np.arange(len(degrees)), self._num_rows(degrees))
-        bound = self.least_key[degrees][of] if few else self._bound(estimator, is_open, at_rest=True)
+        bound = self._bound(estimator, is_open, at_rest=True)
         return _BoundedRows(part, estimator, degrees, of, rows, self._rows_of(degrees), is_open, bound)
 
     def _cost_bounded(self, bounded: _BoundedRows, chosen_degrees: NDArray[np.bool_]) -> None:

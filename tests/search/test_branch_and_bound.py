@@ -108,7 +108,6 @@ def assert_same(ours: tuple[list[int], list[float]], theirs: tuple[list[int], li
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds however few rows there are, and several batches of them."""
     monkeypatch.setattr(branch_and_bound, "FEW_ROWS", 0)
-    monkeypatch.setattr(branch_and_bound, "UNBOUNDED_ROWS", 0)
     monkeypatch.setattr(branch_and_bound, "FIRST_DEGREES", 6)
 
 

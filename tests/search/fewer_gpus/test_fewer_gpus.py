@@ -113,7 +113,6 @@ def test_no_faster_row_is_missed(name: str, limited: bool, together: bool, monke
     if together:
         monkeypatch.setattr(numbers_together, "FEW_NUMBERS", 0)
     monkeypatch.setattr(branch_and_bound, "FEW_ROWS", 0)  # bounds however few rows there are, in several batches
-    monkeypatch.setattr(branch_and_bound, "UNBOUNDED_ROWS", 0)
     monkeypatch.setattr(branch_and_bound, "FIRST_DEGREES", 6)
     job, wanted, everywhere = job_on(name), 40, dict[StrategySpec, float]()
     whole = on_all(name)
