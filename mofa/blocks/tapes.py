@@ -23,8 +23,9 @@ MOST_CACHED = 16
 """Contexts of one combination whose tapes are kept, 0.2 to 0.4 MiB each and 0.1 MiB for each further mode. [-]"""
 
 
-KnownTimes = dict[Hashable, dict[int, Any]]
-"""What tapes take, by the ``id`` of each, by all that it depends on besides them: for who times the same again."""
+KnownTimes = dict[Hashable, dict[int, tuple[Tape, Any]]]
+"""Tapes with what they take, by the ``id`` of each, by all that it depends on besides them: for who times the same
+again. The tapes stay, so that no others get their ``id``."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class PhaseTimer:
         self, tapes: Mapping[str, BlockTapes], machine: Machine, known_times: KnownTimes | None = None
     ) -> None:  # fmt: skip
         self.tapes, self.machine, self.known_times = tapes, machine, known_times
-        self._known: dict[int, PhaseTime] = {}
+        self._known: dict[int, tuple[Tape, PhaseTime]] = {}
         if known_times is not None:
             key = self._timed_on()
             self._known = known_times.pop(key, self._known)
@@ -96,10 +96,9 @@ class PhaseTimer:
         return scan(tape, self.machine)
 
     def _of(self, tape: Tape) -> PhaseTime:
-        phase = self._known.get(id(tape))
-        if phase is None:
-            phase = self._known[id(tape)] = scan(tape, self.machine, timed=self._timed)
-        return phase
+        if id(tape) not in self._known:
+            self._known[id(tape)] = tape, scan(tape, self.machine, timed=self._timed)
+        return self._known[id(tape)][1]
 
 
 def _both(first: PhaseTime, second: PhaseTime) -> PhaseTime:
