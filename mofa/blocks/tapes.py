@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any
 
 from mofa.blocks import build
 from mofa.blocks.build import BlockKind, BlockTapes
@@ -13,12 +15,17 @@ from mofa.blocks.elementwise import PLAIN, FloatK, maximum
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.frameworks.megatron.captured_ops import captured_end, captured_layer
 from mofa.blocks.frameworks.recompute import derive_recompute as recompute_of
-from mofa.blocks.op import Op
+from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE
 from mofa.specs.strategy import RecomputeSpec
 
 MOST_CACHED = 16
-"""Contexts of one combination whose tapes are kept, 0.2 to 0.4 MiB each. [-]"""
+"""Contexts of one combination whose tapes are kept, 0.2 to 0.4 MiB each and 0.1 MiB for each further mode. [-]"""
+
+
+KnownTimes = dict[Hashable, dict[int, tuple[Tape, Any]]]
+"""Tapes with what they take, by the ``id`` of each, by all that it depends on besides them: for who times the same
+again. The tapes stay, so that no others get their ``id``."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,8 @@ class ModelTapes:
     blocks: dict[str, BlockTapes]
     layer_ops: tuple[Op, ...]
     largest_activation: FloatK
+    known_times: KnownTimes | None = None
+    """Where there is one combination."""
 
 
 def layer_label(kind: BlockKind, spec: RecomputeSpec) -> str:
@@ -50,43 +59,80 @@ def model_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
     Those of one combination are kept for who asks again: tapes depend on nothing but their context, which strategies
     share that differ in what blocks do not depend on, such as the pipeline.
     """
-    return cached_tapes(ctx, modes) if isinstance(ctx.tp, PLAIN) else _described(ctx, modes)
+    return (cached_tapes(ctx) if isinstance(ctx.tp, PLAIN) else ContextTapes(ctx)).in_modes(modes)
 
 
 @lru_cache(maxsize=MOST_CACHED)
-def cached_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
-    """As :func:`model_tapes`, of one combination."""
-    return _described(ctx, modes)
+def cached_tapes(ctx: Context) -> ContextTapes:
+    """The tapes of a context of one combination."""
+    return ContextTapes(ctx)
 
 
-def _described(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
-    framework, model = ctx.framework, ctx.model
-    p = primitives_of(framework)
-    tapes: dict[str, BlockTapes] = {}
-    ops: list[Op] = []
-    largest: FloatK = 0.0
-    halves: build.Halves = {}
-    for kind in build.block_kinds(model):
-        forward = build.layer_forward_tape(ctx, p, kind, halves)
-        ops += forward.ops
-        for tensor in forward.tensors.values():
-            largest = maximum(largest, tensor.bytes) if tensor.kind == "activation" else largest
-        chunks_of = {
-            c: split_into_token_chunks(forward, c, overlap=framework.chunk_overlap)
-            for c in {spec.token_chunks for spec in modes}
+class ContextTapes:
+    """The tapes of a model under one context, each described when it is first asked for."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx, self.primitives = ctx, primitives_of(ctx.framework)
+        halves: build.Halves = {}
+        self.forwards = {
+            kind: build.layer_forward_tape(ctx, self.primitives, kind, halves) for kind in build.block_kinds(ctx.model)
         }
-        for spec in modes:
-            recompute = NO_RECOMPUTE if spec.kind == "none" else recompute_of(framework, spec, forward, model)
-            layer_forward = chunks_of[spec.token_chunks] if kind.moe else forward
-            layer = build.layer_tapes(ctx, p, kind, recompute, layer_forward)
-            tapes[layer_label(kind, spec)] = captured_layer(layer, ctx, moe=kind.moe)
-            if framework.offload.on:
-                last = build.layer_tapes(ctx, p, kind, recompute, layer_forward, keeps_activations=True)
-                tapes[kept_label(layer_label(kind, spec))] = last
-    if model.num_mtp_layers:
-        tapes["mtp"] = build.mtp_entry_tapes(ctx, p)
-    ends = {
-        "embedding": captured_end(build.embedding_tapes(ctx, p), ctx),
-        "head": captured_end(build.head_tapes(ctx, p), ctx),
-    }
-    return ModelTapes({**tapes, **ends}, tuple(ops), largest)
+        self.known_times: KnownTimes = {}
+        self._chunked: dict[tuple[BlockKind, int], Tape] = {}
+        self._layers: dict[tuple[BlockKind, RecomputeSpec], dict[str, BlockTapes]] = {}
+
+    def in_modes(self, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
+        """Layers in these modes, and the ends."""
+        tapes: dict[str, BlockTapes] = {}
+        for kind in self.forwards:
+            for spec in modes:
+                tapes |= self._layer(kind, spec)
+        known = self.known_times if isinstance(self.ctx.tp, PLAIN) else None
+        return ModelTapes({**tapes, **self._ends}, self._layer_ops, self._largest_activation, known)
+
+    def _layer(self, kind: BlockKind, spec: RecomputeSpec) -> dict[str, BlockTapes]:
+        """A kind of layer in a mode by its name, and where others offload as it is without."""
+        known = self._layers.get((kind, spec))
+        if known is not None:
+            return known
+        framework, forward = self.ctx.framework, self.forwards[kind]
+        recompute = NO_RECOMPUTE if spec.kind == "none" else recompute_of(framework, spec, forward, self.ctx.model)
+        if kind.moe:
+            forward = self._in_chunks(kind, spec.token_chunks)
+        given = self.ctx, self.primitives, kind, recompute, forward
+        label = layer_label(kind, spec)
+        tapes = {label: captured_layer(build.layer_tapes(*given), self.ctx, moe=kind.moe)}
+        if framework.offload.on:
+            tapes[kept_label(label)] = build.layer_tapes(*given, keeps_activations=True)
+        self._layers[kind, spec] = tapes
+        return tapes
+
+    def _in_chunks(self, kind: BlockKind, number: int) -> Tape:
+        """A layer's forward of so many token chunks."""
+        if (kind, number) not in self._chunked:
+            overlap = self.ctx.framework.chunk_overlap
+            self._chunked[kind, number] = split_into_token_chunks(self.forwards[kind], number, overlap=overlap)
+        return self._chunked[kind, number]
+
+    @cached_property
+    def _ends(self) -> dict[str, BlockTapes]:
+        """The entry of a prediction, if any, the embedding and the head."""
+        ctx, p = self.ctx, self.primitives
+        entry = {"mtp": build.mtp_entry_tapes(ctx, p)} if ctx.model.num_mtp_layers else {}
+        return {
+            **entry,
+            "embedding": captured_end(build.embedding_tapes(ctx, p), ctx),
+            "head": captured_end(build.head_tapes(ctx, p), ctx),
+        }
+
+    @cached_property
+    def _layer_ops(self) -> tuple[Op, ...]:
+        return tuple(op for forward in self.forwards.values() for op in forward.ops)
+
+    @cached_property
+    def _largest_activation(self) -> FloatK:
+        largest: FloatK = 0.0
+        for forward in self.forwards.values():
+            for tensor in forward.tensors.values():
+                largest = maximum(largest, tensor.bytes) if tensor.kind == "activation" else largest
+        return largest

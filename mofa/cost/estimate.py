@@ -24,7 +24,7 @@ from mofa.cost.option_sets import shared_options
 from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.cost.rank_spec import RankSpec, rank_specs
-from mofa.cost.rows import LayerArrays, Rows, make_rows
+from mofa.cost.rows import LayerArrays, Rows, make_rows, mode_indices
 from mofa.cost.stages import Stages, stages_of
 from mofa.cost.step_time.power_averaging import RESTED, idle_share
 from mofa.cost.step_time.step import name_own_waits, step_time
@@ -354,9 +354,11 @@ class Estimator:
         self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool
     ) -> Iterator[tuple[NDArray[np.intp], Rows]]:
         """Rows that compose together, as positions in ``which``, and what each gathers; ``layers`` are recomputed."""
+        stacked = [part.of_rows(self.table, which[self.of[which] == number]) for number, part in enumerate(self.parts)]
         for chosen, schedule in _groups(self.table, which, layers, self.of[which]):
             table_rows = which[chosen]
-            part = self.parts[int(self.of[table_rows[0]])]
+            number = int(self.of[table_rows[0]])
+            part, (of_layers, of_mtp) = self.parts[number], stacked[number]
             some = replace(self.table.take(table_rows), recompute_layers=layers[chosen])
             framework = self.framework.with_options(some.common_options)
             stages = stages_of(self.workload, framework, some, 0)
@@ -364,7 +366,7 @@ class Estimator:
                 schedule = combined(schedule)
             yield chosen, make_rows(
                 self.workload, self.cluster, framework, some, part.costs, self.place[table_rows], stages, schedule,
-                part.mode, part.layers, part.mtp, part.modes, every_stage=every_stage,
+                part.mode, of_layers, of_mtp, part.modes, every_stage=every_stage,
             )  # fmt: skip
 
 
@@ -389,6 +391,20 @@ class PrecisionModeCosts:
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),
             LayerArrays([(costs.mtp[spec],) for spec in modes]) if costs.mtp is not None else None,
         )  # fmt: skip
+
+    def of_rows(self, table: StrategyTable, which: NDArray[np.intp]) -> tuple[LayerArrays, LayerArrays | None]:
+        """Layers and predictions as these rows read them: those in modes of none of them are not costed."""
+        used = np.unique(mode_indices(self.modes, table.take(which))).tolist()
+        if len(used) in (0, len(self.modes)):
+            return self.layers, self.mtp
+        known, key = self._of_modes, tuple(used)
+        if key not in known:
+            known[key] = self.layers.only_in(used), None if self.mtp is None else self.mtp.only_in(used)
+        return known[key]
+
+    @cached_property
+    def _of_modes(self) -> dict[tuple[int, ...], tuple[LayerArrays, LayerArrays | None]]:
+        return {}
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,10 @@ class LayerArrays:
 
     modes: list[tuple[BlockCost, ...]]
 
+    def only_in(self, used: Sequence[int]) -> LayerArrays:
+        """The same in some of the modes: in place of each other mode is a used one, so that none of it is costed."""
+        return LayerArrays([self.modes[n if n in used else used[0]] for n in range(len(self.modes))])
+
     def stack(self, pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
         """What is picked of each block. (modes, K, kinds, parts)"""
         array = np.array([[pick(cost) for cost in kinds] for kinds in self.modes])  # modes, kinds, parts, K
@@ -379,7 +383,13 @@ def static_bytes_of_grids(
 
 def rank_grids(table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The first row of each grid of ranks, and each row's grid, of rows of one pp x vpp. (g,), (n,)"""
-    return unique_rows([table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing])
+    return unique_rows(columns_of_grids(table))
+
+
+def columns_of_grids(table: StrategyTable) -> list[IntN]:
+    """What the grid of a row's ranks, and what lies on it, depends on besides the pipeline. (n,) each"""
+    columns = [table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing]
+    return [*columns, table.options]
 
 
 def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, Group]) -> ParameterShards:

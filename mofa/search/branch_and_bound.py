@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from mofa.blocks.frameworks.recompute import shorter_recomputing
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
-from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
+from mofa.cost.lower_bounds.static_memory import memory_lower_bounds
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
+from mofa.cost.option_sets import sharing_blocks
 from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.costing import (
     MEMORY,
@@ -112,10 +113,13 @@ def degrees_that_goal_may_want(
     ``reason`` has the results of the checks.
     """
     search = _BranchAndBound(job, loads, space, reason.copy(), np.zeros(len(reason)), goal, None)
-    left = search.that_may_fit(np.flatnonzero(search.legal.any(axis=1)))
-    floor = search.floor(left)
-    wanted = ~goal.is_dominated(floor, search.least_bytes[left])
-    return left[wanted], floor[wanted]
+    degrees = np.flatnonzero(search.legal.any(axis=1))
+    floor = search.floor(degrees)
+    wanted = ~goal.is_dominated(floor, np.zeros(len(degrees)))  # blocks of few combinations take less than memory
+    degrees, floor = degrees[wanted], floor[wanted]
+    fits = np.isin(degrees, search.that_may_fit(degrees))
+    wanted = fits & ~goal.is_dominated(floor, search.least_bytes[degrees])
+    return degrees[wanted], floor[wanted]
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,8 @@ class _BranchAndBound:
         self.limit = memory_limit_bytes(job.cluster, job.framework)
         self.least_bytes = np.full(len(self.legal), np.nan)
         """Static memory of all degrees that have legal rows, at least. [B]"""
+        self.least_key = np.full(len(self.legal), np.nan)
+        """The bound of degrees in any mode, of those that may fit."""
         self.costed: list[tuple[Rows, PartCosts]] = []
         self.num_done = 0
 
@@ -156,15 +162,15 @@ class _BranchAndBound:
         """Bound, cost and cut until the rows that are sought are certain."""
         left = self.that_may_fit(np.flatnonzero(self.legal.any(axis=1)))
         size, num_first = FIRST_BATCH, FIRST_DEGREES
-        floor = self.floor(left)
-        order = np.argsort(floor, kind="stable")
-        left, floor = left[order], floor[order]
+        self.least_key[left] = self.floor(left)
+        left = left[np.argsort(self.least_key[left], kind="stable")]
         while len(left):
-            beaten = self.goal.is_dominated(floor, self.least_bytes[left])
-            self._cut(left[beaten], floor[beaten])
-            left, floor = left[~beaten], floor[~beaten]
-            self._cost(left[:size], num_first)
-            left, floor = left[size:], floor[size:]
+            left = self._not_beaten(left)
+            first = np.zeros(len(self.legal), dtype=bool)
+            first[left[:num_first]] = True
+            for some in self._sharing_blocks(left[:size]):  # those with the best degrees may beat all of the others
+                self._cost(self._not_beaten(some), first)
+            left = left[size:]
             size = num_first = FURTHER_BATCH
 
     def result(self) -> CheckedSpace:
@@ -178,22 +184,36 @@ class _BranchAndBound:
 
     def that_may_fit(self, degrees: Rows) -> Rows:
         """The degrees that static memory does not cut; those that it does are kept, the least too big first."""
-        for job, some in self._by_options(degrees):
-            table = self.space.degrees.take(some)
-            self.least_bytes[some] = memory_lower_bounds_bytes(job.workload, job.cluster, job.framework, table)
-        over = self.least_bytes[degrees] - self.limit
+        given = self.job.workload, self.job.cluster, self.job.framework
+        least_bytes, device_bytes = memory_lower_bounds(*given, self.space.degrees.take(degrees))
+        self.least_bytes[degrees] = least_bytes
+        may_fit = least_bytes <= self.limit
+        too_big, over = degrees[~may_fit], device_bytes[~may_fit] - self.limit
         order = np.argsort(over, kind="stable")
-        order = order[over[order] > 0]
-        self.too_big, self.over = degrees[order], over[order]
+        self.too_big, self.over = too_big[order], over[order]
         rows = self._rows_of(self.too_big)
         self.reason[rows], self.shortfall[rows] = MEMORY, np.repeat(self.over, self._num_rows(self.too_big))
         self._tell(len(rows))
-        return degrees[over <= 0]
+        return degrees[may_fit]
 
     def _by_options(self, degrees: Rows) -> list[tuple[Job, Rows]]:
         """Degrees by the options that they choose, each with its job."""
-        sets = self.space.degrees.take(degrees).rows_by_options() if len(degrees) else []
+        sets = self.space.degrees.rows_by_options(degrees) if len(degrees) else []
         return [(self.job.with_options(options), degrees[rows]) for options, rows in sets]
+
+    def _sharing_blocks(self, degrees: Rows) -> list[Rows]:
+        """Degrees whose options share blocks, together: those of the first degree first."""
+        sets = self.space.degrees.rows_by_options(degrees) if len(degrees) else []
+        together = sharing_blocks([options for options, _ in sets])
+        positions = [np.sort(np.concatenate([sets[n][1] for n in numbers])) for numbers in together]
+        return [degrees[some] for some in sorted(positions, key=lambda some: int(some[0]))]
+
+    def _not_beaten(self, degrees: Rows) -> Rows:
+        """The degrees that the goal may want in any mode; the others are cut."""
+        beaten = self.goal.is_dominated(self.least_key[degrees], self.least_bytes[degrees])
+        rows = self._rows_of(degrees[beaten])
+        self._mark_slower(rows, self.least_key[rows // len(self.space.recompute)])
+        return degrees[~beaten]
 
     def _num_rows(self, degrees: Rows) -> Rows:
         """How many legal rows degrees have. (degrees,)"""
@@ -229,27 +249,28 @@ class _BranchAndBound:
         computing = computing_lower_bounds(estimator, is_open, weights) if weights else np.zeros_like(step_s)
         return objective.ranking_key_lower_bound(step_s, computing)
 
-    def _cost(self, degrees: Rows, num_first: int) -> None:
-        """Cost the rows of degrees that are not beaten: those of the first ``num_first`` ahead of the others."""
+    def _cost(self, degrees: Rows, is_first: NDArray[np.bool_]) -> None:
+        """Cost the rows of degrees that are not beaten: those of the first ones ahead of the others.
+
+        ``is_first`` is of every degree of the space.
+        """
         sets = [np.sort(some) for _, some in self._by_options(degrees)]
         parts = [self._part(some) for some in sets]
         bounded = [
             self._bounded(some, part, estimator)
             for some, part, estimator in zip(sets, parts, estimators_of_parts(self.job, parts), strict=True)
         ]
-        first = np.zeros(len(self.legal), dtype=bool)
-        first[degrees[:num_first]] = True
         for rows in bounded:
-            self._cost_bounded(rows, first[rows.degrees])
-        for rows in bounded if len(degrees) > num_first else ():
-            self._cost_bounded(rows, ~first[rows.degrees])
+            self._cost_bounded(rows, is_first[rows.degrees])
+        for rows in bounded:
+            self._cost_bounded(rows, ~is_first[rows.degrees])
 
     def _bounded(self, degrees: Rows, part: SpacePart, estimator: Estimator) -> _BoundedRows:
         """Degrees that choose the same options, in order, with bounds of their legal rows."""
         rows = np.flatnonzero(part.legal)
         is_open = part.space.recompute_layers[rows] == SOLVED
-        bound = self._bound(estimator, is_open, at_rest=True)
         of = np.repeat(np.arange(len(degrees)), self._num_rows(degrees))
+        bound = self._bound(estimator, is_open, at_rest=True)
         return _BoundedRows(part, estimator, degrees, of, rows, self._rows_of(degrees), is_open, bound)
 
     def _cost_bounded(self, bounded: _BoundedRows, chosen_degrees: NDArray[np.bool_]) -> None:
@@ -282,10 +303,6 @@ class _BranchAndBound:
         key, _ = ranking_keys(self.goal.objective, of_part.costed)
         fits = (of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)
         self.goal.add_costed(key[fits], of_part.costed.device_bytes[fits])
-
-    def _cut(self, degrees: Rows, bound: FloatN) -> None:
-        """Reject all rows of degrees whose keys are at least these."""
-        self._mark_slower(self._rows_of(degrees), np.repeat(bound, self._num_rows(degrees)))
 
     def _mark_slower(self, rows: Rows, bound: FloatN) -> None:
         """Reject rows whose keys are at least these."""

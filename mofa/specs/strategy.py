@@ -290,12 +290,15 @@ class StrategyTable:
             **columns, recompute_modes=first.recompute_modes, layouts=first.layouts, option_sets=first.option_sets
         )
 
-    def rows_by_options(self) -> list[tuple[FrameworkOptions, NDArray[np.intp]]]:
-        """The sets of options that rows choose, each with its rows in order."""
+    def rows_by_options(
+        self, rows: NDArray[np.intp] | None = None
+    ) -> list[tuple[FrameworkOptions, NDArray[np.intp]]]:  # fmt: skip
+        """The sets of options that rows choose, each with its rows in order: as places in ``rows``, if given."""
+        options = self.options if rows is None else self.options[rows]
         if len(self.option_sets) == 1:
-            return [(self.option_sets[0], np.arange(len(self)))]
-        numbers = np.unique(self.options).tolist()
-        return [(self.option_sets[number], np.flatnonzero(self.options == number)) for number in numbers]
+            return [(self.option_sets[0], np.arange(len(options)))]
+        numbers = np.flatnonzero(np.bincount(options)).tolist()
+        return [(self.option_sets[number], np.flatnonzero(options == number)) for number in numbers]
 
     @property
     def common_options(self) -> FrameworkOptions:

@@ -13,7 +13,7 @@ from mofa.blocks.frameworks.recompute import shorter_recomputing
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.paired_layers import least_seconds_in_pairs
-from mofa.cost.lower_bounds.static_memory import memory_lower_bounds_bytes
+from mofa.cost.lower_bounds.static_memory import memory_lower_bounds
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import Job, check_strategies
@@ -133,10 +133,11 @@ def test_no_rank_computes_less_than_its_bound(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_no_memory_is_below_its_bound(case: Case) -> None:
     some = sample(case)
-    bound = memory_lower_bounds_bytes(some.workload, some.cluster, some.estimator.framework, some.table)
+    bounds = memory_lower_bounds(some.workload, some.cluster, some.estimator.framework, some.table)
     weighed = some.estimator.memory_of_rows(np.arange(len(some.table)), some.layers)
-    assert np.all(bound <= weighed.least_bytes * (1 + 1e-12))
-    assert np.all(bound > 0.0)
+    assert np.all(bounds.least_bytes <= weighed.least_bytes * (1 + 1e-12))
+    assert np.all(bounds.device_bytes <= weighed.device_bytes * (1 + 1e-12))
+    assert np.all(bounds.least_bytes > 0.0)
 
 
 @pytest.mark.parametrize("case", CASES, ids=_name)

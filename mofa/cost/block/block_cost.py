@@ -215,7 +215,8 @@ def block_costs(
         sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
         return np.concatenate([sizes, per_combination(known.largest_activation, num_k)[None]])
 
-    costed = _costed(tapes, machine, BlockMemories(tapes, num_k, large))
+    phases = PhaseTimer(tapes, machine, None if drop else known.known_times)
+    costed = _costed(tapes, phases, BlockMemories(tapes, num_k, large))
     blocks = {spec: tuple(costed[layer_label(kind, spec)] for kind in kinds) for spec in modes}
     mtp = None
     if workload.model.num_mtp_layers:
@@ -249,9 +250,9 @@ def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:
     return tuple(out)
 
 
-def _costed(tapes: Mapping[str, BlockTapes], machine: Machine, memories: BlockMemories) -> dict[str, BlockCost]:
+def _costed(tapes: Mapping[str, BlockTapes], phases: PhaseTimer, memories: BlockMemories) -> dict[str, BlockCost]:
     """Time and memory of every block."""
-    num_k, phases = machine.num_k, PhaseTimer(tapes, machine)
+    num_k = phases.machine.num_k
     forwards: dict[int, ArrayK] = {}
     out = {}
     for name, block in tapes.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
@@ -14,8 +14,8 @@ from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, per_combination, stack_rows
 from mofa.blocks.op import KINDS, Tape
-from mofa.blocks.tapes import kept_label, layer_label
-from mofa.blocks.work import HostCopy
+from mofa.blocks.tapes import KnownTimes, kept_label, layer_label
+from mofa.blocks.work import Collective, HostCopy
 from mofa.cost.block.combined_memory import combined_peak
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory, split_backward_memory
 from mofa.cost.block.durations import Machine, Timed, time_works
@@ -27,25 +27,59 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import RecomputeSpec
 
 ArrayK = NDArray[np.float64]
+MOST_MACHINES = 8
+"""Machines on which the times of a context's tapes are kept. [-]"""
 SIZES = 4
 """Sizes of weights by which tensors are told apart for the allocator. [-]"""
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """An object that equals itself alone."""
+
+    of: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.of is self.of
+
+    def __hash__(self) -> int:
+        return id(self.of)
 
 
 class PhaseTimer:
     """The times of blocks' tapes on a machine.
 
     Works that several tapes share are timed once. A tape is scanned when it is first asked for: playing a plan asks
-    for few.
+    for few. Where there is one combination, times are put into ``known_times`` for plans of the same blocks.
     """
 
-    def __init__(self, tapes: Mapping[str, BlockTapes], machine: Machine) -> None:
-        self.tapes, self.machine = tapes, machine
-        self._known: dict[int, PhaseTime] = {}
+    def __init__(
+        self, tapes: Mapping[str, BlockTapes], machine: Machine, known_times: KnownTimes | None = None
+    ) -> None:  # fmt: skip
+        self.tapes, self.machine, self.known_times = tapes, machine, known_times
+        self._known: dict[int, tuple[Tape, PhaseTime]] = {}
+        if known_times is not None:
+            key = self._timed_on()
+            self._known = known_times.pop(key, self._known)
+            known_times[key] = self._known
+            if len(known_times) > MOST_MACHINES:  # what was asked for longest ago
+                del known_times[next(iter(known_times))]
+
+    def _timed_on(self) -> Hashable:
+        """What the times of tapes of one combination depend on besides them."""
+        m = self.machine
+        used = {op.work.group for tape in self._tapes for op in tape.ops if isinstance(op.work, Collective)}
+        groups = [(name, m.groups[name].of_first) for name in sorted({*used, "ep", "world"} & m.groups.keys())]
+        num_gpus = None if m.num_gpus is None else int(m.num_gpus[0])
+        return _Same(m.cluster), m.host_lead_lost, m.idle_fraction, num_gpus, *groups
+
+    @property
+    def _tapes(self) -> Iterator[Tape]:
+        return (tape for block in self.tapes.values() for tape in (block.forward, block.backward))
 
     @cached_property
     def _timed(self) -> Timed:
-        tapes = (tape for b in self.tapes.values() for tape in (b.forward, b.backward))
-        return time_works((op for tape in tapes for op in tape.ops), self.machine)
+        return time_works((op for tape in self._tapes if id(tape) not in self._known for op in tape.ops), self.machine)
 
     def forward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
         """Of blocks one behind the other."""
@@ -62,10 +96,9 @@ class PhaseTimer:
         return scan(tape, self.machine)
 
     def _of(self, tape: Tape) -> PhaseTime:
-        phase = self._known.get(id(tape))
-        if phase is None:
-            phase = self._known[id(tape)] = scan(tape, self.machine, timed=self._timed)
-        return phase
+        if id(tape) not in self._known:
+            self._known[id(tape)] = tape, scan(tape, self.machine, timed=self._timed)
+        return self._known[id(tape)][1]
 
 
 def _both(first: PhaseTime, second: PhaseTime) -> PhaseTime:
@@ -249,18 +282,18 @@ class BlockCosts:
 
     def without_host_lead(self) -> BlockCosts:
         """The same where kernels that are loaded take the host's lead in all passes: only times differ."""
-        return self._on(replace(self.machine, host_lead_lost=True))
+        return self._on(replace(self.machine, host_lead_lost=True), self.embedding.phases.known_times)
 
     def with_device_waits(self, idle: float) -> BlockCosts:
         """The same on a device that waits for a share of the time besides: only times differ."""
-        return self._on(self.machine.with_device_waits(idle))
+        return self._on(self.machine.with_device_waits(idle), self.embedding.phases.known_times)
 
     def on_hosts_of(self, cluster: ClusterSpec) -> BlockCosts:
         """The same on a cluster whose hosts alone differ: only times differ."""
-        return self._on(self.machine.on_hosts_of(cluster))
+        return self._on(self.machine.on_hosts_of(cluster), None)
 
-    def _on(self, machine: Machine) -> BlockCosts:
-        phases = PhaseTimer(self.tapes, machine)
+    def _on(self, machine: Machine, known_times: KnownTimes | None) -> BlockCosts:
+        phases = PhaseTimer(self.tapes, machine, known_times)
 
         def again(cost: BlockCost) -> BlockCost:
             return replace(cost, phases=phases)

@@ -36,9 +36,11 @@ ArrayK = NDArray[np.float64]
 
 Known = dict[int, tuple[tuple[Op, ...], tuple[FloatK, ...]]]
 """Seconds of tapes' ops, by the ``id`` of these, which stay, so that no others get it."""
-MOST_KEPT = 256
+MOST_KEPT = 1024
 """Combinations of which what was timed is kept: one candidate is costed in closed form and played, few are costed at
 several clocks, and many would fill the memory. [-]"""
+AT_ONCE = 32_768
+"""Entries of memory-bound ops, one for each combination, that are timed at once: arrays that the cache holds. [-]"""
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,8 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
         return stack_rows([getattr(op.work, name) for name in names for op in ops], num_k).reshape(-1, len(ops), num_k)
 
     if kind is MemoryBound:
-        return _stream_seconds(ops, machine)
+        size = max(1, AT_ONCE // num_k)
+        return np.concatenate([_stream_seconds(ops[n : n + size], machine) for n in range(0, len(ops), size)])
     if kind[0] is HostCopy:
         return np.asarray(columns("bytes")[0] / gpu.host_link_bytes_per_s.value)
     if kind[0] is Gemm:

@@ -49,6 +49,12 @@ class Group:
     ranks_per_block: Mapping[int, IntK] = field(default_factory=dict)
     """The same of blocks of other sizes that share a link, by their GPUs; empty where the cluster has none."""
 
+    @property
+    def of_first(self) -> tuple[object, ...]:
+        """The numbers of the first strategy: equal for groups that are alike under it."""
+        blocks = [(gpus, int(ranks[0])) for gpus, ranks in sorted(self.ranks_per_block.items())]
+        return int(self.size[0]), int(self.ranks_per_domain[0]), int(self.ranks_per_node[0]), *blocks
+
     def take(self, rows: NDArray[np.intp]) -> Group:
         """The group under these of the strategies."""
         return self.indexed(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from mofa.cost.kernels.topology import Group
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
 from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.cost.precision_modes import rows_by_precision_mode
-from mofa.cost.rows import rank_grids, static_bytes_of_grids
+from mofa.cost.rows import columns_of_grids, static_bytes_of_grids
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
 from mofa.cost.stages import stages_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
@@ -28,35 +29,47 @@ from mofa.specs.workload import WorkloadSpec
 ArrayN = NDArray[np.float64]
 
 
-def memory_lower_bounds_bytes(
+class MemoryBounds(NamedTuple):
+    """Memory that no row of the same name in :class:`mofa.cost.estimate.RowMemory` is below. (n,) each [B]"""
+
+    least_bytes: ArrayN
+    device_bytes: ArrayN
+
+
+def memory_lower_bounds(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable
-) -> ArrayN:
-    """Memory below :attr:`mofa.cost.estimate.RowMemory.least_bytes` of every row, however it recomputes. (n,) [B]
+) -> MemoryBounds:
+    """What the memory of every row is at least, however it recomputes. (n,) each [B]
+
+    ``framework`` is as it is but for the options that rows choose, in which they may differ.
 
     Notes
     -----
     Behind the last backward a rank holds its parameters, its gradients, its optimizer's states, and what the step of
     the optimizer needs besides. Then come the context and the communicators. FSDP under pipelines has its gradients
-    reduced by then, and its gathered weights gone. No block is costed for it.
+    reduced by then, and its gathered weights gone. No block is costed for it. The allocator holds no less than that:
+    the device's memory is bounded by all of it, the least by what the closed form may be off less.
     """
-    bound = np.empty(len(table))
-    for rows, mode in rows_by_precision_mode(workload, framework, table):
-        some = table.take(rows)
-        plain = replace(some, recompute=np.zeros_like(some.recompute), recompute_layers=np.full(len(some), -1))
-        _, code = unique_rows([some.pp, some.vpp, some.schedule, some.layout])
-        order = np.argsort(code, kind="stable")
+    bounds = np.empty((2, len(table)))
+    for rows, mode in rows_by_precision_mode(workload, framework, table) if len(table) else ():
+        some = table if len(rows) == len(table) else table.take(rows)
+        pipeline = [some.pp, some.vpp, some.schedule, some.layout]
+        first, grid = unique_rows([*pipeline, *columns_of_grids(some)])
+        grids = some.take(first)
+        plain = replace(grids, recompute=np.zeros_like(first), recompute_layers=np.full(len(first), -1))
+        _, code = unique_rows([column[first] for column in pipeline])
+        order, of_grids = np.argsort(code, kind="stable"), np.empty((2, len(first)))
         begins = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
         for chosen in (order[begin:end] for begin, end in pairwise(begins)):
-            alike = plain.take(chosen)
-            first, grid = rank_grids(alike)
-            bound[rows[chosen]] = _of_grids(workload, cluster, framework, alike.take(first), mode)[grid]
-    return bound
+            of_grids[:, chosen] = _of_grids(workload, cluster, framework, plain.take(chosen), mode)
+        bounds[:, rows] = of_grids[:, grid]
+    return MemoryBounds(*bounds)
 
 
 def _of_grids(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable, mode: Mode
 ) -> ArrayN:
-    """The bound of grids of ranks of one pp x vpp. (g,) [B]"""
+    """The bounds of grids of ranks of one pp x vpp. (2, g) [B]"""
     stages = stages_of(workload, framework, grids, 0)
     schedule = SCHEDULE_NAMES[int(grids.schedule[0])]
     lay = count_stage_layers(grids, stages, schedule, np.full(len(grids), stages.pp), every_stage=False)
@@ -66,9 +79,13 @@ def _of_grids(
     if framework.shards_params and mode.precision == "mixed" and mode.pipelined:
         each = framework.grads_bytes_per_param * optimizer_dtype_bytes(workload, mode.precision) / 4.0
         resident = resident - static.grads + shards.sharded(each) - shards.unsharded(2.0)
-    communicators = _communicators(workload, cluster, framework, grids, groups, lay, schedule)
+    communicators = np.empty_like(resident)
+    for options, some in grids.rows_by_options():  # nothing else of it reads what strategies choose
+        of_options = framework.with_options(options)
+        communicators[some] = _communicators(workload, cluster, of_options, grids, groups, lay, schedule)[some]
     outside = cluster.gpu.context_bytes.value + communicators
-    return row_max(outside + (1.0 - load_shared().tolerances.allocated.value) * resident)
+    surely = 1.0 - load_shared().tolerances.allocated.value
+    return np.array([row_max(outside + surely * resident), row_max(outside + resident)])
 
 
 def _communicators(
