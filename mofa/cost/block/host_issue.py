@@ -202,7 +202,7 @@ class ModuleCalls:
     def __init__(self, host: HostCurve) -> None:
         self.host = host
         self.begun: dict[tuple[int, bool, PairedPass], BoolK] = {}
-        """Whether a call has been paid for, by its ``id``, whether it is the module's forward, and the pass of a pair."""
+        """Whether a call has been paid for, by its ``id``, whether it is the forward, and the pass of a pair."""
 
     def issue_s(self, op: Op, *, forward: bool) -> FloatK | None:
         """Seconds of an op that a call issues, where it is present; None where its module was not timed. [s]"""

@@ -33,9 +33,9 @@ def gemm_s(
     ``floor + (compute^p + bytes^p)^(1/p)``, where compute is the least over tiles and splits of k of
     ``rounds * tile_m * tile_n * 2 * (k / split + k_overhead) * SMs / rate``, k in steps of 64. There are
     ``count * tiles * split / SMs`` rounds, rounded up less ``partial_round_saving`` of what was added: multiprocessors
-    are faster beside idle ones. Computing that takes t grows by ``1 + slowdown * t / (t + slowdown_after_s)``. That is
-    seen in long products of H100 and H200 at full clock and under the limit alike (docs/evidence/calibration.md, long
-    products), and not in batches of small ones. Assumes one tile at a time on a multiprocessor and a library that takes the fastest of its tiles.
+    are faster beside idle ones. Computing that takes t grows by ``1 + slowdown * t / (t + slowdown_after_s)``: long
+    products of H100 and H200 do so, at full clock and under the limit alike (docs/evidence/calibration.md), and no
+    batches. Assumes one tile at a time on a multiprocessor and a library that takes the fastest of its tiles.
 
     Examples
     --------
