@@ -79,9 +79,8 @@ def with_schedule_nodes(forward: Tape, backward: Tape, *, delays: bool) -> Tape:
     """
     parts = backward_parts(forward, backward, delays=delays)
     nodes = (parts["end"] + parts["combine"], parts["experts"], parts["dispatch"], parts["attention"])
-    begins = {ops[0].name for ops in nodes if ops}
-    ops = (op._replace(begins_schedule_node=True) if op.name in begins else op for op in backward.ops)
-    return replace(backward, ops=tuple(ops))
+    node_of = {op.name: number for number, ops in enumerate(nodes, 1) for op in ops}
+    return replace(backward, ops=tuple(op._replace(schedule_node=node_of.get(op.name, 0)) for op in backward.ops))
 
 
 def combined_tape(forward: Tape, of_backward: Tape, backward: Tape, *, delays: bool) -> Tape:

@@ -260,8 +260,9 @@ class Op(NamedTuple):
     """The CUDA graph that holds it: it is launched with that, and no host issues it."""
     role: Role = ""
     """What it is for, in a backward."""
-    begins_schedule_node: bool = False
-    """Whether the schedule calls autograd's engine anew at it, for a part of a layer's backward."""
+    schedule_node: int = 0
+    """Which part of a layer's backward it belongs to that the schedule starts by itself: the first op that runs pays the
+    host's call of autograd's engine. 0 of all others."""
     paired_pass: PairedPass = ""
     """Of a tape of a forward beside a backward: which of them it belongs to; empty for all others."""
     repeated: bool = False

@@ -12,6 +12,10 @@ from mofa.specs.from_mapping import build_spec
 FILE = "unmeasured.yaml"
 
 
+BATCHED_OVERHEAD = Fact(value=0.7, provenance="assumed", source="the H200's; see hardware_profiles/gpus/h200-sxm.yaml")
+"""Where a profile has none."""
+
+
 class UnalignedProducts(Spec):
     """Rate of products whose rows begin at no multiple of 16 bytes, over that of aligned ones of their size. [-]
 
@@ -26,7 +30,7 @@ class UnalignedProducts(Spec):
     batched_width_8_bytes: ShareFact
     """Widths, likewise. [-]"""
     batched_width_4_bytes: ShareFact
-    batched_overhead: ShareFact
+    batched_overhead: ShareFact = BATCHED_OVERHEAD
     """Of aligned ones too: prologue and epilogue of a tile over those of a single product, as a batch's overlap. [-]"""
     forward_even: ShareFact
     forward_odd: ShareFact

@@ -94,10 +94,8 @@ GRAPH_LAUNCH = Fact(
 """Where a profile has none."""
 SCHEDULE_NODE = Fact(
     value=0.26e-3,
-    provenance="measured",
-    source="reference_runs/traces (fitting half), h200-te2-ep2-qwen30b-6l-combined-traced: 0.63 ms to autograd's "
-    "thread and back, the mean of 108, on a host 2.05 times as slow and with the profiler, under which the step "
-    "takes 1.19 times as long; h200-te2-ep2-mixtral-3l-combined-traced 0.61 ms, the mean of 60",
+    provenance="assumed",
+    source="as on hardware_profiles/hosts/xeon-8480c.yaml, where it was measured",
 )
 """Where a profile has none."""
 

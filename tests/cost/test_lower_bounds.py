@@ -128,6 +128,19 @@ def test_no_step_is_below_its_bound(case: Case) -> None:
     assert np.median(close / step_s) > (0.3 if _halves_backwards(case) else 0.7 if loose else 0.8)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if "expert_overlap" in case.words], ids=_name)
+def test_a_row_costs_alone_what_it_costs_among_others(case: Case) -> None:
+    """Which op of a part comes first differs from row to row: each pays for the part's own backward once."""
+    some = sample(case)
+    step_s = some.exposed_s.sum(axis=0)
+    for row in range(0, len(step_s), 4):
+        table = some.table.take(np.array([row]))
+        loads = routing_loads_by_ep(some.workload, table)
+        estimator = Estimator(some.workload, some.cluster, some.framework, table, loads)
+        alone = estimator.component_seconds(recompute_layers=some.layers[[row]])[0]
+        assert float(alone.sum()) == pytest.approx(float(step_s[row]), rel=1e-9)
+
+
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_no_rank_computes_less_than_its_bound(case: Case) -> None:
     some = sample(case)

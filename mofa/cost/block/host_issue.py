@@ -75,11 +75,18 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
         if regions.inside is not op.compiled and op.role != "accumulate":
             regions.begin_or_end(op)
         out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)
-    node_s = slowest * host.schedule_node_s.value
-    for i, op in enumerate(ops):
-        if op.begins_schedule_node:
-            out[i] = out[i] + where(op.present, node_s, 0.0)
+    _add_schedule_nodes(out, ops, slowest * host.schedule_node_s.value)
     return out
+
+
+def _add_schedule_nodes(seconds: list[FloatK], ops: tuple[Op, ...], node_s: float) -> None:
+    """Add what the schedule's calls of autograd's engine take, each to the first op of its part that runs, in place."""
+    begun: dict[int, BoolK] = {}
+    for i, op in enumerate(ops):
+        if op.schedule_node:
+            before = begun.get(op.schedule_node, False)
+            seconds[i] = seconds[i] + where(op.present & logical_not(before), node_s, 0.0)
+            begun[op.schedule_node] = before | op.present
 
 
 def _sharding_s(op: Op, host: HostCurve) -> FloatK:

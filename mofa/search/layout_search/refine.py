@@ -98,7 +98,7 @@ def find_layout(
     >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     >>> plan = mofa.find_layout(job, machines, "tp=2 pp=4 recompute=full", replay=False)
     >>> plan.layout.text, plan.layout.by
-    ('Et*8|t*9|t*8|t*7L', 'search')
+    ('Et*8|t*9|t*9|t*6L', 'search')
     """
     check_constraints({}, {}, 1, flops_convention)
     framework = resolve_framework(workload, cluster, framework)
