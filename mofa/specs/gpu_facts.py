@@ -47,7 +47,7 @@ class UnalignedProducts(Spec):
         Examples
         --------
         >>> load_unmeasured().unaligned_products.single("fwd")
-        (0.337, 0.12)
+        (0.34, 0.121)
         """
         even, odd = {
             "fwd": (self.forward_even, self.forward_odd),

@@ -60,6 +60,8 @@ TILES = (
     (256, 128),
     (128, 256),
 )
+FULL_CLOCK = 0.99
+"""Share of the highest clock read above which a row's counts as full: a step of the clock is 0.8 %. [-]"""
 LONG_PRODUCTS = (0.5, 0.06, 1e-3)
 """Where the fit of a product's partial round [-], slowdown [-] and the length that it comes with [s] begins."""
 TILE_SHARES = (0.5, 0.65, 0.7, 0.85, 0.8, 0.7, 0.85, 0.85, 0.9, 0.9)
@@ -249,8 +251,11 @@ def _output_bytes(rows: Sequence[Row]) -> FloatN:
 
 
 def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> Fitted:
-    """The byte rate starts at the copy's, where one was measured: few products are bound by bytes."""
-    measured = _measured(rows)
+    """The byte rate starts at the copy's, where one was measured: few products are bound by bytes.
+
+    Rows behind which the clock was not full are told, and not fitted to.
+    """
+    measured, weight = _measured(rows), _at_full_clock(rows)
     m, n, k = (_column(rows, x) for x in "mnk")
     best = float(np.quantile(2 * m * n * k / measured, 0.99))
     moved = copy_bytes_per_s or float(
@@ -267,8 +272,16 @@ def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> Fit
 
     joined = [200.0, 0.8 * float(measured.min()), moved, 3.0, 4.0, 1.5e-6, *LONG_PRODUCTS]
     start = [*joined, *(best * 1.1 * share for share in TILE_SHARES)]
-    x, _ = _robust(lambda p: np.log(_gemm_times(rows, form(p), num_sms) / measured), start)
+    x, _ = _robust(lambda p: weight * np.log(_gemm_times(rows, form(p), num_sms) / measured), start)
     return _fitted(rows, form(x), _gemm_times(rows, form(x), num_sms), "mnk")
+
+
+def _at_full_clock(rows: Sequence[Row]) -> FloatN:
+    """1 of rows whose clock was the highest of all, or not read, else 0."""
+    clocks = np.array([row.sample.sm_mhz or np.nan for row in rows])
+    if np.isnan(clocks).all():
+        return np.ones(len(rows))
+    return np.where(clocks < FULL_CLOCK * np.nanmax(clocks), 0.0, 1.0)
 
 
 def _loads(rows: Sequence[Row]) -> FloatN:
