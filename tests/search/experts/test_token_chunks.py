@@ -57,7 +57,7 @@ def test_with_much_memory_nothing_is_chunked_and_with_little_nothing_fits() -> N
 
 
 def test_the_papers_differences_in_sign() -> None:
-    """moe.md A.8, model II: 8 chunks -5.40 % (-6.5 here), MACT (1 to 4 chunks) +4.42 % of the throughput of full
+    """moe.md A.8, model II: 8 chunks -5.40 % (-6.8 here), MACT (1 to 4 chunks) +4.42 % of the throughput of full
     recomputation without chunks. Both signs come out where MemFine recomputes its chunks alone and keeps
     the rest of the layer, or where neighbouring chunks overlap; otherwise chunks can only cost."""
     machines = cluster(400)
@@ -76,7 +76,7 @@ def test_the_papers_differences_in_sign() -> None:
         n * step_s("none", c, overlap=True) for c, n in ((2, 91), (4, 60)))) / 240  # fmt: skip
     assert whole / mixed - 1 == pytest.approx(0.0442, abs=0.01)
     assert whole / step_s("none", 8, overlap=True) > 1
-    assert whole / step_s("full", 8) - 1 == pytest.approx(-0.065, abs=0.004)
+    assert whole / step_s("full", 8) - 1 == pytest.approx(-0.068, abs=0.004)
 
 
 def test_memory_agrees_with_the_replay() -> None:
