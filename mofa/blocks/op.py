@@ -261,8 +261,8 @@ class Op(NamedTuple):
     role: Role = ""
     """What it is for, in a backward."""
     schedule_node: int = 0
-    """Which part of a layer's backward it belongs to that the schedule starts by itself: the first op that runs pays the
-    host's call of autograd's engine. 0 of all others."""
+    """Which part of a layer's backward it belongs to that the schedule starts by itself, where the first op that runs
+    pays the host's call of autograd's engine. 0 of all others."""
     paired_pass: PairedPass = ""
     """Of a tape of a forward beside a backward: which of them it belongs to; empty for all others."""
     repeated: bool = False

@@ -14,6 +14,7 @@ from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.fitted_curves import Curves, Fitted
 from mofa.calibrate.fits.host_optimizer import host_optimizer_rates
 from mofa.calibrate.fits.loaded_clocks import (
+    at_full_clock,
     attention_clock_exponents,
     clock_dependent_shares,
     clock_exponents,
@@ -60,8 +61,6 @@ TILES = (
     (256, 128),
     (128, 256),
 )
-FULL_CLOCK = 0.99
-"""Share of the highest clock read above which a row's counts as full: a step of the clock is 0.8 %. [-]"""
 LONG_PRODUCTS = (0.5, 0.06, 1e-3)
 """Where the fit of a product's partial round [-], slowdown [-] and the length that it comes with [s] begins."""
 TILE_SHARES = (0.5, 0.65, 0.7, 0.85, 0.8, 0.7, 0.85, 0.85, 0.9, 0.9)
@@ -255,7 +254,7 @@ def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> Fit
 
     Rows behind which the clock was not full are told, and not fitted to.
     """
-    measured, weight = _measured(rows), _at_full_clock(rows)
+    measured, weight = _measured(rows), at_full_clock(rows)
     m, n, k = (_column(rows, x) for x in "mnk")
     best = float(np.quantile(2 * m * n * k / measured, 0.99))
     moved = copy_bytes_per_s or float(
@@ -274,14 +273,6 @@ def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> Fit
     start = [*joined, *(best * 1.1 * share for share in TILE_SHARES)]
     x, _ = _robust(lambda p: weight * np.log(_gemm_times(rows, form(p), num_sms) / measured), start)
     return _fitted(rows, form(x), _gemm_times(rows, form(x), num_sms), "mnk")
-
-
-def _at_full_clock(rows: Sequence[Row]) -> FloatN:
-    """1 of rows whose clock was the highest of all, or not read, else 0."""
-    clocks = np.array([row.sample.sm_mhz or np.nan for row in rows])
-    if np.isnan(clocks).all():
-        return np.ones(len(rows))
-    return np.where(clocks < FULL_CLOCK * np.nanmax(clocks), 0.0, 1.0)
 
 
 def _loads(rows: Sequence[Row]) -> FloatN:

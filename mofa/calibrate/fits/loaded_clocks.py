@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from mofa.calibrate.fits.fitted_curves import Fitted
@@ -21,6 +22,8 @@ MEMORY_DRAWS = (0.05, 2.0)
 """Power of memory-bound kernels at full clock over the limit, between which it is sought. [-]"""
 CLEARLY_BELOW = 0.97
 """Clocks over the full one above which a state says too little of what a lower clock does. [-]"""
+FULL_CLOCK = 0.99
+"""Share of the highest clock read from which on a row's counts as full: a step of the clock is 0.8 %. [-]"""
 SCATTERED = 1.5
 """Slowest over fastest sample of a kernel at full clock beyond which its row is no use. [-]"""
 POWER_DRAWING = {f"{ATTENTION}.fwd": "attention_cudnn_fwd", f"{ATTENTION}.bwd": "attention_cudnn_bwd"}
@@ -189,3 +192,11 @@ def _loaded(rows: Sequence[Row]) -> dict[tuple[str, str, float, str], dict[str, 
             for variant, row in by_variant.items() if row.sample.sm_mhz
         }  # fmt: skip
     return states
+
+
+def at_full_clock(rows: Sequence[Row]) -> NDArray[np.float64]:
+    """1 of rows whose clock was the highest of all, or of which none was read, else 0. (n,) [-]"""
+    clocks = np.array([row.sample.sm_mhz or np.nan for row in rows])
+    if np.isnan(clocks).all():
+        return np.ones(len(rows))
+    return np.where(clocks < FULL_CLOCK * np.nanmax(clocks), 0.0, 1.0)
