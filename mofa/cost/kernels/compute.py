@@ -141,8 +141,8 @@ def unaligned_gemm_s(
     >>> m, k, one = np.full((2, 1), 8192.0), np.full((2, 1), 1024.0), np.ones((2, 1))
     >>> aligned_s = gemm_s(m, n, k, toy_gpu())
     >>> slow, fast = unaligned_gemm_s(aligned_s, m, n, k, one, ["fwd", "fwd"], toy_gpu())[:, 0]
-    >>> round(float(slow / fast), 1), bool(fast == aligned_s[1, 0])
-    (8.1, True)
+    >>> bool(8.0 < slow / fast < 8.5), bool(fast == aligned_s[1, 0])
+    (True, True)
     """
     n, other = np.ceil(n), np.ceil(np.where([[product == "wgrad"] for product in products], m, k))
     beside = (n % ALIGNED_WIDTH + other % ALIGNED_WIDTH > 0.0) & (count == 1.0)
