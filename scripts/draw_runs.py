@@ -20,7 +20,7 @@ import yaml
 import mofa
 from mofa.errors import MofaError
 from mofa.measure.expand import expand_run
-from mofa.measure.runs import plan_task
+from mofa.measure.runs import task_of_run
 from mofa.specs.from_mapping import build_spec
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
@@ -90,7 +90,7 @@ def fault_of(run: dict[str, Any]) -> str | None:
 def can_be_measured(run: dict[str, Any]) -> bool:
     """Whether `mofa measure` can tell its framework to run it."""
     try:
-        plan_task(expand_run(build_spec(RunSpec, run, "draw", "")), timeout_s=10.0)
+        task_of_run(expand_run(build_spec(RunSpec, run, "draw", "")), timeout_s=10.0)
     except MofaError:
         return False
     return True

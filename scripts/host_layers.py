@@ -28,7 +28,7 @@ ROUNDS, STEPS, WARMUP = 24, 3, 6
 def main(plan: Path, out: Path, seconds: float) -> None:
     """Every run of the plan that the time allows."""
     from mofa.measure.expand import expand_run
-    from mofa.measure.runs import plan_task
+    from mofa.measure.runs import task_of_run
     from mofa.specs.run_files import load_runs
 
     deadline = time.monotonic() + seconds
@@ -36,7 +36,7 @@ def main(plan: Path, out: Path, seconds: float) -> None:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for run in map(expand_run, load_runs(plan)):
-            task = plan_task(run, timeout_s=60)
+            task = task_of_run(run, timeout_s=60)
             job = Path(scratch) / "job.json"
             job.write_text(json.dumps(task.job))
             left = deadline - time.monotonic()

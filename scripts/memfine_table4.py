@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mofa
-from mofa.routing.chunks import published_activation_terms, published_static_bytes
+from mofa.routing.chunks import memfine_layer_activations, published_static_bytes
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -73,7 +73,7 @@ def static_rows() -> Iterator[list[str]]:
 def active_rows() -> Iterator[list[str]]:
     """Active memory by the paper's formulas, the verdict beside the printed one."""
     model = mofa.load_workload(WORKLOADS["I"]).model
-    terms = published_activation_terms(model, 4096)
+    terms = memfine_layer_activations(model, 4096)
     received = (22.9 * GB - terms.fixed_bytes) / terms.bytes_per_row
     for row in TABLE_4:
         active = terms.total(received, row.chunks) / GB

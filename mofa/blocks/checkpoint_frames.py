@@ -30,7 +30,7 @@ def checkpointed_groups(forward: Tape, group_of: Mapping[str, str]) -> dict[str,
     return out
 
 
-def ops_after_token_chunks(forward: Tape, group_of: Mapping[str, str]) -> set[str]:
+def ops_not_recomputed_after_chunks(forward: Tape, group_of: Mapping[str, str]) -> set[str]:
     """Ops of a full recomputation that read what token chunks made: nothing they make is needed again."""
     made: set[str] = set()
     behind: set[str] = set()

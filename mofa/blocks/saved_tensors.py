@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.blocks.checkpoint_frames import checkpointed_groups, ops_after_token_chunks
+from mofa.blocks.checkpoint_frames import checkpointed_groups, ops_not_recomputed_after_chunks
 from mofa.blocks.elementwise import BoolK, FloatK, all_true, any_true, logical_not, where
 from mofa.blocks.op import Op, Tape, Tensor
 from mofa.blocks.recomputation import Recompute, is_token_chunk
@@ -22,7 +22,7 @@ class SavedTensors:
         self.producer = {w: op.name for op in forward.ops for w in op.writes}
         self.makers = {w: op for op in forward.ops for w in op.writes}
         self.replayed: set[str] = set()
-        self.behind = ops_after_token_chunks(forward, self.group_of)
+        self.behind = ops_not_recomputed_after_chunks(forward, self.group_of)
         self.framed = checkpointed_groups(forward, self.group_of) if recompute.reentrant else {}
         self.let_go: list[Op] = []  # hold what the op before them reads for some candidates alone
 

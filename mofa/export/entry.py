@@ -16,7 +16,7 @@ from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import Estimate, Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary
 from mofa.specs.files import did_you_mean, short
-from mofa.specs.limited_reads import read_bytes, read_json
+from mofa.specs.limited_reads import parse_json, read_bytes
 from mofa.specs.write_files import check_writable, make_directory, write_atomic, written_together
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def load_result(file: str | Path) -> PlanReport | Estimate:
     """
     where = short(str(file), 200)
     data = read_bytes(file, where, MAX_RESULT_BYTES, "give the JSON of one search")
-    raw = read_json(data, where, "name what mofa plan --json or estimate --json wrote")
+    raw = parse_json(data, where, "name what mofa plan --json or estimate --json wrote")
     if isinstance(raw, list) and len(raw) == 1:
         raw = raw[0]
     if not isinstance(raw, dict) or "schema_version" not in raw:

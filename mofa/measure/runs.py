@@ -98,7 +98,7 @@ def _settings_for_overlap(run: ExpandedRun) -> dict[str, str]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"} if run.framework.expert_overlap != "none" else {}
 
 
-def plan_task(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_beginning: bool = False) -> Task:
+def task_of_run(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_beginning: bool = False) -> Task:
     """What a run's processes are told.
 
     Raises
@@ -277,7 +277,7 @@ class _Call:
         """Measure runs that have no record, and write one each."""
         splits = _splits(runs, read_records(self.out))
         tasks = [
-            plan_task(run, timeout_s=self.timeout_s, trace=trace, trace_beginning=trace_beginning)
+            task_of_run(run, timeout_s=self.timeout_s, trace=trace, trace_beginning=trace_beginning)
             for run in runs.values()
         ]
         with tempfile.TemporaryDirectory() as scratch:
@@ -342,7 +342,7 @@ def measure(
     """
     runs = {run.id: expand_run(run, runs_file.parent) for run in load_runs(runs_file)}
     for run in runs.values():
-        plan_task(run, timeout_s=timeout_s)  # what cannot be run is said before anything is
+        task_of_run(run, timeout_s=timeout_s)  # what cannot be run is said before anything is
     records = read_records(out)
     there = {r.run.id for r in records}
     skipped = tuple(id for id in runs if id in there)

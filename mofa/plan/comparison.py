@@ -15,7 +15,7 @@ from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.plan.summary import strategy_text
 from mofa.specs.base import Spec
 from mofa.specs.files import short
-from mofa.specs.limited_reads import read_bytes, read_json
+from mofa.specs.limited_reads import parse_json, read_bytes
 from mofa.specs.strategy import StrategySpec
 
 SCHEMA_VERSION: Final = "1.0"
@@ -328,7 +328,7 @@ def read_results(file: Path, number: int = 1) -> list[dict[str, Any]]:
     """
     where = short(str(file), 200)
     data = read_bytes(file, where, MAX_RESULT_BYTES, "give the JSON of one search")
-    raw = read_json(data, where, "name what mofa plan --json or estimate --json wrote")
+    raw = parse_json(data, where, "name what mofa plan --json or estimate --json wrote")
     listed = raw if isinstance(raw, list) else [raw]
     if not listed or not all(isinstance(each, dict) and "schema_version" in each for each in listed):
         raise SpecError(f"{where}: is no result of mofa; name what mofa plan --json or estimate --json wrote")

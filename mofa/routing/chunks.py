@@ -1,7 +1,7 @@
 """How many token chunks a layer needs: MemFine's memory model, its rule for the number of chunks, and controllers.
 
 The rule needs to know how many rows a rank's memory can take. MemFine computes that from its table of activations
-(here :func:`published_activation_terms`); the planner from its own tapes (:mod:`mofa.search.experts.token_chunks`).
+(here :func:`memfine_layer_activations`); the planner from its own tapes (:mod:`mofa.search.experts.token_chunks`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ActivationTerms:
         return self.fixed_bytes + self.bytes_per_row * rows / chunks
 
 
-def published_activation_terms(
+def memfine_layer_activations(
     model: ModelSpec, seq_len: int, micro_batch: int = 1, tp: int = 1, cp: int = 1
 ) -> ActivationTerms:
     """MemFine's activations of one layer (table 2, equation 2 with one layer live).
@@ -58,7 +58,7 @@ def published_activation_terms(
     Examples
     --------
     >>> from mofa.specs.load import load_workload
-    >>> terms = published_activation_terms(load_workload("memfine-model-1").model, 4096)
+    >>> terms = memfine_layer_activations(load_workload("memfine-model-1").model, 4096)
     >>> round(terms.fixed_bytes / 1e9, 3), terms.bytes_per_row
     (0.9, 36864.0)
     """

@@ -22,7 +22,7 @@ from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_m
 from mofa.specs.host import HostCurve, LayerPace
 from mofa.specs.links import BridgeSpec, NicSpec, SharedLinkSpec
 from mofa.specs.links import LinkSpec as LinkSpec
-from mofa.specs.peak_check import ReachedShare, reached_shares, reached_shares_of_link, slow_curves, why_above_peak
+from mofa.specs.peak_check import CurveAgainstPeak, reached_shares, reached_shares_of_link, slow_curves, why_above_peak
 from mofa.specs.ranges import MAX_GPUS, Degree
 from mofa.units import format_bytes
 
@@ -71,7 +71,7 @@ class GpuSpec(Spec):
             )
         return self
 
-    def reached_shares(self) -> Iterator[ReachedShare]:
+    def reached_shares(self) -> Iterator[CurveAgainstPeak]:
         """What each curve reaches, beside its peak."""
         peaks: dict[str, float] = {format_: fact.value for format_, fact in self.peak_flops_per_s.items()}
         return reached_shares(self.curves, peaks, self.memory_bandwidth_bytes_per_s.value)

@@ -152,7 +152,7 @@ def unzipped(data: bytes, where: str, limit: int, advice: str) -> bytes:
     return b"".join(parts)
 
 
-def read_json(text: str | bytes, where: str, advice: str) -> Any:
+def parse_json(text: str | bytes, where: str, advice: str) -> Any:
     """Value of a JSON text, all of whose numbers a float can hold.
 
     Raises

@@ -25,7 +25,7 @@ COPIES = ("eager copy", "default")
 """Memory-bound ops that no cache helps."""
 
 
-class ReachedShare(NamedTuple):
+class CurveAgainstPeak(NamedTuple):
     """What a curve reaches at its best."""
 
     path: str
@@ -46,7 +46,7 @@ class ReachedShare(NamedTuple):
 
 def reached_shares(
     curves: GpuCurves, peaks: Mapping[str, float], bandwidth_bytes_per_s: float
-) -> Iterator[ReachedShare]:
+) -> Iterator[CurveAgainstPeak]:
     """What each curve of a GPU reaches, beside its peak: products of endless depth, attention with its slots full.
 
     A curve whose format has no peak is left out.
@@ -61,24 +61,24 @@ def reached_shares(
             rates = sorted((grouped.form.small_rate, grouped.form.large_rate))
             for rate, allowed in zip(rates, (ROUNDING, LARGER_GROUPED), strict=True):
                 path = f"curves.grouped_gemm.{format_}"
-                yield ReachedShare(path, rate, peak, _peak_path(format_), "FLOP/s", allowed)
+                yield CurveAgainstPeak(path, rate, peak, _peak_path(format_), "FLOP/s", allowed)
     if (peak := peaks.get("bf16")) is not None:
         for key, attention in curves.attention.items():
             path, rate = f"curves.attention.{key}", attention_flops_per_s(key, attention.form)
-            yield ReachedShare(path, rate, peak, _peak_path("bf16"), "FLOP/s")
-            yield ReachedShare(path, rate / attention.form.causal, peak, _peak_path("bf16"), "FLOP/s", CAUSAL)
+            yield CurveAgainstPeak(path, rate, peak, _peak_path("bf16"), "FLOP/s")
+            yield CurveAgainstPeak(path, rate / attention.form.causal, peak, _peak_path("bf16"), "FLOP/s", CAUSAL)
 
 
-def reached_shares_of_link(curves: Mapping[str, CollectiveCurve], bytes_per_s: float) -> Iterator[ReachedShare]:
+def reached_shares_of_link(curves: Mapping[str, CollectiveCurve], bytes_per_s: float) -> Iterator[CurveAgainstPeak]:
     """What each measured collective of a node reaches, beside its link's bandwidth. [B/s]"""
     for key, curve in curves.items():
         rate = max(bus for _, bus in curve.form.protocols)
-        yield ReachedShare(
+        yield CurveAgainstPeak(
             f"collectives.{key}", rate, bytes_per_s, "intra.bandwidth_bytes_per_s", "B/s", IN_SWITCH
         )  # fmt: skip
 
 
-def why_above_peak(shares: Iterable[ReachedShare]) -> str | None:
+def why_above_peak(shares: Iterable[CurveAgainstPeak]) -> str | None:
     """Why curves cannot be of this hardware, of the first that passes its peak; None where none does."""
     for share in shares:
         if share.rate > share.allowed_share * share.peak:
@@ -86,7 +86,7 @@ def why_above_peak(shares: Iterable[ReachedShare]) -> str | None:
     return None
 
 
-def slow_curves(shares: Iterable[ReachedShare]) -> tuple[ReachedShare, ...]:
+def slow_curves(shares: Iterable[CurveAgainstPeak]) -> tuple[CurveAgainstPeak, ...]:
     """Curves that reach less than a tenth of their peak.
 
     Of memory-bound ops copies alone count, as others issue more; the first FlashAttention is slow by its own paper.
@@ -114,18 +114,20 @@ def attention_flops_per_s(key: str, form: AttentionForm) -> float:
     return 2.0 * form.block * 128.0 * width * form.slots / form.unit_s
 
 
-def _products(place: str, curves: Mapping[GemmFormat, GemmCurve], peaks: Mapping[str, float]) -> Iterator[ReachedShare]:
+def _products(
+    place: str, curves: Mapping[GemmFormat, GemmCurve], peaks: Mapping[str, float]
+) -> Iterator[CurveAgainstPeak]:
     for format_, curve in curves.items():
         if (peak := peaks.get(FALLBACK.get(format_, format_))) is not None:
             rate = max(rate for _, _, rate in curve.form.tiles)
-            yield ReachedShare(f"{place}.{format_}", rate, peak, _peak_path(format_), "FLOP/s")
+            yield CurveAgainstPeak(f"{place}.{format_}", rate, peak, _peak_path(format_), "FLOP/s")
 
 
-def _streams(place: str, curves: Mapping[str, MemoryBoundCurve], bytes_per_s: float) -> Iterator[ReachedShare]:
+def _streams(place: str, curves: Mapping[str, MemoryBoundCurve], bytes_per_s: float) -> Iterator[CurveAgainstPeak]:
     for key, curve in curves.items():
         allowed = ROUNDING if key in COPIES else CACHED
         path, peak_path = f"{place}.{key}", "memory_bandwidth_bytes_per_s"
-        yield ReachedShare(path, curve.form.bytes_per_s, bytes_per_s, peak_path, "B/s", allowed)
+        yield CurveAgainstPeak(path, curve.form.bytes_per_s, bytes_per_s, peak_path, "B/s", allowed)
 
 
 def _peak_path(format_: str) -> str:

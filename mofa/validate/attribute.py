@@ -15,7 +15,7 @@ from mofa.errors import SpecError
 from mofa.plan.result import Plan
 from mofa.specs.base import Spec
 from mofa.specs.files import short
-from mofa.specs.limited_reads import read_bytes, read_json, unzipped
+from mofa.specs.limited_reads import parse_json, read_bytes, unzipped
 from mofa.units import format_seconds
 
 Family = Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "communication", "host_idle"]
@@ -170,7 +170,7 @@ def _run_of(name: str) -> str | None:
 def _load(path: Path) -> dict[str, Any]:
     where, advice = short(str(path), 200), "profile one step"
     data = unzipped(read_bytes(path, where, MAX_FILE_BYTES, advice), where, MAX_FILE_BYTES, advice)
-    raw = read_json(data, where, "export a Chrome trace")
+    raw = parse_json(data, where, "export a Chrome trace")
     if not isinstance(raw, dict):
         raise SpecError(f"{path}: holds no object; export a Chrome trace")
     return raw

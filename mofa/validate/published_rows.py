@@ -427,7 +427,7 @@ def previous_splits(folder: Path) -> dict[tuple[str, str], Split]:
     return splits
 
 
-def import_table(table: Path, folder: Path) -> tuple[int, int]:
+def write_published_runs(table: Path, folder: Path) -> tuple[int, int]:
     """Write the usable rows of a CSV as one YAML file a source, and the others into ``unusable.csv``.
 
     Returns

@@ -35,7 +35,7 @@ from mofa.specs.faults import FaultSpec
 from mofa.specs.files import load_json, parse_yaml
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import GpuSpec, NodeSpec
-from mofa.specs.limited_reads import read_bytes, read_json, unzipped
+from mofa.specs.limited_reads import parse_json, read_bytes, unzipped
 from mofa.specs.load import load_cluster, load_workload, parse_set
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
@@ -156,7 +156,7 @@ def test_what_yaml_constructors_stumble_over_is_one_line(text: str) -> None:
 @pytest.mark.parametrize("text", ['{"a": %s}' % ("9" * 400), '{"a": NaN}', '{"a": [' + "[" * 100_000, "{"])
 def test_json_that_cannot_be_read_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
-    for read in (lambda: read_json(text, "x.json", "look"), lambda: load_json(tmp_path / "x.json", "x.json")):
+    for read in (lambda: parse_json(text, "x.json", "look"), lambda: load_json(tmp_path / "x.json", "x.json")):
         with pytest.raises(SpecError, match=r"^x.json: "):
             read()
 

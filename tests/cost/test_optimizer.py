@@ -20,7 +20,7 @@ from mofa.cost.optimizer import (
     optimizer_seconds,
     static_bytes,
 )
-from mofa.cost.step_time.data_parallel import gathers_per_step
+from mofa.cost.step_time.data_parallel import gathers_after_optimizer
 from mofa.specs.load import load_cluster, load_workload
 from mofa.specs.optimizers import OptimizerTraits
 from mofa.specs.params import layer_params, num_params
@@ -309,4 +309,4 @@ def test_experts_that_are_split_gather_all_parameters_once_more() -> None:
         np.full((2, 2), 9.0), np.array([[4.0, 4.0], [4.0, 0.0]]), np.full((2, 1), 2.0), np.ones((2, 1))
     )
     rows = SimpleNamespace(grids=SimpleNamespace(ep=np.array([1, 2])), framework=framework("megatron"), shards=shards)
-    assert gathers_per_step(rows).tolist() == [[1.0, 1.0], [2.0, 1.0]]  # type: ignore[arg-type]
+    assert gathers_after_optimizer(rows).tolist() == [[1.0, 1.0], [2.0, 1.0]]  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes.chunked import CHUNKS, FRESH_SKEWS, chunked_cases
 from mofa.measure.expand import expand_run
-from mofa.measure.runs import plan_task
+from mofa.measure.runs import task_of_run
 from mofa.specs.run_files import load_runs
 
 REFERENCES = Path(__file__).parents[2] / "reference_runs"
@@ -35,7 +35,7 @@ def test_every_planned_run_was_predicted_and_its_framework_can_run_it(name: str)
     runs = [expand_run(run, path.parent) for path in plans for run in load_runs(path)]
     assert column(name, "id") == [run.run.id for run in runs]
     for run in runs:
-        assert plan_task(run, timeout_s=1.0).num_gpus == run.run.gpus
+        assert task_of_run(run, timeout_s=1.0).num_gpus == run.run.gpus
 
 
 def test_every_fresh_layer_was_predicted() -> None:

@@ -13,7 +13,7 @@ from mofa.errors import SpecError
 from mofa.measure import read_record, read_records
 from mofa.measure.expand import expand_run
 from mofa.measure.launch import Task
-from mofa.measure.runs import check_machine, plan_task, self_test
+from mofa.measure.runs import check_machine, self_test, task_of_run
 from mofa.measure.runs import measure as measure_runs
 from mofa.specs.run_files import load_runs
 
@@ -44,7 +44,7 @@ def runs_file(folder: Path, *runs: dict[str, Any]) -> Path:
 
 def task_of(folder: Path, raw: dict[str, Any]) -> Task:
     (run,) = load_runs(runs_file(folder, raw))
-    return plan_task(expand_run(run), timeout_s=10.0)
+    return task_of_run(expand_run(run), timeout_s=10.0)
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def fake_runners(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every run goes to a runner that needs no GPU and does what the run's id says."""
 
     def fake(run: Any, **how: Any) -> Task:
-        task = plan_task(run, **how)
+        task = task_of_run(run, **how)
         environment = {**task.environment, "PYTHONPATH": str(Path(__file__).parent)}
         job = {"does": run.run.id.split("-")[0], "trace_beginning": task.job["trace_beginning"]}
         return dataclasses.replace(task, module="fake_runner", job=job, environment=environment)
 
-    monkeypatch.setattr("mofa.measure.runs.plan_task", fake)
+    monkeypatch.setattr("mofa.measure.runs.task_of_run", fake)
     monkeypatch.setattr("mofa.measure.runs.self_test", lambda: STATE)
 
 
@@ -232,7 +232,7 @@ def test_the_self_test_runs_anywhere() -> None:
 @pytest.mark.parametrize("path", PLANS, ids=lambda p: p.stem)
 def test_every_planned_run_can_be_told_to_its_framework(path: Path) -> None:
     for run in load_runs(path):
-        plan_task(expand_run(run), timeout_s=10.0)
+        task_of_run(expand_run(run), timeout_s=10.0)
 
 
 def test_torchtitan_reads_the_batch_as_it_does(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from mofa.errors import SpecError
 from mofa.measure.expand import expand_run
 from mofa.measure.megatron_te_job import megatron_te_job
 from mofa.measure.records import split_of_model
-from mofa.measure.runs import plan_task
+from mofa.measure.runs import task_of_run
 from mofa.specs.run_files import load_runs
 
 
@@ -106,7 +106,7 @@ def test_forwards_beside_backwards_are_asked_for(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_run_is_one_line(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
     with pytest.raises(SpecError, match=line):
-        plan_task(run_of(tmp_path, **changes), timeout_s=10.0)
+        task_of_run(run_of(tmp_path, **changes), timeout_s=10.0)
 
 
 def test_a_run_s_half_is_its_model_s_whatever_its_layers_and_batch(tmp_path: Path) -> None:
@@ -140,9 +140,9 @@ def test_graphs_are_megatrons(tmp_path: Path, graphs: str, implementation: str, 
 
 def test_graphs_in_expandable_segments_need_nccl_not_to_register(tmp_path: Path) -> None:
     options = {"name": "megatron", "cuda_graphs": "te", "allocator": "expandable"}
-    task = plan_task(run_of(tmp_path, framework=options), timeout_s=10.0)
+    task = task_of_run(run_of(tmp_path, framework=options), timeout_s=10.0)
     assert task.environment["NCCL_GRAPH_REGISTER"] == "0"
-    assert "NCCL_GRAPH_REGISTER" not in plan_task(run_of(tmp_path), timeout_s=10.0).environment
+    assert "NCCL_GRAPH_REGISTER" not in task_of_run(run_of(tmp_path), timeout_s=10.0).environment
 
 
 def test_a_captured_router_takes_no_noise_from_outside(tmp_path: Path) -> None:
@@ -163,10 +163,10 @@ def test_an_optimizer_on_hosts_is_megatrons_hybrid_one(tmp_path: Path) -> None:
     optimizer = megatron_te_job(run)["optimizer"]
     assert (optimizer["optimizer_cpu_offload"], optimizer["optimizer_offload_fraction"]) == (True, 0.5)
     assert optimizer["overlap_cpu_optimizer_d2h_h2d"] and optimizer["use_precision_aware_optimizer"]
-    assert plan_task(run, timeout_s=1.0).environment["OMP_NUM_THREADS"] == "8"
+    assert task_of_run(run, timeout_s=1.0).environment["OMP_NUM_THREADS"] == "8"
     plain = run_of(tmp_path)
     assert "optimizer_cpu_offload" not in megatron_te_job(plain)["optimizer"]
-    assert plan_task(plain, timeout_s=1.0).environment["OMP_NUM_THREADS"] == "1"
+    assert task_of_run(plain, timeout_s=1.0).environment["OMP_NUM_THREADS"] == "1"
 
 
 def test_activations_on_the_host_are_megatrons_modules(tmp_path: Path) -> None:
@@ -174,10 +174,10 @@ def test_activations_on_the_host_are_megatrons_modules(tmp_path: Path) -> None:
     run = run_of(tmp_path, framework=options)
     config = megatron_te_job(run)["config"]
     assert config["fine_grained_activation_offloading"] and config["offload_modules"] == ["core_attn", "attn_proj"]
-    assert plan_task(run, timeout_s=1.0).environment["NVTE_CPU_OFFLOAD_V1"] == "1"
+    assert task_of_run(run, timeout_s=1.0).environment["NVTE_CPU_OFFLOAD_V1"] == "1"
     plain = run_of(tmp_path)
     assert "offload_modules" not in megatron_te_job(plain)["config"]
-    assert "NVTE_CPU_OFFLOAD_V1" not in plan_task(plain, timeout_s=1.0).environment
+    assert "NVTE_CPU_OFFLOAD_V1" not in task_of_run(plain, timeout_s=1.0).environment
 
 
 def test_activations_on_the_host_are_refused_with_what_is_not_modelled(tmp_path: Path) -> None:
@@ -192,4 +192,4 @@ def test_attention_is_asked_for_by_name(tmp_path: Path) -> None:
     """Runs lock PyTorch's attention out (``NVTE_UNFUSED_ATTN``), which Megatron-Core refuses unless it is told."""
     run = run_of(tmp_path)
     assert megatron_te_job(run)["config"]["attention_backend"] == "fused"
-    assert plan_task(run, timeout_s=1.0).environment["NVTE_UNFUSED_ATTN"] == "0"
+    assert task_of_run(run, timeout_s=1.0).environment["NVTE_UNFUSED_ATTN"] == "0"

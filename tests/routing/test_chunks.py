@@ -13,7 +13,7 @@ from mofa.routing.chunks import (
     expected_from_past,
     in_flight_1f1b,
     max_rows,
-    published_activation_terms,
+    memfine_layer_activations,
     published_layers_in_flight,
     published_static_bytes,
 )
@@ -29,7 +29,7 @@ TABLE_4 = {
 }  # fmt: skip
 """Static, active, all [GB] and whether it trains, by model and chunks: moe.md A.8 (of MACT the 2 of its text)."""
 MODEL = load_workload("memfine-model-1").model
-TERMS = published_activation_terms(MODEL, 4096)
+TERMS = memfine_layer_activations(MODEL, 4096)
 
 
 def rows_of_the_fullest_rank() -> float:
@@ -121,4 +121,4 @@ def test_a_controller_sees_the_past_alone() -> None:
 
 def test_a_dense_model_has_no_chunks() -> None:
     with pytest.raises(SpecError, match="no layer with experts"):
-        published_activation_terms(load_workload("llama3-8b").model, 4096)
+        memfine_layer_activations(load_workload("llama3-8b").model, 4096)

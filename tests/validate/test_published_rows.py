@@ -13,7 +13,7 @@ from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.units import GIB
 from mofa.validate.published import PublishedRun, published_references
-from mofa.validate.published_rows import OWN_NODES, import_rows, import_table, why_unusable
+from mofa.validate.published_rows import OWN_NODES, import_rows, why_unusable, write_published_runs
 
 PUBLISHED = Path(__file__).parents[2] / "reference_runs" / "published"
 COLUMNS = (
@@ -344,7 +344,7 @@ def test_a_table_is_written_and_read_back(tmp_path: Path) -> None:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows([row(), row(id="bridge-002", gpu="GB300"), row(id="bridge-003", pp="2", tp="1")])
-    assert import_table(table, folder) == (2, 1)
+    assert write_published_runs(table, folder) == (2, 1)
     references, left_out = published_references(folder)
     assert [r.id for r in references] == ["bridge-001", "bridge-003"]
     assert references[0].outcome.step_s == 8.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte
 from mofa.errors import SpecError
 from mofa.specs.files import short
-from mofa.specs.limited_reads import read_bytes, read_json, utf8_text
+from mofa.specs.limited_reads import parse_json, read_bytes, utf8_text
 from mofa.specs.ranges import MAX_GPUS
 
 NAMES = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
@@ -143,7 +143,7 @@ def _from_json(file: Path, text: str) -> NcclRun:
 
     Every process has ``nthreads * ngpus`` ranks.
     """
-    document = read_json(text, short(str(file), 200), "give the JSON of an nccl-tests program")
+    document = parse_json(text, short(str(file), 200), "give the JSON of an nccl-tests program")
     try:
         config, rows = document["config"], [r for r in document["results"] if r["out_of_place"] is not None]
         points = [

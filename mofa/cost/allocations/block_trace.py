@@ -145,7 +145,7 @@ class BlockTrace:
 T = TypeVar("T")
 
 
-def op_events_in_order(
+def order_events_of_op(
     op_trace: OpTrace, scratch: Sequence[T], made: Sequence[T], gone: Sequence[T], early: Mapping[str, T]
 ) -> list[T]:  # fmt: skip
     """What an op does, one after the other: its temporaries come (``scratch``) and go, its outputs are ``made``.

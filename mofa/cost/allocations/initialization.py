@@ -46,7 +46,7 @@ def rotary_table_bytes(rows: Rows) -> tuple[int, ...]:
     return (table_bytes, *parts)
 
 
-def build_requests(weights: Sequence[Weight], table: Sequence[int]) -> list[SlotRequest]:
+def weight_init_requests(weights: Sequence[Weight], table: Sequence[int]) -> list[SlotRequest]:
     """Part after part: empty parameters and table, then their values (train.py, ``to_empty`` and ``init_weights``).
 
     The table is made anew, in new memory; a matrix that is not fp32 gets its values through a copy that is.
@@ -54,7 +54,7 @@ def build_requests(weights: Sequence[Weight], table: Sequence[int]) -> list[Slot
     Examples
     --------
     >>> weight = Weight("a wq", 2, 0, 2, 0, init_copy_bytes=4)
-    >>> build_requests([weight], (8, 4, 4))[3:7]  # doctest: +NORMALIZE_WHITESPACE
+    >>> weight_init_requests([weight], (8, 4, 4))[3:7]  # doctest: +NORMALIZE_WHITESPACE
     [SlotRequest(slot=3, nbytes=4, name='draft of a first value'), SlotRequest(slot=4, nbytes=8, name='buffer'),
      SlotRequest(slot=2, nbytes=0, name=''), SlotRequest(slot=3, nbytes=0, name='')]
     """

@@ -182,7 +182,7 @@ def _megatron(
     first = np.maximum(last_gather, first_gather - forward_s[:, 0] / vpp)
     after_optimizer_s = np.zeros_like(gather)
     if not fw.overlap_param_gather:
-        after_optimizer_s = gather * gathers_per_step(rows)[rows.grid_index]
+        after_optimizer_s = gather * gathers_after_optimizer(rows)[rows.grid_index]
         exposed = exposed + row_max(after_optimizer_s)
     elif vpp == 1:
         before_forward = gather.copy()
@@ -252,7 +252,7 @@ def tied_embedding_all_reduce_s(rows: Rows) -> ArrayN:
     return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid_index]
 
 
-def gathers_per_step(rows: Rows) -> ArrayN:
+def gathers_after_optimizer(rows: Rows) -> ArrayN:
     """How often Megatron gathers a stage's parameters behind the optimizer, of each grid of ranks. (g, R) [-]
 
     Experts that are split have an optimizer beside that of the dense parameters. When either has stepped, it gathers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.cost.allocations.initialization import build_requests
+from mofa.cost.allocations.initialization import weight_init_requests
 from mofa.replay.allocator.timeline import (
     BUFFERS,
     GRADIENTS,
@@ -28,7 +28,7 @@ def allocate_start(state: RankState) -> None:
         deepspeed.allocate_flat_buffers(state)
         return
     if r.preallocated:
-        allocate_requests(state, build_requests(r.weights, r.rotary_table_bytes), WHERE)
+        allocate_requests(state, weight_init_requests(r.weights, r.rotary_table_bytes), WHERE)
         state.note_peak_since(begun)
         return
     params = [_parameter(state, w, n) for n, w in enumerate(r.weights)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mofa.blocks.frameworks.megatron.persistent import PersistentBuffer
 from mofa.blocks.op import RENEWAL
-from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace, op_events_in_order
+from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace, order_events_of_op
 from mofa.replay.allocator.pools import SMALL_SIZE, round_size
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GROUP_OF, Instruction
 
@@ -155,7 +155,7 @@ class _Slots:
                 out.append(
                     Instruction(SUM, self.of(self.trace.output_gradient), 0, 0, ACTIVATIONS, GRADIENT, op_trace.op)
                 )
-            out += op_events_in_order(op_trace, scratch, made, gone, early)
+            out += order_events_of_op(op_trace, scratch, made, gone, early)
             if awaits_product and op_trace.is_product and not (at_embedding and not op_trace.role):
                 out.append(Instruction(PRODUCT, 0, 0, 0, ACTIVATIONS, "", op_trace.op))
                 awaits_product = False

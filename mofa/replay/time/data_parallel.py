@@ -19,7 +19,7 @@ from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.data_parallel import gathers_per_step
+from mofa.cost.step_time.data_parallel import gathers_after_optimizer
 from mofa.replay.time.computation_tapes import PlanTapes
 from mofa.replay.time.kernel_runs import FAMILY, NOW, SideStreamOp, Step, one_kernel_step, waiting_step
 from mofa.schedules import Action, Order
@@ -266,7 +266,7 @@ def _megatron_parameters(me: _Rank, out: DataParallelSteps) -> None:
         return
     each = me.spec.gradients.gathered_bytes_per_param
     if not me.rows.framework.overlap_param_gather:
-        times = float(gathers_per_step(me.rows)[0, me.rank])
+        times = float(gathers_after_optimizer(me.rows)[0, me.rank])
         for c in range(len(me.spec.chunks)):
             for bucket in me.buckets(c, _bucket_size(me, c)):
                 out.after_optimizer_s += times * me.seconds("all_gather", each, bucket.dense, bucket.expert)

@@ -30,7 +30,7 @@ MANY = 65_536
 
 
 @dataclass(frozen=True)
-class BlockWork:
+class BlockGpuSeconds:
     """What blocks depend on, a row each, and the least that a step takes with them.
 
     Attributes
@@ -56,7 +56,7 @@ def defers_weight_gradients(schedule: str) -> bool:
     return SCHEDULES[schedule].defers_weight_gradients
 
 
-def block_work(job: Job, space: Space) -> dict[bool, BlockWork]:
+def block_work(job: Job, space: Space) -> dict[bool, BlockGpuSeconds]:
     """The work of all blocks of a space: of schedules that defer weight gradients (``True``), and of the others.
 
     Parameters
@@ -78,7 +78,7 @@ def block_work(job: Job, space: Space) -> dict[bool, BlockWork]:
                 each[:, of] = np.minimum(each[:, of], _seconds(job, some, halved))
         share = 1.0 - shorter_recomputing(job.framework)
         gpus = table.tp * table.cp * job.workload.batch.global_batch / table.micro_batch * share
-        least[halved] = BlockWork(table, each[0] * gpus, each[1:] * gpus, layers)
+        least[halved] = BlockGpuSeconds(table, each[0] * gpus, each[1:] * gpus, layers)
     return least
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.lower_bounds.steps import resting_lower_bound_s
 from mofa.cost.option_sets import read_by_blocks
-from mofa.search.fewer_gpus.block_work import BlockWork, defers_weight_gradients
+from mofa.search.fewer_gpus.block_work import BlockGpuSeconds, defers_weight_gradients
 from mofa.search.legality.masks import Job
 from mofa.search.space import Combinations, Space, combinations, degrees_of_columns
 from mofa.specs.strategy import StrategyTable
@@ -49,7 +49,7 @@ class PartOfGpus:
 
     job: Job
     space: Space
-    work: Mapping[bool, BlockWork]
+    work: Mapping[bool, BlockGpuSeconds]
 
     def least_step_s(self, limit_s: float) -> float:
         """The least that any step takes; infinite where that is not below the limit. [s]"""
@@ -97,7 +97,7 @@ class PartOfGpus:
             and space.dp in (None, num_gpus // (tp * cp * pp))
         ]  # fmt: skip
 
-    def _bound_s(self, work: BlockWork, blocks: Rows, pp: int, dp: int, halved: bool) -> FloatN:
+    def _bound_s(self, work: BlockGpuSeconds, blocks: Rows, pp: int, dp: int, halved: bool) -> FloatN:
         """What the steps of blocks take at least on pp x dp. (b,) [s]
 
         Notes

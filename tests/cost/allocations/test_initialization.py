@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mofa.blocks.roles import Purpose
-from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, broadcast_requests, build_requests
+from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, broadcast_requests, weight_init_requests
 from mofa.cost.allocations.weight_buffers import Weight
 
 MIB = 1 << 20
@@ -17,7 +17,7 @@ def weight(name: str, mib: float, chunk: int = 0, draft: float = 0.0, purpose: P
 
 def test_parts_are_built_one_after_the_other() -> None:
     """A second part's parameters come when the first one's values are drawn; parameters and tables stay."""
-    wants = build_requests(
+    wants = weight_init_requests(
         [weight("0 embedding", 8), weight("0 wq", 4, draft=8), weight("1 output", 8, 1, draft=16)], (4, 2, 2)
     )
     names = [want.name for want in wants if want.nbytes]
@@ -30,7 +30,7 @@ def test_parts_are_built_one_after_the_other() -> None:
 
 def test_the_embedding_is_drawn_last_where_it_is_the_head() -> None:
     """Its values are the output projection's (``enable_weight_tying``)."""
-    wants = build_requests([weight("0 w", 8, draft=16, purpose="embedding"), weight("0 wq", 4, draft=8)], ())
+    wants = weight_init_requests([weight("0 w", 8, draft=16, purpose="embedding"), weight("0 wq", 4, draft=8)], ())
     assert [want.nbytes // MIB for want in wants] == [8, 4, 8, 0, 16, 0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.frameworks.torchtitan.linear import cast_once, hold_until_scattered, linear, sum_gradients
+from mofa.blocks.frameworks.torchtitan.linear import cast_once, hold_until_tp_scatter, linear, sum_gradients
 from mofa.blocks.frameworks.torchtitan.registration import MATRIX
 from mofa.blocks.op import BoolK, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import release_module_locals
@@ -33,7 +33,7 @@ def feed_forward(
 
     act = gated_activation(b, ctx, name, up, count, count, e, fused=fused, step=activation)
     if not returns:
-        hold_until_scattered(b, ctx, act, f"{name}.w2")
+        hold_until_tp_scatter(b, ctx, act, f"{name}.w2")
     out = linear(b, ctx, act, f"{name}.w2", m=t, n=hidden, k=f, registered_at=registered_at + MATRIX["w2"])
     if returns:
         release_module_locals(b, name)

@@ -24,8 +24,8 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     copy_out,
     gather_weights,
     gathers_for_each_use,
-    group_params,
     neighbour_params,
+    own_and_expert_params,
     reduce_gradients,
     weight_gradients,
 )
@@ -70,7 +70,7 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
     b.mark = compile_and_dtensor_marker(ctx, block)
     if not gathers_for_each_use(ctx):
         return
-    own, experts = group_params(ctx, dense_params, expert_params)
+    own, experts = own_and_expert_params(ctx, dense_params, expert_params)
     if root_holds_ends(ctx) and block in ("embedding", "head"):
         wrap_model_end(b, ctx, block, own)
         return
@@ -154,11 +154,11 @@ def wrap_backward(tape: Tape, ctx: Context, block: BlockRole, dense_params: Arra
     elif ctx.precision_mode == "uniform":
         p.ops = _plain_gradients(p, ops, ctx)
     elif ctx.pipelined:
-        p.ops = _unsharded_gradients(p, ops, ctx, *group_params(ctx, dense_params, expert_params))
+        p.ops = _unsharded_gradients(p, ops, ctx, *own_and_expert_params(ctx, dense_params, expert_params))
     elif root_holds_ends(ctx) and block in ("embedding", "head"):
-        backward_of_model_end(p, ops, ctx, block, group_params(ctx, dense_params, expert_params)[0])
+        backward_of_model_end(p, ops, ctx, block, own_and_expert_params(ctx, dense_params, expert_params)[0])
     else:
-        _fsdp(p, ops, ctx, block, *group_params(ctx, dense_params, expert_params))
+        _fsdp(p, ops, ctx, block, *own_and_expert_params(ctx, dense_params, expert_params))
     if in_turn:
         p.ops = with_parameter_nodes_behind_loop(p.ops)
     return Tape(tuple(p.ops), p.tensors, tape.inputs, tape.outputs)

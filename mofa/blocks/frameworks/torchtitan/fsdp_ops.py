@@ -20,7 +20,7 @@ def gathers_for_each_use(ctx: Context) -> bool:
     return ctx.precision_mode == "mixed" and not ctx.pipelined
 
 
-def group_params(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
+def own_and_expert_params(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
     """Parameters of a block's own group and of its experts' group, which is apart only under ep. [params]"""
     own_group = ctx.ep > 1
     return dense + where(own_group, 0.0, experts), where(own_group, experts, 0.0)
@@ -262,4 +262,4 @@ def neighbour_params(ctx: Context, block: BlockRole) -> tuple[ArrayK, ArrayK]:
     index = 0 if block == "embedding" else ctx.model.num_layers - 1
     layer = layer_params(ctx.model, ctx.model.is_moe_layer(index))
     dense = (layer.matrices_tp + layer.shared) / ctx.tp + layer.replicated
-    return group_params(ctx, dense, layer.routed / (ctx.ep * ctx.etp))
+    return own_and_expert_params(ctx, dense, layer.routed / (ctx.ep * ctx.etp))

@@ -18,7 +18,7 @@ from mofa.blocks.frameworks.torchtitan.linear import (
     cast_once,
     casts_linear_inputs,
     gather_sequence,
-    hold_until_scattered,
+    hold_until_tp_scatter,
     is_in_compiled_block,
     is_in_compiled_module,
     is_split_by_ddp,
@@ -224,7 +224,7 @@ def _composite_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str) -
 def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
     """A linear over the split width, and the reduce-scatter of its partial sums."""
     name = "wo" if name == "proj" else name
-    hold_until_scattered(b, ctx, x, name)
+    hold_until_tp_scatter(b, ctx, x, name)
     out = scatter_sequence(b, ctx, linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k), name, n)
     parts.release_module_locals(b, "attention")
     return out

@@ -273,14 +273,14 @@ def scatter_sequence(b: TapeBuilder, ctx: Context, x: str, name: str, width: flo
     """Reduce-scatter of a row-parallel linear's partial sums along the sequence, after a copy of its chunks."""
     if not any_true(ctx.has_tp):
         return x
-    hold_until_scattered(b, ctx, x, name)
+    hold_until_tp_scatter(b, ctx, x, name)
     x = _chunks(b, ctx, x, f"{name}.scatter_copy", width, forward=True, backward=ctx.micro_batch > 1)
     out = parts.tp_reduce(b, ctx, x, name, width)
     parts.release_module_locals(b, f"{name} call")
     return out
 
 
-def hold_until_scattered(b: TapeBuilder, ctx: Context, x: str, name: str) -> None:
+def hold_until_tp_scatter(b: TapeBuilder, ctx: Context, x: str, name: str) -> None:
     """Input or output of a linear whose sums are scattered by a hook behind it: its call has both until then."""
     if any_true(ctx.has_tp) and not is_in_compiled_block(b, ctx):
         parts.hold_in_module(b, f"{name} call", x)
