@@ -195,7 +195,15 @@ def _loaded(rows: Sequence[Row]) -> dict[tuple[str, str, float, str], dict[str, 
 
 
 def at_full_clock(rows: Sequence[Row]) -> NDArray[np.float64]:
-    """1 of rows whose clock was the highest of all, or of which none was read, else 0. (n,) [-]"""
+    """1 of rows whose clock was the highest of all, or of which none was read, else 0. (n,) [-]
+
+    Examples
+    --------
+    >>> from mofa.calibrate.cases import Case, Sample
+    >>> case = Case("gemm", "fwd", "x", "bf16", "grid", {"m": 64, "n": 64, "k": 64})
+    >>> at_full_clock([Row(case, Sample(1e-5, 1e-5, 1e-5, 7, mhz), "G", "h") for mhz in (1980.0, 1965.0, 1905.0, None)])
+    array([1., 1., 0., 1.])
+    """
     clocks = np.array([row.sample.sm_mhz or np.nan for row in rows])
     if np.isnan(clocks).all():
         return np.ones(len(rows))

@@ -165,6 +165,7 @@ def unaligned_gemm_s(
 
 @lru_cache(maxsize=64)
 def _of_batches(form: GemmForm, overhead: float) -> GemmForm:
+    """Of several products in one kernel, whose tiles overlap their prologues; measured on heads of 96 to 456 alone."""
     return replace(form, k_overhead=overhead * form.k_overhead)
 
 
