@@ -32,6 +32,7 @@ python scripts/blind.py predict reference_runs/blind_te_two.csv reference_runs/p
 python scripts/blind.py predict reference_runs/blind_te_overlap.csv reference_runs/plans/te-expert-overlap.yaml
 python scripts/blind.py predict reference_runs/blind_drawn.csv reference_runs/plans/drawn.yaml
 python scripts/blind.py predict reference_runs/blind_drawn_h100.csv reference_runs/plans/drawn-h100.yaml
+python scripts/blind.py predict reference_runs/blind_drawn_h200.csv reference_runs/plans/drawn-h200-{1,2}gpu.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -94,6 +95,7 @@ SETS = (
     "blind_te_overlap",
     "blind_drawn",
     "blind_drawn_h100",
+    "blind_drawn_h200",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"
