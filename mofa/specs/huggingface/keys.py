@@ -7,7 +7,7 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.specs.files import load_json, short
-from mofa.specs.huggingface.reader import language_model, model_from_config
+from mofa.specs.huggingface.reader import language_model_keys, model_from_config
 from mofa.specs.limited_reads import is_folder
 from mofa.specs.model import ModelSpec
 
@@ -27,7 +27,7 @@ def read_keys(path: str | Path) -> tuple[dict[str, Any], str]:
     """
     file = Path(path) / "config.json" if is_folder(Path(path)) else Path(path)
     where = short(str(file), 200)
-    keys, _ = language_model(load_json(file, where), where)
+    keys, _ = language_model_keys(load_json(file, where), where)
     folder = file.absolute().parent.name
     return keys, folder if file.name == "config.json" and folder else file.stem
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.specs.files import short
-from mofa.specs.huggingface.record import Architecture
+from mofa.specs.huggingface.record import ConfigFamily
 
 _NAMES = (
     ("hidden_size", "n_embd", "n_embed", "d_model", "dim"),
@@ -20,7 +20,7 @@ _NAMES = (
 """Names that classes have for one size; first the one of most."""
 
 
-def refuse_misnamed_sizes(config: Mapping[str, Any], architecture: Architecture, where: str) -> None:
+def refuse_misnamed_sizes(config: Mapping[str, Any], architecture: ConfigFamily, where: str) -> None:
     """Refuse a file whose size has a name that its class does not read, such as ``n_embd`` of a first Phi-2.
 
     Parameters
