@@ -52,7 +52,7 @@ from mofa.calibrate.chunked_check import QUANTITIES, layers_of
 from mofa.calibrate.chunked_layer import predict_layer
 from mofa.calibrate.shapes.chunked import chunked_cases
 from mofa.measure.records import read_records
-from mofa.report.save import write_atomic
+from mofa.report.save import write_file_atomically
 from mofa.search.one_plan import estimate
 from mofa.specs.load import load_cluster, load_framework
 from mofa.specs.run_files import load_runs, resolve_run
@@ -132,7 +132,7 @@ def predict(out: Path, plans: Sequence[Path]) -> None:
             print(f"{path} is there and stays")
             continue
         lines = [",".join(columns), *(",".join(row[name] for name in columns) for row in rows)]
-        write_atomic(path, ("\n".join(lines) + "\n").encode())
+        write_file_atomically(path, ("\n".join(lines) + "\n").encode())
 
 
 def _read(path: Path) -> list[dict[str, str]]:

@@ -13,8 +13,8 @@ from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts, relativ
 from mofa.calibrate.fits.te_relative_host_times import RelativeTimes
 from mofa.calibrate.measurements import read_rows, rows_of_first
 from mofa.measure.records import read_records
-from mofa.specs.host import LayerPace
-from mofa.specs.scaling import slower_host
+from mofa.specs.host import SmallLayerTime
+from mofa.specs.scaling import slowed_host
 from mofa.units import parse_quantity
 from mofa.validate.step_pace import layer_time_over_small_op
 
@@ -64,7 +64,7 @@ def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     records = [one for one in read_records(ROOT / "reference_runs" / "measured") if one.split == "fitting"]
     ahead, back = layer_time_over_small_op(records, PARTS)
     op_s = si(host["eager_op_s"], "s")
-    layer = LayerPace(ahead * op_s, back * op_s)
+    layer = SmallLayerTime(ahead * op_s, back * op_s)
     sample = "the median of machines with runs of the fitting half"
     said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: {sample}"
     source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
@@ -81,7 +81,7 @@ def typical_host(host: dict[str, Any]) -> dict[str, Any]:
     typical, own = float(np.median(known)), si(host["eager_op_s"], "s")
     fast, slow = (float(np.quantile(known, share)) for share in (0.1, 0.9))
     said = f"over {len(known)} machines, each by its calibrations and fitting runs, of what a small op takes"
-    made = slower_host(host, typical / own, f"the median {said}")
+    made = slowed_host(host, typical / own, f"the median {said}")
 
     def share(op_s: float, quantile: str) -> dict[str, Any]:
         source = f"{quantile} quantile {said}, {op_s * 1e6:.3g} us, over the median"

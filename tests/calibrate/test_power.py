@@ -19,7 +19,7 @@ from mofa.calibrate.fits.loaded_clocks import (
 )
 from mofa.calibrate.fits.profile import BETWEEN, power_limit_fields
 from mofa.calibrate.measurements import Row
-from mofa.specs.curves import PoweredCurve
+from mofa.specs.curves import PowerLimitedCurve
 from mofa.specs.power import clock_at_draw
 from tests.cost.toy import cluster
 
@@ -88,9 +88,9 @@ def test_a_kind_whose_clock_was_not_read_takes_the_next_names() -> None:
 
 def test_rate_at_a_clock_goes_through_both_measured_states() -> None:
     """Full rate at full clock, 0.85 at 0.75; a kernel whose rate did not fall keeps it at any clock."""
-    curve = PoweredCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85, clock=0.75)
+    curve = PowerLimitedCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85, clock=0.75)
     assert curve.relative_rate_at_clock(np.array([1.0, 0.75])) == pytest.approx([1.0, 0.85])
-    steady = PoweredCurve(provenance="assumed", source="an example", clock=0.97)
+    steady = PowerLimitedCurve(provenance="assumed", source="an example", clock=0.97)
     assert steady.relative_rate_at_clock(np.array([0.7])) == pytest.approx([1.0])
 
 

@@ -19,7 +19,7 @@ from mofa.calibrate.fits.te_host_facts import (
 )
 from mofa.calibrate.fits.te_relative_host_times import RelativeTimes
 from mofa.calibrate.measurements import Row, append_row, read_rows
-from mofa.specs.host import LayerPace
+from mofa.specs.host import SmallLayerTime
 from mofa.units import parse_quantity
 from tests.committed import read_yaml
 
@@ -256,7 +256,7 @@ def test_rows_of_machines_are_joined_by_their_layers(tmp_path: Path) -> None:
     found = relative_module_times(RelativeTimes.from_rows(rows))
     assert found["linear"] == pytest.approx({"forward_s": 14.0, "backward_s": 15.0 * BACK})
     assert layer_time_over_small_op(rows) == pytest.approx((1.5 / 1.25 * 160, 2.0 / 1.25 * 160))
-    facts = module_facts({"linear": {"forward_s": 14.0, "backward_s": 15.0}}, LayerPace(5e-6, 4e-6), "an example")
+    facts = module_facts({"linear": {"forward_s": 14.0, "backward_s": 15.0}}, SmallLayerTime(5e-6, 4e-6), "an example")
     assert facts["linear"]["forward_s"] == {"value": "70 us", "provenance": "measured", "source": "an example"}
     assert facts["linear"]["backward_s"]["value"] == "60 us"
 

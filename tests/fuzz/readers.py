@@ -20,7 +20,7 @@ from mofa.faults.failures.events import read_log
 from mofa.plan.comparison import compare_results, read_results, single_result
 from mofa.routing.counts import CountedModel, read_counts
 from mofa.routing.placement_file import read_placement
-from mofa.specs.load import load_cluster, load_faults, load_framework, load_workload, parse_set, parse_strategy
+from mofa.specs.load import load_cluster, load_faults, load_framework, load_workload, parse_set_options, parse_strategy
 from mofa.specs.run_files import load_runs, resolve_run
 from mofa.validate.attribute import read_profile
 from mofa.validate.hosts import read_hosts
@@ -256,7 +256,7 @@ def _short(draw: random.Random) -> object:
 
 
 def _apply(text: str) -> None:
-    overrides = parse_set([text])
+    overrides = parse_set_options([text])
     if overrides["workload"]:
         load_workload("mixtral-8x7b", overrides=overrides["workload"])
     if overrides["hardware"]:

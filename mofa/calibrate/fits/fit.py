@@ -44,7 +44,7 @@ from mofa.cost.kernels.fitted_forms import (
     memory_bound_s,
 )
 from mofa.cost.kernels.multi_stream import ChosenTiles, chosen_tiles, multi_stream_s
-from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, MemoryBoundForm
+from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedGemmForm, MemoryBoundForm
 from mofa.specs.multi_stream import MultiStreamForm
 from mofa.specs.products import ELEMENT_BYTES
 
@@ -291,7 +291,7 @@ def _layout(rows: Sequence[Row]) -> NDArray[Any]:
     return _once(rows, "layout", lambda: np.array([LAYOUT[r.case.op] for r in rows]))
 
 
-def _grouped_times(rows: Sequence[Row], form: GroupedForm, num_sms: int, loads: FloatN | None = None) -> FloatN:
+def _grouped_times(rows: Sequence[Row], form: GroupedGemmForm, num_sms: int, loads: FloatN | None = None) -> FloatN:
     loads = _loads(rows) if loads is None else loads
     return grouped_gemm_s(
         loads, _column(rows, "n"), _column(rows, "k"), _layout(rows), form, num_sms=num_sms, groups=_groups(rows),
@@ -305,11 +305,11 @@ def _grouped_times(rows: Sequence[Row], form: GroupedForm, num_sms: int, loads: 
 def _fit_grouped(rows: Sequence[Row], num_sms: int) -> Fitted:
     measured, loads = _measured(rows), _loads(rows)
     best = float(np.quantile(2 * loads.sum(axis=1) * _column(rows, "n") * _column(rows, "k") / measured, 0.99))
-    names = [f.name for f in fields(GroupedForm) if isinstance(f.default, float)]
+    names = [f.name for f in fields(GroupedGemmForm) if isinstance(f.default, float)]
     start = [0.75 * best, 1.1 * best, 200.0, 200.0, 8e-6, 1e-7, 4e12, 2.7]
 
-    def form(x: FloatN) -> GroupedForm:
-        return replace(GroupedForm(), **dict(zip(names, map(float, x), strict=True)))  # type: ignore[arg-type]
+    def form(x: FloatN) -> GroupedGemmForm:
+        return replace(GroupedGemmForm(), **dict(zip(names, map(float, x), strict=True)))  # type: ignore[arg-type]
 
     x, _ = _robust(lambda p: np.log(_grouped_times(rows, form(p), num_sms, loads) / measured), start)
     return _fitted(rows, form(x), _grouped_times(rows, form(x), num_sms, loads), ("tokens", "groups", "n", "k"))

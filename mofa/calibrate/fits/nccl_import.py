@@ -20,14 +20,14 @@ from mofa.calibrate.shapes.families import MIN_POINTS
 from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.topology import Group
 from mofa.errors import SpecError
-from mofa.specs.files import bundled, load_yaml, profile_text
+from mofa.specs.files import bundled_names, load_yaml, profile_as_yaml
 from mofa.specs.hardware import ClusterSpec, NodeSpec
 from mofa.specs.like_profiles import expand_like
 from mofa.specs.limited_reads import is_plain_file
 from mofa.specs.load import load_cluster
 from mofa.specs.nccl import FILE as NCCL_FILE
-from mofa.specs.nccl import load_nccl
-from mofa.specs.write_files import write_atomic
+from mofa.specs.nccl import load_nccl_facts
+from mofa.specs.write_files import write_file_atomically
 
 if TYPE_CHECKING:
     from mofa.blocks.work import CollectiveKind
@@ -99,13 +99,13 @@ def import_nccl(files: Sequence[Path], profile: Path | str) -> ImportedRuns:
     else:
         for (file, run), cluster, group in outside:
             facts |= _put_share(file, run, group, cluster, "nic", node, path)
-    write_atomic(path, profile_text(node).encode(), replaces_input=True)
+    write_file_atomically(path, profile_as_yaml(node).encode(), replaces_input=True)
     return ImportedRuns(path, facts, tuple(curves), tuple(runs), errors)
 
 
 def _check_versions(runs: Sequence[tuple[Path, NcclRun]]) -> None:
     """Refuse runs of several NCCLs, and of one that no known collective was measured with."""
-    said = load_nccl().nccl_version
+    said = load_nccl_facts().nccl_version
     first, last = (tuple(map(int, version.split("."))) for version in said.split(" to "))
     known: tuple[Path, tuple[int, int]] | None = None
     for file, run in runs:
@@ -291,7 +291,7 @@ def _profile_path(profile: Path | str) -> Path:
     local = Path("hardware_profiles") / "nodes" / f"{profile}.yaml"
     if is_plain_file(local):
         return local
-    if str(profile) in bundled("nodes"):
+    if str(profile) in bundled_names("nodes"):
         raise SpecError(
             f"{profile}: a bundled profile is not changed; copy it to hardware_profiles/nodes/ and name the copy"
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte
 from mofa.errors import SpecError
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.limited_reads import parse_json, read_bytes, utf8_text
 from mofa.specs.ranges import MAX_GPUS
 
@@ -42,7 +42,7 @@ class NcclRun:
 
 def read_nccl(file: Path) -> NcclRun:
     """Read the output of one nccl-tests program."""
-    where = short(str(file), 200)
+    where = shown_value(str(file), 200)
     text = utf8_text(read_bytes(file, where, MAX_FILE_BYTES, "this is no output of nccl-tests"), where)
     run = _from_json(file, text) if text.lstrip().startswith("{") else _from_text(file, text)
     if not run.points:
@@ -82,7 +82,7 @@ def _from_text(file: Path, text: str) -> NcclRun:
         if not LEAST_S <= time_s <= MOST_S:
             raise SpecError(f"{file}: line {number}: time {cells[column]} us is no positive number")
         if size > MAX_PAYLOAD_BYTES:
-            raise SpecError(f"{file}: line {number}: size {short(cells[0])} B is more than any GPU holds")
+            raise SpecError(f"{file}: line {number}: size {shown_value(cells[0])} B is more than any GPU holds")
         if size > 0:
             points.append((size, time_s))
     if points and "# Avg bus bandwidth" not in text:
@@ -143,7 +143,7 @@ def _from_json(file: Path, text: str) -> NcclRun:
 
     Every process has ``nthreads * ngpus`` ranks.
     """
-    document = parse_json(text, short(str(file), 200), "give the JSON of an nccl-tests program")
+    document = parse_json(text, shown_value(str(file), 200), "give the JSON of an nccl-tests program")
     try:
         config, rows = document["config"], [r for r in document["results"] if r["out_of_place"] is not None]
         points = [
@@ -162,14 +162,15 @@ def _from_json(file: Path, text: str) -> NcclRun:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise SpecError(
-            f"{file}: not the JSON of nccl-tests ({type(error).__name__}: {short(str(error), 80)}); run it with --json"
+            f"{file}: not the JSON of nccl-tests ({type(error).__name__}: {shown_value(str(error), 80)}); run it "
+            "with --json"
         ) from None
     if any(not LEAST_S <= t <= MOST_S for _, t in points):
         raise SpecError(f"{file}: a time is no positive number; is the output complete?")
     if any(not 0 <= size <= MAX_PAYLOAD_BYTES for size, _ in points):
         raise SpecError(f"{file}: a size is no number of bytes that a GPU holds; is the output complete?")
     if not 0 <= group <= MAX_GPUS:
-        raise SpecError(f"{file}: {short(str(group))} ranks are more than a cluster has; is the output complete?")
+        raise SpecError(f"{file}: {shown_value(str(group))} ranks are more than a cluster has; is the output complete?")
     if wrong:
         raise _wrong(file, wrong)
     return NcclRun(op, group, hosts, gpu, tuple(p for p in points if p[0] > 0), nccl)

@@ -18,13 +18,12 @@ from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte, collective_s
 from mofa.errors import SpecError
-from mofa.specs.copied_facts import Folder
-from mofa.specs.copied_facts import mark_transferred as mark_transferred
-from mofa.specs.files import bundled, profile_text
-from mofa.specs.host import LayerPace
+from mofa.specs.copied_facts import Folder, mark_all_as_transferred
+from mofa.specs.files import bundled_names, profile_as_yaml
+from mofa.specs.host import SmallLayerTime
 from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.products import FALLBACK
-from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host
+from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slowed_host
 from mofa.units import parse_quantity
 
 BETWEEN = "between_memory"
@@ -62,8 +61,8 @@ def fit_folders(
         raise SpecError(f"{folders[0]}: no gemm rows to fit; run `mofa calibrate run` with the family gemm first")
     gpu_base, node_base = base or bundled_gpu_and_node(curves.gpu, folders[0])
     source = "mofa calibrate, " + ", ".join(f"measurements of {f.name}" for f in folders)
-    gpu = gpu_profile(mark_transferred(_bundled("gpus", gpu_base), gpu_base), curves, name, source)
-    node = node_profile(mark_transferred(_bundled("nodes", node_base), node_base), curves, name, source)
+    gpu = gpu_profile(mark_all_as_transferred(_bundled("gpus", gpu_base), gpu_base), curves, name, source)
+    node = node_profile(mark_all_as_transferred(_bundled("nodes", node_base), node_base), curves, name, source)
     written = {}
     for kind, content in (
         ("gpus", gpu),
@@ -72,7 +71,7 @@ def fit_folders(
     ):
         path = out / kind / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(profile_text(content), encoding="utf-8")
+        path.write_text(profile_as_yaml(content), encoding="utf-8")
         written[kind] = path
     return written
 
@@ -297,7 +296,7 @@ def host_facts(base: dict[str, Any], curves: Curves, source: str) -> dict[str, A
         op_s = float(np.median([s[op] for op in SMALL_OPS if op in s]))
         factor = op_s / parse_quantity(base["eager_op_s"]["value"], "s")
         if abs(factor - 1.0) > ROUNDING:
-            made = slower_host(base, factor, f"as a small op, {source}")
+            made = slowed_host(base, factor, f"as a small op, {source}")
         put("eager_op_s", op_s, "median of an addition, SiLU and a norm")
     if "eager_linear_grad" in s:
         put("linear_op_s", s["eager_linear_grad"], "a linear with autograd")
@@ -317,7 +316,7 @@ def host_facts(base: dict[str, Any], curves: Curves, source: str) -> dict[str, A
         put("gemm_choice_s", s["mm_new_rows"] - s["mm_seen_rows"], words)
     if curves.modules and curves.layer_in_small_ops is not None:
         op_s = parse_quantity(made["eager_op_s"]["value"], "s")
-        layer = LayerPace(*(times * op_s for times in curves.layer_in_small_ops))
+        layer = SmallLayerTime(*(times * op_s for times in curves.layer_in_small_ops))
         made |= layer_facts(layer, f"{source}: over the small op of the same moments")
         words = f"{source}: of a chain, or of a layer more, over the small layer beside it"
         made["modules"] = {**made.get("modules", {}), **module_facts(curves.modules, layer, words)}
@@ -372,7 +371,7 @@ def curves_as_plain_numbers(curves: Curves) -> dict[str, Any]:
 
 
 def _bundled(kind: Folder, name: str) -> dict[str, Any]:
-    if name not in bundled(kind):
+    if name not in bundled_names(kind):
         raise SpecError(f"{name}: no such bundled profile of {kind}; choose one that `mofa show hardware` lists")
     return expanded_profile(kind, name)
 

@@ -30,7 +30,7 @@ from mofa.calibrate.fits.te_relative_host_times import (
     linear_shape,
 )
 from mofa.calibrate.measurements import Row
-from mofa.specs.host import LayerPace
+from mofa.specs.host import SmallLayerTime
 
 MOE, MOE_EXPERTS = "model_moe8", 8
 ONE_GPU_EXPERTS = {MOE: MOE_EXPERTS, "model_moe64": 64, "model_moe128": 128}
@@ -69,7 +69,7 @@ DENSE_LAYER = {"norm_linear": 2.0, "linear": 2.0, "rope": 2.0, "attention": 1.0,
 
 
 RelativeSeconds = dict[str, float]
-"""Layers by the names of :class:`mofa.specs.host.ModuleCall`'s fields. [-]"""
+"""Layers by the names of :class:`mofa.specs.host.ModuleCallTime`'s fields. [-]"""
 
 
 def cold_to_warm_ratio_forward(times: RelativeTimes, dtype: str = BF16) -> float:
@@ -421,12 +421,15 @@ def layer_time_over_small_op(rows: Iterable[Row]) -> tuple[float, float] | None:
     return ahead / small, behind / small
 
 
-def module_facts(modules: Mapping[str, RelativeSeconds], layer: LayerPace, source: str) -> dict[str, dict[str, Any]]:
+def module_facts(
+    modules: Mapping[str, RelativeSeconds], layer: SmallLayerTime, source: str
+) -> dict[str, dict[str, Any]]:
     """What :func:`relative_module_times` found as a profile holds it, of a host on which a layer takes so long. [s]
 
     Examples
     --------
-    >>> module_facts({"rope": {"forward_s": 0.04}}, LayerPace(1e-3, 2e-3), "an example")["rope"]["forward_s"]["value"]
+    >>> facts = module_facts({"rope": {"forward_s": 0.04}}, SmallLayerTime(1e-3, 2e-3), "an example")
+    >>> facts["rope"]["forward_s"]["value"]
     '40 us'
     """
 
@@ -440,7 +443,7 @@ def module_facts(modules: Mapping[str, RelativeSeconds], layer: LayerPace, sourc
     }
 
 
-def layer_facts(layer: LayerPace, source: str) -> dict[str, dict[str, Any]]:
+def layer_facts(layer: SmallLayerTime, source: str) -> dict[str, dict[str, Any]]:
     """A layer's times as a profile holds them."""
     return {
         f"layer_{direction}": {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}

@@ -19,7 +19,7 @@ LONG_S = 100e-6
 
 def has_own_curve(row: Row) -> bool:
     """Whether a memory-bound row is one of a curve: not the router's products, which are fp32 ones with casts, nor
-    norms of widths without a kernel of their own (`mofa.specs.gpu_facts.LayerKernels`)."""
+    norms of widths without a kernel of their own (`mofa.specs.gpu_facts.LayerKernelRatios`)."""
     kind = row.case.op.partition("_")[0]
     if row.case.op.startswith("router_gate"):
         return False

@@ -89,13 +89,13 @@ def calibrate_host(
     """
     from mofa.calibrate.host_profile import host_text, measure_host, refuse_without_gpu
     from mofa.cli.progress import progress_bar
-    from mofa.report.save import check_writable, write_atomic
+    from mofa.report.save import check_writable, write_file_atomically
 
     check_writable(out)
     refuse_without_gpu()
     with progress_bar("timing the host", enabled=not quiet) as progress:
         facts = measure_host(progress)
-    write_atomic(out, host_text(facts).encode())
+    write_file_atomically(out, host_text(facts).encode())
     print(f"wrote {out}: {facts['eager_op_s']['value']} a small op on {facts['cpu']}")
     print(f"use it: mofa plan llama3-8b h100-hgx --gpus 8 --host {out}")
 
@@ -118,7 +118,7 @@ def calibrate_fit(
 
     from mofa.calibrate.fits.profile import fit_folders
     from mofa.errors import SpecError
-    from mofa.specs.write_files import check_writable, make_directory, write_atomic, written_together
+    from mofa.specs.write_files import all_files_or_none, check_writable, make_directory, write_file_atomically
 
     if not NAME.fullmatch(name):
         raise SpecError(f"--name: {name!r} is no name of a file; use letters, digits, '-', '_' and '.'")
@@ -127,10 +127,10 @@ def calibrate_fit(
     with TemporaryDirectory() as scratch:  # whole files only, wherever it is interrupted
         written = fit_folders(folders, name, Path(scratch), base=bases)
         paths = {kind: out / path.relative_to(scratch) for kind, path in written.items()}
-        with written_together():
+        with all_files_or_none():
             for kind, path in paths.items():
                 make_directory(path.parent)
-                write_atomic(path, written[kind].read_bytes())
+                write_file_atomically(path, written[kind].read_bytes())
     for path in paths.values():
         print(f"wrote {path}")
     if "nodes" in paths:
@@ -214,11 +214,11 @@ def calibrate_check(
 def _bases(node: str) -> tuple[str, str]:
     """The GPU profile and the node profile of a bundled node."""
     from mofa.errors import SpecError
-    from mofa.specs.files import bundled, did_you_mean
+    from mofa.specs.files import bundled_names, did_you_mean
     from mofa.specs.load import load_cluster
 
-    if node not in bundled("nodes"):
-        raise SpecError(f"--base: {node!r} is no bundled node; {did_you_mean(node, bundled('nodes'))}")
+    if node not in bundled_names("nodes"):
+        raise SpecError(f"--base: {node!r} is no bundled node; {did_you_mean(node, bundled_names('nodes'))}")
     return str(load_cluster(node, 1).node.gpu), node
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.huggingface.record import (
     REQUIRED,
     Config,
@@ -64,10 +64,10 @@ def deepseek_moe_fields(config: Config, score: str, *, grouped: bool, correction
 def _by_method(config: Config) -> dict[str, Any]:
     refuse_other_value(config, "moe_layer_freq", 1, "such pattern of layers")
     if config["scoring_func"] not in ("softmax", "sigmoid"):
-        raise ValueError(f"scoring_func ({short(config['scoring_func'])}) must be softmax or sigmoid")
+        raise ValueError(f"scoring_func ({shown_value(config['scoring_func'])}) must be softmax or sigmoid")
     method = config["topk_method"]
     if method not in ("greedy", "group_limited_greedy", "noaux_tc"):
-        raise ValueError(f"topk_method ({short(method)}) must be greedy, group_limited_greedy or noaux_tc")
+        raise ValueError(f"topk_method ({shown_value(method)}) must be greedy, group_limited_greedy or noaux_tc")
     return deepseek_moe_fields(
         config, config["scoring_func"], grouped=method != "greedy", correction=method == "noaux_tc"
     )

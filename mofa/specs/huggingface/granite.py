@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.huggingface.deepseek import num_first_dense_layers
 from mofa.specs.huggingface.record import (
     REQUIRED,
@@ -82,7 +82,7 @@ def _cohere2_moe(config: Config) -> dict[str, Any]:
     """Layers without a window have no rotary embedding; dense ones ahead have their own period of windows."""
     score, dense = config["expert_selection_fn"], num_first_dense_layers(config)
     if score not in ("softmax", "sigmoid"):
-        raise ValueError(f"expert_selection_fn ({short(score)}) must be softmax or sigmoid; correct it")
+        raise ValueError(f"expert_selection_fn ({shown_value(score)}) must be softmax or sigmoid; correct it")
     kinds = config["layer_types"]
     if kinds is None:
         first = min(config["first_k_dense_replace"], config["num_hidden_layers"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.huggingface.record import ConfigFamily
 
 _NAMES = (
@@ -45,6 +45,7 @@ def refuse_misnamed_sizes(config: Mapping[str, Any], architecture: ConfigFamily,
         other = next((name for name in names if name not in read and config.get(name) is not None), None)
         if other is not None:
             raise SpecError(
-                f"{where}{other} ({short(config[other])}) is no key of {architecture.owner_of_defaults}, whose name "
+                f"{where}{other} ({shown_value(config[other])}) is no key of {architecture.owner_of_defaults}, "
+                "whose name "
                 f"for it is {own[0]}; rename it"
             )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.huggingface.record import ConfigFamily
 
 _REASONS = (
@@ -50,7 +50,7 @@ def unknown_class_message(
     if near:
         advice = f'nearest is {near}: where the layers are its own, set architectures to ["{near}"]'
     return (
-        f"{key} ({short(name)}) is no model that mofa reads{reason}; {advice}; else begin a workload YAML by "
+        f"{key} ({shown_value(name)}) is no model that mofa reads{reason}; {advice}; else begin a workload YAML by "
         f"mofa new workload --like {nearest_workload(config)} --from-config {file}"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.huggingface.record import Config, ConfigFamily, count_key, flag_key, list_key, size_key
 from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
@@ -51,7 +51,8 @@ def _sparse_layers(config: Config) -> dict[str, Any]:
         return {"every": step}
     if dense != list(range(len(dense))) or step != 1:
         raise ValueError(
-            f"mlp_only_layers ({short(dense)}) must be the first layers, with decoder_sparse_step 1; mofa has no other"
+            f"mlp_only_layers ({shown_value(dense)}) must be the first layers, with decoder_sparse_step 1; mofa "
+            "has no other"
         )
     return {"first_k_dense": len(dense)}
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mofa.errors import SpecError
-from mofa.specs.files import short
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.files import shown_value
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.huggingface.left_out import left_out_notes
 from mofa.specs.huggingface.misnamed import refuse_misnamed_sizes
 from mofa.specs.huggingface.nearest import unknown_class_message
@@ -92,7 +92,7 @@ def read_config(config: Mapping[str, Any], where: str, name: str | None = None) 
         "vocab": values["vocab_size"],
         "tied_embeddings": values["tie_word_embeddings"],
     }
-    model = build_spec(ModelSpec, {**common, **raw}, where)
+    model = spec_from_mapping(ModelSpec, {**common, **raw}, where)
     return ReadConfig(model, (*reading.default_notes(), *left_out_notes(config, inner), *notes))
 
 
@@ -231,4 +231,4 @@ def _checked(value: Any, key: str, rule: ConfigKey, where: str) -> Any:
 
 def _shown(value: Any) -> str:
     """A value in an error: text in quotes, so that ``"4096"`` is seen to be no number."""
-    return short(json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value)
+    return shown_value(json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value)

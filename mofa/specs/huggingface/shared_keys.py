@@ -6,7 +6,7 @@ from typing import Any
 
 from mofa.specs.attention.gqa import GQA
 from mofa.specs.attention.mla import MLA
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.huggingface.record import (
     REQUIRED,
     Config,
@@ -100,7 +100,7 @@ def rotary_dim_field(config: Config) -> dict[str, Any]:
     """Rotated elements of a head, by their share; nothing where they are all."""
     share = config["partial_rotary_factor"]
     if not 0 < share <= 1:
-        raise ValueError(f"partial_rotary_factor ({short(share)}) must be above 0 and at most 1; correct it")
+        raise ValueError(f"partial_rotary_factor ({shown_value(share)}) must be above 0 and at most 1; correct it")
     turned = int(config["head_dim"] * share)
     return {} if turned == config["head_dim"] else {"rotary_dim": turned}
 
@@ -136,7 +136,7 @@ def activation_name(config: Config, *, gated: bool) -> str:
     known = _GATED if gated else _PLAIN
     if name not in known:
         shape = "gated" if gated else "plain"
-        raise ValueError(f"hidden_act ({short(given)}) is not {_listed(known)}; mofa has no other {shape} layer")
+        raise ValueError(f"hidden_act ({shown_value(given)}) is not {_listed(known)}; mofa has no other {shape} layer")
     return known[name]
 
 
@@ -189,7 +189,7 @@ def listed_window_fields(
         raise ValueError(f"layer_types lists {len(kinds)} layers, num_hidden_layers is {layers}; correct one")
     unknown = [k for k in kinds if k not in (kind, "full_attention")]
     if unknown:
-        raise ValueError(f"layer_types holds {short(unknown[0])!r}; mofa has {kind} and full_attention")
+        raise ValueError(f"layer_types holds {shown_value(unknown[0])!r}; mofa has {kind} and full_attention")
     windowed = [k == kind for k in kinds]
     if not any(windowed):
         return {}
@@ -252,4 +252,4 @@ def refuse_other_value(config: Config, key: str, wanted: Any, lacks: str) -> Non
         If it has.
     """
     if config[key] != wanted:
-        raise ValueError(f"{key} ({short(config[key])}) is not {str(wanted).lower()}; mofa has no {lacks}")
+        raise ValueError(f"{key} ({shown_value(config[key])}) is not {str(wanted).lower()}; mofa has no {lacks}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.huggingface.llama import unrotated_layer_period
 from mofa.specs.huggingface.olmo import clipped_qkv_note
 from mofa.specs.huggingface.record import (
@@ -60,7 +60,7 @@ def _yarn_scale(config: Config) -> float:
         return 1.0
     factor = scaling.get("factor")
     if not isinstance(factor, (int, float)) or not factor >= 1:
-        raise ValueError(f"rope_scaling.factor ({short(factor)}) is no factor of at least 1; correct it")
+        raise ValueError(f"rope_scaling.factor ({shown_value(factor)}) is no factor of at least 1; correct it")
     return round(0.1 * math.log(factor) + 1.0, 4)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.huggingface.record import Config, ConfigKey, size_key
 from mofa.specs.huggingface.shared_keys import moe_fields
 
@@ -67,7 +67,7 @@ def listed_layer_kinds(config: Config, key: str, known: Mapping[Any, str], lengt
         raise ValueError(f"{key} lists {len(given)} layers, there are {wanted}; correct one")
     unknown = [value for value in given if not isinstance(value, (str, int)) or value not in known]
     if unknown:
-        raise ValueError(f"{key} holds {short(unknown[0])!r}; mofa has {', '.join(map(str, known))}")
+        raise ValueError(f"{key} holds {shown_value(unknown[0])!r}; mofa has {', '.join(map(str, known))}")
     return [known[value] for value in given]
 
 
@@ -81,7 +81,7 @@ def listed_layer_numbers(config: Config, key: str) -> set[int]:
     """
     given = config[key] or ()
     if not all(type(number) is int for number in given):
-        raise ValueError(f"{key} ({short(given)}) must list numbers of layers; correct it")
+        raise ValueError(f"{key} ({shown_value(given)}) must list numbers of layers; correct it")
     return set(given)
 
 

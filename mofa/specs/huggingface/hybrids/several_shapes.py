@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.huggingface.deepseek import latent_attention_keys
 from mofa.specs.huggingface.hybrids.layer_fields import (
     ATTENTION,
@@ -99,7 +99,7 @@ def _numbers(given: Any) -> set[int]:
     try:
         return {int(number) for number in listed_}
     except (TypeError, ValueError):
-        raise ValueError(f"moe_layers_enum ({short(given)}) must list numbers of layers; correct it") from None
+        raise ValueError(f"moe_layers_enum ({shown_value(given)}) must list numbers of layers; correct it") from None
 
 
 def _decilm(config: Config) -> dict[str, Any]:
@@ -148,13 +148,13 @@ def _block(number: int, block: Any, heads: int, hidden: int) -> tuple[int | None
     if not attention.get("no_op"):
         group = attention.get("n_heads_in_group")
         if not isinstance(group, int) or isinstance(group, bool) or group < 1 or heads % group:
-            raise ValueError(f"{where}.attention.n_heads_in_group ({short(group)}) must divide the {heads} heads")
+            raise ValueError(f"{where}.attention.n_heads_in_group ({shown_value(group)}) must divide the {heads} heads")
         kv = heads // group
     width = None
     if not ffn.get("no_op"):
         multiple = ffn.get("ffn_mult")
         if not isinstance(multiple, (int, float)) or isinstance(multiple, bool) or not 0 < multiple < 1000:
-            raise ValueError(f"{where}.ffn.ffn_mult ({short(multiple)}) must be a multiple of the hidden width")
+            raise ValueError(f"{where}.ffn.ffn_mult ({shown_value(multiple)}) must be a multiple of the hidden width")
         width = -(-int(2 * multiple * hidden / 3) // 256) * 256
     if kv is None and width is None:
         raise ValueError(f"{where} has neither attention nor ffn; leave the layer out")

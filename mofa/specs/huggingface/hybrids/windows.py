@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.huggingface.deepseek import latent_attention_keys
 from mofa.specs.huggingface.granite import GRANITE, GRANITE_MOE, granite_fields, granite_moe_fields
 from mofa.specs.huggingface.hybrids.layer_fields import (
@@ -136,7 +136,7 @@ def _repeated(period: Any) -> list[Any]:
     match period:
         case [list(names), int(times)] if 0 <= times <= MAX_LAYERS and len(names) <= MAX_LAYERS:
             return names * min(times, MAX_LAYERS // max(len(names), 1) + 1)
-    raise ValueError(f"attention_types holds {short(period)}; list periods as [[names of layers], repeats]")
+    raise ValueError(f"attention_types holds {shown_value(period)}; list periods as [[names of layers], repeats]")
 
 
 def _granite_windows(config: Config, raw: dict[str, Any], ffn: dict[str, str]) -> dict[str, Any]:
@@ -144,7 +144,9 @@ def _granite_windows(config: Config, raw: dict[str, Any], ffn: dict[str, str]) -
     attention, names = {**raw["attention"], "sinks": True}, _first_of_four(config)
     bases = [1.0] * len(names) if config["layer_rope_theta"] is None else config["layer_rope_theta"]
     if len(bases) != len(names) or not all(type(base) in (int, float) and base >= 0 for base in bases):
-        raise ValueError(f"layer_rope_theta ({short(bases)}) must list {len(names)} bases of at least 0; correct it")
+        raise ValueError(
+            f"layer_rope_theta ({shown_value(bases)}) must list {len(names)} bases of at least 0; correct it"
+        )
     mixers = _mixers(config, names, attention)
     regular = _regular_attention(config, names, [not base for base in bases])
     if regular is not None:
