@@ -48,8 +48,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from mofa.calibrate.chunked_check import QUANTITIES, layers_of
-from mofa.calibrate.chunked_layer import predict_layer
+from mofa.calibrate.chunked_check import QUANTITIES, rows_by_layer
+from mofa.calibrate.chunked_layer import predict_bench_layer
 from mofa.calibrate.shapes.chunked import chunked_cases
 from mofa.measure.records import read_records
 from mofa.report.save import write_file_atomically
@@ -121,7 +121,7 @@ def _layers() -> Iterator[dict[str, str]]:
     for gpus in GPUS:
         for case in chunked_cases(gpus):
             if case.split == "fresh" and case.size("ep") == gpus:
-                said = predict_layer(case.shape, load_cluster("h200-hgx", gpus), framework)
+                said = predict_bench_layer(case.shape, load_cluster("h200-hgx", gpus), framework)
                 yield {"shape": case.shape_text, **{q: f"{getattr(said, f):.6g}" for q, f in QUANTITIES.items()}}
 
 
@@ -191,7 +191,7 @@ def _score_runs(path: Path) -> None:
 
 def _score_layers() -> None:
     measured = {
-        (rows["step"].case.shape_text): rows for folder in layer_folders(REFERENCES) for rows in layers_of(folder)
+        (rows["step"].case.shape_text): rows for folder in layer_folders(REFERENCES) for rows in rows_by_layer(folder)
     }
     for gpus in GPUS:
         off: dict[str, list[float]] = {name: [] for name in QUANTITIES}

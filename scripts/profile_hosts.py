@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mofa.calibrate.fits.profile import SMALL_OPS
-from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts, relative_module_times
-from mofa.calibrate.fits.te_relative_host_times import RelativeTimes
-from mofa.calibrate.measurements import read_rows, rows_of_first
+from mofa.calibrate.fits.te_host_facts import layer_host_facts, module_host_facts, relative_module_times
+from mofa.calibrate.fits.te_relative_host_times import RelativeHostTimes
+from mofa.calibrate.measurements import read_rows, rows_of_first_folder_with_op
 from mofa.measure.records import read_records
 from mofa.specs.host import SmallLayerTime
 from mofa.specs.scaling import slowed_host
@@ -60,7 +60,7 @@ def machines() -> dict[str, float]:
 def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     """``host`` with what calls of modules take it, by the small layer beside which they were timed. That layer takes so
     many small ops, each way, as runs of the fitting half read of both on quiet cores."""
-    rows = rows_of_first([ROOT / "measurements" / name for name in TE_HOST], families=["te_host"])
+    rows = rows_of_first_folder_with_op([ROOT / "measurements" / name for name in TE_HOST], families=["te_host"])
     records = [one for one in read_records(ROOT / "reference_runs" / "measured") if one.split == "fitting"]
     ahead, back = layer_time_over_small_op(records, PARTS)
     op_s = si(host["eager_op_s"], "s")
@@ -70,8 +70,8 @@ def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
     return {
         **host,
-        **layer_facts(layer, said),
-        "modules": module_facts(relative_module_times(RelativeTimes.from_rows(rows)), layer, source),
+        **layer_host_facts(layer, said),
+        "modules": module_host_facts(relative_module_times(RelativeHostTimes.from_rows(rows)), layer, source),
     }
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mofa.calibrate.fits.fitted_curves import Curves
-from mofa.calibrate.fits.folder import bundled_gpu_and_node, fit_folder
+from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
+from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device, fit_folder
 from mofa.calibrate.fits.profile import host_facts
-from mofa.calibrate.fits.te_host_facts import layer_facts
-from mofa.calibrate.run_cases import Progress, lacking_for_gpu, measure_cases
+from mofa.calibrate.fits.te_host_facts import layer_host_facts
+from mofa.calibrate.run_cases import Progress, measure_cases, why_gpu_cannot_be_timed
 from mofa.errors import SpecError
 from mofa.specs.copied_facts import mark_all_as_transferred
 from mofa.specs.files import profile_as_yaml
@@ -41,12 +41,12 @@ def measure_host(progress: Progress | None = None) -> dict[str, Any]:
         folder = Path(scratch)
         measure_cases(folder, families=["host"], device="cuda", gpus=1, progress=progress)
         _, curves = fit_folder(folder)
-    return host_mapping(curves, processor_name(), _layer_pace())
+    return host_profile_mapping(curves, processor_name(), _layer_pace())
 
 
 def refuse_without_gpu() -> None:
     """Refuse a machine on which no host's launches can be timed, and say what would do."""
-    lacking = lacking_for_gpu()
+    lacking = why_gpu_cannot_be_timed()
     if lacking is not None:
         raise SpecError(
             f"{SOURCE}: {lacking}, and one GPU of any kind is needed, since a host's work is to launch on it; run the "
@@ -54,7 +54,7 @@ def refuse_without_gpu() -> None:
         )
 
 
-def host_mapping(curves: Curves, cpu: str, layer: SmallLayerTime | None = None) -> dict[str, Any]:
+def host_profile_mapping(curves: DeviceCurveFits, cpu: str, layer: SmallLayerTime | None = None) -> dict[str, Any]:
     """A host's profile of what was timed.
 
     Parameters
@@ -67,7 +67,7 @@ def host_mapping(curves: Curves, cpu: str, layer: SmallLayerTime | None = None) 
         What a small layer of Transformer Engine takes, where that was timed. [s]
     """
     try:
-        gpu, _ = bundled_gpu_and_node(curves.gpu, Path(SOURCE))
+        gpu, _ = bundled_gpu_and_node_of_device(curves.gpu, Path(SOURCE))
     except SpecError:
         gpu = FALLBACK_GPU
     base = mark_all_as_transferred(expanded_profile("gpus", gpu)["curves"]["host"], gpu)
@@ -77,7 +77,7 @@ def host_mapping(curves: Curves, cpu: str, layer: SmallLayerTime | None = None) 
         ahead, back = (parse_quantity(base[name]["value"], "s") for name in ("layer_issue_s", "layer_back_s"))
         by_name = layer_time_factors(layer.issue_s / ahead, layer.back_s / back)
         modules = slowed_host({"modules": base.get("modules", {})}, 1.0, f"as a small layer, {source}", by_name)
-        made = {**made, **modules, **layer_facts(layer, f"{source}: a small layer of Transformer Engine")}
+        made = {**made, **modules, **layer_host_facts(layer, f"{source}: a small layer of Transformer Engine")}
     return {**made, "cpu": cpu}
 
 
@@ -91,7 +91,7 @@ def processor_name(info: Path = CPU_INFO) -> str:
     return next((name for name in names if name), "unknown processor")
 
 
-def host_text(facts: dict[str, Any]) -> str:
+def host_profile_yaml(facts: dict[str, Any]) -> str:
     """A host's profile as YAML."""
     head = "# What this host takes to issue work, by mofa calibrate host; mofa plan takes it with --host.\n"
     return head + profile_as_yaml(facts)

@@ -179,7 +179,7 @@ def save_calibration(report: Mapping[str, Any], points: Sequence[Mapping[str, An
     report
         Errors per family, as :func:`mofa.calibrate.check.check_fits` gives them.
     points
-        Every predicted row, as :func:`mofa.calibrate.check.predictions` gives them.
+        Every predicted row, as :func:`mofa.calibrate.check.predict_rows` gives them.
     directory
         Where to; made if absent.
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.fits.fit import fit_curves, predict
+from mofa.calibrate.fits.fit import fit_curves, predict_row_times
 from mofa.calibrate.measurements import Row
 from mofa.cost.kernels.fitted_forms import (
     attention_s,
@@ -121,7 +121,7 @@ def test_fit_finds_the_gemm_that_made_the_data() -> None:
     ]
     measured = rows(cases, gemm_s(m, n, k, GEMM, element_bytes=2, num_sms=132))
     curves = fit_curves(measured[:200], num_sms=132, gpu="G")
-    predicted, outside = predict(curves, measured[200:])
+    predicted, outside = predict_row_times(curves, measured[200:])
     error = predicted / [r.sample.median_s for r in measured[200:]] - 1
     assert np.median(np.abs(error)) < 0.02
     assert outside.mean() < 0.1
@@ -139,7 +139,7 @@ def test_prediction_outside_the_range_is_marked_and_an_unknown_kernel_is_nan() -
         dataclasses.replace(cases[0], shape={"tokens": t, "width": 4096}, op=o)
         for t, o in ((2000, "mul"), (10**6, "mul"), (2000, "exp"))
     )
-    predicted, outside = predict(curves, rows([near, far, other], np.ones(3)))
+    predicted, outside = predict_row_times(curves, rows([near, far, other], np.ones(3)))
     assert predicted[0] == pytest.approx(2e-6 + 2000 * 4096 * 6 / 4e12, rel=1e-3)
     assert list(outside) == [False, True, False]
     assert np.isnan(predicted[2])

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from mofa.calibrate.fits.nccl_tests import read_nccl
-from mofa.calibrate.measurements import read_environment, read_file
+from mofa.calibrate.fits.nccl_tests import read_nccl_tests_output
+from mofa.calibrate.measurements import read_environment, read_rows_of_file
 from mofa.export.entry import load_result
 from mofa.export.read_job import read_job
 from mofa.faults.failures.events import read_log
@@ -171,8 +171,8 @@ def kinds() -> tuple[Kind, ...]:
         Kind("run", "run.yaml", run, _resolved),
         Kind("runs", "runs.yaml", {"runs": [run, {**run, "id": "s"}]}, _resolved),
         Kind("record", "measured/rec.yaml", read_yaml(record), _record, heavy=True),
-        Kind("nccl json", "all_reduce_perf.json", NCCL, read_nccl),
-        Kind("nccl text", "all_reduce_perf.txt", NCCL_TEXT, read_nccl),
+        Kind("nccl json", "all_reduce_perf.json", NCCL, read_nccl_tests_output),
+        Kind("nccl text", "all_reduce_perf.txt", NCCL_TEXT, read_nccl_tests_output),
         Kind("trace", "trace.json", TRACE, read_profile),
         Kind("kernels", "kernels.json", {"kernels_us": [[0, "gemm", 1.0, 2.0], [0, "x", 5.0, 2.0]]}, read_profile),
         Kind("counts", "counts.csv", counts, lambda p: read_counts(p, CountedModel("m", 4)), separator=","),
@@ -180,7 +180,7 @@ def kinds() -> tuple[Kind, ...]:
              lambda p: read_placement(p, 4, 2, 2), separator=","),
         Kind("events", "log.csv", "node,time,kind,until\n" + "".join(
             f"n{i % 3},2025-01-{i + 1:02d}T00:00:00,gpu,\n" for i in range(25)), _events, separator=","),
-        Kind("calibration", "gemm.csv", "".join(csv[:6]), read_file, separator=","),
+        Kind("calibration", "gemm.csv", "".join(csv[:6]), read_rows_of_file, separator=","),
         Kind("environment", "environment.json", {"gpu": "NVIDIA H200"}, lambda p: read_environment(p.parent)),
         Kind("plan json", "plan.json", _plan(), load_result, heavy=True),
         Kind("compared json", "compared.json", _plan(), _compared, heavy=True),
