@@ -21,7 +21,7 @@ import mofa
 from mofa.errors import MofaError
 from mofa.measure.expand import expand_run
 from mofa.measure.runs import task_of_run
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 
@@ -75,7 +75,7 @@ def drawn_run(draw: random.Random, name: str, gpus: int, gpu: str) -> dict[str, 
 def fault_of(run: dict[str, Any]) -> str | None:
     """Why a run is not taken, None where it is."""
     try:
-        workload, cluster, framework, strategy = resolve_run(build_spec(RunSpec, run, "draw", ""))
+        workload, cluster, framework, strategy = resolve_run(spec_from_mapping(RunSpec, run, "draw", ""))
         for replay in (False, True):  # most are known to be too large without one
             plan = mofa.estimate(workload, cluster, strategy, framework=framework, replay=replay)
             if plan.memory.device_bytes > MOST_BYTES:
@@ -90,7 +90,7 @@ def fault_of(run: dict[str, Any]) -> str | None:
 def can_be_measured(run: dict[str, Any]) -> bool:
     """Whether `mofa measure` can tell its framework to run it."""
     try:
-        task_of_run(expand_run(build_spec(RunSpec, run, "draw", "")), timeout_s=10.0)
+        task_of_run(expand_run(spec_from_mapping(RunSpec, run, "draw", "")), timeout_s=10.0)
     except MofaError:
         return False
     return True

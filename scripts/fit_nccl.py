@@ -26,7 +26,7 @@ from mofa.cost.kernels.between_nodes import NcclTimes, Protocol
 from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.topology import Group
 from mofa.specs.load import load_cluster
-from mofa.specs.nccl import load_nccl
+from mofa.specs.nccl import load_nccl_facts
 
 ROOT = Path(__file__).resolve().parent.parent
 POINTS = ROOT / "reference_runs" / "collectives" / "between_nodes.csv"
@@ -220,7 +220,7 @@ def written(value: dict[str, float], fitted: pd.DataFrame) -> dict[str, object]:
 
 def written_value() -> dict[str, float]:
     """The parameters that hardware_profiles/nccl.yaml holds."""
-    facts = load_nccl()
+    facts = load_nccl_facts()
     low, middle, high = facts.protocols
     value = {
         "start": facts.start_s.value, "nvls start": facts.nvls_tree_start_s.value,

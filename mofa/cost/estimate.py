@@ -31,7 +31,7 @@ from mofa.cost.step_time.step import name_own_waits, step_time
 from mofa.schedules import SCHEDULE_NAMES, combined
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -340,7 +340,9 @@ class Estimator:
             least = np.where(excess > 0.0, self.cluster.gpu.capacity_bytes.value + excess, 0.0)
             weighed.device_bytes[chosen] = np.maximum(row_max(stages.device), least)
             weighed.least_bytes[chosen] = row_max(
-                stages.device - stages.reserved + (1.0 - load_shared().tolerances.allocated.value) * stages.allocated
+                stages.device
+                - stages.reserved
+                + (1.0 - load_shared_facts().tolerances.allocated.value) * stages.allocated
             )
             weighed.least_bytes[chosen] = np.maximum(weighed.least_bytes[chosen], least)
             weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]

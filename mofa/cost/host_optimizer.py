@@ -11,8 +11,8 @@ from mofa.cost.rows import Rows
 from mofa.errors import SpecError
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.host import HostCurve
-from mofa.specs.optimizer_offload import ADAM_MOVED_BYTES, COPIED_BYTES, HostOptimizer
+from mofa.specs.host import HostIssueTimes
+from mofa.specs.optimizer_offload import ADAM_MOVED_BYTES, COPIED_BYTES, HostOptimizerRates
 from mofa.specs.params import num_mtp_params, num_params
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import format_bytes
@@ -94,7 +94,7 @@ def host_step_seconds(rows: Rows, tensors: ArrayN, beside_s: ArrayN) -> ArrayN:
     return np.asarray(np.maximum(np.maximum(first_s + on_host, out_s) - beside_s, 0.0))
 
 
-def adam_bytes_per_s(cluster: ClusterSpec, threads: int, host: HostOptimizer) -> float:
+def adam_bytes_per_s(cluster: ClusterSpec, threads: int, host: HostOptimizerRates) -> float:
     """What one rank's threads move in Adam's step while all ranks of its node do. [B/s]
 
     A processor takes as long as its threads would and as its memory would, one behind the other: of tensors that lie in
@@ -142,8 +142,8 @@ def refuse_full_hosts(workload: WorkloadSpec, cluster: ClusterSpec, framework: F
         )
 
 
-def _known_host(cluster: ClusterSpec) -> HostOptimizer:
-    host: HostCurve = cluster.gpu.curves.host
+def _known_host(cluster: ClusterSpec) -> HostOptimizerRates:
+    host: HostIssueTimes = cluster.gpu.curves.host
     if host.optimizer is None:
         raise SpecError(
             f"optimizer_offload: nothing is known of an optimizer's step on the hosts of {cluster.gpu.name} "

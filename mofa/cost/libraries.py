@@ -14,7 +14,7 @@ from mofa.blocks.work import Attention, Gemm, GroupedGemm, MemoryBound
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.durations import Machine, device_seconds, kernel_curve
 from mofa.specs.base import Fact, Library, Spec
-from mofa.specs.curves import Curve
+from mofa.specs.curves import FittedCurve
 from mofa.specs.model import ModelSpec
 
 AS_THE_KERNELS = ("recompute", "bubble")
@@ -66,7 +66,7 @@ def fraction_resting_on_library(
 
 def _is_measured_under(op: Op, machine: Machine, library: Library) -> bool:
     curve = kernel_curve(op, machine)
-    return isinstance(curve, Curve) and curve.library == library and curve.provenance == "measured"
+    return isinstance(curve, FittedCurve) and curve.library == library and curve.provenance == "measured"
 
 
 def has_facts_of(host: Spec, library: Library) -> bool:

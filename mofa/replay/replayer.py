@@ -22,7 +22,7 @@ from mofa.replay.rank.uneven_layers import rows_over_mean_by_layer
 from mofa.replay.time.step import replay_time
 from mofa.replay.time.time_replayed import ReplayedTime, scaled_by_runs, weighted_mean
 from mofa.specs.residuals import load_residuals
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 
 
 def mean_over_steps(estimator: Estimator, played: ReplayedTime) -> ReplayedTime:
@@ -177,7 +177,7 @@ class Replayer:
     def _may_not_fit(self, reserved: int, capacity_bytes: float) -> bool:
         """Whether what was played so far fits, but with the margin of a plan would not if it were the emptier end."""
         capacity = self.estimator.cluster.gpu.capacity_bytes.value
-        share = load_residuals().device_memory.value + load_shared().tolerances.shard_ends.value
+        share = load_residuals().device_memory.value + load_shared_facts().tolerances.shard_ends.value
         return capacity_bytes - share * capacity < reserved <= capacity_bytes
 
     def device_bytes(self, pipeline_rank: int, limit: float = math.inf) -> float:
@@ -236,7 +236,7 @@ class Replayer:
     def _is_off(self, pipeline_rank: int) -> float:
         """By how much the closed form of a pipeline rank may be too low, as a share. [-]"""
         spec = self.estimator.rank_specs[pipeline_rank]
-        tolerances = load_shared().tolerances
+        tolerances = load_shared_facts().tolerances
         if not spec.place.has_end:
             return tolerances.stage.value
         if spec.gradients.reduces_by_chunk:

@@ -9,7 +9,7 @@ import numpy as np
 from mofa.errors import SpecError
 from mofa.routing.count_columns import ColumnRequirements, first_repeated_row, read_table
 from mofa.routing.placement import Placement
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 
 _COLUMNS = ColumnRequirements("placement", ("expert", "gpu"))
 
@@ -31,7 +31,7 @@ def read_placement(file: str | Path, num_experts: int, num_gpus: int, slots: int
         have, a replica that is there twice, a GPU with more replicas than fit, an expert without a GPU; and what
         :func:`mofa.routing.count_columns.read_table` refuses.
     """
-    where = f"placement {short(str(file), 200)}"
+    where = f"placement {shown_value(str(file), 200)}"
     columns = read_table(file, where, _COLUMNS)
     expert, gpu = columns["expert"], columns["gpu"]
     for name, values, count in (("expert", expert, num_experts), ("gpu", gpu, num_gpus)):

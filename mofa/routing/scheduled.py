@@ -12,7 +12,7 @@ from mofa.errors import SpecError
 from mofa.routing.rank_load import expert_shares
 from mofa.specs.model import ModelSpec
 from mofa.specs.routing import RoutingSpec
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from mofa.specs.strategy import MERGED_GROUPS
 
 FloatA = NDArray[np.float64]
@@ -105,5 +105,5 @@ def scheduling_s(num_experts: int, merged: int = MERGED_GROUPS) -> float:
     >>> round(scheduling_s(256) * 1e3, 3)
     0.468
     """
-    facts = load_shared().routing
+    facts = load_shared_facts().routing
     return facts.solve.value + facts.solve_per_replica.value * num_experts * merged + facts.scheduled_dispatch.value

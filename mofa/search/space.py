@@ -28,7 +28,7 @@ from mofa.specs.strategy import (
     RecomputeSpec,
     StrategyTable,
 )
-from mofa.specs.strategy_defaults import default_zero
+from mofa.specs.strategy_defaults import default_zero_stage
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
 
 MAX_TP = 16
@@ -443,7 +443,7 @@ def degrees_of_columns(
     zero = np.full(len(tp), 0 if space.zero is None else space.zero)
     for number, chosen in enumerate(space.options if space.zero is None else ()):
         rows = np.flatnonzero(options == number)
-        zero[rows] = default_zero(framework.with_options(chosen), dp[rows], cp[rows], pp[rows])
+        zero[rows] = default_zero_stage(framework.with_options(chosen), dp[rows], cp[rows], pp[rows])
     return StrategyTable(
         tp=tp, sp=sp, pp=pp, vpp=vpp, cp=cp, cp_kind=kind, ep=ep, etp=etp, dp=dp, micro_batch=mb, zero=zero,
         recompute=np.zeros_like(tp), recompute_layers=np.full_like(tp, -1), schedule=schedule, balancing=balancing,

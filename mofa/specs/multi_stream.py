@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from mofa.specs.fitted import PoweredCurve
+from mofa.specs.fitted import PowerLimitedCurve
 from mofa.specs.ranges import KernelSeconds, PositiveMultiple, Rate, Sharpness
 
 
@@ -26,7 +26,7 @@ class MultiStreamForm:
     """Exponent that joins computing and moving."""
 
 
-class MultiStreamCurve(PoweredCurve):
+class MultiStreamCurve(PowerLimitedCurve):
     """Experts' products of one format as several streams run them."""
 
     form: MultiStreamForm

@@ -10,7 +10,7 @@ import pytest
 from mofa.cost.estimate import estimate_table
 from mofa.cost.layer_split import _balanced_sizes, layer_weight, split_of
 from mofa.specs.load import load_workload
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from tests.cost.toy import cluster, framework, llama, mla_moe, table, workload
 
 
@@ -83,7 +83,10 @@ def test_balanced_chunks_are_the_lightest(num_chunks: int, first_k_dense: int) -
     sizes = _balanced_sizes(model, num_chunks)
     weights = [layer_weight(model, model.is_moe_layer(i)) for i in range(9)]
     head = float(model.vocab * model.hidden)
-    ends = load_shared().layers.embedding_param_cost.value * head, head + model.num_mtp_layers * (weights[-1] + head)
+    ends = (
+        load_shared_facts().layers.embedding_param_cost.value * head,
+        head + model.num_mtp_layers * (weights[-1] + head),
+    )
     bounds = [0, *accumulate(sizes)]
     sums = [sum(weights[a:b]) for a, b in pairwise(bounds)]
     sums[0] += ends[0]

@@ -8,7 +8,7 @@ import mofa
 from mofa.cost.libraries import has_facts_of
 from mofa.plan.result import Plan
 from mofa.report.search_text import library_line
-from mofa.specs.curves import Curve, GpuCurves
+from mofa.specs.curves import FittedCurve, GpuCurves
 from mofa.specs.hardware import ClusterSpec
 
 UNDER: dict[str, Any] = {"library": "transformer-engine", "provenance": "measured"}
@@ -90,9 +90,9 @@ def test_host_facts_under_it_are_found() -> None:
 
 
 def test_a_curve_says_its_library() -> None:
-    curve = Curve(source="a run", **UNDER)
+    curve = FittedCurve(source="a run", **UNDER)
     assert curve.library == "transformer-engine"
-    assert Curve(source="a run", provenance="measured").library is None
+    assert FittedCurve(source="a run", provenance="measured").library is None
 
 
 def test_the_report_says_it() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from mofa.blocks.frameworks.torchtitan.layer import ops_with_saved_outputs
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.specs.activation_offload import why_not_recomputed
+from mofa.specs.activation_offload import why_recomputation_conflicts
 from mofa.specs.attention import ATTENTION_KINDS, MODULES_OF_ATTENTION
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from mofa.specs.strategy import RECOMPUTE_MODULES, RecomputeSpec
 
 # Megatron's modules: a checkpoint keeps what enters the region and what leaves it
@@ -79,7 +79,7 @@ def why_unsupported(
             f"not {model.name} on {framework.name} with {framework.dispatcher}; leave token_chunks out"
         )
     latent = model.attention_kind.megatron.has_latents
-    if why := why_not_recomputed(
+    if why := why_recomputation_conflicts(
         framework.activation_offload, spec.kind, spec.modules, latent=latent, token_chunks=spec.token_chunks
     ):
         return why
@@ -103,7 +103,7 @@ def why_unsupported(
 
 def shorter_recomputing(framework: FrameworkSpec) -> float:
     """By how much of it a step of a framework may be shorter at most for recomputing something. [-]"""
-    tolerances, pairs = load_shared().tolerances, framework.expert_overlap == "combined"
+    tolerances, pairs = load_shared_facts().tolerances, framework.expert_overlap == "combined"
     return (tolerances.recomputing_shortens_pairs if pairs else tolerances.recomputing_shortens).value
 
 

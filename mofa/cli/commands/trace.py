@@ -51,9 +51,9 @@ def trace(
 
     The record of a measured run is played as it ran: on its own host, with the tokens that its routers sent.
     """
-    from mofa.specs.write_files import check_places, write_atomic
+    from mofa.specs.write_files import check_result_places, write_file_atomically
 
-    check_places({"--out": out}, {}, [workload, cluster, set_])
+    check_result_places({"--out": out}, {}, [workload, cluster, set_])
     with requests_from_options(
         workload,
         cluster,
@@ -69,7 +69,7 @@ def trace(
         nodes=nodes,
     ) as jobs:
         num, text, note = _played(_single_job(jobs, run, workload), ranks, micro_batches, jitter, seed)
-    write_atomic(out, text.encode())
+    write_file_atomically(out, text.encode())
     if not quiet:
         print(f"wrote {out}: {num:,} events, {len(text) / 1e6:.1f} MB; {note}", file=sys.stderr)
 

@@ -13,7 +13,7 @@ from mofa.blocks.roles import Purpose
 from mofa.cost.rank_rules import BUCKET_PER_RANK, SMALLEST_BUCKET
 from mofa.cost.rank_spec import BlockRole, RankSpec
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.params import layer_tensors
+from mofa.specs.params import layer_parameter_tensors
 from mofa.specs.workload import WorkloadSpec
 
 ENDS: tuple[Purpose, ...] = ("embedding", "output")
@@ -116,7 +116,9 @@ def parameter_tensors_of_rank(
             out.append(ParameterTensor(f"{piece.name} positions", own, c))
         elif n in layers and rest > 0:
             experts = any(p.expert for p in params)
-            number = max(layer_tensors(model, experts, packed=megatron)[0] - sum(not p.expert for p in params), 1)
+            number = max(
+                layer_parameter_tensors(model, experts, packed=megatron)[0] - sum(not p.expert for p in params), 1
+            )
             each = rest / (len(layers) * number)
             out += [ParameterTensor(f"{piece.name} norms and biases", each, c, flat=True)] * number
     return tuple(p for p in out if p.params >= 1)

@@ -26,7 +26,7 @@ from mofa.cost.kernels.compute import (
 from mofa.cost.kernels.fitted_forms import l2_miss_bytes
 from mofa.cost.kernels.token_spread import TokenSpread
 from mofa.cost.kernels.topology import Group, stacked_groups
-from mofa.specs.curves import Curve, PoweredCurve, expected_max_normal
+from mofa.specs.curves import FittedCurve, PowerLimitedCurve, expected_max_normal
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.power import clock_at_draw
@@ -290,7 +290,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
 class _Products(NamedTuple):
     """Products, or attention, of one kind in a tape."""
 
-    curve: PoweredCurve
+    curve: PowerLimitedCurve
     rows: list[int]
     """Their places in the tape."""
     share: FloatK
@@ -320,7 +320,7 @@ def _drawn(mix: list[_Products], seconds: list[FloatK], ops: tuple[Op, ...], mac
     return drawn + others / maximum(compute_s, 1e-12)
 
 
-def _load(curve: PoweredCurve, rows: list[int], seconds: list[FloatK], ops: tuple[Op, ...]) -> FloatK:
+def _load(curve: PowerLimitedCurve, rows: list[int], seconds: list[FloatK], ops: tuple[Op, ...]) -> FloatK:
     """Mean load of products of one kind over their time. [-]
 
     Attention, and products whose rows are read in pieces of less than 16 bytes, count as at full load: those are slow
@@ -347,7 +347,7 @@ def _slow_streams(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, 
             seconds[i] = seconds[i] * (1.0 + share * longer)
 
 
-def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
+def _powered_curve(kind: Any, machine: Machine) -> PowerLimitedCurve:
     """The curve of a kind of kernels that the power limit slows down."""
     curves = machine.cluster.gpu.curves
     if kind[0] is Attention:
@@ -358,7 +358,7 @@ def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
     return curves.product(kind[1])
 
 
-def kernel_curve(op: Op, machine: Machine) -> Curve | None:
+def kernel_curve(op: Op, machine: Machine) -> FittedCurve | None:
     """The curve that an op's kernels are timed by; None of an op that has none, or communicates."""
     if type(op.work) is MemoryBound:
         return machine.cluster.gpu.curves.memory_bound_curve_like(op.work.like, op.compiled)

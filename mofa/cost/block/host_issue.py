@@ -7,7 +7,7 @@ from mofa.blocks.op import GraphLaunch, Op, PairedPass
 from mofa.blocks.roles import NODE_ROLES
 from mofa.blocks.work import Attention, Collective, HostSync
 from mofa.cost.block.durations import PRODUCTS, ArrayK, Machine
-from mofa.specs.host import HostCurve
+from mofa.specs.host import HostIssueTimes
 
 
 def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
@@ -89,7 +89,7 @@ def _add_schedule_nodes(seconds: list[FloatK], ops: tuple[Op, ...], node_s: floa
             begun[op.schedule_node] = before | op.present
 
 
-def _sharding_s(op: Op, host: HostCurve) -> FloatK:
+def _sharding_s(op: Op, host: HostIssueTimes) -> FloatK:
     """An op of FSDP's, which hooks issue and which may write down where large gradients lie. [s]"""
     each = host.shard_hook_s.value
     return each + op.listed_elements * (host.listing_s.value / 2**20) if any_true(op.listed_elements) else each
@@ -98,7 +98,7 @@ def _sharding_s(op: Op, host: HostCurve) -> FloatK:
 class EagerIssueTimes:
     """What a host takes for ops that PyTorch launches one by one, with the Python around them."""
 
-    def __init__(self, host: HostCurve) -> None:
+    def __init__(self, host: HostIssueTimes) -> None:
         self.host = host
         self.small_s, self.product_s = host.eager_op_s.value, host.linear_op_s.value
         self.engine_s, self.model_s, self.view_s = host.backward_op_s.value, host.model_op_s.value, host.view_s.value
@@ -146,7 +146,7 @@ class CompiledRegions:
     Each kernel is launched; the first of a region calls it. Any other op that runs ends the region.
     """
 
-    def __init__(self, host: HostCurve) -> None:
+    def __init__(self, host: HostIssueTimes) -> None:
         self.host = host
         self.inside: BoolK = False
         """Whether the op before was compiled, by candidate."""
@@ -175,7 +175,7 @@ class GraphLaunches:
     ``Graphed``; megatron_core 0.16.1, transformer/cuda_graphs.py, ``_CudagraphReplayNode``).
     """
 
-    def __init__(self, host: HostCurve) -> None:
+    def __init__(self, host: HostIssueTimes) -> None:
         self.host = host
         self.begun: dict[int, BoolK] = {}
         """Whether a graph has been launched, by its ``id``."""
@@ -206,7 +206,7 @@ class ModuleCalls:
     chooses anew, and what Megatron's checkpoint does ahead of an op that it repeats.
     """
 
-    def __init__(self, host: HostCurve) -> None:
+    def __init__(self, host: HostIssueTimes) -> None:
         self.host = host
         self.begun: dict[tuple[int, bool, PairedPass], BoolK] = {}
         """Whether a call has been paid for, by its ``id``, whether it is the forward, and the pass of a pair."""

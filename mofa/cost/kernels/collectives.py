@@ -39,7 +39,7 @@ from mofa.cost.kernels.token_spread import TokenSpread
 from mofa.cost.kernels.topology import Group
 from mofa.specs.curves import CollectiveForm
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.nccl import load_nccl
+from mofa.specs.nccl import load_nccl_facts
 
 ArrayK = NDArray[np.float64]
 MOST_WITHOUT_NVLS = 2
@@ -103,7 +103,7 @@ class Fabric:
             bridge=bridge_of(cluster.node),
             mesh_gpus=cluster.node.gpus_per_domain if intra.is_mesh else 0,
             relays=bool(nic.rail_optimised) and intra.relays,
-            between=NcclTimes.from_facts(load_nccl()),
+            between=NcclTimes.from_facts(load_nccl_facts()),
             measured=_measured_forms(cluster),
         )
 

@@ -20,7 +20,7 @@ from mofa.blocks.work import Gemm, GemmPass, GroupedKernel
 from mofa.cost.kernels import fitted_forms
 from mofa.cost.kernels.multi_stream import balanced_multi_stream_s
 from mofa.specs.curves import GemmForm
-from mofa.specs.gpu_facts import UnalignedProducts
+from mofa.specs.gpu_facts import UnalignedProductRates
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.products import ELEMENT_BYTES, GemmFormat
 
@@ -90,7 +90,7 @@ def gemm_s(
 
 
 def _batched_rate(
-    m: FloatN, n: FloatN, k: FloatN, count: FloatN, element_bytes: float, rates: UnalignedProducts
+    m: FloatN, n: FloatN, k: FloatN, count: FloatN, element_bytes: float, rates: UnalignedProductRates
 ) -> FloatN:
     """Rate of products over that of aligned ones: their rows are slices of a wider one and begin at multiples of it.
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.specs.gpu_facts import KernelSelection
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 
 FloatN = NDArray[np.float64]
 
@@ -169,7 +169,7 @@ def popularity_drift(means: FloatN) -> float:
     """
     mean = max(float(np.mean(means)), 1.0)
     seen = float(np.sqrt(max(float(np.var(means)) / mean**2 - 1.0 / mean, 0.0)))
-    return min(load_shared().routing.popularity_spread.value, seen)
+    return min(load_shared_facts().routing.popularity_spread.value, seen)
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from mofa.cost.kernels.fitted_forms import expected_poisson_ceil, p_norm
 from mofa.specs.curves import GemmForm
 from mofa.specs.multi_stream import MultiStreamForm
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 
 FloatN = NDArray[np.float64]
 STEP = 64.0
@@ -173,7 +173,7 @@ def _tile(rows: FloatN, columns: FloatN, length: FloatN, single: GemmForm, num_s
     tall, wide, rate = (np.repeat(axis, len(single.splits)) for axis in np.array(single.tiles, dtype=np.float64).T)
     split = np.tile(np.array(single.splits, dtype=np.float64), len(single.tiles))
     flat = np.stack(np.broadcast_arrays(rows, columns, length)).reshape(3, -1)
-    as_good = load_shared().libraries.equal_tile_time_ratio.value
+    as_good = load_shared_facts().libraries.equal_tile_time_ratio.value
     chosen = np.empty(flat.shape[1], dtype=np.intp)
     for start in range(0, flat.shape[1], AT_ONCE):
         m, n, k = flat[:, None, start : start + AT_ONCE]

@@ -22,7 +22,7 @@ from mofa.cost.stages import stages_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -84,7 +84,7 @@ def _of_grids(
         of_options = framework.with_options(options)
         communicators[some] = _communicators(workload, cluster, of_options, grids, groups, lay, schedule)[some]
     outside = cluster.gpu.context_bytes.value + communicators
-    surely = 1.0 - load_shared().tolerances.allocated.value
+    surely = 1.0 - load_shared_facts().tolerances.allocated.value
     return np.array([row_max(outside + surely * resident), row_max(outside + resident)])
 
 

@@ -13,8 +13,8 @@ from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.kernels.topology import Group, nested_group, stacked_groups
 from mofa.cost.rows import Rows
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.hardware import ClusterSpec, CommunicatorSpec
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.hardware import ClusterSpec, CommunicatorMemorySpec
+from mofa.specs.shared_facts import load_shared_facts
 from mofa.specs.strategy import CP_KINDS
 
 ArrayN = NDArray[np.float64]
@@ -142,7 +142,7 @@ def communicator_bytes(
             total = total + _peer_bytes(group.group, group.peers, spec)
             sends = sends | (group.peers > 0)
     if experts and framework.dispatcher == "deepep":
-        total = total + np.where(_ranks(groups["ep"]) > 1, load_shared().libraries.deepep_buffer.value, 0.0)
+        total = total + np.where(_ranks(groups["ep"]) > 1, load_shared_facts().libraries.deepep_buffer.value, 0.0)
     once = np.where(total > 0, spec.library_bytes.value if spec.library_bytes else 0.0, 0.0)
     once = once + np.where(sends, spec.first_send_bytes.value if spec.first_send_bytes else 0.0, 0.0)
     return np.asarray(total + once + np.where(world > 1, spec.first_bytes.value, 0.0))
@@ -276,7 +276,7 @@ def _ranks(group: Group) -> IntN:
     return np.reshape(group.size, (-1, 1))
 
 
-def _group_bytes(group: Group, spec: CommunicatorSpec) -> ArrayN:
+def _group_bytes(group: Group, spec: CommunicatorMemorySpec) -> ArrayN:
     """Device memory of a communicator for collectives, by where its ranks are; of the group's shape. [B]"""
     inside = spec.per_group_bytes
     spanning, remote = spec.per_spanning_group_bytes or inside, spec.per_remote_group_bytes or inside
@@ -286,7 +286,7 @@ def _group_bytes(group: Group, spec: CommunicatorSpec) -> ArrayN:
     return np.asarray(np.where(group.size > 1, several, alone.value))
 
 
-def _peer_bytes(group: Group, peers: IntN, spec: CommunicatorSpec) -> ArrayN:
+def _peer_bytes(group: Group, peers: IntN, spec: CommunicatorMemorySpec) -> ArrayN:
     """Device memory of the connections to ranks that are sent to directly. (n, R) [B]"""
     near = np.minimum(peers, np.reshape(group.ranks_per_domain, (-1, 1)) - 1)
     mapped = np.where(group.crosses_domains[:, None], np.minimum(near, MEASURED_PEERS), near)

@@ -35,7 +35,7 @@ from mofa.cost.step_time.critical_path import (
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
 from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.staggered_starts import staggered_start_s
-from mofa.specs.params import layer_tensors
+from mofa.specs.params import layer_parameter_tensors
 
 ArrayN = NDArray[np.float64]
 _T = {name: i for i, name in enumerate(TIME_COMPONENTS)}
@@ -237,7 +237,7 @@ def _tensors(rows: Rows) -> ArrayN:
     counts = stages.layer_counts[:, shown].sum(axis=2)
     total = np.zeros((len(rows.grids), len(shown)))
     for i, kind in enumerate(stages.kinds):
-        dense, expert = layer_tensors(model, kind.moe, packed=packed)
+        dense, expert = layer_parameter_tensors(model, kind.moe, packed=packed)
         local = model.moe.num_experts / rows.grids.ep if model.moe else np.zeros(len(rows.grids))
         total += counts[i] * (dense + expert * local)[:, None]
     norm = 2 if model.norm == "layernorm" else 1

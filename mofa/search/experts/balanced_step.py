@@ -23,7 +23,7 @@ from mofa.search.one_strategy import strategy_row
 from mofa.search.to_plan.builder import Candidate
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.layer_kind_params import refuse_unmodelled
+from mofa.specs.layer_kind_params import refuse_unmodelled_layer_kinds
 from mofa.specs.model import ModelSpec
 from mofa.specs.overrides import parse_strategy
 from mofa.specs.routing import RoutingSpec
@@ -181,7 +181,7 @@ def _rows(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: str
 ) -> tuple[StrategyTable, StrategySpec]:
     """The strategy without replicas, checked that it could have them."""
-    refuse_unmodelled(workload.model)
+    refuse_unmodelled_layer_kinds(workload.model)
     if workload.model.moe is None:
         raise SpecError(f"{workload.name}: has no experts to balance; name a model that has")
     given = parse_strategy(strategy)

@@ -51,7 +51,7 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_names import RankOrder
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import load_closed_form_residuals, load_residuals
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY
@@ -185,7 +185,7 @@ class Candidate:
         device = self.device_bytes(limit_bytes)
         if device > limit_bytes:
             return None
-        tolerance = load_shared().tolerances.unrecomputed_layer.value
+        tolerance = load_shared_facts().tolerances.unrecomputed_layer.value
         first = fewest_recomputed_layers(self.estimator, (1.0 + tolerance) * (limit_bytes - device))
         tried = range(first, min(first + 2, own))
         return next(

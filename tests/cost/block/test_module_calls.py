@@ -15,7 +15,7 @@ from mofa.blocks.work import Collective, Gemm, GroupedGemm, MemoryBound
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.specs.base import Fact
-from mofa.specs.host import MODULES, LayerPace, ModuleCall
+from mofa.specs.host import MODULES, ModuleCallTime, SmallLayerTime
 from mofa.specs.scaling import rescaled_host
 from tests.blocks.roles import as_named
 from tests.blocks.small import EXPERTS, build, context, in_fp8
@@ -28,11 +28,11 @@ def fact(us: float) -> dict[str, Any]:
     return {"value": f"{us} us", "provenance": "assumed", "source": "an example"}
 
 
-def calls_of(each: dict[str, tuple[float, float, float, float]]) -> dict[str, ModuleCall]:
+def calls_of(each: dict[str, tuple[float, float, float, float]]) -> dict[str, ModuleCallTime]:
     """Microseconds forward and back, of a call and of each member."""
     names = ("forward_s", "backward_s", "forward_each_s", "backward_each_s")
     return {
-        name: ModuleCall.model_validate(dict(zip(names, map(fact, values), strict=True)))
+        name: ModuleCallTime.model_validate(dict(zip(names, map(fact, values), strict=True)))
         for name, values in each.items()
     }
 
@@ -165,7 +165,7 @@ def test_a_layer_that_was_timed_says_how_fast_modules_are() -> None:
     facts = dict.fromkeys(
         ("layer_issue_s", "layer_back_s"), Fact(value=1e-3, provenance="assumed", source="an example")
     )
-    host, layer = plain.model_copy(update=facts), LayerPace(3e-3, 4e-3)
+    host, layer = plain.model_copy(update=facts), SmallLayerTime(3e-3, 4e-3)
     slow = host.scaled_to_speed(10e-6, "an example", layer)
     assert slow.modules["linear"].seconds(forward=True) == pytest.approx((120e-6, 3e-6))
     assert slow.modules["linear"].seconds(forward=False) == pytest.approx((240e-6, 8e-6))

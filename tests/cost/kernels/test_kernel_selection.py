@@ -19,7 +19,7 @@ from mofa.cost.kernels.kernel_selection import (
     heuristic_cache_miss_rate,
     popularity_drift,
 )
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 
 ROOT = Path(__file__).parents[3]
 SELECTION = load_cluster("h200-hgx", 8).gpu.curves.kernel_selection
@@ -68,7 +68,7 @@ def test_popularity_that_wanders_makes_more_numbers_new() -> None:
 def test_popularity_wanders_no_further_than_experts_differ() -> None:
     rng = np.random.default_rng(0)
     assert popularity_drift(rng.poisson(2000.0, 64).astype(float)) < 0.03
-    assert popularity_drift(2000.0 * np.geomspace(0.3, 3.0, 64)) == load_shared().routing.popularity_spread.value
+    assert popularity_drift(2000.0 * np.geomspace(0.3, 3.0, 64)) == load_shared_facts().routing.popularity_spread.value
 
 
 def test_a_small_cache_forgets(monkeypatch: pytest.MonkeyPatch) -> None:

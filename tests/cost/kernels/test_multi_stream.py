@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import mofa
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.fits.fit import fit_curves, predict
+from mofa.calibrate.fits.fit import fit_curves, predict_row_times
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.families import family_cases
 from mofa.cost.kernels.compute import grouped_gemm_s
@@ -86,7 +86,7 @@ def test_a_fit_finds_what_made_the_data() -> None:
 
     rows = [Row(c, Sample(t := took(c), t, t, 7), "G", "h") for c in family_cases("te_experts") if c.split == "grid"]
     fitted = fit_curves(rows[::2], num_sms=132, gpu="G", single=SINGLE)
-    predicted, _ = predict(fitted, rows[1::2])
+    predicted, _ = predict_row_times(fitted, rows[1::2])
     error = np.abs(predicted / [r.sample.median_s for r in rows[1::2]] - 1)
     assert np.median(error) < 0.01 and np.quantile(error, 0.9) < 0.03
     assert not fit_curves(rows, num_sms=132, gpu="G").multi_stream  # without single products to build on

@@ -20,7 +20,7 @@ from mofa.replay.rank.from_estimator import allocator_capacity_bytes, describe_r
 from mofa.replay.replayer import Replayer
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.load import load_cluster, load_framework, load_workload
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from tests.committed import MEASURED, measured_record
 from tests.replay.runs import load
 
@@ -114,7 +114,7 @@ def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
         one.context_bytes = capacity * share - one.communicator_bytes[14] - min(reserved)
         with mock.patch("mofa.replay.replayer.may_be_fullest", wrong):
             assert one.rank_memory(14).peak_reserved == found
-    assert min(reserved) < max(reserved) < min(reserved) + load_shared().tolerances.shard_ends.value * capacity
+    assert min(reserved) < max(reserved) < min(reserved) + load_shared_facts().tolerances.shard_ends.value * capacity
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,10 @@ from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.roles import BlockRole, RoutingStep
 from mofa.blocks.work import MemoryBound
-from mofa.specs.framework import PythonFunctions
+from mofa.specs.framework import PythonFunctionCounts
 
 
-def python_functions(ctx: Context) -> PythonFunctions:
+def python_functions(ctx: Context) -> PythonFunctionCounts:
     """What modules call beside their launches."""
     functions = ctx.framework.python_functions
     assert functions is not None, f"{ctx.framework.name} needs python_functions in its profile"
