@@ -145,12 +145,12 @@ def stack_rows(values: Sequence[FloatK], num_k: int) -> NDArray[np.float64]:
     return out
 
 
-def per_combination(x: FloatK, num_k: int) -> NDArray[np.float64]:
+def over_combinations(x: FloatK, num_k: int) -> NDArray[np.float64]:
     """A number or an array as an array, for what is not of one candidate alone. (num_k,)
 
     Examples
     --------
-    >>> per_combination(1.0, 2)
+    >>> over_combinations(1.0, 2)
     array([1., 1.])
     """
     return np.full(num_k, x) if isinstance(x, PLAIN) else np.asarray(np.broadcast_to(x, (num_k,)))
@@ -175,7 +175,7 @@ def first_largest(array: NDArray[np.float64]) -> NDArray[np.intp]:
     return np.asarray(np.argmax(enough, axis=1))
 
 
-def largest_of_parts(
+def largest_in_each_part(
     array: NDArray[np.float64], begins: NDArray[np.intp]
 ) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     """The largest entry of each column in each part of the rows, and its row as :func:`first_largest` says. (parts, K)
@@ -183,7 +183,7 @@ def largest_of_parts(
     Examples
     --------
     >>> rows = np.array([[1.0], [3.0], [3.0 + 1e-15], [2.0], [0.0]])
-    >>> [found.tolist() for found in largest_of_parts(rows, np.array([0, 3]))]
+    >>> [found.tolist() for found in largest_in_each_part(rows, np.array([0, 3]))]
     [[[3.000000000000001], [2.0]], [[1], [3]]]
     """
     largest = np.maximum.reduceat(array, begins, axis=0)

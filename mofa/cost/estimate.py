@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import first_largest, per_combination, row_max
+from mofa.blocks.elementwise import first_largest, over_combinations, row_max
 from mofa.cost.block.block_cost import Mode, block_costs, recomputes_layers_whole, unique_rows
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
@@ -78,7 +78,7 @@ class Estimator:
             given = (workload, cluster, framework, some, loads, mode, drop)
             costs = block_costs(*given, counts_gpus_by_row=counts_gpus_by_row)
             self.place[chosen] = costs.index
-            self.drains[chosen] = per_combination(drained_share(costs.context), costs.machine.num_k)[costs.index]
+            self.drains[chosen] = over_combinations(drained_share(costs.context), costs.machine.num_k)[costs.index]
             self.parts.append(PrecisionModeCosts.from_costs(mode, costs))
 
     def stages(self, row: int = 0) -> Stages:

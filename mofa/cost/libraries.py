@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Op
-from mofa.blocks.tapes import kept_label, layer_label
+from mofa.blocks.tapes import kept_layer_label, layer_label
 from mofa.blocks.work import Attention, Gemm, GroupedGemm, MemoryBound
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.durations import Machine, device_seconds, kernel_curve
@@ -44,7 +44,7 @@ def fraction_resting_on_library(
     machine = costs.machine
     kinds = Counter(layer_kind(model, i) for i in range(model.num_layers))
     layers = {layer_label(kind, spec): number for kind, number in kinds.items() for spec in costs.blocks}
-    of_keeping_layers = {kept_label(name) for name in layers}  # which are counted under their plain labels
+    of_keeping_layers = {kept_layer_label(name) for name in layers}  # which are counted under their plain labels
     for name, block in costs.tapes.items():
         if name in of_keeping_layers:
             continue

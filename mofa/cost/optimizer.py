@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, weight_copies
+from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, copies_per_fp8_weight
 from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.specs.base import Fact
 from mofa.specs.framework import FrameworkSpec
@@ -133,7 +133,7 @@ def static_bytes(
         copied = bool(workload.precision.fp8_recipe) and not framework.fp8_params
         copied_params = shards.unsharded(1.0) if in_layers is None else in_layers
         recipe = workload.precision.fp8_recipe
-        copies = weight_copies(recipe, fp8_transposes) * copied_params if copied else zeros
+        copies = copies_per_fp8_weight(recipe, fp8_transposes) * copied_params if copied else zeros
         if framework.deepspeed in ("zero0", "zero1"):  # 16-bit gradients come with a backward, fp32 ones in the step
             each = workload.optimizer.traits.main_and_moments_bytes()
             states_kept = np.where(zero >= 1, shards.sharded(each), shards.unsharded(each))
@@ -323,7 +323,7 @@ def weight_cast_seconds(
         Ranks that share the optimizer's states of a layer. (g, 1) [-]
     """
     recipe, gpu = FP8_RECIPES[workload.precision.fp8_recipe], cluster.gpu
-    copies = weight_copies(recipe.name, gpu.fp8_transposes)
+    copies = copies_per_fp8_weight(recipe.name, gpu.fp8_transposes)
     if framework.fp8_params:
         cast = main_cast_seconds(recipe, gpu)
         return np.asarray(

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import per_combination
+from mofa.blocks.elementwise import over_combinations
 from mofa.blocks.frameworks.megatron.persistent import rotary_tables
 from mofa.cost.rows import Rows
 from mofa.schedules import Schedule
@@ -131,7 +131,7 @@ def head_gradient_waits_for_embedding(rows: Rows) -> bool:
     A weight that two functions use has one node that takes its gradients (AccumulateGrad); autograd's engine keeps the
     first in the node's buffer and adds the second in place, and the node runs, with Megatron's hook, only behind both
     (torch/csrc/autograd/engine.cpp, ``evaluate_function``). A product that adds to the main gradient by itself leaves
-    nothing that waits but the dummy (:func:`mofa.blocks.frameworks.megatron.transformer_engine.head_buffers`).
+    nothing that waits but the dummy (:func:`mofa.blocks.frameworks.megatron.transformer_engine.head_persistent_bytes`).
     """
     fw = rows.framework
     return (
@@ -208,7 +208,7 @@ def rotary_tables_of_stages(rows: Rows) -> RotaryTables:
     if not rows.framework.library:
         return RotaryTables(np.zeros_like(layers), np.zeros(n), ())
     tables = rotary_tables(rows.costs.context)
-    nbytes = per_combination(tables.table, len(rows.costs.persistent_bytes))[rows.k]
+    nbytes = over_combinations(tables.table, len(rows.costs.persistent_bytes))[rows.k]
     if not tables.of_layers:
         return RotaryTables(np.full(layers.shape, float(rows.stage_layers.stages.vpp)), nbytes, ())
     return RotaryTables(layers, nbytes, tables.from_start)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from mofa.blocks.build import layer_kind
-from mofa.blocks.tapes import kept_label, layer_label
+from mofa.blocks.tapes import kept_layer_label, layer_label
 from mofa.cost.block.costs import BlockCost
 from mofa.cost.rank_rules import (
     HeldInputs,
@@ -310,7 +310,7 @@ def _blocks(rows: Rows, rank: int, chunk: int) -> Iterator[BlockSpec]:
         mode = modes[int((rows.full_mode_index if is_recomputed else rows.base_mode_index)[0])]
         label, number = layer_label(stages.kinds[kind], mode), stages.first_layers[rank][chunk] + j
         keeps = rows.framework.offload.on and number == model.num_layers - 1
-        yield BlockSpec("layer", kept_label(label) if keeps else label, number, kind, mode)
+        yield BlockSpec("layer", kept_layer_label(label) if keeps else label, number, kind, mode)
     is_last, last = position == stages.num_chunks - 1, layer_kind(model, model.num_layers - 1)
     for n in range(model.num_mtp_layers):
         if position == stages.split.layout.prediction_chunk:

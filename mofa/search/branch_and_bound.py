@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import shorter_recomputing
+from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds
@@ -226,11 +226,14 @@ class _BranchAndBound:
     def floor(self, degrees: Rows) -> FloatN:
         """The bound of degrees in any mode, from blocks that recompute nothing. (degrees,)
 
-        Recomputing may make a step :func:`shorter_recomputing` shorter, no more.
+        Recomputing may make a step :func:`largest_saving_by_recomputing` shorter, no more.
         """
         floor, place = np.full(len(degrees), np.inf), np.full(len(self.legal), -1)
         place[degrees] = np.arange(len(degrees))
-        sets, shortest = [some for _, some in self._by_options(degrees)], 1.0 - shorter_recomputing(self.job.framework)
+        sets, shortest = (
+            [some for _, some in self._by_options(degrees)],
+            1.0 - largest_saving_by_recomputing(self.job.framework),
+        )
         for number in sorted({mode.token_chunks for mode in self.space.degrees.recompute_modes}):
             modes = (RecomputeSpec(token_chunks=number),)
             tables = [replace(self.space.degrees.take(some), recompute_modes=modes) for some in sets]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mofa.blocks.fp8 import weight_copies
+from mofa.blocks.fp8 import copies_per_fp8_weight
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.roles import Purpose
 from mofa.cost.allocations.block_trace import BlockTrace
@@ -141,7 +141,7 @@ def with_fp8_weights(rows: Rows, weights: tuple[Weight, ...], layers: Collection
     recipe, fw = rows.workload.precision.fp8_recipe, rows.framework
     if not fw.fp8_params or not recipe:
         return weights
-    copies = weight_copies(recipe, rows.costs.context.fp8_transposes)
+    copies = copies_per_fp8_weight(recipe, rows.costs.context.fp8_transposes)
     return tuple(
         w._replace(param_bytes=w.param_bytes // 2, init_copy_bytes=w.param_bytes,
         fp8_transpose_bytes=(copies - 1) * (w.param_bytes // 2))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mofa.blocks import build
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, any_true, maximum, per_combination, stack_rows, where
+from mofa.blocks.elementwise import FloatK, any_true, maximum, over_combinations, stack_rows, where
 from mofa.blocks.fp8 import ALIGNED_ROWS, FP8_RECIPES
 from mofa.blocks.frameworks import persistent_buffers
 from mofa.blocks.tapes import layer_label, model_tapes
@@ -213,7 +213,7 @@ def block_costs(
     def large() -> ArrayK:
         """The sizes of weights, and the largest activation of a layer: the ends of the model have larger ones."""
         sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
-        return np.concatenate([sizes, per_combination(known.largest_activation, num_k)[None]])
+        return np.concatenate([sizes, over_combinations(known.largest_activation, num_k)[None]])
 
     phases = PhaseTimer(tapes, machine, None if drop else known.known_times)
     costed = _costed(tapes, phases, BlockMemories(tapes, num_k, large))
@@ -224,9 +224,9 @@ def block_costs(
         mtp = {spec: costed["mtp"].followed_by(blocks[spec][last]) for spec in modes}
     body, with_head = persistent_buffers(framework, ctx, known.layer_ops)
     return BlockCosts(
-        ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, per_combination(body, num_k),
-        per_combination(with_head, num_k),
-        per_combination(ctx.shard_tokens * float(workload.model.hidden) * ctx.residual_element_bytes, num_k), tapes,
+        ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, over_combinations(body, num_k),
+        over_combinations(with_head, num_k),
+        over_combinations(ctx.shard_tokens * float(workload.model.hidden) * ctx.residual_element_bytes, num_k), tapes,
         machine, weights,
     )  # fmt: skip
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from mofa.blocks.build import BlockTapes, block_kinds
 from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, per_combination, stack_rows
+from mofa.blocks.elementwise import FloatK, over_combinations, stack_rows
 from mofa.blocks.op import KINDS, Tape
-from mofa.blocks.tapes import KnownTimes, kept_label, layer_label
+from mofa.blocks.tapes import KnownTimes, kept_layer_label, layer_label
 from mofa.blocks.work import Collective, HostCopy
 from mofa.cost.block.combined_memory import combined_peak
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory, split_backward_memory
@@ -278,7 +278,7 @@ class BlockCosts:
         for op in reversed(forward.ops):
             if op.work is None and name in op.writes:  # a view
                 name = op.reads[0]
-        return per_combination(forward.tensors[name].bytes, self.machine.num_k)
+        return over_combinations(forward.tensors[name].bytes, self.machine.num_k)
 
     def without_host_lead(self) -> BlockCosts:
         """The same where kernels that are loaded take the host's lead in all passes: only times differ."""
@@ -311,7 +311,8 @@ class BlockCosts:
         kinds = block_kinds(self.context.model)
         more = [
             [
-                cost.memories.memory_of((self.tapes[kept_label(layer_label(kind, mode))],)).saved - cost.memory.saved
+                cost.memories.memory_of((self.tapes[kept_layer_label(layer_label(kind, mode))],)).saved
+                - cost.memory.saved
                 for kind, cost in zip(kinds, costs, strict=True)
             ]
             for mode, costs in self.blocks.items()

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, any_true, maximum, per_combination, stack_rows, where
+from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, any_true, maximum, over_combinations, stack_rows, where
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import Attention, Collective, Gemm, GroupedGemm, HostCopy, HostSync, MemoryBound
 from mofa.cost.kernels.collectives import Fabric, collective_time
@@ -413,4 +413,4 @@ def tape_flops(tape: Tape, num_k: int) -> ArrayK:
         work = op.work
         if isinstance(work, PRODUCTS):
             total = total + where(op.present, work.flops, 0.0)
-    return per_combination(total, num_k)
+    return over_combinations(total, num_k)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import BoolK, FloatK, any_true, largest_of_parts, maximum, stack_rows, where
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, largest_in_each_part, maximum, stack_rows, where
 from mofa.blocks.lifetimes import NUMBER, BlockLifetimes
 from mofa.blocks.op import KINDS, Tensor
 
@@ -221,7 +221,7 @@ def _peaks(joined: _Joined) -> tuple[ArrayK, ArrayK, IntA]:
     """The most alive at one op of each tape, (tapes, K), its kinds, (tapes, len(KINDS), K), and the op of the block."""
     sizes, scratch, bounds, num_k = joined.sizes, joined.scratch, joined.bounds, joined.sizes.shape[1]
     some = np.flatnonzero(np.diff(bounds))  # a tape without ops holds nothing
-    most, peak_ops = largest_of_parts(joined.alive(), bounds[some])
+    most, peak_ops = largest_in_each_part(joined.alive(), bounds[some])
     ops, which = np.unique(peak_ops, return_inverse=True)  # few ops are at the peak of some combination
     alive_kinds = (joined.there(ops)[:, None] & joined.is_kind) @ sizes
     combination = np.arange(num_k)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import per_combination
-from mofa.blocks.frameworks.megatron.transformer_engine import vocab_per_rank
+from mofa.blocks.elementwise import over_combinations
+from mofa.blocks.frameworks.megatron.transformer_engine import padded_vocab_per_rank
 from mofa.cost.rank_rules import head_gradient_waits_for_embedding
 from mofa.cost.rows import Rows
 
@@ -45,5 +45,5 @@ def tied_head_gradient_bytes(rows: Rows) -> ArrayN | float:
     """The head's 16-bit gradient while it waits for the embedding's. (n, 1) [B]"""
     if not head_gradient_waits_for_embedding(rows):
         return 0.0
-    nbytes = 2.0 * np.asarray(vocab_per_rank(rows.costs.context)) * rows.workload.model.hidden
-    return per_combination(nbytes, rows.costs.machine.num_k)[rows.k][:, None]
+    nbytes = 2.0 * np.asarray(padded_vocab_per_rank(rows.costs.context)) * rows.workload.model.hidden
+    return over_combinations(nbytes, rows.costs.machine.num_k)[rows.k][:, None]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mofa.blocks.combined_passes import part_names
+from mofa.blocks.combined_passes import part_of_each_op
 from mofa.blocks.frameworks.megatron.persistent import buffers_at_first_use
 from mofa.cost.allocations.allocation_trace import gather_embedding_ahead, hold_head_gradient_for_embedding, trace_block
 from mofa.cost.allocations.block_trace import BlockTrace
@@ -245,7 +245,7 @@ def _parts(rows: Rows, block: BlockSpec) -> tuple[Mapping[str, str], Mapping[str
     if not rows.schedule_record.pairs_passes or not block.is_layer:
         return {}, {}
     tapes = rows.costs.tapes[block.tapes]
-    return part_names(tapes.forward, tapes.backward, delays=rows.framework.delay_wgrad)
+    return part_of_each_op(tapes.forward, tapes.backward, delays=rows.framework.delay_wgrad)
 
 
 def _forward_and_backward_times(rows: Rows, block: BlockSpec) -> tuple[BlockTime, BlockTime]:

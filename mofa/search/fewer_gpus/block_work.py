@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import block_kinds
-from mofa.blocks.frameworks.recompute import shorter_recomputing
+from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
 from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.steps import work_lower_bounds_s
 from mofa.cost.option_sets import read_by_blocks
@@ -76,7 +76,7 @@ def block_work(job: Job, space: Space) -> dict[bool, BlockGpuSeconds]:
             for some, of in _stand_ins(job, table):
                 some = replace(some, recompute_modes=(RecomputeSpec(token_chunks=number),))
                 each[:, of] = np.minimum(each[:, of], _seconds(job, some, halved))
-        share = 1.0 - shorter_recomputing(job.framework)
+        share = 1.0 - largest_saving_by_recomputing(job.framework)
         gpus = table.tp * table.cp * job.workload.batch.global_batch / table.micro_batch * share
         least[halved] = BlockGpuSeconds(table, each[0] * gpus, each[1:] * gpus, layers)
     return least

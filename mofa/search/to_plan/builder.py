@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.blocks.fp8 import product_formats
+from mofa.blocks.fp8 import formats_of_layer_products
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
@@ -441,7 +441,7 @@ def _provenance(
     crosses = _crossing((tp, cp, pp, dp, ep, etp), node, framework.rank_order)
     ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
     sizes, streams = seen
-    formats = product_formats(workload.precision.fp8_recipe)
+    formats = formats_of_layer_products(workload.precision.fp8_recipe)
     kinds = component_provenance(
         cluster, formats, crosses, sizes=sizes, streams=streams, ranks=ranks,
         grouped_kernel=framework.grouped_kernel,

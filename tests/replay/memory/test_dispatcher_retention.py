@@ -15,7 +15,7 @@ import pytest
 import mofa
 from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape, layer_tapes
 from mofa.blocks.chunks import split_into_token_chunks
-from mofa.blocks.frameworks.recompute import derive_recompute
+from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.op import RENEWAL
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.estimate import Estimator
@@ -87,7 +87,9 @@ def test_a_checkpoint_of_the_experts_alone_leaves_the_norms_output() -> None:
 
 
 FULL = Recompute(kind="full", reentrant=True)
-EXPERTS_ALONE = derive_recompute(framework("megatron"), RecomputeSpec.parse("selective:moe"), None, llama(moe=EXPERTS))
+EXPERTS_ALONE = recompute_of_layer(
+    framework("megatron"), RecomputeSpec.parse("selective:moe"), None, llama(moe=EXPERTS)
+)
 
 
 def _tapes(dispatcher: str, recompute: Recompute, *, moe: bool = True, chunks: int = 1) -> BlockTapes:
@@ -113,13 +115,13 @@ def test_dispatchers_are_renewed_with_what_they_keep(dispatcher: str) -> None:
 
 def test_what_lingers_is_what_the_checkpoint_around_the_router_was_given() -> None:
     assert _tapes("alltoall", EXPERTS_ALONE).backward.retained_by_dispatcher[1] == "mlp_norm.out"
-    discarded = derive_recompute(
+    discarded = recompute_of_layer(
         framework("megatron"), RecomputeSpec.parse("selective:moe+layernorm"), None, llama(moe=EXPERTS)
     )
     assert _tapes("alltoall", discarded).backward.retained_by_dispatcher[1] == "mlp_norm.out restored"
     for none in (
         _tapes("alltoall", NO_RECOMPUTE), _tapes("alltoall", FULL, moe=False), _tapes("alltoall", FULL, chunks=2),
-        _tapes("alltoall", derive_recompute(framework("megatron"), RecomputeSpec.parse("selective"), None,
+        _tapes("alltoall", recompute_of_layer(framework("megatron"), RecomputeSpec.parse("selective"), None,
         llama(moe=EXPERTS))),
     ):  # fmt: skip
         assert not none.backward.retained_by_dispatcher
