@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import first_largest, over_combinations, row_max
-from mofa.cost.block.block_cost import Mode, block_costs, recomputes_layers_whole, unique_rows
+from mofa.cost.block.block_cost import PrecisionMode, block_costs, recomputes_layers_whole, unique_rows
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS, Breakdown
-from mofa.cost.collector import Collector, saved_bytes
+from mofa.cost.collector import TableCollector, checkpoint_bytes_of_rows
 from mofa.cost.kernels.lazy_loading import share_of_passes_with_load as drained_share
 from mofa.cost.memory.peak import StageBytes, fullest_of, stage_bytes
 from mofa.cost.memory.pinned import pinned_excess_bytes
@@ -26,7 +26,7 @@ from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.cost.rank_spec import RankSpec, rank_specs
 from mofa.cost.rows import LayerArrays, Rows, make_rows, mode_indices
 from mofa.cost.stages import Stages, stages_of
-from mofa.cost.step_time.power_averaging import RESTED, idle_share
+from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share
 from mofa.cost.step_time.step import name_own_waits, step_time
 from mofa.schedules import SCHEDULE_NAMES, combined
 from mofa.specs.framework import FrameworkSpec
@@ -110,7 +110,7 @@ class Estimator:
         which = np.arange(len(self.table)) if which is None else which
         layers = self.table.recompute_layers[which] if recompute_layers is None else recompute_layers
         table = replace(self.table.take(which), recompute_layers=layers)
-        out = Collector(table, len(table), detail)
+        out = TableCollector(table, len(table), detail)
         done = 0
         for chosen, rows in self._composed(which, layers, every_stage=detail):
             out.put(chosen, rows)
@@ -185,7 +185,7 @@ class Estimator:
     def _idle(self, exposed: NDArray[np.float64]) -> NDArray[np.float64]:
         """What waits for other stages count, as a share of the step. (n,) [-]"""
         limit = self.cluster.gpu.curves.power_limit
-        return idle_share(limit, exposed[TIME_COMPONENTS.index("bubble")], exposed.sum(axis=0))
+        return power_averaged_idle_share(limit, exposed[TIME_COMPONENTS.index("bubble")], exposed.sum(axis=0))
 
     @cached_property
     def without_host_lead(self) -> Estimator:
@@ -297,7 +297,7 @@ class Estimator:
     def row_without_time(self) -> Breakdown:
         """The table's only row in detail, but for its time."""
         only = np.arange(1)
-        out = Collector(self.table, 1, True)
+        out = TableCollector(self.table, 1, True)
         out.put_peak(only, self.row_with_every_stage, fullest_of(self._row_bytes), None)
         return out.breakdown()
 
@@ -344,7 +344,7 @@ class Estimator:
             )
             weighed.least_bytes[chosen] = np.maximum(weighed.least_bytes[chosen], least)
             weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
-            weighed.checkpoint_bytes[chosen] = saved_bytes(rows)
+            weighed.checkpoint_bytes[chosen] = checkpoint_bytes_of_rows(rows)
             done += len(chosen)
             if progress is not None:
                 progress(done)
@@ -378,14 +378,14 @@ SharedRows = tuple[Estimator, NDArray[np.intp], NDArray[np.intp]]
 class PrecisionModeCosts:
     """Rows that share what is not an array: their blocks, stacked for gathering."""
 
-    mode: Mode
+    mode: PrecisionMode
     costs: BlockCosts
     modes: list[RecomputeSpec]
     layers: LayerArrays
     mtp: LayerArrays | None
 
     @classmethod
-    def from_costs(cls, mode: Mode, costs: BlockCosts) -> PrecisionModeCosts:
+    def from_costs(cls, mode: PrecisionMode, costs: BlockCosts) -> PrecisionModeCosts:
         modes = list(costs.blocks)
         return cls(
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),

@@ -58,7 +58,7 @@ def fraction_resting_on_library(
     kernels_s = sum(by_family.values())
     for name in AS_THE_KERNELS:
         shares[name] = sum(under.values()) / kernels_s if kernels_s else 0.0
-    shares["host_idle"] = float(has_facts_of(machine.cluster.gpu.curves.host, library))
+    shares["host_idle"] = float(has_host_facts_of_library(machine.cluster.gpu.curves.host, library))
     step_s = sum(exposed.values())
     step_shares = {name: shares.get(name, 0.0) * seconds / step_s for name, seconds in exposed.items()}
     return {name: share for name, share in step_shares.items() if share > 0}
@@ -69,7 +69,7 @@ def _is_measured_under(op: Op, machine: Machine, library: Library) -> bool:
     return isinstance(curve, Curve) and curve.library == library and curve.provenance == "measured"
 
 
-def has_facts_of(host: Spec, library: Library) -> bool:
+def has_host_facts_of_library(host: Spec, library: Library) -> bool:
     """Whether times of a library's calls, measured on this kind of host, are among a host's facts."""
     return any(fact.library == library and fact.provenance == "measured" for fact in _facts(host))
 

@@ -10,10 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import layer_kind
-from mofa.cost.block.block_cost import Mode, base_mode, candidate_groups, full_mode, unique_rows
+from mofa.cost.block.block_cost import (
+    PrecisionMode,
+    base_recompute_mode,
+    full_recompute_mode,
+    process_groups_of_rows,
+    unique_rows,
+)
 from mofa.cost.block.costs import BlockCost, BlockCosts
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.optimizer import ParameterShards, StaticBytes, static_bytes, whole_embedding_gradient
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
 from mofa.cost.stages import Stages
@@ -125,7 +131,7 @@ class LayerArrays:
 
     @cached_property
     def sent_and_launched(self) -> ArrayN:
-        """Rows of :func:`mofa.cost.block.liveness.sent_and_launched` last."""
+        """Rows of :func:`mofa.cost.block.liveness.nccl_freed_bytes_and_launches` last."""
         return self.stack(lambda c: c.sent_and_launched)
 
     @cached_property
@@ -149,12 +155,12 @@ class LayerArrays:
 
     @cached_property
     def forward_clocks(self) -> ArrayN:
-        """Rows of :class:`mofa.cost.block.host_clock.Clocks` last."""
+        """Rows of :class:`mofa.cost.block.host_clock.ClockAdvance` last."""
         return self.stack(lambda c: c.forward.clocks)
 
     @cached_property
     def backward_clocks(self) -> ArrayN:
-        """Rows of :class:`mofa.cost.block.host_clock.Clocks` last."""
+        """Rows of :class:`mofa.cost.block.host_clock.ClockAdvance` last."""
         return self.stack(lambda c: c.backward.clocks)
 
     @cached_property
@@ -186,7 +192,7 @@ class Rows:
     framework: FrameworkSpec
     table: StrategyTable
     costs: BlockCosts
-    mode: Mode
+    mode: PrecisionMode
     schedule: str
     k: NDArray[np.intp]
     base_mode_index: NDArray[np.intp]
@@ -201,7 +207,7 @@ class Rows:
     """The first candidate of each grid. (g,)"""
     grids: StrategyTable
     """A candidate of each grid. (g,)"""
-    groups: dict[str, Group]
+    groups: dict[str, ProcessGroup]
     """Of each grid. (g,)"""
     params: ArrayN
     """Dense and expert parameters of every chunk on one rank, of each grid. (2, g, R, vpp) [params]"""
@@ -324,8 +330,8 @@ class Rows:
 
 def make_rows(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, costs: BlockCosts,
-    k: NDArray[np.intp], stages: Stages, schedule: str, mode: Mode, layers: LayerArrays, mtp: LayerArrays | None,
-    modes: list[RecomputeSpec], *, every_stage: bool = True,
+    k: NDArray[np.intp], stages: Stages, schedule: str, mode: PrecisionMode, layers: LayerArrays,
+    mtp: LayerArrays | None, modes: list[RecomputeSpec], *, every_stage: bool = True,
 ) -> Rows:  # fmt: skip
     """Gather everything that the candidates of one pp x vpp need, for every stage or for those that differ."""
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
@@ -333,7 +339,7 @@ def make_rows(
     lay = count_stage_layers(table, stages, schedule, m, every_stage=every_stage)
     first, grid = rank_grids(table)
     grids = table.take(first)
-    groups = dict(costs.groups) if len(costs.index) == 1 else candidate_groups(cluster, framework, grids)
+    groups = dict(costs.groups) if len(costs.index) == 1 else process_groups_of_rows(cluster, framework, grids)
     params, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
     return Rows(
         workload, cluster, framework, table, costs, mode, schedule, k, base, full, layers, mtp, lay, m, grid, first,
@@ -356,13 +362,15 @@ def _places_of_modes(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:  # fmt: skip
     """Where among the ``modes`` layers of each of the ``specs`` are that are not recomputed whole, and that are."""
     place = {mode: n for n, mode in enumerate(modes)}
-    base, full = ([place.get(of_spec(spec), 0) for spec in specs] for of_spec in (base_mode, full_mode))
+    base, full = (
+        [place.get(of_spec(spec), 0) for spec in specs] for of_spec in (base_recompute_mode, full_recompute_mode)
+    )
     return tuple(base), tuple(full)
 
 
 def static_bytes_of_grids(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
-    groups: dict[str, Group], lay: StageLayers, mode: Mode,
+    groups: dict[str, ProcessGroup], lay: StageLayers, mode: PrecisionMode,
 ) -> tuple[ArrayN, ParameterShards, StaticBytes]:  # fmt: skip
     """Parameters of every chunk on one rank, of every stage, and what a stage holds besides activations.
 
@@ -392,7 +400,7 @@ def columns_of_grids(table: StrategyTable) -> list[IntN]:
     return [*columns, table.options]
 
 
-def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, Group]) -> ParameterShards:
+def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, ProcessGroup]) -> ParameterShards:
     """Parameters of every stage on one rank, of each grid of ranks; ``params`` are its chunks'."""
     dense, expert = params.sum(axis=3)
     ranks = ("fsdp", "efsdp") if framework.shards_params else ("dp_cp", "edp")

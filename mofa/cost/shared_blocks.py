@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.block_cost import columns_of_blocks, layer_modes, unique_rows
+from mofa.cost.block.block_cost import columns_that_blocks_read, layer_recompute_modes, unique_rows
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator, SharedRows
 from mofa.cost.option_sets import sharing_blocks
@@ -66,10 +66,10 @@ def _shares(
     """Which rows of several tables share their blocks with other tables' rows. (n,)"""
     shares = np.ones(len(joined), dtype=bool)
     for rows, _ in rows_by_precision_mode(workload, framework, joined):
-        modes, tables = layer_modes(joined.take(rows)), np.unique(table_of[rows]).tolist()
+        modes, tables = layer_recompute_modes(joined.take(rows)), np.unique(table_of[rows]).tolist()
         for number in tables:
             own_rows = rows[table_of[rows] == number]
             own = joined.take(own_rows)
-            first, _ = unique_rows(columns_of_blocks(workload, framework, own))
-            shares[own_rows] = len(tables) > 1 and len(first) > 1 and layer_modes(own) == modes
+            first, _ = unique_rows(columns_that_blocks_read(workload, framework, own))
+            shares[own_rows] = len(tables) > 1 and len(first) > 1 and layer_recompute_modes(own) == modes
     return shares

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockKind, block_kinds, kinds_of_layers
-from mofa.cost.layer_split import LayerSplit, split_of
+from mofa.cost.layer_split import LayerSplit, layer_split_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Placement
 from mofa.schedules.order import ranks_of_stages, sends_to_other_rank
 from mofa.specs.framework import FrameworkSpec
@@ -196,7 +196,7 @@ def split_layers(
     ValueError
         If the framework refuses the layout, or there are too few layers for the chunks.
     """
-    split = split_of(model, pp, vpp, framework, splits, layout)
+    split = layer_split_of(model, pp, vpp, framework, splits, layout)
     kinds = block_kinds(model)
     index = {kind: i for i, kind in enumerate(kinds)}
     number_of_layer = [index[kind] for kind in kinds_of_layers(model)]

@@ -19,8 +19,8 @@ from mofa.blocks.combined_passes import (
 )
 from mofa.blocks.op import EXPERT_STREAM, Op
 from mofa.blocks.work import Collective
-from mofa.cost.block.combined_memory import combined_peak
-from mofa.cost.block.host_issue import issue_seconds
+from mofa.cost.block.combined_memory import peak_of_layer_pair
+from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
@@ -118,8 +118,8 @@ def test_the_host_issues_both_passes_of_a_pair(delays: bool) -> None:
         for cost in kinds:
             tapes = cost.blocks[0]
             pair = combined_tape(tapes.forward, tapes.forward, tapes.backward, delays=delays)
-            alone = [issue_seconds(tape.ops, machine).sum(axis=0) for tape in (tapes.forward, tapes.backward)]
-            np.testing.assert_allclose(issue_seconds(pair.ops, machine).sum(axis=0), sum(alone), rtol=1e-9)
+            alone = [issue_seconds_array(tape.ops, machine).sum(axis=0) for tape in (tapes.forward, tapes.backward)]
+            np.testing.assert_allclose(issue_seconds_array(pair.ops, machine).sum(axis=0), sum(alone), rtol=1e-9)
 
 
 def test_each_part_of_a_backward_starts_autograd_anew() -> None:
@@ -180,7 +180,7 @@ def test_exchanges_take_turns_on_their_stream() -> None:
 def test_a_pair_holds_more_than_either_and_less_than_both(delays: bool) -> None:
     tapes = layer(delays=delays)
     memory = block_memory(tapes, 1)
-    peak, kinds = combined_peak(tapes, tapes, 1, delays=delays)
+    peak, kinds = peak_of_layer_pair(tapes, tapes, 1, delays=delays)
     assert np.all(peak >= np.maximum(memory.forward_peak + 0.0, memory.backward_peak))
     assert np.all(peak <= memory.forward_peak + memory.backward_peak)
     np.testing.assert_allclose(kinds.sum(axis=0), peak)

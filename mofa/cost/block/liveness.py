@@ -315,7 +315,7 @@ def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
     )  # fmt: skip
 
 
-def sent_and_launched(block: BlockTapes, num_k: int) -> ArrayK:
+def nccl_freed_bytes_and_launches(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes that NCCL's stream uses and that a forward and a backward let go, then launches of both. (4, K) [B], [-]"""
     launches = [
         stack_rows([where(op.present, op.launches, 0.0) for op in tape.ops] or [0.0], num_k).sum(axis=0)

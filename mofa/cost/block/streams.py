@@ -40,7 +40,7 @@ def output_ready_times(present: BoolK, made: Ready, handed_on: Ready) -> Ready:
 
 
 @dataclass(slots=True)
-class Streams:
+class TapeStreamClocks:
     """The clocks of the host, of the compute stream and of all beside it.
 
     Communication slows computing beside it, which these clocks don't have. ``loss`` is what computing would have lost
@@ -67,9 +67,9 @@ class Streams:
     """How much later anything is issued than computed in this repetition, from a common beginning: what the device
     waits for a host that has no lead. [s]"""
 
-    def with_host_ahead(self, ahead_s: float) -> Streams:
+    def with_host_ahead(self, ahead_s: float) -> TapeStreamClocks:
         """The same with the host so far ahead of the device (negative). [s]"""
-        return Streams(
+        return TapeStreamClocks(
             self.compute + ahead_s, self.compute, dict(self.streams), dict(self.communicators), dict(self.ready),
             dict(self.since), dict(self.delay), self.loss,
         )  # fmt: skip

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from mofa.blocks.build import block_kinds, layer_kind
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
-from mofa.cost.block.tape_clock import EXPOSED, PhaseTime
+from mofa.cost.block.tape_clock import EXPOSED, TapeTime
 from mofa.cost.estimate import Estimator, PrecisionModeCosts
 from mofa.cost.lower_bounds.paired_layers import least_layers_in_pairs, least_seconds_in_pairs
 from mofa.cost.rows import mode_indices
 from mofa.cost.stages import Stages, stages_of
 from mofa.cost.step_time.critical_path import may_be_too_low
-from mofa.cost.step_time.power_averaging import RESTED, idle_share
+from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Schedule
 from mofa.specs.hardware import ClusterSpec
 
@@ -85,7 +85,7 @@ def computing_lower_bounds(estimator: Estimator, is_open: BoolN, weights: Mappin
     families = [EXPOSED.index(name) for name in weights]
     each = np.array(list(weights.values()))
 
-    def weighed(phase: PhaseTime) -> ArrayN:
+    def weighed(phase: TapeTime) -> ArrayN:
         return np.asarray(each @ phase.exposed[families])
 
     bound = np.empty(len(estimator.table))
@@ -99,8 +99,8 @@ def computing_lower_bounds(estimator: Estimator, is_open: BoolN, weights: Mappin
 def work_lower_bounds_s(estimator: Estimator, *, halved: bool = False) -> tuple[ArrayN, ArrayN]:
     """What a micro-batch of every row takes at least on all ranks together, and in a layer of each kind.
 
-    It recomputes nothing. No pipeline computes less, whatever its stages hold; :func:`resting_lower_bound_s` is left to
-    the caller.
+    It recomputes nothing. No pipeline computes less, whatever its stages hold; :func:`power_averaged_lower_bound_s` is
+    left to the caller.
 
     Parameters
     ----------
@@ -130,12 +130,12 @@ def _work_s(estimator: Estimator, halved: bool) -> ArrayN:
     return work_s
 
 
-def resting_lower_bound_s(cluster: ClusterSpec, step_s: ArrayN) -> ArrayN:
+def power_averaged_lower_bound_s(cluster: ClusterSpec, step_s: ArrayN) -> ArrayN:
     """What a step that takes at least ``step_s`` takes where waits of its pipeline let GPUs compute faster. (n,) [s]"""
     limit = cluster.gpu.curves.power_limit
     if limit is None:
         return step_s
-    share = idle_share(limit, np.full(len(step_s), np.inf), np.maximum(step_s, 1e-12)) / RESTED
+    share = power_averaged_idle_share(limit, np.full(len(step_s), np.inf), np.maximum(step_s, 1e-12)) / RESTED
     return np.asarray(step_s * (1.0 - share * (1.0 - limit.mix_weight_beside_idle(RESTED))))
 
 
@@ -148,7 +148,7 @@ def _most_rest(estimator: Estimator, bound_s: ArrayN) -> ArrayN:
     if not estimator.rests:
         return np.zeros(len(bound_s))
     wait_s = np.where(estimator.table.pp > 1, np.inf, 0.0)
-    share = idle_share(estimator.cluster.gpu.curves.power_limit, wait_s, np.maximum(bound_s, 1e-12))
+    share = power_averaged_idle_share(estimator.cluster.gpu.curves.power_limit, wait_s, np.maximum(bound_s, 1e-12))
     return np.asarray(share / RESTED)
 
 
@@ -158,7 +158,7 @@ def _most_speed(estimator: Estimator) -> float:
     return 1.0 if limit is None else limit.mix_weight_beside_idle(RESTED)
 
 
-def _least_s(phase: PhaseTime) -> ArrayN:
+def _least_s(phase: TapeTime) -> ArrayN:
     """The least that a pass through a block takes, with its host far ahead or as late as it is by itself. (K,) [s]"""
     return np.asarray(np.minimum(phase.total, phase.clocks[0]))
 
@@ -172,7 +172,7 @@ def _undisturbed_s(estimator: Estimator, is_open: BoolN) -> ArrayN:
 
 
 def _parts(
-    estimator: Estimator, is_open: BoolN, pick: Callable[[PhaseTime], ArrayN]
+    estimator: Estimator, is_open: BoolN, pick: Callable[[TapeTime], ArrayN]
 ) -> Iterator[tuple[IntN, _PartBounds]]:
     for number, part in enumerate(estimator.parts):
         rows = np.flatnonzero(estimator.of == number)
@@ -189,7 +189,7 @@ class _PartBounds:
         part: PrecisionModeCosts,
         rows: IntN,
         is_open: BoolN,
-        pick: Callable[[PhaseTime], ArrayN],
+        pick: Callable[[TapeTime], ArrayN],
     ) -> None:
         self.estimator, self.part, self.k, self.is_open = estimator, part, estimator.place[rows], is_open
         table = estimator.table.take(rows)
@@ -277,7 +277,7 @@ class _PartBounds:
         """Of layers whose backward may run in two halves: the least of both ways. (modes, K, kinds) [s]"""
         kinds, split_backward = block_kinds(self.estimator.workload.model), self.part.costs.split_backward
 
-        def less_s(name: str, backward: PhaseTime) -> ArrayN:
+        def less_s(name: str, backward: TapeTime) -> ArrayN:
             halves_s = sum(clocks[0] for clocks in split_backward[name])
             return np.asarray(np.minimum(halves_s - _least_s(backward), 0.0))
 

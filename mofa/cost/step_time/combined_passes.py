@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import layer_kind
-from mofa.cost.block.host_clock import Clocks
-from mofa.cost.block.tape_clock import EXPOSED, PhaseTime
+from mofa.cost.block.host_clock import ClockAdvance
+from mofa.cost.block.tape_clock import EXPOSED, TapeTime
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.micro_batch import HostBound
 from mofa.schedules import order_of
@@ -39,7 +39,7 @@ class PairedPasses:
     saved_s: ArrayN
     exposed_s: ArrayN
     hidden_s: ArrayN
-    clocks: Clocks
+    clocks: ClockAdvance
     num_pairs: ArrayN
 
     def of_step(self, by_pair: ArrayN, position: NDArray[np.intp]) -> ArrayN:
@@ -54,9 +54,9 @@ class PairedPasses:
 
     def single_stage_s(self, passes: HostBound, num_micro_batches: ArrayN) -> ArrayN:
         """A step's passes on a single stage, whose clocks begin together: a forward, pairs, a backward. (n,) [s]"""
-        pair = Clocks(*(part[:, 0, 0, 0] for part in np.broadcast_arrays(*self.clocks)))
+        pair = ClockAdvance(*(part[:, 0, 0, 0] for part in np.broadcast_arrays(*self.clocks)))
         forward, backward = (
-            Clocks(*(part[:, 0, 0] for part in np.broadcast_arrays(*clocks))) for clocks in passes.with_full_queue
+            ClockAdvance(*(part[:, 0, 0] for part in np.broadcast_arrays(*clocks))) for clocks in passes.with_full_queue
         )
         step = forward.followed_by(pair.repeated(num_micro_batches - 1.0)).followed_by(backward)
         return np.maximum(step.device_s, step.device_behind_host_s)
@@ -130,10 +130,10 @@ class _LayersOfPairs:
         return cls(paired, forward, backward)
 
 
-def _clocks(rows: Rows, layers: _LayersOfPairs) -> Clocks:
+def _clocks(rows: Rows, layers: _LayersOfPairs) -> ClockAdvance:
     """Both clocks of a forward of each chunk beside a backward of each. (n, R, vpp, vpp)"""
     passed = [
-        Clocks(*(part[rows.k][:, None, None, None] for part in phase)).repeated(count)
+        ClockAdvance(*(part[rows.k][:, None, None, None] for part in phase)).repeated(count)
         for phase, count in _ends(rows, layers, ahead=True)
     ]
     costs, mode = rows.costs, rows.base_mode_index
@@ -147,15 +147,15 @@ def _clocks(rows: Rows, layers: _LayersOfPairs) -> Clocks:
         alone = grid[mode, rows.k]
         passed += [_repeated(alone[:, kind], counts[..., kind]) for kind in range(counts.shape[-1])]
     passed += [
-        Clocks(*(part[rows.k][:, None, None, None] for part in phase)).repeated(count)
+        ClockAdvance(*(part[rows.k][:, None, None, None] for part in phase)).repeated(count)
         for phase, count in _ends(rows, layers, ahead=False)
     ]
-    return reduce(Clocks.followed_by, [piece.through_queue() for piece in passed])
+    return reduce(ClockAdvance.followed_by, [piece.through_queue() for piece in passed])
 
 
-def _repeated(clocks: ArrayN, count: ArrayN) -> Clocks:
+def _repeated(clocks: ArrayN, count: ArrayN) -> ClockAdvance:
     """Something of rows as often as there are layers of it in each pair. (n, 5), (R, vpp, vpp)"""
-    return Clocks(*clocks.T[:, :, None, None, None]).repeated(count)
+    return ClockAdvance(*clocks.T[:, :, None, None, None]).repeated(count)
 
 
 def _ends(rows: Rows, layers: _LayersOfPairs, *, ahead: bool) -> Iterator[tuple[ArrayN, ArrayN]]:
@@ -166,7 +166,7 @@ def _ends(rows: Rows, layers: _LayersOfPairs, *, ahead: bool) -> Iterator[tuple[
     first[0, 0], last[lay.head_position, -1], entry[lay.prediction_position, -1] = 1.0, 1.0 + depth, depth
     shape = layers.paired.shape[:3]
 
-    def times(phase: PhaseTime, count: ArrayN, *, of_backward: bool) -> tuple[ArrayN, ArrayN]:
+    def times(phase: TapeTime, count: ArrayN, *, of_backward: bool) -> tuple[ArrayN, ArrayN]:
         return phase.clocks, np.broadcast_to(count[:, None] if of_backward else count[:, :, None], shape)
 
     if ahead:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.host_clock import NEVER, Clocks
+from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.step_time import compiled_path
 from mofa.cost.step_time.dependency_levels import DependencyLevels, Once, levels_of
 from mofa.schedules import SCHEDULES, Runtime
@@ -73,13 +73,13 @@ class Durations:
     hop_s: ArrayN
     slowdown: float = 0.0
     once: DataParallelOncePerStep | None = None
-    host: tuple[Clocks, ...] | None = None
-    first_forward: Clocks | None = None
-    pairs: Clocks | None = None
+    host: tuple[ClockAdvance, ...] | None = None
+    first_forward: ClockAdvance | None = None
+    pairs: ClockAdvance | None = None
     """Both clocks of a forward of each chunk (third axis) and a backward of each (fourth) that run as one, where a
     schedule has such pairs. (n, R, vpp, vpp) [s]"""
 
-    def select_plans(self, index: IntA, host: tuple[Clocks, ...]) -> Durations:
+    def select_plans(self, index: IntA, host: tuple[ClockAdvance, ...]) -> Durations:
         """Those of some plans, with the clocks of their hosts."""
         once = None if self.once is None else self.once.select_plans(index)
         return Durations(
@@ -90,7 +90,9 @@ class Durations:
             self.slowdown,
             once,
             host,
-            pairs=None if self.pairs is None else Clocks(*(part[index] for part in np.broadcast_arrays(*self.pairs))),
+            pairs=None
+            if self.pairs is None
+            else ClockAdvance(*(part[index] for part in np.broadcast_arrays(*self.pairs))),
         )
 
     def seconds_by_level_node(self, schedule: str) -> ArrayN:
@@ -240,7 +242,7 @@ def critical_path_and_host_waits_s(
 
 
 def _steady_waits_s(
-    host: tuple[Clocks, ...], like: IntA, some: IntN, each: int, period_s: ArrayN, walked_s: ArrayN
+    host: tuple[ClockAdvance, ...], like: IntA, some: IntN, each: int, period_s: ArrayN, walked_s: ArrayN
 ) -> ArrayN:
     """What the device of each rank waits for its own host in a round that is left out. (pp, some) [s]
 
@@ -248,7 +250,7 @@ def _steady_waits_s(
     where it issues a round in less than one takes. Where it does not, its lead is gone sooner or later, and the device
     waits whenever it does not compute.
     """
-    parts = [Clocks(*(part[some] for part in clocks[:4])) for clocks in host]
+    parts = [ClockAdvance(*(part[some] for part in clocks[:4])) for clocks in host]
     issued_s, computed_s = (
         each * np.sum([getattr(clocks, name) for clocks in parts], axis=0).sum(axis=2)[:, like].T
         for name in ("host_s", "device_s")

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import row_max
 from mofa.blocks.work import CollectiveKind
-from mofa.cost.block.host_clock import Clocks
+from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import memory_bound_rate
-from mofa.cost.kernels.topology import Group, stacked_groups
+from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
 from mofa.cost.rank_rules import (
     DDP_BUCKET_BYTES,
     ddp_width,
@@ -48,7 +48,7 @@ class CommunicationOutsideBlocks:
     before_forward: ArrayN
     once: DataParallelOncePerStep | None = None
     """Where a schedule has a closed form, of the rows whose host is late alone."""
-    first_forward: Clocks | None = None
+    first_forward: ClockAdvance | None = None
     """Of these rows' first forwards, which gather. (late rows, R, 1)"""
     exposed_on_path: ArrayN | float = 0.0
     exposed_while_host_issues: ArrayN | float = 0.0
@@ -64,7 +64,7 @@ class CommunicationOutsideBlocks:
     where they take less. (n, R)"""
 
 
-def _of_chunks(group: Group) -> Group:
+def _of_chunks(group: ProcessGroup) -> ProcessGroup:
     """The group with two trailing axes, to time payloads of shape (n, R, vpp)."""
     return group.indexed(np.s_[:, None, None])
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import first_largest, row_max
 from mofa.blocks.tapes import layer_label
 from mofa.cost.amax_reductions import amax_seconds
-from mofa.cost.block.host_clock import Clocks
+from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.host_optimizer import host_step_seconds
@@ -425,8 +425,8 @@ def _walk_late_hosts(
     return walked
 
 
-def _of_rows(clocks: Clocks, some: NDArray[np.intp]) -> Clocks:
-    return Clocks(*(np.broadcast_to(each, clocks.device_s.shape)[some] for each in clocks))
+def _of_rows(clocks: ClockAdvance, some: NDArray[np.intp]) -> ClockAdvance:
+    return ClockAdvance(*(np.broadcast_to(each, clocks.device_s.shape)[some] for each in clocks))
 
 
 def _catch_up(

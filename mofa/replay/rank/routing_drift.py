@@ -37,7 +37,8 @@ class Routers:
     token_copies
         Token copies that the group sends in a layer and micro-batch. [tokens]
     popularity_spread
-        How far popularity moves from step to step (:func:`mofa.cost.kernels.kernel_selection.popularity_drift`). [-]
+        How far popularity moves from step to step (:func:`mofa.cost.kernels.kernel_selection.expert_popularity_drift`).
+        [-]
     top_k
         Experts of a token. [-]
     num_steps

@@ -16,7 +16,7 @@ from mofa.blocks.fp8 import ALIGNED_ROWS
 from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.sequential_experts import unroll_experts
 from mofa.cost.estimate import Estimator
-from mofa.cost.kernels.kernel_selection import popularity_drift
+from mofa.cost.kernels.kernel_selection import expert_popularity_drift
 from mofa.replay.rank.routing_drift import MOST_STEPS, DriftingLayer, Routers
 from mofa.specs.model import ModelSpec
 
@@ -154,7 +154,7 @@ class UnevenLayers:
         tokens = int(table.micro_batch[0]) * estimator.workload.batch.seq_len / int(table.cp[0])
         copies = tokens * moe.top_k * ep * int(table.etp[0]) / (int(table.tp[0]) if bool(table.sp[0]) else 1)
         drifts = estimator.loads.drifts and np.isfinite(steps)
-        spread = popularity_drift(np.asarray(copies * shares)) if drifts else 0.0
+        spread = expert_popularity_drift(np.asarray(copies * shares)) if drifts else 0.0
         return Routers(
             shares, self._rank(places, emptiest), copies, spread, moe.top_k,
             int(steps) if np.isfinite(steps) else MOST_STEPS,

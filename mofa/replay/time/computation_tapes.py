@@ -9,7 +9,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.roles import WEIGHT_ROLES, Role
 from mofa.blocks.tapes import layer_label
-from mofa.cost.block.durations import time_works
+from mofa.cost.block.durations import device_seconds_of_works
 from mofa.cost.rows import Rows
 from mofa.replay.time.kernel_runs import (
     CrossStreamTensors,
@@ -50,7 +50,7 @@ class PlanTapes:
     def from_rows(cls, rows: Rows) -> PlanTapes:
         """Read every tape of a plan once."""
         tapes = (tape for block in rows.costs.tapes.values() for tape in (block.forward, block.backward))
-        time_works((op for tape in tapes for op in tape.ops), rows.costs.machine)  # in one go
+        device_seconds_of_works((op for tape in tapes for op in tape.ops), rows.costs.machine)  # in one go
         resolved: dict[tuple[str, Phase], ResolvedTape] = {}
         for label, block in rows.costs.tapes.items():
             resolved[label, "F"] = resolve_tape(f"forward of {label}", block.forward, rows.costs.machine)

@@ -15,14 +15,14 @@ import numpy as np
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import COMM_FAMILIES, Op, Tape
 from mofa.blocks.work import Collective, HostCopy, HostSync, MemoryBound
-from mofa.cost.block.durations import Machine, op_seconds
-from mofa.cost.block.host_issue import issue_seconds
+from mofa.cost.block.durations import Machine, device_seconds_array
+from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.launch_blocking import moved_to_computing_stream, waits_after_kernels
-from mofa.cost.block.sequential_experts import issue_around_expert_loops
+from mofa.cost.block.sequential_experts import issue_seconds_around_loops
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import num_queued_kernels
-from mofa.cost.kernels.lazy_loading import tape_with_loads
+from mofa.cost.kernels.lazy_loading import tape_with_kernel_loads
 
 FAMILY = {name: i for i, name in enumerate(EXPOSED)}
 NOW = "@now"
@@ -155,11 +155,11 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
 
     share = machine.cluster.gpu.curves.overlap_slowdown.value
     blocks = machine.framework.launch_blocking
-    seconds = op_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
-    issue = issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
+    seconds = device_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
+    issue = issue_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
-    tape, seconds, issue = tape_with_loads(tape, seconds, issue, load_s, machine.host_lead_lost)
-    issue, behind_loops = issue_around_expert_loops(tape.ops, seconds, issue)
+    tape, seconds, issue = tape_with_kernel_loads(tape, seconds, issue, load_s, machine.host_lead_lost)
+    issue, behind_loops = issue_seconds_around_loops(tape.ops, seconds, issue)
     lines: list[_Line] = []
     for n, (op, device_s, host_s) in enumerate(zip(tape.ops, map(scalar, seconds), map(scalar, issue), strict=True)):
         op = moved_to_computing_stream(op) if blocks else op

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.lower_bounds.steps import resting_lower_bound_s
+from mofa.cost.lower_bounds.steps import power_averaged_lower_bound_s
 from mofa.cost.option_sets import read_by_blocks
 from mofa.search.fewer_gpus.block_work import BlockGpuSeconds, defers_weight_gradients
 from mofa.search.legality.masks import Job
@@ -114,7 +114,7 @@ class PartOfGpus:
         if not halved and not self.job.framework.traits.has_pytorch_pipelines:
             alone_s = work.gpu_s[blocks] / num_gpus * pp / m / (1.0 - (1.0 - 1.0 / m) ** pp)
             bound_s = np.where(m % pp > 0, np.maximum(bound_s, alone_s), bound_s)
-        return resting_lower_bound_s(self.job.cluster, bound_s) if pp > 1 else bound_s
+        return power_averaged_lower_bound_s(self.job.cluster, bound_s) if pp > 1 else bound_s
 
     def _degrees(self, halved: bool, limit_s: float) -> tuple[StrategyTable, FloatN] | None:
         """The rows of all grids below the limit, in every vpp, schedule and option, and what their blocks take. [s]"""

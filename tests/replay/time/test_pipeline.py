@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mofa.cost.block.host_clock import Clocks
+from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.step_time.bubble import pipeline_s
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep, Durations, critical_path_s
 from mofa.replay.time.pipeline import play_program
@@ -155,7 +155,7 @@ def test_first_forwards_of_their_own_and_reductions_behind_the_last_backward(m: 
 
     f = np.ones((1, 4, 1))
     once = DataParallelOncePerStep(0.0 * f, 0.0 * f, 5.0 * f, "FSDP of pieces")
-    given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once, first_forward=Clocks(3 * f, 0 * f, 0 * f, 0 * f))
+    given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once, first_forward=ClockAdvance(3 * f, 0 * f, 0 * f, 0 * f))
     closed = critical_path_s(("1f1b", "pytorch", 4, 1), given, np.array([m]))
     played = play_program(program_of(order_of("1f1b", "pytorch", 4, 1, m), "1f1b", "pytorch"), seconds)
     assert closed.tolist() == [played.total + 5.0]

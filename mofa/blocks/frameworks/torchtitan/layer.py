@@ -68,13 +68,14 @@ def norm_over_rows(
     """A norm of each row: fused where input and weight have one dtype, else a chain of ops.
 
     Under autocast a bf16 input meets an fp32 weight. The chain (``rms_norm_composite``,
-    aten/src/ATen/native/layer_norm.cpp of PyTorch 2.11) moves so many bytes for an element, kernel by kernel: cast 6, square 8, mean 4, times the row's scale 8, times the weight 8, cast 6; two more
-    kernels have a number a row. Backward: cast 6; the weight's product 12 and its sum over rows 4, with a memset; times
-    the weight 8; the scale's product 12 and its sum over columns 4; times the scale 8; the mean's gradient spread 4,
-    the square's 28 in three kernels; their sum 12; cast 6; three have a number a row (tt1-qwen06b-host-bound-traced).
-    Fused backward: the input gradient reads dy and x and writes dx, the weight's reads dy and x again. Rows as short as
-    a head are bound by the blocks of threads, one a row (:func:`mofa.blocks.parts.head_norm_backward`); compiled they
-    turn in the same kernel, and back in one more.
+    aten/src/ATen/native/layer_norm.cpp of PyTorch 2.11) moves so many bytes for an element, kernel by kernel: cast 6,
+    square 8, mean 4, times the row's scale 8, times the weight 8, cast 6; two more kernels have a number a row.
+    Backward: cast 6; the weight's product 12 and its sum over rows 4, with a memset; times the weight 8; the scale's
+    product 12 and its sum over columns 4; times the scale 8; the mean's gradient spread 4, the square's 28 in three
+    kernels; their sum 12; cast 6; three have a number a row (tt1-qwen06b-host-bound-traced). Fused backward: the input
+    gradient reads dy and x and writes dx, the weight's reads dy and x again. Rows as short as a head are bound by the
+    blocks of threads, one a row (:func:`mofa.blocks.parts.head_norm_backward`); compiled they turn in the same kernel,
+    and back in one more.
     """
     count = rows * width
     block_compiled = is_in_compiled_block(b, ctx)
