@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
 from mofa.cost.checkpoint import checkpoint_bytes_of_rank
-from mofa.cost.memory.peak import Peak, stage_peaks
+from mofa.cost.memory.peak import StagePeaks, stage_peaks
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.step import StepTime, step_time
 from mofa.specs.strategy import StrategyTable
@@ -33,7 +33,7 @@ class TableCollector:
         time = step_time(rows)
         self.put_peak(places, rows, stage_peaks(rows), time)
 
-    def put_peak(self, places: NDArray[np.intp], rows: Rows, peak: Peak, time: StepTime | None) -> None:
+    def put_peak(self, places: NDArray[np.intp], rows: Rows, peak: StagePeaks, time: StepTime | None) -> None:
         """Put what is known of rows; NaN for a time that is not."""
         most, row_index = peak.stages, np.arange(len(places))
         if time is None:

@@ -19,7 +19,7 @@ from mofa.cost.block.costs import BlockCost
 from mofa.cost.rank_rules import (
     HeldInputs,
     Sharing,
-    ddp_width,
+    ddp_gradient_bytes_per_param,
     first_bucket_params,
     framework_buffer_bytes,
     gathered_bytes_per_param,
@@ -29,13 +29,13 @@ from mofa.cost.rank_rules import (
     held_inputs_of_stages,
     keeps_last_output,
     keeps_params_gathered,
+    reduce_scatters_gradients,
     reduced_bytes_per_param,
-    reduces_by_chunk,
+    reduces_gradients_by_chunk,
     rotary_tables_of_stages,
-    scatters_gradients,
+    shards_optimizer_states,
     shards_params,
-    shards_states,
-    ties_ends,
+    ties_embedding_to_head,
     waits_at_exchanges,
 )
 from mofa.cost.rows import Rows
@@ -363,11 +363,12 @@ def _buffers(rows: Rows) -> list[PersistentBuffers]:
 def _gradients(rows: Rows) -> list[GradientSharing]:
     shares = (
         gradient_sharing(rows), gathered_bytes_per_param(rows), reduced_bytes_per_param(rows), has_flat_buffers(rows),
-        shards_params(rows), keeps_params_gathered(rows), reduces_by_chunk(rows),
-        bool(shards_states(rows)[0]), bool(scatters_gradients(rows)[0]), float(first_bucket_params(rows)[0]),
-        ddp_width(rows), head_gradient_waits_for_embedding(rows),
+        shards_params(rows), keeps_params_gathered(rows), reduces_gradients_by_chunk(rows),
+        bool(shards_optimizer_states(rows)[0]), bool(reduce_scatters_gradients(rows)[0]),
+        float(first_bucket_params(rows)[0]), ddp_gradient_bytes_per_param(rows),
+        head_gradient_waits_for_embedding(rows),
     )  # fmt: skip
-    return [GradientSharing(*shares, ties) for ties in ties_ends(rows).tolist()]
+    return [GradientSharing(*shares, ties) for ties in ties_embedding_to_head(rows).tolist()]
 
 
 def block_cost(rows: Rows, block: BlockSpec) -> BlockCost | None:

@@ -20,7 +20,7 @@ from mofa.cost.block.block_cost import (
 from mofa.cost.block.costs import BlockCost, BlockCosts
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
 from mofa.cost.kernels.topology import ProcessGroup
-from mofa.cost.optimizer import ParameterShards, StaticBytes, static_bytes, whole_embedding_gradient
+from mofa.cost.optimizer import ParameterShards, StaticBytes, embedding_gradient_extra_bytes, static_bytes
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
 from mofa.cost.stages import Stages
 from mofa.schedules import SCHEDULES, Schedule
@@ -328,16 +328,16 @@ class Rows:
         return embedding[self.k][:, None] * self.is_first + heads
 
 
-def make_rows(
+def gather_rows(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, costs: BlockCosts,
     k: NDArray[np.intp], stages: Stages, schedule: str, mode: PrecisionMode, layers: LayerArrays,
     mtp: LayerArrays | None, modes: list[RecomputeSpec], *, every_stage: bool = True,
 ) -> Rows:  # fmt: skip
     """Gather everything that the candidates of one pp x vpp need, for every stage or for those that differ."""
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
-    base, full = mode_indices(modes, table)
+    base, full = recompute_mode_indices(modes, table)
     lay = count_stage_layers(table, stages, schedule, m, every_stage=every_stage)
-    first, grid = rank_grids(table)
+    first, grid = rank_grids_of_rows(table)
     grids = table.take(first)
     groups = dict(costs.groups) if len(costs.index) == 1 else process_groups_of_rows(cluster, framework, grids)
     params, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
@@ -347,7 +347,9 @@ def make_rows(
     )  # fmt: skip
 
 
-def mode_indices(modes: Sequence[RecomputeSpec], table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def recompute_mode_indices(
+    modes: Sequence[RecomputeSpec], table: StrategyTable
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Which of the ``modes`` each row's layers run in, those that are not recomputed whole and those that are. (n,)
 
     0 where the row has none of them.
@@ -377,7 +379,7 @@ def static_bytes_of_grids(
     Of each grid of ranks: (2, g, R, vpp), (g, R), (g, R).
     """
     params = chunk_params(workload, framework, grids, lay)
-    shards = stage_shards(framework, params, groups)
+    shards = param_shards_of_stages(framework, params, groups)
     static = static_bytes(
         workload, framework, shards, mode.precision, mode.pipelined, grids.zero[:, None], grids.dp[:, None],
         grids.ep[:, None], cluster.gpu.fp8_transposes,
@@ -385,22 +387,24 @@ def static_bytes_of_grids(
         mode.amp,
     )  # fmt: skip
     is_first = np.asarray(lay.stages_with_embedding, dtype=float)
-    more = whole_embedding_gradient(workload, framework, mode.precision, mode.pipelined, grids.tp, is_first)
+    more = embedding_gradient_extra_bytes(workload, framework, mode.precision, mode.pipelined, grids.tp, is_first)
     return params, shards, replace(static, grads=static.grads + more)
 
 
-def rank_grids(table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def rank_grids_of_rows(table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The first row of each grid of ranks, and each row's grid, of rows of one pp x vpp. (g,), (n,)"""
-    return unique_rows(columns_of_grids(table))
+    return unique_rows(columns_that_rank_grids_read(table))
 
 
-def columns_of_grids(table: StrategyTable) -> list[IntN]:
+def columns_that_rank_grids_read(table: StrategyTable) -> list[IntN]:
     """What the grid of a row's ranks, and what lies on it, depends on besides the pipeline. (n,) each"""
     columns = [table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing]
     return [*columns, table.options]
 
 
-def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, ProcessGroup]) -> ParameterShards:
+def param_shards_of_stages(
+    framework: FrameworkSpec, params: ArrayN, groups: dict[str, ProcessGroup]
+) -> ParameterShards:
     """Parameters of every stage on one rank, of each grid of ranks; ``params`` are its chunks'."""
     dense, expert = params.sum(axis=3)
     ranks = ("fsdp", "efsdp") if framework.shards_params else ("dp_cp", "edp")

@@ -214,7 +214,7 @@ def split_layers(
     return Stages(kinds, counts, tuple(map(tuple, layers)), tuple(map(tuple, first_layers)), placement, split)
 
 
-def stages_of(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, row: int) -> Stages:
+def stages_of_row(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, row: int) -> Stages:
     """Where the layers of a row of a table are."""
     schedule = SCHEDULES[SCHEDULE_NAMES[int(table.schedule[row])]]
     return split_layers(

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from mofa.blocks.frameworks import primitives_of
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.host_optimizer import refuse_full_hosts
+from mofa.cost.host_optimizer import refuse_optimizer_beyond_host_memory
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import with_token_scheduling
@@ -96,7 +96,7 @@ def with_numerics(
     framework = _with_words(workload.model, framework, words)
     if framework.optimizer_offload and precision.moments == "bf16":
         raise SpecError("optimizer_offload: hosts step with fp32 moments; leave precision.moments out")
-    refuse_full_hosts(workload, cluster, framework)
+    refuse_optimizer_beyond_host_memory(workload, cluster, framework)
     if framework.offload.on and precision.fp8_recipe:
         raise SpecError(
             f"activation_offload ({framework.activation_offload}): is not modelled with fp8 products, whose casts it "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from mofa.cost.memory.pinned import refuse_overfull_hosts
+from mofa.cost.memory.pinned import refuse_pinned_beyond_host_memory
 from mofa.cost.model_flops import FlopsConvention
 from mofa.plan.result import Plan
 from mofa.replay.garbage_collection import without_collection
@@ -193,7 +193,7 @@ def _estimate(
     check_constraints({}, {}, 1, flops_convention)
     candidate = _candidate(workload, cluster, framework, strategy, flops_convention)
     if candidate.job[2].offload.on:
-        refuse_overfull_hosts(candidate.estimator.row_with_every_stage)
+        refuse_pinned_beyond_host_memory(candidate.estimator.row_with_every_stage)
     with Workers(jobs) as workers:
         return candidate.plan(replay=replay, explain=explain, over_time=over_time, workers=workers)
 

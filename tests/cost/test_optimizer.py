@@ -15,7 +15,7 @@ from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.optimizer import (
     ParameterShards,
     StaticBytes,
-    device_seconds_by_part,
+    optimizer_device_seconds_by_part,
     optimizer_host_seconds,
     optimizer_seconds,
     static_bytes,
@@ -176,7 +176,7 @@ def test_everything_in_bf16() -> None:
     spec, zero = framework("torchtitan", data_parallel="ddp"), np.array([[0]])
     held = static_bytes(job, spec, shards, "uniform", False, zero, amp=True)
     assert total(held) / 1e9 == 8 and float(held.buffers[0, 0]) / 1e9 == 2
-    plain, half = (device_seconds_by_part(j, cluster(), spec, shards, "autocast", zero) for j in (JOB, job))
+    plain, half = (optimizer_device_seconds_by_part(j, cluster(), spec, shards, "autocast", zero) for j in (JOB, job))
     for name, share in (("adam", 0.75), ("norm", 0.75), ("clip", 0.85)):
         assert half[name] == pytest.approx(plain[name] / 2 / share)
 

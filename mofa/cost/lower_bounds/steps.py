@@ -16,9 +16,9 @@ from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
 from mofa.cost.block.tape_clock import EXPOSED, TapeTime
 from mofa.cost.estimate import Estimator, PrecisionModeCosts
 from mofa.cost.lower_bounds.paired_layers import least_layers_in_pairs, least_seconds_in_pairs
-from mofa.cost.rows import mode_indices
-from mofa.cost.stages import Stages, stages_of
-from mofa.cost.step_time.critical_path import may_be_too_low
+from mofa.cost.rows import recompute_mode_indices
+from mofa.cost.stages import Stages, stages_of_row
+from mofa.cost.step_time.critical_path import path_may_be_too_low
 from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Schedule
 from mofa.specs.hardware import ClusterSpec
@@ -194,7 +194,7 @@ class _PartBounds:
         self.estimator, self.part, self.k, self.is_open = estimator, part, estimator.place[rows], is_open
         table = estimator.table.take(rows)
         self.table = replace(table, recompute_layers=np.where(is_open, 1, table.recompute_layers))
-        self.base, self.full = mode_indices(part.modes, self.table)
+        self.base, self.full = recompute_mode_indices(part.modes, self.table)
         batch = estimator.workload.batch.global_batch
         self.num_micro_batches = np.maximum(batch // (table.dp * table.micro_batch), 1).astype(float)
         self.layers = part.layers.stack(lambda cost: pick(cost.forward) + pick(cost.backward))
@@ -219,7 +219,9 @@ class _PartBounds:
     def of_all_layers(self, halved: bool) -> ArrayN:
         """What all layers and ends have together, and a layer of each kind. (1 + kinds, n)"""
         layers = (self.halved_layers if halved else self.layers)[self.base, self.k]
-        counts = stages_of(self.estimator.workload, self.estimator.framework, self.table, 0).layer_counts.sum((1, 2))
+        counts = stages_of_row(self.estimator.workload, self.estimator.framework, self.table, 0).layer_counts.sum(
+            (1, 2)
+        )
         ends = np.zeros(len(layers)) if halved else self.embedding + self.heads + self.predictions
         return np.concatenate([(layers @ counts + ends)[None], layers.T])
 
@@ -259,7 +261,7 @@ class _PartBounds:
         for rows in (order[begin:end] for begin, end in pairwise(bounds)):
             first = int(rows[0])
             spec = table.recompute_modes[int(table.recompute[first])]
-            stages = stages_of(estimator.workload, estimator.framework, table, first)
+            stages = stages_of_row(estimator.workload, estimator.framework, table, first)
             recomputed = stages.num_recomputed(spec, int(table.recompute_layers[first]))
             yield rows, SCHEDULES[SCHEDULE_NAMES[int(table.schedule[first])]], stages, recomputed
 
@@ -270,7 +272,7 @@ class _PartBounds:
         if schedule.has_closed_form:
             return 1.0
         plan = schedule.name, self.estimator.framework.traits.runtime, stages.pp, stages.vpp
-        return ~may_be_too_low(plan, self.num_micro_batches[rows].astype(np.int64))
+        return ~path_may_be_too_low(plan, self.num_micro_batches[rows].astype(np.int64))
 
     @cached_property
     def halved_layers(self) -> ArrayN:

@@ -14,7 +14,7 @@ from mofa.cost.memory.persistent_buffers import persistent_buffer_bytes
 from mofa.cost.memory.reserved import LivePeaks
 from mofa.cost.memory.saved_in_flight import saved_by_kind, saved_bytes_outside_layers
 from mofa.cost.memory.stage_inputs import freed_input_bytes, pipeline_buffer_bytes
-from mofa.cost.memory.unsplit_rests import UnsplitRests
+from mofa.cost.memory.unsplit_remainders import UnsplitRemainders
 from mofa.cost.memory.watchdog_held import watchdog_held_bytes
 from mofa.cost.rows import Rows
 
@@ -68,7 +68,7 @@ class CandidateMemory:
         self.activations = of_layers + self.ends_saved
         self.shelved, self.let_go = watchdog_held_bytes(rows), freed_input_bytes(rows)
         self.all: list[PeakInstant] = []
-        self.rests: UnsplitRests | None = None
+        self.rests: UnsplitRemainders | None = None
 
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
@@ -106,7 +106,7 @@ class CandidateMemory:
         at_end = self.all[-1].total - self.rows.static.step_scratch[self.rows.grid_index]
         return np.asarray(np.maximum(most - at_end, 0.0))
 
-    def hold_rests(self, rests: UnsplitRests) -> None:
+    def hold_unsplit_remainders(self, rests: UnsplitRemainders) -> None:
         """Add to all instants what the allocator left whole."""
         self.rests = rests
         for candidate in self.all:

@@ -60,7 +60,7 @@ class _Used(NamedTuple):
     """Communicators that do nothing but sends."""
 
 
-def communicators_of(rows: Rows) -> ArrayN:
+def communicator_bytes_of_stages(rows: Rows) -> ArrayN:
     """Device memory of the communicators of candidates of one pp x vpp on every stage that is shown, and of Transformer
     Engine's user buffers, through which it communicates. (n, R) [B]"""
     stages = rows.stage_layers.stages

@@ -77,7 +77,7 @@ def _most(much: ArrayN) -> ArrayN:
     return np.asarray(much[covers.sum(axis=0) == 1])
 
 
-class Retention:
+class RetainedBytes:
     """How much more is alive at the instants of candidates than their micro-batches in flight keep; falsy for none.
 
     Of those candidates alone of which anything lingers: p of n.

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import first_largest
-from mofa.cost.memory.communicators import communicators_of
-from mofa.cost.memory.late_gradient_copies import late_gradient_copies_bytes, room_bytes
+from mofa.cost.memory.communicators import communicator_bytes_of_stages
+from mofa.cost.memory.late_gradient_copies import late_gradient_copies_bytes, room_for_waiting_copies_bytes
 from mofa.cost.memory.peak_candidates import PeakCandidates
 from mofa.cost.memory.reserved import fsdp_shard_waste_bytes, native_allocator_bytes
-from mofa.cost.memory.unsplit_rests import unsplit_rests
+from mofa.cost.memory.unsplit_remainders import unsplit_remainders
 from mofa.cost.rank_rules import has_flat_buffers, shards_params
 from mofa.cost.rows import Rows
 
@@ -20,7 +20,7 @@ ArrayN = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class StageBytes:
+class StagePeakBytes:
     """Peak of each stage and at which instant it is. (n, R) [B]"""
 
     allocated: ArrayN
@@ -32,40 +32,44 @@ class StageBytes:
 
 
 @dataclass(frozen=True)
-class Peak:
+class StagePeaks:
     """Peak of each stage, which is the fullest (n,), and the names of the instants."""
 
-    stages: StageBytes
+    stages: StagePeakBytes
     fullest: NDArray[np.intp]
     names: tuple[str, ...]
 
 
-def stage_bytes(rows: Rows) -> StageBytes:
+def stage_peak_bytes(rows: Rows) -> StagePeakBytes:
     """The peak of every stage."""
     candidates = PeakCandidates(rows)
     candidates.build()
     allocated, which = candidates.largest()
     reserved = _reserved(rows, candidates, allocated)  # which has rests of its own
-    rests = unsplit_rests(rows, candidates.freed_at_step())
+    rests = unsplit_remainders(rows, candidates.freed_at_step())
     if rests is not None:
-        candidates.hold_rests(rests)
+        candidates.hold_unsplit_remainders(rests)
         allocated, which = candidates.largest()
         reserved = np.maximum(reserved, allocated)
-    comm = communicators_of(rows)
+    comm = communicator_bytes_of_stages(rows)
     outside = rows.cluster.gpu.context_bytes.value + comm
     if rows.framework.graphs.on:
-        reserved = reserved + np.minimum(late_gradient_copies_bytes(rows), room_bytes(rows, reserved, outside))
-    return StageBytes(allocated, reserved, reserved + outside, which, comm, candidates)
+        reserved = reserved + np.minimum(
+            late_gradient_copies_bytes(rows), room_for_waiting_copies_bytes(rows, reserved, outside)
+        )
+    return StagePeakBytes(allocated, reserved, reserved + outside, which, comm, candidates)
 
 
-def stage_peaks(rows: Rows) -> Peak:
+def stage_peaks(rows: Rows) -> StagePeaks:
     """The peak of every stage and which is the fullest."""
-    return fullest_of(stage_bytes(rows))
+    return peaks_with_fullest_stage(stage_peak_bytes(rows))
 
 
-def fullest_of(stages: StageBytes) -> Peak:
-    """Which stage is the fullest."""
-    return Peak(stages, first_largest(stages.device), tuple(candidate.name for candidate in stages.candidates.all))
+def peaks_with_fullest_stage(stages: StagePeakBytes) -> StagePeaks:
+    """Peaks of stages, with which of them is the fullest."""
+    return StagePeaks(
+        stages, first_largest(stages.device), tuple(candidate.name for candidate in stages.candidates.all)
+    )
 
 
 def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> ArrayN:

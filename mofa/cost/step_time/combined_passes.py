@@ -18,7 +18,7 @@ from mofa.blocks.build import layer_kind
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.block.tape_clock import EXPOSED, TapeTime
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.micro_batch import HostBound
+from mofa.cost.step_time.micro_batch import HostBoundPasses
 from mofa.schedules import order_of
 from mofa.schedules.combined import pairs_of
 
@@ -52,7 +52,7 @@ class PairedPasses:
         """What a step of each rank takes less. (n, R) [s]"""
         return np.asarray((self.num_pairs * self.saved_s).sum(axis=(2, 3)))
 
-    def single_stage_s(self, passes: HostBound, num_micro_batches: ArrayN) -> ArrayN:
+    def single_stage_s(self, passes: HostBoundPasses, num_micro_batches: ArrayN) -> ArrayN:
         """A step's passes on a single stage, whose clocks begin together: a forward, pairs, a backward. (n,) [s]"""
         pair = ClockAdvance(*(part[:, 0, 0, 0] for part in np.broadcast_arrays(*self.clocks)))
         forward, backward = (
@@ -62,7 +62,7 @@ class PairedPasses:
         return np.maximum(step.device_s, step.device_behind_host_s)
 
 
-def paired_passes(rows: Rows, passes: HostBound | None) -> PairedPasses | None:
+def paired_passes(rows: Rows, passes: HostBoundPasses | None) -> PairedPasses | None:
     """The pairs of rows, whose passes by themselves are given for all; None where their schedule runs none."""
     if not rows.schedule_record.pairs_passes or passes is None:
         return None

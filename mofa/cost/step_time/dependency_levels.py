@@ -115,7 +115,7 @@ class _Graph:
 
 
 @lru_cache(maxsize=256)
-def levels_of(
+def dependency_levels_of(
     schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, each: int, once: Once
 ) -> DependencyLevels:  # fmt: skip
     """What each computation and transfer of a schedule waits for, level by level.

@@ -20,7 +20,7 @@ from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.block.tape_clock import TapeTime
 from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.host_copies import copies_wait_s
+from mofa.cost.step_time.host_copies import wait_for_host_copies_s
 
 ArrayN = NDArray[np.float64]
 IntA = NDArray[np.intp]
@@ -30,7 +30,7 @@ _BARELY = 0.01
 
 
 @dataclass(frozen=True)
-class HostBound:
+class HostBoundPasses:
     """Passes of rows whose host is late in any layer, on both clocks. (late rows, R, vpp)"""
 
     rows: IntA
@@ -166,7 +166,7 @@ class MicroBatchPasses:
     """The part of the backward that makes weights' gradients."""
     host_wait_saved_s: ArrayN | float
     """What layers by themselves wait more for the host than passes do, which carry its lead over. (n, R) [s]"""
-    host_bound: HostBound | None
+    host_bound: HostBoundPasses | None
     """None where no row's host is late."""
     waited_s: ArrayN | None = None
     """Forward and backward of a stage that had to wait for others, where known. (n, R) [s]"""
@@ -196,7 +196,7 @@ def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
     passes = _passes(rows)
     if not rows.framework.offload.on:
         return passes
-    wait_s = copies_wait_s(rows, *passes.of_stages())
+    wait_s = wait_for_host_copies_s(rows, *passes.of_stages())
     backward_s = passes.backward_s.copy()
     backward_s[:, :, 0] += wait_s
     return replace(passes, backward_s=backward_s, copies_wait_s=wait_s)
@@ -223,7 +223,9 @@ def _passes(rows: Rows) -> MicroBatchPasses:
     exchanges = waits_at_exchanges(rows)
     waits |= rows.stage_layers.stages.pp == 1 or exchanges
     queued = queued_forward, queued_backward
-    host = HostBound(index, *clocks, waits, queued, _split_backward_clocks(rows, index, clocks[1]) if splits else None)
+    host = HostBoundPasses(
+        index, *clocks, waits, queued, _split_backward_clocks(rows, index, clocks[1]) if splits else None
+    )
     before, waited = (forward + backward).sum(axis=2), None
     extra_s: ArrayN | None = None
     forward[index], backward[index] = host.forward.device_s, host.backward.device_s

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from mofa.replay.memory.rank_state import RankState
     from mofa.replay.memory.recording import RetainedBlock
     from mofa.replay.memory.stage_outputs import DeferredFrees
-    from mofa.replay.rank.description import Weight
+    from mofa.replay.rank.description import WeightBytes
 
 BUCKET = 2 * 500_000_000
 """ZeRO's contiguous buffer of 16-bit gradients (``reduce_bucket_size`` 5e8 elements). [B]"""
 
 
-def groups_of(weights: Sequence[Weight]) -> tuple[tuple[int, ...], ...]:
+def groups_of(weights: Sequence[WeightBytes]) -> tuple[tuple[int, ...], ...]:
     """Which parameters each group of the optimizer has, which DeepSpeed flattens one by one.
 
     Those that decay in two halves, then norms and biases: Apex's FusedAdam crashes on tensors of more than 2^31
@@ -42,8 +42,8 @@ def groups_of(weights: Sequence[Weight]) -> tuple[tuple[int, ...], ...]:
 
     Examples
     --------
-    >>> from mofa.replay.rank.description import Weight
-    >>> groups_of([Weight(name, 2, 0, 0, 0, is_1d=name == "norm") for name in ("embedding", "norm", "up", "down")])
+    >>> from mofa.replay.rank.description import WeightBytes
+    >>> groups_of([WeightBytes(name, 2, 0, 0, 0, is_1d=name == "norm") for name in ("embedding", "norm", "up", "down")])
     ((0,), (2, 3), (1,))
     """
     decayed = [n for n, w in enumerate(weights) if not w.is_1d]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, SlotRequest, broadcast_requests
+from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, SlotRequest, ddp_broadcast_requests
 from mofa.cost.allocations.weight_buffers import weights_by_optimizer
 from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD
 from mofa.replay.allocator.timeline import (
@@ -23,7 +23,7 @@ from mofa.replay.memory.pass_state import name_in_layer
 if TYPE_CHECKING:
     from mofa.replay.memory.pass_state import Allocation
     from mofa.replay.memory.rank_state import RankState
-    from mofa.replay.rank.description import Rank, Weight
+    from mofa.replay.rank.description import Rank, WeightBytes
 
 GATHER, REDUCE = 1, 2
 """FSDP's streams."""
@@ -120,7 +120,7 @@ def allocate_ddp_buckets(state: RankState) -> None:
     instruction = off_tape_instruction(GRADIENTS, "bucket of gradients", "DDP's buckets")
     start = state.events_and_allocated()
     if not state.whole_buckets and "backward" not in state.threads:
-        allocate_requests(state, broadcast_requests(state.rank.weights), "DDP's beginning")
+        allocate_requests(state, ddp_broadcast_requests(state.rank.weights), "DDP's beginning")
         state.whole_buckets = [state.allocate(sum(sizes), instruction) for sizes in state.rank.buckets]
     elif state.whole_buckets and "backward" in state.threads:
         for bucket, sizes in zip(state.whole_buckets, state.rank.buckets, strict=True):
@@ -163,12 +163,12 @@ def reduce_chunk_gradients(state: RankState, chunk: int) -> None:
     state.note_peak_since(start)
 
 
-def optimizers_weights(rank: Rank) -> tuple[tuple[Weight, ...], ...]:
+def optimizers_weights(rank: Rank) -> tuple[tuple[WeightBytes, ...], ...]:
     """The weights of each optimizer, in its order."""
     return weights_by_optimizer(rank.weights, rank.flat_buffers)
 
 
-def weights_in_step_order(rank: Rank) -> tuple[Weight, ...]:
+def weights_in_step_order(rank: Rank) -> tuple[WeightBytes, ...]:
     """All weights in the order of the optimizers."""
     return tuple(w for of_one in optimizers_weights(rank) for w in of_one)
 
@@ -203,7 +203,7 @@ def step_optimizer(state: RankState) -> None:
         _copy_from_host(state, weights)
 
 
-def _copy_from_host(state: RankState, weights: Iterable[Weight]) -> None:
+def _copy_from_host(state: RankState, weights: Iterable[WeightBytes]) -> None:
     """Values of weights that hosts stepped come as fp32 and are cast on the device, one behind the other
     (aten/src/ATen/native/cuda/Copy.cu, ``copy_kernel_cuda``: conversions of copies that nobody waits for)."""
     stream = FROM_HOST if state.rank.overlaps_host_copies else 0

@@ -15,7 +15,7 @@ from mofa.replay.memory import deepspeed
 from mofa.replay.memory.fsdp_and_optimizer import allocate_requests, weights_in_step_order
 from mofa.replay.memory.pass_state import Allocation, name_in_layer
 from mofa.replay.memory.rank_state import RankState
-from mofa.replay.rank.description import Weight
+from mofa.replay.rank.description import WeightBytes
 
 WHERE = "start"
 
@@ -51,7 +51,7 @@ def allocate_start(state: RankState) -> None:
     state.note_peak_since(begun)
 
 
-def _parameter(state: RankState, weight: Weight, number: int) -> Allocation:
+def _parameter(state: RankState, weight: WeightBytes, number: int) -> Allocation:
     """The n-th parameter of a rank, and what is built beside it.
 
     In fp8 it is cast from a 16-bit tensor, which goes, and has a transposed copy.

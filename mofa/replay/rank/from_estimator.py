@@ -11,10 +11,10 @@ from mofa.blocks.frameworks.megatron.persistent import buffers_at_first_use
 from mofa.cost.allocations.allocation_trace import gather_embedding_ahead, hold_head_gradient_for_embedding, trace_block
 from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.host_lead import device_over_host_time, forward_and_backward_times, times_of_fastest_peer
-from mofa.cost.allocations.initialization import rotary_table_bytes
-from mofa.cost.allocations.parameter_tensors import Module, parameter_tensors_of_rank
+from mofa.cost.allocations.initialization import rotary_table_bytes_of_model_part
+from mofa.cost.allocations.parameter_tensors import RankModule, parameter_tensors_of_rank
 from mofa.cost.allocations.sequential_experts import unroll_experts
-from mofa.cost.allocations.watchdog import BlockTime
+from mofa.cost.allocations.watchdog import BlockPassTime
 from mofa.cost.allocations.weight_buffers import (
     buffers_taken_at_build,
     ddp_buckets,
@@ -24,8 +24,8 @@ from mofa.cost.allocations.weight_buffers import (
     with_states_on_hosts,
 )
 from mofa.cost.estimate import Estimator
-from mofa.cost.memory.communicators import communicators_of
-from mofa.cost.memory.late_gradient_copies import bytes_left_free, late_gradient_copies_bytes
+from mofa.cost.memory.communicators import communicator_bytes_of_stages
+from mofa.cost.memory.late_gradient_copies import bytes_free_beside_waiting_copies, late_gradient_copies_bytes
 from mofa.cost.rank_spec import BlockSpec, PersistentBuffers, RankSpec, block_cost
 from mofa.cost.rows import Rows
 from mofa.replay.rank.description import Rank, RankBlock
@@ -123,7 +123,7 @@ def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
 def outside_allocator_bytes(estimator: Estimator) -> tuple[float, tuple[float, ...]]:
     """What the device holds beside the allocator: the CUDA context, and the communicators of every rank. [B]"""
     rows = composed_rows(estimator)
-    return float(rows.cluster.gpu.context_bytes.value), tuple(communicators_of(rows)[0].tolist())
+    return float(rows.cluster.gpu.context_bytes.value), tuple(communicator_bytes_of_stages(rows)[0].tolist())
 
 
 def allocator_capacity_bytes(estimator: Estimator, pipeline_rank: int = 0) -> int:
@@ -141,7 +141,7 @@ def _rank(
     place, gradients, inputs = spec.place, spec.gradients, spec.buffers.held_inputs
     chunks, moving = _chunks(rows, spec, traces, routed, emptiest)
     modules = [
-        [Module(p.name, block.role, p.trace.weights) for p, block in zip(pieces, chunk.blocks, strict=True)]
+        [RankModule(p.name, block.role, p.trace.weights) for p, block in zip(pieces, chunk.blocks, strict=True)]
         for pieces, chunk in zip(chunks, spec.chunks, strict=True)
     ]
     params = parameter_tensors_of_rank(workload, fw, spec, modules)
@@ -161,7 +161,7 @@ def _rank(
         num_micro_batches=spec.schedule.num_micro_batches, receives=tuple(c.receives for c in spec.chunks),
         sends=tuple(c.sends for c in spec.chunks), feeds_own_chunk=tuple(c.feeds_own_chunk for c in spec.chunks),
         first_chunks=frozenset(c for c, chunk in enumerate(spec.chunks) if chunk.position == 0),
-        stage_boundary_bytes=boundary, rotary_table_bytes=rotary_table_bytes(rows),
+        stage_boundary_bytes=boundary, rotary_table_bytes=rotary_table_bytes_of_model_part(rows),
         first_forward_buffers=(*_lazy_buffers(spec.buffers, fw.library), *(boundary,) * held_throughout),
         allocated_at_build=buffers_taken_at_build(fw, spec, weights), keeps_received_inputs=keeps_received,
         inputs_at_end=inputs.at_end, grads_always=gradients.has_flat_buffers,
@@ -184,7 +184,8 @@ def _rank(
         sent_bytes=boundary // place.tensor_ranks if ds and place.tensor_ranks > 1 else 0,
         pairs_passes=rows.schedule_record.pairs_passes,
         launch_blocking=fw.launch_blocking, casts_to_reduce=fw.casts_to_reduce, routing_drift=drift,
-        late_copies_bytes=int(late_gradient_copies_bytes(rows)[0, pipeline_rank]), margin_bytes=bytes_left_free(rows),
+        late_copies_bytes=int(late_gradient_copies_bytes(rows)[0, pipeline_rank]),
+        margin_bytes=bytes_free_beside_waiting_copies(rows),
     )  # fmt: skip
 
 
@@ -248,9 +249,9 @@ def _parts(rows: Rows, block: BlockSpec) -> tuple[Mapping[str, str], Mapping[str
     return part_of_each_op(tapes.forward, tapes.backward, delays=rows.framework.delay_wgrad)
 
 
-def _forward_and_backward_times(rows: Rows, block: BlockSpec) -> tuple[BlockTime, BlockTime]:
+def _forward_and_backward_times(rows: Rows, block: BlockSpec) -> tuple[BlockPassTime, BlockPassTime]:
     cost = block_cost(rows, block)
-    return forward_and_backward_times(cost) if cost is not None else (BlockTime(), BlockTime())
+    return forward_and_backward_times(cost) if cost is not None else (BlockPassTime(), BlockPassTime())
 
 
 def _lazy_buffers(buffers: PersistentBuffers, library: str | None) -> tuple[int, ...]:

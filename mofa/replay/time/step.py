@@ -16,7 +16,7 @@ from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
 from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
-from mofa.cost.step_time.step import counted_stages, hop_seconds, norm_seconds, step_end_seconds
+from mofa.cost.step_time.step import gradient_norm_seconds, hop_seconds, slowest_stages_of_micro_batch, step_end_seconds
 from mofa.replay.garbage_collection import without_collection
 from mofa.replay.rank.from_estimator import composed_rows
 from mofa.replay.time.computation_tapes import PlanTapes
@@ -172,7 +172,7 @@ def _finish(
     if tied:
         with_ends = (seconds for seconds, player in zip(ends, players, strict=True) if player.spec.place.has_end)
         meet = max(meet, max(with_ends) + tied)
-    norm, amaxes = float(norm_seconds(rows)[0]), float(amax_seconds(rows)[0])
+    norm, amaxes = float(gradient_norm_seconds(rows)[0]), float(amax_seconds(rows)[0])
     step = meet + amaxes + norm + max(last) - (max(last) - min(last))
     shown: list[dict[str, float]] = []
     hiddens: list[dict[str, float]] = []
@@ -200,7 +200,7 @@ def _finish(
         player.spans.append(("O", 0, 0, start, start + optimizer[r] + player.data_parallel.after_optimizer_s))
         assert abs(sum(shown[-1].values()) - step) < 1e-6 * step, (sum(shown[-1].values()), step)
     step = sum(min(shown, key=lambda parts: parts["bubble"]).values())
-    counted = counted_stages(micro_batch_passes(rows))[0, rows.stage_layers.shown.shown_index]
+    counted = slowest_stages_of_micro_batch(micro_batch_passes(rows))[0, rows.stage_layers.shown.shown_index]
     slowest = min(np.flatnonzero(counted).tolist(), key=lambda r: (shown[r]["bubble"], r))
     for parts, late_s in zip(shown, late_issues, strict=True):
         _name_late_issue(parts, late_s)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.lower_bounds.steps import power_averaged_lower_bound_s
-from mofa.cost.option_sets import read_by_blocks
+from mofa.cost.option_sets import options_that_blocks_read
 from mofa.search.fewer_gpus.block_work import BlockGpuSeconds, defers_weight_gradients
 from mofa.search.legality.masks import Job
 from mofa.search.space import Combinations, Space, combinations, degrees_of_columns
@@ -124,7 +124,7 @@ class PartOfGpus:
             return None
         blocks = np.concatenate([grid.blocks for grid in grids])
         pp = np.repeat([grid.pp for grid in grids], [len(grid.blocks) for grid in grids])
-        base = [read_by_blocks(options) for options in self.space.options]
+        base = [options_that_blocks_read(options) for options in self.space.options]
         numbers = [np.flatnonzero([own == options for own in base]) for options in table.option_sets]
         each = np.array([len(number) for number in numbers])[table.options[blocks]]
         options = np.concatenate([np.empty(0, np.intp), *(numbers[n] for n in table.options[blocks].tolist())])

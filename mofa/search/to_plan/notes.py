@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mofa.blocks.moeblaze import routing_buffer_bytes
-from mofa.cost.host_optimizer import adam_bytes_per_s, held_bytes_of_node
+from mofa.cost.host_optimizer import adam_bytes_per_s, optimizer_bytes_on_node
 from mofa.routing.scheduled import scheduling_s
 from mofa.search.to_plan.fp8_notes import fp8_notes
 from mofa.search.to_plan.graph_notes import graph_notes
@@ -123,7 +123,7 @@ def _offload_note(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     """Note on what hosts hold of the optimizer, and on the threads that step it."""
     host = cluster.gpu.curves.host.optimizer
     assert host is not None
-    held_bytes = format_bytes(held_bytes_of_node(workload, cluster, framework))
+    held_bytes = format_bytes(optimizer_bytes_on_node(workload, cluster, framework))
     threads, ranks = framework.host_threads, min(cluster.num_gpus, cluster.node.gpus_per_node)
     rate = adam_bytes_per_s(cluster, threads, host) / ADAM_MOVED_BYTES
     return (

@@ -6,7 +6,7 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.cost.optimizer import device_seconds_by_part
+from mofa.cost.optimizer import optimizer_device_seconds_by_part
 from mofa.errors import SpecError
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.from_estimator import composed_rows, describe_ranks
@@ -70,7 +70,7 @@ def test_time_of_the_step() -> None:
     for grads in ("fp32", "bf16"):
         e = of(grads)
         found = composed_rows(e)
-        parts[grads] = device_seconds_by_part(
+        parts[grads] = optimizer_device_seconds_by_part(
             e.workload, e.cluster, e.framework, found.shards, found.mode.precision, found.grids.zero
         )
     wide, narrow = parts["fp32"], parts["bf16"]

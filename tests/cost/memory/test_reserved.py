@@ -11,10 +11,10 @@ from mofa.cost.memory.reserved import (
     _beside_holes,
     _unfitting_gradients,
     _with_loss,
-    bytes_taken_of_segments,
     fsdp_shard_waste_bytes,
     holes_bytes,
     native_allocator_bytes,
+    segment_bytes_per_block,
     start_bytes_of_weights,
 )
 from mofa.cost.rows import Rows
@@ -90,7 +90,7 @@ def test_holes_are_there_beside_what_is_larger() -> None:
     assert np.all(ahead <= most)
     alive = alive_of(5.0 * params, 4.5 * params)
     assert np.all(native_allocator_bytes(some, alive) >= alive.overall)
-    assert float(bytes_taken_of_segments(np.array([11.0 * 2**20]))[0]) == 12 * 2**20
+    assert float(segment_bytes_per_block(np.array([11.0 * 2**20]))[0]) == 12 * 2**20
 
 
 def test_sizes_of_weights_are_those_of_most_parameters() -> None:

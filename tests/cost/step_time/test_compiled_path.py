@@ -10,7 +10,11 @@ import pytest
 from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.step_time import compiled_path
 from mofa.cost.step_time.compiled_path import BLOCK, library
-from mofa.cost.step_time.critical_path import DataParallelOncePerStep, Durations, critical_path_and_host_waits_s
+from mofa.cost.step_time.critical_path import (
+    ComputationDurations,
+    DataParallelOncePerStep,
+    critical_path_and_host_waits_s,
+)
 from mofa.cost.step_time.dependency_levels import Once
 from mofa.schedules import SCHEDULES, Runtime
 from tests.compile_part import compiled_anew
@@ -42,7 +46,7 @@ def test_as_by_level(
     kinds = len(SCHEDULES[schedule].computations)
     clocks = rng.uniform(0, 3, (kinds, 4, *shape))
     clocks[:, 2][rng.random((kinds, *shape)) < 0.5] = NEVER
-    given = Durations(
+    given = ComputationDurations(
         forward_s, 2 * backward_s, weights_s, rng.uniform(0, 0.5, num_plans), 0.1,
         DataParallelOncePerStep(*rng.uniform(0, 1, (3, *shape)), once) if once else None,
         tuple(ClockAdvance(*of_kind) for of_kind in clocks) if has_host else None,

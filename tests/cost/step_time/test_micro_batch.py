@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mofa.cost.block.host_clock import NEVER, ClockAdvance
-from mofa.cost.step_time.critical_path import Durations, critical_path_s
-from mofa.cost.step_time.micro_batch import HostBound
+from mofa.cost.step_time.critical_path import ComputationDurations, critical_path_s
+from mofa.cost.step_time.micro_batch import HostBoundPasses
 
 
 def clocks(device_s: float, held_s: float, woken_s: float, host_s: float) -> ClockAdvance:
@@ -72,8 +72,8 @@ def test_ranks_that_wait_get_ahead() -> None:
         for given in ((3.0, 6.0, 2.0, 5.0), (3.0, 3.0, NEVER, 0.0))
     )
     plan = ("interleaved", "pytorch", 2, 2)
-    alone = critical_path_s(plan, Durations(f, f, f, np.zeros(1)), np.array([1]))
-    held = critical_path_s(plan, Durations(f, f, f, np.zeros(1), host=(forward, backward)), np.array([1]))
+    alone = critical_path_s(plan, ComputationDurations(f, f, f, np.zeros(1)), np.array([1]))
+    held = critical_path_s(plan, ComputationDurations(f, f, f, np.zeros(1), host=(forward, backward)), np.array([1]))
     assert alone.tolist() == [24.0]
     assert held.tolist() == [27.0]
 
@@ -84,7 +84,9 @@ def test_a_host_that_waits_for_nothing_issues_all_the_same() -> None:
         ClockAdvance(*(np.full((1, 2, 1), x) for x in given))
         for given in ((2.0, 3.0, NEVER, 3.0), (5.0, 5.0, NEVER, 4.0))
     )
-    late = HostBound(np.array([0]), forward, backward, waits=np.array([False]), with_full_queue=(forward, backward))
+    late = HostBoundPasses(
+        np.array([0]), forward, backward, waits=np.array([False]), with_full_queue=(forward, backward)
+    )
     assert late.issued_s(np.array([0, 1]), np.array([10.0])).tolist() == [75.0]
     assert [held.max() for held in late.device_wait_s()] == [0.0, 0.0]
 
@@ -97,7 +99,9 @@ def test_between_exchanges_both_clocks_begin_together() -> None:
         ClockAdvance(*(np.full((1, 3, 1), x) for x in given))
         for given in ((2.0, 3.0, NEVER, 4.0), (5.0, 6.0, NEVER, 4.0))
     )
-    late = HostBound(np.array([0]), forward, backward, waits=np.array([True]), with_full_queue=(forward, backward))
+    late = HostBoundPasses(
+        np.array([0]), forward, backward, waits=np.array([True]), with_full_queue=(forward, backward)
+    )
     first, last = np.array([True, False, False]), np.array([False, False, True])
     f, b, waited = (part[0, :, -1] for part in late.between_exchanges_s(first, last))
     assert (f + b).tolist() == [8.0, 10.0, 10.0]  # 6 + 2; 4 + 6; the host's 4 and 6
@@ -114,7 +118,7 @@ def test_a_late_host_issues_beside_a_gather() -> None:
     )
     gather_s = np.array([[1.0, 3.0, 7.0]])
     beside = [
-        HostBound(np.array([0]), each, late, np.array([True]), (each, late)).issued_beside_gather_s(gather_s)
+        HostBoundPasses(np.array([0]), each, late, np.array([True]), (each, late)).issued_beside_gather_s(gather_s)
         for each in (late, waits)
     ]
     assert beside[0].tolist() == [[1.0, 3.0, 3.0]]

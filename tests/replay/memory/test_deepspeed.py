@@ -19,7 +19,7 @@ from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.memory.stage_outputs import DeferredFrees
-from mofa.replay.rank.description import Rank, RankBlock, Weight
+from mofa.replay.rank.description import Rank, RankBlock, WeightBytes
 from mofa.replay.rank.from_estimator import describe_ranks
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.implied_facts import DEEPSPEED
@@ -40,7 +40,7 @@ def _toy(deepspeed: str, ranks: float, num: int = 4, sent: int = 0) -> Rank:
         "out", "", "", frozenset(), (BlockWeight("w", 100.0 * MIB),),
     )  # fmt: skip
     acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
-    weight = Weight("w", 200 * MIB, 0, 0, 0)
+    weight = WeightBytes("w", 200 * MIB, 0, 0, 0)
     return Rank(
         (weight,), ((RankBlock("block 0", block),),), acts, num, (False,), (sent > 0,), (False,), frozenset({0}), sent,
         (), (), grads_always=False, flat_buffers=(), preallocated=False, deepspeed=deepspeed, optimizer_ranks=ranks,
@@ -164,7 +164,7 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
 
 def test_a_norm_is_in_a_group_of_its_own() -> None:
     """Five matrices and a norm between them: two, three and the norm."""
-    weights = [Weight(str(n), MIB, 0, 0, 0, is_1d=n == 2) for n in range(6)]
+    weights = [WeightBytes(str(n), MIB, 0, 0, 0, is_1d=n == 2) for n in range(6)]
     assert groups_of(weights) == ((0, 1), (3, 4, 5), (2,))
 
 

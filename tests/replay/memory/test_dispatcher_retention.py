@@ -19,8 +19,8 @@ from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.op import RENEWAL
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.estimate import Estimator
-from mofa.cost.memory.dispatcher_retention import Retention
-from mofa.cost.memory.peak import stage_bytes
+from mofa.cost.memory.dispatcher_retention import RetainedBytes
+from mofa.cost.memory.peak import stage_peak_bytes
 from mofa.replay.memory.rank_memory import ReplayedRankMemory, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import RoundSkipper
@@ -146,7 +146,7 @@ def test_the_closed_form_is_the_replays(pp: int, vpp: int) -> None:
     what is sent and received is there in both."""
     estimator = _estimator(pp, vpp, 8, "full", layers=32 * pp)
     rows, ranks = composed_rows(estimator), describe_ranks(estimator)
-    closed = stage_bytes(rows)
+    closed = stage_peak_bytes(rows)
     for r, rank in enumerate(ranks):
         played = play_memory(rank)
         assert float(closed.allocated[0, r]) == pytest.approx(played.allocated, rel=0.001), r
@@ -156,8 +156,8 @@ def test_at_the_optimizers_step_all_of_it_is_there() -> None:
     """A micro-batch of 4 x 4096 tokens, 512 wide: two tensors in bf16 of each layer, in every chunk."""
     for pp, vpp in ((1, 1), (2, 4)):
         rows = composed_rows(_estimator(pp, vpp, 8, "full"))
-        assert Retention(rows).between_steps.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
-    assert not Retention(composed_rows(_estimator(1, 1, 8, "selective")))
+        assert RetainedBytes(rows).between_steps.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
+    assert not RetainedBytes(composed_rows(_estimator(1, 1, 8, "selective")))
 
 
 def test_rows_without_anything_that_lingers_stay_as_they_are() -> None:

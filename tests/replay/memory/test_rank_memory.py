@@ -16,7 +16,7 @@ from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.memory.fsdp_root import tied_head_gradient_bytes
-from mofa.cost.memory.peak import stage_bytes
+from mofa.cost.memory.peak import stage_peak_bytes
 from mofa.measure.records import read_record
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import OutOfDeviceMemory
@@ -26,7 +26,7 @@ from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.memory.stage_outputs import DeferredFrees
-from mofa.replay.rank.description import Rank, RankBlock, Weight
+from mofa.replay.rank.description import Rank, RankBlock, WeightBytes
 from mofa.replay.rank.from_estimator import allocator_capacity_bytes, composed_rows, describe_ranks
 from mofa.replay.time.step import replay_time
 from mofa.schedules import order_of
@@ -174,7 +174,7 @@ def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
     assert {one.name: one.bytes for one in peak.tensors}["dW:output"] == 50_304 * 5_120 * 2
     rows = composed_rows(run.estimator)
     assert float(tied_head_gradient_bytes(rows)[0, 0]) == 50_304 * 5_120 * 2  # type: ignore[index]
-    assert float(stage_bytes(rows).allocated[0, 0]) == pytest.approx(peak.allocated, rel=1e-3)
+    assert float(stage_peak_bytes(rows).allocated[0, 0]) == pytest.approx(peak.allocated, rel=1e-3)
     assert tied_head_gradient_bytes(composed_rows(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
 
 
@@ -317,8 +317,8 @@ def test_experts_of_megatron_are_stepped_behind_the_others() -> None:
     """ChainedOptimizer: the step's temporaries are those of the larger optimizer, here the experts' of 200 MiB."""
     toy = _toy(1)
     weights = (
-        Weight("block 0 w", 20 * MIB, 0, 20 * MIB, 100 * MIB),
-        Weight("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, has_expert_optimizer=True),
+        WeightBytes("block 0 w", 20 * MIB, 0, 20 * MIB, 100 * MIB),
+        WeightBytes("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, has_expert_optimizer=True),
     )
     states = (4 * 20 + 2 * 20) * MIB  # two moments of each, the parameters
     gradient = 20 * MIB
@@ -375,7 +375,7 @@ def _toy(num: int) -> Rank:
         "out", "", "", frozenset(), (BlockWeight("w", 10.0),),
     )  # fmt: skip
     acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
-    weight = Weight("w", 20 * MIB, 0, 20 * MIB, 0)
+    weight = WeightBytes("w", 20 * MIB, 0, 20 * MIB, 0)
     return Rank(
         (weight,), ((RankBlock("block 0", block),),), acts, num, (False,), (False,), (False,),
         frozenset({0}), 0, (), (), grads_always=False,

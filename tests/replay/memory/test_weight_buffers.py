@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.allocations.parameter_tensors import BucketedBuffer, ParameterTensor, _places, owned_fractions
+from mofa.cost.allocations.parameter_tensors import BucketedBuffer, ParameterTensor, _places, optimizer_owned_fractions
 from mofa.replay.memory.fsdp_and_optimizer import weights_in_step_order
 from mofa.replay.memory.rank_memory import may_be_fullest, play_memory
 from mofa.replay.rank.description import Rank
@@ -59,8 +59,8 @@ def test_a_rank_owns_a_part_of_each_bucket() -> None:
     assert places == ((0, 100), (128, 228), (256, 356))
     assert buckets == (0, 384)
     buffer = BucketedBuffer(False, 0, (2, 1, 0), places, buckets)
-    assert owned_fractions(buffer, 2, 0) == {2: 100.0, 1: 64.0, 0: 0.0}
-    assert owned_fractions(buffer, 2, 1) == {2: 0.0, 1: 36.0, 0: 100.0}
+    assert optimizer_owned_fractions(buffer, 2, 0) == {2: 100.0, 1: 64.0, 0: 0.0}
+    assert optimizer_owned_fractions(buffer, 2, 1) == {2: 0.0, 1: 36.0, 0: 100.0}
     _, two = _places(list(params[::-1]), 150, 2)
     assert two == (0, 256, 384)
 

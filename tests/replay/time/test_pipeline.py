@@ -7,7 +7,7 @@ import pytest
 
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.step_time.bubble import pipeline_s
-from mofa.cost.step_time.critical_path import DataParallelOncePerStep, Durations, critical_path_s
+from mofa.cost.step_time.critical_path import ComputationDurations, DataParallelOncePerStep, critical_path_s
 from mofa.replay.time.pipeline import play_program
 from mofa.schedules import SCHEDULES, Action, Runtime, order_of, program_of
 from mofa.schedules.point_to_point import overlapped_exchanges
@@ -50,7 +50,7 @@ def _closed_form(schedule: str, stage_s: np.ndarray, vpp: int, m: int, runtime: 
     stage = stage_s[None]
     if not SCHEDULES[schedule].has_closed_form:
         third = np.repeat(stage[..., None] / vpp, vpp, axis=2) / 3
-        given = Durations(third, 2 * third, third, np.zeros(1))
+        given = ComputationDurations(third, 2 * third, third, np.zeros(1))
         return float(critical_path_s((schedule, runtime, len(stage_s), vpp), given, np.array([m]))[0])
     return float(pipeline_s(SCHEDULES[schedule], stage / 3, 2 * stage / 3, np.array([float(m)]))[0])
 
@@ -123,7 +123,7 @@ def test_uneven_chunks_take_what_the_clock_says(runtime: Runtime, pp: int, vpp: 
     rng = np.random.default_rng(pp * vpp * m)
     forward = rng.uniform(0.7, 1.3, (3, pp, vpp))
     backward = forward * rng.uniform(1.8, 3.0, (3, 1, 1))
-    given = Durations(forward, backward, 0.0 * forward, np.full(3, 0.05))
+    given = ComputationDurations(forward, backward, 0.0 * forward, np.full(3, 0.05))
     closed = critical_path_s(("interleaved", runtime, pp, vpp), given, np.full(3, m))
     program = program_of(order_of("interleaved", runtime, pp, vpp, m), "interleaved", runtime)
     for i in range(3):
@@ -141,7 +141,7 @@ def test_gathers_and_reductions_are_on_the_path(gather: int, reduce: int, expect
     at 10 s instead of the 2 s at which it would begin; both ranks reduce one chunk from 11 s on, then the other."""
     f = np.ones((1, 2, 2))
     once = DataParallelOncePerStep(*(np.full_like(f, seconds) for seconds in (gather, gather, reduce)))
-    given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once)
+    given = ComputationDurations(f, 2 * f, 0.0 * f, np.zeros(1), once=once)
     total = critical_path_s(("interleaved", "megatron", 2, 2), given, np.array([2]))
     assert total.tolist() == [expected]
 
@@ -155,7 +155,9 @@ def test_first_forwards_of_their_own_and_reductions_behind_the_last_backward(m: 
 
     f = np.ones((1, 4, 1))
     once = DataParallelOncePerStep(0.0 * f, 0.0 * f, 5.0 * f, "FSDP of pieces")
-    given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once, first_forward=ClockAdvance(3 * f, 0 * f, 0 * f, 0 * f))
+    given = ComputationDurations(
+        f, 2 * f, 0.0 * f, np.zeros(1), once=once, first_forward=ClockAdvance(3 * f, 0 * f, 0 * f, 0 * f)
+    )
     closed = critical_path_s(("1f1b", "pytorch", 4, 1), given, np.array([m]))
     played = play_program(program_of(order_of("1f1b", "pytorch", 4, 1, m), "1f1b", "pytorch"), seconds)
     assert closed.tolist() == [played.total + 5.0]
@@ -170,7 +172,7 @@ def test_fsdp_gathers_ahead_and_reduces_each_chunk(gather: int, reduce: int, exp
     once = DataParallelOncePerStep(
         *(np.full_like(f, seconds) for seconds in (gather, gather, reduce)), "FSDP of chunks"
     )
-    given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once)
+    given = ComputationDurations(f, 2 * f, 0.0 * f, np.zeros(1), once=once)
     total = critical_path_s(("interleaved", "pytorch", 2, 2), given, np.array([2]))
     assert total.tolist() == [expected]
 
