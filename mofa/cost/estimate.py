@@ -28,7 +28,7 @@ from mofa.cost.rows import LayerArrays, Rows, gather_rows, recompute_mode_indice
 from mofa.cost.stages import Stages, stages_of_row
 from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share
 from mofa.cost.step_time.step import name_waits_of_slowest_stage, step_time
-from mofa.schedules import SCHEDULE_NAMES, combined
+from mofa.schedules import SCHEDULE_NAMES, combined_schedule_name
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.shared_facts import load_shared
@@ -364,7 +364,7 @@ class Estimator:
             framework = self.framework.with_options(some.common_options)
             stages = stages_of_row(self.workload, framework, some, 0)
             if framework.expert_overlap == "combined":
-                schedule = combined(schedule)
+                schedule = combined_schedule_name(schedule)
             yield chosen, gather_rows(
                 self.workload, self.cluster, framework, some, part.costs, self.place[table_rows], stages, schedule,
                 part.mode, of_layers, of_mtp, part.modes, every_stage=every_stage,

@@ -39,7 +39,7 @@ from mofa.cost.rank_rules import (
     waits_at_exchanges,
 )
 from mofa.cost.rows import Rows
-from mofa.schedules import Order, Runtime, order_of
+from mofa.schedules import Order, Runtime, computation_order_of
 from mofa.specs.strategy import RecomputeSpec
 
 # -- what a rank is made of: its place, its chunks of blocks
@@ -164,7 +164,7 @@ class RankSchedule:
     @property
     def order(self) -> Order:
         """The computations of all ranks; made when they are asked for."""
-        return order_of(self.name, self.runtime, self.pp, self.vpp, self.num_micro_batches)
+        return computation_order_of(self.name, self.runtime, self.pp, self.vpp, self.num_micro_batches)
 
 
 # -- what a rank holds all the time

@@ -12,7 +12,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.host_optimizer import refuse_optimizer_beyond_host_memory
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
-from mofa.routing.scheduled import with_token_scheduling
+from mofa.routing.scheduled import loads_with_token_scheduling
 from mofa.specs.activation_offload import ACTIVATION_OFFLOAD, modules_of_model, refuse_idle_modules
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_names import FRAMEWORK_NAMES
@@ -292,4 +292,4 @@ def routing_loads_by_ep(workload: WorkloadSpec, table: StrategyTable) -> Routing
     degrees = sorted(e for e in set(table.ep.tolist()) if workload.model.moe.num_experts % e == 0)
     loads = routing_loads(workload.routing, workload.model, degrees)
     balanced = sorted(set(table.ep[table.balancing > 0].tolist()) & set(degrees))
-    return with_token_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads
+    return loads_with_token_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads

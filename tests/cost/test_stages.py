@@ -177,11 +177,11 @@ def interleaved_peak(pp: int, vpp: int, m: int, rank: int) -> tuple[int, list[in
 def test_in_flight_in_rounds_of_another_length(pp: int, m: int) -> None:
     """PyTorch's rounds are longer than pp where pp does not divide the micro-batches, or shorter where there are fewer:
     what its own order holds."""
-    from mofa.replay.time.pipeline import most_in_flight as played
-    from mofa.schedules import order_of
+    from mofa.replay.time.pipeline import most_micro_batches_in_flight as played
+    from mofa.schedules import computation_order_of
 
     found = in_flight_at_first_backward(pp, 2, "interleaved", m).astype(int)
-    assert found.tolist() == played(order_of("interleaved", "pytorch", pp, 2, m))
+    assert found.tolist() == played(computation_order_of("interleaved", "pytorch", pp, 2, m))
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 4), (4, 2), (4, 3), (8, 2)])

@@ -21,7 +21,7 @@ from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory
 from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD, gathered_bytes_and_unreduced_share
 from mofa.cost.rank_rules import reduces_gradients_by_chunk
 from mofa.cost.rows import Rows
-from mofa.schedules import Runtime, order_of
+from mofa.schedules import Runtime, computation_order_of
 from mofa.schedules.interleaved import micro_batches_per_round
 
 ArrayN = NDArray[np.float64]
@@ -72,7 +72,7 @@ def in_flight_moments(
     known = _known_states(schedule, runtime, pp, vpp, num_micro_batches, unshards)
     asked = range(pp) if ranks is None else ranks
     if not known.keys() >= set(asked):
-        order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
+        order = computation_order_of(schedule, runtime, pp, vpp, num_micro_batches)
         for r in asked:
             if r not in known:
                 computations = [(a.effective_kind or "", order.chunk_of(a.stage)) for a in order.ranks[r]]

@@ -19,8 +19,8 @@ from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.block.tape_clock import EXPOSED, TapeTime
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.micro_batch import HostBoundPasses
-from mofa.schedules import order_of
-from mofa.schedules.combined import pairs_of
+from mofa.schedules import computation_order_of
+from mofa.schedules.combined import backward_beside_each_forward
 
 ArrayN = NDArray[np.float64]
 _HOST = EXPOSED.index("host_idle")
@@ -189,8 +189,8 @@ def _pairs_of_ranks(schedule: str, pp: int, vpp: int, num_micro_batches: int) ->
     if pp == 1:
         out[0, 0, 0] = num_micro_batches - 1
         return out
-    order = order_of(schedule, "megatron", pp, vpp, num_micro_batches)
+    order = computation_order_of(schedule, "megatron", pp, vpp, num_micro_batches)
     for r, actions in enumerate(order.ranks):
-        for forward, backward in pairs_of(actions).items():
+        for forward, backward in backward_beside_each_forward(actions).items():
             out[r, order.chunk_of(forward.stage), order.chunk_of(backward.stage)] += 1
     return out

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.step_time.critical_path import MOST_WALKED_ROUNDS, ComputationDurations, critical_path_s
 from mofa.cost.step_time.dependency_levels import DependencyLevels, dependency_levels_of
-from mofa.schedules import SCHEDULES, Runtime, order_of
+from mofa.schedules import SCHEDULES, Runtime, computation_order_of
 from mofa.schedules.interleaved import micro_batches_per_round
 
 ArrayN = NDArray[np.float64]
@@ -84,7 +84,7 @@ class LongestPaths:
         Their longest is the lower bound ``max_r [m T_r + sum_(r' < r) C_r']``, with C one chunk of each rank ahead, for
         every chunk that the rank may begin and end with.
         """
-        order = order_of(*self.plan, self.walked)
+        order = computation_order_of(*self.plan, self.walked)
         out = []
         for rank, computations in enumerate(order.ranks):
             chunks = [order.chunk_of(each.stage) for each in computations]

@@ -34,7 +34,7 @@ from mofa.replay.rank.uneven_layers import UnevenLayers, rows_over_mean_by_layer
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 
 
-def composed_rows(estimator: Estimator) -> Rows:
+def composed_row(estimator: Estimator) -> Rows:
     """The composed row of an estimator of one strategy."""
     assert len(estimator.table) == 1
     return estimator.row_with_every_stage
@@ -42,22 +42,22 @@ def composed_rows(estimator: Estimator) -> Rows:
 
 def describe_ranks(estimator: Estimator, data_rank: int = 0) -> tuple[Rank, ...]:
     """Every pipeline rank of an estimator of one strategy."""
-    rank = rank_describer(estimator, data_rank=data_rank)
+    rank = describer_of_rank(estimator, data_rank=data_rank)
     return tuple(rank(r) for r in range(int(estimator.table.pp[0])))
 
 
-def rank_describer(estimator: Estimator, *, emptiest: bool = False, data_rank: int = 0) -> Callable[[int], Rank]:
+def describer_of_rank(estimator: Estimator, *, emptiest: bool = False, data_rank: int = 0) -> Callable[[int], Rank]:
     """What makes any pipeline rank of an estimator of one strategy: of those that differ by the tokens that their
     experts get the fullest, or the ``emptiest``; of those that hold the same parameters the ``data_rank``-th."""
     return partial(_makes(estimator), emptiest, data_rank)
 
 
-def describers_of_data_rank_ends(estimator: Estimator) -> tuple[Callable[[int], Rank], ...]:
+def describers_of_end_data_ranks(estimator: Estimator) -> tuple[Callable[[int], Rank], ...]:
     """What makes a pipeline rank of each of :func:`first_and_last_data_ranks`."""
-    return describers_of_extreme_ranks(estimator)[0]
+    return describers_of_fullest_and_emptiest(estimator)[0]
 
 
-def describers_of_extreme_ranks(
+def describers_of_fullest_and_emptiest(
     estimator: Estimator,
 ) -> tuple[tuple[Callable[[int], Rank], ...], Callable[[int], Rank]]:
     """The same, and what makes the one with the fewest tokens of the first of them; they share their traces."""
@@ -84,7 +84,7 @@ def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
     traces = _block_traces(estimator)
     routed = UnevenLayers(estimator, traces, _block_traces)
     traces = {label: unroll_experts(trace) for label, trace in traces.items()}
-    return partial(_rank, composed_rows(estimator), estimator.rank_specs, traces, routed)
+    return partial(_rank, composed_row(estimator), estimator.rank_specs, traces, routed)
 
 
 def first_and_last_data_ranks(estimator: Estimator) -> tuple[int, ...]:
@@ -122,7 +122,7 @@ def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
 
 def outside_allocator_bytes(estimator: Estimator) -> tuple[float, tuple[float, ...]]:
     """What the device holds beside the allocator: the CUDA context, and the communicators of every rank. [B]"""
-    rows = composed_rows(estimator)
+    rows = composed_row(estimator)
     return float(rows.cluster.gpu.context_bytes.value), tuple(communicator_bytes_of_stages(rows)[0].tolist())
 
 

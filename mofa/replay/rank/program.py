@@ -180,7 +180,7 @@ class _Slots:
         return tuple(out)
 
 
-def block_program(trace: BlockTrace) -> BlockProgram:
+def program_of_trace(trace: BlockTrace) -> BlockProgram:
     """The acts of a block: forward, backward, and where a schedule puts weights' gradients off the halves of that."""
     slots = _Slots(trace)
     forward = slots.instructions(trace.forward, None, trace.autocast_cached)

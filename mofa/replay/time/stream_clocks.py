@@ -17,13 +17,13 @@ from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.replay.time.kernel_runs import (
     FAMILY,
     NOW,
+    HostSyncStep,
     KernelRun,
     SideStreamOp,
     Step,
-    Sync,
     TapeSteps,
     TensorAlias,
-    is_communication,
+    is_communication_family,
 )
 
 HOST = FAMILY["host_idle"]
@@ -95,7 +95,7 @@ class StreamClocks:
                 self._run(step)
             elif type(step) is SideStreamOp:
                 self._beside(step)
-            elif type(step) is Sync:
+            elif type(step) is HostSyncStep:
                 self.synchronise(step.host_s, step.reads)
             elif type(step) is TensorAlias:
                 source = self.ready.get(step.source)
@@ -276,7 +276,7 @@ class StreamClocks:
             self.side_stream_s[family] += seconds
             if start < self.compute:
                 self._catch_up(start, min(end, self.compute), step)
-            if is_communication(family) and end > self.compute:
+            if is_communication_family(family) and end > self.compute:
                 launched = self.compute if NOW in reads else LONG_AGO
                 self.ops_in_flight.append((start, end, family, slows, launched))
             if self.watch is not None:

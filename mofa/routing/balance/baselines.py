@@ -44,7 +44,7 @@ def drop_tokens_beyond_capacity(inputs: IntA, factor: float) -> IntA:
     return np.asarray(np.minimum(inputs, most), dtype=np.int64)
 
 
-def eplb_fullest(loads: IntA, plain_rows: IntA, setup: BalanceSetup) -> FloatA:
+def eplb_fullest_gpu_tokens(loads: IntA, plain_rows: IntA, setup: BalanceSetup) -> FloatA:
     """Tokens of the fullest GPU with replicas packed by the mean load of the past, each with an equal part.
 
     Parameters

@@ -60,7 +60,7 @@ def asymmetric_placement(
 
 
 @dataclass(frozen=True)
-class Adaptation:
+class PlacementAdaptation:
     """When experts are placed anew.
 
     Parameters
@@ -93,8 +93,8 @@ def is_placement_check_due(done: int, interval: int) -> bool:
     return done >= 1 and (done - 1) % interval == 0
 
 
-def replace_if_worse(
-    placement: Placement, recent: FloatA, slots: int, rule: Adaptation, seed: int = 0
+def better_placement(
+    placement: Placement, recent: FloatA, slots: int, rule: PlacementAdaptation, seed: int = 0
 ) -> Placement | None:
     """A better placement for the loads of late, or None where the present one will do.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mofa.blocks.moeblaze import routing_buffer_bytes
 from mofa.cost.host_optimizer import adam_bytes_per_s, optimizer_bytes_on_node
-from mofa.routing.scheduled import scheduling_s
+from mofa.routing.scheduled import token_scheduling_host_s
 from mofa.search.to_plan.fp8_notes import fp8_notes
 from mofa.search.to_plan.graph_notes import graph_notes
 from mofa.search.to_plan.step_band import HOST_BOUND
@@ -60,7 +60,7 @@ def balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...
     """Note on what token scheduling over replicas assumes."""
     if workload.model.moe is None or not row.balancing[0]:
         return ()
-    overhead = format_seconds(scheduling_s(workload.model.moe.num_experts))
+    overhead = format_seconds(token_scheduling_host_s(workload.model.moe.num_experts))
     note = (
         f"balancing micro_moe: {overhead} of host time a layer and micro-batch (the solve measured on one core, the "
         "rest of the dispatch as published: MicroMoE, figure 9), not overlapped; symmetric placement"

@@ -18,14 +18,14 @@ from mofa.cost.memory.reserved import (
     start_bytes_of_weights,
 )
 from mofa.cost.rows import Rows
-from mofa.replay.rank.from_estimator import composed_rows
+from mofa.replay.rank.from_estimator import composed_row
 from mofa.search.strategy_estimator import strategy_estimator
 
 
 def rows(framework: str, strategy: str, gpus: int) -> Rows:
     job = mofa.load_workload("llama3-70b", global_batch=64)
     machines = mofa.load_cluster("h200-hgx", gpus)
-    return composed_rows(strategy_estimator(job, machines, mofa.load_framework(framework), strategy))
+    return composed_row(strategy_estimator(job, machines, mofa.load_framework(framework), strategy))
 
 
 @pytest.mark.parametrize(("micro_batch", "expected"), [(1, 0.8235), (4, 0.8235), (16, 0.0)])

@@ -14,7 +14,7 @@ from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.timeline import GRADIENTS, off_tape_instruction
-from mofa.replay.memory.deepspeed import BUCKET, _part_of, all_gather_sizes, groups_of
+from mofa.replay.memory.deepspeed import BUCKET, _part_of, all_gather_output_bytes, optimizer_groups_of
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.skipped_rounds import RoundSkipper
@@ -165,7 +165,7 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
 def test_a_norm_is_in_a_group_of_its_own() -> None:
     """Five matrices and a norm between them: two, three and the norm."""
     weights = [WeightBytes(str(n), MIB, 0, 0, 0, is_1d=n == 2) for n in range(6)]
-    assert groups_of(weights) == ((0, 1), (3, 4, 5), (2,))
+    assert optimizer_groups_of(weights) == ((0, 1), (3, 4, 5), (2,))
 
 
 def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
@@ -181,8 +181,8 @@ def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
 
 def test_gathers_come_in_pieces_of_a_bucket() -> None:
     """500 MB parts of 8 ranks: 4 GB in 4 pieces; one rank's part is gathered as well."""
-    assert all_gather_sizes(500_000_000, 8) == [BUCKET] * 4
-    assert all_gather_sizes(500_000_000, 1) == [500_000_000]
+    assert all_gather_output_bytes(500_000_000, 8) == [BUCKET] * 4
+    assert all_gather_output_bytes(500_000_000, 1) == [500_000_000]
 
 
 def test_without_zero_all_gradients_are_cast() -> None:

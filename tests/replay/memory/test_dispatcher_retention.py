@@ -24,7 +24,7 @@ from mofa.cost.memory.peak import stage_peak_bytes
 from mofa.replay.memory.rank_memory import ReplayedRankMemory, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import RoundSkipper
-from mofa.replay.rank.from_estimator import composed_rows, describe_ranks
+from mofa.replay.rank.from_estimator import composed_row, describe_ranks
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
@@ -145,7 +145,7 @@ def test_the_closed_form_is_the_replays(pp: int, vpp: int) -> None:
     """In backwards of stages without the head 62 tensors of 16 MiB linger of 32 layers, and more of several chunks;
     what is sent and received is there in both."""
     estimator = _estimator(pp, vpp, 8, "full", layers=32 * pp)
-    rows, ranks = composed_rows(estimator), describe_ranks(estimator)
+    rows, ranks = composed_row(estimator), describe_ranks(estimator)
     closed = stage_peak_bytes(rows)
     for r, rank in enumerate(ranks):
         played = play_memory(rank)
@@ -155,9 +155,9 @@ def test_the_closed_form_is_the_replays(pp: int, vpp: int) -> None:
 def test_at_the_optimizers_step_all_of_it_is_there() -> None:
     """A micro-batch of 4 x 4096 tokens, 512 wide: two tensors in bf16 of each layer, in every chunk."""
     for pp, vpp in ((1, 1), (2, 4)):
-        rows = composed_rows(_estimator(pp, vpp, 8, "full"))
+        rows = composed_row(_estimator(pp, vpp, 8, "full"))
         assert RetainedBytes(rows).between_steps.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
-    assert not RetainedBytes(composed_rows(_estimator(1, 1, 8, "selective")))
+    assert not RetainedBytes(composed_row(_estimator(1, 1, 8, "selective")))
 
 
 def test_rows_without_anything_that_lingers_stay_as_they_are() -> None:
