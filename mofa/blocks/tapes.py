@@ -59,7 +59,7 @@ def model_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
     Those of one combination are kept for who asks again: tapes depend on nothing but their context, which strategies
     share that differ in what blocks do not depend on, such as the pipeline.
     """
-    return (cached_tapes(ctx) if isinstance(ctx.tp, PLAIN) else ContextTapes(ctx)).in_modes(modes)
+    return (cached_tapes(ctx) if isinstance(ctx.tp, PLAIN) else ContextTapes(ctx)).tapes_in_modes(modes)
 
 
 @lru_cache(maxsize=MOST_CACHED)
@@ -81,7 +81,7 @@ class ContextTapes:
         self._chunked: dict[tuple[BlockKind, int], Tape] = {}
         self._layers: dict[tuple[BlockKind, RecomputeSpec], dict[str, BlockTapes]] = {}
 
-    def in_modes(self, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
+    def tapes_in_modes(self, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
         """Layers in these modes, and the ends."""
         tapes: dict[str, BlockTapes] = {}
         for kind in self.forwards:

@@ -305,7 +305,9 @@ def _blocks(rows: Rows, rank: int, chunk: int) -> Iterator[BlockSpec]:
     modes, position = tuple(rows.costs.blocks), int(stages.positions[rank, chunk])
     if position == 0:
         yield BlockSpec("embedding", "embedding")
-    recomputed = stages.recomputed(table.recompute_modes[int(table.recompute[0])], int(table.recompute_layers[0]))
+    recomputed = stages.recomputed_layers(
+        table.recompute_modes[int(table.recompute[0])], int(table.recompute_layers[0])
+    )
     for j, (kind, is_recomputed) in enumerate(zip(stages.layers[rank][chunk], recomputed[rank][chunk], strict=True)):
         mode = modes[int((rows.full_mode_index if is_recomputed else rows.base_mode_index)[0])]
         label, number = layer_label(stages.kinds[kind], mode), stages.first_layers[rank][chunk] + j

@@ -134,7 +134,7 @@ class Stages:
                     out[kind, other, r] += 1
         return out
 
-    def recomputed(self, spec: RecomputeSpec, first: int) -> Recomputed:
+    def recomputed_layers(self, spec: RecomputeSpec, first: int) -> Recomputed:
         """Which layers are recomputed whole.
 
         Parameters
@@ -150,12 +150,12 @@ class Stages:
             known[spec, first] = tuple(_recomputed(chunks, spec, first) for chunks in self.layers)
         return known[spec, first]
 
-    def num_recomputed(self, spec: RecomputeSpec, first: int) -> IntA:
-        """Numbers of the layers of :meth:`recomputed`. (kinds, pp, vpp)"""
+    def num_recomputed_layers(self, spec: RecomputeSpec, first: int) -> IntA:
+        """Numbers of the layers of :meth:`recomputed_layers`. (kinds, pp, vpp)"""
         known = self._num_recomputed
         if (spec, first) not in known:
             out = known[spec, first] = np.zeros_like(self.layer_counts)
-            for r, chunks in enumerate(self.recomputed(spec, first) if spec.kind in ("full", "every") else ()):
+            for r, chunks in enumerate(self.recomputed_layers(spec, first) if spec.kind in ("full", "every") else ()):
                 for c, chunk in enumerate(chunks):
                     for kind, is_recomputed in zip(self.layers[r][c], chunk, strict=True):
                         out[kind, r, c] += is_recomputed

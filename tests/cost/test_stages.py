@@ -138,13 +138,13 @@ def test_recomputed_layers() -> None:
     """Megatron's block method: the first n of every chunk. torchtitan's: each n-th of a rank, over its chunks."""
     stages = split_layers(mla_moe(num_layers=12), 2, 2, "megatron")
     full, every_other, every_one = (RecomputeSpec.parse(text) for text in ("full", "every:2", "every:1"))
-    first = stages.num_recomputed(full, 2)
+    first = stages.num_recomputed_layers(full, 2)
     assert first.sum(axis=0).tolist() == [[2, 2], [2, 2]]
     assert first[stages.kinds.index(BlockKind(moe=False))].tolist() == [[1, 0], [0, 0]]
-    assert np.array_equal(stages.num_recomputed(full, 3), stages.layer_counts)
-    every = stages.num_recomputed(every_other, -1)
+    assert np.array_equal(stages.num_recomputed_layers(full, 3), stages.layer_counts)
+    every = stages.num_recomputed_layers(every_other, -1)
     assert every.sum(axis=0).tolist() == [[1, 2], [1, 2]]  # of 3 and 3: the 2nd; the 4th and 6th
-    assert np.array_equal(stages.num_recomputed(every_one, -1), stages.layer_counts)
+    assert np.array_equal(stages.num_recomputed_layers(every_one, -1), stages.layer_counts)
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4, 8])

@@ -69,7 +69,9 @@ class BlockTimer:
         """What the times of tapes of one combination depend on besides them."""
         m = self.machine
         used = {op.work.group for tape in self._tapes for op in tape.ops if isinstance(op.work, Collective)}
-        groups = [(name, m.groups[name].of_first) for name in sorted({*used, "ep", "world"} & m.groups.keys())]
+        groups = [
+            (name, m.groups[name].key_of_first_strategy) for name in sorted({*used, "ep", "world"} & m.groups.keys())
+        ]
         num_gpus = None if m.num_gpus is None else int(m.num_gpus[0])
         return _Same(m.cluster), m.host_lead_lost, m.idle_fraction, num_gpus, *groups
 

@@ -92,7 +92,7 @@ class Machine:
         return self.cluster.slowest_host
 
     @cached_property
-    def slowest(self) -> FloatK:
+    def slowest_gpu_slowdown(self) -> FloatK:
         """How much longer power-limited kernels take on the slowest of all GPUs than on one, as all wait. (K,) [-]"""
         spread = self.cluster.gpu.curves.chip_spread
         if spread is None:
@@ -278,7 +278,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
         rate_fraction = (
             curve.rate_fraction(np.minimum(work, 1.0)) if memory is None else curve.relative_rate_at_clock(clock)
         )
-        slower: FloatK = curve.sustained / rate_fraction * machine.slowest
+        slower: FloatK = curve.sustained / rate_fraction * machine.slowest_gpu_slowdown
         if isinstance(slower, np.generic):
             slower = float(slower)
         for i in rows:

@@ -427,7 +427,7 @@ def _pass(tape: _Steps, state: TapeStreamClocks, machine: Machine) -> dict[str, 
         if not is_ahead:
             state.host = state.host + issue
         if op.stream != "compute":
-            state.send(op, took, machine)
+            state.play_side_stream_op(op, took, machine)
             continue
         waits = ready and not ready.keys().isdisjoint(op.reads)
         if waits:
@@ -446,7 +446,7 @@ def _pass(tape: _Steps, state: TapeStreamClocks, machine: Machine) -> dict[str, 
                 state.loss = state.loss + loss_s
             exposed[op.family] = exposed[op.family] + took
         if waits and may_pass:  # what it passes on from another stream is awaited by whoever reads it
-            state.hand_on(op, _runs(op))
+            state.pass_on_ready_time(op, _runs(op))
         if is_watched:
             _record(op, tape.watched, state)
     return exposed
@@ -470,7 +470,7 @@ def _wait(op: Op, state: TapeStreamClocks, exposed: dict[str, FloatK]) -> None:
             if family:  # else computed on the stream itself
                 wait_s = where(runs, maximum(ready_s - state.compute, 0.0), 0.0)
                 exposed[family] = exposed[family] + wait_s
-                state.wait(name, family, wait_s)
+                state.wait_for_tensor(name, family, wait_s)
 
 
 def _record(op: Op, watched: set[str], state: TapeStreamClocks) -> None:

@@ -396,7 +396,7 @@ def hop_time(payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric) -> Coll
         hop_s_on_shared_links(inter, payload, group, fabric.above),
     )
     if fabric.bridge is not None:
-        intra = np.where(fabric.bridge.holds(group), payload / fabric.bridge.bytes_per_s, intra)
+        intra = np.where(fabric.bridge.joins_whole_group(group), payload / fabric.bridge.bytes_per_s, intra)
     start_s = np.where(
         spans, fabric.between.start_s + fabric.inter_latency_s, fabric.startup_s + _step_s(group, fabric)
     )

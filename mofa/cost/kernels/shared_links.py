@@ -38,7 +38,7 @@ class SharedLink:
         """Fewest ranks of the group in a block. (K,)"""
         return group.ranks_per_block.get(self.gpus, group.size)
 
-    def beyond(self, group: ProcessGroup) -> ArrayK:
+    def ranks_beyond_block(self, group: ProcessGroup) -> ArrayK:
         """Ranks outside of a rank's block to which it sends over this link. (K,)"""
         reached = group.ranks_per_node if self.in_node else group.size
         beyond: ArrayK = np.maximum(reached - self.ranks_in_block(group), 0).astype(np.float64)
@@ -61,13 +61,13 @@ class Bridge:
         """Fewest ranks of the group that a bridge joins. (K,)"""
         return group.ranks_per_block.get(self.gpus, np.ones_like(group.size))
 
-    def holds(self, group: ProcessGroup) -> NDArray[np.bool_]:
+    def joins_whole_group(self, group: ProcessGroup) -> NDArray[np.bool_]:
         """Whether a bridge joins all ranks of the group. (K,)"""
         return (self.ranks_in_block(group) >= group.size) & (group.size > 1)
 
     def step_s(self, group: ProcessGroup, outside_s: FloatK) -> ArrayK:
         """Latency of a step between two ranks of the group inside a node. (K,) [s]"""
-        return np.where(self.holds(group), self.latency_s, outside_s)
+        return np.where(self.joins_whole_group(group), self.latency_s, outside_s)
 
 
 def shared_links_in_node(node: NodeSpec) -> tuple[SharedLink, ...]:
@@ -152,7 +152,7 @@ def ring_s_on_shared_links(
     array([0.2, 0.8])
     """
     for level in levels:
-        crossing = level.beyond(group) > 0
+        crossing = level.ranks_beyond_block(group) > 0
         busy_s = np.maximum(
             busy_s, np.where(crossing, sent_bytes / (level.ranks_in_block(group) * level.bytes_per_s), 0.0)
         )
@@ -172,8 +172,8 @@ def ring_s_on_bridges(busy_s: ArrayK, sent_bytes: FloatK, group: ProcessGroup, b
     array([0.08, 0.2 ])
     """
     k = bridge.ranks_in_block(group)
-    joined = np.where(bridge.holds(group), 1.0, (k - 1) / k) * sent_bytes / bridge.bytes_per_s
-    leaving = np.where(bridge.holds(group), 0.0, sent_bytes / (k * bridge.outside_bytes_per_s))
+    joined = np.where(bridge.joins_whole_group(group), 1.0, (k - 1) / k) * sent_bytes / bridge.bytes_per_s
+    leaving = np.where(bridge.joins_whole_group(group), 0.0, sent_bytes / (k * bridge.outside_bytes_per_s))
     return np.where(group.ranks_per_node > 1, np.maximum(joined, leaving), busy_s)
 
 
@@ -200,7 +200,7 @@ def all_to_all_s_on_shared_links(
         outside = part_bytes * beyond / bridge.outside_all_to_all_bytes_per_s
         busy_s = np.where(group.ranks_per_node > 1, np.maximum(own, outside), busy_s)
     for level in levels:
-        beyond_ranks = level.beyond(group)
+        beyond_ranks = level.ranks_beyond_block(group)
         if level.crossed_by_rails:
             k = group.ranks_per_node
             inside = np.maximum(level.ranks_in_block(group) - k, 0)
@@ -227,5 +227,5 @@ def hop_s_on_shared_links(
     """
     for level in levels:
         rate = np.minimum(level.ranks_in_block(group) * level.bytes_per_s, level.hop_bytes_per_s)
-        busy_s = np.maximum(busy_s, np.where(level.beyond(group) > 0, payload_bytes / rate, 0.0))
+        busy_s = np.maximum(busy_s, np.where(level.ranks_beyond_block(group) > 0, payload_bytes / rate, 0.0))
     return busy_s

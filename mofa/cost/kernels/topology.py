@@ -50,7 +50,7 @@ class ProcessGroup:
     """The same of blocks of other sizes that share a link, by their GPUs; empty where the cluster has none."""
 
     @property
-    def of_first(self) -> tuple[object, ...]:
+    def key_of_first_strategy(self) -> tuple[object, ...]:
         """The numbers of the first strategy: equal for groups that are alike under it."""
         blocks = [(gpus, int(ranks[0])) for gpus, ranks in sorted(self.ranks_per_block.items())]
         return int(self.size[0]), int(self.ranks_per_domain[0]), int(self.ranks_per_node[0]), *blocks

@@ -262,7 +262,7 @@ class _PartBounds:
             first = int(rows[0])
             spec = table.recompute_modes[int(table.recompute[first])]
             stages = stages_of_row(estimator.workload, estimator.framework, table, first)
-            recomputed = stages.num_recomputed(spec, int(table.recompute_layers[first]))
+            recomputed = stages.num_recomputed_layers(spec, int(table.recompute_layers[first]))
             yield rows, SCHEDULES[SCHEDULE_NAMES[int(table.schedule[first])]], stages, recomputed
 
     def _path_counts(self, rows: IntN, schedule: Schedule, stages: Stages) -> BoolN | float:

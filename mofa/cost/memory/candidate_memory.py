@@ -113,7 +113,7 @@ class CandidateMemory:
             candidate.total[:] += rests.params + rests.states
         self.all[-1].total[:] += rests.step_scratch
 
-    def outside_gradients(self) -> ArrayN:
+    def largest_without_gradients(self) -> ArrayN:
         """The most alive that is no gradient, nor waits for its sum over replicas. (n, R) [B]"""
         return np.asarray(np.maximum.reduce([self._without_gradients(candidate) for candidate in self.all]))
 

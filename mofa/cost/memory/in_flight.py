@@ -156,7 +156,7 @@ def layers_behind_last_by_mode(rows: Rows) -> ArrayN:
     out = np.zeros((len(lay.fully_recomputed_by_chunk), kinds, 2, kinds, 2, len(shown), stages.vpp))
     for first in given.tolist():
         spec, layers = table.recompute_modes[int(table.recompute[first])], int(table.recompute_layers[first])
-        recomputed = stages.recomputed(spec, layers)
+        recomputed = stages.recomputed_layers(spec, layers)
         for r, stage in enumerate(shown.tolist()):
             for c, chunk in enumerate(stages.layers[stage]):
                 layers_seen = list(zip(chunk, map(int, recomputed[stage][c]), strict=True))

@@ -43,7 +43,7 @@ class StagePeaks:
 def stage_peak_bytes(rows: Rows) -> StagePeakBytes:
     """The peak of every stage."""
     candidates = PeakCandidates(rows)
-    candidates.build()
+    candidates.add_all_candidates()
     allocated, which = candidates.largest()
     reserved = _reserved(rows, candidates, allocated)  # which has rests of its own
     rests = unsplit_remainders(rows, candidates.freed_at_step())
@@ -93,7 +93,7 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> Arra
     shards = shards_params(rows)
     has_own_pool = shards and not rows.mode.pipelined
     if has_own_pool:
-        allocated = candidates.outside_gradients()
+        allocated = candidates.largest_without_gradients()
         slack = slack + candidates.grads + candidates.sums
     if rows.framework.allocator != "expandable":
         if shards:  # under no pipeline the gradients' too

@@ -88,7 +88,7 @@ class PeakCandidates(CandidateMemory):
             copies=copies, leftover_bytes=leftover_bytes, sums=sums, inside=direction, direction=direction,
         )  # fmt: skip
 
-    def build(self) -> None:
+    def add_all_candidates(self) -> None:
         """All instants, in the order of a step."""
         rows = self.rows
         # no backward has run when all activations are there, where so many are in flight as a step has

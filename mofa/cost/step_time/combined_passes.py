@@ -42,7 +42,7 @@ class PairedPasses:
     clocks: ClockAdvance
     num_pairs: ArrayN
 
-    def of_step(self, by_pair: ArrayN, position: NDArray[np.intp]) -> ArrayN:
+    def sum_over_step(self, by_pair: ArrayN, position: NDArray[np.intp]) -> ArrayN:
         """Something of pairs summed over the step of the rank at ``position`` of each row. (n, parts)"""
         rows = np.arange(len(position))
         return np.asarray(np.einsum("nfb,nfbp->np", self.num_pairs[rows, position], by_pair[rows, position]))

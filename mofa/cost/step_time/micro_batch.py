@@ -175,7 +175,7 @@ class MicroBatchPasses:
     copies_wait_s: ArrayN | None = None
     """What backwards wait for copies to the host, of the first chunk. (n, R) [s]"""
 
-    def of_stages(self) -> tuple[ArrayN, ArrayN]:
+    def passes_of_stages(self) -> tuple[ArrayN, ArrayN]:
         """Forward and backward of all chunks of a stage. (n, R) each [s]"""
         return self.forward_s.sum(axis=2), self.backward_s.sum(axis=2)
 
@@ -196,7 +196,7 @@ def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
     passes = _passes(rows)
     if not rows.framework.offload.on:
         return passes
-    wait_s = wait_for_host_copies_s(rows, *passes.of_stages())
+    wait_s = wait_for_host_copies_s(rows, *passes.passes_of_stages())
     backward_s = passes.backward_s.copy()
     backward_s[:, :, 0] += wait_s
     return replace(passes, backward_s=backward_s, copies_wait_s=wait_s)

@@ -67,7 +67,7 @@ def step_time(rows: Rows) -> StepTime:
     n = len(table)
     rowsel = np.arange(n)
     each = micro_batch_passes(rows)
-    fwd, bwd = each.of_stages()
+    fwd, bwd = each.passes_of_stages()
     stage_s = fwd + bwd
     slowest = first_largest(stage_s)
     exposed = np.zeros((len(TIME_COMPONENTS), n))
@@ -98,8 +98,8 @@ def step_time(rows: Rows) -> StepTime:
     hidden += m * per_batch_hidden
     pairs = paired_passes(rows, each.host_bound)
     if pairs is not None:
-        exposed[_OF_TAPES] -= pairs.of_step(pairs.exposed_s, slowest).T
-        hidden += pairs.of_step(pairs.hidden_s, slowest).T
+        exposed[_OF_TAPES] -= pairs.sum_over_step(pairs.exposed_s, slowest).T
+        hidden += pairs.sum_over_step(pairs.hidden_s, slowest).T
     outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
@@ -141,7 +141,7 @@ def slowest_stages_of_micro_batch(each: MicroBatchPasses) -> NDArray[np.bool_]:
     array
         Of the stages that are shown. (n, R)
     """
-    fwd, bwd = each.of_stages()
+    fwd, bwd = each.passes_of_stages()
     stage_s = fwd + bwd
     return np.asarray(np.isclose(stage_s, stage_s.max(axis=1, keepdims=True), rtol=1e-12, atol=0.0))
 
@@ -203,7 +203,7 @@ def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
         c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
         rows.mtp_layer_quantity("issue_s"),
     )  # fmt: skip
-    lead = np.maximum(sum(each.of_stages()) - issue, 0.0)
+    lead = np.maximum(sum(each.passes_of_stages()) - issue, 0.0)
     if each.host_bound is not None:
         lead[each.host_bound.rows] = each.host_bound.lead_s()
     parts = optimizer_device_seconds_by_part(*given)
@@ -270,7 +270,7 @@ def _pipeline(
         return nothing
     schedule = rows.schedule_record
     hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
-    fwd, bwd = each.of_stages()
+    fwd, bwd = each.passes_of_stages()
     counted = np.arange(len(num_micro_batches)), slowest
     busy, own_gather = num_micro_batches * (fwd + bwd)[counted], before[counted]
     if pairs is not None:
@@ -459,7 +459,7 @@ def _stagger(
     schedule = rows.schedule_record
     if rows.stage_layers.stages.pp == 1 or not schedule.has_closed_form:
         return
-    fwd, bwd = (rows.spread_to_all_stages(passes) for passes in each.of_stages())
+    fwd, bwd = (rows.spread_to_all_stages(passes) for passes in each.passes_of_stages())
     rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else fwd + bwd
     if waits_at_exchanges(rows):
         received = _received_s(rows, hop_seconds(rows))

@@ -112,7 +112,7 @@ class Allocator:
             while not lists[first]:
                 first += 1
         except IndexError:
-            block = self.grow(pool, size)
+            block = self.block_of_fresh_memory(pool, size)
         else:
             if self.expandable:
                 block = least_expandable_block(pool, first)
@@ -185,7 +185,7 @@ class Allocator:
                 return
         self.merge_free(block)
 
-    def finish(self, stream: int) -> None:
+    def release_from_stream(self, stream: int) -> None:
         """What was freed while ``stream`` used it is not used by it any more."""
         for block in self._waiting.pop(stream, ()):
             block.events -= 1
@@ -195,7 +195,7 @@ class Allocator:
     def empty_cache(self) -> None:
         """Give all free segments back to the device."""
         for stream in list(self._waiting):
-            self.finish(stream)
+            self.release_from_stream(stream)
         for pool in self._pools.values():
             for block in list(pool.blocks()):
                 if self.expandable:
@@ -247,7 +247,7 @@ class Allocator:
         return block
 
     # -- segments
-    def grow(self, pool: BlockPool, size: int) -> Block:
+    def block_of_fresh_memory(self, pool: BlockPool, size: int) -> Block:
         """A block of a rounded size or larger out of fresh memory, where no free one fits; it is to be cut.
 
         Raises

@@ -279,7 +279,7 @@ def _grow(
 ) -> Block:  # fmt: skip
     """A new block of the device's for a slot, and in ``grown`` what is reserved with it."""
     try:
-        free = allocator.grow(pool, size)
+        free = allocator.block_of_fresh_memory(pool, size)
     except OutOfDeviceMemory as full:
         event = recording.allocation_events[slot]
         known = {**recorded.rests, **rests}

@@ -203,7 +203,7 @@ class SteadyStatePlayer:
     def _passed(self, chunk: int, passed: RecordedBlockEnd, blocks: BlockSlots) -> None:
         """A piece is through in a computation that is repeated."""
         for slot in passed.sent:
-            self.sends.send(blocks[slot])
+            self.sends.free_once_sent(blocks[slot])
         self.sends.after_block(passed.phase, self.pieces[chunk][passed.name])
 
     def _note_down(self, which: Which, micro_batch: int) -> None:

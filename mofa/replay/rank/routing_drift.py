@@ -132,9 +132,11 @@ class DrawnPrograms:
         return self.known[chunk, micro_batch]
 
     def _drawn(self, moving: DriftingLayer) -> BlockProgram:
-        return self.of_tokens(moving, self.drift.routers.tokens(self.popularity[moving.moe_layer_index], self.rng))
+        return self.program_of_tokens(
+            moving, self.drift.routers.tokens(self.popularity[moving.moe_layer_index], self.rng)
+        )
 
-    def of_tokens(self, moving: DriftingLayer, tokens: FloatA) -> BlockProgram:
+    def program_of_tokens(self, moving: DriftingLayer, tokens: FloatA) -> BlockProgram:
         """The program of a layer whose experts get these tokens. (experts of a rank,) [tokens]"""
         routers = self.drift.routers
         rows = tokens.sum() * routers.shares.shape[1] / routers.token_copies

@@ -274,8 +274,8 @@ class RankTimeline:
         assert phase is not None
         blocks = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
         start = clock.compute
-        clock.empty()
-        clock.forget_counts()
+        clock.empty_launch_queue()
+        clock.reset_counts()
         place, handed_on = "", ""
 
         def watch(stream: str, name: str, family: int, begin: float, end: float) -> None:

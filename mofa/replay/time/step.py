@@ -164,7 +164,7 @@ def _finish(
     for player in players:
         clock = player.clock
         player.restore_work_left_by_last()
-        clock.forget_counts()
+        clock.reset_counts()
         clock.play_steps(player.data_parallel.at_step_end)
         clock.drain(DP)
         tails.append(np.array(clock.counts()))

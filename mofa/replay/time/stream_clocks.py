@@ -111,7 +111,7 @@ class StreamClocks:
         if reads:
             until = max([self.ready[name][0] for name in reads if name in self.ready], default=self.host)
         else:
-            self.empty()
+            self.empty_launch_queue()
         self.host = max(self.host, until) + self.sync_s + host_s
 
     def wait_for(self, names: tuple[str, ...]) -> None:
@@ -180,8 +180,8 @@ class StreamClocks:
             self.ready[name] = (self.compute, -1)
             self.delay_of_tensor.pop(name, None)
 
-    def empty(self) -> None:
-        """Nothing that was launched is still to be computed, or nothing is known of it."""
+    def empty_launch_queue(self) -> None:
+        """Empty the launch queue: nothing that was launched is still to be computed, or nothing is known of it."""
         self.launched = self.enqueued = 0.0
         self.queue.clear()
 
@@ -288,7 +288,7 @@ class StreamClocks:
         else:
             self.delay_of_tensor.pop(name, None)
 
-    def forget_counts(self) -> None:
+    def reset_counts(self) -> None:
         """Count from nothing what is exposed, beside and waited; what was issued late before matters no more."""
         self.exposed, self.side_stream_s, self.idle_s, self.late_issue_s = ([0.0] * len(EXPOSED) for _ in range(4))
         self.delay_of_tensor, self.delay_of_stream = {}, {}
@@ -356,7 +356,7 @@ class StreamClocks:
             for begin, end, family, slows, launched in self.ops_in_flight
         ]
         self.idle_gaps = [(begin + seconds, end + seconds) for begin, end in self.idle_gaps]
-        self.empty()
+        self.empty_launch_queue()
 
     # -- what decides what comes next
     def relative_state(self, longest: float) -> Relative:

@@ -53,7 +53,7 @@ def test_without_a_move_sizes_stay(rank: Rank) -> None:
         / experts
         / rank.routing_drift.routers.shares.shape[1],
     )
-    same, base = drawn.of_tokens(moving, tokens), known.program(moving.trace)
+    same, base = drawn.program_of_tokens(moving, tokens), known.program(moving.trace)
     assert same.forward == base.forward
     assert same.backward == base.backward
 
@@ -113,7 +113,7 @@ def test_what_fills_experts_up_is_counted() -> None:
     whole, odd = np.full(experts, 1024.0), 1024.0 + np.tile([1.0, -1.0], experts // 2)
 
     def sizes(tokens: np.ndarray) -> np.ndarray:
-        return np.array([size for _, _, _, size, _ in drawn.of_tokens(moving, tokens).forward])
+        return np.array([size for _, _, _, size, _ in drawn.program_of_tokens(moving, tokens).forward])
 
     grown = sizes(odd) - sizes(whole)
     # a copy of the experts' rows in two bytes is 8 x 64 rows longer, what has no rows of them stays
