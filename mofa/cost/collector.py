@@ -30,6 +30,7 @@ class TableCollector:
         self.detail: StageDetail | None = None
 
     def put(self, places: NDArray[np.intp], rows: Rows) -> None:
+        """Put times and memory of a group of rows into their places of the table."""
         time = step_time(rows)
         self.put_peak(places, rows, stage_peaks(rows), time)
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import first_largest, over_combinations, row_max
+from mofa.blocks.elementwise import first_largest_index, over_combinations, row_max
 from mofa.cost.block.block_cost import PrecisionMode, block_costs, recomputes_layers_whole, unique_rows
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
@@ -335,7 +335,7 @@ class Estimator:
         done = 0
         for chosen, rows in self._composed(which, recompute_layers, every_stage=False):
             stages = stage_peak_bytes(rows)
-            fullest = first_largest(stages.device)
+            fullest = first_largest_index(stages.device)
             # what hosts cannot hold does not fit either, whatever the devices have
             excess = pinned_excess_bytes(rows)
             least = np.where(excess > 0.0, self.cluster.gpu.capacity_bytes.value + excess, 0.0)

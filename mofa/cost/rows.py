@@ -52,66 +52,82 @@ class LayerArrays:
 
     @cached_property
     def exposed(self) -> ArrayN:
+        """What of a layer each family exposes."""
         return self.stack(lambda c: c.forward.exposed + c.backward.exposed)
 
     @cached_property
     def hidden(self) -> ArrayN:
+        """Communication of a layer that is hidden, by family."""
         return self.stack(lambda c: c.forward.hidden + c.backward.hidden)
 
     @cached_property
     def forward_s(self) -> ArrayN:
+        """What a layer's forward takes. [s]"""
         return self.stack(lambda c: c.forward.total)
 
     @cached_property
     def backward_s(self) -> ArrayN:
+        """What a layer's backward takes. [s]"""
         return self.stack(lambda c: c.backward.total)
 
     @cached_property
     def issue_s(self) -> ArrayN:
+        """What the host takes to issue a layer. [s]"""
         return self.stack(lambda c: c.forward.issue + c.backward.issue)
 
     @cached_property
     def flops(self) -> ArrayN:
+        """Of a layer. [FLOP]"""
         return self.stack(lambda c: c.forward_flops + c.backward_flops)
 
     @cached_property
     def saved(self) -> ArrayN:
+        """What a layer keeps for its backward. [B]"""
         return self.stack(lambda c: c.memory.saved)
 
     @cached_property
     def saved_kinds(self) -> ArrayN:
+        """The same by kind of tensor. [B]"""
         return self.stack(lambda c: c.memory.saved_kinds)
 
     @cached_property
     def slack(self) -> ArrayN:
+        """What the allocator's rounding adds to kept tensors. [B]"""
         return self.stack(lambda c: c.memory.saved_slack)
 
     @cached_property
     def forward_peak(self) -> ArrayN:
+        """The most that a forward has alive. [B]"""
         return self.stack(lambda c: c.memory.forward_peak)
 
     @cached_property
     def forward_kinds(self) -> ArrayN:
+        """The same by kind of tensor. [B]"""
         return self.stack(lambda c: c.memory.forward_kinds)
 
     @cached_property
     def backward_peak(self) -> ArrayN:
+        """The most that a backward has alive. [B]"""
         return self.stack(lambda c: c.memory.backward_peak)
 
     @cached_property
     def backward_kinds(self) -> ArrayN:
+        """The same by kind of tensor. [B]"""
         return self.stack(lambda c: c.memory.backward_kinds)
 
     @cached_property
     def pools(self) -> ArrayN:
+        """Peaks of streams' memory pools beyond what is alive at the layer's peak. [B]"""
         return self.stack(lambda c: c.memory.pool_slack)
 
     @cached_property
     def other_pools(self) -> ArrayN:
+        """Peaks of the pools of all streams but the computing one. [B]"""
         return self.stack(lambda c: c.memory.other_pools)
 
     @cached_property
     def largest(self) -> ArrayN:
+        """The largest tensor. [B]"""
         return self.stack(lambda c: c.memory.largest)
 
     @cached_property
@@ -151,6 +167,7 @@ class LayerArrays:
 
     @cached_property
     def autocast_cached_bytes(self) -> ArrayN:
+        """Of weight copies that autocast makes in a forward. [B]"""
         return self.stack(lambda c: c.autocast_cached_bytes)
 
     @cached_property
@@ -165,6 +182,7 @@ class LayerArrays:
 
     @cached_property
     def weights_s(self) -> ArrayN:
+        """What of a backward makes weights' gradients. [s]"""
         return self.stack(lambda c: c.backward.weights)
 
     @cached_property

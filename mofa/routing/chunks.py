@@ -148,7 +148,7 @@ def check_chunk_bins(bins: Sequence[int]) -> tuple[int, ...]:
     return ordered
 
 
-def choose_chunks(rows: FloatA, most: FloatA | float, bins: Sequence[int] = BINS) -> IntA:
+def choose_num_chunks(rows: FloatA, most: FloatA | float, bins: Sequence[int] = BINS) -> IntA:
     """MACT: the smallest bin of at least ``ceil(rows / most)`` chunks; 0 where no bin will do.
 
     Parameters
@@ -166,7 +166,7 @@ def choose_chunks(rows: FloatA, most: FloatA | float, bins: Sequence[int] = BINS
 
     Examples
     --------
-    >>> choose_chunks(np.array([[50.0, 101.0, 300.0, 900.0]]), 100.0).tolist()
+    >>> choose_num_chunks(np.array([[50.0, 101.0, 300.0, 900.0]]), 100.0).tolist()
     [[1, 2, 4, 0]]
     """
     capacity = np.asarray(most, dtype=np.float64)

@@ -64,10 +64,10 @@ def read_placement(file: str | Path, num_experts: int, num_gpus: int, slots: int
     return Placement(copies)
 
 
-def placement_rows(placement: Placement) -> str:
+def placement_csv(placement: Placement) -> str:
     """The CSV that :func:`read_placement` reads.
 
-    >>> print(placement_rows(Placement(np.array([[1, 0], [1, 1]]))), end="")
+    >>> print(placement_csv(Placement(np.array([[1, 0], [1, 1]]))), end="")
     expert,gpu
     0,0
     1,0

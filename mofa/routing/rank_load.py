@@ -221,14 +221,16 @@ def expert_shares(routing: RoutingSpec, model: ModelSpec, iterations: int | None
             by_layer = np.broadcast_to(memfine_iteration_7(layers, moe.num_experts), (count, layers, moe.num_experts))
             shares = np.random.default_rng(routing.seed).permuted(by_layer, axis=-1)
         else:
-            shares = draw_shares(routing, (count * layers, moe.num_experts)).reshape(count, layers, moe.num_experts)
+            shares = draw_expert_shares(routing, (count * layers, moe.num_experts)).reshape(
+                count, layers, moe.num_experts
+            )
     return cap_and_redistribute_shares(shares, 1.0 / moe.top_k)
 
 
-def draw_shares(routing: RoutingSpec, shape: tuple[int, int]) -> FloatA:
+def draw_expert_shares(routing: RoutingSpec, shape: tuple[int, int]) -> FloatA:
     """Shares drawn from a distribution of one parameter, before the cap: (draws, E), each draw sums to 1. [-]
 
-    >>> draw_shares(RoutingSpec(), (1, 4))
+    >>> draw_expert_shares(RoutingSpec(), (1, 4))
     array([[0.25, 0.25, 0.25, 0.25]])
     """
     logits = _log_weights(routing, shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mofa.schedules.order import Action, Compute, Order, Program, Runtime, one_f_one_b_after_warmup
-from mofa.schedules.point_to_point import overlapped_exchanges, torch_runtime
+from mofa.schedules.point_to_point import overlapped_exchanges, torch_multi_stage_exchanges
 from mofa.schedules.record import Schedule
 
 
@@ -104,7 +104,7 @@ def kth_forward_and_backward(
 
 def interleaved_program(order: Order, runtime: Runtime) -> Program:
     """An order of several chunks a rank with a runtime's sends and receives."""
-    return torch_runtime(order) if runtime == "pytorch" else overlapped_exchanges(order)
+    return torch_multi_stage_exchanges(order) if runtime == "pytorch" else overlapped_exchanges(order)
 
 
 def interleaved_in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:

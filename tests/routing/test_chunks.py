@@ -9,7 +9,7 @@ from mofa.errors import SpecError
 from mofa.routing.chunks import (
     ActivationTerms,
     check_chunk_bins,
-    choose_chunks,
+    choose_num_chunks,
     loads_expected_from_past,
     max_rows_without_chunks,
     memfine_layer_activations,
@@ -73,7 +73,7 @@ def test_mact_on_table_4() -> None:
     rows = np.array([[rows_of_the_fullest_rank()]])
     for static, chunks in ((43.0, 2), (39.5, 1)):
         most = max_rows_without_chunks(BUDGET - static * GB, TERMS)
-        assert choose_chunks(rows, most).item() == chunks
+        assert choose_num_chunks(rows, most).item() == chunks
 
 
 def test_percentages_of_the_text() -> None:
@@ -100,10 +100,10 @@ def test_layers_in_flight_share_the_budget() -> None:
 
 def test_bins() -> None:
     rows = np.array([[1.0, 100.0, 100.0001, 250.0, 799.0, 801.0]])
-    assert choose_chunks(rows, 100.0).tolist() == [[1, 1, 2, 4, 8, 0]]
-    assert choose_chunks(rows, 100.0, [3]).tolist() == [[3, 3, 3, 3, 0, 0]]
-    assert choose_chunks(rows, -1.0).tolist() == [[0] * 6]
-    assert choose_chunks(np.array([[100.0, 100.0]]), np.array([50.0, 200.0])).tolist() == [[2, 1]]
+    assert choose_num_chunks(rows, 100.0).tolist() == [[1, 1, 2, 4, 8, 0]]
+    assert choose_num_chunks(rows, 100.0, [3]).tolist() == [[3, 3, 3, 3, 0, 0]]
+    assert choose_num_chunks(rows, -1.0).tolist() == [[0] * 6]
+    assert choose_num_chunks(np.array([[100.0, 100.0]]), np.array([50.0, 200.0])).tolist() == [[2, 1]]
     for wrong in ([], [0, 1], [1, 65]):
         with pytest.raises(SpecError, match="bins"):
             check_chunk_bins(wrong)

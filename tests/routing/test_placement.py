@@ -13,8 +13,8 @@ from mofa.routing.balance.place import PlacementAdaptation, asymmetric_placement
 from mofa.routing.cayley import edges_by_color, second_eigenvalue
 from mofa.routing.placement import (
     Placement,
-    deal_at_random,
-    pack_by_load,
+    placement_dealt_at_random,
+    placement_packed_by_load,
     plain_placement,
     replica_counts,
     shuffled_placement,
@@ -88,9 +88,12 @@ def test_dealing_fills_every_slot_and_keeps_replicas_apart(ep: int, d: int, slot
     load = rng.pareto(1.0, num_experts)
     counts = replica_counts(load, num_gpus * slots, num_gpus)
     assert counts.sum() == num_gpus * slots and counts.min() >= 1 and counts.max() <= num_gpus
-    for placed in (deal_at_random(load, counts, num_gpus, rng), pack_by_load(load, num_gpus, slots)):
+    for placed in (
+        placement_dealt_at_random(load, counts, num_gpus, rng),
+        placement_packed_by_load(load, num_gpus, slots),
+    ):
         assert np.all(placed.copies.sum(axis=0) == slots) and np.all(placed.copies.sum(axis=1) >= 1)
-    assert deal_at_random(load, counts, num_gpus, rng).copies.max() == 1
+    assert placement_dealt_at_random(load, counts, num_gpus, rng).copies.max() == 1
 
 
 def test_greedy_replicas_are_the_least_maximum() -> None:

@@ -86,15 +86,15 @@ class BlockTimer:
         )
 
     def forward(self, blocks: Sequence[BlockTapes]) -> TapeTime:
-        """Of blocks one behind the other."""
+        """Time of the forwards of blocks one behind the other."""
         return reduce(_both, [self._of(block.forward) for block in blocks])
 
     def backward(self, blocks: Sequence[BlockTapes]) -> TapeTime:
-        """The same, from the last on."""
+        """Time of the backwards of blocks, from the last on."""
         return reduce(_both, [self._of(block.backward) for block in reversed(blocks)])
 
     def combined(self, forward: BlockTapes, backward: BlockTapes) -> TapeTime:
-        """Of a block's forward beside a block's backward of another micro-batch."""
+        """Time of a block's forward beside a block's backward of another micro-batch."""
         delays = self.machine.framework.delay_wgrad
         tape = combined_tape(forward.forward, backward.forward, backward.backward, delays=delays)
         return repeated_tape_time(tape, self.machine)

@@ -106,7 +106,7 @@ def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> li
     peak, peak_kinds, peak_op = _peaks(joined)
     of_block = joined.of_block[:, crossing]
     saved_kinds = (of_block[:, None] & joined.is_kind[:, crossing]) @ sizes[crossing]
-    slack = of_block @ (rounded_bytes(sizes[crossing]) - sizes[crossing])
+    slack = of_block @ (allocator_rounded_bytes(sizes[crossing]) - sizes[crossing])
     above = joined.sums([block.saved for block in blocks]) - joined.sums(
         [block.alive_at_first_weight_product for block in blocks]
     )
@@ -347,14 +347,14 @@ def _given_up(block: BlockTapes, num_k: int, which: Callable[[Tensor], BoolK]) -
     return [stack_rows(some, num_k).sum(axis=0) for some in (forward, backward)]
 
 
-def rounded_bytes(nbytes: ArrayK) -> ArrayK:
+def allocator_rounded_bytes(nbytes: ArrayK) -> ArrayK:
     """Size of the block that PyTorch's CUDA caching allocator gives for a request. [B]
 
     Requests are rounded to 512 B; those of 10 MiB and more are cut from segments rounded to 2 MiB.
 
     Examples
     --------
-    >>> [int(b) for b in rounded_bytes(np.array([0.0, 1.0, 11 * 2.0**20 + 1]))]
+    >>> [int(b) for b in allocator_rounded_bytes(np.array([0.0, 1.0, 11 * 2.0**20 + 1]))]
     [0, 512, 12582912]
     """
     unit = np.where(nbytes >= 10 * 2.0**20, 2.0**21, 512.0)

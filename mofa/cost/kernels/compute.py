@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from mofa.blocks.elementwise import BoolK
 from mofa.blocks.work import Gemm, GemmPass, GroupedKernel
 from mofa.cost.kernels import fitted_forms
-from mofa.cost.kernels.multi_stream import balanced_multi_stream_s
+from mofa.cost.kernels.multi_stream import balanced_multi_stream_products_s
 from mofa.specs.curves import GemmForm
 from mofa.specs.gpu_facts import UnalignedProducts
 from mofa.specs.hardware import GpuSpec
@@ -265,7 +265,7 @@ def _different_grouped_gemm_s(
         return np.asarray(groups * expert_s)
     if kernel == "multi-stream":
         streamed = gpu.curves.multi_stream_product(format_)
-        time_s = balanced_multi_stream_s(
+        time_s = balanced_multi_stream_products_s(
             rows, groups, n, k, streamed.form, gpu.curves.product(format_).form, num_sms=gpu.num_sms.value,
             wgrad=wgrad, sustained=streamed.sustained, element_bytes=ELEMENT_BYTES[format_], added_bytes=added_bytes,
         )  # fmt: skip

@@ -96,7 +96,7 @@ def computing_lower_bounds(estimator: Estimator, is_open: BoolN, weights: Mappin
     return np.asarray(bound * slowest_share * _runs(estimator) * (1.0 - ROUNDING))
 
 
-def work_lower_bounds_s(estimator: Estimator, *, halved: bool = False) -> tuple[ArrayN, ArrayN]:
+def micro_batch_lower_bounds_s(estimator: Estimator, *, halved: bool = False) -> tuple[ArrayN, ArrayN]:
     """What a micro-batch of every row takes at least on all ranks together, and in a layer of each kind.
 
     It recomputes nothing. No pipeline computes less, whatever its stages hold; :func:`power_averaged_lower_bound_s` is

@@ -12,7 +12,7 @@ from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.persistent_buffers import persistent_buffer_bytes
 from mofa.cost.memory.reserved import LivePeaks
-from mofa.cost.memory.saved_in_flight import saved_by_kind, saved_bytes_outside_layers
+from mofa.cost.memory.saved_in_flight import saved_bytes_outside_layers, saved_in_flight_by_kind
 from mofa.cost.memory.stage_inputs import freed_input_bytes, pipeline_buffer_bytes
 from mofa.cost.memory.unsplit_remainders import UnsplitRemainders
 from mofa.cost.memory.watchdog_held import watchdog_held_bytes
@@ -159,7 +159,7 @@ class CandidateMemory:
         if self.rests is not None:
             out[place["parameters"]] += self.rests.params[rows_at, stage]
             out[place["optimizer_states"]] += self.rests.states[rows_at, stage]
-        activations, in_flight = self.activations[rows_at, stage], saved_by_kind(rows, rows_at, stage)
+        activations, in_flight = self.activations[rows_at, stage], saved_in_flight_by_kind(rows, rows_at, stage)
         for i in sorted(set(instant.tolist())):
             candidate, chosen = self.all[i], np.flatnonzero(instant == i)
             where = rows_at[chosen], stage[chosen]

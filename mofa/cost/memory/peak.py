@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import first_largest
+from mofa.blocks.elementwise import first_largest_index
 from mofa.cost.memory.communicators import communicator_bytes_of_stages
 from mofa.cost.memory.late_gradient_copies import late_gradient_copies_bytes, room_for_waiting_copies_bytes
 from mofa.cost.memory.peak_candidates import PeakCandidates
-from mofa.cost.memory.reserved import fsdp_shard_waste_bytes, native_allocator_bytes
+from mofa.cost.memory.reserved import fsdp_shard_waste_bytes, native_segment_bytes
 from mofa.cost.memory.unsplit_remainders import unsplit_remainders
 from mofa.cost.rank_rules import has_flat_buffers, shards_params
 from mofa.cost.rows import Rows
@@ -68,19 +68,19 @@ def stage_peaks(rows: Rows) -> StagePeaks:
 def peaks_with_fullest_stage(stages: StagePeakBytes) -> StagePeaks:
     """Peaks of stages, with which of them is the fullest."""
     return StagePeaks(
-        stages, first_largest(stages.device), tuple(candidate.name for candidate in stages.candidates.all)
+        stages, first_largest_index(stages.device), tuple(candidate.name for candidate in stages.candidates.all)
     )
 
 
 def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> ArrayN:
     """What the allocator holds. (n, R) [B]
 
-    - Requests are rounded; see :func:`mofa.cost.block.liveness.rounded_bytes`.
+    - Requests are rounded; see :func:`mofa.cost.block.liveness.allocator_rounded_bytes`.
     - Memory is pooled per stream. FSDP's sharded gradients live in the reduce-scatter stream's pool, which holds them
       all and what waits for sums over replicas, while the computing stream's holds the most of all else, at another
       instant. Gathered weights are in the gather stream's, at their own peaks.
     - Whole segments, of which larger tensors find none that fits
-      (:func:`mofa.cost.memory.reserved.native_allocator_bytes`). The expandable allocator maps pages instead; pages
+      (:func:`mofa.cost.memory.reserved.native_segment_bytes`). The expandable allocator maps pages instead; pages
       once mapped stay, those of the parameters that Megatron copied too.
     """
     lay, c, static = rows.stage_layers, rows.costs, rows.static
@@ -98,7 +98,7 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> Arra
     if rows.framework.allocator != "expandable":
         if shards:  # under no pipeline the gradients' too
             slack = slack + fsdp_shard_waste_bytes(rows) * (1.0 if rows.mode.pipelined else 2.0)
-        return native_allocator_bytes(rows, candidates.largest_alive(allocated, without_gradients=has_own_pool)) + slack
+        return native_segment_bytes(rows, candidates.largest_alive(allocated, without_gradients=has_own_pool)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
         slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid_index]
     if has_flat_buffers(rows):

@@ -16,7 +16,7 @@ from mofa.cost.memory.fsdp_root import (
     tied_head_gradient_bytes,
     waiting_head_gradient_bytes,
 )
-from mofa.cost.memory.fsdp_unsharded import gathered_bytes_and_unreduced_share, reduction_bytes
+from mofa.cost.memory.fsdp_unsharded import chunk_reduction_bytes, gathered_bytes_and_unreduced_share
 from mofa.cost.memory.in_flight import InFlightMemory, InFlightPeak
 from mofa.cost.memory.pinned import kept_layer_bytes
 from mofa.cost.memory.replica_sums import waiting_replica_sums_bytes
@@ -270,10 +270,12 @@ class PeakCandidates(CandidateMemory):
         if rows.mode.precision != "mixed":
             return
         if in_flight.reduces_by_chunk:
-            most = in_flight.peak("R", np.zeros(on_first.shape), beside=reduction_bytes(rows))
+            most = in_flight.peak("R", np.zeros(on_first.shape), beside=chunk_reduction_bytes(rows))
             self._add_nothing("reduction of gradients", **self._alive_at(most))
             return
-        self._add_nothing("reduction of gradients", freed_bytes=None, grads=1.0, copies=reduction_bytes(rows)[:, :, 0])
+        self._add_nothing(
+            "reduction of gradients", freed_bytes=None, grads=1.0, copies=chunk_reduction_bytes(rows)[:, :, 0]
+        )
 
     def _add_nothing(
         self, name: str, *, freed_bytes: ArrayN | None, grads: ArrayN | float, copies: ArrayN | float,

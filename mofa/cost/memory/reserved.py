@@ -73,14 +73,15 @@ class LivePeaks:
     buffers: ArrayN
 
 
-def native_allocator_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
+def native_segment_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
     """What the allocator reserves of whole segments, but for what rounding and other streams add. (n, R) [B]
 
     - The loss's tensors are larger than any of a layer; those of the embedding's backward may be. They come when layers
       have taken what they need, and none of it is of use to them: see :func:`_with_loss`.
     - The tensors of a layer are cut from each other's blocks, and what is left of these is not whole when the largest
       is asked for: of that there is one more, where holes don't take the others.
-    - Megatron's start leaves holes: :func:`holes_bytes` and :func:`_beside_holes`. FSDP's groups under pipelines:
+    - Megatron's start leaves holes: :func:`megatron_start_holes_bytes` and :func:`_beside_holes`. FSDP's groups under
+    pipelines:
       :func:`_unsharded`.
     """
     bulk = _bulk(rows.costs.embedding.memory)[rows.k][:, None] * rows.is_first
@@ -97,7 +98,7 @@ def native_allocator_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
         most = np.maximum(most, alive.layers - late_states + np.maximum(large, bulk + loss))
         return np.maximum(most, alive.layers + _scratch_in_pieces(rows, alive, large))
     made = start_bytes_of_weights(rows)
-    lost, pieces = holes_bytes(rows, made, alive.overall)
+    lost, pieces = megatron_start_holes_bytes(rows, made, alive.overall)
     most, ahead = _beside_holes(rows, made, alive.buffers)
     ahead, late_freed = np.maximum(alive.forward - late_states, ahead), late_ring_bytes(rows)
     layers = alive.layers + np.maximum(pieces, widest) + bulk + late_freed
@@ -174,7 +175,7 @@ def _with_loss(
     return np.where((rows.is_head > 0) & (bulk > 0), ahead + pieces + bulk + again, -np.inf)
 
 
-def holes_bytes(rows: Rows, made: StartBytesOfWeights, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
+def megatron_start_holes_bytes(rows: Rows, made: StartBytesOfWeights, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What Megatron's start leaves, and what of it nothing can use: whole holes, or pieces of them. (n, R) each [B]
 
     Parameters are made one by one, copied into one buffer and let go: their segments, 2 bytes a parameter, are there

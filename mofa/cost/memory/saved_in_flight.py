@@ -37,7 +37,7 @@ def _loss_saved(rows: Rows) -> ArrayN:
     return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
 
 
-def saved_by_kind(rows: Rows, rows_at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
+def saved_in_flight_by_kind(rows: Rows, rows_at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
     """What is kept of the micro-batches in flight, by kind. (len(KINDS), len(at))"""
     lay = rows.stage_layers
     saved_kinds, k = rows.layers.saved_kinds, rows.k[rows_at]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import first_largest, row_max
+from mofa.blocks.elementwise import first_largest_index, row_max
 from mofa.blocks.tapes import layer_label
-from mofa.cost.amax_reductions import amax_seconds
+from mofa.cost.amax_reductions import amax_reduction_seconds
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
@@ -69,7 +69,7 @@ def step_time(rows: Rows) -> StepTime:
     each = micro_batch_passes(rows)
     fwd, bwd = each.passes_of_stages()
     stage_s = fwd + bwd
-    slowest = first_largest(stage_s)
+    slowest = first_largest_index(stage_s)
     exposed = np.zeros((len(TIME_COMPONENTS), n))
     hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
     m = rows.num_micro_batches.astype(float)
@@ -121,7 +121,7 @@ def step_time(rows: Rows) -> StepTime:
     negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
-    exposed[_T["dp"]] += amax_seconds(rows)
+    exposed[_T["dp"]] += amax_reduction_seconds(rows)
     ends = step_end_seconds(rows, each)
     exposed[_T["optimizer"]] += row_max(ends) + gradient_norm_seconds(rows)
     _stagger(rows, exposed, each, ends, m, outside)

@@ -110,7 +110,7 @@ def live_bf16_gradients(state: RankState) -> list[RetainedBlock]:
 
 
 def replace_gradient_blocks(state: RankState, blocks: Sequence[Block]) -> None:
-    """They are in these blocks now."""
+    """Put the gradients into other blocks: they are in these now."""
     state.grads = [(block, instruction) for block, (_, instruction) in zip(blocks, state.grads, strict=True)]
 
 

@@ -32,7 +32,7 @@ FROM_HOST = 3
 
 
 def allocate_init_requests(state: RankState, wants: Iterable[SlotRequest], where: str) -> None:
-    """What is allocated and freed before there is a computation."""
+    """Allocate and free what is asked for before there is a computation: parameters as they are made."""
     allocations: dict[int, Allocation] = {}
     for slot, nbytes, name in wants:
         if not nbytes:
@@ -58,7 +58,7 @@ def gather_group_weights(state: RankState, chunk: int, group: int) -> None:
 
 
 def free_last_gathered_buffer(state: RankState) -> None:
-    """Behind a chunk's forward the last group's goes as well."""
+    """Free the gathered buffer of a chunk's last group, behind its forward."""
     _let_go(state)
 
 

@@ -16,7 +16,7 @@ __all__ = ["FlatBuffer", "Rank", "RankBlock", "WeightBytes"]
 
 @dataclass(frozen=True)
 class RankBlock:
-    """Something of a model that runs as one on a rank: an embedding, a layer, a head."""
+    """A block of a rank, an embedding, a layer or a head, with its allocation trace and its times."""
 
     name: str
     trace: BlockTrace

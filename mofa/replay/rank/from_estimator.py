@@ -8,7 +8,11 @@ from functools import partial
 
 from mofa.blocks.combined_passes import part_of_each_op
 from mofa.blocks.frameworks.megatron.persistent import buffers_at_first_use
-from mofa.cost.allocations.allocation_trace import gather_embedding_ahead, hold_head_gradient_for_embedding, trace_block
+from mofa.cost.allocations.allocation_trace import (
+    trace_block,
+    with_embedding_gathered_ahead,
+    with_head_gradient_for_embedding,
+)
 from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.host_lead import device_over_host_time, forward_and_backward_times, times_of_fastest_peer
 from mofa.cost.allocations.initialization import rotary_table_bytes_of_model_part
@@ -202,16 +206,17 @@ def _chunks(
     def trace(block: BlockSpec) -> BlockTrace:
         if block.role == "layer":
             of_layer = trace_of(block.tapes, block.number)
-            return gather_embedding_ahead(of_layer, traces["embedding"]) if block.number == 0 else of_layer
+            return with_embedding_gathered_ahead(of_layer, traces["embedding"]) if block.number == 0 else of_layer
         waits = block.role == "head" and spec.gradients.head_gradient_waits_for_embedding
-        return hold_head_gradient_for_embedding(traces["head"]) if waits else traces[block.tapes]
+        return with_head_gradient_for_embedding(traces["head"]) if waits else traces[block.tapes]
 
     def moves(block: BlockSpec) -> DriftingLayer | None:
         of_layer = routed.drifting_layer(block.tapes, block.number) if block.role == "layer" else None
         if of_layer is None or block.number > 0:
             return of_layer
         some, more = (
-            gather_embedding_ahead(end, traces["embedding"]) for end in (of_layer.trace, of_layer.trace_with_more_rows)
+            with_embedding_gathered_ahead(end, traces["embedding"])
+            for end in (of_layer.trace, of_layer.trace_with_more_rows)
         )
         return replace(of_layer, trace=some, trace_with_more_rows=more)
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mofa.cost.amax_reductions import amax_seconds
+from mofa.cost.amax_reductions import amax_reduction_seconds
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
@@ -174,7 +174,7 @@ def _finish(
     if tied:
         with_ends = (seconds for seconds, player in zip(ends, players, strict=True) if player.spec.place.has_end)
         meet = max(meet, max(with_ends) + tied)
-    norm, amaxes = float(gradient_norm_seconds(rows)[0]), float(amax_seconds(rows)[0])
+    norm, amaxes = float(gradient_norm_seconds(rows)[0]), float(amax_reduction_seconds(rows)[0])
     step = meet + amaxes + norm + max(last) - (max(last) - min(last))
     shown: list[dict[str, float]] = []
     hiddens: list[dict[str, float]] = []

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.errors import SpecError
 from mofa.routing.balance.flow_density import max_density
-from mofa.routing.placement import Placement, deal_at_random, replica_counts
+from mofa.routing.placement import Placement, placement_dealt_at_random, replica_counts
 
 FloatA = NDArray[np.float64]
 SAMPLES = 64
@@ -49,7 +49,7 @@ def asymmetric_placement(
     rng = np.random.default_rng(seed)
     best: tuple[float, Placement] | None = None
     for _ in range(samples):
-        placed = deal_at_random(load, counts, num_gpus, rng)
+        placed = placement_dealt_at_random(load, counts, num_gpus, rng)
         density = float(max_density(placed.hosts, load))
         if best is None or density < best[0]:
             best = density, placed

@@ -13,7 +13,7 @@ from pydantic import Field
 from mofa.errors import SpecError
 from mofa.routing.counts import CountedModel, read_counts
 from mofa.routing.presets import memfine_iteration_7
-from mofa.routing.rank_load import draw_shares
+from mofa.routing.rank_load import draw_expert_shares
 from mofa.specs.base import Spec
 from mofa.specs.routing import RoutingSpec
 
@@ -149,7 +149,7 @@ def ordered_shares(routing: RoutingSpec, num_experts: int) -> FloatA:
     """
     if routing.kind == "preset":
         return memfine_iteration_7(PRESET_LAYERS, num_experts)
-    return np.sort(draw_shares(routing, (1, num_experts)), axis=-1)[:, ::-1]
+    return np.sort(draw_expert_shares(routing, (1, num_experts)), axis=-1)[:, ::-1]
 
 
 def balance_experts(

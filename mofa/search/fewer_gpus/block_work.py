@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mofa.blocks.build import block_kinds
 from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
 from mofa.cost.estimate import Estimator
-from mofa.cost.lower_bounds.steps import work_lower_bounds_s
+from mofa.cost.lower_bounds.steps import micro_batch_lower_bounds_s
 from mofa.cost.option_sets import options_that_blocks_read
 from mofa.cost.stages import stages_of_row
 from mofa.schedules import SCHEDULES, default_schedule
@@ -120,6 +120,6 @@ def _seconds(job: Job, table: StrategyTable, halved: bool) -> FloatN:
     for _, rows in table.rows_by_options():
         some = table.take(rows)
         estimator = Estimator(job.workload, job.cluster, job.framework, some, loads, drop=frozenset({"dp"}))
-        all_s, layers_s = work_lower_bounds_s(estimator, halved=halved)
+        all_s, layers_s = micro_batch_lower_bounds_s(estimator, halved=halved)
         out[:, rows] = np.concatenate([all_s[None], layers_s])
     return out

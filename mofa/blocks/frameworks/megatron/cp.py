@@ -28,7 +28,7 @@ ORDER = "te chunk_order"
 """The measured op that puts gathered chunks in order: ``torch.index_select``, at a third of a copy's rate."""
 
 
-def attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
+def context_parallel_attention(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -> str:
     """Fused attention over all ranks' keys and values: of ``AttnFuncWithCPAndKVP2P``, ``...KVAllGather`` and
     ``...QKVOA2A`` the one that ``cp_kind`` names."""
     if not any_true(ctx.cp > 1):

@@ -319,7 +319,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: Flo
 
 
 def head(b: TapeBuilder, ctx: Context, x: str) -> str:
-    """As in the Transformer Engine variant, whose output layer is Megatron's own."""
+    """Final norm, output layer and loss, as in the Transformer Engine variant: its output layer is Megatron's own."""
     return te.head(b, ctx, x)
 
 

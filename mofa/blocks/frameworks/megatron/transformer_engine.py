@@ -211,7 +211,7 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     hold_in_module(b, "core attention", v)
     b.region = "core_attn"
     megatron_cp.add_python_of_cp_kind(b, ctx)
-    out = megatron_cp.attention(b, ctx, q, k, v, windowed)
+    out = megatron_cp.context_parallel_attention(b, ctx, q, k, v, windowed)
     mark_issued_by(b, since, timed_module_call(ctx, "attention", where((ctx.cp > 1) & ctx.cp_ring, ctx.cp, 0.0)))
     b.region = ""
     release_module_locals(b, "core attention")
