@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import selective_modes
+from mofa.blocks.frameworks.recompute import selective_modes_to_search
 from mofa.errors import MofaError, SpecError
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.legality.masks import Job, check_strategies
@@ -100,7 +100,7 @@ def _modes(job: Job) -> tuple[RecomputeSpec, ...]:
         specs = [RecomputeSpec.parse(text) for text in (*texts, "ops", "every:2", "every:3")]
     else:
         specs = [RecomputeSpec.parse(text) for text in texts]
-        specs += list(selective_modes(framework, model, job.workload.precision.fp8_recipe))
+        specs += list(selective_modes_to_search(framework, model, job.workload.precision.fp8_recipe))
     chunks = (1, 2, 4) if model.moe is not None and framework.name == "megatron" else (1,)
     return tuple(spec.model_copy(update={"token_chunks": c}) for spec in specs for c in chunks)
 

@@ -115,7 +115,9 @@ def main() -> None:
             runs.append(run)
         else:
             refused[fault] += 1
-    made_by = f"python scripts/draw_runs.py --seed {options.seed} --num {options.num} --gpus {options.gpus} --name {name}"
+    made_by = (
+        f"python scripts/draw_runs.py --seed {options.seed} --num {options.num} --gpus {options.gpus} --name {name}"
+    )
     print(f"# {made_by}")
     told = [run for run in runs if can_be_measured(run)]  # a number is missing for each that cannot
     print(yaml.safe_dump({"runs": told}, sort_keys=False, allow_unicode=True, width=116), end="")

@@ -24,8 +24,8 @@ from mofa.cost.allocations.allocation_trace import trace_block
 from mofa.cost.allocations.block_trace import OpTrace
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.liveness import block_memory
-from mofa.cost.block.tape_clock import scan
-from mofa.cost.kernels.topology import Group
+from mofa.cost.block.tape_clock import repeated_tape_time
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import Block
@@ -85,7 +85,7 @@ class LayerPrediction:
         return _reserved(self.tapes, self.shape)
 
     def _total_s(self, tape: Tape) -> float:
-        return float(scan(tape, self.machine).total[0])
+        return float(repeated_tape_time(tape, self.machine).total[0])
 
 
 def predict_bench_layer(shape: Shape, cluster: ClusterSpec, framework: FrameworkSpec) -> LayerPrediction:
@@ -114,7 +114,7 @@ def _joined(tapes: BlockTapes) -> Tape:
 def _machine(ep: int, cluster: ClusterSpec, framework: FrameworkSpec) -> Machine:
     size = np.array([ep])
     near = np.minimum(size, cluster.node.gpus_per_node)
-    group = Group(size, near, near)
+    group = ProcessGroup(size, near, near)
     return Machine(cluster, {"ep": group, "world": group}, framework, 1)
 
 

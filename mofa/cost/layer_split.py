@@ -29,7 +29,9 @@ class LayerSplit:
 
 
 @lru_cache(maxsize=2048)
-def split_of(model: ModelSpec, pp: int, vpp: int, framework: str, splits: str = "even", layout: str = "") -> LayerSplit:
+def layer_split_of(
+    model: ModelSpec, pp: int, vpp: int, framework: str, splits: str = "even", layout: str = ""
+) -> LayerSplit:
     """The layout of a model's layers over virtual chunks.
 
     A strategy's ``layout`` says it. Without one the framework splits by itself
@@ -65,7 +67,7 @@ def split_of(model: ModelSpec, pp: int, vpp: int, framework: str, splits: str = 
     return LayerSplit(PipelineLayout.of_layers(sizes, num_predictions), by)
 
 
-def layer_weight(model: ModelSpec, moe: bool) -> float:
+def active_params_of_layer(model: ModelSpec, moe: bool) -> float:
     """Parameters that a token uses in one layer: its relative cost when layers are balanced. [params]"""
     p = layer_params(model, moe)
     routed = p.routed * model.moe.top_k / model.moe.num_experts if moe and model.moe else 0.0
@@ -82,7 +84,9 @@ def _balanced_sizes(model: ModelSpec, num_chunks: int) -> list[int]:
     Of several that do, every cut, from the last on, is the earliest one. Weights are numbers of parameters, whose sums
     are exact, so that no rounding decides.
     """
-    weight_of = {moe: layer_weight(model, moe) for moe in {model.is_moe_layer(i) for i in range(model.num_layers)}}
+    weight_of = {
+        moe: active_params_of_layer(model, moe) for moe in {model.is_moe_layer(i) for i in range(model.num_layers)}
+    }
     weights = np.array([weight_of[model.is_moe_layer(i)] for i in range(model.num_layers)])
     head = float(model.vocab * model.hidden)
     tail = head + model.num_mtp_layers * (weights[-1] + head)

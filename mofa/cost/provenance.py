@@ -29,7 +29,7 @@ _WEAKEST: dict[Provenance, int] = {p: i for i, p in enumerate(PROVENANCES)}
 Sizes = Mapping[str, tuple[float, float]]
 """Smallest and largest of each size that occurs, by the names of a curve's measured ranges."""
 Seen = tuple[Mapping[str, Sizes], frozenset[str]]
-"""What occurs in one candidate's tapes: of :func:`tape_sizes` and :func:`memory_bound_op_names`."""
+"""What occurs in one candidate's tapes: of :func:`op_size_ranges_by_family` and :func:`memory_bound_op_names`."""
 
 
 def weakest_provenance(*facts: Fact) -> Provenance:
@@ -58,7 +58,7 @@ def provenance_of_curve(curve: FittedCurve, sizes: Sizes | None = None) -> Prove
     return "interpolated" if curve.provenance == "measured" else curve.provenance
 
 
-def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
+def op_size_ranges_by_family(tapes: Iterable[Tape]) -> dict[str, Sizes]:
     """Smallest and largest of each size that the ops of tapes of one candidate have, by family.
 
     Named as the curves' measured ranges: ``gemm`` m, n, k; ``grouped_gemm`` tokens, groups, n, k; ``attention`` q.

@@ -32,7 +32,7 @@ class ColumnRequirements:
     optional: tuple[str, ...] = ()
 
 
-def read_table(file: str | Path, where: str, columns: ColumnRequirements) -> dict[str, NDArray[np.int64]]:
+def read_count_columns(file: str | Path, where: str, columns: ColumnRequirements) -> dict[str, NDArray[np.int64]]:
     """Columns of a ``.csv`` or ``.parquet`` file, each of whole numbers of at least 0. name -> (rows,)
 
     Raises

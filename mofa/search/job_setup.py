@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 from mofa.blocks.frameworks import primitives_of
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.host_optimizer import refuse_full_hosts
+from mofa.cost.host_optimizer import refuse_optimizer_beyond_host_memory
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
-from mofa.routing.scheduled import with_token_scheduling
+from mofa.routing.scheduled import loads_with_token_scheduling
 from mofa.specs.activation_offload import ACTIVATION_OFFLOAD, offloadable_modules_of_model, refuse_absent_modules
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_names import FRAMEWORK_NAMES
@@ -96,7 +96,7 @@ def with_numerics(
     framework = _with_words(workload.model, framework, words)
     if framework.optimizer_offload and precision.moments == "bf16":
         raise SpecError("optimizer_offload: hosts step with fp32 moments; leave precision.moments out")
-    refuse_full_hosts(workload, cluster, framework)
+    refuse_optimizer_beyond_host_memory(workload, cluster, framework)
     if framework.offload.on and precision.fp8_recipe:
         raise SpecError(
             f"activation_offload ({framework.activation_offload}): is not modelled with fp8 products, whose casts it "
@@ -292,4 +292,4 @@ def routing_loads_by_ep(workload: WorkloadSpec, table: StrategyTable) -> Routing
     degrees = sorted(e for e in set(table.ep.tolist()) if workload.model.moe.num_experts % e == 0)
     loads = routing_loads(workload.routing, workload.model, degrees)
     balanced = sorted(set(table.ep[table.balancing > 0].tolist()) & set(degrees))
-    return with_token_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads
+    return loads_with_token_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads

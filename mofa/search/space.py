@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import selective_modes
+from mofa.blocks.frameworks.recompute import selective_modes_to_search
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.specs.activation_offload import ACTIVATION_OFFLOAD
@@ -131,7 +131,7 @@ def searched_recomputation(workload: WorkloadSpec, framework: FrameworkSpec) -> 
         modes += [(RecomputeSpec.parse("ops"), -1), (RecomputeSpec.parse("every:2"), -1)]
     else:
         recipe = workload.precision.fp8_recipe
-        modes += [(spec, -1) for spec in selective_modes(framework, workload.model, recipe)]
+        modes += [(spec, -1) for spec in selective_modes_to_search(framework, workload.model, recipe)]
         modes.append((RecomputeSpec(kind="full"), SOLVED))
     return (*modes, (RecomputeSpec(kind="full"), -1))
 

@@ -11,7 +11,7 @@ from mofa.specs.ranges import KernelSeconds, PositiveMultiple, Rate, Sharpness
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class MultiStreamForm:
-    """Parameters of :func:`mofa.cost.kernels.multi_stream.multi_stream_s`, beside those of single products."""
+    """Parameters of :func:`mofa.cost.kernels.multi_stream.multi_stream_products_s`, beside those of single products."""
 
     floor_s: KernelSeconds
     """Events before the first product and behind the last, on all streams."""

@@ -18,7 +18,7 @@ from mofa.calibrate.fits.profile import fit_folders
 from mofa.calibrate.measurements import append_row, read_rows
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.fitted_forms import gemm_s
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.errors import SpecError
 from mofa.specs.hardware import GpuSpec, NodeSpec
 from mofa.specs.load import load_cluster
@@ -226,7 +226,7 @@ def test_nccl_text_changes_the_link(tmp_path: Path) -> None:
 def planned_s(path: Path, op: Any, size: float, group: int, hosts: int = 1) -> float:
     """Time of a collective as the planner sees it."""
     each = np.array([group // hosts])
-    place = Group(np.array([group]), each, each)
+    place = ProcessGroup(np.array([group]), each, each)
     return float(collective_s(op, np.array([size]), place, load_cluster(path, 8 * hosts))[0])
 
 

@@ -39,7 +39,7 @@ def test_a_stage_reduces_behind_each_pass_both_ways(tmp_path: Path, monkeypatch:
         plan = estimate(tmp_path, "fp8-delayed", replay=replay)
         with monkeypatch.context() as patched:
             for module in ("mofa.cost.step_time.step", "mofa.replay.time.step"):
-                patched.setattr(f"{module}.amax_seconds", lambda rows: np.zeros(len(rows.table)))
+                patched.setattr(f"{module}.amax_reduction_seconds", lambda rows: np.zeros(len(rows.table)))
             times[replay] = plan.step_s - estimate(tmp_path, "fp8-delayed", replay=replay).step_s
     assert times[False] == pytest.approx(2.0 * (8 + 2 - 1) * each, rel=0.01)
     assert times[True] == pytest.approx(times[False], rel=0.01)

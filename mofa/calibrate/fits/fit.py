@@ -43,7 +43,7 @@ from mofa.cost.kernels.fitted_forms import (
     l2_miss_bytes,
     memory_bound_s,
 )
-from mofa.cost.kernels.multi_stream import ChosenTiles, chosen_tiles, multi_stream_s
+from mofa.cost.kernels.multi_stream import ChosenTiles, chosen_tiles, multi_stream_products_s
 from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedGemmForm, MemoryBoundForm
 from mofa.specs.multi_stream import MultiStreamForm
 from mofa.specs.products import ELEMENT_BYTES
@@ -334,7 +334,7 @@ def _multi_stream_times(
     loads = _loads(rows) if loads is None else loads
     n, k = _column(rows, "n"), _column(rows, "k")
     assert single is not None
-    return multi_stream_s(
+    return multi_stream_products_s(
         loads, n, k, layout, form, single, num_sms=num_sms, added_bytes=ADDED_BYTES,
         element_bytes=ELEMENT_BYTES[rows[0].case.dtype], chosen=chosen,
     )  # fmt: skip

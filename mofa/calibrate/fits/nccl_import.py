@@ -18,7 +18,7 @@ from mofa.calibrate.fits.network import NetworkFacts, NetworkRun, NetworkRunErro
 from mofa.calibrate.fits.profile import curve_profile_entry
 from mofa.calibrate.shapes.families import MIN_POINTS
 from mofa.cost.kernels.collectives import Fabric, collective_time
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.errors import SpecError
 from mofa.specs.files import bundled_names, load_yaml, profile_as_yaml
 from mofa.specs.hardware import ClusterSpec, NodeSpec
@@ -134,7 +134,13 @@ def _cluster(path: Path, node: dict[str, Any], run: NcclTestsRun) -> ClusterSpec
 
 
 def _put_share(
-    file: Path, run: NcclTestsRun, group: Group, cluster: ClusterSpec, level: str, node: dict[str, Any], path: Path
+    file: Path,
+    run: NcclTestsRun,
+    group: ProcessGroup,
+    cluster: ClusterSpec,
+    level: str,
+    node: dict[str, Any],
+    path: Path,
 ) -> dict[str, float]:
     """Put the share of a link that the largest payload reached into the profile; the fact by its name."""
     key = "all_to_all_efficiency" if run.op == "all_to_all" else "efficiency"
@@ -166,7 +172,7 @@ def _source(runs: Sequence[NcclTestsRun], files: Sequence[Path]) -> str:
     return f"nccl-tests, {ops} on {', '.join(map(str, hosts))} hosts, {len(runs)} files from {files[0].name} on"
 
 
-def _network_run(file: Path, run: NcclTestsRun, group: Group) -> NetworkRun:
+def _network_run(file: Path, run: NcclTestsRun, group: ProcessGroup) -> NetworkRun:
     points = np.array([point for point in run.points if point[0] >= network.LEAST_BYTES], dtype=float).reshape(-1, 2)
     return NetworkRun(str(file), cast("CollectiveKind", run.op), group, points[:, 0], points[:, 1])
 
@@ -225,7 +231,7 @@ def _check_gpu(file: Path, run: NcclTestsRun, path: Path, gpu: str) -> None:
         )
 
 
-def _group_of(file: Path, run: NcclTestsRun, node: NodeSpec) -> Group:
+def _group_of(file: Path, run: NcclTestsRun, node: NodeSpec) -> ProcessGroup:
     """Where the ranks lay, as the planner places groups."""
     each, rest = divmod(run.group, run.hosts)
     if rest or each > node.gpus_per_node:
@@ -236,13 +242,13 @@ def _group_of(file: Path, run: NcclTestsRun, node: NodeSpec) -> Group:
     hosts = min(run.hosts, node.gpus_per_domain // node.gpus_per_node)
     n = node.gpus_per_node
     blocks = {b: min(b, each) if b <= n else min(b // n * each, run.group) for b in node.block_sizes}
-    return Group(
+    return ProcessGroup(
         np.array([run.group]), np.array([each * hosts]), np.array([each]),
         {gpus: np.array([ranks]) for gpus, ranks in blocks.items()},
     )  # fmt: skip
 
 
-def _share_of(run: NcclTestsRun, group: Group, cluster: ClusterSpec, level: str) -> float:
+def _share_of(run: NcclTestsRun, group: ProcessGroup, cluster: ClusterSpec, level: str) -> float:
     """Share of the link's bandwidth at which the planner's formula gives the measured time of the largest payload."""
     fabric = Fabric.from_cluster(_at_full_rate(cluster, level))
     size, time_s = max(run.points)

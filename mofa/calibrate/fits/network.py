@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.kernels.collectives import Fabric, collective_time
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.hardware import ClusterSpec
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class NetworkRun:
 
     name: str
     kind: CollectiveKind
-    group: Group
+    group: ProcessGroup
     payload_bytes: FloatN
     time_s: FloatN
 

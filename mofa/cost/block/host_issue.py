@@ -10,12 +10,12 @@ from mofa.cost.block.durations import PRODUCTS, ArrayK, Machine
 from mofa.specs.host import HostIssueTimes
 
 
-def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
-    """As :func:`host_seconds`, as one array. (len(ops), K) [s]"""
-    return stack_rows(host_seconds(ops, machine), machine.num_k)
+def issue_seconds_array(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
+    """As :func:`issue_seconds`, as one array. (len(ops), K) [s]"""
+    return stack_rows(issue_seconds(ops, machine), machine.num_k)
 
 
-def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
+def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     """Host time to issue each op. (K,) each [s]
 
     Eager: a small op's issue for each launch, a product's for its first; in the forward pass what the model's Python
@@ -23,12 +23,11 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed tensors pay their
     dispatch instead, those without a kernel as well, and collectives between layouts their bookkeeping; under an
     op-level checkpoint every op passes its mode, under PyTorch's every saved tensor its hooks, and Megatron's is a
-    function; FSDP's are issued by hooks, which write down where large gradients
-    lie (``Op.listed_elements``), Megatron's additions of gradients too.
-    Products of shapes that the library does not remember wait for its choice. What a module issues whose call the
-    host's profile has as a whole pays for that instead, once (:class:`ModuleCalls`), and what a CUDA graph holds for
-    the graph's launch (:class:`GraphLaunches`). On top comes a backward that a schedule starts for a part of a layer.
-    All of it on the slowest of all hosts.
+    function; FSDP's are issued by hooks, which write down where large gradients lie (``Op.listed_elements``),
+    Megatron's additions of gradients too. Products of shapes that the library does not remember wait for its choice.
+    What a module issues whose call the host's profile has as a whole pays for that instead, once
+    (:class:`ModuleCallIssueTimes`), and what a CUDA graph holds for the graph's launch (:class:`GraphIssueTimes`). On
+    top comes a backward that a schedule starts for a part of a layer. All of it on the slowest of all hosts.
     """
     return machine.compute_tape_once("host", ops, lambda: _host_seconds(ops, machine))
 
@@ -40,10 +39,10 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
     hook_s = slowest * (host.eager_op_s.value + host.grad_hook_s.value)
     modules, eager, regions, graphs = (
-        ModuleCalls(host),
+        ModuleCallIssueTimes(host),
         EagerIssueTimes(host),
-        CompiledRegions(host),
-        GraphLaunches(host),
+        CompiledIssueTimes(host),
+        GraphIssueTimes(host),
     )
     out: list[FloatK] = [0.0] * len(ops)
     for i, op in enumerate(ops):
@@ -140,7 +139,7 @@ class EagerIssueTimes:
         return cold - cold / maximum(op.expert_loops, 1.0)  # the first round finds nothing there
 
 
-class CompiledRegions:
+class CompiledIssueTimes:
     """What a host takes for compiled ops, met in the order in which ops are issued.
 
     Each kernel is launched; the first of a region calls it. Any other op that runs ends the region.
@@ -167,7 +166,7 @@ class CompiledRegions:
         self.inside = (self.inside | runs) if op.compiled else (self.inside & logical_not(runs))
 
 
-class GraphLaunches:
+class GraphIssueTimes:
     """What a host takes for CUDA graphs, met in the order in which ops are issued: the first op that runs pays.
 
     Autograd calls a function of Python that launches the graph. Behind its backward come the hooks of the parameters
@@ -198,7 +197,7 @@ LIKE_COLLECTIVES = ("exchange", "amax")
 """What takes as long as any module's collective in profiles that were made before these were timed."""
 
 
-class ModuleCalls:
+class ModuleCallIssueTimes:
     """What a host takes for calls of modules, met in the order in which ops are issued.
 
     A call is paid for once a tape, by the first of its ops that runs, whether or not that launches anything: its

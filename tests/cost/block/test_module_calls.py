@@ -13,7 +13,7 @@ from mofa.blocks.backward import Recompute
 from mofa.blocks.op import Op, Tape, TimedModuleCall
 from mofa.blocks.work import Collective, Gemm, GroupedGemm, MemoryBound
 from mofa.cost.block.durations import Machine
-from mofa.cost.block.host_issue import issue_seconds
+from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.specs.base import Fact
 from mofa.specs.host import MODULES, ModuleCallTime, SmallLayerTime
 from mofa.specs.scaling import rescaled_host
@@ -48,7 +48,7 @@ def machine(each: dict[str, tuple[float, float, float, float]], name: str = "meg
 
 def issued(ops: tuple[Op, ...], each: dict[str, tuple[float, float, float, float]]) -> list[float]:
     """Microseconds of each op."""
-    return [float(v) * 1e6 for v in issue_seconds(ops, machine(each))[:, 0]]
+    return [float(v) * 1e6 for v in issue_seconds_array(ops, machine(each))[:, 0]]
 
 
 def op(name: str, work: Any = None, call: TimedModuleCall | None = None, **more: Any) -> Op:
@@ -111,7 +111,7 @@ def test_products_of_unknown_shapes_wait_for_a_choice_each_once() -> None:
     curves = one_gpu.cluster.gpu.curves.model_copy(update={"host": host})
     gpu = one_gpu.cluster.gpu.model_copy(update={"curves": curves})
     untimed = replace(one_gpu, cluster=one_gpu.cluster.model_copy(update={"gpu": gpu}))
-    assert issue_seconds((product,), untimed)[0, 0] == pytest.approx(220e-6)
+    assert issue_seconds_array((product,), untimed)[0, 0] == pytest.approx(220e-6)
 
 
 def test_a_collective_within_a_module_comes_on_top() -> None:
