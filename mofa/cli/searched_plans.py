@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mofa.specs.hardware import ClusterSpec
     from mofa.specs.workload import WorkloadSpec
 
-REFINE_SECONDS = 10.0
+REFINE_SECONDS = 12.0
 """How long the layouts of the best plans are searched by default. [s]"""
 
 
@@ -46,7 +46,7 @@ def search_plans(
     import mofa
 
     search = mofa.find_plans(job, machines, **options)
-    if refine_seconds and any(best.layout is not None for best in search.report.plans):
+    if refine_seconds:
         search = mofa.refine_layouts(
             search,
             refine_seconds,

@@ -54,6 +54,8 @@ class LongestPaths:
         One hand-over, and what computing loses of its rate beside one. [s], [-]
     """
 
+    fills_with_stages = False
+
     def __init__(
         self, schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, hop_s: float, slowdown: float
     ) -> None:
@@ -198,6 +200,7 @@ class FormulaPaths:
     """
 
     num_computations, hop_s, slowdown = 2, 0.0, 0.0
+    fills_with_stages = True
 
     def __init__(self, pp: int, num_micro_batches: int, *, forwards_first: bool) -> None:
         self.pp, self.num_micro_batches, self.forwards_first = pp, num_micro_batches, forwards_first

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
+from functools import partial
 
 from mofa.cost.model_flops import FlopsConvention
 from mofa.errors import SpecError
@@ -14,13 +14,14 @@ from mofa.plan.launch_layout import LaunchLayout, LayoutBy, LayoutSearch
 from mofa.plan.result import Plan
 from mofa.search.fewer_gpus.merge_plans import with_idle_gpus
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem
-from mofa.search.layout_search.shortest_split import WORK, shortest_split
-from mofa.search.layout_search.split_problem import ChunkLayers, FloatA
+from mofa.search.layout_search.candidate_layouts import CandidateLayouts
+from mofa.search.layout_search.screening import LayoutContender, contenders, screen
+from mofa.search.layout_search.shortest_split import WORK
+from mofa.search.layout_search.split_problem import ChunkLayers
 from mofa.search.one_strategy import strategy_row
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.search_result import Search
-from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
+from mofa.search.to_plan.builder import Candidate
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
@@ -31,11 +32,16 @@ CLOSED, REPLAYED = 6, 2
 """Layouts that are costed whole in closed form, and of these played, the shortest steps first. [-]"""
 WORK_OF_PLAN = WORK / 2
 """Limit of the solver's deterministic seconds for one plan of several. [s]"""
-SECONDS_OF_WORK = 12.0
-"""What a deterministic second of the solver takes with all that is around it, on one core of 2.5 GHz. [s]"""
-SECONDS_OF_PLAY, SECONDS_OF_PASS, MOST_PASSES = 0.3, 6e-5, 15_000
-"""What playing a strategy takes there: at least, for each forward of a layer or chunk, and how many of these are played
-before a steady state repeats. [s], [s], [-]"""
+SCREENING_FRACTION = 1 / 3
+"""The most of the time that goes to finding out which strategies are worth a search. [-]"""
+SECONDS_OF_WORK = 8.0
+"""What a deterministic second of the solver takes with all that is around it: 5 to 8 of strategies of DeepSeek-V3 on
+2,048 GPUs, on one core of an AMD EPYC of 2.6 GHz. [s]"""
+SECONDS_OF_PLAY, SECONDS_OF_PASS, MOST_PASSES = 0.2, 2e-5, 15_000
+"""What playing a strategy's step and fullest rank takes there: at least, for each forward of a layer or chunk, and how
+many of these are played before a steady state repeats. [s], [s], [-]"""
+SECONDS_OF_RANK = 0.15
+"""What explaining one more rank's memory takes there. [s]"""
 
 
 @dataclass(frozen=True)
@@ -105,18 +111,19 @@ def find_layout(
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = strategy_row(workload, cluster, framework, strategy)
     candidate = Candidate(workload, cluster, framework, row, routing_loads_by_ep(workload, row), flops_convention)
-    refined = _refined(candidate, None, replay=replay, work=work)
-    if refined is None:
+    layouts = CandidateLayouts(candidate)
+    if not layouts.has_choice:
         raise SpecError(
             f"strategy: there is no layout to search for; give {framework.name} a pipeline (pp above 1) that it takes "
             "layouts of, without recompute=every:n and without expert_overlap"
         )
+    refined = _refined(layouts, None, replay=replay, work=work)
     plan = refined.candidate.plan(replay=True) if replay else refined.plan
     return plan.model_copy(update={"layout": refined.plan.layout})
 
 
-def refine_layouts(search: Search, seconds: float = 10.0, *, progress: Progress | None = None) -> Search:
-    """Give the best plans of a search the layouts with which their steps are shortest.
+def refine_layouts(search: Search, seconds: float = 12.0, *, progress: Progress | None = None) -> Search:
+    """Give the best strategies of a search the layouts with which their steps are shortest.
 
     Parameters
     ----------
@@ -126,12 +133,13 @@ def refine_layouts(search: Search, seconds: float = 10.0, *, progress: Progress 
         About how long. It is counted by the solver's work and by what is played, not by the clock, so that the result
         is the same on every machine. [s]
     progress
-        Told plans done, and plans in all.
+        Told strategies done, and strategies in all.
 
     Returns
     -------
     Search
-        The same with plans in the order of their new steps. The table has the strategies with their own layouts.
+        The same with as many plans, in the order of their new steps. The table has the strategies with their own
+        layouts.
 
     Raises
     ------
@@ -140,9 +148,11 @@ def refine_layouts(search: Search, seconds: float = 10.0, *, progress: Progress 
 
     Notes
     -----
-    Plans are refined from the best on, until the next one would take longer than what is left. See
-    :func:`mofa.find_layout`; ``plan.layout.search`` says which plans were. What the search was held to stays: a layout
-    that was asked for, and the number of ``full:n`` where recomputation was.
+    A strategy that is not among the best may be so with a better layout, whether or not it fits with its own. Those of
+    every pipeline and recomputation are searched shortly (:mod:`mofa.search.layout_search.screening`), for a third of
+    the time at most. Then plans and these strategies are refined, the shortest steps first, until the next one would
+    take longer than what is left. See :func:`mofa.find_layout`; ``plan.layout.search`` says which plans were. What the
+    search was held to stays: a layout that was asked for, and the number of ``full:n`` where recomputation was.
 
     Examples
     --------
@@ -154,33 +164,69 @@ def refine_layouts(search: Search, seconds: float = 10.0, *, progress: Progress 
     True
     """
     started = time.perf_counter()
-    report, left_s = search.report, seconds
+    report = search.report
     if any(plan.long_run is not None for plan in report.plans):
         raise SpecError("plans are ranked by whole runs; refine those of a search without failures")
-    by_number: dict[int, _Refined] = {}
+    if not report.plans:
+        return search
     keeps = "recompute=" in report.defaults.get("fixed", "")
-    for number, plan in enumerate(report.plans):
-        candidate, replay = _candidate(search, plan), plan.costed_by == "replay"
-        if plan.layout is None or plan.layout.by == "strategy":
-            continue
-        if SECONDS_OF_WORK * WORK_OF_PLAN + REPLAYED * replay * _seconds_of_play(candidate) > left_s:
-            break
-        refined = _refined(candidate, plan, replay=replay, work=WORK_OF_PLAN, keep_recomputed=keeps)
-        if refined is not None:
-            by_number[number] = refined
-            left_s -= refined.seconds
-        if progress is not None:
-            progress(number + 1, len(report.plans))
-    plans = {
-        number: by_number[number].plan if number in by_number else plan for number, plan in enumerate(report.plans)
-    }
-    order = sorted(plans, key=lambda number: (round(plans[number].step_s, 12), number))
-    ranked = [plans[number] for number in order]
-    if order and order[0] in by_number and _is_new(ranked[0]) and ranked[0].costed_by == "replay":
-        ranked[0] = by_number[order[0]].candidate.plan(replay=True).model_copy(update={"layout": ranked[0].layout})
-    ranked = [with_idle_gpus(plan, report.plans[number]) for number, plan in zip(order, ranked, strict=True)]
+    some, for_screening_s = contenders(search, partial(_candidate, search)), SCREENING_FRACTION * seconds
+    left_s = seconds - for_screening_s
+    left_s += screen(some, for_screening_s, SECONDS_OF_WORK, len(report.plans), keep_recomputed=keeps)
+    ranked = [_Ranked(plan, plan) for plan in report.plans]
+    _refine_best(ranked, some, left_s, keep_recomputed=keeps, progress=progress)
+    ranked = sorted(ranked, key=lambda each: round(each.plan.step_s, 12))[: len(report.plans)]
+    ranked[0].explain()
+    plans = tuple(each.plan if each.own is None else with_idle_gpus(each.plan, each.own) for each in ranked)
     elapsed_s = report.elapsed_s + time.perf_counter() - started
-    return replace(search, report=report.model_copy(update={"plans": tuple(ranked), "elapsed_s": elapsed_s}))
+    return replace(search, report=report.model_copy(update={"plans": plans, "elapsed_s": elapsed_s}))
+
+
+@dataclass
+class _Ranked:
+    """A plan, that of the search which it was made of, and its strategy where it was refined."""
+
+    plan: Plan
+    own: Plan | None
+    candidate: Candidate | None = None
+
+    def explain(self) -> None:
+        """Play what the best plan says of all its ranks, where it was not."""
+        by_replay = self.plan.costed_by == "replay"
+        if self.own is None and by_replay and self.candidate is not None and not _is_new(self.plan):
+            self.plan = self.candidate.plan(replay=True).model_copy(update={"layout": self.plan.layout})
+
+
+def _refine_best(
+    ranked: list[_Ranked], some: Sequence[LayoutContender], left_s: float, *, keep_recomputed: bool,
+    progress: Progress | None,
+) -> None:  # fmt: skip
+    """Refine plans and other strategies in the order of what is known of their steps, while there is time.
+
+    Refined plans take the place of their own ones in ``ranked``; fitting others come behind.
+    """
+    replay, wanted = ranked[0].plan.costed_by == "replay", len(ranked)
+    of_plan = {id(each.plan): each for each in ranked}
+    order = sorted((each for each in some if each.fitting_step_s < math.inf), key=lambda each: each.fitting_step_s)
+    for number, each in enumerate(order):
+        worst_wanted_s = sorted(plan.plan.step_s for plan in ranked)[wanted - 1]
+        if each.plan is None and each.fitting_step_s >= worst_wanted_s:
+            continue
+        layouts = CandidateLayouts(each.make(), keep_recomputed=keep_recomputed)
+        plays = REPLAYED + (each.plan is None)
+        if SECONDS_OF_WORK * WORK_OF_PLAN + plays * replay * _seconds_of_play(layouts.candidate) > left_s:
+            break
+        if not layouts.has_choice:
+            continue
+        refined = _refined(layouts, each.plan, replay=replay, work=WORK_OF_PLAN, also=each.split)
+        left_s -= refined.seconds
+        if each.plan is not None:
+            replaced = of_plan[id(each.plan)]
+            replaced.plan, replaced.candidate = refined.plan, refined.candidate
+        elif refined.plan.memory.fits:
+            ranked.append(_Ranked(refined.plan, None, refined.candidate))
+        if progress is not None:
+            progress(number + 1, len(order))
 
 
 def _is_new(plan: Plan) -> bool:
@@ -196,60 +242,45 @@ def _candidate(search: Search, plan: Plan) -> Candidate:
 
 
 def _refined(
-    candidate: Candidate, own: Plan | None, *, replay: bool, work: float, keep_recomputed: bool = False
-) -> _Refined | None:  # fmt: skip
-    """The strategy with the layout that its step is shortest with, at least as short as its own; None where no layout
-    can be said. ``own`` is its plan, where known."""
-    estimator, limit_bytes = candidate.estimator, memory_limit_bytes(*candidate.job[1:3])
-    problem = split_problem(estimator, limit_bytes, keep_recomputed=keep_recomputed)
-    if problem is None:
-        return None
+    layouts: CandidateLayouts, own: Plan | None, *, replay: bool, work: float, also: ChunkLayers | None = None
+) -> _Refined:
+    """The strategy with the layout that its step is shortest with, at least as short as its own.
+
+    ``own`` is its plan, where known; ``also`` a split that an earlier search found.
+    """
+    candidate, start = layouts.candidate, layouts.start
+    played = int(own is None)
     own = own or _costed(candidate, replay)
     assert own.layout is not None
-    start, framework = split_of_strategy(estimator), candidate.job[2].name
-    known: dict[ChunkLayers, Candidate] = {start: candidate}
-
-    def with_layout(split: ChunkLayers) -> Candidate:
-        if split not in known:
-            known[split] = candidate.with_layout(split.layout(problem.num_predictions).text, _layers(candidate, split))
-        return known[split]
-
-    def over_bytes(split: ChunkLayers) -> FloatA:
-        layout = split.layout(problem.num_predictions).text
-        changed = estimator if split == start else estimator.with_layout(layout, _layers(candidate, split))
-        return np.array(changed.stage_device_bytes()) - limit_bytes
-
-    def closed_s(split: ChunkLayers) -> float:
-        return float(with_layout(split).estimator.component_seconds(every_stage=True)[0].sum())
-
-    result = shortest_split(problem, start, over_bytes=over_bytes, work=work)
-    tried = {split: closed_s(split) for split in result.splits[:CLOSED] if split != start}
-    at_most_s = closed_s(start) if own.memory.fits else np.inf
+    result = layouts.shortest(work, also=also)
+    tried = {split: layouts.step_s(split) for split in result.splits[:CLOSED] if split != start}
+    at_most_s = layouts.own_step_s if own.memory.fits else math.inf
     chosen, best = start, own
-    played = 0
-    for split in sorted((split for split in tried if tried[split] < at_most_s), key=lambda split: tried[split]):
-        if played == REPLAYED:
-            break
+    shortest = sorted((split for split in tried if tried[split] < at_most_s), key=lambda split: tried[split])
+    for split in shortest[:REPLAYED]:
         played += 1
-        if replay and best.memory.fits and with_layout(split).time.step_s >= best.step_s:
+        if replay and best.memory.fits and layouts.with_layout(split).time.step_s >= best.step_s:
             continue
-        plan = _costed(with_layout(split), replay)
+        plan = _costed(layouts.with_layout(split), replay)
         if plan.memory.fits and (plan.step_s < best.step_s or not best.memory.fits):
             chosen, best = split, plan
-    if replay and chosen != start:  # with all that a plan explains, other ranks may turn out fuller
-        best = with_layout(chosen).plan(replay=True)
+    explained = replay and chosen != start
+    if explained:  # with all that a plan explains, other ranks may turn out fuller
+        best = layouts.with_layout(chosen).plan(replay=True)
         if not best.memory.fits or (own.memory.fits and best.step_s >= own.step_s):
             chosen, best = start, own
     by: LayoutBy = own.layout.by if chosen == start else "search"
-    pipeline_s = problem.step_s(chosen)
+    pipeline_s = layouts.problem.step_s(chosen)
     search = LayoutSearch(
         before=own.layout.text, before_step_s=own.step_s, before_recompute=own.strategy.recompute,
         before_fits=own.memory.fits, pipeline_s=pipeline_s, bound_s=min(result.bound_s, pipeline_s),
     )  # fmt: skip
-    layout = LaunchLayout.from_layout(chosen.layout(problem.num_predictions), by, framework)
+    named = chosen.layout(layouts.problem.num_predictions)
+    layout = LaunchLayout.from_layout(named, by, candidate.job[2].name)
     seconds = SECONDS_OF_WORK * result.work + played * replay * _seconds_of_play(candidate)
+    seconds += explained * SECONDS_OF_RANK * int(candidate.job[3].pp[0])
     best = best.model_copy(update={"layout": layout.model_copy(update={"search": search})})
-    return _Refined(with_layout(chosen), best, seconds)
+    return _Refined(layouts.with_layout(chosen), best, seconds)
 
 
 def _seconds_of_play(candidate: Candidate) -> float:
@@ -258,9 +289,3 @@ def _seconds_of_play(candidate: Candidate) -> float:
 
 def _costed(candidate: Candidate, replay: bool) -> Plan:
     return candidate.plan(replay=True, explain=False) if replay else candidate.plan_in_closed_form()
-
-
-def _layers(candidate: Candidate, split: ChunkLayers) -> int:
-    """The number of recomputed layers of a strategy with a split, as its table says it."""
-    own = int(candidate.job[3].recompute_layers[0])
-    return own if own < 0 else split.recomputed

@@ -131,8 +131,9 @@ class _Search:
 
 
 def shortest_split(
-    problem: SplitProblem, start: ChunkLayers, *, over_bytes: OverBytes | None = None, work: float = WORK, seed: int = 0
-) -> ShortestSplit:
+    problem: SplitProblem, start: ChunkLayers, *, over_bytes: OverBytes | None = None, work: float = WORK,
+    seed: int = 0, also: ChunkLayers | None = None,
+) -> ShortestSplit:  # fmt: skip
     """Search for the split with the shortest step.
 
     Parameters
@@ -143,6 +144,13 @@ def shortest_split(
         Memory as it really is; the problem's own, linear in layers, where absent.
     work, seed
         Limit of the solver's deterministic seconds, and its seed. [s]
+    also
+        Another split to begin with, such as that of an earlier search.
+
+    Returns
+    -------
+    ShortestSplit
+        What fits, and the bound.
 
     Notes
     -----
@@ -152,8 +160,9 @@ def shortest_split(
     linear = over_bytes or (lambda split: problem.bytes_by_rank([split])[0] - problem.limit_bytes)
     tolerance = load_shared_facts().tolerances.linear_memory.value
     search = _Search(problem, start, linear, tolerance if over_bytes is not None else 0.0)
-    search.learn(start)
-    search.learn(local_search(problem, start))
+    for split in (start,) if also is None else (start, also):
+        search.learn(split)
+        search.learn(local_search(problem, split))
     search.balance(seed, 0.125 * work)
     search.close(seed, work)
     fitting = sorted(

@@ -28,6 +28,8 @@ class ScheduleClock(Protocol):
     """Kinds of computations that a micro-batch goes through, the first ones of all kinds. [-]"""
     hop_s: float
     slowdown: float
+    fills_with_stages: bool
+    """Whether a rank begins behind all that the ranks ahead of it have of the first micro-batch."""
 
     def steps_s(self, seconds: FloatA) -> FloatA:
         """From the first computation to the last, given what each takes. (n, kinds, pp, vpp) -> (n,) [s]"""
@@ -203,6 +205,31 @@ class SplitProblem:
     def heaviest_rank_micro_batch_s(self, split: ChunkLayers) -> float:
         """Forward and backward of one micro-batch on the heaviest rank. [s]"""
         return float(self.seconds([split])[0, : self.schedule_clock.num_computations].sum(axis=(0, 2)).max())
+
+    @cached_property
+    def least_step_s(self) -> float:
+        """A lower bound of the pipeline's time under any split. [s]
+
+        Notes
+        -----
+        With m micro-batches and W what one takes on all pp ranks, some rank takes W / pp or more of each:
+        ``m W / pp``. In 1F1B rank r begins behind a forward of each rank ahead of it, and ends ahead of a backward:
+        the step is at least ``m T_r + sum of T_q over the ranks q ahead``. The mean of these with weights
+        ``(1 - 1/m)^(pp - 1 - r)`` has every T as often, so that ``W / (1 - (1 - 1/m)^pp)`` is a bound.
+        """
+        clock, pp = self.schedule_clock, len(self.bytes_without_layers)
+        layer_s, chunk_s, prediction_s = (
+            np.minimum(of[: clock.num_computations].sum(axis=0), of[clock.num_computations :].sum(axis=0))
+            if len(of) > clock.num_computations
+            else of.sum(axis=0)
+            for of in (self.layer_s, self.chunk_s, self.prediction_s)
+        )
+        modes = slice(0, 1) if self.most_recomputed == 0 else slice(1 if self.most_recomputed == ALL else 0, 2)
+        of_kinds = layer_s[:, :, modes].min(axis=(0, 2)) @ self.kind_prefix_counts[:, -1]
+        besides = chunk_s.sum() + prediction_s[self.first_prediction_chunk :].min()
+        number = clock.num_micro_batches
+        share = (1.0 - (1.0 - 1.0 / number) ** pp) if clock.fills_with_stages else pp / number
+        return float(of_kinds + besides) / share
 
     def splits_that_fit(self, splits: Sequence[ChunkLayers]) -> list[ChunkLayers]:
         """Splits in which every rank holds something, and its memory, linear in its layers, is within the limit."""

@@ -1,0 +1,95 @@
+"""A strategy with layouts that are tried for it: what each takes and keeps in closed form."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem
+from mofa.search.layout_search.shortest_split import ShortestSplit, shortest_split
+from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, SplitProblem
+from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
+
+
+class CandidateLayouts:
+    """The layouts of one strategy.
+
+    Parameters
+    ----------
+    candidate
+        The strategy, with the layout to begin with.
+    keep_recomputed
+        Whether the number of recomputed layers stays.
+    """
+
+    def __init__(self, candidate: Candidate, *, keep_recomputed: bool = False) -> None:
+        self.candidate = candidate
+        self.limit_bytes = memory_limit_bytes(*candidate.job[1:3])
+        self._problem = split_problem(candidate.estimator, self.limit_bytes, keep_recomputed=keep_recomputed)
+        self._by_split: dict[ChunkLayers, Candidate] = {}
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether there is anything to deal out, and an option that says how."""
+        return self._problem is not None
+
+    @property
+    def problem(self) -> SplitProblem:
+        """The problem of its split, where it has a choice."""
+        assert self._problem is not None
+        return self._problem
+
+    @cached_property
+    def start(self) -> ChunkLayers:
+        """The split that the strategy has."""
+        return split_of_strategy(self.candidate.estimator)
+
+    @cached_property
+    def own_step_s(self) -> float:
+        """The step with the layout that it has, in closed form. [s]"""
+        return self.step_s(self.start)
+
+    @property
+    def least_step_s(self) -> float:
+        """An estimate of the least that a layout could make of the step: the pipeline is at its bound, all else as it
+        is. [s]"""
+        return self.own_step_s - self.problem.step_s(self.start) + self.problem.least_step_s
+
+    def with_layout(self, split: ChunkLayers) -> Candidate:
+        """The strategy with another split."""
+        if split == self.start:
+            return self.candidate
+        if split not in self._by_split:
+            text = split.layout(self.problem.num_predictions).text
+            self._by_split[split] = self.candidate.with_layout(text, self._recompute_layers(split))
+        return self._by_split[split]
+
+    def step_s(self, split: ChunkLayers) -> float:
+        """The step with a split, in closed form. [s]"""
+        return float(self.with_layout(split).estimator.component_seconds(every_stage=True)[0].sum())
+
+    def over_bytes(self, split: ChunkLayers) -> FloatA:
+        """By how much each rank passes its memory, in closed form; negative where it fits. (pp,) [B]"""
+        estimator = self.candidate.estimator
+        if split != self.start:
+            text = split.layout(self.problem.num_predictions).text
+            estimator = estimator.with_layout(text, self._recompute_layers(split))
+        return np.array(estimator.stage_device_bytes()) - self.limit_bytes
+
+    def shortest(self, work: float, *, also: ChunkLayers | None = None) -> ShortestSplit:
+        """The splits with the shortest pipelines that a solver's work finds.
+
+        Parameters
+        ----------
+        work
+            Limit of the solver's deterministic seconds. [s]
+        also
+            Another split to begin with.
+        """
+        return shortest_split(self.problem, self.start, over_bytes=self.over_bytes, work=work, also=also)
+
+    def _recompute_layers(self, split: ChunkLayers) -> int:
+        """The number of recomputed layers of the strategy with a split, as its table says it."""
+        own = int(self.candidate.job[3].recompute_layers[0])
+        return own if own < 0 else split.recomputed
