@@ -82,6 +82,11 @@ class BlockTapes:
     checkpointed: bool = False
     """Whether one checkpoint of PyTorch's is around the whole block."""
 
+    @property
+    def repeated_ops(self) -> frozenset[str]:
+        """The forward's ops that run again in the backward."""
+        return frozenset(op.origin for op in self.backward.ops if op.repeated)
+
     @cached_property
     def split_backward(self) -> SplitBackward:
         """The backward by inputs and by weights, for schedules that put the latter off."""

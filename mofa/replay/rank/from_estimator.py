@@ -118,7 +118,9 @@ def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
             pipelined=pipelined,
             split_backward=defers,
             replicated=fw.shards_params and fw.dp_replicate > 1,
-            persistent=buffers_at_first_use(ctx, block.name, block.forward.ops) if fw.library else None,
+            persistent=buffers_at_first_use(ctx, block.name, block.forward.ops, block.repeated_ops)
+            if fw.library
+            else None,
         )
         for label, block in part.costs.tapes.items()
     }
