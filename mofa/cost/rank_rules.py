@@ -66,7 +66,7 @@ def reduces_gradients_by_chunk(rows: Rows) -> bool:
 
 
 def gradient_sharing(rows: Rows) -> Sharing:
-    """Who reduces gradients."""
+    """Who reduces gradients: Megatron, DDP, FSDP a block or a step at a time, or nobody."""
     mode = rows.mode
     if not rows.framework.traits.has_pytorch_modules:
         return "Megatron"
@@ -141,7 +141,7 @@ def head_gradient_waits_for_embedding(rows: Rows) -> bool:
 
 
 class HeldInputs(NamedTuple):
-    """Tensors of the boundary's size beside all passes: all the time, and more between two steps. [-]"""
+    """Stage inputs that a rank holds beside all passes: all the time, and more between two steps. [-]"""
 
     throughout: int = 0
     at_end: int = 0

@@ -35,7 +35,7 @@ ArrayK = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PrecisionMode:
-    """What is the same for all candidates costed together."""
+    """How precision, pipelining and accumulation are, where all candidates that are costed together have them alike."""
 
     precision: str = "mixed"
     pipelined: bool = False
@@ -198,7 +198,7 @@ def block_costs(
             groups["ep"], num_experts=moe.num_experts, top_k=moe.top_k, num_groups=moe.num_groups,
             top_groups=moe.groups_per_token,
         )  # fmt: skip
-    num_k, kinds = len(first), build.block_kinds(workload.model)
+    num_k, kinds = len(first), build.costed_layer_kinds(workload.model)
     modes = layer_recompute_modes(table)
     known = model_tapes(ctx, modes)
     tapes = known.blocks

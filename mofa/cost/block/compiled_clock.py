@@ -168,8 +168,8 @@ class _Masks:
 
 
 class CompiledStreamClocks:
-    """As :class:`mofa.cost.block.streams.TapeStreamClocks`, of one tape; the host begins ``host_s``, ahead of all or
-    not. [s]"""
+    """Clocks of one tape's streams in the compiled part, as :class:`mofa.cost.block.streams.TapeStreamClocks`; the host
+    begins ``host_s``, ahead of all or not. [s]"""
 
     def __init__(self, compiled: ctypes.PyDLL, tape: CompiledTape, host_s: float, *, is_ahead: bool) -> None:
         num_families, num_names = len(tape.families) + 2, len(tape.names)

@@ -246,7 +246,7 @@ def _device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None) 
 
 
 def device_seconds_array(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
-    """As :func:`device_seconds`, as one array. (len(ops), K) [s]"""
+    """Device time of each op of a tape, as :func:`device_seconds`, as one array. (len(ops), K) [s]"""
     return stack_rows(device_seconds(ops, machine), machine.num_k)
 
 

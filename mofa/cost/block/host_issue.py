@@ -11,7 +11,7 @@ from mofa.specs.host import HostIssueTimes
 
 
 def issue_seconds_array(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
-    """As :func:`issue_seconds`, as one array. (len(ops), K) [s]"""
+    """Host time to issue each op, as :func:`issue_seconds`, as one array. (len(ops), K) [s]"""
     return stack_rows(issue_seconds(ops, machine), machine.num_k)
 
 

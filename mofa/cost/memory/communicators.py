@@ -34,7 +34,7 @@ which there are fewer (NCCL, graph/paths.cc, ``ncclTopoComputeP2pChannels``). [-
 
 
 class PipelineLinks(NamedTuple):
-    """What of a pipeline decides on its ranks' communicators; R of its ranks."""
+    """Links of a pipeline's ranks that decide on their communicators; R of its ranks."""
 
     interleaved: bool
     """Whether ranks hold several chunks and the last one sends to the first."""

@@ -28,7 +28,8 @@ REPEATS, MOST = 4, 600
 
 
 class UnsplitRemainders(NamedTuple):
-    """Of each stage's parameters, of all its optimizer states, and of one state's temporaries. (n, R) each [B]"""
+    """Unsplit remainders of each stage's parameters, of all its optimizer states, and of one state's temporaries.
+    (n, R) each [B]"""
 
     params: ArrayN
     states: ArrayN

@@ -64,7 +64,8 @@ def describers_of_end_data_ranks(estimator: Estimator) -> tuple[Callable[[int], 
 def describers_of_fullest_and_emptiest(
     estimator: Estimator,
 ) -> tuple[tuple[Callable[[int], Rank], ...], Callable[[int], Rank]]:
-    """The same, and what makes the one with the fewest tokens of the first of them; they share their traces."""
+    """What makes the pipeline ranks of the first and the last data-parallel rank, and of the one with the fewest
+    tokens; they share their traces."""
     make = _makes(estimator)
     return tuple(partial(make, False, data_rank) for data_rank in first_and_last_data_ranks(estimator)), partial(
         make, True, 0

@@ -40,7 +40,8 @@ class ExtraSteps:
 
 @dataclass
 class DataParallelSteps:
-    """Of one rank: what single computations get, what all backwards of a chunk get, what comes at the step's end."""
+    """Data parallelism's steps of one rank: what single computations get, what all backwards of a chunk get, what comes
+    at the step's end."""
 
     by_computation: dict[Action, ExtraSteps] = field(default_factory=dict)
     by_chunk_backward: dict[int, ExtraSteps] = field(default_factory=dict)

@@ -40,7 +40,7 @@ Relative = tuple[object, ...]
 
 @dataclass
 class StreamClocks:
-    """Where a rank's streams are. [s]
+    """How far a rank's streams have played, and its host. [s]
 
     ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.block.tape_clock.EXPOSED`,
     ``idle_s`` its idle part by what it waited for, ``side_stream_s`` what other streams did. ``ready`` says when

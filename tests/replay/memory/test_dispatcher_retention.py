@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_forward_tape, layer_tapes
 from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.op import RENEWAL
@@ -96,7 +96,11 @@ def _tapes(dispatcher: str, recompute: Recompute, *, moe: bool = True, chunks: i
     ctx = context(llama(moe=EXPERTS), framework("megatron", dispatcher=dispatcher), ep=2)
     p = primitives(ctx)
     return layer_tapes(
-        ctx, p, BlockKind(moe), recompute, split_into_token_chunks(layer_forward_tape(ctx, p, BlockKind(moe)), chunks)
+        ctx,
+        p,
+        CostedLayerKind(moe),
+        recompute,
+        split_into_token_chunks(layer_forward_tape(ctx, p, CostedLayerKind(moe)), chunks),
     )
 
 

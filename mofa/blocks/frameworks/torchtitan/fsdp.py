@@ -139,7 +139,8 @@ def gather_and_await_first_block(b: TapeBuilder, ctx: Context) -> None:
 
 
 def wrap_backward(tape: Tape, ctx: Context, block: BlockRole, dense_params: ArrayK, expert_params: ArrayK) -> Tape:
-    """What becomes of weights and their gradients in the backward pass, by precision mode."""
+    """A backward tape with what FSDP does in it: gathers of weights, reductions of their gradients, by precision
+    mode."""
     ops = [op if block == "head" else _without_forward_weights(op, tape) for op in tape.ops]
     p = FsdpOpList(tensors=dict(tape.tensors))
     mark = compile_and_dtensor_marker(ctx, block)

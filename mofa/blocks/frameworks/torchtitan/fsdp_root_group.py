@@ -30,7 +30,7 @@ def root_group_has_model_ends(ctx: Context) -> bool:
 
 
 def head_params(ctx: Context) -> ArrayK:
-    """Of the last norm and of an output layer that is not the embedding. [params]"""
+    """Parameters of the last norm, and of an output layer that is not the embedding. [params]"""
     hidden = float(ctx.model.hidden)
     return where(ctx.model.tied_embeddings, 0.0, ctx.model.vocab * hidden) / ctx.tp + hidden
 
