@@ -132,17 +132,17 @@ class LayerArrays:
 
     @cached_property
     def large_tensors_saved(self) -> ArrayN:
-        """Of each size last."""
+        """Large tensors that a layer keeps, by size last. [B]"""
         return self.stack(lambda c: c.memory.large_tensors_saved)
 
     @cached_property
     def large_tensors_forward(self) -> ArrayN:
-        """Of each size last."""
+        """The most alive of large tensors in a forward, by size last. [B]"""
         return self.stack(lambda c: c.memory.large_tensors_forward)
 
     @cached_property
     def large_tensors_peak(self) -> ArrayN:
-        """Of each size last."""
+        """The most alive of large tensors beyond what is kept, by size last. [B]"""
         return self.stack(lambda c: c.memory.large_tensors_peak)
 
     @cached_property

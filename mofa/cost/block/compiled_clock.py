@@ -232,7 +232,7 @@ class CompiledStreamClocks:
         other.is_ahead = False
         return other
 
-    def play(self) -> dict[str, FloatK]:
+    def play_tape(self) -> dict[str, FloatK]:
         """Pass the tape once; what the compute stream did and waited for. (K,) each [s]"""
         self.compiled.pass_once(self.tape.struct, self.struct, self.is_ahead)
         return dict(zip(self.tape.families, self._rows("exposed")[1:-1].copy(), strict=True))

@@ -72,7 +72,7 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
             each = each + op.hooked_tensors * (host.unpacked_s.value if backward else host.packed_s.value)
         # autograd adds a module's gradients once its backward has run, which ends no region
         if regions.inside is not op.compiled and op.role != "accumulate":
-            regions.begin_or_end(op)
+            regions.begin_or_end_region(op)
         out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)
     _add_schedule_nodes(out, ops, slowest * host.schedule_node_s.value)
     return out
@@ -160,7 +160,7 @@ class CompiledIssueTimes:
         each = op.launches * kernel_s + where(self.inside, 0.0, begins_s)
         return each + host.compiled_attention_s.value if forward and type(op.work) is Attention else each
 
-    def begin_or_end(self, op: Op) -> None:
+    def begin_or_end_region(self, op: Op) -> None:
         """Begin the region for whom the op runs, or end it if the op is not compiled."""
         runs: BoolK = (op.launches > 0) & op.present
         self.inside = (self.inside | runs) if op.compiled else (self.inside & logical_not(runs))

@@ -53,7 +53,7 @@ class HostBoundPasses:
         forward, backward = self.with_full_queue
         return (forward, *(self.split_backward or (backward,)))
 
-    def issued_s(self, of: IntA, num_micro_batches: ArrayN) -> ArrayN:
+    def earliest_end_by_hosts_s(self, of: IntA, num_micro_batches: ArrayN) -> ArrayN:
         """When the first rank may end at the earliest, as far as hosts are concerned. (late rows,) [s]
 
         The host of every rank issues all that it has without a pause; the last backward goes on to the first rank.

@@ -446,7 +446,7 @@ def _left_to_issue_s(
     index = host_bound.rows
     num_micro_batches = rows.num_micro_batches[index].astype(float)
     reduced = np.broadcast_to(outside.exposed - outside.exposed_while_host_issues, len(rows.table))[index]
-    issued_s = host_bound.issued_s(rows.stage_layers.shown.shown_index, num_micro_batches)
+    issued_s = host_bound.earliest_end_by_hosts_s(rows.stage_layers.shown.shown_index, num_micro_batches)
     return np.asarray(issued_s + reduced - exposed[:, index].sum(axis=0))
 
 

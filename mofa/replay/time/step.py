@@ -167,7 +167,7 @@ def _finish(
         clock.reset_counts()
         clock.play_steps(player.data_parallel.at_step_end)
         clock.drain(DP)
-        tails.append(np.array(clock.counts()))
+        tails.append(np.array(clock.counted_seconds()))
         ends.append(clock.compute)
     tied = float(tied_embedding_all_reduce_s(rows)[0])
     meet = max(ends)
