@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import over_combinations
+from mofa.blocks.elementwise import broadcast_to_combinations
 from mofa.blocks.frameworks.megatron.persistent import rotary_tables
 from mofa.cost.rows import Rows
 from mofa.schedules import Schedule
@@ -208,7 +208,7 @@ def rotary_tables_of_stages(rows: Rows) -> RotaryTables:
     if not rows.framework.library:
         return RotaryTables(np.zeros_like(layers), np.zeros(n), ())
     tables = rotary_tables(rows.costs.context)
-    nbytes = over_combinations(tables.table, len(rows.costs.persistent_bytes))[rows.k]
+    nbytes = broadcast_to_combinations(tables.table, len(rows.costs.persistent_bytes))[rows.k]
     if not tables.of_layers:
         return RotaryTables(np.full(layers.shape, float(rows.stage_layers.stages.vpp)), nbytes, ())
     return RotaryTables(layers, nbytes, tables.from_start)

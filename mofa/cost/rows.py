@@ -42,7 +42,8 @@ class LayerArrays:
     modes: list[tuple[BlockCost, ...]]
 
     def only_in(self, used: Sequence[int]) -> LayerArrays:
-        """The same in some of the modes: in place of each other mode is a used one, so that none of it is costed."""
+        """The arrays in some of the modes alone: in place of each other mode is a used one, so that none of it is
+        costed."""
         return LayerArrays([self.modes[n if n in used else used[0]] for n in range(len(self.modes))])
 
     def stack(self, pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
@@ -77,7 +78,7 @@ class LayerArrays:
 
     @cached_property
     def flops(self) -> ArrayN:
-        """Of a layer. [FLOP]"""
+        """What a layer computes. [FLOP]"""
         return self.stack(lambda c: c.forward_flops + c.backward_flops)
 
     @cached_property
@@ -87,7 +88,7 @@ class LayerArrays:
 
     @cached_property
     def saved_kinds(self) -> ArrayN:
-        """The same by kind of tensor. [B]"""
+        """What a layer keeps, by kind of tensor. [B]"""
         return self.stack(lambda c: c.memory.saved_kinds)
 
     @cached_property
@@ -102,7 +103,7 @@ class LayerArrays:
 
     @cached_property
     def forward_kinds(self) -> ArrayN:
-        """The same by kind of tensor. [B]"""
+        """What is alive at the peak of a forward, by kind of tensor. [B]"""
         return self.stack(lambda c: c.memory.forward_kinds)
 
     @cached_property
@@ -112,7 +113,7 @@ class LayerArrays:
 
     @cached_property
     def backward_kinds(self) -> ArrayN:
-        """The same by kind of tensor. [B]"""
+        """What is alive at the peak of a backward, by kind of tensor. [B]"""
         return self.stack(lambda c: c.memory.backward_kinds)
 
     @cached_property

@@ -62,8 +62,8 @@ SIGNATURES: dict[str, Signature] = {
 
 
 @lru_cache(maxsize=1)
-def library() -> ctypes.PyDLL | None:
-    """The compiled part; None where there is none of this source, for this machine."""
+def c_library() -> ctypes.PyDLL | None:
+    """The compiled part in C; None where there is none of this source, for this machine."""
     return compiled_part(SOURCE, LIBRARY, SIGNATURES)
 
 
@@ -225,7 +225,7 @@ class CompiledStreamClocks:
         return dict(zip(self.tape.families, self._rows("late_issue")[1:-1].copy(), strict=True))
 
     def with_host_ahead(self, ahead_s: float) -> CompiledStreamClocks:
-        """The same with the host so far ahead of the device (negative). [s]"""
+        """The clocks with the host so far ahead of the device (negative). [s]"""
         other = copy.copy(self)
         other._hold(self.rows.copy(), self.counts.copy())
         other._rows("host")[:] = self.compute + ahead_s

@@ -19,7 +19,7 @@ from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, minimum, s
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import Collective, HostSync, MemoryBound
-from mofa.cost.block.compiled_clock import MOST, CompiledStreamClocks, CompiledTape, library
+from mofa.cost.block.compiled_clock import MOST, CompiledStreamClocks, CompiledTape, c_library
 from mofa.cost.block.durations import Machine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.host_issue import issue_seconds
@@ -222,7 +222,7 @@ def _clocks(
     ops: tuple[Op, ...], seconds: list[FloatK], issue: list[FloatK], machine: Machine, slowdown: FloatK
 ) -> Callable[[float], _Clocks]:
     """Gives the clocks to pass a tape, by the host's clock at its beginning; of several candidates compiled ones."""
-    if 1 < machine.num_k <= MANY and (compiled := library()) is not None:
+    if 1 < machine.num_k <= MANY and (compiled := c_library()) is not None:
         tape = CompiledTape(ops, seconds, issue, machine, EXPOSED, _watched(ops), _communicates(ops), slowdown)
         if tape.most <= MOST:
             return lambda host_s: CompiledStreamClocks(compiled, tape, host_s, is_ahead=host_s is HOST_AHEAD)

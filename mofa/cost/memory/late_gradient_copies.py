@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import costed_layer_kinds
-from mofa.blocks.elementwise import over_combinations
+from mofa.blocks.elementwise import broadcast_to_combinations
 from mofa.blocks.tapes import layer_label
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params
@@ -47,7 +47,7 @@ def late_gradient_copies_bytes(rows: Rows) -> ArrayN:
         ops = rows.costs.tapes[layer_label(kind, mode)].backward.ops
         each = sum((op.scratch for op in ops if op.name == COPIES), 0.0)
         num_k = rows.costs.embedding.forward.total.shape[-1]
-        copied += over_combinations(each, num_k)[rows.k][:, None] * number
+        copied += broadcast_to_combinations(each, num_k)[rows.k][:, None] * number
     device_s, host_s = (_micro_batch_s(rows, i) for i in (0, 3))
     waiting = np.maximum(1.0 - host_s / np.maximum(device_s, 1e-12), 0.0) * rows.num_micro_batches[:, None]
     return np.asarray(copied * waiting)

@@ -40,8 +40,8 @@ SIGNATURES: dict[str, Signature] = {
 
 
 @lru_cache(maxsize=1)
-def library() -> ctypes.PyDLL | None:
-    """The compiled part; None where there is none of this source, for this machine."""
+def c_library() -> ctypes.PyDLL | None:
+    """The compiled part in C; None where there is none of this source, for this machine."""
     return compiled_part(SOURCE, LIBRARY, SIGNATURES) if np.intp().itemsize == ctypes.sizeof(c_int64) else None
 
 

@@ -289,7 +289,7 @@ def _walk(
     part where there is one.
     """
     rows = place.take(walk.duration_index)
-    if (compiled := compiled_path.library()) is not None:
+    if (compiled := compiled_path.c_library()) is not None:
         return compiled_path.longest_path(compiled, walk, rows, durations, hosts)
     return _walk_by_level(walk, rows, durations, hosts)
 

@@ -20,9 +20,9 @@ from mofa.cost.allocations.parameter_tensors import RankModule, parameter_tensor
 from mofa.cost.allocations.sequential_experts import unroll_experts
 from mofa.cost.allocations.watchdog import BlockPassTime
 from mofa.cost.allocations.weight_buffers import (
-    buffers_taken_at_build,
     ddp_buckets,
     flat_buffers,
+    te_buffers_taken_at_build,
     weight_states_of_rank,
     with_fp8_weights,
     with_states_on_hosts,
@@ -170,7 +170,7 @@ def _rank(
         first_chunks=frozenset(c for c, chunk in enumerate(spec.chunks) if chunk.position == 0),
         stage_boundary_bytes=boundary, rotary_table_bytes=rotary_table_bytes_of_model_part(rows),
         first_forward_buffers=(*_lazy_buffers(spec.buffers, fw.library), *(boundary,) * held_throughout),
-        allocated_at_build=buffers_taken_at_build(fw, spec, weights), keeps_received_inputs=keeps_received,
+        allocated_at_build=te_buffers_taken_at_build(fw, spec, weights), keeps_received_inputs=keeps_received,
         inputs_at_end=inputs.at_end, grads_always=gradients.has_flat_buffers,
         flat_buffers=buffers, overlaps_host_copies=fw.overlap_optimizer_copies,
         preallocated=fw.traits.has_pytorch_pipelines, defers_weight_gradients=defers,
