@@ -377,7 +377,7 @@ SharedRows = tuple[Estimator, NDArray[np.intp], NDArray[np.intp]]
 
 @dataclass(frozen=True)
 class PrecisionModeCosts:
-    """Rows that share what is not an array: their blocks, stacked for gathering."""
+    """Costs of rows of one precision mode, which share what is not an array: their blocks, stacked for gathering."""
 
     mode: PrecisionMode
     costs: BlockCosts

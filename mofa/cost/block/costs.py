@@ -134,7 +134,7 @@ class BlockMemories:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """A block, or one behind the other, under one recomputation; arrays over K."""
+    """Costs of a block, or of blocks one behind the other, under one recomputation; arrays over K."""
 
     blocks: tuple[BlockTapes, ...]
     phases: BlockTimer
@@ -255,7 +255,8 @@ class WeightsByBlock:
 
 @dataclass(frozen=True)
 class BlockCosts:
-    """Everything that the composition needs, over the K unique combinations; ``index`` (n,) maps candidates to them.
+    """Costs of all blocks, everything that the composition needs, over the K unique combinations; ``index`` (n,) maps
+    candidates to them.
 
     ``blocks[mode]`` lists the kinds of layer in the order of :func:`mofa.blocks.build.costed_layer_kinds`.
     """

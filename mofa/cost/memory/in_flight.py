@@ -37,10 +37,10 @@ KINDS = ("F", "B", "W", "R")
 
 @dataclass(frozen=True)
 class InFlightAtComputations:
-    """Moments of each rank, padded by its last: the chunk that computes (ranks, moments), micro-batches in flight,
-    which chunks have gradients, micro-batches whose weights' gradients are put off, which chunks' weights are away and
-    whose gradients are reduced (ranks, moments, vpp), whether the chunk's own gradients come now, and whether its
-    backward puts them off (ranks, moments)."""
+    """What each rank has in flight at its computations, padded by the last: the chunk that computes (ranks, moments),
+    micro-batches in flight, which chunks have gradients, micro-batches whose weights' gradients are put off, which
+    chunks' weights are away and whose gradients are reduced (ranks, moments, vpp), whether the chunk's own gradients
+    come now, and whether its backward puts them off (ranks, moments)."""
 
     chunk: NDArray[np.intp]
     in_flight: ArrayN
@@ -57,9 +57,9 @@ def in_flight_at_computations(
     schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, kind: str, unshards: bool = False,
     ranks: tuple[int, ...] | None = None,
 ) -> InFlightAtComputations:  # fmt: skip
-    """The moments of forwards (``kind`` F), of backwards (B), whole or by inputs, of backwards by weights (W), or of
-    reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one; on some
-    ``ranks``, all where absent.
+    """What ranks have in flight at forwards (``kind`` F), at backwards (B), whole or by inputs, at backwards by weights
+    (W), or at reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one;
+    on some ``ranks``, all where absent.
 
     Examples
     --------

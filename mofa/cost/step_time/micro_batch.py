@@ -192,7 +192,7 @@ class MicroBatchPasses:
 
 
 def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
-    """The passes of every chunk."""
+    """What one micro-batch takes on every chunk of every stage."""
     passes = _passes(rows)
     if not rows.framework.offload.on:
         return passes

@@ -36,7 +36,7 @@ NOTHING = Block(BlockPool(0, False), 0, 0, FREE)
 
 
 class RecordedBlockEnd(NamedTuple):
-    """A piece is through in a ``phase``, behind so many orders; the blocks in the slots ``sent`` come back late."""
+    """The end of a piece in a ``phase``, behind so many orders; the blocks in the slots ``sent`` come back late."""
 
     num_orders: int
     phase: str

@@ -136,7 +136,7 @@ class RotaryTableBytes(NamedTuple):
 
 
 def rotary_tables(ctx: Context) -> RotaryTableBytes:
-    """Tables of rotations that stay.
+    """Bytes of the tables of rotations that stay.
 
     Of a rank's positions a table in fp32 is kept for good (rotary_pos_embedding.py, ``lru_cache``). Under YaRN each
     layer's attention has two more in bf16.
