@@ -92,7 +92,7 @@ class LayerArrays:
         return self.stack(lambda c: c.memory.saved_kinds)
 
     @cached_property
-    def slack(self) -> ArrayN:
+    def saved_slack(self) -> ArrayN:
         """What the allocator's rounding adds to kept tensors. [B]"""
         return self.stack(lambda c: c.memory.saved_slack)
 
@@ -117,7 +117,7 @@ class LayerArrays:
         return self.stack(lambda c: c.memory.backward_kinds)
 
     @cached_property
-    def pools(self) -> ArrayN:
+    def pool_slack(self) -> ArrayN:
         """Peaks of streams' memory pools beyond what is alive at the layer's peak. [B]"""
         return self.stack(lambda c: c.memory.pool_slack)
 

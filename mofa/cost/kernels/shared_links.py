@@ -65,7 +65,7 @@ class Bridge:
         """Whether a bridge joins all ranks of the group. (K,)"""
         return (self.ranks_in_block(group) >= group.size) & (group.size > 1)
 
-    def step_s(self, group: ProcessGroup, outside_s: FloatK) -> ArrayK:
+    def step_latency_s(self, group: ProcessGroup, outside_s: FloatK) -> ArrayK:
         """Latency of a step between two ranks of the group inside a node. (K,) [s]"""
         return np.where(self.joins_whole_group(group), self.latency_s, outside_s)
 

@@ -85,11 +85,11 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> Arra
     """
     lay, c, static = rows.stage_layers, rows.costs, rows.static
     slack = rows.sum_over_layers(
-        rows.layers.slack, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
+        rows.layers.saved_slack, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
     )
     ends = np.maximum(c.head.memory.pool_slack[rows.k][:, None] * rows.is_head,
                       c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
-    slack = slack + np.maximum(ends, rows.largest_layer_by_stage(rows.layers.pools))
+    slack = slack + np.maximum(ends, rows.largest_layer_by_stage(rows.layers.pool_slack))
     shards = shards_params(rows)
     has_own_pool = shards and not rows.mode.pipelined
     if has_own_pool:

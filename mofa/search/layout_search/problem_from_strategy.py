@@ -196,12 +196,12 @@ def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:
         np.array([(p.matrices_tp + p.shared) / tp + p.replicated for p in of_kinds]),
         np.array([p.routed / spread for p in of_kinds]),
     )
-    saved = _of_row(rows, rows.layers.saved) + _of_row(rows, rows.layers.slack)
+    saved = _of_row(rows, rows.layers.saved) + _of_row(rows, rows.layers.saved_slack)
     layer_bytes = flight[:, None, None] * saved + (bytes_per_param @ np.stack([dense, expert]))[None, :, None]
     prediction_bytes = np.zeros(len(flight))
     if rows.mtp is not None:
         p, mode = mtp_params(model), int(rows.mtp_mode[0] == rows.full_mode_index[0])
-        saved = _of_row(rows, rows.mtp.saved) + _of_row(rows, rows.mtp.slack)
+        saved = _of_row(rows, rows.mtp.saved) + _of_row(rows, rows.mtp.saved_slack)
         copied = (p.matrices_tp + p.shared) / tp + p.replicated, p.routed / spread
         depth = model.num_mtp_layers
         prediction_bytes = depth * (flight * saved[0, mode] + float(bytes_per_param @ np.array(copied)))

@@ -43,7 +43,7 @@ def test_as_by_level(
     assert c_library() is not None
     rng, shape = np.random.default_rng(num_plans), (num_plans, pp, vpp)
     forward_s, backward_s, weights_s = rng.uniform(1, 2, (3, *shape))
-    kinds = len(SCHEDULES[schedule].computations)
+    kinds = len(SCHEDULES[schedule].computation_kinds)
     clocks = rng.uniform(0, 3, (kinds, 4, *shape))
     clocks[:, 2][rng.random((kinds, *shape)) < 0.5] = NEVER
     given = ComputationDurations(
