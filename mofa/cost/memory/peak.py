@@ -13,7 +13,7 @@ from mofa.cost.memory.late_gradient_copies import late_gradient_copies_bytes, ro
 from mofa.cost.memory.peak_candidates import PeakCandidates
 from mofa.cost.memory.reserved import fsdp_shard_waste_bytes, native_segment_bytes
 from mofa.cost.memory.unsplit_remainders import unsplit_remainders
-from mofa.cost.rank_rules import has_flat_buffers, shards_params
+from mofa.cost.rank_rules import has_flat_gradient_buffers, shards_params
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -101,6 +101,6 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> Arra
         return native_segment_bytes(rows, candidates.largest_alive(allocated, without_gradients=has_own_pool)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
         slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid_index]
-    if has_flat_buffers(rows):
+    if has_flat_gradient_buffers(rows):
         return np.maximum(allocated + slack, (2.0 * static.params + static.grads)[rows.grid_index])
     return allocated + slack

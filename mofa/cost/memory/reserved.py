@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 from mofa.cost.block.liveness import BlockMemory
 from mofa.cost.memory.ring_buffers import late_freed_ring_bytes
 from mofa.cost.optimizer import embedding_gradient_extra_bytes, optimizer_dtype_bytes
-from mofa.cost.rank_rules import has_flat_buffers, keeps_params_gathered, shards_optimizer_states, shards_params
+from mofa.cost.rank_rules import (
+    has_flat_gradient_buffers,
+    keeps_params_gathered,
+    shards_optimizer_states,
+    shards_params,
+)
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
 
@@ -88,7 +93,7 @@ def native_segment_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
     late_states, widest = _late_states(rows), rows.largest_layer_by_stage(rows.layers.largest)
     if keeps_params_gathered(rows):
         return _unsharded(rows, alive, late_states, bulk)
-    if not has_flat_buffers(rows):
+    if not has_flat_gradient_buffers(rows):
         ahead = alive.forward - late_states
         most = np.maximum(np.maximum(alive.overall, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
         if rows.framework.deepspeed:  # whose states are parts of flat tensors, not one a weight
@@ -115,7 +120,9 @@ def _bulk(memory: BlockMemory) -> ArrayN:
 def _late_states(rows: Rows) -> ArrayN:
     """The states that appear at the end of the first step: Megatron's main copies are there before. (n, R) [B]"""
     num_moments = rows.workload.optimizer.traits.num_moments
-    return rows.static.states[rows.grid_index] * (num_moments / (num_moments + 1.0) if has_flat_buffers(rows) else 1.0)
+    return rows.static.states[rows.grid_index] * (
+        num_moments / (num_moments + 1.0) if has_flat_gradient_buffers(rows) else 1.0
+    )
 
 
 def _states_larger_than(rows: Rows, widest: ArrayN) -> ArrayN:

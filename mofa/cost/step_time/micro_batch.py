@@ -18,7 +18,7 @@ from mofa.blocks.elementwise import row_max
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.block.tape_clock import TapeTime
-from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
+from mofa.cost.rank_rules import gradient_sharing, host_waits_at_exchanges
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.host_copies import wait_for_host_copies_s
 
@@ -220,7 +220,7 @@ def _passes(rows: Rows) -> MicroBatchPasses:
     clocks = forward_clocks, backward_clocks
     waits = np.maximum(*(clock.host_behind_device_s for clock in clocks)).max(axis=(1, 2)) > NEVER / 2
     # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
-    exchanges = waits_at_exchanges(rows)
+    exchanges = host_waits_at_exchanges(rows)
     waits |= rows.stage_layers.stages.pp == 1 or exchanges
     queued = queued_forward, queued_backward
     host = HostBoundPasses(

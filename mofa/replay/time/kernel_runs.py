@@ -147,7 +147,7 @@ def only_entry(value: object) -> float:
 
 
 def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
-    """Resolve a tape of one strategy: absent ops and views are the tensors that they hand on."""
+    """Times and order of the ops of a tape that one strategy has; absent ops and views are what they hand on."""
     root: dict[str, str] = {}
 
     def of(tensor: str) -> str:

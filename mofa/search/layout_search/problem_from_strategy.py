@@ -12,7 +12,7 @@ import numpy as np
 from mofa.blocks.build import layer_kind
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.estimate import Estimator
-from mofa.cost.rank_rules import waits_at_exchanges
+from mofa.cost.rank_rules import host_waits_at_exchanges
 from mofa.cost.rows import LayerArrays, Rows
 from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
@@ -139,7 +139,7 @@ def _chunk_seconds(rows: Rows, each: MicroBatchPasses) -> FloatA:
     if not _has_formula(rows):
         return np.stack([forward_s, backward_s])
     rested_s = each.rested_s()[0][:, None]
-    if waits_at_exchanges(rows):  # each pass counts with what it receives for
+    if host_waits_at_exchanges(rows):  # each pass counts with what it receives for
         exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + exchange_host_s(rows)[1]
         stages = rows.stage_layers.stages
         received = exchange_s * stages.receives[:, :1], exchange_s * stages.sends[:, -1:]
@@ -165,7 +165,7 @@ def _layer_seconds(rows: Rows, layers: LayerArrays, each: MicroBatchPasses) -> F
             for of in (layers.forward_clocks, layers.backward_clocks)
         ]
         both_s = clocks[0][0] + clocks[1][0]
-        together = waits_at_exchanges(rows)
+        together = host_waits_at_exchanges(rows)
         forward_s, backward_s = (
             np.where((woken_s > NEVER / 2) | together, np.maximum(device_s, host_s), device_s)
             for device_s, _, woken_s, host_s in clocks
