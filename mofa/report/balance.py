@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.routing.placement import Placement
-    from mofa.search.experts.balance import BalanceReport, StepBalance
+    from mofa.search.experts.balance import BalancedStepComparison, BalanceReport
 
 DENSITY = "maximum induced density, {} placement"
 """Of the placement that was scheduled on; EPLB's and adaptive placements have lower ones where they are better."""
@@ -119,7 +119,7 @@ def _payback(report: BalanceReport) -> str:
     return "" if steps is None else f", paid back after {with_count_noun(max(round(steps), 1), 'step')}"
 
 
-def _print_step(step: StepBalance, console: Console) -> None:
+def _print_step(step: BalancedStepComparison, console: Console) -> None:
     times = [
         ("plain expert parallelism", step.before_s, step.before_bytes, step.fits_before),
         ("plain, tokens beyond capacity dropped", step.capacity_s, None, True),

@@ -158,7 +158,7 @@ def idle_lines(report: PlanReport) -> list[str]:
 
 def _batch_line(report: PlanReport, number: int) -> str:
     """Which batch near the job's would keep all GPUs busy with replicas of a plan; empty where none has to be."""
-    from mofa.search.long_run.spare_nodes import batch_note
+    from mofa.search.long_run.spare_nodes import indivisible_batch_note
 
     plan, num_gpus, batch = report.plans[number - 1], report.cluster.num_gpus, report.workload.global_batch
     strategy, idle = plan.strategy, plan.idle_gpus
@@ -166,7 +166,7 @@ def _batch_line(report: PlanReport, number: int) -> str:
     replicas = num_gpus // replica
     at_a_time = replicas * strategy.micro_batch
     if num_gpus % replica:  # such replicas do not fill the GPUs, others might
-        note = batch_note(batch, num_gpus, "GPUs")
+        note = indivisible_batch_note(batch, num_gpus, "GPUs")
         return f"{note[0].upper()}{note[1:]}." if note else ""
     if batch % at_a_time == 0:
         return ""

@@ -13,7 +13,7 @@ import yaml
 
 from mofa.errors import SpecError
 from mofa.measure.records import Split
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.files import load_yaml
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import spec_from_mapping
@@ -374,7 +374,7 @@ def _refused(row: Row, item: dict[str, Any], folder: Path) -> str | None:
     try:
         run = spec_from_mapping(RunSpec, item["run"], row["id"])
         workload, cluster, framework, strategy = resolve_run(run, folder)
-        strategy_row(workload, cluster, framework, strategy)
+        checked_strategy_row(workload, cluster, framework, strategy)
     except SpecError as error:
         return "refused: " + re.sub(r"^.*?: ", "", str(error), count=1)
     return why_not_the_bundled(row, workload.model)

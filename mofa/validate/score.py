@@ -8,8 +8,8 @@ from statistics import fmean, median
 from mofa.plan.result import Plan
 from mofa.replay.garbage_collection import collect_garbage_at_end
 from mofa.schedules import default_schedule
-from mofa.search.one_plan import estimate, step_s
-from mofa.search.to_plan.step_band import num_nodes
+from mofa.search.one_plan import estimate, estimated_step_s
+from mofa.search.to_plan.step_band import num_cluster_nodes
 from mofa.specs.base import PROVENANCES, Provenance
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -100,7 +100,7 @@ def _scored(
         repeats=repeats,
         skewed=reference.skewed,
         split=reference.split,
-        num_nodes=num_nodes(cluster),
+        num_nodes=num_cluster_nodes(cluster),
         band=plan.band,
         switches=reference.switches,
         gemm=workload.precision.gemm,
@@ -135,7 +135,9 @@ def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatS
             other = reference.for_repeat(repeat)
             if other.configuration not in steps:
                 workload, cluster, framework, strategy = other.resolve()
-                steps[other.configuration] = step_s(workload, cluster, strategy, framework=framework, replay=played_out)
+                steps[other.configuration] = estimated_step_s(
+                    workload, cluster, strategy, framework=framework, replay=played_out
+                )
             step = compare_with_measured(repeat.step_s, steps[other.configuration])
         out.append(RepeatScore(id=repeat.id, host_op_s=repeat.host_op_s, step_time=step, notes=repeat.notes))
     return tuple(out)

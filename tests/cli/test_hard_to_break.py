@@ -29,7 +29,7 @@ from mofa.errors import SpecError
 from mofa.faults.calculator import calculate
 from mofa.report.save import csv_bytes
 from mofa.report.tables import make_console, markdown_table, print_table
-from mofa.search.space import most_stages
+from mofa.search.space import max_pipeline_stages
 from mofa.specs.base import Fact
 from mofa.specs.faults import FaultSpec
 from mofa.specs.files import load_json, parse_yaml
@@ -487,7 +487,7 @@ def test_heavy_tails_meet_their_simulation_or_have_none(monkeypatch: pytest.Monk
 
 
 def test_plan_searches_the_stages_that_estimate_takes(cli: Cli) -> None:
-    assert most_stages(1) == 3
+    assert max_pipeline_stages(1) == 3
     job = ("mixtral-8x7b", "h100-hgx", "--gpus", "2", "--seq-len", "1", "--global-batch", "1", "--set",
            "workload.model.num_layers=1", "--no-replay", "--quiet")  # fmt: skip
     assert cli("estimate", *job, "--strategy", "pp=2").returncode == 0

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from mofa.cost.estimate import Estimator
 from mofa.measure.expand import configuration_of
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.run_files import resolve_run
@@ -85,7 +85,7 @@ def load(name: str) -> Run:
         run = run.model_copy(update={"precision": run.precision.model_copy(update={"params": "bf16"})})
     workload, cluster, framework, strategy = resolve_run(run, MEASURED)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
-    row = strategy_row(workload, cluster, framework, strategy)
+    row = checked_strategy_row(workload, cluster, framework, strategy)
 
     def largest(field: str) -> int:
         return max(int(getattr(rank, field) or 0) for rank in measured.ranks)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mofa.measure.records import Record, read_records
-from mofa.search.one_plan import step_s
+from mofa.search.one_plan import estimated_step_s
 from mofa.validate.hosts import host_op_s, read_hosts
 from mofa.validate.reference import Reference, measured_references
 
@@ -24,7 +24,7 @@ def off(reference: Reference, record: Record) -> float:
     workload, cluster, framework, strategy = replace(reference, host_op_s=found[0]).resolve()
     measured_s = record.measured.step_time_s
     assert measured_s is not None
-    return step_s(workload, cluster, strategy, framework=framework) / measured_s - 1
+    return estimated_step_s(workload, cluster, strategy, framework=framework) / measured_s - 1
 
 
 def test_only_the_host_takes_time() -> None:

@@ -44,7 +44,7 @@ def chunks(
     from mofa.cli.routing import read_routing
     from mofa.errors import SpecError
     from mofa.report.chunks import print_chunks, save_chunks
-    from mofa.search.experts.token_chunks import plan_chunks
+    from mofa.search.experts.token_chunks import plan_token_chunks
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, set_])
@@ -61,7 +61,7 @@ def chunks(
         read_machines(cluster, count_gpus(cluster, gpus, nodes), overrides),
         read_framework(framework, job, overrides),
     )
-    report = plan_chunks(
+    report = plan_token_chunks(
         job, machines, strategy, framework=facts, bins=sizes, iterations=iterations, window=window, headroom=headroom,
         joint=joint,
     )  # fmt: skip

@@ -75,7 +75,7 @@ def estimate(
     """
     from mofa.cli.output import Output
     from mofa.cli.parse import set_with_rank_order
-    from mofa.search.workers import cores
+    from mofa.search.workers import usable_cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, faults, log, set_])
@@ -116,7 +116,9 @@ def estimate(
             asked = [job._replace(cluster=long_run.with_spares_outside(job.cluster, spares)) for job in asked]
             for job in asked:
                 without_spares(job.cluster, long_run.parse_spares(spares)[0], "--spares")
-        estimates = [estimate_of(job, convention, profile, replay, jobs or cores(), find_layout) for job in asked]
+        estimates = [
+            estimate_of(job, convention, profile, replay, jobs or usable_cores(), find_layout) for job in asked
+        ]
         if find_layout:
             asked = [job._replace(strategy=plan.strategy) for job, plan in zip(asked, estimates, strict=True)]
         output.show_estimates(estimates, lambda: [_step(job, profile) for job in asked])

@@ -105,7 +105,7 @@ def _predicted(
     from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_host_issue, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
     from mofa.errors import NothingFits, SpecError
-    from mofa.search.workers import cores
+    from mofa.search.workers import usable_cores
 
     searched = [name for name in ("--fix", "--max", "--with", "--without") if options[name] is not None]
     size = {"seq_len": options["--seq-len"], "global_batch": options["--global-batch"], "tokens": options["--tokens"]}
@@ -116,7 +116,7 @@ def _predicted(
             workload, cluster, options["--gpus"], options["--strategy"], framework=options["--framework"],
             set_=options["--set"], host_issue=options["--host-issue"], host=options["--host"], **size,
         ) as asked:  # fmt: skip
-            return estimate_of(asked[0], "causal", None, replay, jobs or cores(), False)
+            return estimate_of(asked[0], "causal", None, replay, jobs or usable_cores(), False)
     overrides = parse_overrides(options["--set"])
     host_issue_s = parse_host_issue(options["--host-issue"], overrides, options["--host"])
     job = read_workload(workload, overrides, **size)
@@ -127,7 +127,7 @@ def _predicted(
             "fix": parse_fixed(options["--fix"], overrides["strategy"]),
             "maximum": parse_degree_limits(options["--max"]),
             "with_": split_words(options["--with"]), "without": split_words(options["--without"]),
-            "progress": progress, "replay": replay, "jobs": jobs or cores(),
+            "progress": progress, "replay": replay, "jobs": jobs or usable_cores(),
         }  # fmt: skip
         report = search_plans(job, machines, search, REFINE_SECONDS, progress).report
     if not report.plans:

@@ -98,7 +98,7 @@ def plan(
     from mofa.cli.progress import progress_bar
     from mofa.cli.searched_plans import best_so_far
     from mofa.errors import NothingFits, SpecError
-    from mofa.search.workers import cores
+    from mofa.search.workers import usable_cores
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, faults, log, set_])
@@ -143,7 +143,7 @@ def plan(
             "flops_convention": flops_convention.value,
             "progress": progress,
             "replay": replay,
-            "jobs": jobs or cores(),
+            "jobs": jobs or usable_cores(),
             "every_row": out is not None,  # its table and figure have all that fit
             "replay_progress": lambda done, of: progress(done, of, "playing the best plans out"),
             "on_progress": best_so_far(progress),
