@@ -68,7 +68,7 @@ def test_a_played_step_keeps_no_spans_but_gives_them_again() -> None:
     one = CandidatePlan(
         load_workload("llama3-8b"), machine, load_framework("megatron"),
         checked_strategy_row(load_workload("llama3-8b"), machine, load_framework("megatron"),
-        "tp=2 pp=4 micro_batch=1"),
+                             "tp=2 pp=4 micro_batch=1"),
         RoutingLoads({}, {}), "causal",
     )  # fmt: skip
     step_s = one.time.step_s

@@ -308,7 +308,7 @@ CHECKS: tuple[LegalityCheck, ...] = (
         f"multiple of {_round_length(j, t)}; change vpp, pp or micro_batch")),
     LegalityCheck("recompute", "switch", recompute_shortfall, recompute_message, depends_on_recompute_mode=True),
     LegalityCheck("cuda_graphs", "switch", graph_capture_shortfall, graph_capture_message,
-    depends_on_recompute_mode=True),
+                  depends_on_recompute_mode=True),
     LegalityCheck("zero", "stages", _zero, lambda j, t: (
         f"{j.framework.name} with data_parallel {j.framework.data_parallel} does not run {degrees_text(t, 'zero')} "
         f"with {degrees_text(t, 'tp', 'pp', 'cp')}; {_what_of_zero(j, t)}")),
