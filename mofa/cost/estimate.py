@@ -340,11 +340,8 @@ class Estimator:
             excess = pinned_excess_bytes(rows)
             least = np.where(excess > 0.0, self.cluster.gpu.capacity_bytes.value + excess, 0.0)
             weighed.device_bytes[chosen] = np.maximum(row_max(stages.device), least)
-            weighed.least_bytes[chosen] = row_max(
-                stages.device
-                - stages.reserved
-                + (1.0 - load_shared_facts().tolerances.allocated.value) * stages.allocated
-            )
+            allocated_share = 1.0 - load_shared_facts().tolerances.allocated.value
+            weighed.least_bytes[chosen] = row_max(stages.device - stages.reserved + allocated_share * stages.allocated)
             weighed.least_bytes[chosen] = np.maximum(weighed.least_bytes[chosen], least)
             weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
             weighed.checkpoint_bytes[chosen] = checkpoint_bytes_of_rows(rows)

@@ -54,7 +54,8 @@ def borderline_rows(searched: CostedSpace, key: FloatN) -> NDArray[np.intp]:
 
 
 def admit_borderline_rows(
-    searched: CostedSpace, key: FloatN, limit_bytes: float, candidate: Callable[[int], CandidatePlan], workers: WorkerProcesses
+    searched: CostedSpace, key: FloatN, limit_bytes: float, candidate: Callable[[int], CandidatePlan],
+    workers: WorkerProcesses,
 ) -> None:  # fmt: skip
     """Let borderline rows pass that fit by replay, and note their memory in ``searched``.
 

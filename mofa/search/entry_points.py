@@ -27,7 +27,7 @@ from mofa.search.fewer_gpus.merge_plans import merged_report_counts, with_faster
 from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
 from mofa.search.fewest_gpus import smallest_number_of_gpus
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.legality.masks import CHECKS, Job, check_strategies
+from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
 from mofa.search.legality.named_check import refuse_idle_dispatcher
 from mofa.search.objective import SHORTEST_STEP, SearchObjective, reject_for_hosts
 from mofa.search.offers import numerics_offers
@@ -158,7 +158,7 @@ def find_plans(
     check_constraints(fix, maximum, top, flops_convention)
     workload, cluster, framework = with_numerics(workload, cluster, framework, with_)
     refuse_idle_dispatcher(workload.model, fix.get("dispatcher"))
-    job = Job(workload, cluster, framework)
+    job = CheckedJob(workload, cluster, framework)
     without = (*without, *_given_options(judge, fix))
     constrained = partial(constrain_space, fix=fix, maximum=maximum, with_=with_, without=without)
     may_use_fewer = space is None and searched is None and _may_use_fewer(without, judge)
@@ -277,7 +277,7 @@ def _may_use_fewer(without: Sequence[str], judge: LongRunObjective | None) -> bo
 
 
 def _why_nothing_runs(
-    job: Job, searched_rows: CostedSpace, fix: Mapping[str, object], min_gpus: int | None, note: str | None
+    job: CheckedJob, searched_rows: CostedSpace, fix: Mapping[str, object], min_gpus: int | None, note: str | None
 ) -> str | None:
     """The note on the fewest GPUs with what stopped those strategies that came furthest, where no number would do.
 
@@ -296,14 +296,15 @@ def _why_nothing_runs(
 
 
 def _constrained_on(
-    constrained: Callable[[StrategySpace], StrategySpace], fix: Mapping[str, object], space: StrategySpace, cluster: ClusterSpec
+    constrained: Callable[[StrategySpace], StrategySpace], fix: Mapping[str, object], space: StrategySpace,
+    cluster: ClusterSpec,
 ) -> StrategySpace:  # fmt: skip
     """A cluster's space under what the user asked for."""
     some = constrained(space)
     return _with_dp(some, cluster, fix["dp"]) if "dp" in fix else some
 
 
-def _offers(job: Job, plan: Plan) -> tuple[NumericsOffer, ...]:
+def _offers(job: CheckedJob, plan: Plan) -> tuple[NumericsOffer, ...]:
     """What other numerics would bring to a plan, on the GPUs that it uses."""
     used = job.cluster.model_copy(update={"num_gpus": job.cluster.num_gpus - plan.idle_gpus})
     return numerics_offers(job.workload, used, job.framework, plan.strategy)
@@ -328,7 +329,7 @@ def _with_dp(space: StrategySpace, cluster: ClusterSpec, dp: object) -> Strategy
 
 
 def _search(
-    job: Job, space: StrategySpace, progress: Progress | None, workers: WorkerProcesses, checks_batch: bool,
+    job: CheckedJob, space: StrategySpace, progress: Progress | None, workers: WorkerProcesses, checks_batch: bool,
     bounded: tuple[SearchObjective, int] | None,
 ) -> tuple[SpaceCombinations | None, CostedSpace]:  # fmt: skip
     """Enumerate, mask, cost: every legal row, or with an objective those that may be among so many of the best.

@@ -190,7 +190,7 @@ def _closed(candidate: CandidatePlan, order: Callable[[Plan], float] | None) -> 
 
 
 def _shared_out(ranked: list[tuple[float, _Row]]) -> list[tuple[float, _Row]]:
-    """Rows in an order for :class:`WorkerProcesses`: others begin at the front with the longest, this process at the back.
+    """Rows in an order for :class:`WorkerProcesses`: others begin at the front, this process at the back.
 
     The best row comes last, so that this process has its ranks when all of them are asked for.
     """

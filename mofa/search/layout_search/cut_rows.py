@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.search.costing import MEMORY, NEEDLESS, SLOWER, CostedRows, cost_rows
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import Job
+from mofa.search.legality.masks import CheckedJob
 from mofa.search.near_best import best_fitting_rows
 from mofa.search.search_result import Search
 from mofa.search.space import SpaceCombinations
@@ -75,7 +75,7 @@ def _cut_rows(search: Search, space: SpaceCombinations) -> TimedRows:
     solves = (wanted & (kinds == "full")).any(axis=1)[:, None]
     reason = np.where(wanted | (is_legal & solves & np.isin(kinds, ("none", "full"))), -1, 0).reshape(-1)
     some = space.rows_of_degrees(degrees)
-    job = Job(search.workload, search.cluster, search.framework)
+    job = CheckedJob(search.workload, search.cluster, search.framework)
     loads = routing_loads_by_ep(search.workload, some.degrees)
     checked = cost_rows(job, loads, some, reason, np.zeros(len(reason)), None, WorkerProcesses(1))
     of_wanted = np.flatnonzero(wanted.reshape(-1)[checked.costed.rows])
