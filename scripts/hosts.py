@@ -25,7 +25,7 @@ import yaml
 
 from mofa.calibrate.fits.profile import SMALL_OPS
 from mofa.calibrate.measurements import read_rows
-from mofa.measure.records import HOST_BOUND_IDLE, Record, read_records
+from mofa.measure.records import HOST_BOUND_IDLE, RunRecord, read_records
 from mofa.report.save import write_file_atomically
 from mofa.search.one_plan import estimate
 from mofa.validate.hosts import HOSTS, Machine, machine_of
@@ -58,7 +58,7 @@ def issue_s(reference: Reference, measured_s: float) -> float | None:
     return float(np.interp(measured_s, [steps[f] for f in SPEEDS], SPEEDS)) * FASTEST_S
 
 
-def by_machine(records: list[Record]) -> dict[Machine, dict[str, float]]:
+def by_machine(records: list[RunRecord]) -> dict[Machine, dict[str, float]]:
     """Issue of an op by configuration, of every machine. [s]"""
     known = {record.run.id: record for record in records}
     found: dict[Machine, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -90,7 +90,7 @@ def calibrated(machines: set[Machine]) -> dict[Machine, tuple[str, float]]:
     return found
 
 
-def by_runs(records: list[Record]) -> dict[tuple[Machine, int], list[float]]:
+def by_runs(records: list[RunRecord]) -> dict[tuple[Machine, int], list[float]]:
     """Issue of an op as the runs of each machine measured it after their steps, by their GPUs. [s]
 
     Runs that timed it among their steps are predicted by that.

@@ -63,11 +63,11 @@ def run_cells(run: RunScore) -> list[str]:
         format_seconds(step.measured) if step else "–", format_seconds(run.predicted_step_s), error(step),
         f"{allocated.measured / GIB:.2f}" if allocated else "–",
         f"{allocated.predicted / GIB:.2f}" if allocated else "–", error(allocated),
-        error(run.peak_reserved), error(run.peak_device), verdict_text(run), f"{run.weak_fraction:.0%}",
+        error(run.peak_reserved), error(run.peak_device), memory_verdict_text(run), f"{run.weak_fraction:.0%}",
     ]  # fmt: skip
 
 
-def verdict_text(run: RunScore) -> str:
+def memory_verdict_text(run: RunScore) -> str:
     """What was predicted of the memory and what came."""
     said = "fits" if run.fits else "does not fit"
     if run.false_fit:
@@ -121,7 +121,7 @@ def group_rows(report: ValidationReport) -> list[list[str]]:
     return rows
 
 
-def verdict_rows(report: ValidationReport) -> list[list[str]]:
+def memory_verdict_rows(report: ValidationReport) -> list[list[str]]:
     """One row a group: runs, those out of memory, wrong verdicts, weak share."""
     return [
         [
@@ -168,7 +168,7 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
         console, "Errors by group", GROUP_COLUMNS, group_rows(report), leaves=("median", "mean by model"),
         under="worst run",
     )  # fmt: skip
-    rows = verdict_rows(report)
+    rows = memory_verdict_rows(report)
     print_table(
         console, "Verdicts by group", VERDICT_COLUMNS, rows, under="the steps rest on", names_under=True,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, remove_clutter
-from mofa.report.phrases import with_count_noun
+from mofa.report.phrases import count_and_noun
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.tables import print_paragraph, print_table
 from mofa.routing.placement_file import placement_csv
@@ -85,7 +85,7 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
     columns = [("tokens of the fullest GPU over the mean", "left"), ("mean", "right"), ("worst", "right")]
     title = (
         f"{g.name}: {g.experts} experts on {g.gpus} GPUs, {g.merged} groups of ep {g.ep} merged, {g.routing}, "
-        f"{with_count_noun(g.micro_batches, 'micro-batch', 'micro-batches')} of {with_count_noun(g.layers, 'layer')}"
+        f"{count_and_noun(g.micro_batches, 'micro-batch', 'micro-batches')} of {count_and_noun(g.layers, 'layer')}"
     )
     print_table(console, title, columns, rows)
     if report.step is not None:
@@ -116,7 +116,7 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
 def _payback(report: BalanceReport) -> str:
     """After how many steps a new placement has paid for itself."""
     steps = None if report.step is None else report.step.payback_steps
-    return "" if steps is None else f", paid back after {with_count_noun(max(round(steps), 1), 'step')}"
+    return "" if steps is None else f", paid back after {count_and_noun(max(round(steps), 1), 'step')}"
 
 
 def _print_step(step: BalancedStepComparison, console: Console) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from mofa.measure.records import RankMemory, Record
+from mofa.measure.records import RankMeasurement, RunRecord
 from mofa.measure.results import interquartile_range_s
 from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.files import load_yaml
@@ -66,7 +66,7 @@ def host_op_s_by_machine(references: Path | None = None) -> dict[str, float]:
     return {machine.host: machine.host_op_s.value for machine in read_hosts(folder / "measured") if machine.host}
 
 
-def layer_pace(record: Record) -> SmallLayerTime | None:
+def layer_pace(record: RunRecord) -> SmallLayerTime | None:
     """A small layer of Transformer Engine on a run's slowest host; None of a run that did not time one.
 
     Where small additions were timed within the steps, what :func:`mofa.validate.step_pace.layer_pace_of_slowest_host`
@@ -77,20 +77,20 @@ def layer_pace(record: Record) -> SmallLayerTime | None:
     return max(map(_read_between_steps, _ranks_that_timed_a_layer(record)), key=sum, default=None)
 
 
-def has_layer_pace(record: Record) -> bool:
+def has_layer_pace(record: RunRecord) -> bool:
     """Whether :func:`layer_pace` is known of a run."""
     return is_paced(record) or bool(_ranks_that_timed_a_layer(record))
 
 
-def _ranks_that_timed_a_layer(record: Record) -> list[RankMemory]:
+def _ranks_that_timed_a_layer(record: RunRecord) -> list[RankMeasurement]:
     return [rank for rank in record.measured.ranks if rank.layer_issues_s and rank.layer_backs_s]
 
 
-def _read_between_steps(rank: RankMemory) -> SmallLayerTime:
+def _read_between_steps(rank: RankMeasurement) -> SmallLayerTime:
     return SmallLayerTime(statistics.median(rank.layer_issues_s), statistics.median(rank.layer_backs_s))
 
 
-def unexplained_spread(record: Record) -> float:
+def unexplained_spread(record: RunRecord) -> float:
     """How far the quartiles of a run's steps lie apart beside what its pace within them explains, over a step. [-]
 
     Of a run whose pace was not timed within its steps, the quartiles of the steps themselves.
@@ -113,12 +113,12 @@ def unexplained_spread(record: Record) -> float:
 Machine = tuple[str, str, int]
 
 
-def machine_of(record: Record) -> Machine:
+def machine_of(record: RunRecord) -> Machine:
     """What tells machines apart in records of all ages: its own mark, if any, the processor's name and its cores."""
     return record.environment.host or "", record.environment.cpu, record.environment.cpu_cores
 
 
-def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, str] | None:
+def host_op_s(record: RunRecord, machines: Sequence[MachineHost]) -> tuple[float, str] | None:
     """Issue of one small op on the host of a run, and where it is from; None where only the GPU's profile knows. [s]
 
     What was timed within its steps, where it was, else among them. Else what the runs of its machine on as many GPUs

@@ -12,8 +12,8 @@ from statistics import median
 from typing import Literal
 
 from mofa.errors import SpecError
-from mofa.measure.expand import configuration_of
-from mofa.measure.records import LEARNED_ON, Record, Split, read_record, record_files
+from mofa.measure.expand import current_configuration_hash
+from mofa.measure.records import LEARNED_ON, RunRecord, Split, read_record, record_files
 from mofa.measure.results import interquartile_range_s
 from mofa.specs.base import Fact
 from mofa.specs.files import load_yaml
@@ -160,7 +160,7 @@ def _without_nvls(cluster: ClusterSpec) -> ClusterSpec:
     return cluster.model_copy(update={"node": cluster.node.model_copy(update={"nvls_factor": factor})})
 
 
-def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
+def why_no_time(record: RunRecord, repeats: Sequence[RunRecord] = ()) -> str | None:
     """Why the step time of a record is not scored, or None.
 
     How steady a configuration is, all of its steps on one machine say: one start of several may be so by chance. Where
@@ -202,13 +202,13 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
     return None
 
 
-def _host_readings(record: Record) -> int:
+def _host_readings(record: RunRecord) -> int:
     """How much says how fast its host was: small ops among its steps, a layer's modules, ops within its steps."""
     within = all(rank.step_ops_s for rank in record.measured.ranks)
     return bool(record.environment.host_issues_s) + has_layer_pace(record) * (1 + within)
 
 
-def _emptied_its_cache(record: Record) -> bool:
+def _emptied_its_cache(record: RunRecord) -> bool:
     return any(rank.alloc_retries for rank in record.measured.ranks)
 
 
@@ -262,7 +262,7 @@ def measured_references(
     return references, left_out
 
 
-def reference_of(record: Record, folder: Path, machines: Sequence[MachineHost], scratch: Path) -> Reference:
+def reference_of(record: RunRecord, folder: Path, machines: Sequence[MachineHost], scratch: Path) -> Reference:
     """One record as a run to predict: on its own host, with the tokens that its routers sent.
 
     Every command that predicts a record asks for it here.
@@ -300,7 +300,7 @@ def reference_of(record: Record, folder: Path, machines: Sequence[MachineHost], 
     )
 
 
-def _differ(records: Sequence[Record], files: Sequence[Path]) -> None:
+def _differ(records: Sequence[RunRecord], files: Sequence[Path]) -> None:
     """Two records of one name would share what is written down of their routing."""
     named: dict[str, Path] = {}
     for record, path in zip(records, files, strict=True):
@@ -319,12 +319,12 @@ def is_of_switches(folder: Path) -> bool:
     return folder.resolve().parent.name == "switches"
 
 
-def has_graphs(record: Record) -> bool:
+def has_graphs(record: RunRecord) -> bool:
     """Whether a run captured CUDA graphs."""
     return str(record.run.framework.get("cuda_graphs", "none")) != "none"
 
 
-def _group(record: Record, folder: Path) -> str:
+def _group(record: RunRecord, folder: Path) -> str:
     """``measured-h100`` of an ``NVIDIA H100 80GB HBM3``: facts are learned on H200s, so both halves only judge.
 
     ``measured-te-judging`` and ``measured-te-fitting`` of frameworks that are halved by model, on whichever GPU, and
@@ -348,12 +348,12 @@ def _group(record: Record, folder: Path) -> str:
     return f"measured-{record.split}" if LEARNED_ON in words else f"measured-{words[0].lower()}"
 
 
-def _host(record: Record, machines: Sequence[MachineHost]) -> float | None:
+def _host(record: RunRecord, machines: Sequence[MachineHost]) -> float | None:
     pace = host_op_s(record, machines)
     return None if pace is None else pace[0]
 
 
-def _host_note(record: Record, machines: Sequence[MachineHost]) -> str:
+def _host_note(record: RunRecord, machines: Sequence[MachineHost]) -> str:
     pace, layer = host_op_s(record, machines), layer_pace(record)
     if pace is None:
         return "host: the profile's"
@@ -361,14 +361,14 @@ def _host_note(record: Record, machines: Sequence[MachineHost]) -> str:
     return f"host: {pace[0] * 1e6:.3g} us an op{modules}, {pace[1]}"
 
 
-def _routing_note(record: Record) -> tuple[str, ...]:
+def _routing_note(record: RunRecord) -> tuple[str, ...]:
     """Where the routing is from that a record is predicted with; nothing of a run without counts."""
     if record.measured.tokens_per_expert is None:
         return ()
     return (f"routing: the tokens that its own routers sent, {_steps_before(record)} steps into the run",)
 
 
-def _repeat(record: Record, same: Sequence[Record], machines: Sequence[MachineHost], scratch: Path) -> Repeat:
+def _repeat(record: RunRecord, same: Sequence[RunRecord], machines: Sequence[MachineHost], scratch: Path) -> Repeat:
     why = why_no_time(record, same)
     step_s = record.measured.step_time_s if why is None else None
     notes = (*((why,) if why else ()), _host_note(record, machines))
@@ -378,15 +378,15 @@ def _repeat(record: Record, same: Sequence[Record], machines: Sequence[MachineHo
     )  # fmt: skip
 
 
-def _read(path: Path) -> tuple[Record, str]:
+def _read(path: Path) -> tuple[RunRecord, str]:
     """A record and its configuration."""
     record = read_record(path)
-    return record, configuration_of(record.run)
+    return record, current_configuration_hash(record.run)
 
 
-def _repeats(read: Sequence[tuple[Record, str]]) -> list[list[Record]]:
+def _repeats(read: Sequence[tuple[RunRecord, str]]) -> list[list[RunRecord]]:
     """Records of one configuration on one GPU together, the shortest name first; in the order of the names."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
+    groups: dict[tuple[str, str, str], list[RunRecord]] = {}
     for record, configuration in read:
         key = (configuration, record.environment.gpu, record.measured.outcome)
         groups.setdefault(key, []).append(record)
@@ -398,7 +398,7 @@ def _model_name(run: RunSpec) -> str:
     return str(name).removesuffix(" (changed)")
 
 
-def _outcome(record: Record, step_s: float | None) -> MeasuredOutcome:
+def _outcome(record: RunRecord, step_s: float | None) -> MeasuredOutcome:
     if record.measured.outcome == "oom":
         return MeasuredOutcome(oom=True)
     ranks = sorted(record.measured.ranks, key=lambda rank: rank.rank)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mofa.measure.records import Record
+from mofa.measure.records import RunRecord
 from mofa.specs.host import SmallLayerTime
 
 QUIET_AND_BUSY, QUIET_AND_BUSY_BACK = (1.2, 2.1), (1.1, 1.95)
@@ -23,7 +23,7 @@ the way forward and back. Of 1,408 means over steps of each way a tenth is below
 and 4.1; of 1,574 readings between steps 17 % are at 1.9 us and 60 % at 3.3, and hardly any in the middle. [-]"""
 
 
-def is_paced(record: Record) -> bool:
+def is_paced(record: RunRecord) -> bool:
     """Whether every rank timed small additions within its steps, and what it issues beside some.
 
     Then the slowest host is known, and no spread between ranks comes on top.
@@ -70,7 +70,7 @@ class PassTimes:
         return seconds_at_pace(self.read_ops_s, self.read_s, slowest)
 
 
-def layer_pace_of_slowest_host(record: Record) -> SmallLayerTime:
+def layer_pace_of_slowest_host(record: RunRecord) -> SmallLayerTime:
     """A small layer of Transformer Engine on a paced run's slowest host, each way, in the median step.
 
     Ranks with experts of one layer wait for each other in every pass: the host that waits for the counts of its tokens
@@ -100,7 +100,7 @@ QUIET = 1.25
 """An addition between steps over the fastest of a run, up to which the core's neighbour is quiet. [-]"""
 
 
-def layer_time_over_small_op(records: Iterable[Record], parts: Iterable[Collection[str]] = ()) -> SmallLayerTime:
+def layer_time_over_small_op(records: Iterable[RunRecord], parts: Iterable[Collection[str]] = ()) -> SmallLayerTime:
     """A small layer of Transformer Engine, each way, over a small op, on cores whose neighbours are quiet: the median
     machine's, of each the medians of all readings of its runs. [-]
 
@@ -112,7 +112,7 @@ def layer_time_over_small_op(records: Iterable[Record], parts: Iterable[Collecti
         If no rank read either there.
     """
     machine_of_part = {mark: marks for marks in map(tuple, parts) for mark in marks}
-    by_machine: dict[Collection[str], list[Record]] = defaultdict(list)
+    by_machine: dict[Collection[str], list[RunRecord]] = defaultdict(list)
     for record in records:
         mark = record.environment.host or ""
         by_machine[machine_of_part.get(mark, (mark,))].append(record)
@@ -122,7 +122,7 @@ def layer_time_over_small_op(records: Iterable[Record], parts: Iterable[Collecti
     return SmallLayerTime(*map(statistics.median, zip(*ratios, strict=True)))
 
 
-def _of_machine(records: Iterable[Record]) -> SmallLayerTime | None:
+def _of_machine(records: Iterable[RunRecord]) -> SmallLayerTime | None:
     """The same of one machine's runs; None where not all was read on quiet cores. [-]"""
     read: dict[str, list[float]] = {"issue": [], "back": [], "op": []}
     for record in records:
@@ -141,7 +141,7 @@ def _of_machine(records: Iterable[Record]) -> SmallLayerTime | None:
     return SmallLayerTime(statistics.median(read["issue"]) / op_s, statistics.median(read["back"]) / op_s)
 
 
-def slowest_op_s(record: Record) -> float:
+def slowest_op_s(record: RunRecord) -> float:
     """Issue of one small op on a paced run's slowest host, in the median step. [s]"""
     ranks = record.measured.ranks
     ops = PassTimes(

@@ -14,7 +14,7 @@ import yaml
 
 from mofa.calibrate.fits.nccl_tests import read_nccl_tests_output
 from mofa.calibrate.measurements import read_environment, read_rows_of_file
-from mofa.export.entry import load_result
+from mofa.export.entry import load_result_json
 from mofa.export.read_job import read_job
 from mofa.faults.failures.events import read_log
 from mofa.plan.comparison import compare_results, read_results, single_result
@@ -182,7 +182,7 @@ def kinds() -> tuple[Kind, ...]:
             f"n{i % 3},2025-01-{i + 1:02d}T00:00:00,gpu,\n" for i in range(25)), _events, separator=","),
         Kind("calibration", "gemm.csv", "".join(csv[:6]), read_rows_of_file, separator=","),
         Kind("environment", "environment.json", {"gpu": "NVIDIA H200"}, lambda p: read_environment(p.parent)),
-        Kind("plan json", "plan.json", _plan(), load_result, heavy=True),
+        Kind("plan json", "plan.json", _plan(), load_result_json, heavy=True),
         Kind("compared json", "compared.json", _plan(), _compared, heavy=True),
         Kind("hugging face", "config.json", config, partial(load_workload, seq_len=4096, global_batch=16)),
         Kind("torchtitan", "job.toml", TOML, lambda p: read_job("torchtitan", p, 8)),

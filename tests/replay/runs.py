@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mofa.cost.estimate import Estimator
-from mofa.measure.expand import configuration_of
+from mofa.measure.expand import current_configuration_hash
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.framework import FrameworkSpec
@@ -32,7 +32,7 @@ def fitting_configurations() -> tuple[str, ...]:
     first: dict[tuple[str, str], str] = {}
     for name in sorted(fitting_runs(), key=lambda name: (len(name), name)):
         run = measured_record(name).run
-        first.setdefault((configuration_of(run), run.hardware), name)
+        first.setdefault((current_configuration_hash(run), run.hardware), name)
     return tuple(sorted(first.values()))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mofa.measure.records import Record, read_records
+from mofa.measure.records import RunRecord, read_records
 from mofa.search.one_plan import estimated_step_s
 from mofa.validate.hosts import host_op_s, read_hosts
 from mofa.validate.reference import Reference, measured_references
@@ -17,7 +17,7 @@ FOLDER = ROOT / "measurements" / "host-runs"
 MACHINES = read_hosts(ROOT / "reference_runs" / "measured")
 
 
-def off(reference: Reference, record: Record) -> float:
+def off(reference: Reference, record: RunRecord) -> float:
     """Predicted over measured - 1, on its host: measured beside it, or its machine of reference_runs/hosts.yaml."""
     found = host_op_s(record, MACHINES)
     assert found is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mofa.report.accuracy import print_validation, scale_rows
-from mofa.report.accuracy_page import page_figures
+from mofa.report.accuracy_page import accuracy_page_figures
 from mofa.validate.all_runs import reference_runs
 from mofa.validate.reference import Reference
 from mofa.validate.scale_series import scale_series
@@ -81,6 +81,6 @@ def test_efficiency_and_drift_are_told(published: list[Reference], capsys: pytes
     assert many[2:] == ["512", "100.0 %", "111.1 %", "-10.0 %", "-10.0 points"]
     print_validation(report, Console(width=80), quiet=True)
     assert "-10.0 points" in capsys.readouterr().out
-    (figure,) = page_figures(report).values()
+    (figure,) = accuracy_page_figures(report).values()
     assert figure.startswith(b"\x89PNG")
-    assert page_figures(report.model_copy(update={"scale": ()})) == {}
+    assert accuracy_page_figures(report.model_copy(update={"scale": ()})) == {}

@@ -205,10 +205,10 @@ def calibrate_check(
     if report["families"]:
         _print_check(report, TARGETS)
     if layers:
-        from mofa.report.chunked_layers import print_layers
+        from mofa.report.chunked_layers import print_chunked_layers
         from mofa.report.tables import make_console
 
-        print_layers(layers, make_console())
+        print_chunked_layers(layers, make_console())
 
 
 def _bases(node: str) -> tuple[str, str]:

@@ -56,13 +56,13 @@ def export(
     import mofa
     from mofa.cli.numbers import count_gpus, file_and_number
     from mofa.errors import SpecError
-    from mofa.export.entry import load_result, writers
+    from mofa.export.entry import job_writers, load_result_json
     from mofa.specs.files import did_you_mean
     from mofa.specs.write_files import check_writable
 
-    if to not in writers():
+    if to not in job_writers():
         what = f"{to}: is no framework that jobs are written for" if to else "is missing: say for which framework"
-        raise SpecError(f"--to {what}; {did_you_mean(to or '', writers())}")
+        raise SpecError(f"--to {what}; {did_you_mean(to or '', job_writers())}")
     if out is not None:
         check_writable(out, directory=True)
     options: dict[str, Any] = {
@@ -82,7 +82,7 @@ def export(
         file, named = file_and_number(workload)
         if number is not None and named not in (None, number):
             raise SpecError(f"--number: is {number}, but {workload} names plan {named}; keep one")
-        number, result = (number if named is None else named), load_result(file)
+        number, result = (number if named is None else named), load_result_json(file)
     else:
         options["--gpus"] = count_gpus(cluster, gpus, nodes)
         result = _predicted(workload, cluster, options, replay, jobs, quiet)
