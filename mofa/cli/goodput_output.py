@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mofa.cli.output import Output
+from mofa.cli.output import OutputOptions
 
 if TYPE_CHECKING:
     from mofa.faults.calculator import GoodputCalculation
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GoodputOutput(Output):
+class GoodputOutputOptions(OutputOptions):
     """What the user asked to be shown and written."""
 
     def show_calculation(self, calculation: GoodputCalculation, rate: LogStatistics | None) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mofa.specs.run import RunSpec
     from mofa.specs.strategy import StrategySpec
     from mofa.specs.workload import WorkloadSpec
-    from mofa.validate.reference import Reference
+    from mofa.validate.reference import ReferenceRun
 
     Overrides = Mapping[str, Mapping[str, object]]
     """Changes of ``--set`` by dotted path, below each of workload, hardware, framework and strategy."""
@@ -280,8 +280,8 @@ def _jobs_of_file(
 
 
 def _changed(
-    record: Reference, asked: RunSpec, overrides: Overrides, host_issue_s: float | HostIssueTimes | None
-) -> Reference:
+    record: ReferenceRun, asked: RunSpec, overrides: Overrides, host_issue_s: float | HostIssueTimes | None
+) -> ReferenceRun:
     """A measured run without what options change: its machine's speed, counts of another model's layers."""
     hardware, workload = overrides["hardware"], overrides["workload"]
     if host_issue_s is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputOptions:
     """What the user asked to be shown and written."""
 
     json: bool = False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from mofa.validate.validation_report import Compared, Errors, RunScore, ValidationReport
+    from mofa.validate.validation_report import ComparedQuantity, QuantityErrors, RunScore, ValidationReport
 
 RUN_COLUMNS: Columns = (
     ("run", "left"), ("GPUs", "right"), ("strategy", "left"), ("step", "right"), ("predicted", "right"),
@@ -54,7 +54,7 @@ def percent(value: float | None, *, signed: bool = False) -> str:
 def run_cells(run: RunScore) -> list[str]:
     """One run as cells under RUN_COLUMNS."""
 
-    def error(value: Compared | None) -> str:
+    def error(value: ComparedQuantity | None) -> str:
         return percent(value.error, signed=True) if value else "–"
 
     step, allocated = run.step_time, run.peak_allocated
@@ -108,7 +108,7 @@ def group_rows(report: ValidationReport) -> list[list[str]]:
     for name, group in report.groups.items():
         shown = name
         for field, words in FIELDS:
-            errors: Errors = getattr(group, field)
+            errors: QuantityErrors = getattr(group, field)
             if not errors.runs:
                 continue
             by_model = errors.mean_abs_error_by_model if name.partition("-")[0] != "measured" else None

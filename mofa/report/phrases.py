@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from mofa.plan.summary import component_name, strategy_text
+from mofa.plan.summary import component_words, strategy_text
 from mofa.units import format_bytes, format_seconds
 
 __all__ = [
-    "component_name",
+    "component_words",
     "count_and_noun",
     "numbers_with_repeats_text",
     "quantity_text",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mofa.report.layout_text import layout_lines
 from mofa.report.long_run import print_long_runs
-from mofa.report.phrases import component_name, numbers_with_repeats_text, strategy_text
+from mofa.report.phrases import component_words, numbers_with_repeats_text, strategy_text
 from mofa.report.search_text import (
     has_experts,
     idle_gpus_lines,
@@ -168,7 +168,7 @@ def print_step_parts(console: Console, time: Time, title: str) -> None:
     names = [*exposed, *(name for name in time.hidden if name not in exposed)]
     rows = [
         [
-            component_name(name),
+            component_words(name),
             _seconds(exposed.get(name, 0.0)),
             _share(exposed.get(name, 0.0), step_s),
             _seconds(time.hidden.get(name, 0.0)),
@@ -208,7 +208,7 @@ def print_stage_times(console: Console, time: Time) -> None:
 def print_memory(console: Console, memory: Memory, title: str) -> None:
     """Print the parts of a rank's memory and how they compare with the capacity."""
     rows = [
-        [component_name(k), format_bytes(v), _share(v, memory.capacity_bytes)]
+        [component_words(k), format_bytes(v), _share(v, memory.capacity_bytes)]
         for k, v in memory.by_component.items()
         if v
     ]
@@ -292,7 +292,7 @@ def print_live_tensors_at_peak(console: Console, memory: Memory) -> None:
 
     def rows(tensors: Sequence[LiveTensors], total_bytes: float) -> list[list[str]]:
         return [
-            [t.name, component_name(t.kind), f"{t.count:,}", format_bytes(t.bytes), _share(t.bytes, total_bytes)]
+            [t.name, component_words(t.kind), f"{t.count:,}", format_bytes(t.bytes), _share(t.bytes, total_bytes)]
             for t in tensors
         ]
 

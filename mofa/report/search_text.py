@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mofa.report.phrases import component_name, quantity_text, strategy_text
+from mofa.report.phrases import component_words, quantity_text, strategy_text
 from mofa.report.tables import print_paragraph, print_table
 from mofa.specs.framework_traits import TRAITS
 from mofa.units import GIB, format_bytes, format_count, format_seconds
@@ -134,7 +134,7 @@ def library_share_line(shares: Mapping[str, float]) -> str:
     """
     if not shares:
         return "Nothing of the step rests on kernels or hosts that were measured under Transformer Engine."
-    parts = ", ".join(f"{component_name(name)} {share * 100:.1f} %" for name, share in shares.items())
+    parts = ", ".join(f"{component_words(name)} {share * 100:.1f} %" for name, share in shares.items())
     return f"Measured under Transformer Engine: {sum(shares.values()) * 100:.1f} % of the step ({parts})."
 
 

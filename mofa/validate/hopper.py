@@ -40,6 +40,6 @@ def hopper_set(run: RunScore) -> Set | None:
     return "dense bf16" if run.gemm == "bf16" else "dense fp8"
 
 
-def why_in_no_set(run: RunScore) -> str:
+def why_in_no_hopper_set(run: RunScore) -> str:
     """The switches that keep a Hopper row out of the sets, in words."""
     return "; ".join(SWITCHES[switch] for switch in run.switches)

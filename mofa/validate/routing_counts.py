@@ -14,7 +14,7 @@ from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 
 
-def with_counts(record: RunRecord, scratch: Path) -> RunSpec:
+def with_routing_counts(record: RunRecord, scratch: Path) -> RunSpec:
     """The run with the routing that its routers chose, as a file of counts; without counts as it is."""
     if record.measured.tokens_per_expert is None:
         return record.run

@@ -23,7 +23,7 @@ the way forward and back. Of 1,408 means over steps of each way a tenth is below
 and 4.1; of 1,574 readings between steps 17 % are at 1.9 us and 60 % at 3.3, and hardly any in the middle. [-]"""
 
 
-def is_paced(record: RunRecord) -> bool:
+def has_pace_samples(record: RunRecord) -> bool:
     """Whether every rank timed small additions within its steps, and what it issues beside some.
 
     Then the slowest host is known, and no spread between ranks comes on top.
@@ -70,7 +70,7 @@ class PassTimes:
         return seconds_at_pace(self.read_ops_s, self.read_s, slowest)
 
 
-def layer_pace_of_slowest_host(record: RunRecord) -> SmallLayerTime:
+def small_layer_time_of_slowest_host(record: RunRecord) -> SmallLayerTime:
     """A small layer of Transformer Engine on a paced run's slowest host, each way, in the median step.
 
     Ranks with experts of one layer wait for each other in every pass: the host that waits for the counts of its tokens
@@ -141,7 +141,7 @@ def _of_machine(records: Iterable[RunRecord]) -> SmallLayerTime | None:
     return SmallLayerTime(statistics.median(read["issue"]) / op_s, statistics.median(read["back"]) / op_s)
 
 
-def slowest_op_s(record: RunRecord) -> float:
+def small_op_s_of_slowest_host(record: RunRecord) -> float:
     """Issue of one small op on a paced run's slowest host, in the median step. [s]"""
     ranks = record.measured.ranks
     ops = PassTimes(

@@ -17,7 +17,7 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.run_files import resolve_run
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
-from mofa.validate.routing_counts import with_counts
+from mofa.validate.routing_counts import with_routing_counts
 from tests.committed import MEASURED, measured_record
 
 
@@ -79,7 +79,7 @@ def load(name: str) -> Run:
     record = measured_record(name)
     assert record.split == "fitting"
     measured = record.measured
-    run = with_counts(record, _scratch())
+    run = with_routing_counts(record, _scratch())
     narrow = "torch.bfloat16" in measured.facts.get("param_dtypes", [])
     if narrow and run.framework["name"] == "torchtitan":
         run = run.model_copy(update={"precision": run.precision.model_copy(update={"params": "bf16"})})

@@ -9,7 +9,7 @@ from mofa.search.experts.chunk_choice import JointChunkChoice, LayerChunkChoice
 from mofa.search.experts.token_chunks import ChunkPolicy, ChunkReport
 from mofa.units import GIB
 from mofa.validate.attribute import Attribution, Family, FamilySeconds
-from mofa.validate.coverage import Coverage
+from mofa.validate.coverage import BandCoverage
 from mofa.validate.score import group_score
 from mofa.validate.validation_report import RepeatScore, RunScore, ValidationReport, compare_with_measured
 
@@ -134,7 +134,7 @@ def make_validation() -> ValidationReport:
         for group in ("measured-te-judging", "published-nemolauncher-default-recompute")
         for i, (fits, out_of_memory) in enumerate(((True, True), (True, True), (True, False), (False, False)))
     )
-    band = Coverage(
+    band = BandCoverage(
         group="one node, transformer-engine, bf16, experts below half, host-bound", bands=("one node",),
         fitted_runs=283, families=102, runs=35, inside=31, below=3, above=1, median_low=-0.097, median_high=0.077,
         median_width=0.174, tested=True,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mofa.faults.calculator import calculate
+from mofa.faults.calculator import calculate_goodput
 from mofa.faults.ledger import Ledger
 from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, Sensitivity, VariantPoint
 from mofa.plan.long_run import CheckpointLevel, Days, LongRunDetail
@@ -117,9 +117,9 @@ def test_scales_are_printed_with_what_has_no_plan() -> None:
 
 def test_the_calculator_is_printed() -> None:
     out = io.StringIO()
-    print_goodput_calculation(make_console(out), calculate(21600.0, 300.0, 600.0, num_runs=50, days=2.0))
+    print_goodput_calculation(make_console(out), calculate_goodput(21600.0, 300.0, 600.0, num_runs=50, days=2.0))
     for words in ("Young", "3402.84 s", "0.8194", "Simulated", "Meta"):
         assert words in out.getvalue(), words
     hopeless = io.StringIO()
-    print_goodput_calculation(make_console(hopeless), calculate(60.0, 3600.0, 3600.0))
+    print_goodput_calculation(make_console(hopeless), calculate_goodput(60.0, 3600.0, 3600.0))
     assert "Not simulated" in hopeless.getvalue()

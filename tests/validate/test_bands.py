@@ -23,12 +23,12 @@ from mofa.validate.bands import (
     family_correlation,
     fit_step_residuals,
     lower_decile,
-    pair_difference,
     read_residuals,
     residuals_csv,
+    same_family_pair_difference,
     step_residual_of,
 )
-from mofa.validate.coverage import COVERED, FEWEST_RUNS, NOMINAL_COVERAGE, chance_interval
+from mofa.validate.coverage import COVERED, FEWEST_RUNS, NOMINAL_COVERAGE, coverage_chance_interval
 from mofa.validate.validation_report import RunScore, ValidationReport, compare_with_measured
 
 ROOT = Path(__file__).parents[2]
@@ -63,10 +63,10 @@ def test_pairs_are_of_one_family_and_alike_in_all_circumstances() -> None:
     """Family a has pairs 0.02, 0.04 and 0.06 apart, b one of 0.01; c's runs differ in their layers, d has one run."""
     items = [residual(value, "a") for value in (0.0, 0.02, 0.06)] + [residual(0.5, "b"), residual(0.51, "b")]
     items += [residual(0.0, "c"), residual(0.9, "c", OTHER), residual(0.3, "d")]
-    value, families = pair_difference(items)
+    value, families = same_family_pair_difference(items)
     assert (value, families) == (pytest.approx((0.04 + 0.01) / 2), 2)
     assert fit_step_residuals(items).pair_difference["device-bound"].value == pytest.approx(value, abs=5e-5)
-    assert pair_difference([residual(0.1, "a"), residual(0.2, "b")]) == (0.0, 0)
+    assert same_family_pair_difference([residual(0.1, "a"), residual(0.2, "b")]) == (0.0, 0)
     assert fit_step_residuals([residual(0.1, "a"), residual(0.2, "b")]).pair_difference == {}
 
 
@@ -333,10 +333,10 @@ def test_rows_with_a_blank_are_tested_apart_and_nothing_is_claimed_of_them() -> 
 
 def test_what_chance_leaves_open_is_the_binomial_s() -> None:
     """As statisticians' tables have it: of 20 at 0.8, at most 11 with 1.0 %, at most 12 with 3.2 %; all with 1.2 %."""
-    assert chance_interval(20) == (12 / 20, 19 / 20)
+    assert coverage_chance_interval(20) == (12 / 20, 19 / 20)
     rng = np.random.default_rng(3)
     for runs in (22, 82):
-        low, high = chance_interval(runs)
+        low, high = coverage_chance_interval(runs)
         drawn = rng.binomial(runs, NOMINAL_COVERAGE, 20_000) / runs
         assert 0.94 < np.mean((low <= drawn) & (drawn <= high)) < 0.985
 

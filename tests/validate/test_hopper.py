@@ -11,7 +11,7 @@ from mofa.report.hopper import hopper_section_lines
 from mofa.validate.hopper import hopper_set
 from mofa.validate.published import published_references
 from mofa.validate.score import score_run
-from mofa.validate.validation_report import NotScored, RunScore, ValidationReport
+from mofa.validate.validation_report import RunNotScored, RunScore, ValidationReport
 
 PUBLISHED = Path(__file__).parents[2] / "reference_runs" / "published"
 
@@ -57,9 +57,9 @@ def test_the_section_has_every_row_once_and_why_others_are_in_none(scored: RunSc
         _row(scored, id="nemo-2", switches=("tp_overlap",)), _row(scored, id="b200-3", gpu="b200"),
     )  # fmt: skip
     out = (
-        NotScored(id="nemo-9", group="published-nemo", reason="LoRA is not modelled", gpu="H100"),
-        NotScored(id="nemo-8", group="published-nemo", reason="GPU has no profile: GB300", gpu="GB300"),
-        NotScored(id="korth-7", group="published-korth", reason="no step", gpu="A100 80GB"),
+        RunNotScored(id="nemo-9", group="published-nemo", reason="LoRA is not modelled", gpu="H100"),
+        RunNotScored(id="nemo-8", group="published-nemo", reason="GPU has no profile: GB300", gpu="GB300"),
+        RunNotScored(id="korth-7", group="published-korth", reason="no step", gpu="A100 80GB"),
     )
     report = ValidationReport(groups={}, false_fits=0, runs=runs, not_scored=out, elapsed_s=0)
     text = "\n".join(hopper_section_lines(report))

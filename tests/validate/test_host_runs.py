@@ -9,17 +9,17 @@ import numpy as np
 
 from mofa.measure.records import RunRecord, read_records
 from mofa.search.one_plan import estimated_step_s
-from mofa.validate.hosts import host_op_s, read_hosts
-from mofa.validate.reference import Reference, measured_references
+from mofa.validate.hosts import read_machine_hosts, small_op_s_of_run
+from mofa.validate.reference import ReferenceRun, measured_references
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "measurements" / "host-runs"
-MACHINES = read_hosts(ROOT / "reference_runs" / "measured")
+MACHINES = read_machine_hosts(ROOT / "reference_runs" / "measured")
 
 
-def off(reference: Reference, record: RunRecord) -> float:
+def off(reference: ReferenceRun, record: RunRecord) -> float:
     """Predicted over measured - 1, on its host: measured beside it, or its machine of reference_runs/hosts.yaml."""
-    found = host_op_s(record, MACHINES)
+    found = small_op_s_of_run(record, MACHINES)
     assert found is not None
     workload, cluster, framework, strategy = replace(reference, host_op_s=found[0]).resolve()
     measured_s = record.measured.step_time_s

@@ -13,7 +13,7 @@ from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.units import GIB
 from mofa.validate.published import PublishedRun, published_references
-from mofa.validate.published_rows import OWN_NODES, import_rows, why_unusable, write_published_runs
+from mofa.validate.published_rows import OWN_NODES, import_rows, why_row_is_unusable, write_published_runs
 
 PUBLISHED = Path(__file__).parents[2] / "reference_runs" / "published"
 COLUMNS = (
@@ -79,7 +79,7 @@ def test_a_step_time_wins_over_the_rate(tmp_path: Path) -> None:
     ],
 )
 def test_each_rule_gives_its_reason(changes: dict[str, str], words: str) -> None:
-    reason = why_unusable(row(**changes))
+    reason = why_row_is_unusable(row(**changes))
     assert reason is not None
     assert words in reason
 
@@ -87,7 +87,7 @@ def test_each_rule_gives_its_reason(changes: dict[str, str], words: str) -> None
 def test_nothing_measured_or_predicted_decides() -> None:
     """The same row with any numbers in its results is as usable."""
     for value in ("0.001", "1e9"):
-        assert why_unusable(row(measured_tokens_per_s_per_gpu=value)) is None
+        assert why_row_is_unusable(row(measured_tokens_per_s_per_gpu=value)) is None
 
 
 def test_a_configuration_that_cannot_run_is_refused_in_the_checks_words(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_fsdp1(tmp_path: Path) -> None:
     }  # fmt: skip
     assert run["model"]["tied_embeddings"]
     assert run["model"]["mlp"]["bias"]
-    assert "SHARD_GRAD_OP" in str(why_unusable(row(**{**mpt, "zero_stage": "2"})))
+    assert "SHARD_GRAD_OP" in str(why_row_is_unusable(row(**{**mpt, "zero_stage": "2"})))
 
 
 def test_overlap_of_tensor_parallelism_is_the_recipes(tmp_path: Path) -> None:
@@ -301,8 +301,8 @@ def test_gpt_oss_in_micro_batches_that_no_recipe_has_is_left_out() -> None:
         "model": "GPT OSS 120B", "layers": "36", "hidden": "2880", "heads": "64", "kv_heads": "8", "vocab": "201088",
         "moe_experts": "128", "moe_topk": "4", "moe_ffn": "2880", "ep": "8", "tp": "1", "dp": "16", "recompute": "",
     }  # fmt: skip
-    assert "not that of any version of its recipe" in str(why_unusable(row(**oss, mbs="4")))
-    assert why_unusable(row(**oss, mbs="1")) is None
+    assert "not that of any version of its recipe" in str(why_row_is_unusable(row(**oss, mbs="4")))
+    assert why_row_is_unusable(row(**oss, mbs="1")) is None
 
 
 def test_a_bundled_model_must_agree_with_the_row(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.measure.records import RunRecord, write_record
-from mofa.validate.all_runs import group_scores, validate
+from mofa.validate.all_runs import group_scores, validate_runs
 from mofa.validate.published import published_references
-from mofa.validate.reference import measured_references, why_no_time
+from mofa.validate.reference import measured_references, why_step_time_not_scored
 from mofa.validate.run_processes import BATCH, RunProcesses
 from mofa.validate.score import group_score, score_references, score_run
 from mofa.validate.validation_report import RunScore, compare_with_measured
@@ -83,14 +83,14 @@ def changed(record: RunRecord, **measured: Any) -> RunRecord:
 def test_what_a_record_says_of_time(records: dict[str, RunRecord]) -> None:
     """Quartiles a tenth apart are the limit; an allocator that retried and a run out of memory say nothing."""
     record = records["tt1-llama-8l"]
-    assert why_no_time(record) is None
+    assert why_step_time_not_scored(record) is None
     step = record.measured.step_time_s
     assert step is not None
-    assert why_no_time(changed(record, step_time_spread_s=0.099 * step)) is None
-    assert "11%" in str(why_no_time(changed(record, step_time_spread_s=0.11 * step)))
+    assert why_step_time_not_scored(changed(record, step_time_spread_s=0.099 * step)) is None
+    assert "11%" in str(why_step_time_not_scored(changed(record, step_time_spread_s=0.11 * step)))
     ranks = [rank.model_copy(update={"alloc_retries": 3}) for rank in record.measured.ranks]
-    assert "cache" in str(why_no_time(changed(record, ranks=ranks)))
-    assert why_no_time(records["tt1-llama-32l-full-oom"]) == "out of memory"
+    assert "cache" in str(why_step_time_not_scored(changed(record, ranks=ranks)))
+    assert why_step_time_not_scored(records["tt1-llama-32l-full-oom"]) == "out of memory"
 
 
 def test_steadiness_is_that_of_all_steps_on_one_machine(records: dict[str, RunRecord]) -> None:
@@ -101,14 +101,14 @@ def test_steadiness_is_that_of_all_steps_on_one_machine(records: dict[str, RunRe
         changed(r, step_times_s=times, step_time_spread_s=0.0).model_copy(update={"environment": environment})
         for r, times in ((one, [1.0] * 4), (other, [1.3] * 4))
     )
-    assert why_no_time(here) is None
-    assert "26% apart over 2 runs" in str(why_no_time(here, (here, there)))
+    assert why_step_time_not_scored(here) is None
+    assert "26% apart over 2 runs" in str(why_step_time_not_scored(here, (here, there)))
     elsewhere = there.model_copy(update={"environment": environment.model_copy(update={"host": "host-0"})})
-    assert why_no_time(here, (here, elsewhere)) is None
+    assert why_step_time_not_scored(here, (here, elsewhere)) is None
     unsteady = changed(one, step_times_s=[1.0, 1.0, 1.2, 1.2], step_time_spread_s=0.2)
-    assert why_no_time(unsteady) is not None
+    assert why_step_time_not_scored(unsteady) is not None
     steady = changed(here, step_times_s=[1.0] * 20)
-    assert why_no_time(unsteady, (unsteady, steady)) is None
+    assert why_step_time_not_scored(unsteady, (unsteady, steady)) is None
 
 
 def test_repeats_are_one_run_with_the_median(records: dict[str, RunRecord], tmp_path: Path) -> None:
@@ -201,10 +201,10 @@ def test_a_process_that_dies_is_no_bug() -> None:
 
 def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no folder of reference runs"):
-        validate(tmp_path / "nowhere")
+        validate_runs(tmp_path / "nowhere")
     (tmp_path / "measured").mkdir()
     with pytest.raises(SpecError, match="holds no records"):
-        validate(tmp_path, group="measured")
+        validate_runs(tmp_path, group="measured")
 
 
 def test_processes_predict_what_one_does() -> None:

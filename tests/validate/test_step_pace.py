@@ -12,11 +12,11 @@ from mofa.measure.records import RunRecord
 from mofa.validate.reference import measured_references
 from mofa.validate.step_pace import (
     PassTimes,
-    is_paced,
-    layer_pace_of_slowest_host,
+    has_pace_samples,
     layer_time_over_small_op,
     seconds_at_pace,
-    slowest_op_s,
+    small_layer_time_of_slowest_host,
+    small_op_s_of_slowest_host,
     theil_sen_line,
 )
 from tests.committed import MEASURED, measured_records
@@ -24,7 +24,7 @@ from tests.committed import MEASURED, measured_records
 
 @pytest.fixture(scope="module")
 def paced() -> dict[str, RunRecord]:
-    return {record.run.id: record for record in measured_records() if is_paced(record)}
+    return {record.run.id: record for record in measured_records() if has_pace_samples(record)}
 
 
 LINE = ([2e-6, 4e-6], [1e-3, 2e-3])
@@ -49,8 +49,8 @@ def of_ranks(record: RunRecord, *ranks: tuple[list[float], list[float]]) -> RunR
 def test_ranks_catch_up_until_a_step_ends(paced: dict[str, RunRecord]) -> None:
     """Of 3 + 2 and 2 + 4 ms the second rank's step is the slowest, each way as it is; an op is the slowest forward."""
     run = of_ranks(paced["te2-tp2-nosp-phi3mini-16l-quiet"], ([6e-6] * 3, [4e-6] * 3), ([4e-6] * 3, [8e-6] * 3))
-    assert layer_pace_of_slowest_host(run) == pytest.approx((2e-3, 4e-3))
-    assert slowest_op_s(run) == pytest.approx(24e-6)
+    assert small_layer_time_of_slowest_host(run) == pytest.approx((2e-3, 4e-3))
+    assert small_op_s_of_slowest_host(run) == pytest.approx(24e-6)
 
 
 def test_ranks_with_experts_of_a_layer_wait_for_the_slowest_of_each_pass(paced: dict[str, RunRecord]) -> None:
@@ -59,9 +59,9 @@ def test_ranks_with_experts_of_a_layer_wait_for_the_slowest_of_each_pass(paced: 
     half, half_back = (quiet + busy) / 2, (1.1 + 1.95) * 2e-6 / 2
     run = of_ranks(paced["te2-ep2-olmoe-10l-quiet"], *[([half] * 3, [half_back] * 3)] * 2)
     most, most_back = quiet + 0.75 * (busy - quiet), 1e-6 * (2.2 + 0.75 * 1.7)
-    assert layer_pace_of_slowest_host(run) == pytest.approx((500 * most, 500 * most_back))
+    assert small_layer_time_of_slowest_host(run) == pytest.approx((500 * most, 500 * most_back))
     alone = of_ranks(paced["te2-ep2-olmoe-10l-quiet"], ([half] * 3, [half_back] * 3))
-    assert layer_pace_of_slowest_host(alone) == pytest.approx((500 * half, 500 * half_back))
+    assert small_layer_time_of_slowest_host(alone) == pytest.approx((500 * half, 500 * half_back))
 
 
 def test_a_pass_is_never_faster_than_a_rank_s_mean() -> None:

@@ -93,14 +93,14 @@ def balance(
 
     Two or more expert-parallel groups merge; a linear program says how many tokens each replica gets (MicroMoE).
     """
-    from mofa.cli.output import Output
+    from mofa.cli.output import OutputOptions
     from mofa.cli.progress import progress_bar
     from mofa.cli.routing import parse_routing
     from mofa.errors import SpecError
     from mofa.report.balance import print_balance, save_balance
     from mofa.routing.balance.place import PlacementAdaptation
 
-    output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
+    output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, trace, set_, placement, routing])
     if trace is not None and routing is not None:
         raise SpecError("--routing: is given beside --trace, which says how tokens fall; leave one out")

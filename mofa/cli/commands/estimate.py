@@ -73,14 +73,14 @@ def estimate(
     The record of a measured run is costed as it ran, as validate does: on its own host, with the tokens that its
     routers sent. What could be said before it ran is an estimate of its plan.
     """
-    from mofa.cli.output import Output
-    from mofa.cli.parse import set_with_rank_order
+    from mofa.cli.output import OutputOptions
+    from mofa.cli.parse import settings_with_rank_order
     from mofa.search.workers import usable_cores
 
-    output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
+    output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, faults, log, set_])
     convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
-    set_, changes = long_run.split_fault_settings(set_with_rank_order(set_, rank_order))
+    set_, changes = long_run.split_fault_settings(settings_with_rank_order(set_, rank_order))
     profile = long_run.LongRunOptions(
         faults,
         storage,
@@ -117,7 +117,7 @@ def estimate(
             for job in asked:
                 without_spares(job.cluster, long_run.parse_spares(spares)[0], "--spares")
         estimates = [
-            estimate_of(job, convention, profile, replay, jobs or usable_cores(), find_layout) for job in asked
+            estimate_request(job, convention, profile, replay, jobs or usable_cores(), find_layout) for job in asked
         ]
         if find_layout:
             asked = [job._replace(strategy=plan.strategy) for job, plan in zip(asked, estimates, strict=True)]
@@ -155,7 +155,7 @@ def _step(job: EstimateRequest, faults: FaultSpec | None) -> ReplayedTime:
     return replay_time(strategy_estimator(job.workload, cluster, job.framework, job.strategy))
 
 
-def estimate_of(
+def estimate_request(
     job: EstimateRequest,
     convention: FlopsConvention,
     faults: FaultSpec | None,

@@ -54,7 +54,7 @@ def export(
     argument for is an error.
     """
     import mofa
-    from mofa.cli.numbers import count_gpus, file_and_number
+    from mofa.cli.numbers import count_gpus, parse_file_and_plan_number
     from mofa.errors import SpecError
     from mofa.export.entry import job_writers, load_result_json
     from mofa.specs.files import did_you_mean
@@ -79,7 +79,7 @@ def export(
                 f"{workload}: read as the JSON of a plan, because no cluster is named, but {given[0]} is given; name a "
                 "cluster after the workload, or leave the option out"
             )
-        file, named = file_and_number(workload)
+        file, named = parse_file_and_plan_number(workload)
         if number is not None and named not in (None, number):
             raise SpecError(f"--number: is {number}, but {workload} names plan {named}; keep one")
         number, result = (number if named is None else named), load_result_json(file)
@@ -100,7 +100,7 @@ def _predicted(
     workload: str, cluster: str, options: dict[str, Any], replay: bool, jobs: int | None, quiet: bool
 ) -> PlanReport | Estimate:
     """What a search finds, or the estimate of one strategy."""
-    from mofa.cli.commands.estimate import estimate_of
+    from mofa.cli.commands.estimate import estimate_request
     from mofa.cli.jobs import read_framework, read_machines, read_workload, requests_from_options
     from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_host_issue, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
@@ -116,7 +116,7 @@ def _predicted(
             workload, cluster, options["--gpus"], options["--strategy"], framework=options["--framework"],
             set_=options["--set"], host_issue=options["--host-issue"], host=options["--host"], **size,
         ) as asked:  # fmt: skip
-            return estimate_of(asked[0], "causal", None, replay, jobs or usable_cores(), False)
+            return estimate_request(asked[0], "causal", None, replay, jobs or usable_cores(), False)
     overrides = parse_overrides(options["--set"])
     host_issue_s = parse_host_issue(options["--host-issue"], overrides, options["--host"])
     job = read_workload(workload, overrides, **size)

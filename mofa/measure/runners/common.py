@@ -120,7 +120,7 @@ class _Paces:
         ):
             move()
             self.read["host_issues_s"].append(host_pace.small_op_s())
-            self.read["host_backs_s"].append(host_pace.small_back_s())
+            self.read["host_backs_s"].append(host_pace.small_op_backward_s())
             self.read["cpu_ops_at_issues_s"].append(host_pace.processor_op_s())
             if self._layer is not None:
                 names = "layer_issues_s", "layer_backs_s", "layer_ops_s", "layer_back_ops_s"

@@ -89,7 +89,7 @@ def _write(folder: Path, rank: int, device: _Device) -> None:
     result = {
         "rank": rank, "outcome": "ok", "memory": memory, "memory_whole": memory,
         "host_issues_s": [host_pace.small_op_s() for _ in range(3)],
-        "host_backs_s": [host_pace.small_back_s() for _ in range(3)],
+        "host_backs_s": [host_pace.small_op_backward_s() for _ in range(3)],
         "cpu_ops_at_issues_s": [host_pace.processor_op_s() for _ in range(3)],
     }  # fmt: skip
     if "transformer_engine" in sys.modules:

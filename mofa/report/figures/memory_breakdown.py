@@ -15,7 +15,7 @@ from mofa.report.figures.style import (
     plan_labels,
     remove_clutter,
 )
-from mofa.report.phrases import component_name
+from mofa.report.phrases import component_words
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def plot_memory_breakdown(
         if size.any():
             ax.barh(
                 rows, size, 0.62, left, color=fill.colour, edgecolor=fill.edge, hatch=fill.hatch, linewidth=0.4,
-                label=component_name(name),
+                label=component_words(name),
             )  # fmt: skip
         left += size
     margin = np.array([plan.memory.margin_bytes for plan in plans]) / GIB

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mofa.report.figures.style import ACCENT, distinct_names_in_order, memory_fills, new_axes, remove_clutter
-from mofa.report.phrases import component_name, strategy_short
+from mofa.report.phrases import component_words, strategy_short
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def plot_stage_memory(plan: Plan, *, label: str | None = None, ax: Axes | None =
         if size.any():
             ax.bar(
                 x, size, 0.75, bottom, color=fill.colour, edgecolor=fill.edge, hatch=fill.hatch, linewidth=0.4,
-                label=component_name(name),
+                label=component_words(name),
             )  # fmt: skip
         bottom += size
     for i, stage in enumerate(stages):

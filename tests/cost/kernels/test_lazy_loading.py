@@ -16,7 +16,7 @@ from mofa.replay.replayer import Replayer
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.run_files import resolve_run
-from mofa.validate.routing_counts import with_counts
+from mofa.validate.routing_counts import with_routing_counts
 from tests.blocks.roles import as_named
 
 RECORDS = Path(__file__).parents[3] / "reference_runs" / "measured"
@@ -67,7 +67,7 @@ def test_the_host_loses_its_lead_where_a_load_has_drained_it() -> None:
 def test_a_step_is_the_mean_of_passes_that_loaded_a_kernel_and_passes_that_did_not(tmp_path: Path) -> None:
     """Experts one after the other behind a head that takes the device long: the lead is worth tens of milliseconds."""
     record = read_record(RECORDS / "mc2-dp2-ep2-gptoss20b-3l-2k-skewed-third.yaml")
-    workload, cluster, framework, strategy = resolve_run(with_counts(record, tmp_path), RECORDS)
+    workload, cluster, framework, strategy = resolve_run(with_routing_counts(record, tmp_path), RECORDS)
     row = checked_strategy_row(workload, cluster, framework, strategy)
     mixed = Estimator(workload, cluster.at_host(1e-5), framework, row, routing_loads_by_ep(workload, row))
     share = float(mixed.drains[0])

@@ -11,7 +11,7 @@ import mofa
 from mofa.errors import SpecError
 from mofa.faults.ledger import PARTS
 from mofa.faults.outlook import failure_clock
-from mofa.faults.simulate import simulate
+from mofa.faults.simulate import simulate_long_runs
 from mofa.faults.spares import waiting_share
 from mofa.plan.goodput_by_scale import VariantPoint
 from mofa.plan.long_run import FIGURES, Days, Objective
@@ -429,7 +429,7 @@ def test_days_are_those_of_simulated_whole_runs(lemons: bool) -> None:
     work = float(judge.work_s(np.array([plan.step_s]))[0])
     assert spec.reliability is not None
     clock = failure_clock(spec.reliability, float(found.mtbf_s[0]), judge.num_nodes)
-    days = simulate(found.simulated_run(0, work, clock), 2000, seed=5).wall_s / 86400
+    days = simulate_long_runs(found.simulated_run(0, work, clock), 2000, seed=5).wall_s / 86400
     assert plan.days is not None
     width = float(np.std(days))
     for quantile, value in ((0.1, plan.days.p10), (0.5, plan.days.p50), (0.9, plan.days.p90)):
