@@ -287,7 +287,7 @@ class LongRunObjective:
         return self.outlook_of_plan(plan), step_w
 
     def outlook_of_plan(self, plan: Plan) -> LongRunOutlook:
-        """:meth:`long_run_outlook` of one plan."""
+        """:meth:`outlook` of one plan."""
         return self.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp)
 
     def with_long_run_figures(self, plan: Plan) -> Plan:
