@@ -47,7 +47,7 @@ class SimulatedFailureKind:
 
 @dataclass(frozen=True)
 class LongRunToSimulate:
-    """A long run.
+    """A long run to simulate: its work, checkpoints at several levels, kinds of failures, and spare nodes.
 
     Parameters
     ----------

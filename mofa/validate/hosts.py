@@ -48,7 +48,7 @@ class MachineHost(Spec):
 
 
 class MachineHosts(Spec):
-    """All such machines."""
+    """The hosts of all machines whose records do not say how fast theirs was."""
 
     machines: tuple[MachineHost, ...] = ()
 

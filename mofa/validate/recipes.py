@@ -95,7 +95,7 @@ class Fp8ScalingText(Spec):
 
 
 class Recipes(Spec):
-    """All of them; readings and what rows say in the order in which they are applied."""
+    """All recipes of published runs; readings and what rows say in the order in which they are applied."""
 
     readings: tuple[RecipeOptions, ...]
     said: tuple[OptionsInNotes, ...]

@@ -34,7 +34,7 @@ class LayoutProgramSolution:
 
 
 class LayoutIntegerProgram:
-    """A program that learns paths, and contents of ranks that do not fit.
+    """An integer program that deals out layers to chunks; it learns paths, and contents of ranks that do not fit.
 
     Parameters
     ----------
