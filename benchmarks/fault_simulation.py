@@ -13,7 +13,7 @@ import time
 
 from mofa.faults.closed_forms.intervals import exact_interval_s
 from mofa.faults.failures.clocks import FailureClock
-from mofa.faults.simulate import LongRunToSimulate, SimulatedFailureKind, SimulatedLevel, simulate_long_runs
+from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
 
 LIMIT_S = 10.0
 
@@ -26,7 +26,7 @@ def main() -> int:
     job = LongRunToSimulate(
         54 * 86400.0,
         float(exact_interval_s(30.0, mtbf)),
-        (SimulatedLevel(30.0),),
+        (SimulatedCheckpointLevel(30.0),),
         kinds,
         FailureClock(mtbf),
         4,

@@ -151,7 +151,7 @@ class EstimateRequest(NamedTuple):
 
 
 @contextlib.contextmanager
-def requests_from_options(
+def estimate_requests_from_options(
     workload: str, cluster: str | None = None, gpus: int | None = None, strategy: str | None = None,
     seq_len: int | None = None, global_batch: str | None = None, tokens: str | None = None,
     framework: str | None = None, set_: list[str] | None = None, host_issue: str | None = None,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mofa.specs.hardware import ClusterSpec
 
 
-class ModeChoice(StrEnum):
+class CheckpointModeChoice(StrEnum):
     """How checkpoints are kept."""
 
     blocking = "blocking"
@@ -63,7 +63,8 @@ Spares = Annotated[
     ),
 ]
 CheckpointMode = Annotated[
-    ModeChoice | None, typer.Option("--checkpoint-mode", help="How checkpoints are kept; blocking by default.")
+    CheckpointModeChoice | None,
+    typer.Option("--checkpoint-mode", help="How checkpoints are kept; blocking by default."),
 ]
 Recovery = Annotated[
     RecoveryChoice | None,
@@ -103,7 +104,7 @@ class LongRunOptions:
     storage: str | None = None
     price: float | None = None
     spares: str | None = None
-    mode: ModeChoice | None = None
+    mode: CheckpointModeChoice | None = None
     interval: str | None = None
     log: Path | None = None
     log_nodes: int | None = None
@@ -212,7 +213,7 @@ def parse_spares(text: str | None) -> tuple[int, bool]:
     return int(number[0]), is_outside
 
 
-def with_spares_outside(machines: ClusterSpec, spares: str | None) -> ClusterSpec:
+def with_spare_nodes_beside(machines: ClusterSpec, spares: str | None) -> ClusterSpec:
     """The machines with the nodes that stand by beside them, which a long run counts as its own."""
     number, is_outside = parse_spares(spares)
     more = number * machines.node.gpus_per_node if is_outside else 0

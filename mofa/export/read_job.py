@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mofa.errors import SpecError
-from mofa.export.job_file import ReadJob
+from mofa.export.job_file import JobOfFile
 from mofa.specs.files import did_you_mean, shown_value
 
 
-def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> ReadJob:
+def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> JobOfFile:
     """Read a job of a framework.
 
     Parameters
@@ -39,7 +39,7 @@ def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> R
         ) from None
 
 
-def job_readers() -> dict[str, Callable[[Path, int | None], ReadJob]]:
+def job_readers() -> dict[str, Callable[[Path, int | None], JobOfFile]]:
     """What reads a job's file, by the name that ``--from`` takes."""
     from mofa.export.megatron.read_megatron import read_megatron_job
     from mofa.export.torchtitan.read_torchtitan import read_torchtitan_job

@@ -20,7 +20,7 @@ from mofa.faults.closed_forms.renewal import meta_ettr
 from mofa.faults.closed_forms.weibull import weibull_interval_s, weibull_shares
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, Ledger, expected_ledger_shares
-from mofa.faults.simulate import LongRunToSimulate, SimulatedFailureKind, SimulatedLevel, simulate_long_runs
+from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
 from mofa.specs.base import Spec
 from mofa.units import SECONDS_PER_DAY
 
@@ -220,7 +220,7 @@ def _simulated(
     run = LongRunToSimulate(
         work,
         interval,
-        (SimulatedLevel(block, persist_s=persist),),
+        (SimulatedCheckpointLevel(block, persist_s=persist),),
         (SimulatedFailureKind(1.0, restart),),
         FailureClock(mtbf, shape),
     )

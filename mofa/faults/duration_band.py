@@ -70,8 +70,8 @@ def run_duration_band_s(
 
     Examples
     --------
-    >>> from mofa.faults.simulate import SimulatedFailureKind, SimulatedLevel
-    >>> level, kind = SimulatedLevel(60.0), SimulatedFailureKind(1.0, 600.0)
+    >>> from mofa.faults.simulate import SimulatedFailureKind, SimulatedCheckpointLevel
+    >>> level, kind = SimulatedCheckpointLevel(60.0), SimulatedFailureKind(1.0, 600.0)
     >>> run = LongRunToSimulate(864000.0, 1800.0, (level,), (kind,), FailureClock(36000.0))
     >>> short, _, long = run_duration_band_s(run, 864000.0, np.full(500, 9.5e5), np.ones(500))
     >>> 9.3e5 < short < 9.5e5 < long < 9.7e5

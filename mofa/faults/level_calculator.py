@@ -22,7 +22,7 @@ from mofa.faults.closed_forms.checkpoint_levels import (
 from mofa.faults.closed_forms.intervals import two_level_intervals_s
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, Ledger
-from mofa.faults.simulate import LongRunToSimulate, SimulatedFailureKind, SimulatedLevel, simulate_long_runs
+from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
 from mofa.specs.base import Spec
 from mofa.units import SECONDS_PER_DAY
 
@@ -161,7 +161,7 @@ def _simulated(
     pattern = interval * levels[-1].every  # whole patterns, as the closed form has it
     work = max(math.ceil(work / pattern * (1 - 1e-12)), 1) * pattern
     run = LongRunToSimulate(
-        work, interval, tuple(SimulatedLevel(level.checkpoint_s, level.every) for level in levels),
+        work, interval, tuple(SimulatedCheckpointLevel(level.checkpoint_s, level.every) for level in levels),
         tuple(SimulatedFailureKind(level.share, level.restart_s, k) for k, level in enumerate(levels)),
         FailureClock(mtbf),
     )  # fmt: skip

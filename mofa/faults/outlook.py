@@ -19,7 +19,7 @@ from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.failures.rates import job_mtbf_s, rate_from_components
 from mofa.faults.ledger import expected_ledger_shares
 from mofa.faults.replicas import ReplicaAbsence, mean_missing_nodes
-from mofa.faults.simulate import MAX_SPACING, LongRunToSimulate, SimulatedFailureKind, SimulatedLevel
+from mofa.faults.simulate import MAX_SPACING, LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind
 from mofa.faults.spares import waiting_share
 from mofa.specs.faults import LEVELS, CheckpointSpec, FaultSpec, Place, RecoveryPath, ReliabilitySpec, RestartSpec
 
@@ -83,12 +83,14 @@ class LongRunOutlook:
             return LongRunToSimulate(
                 work_s,
                 step,
-                (SimulatedLevel(0.0),),
+                (SimulatedCheckpointLevel(0.0),),
                 (SimulatedFailureKind(1.0, cost),),
                 clock or FailureClock(float(self.mtbf_s[candidate])),
             )
         levels = tuple(
-            SimulatedLevel(float(x.block_s[candidate]), int(x.every[candidate]), float(x.persist_s[candidate]))
+            SimulatedCheckpointLevel(
+                float(x.block_s[candidate]), int(x.every[candidate]), float(x.persist_s[candidate])
+            )
             for x in self.levels
         )
         kinds = tuple(

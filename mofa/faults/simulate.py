@@ -27,7 +27,7 @@ MAX_FAILURES = 200_000
 
 
 @dataclass(frozen=True)
-class SimulatedLevel:
+class SimulatedCheckpointLevel:
     """One level of checkpoints: written behind every ``every``-th segment, restorable ``persist_s`` later. [s]"""
 
     block_s: float
@@ -69,7 +69,7 @@ class LongRunToSimulate:
 
     work_s: float
     interval_s: float
-    levels: tuple[SimulatedLevel, ...]
+    levels: tuple[SimulatedCheckpointLevel, ...]
     kinds: tuple[SimulatedFailureKind, ...]
     clock: FailureClock
     num_spares: int | None = None
@@ -175,7 +175,7 @@ def simulate_long_runs(run: LongRunToSimulate, num_runs: int = 10_000, seed: int
 
     Examples
     --------
-    >>> level, kind = SimulatedLevel(60.0), SimulatedFailureKind(1.0, 600.0)
+    >>> level, kind = SimulatedCheckpointLevel(60.0), SimulatedFailureKind(1.0, 600.0)
     >>> run = LongRunToSimulate(86400.0 * 20, 1140.0, (level,), (kind,), FailureClock(11136.0))
     >>> found = simulate_long_runs(run, 2000)
     >>> abs(found.ettr - 0.8525) < 4 * found.standard_error

@@ -29,9 +29,9 @@ from mofa.search.fewest_gpus import smallest_number_of_gpus
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
 from mofa.search.legality.named_check import refuse_idle_dispatcher
-from mofa.search.objective import SHORTEST_STEP, SearchObjective, reject_for_hosts
+from mofa.search.objective import SHORTEST_STEP, SearchObjective, reject_rows_for_host_memory
 from mofa.search.offers import numerics_offers
-from mofa.search.rejections import count_rejections, refuse_batch
+from mofa.search.rejections import count_rejections, refuse_indivisible_batch
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best_rows
 from mofa.search.search_progress import OnProgress, progress_callback, progress_callback_with_best_row
@@ -182,7 +182,7 @@ def find_plans(
                 searched.combinations, searched.costed, searched.reasons.copy(), searched.short.copy()
             )
         costed, reason, shortfall = searched_rows.costed, searched_rows.reason, searched_rows.shortfall
-        key = reject_for_hosts(objective, searched_rows)
+        key = reject_rows_for_host_memory(objective, searched_rows)
         loads = routing_loads_by_ep(workload, searched_rows.space.degrees)
 
         known: dict[int, CandidatePlan] = {}  # what was played of a row is not played again
@@ -284,7 +284,7 @@ def _why_nothing_runs(
     An error where the user fixed something, or where the batch is what no strategy divides.
     """
     if not fix:
-        refuse_batch(job, searched_rows.space.degrees)
+        refuse_indivisible_batch(job, searched_rows.space.degrees)
     if min_gpus is not None:
         return note
     why = int(searched_rows.reason.max())
@@ -341,7 +341,7 @@ def _search(
     if len(all_rows) == 0:
         raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
     if checks_batch:
-        refuse_batch(job, all_rows.degrees)
+        refuse_indivisible_batch(job, all_rows.degrees)
     verdict = check_strategies(job, all_rows)
     loads = routing_loads_by_ep(job.workload, all_rows.degrees)
     if bounded is not None and np.count_nonzero(verdict.reason < 0) > branch_and_bound.FEW_ROWS:

@@ -83,7 +83,7 @@ def ranking_keys(objective: SearchObjective, costed: CostedRows) -> tuple[FloatN
     return key, lack
 
 
-def reject_for_hosts(objective: SearchObjective, searched_rows: CostedSpace) -> FloatN:
+def reject_rows_for_host_memory(objective: SearchObjective, searched_rows: CostedSpace) -> FloatN:
     """The keys of costed rows (:func:`ranking_keys`); those whose checkpoints exceed the hosts' memory are rejected.
     (n,)"""
     costed = searched_rows.costed

@@ -50,7 +50,7 @@ def _as_strategy(table: SpaceCombinations, i: int, framework: FrameworkSpec) -> 
     return row.row(0, framework.name)
 
 
-def refuse_batch(job: CheckedJob, degrees: StrategyTable) -> None:
+def refuse_indivisible_batch(job: CheckedJob, degrees: StrategyTable) -> None:
     """Refuse a global batch that no product of degrees over these GPUs divides."""
     batch, num_gpus = job.workload.batch.global_batch, job.cluster.num_gpus
     dp = degrees.dp[degrees.tp * degrees.cp * degrees.pp * degrees.dp == num_gpus]

@@ -17,7 +17,7 @@ from mofa.search.branch_and_bound import cost_pareto_front
 from mofa.search.costing import NEEDLESS, CostedRows, CostedSpace, cost_rows
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import CheckedJob
-from mofa.search.objective import SHORTEST_STEP, SearchObjective, ranking_keys, reject_for_hosts
+from mofa.search.objective import SHORTEST_STEP, SearchObjective, ranking_keys, reject_rows_for_host_memory
 from mofa.search.space import OPTIONS, SpaceCombinations
 from mofa.search.workers import WorkerProcesses
 from mofa.specs.framework import FrameworkSpec
@@ -87,7 +87,7 @@ class Search:
             return CostedSpace(self.combinations, self.costed, self.reasons, self.short)
         with WorkerProcesses(1) as workers:
             all_rows = cost_rows(*self._unjudged(), None, workers)
-        reject_for_hosts(self.objective, all_rows)
+        reject_rows_for_host_memory(self.objective, all_rows)
         return all_rows.with_updates(self.costed, self.reasons, self.short)
 
     @cached_property
@@ -97,7 +97,7 @@ class Search:
             found_rows = CostedSpace(self.combinations, self.costed, self.reasons, self.short)
         else:
             found_rows = cost_pareto_front(*self._unjudged(), self.objective)
-            reject_for_hosts(self.objective, found_rows)
+            reject_rows_for_host_memory(self.objective, found_rows)
         costed = found_rows.costed
         key, _ = ranking_keys(self.objective, costed)
         fits = np.flatnonzero((found_rows.reason[costed.rows] < 0) & np.isfinite(key))

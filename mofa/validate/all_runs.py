@@ -14,7 +14,7 @@ from mofa.errors import SpecError
 from mofa.search.one_plan import plan_with_replayed_time
 from mofa.validate.attribute import Attribution, attribute_step, read_trace
 from mofa.validate.bands import band_coverage
-from mofa.validate.hopper import hopper_set
+from mofa.validate.hopper import hopper_set_of_run
 from mofa.validate.hosts import small_op_s_by_machine
 from mofa.validate.published import published_references
 from mofa.validate.reference import ReferenceRun, UnscoredReference, measured_references
@@ -188,8 +188,8 @@ GATHERED: dict[str, Callable[[RunScore], bool]] = {
     "all-published-hopper-bf16": lambda run: (
         _complete(run) and run.gpu.lower().startswith(NEWEST_GPUS) and "fp8" not in run.framework
     ),
-    "published-hopper-te-dense-bf16": lambda run: hopper_set(run) == "dense bf16",
-    "published-hopper-te-dense-fp8": lambda run: hopper_set(run) == "dense fp8",
+    "published-hopper-te-dense-bf16": lambda run: hopper_set_of_run(run) == "dense bf16",
+    "published-hopper-te-dense-fp8": lambda run: hopper_set_of_run(run) == "dense fp8",
 }
 """Groups over sources: our own runs with uneven routing, of both halves; all published runs; and of those the ones on
 H100 and H200 in bf16 whose configuration is complete; and the dense rows on Hopper and Transformer Engine."""

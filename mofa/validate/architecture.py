@@ -160,7 +160,7 @@ def _vocab(row: Row) -> int | None:
     return BLOOM_VOCAB if abs(params / 1e9 - float(row["params_b"])) <= 1.0 else None
 
 
-def why_not_the_bundled(row: Row, model: Any) -> str | None:
+def why_bundled_model_differs(row: Row, model: Any) -> str | None:
     """Why a bundled model is not the row's, by the columns that the row gives, or None."""
     if not row["moe_experts"]:
         return None

@@ -31,7 +31,7 @@ def is_hopper_row(run: RunScore) -> bool:
     return published and run.library == "transformer-engine" and run.gpu.lower().startswith(HOPPER)
 
 
-def hopper_set(run: RunScore) -> Set | None:
+def hopper_set_of_run(run: RunScore) -> Set | None:
     """The set that a run is judged in, None where it is none of them."""
     if not is_hopper_row(run) or run.switches:
         return None

@@ -27,7 +27,7 @@ from mofa.validate.architecture import (
     model_of_row,
     source_of_row,
     whole_number_of_row,
-    why_not_the_bundled,
+    why_bundled_model_differs,
     why_row_has_no_model,
     with_section_columns,
 )
@@ -237,7 +237,7 @@ def _deepspeed_of(row: Row) -> dict[str, Any]:
     return framework
 
 
-def run_mapping(row: Row) -> dict[str, Any]:
+def run_mapping_of_row(row: Row) -> dict[str, Any]:
     """The configuration of a usable row as a run file has it."""
     source, gpu = source_of_row(row), gpu_of_row(row)
     strategy: dict[str, Any] = {"tp": whole_number_of_row(row, "tp"), "pp": whole_number_of_row(row, "pp")}
@@ -280,7 +280,7 @@ def run_mapping(row: Row) -> dict[str, Any]:
     }
 
 
-def measured_mapping(row: Row) -> dict[str, Any]:
+def measured_mapping_of_row(row: Row) -> dict[str, Any]:
     """What a usable row measured. Step time or tokens/s, never MFU."""
     if _oom(row):
         return {"oom": True}
@@ -320,7 +320,7 @@ def notes_of_row(row: Row) -> list[str]:
     return notes
 
 
-def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+def import_published_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """Usable rows as published runs, and the others with the rule's reason.
 
     Parameters
@@ -341,12 +341,12 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
         reason = why_row_is_unusable(row)
         item: dict[str, Any] = {}
         if reason is None:
-            run = run_mapping(row)
+            run = run_mapping_of_row(row)
             item = {
                 "run": run,
                 "group": group_of_row(row),
                 "model": row["model"],
-                "measured": measured_mapping(row),
+                "measured": measured_mapping_of_row(row),
                 "source": row["source_url_or_repo_path"],
                 "notes": notes_of_row(row),
             }
@@ -378,7 +378,7 @@ def _refused(row: Row, item: dict[str, Any], folder: Path) -> str | None:
         checked_strategy_row(workload, cluster, framework, strategy)
     except SpecError as error:
         return "refused: " + re.sub(r"^.*?: ", "", str(error), count=1)
-    return why_not_the_bundled(row, workload.model)
+    return why_bundled_model_differs(row, workload.model)
 
 
 def _seen_before(row: Row, item: dict[str, Any], seen: dict[str, str]) -> str | None:
@@ -438,7 +438,7 @@ def write_published_runs(table: Path, folder: Path) -> tuple[int, int]:
     """
     with table.open(newline="") as file:
         rows: list[Mapping[str, str]] = list(csv.DictReader(file))
-    usable, unusable = import_rows(rows, folder)
+    usable, unusable = import_published_rows(rows, folder)
     sources: dict[str, list[dict[str, Any]]] = {}
     splits = assign_published_splits(
         [(source_of_row(item["run"]), item["model"]) for item in usable], previous_splits(folder)

@@ -33,7 +33,7 @@ def has_pace_samples(record: RunRecord) -> bool:
 
 
 @dataclass(frozen=True)
-class PassTimes:
+class PassTimesOfRanks:
     """What the ranks of a run timed on one way, each on the thread that goes it."""
 
     read_ops_s: Sequence[float]
@@ -59,7 +59,7 @@ class PassTimes:
         --------
         Half of the passes of either rank are busy: in three of four at least one rank is.
 
-        >>> PassTimes([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0, 2.0)).steps_s_waiting_for_slowest()
+        >>> PassTimesOfRanks([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0, 2.0)).steps_s_waiting_for_slowest()
         [17.5]
         """
         quiet, busy = (level * min(self.read_ops_s) for level in self.levels)
@@ -78,11 +78,11 @@ def small_layer_time_of_slowest_host(record: RunRecord) -> SmallLayerTime:
     together.
     """
     ranks = record.measured.ranks
-    ahead = PassTimes(
+    ahead = PassTimesOfRanks(
         [op_s for rank in ranks for op_s in rank.layer_ops_s], [s for rank in ranks for s in rank.layer_issues_s],
         [rank.step_ops_s for rank in ranks],
     )  # fmt: skip
-    back = PassTimes(
+    back = PassTimesOfRanks(
         [op_s for rank in ranks for op_s in rank.layer_back_ops_s], [s for rank in ranks for s in rank.layer_backs_s],
         [rank.step_back_ops_s for rank in ranks], QUIET_AND_BUSY_BACK,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def _of_machine(records: Iterable[RunRecord]) -> SmallLayerTime | None:
 def small_op_s_of_slowest_host(record: RunRecord) -> float:
     """Issue of one small op on a paced run's slowest host, in the median step. [s]"""
     ranks = record.measured.ranks
-    ops = PassTimes(
+    ops = PassTimesOfRanks(
         [op_s for rank in ranks for op_s in rank.cpu_ops_at_issues_s],
         [s for rank in ranks for s in rank.host_issues_s],
         [rank.step_ops_s for rank in ranks],

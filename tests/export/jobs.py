@@ -6,14 +6,14 @@ from typing import Any
 
 import mofa
 from mofa.export.job import ExportJob
-from mofa.export.job_file import ReadJob
+from mofa.export.job_file import JobOfFile
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.summaries import ClusterSummary
 from mofa.search.one_plan import plan_in_closed_form
 from tests.export.random_plans import Drawn
 
 
-def assert_comes_back(job: ReadJob, drawn: Drawn) -> None:
+def assert_comes_back(job: JobOfFile, drawn: Drawn) -> None:
     """A plan that was exported and read, estimated anew: the same strategy, layout, step and memory."""
     plan = drawn.plan
     assert job.num_gpus == drawn.cluster.num_gpus

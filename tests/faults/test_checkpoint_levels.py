@@ -21,7 +21,7 @@ from mofa.faults.closed_forms.two_levels import two_level_ettr
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import expected_ledger_shares
 from mofa.faults.level_calculator import calculate_levels
-from mofa.faults.simulate import LongRunToSimulate, SimulatedFailureKind, SimulatedLevel, simulate_long_runs
+from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
 
 TIMES = st.floats(0.0, 2000.0)
 
@@ -74,7 +74,11 @@ def test_no_pattern_of_three_levels_is_much_better(mtbf: float) -> None:
 
 def test_three_levels_are_what_the_simulation_finds() -> None:
     blocks, shares, restarts = (1.0, 6.0, 90.0), (0.5, 0.4, 0.1), (60.0, 120.0, 600.0)
-    levels = (SimulatedLevel(1.0), SimulatedLevel(6.0, every=5), SimulatedLevel(90.0, every=20))
+    levels = (
+        SimulatedCheckpointLevel(1.0),
+        SimulatedCheckpointLevel(6.0, every=5),
+        SimulatedCheckpointLevel(90.0, every=20),
+    )
     kinds = tuple(SimulatedFailureKind(p, r, k) for k, (p, r) in enumerate(zip(shares, restarts, strict=True)))
     played = simulate_long_runs(
         LongRunToSimulate(20 * 86400.0, 240.0, levels, kinds, FailureClock(11135.0)), 2000, seed=3
@@ -87,7 +91,7 @@ def test_the_ledger_of_levels_is_what_the_simulation_finds() -> None:
     """Checkpoints that differ much and failures that are frequent: those who write seldom lose much of it."""
     blocks, shares, restarts, mtbf = (1.0, 600.0), (0.5, 0.5), (60.0, 300.0), 3000.0
     levels, kinds = (
-        (SimulatedLevel(1.0), SimulatedLevel(600.0, every=12)),
+        (SimulatedCheckpointLevel(1.0), SimulatedCheckpointLevel(600.0, every=12)),
         (SimulatedFailureKind(0.5, 60.0, 0), SimulatedFailureKind(0.5, 300.0, 1)),
     )
     parts = ledger_shares_of_levels(120.0, (12,), blocks, mtbf, shares, restarts)

@@ -12,7 +12,7 @@ from mofa.faults.closed_forms import renewal
 from mofa.faults.closed_forms.weibull import weibull_shares
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, expected_ledger_shares
-from mofa.faults.simulate import LongRunToSimulate, SimulatedFailureKind, SimulatedLevel, simulate_long_runs
+from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
 
 MIN, DAY = 60.0, 86400.0
 PUBLISHED = {0.5: 0.877, 0.7: 0.861, 1.0: 0.854, 1.5: 0.850}
@@ -46,7 +46,7 @@ def test_published_efficiencies(shape: float) -> None:
 @pytest.mark.parametrize(("shape", "persist"), [(0.5, 0.0), (0.7, 600.0), (1.5, 0.0), (3.0, 600.0)])
 def test_the_simulation_agrees_within_its_error(shape: float, persist: float) -> None:
     """Long runs: a run begins with a fresh clock, and ends in the midst of one."""
-    run = LongRunToSimulate(600 * DAY, 19 * MIN, (SimulatedLevel(MIN, persist_s=persist),),
+    run = LongRunToSimulate(600 * DAY, 19 * MIN, (SimulatedCheckpointLevel(MIN, persist_s=persist),),
                             (SimulatedFailureKind(1.0, 10 * MIN),),
                             FailureClock(185.6 * MIN, shape=shape))  # fmt: skip
     found = simulate_long_runs(run, 500, seed=4)

@@ -11,7 +11,7 @@ import pytest
 from mofa.measure.records import RunRecord
 from mofa.validate.reference import measured_references
 from mofa.validate.step_pace import (
-    PassTimes,
+    PassTimesOfRanks,
     has_pace_samples,
     layer_time_over_small_op,
     seconds_at_pace,
@@ -66,7 +66,7 @@ def test_ranks_with_experts_of_a_layer_wait_for_the_slowest_of_each_pass(paced: 
 
 def test_a_pass_is_never_faster_than_a_rank_s_mean() -> None:
     """Beyond a busy neighbour's pace, and where all are quiet, ranks' own means count."""
-    way = PassTimes(*LINE, [[9e-6, 2e-6], [3e-6, 2.2e-6]])
+    way = PassTimesOfRanks(*LINE, [[9e-6, 2e-6], [3e-6, 2.2e-6]])
     assert way.steps_s_waiting_for_slowest() == pytest.approx([4.5e-3, 1.1e-3])
 
 

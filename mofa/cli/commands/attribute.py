@@ -21,7 +21,7 @@ def attribute(
     """
     import sys
 
-    from mofa.cli.jobs import requests_from_options
+    from mofa.cli.jobs import estimate_requests_from_options
     from mofa.errors import SpecError
     from mofa.report.attribution_text import print_attribution
     from mofa.report.tables import make_console
@@ -30,7 +30,7 @@ def attribute(
     from mofa.validate.attribute import read_profile, refuse_trace_of_another_run, trace_mismatches
 
     profile = read_profile(trace)
-    with requests_from_options(str(run)) as jobs:
+    with estimate_requests_from_options(str(run)) as jobs:
         if len(jobs) != 1:
             raise SpecError(f"{run}: holds {len(jobs)} runs; name a file of one")
         job = jobs[0]

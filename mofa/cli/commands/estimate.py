@@ -8,7 +8,7 @@ import typer
 
 from mofa.cli import long_run
 from mofa.cli import options as opt
-from mofa.cli.jobs import requests_from_options
+from mofa.cli.jobs import estimate_requests_from_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def estimate(
     rank_order: opt.RankOrder = None,
     host_issue: opt.HostIssue = None,
     host: opt.Host = None,
-    flops_convention: opt.Flops = opt.FlopsChoice.causal,
+    flops_convention: opt.Flops = opt.FlopsConventionChoice.causal,
     replay: opt.Replay = True,
     check: Annotated[
         bool, typer.Option("--check", help="End with status 3 where it does not fit, for scripts.")
@@ -79,7 +79,7 @@ def estimate(
 
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, faults, log, set_])
-    convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
+    convention: FlopsConvention = "full" if flops_convention is opt.FlopsConventionChoice.full else "causal"
     set_, changes = long_run.split_fault_settings(settings_with_rank_order(set_, rank_order))
     profile = long_run.LongRunOptions(
         faults,
@@ -94,7 +94,7 @@ def estimate(
         recovery,
         changes,
     ).profile()
-    with requests_from_options(
+    with estimate_requests_from_options(
         workload,
         cluster,
         gpus,
@@ -113,7 +113,7 @@ def estimate(
         if spares is not None:
             from mofa.search.long_run.spare_nodes import without_spares
 
-            asked = [job._replace(cluster=long_run.with_spares_outside(job.cluster, spares)) for job in asked]
+            asked = [job._replace(cluster=long_run.with_spare_nodes_beside(job.cluster, spares)) for job in asked]
             for job in asked:
                 without_spares(job.cluster, long_run.parse_spares(spares)[0], "--spares")
         estimates = [

@@ -101,7 +101,7 @@ def _predicted(
 ) -> PlanReport | Estimate:
     """What a search finds, or the estimate of one strategy."""
     from mofa.cli.commands.estimate import estimate_request
-    from mofa.cli.jobs import read_framework, read_machines, read_workload, requests_from_options
+    from mofa.cli.jobs import estimate_requests_from_options, read_framework, read_machines, read_workload
     from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_host_issue, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
     from mofa.errors import NothingFits, SpecError
@@ -112,7 +112,7 @@ def _predicted(
     if options["--strategy"] is not None:
         if searched:
             raise SpecError(f"{searched[0]}: is of a search, but --strategy names the one strategy; leave one out")
-        with requests_from_options(
+        with estimate_requests_from_options(
             workload, cluster, options["--gpus"], options["--strategy"], framework=options["--framework"],
             set_=options["--set"], host_issue=options["--host-issue"], host=options["--host"], **size,
         ) as asked:  # fmt: skip

@@ -58,7 +58,7 @@ def plan(
     rank_order: opt.RankOrder = None,
     host_issue: opt.HostIssue = None,
     host: opt.Host = None,
-    flops_convention: opt.Flops = opt.FlopsChoice.causal,
+    flops_convention: opt.Flops = opt.FlopsConventionChoice.causal,
     replay: opt.Replay = True,
     refine_seconds: Annotated[
         float,
@@ -128,7 +128,7 @@ def plan(
     if spares is not None:
         from mofa.search.long_run.spare_nodes import without_spares
 
-        machines = long_run.with_spares_outside(machines, spares)
+        machines = long_run.with_spare_nodes_beside(machines, spares)
         without_spares(machines, long_run.parse_spares(spares)[0], "--spares")
     if fast:
         replay, refine_seconds = False, 0.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.export.arguments import Argument, GivenArguments
-from mofa.export.job_file import MAX_LOG_BYTES, ReadJob, job_from_arguments, read_limited_text
+from mofa.export.job_file import MAX_LOG_BYTES, JobOfFile, job_from_arguments, read_limited_text
 from mofa.export.launch_words import environment_values, num_gpus_of_launch
 from mofa.export.megatron.megatron_table import DUMPED_AS, MEGATRON
 from mofa.export.shell import MAYBE, UNKNOWN, ShellScript, read_shell_script
@@ -24,7 +24,7 @@ _ENVIRONMENT = tuple(argument for argument in MEGATRON.arguments.values() if arg
 _WORLD_SIZE = "world_size"
 
 
-def read_megatron_job(file: Path, num_gpus: int | None) -> ReadJob:
+def read_megatron_job(file: Path, num_gpus: int | None) -> JobOfFile:
     """The job of a script or of a log.
 
     Raises

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.export.job_file import ReadJob, read_limited_text
+from mofa.export.job_file import JobOfFile, read_limited_text
 from mofa.export.torchtitan.launch_beside import read_launch_script_beside
 from mofa.export.torchtitan.model_settings import LLAMA3
 from mofa.export.torchtitan.python_calls import (
@@ -34,7 +34,7 @@ _SECTIONS = ("training", "parallelism", "compile", "debug")
 _CONFIG = "Trainer.Config"
 
 
-def read_python_config(file: Path, num_gpus: int | None) -> ReadJob:
+def read_python_config(file: Path, num_gpus: int | None) -> JobOfFile:
     """The job of a Python config of torchtitan 0.3.0.
 
     Raises

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.export.job_file import ReadJob, read_limited_text
+from mofa.export.job_file import JobOfFile, read_limited_text
 from mofa.export.torchtitan.flavours import FLAVOURS
 from mofa.export.torchtitan.launch_beside import read_launch_script_beside
 from mofa.export.torchtitan.python_calls import (
@@ -34,7 +34,7 @@ _OF_MODEL = ("model.name", "model.flavor", "experimental.custom_import")
 """Settings that say which model it is."""
 
 
-def read_torchtitan_job(file: Path, num_gpus: int | None) -> ReadJob:
+def read_torchtitan_job(file: Path, num_gpus: int | None) -> JobOfFile:
     """The job of a TOML or of a Python config.
 
     Raises

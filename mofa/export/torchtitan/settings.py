@@ -8,7 +8,7 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.export.arguments import Argument, ArgumentTable, GivenArguments
-from mofa.export.job_file import ReadJob, job_from_arguments
+from mofa.export.job_file import JobOfFile, job_from_arguments
 from mofa.export.torchtitan.flavours import FLAVOURS
 from mofa.export.torchtitan.job_settings import num_gpus_of_degrees
 from mofa.export.torchtitan.model_settings import DEEPSEEK, LLAMA3
@@ -51,7 +51,7 @@ def typed_settings(table: ArgumentTable, settings: Mapping[str, Any], where: str
 
 def job_from_settings(
     table: ArgumentTable, values: Mapping[str, Any], file: Path, unread: tuple[str, ...], num_gpus: int | None
-) -> ReadJob:
+) -> JobOfFile:
     """The job of typed settings; GPUs are those of its degrees where nothing else says them."""
     given = GivenArguments(values, table, str(file), num_gpus)
     if num_gpus is None:

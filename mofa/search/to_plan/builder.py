@@ -30,7 +30,7 @@ from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan
 from mofa.plan.step_parts import Time
 from mofa.search.recomputed_layers import fewest_recomputed_layers, more_recomputed_layers
-from mofa.search.to_plan.borrowed_facts import borrowed_notes
+from mofa.search.to_plan.borrowed_facts import borrowed_fact_notes
 from mofa.search.to_plan.layout_notes import launch_layout, layout_notes
 from mofa.search.to_plan.notes import (
     alignment_note,
@@ -306,7 +306,7 @@ class CandidatePlan:
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
         notes = alignment_note(unaligned_product_ops(block.forward for block in blocks))
-        notes += borrowed_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
+        notes += borrowed_fact_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
         stages, framework = self.estimator.stages(), self.job[2]
         notes += layout_notes(stages, self.job[0].model, framework)
         notes += closed_form_margin_note(framework, stages.pp) if doubted else ()
