@@ -140,7 +140,7 @@ def screen(
     while any(left.values()) and seconds > seconds_of_work * WORK_OF_SCREENING + SECONDS_BESIDE_WORK:
         shape = min((s for s in left if left[s]), key=lambda s: left[s][0].own_step_s * gains[s])
         next_ = left[shape].pop(0)
-        worst_wanted_s = sorted(each.fitting_step_s for each in some)[: wanted][-1]
+        worst_wanted_s = sorted(each.fitting_step_s for each in some)[:wanted][-1]
         if next_.own_step_s * gains[shape] >= worst_wanted_s:
             break
         tried = layouts_of(next_)
