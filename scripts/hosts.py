@@ -46,7 +46,7 @@ FEWEST = 3
 
 def _step_s(reference: ReferenceRun, factor: float) -> float:
     workload, cluster, framework, strategy = reference.resolve()
-    return estimate(workload, cluster.at_host(factor * FASTEST_S), strategy, framework=framework).step_s
+    return estimate(workload, cluster.with_host_speed(factor * FASTEST_S), strategy, framework=framework).step_s
 
 
 def issue_s(reference: ReferenceRun, measured_s: float) -> float | None:

@@ -55,7 +55,7 @@ def read_machines(
 
     machines = mofa.load_cluster(name, gpus, overrides=overrides["hardware"] or None)
     machines = with_memory_limit(machines, memory_limit)
-    return machines if host_issue_s is None else machines.at_host(host_issue_s, HOST_SAID)
+    return machines if host_issue_s is None else machines.with_host_speed(host_issue_s, HOST_SAID)
 
 
 def read_framework(name: str | None, workload: WorkloadSpec, overrides: Overrides) -> FrameworkSpec:
@@ -272,7 +272,9 @@ def _jobs_of_file(
             raise type(error)(f"{file}: {error}") from None
         named = frozenset({*run.strategy, *overrides["strategy"], "micro_batch"})
         if record is None:
-            jobs.append(EstimateRequest(run.id, job, machines.at_host(host_issue_s, HOST_SAID), complete, facts, named))
+            jobs.append(
+                EstimateRequest(run.id, job, machines.with_host_speed(host_issue_s, HOST_SAID), complete, facts, named)
+            )
         else:
             machines = record.cluster_as_run(machines)
             jobs.append(EstimateRequest(run.id, job, machines, complete, facts, named, record.gpu, record.rests_on))

@@ -389,7 +389,7 @@ def band_coverage(runs: Sequence[RunScore]) -> tuple[BandCoverage, ...]:
     for run in runs:
         if run.split == "judging" and run.step_time is not None and run.band is not None and not run.ran_under_profiler:
             path = run.band.group if not run.band.unmeasured else UNMEASURED
-            fitted = run.has_whole_configuration or load_residuals().step.stand_in(run.band.circumstances.path)
+            fitted = run.has_whole_configuration or load_residuals().step.stand_in_rows(run.band.circumstances.path)
             pools.setdefault(path if fitted else INCOMPLETE, []).append(run)
     for depth in range(len(LEVELS), 0, -1):
         for path in [p for p in pools if len(p) == depth and p not in NOT_GROUPED and len(pools[p]) < FEWEST_RUNS]:
@@ -402,7 +402,7 @@ def _coverage(path: tuple[str, ...], runs: Sequence[RunScore]) -> BandCoverage:
     measured = np.array([1.0 / (1.0 + run.step_time.error) for run in runs if run.step_time is not None])
     below, above = measured < ends[:, 0], measured > ends[:, 1]
     bands = {run.band.group for run in runs if run.band is not None}
-    fitted = load_residuals().step.nearest(() if path in NOT_GROUPED else path)
+    fitted = load_residuals().step.nearest_group(() if path in NOT_GROUPED else path)
     low, high, width = np.median(np.column_stack([ends - 1.0, ends[:, 1] - ends[:, 0]]), axis=0)
     return BandCoverage(
         group=residual_group_text(path), bands=tuple(residual_group_text(group) for group in sorted(bands)),

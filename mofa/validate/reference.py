@@ -134,7 +134,9 @@ class ReferenceRun:
     def cluster_as_run(self, cluster: ClusterSpec) -> ClusterSpec:
         """The cluster that the run names as this run had it: its host, and whether switches reduced."""
         cluster = cluster if self.nvls else _without_nvls(cluster)
-        return (cluster.on_shared_hosts() if self.shares_hosts else cluster).at_host(self.host_op_s, layer=self.layer)
+        return (cluster.on_shared_hosts() if self.shares_hosts else cluster).with_host_speed(
+            self.host_op_s, layer=self.layer
+        )
 
     def for_repeat(self, repeat: RepeatedMeasurement) -> ReferenceRun:
         """One of its repeats as a run of its own: on its host, with its tokens."""

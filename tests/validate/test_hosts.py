@@ -64,11 +64,11 @@ def test_a_machine_s_median_over_runs_goes_before_one_run_s_own(records: dict[st
 def test_a_slower_host_takes_longer_for_all_it_does() -> None:
     cluster = load_cluster("h200-hgx", 1)
     profile = cluster.gpu.curves.host
-    slow = cluster.at_host(2 * profile.eager_op_s.value).gpu.curves.host
+    slow = cluster.with_host_speed(2 * profile.eager_op_s.value).gpu.curves.host
     assert slow.dtensor_op_s.value == pytest.approx(2 * profile.dtensor_op_s.value)
     assert slow.sync_s.value == pytest.approx(2 * profile.sync_s.value)
     assert slow.cpu == profile.cpu
-    assert cluster.at_host(None) is cluster
+    assert cluster.with_host_speed(None) is cluster
 
 
 def test_repeats_are_predicted_each_on_its_own_host(records: dict[str, RunRecord], tmp_path: Path) -> None:
@@ -177,7 +177,8 @@ def test_a_layer_beside_the_steps_goes_before_small_ops_alone(records: dict[str,
     assert (first.layer, second.layer) == (None, (2e-3, 1e-3))
     assert "a layer 2.00 ms and 1.00 ms" in second.notes[0]
     modules = [
-        reference.for_repeat(one).resolve()[1].gpu.curves.host.module("linear", "bf16") for one in (first, second)
+        reference.for_repeat(one).resolve()[1].gpu.curves.host.module_call_time("linear", "bf16")
+        for one in (first, second)
     ]
     before, after = (module.seconds(forward=True)[0] for module in modules if module is not None)
     assert after != before

@@ -64,13 +64,13 @@ def step_band(
     """
     circumstances = step_circumstances(workload, cluster, framework, host_idle_s / step_s)
     known = load_residuals().step
-    unmeasured = known.unmeasured(
+    unmeasured = known.unmeasured_in_words(
         circumstances, gpu=cluster.gpu.name, framework=framework.name, nodes=num_cluster_nodes(cluster)
     )
     group = known.group_of(circumstances)
     low, high = group.low.value, group.high.value
     if unmeasured:
-        group, low, high = known.nearest(ALL), known.unmeasured_low.value, known.unmeasured_high.value
+        group, low, high = known.nearest_group(ALL), known.unmeasured_low.value, known.unmeasured_high.value
     hosts_s = _hosts_s(cluster, step_s, on_host)
     fast_s, slow_s = hosts_s or (step_s, step_s)
     difference = known.pair_difference.get(circumstances.pace)
@@ -110,6 +110,9 @@ def cluster_with_fast_and_slow_host(cluster: ClusterSpec) -> tuple[ClusterSpec, 
         hosts, own_s = cluster.gpu.curves.hosts, cluster.gpu.curves.host.eager_op_s.value
         fast_and_slow = None
         if hosts is not None:
-            fast_and_slow = cluster.at_host(hosts.fast.value * own_s), cluster.at_host(hosts.slow.value * own_s)
+            fast_and_slow = (
+                cluster.with_host_speed(hosts.fast.value * own_s),
+                cluster.with_host_speed(hosts.slow.value * own_s),
+            )
         _last[:] = [_OtherHosts(cluster, fast_and_slow)]
     return _last[0].fast_and_slow

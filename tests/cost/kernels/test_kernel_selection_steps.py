@@ -66,7 +66,7 @@ def test_a_step_waits_for_every_choice(recompute: str) -> None:
     (part,) = estimator().parts
     numbers = 2 * 6 * 64 * unseen()
     assert unseen() > 0.2
-    expected_s = 6 * numbers * 1e-3 * part.costs.machine.slowest_host
+    expected_s = 6 * numbers * 1e-3 * part.costs.machine.slowest_host_factor
     assert longer_s(recompute=recompute) == pytest.approx(expected_s, rel=0.02)
 
 

@@ -69,7 +69,7 @@ def test_a_step_is_the_mean_of_passes_that_loaded_a_kernel_and_passes_that_did_n
     record = read_record(RECORDS / "mc2-dp2-ep2-gptoss20b-3l-2k-skewed-third.yaml")
     workload, cluster, framework, strategy = resolve_run(with_routing_counts(record, tmp_path), RECORDS)
     row = checked_strategy_row(workload, cluster, framework, strategy)
-    mixed = Estimator(workload, cluster.at_host(1e-5), framework, row, routing_loads_by_ep(workload, row))
+    mixed = Estimator(workload, cluster.with_host_speed(1e-5), framework, row, routing_loads_by_ep(workload, row))
     share = float(mixed.drains[0])
     n = expected_loads(mixed)
     assert share == pytest.approx(1.0 - np.exp(-n))

@@ -171,7 +171,7 @@ def test_a_hosts_lead_lasts_until_it_is_used() -> None:
     little more than all that is issued there: it would be 4 % more if each computation forgot what it has no use for.
     """
     workload = mofa.load_workload("llama3-8b", global_batch=64)
-    machines, facts = mofa.load_cluster("h100-hgx", 32).at_host(8e-6), mofa.load_framework("torchtitan")
+    machines, facts = mofa.load_cluster("h100-hgx", 32).with_host_speed(8e-6), mofa.load_framework("torchtitan")
     row = checked_strategy_row(workload, machines, facts, "tp=2 pp=8 vpp=2 cp=2 micro_batch=1")
     one = Estimator(workload, machines, facts, row)
     late = micro_batch_passes(composed_row(one)).host_bound
