@@ -464,10 +464,10 @@ def estimate_table(
     Examples
     --------
     >>> import mofa
-    >>> from mofa.search.one_strategy import strategy_row
+    >>> from mofa.search.one_strategy import checked_strategy_row
     >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     >>> megatron = mofa.load_framework("megatron")
-    >>> table = strategy_row(job, machines, megatron, "tp=2 recompute=full")
+    >>> table = checked_strategy_row(job, machines, megatron, "tp=2 recompute=full")
     >>> estimate_table(job, machines, megatron, table).step_s.shape
     (1,)
     """

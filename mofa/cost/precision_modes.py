@@ -36,10 +36,10 @@ def rows_by_precision_mode(
     Examples
     --------
     >>> import mofa
-    >>> from mofa.search.one_strategy import strategy_row
+    >>> from mofa.search.one_strategy import checked_strategy_row
     >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     >>> megatron = mofa.load_framework("megatron")
-    >>> table = strategy_row(job, machines, megatron, "tp=2")
+    >>> table = checked_strategy_row(job, machines, megatron, "tp=2")
     >>> [rows.tolist() for rows, _ in rows_by_precision_mode(job, megatron, table)]
     [[0]]
     """

@@ -138,7 +138,7 @@ def test_where_it_cannot_be() -> None:
 
 def test_the_plan_says_what_it_saves_and_both_memories_agree() -> None:
     job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=64), mofa.load_cluster("h200-hgx", 8)
-    machines = machines.at_host(1e-6, "one that never holds up the device")  # else Python hides what is saved
+    machines = machines.with_host_speed(1e-6, "one that never holds up the device")  # else Python hides what is saved
     plans = {}
     for copies in ("materialised", "index"):
         facts = mofa.load_framework({"name": "megatron", "routed_copies": copies})

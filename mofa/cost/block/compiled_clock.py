@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import BoolK, FloatK, stack_rows
 from mofa.blocks.op import Op
 from mofa.blocks.work import Collective, HostSync
-from mofa.compiled_parts import Signature, compiled_part
+from mofa.compiled_parts import Signature, load_compiled_part
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.streams import MOVES, OWN_ORDER
 
@@ -64,7 +64,7 @@ SIGNATURES: dict[str, Signature] = {
 @lru_cache(maxsize=1)
 def c_library() -> ctypes.PyDLL | None:
     """The compiled part in C; None where there is none of this source, for this machine."""
-    return compiled_part(SOURCE, LIBRARY, SIGNATURES)
+    return load_compiled_part(SOURCE, LIBRARY, SIGNATURES)
 
 
 class CompiledTape:

@@ -96,9 +96,9 @@ class Machine:
         return Fabric.from_cluster(self.cluster)
 
     @cached_property
-    def slowest_host(self) -> float:
-        """As :attr:`mofa.specs.hardware.ClusterSpec.slowest_host`. [-]"""
-        return self.cluster.slowest_host
+    def slowest_host_factor(self) -> float:
+        """As :attr:`mofa.specs.hardware.ClusterSpec.slowest_host_factor`. [-]"""
+        return self.cluster.slowest_host_factor
 
     @cached_property
     def slowest_gpu_slowdown(self) -> FloatK:

@@ -33,7 +33,7 @@ def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
 
 
 def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
-    host, slowest = machine.cluster.gpu.curves.host, machine.slowest_host
+    host, slowest = machine.cluster.gpu.curves.host, machine.slowest_host_factor
     of_backward = any(op.role in NODE_ROLES for op in ops)
     # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
     hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
@@ -219,9 +219,9 @@ class ModuleCallIssueTimes:
         on_top = isinstance(work, Collective) and name not in WITH_THEIR_COLLECTIVES
         if isinstance(work, Collective) and on_top:
             name = "exchange" if work.group == "ep" else "collective"
-        fact = self.host.module(name, format_)
+        fact = self.host.module_call_time(name, format_)
         if fact is None and name in LIKE_COLLECTIVES:
-            fact = self.host.module("collective", format_)
+            fact = self.host.module_call_time("collective", format_)
         if fact is None:
             return None
         once, each = fact.seconds(forward=forward)
@@ -237,5 +237,5 @@ class ModuleCallIssueTimes:
 
     def kernel_choice_s(self, format_: str, *, forward: bool) -> float:
         """Choice of a kernel within a module; where that was not timed, within PyTorch's product. [s]"""
-        fact = self.host.module("kernel_choice", format_)
+        fact = self.host.module_call_time("kernel_choice", format_)
         return self.host.gemm_choice_s.value if fact is None else fact.seconds(forward=forward)[0]

@@ -95,7 +95,7 @@ def repeated_halves_times(block: BlockTapes, machine: Machine) -> tuple[TapeTime
 def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list[FloatK], list[FloatK]]:
     """A tape with its ops' device and host seconds."""
     seconds = device_seconds(tape.ops, machine, timed)
-    load_s = machine.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
+    load_s = machine.slowest_host_factor * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = tape_with_kernel_loads(
         tape, seconds, issue_seconds(tape.ops, machine), load_s, machine.host_lead_lost
     )

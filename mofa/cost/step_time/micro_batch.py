@@ -405,5 +405,5 @@ def exchange_host_s(rows: Rows) -> tuple[float, float]:
     """
     if rows.framework.traits.has_pytorch_modules or rows.stage_layers.stages.pp == 1:
         return 0.0, 0.0
-    host, slowest = rows.cluster.gpu.curves.host, rows.cluster.slowest_host
+    host, slowest = rows.cluster.gpu.curves.host, rows.cluster.slowest_host_factor
     return slowest * host.exchange_s.value, slowest * host.pass_start_s.value

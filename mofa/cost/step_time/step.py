@@ -218,7 +218,7 @@ def optimizer_and_host_wait_seconds(rows: Rows, each: MicroBatchPasses) -> Array
         seconds = seconds + (casts - unread)[rows.grid_index]
     if rows.framework.traits.has_pytorch_modules:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
-        start_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.step_start_s.value
+        start_s = rows.cluster.slowest_host_factor * rows.cluster.gpu.curves.host.step_start_s.value
         seconds = seconds + (starts * start_s)[:, None]
     return np.asarray(seconds)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mofa.compiled_parts import compiled_part
+from mofa.compiled_parts import load_compiled_part
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import ALLOCATED, Block, BlockPool, Order
 
@@ -53,7 +53,7 @@ ARGUMENTS: dict[str, tuple[type | None, list[type] | None]] = {
 @lru_cache(maxsize=1)
 def c_library() -> ctypes.PyDLL | None:
     """The compiled part in C; None where there is none of this source, for this machine."""
-    return compiled_part(SOURCE, LIBRARY, ARGUMENTS)
+    return load_compiled_part(SOURCE, LIBRARY, ARGUMENTS)
 
 
 def fastest_allocator(capacity_bytes: int | None = None, *, expandable: bool = False, limit: float = inf) -> Allocator:

@@ -157,7 +157,7 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
     blocks = machine.framework.launch_blocking
     seconds = device_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     issue = issue_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
-    load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
+    load_s = machine.cluster.slowest_host_factor * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = tape_with_kernel_loads(tape, seconds, issue, load_s, machine.host_lead_lost)
     issue, behind_loops = issue_seconds_around_loops(tape.ops, seconds, issue)
     lines: list[_Line] = []

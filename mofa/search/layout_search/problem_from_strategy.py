@@ -18,7 +18,7 @@ from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.cost.step_time.micro_batch import MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds
-from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, ScheduleClock, SplitProblem
+from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, LayerSplitProblem, ScheduleClock
 from mofa.specs.params import layer_params, mtp_params
 
 MORE_RECOMPUTED = 2
@@ -32,7 +32,9 @@ def split_of_strategy(estimator: Estimator) -> ChunkLayers:
     return ChunkLayers(layout.layers_by_chunk, layout.prediction_chunk, recomputed)
 
 
-def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: bool = False) -> SplitProblem | None:
+def split_problem_of_strategy(
+    estimator: Estimator, limit_bytes: float, *, keep_recomputed: bool = False
+) -> LayerSplitProblem | None:
     """The problem of a strategy's split; None where there is nothing to deal out, or no option says how.
 
     Parameters
@@ -62,7 +64,7 @@ def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: 
     least = [int(counts_ends and 0 < p < chunks - 1) for p in range(chunks)]
     searched = split.recomputed > 0 and not keep_recomputed
     most_recomputed = max(-(-model.num_layers // chunks) + MORE_RECOMPUTED, split.recomputed)
-    problem = SplitProblem(
+    problem = LayerSplitProblem(
         kinds=tuple(stages.kinds.index(layer_kind(model, i)) for i in range(model.num_layers)),
         ranks=stages.ranks,
         chunk_s=np.zeros((1, chunks)), layer_s=np.zeros((1, chunks, len(stages.kinds), 2)),

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mofa.search.layout_search.layout_program import LayoutProgram
-from mofa.search.layout_search.split_problem import ALL, ChunkLayers, FloatA, SplitProblem
+from mofa.search.layout_search.layout_program import LayoutIntegerProgram
+from mofa.search.layout_search.split_problem import ALL, ChunkLayers, FloatA, LayerSplitProblem
 from mofa.specs.shared_facts import load_shared_facts
 
 MOST_PROGRAMS = 40
@@ -54,7 +54,7 @@ MOST_TRIED = 2_000_000
 class _Search:
     """What is known of the splits of a problem, and what the solver has spent."""
 
-    def __init__(self, problem: SplitProblem, start: ChunkLayers, over: OverBytes, over_limit: float) -> None:
+    def __init__(self, problem: LayerSplitProblem, start: ChunkLayers, over: OverBytes, over_limit: float) -> None:
         self.problem, self.start, self.over, self.over_limit = problem, start, over, over_limit
         self.steps_s: dict[ChunkLayers, float] = {}
         """Of splits that fit; infinite of others. [s]"""
@@ -62,7 +62,7 @@ class _Search:
         """Ranks that do not fit, and with which splits."""
         self.bound_s, self.spent = 0.0, 0.0
 
-    def learn(self, split: ChunkLayers, program: LayoutProgram | None = None) -> bool:
+    def learn(self, split: ChunkLayers, program: LayoutIntegerProgram | None = None) -> bool:
         """Find out whether a split fits and what its step is; whether it was new."""
         if split in self.steps_s:
             return False
@@ -80,9 +80,9 @@ class _Search:
         best = min(self.steps_s, key=lambda split: (self.steps_s[split], split.layers))
         return best if self.steps_s[best] < math.inf else self.start
 
-    def program(self) -> LayoutProgram:
+    def program(self) -> LayoutIntegerProgram:
         """A program that knows what was refused."""
-        program = LayoutProgram(self.problem, 2.0 * self.problem.step_s(self.best), over_limit=self.over_limit)
+        program = LayoutIntegerProgram(self.problem, 2.0 * self.problem.step_s(self.best), over_limit=self.over_limit)
         for refusal in self.refused:
             program.forbid_rank_contents(*refusal)
         return program
@@ -100,7 +100,7 @@ class _Search:
         self.spent += took
         for solution in (heaviest, even):
             if solution is not None:
-                self.learn(local_search(self.problem, solution.split))
+                self.learn(improve_split_by_moves(self.problem, solution.split))
 
     def close(self, seed: int, work: float) -> None:
         """Solve programs of the step of splits whose step is not known, until their bound passes the best one's."""
@@ -119,11 +119,11 @@ class _Search:
                 self.bound_s = shortest_s if program.is_exhausted else self.bound_s
                 break
             self.bound_s = max(self.bound_s, solution.bound_s)
-            for split in dict.fromkeys((solution.split, local_search(self.problem, solution.split))):
+            for split in dict.fromkeys((solution.split, improve_split_by_moves(self.problem, solution.split))):
                 if self.learn(split, program):
                     self._teach(program, split)
 
-    def _teach(self, program: LayoutProgram, split: ChunkLayers) -> None:
+    def _teach(self, program: LayoutIntegerProgram, split: ChunkLayers) -> None:
         """Let a program know the longest paths of a split, and leave that out from now on."""
         for path in self.problem.schedule_clock.paths(self.problem.seconds([split])[0]):
             program.add_path(path)
@@ -131,7 +131,7 @@ class _Search:
 
 
 def shortest_split(
-    problem: SplitProblem, start: ChunkLayers, *, over_bytes: OverBytes | None = None, work: float = WORK,
+    problem: LayerSplitProblem, start: ChunkLayers, *, over_bytes: OverBytes | None = None, work: float = WORK,
     seed: int = 0, also: ChunkLayers | None = None,
 ) -> ShortestSplit:  # fmt: skip
     """Search for the split with the shortest step.
@@ -162,7 +162,7 @@ def shortest_split(
     search = _Search(problem, start, linear, tolerance if over_bytes is not None else 0.0)
     for split in (start,) if also is None else (start, also):
         search.learn(split)
-        search.learn(local_search(problem, split))
+        search.learn(improve_split_by_moves(problem, split))
     search.balance(seed, 0.125 * work)
     search.close(seed, work)
     fitting = sorted(
@@ -174,7 +174,7 @@ def shortest_split(
     )
 
 
-def local_search(problem: SplitProblem, split: ChunkLayers) -> ChunkLayers:
+def improve_split_by_moves(problem: LayerSplitProblem, split: ChunkLayers) -> ChunkLayers:
     """The split that moves of one layer lead to, each the one after which the step is shortest.
 
     Those that do not fit by memory that is linear in layers are not tried. It ends early where it has tried
@@ -183,7 +183,7 @@ def local_search(problem: SplitProblem, split: ChunkLayers) -> ChunkLayers:
     step_s = problem.step_s(split) if problem.splits_that_fit([split]) else math.inf
     tried = 0
     while True:
-        moved = problem.splits_that_fit(neighbours(problem, split))
+        moved = problem.splits_that_fit(neighbouring_splits(problem, split))
         tried += len(moved) * problem.num_chunks
         if not moved or tried > MOST_TRIED:
             return split
@@ -194,7 +194,7 @@ def local_search(problem: SplitProblem, split: ChunkLayers) -> ChunkLayers:
         split, step_s = moved[best], float(steps_s[best])
 
 
-def neighbours(problem: SplitProblem, split: ChunkLayers) -> list[ChunkLayers]:
+def neighbouring_splits(problem: LayerSplitProblem, split: ChunkLayers) -> list[ChunkLayers]:
     """Splits with one layer on another chunk, predictions on another chunk, or one more or fewer recomputed layer."""
     out = []
     filled = [p for p, layers in enumerate(split.layers) if layers]
