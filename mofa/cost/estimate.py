@@ -185,9 +185,10 @@ class Estimator:
             hidden[:, waiting] += share * (rested_hidden - hidden[:, waiting])
 
     def _idle(self, exposed: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What waits for other stages count, as a share of the step. (n,) [-]"""
+        """What waits for other stages and the optimizer count, as a share of the step. (n,) [-]"""
+        bubble_s, optimizer_s = (exposed[TIME_COMPONENTS.index(name)] for name in ("bubble", "optimizer"))
         limit = self.cluster.gpu.curves.power_limit
-        return power_averaged_idle_share(limit, exposed[TIME_COMPONENTS.index("bubble")], exposed.sum(axis=0))
+        return power_averaged_idle_share(limit, bubble_s, optimizer_s, exposed.sum(axis=0))
 
     @cached_property
     def without_host_lead(self) -> Estimator:
@@ -212,7 +213,7 @@ class Estimator:
     @cached_property
     def at_power_limited_clock(self) -> Estimator:
         """The estimator for the table's only row, at the clock that its own waits leave: what is played."""
-        if not self.rests or int(self.table.pp[0]) == 1:
+        if not self.rests:
             return self
         idle = float(self._idle(step_time(self.row_with_every_stage).exposed)[0])
         return self._rested_by(idle) if idle else self

@@ -17,6 +17,30 @@ class PowerLimit(Spec):
     """Power of a device that waits, over the limit. [-]"""
     window_s: SecondsFact
     """Time over whose mean the limit holds. [s]"""
+    settles_s: SecondsFact | None = None
+    """Time constant by which the clock follows from one draw to another; where absent, optimizers relieve nothing.
+    [s]"""
+    optimizer_relief: ShareFact | None = None
+    """What kernels gain behind an optimizer's, which draw less, over what they gain behind as long a wait. [-]"""
+
+    def optimizer_wait_s(self, optimizer_s: FloatArray) -> FloatArray:
+        """The wait that would relieve a step as much as its optimizer does, of so many seconds. (n,) [s]
+
+        The clock settles behind the optimizer as it does behind a wait: ``relief * settles * (1 - exp(-t / settles))``.
+
+        Examples
+        --------
+        >>> from mofa.specs.base import Fact
+        >>> share, time = (Fact(value=value, provenance="assumed", source="an example") for value in (0.4, 0.025))
+        >>> limit = PowerLimit(idle_draw=share, window_s=time, settles_s=time, optimizer_relief=share)
+        >>> limit.optimizer_wait_s(np.array([0.0, 0.025, 10.0])).round(5)
+        array([0.     , 0.00632, 0.01   ])
+        """
+        if self.settles_s is None or self.optimizer_relief is None:
+            return np.zeros_like(optimizer_s)
+        settles_s = self.settles_s.value
+        wait_s: FloatArray = -np.expm1(-optimizer_s / settles_s) * settles_s * self.optimizer_relief.value
+        return wait_s
 
     def mix_weight_beside_idle(self, idle_fraction: float) -> float:
         """What the shares of a mix count where the device is ``idle_fraction`` for a share of the time besides. [-]

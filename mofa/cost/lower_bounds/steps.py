@@ -135,7 +135,8 @@ def power_averaged_lower_bound_s(cluster: ClusterSpec, step_s: ArrayN) -> ArrayN
     limit = cluster.gpu.curves.power_limit
     if limit is None:
         return step_s
-    share = power_averaged_idle_share(limit, np.full(len(step_s), np.inf), np.maximum(step_s, 1e-12)) / RESTED
+    longest = np.full(len(step_s), np.inf)
+    share = power_averaged_idle_share(limit, longest, longest, np.maximum(step_s, 1e-12)) / RESTED
     return np.asarray(step_s * (1.0 - share * (1.0 - limit.mix_weight_beside_idle(RESTED))))
 
 
@@ -148,7 +149,8 @@ def _most_rest(estimator: Estimator, bound_s: ArrayN) -> ArrayN:
     if not estimator.rests:
         return np.zeros(len(bound_s))
     wait_s = np.where(estimator.table.pp > 1, np.inf, 0.0)
-    share = power_averaged_idle_share(estimator.cluster.gpu.curves.power_limit, wait_s, np.maximum(bound_s, 1e-12))
+    limit, longest = estimator.cluster.gpu.curves.power_limit, np.full(len(bound_s), np.inf)
+    share = power_averaged_idle_share(limit, wait_s, longest, np.maximum(bound_s, 1e-12))
     return np.asarray(share / RESTED)
 
 
