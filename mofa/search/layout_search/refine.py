@@ -40,8 +40,6 @@ SECONDS_OF_WORK = 8.0
 SECONDS_OF_PLAY, SECONDS_OF_PASS, MOST_PASSES = 0.2, 2e-5, 15_000
 """What playing a strategy's step and fullest rank takes there: at least, for each forward of a layer or chunk, and how
 many of these are played before a steady state repeats. [s], [s], [-]"""
-SECONDS_OF_RANK = 0.15
-"""What explaining one more rank's memory takes there. [s]"""
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def find_layout(
     return plan.model_copy(update={"layout": refined.plan.layout})
 
 
-def refine_layouts(search: Search, seconds: float = 12.0, *, progress: Progress | None = None) -> Search:
+def refine_layouts(search: Search, seconds: float = 15.0, *, progress: Progress | None = None) -> Search:
     """Give the best strategies of a search the layouts with which their steps are shortest.
 
     Parameters
@@ -264,8 +262,7 @@ def _refined(
         plan = _costed(layouts.with_layout(split), replay)
         if plan.memory.fits and (plan.step_s < best.step_s or not best.memory.fits):
             chosen, best = split, plan
-    explained = replay and chosen != start
-    if explained:  # with all that a plan explains, other ranks may turn out fuller
+    if replay and chosen != start:  # with all that a plan explains, other ranks may turn out fuller
         best = layouts.with_layout(chosen).plan(replay=True)
         if not best.memory.fits or (own.memory.fits and best.step_s >= own.step_s):
             chosen, best = start, own
@@ -278,7 +275,6 @@ def _refined(
     named = chosen.layout(layouts.problem.num_predictions)
     layout = LaunchLayout.from_layout(named, by, candidate.job[2].name)
     seconds = SECONDS_OF_WORK * result.work + played * replay * _seconds_of_play(candidate)
-    seconds += explained * SECONDS_OF_RANK * int(candidate.job[3].pp[0])
     best = best.model_copy(update={"layout": layout.model_copy(update={"search": search})})
     return _Refined(layouts.with_layout(chosen), best, seconds)
 
