@@ -30,7 +30,7 @@ def test_a_stage_that_gathers_when_its_input_comes_keeps_all_behind_it_waiting()
     lazy, at_once = (_costed(overlaps, replay=False) for overlaps in (True, False))
     pipeline_s = at_once.step_s - at_once.time.exposed["dp"]
     busy_s = pipeline_s - at_once.time.exposed["bubble"]
-    assert at_once.time.exposed["bubble"] == pytest.approx((STAGES - 1) / MICRO_BATCHES * busy_s, rel=0.1)
+    assert at_once.time.exposed["bubble"] == pytest.approx((STAGES - 1) / MICRO_BATCHES * busy_s, rel=0.15)
     gather_s = at_once.time.exposed["dp"] - lazy.time.exposed["dp"]  # the longest, which ends ahead of the step
     gathers_s = lazy.time.exposed["bubble"] - at_once.time.exposed["bubble"]
     assert 0.8 * STAGES * gather_s < gathers_s < STAGES * gather_s  # the ends hold less than others
