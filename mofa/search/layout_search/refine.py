@@ -115,7 +115,7 @@ def find_layout(
             f"strategy: there is no layout to search for; give {framework.name} a pipeline (pp above 1) that it takes "
             "layouts of, without recompute=every:n and without expert_overlap"
         )
-    refined = _refined(layouts, None, replay=replay, work=work)
+    refined = _refined(layouts, None, replay=replay, work=work, explains=True)
     plan = refined.candidate.plan(replay=True) if replay else refined.plan
     return plan.model_copy(update={"layout": refined.plan.layout})
 
@@ -173,8 +173,8 @@ def refine_layouts(search: Search, seconds: float = 15.0, *, progress: Progress 
     left_s += screen(some, for_screening_s, SECONDS_OF_WORK, len(report.plans), keep_recomputed=keeps)
     ranked = [_Ranked(plan, plan) for plan in report.plans]
     _refine_best(ranked, some, left_s, keep_recomputed=keeps, progress=progress)
-    ranked = sorted(ranked, key=lambda each: round(each.plan.step_s, 12))[: len(report.plans)]
-    ranked[0].explain()
+    _explain_best(ranked)
+    ranked = ranked[: len(report.plans)]
     plans = tuple(each.plan if each.own is None else with_idle_gpus(each.plan, each.own) for each in ranked)
     elapsed_s = report.elapsed_s + time.perf_counter() - started
     return replace(search, report=report.model_copy(update={"plans": plans, "elapsed_s": elapsed_s}))
@@ -188,11 +188,28 @@ class _Ranked:
     own: Plan | None
     candidate: Candidate | None = None
 
-    def explain(self) -> None:
-        """Play what the best plan says of all its ranks, where it was not."""
-        by_replay = self.plan.costed_by == "replay"
-        if self.own is None and by_replay and self.candidate is not None and not _is_new(self.plan):
-            self.plan = self.candidate.plan(replay=True).model_copy(update={"layout": self.plan.layout})
+    @property
+    def is_new(self) -> bool:
+        """Whether the search has no such plan, and one rank of it is played so far."""
+        changed = self.plan.layout is not None and self.plan.layout.by == "search"
+        return self.plan.costed_by == "replay" and self.candidate is not None and (changed or self.own is None)
+
+
+def _explain_best(ranked: list[_Ranked]) -> None:
+    """Sort by step, and play all ranks of the best: one that turns out too full is as it was, or left out."""
+    while True:
+        ranked.sort(key=lambda each: round(each.plan.step_s, 12))
+        best = ranked[0]
+        if not best.is_new or best.candidate is None:
+            return
+        plan = best.candidate.plan(replay=True).model_copy(update={"layout": best.plan.layout})
+        if plan.memory.fits:
+            best.plan = plan
+            return
+        if best.own is None:
+            del ranked[0]
+        else:
+            best.plan, best.candidate = best.own, None
 
 
 def _refine_best(
@@ -227,10 +244,6 @@ def _refine_best(
             progress(number + 1, len(order))
 
 
-def _is_new(plan: Plan) -> bool:
-    return plan.layout is not None and plan.layout.by == "search"
-
-
 def _candidate(search: Search, plan: Plan) -> Candidate:
     """A plan's strategy, as the search costed it."""
     used = search.cluster.model_copy(update={"num_gpus": search.cluster.num_gpus - plan.idle_gpus})
@@ -240,11 +253,13 @@ def _candidate(search: Search, plan: Plan) -> Candidate:
 
 
 def _refined(
-    layouts: CandidateLayouts, own: Plan | None, *, replay: bool, work: float, also: ChunkLayers | None = None
-) -> _Refined:
+    layouts: CandidateLayouts, own: Plan | None, *, replay: bool, work: float, also: ChunkLayers | None = None,
+    explains: bool = False,
+) -> _Refined:  # fmt: skip
     """The strategy with the layout that its step is shortest with, at least as short as its own.
 
-    ``own`` is its plan, where known; ``also`` a split that an earlier search found.
+    ``own`` is its plan, where known; ``also`` a split that an earlier search found. With ``explains`` all ranks of the
+    layout are played, of which another may turn out fuller.
     """
     candidate, start = layouts.candidate, layouts.start
     played = int(own is None)
@@ -262,7 +277,7 @@ def _refined(
         plan = _costed(layouts.with_layout(split), replay)
         if plan.memory.fits and (plan.step_s < best.step_s or not best.memory.fits):
             chosen, best = split, plan
-    if replay and chosen != start:  # with all that a plan explains, other ranks may turn out fuller
+    if explains and replay and chosen != start:
         best = layouts.with_layout(chosen).plan(replay=True)
         if not best.memory.fits or (own.memory.fits and best.step_s >= own.step_s):
             chosen, best = start, own
