@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mofa.specs.hardware import ClusterSpec
     from mofa.specs.workload import WorkloadSpec
 
-REFINE_SECONDS = 15.0
+REFINE_SECONDS = 12.0
 """How long the layouts of the best plans are searched by default. [s]"""
 
 

@@ -120,7 +120,7 @@ def find_layout(
     return plan.model_copy(update={"layout": refined.plan.layout})
 
 
-def refine_layouts(search: Search, seconds: float = 15.0, *, progress: Progress | None = None) -> Search:
+def refine_layouts(search: Search, seconds: float = 12.0, *, progress: Progress | None = None) -> Search:
     """Give the best strategies of a search the layouts with which their steps are shortest.
 
     Parameters
@@ -262,8 +262,9 @@ def _refined(
     layout are played, of which another may turn out fuller.
     """
     candidate, start = layouts.candidate, layouts.start
-    played = int(own is None)
-    own = own or _costed(candidate, replay)
+    played, in_part = int(own is None), own is None and replay and not explains
+    if own is None:
+        own = candidate.plan_with_replayed_time() if in_part else _costed(candidate, replay)
     assert own.layout is not None
     result = layouts.shortest(work, also=also)
     tried = {split: layouts.step_s(split) for split in result.splits[:CLOSED] if split != start}
@@ -281,6 +282,8 @@ def _refined(
         best = layouts.with_layout(chosen).plan(replay=True)
         if not best.memory.fits or (own.memory.fits and best.step_s >= own.step_s):
             chosen, best = start, own
+    if in_part and chosen == start:
+        best = _costed(candidate, replay)
     by: LayoutBy = own.layout.by if chosen == start else "search"
     pipeline_s = layouts.problem.step_s(chosen)
     search = LayoutSearch(
