@@ -16,7 +16,7 @@ from mofa.cost.estimate import Estimator
 from mofa.errors import MofaError
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
-from mofa.replay.rank.from_estimator import rank_describer
+from mofa.replay.rank.from_estimator import describer_of_rank
 from mofa.replay.replayer import Replayer
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import routing_loads_by_ep
@@ -72,7 +72,7 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
     detail = closed.detail
     assert detail is not None
     expandable = drawn.job.framework.allocator == "expandable"
-    recordings, make = SharedRecordings(), rank_describer(estimator)
+    recordings, make = SharedRecordings(), describer_of_rank(estimator)
     ranks = [
         play_memory(make(r), expandable=expandable, recordings=recordings)
         for r in _ranks(detail.allocated_bytes[0], detail.reserved_bytes[0])

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import selective_modes
+from mofa.blocks.frameworks.recompute import selective_modes_to_search
 from mofa.errors import MofaError, SpecError
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.legality.masks import Job, check_strategies
@@ -22,7 +22,7 @@ from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec
 from mofa.specs.framework_offers import OFFERED
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import COLUMNS, CP_KINDS, FrameworkOptions, RecomputeSpec, StrategyTable
-from mofa.specs.strategy_defaults import default_zero
+from mofa.specs.strategy_defaults import default_zero_stage
 from mofa.specs.workload import WorkloadSpec
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +100,7 @@ def _modes(job: Job) -> tuple[RecomputeSpec, ...]:
         specs = [RecomputeSpec.parse(text) for text in (*texts, "ops", "every:2", "every:3")]
     else:
         specs = [RecomputeSpec.parse(text) for text in texts]
-        specs += list(selective_modes(framework, model, job.workload.precision.fp8_recipe))
+        specs += list(selective_modes_to_search(framework, model, job.workload.precision.fp8_recipe))
     chunks = (1, 2, 4) if model.moe is not None and framework.name == "megatron" else (1,)
     return tuple(spec.model_copy(update={"token_chunks": c}) for spec in specs for c in chunks)
 
@@ -147,7 +147,7 @@ def _drawn_strategy(random: np.random.Generator, job: Job) -> StrategyTable | No
         columns["cp_kind"] = np.where(cp > 1, CP_KINDS.index("allgather"), 0)
     table = StrategyTable(**columns, recompute_modes=modes, option_sets=sets).take(inside)
     if framework.traits.leaves_lone_ranks_whole and framework.data_parallel != "ddp":
-        stages = default_zero(framework, table.dp, table.cp, table.pp)
+        stages = default_zero_stage(framework, table.dp, table.cp, table.pp)
         table = replace(table, zero=np.where(stages == 0, 0, table.zero))
     table = _legal_of(job, table)
     return _one_of(random, table) if len(table) else None

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.from_estimator import rank_describer
+from mofa.replay.rank.from_estimator import describer_of_rank
 from mofa.replay.replayer import Replayer
 from mofa.search.entry_points import find_plans
 from mofa.search.rerank import REPLAYED, replay_best
@@ -98,7 +98,7 @@ def rounds() -> None:
     changed: list[tuple[float, float]] = []
     spent = np.zeros(2)
     for one in best_plans(*SEARCHES[0])[:REPLAYED]:
-        make = rank_describer(one.estimator)
+        make = describer_of_rank(one.estimator)
         pp = int(one.job[3].pp[0])
         for r in sorted({0, 1, pp // 2, pp - 1}):
             rank = make(r)

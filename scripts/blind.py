@@ -32,6 +32,7 @@ python scripts/blind.py predict reference_runs/blind_te_two.csv reference_runs/p
 python scripts/blind.py predict reference_runs/blind_te_overlap.csv reference_runs/plans/te-expert-overlap.yaml
 python scripts/blind.py predict reference_runs/blind_drawn.csv reference_runs/plans/drawn.yaml
 python scripts/blind.py predict reference_runs/blind_drawn_h100.csv reference_runs/plans/drawn-h100.yaml
+python scripts/blind.py predict reference_runs/blind_drawn_h200.csv reference_runs/plans/drawn-h200-{1,2}gpu.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -48,11 +49,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from mofa.calibrate.chunked_check import QUANTITIES, layers_of
-from mofa.calibrate.chunked_layer import predict_layer
+from mofa.calibrate.chunked_check import QUANTITIES, rows_by_layer
+from mofa.calibrate.chunked_layer import predict_bench_layer
 from mofa.calibrate.shapes.chunked import chunked_cases
 from mofa.measure.records import read_records
-from mofa.report.save import write_atomic
+from mofa.report.save import write_file_atomically
 from mofa.search.one_plan import estimate
 from mofa.specs.load import load_cluster, load_framework
 from mofa.specs.run_files import load_runs, resolve_run
@@ -94,6 +95,7 @@ SETS = (
     "blind_te_overlap",
     "blind_drawn",
     "blind_drawn_h100",
+    "blind_drawn_h200",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"
@@ -121,7 +123,7 @@ def _layers() -> Iterator[dict[str, str]]:
     for gpus in GPUS:
         for case in chunked_cases(gpus):
             if case.split == "fresh" and case.size("ep") == gpus:
-                said = predict_layer(case.shape, load_cluster("h200-hgx", gpus), framework)
+                said = predict_bench_layer(case.shape, load_cluster("h200-hgx", gpus), framework)
                 yield {"shape": case.shape_text, **{q: f"{getattr(said, f):.6g}" for q, f in QUANTITIES.items()}}
 
 
@@ -132,7 +134,7 @@ def predict(out: Path, plans: Sequence[Path]) -> None:
             print(f"{path} is there and stays")
             continue
         lines = [",".join(columns), *(",".join(row[name] for name in columns) for row in rows)]
-        write_atomic(path, ("\n".join(lines) + "\n").encode())
+        write_file_atomically(path, ("\n".join(lines) + "\n").encode())
 
 
 def _read(path: Path) -> list[dict[str, str]]:
@@ -191,7 +193,7 @@ def _score_runs(path: Path) -> None:
 
 def _score_layers() -> None:
     measured = {
-        (rows["step"].case.shape_text): rows for folder in layer_folders(REFERENCES) for rows in layers_of(folder)
+        (rows["step"].case.shape_text): rows for folder in layer_folders(REFERENCES) for rows in rows_by_layer(folder)
     }
     for gpus in GPUS:
         off: dict[str, list[float]] = {name: [] for name in QUANTITIES}

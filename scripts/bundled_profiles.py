@@ -15,17 +15,17 @@ import yaml
 from profile_draws import OWN_DRAWS, with_own_draws
 from profile_hosts import grace_host, si, typical_host, with_modules
 
-from mofa.calibrate.fits.fitted_curves import Curves
+from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
 from mofa.calibrate.fits.folder import fit_folder
 from mofa.calibrate.fits.profile import OF_TE as TE_LIBRARY
 from mofa.calibrate.fits.profile import (
-    curve_fact,
-    gpu_curves,
-    gpu_profile,
+    curve_profile_entry,
+    fitted_gpu_curves,
     host_facts,
-    memory_bound_fact,
+    measured_gpu_profile,
+    measured_node_profile,
+    memory_bound_profile_entry,
     merge_curves,
-    node_profile,
     product_curves_with_fp8,
     round_numbers,
     with_clock_shares,
@@ -214,7 +214,7 @@ def b200_curves(h200: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     }
     curves = fit_published_kernels(read_rows(ROOT / "measurements" / "b200-simumax"), num_sms=148, power_shares=kept)
     words = f"{SIMUMAX}; the limited state between memory-bound kernels by the H200's"
-    made = gpu_curves(base, {"bf16": 1.0}, curves, words)
+    made = fitted_gpu_curves(base, {"bf16": 1.0}, curves, words)
     for family in ("gemm", "grouped_gemm"):
         for other in ("fp8", "fp32"):
             if other in base[family]:
@@ -242,7 +242,7 @@ def spread_of(h200: dict[str, Any]) -> dict[str, Any]:
     return {**h200["chip_spread"], "provenance": "assumed", "source": SPREAD_SOURCE}
 
 
-def fitted(names: Sequence[str]) -> tuple[Curves, str]:
+def fitted(names: Sequence[str]) -> tuple[DeviceCurveFits, str]:
     """The curves of folders of one GPU, and where they are from."""
     folders = [ROOT / "measurements" / name for name in names]
     return merge_curves(
@@ -274,16 +274,16 @@ def release(name: str, today: dict[str, Any]) -> dict[str, Any]:
         known, kept = today["gemm"][dtype], {}
         for state, key in (("sustained", f"gemm {dtype} between_memory"), ("alone", f"gemm {dtype} alone")):
             kept[state] = known[state] * own.sustained[key] / beside.sustained[key]
-        made["gemm"][dtype] = curve_fact(one, source, **kept, clock=known["clock"])
+        made["gemm"][dtype] = curve_profile_entry(one, source, **kept, clock=known["clock"])
     if own.memory_bound:
-        made["stream"] = {key: curve_fact(one, source) for key, one in own.memory_bound.items()}
+        made["stream"] = {key: curve_profile_entry(one, source) for key, one in own.memory_bound.items()}
     return made
 
 
 def with_te_fp8(h100: dict[str, Any]) -> dict[str, Any]:
     """The H100's curves with Transformer Engine's fp8 products and casts."""
     own, source = fitted(TE_FP8_FOLDERS)
-    casts = {key: curve_fact(one, source) for key, one in own.memory_bound.items()}
+    casts = {key: curve_profile_entry(one, source) for key, one in own.memory_bound.items()}
     casts = {**main_cast(132.0), **casts}
     return {**h100, **product_curves_with_fp8(h100, h100, own, source), "stream": {**h100["stream"], **casts}}
 
@@ -306,17 +306,17 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     base = {**gpu, "curves": same_processor(gpu, h200)}
     behind, _ = fitted(THROTTLED_FOLDERS)
     curves = replace(curves, host_s={}, clock_powers=curves.clock_powers | behind.clock_powers)
-    made = gpu_profile(base, curves, "h100-sxm", source)
+    made = measured_gpu_profile(base, curves, "h100-sxm", source)
     made["curves"]["releases"] = {number: release(name, made["curves"]) for number, name in H100_RELEASES.items()}
     own, source = fitted([H100_TE])
     states = ("sustained", "alone", "clock", "clock_power", "full_load_flops")
     kept = {state: made["curves"]["gemm"]["bf16"][state] for state in states}
     made["curves"]["multi_stream"] = {
-        f: {**curve_fact(one, source, **kept), **TE_LIBRARY} for f, one in own.multi_stream.items()
+        f: {**curve_profile_entry(one, source, **kept), **TE_LIBRARY} for f, one in own.multi_stream.items()
     }
     for measured, measured_in in ((own, source), *(fitted([name]) for name in H100_TE_MORE)):
         made["curves"]["stream"] |= {
-            key: memory_bound_fact(key, one, measured_in)
+            key: memory_bound_profile_entry(key, one, measured_in)
             for key, one in measured.memory_bound.items()
             if key.startswith(OF_TE)
         }
@@ -335,9 +335,9 @@ def with_own_te(h200: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
     own, source = fitted([H200_TE, H200_LOSS])
     states = ("sustained", "alone", "clock", "full_load_flops")
     known = {state: h200["gemm"]["bf16"][state] for state in states}
-    several = {"bf16": {**curve_fact(own.multi_stream["bf16"], source, **known), **TE_LIBRARY}}
+    several = {"bf16": {**curve_profile_entry(own.multi_stream["bf16"], source, **known), **TE_LIBRARY}}
     stream = {
-        key: memory_bound_fact(key, one, source)
+        key: memory_bound_profile_entry(key, one, source)
         for key, one in own.memory_bound.items()
         if key.startswith(OF_TE) or key.split()[-1] in FP8_CASTS
     }
@@ -404,7 +404,7 @@ def h100_node() -> dict[str, Any]:
     """Links of the H100's node: two and four GPUs measured, eight made of four."""
     node = read("nodes", "h100-hgx")
     curves, source = fitted(H100_FOLDERS)
-    made = node_profile(node, curves, "h100-hgx", source)
+    made = measured_node_profile(node, curves, "h100-hgx", source)
     made["intra"] = {**node["intra"], "latency_s": made["intra"]["latency_s"]}  # large payloads: of eight GPUs
     made["collectives"] |= eight_gpus(made, "H100s")
     return {**made, "gpu": node["gpu"]}
@@ -425,12 +425,12 @@ def main() -> None:
     known["curves"]["host"] = yaml.safe_load(HOST.read_text(encoding="utf-8"))
     behind, _ = fitted(H200_THROTTLED)
     curves = replace(curves, clock_powers=curves.clock_powers | behind.clock_powers)
-    h200 = gpu_profile(known, curves, "h200-sxm", source)
+    h200 = measured_gpu_profile(known, curves, "h200-sxm", source)
     first_host = with_modules(h200["curves"]["host"])
     first_host |= host_facts({}, *fitted([HOST_OPTIMIZER]))  # of a machine of the kind
     HOST.write_text(HOST_HEAD + text_of(first_host), encoding="utf-8")
     h200["curves"] |= typical_host(first_host)
-    node = {**node_profile(read("nodes", "h200-hgx"), curves, "h200-hgx", source), "gpu": "h200-sxm"}
+    node = {**measured_node_profile(read("nodes", "h200-hgx"), curves, "h200-hgx", source), "gpu": "h200-sxm"}
     node["collectives"] |= eight_gpus(node, "H200s")
     write("nodes", "h200-hgx", node)
     h100 = h100_gpu(h200)

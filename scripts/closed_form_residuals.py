@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from mofa.report.save import write_atomic
+from mofa.report.save import write_file_atomically
 from mofa.specs.framework import FRAMEWORK_NAMES
 from mofa.specs.residuals import CLOSED_FORM_FILE
 
@@ -48,7 +48,7 @@ def write(results: Sequence[RandomAgreement], seeds: Sequence[int]) -> str:
     facts = {name: reserved_memory(results, seeds, pipelines=name == "pipelines")
              for name in ("single_stage", "pipelines")}  # fmt: skip
     text = HEAD + yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=116)
-    write_atomic(ROOT / "hardware_profiles" / CLOSED_FORM_FILE, text.encode())
+    write_file_atomically(ROOT / "hardware_profiles" / CLOSED_FORM_FILE, text.encode())
     return text
 
 

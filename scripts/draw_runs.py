@@ -21,7 +21,7 @@ import mofa
 from mofa.errors import MofaError
 from mofa.measure.expand import expand_run
 from mofa.measure.runs import task_of_run
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 
@@ -38,12 +38,12 @@ RECOMPUTE = ("none", "none", "full", "full:2", "selective", "selective:moe_act",
              "selective:moe", "every:2")  # fmt: skip
 
 
-def drawn_run(draw: random.Random, number: int, gpus: int, gpu: str) -> dict[str, Any]:
-    """One run, legal or not."""
-    name = draw.choice(MODELS)
-    model = mofa.load_workload(name).model.model_dump(mode="json", exclude_none=True)
+def drawn_run(draw: random.Random, name: str, gpus: int, gpu: str) -> dict[str, Any]:
+    """One run, legal or not, whose identifier begins with ``name``."""
+    model_name = draw.choice(MODELS)
+    model = mofa.load_workload(model_name).model.model_dump(mode="json", exclude_none=True)
     model["num_layers"] = draw.choice((2, 3, 4, 6, 8, 12))
-    model["name"] = f"{name}-{model['num_layers']}l"
+    model["name"] = f"{model_name}-{model['num_layers']}l"
     framework: dict[str, Any] = {"name": draw.choice(FRAMEWORKS)}
     degrees = dict.fromkeys(("tp", "pp", "cp", "ep"), 1)
     for degree in draw.sample(sorted(degrees), draw.randint(0, 2)):
@@ -61,7 +61,7 @@ def drawn_run(draw: random.Random, number: int, gpus: int, gpu: str) -> dict[str
     ranks = gpus // max(degrees["tp"] * degrees["pp"] * degrees["cp"], 1)
     global_batch = micro * micro_batches * ranks
     run: dict[str, Any] = {
-        "id": f"drawn{gpus}-{number:02d}-{name}", "model": model, "framework": framework, "hardware": gpu, "gpus": gpus,
+        "id": f"{name}-{model_name}", "model": model, "framework": framework, "hardware": gpu, "gpus": gpus,
         "strategy": strategy,
         "batch": {"seq_len": draw.choice((1024, 2048, 4096, 8192)), "micro": micro, "global": global_batch},
     }  # fmt: skip
@@ -75,7 +75,7 @@ def drawn_run(draw: random.Random, number: int, gpus: int, gpu: str) -> dict[str
 def fault_of(run: dict[str, Any]) -> str | None:
     """Why a run is not taken, None where it is."""
     try:
-        workload, cluster, framework, strategy = resolve_run(build_spec(RunSpec, run, "draw", ""))
+        workload, cluster, framework, strategy = resolve_run(spec_from_mapping(RunSpec, run, "draw", ""))
         for replay in (False, True):  # most are known to be too large without one
             plan = mofa.estimate(workload, cluster, strategy, framework=framework, replay=replay)
             if plan.memory.device_bytes > MOST_BYTES:
@@ -90,7 +90,7 @@ def fault_of(run: dict[str, Any]) -> str | None:
 def can_be_measured(run: dict[str, Any]) -> bool:
     """Whether `mofa measure` can tell its framework to run it."""
     try:
-        task_of_run(expand_run(build_spec(RunSpec, run, "draw", "")), timeout_s=10.0)
+        task_of_run(expand_run(spec_from_mapping(RunSpec, run, "draw", "")), timeout_s=10.0)
     except MofaError:
         return False
     return True
@@ -103,17 +103,21 @@ def main() -> None:
     parser.add_argument("--num", type=int, default=12)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--gpu", default="h200-hgx")
+    parser.add_argument("--name", help="what identifiers begin with; drawn2 for two GPUs")
     options = parser.parse_args()
+    name = options.name or f"drawn{options.gpus}"
     draw, refused = random.Random(options.seed), Counter[str]()
     runs: list[dict[str, Any]] = []
     while len(runs) < options.num:
-        run = drawn_run(draw, len(runs), options.gpus, options.gpu)
+        run = drawn_run(draw, f"{name}-{len(runs):02d}", options.gpus, options.gpu)
         fault = fault_of(run)
         if fault is None:
             runs.append(run)
         else:
             refused[fault] += 1
-    made_by = f"python scripts/draw_runs.py --seed {options.seed} --num {options.num} --gpus {options.gpus}"
+    made_by = (
+        f"python scripts/draw_runs.py --seed {options.seed} --num {options.num} --gpus {options.gpus} --name {name}"
+    )
     print(f"# {made_by}")
     told = [run for run in runs if can_be_measured(run)]  # a number is missing for each that cannot
     print(yaml.safe_dump({"runs": told}, sort_keys=False, allow_unicode=True, width=116), end="")

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from mofa.blocks.work import CollectiveKind
-from mofa.cost.kernels.between_nodes import NcclTimes, Protocol
+from mofa.cost.kernels.between_nodes import NcclTimes, ProtocolSeconds
 from mofa.cost.kernels.collectives import Fabric, collective_time
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.load import load_cluster
-from mofa.specs.nccl import load_nccl
+from mofa.specs.nccl import load_nccl_facts
 
 ROOT = Path(__file__).resolve().parent.parent
 POINTS = ROOT / "reference_runs" / "collectives" / "between_nodes.csv"
@@ -76,7 +76,7 @@ class Batch:
     kind: CollectiveKind
     network: str
     fabric: Fabric
-    group: Group
+    group: ProcessGroup
     payload_bytes: FloatN
     measured_s: FloatN
     weight: FloatN
@@ -110,7 +110,7 @@ def batches(table: pd.DataFrame) -> Iterator[Batch]:
         ranks = part.ranks.to_numpy()
         inside = np.full_like(ranks, per_node)
         yield Batch(
-            KINDS[collective], network, fabric_of(gpu), Group(ranks, inside, inside),
+            KINDS[collective], network, fabric_of(gpu), ProcessGroup(ranks, inside, inside),
             part.size_bytes.to_numpy(dtype=float), part.time_us.to_numpy() * 1e-6, weight[part.index].to_numpy(),
             rate * 1e9, int(per_node), part.index.to_numpy(),
         )  # fmt: skip
@@ -119,10 +119,11 @@ def batches(table: pd.DataFrame) -> Iterator[Batch]:
 def times_of(value: dict[str, float]) -> NcclTimes:
     """Parameters as the model takes them."""
     protocols = (
-        Protocol(value["LL step"], 0.0, 0.0, value["LL ring share"], value["LL tree share"]),
-        Protocol(value["LL128 step"], value["LL128 hop"], value["LL128 tree hop"], value["LL128 ring share"],
+        ProtocolSeconds(value["LL step"], 0.0, 0.0, value["LL ring share"], value["LL tree share"]),
+        ProtocolSeconds(value["LL128 step"], value["LL128 hop"], value["LL128 tree hop"], value["LL128 ring share"],
                  value["LL128 tree share"]),
-        Protocol(value["Simple step"], value["Simple hop"], value["Simple tree hop"], 1.0, value["Simple tree share"]),
+        ProtocolSeconds(value["Simple step"], value["Simple hop"], value["Simple tree hop"], 1.0,
+                        value["Simple tree share"]),
     )  # fmt: skip
     return NcclTimes(value["start"], protocols, value["nvls start"], value["nvls hop"], value["peer"])
 
@@ -220,7 +221,7 @@ def written(value: dict[str, float], fitted: pd.DataFrame) -> dict[str, object]:
 
 def written_value() -> dict[str, float]:
     """The parameters that hardware_profiles/nccl.yaml holds."""
-    facts = load_nccl()
+    facts = load_nccl_facts()
     low, middle, high = facts.protocols
     value = {
         "start": facts.start_s.value, "nvls start": facts.nvls_tree_start_s.value,

@@ -26,7 +26,7 @@ import yaml
 from mofa.calibrate.fits.profile import SMALL_OPS
 from mofa.calibrate.measurements import read_rows
 from mofa.measure.records import HOST_BOUND_IDLE, Record, read_records
-from mofa.report.save import write_atomic
+from mofa.report.save import write_file_atomically
 from mofa.search.one_plan import estimate
 from mofa.validate.hosts import HOSTS, Machine, machine_of
 from mofa.validate.reference import Reference, measured_references
@@ -138,5 +138,5 @@ def facts() -> dict[str, object]:
 
 if __name__ == "__main__":
     text = HEAD + yaml.safe_dump(facts(), sort_keys=False, allow_unicode=True, width=116)
-    write_atomic(RECORDS.parent / HOSTS, text.encode())
+    write_file_atomically(RECORDS.parent / HOSTS, text.encode())
     print(text, end="")

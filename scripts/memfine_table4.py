@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mofa
-from mofa.routing.chunks import memfine_layer_activations, published_static_bytes
+from mofa.routing.chunks import memfine_layer_activations, memfine_static_bytes
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -65,7 +65,7 @@ def static_rows() -> Iterator[list[str]]:
             )  # fmt: skip
             kinds = plan.memory.by_component
             ours.append(sum(kinds[kind] for kind in ("parameters", "gradients", "optimizer_states")) / GB)
-        read = [published_static_bytes(job.model, n, 32, EQUATION_1_BYTES) / GB for n in (layers, layers // 4)]
+        read = [memfine_static_bytes(job.model, n, 32, EQUATION_1_BYTES) / GB for n in (layers, layers // 4)]
         printed = next(row.static for row in TABLE_4 if row.model == name)
         yield [name, *(f"{value:.1f}" for value in (printed, *read, *ours))]
 

@@ -14,7 +14,7 @@ import numpy as np
 import mofa
 from mofa.routing.balance.setup import BalanceSetup
 from mofa.search.experts.balanced_step import balance_step, step_setup
-from mofa.specs.load import build_spec
+from mofa.specs.load import spec_from_mapping
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -70,7 +70,7 @@ def workload(model: Model, skew: float) -> WorkloadSpec:
         "batch": {"seq_len": model.seq_len, "global_batch": model.global_batch},
         "routing": RoutingSpec(kind="zipf", s=skew).model_dump(exclude_none=True),
     }  # fmt: skip
-    return build_spec(WorkloadSpec, raw, "table 2")
+    return spec_from_mapping(WorkloadSpec, raw, "table 2")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mofa.report.save import write_atomic
+from mofa.report.save import write_file_atomically
 
 NODE_TYPES = ("h100-hgx", "h200-hgx")
 HOSTS_S = (6e-6, 9.5e-6, 14e-6)
@@ -51,7 +51,7 @@ def main() -> int:
     rows = csv.DictWriter(text, FIELDS, lineterminator="\n")
     rows.writeheader()
     rows.writerows(predict_job(job, node, host) for job in jobs for node in NODE_TYPES for host in HOSTS_S)
-    write_atomic(out, text.getvalue().encode())
+    write_file_atomically(out, text.getvalue().encode())
     return 0
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from mofa.calibrate.fits.profile import SMALL_OPS
-from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts, relative_module_times
-from mofa.calibrate.fits.te_relative_host_times import RelativeTimes
-from mofa.calibrate.measurements import read_rows, rows_of_first
+from mofa.calibrate.fits.te_host_facts import layer_host_facts, module_host_facts, relative_module_times
+from mofa.calibrate.fits.te_relative_host_times import RelativeHostTimes
+from mofa.calibrate.measurements import read_rows, rows_of_first_folder_with_op
 from mofa.measure.records import read_records
-from mofa.specs.host import LayerPace
-from mofa.specs.scaling import slower_host
+from mofa.specs.host import SmallLayerTime
+from mofa.specs.scaling import slowed_host
 from mofa.units import parse_quantity
 from mofa.validate.step_pace import layer_time_over_small_op
 
@@ -60,18 +60,18 @@ def machines() -> dict[str, float]:
 def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     """``host`` with what calls of modules take it, by the small layer beside which they were timed. That layer takes so
     many small ops, each way, as runs of the fitting half read of both on quiet cores."""
-    rows = rows_of_first([ROOT / "measurements" / name for name in TE_HOST], families=["te_host"])
+    rows = rows_of_first_folder_with_op([ROOT / "measurements" / name for name in TE_HOST], families=["te_host"])
     records = [one for one in read_records(ROOT / "reference_runs" / "measured") if one.split == "fitting"]
     ahead, back = layer_time_over_small_op(records, PARTS)
     op_s = si(host["eager_op_s"], "s")
-    layer = LayerPace(ahead * op_s, back * op_s)
+    layer = SmallLayerTime(ahead * op_s, back * op_s)
     sample = "the median of machines with runs of the fitting half"
     said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: {sample}"
     source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
     return {
         **host,
-        **layer_facts(layer, said),
-        "modules": module_facts(relative_module_times(RelativeTimes.from_rows(rows)), layer, source),
+        **layer_host_facts(layer, said),
+        "modules": module_host_facts(relative_module_times(RelativeHostTimes.from_rows(rows)), layer, source),
     }
 
 
@@ -81,7 +81,7 @@ def typical_host(host: dict[str, Any]) -> dict[str, Any]:
     typical, own = float(np.median(known)), si(host["eager_op_s"], "s")
     fast, slow = (float(np.quantile(known, share)) for share in (0.1, 0.9))
     said = f"over {len(known)} machines, each by its calibrations and fitting runs, of what a small op takes"
-    made = slower_host(host, typical / own, f"the median {said}")
+    made = slowed_host(host, typical / own, f"the median {said}")
 
     def share(op_s: float, quantile: str) -> dict[str, Any]:
         source = f"{quantile} quantile {said}, {op_s * 1e6:.3g} us, over the median"

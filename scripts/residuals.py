@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from mofa.measure.records import read_records
-from mofa.report.save import write_atomic
+from mofa.report.save import write_file_atomically
 from mofa.specs.cuda_graphs import CudaGraphs
 from mofa.specs.residuals import FILE, STEPS_FILE
 from mofa.validate.all_runs import reference_runs
@@ -86,6 +86,6 @@ if __name__ == "__main__":
         "step": fit_step_residuals(residuals).model_dump(mode="json"),
     }
     text = HEAD + yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=116)
-    write_atomic(PROFILES / STEPS_FILE, residuals_csv(residuals).encode())
-    write_atomic(PROFILES / FILE, text.encode())
+    write_file_atomically(PROFILES / STEPS_FILE, residuals_csv(residuals).encode())
+    write_file_atomically(PROFILES / FILE, text.encode())
     print(text, end="")

@@ -104,8 +104,8 @@ def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: the collector of cycles need not look at them again and again, as freezing
     makes them old at once.
 
-    Nothing stays frozen: :func:`mofa.replay.garbage_collection.without_collection` would count it each time, 0.04 s,
-    and would leave to the collector as young what it else calls old.
+    Nothing stays frozen: :func:`mofa.replay.garbage_collection.without_garbage_collection` would count it each time,
+    0.04 s, and would leave to the collector as young what it else calls old.
     """
     gc.freeze()
     gc.unfreeze()

@@ -14,7 +14,7 @@ from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import GRADIENT, RENEWAL, Op, Tape, Tensor
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, is_token_chunk, without_unread_last_ops
 from mofa.blocks.roles import WEIGHT_ROLES, LayerStep, Part
-from mofa.blocks.saved_tensors import SavedTensors
+from mofa.blocks.saved_tensors import SavedTensorFinder
 from mofa.blocks.work import (
     BACK_FORMATS,
     Attention,
@@ -58,7 +58,7 @@ def backward(forward: Tape, recompute: Recompute = NO_RECOMPUTE) -> Tape:
     return _Differentiator(forward, recompute).run()
 
 
-class _Differentiator(SavedTensors):
+class _Differentiator(SavedTensorFinder):
     def __init__(self, forward: Tape, recompute: Recompute) -> None:
         super().__init__(forward, recompute)
         self.grads: dict[str, str] = {}

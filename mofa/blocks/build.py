@@ -9,15 +9,15 @@ from mofa.blocks.activation_offload import with_activation_offload
 from mofa.blocks.backward import backward
 from mofa.blocks.combined_passes import (
     with_delayed_weight_gradients,
-    with_expert_stream,
     with_schedule_nodes,
+    with_token_exchange_stream,
 )
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.deferred_weight_gradients import SplitBackward, split_backward
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.hooks import mark_saved_tensor_hooks
 from mofa.blocks.lifetimes import BlockLifetimes
-from mofa.blocks.moeblaze import dispatch_by_index
+from mofa.blocks.moeblaze import with_dispatch_by_index
 from mofa.blocks.op import Op, OpBackward, Tape, TapeBuilder, Tensor
 from mofa.blocks.parts import linear, memory_bound_op
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
@@ -93,7 +93,7 @@ class BlockTapes:
         return BlockLifetimes.from_tapes(self.forward, self.backward)
 
 
-def rank_params(ctx: Context, moe: bool) -> tuple[ArrayK, ArrayK]:
+def layer_params_of_rank(ctx: Context, moe: bool) -> tuple[ArrayK, ArrayK]:
     """Parameters of one layer on one rank before data parallelism shards them: dense, routed experts. [params]"""
     layer = layer_params(ctx.model, moe)
     dense = (layer.matrices_tp + layer.shared) / ctx.tp + layer.replicated
@@ -101,8 +101,8 @@ def rank_params(ctx: Context, moe: bool) -> tuple[ArrayK, ArrayK]:
 
 
 @dataclass(frozen=True)
-class AttentionSteps:
-    """What an attention kind builds its queries, keys and values with: a framework's primitives on one tape."""
+class AttentionPrimitives:
+    """A framework's primitives on one tape, by which an attention kind writes its queries, keys and values."""
 
     b: TapeBuilder
     ctx: Context
@@ -149,7 +149,7 @@ def attention_half(b: TapeBuilder, ctx: Context, primitives: Primitives, x: str,
     """Norm, attention, residual: the stream behind it, and what attention read."""
     a, hidden = ctx.model.attention, float(ctx.model.hidden)
     h = x if ctx.model.norm_placement == "after" else primitives.norm(b, ctx, x, "attn_norm", hidden)
-    q, k, v = ctx.model.attention_kind.project(a, AttentionSteps(b, ctx, primitives), h)
+    q, k, v = ctx.model.attention_kind.project(a, AttentionPrimitives(b, ctx, primitives), h)
     out = primitives.attend(b, ctx, q, k, v, windowed)
     since = len(b.ops)
     y = primitives.row_linear(b, ctx, out, "proj", hidden, ctx.heads * a.d_v)
@@ -195,12 +195,12 @@ def layer_tapes(
     With ``keeps_activations`` the layer leaves on the device what other layers offload.
     """
     forward = forward or layer_forward_tape(ctx, primitives, kind)
-    params = rank_params(ctx, kind.moe)
+    params = layer_params_of_rank(ctx, kind.moe)
     checkpointed = recompute.kind == "full" and not recompute.reentrant
     if checkpointed and not recompute.early_stop:  # which stops within one compiled graph
         forward = mark_saved_tensor_hooks(forward, mode=bool(recompute.keep_outputs))
     if ctx.framework.expert_overlap == "combined":
-        forward = with_expert_stream(forward)
+        forward = with_token_exchange_stream(forward)
     if ctx.framework.shared_expert_overlap:
         forward = with_shared_expert_overlap(forward)
     back = _wrapped(backward(forward, recompute), ctx, primitives, kind.role, *params)
@@ -230,7 +230,7 @@ def layer_forward_tape(ctx: Context, primitives: Primitives, kind: BlockKind, ha
     ctx = _without_rotation(ctx) if kind.unrotated else ctx
     hidden = float(ctx.model.hidden)
     x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual_element_bytes, use="residual")
-    primitives.begin_block(b, ctx, kind.role, *rank_params(ctx, kind.moe))
+    primitives.begin_block(b, ctx, kind.role, *layer_params_of_rank(ctx, kind.moe))
     shared = halves if halves is not None and not b.ops and b.mark is None else {}
     half = (kind.windowed, kind.unrotated)
     if half in shared:
@@ -248,7 +248,7 @@ def layer_forward_tape(ctx: Context, primitives: Primitives, kind: BlockKind, ha
         else primitives.mlp(b, ctx, h, "mlp", float(ctx.model.mlp.ffn_hidden or 0))
     )
     tape = b.tape((x,), (primitives.residual(b, ctx, mid, _finish_branch(b, ctx, primitives, y, "mlp"), "out"),))
-    return tape if ctx.framework.routed_copies == "materialised" else dispatch_by_index(tape, ctx)
+    return tape if ctx.framework.routed_copies == "materialised" else with_dispatch_by_index(tape, ctx)
 
 
 def _without_rotation(ctx: Context) -> Context:

@@ -34,7 +34,7 @@ ISSUED = (*PASS_ORDER[:9], PASS_ORDER[11], *PASS_ORDER[9:11])
 _EXCHANGES: tuple[RoutingStep, ...] = ("dispatch", "combine")
 
 
-def with_expert_stream(forward: Tape) -> Tape:
+def with_token_exchange_stream(forward: Tape) -> Tape:
     """A layer's forward tape with its exchanges of tokens on a stream of their own, and its derived backward so too.
 
     What is made around them comes from that stream's memory. What is sent and received goes right behind its last
@@ -43,10 +43,10 @@ def with_expert_stream(forward: Tape) -> Tape:
 
     Examples
     --------
-    >>> with_expert_stream(Tape((), {}, (), ())).ops
+    >>> with_token_exchange_stream(Tape((), {}, (), ())).ops
     ()
     """
-    parts = forward_parts(forward)
+    parts = forward_ops_by_part(forward)
     if not parts["dispatch"]:
         return forward
     at_end = {op.name for op in parts["end"]}
@@ -68,7 +68,7 @@ def with_delayed_weight_gradients(forward: Tape, backward: Tape) -> Tape:
     The experts' come beside the exchange of gradients back to their tokens, all others' at the end. The router's is not
     put off, whose product is PyTorch's own, in fp32, nor is a norm's.
     """
-    parts = backward_parts(forward, backward, delays=True)
+    parts = backward_ops_by_part(forward, backward, delays=True)
     return replace(backward, ops=tuple(op for name in BACKWARD_PARTS for op in parts[name]))
 
 
@@ -77,7 +77,7 @@ def with_schedule_nodes(forward: Tape, backward: Tape, *, delays: bool) -> Tape:
 
     What combines rows is one with what follows it, and weights' gradients that are put off need no engine.
     """
-    parts = backward_parts(forward, backward, delays=delays)
+    parts = backward_ops_by_part(forward, backward, delays=delays)
     nodes = (parts["end"] + parts["combine"], parts["experts"], parts["dispatch"], parts["attention"])
     node_of = {op.name: number for number, ops in enumerate(nodes, 1) for op in ops}
     return replace(backward, ops=tuple(op._replace(schedule_node=node_of.get(op.name, 0)) for op in backward.ops))
@@ -97,7 +97,7 @@ def combined_tape(forward: Tape, of_backward: Tape, backward: Tape, *, delays: b
     delays
         Whether weights' gradients are put off.
     """
-    passes = {"F": forward_parts(forward), "B": backward_parts(of_backward, backward, delays=delays)}
+    passes = {"F": forward_ops_by_part(forward), "B": backward_ops_by_part(of_backward, backward, delays=delays)}
     ops = tuple(_in_pass(op, of) for of, part in PASS_ORDER for op in passes[of][part])
     tensors = {
         _name(name, of): tensor._replace(name=_name(name, of))
@@ -107,14 +107,14 @@ def combined_tape(forward: Tape, of_backward: Tape, backward: Tape, *, delays: b
     return Tape(ops, tensors, (), ())
 
 
-def part_names(forward: Tape, backward: Tape, *, delays: bool) -> tuple[dict[str, str], dict[str, str]]:
+def part_of_each_op(forward: Tape, backward: Tape, *, delays: bool) -> tuple[dict[str, str], dict[str, str]]:
     """The part of each op of a layer's forward, and of each of its backward, by the op's name."""
-    passes = forward_parts(forward), backward_parts(forward, backward, delays=delays)
+    passes = forward_ops_by_part(forward), backward_ops_by_part(forward, backward, delays=delays)
     of_forward, of_backward = ({op.name: name for name, ops in parts.items() for op in ops} for parts in passes)
     return of_forward, of_backward
 
 
-def forward_parts(forward: Tape) -> Parts:
+def forward_ops_by_part(forward: Tape) -> Parts:
     """A forward tape's ops by :data:`FORWARD_PARTS`; a layer without exchanges has attention and ``experts`` alone."""
     ops = forward.ops
     sent = [i for i, op in enumerate(ops) if op.routing == "dispatch"]
@@ -130,9 +130,9 @@ def forward_parts(forward: Tape) -> Parts:
     return dict(zip(FORWARD_PARTS, parts, strict=True))
 
 
-def backward_parts(forward: Tape, backward: Tape, *, delays: bool) -> Parts:
+def backward_ops_by_part(forward: Tape, backward: Tape, *, delays: bool) -> Parts:
     """A backward tape's ops by :data:`BACKWARD_PARTS`, whether its weight gradients are put off already or not."""
-    of_experts = {op.name for op in forward_parts(forward)["experts"]}
+    of_experts = {op.name for op in forward_ops_by_part(forward)["experts"]}
     out: dict[str, list[Op]] = {name: [] for name in BACKWARD_PARTS}
     delayed = _delayed(backward) if delays else set()
     outputs = {op.name for op in forward.ops if op.purpose == "attention_output"}

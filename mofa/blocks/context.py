@@ -15,7 +15,7 @@ from mofa.blocks.work import Format
 from mofa.specs.attention.mla import MlaSpec
 from mofa.specs.attention.record import Heads
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.gpu_facts import LayerKernels, load_unmeasured
+from mofa.specs.gpu_facts import LayerKernelRatios, load_unmeasured_gpu_facts
 from mofa.specs.model import ModelSpec
 
 ArrayK = FloatK
@@ -75,7 +75,7 @@ class Context:
     """How the layers' products are scaled, where they are in fp8."""
     fp8_transposes: bool = True
     """Whether fp8 products of one scale a tensor read both operands with the summed dimension innermost."""
-    kernels: LayerKernels = field(default_factory=lambda: load_unmeasured().layer_kernels)
+    kernels: LayerKernelRatios = field(default_factory=lambda: load_unmeasured_gpu_facts().layer_kernels)
     """Of the GPU: kernels over measured ones that they are like."""
     activation_element_bytes: int = 2
     """Bytes of an activation element that GEMMs read. [B]"""

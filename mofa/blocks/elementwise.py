@@ -21,7 +21,7 @@ FEW = 16
 
 
 def value_at(quantity: FloatK | BoolK, combination: int = 0) -> float:
-    """Of a combination what is said of each, or of all.
+    """The value of one combination, of an array of all or of the one number that holds for all.
 
     Examples
     --------
@@ -145,25 +145,25 @@ def stack_rows(values: Sequence[FloatK], num_k: int) -> NDArray[np.float64]:
     return out
 
 
-def per_combination(x: FloatK, num_k: int) -> NDArray[np.float64]:
+def over_combinations(x: FloatK, num_k: int) -> NDArray[np.float64]:
     """A number or an array as an array, for what is not of one candidate alone. (num_k,)
 
     Examples
     --------
-    >>> per_combination(1.0, 2)
+    >>> over_combinations(1.0, 2)
     array([1., 1.])
     """
     return np.full(num_k, x) if isinstance(x, PLAIN) else np.asarray(np.broadcast_to(x, (num_k,)))
 
 
-def first_largest(array: NDArray[np.float64]) -> NDArray[np.intp]:
+def first_largest_index(array: NDArray[np.float64]) -> NDArray[np.intp]:
     """Where the largest entry of each row is; of those that only rounding tells apart, the first. (n, R) -> (n,)
 
     Sums of the same numbers differ in their last bits with the number of candidates that are summed at once.
 
     Examples
     --------
-    >>> first_largest(np.array([[1.0, 3.0, 3.0 + 1e-15]]))
+    >>> first_largest_index(np.array([[1.0, 3.0, 3.0 + 1e-15]]))
     array([1])
     """
     enough = array >= _about(row_max(array))[:, None]
@@ -175,15 +175,16 @@ def first_largest(array: NDArray[np.float64]) -> NDArray[np.intp]:
     return np.asarray(np.argmax(enough, axis=1))
 
 
-def largest_of_parts(
+def largest_in_each_part(
     array: NDArray[np.float64], begins: NDArray[np.intp]
 ) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """The largest entry of each column in each part of the rows, and its row as :func:`first_largest` says. (parts, K)
+    """The largest entry of each column in each part of the rows, and its row as :func:`first_largest_index` says.
+    (parts, K)
 
     Examples
     --------
     >>> rows = np.array([[1.0], [3.0], [3.0 + 1e-15], [2.0], [0.0]])
-    >>> [found.tolist() for found in largest_of_parts(rows, np.array([0, 3]))]
+    >>> [found.tolist() for found in largest_in_each_part(rows, np.array([0, 3]))]
     [[[3.000000000000001], [2.0]], [[1], [3]]]
     """
     largest = np.maximum.reduceat(array, begins, axis=0)

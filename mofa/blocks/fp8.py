@@ -129,24 +129,26 @@ one kernel. Current scaling looks for it first: a memset, the search, the scale,
 find theirs in the cast's kernel."""
 
 
-def weight_copies(recipe: str, transposes: bool) -> int:
-    """Copies of each weight: one is both where products of one scale a tensor take any layout. Scales of weights, one
-    for 128 x 128, are left out. [-]
+def copies_per_fp8_weight(recipe: str, transposes: bool) -> int:
+    """Copies that fp8 products read of each weight: one is both where products of one scale a tensor take any layout.
+    Scales of weights, one for 128 x 128, are left out. [-]
 
     Examples
     --------
-    >>> weight_copies("delayed", True), weight_copies("delayed", False), weight_copies("blockwise", False)
-    (2, 1, 2)
+    >>> copies_per_fp8_weight("delayed", True), copies_per_fp8_weight("delayed", False)
+    (2, 1)
+    >>> copies_per_fp8_weight("blockwise", False)
+    2
     """
     return 1 + (transposes or not FP8_RECIPES[recipe].gathers_row_copy_only)
 
 
-def product_formats(recipe: str) -> tuple[Format, ...]:
+def formats_of_layer_products(recipe: str) -> tuple[Format, ...]:
     """Kinds of the products of a layer in a recipe, or in bf16 without one.
 
     Examples
     --------
-    >>> product_formats(""), product_formats("blockwise")
+    >>> formats_of_layer_products(""), formats_of_layer_products("blockwise")
     (('bf16',), ('fp8_block', 'fp8_block_rows'))
     """
     product: Format = FP8_RECIPES[recipe].product if recipe else "bf16"

@@ -14,7 +14,7 @@ NUMBER = {kind: i for i, kind in enumerate(KINDS)}
 """The place of each kind among :data:`mofa.blocks.op.KINDS`."""
 
 
-class Interval(NamedTuple):
+class AllocationInterval(NamedTuple):
     """One allocation, alive from one op to another, both counted. (K,) [B]
 
     Where a view keeps it longer for some candidates, that is an interval behind it, of the view's name; ``since`` is
@@ -59,7 +59,7 @@ class Lifetimes:
         """Whether any candidate has an op that reads or writes it."""
         return name in self.death or name in self.partly
 
-    def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[Interval]:
+    def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[AllocationInterval]:
         """Every allocation; ``starts`` says from where tensors are alive that no op writes, ``end_of`` sets deaths."""
         shares = self.memory_aliases
         death = {**self.death, **end_of}
@@ -88,14 +88,14 @@ class Lifetimes:
                 continue
             tensor, end = self.tensors[name], max(death.get(name, start), start)
             own, kind = self._own_bytes(name, mask), NUMBER[tensor.kind]
-            result.append(Interval(name, kind, start, end, own, start, name))
+            result.append(AllocationInterval(name, kind, start, end, own, start, name))
             leaves = sorted((item for item in extension.get(name, ()) if item[0] > end), key=lambda item: item[0])
             for i, (later, _, leaf) in enumerate(leaves):
                 if later > end:  # up to here the memory lives on where any leaf does that ends here or later
                     needed: BoolK = False
                     for _, other, _ in leaves[i:]:
                         needed = needed | other
-                    result.append(Interval(leaf, kind, end + 1, later, where(needed, own, 0.0), start, name))
+                    result.append(AllocationInterval(leaf, kind, end + 1, later, where(needed, own, 0.0), start, name))
                     end = later
         return result
 
@@ -138,7 +138,7 @@ class BlockLifetimes:
     ops: tuple[Op, ...]
     first_backward_op: int
     """The first op of the backward tape."""
-    intervals: list[Interval]
+    intervals: list[AllocationInterval]
     saved: list[int]
     """What is kept from the forward for the backward."""
     alive_at_first_weight_product: list[int]
@@ -163,7 +163,7 @@ class BlockLifetimes:
         return cls(ops, boundary, intervals, *_saved(ops, intervals, boundary), _pools(ops, intervals))
 
 
-def _saved(ops: tuple[Op, ...], intervals: list[Interval], boundary: int) -> tuple[list[int], list[int]]:
+def _saved(ops: tuple[Op, ...], intervals: list[AllocationInterval], boundary: int) -> tuple[list[int], list[int]]:
     products = (i for i, op in enumerate(ops[boundary:], boundary) if op.role in PRODUCT_ROLES)
     first = next(products, boundary)
     saved, longer = (
@@ -173,7 +173,7 @@ def _saved(ops: tuple[Op, ...], intervals: list[Interval], boundary: int) -> tup
     return saved, longer
 
 
-def _pools(ops: tuple[Op, ...], intervals: list[Interval]) -> dict[str, list[int]]:
+def _pools(ops: tuple[Op, ...], intervals: list[AllocationInterval]) -> dict[str, list[int]]:
     pools: dict[str, list[int]] = {s: [] for s in dict.fromkeys([op.pool or op.stream for op in ops]) if s in OWN_POOLS}
     stream_of = {w: op.pool or op.stream for op in ops for w in op.writes} if pools else {}
     for i, f in enumerate(intervals if pools else ()):

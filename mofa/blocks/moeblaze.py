@@ -19,7 +19,7 @@ LEFT_OUT: tuple[RoutingStep, ...] = ("sort", "unsort", "unpermute")
 Policy = Literal["moeblaze", "conventional"]
 
 
-def dispatch_by_index(forward: Tape, ctx: Context) -> Tape:
+def with_dispatch_by_index(forward: Tape, ctx: Context) -> Tape:
     """The forward tape of a layer without routed copies where a rank holds all experts; one without experts stays.
 
     Notes
@@ -121,7 +121,7 @@ def routing_buffer_bytes(tokens: FloatK, top_k: float, hidden: float, element_by
     return tokens * top_k * hidden * element_bytes
 
 
-def published_saved_bytes(
+def moeblaze_saved_bytes(
     tokens: float, top_k: float, hidden: float, ffn_hidden: float, num_experts: float, policy: Policy,
     element_bytes: float = 2.0,
 ) -> float:  # fmt: skip
@@ -140,7 +140,7 @@ def published_saved_bytes(
     Its third configuration (section 6): 4.2 GiB x 1.5 against 11.1 GiB.
 
     >>> l, k, d, h, e = 32 * 2048, 4, 1024, 4096, 16
-    >>> [round(published_saved_bytes(l, k, d, h, e, p) / 2**30, 2) for p in ("moeblaze", "conventional")]
+    >>> [round(moeblaze_saved_bytes(l, k, d, h, e, p) / 2**30, 2) for p in ("moeblaze", "conventional")]
     [6.13, 11.12]
     """
     rows = tokens * top_k

@@ -101,7 +101,7 @@ class ScratchSequence(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TimedModuleCall:
-    """A call of a module that a host's profile times as a whole (:class:`mofa.specs.host.ModuleCall`).
+    """A call of a module that a host's profile times as a whole (:class:`mofa.specs.host.ModuleCallTime`).
 
     All ops that the module issues carry the same one: the first of them that runs pays for it, the others nothing but
     what is no part of it, such as a collective. The same holds on the way back.

@@ -237,7 +237,7 @@ kernel more, not issued as ops of their own (``LaunchGammaBetaBackwardCUDAKernel
 aten/src/ATen/native/cuda/layer_norm_kernel.cu). [-]"""
 
 
-def heads_norm_back(ctx: Context, rows: FloatK, width: float) -> OpBackward:
+def head_norm_backward(ctx: Context, rows: FloatK, width: float) -> OpBackward:
     """PyTorch's fused backward of norms over rows as short as a head: a block of threads each, then the weight's."""
     split = rows > SPLIT_ROWS
     counted = rows * where(split, 1.0, 1.0 + ctx.kernels.unsplit_norm_sum.value)

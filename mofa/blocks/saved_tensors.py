@@ -9,8 +9,8 @@ from mofa.blocks.recomputation import Recompute, is_token_chunk
 from mofa.blocks.work import Collective, HostSync, MemoryBound
 
 
-class SavedTensors:
-    """Finds what a backward op reads, and adds the ops that make it again, to the ops of the backward tape."""
+class SavedTensorFinder:
+    """Finds the saved tensors that a backward op reads; of recomputed ones adds the ops that make them again."""
 
     def __init__(self, forward: Tape, recompute: Recompute) -> None:
         self.forward = forward

@@ -13,8 +13,8 @@ from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import PLAIN, FloatK, maximum
 from mofa.blocks.frameworks import primitives_of
-from mofa.blocks.frameworks.megatron.captured_ops import captured_end, captured_layer
-from mofa.blocks.frameworks.recompute import derive_recompute as recompute_of
+from mofa.blocks.frameworks.megatron.captured_ops import graph_captured_embedding_or_head, graph_captured_layer
+from mofa.blocks.frameworks.recompute import recompute_of_layer as recompute_of
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE
 from mofa.specs.strategy import RecomputeSpec
@@ -44,10 +44,10 @@ def layer_label(kind: BlockKind, spec: RecomputeSpec) -> str:
     return f"{kind.name} recompute={spec}"
 
 
-def kept_label(label: str) -> str:
+def kept_layer_label(label: str) -> str:
     """The name of the same layer where it leaves on the device what others offload.
 
-    >>> kept_label("dense recompute=none")
+    >>> kept_layer_label("dense recompute=none")
     'dense recompute=none kept'
     """
     return f"{label} kept"
@@ -59,7 +59,7 @@ def model_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
     Those of one combination are kept for who asks again: tapes depend on nothing but their context, which strategies
     share that differ in what blocks do not depend on, such as the pipeline.
     """
-    return (cached_tapes(ctx) if isinstance(ctx.tp, PLAIN) else ContextTapes(ctx)).in_modes(modes)
+    return (cached_tapes(ctx) if isinstance(ctx.tp, PLAIN) else ContextTapes(ctx)).tapes_in_modes(modes)
 
 
 @lru_cache(maxsize=MOST_CACHED)
@@ -81,7 +81,7 @@ class ContextTapes:
         self._chunked: dict[tuple[BlockKind, int], Tape] = {}
         self._layers: dict[tuple[BlockKind, RecomputeSpec], dict[str, BlockTapes]] = {}
 
-    def in_modes(self, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
+    def tapes_in_modes(self, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
         """Layers in these modes, and the ends."""
         tapes: dict[str, BlockTapes] = {}
         for kind in self.forwards:
@@ -101,9 +101,9 @@ class ContextTapes:
             forward = self._in_chunks(kind, spec.token_chunks)
         given = self.ctx, self.primitives, kind, recompute, forward
         label = layer_label(kind, spec)
-        tapes = {label: captured_layer(build.layer_tapes(*given), self.ctx, moe=kind.moe)}
+        tapes = {label: graph_captured_layer(build.layer_tapes(*given), self.ctx, moe=kind.moe)}
         if framework.offload.on:
-            tapes[kept_label(label)] = build.layer_tapes(*given, keeps_activations=True)
+            tapes[kept_layer_label(label)] = build.layer_tapes(*given, keeps_activations=True)
         self._layers[kind, spec] = tapes
         return tapes
 
@@ -121,8 +121,8 @@ class ContextTapes:
         entry = {"mtp": build.mtp_entry_tapes(ctx, p)} if ctx.model.num_mtp_layers else {}
         return {
             **entry,
-            "embedding": captured_end(build.embedding_tapes(ctx, p), ctx),
-            "head": captured_end(build.head_tapes(ctx, p), ctx),
+            "embedding": graph_captured_embedding_or_head(build.embedding_tapes(ctx, p), ctx),
+            "head": graph_captured_embedding_or_head(build.head_tapes(ctx, p), ctx),
         }
 
     @cached_property

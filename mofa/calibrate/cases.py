@@ -63,7 +63,7 @@ class Sample:
     power_w: float | None = None
 
 
-class Unsupported(Exception):
+class UnsupportedCase(Exception):
     """This bench cannot time this case; the reason is the message."""
 
 
@@ -74,7 +74,7 @@ class Bench(Protocol):
     """Name of the device, as the rows carry it."""
 
     def measure(self, case: Case) -> Sample:
-        """Time one case, or raise `Unsupported`."""
+        """Time one case, or raise `UnsupportedCase`."""
         ...
 
     def environment(self) -> dict[str, object]:
@@ -120,7 +120,7 @@ Item = tuple[str, str, str, Shape]
 """``(op, variant, dtype, shape)``"""
 
 
-def split_cases(
+def grid_and_held_out_cases(
     family: str, grid: Sequence[Item], heldout: Sequence[Item], num: int, fresh: Sequence[Item] = (), num_fresh: int = 0
 ) -> list[Case]:
     """Cases of a family: the grid, ``num`` held-out shapes that it does not hold, ``num_fresh`` that neither holds.
@@ -139,13 +139,13 @@ def split_cases(
     return list(cases.values())
 
 
-def log_uniform(rng: random.Random, low: int, high: int, multiple: int) -> int:
+def log_uniform_multiple(rng: random.Random, low: int, high: int, multiple: int) -> int:
     """A whole multiple, drawn with equal weight per octave."""
     value: float = low * (high / low) ** rng.random()
     return max(multiple, round(value / multiple) * multiple)
 
 
-def expert_loads(rng: random.Random, tokens: int, experts: int, skew: float, multiple: int = 16) -> str:
+def expert_loads_text(rng: random.Random, tokens: int, experts: int, skew: float, multiple: int = 16) -> str:
     """Tokens of each expert, as text; ``skew`` is the exponent of a Zipf law, 0 is balanced. Rows come padded."""
     weights = [(i + 1.0) ** -skew for i in range(experts)]
     rng.shuffle(weights)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from mofa.blocks.work import GemmPass
 from mofa.calibrate.cases import Split
-from mofa.calibrate.fits.fit import predict
-from mofa.calibrate.fits.fitted_curves import Curves
-from mofa.calibrate.fits.folder import bundled_gpu, fit_folder
+from mofa.calibrate.fits.fit import predict_row_times
+from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
+from mofa.calibrate.fits.folder import bundled_gpu_of_device, fit_folder
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.te_bf16 import GROUPED, OPS
 from mofa.cost.kernels.compute import gemm_s, unaligned_gemm_s
@@ -64,7 +64,7 @@ def check_fits(
             raise SpecError(
                 f"mofa calibrate check: folders of different GPUs ({', '.join(gpus)}); check them one by one"
             )
-        judged_rows = [r for r in rows if r.case.split == split and meets_floor(r)]
+        judged_rows = [r for r in rows if r.case.split == split and is_above_family_floor(r)]
         predicted, outside = _predict(curves, judged_rows, folder)
         for row, time_s, far in zip(judged_rows, predicted, outside, strict=True):
             if np.isfinite(time_s):
@@ -86,7 +86,7 @@ def check_fits(
     return report
 
 
-def predictions(folders: Sequence[Path]) -> list[dict[str, Any]]:
+def predict_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Every row that a curve can predict, grid and held-out: for plots and tables of residuals.
 
     Returns
@@ -117,19 +117,21 @@ def predictions(folders: Sequence[Path]) -> list[dict[str, Any]]:
     return points
 
 
-def _predict(curves: Curves, rows: Sequence[Row], folder: Path) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _predict(
+    curves: DeviceCurveFits, rows: Sequence[Row], folder: Path
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """What a folder's curves say, and of products with unaligned widths what its GPU's profile does. [s]"""
-    time_s, outside = predict(curves, rows)
+    time_s, outside = predict_row_times(curves, rows)
     gemm_rows = [i for i, row in enumerate(rows) if row.case.family == BUNDLED]
     if gemm_rows:
-        gpu = bundled_gpu(curves.gpu, folder)
+        gpu = bundled_gpu_of_device(curves.gpu, folder)
         m, n, k = (np.array([[float(rows[i].case.size(x))] for i in gemm_rows]) for x in "mnk")
         passes: list[GemmPass] = [rows[i].case.op for i in gemm_rows]  # type: ignore[misc]
         time_s[gemm_rows] = unaligned_gemm_s(gemm_s(m, n, k, gpu), m, n, k, np.ones_like(m), passes, gpu)[:, 0]
     return time_s, outside
 
 
-def meets_floor(row: Row) -> bool:
+def is_above_family_floor(row: Row) -> bool:
     """Whether a held-out row counts: not shorter or smaller than its family's floor."""
     family = FAMILY.get(row.case.family, row.case.family)
     if row.sample.median_s < FLOOR_S.get(family, 0.0):

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 
 from mofa.calibrate.cases import Shape, Split
-from mofa.calibrate.chunked_layer import LayerPrediction, predict_layer
-from mofa.calibrate.fits.folder import bundled_gpu_and_node
-from mofa.calibrate.measurements import Row, read_file
+from mofa.calibrate.chunked_layer import LayerPrediction, predict_bench_layer
+from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device
+from mofa.calibrate.measurements import Row, read_rows_of_file
 from mofa.calibrate.shapes.chunked import FAMILY, ISSUE, OPS
 from mofa.specs.limited_reads import exists
 from mofa.specs.load import load_cluster, load_framework
@@ -26,7 +26,7 @@ SETS: dict[Split, str] = {"heldout": "first set", "fresh": "second set"}
 
 
 @dataclass(frozen=True)
-class LayerScore:
+class MeasuredAndPredictedLayer:
     """One layer: where it was measured, its shape, and quantity to measured and predicted. [s, B]"""
 
     folder: str
@@ -40,10 +40,10 @@ class LayerScore:
         return predicted / measured - 1
 
 
-def score_layers(
+def predict_measured_layers(
     folders: Sequence[Path], *, split: Split | None = None, hosts: Mapping[str, float] | None = None,
     quantities: Collection[str] = tuple(QUANTITIES),
-) -> list[LayerScore]:  # fmt: skip
+) -> list[MeasuredAndPredictedLayer]:  # fmt: skip
     """Every layer of the folders that was measured whole, predicted with the bundled profile of its GPU.
 
     On its own host: by the speed measured beside the layer, else by ``hosts``, mark of a machine to the issue of one
@@ -58,23 +58,25 @@ def score_layers(
     framework = load_framework("torchtitan")  # only which communicators share: a layer of plain PyTorch has one
     scores = []
     for folder in folders:
-        for rows in layers_of(folder):
+        for rows in rows_by_layer(folder):
             last = rows[OPS[-1]]
             shape = last.case.shape
             if split not in (None, last.case.split):
                 continue
-            cluster = load_cluster(bundled_gpu_and_node(last.gpu, folder)[1], int(shape["ep"]))
+            cluster = load_cluster(bundled_gpu_and_node_of_device(last.gpu, folder)[1], int(shape["ep"]))
             issue_s = rows[ISSUE].sample.median_s if ISSUE in rows else (hosts or {}).get(last.host)
-            said = predict_layer(shape, cluster.on_shared_hosts().at_host(issue_s), framework)
-            scores.append(LayerScore(folder.name, shape, _beside(rows, said, quantities), last.case.split))
+            said = predict_bench_layer(shape, cluster.on_shared_hosts().at_host(issue_s), framework)
+            scores.append(
+                MeasuredAndPredictedLayer(folder.name, shape, _beside(rows, said, quantities), last.case.split)
+            )
     return scores
 
 
-def layers_of(folder: Path) -> list[dict[str, Row]]:
+def rows_by_layer(folder: Path) -> list[dict[str, Row]]:
     """The rows of each layer of a folder by op; a layer whose last row is missing was interrupted."""
     path = folder / f"{FAMILY}.csv"
     layers: dict[str, dict[str, Row]] = {}
-    for row in read_file(path) if exists(path) else ():
+    for row in read_rows_of_file(path) if exists(path) else ():
         layers.setdefault(row.case.shape_text, {})[row.case.op] = row
     return [ops for ops in layers.values() if OPS[-1] in ops]
 
@@ -89,17 +91,17 @@ def _beside(
     }
 
 
-def summarise_layers(scores: Sequence[LayerScore]) -> list[tuple[str, int, dict[str, float]]]:
+def summarise_layer_errors(scores: Sequence[MeasuredAndPredictedLayer]) -> list[tuple[str, int, dict[str, float]]]:
     """Groups of layers with their number and each quantity's mean absolute error: all, by width and ranks, by chunks.
 
     Examples
     --------
     >>> shape = {"hidden": 64, "ep": 2, "chunks": 4, "skew": "0.0"}
-    >>> scores = [LayerScore("a", shape, {"step": (1.0, 1.1)}), LayerScore("a", shape, {"step": (1.0, 0.9)})]
-    >>> [(name, n, round(errors["step"], 3)) for name, n, errors in summarise_layers(scores)][:2]
+    >>> scores = [MeasuredAndPredictedLayer("a", shape, {"step": (1.0, value)}) for value in (1.1, 0.9)]
+    >>> [(name, n, round(errors["step"], 3)) for name, n, errors in summarise_layer_errors(scores)][:2]
     [('all', 2, 0.1), ('2 ranks, hidden 64', 2, 0.1)]
     """
-    groups: dict[str, list[LayerScore]] = {"all": list(scores)}
+    groups: dict[str, list[MeasuredAndPredictedLayer]] = {"all": list(scores)}
     for score in scores:
         s = score.shape
         ranks = f"{s['ep']} rank{'s' if int(s['ep']) > 1 else ''}"

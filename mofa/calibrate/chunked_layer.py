@@ -19,13 +19,13 @@ from mofa.blocks.op import Op, OpBackward, Tape, TapeBuilder
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, GroupedGemm, HostSync, MemoryBound
 from mofa.calibrate.cases import Shape
-from mofa.calibrate.shapes.chunked import rank_rows
+from mofa.calibrate.shapes.chunked import token_rows_by_rank
 from mofa.cost.allocations.allocation_trace import trace_block
 from mofa.cost.allocations.block_trace import OpTrace
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.liveness import block_memory
-from mofa.cost.block.tape_clock import scan
-from mofa.cost.kernels.topology import Group
+from mofa.cost.block.tape_clock import repeated_tape_time
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import Block
@@ -85,10 +85,10 @@ class LayerPrediction:
         return _reserved(self.tapes, self.shape)
 
     def _total_s(self, tape: Tape) -> float:
-        return float(scan(tape, self.machine).total[0])
+        return float(repeated_tape_time(tape, self.machine).total[0])
 
 
-def predict_layer(shape: Shape, cluster: ClusterSpec, framework: FrameworkSpec) -> LayerPrediction:
+def predict_bench_layer(shape: Shape, cluster: ClusterSpec, framework: FrameworkSpec) -> LayerPrediction:
     """What the planner's forms say of a bench layer.
 
     Parameters
@@ -114,17 +114,17 @@ def _joined(tapes: BlockTapes) -> Tape:
 def _machine(ep: int, cluster: ClusterSpec, framework: FrameworkSpec) -> Machine:
     size = np.array([ep])
     near = np.minimum(size, cluster.node.gpus_per_node)
-    group = Group(size, near, near)
+    group = ProcessGroup(size, near, near)
     return Machine(cluster, {"ep": group, "world": group}, framework, 1)
 
 
-def static_tensors(shape: Shape) -> dict[str, float]:
+def static_tensor_bytes(shape: Shape) -> dict[str, float]:
     """What is there before a step: weights, main gradients, the gate, the inputs. [B]
 
     Examples
     --------
     >>> from mofa.calibrate.shapes.chunked import SMALL
-    >>> static_tensors({**SMALL, "ep": 2, "chunks": 1, "skew": "0.0"})["w1"] == 4 * 2 * 16 * 32 * 2
+    >>> static_tensor_bytes({**SMALL, "ep": 2, "chunks": 1, "skew": "0.0"})["w1"] == 4 * 2 * 16 * 32 * 2
     True
     """
     t, h, f, e = (float(shape[name]) for name in ("tokens", "hidden", "ffn", "experts"))
@@ -137,8 +137,8 @@ def static_tensors(shape: Shape) -> dict[str, float]:
 
 
 def static_bytes(shape: Shape) -> float:
-    """The sum of :func:`static_tensors`, and the gate's gradient, which stays. [B]"""
-    tensors = static_tensors(shape)
+    """The sum of :func:`static_tensor_bytes`, and the gate's gradient, which stays. [B]"""
+    tensors = static_tensor_bytes(shape)
     return sum(tensors.values()) + tensors["gate"]
 
 
@@ -146,7 +146,7 @@ def layer_forward_tape(shape: Shape) -> Tape:
     """The forward pass over all tokens in one piece, as the rank with the most rows sees it."""
     t, h, e, k = (float(shape[name]) for name in ("tokens", "hidden", "experts", "top_k"))
     f, ep = float(shape["ffn"]), float(shape["ep"])
-    rows, copies, local = float(max(rank_rows(shape))), t * k, e / ep
+    rows, copies, local = float(max(token_rows_by_rank(shape))), t * k, e / ep
     row, several = BF16 * h, ep > 1
     b = TapeBuilder()
     x = b.tensor("x", 0.0, grad_bytes=t * row)  # its bytes are static
@@ -277,7 +277,7 @@ def _experts(b: TapeBuilder, x: str, rows: float, local: float, hidden: float, e
 def _reserved(tapes: BlockTapes, shape: Shape) -> float:
     """What PyTorch's allocator reserves after some steps of the layer. [B]"""
     allocator = Allocator()
-    for size in (*static_tensors(shape).values(), *(PYTORCH_WORKSPACE,) * THREADS):
+    for size in (*static_tensor_bytes(shape).values(), *(PYTORCH_WORKSPACE,) * THREADS):
         allocator.malloc(int(size))
     lived = trace_block(tapes)
     blocks: dict[str, Block] = {}

@@ -6,17 +6,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mofa.calibrate.fits.fitted_curves import Curves
-from mofa.calibrate.fits.folder import bundled_gpu_and_node, fit_folder
+from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
+from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device, fit_folder
 from mofa.calibrate.fits.profile import host_facts
-from mofa.calibrate.fits.te_host_facts import layer_facts
-from mofa.calibrate.run_cases import Progress, lacking_for_gpu, measure_cases
+from mofa.calibrate.fits.te_host_facts import layer_host_facts
+from mofa.calibrate.run_cases import Progress, measure_cases, why_gpu_cannot_be_timed
 from mofa.errors import SpecError
-from mofa.specs.copied_facts import mark_transferred
-from mofa.specs.files import profile_text
-from mofa.specs.host import LayerPace, pace_factors
+from mofa.specs.copied_facts import mark_all_as_transferred
+from mofa.specs.files import profile_as_yaml
+from mofa.specs.host import SmallLayerTime, layer_time_factors
 from mofa.specs.like_profiles import expanded_profile
-from mofa.specs.scaling import slower_host
+from mofa.specs.scaling import slowed_host
 from mofa.units import parse_quantity
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -26,7 +26,7 @@ FALLBACK_GPU = "h100-sxm"
 
 
 def measure_host(progress: Progress | None = None) -> dict[str, Any]:
-    """Time this machine's host on one GPU, in about a minute: the mapping of a :class:`mofa.specs.host.HostCurve`.
+    """Time this machine's host on one GPU, in about a minute: the mapping of a :class:`mofa.specs.host.HostIssueTimes`.
 
     What is not timed is the typical host's of the nearest bundled GPU, as much longer as a small op takes here. Modules
     of Transformer Engine go by a small layer of it where it is installed.
@@ -41,12 +41,12 @@ def measure_host(progress: Progress | None = None) -> dict[str, Any]:
         folder = Path(scratch)
         measure_cases(folder, families=["host"], device="cuda", gpus=1, progress=progress)
         _, curves = fit_folder(folder)
-    return host_mapping(curves, processor_name(), _layer_pace())
+    return host_profile_mapping(curves, processor_name(), _layer_pace())
 
 
 def refuse_without_gpu() -> None:
     """Refuse a machine on which no host's launches can be timed, and say what would do."""
-    lacking = lacking_for_gpu()
+    lacking = why_gpu_cannot_be_timed()
     if lacking is not None:
         raise SpecError(
             f"{SOURCE}: {lacking}, and one GPU of any kind is needed, since a host's work is to launch on it; run the "
@@ -54,7 +54,7 @@ def refuse_without_gpu() -> None:
         )
 
 
-def host_mapping(curves: Curves, cpu: str, layer: LayerPace | None = None) -> dict[str, Any]:
+def host_profile_mapping(curves: DeviceCurveFits, cpu: str, layer: SmallLayerTime | None = None) -> dict[str, Any]:
     """A host's profile of what was timed.
 
     Parameters
@@ -67,17 +67,17 @@ def host_mapping(curves: Curves, cpu: str, layer: LayerPace | None = None) -> di
         What a small layer of Transformer Engine takes, where that was timed. [s]
     """
     try:
-        gpu, _ = bundled_gpu_and_node(curves.gpu, Path(SOURCE))
+        gpu, _ = bundled_gpu_and_node_of_device(curves.gpu, Path(SOURCE))
     except SpecError:
         gpu = FALLBACK_GPU
-    base = mark_transferred(expanded_profile("gpus", gpu)["curves"]["host"], gpu)
+    base = mark_all_as_transferred(expanded_profile("gpus", gpu)["curves"]["host"], gpu)
     source = f"{SOURCE}, on {curves.gpu}"
     made = host_facts(base, curves, source)
     if layer is not None:
         ahead, back = (parse_quantity(base[name]["value"], "s") for name in ("layer_issue_s", "layer_back_s"))
-        by_name = pace_factors(layer.issue_s / ahead, layer.back_s / back)
-        modules = slower_host({"modules": base.get("modules", {})}, 1.0, f"as a small layer, {source}", by_name)
-        made = {**made, **modules, **layer_facts(layer, f"{source}: a small layer of Transformer Engine")}
+        by_name = layer_time_factors(layer.issue_s / ahead, layer.back_s / back)
+        modules = slowed_host({"modules": base.get("modules", {})}, 1.0, f"as a small layer, {source}", by_name)
+        made = {**made, **modules, **layer_host_facts(layer, f"{source}: a small layer of Transformer Engine")}
     return {**made, "cpu": cpu}
 
 
@@ -91,17 +91,17 @@ def processor_name(info: Path = CPU_INFO) -> str:
     return next((name for name in names if name), "unknown processor")
 
 
-def host_text(facts: dict[str, Any]) -> str:
+def host_profile_yaml(facts: dict[str, Any]) -> str:
     """A host's profile as YAML."""
     head = "# What this host takes to issue work, by mofa calibrate host; mofa plan takes it with --host.\n"
-    return head + profile_text(facts)
+    return head + profile_as_yaml(facts)
 
 
-def _layer_pace() -> LayerPace | None:
+def _layer_pace() -> SmallLayerTime | None:
     """A small layer of Transformer Engine on this host; None where it is not installed."""
     try:
         from mofa.host_pace import TransformerEngineLayer
 
-        return LayerPace(*TransformerEngineLayer().seconds())
+        return SmallLayerTime(*TransformerEngineLayer().seconds())
     except ImportError:
         return None

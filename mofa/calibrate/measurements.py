@@ -64,19 +64,19 @@ def append_row(folder: Path, case: Case, sample: Sample, gpu: str, host: str) ->
         writer = csv.writer(file, lineterminator="\n")
         if new:
             writer.writerow(COLUMNS)
-        unit, scale, digits = measured_unit(case.op)
+        unit, scale, digits = unit_of_op_row(case.op)
         times = [f"{t * scale:.{digits}g}" for t in (sample.median_s, sample.low_s, sample.high_s)]
         more = ["" if v is None else f"{v:.4g}" for v in (sample.sm_mhz, sample.power_w)]
         writer.writerow([case.family, case.op, case.variant, case.dtype, case.split, case.shape_text, *times, unit,
                          sample.num_samples, *more, gpu, host])  # fmt: skip
 
 
-def measured_unit(op: str) -> tuple[str, float, int]:
+def unit_of_op_row(op: str) -> tuple[str, float, int]:
     """The unit of an op's row, how many of it are one in SI, and the digits that the row holds.
 
     Examples
     --------
-    >>> measured_unit("all_reduce"), measured_unit("peak_bytes")
+    >>> unit_of_op_row("all_reduce"), unit_of_op_row("peak_bytes")
     (('us', 1000000.0, 6), ('B', 1.0, 12))
     """
     return (BYTES, 1.0, 12) if op.endswith(BYTES_END) else (UNIT, 1e6, 6)
@@ -98,7 +98,7 @@ def read_rows(folder: Path, *, families: Iterable[str] | None = None) -> list[Ro
     paths = sorted(p for p in folder.glob("*.csv") if wanted is None or p.stem in wanted)
     if not paths:
         raise SpecError(f"{folder}: no measurements (*.csv); run `mofa calibrate run --out {folder}` first")
-    rows = [row for path in paths for row in read_file(path)]
+    rows = [row for path in paths for row in read_rows_of_file(path)]
     gpus = sorted({row.gpu for row in rows})
     if len(gpus) > 1:
         raise SpecError(f"{folder}: rows of different GPUs ({', '.join(gpus)}); keep one folder per kind of GPU")
@@ -112,7 +112,7 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def rows_of_first(folders: Iterable[Path], *, families: Iterable[str]) -> list[Row]:
+def rows_of_first_folder_with_op(folders: Iterable[Path], *, families: Iterable[str]) -> list[Row]:
     """Rows of several folders: each op's from the first of them that has any."""
     wanted, rows = tuple(families), list[Row]()
     for folder in folders:
@@ -121,7 +121,7 @@ def rows_of_first(folders: Iterable[Path], *, families: Iterable[str]) -> list[R
     return rows
 
 
-def read_file(path: Path) -> list[Row]:
+def read_rows_of_file(path: Path) -> list[Row]:
     """The rows of one CSV; see `read_rows`."""
     text = _text(path, "restore it or move it away")
     lines = text.splitlines()
@@ -161,7 +161,7 @@ def _parse(path: Path, number: int, cells: list[str]) -> Row:
     if len(cells) != len(COLUMNS):
         raise fail(f"{len(cells)} columns instead of {len(COLUMNS)}")
     cell = dict(zip(COLUMNS, cells, strict=True))
-    unit, scale, _ = measured_unit(cell["op"])
+    unit, scale, _ = unit_of_op_row(cell["op"])
     if cell["unit"] != unit:
         raise fail(f"unit {cell['unit']!r} instead of {unit!r}; units are not to be mixed")
     if cell["family"] != path.stem:

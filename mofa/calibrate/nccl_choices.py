@@ -14,13 +14,13 @@ TUNED = {"all_reduce": "AllReduce", "all_gather": "AllGather", "reduce_scatter":
 _LINE = re.compile(r"(AllReduce|AllGather|ReduceScatter): \d+ Bytes -> Algo (\w+) proto (\w+)")
 
 
-def read_choices(cases: Sequence[Case], lines: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+def read_nccl_choices(cases: Sequence[Case], lines: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
     """Per collective and group the payloads from which each choice holds; empty where the log says something else.
 
     Examples
     --------
     >>> case = Case("collective", "all_reduce", "nccl", "bf16", "grid", {"bytes": 4096, "group": 4})
-    >>> read_choices([case], ["NCCL INFO AllReduce: 4096 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..1}"])
+    >>> read_nccl_choices([case], ["NCCL INFO AllReduce: 4096 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..1}"])
     {'all_reduce 4': [{'from_bytes': 4096, 'algorithm': 'TREE', 'protocol': 'LL'}]}
     """
     said = [match.groups() for line in lines if (match := _LINE.search(line))]

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mofa.calibrate.cases import Bench, Case, Unsupported
-from mofa.calibrate.measurements import ENVIRONMENT, append_row, read_file
+from mofa.calibrate.cases import Bench, Case, UnsupportedCase
+from mofa.calibrate.measurements import ENVIRONMENT, append_row, read_rows_of_file
 from mofa.calibrate.shapes.families import (
     COLLECTIVE_FAMILIES,
     FAMILIES,
@@ -83,8 +83,8 @@ def measure_cases(
         fresh=fresh or fresh_only,
     )  # fmt: skip
     todo = [c for c in every if c.split == "fresh" or not fresh_only]
-    host = host_id(str(bench.environment().get("gpu_ids", "")))
-    done = prepare(out, bench, host)
+    host = anonymous_machine_id(str(bench.environment().get("gpu_ids", "")))
+    done = prepare_measurement_folder(out, bench, host)
     left = [c for c in todo if c.identity not in done]
     counts = {"measured": 0, "kept": len(todo) - len(left), "unsupported": 0, "left": 0}
     tell = progress or _tell_nobody
@@ -153,7 +153,7 @@ def _measure_singly(
         tell(i, num_left, f"{case.family} {case.op} {case.shape_text[:60]}")
         try:
             sample = bench.measure(case)
-        except Unsupported as error:
+        except UnsupportedCase as error:
             counts["unsupported"] += 1
             skipped.append(f"{case.family} {case.op} {case.variant} {case.shape_text[:80]}: {error}")
             continue
@@ -167,22 +167,24 @@ def _measure_several(
 ) -> None:  # fmt: skip
     """Time collectives, a process per GPU, and write down which algorithms NCCL chose for all of them."""
     from mofa.calibrate.bench.collectives import measure_collectives
-    from mofa.calibrate.bench.nccl_choice import write_choices
+    from mofa.calibrate.bench.nccl_choice import write_nccl_choices
 
     came(0)
     measure_collectives(several, out, host, gpus, progress=lambda rows: came(min(rows, len(several))))
     if any(c.family == "collective" for c in several):
-        write_choices([c for c in todo if c.family == "collective"], out, gpus)
+        write_nccl_choices([c for c in todo if c.family == "collective"], out, gpus)
 
 
 def _measure_layers(layers: Sequence[Case], out: Path, host: str, device: str, progress: Callable[[int], None]) -> bool:
     """Chunked MoE layers, one process a rank; false without torch, which a host may lack."""
     try:
-        from mofa.calibrate.bench.chunked_ranks import measure_chunked
+        from mofa.calibrate.bench.chunked_ranks import measure_chunked_layers_on_ranks
     except ImportError:
         return False
     progress(0)
-    measure_chunked(layers, out, host, max(c.size("ep") for c in layers), device=device, progress=progress)
+    measure_chunked_layers_on_ranks(
+        layers, out, host, max(c.size("ep") for c in layers), device=device, progress=progress
+    )
     return True
 
 
@@ -209,7 +211,7 @@ def open_bench(device: str) -> Bench:
     return bench
 
 
-def lacking_for_gpu() -> str | None:
+def why_gpu_cannot_be_timed() -> str | None:
     """What a machine lacks to time a GPU, in words; None where it lacks nothing."""
     try:
         import torch
@@ -224,17 +226,17 @@ def num_gpus(bench: Bench) -> int:
     return count if isinstance(count, int) else 1
 
 
-def host_id(gpu_ids: str = "") -> str:
+def anonymous_machine_id(gpu_ids: str = "") -> str:
     """A short name that tells machines apart without naming them; virtual ones by their GPUs."""
     return "host-" + hashlib.sha256(f"{platform.node()} {platform.version()} {gpu_ids}".encode()).hexdigest()[:6]
 
 
-def prepare(out: Path, bench: Bench, host: str) -> set[tuple[str, str, str, str, str]]:
+def prepare_measurement_folder(out: Path, bench: Bench, host: str) -> set[tuple[str, str, str, str, str]]:
     """Make the folder, write environment.json, and say which cases are there already."""
     out.mkdir(parents=True, exist_ok=True)
     done = set()
     for path in sorted(out.glob("*.csv")):
-        rows = read_file(path)
+        rows = read_rows_of_file(path)
         for row in rows:
             if row.gpu != bench.gpu:
                 raise SpecError(

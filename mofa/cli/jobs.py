@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from mofa.specs.framework import FrameworkSpec
     from mofa.specs.hardware import ClusterSpec
-    from mofa.specs.host import HostCurve
+    from mofa.specs.host import HostIssueTimes
     from mofa.specs.run import RunSpec
     from mofa.specs.strategy import StrategySpec
     from mofa.specs.workload import WorkloadSpec
@@ -46,7 +46,7 @@ def read_machines(
     name: str,
     gpus: int,
     overrides: Overrides,
-    host_issue_s: float | HostCurve | None = None,
+    host_issue_s: float | HostIssueTimes | None = None,
     memory_limit: str | None = None,
 ) -> ClusterSpec:
     """So many GPUs of a node, with what ``--set``, ``--host-issue`` and ``--memory-limit`` say of them."""
@@ -82,9 +82,11 @@ def _refuse_a_workload(name: str) -> None:
     from mofa.errors import SpecError
     from mofa.specs.files import load_yaml
     from mofa.specs.limited_reads import is_plain_file
-    from mofa.specs.load import bundled
+    from mofa.specs.load import bundled_names
 
-    known = name in bundled("workloads") or Path(name).suffix == ".json" or is_plain_file(Path(name) / "config.json")
+    known = (
+        name in bundled_names("workloads") or Path(name).suffix == ".json" or is_plain_file(Path(name) / "config.json")
+    )
     if not known and is_plain_file(Path(name)):
         fields = set(load_yaml(name, name))
         known = "model" in fields and not fields & {"id", "hardware", "gpus", "runs"}
@@ -107,7 +109,7 @@ def _resolve(
 ) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
     """What a run names, with the changes of ``--set``."""
     from mofa.specs.limited_reads import exists
-    from mofa.specs.load import build_spec, bundled, load_cluster
+    from mofa.specs.load import bundled_names, load_cluster, spec_from_mapping
     from mofa.specs.overrides import with_overrides
     from mofa.specs.run_files import resolve_run
     from mofa.specs.workload import WorkloadSpec
@@ -124,10 +126,10 @@ def _resolve(
     workload, cluster, framework, complete = resolve_run(changed, folder)
     if overrides["workload"]:
         raw = with_overrides(workload.model_dump(exclude_none=True), overrides["workload"], "--set workload")
-        workload = build_spec(WorkloadSpec, raw, "--set workload")
+        workload = spec_from_mapping(WorkloadSpec, raw, "--set workload")
     if overrides["hardware"]:
         beside = folder / run.hardware
-        place = beside if run.hardware not in bundled("nodes") and exists(beside) else run.hardware
+        place = beside if run.hardware not in bundled_names("nodes") and exists(beside) else run.hardware
         cluster = load_cluster(place, run.gpus, overrides["hardware"])
     return workload, cluster, framework, complete
 
@@ -220,12 +222,17 @@ def _refuse_beside_a_job(job_of: str, file: str, cluster: str | None, given: lis
 
 
 def _job_of_framework(
-    job_of: str, file: str, cluster: str, gpus: int | None, overrides: Overrides, host_issue_s: float | HostCurve | None
+    job_of: str,
+    file: str,
+    cluster: str,
+    gpus: int | None,
+    overrides: Overrides,
+    host_issue_s: float | HostIssueTimes | None,
 ) -> EstimateRequest:
     """The job that a framework's file says, with the changes of ``--set``."""
     from mofa.errors import SpecError
     from mofa.export.read_job import read_job
-    from mofa.specs.load import build_spec, load_framework
+    from mofa.specs.load import load_framework, spec_from_mapping
     from mofa.specs.overrides import with_overrides
     from mofa.specs.workload import WorkloadSpec
 
@@ -235,7 +242,7 @@ def _job_of_framework(
     workload, facts = job.workload, job.framework
     if overrides["workload"]:
         raw = with_overrides(workload.model_dump(exclude_none=True), overrides["workload"], "--set workload")
-        workload = build_spec(WorkloadSpec, raw, "--set workload")
+        workload = spec_from_mapping(WorkloadSpec, raw, "--set workload")
     if overrides["framework"]:
         options = {**facts.model_dump(exclude_none=True), "name": facts.name}
         facts = load_framework(options, overrides["framework"])
@@ -245,7 +252,7 @@ def _job_of_framework(
 
 
 def _jobs_of_file(
-    file: str, overrides: Overrides, scratch: Path, host_issue_s: float | HostCurve | None
+    file: str, overrides: Overrides, scratch: Path, host_issue_s: float | HostIssueTimes | None
 ) -> list[EstimateRequest]:
     """The runs of a file, or the measured one of a record."""
     from mofa.errors import SpecError
@@ -273,7 +280,7 @@ def _jobs_of_file(
 
 
 def _changed(
-    record: Reference, asked: RunSpec, overrides: Overrides, host_issue_s: float | HostCurve | None
+    record: Reference, asked: RunSpec, overrides: Overrides, host_issue_s: float | HostIssueTimes | None
 ) -> Reference:
     """A measured run without what options change: its machine's speed, counts of another model's layers."""
     hardware, workload = overrides["hardware"], overrides["workload"]

@@ -181,12 +181,12 @@ class LongRunOptions:
 
 def split_fault_settings(items: list[str] | None) -> tuple[list[str], dict[str, object]]:
     """Items of ``--set`` without those about long runs, and these as dotted paths below the profile."""
-    from mofa.specs.overrides import ROOTS, parse_set
+    from mofa.specs.overrides import ROOTS, parse_set_options
 
     of_faults = [item for item in items or () if item.strip().startswith("faults.")]
     rest = [item for item in items or () if item not in of_faults]
-    parse_set(rest, (*ROOTS, "faults"))  # a wrong beginning is told with all that there are
-    return rest, parse_set(of_faults, ("faults",))["faults"]
+    parse_set_options(rest, (*ROOTS, "faults"))  # a wrong beginning is told with all that there are
+    return rest, parse_set_options(of_faults, ("faults",))["faults"]
 
 
 def parse_spares(text: str | None) -> tuple[int, bool]:

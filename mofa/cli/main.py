@@ -26,7 +26,7 @@ import typer
 from mofa.cli import _end_quietly
 from mofa.cli.command_groups import GroupedCommands
 from mofa.errors import MofaError, NothingFits, SpecError
-from mofa.specs.limited_reads import remembering_files
+from mofa.specs.limited_reads import remember_read_files
 from mofa.specs.shown_text import escape_invisible
 
 EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is shown escaped, as on standard error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with _terminate_as_exit(), remembering_files():
+        with _terminate_as_exit(), remember_read_files():
             status = _run(arguments or ["--help"])
             sys.stdout.flush()
             return status

@@ -33,9 +33,11 @@ class Output:
 
         ``inputs`` are what the command's other arguments name, ``files`` more places, by option.
         """
-        from mofa.specs.write_files import check_places
+        from mofa.specs.write_files import check_result_places
 
-        check_places({"--json-file": self.json_file, "--csv": self.csv, **(files or {})}, {"--out": self.out}, inputs)
+        check_result_places(
+            {"--json-file": self.json_file, "--csv": self.csv, **(files or {})}, {"--out": self.out}, inputs
+        )
 
     def show_result(
         self,
@@ -52,10 +54,10 @@ class Output:
         self, text: str, table: Callable[[], pd.DataFrame], save: Callable[[Path], Sequence[Path]]
     ) -> None:
         """Write the files of a result, all of them or none."""
-        from mofa.specs.write_files import written_together
+        from mofa.specs.write_files import all_files_or_none
 
         saved: Sequence[Path] = ()
-        with written_together():
+        with all_files_or_none():
             self._write_json(text)
             if self.csv is not None:
                 from mofa.report.save import write_table
@@ -109,9 +111,9 @@ class Output:
 
     def _write_json(self, text: str) -> None:
         if self.json_file is not None:
-            from mofa.report.save import write_atomic
+            from mofa.report.save import write_file_atomically
 
-            write_atomic(self.json_file, text.encode())
+            write_file_atomically(self.json_file, text.encode())
 
     def _say_saved(self, files: Sequence[Path], directory: Path) -> None:
         if not self.quiet:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mofa.errors import SpecError
-from mofa.specs.files import did_you_mean, short
+from mofa.specs.files import did_you_mean, shown_value
 from mofa.specs.framework_names import RANK_ORDERS
-from mofa.specs.overrides import STRATEGY_KEYS, parse_set, parse_strategy
+from mofa.specs.overrides import STRATEGY_KEYS, parse_set_options, parse_strategy
 from mofa.units import parse_quantity
 
 if TYPE_CHECKING:
-    from mofa.specs.host import HostCurve
+    from mofa.specs.host import HostIssueTimes
 
 PLAUSIBLE_ISSUE_S = (1e-7, 1e-3)
 """Between which a host issues a small op: a launch alone takes 2 us, a debugger's host some hundred. [s]"""
@@ -63,7 +63,7 @@ def _first_values(text: str) -> tuple[str, dict[str, list[str]]]:
         name, equals, values = item.partition("=")
         value, *more = values.split(",")
         if equals and name != "layout" and "" in more:
-            raise SpecError(f"--fix: {short(item)} has a comma too many; write it like tp=4,8")
+            raise SpecError(f"--fix: {shown_value(item)} has a comma too many; write it like tp=4,8")
         if more and equals and name != "layout" and not any("=" in part for part in more):
             first.append(f"{name}={value}")
             others[name] = more
@@ -95,7 +95,7 @@ def parse_degree_limits(texts: Sequence[str] | None) -> dict[str, int]:
 
 def parse_overrides(items: Sequence[str] | None) -> dict[str, dict[str, object]]:
     """Values of ``--set`` below each of workload, hardware, framework and strategy."""
-    return parse_set(list(items or ()))
+    return parse_set_options(list(items or ()))
 
 
 def set_with_rank_order(items: Sequence[str] | None, rank_order: str | None) -> list[str] | None:
@@ -122,7 +122,7 @@ def set_with_rank_order(items: Sequence[str] | None, rank_order: str | None) -> 
 
 def parse_host_issue(
     text: str | None, overrides: Mapping[str, Mapping[str, object]], host: str | None = None
-) -> float | HostCurve | None:
+) -> float | HostIssueTimes | None:
     """Time of one small op on the host, of ``--host-issue``, or the profile of ``--host``; None where absent. [s]
 
     Raises
@@ -137,12 +137,12 @@ def parse_host_issue(
     """
     also = next((path for path in overrides.get("hardware", {}) if path.startswith("gpu.curves.host.")), None)
     if host is not None:
-        from mofa.specs.host_profiles import load_host
+        from mofa.specs.host_profiles import load_host_profile
 
         if text is not None or also is not None:
             other = "--host-issue" if text is not None else f"--set hardware.{also}"
             raise SpecError(f"--host: {other} sets the host too; keep one")
-        return load_host(host)
+        return load_host_profile(host)
     if text is None:
         return None
     try:

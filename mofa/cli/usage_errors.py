@@ -58,16 +58,16 @@ def _other_option(word: str, options: list[str]) -> str:
     ('did you mean --global-batch?', 'write --fix tp=N', '')
     """
     from mofa.specs.overrides import STRATEGY_KEYS
-    from mofa.specs.unmodelled import ELSEWHERE, normalised, other_name
+    from mofa.specs.unmodelled import ELSEWHERE, known_synonym, normalised_word
 
-    option = "--global-batch" if normalised(word) == "batchsize" else ELSEWHERE.get(normalised(word), "")
+    option = "--global-batch" if normalised_word(word) == "batchsize" else ELSEWHERE.get(normalised_word(word), "")
     if option[2:] in options:
         return f"did you mean {option}?"
     if option.partition(" ")[0][2:] in options:
         return f"write {option}"
-    if normalised(word) in ("model", "workload", "cluster", "hardware", "node"):
+    if normalised_word(word) in ("model", "workload", "cluster", "hardware", "node"):
         return "workload and cluster are written without options, as in llama3-8b h100-hgx"
-    field = other_name(word, tuple(STRATEGY_KEYS))
+    field = known_synonym(word, tuple(STRATEGY_KEYS))
     if field and "fix" in options:
         return f"write --fix {field}=N"
     return f'write --strategy "{field}=N"' if field and "strategy" in options else ""

@@ -21,7 +21,7 @@ def reduces_amaxes(workload: WorkloadSpec) -> bool:
     return workload.precision.fp8_recipe == "delayed"
 
 
-def amax_seconds(rows: Rows) -> ArrayN:
+def amax_reduction_seconds(rows: Rows) -> ArrayN:
     """Reductions of the largest elements on a step's critical path. (n,) [s]
 
     One behind the forward pass of every chunk and micro-batch and one in its backward, by maximum over tensor, context

@@ -17,7 +17,7 @@ from mofa.specs.workload import WorkloadSpec
 ArrayN = NDArray[np.float64]
 
 
-def saved_bytes_per_param(workload: WorkloadSpec, framework: FrameworkSpec) -> float:
+def checkpoint_bytes_per_param(workload: WorkloadSpec, framework: FrameworkSpec) -> float:
     """Bytes that a checkpoint has for each parameter: weights, main weights and moments; gradients are not kept. [B]
 
     Megatron saves its bf16 weights (2) beside the optimizer's fp32 ones and two moments (12); torchtitan its weights as
@@ -38,16 +38,16 @@ def saved_bytes_per_param(workload: WorkloadSpec, framework: FrameworkSpec) -> f
 def checkpoint_bytes(workload: WorkloadSpec, framework: FrameworkSpec) -> float:
     """Bytes of one whole checkpoint: every parameter once, prediction layers included. [B]"""
     params = num_params(workload.model) + num_mtp_params(workload.model)
-    return params * saved_bytes_per_param(workload, framework)
+    return params * checkpoint_bytes_per_param(workload, framework)
 
 
-def rank_bytes(workload: WorkloadSpec, framework: FrameworkSpec, shards: ParameterShards) -> ArrayN:
+def checkpoint_bytes_of_rank(workload: WorkloadSpec, framework: FrameworkSpec, shards: ParameterShards) -> ArrayN:
     """Bytes that a rank of the heaviest stage saves. (n,) [B]
 
     The data-parallel ranks of a stage save a share each, of what they hold whole as well: Megatron's fully parallel
     save, PyTorch's distributed checkpoint.
     """
-    return np.asarray(shards.sharded(saved_bytes_per_param(workload, framework)).max(axis=1))
+    return np.asarray(shards.sharded(checkpoint_bytes_per_param(workload, framework)).max(axis=1))
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
-from mofa.cost.checkpoint import rank_bytes
-from mofa.cost.memory.peak import Peak, stage_peaks
+from mofa.cost.checkpoint import checkpoint_bytes_of_rank
+from mofa.cost.memory.peak import StagePeaks, stage_peaks
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.step import StepTime, step_time
 from mofa.specs.strategy import StrategyTable
 
 
-class Collector:
+class TableCollector:
     """Puts the results of groups of rows back into the order of the table."""
 
     def __init__(self, table: StrategyTable, n: int, detail: bool) -> None:
@@ -30,10 +30,11 @@ class Collector:
         self.detail: StageDetail | None = None
 
     def put(self, places: NDArray[np.intp], rows: Rows) -> None:
+        """Put times and memory of a group of rows into their places of the table."""
         time = step_time(rows)
         self.put_peak(places, rows, stage_peaks(rows), time)
 
-    def put_peak(self, places: NDArray[np.intp], rows: Rows, peak: Peak, time: StepTime | None) -> None:
+    def put_peak(self, places: NDArray[np.intp], rows: Rows, peak: StagePeaks, time: StepTime | None) -> None:
         """Put what is known of rows; NaN for a time that is not."""
         most, row_index = peak.stages, np.arange(len(places))
         if time is None:
@@ -61,7 +62,7 @@ class Collector:
         self.names = (*self.names, *peak.names)
         self.instant[places] = base + most.instant[row_index, peak.fullest]
         self.flops[places] = hardware_flops(rows)
-        self.saved[places] = saved_bytes(rows)
+        self.saved[places] = checkpoint_bytes_of_rows(rows)
         if self.keep:
             parts = _components(rows, live, most.allocated[row, stage], most.reserved[row, stage],
                                 most.communicators[row, stage])  # fmt: skip
@@ -107,9 +108,9 @@ def _components(
     )
 
 
-def saved_bytes(rows: Rows) -> NDArray[np.float64]:
+def checkpoint_bytes_of_rows(rows: Rows) -> NDArray[np.float64]:
     """What a rank of the heaviest stage saves in a checkpoint. (n,) [B]"""
-    return rank_bytes(rows.workload, rows.framework, rows.shards)[rows.grid_index]
+    return checkpoint_bytes_of_rank(rows.workload, rows.framework, rows.shards)[rows.grid_index]
 
 
 def hardware_flops(rows: Rows) -> NDArray[np.float64]:

@@ -11,27 +11,27 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import first_largest, per_combination, row_max
-from mofa.cost.block.block_cost import Mode, block_costs, recomputes_layers_whole, unique_rows
+from mofa.blocks.elementwise import first_largest_index, over_combinations, row_max
+from mofa.cost.block.block_cost import PrecisionMode, block_costs, recomputes_layers_whole, unique_rows
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS, Breakdown
-from mofa.cost.collector import Collector, saved_bytes
+from mofa.cost.collector import TableCollector, checkpoint_bytes_of_rows
 from mofa.cost.kernels.lazy_loading import share_of_passes_with_load as drained_share
-from mofa.cost.memory.peak import StageBytes, fullest_of, stage_bytes
+from mofa.cost.memory.peak import StagePeakBytes, peaks_with_fullest_stage, stage_peak_bytes
 from mofa.cost.memory.pinned import pinned_excess_bytes
-from mofa.cost.option_sets import shared_options
+from mofa.cost.option_sets import options_common_to_rows
 from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.cost.rank_spec import RankSpec, rank_specs
-from mofa.cost.rows import LayerArrays, Rows, make_rows, mode_indices
-from mofa.cost.stages import Stages, stages_of
-from mofa.cost.step_time.power_averaging import RESTED, idle_share
-from mofa.cost.step_time.step import name_own_waits, step_time
-from mofa.schedules import SCHEDULE_NAMES, combined
+from mofa.cost.rows import LayerArrays, Rows, gather_rows, recompute_mode_indices
+from mofa.cost.stages import Stages, stages_of_row
+from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share
+from mofa.cost.step_time.step import name_waits_of_slowest_stage, step_time
+from mofa.schedules import SCHEDULE_NAMES, combined_schedule_name
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -60,7 +60,7 @@ class Estimator:
         self, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable,
         loads: RoutingLoads = BALANCED, *, drop: frozenset[str] = frozenset(), counts_gpus_by_row: bool = False,
     ) -> None:  # fmt: skip
-        framework = framework.with_options(shared_options(table))
+        framework = framework.with_options(options_common_to_rows(table))
         self.workload, self.cluster, self.framework, self.table = workload, cluster, framework, table
         self.loads, self.drop = loads, drop
         self.drains = np.zeros(len(table))
@@ -78,12 +78,12 @@ class Estimator:
             given = (workload, cluster, framework, some, loads, mode, drop)
             costs = block_costs(*given, counts_gpus_by_row=counts_gpus_by_row)
             self.place[chosen] = costs.index
-            self.drains[chosen] = per_combination(drained_share(costs.context), costs.machine.num_k)[costs.index]
+            self.drains[chosen] = over_combinations(drained_share(costs.context), costs.machine.num_k)[costs.index]
             self.parts.append(PrecisionModeCosts.from_costs(mode, costs))
 
     def stages(self, row: int = 0) -> Stages:
         """Where the layers of a row of the table are."""
-        return stages_of(self.workload, self.framework, self.table, row)
+        return stages_of_row(self.workload, self.framework, self.table, row)
 
     def breakdown(
         self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,
@@ -110,7 +110,7 @@ class Estimator:
         which = np.arange(len(self.table)) if which is None else which
         layers = self.table.recompute_layers[which] if recompute_layers is None else recompute_layers
         table = replace(self.table.take(which), recompute_layers=layers)
-        out = Collector(table, len(table), detail)
+        out = TableCollector(table, len(table), detail)
         done = 0
         for chosen, rows in self._composed(which, layers, every_stage=detail):
             out.put(chosen, rows)
@@ -118,7 +118,8 @@ class Estimator:
             if progress is not None:
                 progress(done)
         self._as_they_run(out.exposed, out.hidden, which, layers)
-        name_own_waits(out.exposed, out.named_last_s)  # last: the clock goes by waits, whatever they are named
+        # last: the clock goes by waits, whatever they are named
+        name_waits_of_slowest_stage(out.exposed, out.named_last_s)
         breakdown = out.breakdown()
         refuse_unphysical_steps(breakdown, self.cluster)
         return breakdown
@@ -134,7 +135,7 @@ class Estimator:
         which = np.arange(len(self.table)) if which is None else which
         layers = self.table.recompute_layers[which] if recompute_layers is None else recompute_layers
         exposed, hidden, named_last_s = self._component_seconds(which, layers, every_stage=every_stage)
-        name_own_waits(exposed, named_last_s)
+        name_waits_of_slowest_stage(exposed, named_last_s)
         return exposed, hidden
 
     def _component_seconds(
@@ -185,7 +186,7 @@ class Estimator:
     def _idle(self, exposed: NDArray[np.float64]) -> NDArray[np.float64]:
         """What waits for other stages count, as a share of the step. (n,) [-]"""
         limit = self.cluster.gpu.curves.power_limit
-        return idle_share(limit, exposed[TIME_COMPONENTS.index("bubble")], exposed.sum(axis=0))
+        return power_averaged_idle_share(limit, exposed[TIME_COMPONENTS.index("bubble")], exposed.sum(axis=0))
 
     @cached_property
     def without_host_lead(self) -> Estimator:
@@ -246,7 +247,7 @@ class Estimator:
         first, begin = shared_rows[0][0], 0
         other = first._copy()
         other.table, other.shared_rows = table, tuple(shared_rows)
-        other.framework = first.framework.with_options(shared_options(table))
+        other.framework = first.framework.with_options(options_common_to_rows(table))
         other.parts = [part for estimator, _, _ in shared_rows for part in estimator.parts]
         other.of, other.place = np.empty(len(table), first.of.dtype), np.empty(len(table), first.place.dtype)
         other.drains = np.empty(len(table))
@@ -290,15 +291,15 @@ class Estimator:
         return rank_specs(self.row_with_every_stage)
 
     @cached_property
-    def _row_bytes(self) -> StageBytes:
+    def _row_bytes(self) -> StagePeakBytes:
         """Peaks of its stages, in closed form."""
-        return stage_bytes(self.row_with_every_stage)
+        return stage_peak_bytes(self.row_with_every_stage)
 
     def row_without_time(self) -> Breakdown:
         """The table's only row in detail, but for its time."""
         only = np.arange(1)
-        out = Collector(self.table, 1, True)
-        out.put_peak(only, self.row_with_every_stage, fullest_of(self._row_bytes), None)
+        out = TableCollector(self.table, 1, True)
+        out.put_peak(only, self.row_with_every_stage, peaks_with_fullest_stage(self._row_bytes), None)
         return out.breakdown()
 
     def stage_device_bytes(self) -> list[float]:
@@ -333,18 +334,20 @@ class Estimator:
         weighed = RowMemory(*np.empty((4, len(which))))
         done = 0
         for chosen, rows in self._composed(which, recompute_layers, every_stage=False):
-            stages = stage_bytes(rows)
-            fullest = first_largest(stages.device)
+            stages = stage_peak_bytes(rows)
+            fullest = first_largest_index(stages.device)
             # what hosts cannot hold does not fit either, whatever the devices have
             excess = pinned_excess_bytes(rows)
             least = np.where(excess > 0.0, self.cluster.gpu.capacity_bytes.value + excess, 0.0)
             weighed.device_bytes[chosen] = np.maximum(row_max(stages.device), least)
             weighed.least_bytes[chosen] = row_max(
-                stages.device - stages.reserved + (1.0 - load_shared().tolerances.allocated.value) * stages.allocated
+                stages.device
+                - stages.reserved
+                + (1.0 - load_shared_facts().tolerances.allocated.value) * stages.allocated
             )
             weighed.least_bytes[chosen] = np.maximum(weighed.least_bytes[chosen], least)
             weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
-            weighed.checkpoint_bytes[chosen] = saved_bytes(rows)
+            weighed.checkpoint_bytes[chosen] = checkpoint_bytes_of_rows(rows)
             done += len(chosen)
             if progress is not None:
                 progress(done)
@@ -361,10 +364,10 @@ class Estimator:
             part, (of_layers, of_mtp) = self.parts[number], stacked[number]
             some = replace(self.table.take(table_rows), recompute_layers=layers[chosen])
             framework = self.framework.with_options(some.common_options)
-            stages = stages_of(self.workload, framework, some, 0)
+            stages = stages_of_row(self.workload, framework, some, 0)
             if framework.expert_overlap == "combined":
-                schedule = combined(schedule)
-            yield chosen, make_rows(
+                schedule = combined_schedule_name(schedule)
+            yield chosen, gather_rows(
                 self.workload, self.cluster, framework, some, part.costs, self.place[table_rows], stages, schedule,
                 part.mode, of_layers, of_mtp, part.modes, every_stage=every_stage,
             )  # fmt: skip
@@ -378,14 +381,14 @@ SharedRows = tuple[Estimator, NDArray[np.intp], NDArray[np.intp]]
 class PrecisionModeCosts:
     """Rows that share what is not an array: their blocks, stacked for gathering."""
 
-    mode: Mode
+    mode: PrecisionMode
     costs: BlockCosts
     modes: list[RecomputeSpec]
     layers: LayerArrays
     mtp: LayerArrays | None
 
     @classmethod
-    def from_costs(cls, mode: Mode, costs: BlockCosts) -> PrecisionModeCosts:
+    def from_costs(cls, mode: PrecisionMode, costs: BlockCosts) -> PrecisionModeCosts:
         modes = list(costs.blocks)
         return cls(
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),
@@ -394,7 +397,7 @@ class PrecisionModeCosts:
 
     def of_rows(self, table: StrategyTable, which: NDArray[np.intp]) -> tuple[LayerArrays, LayerArrays | None]:
         """Layers and predictions as these rows read them: those in modes of none of them are not costed."""
-        used = np.unique(mode_indices(self.modes, table.take(which))).tolist()
+        used = np.unique(recompute_mode_indices(self.modes, table.take(which))).tolist()
         if len(used) in (0, len(self.modes)):
             return self.layers, self.mtp
         known, key = self._of_modes, tuple(used)

@@ -11,8 +11,8 @@ from mofa.cost.rows import Rows
 from mofa.errors import SpecError
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.host import HostCurve
-from mofa.specs.optimizer_offload import ADAM_MOVED_BYTES, COPIED_BYTES, HostOptimizer
+from mofa.specs.host import HostIssueTimes
+from mofa.specs.optimizer_offload import ADAM_MOVED_BYTES, COPIED_BYTES, HostOptimizerRates
 from mofa.specs.params import num_mtp_params, num_params
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import format_bytes
@@ -25,7 +25,7 @@ HELD_BYTES = 16.0
 """Of a parameter on its host in fp32: the main copy, two moments, a pinned gradient. [B/param]"""
 
 
-def stepped_on_hosts(rows: Rows) -> ArrayN:
+def params_stepped_on_hosts(rows: Rows) -> ArrayN:
     """Parameters of a rank that its host steps, of each grid of ranks. (g, R) [params]
 
     Tensors go to hosts whole, until the share is reached: the head's first, then layers' from the last to the first,
@@ -82,7 +82,7 @@ def host_step_seconds(rows: Rows, tensors: ArrayN, beside_s: ArrayN) -> ArrayN:
     if not framework.optimizer_offload:
         return np.zeros_like(rows.shards.dense)
     host, pass_s = _known_host(cluster), cluster.slowest_host * cluster.gpu.curves.host.tensor_pass_s.value
-    stepped = stepped_on_hosts(rows)
+    stepped = params_stepped_on_hosts(rows)
     num_tensors = tensors * stepped / np.maximum(rows.shards.sharded(1.0), 1.0)
     out_s = COPIED_BYTES * stepped / cluster.gpu.host_link_bytes_per_s.value
     step_s = ADAM_MOVED_BYTES * stepped / adam_bytes_per_s(cluster, framework.host_threads, host)
@@ -94,7 +94,7 @@ def host_step_seconds(rows: Rows, tensors: ArrayN, beside_s: ArrayN) -> ArrayN:
     return np.asarray(np.maximum(np.maximum(first_s + on_host, out_s) - beside_s, 0.0))
 
 
-def adam_bytes_per_s(cluster: ClusterSpec, threads: int, host: HostOptimizer) -> float:
+def adam_bytes_per_s(cluster: ClusterSpec, threads: int, host: HostOptimizerRates) -> float:
     """What one rank's threads move in Adam's step while all ranks of its node do. [B/s]
 
     A processor takes as long as its threads would and as its memory would, one behind the other: of tensors that lie in
@@ -114,14 +114,14 @@ def adam_bytes_per_s(cluster: ClusterSpec, threads: int, host: HostOptimizer) ->
     return 1.0 / (of_threads_s + ranks_of_processor / host.memory_bytes_per_s.value)
 
 
-def held_bytes_of_node(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> float:
+def optimizer_bytes_on_node(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> float:
     """What a node's memory holds of the optimizer, if all nodes hold as much. [B]"""
     params = num_params(workload.model) + num_mtp_params(workload.model)
     ranks = min(cluster.num_gpus, cluster.node.gpus_per_node)
     return HELD_BYTES * framework.optimizer_offload * params * ranks / cluster.num_gpus
 
 
-def refuse_full_hosts(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> None:
+def refuse_optimizer_beyond_host_memory(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> None:
     """Refuse a share of the optimizer that exceeds the hosts' memory, or hosts of which nothing is known.
 
     Raises
@@ -132,7 +132,7 @@ def refuse_full_hosts(workload: WorkloadSpec, cluster: ClusterSpec, framework: F
     if not framework.optimizer_offload:
         return
     _known_host(cluster)
-    held_bytes, has_bytes = held_bytes_of_node(workload, cluster, framework), cluster.node.host_memory_bytes.value
+    held_bytes, has_bytes = optimizer_bytes_on_node(workload, cluster, framework), cluster.node.host_memory_bytes.value
     if held_bytes > has_bytes:
         most = framework.optimizer_offload * has_bytes / held_bytes
         raise SpecError(
@@ -142,8 +142,8 @@ def refuse_full_hosts(workload: WorkloadSpec, cluster: ClusterSpec, framework: F
         )
 
 
-def _known_host(cluster: ClusterSpec) -> HostOptimizer:
-    host: HostCurve = cluster.gpu.curves.host
+def _known_host(cluster: ClusterSpec) -> HostOptimizerRates:
+    host: HostIssueTimes = cluster.gpu.curves.host
     if host.optimizer is None:
         raise SpecError(
             f"optimizer_offload: nothing is known of an optimizer's step on the hosts of {cluster.gpu.name} "

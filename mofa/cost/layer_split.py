@@ -9,12 +9,12 @@ from typing import Literal
 import numpy as np
 
 from mofa.specs.framework_traits import TRAITS
-from mofa.specs.layouts.framework_split import SplitError, megatron_layers, torchtitan_layers
+from mofa.specs.layouts.framework_split import SplitError, megatron_layers_by_chunk, torchtitan_layers_by_chunk
 from mofa.specs.layouts.pipeline_layout import PipelineLayout
 from mofa.specs.layouts.read import read_layout
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 
 SplitBy = Literal["strategy", "framework", "mofa"]
 
@@ -29,7 +29,9 @@ class LayerSplit:
 
 
 @lru_cache(maxsize=2048)
-def split_of(model: ModelSpec, pp: int, vpp: int, framework: str, splits: str = "even", layout: str = "") -> LayerSplit:
+def layer_split_of(
+    model: ModelSpec, pp: int, vpp: int, framework: str, splits: str = "even", layout: str = ""
+) -> LayerSplit:
     """The layout of a model's layers over virtual chunks.
 
     A strategy's ``layout`` says it. Without one the framework splits by itself
@@ -54,18 +56,18 @@ def split_of(model: ModelSpec, pp: int, vpp: int, framework: str, splits: str = 
     if splits != "even" and pp > 1:
         sizes = _greedy_sizes(num_layers, num_chunks, ends=splits == "greedy-embeddings")
     elif rule.counts_ends:
-        sizes = list(torchtitan_layers(num_layers, num_chunks))
+        sizes = list(torchtitan_layers_by_chunk(num_layers, num_chunks))
     elif spare > 0:  # Megatron's layouts may give the last chunk the head alone, and the first the embedding alone
         sizes, by = [0] * (spare - 1) + [1] * num_layers + [0], "mofa"
     else:
         try:
-            sizes = list(megatron_layers(num_layers, pp, vpp))
+            sizes = list(megatron_layers_by_chunk(num_layers, pp, vpp))
         except SplitError:
             sizes, by = _balanced_sizes(model, num_chunks), "mofa"
     return LayerSplit(PipelineLayout.of_layers(sizes, num_predictions), by)
 
 
-def layer_weight(model: ModelSpec, moe: bool) -> float:
+def active_params_of_layer(model: ModelSpec, moe: bool) -> float:
     """Parameters that a token uses in one layer: its relative cost when layers are balanced. [params]"""
     p = layer_params(model, moe)
     routed = p.routed * model.moe.top_k / model.moe.num_experts if moe and model.moe else 0.0
@@ -82,13 +84,15 @@ def _balanced_sizes(model: ModelSpec, num_chunks: int) -> list[int]:
     Of several that do, every cut, from the last on, is the earliest one. Weights are numbers of parameters, whose sums
     are exact, so that no rounding decides.
     """
-    weight_of = {moe: layer_weight(model, moe) for moe in {model.is_moe_layer(i) for i in range(model.num_layers)}}
+    weight_of = {
+        moe: active_params_of_layer(model, moe) for moe in {model.is_moe_layer(i) for i in range(model.num_layers)}
+    }
     weights = np.array([weight_of[model.is_moe_layer(i)] for i in range(model.num_layers)])
     head = float(model.vocab * model.hidden)
     tail = head + model.num_mtp_layers * (weights[-1] + head)
     total = np.concatenate([[0.0], np.cumsum(weights)])
     n = model.num_layers
-    best = np.concatenate([[np.inf], total[1:] + load_shared().layers.embedding_param_cost.value * head])
+    best = np.concatenate([[np.inf], total[1:] + load_shared_facts().layers.embedding_param_cost.value * head])
     """The heaviest of the chunks so far, of each number of layers in them; more layers are no lighter."""
     back = []
     for chunk in range(1, num_chunks):

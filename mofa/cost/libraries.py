@@ -9,12 +9,12 @@ from pydantic import BaseModel
 
 from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Op
-from mofa.blocks.tapes import kept_label, layer_label
+from mofa.blocks.tapes import kept_layer_label, layer_label
 from mofa.blocks.work import Attention, Gemm, GroupedGemm, MemoryBound
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.durations import Machine, device_seconds, kernel_curve
 from mofa.specs.base import Fact, Library, Spec
-from mofa.specs.curves import Curve
+from mofa.specs.curves import FittedCurve
 from mofa.specs.model import ModelSpec
 
 AS_THE_KERNELS = ("recompute", "bubble")
@@ -44,7 +44,7 @@ def fraction_resting_on_library(
     machine = costs.machine
     kinds = Counter(layer_kind(model, i) for i in range(model.num_layers))
     layers = {layer_label(kind, spec): number for kind, number in kinds.items() for spec in costs.blocks}
-    of_keeping_layers = {kept_label(name) for name in layers}  # which are counted under their plain labels
+    of_keeping_layers = {kept_layer_label(name) for name in layers}  # which are counted under their plain labels
     for name, block in costs.tapes.items():
         if name in of_keeping_layers:
             continue
@@ -58,7 +58,7 @@ def fraction_resting_on_library(
     kernels_s = sum(by_family.values())
     for name in AS_THE_KERNELS:
         shares[name] = sum(under.values()) / kernels_s if kernels_s else 0.0
-    shares["host_idle"] = float(has_facts_of(machine.cluster.gpu.curves.host, library))
+    shares["host_idle"] = float(has_host_facts_of_library(machine.cluster.gpu.curves.host, library))
     step_s = sum(exposed.values())
     step_shares = {name: shares.get(name, 0.0) * seconds / step_s for name, seconds in exposed.items()}
     return {name: share for name, share in step_shares.items() if share > 0}
@@ -66,10 +66,10 @@ def fraction_resting_on_library(
 
 def _is_measured_under(op: Op, machine: Machine, library: Library) -> bool:
     curve = kernel_curve(op, machine)
-    return isinstance(curve, Curve) and curve.library == library and curve.provenance == "measured"
+    return isinstance(curve, FittedCurve) and curve.library == library and curve.provenance == "measured"
 
 
-def has_facts_of(host: Spec, library: Library) -> bool:
+def has_host_facts_of_library(host: Spec, library: Library) -> bool:
     """Whether times of a library's calls, measured on this kind of host, are among a host's facts."""
     return any(fact.library == library and fact.provenance == "measured" for fact in _facts(host))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, weight_copies
+from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, copies_per_fp8_weight
 from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.specs.base import Fact
 from mofa.specs.framework import FrameworkSpec
@@ -133,7 +133,7 @@ def static_bytes(
         copied = bool(workload.precision.fp8_recipe) and not framework.fp8_params
         copied_params = shards.unsharded(1.0) if in_layers is None else in_layers
         recipe = workload.precision.fp8_recipe
-        copies = weight_copies(recipe, fp8_transposes) * copied_params if copied else zeros
+        copies = copies_per_fp8_weight(recipe, fp8_transposes) * copied_params if copied else zeros
         if framework.deepspeed in ("zero0", "zero1"):  # 16-bit gradients come with a backward, fp32 ones in the step
             each = workload.optimizer.traits.main_and_moments_bytes()
             states_kept = np.where(zero >= 1, shards.sharded(each), shards.unsharded(each))
@@ -193,12 +193,12 @@ def optimizer_dtype_bytes(workload: WorkloadSpec, precision: str) -> float:
     return 2.0 if wanted == "bf16" else 4.0
 
 
-def steps_in_16_bit(workload: WorkloadSpec, framework: FrameworkSpec, precision: str) -> bool:
+def optimizer_steps_in_16_bit(workload: WorkloadSpec, framework: FrameworkSpec, precision: str) -> bool:
     """Whether the optimizer steps on parameters, gradients and states of 16 bits."""
     return framework.traits.has_pytorch_modules and optimizer_dtype_bytes(workload, precision) == 2.0
 
 
-def rates_in_16_bit(framework: FrameworkSpec, gpu: GpuSpec) -> dict[str, Fact]:
+def rates_16_bit_over_fp32(framework: FrameworkSpec, gpu: GpuSpec) -> dict[str, Fact]:
     """Rates of an optimizer's kernels on 16-bit tensors over those on fp32 ones, by the part of its step. [-]"""
     rates = gpu.curves.optimizer_16_bit
     op_by_op = framework.optimizer in ("foreach", "for-loop")
@@ -223,7 +223,7 @@ def _sent_together(workload: WorkloadSpec, tp: IntN | int) -> ArrayN:
     return np.asarray(several / sum(sizes))
 
 
-def whole_embedding_gradient(
+def embedding_gradient_extra_bytes(
     workload: WorkloadSpec, framework: FrameworkSpec, precision: str, pipelined: bool, tp: IntN, is_first: ArrayN
 ) -> ArrayN:  # fmt: skip
     """What the embedding's gradient has over the parameter's own bytes. (n, R) [B]
@@ -238,7 +238,7 @@ def whole_embedding_gradient(
     --------
     >>> from mofa.specs.load import load_framework, load_workload
     >>> llama, titan = load_workload("llama3-8b"), load_framework("torchtitan")
-    >>> more = whole_embedding_gradient(llama, titan, "uniform", False, np.array([1, 2]), np.array([1.0, 0.0]))
+    >>> more = embedding_gradient_extra_bytes(llama, titan, "uniform", False, np.array([1, 2]), np.array([1.0, 0.0]))
     >>> (more / 2**20).tolist()
     [[0.0, 0.0], [501.0, 0.0]]
     """
@@ -263,16 +263,19 @@ def optimizer_seconds(
     Bytes a parameter, each over the measured rate of its kernels: Adam reads parameter, gradient and two moments and
     writes all but the gradient (28 in fp32 fused, 56 by separate kernels). The norm reads 4, and clipping reads and
     writes 8 in the share of steps that a framework clips; half of it where torchtitan holds bf16, at
-    :func:`rates_in_16_bit` of the rate. Megatron besides zeroes (4) and scales (8) the whole gradient buffer, half of
-    it in bf16, and copies main to bf16 parameters (6, shared out). It turns bf16 gradients into fp32 ones (6, shared
-    out).
-    ``parts`` are those of :func:`device_seconds_by_part` where they are known.
+    :func:`rates_16_bit_over_fp32` of the rate. Megatron besides zeroes (4) and scales (8) the whole gradient buffer,
+    half of it in bf16, and copies main to bf16 parameters (6, shared out). It turns bf16 gradients into fp32 ones (6,
+    shared out). ``parts`` are those of :func:`optimizer_device_seconds_by_part` where they are known.
     """
-    parts = device_seconds_by_part(workload, cluster, framework, shards, precision, zero) if parts is None else parts
+    parts = (
+        optimizer_device_seconds_by_part(workload, cluster, framework, shards, precision, zero)
+        if parts is None
+        else parts
+    )
     return np.asarray(sum(parts.values()) + 100 * cluster.slowest_host * cluster.gpu.curves.host.eager_op_s.value)
 
 
-def device_seconds_by_part(
+def optimizer_device_seconds_by_part(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: ParameterShards, precision: str,
     zero: NDArray[np.int64],
 ) -> dict[str, ArrayN]:  # fmt: skip
@@ -288,8 +291,8 @@ def device_seconds_by_part(
         per_param["norm"] = 4.0 / memory_bound_rate(gpu, "grad_norm")
         per_param["clip"] = framework.clipped_steps * 8.0 / memory_bound_rate(gpu, "grad_clip")
     if framework.traits.has_pytorch_modules:
-        if steps_in_16_bit(workload, framework, precision):
-            rates = rates_in_16_bit(framework, gpu)
+        if optimizer_steps_in_16_bit(workload, framework, precision):
+            rates = rates_16_bit_over_fp32(framework, gpu)
             per_param = {name: s / 2.0 / rates[name].value for name, s in per_param.items()}
         is_unsharded = precision in ("autocast", "uniform")
         return {name: shards.unsharded(s) if is_unsharded else shards.sharded(s) for name, s in per_param.items()}
@@ -312,7 +315,7 @@ def weight_cast_seconds(
 
     Transformer Engine keeps the copies over the micro-batches (module/base.py, ``quantize_weight``; Megatron's
     ``is_first_microbatch``). fp8 parameters are cast shard by shard behind the copy of the main parameters
-    (:func:`main_cast_seconds`), and transposed once they are gathered (tensor/utils.py,
+    (:func:`fp8_cast_seconds_per_param`), and transposed once they are gathered (tensor/utils.py,
     ``post_all_gather_processing``). Pipelines wait for each stage's in turn as they fill; one stage's is counted.
 
     Parameters
@@ -323,16 +326,16 @@ def weight_cast_seconds(
         Ranks that share the optimizer's states of a layer. (g, 1) [-]
     """
     recipe, gpu = FP8_RECIPES[workload.precision.fp8_recipe], cluster.gpu
-    copies = weight_copies(recipe.name, gpu.fp8_transposes)
+    copies = copies_per_fp8_weight(recipe.name, gpu.fp8_transposes)
     if framework.fp8_params:
-        cast = main_cast_seconds(recipe, gpu)
+        cast = fp8_cast_seconds_per_param(recipe, gpu)
         return np.asarray(
             linears * (2.0 * (copies - 1) / memory_bound_rate(gpu, "fp8_transpose")) + linears / owners * cast
         )
     return np.asarray(linears * (recipe.cast_moved_bytes(copies) / memory_bound_rate(gpu, recipe.weight_cast)))
 
 
-def unread_gradient_seconds(framework: FrameworkSpec, linears: ArrayN, gpu: GpuSpec) -> ArrayN:
+def fp8_first_micro_batch_saving_s(framework: FrameworkSpec, linears: ArrayN, gpu: GpuSpec) -> ArrayN:
     """What a step's first micro-batch saves under fp8: its products write gradients instead of adding. (g, R) [s]
 
     Transformer Engine adds where ``is_first_microbatch`` is False (module/linear.py, ``accumulate_wgrad_into_param_
@@ -344,7 +347,7 @@ def unread_gradient_seconds(framework: FrameworkSpec, linears: ArrayN, gpu: GpuS
     return np.asarray(framework.grads_bytes_per_param * linears / memory_bound_rate(gpu, "te wgrad_add"))
 
 
-def main_cast_seconds(recipe: Fp8Recipe, gpu: GpuSpec) -> float:
+def fp8_cast_seconds_per_param(recipe: Fp8Recipe, gpu: GpuSpec) -> float:
     """Casts of a rank's shard of main parameters to fp8 ones, per parameter. [s/param]
 
     Besides the copy to bf16, which the optimizer makes of all its parameters: a kernel that finds the largest, but for
@@ -381,7 +384,7 @@ def optimizer_host_seconds(
     distributed
         Whether parameters are distributed tensors (torchtitan: any of FSDP, TP, EP), of each grid. (g, 1)
     parts
-        Of :func:`device_seconds_by_part`, where they are known. (g, R) each [s]
+        Of :func:`optimizer_device_seconds_by_part`, where they are known. (g, R) each [s]
 
     Notes
     -----
@@ -407,7 +410,11 @@ def optimizer_host_seconds(
         cluster.slowest_host * fact.value
         for fact in (host.tensor_pass_s, host.eager_op_s, host.item_s, host.dtensor_step_s)
     )
-    parts = device_seconds_by_part(workload, cluster, framework, shards, precision, zero) if parts is None else parts
+    parts = (
+        optimizer_device_seconds_by_part(workload, cluster, framework, shards, precision, zero)
+        if parts is None
+        else parts
+    )
     if framework.traits.has_pytorch_modules:
         each = 2.0 * loop + np.where(distributed, dispatched, 0.0)
         return np.asarray(np.maximum((each * tensors - parts["adam"])[grid] - lead_s, 0.0))

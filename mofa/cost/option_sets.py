@@ -14,18 +14,18 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.strategy import FrameworkOptions, StrategyTable
 
 
-def read_by_blocks(options: FrameworkOptions) -> FrameworkOptions:
+def options_that_blocks_read(options: FrameworkOptions) -> FrameworkOptions:
     """The options without those that are columns to blocks.
 
     Examples
     --------
-    >>> read_by_blocks(FrameworkOptions(dispatcher="deepep", dp_replicate=4))
+    >>> options_that_blocks_read(FrameworkOptions(dispatcher="deepep", dp_replicate=4))
     FrameworkOptions(tp_overlap=None, dispatcher='deepep', dp_replicate=None)
     """
     return options._replace(dp_replicate=None)
 
 
-def shared_options(table: StrategyTable) -> FrameworkOptions:
+def options_common_to_rows(table: StrategyTable) -> FrameworkOptions:
     """The options that all rows choose; as the framework has them those in which rows may differ.
 
     Raises
@@ -36,9 +36,9 @@ def shared_options(table: StrategyTable) -> FrameworkOptions:
     sets = [table.option_sets[number] for number in np.unique(table.options).tolist()]
     if len(sets) < 2:
         return table.common_options
-    if len(set(map(read_by_blocks, sets))) > 1:
+    if len(set(map(options_that_blocks_read, sets))) > 1:
         raise ValueError("rows differ in options that blocks read; cut the table by rows_by_options first")
-    return read_by_blocks(sets[0])
+    return options_that_blocks_read(sets[0])
 
 
 def dp_replicate(framework: FrameworkSpec, table: StrategyTable) -> NDArray[np.int64]:
@@ -47,15 +47,16 @@ def dp_replicate(framework: FrameworkSpec, table: StrategyTable) -> NDArray[np.i
     return np.array(each, dtype=np.int64)[table.options]
 
 
-def sharing_blocks(sets: Sequence[FrameworkOptions]) -> list[list[int]]:
+def option_sets_by_shared_blocks(sets: Sequence[FrameworkOptions]) -> list[list[int]]:
     """Positions of sets of options that share blocks, together.
 
     Examples
     --------
-    >>> sharing_blocks([FrameworkOptions(dp_replicate=2), FrameworkOptions(dispatcher="deepep"), FrameworkOptions()])
+    >>> sets = [FrameworkOptions(dp_replicate=2), FrameworkOptions(dispatcher="deepep"), FrameworkOptions()]
+    >>> option_sets_by_shared_blocks(sets)
     [[0, 2], [1]]
     """
     together: dict[FrameworkOptions, list[int]] = {}
     for position, options in enumerate(sets):
-        together.setdefault(read_by_blocks(options), []).append(position)
+        together.setdefault(options_that_blocks_read(options), []).append(position)
     return list(together.values())

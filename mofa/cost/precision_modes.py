@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.block_cost import Mode
+from mofa.cost.block.block_cost import PrecisionMode
 from mofa.cost.option_sets import dp_replicate
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.strategy import StrategyTable
@@ -14,7 +14,7 @@ from mofa.specs.workload import WorkloadSpec
 
 def rows_by_precision_mode(
     workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable
-) -> list[tuple[NDArray[np.intp], Mode]]:
+) -> list[tuple[NDArray[np.intp], PrecisionMode]]:
     """Rows that share what is not an array: how the framework mixes precision, whether it pipelines or accumulates.
 
     torchtitan: FSDP's mixed precision where dp_shard * cp > 1, else training.dtype everywhere under tp or pp, else
@@ -29,7 +29,7 @@ def rows_by_precision_mode(
 
     Returns
     -------
-    list of (array, Mode)
+    list of (array, PrecisionMode)
         Positions of rows, (m,) each, and the mode that they share.
 
     Examples
@@ -44,7 +44,7 @@ def rows_by_precision_mode(
     """
     rows = np.arange(len(table))
     if not framework.traits.has_pytorch_modules:
-        return [(rows, Mode())]
+        return [(rows, PrecisionMode())]
     shard = table.dp // np.maximum(np.minimum(dp_replicate(framework, table), table.dp), 1)
     if framework.data_parallel == "ddp":
         shard = np.ones_like(shard)
@@ -59,5 +59,5 @@ def rows_by_precision_mode(
     for value in np.unique(code):
         chosen = np.flatnonzero(code == value)
         name = ("mixed", "uniform", "autocast")[int(precision[chosen[0]])]
-        out.append((chosen, Mode(name, bool(table.pp[chosen[0]] > 1), amp=bool(bare[chosen[0]]))))
+        out.append((chosen, PrecisionMode(name, bool(table.pp[chosen[0]] > 1), amp=bool(bare[chosen[0]]))))
     return out

@@ -15,7 +15,7 @@ from mofa.blocks.work import (
 )
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
-from mofa.specs.curves import Curve
+from mofa.specs.curves import FittedCurve
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.products import FALLBACK, STREAM_FALLBACK, GemmFormat
 
@@ -29,7 +29,7 @@ _WEAKEST: dict[Provenance, int] = {p: i for i, p in enumerate(PROVENANCES)}
 Sizes = Mapping[str, tuple[float, float]]
 """Smallest and largest of each size that occurs, by the names of a curve's measured ranges."""
 Seen = tuple[Mapping[str, Sizes], frozenset[str]]
-"""What occurs in one candidate's tapes: of :func:`tape_sizes` and :func:`memory_bound_op_names`."""
+"""What occurs in one candidate's tapes: of :func:`op_size_ranges_by_family` and :func:`memory_bound_op_names`."""
 
 
 def weakest_provenance(*facts: Fact) -> Provenance:
@@ -41,13 +41,13 @@ def _least(*kinds: Provenance) -> Provenance:
     return max(kinds, key=lambda p: _WEAKEST[p])
 
 
-def provenance_of_curve(curve: Curve, sizes: Sizes | None = None) -> Provenance:
+def provenance_of_curve(curve: FittedCurve, sizes: Sizes | None = None) -> Provenance:
     """What a time rests on that a curve gave: a measured fit interpolates, and extrapolates outside its range.
 
     Examples
     --------
-    >>> from mofa.specs.curves import Curve
-    >>> fitted = Curve(provenance="measured", source="a run", ranges={"m": (64, 8192)})
+    >>> from mofa.specs.curves import FittedCurve
+    >>> fitted = FittedCurve(provenance="measured", source="a run", ranges={"m": (64, 8192)})
     >>> provenance_of_curve(fitted, {"m": (128, 4096)}), provenance_of_curve(fitted, {"m": (128, 65536)})
     ('interpolated', 'extrapolated')
     """
@@ -58,7 +58,7 @@ def provenance_of_curve(curve: Curve, sizes: Sizes | None = None) -> Provenance:
     return "interpolated" if curve.provenance == "measured" else curve.provenance
 
 
-def tape_sizes(tapes: Iterable[Tape]) -> dict[str, Sizes]:
+def op_size_ranges_by_family(tapes: Iterable[Tape]) -> dict[str, Sizes]:
     """Smallest and largest of each size that the ops of tapes of one candidate have, by family.
 
     Named as the curves' measured ranges: ``gemm`` m, n, k; ``grouped_gemm`` tokens, groups, n, k; ``attention`` q.
@@ -93,7 +93,7 @@ def unaligned_product_ops(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
     """Widths and depths (n, k) of the products of one candidate that 16 bytes do not divide, and which ops have them.
 
     The forward passes are enough: the products of the backward ones have the same operands. Several products in one
-    kernel are left out, whose rate was measured (:class:`mofa.specs.gpu_facts.UnalignedProducts`).
+    kernel are left out, whose rate was measured (:class:`mofa.specs.gpu_facts.UnalignedProductRates`).
     """
     names_of: dict[int, dict[str, None]] = {}
     for op in (op for tape in tapes for op in tape.ops):
@@ -122,7 +122,7 @@ OPTIMIZER = frozenset({"adam_fused", "adam_foreach", "grad_norm", "grad_clip", "
 """Measured ops that an optimizer's step is made of."""
 
 
-def _of_streams(curves: Mapping[str, Curve], names: frozenset[str] | None) -> Provenance:
+def _of_streams(curves: Mapping[str, FittedCurve], names: frozenset[str] | None) -> Provenance:
     """The least certain of the ops that occur, eager and compiled, and of the general rate."""
     wanted = [c for key, c in curves.items() if key == "default" or names is None or key.split()[-1] in names]
     known = {key.split()[-1] for key in curves}
@@ -130,7 +130,7 @@ def _of_streams(curves: Mapping[str, Curve], names: frozenset[str] | None) -> Pr
     return _least(*map(provenance_of_curve, wanted), *stand_ins)
 
 
-def _of_product(curves: Mapping[GemmFormat, Curve], kind: GemmFormat, sizes: Sizes | None) -> Provenance:
+def _of_product(curves: Mapping[GemmFormat, FittedCurve], kind: GemmFormat, sizes: Sizes | None) -> Provenance:
     """Of a kind of products, or of the kind that stands in, whose measurements are transferred."""
     if kind in curves:
         return provenance_of_curve(curves[kind], sizes)
@@ -180,7 +180,7 @@ def component_provenance(
         *(provenance_of_curve(curve, sizes_of.get("attention")) for curve in kernels or curves.attention.values())
     )
     in_streams = grouped_kernel == "multi-stream"
-    experts: dict[GemmFormat, Curve] = {**(curves.multi_stream_curves if in_streams else curves.grouped_gemm)}
+    experts: dict[GemmFormat, FittedCurve] = {**(curves.multi_stream_curves if in_streams else curves.grouped_gemm)}
     out: dict[str, Provenance] = {
         "gemm": _least(*(_of_product(curves.gemm, f, sizes_of.get("gemm")) for f in formats)),
         "grouped_gemm": _least(*(_of_product(experts, f, sizes_of.get("grouped_gemm")) for f in formats)),

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import per_combination
+from mofa.blocks.elementwise import over_combinations
 from mofa.blocks.frameworks.megatron.persistent import rotary_tables
 from mofa.cost.rows import Rows
 from mofa.schedules import Schedule
@@ -60,7 +60,7 @@ def shards_params(rows: Rows) -> bool:
     return rows.framework.shards_params and rows.mode.precision == "mixed"
 
 
-def reduces_by_chunk(rows: Rows) -> bool:
+def reduces_gradients_by_chunk(rows: Rows) -> bool:
     """Whether each chunk's gradients are reduced behind its last backward, not at a step's end, and its weights go."""
     return keeps_params_gathered(rows) and rows.schedule_record.gathers_by_chunk
 
@@ -89,17 +89,17 @@ def reduced_bytes_per_param(rows: Rows) -> float:
     return 4.0 if gradient_sharing(rows) == "FSDP by step" else rows.framework.reduced_bytes_per_param
 
 
-def shards_states(rows: Rows) -> BoolN:
+def shards_optimizer_states(rows: Rows) -> BoolN:
     """Whether optimizer states are shared out, of each grid of ranks. (g,)"""
     return np.asarray(rows.grids.zero >= 1)
 
 
-def scatters_gradients(rows: Rows) -> BoolN:
+def reduce_scatters_gradients(rows: Rows) -> BoolN:
     """Whether Megatron reduces gradients to each rank's part, of each grid of ranks. (g,)
 
     DeepSpeed's BF16 optimizer sums fp32 gradients whole (``_bf16_reduce_grads``).
     """
-    return np.asarray(shards_states(rows) & (rows.framework.deepspeed != "bf16"))
+    return np.asarray(shards_optimizer_states(rows) & (rows.framework.deepspeed != "bf16"))
 
 
 def first_bucket_params(rows: Rows) -> ArrayN:
@@ -114,12 +114,12 @@ def first_bucket_params(rows: Rows) -> ArrayN:
     return np.asarray(np.maximum(float(SMALLEST_BUCKET), float(BUCKET_PER_RANK) * rows.grids.dp))
 
 
-def ddp_width(rows: Rows) -> float:
+def ddp_gradient_bytes_per_param(rows: Rows) -> float:
     """Bytes of a gradient in DDP's buckets: those of the parameters. [B]"""
     return 4.0 if rows.mode.precision == "autocast" else 2.0
 
 
-def ties_ends(rows: Rows) -> BoolN:
+def ties_embedding_to_head(rows: Rows) -> BoolN:
     """Whether a stage has the embedding and a head that is the same weight. (R,)"""
     lay = rows.stage_layers
     return np.asarray(lay.stages_with_embedding & lay.stages_with_head & rows.workload.model.tied_embeddings)
@@ -131,7 +131,7 @@ def head_gradient_waits_for_embedding(rows: Rows) -> bool:
     A weight that two functions use has one node that takes its gradients (AccumulateGrad); autograd's engine keeps the
     first in the node's buffer and adds the second in place, and the node runs, with Megatron's hook, only behind both
     (torch/csrc/autograd/engine.cpp, ``evaluate_function``). A product that adds to the main gradient by itself leaves
-    nothing that waits but the dummy (:func:`mofa.blocks.frameworks.megatron.transformer_engine.head_buffers`).
+    nothing that waits but the dummy (:func:`mofa.blocks.frameworks.megatron.transformer_engine.head_persistent_bytes`).
     """
     fw = rows.framework
     return (
@@ -208,7 +208,7 @@ def rotary_tables_of_stages(rows: Rows) -> RotaryTables:
     if not rows.framework.library:
         return RotaryTables(np.zeros_like(layers), np.zeros(n), ())
     tables = rotary_tables(rows.costs.context)
-    nbytes = per_combination(tables.table, len(rows.costs.persistent_bytes))[rows.k]
+    nbytes = over_combinations(tables.table, len(rows.costs.persistent_bytes))[rows.k]
     if not tables.of_layers:
         return RotaryTables(np.full(layers.shape, float(rows.stage_layers.stages.vpp)), nbytes, ())
     return RotaryTables(layers, nbytes, tables.from_start)

@@ -14,12 +14,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from mofa.blocks.build import layer_kind
-from mofa.blocks.tapes import kept_label, layer_label
+from mofa.blocks.tapes import kept_layer_label, layer_label
 from mofa.cost.block.costs import BlockCost
 from mofa.cost.rank_rules import (
     HeldInputs,
     Sharing,
-    ddp_width,
+    ddp_gradient_bytes_per_param,
     first_bucket_params,
     framework_buffer_bytes,
     gathered_bytes_per_param,
@@ -29,17 +29,17 @@ from mofa.cost.rank_rules import (
     held_inputs_of_stages,
     keeps_last_output,
     keeps_params_gathered,
+    reduce_scatters_gradients,
     reduced_bytes_per_param,
-    reduces_by_chunk,
+    reduces_gradients_by_chunk,
     rotary_tables_of_stages,
-    scatters_gradients,
+    shards_optimizer_states,
     shards_params,
-    shards_states,
-    ties_ends,
+    ties_embedding_to_head,
     waits_at_exchanges,
 )
 from mofa.cost.rows import Rows
-from mofa.schedules import Order, Runtime, order_of
+from mofa.schedules import Order, Runtime, computation_order_of
 from mofa.specs.strategy import RecomputeSpec
 
 # -- what a rank is made of: its place, its chunks of blocks
@@ -164,7 +164,7 @@ class RankSchedule:
     @property
     def order(self) -> Order:
         """The computations of all ranks; made when they are asked for."""
-        return order_of(self.name, self.runtime, self.pp, self.vpp, self.num_micro_batches)
+        return computation_order_of(self.name, self.runtime, self.pp, self.vpp, self.num_micro_batches)
 
 
 # -- what a rank holds all the time
@@ -305,12 +305,14 @@ def _blocks(rows: Rows, rank: int, chunk: int) -> Iterator[BlockSpec]:
     modes, position = tuple(rows.costs.blocks), int(stages.positions[rank, chunk])
     if position == 0:
         yield BlockSpec("embedding", "embedding")
-    recomputed = stages.recomputed(table.recompute_modes[int(table.recompute[0])], int(table.recompute_layers[0]))
+    recomputed = stages.recomputed_layers(
+        table.recompute_modes[int(table.recompute[0])], int(table.recompute_layers[0])
+    )
     for j, (kind, is_recomputed) in enumerate(zip(stages.layers[rank][chunk], recomputed[rank][chunk], strict=True)):
         mode = modes[int((rows.full_mode_index if is_recomputed else rows.base_mode_index)[0])]
         label, number = layer_label(stages.kinds[kind], mode), stages.first_layers[rank][chunk] + j
         keeps = rows.framework.offload.on and number == model.num_layers - 1
-        yield BlockSpec("layer", kept_label(label) if keeps else label, number, kind, mode)
+        yield BlockSpec("layer", kept_layer_label(label) if keeps else label, number, kind, mode)
     is_last, last = position == stages.num_chunks - 1, layer_kind(model, model.num_layers - 1)
     for n in range(model.num_mtp_layers):
         if position == stages.split.layout.prediction_chunk:
@@ -363,11 +365,12 @@ def _buffers(rows: Rows) -> list[PersistentBuffers]:
 def _gradients(rows: Rows) -> list[GradientSharing]:
     shares = (
         gradient_sharing(rows), gathered_bytes_per_param(rows), reduced_bytes_per_param(rows), has_flat_buffers(rows),
-        shards_params(rows), keeps_params_gathered(rows), reduces_by_chunk(rows),
-        bool(shards_states(rows)[0]), bool(scatters_gradients(rows)[0]), float(first_bucket_params(rows)[0]),
-        ddp_width(rows), head_gradient_waits_for_embedding(rows),
+        shards_params(rows), keeps_params_gathered(rows), reduces_gradients_by_chunk(rows),
+        bool(shards_optimizer_states(rows)[0]), bool(reduce_scatters_gradients(rows)[0]),
+        float(first_bucket_params(rows)[0]), ddp_gradient_bytes_per_param(rows),
+        head_gradient_waits_for_embedding(rows),
     )  # fmt: skip
-    return [GradientSharing(*shares, ties) for ties in ties_ends(rows).tolist()]
+    return [GradientSharing(*shares, ties) for ties in ties_embedding_to_head(rows).tolist()]
 
 
 def block_cost(rows: Rows, block: BlockSpec) -> BlockCost | None:

@@ -10,11 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import layer_kind
-from mofa.cost.block.block_cost import Mode, base_mode, candidate_groups, full_mode, unique_rows
+from mofa.cost.block.block_cost import (
+    PrecisionMode,
+    base_recompute_mode,
+    full_recompute_mode,
+    process_groups_of_rows,
+    unique_rows,
+)
 from mofa.cost.block.costs import BlockCost, BlockCosts
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
-from mofa.cost.kernels.topology import Group
-from mofa.cost.optimizer import ParameterShards, StaticBytes, static_bytes, whole_embedding_gradient
+from mofa.cost.kernels.topology import ProcessGroup
+from mofa.cost.optimizer import ParameterShards, StaticBytes, embedding_gradient_extra_bytes, static_bytes
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
 from mofa.cost.stages import Stages
 from mofa.schedules import SCHEDULES, Schedule
@@ -46,66 +52,82 @@ class LayerArrays:
 
     @cached_property
     def exposed(self) -> ArrayN:
+        """What of a layer each family exposes."""
         return self.stack(lambda c: c.forward.exposed + c.backward.exposed)
 
     @cached_property
     def hidden(self) -> ArrayN:
+        """Communication of a layer that is hidden, by family."""
         return self.stack(lambda c: c.forward.hidden + c.backward.hidden)
 
     @cached_property
     def forward_s(self) -> ArrayN:
+        """What a layer's forward takes. [s]"""
         return self.stack(lambda c: c.forward.total)
 
     @cached_property
     def backward_s(self) -> ArrayN:
+        """What a layer's backward takes. [s]"""
         return self.stack(lambda c: c.backward.total)
 
     @cached_property
     def issue_s(self) -> ArrayN:
+        """What the host takes to issue a layer. [s]"""
         return self.stack(lambda c: c.forward.issue + c.backward.issue)
 
     @cached_property
     def flops(self) -> ArrayN:
+        """Of a layer. [FLOP]"""
         return self.stack(lambda c: c.forward_flops + c.backward_flops)
 
     @cached_property
     def saved(self) -> ArrayN:
+        """What a layer keeps for its backward. [B]"""
         return self.stack(lambda c: c.memory.saved)
 
     @cached_property
     def saved_kinds(self) -> ArrayN:
+        """The same by kind of tensor. [B]"""
         return self.stack(lambda c: c.memory.saved_kinds)
 
     @cached_property
     def slack(self) -> ArrayN:
+        """What the allocator's rounding adds to kept tensors. [B]"""
         return self.stack(lambda c: c.memory.saved_slack)
 
     @cached_property
     def forward_peak(self) -> ArrayN:
+        """The most that a forward has alive. [B]"""
         return self.stack(lambda c: c.memory.forward_peak)
 
     @cached_property
     def forward_kinds(self) -> ArrayN:
+        """The same by kind of tensor. [B]"""
         return self.stack(lambda c: c.memory.forward_kinds)
 
     @cached_property
     def backward_peak(self) -> ArrayN:
+        """The most that a backward has alive. [B]"""
         return self.stack(lambda c: c.memory.backward_peak)
 
     @cached_property
     def backward_kinds(self) -> ArrayN:
+        """The same by kind of tensor. [B]"""
         return self.stack(lambda c: c.memory.backward_kinds)
 
     @cached_property
     def pools(self) -> ArrayN:
+        """Peaks of streams' memory pools beyond what is alive at the layer's peak. [B]"""
         return self.stack(lambda c: c.memory.pool_slack)
 
     @cached_property
     def other_pools(self) -> ArrayN:
+        """Peaks of the pools of all streams but the computing one. [B]"""
         return self.stack(lambda c: c.memory.other_pools)
 
     @cached_property
     def largest(self) -> ArrayN:
+        """The largest tensor. [B]"""
         return self.stack(lambda c: c.memory.largest)
 
     @cached_property
@@ -125,7 +147,7 @@ class LayerArrays:
 
     @cached_property
     def sent_and_launched(self) -> ArrayN:
-        """Rows of :func:`mofa.cost.block.liveness.sent_and_launched` last."""
+        """Rows of :func:`mofa.cost.block.liveness.nccl_freed_bytes_and_launches` last."""
         return self.stack(lambda c: c.sent_and_launched)
 
     @cached_property
@@ -145,20 +167,22 @@ class LayerArrays:
 
     @cached_property
     def autocast_cached_bytes(self) -> ArrayN:
+        """Of weight copies that autocast makes in a forward. [B]"""
         return self.stack(lambda c: c.autocast_cached_bytes)
 
     @cached_property
     def forward_clocks(self) -> ArrayN:
-        """Rows of :class:`mofa.cost.block.host_clock.Clocks` last."""
+        """Rows of :class:`mofa.cost.block.host_clock.ClockAdvance` last."""
         return self.stack(lambda c: c.forward.clocks)
 
     @cached_property
     def backward_clocks(self) -> ArrayN:
-        """Rows of :class:`mofa.cost.block.host_clock.Clocks` last."""
+        """Rows of :class:`mofa.cost.block.host_clock.ClockAdvance` last."""
         return self.stack(lambda c: c.backward.clocks)
 
     @cached_property
     def weights_s(self) -> ArrayN:
+        """What of a backward makes weights' gradients. [s]"""
         return self.stack(lambda c: c.backward.weights)
 
     @cached_property
@@ -186,7 +210,7 @@ class Rows:
     framework: FrameworkSpec
     table: StrategyTable
     costs: BlockCosts
-    mode: Mode
+    mode: PrecisionMode
     schedule: str
     k: NDArray[np.intp]
     base_mode_index: NDArray[np.intp]
@@ -201,7 +225,7 @@ class Rows:
     """The first candidate of each grid. (g,)"""
     grids: StrategyTable
     """A candidate of each grid. (g,)"""
-    groups: dict[str, Group]
+    groups: dict[str, ProcessGroup]
     """Of each grid. (g,)"""
     params: ArrayN
     """Dense and expert parameters of every chunk on one rank, of each grid. (2, g, R, vpp) [params]"""
@@ -322,18 +346,18 @@ class Rows:
         return embedding[self.k][:, None] * self.is_first + heads
 
 
-def make_rows(
+def gather_rows(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, costs: BlockCosts,
-    k: NDArray[np.intp], stages: Stages, schedule: str, mode: Mode, layers: LayerArrays, mtp: LayerArrays | None,
-    modes: list[RecomputeSpec], *, every_stage: bool = True,
+    k: NDArray[np.intp], stages: Stages, schedule: str, mode: PrecisionMode, layers: LayerArrays,
+    mtp: LayerArrays | None, modes: list[RecomputeSpec], *, every_stage: bool = True,
 ) -> Rows:  # fmt: skip
     """Gather everything that the candidates of one pp x vpp need, for every stage or for those that differ."""
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
-    base, full = mode_indices(modes, table)
+    base, full = recompute_mode_indices(modes, table)
     lay = count_stage_layers(table, stages, schedule, m, every_stage=every_stage)
-    first, grid = rank_grids(table)
+    first, grid = rank_grids_of_rows(table)
     grids = table.take(first)
-    groups = dict(costs.groups) if len(costs.index) == 1 else candidate_groups(cluster, framework, grids)
+    groups = dict(costs.groups) if len(costs.index) == 1 else process_groups_of_rows(cluster, framework, grids)
     params, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
     return Rows(
         workload, cluster, framework, table, costs, mode, schedule, k, base, full, layers, mtp, lay, m, grid, first,
@@ -341,7 +365,9 @@ def make_rows(
     )  # fmt: skip
 
 
-def mode_indices(modes: Sequence[RecomputeSpec], table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def recompute_mode_indices(
+    modes: Sequence[RecomputeSpec], table: StrategyTable
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Which of the ``modes`` each row's layers run in, those that are not recomputed whole and those that are. (n,)
 
     0 where the row has none of them.
@@ -356,20 +382,22 @@ def _places_of_modes(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:  # fmt: skip
     """Where among the ``modes`` layers of each of the ``specs`` are that are not recomputed whole, and that are."""
     place = {mode: n for n, mode in enumerate(modes)}
-    base, full = ([place.get(of_spec(spec), 0) for spec in specs] for of_spec in (base_mode, full_mode))
+    base, full = (
+        [place.get(of_spec(spec), 0) for spec in specs] for of_spec in (base_recompute_mode, full_recompute_mode)
+    )
     return tuple(base), tuple(full)
 
 
 def static_bytes_of_grids(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
-    groups: dict[str, Group], lay: StageLayers, mode: Mode,
+    groups: dict[str, ProcessGroup], lay: StageLayers, mode: PrecisionMode,
 ) -> tuple[ArrayN, ParameterShards, StaticBytes]:  # fmt: skip
     """Parameters of every chunk on one rank, of every stage, and what a stage holds besides activations.
 
     Of each grid of ranks: (2, g, R, vpp), (g, R), (g, R).
     """
     params = chunk_params(workload, framework, grids, lay)
-    shards = stage_shards(framework, params, groups)
+    shards = param_shards_of_stages(framework, params, groups)
     static = static_bytes(
         workload, framework, shards, mode.precision, mode.pipelined, grids.zero[:, None], grids.dp[:, None],
         grids.ep[:, None], cluster.gpu.fp8_transposes,
@@ -377,22 +405,24 @@ def static_bytes_of_grids(
         mode.amp,
     )  # fmt: skip
     is_first = np.asarray(lay.stages_with_embedding, dtype=float)
-    more = whole_embedding_gradient(workload, framework, mode.precision, mode.pipelined, grids.tp, is_first)
+    more = embedding_gradient_extra_bytes(workload, framework, mode.precision, mode.pipelined, grids.tp, is_first)
     return params, shards, replace(static, grads=static.grads + more)
 
 
-def rank_grids(table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def rank_grids_of_rows(table: StrategyTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The first row of each grid of ranks, and each row's grid, of rows of one pp x vpp. (g,), (n,)"""
-    return unique_rows(columns_of_grids(table))
+    return unique_rows(columns_that_rank_grids_read(table))
 
 
-def columns_of_grids(table: StrategyTable) -> list[IntN]:
+def columns_that_rank_grids_read(table: StrategyTable) -> list[IntN]:
     """What the grid of a row's ranks, and what lies on it, depends on besides the pipeline. (n,) each"""
     columns = [table.tp, table.cp, table.cp_kind, table.dp, table.ep, table.etp, table.zero, table.balancing]
     return [*columns, table.options]
 
 
-def stage_shards(framework: FrameworkSpec, params: ArrayN, groups: dict[str, Group]) -> ParameterShards:
+def param_shards_of_stages(
+    framework: FrameworkSpec, params: ArrayN, groups: dict[str, ProcessGroup]
+) -> ParameterShards:
     """Parameters of every stage on one rank, of each grid of ranks; ``params`` are its chunks'."""
     dense, expert = params.sum(axis=3)
     ranks = ("fsdp", "efsdp") if framework.shards_params else ("dp_cp", "edp")

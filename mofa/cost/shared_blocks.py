@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.block_cost import columns_of_blocks, layer_modes, unique_rows
+from mofa.cost.block.block_cost import columns_that_blocks_read, layer_recompute_modes, unique_rows
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator, SharedRows
-from mofa.cost.option_sets import sharing_blocks
+from mofa.cost.option_sets import option_sets_by_shared_blocks
 from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -44,7 +44,7 @@ def estimators_sharing_blocks(
     """
     estimator_of = partial(Estimator, workload, cluster, framework, loads=loads, counts_gpus_by_row=counts_gpus_by_row)
     out: dict[int, Estimator] = {}
-    for some in sharing_blocks([table.common_options for table in tables]):
+    for some in option_sets_by_shared_blocks([table.common_options for table in tables]):
         own = [tables[i] for i in some]
         joined, table_of = StrategyTable.concatenated(own), np.repeat(np.arange(len(own)), list(map(len, own)))
         shares = _shares(workload, framework, joined, table_of)
@@ -66,10 +66,10 @@ def _shares(
     """Which rows of several tables share their blocks with other tables' rows. (n,)"""
     shares = np.ones(len(joined), dtype=bool)
     for rows, _ in rows_by_precision_mode(workload, framework, joined):
-        modes, tables = layer_modes(joined.take(rows)), np.unique(table_of[rows]).tolist()
+        modes, tables = layer_recompute_modes(joined.take(rows)), np.unique(table_of[rows]).tolist()
         for number in tables:
             own_rows = rows[table_of[rows] == number]
             own = joined.take(own_rows)
-            first, _ = unique_rows(columns_of_blocks(workload, framework, own))
-            shares[own_rows] = len(tables) > 1 and len(first) > 1 and layer_modes(own) == modes
+            first, _ = unique_rows(columns_that_blocks_read(workload, framework, own))
+            shares[own_rows] = len(tables) > 1 and len(first) > 1 and layer_recompute_modes(own) == modes
     return shares

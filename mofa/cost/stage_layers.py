@@ -156,7 +156,7 @@ def count_stage_layers(
     full = np.zeros((len(first), *stages.layer_counts.shape))
     for u, layers in enumerate(table.recompute_layers[first]):
         spec = table.recompute_modes[int(table.recompute[first[u]])]
-        full[u] = stages.num_recomputed(spec, int(layers))
+        full[u] = stages.num_recomputed_layers(spec, int(layers))
     cap = micro_batches_for_full_flight(pp, schedule, num_micro_batches)
     batches, batch_of = unique_rows([cap])
     flight = np.stack([in_flight_at_first_backward(pp, vpp, schedule, int(b)) for b in cap[batches]])

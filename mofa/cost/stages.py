@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockKind, block_kinds, kinds_of_layers
-from mofa.cost.layer_split import LayerSplit, split_of
+from mofa.cost.layer_split import LayerSplit, layer_split_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Placement
 from mofa.schedules.order import ranks_of_stages, sends_to_other_rank
 from mofa.specs.framework import FrameworkSpec
@@ -134,7 +134,7 @@ class Stages:
                     out[kind, other, r] += 1
         return out
 
-    def recomputed(self, spec: RecomputeSpec, first: int) -> Recomputed:
+    def recomputed_layers(self, spec: RecomputeSpec, first: int) -> Recomputed:
         """Which layers are recomputed whole.
 
         Parameters
@@ -150,12 +150,12 @@ class Stages:
             known[spec, first] = tuple(_recomputed(chunks, spec, first) for chunks in self.layers)
         return known[spec, first]
 
-    def num_recomputed(self, spec: RecomputeSpec, first: int) -> IntA:
-        """Numbers of the layers of :meth:`recomputed`. (kinds, pp, vpp)"""
+    def num_recomputed_layers(self, spec: RecomputeSpec, first: int) -> IntA:
+        """Numbers of the layers of :meth:`recomputed_layers`. (kinds, pp, vpp)"""
         known = self._num_recomputed
         if (spec, first) not in known:
             out = known[spec, first] = np.zeros_like(self.layer_counts)
-            for r, chunks in enumerate(self.recomputed(spec, first) if spec.kind in ("full", "every") else ()):
+            for r, chunks in enumerate(self.recomputed_layers(spec, first) if spec.kind in ("full", "every") else ()):
                 for c, chunk in enumerate(chunks):
                     for kind, is_recomputed in zip(self.layers[r][c], chunk, strict=True):
                         out[kind, r, c] += is_recomputed
@@ -196,7 +196,7 @@ def split_layers(
     ValueError
         If the framework refuses the layout, or there are too few layers for the chunks.
     """
-    split = split_of(model, pp, vpp, framework, splits, layout)
+    split = layer_split_of(model, pp, vpp, framework, splits, layout)
     kinds = block_kinds(model)
     index = {kind: i for i, kind in enumerate(kinds)}
     number_of_layer = [index[kind] for kind in kinds_of_layers(model)]
@@ -214,7 +214,7 @@ def split_layers(
     return Stages(kinds, counts, tuple(map(tuple, layers)), tuple(map(tuple, first_layers)), placement, split)
 
 
-def stages_of(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, row: int) -> Stages:
+def stages_of_row(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, row: int) -> Stages:
     """Where the layers of a row of a table are."""
     schedule = SCHEDULES[SCHEDULE_NAMES[int(table.schedule[row])]]
     return split_layers(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mofa.errors import SpecError
 from mofa.export.job import Job
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.load import load_framework
 
 Kind = Literal["int", "float", "text", "flag", "off", "ints", "texts"]
@@ -216,7 +216,13 @@ class ArgumentTable:
 
 def _word(value: Any) -> str:
     """A value as a message shows it."""
-    return "none" if value is None or value == "" else str(value).lower() if isinstance(value, bool) else short(value)
+    return (
+        "none"
+        if value is None or value == ""
+        else str(value).lower()
+        if isinstance(value, bool)
+        else shown_value(value)
+    )
 
 
 def same_value_row(path: str, argument: Argument) -> FieldRow:

@@ -15,9 +15,9 @@ from mofa.plan.comparison import MAX_RESULT_BYTES
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import Estimate, Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary
-from mofa.specs.files import did_you_mean, short
+from mofa.specs.files import did_you_mean, shown_value
 from mofa.specs.limited_reads import parse_json, read_bytes
-from mofa.specs.write_files import check_writable, make_directory, write_atomic, written_together
+from mofa.specs.write_files import all_files_or_none, check_writable, make_directory, write_file_atomically
 
 if TYPE_CHECKING:
     from mofa.search.search_result import Search
@@ -61,9 +61,9 @@ class Exported:
         directory = Path(folder)
         check_writable(directory, directory=True)
         make_directory(directory)
-        with written_together():
+        with all_files_or_none():
             for name, text in self.files.items():
-                write_atomic(directory / name, text.encode())
+                write_file_atomically(directory / name, text.encode())
         return tuple(directory / name for name in self.files)
 
 
@@ -204,7 +204,7 @@ def load_result(file: str | Path) -> PlanReport | Estimate:
     Traceback (most recent call last):
     mofa.errors.SpecError: no such file: no such file; check the path
     """
-    where = short(str(file), 200)
+    where = shown_value(str(file), 200)
     data = read_bytes(file, where, MAX_RESULT_BYTES, "give the JSON of one search")
     raw = parse_json(data, where, "name what mofa plan --json or estimate --json wrote")
     if isinstance(raw, list) and len(raw) == 1:

@@ -11,7 +11,7 @@ from mofa.export.arguments import ArgumentTable, GivenArguments
 from mofa.specs.base import Fact
 from mofa.specs.files import MAX_FILE_BYTES
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.limited_reads import read_bytes
 from mofa.specs.load import load_framework
@@ -102,7 +102,7 @@ def job_from_arguments(
              table.differences(given, "moe" in workload["model"])]  # fmt: skip
     if unread:
         notes.append(f"read from {file.name}, without: {', '.join(unread)}")
-    spec = build_spec(WorkloadSpec, workload, where)
+    spec = spec_from_mapping(WorkloadSpec, workload, where)
     return ReadJob(spec, framework, parts["strategy"], given.num_gpus, nvls, tuple(notes))
 
 

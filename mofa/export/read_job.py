@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mofa.errors import SpecError
 from mofa.export.job_file import ReadJob
-from mofa.specs.files import did_you_mean, short
+from mofa.specs.files import did_you_mean, shown_value
 
 
 def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> ReadJob:
@@ -34,7 +34,8 @@ def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> R
         return reader(Path(file), num_gpus)
     except ArithmeticError as error:  # degrees of 0, sizes beyond what numbers hold
         raise SpecError(
-            f"{short(str(file), 200)}: its numbers make no job ({short(str(error), 60)}); correct its sizes and degrees"
+            f"{shown_value(str(file), 200)}: its numbers make no job ({shown_value(str(error), 60)}); correct its "
+            "sizes and degrees"
         ) from None
 
 

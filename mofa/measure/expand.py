@@ -11,13 +11,13 @@ from mofa.errors import SpecError
 from mofa.measure.records import configuration_hash
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import GpuSpec
-from mofa.specs.layer_kind_params import refuse_unmodelled
+from mofa.specs.layer_kind_params import refuse_unmodelled_layer_kinds
 from mofa.specs.model import ModelSpec
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.specs.strategy import RecomputeSpec, StrategySpec
-from mofa.specs.strategy_defaults import default_zero
+from mofa.specs.strategy_defaults import default_zero_stage
 
 _WRITTEN_OUT = (
     "compile", "allocator", "attention", "data_parallel", "optimizer", "overlap_grad_reduce", "overlap_param_gather",
@@ -47,7 +47,7 @@ class ExpandedRun:
         Records of before that was known say 3 of an FSDP group of one rank, which torchtitan does not wrap.
         """
         run, s = self.with_full_specs(), self.strategy
-        if int(default_zero(self.framework, s.dp, s.cp, s.pp)) == 0:
+        if int(default_zero_stage(self.framework, s.dp, s.cp, s.pp)) == 0:
             run = run.model_copy(update={"strategy": {**run.strategy, "zero": 0}})
         return configuration_hash(run)
 
@@ -76,7 +76,7 @@ def expand_run(run: RunSpec, base_dir: Path | None = None) -> ExpandedRun:
         If something is missing, its degrees do not fit its GPUs and its batch, or its layers are not modelled yet.
     """
     workload, cluster, framework, strategy = resolve_run(run, base_dir)
-    refuse_unmodelled(workload.model)
+    refuse_unmodelled_layer_kinds(workload.model)
     micro_batches = run.batch.global_ // (strategy.dp * run.batch.micro)
     return ExpandedRun(run, workload.model, framework, strategy, micro_batches, cluster.gpu)
 

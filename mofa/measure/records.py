@@ -13,7 +13,7 @@ from pydantic import Field
 
 from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 
@@ -244,7 +244,7 @@ def read_record(path: Path) -> Record:
     SpecError
         If the file is no record.
     """
-    return build_spec(Record, load_yaml(path), f"{path}: no record of a measured run")
+    return spec_from_mapping(Record, load_yaml(path), f"{path}: no record of a measured run")
 
 
 def record_files(folder: Path) -> list[Path]:

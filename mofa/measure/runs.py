@@ -31,7 +31,7 @@ from mofa.measure.records import (
 )
 from mofa.measure.results import record_of
 from mofa.measure.torchtitan_job import torchtitan_job
-from mofa.specs.activation_offload import refuse_idle_modules
+from mofa.specs.activation_offload import refuse_absent_modules
 from mofa.specs.run_files import load_runs
 from mofa.units import format_bytes, format_seconds
 
@@ -110,7 +110,7 @@ def task_of_run(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trac
     if name not in RUNNERS:
         raise SpecError(f"{run.run.id}: framework {name} cannot be measured; use one of {', '.join(sorted(RUNNERS))}")
     try:
-        refuse_idle_modules(run.model, run.framework.activation_offload)
+        refuse_absent_modules(run.model, run.framework.activation_offload)
     except SpecError as error:
         raise SpecError(f"{run.run.id}: {error}") from None
     runner = RUNNERS[name]

@@ -14,7 +14,7 @@ from mofa.plan.result import Plan, PlanReport
 from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.plan.summary import strategy_text
 from mofa.specs.base import Spec
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.limited_reads import parse_json, read_bytes
 from mofa.specs.strategy import StrategySpec
 
@@ -158,7 +158,7 @@ def compare_results(results: Mapping[str, Mapping[str, Any]]) -> Comparison:
             times.append(_seconds_or_bytes(result["time"]["exposed"]))
             memories.append(_seconds_or_bytes(result["memory"]["by_component"]))
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            said = short(f"{type(error).__name__}: {error}".splitlines()[0], 120)
+            said = shown_value(f"{type(error).__name__}: {error}".splitlines()[0], 120)
             raise SpecError(f"{name}: is no whole result ({said}); run it again") from None
     same_work = len({(each.num_gpus, each.tokens_per_step) for each in compared}) == 1
     factors = [1.0 if same_work else each.gpu_s_per_million_tokens / each.step_s for each in compared]
@@ -326,7 +326,7 @@ def read_results(file: Path, number: int = 1) -> list[dict[str, Any]]:
     Traceback (most recent call last):
     mofa.errors.SpecError: no such file: no such file; check the path
     """
-    where = short(str(file), 200)
+    where = shown_value(str(file), 200)
     data = read_bytes(file, where, MAX_RESULT_BYTES, "give the JSON of one search")
     raw = parse_json(data, where, "name what mofa plan --json or estimate --json wrote")
     listed = raw if isinstance(raw, list) else [raw]

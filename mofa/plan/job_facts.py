@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mofa.specs.base import Spec
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -56,7 +56,7 @@ class JobFacts(Spec):
         SpecError
             If a field is unknown or wrong.
         """
-        return build_spec(WorkloadSpec, self.workload, "job.workload")
+        return spec_from_mapping(WorkloadSpec, self.workload, "job.workload")
 
     def framework_spec(self) -> FrameworkSpec:
         """The framework.
@@ -66,4 +66,4 @@ class JobFacts(Spec):
         SpecError
             If a field is unknown or wrong.
         """
-        return build_spec(FrameworkSpec, self.framework, "job.framework")
+        return spec_from_mapping(FrameworkSpec, self.framework, "job.framework")

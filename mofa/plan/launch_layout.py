@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mofa.specs.base import Spec
 from mofa.specs.framework_traits import TRAITS
-from mofa.specs.layouts.module_names import module_names
+from mofa.specs.layouts.module_names import module_names_by_chunk
 from mofa.specs.layouts.pipeline_layout import PipelineLayout
 
 LayoutBy = Literal["strategy", "framework", "mofa", "search"]
@@ -80,5 +80,5 @@ class LaunchLayout(Spec):
         if traits.is_megatron_core:
             launch = f"--pipeline-model-parallel-layout '{layout.text}'"
         elif traits.takes_layouts:
-            launch = f"parallelism.module_fqns_per_model_part = {json.dumps(module_names(layout))}"
+            launch = f"parallelism.module_fqns_per_model_part = {json.dumps(module_names_by_chunk(layout))}"
         return cls(text=layout.text, by=by, launch=launch)

@@ -11,7 +11,7 @@ from mofa.faults.failures.events import LogStatistics
 from mofa.faults.level_calculator import LevelCalculation
 from mofa.plan.goodput_by_scale import GoodputReport
 from mofa.plan.result import SCHEMA_VERSION, Estimate, PlanReport
-from mofa.specs.base import split_sections
+from mofa.specs.base import split_docstring_sections
 
 
 def json_schema() -> dict[str, Any]:
@@ -31,7 +31,7 @@ def json_schema() -> dict[str, Any]:
     _, schema = models_json_schema([(model, "serialization") for model in printed])
     for described in schema["$defs"].values():
         if "description" in described:  # without the docstring's sections: fields have their own descriptions
-            described["description"] = split_sections(described["description"])[0]
+            described["description"] = split_docstring_sections(described["description"])[0]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "mofa",

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Without Python's cycle collector, which looks through hundreds of thousands of objects that all stay.
 
     What was made meanwhile counts as old afterwards: it is looked through when the collector next looks through all.
@@ -26,8 +26,8 @@ def without_collection() -> Iterator[None]:
 
 
 @contextmanager
-def collect_at_end() -> Iterator[None]:
+def collect_garbage_at_end() -> Iterator[None]:
     """The same, but what came and is in cycles is let go at the end: of many predictions, one after the other."""
-    with without_collection():
+    with without_garbage_collection():
         yield
         gc.collect(0)

@@ -26,7 +26,7 @@ class MemoryOverTime:
 
 
 def memory_curve(journal: Journal, spans: Sequence[Computation], stretches: int = STRETCHES) -> MemoryOverTime:
-    """The last step of a journal, on the clock.
+    """Memory over the last step of a journal, on the clock.
 
     Parameters
     ----------

@@ -8,29 +8,31 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mofa.cost.estimate import Estimator
-from mofa.replay.allocator.pools import LimitPassed
-from mofa.replay.memory.rank_memory import RankMemoryReplay, ReplayedRankMemory, may_be_fullest, play_memory
+from mofa.replay.allocator.pools import ReservedLimitPassed
+from mofa.replay.memory.rank_memory import RankMemoryReplay, ReplayedRankMemory, play_memory, ranks_that_may_be_fullest
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.from_estimator import (
-    describers_of_extreme_ranks,
+    describer_of_rank,
+    describers_of_fullest_and_emptiest,
     outside_allocator_bytes,
-    rank_describer,
     tokens_over_mean_by_rank,
 )
 from mofa.replay.rank.uneven_layers import rows_over_mean_by_layer
 from mofa.replay.time.step import replay_time
-from mofa.replay.time.time_replayed import ReplayedTime, scaled_by_runs, weighted_mean
+from mofa.replay.time.time_replayed import ReplayedTime, scaled_to_runs_per_step, weighted_mean_of_steps
 from mofa.specs.residuals import load_residuals
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 
 
-def mean_over_steps(estimator: Estimator, played: ReplayedTime) -> ReplayedTime:
+def mean_step_of_run(estimator: Estimator, played: ReplayedTime) -> ReplayedTime:
     """What a played step takes in the mean of all: in some, kernels that are loaded take the host's lead, and some run
     again. Its spans, transfers and ops are those of the one that was played."""
     if share := float(estimator.drains[0]):
-        played = weighted_mean(played, replay_time(estimator.without_host_lead, detail=False, spans=False), share)
-    return scaled_by_runs(played, float(estimator.runs_per_step(estimator.table)[0]))
+        played = weighted_mean_of_steps(
+            played, replay_time(estimator.without_host_lead, detail=False, spans=False), share
+        )
+    return scaled_to_runs_per_step(played, float(estimator.runs_per_step(estimator.table)[0]))
 
 
 class PeaksAtRoutingLoad(NamedTuple):
@@ -46,8 +48,8 @@ class Replayer:
 
     Ranks of a pipeline stage are alike but for routing and for the parts of Megatron's distributed optimizer. Where the
     tokens of each layer are known, the most and the least loaded one are played, else one whose layers all have what
-    memory must hold; of the parts the first and the last, which hold the head and the embedding; in long steps
-    only the fuller one where that is plain (:func:`mofa.replay.memory.rank_memory.may_be_fullest`) and fits by more
+    memory must hold; of the parts the first and the last, which hold the head and the embedding; in long steps only the
+    fuller one where that is plain (:func:`mofa.replay.memory.rank_memory.ranks_that_may_be_fullest`) and fits by more
     than ends differ.
 
     Parameters
@@ -70,7 +72,7 @@ class Replayer:
     def _makers(self) -> tuple[tuple[Callable[[int], Rank], ...], tuple[Callable[[int], Rank], ...]]:
         """Of the ends of what a distributed optimizer cuts, and of the one with the fewest tokens."""
         uneven = int(self.estimator.table.ep[0]) > 1 and rows_over_mean_by_layer(self.estimator) is not None
-        ends, emptiest = describers_of_extreme_ranks(self.estimator)
+        ends, emptiest = describers_of_fullest_and_emptiest(self.estimator)
         return ends, (emptiest,) if uneven else ()
 
     def rank_memory(self, pipeline_rank: int) -> ReplayedRankMemory:
@@ -80,12 +82,15 @@ class Replayer:
         return self._played[pipeline_rank]
 
     def _fullest_of_stage(self, pipeline_rank: int, limit: float = math.inf) -> ReplayedRankMemory:
-        """As :meth:`rank`; raises :class:`LimitPassed` as soon as one of the ranks reserves more than a limit. [B]"""
+        """As :meth:`rank`; raises :class:`ReservedLimitPassed` as soon as one of the ranks reserves more than a limit.
+        [B]"""
         capacity_bytes = self.allocator_capacity_bytes(pipeline_rank)
         expandable = self.estimator.framework.allocator == "expandable"
         ends, emptiest = (tuple(make(pipeline_rank) for make in makers) for makers in self._makers)
         known = self._recordings
-        fullest = may_be_fullest(ends, capacity_bytes=int(capacity_bytes), expandable=expandable, recordings=known)
+        fullest = ranks_that_may_be_fullest(
+            ends, capacity_bytes=int(capacity_bytes), expandable=expandable, recordings=known
+        )
         ranks = *fullest, *emptiest
 
         def playing(rank: Rank) -> RankMemoryReplay:
@@ -149,7 +154,10 @@ class Replayer:
         if least is None:
             return None
         emptier = Estimator(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
-        few, many = self._play(rank_describer(emptier)(pipeline_rank), pipeline_rank), self.rank_memory(pipeline_rank)
+        few, many = (
+            self._play(describer_of_rank(emptier)(pipeline_rank), pipeline_rank),
+            self.rank_memory(pipeline_rank),
+        )
         if few.allocated == many.allocated and few.peak_reserved == many.peak_reserved:  # no experts here
             return None
         return (
@@ -177,7 +185,7 @@ class Replayer:
     def _may_not_fit(self, reserved: int, capacity_bytes: float) -> bool:
         """Whether what was played so far fits, but with the margin of a plan would not if it were the emptier end."""
         capacity = self.estimator.cluster.gpu.capacity_bytes.value
-        share = load_residuals().device_memory.value + load_shared().tolerances.shard_ends.value
+        share = load_residuals().device_memory.value + load_shared_facts().tolerances.shard_ends.value
         return capacity_bytes - share * capacity < reserved <= capacity_bytes
 
     def device_bytes(self, pipeline_rank: int, limit: float = math.inf) -> float:
@@ -187,18 +195,18 @@ class Replayer:
         if pipeline_rank not in self._played:
             try:
                 self._played[pipeline_rank] = self._fullest_of_stage(pipeline_rank, limit - outside)
-            except LimitPassed as passed:
+            except ReservedLimitPassed as passed:
                 return passed.reserved + outside
         return self._played[pipeline_rank].peak_reserved + outside
 
     @cached_property
     def time(self) -> ReplayedTime:
         """The step on the clocks of all ranks; its spans are those of one run where steps may run again."""
-        return mean_over_steps(self.estimator, replay_time(self.estimator, detail=False))
+        return mean_step_of_run(self.estimator, replay_time(self.estimator, detail=False))
 
     def time_without_spans(self) -> ReplayedTime:
         """The same without the spans."""
-        return mean_over_steps(self.estimator, replay_time(self.estimator, detail=False, spans=False))
+        return mean_step_of_run(self.estimator, replay_time(self.estimator, detail=False, spans=False))
 
     @property
     def played_ranks(self) -> tuple[int, ...]:
@@ -236,7 +244,7 @@ class Replayer:
     def _is_off(self, pipeline_rank: int) -> float:
         """By how much the closed form of a pipeline rank may be too low, as a share. [-]"""
         spec = self.estimator.rank_specs[pipeline_rank]
-        tolerances = load_shared().tolerances
+        tolerances = load_shared_facts().tolerances
         if not spec.place.has_end:
             return tolerances.stage.value
         if spec.gradients.reduces_by_chunk:

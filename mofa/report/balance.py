@@ -10,7 +10,7 @@ from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, remove_clutt
 from mofa.report.phrases import with_count_noun
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.tables import print_paragraph, print_table
-from mofa.routing.placement_file import placement_rows
+from mofa.routing.placement_file import placement_csv
 from mofa.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -159,6 +159,6 @@ def save_balance(report: BalanceReport, placement: Placement, directory: Path) -
     """
     files = {"balance.json": (report.model_dump_json(indent=2) + "\n").encode()}
     files["layers.csv"] = csv_bytes(report.to_frame())
-    files["placement.csv"] = placement_rows(placement).encode()
+    files["placement.csv"] = placement_csv(placement).encode()
     files |= figure_files("balance", plot_balance(report))
     return write_files(directory, files)

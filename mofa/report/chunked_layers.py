@@ -11,7 +11,7 @@ from mofa.units import GIB, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mofa.calibrate.chunked_check import LayerScore
+    from mofa.calibrate.chunked_check import MeasuredAndPredictedLayer
     from mofa.validate.validation_report import LayerComparison
 
 QUANTITIES = (("peak_bytes", "peak allocated"), ("reserved_bytes", "reserved"), ("step", "step"),
@@ -34,7 +34,7 @@ def group_cells(groups: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[
     ]
 
 
-def layer_cells(score: LayerScore) -> list[str]:
+def layer_cells(score: MeasuredAndPredictedLayer) -> list[str]:
     """One layer under LAYER_COLUMNS."""
     s, values = score.shape, score.values
 
@@ -62,7 +62,7 @@ weights and main gradients included; steps the slowest rank's. Errors are mean a
 
 def layer_tables(layers: Sequence[LayerComparison]) -> list[str]:
     """The Markdown tables of a report's layers: groups, then every layer."""
-    from mofa.calibrate.chunked_check import LayerScore, summarise_layers
+    from mofa.calibrate.chunked_check import MeasuredAndPredictedLayer, summarise_layer_errors
 
     scores = []
     for layer in layers:
@@ -72,16 +72,16 @@ def layer_tables(layers: Sequence[LayerComparison]) -> list[str]:
             "reserved_bytes": layer.peak_reserved,
         }
         values = {name: (of.measured, of.predicted) for name, of in by_quantity.items() if of is not None}
-        scores.append(LayerScore(layer.folder, layer.shape, values, layer.split))
-    groups = [row[:-2] for row in group_cells(summarise_layers(scores))]  # phases are not in the report
+        scores.append(MeasuredAndPredictedLayer(layer.folder, layer.shape, values, layer.split))
+    groups = [row[:-2] for row in group_cells(summarise_layer_errors(scores))]  # phases are not in the report
     return [markdown_table(GROUP_COLUMNS[:-2], groups), markdown_table(LAYER_COLUMNS, [layer_cells(s) for s in scores])]
 
 
-def print_layers(scores: Sequence[LayerScore], console: Console) -> None:
+def print_layers(scores: Sequence[MeasuredAndPredictedLayer], console: Console) -> None:
     """Errors by group, mean of the absolute ones."""
-    from mofa.calibrate.chunked_check import TARGETS, summarise_layers
+    from mofa.calibrate.chunked_check import TARGETS, summarise_layer_errors
 
-    groups = summarise_layers(scores)
+    groups = summarise_layer_errors(scores)
     print_table(console, "MoE layers in token chunks: mean absolute error", GROUP_COLUMNS, group_cells(groups),
                 leaves=("backward", "forward"))  # fmt: skip
     wanted = ", ".join(f"{dict(QUANTITIES)[q]} {bar:.0%}" for q, bar in TARGETS.items())

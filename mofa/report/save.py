@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mofa.specs.shown_text import escape_invisible, without_formula
+from mofa.specs.shown_text import escape_invisible, escape_spreadsheet_formula
+from mofa.specs.write_files import all_files_or_none, make_directory
 from mofa.specs.write_files import check_writable as check_writable
-from mofa.specs.write_files import make_directory, written_together
-from mofa.specs.write_files import write_atomic as write_atomic
+from mofa.specs.write_files import write_file_atomically as write_file_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,7 @@ MAX_STAGE_CURVES = 4
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
     """Write a table as CSV."""
-    write_atomic(path, csv_bytes(table))
+    write_file_atomically(path, csv_bytes(table))
 
 
 def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None = None) -> list[Path]:
@@ -179,7 +179,7 @@ def save_calibration(report: Mapping[str, Any], points: Sequence[Mapping[str, An
     report
         Errors per family, as :func:`mofa.calibrate.check.check_fits` gives them.
     points
-        Every predicted row, as :func:`mofa.calibrate.check.predictions` gives them.
+        Every predicted row, as :func:`mofa.calibrate.check.predict_rows` gives them.
     directory
         Where to; made if absent.
 
@@ -266,13 +266,15 @@ def csv_bytes(table: pd.DataFrame) -> bytes:
 
 
 def _plain_cells(column: pd.Series) -> pd.Series:
-    return column.map(lambda cell: without_formula(escape_invisible(cell)) if isinstance(cell, str) else cell)
+    return column.map(
+        lambda cell: escape_spreadsheet_formula(escape_invisible(cell)) if isinstance(cell, str) else cell
+    )
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> list[Path]:
     """Write named files into a directory, made if absent."""
     make_directory(directory)
-    with written_together():
+    with all_files_or_none():
         for name, content in files.items():
-            write_atomic(directory / name, content)
+            write_file_atomically(directory / name, content)
     return [directory / name for name in files]

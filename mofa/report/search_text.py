@@ -209,14 +209,14 @@ def offers_line(report: PlanReport) -> str:
 
 def band_lines(band: Band) -> list[str]:
     """Where 8 in 10 steps would lie, and what says so, in words."""
-    from mofa.specs.residuals import path_text
+    from mofa.specs.residuals import residual_group_text
 
     ends = f"{format_seconds(band.low_s)} to {format_seconds(band.high_s)}"
     runs = "1 measured or published run" if band.runs == 1 else f"{band.runs} measured and published runs"
     families = "1 family" if band.families == 1 else f"{band.families} families"
     of = f"{runs} of {families} (source and model)"
     few = ", too few for tenths: runs less like it say much of the band" if band.few else ""
-    lines = [f"8 in 10 such steps would take {ends}, by {of}: {path_text(band.group)}{few}."]
+    lines = [f"8 in 10 such steps would take {ends}, by {of}: {residual_group_text(band.group)}{few}."]
     if band.unmeasured:
         never = "; ".join(band.unmeasured)
         lines = [f"Never measured: {never}. The band is all that {of} were off by: {ends} a step."]

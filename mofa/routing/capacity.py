@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 FloatA = NDArray[np.float64]
 
 
-def drop_to_capacity(shares: FloatA, capacity_factor: float, *, pad: bool = False) -> FloatA:
+def shares_under_capacity(shares: FloatA, capacity_factor: float, *, pad: bool = False) -> FloatA:
     """Rows that experts compute under a capacity factor, as shares of all copies before any was dropped.
 
     Parameters
@@ -37,9 +37,9 @@ def drop_to_capacity(shares: FloatA, capacity_factor: float, *, pad: bool = Fals
 
     Examples
     --------
-    >>> drop_to_capacity(np.array([0.7, 0.2, 0.1, 0.0]), 1.0)
+    >>> shares_under_capacity(np.array([0.7, 0.2, 0.1, 0.0]), 1.0)
     array([0.25, 0.2 , 0.1 , 0.  ])
-    >>> drop_to_capacity(np.array([0.7, 0.2, 0.1, 0.0]), 1.2, pad=True)
+    >>> shares_under_capacity(np.array([0.7, 0.2, 0.1, 0.0]), 1.2, pad=True)
     array([0.3, 0.3, 0.3, 0.3])
     """
     capacity = capacity_factor / shares.shape[-1]

@@ -45,7 +45,7 @@ def cayley_edges(num_gpus: int, num_experts: int) -> IntA:
     else those of a bounded search with the smallest second eigenvalue: the fewer edges lie within a subset of the GPUs,
     the less load can be locked in it, and ``(second + (degree - second) * |S| / n) / 2`` bounds the edges within S per
     GPU. All eigenvalues are sums of characters, ``sum_s chi(s)``. Orders of elements are powers of two, so that each
-    generator's cycles are even and the edges can be coloured (:func:`matchings`).
+    generator's cycles are even and the edges can be coloured (:func:`edges_by_color`).
 
     References
     ----------
@@ -67,15 +67,15 @@ def cayley_edges(num_gpus: int, num_experts: int) -> IntA:
     graphs = [complete] * num_complete
     if rest:
         graphs.append(PUBLISHED.get((num_gpus, rest * num_gpus // 2)) or _best(num_gpus, rest))
-    return np.concatenate([edges for orders, generators in graphs for edges in matchings(orders, generators)])
+    return np.concatenate([edges for orders, generators in graphs for edges in edges_by_color(orders, generators)])
 
 
-def matchings(orders: Element, generators: tuple[Element, ...]) -> list[IntA]:
+def edges_by_color(orders: Element, generators: tuple[Element, ...]) -> list[IntA]:
     """A Cayley graph's edges by colour: each colour holds every GPU once, so its experts have one local index.
 
     An element of order 2 gives one colour, another and its inverse the two that alternate along their even cycles.
 
-    >>> [edges.tolist() for edges in matchings((4,), ((1,), (3,)))]
+    >>> [edges.tolist() for edges in edges_by_color((4,), ((1,), (3,)))]
     [[[0, 1], [2, 3]], [[1, 2], [3, 0]]]
     """
     shape = np.array(orders)

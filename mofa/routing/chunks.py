@@ -70,7 +70,7 @@ def memfine_layer_activations(
     return ActivationTerms(unit * seq_len * width, unit * (2 * h + 2 * model.moe.expert_hidden))
 
 
-def published_static_bytes(model: ModelSpec, layers: int, ep: int, bytes_per_param: float) -> float:
+def memfine_static_bytes(model: ModelSpec, layers: int, ep: int, bytes_per_param: float) -> float:
     """MemFine's static memory of a rank (equation 1): weights, gradients, optimizer of its layers with experts. [B]
 
     Parameters
@@ -89,28 +89,28 @@ def published_static_bytes(model: ModelSpec, layers: int, ep: int, bytes_per_par
     Examples
     --------
     >>> from mofa.specs.load import load_workload
-    >>> round(published_static_bytes(load_workload("memfine-model-1").model, 4, 32, 20.0) / 1e9, 1)
+    >>> round(memfine_static_bytes(load_workload("memfine-model-1").model, 4, 32, 20.0) / 1e9, 1)
     46.8
     """
     layer = layer_params(model, moe=True)
     return layers * bytes_per_param * (layer.total - layer.routed + layer.routed / ep)
 
 
-def published_layers_in_flight(pp: int, stage: int, vpp: int = 1) -> int:
+def memfine_layers_in_flight(pp: int, stage: int, vpp: int = 1) -> int:
     """Layer activations in flight as MemFine counts them, ``v p + p - 2 r - 1``: of chunks under interleaving. [-]
 
-    >>> published_layers_in_flight(4, 0), in_flight_1f1b(4, 0)
+    >>> memfine_layers_in_flight(4, 0), micro_batches_in_flight_1f1b(4, 0)
     (7, 4)
     """
     return vpp * pp + pp - 2 * stage - 1
 
 
-def in_flight_1f1b(pp: int, stage: int) -> int:
+def micro_batches_in_flight_1f1b(pp: int, stage: int) -> int:
     """Micro-batches in flight under plain 1F1B, ``p - r``: the published count corrected for one chunk a stage. [-]"""
     return pp - stage
 
 
-def max_rows(budget_bytes: float, terms: ActivationTerms, layers_in_flight: float = 1.0) -> float:
+def max_rows_without_chunks(budget_bytes: float, terms: ActivationTerms, layers_in_flight: float = 1.0) -> float:
     """Rows of a rank that its memory can take without chunks (equation 8). [rows]
 
     Parameters
@@ -130,16 +130,16 @@ def max_rows(budget_bytes: float, terms: ActivationTerms, layers_in_flight: floa
 
     Examples
     --------
-    >>> max_rows(10.0, ActivationTerms(2.0, 4.0))
+    >>> max_rows_without_chunks(10.0, ActivationTerms(2.0, 4.0))
     2.0
     """
     return (budget_bytes / layers_in_flight - terms.fixed_bytes) / terms.bytes_per_row
 
 
-def checked_bins(bins: Sequence[int]) -> tuple[int, ...]:
+def check_chunk_bins(bins: Sequence[int]) -> tuple[int, ...]:
     """Bins in order, or an error.
 
-    >>> checked_bins([4, 1, 2])
+    >>> check_chunk_bins([4, 1, 2])
     (1, 2, 4)
     """
     ordered = tuple(sorted(set(bins)))
@@ -148,7 +148,7 @@ def checked_bins(bins: Sequence[int]) -> tuple[int, ...]:
     return ordered
 
 
-def choose_chunks(rows: FloatA, most: FloatA | float, bins: Sequence[int] = BINS) -> IntA:
+def choose_num_chunks(rows: FloatA, most: FloatA | float, bins: Sequence[int] = BINS) -> IntA:
     """MACT: the smallest bin of at least ``ceil(rows / most)`` chunks; 0 where no bin will do.
 
     Parameters
@@ -166,22 +166,22 @@ def choose_chunks(rows: FloatA, most: FloatA | float, bins: Sequence[int] = BINS
 
     Examples
     --------
-    >>> choose_chunks(np.array([[50.0, 101.0, 300.0, 900.0]]), 100.0).tolist()
+    >>> choose_num_chunks(np.array([[50.0, 101.0, 300.0, 900.0]]), 100.0).tolist()
     [[1, 2, 4, 0]]
     """
     capacity = np.asarray(most, dtype=np.float64)
     wanted = np.where(capacity > 0, np.ceil(rows / np.where(capacity > 0, capacity, 1.0) - 1e-9), np.inf)
-    sizes = np.array([0, *checked_bins(bins)])
+    sizes = np.array([0, *check_chunk_bins(bins)])
     place = np.searchsorted(sizes[1:], np.maximum(wanted, 1.0))
     return np.asarray(np.append(sizes[1:], 0)[place], dtype=np.int64)
 
 
-def expected_from_past(ratios: FloatA, window: int = 5, headroom: float = 1.25) -> FloatA:
+def loads_expected_from_past(ratios: FloatA, window: int = 5, headroom: float = 1.25) -> FloatA:
     """Loads that a controller expects which sees past iterations alone: the largest of late, with headroom. (I, L) [-]
 
     The first iteration has no past and expects the largest load possible, as infinity.
 
-    >>> expected_from_past(np.array([[2.0], [1.0], [3.0]]), window=1, headroom=1.5).ravel().tolist()
+    >>> loads_expected_from_past(np.array([[2.0], [1.0], [3.0]]), window=1, headroom=1.5).ravel().tolist()
     [inf, 3.0, 1.5]
     """
     if window < 1 or not headroom >= 1:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.specs.files import did_you_mean, short
+from mofa.specs.files import did_you_mean, shown_value
 from mofa.specs.limited_reads import read_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ColumnRequirements:
     optional: tuple[str, ...] = ()
 
 
-def read_table(file: str | Path, where: str, columns: ColumnRequirements) -> dict[str, NDArray[np.int64]]:
+def read_count_columns(file: str | Path, where: str, columns: ColumnRequirements) -> dict[str, NDArray[np.int64]]:
     """Columns of a ``.csv`` or ``.parquet`` file, each of whole numbers of at least 0. name -> (rows,)
 
     Raises
@@ -98,7 +98,7 @@ def _read_frame(path: Path, where: str, columns: ColumnRequirements) -> pd.DataF
     except SpecError:
         raise
     except Exception as error:  # pandas and pyarrow raise a dozen unrelated types for a file that is not theirs
-        reason = short(getattr(error, "strerror", None) or str(error), 100)
+        reason = shown_value(getattr(error, "strerror", None) or str(error), 100)
         raise SpecError(f"{where}: cannot be read as {suffix[1:]} ({reason}); check the file") from None
     if frame.empty:
         raise SpecError(f"{where}: has no rows; write columns {', '.join(columns.required)}")
@@ -130,7 +130,9 @@ def _read_parquet(path: Path, where: str, columns: ColumnRequirements) -> pd.Dat
         _check_columns(file.schema_arrow.names, where, columns)
         for field in file.schema_arrow:
             if not (pa.types.is_integer(field.type) or pa.types.is_floating(field.type)):
-                raise SpecError(f"{where}: column {field.name} holds {short(str(field.type))}; write whole numbers")
+                raise SpecError(
+                    f"{where}: column {field.name} holds {shown_value(str(field.type))}; write whole numbers"
+                )
         frame: pd.DataFrame = file.read(use_pandas_metadata=False).to_pandas(ignore_metadata=True)
         return frame
 
@@ -144,7 +146,7 @@ def _check_columns(names: list[str], where: str, columns: ColumnRequirements) ->
             raise SpecError(f"{where}: column {name} is missing; the columns are {listed}")
     for i, name in enumerate(names):
         if name not in known:
-            raise SpecError(f"{where}: unknown column {short(name)}; {did_you_mean(name, known)}")
+            raise SpecError(f"{where}: unknown column {shown_value(name)}; {did_you_mean(name, known)}")
         if name in names[:i]:
             raise SpecError(f"{where}: column {name} occurs twice; keep one")
 
@@ -171,7 +173,7 @@ def _whole_numbers(column: pd.Series, name: str, where: str) -> NDArray[np.int64
 
 
 def _complaint(raw: object, value: float) -> str:
-    shown = short(f"{raw:.15g}" if isinstance(raw, float) else str(raw))
+    shown = shown_value(f"{raw:.15g}" if isinstance(raw, float) else str(raw))
     if np.isnan(value):
         missing = raw is None or shown in ("nan", "None", "<NA>", "NaT", "")
         return "is missing; write a whole number" if missing else f"({shown}) is no number; write a whole number"

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.routing.count_columns import ColumnRequirements, first_repeated_row, read_table
-from mofa.specs.files import short
+from mofa.routing.count_columns import ColumnRequirements, first_repeated_row, read_count_columns
+from mofa.specs.files import shown_value
 from mofa.specs.model import ModelSpec
 
 MAX_CELLS = 2**25
@@ -90,8 +90,8 @@ def read_counts(file: str | Path, model: ModelSpec | CountedModel, *, sources: b
     trace of another model is noticed. Layers of multi-token prediction do not belong in the file.
     """
     expected = model if isinstance(model, CountedModel) else CountedModel.from_model(model)
-    where = f"routing.file {short(str(file), 200)}"
-    columns = read_table(file, where, _COLUMNS)
+    where = f"routing.file {shown_value(str(file), 200)}"
+    columns = read_count_columns(file, where, _COLUMNS)
     layers = np.unique(columns["layer"]) if expected.layers is None else expected.layers
     _check_known(columns, expected, layers, where)
     _check_unique(columns, where)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.routing.rank_load import FIELDS, cap_and_redistribute_shares, draw_shares
+from mofa.routing.rank_load import FIELDS, cap_and_redistribute_shares, draw_expert_shares
 from mofa.specs.routing import RoutingSpec
 
 FloatA = NDArray[np.float64]
@@ -73,7 +73,7 @@ def _fit(kind: str, wanted: FloatA, largest: float, num: int, top_k: int, seed: 
         return RoutingSpec.model_validate({"kind": kind, FIELDS[kind]: float(np.exp(log_value)), "seed": seed})
 
     def ordered(log_value: float) -> FloatA:
-        drawn = cap_and_redistribute_shares(draw_shares(routing(log_value), (DRAWS, num)), 1.0 / top_k)
+        drawn = cap_and_redistribute_shares(draw_expert_shares(routing(log_value), (DRAWS, num)), 1.0 / top_k)
         return np.asarray(np.sort(drawn, axis=-1).mean(axis=0)[::-1] * num)
 
     def distance(log_value: float) -> float:

@@ -181,7 +181,7 @@ def replica_counts(load: FloatA, num_replicas: int, most: int) -> IntA:
     return counts
 
 
-def deal_at_random(load: FloatA, counts: IntA, num_gpus: int, rng: np.random.Generator) -> Placement:
+def placement_dealt_at_random(load: FloatA, counts: IntA, num_gpus: int, rng: np.random.Generator) -> Placement:
     """Place so many replicas of each expert at random, each slot's experts on all GPUs once.
 
     Experts are put into slots, the most replicated first into the emptiest slot; where the last ones of a slot don't
@@ -189,7 +189,7 @@ def deal_at_random(load: FloatA, counts: IntA, num_gpus: int, rng: np.random.Gen
     lie on different GPUs and have the same local index.
 
     >>> rng = np.random.default_rng(0)
-    >>> placed = deal_at_random(np.array([8.0, 2.0, 1.0]), np.array([4, 1, 1]), 3, rng)
+    >>> placed = placement_dealt_at_random(np.array([8.0, 2.0, 1.0]), np.array([4, 1, 1]), 3, rng)
     >>> placed.copies.sum(axis=0).tolist(), placed.copies.sum(axis=1).tolist()
     ([2, 2, 2], [3, 2, 1])
     """
@@ -216,7 +216,7 @@ def deal_at_random(load: FloatA, counts: IntA, num_gpus: int, rng: np.random.Gen
     return Placement(copies)
 
 
-def pack_by_load(load: FloatA, num_gpus: int, slots: int) -> Placement:
+def placement_packed_by_load(load: FloatA, num_gpus: int, slots: int) -> Placement:
     """Replicate by load and pack the heaviest replica first onto the least loaded GPU, as DeepSeek's EPLB does.
 
     Parameters
@@ -237,7 +237,7 @@ def pack_by_load(load: FloatA, num_gpus: int, slots: int) -> Placement:
 
     Examples
     --------
-    >>> pack_by_load(np.array([6.0, 2.0, 1.0]), 2, 2).copies.tolist()
+    >>> placement_packed_by_load(np.array([6.0, 2.0, 1.0]), 2, 2).copies.tolist()
     [[1, 1], [1, 0], [0, 1]]
     """
     counts = replica_counts(load, num_gpus * slots, num_gpus)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from mofa.errors import SpecError
-from mofa.routing.count_columns import ColumnRequirements, first_repeated_row, read_table
+from mofa.routing.count_columns import ColumnRequirements, first_repeated_row, read_count_columns
 from mofa.routing.placement import Placement
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 
 _COLUMNS = ColumnRequirements("placement", ("expert", "gpu"))
 
@@ -29,10 +29,10 @@ def read_placement(file: str | Path, num_experts: int, num_gpus: int, slots: int
     SpecError
         Naming the row (the first after a CSV's header is row 1) or the expert: an expert or GPU that the group does not
         have, a replica that is there twice, a GPU with more replicas than fit, an expert without a GPU; and what
-        :func:`mofa.routing.count_columns.read_table` refuses.
+        :func:`mofa.routing.count_columns.read_count_columns` refuses.
     """
-    where = f"placement {short(str(file), 200)}"
-    columns = read_table(file, where, _COLUMNS)
+    where = f"placement {shown_value(str(file), 200)}"
+    columns = read_count_columns(file, where, _COLUMNS)
     expert, gpu = columns["expert"], columns["gpu"]
     for name, values, count in (("expert", expert, num_experts), ("gpu", gpu, num_gpus)):
         wrong = np.flatnonzero(values >= count)
@@ -64,10 +64,10 @@ def read_placement(file: str | Path, num_experts: int, num_gpus: int, slots: int
     return Placement(copies)
 
 
-def placement_rows(placement: Placement) -> str:
+def placement_csv(placement: Placement) -> str:
     """The CSV that :func:`read_placement` reads.
 
-    >>> print(placement_rows(Placement(np.array([[1, 0], [1, 1]]))), end="")
+    >>> print(placement_csv(Placement(np.array([[1, 0], [1, 1]]))), end="")
     expert,gpu
     0,0
     1,0

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
-from mofa.routing.capacity import drop_to_capacity, rerun_fraction
+from mofa.routing.capacity import rerun_fraction, shares_under_capacity
 from mofa.routing.counts import MAX_CELLS, read_counts
 from mofa.routing.presets import memfine_iteration_7
 from mofa.specs.model import ModelSpec, MoeSpec
@@ -55,9 +55,9 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     ``time = mean_draws(max_ranks(ep * share))``, ``memory = quantile_draws,ranks(ep * share)``; see
     :func:`expert_shares` for how shares are drawn and capped, and :func:`rank_shares` for what a rank holds. Both
     ratios are therefore at most ``ep * min(top_k, E / ep) / top_k``. With a ``capacity_factor`` the rows are those that
-    are left (:func:`~mofa.routing.capacity.drop_to_capacity`), over the mean before dropping. A rank above the memory
-    quantile is still met: at 0.999 once in 1000 ranks, layers and iterations; ``memory_quantile: 1.0`` holds the worst
-    of the draws.
+    are left (:func:`~mofa.routing.capacity.shares_under_capacity`), over the mean before dropping. A rank above the
+    memory quantile is still met: at 0.999 once in 1000 ranks, layers and iterations; ``memory_quantile: 1.0`` holds the
+    worst of the draws.
 
     With a ``rank_capacity_factor`` every rank of an expert-parallel group computes on rows padded to that multiple of
     the mean, and its memory holds them; bytes are sent unpadded. ``over`` is the share of draws in which some rank in
@@ -103,12 +103,12 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
     emptiest: dict[int, float] = {}
     least = 1.0
     if routing.capacity_factor is not None:
-        shares = drop_to_capacity(shares, routing.capacity_factor, pad=routing.pad_to_capacity)
+        shares = shares_under_capacity(shares, routing.capacity_factor, pad=routing.pad_to_capacity)
         least = 0.0  # what is dropped is not computed: the slowest rank may have less than the mean before
     for ep in degrees:
         ratios = ep * rank_shares(shares, ep)
         uneven[ep] = 0.0 if routing.pad_to_capacity else expert_spread_of_slowest_rank(shares, ep)
-        cap = max_rank_ratio(moe, ep)
+        cap = max_rank_rows_over_mean(moe, ep)
         memory_ratio = float(np.quantile(ratios, routing.memory_quantile, method="inverted_cdf"))
         # The clips take away rounding alone, except for a quantile below the mean.
         time[ep] = min(max(float(ratios.max(axis=-1).mean()), least), max(cap, routing.capacity_factor or 0.0))
@@ -221,14 +221,16 @@ def expert_shares(routing: RoutingSpec, model: ModelSpec, iterations: int | None
             by_layer = np.broadcast_to(memfine_iteration_7(layers, moe.num_experts), (count, layers, moe.num_experts))
             shares = np.random.default_rng(routing.seed).permuted(by_layer, axis=-1)
         else:
-            shares = draw_shares(routing, (count * layers, moe.num_experts)).reshape(count, layers, moe.num_experts)
+            shares = draw_expert_shares(routing, (count * layers, moe.num_experts)).reshape(
+                count, layers, moe.num_experts
+            )
     return cap_and_redistribute_shares(shares, 1.0 / moe.top_k)
 
 
-def draw_shares(routing: RoutingSpec, shape: tuple[int, int]) -> FloatA:
+def draw_expert_shares(routing: RoutingSpec, shape: tuple[int, int]) -> FloatA:
     """Shares drawn from a distribution of one parameter, before the cap: (draws, E), each draw sums to 1. [-]
 
-    >>> draw_shares(RoutingSpec(), (1, 4))
+    >>> draw_expert_shares(RoutingSpec(), (1, 4))
     array([[0.25, 0.25, 0.25, 0.25]])
     """
     logits = _log_weights(routing, shape)
@@ -364,12 +366,13 @@ def expert_spread_of_slowest_rank(shares: FloatA, ep: int) -> float:
     return float(np.mean(slowest.std(axis=-1) / np.maximum(slowest.mean(axis=-1), 1e-300)))
 
 
-def max_rank_ratio(moe: MoeSpec, ep: int) -> float:
+def max_rank_rows_over_mean(moe: MoeSpec, ep: int) -> float:
     """The most rows a rank can get, over the mean: every token sends all the copies it can to one rank. [-]
 
     ``ep * b * s * min(top_k, E / ep)`` rows over the mean ``b * s * top_k``.
 
-    >>> max_rank_ratio(MoeSpec(num_experts=256, top_k=8, expert_hidden=2048), 64)  # 4 experts a rank: 4 of 8 copies
+    >>> moe = MoeSpec(num_experts=256, top_k=8, expert_hidden=2048)
+    >>> max_rank_rows_over_mean(moe, 64)  # 4 experts a rank: 4 of 8 copies
     32.0
     """
     return ep * min(moe.top_k, moe.num_experts // ep) / moe.top_k

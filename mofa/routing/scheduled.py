@@ -12,7 +12,7 @@ from mofa.errors import SpecError
 from mofa.routing.rank_load import expert_shares
 from mofa.specs.model import ModelSpec
 from mofa.specs.routing import RoutingSpec
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from mofa.specs.strategy import MERGED_GROUPS
 
 FloatA = NDArray[np.float64]
@@ -22,7 +22,7 @@ _UNITS = 1e6
 """Shares are counted in so many parts, for flows of whole numbers."""
 
 
-def with_token_scheduling(
+def loads_with_token_scheduling(
     loads: RoutingLoads, routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
 ) -> RoutingLoads:
     """Loads with those of token scheduling added.
@@ -55,7 +55,8 @@ def with_token_scheduling(
     >>> from mofa.specs.load import load_workload
     >>> model = load_workload("mixtral-8x7b").model
     >>> plain = RoutingLoads({4: 1.5}, {4: 2.0})
-    >>> load = with_token_scheduling(plain, RoutingSpec(kind="zipf", s=0.5), model, [4]).scheduled_over_replicas[4]
+    >>> loads = loads_with_token_scheduling(plain, RoutingSpec(kind="zipf", s=0.5), model, [4])
+    >>> load = loads.scheduled_over_replicas[4]
     >>> round(load.slowest_rows_over_mean, 2), round(load.sent_bytes_over_mean, 2), round(load.host_s, 6)
     (1.02, 0.96, 0.000344)
     """
@@ -95,15 +96,15 @@ def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> ScheduledLoad
         slowest_rows_over_mean=float(density.mean()),
         quantile_rows_over_mean=float(np.quantile(density, routing.memory_quantile, method="inverted_cdf")),
         sent_bytes_over_mean=float(busiest.mean()) / (1.0 - 1.0 / gpus),
-        host_s=scheduling_s(num_experts),
+        host_s=token_scheduling_host_s(num_experts),
     )
 
 
-def scheduling_s(num_experts: int, merged: int = MERGED_GROUPS) -> float:
+def token_scheduling_host_s(num_experts: int, merged: int = MERGED_GROUPS) -> float:
     """Host time that scheduling adds to one layer and micro-batch, without the all-gather of the loads. [s]
 
-    >>> round(scheduling_s(256) * 1e3, 3)
+    >>> round(token_scheduling_host_s(256) * 1e3, 3)
     0.468
     """
-    facts = load_shared().routing
+    facts = load_shared_facts().routing
     return facts.solve.value + facts.solve_per_replica.value * num_experts * merged + facts.scheduled_dispatch.value

@@ -18,8 +18,8 @@ from mofa.schedules.record import Schedule
 from mofa.schedules.zbv import ZBV
 
 __all__ = [
-    "Action", "Exchange", "Item", "Order", "Placement", "Program", "Runtime", "Schedule", "combined",
-    "default_schedule", "order_of", "program_of",
+    "Action", "Exchange", "Item", "Order", "Placement", "Program", "Runtime", "Schedule",
+    "combined_schedule_name", "computation_order_of", "default_schedule", "program_with_exchanges",
 ]  # fmt: skip
 
 _NAMED = (ONE_F_ONE_B, INTERLEAVED, GPIPE, ZBV, INTERLEAVED_ZERO_BUBBLE)
@@ -28,15 +28,16 @@ SCHEDULES: dict[str, Schedule] = {
 }
 """All schedules by name. Tables of strategies hold the position in this list."""
 SCHEDULE_NAMES = tuple(schedule.name for schedule in _NAMED)
-"""Those that a strategy names. The others are what an option of the framework makes of one (:func:`combined`)."""
+"""Those that a strategy names. The others are what an option of the framework makes of one
+(:func:`combined_schedule_name`)."""
 
 
-def combined(schedule: str) -> str:
+def combined_schedule_name(schedule: str) -> str:
     """The schedule whose forwards run beside backwards, of one that Megatron-Core runs so.
 
     Examples
     --------
-    >>> combined("interleaved")
+    >>> combined_schedule_name("interleaved")
     'interleaved combined'
     """
     return schedule + COMBINED
@@ -54,7 +55,7 @@ def default_schedule(vpp: int) -> str:
 
 
 @lru_cache(maxsize=8)
-def order_of(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
+def computation_order_of(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
     """The order in which a runtime's ranks compute.
 
     Raises
@@ -75,6 +76,6 @@ def order_of(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batch
     return record.order(runtime, pp, vpp, num_micro_batches)
 
 
-def program_of(order: Order, schedule: str, runtime: Runtime) -> Program:
+def program_with_exchanges(order: Order, schedule: str, runtime: Runtime) -> Program:
     """An order with the runtime's sends and receives."""
     return SCHEDULES[schedule].program(order, runtime)

@@ -43,13 +43,14 @@ def combined_interleaved(pp: int, vpp: int, num_micro_batches: int) -> Order:
     return Order(pp, vpp, num_micro_batches, tuple(ranks))
 
 
-def pairs_of(actions: Sequence[Action]) -> dict[Action, Action]:
+def backward_beside_each_forward(actions: Sequence[Action]) -> dict[Action, Action]:
     """The backward beside which each forward of a rank runs, by the forward; those that run alone are left out.
 
     Examples
     --------
     >>> order = ONE_F_ONE_B.order("megatron", 1, 1, 3)
-    >>> {forward.micro_batch: backward.micro_batch for forward, backward in pairs_of(order.ranks[0]).items()}
+    >>> pairs = backward_beside_each_forward(order.ranks[0])
+    >>> {forward.micro_batch: backward.micro_batch for forward, backward in pairs.items()}
     {1: 0, 2: 1}
     """
     return {
@@ -61,7 +62,7 @@ def _program(order: Order, runtime: Runtime) -> Program:
     """Sends and receives beside computing; a pair's backward sends and receives with its forward, behind it."""
     ranks: list[tuple[Item, ...]] = []
     for actions, items in zip(order.ranks, overlapped_exchanges(order).ranks, strict=True):
-        first_of_pair = set(pairs_of(actions).values())
+        first_of_pair = set(backward_beside_each_forward(actions).values())
         out: list[Item] = []
         later: list[Item] = []
         for i, item in enumerate(items):

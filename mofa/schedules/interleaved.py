@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mofa.schedules.order import Action, Compute, Order, Program, Runtime, alternate_after_warmup
-from mofa.schedules.point_to_point import overlapped_exchanges, torch_runtime
+from mofa.schedules.order import Action, Compute, Order, Program, Runtime, one_f_one_b_after_warmup
+from mofa.schedules.point_to_point import overlapped_exchanges, torch_multi_stage_exchanges
 from mofa.schedules.record import Schedule
 
 
@@ -49,7 +49,7 @@ def megatron_interleaved(pp: int, vpp: int, num_micro_batches: int, group: int |
             return Action("B", (vpp - 1 - table[position][1]) * pp + rank, table[position][0])
 
         warmup = min((pp - r - 1) * 2 + (vpp - 1) * group, m * vpp)
-        ranks.append(tuple(alternate_after_warmup(warmup, m * vpp, forward, backward)))
+        ranks.append(tuple(one_f_one_b_after_warmup(warmup, m * vpp, forward, backward)))
     return Order(pp, vpp, m, tuple(ranks))
 
 
@@ -80,13 +80,13 @@ def torch_interleaved(pp: int, vpp: int, num_micro_batches: int) -> Order:
     m, each = num_micro_batches, micro_batches_per_round(pp, num_micro_batches)
     ranks = []
     for r in range(pp):
-        ranks.append(tuple(alternate_after_warmup(
-            min((vpp - 1) * each + 2 * (pp - 1 - r), m * vpp), m * vpp, *computation_counters(pp, vpp, each, r, "B")
+        ranks.append(tuple(one_f_one_b_after_warmup(
+            min((vpp - 1) * each + 2 * (pp - 1 - r), m * vpp), m * vpp, *kth_forward_and_backward(pp, vpp, each, r, "B")
         )))  # fmt: skip
     return Order(pp, vpp, m, tuple(ranks))
 
 
-def computation_counters(
+def kth_forward_and_backward(
     pp: int, vpp: int, each: int, rank: int, kind: Compute
 ) -> tuple[Callable[[int], Action], Callable[[int], Action]]:  # fmt: skip
     """The k-th forward and the k-th backward of a rank in rounds of ``each`` micro-batches."""
@@ -104,7 +104,7 @@ def computation_counters(
 
 def interleaved_program(order: Order, runtime: Runtime) -> Program:
     """An order of several chunks a rank with a runtime's sends and receives."""
-    return torch_runtime(order) if runtime == "pytorch" else overlapped_exchanges(order)
+    return torch_multi_stage_exchanges(order) if runtime == "pytorch" else overlapped_exchanges(order)
 
 
 def interleaved_in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:

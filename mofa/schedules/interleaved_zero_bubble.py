@@ -7,9 +7,9 @@ the weight gradients follow ``r`` backwards later and fill the bubble at the end
 from __future__ import annotations
 
 from mofa.schedules.interleaved import (
-    computation_counters,
     interleaved_in_flight,
     interleaved_program,
+    kth_forward_and_backward,
     micro_batches_per_round,
 )
 from mofa.schedules.order import Order, Runtime
@@ -33,7 +33,7 @@ def interleaved_zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> Order:
     total = m * vpp
     ranks = []
     for r in range(pp):
-        forward, backward = computation_counters(pp, vpp, each, r, "I")
+        forward, backward = kth_forward_and_backward(pp, vpp, each, r, "I")
         warmup = min((vpp - 1) * each + (pp - 1 - r), total)
         out = [forward(k) for k in range(warmup)]
         done = weights = 0

@@ -7,8 +7,8 @@ in what they send when (:mod:`mofa.schedules.point_to_point`).
 
 from __future__ import annotations
 
-from mofa.schedules.order import Action, Order, Program, Runtime, alternate_after_warmup
-from mofa.schedules.point_to_point import megatron_one_f_one_b, torch_one_f_one_b
+from mofa.schedules.order import Action, Order, Program, Runtime, one_f_one_b_after_warmup
+from mofa.schedules.point_to_point import megatron_one_f_one_b_exchanges, torch_one_f_one_b_exchanges
 from mofa.schedules.record import Schedule
 
 
@@ -30,7 +30,7 @@ def one_f_one_b(pp: int, num_micro_batches: int) -> Order:
         def backward(micro_batch: int, rank: int = r) -> Action:
             return Action("B", rank, micro_batch)
 
-        ranks.append(tuple(alternate_after_warmup(min(pp - r - 1, m), m, forward, backward)))
+        ranks.append(tuple(one_f_one_b_after_warmup(min(pp - r - 1, m), m, forward, backward)))
     return Order(pp, 1, m, tuple(ranks))
 
 
@@ -39,7 +39,7 @@ def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order
 
 
 def _program(order: Order, runtime: Runtime) -> Program:
-    return torch_one_f_one_b(order) if runtime == "pytorch" else megatron_one_f_one_b(order)
+    return torch_one_f_one_b_exchanges(order) if runtime == "pytorch" else megatron_one_f_one_b_exchanges(order)
 
 
 def _in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:

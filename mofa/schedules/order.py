@@ -137,7 +137,7 @@ class Program:
     ranks: tuple[tuple[Item, ...], ...]
 
 
-def alternate_after_warmup(
+def one_f_one_b_after_warmup(
     warmup: int, total: int, forward: Callable[[int], Action], backward: Callable[[int], Action]
 ) -> list[Action]:
     """``warmup`` forwards, then a forward and a backward in turn, then the backwards that are left."""

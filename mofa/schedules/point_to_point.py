@@ -66,7 +66,7 @@ def receive_before_send_after(order: Order) -> Program:
     return Program(order, tuple(ranks))
 
 
-def torch_one_f_one_b(order: Order) -> Program:
+def torch_one_f_one_b_exchanges(order: Order) -> Program:
     """torch's ``Schedule1F1B``: in the steady state a send goes with the receive of the other direction, in one launch.
 
     The first ``pp - r`` forwards are the warm-up. Its last send is launched with the first backward's receive.
@@ -91,7 +91,7 @@ def torch_one_f_one_b(order: Order) -> Program:
     return Program(order, tuple(ranks))
 
 
-def megatron_one_f_one_b(order: Order) -> Program:
+def megatron_one_f_one_b_exchanges(order: Order) -> Program:
     """Megatron's 1F1B: the host waits for every exchange and for the device (``batch_p2p_sync``).
 
     In the steady state, a send goes with a receive: from after its first forward until its last computation.
@@ -170,7 +170,7 @@ class _Streams:
         return name
 
 
-def torch_runtime(order: Order) -> Program:
+def torch_multi_stage_exchanges(order: Order) -> Program:
     """PyTorch's multi-stage runtime: a send follows its computation, and the receiver's list gets the receive then.
 
     As in ``_add_send_recv``, ranks take turns to place their next computation; a rank passes if its input is not made

@@ -8,7 +8,7 @@ most ``2 pp`` chunk activations, as 1F1B's first rank.
 from __future__ import annotations
 
 from mofa.schedules.order import Action, Order, Program, Runtime
-from mofa.schedules.point_to_point import overlapped_exchanges, torch_runtime
+from mofa.schedules.point_to_point import overlapped_exchanges, torch_multi_stage_exchanges
 from mofa.schedules.record import Schedule
 
 
@@ -64,7 +64,7 @@ def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order
 
 
 def _program(order: Order, runtime: Runtime) -> Program:
-    return torch_runtime(order) if runtime == "pytorch" else overlapped_exchanges(order)
+    return torch_multi_stage_exchanges(order) if runtime == "pytorch" else overlapped_exchanges(order)
 
 
 def _in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:

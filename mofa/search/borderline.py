@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.replay.garbage_collection import without_collection
+from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.search.costing import MEMORY, CheckedSpace
 from mofa.search.rerank import REPLAYED
 from mofa.search.to_plan.builder import Candidate
@@ -96,10 +96,10 @@ def best_rows_with_fewer_recomputed_layers(
 
 def _device_bytes(asked: tuple[Candidate, float]) -> float:
     candidate, limit = asked
-    with without_collection():
+    with without_garbage_collection():
         return candidate.device_bytes(limit)
 
 
 def _fewest_layers(candidate: Candidate) -> int | None:
-    with without_collection():
+    with without_garbage_collection():
         return candidate.fewest_recomputed_layers()

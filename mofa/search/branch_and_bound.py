@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import shorter_recomputing
+from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
-from mofa.cost.option_sets import sharing_blocks
+from mofa.cost.option_sets import option_sets_by_shared_blocks
 from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.costing import (
     MEMORY,
@@ -204,7 +204,7 @@ class _BranchAndBound:
     def _sharing_blocks(self, degrees: Rows) -> list[Rows]:
         """Degrees whose options share blocks, together: those of the first degree first."""
         sets = self.space.degrees.rows_by_options(degrees) if len(degrees) else []
-        together = sharing_blocks([options for options, _ in sets])
+        together = option_sets_by_shared_blocks([options for options, _ in sets])
         positions = [np.sort(np.concatenate([sets[n][1] for n in numbers])) for numbers in together]
         return [degrees[some] for some in sorted(positions, key=lambda some: int(some[0]))]
 
@@ -226,11 +226,14 @@ class _BranchAndBound:
     def floor(self, degrees: Rows) -> FloatN:
         """The bound of degrees in any mode, from blocks that recompute nothing. (degrees,)
 
-        Recomputing may make a step :func:`shorter_recomputing` shorter, no more.
+        Recomputing may make a step :func:`largest_saving_by_recomputing` shorter, no more.
         """
         floor, place = np.full(len(degrees), np.inf), np.full(len(self.legal), -1)
         place[degrees] = np.arange(len(degrees))
-        sets, shortest = [some for _, some in self._by_options(degrees)], 1.0 - shorter_recomputing(self.job.framework)
+        sets, shortest = (
+            [some for _, some in self._by_options(degrees)],
+            1.0 - largest_saving_by_recomputing(self.job.framework),
+        )
         for number in sorted({mode.token_chunks for mode in self.space.degrees.recompute_modes}):
             modes = (RecomputeSpec(token_chunks=number),)
             tables = [replace(self.space.degrees.take(some), recompute_modes=modes) for some in sets]

@@ -18,7 +18,7 @@ from mofa.errors import SpecError
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import NumericsOffer, Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
-from mofa.replay.garbage_collection import without_collection
+from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.search import branch_and_bound
 from mofa.search.borderline import admit_borderline_rows, best_rows_with_fewer_recomputed_layers
 from mofa.search.costing import MEMORY, CheckedSpace, CostedRows, cost_rows
@@ -166,7 +166,7 @@ def find_plans(
     given_space = default_space(workload, cluster, framework) if space is None else space
     space = _constrained_on(constrained, fix, given_space, cluster)
     progress = progress_callback(progress, on_progress, "costing", None)
-    with Workers(jobs) as workers, without_collection():
+    with Workers(jobs) as workers, without_garbage_collection():
         # what a judge ranks may be ranked again by its replay
         wanted = max(top, PATIENCE) if replay or judge is not None else top
         objective: Objective = SHORTEST_STEP

@@ -18,7 +18,7 @@ from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import num_mtp_params, num_params
 from mofa.specs.strategy import StrategyTable
-from mofa.specs.strategy_defaults import default_zero
+from mofa.specs.strategy_defaults import default_zero_stage
 
 if TYPE_CHECKING:
     from mofa.search.goodput import LongRunObjective
@@ -97,7 +97,7 @@ def legal_rows_by_num_gpus(job: Job, space: Space) -> StrategyTable:
         table = replace(degrees.take(rows), dp=np.full(len(rows), dp))
         if space.zero is None:
             framework = job.framework.with_options(table.common_options)
-            table = replace(table, zero=default_zero(framework, table.dp, table.cp, table.pp))
+            table = replace(table, zero=default_zero_stage(framework, table.dp, table.cp, table.pp))
         tables.append(table.take(check_strategies(job, table, except_checks=("gpus",)).reason < 0))
     table = StrategyTable.concatenated(tables)
     return table.take(np.argsort(_num_gpus(table), kind="stable"))

@@ -9,18 +9,18 @@ from pydantic import ValidationError
 
 from mofa.blocks.frameworks import primitives_of
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.host_optimizer import refuse_full_hosts
+from mofa.cost.host_optimizer import refuse_optimizer_beyond_host_memory
 from mofa.errors import SpecError
 from mofa.routing.rank_load import routing_loads
-from mofa.routing.scheduled import with_token_scheduling
-from mofa.specs.activation_offload import ACTIVATION_OFFLOAD, modules_of_model, refuse_idle_modules
+from mofa.routing.scheduled import loads_with_token_scheduling
+from mofa.specs.activation_offload import ACTIVATION_OFFLOAD, offloadable_modules_of_model, refuse_absent_modules
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 from mofa.specs.framework_offers import OFFERED
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.implied_facts import implied_facts
-from mofa.specs.layer_kind_params import refuse_unmodelled
+from mofa.specs.layer_kind_params import refuse_unmodelled_layer_kinds
 from mofa.specs.model import ModelSpec
 from mofa.specs.optimizer_offload import OPTIMIZER_OFFLOAD
 from mofa.specs.strategy import StrategyTable
@@ -83,20 +83,20 @@ def with_numerics(
     SpecError
         If the GPU or the framework lacks what is named, or the model's layers are not modelled yet.
     """
-    refuse_unmodelled(workload.model)
+    refuse_unmodelled_layer_kinds(workload.model)
     precision = _asked_precision(workload.precision, words)
     _refuse_precision(precision, cluster, framework)
     _refuse_fp8_switches(precision, workload, framework, words)
     _refuse_software(cluster, framework)
     _refuse_idle_switches(workload.model, framework)
     _refuse_attention(workload.model, framework)
-    refuse_idle_modules(workload.model, framework.activation_offload)
+    refuse_absent_modules(workload.model, framework.activation_offload)
     _refuse_unlearned_positions(workload)
     framework = _with_optimizer(workload, framework)
     framework = _with_words(workload.model, framework, words)
     if framework.optimizer_offload and precision.moments == "bf16":
         raise SpecError("optimizer_offload: hosts step with fp32 moments; leave precision.moments out")
-    refuse_full_hosts(workload, cluster, framework)
+    refuse_optimizer_beyond_host_memory(workload, cluster, framework)
     if framework.offload.on and precision.fp8_recipe:
         raise SpecError(
             f"activation_offload ({framework.activation_offload}): is not modelled with fp8 products, whose casts it "
@@ -229,7 +229,7 @@ def with_offloaded_activations(model: ModelSpec, framework: FrameworkSpec) -> Fr
     if framework.offload.on:
         return framework
     try:
-        options = {"activation_offload": "+".join(modules_of_model(model))}
+        options = {"activation_offload": "+".join(offloadable_modules_of_model(model))}
         return FrameworkSpec.model_validate({**framework.model_dump(), **options})
     except ValidationError as error:
         said = error.errors()[0]["msg"].removeprefix("Value error, ")
@@ -292,4 +292,4 @@ def routing_loads_by_ep(workload: WorkloadSpec, table: StrategyTable) -> Routing
     degrees = sorted(e for e in set(table.ep.tolist()) if workload.model.moe.num_experts % e == 0)
     loads = routing_loads(workload.routing, workload.model, degrees)
     balanced = sorted(set(table.ep[table.balancing > 0].tolist()) & set(degrees))
-    return with_token_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads
+    return loads_with_token_scheduling(loads, workload.routing, workload.model, balanced) if balanced else loads

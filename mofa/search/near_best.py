@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.option_sets import read_by_blocks
+from mofa.cost.option_sets import options_that_blocks_read
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.search.costing import CostedRows
 from mofa.search.space import Space, most_stages
@@ -40,8 +40,10 @@ def degrees_near_best(best: StrategyTable, space: Space, num_layers: int) -> Spa
     where more did not. Degrees of experts, and what blocks read of the framework's options, are theirs. Virtual stages
     and schedules that put weight gradients off are left out where the best plans could have had them and have not.
     """
-    chosen = {read_by_blocks(best.option_sets[i]) for i in np.unique(best.options)}
-    options = tuple(options for options in space.options if read_by_blocks(options) in chosen) or space.options
+    chosen = {options_that_blocks_read(best.option_sets[i]) for i in np.unique(best.options)}
+    options = (
+        tuple(options for options in space.options if options_that_blocks_read(options) in chosen) or space.options
+    )
     near = replace(_with_degrees_of(best, space), options=options)
     if not np.any((best.pp == 1) | (2 * best.pp <= most_stages(num_layers))):
         return near

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from mofa.cost.memory.pinned import refuse_overfull_hosts
+from mofa.cost.memory.pinned import refuse_pinned_beyond_host_memory
 from mofa.cost.model_flops import FlopsConvention
 from mofa.plan.result import Plan
-from mofa.replay.garbage_collection import without_collection
+from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.one_strategy import strategy_row
 from mofa.search.request import check_constraints, resolve_framework
@@ -82,7 +82,7 @@ def estimate(
     >>> round(plan.tokens_per_s_per_gpu * 8 * plan.step_s / tokens, 9)
     1.0
     """
-    with nullcontext() if replay else without_collection():  # the closed forms make no cycles
+    with nullcontext() if replay else without_garbage_collection():  # the closed forms make no cycles
         return _estimate(workload, cluster, strategy, framework, flops_convention, replay, explain, over_time, jobs)
 
 
@@ -193,7 +193,7 @@ def _estimate(
     check_constraints({}, {}, 1, flops_convention)
     candidate = _candidate(workload, cluster, framework, strategy, flops_convention)
     if candidate.job[2].offload.on:
-        refuse_overfull_hosts(candidate.estimator.row_with_every_stage)
+        refuse_pinned_beyond_host_memory(candidate.estimator.row_with_every_stage)
     with Workers(jobs) as workers:
         return candidate.plan(replay=replay, explain=explain, over_time=over_time, workers=workers)
 

@@ -14,7 +14,7 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.overrides import parse_strategy
 from mofa.specs.strategy import BALANCING, CP_KINDS, RecomputeSpec, StrategySpec, StrategyTable
-from mofa.specs.strategy_defaults import complete_strategy, default_zero
+from mofa.specs.strategy_defaults import complete_strategy, default_zero_stage
 from mofa.specs.workload import WorkloadSpec
 
 
@@ -57,7 +57,7 @@ def strategy_row(
 
     zero = spec.zero
     shards = framework.traits.leaves_lone_ranks_whole and framework.data_parallel != "ddp"
-    if shards and zero >= 2 and default_zero(framework, spec.dp, spec.cp, spec.pp) == 0:
+    if shards and zero >= 2 and default_zero_stage(framework, spec.dp, spec.cp, spec.pp) == 0:
         zero = 0  # asked for, but there is nothing to shard over
     # torchtitan never sets its rotate method in training
     kind = "allgather" if spec.cp_kind == "ring" and framework.traits.gathers_for_ring else spec.cp_kind

@@ -13,7 +13,7 @@ from operator import not_
 from typing import TYPE_CHECKING
 
 from mofa.plan.result import Plan
-from mofa.replay.garbage_collection import without_collection
+from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.search.to_plan.builder import Candidate, workers_for
 from mofa.search.to_plan.steps_on_hosts import cost_on_all_hosts
 from mofa.search.workers import Workers
@@ -101,7 +101,7 @@ def replay_best(
     fitting_plans: list[_FittingPlan] = []
     later: list[_Row] = []
     seen = 0
-    with without_collection():  # what is played of most rows is gone before it would be looked through
+    with without_garbage_collection():  # what is played of most rows is gone before it would be looked through
         while seen < len(rows) and (not fitting_plans or (len(fitting_plans) < min(top, REPLAYED) and seen < PATIENCE)):
             some = [_Row(i, rows[i], candidate(rows[i])) for i in range(seen, min(seen + REPLAYED, len(rows)))]
             seen += len(some)
@@ -219,10 +219,10 @@ class _Bar:
 
 
 def _time(candidate: Candidate) -> ReplayedTime:
-    with without_collection():
+    with without_garbage_collection():
         return candidate.time
 
 
 def _plan(candidate: Candidate) -> Plan:
-    with without_collection():
+    with without_garbage_collection():
         return candidate.plan(replay=True, explain=False)

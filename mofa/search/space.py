@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import selective_modes
+from mofa.blocks.frameworks.recompute import selective_modes_to_search
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.specs.activation_offload import ACTIVATION_OFFLOAD
@@ -28,7 +28,7 @@ from mofa.specs.strategy import (
     RecomputeSpec,
     StrategyTable,
 )
-from mofa.specs.strategy_defaults import default_zero
+from mofa.specs.strategy_defaults import default_zero_stage
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
 
 MAX_TP = 16
@@ -131,7 +131,7 @@ def searched_recomputation(workload: WorkloadSpec, framework: FrameworkSpec) -> 
         modes += [(RecomputeSpec.parse("ops"), -1), (RecomputeSpec.parse("every:2"), -1)]
     else:
         recipe = workload.precision.fp8_recipe
-        modes += [(spec, -1) for spec in selective_modes(framework, workload.model, recipe)]
+        modes += [(spec, -1) for spec in selective_modes_to_search(framework, workload.model, recipe)]
         modes.append((RecomputeSpec(kind="full"), SOLVED))
     return (*modes, (RecomputeSpec(kind="full"), -1))
 
@@ -443,7 +443,7 @@ def degrees_of_columns(
     zero = np.full(len(tp), 0 if space.zero is None else space.zero)
     for number, chosen in enumerate(space.options if space.zero is None else ()):
         rows = np.flatnonzero(options == number)
-        zero[rows] = default_zero(framework.with_options(chosen), dp[rows], cp[rows], pp[rows])
+        zero[rows] = default_zero_stage(framework.with_options(chosen), dp[rows], cp[rows], pp[rows])
     return StrategyTable(
         tp=tp, sp=sp, pp=pp, vpp=vpp, cp=cp, cp_kind=kind, ep=ep, etp=etp, dp=dp, micro_batch=mb, zero=zero,
         recompute=np.zeros_like(tp), recompute_layers=np.full_like(tp, -1), schedule=schedule, balancing=balancing,

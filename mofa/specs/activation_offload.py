@@ -111,12 +111,12 @@ def check_activation_offload(
         )
 
 
-def modules_of_model(model: ModelSpec) -> tuple[OffloadModule, ...]:
+def offloadable_modules_of_model(model: ModelSpec) -> tuple[OffloadModule, ...]:
     """Modules that layers of a model have as Transformer Engine's layer specs build them (gpt_layer_specs.py): a norm
     is one before experts and before latent attention alone.
 
     >>> from mofa.specs.load import load_workload
-    >>> "+".join(modules_of_model(load_workload("llama3-8b").model))
+    >>> "+".join(offloadable_modules_of_model(load_workload("llama3-8b").model))
     'qkv_linear+core_attn+attn_proj'
     """
     lacking: set[OffloadModule] = set()
@@ -127,7 +127,7 @@ def modules_of_model(model: ModelSpec) -> tuple[OffloadModule, ...]:
     return tuple(module for module in MODULES if module not in lacking)
 
 
-def refuse_idle_modules(model: ModelSpec, offload: str) -> None:
+def refuse_absent_modules(model: ModelSpec, offload: str) -> None:
     """Refuse modules that a model lacks, whose offload would change nothing.
 
     Raises
@@ -135,14 +135,16 @@ def refuse_idle_modules(model: ModelSpec, offload: str) -> None:
     SpecError
         With the module's name.
     """
-    has = modules_of_model(model)
+    has = offloadable_modules_of_model(model)
     for module in ActivationOffload.parse(offload).modules:
         if module not in has:
             needs = "experts" if module in OF_EXPERTS else "latent attention, ahead of which a norm is a module"
             raise SpecError(f"activation_offload: {module} needs {needs}, and {model.name} has none; leave it out")
 
 
-def why_not_recomputed(offload: str, kind: str, modules: tuple[str, ...], *, latent: bool, token_chunks: int) -> str:
+def why_recomputation_conflicts(
+    offload: str, kind: str, modules: tuple[str, ...], *, latent: bool, token_chunks: int
+) -> str:
     """Why layers cannot be recomputed so with offloaded activations; empty where they can.
 
     Parameters

@@ -36,10 +36,10 @@ _SECTION = re.compile(r"^\w[\w ]*\n-{3,}$", re.MULTILINE)
 """Begins a section of a docstring."""
 
 
-def split_sections(doc: str) -> tuple[str, str]:
+def split_docstring_sections(doc: str) -> tuple[str, str]:
     """A docstring's text, and its sections.
 
-    >>> split_sections("A batch.\\n\\nRaises\\n------\\nValueError\\n    If it is empty.")
+    >>> split_docstring_sections("A batch.\\n\\nRaises\\n------\\nValueError\\n    If it is empty.")
     ('A batch.', 'Raises\\n------\\nValueError\\n    If it is empty.')
     """
     section = _SECTION.search(doc)
@@ -59,7 +59,7 @@ def _with_attributes(doc: str, described: dict[str, str]) -> str:
         Sequence length. [tokens]
     """
     fields = "\n".join(f"{name}\n    {says}" for name, says in described.items())
-    text, sections = split_sections(doc)
+    text, sections = split_docstring_sections(doc)
     return "\n\n".join(part for part in (text, f"Attributes\n----------\n{fields}", sections) if part)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from mofa.specs.copied_facts import bundled_profile
-from mofa.specs.curve_ratios import curves_by_ratios
-from mofa.specs.files import bundled
+from mofa.specs.copied_facts import bundled_profile_mapping
+from mofa.specs.curve_ratios import curves_scaled_by_ratios
+from mofa.specs.files import bundled_names
 
 
-def with_rescaled_copies(gpu: dict[str, Any]) -> dict[str, Any]:
+def rescale_copied_curves(gpu: dict[str, Any]) -> dict[str, Any]:
     """A GPU's mapping whose curves, where they are a bundled GPU's, are rescaled to the facts above them.
 
     A copied file keeps the curves of the GPU that it was copied from. With another peak, bandwidth, power or number of
@@ -30,20 +30,20 @@ def with_rescaled_copies(gpu: dict[str, Any]) -> dict[str, Any]:
 
     Examples
     --------
-    >>> h100 = bundled_profile("gpus", "h100-sxm")
+    >>> h100 = bundled_profile_mapping("gpus", "h100-sxm")
     >>> peaks = {**h100["peak_flops_per_s"], "bf16": {"value": "494.7 TFLOP/s"}}
-    >>> copy = with_rescaled_copies({**h100, "peak_flops_per_s": peaks})
+    >>> copy = rescale_copied_curves({**h100, "peak_flops_per_s": peaks})
     >>> (tile, own) = (profile["curves"]["gemm"]["bf16"]["form"]["tiles"][-1][2] for profile in (copy, h100))
     >>> round(tile / own, 4)
     0.5
-    >>> with_rescaled_copies(h100) is h100
+    >>> rescale_copied_curves(h100) is h100
     True
     """
     owner = _owner(gpu)
     if owner is None or not isinstance(gpu.get("peak_flops_per_s"), Mapping):
         return gpu
-    like = bundled_profile("gpus", owner)
-    scaled = curves_by_ratios(gpu, like)
+    like = bundled_profile_mapping("gpus", owner)
+    scaled = curves_scaled_by_ratios(gpu, like)
     return gpu if scaled is like["curves"] else {**gpu, "curves": _replaced(gpu["curves"], like["curves"], scaled)}
 
 
@@ -55,8 +55,8 @@ def _owner(gpu: Mapping[str, Any]) -> str | None:
     own = dict(_forms(curves))
     shared = {
         name: sum(own.get(path) == form for path, form in _bundled_forms(name))
-        for name in sorted(bundled("gpus"), key=lambda name: name != gpu.get("name"))
-        if "like" not in bundled_profile("gpus", name)
+        for name in sorted(bundled_names("gpus"), key=lambda name: name != gpu.get("name"))
+        if "like" not in bundled_profile_mapping("gpus", name)
     }
     owner = max(shared, key=shared.__getitem__)
     return owner if shared[owner] else None
@@ -64,7 +64,7 @@ def _owner(gpu: Mapping[str, Any]) -> str | None:
 
 @cache
 def _bundled_forms(name: str) -> tuple[tuple[str, Any], ...]:
-    return tuple(_forms(bundled_profile("gpus", name)["curves"]))
+    return tuple(_forms(bundled_profile_mapping("gpus", name)["curves"]))
 
 
 def _forms(curves: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-from mofa.specs.files import bundled, bundled_dir, load_yaml
+from mofa.specs.files import bundled_dir, bundled_names, load_yaml
 
 Folder = Literal["gpus", "nodes"]
 """Folders of bundled profiles."""
 
 
-def mark_copied(facts: dict[str, Any], folder: Folder) -> dict[str, Any]:
+def mark_copied_as_transferred(facts: dict[str, Any], folder: Folder) -> dict[str, Any]:
     """A profile whose measured facts are ``transferred`` where their source is that of a bundled profile's.
 
     A copy keeps ``provenance: measured`` and the source of what it was copied from. That source was measured on the
@@ -33,31 +33,33 @@ def mark_copied(facts: dict[str, Any], folder: Folder) -> dict[str, Any]:
     Examples
     --------
     >>> node = {**load_yaml(bundled_dir("nodes") / "h100-hgx.yaml", "h100-hgx"), "name": "mine"}
-    >>> mark_copied(node, "nodes")["intra"]["latency_s"]["provenance"]
+    >>> mark_copied_as_transferred(node, "nodes")["intra"]["latency_s"]["provenance"]
     'transferred'
     """
-    if facts.get("name") in bundled(folder):
+    if facts.get("name") in bundled_names(folder):
         return facts
     marked: dict[str, Any] = _marked(facts, _measured_sources(folder))
     return marked
 
 
 @cache
-def bundled_profile(folder: Folder, name: str) -> dict[str, Any]:
+def bundled_profile_mapping(folder: Folder, name: str) -> dict[str, Any]:
     """What is written in a bundled profile, read once; not to be changed."""
     where = f"{folder}/{name}.yaml"
     return load_yaml(bundled_dir(folder) / f"{name}.yaml", where)
 
 
-def mark_transferred(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
+def mark_all_as_transferred(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A bundled profile as the base of another machine's: what was measured for it is transferred there.
 
     Examples
     --------
-    >>> mark_transferred({"a": {"value": 1, "provenance": "measured", "source": "a run"}, "b": "x"}, "h200-sxm")
+    >>> mark_all_as_transferred({"a": {"value": 1, "provenance": "measured", "source": "a run"}, "b": "x"}, "h200-sxm")
     {'a': {'value': 1, 'provenance': 'transferred', 'source': "h200-sxm's: a run"}, 'b': 'x'}
     """
-    made = {key: mark_transferred(value, name) if isinstance(value, dict) else value for key, value in facts.items()}
+    made = {
+        key: mark_all_as_transferred(value, name) if isinstance(value, dict) else value for key, value in facts.items()
+    }
     if made.get("provenance") == "measured":
         made |= {"provenance": "transferred", "source": f"{name}'s: {made.get('source', '')}"}
     return made
@@ -79,8 +81,8 @@ def _marked(value: Any, owners: Mapping[str, str]) -> Any:
 def _measured_sources(folder: Folder) -> dict[str, str]:
     """The bundled profile that each source of a measured fact stands in, the first where several have it."""
     out: dict[str, str] = {}
-    for name in bundled(folder):
-        for source in _sources(bundled_profile(folder, name)):
+    for name in bundled_names(folder):
+        for source in _sources(bundled_profile_mapping(folder, name)):
             out.setdefault(source, name)
     return out
 

@@ -35,7 +35,7 @@ def fact_ratio(new: Mapping[str, Any], old: Mapping[str, Any], unit: str, *path:
     return values[0] / values[1] if min(values) > 0 else None
 
 
-def curves_by_ratios(
+def curves_scaled_by_ratios(
     gpu: Mapping[str, Any], like: Mapping[str, Any], rates_over_like: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
     """The curves of ``like`` for another GPU, by the ratios of what their files say.
@@ -78,24 +78,24 @@ def curves_by_ratios(
     draws = {f: power / ratio for f, ratio in rates.items() if f not in measured}
     for family in POWERED:
         for format_, curve in made.get(family, {}).items():
-            made[family][format_] = curve_at_power(curve, draws.get(_peak_format(format_), 1.0))
+            made[family][format_] = curve_at_power_ratio(curve, draws.get(_peak_format(format_), 1.0))
     attention = measured.get("attention", rates["bf16"]) / rates["bf16"]
     made["attention"] = {
-        key: _faster(curve_at_power(curve, 1.0 if "attention" in measured else draws.get("bf16", 1.0)), attention)
+        key: _faster(curve_at_power_ratio(curve, 1.0 if "attention" in measured else draws.get("bf16", 1.0)), attention)
         for key, curve in made["attention"].items()
     }
     return {**made, **{name: curves[name] for name in UNSCALED if name in curves}}
 
 
-def curve_at_power(curve: Mapping[str, Any], power_over_draw: float) -> dict[str, Any]:
+def curve_at_power_ratio(curve: Mapping[str, Any], power_over_draw: float) -> dict[str, Any]:
     """A curve whose kernels have ``power_over_draw`` times the power for what they draw at full clock. [-]
 
     The clock goes with its root, at most to the full clock, and the rate with the clock as before
-    (:meth:`mofa.specs.fitted.PoweredCurve.relative_rate_at_clock`). A curve whose clock was never held down stays.
+    (:meth:`mofa.specs.fitted.PowerLimitedCurve.relative_rate_at_clock`). A curve whose clock was never held down stays.
 
     Examples
     --------
-    >>> made = curve_at_power({"sustained": 0.9, "alone": 0.85, "clock": 0.75, "clock_power": 0.5}, 0.64)
+    >>> made = curve_at_power_ratio({"sustained": 0.9, "alone": 0.85, "clock": 0.75, "clock_power": 0.5}, 0.64)
     >>> {name: round(value, 4) for name, value in made.items()}
     {'sustained': 0.805, 'alone': 0.7603, 'clock': 0.6, 'clock_power': 0.5}
     """

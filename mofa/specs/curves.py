@@ -15,12 +15,18 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from mofa.specs.base import NotNegativeFact, PositiveFact, Spec
-from mofa.specs.fitted import Curve as Curve
-from mofa.specs.fitted import PoweredCurve as PoweredCurve
+from mofa.specs.fitted import FittedCurve as FittedCurve
+from mofa.specs.fitted import PowerLimitedCurve as PowerLimitedCurve
 from mofa.specs.fitted import expected_max_normal as expected_max_normal
 from mofa.specs.fitted import expected_max_uniform as expected_max_uniform
-from mofa.specs.gpu_facts import KernelSelection, LayerKernels, Optimizer16Bit, UnalignedProducts, load_unmeasured
-from mofa.specs.host import HostCurve, HostRange
+from mofa.specs.gpu_facts import (
+    KernelSelection,
+    LayerKernelRatios,
+    Optimizer16BitRates,
+    UnalignedProductRates,
+    load_unmeasured_gpu_facts,
+)
+from mofa.specs.host import HostIssueTimes, HostSpeedQuantiles
 from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm
 from mofa.specs.power import PowerLimit
 from mofa.specs.products import FALLBACK, STREAM_FALLBACK
@@ -75,7 +81,7 @@ class GemmForm:
 
 
 @dataclass(frozen=True, config=_STRICT)
-class GroupedForm:
+class GroupedGemmForm:
     """Parameters of :func:`mofa.cost.kernels.fitted_forms.grouped_gemm_s`."""
 
     small_tile: tuple[TileSize, TileSize] = (64, 128)
@@ -139,25 +145,25 @@ class CollectiveForm:
     group: Degree
 
 
-class GemmCurve(PoweredCurve):
+class GemmCurve(PowerLimitedCurve):
     """Dense products of one format, in all three layouts (forward, input gradient, weight gradient)."""
 
     form: GemmForm
 
 
-class GroupedGemmCurve(PoweredCurve):
+class GroupedGemmCurve(PowerLimitedCurve):
     """Products of one expert each in one kernel."""
 
-    form: GroupedForm
+    form: GroupedGemmForm
 
 
-class AttentionCurve(PoweredCurve):
+class AttentionCurve(PowerLimitedCurve):
     """Fused attention of one backend, way and pair of head sizes."""
 
     form: AttentionForm
 
 
-class MemoryBoundCurve(Curve):
+class MemoryBoundCurve(FittedCurve):
     """One memory-bound op, eager or compiled."""
 
     form: MemoryBoundForm
@@ -168,7 +174,7 @@ class MemoryBoundCurve(Curve):
     """Power at full clock over the limit; where absent, ``stream_clock`` says it of all. [-]"""
 
 
-class CollectiveCurve(Curve):
+class CollectiveCurve(FittedCurve):
     """One collective inside a fast domain, over one group size."""
 
     form: CollectiveForm
@@ -177,7 +183,7 @@ class CollectiveCurve(Curve):
 StreamKey = Annotated[str, Field(pattern=r"^(default|(eager|compiled|te|megatron) [a-z0-9_]+)$")]
 
 
-class ReleaseCurves(Spec):
+class PytorchReleaseCurves(Spec):
     """What another release of PyTorch, with the cuBLAS that it brings, runs in place of a GPU's own curves."""
 
     gemm: dict[GemmFormat, GemmCurve] = {}
@@ -201,7 +207,7 @@ def _on_streams(single: GemmCurve, known: MultiStreamCurve | None) -> MultiStrea
     if known is not None:
         form, source = known.form, known.source
     else:
-        starts, rate = load_unmeasured().multi_stream_starts, single.form.bytes_per_s
+        starts, rate = load_unmeasured_gpu_facts().multi_stream_starts, single.form.bytes_per_s
         adding = starts.adding_rate.value * rate
         form = MultiStreamForm(starts.floor_s.value, starts.start_s.value, 1.0, rate, adding, starts.sharpness.value)
         source = "an H100's starts"
@@ -226,10 +232,10 @@ class GpuCurves(Spec):
     :attr:`multi_stream_curves`."""
     attention: dict[Annotated[str, Field(pattern=r"^(cudnn|flash1?) (fwd|bwd) \d+/\d+$")], AttentionCurve]
     stream: dict[StreamKey, MemoryBoundCurve]
-    releases: dict[Annotated[str, Field(pattern=r"^\d+\.\d+$")], ReleaseCurves] = {}
+    releases: dict[Annotated[str, Field(pattern=r"^\d+\.\d+$")], PytorchReleaseCurves] = {}
     """Kernels of other releases of PyTorch, by their number, where they differ and were measured."""
-    host: HostCurve
-    hosts: HostRange | None = None
+    host: HostIssueTimes
+    hosts: HostSpeedQuantiles | None = None
     """How far hosts of this kind are apart, where ``host`` is that of a typical machine; None where it is the one that
     runs."""
     stream_clock: PositiveFact | None = None
@@ -243,13 +249,15 @@ class GpuCurves(Spec):
     """Standard deviation, over the ranks of a run, of what their hosts take for the same work, over its mean. [-]"""
     overlap_slowdown: NotNegativeFact
     """Seconds that computing loses per second of communication that runs at the same time. [-]"""
-    unaligned_products: UnalignedProducts = Field(default_factory=lambda: load_unmeasured().unaligned_products)
+    unaligned_products: UnalignedProductRates = Field(
+        default_factory=lambda: load_unmeasured_gpu_facts().unaligned_products
+    )
     """Products of widths that 16 bytes do not divide; the assumed ones where they were not measured."""
-    optimizer_16_bit: Optimizer16Bit = Field(default_factory=lambda: load_unmeasured().optimizer_16_bit)
+    optimizer_16_bit: Optimizer16BitRates = Field(default_factory=lambda: load_unmeasured_gpu_facts().optimizer_16_bit)
     """The optimizer's kernels on 16-bit tensors, likewise."""
-    kernel_selection: KernelSelection = Field(default_factory=lambda: load_unmeasured().kernel_selection)
+    kernel_selection: KernelSelection = Field(default_factory=lambda: load_unmeasured_gpu_facts().kernel_selection)
     """How the library of products chooses kernels, likewise."""
-    layer_kernels: LayerKernels = Field(default_factory=lambda: load_unmeasured().layer_kernels)
+    layer_kernels: LayerKernelRatios = Field(default_factory=lambda: load_unmeasured_gpu_facts().layer_kernels)
     """Norms and activations over those that were measured, likewise."""
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from mofa.specs.framework_names import Family
 ExpertOverlap = Literal["none", "combined"]
 
 
-def check_expert_overlap(
+def check_expert_overlap_options(
     name: Family,
     overlap: ExpertOverlap,
     experts: str,

@@ -20,7 +20,7 @@ def _matrices(model: ModelSpec, width: int, hidden: int) -> int:
     return (3 if model.mlp.gated else 2) * hidden * width
 
 
-def dense_params(model: ModelSpec, width: int) -> FfnParams:
+def dense_ffn_params(model: ModelSpec, width: int) -> FfnParams:
     """Parameters of a dense feed-forward of this width. [params]"""
     split, replicated = _matrices(model, width, model.hidden), 0
     if model.mlp.bias:

@@ -13,8 +13,8 @@ from typing import Any, Literal, cast
 import yaml
 
 from mofa.errors import SpecError
-from mofa.specs.limited_reads import exists, json_fault, read_bytes, refuse_unreachable, utf8_text
-from mofa.specs.unmodelled import other_name, why_not_modelled
+from mofa.specs.limited_reads import exists, json_fault_text, read_bytes, refuse_unreachable, utf8_text
+from mofa.specs.unmodelled import known_synonym, why_not_modelled
 
 DataKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles"]
 BundledKind = Literal[
@@ -40,7 +40,7 @@ def data_dir(kind: DataKind) -> Path:
     return packaged if packaged.is_dir() else package.parent / kind
 
 
-def bundled(kind: BundledKind) -> tuple[str, ...]:
+def bundled_names(kind: BundledKind) -> tuple[str, ...]:
     """Names of the bundled files of one kind, sorted; ``hardware_profiles`` are the nodes."""
     return tuple(sorted(path.stem for path in bundled_dir(kind).glob("*.yaml")))
 
@@ -58,16 +58,18 @@ def gpus_of_nodes() -> dict[str, str]:
     >>> gpus_of_nodes()["h100-hgx"]
     'h100-sxm'
     """
-    texts = {name: (bundled_dir("nodes") / f"{name}.yaml").read_text(encoding="utf-8") for name in bundled("nodes")}
+    texts = {
+        name: (bundled_dir("nodes") / f"{name}.yaml").read_text(encoding="utf-8") for name in bundled_names("nodes")
+    }
     return {node: gpu[1] for node, text in texts.items() if (gpu := re.search(r"^gpu: *(\S+)", text, re.MULTILINE))}
 
 
-def hardware_meant(word: str, folder: Literal["gpus", "nodes"]) -> str:
+def hardware_suggestion(word: str, folder: Literal["gpus", "nodes"]) -> str:
     """End of an error message about an unknown GPU or node: which one stands in the other folder, else the closest.
 
-    >>> hardware_meant("gb300-nvl72", "gpus"), hardware_meant("h200-sxm", "nodes")
+    >>> hardware_suggestion("gb300-nvl72", "gpus"), hardware_suggestion("h200-sxm", "nodes")
     ('it is a node, of the GPU gb300', 'it is a GPU, of the node h200-hgx')
-    >>> hardware_meant("dgx-h200", "nodes"), hardware_meant("8xMI300X", "nodes")
+    >>> hardware_suggestion("dgx-h200", "nodes"), hardware_suggestion("8xMI300X", "nodes")
     ('did you mean h200-hgx?', 'did you mean mi300x-oam?')
     """
     gpu_of = gpus_of_nodes()
@@ -75,7 +77,7 @@ def hardware_meant(word: str, folder: Literal["gpus", "nodes"]) -> str:
         return f"it is a node, of the GPU {gpu_of[word]}"
     if folder == "nodes" and (nodes := [node for node, gpu in gpu_of.items() if gpu == word]):
         return f"it is a GPU, of the node {' or '.join(nodes)}"
-    parts, known = re.split(r"[^a-z0-9]+", word[:100].casefold()), bundled(folder)
+    parts, known = re.split(r"[^a-z0-9]+", word[:100].casefold()), bundled_names(folder)
     chips = {name.partition("-")[0] for name in known}
     named = chips & set(parts) or {chip for chip in chips if any(part.endswith(f"x{chip}") for part in parts)}
     return did_you_mean(word if word.casefold().startswith(tuple(chips)) or len(named) != 1 else named.pop(), known)
@@ -100,7 +102,7 @@ def did_you_mean(word: object, known: Iterable[str], before: str = "") -> str:
     names = list(known)
     if not names:
         return "there is none to choose from"
-    if meant := other_name(word, tuple(names)):
+    if meant := known_synonym(word, tuple(names)):
         return f"did you mean {before}{meant}?"
     if why := why_not_modelled(word):
         return why
@@ -112,7 +114,7 @@ def did_you_mean(word: object, known: Iterable[str], before: str = "") -> str:
     return f"did you mean {meant}?" if meant else f"use one of {', '.join(names)}"
 
 
-def short(value: object, length: int = 40) -> str:
+def shown_value(value: object, length: int = 40) -> str:
     """A value as an error message shows it, on one line."""
     try:
         text = value if isinstance(value, str) else repr(value)
@@ -151,7 +153,7 @@ def load_yaml(path: str | Path, where: str | None = None) -> dict[str, Any]:
         In one line, if the file is missing, empty, too large, not UTF-8, not YAML, no mapping, nested too deeply,
         larger than it looks once its aliases are written out, or holds a key twice.
     """
-    name = where or short(str(path), 200)
+    name = where or shown_value(str(path), 200)
     return yaml_mapping(read_text(path, name), name)
 
 
@@ -190,12 +192,12 @@ _YAML_MISTAKES = {  # the first that is found says it
 }
 
 
-def profile_text(facts: dict[str, Any]) -> str:
+def profile_as_yaml(facts: dict[str, Any]) -> str:
     """A profile of hardware as YAML: keys in their order, what has no parts in one line.
 
     Examples
     --------
-    >>> print(profile_text({"name": "toy", "tdp_w": {"value": "700 W", "provenance": "assumed"}}), end="")
+    >>> print(profile_as_yaml({"name": "toy", "tdp_w": {"value": "700 W", "provenance": "assumed"}}), end="")
     name: toy
     tdp_w: {value: 700 W, provenance: assumed}
     """
@@ -208,7 +210,10 @@ def _yaml_mistake(problem: str) -> str:
     >>> _yaml_mistake("found a tab character that violates indentation")
     'begins with a tab, where YAML wants spaces'
     """
-    return next((words for part, words in _YAML_MISTAKES.items() if part in problem), short(problem or "broken", 120))
+    return next(
+        (words for part, words in _YAML_MISTAKES.items() if part in problem),
+        shown_value(problem or "broken", 120),
+    )
 
 
 UNREADABLE_YAML = "holds a character, date, number or tag that YAML cannot read; write valid YAML"
@@ -346,14 +351,14 @@ def load_json(path: str | Path, where: str | None = None) -> dict[str, Any]:
     An infinity is read as one: Nemotron-H's published files have it as a limit that mofa has no use for. Who reads a
     number checks that it is finite.
     """
-    name = where or short(str(path), 200)
+    name = where or shown_value(str(path), 200)
     text = read_text(path, name)
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for key, value in items:
             if key in out:
-                raise SpecError(f"{name}: key {short(key)!r} is written twice; keep one")
+                raise SpecError(f"{name}: key {shown_value(key)!r} is written twice; keep one")
             out[key] = value
         return out
 
@@ -367,7 +372,7 @@ def load_json(path: str | Path, where: str | None = None) -> dict[str, Any]:
     except SpecError:
         raise
     except json.JSONDecodeError as error:
-        raise SpecError(f"{name}: {json_fault(error)}; write valid JSON") from None
+        raise SpecError(f"{name}: {json_fault_text(error)}; write valid JSON") from None
     except (ValueError, OverflowError, RecursionError):
         raise SpecError(
             f"{name}: nested too deeply or holds an absurd number; check that it is the right file"
@@ -428,7 +433,7 @@ def _check_keys(node: yaml.MappingNode, where: str) -> None:
         if not isinstance(key, yaml.ScalarNode):
             raise SpecError(f"{where}: line {line}: a key is no text; write 'field: value'")
         if key.value in seen:
-            raise SpecError(f"{where}: line {line}: key {short(key.value)!r} is written twice; keep one")
+            raise SpecError(f"{where}: line {line}: key {shown_value(key.value)!r} is written twice; keep one")
         seen.add(key.value)
 
 
@@ -441,25 +446,25 @@ def _unshared(value: Any) -> Any:
     return finite_int(value) if type(value) is int else value
 
 
-def find_file(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]:
+def find_bundled_or_user_file(ref: str | Path, kind: BundledKind, hint: str) -> tuple[Path, str]:
     """Path of a bundled name or of a user's file, and what messages call it."""
     if not isinstance(ref, (str, Path)):
         raise SpecError(f"{kind}: {type(ref).__name__} is no name and no path; give text or a Path")
     text = str(ref)
-    if isinstance(ref, str) and ref in bundled(kind):
+    if isinstance(ref, str) and ref in bundled_names(kind):
         return bundled_dir(kind) / f"{ref}.yaml", f"{kind}/{ref}.yaml"
     path = Path(ref)
     if text and exists(path):
-        return path, short(text, 200)
-    refuse_unreachable(path, short(text, 200))
+        return path, shown_value(text, 200)
+    refuse_unreachable(path, shown_value(text, 200))
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and kind == "workloads" and not path.suffix and not exists(path.parent):
         raise SpecError(
-            f"{short(text, 200)}: no such file or folder; a model of Hugging Face is read from its config.json: "
+            f"{shown_value(text, 200)}: no such file or folder; a model of Hugging Face is read from its config.json: "
             f"download that and give its path"
         )
     if "/" in text or path.suffix in (".yaml", ".yml", ".json"):
-        raise SpecError(f"{short(text, 200)}: no such file; check the path")
+        raise SpecError(f"{shown_value(text, 200)}: no such file; check the path")
     nouns = {"workloads": "workload", "fault_profiles": "fault profile", "gpus": "GPU", "hosts": "host"}
     noun = nouns.get(kind, "node")
-    meant = hardware_meant(text, kind) if kind in ("gpus", "nodes") else did_you_mean(text, bundled(kind))
-    raise SpecError(f"{short(text) or 'empty name'}: no bundled {noun} and no file; {meant} ({hint})")
+    meant = hardware_suggestion(text, kind) if kind in ("gpus", "nodes") else did_you_mean(text, bundled_names(kind))
+    raise SpecError(f"{shown_value(text) or 'empty name'}: no bundled {noun} and no file; {meant} ({hint})")

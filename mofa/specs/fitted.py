@@ -14,12 +14,12 @@ from pydantic import Field, model_validator
 
 from mofa.specs.base import Count, Library, Provenance, Spec
 from mofa.specs.ranges import LEAST_SHARE, RelativeError, Size
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 
 FloatArray = NDArray[np.float64]
 
 
-class Curve(Spec):
+class FittedCurve(Spec):
     """A fitted form: where its numbers come from, how well it meets what was measured, and where that was."""
 
     provenance: Provenance
@@ -41,7 +41,7 @@ LEAST_BETWEEN = 0.9
 ``products_share_between`` the line through the two states would reach a rate of zero. [-]"""
 
 
-class PoweredCurve(Curve):
+class PowerLimitedCurve(FittedCurve):
     """Of kernels that the power limit slows down: products and attention."""
 
     sustained: Share = 1.0
@@ -72,7 +72,7 @@ class PoweredCurve(Curve):
 
         Examples
         --------
-        >>> curve = PoweredCurve(provenance="assumed", source="an example", alone=0.85, clock=0.75)
+        >>> curve = PowerLimitedCurve(provenance="assumed", source="an example", alone=0.85, clock=0.75)
         >>> curve.relative_rate_at_clock(np.array([0.75, 0.9, 1.0])).round(3)
         array([0.85 , 0.942, 1.   ])
         """
@@ -101,7 +101,7 @@ class PoweredCurve(Curve):
 
         Examples
         --------
-        >>> curve = PoweredCurve(provenance="assumed", source="an example", clock=0.75, full_load_flops=8e14)
+        >>> curve = PowerLimitedCurve(provenance="assumed", source="an example", clock=0.75, full_load_flops=8e14)
         >>> round(curve.draw(curve.load(4e11, 1e-3), 0.9), 3)
         1.339
         """
@@ -113,11 +113,11 @@ class PoweredCurve(Curve):
 
         Examples
         --------
-        >>> curve = PoweredCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85)
+        >>> curve = PowerLimitedCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85)
         >>> curve.rate_fraction(np.array([0.0, 0.61, 1.0])).round(3)
         array([0.978, 0.9  , 0.85 ])
         """
-        slope = (self.sustained - self.alone) / (1.0 - load_shared().libraries.products_share_between.value)
+        slope = (self.sustained - self.alone) / (1.0 - load_shared_facts().libraries.products_share_between.value)
         return np.minimum(self.alone + slope * (1.0 - share), 1.0)
 
 

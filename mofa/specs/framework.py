@@ -14,7 +14,7 @@ from mofa.errors import StrategyError
 from mofa.specs.activation_offload import ActivationOffload, ActivationOffloadText, check_activation_offload
 from mofa.specs.base import CountFact, Library, Provenance, Spec
 from mofa.specs.cuda_graphs import CudaGraphs, CudaGraphsText
-from mofa.specs.expert_overlap import ExpertOverlap, check_expert_overlap
+from mofa.specs.expert_overlap import ExpertOverlap, check_expert_overlap_options
 from mofa.specs.framework_names import FRAMEWORK_NAMES as FRAMEWORK_NAMES
 from mofa.specs.framework_names import RANK_ORDERS, RankOrder
 from mofa.specs.framework_names import Family as Family
@@ -24,7 +24,7 @@ from mofa.specs.framework_traits import TRAITS, FrameworkTraits, Layers
 from mofa.specs.implied_facts import DEEPSPEED, GRADIENTS, NOT_OTHERWISE
 from mofa.specs.implied_facts import implied_facts as implied_facts
 from mofa.specs.optimizer_offload import check_optimizer_offload
-from mofa.specs.optimizers import STEP_KERNELS, Implementation, StepKernels
+from mofa.specs.optimizers import STEP_KERNELS, Implementation, OptimizerStepKernels
 from mofa.specs.ranges import (
     MAX_ALIGNMENT,
     MAX_DISPATCH_SYNCS,
@@ -37,7 +37,7 @@ from mofa.specs.ranges import (
 from mofa.specs.strategy import FrameworkOptions
 
 
-class PythonFunctions(Spec):
+class PythonFunctionCounts(Spec):
     """Functions of Python that a framework calls beside its launches, each of which takes a host ``function_s``. [-]"""
 
     module_call: CountFact
@@ -219,7 +219,7 @@ class FrameworkSpec(Spec):
     grouped_kernel: Literal["one", "multi-stream"] = "one"
     """Grouped experts' products are one kernel (CUTLASS's), or one each on several streams, as Transformer Engine's
     ``GroupedLinear`` runs them (transformer_engine 2.20, common/gemm/cublaslt_gemm.cu, multi_stream_cublas_gemm)."""
-    python_functions: PythonFunctions | None = None
+    python_functions: PythonFunctionCounts | None = None
     """torchtitan: what its modules call beside launches."""
     balances_by: Literal["turn", "chance"] = "turn"
     """How ``routing: balanced`` is run: tokens take experts in turn (torchtitan's ``moe_force_load_balance``), or
@@ -258,7 +258,7 @@ class FrameworkSpec(Spec):
         return TRAITS[self.name]
 
     @property
-    def step_kernels(self) -> StepKernels:
+    def step_kernels(self) -> OptimizerStepKernels:
         """How its optimizer runs a step."""
         return STEP_KERNELS[self.optimizer]
 
@@ -297,7 +297,7 @@ class FrameworkSpec(Spec):
         self._check_modelled()
         self._check_zero1()
         self._check_of_one_framework()
-        check_expert_overlap(
+        check_expert_overlap_options(
             self.name, self.expert_overlap, self.experts, on_engine=self.library is not None,
             delay_wgrad=self.delay_wgrad,
             shared_expert_overlap=self.shared_expert_overlap,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from mofa.errors import SpecError
 from mofa.specs.attention import ATTENTION_KINDS
-from mofa.specs.files import did_you_mean, short
+from mofa.specs.files import did_you_mean, shown_value
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -39,7 +39,7 @@ _LENGTHS = {
 """Kinds of wrong lengths: which bound was passed, and of what. [entries or characters]"""
 
 
-def build_spec(cls: type[S], raw: object, where: str, prefix: str = "", *, or_else: str = "") -> S:
+def spec_from_mapping(cls: type[S], raw: object, where: str, prefix: str = "", *, or_else: str = "") -> S:
     """Check a raw mapping and make a spec of it.
 
     Parameters
@@ -64,7 +64,7 @@ def build_spec(cls: type[S], raw: object, where: str, prefix: str = "", *, or_el
     Examples
     --------
     >>> from mofa.specs.workload import BatchSpec
-    >>> build_spec(BatchSpec, {"seq_len": 4096, "globl_batch": 8}, "x.yaml")
+    >>> spec_from_mapping(BatchSpec, {"seq_len": 4096, "globl_batch": 8}, "x.yaml")
     Traceback (most recent call last):
     mofa.errors.SpecError: x.yaml: globl_batch is no field here; did you mean global_batch?
     """
@@ -112,13 +112,13 @@ def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> 
         # a field of one other place: what it is in was left out, or another written
         there = f"did you mean {prefix}{min(elsewhere)}?" if len(elsewhere) == 1 else ""
         hint = there or did_you_mean(name, _field_names(owner))
-        return f"{short(place, 120)} is no field here; {hint}"
+        return f"{shown_value(place, 120)} is no field here; {hint}"
     if kind == "missing":
         return f"{place} is missing; add it"
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         key = str(context.get("discriminator", "kind")).strip("'")
         tags = str(context.get("expected_tags", ", ".join(ATTENTION_KINDS))).replace("'", "")
-        got = f"({short(context['tag'])}) " if "tag" in context else ""
+        got = f"({shown_value(context['tag'])}) " if "tag" in context else ""
         return f"{place}.{key} {got}must be one of {tags}; write it"
     if kind == "value_error":
         text = str(context["error"])
@@ -130,7 +130,7 @@ def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> 
                 return f"{place}.{text}"
             return f"{place}: {text}" if path else text
         return f"{place}: {text}"
-    shown = f" ({short(repr(value))})" if not isinstance(value, (dict, list)) else ""
+    shown = f" ({shown_value(repr(value))})" if not isinstance(value, (dict, list)) else ""
     if value is None:
         return f"{place} is empty; write its value, or leave the line out where it is optional"
     if kind == "string_pattern_mismatch":

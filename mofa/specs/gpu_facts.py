@@ -7,7 +7,7 @@ from typing import Literal
 
 from mofa.specs.base import CountFact, Fact, PositiveFact, SecondsFact, ShareFact, Spec
 from mofa.specs.files import data_dir, load_yaml
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 
 FILE = "unmeasured.yaml"
 
@@ -16,7 +16,7 @@ BATCHED_OVERHEAD = Fact(value=0.7, provenance="assumed", source="the H200's; see
 """Where a profile has none."""
 
 
-class UnalignedProducts(Spec):
+class UnalignedProductRates(Spec):
     """Rate of products whose rows begin at no multiple of 16 bytes, over that of aligned ones of their size. [-]
 
     ``batched`` are several products in one kernel. Of single ones in bf16 ``even`` widths are multiples of 4 or 8
@@ -46,7 +46,7 @@ class UnalignedProducts(Spec):
 
         Examples
         --------
-        >>> load_unmeasured().unaligned_products.single("fwd")
+        >>> load_unmeasured_gpu_facts().unaligned_products.single("fwd")
         (0.34, 0.121)
         """
         even, odd = {
@@ -57,7 +57,7 @@ class UnalignedProducts(Spec):
         return even.value, odd.value
 
 
-class Optimizer16Bit(Spec):
+class Optimizer16BitRates(Spec):
     """Rate of the optimizer's kernels on 16-bit tensors, as a share of that on fp32 ones. [-]"""
 
     adam_fused: ShareFact
@@ -89,7 +89,7 @@ class KernelSelection(Spec):
     """Outputs of one wave of the largest tiles over the multiprocessors, in which products are counted. [outputs]"""
 
 
-class LayerKernels(Spec):
+class LayerKernelRatios(Spec):
     """Layers' kernels that were not fitted by themselves, over measured ones that they are like. [-]"""
 
     te_norm_forward: PositiveFact
@@ -115,7 +115,7 @@ class LayerKernels(Spec):
     row with split sums is 1. [-]"""
 
 
-class MultiStreamStarts(Spec):
+class MultiStreamExtraTimes(Spec):
     """What products on several streams take beside those of one (:mod:`mofa.specs.multi_stream`)."""
 
     floor_s: SecondsFact
@@ -126,28 +126,30 @@ class MultiStreamStarts(Spec):
     """Rate of adding to the main gradients over that of writing. [-]"""
 
 
-def facts_of(spec: UnalignedProducts | Optimizer16Bit | KernelSelection | LayerKernels) -> list[Fact]:
+def facts_of_record(
+    spec: UnalignedProductRates | Optimizer16BitRates | KernelSelection | LayerKernelRatios,
+) -> list[Fact]:
     """All facts of one of these records."""
     return [getattr(spec, name) for name in type(spec).model_fields]
 
 
-class Unmeasured(Spec):
+class UnmeasuredGpuFacts(Spec):
     """What a GPU takes whose profile doesn't have them: another GPU's facts, marked ``assumed``."""
 
-    unaligned_products: UnalignedProducts
-    optimizer_16_bit: Optimizer16Bit
+    unaligned_products: UnalignedProductRates
+    optimizer_16_bit: Optimizer16BitRates
     kernel_selection: KernelSelection
-    layer_kernels: LayerKernels
-    multi_stream_starts: MultiStreamStarts
+    layer_kernels: LayerKernelRatios
+    multi_stream_starts: MultiStreamExtraTimes
 
 
 @lru_cache(maxsize=1)
-def load_unmeasured() -> Unmeasured:
+def load_unmeasured_gpu_facts() -> UnmeasuredGpuFacts:
     """The bundled facts for GPUs that were not measured.
 
     Examples
     --------
-    >>> load_unmeasured().unaligned_products.forward_even.provenance
+    >>> load_unmeasured_gpu_facts().unaligned_products.forward_even.provenance
     'assumed'
     """
-    return build_spec(Unmeasured, load_yaml(data_dir("hardware_profiles") / FILE, FILE), FILE)
+    return spec_from_mapping(UnmeasuredGpuFacts, load_yaml(data_dir("hardware_profiles") / FILE, FILE), FILE)

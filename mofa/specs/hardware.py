@@ -19,10 +19,16 @@ from mofa.specs.base import (
     WattsFact,
 )
 from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_max_uniform
-from mofa.specs.host import HostCurve, LayerPace
+from mofa.specs.host import HostIssueTimes, SmallLayerTime
 from mofa.specs.links import BridgeSpec, NicSpec, SharedLinkSpec
 from mofa.specs.links import LinkSpec as LinkSpec
-from mofa.specs.peak_check import CurveAgainstPeak, reached_shares, reached_shares_of_link, slow_curves, why_above_peak
+from mofa.specs.peak_check import (
+    CurveAgainstPeak,
+    collectives_against_link,
+    curves_far_below_peak,
+    gpu_curves_against_peak,
+    why_above_peak,
+)
 from mofa.specs.ranges import MAX_GPUS, Degree
 from mofa.units import format_bytes
 
@@ -74,18 +80,18 @@ class GpuSpec(Spec):
     def reached_shares(self) -> Iterator[CurveAgainstPeak]:
         """What each curve reaches, beside its peak."""
         peaks: dict[str, float] = {format_: fact.value for format_, fact in self.peak_flops_per_s.items()}
-        return reached_shares(self.curves, peaks, self.memory_bandwidth_bytes_per_s.value)
+        return gpu_curves_against_peak(self.curves, peaks, self.memory_bandwidth_bytes_per_s.value)
 
     @property
     def slow_curve_notes(self) -> tuple[str, ...]:
         """Curves that reach less than a tenth of their peak, a sentence each."""
         return tuple(
             f"{share.sentence('less than a tenth of')}: check that both are of {self.name}"
-            for share in slow_curves(self.reached_shares())
+            for share in curves_far_below_peak(self.reached_shares())
         )
 
 
-class CommunicatorSpec(Spec):
+class CommunicatorMemorySpec(Spec):
     """Device memory that communicators hold."""
 
     library_bytes: BytesFact | None = None
@@ -126,7 +132,7 @@ class NodeSpec(Spec):
     """PCIe switches and sockets whose GPUs share a way to the others, from the smallest."""
     nic: NicSpec
     host_memory_bytes: BytesFact
-    communicators: CommunicatorSpec
+    communicators: CommunicatorMemorySpec
     nvls_factor: CountFact
     """Speed-up of all-reduce inside a domain by in-switch reduction: 1 without. [-]"""
     hosts: Literal["own", "shared"] = "own"
@@ -147,7 +153,7 @@ class NodeSpec(Spec):
             raise ValueError(
                 f"gpus_per_domain ({self.gpus_per_domain}) must be a multiple of gpus_per_node ({self.gpus_per_node})"
             )
-        passed = why_above_peak(reached_shares_of_link(self.collectives, self.intra.bandwidth_bytes_per_s.value))
+        passed = why_above_peak(collectives_against_link(self.collectives, self.intra.bandwidth_bytes_per_s.value))
         if passed is not None:
             raise ValueError(f"{passed}; correct one of them")
         inside = [(f"shared[{i}].gpus", link.gpus) for i, link in enumerate(self.shared)]
@@ -195,7 +201,7 @@ class ClusterSpec(Spec):
         return f"ClusterSpec({self.num_gpus:,} x {self.gpu.name} in {self.name})"
 
     def at_host(
-        self, op_s: float | HostCurve | None, source: str = "the run's host", layer: LayerPace | None = None
+        self, op_s: float | HostIssueTimes | None, source: str = "the run's host", layer: SmallLayerTime | None = None
     ) -> Self:
         """The same GPUs under a host that issues one small eager op in ``op_s``, or a host's own profile; None leaves
         that of the GPU. [s]
@@ -205,7 +211,7 @@ class ClusterSpec(Spec):
         if op_s is None:
             return self
         curves = self.gpu.curves
-        host = op_s if isinstance(op_s, HostCurve) else curves.host.scaled_to_speed(op_s, source, layer)
+        host = op_s if isinstance(op_s, HostIssueTimes) else curves.host.scaled_to_speed(op_s, source, layer)
         slower = curves.model_copy(update={"host": host, "hosts": None})
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": slower})})
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple, Self, get_args
 from pydantic import AfterValidator, Field
 
 from mofa.specs.base import Fact, PositiveSecondsFact, SecondsFact, ShareFact, Spec
-from mofa.specs.optimizer_offload import HostOptimizer
+from mofa.specs.optimizer_offload import HostOptimizerRates
 
 Module = Literal[
     "amax", "attention", "bias_dropout_add", "collective", "dispatch", "embedding", "exchange", "exchanged_attention",
@@ -32,7 +32,7 @@ Megatron enters around each layer, ``fp8_padding`` fills up the rows of its memb
 ModuleKey = Annotated[str, Field(pattern=rf"^({'|'.join(MODULES)})( [a-z0-9-]+)?$")]
 
 
-class ModuleCall(Spec):
+class ModuleCallTime(Spec):
     """What one call of a module takes the host: its Python and the launches of all its kernels, each way.
 
     With ``n`` members it takes ``forward_s + n forward_each_s`` forward, and the same back; parameters' hooks are part
@@ -54,7 +54,7 @@ class ModuleCall(Spec):
         Examples
         --------
         >>> fact = {"value": "1 ms", "provenance": "assumed", "source": "an example"}
-        >>> call = ModuleCall(forward_s=fact, backward_s=fact, backward_each_s=fact)
+        >>> call = ModuleCallTime(forward_s=fact, backward_s=fact, backward_each_s=fact)
         >>> call.seconds(forward=True), call.seconds(forward=False)
         ((0.001, 0.0), (0.001, 0.001))
         """
@@ -62,7 +62,7 @@ class ModuleCall(Spec):
         return 0.0 if once is None else once.value, 0.0 if each is None else each.value
 
 
-class LayerPace(NamedTuple):
+class SmallLayerTime(NamedTuple):
     """What a small :class:`mofa.host_pace.TransformerEngineLayer` takes a host, each way."""
 
     issue_s: float
@@ -71,12 +71,12 @@ class LayerPace(NamedTuple):
     """Back, on autograd's thread. [s]"""
 
 
-def pace_factors(issue: float, back: float) -> dict[str, float]:
+def layer_time_factors(issue: float, back: float) -> dict[str, float]:
     """How much longer facts take that go by a layer's forward and its way back, by their names. [-]
 
     Examples
     --------
-    >>> sorted(pace_factors(2.0, 3.0).items())[:3]
+    >>> sorted(layer_time_factors(2.0, 3.0).items())[:3]
     [('backward_each_s', 3.0), ('backward_s', 3.0), ('forward_each_s', 2.0)]
     """
     return {
@@ -100,7 +100,7 @@ SCHEDULE_NODE = Fact(
 """Where a profile has none."""
 
 
-class HostCurve(Spec):
+class HostIssueTimes(Spec):
     """What the host needs to issue work."""
 
     cpu: str
@@ -178,18 +178,18 @@ class HostCurve(Spec):
     """Forward of a small layer of Transformer Engine: the pace at which hosts run modules' Python. [s]"""
     layer_back_s: PositiveSecondsFact | None = None
     """Its way back, on autograd's thread. [s]"""
-    optimizer: HostOptimizer | None = None
+    optimizer: HostOptimizerRates | None = None
     """What steps of an optimizer on the host reach; None where nothing is known."""
     schedule_node_s: SecondsFact = SCHEDULE_NODE
     """A part of a layer whose backward Megatron's schedule starts by itself: autograd's engine and thread, there and
     back. [s]"""
     graph_launch_s: SecondsFact = GRAPH_LAUNCH
     """Launch of a CUDA graph that is there already. [s]"""
-    modules: dict[ModuleKey, ModuleCall] = {}
+    modules: dict[ModuleKey, ModuleCallTime] = {}
     """Calls of modules whose Python is timed as a whole, by :data:`MODULES` and, where it differs, the format that they
     compute in: ``linear fp8-blockwise``."""
 
-    def module(self, name: str, format_: str) -> ModuleCall | None:
+    def module(self, name: str, format_: str) -> ModuleCallTime | None:
         """A module's call in a format; None where it was not timed in any.
 
         Examples
@@ -200,7 +200,7 @@ class HostCurve(Spec):
         """
         return self.modules.get(f"{name} {format_}") or self.modules.get(name)
 
-    def scaled_to_speed(self, op_s: float, source: str, layer: LayerPace | None = None) -> Self:
+    def scaled_to_speed(self, op_s: float, source: str, layer: SmallLayerTime | None = None) -> Self:
         """Another host of the kind, that issues one small eager op in ``op_s``: every time in proportion.
 
         Modules go by ``layer`` instead, each way by its own, where that host was timed with it and this one was.
@@ -225,9 +225,11 @@ class HostCurve(Spec):
         (1e-05, 6e-05)
         """
         factor = op_s / self.eager_op_s.value
-        by_name = pace_factors(factor, factor)
+        by_name = layer_time_factors(factor, factor)
         if layer is not None and self.layer_issue_s is not None and self.layer_back_s is not None:
-            by_name = pace_factors(layer.issue_s / self.layer_issue_s.value, layer.back_s / self.layer_back_s.value)
+            by_name = layer_time_factors(
+                layer.issue_s / self.layer_issue_s.value, layer.back_s / self.layer_back_s.value
+            )
 
         def longer(fact: Fact, times: float) -> Fact:
             words = f"{fact.source}; {times:.3g} times as long: {source}"
@@ -247,7 +249,7 @@ def _at_least_typical(fact: Fact) -> Fact:
     return fact
 
 
-class HostRange(Spec):
+class HostSpeedQuantiles(Spec):
     """How host speed spreads over machines of one kind: quantiles of a small op's time, over the typical host's. [-]
 
     The typical host is the one that ``GpuCurves.host`` describes.

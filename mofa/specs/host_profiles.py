@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mofa.specs.files import find_file, load_yaml
-from mofa.specs.from_mapping import build_spec
-from mofa.specs.host import HostCurve
+from mofa.specs.files import find_bundled_or_user_file, load_yaml
+from mofa.specs.from_mapping import spec_from_mapping
+from mofa.specs.host import HostIssueTimes
 
 
-def load_host(name_or_path: str | Path) -> HostCurve:
+def load_host_profile(name_or_path: str | Path) -> HostIssueTimes:
     """A host's profile: a bundled one by its name, or a file.
 
     Raises
@@ -19,8 +19,8 @@ def load_host(name_or_path: str | Path) -> HostCurve:
 
     Examples
     --------
-    >>> round(load_host("xeon-8480c").eager_op_s.value * 1e6, 2)
+    >>> round(load_host_profile("xeon-8480c").eager_op_s.value * 1e6, 2)
     5.4
     """
-    path, where = find_file(name_or_path, "hosts", "mofa calibrate host writes one")
-    return build_spec(HostCurve, load_yaml(path, where), where)
+    path, where = find_bundled_or_user_file(name_or_path, "hosts", "mofa calibrate host writes one")
+    return spec_from_mapping(HostIssueTimes, load_yaml(path, where), where)

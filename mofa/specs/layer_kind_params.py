@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mofa.errors import SpecError
-from mofa.specs.ffn_params import dense_params, experts_params
+from mofa.specs.ffn_params import dense_ffn_params, experts_params
 from mofa.specs.layer_kinds import LayerKind, LayersSpec
 from mofa.specs.model import ModelSpec
 
 
-def refuse_unmodelled(model: ModelSpec) -> None:
+def refuse_unmodelled_layer_kinds(model: ModelSpec) -> None:
     """Refuse a step of layers that are not modelled yet, by name.
 
     Raises
@@ -25,7 +25,7 @@ def refuse_unmodelled(model: ModelSpec) -> None:
 
 
 @dataclass(frozen=True)
-class KindParams:
+class LayerKindParams:
     """Parameters of one layer of a kind. [params]
 
     ``norms`` also has what mixes residual streams; ``ffns`` are dense feed-forwards, routers and shared experts.
@@ -42,7 +42,7 @@ class KindParams:
 
 
 @lru_cache(maxsize=256)
-def kind_params(model: ModelSpec, kind: LayerKind) -> KindParams:
+def params_of_layer_kind(model: ModelSpec, kind: LayerKind) -> LayerKindParams:
     """Parameters of one layer of a kind. [params]
 
     The hyper-connection of a branch reads all n residual streams, n h. It weighs each stream into the branch, the
@@ -64,39 +64,39 @@ def kind_params(model: ModelSpec, kind: LayerKind) -> KindParams:
         if ffn.kind == "moe":
             counted = experts_params(model, hashed=ffn.hashed)
         else:
-            counted = dense_params(model, ffn.ffn_hidden or model.mlp.ffn_hidden or 0)
+            counted = dense_ffn_params(model, ffn.ffn_hidden or model.mlp.ffn_hidden or 0)
         ffns += sum(counted) - counted.routed
         routed += counted.routed
-    return KindParams(mixers, norms, ffns, routed)
+    return LayerKindParams(mixers, norms, ffns, routed)
 
 
-def layers_params(model: ModelSpec) -> int:
+def all_layers_params(model: ModelSpec) -> int:
     """Parameters of all layers. [params]"""
     layers = _layers(model)
     counts = layers.counts(model.num_layers)
-    return sum(counts[kind.name] * kind_params(model, kind).total for kind in layers.kinds)
+    return sum(counts[kind.name] * params_of_layer_kind(model, kind).total for kind in layers.kinds)
 
 
-def routed_params(model: ModelSpec) -> int:
+def routed_experts_params(model: ModelSpec) -> int:
     """Parameters of the routed experts of all layers. [params]"""
     layers = _layers(model)
     counts = layers.counts(model.num_layers)
-    return sum(counts[kind.name] * kind_params(model, kind).routed for kind in layers.kinds)
+    return sum(counts[kind.name] * params_of_layer_kind(model, kind).routed for kind in layers.kinds)
 
 
-def prediction_params(model: ModelSpec) -> int:
+def mtp_entry_params(model: ModelSpec) -> int:
     """Parameters of one multi-token-prediction entry without the embedding and head that it shares. [params]
 
     Its layers, a projection from 2h to h, three norms, and what joins its residual streams.
     """
     layers = _layers(model)
     names = layers.prediction or (layers.kind_of(model.num_layers - 1).name,)
-    own = sum(kind_params(model, layers.named(name)).total for name in names)
+    own = sum(params_of_layer_kind(model, layers.named(name)).total for name in names)
     h = model.hidden
-    return own + 2 * h * h + 3 * h * model.tensors_per_norm + streams_params(model)
+    return own + 2 * h * h + 3 * h * model.tensors_per_norm + residual_streams_params(model)
 
 
-def streams_params(model: ModelSpec) -> int:
+def residual_streams_params(model: ModelSpec) -> int:
     """Parameters of what joins residual streams behind the layers, 0 with a single stream. [params]"""
     n = _layers(model).residual_streams
     return n * (n * model.hidden + 1) + 1 if n > 1 else 0

@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field
 
 from mofa.errors import SpecError
 from mofa.specs.base import Fact, PositiveFact, Spec
-from mofa.specs.copied_facts import Folder, bundled_profile, mark_transferred
-from mofa.specs.curve_ratios import curves_by_ratios
-from mofa.specs.files import bundled, did_you_mean, short
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.copied_facts import Folder, bundled_profile_mapping, mark_all_as_transferred
+from mofa.specs.curve_ratios import curves_scaled_by_ratios
+from mofa.specs.files import bundled_names, did_you_mean, shown_value
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.hardware import GpuSpec, NodeSpec
 from mofa.specs.scaling import rescaled_node
 
@@ -28,7 +28,7 @@ OF_DATASHEETS = (
 """Facts that a datasheet says; a bare value of another one is assumed."""
 
 
-class LikeFacts(Spec):
+class LikeAnotherProfile(Spec):
     """What a file says that is like another's, beside the facts that differ."""
 
     like: Annotated[str, Field(min_length=1)]
@@ -70,14 +70,17 @@ def expand_like(raw: Mapping[str, Any], folder: Folder, where: str) -> dict[str,
     """
     if "like" not in raw:
         return dict(raw)
-    said = build_spec(LikeFacts, {key: raw[key] for key in ("like", "rates_over_like") if key in raw}, where)
-    if said.like not in bundled(folder):
+    said = spec_from_mapping(
+        LikeAnotherProfile, {key: raw[key] for key in ("like", "rates_over_like") if key in raw}, where
+    )
+    if said.like not in bundled_names(folder):
         raise SpecError(
-            f"{where}: like ({short(said.like)}) is no bundled profile; {did_you_mean(said.like, bundled(folder))}"
+            f"{where}: like ({shown_value(said.like)}) is no bundled profile; "
+            f"{did_you_mean(said.like, bundled_names(folder))}"
         )
     if folder == "nodes" and said.rates_over_like:
         raise SpecError(f"{where}: rates_over_like is a GPU's; write it into the GPU's file")
-    base = mark_transferred(expanded_profile(folder, said.like), said.like)
+    base = mark_all_as_transferred(expanded_profile(folder, said.like), said.like)
     own = {key: raw[key] for key in raw if key not in ("like", "rates_over_like", "source", FITTED[folder])}
     own = {key: item for key, item in own.items() if item is not None or key not in HEADS}
     with_facts = _merged({**base, "name": None}, _as_facts(own, raw.get("source"), where, ""))
@@ -90,7 +93,7 @@ def expand_like(raw: Mapping[str, Any], folder: Folder, where: str) -> dict[str,
         if "peak_flops_per_s" in own and isinstance(formats, dict):
             with_facts["peak_flops_per_s"] = _peaks(own["peak_flops_per_s"], formats, said.like, where)
         rates: dict[str, float] = {format_: fact.value for format_, fact in said.rates_over_like.items()}
-        scaled = {**with_facts, "curves": curves_by_ratios(with_facts, base, rates)}
+        scaled = {**with_facts, "curves": curves_scaled_by_ratios(with_facts, base, rates)}
     fitted = FITTED[folder]
     return {**scaled, fitted: _merged(scaled.get(fitted, {}), raw[fitted])} if fitted in raw else scaled
 
@@ -104,7 +107,7 @@ def expanded_profile(folder: Folder, name: str) -> dict[str, Any]:
     >>> expanded_profile("nodes", "h100-hgx")["gpus_per_node"]
     8
     """
-    return expand_like(bundled_profile(folder, name), folder, f"{folder}/{name}.yaml")
+    return expand_like(bundled_profile_mapping(folder, name), folder, f"{folder}/{name}.yaml")
 
 
 def _peaks(own: Any, merged: Mapping[str, Any], like: str, where: str) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def _sizes(own: Mapping[str, Any], base: Mapping[str, Any], like: str, where: st
     nic = own.get("nic")
     if not isinstance(nic, Mapping) or "num_per_node" not in nic:
         raise SpecError(
-            f"{where}: nic.num_per_node: missing beside gpus_per_node ({short(str(gpus))}), and {like} has "
+            f"{where}: nic.num_per_node: missing beside gpus_per_node ({shown_value(str(gpus))}), and {like} has "
             f"{base['nic']['num_per_node']} for {before} GPUs; write it"
         )
     if "gpus_per_domain" in own or base.get("gpus_per_domain") != before:
@@ -163,7 +166,8 @@ def _as_facts(own: Mapping[str, Any], source: object, where: str, prefix: str) -
                 raise SpecError(f"{where}: source ({source!r}) must have at least 3 characters; name the datasheet")
             if not isinstance(source, str) or not source:
                 raise SpecError(
-                    f"{where}: {path} ({short(str(item))}) is a value alone; add a line source: with the datasheet "
+                    f"{where}: {path} ({shown_value(str(item))}) is a value alone; add a line source: with the "
+                    "datasheet "
                     "that such values are from"
                 )
             provenance = "datasheet" if key in OF_DATASHEETS or prefix == "peak_flops_per_s." else "assumed"

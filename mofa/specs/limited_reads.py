@@ -19,7 +19,7 @@ _files_read: ContextVar[set[tuple[int, int]] | None] = ContextVar("files_read", 
 
 
 @contextmanager
-def remembering_files() -> Iterator[None]:
+def remember_read_files() -> Iterator[None]:
     """While it lasts, files that are read are remembered, so that none of them is overwritten with a result."""
     token = _files_read.set(set())
     try:
@@ -29,7 +29,7 @@ def remembering_files() -> Iterator[None]:
 
 
 def was_read(path: Path) -> bool:
-    """Whether a file was read since :func:`remembering_files` began."""
+    """Whether a file was read since :func:`remember_read_files` began."""
     files = _files_read.get()
     if not files:
         return False
@@ -126,7 +126,7 @@ def utf8_text(data: bytes, where: str) -> str:
         raise SpecError(f"{where}: byte {error.start} is not UTF-8; save the file as UTF-8 text") from None
 
 
-def unzipped(data: bytes, where: str, limit: int, advice: str) -> bytes:
+def gunzipped(data: bytes, where: str, limit: int, advice: str) -> bytes:
     """What gzip packed, at most ``limit`` bytes; itself where it is not packed.
 
     Raises
@@ -166,13 +166,13 @@ def parse_json(text: str | bytes, where: str, advice: str) -> Any:
         raise SpecError(f"{where}: is no JSON that can be read ({_kind_of(error)}); {advice}") from None
 
 
-def json_fault(error: json.JSONDecodeError) -> str:
+def json_fault_text(error: json.JSONDecodeError) -> str:
     """Where a text is no JSON, and what is wrong there.
 
     >>> try:
     ...     json.loads('{"a": ')
     ... except json.JSONDecodeError as error:
-    ...     json_fault(error)
+    ...     json_fault_text(error)
     'line 1, column 7: something is missing there, or the text ends too early'
     """
     character = error.doc[error.pos : error.pos + 1]
@@ -183,7 +183,7 @@ def json_fault(error: json.JSONDecodeError) -> str:
 
 def _kind_of(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return json_fault(error)
+        return json_fault_text(error)
     if isinstance(error, RecursionError):
         return "nested too deeply"
     return "a number or character that is none" if not isinstance(error, OverflowError) else "a number without bounds"

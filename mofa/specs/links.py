@@ -61,7 +61,7 @@ class SharedLinkSpec(Spec):
     """Of all of them together, per direction."""
 
 
-class TierSpec(Spec):
+class SwitchTierSpec(Spec):
     """A level of the network's switches."""
 
     name: str
@@ -90,7 +90,7 @@ class NicSpec(Spec):
     rail_optimised: bool | None = None
     """Whether GPUs of one number in their nodes share a leaf, so that messages to other numbers are relayed over the
     fast link first (NCCL's PXN) or, without one, cross the leaves' tier. None: not said, and nothing is relayed."""
-    tiers: tuple[TierSpec, ...] = ()
+    tiers: tuple[SwitchTierSpec, ...] = ()
     """Leaves, spines, pods, from below; a group's traffic crosses those that its ranks span."""
     communicator_bytes_per_s: BytesPerSFact | None = None
     """The most that the rings of one communicator carry out of a fast domain, per direction: where NCCL finds no path

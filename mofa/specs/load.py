@@ -13,34 +13,34 @@ from mofa.errors import SpecError
 from mofa.specs.earlier_names import with_current_override_names
 from mofa.specs.faults import FaultSpec, PowerDrawSpec
 from mofa.specs.files import (
-    bundled,
     bundled_dir,
+    bundled_names,
     data_dir,
     did_you_mean,
-    find_file,
-    hardware_meant,
+    find_bundled_or_user_file,
+    hardware_suggestion,
     load_json,
     load_yaml,
     read_text,
-    short,
+    shown_value,
 )
 from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec
 from mofa.specs.framework_traits import TRAITS
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.implied_facts import implied_facts
 from mofa.specs.limited_reads import is_folder
-from mofa.specs.nearest_node import nearest_node
-from mofa.specs.overrides import parse_set, parse_strategy, refuse_no_mapping, refuse_other_gpu, with_overrides
+from mofa.specs.nearest_node import bundled_node_for_gpu
+from mofa.specs.overrides import parse_set_options, parse_strategy, refuse_non_mapping, refuse_other_gpu, with_overrides
 from mofa.specs.profiles import find_gpu_file, is_gpu_file, profile_of_text
-from mofa.specs.scaling import capacity_scaled, rescaled_gpu, rescaled_host, rescaled_node
+from mofa.specs.scaling import rescaled_gpu, rescaled_host, rescaled_node, with_rescaled_capacity
 from mofa.specs.strategy_defaults import complete_strategy
 from mofa.specs.workload import WorkloadSpec
 from mofa.specs.workload_template import refuse_unfilled
 
 __all__ = [
-    "build_spec", "bundled", "complete_strategy", "data_dir", "load_cluster", "load_faults", "load_framework",
-    "load_workload", "load_yaml", "parse_set", "parse_strategy", "with_routing_path",
+    "bundled_names", "complete_strategy", "data_dir", "load_cluster", "load_faults", "load_framework",
+    "load_workload", "load_yaml", "parse_set_options", "parse_strategy", "spec_from_mapping", "with_routing_path",
 ]  # fmt: skip
 
 
@@ -79,13 +79,15 @@ def load_workload(
     >>> load_workload("llama3-8b", seq_len=4096).batch.seq_len
     4096
     """
-    path, where = find_file(ref, "workloads", "mofa show models lists them")
-    refuse_no_mapping(overrides, where)
+    path, where = find_bundled_or_user_file(ref, "workloads", "mofa show models lists them")
+    refuse_non_mapping(overrides, where)
     named = {"batch.seq_len": seq_len, "batch.global_batch": global_batch, "tokens": tokens}
     changes: dict[str, object] = {field: value for field, value in named.items() if value is not None}
     for field, value in changes.items():
         if overrides and overrides.get(field, value) != value:
-            raise SpecError(f"{where}: {field} is set to {short(str(overrides[field]))} and to {value}; say it once")
+            raise SpecError(
+                f"{where}: {field} is set to {shown_value(str(overrides[field]))} and to {value}; say it once"
+            )
     changes |= dict(overrides or {})
     if is_folder(path) or path.suffix == ".json":
         path, where = (path / "config.json", f"{where}/config.json") if is_folder(path) else (path, where)
@@ -94,10 +96,11 @@ def load_workload(
         raw = load_yaml(path, where)
     raw = with_overrides(raw, changes, where)
     refuse_unfilled(raw, where)
-    spec = build_spec(WorkloadSpec, raw, _changed(where, changes))
+    spec = spec_from_mapping(WorkloadSpec, raw, _changed(where, changes))
     if spec.framework is not None and spec.framework not in FRAMEWORK_NAMES:
         raise SpecError(
-            f"{where}: framework ({short(spec.framework)}) is unknown; {did_you_mean(spec.framework, FRAMEWORK_NAMES)}"
+            f"{where}: framework ({shown_value(spec.framework)}) is unknown; "
+            f"{did_you_mean(spec.framework, FRAMEWORK_NAMES)}"
         )
     return with_routing_path(spec, None if {"routing", "routing.file"} & set(changes) else path.parent)
 
@@ -149,7 +152,7 @@ def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str
     >>> load_cluster("h100-hgx", 8, {"gpu.memory_bytes": "96 GiB"}).gpu.memory_bytes.provenance
     'assumed'
     """
-    if not overrides and name_or_path in bundled("nodes"):
+    if not overrides and name_or_path in bundled_names("nodes"):
         return _bundled_cluster(str(name_or_path), num_gpus)
     return _cluster(name_or_path, num_gpus, overrides)
 
@@ -161,25 +164,25 @@ def _bundled_cluster(name: str, num_gpus: int) -> ClusterSpec:
 
 
 def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None) -> ClusterSpec:
-    path, where = find_file(name_or_path, "nodes", "mofa show hardware lists them")
+    path, where = find_bundled_or_user_file(name_or_path, "nodes", "mofa show hardware lists them")
     refuse_other_gpu(overrides, where)
     overrides = with_current_override_names(overrides) if overrides else None
     if overrides and overrides.get("num_gpus", num_gpus) != num_gpus:
-        said = short(str(overrides["num_gpus"]))
+        said = shown_value(str(overrides["num_gpus"]))
         raise SpecError(f"{where}: num_gpus is set to {said}, but the GPUs asked for are {num_gpus}; say it once")
     if path.parent != bundled_dir("nodes") and is_gpu_file(path):
-        gpu_name, near = Path(path).stem, nearest_node(load_yaml(path, where))
+        gpu_name, near = Path(path).stem, bundled_node_for_gpu(load_yaml(path, where))
         raise SpecError(
-            f"{where}: is a GPU's file, and a cluster is a node's; name one that says gpu: {short(gpu_name)} "
-            f"(mofa new node --like {near} --gpu {short(gpu_name)})"
+            f"{where}: is a GPU's file, and a cluster is a node's; name one that says gpu: {shown_value(gpu_name)} "
+            f"(mofa new node --like {near} --gpu {shown_value(gpu_name)})"
         )
     node_text = read_text(path, where)
     name = _gpu_of(node_text, where)
     gpu_path = find_gpu_file(name, path.parent)
     if gpu_path is None:
-        raise SpecError(f"{where}: gpu ({short(name)}) is unknown; {hardware_meant(name, 'gpus')}")
+        raise SpecError(f"{where}: gpu ({shown_value(name)}) is unknown; {hardware_suggestion(name, 'gpus')}")
     is_bundled = gpu_path.parent == bundled_dir("gpus")
-    gpu_where = f"gpus/{gpu_path.name}" if is_bundled else short(str(gpu_path), 200)
+    gpu_where = f"gpus/{gpu_path.name}" if is_bundled else shown_value(str(gpu_path), 200)
     texts = node_text, read_text(gpu_path, gpu_where)
     if not overrides and type(num_gpus) is int:
         return _as_written(where, gpu_where, *texts, num_gpus)
@@ -194,8 +197,8 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     scales = "gpu.memory_bytes" in given and not any(key.startswith("gpu.capacity_bytes") for key in given)
     if scales and isinstance(changed.get("gpu"), dict):  # all of it, until it can be scaled
         changed["gpu"] = {**changed["gpu"], "capacity_bytes": changed["gpu"]["memory_bytes"]}
-    cluster = build_spec(ClusterSpec, changed, _changed(where, overrides))
-    return capacity_scaled(cluster, build_spec(ClusterSpec, raw, where)) if scales else cluster
+    cluster = spec_from_mapping(ClusterSpec, changed, _changed(where, overrides))
+    return with_rescaled_capacity(cluster, spec_from_mapping(ClusterSpec, raw, where)) if scales else cluster
 
 
 @lru_cache(maxsize=32)
@@ -203,7 +206,7 @@ def _gpu_of(text: str, where: str) -> str:
     """The GPU that a node's file names."""
     name = profile_of_text(text, "nodes", where).get("gpu")
     if not isinstance(name, str):
-        raise SpecError(f"{where}: gpu is missing or no text; name a GPU, {did_you_mean('', bundled('gpus'))}")
+        raise SpecError(f"{where}: gpu is missing or no text; name a GPU, {did_you_mean('', bundled_names('gpus'))}")
     return name
 
 
@@ -221,10 +224,10 @@ def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_g
     node, gpu = profile_of_text(node_text, "nodes", where), profile_of_text(gpu_text, "gpus", gpu_where)
     raw = with_overrides({"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}, None, where)
     try:
-        return build_spec(ClusterSpec, raw, where, or_else=_like("node", node_text))
+        return spec_from_mapping(ClusterSpec, raw, where, or_else=_like("node", node_text))
     except SpecError:
         # a GPU's mistake stands in its own file
-        build_spec(GpuSpec, raw["gpu"], gpu_where, or_else=_like("gpu", gpu_text))
+        spec_from_mapping(GpuSpec, raw["gpu"], gpu_where, or_else=_like("gpu", gpu_text))
         raise
 
 
@@ -266,10 +269,12 @@ def load_framework(
     if not isinstance(name, str):
         raise SpecError(f"{where}: name is missing or no text; {did_you_mean('', FRAMEWORK_NAMES)}")
     if name not in FRAMEWORK_NAMES:
-        raise SpecError(f"{where}: name ({short(name) or 'empty'}) is unknown; {did_you_mean(name, FRAMEWORK_NAMES)}")
-    refuse_no_mapping(overrides, "framework")
+        raise SpecError(
+            f"{where}: name ({shown_value(name) or 'empty'}) is unknown; {did_you_mean(name, FRAMEWORK_NAMES)}"
+        )
+    refuse_non_mapping(overrides, "framework")
     if overrides and overrides.get("name", name) != name:
-        other = short(str(overrides["name"]))
+        other = shown_value(str(overrides["name"]))
         raise SpecError(f"{where}: name is set to {other}, but the framework asked for is {name}; say it once")
     if not options and not overrides:
         return _bundled_framework(name)
@@ -277,13 +282,13 @@ def load_framework(
     raw = copy.deepcopy(_framework_file(name))
     said = {**options, **(overrides or {})}
     said = {**implied_facts({k: v for k, v in said.items() if k != "deepspeed" or TRAITS[name].has_deepspeed}), **said}
-    return build_spec(FrameworkSpec, with_overrides(raw, said, where), _changed(where, overrides))
+    return spec_from_mapping(FrameworkSpec, with_overrides(raw, said, where), _changed(where, overrides))
 
 
 @lru_cache
 def _bundled_framework(name: str) -> FrameworkSpec:
     """A bundled profile as it is, read once: an estimate of a workload alone asks for it every time."""
-    return build_spec(FrameworkSpec, _framework_file(name), f"framework {name}")
+    return spec_from_mapping(FrameworkSpec, _framework_file(name), f"framework {name}")
 
 
 @lru_cache
@@ -322,16 +327,18 @@ def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None =
     raw: dict[str, Any] = {"name": "options", "source": "set by the user"}
     where = "--set faults"
     if ref is not None:
-        path, where = find_file(ref, "fault_profiles", "see mofa show faults")
+        path, where = find_bundled_or_user_file(ref, "fault_profiles", "see mofa show faults")
         raw = load_yaml(path, where)
     if any(path.startswith("power.") for path in overrides or ()):  # the model's own facts can be changed too
         raw = {**raw, "power": {**PowerDrawSpec().model_dump(exclude_none=True), **(raw.get("power") or {})}}
-    return build_spec(FaultSpec, with_overrides(raw, overrides, where), _changed(where, overrides))
+    return spec_from_mapping(FaultSpec, with_overrides(raw, overrides, where), _changed(where, overrides))
 
 
 def _changed(where: str, changes: Mapping[str, object] | None) -> str:
     """What messages call a file some of whose fields were changed."""
-    return f"{where} with {short(', '.join(f'{path}={v}' for path, v in changes.items()), 80)}" if changes else where
+    return (
+        f"{where} with {shown_value(', '.join(f'{path}={v}' for path, v in changes.items()), 80)}" if changes else where
+    )
 
 
 def with_routing_path(spec: WorkloadSpec, folder: Path | None) -> WorkloadSpec:

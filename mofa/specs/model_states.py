@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mofa.specs.base import Spec
-from mofa.specs.layer_kind_params import kind_params, streams_params
+from mofa.specs.layer_kind_params import params_of_layer_kind, residual_streams_params
 from mofa.specs.params import embedding_params, head_params, num_mtp_params
 from mofa.specs.workload import WorkloadSpec
 
@@ -15,7 +15,7 @@ STATE_BYTES = 4
 """An fp32 element of a recurrent state. [B/element]"""
 
 
-class PartStates(Spec):
+class ModelPartStates(Spec):
     """What one part of a model holds for training, over all ranks, before it is sharded or copied."""
 
     name: str
@@ -41,7 +41,7 @@ class PartStates(Spec):
     """fp32 recurrent state of one of them and one sequence, with what its convolutions remember. [B]"""
 
 
-def model_states(workload: WorkloadSpec) -> tuple[PartStates, ...]:
+def model_states(workload: WorkloadSpec) -> tuple[ModelPartStates, ...]:
     """What each part of a model with layers of several kinds holds for training.
 
     Parameters
@@ -63,12 +63,12 @@ def model_states(workload: WorkloadSpec) -> tuple[PartStates, ...]:
     counts = layers.counts(model.num_layers)
     parts = []
     for kind in layers.kinds:
-        counted = kind_params(model, kind)
+        counted = params_of_layer_kind(model, kind)
         state = kind.state_elements + kind.conv_state_elements
         own = (counted.total, counted.mixers, counted.routed)
         if counts[kind.name]:
             parts.append(_part(workload, kind.name, kind.contents, counts[kind.name], own, state))
-    head = head_params(model) + model.hidden * model.tensors_per_norm + streams_params(model)
+    head = head_params(model) + model.hidden * model.tensors_per_norm + residual_streams_params(model)
     output = "final norm" if model.tied_embeddings else "output layer, final norm"
     parts.append(_part(workload, "embedding", "token embedding", 1, (embedding_params(model), 0, 0), 0))
     parts.append(_part(workload, "head", output, 1, (head, 0, 0), 0))
@@ -80,11 +80,11 @@ def model_states(workload: WorkloadSpec) -> tuple[PartStates, ...]:
 
 def _part(
     workload: WorkloadSpec, name: str, contents: str, layers: int, params: tuple[int, int, int], state: int
-) -> PartStates:
+) -> ModelPartStates:
     moment_bytes = 4.0 if workload.precision.moments == "fp32" else 2.0
     states = workload.optimizer.traits.main_and_moments_bytes(moment_bytes)
     total = layers * params[0]
-    return PartStates(
+    return ModelPartStates(
         name=name,
         contents=contents,
         layers=layers,

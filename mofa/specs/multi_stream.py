@@ -5,13 +5,13 @@ from __future__ import annotations
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from mofa.specs.fitted import PoweredCurve
+from mofa.specs.fitted import PowerLimitedCurve
 from mofa.specs.ranges import KernelSeconds, PositiveMultiple, Rate, Sharpness
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class MultiStreamForm:
-    """Parameters of :func:`mofa.cost.kernels.multi_stream.multi_stream_s`, beside those of single products."""
+    """Parameters of :func:`mofa.cost.kernels.multi_stream.multi_stream_products_s`, beside those of single products."""
 
     floor_s: KernelSeconds
     """Events before the first product and behind the last, on all streams."""
@@ -26,7 +26,7 @@ class MultiStreamForm:
     """Exponent that joins computing and moving."""
 
 
-class MultiStreamCurve(PoweredCurve):
+class MultiStreamCurve(PowerLimitedCurve):
     """Experts' products of one format as several streams run them."""
 
     form: MultiStreamForm

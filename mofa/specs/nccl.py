@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mofa.specs.base import BytesPerSFact, SecondsFact, ShareFact, Spec
 from mofa.specs.files import data_dir, load_yaml
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 
 FILE = "nccl.yaml"
 
@@ -60,12 +60,12 @@ class NcclBetweenNodes(Spec):
 
 
 @lru_cache(maxsize=1)
-def load_nccl() -> NcclBetweenNodes:
+def load_nccl_facts() -> NcclBetweenNodes:
     """The bundled facts.
 
     Examples
     --------
-    >>> [protocol.name for protocol in load_nccl().protocols]
+    >>> [protocol.name for protocol in load_nccl_facts().protocols]
     ['LL', 'LL128', 'Simple']
     """
-    return build_spec(NcclBetweenNodes, load_yaml(data_dir("hardware_profiles") / FILE, FILE), FILE)
+    return spec_from_mapping(NcclBetweenNodes, load_yaml(data_dir("hardware_profiles") / FILE, FILE), FILE)

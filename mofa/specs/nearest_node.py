@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.specs.files import bundled, gpus_of_nodes
+from mofa.specs.files import bundled_names, gpus_of_nodes
 from mofa.specs.like_profiles import expanded_profile
 from mofa.units import parse_quantity
 
@@ -18,7 +18,7 @@ FACTS = {
 """What GPUs are compared by, and the unit of each."""
 
 
-def nearest_node(gpu: Mapping[str, Any]) -> str:
+def bundled_node_for_gpu(gpu: Mapping[str, Any]) -> str:
     """The bundled node that fits a GPU's file: that of the GPU that it is like, else of the nearest by its datasheet.
 
     Parameters
@@ -33,9 +33,10 @@ def nearest_node(gpu: Mapping[str, Any]) -> str:
 
     Examples
     --------
-    >>> nearest_node({"like": "a100-pcie"}), nearest_node(expanded_profile("gpus", "mi300x"))
+    >>> bundled_node_for_gpu({"like": "a100-pcie"}), bundled_node_for_gpu(expanded_profile("gpus", "mi300x"))
     ('a100-pcie-pairs', 'mi300x-oam')
-    >>> nearest_node({"peak_flops_per_s": {"bf16": {"value": "312 TFLOP/s"}}, "memory_bytes": {"value": "48 GiB"}})
+    >>> peak = {"bf16": {"value": "312 TFLOP/s"}}
+    >>> bundled_node_for_gpu({"peak_flops_per_s": peak, "memory_bytes": {"value": "48 GiB"}})
     'a100-40gb-hgx'
     """
     node_of = {name: node for node, name in reversed(gpus_of_nodes().items())}
@@ -47,7 +48,7 @@ def nearest_node(gpu: Mapping[str, Any]) -> str:
                 return node_of[name]
     software = software or "cuda"
     distances = {}
-    for name in bundled("gpus"):
+    for name in bundled_names("gpus"):
         other = expanded_profile("gpus", name)
         if name in node_of and other.get("software", "cuda") == software:
             theirs = _facts(other)

@@ -14,7 +14,7 @@ COPIED_BYTES = 4.0
 core/optimizer/cpu_offloading/hybrid_optimizer.py). [B/param]"""
 
 
-class HostOptimizer(Spec):
+class HostOptimizerRates(Spec):
     """What a host's processor and memory reach under an optimizer's step."""
 
     thread_bytes_per_s: BytesPerSFact

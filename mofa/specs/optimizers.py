@@ -34,7 +34,7 @@ class OptimizerTraits:
 
 
 @dataclass(frozen=True)
-class StepKernels:
+class OptimizerStepKernels:
     """How an implementation runs a step."""
 
     op_by_op: bool = False
@@ -50,9 +50,9 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {
 ADAM_MOMENTS_BYTES = 8.0
 """Adam's two fp32 moments, which frameworks' ``states_bytes_per_param`` count; other optimizers replace them. [B/param]
 """
-STEP_KERNELS: Mapping[Implementation, StepKernels] = {
-    "fused": StepKernels(),
-    "te": StepKernels(),
-    "foreach": StepKernels(op_by_op=True, temporary_bytes_per_param=4.0),
-    "for-loop": StepKernels(op_by_op=True),
+STEP_KERNELS: Mapping[Implementation, OptimizerStepKernels] = {
+    "fused": OptimizerStepKernels(),
+    "te": OptimizerStepKernels(),
+    "foreach": OptimizerStepKernels(op_by_op=True, temporary_bytes_per_param=4.0),
+    "for-loop": OptimizerStepKernels(op_by_op=True),
 }

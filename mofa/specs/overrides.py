@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
 from mofa.errors import SpecError
-from mofa.specs.files import did_you_mean, parse_yaml, short
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.files import did_you_mean, parse_yaml, shown_value
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.strategy import StrategySpec
-from mofa.specs.unmodelled import ELSEWHERE, normalised
+from mofa.specs.unmodelled import ELSEWHERE, normalised_word
 
 ROOTS = ("workload", "hardware", "framework", "strategy")
 STRATEGY_KEYS = tuple(name for name in StrategySpec.model_fields if name != "framework")
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-def refuse_no_mapping(changes: object, where: str) -> None:
+def refuse_non_mapping(changes: object, where: str) -> None:
     """Refuse changes that are no mapping of paths to values."""
     if changes is not None and not isinstance(changes, Mapping):
         raise SpecError(
@@ -27,15 +27,17 @@ def refuse_no_mapping(changes: object, where: str) -> None:
 
 def refuse_other_gpu(changes: Mapping[str, object] | None, where: str) -> None:
     """Refuse changes of a cluster that are no mapping, or that name another GPU: its file is the node's to name."""
-    refuse_no_mapping(changes, where)
+    refuse_non_mapping(changes, where)
     if changes and (named := next((path for path in ("gpu.name", "node.name") if path in changes), None)):
         raise SpecError(
-            f"{where}: {named} ({short(str(changes[named]))}) is a name, which moves no number; name another cluster, "
+            f"{where}: {named} ({shown_value(str(changes[named]))}) is a name, which moves no number; name "
+            "another cluster, "
             "or set the facts that differ"
         )
     if changes and "node.gpu" in changes:
         raise SpecError(
-            f"{where}: node.gpu ({short(str(changes['node.gpu']))}) cannot be set, as the GPU is read with the node; "
+            f"{where}: node.gpu ({shown_value(str(changes['node.gpu']))}) cannot be set, as the GPU is read with "
+            "the node; "
             "copy the node's file and change gpu there"
         )
 
@@ -49,19 +51,21 @@ def with_overrides(raw: Mapping[str, Any], changes: Mapping[str, Any] | None, wh
     >>> with_overrides({"a": {"b": 1, "c": 2}}, {"a.b": 3, "d": 4}, "x")
     {'a': {'b': 3, 'c': 2}, 'd': 4}
     """
-    refuse_no_mapping(changes, where)
+    refuse_non_mapping(changes, where)
     out = _copy(raw)
     for path, value in (changes or {}).items():
         keys = str(path).split(".")
         if not all(keys):
-            raise SpecError(f"{where}: {short(path)!r} is no dotted path; write it like model.num_layers")
+            raise SpecError(f"{where}: {shown_value(path)!r} is no dotted path; write it like model.num_layers")
         target = out
         for depth, key in enumerate(keys[:-1]):
             if target.get(key) is None:
                 target[key] = {}
             if not isinstance(target[key], dict):
                 parent = ".".join(keys[: depth + 1])
-                raise SpecError(f"{where}: {short(path)} goes below {parent}, which is a single value; set {parent}")
+                raise SpecError(
+                    f"{where}: {shown_value(path)} goes below {parent}, which is a single value; set {parent}"
+                )
             target = target[key]
         target[keys[-1]] = _replaced(target.get(keys[-1]), value, where)
     return out
@@ -80,10 +84,10 @@ def _copy(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
 
 
-def parse_set(items: Sequence[str], roots: tuple[str, ...] = ROOTS) -> dict[str, dict[str, object]]:
+def parse_set_options(items: Sequence[str], roots: tuple[str, ...] = ROOTS) -> dict[str, dict[str, object]]:
     """Items of ``--set`` as dotted paths below each root: workload, hardware, framework and strategy.
 
-    >>> parse_set(["workload.model.num_layers=4", 'hardware.gpu.memory_bytes="96 GiB"'])["workload"]
+    >>> parse_set_options(["workload.model.num_layers=4", 'hardware.gpu.memory_bytes="96 GiB"'])["workload"]
     {'model.num_layers': 4}
     """
     out: dict[str, dict[str, object]] = {root: {} for root in roots}
@@ -91,14 +95,15 @@ def parse_set(items: Sequence[str], roots: tuple[str, ...] = ROOTS) -> dict[str,
         path, equals, text = item.partition("=")
         root, _, rest = path.strip().partition(".")
         if not equals or not rest or not text.strip():
-            raise SpecError(f"--set {short(item)}: is no assignment; write it like workload.model.num_layers=4")
+            raise SpecError(f"--set {shown_value(item)}: is no assignment; write it like workload.model.num_layers=4")
         if root not in roots:
             raise SpecError(
-                f"--set {short(item)}: {short(root)!r} is no beginning of a path; {did_you_mean(root, roots)}"
+                f"--set {shown_value(item)}: {shown_value(root)!r} is no beginning of a path; "
+                f"{did_you_mean(root, roots)}"
             )
         if rest in out[root]:
-            raise SpecError(f"--set {short(item)}: {short(path)} is set twice; keep one")
-        value = _scalar(text, f"--set {short(path)}")
+            raise SpecError(f"--set {shown_value(item)}: {shown_value(path)} is set twice; keep one")
+        value = _scalar(text, f"--set {shown_value(path)}")
         if root == "strategy":
             out[root].update(parse_strategy(f"{rest}={text.strip()}", "--set strategy"))
         else:
@@ -111,7 +116,7 @@ def _scalar(text: str, where: str) -> object:
         raise SpecError(f"{where}: the value is longer than 1000 characters; write one value")
     value = parse_yaml(text, where)
     if isinstance(value, (dict, list)):
-        raise SpecError(f"{where}: {short(text)} is no single value; set each field by its own path")
+        raise SpecError(f"{where}: {shown_value(text)} is no single value; set each field by its own path")
     return value if value is None or isinstance(value, (str, int, float)) else text
 
 
@@ -131,15 +136,16 @@ def parse_strategy(text: str, where: str = "--strategy") -> dict[str, object]:
             continue
         if not equals or not key or not value:
             raise SpecError(
-                f"{where}: {short(item) or 'nothing'!r} is no field=value; write it like 'tp=4 pp=2 micro_batch=1'"
+                f"{where}: {shown_value(item) or 'nothing'!r} is no field=value; write it like 'tp=4 pp=2 "
+                "micro_batch=1'"
             )
         if key not in STRATEGY_KEYS:
-            raise SpecError(f"{where}: {short(key)} is no field of a strategy; {_where_instead(key)}")
+            raise SpecError(f"{where}: {shown_value(key)} is no field of a strategy; {_where_instead(key)}")
         if key in out:
             raise SpecError(f"{where}: {key} is given twice; keep one")
         if re.fullmatch(r"\d+(\.\.+|-|:|;)\d*", value) and key not in ("layout", "recompute"):
             instead = f"several values by --fix, as {key}=4,8" if where == "--fix" else f"one whole number, as {key}=4"
-            raise SpecError(f"{where}: {short(item)} is no field=value; write {instead}")
+            raise SpecError(f"{where}: {shown_value(item)} is no field=value; write {instead}")
         out[key] = _strategy_value(key, value)
     strategy_from_fields(out, where)
     return out
@@ -151,7 +157,7 @@ def _where_instead(key: str) -> str:
     >>> _where_instead("gbs"), _where_instead("dp_size")
     ('it is an option: --global-batch', 'did you mean dp?')
     """
-    option = ELSEWHERE.get(normalised(key))
+    option = ELSEWHERE.get(normalised_word(key))
     return f"it is an option: {option}" if option else did_you_mean(key, STRATEGY_KEYS)
 
 
@@ -159,8 +165,10 @@ def strategy_from_fields(raw: Mapping[str, Any], where: str) -> StrategySpec:
     """The strategy of these fields alone; raises SpecError unless each is known and of its type."""
     for key in raw:
         if key not in STRATEGY_KEYS:
-            raise SpecError(f"{where}: {short(key)} is no field of a strategy; {did_you_mean(key, STRATEGY_KEYS)}")
-    return build_spec(StrategySpec, dict(raw), where)
+            raise SpecError(
+                f"{where}: {shown_value(key)} is no field of a strategy; {did_you_mean(key, STRATEGY_KEYS)}"
+            )
+    return spec_from_mapping(StrategySpec, dict(raw), where)
 
 
 def _strategy_value(key: str, text: str) -> object:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mofa.specs.ffn_params import dense_params, experts_params
+from mofa.specs.ffn_params import dense_ffn_params, experts_params
 from mofa.specs.layer_kind_params import (
-    layers_params,
-    prediction_params,
-    refuse_unmodelled,
-    routed_params,
-    streams_params,
+    all_layers_params,
+    mtp_entry_params,
+    refuse_unmodelled_layer_kinds,
+    residual_streams_params,
+    routed_experts_params,
 )
 from mofa.specs.model import ModelSpec
 
@@ -52,15 +52,15 @@ def layer_params(model: ModelSpec, moe: bool) -> LayerParams:
     SpecError
         If the model has layers of several kinds, which :mod:`mofa.specs.layer_kind_params` counts.
     """
-    refuse_unmodelled(model)
+    refuse_unmodelled_layer_kinds(model)
     split, replicated = attention_params(model)
     h = model.hidden
     replicated += model.norms_per_layer * _norm(model, h)
-    ffn = experts_params(model) if moe else dense_params(model, model.mlp.ffn_hidden or 0)
+    ffn = experts_params(model) if moe else dense_ffn_params(model, model.mlp.ffn_hidden or 0)
     return LayerParams(split + ffn.matrices_tp, replicated + ffn.replicated, ffn.routed, ffn.shared)
 
 
-def layer_tensors(model: ModelSpec, moe: bool, *, packed: bool) -> tuple[int, int]:
+def layer_parameter_tensors(model: ModelSpec, moe: bool, *, packed: bool) -> tuple[int, int]:
     """Parameter tensors of one layer, and of one routed expert. [tensors]
 
     ``packed`` is Megatron's: q, k and v are one matrix, gate and up are one, an expert has its own. Else every matrix
@@ -72,7 +72,7 @@ def layer_tensors(model: ModelSpec, moe: bool, *, packed: bool) -> tuple[int, in
 
     >>> from mofa.specs.load import load_workload
     >>> llama = load_workload("llama3-8b").model
-    >>> layer_tensors(llama, False, packed=True), layer_tensors(llama, False, packed=False)
+    >>> layer_parameter_tensors(llama, False, packed=True), layer_parameter_tensors(llama, False, packed=False)
     ((6, 0), (9, 0))
     """
     norm = model.tensors_per_norm
@@ -111,7 +111,7 @@ def head_params(model: ModelSpec) -> int:
 def num_params(model: ModelSpec) -> int:
     """All parameters of the main model; multi-token-prediction layers are counted apart by :func:`num_mtp_params`."""
     if model.layers is not None:
-        layers = layers_params(model) + streams_params(model)
+        layers = all_layers_params(model) + residual_streams_params(model)
     else:
         dense, moe = model.num_dense_layers, model.num_moe_layers
         layers = dense * layer_params(model, moe=False).total if dense else 0
@@ -123,14 +123,16 @@ def num_mtp_params(model: ModelSpec) -> int:
     """Parameters of the multi-token-prediction layers, embedding and head shared. [params]"""
     if not model.num_mtp_layers:
         return 0
-    return model.num_mtp_layers * (mtp_params(model).total if model.layers is None else prediction_params(model))
+    return model.num_mtp_layers * (mtp_params(model).total if model.layers is None else mtp_entry_params(model))
 
 
 def num_active_params(model: ModelSpec) -> int:
     """Parameters that one token uses: all but the routed experts it is not sent to; embeddings included. [params]"""
     if model.moe is None:
         return num_params(model)
-    routed = routed_params(model) if model.layers else model.num_moe_layers * layer_params(model, moe=True).routed
+    routed = (
+        routed_experts_params(model) if model.layers else model.num_moe_layers * layer_params(model, moe=True).routed
+    )
     return num_params(model) - (routed - routed * model.moe.top_k // model.moe.num_experts)
 
 

@@ -44,7 +44,7 @@ class CurveAgainstPeak(NamedTuple):
         return f"{self.path} reaches {rate}, {words} {self.peak_path} ({peak})"
 
 
-def reached_shares(
+def gpu_curves_against_peak(
     curves: GpuCurves, peaks: Mapping[str, float], bandwidth_bytes_per_s: float
 ) -> Iterator[CurveAgainstPeak]:
     """What each curve of a GPU reaches, beside its peak: products of endless depth, attention with its slots full.
@@ -69,7 +69,7 @@ def reached_shares(
             yield CurveAgainstPeak(path, rate / attention.form.causal, peak, _peak_path("bf16"), "FLOP/s", CAUSAL)
 
 
-def reached_shares_of_link(curves: Mapping[str, CollectiveCurve], bytes_per_s: float) -> Iterator[CurveAgainstPeak]:
+def collectives_against_link(curves: Mapping[str, CollectiveCurve], bytes_per_s: float) -> Iterator[CurveAgainstPeak]:
     """What each measured collective of a node reaches, beside its link's bandwidth. [B/s]"""
     for key, curve in curves.items():
         rate = max(bus for _, bus in curve.form.protocols)
@@ -86,7 +86,7 @@ def why_above_peak(shares: Iterable[CurveAgainstPeak]) -> str | None:
     return None
 
 
-def slow_curves(shares: Iterable[CurveAgainstPeak]) -> tuple[CurveAgainstPeak, ...]:
+def curves_far_below_peak(shares: Iterable[CurveAgainstPeak]) -> tuple[CurveAgainstPeak, ...]:
     """Curves that reach less than a tenth of their peak.
 
     Of memory-bound ops copies alone count, as others issue more; the first FlashAttention is slow by its own paper.

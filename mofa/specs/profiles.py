@@ -6,11 +6,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mofa.specs.copied_curves import with_rescaled_copies
-from mofa.specs.copied_facts import Folder, mark_copied
+from mofa.specs.copied_curves import rescale_copied_curves
+from mofa.specs.copied_facts import Folder, mark_copied_as_transferred
 from mofa.specs.earlier_names import with_current_gpu_names
-from mofa.specs.files import bundled, bundled_dir, find_file, read_text, yaml_mapping
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.files import bundled_dir, bundled_names, find_bundled_or_user_file, read_text, yaml_mapping
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.like_profiles import expand_like
 from mofa.specs.limited_reads import is_plain_file
@@ -33,8 +33,8 @@ def profile_of_text(text: str, folder: Folder, where: str) -> dict[str, Any]:
     if "like" in raw:
         return expand_like(raw, folder, where)
     if folder == "gpus" and text != _bundled_text(raw.get("name")):
-        raw = with_rescaled_copies(raw)
-    return mark_copied(raw, folder)
+        raw = rescale_copied_curves(raw)
+    return mark_copied_as_transferred(raw, folder)
 
 
 def load_gpu(name_or_path: str | Path) -> GpuSpec:
@@ -50,8 +50,8 @@ def load_gpu(name_or_path: str | Path) -> GpuSpec:
     >>> load_gpu("h100-sxm").num_sms.value
     132.0
     """
-    path, where = find_file(name_or_path, "gpus", "mofa show hardware lists them")
-    return build_spec(GpuSpec, profile_of_text(read_text(path, where), "gpus", where), where)
+    path, where = find_bundled_or_user_file(name_or_path, "gpus", "mofa show hardware lists them")
+    return spec_from_mapping(GpuSpec, profile_of_text(read_text(path, where), "gpus", where), where)
 
 
 def find_gpu_file(name: str, folder: Path) -> Path | None:
@@ -73,11 +73,11 @@ def is_gpu_file(path: str | Path) -> bool:
     if "\0" in str(path) or not Path(path).is_file():
         return False
     raw = yaml_mapping(read_text(path, str(path)), str(path))
-    return "peak_flops_per_s" in raw or ("gpu" not in raw and raw.get("like") in bundled("gpus"))
+    return "peak_flops_per_s" in raw or ("gpu" not in raw and raw.get("like") in bundled_names("gpus"))
 
 
 def _bundled_text(name: object) -> str | None:
     """Text of the bundled GPU of this name, which is no copy of itself."""
-    if not isinstance(name, str) or name not in bundled("gpus"):
+    if not isinstance(name, str) or name not in bundled_names("gpus"):
         return None
     return (bundled_dir("gpus") / f"{name}.yaml").read_text(encoding="utf-8-sig")

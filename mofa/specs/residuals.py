@@ -12,7 +12,7 @@ from mofa.specs.base import CountFact, Fact, Positive, Spec
 from mofa.specs.cuda_graphs import CudaGraphs, Implementation
 from mofa.specs.files import data_dir, load_yaml
 from mofa.specs.framework_traits import Layers
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 
 FILE = "residuals.yaml"
 STEPS_FILE = "step_residuals.csv"
@@ -45,18 +45,18 @@ ALL: tuple[str, ...] = ()
 """The group of all runs."""
 
 
-def path_text(path: tuple[str, ...]) -> str:
+def residual_group_text(path: tuple[str, ...]) -> str:
     """A group in words.
 
     Examples
     --------
-    >>> path_text(("one node", "pytorch")), path_text(())
+    >>> residual_group_text(("one node", "pytorch")), residual_group_text(())
     ('one node, pytorch', 'all runs')
     """
     return ", ".join(path) if path else "all runs"
 
 
-class StepGroup(Spec):
+class StepResidualGroup(Spec):
     """Runs alike in their first circumstances, and between which logarithms of measured over predicted 8 in 10 lie.
 
     A group borrows from the next wider one; the fewer its runs, the more.
@@ -79,9 +79,11 @@ class StepGroup(Spec):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(self.path) > len(LEVELS) or not len(self.sources) <= self.families <= self.runs:
-            raise ValueError(f"group {path_text(self.path)}: runs, families, sources and path do not go together")
+            raise ValueError(
+                f"group {residual_group_text(self.path)}: runs, families, sources and path do not go together"
+            )
         if self.low.value > self.high.value:
-            raise ValueError(f"group {path_text(self.path)}: low ({self.low.value:g}) is above high")
+            raise ValueError(f"group {residual_group_text(self.path)}: low ({self.low.value:g}) is above high")
         return self
 
 
@@ -94,7 +96,7 @@ class MeasuredCoverage(Spec):
     experts: tuple[Experts, ...]
 
 
-class StandIn(Spec):
+class RowsWithoutRecomputation(Spec):
     """Rows that leave recomputation blank, of nodes and layers that no others have; elsewhere they say nothing."""
 
     path: tuple[str, ...]
@@ -106,7 +108,7 @@ class StandIn(Spec):
 class StepResiduals(Spec):
     """Groups of residuals from all runs down to those alike in everything, and what they were measured on."""
 
-    groups: tuple[StepGroup, ...]
+    groups: tuple[StepResidualGroup, ...]
     family_correlation: Fact
     """How alike runs of a family are: their intraclass correlation. [-]"""
     pair_difference: dict[Pace, Fact]
@@ -117,7 +119,7 @@ class StepResiduals(Spec):
     unmeasured_high: Fact
     """The largest. [-]"""
     gpus: tuple[str, ...]
-    stand_ins: tuple[StandIn, ...] = ()
+    stand_ins: tuple[RowsWithoutRecomputation, ...] = ()
     seen: dict[Layers, MeasuredCoverage]
 
     @model_validator(mode="after")
@@ -129,18 +131,18 @@ class StepResiduals(Spec):
         return self
 
     @cached_property
-    def _by_path(self) -> dict[tuple[str, ...], StepGroup]:
+    def _by_path(self) -> dict[tuple[str, ...], StepResidualGroup]:
         return {group.path: group for group in self.groups}
 
-    def group_of(self, circumstances: Circumstances) -> StepGroup:
+    def group_of(self, circumstances: Circumstances) -> StepResidualGroup:
         """The narrowest group that a step belongs to."""
         return self.nearest(circumstances.path)
 
-    def nearest(self, path: tuple[str, ...]) -> StepGroup:
+    def nearest(self, path: tuple[str, ...]) -> StepResidualGroup:
         """The narrowest group that all runs of a path belong to."""
         return next(self._by_path[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in self._by_path)
 
-    def stand_in(self, path: tuple[str, ...]) -> StandIn | None:
+    def stand_in(self, path: tuple[str, ...]) -> RowsWithoutRecomputation | None:
         """The rows with a blank that stand in for steps of a path; None where better ones were measured."""
         return next((item for item in self.stand_ins if item.path == path[: len(item.path)]), None)
 
@@ -199,7 +201,7 @@ def load_residuals() -> Residuals:
     True
     """
     path = data_dir("hardware_profiles") / FILE
-    return build_spec(Residuals, load_yaml(path, FILE), FILE)
+    return spec_from_mapping(Residuals, load_yaml(path, FILE), FILE)
 
 
 class ClosedFormResiduals(Spec):
@@ -223,4 +225,4 @@ def load_closed_form_residuals() -> ClosedFormResiduals:
     ['megatron', 'megatron-2022', 'megatron-local', 'torchtitan']
     """
     path = data_dir("hardware_profiles") / CLOSED_FORM_FILE
-    return build_spec(ClosedFormResiduals, load_yaml(path, CLOSED_FORM_FILE), CLOSED_FORM_FILE)
+    return spec_from_mapping(ClosedFormResiduals, load_yaml(path, CLOSED_FORM_FILE), CLOSED_FORM_FILE)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from mofa.errors import SpecError, StrategyError
-from mofa.specs.files import BundledKind, bundled, load_yaml, short
+from mofa.specs.files import BundledKind, bundled_names, load_yaml, shown_value
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.limited_reads import exists
 from mofa.specs.load import load_cluster, load_framework, load_workload, with_routing_path
@@ -57,7 +57,7 @@ def load_runs(path: str | Path) -> tuple[RunSpec, ...]:
     ...     [run.id for run in load_runs(path)]
     ['eight-gpus']
     """
-    where = short(str(path), 200)
+    where = shown_value(str(path), 200)
     raw = load_yaml(path, where)
     if "runs" not in raw:
         return (_run(raw, where, ""),)
@@ -66,7 +66,7 @@ def load_runs(path: str | Path) -> tuple[RunSpec, ...]:
         raise SpecError(f"{where}: runs must be a list of at least one run; write '- id: ...' lines below it")
     extra = next((key for key in raw if key != "runs" and not (key == "source" and _is_record(listed[0]))), None)
     if extra is not None:
-        raise SpecError(f"{where}: {short(extra)} is no field beside runs; move it into a run")
+        raise SpecError(f"{where}: {shown_value(extra)} is no field beside runs; move it into a run")
     runs = tuple(_run(item, where, f"runs[{i}].") for i, item in enumerate(listed))
     seen: dict[str, int] = {}
     for i, run in enumerate(runs):
@@ -86,7 +86,7 @@ def _run(raw: object, where: str, prefix: str) -> RunSpec:
         raw, prefix = raw["run"], f"{prefix}run."
     if isinstance(raw, dict) and isinstance(raw.get("framework"), str):
         raw = {**raw, "framework": {"name": raw["framework"]}}
-    return build_spec(RunSpec, raw, where, prefix)
+    return spec_from_mapping(RunSpec, raw, where, prefix)
 
 
 def resolve_run(
@@ -131,7 +131,7 @@ def resolve_run(
         name=run.id,
         source=where,
         model=model,
-        batch=build_spec(_BATCH, {"seq_len": run.batch.seq_len, "global_batch": run.batch.global_}, where),
+        batch=spec_from_mapping(_BATCH, {"seq_len": run.batch.seq_len, "global_batch": run.batch.global_}, where),
         framework=framework.name,
         precision=run.precision,
         optimizer=run.optimizer,
@@ -143,7 +143,8 @@ def resolve_run(
     raw = dict(run.strategy)
     if raw.setdefault("micro_batch", run.batch.micro) != run.batch.micro:
         raise SpecError(
-            f"{where}: strategy.micro_batch ({short(raw['micro_batch'])}) differs from batch.micro ({run.batch.micro});"
+            f"{where}: strategy.micro_batch ({shown_value(raw['micro_batch'])}) differs from batch.micro "
+            f"({run.batch.micro});"
             " write it in one place"
         )
     strategy = complete_strategy(raw, run.gpus, framework, moe=workload.model.moe is not None, where=where)
@@ -168,13 +169,13 @@ def _run_model(run: RunSpec, base_dir: Path | None, where: str) -> tuple[ModelSp
     changes = dict(run.model)
     base = changes.pop("base", None)
     if base is None:
-        return build_spec(ModelSpec, changes, where, "model."), None
+        return spec_from_mapping(ModelSpec, changes, where, "model."), None
     if not isinstance(base, str):
-        raise SpecError(f"{where}: model.base ({short(base)}) must be text; name a workload")
+        raise SpecError(f"{where}: model.base ({shown_value(base)}) must be text; name a workload")
     model, notes = _base_model(base, base_dir)
     if changes:
         changes = {"name": f"{model.name} (changed)"[:200], **changes}
-    return build_spec(ModelSpec, with_overrides(model.model_dump(), changes, where), where, "model."), notes
+    return spec_from_mapping(ModelSpec, with_overrides(model.model_dump(), changes, where), where, "model."), notes
 
 
 def _base_model(ref: str, base_dir: Path | None) -> tuple[ModelSpec, tuple[str, ...] | None]:
@@ -184,6 +185,6 @@ def _base_model(ref: str, base_dir: Path | None) -> tuple[ModelSpec, tuple[str, 
 
 
 def _relative(ref: str, base_dir: Path | None, kind: BundledKind) -> str | Path:
-    if base_dir is None or ref in bundled(kind) or not exists(base_dir / ref):
+    if base_dir is None or ref in bundled_names(kind) or not exists(base_dir / ref):
         return ref
     return base_dir / ref

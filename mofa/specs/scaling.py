@@ -7,7 +7,7 @@ from math import ceil, isfinite, log2
 from typing import Any
 
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.host import pace_factors
+from mofa.specs.host import layer_time_factors
 from mofa.specs.products import FALLBACK
 from mofa.units import parse_quantity
 
@@ -163,13 +163,13 @@ def transferred_curves(
     return made
 
 
-def slower_host(
+def slowed_host(
     host: Mapping[str, Any], factor: float, words: str, by_name: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
     """A host's mapping with every time ``factor`` as long, or as ``by_name`` says of its name. [-]
 
-    As :meth:`mofa.specs.host.HostCurve.scaled_to_speed`, on the values of a file; a fact that is no quantity is left
-    for the check. ``words`` say why.
+    As :meth:`mofa.specs.host.HostIssueTimes.scaled_to_speed`, on the values of a file; a fact that is no quantity is
+    left for the check. ``words`` say why.
     """
 
     def slowed(name: str, fact: Any) -> Any:
@@ -211,10 +211,10 @@ def rescaled_host(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
         return dict(gpu)
     pairs = [_both(host, own, (name,), "s") for name in ("eager_op_s", "layer_issue_s", "layer_back_s")]
     factor, ahead, back = (new / old if new > 0 and old > 0 else 1.0 for new, old in pairs)
-    by_name = pace_factors(factor if ahead == 1.0 else ahead, factor if back == 1.0 else back)
+    by_name = layer_time_factors(factor if ahead == 1.0 else ahead, factor if back == 1.0 else back)
     if any(share != 1.0 for share in (factor, *by_name.values())):
         said = "as eager_op_s, layer_issue_s and layer_back_s, set by the user"
-        host = _unless_set(host, own, slower_host(own, factor, said, by_name))
+        host = _unless_set(host, own, slowed_host(own, factor, said, by_name))
     return {**gpu, "curves": {**{key: item for key, item in curves.items() if key != "hosts"}, "host": host}}
 
 
@@ -237,7 +237,7 @@ def _device(curves: Mapping[str, Any]) -> dict[str, Any]:
     return {key: item for key, item in curves.items() if key not in ("host", "hosts")}
 
 
-def capacity_scaled(cluster: ClusterSpec, before: ClusterSpec) -> ClusterSpec:
+def with_rescaled_capacity(cluster: ClusterSpec, before: ClusterSpec) -> ClusterSpec:
     """A cluster whose GPU's memory the user changed, with the share of it before that the driver left."""
     ratio = cluster.gpu.memory_bytes.value / before.gpu.memory_bytes.value
     capacity = before.gpu.capacity_bytes.model_copy(

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from mofa.specs.base import BytesFact, PositiveFact, SecondsFact, ShareFact, Spec
 from mofa.specs.files import data_dir, load_yaml
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 
 FILE = "shared.yaml"
 
@@ -39,14 +39,14 @@ class RoutingFacts(Spec):
     """What a dispatch to replicas takes beyond one to experts, without solving. [s]"""
 
 
-class LayerFacts(Spec):
+class LayerWeights(Spec):
     """How layers are weighed where a framework leaves the split to its user."""
 
     embedding_param_cost: PositiveFact
     """Cost of an embedding parameter over that of a matrix parameter. [-]"""
 
 
-class Tolerances(Spec):
+class ClosedFormTolerances(Spec):
     """By how much closed forms and the search's shortcuts were seen to be off: within it, what they say is played.
 
     All are shares. [-]
@@ -75,17 +75,17 @@ class SharedFacts(Spec):
 
     libraries: LibraryFacts
     routing: RoutingFacts
-    layers: LayerFacts
-    tolerances: Tolerances
+    layers: LayerWeights
+    tolerances: ClosedFormTolerances
 
 
 @lru_cache(maxsize=1)
-def load_shared() -> SharedFacts:
+def load_shared_facts() -> SharedFacts:
     """The bundled facts.
 
     Examples
     --------
-    >>> load_shared().routing.popularity_spread.value
+    >>> load_shared_facts().routing.popularity_spread.value
     0.18
     """
-    return build_spec(SharedFacts, load_yaml(data_dir("hardware_profiles") / FILE, FILE), FILE)
+    return spec_from_mapping(SharedFacts, load_yaml(data_dir("hardware_profiles") / FILE, FILE), FILE)

@@ -35,14 +35,14 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def without_formula(text: str) -> str:
+def escape_spreadsheet_formula(text: str) -> str:
     """A text that no spreadsheet reads as a formula: led by an apostrophe where one would.
 
     Numbers with a sign are no formulas.
 
     Examples
     --------
-    >>> without_formula("=1+1"), without_formula("-1.5e3"), without_formula("tp=8")
+    >>> escape_spreadsheet_formula("=1+1"), escape_spreadsheet_formula("-1.5e3"), escape_spreadsheet_formula("tp=8")
     ("'=1+1", '-1.5e3', 'tp=8')
     """
     if not text.startswith(FORMULA_BEGINS):

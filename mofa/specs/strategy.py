@@ -21,7 +21,7 @@ from pydantic import Field, field_validator, model_validator
 from mofa.schedules import SCHEDULE_NAMES, default_schedule
 from mofa.specs.attention import MODULES_OF_ATTENTION
 from mofa.specs.base import Spec
-from mofa.specs.layouts.read import parse_text
+from mofa.specs.layouts.read import parse_layout_or_split
 from mofa.specs.ranges import Degree, Sequences
 
 RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", *MODULES_OF_ATTENTION, "mlp", "moe", "shared_experts")
@@ -224,7 +224,7 @@ class StrategySpec(Spec):
         RecomputeSpec.parse(self.recompute)
         if self.layout:
             try:
-                parse_text(self.layout)
+                parse_layout_or_split(self.layout)
             except ValueError as error:
                 raise ValueError(f"layout ({self.layout[:60]!r}): {error}") from None
         return self

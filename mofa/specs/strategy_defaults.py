@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from mofa.errors import SpecError, StrategyError
 from mofa.schedules import default_schedule
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.layouts.read import num_chunks
 from mofa.specs.overrides import strategy_from_fields
 from mofa.specs.strategy import StrategySpec
@@ -35,7 +35,7 @@ def complete_strategy(
         GPUs of the job; dp = num_gpus / (tp * cp * pp). [-]
     framework
         Whose defaults: sequence parallelism wherever tp > 1; the ZeRO stage of its data parallelism
-        (:func:`default_zero`); etp is tp in Megatron-Core and, without ep, in torchtitan, else 1 there; context
+        (:func:`default_zero_stage`); etp is tp in Megatron-Core and, without ep, in torchtitan, else 1 there; context
         parallelism by ring in Megatron-Core, by all-gather in torchtitan; its recomputation. A layout's chunks say
         ``vpp``.
     moe
@@ -53,7 +53,7 @@ def complete_strategy(
     named = raw.get("framework")
     if named is not None and named != framework.name:
         raise SpecError(
-            f"{where}: strategy.framework ({short(named)}) differs from {framework.name}; write it in one place"
+            f"{where}: strategy.framework ({shown_value(named)}) differs from {framework.name}; write it in one place"
         )
     given = strategy_from_fields(fields, f"{where}: strategy" if where != "strategy" else where)
     framework = framework.with_options(given.options)
@@ -74,14 +74,14 @@ def complete_strategy(
         "sp": given.tp > 1,
         "etp": given.tp if moe and (not framework.traits.has_pytorch_modules or given.ep == 1) else 1,
         "cp_kind": "allgather" if framework.traits.has_pytorch_modules else "ring",
-        "zero": int(default_zero(framework, dp, given.cp, given.pp)),
+        "zero": int(default_zero_stage(framework, dp, given.cp, given.pp)),
         "recompute": framework.default_recompute,
         "schedule": default_schedule(int(str(fields.get("vpp", given.vpp)))),
     }
-    return build_spec(StrategySpec, {**defaults, **fields, "dp": dp, "framework": framework.name}, where)
+    return spec_from_mapping(StrategySpec, {**defaults, **fields, "dp": dp, "framework": framework.name}, where)
 
 
-def default_zero(
+def default_zero_stage(
     framework: FrameworkSpec, dp: NDArray[np.int64] | int, cp: NDArray[np.int64] | int, pp: NDArray[np.int64] | int
 ) -> NDArray[np.int64]:
     """The ZeRO stage of a framework's data parallelism.
@@ -92,7 +92,7 @@ def default_zero(
     Examples
     --------
     >>> from mofa.specs.load import load_framework
-    >>> default_zero(load_framework("torchtitan"), np.array([8, 8, 1]), 1, np.array([1, 2, 1]))
+    >>> default_zero_stage(load_framework("torchtitan"), np.array([8, 8, 1]), 1, np.array([1, 2, 1]))
     array([3, 2, 0])
     """
     dp, cp, pp = np.broadcast_arrays(dp, cp, pp)

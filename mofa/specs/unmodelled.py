@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 
-class NotModelled(NamedTuple):
+class UnmodelledMethod(NamedTuple):
     """A method that no prediction covers."""
 
     name: str
@@ -21,61 +21,61 @@ class NotModelled(NamedTuple):
 
 
 NOT_MODELLED = (
-    NotModelled(
+    UnmodelledMethod(
         "LoRA",
         ("lora", "qlora", "dora", "peft", "adapter", "adapters", "lorarank", "lorar"),
         "training all weights, which takes more memory",
     ),
-    NotModelled(
+    UnmodelledMethod(
         "another optimizer than AdamW",
         ("muon", "lion", "adafactor", "shampoo", "soap", "sgd", "lamb", "adam8bit", "adamw8bit", "8bitadam", "sophia"),
         "adamw, with --with bf16_moments for smaller states",
     ),
-    NotModelled(
+    UnmodelledMethod(
         "offloading parameters or whole layers to the host",
         ("offload", "cpuoffload", "cpuoffloading", "zerooffload", "paramoffload"),
         "--with activation_offload for activations, or --with optimizer_offload for optimizer states",
     ),
-    NotModelled(
+    UnmodelledMethod(
         "DualPipe", ("dualpipe", "dualpipev"), "--with expert_overlap of megatron, or schedule=zbv of torchtitan"
     ),
-    NotModelled(
+    UnmodelledMethod(
         "4-bit or MX precision",
         ("fp4", "nvfp4", "mxfp4", "mxfp8", "mxfp6", "int4"),
         "fp8-blockwise",
     ),
-    NotModelled("8-bit integers", ("int8", "w8a8", "smoothquant"), "fp8-tensorwise"),
-    NotModelled(
+    UnmodelledMethod("8-bit integers", ("int8", "w8a8", "smoothquant"), "fp8-tensorwise"),
+    UnmodelledMethod(
         "DeepSpeed", ("deepspeed", "zero3", "zeroinfinity", "megatrondeepspeed"), "fsdp1 for ZeRO-3, or megatron"
     ),
-    NotModelled(
+    UnmodelledMethod(
         "another framework",
         ("fsdp", "fsdp2", "accelerate", "transformers", "huggingface", "hf", "trl", "axolotl", "llamafactory",
          "unsloth", "nemo", "lightning", "maxtext", "jax", "colossalai", "nanotron", "gptneox", "xtuner", "verl"),
         "torchtitan for FSDP2, fsdp1 for FSDP1, megatron for NeMo",
     ),
-    NotModelled(
+    UnmodelledMethod(
         "reinforcement learning and preference training",
         ("rlhf", "grpo", "ppo", "dpo", "rl"),
         "the training step alone, as pre-training",
     ),
-    NotModelled("inference", ("inference", "vllm", "sglang", "serving", "decode", "kvcache"), "none"),
-    NotModelled(
+    UnmodelledMethod("inference", ("inference", "vllm", "sglang", "serving", "decode", "kvcache"), "none"),
+    UnmodelledMethod(
         "images and audio",
         ("vision", "vit", "multimodal", "vlm", "audio", "diffusion", "stablediffusion", "dit", "flux", "sdxl"),
         "the language model alone",
     ),
-    NotModelled(
+    UnmodelledMethod(
         "Mamba and linear attention",
         ("mamba", "mamba2", "rwkv", "retnet", "ssm", "linearattention", "deltanet", "gateddeltanet"),
         "a model of attention alone (mofa show workload counts both)",
     ),
-    NotModelled(
+    UnmodelledMethod(
         "TPUs and other chips than NVIDIA's and AMD's",
         ("tpu", "trainium", "trn1", "trn2", "gaudi", "gaudi2", "gaudi3", "ascend", "cerebras"),
         "a GPU file with its peaks and bandwidths (mofa new gpu)",
     ),
-    NotModelled(
+    UnmodelledMethod(
         "packed sequences and batches that grow",
         ("packing", "sequencepacking", "varlen", "rampup", "rampupbatchsize"),
         "one sequence length and one global batch",
@@ -125,10 +125,10 @@ ELSEWHERE = {
 """Words that are options of their own."""
 
 
-def normalised(word: object) -> str:
+def normalised_word(word: object) -> str:
     """A word without what people write differently.
 
-    >>> normalised("Micro-Batch_size")
+    >>> normalised_word("Micro-Batch_size")
     'microbatchsize'
     """
     return str(word)[:100].casefold().replace("-", "").replace("_", "").replace(" ", "")
@@ -144,7 +144,7 @@ def why_not_modelled(word: object) -> str:
     >>> why_not_modelled("llama")
     ''
     """
-    plain, first = normalised(word), normalised(re.split(r"[-_ /.]", str(word)[:100])[0])
+    plain, first = normalised_word(word), normalised_word(re.split(r"[-_ /.]", str(word)[:100])[0])
     for method in NOT_MODELLED:
         if plain in method.words or first in method.words:
             nearest = "" if method.nearest == "none" else f"; the nearest is {method.nearest}"
@@ -153,14 +153,14 @@ def why_not_modelled(word: object) -> str:
     return ""
 
 
-def other_name(word: object, known: tuple[str, ...]) -> str:
+def known_synonym(word: object, known: tuple[str, ...]) -> str:
     """The known word that people also write so; empty where none is.
 
-    >>> other_name("mbs", ("tp", "micro_batch")), other_name("TP", ("tp",)), other_name("tp", ("pp",))
+    >>> known_synonym("mbs", ("tp", "micro_batch")), known_synonym("TP", ("tp",)), known_synonym("tp", ("pp",))
     ('micro_batch', 'tp', '')
     """
-    plain = normalised(word)
+    plain = normalised_word(word)
     for name in known:
-        if plain == normalised(name) or plain in OTHER_NAMES.get(name, ()):
+        if plain == normalised_word(name) or plain in OTHER_NAMES.get(name, ()):
             return name
     return ""

@@ -18,79 +18,86 @@ UNFILLED = "???"
 """Stands in a file for a value that is still to be written, as in OmegaConf."""
 
 
-class Hint(NamedTuple):
+class FieldHint(NamedTuple):
     """What a field is, with its unit, and the keys of a Hugging Face ``config.json`` that say it as it is."""
 
     meaning: str
     keys: tuple[str, ...] = ()
 
 
-HINTS: Mapping[str, Hint] = {
-    "name": Hint("of the training job"),
-    "source": Hint("paper, section or file that these numbers are from"),
-    "tokens": Hint("to train on [tokens], such as 15T; leave it out where unknown"),
-    "framework": Hint("to train with where an option names none"),
-    "batch.seq_len": Hint("length of a training sequence [tokens]; the paper or the job, not in config.json"),
-    "batch.global_batch": Hint("sequences of an optimizer step [sequences]; the paper or the job"),
-    "model.name": Hint("of the model"),
-    "model.source": Hint("where its sizes are from, such as the address of its config.json"),
-    "model.num_layers": Hint("decoder layers", ("num_hidden_layers", "n_layer", "n_layers")),
-    "model.hidden": Hint("width of the residual stream [elements]", ("hidden_size", "n_embd", "d_model")),
-    "model.vocab": Hint("rows of the token embedding", ("vocab_size",)),
-    "model.tied_embeddings": Hint("whether embedding and output layer are one matrix", ("tie_word_embeddings",)),
-    "model.attention.kind": Hint("gqa: multi-head or grouped-query; mla: latent"),
-    "model.attention.num_heads": Hint("query heads", ("num_attention_heads", "n_head", "n_heads")),
-    "model.attention.num_kv_heads": Hint("heads of keys and values", ("num_key_value_heads",)),
-    "model.attention.head_dim": Hint("width of a head [elements]", ("head_dim",)),
-    "model.attention.q_lora_rank": Hint("rank of queries [elements]; leave it out without one", ("q_lora_rank",)),
-    "model.attention.kv_lora_rank": Hint("rank of keys and values [elements]", ("kv_lora_rank",)),
-    "model.attention.qk_nope_head_dim": Hint("part of a query head that is not turned [elements]",
-                                             ("qk_nope_head_dim",)),
-    "model.attention.qk_rope_head_dim": Hint("part of a query head that is turned [elements]", ("qk_rope_head_dim",)),
-    "model.attention.v_head_dim": Hint("width of a value head [elements]", ("v_head_dim",)),
-    "model.attention.qkv_bias": Hint("biases of queries, keys and values", ("attention_bias",)),
-    "model.attention.out_bias": Hint("a bias of the output projection"),
-    "model.attention.qk_norm": Hint("norms over queries and keys; the modelling code"),
-    "model.attention.qk_norm_kind": Hint("what these norms go over: head, heads, full or unweighted"),
-    "model.attention.sinks": Hint("a learned logit a head that joins the softmax"),
-    "model.attention.window": Hint("length of the sliding window [tokens]; config.json, where used: sliding_window"),
-    "model.attention.window_every": Hint("of so many layers the last has no window, 1: all have one [layers]"),
-    "model.attention.chunked": Hint("windows are chunks of the sequence"),
-    "model.attention.nope_every": Hint("every n-th layer has no rotary embedding, 0: none [layers]"),
-    "model.attention.rotary_dim": Hint("elements of a head that are turned, where not all are [elements]"),
-    "model.attention.softcap": Hint("scores go through a scaled tanh"),
-    "model.mlp.activation": Hint("swiglu, geglu, gelu, relu or relu2; config.json: hidden_act, silu is swiglu"),
-    "model.mlp.ffn_hidden": Hint("width inside a dense layer [elements]", ("intermediate_size", "n_inner")),
-    "model.mlp.bias": Hint("biases of dense layers", ("mlp_bias",)),
-    "model.moe.num_experts": Hint("routed experts of a layer",
-                                  ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")),
-    "model.moe.top_k": Hint("experts that a token goes to", ("num_experts_per_tok", "moe_top_k", "moe_topk")),
-    "model.moe.expert_hidden": Hint("width inside an expert [elements]", ("moe_intermediate_size",)),
-    "model.moe.shared_hidden": Hint("width inside all shared experts together, 0: none [elements]",
-                                    ("shared_expert_intermediate_size",)),
-    "model.moe.shared_gate": Hint("a gate in front of the shared experts"),
-    "model.moe.first_k_dense": Hint("first layers without experts [layers]", ("first_k_dense_replace",)),
-    "model.moe.every": Hint("of later layers every n-th has experts [layers]", ("decoder_sparse_step",)),
-    "model.moe.score": Hint("of the router: softmax or sigmoid", ("scoring_func",)),
-    "model.moe.num_groups": Hint("groups of experts, one a node", ("n_group",)),
-    "model.moe.groups_per_token": Hint("groups that a token goes to at most", ("topk_group",)),
-    "model.moe.correction_bias": Hint("a bias an expert that only steers the choice"),
-    "model.moe.router_bias": Hint("a bias of the router"),
-    "model.moe.expert_bias": Hint("biases of experts"),
-    "model.norm": Hint("rmsnorm or layernorm"),
-    "model.norm_bias": Hint("whether LayerNorms have a bias"),
-    "model.norm_placement": Hint("norms stand before attention and feed-forward, after, or both"),
-    "model.parallel_branches": Hint("attention and feed-forward read one stream side by side"),
-    "model.shared_branch_norm": Hint("both read one norm's output"),
-    "model.positions": Hint("rope, learned or alibi"),
-    "model.max_positions": Hint("rows of a learned position embedding; config.json: max_position_embeddings"),
-    "model.rope_scale": Hint("YaRN's factor of cosine and sine, 0.1 ln s + 1 for positions stretched s times"),
-    "model.embedding_norm": Hint("a norm behind the token embedding"),
-    "model.head_bias": Hint("a bias of the output layer"),
-    "model.logit_softcap": Hint("logits go through a scaled tanh"),
-    "model.multipliers": Hint("what is multiplied by a constant: embedding, branches, logits"),
-    "model.dropout": Hint("dropped share of activations"),
-    "model.num_mtp_layers": Hint("multi-token-prediction layers", ("num_nextn_predict_layers",)),
+HINTS: Mapping[str, FieldHint] = {
+    "name": FieldHint("of the training job"),
+    "source": FieldHint("paper, section or file that these numbers are from"),
+    "tokens": FieldHint("to train on [tokens], such as 15T; leave it out where unknown"),
+    "framework": FieldHint("to train with where an option names none"),
+    "batch.seq_len": FieldHint("length of a training sequence [tokens]; the paper or the job, not in config.json"),
+    "batch.global_batch": FieldHint("sequences of an optimizer step [sequences]; the paper or the job"),
+    "model.name": FieldHint("of the model"),
+    "model.source": FieldHint("where its sizes are from, such as the address of its config.json"),
+    "model.num_layers": FieldHint("decoder layers", ("num_hidden_layers", "n_layer", "n_layers")),
+    "model.hidden": FieldHint("width of the residual stream [elements]", ("hidden_size", "n_embd", "d_model")),
+    "model.vocab": FieldHint("rows of the token embedding", ("vocab_size",)),
+    "model.tied_embeddings": FieldHint("whether embedding and output layer are one matrix",
+        ("tie_word_embeddings",)),
+    "model.attention.kind": FieldHint("gqa: multi-head or grouped-query; mla: latent"),
+    "model.attention.num_heads": FieldHint("query heads", ("num_attention_heads", "n_head", "n_heads")),
+    "model.attention.num_kv_heads": FieldHint("heads of keys and values", ("num_key_value_heads",)),
+    "model.attention.head_dim": FieldHint("width of a head [elements]", ("head_dim",)),
+    "model.attention.q_lora_rank": FieldHint("rank of queries [elements]; leave it out without one",
+        ("q_lora_rank",)),
+    "model.attention.kv_lora_rank": FieldHint("rank of keys and values [elements]", ("kv_lora_rank",)),
+    "model.attention.qk_nope_head_dim": FieldHint("part of a query head that is not turned [elements]",
+        ("qk_nope_head_dim",)),
+    "model.attention.qk_rope_head_dim": FieldHint("part of a query head that is turned [elements]",
+        ("qk_rope_head_dim",)),
+    "model.attention.v_head_dim": FieldHint("width of a value head [elements]", ("v_head_dim",)),
+    "model.attention.qkv_bias": FieldHint("biases of queries, keys and values", ("attention_bias",)),
+    "model.attention.out_bias": FieldHint("a bias of the output projection"),
+    "model.attention.qk_norm": FieldHint("norms over queries and keys; the modelling code"),
+    "model.attention.qk_norm_kind": FieldHint("what these norms go over: head, heads, full or unweighted"),
+    "model.attention.sinks": FieldHint("a learned logit a head that joins the softmax"),
+    "model.attention.window": FieldHint(
+        "length of the sliding window [tokens]; config.json, where used: sliding_window"
+    ),
+    "model.attention.window_every": FieldHint("of so many layers the last has no window, 1: all have one [layers]"),
+    "model.attention.chunked": FieldHint("windows are chunks of the sequence"),
+    "model.attention.nope_every": FieldHint("every n-th layer has no rotary embedding, 0: none [layers]"),
+    "model.attention.rotary_dim": FieldHint("elements of a head that are turned, where not all are [elements]"),
+    "model.attention.softcap": FieldHint("scores go through a scaled tanh"),
+    "model.mlp.activation": FieldHint("swiglu, geglu, gelu, relu or relu2; config.json: hidden_act, silu is swiglu"),
+    "model.mlp.ffn_hidden": FieldHint("width inside a dense layer [elements]",
+        ("intermediate_size", "n_inner")),
+    "model.mlp.bias": FieldHint("biases of dense layers", ("mlp_bias",)),
+    "model.moe.num_experts": FieldHint("routed experts of a layer",
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")),
+    "model.moe.top_k": FieldHint("experts that a token goes to",
+        ("num_experts_per_tok", "moe_top_k", "moe_topk")),
+    "model.moe.expert_hidden": FieldHint("width inside an expert [elements]", ("moe_intermediate_size",)),
+    "model.moe.shared_hidden": FieldHint("width inside all shared experts together, 0: none [elements]",
+        ("shared_expert_intermediate_size",)),
+    "model.moe.shared_gate": FieldHint("a gate in front of the shared experts"),
+    "model.moe.first_k_dense": FieldHint("first layers without experts [layers]", ("first_k_dense_replace",)),
+    "model.moe.every": FieldHint("of later layers every n-th has experts [layers]", ("decoder_sparse_step",)),
+    "model.moe.score": FieldHint("of the router: softmax or sigmoid", ("scoring_func",)),
+    "model.moe.num_groups": FieldHint("groups of experts, one a node", ("n_group",)),
+    "model.moe.groups_per_token": FieldHint("groups that a token goes to at most", ("topk_group",)),
+    "model.moe.correction_bias": FieldHint("a bias an expert that only steers the choice"),
+    "model.moe.router_bias": FieldHint("a bias of the router"),
+    "model.moe.expert_bias": FieldHint("biases of experts"),
+    "model.norm": FieldHint("rmsnorm or layernorm"),
+    "model.norm_bias": FieldHint("whether LayerNorms have a bias"),
+    "model.norm_placement": FieldHint("norms stand before attention and feed-forward, after, or both"),
+    "model.parallel_branches": FieldHint("attention and feed-forward read one stream side by side"),
+    "model.shared_branch_norm": FieldHint("both read one norm's output"),
+    "model.positions": FieldHint("rope, learned or alibi"),
+    "model.max_positions": FieldHint("rows of a learned position embedding; config.json: max_position_embeddings"),
+    "model.rope_scale": FieldHint("YaRN's factor of cosine and sine, 0.1 ln s + 1 for positions stretched s times"),
+    "model.embedding_norm": FieldHint("a norm behind the token embedding"),
+    "model.head_bias": FieldHint("a bias of the output layer"),
+    "model.logit_softcap": FieldHint("logits go through a scaled tanh"),
+    "model.multipliers": FieldHint("what is multiplied by a constant: embedding, branches, logits"),
+    "model.dropout": FieldHint("dropped share of activations"),
+    "model.num_mtp_layers": FieldHint("multi-token-prediction layers", ("num_nextn_predict_layers",)),
 }  # fmt: skip
 """Every field that a template may have, by its path."""
 LEFT_OUT = ("model.layers", "precision", "optimizer", "routing", "notes")
@@ -226,7 +233,7 @@ def _known(config: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
-def workload_like(model: ModelSpec) -> str:
+def bundled_workload_like(model: ModelSpec) -> str:
     """The bundled workload of a model's kinds of attention and layers."""
     if model.attention_kind.megatron.has_latents:
         return "deepseek-v3"
@@ -246,7 +253,7 @@ def _facts_of(model: ModelSpec) -> dict[str, Any]:
 
 def _refuse_other_kinds(raw: Mapping[str, Any], model: ModelSpec, like: str) -> None:
     """Refuse a bundled workload whose attention is of another kind, or that lacks the model's experts."""
-    kind, nearest = raw["attention"].get("kind"), workload_like(model)
+    kind, nearest = raw["attention"].get("kind"), bundled_workload_like(model)
     if kind != model.attention.kind:
         raise SpecError(f"--like {like}: has {kind} attention, the file's class {model.attention.kind}; use {nearest}")
     if model.moe is not None and "moe" not in raw:

@@ -106,7 +106,7 @@ def _shown(path: Path) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def check_places(
+def check_result_places(
     files: Mapping[str, Path | None], directories: Mapping[str, Path | None], inputs: Iterable[object] = ()
 ) -> None:
     """Refuse places of results that cannot be written, are one, or are what is read.
@@ -181,7 +181,7 @@ def make_directory(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def written_together() -> Iterator[None]:
+def all_files_or_none() -> Iterator[None]:
     """What is written while it lasts appears at its end: every file of it, or none."""
     if _set.get() is not None:  # a set within a set is part of it
         yield
@@ -192,10 +192,10 @@ def written_together() -> Iterator[None]:
         yield
     finally:
         _set.reset(token)
-    write_all(files)
+    write_all_or_none(files)
 
 
-def write_atomic(path: Path, content: bytes, *, replaces_input: bool = False) -> None:
+def write_file_atomically(path: Path, content: bytes, *, replaces_input: bool = False) -> None:
     """Write a whole file or none: under a temporary name, then renamed.
 
     A place that is no ordinary file, such as a pipe, is written as it is.
@@ -221,10 +221,10 @@ def write_atomic(path: Path, content: bytes, *, replaces_input: bool = False) ->
             raise SpecError(f"{path}: two results of this command are that file; name two places")
         waiting[path] = content
         return
-    write_all({path: content})
+    write_all_or_none({path: content})
 
 
-def write_all(files: Mapping[Path, bytes]) -> None:
+def write_all_or_none(files: Mapping[Path, bytes]) -> None:
     """Write files so that all of them appear, or none.
 
     All are written under temporary names first; signals that would end the process wait while they are renamed.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from mofa.calibrate.chunked_check import score_layers
+from mofa.calibrate.chunked_check import predict_measured_layers
 from mofa.calibrate.shapes.chunked import FAMILY
 from mofa.errors import SpecError
 from mofa.search.one_plan import plan_with_replayed_time
@@ -132,7 +132,7 @@ def compare_chunked_layers(folder: Path | None) -> tuple[LayerComparison, ...]:
         return ()
     chunked = []
     wanted = ("step", "peak_bytes", "reserved_bytes")
-    for item in score_layers(layer_folders(folder), hosts=host_op_s_by_machine(folder), quantities=wanted):
+    for item in predict_measured_layers(layer_folders(folder), hosts=host_op_s_by_machine(folder), quantities=wanted):
         of = {quantity: compare_with_measured(*pair) for quantity, pair in item.values.items()}
         step = of["step"]
         assert step is not None

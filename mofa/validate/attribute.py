@@ -14,8 +14,8 @@ from pydantic import Field
 from mofa.errors import SpecError
 from mofa.plan.result import Plan
 from mofa.specs.base import Spec
-from mofa.specs.files import short
-from mofa.specs.limited_reads import parse_json, read_bytes, unzipped
+from mofa.specs.files import shown_value
+from mofa.specs.limited_reads import gunzipped, parse_json, read_bytes
 from mofa.units import format_seconds
 
 Family = Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "communication", "host_idle"]
@@ -152,7 +152,7 @@ def _kernel(stream: Any, name: Any, start_us: Any, duration_us: Any) -> TracedKe
 
 
 def _words(error: Exception) -> str:
-    return short(str(error), 80) if isinstance(error, ValueError) else type(error).__name__
+    return shown_value(str(error), 80) if isinstance(error, ValueError) else type(error).__name__
 
 
 def _run_of(name: str) -> str | None:
@@ -168,8 +168,8 @@ def _run_of(name: str) -> str | None:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    where, advice = short(str(path), 200), "profile one step"
-    data = unzipped(read_bytes(path, where, MAX_FILE_BYTES, advice), where, MAX_FILE_BYTES, advice)
+    where, advice = shown_value(str(path), 200), "profile one step"
+    data = gunzipped(read_bytes(path, where, MAX_FILE_BYTES, advice), where, MAX_FILE_BYTES, advice)
     raw = parse_json(data, where, "export a Chrome trace")
     if not isinstance(raw, dict):
         raise SpecError(f"{path}: holds no object; export a Chrome trace")
@@ -217,7 +217,7 @@ def refuse_another_run(
     SpecError
         If the trace is named after another run, or of other ranks or another device than the run.
     """
-    where = short(str(trace), 200)
+    where = shown_value(str(trace), 200)
     if profile.run is not None and run is not None and profile.run != run:
         raise SpecError(
             f"{where}: is named after run {profile.run}, the run is {run}; name the run's own trace, or give the file "

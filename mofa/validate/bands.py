@@ -37,11 +37,11 @@ from mofa.specs.residuals import (
     Circumstances,
     MeasuredCoverage,
     Pace,
-    StandIn,
-    StepGroup,
+    RowsWithoutRecomputation,
+    StepResidualGroup,
     StepResiduals,
     load_residuals,
-    path_text,
+    residual_group_text,
 )
 from mofa.validate.coverage import FEWEST_RUNS, Coverage
 from mofa.validate.validation_report import RunScore
@@ -235,7 +235,7 @@ def fit_step_residuals(residuals: Sequence[StepResidual]) -> StepResiduals:
         unmeasured_high=_fact(max(item.from_slow for item in residuals), f"the largest of {len(residuals)} residuals"),
         gpus=_gpus(complete),
         stand_ins=tuple(
-            StandIn(path=path, gpus=_gpus(rows), seen=_seen(rows))
+            RowsWithoutRecomputation(path=path, gpus=_gpus(rows), seen=_seen(rows))
             for path in sorted({_nodes_and_layers(item) for item in standing_in})
             for rows in [[item for item in standing_in if _nodes_and_layers(item) == path]]
         ),
@@ -280,7 +280,7 @@ class _Columns:
 class _Fitted:
     """A group, and how its residuals are distributed."""
 
-    said: StepGroup
+    said: StepResidualGroup
     inside: BoolN
     """Which of all residuals are its own."""
     shares: Values
@@ -303,15 +303,15 @@ def _group(
     own_runs = float(shares.sum())
     shares, beyond = shares / (own_runs + 1.0), 1.0 / (own_runs + 1.0)
     families = len({item.family for item in items})
-    of = f"of {len(items)} runs, {families} families ({path_text(path)})"
+    of = f"of {len(items)} runs, {families} families ({residual_group_text(path)})"
     if wider is not None:
         borrowed = BORROWED / (own_runs + BORROWED)
         shares = (1.0 - borrowed) * shares + borrowed * wider.shares
         beyond = (1.0 - borrowed) * beyond + borrowed * wider.beyond
-        of += f", with a weight of {borrowed:.0%} for: {path_text(wider.said.path)}"
+        of += f", with a weight of {borrowed:.0%} for: {residual_group_text(wider.said.path)}"
     low = lower_decile(residuals.from_fast, shares, beyond)
     high = -lower_decile(-residuals.from_slow, shares, beyond)
-    said = StepGroup(
+    said = StepResidualGroup(
         path=path, runs=len(items), families=families, few=OUTSIDE * (own_runs + 1.0) < 1.0,
         sources=tuple(sorted({item.source for item in items})),
         low=_fact(min(low, high), f"a tenth below {of}"), high=_fact(max(low, high), f"a tenth above {of}"),
@@ -405,7 +405,8 @@ def _coverage(path: tuple[str, ...], runs: Sequence[RunScore]) -> Coverage:
     fitted = load_residuals().step.nearest(() if path in NOT_GROUPED else path)
     low, high, width = np.median(np.column_stack([ends - 1.0, ends[:, 1] - ends[:, 0]]), axis=0)
     return Coverage(
-        group=path_text(path), bands=tuple(path_text(group) for group in sorted(bands)), fitted_runs=fitted.runs,
+        group=residual_group_text(path), bands=tuple(residual_group_text(group) for group in sorted(bands)),
+        fitted_runs=fitted.runs,
         families=fitted.families, runs=len(runs), inside=int((~below & ~above).sum()), below=int(below.sum()),
         above=int(above.sum()), median_low=float(low), median_high=float(high), median_width=float(width),
         tested=len(runs) >= FEWEST_RUNS and path not in NOT_GROUPED,

@@ -16,8 +16,8 @@ from mofa.measure.records import RankMemory, Record
 from mofa.measure.results import interquartile_range_s
 from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.files import load_yaml
-from mofa.specs.from_mapping import build_spec
-from mofa.specs.host import LayerPace
+from mofa.specs.from_mapping import spec_from_mapping
+from mofa.specs.host import SmallLayerTime
 from mofa.validate.step_pace import is_paced, layer_pace_of_slowest_host, slowest_op_s, theil_sen_line
 
 HOSTS = "hosts.yaml"
@@ -57,7 +57,7 @@ def read_hosts(records: Path) -> tuple[MachineHost, ...]:
         If the file is broken.
     """
     path = records.parent / HOSTS
-    return build_spec(Hosts, load_yaml(path), f"{path}: no file of hosts").machines if path.is_file() else ()
+    return spec_from_mapping(Hosts, load_yaml(path), f"{path}: no file of hosts").machines if path.is_file() else ()
 
 
 def host_op_s_by_machine(references: Path | None = None) -> dict[str, float]:
@@ -66,7 +66,7 @@ def host_op_s_by_machine(references: Path | None = None) -> dict[str, float]:
     return {machine.host: machine.host_op_s.value for machine in read_hosts(folder / "measured") if machine.host}
 
 
-def layer_pace(record: Record) -> LayerPace | None:
+def layer_pace(record: Record) -> SmallLayerTime | None:
     """A small layer of Transformer Engine on a run's slowest host; None of a run that did not time one.
 
     Where small additions were timed within the steps, what :func:`mofa.validate.step_pace.layer_pace_of_slowest_host`
@@ -86,8 +86,8 @@ def _ranks_that_timed_a_layer(record: Record) -> list[RankMemory]:
     return [rank for rank in record.measured.ranks if rank.layer_issues_s and rank.layer_backs_s]
 
 
-def _read_between_steps(rank: RankMemory) -> LayerPace:
-    return LayerPace(statistics.median(rank.layer_issues_s), statistics.median(rank.layer_backs_s))
+def _read_between_steps(rank: RankMemory) -> SmallLayerTime:
+    return SmallLayerTime(statistics.median(rank.layer_issues_s), statistics.median(rank.layer_backs_s))
 
 
 def unexplained_spread(record: Record) -> float:

@@ -17,7 +17,7 @@ from mofa.errors import SpecError
 from mofa.measure.records import Split
 from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.run import RunSpec
 from mofa.validate.reference import MeasuredOutcome, Reference, Switch, UnscoredReference
 
@@ -68,7 +68,7 @@ def published_references(folder: Path) -> tuple[list[Reference], list[UnscoredRe
         raise SpecError(f"{folder}: holds no published runs; name a folder of *.yaml files")
     references = []
     for path in files:
-        for item in build_spec(PublishedFile, load_yaml(path), str(path)).runs:
+        for item in spec_from_mapping(PublishedFile, load_yaml(path), str(path)).runs:
             m = item.measured
             outcome = MeasuredOutcome(
                 m.step_s,

@@ -16,7 +16,7 @@ from mofa.measure.records import Split
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.files import load_yaml
 from mofa.specs.framework_traits import TRAITS
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.implied_facts import DEEPSPEED
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
@@ -372,7 +372,7 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
 def _refused(row: Row, item: dict[str, Any], folder: Path) -> str | None:
     """Why the configuration cannot run at all, in the words of the planner's own checks; nothing is predicted."""
     try:
-        run = build_spec(RunSpec, item["run"], row["id"])
+        run = spec_from_mapping(RunSpec, item["run"], row["id"])
         workload, cluster, framework, strategy = resolve_run(run, folder)
         strategy_row(workload, cluster, framework, strategy)
     except SpecError as error:
@@ -422,7 +422,7 @@ def previous_splits(folder: Path) -> dict[tuple[str, str], Split]:
     """The splits of the sources and models that a folder of published runs holds."""
     splits: dict[tuple[str, str], Split] = {}
     for path in sorted(folder.glob("*.yaml")):
-        for item in build_spec(PublishedFile, load_yaml(path), str(path)).runs:
+        for item in spec_from_mapping(PublishedFile, load_yaml(path), str(path)).runs:
             splits[item.run.id.rpartition("-")[0], item.model] = item.split
     return splits
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.workload import OLD_FP8
 from mofa.validate.architecture import Row, is_mlperf_gpt3, source_of_row, whole_number
 
@@ -119,7 +119,7 @@ def load_recipes() -> Recipes:
     >>> load_recipes().virtual_stages[0].chunks_by_model["LLAMA2-70B"]
     20
     """
-    return build_spec(Recipes, load_yaml(FILE), FILE.name)
+    return spec_from_mapping(Recipes, load_yaml(FILE), FILE.name)
 
 
 def model_card(model: str, gpu: str) -> ModelCard | None:

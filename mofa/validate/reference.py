@@ -19,7 +19,7 @@ from mofa.specs.base import Fact
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.host import LayerPace
+from mofa.specs.host import SmallLayerTime
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.specs.strategy import StrategySpec
@@ -77,7 +77,7 @@ class Repeat:
     run: RunSpec
     """As this measurement ran it: the routing that its routers chose, and how long they had learned."""
     notes: tuple[str, ...] = ()
-    layer: LayerPace | None = None
+    layer: SmallLayerTime | None = None
     """A small layer of Transformer Engine on its host; None where it was not timed."""
     shares_hosts: bool = True
     """As of :class:`Reference`."""
@@ -100,7 +100,7 @@ class Reference:
     """Whether NCCL may let the switch reduce."""
     host_op_s: float | None = None
     """Issue of one small op on the run's host; None where only the GPU's profile knows. [s]"""
-    layer: LayerPace | None = None
+    layer: SmallLayerTime | None = None
     """A small layer of Transformer Engine on the run's host; None where it was not timed."""
     shares_hosts: bool = False
     """Whether ranks may have slower hosts than its: on a virtual machine, whose processor others use as well, unless

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mofa.errors import SpecError
 from mofa.measure.records import DRAWN, Record
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
@@ -31,7 +31,7 @@ def with_counts(record: Record, scratch: Path) -> RunSpec:
                 f"record {record.run.id}: measured.tokens_per_expert and measured.facts.layers do not name layers of "
                 "this model, rank by rank; measure the run again"
             ) from None
-    routing = build_spec(
+    routing = spec_from_mapping(
         RoutingSpec,
         {
             "kind": "counts",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, median
 
 from mofa.plan.result import Plan
-from mofa.replay.garbage_collection import collect_at_end
+from mofa.replay.garbage_collection import collect_garbage_at_end
 from mofa.schedules import default_schedule
 from mofa.search.one_plan import estimate, step_s
 from mofa.search.to_plan.step_band import num_nodes
@@ -280,5 +280,5 @@ def _expected(reference: Reference) -> tuple[int, ...]:
 
 
 def _all_alike(references: Sequence[Reference]) -> list[RunScore]:
-    with collect_at_end():
+    with collect_garbage_at_end():
         return list(score_configuration(references))

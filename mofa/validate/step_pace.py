@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mofa.measure.records import Record
-from mofa.specs.host import LayerPace
+from mofa.specs.host import SmallLayerTime
 
 QUIET_AND_BUSY, QUIET_AND_BUSY_BACK = (1.2, 2.1), (1.1, 1.95)
 """An addition within steps over the fastest between them, where the core's neighbour is quiet and where it is busy, on
@@ -70,7 +70,7 @@ class PassTimes:
         return seconds_at_pace(self.read_ops_s, self.read_s, slowest)
 
 
-def layer_pace_of_slowest_host(record: Record) -> LayerPace:
+def layer_pace_of_slowest_host(record: Record) -> SmallLayerTime:
     """A small layer of Transformer Engine on a paced run's slowest host, each way, in the median step.
 
     Ranks with experts of one layer wait for each other in every pass: the host that waits for the counts of its tokens
@@ -87,20 +87,20 @@ def layer_pace_of_slowest_host(record: Record) -> LayerPace:
         [rank.step_back_ops_s for rank in ranks], QUIET_AND_BUSY_BACK,
     )  # fmt: skip
     if record.run.strategy.get("ep", 1) > 1:
-        return LayerPace(
+        return SmallLayerTime(
             statistics.median(ahead.steps_s_waiting_for_slowest()),
             statistics.median(back.steps_s_waiting_for_slowest()),
         )
     by_step = zip(zip(*ahead.steps_s_by_rank(), strict=True), zip(*back.steps_s_by_rank(), strict=True), strict=True)
     slowest = [max(zip(*step, strict=True), key=sum) for step in by_step]
-    return LayerPace(*map(statistics.median, zip(*slowest, strict=True)))
+    return SmallLayerTime(*map(statistics.median, zip(*slowest, strict=True)))
 
 
 QUIET = 1.25
 """An addition between steps over the fastest of a run, up to which the core's neighbour is quiet. [-]"""
 
 
-def layer_time_over_small_op(records: Iterable[Record], parts: Iterable[Collection[str]] = ()) -> LayerPace:
+def layer_time_over_small_op(records: Iterable[Record], parts: Iterable[Collection[str]] = ()) -> SmallLayerTime:
     """A small layer of Transformer Engine, each way, over a small op, on cores whose neighbours are quiet: the median
     machine's, of each the medians of all readings of its runs. [-]
 
@@ -119,10 +119,10 @@ def layer_time_over_small_op(records: Iterable[Record], parts: Iterable[Collecti
     ratios = [ratio for of in by_machine.values() if (ratio := _of_machine(of)) is not None]
     if not ratios:
         raise ValueError("no run has readings on quiet cores")
-    return LayerPace(*map(statistics.median, zip(*ratios, strict=True)))
+    return SmallLayerTime(*map(statistics.median, zip(*ratios, strict=True)))
 
 
-def _of_machine(records: Iterable[Record]) -> LayerPace | None:
+def _of_machine(records: Iterable[Record]) -> SmallLayerTime | None:
     """The same of one machine's runs; None where not all was read on quiet cores. [-]"""
     read: dict[str, list[float]] = {"issue": [], "back": [], "op": []}
     for record in records:
@@ -138,7 +138,7 @@ def _of_machine(records: Iterable[Record]) -> LayerPace | None:
     if not all(read.values()):
         return None
     op_s = statistics.median(read["op"])
-    return LayerPace(statistics.median(read["issue"]) / op_s, statistics.median(read["back"]) / op_s)
+    return SmallLayerTime(statistics.median(read["issue"]) / op_s, statistics.median(read["back"]) / op_s)
 
 
 def slowest_op_s(record: Record) -> float:

@@ -9,7 +9,7 @@ import pytest
 import mofa
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.op import OFFLOAD_STREAM, RELOAD_STREAM, Op
-from mofa.blocks.tapes import kept_label
+from mofa.blocks.tapes import kept_layer_label
 from mofa.blocks.work import HostCopy
 from mofa.cost.estimate import Estimator
 from mofa.search.job_setup import routing_loads_by_ep
@@ -115,7 +115,7 @@ def test_no_backward_reads_on_the_device_what_its_module_offloads() -> None:
 
 def test_the_last_layer_keeps_its_own_and_asks_for_the_one_below() -> None:
     tapes = tapes_of(llama(), "core_attn")
-    kept, plain = tapes[kept_label("dense recompute=none")], tapes_of(llama(), "none")["dense recompute=none"]
+    kept, plain = tapes[kept_layer_label("dense recompute=none")], tapes_of(llama(), "none")["dense recompute=none"]
     assert not any(op.stream == OFFLOAD_STREAM for op in kept.forward.ops)
     assert [op.name for op in kept.forward.ops] == [op.name for op in plain.forward.ops]
     assert sum(op.stream == RELOAD_STREAM for op in kept.backward.ops) == 4

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.blocks.backward import backward
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.frameworks.recompute import derive_recompute
+from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.op import Op, OpBackward, TapeBuilder
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Gemm, MemoryBound
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_is_a_function_holds_what_it_has_to_its_end() -> None:
 def test_a_checkpoint_that_is_a_function_begins_with_all_it_makes_again() -> None:
     """The scores are there again before the gradient of the dropped-out ones; the mask is written before these."""
     ctx = context(gpt(), framework("megatron-local", attention="unfused"))
-    tapes = build(ctx, derive_recompute(ctx.framework, RecomputeSpec.parse("selective"), None, ctx.model))
+    tapes = build(ctx, recompute_of_layer(ctx.framework, RecomputeSpec.parse("selective"), None, ctx.model))
     names = [op.name for op in tapes.backward.ops]
     assert names.index("attn.qk~") < names.index("attn.dropout~") < names.index("attn.pv.dleft")
     dropout = next(deed for deed in trace_block(tapes).forward if deed.op == "attn.dropout")
@@ -232,7 +232,7 @@ MODES = ["none", "selective", "full", "selective:mlp", "selective:layernorm+core
 def test_lifetimes_find_what_the_slow_twin_finds(model: ModelSpec, text: str, name: str) -> None:
     """All combinations at once against one by one, with and without tensor and sequence parallelism."""
     spec = framework(name)
-    mode = derive_recompute(spec, RecomputeSpec.parse(text), None, model)
+    mode = recompute_of_layer(spec, RecomputeSpec.parse(text), None, model)
     degrees = [(1, False), (2, True), (4, False), (8, True)]
     contexts = [context(model, spec, tp=tp, sp=sp, ep=2 if model.moe else 1) for tp, sp in degrees]
     by_one = [sum(kept(build(c, mode, moe=model.moe is not None)).values()) for c in contexts]

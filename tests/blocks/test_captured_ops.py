@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape, layer_tapes
-from mofa.blocks.frameworks.megatron.captured_ops import captured_end, captured_layer
-from mofa.blocks.frameworks.recompute import derive_recompute
+from mofa.blocks.frameworks.megatron.captured_ops import graph_captured_embedding_or_head, graph_captured_layer
+from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.op import GRAPH_POOL, Op, Tape
 from mofa.blocks.work import HostSync
 from mofa.specs.strategy import RecomputeSpec
@@ -22,9 +22,9 @@ DENSE, MOE = llama(), llama(moe={**EXPERTS, "shared_hidden": 64})
 def layer(graphs: str, *, moe: bool = False, recompute: str = "none", **facts: Any) -> BlockTapes:
     ctx = context(MOE if moe else DENSE, framework("megatron", cuda_graphs=graphs), **facts)
     forward = layer_forward_tape(ctx, primitives(ctx), BlockKind(moe))
-    repeated = derive_recompute(ctx.framework, RecomputeSpec.parse(recompute), forward, ctx.model)
+    repeated = recompute_of_layer(ctx.framework, RecomputeSpec.parse(recompute), forward, ctx.model)
     tapes = layer_tapes(ctx, primitives(ctx), BlockKind(moe), repeated, forward)
-    return captured_layer(tapes, ctx, moe=moe)
+    return graph_captured_layer(tapes, ctx, moe=moe)
 
 
 def names_in_graphs(tape: Tape) -> set[str]:
@@ -115,5 +115,5 @@ def test_what_is_computed_again_within_a_graph_is_held_too() -> None:
 def test_a_full_iteration_leaves_nothing_to_issue() -> None:
     tapes = layer("local:full_iteration", recompute="full")
     ctx = context(DENSE, framework("megatron", cuda_graphs="local:full_iteration"))
-    assert captured_end(tapes, ctx).forward.ops
+    assert graph_captured_embedding_or_head(tapes, ctx).forward.ops
     assert not launched(tapes.forward) and not launched(tapes.backward)

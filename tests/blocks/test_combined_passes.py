@@ -9,11 +9,18 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.combined_passes import BACKWARD_PARTS, ISSUED, PASS_ORDER, backward_parts, combined_tape, forward_parts
+from mofa.blocks.combined_passes import (
+    BACKWARD_PARTS,
+    ISSUED,
+    PASS_ORDER,
+    backward_ops_by_part,
+    combined_tape,
+    forward_ops_by_part,
+)
 from mofa.blocks.op import EXPERT_STREAM, Op
 from mofa.blocks.work import Collective
-from mofa.cost.block.combined_memory import combined_peak
-from mofa.cost.block.host_issue import issue_seconds
+from mofa.cost.block.combined_memory import peak_of_layer_pair
+from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
@@ -41,7 +48,10 @@ def names(ops: tuple[Op, ...]) -> list[str]:
 def test_parts_are_all_of_a_tape(delays: bool) -> None:
     for moe in (True, False):
         tapes = layer(moe=moe, delays=delays)
-        forward, backward = forward_parts(tapes.forward), backward_parts(tapes.forward, tapes.backward, delays=delays)
+        forward, backward = (
+            forward_ops_by_part(tapes.forward),
+            backward_ops_by_part(tapes.forward, tapes.backward, delays=delays),
+        )
         assert tuple(op for ops in forward.values() for op in ops) == tapes.forward.ops
         cut = [op.name for ops in backward.values() for op in ops]
         assert sorted(cut) == sorted(op.name for op in tapes.backward.ops)
@@ -51,7 +61,7 @@ def test_parts_are_all_of_a_tape(delays: bool) -> None:
 def test_callables_are_cut_as_megatron_cuts_them() -> None:
     """fine_grained_callables.py: router, shared experts and permutation with attention, sorting with the experts, what
     adds rows up with the combine."""
-    parts = forward_parts(layer().forward)
+    parts = forward_ops_by_part(layer().forward)
     assert names(parts["attention"])[-1] == "moe.permute" and "shared.fc2" in names(parts["attention"])
     assert names(parts["dispatch"]) == ["moe.sync0", "moe.dispatch", "moe.dispatch_weights"]
     assert names(parts["experts"])[0] == "moe.sort" and names(parts["experts"])[-1] == "moe.unsort"
@@ -61,7 +71,7 @@ def test_callables_are_cut_as_megatron_cuts_them() -> None:
 
 def test_weight_gradients_come_later_but_the_routers() -> None:
     tapes = layer(delays=True)
-    parts = backward_parts(tapes.forward, tapes.backward, delays=True)
+    parts = backward_ops_by_part(tapes.forward, tapes.backward, delays=True)
     assert names(parts["experts' weights"]) == ["experts.fc2.wgrad", "experts.fc1.wgrad"]
     late = {op.origin for op in parts["attention's weights"]}
     assert late == {"shared.fc2", "shared.fc1", "proj", "qkv"}
@@ -108,8 +118,8 @@ def test_the_host_issues_both_passes_of_a_pair(delays: bool) -> None:
         for cost in kinds:
             tapes = cost.blocks[0]
             pair = combined_tape(tapes.forward, tapes.forward, tapes.backward, delays=delays)
-            alone = [issue_seconds(tape.ops, machine).sum(axis=0) for tape in (tapes.forward, tapes.backward)]
-            np.testing.assert_allclose(issue_seconds(pair.ops, machine).sum(axis=0), sum(alone), rtol=1e-9)
+            alone = [issue_seconds_array(tape.ops, machine).sum(axis=0) for tape in (tapes.forward, tapes.backward)]
+            np.testing.assert_allclose(issue_seconds_array(pair.ops, machine).sum(axis=0), sum(alone), rtol=1e-9)
 
 
 def test_each_part_of_a_backward_starts_autograd_anew() -> None:
@@ -170,7 +180,7 @@ def test_exchanges_take_turns_on_their_stream() -> None:
 def test_a_pair_holds_more_than_either_and_less_than_both(delays: bool) -> None:
     tapes = layer(delays=delays)
     memory = block_memory(tapes, 1)
-    peak, kinds = combined_peak(tapes, tapes, 1, delays=delays)
+    peak, kinds = peak_of_layer_pair(tapes, tapes, 1, delays=delays)
     assert np.all(peak >= np.maximum(memory.forward_peak + 0.0, memory.backward_peak))
     assert np.all(peak <= memory.forward_peak + memory.backward_peak)
     np.testing.assert_allclose(kinds.sum(axis=0), peak)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.block.block_cost import Mode, block_costs
+from mofa.cost.block.block_cost import PrecisionMode, block_costs
 from mofa.cost.block.routing_loads import BALANCED
 from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.search.one_strategy import strategy_row
@@ -22,7 +22,7 @@ def signature(name: str) -> tuple[tuple[str, ...], float, float]:
     job = mofa.load_workload("gpt3-175b", overrides={"model.num_layers": 4})
     machines, framework = mofa.load_cluster("a100-hgx", 8), mofa.load_framework(name)
     row = strategy_row(job, machines, framework, "recompute=none micro_batch=1")
-    mode: Mode = rows_by_precision_mode(job, framework, row)[0][1]
+    mode: PrecisionMode = rows_by_precision_mode(job, framework, row)[0][1]
     costs = block_costs(job, machines, framework, row, BALANCED, mode)
     block = costs.tapes["dense recompute=none"]
     ops = block.forward.ops + block.backward.ops

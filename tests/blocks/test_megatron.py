@@ -12,7 +12,7 @@ import pytest
 from mofa.blocks.build import BlockKind, BlockTapes, head_tapes, layer_tapes
 from mofa.blocks.frameworks.megatron import transformer_engine as megatron
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
-from mofa.blocks.frameworks.recompute import derive_recompute, why_unsupported
+from mofa.blocks.frameworks.recompute import recompute_of_layer, why_unsupported
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, GroupedGemm, HostSync, MemoryBound
@@ -37,7 +37,7 @@ def layer(
     """One layer of a model under a strategy's recomputation."""
     model = model or llama()
     spec = framework(name, **options)
-    mode = derive_recompute(spec, RecomputeSpec.parse(recompute), None, model)
+    mode = recompute_of_layer(spec, RecomputeSpec.parse(recompute), None, model)
     ctx = context(model, spec, seq_len=S, micro_batch=B, tp=tp, sp=sp, ep=ep)
     return build(ctx, mode, moe=model.moe is not None)
 
@@ -370,12 +370,12 @@ def test_what_a_framework_refuses(name: str, text: str, model: ModelSpec, word: 
 
 def test_modes() -> None:
     spec = framework("megatron")
-    assert derive_recompute(spec, RecomputeSpec.parse("none"), None, llama()) == NO_RECOMPUTE
-    full = derive_recompute(spec, RecomputeSpec.parse("full:3"), None, llama())
+    assert recompute_of_layer(spec, RecomputeSpec.parse("none"), None, llama()) == NO_RECOMPUTE
+    full = recompute_of_layer(spec, RecomputeSpec.parse("full:3"), None, llama())
     assert full == Recompute(kind="full", reentrant=True) and not full.early_stop
-    titan = derive_recompute(framework("torchtitan"), RecomputeSpec.parse("full"), None, llama())
+    titan = recompute_of_layer(framework("torchtitan"), RecomputeSpec.parse("full"), None, llama())
     assert titan.kind == "full" and not titan.early_stop
-    several = derive_recompute(spec, RecomputeSpec.parse("selective:core_attn+moe_act"), None, MOE)
+    several = recompute_of_layer(spec, RecomputeSpec.parse("selective:core_attn+moe_act"), None, MOE)
     assert several.checkpoint == {"core_attn"} and several.discard == {"moe.moe_act"}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import FloatK, value_at
-from mofa.blocks.frameworks.megatron.fp8 import cast_input
+from mofa.blocks.frameworks.megatron.fp8 import cast_input_to_fp8
 from mofa.blocks.op import Op, Tape, TapeBuilder
 from mofa.blocks.work import Collective, Gemm, GroupedGemm, MemoryBound
 from tests.blocks.small import EXPERTS, build, context, framework, in_fp8, kept, llama, size, together
@@ -201,8 +201,8 @@ def test_where_products_take_any_layout_one_copy_is_both(recipe: str) -> None:
     ctx = replace(in_fp8(context(llama(), MEGATRON), recipe), fp8_transposes=False)
     b = TapeBuilder()
     b.tensor("h", 2.0 * 100)
-    operand = cast_input(b, ctx, "h", "x", 100.0)
+    operand = cast_input_to_fp8(b, ctx, "h", "x", 100.0)
     assert (operand.row, operand.saves) == ("x.fp8", ("x.fp8",))
     assert moved(b.ops[-1]) == (3.0 if recipe == "delayed" else 5.0) * 100
-    blocks = cast_input(b, replace(ctx, fp8=in_fp8(ctx, "blockwise").fp8), "h", "y", 100.0)
+    blocks = cast_input_to_fp8(b, replace(ctx, fp8=in_fp8(ctx, "blockwise").fp8), "h", "y", 100.0)
     assert blocks.saves == ("y.fp8_t",)

@@ -15,7 +15,7 @@ from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.blocks.op import Tape
 from mofa.blocks.work import Collective, HostSync
 from mofa.errors import SpecError
-from mofa.specs.from_mapping import build_spec as build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.load import load_framework
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
@@ -100,7 +100,7 @@ def test_a_padded_map_fills_up_each_experts_rows_where_they_are_sent() -> None:
 def test_what_megatron_refuses(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
     run = {"id": "run", "model": "qwen3-30b-a3b", "hardware": "h100-hgx", "gpus": 8, "strategy": {"ep": 8},
            "batch": {"seq_len": 4096, "micro": 1, "global": 8}, **changes}  # fmt: skip
-    workload, cluster, spec, strategy = resolve_run(build_spec(RunSpec, run, "case"), tmp_path)
+    workload, cluster, spec, strategy = resolve_run(spec_from_mapping(RunSpec, run, "case"), tmp_path)
     with pytest.raises(SpecError, match=line):
         mofa.estimate(workload, cluster, strategy, framework=spec, over_time=False)
 

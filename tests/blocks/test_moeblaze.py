@@ -14,7 +14,7 @@ from mofa.blocks.backward import NO_RECOMPUTE, backward
 from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape, layer_tapes
 from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.frameworks import primitives_of
-from mofa.blocks.moeblaze import published_saved_bytes, routing_buffer_bytes
+from mofa.blocks.moeblaze import moeblaze_saved_bytes, routing_buffer_bytes
 from mofa.blocks.op import Tape
 from mofa.blocks.work import GroupedGemm, MemoryBound
 from mofa.errors import SpecError, StrategyError
@@ -86,7 +86,7 @@ def test_the_papers_examples() -> None:
 def test_the_papers_third_configuration() -> None:
     """moe.md B.5: three R x h tensors are 6,144 MiB. It measured about 10,000 MB against over 40,000 MB, a ratio of 4;
     its accounting gives 1.8."""
-    sizes = {p: published_saved_bytes(32 * 2048, 4, 1024, 4096, 16, p) for p in ("moeblaze", "conventional")}  # type: ignore[arg-type]
+    sizes = {p: moeblaze_saved_bytes(32 * 2048, 4, 1024, 4096, 16, p) for p in ("moeblaze", "conventional")}  # type: ignore[arg-type]
     assert sizes["moeblaze"] == pytest.approx(2**20 * (6144 + 128 + 3), rel=1e-4)
     assert sizes["conventional"] / sizes["moeblaze"] == pytest.approx(1.81, abs=0.01)
 
@@ -111,7 +111,7 @@ def test_the_table_of_the_papers_configurations(number: int) -> None:
         return sum(b for n, b in found.items() if n.startswith(("moe.", "experts.")) or n == "mlp_norm.out") / MIB
 
     blaze, conventional = (
-        published_saved_bytes(batch * seq, k, d, 4 * d, experts, p) / MIB for p in ("moeblaze", "conventional")
+        moeblaze_saved_bytes(batch * seq, k, d, 4 * d, experts, p) / MIB for p in ("moeblaze", "conventional")
     )
     computed = [
         blaze, conventional, conventional / blaze, of_tape("megatron"), of_tape("megatron", routed_copies="index"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.build import rank_params
+from mofa.blocks.build import layer_params_of_rank
 from mofa.blocks.recomputation import NO_RECOMPUTE
 from mofa.blocks.work import Collective, Gemm
 from tests.blocks.ops import moved, one
@@ -30,7 +30,7 @@ def test_weights_of_the_tape_are_those_that_are_counted(name: str, tp: int) -> N
     ctx, tapes = _tapes(name, tp)
     weights = sum(op.weight_params for op in tapes.forward.ops if op.weight)
     norms = 2 * H
-    assert float(np.ravel(rank_params(ctx, False)[0])[0]) - norms == pytest.approx(float(np.ravel(weights)[0]))
+    assert float(np.ravel(layer_params_of_rank(ctx, False)[0])[0]) - norms == pytest.approx(float(np.ravel(weights)[0]))
 
 
 @pytest.mark.parametrize("name", ["megatron", "megatron-local"])

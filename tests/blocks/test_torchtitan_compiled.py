@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from mofa.blocks.build import head_tapes
-from mofa.blocks.frameworks.recompute import derive_recompute
+from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
 from mofa.blocks.recomputation import Recompute
 from mofa.cost.block.liveness import block_memory
@@ -105,7 +105,7 @@ def test_checkpoint_around_experts_repeats_all_of_a_compiled_block() -> None:
     spec, full = framework("torchtitan", compile=True), RecomputeSpec.parse("full")
     for model, early in ((llama(), True), (llama(moe=EXPERTS), False)):
         forward = layer(context(model, compile_=True)).forward
-        assert derive_recompute(spec, full, forward, model).early_stop is early
+        assert recompute_of_layer(spec, full, forward, model).early_stop is early
 
 
 def test_compiled_loss_keeps_bf16_logits() -> None:

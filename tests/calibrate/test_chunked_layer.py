@@ -13,10 +13,10 @@ from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import Recompute
 from mofa.blocks.work import Collective, GroupedGemm
 from mofa.calibrate.cases import Sample, Shape
-from mofa.calibrate.chunked_check import LayerScore, score_layers, summarise_layers
-from mofa.calibrate.chunked_layer import REGION, layer_forward_tape, predict_layer, static_tensors
-from mofa.calibrate.measurements import append_row, read_file
-from mofa.calibrate.shapes.chunked import OPS, chunked_cases, expert_loads, rank_rows
+from mofa.calibrate.chunked_check import MeasuredAndPredictedLayer, predict_measured_layers, summarise_layer_errors
+from mofa.calibrate.chunked_layer import REGION, layer_forward_tape, predict_bench_layer, static_tensor_bytes
+from mofa.calibrate.measurements import append_row, read_rows_of_file
+from mofa.calibrate.shapes.chunked import OPS, chunked_cases, expert_copies_of_rank, token_rows_by_rank
 from mofa.errors import SpecError
 from mofa.specs.load import load_cluster, load_framework
 
@@ -26,7 +26,7 @@ SHAPE: Shape = {"tokens": 16384, "hidden": 2048, "ffn": 768, "experts": 128, "to
 
 @pytest.mark.parametrize("skew", ["0.0", "0.25", "1.0", "3.0"])
 def test_no_expert_gets_a_token_twice_and_none_is_lost(skew: str) -> None:
-    loads = expert_loads(4096, 8, 64, float(skew))
+    loads = expert_copies_of_rank(4096, 8, 64, float(skew))
     assert sum(loads) == 4096 * 8
     assert max(loads) <= 4096
     assert loads == sorted(loads, reverse=True)
@@ -34,8 +34,8 @@ def test_no_expert_gets_a_token_twice_and_none_is_lost(skew: str) -> None:
 
 def test_rows_of_ranks_by_hand() -> None:
     """Balanced: 16,384 tokens, 8 copies, on each of two ranks from two ranks; skewed: all of them, more first."""
-    assert rank_rows(SHAPE) == [131072, 131072]
-    first, second = rank_rows({**SHAPE, "skew": "1.0"})
+    assert token_rows_by_rank(SHAPE) == [131072, 131072]
+    first, second = token_rows_by_rank({**SHAPE, "skew": "1.0"})
     assert first + second == 2 * 131072
     assert first > 1.7 * 131072
 
@@ -50,7 +50,7 @@ def tapes(shape: Shape) -> tuple[Tape, Tape]:
 def test_flops_are_forward_again_and_twice_back(chunks: int) -> None:
     """Three matrices of hidden x ffn an expert: 6 FLOP a row, once forward, once again, twice back."""
     forward, back = tapes({**SHAPE, "chunks": chunks})
-    rows = rank_rows(SHAPE)[0]
+    rows = token_rows_by_rank(SHAPE)[0]
     flops = sum(float(op.work.flops) for op in (*forward.ops, *back.ops) if isinstance(op.work, GroupedGemm))
     assert flops == pytest.approx(4 * 6 * rows * 2048 * 768)
 
@@ -73,7 +73,7 @@ def test_no_exchange_on_one_rank() -> None:
 
 def test_weights_and_main_gradients_by_hand() -> None:
     """64 experts a rank of 3 x 2048 x 768: 2 bytes a weight, 4 a main gradient."""
-    tensors = static_tensors(SHAPE)
+    tensors = static_tensor_bytes(SHAPE)
     params = 64 * 3 * 2048 * 768
     assert tensors["w1"] + tensors["w2"] == 2 * params
     assert tensors["grad1"] + tensors["grad2"] == 4 * params
@@ -82,7 +82,7 @@ def test_weights_and_main_gradients_by_hand() -> None:
 def test_chunks_save_memory_and_cost_time() -> None:
     """On a host that is ahead: a slower one is later where forward and backward begin without a lead each."""
     cluster, framework = load_cluster("h200-hgx", 2).at_host(5.4e-6), load_framework("torchtitan")
-    found = [predict_layer({**SHAPE, "chunks": c, "skew": "0.5"}, cluster, framework) for c in (1, 2, 4, 8)]
+    found = [predict_bench_layer({**SHAPE, "chunks": c, "skew": "0.5"}, cluster, framework) for c in (1, 2, 4, 8)]
     peaks, steps = [p.peak_bytes - p.static_bytes for p in found], [p.step_s for p in found]
     assert peaks == sorted(peaks, reverse=True)
     assert steps == sorted(steps)
@@ -94,7 +94,7 @@ def test_chunks_save_memory_and_cost_time() -> None:
 
 def test_a_skew_costs_memory_and_time() -> None:
     cluster, framework = load_cluster("h200-hgx", 2), load_framework("torchtitan")
-    even, uneven = (predict_layer({**SHAPE, "skew": s}, cluster, framework) for s in ("0.0", "1.0"))
+    even, uneven = (predict_bench_layer({**SHAPE, "skew": s}, cluster, framework) for s in ("0.0", "1.0"))
     assert uneven.step_s > 1.3 * even.step_s
     assert uneven.peak_bytes > 1.1 * even.peak_bytes
 
@@ -103,7 +103,7 @@ def write(folder: Path, *, ops: tuple[str, ...] = OPS[1:], factor: float = 1.0) 
     """A folder with one layer, each quantity the prediction times a factor."""
     case = replace(next(c for c in chunked_cases(2) if c.size("chunks") == 2))
     machines = load_cluster("h200-hgx", 2).on_shared_hosts()
-    said = predict_layer(case.shape, machines, load_framework("torchtitan"))
+    said = predict_bench_layer(case.shape, machines, load_framework("torchtitan"))
     names = {"step": "step_s", "forward": "forward_s", "backward": "backward_s"}
     folder.mkdir(exist_ok=True)
     for op in ops:
@@ -114,9 +114,9 @@ def write(folder: Path, *, ops: tuple[str, ...] = OPS[1:], factor: float = 1.0) 
 def test_scores_and_interrupted_layers(tmp_path: Path) -> None:
     write(tmp_path / "whole", factor=1.25)
     write(tmp_path / "cut", ops=OPS[1:-1])
-    (score,) = score_layers([tmp_path / "whole", tmp_path / "cut", tmp_path])
+    (score,) = predict_measured_layers([tmp_path / "whole", tmp_path / "cut", tmp_path])
     assert {q: round(score.error(q), 4) for q in score.values} == dict.fromkeys(score.values, -0.2)
-    name, number, errors = summarise_layers([score])[0]
+    name, number, errors = summarise_layer_errors([score])[0]
     assert (name, number, round(errors["peak_bytes"], 4)) == ("all", 1, 0.2)
 
 
@@ -125,25 +125,31 @@ def test_a_layer_is_predicted_on_its_own_host(tmp_path: Path) -> None:
     case = next(c for c in chunked_cases(2) if c.size("chunks") == 8 and c.split == "fresh" and c.size("ffn") == 1024)
     for op in OPS[1:]:
         append_row(tmp_path, replace(case, op=op), Sample(1.0, 1.0, 1.0, 5), "NVIDIA H200", "host-0")
-    steps = [score_layers([tmp_path], hosts=hosts)[0].values["step"][1] for hosts in (None, {"host-0": 2e-5})]
+    steps = [
+        predict_measured_layers([tmp_path], hosts=hosts)[0].values["step"][1] for hosts in (None, {"host-0": 2e-5})
+    ]
     append_row(tmp_path, replace(case, op=OPS[0]), Sample(4e-5, 4e-5, 4e-5, 5), "NVIDIA H200", "host-0")
-    steps.append(score_layers([tmp_path], hosts={"host-0": 2e-5})[0].values["step"][1])
+    steps.append(predict_measured_layers([tmp_path], hosts={"host-0": 2e-5})[0].values["step"][1])
     assert steps[0] < steps[1] < 0.6 * steps[2]
-    assert score_layers([tmp_path], split="heldout") == []
+    assert predict_measured_layers([tmp_path], split="heldout") == []
 
 
 def test_groups_tell_the_two_sets_apart() -> None:
     shape: Shape = {"hidden": 64, "ep": 2, "chunks": 4, "skew": "0.0"}
-    scores = [LayerScore("a", shape, {"step": (1.0, 1.1)}, s) for s in ("heldout", "fresh")]
-    assert [name for name, _, _ in summarise_layers(scores)][:3] == ["all", "first set, 2 ranks", "second set, 2 ranks"]
-    assert not any("set" in name for name, _, _ in summarise_layers(scores[:1]))
+    scores = [MeasuredAndPredictedLayer("a", shape, {"step": (1.0, 1.1)}, s) for s in ("heldout", "fresh")]
+    assert [name for name, _, _ in summarise_layer_errors(scores)][:3] == [
+        "all",
+        "first set, 2 ranks",
+        "second set, 2 ranks",
+    ]
+    assert not any("set" in name for name, _, _ in summarise_layer_errors(scores[:1]))
 
 
 def test_bytes_are_read_back_exactly_and_units_are_not_mixed(tmp_path: Path) -> None:
     write(tmp_path, ops=("peak_bytes",))
     path = tmp_path / "chunked_moe.csv"
-    (row,) = read_file(path)
+    (row,) = read_rows_of_file(path)
     assert row.sample.median_s > 1e9
     path.write_text(path.read_text(encoding="utf-8").replace(",B,", ",us,"), encoding="utf-8")
     with pytest.raises(SpecError, match="line 2: unit 'us' instead of 'B'"):
-        read_file(path)
+        read_rows_of_file(path)

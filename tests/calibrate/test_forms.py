@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.fits.fit import fit_curves, predict
+from mofa.calibrate.fits.fit import fit_curves, predict_row_times
 from mofa.calibrate.measurements import Row
 from mofa.cost.kernels.fitted_forms import (
     attention_s,
@@ -19,7 +19,7 @@ from mofa.cost.kernels.fitted_forms import (
     l2_miss_bytes,
     memory_bound_s,
 )
-from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, MemoryBoundForm
+from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedGemmForm, MemoryBoundForm
 
 GEMM = GemmForm(((128, 256, 8.5e14), (128, 128, 8.2e14), (64, 64, 5e14)), 130.0, 3e-6, 4e12, 3.2)
 SIZE = st.integers(1, 40000)
@@ -61,7 +61,7 @@ def test_gemm_vector_is_scalar(shapes: list[tuple[int, int, int]]) -> None:
 
 @pytest.mark.parametrize("layout", [0, 1, 2])
 def test_grouped_padding_of_experts_is_free_and_skew_never_helps(layout: int) -> None:
-    form = GroupedForm()
+    form = GroupedGemmForm()
     even = grouped_gemm_s([[1024] * 8], 2048, 4096, layout, form, num_sms=132, groups=8)
     padded = grouped_gemm_s([[1024] * 8 + [0] * 5], 2048, 4096, layout, form, num_sms=132, groups=8)
     skewed = grouped_gemm_s([[1024 * 8 - 7, *[1] * 7]], 2048, 4096, layout, form, num_sms=132, groups=8)
@@ -74,8 +74,8 @@ def test_grouped_padding_of_experts_is_free_and_skew_never_helps(layout: int) ->
 def test_balanced_experts_are_the_general_form(each: int, groups: int, n: int, k: int, wgrad: bool) -> None:
     each = max(each // groups, 1)
     loads, layout = np.full((1, groups), each), 2 if wgrad else 0
-    whole = grouped_gemm_s(loads, n, k, layout, GroupedForm(), num_sms=132, groups=groups)
-    short = balanced_grouped_gemm_s(each * groups, groups, n, k, GroupedForm(), num_sms=132, wgrad=wgrad)
+    whole = grouped_gemm_s(loads, n, k, layout, GroupedGemmForm(), num_sms=132, groups=groups)
+    short = balanced_grouped_gemm_s(each * groups, groups, n, k, GroupedGemmForm(), num_sms=132, wgrad=wgrad)
     np.testing.assert_allclose(short, whole)
 
 
@@ -121,7 +121,7 @@ def test_fit_finds_the_gemm_that_made_the_data() -> None:
     ]
     measured = rows(cases, gemm_s(m, n, k, GEMM, element_bytes=2, num_sms=132))
     curves = fit_curves(measured[:200], num_sms=132, gpu="G")
-    predicted, outside = predict(curves, measured[200:])
+    predicted, outside = predict_row_times(curves, measured[200:])
     error = predicted / [r.sample.median_s for r in measured[200:]] - 1
     assert np.median(np.abs(error)) < 0.02
     assert outside.mean() < 0.1
@@ -139,7 +139,7 @@ def test_prediction_outside_the_range_is_marked_and_an_unknown_kernel_is_nan() -
         dataclasses.replace(cases[0], shape={"tokens": t, "width": 4096}, op=o)
         for t, o in ((2000, "mul"), (10**6, "mul"), (2000, "exp"))
     )
-    predicted, outside = predict(curves, rows([near, far, other], np.ones(3)))
+    predicted, outside = predict_row_times(curves, rows([near, far, other], np.ones(3)))
     assert predicted[0] == pytest.approx(2e-6 + 2000 * 4096 * 6 / 4e12, rel=1e-3)
     assert list(outside) == [False, True, False]
     assert np.isnan(predicted[2])
@@ -167,7 +167,7 @@ def test_uneven_weight_gradients_cost_what_orders_of_experts_do_on_average(
     experts: int, n: int, k: int, s: float
 ) -> None:
     """The closed form against 40 random orders of Zipf loads, whose tiles go round; other layouts stay even."""
-    form, shares = GroupedForm(), np.arange(1.0, experts + 1.0) ** -s
+    form, shares = GroupedGemmForm(), np.arange(1.0, experts + 1.0) ** -s
     loads = shares / shares.sum() * experts * 2048.0
     orders = np.random.default_rng(0).permuted(np.tile(loads, (40, 1)), axis=1)
     played = grouped_gemm_s(orders, n, k, 2, form, num_sms=132, groups=experts).mean()
@@ -199,7 +199,7 @@ def test_gathers_of_more_than_the_cache_holds_are_found() -> None:
 def test_scattered_experts_cost_what_drawn_ones_do_on_average(each: int) -> None:
     """Tokens routed one by one: the closed form against the mean of 40 draws, each expert with its own count."""
     experts, n, k = 64, 1536, 2048
-    form = GroupedForm()
+    form = GroupedGemmForm()
     draws = np.random.default_rng(each).multinomial(each * experts, np.full(experts, 1 / experts), size=40)
     drawn = grouped_gemm_s(draws, n, k, 0, form, num_sms=132, groups=experts).mean()
     closed = balanced_grouped_gemm_s(each * experts, experts, n, k, form, num_sms=132, scattered=True)

@@ -11,7 +11,7 @@ from mofa.calibrate.fits.host_optimizer import host_optimizer_facts, host_optimi
 from mofa.calibrate.measurements import Row, read_rows
 from mofa.calibrate.shapes.families import FAMILIES, family_cases
 from mofa.calibrate.shapes.host_ops import HOST_OPTIMIZER
-from mofa.specs.host import HostOptimizer
+from mofa.specs.host import HostOptimizerRates
 from mofa.specs.load import load_cluster
 from mofa.specs.optimizer_offload import ADAM_MOVED_BYTES, COPIED_BYTES
 
@@ -41,7 +41,9 @@ def test_rates_are_found_again() -> None:
 
 
 def test_facts_are_the_hosts() -> None:
-    facts = HostOptimizer.model_validate(host_optimizer_facts(host_optimizer_rates(rows_of_a_known_host()), "a test"))
+    facts = HostOptimizerRates.model_validate(
+        host_optimizer_facts(host_optimizer_rates(rows_of_a_known_host()), "a test")
+    )
     assert facts.thread_bytes_per_s.value == pytest.approx(THREAD)
     assert facts.processors.provenance == "assumed"
 

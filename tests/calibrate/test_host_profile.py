@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mofa.calibrate.fits.fitted_curves import Curves
-from mofa.calibrate.host_profile import host_mapping, host_text, processor_name
-from mofa.specs.host import LayerPace
-from mofa.specs.host_profiles import load_host
+from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
+from mofa.calibrate.host_profile import host_profile_mapping, host_profile_yaml, processor_name
+from mofa.specs.host import SmallLayerTime
+from mofa.specs.host_profiles import load_host_profile
 from mofa.specs.load import load_cluster
 from tests.cli.conftest import Cli, one_line_of
 from tests.cli.conftest import cli as cli
@@ -19,14 +19,14 @@ from tests.cli.conftest import cli as cli
 TIMED = {"eager_add": 8e-6, "eager_silu": 9e-6, "eager_rmsnorm": 10e-6, "eager_linear_grad": 20e-6, "sync": 30e-6}
 
 
-def curves(gpu: str = "NVIDIA L40S") -> Curves:
-    return Curves(gpu=gpu, num_sms=142, host_s=TIMED)
+def curves(gpu: str = "NVIDIA L40S") -> DeviceCurveFits:
+    return DeviceCurveFits(gpu=gpu, num_sms=142, host_s=TIMED)
 
 
 def test_what_is_not_timed_goes_by_a_small_op(tmp_path: Path) -> None:
     path = tmp_path / "host.yaml"
-    path.write_text(host_text(host_mapping(curves(), "a processor")), encoding="utf-8")
-    host, typical = load_host(path), load_cluster("l40s-pcie", 1).gpu.curves.host
+    path.write_text(host_profile_yaml(host_profile_mapping(curves(), "a processor")), encoding="utf-8")
+    host, typical = load_host_profile(path), load_cluster("l40s-pcie", 1).gpu.curves.host
     factor = 9e-6 / typical.eager_op_s.value
     assert host.cpu == "a processor" and host.eager_op_s.value == pytest.approx(9e-6)
     assert host.sync_s.value == pytest.approx(30e-6) and host.sync_s.provenance == "measured"
@@ -39,10 +39,12 @@ def test_what_is_not_timed_goes_by_a_small_op(tmp_path: Path) -> None:
 def test_modules_go_by_a_layer_where_one_was_timed(tmp_path: Path) -> None:
     typical = load_cluster("l40s-pcie", 1).gpu.curves.host
     assert typical.layer_issue_s is not None and typical.layer_back_s is not None
-    layer = LayerPace(2 * typical.layer_issue_s.value, 3 * typical.layer_back_s.value)
+    layer = SmallLayerTime(2 * typical.layer_issue_s.value, 3 * typical.layer_back_s.value)
     path = tmp_path / "host.yaml"
-    path.write_text(host_text(host_mapping(curves("some new GPU"), "a processor", layer)), encoding="utf-8")
-    host = load_host(path)
+    path.write_text(
+        host_profile_yaml(host_profile_mapping(curves("some new GPU"), "a processor", layer)), encoding="utf-8"
+    )
+    host = load_host_profile(path)
     linear, before = host.modules["linear"], typical.modules["linear"]
     assert linear.forward_s.value == pytest.approx(2 * before.forward_s.value, rel=1e-3)
     assert linear.backward_s is not None and before.backward_s is not None
@@ -54,8 +56,8 @@ def test_plans_take_it(cli: Cli, tmp_path: Path) -> None:
     steps = []
     for factor in (1.0, 10.0):
         path = tmp_path / f"host-{factor:g}.yaml"
-        slow = Curves(gpu="NVIDIA L40S", num_sms=142, host_s={op: factor * s for op, s in TIMED.items()})
-        path.write_text(host_text(host_mapping(slow, "a processor")), encoding="utf-8")
+        slow = DeviceCurveFits(gpu="NVIDIA L40S", num_sms=142, host_s={op: factor * s for op, s in TIMED.items()})
+        path.write_text(host_profile_yaml(host_profile_mapping(slow, "a processor")), encoding="utf-8")
         job = ("llama3-8b", "h100-hgx", "--gpus", "8", "--strategy", "tp=2", "--framework", "torchtitan")
         done = cli("estimate", *job, "--no-replay", "--json", "--host", str(path))
         assert done.returncode == 0, done.stderr

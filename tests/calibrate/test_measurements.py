@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.measurements import COLUMNS, append_row, read_environment, read_rows, rows_of_first
+from mofa.calibrate.measurements import COLUMNS, append_row, read_environment, read_rows, rows_of_first_folder_with_op
 from mofa.errors import SpecError
 
 CASE = Case("gemm", "fwd", "cublas", "bf16", "grid", {"m": 4096, "n": 512, "k": 64})
@@ -38,7 +38,7 @@ def test_the_first_folder_that_timed_an_op_says_it(tmp_path: Path) -> None:
             "G",
             folder.name,
         )
-    found = rows_of_first([late, early], families=(name for name in ["gemm"]))
+    found = rows_of_first_folder_with_op([late, early], families=(name for name in ["gemm"]))
     assert [(row.case.op, row.host) for row in found] == [("fwd", "late"), ("bwd", "early")]
 
 

@@ -14,7 +14,7 @@ import pytest
 from mofa.calibrate.fits.nccl_import import ImportedRuns, import_nccl
 from mofa.cli.main import main
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.errors import SpecError
 from mofa.specs.load import load_cluster
 from tests.committed import read_yaml, yaml_text
@@ -43,7 +43,7 @@ def written(folder: Path, name: str, op: str, hosts: int, rows: Sequence[tuple[i
 
 def planned_s(profile: Path, op: str, hosts: int, sizes: Sequence[int]) -> np.ndarray:
     """What the planner says."""
-    place = Group(np.array([8 * hosts]), np.array([8]), np.array([8]))
+    place = ProcessGroup(np.array([8 * hosts]), np.array([8]), np.array([8]))
     return np.array([
         float(collective_s(op, np.array([float(size)]), place, load_cluster(profile, 8 * hosts))[0])  # type: ignore[arg-type]
         for size in sizes

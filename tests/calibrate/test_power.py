@@ -14,12 +14,12 @@ from mofa.calibrate.fits.fit import fit_curves
 from mofa.calibrate.fits.loaded_clocks import (
     attention_clock_exponents,
     clock_dependent_shares,
-    full_load_rates,
+    full_clock_product_rates,
     memory_bound_clock,
 )
 from mofa.calibrate.fits.profile import BETWEEN, power_limit_fields
 from mofa.calibrate.measurements import Row
-from mofa.specs.curves import PoweredCurve
+from mofa.specs.curves import PowerLimitedCurve
 from mofa.specs.power import clock_at_draw
 from tests.cost.toy import cluster
 
@@ -88,9 +88,9 @@ def test_a_kind_whose_clock_was_not_read_takes_the_next_names() -> None:
 
 def test_rate_at_a_clock_goes_through_both_measured_states() -> None:
     """Full rate at full clock, 0.85 at 0.75; a kernel whose rate did not fall keeps it at any clock."""
-    curve = PoweredCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85, clock=0.75)
+    curve = PowerLimitedCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85, clock=0.75)
     assert curve.relative_rate_at_clock(np.array([1.0, 0.75])) == pytest.approx([1.0, 0.85])
-    steady = PoweredCurve(provenance="assumed", source="an example", clock=0.97)
+    steady = PowerLimitedCurve(provenance="assumed", source="an example", clock=0.97)
     assert steady.relative_rate_at_clock(np.array([0.7])) == pytest.approx([1.0])
 
 
@@ -108,7 +108,7 @@ def test_slowdown_counts_kernels_that_the_collective_outlasts() -> None:
 
 def test_full_load_is_the_rate_of_the_products_whose_clock_was_read() -> None:
     rows = [row("sustained", "gemm", v, t, c) for v, t, c in (("burst", 1e-3, 2000.0), ("2s", 1.2e-3, 1500.0))]
-    assert full_load_rates(rows) == {"gemm bf16": pytest.approx(2.0 * 8192**3 / 1e-3)}
+    assert full_clock_product_rates(rows) == {"gemm bf16": pytest.approx(2.0 * 8192**3 / 1e-3)}
     between = row("sustained", "gemm", "between_memory", 1.1e-3, 1600.0)
     fields = power_limit_fields(fit_curves([*rows, between], num_sms=132, gpu="a GPU"), "gemm bf16")
     assert fields["full_load_flops"] == pytest.approx(2.0 * 8192**3 / 1e-3)

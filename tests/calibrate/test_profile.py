@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.check import TARGETS, TE_TARGETS, check_fits, meets_floor, predictions
+from mofa.calibrate.check import TARGETS, TE_TARGETS, check_fits, is_above_family_floor, predict_rows
 from mofa.calibrate.fits.nccl_import import import_nccl
-from mofa.calibrate.fits.nccl_tests import read_nccl
+from mofa.calibrate.fits.nccl_tests import read_nccl_tests_output
 from mofa.calibrate.fits.profile import fit_folders
 from mofa.calibrate.measurements import append_row, read_rows
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.fitted_forms import gemm_s
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.errors import SpecError
 from mofa.specs.hardware import GpuSpec, NodeSpec
 from mofa.specs.load import load_cluster
@@ -97,7 +97,9 @@ def test_an_older_cublas_is_predicted_within_the_targets_too() -> None:
     assert found["points"] > 400
     assert found["median_abs_error"] <= TARGETS["gemm"][0] and found["p90_abs_error"] <= TARGETS["gemm"][1]
     gpu = load_cluster("h100-hgx", 8).gpu
-    rows = [r for r in read_rows(OLDER.with_name(f"{OLDER.name}-beside"), families=["gemm"]) if meets_floor(r)]
+    rows = [
+        r for r in read_rows(OLDER.with_name(f"{OLDER.name}-beside"), families=["gemm"]) if is_above_family_floor(r)
+    ]
     m, n, k = (np.array([r.case.size(x) for r in rows]) for x in "mnk")
     form, num_sms = gpu.curves.gemm["bf16"].form, gpu.num_sms.value
     errors = gemm_s(m, n, k, form, element_bytes=2.0, num_sms=num_sms) / [r.sample.median_s for r in rows] - 1
@@ -110,7 +112,7 @@ def test_check_is_json_and_names_each_op(checked: dict) -> None:
 
 
 def test_predictions_hold_every_family_and_both_splits() -> None:
-    found = predictions(FOLDERS[1:])
+    found = predict_rows(FOLDERS[1:])
     assert {row["split"] for row in found} == {"grid", "heldout"}
     assert all(row["predicted_s"] > 0 for row in found)
 
@@ -190,7 +192,7 @@ def test_products_with_unaligned_widths_are_checked_with_the_bundled_profile(fol
     found = families_of(folder)["unaligned_gemm"]
     assert found["points"] == 30
     assert found["median_abs_error"] < median and abs(found["bias"]) < 0.04
-    points = predictions([ROOT / "measurements" / folder])
+    points = predict_rows([ROOT / "measurements" / folder])
     assert len(points) == 144 and {point["family"] for point in points} == {"unaligned_gemm"}
 
 
@@ -209,7 +211,7 @@ def profile(tmp_path: Path) -> Path:
 def test_nccl_text_changes_the_link(tmp_path: Path) -> None:
     file = tmp_path / "out.txt"
     file.write_text(TEXT)
-    run = read_nccl(file)
+    run = read_nccl_tests_output(file)
     assert (run.op, run.group, run.hosts, run.gpu) == ("all_reduce", 8, 1, "NVIDIA H200")
     assert run.bus_bytes_per_s == pytest.approx(478.7e9, rel=1e-3)  # the tool's own busbw column
     path = profile(tmp_path)
@@ -224,7 +226,7 @@ def test_nccl_text_changes_the_link(tmp_path: Path) -> None:
 def planned_s(path: Path, op: Any, size: float, group: int, hosts: int = 1) -> float:
     """Time of a collective as the planner sees it."""
     each = np.array([group // hosts])
-    place = Group(np.array([group]), each, each)
+    place = ProcessGroup(np.array([group]), each, each)
     return float(collective_s(op, np.array([size]), place, load_cluster(path, 8 * hosts))[0])
 
 
@@ -264,7 +266,7 @@ def test_nccl_json_of_one_process_counts_its_gpus(tmp_path: Path) -> None:
     """Without MPI the tool lists the first device alone, whatever -g was."""
     file = tmp_path / "out.json"
     file.write_text(nccl_json("all_gather", [(2**20, 30.0), (2**30, 2500.0)], ngpus=8))
-    run = read_nccl(file)
+    run = read_nccl_tests_output(file)
     assert (run.op, run.group, run.hosts, run.gpu) == ("all_gather", 8, 1, "NVIDIA H200")
     assert run.bus_bytes_per_s == pytest.approx(2**30 * 7 / 8 / 2500e-6)
 
@@ -296,7 +298,7 @@ PUBLISHED = """# nThread 1 nGpus 1 minBytes 8 maxBytes 4294967296 step: 2(factor
 def test_a_published_run_is_read_as_its_own_columns_say(tmp_path: Path) -> None:
     file = tmp_path / "all_reduce_perf.txt"
     file.write_text(PUBLISHED)
-    run = read_nccl(file)
+    run = read_nccl_tests_output(file)
     assert (run.op, run.group, run.hosts, run.gpu) == ("all_reduce", 8, 1, "NVIDIA A100-SXM4-80GB")
     assert run.bus_bytes_per_s == pytest.approx(232.44e9, rel=1e-4)
     for row in [line.split() for line in PUBLISHED.splitlines() if line.split()[0].isdigit()]:
@@ -306,13 +308,13 @@ def test_a_published_run_is_read_as_its_own_columns_say(tmp_path: Path) -> None:
 def test_two_groups_side_by_side_are_groups_of_their_own_size(tmp_path: Path) -> None:
     file = tmp_path / "all_reduce_perf.txt"
     file.write_text(re.sub(r"(Rank  [4-7]) Group  0", r"\1 Group  1", PUBLISHED))
-    assert read_nccl(file).group == 4
+    assert read_nccl_tests_output(file).group == 4
 
 
 def test_programs_without_a_root_have_their_time_earlier(tmp_path: Path) -> None:
     file = tmp_path / "all_gather_perf.txt"
     file.write_text(re.sub(r"(   redop    root)|(     sum      -1)", "", PUBLISHED))
-    assert dict(read_nccl(file).points)[33554432] == pytest.approx(439.2e-6)
+    assert dict(read_nccl_tests_output(file).points)[33554432] == pytest.approx(439.2e-6)
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,18 @@ from mofa.specs.faults import FaultSpec
 from mofa.specs.files import load_json, parse_yaml
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import GpuSpec, NodeSpec
-from mofa.specs.limited_reads import parse_json, read_bytes, unzipped
-from mofa.specs.load import load_cluster, load_workload, parse_set
+from mofa.specs.limited_reads import gunzipped, parse_json, read_bytes
+from mofa.specs.load import load_cluster, load_workload, parse_set_options
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
-from mofa.specs.write_files import NAMES_IN_FOLDERS, check_places, check_writable, write_atomic, written_together
+from mofa.specs.write_files import (
+    NAMES_IN_FOLDERS,
+    all_files_or_none,
+    check_result_places,
+    check_writable,
+    write_file_atomically,
+)
 from tests.cli.conftest import Cli
 from tests.committed import read_yaml, yaml_text
 
@@ -150,7 +156,7 @@ def test_what_yaml_constructors_stumble_over_is_one_line(text: str) -> None:
     with pytest.raises(SpecError, match=r"^f: .*write valid YAML$"):
         parse_yaml(f"a: {text}", "f")
     with pytest.raises(SpecError, match=r"--set workload\.tokens: "):
-        parse_set([f"workload.tokens={text}"])
+        parse_set_options([f"workload.tokens={text}"])
 
 
 @pytest.mark.parametrize("text", ['{"a": %s}' % ("9" * 400), '{"a": NaN}', '{"a": [' + "[" * 100_000, "{"])
@@ -172,10 +178,10 @@ def test_what_is_packed_unpacks_to_a_bound() -> None:
 
     bomb = gzip.compress(bytes(2**24), compresslevel=9)
     with pytest.raises(SpecError, match="unpacks to more than 1 MiB"):
-        unzipped(bomb, "x.gz", 2**20, "take a part")
+        gunzipped(bomb, "x.gz", 2**20, "take a part")
     with pytest.raises(SpecError, match="cut off"):
-        unzipped(bomb[:-20], "x.gz", 2**30, "take a part")
-    assert unzipped(gzip.compress(b"a") + gzip.compress(b"b"), "x.gz", 2**20, "") == b"ab"
+        gunzipped(bomb[:-20], "x.gz", 2**30, "take a part")
+    assert gunzipped(gzip.compress(b"a") + gzip.compress(b"b"), "x.gz", 2**20, "") == b"ab"
 
 
 def test_files_are_read_up_to_a_bound(tmp_path: Path) -> None:
@@ -242,9 +248,9 @@ def test_an_output_that_is_an_input_or_another_output_is_refused(cli: Cli, tmp_p
     link.symlink_to(path)
     for out in (path, link):
         with pytest.raises(SpecError, match="is the file"):
-            check_places({"--json-file": out}, {}, [str(path)])
+            check_result_places({"--json-file": out}, {}, [str(path)])
     with pytest.raises(SpecError, match="names the same file"):
-        check_places({"--json-file": link, "--csv": path}, {})
+        check_result_places({"--json-file": link, "--csv": path}, {})
     assert cli("estimate", str(path), *JOB, "--quiet", "--csv", str(path)).returncode == 2
     assert path.read_text() == source
 
@@ -252,20 +258,20 @@ def test_an_output_that_is_an_input_or_another_output_is_refused(cli: Cli, tmp_p
 def test_a_file_in_the_folder_of_out_is_refused_where_it_has_a_name_that_is_written_there(tmp_path: Path) -> None:
     folder = tmp_path / "same"
     with pytest.raises(SpecError, match="--out names a directory there"):
-        check_places({"--json-file": folder}, {"--out": folder})
+        check_result_places({"--json-file": folder}, {"--out": folder})
     with pytest.raises(SpecError, match="--out writes a file of that name there"):
-        check_places({"--json-file": None, "--csv": _made(folder) / "plans.csv"}, {"--out": folder})
-    check_places({"--json-file": folder / "mine.json"}, {"--out": folder})
-    check_places({"--json-file": tmp_path / "new/mine.json"}, {"--out": tmp_path / "new"})  # --out makes it
+        check_result_places({"--json-file": None, "--csv": _made(folder) / "plans.csv"}, {"--out": folder})
+    check_result_places({"--json-file": folder / "mine.json"}, {"--out": folder})
+    check_result_places({"--json-file": tmp_path / "new/mine.json"}, {"--out": tmp_path / "new"})  # --out makes it
     with pytest.raises(SpecError, match="--out writes a file of that name there"):
-        check_places({"--json-file": tmp_path / "new/plan.json"}, {"--out": tmp_path / "new"})
+        check_result_places({"--json-file": tmp_path / "new/plan.json"}, {"--out": tmp_path / "new"})
     with pytest.raises(SpecError, match="does not exist; make it first"):
-        check_places({"--json-file": tmp_path / "new/below/mine.json"}, {"--out": tmp_path / "new"})
+        check_result_places({"--json-file": tmp_path / "new/below/mine.json"}, {"--out": tmp_path / "new"})
     with pytest.raises(SpecError, match=r"more than 255 bytes|cannot be written"):
-        check_places({"--json-file": None}, {"--out": tmp_path / ("x" * 5000)})
-    with pytest.raises(SpecError, match="two results of this command are that file"), written_together():
+        check_result_places({"--json-file": None}, {"--out": tmp_path / ("x" * 5000)})
+    with pytest.raises(SpecError, match="two results of this command are that file"), all_files_or_none():
         for text in (b"1", b"2"):
-            write_atomic(folder / "x", text)
+            write_file_atomically(folder / "x", text)
     sources = [path.read_text() for part in ("report", "cli") for path in (ROOT / "mofa" / part).rglob("*.py")]
     keys = {
         name for text in sources for name in re.findall(r'(?:files\[|[{ ])"([a-z_]+\.(?:json|csv))"(?:\]|:) ', text)
@@ -311,23 +317,23 @@ def test_an_empty_place_is_refused(cli: Cli) -> None:
 
 
 def test_sets_of_files_appear_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), written_together():
-        write_atomic(tmp_path / "a", b"a")
+    with pytest.raises(ZeroDivisionError), all_files_or_none():
+        write_file_atomically(tmp_path / "a", b"a")
         raise ZeroDivisionError
-    with pytest.raises(SpecError, match="cannot be written"), written_together():
-        write_atomic(tmp_path / "a", b"a")
-        write_atomic(tmp_path / "none" / "b", b"b")
+    with pytest.raises(SpecError, match="cannot be written"), all_files_or_none():
+        write_file_atomically(tmp_path / "a", b"a")
+        write_file_atomically(tmp_path / "none" / "b", b"b")
     assert list(tmp_path.iterdir()) == []
-    with written_together():
-        write_atomic(tmp_path / "a", b"a")
-        write_atomic(tmp_path / "b", b"b")
+    with all_files_or_none():
+        write_file_atomically(tmp_path / "a", b"a")
+        write_file_atomically(tmp_path / "b", b"b")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
 def test_names_of_files_up_to_255_bytes_are_written(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 255)
     check_writable(path)
-    write_atomic(path, b"a")
+    write_file_atomically(path, b"a")
     assert path.read_bytes() == b"a"
 
 

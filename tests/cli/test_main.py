@@ -21,7 +21,7 @@ from mofa.search.space import WITH, WITHOUT, constrain, default_space
 from mofa.specs.files import did_you_mean
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 from mofa.specs.overrides import STRATEGY_KEYS
-from mofa.specs.unmodelled import NOT_MODELLED, OTHER_NAMES, normalised
+from mofa.specs.unmodelled import NOT_MODELLED, OTHER_NAMES, normalised_word
 from tests.cli.conftest import Cli, FakeApi, one_line_of
 from tests.report.fake import make_plan
 
@@ -334,7 +334,7 @@ def test_what_is_not_modelled_is_refused_by_name(word: str) -> None:
 
 def test_no_word_is_both_modelled_and_not() -> None:
     words = {word for method in NOT_MODELLED for word in method.words}
-    known = {normalised(name) for name in (*WITH, *WITHOUT, *STRATEGY_KEYS, *FRAMEWORK_NAMES, *SCHEDULES)}
+    known = {normalised_word(name) for name in (*WITH, *WITHOUT, *STRATEGY_KEYS, *FRAMEWORK_NAMES, *SCHEDULES)}
     assert not words & known
     assert not words & {name for names in OTHER_NAMES.values() for name in names}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mofa.specs.files import bundled
+from mofa.specs.files import bundled_names
 from mofa.specs.load import load_workload
 from tests.cli.conftest import Cli, one_line_of
 
@@ -19,7 +19,7 @@ LLAMA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", bundled("workloads"))
+@pytest.mark.parametrize("name", bundled_names("workloads"))
 def test_filled_in_with_the_numbers_of_its_model_it_is_that_workload(cli: Cli, name: str) -> None:
     """The comments hold them; whoever writes them in gets the bundled workload, name and source apart."""
     text = cli("new", "workload", "--like", name).stdout

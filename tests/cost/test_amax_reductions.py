@@ -14,7 +14,7 @@ from mofa.cost.kernels.topology import process_groups
 from mofa.measure.records import read_record
 from mofa.plan.result import Plan
 from mofa.replay.rank.from_estimator import outside_allocator_bytes
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.units import MIB
@@ -25,7 +25,7 @@ def estimate(folder: Path, gemm: str, *, gpus: int = 16, replay: bool = True, **
     run = {"id": "run", "model": "llama3-8b", "hardware": "h100-hgx", "gpus": gpus, "framework": {"name": "megatron"},
            "strategy": {"tp": 2, "pp": 2, **strategy}, "precision": {"gemm": gemm},
            "batch": {"seq_len": 4096, "micro": 1, "global": 32}}  # fmt: skip
-    workload, cluster, framework, strategy_ = resolve_run(build_spec(RunSpec, run, "case"), folder)
+    workload, cluster, framework, strategy_ = resolve_run(spec_from_mapping(RunSpec, run, "case"), folder)
     return mofa.estimate(workload, cluster, strategy_, framework=framework, over_time=False, replay=replay)
 
 
@@ -39,7 +39,7 @@ def test_a_stage_reduces_behind_each_pass_both_ways(tmp_path: Path, monkeypatch:
         plan = estimate(tmp_path, "fp8-delayed", replay=replay)
         with monkeypatch.context() as patched:
             for module in ("mofa.cost.step_time.step", "mofa.replay.time.step"):
-                patched.setattr(f"{module}.amax_seconds", lambda rows: np.zeros(len(rows.table)))
+                patched.setattr(f"{module}.amax_reduction_seconds", lambda rows: np.zeros(len(rows.table)))
             times[replay] = plan.step_s - estimate(tmp_path, "fp8-delayed", replay=replay).step_s
     assert times[False] == pytest.approx(2.0 * (8 + 2 - 1) * each, rel=0.01)
     assert times[True] == pytest.approx(times[False], rel=0.01)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.checkpoint import checkpoint_bytes, checkpoint_times, saved_bytes_per_param
+from mofa.cost.checkpoint import checkpoint_bytes, checkpoint_bytes_per_param, checkpoint_times
 from mofa.cost.estimate import estimate_table
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.faults import CheckpointSpec
@@ -26,7 +26,7 @@ def test_sizes_of_mlperf_storage(name: str, published: float) -> None:
 
 def test_bf16_moments_are_smaller() -> None:
     job = mofa.load_workload("llama3-8b", overrides={"precision.moments": "bf16"})
-    assert saved_bytes_per_param(job, mofa.load_framework("megatron")) == 10.0
+    assert checkpoint_bytes_per_param(job, mofa.load_framework("megatron")) == 10.0
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mofa.cost.estimate import estimate_table
-from mofa.cost.layer_split import _balanced_sizes, layer_weight, split_of
+from mofa.cost.layer_split import _balanced_sizes, active_params_of_layer, layer_split_of
 from mofa.specs.load import load_workload
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from tests.cost.toy import cluster, framework, llama, mla_moe, table, workload
 
 
@@ -28,14 +28,14 @@ from tests.cost.toy import cluster, framework, llama, mla_moe, table, workload
 )  # fmt: skip
 def test_who_splits(name: str, layers: int, pp: int, vpp: int, splits: str, layout: str, by: str, text: str) -> None:
     """A strategy's layout first, then the framework's own rule, then mofa's where there is none."""
-    split = split_of(llama(num_layers=layers), pp, vpp, name, splits, layout)
+    split = layer_split_of(llama(num_layers=layers), pp, vpp, name, splits, layout)
     assert (split.made_by, split.layout.text) == (by, text)
     assert sum(split.layout.layers_by_chunk) == layers
 
 
 def test_predictions_are_with_the_loss_without_a_layout() -> None:
     """Megatron puts them on the last stage (multi_token_prediction.py, get_mtp_num_layers_to_build)."""
-    split = split_of(load_workload("deepseek-v3").model, 16, 1, "megatron")
+    split = layer_split_of(load_workload("deepseek-v3").model, 16, 1, "megatron")
     assert split.layout.text.endswith("mL")
     assert split.made_by == "mofa"
     assert split.layout.prediction_chunk == 15
@@ -81,9 +81,12 @@ def test_balanced_chunks_are_the_lightest(num_chunks: int, first_k_dense: int) -
     changes = {"model.num_layers": 9, "model.moe.first_k_dense": first_k_dense}
     model = load_workload("deepseek-v3", overrides=changes).model
     sizes = _balanced_sizes(model, num_chunks)
-    weights = [layer_weight(model, model.is_moe_layer(i)) for i in range(9)]
+    weights = [active_params_of_layer(model, model.is_moe_layer(i)) for i in range(9)]
     head = float(model.vocab * model.hidden)
-    ends = load_shared().layers.embedding_param_cost.value * head, head + model.num_mtp_layers * (weights[-1] + head)
+    ends = (
+        load_shared_facts().layers.embedding_param_cost.value * head,
+        head + model.num_mtp_layers * (weights[-1] + head),
+    )
     bounds = [0, *accumulate(sizes)]
     sums = [sum(weights[a:b]) for a, b in pairwise(bounds)]
     sums[0] += ends[0]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import mofa
-from mofa.cost.libraries import has_facts_of
+from mofa.cost.libraries import has_host_facts_of_library
 from mofa.plan.result import Plan
 from mofa.report.search_text import library_line
-from mofa.specs.curves import Curve, GpuCurves
+from mofa.specs.curves import FittedCurve, GpuCurves
 from mofa.specs.hardware import ClusterSpec
 
 UNDER: dict[str, Any] = {"library": "transformer-engine", "provenance": "measured"}
@@ -83,16 +83,16 @@ def test_host_facts_under_it_are_found() -> None:
     host = mofa.load_cluster("h100-hgx", 8).gpu.curves.host
     plain = host.model_copy(update={"linear_op_s": host.linear_op_s.model_copy(update={"library": None})})
     under = host.model_copy(update={"linear_op_s": host.linear_op_s.model_copy(update=UNDER)})
-    assert has_facts_of(under, "transformer-engine")
-    assert has_facts_of(plain, "transformer-engine") == any(
+    assert has_host_facts_of_library(under, "transformer-engine")
+    assert has_host_facts_of_library(plain, "transformer-engine") == any(
         getattr(getattr(plain, name), "library", None) is not None for name in type(plain).model_fields
     )
 
 
 def test_a_curve_says_its_library() -> None:
-    curve = Curve(source="a run", **UNDER)
+    curve = FittedCurve(source="a run", **UNDER)
     assert curve.library == "transformer-engine"
-    assert Curve(source="a run", provenance="measured").library is None
+    assert FittedCurve(source="a run", provenance="measured").library is None
 
 
 def test_the_report_says_it() -> None:

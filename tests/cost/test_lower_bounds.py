@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import shorter_recomputing
+from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.paired_layers import least_seconds_in_pairs
@@ -173,5 +173,5 @@ def test_recomputing_makes_nothing_much_faster(case: Case) -> None:
         for number, mode in enumerate(part.modes):
             none = RecomputeSpec(token_chunks=mode.token_chunks)
             if none in part.modes:
-                least = least_s[part.modes.index(none)] * (1.0 - shorter_recomputing(some.framework))
+                least = least_s[part.modes.index(none)] * (1.0 - largest_saving_by_recomputing(some.framework))
                 assert np.all(least_s[number] >= least), mode.text

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from mofa.cost.breakdown import MEMORY_COMPONENTS, Breakdown
-from mofa.cost.checkpoint import saved_bytes_per_param
+from mofa.cost.checkpoint import checkpoint_bytes_per_param
 from mofa.cost.estimate import estimate_table
 from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.optimizer import (
     ParameterShards,
     StaticBytes,
-    device_seconds_by_part,
+    optimizer_device_seconds_by_part,
     optimizer_host_seconds,
     optimizer_seconds,
     static_bytes,
@@ -144,11 +144,11 @@ def test_an_optimizer_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, narrow = framework("megatron"), JOB.model_copy(
         update={"precision": JOB.precision.model_copy(update={"moments": "bf16"})}
     )  # fmt: skip
-    assert [saved_bytes_per_param(job, spec) for job in (JOB, narrow)] == [14, 10]
+    assert [checkpoint_bytes_per_param(job, spec) for job in (JOB, narrow)] == [14, 10]
     monkeypatch.setattr("mofa.specs.workload.OPTIMIZERS", {"adamw": OptimizerTraits(("moments",))})
     assert [float(static(zero=0, job=job).states[0, 0]) / 1e9 for job in (JOB, narrow)] == [4 + 4, 4 + 2]
     assert float(static("torchtitan", precision="autocast").states[0, 0]) / 1e9 == 4
-    assert [saved_bytes_per_param(job, spec) for job in (JOB, narrow)] == [2 + 4 + 4, 2 + 4 + 2]
+    assert [checkpoint_bytes_per_param(job, spec) for job in (JOB, narrow)] == [2 + 4 + 4, 2 + 4 + 2]
 
 
 def test_the_replay_has_the_moments_that_the_record_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_everything_in_bf16() -> None:
     spec, zero = framework("torchtitan", data_parallel="ddp"), np.array([[0]])
     held = static_bytes(job, spec, shards, "uniform", False, zero, amp=True)
     assert total(held) / 1e9 == 8 and float(held.buffers[0, 0]) / 1e9 == 2
-    plain, half = (device_seconds_by_part(j, cluster(), spec, shards, "autocast", zero) for j in (JOB, job))
+    plain, half = (optimizer_device_seconds_by_part(j, cluster(), spec, shards, "autocast", zero) for j in (JOB, job))
     for name, share in (("adam", 0.75), ("norm", 0.75), ("clip", 0.85)):
         assert half[name] == pytest.approx(plain[name] / 2 / share)
 

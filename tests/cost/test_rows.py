@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.replay.rank.from_estimator import composed_rows
+from mofa.replay.rank.from_estimator import composed_row
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.one_strategy import strategy_row
@@ -118,7 +118,7 @@ def test_a_chunk_has_its_experts_and_the_last_one_those_of_the_layer_that_predic
     of 256 in each layer."""
     job, machines = mofa.load_workload("deepseek-v3"), mofa.load_cluster("h200-hgx", 64)
     estimator = strategy_estimator(job, machines, mofa.load_framework("megatron"), "pp=2 vpp=2 ep=16 micro_batch=1")
-    rows = composed_rows(estimator)
+    rows = composed_row(estimator)
     dense, expert = rows.params
     assert (expert[0] / (16 * 3 * 7168 * 2048)).tolist() == [[16 - 3, 17], [16, 12 + 1]]
     np.testing.assert_allclose(rows.shards.dense, dense.sum(axis=2))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mofa.cost.block.routing_loads import BALANCED
 from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.steps import step_lower_bounds_s
-from mofa.cost.option_sets import shared_options
+from mofa.cost.option_sets import options_common_to_rows
 from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.legality.masks import Job, check_strategies
 from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
@@ -108,6 +108,6 @@ def test_only_replicas_share_blocks() -> None:
     job, table = legal("dispatchers", "moe")
     assert isinstance(job.framework, FrameworkSpec)
     with pytest.raises(ValueError, match="rows_by_options"):
-        shared_options(table)
+        options_common_to_rows(table)
     _, table = legal("replicas", "dense")
-    assert shared_options(table) == FrameworkOptions()
+    assert options_common_to_rows(table) == FrameworkOptions()

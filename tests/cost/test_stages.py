@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import BlockKind
-from mofa.cost.layer_split import layer_weight
+from mofa.cost.layer_split import active_params_of_layer
 from mofa.cost.stages import in_flight_at_first_backward, split_layers
 from mofa.specs.load import load_workload
 from mofa.specs.model import ModelSpec
@@ -50,7 +50,7 @@ def test_layers_that_divide_are_split_evenly(framework: str) -> None:
 def test_of_splits_that_are_as_light_the_earliest_cuts_are_taken(layers: int, chunks: int) -> None:
     """By brute force, from the last cut on; the embedding and the head all but weightless."""
     model = llama(num_layers=layers, vocab=8)
-    weight, head = layer_weight(model, False), float(model.vocab * model.hidden)
+    weight, head = active_params_of_layer(model, False), float(model.vocab * model.hidden)
     ends = [0.1 * head, *[0.0] * (chunks - 2), head]
 
     def heaviest(cuts: tuple[int, ...]) -> float:
@@ -70,7 +70,7 @@ def test_of_splits_that_are_as_light_the_earliest_cuts_are_taken(layers: int, ch
 @pytest.mark.parametrize("chunks", [3, 5, 6])
 def test_the_heaviest_chunk_is_as_light_as_can_be(model: ModelSpec, chunks: int) -> None:
     """Over all contiguous splits, the head and the prediction layers on the last chunk."""
-    weights = [layer_weight(model, model.is_moe_layer(i)) for i in range(model.num_layers)]
+    weights = [active_params_of_layer(model, model.is_moe_layer(i)) for i in range(model.num_layers)]
     head = model.vocab * model.hidden
     tail = head + model.num_mtp_layers * (weights[-1] + head)
 
@@ -88,7 +88,7 @@ def test_weight_of_a_layer_counts_active_experts() -> None:
     """Of 8 experts 2 run: hidden 512, 3 products of 256 columns each."""
     model = moe_llama()
     dense = 512 * (8 + 4 + 4) * 64 + 8 * 64 * 512 + 2 * 512  # attention and two norms
-    assert layer_weight(model, True) == dense + 512 * 8 + 2 * 3 * 512 * 256
+    assert active_params_of_layer(model, True) == dense + 512 * 8 + 2 * 3 * 512 * 256
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_recomputed_layers() -> None:
     """Megatron's block method: the first n of every chunk. torchtitan's: each n-th of a rank, over its chunks."""
     stages = split_layers(mla_moe(num_layers=12), 2, 2, "megatron")
     full, every_other, every_one = (RecomputeSpec.parse(text) for text in ("full", "every:2", "every:1"))
-    first = stages.num_recomputed(full, 2)
+    first = stages.num_recomputed_layers(full, 2)
     assert first.sum(axis=0).tolist() == [[2, 2], [2, 2]]
     assert first[stages.kinds.index(BlockKind(moe=False))].tolist() == [[1, 0], [0, 0]]
-    assert np.array_equal(stages.num_recomputed(full, 3), stages.layer_counts)
-    every = stages.num_recomputed(every_other, -1)
+    assert np.array_equal(stages.num_recomputed_layers(full, 3), stages.layer_counts)
+    every = stages.num_recomputed_layers(every_other, -1)
     assert every.sum(axis=0).tolist() == [[1, 2], [1, 2]]  # of 3 and 3: the 2nd; the 4th and 6th
-    assert np.array_equal(stages.num_recomputed(every_one, -1), stages.layer_counts)
+    assert np.array_equal(stages.num_recomputed_layers(every_one, -1), stages.layer_counts)
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4, 8])
@@ -177,11 +177,11 @@ def interleaved_peak(pp: int, vpp: int, m: int, rank: int) -> tuple[int, list[in
 def test_in_flight_in_rounds_of_another_length(pp: int, m: int) -> None:
     """PyTorch's rounds are longer than pp where pp does not divide the micro-batches, or shorter where there are fewer:
     what its own order holds."""
-    from mofa.replay.time.pipeline import most_in_flight as played
-    from mofa.schedules import order_of
+    from mofa.replay.time.pipeline import most_micro_batches_in_flight as played
+    from mofa.schedules import computation_order_of
 
     found = in_flight_at_first_backward(pp, 2, "interleaved", m).astype(int)
-    assert found.tolist() == played(order_of("interleaved", "pytorch", pp, 2, m))
+    assert found.tolist() == played(computation_order_of("interleaved", "pytorch", pp, 2, m))
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 4), (4, 2), (4, 3), (8, 2)])

@@ -12,15 +12,15 @@ from typing import Any
 
 import yaml
 
-from mofa.calibrate.fits.nccl_tests import read_nccl
-from mofa.calibrate.measurements import read_environment, read_file
+from mofa.calibrate.fits.nccl_tests import read_nccl_tests_output
+from mofa.calibrate.measurements import read_environment, read_rows_of_file
 from mofa.export.entry import load_result
 from mofa.export.read_job import read_job
 from mofa.faults.failures.events import read_log
 from mofa.plan.comparison import compare_results, read_results, single_result
 from mofa.routing.counts import CountedModel, read_counts
 from mofa.routing.placement_file import read_placement
-from mofa.specs.load import load_cluster, load_faults, load_framework, load_workload, parse_set, parse_strategy
+from mofa.specs.load import load_cluster, load_faults, load_framework, load_workload, parse_set_options, parse_strategy
 from mofa.specs.run_files import load_runs, resolve_run
 from mofa.validate.attribute import read_profile
 from mofa.validate.hosts import read_hosts
@@ -171,8 +171,8 @@ def kinds() -> tuple[Kind, ...]:
         Kind("run", "run.yaml", run, _resolved),
         Kind("runs", "runs.yaml", {"runs": [run, {**run, "id": "s"}]}, _resolved),
         Kind("record", "measured/rec.yaml", read_yaml(record), _record, heavy=True),
-        Kind("nccl json", "all_reduce_perf.json", NCCL, read_nccl),
-        Kind("nccl text", "all_reduce_perf.txt", NCCL_TEXT, read_nccl),
+        Kind("nccl json", "all_reduce_perf.json", NCCL, read_nccl_tests_output),
+        Kind("nccl text", "all_reduce_perf.txt", NCCL_TEXT, read_nccl_tests_output),
         Kind("trace", "trace.json", TRACE, read_profile),
         Kind("kernels", "kernels.json", {"kernels_us": [[0, "gemm", 1.0, 2.0], [0, "x", 5.0, 2.0]]}, read_profile),
         Kind("counts", "counts.csv", counts, lambda p: read_counts(p, CountedModel("m", 4)), separator=","),
@@ -180,7 +180,7 @@ def kinds() -> tuple[Kind, ...]:
              lambda p: read_placement(p, 4, 2, 2), separator=","),
         Kind("events", "log.csv", "node,time,kind,until\n" + "".join(
             f"n{i % 3},2025-01-{i + 1:02d}T00:00:00,gpu,\n" for i in range(25)), _events, separator=","),
-        Kind("calibration", "gemm.csv", "".join(csv[:6]), read_file, separator=","),
+        Kind("calibration", "gemm.csv", "".join(csv[:6]), read_rows_of_file, separator=","),
         Kind("environment", "environment.json", {"gpu": "NVIDIA H200"}, lambda p: read_environment(p.parent)),
         Kind("plan json", "plan.json", _plan(), load_result, heavy=True),
         Kind("compared json", "compared.json", _plan(), _compared, heavy=True),
@@ -256,7 +256,7 @@ def _short(draw: random.Random) -> object:
 
 
 def _apply(text: str) -> None:
-    overrides = parse_set([text])
+    overrides = parse_set_options([text])
     if overrides["workload"]:
         load_workload("mixtral-8x7b", overrides=overrides["workload"])
     if overrides["hardware"]:

@@ -42,7 +42,7 @@ def test_each_part_has_the_same_share(case: str) -> None:
 def test_without_its_own_name_a_stage_reduces_in_the_bubble() -> None:
     """What the slowest stage reduces while the first one still computes; the step is the same."""
     named, played = parts("experts")
-    with patch("mofa.cost.estimate.name_own_waits"):
+    with patch("mofa.cost.estimate.name_waits_of_slowest_stage"):
         unnamed, _ = parts("experts")
     assert sum(unnamed.values()) == pytest.approx(sum(named.values()), rel=1e-12)
     assert played["dp"] - unnamed["dp"] > 0.01 > abs(played["dp"] - named["dp"])

@@ -9,7 +9,7 @@ import pytest
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.from_estimator import rank_describer
+from mofa.replay.rank.from_estimator import describer_of_rank
 from mofa.replay.time.step import replay_time
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
@@ -83,5 +83,5 @@ def test_allocated_memory_agrees(job: Job, framework: dict[str, Any], strategy: 
     detail = estimator.breakdown(detail=True).detail
     assert detail is not None
     assert (detail.components_bytes >= 0.0).all()
-    played = play_memory(rank_describer(estimator)(rank))
+    played = play_memory(describer_of_rank(estimator)(rank))
     assert float(detail.allocated_bytes[0, rank]) == pytest.approx(played.allocated, rel=0.01)

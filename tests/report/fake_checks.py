@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from mofa.calibrate.chunked_check import LayerScore
+from mofa.calibrate.chunked_check import MeasuredAndPredictedLayer
 from mofa.search.experts.chunk_choice import JointChoice, LayerChoice
 from mofa.search.experts.token_chunks import ChunkPolicy, ChunkReport
 from mofa.units import GIB
@@ -90,12 +90,12 @@ def make_check() -> dict[str, Any]:
     }
 
 
-def make_layers() -> list[LayerScore]:
+def make_layers() -> list[MeasuredAndPredictedLayer]:
     """Measured MoE layers of two groups."""
     values = {"peak_bytes": (10 * GIB, 10.1 * GIB), "reserved_bytes": (12 * GIB, 14 * GIB), "step": (0.100, 0.1123),
               "forward": (0.04, 0.05), "backward": (0.06, 0.0623)}  # fmt: skip
     shape = {"ep": 2, "hidden": 7168, "tokens": 16384, "skew": 0.25}
-    return [LayerScore("h200-2gpu", {**shape, "chunks": chunks}, values) for chunks in (1, 8)]
+    return [MeasuredAndPredictedLayer("h200-2gpu", {**shape, "chunks": chunks}, values) for chunks in (1, 8)]
 
 
 def make_validation() -> ValidationReport:

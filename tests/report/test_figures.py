@@ -18,7 +18,7 @@ from mofa.report.figures.pareto import pareto_front, plot_pareto
 from mofa.report.figures.stage_memory import plot_stage_memory
 from mofa.report.figures.style import memory_fills
 from mofa.report.figures.time_breakdown import plot_time_breakdown
-from mofa.report.save import check_writable, save_estimates, save_report, with_replayed_rows, write_atomic
+from mofa.report.save import check_writable, save_estimates, save_report, with_replayed_rows, write_file_atomically
 from mofa.units import GIB
 from tests.report.fake import CAPACITY_BYTES, make_estimate, make_plan, make_report, make_table
 
@@ -141,14 +141,14 @@ def test_a_write_that_is_interrupted_leaves_the_old_file_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "result.json"
-    write_atomic(path, b"old")
+    write_file_atomically(path, b"old")
 
     def interrupt(self: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        write_atomic(path, b"new")
+        write_file_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 

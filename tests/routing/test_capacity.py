@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mofa.routing.capacity import drop_to_capacity, rerun_fraction
+from mofa.routing.capacity import rerun_fraction, shares_under_capacity
 from mofa.routing.rank_load import expert_shares, routing_loads
 from mofa.specs.routing import RoutingSpec
 from tests.routing.test_rank_load import moe_model
@@ -20,7 +20,7 @@ def test_loads_under_a_capacity_by_hand() -> None:
     model = moe_model(4, 1)
     dropped = RoutingSpec(kind="zipf", s=1, capacity_factor=1.0)
     assert routing_loads(dropped, model, [4]).slowest_rows_over_mean[4] == pytest.approx(1.0)
-    kept = drop_to_capacity(expert_shares(dropped, model, 1), 1.0)
+    kept = shares_under_capacity(expert_shares(dropped, model, 1), 1.0)
     assert 1 - kept.sum(axis=-1) == pytest.approx(np.full((1, 4), 5.75 / 25))
     # everything on one rank: what is dropped is not computed
     assert routing_loads(dropped, model, [1]).slowest_rows_over_mean[1] == pytest.approx(19.25 / 25)
@@ -40,7 +40,7 @@ def test_a_balanced_load_is_padded_too() -> None:
 @given(st.floats(0.1, 4), st.floats(0, 3))
 def test_a_larger_capacity_drops_less(capacity: float, s: float) -> None:
     shares = expert_shares(RoutingSpec(kind="zipf", s=s, samples=4), moe_model(8, 2))
-    kept, more = drop_to_capacity(shares, capacity), drop_to_capacity(shares, 2 * capacity)
+    kept, more = shares_under_capacity(shares, capacity), shares_under_capacity(shares, 2 * capacity)
     assert np.all(kept <= more) and np.all(more <= shares)
     assert kept.max() <= capacity / 8 * (1 + 1e-12)
 

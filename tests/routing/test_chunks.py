@@ -8,16 +8,16 @@ import pytest
 from mofa.errors import SpecError
 from mofa.routing.chunks import (
     ActivationTerms,
-    checked_bins,
-    choose_chunks,
-    expected_from_past,
-    in_flight_1f1b,
-    max_rows,
+    check_chunk_bins,
+    choose_num_chunks,
+    loads_expected_from_past,
+    max_rows_without_chunks,
     memfine_layer_activations,
-    published_layers_in_flight,
-    published_static_bytes,
+    memfine_layers_in_flight,
+    memfine_static_bytes,
+    micro_batches_in_flight_1f1b,
 )
-from mofa.routing.rank_load import max_rank_ratio
+from mofa.routing.rank_load import max_rank_rows_over_mean
 from mofa.specs.load import load_workload
 
 GB = 1e9
@@ -54,8 +54,8 @@ def test_static_memory_is_not_derivable() -> None:
     expert = 3 * MODEL.hidden * MODEL.moe.expert_hidden
     assert 8 * 8 * expert * 2 / GB == pytest.approx(5.64, abs=0.01)
     for layers in (8, 2):
-        assert published_static_bytes(MODEL, layers, 32, 2 + 2) / GB > 43.0 - 39.5
-    assert published_static_bytes(MODEL, 16, 32, 20.0) == pytest.approx(
+        assert memfine_static_bytes(MODEL, layers, 32, 2 + 2) / GB > 43.0 - 39.5
+    assert memfine_static_bytes(MODEL, 16, 32, 20.0) == pytest.approx(
         16 * 20 * (8 * expert + 3 * MODEL.hidden * 2048 + 187.1e6 + 256 * MODEL.hidden), rel=1e-3
     )
 
@@ -65,15 +65,15 @@ def test_the_derived_rows_are_above_the_printed_cap_and_below_the_true_one() -> 
     rows = rows_of_the_fullest_rank()
     assert MODEL.moe is not None
     assert 590_000 < rows < 600_000
-    assert 32 * 4096 < rows < max_rank_ratio(MODEL.moe, 32) * 4096 * 8
+    assert 32 * 4096 < rows < max_rank_rows_over_mean(MODEL.moe, 32) * 4096 * 8
 
 
 def test_mact_on_table_4() -> None:
     """Equations 8 and 9: model I needs two chunks, model II one, which both train."""
     rows = np.array([[rows_of_the_fullest_rank()]])
     for static, chunks in ((43.0, 2), (39.5, 1)):
-        most = max_rows(BUDGET - static * GB, TERMS)
-        assert choose_chunks(rows, most).item() == chunks
+        most = max_rows_without_chunks(BUDGET - static * GB, TERMS)
+        assert choose_num_chunks(rows, most).item() == chunks
 
 
 def test_percentages_of_the_text() -> None:
@@ -87,36 +87,36 @@ def test_activations_in_flight() -> None:
     """Printed: (v - 1) p + 2 (p - r - 1) + 1, Megatron's warm-up of chunks plus one; plain 1F1B holds p - r."""
     for pp in (1, 2, 4):
         for r in range(pp):
-            assert published_layers_in_flight(pp, r, 2) == pp + 2 * (pp - r - 1) + 1
-            assert in_flight_1f1b(pp, r) == pp - r <= published_layers_in_flight(pp, r)
+            assert memfine_layers_in_flight(pp, r, 2) == pp + 2 * (pp - r - 1) + 1
+            assert micro_batches_in_flight_1f1b(pp, r) == pp - r <= memfine_layers_in_flight(pp, r)
 
 
 def test_layers_in_flight_share_the_budget() -> None:
     terms = ActivationTerms(1.0, 2.0)
-    rows = max_rows(100.0, terms, 4)
+    rows = max_rows_without_chunks(100.0, terms, 4)
     assert 4 * terms.total(rows) == pytest.approx(100.0)
-    assert max_rows(0.5, terms) < 0
+    assert max_rows_without_chunks(0.5, terms) < 0
 
 
 def test_bins() -> None:
     rows = np.array([[1.0, 100.0, 100.0001, 250.0, 799.0, 801.0]])
-    assert choose_chunks(rows, 100.0).tolist() == [[1, 1, 2, 4, 8, 0]]
-    assert choose_chunks(rows, 100.0, [3]).tolist() == [[3, 3, 3, 3, 0, 0]]
-    assert choose_chunks(rows, -1.0).tolist() == [[0] * 6]
-    assert choose_chunks(np.array([[100.0, 100.0]]), np.array([50.0, 200.0])).tolist() == [[2, 1]]
+    assert choose_num_chunks(rows, 100.0).tolist() == [[1, 1, 2, 4, 8, 0]]
+    assert choose_num_chunks(rows, 100.0, [3]).tolist() == [[3, 3, 3, 3, 0, 0]]
+    assert choose_num_chunks(rows, -1.0).tolist() == [[0] * 6]
+    assert choose_num_chunks(np.array([[100.0, 100.0]]), np.array([50.0, 200.0])).tolist() == [[2, 1]]
     for wrong in ([], [0, 1], [1, 65]):
         with pytest.raises(SpecError, match="bins"):
-            checked_bins(wrong)
+            check_chunk_bins(wrong)
 
 
 def test_a_controller_sees_the_past_alone() -> None:
     ratios = np.array([[1.0, 3.0], [2.0, 1.0], [5.0, 1.0], [1.0, 1.0]])
-    seen = expected_from_past(ratios, window=2, headroom=1.0)
+    seen = loads_expected_from_past(ratios, window=2, headroom=1.0)
     assert seen[1:].tolist() == [[1.0, 3.0], [2.0, 3.0], [5.0, 1.0]] and np.isinf(seen[0]).all()
     with pytest.raises(SpecError, match="window"):
-        expected_from_past(ratios, window=0)
+        loads_expected_from_past(ratios, window=0)
     with pytest.raises(SpecError, match="headroom"):
-        expected_from_past(ratios, headroom=float("nan"))
+        loads_expected_from_past(ratios, headroom=float("nan"))
 
 
 def test_a_dense_model_has_no_chunks() -> None:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from mofa.errors import SpecError
 from mofa.routing.balance.flow_density import max_density
-from mofa.routing.balance.place import Adaptation, asymmetric_placement, replace_if_worse
-from mofa.routing.cayley import matchings, second_eigenvalue
+from mofa.routing.balance.place import PlacementAdaptation, asymmetric_placement, better_placement
+from mofa.routing.cayley import edges_by_color, second_eigenvalue
 from mofa.routing.placement import (
     Placement,
-    deal_at_random,
-    pack_by_load,
+    placement_dealt_at_random,
+    placement_packed_by_load,
     plain_placement,
     replica_counts,
     shuffled_placement,
@@ -60,7 +60,7 @@ def test_every_slot_holds_all_gpus_once(experts: int, gpus: int) -> None:
 def test_second_eigenvalue_is_the_graphs() -> None:
     orders, generators = (2, 8), ((0, 1), (0, 7), (1, 2), (1, 6), (1, 0))
     graph = np.zeros((16, 16))
-    for edges in matchings(orders, generators):
+    for edges in edges_by_color(orders, generators):
         for a, b in edges:
             graph[a, b] += 1
             graph[b, a] += 1
@@ -88,9 +88,12 @@ def test_dealing_fills_every_slot_and_keeps_replicas_apart(ep: int, d: int, slot
     load = rng.pareto(1.0, num_experts)
     counts = replica_counts(load, num_gpus * slots, num_gpus)
     assert counts.sum() == num_gpus * slots and counts.min() >= 1 and counts.max() <= num_gpus
-    for placed in (deal_at_random(load, counts, num_gpus, rng), pack_by_load(load, num_gpus, slots)):
+    for placed in (
+        placement_dealt_at_random(load, counts, num_gpus, rng),
+        placement_packed_by_load(load, num_gpus, slots),
+    ):
         assert np.all(placed.copies.sum(axis=0) == slots) and np.all(placed.copies.sum(axis=1) >= 1)
-    assert deal_at_random(load, counts, num_gpus, rng).copies.max() == 1
+    assert placement_dealt_at_random(load, counts, num_gpus, rng).copies.max() == 1
 
 
 def test_greedy_replicas_are_the_least_maximum() -> None:
@@ -111,13 +114,13 @@ def test_asymmetric_placement_balances_what_symmetric_does_not() -> None:
 def test_adaptation_moves_only_past_its_threshold() -> None:
     placed = symmetric_placement(32, 8, 4)
     even = np.full((5, 32), 100.0)
-    assert replace_if_worse(placed, even, 8, Adaptation()) is None
+    assert better_placement(placed, even, 8, PlacementAdaptation()) is None
     skewed = even.copy()
     skewed[:, 0] = 5000.0
-    new = replace_if_worse(placed, skewed, 8, Adaptation())
+    new = better_placement(placed, skewed, 8, PlacementAdaptation())
     assert new is not None and new.copies[0].sum() > 2
     assert placed.num_replicas_to_receive(new).sum() > 0 and placed.num_replicas_to_receive(placed).sum() == 0
-    assert replace_if_worse(placed, skewed, 8, Adaptation(threshold=100.0)) is None
+    assert better_placement(placed, skewed, 8, PlacementAdaptation(threshold=100.0)) is None
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -9,14 +9,14 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.routing.placement import shuffled_placement
-from mofa.routing.placement_file import placement_rows, read_placement
+from mofa.routing.placement_file import placement_csv, read_placement
 
 SMALL = "expert,gpu\n0,0\n1,0\n0,1\n1,1\n"
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     placement = shuffled_placement(12, 6, 3, seed=5)
-    (tmp_path / "p.csv").write_text(placement_rows(placement))
+    (tmp_path / "p.csv").write_text(placement_csv(placement))
     assert np.array_equal(read_placement(tmp_path / "p.csv", 12, 6, 4).copies, placement.copies)
 
 

@@ -19,7 +19,7 @@ from mofa.replay.replayer import Replayer
 from mofa.routing.rank_load import (
     cap_and_redistribute_shares,
     expert_shares,
-    max_rank_ratio,
+    max_rank_rows_over_mean,
     rank_loads,
     rank_shares,
     routing_loads,
@@ -125,8 +125,8 @@ def test_cap_of_memfine() -> None:
     """moe.md A.9: 32 ranks of 8 experts, top 8: e*s*min(8, 8) = 1,048,576 rows against a mean of 32,768."""
     moe = load_workload("deepseek-v3").model.moe
     assert moe is not None
-    assert max_rank_ratio(moe, 32) * 4096 * 8 == 1_048_576
-    assert max_rank_ratio(moe, 256) * 4096 * 8 == 4096 * 256  # one expert: all tokens of the group
+    assert max_rank_rows_over_mean(moe, 32) * 4096 * 8 == 1_048_576
+    assert max_rank_rows_over_mean(moe, 256) * 4096 * 8 == 4096 * 256  # one expert: all tokens of the group
 
 
 def test_degrees_that_do_not_divide_are_named() -> None:
@@ -187,8 +187,8 @@ def test_totals_caps_and_order_of_degrees(routing: RoutingSpec, model: ModelSpec
         assert rows.sum(axis=-1) == pytest.approx(np.full(rows.shape[:-1], ep * 100.0 * k), rel=1e-9)
         assert rows.min() >= 0
         assert rows.max() <= ep * 100.0 * min(k, num // ep) * (1 + 1e-9)
-        assert 1.0 <= loads.slowest_rows_over_mean[ep] <= max_rank_ratio(moe, ep)
-        assert 1.0 <= loads.quantile_rows_over_mean[ep] <= max_rank_ratio(moe, ep)
+        assert 1.0 <= loads.slowest_rows_over_mean[ep] <= max_rank_rows_over_mean(moe, ep)
+        assert 1.0 <= loads.quantile_rows_over_mean[ep] <= max_rank_rows_over_mean(moe, ep)
         for divisor in (d for d in degrees if ep % d == 0):
             assert loads.slowest_rows_over_mean[divisor] <= loads.slowest_rows_over_mean[ep] * (1 + 1e-9)
     if k == num:

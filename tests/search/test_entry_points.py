@@ -20,7 +20,7 @@ from mofa.search.search_result import Search
 from mofa.search.space import SOLVED, combinations_table, constrain, default_space
 from mofa.search.to_plan.builder import margin_bytes
 from mofa.specs.load import load_cluster, load_workload
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from tests.cost.toy import cluster, framework, llama, workload
 from tests.search.toy_searches import MAXIMUM, MODELS, costed_whole, search
 
@@ -87,7 +87,7 @@ def test_costed_rows_are_what_they_cost_by_themselves(model: str, name: str) -> 
                 limit = found.cluster.gpu.capacity_bytes.value - margin_bytes(found.cluster, found.framework)
                 cached = alone.device_bytes[0] - alone.reserved_bytes[0]
                 assert np.isfinite(found.costed.step_s[i]) == (
-                    cached + (1.0 - load_shared().tolerances.allocated.value) * alone.allocated_bytes[0] <= limit
+                    cached + (1.0 - load_shared_facts().tolerances.allocated.value) * alone.allocated_bytes[0] <= limit
                 )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import mofa
 from mofa.search.one_plan import _candidate
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.units import MIB
@@ -23,7 +23,7 @@ QWEN_235B = {
 
 def test_qwen3_235b_fits_256_h800_with_activations_and_norms_recomputed(tmp_path: Path) -> None:
     """alibaba/Pai-Megatron-Patch, issue 658: the third of its four runs, 22.42 s."""
-    workload, cluster, framework, strategy = resolve_run(build_spec(RunSpec, QWEN_235B, "case"), tmp_path)
+    workload, cluster, framework, strategy = resolve_run(spec_from_mapping(RunSpec, QWEN_235B, "case"), tmp_path)
     assert _candidate(workload, cluster, framework, strategy).lacking_bytes() < 0
 
 
@@ -46,7 +46,7 @@ def test_mixtral_on_16_h100_reserves_what_was_printed(tmp_path: Path) -> None:
     counted = 1 + 8 / 32 + seq / hidden + 2 * 1.5 * 14336 / hidden + 32000 / (2 * layers * hidden)
     flops = 12 * 128 * seq * layers * hidden**2 * counted
     assert flops / 16 / STEP_S / 1e12 == pytest.approx(TFLOPS, abs=0.05)
-    workload, cluster, framework, strategy = resolve_run(build_spec(RunSpec, MIXTRAL, "case"), tmp_path)
+    workload, cluster, framework, strategy = resolve_run(spec_from_mapping(RunSpec, MIXTRAL, "case"), tmp_path)
     memory = mofa.estimate(workload, cluster, strategy, framework=framework, over_time=False).memory
     states = sum(memory.by_component[name] for name in ("parameters", "gradients", "optimizer_states"))
     assert states == pytest.approx(54251 * MIB, rel=0.003)
@@ -71,7 +71,7 @@ def test_qwen3_30b_on_16_h100_takes_what_was_measured(tmp_path: Path) -> None:
     The fused permutation failed in their PyTorch 25.11, of November 2025, when Transformer Engine still wrote the
     loss's gradient over the logits; with its kernels the step is predicted 3 s shorter.
     """
-    workload, cluster, framework, strategy = resolve_run(build_spec(RunSpec, TE_LOSS, "case"), tmp_path)
+    workload, cluster, framework, strategy = resolve_run(spec_from_mapping(RunSpec, TE_LOSS, "case"), tmp_path)
     plan = mofa.estimate(workload, cluster, strategy, framework=framework, over_time=False)
     assert plan.step_s == pytest.approx(42.21, rel=0.03)
     assert plan.memory.by_stage[0].allocated_bytes == pytest.approx(61.35e9, rel=0.01)
@@ -100,7 +100,7 @@ def test_qwen3_235b_differs_by_its_degrees_as_measured(
             "strategy": {"pp": 32, "vpp": 3, "ep": 8, "etp": 1, **degrees},
             "batch": {"seq_len": 4096, "micro": micro, "global": 2048 if micro == 1 else 4096},
         }  # fmt: skip
-        workload, cluster, framework, strategy = resolve_run(build_spec(RunSpec, run, "case"), tmp_path)
+        workload, cluster, framework, strategy = resolve_run(spec_from_mapping(RunSpec, run, "case"), tmp_path)
         steps.append(mofa.estimate(workload, cluster, strategy, framework=framework, replay=False).step_s)
     assert steps[1] / steps[0] == pytest.approx(ratio, abs=within)
 
@@ -117,5 +117,5 @@ LLAMA_70B = {
 def test_graphs_push_llama3_70b_in_fp8_out_of_memory(graphs: str, fits: bool, tmp_path: Path) -> None:
     """NVIDIA-NeMo/Megatron-Bridge, pull request 3107: with graphs of its MLPs 30 to 60 % of its runs had no room."""
     case = {**LLAMA_70B, "framework": {**LLAMA_70B["framework"], "cuda_graphs": graphs}}
-    workload, cluster, framework, strategy = resolve_run(build_spec(RunSpec, case, "case"), tmp_path)
+    workload, cluster, framework, strategy = resolve_run(spec_from_mapping(RunSpec, case, "case"), tmp_path)
     assert mofa.estimate(workload, cluster, strategy, framework=framework, over_time=False).memory.fits is fits

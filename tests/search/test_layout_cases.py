@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.plan.result import Plan
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.units import MIB
@@ -53,7 +53,7 @@ GLM: dict[str, Any] = {
 
 def _estimated(run: dict[str, Any], folder: Path, *, replay: bool, **strategy: Any) -> Plan:
     changed = {**run, "strategy": {**run["strategy"], **strategy}}
-    workload, cluster, framework, complete = resolve_run(build_spec(RunSpec, changed, "case"), folder)
+    workload, cluster, framework, complete = resolve_run(spec_from_mapping(RunSpec, changed, "case"), folder)
     return mofa.estimate(workload, cluster, complete, framework=framework, replay=replay)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mofa.blocks.frameworks.recompute import selective_modes, why_saves_nothing
+from mofa.blocks.frameworks.recompute import selective_modes_to_search, why_saves_nothing
 from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES
@@ -84,7 +84,7 @@ def test_modules_are_recomputed_alone_and_together(
 ) -> None:
     """Attention's core alone where it is unfused: fused kernels keep what they need anyway."""
     spec = framework(name).model_copy(update={"attention": attention})
-    found = selective_modes(spec, model)
+    found = selective_modes_to_search(spec, model)
     assert sorted("+".join(one.modules) for one in found) == sorted(modules)
 
 
@@ -99,7 +99,7 @@ def test_every_set_that_is_left_out_is_beaten() -> None:
     job, machines, spec = load_workload("deepseek-v3"), load_cluster("h800-hgx", 2048), framework("megatron")
     modules = ("moe_act", "layernorm", "mla_up_proj", "mlp", "shared_experts")
     sets = ["+".join(sorted(some)) for n in range(1, 6) for some in itertools.combinations(modules, n)]
-    tried = [mode.text.removeprefix("selective:") for mode in selective_modes(spec, job.model)]
+    tried = [mode.text.removeprefix("selective:") for mode in selective_modes_to_search(spec, job.model)]
     tried = [some for some in tried if some in sets]
     asked = ["none", *(f"selective:{some}" for some in sets)]
     found = table(job, machines, spec, [f"{DEGREES} recompute={text}" for text in asked])
@@ -125,7 +125,7 @@ def test_a_norm_before_experts_or_latents_saves_memory() -> None:
 
 
 def test_fused_attention_recomputed_saves_nothing() -> None:
-    """What :func:`selective_modes` leaves out takes as much memory; unfused attention saves its scores."""
+    """What :func:`selective_modes_to_search` leaves out takes as much memory; unfused attention saves its scores."""
     for attention, saves in (("fused", False), ("unfused", True)):
         job, machines = workload(DENSE), cluster(8)
         spec = framework("megatron-local" if attention == "unfused" else "megatron")
@@ -205,7 +205,7 @@ def test_the_readme_says_what_is_searched() -> None:
     named_sets = {text for text in said if set(text.split("+")) <= set(RECOMPUTE_MODULES)}
     assert sets == named_sets - {"core_attn", "layernorm"}  # of which README says where they save nothing
     unfused = framework("megatron-local").model_copy(update={"attention": "unfused"})
-    assert any(mode.modules == ("core_attn",) for mode in selective_modes(unfused, DENSE))
+    assert any(mode.modules == ("core_attn",) for mode in selective_modes_to_search(unfused, DENSE))
 
 
 def test_the_readme_says_on_how_many_gpus() -> None:

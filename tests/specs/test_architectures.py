@@ -12,7 +12,7 @@ import pytest
 from mofa.errors import SpecError
 from mofa.specs.attention.gqa import GqaSpec
 from mofa.specs.huggingface import model_from_config, read_config
-from mofa.specs.huggingface.record import Architecture
+from mofa.specs.huggingface.record import ConfigFamily
 from mofa.specs.huggingface.registry import ARCHITECTURES
 from mofa.specs.model import ModelSpec
 
@@ -188,7 +188,7 @@ def test_no_class_that_the_page_says_is_not_read_is() -> None:
 
 
 @pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a.built_as], ids=lambda a: a.config_class)
-def test_a_type_without_a_class_of_its_own_is_read_whichever_class_is_named(architecture: Architecture) -> None:
+def test_a_type_without_a_class_of_its_own_is_read_whichever_class_is_named(architecture: ConfigFamily) -> None:
     """The class that transformers builds it as, which saved files name, its own published one, or none."""
     (model_type,), (published,) = architecture.model_types, architecture.classes
     config = {"model_type": model_type}

@@ -10,7 +10,7 @@ import pytest
 from mofa.errors import SpecError
 from mofa.specs.base import Fact
 from mofa.specs.faults import FaultSpec, PowerDrawSpec
-from mofa.specs.files import bundled, load_yaml
+from mofa.specs.files import bundled_names, load_yaml
 from mofa.specs.load import load_faults
 
 PRESETS = ("byterobust", "delta", "glm-65b", "llama3", "megascale", "rsc-1", "rsc-2")
@@ -18,7 +18,7 @@ DATA = Path(__file__).parents[2] / "fault_profiles"
 
 
 def test_the_presets() -> None:
-    assert bundled("fault_profiles") == PRESETS
+    assert bundled_names("fault_profiles") == PRESETS
 
 
 @pytest.mark.parametrize("name", PRESETS)

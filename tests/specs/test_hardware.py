@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from mofa.calibrate.measurements import read_rows
 from mofa.cost.kernels.compute import attention_s, gemm_s
 from mofa.specs.base import Fact, Spec
-from mofa.specs.curves import Curve, MemoryBoundCurve
+from mofa.specs.curves import FittedCurve, MemoryBoundCurve
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
 from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.load import load_cluster
@@ -122,7 +122,7 @@ def _rate_at_widest_row(key: str, curve: MemoryBoundCurve) -> float:
     return moved / (moved / form.bytes_per_s + form.per_row_s)
 
 
-def curves_of(spec: GpuSpec) -> Iterator[Curve]:
+def curves_of(spec: GpuSpec) -> Iterator[FittedCurve]:
     for family in (spec.curves.gemm, spec.curves.grouped_gemm, spec.curves.attention, spec.curves.stream):
         yield from family.values()
 

@@ -11,7 +11,7 @@ import pytest
 from mofa.errors import SpecError
 from mofa.specs.files import load_json
 from mofa.specs.huggingface import model_from_config
-from mofa.specs.layer_kind_params import kind_params
+from mofa.specs.layer_kind_params import params_of_layer_kind
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import num_params
 
@@ -88,7 +88,7 @@ def test_experts_of_a_narrower_width() -> None:
     model = model_from_config(own, "config.json")
     assert model.layers is not None
     assert model.layers.prediction == ("attention", "moe")
-    experts = kind_params(model, model.layers.named("moe"))
+    experts = params_of_layer_kind(model, model.layers.named("moe"))
     assert experts.routed == 8 * 2 * 1024 * 7688
     assert experts.ffns == 2 * 4096 * 7688 + 2 * 4096 * 1024 + 8 * 4096 + 8
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from mofa.errors import SpecError
-from mofa.specs.from_mapping import build_spec
-from mofa.specs.layer_kind_params import kind_params, refuse_unmodelled
+from mofa.specs.from_mapping import spec_from_mapping
+from mofa.specs.layer_kind_params import params_of_layer_kind, refuse_unmodelled_layer_kinds
 from mofa.specs.load import load_workload
 from mofa.specs.model import ModelSpec
 from mofa.specs.model_states import model_states
@@ -34,7 +34,7 @@ def _raw(**more: Any) -> dict[str, Any]:
 
 
 def _model(**more: Any) -> ModelSpec:
-    return build_spec(ModelSpec, _raw(**more), "toy")
+    return spec_from_mapping(ModelSpec, _raw(**more), "toy")
 
 
 def _with_layers(**more: Any) -> dict[str, Any]:
@@ -46,18 +46,18 @@ def test_a_plain_model_is_written_as_before() -> None:
     model = load_workload("llama3-8b").model
     assert "layers" not in model.model_dump()
     assert '"layers"' not in model.model_dump_json()
-    assert build_spec(ModelSpec, model.model_dump(), "again") == model
+    assert spec_from_mapping(ModelSpec, model.model_dump(), "again") == model
 
 
 def test_a_model_of_several_kinds_survives_its_file() -> None:
     model = _model()
-    assert build_spec(ModelSpec, yaml.safe_load(yaml.safe_dump(model.model_dump(mode="json"))), "again") == model
+    assert spec_from_mapping(ModelSpec, yaml.safe_load(yaml.safe_dump(model.model_dump(mode="json"))), "again") == model
 
 
 def test_parameters_by_hand() -> None:
     model = _model()
     assert model.layers is not None
-    linear, full = (kind_params(model, kind) for kind in model.layers.kinds)
+    linear, full = (params_of_layer_kind(model, kind) for kind in model.layers.kinds)
     assert (linear.mixers, linear.norms, linear.ffns) == (5 * 64 * 32 + 32, 2 * 64, 4 * 64)
     assert linear.routed == 4 * 3 * 64 * 32
     assert full.mixers == 64 * (64 + 32 + 32) + 64 * 64
@@ -70,7 +70,7 @@ def test_parameters_by_hand() -> None:
 def test_parts_add_up_to_the_model() -> None:
     """But for predictions, which are counted apart; bytes follow from parameters."""
     raw = {"name": "toy", "source": "by hand", "model": _raw(), "batch": {"seq_len": 8, "global_batch": 8}}
-    job = build_spec(WorkloadSpec, raw, "toy")
+    job = spec_from_mapping(WorkloadSpec, raw, "toy")
     parts = model_states(job)
     assert sum(part.total_params for part in parts) == num_params(job.model)
     assert [part.layers for part in parts] == [2, 2, 1, 1]
@@ -78,7 +78,7 @@ def test_parts_add_up_to_the_model() -> None:
         held = (part.weight_bytes, part.gradient_bytes, part.optimizer_bytes)
         assert held == (2 * part.total_params, 4 * part.total_params, 12 * part.total_params)
     assert [part.recurrent_state_bytes for part in parts] == [4 * 2 * 16 * 16, 0, 0, 0]
-    narrow = build_spec(WorkloadSpec, {**raw, "precision": {"moments": "bf16"}}, "toy")
+    narrow = spec_from_mapping(WorkloadSpec, {**raw, "precision": {"moments": "bf16"}}, "toy")
     assert model_states(narrow)[0].optimizer_bytes == 8 * parts[0].total_params
     assert model_states(load_workload("llama3-8b")) == ()
 
@@ -134,7 +134,7 @@ def _refusal(*kinds: dict[str, Any]) -> str:
     named = [{"name": f"k{i}", **kind} for i, kind in enumerate(kinds)]
     model = _model(num_layers=len(kinds), layers={"kinds": named, "pattern": [kind["name"] for kind in named]})
     with pytest.raises(SpecError) as caught:
-        refuse_unmodelled(model)
+        refuse_unmodelled_layer_kinds(model)
     return str(caught.value)
 
 
@@ -166,4 +166,4 @@ def test_no_count_of_a_plain_layer_is_given_for_them() -> None:
     """What steps and memory are made of refuses them too, whoever asks."""
     with pytest.raises(SpecError, match="linear attention is not modelled yet"):
         layer_params(_model(), moe=True)
-    refuse_unmodelled(load_workload("llama3-8b").model)
+    refuse_unmodelled_layer_kinds(load_workload("llama3-8b").model)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mofa.errors import SpecError
-from mofa.specs.copied_facts import bundled_profile
+from mofa.specs.copied_facts import bundled_profile_mapping
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.like_profiles import expand_like, expanded_profile
 from mofa.specs.load import load_cluster
@@ -27,7 +27,7 @@ def written(folder: Path, name: str, content: dict[str, Any]) -> str:
 
 def copied(folder: Path, **changes: Any) -> str:
     """A copy of the H100's file under another name, with other facts."""
-    return written(folder, "copy", {**bundled_profile("gpus", "h100-sxm"), "name": "copy", **changes})
+    return written(folder, "copy", {**bundled_profile_mapping("gpus", "h100-sxm"), "name": "copy", **changes})
 
 
 def best(gpu: GpuSpec, format_: Any = "bf16") -> float:
@@ -75,7 +75,7 @@ def test_a_format_that_the_gpu_has_not_goes(tmp_path: Path) -> None:
 
 
 def test_own_curves_stay(tmp_path: Path) -> None:
-    own = {**bundled_profile("gpus", "h100-sxm")["curves"]["gemm"]["fp32"], "source": "own measurements"}
+    own = {**bundled_profile_mapping("gpus", "h100-sxm")["curves"]["gemm"]["fp32"], "source": "own measurements"}
     said = {"like": "h100-sxm", "source": "a datasheet", "tdp_w": "350 W", "curves": {"gemm": {"fp32": own}}}
     gpu = load_gpu(written(tmp_path, "mine", said))
     assert gpu.curves.gemm["fp32"].provenance == "measured" and gpu.curves.gemm["bf16"].provenance == "assumed"
@@ -91,7 +91,7 @@ def test_a_copy_with_another_peak_is_not_the_old_gpu(tmp_path: Path) -> None:
 
 
 def test_so_is_one_under_the_old_name(tmp_path: Path) -> None:
-    raw = bundled_profile("gpus", "h100-sxm")
+    raw = bundled_profile_mapping("gpus", "h100-sxm")
     path = tmp_path / "h100-sxm.yaml"
     path.write_text(yaml.safe_dump({**raw, "memory_bandwidth_bytes_per_s": {"value": "1.675 TB/s", **FACT}}))
     copy, whole = (load_gpu(p).curves.stream["eager copy"].form.bytes_per_s for p in (path, "h100-sxm"))
@@ -99,7 +99,7 @@ def test_so_is_one_under_the_old_name(tmp_path: Path) -> None:
 
 
 def test_a_curve_above_its_peak_is_refused_and_one_far_below_is_doubted(tmp_path: Path) -> None:
-    raw = bundled_profile("gpus", "h100-sxm")
+    raw = bundled_profile_mapping("gpus", "h100-sxm")
     gemm = raw["curves"]["gemm"]["bf16"]
     for factor, says in ((2.0, "curves.gemm.bf16 reaches"), (0.1, "less than a tenth of peak_flops_per_s.bf16")):
         tiles = [[rows, columns, factor * rate] for rows, columns, rate in gemm["form"]["tiles"]]

@@ -11,14 +11,14 @@ import pytest
 
 from mofa.errors import SpecError, StrategyError
 from mofa.specs.load import (
-    bundled,
+    bundled_names,
     complete_strategy,
     data_dir,
     load_cluster,
     load_framework,
     load_workload,
     load_yaml,
-    parse_set,
+    parse_set_options,
     parse_strategy,
 )
 from mofa.specs.overrides import with_overrides
@@ -53,14 +53,14 @@ def _refused(call: Callable[[], object]) -> str:
     return text
 
 
-@pytest.mark.parametrize("name", bundled("workloads"))
+@pytest.mark.parametrize("name", bundled_names("workloads"))
 def test_every_bundled_workload_loads(name: str) -> None:
     workload = load_workload(name)
     assert workload.name == workload.model.name == name
 
 
 def test_the_workloads_of_the_issue_are_bundled() -> None:
-    assert set(bundled("workloads")) == {
+    assert set(bundled_names("workloads")) == {
         "gpt3-175b", "llama3-8b", "llama3-70b", "llama3-405b", "mixtral-8x7b", "mixtral-8x22b", "qwen3-30b-a3b",
         "qwen3-235b-a22b", "deepseek-v2-lite", "deepseek-v3", "kimi-k2", "gpt-oss-120b", "memfine-model-1",
         "memfine-model-2",
@@ -327,7 +327,7 @@ def test_broken_strategy_text(text: str, message: str) -> None:
 
 
 def test_set_items() -> None:
-    got = parse_set(
+    got = parse_set_options(
         ["workload.model.num_layers=4", 'hardware.gpu.memory_bytes="96 GiB"', "framework.compile=true", "strategy.tp=4"]
     )
     assert got == {
@@ -353,11 +353,11 @@ def test_set_items() -> None:
     ],
 )
 def test_broken_set_items(item: str, message: str) -> None:
-    assert message in _refused(lambda: parse_set([item]))
+    assert message in _refused(lambda: parse_set_options([item]))
 
 
 def test_a_path_is_set_once() -> None:
-    assert "set twice" in _refused(lambda: parse_set(["workload.a=1", "workload.a=2"]))
+    assert "set twice" in _refused(lambda: parse_set_options(["workload.a=1", "workload.a=2"]))
 
 
 def test_strategy_defaults_are_the_frameworks() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.specs.huggingface import read_config
-from mofa.specs.huggingface.record import Architecture
+from mofa.specs.huggingface.record import ConfigFamily
 from mofa.specs.huggingface.registry import ARCHITECTURES
 from mofa.specs.params import num_params
 
@@ -26,7 +26,7 @@ COUNTS = {
 }
 
 
-def _type_of_class(architecture: Architecture) -> str:
+def _type_of_class(architecture: ConfigFamily) -> str:
     """The model type by which transformers knows a class; of the text part where it is a part."""
     types = architecture.model_types
     return next((name for name in types if name.endswith("_text")), types[0])
@@ -81,7 +81,7 @@ def test_absent_keys_take_the_default_of_the_class() -> None:
                 assert_defaults_of_class(version, architecture)
 
 
-def assert_defaults_of_class(version: str, architecture: Architecture) -> None:
+def assert_defaults_of_class(version: str, architecture: ConfigFamily) -> None:
     """Of a class as one version of transformers has it."""
     model_type = _type_of_class(architecture)
     fields = VERSIONS[version][model_type]

@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.errors import SpecError
 from mofa.search.to_plan.builder import margin_bytes
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.residuals import LEVELS, Circumstances, Residuals, load_residuals
 from tests.committed import measured_records
 
@@ -89,7 +89,7 @@ def test_a_file_without_the_group_of_all_runs_is_one_line() -> None:
     raw = load_residuals().model_dump(mode="json")
     raw["step"]["groups"] = [group for group in raw["step"]["groups"] if group["path"]]
     with pytest.raises(SpecError, match="lacks the group of all runs"):
-        build_spec(Residuals, raw, "residuals.yaml")
+        spec_from_mapping(Residuals, raw, "residuals.yaml")
 
 
 def test_levels_are_those_of_the_path() -> None:

@@ -9,7 +9,7 @@ import pytest
 from mofa.errors import SpecError
 from mofa.specs.attention.gqa import GqaSpec
 from mofa.specs.huggingface import model_from_config
-from mofa.specs.layer_kind_params import refuse_unmodelled
+from mofa.specs.layer_kind_params import refuse_unmodelled_layer_kinds
 from mofa.specs.layer_kinds import LayerKind
 from mofa.specs.mixers.softmax_attention import OtherAttentionSpec
 from mofa.specs.model import ModelSpec
@@ -92,7 +92,7 @@ def test_a_x_k1_has_a_norm_behind_experts_alone() -> None:
 @pytest.mark.parametrize("model_type", ["gpt_neo", "cwm", "granite_swa", "flint", "lara_mini", "afmoe", "axk1"])
 def test_a_step_of_them_is_refused_by_name(model_type: str) -> None:
     with pytest.raises(SpecError, match=rf"^{model_type}: .* not modelled yet"):
-        refuse_unmodelled(_model(model_type))
+        refuse_unmodelled_layer_kinds(_model(model_type))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_regular_pattern_is_read_with_its_step(
     model_type: str, changes: dict[str, Any], attention: tuple[int | None, int, int]
 ) -> None:
     model = _model(model_type, num_hidden_layers=4, **changes)
-    refuse_unmodelled(model)
+    refuse_unmodelled_layer_kinds(model)
     a = model.attention
     assert (a.window, a.window_every, a.nope_every) == attention
     assert [model.is_windowed_layer(i) for i in range(4)] == [kind == SLIDING for kind in changes["layer_types"]]

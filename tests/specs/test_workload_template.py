@@ -10,7 +10,7 @@ import pytest
 from mofa.errors import SpecError
 from mofa.specs.huggingface.keys import model_of_class, read_keys
 from mofa.specs.load import load_workload
-from mofa.specs.workload_template import workload_like, workload_template
+from mofa.specs.workload_template import bundled_workload_like, workload_template
 
 CONFIGS = Path(__file__).parent / "configs"
 PUBLIC = ["Qwen--Qwen1.5-MoE-A2.7B", "openai-community--gpt2", "google--gemma-2-9b", "nvidia--DeepSeek-V3.1-NVFP4",
@@ -23,7 +23,7 @@ def test_a_template_of_a_class_that_is_read_holds_its_whole_model(name: str, tmp
     keys, title = read_keys(config)
     model = model_of_class(config)
     assert model is not None
-    text = workload_template(workload_like(model), keys, title, model)
+    text = workload_template(bundled_workload_like(model), keys, title, model)
     file = tmp_path / "mine.yaml"
     for field, value in (("seq_len", "2048"), ("global_batch", "64"), ("tokens", "1T")):
         text = text.replace(f"{field}: ???", f"{field}: {value}")

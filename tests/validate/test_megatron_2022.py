@@ -7,7 +7,7 @@ import pytest
 import mofa
 from mofa.errors import SpecError, StrategyError
 from mofa.specs.framework_offers import LOCAL_LAYERS
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.workload import WorkloadSpec
 
 GPT3 = "gpt3-175b"
@@ -74,7 +74,7 @@ def test_the_layer_that_calibrates_the_a100(recompute: str, sp: bool, measured_m
     def seconds(layers: int) -> float:
         batch = {"seq_len": 2048, "global_batch": 4}
         raw = {"name": "layer", "source": "Table 4", "model": {**MODEL_22B, "num_layers": layers}, "batch": batch}
-        job = build_spec(WorkloadSpec, raw, "the test")
+        job = spec_from_mapping(WorkloadSpec, raw, "the test")
         exposed = mofa.estimate(job, machines, strategy, framework=spec, replay=False).time.exposed
         return sum(exposed[name] for name in LAYER_PARTS)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.units import GIB
@@ -42,7 +42,7 @@ def usable(tmp_path: Path, **changes: str) -> dict[str, Any]:
         [row(**changes)], PUBLISHED if OWN_NODES.get(row(**changes)["id"].split("-")[0]) else tmp_path
     )
     assert unusable == []
-    build_spec(PublishedRun, runs[0], "row")
+    spec_from_mapping(PublishedRun, runs[0], "row")
     return runs[0]
 
 
@@ -322,12 +322,12 @@ def test_a_model_of_fewer_layers_is_what_its_source_made_of_it(tmp_path: Path) -
         "vocab": "129280", "moe_experts": "256", "moe_topk": "8", "moe_ffn": "2048", "gpu": "B200", "n_gpus": "8",
         "ep": "8", "tp": "1", "dp": "8", "gbs": "32", "seq_len": "4096", "measured_step_time_s": "0.6032",
     }  # fmt: skip
-    run = build_spec(RunSpec, usable(tmp_path, **reduced, id="simumax-001")["run"], "row")
+    run = spec_from_mapping(RunSpec, usable(tmp_path, **reduced, id="simumax-001")["run"], "row")
     model = resolve_run(run, tmp_path)[0].model
     assert [model.is_moe_layer(i) for i in range(4)] == [False, True, True, True]
     assert model.moe is not None
     assert (model.num_mtp_layers, model.moe.num_experts, model.moe.shared_hidden) == (0, 256, 2048)
-    other = build_spec(RunSpec, usable(tmp_path, **reduced, id="bridge-001")["run"], "row")
+    other = spec_from_mapping(RunSpec, usable(tmp_path, **reduced, id="bridge-001")["run"], "row")
     assert resolve_run(other, tmp_path)[0].model.num_mtp_layers == 1
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.plan.result import Plan
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
@@ -45,7 +45,7 @@ def estimate(folder: Path, ranks: int, sequences: int, **options: Any) -> Plan:
         "framework": {**old, **options}, "strategy": {"tp": 8, "sp": True, "recompute": "full"},
         "batch": {"seq_len": 4096, "micro": sequences, "global": ranks * sequences},
     }  # fmt: skip
-    workload, cluster, framework, strategy = resolve_run(build_spec(RunSpec, run, "case"), folder)
+    workload, cluster, framework, strategy = resolve_run(spec_from_mapping(RunSpec, run, "case"), folder)
     return mofa.estimate(workload, limited(cluster, 500.0 / 700.0), strategy, framework=framework, over_time=False)
 
 

@@ -28,7 +28,7 @@ def persistent_buffers(framework: FrameworkSpec, ctx: Context, ops: Sequence[Op]
     """
     if framework.name == "megatron":
         body = megatron.persistent_buffers(ctx, ops, with_head=False)
-        return body, body + megatron.head_buffers(ctx)
+        return body, body + megatron.head_persistent_bytes(ctx)
     if framework.layers == "megatron":
         buffers_bytes = megatron_local.persistent_buffers(ctx)
         return buffers_bytes, buffers_bytes

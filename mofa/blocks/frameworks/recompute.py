@@ -5,11 +5,11 @@ from __future__ import annotations
 from mofa.blocks.frameworks.torchtitan.layer import ops_with_saved_outputs
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.specs.activation_offload import why_not_recomputed
+from mofa.specs.activation_offload import why_recomputation_conflicts
 from mofa.specs.attention import ATTENTION_KINDS, MODULES_OF_ATTENTION
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from mofa.specs.strategy import RECOMPUTE_MODULES, RecomputeSpec
 
 # Megatron's modules: a checkpoint keeps what enters the region and what leaves it
@@ -22,10 +22,10 @@ DISCARDED = {
 }
 
 
-def derive_recompute(
+def recompute_of_layer(
     framework: FrameworkSpec, spec: RecomputeSpec, forward: Tape | None, model: ModelSpec
 ) -> Recompute:
-    """How the backward tape of a layer that is recomputed is derived.
+    """What a layer recomputes in its backward tape, of a strategy's choice of it.
 
     Which layers are (``full:n``, ``every:n``) is the caller's choice. ``forward`` is needed for ``ops``, which picks
     ops by what they are. Call it only where :func:`why_unsupported` finds nothing.
@@ -79,7 +79,7 @@ def why_unsupported(
             f"not {model.name} on {framework.name} with {framework.dispatcher}; leave token_chunks out"
         )
     latent = model.attention_kind.megatron.has_latents
-    if why := why_not_recomputed(
+    if why := why_recomputation_conflicts(
         framework.activation_offload, spec.kind, spec.modules, latent=latent, token_chunks=spec.token_chunks
     ):
         return why
@@ -101,13 +101,15 @@ def why_unsupported(
     return next((text for m in spec.modules if (text := _module_unsupported(framework, m, model))), None)
 
 
-def shorter_recomputing(framework: FrameworkSpec) -> float:
-    """By how much of it a step of a framework may be shorter at most for recomputing something. [-]"""
-    tolerances, pairs = load_shared().tolerances, framework.expert_overlap == "combined"
+def largest_saving_by_recomputing(framework: FrameworkSpec) -> float:
+    """Largest share of its time that a framework's step may save by recomputing something. [-]"""
+    tolerances, pairs = load_shared_facts().tolerances, framework.expert_overlap == "combined"
     return (tolerances.recomputing_shortens_pairs if pairs else tolerances.recomputing_shortens).value
 
 
-def selective_modes(framework: FrameworkSpec, model: ModelSpec, fp8_recipe: str = "") -> tuple[RecomputeSpec, ...]:
+def selective_modes_to_search(
+    framework: FrameworkSpec, model: ModelSpec, fp8_recipe: str = ""
+) -> tuple[RecomputeSpec, ...]:
     """The sets of modules that a search recomputes: those that no other set beats in time and memory at once.
 
     A second saves the most memory in ``moe_act``, then ``mla_up_proj``, ``layernorm``, ``shared_experts``, and the
@@ -120,7 +122,7 @@ def selective_modes(framework: FrameworkSpec, model: ModelSpec, fp8_recipe: str 
     Examples
     --------
     >>> from mofa.specs.load import load_framework, load_workload
-    >>> [spec.text for spec in selective_modes(load_framework("megatron"), load_workload("llama3-8b").model)]
+    >>> [spec.text for spec in selective_modes_to_search(load_framework("megatron"), load_workload("llama3-8b").model)]
     ['selective:mlp']
     """
     offered = [

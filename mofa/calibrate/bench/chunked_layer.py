@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mofa.calibrate.bench.torch_host import issue_s
+from mofa.calibrate.bench.torch_host import small_op_issue_s
 from mofa.calibrate.cases import Case
-from mofa.calibrate.shapes.chunked import ISSUE, expert_loads
+from mofa.calibrate.shapes.chunked import ISSUE, expert_copies_of_rank
 
 Tensor = torch.Tensor
 
@@ -42,7 +42,7 @@ class GatherRows(torch.autograd.Function):
         return gathered, None, None, None
 
 
-class ExchangeRows(torch.autograd.Function):
+class AllToAllRows(torch.autograd.Function):
     """An all-to-all of rows; its gradient goes the other way."""
 
     @staticmethod
@@ -107,7 +107,7 @@ class SwiGLU(torch.autograd.Function):
         return d_both
 
 
-class Combine(torch.autograd.Function):
+class CombineTokens(torch.autograd.Function):
     """Each token's copies, weighted by the router's probabilities and added."""
 
     @staticmethod
@@ -128,7 +128,7 @@ class Combine(torch.autograd.Function):
         return dy, None, None, None, d_probs
 
 
-class MoeLayer:
+class BenchMoeLayer:
     """Router and experts of one rank, and what a step needs."""
 
     def __init__(self, case: Case, device: str, group: Any, rank: int) -> None:
@@ -153,7 +153,7 @@ class MoeLayer:
         self.chunks = case.size("chunks")
         self.x = self._randn(self.tokens, self.hidden).requires_grad_(True)
         self.d_out = self._randn(self.tokens, self.hidden, scale=1e-3)
-        loads = torch.tensor(expert_loads(self.tokens, self.top_k, self.experts, float(case.shape["skew"])))
+        loads = torch.tensor(expert_copies_of_rank(self.tokens, self.top_k, self.experts, float(case.shape["skew"])))
         copies = torch.repeat_interleave(torch.arange(self.experts), loads)  # copy j goes to token j modulo tokens
         generator = torch.Generator().manual_seed(self.rank)
         routes = copies.view(self.top_k, self.tokens).T[torch.randperm(self.tokens, generator=generator)]
@@ -184,7 +184,7 @@ class MoeLayer:
         x = GatherRows.apply(x, rows, places, self.top_k)
         if self.ep == 1:
             ends = upto.to(torch.int32)
-            return Combine.apply(self._experts(x, ends), rows, places, order, probs)
+            return CombineTokens.apply(self._experts(x, ends), rows, places, order, probs)
         got = torch.empty_like(counts)
         dist.all_to_all_single(got, counts, group=self.group)
         table = got.view(self.ep, self.local)
@@ -196,10 +196,10 @@ class MoeLayer:
         index = torch.arange(sum(received), device=self.device)
         goes = index + torch.repeat_interleave(wanted - start, got, output_size=len(index))
         comes = torch.empty_like(goes).scatter_(0, goes, index)
-        x = ExchangeRows.apply(x, sent, received, self.group)
+        x = AllToAllRows.apply(x, sent, received, self.group)
         x = GatherRows.apply(x, comes, goes, 1)
         x = GatherRows.apply(self._experts(x, ends), goes, comes, 1)
-        return Combine.apply(ExchangeRows.apply(x, received, sent, self.group), rows, places, order, probs)
+        return CombineTokens.apply(AllToAllRows.apply(x, received, sent, self.group), rows, places, order, probs)
 
     def _experts(self, x: Tensor, ends: Tensor) -> Tensor:
         x = GroupedProduct.apply(x, self.w1, self.grad1, ends)
@@ -223,7 +223,7 @@ WARM_S, MEASURED_S = 0.25, 0.35
 """A layer runs warm so long before it is timed, so that the clock is that of long runs, and is timed so long. [s]"""
 
 
-def measure_layer(layer: MoeLayer, device: str) -> dict[str, list[float]]:
+def measure_layer_steps(layer: BenchMoeLayer, device: str) -> dict[str, list[float]]:
     """Every step's times [s] and peaks [B] of this rank, by the names of `mofa.calibrate.shapes.chunked.OPS`."""
     if device != "cuda":
         return _measure_host(layer)
@@ -240,11 +240,11 @@ def measure_layer(layer: MoeLayer, device: str) -> dict[str, list[float]]:
     samples["static_bytes"] = [static] * num
     samples["peak_bytes"] = [float(torch.cuda.max_memory_allocated())] * num
     samples["reserved_bytes"] = [float(torch.cuda.max_memory_reserved())] * num
-    samples[ISSUE] = [issue_s(device)] * num  # last: its tensors are no part of the peaks
+    samples[ISSUE] = [small_op_issue_s(device)] * num  # last: its tensors are no part of the peaks
     return samples
 
 
-def _timed(layer: MoeLayer, num: int) -> dict[str, list[float]]:
+def _timed(layer: BenchMoeLayer, num: int) -> dict[str, list[float]]:
     """So many steps back to back, as training runs them."""
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in range(num)]
     if layer.ep > 1:
@@ -256,7 +256,7 @@ def _timed(layer: MoeLayer, num: int) -> dict[str, list[float]]:
     return {name: [m[a].elapsed_time(m[b]) / 1e3 for m in marks] for name, (a, b) in spans.items()}
 
 
-def _measure_host(layer: MoeLayer) -> dict[str, list[float]]:
+def _measure_host(layer: BenchMoeLayer) -> dict[str, list[float]]:
     import time
 
     samples: dict[str, list[float]] = {"forward": [], "backward": [], "step": []}
@@ -272,7 +272,7 @@ def _measure_host(layer: MoeLayer) -> dict[str, list[float]]:
     return samples
 
 
-def _slowest(layer: MoeLayer, value: float) -> float:
+def _slowest(layer: BenchMoeLayer, value: float) -> float:
     """The largest of all ranks' values."""
     if layer.ep == 1:
         return value

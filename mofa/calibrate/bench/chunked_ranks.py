@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mofa.calibrate.bench.chunked_layer import MoeLayer, measure_layer
-from mofa.calibrate.bench.torch_timing import GpuMonitor, summarise
+from mofa.calibrate.bench.chunked_layer import BenchMoeLayer, measure_layer_steps
+from mofa.calibrate.bench.torch_timing import GpuMonitor, median_and_percentiles
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import append_row
 from mofa.calibrate.shapes.chunked import FAMILY, OPS
 
 
-def measure_chunked(
+def measure_chunked_layers_on_ranks(
     cases: Sequence[Case],
     folder: Path,
     host: str,
@@ -63,7 +63,7 @@ def _rank(rank: int, ranks: int, port: int, cases: list[Case], folder: Path, hos
     groups = {size: dist.new_group(list(range(size))) for size in sorted({c.size("ep") for c in cases} | {ranks})}
     gpu, clock = torch.cuda.get_device_name() if device == "cuda" else "cpu", GpuMonitor(device)
     torch.manual_seed(rank)
-    layer: MoeLayer | None = None
+    layer: BenchMoeLayer | None = None
     made: tuple[int, ...] = ()
     for case in cases:
         group = groups[case.size("ep")]
@@ -72,17 +72,17 @@ def _rank(rank: int, ranks: int, port: int, cases: list[Case], folder: Path, hos
         sizes = tuple(case.size(name) for name in ("tokens", "hidden", "ffn", "experts", "top_k", "ep"))
         if sizes != made:
             layer = None  # frees the weights of the one before
-            layer, made = MoeLayer(case, where, group, rank), sizes
+            layer, made = BenchMoeLayer(case, where, group, rank), sizes
         assert layer is not None
         layer.prepare(case)
-        samples = _worst(measure_layer(layer, device), layer, where)
+        samples = _worst(measure_layer_steps(layer, device), layer, where)
         if rank == 0:
             _append(folder, case, samples, clock, gpu, host)
     dist.barrier(group=groups[ranks])
     dist.destroy_process_group()
 
 
-def _worst(samples: dict[str, list[float]], layer: MoeLayer, where: str) -> dict[str, list[float]]:
+def _worst(samples: dict[str, list[float]], layer: BenchMoeLayer, where: str) -> dict[str, list[float]]:
     """Of every step the slowest rank's time, of the peaks the fullest rank's."""
     if layer.ep == 1:
         return samples
@@ -94,5 +94,5 @@ def _worst(samples: dict[str, list[float]], layer: MoeLayer, where: str) -> dict
 def _append(folder: Path, case: Case, samples: dict[str, list[float]], clock: GpuMonitor, gpu: str, host: str) -> None:
     for op in OPS:
         if op in samples:
-            sample: Sample = summarise(samples[op], *clock.read())
+            sample: Sample = median_and_percentiles(samples[op], *clock.read())
             append_row(folder, replace(case, op=op), sample, gpu, host)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mofa.calibrate.bench.torch_timing import GpuMonitor, summarise
+from mofa.calibrate.bench.torch_timing import GpuMonitor, median_and_percentiles
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import append_row
 from mofa.calibrate.shapes.families import COLLECTIVE_FAMILIES
@@ -135,7 +135,7 @@ def _time(call: Call, group: Any, where: torch.device, clock: GpuMonitor, *, bud
     """Slowest rank's median time of a call, in bursts that all ranks start together."""
     if where.type != "cuda":
         call()
-        return summarise([1e-3])
+        return median_and_percentiles([1e-3])
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -151,7 +151,7 @@ def _time(call: Call, group: Any, where: torch.device, clock: GpuMonitor, *, bud
     times = [_burst(call, per_sample, group, where, issue_s) for _ in range(7)]
     slowest = torch.tensor(times, device=where)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
-    return summarise(slowest.tolist(), *clock.read())
+    return median_and_percentiles(slowest.tolist(), *clock.read())
 
 
 def _burst(call: Call, num: int, group: Any, where: torch.device, issue_s: float) -> float:
@@ -179,7 +179,7 @@ def _dependent(
     """
     if where.type != "cuda":
         call()
-        return summarise([1e-3])
+        return median_and_percentiles([1e-3])
     before, after = _computations(case, source, target)
     waited: list[float] = []
     for burst in range(bursts + 1):
@@ -199,7 +199,7 @@ def _dependent(
         dist.all_reduce(last, op=dist.ReduceOp.MIN, group=group)
         if burst:  # the first warms up
             waited.append(statistics.median(last.tolist()[2:]) / 1e3)
-    return summarise(waited, *clock.read())
+    return median_and_percentiles(waited, *clock.read())
 
 
 def _computations(case: Case, source: torch.Tensor, target: torch.Tensor) -> tuple[Call, Call]:
@@ -254,7 +254,7 @@ def _overlap(
         (f"{case.variant}_alone", alone), (f"{case.variant}_overlapped", [x[0] for x in both]),
         (f"collective_alone_{case.variant}", other), (f"collective_overlapped_{case.variant}", [x[1] for x in both]),
     ):  # fmt: skip
-        rows.append((Case("overlap", case.op, variant, case.dtype, "grid", case.shape), summarise(times)))
+        rows.append((Case("overlap", case.op, variant, case.dtype, "grid", case.shape), median_and_percentiles(times)))
     return rows
 
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, summarise
+from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, median_and_percentiles
 from mofa.calibrate.cases import Sample
 
 GROUPS = 10
 """Timed groups of calls that are queued at once. [-]"""
 
 
-def loaded_sample(
+def loaded_call_sample(
     calls: Sequence[Call],
     clock: GpuMonitor,
     *,
@@ -65,4 +65,4 @@ def loaded_sample(
     torch.cuda.synchronize()
     steady = readings[len(readings) // 2 :]
     mhz, watts = ([value for reading in steady if (value := reading[i]) is not None] for i in (0, 1))
-    return summarise(times, *(sum(values) / len(values) if values else None for values in (mhz, watts)))
+    return median_and_percentiles(times, *(sum(values) / len(values) if values else None for values in (mhz, watts)))

@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 from mofa.calibrate.bench.collectives import collective_call
 from mofa.calibrate.cases import Case
-from mofa.calibrate.nccl_choices import CHOICES, TUNED, read_choices
+from mofa.calibrate.nccl_choices import CHOICES, TUNED, read_nccl_choices
 
 
-def write_choices(cases: Sequence[Case], folder: Path, gpus: int) -> None:
+def write_nccl_choices(cases: Sequence[Case], folder: Path, gpus: int) -> None:
     """Run each payload of the grid once with NCCL's log on, and keep what it chose in ``nccl_algorithms.json``."""
     grid = [c for c in cases if c.op in TUNED and c.split == "grid"]
     asked = sorted(grid, key=lambda c: (c.size("group"), c.op, c.size("bytes")))
@@ -30,7 +30,7 @@ def write_choices(cases: Sequence[Case], folder: Path, gpus: int) -> None:
         probe.close()
         log = Path(scratch) / "log"
         torch.multiprocessing.spawn(_rank, (gpus, port, asked, str(log)), nprocs=gpus)
-        chosen = read_choices(asked, log.read_text(errors="replace").splitlines() if log.exists() else ())
+        chosen = read_nccl_choices(asked, log.read_text(errors="replace").splitlines() if log.exists() else ())
     if chosen:
         temporary = folder / f".{CHOICES}.part"
         temporary.write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mofa.calibrate.cases import Case, Sample, Unsupported
+from mofa.calibrate.cases import Case, Sample, UnsupportedCase
 
 MAX_ELEMENTS = 2**20
 
@@ -51,9 +51,9 @@ class NumpyBench:
         if case.family == "host" and case.op == "eager_add":
             small = self._values(16)
             return lambda: small + small
-        raise Unsupported(f"the NumPy bench has no {case.family} {case.op}")
+        raise UnsupportedCase(f"the NumPy bench has no {case.family} {case.op}")
 
     def _values(self, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         if np.prod(shape) > MAX_ELEMENTS:
-            raise Unsupported(f"{shape} is too large for the NumPy bench")
+            raise UnsupportedCase(f"{shape} is too large for the NumPy bench")
         return self._random.standard_normal(shape, dtype=np.float32)

@@ -14,13 +14,13 @@ from mofa.calibrate.bench.te_megatron import (
     NUM,
     WIDTH,
     Timing,
-    autocast,
+    config_and_fp8_context,
     first_micro_batch_setter,
-    main_grads,
-    named_timing,
+    params_with_main_grads,
     random_leaf,
+    timing_by_case_name,
 )
-from mofa.calibrate.bench.te_timing import Chain, Recorder, case_label, quiet_indices, time_chain
+from mofa.calibrate.bench.te_timing import LayerChain, RowRecorder, case_label, quiet_sample_indices, time_chain
 
 EXPERTS = (1, 2, 4, 8, 16, 32, 64, 128)
 PADDED_ROWS = 16
@@ -36,24 +36,24 @@ def _grouped(config: Any, experts: int, width: int = WIDTH, out: int = WIDTH) ->
     ).cuda()  # fmt: skip
 
 
-def time_grouped(recorder: Recorder, experts: int, recipe: str, *, first: bool, fused: bool) -> None:
+def time_grouped_linears(recorder: RowRecorder, experts: int, recipe: str, *, first: bool, fused: bool) -> None:
     """A chain of grouped linears."""
-    config, around = autocast(recipe)
+    config, around = config_and_fp8_context(recipe)
     config.gradient_accumulation_fusion = fused
     num = max(2, min(NUM, 256 // experts))
     layers = [_grouped(config, experts) for _ in range(num)]
     splits = [16 if recipe == "bf16" else 128] * experts
     steps = [lambda x, layer=layer: layer(x, splits)[0] for layer in layers]
     sizes = {"experts": experts, "first": int(first), "fused": int(fused)}
-    chain = Chain(
-        steps, [random_leaf(sum(splits), WIDTH)], main_grads(layers, fused=fused), around,
+    chain = LayerChain(
+        steps, [random_leaf(sum(splits), WIDTH)], params_with_main_grads(layers, fused=fused), around,
         before=first_micro_batch_setter(layers, first), sizes=sizes, dtype=recipe,
     )  # fmt: skip
     time_chain("grouped_linear", chain, recorder)
 
 
 def time_new_row_counts(
-    recorder: Recorder, experts: int, recipe: str = "bf16", width: int = 1024, fresh: int = 0
+    recorder: RowRecorder, experts: int, recipe: str = "bf16", width: int = 1024, fresh: int = 0
 ) -> None:
     """A grouped linear whose experts get numbers of tokens that none had before, and then the same once more.
 
@@ -61,9 +61,9 @@ def time_new_row_counts(
     does. Where only ``fresh`` experts get new ones, these lie among others whose numbers stay. The output's width is
     the case's own, and not the input's: no product of another case or way has its shape.
     """
-    config, around = autocast(recipe)
+    config, around = config_and_fp8_context(recipe)
     layer = _grouped(config, experts, width, width + 16 * (100 * bool(fresh) + experts + fresh))
-    parameters = main_grads([layer])
+    parameters = params_with_main_grads([layer])
     num_repetitions, dropped = (24, 4) if recipe == "bf16" else (16, 6)
     multiple = 1 if recipe == "bf16" else PADDED_ROWS
     each = (fresh or experts) // 2
@@ -98,10 +98,10 @@ def time_new_row_counts(
     sizes = {"ops": 1, "experts": experts, "width": width} | ({"fresh": fresh} if fresh else {})
     for name, (forward, backward, quiet) in times.items():
         ahead = recorder.write_row(
-            name, "fwd", recipe, sizes, [forward[i] for i in quiet_indices(forward, quiet, dropped)]
+            name, "fwd", recipe, sizes, [forward[i] for i in quiet_sample_indices(forward, quiet, dropped)]
         )
         behind = recorder.write_row(
-            name, "bwd", recipe, sizes, [backward[i] for i in quiet_indices(backward, quiet, dropped)]
+            name, "bwd", recipe, sizes, [backward[i] for i in quiet_sample_indices(backward, quiet, dropped)]
         )
         recorder.write_pace_rows(name, recipe, sizes)
         if recorder.writes:
@@ -109,7 +109,7 @@ def time_new_row_counts(
             print(f"{label:58s} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us", flush=True)
 
 
-def time_routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> None:
+def time_routing(recorder: RowRecorder, op: str, experts: int, top_k: int = 2) -> None:
     """Router, permutation and sorting of tokens."""
     from megatron.core.transformer.moe import moe_utils
 
@@ -119,17 +119,17 @@ def time_routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> N
     if op in ("router_topk", "router_topk_fused"):
         fused = op.endswith("fused")
         step = lambda x: moe_utils.topk_routing_with_score_function(x, top_k, fused=fused)[0]  # noqa: E731
-        time_chain(op, Chain([step] * NUM, logits, separate=True, sizes=sizes), recorder)
+        time_chain(op, LayerChain([step] * NUM, logits, separate=True, sizes=sizes), recorder)
         return
     if op == "router_scores_fused":
         step = lambda x: moe_utils.compute_routing_scores_for_aux_loss(x, top_k, "softmax", fused=True)[1]  # noqa: E731
-        time_chain(op, Chain([step] * NUM, logits, separate=True, sizes=sizes), recorder)
+        time_chain(op, LayerChain([step] * NUM, logits, separate=True, sizes=sizes), recorder)
         return
     if op == "router_gate":
         weights = [random_leaf(experts, WIDTH) for _ in range(NUM)]
         steps = [lambda x, w=w: moe_utils.router_gating_linear(x, w, None, torch.float32) for w in weights]
         sources = [random_leaf(tokens, 1, WIDTH) for _ in range(NUM)]
-        time_chain(op, Chain(steps, sources, weights, separate=True, sizes=sizes), recorder)
+        time_chain(op, LayerChain(steps, sources, weights, separate=True, sizes=sizes), recorder)
         return
     with torch.no_grad():
         _, chosen = moe_utils.topk_routing_with_score_function(logits[0].detach(), top_k)
@@ -138,13 +138,13 @@ def time_routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> N
     permute = partial(moe_utils.permute, num_out_tokens=tokens * top_k, fused=True)
     if op == "permute":
         steps = [lambda x, p=p: permute(x, chosen, probs=p)[0] for p in probs]
-        time_chain(op, Chain(steps, sources, probs, separate=True, sizes=sizes), recorder)
+        time_chain(op, LayerChain(steps, sources, probs, separate=True, sizes=sizes), recorder)
     elif op == "unpermute":
         with torch.no_grad():
             rows, _, order = permute(sources[0], chosen, probs=probs[0])
         sources = [random_leaf(*rows.shape) for _ in range(NUM)]
         step = lambda x: moe_utils.unpermute(x, order, torch.Size((tokens, WIDTH)), fused=True)  # noqa: E731
-        time_chain(op, Chain([step] * NUM, sources, separate=True, sizes=sizes), recorder)
+        time_chain(op, LayerChain([step] * NUM, sources, separate=True, sizes=sizes), recorder)
     elif op == "sort_chunks":
         counts = torch.full((experts,), tokens // experts, device="cuda", dtype=torch.int64)
         order = torch.randperm(experts, device="cuda")
@@ -152,18 +152,18 @@ def time_routing(recorder: Recorder, op: str, experts: int, top_k: int = 2) -> N
         steps = [
             lambda x, w=w: moe_utils.sort_chunks_by_idxs(x, counts, order, probs=w, fused=True)[0] for w in weights
         ]
-        time_chain(op, Chain(steps, sources, weights, separate=True, sizes=sizes), recorder)
+        time_chain(op, LayerChain(steps, sources, weights, separate=True, sizes=sizes), recorder)
     else:
         raise ValueError(op)
 
 
-def time_padding(recorder: Recorder, experts: int) -> None:
+def time_fp8_row_padding(recorder: RowRecorder, experts: int) -> None:
     """Rows of experts filled up for fp8 products, and cut back."""
     from transformer_engine.pytorch import Fp8Padding, Fp8Unpadding
 
     splits = [20] * experts
     pad, cut = Fp8Padding(experts), Fp8Unpadding(experts)
-    chain = Chain(
+    chain = LayerChain(
         [lambda x: cut(pad(x, splits)[0], splits)] * NUM, [random_leaf(sum(splits), WIDTH)], sizes={"experts": experts}
     )
     time_chain("fp8_padding", chain, recorder)
@@ -174,23 +174,32 @@ def bf16_cases() -> list[Timing]:
     routed = ("router_gate", "router_topk", "router_topk_fused", "router_scores_fused", "permute", "unpermute",
               "sort_chunks")  # fmt: skip
     return [
-        *(named_timing("grouped", time_grouped, experts, "bf16", first=True, fused=True) for experts in EXPERTS),
-        *(named_timing("grouped", time_grouped, experts, "bf16", first=True, fused=False) for experts in (8, 64)),
+        *(
+            timing_by_case_name("grouped", time_grouped_linears, experts, "bf16", first=True, fused=True)
+            for experts in EXPERTS
+        ),
+        *(
+            timing_by_case_name("grouped", time_grouped_linears, experts, "bf16", first=True, fused=False)
+            for experts in (8, 64)
+        ),
         *(  # current scaling's products are those of delayed scaling
-            named_timing("new_rows", time_new_row_counts, experts, recipe)
+            timing_by_case_name("new_rows", time_new_row_counts, experts, recipe)
             for recipe in ("bf16", "fp8-delayed", "fp8-blockwise")
             for experts in (8, 32)
         ),
-        *(named_timing("new_rows", time_new_row_counts, 8, recipe, 2048) for recipe in ("bf16", "fp8-tensorwise")),
-        *(named_timing("some_new_rows", time_new_row_counts, 32, "bf16", 1024, fresh) for fresh in (4, 8, 16)),
-        *(named_timing(op, time_routing, op, experts) for op in routed for experts in (8, 64)),
+        *(
+            timing_by_case_name("new_rows", time_new_row_counts, 8, recipe, 2048)
+            for recipe in ("bf16", "fp8-tensorwise")
+        ),
+        *(timing_by_case_name("some_new_rows", time_new_row_counts, 32, "bf16", 1024, fresh) for fresh in (4, 8, 16)),
+        *(timing_by_case_name(op, time_routing, op, experts) for op in routed for experts in (8, 64)),
     ]
 
 
 def fp8_cases(recipe: str) -> list[Timing]:
     """Grouped linears of a recipe of fp8, in a step's first micro-batch and in a later one."""
     return [
-        named_timing("fp8_grouped", time_grouped, experts, recipe, first=first, fused=True)
+        timing_by_case_name("fp8_grouped", time_grouped_linears, experts, recipe, first=first, fused=True)
         for experts in (8, 64)
         for first in (True, False)
     ]
@@ -198,4 +207,4 @@ def fp8_cases(recipe: str) -> list[Timing]:
 
 def padding_cases() -> list[Timing]:
     """Rows filled up for fp8 products."""
-    return [named_timing("fp8_padding", time_padding, experts) for experts in (8, 64)]
+    return [timing_by_case_name("fp8_padding", time_fp8_row_padding, experts) for experts in (8, 64)]

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mofa.calibrate.bench.loaded_timing import loaded_sample
-from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, RandomInputs, num_sets, time_calls
-from mofa.calibrate.cases import Case, Sample, Unsupported
+from mofa.calibrate.bench.loaded_timing import loaded_call_sample
+from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, RandomInputs, num_input_sets, time_calls
+from mofa.calibrate.cases import Case, Sample, UnsupportedCase
 from mofa.calibrate.shapes.te_fp8 import (
     BLOCK,
     BLOCK_ROWS,
@@ -33,30 +33,30 @@ SUSTAINED_S = 1.5
 
 
 def te_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
-    """Time of one call; `Unsupported` without Transformer Engine, or where it refuses the case."""
+    """Time of one call; `UnsupportedCase` without Transformer Engine, or where it refuses the case."""
     if pool.device != "cuda":
-        raise Unsupported("Transformer Engine's kernels need a CUDA device")
+        raise UnsupportedCase("Transformer Engine's kernels need a CUDA device")
     try:
         with torch.no_grad():
             if case.family == "te_sustained":
                 return _sustained(case, pool, clock)
             return time_calls(te_calls(case, pool), pool.device, clock)
     except (ImportError, AssertionError, NotImplementedError) as error:
-        raise Unsupported(f"{type(error).__name__}: {str(error)[:160]}") from error
+        raise UnsupportedCase(f"{type(error).__name__}: {str(error)[:160]}") from error
 
 
 def te_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """The calls of a case, over rotating inputs."""
     if case.family == "te_cast":
         rows, width = case.size("tokens"), case.size("width")
-        return [_cast(case.op, rows, width, pool) for _ in range(min(MOST_SETS, num_sets(3 * rows * width)))]
+        return [_cast(case.op, rows, width, pool) for _ in range(min(MOST_SETS, num_input_sets(3 * rows * width)))]
     if case.family == "te_grouped":
         loads = [int(x) for x in str(case.shape["loads"]).split(",")]
         n, k = case.size("n"), case.size("k")
         moved = sum(loads) * (n + k) + len(loads) * n * k
-        return [_grouped(case, loads, n, k, pool) for _ in range(min(4, num_sets(moved)))]
+        return [_grouped(case, loads, n, k, pool) for _ in range(min(4, num_input_sets(moved)))]
     m, n, k = (case.size(x) for x in "mnk")
-    return [_product(case, m, n, k, pool) for _ in range(min(MOST_SETS, num_sets((m + n) * k)))]
+    return [_product(case, m, n, k, pool) for _ in range(min(MOST_SETS, num_input_sets((m + n) * k)))]
 
 
 def _quantizer(kind: str, *, row: bool, column: bool, gradient: bool = False, weight: bool = False) -> Any:
@@ -193,7 +193,7 @@ def _sustained(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     between = case.variant == "between_memory"
     x, weight = pool.view(m, 8192), torch.ones(8192, device=pool.device, dtype=torch.bfloat16)
     if between:
-        return loaded_sample(
+        return loaded_call_sample(
             calls, clock, seconds=SUSTAINED_S, after=lambda: F.rms_norm(F.silu(x) * x, (8192,), weight)
         )  # fmt: skip
-    return loaded_sample(calls, clock, seconds=SUSTAINED_S, each=4)
+    return loaded_call_sample(calls, clock, seconds=SUSTAINED_S, each=4)

@@ -29,12 +29,12 @@ from pathlib import Path
 import torch
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_timing import FAMILY, DeviceWaitTimer, HostPace, Recorder
-from mofa.calibrate.bench.torch_bench import environment
-from mofa.calibrate.run_cases import host_id
+from mofa.calibrate.bench.te_timing import FAMILY, DeviceWaitTimer, HostPace, RowRecorder
+from mofa.calibrate.bench.torch_bench import machine_environment
+from mofa.calibrate.run_cases import anonymous_machine_id
 
 
-def profile_kernels(recorder: Recorder) -> None:
+def profile_kernels(recorder: RowRecorder) -> None:
     """Every case once more under a profiler: ``kernels.json``, kernels of each case by name, count and time [us]."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
@@ -74,7 +74,7 @@ def profile_kernels(recorder: Recorder) -> None:
     (recorder.out / "kernels.json").write_text(json.dumps(kernels_by_case, indent=0) + "\n", encoding="utf-8")
 
 
-def run_all_cases(recorder: Recorder, todo: Sequence[tuple[str, Callable[[], None]]]) -> None:
+def run_all_cases(recorder: RowRecorder, todo: Sequence[tuple[str, Callable[[], None]]]) -> None:
     """Run what the time allows; a failure is a line of ``failed.txt``."""
     for name, call in todo:
         if recorder.left_s() < 0:
@@ -100,7 +100,7 @@ def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> HostPace:
     return HostPace(*(sorted(column)[readings // 4] for column in zip(*read, strict=True)))
 
 
-def run_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: list[str]) -> None:
+def run_cases_of_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: list[str]) -> None:
     """All cases of one process."""
     started = time.monotonic()
     os.environ.update(
@@ -111,14 +111,15 @@ def run_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: 
     from mofa.calibrate.bench import te_megatron, te_models, te_modules
 
     waits, cores = DeviceWaitTimer(), host_pace.QuietCores(rank, torch.cuda.device_count())
-    described = environment("cuda")
-    recorder = Recorder(
-        Path(out), torch.cuda.get_device_name(), host_id(str(described.get("gpu_ids", ""))), rank == 0, waits,
+    described = machine_environment("cuda")
+    recorder = RowRecorder(
+        Path(out), torch.cuda.get_device_name(), anonymous_machine_id(str(described.get("gpu_ids", ""))), rank == 0,
+        waits,
         started + limit_s, _fast_pace(cores), cores,
     )  # fmt: skip
     if rank == 0:
         recorder.out.mkdir(parents=True, exist_ok=True)
-        described |= {"host": recorder.host, "gpus_used": gpus, **te_megatron.versions()}
+        described |= {"host": recorder.host, "gpus_used": gpus, **te_megatron.timed_library_versions()}
         (recorder.out / "environment.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     te_megatron.init_process_groups(gpus, {})
     todo = te_modules.one_gpu_cases(recorder) + te_models.one_gpu_cases(recorder) if gpus == 1 else []
@@ -148,7 +149,7 @@ def main() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = given.gpus, port, str(given.out), given.limit, given.only
-    ranks = torch.multiprocessing.spawn(run_rank, arguments, nprocs=given.gpus, join=False)
+    ranks = torch.multiprocessing.spawn(run_cases_of_rank, arguments, nprocs=given.gpus, join=False)
     ended = time.monotonic() + given.limit + 90
     try:
         while not ranks.join(timeout=0.5) and time.monotonic() < ended:

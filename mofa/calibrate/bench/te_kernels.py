@@ -14,8 +14,15 @@ from typing import Any
 import torch
 
 from mofa.calibrate.bench.torch_host import throttled_sample
-from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, RandomInputs, num_sets, summarise, time_calls
-from mofa.calibrate.cases import Case, Sample, Unsupported
+from mofa.calibrate.bench.torch_timing import (
+    Call,
+    GpuMonitor,
+    RandomInputs,
+    median_and_percentiles,
+    num_input_sets,
+    time_calls,
+)
+from mofa.calibrate.cases import Case, Sample, UnsupportedCase
 from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED, HOST, WGRAD
 from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
 from mofa.calibrate.shapes.te_throttled import FAMILY as THROTTLED
@@ -31,7 +38,7 @@ SET_BYTES = 3e8
 
 
 def te_bf16_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
-    """Time one case of Transformer Engine's families; `Unsupported` says what cannot be run."""
+    """Time one case of Transformer Engine's families; `UnsupportedCase` says what cannot be run."""
     try:
         if case.family == GROUPED:
             calls = grouped_calls(case, pool)
@@ -48,11 +55,11 @@ def te_bf16_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
         from mofa.calibrate.bench.te_ops import op_calls
 
         return time_calls(op_calls(case, pool), pool.device, clock)
-    except Unsupported:
+    except UnsupportedCase:
         raise
     except Exception as error:  # Triton's and TorchDynamo's errors have no common parent
         torch.cuda.synchronize()
-        raise Unsupported(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}") from error
+        raise UnsupportedCase(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}") from error
 
 
 def throttled_calls(case: Case, pool: RandomInputs) -> tuple[list[Call], list[Call]]:
@@ -93,7 +100,7 @@ def grouped_calls(case: Case, pool: RandomInputs) -> list[Call]:
     n, k, rows, experts = case.size("n"), case.size("k"), sum(loads), len(loads)
     weight = experts * n * k * (4 if case.op == "wgrad" else 2)
     moved = 2 * rows * (n + k) + weight
-    sets = 1 if moved > SET_BYTES else min(8, num_sets(moved))
+    sets = 1 if moved > SET_BYTES else min(8, num_input_sets(moved))
     return [_grouped(case.op, loads, n, k, pool) for _ in range(sets)]
 
 
@@ -134,7 +141,7 @@ def accumulate_calls(case: Case, pool: RandomInputs) -> list[Call]:
         main = pool.view(m, n, dtype=torch.float32)
         return lambda: general_gemm(x, grad, out_dtype=torch.float32, layout="NT", grad=True, accumulate=True, out=main)
 
-    return [build_call() for _ in range(min(4, num_sets(2 * k * (m + n) + 4 * m * n)))]
+    return [build_call() for _ in range(min(4, num_input_sets(2 * k * (m + n) + 4 * m * n)))]
 
 
 def _host_sample(case: Case, pool: RandomInputs) -> Sample:
@@ -150,7 +157,7 @@ def _host_sample(case: Case, pool: RandomInputs) -> Sample:
         call()
         times.append(time.perf_counter() - before)
     torch.cuda.synchronize()
-    return summarise(times)
+    return median_and_percentiles(times)
 
 
 def attention_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
@@ -160,7 +167,7 @@ def attention_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sampl
         return time_calls([forward], pool.device, clock)
     alone, joined = (time_calls([call], pool.device, clock) for call in (forward, both))
     if joined.median_s <= alone.median_s:
-        raise Unsupported("both ways took no longer than forward alone")
+        raise UnsupportedCase("both ways took no longer than forward alone")
     low, high = (max(t - alone.median_s, 1e-9) for t in (joined.low_s, joined.high_s))
     return Sample(joined.median_s - alone.median_s, low, high, joined.num_samples, joined.sm_mhz, joined.power_w)
 

@@ -20,7 +20,7 @@ RECIPES = {"fp8-delayed": ("delayed", "hybrid"), "fp8-tensorwise": ("tensorwise"
            "fp8-blockwise": ("blockwise", "e4m3")}  # fmt: skip
 
 
-def versions() -> dict[str, str]:
+def timed_library_versions() -> dict[str, str]:
     """Releases of what is timed."""
     releases = {}
     for name in ("transformer-engine", "transformer_engine", "megatron-core", "triton"):
@@ -79,7 +79,7 @@ def random_leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tenso
     return torch.randn(*shape, device="cuda", dtype=dtype).mul_(0.1).requires_grad_(True)
 
 
-def main_grads(modules: Sequence[Any], *, fused: bool = True) -> list[torch.Tensor]:
+def params_with_main_grads(modules: Sequence[Any], *, fused: bool = True) -> list[torch.Tensor]:
     """Parameters of modules, each with the fp32 gradient that Megatron's buffers hold."""
     parameters = [p for module in modules for p in module.parameters()]
     for p in parameters:
@@ -89,7 +89,7 @@ def main_grads(modules: Sequence[Any], *, fused: bool = True) -> list[torch.Tens
     return parameters
 
 
-def autocast(recipe: str) -> tuple[Any, Callable[[], Any]]:
+def config_and_fp8_context(recipe: str) -> tuple[Any, Callable[[], Any]]:
     """A configuration with a recipe of fp8, and its context."""
     from megatron.core.fp8_utils import get_fp8_context
 
@@ -111,6 +111,6 @@ def first_micro_batch_setter(layers: Sequence[Any], first: bool) -> Callable[[],
     return say
 
 
-def named_timing(name: str, call: Callable[..., None], *args: Any, **named: Any) -> Timing:
+def timing_by_case_name(name: str, call: Callable[..., None], *args: Any, **named: Any) -> Timing:
     """A case by name, with what times it and that function's arguments but the recorder."""
     return name, call, args, named

@@ -13,14 +13,14 @@ import torch
 
 from mofa import host_pace
 from mofa.calibrate.bench.te_megatron import RECIPES, Todo, init_process_groups, small_layer_config
-from mofa.calibrate.bench.te_timing import Recorder, case_label, quiet_indices
+from mofa.calibrate.bench.te_timing import RowRecorder, case_label, quiet_sample_indices
 
 SEQUENCE, VOCABULARY = 128, 1024
 WARMUP, STEPS = 4, 16
 Experts = dict[str, Any]
 
 
-def experts_of(num: int, **more: Any) -> Experts:
+def moe_layer_config(num: int, **more: Any) -> Experts:
     """Configuration of a layer of experts as Megatron's MoE recipes have it; of many hardly any gets no token."""
     return {
         "num_moe_experts": num, "moe_router_topk": 2 if num < 64 else 8, "moe_ffn_hidden_size": 256,
@@ -32,7 +32,7 @@ def experts_of(num: int, **more: Any) -> Experts:
 class BackwardTimer:
     """Autograd's engine, whose outermost calls are marked; times are net of waits for the device."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: RowRecorder) -> None:
         self.recorder, self.depth = recorder, 0
         self.stamps: list[tuple[float, float]] = []
         self._engine = torch.autograd.Variable._execution_engine
@@ -119,7 +119,7 @@ class MethodTimer:
     seconds: dict[str, list[float]] = defaultdict(list)
 
     @classmethod
-    def wrap(cls, recorder: Recorder) -> None:
+    def wrap(cls, recorder: RowRecorder) -> None:
         """Time the methods from now on; once."""
         import importlib
 
@@ -147,7 +147,7 @@ class MethodTimer:
                 kind.backward = staticmethod(cls._timed(f"{name}.backward", kind.backward, recorder))
 
     @classmethod
-    def _timed(cls, name: str, call: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    def _timed(cls, name: str, call: Callable[..., Any], recorder: RowRecorder) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             waits = recorder.waits
             waited, began = waits.seconds, time.perf_counter()
@@ -235,7 +235,7 @@ class MegatronModel:
 
 
 def time_model(
-    recorder: Recorder, op: str, changes: dict[str, Any], layers: int, micro_batches: int = 1, *,
+    recorder: RowRecorder, op: str, changes: dict[str, Any], layers: int, micro_batches: int = 1, *,
     recipe: str = "bf16", overlap: bool = False,
 ) -> None:  # fmt: skip
     """Rows of a model's parts of a step, in all and of each call of chosen methods."""
@@ -281,7 +281,7 @@ def time_model(
                     for part, times in calls.items()
                 }
                 steps.append((parts, scaled))
-        for i in quiet_indices([sum(parts.values()) for parts, _ in steps], quiet, 0):
+        for i in quiet_sample_indices([sum(parts.values()) for parts, _ in steps], quiet, 0):
             parts, scaled = steps[i]
             for part, seconds in parts.items():
                 times_by_part[part].append(seconds)
@@ -342,42 +342,42 @@ LATENT = {
 }  # fmt: skip
 
 
-def one_gpu_cases(recorder: Recorder) -> Todo:
+def one_gpu_cases(recorder: RowRecorder) -> Todo:
     """Models of one GPU, the ones that matter most first."""
     plain: dict[str, Any] = {}
     listed: list[tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any]]] = [
         ("model_dense", plain, (2, 6), {}),
-        ("model_moe8", experts_of(8), (2, 4), {}),
-        ("model_moe64", experts_of(64), (1, 3), {}),
+        ("model_moe8", moe_layer_config(8), (2, 4), {}),
+        ("model_moe64", moe_layer_config(64), (1, 3), {}),
         ("model_dense", plain, (2,), {"micro_batches": 3}),
-        ("model_moe8", experts_of(8), (2,), {"micro_batches": 3}),
+        ("model_moe8", moe_layer_config(8), (2,), {"micro_batches": 3}),
         ("model_dense_full", FULL, (2, 6), {}),
         (
             "model_moe8_aux",
-            experts_of(8, moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=1e-2),
+            moe_layer_config(8, moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=1e-2),
             (2, 4),
             {},
         ),
         ("model_dense", plain, (2, 4), {"recipe": "fp8-blockwise"}),
         ("model_dense", plain, (2, 4), {"recipe": "fp8-tensorwise"}),
         ("model_dense", plain, (2, 4), {"recipe": "fp8-delayed"}),
-        ("model_moe8", experts_of(8), (1, 3), {"recipe": "fp8-blockwise"}),
-        ("model_moe8_forced", experts_of(8, moe_router_force_load_balancing=True), (2, 4), {}),
-        ("model_moe8_router_fused", experts_of(8, moe_router_fusion=True), (2, 4), {}),
-        ("model_moe8_shared", experts_of(8, moe_shared_expert_intermediate_size=256), (2, 4), {}),
-        ("model_moe8_full", experts_of(8) | FULL, (2, 4), {}),
-        ("model_moe128", experts_of(128), (1, 2), {}),
+        ("model_moe8", moe_layer_config(8), (1, 3), {"recipe": "fp8-blockwise"}),
+        ("model_moe8_forced", moe_layer_config(8, moe_router_force_load_balancing=True), (2, 4), {}),
+        ("model_moe8_router_fused", moe_layer_config(8, moe_router_fusion=True), (2, 4), {}),
+        ("model_moe8_shared", moe_layer_config(8, moe_shared_expert_intermediate_size=256), (2, 4), {}),
+        ("model_moe8_full", moe_layer_config(8) | FULL, (2, 4), {}),
+        ("model_moe128", moe_layer_config(128), (1, 2), {}),
         ("model_latent", LATENT, (2, 4), {}),
         ("model_qk_norm", {"qk_layernorm": True}, (2, 4), {}),
         ("model_dense", plain, (2,), {"micro_batches": 3, "recipe": "fp8-blockwise"}),
-        ("model_moe8_allgather", experts_of(8, moe_token_dispatcher_type="allgather"), (2, 4), {}),
+        ("model_moe8_allgather", moe_layer_config(8, moe_token_dispatcher_type="allgather"), (2, 4), {}),
         ("model_dense_eager_rope", {"apply_rope_fusion": False}, (2, 4), {}),
     ]
     return _todo(recorder, listed)
 
 
 def _todo(
-    recorder: Recorder, listed: list[tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any]]]
+    recorder: RowRecorder, listed: list[tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any]]]
 ) -> Todo:  # fmt: skip
     return [
         (op, partial(time_model, recorder, op, changes, layers, **more))
@@ -386,14 +386,14 @@ def _todo(
     ]
 
 
-def two_gpu_cases(recorder: Recorder) -> Todo:
+def two_gpu_cases(recorder: RowRecorder) -> Todo:
     """Models of two GPUs; groups are made anew for each kind of parallelism."""
     kinds: list[tuple[str, dict[str, int], dict[str, Any], tuple[int, ...], bool]] = [
         ("model_tp2_dense", {"tensor_model_parallel_size": 2}, {"sequence_parallel": True}, (2, 4), False),
-        ("model_ep2_moe8", {"expert_model_parallel_size": 2}, experts_of(8), (2, 4), False),
+        ("model_ep2_moe8", {"expert_model_parallel_size": 2}, moe_layer_config(8), (2, 4), False),
         ("model_cp2_p2p", {"context_parallel_size": 2}, {"cp_comm_type": "p2p"}, (2, 4), False),
         ("model_dp2_dense", {}, {}, (2, 4), True),
-        ("model_ep2_moe64", {"expert_model_parallel_size": 2}, experts_of(64), (1, 2), False),
+        ("model_ep2_moe64", {"expert_model_parallel_size": 2}, moe_layer_config(64), (1, 2), False),
         ("model_cp2_all_gather", {"context_parallel_size": 2}, {"cp_comm_type": "all_gather"}, (2, 4), False),
         ("model_cp2_a2a", {"context_parallel_size": 2}, {"cp_comm_type": "a2a"}, (2, 4), False),
     ]

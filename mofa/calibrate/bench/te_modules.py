@@ -20,15 +20,15 @@ from mofa.calibrate.bench.te_megatron import (
     WIDTH,
     Timing,
     Todo,
-    autocast,
+    config_and_fp8_context,
     first_micro_batch_setter,
     init_process_groups,
-    main_grads,
-    named_timing,
+    params_with_main_grads,
     random_leaf,
     small_layer_config,
+    timing_by_case_name,
 )  # fmt: skip
-from mofa.calibrate.bench.te_timing import Chain, Recorder, case_label, quiet_indices, time_chain
+from mofa.calibrate.bench.te_timing import LayerChain, RowRecorder, case_label, quiet_sample_indices, time_chain
 
 
 def _column(config: Any) -> Any:
@@ -74,23 +74,23 @@ def _norm(config: Any) -> Any:
 
 
 def time_linears(
-    recorder: Recorder, op: str, make: Callable[[Any], Any], recipe: str, *, first: bool, fused: bool
+    recorder: RowRecorder, op: str, make: Callable[[Any], Any], recipe: str, *, first: bool, fused: bool
 ) -> None:
     """A chain of linears or norms of one kind."""
-    config, around = autocast(recipe)
+    config, around = config_and_fp8_context(recipe)
     config.gradient_accumulation_fusion = fused
     layers = [make(config) for _ in range(NUM)]
     plain = make is _norm
     steps = layers if plain else [lambda x, layer=layer: layer(x)[0] for layer in layers]
     sizes = {"first": int(first), "fused": int(fused)}
-    chain = Chain(
-        steps, [random_leaf(TOKENS, 1, WIDTH)], main_grads(layers, fused=fused), around,
+    chain = LayerChain(
+        steps, [random_leaf(TOKENS, 1, WIDTH)], params_with_main_grads(layers, fused=fused), around,
         before=None if plain else first_micro_batch_setter(layers, first), sizes=sizes, dtype=recipe,
     )  # fmt: skip
     time_chain(op, chain, recorder)
 
 
-def time_attention(recorder: Recorder, groups: int) -> None:
+def time_attention(recorder: RowRecorder, groups: int) -> None:
     """A chain of core attentions, whose keys and values are constant."""
     from megatron.core.extensions.transformer_engine import TEDotProductAttention
     from megatron.core.transformer.enums import AttnMaskType
@@ -103,10 +103,12 @@ def time_attention(recorder: Recorder, groups: int) -> None:
         q = x.view(TOKENS, 1, HEADS, WIDTH // HEADS)
         return layer(q, k, v, None, attn_mask_type=AttnMaskType.causal)
 
-    time_chain("attention", Chain([step] * NUM, [random_leaf(TOKENS, 1, WIDTH)], sizes={"groups": groups}), recorder)
+    time_chain(
+        "attention", LayerChain([step] * NUM, [random_leaf(TOKENS, 1, WIDTH)], sizes={"groups": groups}), recorder
+    )
 
 
-def time_functions(recorder: Recorder, op: str) -> None:
+def time_functions(recorder: RowRecorder, op: str) -> None:
     """Fused functions: rotary embedding, SwiGLU, bias-dropout-add, checkpoints."""
     from megatron.core import tensor_parallel
     from megatron.core.extensions.transformer_engine import fused_apply_rotary_pos_emb
@@ -117,31 +119,31 @@ def time_functions(recorder: Recorder, op: str) -> None:
     if op == "rope":
         freqs = torch.randn(TOKENS, 1, 1, WIDTH // HEADS, device="cuda")
         step = lambda t: fused_apply_rotary_pos_emb(t, freqs)  # noqa: E731
-        chain = Chain([step] * NUM, [random_leaf(TOKENS, 1, HEADS, WIDTH // HEADS)])
+        chain = LayerChain([step] * NUM, [random_leaf(TOKENS, 1, HEADS, WIDTH // HEADS)])
     elif op == "bias_dropout_add":
         other = torch.ones_like(x)
-        chain = Chain([lambda t: bias_dropout_add_fused_train((t, None), other, 0.0)] * NUM, [x])
+        chain = LayerChain([lambda t: bias_dropout_add_fused_train((t, None), other, 0.0)] * NUM, [x])
     elif op == "swiglu":
         sources = [random_leaf(TOKENS, 1, 2 * WIDTH) for _ in range(NUM)]
-        chain = Chain([lambda t: bias_swiglu_impl(t, None)] * NUM, sources, separate=True)
+        chain = LayerChain([lambda t: bias_swiglu_impl(t, None)] * NUM, sources, separate=True)
     elif op == "weighted_swiglu":
         sources = [random_leaf(TOKENS, 2 * WIDTH) for _ in range(NUM)]
         weights = [random_leaf(TOKENS, 1, dtype=torch.float32) for _ in range(NUM)]
         steps = [lambda t, w=w: weighted_bias_swiglu_impl(t, None, w) for w in weights]
-        chain = Chain(steps, sources, weights, separate=True)
+        chain = LayerChain(steps, sources, weights, separate=True)
     elif op == "checkpoint":
-        chain = Chain([lambda t: tensor_parallel.checkpoint(F.silu, False, t)] * NUM, [x])
+        chain = LayerChain([lambda t: tensor_parallel.checkpoint(F.silu, False, t)] * NUM, [x])
     elif op == "silu":
-        chain = Chain([F.silu] * NUM, [x])
+        chain = LayerChain([F.silu] * NUM, [x])
     elif op == "torch_linear":
         weights = [random_leaf(WIDTH, WIDTH) for _ in range(NUM)]
-        chain = Chain([lambda t, w=w: F.linear(t, w) for w in weights], [x], weights)
+        chain = LayerChain([lambda t, w=w: F.linear(t, w) for w in weights], [x], weights)
     else:
         raise ValueError(op)
     time_chain(op, chain, recorder)
 
 
-def time_hooks(recorder: Recorder, *, wrapped: bool) -> None:
+def time_hooks(recorder: RowRecorder, *, wrapped: bool) -> None:
     """Linears as a model within Megatron's data parallelism, whose hook of each parameter runs, or bare."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
@@ -154,13 +156,13 @@ def time_hooks(recorder: Recorder, *, wrapped: bool) -> None:
         data_parallel = DistributedDataParallel(config, options, model)
         parameters, before = list(model.parameters()), data_parallel.zero_grad_buffer
     else:
-        parameters, before = main_grads(layers), lambda: None
+        parameters, before = params_with_main_grads(layers), lambda: None
     steps = [lambda x, layer=layer: layer(x)[0] for layer in layers]
-    chain = Chain(steps, [random_leaf(TOKENS, 1, WIDTH)], parameters, before=before)
+    chain = LayerChain(steps, [random_leaf(TOKENS, 1, WIDTH)], parameters, before=before)
     time_chain("linear_ddp" if wrapped else "linear_bare", chain, recorder)
 
 
-def time_adam(recorder: Recorder, tensors: int) -> None:
+def time_adam(recorder: RowRecorder, tensors: int) -> None:
     """Transformer Engine's fused Adam over fp32 shards, as the distributed optimizer calls it; forward is its step."""
     from transformer_engine.pytorch.optimizers import FusedAdam
 
@@ -171,9 +173,9 @@ def time_adam(recorder: Recorder, tensors: int) -> None:
     _calls(recorder, "fused_adam", optimizer.step, {"tensors": tensors})
 
 
-def time_contexts(recorder: Recorder, recipe: str) -> None:
+def time_contexts(recorder: RowRecorder, recipe: str) -> None:
     """Entering and leaving the context of fp8."""
-    _, around = autocast(recipe)
+    _, around = config_and_fp8_context(recipe)
 
     def call() -> None:
         with around():
@@ -182,7 +184,7 @@ def time_contexts(recorder: Recorder, recipe: str) -> None:
     _calls(recorder, "fp8_context", call, {}, recipe)
 
 
-def _calls(recorder: Recorder, op: str, call: Callable[[], Any], sizes: dict[str, Any], dtype: str = "bf16") -> None:
+def _calls(recorder: RowRecorder, op: str, call: Callable[[], Any], sizes: dict[str, Any], dtype: str = "bf16") -> None:
     beside, times, quiet = host_pace.TransformerEngineLayer(), [], []
     for _ in range(14):
         settled = recorder.cores.settle()
@@ -194,7 +196,7 @@ def _calls(recorder: Recorder, op: str, call: Callable[[], Any], sizes: dict[str
         quiet.append(settled and recorder.cores.still_quiet())
     recorder.cores.release()
     shape = {"ops": 1, **sizes}
-    sample = recorder.write_row(op, "fwd", dtype, shape, [times[i] for i in quiet_indices(times, quiet, 4)])
+    sample = recorder.write_row(op, "fwd", dtype, shape, [times[i] for i in quiet_sample_indices(times, quiet, 4)])
     recorder.write_pace_rows(op, dtype, shape)
     recorder.later.append((f"{case_label(op, dtype, shape)}|fwd", call))
     if recorder.writes:
@@ -205,24 +207,27 @@ LINEARS = {"column_linear": _column, "row_linear": _row, "norm_linear": _norm_li
            "duplicated_linear": _duplicated}  # fmt: skip
 
 
-def one_gpu_cases(recorder: Recorder) -> Todo:
+def one_gpu_cases(recorder: RowRecorder) -> Todo:
     """Cases of one GPU."""
     cases = [*_dense_cases(), *te_experts.bf16_cases(), *_fp8_cases()]
-    cases += [named_timing("ddp", time_hooks, wrapped=wrapped) for wrapped in (False, True)]
-    cases += [named_timing("fused_adam", time_adam, tensors) for tensors in (10, 50, 200, 600)]
+    cases += [timing_by_case_name("ddp", time_hooks, wrapped=wrapped) for wrapped in (False, True)]
+    cases += [timing_by_case_name("fused_adam", time_adam, tensors) for tensors in (10, 50, 200, 600)]
     return [(name, partial(call, recorder, *args, **named)) for name, call, args, named in cases]
 
 
 def _dense_cases() -> list[Timing]:
     """What a layer without experts calls, in bf16."""
     return [
-        *(named_timing(op, time_functions, op) for op in ("silu", "torch_linear")),
-        *(named_timing(op, time_linears, op, make, "bf16", first=True, fused=True) for op, make in LINEARS.items()),
-        named_timing("column_linear", time_linears, "column_linear", _column, "bf16", first=True, fused=False),
-        named_timing("norm", time_linears, "norm", _norm, "bf16", first=True, fused=True),
-        *(named_timing("attention", time_attention, groups) for groups in (2, 4)),
+        *(timing_by_case_name(op, time_functions, op) for op in ("silu", "torch_linear")),
         *(
-            named_timing(op, time_functions, op)
+            timing_by_case_name(op, time_linears, op, make, "bf16", first=True, fused=True)
+            for op, make in LINEARS.items()
+        ),
+        timing_by_case_name("column_linear", time_linears, "column_linear", _column, "bf16", first=True, fused=False),
+        timing_by_case_name("norm", time_linears, "norm", _norm, "bf16", first=True, fused=True),
+        *(timing_by_case_name("attention", time_attention, groups) for groups in (2, 4)),
+        *(
+            timing_by_case_name(op, time_functions, op)
             for op in ("rope", "bias_dropout_add", "swiglu", "weighted_swiglu", "checkpoint")
         ),
     ]
@@ -232,25 +237,27 @@ def _fp8_cases() -> list[Timing]:
     """Contexts, linears, experts and padding of fp8, each recipe in a first micro-batch and in a later one."""
     cases: list[Timing] = []
     for recipe in RECIPES:
-        cases.append(named_timing("fp8_context", time_contexts, recipe))
+        cases.append(timing_by_case_name("fp8_context", time_contexts, recipe))
         for op in ("column_linear", "norm_linear"):
             for first in (True, False):
-                cases.append(named_timing(f"fp8_{op}", time_linears, op, LINEARS[op], recipe, first=first, fused=True))
+                cases.append(
+                    timing_by_case_name(f"fp8_{op}", time_linears, op, LINEARS[op], recipe, first=first, fused=True)
+                )
         cases += te_experts.fp8_cases(recipe)
     return cases + te_experts.padding_cases()
 
 
-def _tensor_parallel(recorder: Recorder, op: str, make: Callable[[Any], Any]) -> None:
+def _tensor_parallel(recorder: RowRecorder, op: str, make: Callable[[Any], Any]) -> None:
     """Pairs of a column-parallel and a row-parallel linear under TP 2 with sequence parallelism."""
     init_process_groups(2, {"tensor_model_parallel_size": 2})
     config = small_layer_config(tensor_model_parallel_size=2, sequence_parallel=True)
     layers = [(make(config), _row(config)) for _ in range(NUM)]
     steps = [lambda x, a=a, b=b: b(a(x)[0])[0] for a, b in layers]
-    parameters = main_grads([layer for pair in layers for layer in pair])
-    time_chain(op, Chain(steps, [random_leaf(TOKENS // 2, 1, WIDTH)], parameters), recorder)
+    parameters = params_with_main_grads([layer for pair in layers for layer in pair])
+    time_chain(op, LayerChain(steps, [random_leaf(TOKENS // 2, 1, WIDTH)], parameters), recorder)
 
 
-def two_gpu_cases(recorder: Recorder) -> Todo:
+def two_gpu_cases(recorder: RowRecorder) -> Todo:
     """Cases of two GPUs."""
     return [
         ("tp2_column_row", partial(_tensor_parallel, recorder, "tp2_column_row", _column)),

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_sets
-from mofa.calibrate.cases import Case, Unsupported
+from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_input_sets
+from mofa.calibrate.cases import Case, UnsupportedCase
 
 GROUPS, GROUP_TOP = 8, 4
 """Groups of experts and how many of them a token takes, as DeepSeek-V3 has them."""
@@ -24,9 +24,9 @@ def op_calls(case: Case, pool: RandomInputs) -> list[Call]:
         return [_optimizer(case, pool)]
     make = next((make for start, make in MAKERS.items() if case.op.startswith(start)), None)
     if make is None:
-        raise Unsupported(f"no such op of Transformer Engine: {case.op}")
+        raise UnsupportedCase(f"no such op of Transformer Engine: {case.op}")
     elements = case.size("tokens") * case.size("width")
-    return [make(case, pool) for _ in range(min(6, num_sets(4 * elements)))]
+    return [make(case, pool) for _ in range(min(6, num_input_sets(4 * elements)))]
 
 
 def _norm(case: Case, pool: RandomInputs) -> Call:
@@ -134,7 +134,7 @@ def _router(case: Case, pool: RandomInputs) -> Call:
     score, fused = case.op.removeprefix("router_").rpartition("_")[0], case.variant == "te"
     grouped, sigmoid = score == "grouped_sigmoid", score.endswith("sigmoid")
     if grouped and experts < GROUPS * 4:
-        raise Unsupported("too few experts for groups")
+        raise UnsupportedCase("too few experts for groups")
     logits = torch.randn(tokens, experts, device=pool.device, requires_grad=True)
     bias = torch.zeros(experts, device=pool.device) if sigmoid else None
 
@@ -285,7 +285,7 @@ def _optimizer(case: Case, pool: RandomInputs) -> Call:
         buffer = torch.empty(case.size("params"), device=device)
         return buffer.zero_
     if case.op != "adam":
-        raise Unsupported(f"no such op of an optimizer: {case.op}")
+        raise UnsupportedCase(f"no such op of an optimizer: {case.op}")
     params = [torch.nn.Parameter(torch.zeros(each, device=device)) for _ in range(num)]
     for parameter, grad in zip(params, grads, strict=True):
         parameter.grad = grad

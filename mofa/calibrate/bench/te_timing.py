@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mofa import host_pace
-from mofa.calibrate.bench.torch_timing import summarise
+from mofa.calibrate.bench.torch_timing import median_and_percentiles
 from mofa.calibrate.cases import Case, Sample, Shape
 from mofa.calibrate.measurements import append_row
 
@@ -29,7 +29,7 @@ neighbour was busy (:class:`mofa.host_pace.QuietCores`)."""
 
 
 @dataclass
-class Chain:
+class LayerChain:
     """One layer after the other, from ``source`` on; or ``separate``, each from a source of its own."""
 
     steps: Sequence[Callable[[Any], Any]]
@@ -102,7 +102,7 @@ class HostPace(NamedTuple):
 
 
 @dataclass
-class Recorder:
+class RowRecorder:
     """Writes rows; knows what is left of the time; keeps what the profiler looks at later."""
 
     out: Path
@@ -124,7 +124,7 @@ class Recorder:
 
     def write_row(self, op: str, variant: str, dtype: str, sizes: Shape, times_s: Sequence[float]) -> Sample:
         """Append one row, on the first rank."""
-        sample = summarise(times_s)
+        sample = median_and_percentiles(times_s)
         if self.writes:
             append_row(self.out, Case(FAMILY, op, variant, dtype, "grid", sizes), sample, self.gpu, self.host)
         return sample
@@ -135,7 +135,7 @@ class Recorder:
             self.write_row(op, name.removesuffix("_s"), dtype, sizes, [seconds])
 
 
-def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
+def time_chain(op: str, chain: LayerChain, recorder: RowRecorder) -> None:
     """Rows of a chain: forward with its graph kept, backward, at the host's pace at the beginning."""
     layer = host_pace.TransformerEngineLayer()
     forward, backward, quiet = [], [], []
@@ -155,19 +155,19 @@ def time_chain(op: str, chain: Chain, recorder: Recorder) -> None:
         torch.cuda.synchronize()
         quiet.append(settled and recorder.cores.still_quiet())
     recorder.cores.release()
-    forward, backward = ([times[i] for i in quiet_indices(times, quiet)] for times in (forward, backward))
+    forward, backward = ([times[i] for i in quiet_sample_indices(times, quiet)] for times in (forward, backward))
     sizes: Shape = {"ops": num, **chain.sizes}
     ahead = recorder.write_row(op, "fwd", chain.dtype, sizes, forward)
     behind = recorder.write_row(op, "bwd", chain.dtype, sizes, backward)
     recorder.write_pace_rows(op, chain.dtype, sizes)
     label = case_label(op, chain.dtype, sizes)
-    recorder.nodes[label] = count_graph_nodes(chain.forward())
+    recorder.nodes[label] = count_autograd_nodes(chain.forward())
     recorder.later += [(f"{label}|fwd", lambda: _again(chain, None)), (f"{label}|bwd", lambda: _again(chain, "bwd"))]
     if recorder.writes:
         print(f"{label:58s} {ahead.median_s * 1e6:8.1f} {behind.median_s * 1e6:8.1f} us each", flush=True)
 
 
-def quiet_indices(times: Sequence[float], quiet: Sequence[bool], dropped: int = DROPPED) -> list[int]:
+def quiet_sample_indices(times: Sequence[float], quiet: Sequence[bool], dropped: int = DROPPED) -> list[int]:
     """Indices of the samples behind the first ``dropped`` whose cores stayed quiet; if too few, of the fastest."""
     behind_dropped = range(dropped, len(times))
     alone = [i for i in behind_dropped if quiet[i]]
@@ -182,7 +182,7 @@ def case_label(op: str, dtype: str, sizes: Shape) -> str:
 _ROOTS: list[list[torch.Tensor]] = []
 
 
-def _again(chain: Chain, variant: str | None) -> None:
+def _again(chain: LayerChain, variant: str | None) -> None:
     """Forward, keeping its roots for the backward that comes next."""
     if variant is None:
         chain.clear()
@@ -192,7 +192,7 @@ def _again(chain: Chain, variant: str | None) -> None:
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
 
 
-def count_graph_nodes(roots: Sequence[torch.Tensor]) -> dict[str, int]:
+def count_autograd_nodes(roots: Sequence[torch.Tensor]) -> dict[str, int]:
     """Nodes of the graph behind tensors, by name."""
     counts: collections.Counter[str] = collections.Counter()
     seen, todo = set(), [root.grad_fn for root in roots]

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mofa.calibrate.bench.torch_timing import Call, summarise
-from mofa.calibrate.cases import Sample, Unsupported
+from mofa.calibrate.bench.torch_timing import Call, median_and_percentiles
+from mofa.calibrate.cases import Sample, UnsupportedCase
 
 WIDTH = 256
 REPETITIONS, DROPPED = 9, 2
@@ -29,7 +29,7 @@ def autograd_sample(op: str, device: str, num: int) -> Sample:
 
     Raises
     ------
-    Unsupported
+    UnsupportedCase
         If there is no such op.
     """
     backward = op.endswith("_bwd")
@@ -39,7 +39,7 @@ def autograd_sample(op: str, device: str, num: int) -> Sample:
     if name in _COLLECTIVES:
         return _burst(_repeated(_COLLECTIVES[name](device), num), num, device)
     if name not in _CHAINS:
-        raise Unsupported(f"no op {op}")
+        raise UnsupportedCase(f"no op {op}")
     layers, around = _CHAINS[name](device, num)
     return _chain(layers, around, device, num, backward=backward)
 
@@ -58,7 +58,7 @@ def _burst(call: Call, num: int, device: str) -> Sample:
         call()
         times.append((time.perf_counter() - before) / num)
     _synchronize(device)
-    return summarise(times[DROPPED:])
+    return median_and_percentiles(times[DROPPED:])
 
 
 def _repeated(call: Call, num: int) -> Call:
@@ -98,7 +98,7 @@ def _chain(
             ahead = time.perf_counter()
         times.append((ahead - before) / num)
         _synchronize(device)
-    return summarise(times[DROPPED:])
+    return median_and_percentiles(times[DROPPED:])
 
 
 Chain = tuple[list[Step], Callable[[], Any] | None]

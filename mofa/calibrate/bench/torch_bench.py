@@ -18,11 +18,11 @@ from mofa.calibrate.bench.torch_autograd import autograd_sample
 from mofa.calibrate.bench.torch_host import copy_sample, host_sample, sustained_sample, throttled_sample
 from mofa.calibrate.bench.torch_host_optimizer import host_optimizer_sample
 from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, grouped_calls
-from mofa.calibrate.bench.torch_memory import MemoryOps
+from mofa.calibrate.bench.torch_memory import MemoryBoundCalls
 from mofa.calibrate.bench.torch_routed import routed_calls
 from mofa.calibrate.bench.torch_sequence import sequence_sample
 from mofa.calibrate.bench.torch_timing import GpuMonitor, RandomInputs, time_calls
-from mofa.calibrate.cases import Case, Sample, Unsupported
+from mofa.calibrate.cases import Case, Sample, UnsupportedCase
 from mofa.calibrate.shapes.host_ops import HOST_OPTIMIZER
 from mofa.calibrate.shapes.te_bf16 import TE_BF16_FAMILIES
 from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
@@ -38,16 +38,16 @@ class TorchBench:
         self.device = device
         self.gpu = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
         self.pool, self.clock = RandomInputs(device, pool_gib), GpuMonitor(device)
-        self._memory = MemoryOps(self.pool)
+        self._memory = MemoryBoundCalls(self.pool)
 
     def measure(self, case: Case) -> Sample:
-        """Time one case; `Unsupported` where this torch or this device cannot run it."""
+        """Time one case; `UnsupportedCase` where this torch or this device cannot run it."""
         try:
             return self._measure(case)
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
             if self.device == "cuda":
                 torch.cuda.synchronize()
-            raise Unsupported(f"{type(error).__name__}: {str(error).splitlines()[0][:160]}") from error
+            raise UnsupportedCase(f"{type(error).__name__}: {str(error).splitlines()[0][:160]}") from error
 
     def _measure(self, case: Case) -> Sample:
         if case.family in (*TE_BF16_FAMILIES, TE_THROTTLED):
@@ -84,13 +84,13 @@ class TorchBench:
                 "attention": attention_calls,
             }
             if case.family not in make:
-                raise Unsupported(f"family {case.family} needs several GPUs")
+                raise UnsupportedCase(f"family {case.family} needs several GPUs")
             calls = make[case.family](case, self.pool)
         return time_calls(calls, self.device, self.clock)
 
     def environment(self) -> dict[str, object]:
-        """What is recorded of the machine; see `environment`."""
-        return environment(self.device)
+        """What is recorded of the machine; see `machine_environment`."""
+        return machine_environment(self.device)
 
 
 def cpu_name() -> str:
@@ -102,19 +102,20 @@ def cpu_name() -> str:
     return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
-def environment(device: str) -> dict[str, object]:
+def machine_environment(device: str) -> dict[str, object]:
     """GPU, driver, versions, topology, clocks and NCCL settings; no name of the machine or its user."""
     facts: dict[str, object] = {
         "gpu": torch.cuda.get_device_name() if device == "cuda" else cpu_name(), "cpu": cpu_name(),
         "num_cpus": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__,
         "cuda": torch.version.cuda, "device": device,
-        "nccl_settings": nccl_settings(), "nccl_algorithm": nccl_algorithm(),
+        "nccl_settings": nccl_settings(), "nccl_algorithm": allowed_nccl_algorithms(),
     }  # fmt: skip
     if device != "cuda":
         return facts
     properties = torch.cuda.get_device_properties(0)
     facts |= {
-        "num_gpus": torch.cuda.device_count(), "gpu_ids": gpu_ids(), "total_memory_bytes": properties.total_memory,
+        "num_gpus": torch.cuda.device_count(), "gpu_ids": anonymous_gpu_ids(),
+        "total_memory_bytes": properties.total_memory,
         "num_sms": properties.multi_processor_count, "l2_bytes": getattr(properties, "L2_cache_size", None),
         "compute_capability": f"{properties.major}.{properties.minor}", "cudnn": cudnn_version(),
         "transformer_engine": package_version("transformer_engine"), "megatron_core": package_version("megatron_core"),
@@ -131,7 +132,7 @@ def cudnn_version() -> int:
     return 10_000 * int(major) + 100 * int(minor) + int(patch)
 
 
-def gpu_ids() -> str:
+def anonymous_gpu_ids() -> str:
     """Tells this machine's GPUs from those of another; no number of the maker's can be read off it."""
     uuids = [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
     return hashlib.sha256(" ".join(uuids).encode()).hexdigest()[:12]
@@ -151,7 +152,7 @@ def nccl_settings() -> dict[str, str]:
     return dict(sorted(chosen.items()))
 
 
-def nccl_algorithm() -> str:
+def allowed_nccl_algorithms() -> str:
     """Which algorithms NCCL may choose from; a cluster with others does not inherit these curves."""
     forced = os.environ.get("NCCL_ALGO")
     nvls = os.environ.get("NCCL_NVLS_ENABLE", "default")

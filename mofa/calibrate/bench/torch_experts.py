@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mofa.calibrate.cases import Case, Unsupported
+from mofa.calibrate.cases import Case, UnsupportedCase
 
 REPETITIONS = 9
 AHEAD_S = 0.05
@@ -90,12 +90,12 @@ def _numbers(rng: random.Random, num: int, mean: int, how: str) -> list[int]:
     return drawn
 
 
-def expert_times(case: Case, device: str) -> list[float]:
+def expert_host_times(case: Case, device: str) -> list[float]:
     """Host time of one expert's pass, forward (``experts``), without gradients, or backward, by the mean. [s]"""
     num, mean, width, inner = (case.size(name) for name in ("experts", "rows", "width", "inner"))
     direction, how = case.op.removeprefix("experts"), case.variant
     if how not in ("same", "seen", "new"):
-        raise Unsupported(f"no way to draw rows called {how}")
+        raise UnsupportedCase(f"no way to draw rows called {how}")
     gated = torch.compile(_gated, dynamic=True)
     experts = [_Expert(width, inner, device, gated) for _ in range(num)]
     x = torch.zeros(num * mean, width, device=device, dtype=torch.bfloat16, requires_grad=True)

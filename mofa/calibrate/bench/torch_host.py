@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mofa.calibrate.bench.loaded_timing import loaded_sample
+from mofa.calibrate.bench.loaded_timing import loaded_call_sample
 from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls
-from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, RandomInputs, summarise, time_calls
-from mofa.calibrate.cases import Case, Sample, Unsupported
+from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, RandomInputs, median_and_percentiles, time_calls
+from mofa.calibrate.cases import Case, Sample, UnsupportedCase
 
 
 def host_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
@@ -33,14 +33,14 @@ def host_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     if op == "sync":
         return _sync(device)
     if op in ("mm_new_rows", "mm_seen_rows"):
-        return summarise(_product_issue(pool, num, again=op == "mm_seen_rows"))
+        return median_and_percentiles(_product_issue(pool, num, again=op == "mm_seen_rows"))
     if op == "eager_backward_per_op":
         return _backward_issue(weight, x, num)
     if op == "compiled_kernel":
         single, many = _issue(_compiled(x, y, 1), 50, device), _issue(_compiled(x, y, 21), 50, device)
-        return summarise([max(b - a, 1e-9) / 20 for a, b in zip(single, many, strict=True)])
+        return median_and_percentiles([max(b - a, 1e-9) / 20 for a, b in zip(single, many, strict=True)])
     if op.startswith("dtensor"):
-        return summarise(_issue(_dtensor(op, x, y, device), num, device))
+        return median_and_percentiles(_issue(_dtensor(op, x, y, device), num, device))
     norm_weight = torch.ones(256, device=device, dtype=torch.bfloat16)
     calls: dict[str, Call] = {
         "eager_add": lambda: x + y, "eager_view": lambda: x.view(128, 512), "eager_mm": lambda: torch.mm(x, y),
@@ -48,11 +48,11 @@ def host_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
         "eager_silu": lambda: F.silu(x), "item": lambda: x[0, 0].item(), "nonzero": lambda: torch.nonzero(x[0] > 3),
     }  # fmt: skip
     if op == "compiled_call":
-        return summarise(_issue(_compiled(x, y, 1), num, device))
-    return summarise(_issue(calls[op], num, device))
+        return median_and_percentiles(_issue(_compiled(x, y, 1), num, device))
+    return median_and_percentiles(_issue(calls[op], num, device))
 
 
-def issue_s(device: str) -> float:
+def small_op_issue_s(device: str) -> float:
     """In what time the host issues one small eager op: the median of an addition, SiLU and a norm. [s]"""
     x = torch.ones(256, 256, device=device, dtype=torch.bfloat16)
     weight = torch.ones(256, device=device, dtype=torch.bfloat16)
@@ -114,7 +114,7 @@ def _backward_issue(weight: torch.Tensor, x: torch.Tensor, num: int) -> Sample:
         if i >= 2:
             times.append((time.perf_counter() - before) / (num // 4 * 2))
         weight.grad = None
-    return summarise(times)
+    return median_and_percentiles(times)
 
 
 def _compiled(x: torch.Tensor, y: torch.Tensor, kernels: int) -> Call:
@@ -145,7 +145,7 @@ def _dtensor(op: str, x: torch.Tensor, y: torch.Tensor, device: str) -> Call:
 def _sync(device: str) -> Sample:
     """From the device's end to the host's return from a synchronisation. [s]"""
     if device != "cuda":
-        raise Unsupported("nothing to synchronise with")
+        raise UnsupportedCase("nothing to synchronise with")
     times = []
     for _ in range(20):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -156,13 +156,13 @@ def _sync(device: str) -> Sample:
         end.record()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - before - start.elapsed_time(end) / 1e3)
-    return summarise(times)
+    return median_and_percentiles(times)
 
 
 def _graph_launch(x: torch.Tensor, num: int) -> Sample:
     """Device time of one tiny kernel inside a CUDA graph. [s]"""
     if x.device.type != "cuda":
-        raise Unsupported("no CUDA graphs")
+        raise UnsupportedCase("no CUDA graphs")
     small = x[:1].clone()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -178,7 +178,7 @@ def copy_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     if case.op == "disk_write":
         return _disk_write(size)
     if device != "cuda":
-        raise Unsupported("no device to copy to")
+        raise UnsupportedCase("no device to copy to")
     on_device = pool.view(size // 2)
     if case.op == "device_copy":
         target = torch.empty_like(on_device)
@@ -213,7 +213,7 @@ def _disk_write(size: int) -> Sample:
             file.flush()
             os.fsync(file.fileno())
             times.append(time.perf_counter() - before)
-    return summarise(times)
+    return median_and_percentiles(times)
 
 
 def sustained_sample(case: Case, pool: RandomInputs, clock: GpuMonitor, *, seconds: float = 2.0) -> Sample:
@@ -233,10 +233,10 @@ def sustained_sample(case: Case, pool: RandomInputs, clock: GpuMonitor, *, secon
         time.sleep(0.5 if pool.device == "cuda" else 0.0)
         return time_calls(calls, pool.device, clock)
     if between:
-        return loaded_sample(
+        return loaded_call_sample(
             calls, clock, seconds=seconds, after=lambda: F.rms_norm(F.silu(x) * x, (8192,), weight)
         )  # fmt: skip
-    return loaded_sample(calls, clock, seconds=seconds, each=4)
+    return loaded_call_sample(calls, clock, seconds=seconds, each=4)
 
 
 LOADS = {"heavy": (8192, 8192, 8192), "medium": (4096, 4096, 4096)}
@@ -251,4 +251,4 @@ def throttled_sample(
         return time_calls(calls, pool.device, clock)
     m, n, k = LOADS[load]
     products = gemm_calls(Case("gemm", "fwd", "cublas", "bf16", "grid", {"m": m, "n": n, "k": k}), pool)
-    return loaded_sample(calls, clock, seconds=seconds, before=products)
+    return loaded_call_sample(calls, clock, seconds=seconds, before=products)

@@ -7,8 +7,8 @@ import time
 
 import torch
 
-from mofa.calibrate.bench.torch_timing import GpuMonitor, summarise, time_calls
-from mofa.calibrate.cases import Case, Sample, Unsupported
+from mofa.calibrate.bench.torch_timing import GpuMonitor, median_and_percentiles, time_calls
+from mofa.calibrate.cases import Case, Sample, UnsupportedCase
 
 STEPS = 4
 """Timed steps of the processor's Adam, behind one that makes its states. [-]"""
@@ -19,14 +19,14 @@ def host_optimizer_sample(case: Case, device: str, clock: GpuMonitor) -> Sample:
 
     Raises
     ------
-    Unsupported
+    UnsupportedCase
         Copies without a device; more threads than the machine has cores.
     """
     params = case.size("params")
     if case.op == "adam_step":
         return _adam_step(params, case.size("threads"))
     if device != "cuda":
-        raise Unsupported("no device to copy to")
+        raise UnsupportedCase("no device to copy to")
     if case.op == "params_to_device":  # Megatron's hybrid optimizer: fp32 of pageable memory over bf16 of the device
         source, target = torch.ones(params), torch.empty(params, dtype=torch.bfloat16, device=device)
         return time_calls([lambda: target.copy_(source, non_blocking=True)], device, clock, samples=3)
@@ -36,7 +36,7 @@ def host_optimizer_sample(case: Case, device: str, clock: GpuMonitor) -> Sample:
 
 def _adam_step(params: int, threads: int) -> Sample:
     if threads > (os.cpu_count() or 1):
-        raise Unsupported(f"{threads} threads on {os.cpu_count()} cores")
+        raise UnsupportedCase(f"{threads} threads on {os.cpu_count()} cores")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -49,6 +49,6 @@ def _adam_step(params: int, threads: int) -> Sample:
             start = time.perf_counter()
             optimizer.step()
             times.append(time.perf_counter() - start)
-        return summarise(times)
+        return median_and_percentiles(times)
     finally:
         torch.set_num_threads(before)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_sets
-from mofa.calibrate.cases import Case, Unsupported
+from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_input_sets
+from mofa.calibrate.cases import Case, UnsupportedCase
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
 
@@ -18,7 +18,7 @@ def gemm_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """A dense product in one of the three layouts of a linear layer, over rotating inputs."""
     m, n, k = (case.size(x) for x in "mnk")
     width = {"bf16": 2, "fp8": 1, "fp32": 4}[case.dtype]
-    return [_gemm(case, pool, m, n, k) for _ in range(num_sets((m * k + n * k) * width))]
+    return [_gemm(case, pool, m, n, k) for _ in range(num_input_sets((m * k + n * k) * width))]
 
 
 def _gemm(case: Case, pool: RandomInputs, m: int, n: int, k: int) -> Call:
@@ -39,12 +39,12 @@ def _gemm(case: Case, pool: RandomInputs, m: int, n: int, k: int) -> Call:
 def grouped_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """``n`` and ``k`` are the out and in features of each expert in all three layouts."""
     if not hasattr(torch, "_grouped_mm"):
-        raise Unsupported("this torch has no _grouped_mm")
+        raise UnsupportedCase("this torch has no _grouped_mm")
     loads = [int(x) for x in str(case.shape["loads"]).split(",")]
     n, k, tokens, experts = case.size("n"), case.size("k"), sum(loads), len(loads)
     ends = torch.tensor(loads, device=pool.device).cumsum(0).to(torch.int32)
     calls: list[Call] = []
-    for _ in range(min(16, num_sets(2 * (tokens * (n + k) + experts * n * k)))):
+    for _ in range(min(16, num_input_sets(2 * (tokens * (n + k) + experts * n * k)))):
         if case.op == "fwd":
             a, b = pool.view(tokens, k), pool.view(experts, n, k).transpose(-2, -1)
         elif case.op == "dgrad":
@@ -71,7 +71,7 @@ def attention_calls(case: Case, pool: RandomInputs) -> list[Call]:
         d_v = d_qk  # flash wants one head size; frameworks pad the values
     grad = case.op == "bwd"
     calls: list[Call] = []
-    for _ in range(min(4, num_sets(2 * b * (q_len * hq + kv_len * hkv) * (d_qk + d_v)))):
+    for _ in range(min(4, num_input_sets(2 * b * (q_len * hq + kv_len * hkv) * (d_qk + d_v)))):
         q = pool.view(b, q_len, hq, d_qk).transpose(1, 2).detach().requires_grad_(grad)
         k = pool.view(b, kv_len, hkv, d_qk).transpose(1, 2).detach().requires_grad_(grad)
         v = pool.view(b, kv_len, hkv, d_v).transpose(1, 2).detach().requires_grad_(grad)

@@ -11,8 +11,8 @@ import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor
 
-from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_sets
-from mofa.calibrate.cases import Case, Unsupported
+from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_input_sets
+from mofa.calibrate.cases import Case, UnsupportedCase
 
 EMBEDDING_ROWS = 32000
 
@@ -55,7 +55,7 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, (x.shape[-1],), weight, bias)
 
 
-class MemoryOps:
+class MemoryBoundCalls:
     """Builds the calls of a case; keeps compiled functions between cases."""
 
     def __init__(self, pool: RandomInputs) -> None:
@@ -70,7 +70,7 @@ class MemoryOps:
         if "params" in case.shape:
             return [self._optimizer(case.op, case.size("params"), case.size("tensors"))]
         tokens, width = case.size("tokens"), case.size("width")
-        sets = min(8, num_sets(2 * tokens * width))
+        sets = min(8, num_input_sets(2 * tokens * width))
         if "top_k" in case.shape:
             return [self._router(case.op, tokens, width, case.size("top_k")) for _ in range(sets)]
         compiled = case.variant == "compiled"
@@ -137,7 +137,7 @@ class MemoryOps:
             table = view(EMBEDDING_ROWS, width)
             labels = torch.randint(EMBEDDING_ROWS, (tokens,), device=device)
             return lambda: F.embedding(labels, table)
-        raise Unsupported(f"no such memory-bound op: {op}")
+        raise UnsupportedCase(f"no such memory-bound op: {op}")
 
     def _differentiable(self, base: str, x: Tensor, tokens: int, width: int) -> tuple[list[Tensor], Callable[..., Any]]:
         view, device = self.pool.view, self.pool.device
@@ -204,6 +204,6 @@ def residual_add(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
-def element_bytes(tensors: Iterable[Tensor]) -> int:
+def bytes_of_tensors(tensors: Iterable[Tensor]) -> int:
     """Bytes of several tensors. [B]"""
     return sum(t.numel() * t.element_size() for t in tensors)

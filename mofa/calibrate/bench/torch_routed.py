@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_sets
-from mofa.calibrate.cases import Case, Unsupported
+from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_input_sets
+from mofa.calibrate.cases import Case, UnsupportedCase
 from mofa.calibrate.shapes.routed import COPIES, INDEXED, PRODUCTS, REPEATED, top_k_of_op
 
 
@@ -18,7 +18,7 @@ def routed_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """The calls of a case, over rotating inputs; ``tokens`` are rows, of which a token has so many copies."""
     rows, width = case.size("tokens"), case.size("width")
     make = _product if case.op in PRODUCTS else _indexed if case.op in (*INDEXED, REPEATED) else _call
-    return [make(case.op, rows, width, pool) for _ in range(min(8, num_sets(4 * rows * width)))]
+    return [make(case.op, rows, width, pool) for _ in range(min(8, num_input_sets(4 * rows * width)))]
 
 
 def _indexed(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
@@ -82,4 +82,4 @@ def _call(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
     if op == "dot_copies":
         other = torch.sign(torch.randn(tokens, 1, width, device=device)).to(torch.bfloat16)
         return lambda: x.mul_(other).sum(-1)
-    raise Unsupported(f"no such op of routed tokens: {op}")
+    raise UnsupportedCase(f"no such op of routed tokens: {op}")

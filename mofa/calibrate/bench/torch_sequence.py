@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mofa.calibrate.bench.torch_experts import expert_times
-from mofa.calibrate.bench.torch_timing import CYCLES_PER_S, Call, summarise
-from mofa.calibrate.cases import Case, Sample, Unsupported
+from mofa.calibrate.bench.torch_experts import expert_host_times
+from mofa.calibrate.bench.torch_timing import CYCLES_PER_S, Call, median_and_percentiles
+from mofa.calibrate.cases import Case, Sample, UnsupportedCase
 
 REPETITIONS, DROPPED = 9, 2
 """Bursts, and how many of the first are left out."""
@@ -37,16 +37,16 @@ def sequence_sample(case: Case, device: str) -> Sample:
 
     Raises
     ------
-    Unsupported
+    UnsupportedCase
         If there is no such op, or not on this device.
     """
     if case.op not in _OPS:
-        raise Unsupported(f"no op {case.op}")
+        raise UnsupportedCase(f"no op {case.op}")
     if case.op.startswith("experts"):
-        return summarise(expert_times(case, device)[DROPPED:])
+        return median_and_percentiles(expert_host_times(case, device)[DROPPED:])
     if case.variant != "python" and device != "cuda":
-        raise Unsupported(f"{case.variant} needs a GPU")
-    return summarise(_OPS[case.op](case, device)[DROPPED:])
+        raise UnsupportedCase(f"{case.variant} needs a GPU")
+    return median_and_percentiles(_OPS[case.op](case, device)[DROPPED:])
 
 
 def _synchronize(device: str) -> None:
@@ -222,7 +222,7 @@ def _layer(case: Case, device: str, *, variant: str) -> list[float]:
 def _launches(case: Case, device: str) -> list[float]:
     """Not a time: kernels that a layer's forward launches, by the profiler, as if in seconds."""
     if device != "cuda":
-        raise Unsupported("counts kernels")
+        raise UnsupportedCase("counts kernels")
     layer = _Layer(case.size("width"), device)
     x = torch.ones(case.size("rows"), case.size("width"), device=device, dtype=torch.bfloat16, requires_grad=True)
     angles = torch.ones(case.size("rows"), 1, HEAD, device=device)
@@ -269,9 +269,9 @@ _OPS: dict[str, Callable[[Case, str], list[float]]] = {  # of one op of the mean
     "layer_bwd": partial(_layer, variant="bwd"),
     "layer_hooked": partial(_layer, variant="hooked"),
     "layer_launches": _launches,
-    "experts": expert_times,
-    "experts_no_grad": expert_times,
-    "experts_bwd": expert_times,
+    "experts": expert_host_times,
+    "experts_no_grad": expert_host_times,
+    "experts_bwd": expert_host_times,
     "chunk_cat": partial(_copies, direction="in"),
     "split_copy": partial(_copies, direction="out"),
 }

@@ -83,7 +83,7 @@ class GpuMonitor:
             return None, None
 
 
-def num_sets(bytes_per_call: float) -> int:
+def num_input_sets(bytes_per_call: float) -> int:
     """How many sets of inputs to rotate among so that none is still in the L2."""
     return int(min(48, max(2, -(-L2_ROTATION_BYTES // max(bytes_per_call, 1)))))
 
@@ -129,7 +129,7 @@ def time_calls(
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / 1e3 / per_sample)
-    return summarise(times, *clock.read())
+    return median_and_percentiles(times, *clock.read())
 
 
 def _time_host(calls: Sequence[Call], samples: int) -> Sample:
@@ -138,10 +138,12 @@ def _time_host(calls: Sequence[Call], samples: int) -> Sample:
         before = time.perf_counter()
         calls[i % len(calls)]()
         times.append(time.perf_counter() - before)
-    return summarise(times)
+    return median_and_percentiles(times)
 
 
-def summarise(times_s: Sequence[float], sm_mhz: float | None = None, power_w: float | None = None) -> Sample:
+def median_and_percentiles(
+    times_s: Sequence[float], sm_mhz: float | None = None, power_w: float | None = None
+) -> Sample:
     """Median, 10th and 90th percentile."""
     ordered = sorted(max(t, 1e-9) for t in times_s)
     low = ordered[len(ordered) // 10]

@@ -11,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.fits.fitted_curves import Curves, Fitted
+from mofa.calibrate.fits.fitted_curves import CurveFit, DeviceCurveFits
 from mofa.calibrate.fits.host_optimizer import host_optimizer_rates
 from mofa.calibrate.fits.loaded_clocks import (
-    at_full_clock,
     attention_clock_exponents,
     clock_dependent_shares,
     clock_exponents,
-    full_load_rates,
+    full_clock_product_rates,
+    is_at_full_clock,
     memory_bound_clock,
-    memory_bound_time_between_s,
+    memory_time_between_products_s,
     sustained_clock_ratios,
 )
 from mofa.calibrate.fits.ratios import copy_bandwidths, overlap_slowdown, overlap_time_ratios, sustained_rate_ratios
 from mofa.calibrate.fits.te_host_facts import layer_time_over_small_op, relative_module_times
-from mofa.calibrate.fits.te_relative_host_times import RelativeTimes
-from mofa.calibrate.fits.te_rows import ADDED_BYTES, accumulation_form, has_own_curve, is_row_of_short_kernels
+from mofa.calibrate.fits.te_relative_host_times import RelativeHostTimes
+from mofa.calibrate.fits.te_rows import ADDED_BYTES, gradient_accumulation_form, has_own_curve, is_row_of_short_kernels
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.bytes_moved import bytes_moved_per_element
 from mofa.calibrate.shapes.families import MIN_POINTS
@@ -43,8 +43,8 @@ from mofa.cost.kernels.fitted_forms import (
     l2_miss_bytes,
     memory_bound_s,
 )
-from mofa.cost.kernels.multi_stream import ChosenTiles, chosen_tiles, multi_stream_s
-from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, MemoryBoundForm
+from mofa.cost.kernels.multi_stream import ChosenTiles, chosen_tiles, multi_stream_products_s
+from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedGemmForm, MemoryBoundForm
 from mofa.specs.multi_stream import MultiStreamForm
 from mofa.specs.products import ELEMENT_BYTES
 
@@ -70,7 +70,7 @@ BACKEND = {"te": "cudnn"}
 
 def fit_curves(
     rows: Sequence[Row], *, num_sms: int, gpu: str, l2_bytes: float = 0.0, single: GemmForm | None = None
-) -> Curves:
+) -> DeviceCurveFits:
     """Fit every family that has rows; held-out rows are never looked at. ``l2_bytes`` 0 is an L2 of unknown size.
 
     ``single`` are the bf16 products that experts' on several streams are built on, where the rows hold none.
@@ -83,14 +83,14 @@ def fit_curves(
 
     copy_rates = copy_bandwidths(by.get("copy", []))
     copy_rate = copy_rates.get("device_copy", 0.0)
-    casts = [row for row in rows_of("te_cast") if row.case.op not in CHECKS]
-    memory = [*(r for r in rows_of("memory_bound", "compiled", "routed", OPS) if has_own_curve(r)), *casts]
+    memory = [r for r in rows_of("memory_bound", "compiled", "routed", OPS) if has_own_curve(r)]
+    memory += [row for row in rows_of("te_cast") if row.case.op not in CHECKS]
     gemm = _each(rows_of("gemm", "te_gemm"), lambda r: r.case.dtype, lambda x: _fit_gemm(x, num_sms, copy_rate))
     product = gemm["bf16"].form if "bf16" in gemm else single
     streamed = rows_of(GROUPED) if product is not None else []
-    streams = _each(memory, memory_key, lambda x: _fit_stream(x, l2_bytes))
+    streams = _each(memory, memory_bound_curve_key, lambda x: _fit_stream(x, l2_bytes))
     loaded, behind = rows_of("sustained", "te_sustained"), rows_of("throttled", "te_throttled")
-    return Curves(
+    return DeviceCurveFits(
         gpu=gpu, num_sms=num_sms, l2_bytes=l2_bytes, gemm=gemm, single=product,
         grouped_gemm=_each(rows_of("grouped_gemm"), lambda r: r.case.dtype, lambda x: _fit_grouped(x, num_sms)),
         multi_stream=_each(streamed, lambda r: r.case.dtype, lambda x: _fit_multi_stream(x, num_sms, product))
@@ -98,38 +98,38 @@ def fit_curves(
             [row for row in rows_of("te_grouped") if row.case.dtype in gemm],
             lambda r: r.case.dtype, lambda x: _fit_multi_stream(x, num_sms, gemm[x[0].case.dtype].form),
         ),
-        attention=_each(by.get("attention", []), attention_key, lambda x: _fit_attention(x, num_sms)),
+        attention=_each(by.get("attention", []), attention_curve_key, lambda x: _fit_attention(x, num_sms)),
         memory_bound=streams | _adding(by.get(WGRAD, []), product, num_sms),
-        collective=_each(by.get("collective", []), collective_key, _fit_collective),
+        collective=_each(by.get("collective", []), collective_curve_key, _fit_collective),
         sustained=sustained_rate_ratios(rows_of("sustained", "te_sustained")),
-        clocks=sustained_clock_ratios(loaded), full_load_flops=full_load_rates(loaded),
-        memory_clock=memory_bound_clock(rows_of("sustained"), partial(memory_bound_time_between_s, streams)),
+        clocks=sustained_clock_ratios(loaded), full_load_flops=full_clock_product_rates(loaded),
+        memory_clock=memory_bound_clock(rows_of("sustained"), partial(memory_time_between_products_s, streams)),
         clock_powers=clock_exponents(loaded) | attention_clock_exponents(behind),
         clock_shares=clock_dependent_shares(behind), host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
-        modules=relative_module_times(RelativeTimes.from_rows(by.get("te_host", []))),
+        modules=relative_module_times(RelativeHostTimes.from_rows(by.get("te_host", []))),
         layer_in_small_ops=layer_time_over_small_op(by.get("te_host", [])),
         copy_bytes_per_s=copy_rates, host_optimizer=host_optimizer_rates(by.get(HOST_OPTIMIZER, [])),
         overlap=overlap_time_ratios(by.get("overlap", [])), overlap_slowdown=overlap_slowdown(by.get("overlap", [])),
     )  # fmt: skip
 
 
-def attention_key(row: Row) -> str:
+def attention_curve_key(row: Row) -> str:
     """Backend, way and head sizes: what selects a kernel. Transformer Engine's is cuDNN's, which is measured apart."""
     case = row.case
     return f"{BACKEND.get(case.variant, case.variant)} {case.op} {case.size('dqk')}/{case.size('dv')}"
 
 
-def memory_key(row: Row) -> str:
+def memory_bound_curve_key(row: Row) -> str:
     """Eager or compiled, and the op."""
     return f"{row.case.variant} {row.case.op}"
 
 
-def collective_key(row: Row) -> str:
+def collective_curve_key(row: Row) -> str:
     """The collective and its group size."""
     return f"{row.case.op} {row.case.size('group')}"
 
 
-def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.bool_]]:
+def predict_row_times(curves: DeviceCurveFits, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.bool_]]:
     """Predicted times, NaN where no curve is, and whether a row lies outside the measured range. [s]"""
     time_s, outside = np.full(len(rows), np.nan), np.zeros(len(rows), bool)
 
@@ -137,7 +137,7 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
         return _multi_stream_times(of, form, curves.gemm[of[0].case.dtype].form, curves.num_sms)
 
     stream = partial(_stream_times, l2_bytes=curves.l2_bytes)
-    predictors: dict[str, tuple[dict[str, Fitted], Callable[[Row], str], Callable[..., FloatN]]] = {
+    predictors: dict[str, tuple[dict[str, CurveFit], Callable[[Row], str], Callable[..., FloatN]]] = {
         "gemm": (curves.gemm, lambda r: r.case.dtype, partial(_gemm_times, num_sms=curves.num_sms)),
         "grouped_gemm": (curves.grouped_gemm, lambda r: r.case.dtype, partial(_grouped_times, num_sms=curves.num_sms)),
         "te_gemm": (curves.gemm, lambda r: r.case.dtype, partial(_gemm_times, num_sms=curves.num_sms)),
@@ -147,15 +147,15 @@ def predict(curves: Curves, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.boo
             lambda r: r.case.dtype,
             partial(_multi_stream_times, single=curves.single, num_sms=curves.num_sms),
         ),
-        "attention": (curves.attention, attention_key, _attention_times),
-        ATTENTION: (curves.attention, attention_key, _attention_times),
-        "memory_bound": (curves.memory_bound, memory_key, stream),
-        "compiled": (curves.memory_bound, memory_key, stream),
-        "routed": (curves.memory_bound, memory_key, stream),
-        "te_cast": (curves.memory_bound, memory_key, stream),
-        OPS: (curves.memory_bound, memory_key, stream),
-        "collective": (curves.collective, collective_key, _collective_times),
-        "dependent_collective": (curves.collective, collective_key, _collective_times),
+        "attention": (curves.attention, attention_curve_key, _attention_times),
+        ATTENTION: (curves.attention, attention_curve_key, _attention_times),
+        "memory_bound": (curves.memory_bound, memory_bound_curve_key, stream),
+        "compiled": (curves.memory_bound, memory_bound_curve_key, stream),
+        "routed": (curves.memory_bound, memory_bound_curve_key, stream),
+        "te_cast": (curves.memory_bound, memory_bound_curve_key, stream),
+        OPS: (curves.memory_bound, memory_bound_curve_key, stream),
+        "collective": (curves.collective, collective_curve_key, _collective_times),
+        "dependent_collective": (curves.collective, collective_curve_key, _collective_times),
     }  # fmt: skip
     for family, (fitted_forms, key, times) in predictors.items():
         for name, fitted in fitted_forms.items():
@@ -182,17 +182,17 @@ def _once(rows: Sequence[Row], name: str, read: Callable[[], NDArray[Any]]) -> N
     return rows.column(name, read) if isinstance(rows, _RowsOfKind) else read()
 
 
-def _each(rows: Sequence[Row], key: Callable[[Row], str], fit: Callable[[_RowsOfKind], Any]) -> dict[str, Fitted]:
+def _each(rows: Sequence[Row], key: Callable[[Row], str], fit: Callable[[_RowsOfKind], Any]) -> dict[str, CurveFit]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return {name: fit(_RowsOfKind(members)) for name, members in sorted(groups.items()) if len(members) >= MIN_POINTS}
 
 
-def _fitted(rows: Sequence[Row], form: Any, times: FloatN, names: Sequence[str]) -> Fitted:
+def _fitted(rows: Sequence[Row], form: Any, times: FloatN, names: Sequence[str]) -> CurveFit:
     error = np.abs(times / _measured(rows) - 1)
     ranges = {n: (float(v.min()), float(v.max())) for n in names if (v := _column(rows, n)).size}
-    return Fitted(form, len(rows), float(np.median(error)), float(np.quantile(error, 0.9)), ranges)
+    return CurveFit(form, len(rows), float(np.median(error)), float(np.quantile(error, 0.9)), ranges)
 
 
 def _outside(rows: Sequence[Row], ranges: dict[str, tuple[float, float]]) -> NDArray[np.bool_]:
@@ -249,12 +249,12 @@ def _output_bytes(rows: Sequence[Row]) -> FloatN:
     return _once(rows, "output bytes", lambda: np.array([8.0 if r.case.variant == TO_FP32 else 2.0 for r in rows]))
 
 
-def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> Fitted:
+def _fit_gemm(rows: Sequence[Row], num_sms: int, copy_bytes_per_s: float) -> CurveFit:
     """The byte rate starts at the copy's, where one was measured: few products are bound by bytes.
 
     Rows behind which the clock was not full are told, and not fitted to.
     """
-    measured, weight = _measured(rows), at_full_clock(rows)
+    measured, weight = _measured(rows), is_at_full_clock(rows)
     m, n, k = (_column(rows, x) for x in "mnk")
     best = float(np.quantile(2 * m * n * k / measured, 0.99))
     moved = copy_bytes_per_s or float(
@@ -291,7 +291,7 @@ def _layout(rows: Sequence[Row]) -> NDArray[Any]:
     return _once(rows, "layout", lambda: np.array([LAYOUT[r.case.op] for r in rows]))
 
 
-def _grouped_times(rows: Sequence[Row], form: GroupedForm, num_sms: int, loads: FloatN | None = None) -> FloatN:
+def _grouped_times(rows: Sequence[Row], form: GroupedGemmForm, num_sms: int, loads: FloatN | None = None) -> FloatN:
     loads = _loads(rows) if loads is None else loads
     return grouped_gemm_s(
         loads, _column(rows, "n"), _column(rows, "k"), _layout(rows), form, num_sms=num_sms, groups=_groups(rows),
@@ -302,22 +302,22 @@ def _grouped_times(rows: Sequence[Row], form: GroupedForm, num_sms: int, loads: 
     )  # fmt: skip
 
 
-def _fit_grouped(rows: Sequence[Row], num_sms: int) -> Fitted:
+def _fit_grouped(rows: Sequence[Row], num_sms: int) -> CurveFit:
     measured, loads = _measured(rows), _loads(rows)
     best = float(np.quantile(2 * loads.sum(axis=1) * _column(rows, "n") * _column(rows, "k") / measured, 0.99))
-    names = [f.name for f in fields(GroupedForm) if isinstance(f.default, float)]
+    names = [f.name for f in fields(GroupedGemmForm) if isinstance(f.default, float)]
     start = [0.75 * best, 1.1 * best, 200.0, 200.0, 8e-6, 1e-7, 4e12, 2.7]
 
-    def form(x: FloatN) -> GroupedForm:
-        return replace(GroupedForm(), **dict(zip(names, map(float, x), strict=True)))  # type: ignore[arg-type]
+    def form(x: FloatN) -> GroupedGemmForm:
+        return replace(GroupedGemmForm(), **dict(zip(names, map(float, x), strict=True)))  # type: ignore[arg-type]
 
     x, _ = _robust(lambda p: np.log(_grouped_times(rows, form(p), num_sms, loads) / measured), start)
     return _fitted(rows, form(x), _grouped_times(rows, form(x), num_sms, loads), ("tokens", "groups", "n", "k"))
 
 
-def _adding(rows: Sequence[Row], single: GemmForm | None, num_sms: int) -> dict[str, Fitted]:
+def _adding(rows: Sequence[Row], single: GemmForm | None, num_sms: int) -> dict[str, CurveFit]:
     """What a product moves more that adds to an fp32 gradient, as a memory-bound op; its error is the products'."""
-    form = accumulation_form(rows, single, num_sms) if single is not None else None
+    form = gradient_accumulation_form(rows, single, num_sms) if single is not None else None
     if form is None or single is None:
         return {}
     m, n, k = (_column(rows, x) for x in "mnk")
@@ -334,13 +334,13 @@ def _multi_stream_times(
     loads = _loads(rows) if loads is None else loads
     n, k = _column(rows, "n"), _column(rows, "k")
     assert single is not None
-    return multi_stream_s(
+    return multi_stream_products_s(
         loads, n, k, layout, form, single, num_sms=num_sms, added_bytes=ADDED_BYTES,
         element_bytes=ELEMENT_BYTES[rows[0].case.dtype], chosen=chosen,
     )  # fmt: skip
 
 
-def _fit_multi_stream(rows: Sequence[Row], num_sms: int, single: GemmForm | None) -> Fitted:
+def _fit_multi_stream(rows: Sequence[Row], num_sms: int, single: GemmForm | None) -> CurveFit:
     assert single is not None
     measured, loads = _measured(rows), _loads(rows)
     chosen = chosen_tiles(loads, _column(rows, "n"), _column(rows, "k"), _layout(rows), single, num_sms=num_sms)
@@ -365,7 +365,7 @@ def _attention_times(rows: Sequence[Row], form: AttentionForm, sizes: Any = None
     return attention_s(b, hq, hkv, q, kv, d_qk, d_v, causal, form, backward=rows[0].case.op == "bwd")
 
 
-def _fit_attention(rows: Sequence[Row], num_sms: int) -> Fitted:
+def _fit_attention(rows: Sequence[Row], num_sms: int) -> CurveFit:
     """The block and the slots are whole numbers: tried one after the other, the best kept."""
     measured = _measured(rows)
     sizes = [_column(rows, x) for x in ATTENTION_SIZES]
@@ -412,7 +412,7 @@ def _stream_times(rows: Sequence[Row], form: MemoryBoundForm, l2_bytes: float) -
     return memory_bound_s(elements, counted_rows, columns, form, 0.0 if missed is None else missed)
 
 
-def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> Fitted:
+def _fit_stream(rows: Sequence[Row], l2_bytes: float = 0.0) -> CurveFit:
     """Non-negative least squares of relative errors, reweighted to the sum of absolute ones.
 
     Of ops that read rows again, what the L2 misses stands in for what a row and a column cost.
@@ -443,7 +443,7 @@ def _collective_times(rows: Sequence[Row], form: CollectiveForm) -> FloatN:
     return collective_s(_column(rows, "bytes"), rows[0].case.op, form)
 
 
-def fit_collective(op: str, group: int, sizes: Sequence[float], times_s: Sequence[float]) -> Fitted:
+def fit_collective(op: str, group: int, sizes: Sequence[float], times_s: Sequence[float]) -> CurveFit:
     """The curve of one collective over one group size, from payloads [B] and times [s]."""
     return _fit_collective(
         [
@@ -471,7 +471,7 @@ ROWS_OF_FOUR_LINES = 16
 """Rows from which four lines are fitted. [-]"""
 
 
-def _fit_collective(rows: Sequence[Row]) -> Fitted:
+def _fit_collective(rows: Sequence[Row]) -> CurveFit:
     """A line for each way that NCCL sends; of several starting points of the search the best is kept.
 
     Two of its protocols, and of the one for large payloads slopes that fall by steps up to 1 GiB: four lines, three

@@ -9,7 +9,7 @@ from mofa.specs.curves import GemmForm
 
 
 @dataclass(frozen=True)
-class Fitted:
+class CurveFit:
     """One fitted curve: its form, how well it meets the rows it was fitted on, and where it was measured."""
 
     form: Any
@@ -24,27 +24,27 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Curves:
-    """All curves of a device: a dictionary of `Fitted` per family, keyed by what selects a kernel, never by a shape."""
+class DeviceCurveFits:
+    """All curves of a device: a dictionary of `CurveFit` a family, keyed by what selects a kernel, never by a shape."""
 
     gpu: str
     num_sms: int
     l2_bytes: float = 0.0
     """Size of the L2, 0 where no measurement says it. [B]"""
-    gemm: dict[str, Fitted] = field(default_factory=dict)
-    grouped_gemm: dict[str, Fitted] = field(default_factory=dict)
-    multi_stream: dict[str, Fitted] = field(default_factory=dict)
+    gemm: dict[str, CurveFit] = field(default_factory=dict)
+    grouped_gemm: dict[str, CurveFit] = field(default_factory=dict)
+    multi_stream: dict[str, CurveFit] = field(default_factory=dict)
     single: GemmForm | None = None
     """bf16 products that those on several streams are built on."""
-    attention: dict[str, Fitted] = field(default_factory=dict)
-    memory_bound: dict[str, Fitted] = field(default_factory=dict)
-    collective: dict[str, Fitted] = field(default_factory=dict)
+    attention: dict[str, CurveFit] = field(default_factory=dict)
+    memory_bound: dict[str, CurveFit] = field(default_factory=dict)
+    collective: dict[str, CurveFit] = field(default_factory=dict)
     sustained: dict[str, float] = field(default_factory=dict)
     """Rate after seconds of load over the rate at full clock: of products and attention. [-]"""
     clocks: dict[str, float] = field(default_factory=dict)
     """Clock after seconds of load over the full clock: of products and attention. [-]"""
     full_load_flops: dict[str, float] = field(default_factory=dict)
-    """Of :func:`mofa.calibrate.fits.loaded_clocks.full_load_rates`. [FLOP/s]"""
+    """Of :func:`mofa.calibrate.fits.loaded_clocks.full_clock_product_rates`. [FLOP/s]"""
     memory_clock: float | None = None
     """Of :func:`mofa.calibrate.fits.loaded_clocks.memory_bound_clock`. [-]"""
     clock_powers: dict[str, float] = field(default_factory=dict)

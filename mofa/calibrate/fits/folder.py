@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mofa.calibrate.fits.fit import fit_curves
-from mofa.calibrate.fits.fitted_curves import Curves
+from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
 from mofa.calibrate.measurements import Row, read_environment, read_rows
 from mofa.calibrate.shapes.te_bf16 import GROUPED
 from mofa.errors import SpecError
@@ -26,7 +26,7 @@ BASES: Mapping[str, tuple[str, str]] = {
 whose words are all there the first counts."""
 
 
-def fit_folder(folder: Path) -> tuple[list[Row], Curves]:
+def fit_folder(folder: Path) -> tuple[list[Row], DeviceCurveFits]:
     """The rows of a folder and the curves fitted to its grid."""
     rows = read_rows(folder)
     environment = read_environment(folder)
@@ -38,16 +38,16 @@ def fit_folder(folder: Path) -> tuple[list[Row], Curves]:
     sms, l2_bytes = int(environment.get("num_sms") or 1), float(environment.get("l2_bytes") or 0.0)
     single = None
     if any(row.case.family == GROUPED for row in rows):
-        single = bundled_gpu(rows[0].gpu, folder).curves.gemm["bf16"].form
+        single = bundled_gpu_of_device(rows[0].gpu, folder).curves.gemm["bf16"].form
     return rows, fit_curves(rows, num_sms=sms, gpu=rows[0].gpu, l2_bytes=l2_bytes, single=single)
 
 
-def bundled_gpu(gpu: str, folder: Path) -> GpuSpec:
+def bundled_gpu_of_device(gpu: str, folder: Path) -> GpuSpec:
     """The bundled profile of a device by its name, as the rows of a folder carry it."""
-    return load_cluster(bundled_gpu_and_node(gpu, folder)[1], 1).gpu
+    return load_cluster(bundled_gpu_and_node_of_device(gpu, folder)[1], 1).gpu
 
 
-def bundled_gpu_and_node(gpu: str, folder: Path) -> tuple[str, str]:
+def bundled_gpu_and_node_of_device(gpu: str, folder: Path) -> tuple[str, str]:
     """The bundled GPU and node of a device's name, as the rows of a folder carry it."""
     words = {word.upper() for word in gpu.replace("-", " ").split()}
     for name, profiles in BASES.items():

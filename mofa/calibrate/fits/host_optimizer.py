@@ -37,7 +37,7 @@ def host_optimizer_rates(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def host_optimizer_facts(rates: dict[str, float], source: str) -> dict[str, Any]:
-    """The facts of :class:`mofa.specs.optimizer_offload.HostOptimizer`; none unless all were measured."""
+    """The facts of :class:`mofa.specs.optimizer_offload.HostOptimizerRates`; none unless all were measured."""
     words = {
         "thread": (
             "thread_bytes_per_s",

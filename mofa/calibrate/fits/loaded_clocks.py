@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from mofa.calibrate.fits.fitted_curves import Fitted
+from mofa.calibrate.fits.fitted_curves import CurveFit
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED
 from mofa.calibrate.shapes.te_throttled import FAMILY, case_of_same_kernel
@@ -44,7 +44,7 @@ def sustained_clock_ratios(rows: Sequence[Row]) -> dict[str, float]:
     return {name: float(np.median(values)) for name, values in sorted(clock_ratios.items())}
 
 
-def full_load_rates(rows: Sequence[Row]) -> dict[str, float]:
+def full_clock_product_rates(rows: Sequence[Row]) -> dict[str, float]:
     """Rate at full clock of the products of :func:`sustained_clock_ratios`: the median over shapes. [FLOP/s]
 
     By op and format.
@@ -86,7 +86,7 @@ def memory_bound_clock(rows: Sequence[Row], between_s: Callable[[float], float])
     return float(draw**-0.5)
 
 
-def memory_bound_time_between_s(streams: Mapping[str, Fitted], rows: float) -> float:
+def memory_time_between_products_s(streams: Mapping[str, CurveFit], rows: float) -> float:
     """Time of the memory-bound kernels between products of so many rows, by their own curves. [s]"""
     forms = [streams[key].form for key in BETWEEN if key in streams]
     return sum(float(memory_bound_s(rows * BETWEEN_WIDTH, rows, BETWEEN_WIDTH, form)) for form in forms)
@@ -194,14 +194,15 @@ def _loaded(rows: Sequence[Row]) -> dict[tuple[str, str, float, str], dict[str, 
     return states
 
 
-def at_full_clock(rows: Sequence[Row]) -> NDArray[np.float64]:
+def is_at_full_clock(rows: Sequence[Row]) -> NDArray[np.float64]:
     """1 of rows whose clock was the highest of all, or of which none was read, else 0. (n,) [-]
 
     Examples
     --------
     >>> from mofa.calibrate.cases import Case, Sample
     >>> case = Case("gemm", "fwd", "x", "bf16", "grid", {"m": 64, "n": 64, "k": 64})
-    >>> at_full_clock([Row(case, Sample(1e-5, 1e-5, 1e-5, 7, mhz), "G", "h") for mhz in (1980.0, 1965.0, 1905.0, None)])
+    >>> samples = [Sample(1e-5, 1e-5, 1e-5, 7, mhz) for mhz in (1980.0, 1965.0, 1905.0, None)]
+    >>> is_at_full_clock([Row(case, sample, "G", "h") for sample in samples])
     array([1., 1., 0., 1.])
     """
     clocks = np.array([row.sample.sm_mhz or np.nan for row in rows])

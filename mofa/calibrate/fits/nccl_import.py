@@ -13,21 +13,21 @@ import numpy as np
 from mofa.calibrate.fits import network
 from mofa.calibrate.fits.fit import fit_collective
 from mofa.calibrate.fits.folder import BASES
-from mofa.calibrate.fits.nccl_tests import NcclRun, read_nccl
-from mofa.calibrate.fits.network import NetworkFacts, NetworkRun, RunErrors
-from mofa.calibrate.fits.profile import curve_fact
+from mofa.calibrate.fits.nccl_tests import NcclTestsRun, read_nccl_tests_output
+from mofa.calibrate.fits.network import NetworkFacts, NetworkRun, NetworkRunErrors
+from mofa.calibrate.fits.profile import curve_profile_entry
 from mofa.calibrate.shapes.families import MIN_POINTS
 from mofa.cost.kernels.collectives import Fabric, collective_time
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.errors import SpecError
-from mofa.specs.files import bundled, load_yaml, profile_text
+from mofa.specs.files import bundled_names, load_yaml, profile_as_yaml
 from mofa.specs.hardware import ClusterSpec, NodeSpec
 from mofa.specs.like_profiles import expand_like
 from mofa.specs.limited_reads import is_plain_file
 from mofa.specs.load import load_cluster
 from mofa.specs.nccl import FILE as NCCL_FILE
-from mofa.specs.nccl import load_nccl
-from mofa.specs.write_files import write_atomic
+from mofa.specs.nccl import load_nccl_facts
+from mofa.specs.write_files import write_file_atomically
 
 if TYPE_CHECKING:
     from mofa.blocks.work import CollectiveKind
@@ -47,8 +47,8 @@ class ImportedRuns:
     profile: Path
     facts: dict[str, float]
     curves: tuple[str, ...]
-    runs: tuple[tuple[Path, NcclRun], ...]
-    errors: dict[str, RunErrors]
+    runs: tuple[tuple[Path, NcclTestsRun], ...]
+    errors: dict[str, NetworkRunErrors]
     """Of each file whose ranks span several fast domains, where they gave the network's latency as well."""
 
 
@@ -74,7 +74,7 @@ def import_nccl(files: Sequence[Path], profile: Path | str) -> ImportedRuns:
     """
     if len(files) > MAX_FILES:
         raise SpecError(f"{len(files)} files are more than {MAX_FILES}; give those of the largest sizes")
-    runs = [(file, read_nccl(file)) for file in files]
+    runs = [(file, read_nccl_tests_output(file)) for file in files]
     path = _profile_path(profile)
     _check_versions(runs)
     node = load_yaml(path)
@@ -91,7 +91,7 @@ def import_nccl(files: Sequence[Path], profile: Path | str) -> ImportedRuns:
             facts |= _put_share(file, run, group, cluster, "intra", node, path)
             curve = _add_curve(file, run, node, cluster.node.nvls_factor.value, _source([run], [file]))
             curves += [] if curve is None else [curve]
-    errors: dict[str, RunErrors] = {}
+    errors: dict[str, NetworkRunErrors] = {}
     of_network = [_network_run(file, run, group) for (file, run), _, group in outside]
     if sum(len(run.time_s) for run in of_network) >= MIN_POINTS:
         of_network_facts, errors = _put_network([each[0] for each in outside], of_network, outside[0][1], node, path)
@@ -99,13 +99,13 @@ def import_nccl(files: Sequence[Path], profile: Path | str) -> ImportedRuns:
     else:
         for (file, run), cluster, group in outside:
             facts |= _put_share(file, run, group, cluster, "nic", node, path)
-    write_atomic(path, profile_text(node).encode(), replaces_input=True)
+    write_file_atomically(path, profile_as_yaml(node).encode(), replaces_input=True)
     return ImportedRuns(path, facts, tuple(curves), tuple(runs), errors)
 
 
-def _check_versions(runs: Sequence[tuple[Path, NcclRun]]) -> None:
+def _check_versions(runs: Sequence[tuple[Path, NcclTestsRun]]) -> None:
     """Refuse runs of several NCCLs, and of one that no known collective was measured with."""
-    said = load_nccl().nccl_version
+    said = load_nccl_facts().nccl_version
     first, last = (tuple(map(int, version.split("."))) for version in said.split(" to "))
     known: tuple[Path, tuple[int, int]] | None = None
     for file, run in runs:
@@ -125,7 +125,7 @@ def _check_versions(runs: Sequence[tuple[Path, NcclRun]]) -> None:
         known = file, run.nccl
 
 
-def _cluster(path: Path, node: dict[str, Any], run: NcclRun) -> ClusterSpec:
+def _cluster(path: Path, node: dict[str, Any], run: NcclTestsRun) -> ClusterSpec:
     """As many nodes as a run used, as the planner reads them."""
     each = expand_like(node, "nodes", str(path)).get("gpus_per_node")
     if type(each) is not int or each < 1:
@@ -134,7 +134,13 @@ def _cluster(path: Path, node: dict[str, Any], run: NcclRun) -> ClusterSpec:
 
 
 def _put_share(
-    file: Path, run: NcclRun, group: Group, cluster: ClusterSpec, level: str, node: dict[str, Any], path: Path
+    file: Path,
+    run: NcclTestsRun,
+    group: ProcessGroup,
+    cluster: ClusterSpec,
+    level: str,
+    node: dict[str, Any],
+    path: Path,
 ) -> dict[str, float]:
     """Put the share of a link that the largest payload reached into the profile; the fact by its name."""
     key = "all_to_all_efficiency" if run.op == "all_to_all" else "efficiency"
@@ -155,7 +161,7 @@ def _unlikely(what: str, share: float, level: str, cluster: ClusterSpec, path: P
     )
 
 
-def _source(runs: Sequence[NcclRun], files: Sequence[Path]) -> str:
+def _source(runs: Sequence[NcclTestsRun], files: Sequence[Path]) -> str:
     """Where a fact is from, in words."""
     if len(runs) == 1:
         (run,), (file,) = runs, files
@@ -166,15 +172,15 @@ def _source(runs: Sequence[NcclRun], files: Sequence[Path]) -> str:
     return f"nccl-tests, {ops} on {', '.join(map(str, hosts))} hosts, {len(runs)} files from {files[0].name} on"
 
 
-def _network_run(file: Path, run: NcclRun, group: Group) -> NetworkRun:
+def _network_run(file: Path, run: NcclTestsRun, group: ProcessGroup) -> NetworkRun:
     points = np.array([point for point in run.points if point[0] >= network.LEAST_BYTES], dtype=float).reshape(-1, 2)
     return NetworkRun(str(file), cast("CollectiveKind", run.op), group, points[:, 0], points[:, 1])
 
 
 def _put_network(
-    runs: Sequence[tuple[Path, NcclRun]], placed: Sequence[NetworkRun], cluster: ClusterSpec, node: dict[str, Any],
+    runs: Sequence[tuple[Path, NcclTestsRun]], placed: Sequence[NetworkRun], cluster: ClusterSpec, node: dict[str, Any],
     path: Path,
-) -> tuple[dict[str, float], dict[str, RunErrors]]:  # fmt: skip
+) -> tuple[dict[str, float], dict[str, NetworkRunErrors]]:  # fmt: skip
     """Put latency and shares of the network into the profile: the facts by their names, the errors by file."""
     usable = [run for run in placed if len(run.time_s)]
     fitted = network.fit_network(usable, cluster)
@@ -182,7 +188,7 @@ def _put_network(
     shares = [value for name, value in changed.items() if name != "latency_s"]
     if max(shares) >= network.MOST_SHARE * 0.999:
         raise _unlikely(f"{usable[0].name}: what the runs reach between nodes", max(shares), "nic", cluster, path)
-    errors = network.run_errors(usable, cluster, fitted)
+    errors = network.network_run_errors(usable, cluster, fitted)
     farthest = max(errors, key=lambda each: each.fitted)
     if farthest.fitted > MOST_ERROR:
         raise SpecError(
@@ -209,7 +215,7 @@ def _measured_facts(runs: Sequence[NetworkRun], fitted: NetworkFacts) -> dict[st
     return facts
 
 
-def _check_gpu(file: Path, run: NcclRun, path: Path, gpu: str) -> None:
+def _check_gpu(file: Path, run: NcclTestsRun, path: Path, gpu: str) -> None:
     """Refuse a run of another GPU, as far as the names of the files and of the fitted device say which it is."""
     measured = [word for word in re.findall(r"[A-Z]+\d+", run.gpu or "") if word in BASES]
     fitted = path.parent.parent / "curves" / f"{gpu}.yaml"
@@ -225,7 +231,7 @@ def _check_gpu(file: Path, run: NcclRun, path: Path, gpu: str) -> None:
         )
 
 
-def _group_of(file: Path, run: NcclRun, node: NodeSpec) -> Group:
+def _group_of(file: Path, run: NcclTestsRun, node: NodeSpec) -> ProcessGroup:
     """Where the ranks lay, as the planner places groups."""
     each, rest = divmod(run.group, run.hosts)
     if rest or each > node.gpus_per_node:
@@ -236,13 +242,13 @@ def _group_of(file: Path, run: NcclRun, node: NodeSpec) -> Group:
     hosts = min(run.hosts, node.gpus_per_domain // node.gpus_per_node)
     n = node.gpus_per_node
     blocks = {b: min(b, each) if b <= n else min(b // n * each, run.group) for b in node.block_sizes}
-    return Group(
+    return ProcessGroup(
         np.array([run.group]), np.array([each * hosts]), np.array([each]),
         {gpus: np.array([ranks]) for gpus, ranks in blocks.items()},
     )  # fmt: skip
 
 
-def _share_of(run: NcclRun, group: Group, cluster: ClusterSpec, level: str) -> float:
+def _share_of(run: NcclTestsRun, group: ProcessGroup, cluster: ClusterSpec, level: str) -> float:
     """Share of the link's bandwidth at which the planner's formula gives the measured time of the largest payload."""
     fabric = Fabric.from_cluster(_at_full_rate(cluster, level))
     size, time_s = max(run.points)
@@ -264,7 +270,7 @@ def _at_full_rate(cluster: ClusterSpec, level: str) -> ClusterSpec:
     return cluster.model_copy(update={"node": node})
 
 
-def _add_curve(file: Path, run: NcclRun, node: dict[str, Any], nvls: float, source: str) -> str | None:
+def _add_curve(file: Path, run: NcclTestsRun, node: dict[str, Any], nvls: float, source: str) -> str | None:
     """Put the run among the measured collectives of the domain; without sizes enough, refuse if others hide it."""
     points = [(size, time_s) for size, time_s in run.points if size >= LEAST_BYTES]
     measured = node.get("collectives") or {}
@@ -280,7 +286,7 @@ def _add_curve(file: Path, run: NcclRun, node: dict[str, Any], nvls: float, sour
     words = f"{source}; payloads over nvls_factor {factor:g}" if factor != 1.0 else source
     key = f"{run.op} {run.group}"
     ranges = {"bytes": [float(min(points)[0]), float(max(points)[0])]}
-    node["collectives"] = {**measured, key: {**curve_fact(fitted, words), "ranges": ranges}}
+    node["collectives"] = {**measured, key: {**curve_profile_entry(fitted, words), "ranges": ranges}}
     return key
 
 
@@ -291,7 +297,7 @@ def _profile_path(profile: Path | str) -> Path:
     local = Path("hardware_profiles") / "nodes" / f"{profile}.yaml"
     if is_plain_file(local):
         return local
-    if str(profile) in bundled("nodes"):
+    if str(profile) in bundled_names("nodes"):
         raise SpecError(
             f"{profile}: a bundled profile is not changed; copy it to hardware_profiles/nodes/ and name the copy"
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte
 from mofa.errors import SpecError
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.limited_reads import parse_json, read_bytes, utf8_text
 from mofa.specs.ranges import MAX_GPUS
 
@@ -21,7 +21,7 @@ MAX_PAYLOAD_BYTES = 2**50
 
 
 @dataclass(frozen=True)
-class NcclRun:
+class NcclTestsRun:
     """One run of nccl-tests: out-of-place times per payload."""
 
     op: str
@@ -40,9 +40,9 @@ class NcclRun:
         return size * bus_bytes_per_payload_byte(self.op, self.group) / time_s
 
 
-def read_nccl(file: Path) -> NcclRun:
+def read_nccl_tests_output(file: Path) -> NcclTestsRun:
     """Read the output of one nccl-tests program."""
-    where = short(str(file), 200)
+    where = shown_value(str(file), 200)
     text = utf8_text(read_bytes(file, where, MAX_FILE_BYTES, "this is no output of nccl-tests"), where)
     run = _from_json(file, text) if text.lstrip().startswith("{") else _from_text(file, text)
     if not run.points:
@@ -66,7 +66,7 @@ def _op_of(file: Path, text: str) -> str:
     raise SpecError(f"{file}: which collective? rename the file to, for example, all_reduce_perf.txt")
 
 
-def _from_text(file: Path, text: str) -> NcclRun:
+def _from_text(file: Path, text: str) -> NcclTestsRun:
     ranks = re.findall(r"#\s+Rank\s+\d+(?:\s+Group\s+(\d+))?.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)", text)
     column, points = _time_column(text), []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -82,7 +82,7 @@ def _from_text(file: Path, text: str) -> NcclRun:
         if not LEAST_S <= time_s <= MOST_S:
             raise SpecError(f"{file}: line {number}: time {cells[column]} us is no positive number")
         if size > MAX_PAYLOAD_BYTES:
-            raise SpecError(f"{file}: line {number}: size {short(cells[0])} B is more than any GPU holds")
+            raise SpecError(f"{file}: line {number}: size {shown_value(cells[0])} B is more than any GPU holds")
         if size > 0:
             points.append((size, time_s))
     if points and "# Avg bus bandwidth" not in text:
@@ -92,7 +92,7 @@ def _from_text(file: Path, text: str) -> NcclRun:
     together = [rank for rank in ranks if rank[0] == ranks[0][0]]  # NCCL_TESTS_SPLIT runs several groups side by side
     gpu = ranks[0][2].strip() if ranks else None
     hosts = len({r[1] for r in together}) or 1
-    return NcclRun(_op_of(file, text), len(together), hosts, gpu, tuple(points), _version(text))
+    return NcclTestsRun(_op_of(file, text), len(together), hosts, gpu, tuple(points), _version(text))
 
 
 def _version(text: str) -> tuple[int, int] | None:
@@ -106,17 +106,17 @@ def _version(text: str) -> tuple[int, int] | None:
     (2, 23)
     """
     if number := re.search(r"nccl-library=(\d{4,6})\b", text):
-        return version_of(int(number[1]))
+        return nccl_version_from_number(int(number[1]))
     said = re.search(r"NCCL version (\d{1,3})\.(\d{1,3})", text)
     return (int(said[1]), int(said[2])) if said else None
 
 
-def version_of(number: int) -> tuple[int, int]:
+def nccl_version_from_number(number: int) -> tuple[int, int]:
     """Major and minor of NCCL's number: 2 and 28 of 22809, 2 and 8 of 2804.
 
     Examples
     --------
-    >>> version_of(22809), version_of(2804)
+    >>> nccl_version_from_number(22809), nccl_version_from_number(2804)
     ((2, 28), (2, 8))
     """
     return (number // 10_000, number // 100 % 100) if number >= 10_000 else (number // 1000, number // 100 % 10)
@@ -138,12 +138,12 @@ def _wrong(file: Path, values: int) -> SpecError:
     return SpecError(f"{file}: {values} wrong values: the collective did not work; its times say nothing")
 
 
-def _from_json(file: Path, text: str) -> NcclRun:
+def _from_json(file: Path, text: str) -> NcclTestsRun:
     """What ``--json`` writes since nccl-tests 2.17: devices hold the first rank of each process.
 
     Every process has ``nthreads * ngpus`` ranks.
     """
-    document = parse_json(text, short(str(file), 200), "give the JSON of an nccl-tests program")
+    document = parse_json(text, shown_value(str(file), 200), "give the JSON of an nccl-tests program")
     try:
         config, rows = document["config"], [r for r in document["results"] if r["out_of_place"] is not None]
         points = [
@@ -157,19 +157,20 @@ def _from_json(file: Path, text: str) -> NcclRun:
         op = _op_of(file, str(document["args"][0]))
         wrong = int(document.get("out_of_bounds", {}).get("count", 0))
         number = document.get("nccl_version")
-        nccl = version_of(int(number)) if number is not None else None
+        nccl = nccl_version_from_number(int(number)) if number is not None else None
     except SpecError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise SpecError(
-            f"{file}: not the JSON of nccl-tests ({type(error).__name__}: {short(str(error), 80)}); run it with --json"
+            f"{file}: not the JSON of nccl-tests ({type(error).__name__}: {shown_value(str(error), 80)}); run it "
+            "with --json"
         ) from None
     if any(not LEAST_S <= t <= MOST_S for _, t in points):
         raise SpecError(f"{file}: a time is no positive number; is the output complete?")
     if any(not 0 <= size <= MAX_PAYLOAD_BYTES for size, _ in points):
         raise SpecError(f"{file}: a size is no number of bytes that a GPU holds; is the output complete?")
     if not 0 <= group <= MAX_GPUS:
-        raise SpecError(f"{file}: {short(str(group))} ranks are more than a cluster has; is the output complete?")
+        raise SpecError(f"{file}: {shown_value(str(group))} ranks are more than a cluster has; is the output complete?")
     if wrong:
         raise _wrong(file, wrong)
-    return NcclRun(op, group, hosts, gpu, tuple(p for p in points if p[0] > 0), nccl)
+    return NcclTestsRun(op, group, hosts, gpu, tuple(p for p in points if p[0] > 0), nccl)

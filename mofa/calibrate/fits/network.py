@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.kernels.collectives import Fabric, collective_time
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.hardware import ClusterSpec
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class NetworkRun:
 
     name: str
     kind: CollectiveKind
-    group: Group
+    group: ProcessGroup
     payload_bytes: FloatN
     time_s: FloatN
 
@@ -54,7 +54,7 @@ class NetworkFacts:
 
 
 @dataclass(frozen=True)
-class RunErrors:
+class NetworkRunErrors:
     """Median absolute errors of one run: by the facts before, by those fitted, and by a fit of the other runs. [-]"""
 
     name: str
@@ -64,7 +64,7 @@ class RunErrors:
     """None where there is no other run of this kind (rings, all-to-alls)."""
 
 
-def facts_of(cluster: ClusterSpec) -> NetworkFacts:
+def network_facts_of_cluster(cluster: ClusterSpec) -> NetworkFacts:
     """What a cluster's profile says."""
     nic = cluster.node.nic
     return NetworkFacts(nic.latency_s.value, nic.efficiency.value, nic.all_to_all_efficiency.value)
@@ -82,7 +82,7 @@ def fit_network(runs: Sequence[NetworkRun], cluster: ClusterSpec) -> NetworkFact
     """
     from scipy.optimize import least_squares
 
-    before = facts_of(cluster)
+    before = network_facts_of_cluster(cluster)
     first = np.log([before.latency_s, before.efficiency, before.all_to_all_efficiency])
     least = np.log([LEAST_LATENCY_S, LEAST_SHARE, LEAST_SHARE])
     most = np.log([MOST_LATENCY_S, MOST_SHARE, MOST_SHARE])
@@ -98,15 +98,17 @@ def fit_network(runs: Sequence[NetworkRun], cluster: ClusterSpec) -> NetworkFact
     return NetworkFacts(*np.exp(solution.x).tolist())
 
 
-def run_errors(runs: Sequence[NetworkRun], cluster: ClusterSpec, fitted: NetworkFacts) -> tuple[RunErrors, ...]:
+def network_run_errors(
+    runs: Sequence[NetworkRun], cluster: ClusterSpec, fitted: NetworkFacts
+) -> tuple[NetworkRunErrors, ...]:
     """How far each run is from its prediction, and how far it is without it in the fit."""
     scored = []
     for run in runs:
         others = [other for other in runs if other is not run]
         alike = any((other.kind == "all_to_all") == (run.kind == "all_to_all") for other in others)
         by_others = _median_error(run, cluster, fit_network(others, cluster)) if alike else None
-        before = _median_error(run, cluster, facts_of(cluster))
-        scored.append(RunErrors(run.name, before, _median_error(run, cluster, fitted), by_others))
+        before = _median_error(run, cluster, network_facts_of_cluster(cluster))
+        scored.append(NetworkRunErrors(run.name, before, _median_error(run, cluster, fitted), by_others))
     return tuple(scored)
 
 

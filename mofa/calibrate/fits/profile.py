@@ -9,22 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from mofa.calibrate.fits.fitted_curves import Curves, Fitted
-from mofa.calibrate.fits.folder import bundled_gpu_and_node, fit_folder
+from mofa.calibrate.fits.fitted_curves import CurveFit, DeviceCurveFits
+from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device, fit_folder
 from mofa.calibrate.fits.host_optimizer import host_optimizer_facts
-from mofa.calibrate.fits.te_host_facts import layer_facts, module_facts
+from mofa.calibrate.fits.te_host_facts import layer_host_facts, module_host_facts
 from mofa.calibrate.shapes.routed import OPS as ROUTED_OPS
 from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte, collective_s
 from mofa.errors import SpecError
-from mofa.specs.copied_facts import Folder
-from mofa.specs.copied_facts import mark_transferred as mark_transferred
-from mofa.specs.files import bundled, profile_text
-from mofa.specs.host import LayerPace
+from mofa.specs.copied_facts import Folder, mark_all_as_transferred
+from mofa.specs.files import bundled_names, profile_as_yaml
+from mofa.specs.host import SmallLayerTime
 from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.products import FALLBACK
-from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slower_host
+from mofa.specs.scaling import FIT_FIELDS, scaled_curve, slowed_host
 from mofa.units import parse_quantity
 
 BETWEEN = "between_memory"
@@ -60,10 +59,10 @@ def fit_folders(
     curves = merge_curves([fit_folder(f)[1] for f in folders], folders)
     if not curves.gemm:
         raise SpecError(f"{folders[0]}: no gemm rows to fit; run `mofa calibrate run` with the family gemm first")
-    gpu_base, node_base = base or bundled_gpu_and_node(curves.gpu, folders[0])
+    gpu_base, node_base = base or bundled_gpu_and_node_of_device(curves.gpu, folders[0])
     source = "mofa calibrate, " + ", ".join(f"measurements of {f.name}" for f in folders)
-    gpu = gpu_profile(mark_transferred(_bundled("gpus", gpu_base), gpu_base), curves, name, source)
-    node = node_profile(mark_transferred(_bundled("nodes", node_base), node_base), curves, name, source)
+    gpu = measured_gpu_profile(mark_all_as_transferred(_bundled("gpus", gpu_base), gpu_base), curves, name, source)
+    node = measured_node_profile(mark_all_as_transferred(_bundled("nodes", node_base), node_base), curves, name, source)
     written = {}
     for kind, content in (
         ("gpus", gpu),
@@ -72,12 +71,12 @@ def fit_folders(
     ):
         path = out / kind / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(profile_text(content), encoding="utf-8")
+        path.write_text(profile_as_yaml(content), encoding="utf-8")
         written[kind] = path
     return written
 
 
-def merge_curves(fitted: Sequence[Curves], folders: Sequence[Path]) -> Curves:
+def merge_curves(fitted: Sequence[DeviceCurveFits], folders: Sequence[Path]) -> DeviceCurveFits:
     """Curves of several folders as one; a family of a later folder joins or replaces an earlier one's."""
     if not fitted:
         raise SpecError("mofa calibrate fit: no folder given; give one that `mofa calibrate run` wrote")
@@ -112,10 +111,10 @@ def merge_curves(fitted: Sequence[Curves], folders: Sequence[Path]) -> Curves:
     return together
 
 
-def gpu_profile(base: dict[str, Any], curves: Curves, name: str, source: str) -> dict[str, Any]:
+def measured_gpu_profile(base: dict[str, Any], curves: DeviceCurveFits, name: str, source: str) -> dict[str, Any]:
     """The bundled GPU with the measured curves in place of its own."""
     peaks = {f: _si(fact["value"]) for f, fact in base["peak_flops_per_s"].items()}
-    made: dict[str, Any] = {**base, "name": name, "curves": gpu_curves(base["curves"], peaks, curves, source)}
+    made: dict[str, Any] = {**base, "name": name, "curves": fitted_gpu_curves(base["curves"], peaks, curves, source)}
     made["num_sms"] = _fact(curves.num_sms, source + ": multiprocessors that CUDA reports")
     if curves.l2_bytes:
         size = f"{curves.l2_bytes / 2**20:g} MiB"
@@ -127,7 +126,9 @@ def gpu_profile(base: dict[str, Any], curves: Curves, name: str, source: str) ->
     return made
 
 
-def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, source: str) -> dict[str, Any]:
+def fitted_gpu_curves(
+    base: dict[str, Any], peaks: dict[str, float], curves: DeviceCurveFits, source: str
+) -> dict[str, Any]:
     """The fitted curves as the planner reads them; families that were not measured stay the bundled profile's.
 
     A format without measurements takes bf16's curve by the ratio of the peaks, and is assumed.
@@ -139,12 +140,14 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
         made["gemm"] = {}
         for dtype, peak in peaks.items():
             if dtype in curves.gemm:
-                made["gemm"][dtype] = curve_fact(curves.gemm[dtype], source, **powered_of[dtype])
+                made["gemm"][dtype] = curve_profile_entry(curves.gemm[dtype], source, **powered_of[dtype])
             else:
                 faster = peak / peaks["bf16"]
-                made["gemm"][dtype] = _scaled(curve_fact(curves.gemm["bf16"], source, **powered_of["bf16"]), faster)
+                made["gemm"][dtype] = _scaled(
+                    curve_profile_entry(curves.gemm["bf16"], source, **powered_of["bf16"]), faster
+                )
     if "bf16" in curves.grouped_gemm:
-        grouped = curve_fact(curves.grouped_gemm["bf16"], source, **powered_of["bf16"])
+        grouped = curve_profile_entry(curves.grouped_gemm["bf16"], source, **powered_of["bf16"])
         made["grouped_gemm"] = {
             dtype: grouped if dtype == "bf16"
             else _scaled(grouped, best[dtype] / best["bf16"] if {dtype, "bf16"} <= set(best) else peak / peaks["bf16"])
@@ -153,16 +156,18 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
     made |= product_curves_with_fp8(base, made, curves, source)
     if curves.multi_stream:
         made["multi_stream"] = made.get("multi_stream", {}) | {
-            dtype: {**curve_fact(fitted, source, **powered_of.get(dtype, powered_of["bf16"])), **OF_TE}
+            dtype: {**curve_profile_entry(fitted, source, **powered_of.get(dtype, powered_of["bf16"])), **OF_TE}
             for dtype, fitted in curves.multi_stream.items()
             if dtype not in FALLBACK
         }
     if curves.attention:
-        made["attention"] = {key: curve_fact(fitted, source, **_attention_powered(curves, key))
+        made["attention"] = {key: curve_profile_entry(fitted, source, **_attention_powered(curves, key))
                              for key, fitted in curves.attention.items()}  # fmt: skip
     if curves.memory_bound:
         made["stream"] = {"default": _default_stream(curves, source)}
-        made["stream"] |= {key: memory_bound_fact(key, fitted, source) for key, fitted in curves.memory_bound.items()}
+        made["stream"] |= {
+            key: memory_bound_profile_entry(key, fitted, source) for key, fitted in curves.memory_bound.items()
+        }
         made["stream"] |= {key: curve for key, curve in base["stream"].items() if key not in made["stream"]}
         if "device_copy" in curves.copy_bytes_per_s:
             form = {**made["stream"]["default"]["form"], "bytes_per_s": curves.copy_bytes_per_s["device_copy"]}
@@ -183,7 +188,7 @@ def gpu_curves(base: dict[str, Any], peaks: dict[str, float], curves: Curves, so
 
 
 def product_curves_with_fp8(
-    base: dict[str, Any], made: dict[str, Any], curves: Curves, source: str
+    base: dict[str, Any], made: dict[str, Any], curves: DeviceCurveFits, source: str
 ) -> dict[str, Any]:  # fmt: skip
     """Products with those of Transformer Engine's fp8 kinds: measured here, else the bundled profile's if it has any.
 
@@ -197,7 +202,7 @@ def product_curves_with_fp8(
         known = base.get(family, {})
         kinds = {kind: known[kind] for kind in FALLBACK if kind in known}
         kinds |= {
-            kind: curve_fact(fitted[kind], source, **power_limit_fields(curves, f"gemm {kind}", "gemm fp8"))
+            kind: curve_profile_entry(fitted[kind], source, **power_limit_fields(curves, f"gemm {kind}", "gemm fp8"))
             for kind in FALLBACK if kind in fitted
         }  # fmt: skip
         if kinds or family in made:
@@ -208,12 +213,12 @@ def product_curves_with_fp8(
 OF_TE: dict[str, Any] = {"library": "transformer-engine"}
 
 
-def memory_bound_fact(key: str, fitted: Fitted, source: str) -> dict[str, Any]:
+def memory_bound_profile_entry(key: str, fitted: CurveFit, source: str) -> dict[str, Any]:
     """A memory-bound op's curve; of Transformer Engine's kernels with their library."""
-    return {**curve_fact(fitted, source), **(OF_TE if key.startswith("te ") else {})}
+    return {**curve_profile_entry(fitted, source), **(OF_TE if key.startswith("te ") else {})}
 
 
-def with_clock_shares(stream: dict[str, Any], curves: Curves) -> dict[str, Any]:
+def with_clock_shares(stream: dict[str, Any], curves: DeviceCurveFits) -> dict[str, Any]:
     """Memory-bound ops' curves with their :attr:`mofa.specs.curves.MemoryBoundCurve.clock_share` where it was
     measured."""
     shares = curves.clock_shares
@@ -223,7 +228,7 @@ def with_clock_shares(stream: dict[str, Any], curves: Curves) -> dict[str, Any]:
     }
 
 
-def curve_fact(fitted: Fitted, source: str, **more: float) -> dict[str, Any]:
+def curve_profile_entry(fitted: CurveFit, source: str, **more: float) -> dict[str, Any]:
     """A fitted curve as a profile holds it."""
     form = asdict(fitted.form)
     if not form.get("missed_bytes_per_s", 1.0):
@@ -244,7 +249,7 @@ def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
             "source": f"{curve['source']}: bf16's, {factor:.3g} times as fast"}  # fmt: skip
 
 
-def power_limit_fields(curves: Curves, *names: str) -> dict[str, float]:
+def power_limit_fields(curves: DeviceCurveFits, *names: str) -> dict[str, float]:
     """A curve's fields under the power limit: rate between memory-bound kernels, rate alone, clock, its exponent and
     the rate of full load.
 
@@ -263,12 +268,12 @@ def power_limit_fields(curves: Curves, *names: str) -> dict[str, float]:
     return {"sustained": 1.0, "alone": 1.0, "clock": 1.0}
 
 
-def _attention_powered(curves: Curves, key: str) -> dict[str, float]:
+def _attention_powered(curves: DeviceCurveFits, key: str) -> dict[str, float]:
     backend, direction, _ = key.split()
     return power_limit_fields(curves, f"attention_{backend}_{direction} bf16", f"attention_{backend} bf16")
 
 
-def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
+def _default_stream(curves: DeviceCurveFits, source: str) -> dict[str, Any]:
     """The middle of the eager ops: of their rates, and of the launches of those with one kernel."""
     forms = {k.split()[1]: f.form for k, f in curves.memory_bound.items() if k.startswith("eager")}
     eager = {op: form for op, form in forms.items() if op not in ROUTED_OPS}  # strided: no example for others
@@ -282,7 +287,7 @@ def _default_stream(curves: Curves, source: str) -> dict[str, Any]:
     return made
 
 
-def host_facts(base: dict[str, Any], curves: Curves, source: str) -> dict[str, Any]:
+def host_facts(base: dict[str, Any], curves: DeviceCurveFits, source: str) -> dict[str, Any]:
     """Issue times. A backward node of a product has two products and one addition: the rest is autograd's engine.
 
     What was not timed is the base's, as much longer as a small op takes here.
@@ -297,7 +302,7 @@ def host_facts(base: dict[str, Any], curves: Curves, source: str) -> dict[str, A
         op_s = float(np.median([s[op] for op in SMALL_OPS if op in s]))
         factor = op_s / parse_quantity(base["eager_op_s"]["value"], "s")
         if abs(factor - 1.0) > ROUNDING:
-            made = slower_host(base, factor, f"as a small op, {source}")
+            made = slowed_host(base, factor, f"as a small op, {source}")
         put("eager_op_s", op_s, "median of an addition, SiLU and a norm")
     if "eager_linear_grad" in s:
         put("linear_op_s", s["eager_linear_grad"], "a linear with autograd")
@@ -317,16 +322,16 @@ def host_facts(base: dict[str, Any], curves: Curves, source: str) -> dict[str, A
         put("gemm_choice_s", s["mm_new_rows"] - s["mm_seen_rows"], words)
     if curves.modules and curves.layer_in_small_ops is not None:
         op_s = parse_quantity(made["eager_op_s"]["value"], "s")
-        layer = LayerPace(*(times * op_s for times in curves.layer_in_small_ops))
-        made |= layer_facts(layer, f"{source}: over the small op of the same moments")
+        layer = SmallLayerTime(*(times * op_s for times in curves.layer_in_small_ops))
+        made |= layer_host_facts(layer, f"{source}: over the small op of the same moments")
         words = f"{source}: of a chain, or of a layer more, over the small layer beside it"
-        made["modules"] = {**made.get("modules", {}), **module_facts(curves.modules, layer, words)}
+        made["modules"] = {**made.get("modules", {}), **module_host_facts(curves.modules, layer, words)}
     if optimizer := host_optimizer_facts(curves.host_optimizer, source):
         made["optimizer"] = optimizer
     return made
 
 
-def node_profile(base: dict[str, Any], curves: Curves, name: str, source: str) -> dict[str, Any]:
+def measured_node_profile(base: dict[str, Any], curves: DeviceCurveFits, name: str, source: str) -> dict[str, Any]:
     """The bundled node with the measured links in place of its own."""
     made: dict[str, Any] = {**base, "name": name, "gpu": name}
     if not curves.collective:
@@ -350,7 +355,7 @@ def node_profile(base: dict[str, Any], curves: Curves, name: str, source: str) -
         intra["latency_s"] = _fact(f"{step * 1e6:.3g} us", words)
         made["collective_startup_s"] = _fact(f"{(starts[low] - step * (low - 1)) * 1e6:.3g} us", words)
     made["collectives"] = {
-        key: curve_fact(fitted, source + ", without NVLS")
+        key: curve_profile_entry(fitted, source + ", without NVLS")
         for key, fitted in curves.collective.items() if key.split()[0] in PLANNED
     }  # fmt: skip
     return {**made, "intra": intra}
@@ -365,14 +370,14 @@ def round_numbers(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def curves_as_plain_numbers(curves: Curves) -> dict[str, Any]:
+def curves_as_plain_numbers(curves: DeviceCurveFits) -> dict[str, Any]:
     """The curves as plain numbers and lists, rounded to what the measurement gives."""
     curves_dict: dict[str, Any] = round_numbers(curves.as_dict())
     return curves_dict
 
 
 def _bundled(kind: Folder, name: str) -> dict[str, Any]:
-    if name not in bundled(kind):
+    if name not in bundled_names(kind):
         raise SpecError(f"{name}: no such bundled profile of {kind}; choose one that `mofa show hardware` lists")
     return expanded_profile(kind, name)
 

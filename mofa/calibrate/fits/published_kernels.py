@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from mofa.calibrate.fits.fit import fit_curves
-from mofa.calibrate.fits.fitted_curves import Curves
+from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
 from mofa.calibrate.measurements import Row
 
 FULL_CLOCK_S = 100e-6
@@ -26,7 +26,7 @@ RESULT = "te"
 """Variant of products whose result is in 16 bits; others add to an fp32 one."""
 
 
-def fit_published_kernels(rows: Sequence[Row], *, num_sms: int, power_shares: Mapping[str, float]) -> Curves:
+def fit_published_kernels(rows: Sequence[Row], *, num_sms: int, power_shares: Mapping[str, float]) -> DeviceCurveFits:
     """Curves at full clock of rows that hold no clock, and what the power limit leaves of them.
 
     Parameters

@@ -26,11 +26,11 @@ from mofa.calibrate.fits.te_relative_host_times import (
     FAMILY,
     PACES,
     QUERIES,
-    RelativeTimes,
-    linear_shape,
+    RelativeHostTimes,
+    linear_shape_text,
 )
 from mofa.calibrate.measurements import Row
-from mofa.specs.host import LayerPace
+from mofa.specs.host import SmallLayerTime
 
 MOE, MOE_EXPERTS = "model_moe8", 8
 ONE_GPU_EXPERTS = {MOE: MOE_EXPERTS, "model_moe64": 64, "model_moe128": 128}
@@ -69,10 +69,10 @@ DENSE_LAYER = {"norm_linear": 2.0, "linear": 2.0, "rope": 2.0, "attention": 1.0,
 
 
 RelativeSeconds = dict[str, float]
-"""Layers by the names of :class:`mofa.specs.host.ModuleCall`'s fields. [-]"""
+"""Layers by the names of :class:`mofa.specs.host.ModuleCallTime`'s fields. [-]"""
 
 
-def cold_to_warm_ratio_forward(times: RelativeTimes, dtype: str = BF16) -> float:
+def cold_to_warm_ratio_forward(times: RelativeHostTimes, dtype: str = BF16) -> float:
     """How much longer a module takes in a layer than in a chain of its own, forward; 1 where that was not timed. [-]"""
     ratios = []
     for chain, model, method in CALLED.values():
@@ -82,7 +82,7 @@ def cold_to_warm_ratio_forward(times: RelativeTimes, dtype: str = BF16) -> float
     return median(ratios) if ratios else 1.0
 
 
-def cold_to_warm_ratio_backward(times: RelativeTimes) -> float:
+def cold_to_warm_ratio_backward(times: RelativeHostTimes) -> float:
     """The same back: a dense layer's backward over its modules' chains. [-]"""
     layer, plain = times.seconds_per_layer(DENSE, "backward"), times.median_of("silu", "bwd")
     chains = {CALLED[name][0]: number for name, number in DENSE_LAYER.items()}
@@ -98,13 +98,13 @@ def _chosen(chain: str) -> dict[str, int]:
     return {"fused": 1} if chain in ("column_linear", "norm_linear", "grouped_linear") else {}
 
 
-def relative_module_times(times: RelativeTimes) -> dict[str, RelativeSeconds]:
+def relative_module_times(times: RelativeHostTimes) -> dict[str, RelativeSeconds]:
     """What every timed module takes, in layers of :class:`mofa.host_pace.TransformerEngineLayer`, each way. [-]
 
     Examples
     --------
     >>> timed = {("rope", "fwd", "bf16"): [({"ops": 16}, 8.0)], ("rope", "bwd", "bf16"): [({}, 6.0)]}
-    >>> relative_module_times(RelativeTimes(timed))
+    >>> relative_module_times(RelativeHostTimes(timed))
     {'rope': {'forward_s': 8.0, 'backward_s': 6.0}}
     """
     back = cold_to_warm_ratio_backward(times)
@@ -156,7 +156,7 @@ RING, GATHERED, EXCHANGED = CONTEXT_PARALLEL = ("model_cp2_p2p", "model_cp2_all_
 STEPS = 2.0
 
 
-def _parallel(times: RelativeTimes, modules: dict[str, RelativeSeconds]) -> None:
+def _parallel(times: RelativeHostTimes, modules: dict[str, RelativeSeconds]) -> None:
     """What a layer takes longer over two ranks: by each collective of a linear's, and attention with all of its own.
 
     Forward by the kind of context parallelism: of a ring by each of two steps. Back they are not told apart, as ways
@@ -203,7 +203,7 @@ def _put_forward(modules: dict[str, RelativeSeconds], module: str, forward: floa
         modules[module] = {"forward_s": forward}
 
 
-def _grouped(times: RelativeTimes, ahead: float, back: float) -> RelativeSeconds:
+def _grouped(times: RelativeHostTimes, ahead: float, back: float) -> RelativeSeconds:
     """A line over the number of experts: forward where layers call it, else of chains, as much longer as other modules
     are in layers.
 
@@ -219,7 +219,7 @@ def _grouped(times: RelativeTimes, ahead: float, back: float) -> RelativeSeconds
     return chains
 
 
-def _grouped_in(times: RelativeTimes, dtype: str, plain: Mapping[str, float]) -> RelativeSeconds:
+def _grouped_in(times: RelativeHostTimes, dtype: str, plain: Mapping[str, float]) -> RelativeSeconds:
     """The same in fp8: what it takes longer in layers than in chains, such as hooks of parameters, it does as in bf16
     (``plain``), once and for each expert."""
     chains, beside = (
@@ -233,7 +233,7 @@ PADDED_AND_CUT = 2.0
 
 
 def _over_experts(
-    times: RelativeTimes, op: str, dtype: str, ahead: float, back: float, sizes: Mapping[str, int]
+    times: RelativeHostTimes, op: str, dtype: str, ahead: float, back: float, sizes: Mapping[str, int]
 ) -> RelativeSeconds:
     """A line over the number of experts, each way, ``ahead`` and ``back`` times as long as in chains; none of fewer
     than two numbers."""
@@ -255,7 +255,7 @@ ONE_SCALE = ("fp8-delayed", "fp8-tensorwise")
 """Recipes whose products are the same to the library, with one scale a tensor: the one that is timed first chooses."""
 
 
-def _choice(times: RelativeTimes, dtype: str, direction: str) -> float | None:
+def _choice(times: RelativeHostTimes, dtype: str, direction: str) -> float | None:
     """What each product of a grouped linear takes longer, each way, whose number of rows was never there.
 
     The mean of a linear's experts, in chains. The way back is 0.93 of the way forward in
@@ -265,11 +265,11 @@ def _choice(times: RelativeTimes, dtype: str, direction: str) -> float | None:
     by_linear: dict[str, list[float]] = defaultdict(list)
     for scaling in ONE_SCALE if dtype in ONE_SCALE else (dtype,):
         seen = {
-            linear_shape(shape): value
+            linear_shape_text(shape): value
             for shape, value in times.times_by_case.get(("grouped_seen_rows", direction, scaling), [])
         }
         for shape, value in times.times_by_case.get(("grouped_new_rows", direction, scaling), []):
-            if (linear := linear_shape(shape)) in seen:
+            if (linear := linear_shape_text(shape)) in seen:
                 by_linear[linear].append((value - seen[linear]) / (CHOSEN[direction] * int(shape["experts"])))
     return min(map(max, by_linear.values()), default=None)
 
@@ -295,7 +295,7 @@ def _rest(total: float | None, parts: float | None) -> float | None:
     return None if total is None or parts is None else max(total - parts, 0.0)
 
 
-def _norms(times: RelativeTimes, modules: dict[str, RelativeSeconds]) -> None:
+def _norms(times: RelativeHostTimes, modules: dict[str, RelativeSeconds]) -> None:
     """A norm forward where it is timed twice in a layer: over the heads of queries and of keys, which are copied.
 
     Alone it hits what it just used: in te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, both
@@ -307,7 +307,7 @@ def _norms(times: RelativeTimes, modules: dict[str, RelativeSeconds]) -> None:
         modules["norm"]["forward_s"] = max(made - plain - copy, 0.0) / 2.0
 
 
-def _latent(times: RelativeTimes, modules: dict[str, RelativeSeconds]) -> None:
+def _latent(times: RelativeHostTimes, modules: dict[str, RelativeSeconds]) -> None:
     """Latent attention's own Python, each way: what is left of a layer of it that projects queries twice as well."""
     ahead, behind = (
         _rest(times.per_layer_with_dense_ends(LATENT, part), _sum(modules, f"{part}_s", LATENT_LAYER))
@@ -316,7 +316,7 @@ def _latent(times: RelativeTimes, modules: dict[str, RelativeSeconds]) -> None:
     _put(modules, "latent_attention", ahead, behind)
 
 
-def _dense(times: RelativeTimes, modules: dict[str, RelativeSeconds], back: float) -> None:
+def _dense(times: RelativeHostTimes, modules: dict[str, RelativeSeconds], back: float) -> None:
     """Attention's and the layer's own Python: what is left of what calls their modules."""
     plain = times.median_of("silu", "bwd")
     made = times.call_time(DENSE, QUERIES)
@@ -327,7 +327,7 @@ def _dense(times: RelativeTimes, modules: dict[str, RelativeSeconds], back: floa
     _ends(times, modules, None if plain is None else back * SPLIT_NODES * plain)
 
 
-def _ends(times: RelativeTimes, modules: dict[str, RelativeSeconds], embedding_backward: float | None) -> None:
+def _ends(times: RelativeHostTimes, modules: dict[str, RelativeSeconds], embedding_backward: float | None) -> None:
     """What a model's pass takes beside its layers: the head its own call, the embedding all the rest of the forward.
 
     That rest lies ahead of the first layer: the schedule's step, the batch, and first calls that find nothing in the
@@ -352,7 +352,7 @@ MOE_LAYER = {
 """A layer of experts but for its grouped linears and its own Python."""
 
 
-def _experts(times: RelativeTimes, modules: dict[str, RelativeSeconds], back: float) -> None:
+def _experts(times: RelativeHostTimes, modules: dict[str, RelativeSeconds], back: float) -> None:
     """Router, dispatcher and what is left of a layer of experts: forward its own Python, back the grouped linears'."""
 
     def behind(*chains: str) -> float | None:
@@ -381,7 +381,7 @@ def _experts(times: RelativeTimes, modules: dict[str, RelativeSeconds], back: fl
     _exchanges(times, modules, behind_all)
 
 
-def _products(times: RelativeTimes, others: float, models: Mapping[str, int]) -> dict[int, float]:
+def _products(times: RelativeHostTimes, others: float, models: Mapping[str, int]) -> dict[int, float]:
     """What a grouped linear takes back with the hooks of its parameters, by its experts: half of what is left of a
     layer's way back without the others."""
     layers = {n: times.per_layer_with_dense_ends(model, "backward") for model, n in models.items()}
@@ -393,7 +393,7 @@ EXCHANGES = (4.0, 3.0)
 PARTS_OF_EXCHANGE = ("MoELayer.preprocess", "MoELayer.dispatch", "MoELayer.combine")
 
 
-def _exchanges(times: RelativeTimes, modules: dict[str, RelativeSeconds], others: float) -> None:
+def _exchanges(times: RelativeHostTimes, modules: dict[str, RelativeSeconds], others: float) -> None:
     """A collective between ranks with experts of a layer: what its dispatcher's calls take longer over two of them, and
     a layer's way back. Forward a whole layer would hold what one rank waits for the other. Back the least of models
     counts: of few experts the line over their number says too little."""
@@ -421,12 +421,15 @@ def layer_time_over_small_op(rows: Iterable[Row]) -> tuple[float, float] | None:
     return ahead / small, behind / small
 
 
-def module_facts(modules: Mapping[str, RelativeSeconds], layer: LayerPace, source: str) -> dict[str, dict[str, Any]]:
+def module_host_facts(
+    modules: Mapping[str, RelativeSeconds], layer: SmallLayerTime, source: str
+) -> dict[str, dict[str, Any]]:
     """What :func:`relative_module_times` found as a profile holds it, of a host on which a layer takes so long. [s]
 
     Examples
     --------
-    >>> module_facts({"rope": {"forward_s": 0.04}}, LayerPace(1e-3, 2e-3), "an example")["rope"]["forward_s"]["value"]
+    >>> facts = module_host_facts({"rope": {"forward_s": 0.04}}, SmallLayerTime(1e-3, 2e-3), "an example")
+    >>> facts["rope"]["forward_s"]["value"]
     '40 us'
     """
 
@@ -440,7 +443,7 @@ def module_facts(modules: Mapping[str, RelativeSeconds], layer: LayerPace, sourc
     }
 
 
-def layer_facts(layer: LayerPace, source: str) -> dict[str, dict[str, Any]]:
+def layer_host_facts(layer: SmallLayerTime, source: str) -> dict[str, dict[str, Any]]:
     """A layer's times as a profile holds them."""
     return {
         f"layer_{direction}": {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}

@@ -27,26 +27,26 @@ WAYS_BACK = ("bwd", "backward")
 
 
 @dataclass(frozen=True)
-class RelativeTimes:
+class RelativeHostTimes:
     """Rows by what they timed, each over the layer beside it. [-]"""
 
     times_by_case: dict[tuple[str, str, str], list[tuple[Shape, float]]]
     """By medians of both: low quantiles of a ratio are moments at which the layer happened to be slow."""
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Row]) -> RelativeTimes:
+    def from_rows(cls, rows: Iterable[Row]) -> RelativeHostTimes:
         """Of rows of any number of folders; other families are left out."""
         rows = [row for row in rows if row.case.family == FAMILY]
         paces: dict[tuple[str, str, str, str, str], Sample] = {}
         for row in rows:
             if row.case.variant in PACES:
-                paces[row.host, row.case.op, row.case.dtype, linear_shape(row.case.shape), row.case.variant] = (
+                paces[row.host, row.case.op, row.case.dtype, linear_shape_text(row.case.shape), row.case.variant] = (
                     row.sample
                 )
         by: dict[tuple[str, str, str], list[tuple[Shape, float]]] = defaultdict(list)
         for row in rows:
             pace = "layer_bwd" if row.case.variant in WAYS_BACK else "layer_fwd"
-            beside = paces.get((row.host, row.case.op, row.case.dtype, linear_shape(row.case.shape), pace))
+            beside = paces.get((row.host, row.case.op, row.case.dtype, linear_shape_text(row.case.shape), pace))
             if row.case.variant not in PACES and beside is not None:
                 key = row.case.op, row.case.variant, row.case.dtype
                 by[key].append((row.case.shape, row.sample.median_s / beside.median_s))
@@ -108,6 +108,6 @@ class RelativeTimes:
         return median(by[few]) - few * each, each
 
 
-def linear_shape(shape: Shape) -> str:
+def linear_shape_text(shape: Shape) -> str:
     """A shape as one word, without what rows of parts have more."""
     return " ".join(f"{name}={value}" for name, value in shape.items() if name != "calls")

@@ -19,7 +19,7 @@ LONG_S = 100e-6
 
 def has_own_curve(row: Row) -> bool:
     """Whether a memory-bound row is one of a curve: not the router's products, which are fp32 ones with casts, nor
-    norms of widths without a kernel of their own (`mofa.specs.gpu_facts.LayerKernels`)."""
+    norms of widths without a kernel of their own (`mofa.specs.gpu_facts.LayerKernelRatios`)."""
     kind = row.case.op.partition("_")[0]
     if row.case.op.startswith("router_gate"):
         return False
@@ -31,12 +31,12 @@ def is_row_of_short_kernels(row: Row) -> bool:
     return row.case.variant == "megatron" and row.case.op.endswith("_bwd")
 
 
-def accumulation_form(rows: Sequence[Row], single: GemmForm, num_sms: int) -> MemoryBoundForm | None:
+def gradient_accumulation_form(rows: Sequence[Row], single: GemmForm, num_sms: int) -> MemoryBoundForm | None:
     """Bandwidth of the extra traffic when a product accumulates into an fp32 gradient: the median over long products.
 
     Examples
     --------
-    >>> accumulation_form([], GemmForm(((128, 128, 6e14),), 0.0, 0.0, 1e12, 4.0), 132) is None
+    >>> gradient_accumulation_form([], GemmForm(((128, 128, 6e14),), 0.0, 0.0, 1e12, 4.0), 132) is None
     True
     """
     long = [r for r in rows if r.sample.median_s > LONG_S]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Item, Shape, split_cases
+from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Item, Shape, grid_and_held_out_cases
 
 SEQUENCES = ((512, 4), (1024, 1), (1024, 8), (2048, 1), (2048, 4), (4096, 1), (4096, 2), (6144, 1), (8192, 1),
              (12288, 1), (16384, 1), (32768, 1), (65536, 1))  # fmt: skip
@@ -38,12 +38,17 @@ def attention_cases() -> list[Case]:
                         for kv_len in kv_lens:
                             shape = attention_shape(batch, heads, kv_heads, q_len, kv_len, d_qk, d_v, causal)
                             grid.append((op, variant, "bf16", shape))
-    return split_cases(
-        "attention", grid, held_out_attention(rng), 140, held_out_attention(random.Random(FRESH_SEED + 2)), 100
+    return grid_and_held_out_cases(
+        "attention",
+        grid,
+        held_out_attention_cases(rng),
+        140,
+        held_out_attention_cases(random.Random(FRESH_SEED + 2)),
+        100,
     )
 
 
-def held_out_attention(rng: random.Random) -> list[Item]:
+def held_out_attention_cases(rng: random.Random) -> list[Item]:
     """Attention of the bundled workloads over other lengths and batches."""
     held_out: list[Item] = []
     for _ in range(1000):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mofa.calibrate.cases import Case, Shape, split_cases
+from mofa.calibrate.cases import Case, Shape, grid_and_held_out_cases
 
 FAMILY = "chunked_moe"
 ISSUE = "host_issue"
@@ -61,7 +61,7 @@ def chunked_cases(gpus: int) -> list[Case]:
             for chunks in CHUNKS
         ]
     items, fresh = ([("step", "grouped_mm", "bf16", shape) for shape in some] for some in (shapes, _fresh(groups)))
-    return split_cases(FAMILY, [], items, len(items), fresh, len(fresh))
+    return grid_and_held_out_cases(FAMILY, [], items, len(items), fresh, len(fresh))
 
 
 def _fresh(groups: Sequence[int]) -> list[Shape]:
@@ -74,7 +74,7 @@ def _fresh(groups: Sequence[int]) -> list[Shape]:
     ]
 
 
-def expert_loads(tokens: int, top_k: int, experts: int, skew: float) -> list[int]:
+def expert_copies_of_rank(tokens: int, top_k: int, experts: int, skew: float) -> list[int]:
     """Copies that each expert gets of one rank's tokens: a Zipf law, no expert more than one copy of a token.
 
     What the most popular experts cannot take goes to the others in proportion; the rest of the rounding to the
@@ -82,7 +82,8 @@ def expert_loads(tokens: int, top_k: int, experts: int, skew: float) -> list[int
 
     Examples
     --------
-    >>> expert_loads(64, 2, 8, 0.0), sum(expert_loads(4096, 8, 64, 1.0)), max(expert_loads(4096, 8, 64, 1.0))
+    >>> copies = expert_copies_of_rank(4096, 8, 64, 1.0)
+    >>> expert_copies_of_rank(64, 2, 8, 0.0), sum(copies), max(copies)
     ([16, 16, 16, 16, 16, 16, 16, 16], 32768, 4096)
     """
     weights = [(i + 1.0) ** -skew for i in range(experts)]
@@ -102,14 +103,14 @@ def expert_loads(tokens: int, top_k: int, experts: int, skew: float) -> list[int
     return loads
 
 
-def rank_rows(shape: Shape) -> list[int]:
+def token_rows_by_rank(shape: Shape) -> list[int]:
     """Token rows that each rank's experts receive from all ranks in one layer.
 
     Examples
     --------
-    >>> rank_rows({**SMALL, "ep": 2, "skew": "0.0"}), rank_rows({**SMALL, "ep": 2, "skew": "1.0"})
+    >>> token_rows_by_rank({**SMALL, "ep": 2, "skew": "0.0"}), token_rows_by_rank({**SMALL, "ep": 2, "skew": "1.0"})
     ([128, 128], [196, 60])
     """
     tokens, top_k, experts, ep = (int(shape[name]) for name in ("tokens", "top_k", "experts", "ep"))
-    loads, local = expert_loads(tokens, top_k, experts, float(shape["skew"])), experts // ep
+    loads, local = expert_copies_of_rank(tokens, top_k, experts, float(shape["skew"])), experts // ep
     return [ep * sum(loads[r * local : (r + 1) * local]) for r in range(ep)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.calibrate.cases import Case, Item, Shape, split_cases
+from mofa.calibrate.cases import Case, Item, Shape, grid_and_held_out_cases
 
 
 def sustained_cases() -> list[Case]:
@@ -17,7 +17,7 @@ def sustained_cases() -> list[Case]:
     ):  # fmt: skip
         for variant in ("burst", "2s", "between_memory"):
             grid.append((op, variant, dtype, dict(zip("mnk", shape, strict=True))))
-    return split_cases("sustained", grid, [], 0)
+    return grid_and_held_out_cases("sustained", grid, [], 0)
 
 
 THROTTLED = {
@@ -41,4 +41,4 @@ def throttled_cases() -> list[Case]:
         (op, f"{kind}_{load}", "bf16", shape)
         for kind, ops in THROTTLED.items() for op in ops for load in ("burst", "heavy", "medium")
     ]  # fmt: skip
-    return split_cases("throttled", grid, [], 0)
+    return grid_and_held_out_cases("throttled", grid, [], 0)

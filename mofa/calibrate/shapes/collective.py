@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Item, Shape, split_cases
+from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Item, Shape, grid_and_held_out_cases
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_uneven", "send_recv")
 COMPUTED = ("product", "stream")
@@ -24,13 +24,13 @@ def collective_cases(gpus: int) -> list[Case]:
         for op in OPS:
             for exponent in range(12, 31):
                 grid.append((op, "nccl", "bf16", collective_shape(op, 2**exponent, group)))
-    held_out = held_out_collectives(rng, gpus, (1, 2, 4, 8))
-    fresh = held_out_collectives(random.Random(FRESH_SEED + 10), gpus, (1, 2, 3, 4, 5, 6, 8, 12))
+    held_out = held_out_collective_cases(rng, gpus, (1, 2, 4, 8))
+    fresh = held_out_collective_cases(random.Random(FRESH_SEED + 10), gpus, (1, 2, 3, 4, 5, 6, 8, 12))
     several = gpus > 1
-    return split_cases("collective", grid, held_out, 120 if several else 0, fresh, 100 if several else 0)
+    return grid_and_held_out_cases("collective", grid, held_out, 120 if several else 0, fresh, 100 if several else 0)
 
 
-def held_out_collectives(rng: random.Random, gpus: int, parts: tuple[int, ...]) -> list[Item]:
+def held_out_collective_cases(rng: random.Random, gpus: int, parts: tuple[int, ...]) -> list[Item]:
     """Payloads of the bundled workloads: activations of a part of the sequence, weights or gradients of a layer."""
     held_out: list[Item] = []
     for _ in range(2000):
@@ -62,10 +62,10 @@ def overlap_cases(gpus: int) -> list[Case]:
             for m, n, k in ((8192, 8192, 8192), (4096, 4096, 4096)):
                 grid.append((op, "gemm", "bf16", {"bytes": size, "group": gpus, "m": m, "n": n, "k": k}))
             grid.append((op, "stream", "bf16", {"bytes": size, "group": gpus, "m": 8192, "n": 8192, "k": 0}))
-    return split_cases("overlap", grid, [], 0)
+    return grid_and_held_out_cases("overlap", grid, [], 0)
 
 
-def dependent_cases(gpus: int) -> list[Case]:
+def dependent_collective_cases(gpus: int) -> list[Case]:
     """Collectives that wait for a computation and are waited for, as those of a step: beside products and streams."""
     grid: list[Item] = []
     for group in group_sizes(gpus):
@@ -75,7 +75,9 @@ def dependent_cases(gpus: int) -> list[Case]:
                     grid += [(op, beside, "bf16", collective_shape(op, 2**exponent, group)) for beside in COMPUTED]
     held_out = [
         (op, COMPUTED[n % 2], dtype, shape)
-        for n, (op, _, dtype, shape) in enumerate(held_out_collectives(random.Random(SEED + 11), gpus, (1, 2, 4, 8)))
+        for n, (op, _, dtype, shape) in enumerate(
+            held_out_collective_cases(random.Random(SEED + 11), gpus, (1, 2, 4, 8))
+        )
         if op != "all_to_all_uneven" and int(shape["bytes"]) <= 2**28
     ]
-    return split_cases("dependent_collective", grid, held_out, 40 if gpus > 1 else 0)
+    return grid_and_held_out_cases("dependent_collective", grid, held_out, 40 if gpus > 1 else 0)

@@ -13,7 +13,7 @@ from mofa.calibrate.shapes.host_ops import (
     host_optimizer_cases,
     sequence_cases,
 )
-from mofa.calibrate.shapes.memory_bound import compiled_cases, copy_cases, memory_cases
+from mofa.calibrate.shapes.memory_bound import compiled_memory_bound_cases, copy_cases, eager_memory_bound_cases
 from mofa.calibrate.shapes.routed import routed_cases
 from mofa.calibrate.shapes.te_bf16 import (
     TE_BF16_FAMILIES,
@@ -24,7 +24,7 @@ from mofa.calibrate.shapes.te_bf16 import (
     te_wgrad_cases,
 )
 from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
-from mofa.calibrate.shapes.te_fp8 import te_cases
+from mofa.calibrate.shapes.te_fp8 import te_fp8_cases
 from mofa.calibrate.shapes.te_throttled import FAMILY as TE_THROTTLED
 from mofa.calibrate.shapes.te_throttled import te_throttled_cases
 
@@ -51,7 +51,8 @@ def family_cases(
     """
     made = {
         "gemm": gemm_cases, "grouped_gemm": grouped_cases, "attention": attention_cases,
-        "memory_bound": memory_cases, "compiled": compiled_cases, "copy": copy_cases, "host": host_cases,
+        "memory_bound": eager_memory_bound_cases, "compiled": compiled_memory_bound_cases, "copy": copy_cases,
+        "host": host_cases,
         "autograd": autograd_cases, "routed": routed_cases, "sustained": sustained_cases, "sequence": sequence_cases,
         "unaligned_gemm": unaligned_cases, "te_experts": te_expert_cases, "te_attention": te_attention_cases,
         "te_wgrad": te_wgrad_cases, "te_expert_host": te_expert_host_cases, "te_ops": te_op_cases,
@@ -63,11 +64,15 @@ def family_cases(
 
         return [c for c in chunked_cases(gpus) if fresh or c.split != "fresh"]
     if family in TE_FAMILIES:
-        return te_cases(family)
+        return te_fp8_cases(family)
     if family in COLLECTIVE_FAMILIES:
-        from mofa.calibrate.shapes.collective import collective_cases, dependent_cases, overlap_cases
+        from mofa.calibrate.shapes.collective import collective_cases, dependent_collective_cases, overlap_cases
 
-        made_for = {"collective": collective_cases, "overlap": overlap_cases, "dependent_collective": dependent_cases}
+        made_for = {
+            "collective": collective_cases,
+            "overlap": overlap_cases,
+            "dependent_collective": dependent_collective_cases,
+        }
         cases = made_for[family](gpus)
     else:
         cases = made[family]()

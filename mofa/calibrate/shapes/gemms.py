@@ -13,9 +13,9 @@ from mofa.calibrate.cases import (
     Item,
     Shape,
     WorkloadDims,
-    expert_loads,
-    log_uniform,
-    split_cases,
+    expert_loads_text,
+    grid_and_held_out_cases,
+    log_uniform_multiple,
 )
 
 FAR_GEMMS = ((2048, 202048, 2880), (65536, 1024, 4096), (131072, 2048, 2048), (8192, 53248, 16384), (48, 2048, 4096),
@@ -62,8 +62,8 @@ def gemm_cases() -> list[Case]:
     for dtype, num in (("bf16", 200), ("fp8", 160), ("fp32", 12)):
         for i in range(num * (3 if dtype == "bf16" else 1)):
             layout = LAYOUTS[i % 3] if dtype == "bf16" else "fwd"
-            tokens = log_uniform(rng, 64, 32768, 64)
-            out, inner = log_uniform(rng, 256, 32768, 64), log_uniform(rng, 256, 24576, 64)
+            tokens = log_uniform_multiple(rng, 64, 32768, 64)
+            out, inner = log_uniform_multiple(rng, 256, 32768, 64), log_uniform_multiple(rng, 256, 24576, 64)
             while tokens * out * inner > 3e12 / (40 if dtype == "fp32" else 1):
                 tokens = max(64, tokens // 128 * 64)
             grid.append((layout, "cublas", dtype, gemm_shape(layout, tokens, out, inner)))
@@ -72,7 +72,9 @@ def gemm_cases() -> list[Case]:
             grid.append((layout, "cublas", "bf16", gemm_shape(layout, tokens, out, inner)))
     for tokens, out, inner in ((4096, 102400, 7168), (8192, 53248, 16384), (64, 4096, 7168), (16384, 576, 7168)):
         grid.append(("fwd", "cublas", "fp8", gemm_shape("fwd", tokens, out, inner)))
-    return split_cases("gemm", grid, held_out_gemms(rng), 300, held_out_gemms(random.Random(FRESH_SEED)), 150)
+    return grid_and_held_out_cases(
+        "gemm", grid, held_out_gemm_cases(rng), 300, held_out_gemm_cases(random.Random(FRESH_SEED)), 150
+    )
 
 
 def unaligned_cases() -> list[Case]:
@@ -98,10 +100,10 @@ def unaligned_cases() -> list[Case]:
         for tokens in (2048, 8192)
         for layout in LAYOUTS
     ]
-    return split_cases("unaligned_gemm", grid, held_out, len(held_out))
+    return grid_and_held_out_cases("unaligned_gemm", grid, held_out, len(held_out))
 
 
-def held_out_gemms(rng: random.Random) -> list[Item]:
+def held_out_gemm_cases(rng: random.Random) -> list[Item]:
     """Dense products of the bundled workloads."""
     held_out: list[Item] = []
     for i in range(3000):
@@ -125,32 +127,32 @@ def grouped_cases() -> list[Case]:
     grid: list[Item] = []
     for i in range(240):
         experts = rng.choice((1, 2, 4, 8, 16, 32, 64, 128))
-        tokens = log_uniform(rng, 16 * experts, min(131072, 8192 * experts), 16)
-        n, k = log_uniform(rng, 512, 16384, 128), log_uniform(rng, 512, 8192, 128)
+        tokens = log_uniform_multiple(rng, 16 * experts, min(131072, 8192 * experts), 16)
+        n, k = log_uniform_multiple(rng, 512, 16384, 128), log_uniform_multiple(rng, 512, 8192, 128)
         skew = rng.choice((0.0, 0.0, 0.5, 1.0))
         if experts * n * k < 8e9 and tokens * n * k < 2e12:
-            loads = expert_loads(rng, tokens, experts, skew)
+            loads = expert_loads_text(rng, tokens, experts, skew)
             grid.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": str(skew), "loads": loads}))
     far = random.Random(SEED + 21)
     for i in range(90):  # many experts, and expert widths that tensor parallelism makes narrow
         experts = far.choice((1, 4, 16, 64, 192, 256, 384))
-        tokens = log_uniform(far, 32 * experts, min(163840, 16384 * experts), 16)
-        n, k = log_uniform(far, 128, 32768, 16), log_uniform(far, 176, 8192, 16)
+        tokens = log_uniform_multiple(far, 32 * experts, min(163840, 16384 * experts), 16)
+        n, k = log_uniform_multiple(far, 128, 32768, 16), log_uniform_multiple(far, 176, 8192, 16)
         n, k = (k, n) if far.random() < 0.4 else (n, k)
         if experts * n * k < 9e9 and tokens * n * k < 3e12:
-            loads = expert_loads(far, tokens, experts, far.choice((0.0, 0.3, 0.7)))
+            loads = expert_loads_text(far, tokens, experts, far.choice((0.0, 0.3, 0.7)))
             grid.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": "far", "loads": loads}))
-    return split_cases(
+    return grid_and_held_out_cases(
         "grouped_gemm",
         grid,
-        held_out_grouped_products(rng),
+        held_out_grouped_cases(rng),
         90,
-        held_out_grouped_products(random.Random(FRESH_SEED + 1)),
+        held_out_grouped_cases(random.Random(FRESH_SEED + 1)),
         80,
     )
 
 
-def held_out_grouped_products(rng: random.Random) -> list[Item]:
+def held_out_grouped_cases(rng: random.Random) -> list[Item]:
     """Products of the bundled workloads' experts, under expert and tensor parallelism."""
     held_out: list[Item] = []
     moes = [m for m in MODELS if m.experts]
@@ -164,6 +166,6 @@ def held_out_grouped_products(rng: random.Random) -> list[Item]:
         skew = rng.choice((0.0, 0.0, 0.3, 0.7))
         if n % 16 or k % 16 or tokens < 16 * local or local * n * k > 8e9 or tokens * n * k > 3e12 or tokens > 200000:
             continue
-        loads = expert_loads(rng, tokens, local, skew)
+        loads = expert_loads_text(rng, tokens, local, skew)
         held_out.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": str(skew), "loads": loads}))
     return held_out

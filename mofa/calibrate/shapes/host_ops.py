@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.calibrate.cases import Case, Item, Shape, split_cases
+from mofa.calibrate.cases import Case, Item, Shape, grid_and_held_out_cases
 
 HOST_OPS = ("launch_empty", "launch_gap", "eager_add", "eager_view", "eager_mm", "eager_linear_grad", "eager_rmsnorm",
             "eager_silu", "eager_backward_per_op", "dtensor_add", "dtensor_mm", "compiled_call", "compiled_kernel",
@@ -11,7 +11,7 @@ HOST_OPS = ("launch_empty", "launch_gap", "eager_add", "eager_view", "eager_mm",
 
 def host_cases() -> list[Case]:
     """The host's issue of ops and its synchronisations."""
-    return split_cases("host", [(op, "python", "bf16", {"ops": 200}) for op in HOST_OPS], [], 0)
+    return grid_and_held_out_cases("host", [(op, "python", "bf16", {"ops": 200}) for op in HOST_OPS], [], 0)
 
 
 AUTOGRAD_CHAINS = ("grad_silu", "grad_view", "grad_mul", "module_linear", "module_rmsnorm", "autocast_linear",
@@ -24,7 +24,7 @@ AUTOGRAD_CALLS = ("all_reduce", "all_to_all", "functional_gather", "adamw_fused"
 def autograd_cases() -> list[Case]:
     """The host's issue of what a model's Python adds to bare ops; see `mofa.calibrate.bench.torch_autograd`."""
     ops = [f"{name}{suffix}" for name in AUTOGRAD_CHAINS for suffix in ("", "_bwd")] + list(AUTOGRAD_CALLS)
-    return split_cases("autograd", [(op, "python", "bf16", {"ops": 200}) for op in ops], [], 0)
+    return grid_and_held_out_cases("autograd", [(op, "python", "bf16", {"ops": 200}) for op in ops], [], 0)
 
 
 LARGE = ((8192, 2048), (512, 768), (512, 1024), (1024, 1024), (2048, 2048), (4096, 4096))
@@ -57,7 +57,7 @@ def sequence_cases() -> list[Case]:
         for params, numel in COPIED:
             copied: Shape = {"params": params, "numel": numel, "ranks": ranks}
             items += [(op, "python", "bf16", copied) for op in ("chunk_cat", "split_copy")]
-    return split_cases("sequence", items, [], 0)
+    return grid_and_held_out_cases("sequence", items, [], 0)
 
 
 HOST_OPTIMIZER = "host_optimizer"
@@ -76,4 +76,4 @@ def host_optimizer_cases() -> list[Case]:
     ]
     for params in STEPPED_PARAMS:
         items += [(op, "memory", "fp32", {"params": params}) for op in ("grads_to_host", "params_to_device")]
-    return split_cases(HOST_OPTIMIZER, items, [], 0)
+    return grid_and_held_out_cases(HOST_OPTIMIZER, items, [], 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Item, split_cases
+from mofa.calibrate.cases import FRESH_SEED, MODELS, SEED, Case, Item, grid_and_held_out_cases
 from mofa.calibrate.shapes.gemms import linear_shapes
 
 ROW_OPS = ("rmsnorm_fwd", "rmsnorm_bwd", "layernorm_fwd", "layernorm_bwd", "swiglu_fwd", "swiglu_bwd", "gelu_fwd",
@@ -20,7 +20,7 @@ COMPILED_OPS = ("rmsnorm_fwd", "rmsnorm_bwd", "swiglu_fwd", "swiglu_bwd", "rope_
                 "add_rmsnorm_fwd", "cross_entropy_fwd", "cross_entropy_bwd", "cast_up")  # fmt: skip
 
 
-def memory_cases() -> list[Case]:
+def eager_memory_bound_cases() -> list[Case]:
     """Memory-bound ops, eager."""
     rng = random.Random(SEED + 3)
     grid: list[Item] = []
@@ -52,12 +52,12 @@ def memory_cases() -> list[Case]:
         for tokens in (2048, 4096, 8192, 16384, 65536):
             for experts, top_k in ((8, 2), (64, 6), (128, 8), (256, 8)):
                 grid.append((op, "eager", "fp32", {"tokens": tokens, "width": experts, "top_k": top_k}))
-    held_out = held_out_memory(rng, ROW_OPS, "eager", optimizer=True)
-    fresh = held_out_memory(random.Random(FRESH_SEED + 3), ROW_OPS, "eager", optimizer=True)
-    return split_cases("memory_bound", grid, held_out, 170, fresh, 120)
+    held_out = held_out_memory_bound_cases(rng, ROW_OPS, "eager", optimizer=True)
+    fresh = held_out_memory_bound_cases(random.Random(FRESH_SEED + 3), ROW_OPS, "eager", optimizer=True)
+    return grid_and_held_out_cases("memory_bound", grid, held_out, 170, fresh, 120)
 
 
-def compiled_cases() -> list[Case]:
+def compiled_memory_bound_cases() -> list[Case]:
     """Compiled for each shape, as training compiles; fewer shapes, because every one costs a compilation."""
     grid: list[Item] = []
     held_out: list[Item] = []
@@ -72,11 +72,13 @@ def compiled_cases() -> list[Case]:
             grid.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))
         for tokens, width in held_losses if loss else held_sizes:
             held_out.append((op, "compiled", "bf16", {"tokens": tokens, "width": width}))
-    fresh = held_out_memory(random.Random(FRESH_SEED + 4), COMPILED_OPS, "compiled", optimizer=False)
-    return split_cases("compiled", grid, held_out, 90, fresh, 24)
+    fresh = held_out_memory_bound_cases(random.Random(FRESH_SEED + 4), COMPILED_OPS, "compiled", optimizer=False)
+    return grid_and_held_out_cases("compiled", grid, held_out, 90, fresh, 24)
 
 
-def held_out_memory(rng: random.Random, ops: tuple[str, ...], variant: str, *, optimizer: bool) -> list[Item]:
+def held_out_memory_bound_cases(
+    rng: random.Random, ops: tuple[str, ...], variant: str, *, optimizer: bool
+) -> list[Item]:
     """Held-out shapes of memory-bound ops."""
     held_out: list[Item] = []
     for _ in range(1500):
@@ -108,4 +110,4 @@ def copy_cases() -> list[Case]:
         for op in ("device_copy", "h2d", "d2h", "h2d_d2h"):
             grid.append((op, "pinned", "bytes", {"bytes": size}))
     grid.append(("disk_write", "fsync", "bytes", {"bytes": 2**30}))
-    return split_cases("copy", grid, [], 0)
+    return grid_and_held_out_cases("copy", grid, [], 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.calibrate.cases import Case, Item, split_cases
+from mofa.calibrate.cases import Case, Item, grid_and_held_out_cases
 
 FAMILY = "routed"
 COPIES = 8
@@ -41,19 +41,19 @@ def top_k_of_op(op: str) -> int:
     return int(op.removesuffix("_fp32").rpartition("_top")[2])
 
 
-def product_bytes(op: str) -> float:
+def scored_product_bytes(op: str) -> float:
     """Bytes that a product with scores moves per element of the experts' outputs, back read and written. [B]
 
     Examples
     --------
-    >>> product_bytes("score_product_top8"), product_bytes("score_product_bwd_top8_fp32")
+    >>> scored_product_bytes("score_product_top8"), scored_product_bytes("score_product_bwd_top8_fp32")
     (2.25, 9.0)
     """
     element, passes_over = (4.0 if op.endswith("_fp32") else 2.0), (2.0 if "_bwd_" in op else 1.0)
     return passes_over * element * (1.0 + 1.0 / top_k_of_op(op))
 
 
-BYTES |= {op: product_bytes(op) for op in PRODUCTS}
+BYTES |= {op: scored_product_bytes(op) for op in PRODUCTS}
 
 
 def routed_cases() -> list[Case]:
@@ -79,4 +79,4 @@ def routed_cases() -> list[Case]:
     times = ((64, 2048), (128, 2048), (256, 2048), (512, 2048), (512, 4096), (512, 7168), (1024, 2048))
     grid += [(REPEATED, "eager", "bf16", {"tokens": rows, "width": width}) for rows, width in times]
     held_out += [(REPEATED, "eager", "bf16", {"tokens": 384, "width": 2880})]
-    return split_cases(FAMILY, grid, held_out, len(held_out))
+    return grid_and_held_out_cases(FAMILY, grid, held_out, len(held_out))

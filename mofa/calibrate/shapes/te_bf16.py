@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from mofa.calibrate.cases import FRESH_SEED, SEED, Case, Item, Shape, log_uniform, split_cases
+from mofa.calibrate.cases import FRESH_SEED, SEED, Case, Item, Shape, grid_and_held_out_cases, log_uniform_multiple
 
 GROUPED, ATTENTION, OPS, WGRAD, HOST = "te_experts", "te_attention", "te_ops", "te_wgrad", "te_expert_host"
 TE_BF16_FAMILIES = (GROUPED, ATTENTION, WGRAD, HOST, OPS)
@@ -69,12 +69,12 @@ PERMUTED = ((512, 2048), (2048, 2048), (4096, 2048), (8192, 2048), (16384, 2048)
             (8192, 4096))  # fmt: skip
 
 
-def spread_loads(rng: random.Random, rows: int, groups: int, spread: str) -> str:
+def expert_rows_text(rng: random.Random, rows: int, groups: int, spread: str) -> str:
     """Rows of each expert, as text; their sum is near ``rows * groups``.
 
     Examples
     --------
-    >>> spread_loads(random.Random(0), 96, 4, "even")
+    >>> expert_rows_text(random.Random(0), 96, 4, "even")
     '96,96,96,96'
     """
     total = rows * groups
@@ -102,10 +102,10 @@ def _product(rng: random.Random, i: int, groups: int, n: int, k: int, low: int =
     high = int(min(8192, MAX_WORK / (groups * n * k)))
     if high < low:
         return None
-    rows, spread = log_uniform(rng, low, high, 1), SPREADS[rng.choice((0, 1, 1, 2, 3))]
+    rows, spread = log_uniform_multiple(rng, low, high, 1), SPREADS[rng.choice((0, 1, 1, 2, 3))]
     if spread == "even":
         rows = max(16, rows // 16 * 16)
-    shape: Shape = {"n": n, "k": k, "spread": spread, "loads": spread_loads(rng, rows, groups, spread)}
+    shape: Shape = {"n": n, "k": k, "spread": spread, "loads": expert_rows_text(rng, rows, groups, spread)}
     return LAYOUTS[i % 3], "multi_stream", "bf16", shape
 
 
@@ -127,14 +127,14 @@ def te_expert_cases() -> list[Case]:
     grid: list[Item] = []
     for i in range(150):
         groups = rng.choice((1, 2, 4, 8, 16, 32, 64, 128))
-        n, k = log_uniform(rng, 512, 16384, 64), log_uniform(rng, 512, 8192, 64)
+        n, k = log_uniform_multiple(rng, 512, 16384, 64), log_uniform_multiple(rng, 512, 8192, 64)
         item = _product(rng, i, groups, n, k)
         if item is not None:
             grid.append(item)
     grid += _model_products(rng, 110, ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b"))
     held_out = _model_products(rng, 300, ("deepseek-v3", "olmoe", "gpt-oss-120b", "qwen3-30b-a3b"))
     fresh = _model_products(random.Random(FRESH_SEED + 61), 200, tuple(EXPERTS))
-    return split_cases(GROUPED, grid, held_out, 80, fresh, 60)
+    return grid_and_held_out_cases(GROUPED, grid, held_out, 80, fresh, 60)
 
 
 def te_attention_cases() -> list[Case]:
@@ -156,7 +156,7 @@ def te_attention_cases() -> list[Case]:
             for chunks in (2, 3, 4):
                 shape = _attention(1, heads, kv_heads, length, d_qk, d_v, chunks * length)
                 grid.append((op, VARIANT, "bf16", shape))
-    return split_cases(ATTENTION, grid, held_out, len(held_out))
+    return grid_and_held_out_cases(ATTENTION, grid, held_out, len(held_out))
 
 
 def _attention(
@@ -172,13 +172,17 @@ def te_wgrad_cases() -> list[Case]:
     grid: list[Item] = []
     for _ in range(24):
         tokens = rng.choice((1024, 2048, 4096, 8192, 16384))
-        shape: Shape = {"m": log_uniform(rng, 512, 16384, 128), "n": log_uniform(rng, 512, 8192, 128), "k": tokens}
+        shape: Shape = {
+            "m": log_uniform_multiple(rng, 512, 16384, 128),
+            "n": log_uniform_multiple(rng, 512, 8192, 128),
+            "k": tokens,
+        }
         grid.append(("wgrad", "accumulate", "bf16", shape))
     sizes = ((6144, 4096), (28672, 4096), (4096, 14336), (5120, 2048), (2048, 4096), (151936, 2048))
     held_out: list[Item] = [
         ("wgrad", "accumulate", "bf16", {"m": m, "n": n, "k": k}) for m, n in sizes for k in (4096, 8192)
     ]
-    return split_cases(WGRAD, grid, held_out, len(held_out))
+    return grid_and_held_out_cases(WGRAD, grid, held_out, len(held_out))
 
 
 def te_expert_host_cases() -> list[Case]:
@@ -188,7 +192,7 @@ def te_expert_host_cases() -> list[Case]:
         for groups in (1, 2, 8, 32, 64, 128)
         for layout in LAYOUTS
     ]
-    return split_cases(HOST, items, [], 0)
+    return grid_and_held_out_cases(HOST, items, [], 0)
 
 
 def te_op_cases() -> list[Case]:
@@ -250,7 +254,7 @@ def te_op_cases() -> list[Case]:
              ((8192, 1024, 4), (16384, 512, 4), (16384, 1024, 4), (16384, 2048, 8), (32768, 1024, 8))]  # fmt: skip
     held_out += [("chunk_order", VARIANT, "bf16", {"tokens": t, "width": w, "chunks": c}) for t, w, c in
                  ((16384, 1024, 8), (24576, 2048, 4))]  # fmt: skip
-    return split_cases(OPS, _by_width(grid), _by_width(held_out), len(held_out))
+    return grid_and_held_out_cases(OPS, _by_width(grid), _by_width(held_out), len(held_out))
 
 
 def _by_width(items: list[Item]) -> list[Item]:

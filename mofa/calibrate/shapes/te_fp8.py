@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from mofa.calibrate.cases import SEED, Case, Item, Shape, expert_loads, split_cases
+from mofa.calibrate.cases import SEED, Case, Item, Shape, expert_loads_text, grid_and_held_out_cases
 
 FAMILIES = ("te_gemm", "te_grouped", "te_cast", "te_sustained")
 FAST, SPLIT, BLOCK, BLOCK_ROWS = "fp8_fast", "fp8_split", "fp8_block", "fp8_block_rows"
@@ -69,7 +69,7 @@ CAST_SHAPES = ((512, 2048), (1024, 1024), (2048, 2048), (4096, 2048), (4096, 409
 HELD_CASTS = ((6144, 5120), (3072, 3072), (8192, 13824), (12288, 2048))
 
 
-def te_cases(family: str) -> list[Case]:
+def te_fp8_cases(family: str) -> list[Case]:
     """All cases of one of the families."""
     made = {"te_gemm": gemm_cases, "te_grouped": grouped_cases, "te_cast": cast_cases, "te_sustained": sustained_cases}
     return made[family]()
@@ -85,7 +85,7 @@ def gemm_cases() -> list[Case]:
         ]
         for linears in (LINEARS, HELD_LINEARS)
     )  # fmt: skip
-    return split_cases("te_gemm", grid, held_out, len(held_out))
+    return grid_and_held_out_cases("te_gemm", grid, held_out, len(held_out))
 
 
 def product_shape(product: str, tokens: int, out: int, inner: int) -> Shape:
@@ -110,11 +110,11 @@ def grouped_cases() -> list[Case]:
     held_out: list[Item] = []
     for experts, n, k, rows, skew in HELD_EXPERTS:
         held_out += _expert_products(rng, experts, n, k, rows, skew)
-    return split_cases("te_grouped", grid, held_out, len(held_out))
+    return grid_and_held_out_cases("te_grouped", grid, held_out, len(held_out))
 
 
 def _expert_products(rng: random.Random, experts: int, n: int, k: int, rows: int, skew: float) -> list[Item]:
-    loads = expert_loads(rng, experts * rows, experts, skew, 128)
+    loads = expert_loads_text(rng, experts * rows, experts, skew, 128)
     shape: Shape = {"n": n, "k": k, "skew": str(skew), "loads": loads}
     return [
         (product, variant, kind, shape) for product, variant, kind in PRODUCTS if (product, variant) != ("wgrad", "te")
@@ -127,7 +127,7 @@ def cast_cases() -> list[Case]:
     held_out: list[Item] = [(op, "eager", "bf16", {"tokens": t, "width": w}) for op in CASTS for t, w in HELD_CASTS]
     grid += [(MAIN_CAST, "eager", "bf16", {"tokens": 1, "width": size}) for size in MAIN_SIZES]
     held_out += [(MAIN_CAST, "eager", "bf16", {"tokens": 1, "width": size}) for size in HELD_MAIN_SIZES]
-    return split_cases("te_cast", grid, held_out, len(held_out))
+    return grid_and_held_out_cases("te_cast", grid, held_out, len(held_out))
 
 
 def sustained_cases() -> list[Case]:
@@ -138,4 +138,4 @@ def sustained_cases() -> list[Case]:
         for kind in (FAST, SPLIT, BLOCK, BLOCK_ROWS)
         for variant in ("burst", "2s", "between_memory")
     ]
-    return split_cases("te_sustained", grid, [], 0)
+    return grid_and_held_out_cases("te_sustained", grid, [], 0)

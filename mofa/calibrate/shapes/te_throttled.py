@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.calibrate.cases import Case, Item, Shape, split_cases
+from mofa.calibrate.cases import Case, Item, Shape, grid_and_held_out_cases
 from mofa.calibrate.shapes.te_bf16 import LOSSES, OTHER_ACTIVATIONS
 
 FAMILY = "te_throttled"
@@ -52,7 +52,7 @@ def te_throttled_cases() -> list[Case]:
         (f"{family}.{op}", load, dtype, shape)
         for family, ops, dtype, shapes in TIMED for shape in shapes for op in ops for load in LOADS
     ]  # fmt: skip
-    return split_cases(FAMILY, grid, [], 0)
+    return grid_and_held_out_cases(FAMILY, grid, [], 0)
 
 
 def case_of_same_kernel(case: Case) -> Case:

@@ -98,13 +98,13 @@ def balance(
     from mofa.cli.routing import parse_routing
     from mofa.errors import SpecError
     from mofa.report.balance import print_balance, save_balance
-    from mofa.routing.balance.place import Adaptation
+    from mofa.routing.balance.place import PlacementAdaptation
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, trace, set_, placement, routing])
     if trace is not None and routing is not None:
         raise SpecError("--routing: is given beside --trace, which says how tokens fall; leave one out")
-    rule = Adaptation(interval=interval, threshold=threshold)
+    rule = PlacementAdaptation(interval=interval, threshold=threshold)
     given = {"--seq-len": seq_len, "--global-batch": global_batch, "--framework": framework, "--set": set_,
              "--strategy": strategy}  # fmt: skip
     chosen = parse_routing(routing)
@@ -163,13 +163,13 @@ def _setup(
     experts: int, gpus: int, ep: int, seed: int, options: Mapping[str, object], gpus_per_node: int = 8
 ) -> BalanceSetup:  # fmt: skip
     from mofa.errors import SpecError
-    from mofa.routing.balance.communication_lp import Weights
+    from mofa.routing.balance.communication_lp import TransferCosts
     from mofa.routing.balance.setup import BalanceSetup
     from mofa.routing.placement_file import read_placement
 
     if seed < 0:
         raise SpecError(f"--seed: {seed} must be at least 0")
-    weights = Weights(gpus_per_node=gpus_per_node)
+    weights = TransferCosts(gpus_per_node=gpus_per_node)
     file = options["placement"]
     chosen = {**options, "placement": None}
     setup = BalanceSetup(

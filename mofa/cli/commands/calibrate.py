@@ -87,15 +87,15 @@ def calibrate_host(
 
     Everything that a host takes to issue work is in it; what is not timed goes by a small op.
     """
-    from mofa.calibrate.host_profile import host_text, measure_host, refuse_without_gpu
+    from mofa.calibrate.host_profile import host_profile_yaml, measure_host, refuse_without_gpu
     from mofa.cli.progress import progress_bar
-    from mofa.report.save import check_writable, write_atomic
+    from mofa.report.save import check_writable, write_file_atomically
 
     check_writable(out)
     refuse_without_gpu()
     with progress_bar("timing the host", enabled=not quiet) as progress:
         facts = measure_host(progress)
-    write_atomic(out, host_text(facts).encode())
+    write_file_atomically(out, host_profile_yaml(facts).encode())
     print(f"wrote {out}: {facts['eager_op_s']['value']} a small op on {facts['cpu']}")
     print(f"use it: mofa plan llama3-8b h100-hgx --gpus 8 --host {out}")
 
@@ -118,7 +118,7 @@ def calibrate_fit(
 
     from mofa.calibrate.fits.profile import fit_folders
     from mofa.errors import SpecError
-    from mofa.specs.write_files import check_writable, make_directory, write_atomic, written_together
+    from mofa.specs.write_files import all_files_or_none, check_writable, make_directory, write_file_atomically
 
     if not NAME.fullmatch(name):
         raise SpecError(f"--name: {name!r} is no name of a file; use letters, digits, '-', '_' and '.'")
@@ -127,10 +127,10 @@ def calibrate_fit(
     with TemporaryDirectory() as scratch:  # whole files only, wherever it is interrupted
         written = fit_folders(folders, name, Path(scratch), base=bases)
         paths = {kind: out / path.relative_to(scratch) for kind, path in written.items()}
-        with written_together():
+        with all_files_or_none():
             for kind, path in paths.items():
                 make_directory(path.parent)
-                write_atomic(path, written[kind].read_bytes())
+                write_file_atomically(path, written[kind].read_bytes())
     for path in paths.values():
         print(f"wrote {path}")
     if "nodes" in paths:
@@ -181,20 +181,20 @@ def calibrate_check(
     import sys
 
     from mofa.calibrate.cases import Split
-    from mofa.calibrate.check import TARGETS, check_fits, predictions
-    from mofa.calibrate.chunked_check import score_layers, summarise_layers
+    from mofa.calibrate.check import TARGETS, check_fits, predict_rows
+    from mofa.calibrate.chunked_check import predict_measured_layers, summarise_layer_errors
     from mofa.report.save import check_writable, save_calibration
     from mofa.validate.hosts import host_op_s_by_machine
 
     if out is not None:
         check_writable(out, directory=True)
     split: Split = "fresh" if fresh else "heldout"
-    layers = score_layers(folders, split=split, hosts=host_op_s_by_machine())
+    layers = predict_measured_layers(folders, split=split, hosts=host_op_s_by_machine())
     report = check_fits(folders, by_op=by_op, split=split, needed=not layers)
     if layers:
-        report["chunked_moe"] = {name: {"layers": n, **errors} for name, n, errors in summarise_layers(layers)}
+        report["chunked_moe"] = {name: {"layers": n, **errors} for name, n, errors in summarise_layer_errors(layers)}
     if out is not None:
-        files = save_calibration(report, predictions(folders), out)
+        files = save_calibration(report, predict_rows(folders), out)
         if not quiet:
             print(f"wrote {len(files)} files to {out}", file=sys.stderr)
     if json:
@@ -214,11 +214,11 @@ def calibrate_check(
 def _bases(node: str) -> tuple[str, str]:
     """The GPU profile and the node profile of a bundled node."""
     from mofa.errors import SpecError
-    from mofa.specs.files import bundled, did_you_mean
+    from mofa.specs.files import bundled_names, did_you_mean
     from mofa.specs.load import load_cluster
 
-    if node not in bundled("nodes"):
-        raise SpecError(f"--base: {node!r} is no bundled node; {did_you_mean(node, bundled('nodes'))}")
+    if node not in bundled_names("nodes"):
+        raise SpecError(f"--base: {node!r} is no bundled node; {did_you_mean(node, bundled_names('nodes'))}")
     return str(load_cluster(node, 1).node.gpu), node
 
 

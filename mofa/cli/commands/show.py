@@ -13,7 +13,7 @@ from mofa.cli.command_groups import WholeCommands
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from mofa.specs.model_states import PartStates
+    from mofa.specs.model_states import ModelPartStates
 
 show = typer.Typer(
     cls=WholeCommands,
@@ -31,10 +31,10 @@ Name = Annotated[str, typer.Argument(help="A bundled name or a file.")]
 def show_models(json: opt.Json = False) -> None:
     """List the bundled workloads."""
     from mofa.plan.summaries import WorkloadSummary
-    from mofa.specs.load import bundled, load_workload
+    from mofa.specs.load import bundled_names, load_workload
     from mofa.units import format_count
 
-    workloads = [(name, load_workload(name)) for name in bundled("workloads")]
+    workloads = [(name, load_workload(name)) for name in bundled_names("workloads")]
     summaries = [(name, WorkloadSummary.from_spec(workload), workload.source) for name, workload in workloads]
     if json:
         _print_json([{**summary.model_dump(), "name": name, "source": source} for name, summary, source in summaries])
@@ -65,7 +65,7 @@ def show_hardware(name: Annotated[str | None, typer.Argument(help="A node type o
 def show_faults(name: Annotated[str | None, typer.Argument(help="A fault profile.")] = None,
                 json: opt.Json = False) -> None:  # fmt: skip
     """List the bundled fault profiles, or show every number of one with its provenance and source."""
-    from mofa.specs.load import bundled, load_faults
+    from mofa.specs.load import bundled_names, load_faults
 
     if name is not None:
         facts = load_faults(name).model_dump(mode="json", exclude_none=True)
@@ -74,7 +74,7 @@ def show_faults(name: Annotated[str | None, typer.Argument(help="A fault profile
             return
         _print_table(name, [("field", "left"), ("value", "left")], [[path, str(v)] for path, v in _leaves(facts)])
         return
-    profiles = [load_faults(name) for name in bundled("fault_profiles")]
+    profiles = [load_faults(name) for name in bundled_names("fault_profiles")]
     if json:
         _print_json([{"name": spec.name, "source": spec.source} for spec in profiles])
         return
@@ -156,7 +156,7 @@ def show_workload(
         _print_parts(parts)
 
 
-def _print_parts(parts: Sequence[PartStates]) -> None:
+def _print_parts(parts: Sequence[ModelPartStates]) -> None:
     """A table of what each kind of layer holds, of all ranks together."""
     from mofa.report.phrases import quantity_text
 
@@ -226,9 +226,9 @@ def _list_records(title: str, records: Sequence[dict[str, Any]], json: bool, und
 
 def _list_hardware(json: bool) -> None:
     from mofa.report.phrases import quantity_text
-    from mofa.specs.load import bundled, load_cluster
+    from mofa.specs.load import bundled_names, load_cluster
 
-    clusters = [load_cluster(name, 1) for name in bundled("nodes")]
+    clusters = [load_cluster(name, 1) for name in bundled_names("nodes")]
     records: list[dict[str, Any]] = [
         {
             "name": c.node.name,
@@ -244,7 +244,7 @@ def _list_hardware(json: bool) -> None:
         for c in clusters
     ]
     if json:
-        _print_json({"nodes": records, "gpus": list(bundled("gpus"))})
+        _print_json({"nodes": records, "gpus": list(bundled_names("gpus"))})
         return
     units = {"peak_bf16_flops_per_s": "FLOP/s", "memory_bytes": "B", "capacity_bytes": "B",
              "intra_bytes_per_s": "B/s", "nic_bytes_per_s_per_gpu": "B/s"}  # fmt: skip
@@ -254,19 +254,19 @@ def _list_hardware(json: bool) -> None:
     _print_table(
         "Bundled nodes (bandwidths per direction)", columns, rows, ("capacity", "a domain", "GPU", "link a GPU")
     )
-    _print_table("Bundled GPUs", [("name", "left")], [[name] for name in bundled("gpus")])
+    _print_table("Bundled GPUs", [("name", "left")], [[name] for name in bundled_names("gpus")])
 
 
 def _show_hardware(name: str, json: bool) -> None:
     from mofa.report.phrases import quantity_text, unit_of_field
     from mofa.specs.base import Fact
-    from mofa.specs.curves import Curve
-    from mofa.specs.load import bundled, load_cluster
+    from mofa.specs.curves import FittedCurve
+    from mofa.specs.load import bundled_names, load_cluster
     from mofa.specs.profiles import is_gpu_file, load_gpu
 
     specs: dict[str, BaseModel]
-    is_gpu = name in bundled("gpus") or is_gpu_file(name)
-    if is_gpu and name not in bundled("nodes"):
+    is_gpu = name in bundled_names("gpus") or is_gpu_file(name)
+    if is_gpu and name not in bundled_names("nodes"):
         specs = {"gpu": load_gpu(name)}
     else:
         cluster = load_cluster(name, 1)
@@ -277,7 +277,7 @@ def _show_hardware(name: str, json: bool) -> None:
     for key, spec in specs.items():
         rows = []
         for path, value in _facts(spec, key):  # as --set hardware.PATH has it
-            if isinstance(value, Curve):
+            if isinstance(value, FittedCurve):
                 error = f", median error {value.median_abs_error:.1%}" if value.median_abs_error is not None else ""
                 fitted = f"{value.points} points{error}" if value.points else "a fitted form"
                 rows.append([path, fitted, value.provenance, value.source])
@@ -305,10 +305,10 @@ def _facts(spec: BaseModel, path: str = "") -> Iterator[tuple[str, Any]]:
     from pydantic import BaseModel
 
     from mofa.specs.base import Fact
-    from mofa.specs.curves import Curve
+    from mofa.specs.curves import FittedCurve
 
     def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, BaseModel) and not isinstance(value, Fact | Curve):
+        if isinstance(value, BaseModel) and not isinstance(value, Fact | FittedCurve):
             yield from _facts(value, path)
         elif isinstance(value, dict):
             for key, item in value.items():

@@ -51,9 +51,9 @@ def trace(
 
     The record of a measured run is played as it ran: on its own host, with the tokens that its routers sent.
     """
-    from mofa.specs.write_files import check_places, write_atomic
+    from mofa.specs.write_files import check_result_places, write_file_atomically
 
-    check_places({"--out": out}, {}, [workload, cluster, set_])
+    check_result_places({"--out": out}, {}, [workload, cluster, set_])
     with requests_from_options(
         workload,
         cluster,
@@ -69,7 +69,7 @@ def trace(
         nodes=nodes,
     ) as jobs:
         num, text, note = _played(_single_job(jobs, run, workload), ranks, micro_batches, jitter, seed)
-    write_atomic(out, text.encode())
+    write_file_atomically(out, text.encode())
     if not quiet:
         print(f"wrote {out}: {num:,} events, {len(text) / 1e6:.1f} MB; {note}", file=sys.stderr)
 
@@ -81,16 +81,16 @@ def _played(
     import json
 
     from mofa.replay.memory_curve import memory_curve
-    from mofa.replay.rank.from_estimator import composed_rows
-    from mofa.replay.replayer import Replayer, mean_over_steps
-    from mofa.replay.time.perfetto import evenly_spread, trace_events
+    from mofa.replay.rank.from_estimator import composed_row
+    from mofa.replay.replayer import Replayer, mean_step_of_run
+    from mofa.replay.time.perfetto import evenly_spread_indices, trace_events
     from mofa.replay.time.step import replay_time
     from mofa.search.strategy_estimator import strategy_estimator
 
     estimator = strategy_estimator(job.workload, job.cluster, job.framework, job.strategy)
     pp = int(estimator.table.pp[0])
-    shown = _ranks(ranks, pp) if ranks is not None else evenly_spread(pp, MAX_RANKS)
-    of_step = composed_rows(estimator).num_micro_batches[0]
+    shown = _ranks(ranks, pp) if ranks is not None else evenly_spread_indices(pp, MAX_RANKS)
+    of_step = composed_row(estimator).num_micro_batches[0]
     watched = frozenset((r, i) for r in shown for i in range(min(micro_batches, int(of_step))))
     played = replay_time(estimator, watched=watched, jitter=jitter, seed=seed)
     replayer = Replayer(estimator)
@@ -102,7 +102,7 @@ def _played(
 
     events = trace_events(played, shown, counter)
     num = max(span.micro_batch for rank in played.spans for span in rank) + 1
-    step_s = mean_over_steps(estimator, played).step_s if jitter == 0 else played.step_s
+    step_s = mean_step_of_run(estimator, played).step_s if jitter == 0 else played.step_s
     mean = f" ({step_s:.6g} s on average over steps that load kernels or run again)"
     note = "; ".join((
         f"{len(shown)} of {pp} pipeline ranks",

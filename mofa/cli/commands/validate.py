@@ -58,7 +58,7 @@ def validate(
     from mofa.cli.progress import progress_bar
     from mofa.report.accuracy import print_validation, runs_to_frame
     from mofa.report.accuracy_page import markdown_report, page_figures, save_validation, with_readme_table
-    from mofa.specs.write_files import make_directory, write_atomic, written_together
+    from mofa.specs.write_files import all_files_or_none, make_directory, write_file_atomically
 
     output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([references], {"--markdown": markdown, "--readme": readme})
@@ -67,14 +67,14 @@ def validate(
         report = mofa.validate.validate(
             references, group=group.value if group else None, processes=processes, progress=progress
         )
-    with written_together():
+    with all_files_or_none():
         if markdown is not None:
-            write_atomic(markdown, markdown_report(report, references).encode())
+            write_file_atomically(markdown, markdown_report(report, references).encode())
             for place, figure in page_figures(report).items():
                 make_directory(markdown.parent / place.parent)
-                write_atomic(markdown.parent / place, figure)
+                write_file_atomically(markdown.parent / place, figure)
         if readme is not None:
-            write_atomic(readme, with_readme_table(page, report).encode(), replaces_input=True)
+            write_file_atomically(readme, with_readme_table(page, report).encode(), replaces_input=True)
         output.write_result(
             report.model_dump_json(indent=2) + "\n", lambda: runs_to_frame(report),
             lambda folder: save_validation(report, folder),

@@ -171,13 +171,13 @@ def _trace_block(
     )  # fmt: skip
 
 
-def hold_head_gradient_for_embedding(head: BlockTrace) -> BlockTrace:
+def with_head_gradient_for_embedding(head: BlockTrace) -> BlockTrace:
     """A head whose weight gradient stays until the embedding's of the same weight is added to it."""
     made = frozenset(name for op_trace in head.backward if op_trace.role == "accumulate" for name in op_trace.grads)
     return replace(head, freed_at_end=head.freed_at_end | made)
 
 
-def gather_embedding_ahead(layer: BlockTrace, embedding: BlockTrace) -> BlockTrace:
+def with_embedding_gathered_ahead(layer: BlockTrace, embedding: BlockTrace) -> BlockTrace:
     """The first layer, whose backward gathers ahead what comes behind it: the embedding, not a layer like itself."""
     gathered: dict[TensorUse, int] = {
         item.use: item.bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mofa.cost.allocations.block_trace import BlockTrace
-from mofa.cost.allocations.watchdog import BlockTime
+from mofa.cost.allocations.watchdog import BlockPassTime
 from mofa.cost.block.costs import BlockCost
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.kernels.launch_queue import QUEUE
@@ -31,10 +31,10 @@ def device_over_host_time(costs: Sequence[BlockCost], combination: int = 0) -> f
     return float(sum(clock[0] for clock in clocks) / max(sum(clock[3] for clock in clocks), 1e-9))
 
 
-def forward_and_backward_times(cost: BlockCost, combination: int = 0) -> tuple[BlockTime, BlockTime]:
+def forward_and_backward_times(cost: BlockCost, combination: int = 0) -> tuple[BlockPassTime, BlockPassTime]:
     """What device and host take for a block's forward, and for its backward."""
     forward, backward = (
-        BlockTime(
+        BlockPassTime(
             float(phase.clocks[0, combination]),
             float(phase.clocks[3, combination]),
             bool(phase.clocks[2, combination] > NEVER / 2),
@@ -46,8 +46,8 @@ def forward_and_backward_times(cost: BlockCost, combination: int = 0) -> tuple[B
 
 
 def times_of_fastest_peer(
-    times: tuple[BlockTime, BlockTime], cluster: ClusterSpec, ranks: int
-) -> tuple[BlockTime, BlockTime]:
+    times: tuple[BlockPassTime, BlockPassTime], cluster: ClusterSpec, ranks: int
+) -> tuple[BlockPassTime, BlockPassTime]:
     """The same of the fastest of so many hosts whose devices exchange tensors in each layer.
 
     Its device waits for its peers, and so for their hosts: a pass takes it no less than the slowest host

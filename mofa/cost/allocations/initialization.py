@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
-from mofa.cost.allocations.weight_buffers import Weight
+from mofa.cost.allocations.weight_buffers import WeightBytes
 from mofa.cost.rows import Rows
 
 BROADCAST_BYTES = 250 * 2**20
@@ -27,7 +27,7 @@ class SlotRequest(NamedTuple):
     name: str
 
 
-def rotary_table_bytes(rows: Rows) -> tuple[int, ...]:
+def rotary_table_bytes_of_model_part(rows: Rows) -> tuple[int, ...]:
     """The table of every position's rotation that torchtitan registers for each model part: complex, or cosine and sine
     of the whole head where queries and keys are normed (Qwen3). [B]
 
@@ -46,14 +46,14 @@ def rotary_table_bytes(rows: Rows) -> tuple[int, ...]:
     return (table_bytes, *parts)
 
 
-def weight_init_requests(weights: Sequence[Weight], table: Sequence[int]) -> list[SlotRequest]:
+def weight_init_requests(weights: Sequence[WeightBytes], table: Sequence[int]) -> list[SlotRequest]:
     """Part after part: empty parameters and table, then their values (train.py, ``to_empty`` and ``init_weights``).
 
     The table is made anew, in new memory; a matrix that is not fp32 gets its values through a copy that is.
 
     Examples
     --------
-    >>> weight = Weight("a wq", 2, 0, 2, 0, init_copy_bytes=4)
+    >>> weight = WeightBytes("a wq", 2, 0, 2, 0, init_copy_bytes=4)
     >>> weight_init_requests([weight], (8, 4, 4))[3:7]  # doctest: +NORMALIZE_WHITESPACE
     [SlotRequest(slot=3, nbytes=4, name='draft of a first value'), SlotRequest(slot=4, nbytes=8, name='buffer'),
      SlotRequest(slot=2, nbytes=0, name=''), SlotRequest(slot=3, nbytes=0, name='')]
@@ -84,7 +84,7 @@ def weight_init_requests(weights: Sequence[Weight], table: Sequence[int]) -> lis
     return out
 
 
-def broadcast_requests(weights: Sequence[Weight]) -> list[SlotRequest]:
+def ddp_broadcast_requests(weights: Sequence[WeightBytes]) -> list[SlotRequest]:
     """The flat buffers in which DDP hands the first rank's parameters to the others when it is made, at the first
     forward; a parameter that fills one alone needs none (torch/csrc/utils/tensor_flatten.h, ``flatten_dense_tensors``).
 
@@ -93,7 +93,7 @@ def broadcast_requests(weights: Sequence[Weight]) -> list[SlotRequest]:
     The first and the second go alone, two small ones and the third together.
 
     >>> sizes = (300 << 20, 400 << 20, 1 << 20, 1 << 20, 500 << 20)
-    >>> [(w.slot, w.nbytes >> 20) for w in broadcast_requests([Weight("w", n, 0, 0, 0) for n in sizes])]
+    >>> [(w.slot, w.nbytes >> 20) for w in ddp_broadcast_requests([WeightBytes("w", n, 0, 0, 0) for n in sizes])]
     [(2, 502), (2, 0)]
     """
     filled: list[list[int]] = [[]]

@@ -13,7 +13,7 @@ from mofa.blocks.roles import Purpose
 from mofa.cost.rank_rules import BUCKET_PER_RANK, SMALLEST_BUCKET
 from mofa.cost.rank_spec import BlockRole, RankSpec
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.params import layer_tensors
+from mofa.specs.params import layer_parameter_tensors
 from mofa.specs.workload import WorkloadSpec
 
 ENDS: tuple[Purpose, ...] = ("embedding", "output")
@@ -32,7 +32,7 @@ class BlockWeight(NamedTuple):
     """As of the :class:`mofa.blocks.op.Op` that has it."""
 
 
-class Module(NamedTuple):
+class RankModule(NamedTuple):
     """What runs as one on a rank: its name, its role, and its weights."""
 
     name: str
@@ -77,7 +77,7 @@ def block_weights(ops: Iterable[Op], combination: int) -> tuple[BlockWeight, ...
 
 
 def parameter_tensors_of_rank(
-    workload: WorkloadSpec, framework: FrameworkSpec, spec: RankSpec, chunks: Sequence[Sequence[Module]]
+    workload: WorkloadSpec, framework: FrameworkSpec, spec: RankSpec, chunks: Sequence[Sequence[RankModule]]
 ) -> tuple[ParameterTensor, ...]:  # fmt: skip
     """A rank's parameters in the order of its modules.
 
@@ -87,7 +87,7 @@ def parameter_tensors_of_rank(
     """
     megatron, model = spec.gradients.has_flat_buffers, workload.model
     lone = model.tied_embeddings and spec.place.pp > 1
-    named: list[tuple[Module, int, list[ParameterTensor]]] = []
+    named: list[tuple[RankModule, int, list[ParameterTensor]]] = []
     once: set[str] = set()  # a prediction's embedding and output are the model's, where the rank holds those
     for c, chunk in enumerate(chunks):
         for piece in chunk:
@@ -116,7 +116,9 @@ def parameter_tensors_of_rank(
             out.append(ParameterTensor(f"{piece.name} positions", own, c))
         elif n in layers and rest > 0:
             experts = any(p.expert for p in params)
-            number = max(layer_tensors(model, experts, packed=megatron)[0] - sum(not p.expert for p in params), 1)
+            number = max(
+                layer_parameter_tensors(model, experts, packed=megatron)[0] - sum(not p.expert for p in params), 1
+            )
             each = rest / (len(layers) * number)
             out += [ParameterTensor(f"{piece.name} norms and biases", each, c, flat=True)] * number
     return tuple(p for p in out if p.params >= 1)
@@ -143,7 +145,7 @@ def _in_order(weights: tuple[BlockWeight, ...], *, sequential: bool) -> tuple[Bl
     )
 
 
-def owned_params(
+def optimizer_owned_params(
     framework: FrameworkSpec, spec: RankSpec, params: Sequence[ParameterTensor], data_rank: int
 ) -> list[float]:
     """Of each parameter what a rank of Megatron's distributed optimizer steps: of its buffers each owns another part,
@@ -161,7 +163,7 @@ def owned_params(
     for buffer in megatron_buffers_of_rank(framework, spec, params):
         ranks = place.expert_ranks if buffer.expert else place.dense_ranks
         rank = data_rank * place.tensor_ranks // number if buffer.expert else data_rank
-        for n, size in owned_fractions(buffer, ranks, rank % ranks).items():
+        for n, size in optimizer_owned_fractions(buffer, ranks, rank % ranks).items():
             own[n] = size
     return own
 
@@ -227,7 +229,7 @@ def _places(
     return tuple(places), tuple(begun)
 
 
-def owned_fractions(buffer: BucketedBuffer, ranks: int, rank: int) -> dict[int, float]:
+def optimizer_owned_fractions(buffer: BucketedBuffer, ranks: int, rank: int) -> dict[int, float]:
     """Of each parameter of a buffer the part that a rank optimizes: it owns as much of each bucket as any other."""
     out: dict[int, float] = {}
     offset = 0

@@ -19,7 +19,7 @@ WATCHDOG_S = 0.1
 """Between two looks (ProcessGroupNCCL.cpp, ``kWatchdogThreadSleepMillis``). [s]"""
 
 
-class BlockTime(NamedTuple):
+class BlockPassTime(NamedTuple):
     """What the device and the host take for a pass through a block. [s]"""
 
     device_s: float = 0.0
@@ -42,7 +42,7 @@ class Shelf(Generic[T]):
     >>> shelf = Shelf()
     >>> for name in "abcde":
     ...     shelf.put(name)
-    ...     print(shelf.issue_block(BlockTime(0.06, 0.05), 40))
+    ...     print(shelf.issue_block(BlockPassTime(0.06, 0.05), 40))
     []
     []
     []
@@ -61,7 +61,7 @@ class Shelf(Generic[T]):
         """Something that the block under way gives up."""
         self.fresh.append(item)
 
-    def issue_block(self, block_time: BlockTime, launches: float) -> list[T]:
+    def issue_block(self, block_time: BlockPassTime, launches: float) -> list[T]:
         """A block of so many launches is issued, as far as the device's queue takes them: what can be let go."""
         host_s, queued = self.host_s, self.queued
         device_s = max(self.device_s, host_s) + block_time.device_s

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mofa.blocks.fp8 import weight_copies
+from mofa.blocks.fp8 import copies_per_fp8_weight
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.roles import Purpose
 from mofa.cost.allocations.block_trace import BlockTrace
-from mofa.cost.allocations.parameter_tensors import ParameterTensor, megatron_buffers_of_rank, owned_params
+from mofa.cost.allocations.parameter_tensors import ParameterTensor, megatron_buffers_of_rank, optimizer_owned_params
 from mofa.cost.optimizer import states_bytes_per_param
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
@@ -23,7 +23,7 @@ from mofa.specs.optimizers import ADAM_MOMENTS_BYTES
 from mofa.specs.workload import WorkloadSpec
 
 
-class Weight(NamedTuple):
+class WeightBytes(NamedTuple):
     """A parameter tensor on one rank: bytes of itself, its main copy, each of its states and temporaries. [B]"""
 
     name: str
@@ -67,7 +67,7 @@ class FlatBuffer:
 def weight_states_of_rank(
     workload: WorkloadSpec, framework: FrameworkSpec, spec: RankSpec, params: tuple[ParameterTensor, ...],
     data_rank: int,
-) -> tuple[Weight, ...]:  # fmt: skip
+) -> tuple[WeightBytes, ...]:  # fmt: skip
     """What a rank holds of each parameter and its optimizers' states; the rest of its bytes is proportional to it.
 
     Parameters
@@ -100,13 +100,13 @@ def weight_states_of_rank(
     even = [p.params / (expert if p.expert else dense) for p in params]
     own = even if fsdp or (distributed and fw.deepspeed) else [p.params for p in params]
     if distributed and not fw.deepspeed:
-        own = owned_params(fw, spec, params, data_rank)
+        own = optimizer_owned_params(fw, spec, params, data_rank)
     stored = even if fsdp else [p.params for p in params]
     width = held_bytes / stored_params
     drafted = fw.traits.draws_weights_wide and round(width) < 4
     alone = any(p.purpose == "output" for p in params) or not workload.model.tied_embeddings
     return tuple(
-        Weight(
+        WeightBytes(
             p.name, int(width * stored[n]), int(main * own[n]), int((states - main) / max(num_moments, 1) * own[n]),
             int(temporary * own[n]), chained and p.expert, p.chunk, p.flat, int(wide * own[n]),
             int(4 * stored[n]) if drafted and not p.flat and not (alone and p.purpose == "embedding") else 0,
@@ -117,13 +117,13 @@ def weight_states_of_rank(
 
 
 def with_states_on_hosts(
-    framework: FrameworkSpec, weights: tuple[Weight, ...], buffers: Sequence[FlatBuffer]
-) -> tuple[Weight, ...]:
+    framework: FrameworkSpec, weights: tuple[WeightBytes, ...], buffers: Sequence[FlatBuffer]
+) -> tuple[WeightBytes, ...]:
     """The weights without the states of those that hosts step: of each optimizer whole tensors, in its order, until the
     share is reached (Megatron-Core 0.16.1, hybrid_optimizer.py, ``_get_sub_optimizer_param_groups``)."""
     if not framework.optimizer_offload:
         return weights
-    on_hosts: dict[int, Weight] = {}
+    on_hosts: dict[int, WeightBytes] = {}
     for of_one in weights_by_optimizer(weights, buffers):
         threshold = framework.optimizer_offload * sum(w.main_copy_bytes for w in of_one)
         taken = 0
@@ -136,12 +136,12 @@ def with_states_on_hosts(
     return tuple(on_hosts.get(id(w), w) for w in weights)
 
 
-def with_fp8_weights(rows: Rows, weights: tuple[Weight, ...], layers: Collection[str]) -> tuple[Weight, ...]:
+def with_fp8_weights(rows: Rows, weights: tuple[WeightBytes, ...], layers: Collection[str]) -> tuple[WeightBytes, ...]:
     """The weights where parameters are fp8: those of these ``layers`` take a byte a parameter for each copy."""
     recipe, fw = rows.workload.precision.fp8_recipe, rows.framework
     if not fw.fp8_params or not recipe:
         return weights
-    copies = weight_copies(recipe, rows.costs.context.fp8_transposes)
+    copies = copies_per_fp8_weight(recipe, rows.costs.context.fp8_transposes)
     return tuple(
         w._replace(param_bytes=w.param_bytes // 2, init_copy_bytes=w.param_bytes,
         fp8_transpose_bytes=(copies - 1) * (w.param_bytes // 2))
@@ -151,7 +151,7 @@ def with_fp8_weights(rows: Rows, weights: tuple[Weight, ...], layers: Collection
 
 
 def buffers_taken_at_build(
-    framework: FrameworkSpec, spec: RankSpec, weights: Sequence[Weight]
+    framework: FrameworkSpec, spec: RankSpec, weights: Sequence[WeightBytes]
 ) -> tuple[tuple[int, int], ...]:
     """What Transformer Engine's modules take for good while parameters are made: behind which, and how much. [B]
 
@@ -166,7 +166,7 @@ def buffers_taken_at_build(
 
 
 def flat_buffers(
-    framework: FrameworkSpec, spec: RankSpec, params: tuple[ParameterTensor, ...], weights: tuple[Weight, ...]
+    framework: FrameworkSpec, spec: RankSpec, params: tuple[ParameterTensor, ...], weights: tuple[WeightBytes, ...]
 ) -> tuple[FlatBuffer, ...]:  # fmt: skip
     """The bytes of Megatron's buffers; without the distributed optimizer parameters stay where they are."""
     if not spec.gradients.has_flat_buffers:
@@ -180,16 +180,18 @@ def flat_buffers(
     return tuple(out)
 
 
-def weights_by_optimizer(weights: Sequence[Weight], buffers: Sequence[FlatBuffer]) -> tuple[tuple[Weight, ...], ...]:
+def weights_by_optimizer(
+    weights: Sequence[WeightBytes], buffers: Sequence[FlatBuffer]
+) -> tuple[tuple[WeightBytes, ...], ...]:
     """The weights of each optimizer, in its order: Megatron's distributed one takes them as its buffers hold them, from
     the last to the first of each chunk, and each has matrices before what is not decayed (optimizer/__init__.py).
     """
-    ordered: Iterable[Weight] = weights
+    ordered: Iterable[WeightBytes] = weights
     if buffers:
         turned = any(flat.params for flat in buffers)
         order = [n for flat in buffers for n in (flat.weights if turned else ())] or range(len(weights))
         ordered = sorted((weights[n] for n in order), key=lambda w: w.is_1d)
-    of_each: tuple[list[Weight], list[Weight]] = ([], [])
+    of_each: tuple[list[WeightBytes], list[WeightBytes]] = ([], [])
     for w in ordered:
         of_each[w.has_expert_optimizer].append(w)
     return tuple(tuple(of_one) for of_one in of_each if of_one)

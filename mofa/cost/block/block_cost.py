@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from mofa.blocks import build
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, any_true, maximum, per_combination, stack_rows, where
+from mofa.blocks.elementwise import FloatK, any_true, maximum, over_combinations, stack_rows, where
 from mofa.blocks.fp8 import ALIGNED_ROWS, FP8_RECIPES
 from mofa.blocks.frameworks import persistent_buffers
 from mofa.blocks.tapes import layer_label, model_tapes
 from mofa.blocks.work import Format
-from mofa.cost.block.costs import BlockCost, BlockCosts, BlockMemories, PhaseTimer, WeightClass, Weights
+from mofa.cost.block.costs import BlockCost, BlockCosts, BlockMemories, BlockTimer, EqualWeights, WeightsByBlock
 from mofa.cost.block.durations import Machine, tape_flops
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.kernels.token_spread import token_spread
-from mofa.cost.kernels.topology import Group, process_groups
+from mofa.cost.kernels.topology import ProcessGroup, process_groups
 from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.cost.option_sets import dp_replicate
 from mofa.specs.framework import FrameworkSpec
@@ -34,7 +34,7 @@ ArrayK = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Mode:
+class PrecisionMode:
     """What is the same for all candidates costed together."""
 
     precision: str = "mixed"
@@ -73,7 +73,9 @@ def _numbered(code: NDArray[np.int64]) -> tuple[NDArray[np.intp], int]:
     return place[code], int(place[-1]) + 1
 
 
-def candidate_groups(cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable) -> dict[str, Group]:
+def process_groups_of_rows(
+    cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable
+) -> dict[str, ProcessGroup]:
     """The process groups of every row; those of ``fsdp`` and ``efsdp`` share a dense and an expert parameter."""
     shard = table.dp // np.maximum(np.minimum(dp_replicate(framework, table), table.dp), 1)
     given = (table.etp, cluster.node, shard, framework.rank_order)
@@ -87,12 +89,12 @@ def candidate_groups(cluster: ClusterSpec, framework: FrameworkSpec, table: Stra
 
 def block_context(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
-    mode: Mode,
-) -> tuple[Context, dict[str, Group]]:  # fmt: skip
+    mode: PrecisionMode,
+) -> tuple[Context, dict[str, ProcessGroup]]:  # fmt: skip
     """The context of the blocks and their process groups, one entry per row of the table."""
     model = workload.model
     f = {name: _plain(getattr(table, name).astype(float)) for name in ("tp", "cp", "ep", "etp", "micro_batch")}
-    groups = candidate_groups(cluster, framework, table)
+    groups = process_groups_of_rows(cluster, framework, table)
     tokens = f["micro_batch"] * workload.batch.seq_len / f["cp"]
     sp = _plain(table.sp & (table.tp > 1))
     local = where(sp, tokens / f["tp"], tokens)
@@ -160,10 +162,10 @@ def _plain(column: NDArray[Any]) -> Any:
     return column.item() if column.shape == (1,) else column
 
 
-def columns_of_blocks(
+def columns_that_blocks_read(
     workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable
 ) -> list[NDArray[np.int64]]:  # fmt: skip
-    """What blocks depend on, of rows that share a :class:`Mode`. (n,) each"""
+    """What blocks depend on, of rows that share a :class:`PrecisionMode`. (n,) each"""
     columns = [table.tp, table.sp.astype(np.int64), table.cp, table.cp_kind, table.ep, table.etp, table.micro_batch]
     columns.append(table.balancing)
     if framework.shards_params:
@@ -175,14 +177,14 @@ def columns_of_blocks(
 
 def block_costs(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
-    mode: Mode, drop: frozenset[str] = frozenset(), *, counts_gpus_by_row: bool = False,
+    mode: PrecisionMode, drop: frozenset[str] = frozenset(), *, counts_gpus_by_row: bool = False,
 ) -> BlockCosts:  # fmt: skip
     """Cost every kind of block that the table's candidates have.
 
     ``drop`` leaves out the ops of these families, to show what they weigh. ``counts_gpus_by_row`` is as in
     :class:`mofa.cost.estimate.Estimator`.
     """
-    columns, num_gpus = columns_of_blocks(workload, framework, table), None
+    columns, num_gpus = columns_that_blocks_read(workload, framework, table), None
     if counts_gpus_by_row:
         columns.append(table.tp * table.cp * table.pp * table.dp)
     first, index = unique_rows(columns)
@@ -197,7 +199,7 @@ def block_costs(
             top_groups=moe.groups_per_token,
         )  # fmt: skip
     num_k, kinds = len(first), build.block_kinds(workload.model)
-    modes = layer_modes(table)
+    modes = layer_recompute_modes(table)
     known = model_tapes(ctx, modes)
     tapes = known.blocks
     if drop:
@@ -205,7 +207,7 @@ def block_costs(
             name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
         }
     machine = Machine(cluster, groups, framework, num_k, spread, num_gpus=num_gpus)
-    weights = Weights(
+    weights = WeightsByBlock(
         tuple(_weights(tapes[layer_label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
         _weights(tapes["head"]), num_k,
     )  # fmt: skip
@@ -213,9 +215,9 @@ def block_costs(
     def large() -> ArrayK:
         """The sizes of weights, and the largest activation of a layer: the ends of the model have larger ones."""
         sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
-        return np.concatenate([sizes, per_combination(known.largest_activation, num_k)[None]])
+        return np.concatenate([sizes, over_combinations(known.largest_activation, num_k)[None]])
 
-    phases = PhaseTimer(tapes, machine, None if drop else known.known_times)
+    phases = BlockTimer(tapes, machine, None if drop else known.known_times)
     costed = _costed(tapes, phases, BlockMemories(tapes, num_k, large))
     blocks = {spec: tuple(costed[layer_label(kind, spec)] for kind in kinds) for spec in modes}
     mtp = None
@@ -224,33 +226,33 @@ def block_costs(
         mtp = {spec: costed["mtp"].followed_by(blocks[spec][last]) for spec in modes}
     body, with_head = persistent_buffers(framework, ctx, known.layer_ops)
     return BlockCosts(
-        ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, per_combination(body, num_k),
-        per_combination(with_head, num_k),
-        per_combination(ctx.shard_tokens * float(workload.model.hidden) * ctx.residual_element_bytes, num_k), tapes,
+        ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, over_combinations(body, num_k),
+        over_combinations(with_head, num_k),
+        over_combinations(ctx.shard_tokens * float(workload.model.hidden) * ctx.residual_element_bytes, num_k), tapes,
         machine, weights,
     )  # fmt: skip
 
 
-def layer_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
+def layer_recompute_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
     """The modes in which layers run: each strategy's base, and full where some recompute layers whole."""
     used = {table.recompute_modes[i] for i in set(table.recompute.tolist())}
-    wanted = {full_mode(spec) for spec in used if recomputes_layers_whole(spec)}
+    wanted = {full_recompute_mode(spec) for spec in used if recomputes_layers_whole(spec)}
     if used != wanted or np.any(table.recompute_layers != -1):  # some layer is left to another mode
-        wanted |= {base_mode(spec) for spec in used}
+        wanted |= {base_recompute_mode(spec) for spec in used}
     return tuple(sorted(wanted, key=str))
 
 
-def _weights(block: BlockTapes) -> tuple[WeightClass, ...]:
+def _weights(block: BlockTapes) -> tuple[EqualWeights, ...]:
     out, seen = [], set()
     for op in block.forward.ops:
         if any_true(op.weight_params > 0) and (op.weight or op.name) not in seen:
             seen.add(op.weight or op.name)  # token chunks read the same weight
             number = maximum(op.num_weights, 1.0)
-            out.append(WeightClass(op.weight_params / number, number, op.part == "experts"))
+            out.append(EqualWeights(op.weight_params / number, number, op.part == "experts"))
     return tuple(out)
 
 
-def _costed(tapes: Mapping[str, BlockTapes], phases: PhaseTimer, memories: BlockMemories) -> dict[str, BlockCost]:
+def _costed(tapes: Mapping[str, BlockTapes], phases: BlockTimer, memories: BlockMemories) -> dict[str, BlockCost]:
     """Time and memory of every block."""
     num_k = phases.machine.num_k
     forwards: dict[int, ArrayK] = {}
@@ -276,12 +278,12 @@ def autocast_cached_bytes(block: BlockTapes, num_k: int) -> ArrayK:
     return np.asarray(stack_rows(copies, num_k).sum(axis=0))
 
 
-def base_mode(spec: RecomputeSpec) -> RecomputeSpec:
+def base_recompute_mode(spec: RecomputeSpec) -> RecomputeSpec:
     """The mode of the layers that are not recomputed whole."""
     return RecomputeSpec(token_chunks=spec.token_chunks) if spec.kind in ("full", "every", "none") else spec
 
 
-def full_mode(spec: RecomputeSpec) -> RecomputeSpec:
+def full_recompute_mode(spec: RecomputeSpec) -> RecomputeSpec:
     """The mode of the layers that are recomputed whole."""
     return RecomputeSpec(kind="full", token_chunks=spec.token_chunks)
 

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.combined_passes import ISSUED, part_names
-from mofa.blocks.elementwise import per_combination, where
+from mofa.blocks.combined_passes import ISSUED, part_of_each_op
+from mofa.blocks.elementwise import over_combinations, where
 from mofa.blocks.op import KINDS
 
 ArrayK = NDArray[np.float64]
 
 
-def combined_peak(forward: BlockTapes, backward: BlockTapes, num_k: int, *, delays: bool) -> tuple[ArrayK, ArrayK]:
+def peak_of_layer_pair(forward: BlockTapes, backward: BlockTapes, num_k: int, *, delays: bool) -> tuple[ArrayK, ArrayK]:
     """The most that a layer's forward and a layer's backward of another micro-batch hold at once, and of what kinds.
 
     Parameters
@@ -38,8 +38,8 @@ def combined_peak(forward: BlockTapes, backward: BlockTapes, num_k: int, *, dela
     behind its last op.
     """
     names = {
-        "F": part_names(forward.forward, forward.backward, delays=delays)[0],
-        "B": part_names(backward.forward, backward.backward, delays=delays)[1],
+        "F": part_of_each_op(forward.forward, forward.backward, delays=delays)[0],
+        "B": part_of_each_op(backward.forward, backward.backward, delays=delays)[1],
     }
     alive = {"F": _Alive(forward, num_k, backward=False), "B": _Alive(backward, num_k, backward=True)}
     most, kinds = np.zeros(num_k), np.zeros((len(KINDS), num_k))
@@ -69,7 +69,7 @@ class _Alive:
         for interval in lifetimes.intervals:
             if interval.end < self.begin or interval.start >= self.end:
                 continue
-            nbytes = interval.kind, per_combination(interval.bytes, num_k)
+            nbytes = interval.kind, over_combinations(interval.bytes, num_k)
             if interval.start < self.begin or interval.tensor in (*block.forward.inputs, *block.backward.inputs):
                 self.behind[interval.kind] += nbytes[1]
             else:
@@ -87,6 +87,6 @@ class _Alive:
         for kind, nbytes in self.starts.get(position, ()):
             self.behind[kind] += nbytes
         self.during = self.behind.copy()
-        self.during[KINDS.index("scratch")] += per_combination(where(op.present, op.scratch, 0.0), self.num_k)
+        self.during[KINDS.index("scratch")] += over_combinations(where(op.present, op.scratch, 0.0), self.num_k)
         for kind, nbytes in self.ends.get(position, ()):
             self.behind[kind] -= nbytes

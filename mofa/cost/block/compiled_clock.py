@@ -167,8 +167,9 @@ class _Masks:
         return out
 
 
-class CompiledStreams:
-    """As :class:`mofa.cost.block.streams.Streams`, of one tape; the host begins ``host_s``, ahead of all or not. [s]"""
+class CompiledStreamClocks:
+    """As :class:`mofa.cost.block.streams.TapeStreamClocks`, of one tape; the host begins ``host_s``, ahead of all or
+    not. [s]"""
 
     def __init__(self, compiled: ctypes.PyDLL, tape: CompiledTape, host_s: float, *, is_ahead: bool) -> None:
         num_families, num_names = len(tape.families) + 2, len(tape.names)
@@ -223,7 +224,7 @@ class CompiledStreams:
         """What of this repetition's waits is by late issue, by family. (K,) each [s]"""
         return dict(zip(self.tape.families, self._rows("late_issue")[1:-1].copy(), strict=True))
 
-    def with_host_ahead(self, ahead_s: float) -> CompiledStreams:
+    def with_host_ahead(self, ahead_s: float) -> CompiledStreamClocks:
         """The same with the host so far ahead of the device (negative). [s]"""
         other = copy.copy(self)
         other._hold(self.rows.copy(), self.counts.copy())

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from mofa.blocks.build import BlockTapes, block_kinds
 from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, per_combination, stack_rows
+from mofa.blocks.elementwise import FloatK, over_combinations, stack_rows
 from mofa.blocks.op import KINDS, Tape
-from mofa.blocks.tapes import KnownTimes, kept_label, layer_label
+from mofa.blocks.tapes import KnownTimes, kept_layer_label, layer_label
 from mofa.blocks.work import Collective, HostCopy
-from mofa.cost.block.combined_memory import combined_peak
+from mofa.cost.block.combined_memory import peak_of_layer_pair
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory, split_backward_memory
-from mofa.cost.block.durations import Machine, Timed, time_works
-from mofa.cost.block.host_clock import Clocks
-from mofa.cost.block.liveness import BlockMemory, block_memories, sent_and_launched, watchdog_held_bytes
-from mofa.cost.block.tape_clock import PhaseTime, scan, scan_halves
-from mofa.cost.kernels.topology import Group
+from mofa.cost.block.durations import Machine, Timed, device_seconds_of_works
+from mofa.cost.block.host_clock import ClockAdvance
+from mofa.cost.block.liveness import BlockMemory, block_memories, nccl_freed_bytes_and_launches, watchdog_held_bytes
+from mofa.cost.block.tape_clock import TapeTime, repeated_halves_times, repeated_tape_time
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import RecomputeSpec
 
@@ -46,7 +46,7 @@ class _Same:
         return id(self.of)
 
 
-class PhaseTimer:
+class BlockTimer:
     """The times of blocks' tapes on a machine.
 
     Works that several tapes share are timed once. A tape is scanned when it is first asked for: playing a plan asks
@@ -57,7 +57,7 @@ class PhaseTimer:
         self, tapes: Mapping[str, BlockTapes], machine: Machine, known_times: KnownTimes | None = None
     ) -> None:  # fmt: skip
         self.tapes, self.machine, self.known_times = tapes, machine, known_times
-        self._known: dict[int, tuple[Tape, PhaseTime]] = {}
+        self._known: dict[int, tuple[Tape, TapeTime]] = {}
         if known_times is not None:
             key = self._timed_on()
             self._known = known_times.pop(key, self._known)
@@ -69,7 +69,9 @@ class PhaseTimer:
         """What the times of tapes of one combination depend on besides them."""
         m = self.machine
         used = {op.work.group for tape in self._tapes for op in tape.ops if isinstance(op.work, Collective)}
-        groups = [(name, m.groups[name].of_first) for name in sorted({*used, "ep", "world"} & m.groups.keys())]
+        groups = [
+            (name, m.groups[name].key_of_first_strategy) for name in sorted({*used, "ep", "world"} & m.groups.keys())
+        ]
         num_gpus = None if m.num_gpus is None else int(m.num_gpus[0])
         return _Same(m.cluster), m.host_lead_lost, m.idle_fraction, num_gpus, *groups
 
@@ -79,32 +81,34 @@ class PhaseTimer:
 
     @cached_property
     def _timed(self) -> Timed:
-        return time_works((op for tape in self._tapes if id(tape) not in self._known for op in tape.ops), self.machine)
+        return device_seconds_of_works(
+            (op for tape in self._tapes if id(tape) not in self._known for op in tape.ops), self.machine
+        )
 
-    def forward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
-        """Of blocks one behind the other."""
+    def forward(self, blocks: Sequence[BlockTapes]) -> TapeTime:
+        """Time of the forwards of blocks one behind the other."""
         return reduce(_both, [self._of(block.forward) for block in blocks])
 
-    def backward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
-        """The same, from the last on."""
+    def backward(self, blocks: Sequence[BlockTapes]) -> TapeTime:
+        """Time of the backwards of blocks, from the last on."""
         return reduce(_both, [self._of(block.backward) for block in reversed(blocks)])
 
-    def combined(self, forward: BlockTapes, backward: BlockTapes) -> PhaseTime:
-        """Of a block's forward beside a block's backward of another micro-batch."""
+    def combined(self, forward: BlockTapes, backward: BlockTapes) -> TapeTime:
+        """Time of a block's forward beside a block's backward of another micro-batch."""
         delays = self.machine.framework.delay_wgrad
         tape = combined_tape(forward.forward, backward.forward, backward.backward, delays=delays)
-        return scan(tape, self.machine)
+        return repeated_tape_time(tape, self.machine)
 
-    def _of(self, tape: Tape) -> PhaseTime:
+    def _of(self, tape: Tape) -> TapeTime:
         if id(tape) not in self._known:
-            self._known[id(tape)] = tape, scan(tape, self.machine, timed=self._timed)
+            self._known[id(tape)] = tape, repeated_tape_time(tape, self.machine, timed=self._timed)
         return self._known[id(tape)][1]
 
 
-def _both(first: PhaseTime, second: PhaseTime) -> PhaseTime:
-    return PhaseTime(
+def _both(first: TapeTime, second: TapeTime) -> TapeTime:
+    return TapeTime(
         first.exposed + second.exposed, first.hidden + second.hidden, first.issue + second.issue,
-        np.array(Clocks(*first.clocks).followed_by(Clocks(*second.clocks))), first.weights + second.weights,
+        np.array(ClockAdvance(*first.clocks).followed_by(ClockAdvance(*second.clocks))), first.weights + second.weights,
         first.busy + second.busy,
     )  # fmt: skip
 
@@ -133,7 +137,7 @@ class BlockCost:
     """A block, or one behind the other, under one recomputation; arrays over K."""
 
     blocks: tuple[BlockTapes, ...]
-    phases: PhaseTimer
+    phases: BlockTimer
     memories: BlockMemories
     forward_flops: ArrayK
     backward_flops: ArrayK
@@ -141,12 +145,12 @@ class BlockCost:
     """Weight copies that autocast's cache holds until the loss is there although the graph does not keep them. [B]"""
 
     @cached_property
-    def forward(self) -> PhaseTime:
+    def forward(self) -> TapeTime:
         """Its forward's time."""
         return self.phases.forward(self.blocks)
 
     @cached_property
-    def backward(self) -> PhaseTime:
+    def backward(self) -> TapeTime:
         """Its backward's time."""
         return self.phases.backward(self.blocks)
 
@@ -157,8 +161,11 @@ class BlockCost:
 
     @cached_property
     def sent_and_launched(self) -> ArrayK:
-        """What NCCL's stream uses of it, and its launches (:func:`mofa.cost.block.liveness.sent_and_launched`)."""
-        return sum((sent_and_launched(block, self.memories.num_k) for block in self.blocks), np.zeros((4, 1)))
+        """What NCCL's stream uses of it, and its launches
+        (:func:`mofa.cost.block.liveness.nccl_freed_bytes_and_launches`)."""
+        return sum(
+            (nccl_freed_bytes_and_launches(block, self.memories.num_k) for block in self.blocks), np.zeros((4, 1))
+        )
 
     @cached_property
     def to_host_s(self) -> ArrayK:
@@ -193,7 +200,7 @@ class BlockCost:
 
 
 @dataclass(frozen=True)
-class WeightClass:
+class EqualWeights:
     """Weights of one op of a block: the parameters of each and how many there are, (K,); whether they are experts'."""
 
     params: FloatK
@@ -202,12 +209,12 @@ class WeightClass:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightsByBlock:
     """The weights of each kind of layer, of the embedding and of the head."""
 
-    layers: tuple[tuple[WeightClass, ...], ...]
-    embedding: tuple[WeightClass, ...]
-    head: tuple[WeightClass, ...]
+    layers: tuple[tuple[EqualWeights, ...], ...]
+    embedding: tuple[EqualWeights, ...]
+    head: tuple[EqualWeights, ...]
     num_k: int
 
     @cached_property
@@ -221,7 +228,7 @@ class Weights:
         return np.concatenate([largest[None], self.params[most, np.arange(self.num_k)]])
 
     @cached_property
-    def _all(self) -> list[tuple[int, WeightClass]]:
+    def _all(self) -> list[tuple[int, EqualWeights]]:
         every = (*self.layers, self.embedding, self.head)
         return [(kind, weight) for kind, weights in enumerate(every) for weight in weights]
 
@@ -254,7 +261,7 @@ class BlockCosts:
     """
 
     context: Context
-    groups: Mapping[str, Group]
+    groups: Mapping[str, ProcessGroup]
     index: NDArray[np.intp]
     blocks: Mapping[RecomputeSpec, tuple[BlockCost, ...]]
     embedding: BlockCost
@@ -268,7 +275,7 @@ class BlockCosts:
     """The residual stream of a micro-batch on one rank: what one stage hands to the next. (K,) [B]"""
     tapes: Mapping[str, BlockTapes]
     machine: Machine
-    weights: Weights
+    weights: WeightsByBlock
 
     @cached_property
     def logits_bytes(self) -> ArrayK:
@@ -278,7 +285,7 @@ class BlockCosts:
         for op in reversed(forward.ops):
             if op.work is None and name in op.writes:  # a view
                 name = op.reads[0]
-        return per_combination(forward.tensors[name].bytes, self.machine.num_k)
+        return over_combinations(forward.tensors[name].bytes, self.machine.num_k)
 
     def without_host_lead(self) -> BlockCosts:
         """The same where kernels that are loaded take the host's lead in all passes: only times differ."""
@@ -293,7 +300,7 @@ class BlockCosts:
         return self._on(self.machine.on_hosts_of(cluster), None)
 
     def _on(self, machine: Machine, known_times: KnownTimes | None) -> BlockCosts:
-        phases = PhaseTimer(self.tapes, machine, known_times)
+        phases = BlockTimer(self.tapes, machine, known_times)
 
         def again(cost: BlockCost) -> BlockCost:
             return replace(cost, phases=phases)
@@ -311,7 +318,8 @@ class BlockCosts:
         kinds = block_kinds(self.context.model)
         more = [
             [
-                cost.memories.memory_of((self.tapes[kept_label(layer_label(kind, mode))],)).saved - cost.memory.saved
+                cost.memories.memory_of((self.tapes[kept_layer_label(layer_label(kind, mode))],)).saved
+                - cost.memory.saved
                 for kind, cost in zip(kinds, costs, strict=True)
             ]
             for mode, costs in self.blocks.items()
@@ -319,7 +327,7 @@ class BlockCosts:
         return np.moveaxis(np.array(more), 1, 2)
 
     @cached_property
-    def combined_layers(self) -> dict[RecomputeSpec, list[list[PhaseTime]]]:
+    def combined_layers(self) -> dict[RecomputeSpec, list[list[TapeTime]]]:
         """Of each kind of layer the forward (first) beside the backward of each kind (second), by recomputation."""
         return {
             spec: [
@@ -337,7 +345,7 @@ class BlockCosts:
         peaks, by_kind = [], []
         for kinds in self.blocks.values():
             for backward in kinds:
-                each = [combined_peak(f.blocks[0], backward.blocks[0], num_k, delays=delays) for f in kinds]
+                each = [peak_of_layer_pair(f.blocks[0], backward.blocks[0], num_k, delays=delays) for f in kinds]
                 largest = np.argmax([peak for peak, _ in each], axis=0)
                 combination = np.arange(num_k)
                 peaks.append(np.array([peak for peak, _ in each])[largest, combination])
@@ -349,13 +357,13 @@ class BlockCosts:
         )
 
     @cached_property
-    def _backward_halves(self) -> dict[str, tuple[PhaseTime, PhaseTime]]:
+    def _backward_halves(self) -> dict[str, tuple[TapeTime, TapeTime]]:
         """Each block's backward by inputs and by weights, as zero-bubble schedules run them."""
-        return {name: scan_halves(block, self.machine) for name, block in self.tapes.items()}
+        return {name: repeated_halves_times(block, self.machine) for name, block in self.tapes.items()}
 
     @cached_property
     def split_backward(self) -> dict[str, tuple[ArrayK, ArrayK]]:
-        """Both clocks of those halves: rows of :class:`mofa.cost.block.host_clock.Clocks`. (4, K) each [s]"""
+        """Both clocks of those halves: rows of :class:`mofa.cost.block.host_clock.ClockAdvance`. (4, K) each [s]"""
         return {name: (inputs.clocks, weights.clocks) for name, (inputs, weights) in self._backward_halves.items()}
 
     @cached_property

@@ -11,22 +11,22 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, any_true, maximum, per_combination, stack_rows, where
+from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, any_true, maximum, over_combinations, stack_rows, where
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import Attention, Collective, Gemm, GroupedGemm, HostCopy, HostSync, MemoryBound
 from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.compute import (
+    attention_kernel_head_size,
     attention_s,
     gemm_s,
     grouped_gemm_s,
     is_aligned,
-    kernel_width,
     unaligned_gemm_s,
 )
 from mofa.cost.kernels.fitted_forms import l2_miss_bytes
 from mofa.cost.kernels.token_spread import TokenSpread
-from mofa.cost.kernels.topology import Group, stacked_groups
-from mofa.specs.curves import Curve, PoweredCurve, expected_max_normal
+from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
+from mofa.specs.curves import FittedCurve, PowerLimitedCurve, expected_max_normal
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.power import clock_at_draw
@@ -45,7 +45,7 @@ AT_ONCE = 32_768
 
 @dataclass(frozen=True)
 class TimedOps:
-    """What was timed of few combinations."""
+    """Seconds of ops that were timed already, where there are few combinations."""
 
     works: dict[Hashable, tuple[Op, FloatK]] = field(default_factory=dict)
     """By :func:`_work_key`. [s]"""
@@ -55,10 +55,11 @@ class TimedOps:
 
 @dataclass(frozen=True)
 class Machine:
-    """What times an op: the cluster, the process groups of the K candidates, the framework's way to issue."""
+    """The machine that ops are timed on: the cluster, the process groups of the K candidates, the framework's way to
+    issue."""
 
     cluster: ClusterSpec
-    groups: Mapping[str, Group]
+    groups: Mapping[str, ProcessGroup]
     framework: FrameworkSpec
     num_k: int
     token_spread: TokenSpread | None = None
@@ -91,7 +92,7 @@ class Machine:
         return self.cluster.slowest_host
 
     @cached_property
-    def slowest(self) -> FloatK:
+    def slowest_gpu_slowdown(self) -> FloatK:
         """How much longer power-limited kernels take on the slowest of all GPUs than on one, as all wait. (K,) [-]"""
         spread = self.cluster.gpu.curves.chip_spread
         if spread is None:
@@ -167,7 +168,7 @@ def _work_kind(op: Op) -> Hashable:
     return Collective, w.kind
 
 
-def time_works(ops: Iterable[Op], machine: Machine) -> Timed:
+def device_seconds_of_works(ops: Iterable[Op], machine: Machine) -> Timed:
     """Device time of every distinct work of ops, before the power limit of :func:`device_seconds`. [s]
 
     All works of a kind are timed by one call, so that an estimate of one candidate makes few.
@@ -236,7 +237,7 @@ def device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None = 
 
 def _device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None) -> list[FloatK]:
     if timed is None:
-        timed = time_works(ops, machine)
+        timed = device_seconds_of_works(ops, machine)
     out: list[FloatK] = [0.0] * len(ops)
     for i, op in enumerate(ops):
         if (took := timed.get(id(op))) is not None:
@@ -244,7 +245,7 @@ def _device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None) 
     return _throttled(out, ops, machine)
 
 
-def op_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
+def device_seconds_array(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
     """As :func:`device_seconds`, as one array. (len(ops), K) [s]"""
     return stack_rows(device_seconds(ops, machine), machine.num_k)
 
@@ -277,7 +278,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
         rate_fraction = (
             curve.rate_fraction(np.minimum(work, 1.0)) if memory is None else curve.relative_rate_at_clock(clock)
         )
-        slower: FloatK = curve.sustained / rate_fraction * machine.slowest
+        slower: FloatK = curve.sustained / rate_fraction * machine.slowest_gpu_slowdown
         if isinstance(slower, np.generic):
             slower = float(slower)
         for i in rows:
@@ -290,7 +291,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
 class _Products(NamedTuple):
     """Products, or attention, of one kind in a tape."""
 
-    curve: PoweredCurve
+    curve: PowerLimitedCurve
     rows: list[int]
     """Their places in the tape."""
     share: FloatK
@@ -320,7 +321,7 @@ def _drawn(mix: list[_Products], seconds: list[FloatK], ops: tuple[Op, ...], mac
     return drawn + others / maximum(compute_s, 1e-12)
 
 
-def _load(curve: PoweredCurve, rows: list[int], seconds: list[FloatK], ops: tuple[Op, ...]) -> FloatK:
+def _load(curve: PowerLimitedCurve, rows: list[int], seconds: list[FloatK], ops: tuple[Op, ...]) -> FloatK:
     """Mean load of products of one kind over their time. [-]
 
     Attention, and products whose rows are read in pieces of less than 16 bytes, count as at full load: those are slow
@@ -347,18 +348,18 @@ def _slow_streams(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, 
             seconds[i] = seconds[i] * (1.0 + share * longer)
 
 
-def _powered_curve(kind: Any, machine: Machine) -> PoweredCurve:
+def _powered_curve(kind: Any, machine: Machine) -> PowerLimitedCurve:
     """The curve of a kind of kernels that the power limit slows down."""
     curves = machine.cluster.gpu.curves
     if kind[0] is Attention:
-        widths = kernel_width(kind[2], kind[4]), kernel_width(kind[3], kind[4])
+        widths = attention_kernel_head_size(kind[2], kind[4]), attention_kernel_head_size(kind[3], kind[4])
         return curves.attention_near((kind[4], "bwd" if kind[1] else "fwd", *widths))[1]
     if kind[0] is GroupedGemm and not kind[3]:
         return curves.grouped_product(kind[1]) if kind[4] == "one" else curves.multi_stream_product(kind[1])
     return curves.product(kind[1])
 
 
-def kernel_curve(op: Op, machine: Machine) -> Curve | None:
+def kernel_curve(op: Op, machine: Machine) -> FittedCurve | None:
     """The curve that an op's kernels are timed by; None of an op that has none, or communicates."""
     if type(op.work) is MemoryBound:
         return machine.cluster.gpu.curves.memory_bound_curve_like(op.work.like, op.compiled)
@@ -413,4 +414,4 @@ def tape_flops(tape: Tape, num_k: int) -> ArrayK:
         work = op.work
         if isinstance(work, PRODUCTS):
             total = total + where(op.present, work.flops, 0.0)
-    return per_combination(total, num_k)
+    return over_combinations(total, num_k)

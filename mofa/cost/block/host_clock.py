@@ -20,7 +20,7 @@ NEVER = -1e4
 """Later than this no host is behind its device: stands for minus infinity, and keeps sums exact to 1e-12. [s]"""
 
 
-class Clocks(NamedTuple):
+class ClockAdvance(NamedTuple):
     """From the times at which the device and the host begin to those at which they end. [s]
 
     The device ends at ``max(device + device_s, host + held_s)``, the host at ``max(device + woken_s, host + host_s)``.
@@ -36,18 +36,18 @@ class Clocks(NamedTuple):
     kernels: ArrayN | float = 0.0
     """Kernels that are launched, of which the host may be no more than :data:`QUEUE` ahead of its device. [-]"""
 
-    def followed_by(self, behind: Clocks) -> Clocks:
+    def followed_by(self, behind: ClockAdvance) -> ClockAdvance:
         """This and what comes behind it as one.
 
         Examples
         --------
         Two ops of 3 ms on the device and 1 ms on the host, one of 1 ms and 5 ms behind them:
 
-        >>> first, second = (Clocks(*(np.array([x]) for x in of)) for of in ((3, 3, NEVER, 1), (1, 5, NEVER, 5)))
+        >>> first, second = (ClockAdvance(*(np.array([x]) for x in of)) for of in ((3, 3, NEVER, 1), (1, 5, NEVER, 5)))
         >>> [float(x[0]) for x in first.followed_by(second)[:4]]
         [4.0, 6.0, -9995.0, 6.0]
         """
-        return Clocks(
+        return ClockAdvance(
             np.maximum(behind.device_s + self.device_s, behind.device_behind_host_s + self.host_behind_device_s),
             np.maximum(behind.device_s + self.device_behind_host_s, behind.device_behind_host_s + self.host_s),
             np.maximum(behind.host_behind_device_s + self.device_s, behind.host_s + self.host_behind_device_s),
@@ -55,7 +55,7 @@ class Clocks(NamedTuple):
             self.kernels + behind.kernels,
         )
 
-    def repeated(self, count: ArrayN) -> Clocks:
+    def repeated(self, count: ArrayN) -> ClockAdvance:
         """As many of it one after the other; where there are none, nothing happens.
 
         Assumes that where the host waits at all, both clocks end at fixed times behind the last wait.
@@ -63,7 +63,7 @@ class Clocks(NamedTuple):
         more, slower = count - 1.0, np.maximum(self.device_s, self.host_s)
         waits = self.host_behind_device_s > NEVER / 2
         some = count > 0
-        return Clocks(
+        return ClockAdvance(
             np.where(some, self.device_s + more * np.where(waits, slower, self.device_s), 0.0),
             np.where(some, self.device_behind_host_s + more * slower, NEVER),
             np.where(some, self.host_behind_device_s + more * slower, NEVER),
@@ -71,11 +71,11 @@ class Clocks(NamedTuple):
             count * self.kernels,
         )
 
-    def for_every_chunk(self) -> Clocks:
+    def for_every_chunk(self) -> ClockAdvance:
         """The same for every chunk of every stage: two axes behind. (rows,) -> (rows, 1, 1)"""
-        return Clocks(*(np.asarray(each)[:, None, None] for each in self))
+        return ClockAdvance(*(np.asarray(each)[:, None, None] for each in self))
 
-    def through_queue(self) -> Clocks:
+    def through_queue(self) -> ClockAdvance:
         """The same with no more launches ahead of the device than its queue takes: the rest is issued once the device
         has begun. Launches are taken to be spread evenly over the issue, ``(1 - QUEUE / kernels) host_s``. Where the
         host waits for the device on the way, it is never so far ahead.
@@ -84,7 +84,7 @@ class Clocks(NamedTuple):
         --------
         2,048 kernels, issued in 40 s and computed in 24: half of them wait for the device's beginning.
 
-        >>> many = Clocks(*(np.array([x]) for x in (24.0, 40.0, NEVER, 40.0, 2048.0)))
+        >>> many = ClockAdvance(*(np.array([x]) for x in (24.0, 40.0, NEVER, 40.0, 2048.0)))
         >>> [float(x[0]) for x in many.through_queue()]
         [24.0, 40.0, 20.0, 40.0, 2048.0]
         """
@@ -112,7 +112,7 @@ class Clocks(NamedTuple):
         --------
         A host that issues for 2 ms, waits for 3 ms of device work and then issues for 2 ms more what takes none:
 
-        >>> Clocks(*(np.array([x]) for x in (3.0, 5.0, 5.0, 7.0))).cycle_s
+        >>> ClockAdvance(*(np.array([x]) for x in (3.0, 5.0, 5.0, 7.0))).cycle_s
         array([7.])
         """
         either = np.maximum(self.device_s, self.host_s)

@@ -7,15 +7,15 @@ from mofa.blocks.op import GraphLaunch, Op, PairedPass
 from mofa.blocks.roles import NODE_ROLES
 from mofa.blocks.work import Attention, Collective, HostSync
 from mofa.cost.block.durations import PRODUCTS, ArrayK, Machine
-from mofa.specs.host import HostCurve
+from mofa.specs.host import HostIssueTimes
 
 
-def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
-    """As :func:`host_seconds`, as one array. (len(ops), K) [s]"""
-    return stack_rows(host_seconds(ops, machine), machine.num_k)
+def issue_seconds_array(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
+    """As :func:`issue_seconds`, as one array. (len(ops), K) [s]"""
+    return stack_rows(issue_seconds(ops, machine), machine.num_k)
 
 
-def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
+def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     """Host time to issue each op. (K,) each [s]
 
     Eager: a small op's issue for each launch, a product's for its first; in the forward pass what the model's Python
@@ -23,12 +23,11 @@ def host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     Compiled: each kernel's launch, and the call of the region at its first op. Ops on distributed tensors pay their
     dispatch instead, those without a kernel as well, and collectives between layouts their bookkeeping; under an
     op-level checkpoint every op passes its mode, under PyTorch's every saved tensor its hooks, and Megatron's is a
-    function; FSDP's are issued by hooks, which write down where large gradients
-    lie (``Op.listed_elements``), Megatron's additions of gradients too.
-    Products of shapes that the library does not remember wait for its choice. What a module issues whose call the
-    host's profile has as a whole pays for that instead, once (:class:`ModuleCalls`), and what a CUDA graph holds for
-    the graph's launch (:class:`GraphLaunches`). On top comes a backward that a schedule starts for a part of a layer.
-    All of it on the slowest of all hosts.
+    function; FSDP's are issued by hooks, which write down where large gradients lie (``Op.listed_elements``),
+    Megatron's additions of gradients too. Products of shapes that the library does not remember wait for its choice.
+    What a module issues whose call the host's profile has as a whole pays for that instead, once
+    (:class:`ModuleCallIssueTimes`), and what a CUDA graph holds for the graph's launch (:class:`GraphIssueTimes`). On
+    top comes a backward that a schedule starts for a part of a layer. All of it on the slowest of all hosts.
     """
     return machine.compute_tape_once("host", ops, lambda: _host_seconds(ops, machine))
 
@@ -40,10 +39,10 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
     hook_s = slowest * (host.eager_op_s.value + host.grad_hook_s.value)
     modules, eager, regions, graphs = (
-        ModuleCalls(host),
+        ModuleCallIssueTimes(host),
         EagerIssueTimes(host),
-        CompiledRegions(host),
-        GraphLaunches(host),
+        CompiledIssueTimes(host),
+        GraphIssueTimes(host),
     )
     out: list[FloatK] = [0.0] * len(ops)
     for i, op in enumerate(ops):
@@ -89,7 +88,7 @@ def _add_schedule_nodes(seconds: list[FloatK], ops: tuple[Op, ...], node_s: floa
             begun[op.schedule_node] = before | op.present
 
 
-def _sharding_s(op: Op, host: HostCurve) -> FloatK:
+def _sharding_s(op: Op, host: HostIssueTimes) -> FloatK:
     """An op of FSDP's, which hooks issue and which may write down where large gradients lie. [s]"""
     each = host.shard_hook_s.value
     return each + op.listed_elements * (host.listing_s.value / 2**20) if any_true(op.listed_elements) else each
@@ -98,7 +97,7 @@ def _sharding_s(op: Op, host: HostCurve) -> FloatK:
 class EagerIssueTimes:
     """What a host takes for ops that PyTorch launches one by one, with the Python around them."""
 
-    def __init__(self, host: HostCurve) -> None:
+    def __init__(self, host: HostIssueTimes) -> None:
         self.host = host
         self.small_s, self.product_s = host.eager_op_s.value, host.linear_op_s.value
         self.engine_s, self.model_s, self.view_s = host.backward_op_s.value, host.model_op_s.value, host.view_s.value
@@ -140,13 +139,13 @@ class EagerIssueTimes:
         return cold - cold / maximum(op.expert_loops, 1.0)  # the first round finds nothing there
 
 
-class CompiledRegions:
+class CompiledIssueTimes:
     """What a host takes for compiled ops, met in the order in which ops are issued.
 
     Each kernel is launched; the first of a region calls it. Any other op that runs ends the region.
     """
 
-    def __init__(self, host: HostCurve) -> None:
+    def __init__(self, host: HostIssueTimes) -> None:
         self.host = host
         self.inside: BoolK = False
         """Whether the op before was compiled, by candidate."""
@@ -167,7 +166,7 @@ class CompiledRegions:
         self.inside = (self.inside | runs) if op.compiled else (self.inside & logical_not(runs))
 
 
-class GraphLaunches:
+class GraphIssueTimes:
     """What a host takes for CUDA graphs, met in the order in which ops are issued: the first op that runs pays.
 
     Autograd calls a function of Python that launches the graph. Behind its backward come the hooks of the parameters
@@ -175,7 +174,7 @@ class GraphLaunches:
     ``Graphed``; megatron_core 0.16.1, transformer/cuda_graphs.py, ``_CudagraphReplayNode``).
     """
 
-    def __init__(self, host: HostCurve) -> None:
+    def __init__(self, host: HostIssueTimes) -> None:
         self.host = host
         self.begun: dict[int, BoolK] = {}
         """Whether a graph has been launched, by its ``id``."""
@@ -198,7 +197,7 @@ LIKE_COLLECTIVES = ("exchange", "amax")
 """What takes as long as any module's collective in profiles that were made before these were timed."""
 
 
-class ModuleCalls:
+class ModuleCallIssueTimes:
     """What a host takes for calls of modules, met in the order in which ops are issued.
 
     A call is paid for once a tape, by the first of its ops that runs, whether or not that launches anything: its
@@ -206,7 +205,7 @@ class ModuleCalls:
     chooses anew, and what Megatron's checkpoint does ahead of an op that it repeats.
     """
 
-    def __init__(self, host: HostCurve) -> None:
+    def __init__(self, host: HostIssueTimes) -> None:
         self.host = host
         self.begun: dict[tuple[int, bool, PairedPass], BoolK] = {}
         """Whether a call has been paid for, by its ``id``, whether it is the forward, and the pass of a pair."""

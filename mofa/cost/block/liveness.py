@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import BoolK, FloatK, any_true, largest_of_parts, maximum, stack_rows, where
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, largest_in_each_part, maximum, stack_rows, where
 from mofa.blocks.lifetimes import NUMBER, BlockLifetimes
 from mofa.blocks.op import KINDS, Tensor
 
@@ -106,7 +106,7 @@ def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> li
     peak, peak_kinds, peak_op = _peaks(joined)
     of_block = joined.of_block[:, crossing]
     saved_kinds = (of_block[:, None] & joined.is_kind[:, crossing]) @ sizes[crossing]
-    slack = of_block @ (rounded_bytes(sizes[crossing]) - sizes[crossing])
+    slack = of_block @ (allocator_rounded_bytes(sizes[crossing]) - sizes[crossing])
     above = joined.sums([block.saved for block in blocks]) - joined.sums(
         [block.alive_at_first_weight_product for block in blocks]
     )
@@ -221,7 +221,7 @@ def _peaks(joined: _Joined) -> tuple[ArrayK, ArrayK, IntA]:
     """The most alive at one op of each tape, (tapes, K), its kinds, (tapes, len(KINDS), K), and the op of the block."""
     sizes, scratch, bounds, num_k = joined.sizes, joined.scratch, joined.bounds, joined.sizes.shape[1]
     some = np.flatnonzero(np.diff(bounds))  # a tape without ops holds nothing
-    most, peak_ops = largest_of_parts(joined.alive(), bounds[some])
+    most, peak_ops = largest_in_each_part(joined.alive(), bounds[some])
     ops, which = np.unique(peak_ops, return_inverse=True)  # few ops are at the peak of some combination
     alive_kinds = (joined.there(ops)[:, None] & joined.is_kind) @ sizes
     combination = np.arange(num_k)
@@ -315,7 +315,7 @@ def _nothing(num_k: int, num_sizes: int) -> BlockMemory:
     )  # fmt: skip
 
 
-def sent_and_launched(block: BlockTapes, num_k: int) -> ArrayK:
+def nccl_freed_bytes_and_launches(block: BlockTapes, num_k: int) -> ArrayK:
     """Bytes that NCCL's stream uses and that a forward and a backward let go, then launches of both. (4, K) [B], [-]"""
     launches = [
         stack_rows([where(op.present, op.launches, 0.0) for op in tape.ops] or [0.0], num_k).sum(axis=0)
@@ -347,14 +347,14 @@ def _given_up(block: BlockTapes, num_k: int, which: Callable[[Tensor], BoolK]) -
     return [stack_rows(some, num_k).sum(axis=0) for some in (forward, backward)]
 
 
-def rounded_bytes(nbytes: ArrayK) -> ArrayK:
+def allocator_rounded_bytes(nbytes: ArrayK) -> ArrayK:
     """Size of the block that PyTorch's CUDA caching allocator gives for a request. [B]
 
     Requests are rounded to 512 B; those of 10 MiB and more are cut from segments rounded to 2 MiB.
 
     Examples
     --------
-    >>> [int(b) for b in rounded_bytes(np.array([0.0, 1.0, 11 * 2.0**20 + 1]))]
+    >>> [int(b) for b in allocator_rounded_bytes(np.array([0.0, 1.0, 11 * 2.0**20 + 1]))]
     [0, 512, 12582912]
     """
     unit = np.where(nbytes >= 10 * 2.0**20, 2.0**21, 512.0)

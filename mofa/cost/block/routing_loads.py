@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from mofa.cost.kernels.kernel_selection import (
     expected_first_use_kernels,
     expected_poisson_max,
+    expert_popularity_drift,
     heuristic_cache_miss_rate,
-    popularity_drift,
     token_count_densities,
 )
 from mofa.specs.gpu_facts import KernelSelection
@@ -198,7 +198,7 @@ def _unseen(
     draws = steps_before * chunks * layers * (experts // ep)
     each = [means[:, rank].reshape(-1) for rank in range(min(ep, MOST_RANKS))]
     # in a run's first steps; how far popularity moves later was not measured
-    spread = popularity_drift(means) if drifts and np.isfinite(draws) else 0.0
+    spread = expert_popularity_drift(means) if drifts and np.isfinite(draws) else 0.0
     places = [token_count_densities(mean, spread, multiple) for mean in each]
     of_ranks = [heuristic_cache_miss_rate(mean, draws, spread, of) for mean, of in zip(each, places, strict=True)]
     kernels = [

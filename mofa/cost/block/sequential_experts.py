@@ -22,7 +22,7 @@ BETWEEN = 0.5826
 (Chernoff 1965; Siegmund 1979, doi:10.2307/1426934). [-]"""
 
 
-def issue_of_expert_loops(ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK]) -> list[FloatK]:
+def expert_loop_issue_seconds(ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK]) -> list[FloatK]:
     """Issue of each op such that a loop's ops make the device wait as long as they do expert by expert. [s]
 
     Notes
@@ -31,8 +31,8 @@ def issue_of_expert_loops(ops: Sequence[Op], seconds: Sequence[FloatK], issue: S
     ``d``, all loops together. The device begins ``h / R`` behind the host. It ends no sooner than the last loop's last
     op, ``d / R`` long, behind the end of the issue. Both hold if all that is issued ahead of the first op takes ``max(h
     / R, H + d / R - D)``; the rest of ``H`` comes behind the last op. Where the loops' products differ
-    (``GroupedGemm.uneven``), :func:`uneven_loops_wait` comes on top: after some small ones the device has caught up
-    with the host, even where the loop as a whole is bound by the device.
+    (``GroupedGemm.uneven``), :func:`extra_wait_of_uneven_loops_s` comes on top: after some small ones the device has
+    caught up with the host, even where the loop as a whole is bound by the device.
 
     Examples
     --------
@@ -42,19 +42,19 @@ def issue_of_expert_loops(ops: Sequence[Op], seconds: Sequence[FloatK], issue: S
     >>> from mofa.blocks.op import MemoryBound
     >>> loops = {"a": 4.0, "b": 4.0, "cat": 1.0}
     >>> ops = [Op(name, "grouped_gemm", MemoryBound(1.0), expert_loops=n) for name, n in loops.items()]
-    >>> issue_of_expert_loops(ops, [4.0, 4.0, 1.0], [2.0, 2.0, 1.0])
+    >>> expert_loop_issue_seconds(ops, [4.0, 4.0, 1.0], [2.0, 2.0, 1.0])
     [0.5, 0.0, 4.5]
-    >>> issue_of_expert_loops(ops, [4.0, 4.0, 1.0], [6.0, 6.0, 1.0])
+    >>> expert_loop_issue_seconds(ops, [4.0, 4.0, 1.0], [6.0, 6.0, 1.0])
     [5.0, 0.0, 8.0]
     """
-    out, behind = issue_around_expert_loops(ops, seconds, issue)
+    out, behind = issue_seconds_around_loops(ops, seconds, issue)
     for last, rest_s in behind.items():
         end = next(i for i in range(last, len(ops)) if not any_true(ops[i].expert_loops > 1.0))
         out[end] = out[end] + rest_s
     return out
 
 
-def issue_around_expert_loops(
+def issue_seconds_around_loops(
     ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK]
 ) -> tuple[list[FloatK], dict[int, FloatK]]:
     """The same, with the rest of a loop's issue by the index of the loop's last op: the host issues it before it goes
@@ -65,7 +65,7 @@ def issue_around_expert_loops(
     >>> from mofa.blocks.work import MemoryBound
     >>> loops = {"a": 4.0, "b": 4.0, "c": 1.0}
     >>> ops = [Op(name, "grouped_gemm", MemoryBound(1.0), expert_loops=n) for name, n in loops.items()]
-    >>> issue_around_expert_loops(ops, [4.0, 4.0, 1.0], [6.0, 6.0, 1.0])
+    >>> issue_seconds_around_loops(ops, [4.0, 4.0, 1.0], [6.0, 6.0, 1.0])
     ([5.0, 0.0, 1.0], {1: 7.0})
     """
     out, behind = list(issue), dict[int, FloatK]()
@@ -74,7 +74,7 @@ def issue_around_expert_loops(
     return out, behind
 
 
-def tape_with_full_queues(
+def tape_with_full_queue_waits(
     tape: Tape, seconds: Sequence[FloatK], issue: Sequence[FloatK]
 ) -> tuple[Tape, list[FloatK], list[FloatK]]:
     """A tape with what the device waits in loops of more launches than its queue takes, and its ops' seconds.
@@ -83,7 +83,7 @@ def tape_with_full_queues(
     -----
     However early the host comes to a loop of ``N`` launches, no more than :data:`QUEUE` are there when the device
     begins it. The others are issued meanwhile: the loop takes the device no less than ``(1 - QUEUE / N) H + d / R``, in
-    the terms of :func:`issue_of_expert_loops`.
+    the terms of :func:`expert_loop_issue_seconds`.
 
     Examples
     --------
@@ -92,7 +92,8 @@ def tape_with_full_queues(
 
     >>> ops = tuple(Op(name, "grouped_gemm", MemoryBound(1.0), launches=1024, expert_loops=4.0) for name in ("a", "b"))
     >>> behind = Op("c", "gemm", MemoryBound(1.0))
-    >>> tape, took, issued = tape_with_full_queues(Tape((*ops, behind), {}, (), ()), [4.0, 4.0, 1.0], [20.0, 20.0, 1.0])
+    >>> tape = Tape((*ops, behind), {}, (), ())
+    >>> tape, took, issued = tape_with_full_queue_waits(tape, [4.0, 4.0, 1.0], [20.0, 20.0, 1.0])
     >>> [op.name for op in tape.ops], took, issued
     (['a', 'a.queue', 'b', 'c'], [4.0, 13.0, 4.0, 1.0], [20.0, 0.0, 20.0, 1.0])
     """
@@ -132,7 +133,7 @@ def _loops(ops: Sequence[Op]) -> Iterator[list[int]]:
         start = max(end, start + 1)
 
 
-def uneven_loops_wait(behind: FloatK, deviation: FloatK, loops: FloatK) -> FloatK:
+def extra_wait_of_uneven_loops_s(behind: FloatK, deviation: FloatK, loops: FloatK) -> FloatK:
     """How much longer the device waits for unequal loops than for equal ones, in any order. [s]
 
     Parameters
@@ -157,7 +158,7 @@ def uneven_loops_wait(behind: FloatK, deviation: FloatK, loops: FloatK) -> Float
     16 rounds of 1 +- 0.6 ms, issued in as long: one round more. Where issue takes three times as long there is nothing
     to wait for that is not waited for anyway:
 
-    >>> [round(float(uneven_loops_wait(m, 0.6, 16.0)), 2) for m in (0.0, -1.6, 32.0)]
+    >>> [round(float(extra_wait_of_uneven_loops_s(m, 0.6, 16.0)), 2) for m in (0.0, -1.6, 32.0)]
     [1.16, 0.63, 0.0]
     """
     scale: FloatK = np.sqrt(2.0 * loops)
@@ -182,7 +183,7 @@ def _one_loop(
         if type(work := ops[i].work) is GroupedGemm and any_true(work.uneven):
             uneven = uneven + work.uneven * seconds[i]
     if any_true(uneven):
-        ahead = minimum(ahead + uneven_loops_wait(issued - busy, uneven / loops, loops), issued)
+        ahead = minimum(ahead + extra_wait_of_uneven_loops_s(issued - busy, uneven / loops, loops), issued)
     for i in running:
         out[i] = where(several, ahead if i == first else 0.0, out[i])
     return where(several, issued - ahead, 0.0)

@@ -40,7 +40,7 @@ def output_ready_times(present: BoolK, made: Ready, handed_on: Ready) -> Ready:
 
 
 @dataclass(slots=True)
-class Streams:
+class TapeStreamClocks:
     """The clocks of the host, of the compute stream and of all beside it.
 
     Communication slows computing beside it, which these clocks don't have. ``loss`` is what computing would have lost
@@ -67,14 +67,14 @@ class Streams:
     """How much later anything is issued than computed in this repetition, from a common beginning: what the device
     waits for a host that has no lead. [s]"""
 
-    def with_host_ahead(self, ahead_s: float) -> Streams:
+    def with_host_ahead(self, ahead_s: float) -> TapeStreamClocks:
         """The same with the host so far ahead of the device (negative). [s]"""
-        return Streams(
+        return TapeStreamClocks(
             self.compute + ahead_s, self.compute, dict(self.streams), dict(self.communicators), dict(self.ready),
             dict(self.since), dict(self.delay), self.loss,
         )  # fmt: skip
 
-    def wait(self, name: str, family: str, wait_s: FloatK) -> None:
+    def wait_for_tensor(self, name: str, family: str, wait_s: FloatK) -> None:
         """The compute stream waits so long for a tensor that a family makes. [s]"""
         late_s = minimum(self.delay.get(name, 0.0), wait_s)
         self.late_issue_s[family] = self.late_issue_s.get(family, 0.0) + late_s
@@ -83,7 +83,7 @@ class Streams:
         self.loss = self.loss - regained
         self.compute = self.compute + wait_s
 
-    def hand_on(self, op: Op, runs: BoolK) -> None:
+    def pass_on_ready_time(self, op: Op, runs: BoolK) -> None:
         """Where an op of the compute stream does not run, its output is there when its input is."""
         handed_on = output_ready_times(runs, NOTHING, self.ready.get(op.reads[0], NOTHING))
         since = where(runs, MOVES, self.since.get(op.reads[0], MOVES))
@@ -91,7 +91,7 @@ class Streams:
         for name in op.writes:
             self.ready[name], self.since[name], self.delay[name] = handed_on, since, delay
 
-    def send(self, op: Op, took: FloatK, machine: Machine) -> None:
+    def play_side_stream_op(self, op: Op, took: FloatK, machine: Machine) -> None:
         """An op of another stream: it starts once it is issued, its stream and its communicator are free and its inputs
         are there, those of its own stream too: where their producer is absent they are ready when its input is."""
         launch = maximum(self.host, 0.0 if op.stream in OWN_ORDER else self.compute)

@@ -19,15 +19,15 @@ from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, minimum, s
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import Collective, HostSync, MemoryBound
-from mofa.cost.block.compiled_clock import MOST, CompiledStreams, CompiledTape, library
+from mofa.cost.block.compiled_clock import MOST, CompiledStreamClocks, CompiledTape, library
 from mofa.cost.block.durations import Machine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
-from mofa.cost.block.host_issue import host_seconds
+from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.block.launch_blocking import with_launch_blocking
-from mofa.cost.block.sequential_experts import issue_of_expert_loops, tape_with_full_queues
-from mofa.cost.block.streams import NOTHING, Ready, Streams, output_ready_times
+from mofa.cost.block.sequential_experts import expert_loop_issue_seconds, tape_with_full_queue_waits
+from mofa.cost.block.streams import NOTHING, Ready, TapeStreamClocks, output_ready_times
 from mofa.cost.kernels.launch_queue import num_queued_kernels
-from mofa.cost.kernels.lazy_loading import load_idle_s, tape_with_loads
+from mofa.cost.kernels.lazy_loading import kernel_load_idle_s, tape_with_kernel_loads
 
 ArrayK = NDArray[np.float64]
 
@@ -45,12 +45,12 @@ HOST_AHEAD = -1e9
 
 
 @dataclass(frozen=True)
-class PhaseTime:
+class TapeTime:
     """Time of one tape in its steady state.
 
     ``exposed`` (len(EXPOSED), K) sums to the time on the compute stream; ``hidden`` (len(HIDDEN), K) is communication
     that ran beside it; ``issue`` (K,) is what the host spent issuing. ``clocks`` (5, K) are the rows of
-    :class:`mofa.cost.block.host_clock.Clocks`, ``weights`` (K,) is the part that makes weights' gradients,
+    :class:`mofa.cost.block.host_clock.ClockAdvance`, ``weights`` (K,) is the part that makes weights' gradients,
     ``busy`` (K,) what the compute stream does itself, waits left out. [s]
     """
 
@@ -75,7 +75,7 @@ class PhaseTime:
         return exposed
 
 
-def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = None) -> PhaseTime:
+def repeated_tape_time(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = None) -> TapeTime:
     """Time of one repetition of a tape that is repeated back to back; ``repeat`` 1 starts from rest. [s]
 
     ``timed`` as :func:`mofa.cost.block.durations.device_seconds` takes it.
@@ -83,7 +83,7 @@ def scan(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = No
     return _scanned(*_read(tape, machine, timed), machine, repeat)
 
 
-def scan_halves(block: BlockTapes, machine: Machine) -> tuple[PhaseTime, PhaseTime]:
+def repeated_halves_times(block: BlockTapes, machine: Machine) -> tuple[TapeTime, TapeTime]:
     """The halves of a backward as zero-bubble schedules run them: by inputs and by weights, each back to back. [s]"""
     tape, seconds, issue = _read(block.backward, machine, None)
     rest = [n for n, op in enumerate(tape.ops) if op.role not in WEIGHT_ROLES]
@@ -96,11 +96,11 @@ def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list
     """A tape with its ops' device and host seconds."""
     seconds = device_seconds(tape.ops, machine, timed)
     load_s = machine.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
-    tape, seconds, issue = tape_with_loads(
-        tape, seconds, host_seconds(tape.ops, machine), load_s, machine.host_lead_lost
+    tape, seconds, issue = tape_with_kernel_loads(
+        tape, seconds, issue_seconds(tape.ops, machine), load_s, machine.host_lead_lost
     )
-    tape, seconds, issue = tape_with_full_queues(tape, seconds, issue)
-    issue = issue_of_expert_loops(tape.ops, seconds, issue)
+    tape, seconds, issue = tape_with_full_queue_waits(tape, seconds, issue)
+    issue = expert_loop_issue_seconds(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
         tape, seconds, issue = with_launch_blocking(tape, seconds, issue, machine)
     return tape, seconds, issue
@@ -108,7 +108,7 @@ def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list
 
 def _scanned(
     tape: Tape, seconds: list[FloatK], issue: list[FloatK], machine: Machine, repeat: int
-) -> PhaseTime:  # fmt: skip
+) -> TapeTime:  # fmt: skip
     issued: FloatK = sum(issue, 0.0)
     ops = tape.ops
     sent = _beside(tape, seconds, machine)
@@ -142,7 +142,9 @@ def _scanned(
             for _ in range(repeat):
                 rested = ahead.play()
             issue_delay_s = ahead.issue_delay_s
-            device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + load_idle_s(tape, seconds)
+            device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + kernel_load_idle_s(
+                tape, seconds
+            )
             device_s = maximum(device_s, queued)
     alone_s = sum(exposed.values(), 0.0)
     alone = exposed
@@ -152,7 +154,7 @@ def _scanned(
     slowed = sum(exposed.values(), 0.0) - alone_s
     if clocks is None:
         if device_s is None:
-            device_s = alone_s - exposed["host_idle"] + load_idle_s(tape, seconds) + slowed
+            device_s = alone_s - exposed["host_idle"] + kernel_load_idle_s(tape, seconds) + slowed
         clocks = device_s - slowed, device_s - slowed + issue_delay_s, NO_WAIT, issued
     _name_late_issue(exposed, hidden, late_issue_s, {name: sent[name][0] - alone[name] for name in sent})
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.role in WEIGHT_ROLES], 0.0)
@@ -161,11 +163,11 @@ def _scanned(
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3], kernels
     of_parts = stack_rows([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights, busy], machine.num_k)
     first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)
-    return PhaseTime(of_parts[:first], of_parts[first:second], of_parts[-3], of_parts[second:-3], *of_parts[-2:])
+    return TapeTime(of_parts[:first], of_parts[first:second], of_parts[-3], of_parts[second:-3], *of_parts[-2:])
 
 
 class _Clocks(Protocol):
-    """What a tape is passed on; the clocks are those of :class:`mofa.cost.block.streams.Streams`."""
+    """What a tape is passed on; the clocks are those of :class:`mofa.cost.block.streams.TapeStreamClocks`."""
 
     @property
     def host(self) -> FloatK: ...
@@ -187,7 +189,7 @@ class _StepClocks:
 
     tape: _Steps
     machine: Machine
-    streams: Streams
+    streams: TapeStreamClocks
 
     @property
     def host(self) -> FloatK:
@@ -223,9 +225,9 @@ def _clocks(
     if 1 < machine.num_k <= MANY and (compiled := library()) is not None:
         tape = CompiledTape(ops, seconds, issue, machine, EXPOSED, _watched(ops), _communicates(ops), slowdown)
         if tape.most <= MOST:
-            return lambda host_s: CompiledStreams(compiled, tape, host_s, is_ahead=host_s is HOST_AHEAD)
+            return lambda host_s: CompiledStreamClocks(compiled, tape, host_s, is_ahead=host_s is HOST_AHEAD)
     steps = _Steps.of(ops, seconds, issue, slowdown)
-    return lambda host_s: _StepClocks(steps, machine, Streams(host_s))
+    return lambda host_s: _StepClocks(steps, machine, TapeStreamClocks(host_s))
 
 
 def _with_loss(
@@ -409,7 +411,7 @@ class _Steps(NamedTuple):
         return cls(steps, watched, communicates)
 
 
-def _pass(tape: _Steps, state: Streams, machine: Machine) -> dict[str, FloatK]:
+def _pass(tape: _Steps, state: TapeStreamClocks, machine: Machine) -> dict[str, FloatK]:
     """Play a tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]
 
     A host that began at :data:`HOST_AHEAD` stays there: nobody waits for it.
@@ -425,7 +427,7 @@ def _pass(tape: _Steps, state: Streams, machine: Machine) -> dict[str, FloatK]:
         if not is_ahead:
             state.host = state.host + issue
         if op.stream != "compute":
-            state.send(op, took, machine)
+            state.play_side_stream_op(op, took, machine)
             continue
         waits = ready and not ready.keys().isdisjoint(op.reads)
         if waits:
@@ -444,13 +446,13 @@ def _pass(tape: _Steps, state: Streams, machine: Machine) -> dict[str, FloatK]:
                 state.loss = state.loss + loss_s
             exposed[op.family] = exposed[op.family] + took
         if waits and may_pass:  # what it passes on from another stream is awaited by whoever reads it
-            state.hand_on(op, _runs(op))
+            state.pass_on_ready_time(op, _runs(op))
         if is_watched:
             _record(op, tape.watched, state)
     return exposed
 
 
-def _awaited(op: Op, state: Streams) -> FloatK:
+def _awaited(op: Op, state: TapeStreamClocks) -> FloatK:
     """Until when a host synchronisation waits: for all that is queued, or for what it reads of other streams. [s]"""
     until: FloatK = state.compute if not op.reads else -np.inf
     for name in op.reads:
@@ -459,7 +461,7 @@ def _awaited(op: Op, state: Streams) -> FloatK:
     return until
 
 
-def _wait(op: Op, state: Streams, exposed: dict[str, FloatK]) -> None:
+def _wait(op: Op, state: TapeStreamClocks, exposed: dict[str, FloatK]) -> None:
     """An op of the compute stream waits for what other streams make of its inputs, unless it passes it on as it is."""
     runs = _runs(op) if _may_pass(op) else True
     for name in op.reads:
@@ -468,10 +470,10 @@ def _wait(op: Op, state: Streams, exposed: dict[str, FloatK]) -> None:
             if family:  # else computed on the stream itself
                 wait_s = where(runs, maximum(ready_s - state.compute, 0.0), 0.0)
                 exposed[family] = exposed[family] + wait_s
-                state.wait(name, family, wait_s)
+                state.wait_for_tensor(name, family, wait_s)
 
 
-def _record(op: Op, watched: set[str], state: Streams) -> None:
+def _record(op: Op, watched: set[str], state: TapeStreamClocks) -> None:
     """An op of the compute stream says when what other streams ask for is there."""
     ready = state.ready
     made: Ready = {"": state.compute}

@@ -23,7 +23,7 @@ FEW_DOMAINS = 2
 """Domains between which a tree's root sends what it gets: each direction carries the tensor once. [-]"""
 
 
-class Protocol(NamedTuple):
+class ProtocolSeconds(NamedTuple):
     """Seconds of a step inside a domain, of a hop between domains in rings and trees, and shares of the rate."""
 
     step_s: float
@@ -41,7 +41,7 @@ class NcclTimes:
     """
 
     start_s: float = 0.0
-    protocols: Sequence[Protocol] = (Protocol(0.0, 0.0, 0.0, 1.0, 1.0),)
+    protocols: Sequence[ProtocolSeconds] = (ProtocolSeconds(0.0, 0.0, 0.0, 1.0, 1.0),)
     nvls_start_s: float = 0.0
     nvls_hop_s: float = 0.0
     peer_s: float = 0.0
@@ -53,7 +53,9 @@ class NcclTimes:
         return cls(
             facts.start_s.value,
             tuple(
-                Protocol(p.step_s.value, p.hop_s.value, p.tree_hop_s.value, p.ring_share.value, p.tree_share.value)
+                ProtocolSeconds(
+                    p.step_s.value, p.hop_s.value, p.tree_hop_s.value, p.ring_share.value, p.tree_share.value
+                )
                 for p in facts.protocols
             ),
             facts.nvls_tree_start_s.value, facts.nvls_tree_hop_s.value, facts.peer_s.value,
@@ -89,7 +91,7 @@ def ring_s(load_s: ArrayK, passes: int, span: GroupSpan, times: NcclTimes) -> Ar
     --------
     Ten hops of 1 us and one of 5 us, and 1 ms of bytes at half the rate:
 
-    >>> times = NcclTimes(10e-6, (Protocol(1e-6, 2e-6, 0.0, 0.5, 0.5),))
+    >>> times = NcclTimes(10e-6, (ProtocolSeconds(1e-6, 2e-6, 0.0, 0.5, 0.5),))
     >>> span = GroupSpan(np.array([12]), np.array([2]), 0.0, 3e-6)
     >>> ring_s(np.array([1e-3]), 1, span, times) * 1e6
     array([2025.])
@@ -116,7 +118,7 @@ def tree_s(load_s: ArrayK, span: GroupSpan, times: NcclTimes) -> ArrayK:
 
     Examples
     --------
-    >>> times = NcclTimes(0.0, (Protocol(1e-6, 0.0, 2e-6, 1.0, 0.5),))
+    >>> times = NcclTimes(0.0, (ProtocolSeconds(1e-6, 0.0, 2e-6, 1.0, 0.5),))
     >>> tree_s(np.array([0.0, 1e-3]), GroupSpan(np.array([8, 8]), np.array([4, 4]), 0.0, 3e-6), times) * 1e6
     array([  22., 2022.])
     """
@@ -145,13 +147,13 @@ def nvls_tree_s(in_switch_s: ArrayK, network_s: ArrayK, span: GroupSpan, times: 
         What a domain's share of the network takes for a ring's bytes. Between two domains a tree sends each byte once
         in each direction, where a ring sends it twice: half of that. (K,) [s]
     """
-    network = network_s / tree_sends(span)
+    network = network_s / ring_sends_over_tree_sends(span)
     levels = np.ceil(np.log2(span.domains))
     start_s = times.start_s + times.nvls_start_s
     return start_s + 2.0 * levels * (span.latency_s + times.nvls_hop_s) + np.maximum(in_switch_s, network)
 
 
-def tree_sends(span: GroupSpan) -> ArrayK:
+def ring_sends_over_tree_sends(span: GroupSpan) -> ArrayK:
     """How many times as much a ring sends out of a domain as a tree does: twice between two. (K,) [-]"""
     return np.where(span.domains <= FEW_DOMAINS, 2.0, 1.0)
 

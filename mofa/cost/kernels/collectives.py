@@ -20,26 +20,26 @@ from mofa.cost.kernels.between_nodes import (
     channels_per_peer,
     nvls_tree_s,
     ring_s,
+    ring_sends_over_tree_sends,
     tree_s,
-    tree_sends,
 )
 from mofa.cost.kernels.shared_links import (
     Bridge,
-    SharedLevel,
-    all_to_all_shared_s,
+    SharedLink,
+    all_to_all_s_on_shared_links,
     bridge_of,
-    bridged_ring_s,
-    hop_shared_s,
-    mesh_share,
-    node_levels,
-    ring_shared_s,
-    tier_levels,
+    hop_s_on_shared_links,
+    mesh_link_share,
+    ring_s_on_bridges,
+    ring_s_on_shared_links,
+    shared_links_in_node,
+    shared_links_of_tiers,
 )
 from mofa.cost.kernels.token_spread import TokenSpread
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.curves import CollectiveForm
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.nccl import load_nccl
+from mofa.specs.nccl import load_nccl_facts
 
 ArrayK = NDArray[np.float64]
 MOST_WITHOUT_NVLS = 2
@@ -67,9 +67,9 @@ class Fabric:
     """How much in-switch reduction speeds up all-reduce inside a domain. [-]"""
     intra_deepep_bytes_per_s: float | None = None
     """DeepEP's kernels inside a fast domain; as NCCL's all-to-all where it is not known. [B/s]"""
-    in_node: tuple[SharedLevel, ...] = ()
+    in_node: tuple[SharedLink, ...] = ()
     """Links that blocks of a node's GPUs share."""
-    above: tuple[SharedLevel, ...] = ()
+    above: tuple[SharedLink, ...] = ()
     """Tiers of the network."""
     bridge: Bridge | None = None
     mesh_gpus: int = 0
@@ -98,12 +98,12 @@ class Fabric:
             startup_s=cluster.node.collective_startup_s.value,
             nvls_factor=cluster.node.nvls_factor.value,
             intra_deepep_bytes_per_s=intra.bandwidth_bytes_per_s.value * deepep.value,
-            in_node=node_levels(cluster.node),
-            above=tier_levels(cluster.node, share),
+            in_node=shared_links_in_node(cluster.node),
+            above=shared_links_of_tiers(cluster.node, share),
             bridge=bridge_of(cluster.node),
             mesh_gpus=cluster.node.gpus_per_domain if intra.is_mesh else 0,
             relays=bool(nic.rail_optimised) and intra.relays,
-            between=NcclTimes.from_facts(load_nccl()),
+            between=NcclTimes.from_facts(load_nccl_facts()),
             measured=_measured_forms(cluster),
         )
 
@@ -128,7 +128,7 @@ class CollectiveTime:
 def collective_s(
     kind: CollectiveKind,
     payload_bytes: FloatK,
-    group: Group,
+    group: ProcessGroup,
     cluster: ClusterSpec | Fabric,
     *,
     imbalance: FloatK = 1.0,
@@ -171,7 +171,7 @@ def collective_s(
 def collective_time(
     kind: CollectiveKind,
     payload_bytes: FloatK,
-    group: Group,
+    group: ProcessGroup,
     fabric: Fabric,
     *,
     imbalance: FloatK = 1.0,
@@ -205,7 +205,7 @@ def collective_time(
 
 
 def _modelled_time(
-    kind: CollectiveKind, payload_bytes: FloatK, group: Group, fabric: Fabric, imbalance: FloatK,
+    kind: CollectiveKind, payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric, imbalance: FloatK,
     spread: TokenSpread | None,
 ) -> CollectiveTime:  # fmt: skip
     """The time by the rates and latencies of the links."""
@@ -222,7 +222,7 @@ def _modelled_time(
     return deepep_time(payload_bytes, group, fabric, spread, imbalance)
 
 
-def ring_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveTime:
+def ring_time(payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric) -> CollectiveTime:
     """One all-gather or reduce-scatter in NCCL's rings.
 
     Notes
@@ -246,13 +246,13 @@ def ring_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Collective
 
     >>> fabric = Fabric(400e9, 400e9, 50e9, 50e9)
     >>> inside = np.array([1, 8, 8])
-    >>> group = Group(size=np.array([1, 8, 16]), ranks_per_domain=inside, ranks_per_node=inside)
+    >>> group = ProcessGroup(size=np.array([1, 8, 16]), ranks_per_domain=inside, ranks_per_node=inside)
     >>> ring_time(8e9, group, fabric).total_s
     array([0.     , 0.0175 , 0.01875])
     """
     p, k = group.size, group.ranks_per_domain
     sent = np.asarray(payload_bytes) * (p - 1) / p
-    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s * mesh_share(group, fabric.mesh_gpus), fabric)
+    intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s * mesh_link_share(group, fabric.mesh_gpus), fabric)
     step_s = _step_s(group, fabric)
     inside_s = fabric.startup_s + (p - 1) * step_s + intra
     across_s = ring_s(np.maximum(intra, inter), 1, _span(group, fabric), fabric.between)
@@ -262,7 +262,7 @@ def ring_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Collective
 
 def _in_domain_s(
     payload_bytes: FloatK,
-    group: Group,
+    group: ProcessGroup,
     fabric: Fabric,
     speedup: FloatK,
     steps: FloatK | NDArray[np.int64],
@@ -270,20 +270,20 @@ def _in_domain_s(
 ) -> ArrayK:
     """What the ranks of one domain alone would take, which those of several never beat. (K,) [s]"""
     k = np.asarray(group.ranks_per_domain)
-    rate = fabric.intra_bytes_per_s * speedup * mesh_share(group, fabric.mesh_gpus)
+    rate = fabric.intra_bytes_per_s * speedup * mesh_link_share(group, fabric.mesh_gpus)
     return fabric.startup_s + steps * step_s + np.asarray(payload_bytes) * (k - 1) / k / rate
 
 
-def _step_s(group: Group, fabric: Fabric) -> FloatK:
+def _step_s(group: ProcessGroup, fabric: Fabric) -> FloatK:
     """What a hop inside a domain takes to start. [s]"""
     return fabric.intra_latency_s if fabric.bridge is None else fabric.bridge.step_s(group, fabric.intra_latency_s)
 
 
-def _span(group: Group, fabric: Fabric) -> GroupSpan:
+def _span(group: ProcessGroup, fabric: Fabric) -> GroupSpan:
     return GroupSpan(group.size, group.num_domains, _step_s(group, fabric), fabric.inter_latency_s)
 
 
-def all_reduce_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveTime:
+def all_reduce_time(payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric) -> CollectiveTime:
     """One all-reduce: a reduce-scatter and an all-gather, trees, or trees over switches that reduce.
 
     Notes
@@ -301,13 +301,13 @@ def all_reduce_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Coll
     Examples
     --------
     >>> fabric = Fabric(400e9, 400e9, 50e9, 50e9)
-    >>> group = Group(size=np.array([8, 16]), ranks_per_domain=np.array([8, 8]), ranks_per_node=np.array([8, 8]))
+    >>> group = ProcessGroup(size=np.array([8, 16]), ranks_per_domain=np.array([8, 8]), ranks_per_node=np.array([8, 8]))
     >>> all_reduce_time(8e9, group, fabric).total_s
     array([0.035 , 0.0375])
     """
     p, k = group.size, group.ranks_per_domain
     sent = 2.0 * np.asarray(payload_bytes) * (p - 1) / p
-    rate = fabric.intra_bytes_per_s * mesh_share(group, fabric.mesh_gpus)
+    rate = fabric.intra_bytes_per_s * mesh_link_share(group, fabric.mesh_gpus)
     in_switch = _in_switch(group, fabric)
     intra, inter = _ring_loads(sent, group, rate, fabric)
     reduced, _ = _ring_loads(sent, group, rate * in_switch, fabric)
@@ -315,7 +315,7 @@ def all_reduce_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Coll
     inside_s = fabric.startup_s + steps * fabric.intra_latency_s + reduced
     span, busy = _span(group, fabric), np.maximum(intra, inter)
     across_s = np.minimum(ring_s(busy, 2, span, fabric.between), tree_s(busy, span, fabric.between))
-    by_switch, halved = nvls_tree_s(reduced, inter, span, fabric.between), inter / tree_sends(span)
+    by_switch, halved = nvls_tree_s(reduced, inter, span, fabric.between), inter / ring_sends_over_tree_sends(span)
     reduces = (in_switch > 1.0) & (by_switch < across_s)
     alone_s = _in_domain_s(2.0 * np.asarray(payload_bytes), group, fabric, in_switch, steps, fabric.intra_latency_s)
     across_s = np.maximum(np.where(reduces, by_switch, across_s), alone_s)
@@ -323,13 +323,15 @@ def all_reduce_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> Coll
     return _called(payload_bytes, group, np.where(group.crosses_domains, across_s, inside_s), intra, inter)
 
 
-def _in_switch(group: Group, fabric: Fabric) -> ArrayK:
+def _in_switch(group: ProcessGroup, fabric: Fabric) -> ArrayK:
     """How much in-switch reduction speeds up all-reduce: not at all where a communicator has two ranks or fewer in a
     domain, since NCCL leaves NVLS out there (``ncclNvlsInit``). (K,) [-]"""
     return np.where(np.asarray(group.ranks_per_domain) > MOST_WITHOUT_NVLS, fabric.nvls_factor, 1.0)
 
 
-def all_to_all_time(payload_bytes: FloatK, group: Group, fabric: Fabric, imbalance: FloatK = 1.0) -> CollectiveTime:
+def all_to_all_time(
+    payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric, imbalance: FloatK = 1.0
+) -> CollectiveTime:
     """One all-to-all as NCCL makes it, of grouped sends and receives.
 
     Notes
@@ -346,24 +348,26 @@ def all_to_all_time(payload_bytes: FloatK, group: Group, fabric: Fabric, imbalan
     8 GB a rank: 7/8 at 400 GB/s inside 8 ranks; over two nodes half of it leaves at 50 GB/s.
 
     >>> fabric = Fabric(400e9, 400e9, 50e9, 50e9)
-    >>> group = Group(size=np.array([8, 16]), ranks_per_domain=np.array([8, 8]), ranks_per_node=np.array([8, 8]))
+    >>> group = ProcessGroup(size=np.array([8, 16]), ranks_per_domain=np.array([8, 8]), ranks_per_node=np.array([8, 8]))
     >>> all_to_all_time(8e9, group, fabric).total_s
     array([0.0175, 0.08  ])
     """
     p, k = group.size, group.ranks_per_domain
     part = np.asarray(payload_bytes) * imbalance / p
     relayed = part * (p - k) * (k - 1) / k if fabric.relays else 0.0
-    intra = (part * (k - 1) + relayed) / (fabric.intra_all_to_all_bytes_per_s * mesh_share(group, fabric.mesh_gpus))
+    intra = (part * (k - 1) + relayed) / (
+        fabric.intra_all_to_all_bytes_per_s * mesh_link_share(group, fabric.mesh_gpus)
+    )
     inter = part * (p - k) / fabric.inter_all_to_all_bytes_per_s
-    intra = all_to_all_shared_s(intra, part, group, fabric.in_node, fabric.bridge)
-    inter = all_to_all_shared_s(inter, part, group, fabric.above)
+    intra = all_to_all_s_on_shared_links(intra, part, group, fabric.in_node, fabric.bridge)
+    inter = all_to_all_s_on_shared_links(inter, part, group, fabric.above)
     between = fabric.between
     near, far = (k - 1) * fabric.intra_latency_s + intra, (p - k) * between.peer_s + inter
     start_s = np.where(group.crosses_domains, between.start_s + fabric.inter_latency_s, fabric.startup_s)
     return _called(payload_bytes, group, start_s + np.maximum(near, far), intra, inter)
 
 
-def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveTime:
+def hop_time(payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric) -> CollectiveTime:
     """One message to the next rank of the group: a pipeline stage, a step of ring attention.
 
     Notes
@@ -376,7 +380,7 @@ def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveT
     Examples
     --------
     >>> fabric = Fabric(400e9, 400e9, 50e9, 50e9)
-    >>> group = Group(size=np.array([2, 2]), ranks_per_domain=np.array([2, 1]), ranks_per_node=np.array([2, 1]))
+    >>> group = ProcessGroup(size=np.array([2, 2]), ranks_per_domain=np.array([2, 1]), ranks_per_node=np.array([2, 1]))
     >>> hop_time(1e9, group, fabric).total_s
     array([0.0025, 0.02  ])
     """
@@ -388,11 +392,11 @@ def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveT
     channels = channels_per_peer(group.size, group.ranks_per_domain)
     inter = np.where(spans, payload / np.minimum(one_nic, channels * fabric.between.channel_bytes_per_s), 0.0)
     intra, inter = (
-        hop_shared_s(intra, payload, group, fabric.in_node),
-        hop_shared_s(inter, payload, group, fabric.above),
+        hop_s_on_shared_links(intra, payload, group, fabric.in_node),
+        hop_s_on_shared_links(inter, payload, group, fabric.above),
     )
     if fabric.bridge is not None:
-        intra = np.where(fabric.bridge.holds(group), payload / fabric.bridge.bytes_per_s, intra)
+        intra = np.where(fabric.bridge.joins_whole_group(group), payload / fabric.bridge.bytes_per_s, intra)
     start_s = np.where(
         spans, fabric.between.start_s + fabric.inter_latency_s, fabric.startup_s + _step_s(group, fabric)
     )
@@ -400,7 +404,7 @@ def hop_time(payload_bytes: FloatK, group: Group, fabric: Fabric) -> CollectiveT
 
 
 def deepep_time(
-    payload_bytes: FloatK, group: Group, fabric: Fabric, spread: TokenSpread, imbalance: FloatK = 1.0
+    payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric, spread: TokenSpread, imbalance: FloatK = 1.0
 ) -> CollectiveTime:
     """One dispatch or combine of DeepEP's normal kernels: a token crosses to a domain once, then fans out inside.
 
@@ -421,7 +425,7 @@ def deepep_time(
     of 256: the fan-out inside the nodes is what limits, 29.4 MB * 6.5 ranks * 7/8 / 154 GB/s.
 
     >>> from mofa.cost.kernels.token_spread import token_spread
-    >>> group = Group(size=np.array(16), ranks_per_domain=np.array(8), ranks_per_node=np.array(8))
+    >>> group = ProcessGroup(size=np.array(16), ranks_per_domain=np.array(8), ranks_per_node=np.array(8))
     >>> spread = token_spread(group, num_experts=256, top_k=8)
     >>> time = deepep_time(4096 * 7168.0, group, Fabric(154e9, 154e9, 44e9, 44e9), spread)
     >>> print(f"{time.intra_s:.4f} {time.inter_s:.4f}")
@@ -433,13 +437,15 @@ def deepep_time(
     intra = payload * spread.ranks * (k - 1) / k / rate
     inter = np.where(group.crosses_domains, payload * spread.remote_domains / fabric.inter_all_to_all_bytes_per_s, 0.0)
     each = payload * spread.remote_domains / np.maximum(group.size - k, 1)  # what a rank beyond the domain gets
-    inter = all_to_all_shared_s(inter, each, group, fabric.above)
+    inter = all_to_all_s_on_shared_links(inter, each, group, fabric.above)
     latency = fabric.intra_latency_s + np.where(group.crosses_domains, fabric.inter_latency_s, 0.0)
     total_s = fabric.startup_s + latency + np.maximum(intra, inter)
     return _called(payload_bytes, group, total_s, intra, inter)
 
 
-def _ring_loads(sent_bytes: ArrayK, group: Group, intra_bytes_per_s: FloatK, fabric: Fabric) -> tuple[ArrayK, ArrayK]:
+def _ring_loads(
+    sent_bytes: ArrayK, group: ProcessGroup, intra_bytes_per_s: FloatK, fabric: Fabric
+) -> tuple[ArrayK, ArrayK]:
     """Seconds that a GPU's link and its NIC share are busy when rings carry ``sent_bytes`` out of every rank, which is
     what they carry out of a domain as well."""
     k = group.ranks_per_domain
@@ -448,13 +454,15 @@ def _ring_loads(sent_bytes: ArrayK, group: Group, intra_bytes_per_s: FloatK, fab
     rate = np.minimum(k * fabric.inter_bytes_per_s, fabric.communicator_bytes_per_s)
     inter = np.where(group.crosses_domains, sent_bytes / rate, 0.0)
     if fabric.bridge is not None:
-        intra = bridged_ring_s(intra, sent_bytes, group, fabric.bridge)
-    return ring_shared_s(intra, sent_bytes, group, fabric.in_node), ring_shared_s(
+        intra = ring_s_on_bridges(intra, sent_bytes, group, fabric.bridge)
+    return ring_s_on_shared_links(intra, sent_bytes, group, fabric.in_node), ring_s_on_shared_links(
         inter, sent_bytes, group, fabric.above
     )
 
 
-def _called(payload_bytes: FloatK, group: Group, total_s: ArrayK, intra_s: ArrayK, inter_s: ArrayK) -> CollectiveTime:
+def _called(
+    payload_bytes: FloatK, group: ProcessGroup, total_s: ArrayK, intra_s: ArrayK, inter_s: ArrayK
+) -> CollectiveTime:
     """The time where there is anyone to send to and anything to send; else there are no bytes."""
     called = (group.size > 1) & (np.asarray(payload_bytes) > 0)
     return CollectiveTime(np.where(called, total_s, 0.0), intra_s, inter_s)

@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 from mofa.blocks.elementwise import BoolK
 from mofa.blocks.work import Gemm, GemmPass, GroupedKernel
 from mofa.cost.kernels import fitted_forms
-from mofa.cost.kernels.multi_stream import balanced_multi_stream_s
+from mofa.cost.kernels.multi_stream import balanced_multi_stream_products_s
 from mofa.specs.curves import GemmForm
-from mofa.specs.gpu_facts import UnalignedProducts
+from mofa.specs.gpu_facts import UnalignedProductRates
 from mofa.specs.hardware import GpuSpec
 from mofa.specs.products import ELEMENT_BYTES, GemmFormat
 
@@ -90,7 +90,7 @@ def gemm_s(
 
 
 def _batched_rate(
-    m: FloatN, n: FloatN, k: FloatN, count: FloatN, element_bytes: float, rates: UnalignedProducts
+    m: FloatN, n: FloatN, k: FloatN, count: FloatN, element_bytes: float, rates: UnalignedProductRates
 ) -> FloatN:
     """Rate of products over that of aligned ones: their rows are slices of a wider one and begin at multiples of it.
 
@@ -265,7 +265,7 @@ def _different_grouped_gemm_s(
         return np.asarray(groups * expert_s)
     if kernel == "multi-stream":
         streamed = gpu.curves.multi_stream_product(format_)
-        time_s = balanced_multi_stream_s(
+        time_s = balanced_multi_stream_products_s(
             rows, groups, n, k, streamed.form, gpu.curves.product(format_).form, num_sms=gpu.num_sms.value,
             wgrad=wgrad, sustained=streamed.sustained, element_bytes=ELEMENT_BYTES[format_], added_bytes=added_bytes,
         )  # fmt: skip
@@ -287,13 +287,15 @@ half and of a run of 112 on an H200; FlashAttention: flash_api.cpp, ``round_mult
 [-]"""
 
 
-def kernel_width(head: float, backend: str) -> float:
+def attention_kernel_head_size(head: float, backend: str) -> float:
     """The head size that a kernel computes; beyond the largest, the next multiple of 64. [-]
 
     Examples
     --------
-    >>> [kernel_width(head, "cudnn") for head in (64, 80, 112, 192)], kernel_width(80, "flash")
-    ([64, 128, 128, 192], 96)
+    >>> [attention_kernel_head_size(head, "cudnn") for head in (64, 80, 112, 192)]
+    [64, 128, 128, 192]
+    >>> attention_kernel_head_size(80, "flash")
+    96
     """
     widths = KERNEL_WIDTHS[backend]
     return next((width for width in widths if width >= head), math.ceil(head / 64) * 64)
@@ -313,8 +315,8 @@ def attention_s(
         Query-key pairs of one head and sequence: ``q (q + 1) / 2`` is a causal kernel; more (context parallelism) a
         full one over ``pairs / q`` keys; fewer (a window, a part of a ring) the causal kernel's share.
     d_qk, d_v
-        Head sizes; computed is what a kernel has (:func:`kernel_width`), and kernels that were not measured take the
-        nearest one's time by FLOPs.
+        Head sizes; computed is what a kernel has (:func:`attention_kernel_head_size`), and kernels that were not
+        measured take the nearest one's time by FLOPs.
     backend
         ``cudnn``, ``flash`` or ``flash1``.
 
@@ -332,7 +334,7 @@ def attention_s(
     True
     """
     batch, heads, kv_heads, q, pairs = _alike(batch, heads, kv_heads, q_len, pairs)
-    wide_qk, wide_v = kernel_width(d_qk, backend), kernel_width(d_v, backend)
+    wide_qk, wide_v = attention_kernel_head_size(d_qk, backend), attention_kernel_head_size(d_v, backend)
     direction = "bwd" if backward else "fwd"
     (_, _, near_qk, near_v), curve = gpu.curves.attention_near((backend, direction, wide_qk, wide_v))
     form, wider = curve.form, (wide_qk + wide_v) / (near_qk + near_v)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedForm, MemoryBoundForm
+from mofa.specs.curves import AttentionForm, CollectiveForm, GemmForm, GroupedGemmForm, MemoryBoundForm
 
 FloatN = NDArray[np.float64]
 AT_ONCE = 2048
@@ -96,7 +96,7 @@ def grouped_gemm_s(
     n: ArrayLike,
     k: ArrayLike,
     layout: ArrayLike,
-    form: GroupedForm,
+    form: GroupedGemmForm,
     *,
     num_sms: float,
     groups: ArrayLike,
@@ -130,7 +130,7 @@ def grouped_gemm_s(
     --------
     One token more than a cluster of tiles costs an expert a whole further one:
 
-    >>> form = GroupedForm(small_limit=0, large_k_overhead=0.0, floor_s=0.0, per_group_s=0.0, bytes_per_s=1e30)
+    >>> form = GroupedGemmForm(small_limit=0, large_k_overhead=0.0, floor_s=0.0, per_group_s=0.0, bytes_per_s=1e30)
     >>> t = grouped_gemm_s([[256], [257]], 256, 64, 0, form, num_sms=1, groups=1)
     >>> float(t[1] / t[0])
     2.0
@@ -158,7 +158,7 @@ def grouped_gemm_s(
 
 
 def balanced_grouped_gemm_s(
-    tokens: ArrayLike, groups: ArrayLike, n: ArrayLike, k: ArrayLike, form: GroupedForm, *, num_sms: float,
+    tokens: ArrayLike, groups: ArrayLike, n: ArrayLike, k: ArrayLike, form: GroupedGemmForm, *, num_sms: float,
     wgrad: bool = False, sustained: float = 1.0, element_bytes: float = 2.0, scattered: bool = False,
     uneven: ArrayLike = 0.0, added_bytes: ArrayLike = 0.0,
 ) -> FloatN:  # fmt: skip
@@ -171,7 +171,7 @@ def balanced_grouped_gemm_s(
 
     Examples
     --------
-    >>> form = GroupedForm()
+    >>> form = GroupedGemmForm()
     >>> one = grouped_gemm_s([[512] * 8], 2048, 4096, 0, form, num_sms=132, groups=8)
     >>> bool(np.isclose(balanced_grouped_gemm_s(4096, 8, 2048, 4096, form, num_sms=132), one[0]))
     True
@@ -203,7 +203,7 @@ def _grouped_bytes(
 
 
 def _grouped_tile(
-    each: FloatN, n: FloatN, columns: FloatN, wgrad: NDArray[np.bool_], form: GroupedForm
+    each: FloatN, n: FloatN, columns: FloatN, wgrad: NDArray[np.bool_], form: GroupedGemmForm
 ) -> tuple[NDArray[np.bool_], FloatN, FloatN]:
     """Whether the small tile is taken, and the tile's rows and columns."""
     small = (np.where(wgrad, n, each) <= form.small_limit) | (columns <= form.small_limit)
@@ -239,7 +239,7 @@ def expected_poisson_ceil(mean: FloatN, size: FloatN) -> FloatN:
     return expected
 
 
-def _clustered(rows: FloatN, tile_m: FloatN, form: GroupedForm) -> FloatN:
+def _clustered(rows: FloatN, tile_m: FloatN, form: GroupedGemmForm) -> FloatN:
     """Tiles along the rows, in whole clusters."""
     tiles: FloatN = np.ceil(np.ceil(rows / tile_m) / form.cluster) * form.cluster
     return tiles
@@ -278,7 +278,7 @@ def _round_robin(tiles: FloatN, length: FloatN, units: int) -> FloatN:
 
 
 def _grouped_steps(
-    tiles: FloatN, work: FloatN, longest: FloatN, small: NDArray[np.bool_], form: GroupedForm, num_sms: float
+    tiles: FloatN, work: FloatN, longest: FloatN, small: NDArray[np.bool_], form: GroupedGemmForm, num_sms: float
 ) -> FloatN:
     """Steps along k of the busiest multiprocessor."""
     overhead = np.where(small, form.small_k_overhead, form.large_k_overhead)
@@ -287,7 +287,7 @@ def _grouped_steps(
 
 
 def _grouped_total(
-    steps: FloatN, moved_bytes: FloatN, groups: FloatN, small: NDArray[np.bool_], tile: FloatN, form: GroupedForm,
+    steps: FloatN, moved_bytes: FloatN, groups: FloatN, small: NDArray[np.bool_], tile: FloatN, form: GroupedGemmForm,
     num_sms: float, sustained: float,
 ) -> FloatN:  # fmt: skip
     rate = np.where(small, form.small_rate, form.large_rate) * (sustained / num_sms)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.specs.gpu_facts import KernelSelection
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 
 FloatN = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ def heuristic_cache_miss_rate(
     draws
         Numbers that came up before, in all micro-batches so far; infinite in the middle of a long run. [-]
     spread
-        As :func:`popularity_drift` has it. [-]
+        As :func:`expert_popularity_drift` has it. [-]
     places
         :func:`token_count_densities` of all of these, where they are known.
     multiple
@@ -158,18 +158,19 @@ def expected_poisson_max(mean: float, ranks: int) -> float:
     return float((1.0 - np.minimum(np.cumsum(np.exp(logs)), 1.0) ** ranks).sum())
 
 
-def popularity_drift(means: FloatN) -> float:
+def expert_popularity_drift(means: FloatN) -> float:
     """How far experts' popularity moves from step to step, a standard deviation over its mean: no further than theirs
     differ in one step, and not at all where tokens fall at random. [-]
 
     Examples
     --------
-    >>> [round(popularity_drift(np.array(means)), 2) for means in ([1010.0, 990.0], [1050.0, 950.0], [400.0, 1600.0])]
+    >>> all_means = ([1010.0, 990.0], [1050.0, 950.0], [400.0, 1600.0])
+    >>> [round(expert_popularity_drift(np.array(means)), 2) for means in all_means]
     [0.0, 0.04, 0.18]
     """
     mean = max(float(np.mean(means)), 1.0)
     seen = float(np.sqrt(max(float(np.var(means)) / mean**2 - 1.0 / mean, 0.0)))
-    return min(load_shared().routing.popularity_spread.value, seen)
+    return min(load_shared_facts().routing.popularity_spread.value, seen)
 
 
 @lru_cache(maxsize=1)

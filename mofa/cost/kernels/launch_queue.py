@@ -5,7 +5,7 @@ from __future__ import annotations
 from mofa.blocks.elementwise import FloatK, where
 from mofa.blocks.op import Op
 from mofa.blocks.work import Gemm, GroupedGemm
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 
 QUEUE = 1024.0
 """Launches that the host may be ahead of its device: 1,017 to 1,038 in the middle of every step that the device bounds
@@ -30,6 +30,6 @@ def num_queued_kernels(op: Op) -> FloatK:
     ):
         return work.groups
     if isinstance(work, Gemm) and work.format == "bf16":
-        most = load_shared().libraries.product_outputs_without_counter.value
+        most = load_shared_facts().libraries.product_outputs_without_counter.value
         return op.launches + where(work.m * work.n * work.count > most, 1.0, 0.0)
     return op.launches

@@ -32,7 +32,7 @@ def share_of_passes_with_load(ctx: Context) -> FloatK:
     return share
 
 
-def tape_with_loads(
+def tape_with_kernel_loads(
     tape: Tape, seconds: Sequence[FloatK], issue: Sequence[FloatK], load_s: float, drained: bool = False
 ) -> tuple[Tape, list[FloatK], list[FloatK]]:
     """A tape with what loads take ahead of the loops over experts that need them, and its ops' seconds.
@@ -67,7 +67,7 @@ def tape_with_loads(
     >>> ops = tuple(
     ...     Op(name, "grouped_gemm", MemoryBound(1.0), expert_loops=4.0, kernel_loads=0.5) for name in ("a", "b")
     ... )
-    >>> tape, took, issued = tape_with_loads(Tape(ops, {}, (), ()), [4.0, 4.0], [2.0, 2.0], 2.0, drained=True)
+    >>> tape, took, issued = tape_with_kernel_loads(Tape(ops, {}, (), ()), [4.0, 4.0], [2.0, 2.0], 2.0, drained=True)
     >>> [op.name for op in tape.ops]
     ['a.waits', 'a.loads', 'a.loaded', 'a', 'b']
     >>> took, issued
@@ -97,8 +97,8 @@ def tape_with_loads(
     return replace(tape, ops=ops), list(took), list(issued)
 
 
-def load_idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
-    """What loads keep the device waiting in a tape of :func:`tape_with_loads`. (K,) [s]"""
+def kernel_load_idle_s(tape: Tape, seconds: Sequence[FloatK]) -> FloatK:
+    """What loads keep the device waiting in a tape of :func:`tape_with_kernel_loads`. (K,) [s]"""
     return sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.family == "host_idle"], 0.0)
 
 

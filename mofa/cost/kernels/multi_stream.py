@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from mofa.cost.kernels.fitted_forms import expected_poisson_ceil, p_norm
 from mofa.specs.curves import GemmForm
 from mofa.specs.multi_stream import MultiStreamForm
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 
 FloatN = NDArray[np.float64]
 STEP = 64.0
@@ -40,7 +40,8 @@ class ChosenTiles(NamedTuple):
 def chosen_tiles(
     loads: ArrayLike, n: ArrayLike, k: ArrayLike, layout: ArrayLike, single: GemmForm, *, num_sms: float
 ) -> ChosenTiles:
-    """The tile and the splits of each expert's product, whatever the streams; arguments as of :func:`multi_stream_s`.
+    """The tile and the splits of each expert's product, whatever the streams; arguments as of
+    :func:`multi_stream_products_s`.
 
     Returns
     -------
@@ -75,7 +76,7 @@ def _products(
     return np.where(wgrad, n, loads), columns, np.where(wgrad, loads, np.where(layout == 0, k, n)), wgrad
 
 
-def multi_stream_s(
+def multi_stream_products_s(
     loads: ArrayLike, n: ArrayLike, k: ArrayLike, layout: ArrayLike, form: MultiStreamForm, single: GemmForm, *,
     num_sms: float, element_bytes: float = 2.0, added_bytes: float = 0.0, sustained: float = 1.0,
     chosen: ChosenTiles | None = None,
@@ -110,7 +111,8 @@ def multi_stream_s(
 
     >>> single = GemmForm(((128, 128, 132 * 128 * 128 * 2 * 1024 / 10e-6),), 0.0, 0.0, 1e30, 8.0, splits=(1,))
     >>> form = MultiStreamForm(0.0, 1e-6, 1.0, 1e30, 1e30, 8.0)
-    >>> multi_stream_s([[33 * 128] * 8, [33 * 128, *[0] * 7]], 128, 1024, 0, form, single, num_sms=132).round(9)
+    >>> rows = [[33 * 128] * 8, [33 * 128, *[0] * 7]]
+    >>> multi_stream_products_s(rows, 128, 1024, 0, form, single, num_sms=132).round(9)
     array([2.8e-05, 1.0e-05])
     """
     loads, n, k, layout = _by_row(loads, n, k, layout)
@@ -128,12 +130,12 @@ def multi_stream_s(
     return _joined(np.maximum(shared, alone), moved, added, form)
 
 
-def balanced_multi_stream_s(
+def balanced_multi_stream_products_s(
     rows: ArrayLike, groups: ArrayLike, n: ArrayLike, k: ArrayLike, form: MultiStreamForm, single: GemmForm, *,
     num_sms: float, wgrad: bool = False, sustained: float = 1.0, element_bytes: float = 2.0,
     added_bytes: ArrayLike = 0.0,
 ) -> FloatN:  # fmt: skip
-    """As :func:`multi_stream_s` for ``rows`` tokens of ``groups`` equally popular experts, in closed form.
+    """As :func:`multi_stream_products_s` for ``rows`` tokens of ``groups`` equally popular experts, in closed form.
 
     Counts scatter as those of tokens routed one by one.
 
@@ -141,8 +143,8 @@ def balanced_multi_stream_s(
     --------
     >>> single = GemmForm(((128, 128, 6e14),), 200.0, 3e-6, 3e12, 3.0, splits=(1,))
     >>> form = MultiStreamForm(1e-5, 2e-6, 1.0, 3e12, 2e12, 2.4)
-    >>> even = multi_stream_s([[1024] * 8], 2048, 4096, 2, form, single, num_sms=132)
-    >>> closed = balanced_multi_stream_s(8192, 8, 2048, 4096, form, single, num_sms=132, wgrad=True)
+    >>> even = multi_stream_products_s([[1024] * 8], 2048, 4096, 2, form, single, num_sms=132)
+    >>> closed = balanced_multi_stream_products_s(8192, 8, 2048, 4096, form, single, num_sms=132, wgrad=True)
     >>> bool(abs(closed / even[0] - 1) < 0.03)
     True
     """
@@ -173,7 +175,7 @@ def _tile(rows: FloatN, columns: FloatN, length: FloatN, single: GemmForm, num_s
     tall, wide, rate = (np.repeat(axis, len(single.splits)) for axis in np.array(single.tiles, dtype=np.float64).T)
     split = np.tile(np.array(single.splits, dtype=np.float64), len(single.tiles))
     flat = np.stack(np.broadcast_arrays(rows, columns, length)).reshape(3, -1)
-    as_good = load_shared().libraries.equal_tile_time_ratio.value
+    as_good = load_shared_facts().libraries.equal_tile_time_ratio.value
     chosen = np.empty(flat.shape[1], dtype=np.intp)
     for start in range(0, flat.shape[1], AT_ONCE):
         m, n, k = flat[:, None, start : start + AT_ONCE]

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import FloatK
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.hardware import NodeSpec
 
 ArrayK = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class SharedLevel:
+class SharedLink:
     """A link that a block of GPUs shares towards all others: rates of a GPU's share, per direction."""
 
     gpus: int
@@ -34,11 +34,11 @@ class SharedLevel:
     crossed_by_rails: bool = False
     """Whether messages to GPUs of another number cross it from within the block: leaves that hold a rail each."""
 
-    def ranks_in_block(self, group: Group) -> NDArray[np.int64]:
+    def ranks_in_block(self, group: ProcessGroup) -> NDArray[np.int64]:
         """Fewest ranks of the group in a block. (K,)"""
         return group.ranks_per_block.get(self.gpus, group.size)
 
-    def beyond(self, group: Group) -> ArrayK:
+    def ranks_beyond_block(self, group: ProcessGroup) -> ArrayK:
         """Ranks outside of a rank's block to which it sends over this link. (K,)"""
         reached = group.ranks_per_node if self.in_node else group.size
         beyond: ArrayK = np.maximum(reached - self.ranks_in_block(group), 0).astype(np.float64)
@@ -57,20 +57,20 @@ class Bridge:
     """What a GPU's own link to the rest of the node carries, of rings. [B/s]"""
     outside_all_to_all_bytes_per_s: float
 
-    def ranks_in_block(self, group: Group) -> NDArray[np.int64]:
+    def ranks_in_block(self, group: ProcessGroup) -> NDArray[np.int64]:
         """Fewest ranks of the group that a bridge joins. (K,)"""
         return group.ranks_per_block.get(self.gpus, np.ones_like(group.size))
 
-    def holds(self, group: Group) -> NDArray[np.bool_]:
+    def joins_whole_group(self, group: ProcessGroup) -> NDArray[np.bool_]:
         """Whether a bridge joins all ranks of the group. (K,)"""
         return (self.ranks_in_block(group) >= group.size) & (group.size > 1)
 
-    def step_s(self, group: Group, outside_s: FloatK) -> ArrayK:
+    def step_s(self, group: ProcessGroup, outside_s: FloatK) -> ArrayK:
         """Latency of a step between two ranks of the group inside a node. (K,) [s]"""
-        return np.where(self.holds(group), self.latency_s, outside_s)
+        return np.where(self.joins_whole_group(group), self.latency_s, outside_s)
 
 
-def node_levels(node: NodeSpec) -> tuple[SharedLevel, ...]:
+def shared_links_in_node(node: NodeSpec) -> tuple[SharedLink, ...]:
     """PCIe switches and sockets: what they share, after the efficiency of the node's link."""
     intra = node.intra
     levels = []
@@ -78,11 +78,11 @@ def node_levels(node: NodeSpec) -> tuple[SharedLevel, ...]:
         share = link.bandwidth_bytes_per_s.value / link.gpus
         reached = link.bandwidth_bytes_per_s.value * intra.efficiency.value
         rings, all_to_all = share * intra.efficiency.value, share * intra.all_to_all_efficiency.value
-        levels.append(SharedLevel(link.gpus, rings, all_to_all, reached, in_node=True))
+        levels.append(SharedLink(link.gpus, rings, all_to_all, reached, in_node=True))
     return tuple(levels)
 
 
-def tier_levels(node: NodeSpec, nic_share_bytes_per_s: float) -> tuple[SharedLevel, ...]:
+def shared_links_of_tiers(node: NodeSpec, nic_share_bytes_per_s: float) -> tuple[SharedLink, ...]:
     """Tiers of the network: what leaves them of a GPU's NIC share, after the NICs' efficiency.
 
     Without a link that relays messages to their rail, those to other numbers cross the first tier of a rail-optimised
@@ -90,7 +90,7 @@ def tier_levels(node: NodeSpec, nic_share_bytes_per_s: float) -> tuple[SharedLev
     """
     nic = node.nic
     return tuple(
-        SharedLevel(
+        SharedLink(
             gpus,
             share * nic_share_bytes_per_s * nic.efficiency.value,
             share * nic_share_bytes_per_s * nic.all_to_all_efficiency.value,
@@ -114,21 +114,25 @@ def bridge_of(node: NodeSpec) -> Bridge | None:
     )  # fmt: skip
 
 
-def mesh_share(group: Group, mesh_gpus: int) -> FloatK:
+def mesh_link_share(group: ProcessGroup, mesh_gpus: int) -> FloatK:
     """Share of its links that a GPU of a mesh uses in a group: those to the members in its domain. (K,) [-]
 
     Examples
     --------
     >>> a = np.array
-    >>> mesh_share(Group(a([2, 8]), a([2, 8]), a([2, 8])), 8) * 7, mesh_share(Group(a([2]), a([2]), a([2])), 0)
-    (array([1., 7.]), 1.0)
+    >>> mesh_link_share(ProcessGroup(a([2, 8]), a([2, 8]), a([2, 8])), 8) * 7
+    array([1., 7.])
+    >>> mesh_link_share(ProcessGroup(a([2]), a([2]), a([2])), 0)
+    1.0
     """
     if not mesh_gpus:
         return 1.0
     return np.maximum(group.ranks_per_domain - 1, 1) / max(mesh_gpus - 1, 1)
 
 
-def ring_shared_s(busy_s: ArrayK, sent_bytes: FloatK, group: Group, levels: tuple[SharedLevel, ...]) -> ArrayK:
+def ring_s_on_shared_links(
+    busy_s: ArrayK, sent_bytes: FloatK, group: ProcessGroup, levels: tuple[SharedLink, ...]
+) -> ArrayK:
     """Seconds that rings keep a path busy that has shared links in it: at least those of each link. (K,) [s]
 
     Notes
@@ -141,21 +145,21 @@ def ring_shared_s(busy_s: ArrayK, sent_bytes: FloatK, group: Group, levels: tupl
     Four GPUs share 40 GB/s; one group of 8 sends 8 GB out of each four, in 8 / 40 s; four groups of two over the
     border share it.
 
-    >>> level = SharedLevel(4, 10e9, 10e9, 40e9, in_node=True)
+    >>> level = SharedLink(4, 10e9, 10e9, 40e9, in_node=True)
     >>> a = np.array
-    >>> group = Group(a([8, 2]), a([8, 2]), a([8, 2]), {4: a([4, 1])})
-    >>> ring_shared_s(a([0.0, 0.0]), 8e9, group, (level,))
+    >>> group = ProcessGroup(a([8, 2]), a([8, 2]), a([8, 2]), {4: a([4, 1])})
+    >>> ring_s_on_shared_links(a([0.0, 0.0]), 8e9, group, (level,))
     array([0.2, 0.8])
     """
     for level in levels:
-        crossing = level.beyond(group) > 0
+        crossing = level.ranks_beyond_block(group) > 0
         busy_s = np.maximum(
             busy_s, np.where(crossing, sent_bytes / (level.ranks_in_block(group) * level.bytes_per_s), 0.0)
         )
     return busy_s
 
 
-def bridged_ring_s(busy_s: ArrayK, sent_bytes: FloatK, group: Group, bridge: Bridge) -> ArrayK:
+def ring_s_on_bridges(busy_s: ArrayK, sent_bytes: FloatK, group: ProcessGroup, bridge: Bridge) -> ArrayK:
     """Seconds that rings keep bridges and the links beyond them busy, whichever takes longer. (K,) [s]
 
     Of k ranks that a bridge joins, rings pass k - 1 times over it and once out of it, by another rank's link each.
@@ -163,26 +167,30 @@ def bridged_ring_s(busy_s: ArrayK, sent_bytes: FloatK, group: Group, bridge: Bri
     Examples
     --------
     >>> a = np.array
-    >>> group = Group(a([2, 4]), a([2, 4]), a([2, 4]), {2: a([2, 2])})
-    >>> bridged_ring_s(a([9.0, 9.0]), 8e9, group, Bridge(2, 100e9, 100e9, 0.0, 20e9, 20e9))
+    >>> group = ProcessGroup(a([2, 4]), a([2, 4]), a([2, 4]), {2: a([2, 2])})
+    >>> ring_s_on_bridges(a([9.0, 9.0]), 8e9, group, Bridge(2, 100e9, 100e9, 0.0, 20e9, 20e9))
     array([0.08, 0.2 ])
     """
     k = bridge.ranks_in_block(group)
-    joined = np.where(bridge.holds(group), 1.0, (k - 1) / k) * sent_bytes / bridge.bytes_per_s
-    leaving = np.where(bridge.holds(group), 0.0, sent_bytes / (k * bridge.outside_bytes_per_s))
+    joined = np.where(bridge.joins_whole_group(group), 1.0, (k - 1) / k) * sent_bytes / bridge.bytes_per_s
+    leaving = np.where(bridge.joins_whole_group(group), 0.0, sent_bytes / (k * bridge.outside_bytes_per_s))
     return np.where(group.ranks_per_node > 1, np.maximum(joined, leaving), busy_s)
 
 
-def all_to_all_shared_s(
-    busy_s: ArrayK, part_bytes: FloatK, group: Group, levels: tuple[SharedLevel, ...], bridge: Bridge | None = None
+def all_to_all_s_on_shared_links(
+    busy_s: ArrayK,
+    part_bytes: FloatK,
+    group: ProcessGroup,
+    levels: tuple[SharedLink, ...],
+    bridge: Bridge | None = None,
 ) -> ArrayK:
     """The same of an all-to-all, in which each rank sends ``part_bytes`` to every other. (K,) [s]
 
     Examples
     --------
-    >>> level = SharedLevel(4, 10e9, 10e9, 40e9, in_node=True)
+    >>> level = SharedLink(4, 10e9, 10e9, 40e9, in_node=True)
     >>> a = np.array
-    >>> all_to_all_shared_s(a([0.0]), 1e9, Group(a([8]), a([8]), a([8]), {4: a([4])}), (level,))
+    >>> all_to_all_s_on_shared_links(a([0.0]), 1e9, ProcessGroup(a([8]), a([8]), a([8]), {4: a([4])}), (level,))
     array([0.4])
     """
     if bridge is not None:
@@ -192,7 +200,7 @@ def all_to_all_shared_s(
         outside = part_bytes * beyond / bridge.outside_all_to_all_bytes_per_s
         busy_s = np.where(group.ranks_per_node > 1, np.maximum(own, outside), busy_s)
     for level in levels:
-        beyond_ranks = level.beyond(group)
+        beyond_ranks = level.ranks_beyond_block(group)
         if level.crossed_by_rails:
             k = group.ranks_per_node
             inside = np.maximum(level.ranks_in_block(group) - k, 0)
@@ -201,7 +209,9 @@ def all_to_all_shared_s(
     return busy_s
 
 
-def hop_shared_s(busy_s: ArrayK, payload_bytes: FloatK, group: Group, levels: tuple[SharedLevel, ...]) -> ArrayK:
+def hop_s_on_shared_links(
+    busy_s: ArrayK, payload_bytes: FloatK, group: ProcessGroup, levels: tuple[SharedLink, ...]
+) -> ArrayK:
     """The same of one message to the next rank. (K,) [s]
 
     A block's k ranks of a group are neighbours, of which one sends out: it has k shares, at most what one message
@@ -209,12 +219,13 @@ def hop_shared_s(busy_s: ArrayK, payload_bytes: FloatK, group: Group, levels: tu
 
     Examples
     --------
-    >>> level = SharedLevel(4, 10e9, 10e9, 20e9, in_node=True)
+    >>> level = SharedLink(4, 10e9, 10e9, 20e9, in_node=True)
     >>> a = np.array
-    >>> hop_shared_s(a([0.0, 0.0]), 1e9, Group(a([8, 2]), a([8, 2]), a([8, 2]), {4: a([4, 1])}), (level,))
+    >>> group = ProcessGroup(a([8, 2]), a([8, 2]), a([8, 2]), {4: a([4, 1])})
+    >>> hop_s_on_shared_links(a([0.0, 0.0]), 1e9, group, (level,))
     array([0.05, 0.1 ])
     """
     for level in levels:
         rate = np.minimum(level.ranks_in_block(group) * level.bytes_per_s, level.hop_bytes_per_s)
-        busy_s = np.maximum(busy_s, np.where(level.beyond(group) > 0, payload_bytes / rate, 0.0))
+        busy_s = np.maximum(busy_s, np.where(level.ranks_beyond_block(group) > 0, payload_bytes / rate, 0.0))
     return busy_s

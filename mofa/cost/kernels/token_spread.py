@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import FloatK
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 
 ArrayK = NDArray[np.float64]
 
@@ -24,7 +24,7 @@ class TokenSpread:
 
 
 def token_spread(
-    group: Group, *, num_experts: int, top_k: int, num_groups: int = 1, top_groups: int = 1
+    group: ProcessGroup, *, num_experts: int, top_k: int, num_groups: int = 1, top_groups: int = 1
 ) -> TokenSpread:
     """Distinct places that a token's copies go to, under uniform routing.
 
@@ -54,7 +54,7 @@ def token_spread(
     --------
     DeepSeek-V3 over 8 nodes: each holds one expert group, 4 of 8 are eligible, its 8 experts fall into 3.64 of them.
 
-    >>> group = Group(size=np.array(64), ranks_per_domain=np.array(8), ranks_per_node=np.array(8))
+    >>> group = ProcessGroup(size=np.array(64), ranks_per_domain=np.array(8), ranks_per_node=np.array(8))
     >>> spread = token_spread(group, num_experts=256, top_k=8, num_groups=8, top_groups=4)
     >>> print(f"{spread.remote_domains:.2f} {spread.ranks:.2f}")
     3.18 7.36

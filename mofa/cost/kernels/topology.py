@@ -36,7 +36,7 @@ class NodeSizes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """One kind of process group under K strategies; every array has shape (K,).
 
     ``ranks_per_domain`` and ``ranks_per_node`` are the fewest ranks that the group has in a fast domain, or a node,
@@ -50,19 +50,19 @@ class Group:
     """The same of blocks of other sizes that share a link, by their GPUs; empty where the cluster has none."""
 
     @property
-    def of_first(self) -> tuple[object, ...]:
+    def key_of_first_strategy(self) -> tuple[object, ...]:
         """The numbers of the first strategy: equal for groups that are alike under it."""
         blocks = [(gpus, int(ranks[0])) for gpus, ranks in sorted(self.ranks_per_block.items())]
         return int(self.size[0]), int(self.ranks_per_domain[0]), int(self.ranks_per_node[0]), *blocks
 
-    def take(self, rows: NDArray[np.intp]) -> Group:
+    def take(self, rows: NDArray[np.intp]) -> ProcessGroup:
         """The group under these of the strategies."""
         return self.indexed(rows)
 
-    def indexed(self, index: Any) -> Group:
+    def indexed(self, index: Any) -> ProcessGroup:
         """The group with every array indexed, to choose rows or to add axes."""
         blocks = {gpus: ranks[index] for gpus, ranks in self.ranks_per_block.items()}
-        return Group(self.size[index], self.ranks_per_domain[index], self.ranks_per_node[index], blocks)
+        return ProcessGroup(self.size[index], self.ranks_per_domain[index], self.ranks_per_node[index], blocks)
 
     @property
     def num_domains(self) -> IntK:
@@ -75,9 +75,9 @@ class Group:
         return self.ranks_per_domain < self.size
 
 
-def stacked_groups(groups: Sequence[Group]) -> Group:
+def stacked_groups(groups: Sequence[ProcessGroup]) -> ProcessGroup:
     """Several kinds of process group as one, along a new first axis."""
-    return Group(
+    return ProcessGroup(
         np.array([group.size for group in groups]), np.array([group.ranks_per_domain for group in groups]),
         np.array([group.ranks_per_node for group in groups]),
         {
@@ -124,7 +124,7 @@ def fewest_ranks_per_block(size: IntK, stride: IntK, block: IntK, world: IntK) -
     return np.where(world <= block, np.minimum(size, block), np.minimum(np.maximum(piece, 1), size))
 
 
-def domain_of_job(world: IntK, node: HasNodeSizes) -> IntK:
+def domain_gpus_of_job(world: IntK, node: HasNodeSizes) -> IntK:
     """GPUs of one fast domain that a job of ``world`` ranks uses.
 
     A domain of one node is used whole. Of a larger one (NVL72: 18 nodes of 4) the largest number of whole nodes is
@@ -134,7 +134,7 @@ def domain_of_job(world: IntK, node: HasNodeSizes) -> IntK:
 
     Examples
     --------
-    >>> domain_of_job(np.array([64, 144, 1024]), NodeSizes(4, 72))
+    >>> domain_gpus_of_job(np.array([64, 144, 1024]), NodeSizes(4, 72))
     array([72, 72, 64])
     """
     domain = np.full(world.shape, node.gpus_per_domain, dtype=np.int64)
@@ -155,7 +155,7 @@ def process_groups(
     node: HasNodeSizes,
     dp_shard: ArrayLike | None = None,
     rank_order: RankOrder = "tp-cp-ep-dp-pp",
-) -> dict[str, Group]:
+) -> dict[str, ProcessGroup]:
     """All process groups of K strategies on nodes of one type.
 
     Parameters
@@ -171,7 +171,7 @@ def process_groups(
 
     Returns
     -------
-    dict[str, Group]
+    dict[str, ProcessGroup]
         By name: ``tp cp dp pp``, joined ``tp_cp dp_cp tp_dp_cp``, ``dp_shard_cp`` and ``dp_replicate`` (torchtitan's
         mesh), ``mp`` (tp and pp: Megatron's gradient norm), ``embd`` (first and last stage); the experts' ``ep etp
         edp etp_ep`` with ``edp_shard`` and ``edp_replicate``; ``world``.
@@ -231,14 +231,14 @@ def process_groups(
         "world": (stage * pp_, adjacent),
     }
     world = stage * pp_
-    domain, own_node = domain_of_job(world, node), np.full_like(world, node.gpus_per_node)
+    domain, own_node = domain_gpus_of_job(world, node), np.full_like(world, node.gpus_per_node)
     sizes, strides = (np.array([pair[i] for pair in ranges.values()]) for i in (0, 1))
     near, own = (fewest_ranks_per_block(sizes, strides, block, world) for block in (domain, own_node))
     blocks = {
         gpus: fewest_ranks_per_block(sizes, strides, np.full_like(world, gpus), world) for gpus in node.block_sizes
     }
     groups = {
-        name: Group(size, in_domain, in_node, {gpus: ranks[i] for gpus, ranks in blocks.items()})
+        name: ProcessGroup(size, in_domain, in_node, {gpus: ranks[i] for gpus, ranks in blocks.items()})
         for i, (name, size, in_domain, in_node) in enumerate(zip(ranges, sizes, near, own, strict=True))
     }
     groups["mp"] = nested_group(groups["tp"], groups["pp"])
@@ -250,7 +250,7 @@ def process_groups(
     return groups
 
 
-def nested_group(inner: Group, outer: Group) -> Group:
+def nested_group(inner: ProcessGroup, outer: ProcessGroup) -> ProcessGroup:
     """The group of every inner rank at every outer step.
 
     Outer steps share a domain or a node only if it holds the whole inner group.
@@ -259,7 +259,7 @@ def nested_group(inner: Group, outer: Group) -> Group:
     def joined(inner_ranks: IntK, outer_ranks: IntK) -> IntK:
         return np.where(inner_ranks == inner.size, inner_ranks * outer_ranks, inner_ranks)
 
-    return Group(
+    return ProcessGroup(
         inner.size * outer.size,
         joined(inner.ranks_per_domain, outer.ranks_per_domain),
         joined(inner.ranks_per_node, outer.ranks_per_node),

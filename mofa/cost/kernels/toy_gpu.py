@@ -12,7 +12,7 @@ def _fact(value: object) -> dict[str, Any]:
 
 
 def toy_gpu() -> GpuSpec:
-    """1000 TFLOP/s at 80 % sustained, 128 multiprocessors, 5 TB/s at 80 %, floors of 2 us."""
+    """A GPU for examples: 1000 TFLOP/s at 80 % sustained, 128 multiprocessors, 5 TB/s at 80 %, floors of 2 us."""
 
     def curve(**form: Any) -> dict[str, Any]:
         return {"provenance": "assumed", "source": "round numbers for examples", "form": form}

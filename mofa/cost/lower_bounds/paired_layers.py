@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.block.costs import BlockCosts
-from mofa.cost.block.tape_clock import PhaseTime
+from mofa.cost.block.tape_clock import TapeTime
 
 ArrayK = NDArray[np.float64]
 
 
-def least_layers_in_pairs(costs: BlockCosts, pick: Callable[[PhaseTime], ArrayK]) -> ArrayK:
+def least_layers_in_pairs(costs: BlockCosts, pick: Callable[[TapeTime], ArrayK]) -> ArrayK:
     """The least of something that a forward and a backward of each kind of layer have in a step, by mode.
 
     Parameters
@@ -81,6 +81,6 @@ def _share_in_pairs(forward: list[ArrayK], backward: list[ArrayK], pairs: list[l
     return np.asarray(np.minimum(np.minimum.reduce(shares), 1.0))
 
 
-def _least_s(phase: PhaseTime) -> ArrayK:
+def _least_s(phase: TapeTime) -> ArrayK:
     """The least that a tape takes, with its host far ahead or as late as it is by itself. (K,) [s]"""
     return np.asarray(np.minimum(phase.total, phase.clocks[0]))

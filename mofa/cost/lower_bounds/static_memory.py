@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import row_max
 from mofa.cost.amax_reductions import reduces_amaxes
-from mofa.cost.block.block_cost import Mode, candidate_groups, unique_rows
-from mofa.cost.kernels.topology import Group
+from mofa.cost.block.block_cost import PrecisionMode, process_groups_of_rows, unique_rows
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
 from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.cost.precision_modes import rows_by_precision_mode
-from mofa.cost.rows import columns_of_grids, static_bytes_of_grids
+from mofa.cost.rows import columns_that_rank_grids_read, static_bytes_of_grids
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
-from mofa.cost.stages import stages_of
+from mofa.cost.stages import stages_of_row
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -54,7 +54,7 @@ def memory_lower_bounds(
     for rows, mode in rows_by_precision_mode(workload, framework, table) if len(table) else ():
         some = table if len(rows) == len(table) else table.take(rows)
         pipeline = [some.pp, some.vpp, some.schedule, some.layout]
-        first, grid = unique_rows([*pipeline, *columns_of_grids(some)])
+        first, grid = unique_rows([*pipeline, *columns_that_rank_grids_read(some)])
         grids = some.take(first)
         plain = replace(grids, recompute=np.zeros_like(first), recompute_layers=np.full(len(first), -1))
         _, code = unique_rows([column[first] for column in pipeline])
@@ -67,13 +67,13 @@ def memory_lower_bounds(
 
 
 def _of_grids(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable, mode: Mode
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable, mode: PrecisionMode
 ) -> ArrayN:
     """The bounds of grids of ranks of one pp x vpp. (2, g) [B]"""
-    stages = stages_of(workload, framework, grids, 0)
+    stages = stages_of_row(workload, framework, grids, 0)
     schedule = SCHEDULE_NAMES[int(grids.schedule[0])]
     lay = count_stage_layers(grids, stages, schedule, np.full(len(grids), stages.pp), every_stage=False)
-    groups = candidate_groups(cluster, framework, grids)
+    groups = process_groups_of_rows(cluster, framework, grids)
     _, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
     resident = static.params + static.grads + static.states + static.buffers + static.step_scratch
     if framework.shards_params and mode.precision == "mixed" and mode.pipelined:
@@ -84,13 +84,13 @@ def _of_grids(
         of_options = framework.with_options(options)
         communicators[some] = _communicators(workload, cluster, of_options, grids, groups, lay, schedule)[some]
     outside = cluster.gpu.context_bytes.value + communicators
-    surely = 1.0 - load_shared().tolerances.allocated.value
+    surely = 1.0 - load_shared_facts().tolerances.allocated.value
     return np.array([row_max(outside + surely * resident), row_max(outside + resident)])
 
 
 def _communicators(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
-    groups: dict[str, Group], lay: StageLayers, schedule: str,
+    groups: dict[str, ProcessGroup], lay: StageLayers, schedule: str,
 ) -> ArrayN:  # fmt: skip
     """Device memory of communicators. (g, R) [B]"""
     stages = lay.stages

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from mofa.blocks.build import block_kinds, layer_kind
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
-from mofa.cost.block.tape_clock import EXPOSED, PhaseTime
+from mofa.cost.block.tape_clock import EXPOSED, TapeTime
 from mofa.cost.estimate import Estimator, PrecisionModeCosts
 from mofa.cost.lower_bounds.paired_layers import least_layers_in_pairs, least_seconds_in_pairs
-from mofa.cost.rows import mode_indices
-from mofa.cost.stages import Stages, stages_of
-from mofa.cost.step_time.critical_path import may_be_too_low
-from mofa.cost.step_time.power_averaging import RESTED, idle_share
+from mofa.cost.rows import recompute_mode_indices
+from mofa.cost.stages import Stages, stages_of_row
+from mofa.cost.step_time.critical_path import path_may_be_too_low
+from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Schedule
 from mofa.specs.hardware import ClusterSpec
 
@@ -85,7 +85,7 @@ def computing_lower_bounds(estimator: Estimator, is_open: BoolN, weights: Mappin
     families = [EXPOSED.index(name) for name in weights]
     each = np.array(list(weights.values()))
 
-    def weighed(phase: PhaseTime) -> ArrayN:
+    def weighed(phase: TapeTime) -> ArrayN:
         return np.asarray(each @ phase.exposed[families])
 
     bound = np.empty(len(estimator.table))
@@ -96,11 +96,11 @@ def computing_lower_bounds(estimator: Estimator, is_open: BoolN, weights: Mappin
     return np.asarray(bound * slowest_share * _runs(estimator) * (1.0 - ROUNDING))
 
 
-def work_lower_bounds_s(estimator: Estimator, *, halved: bool = False) -> tuple[ArrayN, ArrayN]:
+def micro_batch_lower_bounds_s(estimator: Estimator, *, halved: bool = False) -> tuple[ArrayN, ArrayN]:
     """What a micro-batch of every row takes at least on all ranks together, and in a layer of each kind.
 
-    It recomputes nothing. No pipeline computes less, whatever its stages hold; :func:`resting_lower_bound_s` is left to
-    the caller.
+    It recomputes nothing. No pipeline computes less, whatever its stages hold; :func:`power_averaged_lower_bound_s` is
+    left to the caller.
 
     Parameters
     ----------
@@ -130,12 +130,12 @@ def _work_s(estimator: Estimator, halved: bool) -> ArrayN:
     return work_s
 
 
-def resting_lower_bound_s(cluster: ClusterSpec, step_s: ArrayN) -> ArrayN:
+def power_averaged_lower_bound_s(cluster: ClusterSpec, step_s: ArrayN) -> ArrayN:
     """What a step that takes at least ``step_s`` takes where waits of its pipeline let GPUs compute faster. (n,) [s]"""
     limit = cluster.gpu.curves.power_limit
     if limit is None:
         return step_s
-    share = idle_share(limit, np.full(len(step_s), np.inf), np.maximum(step_s, 1e-12)) / RESTED
+    share = power_averaged_idle_share(limit, np.full(len(step_s), np.inf), np.maximum(step_s, 1e-12)) / RESTED
     return np.asarray(step_s * (1.0 - share * (1.0 - limit.mix_weight_beside_idle(RESTED))))
 
 
@@ -148,7 +148,7 @@ def _most_rest(estimator: Estimator, bound_s: ArrayN) -> ArrayN:
     if not estimator.rests:
         return np.zeros(len(bound_s))
     wait_s = np.where(estimator.table.pp > 1, np.inf, 0.0)
-    share = idle_share(estimator.cluster.gpu.curves.power_limit, wait_s, np.maximum(bound_s, 1e-12))
+    share = power_averaged_idle_share(estimator.cluster.gpu.curves.power_limit, wait_s, np.maximum(bound_s, 1e-12))
     return np.asarray(share / RESTED)
 
 
@@ -158,7 +158,7 @@ def _most_speed(estimator: Estimator) -> float:
     return 1.0 if limit is None else limit.mix_weight_beside_idle(RESTED)
 
 
-def _least_s(phase: PhaseTime) -> ArrayN:
+def _least_s(phase: TapeTime) -> ArrayN:
     """The least that a pass through a block takes, with its host far ahead or as late as it is by itself. (K,) [s]"""
     return np.asarray(np.minimum(phase.total, phase.clocks[0]))
 
@@ -172,7 +172,7 @@ def _undisturbed_s(estimator: Estimator, is_open: BoolN) -> ArrayN:
 
 
 def _parts(
-    estimator: Estimator, is_open: BoolN, pick: Callable[[PhaseTime], ArrayN]
+    estimator: Estimator, is_open: BoolN, pick: Callable[[TapeTime], ArrayN]
 ) -> Iterator[tuple[IntN, _PartBounds]]:
     for number, part in enumerate(estimator.parts):
         rows = np.flatnonzero(estimator.of == number)
@@ -189,12 +189,12 @@ class _PartBounds:
         part: PrecisionModeCosts,
         rows: IntN,
         is_open: BoolN,
-        pick: Callable[[PhaseTime], ArrayN],
+        pick: Callable[[TapeTime], ArrayN],
     ) -> None:
         self.estimator, self.part, self.k, self.is_open = estimator, part, estimator.place[rows], is_open
         table = estimator.table.take(rows)
         self.table = replace(table, recompute_layers=np.where(is_open, 1, table.recompute_layers))
-        self.base, self.full = mode_indices(part.modes, self.table)
+        self.base, self.full = recompute_mode_indices(part.modes, self.table)
         batch = estimator.workload.batch.global_batch
         self.num_micro_batches = np.maximum(batch // (table.dp * table.micro_batch), 1).astype(float)
         self.layers = part.layers.stack(lambda cost: pick(cost.forward) + pick(cost.backward))
@@ -219,7 +219,9 @@ class _PartBounds:
     def of_all_layers(self, halved: bool) -> ArrayN:
         """What all layers and ends have together, and a layer of each kind. (1 + kinds, n)"""
         layers = (self.halved_layers if halved else self.layers)[self.base, self.k]
-        counts = stages_of(self.estimator.workload, self.estimator.framework, self.table, 0).layer_counts.sum((1, 2))
+        counts = stages_of_row(self.estimator.workload, self.estimator.framework, self.table, 0).layer_counts.sum(
+            (1, 2)
+        )
         ends = np.zeros(len(layers)) if halved else self.embedding + self.heads + self.predictions
         return np.concatenate([(layers @ counts + ends)[None], layers.T])
 
@@ -259,8 +261,8 @@ class _PartBounds:
         for rows in (order[begin:end] for begin, end in pairwise(bounds)):
             first = int(rows[0])
             spec = table.recompute_modes[int(table.recompute[first])]
-            stages = stages_of(estimator.workload, estimator.framework, table, first)
-            recomputed = stages.num_recomputed(spec, int(table.recompute_layers[first]))
+            stages = stages_of_row(estimator.workload, estimator.framework, table, first)
+            recomputed = stages.num_recomputed_layers(spec, int(table.recompute_layers[first]))
             yield rows, SCHEDULES[SCHEDULE_NAMES[int(table.schedule[first])]], stages, recomputed
 
     def _path_counts(self, rows: IntN, schedule: Schedule, stages: Stages) -> BoolN | float:
@@ -270,14 +272,14 @@ class _PartBounds:
         if schedule.has_closed_form:
             return 1.0
         plan = schedule.name, self.estimator.framework.traits.runtime, stages.pp, stages.vpp
-        return ~may_be_too_low(plan, self.num_micro_batches[rows].astype(np.int64))
+        return ~path_may_be_too_low(plan, self.num_micro_batches[rows].astype(np.int64))
 
     @cached_property
     def halved_layers(self) -> ArrayN:
         """Of layers whose backward may run in two halves: the least of both ways. (modes, K, kinds) [s]"""
         kinds, split_backward = block_kinds(self.estimator.workload.model), self.part.costs.split_backward
 
-        def less_s(name: str, backward: PhaseTime) -> ArrayN:
+        def less_s(name: str, backward: TapeTime) -> ArrayN:
             halves_s = sum(clocks[0] for clocks in split_backward[name])
             return np.asarray(np.minimum(halves_s - _least_s(backward), 0.0))
 

@@ -12,9 +12,9 @@ from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.persistent_buffers import persistent_buffer_bytes
 from mofa.cost.memory.reserved import LivePeaks
-from mofa.cost.memory.saved_in_flight import saved_by_kind, saved_bytes_outside_layers
+from mofa.cost.memory.saved_in_flight import saved_bytes_outside_layers, saved_in_flight_by_kind
 from mofa.cost.memory.stage_inputs import freed_input_bytes, pipeline_buffer_bytes
-from mofa.cost.memory.unsplit_rests import UnsplitRests
+from mofa.cost.memory.unsplit_remainders import UnsplitRemainders
 from mofa.cost.memory.watchdog_held import watchdog_held_bytes
 from mofa.cost.rows import Rows
 
@@ -68,7 +68,7 @@ class CandidateMemory:
         self.activations = of_layers + self.ends_saved
         self.shelved, self.let_go = watchdog_held_bytes(rows), freed_input_bytes(rows)
         self.all: list[PeakInstant] = []
-        self.rests: UnsplitRests | None = None
+        self.rests: UnsplitRemainders | None = None
 
     def add(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
@@ -106,14 +106,14 @@ class CandidateMemory:
         at_end = self.all[-1].total - self.rows.static.step_scratch[self.rows.grid_index]
         return np.asarray(np.maximum(most - at_end, 0.0))
 
-    def hold_rests(self, rests: UnsplitRests) -> None:
+    def hold_unsplit_remainders(self, rests: UnsplitRemainders) -> None:
         """Add to all instants what the allocator left whole."""
         self.rests = rests
         for candidate in self.all:
             candidate.total[:] += rests.params + rests.states
         self.all[-1].total[:] += rests.step_scratch
 
-    def outside_gradients(self) -> ArrayN:
+    def largest_without_gradients(self) -> ArrayN:
         """The most alive that is no gradient, nor waits for its sum over replicas. (n, R) [B]"""
         return np.asarray(np.maximum.reduce([self._without_gradients(candidate) for candidate in self.all]))
 
@@ -159,7 +159,7 @@ class CandidateMemory:
         if self.rests is not None:
             out[place["parameters"]] += self.rests.params[rows_at, stage]
             out[place["optimizer_states"]] += self.rests.states[rows_at, stage]
-        activations, in_flight = self.activations[rows_at, stage], saved_by_kind(rows, rows_at, stage)
+        activations, in_flight = self.activations[rows_at, stage], saved_in_flight_by_kind(rows, rows_at, stage)
         for i in sorted(set(instant.tolist())):
             candidate, chosen = self.all[i], np.flatnonzero(instant == i)
             where = rows_at[chosen], stage[chosen]

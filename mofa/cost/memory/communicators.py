@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import per_combination
+from mofa.blocks.elementwise import over_combinations
 from mofa.blocks.tp_overlap import user_buffer_bytes
 from mofa.cost.amax_reductions import reduces_amaxes
-from mofa.cost.kernels.topology import Group, nested_group, stacked_groups
+from mofa.cost.kernels.topology import ProcessGroup, nested_group, stacked_groups
 from mofa.cost.rows import Rows
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.hardware import ClusterSpec, CommunicatorSpec
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.hardware import ClusterSpec, CommunicatorMemorySpec
+from mofa.specs.shared_facts import load_shared_facts
 from mofa.specs.strategy import CP_KINDS
 
 ArrayN = NDArray[np.float64]
@@ -51,7 +51,7 @@ class PipelineLinks(NamedTuple):
 class _Used(NamedTuple):
     """What a rank's communicators of one kind of group do, None where none does; (n, 1) or (n, R) each."""
 
-    group: Group
+    group: ProcessGroup
     collectives: BoolN | None = None
     """Whether a communicator runs collectives."""
     peers: IntN | None = None
@@ -60,7 +60,7 @@ class _Used(NamedTuple):
     """Communicators that do nothing but sends."""
 
 
-def communicators_of(rows: Rows) -> ArrayN:
+def communicator_bytes_of_stages(rows: Rows) -> ArrayN:
     """Device memory of the communicators of candidates of one pp x vpp on every stage that is shown, and of Transformer
     Engine's user buffers, through which it communicates. (n, R) [B]"""
     stages = rows.stage_layers.stages
@@ -73,7 +73,7 @@ def communicators_of(rows: Rows) -> ArrayN:
         reduces_amaxes(rows.workload),
     )  # fmt: skip
     context = rows.costs.context
-    user_buffers = per_combination(user_buffer_bytes(context), rows.costs.machine.num_k)[rows.k]
+    user_buffers = over_combinations(user_buffer_bytes(context), rows.costs.machine.num_k)[rows.k]
     return np.asarray(sizes[rows.grid_index] + user_buffers[:, None])
 
 
@@ -97,7 +97,7 @@ def pipeline_links(wraps_around: bool, pp: int, rank_with_head: int, shown_stage
 
 
 def communicator_bytes(
-    groups: dict[str, Group], cluster: ClusterSpec, framework: FrameworkSpec, experts: bool, zero: IntN,
+    groups: dict[str, ProcessGroup], cluster: ClusterSpec, framework: FrameworkSpec, experts: bool, zero: IntN,
     pipeline: PipelineLinks, cp_kind: IntN | int = 0, amaxes: bool = False,
 ) -> ArrayN:  # fmt: skip
     """Device memory of all communicators of the ranks of a pipeline. (n, R) [B]
@@ -142,13 +142,13 @@ def communicator_bytes(
             total = total + _peer_bytes(group.group, group.peers, spec)
             sends = sends | (group.peers > 0)
     if experts and framework.dispatcher == "deepep":
-        total = total + np.where(_ranks(groups["ep"]) > 1, load_shared().libraries.deepep_buffer.value, 0.0)
+        total = total + np.where(_ranks(groups["ep"]) > 1, load_shared_facts().libraries.deepep_buffer.value, 0.0)
     once = np.where(total > 0, spec.library_bytes.value if spec.library_bytes else 0.0, 0.0)
     once = once + np.where(sends, spec.first_send_bytes.value if spec.first_send_bytes else 0.0, 0.0)
     return np.asarray(total + once + np.where(world > 1, spec.first_bytes.value, 0.0))
 
 
-def _torchtitan(groups: dict[str, Group], experts: bool, pipeline: PipelineLinks) -> list[_Used]:
+def _torchtitan(groups: dict[str, ProcessGroup], experts: bool, pipeline: PipelineLinks) -> list[_Used]:
     """Communicators of PyTorch's meshes (torchtitan, distributed/parallel_dims.py).
 
     A dimension of one rank has none, and one of all ranks is the world's own (torch, distributed/device_mesh.py,
@@ -179,7 +179,7 @@ def _torchtitan(groups: dict[str, Group], experts: bool, pipeline: PipelineLinks
 
 
 def _megatron(
-    groups: dict[str, Group],
+    groups: dict[str, ProcessGroup],
     framework: FrameworkSpec,
     experts: bool,
     zero: IntN,
@@ -224,7 +224,7 @@ def _megatron(
     return used
 
 
-def _context_parallel(group: Group, cp_kind: IntN) -> _Used:
+def _context_parallel(group: ProcessGroup, cp_kind: IntN) -> _Used:
     """What Transformer Engine's attention makes of the context-parallel group (context_parallel.py, 2.20.2).
 
     All-gather runs collectives; all-to-all sends to every rank directly. A ring of two sends in a batch, which the
@@ -238,7 +238,7 @@ def _context_parallel(group: Group, cp_kind: IntN) -> _Used:
     return _Used(group, np.asarray(gathers & (others > 0)), peers, bare)
 
 
-def _eager(groups: dict[str, Group], pipeline: PipelineLinks) -> list[_Used]:
+def _eager(groups: dict[str, ProcessGroup], pipeline: PipelineLinks) -> list[_Used]:
     """Communicators that are made with their groups, where ``init_process_group`` is given a device.
 
     All groups of ``initialize_model_parallel`` (megatron_core 0.16.1, parallel_state.py) with one instance of the
@@ -252,7 +252,7 @@ def _eager(groups: dict[str, Group], pipeline: PipelineLinks) -> list[_Used]:
     own += [groups["tp_dp_cp"], joined[0], groups["tp_cp"]]
     own += [groups["ep"], groups["etp"], groups["etp_ep"], joined[1], groups["edp"], groups["world"]]
     ones = np.ones_like(groups["tp"].size)
-    alone = Group(ones, ones, ones)
+    alone = ProcessGroup(ones, ones, ones)
     made = [
         *((group, everywhere) for group in own), (groups["embd"], pipeline.is_end[None]),
         (alone, pipeline.is_first[None]),
@@ -271,12 +271,12 @@ def _connected(used: _Used) -> _Used:
     return _Used(used.group, rings, used.peers, -rings.astype(np.int64))
 
 
-def _ranks(group: Group) -> IntN:
+def _ranks(group: ProcessGroup) -> IntN:
     """Ranks of a group, as a column beside those of a pipeline. (n, 1)"""
     return np.reshape(group.size, (-1, 1))
 
 
-def _group_bytes(group: Group, spec: CommunicatorSpec) -> ArrayN:
+def _group_bytes(group: ProcessGroup, spec: CommunicatorMemorySpec) -> ArrayN:
     """Device memory of a communicator for collectives, by where its ranks are; of the group's shape. [B]"""
     inside = spec.per_group_bytes
     spanning, remote = spec.per_spanning_group_bytes or inside, spec.per_remote_group_bytes or inside
@@ -286,7 +286,7 @@ def _group_bytes(group: Group, spec: CommunicatorSpec) -> ArrayN:
     return np.asarray(np.where(group.size > 1, several, alone.value))
 
 
-def _peer_bytes(group: Group, peers: IntN, spec: CommunicatorSpec) -> ArrayN:
+def _peer_bytes(group: ProcessGroup, peers: IntN, spec: CommunicatorMemorySpec) -> ArrayN:
     """Device memory of the connections to ranks that are sent to directly. (n, R) [B]"""
     near = np.minimum(peers, np.reshape(group.ranks_per_domain, (-1, 1)) - 1)
     mapped = np.where(group.crosses_domains[:, None], np.minimum(near, MEASURED_PEERS), near)

@@ -18,7 +18,7 @@ from mofa.blocks.op import Tape
 from mofa.blocks.tapes import layer_label
 from mofa.cost.memory.in_flight import WALKED_ROUNDS, layers_behind_last_by_mode
 from mofa.cost.rows import Rows
-from mofa.schedules import Runtime, order_of
+from mofa.schedules import Runtime, computation_order_of
 from mofa.schedules.interleaved import micro_batches_per_round
 
 ArrayN = NDArray[np.float64]
@@ -52,7 +52,7 @@ def _computations(
     >>> found.sorts
     [(0, 0, 1), (1, 0, 0)]
     """
-    order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
+    order = computation_order_of(schedule, runtime, pp, vpp, num_micro_batches)
     flying, lingers = [0] * vpp, [1] * vpp
     seen: dict[tuple[int, int, int], dict[tuple[int, ...], None]] = {}
     begun: list[int] = []
@@ -77,7 +77,7 @@ def _most(much: ArrayN) -> ArrayN:
     return np.asarray(much[covers.sum(axis=0) == 1])
 
 
-class Retention:
+class RetainedBytes:
     """How much more is alive at the instants of candidates than their micro-batches in flight keep; falsy for none.
 
     Of those candidates alone of which anything lingers: p of n.

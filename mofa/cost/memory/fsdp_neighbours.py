@@ -9,31 +9,31 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.memory.fsdp_root import gathers_ends
+from mofa.cost.memory.fsdp_root import gathers_model_ends_separately
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
 
 ArrayN = NDArray[np.float64]
 
 
-def gathered_embedding_swap_bytes(rows: Rows, kind: int) -> ArrayN | float:
+def first_block_extra_gathered_bytes(rows: Rows, kind: int) -> ArrayN | float:
     """What the backward of the model's first block holds more than one in the middle: the embedding's gathered weights
     in place of a block's, less than nothing where the embedding is the smaller.
 
     Nothing where that block is of another kind. (n, 1) [B]
     """
-    if not gathers_ends(rows) or rows.stage_layers.stages.layers[0][0][0] != kind:
+    if not gathers_model_ends_separately(rows) or rows.stage_layers.stages.layers[0][0][0] != kind:
         return 0.0
     more = 2.0 * (embedding_params(rows.workload.model) / rows.grids.tp - _own_params(rows, kind))
     gathered = np.where(rows.shards.dense_ranks[:, 0] > 1, more, 0.0)
     return np.asarray(gathered[rows.grid_index, None])
 
 
-def reduced_head_swap_bytes(rows: Rows, kind: int) -> ArrayN | float:
+def last_block_extra_gradient_bytes(rows: Rows, kind: int) -> ArrayN | float:
     """What the backward of the model's last block holds more than one in the middle: the head's gradients on their way
     in place of a block's. Nothing where that block is of another kind, or where its experts are reduced by themselves,
     midway. (n, 1) [B]"""
-    if not gathers_ends(rows) or rows.stage_layers.stages.layers[-1][-1][-1] != kind:
+    if not gathers_model_ends_separately(rows) or rows.stage_layers.stages.layers[-1][-1][-1] != kind:
         return 0.0
     model, width = rows.workload.model, rows.framework.reduced_bytes_per_param
     more = width * (model.vocab * model.hidden / rows.grids.tp + model.hidden - _own_params(rows, kind))

@@ -6,20 +6,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import per_combination
-from mofa.blocks.frameworks.megatron.transformer_engine import vocab_per_rank
+from mofa.blocks.elementwise import over_combinations
+from mofa.blocks.frameworks.megatron.transformer_engine import padded_vocab_per_rank
 from mofa.cost.rank_rules import head_gradient_waits_for_embedding
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
 
 
-def root_holds_ends(rows: Rows) -> bool:
+def keeps_model_ends_gathered(rows: Rows) -> bool:
     """Whether the embedding and the head stay gathered from the lookup to its backward."""
     return not rows.framework.ends_apart and rows.mode.precision == "mixed" and not rows.mode.pipelined
 
 
-def gathers_ends(rows: Rows) -> bool:
+def gathers_model_ends_separately(rows: Rows) -> bool:
     """Whether FSDP gathers the embedding and the head as groups of their own, anew for a backward."""
     fw = rows.framework
     return rows.mode.precision == "mixed" and not rows.mode.pipelined and fw.shards_params and fw.ends_apart
@@ -27,7 +27,7 @@ def gathers_ends(rows: Rows) -> bool:
 
 def root_gathered_bytes(rows: Rows) -> ArrayN | float:
     """What the root has gathered, there while the layers keep what they do. (n, R) [B]"""
-    if not root_holds_ends(rows):
+    if not keeps_model_ends_gathered(rows):
         return 0.0
     return np.asarray(rows.costs.embedding.memory.saved[rows.k][:, None] * rows.is_first)
 
@@ -36,7 +36,7 @@ def waiting_head_gradient_bytes(rows: Rows) -> ArrayN | float:
     """The head's 16-bit gradients that wait while the layers go back: for the root's reduction, or for the embedding's
     of the same weight. (n, 1) [B]"""
     model = rows.workload.model
-    if root_holds_ends(rows):
+    if keeps_model_ends_gathered(rows):
         return np.asarray(2.0 * model.vocab * model.hidden / rows.table.tp)[:, None]
     return tied_head_gradient_bytes(rows)
 
@@ -45,5 +45,5 @@ def tied_head_gradient_bytes(rows: Rows) -> ArrayN | float:
     """The head's 16-bit gradient while it waits for the embedding's. (n, 1) [B]"""
     if not head_gradient_waits_for_embedding(rows):
         return 0.0
-    nbytes = 2.0 * np.asarray(vocab_per_rank(rows.costs.context)) * rows.workload.model.hidden
-    return per_combination(nbytes, rows.costs.machine.num_k)[rows.k][:, None]
+    nbytes = 2.0 * np.asarray(padded_vocab_per_rank(rows.costs.context)) * rows.workload.model.hidden
+    return over_combinations(nbytes, rows.costs.machine.num_k)[rows.k][:, None]

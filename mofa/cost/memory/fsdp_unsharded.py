@@ -25,7 +25,7 @@ def gathered_bytes_and_unreduced_share(rows: Rows, grads: ArrayN) -> tuple[Array
     return shards.unsharded(2.0)[grid], shards.sharded(each)[grid] / np.maximum(grads, 1.0)
 
 
-def reduction_bytes(rows: Rows) -> ArrayN:
+def chunk_reduction_bytes(rows: Rows) -> ArrayN:
     """What reducing a chunk's gradients takes at most beside all of its gathered weights and whole gradients.
 
     Its groups are reduced one after the other: a group's weights go and the fp32 buffer that is sent comes. Of those

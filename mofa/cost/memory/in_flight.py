@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory
 from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD, gathered_bytes_and_unreduced_share
-from mofa.cost.rank_rules import reduces_by_chunk
+from mofa.cost.rank_rules import reduces_gradients_by_chunk
 from mofa.cost.rows import Rows
-from mofa.schedules import Runtime, order_of
+from mofa.schedules import Runtime, computation_order_of
 from mofa.schedules.interleaved import micro_batches_per_round
 
 ArrayN = NDArray[np.float64]
@@ -36,7 +36,7 @@ KINDS = ("F", "B", "W", "R")
 
 
 @dataclass(frozen=True)
-class RankInFlight:
+class InFlightMoments:
     """Moments of each rank, padded by its last: the chunk that computes (ranks, moments), micro-batches in flight,
     which chunks have gradients, micro-batches whose weights' gradients are put off, which chunks' weights are away and
     whose gradients are reduced (ranks, moments, vpp), whether the chunk's own gradients come now, and whether its
@@ -53,10 +53,10 @@ class RankInFlight:
 
 
 @lru_cache(maxsize=MOST_ORDERS)
-def rank_in_flight(
+def in_flight_moments(
     schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, kind: str, unshards: bool = False,
     ranks: tuple[int, ...] | None = None,
-) -> RankInFlight:  # fmt: skip
+) -> InFlightMoments:  # fmt: skip
     """The moments of forwards (``kind`` F), of backwards (B), whole or by inputs, of backwards by weights (W), or of
     reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one; on some
     ``ranks``, all where absent.
@@ -65,14 +65,14 @@ def rank_in_flight(
     --------
     Rank 0 of two in 1F1B: of the second forward on two are in flight, first without gradients, later with them.
 
-    >>> backward = rank_in_flight("1f1b", "pytorch", 2, 1, 4, "B")
+    >>> backward = in_flight_moments("1f1b", "pytorch", 2, 1, 4, "B")
     >>> backward.in_flight[0, :, 0], backward.has_gradients[0, :, 0]
     (array([2., 2.]), array([0., 1.]))
     """
     known = _known_states(schedule, runtime, pp, vpp, num_micro_batches, unshards)
     asked = range(pp) if ranks is None else ranks
     if not known.keys() >= set(asked):
-        order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
+        order = computation_order_of(schedule, runtime, pp, vpp, num_micro_batches)
         for r in asked:
             if r not in known:
                 computations = [(a.effective_kind or "", order.chunk_of(a.stage)) for a in order.ranks[r]]
@@ -86,7 +86,7 @@ def rank_in_flight(
     ], dtype=float)  # fmt: skip
     flying, begun, waiting, away, reduced = (full[:, :, 1 + i * vpp : 1 + (i + 1) * vpp] for i in range(5))
     chunk, first, split = full[:, :, 0].astype(np.intp), full[:, :, -2] > 0, full[:, :, -1] > 0
-    return RankInFlight(chunk, flying, begun, waiting, away, reduced, first, split)
+    return InFlightMoments(chunk, flying, begun, waiting, away, reduced, first, split)
 
 
 _Each = tuple[int, ...]
@@ -97,7 +97,7 @@ are put off."""
 
 @lru_cache(maxsize=MOST_ORDERS)
 def _known_states(*order: object) -> dict[int, dict[str, list[_State]]]:
-    """The moments of an order's ranks that were asked for so far, by the kinds of :func:`rank_in_flight`."""
+    """The moments of an order's ranks that were asked for so far, by the kinds of :func:`in_flight_moments`."""
     return {}
 
 
@@ -156,7 +156,7 @@ def layers_behind_last_by_mode(rows: Rows) -> ArrayN:
     out = np.zeros((len(lay.fully_recomputed_by_chunk), kinds, 2, kinds, 2, len(shown), stages.vpp))
     for first in given.tolist():
         spec, layers = table.recompute_modes[int(table.recompute[first])], int(table.recompute_layers[first])
-        recomputed = stages.recomputed(spec, layers)
+        recomputed = stages.recomputed_layers(spec, layers)
         for r, stage in enumerate(shown.tolist()):
             for c, chunk in enumerate(stages.layers[stage]):
                 layers_seen = list(zip(chunk, map(int, recomputed[stage][c]), strict=True))
@@ -200,7 +200,7 @@ class _Moments(NamedTuple):
         return by_chunk.reshape(len(by_chunk), -1).take(self.place, axis=1)
 
 
-class InFlight:
+class InFlightMemory:
     """The moments of candidates of one pp x vpp, and what is alive at them."""
 
     def __init__(self, rows: Rows, grads: ArrayN, whole_table: ArrayN) -> None:
@@ -208,7 +208,7 @@ class InFlight:
         (n, R) each [B]"""
         lay, stages = rows.stage_layers, rows.stage_layers.stages
         self.rows, self.grads = rows, grads
-        self.reduces_by_chunk = reduces_by_chunk(rows)
+        self.reduces_by_chunk = reduces_gradients_by_chunk(rows)
         self.copies, self.reduced = gathered_bytes_and_unreduced_share(rows, grads)
         plain, full = rows.in_base_and_full_mode(rows.layers.saved)
         per_micro_batch = np.einsum("krc,nk->nrc", stages.layer_counts[:, lay.shown.shown_stages], plain)
@@ -374,7 +374,7 @@ class InFlight:
         Parameters
         ----------
         kind
-            Of forwards, backwards, backwards by weights or reductions, as :func:`rank_in_flight` has it.
+            Of forwards, backwards, backwards by weights or reductions, as :func:`in_flight_moments` has it.
         gone
             What of the chunk at hand is not kept then; infinite where a chunk has no such op. (n, R, vpp) [B]
         ended
@@ -412,7 +412,7 @@ class InFlight:
     def _moments(self, kind: str, ended: bool, num_micro_batches: int, of_length: NDArray[np.intp]) -> _Moments:
         rows, lay = self.rows, self.rows.stage_layers
         vpp, ranks = lay.stages.vpp, tuple(lay.shown.shown_stages.tolist())
-        states = rank_in_flight(
+        states = in_flight_moments(
             rows.schedule, rows.framework.traits.runtime, lay.stages.pp, vpp, num_micro_batches, kind,
             self.reduces_by_chunk,
             ranks,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import block_kinds
-from mofa.blocks.elementwise import per_combination
+from mofa.blocks.elementwise import over_combinations
 from mofa.blocks.tapes import layer_label
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params
@@ -47,13 +47,13 @@ def late_gradient_copies_bytes(rows: Rows) -> ArrayN:
         ops = rows.costs.tapes[layer_label(kind, mode)].backward.ops
         each = sum((op.scratch for op in ops if op.name == COPIES), 0.0)
         num_k = rows.costs.embedding.forward.total.shape[-1]
-        copied += per_combination(each, num_k)[rows.k][:, None] * number
+        copied += over_combinations(each, num_k)[rows.k][:, None] * number
     device_s, host_s = (_micro_batch_s(rows, i) for i in (0, 3))
     waiting = np.maximum(1.0 - host_s / np.maximum(device_s, 1e-12), 0.0) * rows.num_micro_batches[:, None]
     return np.asarray(copied * waiting)
 
 
-def bytes_left_free(rows: Rows) -> float:
+def bytes_free_beside_waiting_copies(rows: Rows) -> float:
     """Memory that waiting gradient copies must leave free. [B]
 
     A plan's margin; minus infinity where a graph holds a whole iteration, which must have room anyhow.
@@ -63,11 +63,16 @@ def bytes_left_free(rows: Rows) -> float:
     return float(load_residuals().memory_margin(rows.framework.graphs).value * rows.cluster.gpu.capacity_bytes.value)
 
 
-def room_bytes(rows: Rows, reserved: ArrayN, outside: ArrayN) -> ArrayN:
+def room_for_waiting_copies_bytes(rows: Rows, reserved: ArrayN, outside: ArrayN) -> ArrayN:
     """What is left for copies that wait: where there is none, the allocator waits for the device and takes theirs
     (``synchronize_and_free_events``). Closed forms leave as much more as they are off. (n, R) [B]"""
     off = load_closed_form_residuals().reserved_memory(rows.framework.name, rows.stage_layers.stages.pp).value
-    free = rows.cluster.gpu.capacity_bytes.value - bytes_left_free(rows) - outside - (1.0 + off) * reserved
+    free = (
+        rows.cluster.gpu.capacity_bytes.value
+        - bytes_free_beside_waiting_copies(rows)
+        - outside
+        - (1.0 + off) * reserved
+    )
     return np.maximum(free, 0.0)
 
 

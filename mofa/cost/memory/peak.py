@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import first_largest
-from mofa.cost.memory.communicators import communicators_of
-from mofa.cost.memory.late_gradient_copies import late_gradient_copies_bytes, room_bytes
+from mofa.blocks.elementwise import first_largest_index
+from mofa.cost.memory.communicators import communicator_bytes_of_stages
+from mofa.cost.memory.late_gradient_copies import late_gradient_copies_bytes, room_for_waiting_copies_bytes
 from mofa.cost.memory.peak_candidates import PeakCandidates
-from mofa.cost.memory.reserved import fsdp_shard_waste_bytes, native_allocator_bytes
-from mofa.cost.memory.unsplit_rests import unsplit_rests
+from mofa.cost.memory.reserved import fsdp_shard_waste_bytes, native_segment_bytes
+from mofa.cost.memory.unsplit_remainders import unsplit_remainders
 from mofa.cost.rank_rules import has_flat_buffers, shards_params
 from mofa.cost.rows import Rows
 
@@ -20,7 +20,7 @@ ArrayN = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class StageBytes:
+class StagePeakBytes:
     """Peak of each stage and at which instant it is. (n, R) [B]"""
 
     allocated: ArrayN
@@ -32,51 +32,55 @@ class StageBytes:
 
 
 @dataclass(frozen=True)
-class Peak:
+class StagePeaks:
     """Peak of each stage, which is the fullest (n,), and the names of the instants."""
 
-    stages: StageBytes
+    stages: StagePeakBytes
     fullest: NDArray[np.intp]
     names: tuple[str, ...]
 
 
-def stage_bytes(rows: Rows) -> StageBytes:
+def stage_peak_bytes(rows: Rows) -> StagePeakBytes:
     """The peak of every stage."""
     candidates = PeakCandidates(rows)
-    candidates.build()
+    candidates.add_all_candidates()
     allocated, which = candidates.largest()
     reserved = _reserved(rows, candidates, allocated)  # which has rests of its own
-    rests = unsplit_rests(rows, candidates.freed_at_step())
+    rests = unsplit_remainders(rows, candidates.freed_at_step())
     if rests is not None:
-        candidates.hold_rests(rests)
+        candidates.hold_unsplit_remainders(rests)
         allocated, which = candidates.largest()
         reserved = np.maximum(reserved, allocated)
-    comm = communicators_of(rows)
+    comm = communicator_bytes_of_stages(rows)
     outside = rows.cluster.gpu.context_bytes.value + comm
     if rows.framework.graphs.on:
-        reserved = reserved + np.minimum(late_gradient_copies_bytes(rows), room_bytes(rows, reserved, outside))
-    return StageBytes(allocated, reserved, reserved + outside, which, comm, candidates)
+        reserved = reserved + np.minimum(
+            late_gradient_copies_bytes(rows), room_for_waiting_copies_bytes(rows, reserved, outside)
+        )
+    return StagePeakBytes(allocated, reserved, reserved + outside, which, comm, candidates)
 
 
-def stage_peaks(rows: Rows) -> Peak:
+def stage_peaks(rows: Rows) -> StagePeaks:
     """The peak of every stage and which is the fullest."""
-    return fullest_of(stage_bytes(rows))
+    return peaks_with_fullest_stage(stage_peak_bytes(rows))
 
 
-def fullest_of(stages: StageBytes) -> Peak:
-    """Which stage is the fullest."""
-    return Peak(stages, first_largest(stages.device), tuple(candidate.name for candidate in stages.candidates.all))
+def peaks_with_fullest_stage(stages: StagePeakBytes) -> StagePeaks:
+    """Peaks of stages, with which of them is the fullest."""
+    return StagePeaks(
+        stages, first_largest_index(stages.device), tuple(candidate.name for candidate in stages.candidates.all)
+    )
 
 
 def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> ArrayN:
     """What the allocator holds. (n, R) [B]
 
-    - Requests are rounded; see :func:`mofa.cost.block.liveness.rounded_bytes`.
+    - Requests are rounded; see :func:`mofa.cost.block.liveness.allocator_rounded_bytes`.
     - Memory is pooled per stream. FSDP's sharded gradients live in the reduce-scatter stream's pool, which holds them
       all and what waits for sums over replicas, while the computing stream's holds the most of all else, at another
       instant. Gathered weights are in the gather stream's, at their own peaks.
     - Whole segments, of which larger tensors find none that fits
-      (:func:`mofa.cost.memory.reserved.native_allocator_bytes`). The expandable allocator maps pages instead; pages
+      (:func:`mofa.cost.memory.reserved.native_segment_bytes`). The expandable allocator maps pages instead; pages
       once mapped stay, those of the parameters that Megatron copied too.
     """
     lay, c, static = rows.stage_layers, rows.costs, rows.static
@@ -89,12 +93,12 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> Arra
     shards = shards_params(rows)
     has_own_pool = shards and not rows.mode.pipelined
     if has_own_pool:
-        allocated = candidates.outside_gradients()
+        allocated = candidates.largest_without_gradients()
         slack = slack + candidates.grads + candidates.sums
     if rows.framework.allocator != "expandable":
         if shards:  # under no pipeline the gradients' too
             slack = slack + fsdp_shard_waste_bytes(rows) * (1.0 if rows.mode.pipelined else 2.0)
-        return native_allocator_bytes(rows, candidates.largest_alive(allocated, without_gradients=has_own_pool)) + slack
+        return native_segment_bytes(rows, candidates.largest_alive(allocated, without_gradients=has_own_pool)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
         slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid_index]
     if has_flat_buffers(rows):

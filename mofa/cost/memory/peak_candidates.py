@@ -9,15 +9,19 @@ from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
 from mofa.cost.memory.candidate_memory import CandidateMemory
-from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, Retention
-from mofa.cost.memory.fsdp_neighbours import gathered_embedding_swap_bytes, reduced_head_swap_bytes
-from mofa.cost.memory.fsdp_root import gathers_ends, tied_head_gradient_bytes, waiting_head_gradient_bytes
-from mofa.cost.memory.fsdp_unsharded import gathered_bytes_and_unreduced_share, reduction_bytes
-from mofa.cost.memory.in_flight import InFlight, InFlightPeak
-from mofa.cost.memory.pinned import kept_bytes
-from mofa.cost.memory.replica_sums import waiting_sums_bytes
-from mofa.cost.memory.stage_inputs import held_input_bytes, sent_part_bytes
-from mofa.cost.optimizer import whole_embedding_gradient
+from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytes
+from mofa.cost.memory.fsdp_neighbours import first_block_extra_gathered_bytes, last_block_extra_gradient_bytes
+from mofa.cost.memory.fsdp_root import (
+    gathers_model_ends_separately,
+    tied_head_gradient_bytes,
+    waiting_head_gradient_bytes,
+)
+from mofa.cost.memory.fsdp_unsharded import chunk_reduction_bytes, gathered_bytes_and_unreduced_share
+from mofa.cost.memory.in_flight import InFlightMemory, InFlightPeak
+from mofa.cost.memory.pinned import kept_layer_bytes
+from mofa.cost.memory.replica_sums import waiting_replica_sums_bytes
+from mofa.cost.memory.stage_inputs import held_input_bytes, kept_output_part_bytes
+from mofa.cost.optimizer import embedding_gradient_extra_bytes
 from mofa.cost.rank_rules import keeps_params_gathered
 from mofa.cost.rows import Rows
 from mofa.specs.model import ModelSpec
@@ -32,12 +36,12 @@ class PeakCandidates(CandidateMemory):
     def __init__(self, rows: Rows) -> None:
         super().__init__(rows)
         self.n, self.num_shown = len(rows.table), len(rows.stage_layers.shown.shown_stages)
-        self.whole_table = whole_embedding_gradient(
+        self.whole_table = embedding_gradient_extra_bytes(
             rows.workload, rows.framework, rows.mode.precision, rows.mode.pipelined, rows.grids.tp, rows.is_first
         )[rows.grid_index]
         self.saved_plain, self.saved_full = rows.in_base_and_full_mode(rows.layers.saved)
-        self.retention = Retention(rows)
-        self.sums = waiting_sums_bytes(rows)
+        self.retention = RetainedBytes(rows)
+        self.sums = waiting_replica_sums_bytes(rows)
 
     def _layer_grads(self, kind: int, num_layers: float = 1.0) -> ArrayN:
         """Share of a stage's gradients that layers of a kind and the embedding, or the stage's last work, make.
@@ -84,7 +88,7 @@ class PeakCandidates(CandidateMemory):
             copies=copies, leftover_bytes=leftover_bytes, sums=sums, inside=direction, direction=direction,
         )  # fmt: skip
 
-    def build(self) -> None:
+    def add_all_candidates(self) -> None:
         """All instants, in the order of a step."""
         rows = self.rows
         # no backward has run when all activations are there, where so many are in flight as a step has
@@ -95,7 +99,7 @@ class PeakCandidates(CandidateMemory):
         if np.any(rows.layers.autocast_cached_bytes):
             cached = rows.sum_layers_by_stage(rows.layers.autocast_cached_bytes)
         if rows.framework.traits.has_pytorch_modules and rows.stage_layers.stages.pp > 1:
-            in_flight = InFlight(rows, self.grads, self.whole_table)
+            in_flight = InFlightMemory(rows, self.grads, self.whole_table)
             self._pipelined_layers(in_flight)
             self._pipelined_ends(in_flight)
         else:
@@ -109,7 +113,7 @@ class PeakCandidates(CandidateMemory):
         always, piped = rows.static.grads_always, lay.stages.pp > 1
         # DeepSpeed makes output and gradient whole for a backward, where ranks keep and send parts of them
         tp = np.where(rows.table.tp > 1, rows.table.tp, 0.0)[:, None]
-        received = 2.0 * sent_part_bytes(rows) * tp * bool(rows.framework.deepspeed)
+        received = 2.0 * kept_output_part_bytes(rows) * tp * bool(rows.framework.deepspeed)
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         waiting = waiting_head_gradient_bytes(rows)
@@ -130,7 +134,7 @@ class PeakCandidates(CandidateMemory):
                     "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, leftover_bytes=ahead
                 )
                 sums = self.sums * self._share_of_grads(self._end_params(head_params))
-                reduced = waiting + np.where(alone, reduced_head_swap_bytes(rows, i), 0.0)
+                reduced = waiting + np.where(alone, last_block_extra_gradient_bytes(rows, i), 0.0)
                 self.add_block(
                     "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=reduced,
                     leftover_bytes=later, sums=sums,
@@ -152,13 +156,13 @@ class PeakCandidates(CandidateMemory):
                     done = self._one_micro_batch() - own - received
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"of the first {kind} block{label}"
-                    swap = gathered_embedding_swap_bytes(rows, i) + waiting
+                    swap = first_block_extra_gathered_bytes(rows, i) + waiting
                     sums = self.sums * (1.0 - self._layer_grads(i))
                     self.add_block(
                         "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap,
                         sums=sums,
                     )  # fmt: skip
-                    if gathers_ends(rows):
+                    if gathers_model_ends_separately(rows):
                         inner = backward, mode, has & (layers > 1)
                         self._add_inner_blocks(i, label, inner, gone + own, done, waiting)
 
@@ -211,7 +215,7 @@ class PeakCandidates(CandidateMemory):
         behind = (plain * least + (after - plain) * recomputed).sum(axis=1)
         return behind, np.where(first[:, 0], in_last_chunk[:, kind] * self.saved_plain[:, kind, None], 0.0)
 
-    def _pipelined_layers(self, in_flight: InFlight) -> None:
+    def _pipelined_layers(self, in_flight: InFlightMemory) -> None:
         """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
         rows, lay = self.rows, self.rows.stage_layers
         counts = lay.stages.layer_counts[:, lay.shown.shown_stages]
@@ -249,7 +253,7 @@ class PeakCandidates(CandidateMemory):
         """What an instant is made of at such a moment."""
         return {"freed_bytes": self.activations - most.kept_bytes, "grads": most.grads, "copies": most.copies}
 
-    def _pipelined_ends(self, in_flight: InFlight) -> None:
+    def _pipelined_ends(self, in_flight: InFlightMemory) -> None:
         """The loss, the embedding's gradient, and the reduction, which frees what is gathered of a group first."""
         rows, stages = self.rows, self.rows.stage_layers.stages
         head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
@@ -266,10 +270,12 @@ class PeakCandidates(CandidateMemory):
         if rows.mode.precision != "mixed":
             return
         if in_flight.reduces_by_chunk:
-            most = in_flight.peak("R", np.zeros(on_first.shape), beside=reduction_bytes(rows))
+            most = in_flight.peak("R", np.zeros(on_first.shape), beside=chunk_reduction_bytes(rows))
             self._add_nothing("reduction of gradients", **self._alive_at(most))
             return
-        self._add_nothing("reduction of gradients", freed_bytes=None, grads=1.0, copies=reduction_bytes(rows)[:, :, 0])
+        self._add_nothing(
+            "reduction of gradients", freed_bytes=None, grads=1.0, copies=chunk_reduction_bytes(rows)[:, :, 0]
+        )
 
     def _add_nothing(
         self, name: str, *, freed_bytes: ArrayN | None, grads: ArrayN | float, copies: ArrayN | float,
@@ -294,7 +300,7 @@ class PeakCandidates(CandidateMemory):
         ):  # fmt: skip
             pass_of = FORWARD if direction == "forward" else BACKWARD
             leftover_bytes = self.retention.in_end_block(-1, pass_of) if self.retention else 0.0
-            leftover_bytes = leftover_bytes + kept_bytes(rows)
+            leftover_bytes = leftover_bytes + kept_layer_bytes(rows)
             self._add_end(
                 "loss",
                 direction,

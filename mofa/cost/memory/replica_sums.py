@@ -10,7 +10,7 @@ from mofa.cost.rows import Rows
 ArrayN = NDArray[np.float64]
 
 
-def waiting_sums_bytes(rows: Rows) -> ArrayN | float:
+def waiting_replica_sums_bytes(rows: Rows) -> ArrayN | float:
     """What the groups' reduced gradients take at a backward's end beside those of earlier micro-batches. (n, R) [B]
 
     FSDP2 holds what it sums over replicas until the end of the backward (torch/distributed/fsdp/_fully_shard/

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.liveness import BlockMemory
 from mofa.cost.memory.ring_buffers import late_ring_bytes
-from mofa.cost.optimizer import optimizer_dtype_bytes, whole_embedding_gradient
-from mofa.cost.rank_rules import has_flat_buffers, keeps_params_gathered, shards_params, shards_states
+from mofa.cost.optimizer import embedding_gradient_extra_bytes, optimizer_dtype_bytes
+from mofa.cost.rank_rules import has_flat_buffers, keeps_params_gathered, shards_optimizer_states, shards_params
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
 
@@ -27,14 +27,14 @@ SMALL, SMALL_SEGMENT, LARGE_SEGMENT, MIN_OWN, ROUND = _MIB, 2 * _MIB, 20 * _MIB,
 """PyTorch 2.11, CUDACachingAllocator.cpp: kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc, kRoundLarge. [B]"""
 
 
-def bytes_taken_of_segments(nbytes: ArrayN) -> ArrayN:
+def segment_bytes_per_block(nbytes: ArrayN) -> ArrayN:
     """What many blocks of one size take of segments, each. [B]
 
     Examples
     --------
     Two of 0.75 MiB fill a segment of 2 MiB, three of 6 MiB one of 20 MiB:
 
-    >>> [float(b) / 2**20 for b in bytes_taken_of_segments(np.array([0.75, 6.0, 11.0]) * 2**20)]
+    >>> [float(b) / 2**20 for b in segment_bytes_per_block(np.array([0.75, 6.0, 11.0]) * 2**20)]
     [1.0, 6.666666666666667, 12.0]
     """
     size = np.maximum(np.ceil(nbytes / 512.0) * 512.0, 512.0)
@@ -43,12 +43,12 @@ def bytes_taken_of_segments(nbytes: ArrayN) -> ArrayN:
     return np.asarray(np.where(size < MIN_OWN, shared, np.ceil(size / ROUND) * ROUND))
 
 
-def block_bytes(nbytes: ArrayN) -> ArrayN:
+def freed_segment_bytes(nbytes: ArrayN) -> ArrayN:
     """The free block that many of one size leave, all let go: their segment's. [B]
 
     Examples
     --------
-    >>> [float(b) / 2**20 for b in block_bytes(np.array([0.75, 6.0, 11.0]) * 2**20)]
+    >>> [float(b) / 2**20 for b in freed_segment_bytes(np.array([0.75, 6.0, 11.0]) * 2**20)]
     [2.0, 20.0, 12.0]
     """
     own = np.where(nbytes <= SMALL, SMALL_SEGMENT, np.ceil(nbytes / ROUND) * ROUND)
@@ -73,14 +73,15 @@ class LivePeaks:
     buffers: ArrayN
 
 
-def native_allocator_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
+def native_segment_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
     """What the allocator reserves of whole segments, but for what rounding and other streams add. (n, R) [B]
 
     - The loss's tensors are larger than any of a layer; those of the embedding's backward may be. They come when layers
       have taken what they need, and none of it is of use to them: see :func:`_with_loss`.
     - The tensors of a layer are cut from each other's blocks, and what is left of these is not whole when the largest
       is asked for: of that there is one more, where holes don't take the others.
-    - Megatron's start leaves holes: :func:`holes_bytes` and :func:`_beside_holes`. FSDP's groups under pipelines:
+    - Megatron's start leaves holes: :func:`megatron_start_holes_bytes` and :func:`_beside_holes`. FSDP's groups under
+    pipelines:
       :func:`_unsharded`.
     """
     bulk = _bulk(rows.costs.embedding.memory)[rows.k][:, None] * rows.is_first
@@ -97,7 +98,7 @@ def native_allocator_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
         most = np.maximum(most, alive.layers - late_states + np.maximum(large, bulk + loss))
         return np.maximum(most, alive.layers + _scratch_in_pieces(rows, alive, large))
     made = start_bytes_of_weights(rows)
-    lost, pieces = holes_bytes(rows, made, alive.overall)
+    lost, pieces = megatron_start_holes_bytes(rows, made, alive.overall)
     most, ahead = _beside_holes(rows, made, alive.buffers)
     ahead, late_freed = np.maximum(alive.forward - late_states, ahead), late_ring_bytes(rows)
     layers = alive.layers + np.maximum(pieces, widest) + bulk + late_freed
@@ -137,7 +138,7 @@ def _states_larger_than(rows: Rows, widest: ArrayN) -> ArrayN:
     for w, is_expert in enumerate(weights.expert.tolist()):
         shared = (ranks.expert_ranks if is_expert else ranks.dense_ranks)[rows.grid_index, 0] if sharded else 1.0
         state = wide * weights.params[w, rows.k] / shared
-        each = (weights.numbers[w, rows.k] * bytes_taken_of_segments(state))[:, None] * layers[w]
+        each = (weights.numbers[w, rows.k] * segment_bytes_per_block(state))[:, None] * layers[w]
         large += np.where(state[:, None] > np.maximum(widest, MIN_OWN), each, 0.0)
     return np.asarray((num_moments + beside) * large)
 
@@ -174,7 +175,7 @@ def _with_loss(
     return np.where((rows.is_head > 0) & (bulk > 0), ahead + pieces + bulk + again, -np.inf)
 
 
-def holes_bytes(rows: Rows, made: StartBytesOfWeights, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
+def megatron_start_holes_bytes(rows: Rows, made: StartBytesOfWeights, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What Megatron's start leaves, and what of it nothing can use: whole holes, or pieces of them. (n, R) each [B]
 
     Parameters are made one by one, copied into one buffer and let go: their segments, 2 bytes a parameter, are there
@@ -242,8 +243,8 @@ def _by_size(rows: Rows, made: StartBytesOfWeights) -> Iterator[tuple[ArrayN, Ar
     for size in 2.0 * rows.costs.weights.sizes[1:, rows.k[rows.first_row_of_grid]]:
         yield (
             made.sum_by_stage(np.where(made.freed_block_bytes <= size, made.freed_segment_bytes, 0.0)),
-            made.sum_by_stage(np.where(made.state > block_bytes(size), states, 0.0)),
-            made.sum_by_stage(np.where(made.freed_block_bytes / 2.0 > block_bytes(size), each, 0.0)) * share,
+            made.sum_by_stage(np.where(made.state > freed_segment_bytes(size), states, 0.0)),
+            made.sum_by_stage(np.where(made.freed_block_bytes / 2.0 > freed_segment_bytes(size), each, 0.0)) * share,
         )
 
 
@@ -283,7 +284,7 @@ def start_bytes_of_weights(rows: Rows) -> StartBytesOfWeights:
     k = rows.k[rows.first_row_of_grid]  # a weight is the same for all candidates of a grid
     number, hole = weights.numbers[:, k], 2.0 * weights.params[:, k]
     shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
-    shared = np.where(shards_states(rows), shared, 1.0)
+    shared = np.where(shards_optimizer_states(rows), shared, 1.0)
     # a rank's part of a chunk's buffer holds tensors whole, where it is no smaller than they are
     dense, expert = rows.params.max(axis=(2, 3))  # of the largest chunk: how many stages are shown is the table's
     has_experts = rows.grids.ep > 1
@@ -291,8 +292,8 @@ def start_bytes_of_weights(rows: Rows) -> StartBytesOfWeights:
     each = rows.framework.states_bytes_per_param / 6.0
     state = each * np.minimum(hole, 2.0 * buffer / shared)
     owned = number * each * hole / shared / np.maximum(state, 1.0)
-    room = number * bytes_taken_of_segments(hole) * (hole > SMALL)
-    return StartBytesOfWeights(layers, weights.kind, number, hole, room, owned, state, bytes_taken_of_segments(state))
+    room = number * segment_bytes_per_block(hole) * (hole > SMALL)
+    return StartBytesOfWeights(layers, weights.kind, number, hole, room, owned, state, segment_bytes_per_block(state))
 
 
 @dataclass(frozen=True)
@@ -315,7 +316,12 @@ def _start(made: StartBytesOfWeights, num_states: float) -> _Start:
 
     ``num_states`` counts main copy and moments. [-]
     """
-    hole, state, room, layers = block_bytes(made.freed_block_bytes), made.state, made.freed_segment_bytes, made.layers
+    hole, state, room, layers = (
+        freed_segment_bytes(made.freed_block_bytes),
+        made.state,
+        made.freed_segment_bytes,
+        made.layers,
+    )
     is_small = state <= SMALL
     needed = num_states * made.owned * made.state_segment_bytes
     large = np.zeros((hole.shape[1], layers.shape[1]))
@@ -357,9 +363,9 @@ def _unsharded(rows: Rows, alive: LivePeaks, late_states: ArrayN, bulk: ArrayN) 
     pools = pools + rows.shards.sharded(rows.framework.grads_bytes_per_param)[grid]
     largest, loss = (c.memory.largest[rows.k][:, None] for c in (costs.embedding, costs.head))
     widest = rows.largest_layer_by_stage(rows.layers.largest)
-    embedding_grads = whole_embedding_gradient(rows.workload, rows.framework, "mixed", True, table.tp, rows.is_first)[
-        grid
-    ]
+    embedding_grads = embedding_gradient_extra_bytes(
+        rows.workload, rows.framework, "mixed", True, table.tp, rows.is_first
+    )[grid]
     embedding_grads = (4.0 * end + embedding_grads) * first
     embedding_grads = np.where(embedding_grads > widest, embedding_grads, 0.0)
     displaced = bulk + embedding_grads + np.where(4.0 * end > largest, 4.0 * end, 0.0) * first
@@ -404,5 +410,5 @@ def fsdp_shard_waste_bytes(rows: Rows) -> ArrayN:
     shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
     narrow = optimizer_dtype_bytes(rows.workload, rows.mode.precision) / 4.0
     shard = narrow * rows.framework.params_bytes_per_param * weights.params[:, k] / shared
-    waste = weights.numbers[:, k] * (bytes_taken_of_segments(shard + 1.0) - shard)
+    waste = weights.numbers[:, k] * (segment_bytes_per_block(shard + 1.0) - shard)
     return np.asarray((waste.T @ layers)[rows.grid_index])

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
-from mofa.cost.memory.fsdp_root import root_gathered_bytes, root_holds_ends
-from mofa.cost.memory.stage_inputs import sent_part_bytes
+from mofa.cost.memory.fsdp_root import keeps_model_ends_gathered, root_gathered_bytes
+from mofa.cost.memory.stage_inputs import kept_output_part_bytes
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -25,7 +25,7 @@ def saved_bytes_outside_layers(rows: Rows) -> ArrayN:
         depth = rows.workload.model.num_mtp_layers
         out += depth * saved[:, None] * rows.is_prediction * rows.stage_layers.last_in_flight
     if rows.framework.deepspeed:
-        out += sent_part_bytes(rows) * rows.stage_layers.last_in_flight
+        out += kept_output_part_bytes(rows) * rows.stage_layers.last_in_flight
     return out + _loss_saved(rows) + root_gathered_bytes(rows)
 
 
@@ -37,7 +37,7 @@ def _loss_saved(rows: Rows) -> ArrayN:
     return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
 
 
-def saved_by_kind(rows: Rows, rows_at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
+def saved_in_flight_by_kind(rows: Rows, rows_at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
     """What is kept of the micro-batches in flight, by kind. (len(KINDS), len(at))"""
     lay = rows.stage_layers
     saved_kinds, k = rows.layers.saved_kinds, rows.k[rows_at]
@@ -51,8 +51,8 @@ def saved_by_kind(rows: Rows, rows_at: NDArray[np.intp], stage: NDArray[np.intp]
             saved_kinds[rows.full_mode_index[rows_at], k],
         )
     if rows.framework.deepspeed:
-        in_flight[KINDS.index("activation")] += (sent_part_bytes(rows) * lay.last_in_flight)[rows_at, stage]
-    if root_holds_ends(rows):
+        in_flight[KINDS.index("activation")] += (kept_output_part_bytes(rows) * lay.last_in_flight)[rows_at, stage]
+    if keeps_model_ends_gathered(rows):
         in_flight = in_flight + rows.is_first[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
     mtp_kinds = rows.mtp_layer_quantity("saved_kinds")
     if mtp_kinds is not None:

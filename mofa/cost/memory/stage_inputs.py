@@ -42,11 +42,11 @@ def pipeline_buffer_bytes(rows: Rows) -> ArrayN:
     if rows.framework.traits.has_pytorch_modules:
         return np.asarray(boundary * rows.num_micro_batches[:, None] * _received(rows))
     if rows.framework.deepspeed:  # what a gradient is received in, of which a rank has its part
-        return sent_part_bytes(rows)
+        return kept_output_part_bytes(rows)
     return held_input_bytes(rows)[0]
 
 
-def sent_part_bytes(rows: Rows) -> ArrayN:
+def kept_output_part_bytes(rows: Rows) -> ArrayN:
     """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
     return np.asarray(
         (rows.costs.stage_boundary_bytes[rows.k] / rows.table.tp)[:, None] * rows.stage_layers.sends[:, -1]

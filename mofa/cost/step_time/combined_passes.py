@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import layer_kind
-from mofa.cost.block.host_clock import Clocks
-from mofa.cost.block.tape_clock import EXPOSED, PhaseTime
+from mofa.cost.block.host_clock import ClockAdvance
+from mofa.cost.block.tape_clock import EXPOSED, TapeTime
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.micro_batch import HostBound
-from mofa.schedules import order_of
-from mofa.schedules.combined import pairs_of
+from mofa.cost.step_time.micro_batch import HostBoundPasses
+from mofa.schedules import computation_order_of
+from mofa.schedules.combined import backward_beside_each_forward
 
 ArrayN = NDArray[np.float64]
 _HOST = EXPOSED.index("host_idle")
@@ -39,10 +39,10 @@ class PairedPasses:
     saved_s: ArrayN
     exposed_s: ArrayN
     hidden_s: ArrayN
-    clocks: Clocks
+    clocks: ClockAdvance
     num_pairs: ArrayN
 
-    def of_step(self, by_pair: ArrayN, position: NDArray[np.intp]) -> ArrayN:
+    def sum_over_step(self, by_pair: ArrayN, position: NDArray[np.intp]) -> ArrayN:
         """Something of pairs summed over the step of the rank at ``position`` of each row. (n, parts)"""
         rows = np.arange(len(position))
         return np.asarray(np.einsum("nfb,nfbp->np", self.num_pairs[rows, position], by_pair[rows, position]))
@@ -52,17 +52,17 @@ class PairedPasses:
         """What a step of each rank takes less. (n, R) [s]"""
         return np.asarray((self.num_pairs * self.saved_s).sum(axis=(2, 3)))
 
-    def single_stage_s(self, passes: HostBound, num_micro_batches: ArrayN) -> ArrayN:
+    def single_stage_s(self, passes: HostBoundPasses, num_micro_batches: ArrayN) -> ArrayN:
         """A step's passes on a single stage, whose clocks begin together: a forward, pairs, a backward. (n,) [s]"""
-        pair = Clocks(*(part[:, 0, 0, 0] for part in np.broadcast_arrays(*self.clocks)))
+        pair = ClockAdvance(*(part[:, 0, 0, 0] for part in np.broadcast_arrays(*self.clocks)))
         forward, backward = (
-            Clocks(*(part[:, 0, 0] for part in np.broadcast_arrays(*clocks))) for clocks in passes.with_full_queue
+            ClockAdvance(*(part[:, 0, 0] for part in np.broadcast_arrays(*clocks))) for clocks in passes.with_full_queue
         )
         step = forward.followed_by(pair.repeated(num_micro_batches - 1.0)).followed_by(backward)
         return np.maximum(step.device_s, step.device_behind_host_s)
 
 
-def paired_passes(rows: Rows, passes: HostBound | None) -> PairedPasses | None:
+def paired_passes(rows: Rows, passes: HostBoundPasses | None) -> PairedPasses | None:
     """The pairs of rows, whose passes by themselves are given for all; None where their schedule runs none."""
     if not rows.schedule_record.pairs_passes or passes is None:
         return None
@@ -130,10 +130,10 @@ class _LayersOfPairs:
         return cls(paired, forward, backward)
 
 
-def _clocks(rows: Rows, layers: _LayersOfPairs) -> Clocks:
+def _clocks(rows: Rows, layers: _LayersOfPairs) -> ClockAdvance:
     """Both clocks of a forward of each chunk beside a backward of each. (n, R, vpp, vpp)"""
     passed = [
-        Clocks(*(part[rows.k][:, None, None, None] for part in phase)).repeated(count)
+        ClockAdvance(*(part[rows.k][:, None, None, None] for part in phase)).repeated(count)
         for phase, count in _ends(rows, layers, ahead=True)
     ]
     costs, mode = rows.costs, rows.base_mode_index
@@ -147,15 +147,15 @@ def _clocks(rows: Rows, layers: _LayersOfPairs) -> Clocks:
         alone = grid[mode, rows.k]
         passed += [_repeated(alone[:, kind], counts[..., kind]) for kind in range(counts.shape[-1])]
     passed += [
-        Clocks(*(part[rows.k][:, None, None, None] for part in phase)).repeated(count)
+        ClockAdvance(*(part[rows.k][:, None, None, None] for part in phase)).repeated(count)
         for phase, count in _ends(rows, layers, ahead=False)
     ]
-    return reduce(Clocks.followed_by, [piece.through_queue() for piece in passed])
+    return reduce(ClockAdvance.followed_by, [piece.through_queue() for piece in passed])
 
 
-def _repeated(clocks: ArrayN, count: ArrayN) -> Clocks:
+def _repeated(clocks: ArrayN, count: ArrayN) -> ClockAdvance:
     """Something of rows as often as there are layers of it in each pair. (n, 5), (R, vpp, vpp)"""
-    return Clocks(*clocks.T[:, :, None, None, None]).repeated(count)
+    return ClockAdvance(*clocks.T[:, :, None, None, None]).repeated(count)
 
 
 def _ends(rows: Rows, layers: _LayersOfPairs, *, ahead: bool) -> Iterator[tuple[ArrayN, ArrayN]]:
@@ -166,7 +166,7 @@ def _ends(rows: Rows, layers: _LayersOfPairs, *, ahead: bool) -> Iterator[tuple[
     first[0, 0], last[lay.head_position, -1], entry[lay.prediction_position, -1] = 1.0, 1.0 + depth, depth
     shape = layers.paired.shape[:3]
 
-    def times(phase: PhaseTime, count: ArrayN, *, of_backward: bool) -> tuple[ArrayN, ArrayN]:
+    def times(phase: TapeTime, count: ArrayN, *, of_backward: bool) -> tuple[ArrayN, ArrayN]:
         return phase.clocks, np.broadcast_to(count[:, None] if of_backward else count[:, :, None], shape)
 
     if ahead:
@@ -189,8 +189,8 @@ def _pairs_of_ranks(schedule: str, pp: int, vpp: int, num_micro_batches: int) ->
     if pp == 1:
         out[0, 0, 0] = num_micro_batches - 1
         return out
-    order = order_of(schedule, "megatron", pp, vpp, num_micro_batches)
+    order = computation_order_of(schedule, "megatron", pp, vpp, num_micro_batches)
     for r, actions in enumerate(order.ranks):
-        for forward, backward in pairs_of(actions).items():
+        for forward, backward in backward_beside_each_forward(actions).items():
             out[r, order.chunk_of(forward.stage), order.chunk_of(backward.stage)] += 1
     return out

@@ -56,7 +56,8 @@ def longest_path(
     rows
         The row of ``durations`` that each node takes. (N,)
     durations, hosts
-        As :meth:`mofa.cost.step_time.critical_path.Durations.seconds_by_level_node` and ``host_tables`` have them.
+        As :meth:`mofa.cost.step_time.critical_path.ComputationDurations.seconds_by_level_node` and ``host_tables`` have
+        them.
     """
     num_plans = durations.shape[1]
     arrays = [np.ascontiguousarray(array, dtype=np.float64) for array in (durations, *(hosts or ()))]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.host_clock import NEVER, Clocks
+from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.step_time import compiled_path
-from mofa.cost.step_time.dependency_levels import DependencyLevels, Once, levels_of
+from mofa.cost.step_time.dependency_levels import DependencyLevels, Once, dependency_levels_of
 from mofa.schedules import SCHEDULES, Runtime
 from mofa.schedules.interleaved import micro_batches_per_round
 
@@ -53,7 +53,7 @@ class DataParallelOncePerStep:
 
 
 @dataclass(frozen=True)
-class Durations:
+class ComputationDurations:
     """What computations and hand-overs take.
 
     ``forward_s`` and ``backward_s`` are of one micro-batch on each chunk of each rank, or of those ranks that differ.
@@ -73,16 +73,16 @@ class Durations:
     hop_s: ArrayN
     slowdown: float = 0.0
     once: DataParallelOncePerStep | None = None
-    host: tuple[Clocks, ...] | None = None
-    first_forward: Clocks | None = None
-    pairs: Clocks | None = None
+    host: tuple[ClockAdvance, ...] | None = None
+    first_forward: ClockAdvance | None = None
+    pairs: ClockAdvance | None = None
     """Both clocks of a forward of each chunk (third axis) and a backward of each (fourth) that run as one, where a
     schedule has such pairs. (n, R, vpp, vpp) [s]"""
 
-    def select_plans(self, index: IntA, host: tuple[Clocks, ...]) -> Durations:
+    def select_plans(self, index: IntA, host: tuple[ClockAdvance, ...]) -> ComputationDurations:
         """Those of some plans, with the clocks of their hosts."""
         once = None if self.once is None else self.once.select_plans(index)
-        return Durations(
+        return ComputationDurations(
             self.forward_s[index],
             self.backward_s[index],
             self.weights_s[index],
@@ -90,7 +90,9 @@ class Durations:
             self.slowdown,
             once,
             host,
-            pairs=None if self.pairs is None else Clocks(*(part[index] for part in np.broadcast_arrays(*self.pairs))),
+            pairs=None
+            if self.pairs is None
+            else ClockAdvance(*(part[index] for part in np.broadcast_arrays(*self.pairs))),
         )
 
     def seconds_by_level_node(self, schedule: str) -> ArrayN:
@@ -154,7 +156,7 @@ def _of_pairs(by_pair: ArrayN) -> ArrayN:
 
 
 def critical_path_s(
-    plan: tuple[str, Runtime, int, int], given: Durations, num_micro_batches: IntN, *, of: IntA | None = None
+    plan: tuple[str, Runtime, int, int], given: ComputationDurations, num_micro_batches: IntN, *, of: IntA | None = None
 ) -> ArrayN:
     """Time of a schedule, from the first forward to the end of the last backward.
 
@@ -184,7 +186,7 @@ def critical_path_s(
     Even chunks: ``m t + (pp - 1) t / vpp`` (Narayanan et al. 2021, arXiv 2104.04473, section 2.2), with m of 8 and 800:
 
     >>> f = np.ones((2, 4, 2))
-    >>> given = Durations(f, 2 * f, f, np.zeros(2))
+    >>> given = ComputationDurations(f, 2 * f, f, np.zeros(2))
     >>> critical_path_s(("interleaved", "megatron", 4, 2), given, np.array([8, 800]))
     array([  57., 4809.])
     """
@@ -192,7 +194,7 @@ def critical_path_s(
 
 
 def critical_path_and_host_waits_s(
-    plan: tuple[str, Runtime, int, int], given: Durations, num_micro_batches: IntN, *, of: IntA | None = None
+    plan: tuple[str, Runtime, int, int], given: ComputationDurations, num_micro_batches: IntN, *, of: IntA | None = None
 ) -> tuple[ArrayN, ArrayN]:
     """As :func:`critical_path_s`, (n,), and what the device of each rank waits for its own host, (n, pp). [s]
 
@@ -220,7 +222,7 @@ def critical_path_and_host_waits_s(
     kind_of = kind.ravel()[inverse]
     for which, (walked, each) in enumerate(kinds.T.tolist()):
         plans_alike = np.flatnonzero(kind_of == which)
-        walk = levels_of(*plan, walked, each, once)
+        walk = dependency_levels_of(*plan, walked, each, once)
         step = max(1, _AT_ONCE // walk.size)
         for start in range(0, len(plans_alike), step):
             some = plans_alike[start : start + step]
@@ -229,7 +231,7 @@ def critical_path_and_host_waits_s(
             total[some], period, (waited_s[:, some], each_waited_s) = _walk(walk, rows, now, hosts)
             behind = (num_micro_batches[some] - walked) / each
             if queued and np.any(behind):  # on one stream for all its sends and receives a rank's own rounds differ
-                fewer = levels_of(*plan, walked - each, each, once)
+                fewer = dependency_levels_of(*plan, walked - each, each, once)
                 fewer_s, _, (fewer_waited_s, _) = _walk(fewer, rows, now, hosts)
                 period, each_waited_s = total[some] - fewer_s, waited_s[:, some] - fewer_waited_s
             if given.host is not None and np.any(behind):
@@ -240,7 +242,7 @@ def critical_path_and_host_waits_s(
 
 
 def _steady_waits_s(
-    host: tuple[Clocks, ...], like: IntA, some: IntN, each: int, period_s: ArrayN, walked_s: ArrayN
+    host: tuple[ClockAdvance, ...], like: IntA, some: IntN, each: int, period_s: ArrayN, walked_s: ArrayN
 ) -> ArrayN:
     """What the device of each rank waits for its own host in a round that is left out. (pp, some) [s]
 
@@ -248,7 +250,7 @@ def _steady_waits_s(
     where it issues a round in less than one takes. Where it does not, its lead is gone sooner or later, and the device
     waits whenever it does not compute.
     """
-    parts = [Clocks(*(part[some] for part in clocks[:4])) for clocks in host]
+    parts = [ClockAdvance(*(part[some] for part in clocks[:4])) for clocks in host]
     issued_s, computed_s = (
         each * np.sum([getattr(clocks, name) for clocks in parts], axis=0).sum(axis=2)[:, like].T
         for name in ("host_s", "device_s")
@@ -266,7 +268,7 @@ def _per_round(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> 
     return np.array([micro_batches_per_round(pp, num) if in_rounds else pp for num in num_micro_batches.tolist()])
 
 
-def may_be_too_low(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> NDArray[np.bool_]:
+def path_may_be_too_low(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> NDArray[np.bool_]:
     """Whether :func:`critical_path_s` may be below the computing of the longest path, as it leaves rounds out. (n,)
 
     Sends and receives that PyTorch queues on one stream make a rank's own rounds differ, so that what a round adds to

@@ -9,26 +9,26 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import row_max
 from mofa.blocks.work import CollectiveKind
-from mofa.cost.block.host_clock import Clocks
+from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import memory_bound_rate
-from mofa.cost.kernels.topology import Group, stacked_groups
+from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
 from mofa.cost.rank_rules import (
     DDP_BUCKET_BYTES,
-    ddp_width,
+    ddp_gradient_bytes_per_param,
     first_bucket_params,
     gathered_bytes_per_param,
     gradient_sharing,
+    reduce_scatters_gradients,
     reduced_bytes_per_param,
-    scatters_gradients,
-    shards_states,
+    shards_optimizer_states,
     waits_at_exchanges,
 )
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets
-from mofa.cost.step_time.hybrid_sharding import replicas_behind_backward, replicas_s
-from mofa.cost.step_time.micro_batch import HostBound
+from mofa.cost.step_time.hybrid_sharding import replica_all_reduce_s, replica_all_reduces_behind_backward
+from mofa.cost.step_time.micro_batch import HostBoundPasses
 from mofa.cost.step_time.pipelined_fsdp import first_forward_clocks, piece_seconds
 
 ArrayN = NDArray[np.float64]
@@ -48,7 +48,7 @@ class CommunicationOutsideBlocks:
     before_forward: ArrayN
     once: DataParallelOncePerStep | None = None
     """Where a schedule has a closed form, of the rows whose host is late alone."""
-    first_forward: Clocks | None = None
+    first_forward: ClockAdvance | None = None
     """Of these rows' first forwards, which gather. (late rows, R, 1)"""
     exposed_on_path: ArrayN | float = 0.0
     exposed_while_host_issues: ArrayN | float = 0.0
@@ -64,13 +64,17 @@ class CommunicationOutsideBlocks:
     where they take less. (n, R)"""
 
 
-def _of_chunks(group: Group) -> Group:
+def _of_chunks(group: ProcessGroup) -> ProcessGroup:
     """The group with two trailing axes, to time payloads of shape (n, R, vpp)."""
     return group.indexed(np.s_[:, None, None])
 
 
 def communication_outside_blocks(
-    rows: Rows, forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, host_bound: HostBound | None = None
+    rows: Rows,
+    forward_s: ArrayN,
+    backward_s: ArrayN,
+    num_micro_batches: ArrayN,
+    host_bound: HostBoundPasses | None = None,
 ) -> CommunicationOutsideBlocks:
     """Gathers and reductions outside the tapes, and how much of them computing hides.
 
@@ -94,7 +98,7 @@ def communication_outside_blocks(
         return none
     if sharing == "FSDP by step":
         return _pipelined_fsdp(rows, forward_s, backward_s, host_bound)
-    exposed, hidden = replicas_behind_backward(rows, backward_s)
+    exposed, hidden = replica_all_reduces_behind_backward(rows, backward_s)
     return replace(
         none, exposed=num_micro_batches * exposed, hidden=num_micro_batches * hidden, after_each_backward_s=exposed
     )
@@ -134,7 +138,7 @@ def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp:
 
 
 def _megatron(
-    rows: Rows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBound | None
+    rows: Rows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None
 ) -> CommunicationOutsideBlocks:
     """Megatron's buffers, in buckets on the first rank's first chunk, whole elsewhere.
 
@@ -147,7 +151,9 @@ def _megatron(
     fw, stages = rows.framework, rows.stage_layers.stages
     pp, vpp, width = stages.pp, stages.vpp, reduced_bytes_per_param(rows)
     slow = _slowdown(rows)
-    shards, scatters = (of_grids[:, None, None] for of_grids in (shards_states(rows), scatters_gradients(rows)))
+    shards, scatters = (
+        of_grids[:, None, None] for of_grids in (shards_optimizer_states(rows), reduce_scatters_gradients(rows))
+    )
     each = gathered_bytes_per_param(rows)
     reduces, gathers = _over(rows, ("reduce_scatter", width), ("all_gather", each))
     if not scatters.all():
@@ -264,7 +270,7 @@ def gathers_after_optimizer(rows: Rows) -> ArrayN:
 
 
 def _pipelined_fsdp(
-    rows: Rows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBound | None
+    rows: Rows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None
 ) -> CommunicationOutsideBlocks:
     """FSDP under pipelines: gathered once, piece by piece ahead of the first forward; reduced behind the last backward.
 
@@ -284,7 +290,7 @@ def _pipelined_fsdp(
     left_s = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
     left_s = np.maximum(left_s, gather - (vpp - 1) * pp * chunk_f - chunk_f)
     gathered = row_max(np.maximum(left_s - before_f / vpp, 0.0))
-    written = reduce + replicas_s(rows)[0]
+    written = reduce + replica_all_reduce_s(rows)[0]
     reduced = row_max(_after_last(written, backward_s / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
@@ -317,7 +323,7 @@ def _ddp(
     The last to be reduced holds the embedding, whose gradient comes last and fills a bucket by itself. Every gradient
     is copied into its bucket and back, 16 bytes an fp32 parameter (reducer.cpp, without ``gradient_as_bucket_view``).
     """
-    s, width = rows.shards, ddp_width(rows)
+    s, width = rows.shards, ddp_gradient_bytes_per_param(rows)
     params = s.dense + s.expert
     buckets = first_chunk_buckets(rows, np.full(len(params), DDP_BUCKET_BYTES / width), experts_separate=False)
     payloads = np.array([params[:, 0] / buckets.dense, np.minimum(buckets.last_params, params[:, 0])]) * width

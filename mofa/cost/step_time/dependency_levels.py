@@ -10,7 +10,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.schedules import SCHEDULES, Action, Exchange, Order, Program, Runtime, order_of, program_of
+from mofa.schedules import (
+    SCHEDULES,
+    Action,
+    Exchange,
+    Order,
+    Program,
+    Runtime,
+    computation_order_of,
+    program_with_exchanges,
+)
 from mofa.schedules.point_to_point import receive_needed_by
 
 IntA = NDArray[np.intp]
@@ -115,18 +124,18 @@ class _Graph:
 
 
 @lru_cache(maxsize=256)
-def levels_of(
+def dependency_levels_of(
     schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, each: int, once: Once
 ) -> DependencyLevels:  # fmt: skip
     """What each computation and transfer of a schedule waits for, level by level.
 
     Its rounds are of ``each`` micro-batches; ``once`` says which gathers and reductions come once a step.
     """
-    order = order_of(schedule, runtime, pp, vpp, num_micro_batches)
+    order = computation_order_of(schedule, runtime, pp, vpp, num_micro_batches)
     computations = _Computations.of(order, SCHEDULES[schedule].computations)
     queued = runtime == "pytorch"
     if queued:
-        program = program_of(order, schedule, runtime)
+        program = program_with_exchanges(order, schedule, runtime)
         graph = _queued(computations, program, times_first_forwards=once == "FSDP of pieces")
     else:
         graph = _beside(computations, paired=SCHEDULES[schedule].pairs_passes)

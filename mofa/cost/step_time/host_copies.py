@@ -10,7 +10,7 @@ from mofa.cost.rows import Rows
 ArrayN = NDArray[np.float64]
 
 
-def copies_wait_s(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> ArrayN:
+def wait_for_host_copies_s(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> ArrayN:
     """What a micro-batch's backward waits for copies of its forward that are not there yet. (n, R) [s]
 
     Copies to the host run one after the other beside computing. The first that comes back is the one that went last. On

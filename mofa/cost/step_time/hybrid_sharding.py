@@ -17,7 +17,7 @@ from mofa.specs.params import layer_params
 ArrayN = NDArray[np.float64]
 
 
-def replicas_s(rows: Rows) -> tuple[ArrayN, ArrayN]:
+def replica_all_reduce_s(rows: Rows) -> tuple[ArrayN, ArrayN]:
     """All-reduces of each stage's sharded gradients over replicas, and that of the last piece. (n, R) each [s]
 
     The embedding's is the last on the stage that has it, a layer's elsewhere.
@@ -50,13 +50,13 @@ def replicas_s(rows: Rows) -> tuple[ArrayN, ArrayN]:
     return np.asarray(total)[rows.grid_index], last[rows.grid_index]
 
 
-def replicas_behind_backward(rows: Rows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:
+def replica_all_reduces_behind_backward(rows: Rows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What replicas leave exposed of a backward on a single stage, and what is hidden. (n,) each [s]
 
     A piece's sum follows its reduction. Beside it computing loses in the share of the backward that the device is busy,
     copies of gradients and weights included.
     """
-    total, last = (seconds[:, 0] for seconds in replicas_s(rows))
+    total, last = (seconds[:, 0] for seconds in replica_all_reduce_s(rows))
     busy = row_max(rows.sum_layers_by_stage(rows.layers.backward_busy_s))
     left_s = np.maximum(total - backward_s[:, 0], last)
     beside_s = total - left_s

@@ -14,9 +14,9 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.step_time.critical_path import MOST_WALKED_ROUNDS, Durations, critical_path_s
-from mofa.cost.step_time.dependency_levels import DependencyLevels, levels_of
-from mofa.schedules import SCHEDULES, Runtime, order_of
+from mofa.cost.step_time.critical_path import MOST_WALKED_ROUNDS, ComputationDurations, critical_path_s
+from mofa.cost.step_time.dependency_levels import DependencyLevels, dependency_levels_of
+from mofa.schedules import SCHEDULES, Runtime, computation_order_of
 from mofa.schedules.interleaved import micro_batches_per_round
 
 ArrayN = NDArray[np.float64]
@@ -67,14 +67,14 @@ class LongestPaths:
         self.each = micro_batches_per_round(pp, num_micro_batches) if in_rounds else pp
         self.walked = min(num_micro_batches, MOST_WALKED_ROUNDS * self.each)
         self.rounds_behind = (num_micro_batches - self.walked) / self.each
-        self.walk: DependencyLevels = levels_of(schedule, runtime, pp, vpp, self.walked, self.each, "")
+        self.walk: DependencyLevels = dependency_levels_of(schedule, runtime, pp, vpp, self.walked, self.each, "")
         self._firsts = [nodes.start for nodes, *_ in self.walk.levels]
 
     def steps_s(self, seconds: ArrayN) -> ArrayN:
         """From the first computation to the last, given what each takes. (n, kinds, pp, vpp) -> (n,) [s]"""
         number = np.full(len(seconds), self.num_micro_batches)
         hops = np.full(len(seconds), self.hop_s)
-        given = Durations(seconds[:, 0], seconds[:, 1:].sum(axis=1), seconds[:, -1], hops, self.slowdown)
+        given = ComputationDurations(seconds[:, 0], seconds[:, 1:].sum(axis=1), seconds[:, -1], hops, self.slowdown)
         return critical_path_s(self.plan, given, number)
 
     def paths_along_ranks(self) -> list[ComputationPath]:
@@ -86,7 +86,7 @@ class LongestPaths:
         Their longest is the lower bound ``max_r [m T_r + sum_(r' < r) C_r']``, with C one chunk of each rank ahead, for
         every chunk that the rank may begin and end with.
         """
-        order = order_of(*self.plan, self.walked)
+        order = computation_order_of(*self.plan, self.walked)
         out = []
         for rank, computations in enumerate(order.ranks):
             chunks = [order.chunk_of(each.stage) for each in computations]

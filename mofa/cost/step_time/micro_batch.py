@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import row_max
 from mofa.blocks.tapes import layer_label
-from mofa.cost.block.host_clock import NEVER, Clocks
-from mofa.cost.block.tape_clock import PhaseTime
+from mofa.cost.block.host_clock import NEVER, ClockAdvance
+from mofa.cost.block.tape_clock import TapeTime
 from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
 from mofa.cost.rows import Rows
-from mofa.cost.step_time.host_copies import copies_wait_s
+from mofa.cost.step_time.host_copies import wait_for_host_copies_s
 
 ArrayN = NDArray[np.float64]
 IntA = NDArray[np.intp]
@@ -30,25 +30,25 @@ _BARELY = 0.01
 
 
 @dataclass(frozen=True)
-class HostBound:
+class HostBoundPasses:
     """Passes of rows whose host is late in any layer, on both clocks. (late rows, R, vpp)"""
 
     rows: IntA
     """Positions in the table. (late rows,)"""
-    forward: Clocks
-    backward: Clocks
+    forward: ClockAdvance
+    backward: ClockAdvance
 
     waits: NDArray[np.bool_]
     """Whether the host waits for the device, in a pass or between two, and so never gets far ahead. (late rows,)"""
 
-    with_full_queue: tuple[Clocks, Clocks]
+    with_full_queue: tuple[ClockAdvance, ClockAdvance]
     """Forward and backward with no more launches ahead than the device's queue takes."""
 
-    split_backward: tuple[Clocks, Clocks] | None = None
+    split_backward: tuple[ClockAdvance, ClockAdvance] | None = None
     """Backwards by inputs and by weights, where a schedule defers weight gradients."""
 
     @property
-    def clocks_by_kind(self) -> tuple[Clocks, ...]:
+    def clocks_by_kind(self) -> tuple[ClockAdvance, ...]:
         """Each kind of computation."""
         forward, backward = self.with_full_queue
         return (forward, *(self.split_backward or (backward,)))
@@ -79,7 +79,9 @@ class HostBound:
         wait_s = behind_s[:, None, None]
         nothing = np.zeros_like(wait_s)
         forward, backward = self.with_full_queue
-        turn = forward.followed_by(backward).followed_by(Clocks(wait_s, nothing + NEVER, nothing + NEVER, nothing))
+        turn = forward.followed_by(backward).followed_by(
+            ClockAdvance(wait_s, nothing + NEVER, nothing + NEVER, nothing)
+        )
         alone_s = self.forward.device_s + self.backward.device_s + wait_s
         first_s = np.maximum(np.maximum(turn.device_s, turn.device_behind_host_s), turn.cycle_s)
         each_s = np.maximum(turn.cycle_s - alone_s, 0.0)
@@ -122,7 +124,7 @@ class HostBound:
         """
         forward, wait_s = self.with_full_queue[0], gather_s[:, :, None]
         nothing = np.zeros_like(wait_s)
-        behind = Clocks(wait_s, nothing + NEVER, nothing + NEVER, nothing).followed_by(forward)
+        behind = ClockAdvance(wait_s, nothing + NEVER, nothing + NEVER, nothing).followed_by(forward)
         return np.asarray((wait_s - (behind.both_ended_s - forward.both_ended_s))[:, :, 0])
 
     def lead_s(self) -> ArrayN:
@@ -164,7 +166,7 @@ class MicroBatchPasses:
     """The part of the backward that makes weights' gradients."""
     host_wait_saved_s: ArrayN | float
     """What layers by themselves wait more for the host than passes do, which carry its lead over. (n, R) [s]"""
-    host_bound: HostBound | None
+    host_bound: HostBoundPasses | None
     """None where no row's host is late."""
     waited_s: ArrayN | None = None
     """Forward and backward of a stage that had to wait for others, where known. (n, R) [s]"""
@@ -173,7 +175,7 @@ class MicroBatchPasses:
     copies_wait_s: ArrayN | None = None
     """What backwards wait for copies to the host, of the first chunk. (n, R) [s]"""
 
-    def of_stages(self) -> tuple[ArrayN, ArrayN]:
+    def passes_of_stages(self) -> tuple[ArrayN, ArrayN]:
         """Forward and backward of all chunks of a stage. (n, R) each [s]"""
         return self.forward_s.sum(axis=2), self.backward_s.sum(axis=2)
 
@@ -194,7 +196,7 @@ def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
     passes = _passes(rows)
     if not rows.framework.offload.on:
         return passes
-    wait_s = copies_wait_s(rows, *passes.of_stages())
+    wait_s = wait_for_host_copies_s(rows, *passes.passes_of_stages())
     backward_s = passes.backward_s.copy()
     backward_s[:, :, 0] += wait_s
     return replace(passes, backward_s=backward_s, copies_wait_s=wait_s)
@@ -221,7 +223,9 @@ def _passes(rows: Rows) -> MicroBatchPasses:
     exchanges = waits_at_exchanges(rows)
     waits |= rows.stage_layers.stages.pp == 1 or exchanges
     queued = queued_forward, queued_backward
-    host = HostBound(index, *clocks, waits, queued, _split_backward_clocks(rows, index, clocks[1]) if splits else None)
+    host = HostBoundPasses(
+        index, *clocks, waits, queued, _split_backward_clocks(rows, index, clocks[1]) if splits else None
+    )
     before, waited = (forward + backward).sum(axis=2), None
     extra_s: ArrayN | None = None
     forward[index], backward[index] = host.forward.device_s, host.backward.device_s
@@ -288,10 +292,10 @@ def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     return np.asarray(chunks)
 
 
-def _clocks_of(rows: Rows, index: IntA, direction: str) -> tuple[Clocks, Clocks]:
+def _clocks_of(rows: Rows, index: IntA, direction: str) -> tuple[ClockAdvance, ClockAdvance]:
     """The forward or the backward of each chunk of the rows ``index``, and the same as the device's queue takes it."""
     name, c = f"{direction}_clocks", rows.costs
-    ends: list[PhaseTime] = [getattr(cost, direction) for cost in (c.embedding, c.head)]
+    ends: list[TapeTime] = [getattr(cost, direction) for cost in (c.embedding, c.head)]
     grid: ArrayN = getattr(rows.layers, name)
     return _clocks(
         rows, index, grid, [end.clocks for end in ends], rows.mtp_layer_quantity(name), forward=direction == "forward"
@@ -307,7 +311,7 @@ def _split_layer_clocks(rows: Rows) -> tuple[ArrayN, ArrayN]:
     return grids[0], grids[1]
 
 
-def _split_backward_clocks(rows: Rows, index: IntA, unsplit: Clocks) -> tuple[Clocks, Clocks]:
+def _split_backward_clocks(rows: Rows, index: IntA, unsplit: ClockAdvance) -> tuple[ClockAdvance, ClockAdvance]:
     """The backward of each chunk of the rows ``index`` by inputs and by weights; the first stage has no input to
     differentiate by, and does all of it with its weights'."""
     grids, c = _split_layer_clocks(rows), rows.costs
@@ -322,7 +326,7 @@ def _split_backward_clocks(rows: Rows, index: IntA, unsplit: Clocks) -> tuple[Cl
 
 def _clocks(
     rows: Rows, index: IntA, grid: ArrayN, ends: Sequence[ArrayN], mtp: ArrayN | None, *, forward: bool
-) -> tuple[Clocks, Clocks]:  # fmt: skip
+) -> tuple[ClockAdvance, ClockAdvance]:  # fmt: skip
     """Passes of each chunk of the rows ``index``: its layers by kind, between its ends.
 
     First by a host that may be ahead as far as it likes, then as far as the device's queue takes.
@@ -336,28 +340,28 @@ def _clocks(
     heads[0, rows.stage_layers.head_position, -1] = 1 + model.num_mtp_layers
     k, plain, full = rows.k[index], rows.base_mode_index[index], rows.full_mode_index[index]
     period = _period_of_recomputed(rows, index)
-    ordered = [Clocks(*ends[0][:, k]).for_every_chunk().repeated(first)]
+    ordered = [ClockAdvance(*ends[0][:, k]).for_every_chunk().repeated(first)]
     for kind in range(len(stages.kinds)):
-        layer, num_plain = Clocks(*grid[plain, k, kind].T).for_every_chunk(), counts[kind] - num_full[:, kind]
+        layer, num_plain = ClockAdvance(*grid[plain, k, kind].T).for_every_chunk(), counts[kind] - num_full[:, kind]
         if not rows.stage_layers.any_fully_recomputed:
             ordered.append(layer.repeated(num_plain))
             continue
-        recomputed = Clocks(*grid[full, k, kind].T).for_every_chunk()
+        recomputed = ClockAdvance(*grid[full, k, kind].T).for_every_chunk()
         ordered += _in_order(layer, recomputed, num_plain, num_full[:, kind], period, forward=forward)
     if mtp is not None:
-        ordered.append(Clocks(*mtp[index].T).for_every_chunk().repeated(predictions))
-    ordered.append(Clocks(*ends[1][:, k]).for_every_chunk().repeated(heads))
+        ordered.append(ClockAdvance(*mtp[index].T).for_every_chunk().repeated(predictions))
+    ordered.append(ClockAdvance(*ends[1][:, k]).for_every_chunk().repeated(heads))
     passed = ordered if forward else ordered[::-1]
     through_queue = [piece.through_queue() for piece in passed]
     fits = all(map(is_, through_queue, passed))  # as nearly always
-    ahead = reduce(Clocks.followed_by, passed)
-    queued = ahead if fits else reduce(Clocks.followed_by, through_queue)
+    ahead = reduce(ClockAdvance.followed_by, passed)
+    queued = ahead if fits else reduce(ClockAdvance.followed_by, through_queue)
     behind_s, ahead_s = exchange_host_s(rows)
     # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
     only_host = behind_s + (ahead_s if not rows.schedule_record.joins_send_and_receive else 0.0)
     if not only_host:
         return ahead, queued
-    handed = Clocks(*(np.full((1, 1, 1), x) for x in (0.0, NEVER, NEVER, only_host)))
+    handed = ClockAdvance(*(np.full((1, 1, 1), x) for x in (0.0, NEVER, NEVER, only_host)))
     both = ahead.followed_by(handed)
     return both, both if fits else queued.followed_by(handed)
 
@@ -370,8 +374,9 @@ def _period_of_recomputed(rows: Rows, index: IntA) -> ArrayN:
 
 
 def _in_order(
-    plain: Clocks, recomputed: Clocks, num_plain: ArrayN, num_recomputed: ArrayN, period: ArrayN, *, forward: bool
-) -> list[Clocks]:  # fmt: skip
+    plain: ClockAdvance, recomputed: ClockAdvance, num_plain: ArrayN, num_recomputed: ArrayN, period: ArrayN, *,
+    forward: bool,
+) -> list[ClockAdvance]:  # fmt: skip
     """A kind's layers in the order of a forward: recomputed ones ahead (Megatron's block method), or each last of a
     ``period``. Their order decides how far the host is ahead when the device gets to a layer.
 

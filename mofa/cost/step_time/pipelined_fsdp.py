@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.work import CollectiveKind
-from mofa.cost.block.host_clock import NEVER, Clocks
+from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rank_rules import gathered_bytes_per_param, reduced_bytes_per_param
@@ -90,7 +90,7 @@ def _reduce_s(rows: Rows, params: ArrayN) -> ArrayN:
     )
 
 
-def first_forward_clocks(rows: Rows, index: IntA, pieces: PieceSeconds, like: Clocks) -> Clocks:
+def first_forward_clocks(rows: Rows, index: IntA, pieces: PieceSeconds, like: ClockAdvance) -> ClockAdvance:
     """Both clocks of the first forward of each stage's only chunk, which gathers as its host gets to each piece.
 
     A gather begins when the host launches it and the one before has ended, and computing waits for it. The host is
@@ -124,7 +124,7 @@ def first_forward_clocks(rows: Rows, index: IntA, pieces: PieceSeconds, like: Cl
                     walk.add(there, launch_s, gather_s, clocks[:, kind])
     walk.add(last, launch_s, end_s, head)
     passed = (times[:, :, None] for times in walk.clocks())
-    return Clocks(*(np.maximum(*both) for both in zip(passed, like[:4], strict=True)))
+    return ClockAdvance(*(np.maximum(*both) for both in zip(passed, like[:4], strict=True)))
 
 
 @dataclass
@@ -188,5 +188,5 @@ class _PiecesWalk:
         return np.asarray(np.take_along_axis(some, (self.taken - first)[None], axis=0)[0])
 
     def clocks(self) -> tuple[ArrayN, ArrayN, ArrayN, ArrayN]:
-        """As :class:`mofa.cost.block.host_clock.Clocks`."""
+        """As :class:`mofa.cost.block.host_clock.ClockAdvance`."""
         return self.device_s[0], self.device_s[1], self.host_s[0], self.host_s[1]

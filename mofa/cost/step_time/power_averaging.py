@@ -20,7 +20,7 @@ HARDLY = 0.01
 """Share of a step below which waits are left out: a step is some 0.2 % shorter with them. [-]"""
 
 
-def idle_share(limit: PowerLimit | None, bubble_s: ArrayN, step_s: ArrayN) -> ArrayN:
+def power_averaged_idle_share(limit: PowerLimit | None, bubble_s: ArrayN, step_s: ArrayN) -> ArrayN:
     """Share of a step in which its slowest rank waits and for which the power limit makes up. (n,) [-]
 
     Parameters
@@ -42,7 +42,7 @@ def idle_share(limit: PowerLimit | None, bubble_s: ArrayN, step_s: ArrayN) -> Ar
     >>> from mofa.specs.base import Fact
     >>> share, window = (Fact(value=value, provenance="assumed", source="an example") for value in (0.2, 0.3))
     >>> limit = PowerLimit(idle_draw=share, window_s=window)
-    >>> idle_share(limit, np.array([0.1, 2.0, 0.001]), np.array([1.0, 10.0, 1.0]))
+    >>> power_averaged_idle_share(limit, np.array([0.1, 2.0, 0.001]), np.array([1.0, 10.0, 1.0]))
     array([0.1 , 0.03, 0.  ])
     """
     if limit is None:

@@ -11,7 +11,7 @@ from mofa.cost.step_time.bubble import one_f_one_b_s
 ArrayN = NDArray[np.float64]
 
 
-def staggered_start_s(
+def staggered_start_saving_s(
     forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, optimizer_s: ArrayN, *,
     before_s: ArrayN | None = None, rested_s: ArrayN | None = None, forwards_first: bool = False,
 ) -> ArrayN:  # fmt: skip
@@ -34,14 +34,14 @@ def staggered_start_s(
     The last of four stages updates for 3 s longer than the others. Its input is there after 3 s, it holds up nothing:
 
     >>> f, m = np.ones((1, 4)), np.array([1.0])
-    >>> float(staggered_start_s(f, 2 * f, m, np.array([[1.0, 1.0, 1.0, 4.0]]))[0])
+    >>> float(staggered_start_saving_s(f, 2 * f, m, np.array([[1.0, 1.0, 1.0, 4.0]]))[0])
     3.0
 
     So it is in GPipe. If it is the first, all wait for it:
 
-    >>> float(staggered_start_s(f, 2 * f, m, np.array([[1.0, 1.0, 1.0, 4.0]]), forwards_first=True)[0])
+    >>> float(staggered_start_saving_s(f, 2 * f, m, np.array([[1.0, 1.0, 1.0, 4.0]]), forwards_first=True)[0])
     3.0
-    >>> float(staggered_start_s(f, 2 * f, m, np.array([[4.0, 1.0, 1.0, 1.0]]))[0])
+    >>> float(staggered_start_saving_s(f, 2 * f, m, np.array([[4.0, 1.0, 1.0, 1.0]]))[0])
     0.0
     """
     gathers = np.zeros_like(forward_s) if before_s is None else before_s

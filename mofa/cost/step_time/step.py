@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import first_largest, row_max
+from mofa.blocks.elementwise import first_largest_index, row_max
 from mofa.blocks.tapes import layer_label
-from mofa.cost.amax_reductions import amax_seconds
-from mofa.cost.block.host_clock import Clocks
+from mofa.cost.amax_reductions import amax_reduction_seconds
+from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.host_optimizer import host_step_seconds
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.optimizer import (
-    device_seconds_by_part,
+    fp8_first_micro_batch_saving_s,
+    optimizer_device_seconds_by_part,
     optimizer_host_seconds,
     optimizer_seconds,
-    unread_gradient_seconds,
     weight_cast_seconds,
 )
 from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
@@ -28,14 +28,14 @@ from mofa.cost.step_time.bubble import exchanges_waited_for, one_f_one_b_s, pipe
 from mofa.cost.step_time.combined_passes import PairedPasses, paired_passes
 from mofa.cost.step_time.critical_path import (
     MOST_WALKED_ROUNDS,
-    Durations,
+    ComputationDurations,
     critical_path_and_host_waits_s,
     critical_path_s,
 )
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
-from mofa.cost.step_time.micro_batch import HostBound, MicroBatchPasses, exchange_host_s, micro_batch_passes
-from mofa.cost.step_time.staggered_starts import staggered_start_s
-from mofa.specs.params import layer_tensors
+from mofa.cost.step_time.micro_batch import HostBoundPasses, MicroBatchPasses, exchange_host_s, micro_batch_passes
+from mofa.cost.step_time.staggered_starts import staggered_start_saving_s
+from mofa.specs.params import layer_parameter_tensors
 
 ArrayN = NDArray[np.float64]
 _T = {name: i for i, name in enumerate(TIME_COMPONENTS)}
@@ -67,9 +67,9 @@ def step_time(rows: Rows) -> StepTime:
     n = len(table)
     rowsel = np.arange(n)
     each = micro_batch_passes(rows)
-    fwd, bwd = each.of_stages()
+    fwd, bwd = each.passes_of_stages()
     stage_s = fwd + bwd
-    slowest = first_largest(stage_s)
+    slowest = first_largest_index(stage_s)
     exposed = np.zeros((len(TIME_COMPONENTS), n))
     hidden = np.zeros((len(HIDDEN_COMPONENTS), n))
     m = rows.num_micro_batches.astype(float)
@@ -98,8 +98,8 @@ def step_time(rows: Rows) -> StepTime:
     hidden += m * per_batch_hidden
     pairs = paired_passes(rows, each.host_bound)
     if pairs is not None:
-        exposed[_OF_TAPES] -= pairs.of_step(pairs.exposed_s, slowest).T
-        hidden += pairs.of_step(pairs.hidden_s, slowest).T
+        exposed[_OF_TAPES] -= pairs.sum_over_step(pairs.exposed_s, slowest).T
+        hidden += pairs.sum_over_step(pairs.hidden_s, slowest).T
     outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
@@ -121,16 +121,16 @@ def step_time(rows: Rows) -> StepTime:
     negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
-    exposed[_T["dp"]] += amax_seconds(rows)
+    exposed[_T["dp"]] += amax_reduction_seconds(rows)
     ends = step_end_seconds(rows, each)
-    exposed[_T["optimizer"]] += row_max(ends) + norm_seconds(rows)
+    exposed[_T["optimizer"]] += row_max(ends) + gradient_norm_seconds(rows)
     _stagger(rows, exposed, each, ends, m, outside)
     beyond_path_s = np.broadcast_to(outside.beyond_path_s, stage_s.shape)[rowsel, slowest]
     named_last_s = np.array([beyond_path_s, *of_others_s])
     return StepTime(exposed, hidden, stage_s, lay.shown.shown_stages[slowest], named_last_s)
 
 
-def counted_stages(each: MicroBatchPasses) -> NDArray[np.bool_]:
+def slowest_stages_of_micro_batch(each: MicroBatchPasses) -> NDArray[np.bool_]:
     """The stages that take longest for a micro-batch, by one of which the seconds of a step are counted.
 
     The closed form takes the first, whose parts are those of the others. The replay takes that of them which waits
@@ -141,7 +141,7 @@ def counted_stages(each: MicroBatchPasses) -> NDArray[np.bool_]:
     array
         Of the stages that are shown. (n, R)
     """
-    fwd, bwd = each.of_stages()
+    fwd, bwd = each.passes_of_stages()
     stage_s = fwd + bwd
     return np.asarray(np.isclose(stage_s, stage_s.max(axis=1, keepdims=True), rtol=1e-12, atol=0.0))
 
@@ -165,7 +165,7 @@ def _split_backward_shares(rows: Rows, num_plain: ArrayN, num_full: ArrayN) -> A
     return np.where(total > 0.0, by_family / np.where(total > 0.0, total, 1.0), of_sums)
 
 
-def name_own_waits(exposed: ArrayN, named_last_s: ArrayN) -> None:
+def name_waits_of_slowest_stage(exposed: ArrayN, named_last_s: ArrayN) -> None:
     """Name what the slowest stage reduces behind its last backward, and waits for other stages, as the replay does.
 
     Until then its reductions are named by the stage for which all others wait, hops by those of a whole pipeline, and
@@ -203,10 +203,10 @@ def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
         c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
         rows.mtp_layer_quantity("issue_s"),
     )  # fmt: skip
-    lead = np.maximum(sum(each.of_stages()) - issue, 0.0)
+    lead = np.maximum(sum(each.passes_of_stages()) - issue, 0.0)
     if each.host_bound is not None:
         lead[each.host_bound.rows] = each.host_bound.lead_s()
-    parts = device_seconds_by_part(*given)
+    parts = optimizer_device_seconds_by_part(*given)
     waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid_index, _distributed(rows), parts)
     on_hosts = host_step_seconds(rows, _tensors(rows), parts["adam"])
     seconds = (optimizer_seconds(*given, parts) + on_hosts)[rows.grid_index] + waited
@@ -214,7 +214,7 @@ def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
         linears = params_in_layers(rows.workload, rows.grids, rows.stage_layers)
         owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)
         casts = weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears, owners)
-        unread = unread_gradient_seconds(rows.framework, linears, rows.cluster.gpu)
+        unread = fp8_first_micro_batch_saving_s(rows.framework, linears, rows.cluster.gpu)
         seconds = seconds + (casts - unread)[rows.grid_index]
     if rows.framework.traits.has_pytorch_modules:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
@@ -237,14 +237,14 @@ def _tensors(rows: Rows) -> ArrayN:
     counts = stages.layer_counts[:, shown].sum(axis=2)
     total = np.zeros((len(rows.grids), len(shown)))
     for i, kind in enumerate(stages.kinds):
-        dense, expert = layer_tensors(model, kind.moe, packed=packed)
+        dense, expert = layer_parameter_tensors(model, kind.moe, packed=packed)
         local = model.moe.num_experts / rows.grids.ep if model.moe else np.zeros(len(rows.grids))
         total += counts[i] * (dense + expert * local)[:, None]
     norm = 2 if model.norm == "layernorm" else 1
     return np.asarray(total + rows.is_first + rows.is_head * (norm + (0 if model.tied_embeddings else 1)))
 
 
-def norm_seconds(rows: Rows) -> ArrayN:
+def gradient_norm_seconds(rows: Rows) -> ArrayN:
     """The gradient norm's all-reduce over all ranks and the host's wait for it. (n,) [s]"""
     if not rows.workload.optimizer.clip_grad_norm:
         return np.zeros(len(rows.table))
@@ -270,7 +270,7 @@ def _pipeline(
         return nothing
     schedule = rows.schedule_record
     hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
-    fwd, bwd = each.of_stages()
+    fwd, bwd = each.passes_of_stages()
     counted = np.arange(len(num_micro_batches)), slowest
     busy, own_gather = num_micro_batches * (fwd + bwd)[counted], before[counted]
     if pairs is not None:
@@ -283,7 +283,7 @@ def _pipeline(
     if not schedule.has_closed_form:
         sent = own_hops * hop + slow * num_passes * hop
         plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
-        given = Durations(
+        given = ComputationDurations(
             each.forward_s, each.backward_s, each.weights_s, hop, slow, outside.once,
             pairs=None if pairs is None else pairs.clocks,
         )  # fmt: skip
@@ -301,7 +301,7 @@ def _pipeline(
                 np.broadcast_to(outside.exposed_while_host_issues, len(num_micro_batches))[index],
             )
             late_s[index] = np.maximum(until - total[index] - ahead, 0.0)
-            is_counted = counted_stages(each)[index][:, rows.stage_layers.shown.shown_index]
+            is_counted = slowest_stages_of_micro_batch(each)[index][:, rows.stage_layers.shown.shown_index]
             own_s[index] = row_max(np.where(is_counted, waited_s, 0.0))
         idle = np.maximum(total - busy, 0.0)
         for name, part in (("pp", sent), ("dp", outside.exposed_on_path)):
@@ -381,7 +381,7 @@ MOST_WALKED = 4096
 
 
 def _walk_late_hosts(
-    rows: Rows, exposed: ArrayN, host_bound: HostBound, outside: CommunicationOutsideBlocks
+    rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks
 ) -> NDArray[np.bool_]:
     """Give steps of PyTorch's pipelines whose host is late the time of their own longest path.
 
@@ -400,7 +400,7 @@ def _walk_late_hosts(
         return walked
     forward, backward = (_of_rows(clocks, some) for clocks in host_bound.clocks_by_kind)
     once = outside.once
-    given = Durations(
+    given = ComputationDurations(
         forward.device_s, backward.device_s, np.zeros_like(backward.device_s), hop_seconds(rows)[index],
         rows.cluster.gpu.curves.overlap_slowdown.value, None if once is None else once.select_plans(index),
         (forward, backward), None if outside.first_forward is None else _of_rows(outside.first_forward, some),
@@ -425,12 +425,12 @@ def _walk_late_hosts(
     return walked
 
 
-def _of_rows(clocks: Clocks, some: NDArray[np.intp]) -> Clocks:
-    return Clocks(*(np.broadcast_to(each, clocks.device_s.shape)[some] for each in clocks))
+def _of_rows(clocks: ClockAdvance, some: NDArray[np.intp]) -> ClockAdvance:
+    return ClockAdvance(*(np.broadcast_to(each, clocks.device_s.shape)[some] for each in clocks))
 
 
 def _catch_up(
-    rows: Rows, exposed: ArrayN, host_bound: HostBound, outside: CommunicationOutsideBlocks,
+    rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks,
     walked: NDArray[np.bool_] | bool,
 ) -> None:  # fmt: skip
     """Where the host waits for nothing a step takes as long as it issues: a lead may last for many rounds, then it is
@@ -440,7 +440,7 @@ def _catch_up(
 
 
 def _left_to_issue_s(
-    rows: Rows, exposed: ArrayN, host_bound: HostBound, outside: CommunicationOutsideBlocks
+    rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks
 ) -> ArrayN:  # fmt: skip
     """By how much the host of a step issues longer than the step's parts take so far. (late rows,) [s]"""
     index = host_bound.rows
@@ -459,14 +459,14 @@ def _stagger(
     schedule = rows.schedule_record
     if rows.stage_layers.stages.pp == 1 or not schedule.has_closed_form:
         return
-    fwd, bwd = (rows.spread_to_all_stages(passes) for passes in each.of_stages())
+    fwd, bwd = (rows.spread_to_all_stages(passes) for passes in each.passes_of_stages())
     rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else fwd + bwd
     if waits_at_exchanges(rows):
         received = _received_s(rows, hop_seconds(rows))
         fwd, bwd, rested = fwd + received[0], bwd + received[1], rested + received[0] + received[1]
     before, after = outside.before_forward, np.broadcast_to(outside.after_optimizer_s, ends.shape)
     gained = row_max(ends) + row_max(after) - row_max(ends + after)
-    gained = gained + staggered_start_s(
+    gained = gained + staggered_start_saving_s(
         fwd, bwd, num_micro_batches, rows.spread_to_all_stages(ends + after), rested_s=rested,
         before_s=rows.spread_to_all_stages(before) if np.any(before) else None, forwards_first=schedule.forwards_first,
     )  # fmt: skip

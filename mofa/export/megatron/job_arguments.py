@@ -27,7 +27,7 @@ from mofa.specs.framework_names import RANK_ORDERS
 from mofa.specs.implied_facts import GRADIENTS
 from mofa.specs.layouts.pipeline_layout import LayoutError, parse_layout
 from mofa.specs.strategy import RecomputeSpec
-from mofa.specs.strategy_defaults import default_zero
+from mofa.specs.strategy_defaults import default_zero_stage
 from mofa.specs.workload import OLD_FP8
 
 TP = Argument("tensor-model-parallel-size", "int", 1)
@@ -101,7 +101,7 @@ def _write_schedule(job: Job) -> Mapping[str, Any]:
 
 def _write_sharding(job: Job) -> Mapping[str, Any]:
     s, framework = job.strategy, job.framework
-    own = int(default_zero(framework, s.dp, s.cp, s.pp))
+    own = int(default_zero_stage(framework, s.dp, s.cp, s.pp))
     if s.zero != own:
         raise job.refusal(
             f"strategy.zero ({s.zero}) with framework.data_parallel ({framework.data_parallel})",

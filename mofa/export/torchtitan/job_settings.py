@@ -11,7 +11,7 @@ from mofa.export.environment import ALLOCATOR_ROW, BLOCKING_ROW, NVLS_ROW
 from mofa.export.job import Job
 from mofa.export.torchtitan.model_settings import MODEL, QWEN3, given_experts, model_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
-from mofa.specs.layouts.module_names import OUTPUT, ModuleNamesError, module_names, parse_module_names
+from mofa.specs.layouts.module_names import OUTPUT, ModuleNamesError, module_names_by_chunk, parse_module_names
 from mofa.specs.layouts.pipeline_layout import parse_layout
 from mofa.units import is_whole_number
 
@@ -194,7 +194,7 @@ def _write_layout(job: Job, output: str) -> Mapping[str, Any]:
     own = s.vpp == (2 if SCHEDULES[s.schedule].has_several_chunks else 1)
     if layout is None or (layout.by == "framework" and own):
         return {}
-    parts = module_names(parse_layout(layout.text))
+    parts = module_names_by_chunk(parse_layout(layout.text))
     return {PARTS.name: [[output if name == OUTPUT else name for name in part] for part in parts]}
 
 

@@ -23,7 +23,7 @@ from mofa.export.torchtitan.python_calls import (
 from mofa.export.torchtitan.python_file import SIZES
 from mofa.export.torchtitan.python_table import BACKEND, IMPLEMENTATION, POLICY, TORCHTITAN_PYTHON
 from mofa.export.torchtitan.settings import flavour_arguments, model_defaults, read_given, typed_settings
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 
 _SECTIONS = ("training", "parallelism", "compile", "debug")
 _CONFIG = "Trainer.Config"
@@ -80,11 +80,11 @@ def _optimizer(call: ast.Call, names: Mapping[str, ast.expr], file: Path) -> dic
     """The kernels of the optimizer's config."""
     kind, given = called_name(call), keywords(call, names)
     if kind not in ("default_adamw", "OptimizersContainer.Config"):
-        raise SpecError(f"{file}: optimizer ({short(kind)}) is not modelled; what is: default_adamw")
+        raise SpecError(f"{file}: optimizer ({shown_value(kind)}) is not modelled; what is: default_adamw")
     inner = [node for node in ast.walk(call) if isinstance(node, ast.Call) and called_name(node) == "ParamGroupConfig"]
     kinds = {keywords(node, names).get("optimizer_name", "AdamW") for node in inner}
     if others := kinds - {"AdamW"}:
-        raise SpecError(f"{file}: optimizer_name ({short(str(others.pop()))}) is not modelled; what is: AdamW")
+        raise SpecError(f"{file}: optimizer_name ({shown_value(str(others.pop()))}) is not modelled; what is: AdamW")
     return {IMPLEMENTATION.name: given["implementation"]} if "implementation" in given else {}
 
 

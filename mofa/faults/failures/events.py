@@ -15,7 +15,7 @@ from pydantic import Field
 
 from mofa.errors import SpecError
 from mofa.faults.failures.rates import RateEstimate, estimate_rate, fit_weibull_shape
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.limited_reads import read_bytes, utf8_text
 from mofa.specs.ranges import MOST_SECONDS
 from mofa.units import SECONDS_PER_DAY
@@ -124,7 +124,7 @@ def read_log(path: str | Path) -> FailureLog:
         Naming the row (the first below the header is row 1): a time that cannot be read or is before the one above, an
         empty cell, a node that fails while it is down; a file that is missing, empty or too large.
     """
-    where = f"--log {short(str(path), 200)}"
+    where = f"--log {shown_value(str(path), 200)}"
     rows = _rows(Path(path), where)
     nodes: list[str] = []
     kinds: list[str] = []
@@ -142,11 +142,17 @@ def read_log(path: str | Path) -> FailureLog:
         text = str(row.get("until") or "").strip()
         until = _seconds(text, f"{of_row}: until", clocks) if text else math.nan
         if times and time_s < times[-1]:
-            raise SpecError(f"{of_row}: time ({short(str(row['time']))}) is before the row above; sort the log by time")
+            raise SpecError(
+                f"{of_row}: time ({shown_value(str(row['time']))}) is before the row above; sort the log by time"
+            )
         if until < time_s:
-            raise SpecError(f"{of_row}: until ({short(text)}) is before time ({short(str(row['time']))}); swap them")
+            raise SpecError(
+                f"{of_row}: until ({shown_value(text)}) is before time ({shown_value(str(row['time']))}); swap them"
+            )
         if time_s < back.get(node, -math.inf):
-            raise SpecError(f"{of_row}: {short(node)} fails while it is still down; its downtimes overlap, correct one")
+            raise SpecError(
+                f"{of_row}: {shown_value(node)} fails while it is still down; its downtimes overlap, correct one"
+            )
         back[node] = time_s if math.isnan(until) else until
         nodes.append(node)
         kinds.append(str(row["kind"]).strip()[:60])
@@ -167,14 +173,16 @@ def _rows(path: Path, where: str) -> list[dict[str, str | None]]:
         unknown = [name for name in header if name not in _COLUMNS]
         if unknown or len(set(header)) < len(header):
             odd = unknown[0] if unknown else "a column twice"
-            raise SpecError(f"{where}: has {short(odd) or 'a column without name'}; keep node, time, kind and until")
+            raise SpecError(
+                f"{where}: has {shown_value(odd) or 'a column without name'}; keep node, time, kind and until"
+            )
         rows: list[dict[str, str | None]] = []
         for row in reader:
             if None in row or len(rows) >= MAX_EVENTS:
                 raise SpecError(f"{where}: row {len(rows) + 1} has more cells than the header; write one row a failure")
             rows.append(row)
     except csv.Error as error:
-        raise SpecError(f"{where}: is no CSV ({short(str(error), 80)}); write node,time,kind rows") from None
+        raise SpecError(f"{where}: is no CSV ({shown_value(str(error), 80)}); write node,time,kind rows") from None
     if not rows:
         raise SpecError(f"{where}: holds no failure; a rate needs at least one, or give --mtbf")
     return rows
@@ -190,7 +198,7 @@ def _seconds(text: str, where: str, clocks: set[str]) -> float:
             stamp = datetime.fromisoformat(text)
         except ValueError:
             raise SpecError(
-                f"{where} ({short(text)}) is no time; write ISO 8601, such as 2025-01-31T12:00:00, or seconds"
+                f"{where} ({shown_value(text)}) is no time; write ISO 8601, such as 2025-01-31T12:00:00, or seconds"
             ) from None
         clock = "dates without time zone" if stamp.tzinfo is None else "dates with time zone"
         try:
@@ -198,8 +206,8 @@ def _seconds(text: str, where: str, clocks: set[str]) -> float:
         except (OverflowError, ValueError):
             seconds = math.inf
     if not -MOST_SECONDS <= seconds <= MOST_SECONDS:
-        raise SpecError(f"{where} ({short(text)}) is not finite or not of this age; write a time")
+        raise SpecError(f"{where} ({shown_value(text)}) is not finite or not of this age; write a time")
     clocks.add(clock)
     if len(clocks) > 1:
-        raise SpecError(f"{where} ({short(text)}): the log mixes {' and '.join(sorted(clocks))}; write all alike")
+        raise SpecError(f"{where} ({shown_value(text)}): the log mixes {' and '.join(sorted(clocks))}; write all alike")
     return seconds

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
 from mofa.cost.memory.address_ranges import AddressRanges
-from mofa.replay.allocator.expandable_segments import extend, least_expandable, unmap
+from mofa.replay.allocator.expandable_segments import extend_free_block, least_expandable_block, unmap_free_pages
 from mofa.replay.allocator.pools import (
     ALLOCATED,
     FREE,
@@ -28,10 +28,10 @@ from mofa.replay.allocator.pools import (
     Block,
     BlockPool,
     BlockSlots,
-    LimitPassed,
     Order,
     OutOfDeviceMemory,
     Request,
+    ReservedLimitPassed,
     Segment,
     address_of,
     page_size,
@@ -57,8 +57,8 @@ class Allocator:
     fraction
         Whether the capacity was set by ``set_per_process_memory_fraction``: it is then held against whole requests.
     limit
-        Reserved memory above which :class:`~mofa.replay.allocator.pools.LimitPassed` is raised; no request is refused
-        for it. [B]
+        Reserved memory above which :class:`~mofa.replay.allocator.pools.ReservedLimitPassed` is raised; no request is
+        refused for it. [B]
     place
         Says where the device puts a segment of so many bytes; in rising order where absent. Among free blocks of equal
         size the lowest is taken, so that a recorded sequence is answered exactly only with the recorded addresses.
@@ -112,10 +112,10 @@ class Allocator:
             while not lists[first]:
                 first += 1
         except IndexError:
-            block = self.grow(pool, size)
+            block = self.block_of_fresh_memory(pool, size)
         else:
             if self.expandable:
-                block = least_expandable(pool, first)
+                block = least_expandable_block(pool, first)
                 pool.remove(block)
             else:
                 block = lists[first].pop(0)
@@ -185,7 +185,7 @@ class Allocator:
                 return
         self.merge_free(block)
 
-    def finish(self, stream: int) -> None:
+    def release_from_stream(self, stream: int) -> None:
         """What was freed while ``stream`` used it is not used by it any more."""
         for block in self._waiting.pop(stream, ()):
             block.events -= 1
@@ -195,11 +195,11 @@ class Allocator:
     def empty_cache(self) -> None:
         """Give all free segments back to the device."""
         for stream in list(self._waiting):
-            self.finish(stream)
+            self.release_from_stream(stream)
         for pool in self._pools.values():
             for block in list(pool.blocks()):
                 if self.expandable:
-                    unmap(self, block)
+                    unmap_free_pages(self, block)
                 elif block.previous is None and block.following is None:
                     self._return(block)
 
@@ -247,7 +247,7 @@ class Allocator:
         return block
 
     # -- segments
-    def grow(self, pool: BlockPool, size: int) -> Block:
+    def block_of_fresh_memory(self, pool: BlockPool, size: int) -> Block:
         """A block of a rounded size or larger out of fresh memory, where no free one fits; it is to be cut.
 
         Raises
@@ -279,7 +279,7 @@ class Allocator:
                 and self.reserved + segment_bytes > self.capacity_bytes
             ):
                 return None
-            return extend(self, pool, size)
+            return extend_free_block(self, pool, size)
         if not self.try_reserve(segment_bytes):
             return None
         self.num_segments += 1
@@ -294,7 +294,7 @@ class Allocator:
 
         Raises
         ------
-        LimitPassed
+        ReservedLimitPassed
             If that is more than the limit.
         """
         if self.capacity_bytes is not None and self.reserved + size > self.capacity_bytes:
@@ -303,7 +303,7 @@ class Allocator:
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved
         if self.reserved > self.limit:
-            raise LimitPassed(self.reserved)
+            raise ReservedLimitPassed(self.reserved)
         return True
 
     def _return(self, block: Block) -> None:

@@ -150,7 +150,7 @@ class CompiledAllocator(Allocator):
         shared[SIZE] = size
         number = self._take(self._handle, index, NONE)
         if number == NONE:
-            given = self.grow(pool, size)
+            given = self.block_of_fresh_memory(pool, size)
             assert isinstance(given, NumberedBlock)
             number = self._take(self._handle, index, given.number)
         size = shared[SIZE]

@@ -9,7 +9,7 @@ from typing import Protocol
 from mofa.replay.allocator.pools import FREE, UNMAPPED, Block, BlockPool, page_size, size_with_unmapped_range
 
 
-class Device(Protocol):
+class DeviceMemory(Protocol):
     """What an allocator has of its device; see :class:`mofa.replay.allocator.caching.Allocator`. [B]"""
 
     capacity_bytes: int | None
@@ -25,7 +25,7 @@ class Device(Protocol):
         """Make a block free."""
 
 
-def least_expandable(pool: BlockPool, address: int) -> Block:
+def least_expandable_block(pool: BlockPool, address: int) -> Block:
     """Of free blocks that fit, one that can't grow much is preferred: its size counts with the range behind it."""
     fitting = chain.from_iterable(islice(pool.lists, address, None))
     block = next(fitting)
@@ -36,7 +36,7 @@ def least_expandable(pool: BlockPool, address: int) -> Block:
     return block
 
 
-def extend(device: Device, pool: BlockPool, size: int) -> Block | None:
+def extend_free_block(device: DeviceMemory, pool: BlockPool, size: int) -> Block | None:
     """A free block of at least ``size`` bytes out of unmapped ranges; None where the device has no room."""
     block = _range(device, pool, size)
     free = _map(device, block, min(block.size, size)) if block.state == UNMAPPED else block
@@ -49,7 +49,7 @@ def extend(device: Device, pool: BlockPool, size: int) -> Block | None:
     return free
 
 
-def _range(device: Device, pool: BlockPool, size: int) -> Block:
+def _range(device: DeviceMemory, pool: BlockPool, size: int) -> Block:
     """The lowest range of addresses with room, from the free block before it on; a new one where there is none."""
     for _, unmapped in pool.unmapped:
         first = unmapped
@@ -70,7 +70,7 @@ def _range(device: Device, pool: BlockPool, size: int) -> Block:
     return block
 
 
-def _map(device: Device, block: Block, size: int) -> Block | None:
+def _map(device: DeviceMemory, block: Block, size: int) -> Block | None:
     """Map at least the first ``size`` bytes of an unmapped range, in pages; it joins its free neighbours."""
     pool = block.pool
     page = page_size(pool)
@@ -89,7 +89,7 @@ def _map(device: Device, block: Block, size: int) -> Block | None:
     return device.merge_free(block)
 
 
-def unmap(device: Device, block: Block) -> None:
+def unmap_free_pages(device: DeviceMemory, block: Block) -> None:
     """Unmap the whole pages inside a free block."""
     pool = block.pool
     page = page_size(pool)

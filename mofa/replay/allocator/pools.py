@@ -33,7 +33,7 @@ class OutOfDeviceMemory(Exception):
         )
 
 
-class LimitPassed(Exception):
+class ReservedLimitPassed(Exception):
     """More is ``reserved`` than a limit that is not the device's: whoever set it wants to know no more. [B]"""
 
     def __init__(self, reserved: int) -> None:

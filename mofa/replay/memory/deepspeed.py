@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from mofa.replay.memory.rank_state import RankState
     from mofa.replay.memory.recording import RetainedBlock
     from mofa.replay.memory.stage_outputs import DeferredFrees
-    from mofa.replay.rank.description import Weight
+    from mofa.replay.rank.description import WeightBytes
 
 BUCKET = 2 * 500_000_000
 """ZeRO's contiguous buffer of 16-bit gradients (``reduce_bucket_size`` 5e8 elements). [B]"""
 
 
-def groups_of(weights: Sequence[Weight]) -> tuple[tuple[int, ...], ...]:
+def optimizer_groups_of(weights: Sequence[WeightBytes]) -> tuple[tuple[int, ...], ...]:
     """Which parameters each group of the optimizer has, which DeepSpeed flattens one by one.
 
     Those that decay in two halves, then norms and biases: Apex's FusedAdam crashes on tensors of more than 2^31
@@ -42,8 +42,9 @@ def groups_of(weights: Sequence[Weight]) -> tuple[tuple[int, ...], ...]:
 
     Examples
     --------
-    >>> from mofa.replay.rank.description import Weight
-    >>> groups_of([Weight(name, 2, 0, 0, 0, is_1d=name == "norm") for name in ("embedding", "norm", "up", "down")])
+    >>> from mofa.replay.rank.description import WeightBytes
+    >>> names = ("embedding", "norm", "up", "down")
+    >>> optimizer_groups_of([WeightBytes(name, 2, 0, 0, 0, is_1d=name == "norm") for name in names])
     ((0,), (2, 3), (1,))
     """
     decayed = [n for n, w in enumerate(weights) if not w.is_1d]
@@ -52,10 +53,10 @@ def groups_of(weights: Sequence[Weight]) -> tuple[tuple[int, ...], ...]:
     return tuple(members for members in (tuple(decayed[:half]), tuple(decayed[half:]), tuple(rest)) if members)
 
 
-def group_bytes(state: RankState) -> list[int]:
+def bf16_bytes_of_groups(state: RankState) -> list[int]:
     """16-bit bytes of the parameters of each group. [B]"""
     weights = state.rank.weights
-    return [sum(weights[n].param_bytes for n in members) for members in groups_of(weights)]
+    return [sum(weights[n].param_bytes for n in members) for members in optimizer_groups_of(weights)]
 
 
 def allocate_flat_buffers(state: RankState) -> None:
@@ -67,8 +68,8 @@ def allocate_flat_buffers(state: RankState) -> None:
     """
     r, where, begun = state.rank, "start", state.events_and_allocated()
     params = [state.allocate(w.param_bytes, off_tape_instruction(PARAMETERS, "parameter", where)) for w in r.weights]
-    parts = [int(total / r.optimizer_ranks) for total in group_bytes(state)]
-    for members, total, part in zip(groups_of(r.weights), group_bytes(state), parts, strict=True):
+    parts = [int(total / r.optimizer_ranks) for total in bf16_bytes_of_groups(state)]
+    for members, total, part in zip(optimizer_groups_of(r.weights), bf16_bytes_of_groups(state), parts, strict=True):
         copies = off_tape_instruction(TEMPORARIES, "copy of a parameter", where)
         copied = [state.allocate(r.weights[n].param_bytes, copies) for n in members] if r.deepspeed == "zero0" else []
         state.allocate(total, off_tape_instruction(PARAMETERS, "buffer of the parameters", where))
@@ -108,12 +109,12 @@ def live_bf16_gradients(state: RankState) -> list[RetainedBlock]:
     return [(block, instruction.size) for block, instruction in state.grads] if state.rank.deepspeed == "bf16" else []
 
 
-def move_gradients(state: RankState, blocks: Sequence[Block]) -> None:
-    """They are in these blocks now."""
+def replace_gradient_blocks(state: RankState, blocks: Sequence[Block]) -> None:
+    """Put the gradients into other blocks: they are in these now."""
     state.grads = [(block, instruction) for block, (_, instruction) in zip(blocks, state.grads, strict=True)]
 
 
-def kept_part_of_output(state: RankState, output: Allocation) -> Allocation:
+def keep_output_part(state: RankState, output: Allocation) -> Allocation:
     """What stays of a stage's output until its backward: a rank's part (``PartitionedTensor``); all of one rank's."""
     if not state.rank.sent_bytes:
         return output
@@ -122,7 +123,7 @@ def kept_part_of_output(state: RankState, output: Allocation) -> Allocation:
     return part
 
 
-def gather_parts(state: RankState, sends: DeferredFrees, name: str, where: str) -> Allocation:
+def gather_partitioned_tensor(state: RankState, sends: DeferredFrees, name: str, where: str) -> Allocation:
     """A tensor whose parts the tensor-parallel ranks hold, put together (``PartitionedTensor.full``).
 
     It is gathered into the flat output of torch's all-gather, copied into a flat tensor and cloned. One rank receives
@@ -144,7 +145,7 @@ def gather_parts(state: RankState, sends: DeferredFrees, name: str, where: str) 
     return full
 
 
-def restore_output(state: RankState, sends: DeferredFrees) -> list[Allocation]:
+def regather_output_for_backward(state: RankState, sends: DeferredFrees) -> list[Allocation]:
     """What a backward holds to its end: the output, whole again, and its gradient (``_exec_backward_pass``).
 
     The gradient is received into a buffer that stays; the ranks' part of it where there are several.
@@ -156,7 +157,7 @@ def restore_output(state: RankState, sends: DeferredFrees) -> list[Allocation]:
             r.sent_bytes or r.stage_boundary_bytes,
             off_tape_instruction(BUFFERS, "buffer of a received gradient", where),
         )
-    return [gather_parts(state, sends, name, where) for name in (INPUT, GRADIENT)] if r.sent_bytes else []
+    return [gather_partitioned_tensor(state, sends, name, where) for name in (INPUT, GRADIENT)] if r.sent_bytes else []
 
 
 def step_optimizer(state: RankState) -> None:
@@ -169,12 +170,14 @@ def step_optimizer(state: RankState) -> None:
     r, where = state.rank, "optimizer step"
     scratch = off_tape_instruction(TEMPORARIES, "temporaries of the optimizer", where)
     if r.deepspeed == "bf16":  # norm and update read the buffer in place
-        _communicate(state, group_bytes(state), off_tape_instruction(TEMPORARIES, "16-bit gradients to reduce", where))
+        _communicate(
+            state, bf16_bytes_of_groups(state), off_tape_instruction(TEMPORARIES, "16-bit gradients to reduce", where)
+        )
         _gather(state, scratch)
         return
     _reduce(
         state,
-        gradient_buckets([r.weights[n].param_bytes for members in groups_of(r.weights) for n in members]),
+        gradient_buckets([r.weights[n].param_bytes for members in optimizer_groups_of(r.weights) for n in members]),
         scratch,
     )
     if r.deepspeed == "zero1":
@@ -185,7 +188,9 @@ def step_optimizer(state: RankState) -> None:
         state.free_allocation(state.allocate(2 * w.param_bytes, scratch))
     wide = []
     grads = _by_group(state)
-    for members, total, group_grads in zip(groups_of(r.weights), group_bytes(state), grads, strict=True):
+    for members, total, group_grads in zip(
+        optimizer_groups_of(r.weights), bf16_bytes_of_groups(state), grads, strict=True
+    ):
         each = [state.allocate(2 * r.weights[n].param_bytes, scratch) for n in members]
         wide.append(state.allocate(2 * total, scratch))
         state.free_allocations(each)
@@ -198,7 +203,7 @@ def _step_in_parts(state: RankState, scratch: Instruction) -> None:
     """ZeRO 1's step: the parts of all groups looked through in fp32 for what is not finite; then of one group after the
     other normed, flattened and cast, whose gradients then go; the fp32 ones of all groups stay for the optimizer."""
     ranks = state.rank.optimizer_ranks
-    parts = [int(total / ranks) for total in group_bytes(state)]
+    parts = [int(total / ranks) for total in bf16_bytes_of_groups(state)]
     by_group = [_part_of(state, grads, part) for grads, part in zip(_by_group(state), parts, strict=True)]
     for _, part_sizes in by_group:
         for size in part_sizes:
@@ -218,7 +223,9 @@ def _step_in_parts(state: RankState, scratch: Instruction) -> None:
 def _gather(state: RankState, scratch: Instruction) -> None:
     ranks = state.rank.optimizer_ranks
     _communicate(
-        state, [size for total in group_bytes(state) for size in all_gather_sizes(int(total / ranks), ranks)], scratch
+        state,
+        [size for total in bf16_bytes_of_groups(state) for size in all_gather_output_bytes(int(total / ranks), ranks)],
+        scratch,
     )
 
 
@@ -258,7 +265,7 @@ def _by_group(state: RankState) -> list[list[Allocation]]:
     first = state.grads[:1] if state.rank.tied else []
     ordered = [*first, *state.grads[len(first) :][::-1]]
     out = []
-    for members in groups_of(state.rank.weights):
+    for members in optimizer_groups_of(state.rank.weights):
         flat = state.rank.weights[members[0]].is_1d
         out.append([] if flat else ordered[: len(members)])
         ordered = ordered[len(out[-1]) :]
@@ -283,7 +290,7 @@ def gradient_buckets(grads: list[int]) -> list[list[int]]:
     return [*out, bucket] if bucket else out
 
 
-def all_gather_sizes(part: int, ranks: float) -> list[int]:
+def all_gather_output_bytes(part: int, ranks: float) -> list[int]:
     """The flat outputs of the all-gathers of parameters, in pieces of at most a bucket. [B]"""
     pieces = max(1, int(part * ranks / BUCKET))
     return [int(part * ranks / pieces)] * pieces

@@ -11,15 +11,15 @@ from mofa.replay.memory import deepspeed
 from mofa.replay.memory.block_executor import BlockExecutor
 from mofa.replay.memory.dispatcher_retention import BLOCKS
 from mofa.replay.memory.fsdp_and_optimizer import (
+    free_last_gathered_buffer,
     gather_all_groups,
-    gather_ends,
     gather_group_weights,
     reduce_chunk_gradients,
     step_optimizer,
 )
-from mofa.replay.memory.paired_passes import BlockRun, play_in_pair
+from mofa.replay.memory.paired_passes import BlockRun, block_runs_of_pair
 from mofa.replay.memory.pass_state import Allocation, ChunkPass, Slots
-from mofa.replay.memory.rank_start import allocate_start
+from mofa.replay.memory.rank_start import allocate_rank_start
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.steady_state import SteadyStatePlayer
 from mofa.replay.rank.description import Rank
@@ -64,7 +64,7 @@ class StepExecutor(BlockExecutor):
     def allocate_start(self) -> None:
         """Parameters, then what the framework keeps beside them."""
         self.state.highest.append((0, 0, 0, 0))
-        allocate_start(self.state)
+        allocate_rank_start(self.state)
 
     def run_step(self) -> None:
         """Forwards and backwards of all micro-batches, then the optimizer."""
@@ -119,7 +119,7 @@ class StepExecutor(BlockExecutor):
                 after, slots[out] = slots[out], None
                 self.free_slots(code.free_remaining, slots)
                 x = after
-            gather_ends(self.state)
+            free_last_gathered_buffer(self.state)
             for allocation in self.handed_on.values():
                 self.state.free_allocation(allocation)
             self.handed_on = {}
@@ -154,7 +154,9 @@ class StepExecutor(BlockExecutor):
             self.state.passes[chunk, micro_batch].restore_slots()
         if kind == "F" and (chunk, micro_batch) in self.backward_beside:
             self._run(
-                play_in_pair(self.forward(chunk, micro_batch), self.backward(*self.backward_beside[chunk, micro_batch]))
+                block_runs_of_pair(
+                    self.forward(chunk, micro_batch), self.backward(*self.backward_beside[chunk, micro_batch])
+                )
             )
         elif kind == "F":
             self._run(self.forward(chunk, micro_batch))
@@ -178,7 +180,7 @@ class StepExecutor(BlockExecutor):
         x: Block | None = None
         self.take_first_forward_buffers()
         if r.receives[chunk] and not r.preallocated:
-            x, _ = deepspeed.gather_parts(self.state, self.sends, INPUT, "receive of an input")
+            x, _ = deepspeed.gather_partitioned_tensor(self.state, self.sends, INPUT, "receive of an input")
             if r.keeps_received_inputs:
                 self.received_inputs.on_forward_begin()
         chunk_pass = ChunkPass()
@@ -195,7 +197,7 @@ class StepExecutor(BlockExecutor):
             if given >= 0:
                 x, slots[given] = slots[given], None
             chunk_pass.slots.append(slots)
-        gather_ends(self.state)
+        free_last_gathered_buffer(self.state)
         self.received_inputs.on_graph_freed()
         for allocation in self.handed_on.values():
             self.state.free_allocation(allocation)
@@ -216,7 +218,7 @@ class StepExecutor(BlockExecutor):
         elif x is not None and r.sends[chunk] and not r.preallocated:
             output = x, off_tape_instruction(ACTIVATIONS, INPUT, "send of an output")
             if r.deepspeed:
-                chunk_pass.out = deepspeed.kept_part_of_output(self.state, output)[0]
+                chunk_pass.out = deepspeed.keep_output_part(self.state, output)[0]
             else:
                 self.state.free_allocation(output)
         else:
@@ -252,7 +254,7 @@ class StepExecutor(BlockExecutor):
         to_the_end: list[Allocation] = []
         if r.deepspeed and r.sends[chunk]:
             assert sent is not None
-            to_the_end = [*deepspeed.restore_output(self.state, self.sends), sent]
+            to_the_end = [*deepspeed.regather_output_for_backward(self.state, self.sends), sent]
         elif sent is not None and not r.preallocated:
             self.state.free_allocation(sent)
         dy = self.received_gradient(chunk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, SlotRequest, broadcast_requests
+from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, SlotRequest, ddp_broadcast_requests
 from mofa.cost.allocations.weight_buffers import weights_by_optimizer
 from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD
 from mofa.replay.allocator.timeline import (
@@ -23,7 +23,7 @@ from mofa.replay.memory.pass_state import name_in_layer
 if TYPE_CHECKING:
     from mofa.replay.memory.pass_state import Allocation
     from mofa.replay.memory.rank_state import RankState
-    from mofa.replay.rank.description import Rank, Weight
+    from mofa.replay.rank.description import Rank, WeightBytes
 
 GATHER, REDUCE = 1, 2
 """FSDP's streams."""
@@ -31,8 +31,8 @@ FROM_HOST = 3
 """The stream of the hybrid optimizer's copies from the host, where it has one."""
 
 
-def allocate_requests(state: RankState, wants: Iterable[SlotRequest], where: str) -> None:
-    """What is allocated and freed before there is a computation."""
+def allocate_init_requests(state: RankState, wants: Iterable[SlotRequest], where: str) -> None:
+    """Allocate and free what is asked for before there is a computation: parameters as they are made."""
     allocations: dict[int, Allocation] = {}
     for slot, nbytes, name in wants:
         if not nbytes:
@@ -57,8 +57,8 @@ def gather_group_weights(state: RankState, chunk: int, group: int) -> None:
     state.note_peak_since(start)
 
 
-def gather_ends(state: RankState) -> None:
-    """Behind a chunk's forward the last group's goes as well."""
+def free_last_gathered_buffer(state: RankState) -> None:
+    """Free the gathered buffer of a chunk's last group, behind its forward."""
     _let_go(state)
 
 
@@ -74,7 +74,7 @@ def gather_all_groups(state: RankState) -> None:
     state.note_peak_since(start)
 
 
-def copy_gathered(state: RankState, chunk: int) -> None:
+def copy_out_gathered_groups(state: RankState, chunk: int) -> None:
     """In front of a chunk's first forward what was fetched for it is copied, group by group."""
     groups = state.rank.gathered_params
     if groups is None or chunk in state.unsharded:
@@ -120,7 +120,7 @@ def allocate_ddp_buckets(state: RankState) -> None:
     instruction = off_tape_instruction(GRADIENTS, "bucket of gradients", "DDP's buckets")
     start = state.events_and_allocated()
     if not state.whole_buckets and "backward" not in state.threads:
-        allocate_requests(state, broadcast_requests(state.rank.weights), "DDP's beginning")
+        allocate_init_requests(state, ddp_broadcast_requests(state.rank.weights), "DDP's beginning")
         state.whole_buckets = [state.allocate(sum(sizes), instruction) for sizes in state.rank.buckets]
     elif state.whole_buckets and "backward" in state.threads:
         for bucket, sizes in zip(state.whole_buckets, state.rank.buckets, strict=True):
@@ -163,14 +163,14 @@ def reduce_chunk_gradients(state: RankState, chunk: int) -> None:
     state.note_peak_since(start)
 
 
-def optimizers_weights(rank: Rank) -> tuple[tuple[Weight, ...], ...]:
+def weights_of_each_optimizer(rank: Rank) -> tuple[tuple[WeightBytes, ...], ...]:
     """The weights of each optimizer, in its order."""
     return weights_by_optimizer(rank.weights, rank.flat_buffers)
 
 
-def weights_in_step_order(rank: Rank) -> tuple[Weight, ...]:
+def weights_in_step_order(rank: Rank) -> tuple[WeightBytes, ...]:
     """All weights in the order of the optimizers."""
-    return tuple(w for of_one in optimizers_weights(rank) for w in of_one)
+    return tuple(w for of_one in weights_of_each_optimizer(rank) for w in of_one)
 
 
 def step_optimizer(state: RankState) -> None:
@@ -192,7 +192,7 @@ def step_optimizer(state: RankState) -> None:
     for w in weights_in_step_order(state.rank) if state.rank.flat_buffers else ():
         if w.temporary_bytes:  # clipping scales each gradient into a temporary (utils.py:1212)
             state.free_allocation(state.allocate(w.state_bytes, scratch))
-    for weights in optimizers_weights(state.rank):
+    for weights in weights_of_each_optimizer(state.rank):
         if state.step == 1:
             for w in weights:
                 for moment in state_kinds if w.state_bytes else ():
@@ -203,7 +203,7 @@ def step_optimizer(state: RankState) -> None:
         _copy_from_host(state, weights)
 
 
-def _copy_from_host(state: RankState, weights: Iterable[Weight]) -> None:
+def _copy_from_host(state: RankState, weights: Iterable[WeightBytes]) -> None:
     """Values of weights that hosts stepped come as fp32 and are cast on the device, one behind the other
     (aten/src/ATen/native/cuda/Copy.cu, ``copy_kernel_cuda``: conversions of copies that nobody waits for)."""
     stream = FROM_HOST if state.rank.overlaps_host_copies else 0

@@ -32,7 +32,7 @@ class BlockRun(NamedTuple):
         return bool(self.rank_block.parts[0])
 
 
-def alternately(forward: BlockRun, backward: BlockRun) -> Iterator[BlockRun]:
+def alternate_pass_parts(forward: BlockRun, backward: BlockRun) -> Iterator[BlockRun]:
     """The parts of a layer's forward and of a layer's backward, as the host issues them."""
     cut = {
         "F": _cut(forward.instructions, forward.rank_block.parts[0]),
@@ -53,7 +53,7 @@ def _cut(instructions: Packed, part_of: Mapping[str, str]) -> dict[str, Packed]:
     return {name: tuple(items) for name, items in out.items()}
 
 
-def play_in_pair(forward: Iterator[BlockRun], backward: Iterator[BlockRun]) -> Iterator[BlockRun]:
+def block_runs_of_pair(forward: Iterator[BlockRun], backward: Iterator[BlockRun]) -> Iterator[BlockRun]:
     """What is to run of a forward and of a backward that run as a pair, in order.
 
     Layers take turns as far as both have one; ends of the model and layers that are left over run alone.
@@ -62,7 +62,7 @@ def play_in_pair(forward: Iterator[BlockRun], backward: Iterator[BlockRun]) -> I
         ahead = yield from _up_to_layer(forward)
         back = yield from _up_to_layer(backward)
         if ahead is not None and back is not None:
-            yield from alternately(ahead, back)
+            yield from alternate_pass_parts(ahead, back)
         elif ahead is not None or back is not None:
             yield ahead or back  # type: ignore[misc]
         else:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mofa.replay.allocator.compiled import fastest_allocator
 from mofa.replay.allocator.timeline import Journal, MemoryInstant
-from mofa.replay.garbage_collection import without_collection
+from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.replay.memory.executor import StepExecutor
 from mofa.replay.memory.fsdp_and_optimizer import step_optimizer
 from mofa.replay.memory.shared_recordings import SharedRecordings
@@ -98,8 +98,8 @@ class RankMemoryReplay:
     """A rank whose steps of equal tokens are played, as :func:`play_memory` has them; of several that of one is
     played on.
 
-    As soon as it reserves more than a ``limit``, :class:`~mofa.replay.allocator.pools.LimitPassed` is raised, here or
-    in :meth:`play_drawn_steps`. [B]
+    As soon as it reserves more than a ``limit``, :class:`~mofa.replay.allocator.pools.ReservedLimitPassed` is raised,
+    here or in :meth:`play_drawn_steps`. [B]
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RankMemoryReplay:
         self.rank = rank
         self.room_bytes = capacity_bytes
         self.allocator = fastest_allocator(capacity_bytes, expandable=expandable, limit=limit)
-        with without_collection():
+        with without_garbage_collection():
             self.player = player = StepExecutor(rank, self.allocator, skip_rounds=skip_rounds, recordings=recordings)
             player.allocate_start()
             self.ready = self.allocator.allocated
@@ -127,7 +127,7 @@ class RankMemoryReplay:
         drift, player = self.rank.routing_drift, self.player
         assert drift is not None
         mark = player.state.journal.end_state()
-        with without_collection():
+        with without_garbage_collection():
             for _ in range(drift.num_drift_steps(len(self.rank.computations)) - FIRST_STEPS):
                 player.draw_tokens()
                 player.run_step()
@@ -159,7 +159,7 @@ class RankMemoryReplay:
         )  # fmt: skip
 
 
-def may_be_fullest(
+def ranks_that_may_be_fullest(
     ranks: Sequence[Rank], *, capacity_bytes: int | None = None, expandable: bool = False,
     recordings: SharedRecordings | None = None,
 ) -> Sequence[Rank]:  # fmt: skip

@@ -12,15 +12,15 @@ from mofa.replay.allocator.timeline import (
     off_tape_instruction,
 )
 from mofa.replay.memory import deepspeed
-from mofa.replay.memory.fsdp_and_optimizer import allocate_requests, weights_in_step_order
+from mofa.replay.memory.fsdp_and_optimizer import allocate_init_requests, weights_in_step_order
 from mofa.replay.memory.pass_state import Allocation, name_in_layer
 from mofa.replay.memory.rank_state import RankState
-from mofa.replay.rank.description import Weight
+from mofa.replay.rank.description import WeightBytes
 
 WHERE = "start"
 
 
-def allocate_start(state: RankState) -> None:
+def allocate_rank_start(state: RankState) -> None:
     """Allocate parameters, then what the framework keeps beside them."""
     r = state.rank
     begun = state.events_and_allocated()
@@ -28,7 +28,7 @@ def allocate_start(state: RankState) -> None:
         deepspeed.allocate_flat_buffers(state)
         return
     if r.preallocated:
-        allocate_requests(state, weight_init_requests(r.weights, r.rotary_table_bytes), WHERE)
+        allocate_init_requests(state, weight_init_requests(r.weights, r.rotary_table_bytes), WHERE)
         state.note_peak_since(begun)
         return
     params = [_parameter(state, w, n) for n, w in enumerate(r.weights)]
@@ -51,7 +51,7 @@ def allocate_start(state: RankState) -> None:
     state.note_peak_since(begun)
 
 
-def _parameter(state: RankState, weight: Weight, number: int) -> Allocation:
+def _parameter(state: RankState, weight: WeightBytes, number: int) -> Allocation:
     """The n-th parameter of a rank, and what is built beside it.
 
     In fp8 it is cast from a 16-bit tensor, which goes, and has a transposed copy.

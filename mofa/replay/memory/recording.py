@@ -35,7 +35,7 @@ NOTHING = Block(BlockPool(0, False), 0, 0, FREE)
 """In slots that nothing was taken for yet."""
 
 
-class BlockEnd(NamedTuple):
+class RecordedBlockEnd(NamedTuple):
     """A piece is through in a ``phase``, behind so many orders; the blocks in the slots ``sent`` come back late."""
 
     num_orders: int
@@ -77,7 +77,7 @@ class Recording:
     reserved_reads: tuple[tuple[int, int], ...]
     places: Places
     retained_slots: tuple[int, ...]
-    block_ends: tuple[BlockEnd, ...]
+    block_ends: tuple[RecordedBlockEnd, ...]
 
     def for_allocator(self, allocator: Allocator) -> Recording:
         """The same with its requests to an allocator."""
@@ -183,7 +183,7 @@ class Recorder:
         self.orders: list[Order] = []
         self.entries: dict[int, list[tuple[int, int]]] = {}
         self.looks: list[tuple[int, int]] = []
-        self.passed: list[BlockEnd] = []
+        self.passed: list[RecordedBlockEnd] = []
         self.sent: list[int] = []
         """Slots that the piece under way has sent."""
         self.clean = True
@@ -212,7 +212,7 @@ class Recorder:
             self.orders.append((0, slot, block.pool.stream << 1 | block.pool.small))
         self.a.free(block)
 
-    def send(self, block: Block) -> None:
+    def note_sent_block(self, block: Block) -> None:
         """A block is let go that comes back late; the journal has it already."""
         slot = self.live.pop(block.address, -1)
         if slot < 0:
@@ -223,7 +223,7 @@ class Recorder:
 
     def note_block_end(self, phase: str, name: str) -> None:
         """A piece is through: here comes back what was sent."""
-        self.passed.append(BlockEnd(len(self.orders), phase, name, tuple(self.sent)))
+        self.passed.append(RecordedBlockEnd(len(self.orders), phase, name, tuple(self.sent)))
         self.sent.clear()
 
     def note_renamed(self, block: Block) -> None:
@@ -273,7 +273,7 @@ class Recorder:
         )  # fmt: skip
         return self.recorded.last
 
-    def _short(self) -> tuple[tuple[Order, ...], tuple[BlockEnd, ...]]:
+    def _short(self) -> tuple[tuple[Order, ...], tuple[RecordedBlockEnd, ...]]:
         """The requests, what is freed before its pool is asked for more having become a look for room.
 
         Where rests are split off, such a pair changes nothing unless memory has to be asked of the device, or something

@@ -11,7 +11,7 @@ import numpy as np
 
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.compiled import CompiledAllocator, NumberedBlocks
-from mofa.replay.allocator.expandable_segments import least_expandable
+from mofa.replay.allocator.expandable_segments import least_expandable_block
 from mofa.replay.allocator.pools import (
     ALLOCATED,
     FREE,
@@ -23,9 +23,9 @@ from mofa.replay.allocator.pools import (
     address_of,
 )
 from mofa.replay.allocator.timeline import MANY_RESTS, Instruction, Journal
-from mofa.replay.memory.recording import NEAR, NOTHING, BlockEnd, PassBlocks, Recording
+from mofa.replay.memory.recording import NEAR, NOTHING, PassBlocks, RecordedBlockEnd, Recording
 
-Passed = Callable[[BlockEnd, BlockSlots], None]
+Passed = Callable[[RecordedBlockEnd, BlockSlots], None]
 """Told of a piece that is through, and where the blocks of the pass are."""
 Grow = Callable[[int, int, BlockPool], Block]
 """Asks the device for a slot's bytes."""
@@ -236,7 +236,7 @@ def _expandable_fit(pool: BlockPool, size: int) -> Block | None:
     index = pool.first_fitting_bin(size)
     if index == len(pool.lists):
         return None
-    free = least_expandable(pool, index)
+    free = least_expandable_block(pool, index)
     pool.remove(free)
     return free
 
@@ -279,7 +279,7 @@ def _grow(
 ) -> Block:  # fmt: skip
     """A new block of the device's for a slot, and in ``grown`` what is reserved with it."""
     try:
-        free = allocator.grow(pool, size)
+        free = allocator.block_of_fresh_memory(pool, size)
     except OutOfDeviceMemory as full:
         event = recording.allocation_events[slot]
         known = {**recorded.rests, **rests}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.replay.memory.recording import Recording
 from mofa.replay.rank.description import Rank
-from mofa.replay.rank.program import BlockProgram, block_program
+from mofa.replay.rank.program import BlockProgram, program_of_trace
 
 Which = tuple[str, int, bool, tuple[bool, ...], bool]
 """A kind of computation, its chunk, whether it retains any (:mod:`mofa.replay.memory.dispatcher_retention`), and what
@@ -29,7 +29,7 @@ class SharedRecordings:
     def program(self, trace: BlockTrace) -> BlockProgram:
         """The program of a block's trace, made once."""
         if id(trace) not in self._programs:
-            self._programs[id(trace)] = trace, block_program(trace)
+            self._programs[id(trace)] = trace, program_of_trace(trace)
         return self._programs[id(trace)][1]
 
     def programs(self, rank: Rank) -> list[list[BlockProgram]]:

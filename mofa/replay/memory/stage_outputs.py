@@ -155,7 +155,7 @@ class DeferredFrees:
         """Whether what a ring sends comes back late; a first step's does at once, whose host compiles and loads."""
         return self.rings and self.state.step > 1
 
-    def send(self, block: Block) -> None:
+    def free_once_sent(self, block: Block) -> None:
         """Have a block come back when the device has passed the block of the model under way."""
         block.state = WAITING
         self.ring.put(block)
@@ -177,8 +177,8 @@ class DeferredFrees:
         if sent and self.defers_sent_blocks:
             self.state.a.allocated -= block.size
             if self.state.notes is not None:
-                self.state.notes.send(block)
-            self.send(block)
+                self.state.notes.note_sent_block(block)
+            self.free_once_sent(block)
             return
         behind = self.host_lead_launches() if self.reduces and not sent else 0.0
         if not behind:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from mofa.replay.allocator.pools import Block, BlockSlots
 from mofa.replay.memory import deepspeed
-from mofa.replay.memory.fsdp_and_optimizer import allocate_ddp_buckets, copy_gathered, reduce_chunk_gradients
+from mofa.replay.memory.fsdp_and_optimizer import allocate_ddp_buckets, copy_out_gathered_groups, reduce_chunk_gradients
 from mofa.replay.memory.pass_state import ChunkPass
-from mofa.replay.memory.recording import BlockEnd, PassBlocks, Recorder, Recording, RetainedBlock
+from mofa.replay.memory.recording import PassBlocks, RecordedBlockEnd, Recorder, Recording, RetainedBlock
 from mofa.replay.memory.repeated import repeat_recording
 from mofa.replay.memory.shared_recordings import Which
 from mofa.replay.memory.skipped_rounds import (
@@ -124,7 +124,7 @@ class SteadyStatePlayer:
         if kind == "F" and state.rank.buckets:
             allocate_ddp_buckets(state)
         if kind == "F" and state.rank.reduces_by_chunk:
-            copy_gathered(state, chunk)
+            copy_out_gathered_groups(state, chunk)
         if self.sends.possible:
             self.sends.before_computation(kind, chunk)
         self._play(kind, chunk, micro_batch)
@@ -168,7 +168,7 @@ class SteadyStatePlayer:
         if self.retained.possible:
             self.retained.replace(chunk, left)
         elif kind == "B" and self.state.rank.deepspeed:
-            deepspeed.move_gradients(self.state, left)
+            deepspeed.replace_gradient_blocks(self.state, left)
 
     def _repeat(self, which: Which, recording: Recording, micro_batch: int) -> None:
         """Repeat a computation from a recording."""
@@ -200,10 +200,10 @@ class SteadyStatePlayer:
         else:
             chunk_pass.place = -1
 
-    def _passed(self, chunk: int, passed: BlockEnd, blocks: BlockSlots) -> None:
+    def _passed(self, chunk: int, passed: RecordedBlockEnd, blocks: BlockSlots) -> None:
         """A piece is through in a computation that is repeated."""
         for slot in passed.sent:
-            self.sends.send(blocks[slot])
+            self.sends.free_once_sent(blocks[slot])
         self.sends.after_block(passed.phase, self.pieces[chunk][passed.name])
 
     def _note_down(self, which: Which, micro_batch: int) -> None:

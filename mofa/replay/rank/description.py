@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mofa.cost.allocations.block_trace import BlockTrace
-from mofa.cost.allocations.watchdog import BlockTime
-from mofa.cost.allocations.weight_buffers import FlatBuffer, Weight
+from mofa.cost.allocations.watchdog import BlockPassTime
+from mofa.cost.allocations.weight_buffers import FlatBuffer, WeightBytes
 from mofa.replay.rank.routing_drift import RoutingDrift
 from mofa.specs.optimizers import OPTIMIZERS
 
-__all__ = ["FlatBuffer", "Rank", "RankBlock", "Weight"]
+__all__ = ["FlatBuffer", "Rank", "RankBlock", "WeightBytes"]
 
 
 @dataclass(frozen=True)
 class RankBlock:
-    """Something of a model that runs as one on a rank: an embedding, a layer, a head."""
+    """A block of a rank, an embedding, a layer or a head, with its allocation trace and its times."""
 
     name: str
     trace: BlockTrace
-    forward_and_backward_times: tuple[BlockTime, BlockTime] = BlockTime(), BlockTime()
+    forward_and_backward_times: tuple[BlockPassTime, BlockPassTime] = BlockPassTime(), BlockPassTime()
     """Of its forward and its backward."""
     parts: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
     """Of a layer whose forward runs beside another's backward: the part of each op of its forward and of its backward,
@@ -35,11 +35,11 @@ class Rank:
     ``receives`` and ``sends`` say whether a chunk's input comes from and its output goes to another rank,
     ``feeds_own_chunk`` whether its output goes to another chunk of the rank, ``first_chunks`` which chunk is the
     model's first, if any. ``rotary_table_bytes`` are the table of each model part and what it is made of
-    (:func:`mofa.cost.allocations.initialization.rotary_table_bytes`), ``first_forward_buffers`` are what the first
-    forward takes. [B]
+    (:func:`mofa.cost.allocations.initialization.rotary_table_bytes_of_model_part`), ``first_forward_buffers`` are what
+    the first forward takes. [B]
     """
 
-    weights: tuple[Weight, ...]
+    weights: tuple[WeightBytes, ...]
     chunks: tuple[tuple[RankBlock, ...], ...]
     computations: tuple[tuple[str, int, int], ...]
     num_micro_batches: int

@@ -6,15 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mofa.blocks.combined_passes import part_names
+from mofa.blocks.combined_passes import part_of_each_op
 from mofa.blocks.frameworks.megatron.persistent import buffers_at_first_use
-from mofa.cost.allocations.allocation_trace import gather_embedding_ahead, hold_head_gradient_for_embedding, trace_block
+from mofa.cost.allocations.allocation_trace import (
+    trace_block,
+    with_embedding_gathered_ahead,
+    with_head_gradient_for_embedding,
+)
 from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.host_lead import device_over_host_time, forward_and_backward_times, times_of_fastest_peer
-from mofa.cost.allocations.initialization import rotary_table_bytes
-from mofa.cost.allocations.parameter_tensors import Module, parameter_tensors_of_rank
+from mofa.cost.allocations.initialization import rotary_table_bytes_of_model_part
+from mofa.cost.allocations.parameter_tensors import RankModule, parameter_tensors_of_rank
 from mofa.cost.allocations.sequential_experts import unroll_experts
-from mofa.cost.allocations.watchdog import BlockTime
+from mofa.cost.allocations.watchdog import BlockPassTime
 from mofa.cost.allocations.weight_buffers import (
     buffers_taken_at_build,
     ddp_buckets,
@@ -24,8 +28,8 @@ from mofa.cost.allocations.weight_buffers import (
     with_states_on_hosts,
 )
 from mofa.cost.estimate import Estimator
-from mofa.cost.memory.communicators import communicators_of
-from mofa.cost.memory.late_gradient_copies import bytes_left_free, late_gradient_copies_bytes
+from mofa.cost.memory.communicators import communicator_bytes_of_stages
+from mofa.cost.memory.late_gradient_copies import bytes_free_beside_waiting_copies, late_gradient_copies_bytes
 from mofa.cost.rank_spec import BlockSpec, PersistentBuffers, RankSpec, block_cost
 from mofa.cost.rows import Rows
 from mofa.replay.rank.description import Rank, RankBlock
@@ -34,7 +38,7 @@ from mofa.replay.rank.uneven_layers import UnevenLayers, rows_over_mean_by_layer
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 
 
-def composed_rows(estimator: Estimator) -> Rows:
+def composed_row(estimator: Estimator) -> Rows:
     """The composed row of an estimator of one strategy."""
     assert len(estimator.table) == 1
     return estimator.row_with_every_stage
@@ -42,22 +46,22 @@ def composed_rows(estimator: Estimator) -> Rows:
 
 def describe_ranks(estimator: Estimator, data_rank: int = 0) -> tuple[Rank, ...]:
     """Every pipeline rank of an estimator of one strategy."""
-    rank = rank_describer(estimator, data_rank=data_rank)
+    rank = describer_of_rank(estimator, data_rank=data_rank)
     return tuple(rank(r) for r in range(int(estimator.table.pp[0])))
 
 
-def rank_describer(estimator: Estimator, *, emptiest: bool = False, data_rank: int = 0) -> Callable[[int], Rank]:
+def describer_of_rank(estimator: Estimator, *, emptiest: bool = False, data_rank: int = 0) -> Callable[[int], Rank]:
     """What makes any pipeline rank of an estimator of one strategy: of those that differ by the tokens that their
     experts get the fullest, or the ``emptiest``; of those that hold the same parameters the ``data_rank``-th."""
     return partial(_makes(estimator), emptiest, data_rank)
 
 
-def describers_of_data_rank_ends(estimator: Estimator) -> tuple[Callable[[int], Rank], ...]:
+def describers_of_end_data_ranks(estimator: Estimator) -> tuple[Callable[[int], Rank], ...]:
     """What makes a pipeline rank of each of :func:`first_and_last_data_ranks`."""
-    return describers_of_extreme_ranks(estimator)[0]
+    return describers_of_fullest_and_emptiest(estimator)[0]
 
 
-def describers_of_extreme_ranks(
+def describers_of_fullest_and_emptiest(
     estimator: Estimator,
 ) -> tuple[tuple[Callable[[int], Rank], ...], Callable[[int], Rank]]:
     """The same, and what makes the one with the fewest tokens of the first of them; they share their traces."""
@@ -84,7 +88,7 @@ def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
     traces = _block_traces(estimator)
     routed = UnevenLayers(estimator, traces, _block_traces)
     traces = {label: unroll_experts(trace) for label, trace in traces.items()}
-    return partial(_rank, composed_rows(estimator), estimator.rank_specs, traces, routed)
+    return partial(_rank, composed_row(estimator), estimator.rank_specs, traces, routed)
 
 
 def first_and_last_data_ranks(estimator: Estimator) -> tuple[int, ...]:
@@ -122,8 +126,8 @@ def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
 
 def outside_allocator_bytes(estimator: Estimator) -> tuple[float, tuple[float, ...]]:
     """What the device holds beside the allocator: the CUDA context, and the communicators of every rank. [B]"""
-    rows = composed_rows(estimator)
-    return float(rows.cluster.gpu.context_bytes.value), tuple(communicators_of(rows)[0].tolist())
+    rows = composed_row(estimator)
+    return float(rows.cluster.gpu.context_bytes.value), tuple(communicator_bytes_of_stages(rows)[0].tolist())
 
 
 def allocator_capacity_bytes(estimator: Estimator, pipeline_rank: int = 0) -> int:
@@ -141,7 +145,7 @@ def _rank(
     place, gradients, inputs = spec.place, spec.gradients, spec.buffers.held_inputs
     chunks, moving = _chunks(rows, spec, traces, routed, emptiest)
     modules = [
-        [Module(p.name, block.role, p.trace.weights) for p, block in zip(pieces, chunk.blocks, strict=True)]
+        [RankModule(p.name, block.role, p.trace.weights) for p, block in zip(pieces, chunk.blocks, strict=True)]
         for pieces, chunk in zip(chunks, spec.chunks, strict=True)
     ]
     params = parameter_tensors_of_rank(workload, fw, spec, modules)
@@ -161,7 +165,7 @@ def _rank(
         num_micro_batches=spec.schedule.num_micro_batches, receives=tuple(c.receives for c in spec.chunks),
         sends=tuple(c.sends for c in spec.chunks), feeds_own_chunk=tuple(c.feeds_own_chunk for c in spec.chunks),
         first_chunks=frozenset(c for c, chunk in enumerate(spec.chunks) if chunk.position == 0),
-        stage_boundary_bytes=boundary, rotary_table_bytes=rotary_table_bytes(rows),
+        stage_boundary_bytes=boundary, rotary_table_bytes=rotary_table_bytes_of_model_part(rows),
         first_forward_buffers=(*_lazy_buffers(spec.buffers, fw.library), *(boundary,) * held_throughout),
         allocated_at_build=buffers_taken_at_build(fw, spec, weights), keeps_received_inputs=keeps_received,
         inputs_at_end=inputs.at_end, grads_always=gradients.has_flat_buffers,
@@ -184,7 +188,8 @@ def _rank(
         sent_bytes=boundary // place.tensor_ranks if ds and place.tensor_ranks > 1 else 0,
         pairs_passes=rows.schedule_record.pairs_passes,
         launch_blocking=fw.launch_blocking, casts_to_reduce=fw.casts_to_reduce, routing_drift=drift,
-        late_copies_bytes=int(late_gradient_copies_bytes(rows)[0, pipeline_rank]), margin_bytes=bytes_left_free(rows),
+        late_copies_bytes=int(late_gradient_copies_bytes(rows)[0, pipeline_rank]),
+        margin_bytes=bytes_free_beside_waiting_copies(rows),
     )  # fmt: skip
 
 
@@ -201,16 +206,17 @@ def _chunks(
     def trace(block: BlockSpec) -> BlockTrace:
         if block.role == "layer":
             of_layer = trace_of(block.tapes, block.number)
-            return gather_embedding_ahead(of_layer, traces["embedding"]) if block.number == 0 else of_layer
+            return with_embedding_gathered_ahead(of_layer, traces["embedding"]) if block.number == 0 else of_layer
         waits = block.role == "head" and spec.gradients.head_gradient_waits_for_embedding
-        return hold_head_gradient_for_embedding(traces["head"]) if waits else traces[block.tapes]
+        return with_head_gradient_for_embedding(traces["head"]) if waits else traces[block.tapes]
 
     def moves(block: BlockSpec) -> DriftingLayer | None:
         of_layer = routed.drifting_layer(block.tapes, block.number) if block.role == "layer" else None
         if of_layer is None or block.number > 0:
             return of_layer
         some, more = (
-            gather_embedding_ahead(end, traces["embedding"]) for end in (of_layer.trace, of_layer.trace_with_more_rows)
+            with_embedding_gathered_ahead(end, traces["embedding"])
+            for end in (of_layer.trace, of_layer.trace_with_more_rows)
         )
         return replace(of_layer, trace=some, trace_with_more_rows=more)
 
@@ -245,12 +251,12 @@ def _parts(rows: Rows, block: BlockSpec) -> tuple[Mapping[str, str], Mapping[str
     if not rows.schedule_record.pairs_passes or not block.is_layer:
         return {}, {}
     tapes = rows.costs.tapes[block.tapes]
-    return part_names(tapes.forward, tapes.backward, delays=rows.framework.delay_wgrad)
+    return part_of_each_op(tapes.forward, tapes.backward, delays=rows.framework.delay_wgrad)
 
 
-def _forward_and_backward_times(rows: Rows, block: BlockSpec) -> tuple[BlockTime, BlockTime]:
+def _forward_and_backward_times(rows: Rows, block: BlockSpec) -> tuple[BlockPassTime, BlockPassTime]:
     cost = block_cost(rows, block)
-    return forward_and_backward_times(cost) if cost is not None else (BlockTime(), BlockTime())
+    return forward_and_backward_times(cost) if cost is not None else (BlockPassTime(), BlockPassTime())
 
 
 def _lazy_buffers(buffers: PersistentBuffers, library: str | None) -> tuple[int, ...]:

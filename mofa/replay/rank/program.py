@@ -45,7 +45,7 @@ def pack_instructions(instructions: Iterable[Instruction]) -> Packed:
 
 @dataclass(frozen=True)
 class BlockProgram:
-    """A block's acts. Slots are numbered from 0 to ``num_slots``; -1 is none.
+    """A block's instructions on slots, which are numbered from 0 to ``num_slots``; -1 is none.
 
     ``inputs``, ``weights``, ``weights_of_last``, ``free_after_backward_by_inputs`` and ``free_above_last_weight`` are
     empty where no schedule asks for them. ``claims`` and ``holds`` name what is taken over and handed on, by slot.
@@ -180,8 +180,9 @@ class _Slots:
         return tuple(out)
 
 
-def block_program(trace: BlockTrace) -> BlockProgram:
-    """The acts of a block: forward, backward, and where a schedule puts weights' gradients off the halves of that."""
+def program_of_trace(trace: BlockTrace) -> BlockProgram:
+    """The program of a trace: its block's forward and backward, and where a schedule puts weights' gradients off the
+    halves of that."""
     slots = _Slots(trace)
     forward = slots.instructions(trace.forward, None, trace.autocast_cached)
     backward = slots.instructions(trace.backward, None, frozenset())

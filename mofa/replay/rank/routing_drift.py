@@ -25,7 +25,7 @@ MOST_PASSES = 400
 
 
 @dataclass(frozen=True)
-class Routers:
+class DriftingRouters:
     """What the routers of a rank's layers send it, step by step.
 
     Parameters
@@ -37,7 +37,8 @@ class Routers:
     token_copies
         Token copies that the group sends in a layer and micro-batch. [tokens]
     popularity_spread
-        How far popularity moves from step to step (:func:`mofa.cost.kernels.kernel_selection.popularity_drift`). [-]
+        How far popularity moves from step to step (:func:`mofa.cost.kernels.kernel_selection.expert_popularity_drift`).
+        [-]
     top_k
         Experts of a token. [-]
     num_steps
@@ -93,7 +94,7 @@ class DriftingLayer:
 class RoutingDrift:
     """The layers of a rank whose tokens change from step to step, by chunk and block."""
 
-    routers: Routers
+    routers: DriftingRouters
     layers: tuple[tuple[DriftingLayer | None, ...], ...]
 
     def num_drift_steps(self, computations: int) -> int:
@@ -131,9 +132,11 @@ class DrawnPrograms:
         return self.known[chunk, micro_batch]
 
     def _drawn(self, moving: DriftingLayer) -> BlockProgram:
-        return self.of_tokens(moving, self.drift.routers.tokens(self.popularity[moving.moe_layer_index], self.rng))
+        return self.program_of_tokens(
+            moving, self.drift.routers.tokens(self.popularity[moving.moe_layer_index], self.rng)
+        )
 
-    def of_tokens(self, moving: DriftingLayer, tokens: FloatA) -> BlockProgram:
+    def program_of_tokens(self, moving: DriftingLayer, tokens: FloatA) -> BlockProgram:
         """The program of a layer whose experts get these tokens. (experts of a rank,) [tokens]"""
         routers = self.drift.routers
         rows = tokens.sum() * routers.shares.shape[1] / routers.token_copies
@@ -144,16 +147,16 @@ class DrawnPrograms:
             )
         return self.sizes[key].program(
             rows - moving.rows_over_mean, tokens / max(tokens.mean(), 1e-12),
-            filled_rows_over_mean(tokens, moving.filled_up_to),
+            padding_rows_over_mean(tokens, moving.filled_up_to),
         )  # fmt: skip
 
 
-def filled_rows_over_mean(tokens: FloatA, filled_up_to: int) -> float:
+def padding_rows_over_mean(tokens: FloatA, filled_up_to: int) -> float:
     """Rows that fill experts up to whole pieces, over half a piece less a half for each, which is their mean. [-]
 
     Examples
     --------
-    >>> filled_rows_over_mean(np.array([16.0, 17.0]), 16), filled_rows_over_mean(np.array([16.0, 17.0]), 1)
+    >>> padding_rows_over_mean(np.array([16.0, 17.0]), 16), padding_rows_over_mean(np.array([16.0, 17.0]), 1)
     (1.0, 1.0)
     """
     if filled_up_to <= 1:

@@ -16,8 +16,8 @@ from mofa.blocks.fp8 import ALIGNED_ROWS
 from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.sequential_experts import unroll_experts
 from mofa.cost.estimate import Estimator
-from mofa.cost.kernels.kernel_selection import popularity_drift
-from mofa.replay.rank.routing_drift import MOST_STEPS, DriftingLayer, Routers
+from mofa.cost.kernels.kernel_selection import expert_popularity_drift
+from mofa.replay.rank.routing_drift import MOST_STEPS, DriftingLayer, DriftingRouters
 from mofa.specs.model import ModelSpec
 
 FloatA = NDArray[np.float64]
@@ -57,7 +57,7 @@ def even_expert_shares(model: ModelSpec, ep: int) -> FloatA:
     return np.full((model.num_moe_layers, ep, experts // ep), 1.0 / experts)
 
 
-def rows_filled_up_to(estimator: Estimator) -> int:
+def expert_row_multiple(estimator: Estimator) -> int:
     """The multiple to which fp8 products fill up an expert's rows, 1 where none does. [tokens]
 
     A rank that has all experts gets as many tokens in each micro-batch, but not as many rows that fill them up. Experts
@@ -84,7 +84,7 @@ class UnevenLayers:
         self.traces, self.estimator = traces, estimator
         ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
         self.rows, drawn_evenly = rows_over_mean_by_layer(estimator), random_expert_shares(estimator)
-        self.filled_up_to = rows_filled_up_to(estimator)
+        self.filled_up_to = expert_row_multiple(estimator)
         if self.rows is None and drawn_evenly is not None:
             self.rows = np.ones(drawn_evenly.shape[:2])
         if self.rows is None and ep == 1 and self.filled_up_to > 1 and model.moe is not None:
@@ -137,7 +137,7 @@ class UnevenLayers:
             self.rows_over_mean, self.plain[label], self.more[label], self.place[layer], self.filled_up_to
         )
 
-    def routers(self, layers: Sequence[int], emptiest: bool) -> Routers | None:
+    def routers(self, layers: Sequence[int], emptiest: bool) -> DriftingRouters | None:
         """What is drawn for the rank that these layers give most tokens to, or the ``emptiest``, where its experts run
         one after the other, chance chooses them, or fp8 fills up their rows.
 
@@ -154,8 +154,8 @@ class UnevenLayers:
         tokens = int(table.micro_batch[0]) * estimator.workload.batch.seq_len / int(table.cp[0])
         copies = tokens * moe.top_k * ep * int(table.etp[0]) / (int(table.tp[0]) if bool(table.sp[0]) else 1)
         drifts = estimator.loads.drifts and np.isfinite(steps)
-        spread = popularity_drift(np.asarray(copies * shares)) if drifts else 0.0
-        return Routers(
+        spread = expert_popularity_drift(np.asarray(copies * shares)) if drifts else 0.0
+        return DriftingRouters(
             shares, self._rank(places, emptiest), copies, spread, moe.top_k,
             int(steps) if np.isfinite(steps) else MOST_STEPS,
         )  # fmt: skip

@@ -9,16 +9,16 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.roles import WEIGHT_ROLES, Role
 from mofa.blocks.tapes import layer_label
-from mofa.cost.block.durations import time_works
+from mofa.cost.block.durations import device_seconds_of_works
 from mofa.cost.rows import Rows
 from mofa.replay.time.kernel_runs import (
     CrossStreamTensors,
     ResolvedTape,
     Step,
     TapeSteps,
-    join_kernels,
+    join_kernels_to_steps,
+    only_entry,
     resolve_tape,
-    scalar,
 )
 
 Phase = Literal["F", "B", "I", "W", "FB"]
@@ -50,7 +50,7 @@ class PlanTapes:
     def from_rows(cls, rows: Rows) -> PlanTapes:
         """Read every tape of a plan once."""
         tapes = (tape for block in rows.costs.tapes.values() for tape in (block.forward, block.backward))
-        time_works((op for tape in tapes for op in tape.ops), rows.costs.machine)  # in one go
+        device_seconds_of_works((op for tape in tapes for op in tape.ops), rows.costs.machine)  # in one go
         resolved: dict[tuple[str, Phase], ResolvedTape] = {}
         for label, block in rows.costs.tapes.items():
             resolved[label, "F"] = resolve_tape(f"forward of {label}", block.forward, rows.costs.machine)
@@ -64,9 +64,9 @@ class PlanTapes:
     def steps_of(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> TapeSteps:
         """The steps of a tape; with others inserted behind some of its lines it is made anew."""
         if inserted:
-            return join_kernels(self.resolved[label, phase], self.cross_stream, inserted)
+            return join_kernels_to_steps(self.resolved[label, phase], self.cross_stream, inserted)
         if (label, phase) not in self.steps:
-            self.steps[label, phase] = join_kernels(self.resolved[label, phase], self.cross_stream)
+            self.steps[label, phase] = join_kernels_to_steps(self.resolved[label, phase], self.cross_stream)
         return self.steps[label, phase]
 
     def placed_weights(self, label: str) -> tuple[PlacedWeight, ...]:
@@ -76,7 +76,7 @@ class PlanTapes:
             made = {(line.op.origin, line.op.role): n for n, line in enumerate(lines) if line.op}
             weights = []
             for n, line in enumerate(self.resolved[label, "F"].lines):
-                if line.op is None or not (params := scalar(line.op.weight_params)):
+                if line.op is None or not (params := only_entry(line.op.weight_params)):
                     continue
                 name = line.op.name
                 made_at = max(

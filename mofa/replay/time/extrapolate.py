@@ -43,7 +43,7 @@ class InsertedRounds:
         return tuple(map(order.ranks[rank].index, first))
 
 
-def shortened_steps(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> Iterator[InsertedRounds]:
+def shorter_steps_to_play(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> Iterator[InsertedRounds]:
     """What may stand for a step, the shortest first; nothing where it has few micro-batches.
 
     A round of 1F1B is a forward and a backward, interleaved those of pp micro-batches in all chunks. In front of those
@@ -60,13 +60,13 @@ def shortened_steps(schedule: Schedule, pp: int, vpp: int, num_micro_batches: in
     >>> from mofa.schedules.gpipe import GPIPE
     >>> from mofa.schedules.interleaved import INTERLEAVED
     >>> from mofa.schedules.one_f_one_b import ONE_F_ONE_B
-    >>> next(iter(shortened_steps(ONE_F_ONE_B, 16, 1, 240)))
+    >>> next(iter(shorter_steps_to_play(ONE_F_ONE_B, 16, 1, 240)))
     InsertedRounds(num_played=38, before_forward=20, num_rounds=202, micro_batches_per_round=1)
-    >>> next(iter(shortened_steps(INTERLEAVED, 16, 4, 512)))
+    >>> next(iter(shorter_steps_to_play(INTERLEAVED, 16, 4, 512)))
     InsertedRounds(num_played=144, before_forward=96, num_rounds=23, micro_batches_per_round=16)
-    >>> list(shortened_steps(ONE_F_ONE_B, 16, 1, 40)), list(shortened_steps(GPIPE, 16, 1, 240))
+    >>> list(shorter_steps_to_play(ONE_F_ONE_B, 16, 1, 40)), list(shorter_steps_to_play(GPIPE, 16, 1, 240))
     ([], [])
-    >>> list(shortened_steps(INTERLEAVED, 16, 2, 208)), list(shortened_steps(INTERLEAVED, 16, 4, 520))
+    >>> list(shorter_steps_to_play(INTERLEAVED, 16, 2, 208)), list(shorter_steps_to_play(INTERLEAVED, 16, 4, 520))
     ([], [])
     """
     if schedule.steady_state_unit == "micro-batch":

@@ -15,14 +15,14 @@ import numpy as np
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import COMM_FAMILIES, Op, Tape
 from mofa.blocks.work import Collective, HostCopy, HostSync, MemoryBound
-from mofa.cost.block.durations import Machine, op_seconds
-from mofa.cost.block.host_issue import issue_seconds
+from mofa.cost.block.durations import Machine, device_seconds_array
+from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.launch_blocking import moved_to_computing_stream, waits_after_kernels
-from mofa.cost.block.sequential_experts import issue_around_expert_loops
+from mofa.cost.block.sequential_experts import issue_seconds_around_loops
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import num_queued_kernels
-from mofa.cost.kernels.lazy_loading import tape_with_loads
+from mofa.cost.kernels.lazy_loading import tape_with_kernel_loads
 
 FAMILY = {name: i for i, name in enumerate(EXPOSED)}
 NOW = "@now"
@@ -77,7 +77,7 @@ class SideStreamOp(NamedTuple):
     launches: float = 1.0
 
 
-class Sync(NamedTuple):
+class HostSyncStep(NamedTuple):
     """The host waits for the device, or for ``reads`` of other streams alone, and then computes for ``host_s``. [s]"""
 
     name: str
@@ -92,7 +92,7 @@ class TensorAlias(NamedTuple):
     source: str
 
 
-Step = KernelRun | SideStreamOp | Sync | TensorAlias
+Step = KernelRun | SideStreamOp | HostSyncStep | TensorAlias
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _Line(NamedTuple):
     extra: Step | None = None
     slows: float = 0.0
     communicator: str = ""
-    blocks: Sync | None = None
+    blocks: HostSyncStep | None = None
     """The host's wait behind it, where launches block."""
     is_in_loop: bool = False
     issue_behind: float = 0.0
@@ -139,7 +139,7 @@ class ResolvedTape:
     output_tensor: str
 
 
-def scalar(value: object) -> float:
+def only_entry(value: object) -> float:
     """The entry of an array of one combination."""
     if type(value) is float or type(value) is bool:
         return float(value)
@@ -155,15 +155,17 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
 
     share = machine.cluster.gpu.curves.overlap_slowdown.value
     blocks = machine.framework.launch_blocking
-    seconds = op_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
-    issue = issue_seconds(tape.ops, machine)[:, 0].tolist() if tape.ops else []
+    seconds = device_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
+    issue = issue_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
-    tape, seconds, issue = tape_with_loads(tape, seconds, issue, load_s, machine.host_lead_lost)
-    issue, behind_loops = issue_around_expert_loops(tape.ops, seconds, issue)
+    tape, seconds, issue = tape_with_kernel_loads(tape, seconds, issue, load_s, machine.host_lead_lost)
+    issue, behind_loops = issue_seconds_around_loops(tape.ops, seconds, issue)
     lines: list[_Line] = []
-    for n, (op, device_s, host_s) in enumerate(zip(tape.ops, map(scalar, seconds), map(scalar, issue), strict=True)):
+    for n, (op, device_s, host_s) in enumerate(
+        zip(tape.ops, map(only_entry, seconds), map(only_entry, issue), strict=True)
+    ):
         op = moved_to_computing_stream(op) if blocks else op
-        if not scalar(op.present):
+        if not only_entry(op.present):
             shared = op.writes[:1] if op.reads else ()
             lines.append(_Line(None, (), (), 0.0, 0.0))
         elif op.work is None and op.stream == "compute":
@@ -177,11 +179,12 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
             if isinstance(op.work, Collective):
                 communicator = "world" if any_true(machine.uses_world_communicator(op.work.group)) else op.work.group
             wait = waits_after_kernels(op, machine) if blocks else None
-            behind = None if wait is None else Sync(f"{op.name}.blocks", scalar(wait.host_s))
+            behind = None if wait is None else HostSyncStep(f"{op.name}.blocks", only_entry(wait.host_s))
             lines.append(
                 _Line(
-                    op, tuple(map(of, op.reads)), op.writes, device_s, host_s, scalar(num_queued_kernels(op)), None,
-                    slows, communicator, behind, scalar(op.expert_loops) > 1.0, scalar(behind_loops.get(n, 0.0)),
+                    op, tuple(map(of, op.reads)), op.writes, device_s, host_s, only_entry(num_queued_kernels(op)), None,
+                    slows, communicator, behind, only_entry(op.expert_loops) > 1.0,
+                    only_entry(behind_loops.get(n, 0.0)),
                 )
             )  # fmt: skip
         for tensor in shared:
@@ -215,7 +218,7 @@ class CrossStreamTensors:
         return cls(frozenset(beside), frozenset(awaited - beside))
 
 
-def join_kernels(
+def join_kernels_to_steps(
     part: ResolvedTape, crossing: CrossStreamTensors, inserted: Mapping[int, Sequence[Step]] | None = None
 ) -> TapeSteps:
     """Join a draft's lines to steps; ``inserted`` are steps that follow a line, by its index, or -1 the beginning."""
@@ -247,7 +250,7 @@ def join_kernels(
                     steps.append(line.extra)
         elif isinstance(op.work, HostSync):
             flush()
-            steps.append(Sync(op.name, scalar(op.work.host_s), line.reads))
+            steps.append(HostSyncStep(op.name, only_entry(op.work.host_s), line.reads))
         elif op.stream != "compute":
             flush()
             family = FAMILY[op.family]
@@ -295,7 +298,7 @@ def _most(step: Step) -> float:
         return step.issue + step.busy
     if isinstance(step, SideStreamOp):
         return step.issue + step.seconds
-    return step.host_s if isinstance(step, Sync) else 0.0
+    return step.host_s if isinstance(step, HostSyncStep) else 0.0
 
 
 def waiting_step(names: tuple[str, ...]) -> KernelRun:
@@ -308,7 +311,7 @@ def one_kernel_step(name: str, seconds: float, issue_s: float, family: str, wait
     return _run((KernelInRun(name, seconds, issue_s, FAMILY[family]),), waits, ())
 
 
-def is_communication(family: int) -> bool:
+def is_communication_family(family: int) -> bool:
     """Whether a family's time beside computing is reported as hidden."""
     return EXPOSED[family] in COMM_FAMILIES
 

@@ -26,7 +26,7 @@ class PairedPiece(NamedTuple):
         return " beside ".join(block.name for block in self if block is not None)
 
 
-def paired_pieces(forward: Sequence[BlockSpec], backward: Sequence[BlockSpec]) -> list[PairedPiece]:
+def pieces_of_pair(forward: Sequence[BlockSpec], backward: Sequence[BlockSpec]) -> list[PairedPiece]:
     """The pieces of a pair, in order.
 
     Parameters
@@ -39,7 +39,7 @@ def paired_pieces(forward: Sequence[BlockSpec], backward: Sequence[BlockSpec]) -
     Examples
     --------
     >>> layers = [BlockSpec("layer", "moe", number) for number in range(2)]
-    >>> [piece.name for piece in paired_pieces([BlockSpec("embedding", "embedding"), *layers], layers[:1])]
+    >>> [piece.name for piece in pieces_of_pair([BlockSpec("embedding", "embedding"), *layers], layers[:1])]
     ['embedding', 'block 0 beside block 0', 'block 1']
     """
     ahead_of, ends = _with_what_is_ahead(forward)

@@ -146,12 +146,12 @@ def _flows(played: ReplayedTime, tracks: Mapping[int, Mapping[str, int]]) -> Ite
                    "ts": max(_us(receive.start_s), _us(t.start_s))}  # fmt: skip
 
 
-def evenly_spread(count: int, at_most: int) -> list[int]:
+def evenly_spread_indices(count: int, at_most: int) -> list[int]:
     """``at_most`` numbers below ``count``, the first and the last among them.
 
     Examples
     --------
-    >>> evenly_spread(16, 4), evenly_spread(3, 8)
+    >>> evenly_spread_indices(16, 4), evenly_spread_indices(3, 8)
     ([0, 5, 10, 15], [0, 1, 2])
     """
     if count <= at_most:

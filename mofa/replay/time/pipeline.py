@@ -297,8 +297,8 @@ def play_program(program: Program, seconds: Callable[[Action], float], hop_s: fl
 
     Examples
     --------
-    >>> from mofa.schedules import order_of, program_of
-    >>> program = program_of(order_of("1f1b", "pytorch", 2, 1, 4), "1f1b", "pytorch")
+    >>> from mofa.schedules import computation_order_of, program_with_exchanges
+    >>> program = program_with_exchanges(computation_order_of("1f1b", "pytorch", 2, 1, 4), "1f1b", "pytorch")
     >>> played = play_program(program, lambda action: 1.0 if action.kind == "F" else 2.0)
     >>> played.total, played.bubble_fraction
     (15.0, 0.25)
@@ -309,12 +309,12 @@ def play_program(program: Program, seconds: Callable[[Action], float], hop_s: fl
     for clock in clocks:
         clock.idle["drain"] += total - clock.now
     return PlayedProgram(
-        tuple(tuple(clock.spans) for clock in clocks), sent_spans(flights, program.order.pp),
+        tuple(tuple(clock.spans) for clock in clocks), exchange_spans_by_rank(flights, program.order.pp),
         tuple(clock.idle for clock in clocks), total,
     )  # fmt: skip
 
 
-def sent_spans(flights: ExchangeSpans, pp: int) -> tuple[tuple[Span, ...], ...]:
+def exchange_spans_by_rank(flights: ExchangeSpans, pp: int) -> tuple[tuple[Span, ...], ...]:
     """Sends and receives per rank, from start to end."""
     out: list[list[Span]] = [[] for _ in range(pp)]
     wiring, starts, ends = flights
@@ -323,7 +323,7 @@ def sent_spans(flights: ExchangeSpans, pp: int) -> tuple[tuple[Span, ...], ...]:
     return tuple(map(tuple, out))
 
 
-def most_in_flight(order: Order) -> list[list[int]]:
+def most_micro_batches_in_flight(order: Order) -> list[list[int]]:
     """Most micro-batches whose activations a rank holds, per chunk, at the moment at which it holds most. [-]
 
     From the start of a forward to the end of its backward, by weights where that runs apart.

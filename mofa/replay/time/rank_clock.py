@@ -16,13 +16,13 @@ from mofa.cost.rows import Rows
 from mofa.replay.time.computation_effect import NOTHING, ComputationEffect, StreamsAfterComputation
 from mofa.replay.time.computation_tapes import Phase, PlanTapes, paired_label
 from mofa.replay.time.data_parallel import DataParallelSteps, ExtraSteps, SharedAcrossRanks
-from mofa.replay.time.kernel_runs import Sync
-from mofa.replay.time.paired_passes import PairedPiece, paired_pieces
+from mofa.replay.time.kernel_runs import HostSyncStep
+from mofa.replay.time.paired_passes import PairedPiece, pieces_of_pair
 from mofa.replay.time.pipeline import CAUSES
 from mofa.replay.time.stream_clocks import Relative, StreamClocks
 from mofa.replay.time.time_replayed import ComputationFields, StreamOp
 from mofa.schedules import SCHEDULES, Action, Order
-from mofa.schedules.combined import pairs_of
+from mofa.schedules.combined import backward_beside_each_forward
 
 _PLAIN = ExtraSteps()
 
@@ -121,7 +121,7 @@ class RankTimeline:
         tapes = [tuple(block.tapes for block in blocks) for blocks in self.chunks]
         self.kinds = [plan.chunk_kinds.setdefault(names, len(plan.chunk_kinds)) for names in tapes]
         is_paired = SCHEDULES[self.spec.schedule.name].pairs_passes
-        self.backward_beside = pairs_of(self.order.ranks[self.rank]) if is_paired else {}
+        self.backward_beside = backward_beside_each_forward(self.order.ranks[self.rank]) if is_paired else {}
         """The backward that runs beside each forward, which plays it."""
         self.played_in_forward = frozenset(self.backward_beside.values())
         self.launched_ahead = 0
@@ -224,7 +224,7 @@ class RankTimeline:
             of = (self.rank, c) if every is not _PLAIN else None
             known = {} if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
             tape_steps = [tapes.steps_of(block.tapes, phase) for block in self.chunks[c]]
-            waits = any(type(step) is Sync for part in tape_steps for step in part.steps)
+            waits = any(type(step) is HostSyncStep for part in tape_steps for step in part.steps)
             launches = sum(part.launches for part in tape_steps)
             played_kind = _KindPlayed(
                 phase, c, variant, sum(part.horizon_s for part in tape_steps), every, known, waits, launches
@@ -235,11 +235,11 @@ class RankTimeline:
     def _new_pair(self, action: Action, backward: Action, chunk: int, variant: int) -> _KindPlayed:
         """A forward beside a backward of another chunk, or of its own."""
         c_back = backward.stage // self.order.pp
-        pieces = tuple(paired_pieces(self.chunks[chunk], self.chunks[c_back]))
+        pieces = tuple(pieces_of_pair(self.chunks[chunk], self.chunks[c_back]))
         of_chunks = (self.kinds[chunk], self.kinds[c_back])
         known = {} if self.plan.cache is None else self.plan.cache.setdefault((of_chunks, "FB", variant, None), {})
         steps = [self.plan.tapes[variant].steps_of(*_tape_of(piece)) for piece in pieces]
-        waits = any(type(step) is Sync for part in steps for step in part.steps)
+        waits = any(type(step) is HostSyncStep for part in steps for step in part.steps)
         played_kind = _KindPlayed(
             "FB", chunk, variant, sum(part.horizon_s for part in steps), _PLAIN, known, waits,
             sum(part.launches for part in steps), pieces,
@@ -274,8 +274,8 @@ class RankTimeline:
         assert phase is not None
         blocks = self.chunks[c] if phase == "F" else self.chunks[c][::-1]
         start = clock.compute
-        clock.empty()
-        clock.forget_counts()
+        clock.empty_launch_queue()
+        clock.reset_counts()
         place, handed_on = "", ""
 
         def watch(stream: str, name: str, family: int, begin: float, end: float) -> None:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mofa.cost.amax_reductions import amax_seconds
+from mofa.cost.amax_reductions import amax_reduction_seconds
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
@@ -16,19 +16,19 @@ from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
 from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
-from mofa.cost.step_time.step import counted_stages, hop_seconds, norm_seconds, step_end_seconds
-from mofa.replay.garbage_collection import without_collection
-from mofa.replay.rank.from_estimator import composed_rows
+from mofa.cost.step_time.step import gradient_norm_seconds, hop_seconds, slowest_stages_of_micro_batch, step_end_seconds
+from mofa.replay.garbage_collection import without_garbage_collection
+from mofa.replay.rank.from_estimator import composed_row
 from mofa.replay.time.computation_tapes import PlanTapes
 from mofa.replay.time.data_parallel import data_parallel_steps
-from mofa.replay.time.extrapolate import InsertedRounds, insert_rounds, shortened_steps
+from mofa.replay.time.extrapolate import InsertedRounds, insert_rounds, shorter_steps_to_play
 from mofa.replay.time.kernel_runs import FAMILY
 from mofa.replay.time.pipeline import ExchangeSpans, play_on_ranks
 from mofa.replay.time.rank_clock import RankTimeline, TimedPlan
 from mofa.replay.time.send_recv import NumberedExchanges, match_exchanges
 from mofa.replay.time.stream_clocks import StreamClocks
 from mofa.replay.time.time_replayed import Computation, ReplayedTime, Transfer
-from mofa.schedules import Order, Placement, Program, Runtime, order_of, program_of
+from mofa.schedules import Order, Placement, Program, Runtime, computation_order_of, program_with_exchanges
 from mofa.schedules.order_check import OrderError, check_program
 from mofa.schedules.point_to_point import overlapped_exchanges
 
@@ -76,10 +76,10 @@ def replay_time(
         If an order can't be; the message names the op that waits and for what.
     """
     estimator = estimator.at_power_limited_clock
-    rows = composed_rows(estimator)
+    rows = composed_row(estimator)
     stages, fw = rows.stage_layers.stages, rows.framework
     num = int(rows.num_micro_batches[0])
-    tapes = tuple(PlanTapes.from_rows(composed_rows(e.at_power_limited_clock)) for e in variants) or (
+    tapes = tuple(PlanTapes.from_rows(composed_row(e.at_power_limited_clock)) for e in variants) or (
         PlanTapes.from_rows(rows),
     )
     curves = rows.cluster.gpu.curves
@@ -89,8 +89,8 @@ def replay_time(
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     plain = cached and order is None and not (detail or variants or watched or jitter)
-    with without_collection():
-        for inserted in shortened_steps(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
+    with without_garbage_collection():
+        for inserted in shorter_steps_to_play(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, inserted.num_played)
             ranks = _ranks(plan, estimator.rank_specs, wiring.program.order, inserted)
             play_on_ranks(wiring, ranks, plan.hop_s)
@@ -133,7 +133,9 @@ def _ends(plan: TimedPlan, ranks: Sequence[RankTimeline]) -> list[float]:
 
 @lru_cache(maxsize=8)
 def _wiring(schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> NumberedExchanges:
-    return match_exchanges(program_of(order_of(schedule, runtime, pp, vpp, num_micro_batches), schedule, runtime))
+    return match_exchanges(
+        program_with_exchanges(computation_order_of(schedule, runtime, pp, vpp, num_micro_batches), schedule, runtime)
+    )
 
 
 def _own(order: Order, pp: int, vpp: int, num_micro_batches: int, placement: Placement) -> Program:
@@ -162,7 +164,7 @@ def _finish(
     for player in players:
         clock = player.clock
         player.restore_work_left_by_last()
-        clock.forget_counts()
+        clock.reset_counts()
         clock.play_steps(player.data_parallel.at_step_end)
         clock.drain(DP)
         tails.append(np.array(clock.counts()))
@@ -172,7 +174,7 @@ def _finish(
     if tied:
         with_ends = (seconds for seconds, player in zip(ends, players, strict=True) if player.spec.place.has_end)
         meet = max(meet, max(with_ends) + tied)
-    norm, amaxes = float(norm_seconds(rows)[0]), float(amax_seconds(rows)[0])
+    norm, amaxes = float(gradient_norm_seconds(rows)[0]), float(amax_reduction_seconds(rows)[0])
     step = meet + amaxes + norm + max(last) - (max(last) - min(last))
     shown: list[dict[str, float]] = []
     hiddens: list[dict[str, float]] = []
@@ -200,7 +202,7 @@ def _finish(
         player.spans.append(("O", 0, 0, start, start + optimizer[r] + player.data_parallel.after_optimizer_s))
         assert abs(sum(shown[-1].values()) - step) < 1e-6 * step, (sum(shown[-1].values()), step)
     step = sum(min(shown, key=lambda parts: parts["bubble"]).values())
-    counted = counted_stages(micro_batch_passes(rows))[0, rows.stage_layers.shown.shown_index]
+    counted = slowest_stages_of_micro_batch(micro_batch_passes(rows))[0, rows.stage_layers.shown.shown_index]
     slowest = min(np.flatnonzero(counted).tolist(), key=lambda r: (shown[r]["bubble"], r))
     for parts, late_s in zip(shown, late_issues, strict=True):
         _name_late_issue(parts, late_s)

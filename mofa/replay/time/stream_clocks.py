@@ -17,13 +17,13 @@ from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.replay.time.kernel_runs import (
     FAMILY,
     NOW,
+    HostSyncStep,
     KernelRun,
     SideStreamOp,
     Step,
-    Sync,
     TapeSteps,
     TensorAlias,
-    is_communication,
+    is_communication_family,
 )
 
 HOST = FAMILY["host_idle"]
@@ -95,7 +95,7 @@ class StreamClocks:
                 self._run(step)
             elif type(step) is SideStreamOp:
                 self._beside(step)
-            elif type(step) is Sync:
+            elif type(step) is HostSyncStep:
                 self.synchronise(step.host_s, step.reads)
             elif type(step) is TensorAlias:
                 source = self.ready.get(step.source)
@@ -111,7 +111,7 @@ class StreamClocks:
         if reads:
             until = max([self.ready[name][0] for name in reads if name in self.ready], default=self.host)
         else:
-            self.empty()
+            self.empty_launch_queue()
         self.host = max(self.host, until) + self.sync_s + host_s
 
     def wait_for(self, names: tuple[str, ...]) -> None:
@@ -180,8 +180,8 @@ class StreamClocks:
             self.ready[name] = (self.compute, -1)
             self.delay_of_tensor.pop(name, None)
 
-    def empty(self) -> None:
-        """Nothing that was launched is still to be computed, or nothing is known of it."""
+    def empty_launch_queue(self) -> None:
+        """Empty the launch queue: nothing that was launched is still to be computed, or nothing is known of it."""
         self.launched = self.enqueued = 0.0
         self.queue.clear()
 
@@ -276,7 +276,7 @@ class StreamClocks:
             self.side_stream_s[family] += seconds
             if start < self.compute:
                 self._catch_up(start, min(end, self.compute), step)
-            if is_communication(family) and end > self.compute:
+            if is_communication_family(family) and end > self.compute:
                 launched = self.compute if NOW in reads else LONG_AGO
                 self.ops_in_flight.append((start, end, family, slows, launched))
             if self.watch is not None:
@@ -288,7 +288,7 @@ class StreamClocks:
         else:
             self.delay_of_tensor.pop(name, None)
 
-    def forget_counts(self) -> None:
+    def reset_counts(self) -> None:
         """Count from nothing what is exposed, beside and waited; what was issued late before matters no more."""
         self.exposed, self.side_stream_s, self.idle_s, self.late_issue_s = ([0.0] * len(EXPOSED) for _ in range(4))
         self.delay_of_tensor, self.delay_of_stream = {}, {}
@@ -356,7 +356,7 @@ class StreamClocks:
             for begin, end, family, slows, launched in self.ops_in_flight
         ]
         self.idle_gaps = [(begin + seconds, end + seconds) for begin, end in self.idle_gaps]
-        self.empty()
+        self.empty_launch_queue()
 
     # -- what decides what comes next
     def relative_state(self, longest: float) -> Relative:

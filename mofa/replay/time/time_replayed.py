@@ -61,7 +61,7 @@ class ReplayedTime:
     ops: tuple[tuple[StreamOp, ...], ...] = field(default=())
 
 
-def weighted_mean(first: ReplayedTime, other: ReplayedTime, share: float) -> ReplayedTime:
+def weighted_mean_of_steps(first: ReplayedTime, other: ReplayedTime, share: float) -> ReplayedTime:
     """The mean of two replayed steps of the same ranks, of which the other has the weight ``share``.
 
     Spans, transfers and ops are those of the first.
@@ -69,7 +69,7 @@ def weighted_mean(first: ReplayedTime, other: ReplayedTime, share: float) -> Rep
     Examples
     --------
     >>> one, other = (ReplayedTime(s, {"gemm": s}, {}, 0, ({"gemm": s},), ({},), ()) for s in (2.0, 4.0))
-    >>> weighted_mean(one, other, 0.25).step_s, weighted_mean(one, other, 0.25).ranks
+    >>> weighted_mean_of_steps(one, other, 0.25).step_s, weighted_mean_of_steps(one, other, 0.25).ranks
     (2.5, ({'gemm': 2.5},))
     """
 
@@ -85,13 +85,13 @@ def weighted_mean(first: ReplayedTime, other: ReplayedTime, share: float) -> Rep
     )  # fmt: skip
 
 
-def scaled_by_runs(time: ReplayedTime, runs: float) -> ReplayedTime:
+def scaled_to_runs_per_step(time: ReplayedTime, runs: float) -> ReplayedTime:
     """A step that runs so often on average; its spans, transfers and ops are those of one run.
 
     Examples
     --------
     >>> one = ReplayedTime(2.0, {"gemm": 2.0}, {}, 0, ({"gemm": 2.0},), ({},), ())
-    >>> scaled_by_runs(one, 1.5).exposed, scaled_by_runs(one, 1.0) is one
+    >>> scaled_to_runs_per_step(one, 1.5).exposed, scaled_to_runs_per_step(one, 1.0) is one
     ({'gemm': 3.0}, True)
     """
     if runs == 1.0:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mofa.routing.balance.place import is_placement_check_due
 from mofa.routing.balance.setup import BalanceSetup
-from mofa.routing.placement import Placement, pack_by_load
+from mofa.routing.placement import Placement, placement_packed_by_load
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
@@ -44,7 +44,7 @@ def drop_tokens_beyond_capacity(inputs: IntA, factor: float) -> IntA:
     return np.asarray(np.minimum(inputs, most), dtype=np.int64)
 
 
-def eplb_fullest(loads: IntA, plain_rows: IntA, setup: BalanceSetup) -> FloatA:
+def eplb_fullest_gpu_tokens(loads: IntA, plain_rows: IntA, setup: BalanceSetup) -> FloatA:
     """Tokens of the fullest GPU with replicas packed by the mean load of the past, each with an equal part.
 
     Parameters
@@ -66,7 +66,9 @@ def eplb_fullest(loads: IntA, plain_rows: IntA, setup: BalanceSetup) -> FloatA:
     placed: Placement | None = None
     for i, load in enumerate(loads):
         if is_placement_check_due(i, every):
-            placed = pack_by_load(loads[max(i - every, 0) : i].mean(axis=0), setup.num_gpus, setup.experts_per_gpu)
+            placed = placement_packed_by_load(
+                loads[max(i - every, 0) : i].mean(axis=0), setup.num_gpus, setup.experts_per_gpu
+            )
         if placed is not None:
             fullest[i] = (load / placed.copies.sum(axis=1) @ placed.copies).max()
     return np.asarray(fullest)

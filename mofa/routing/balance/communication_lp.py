@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.routing.balance.replica_lp import TokenSchedule, checked_loads
-from mofa.routing.balance.rounding import round_loads
+from mofa.routing.balance.replica_lp import TokenSchedule, check_loads
+from mofa.routing.balance.rounding import round_replica_tokens
 from mofa.routing.placement import Placement
 
 FloatA = NDArray[np.float64]
@@ -19,7 +19,7 @@ IntA = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Weights:
+class TransferCosts:
     """Cost of a token sent or received over that of one computed. [-]
 
     ``intra`` weighs every token that leaves its GPU, ``inter`` those that leave their node besides; the paper's
@@ -76,12 +76,12 @@ class CommunicationScheduler:
     --------
     Two GPUs with both experts each: everything stays where it is.
 
-    >>> scheduler = CommunicationScheduler(Placement(np.ones((2, 2), dtype=int)), Weights())
+    >>> scheduler = CommunicationScheduler(Placement(np.ones((2, 2), dtype=int)), TransferCosts())
     >>> scheduler.solve(np.array([[5, 1], [1, 5]])).sent
     0.0
     """
 
-    def __init__(self, placement: Placement, weights: Weights) -> None:
+    def __init__(self, placement: Placement, weights: TransferCosts) -> None:
         from ortools.linear_solver import pywraplp
 
         self.placement, self.weights = placement, weights
@@ -153,7 +153,7 @@ class CommunicationScheduler:
             raise SpecError(f"inputs: have shape {given.shape}; give experts x GPUs ({self.placement.num_gpus})")
         if not np.all(np.isfinite(given) & (given >= 0)):
             raise SpecError("inputs: are negative or not finite; write whole numbers of at least 0")
-        loads = checked_loads(given.sum(axis=1), self.placement.num_experts)
+        loads = check_loads(given.sum(axis=1), self.placement.num_experts)
         unit = float(loads.sum()) / self.placement.num_gpus
         scaled = given / unit
         of_node = np.zeros((len(loads), len(self._per_node)))
@@ -174,7 +174,7 @@ class CommunicationScheduler:
         if status != self._solver.OPTIMAL:
             raise SpecError(f"communication-aware loads: the solver ended with status {status}; check the inputs")
         x = np.maximum(np.array([v.solution_value() for v in self._x]), 0.0) * unit
-        tokens = round_loads(x, loads, self.experts, self.gpus, self.placement.num_gpus)
+        tokens = round_replica_tokens(x, loads, self.experts, self.gpus, self.placement.num_gpus)
         on_gpu = np.bincount(self.gpus, tokens, self.placement.num_gpus).astype(np.int64)
         _, comm, cross = (float(v.solution_value()) * unit for v in self._costs)
         return CommunicationSchedule(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.routing.balance.replica_lp import TokenSchedule, checked_loads
+from mofa.routing.balance.replica_lp import TokenSchedule, check_loads
 from mofa.routing.placement import Placement
 
 IntA = NDArray[np.int64]
@@ -48,7 +48,7 @@ class FlowScheduler:
         """Schedule one micro-batch, as :meth:`ReplicaScheduler.solve` does; ``optimum`` is the whole maximum."""
         from ortools.graph.python.max_flow import SimpleMaxFlow
 
-        checked = checked_loads(loads, self.placement.num_experts)
+        checked = check_loads(loads, self.placement.num_experts)
         num_gpus, total = self.placement.num_gpus, int(checked.sum())
         m = -(-total // num_gpus)
         if self._tight is not None:

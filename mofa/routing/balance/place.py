@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.errors import SpecError
 from mofa.routing.balance.flow_density import max_density
-from mofa.routing.placement import Placement, deal_at_random, replica_counts
+from mofa.routing.placement import Placement, placement_dealt_at_random, replica_counts
 
 FloatA = NDArray[np.float64]
 SAMPLES = 64
@@ -49,7 +49,7 @@ def asymmetric_placement(
     rng = np.random.default_rng(seed)
     best: tuple[float, Placement] | None = None
     for _ in range(samples):
-        placed = deal_at_random(load, counts, num_gpus, rng)
+        placed = placement_dealt_at_random(load, counts, num_gpus, rng)
         density = float(max_density(placed.hosts, load))
         if best is None or density < best[0]:
             best = density, placed
@@ -60,7 +60,7 @@ def asymmetric_placement(
 
 
 @dataclass(frozen=True)
-class Adaptation:
+class PlacementAdaptation:
     """When experts are placed anew.
 
     Parameters
@@ -93,8 +93,8 @@ def is_placement_check_due(done: int, interval: int) -> bool:
     return done >= 1 and (done - 1) % interval == 0
 
 
-def replace_if_worse(
-    placement: Placement, recent: FloatA, slots: int, rule: Adaptation, seed: int = 0
+def better_placement(
+    placement: Placement, recent: FloatA, slots: int, rule: PlacementAdaptation, seed: int = 0
 ) -> Placement | None:
     """A better placement for the loads of late, or None where the present one will do.
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.errors import SpecError
 from mofa.routing.balance.replica_program import ReplicaProgram
-from mofa.routing.balance.rounding import round_loads
+from mofa.routing.balance.rounding import round_replica_tokens
 from mofa.routing.placement import Placement
 
 FloatA = NDArray[np.float64]
@@ -97,7 +97,7 @@ class ReplicaScheduler:
         SpecError
             If the loads are of another number of experts, negative, fractional, or all 0.
         """
-        checked = checked_loads(loads, self.placement.num_experts)
+        checked = check_loads(loads, self.placement.num_experts)
         unit = float(checked.sum()) / self.placement.num_gpus
         scaled = checked / unit
         program = self._program
@@ -114,7 +114,7 @@ class ReplicaScheduler:
             program = self._build(self._open | better, self._base)
         x = np.zeros(len(self.experts))
         x[self._open] = np.maximum(solution.replica_tokens, 0.0) * unit
-        tokens = round_loads(x, checked, self.experts, self.gpus, self.placement.num_gpus)
+        tokens = round_replica_tokens(x, checked, self.experts, self.gpus, self.placement.num_gpus)
         on_gpu = np.bincount(self.gpus, tokens, self.placement.num_gpus).astype(np.int64)
         return TokenSchedule(x, tokens, on_gpu, solution.fullest_gpu_tokens * unit, solve_s)
 
@@ -196,7 +196,7 @@ def _pour(level: list[float], gpus: list[int], tokens: float) -> None:
             return
 
 
-def checked_loads(loads: NDArray[Any], num_experts: int) -> IntA:
+def check_loads(loads: NDArray[Any], num_experts: int) -> IntA:
     """Loads as whole numbers, or an error that names the first wrong one."""
     given = np.asarray(loads)
     if given.shape != (num_experts,):

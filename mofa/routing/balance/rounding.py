@@ -15,7 +15,7 @@ _NOISE = 1e-3
 """How far a solver's replica load may be from the exact one. [tokens]"""
 
 
-def round_loads(x: FloatA, loads: IntA, experts: IntA, gpus: IntA, num_gpus: int) -> IntA:
+def round_replica_tokens(x: FloatA, loads: IntA, experts: IntA, gpus: IntA, num_gpus: int) -> IntA:
     """Whole tokens of every replica: each expert's sum stays, no GPU exceeds the fractional maximum, rounded up.
 
     Parameters
@@ -43,7 +43,7 @@ def round_loads(x: FloatA, loads: IntA, experts: IntA, gpus: IntA, num_gpus: int
     Examples
     --------
     >>> a = np.array
-    >>> round_loads(a([1.5, 1.5, 1.5, 1.5]), a([3, 3]), a([0, 0, 1, 1]), a([0, 1, 1, 2]), 3).tolist()
+    >>> round_replica_tokens(a([1.5, 1.5, 1.5, 1.5]), a([3, 3]), a([0, 0, 1, 1]), a([0, 1, 1, 2]), 3).tolist()
     [2, 1, 2, 1]
     """
     from ortools.graph.python.max_flow import SimpleMaxFlow

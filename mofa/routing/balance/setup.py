@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mofa.errors import SpecError
-from mofa.routing.balance.communication_lp import Weights
-from mofa.routing.balance.place import Adaptation
+from mofa.routing.balance.communication_lp import TransferCosts
+from mofa.routing.balance.place import PlacementAdaptation
 from mofa.routing.placement import Placement, slots_per_gpu, symmetric_placement
 
 Solver = Literal["auto", "lp", "flow", "communication"]
@@ -30,8 +30,8 @@ class BalanceSetup:
     ep: int
     gpus_per_node: int = 8
     solver: Solver = "auto"
-    weights: Weights = field(default_factory=Weights)
-    adaptation: Adaptation = field(default_factory=Adaptation)
+    weights: TransferCosts = field(default_factory=TransferCosts)
+    adaptation: PlacementAdaptation = field(default_factory=PlacementAdaptation)
     capacity_factor: float = 1.0
     seed: int = 0
     placement: Placement | None = field(default=None, compare=False)

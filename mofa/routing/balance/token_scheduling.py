@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from mofa.errors import SpecError
 from mofa.routing.balance.baselines import (
     drop_tokens_beyond_capacity,
-    eplb_fullest,
+    eplb_fullest_gpu_tokens,
     token_flow_without_balancing,
     tokens_per_gpu_without_balancing,
 )
 from mofa.routing.balance.communication_lp import CommunicationScheduler
 from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.balance.flow_density import max_density
-from mofa.routing.balance.place import is_placement_check_due, replace_if_worse
+from mofa.routing.balance.place import better_placement, is_placement_check_due
 from mofa.routing.balance.replica_lp import ReplicaScheduler, TokenSchedule
 from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.dispatch import gpu_to_gpu_tokens, route_tokens
@@ -140,7 +140,7 @@ def play_micro_batches(
             }
             for scheme, flow in moves.items():
                 sent[scheme][i, layer], crossing[scheme][i, layer] = _busiest(flow, setup.gpus_per_node)
-        ratio["eplb"][:, layer] = eplb_fullest(loads[:, layer], rows["plain"][:, layer], setup)
+        ratio["eplb"][:, layer] = eplb_fullest_gpu_tokens(loads[:, layer], rows["plain"][:, layer], setup)
         moved += adaptive.moved
         since.append(adaptive.since)
         if progress is not None:
@@ -200,7 +200,7 @@ class _Adaptive:
         self.past.append(load)
         if is_placement_check_due(len(self.past), rule.interval):
             recent = np.array(self.past[-rule.interval :], dtype=np.float64)
-            new = replace_if_worse(self.placement, recent, self.setup.experts_per_gpu, rule, self.setup.seed)
+            new = better_placement(self.placement, recent, self.setup.experts_per_gpu, rule, self.setup.seed)
             if new is not None:
                 self.moved.append(int(self.placement.num_replicas_to_receive(new).max()))
                 self.placement, self.scheduler, self.since = new, FlowScheduler(new), len(self.past)

@@ -13,7 +13,7 @@ from pydantic import Field
 from mofa.errors import SpecError
 from mofa.routing.counts import CountedModel, read_counts
 from mofa.routing.presets import memfine_iteration_7
-from mofa.routing.rank_load import draw_shares
+from mofa.routing.rank_load import draw_expert_shares
 from mofa.specs.base import Spec
 from mofa.specs.routing import RoutingSpec
 
@@ -149,7 +149,7 @@ def ordered_shares(routing: RoutingSpec, num_experts: int) -> FloatA:
     """
     if routing.kind == "preset":
         return memfine_iteration_7(PRESET_LAYERS, num_experts)
-    return np.sort(draw_shares(routing, (1, num_experts)), axis=-1)[:, ::-1]
+    return np.sort(draw_expert_shares(routing, (1, num_experts)), axis=-1)[:, ::-1]
 
 
 def balance_experts(
@@ -178,7 +178,7 @@ def balance_experts(
     SpecError
         If assignments do not divide over the GPUs, or the trace is of other experts or of other GPUs.
     """
-    from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_tokens_per_gpu, source_inputs
+    from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_tokens_per_gpu, tokens_per_gpu_by_source
     from mofa.routing.balance.token_scheduling import play_micro_batches
 
     notes: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ def balance_experts(
             inputs = deal_tokens_to_gpus(counts.tokens.astype(np.int64), setup.num_gpus, setup.seed)
             notes = ("the trace has no source_rank: tokens are dealt out to GPUs at random",)
         else:
-            inputs = source_inputs(counts.by_source.astype(np.int64), setup.num_gpus, setup.seed)
+            inputs = tokens_per_gpu_by_source(counts.by_source.astype(np.int64), setup.num_gpus, setup.seed)
             notes = (f"tokens of each GPU by source rank, of which the trace has {counts.by_source.shape[3]}",)
     else:
         if micro_batches < 1:

@@ -14,7 +14,7 @@ from mofa.errors import SpecError, StrategyError
 from mofa.plan.result import Plan
 from mofa.routing.counts import read_counts
 from mofa.routing.rank_load import cap_and_redistribute_shares, expert_shares
-from mofa.routing.scheduled import scheduling_s
+from mofa.routing.scheduled import token_scheduling_host_s
 from mofa.search.experts.balance import BalanceReport, Progress, StepBalance, make_report
 from mofa.search.job_setup import with_numerics
 from mofa.search.legality.expert_parallel import balancing_lacks
@@ -23,7 +23,7 @@ from mofa.search.one_strategy import strategy_row
 from mofa.search.to_plan.builder import Candidate
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.layer_kind_params import refuse_unmodelled
+from mofa.specs.layer_kind_params import refuse_unmodelled_layer_kinds
 from mofa.specs.model import ModelSpec
 from mofa.specs.overrides import parse_strategy
 from mofa.specs.routing import RoutingSpec
@@ -128,7 +128,7 @@ def balance_step(
     assert workload.model.moe is not None
     report = make_report(workload.name, setup, str(workload.routing), inputs, played)
     ratio, ep, quantile = report.max_over_mean, spec.ep, workload.routing.memory_quantile
-    overhead_s = scheduling_s(workload.model.moe.num_experts)
+    overhead_s = token_scheduling_host_s(workload.model.moe.num_experts)
     memory_ratios = {
         scheme: _quantile(rows, quantile) for scheme, rows in played.without_first(played.rank_ratios).items()
     }
@@ -181,7 +181,7 @@ def _rows(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: str
 ) -> tuple[StrategyTable, StrategySpec]:
     """The strategy without replicas, checked that it could have them."""
-    refuse_unmodelled(workload.model)
+    refuse_unmodelled_layer_kinds(workload.model)
     if workload.model.moe is None:
         raise SpecError(f"{workload.name}: has no experts to balance; name a model that has")
     given = parse_strategy(strategy)
@@ -227,7 +227,7 @@ def _traced_shares(
     routing: RoutingSpec, model: ModelSpec, num_gpus: int, micro_batches: int | None
 ) -> tuple[FloatA, str]:
     """Shares of a trace, of each GPU where the trace says where tokens come from. (I, L, E) or (I, L, E, G)"""
-    from mofa.routing.balance.inputs import source_shares
+    from mofa.routing.balance.inputs import token_shares_by_source
 
     assert routing.file is not None and model.moe is not None
     counts = read_counts(routing.file, model, sources=True)
@@ -239,7 +239,7 @@ def _traced_shares(
         shares = counts.tokens[:micro_batches]
         shares = shares / shares.sum(axis=-1, keepdims=True)
         return cap_and_redistribute_shares(shares, cap), "the trace has no source_rank: all GPUs route alike"
-    of_gpu = np.moveaxis(source_shares(counts.by_source[:micro_batches], num_gpus), 2, 3)
+    of_gpu = np.moveaxis(token_shares_by_source(counts.by_source[:micro_batches], num_gpus), 2, 3)
     return np.moveaxis(cap_and_redistribute_shares(of_gpu, cap), 3, 2), (
         f"tokens of each GPU by source rank, of which the trace has {counts.by_source.shape[3]}"
     )

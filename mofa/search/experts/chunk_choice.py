@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from mofa.blocks.build import layer_kind
-from mofa.cost.block.block_cost import base_mode
+from mofa.cost.block.block_cost import base_recompute_mode
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.cost.stages import split_layers
@@ -103,7 +103,7 @@ def choose_jointly(
         raise SpecError(
             f"strategy: a joint choice needs schedule {default_schedule(1)}, not {spec.schedule} with vpp ({spec.vpp})"
         )
-    base = base_mode(RecomputeSpec.parse(spec.recompute))
+    base = base_recompute_mode(RecomputeSpec.parse(spec.recompute))
     modes = [mode.model_copy(update={"token_chunks": c}) for mode in (base, RecomputeSpec(kind="full")) for c in bins]
     row = strategy_row(workload, cluster, framework, spec)
     table = replace(

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from mofa.errors import SpecError
-from mofa.routing.capacity import drop_to_capacity, rerun_fraction
+from mofa.routing.capacity import rerun_fraction, shares_under_capacity
 from mofa.routing.counts import moe_layers
 from mofa.routing.fitting import fit_distributions
 from mofa.routing.rank_load import expert_shares
@@ -104,7 +104,9 @@ def describe_routing(workload: WorkloadSpec, ep: int, iterations: int | None = N
         capacity=tuple(
             CapacityFigures(
                 factor=factor,
-                dropped_fraction=min(max(1.0 - float(drop_to_capacity(shares, factor).sum(axis=-1).mean()), 0.0), 1.0),
+                dropped_fraction=min(
+                    max(1.0 - float(shares_under_capacity(shares, factor).sum(axis=-1).mean()), 0.0), 1.0
+                ),
                 rerun_fraction=rerun_fraction(ranks, factor),
             )
             for factor in FACTORS

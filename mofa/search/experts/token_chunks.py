@@ -14,9 +14,9 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
-from mofa.routing.capacity import drop_to_capacity
-from mofa.routing.chunks import BINS, checked_bins, expected_from_past
-from mofa.routing.rank_load import expert_shares, max_rank_ratio
+from mofa.routing.capacity import shares_under_capacity
+from mofa.routing.chunks import BINS, check_chunk_bins, loads_expected_from_past
+from mofa.routing.rank_load import expert_shares, max_rank_rows_over_mean
 from mofa.routing.statistics import rank_loads_over_mean
 from mofa.schedules import SCHEDULES
 from mofa.search.experts.chunk_choice import JointChoice, choose_jointly
@@ -162,7 +162,7 @@ def plan_chunks(
     ----------
     MemFine, arXiv 2511.21431, section 4.2, and figure 5 for the chunks per layer and iteration.
     """
-    bins = checked_bins(bins)
+    bins = check_chunk_bins(bins)
     moe = workload.model.moe
     if moe is None:
         raise SpecError(f"{workload.name}: has no experts; name a model that has")
@@ -177,16 +177,16 @@ def plan_chunks(
     strategy_row(workload, cluster, framework, spec)  # refuses what the framework cannot run
     shares = expert_shares(workload.routing, workload.model, iterations)
     if workload.routing.capacity_factor is not None:
-        shares = drop_to_capacity(shares, workload.routing.capacity_factor, pad=workload.routing.pad_to_capacity)
+        shares = shares_under_capacity(shares, workload.routing.capacity_factor, pad=workload.routing.pad_to_capacity)
     ratios = rank_loads_over_mean(shares, spec.ep).max(axis=-1)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
-    top = min(max(float(ratios.max()), 1.0 + 1e-6), max_rank_ratio(moe, spec.ep) + 1e-6)
+    top = min(max(float(ratios.max()), 1.0 + 1e-6), max_rank_rows_over_mean(moe, spec.ep) + 1e-6)
     grid = np.linspace(1.0, top, GRID)
     curves = {c: _costed(workload, cluster, framework, spec, c, grid) for c in bins}
     stage = _stages_of(workload, framework, spec)
     limit = memory_limit_bytes(cluster, framework)
     chosen = _smallest(curves, ratios, stage, limit)
-    expected = np.minimum(expected_from_past(ratios, window, headroom), top)
+    expected = np.minimum(loads_expected_from_past(ratios, window, headroom), top)
     tokens = workload.batch.seq_len * workload.batch.global_batch / cluster.num_gpus
 
     first = curves[bins[0]]

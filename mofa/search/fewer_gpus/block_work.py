@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import block_kinds
-from mofa.blocks.frameworks.recompute import shorter_recomputing
+from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
 from mofa.cost.estimate import Estimator
-from mofa.cost.lower_bounds.steps import work_lower_bounds_s
-from mofa.cost.option_sets import read_by_blocks
-from mofa.cost.stages import stages_of
+from mofa.cost.lower_bounds.steps import micro_batch_lower_bounds_s
+from mofa.cost.option_sets import options_that_blocks_read
+from mofa.cost.stages import stages_of_row
 from mofa.schedules import SCHEDULES, default_schedule
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import Job, check_strategies
@@ -69,14 +69,14 @@ def block_work(job: Job, space: Space) -> dict[bool, BlockGpuSeconds]:
     table = _blocks(job, space)
     least = {}
     kinds = {defers_weight_gradients(schedule) for schedule in space.schedule}
-    layers = stages_of(job.workload, job.framework, table, 0).layer_counts.sum((1, 2))
+    layers = stages_of_row(job.workload, job.framework, table, 0).layer_counts.sum((1, 2))
     for halved in sorted(kinds):
         each = np.full((1 + len(layers), len(table)), np.inf)
         for number in sorted({mode.token_chunks for mode, _ in space.recompute}):
             for some, of in _stand_ins(job, table):
                 some = replace(some, recompute_modes=(RecomputeSpec(token_chunks=number),))
                 each[:, of] = np.minimum(each[:, of], _seconds(job, some, halved))
-        share = 1.0 - shorter_recomputing(job.framework)
+        share = 1.0 - largest_saving_by_recomputing(job.framework)
         gpus = table.tp * table.cp * job.workload.batch.global_batch / table.micro_batch * share
         least[halved] = BlockGpuSeconds(table, each[0] * gpus, each[1:] * gpus, layers)
     return least
@@ -86,7 +86,7 @@ def _blocks(job: Job, space: Space) -> StrategyTable:
     """A row for all that blocks may depend on but the number of GPUs and stages."""
     alone = replace(
         space, pp=(1,), vpp=(1,), schedule=(default_schedule(1),), layout="", dp=None, zero=None,
-        recompute=((RecomputeSpec(), -1),), options=tuple(dict.fromkeys(map(read_by_blocks, space.options))),
+        recompute=((RecomputeSpec(), -1),), options=tuple(dict.fromkeys(map(options_that_blocks_read, space.options))),
     )  # fmt: skip
     table = combinations(alone, job.cluster, job.framework).degrees
     table = replace(table, dp=np.full(len(table), MANY))
@@ -120,6 +120,6 @@ def _seconds(job: Job, table: StrategyTable, halved: bool) -> FloatN:
     for _, rows in table.rows_by_options():
         some = table.take(rows)
         estimator = Estimator(job.workload, job.cluster, job.framework, some, loads, drop=frozenset({"dp"}))
-        all_s, layers_s = work_lower_bounds_s(estimator, halved=halved)
+        all_s, layers_s = micro_batch_lower_bounds_s(estimator, halved=halved)
         out[:, rows] = np.concatenate([all_s[None], layers_s])
     return out

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.lower_bounds.steps import resting_lower_bound_s
-from mofa.cost.option_sets import read_by_blocks
+from mofa.cost.lower_bounds.steps import power_averaged_lower_bound_s
+from mofa.cost.option_sets import options_that_blocks_read
 from mofa.search.fewer_gpus.block_work import BlockGpuSeconds, defers_weight_gradients
 from mofa.search.legality.masks import Job
 from mofa.search.space import Combinations, Space, combinations, degrees_of_columns
@@ -114,7 +114,7 @@ class PartOfGpus:
         if not halved and not self.job.framework.traits.has_pytorch_pipelines:
             alone_s = work.gpu_s[blocks] / num_gpus * pp / m / (1.0 - (1.0 - 1.0 / m) ** pp)
             bound_s = np.where(m % pp > 0, np.maximum(bound_s, alone_s), bound_s)
-        return resting_lower_bound_s(self.job.cluster, bound_s) if pp > 1 else bound_s
+        return power_averaged_lower_bound_s(self.job.cluster, bound_s) if pp > 1 else bound_s
 
     def _degrees(self, halved: bool, limit_s: float) -> tuple[StrategyTable, FloatN] | None:
         """The rows of all grids below the limit, in every vpp, schedule and option, and what their blocks take. [s]"""
@@ -124,7 +124,7 @@ class PartOfGpus:
             return None
         blocks = np.concatenate([grid.blocks for grid in grids])
         pp = np.repeat([grid.pp for grid in grids], [len(grid.blocks) for grid in grids])
-        base = [read_by_blocks(options) for options in self.space.options]
+        base = [options_that_blocks_read(options) for options in self.space.options]
         numbers = [np.flatnonzero([own == options for own in base]) for options in table.option_sets]
         each = np.array([len(number) for number in numbers])[table.options[blocks]]
         options = np.concatenate([np.empty(0, np.intp), *(numbers[n] for n in table.options[blocks].tolist())])

@@ -16,7 +16,7 @@ import numpy as np
 
 from mofa.search.layout_search.layout_program import LayoutProgram
 from mofa.search.layout_search.split_problem import ALL, ChunkLayers, FloatA, SplitProblem
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 
 MOST_PROGRAMS = 40
 """Programs of the step that are solved at most. [-]"""
@@ -174,7 +174,7 @@ def shortest_split(
     one of its chunks: more layers are taken to need more memory.
     """
     linear = over_bytes or (lambda split: problem.bytes_by_rank([split])[0] - problem.limit_bytes)
-    tolerance = load_shared().tolerances.linear_memory.value
+    tolerance = load_shared_facts().tolerances.linear_memory.value
     search = _Search(problem, start, linear, tolerance if over_bytes is not None else 0.0, most_tried)
     for split in (start,) if also is None else (start, also):
         search.learn(split)

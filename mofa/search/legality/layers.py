@@ -8,7 +8,7 @@ from mofa.cost.block.block_cost import unique_rows
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.schedules.order import ranks_of_stages
 from mofa.search.legality.named_check import BoolN, FloatN, Job, degrees_text
-from mofa.specs.files import short
+from mofa.specs.files import shown_value
 from mofa.specs.layouts.read import read_layout
 from mofa.specs.strategy import StrategyTable
 
@@ -71,5 +71,5 @@ def layers_message(job: Job, table: StrategyTable) -> str:
 
 def layout_message(job: Job, table: StrategyTable) -> str:
     """Words for a row whose layout is refused."""
-    text = short(table.layout_of(0), 60)
+    text = shown_value(table.layout_of(0), 60)
     return f"{job.framework.name}: layout {text} with {degrees_text(table, 'pp', 'vpp')}: {_why_refused(job, table, 0)}"

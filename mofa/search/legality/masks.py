@@ -32,7 +32,7 @@ from mofa.search.legality.recompute_modes import recompute_message, recompute_sh
 from mofa.search.legality.step_length import step_length_excess, step_length_message
 from mofa.search.space import Combinations
 from mofa.specs.strategy import MERGED_GROUPS, StrategyTable
-from mofa.specs.strategy_defaults import default_zero
+from mofa.specs.strategy_defaults import default_zero_stage
 
 
 def _gpus(job: Job, table: StrategyTable) -> FloatN:
@@ -135,7 +135,7 @@ def _zero(job: Job, table: StrategyTable) -> FloatN:
             ok &= (table.tp == 1) & (table.pp == 1) & (table.cp == 1)
     elif job.framework.traits.leaves_lone_ranks_whole:
         ok = (table.zero == np.where(table.pp > 1, 2, 3)) | (
-            table.zero == default_zero(job.framework, table.dp, table.cp, table.pp)
+            table.zero == default_zero_stage(job.framework, table.dp, table.cp, table.pp)
         )
     elif job.framework.traits.has_pytorch_modules:
         ok = table.zero >= 2

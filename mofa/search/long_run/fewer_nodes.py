@@ -21,7 +21,7 @@ from mofa.search.space import MAX_PP, default_space, divisors, without_indivisib
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
-from mofa.specs.strategy_defaults import default_zero
+from mofa.specs.strategy_defaults import default_zero_stage
 from mofa.specs.workload import WorkloadSpec
 
 FloatN = NDArray[np.float64]
@@ -148,7 +148,7 @@ class FewerNodesOfPlan:
     def _zero(self, pp: int, dp: int) -> int:
         """ZeRO stage at this size: the framework's default if the plan has that, else the plan's."""
         s = self.all_nodes.plan.strategy
-        own, smaller = (int(default_zero(self.framework, d, s.cp, p)) for d, p in ((s.dp, s.pp), (dp, pp)))
+        own, smaller = (int(default_zero_stage(self.framework, d, s.cp, p)) for d, p in ((s.dp, s.pp), (dp, pp)))
         return smaller if s.zero == own else s.zero
 
     def _plan(self, strategy: StrategySpec, machines: ClusterSpec) -> Plan | None:

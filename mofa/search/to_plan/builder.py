@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.blocks.fp8 import product_formats
+from mofa.blocks.fp8 import formats_of_layer_products
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.topology import NodeSizes, process_groups
 from mofa.cost.libraries import fraction_resting_on_library
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
-from mofa.cost.provenance import Seen, component_provenance, memory_bound_op_names, tape_sizes, unaligned_product_ops
+from mofa.cost.provenance import (
+    Seen,
+    component_provenance,
+    memory_bound_op_names,
+    op_size_ranges_by_family,
+    unaligned_product_ops,
+)
 from mofa.cost.stages import Stages
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan
@@ -51,7 +57,7 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_names import RankOrder
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import load_closed_form_residuals, load_residuals
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 from mofa.units import SECONDS_PER_DAY
@@ -185,7 +191,7 @@ class Candidate:
         device = self.device_bytes(limit_bytes)
         if device > limit_bytes:
             return None
-        tolerance = load_shared().tolerances.unrecomputed_layer.value
+        tolerance = load_shared_facts().tolerances.unrecomputed_layer.value
         first = fewest_recomputed_layers(self.estimator, (1.0 + tolerance) * (limit_bytes - device))
         tried = range(first, min(first + 2, own))
         return next(
@@ -292,7 +298,7 @@ class Candidate:
     def _plan(self, time: ReplayedTime | None, memory: Memory, *, banded: bool = True, doubted: bool = False) -> Plan:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
         tapes = [tape for block in blocks for tape in (block.forward, block.backward)]
-        seen = tape_sizes(tapes), memory_bound_op_names(tapes)
+        seen = op_size_ranges_by_family(tapes), memory_bound_op_names(tapes)
         costed = self.costed if time is None else self.closed_form_row
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
@@ -441,7 +447,7 @@ def _provenance(
     crosses = _crossing((tp, cp, pp, dp, ep, etp), node, framework.rank_order)
     ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
     sizes, streams = seen
-    formats = product_formats(workload.precision.fp8_recipe)
+    formats = formats_of_layer_products(workload.precision.fp8_recipe)
     kinds = component_provenance(
         cluster, formats, crosses, sizes=sizes, streams=streams, ranks=ranks,
         grouped_kernel=framework.grouped_kernel,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.blocks.fp8 import FP8_RECIPES, product_formats
+from mofa.blocks.fp8 import FP8_RECIPES, formats_of_layer_products
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import OLD_FP8, WorkloadSpec
 
@@ -15,7 +15,7 @@ def fp8_notes(workload: WorkloadSpec, cluster: ClusterSpec) -> tuple[str, ...]:
         "fp8-delayed, fp8-tensorwise or fp8-blockwise"
     )
     curves = cluster.gpu.curves
-    missing = [name for name in product_formats(recipe) if name not in curves.gemm] if recipe else []
+    missing = [name for name in formats_of_layer_products(recipe) if name not in curves.gemm] if recipe else []
     stand_in = (
         f"fp8 products as Transformer Engine runs them ({', '.join(missing)}) were not measured on "
         f"{cluster.gpu.name}: PyTorch's scaled product stands in"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mofa.blocks.moeblaze import routing_buffer_bytes
-from mofa.cost.host_optimizer import adam_bytes_per_s, held_bytes_of_node
-from mofa.routing.scheduled import scheduling_s
+from mofa.cost.host_optimizer import adam_bytes_per_s, optimizer_bytes_on_node
+from mofa.routing.scheduled import token_scheduling_host_s
 from mofa.search.to_plan.fp8_notes import fp8_notes
 from mofa.search.to_plan.graph_notes import graph_notes
 from mofa.search.to_plan.step_band import HOST_BOUND
@@ -60,7 +60,7 @@ def balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...
     """Note on what token scheduling over replicas assumes."""
     if workload.model.moe is None or not row.balancing[0]:
         return ()
-    overhead = format_seconds(scheduling_s(workload.model.moe.num_experts))
+    overhead = format_seconds(token_scheduling_host_s(workload.model.moe.num_experts))
     note = (
         f"balancing micro_moe: {overhead} of host time a layer and micro-batch (the solve measured on one core, the "
         "rest of the dispatch as published: MicroMoE, figure 9), not overlapped; symmetric placement"
@@ -123,7 +123,7 @@ def _offload_note(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     """Note on what hosts hold of the optimizer, and on the threads that step it."""
     host = cluster.gpu.curves.host.optimizer
     assert host is not None
-    held_bytes = format_bytes(held_bytes_of_node(workload, cluster, framework))
+    held_bytes = format_bytes(optimizer_bytes_on_node(workload, cluster, framework))
     threads, ranks = framework.host_threads, min(cluster.num_gpus, cluster.node.gpus_per_node)
     rate = adam_bytes_per_s(cluster, threads, host) / ADAM_MOVED_BYTES
     return (

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, Self
 
 from pydantic import model_validator
 
-from mofa.specs.attention.record import AttentionKind, Heads, InMegatron, InTorchtitan
+from mofa.specs.attention.record import AttentionKind, Heads, MegatronAttentionTraits, TorchtitanAttentionTraits
 from mofa.specs.base import Spec
 from mofa.specs.ranges import LayerPeriod, LayerPeriodOrNone, NumHeads, Tokens, Width
 
@@ -66,7 +66,7 @@ class GqaSpec(Spec):
         return self.rotary_dim or self.head_dim
 
 
-class Steps(Protocol):
+class GqaPrimitives(Protocol):
     """What it is built with."""
 
     def qkv(self, h: str) -> Heads:
@@ -104,7 +104,7 @@ def _num_tensors(attention: GqaSpec, norm_tensors: int, packed: bool) -> int:
     )
 
 
-def _project(attention: GqaSpec, steps: Steps, h: str) -> Heads:
+def _project(attention: GqaSpec, steps: GqaPrimitives, h: str) -> Heads:
     q, k, v = steps.qkv(h)
     if attention.qk_norm:
         q, k = steps.norm_heads(q, k, attention.qk_norm_kind == "full")
@@ -133,7 +133,8 @@ def _torchtitan_args(attention: GqaSpec) -> dict[str, Any]:
 
 GQA = AttentionKind(
     name="gqa", title="grouped-query attention", params=_params, num_tensors=_num_tensors, project=_project,
-    primitives=("qkv", "head_norm", "rope"), megatron=InMegatron(fuses_qkv=True),
-    torchtitan=InTorchtitan(_torchtitan_model), megatron_config=_megatron_config, torchtitan_args=_torchtitan_args,
+    primitives=("qkv", "head_norm", "rope"), megatron=MegatronAttentionTraits(fuses_qkv=True),
+    torchtitan=TorchtitanAttentionTraits(_torchtitan_model), megatron_config=_megatron_config,
+    torchtitan_args=_torchtitan_args,
     one_head_width=True,
 )  # fmt: skip

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Protocol
 
-from mofa.specs.attention.record import AttentionKind, Heads, InMegatron, InTorchtitan, LowRankWidth
+from mofa.specs.attention.record import (
+    AttentionKind,
+    Heads,
+    LowRankWidth,
+    MegatronAttentionTraits,
+    TorchtitanAttentionTraits,
+)
 from mofa.specs.base import Spec
 from mofa.specs.ranges import NumHeads, Width
 
@@ -48,7 +54,7 @@ class MlaSpec(Spec):
         return self.qk_rope_head_dim
 
 
-class Steps(Protocol):
+class MlaPrimitives(Protocol):
     """What it is built with."""
 
     def mla(self, attention: MlaSpec, h: str) -> Heads:
@@ -72,7 +78,7 @@ def _num_tensors(attention: MlaSpec, norm_tensors: int, packed: bool) -> int:
     return 4 + norm_tensors + (1 + norm_tensors if attention.q_lora_rank is not None else 0)
 
 
-def _project(attention: MlaSpec, steps: Steps, h: str) -> Heads:
+def _project(attention: MlaSpec, steps: MlaPrimitives, h: str) -> Heads:
     return steps.mla(attention, h)
 
 
@@ -130,11 +136,11 @@ def _shared_columns(attention: MlaSpec) -> int:
 MLA = AttentionKind(
     name="mla", title="latent attention", params=_params, num_tensors=_num_tensors, project=_project,
     primitives=("mla",),
-    megatron=InMegatron(
+    megatron=MegatronAttentionTraits(
         fuses_qkv=False, norm_is_module=True, has_flash=False, has_unfused=False, has_eager_rotation=False,
         has_biases=False, needs_rotation=True, has_latents=True, rotates_by_yarn=True,
     ),
-    torchtitan=InTorchtitan(
+    torchtitan=TorchtitanAttentionTraits(
         _torchtitan_model, has_local_heads=False, keeps_exchanges=True, registers_norms_first=True,
         views_of_rotation=8.0,
     ),

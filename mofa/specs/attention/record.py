@@ -24,7 +24,7 @@ class LowRankWidth(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InMegatron:
+class MegatronAttentionTraits:
     """What Megatron-Core's layers do with an attention kind."""
 
     fuses_qkv: bool
@@ -48,7 +48,7 @@ class InMegatron:
 
 
 @dataclass(frozen=True)
-class InTorchtitan:
+class TorchtitanAttentionTraits:
     """What torchtitan's models do with an attention kind."""
 
     model: Callable[[Any, bool], str]
@@ -97,8 +97,8 @@ class AttentionKind(Generic[Sizes, Steps]):
     """Appends the ops that make queries, keys and values of a normalised input."""
     primitives: tuple[str, ...]
     """Fields of :class:`mofa.blocks.context.Primitives` that this calls: a framework without them lacks the kind."""
-    megatron: InMegatron
-    torchtitan: InTorchtitan
+    megatron: MegatronAttentionTraits
+    torchtitan: TorchtitanAttentionTraits
     megatron_config: Callable[[Sizes], dict[str, Any]]
     """Fields of Megatron-Core's configuration about it."""
     torchtitan_args: Callable[[Sizes], dict[str, Any]]

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.specs.huggingface.olmo import clipped
-from mofa.specs.huggingface.record import Architecture, Config, count, flag, number, size, text
+from mofa.specs.huggingface.olmo import clipped_qkv_note
+from mofa.specs.huggingface.record import Config, ConfigFamily, count_key, flag_key, number_key, size_key, text_key
 from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
-    all_heads,
+    common_keys,
     four_times_hidden,
-    gpt_sizes,
-    gqa,
+    gpt2_common_keys,
+    gqa_fields,
     hidden_over_heads,
-    refuse,
-    rotary,
-    rotary_dim,
-    sizes,
-    ungated_mlp,
+    kv_heads_as_query_heads,
+    refuse_other_value,
+    rotary_dim_field,
+    rotary_share_key,
+    ungated_mlp_fields,
 )
 
 _NORM = {"norm": "layernorm"}
 
 
 def _gpt2(config: Config) -> dict[str, Any]:
-    raw = {"attention": gqa(config, qkv_bias=True, out_bias=True), "mlp": ungated_mlp(config, bias=True), **_NORM}
+    raw = {
+        "attention": gqa_fields(config, qkv_bias=True, out_bias=True),
+        "mlp": ungated_mlp_fields(config, bias=True),
+        **_NORM,
+    }
     return {**raw, "positions": "learned", "max_positions": config["max_position_embeddings"]}
 
 
@@ -38,147 +42,169 @@ def _gptj(config: Config) -> dict[str, Any]:
     width = hidden_over_heads(config)
     turned = config["rotary_dim"] or width
     rotation: dict[str, Any] = {} if turned == width else {"rotary_dim": turned}
-    raw = {"attention": gqa(config, **rotation), "mlp": ungated_mlp(config, bias=True), **_NORM, "head_bias": True}
+    raw = {
+        "attention": gqa_fields(config, **rotation),
+        "mlp": ungated_mlp_fields(config, bias=True),
+        **_NORM,
+        "head_bias": True,
+    }
     return {**raw, "parallel_branches": True, "shared_branch_norm": True}
 
 
 def _gpt_neox(config: Config) -> dict[str, Any]:
     bias = config["attention_bias"]
-    attention = gqa(
-        config, qkv_bias=bias, out_bias=bias, **rotary_dim({**config, "head_dim": hidden_over_heads(config)})
+    attention = gqa_fields(
+        config, qkv_bias=bias, out_bias=bias, **rotary_dim_field({**config, "head_dim": hidden_over_heads(config)})
     )
-    raw = {"attention": attention, "mlp": ungated_mlp(config, bias=True), **_NORM}
+    raw = {"attention": attention, "mlp": ungated_mlp_fields(config, bias=True), **_NORM}
     return {**raw, "parallel_branches": config["use_parallel_residual"]}
 
 
 def _opt(config: Config) -> dict[str, Any]:
     """OPT keeps two rows of positions ahead of the first token's."""
-    refuse(config, "do_layer_norm_before", True, "norms behind the residual sum")
-    refuse(config, "layer_norm_elementwise_affine", True, "norms without weights")
-    refuse(config, "_remove_final_layer_norm", False, "model without a final norm")
+    refuse_other_value(config, "do_layer_norm_before", True, "norms behind the residual sum")
+    refuse_other_value(config, "layer_norm_elementwise_affine", True, "norms without weights")
+    refuse_other_value(config, "_remove_final_layer_norm", False, "model without a final norm")
     if config["word_embed_proj_dim"] != config["hidden_size"]:
         raise ValueError(
             f"word_embed_proj_dim ({config['word_embed_proj_dim']}) is not hidden_size ({config['hidden_size']}); "
             "mofa has no projection of embeddings"
         )
     bias = config["enable_bias"]
-    raw = {"attention": gqa(config, qkv_bias=bias, out_bias=bias), "mlp": ungated_mlp(config, bias=bias), **_NORM}
+    raw = {
+        "attention": gqa_fields(config, qkv_bias=bias, out_bias=bias),
+        "mlp": ungated_mlp_fields(config, bias=bias),
+        **_NORM,
+    }
     return {**raw, "positions": "learned", "max_positions": config["max_position_embeddings"] + 2}
 
 
 def _biogpt(config: Config) -> dict[str, Any]:
     """BioGPT keeps two rows of positions ahead of the first token's, as OPT does."""
-    refuse(config, "layerdrop", 0, "layers that are skipped at random")
-    raw = {"attention": gqa(config, qkv_bias=True, out_bias=True), "mlp": ungated_mlp(config, bias=True), **_NORM}
+    refuse_other_value(config, "layerdrop", 0, "layers that are skipped at random")
+    raw = {
+        "attention": gqa_fields(config, qkv_bias=True, out_bias=True),
+        "mlp": ungated_mlp_fields(config, bias=True),
+        **_NORM,
+    }
     scaled = {"multipliers": ("embedding",)} if config["scale_embedding"] else {}
     return {**raw, "positions": "learned", "max_positions": config["max_position_embeddings"] + 2, **scaled}
 
 
 def _bloom(config: Config) -> dict[str, Any]:
-    refuse(config, "apply_residual_connection_post_layernorm", False, "residual behind a norm")
+    refuse_other_value(config, "apply_residual_connection_post_layernorm", False, "residual behind a norm")
     config = {**config, "hidden_act": "gelu", "intermediate_size": four_times_hidden(config)}
-    raw = {"attention": gqa(config, qkv_bias=True, out_bias=True), "mlp": ungated_mlp(config, bias=True), **_NORM}
+    raw = {
+        "attention": gqa_fields(config, qkv_bias=True, out_bias=True),
+        "mlp": ungated_mlp_fields(config, bias=True),
+        **_NORM,
+    }
     return {**raw, "positions": "alibi", "embedding_norm": True}
 
 
 def _mpt(config: Config) -> dict[str, Any]:
-    refuse(config, "no_bias", True, "such biases of its class")
-    refuse(config, "attn_config.qk_ln", False, "such norm of queries and keys")
-    refuse(config, "attn_config.alibi", True, "MPT without ALiBi")
+    refuse_other_value(config, "no_bias", True, "such biases of its class")
+    refuse_other_value(config, "attn_config.qk_ln", False, "such norm of queries and keys")
+    refuse_other_value(config, "attn_config.alibi", True, "MPT without ALiBi")
     config = {**config, "hidden_act": "gelu", "intermediate_size": 4 * config["hidden_size"]}
-    raw = {"attention": gqa(config), "mlp": ungated_mlp(config, bias=False), **_NORM}
+    raw = {"attention": gqa_fields(config), "mlp": ungated_mlp_fields(config, bias=False), **_NORM}
     return {**raw, "norm_bias": False, "positions": "alibi"}
 
 
 def _falcon(config: Config) -> dict[str, Any]:
     bias, new = config["bias"], config["new_decoder_architecture"]
-    kv_heads = config["num_kv_heads"] if new else 1 if config["multi_query"] else all_heads(config)
+    kv_heads = config["num_kv_heads"] if new else 1 if config["multi_query"] else kv_heads_as_query_heads(config)
     parallel = new or config["parallel_attn"]
     one_norm = parallel and (not new or config["num_ln_in_parallel_attn"] == 1)
-    attention = {**gqa(config, qkv_bias=bias, out_bias=bias), "num_kv_heads": kv_heads}
+    attention = {**gqa_fields(config, qkv_bias=bias, out_bias=bias), "num_kv_heads": kv_heads}
     return {
-        "attention": attention, "mlp": ungated_mlp(config, bias=bias), **_NORM, "parallel_branches": parallel,
+        "attention": attention, "mlp": ungated_mlp_fields(config, bias=bias), **_NORM, "parallel_branches": parallel,
         "shared_branch_norm": one_norm, "positions": "alibi" if config["alibi"] else "rope",
     }  # fmt: skip
 
 
 def _nemotron(config: Config) -> dict[str, Any]:
     bias = config["attention_bias"]
-    attention = gqa(config, qkv_bias=bias, out_bias=bias, **rotary_dim(config))
-    return {"attention": attention, "mlp": ungated_mlp(config, bias=config["mlp_bias"]), **_NORM}
+    attention = gqa_fields(config, qkv_bias=bias, out_bias=bias, **rotary_dim_field(config))
+    return {"attention": attention, "mlp": ungated_mlp_fields(config, bias=config["mlp_bias"]), **_NORM}
 
 
 def _clipped(config: Config) -> tuple[str, ...]:
-    return clipped({"clip_qkv": config["attn_config.clip_qkv"]})
+    return clipped_qkv_note({"clip_qkv": config["attn_config.clip_qkv"]})
 
 
-_POSITIONS = size(1024, "n_positions", "max_position_embeddings")
+_POSITIONS = size_key(1024, "n_positions", "max_position_embeddings")
 
 ARCHITECTURES = (
-    Architecture(
+    ConfigFamily(
         "GPT2Config", ("GPT2LMHeadModel",), ("gpt2", "gpt-sw3"),
-        {**gpt_sizes(768, 12, 12, 50257, "gelu_new", tied=True), "max_position_embeddings": _POSITIONS}, _gpt2,
+        {**gpt2_common_keys(768, 12, 12, 50257, "gelu_new", tied=True), "max_position_embeddings": _POSITIONS}, _gpt2,
     ),
-    Architecture(
+    ConfigFamily(
         "GPTBigCodeConfig", ("GPTBigCodeForCausalLM",), ("gpt_bigcode",),
-        {**gpt_sizes(768, 12, 12, 50257, "gelu_pytorch_tanh", tied=True), "max_position_embeddings": _POSITIONS,
-         "multi_query": flag(True)}, _gpt_bigcode,
+        {**gpt2_common_keys(768, 12, 12, 50257, "gelu_pytorch_tanh", tied=True), "max_position_embeddings": _POSITIONS,
+         "multi_query": flag_key(True)}, _gpt_bigcode,
     ),
-    Architecture(
+    ConfigFamily(
         "GPTJConfig", ("GPTJForCausalLM",), ("gptj",),
-        {**gpt_sizes(4096, 28, 16, 50400, "gelu_new", tied=False), "rotary_dim": size(64, nullable=True)}, _gptj,
+        {**gpt2_common_keys(4096, 28, 16, 50400, "gelu_new", tied=False), "rotary_dim": size_key(64, nullable=True)},
+         _gptj,
     ),
-    Architecture(
+    ConfigFamily(
         "CodeGenConfig", ("CodeGenForCausalLM",), ("codegen",),
-        {**gpt_sizes(4096, 28, 16, 50400, "gelu_new", tied=False), "rotary_dim": size(64, nullable=True)}, _gptj,
+        {**gpt2_common_keys(4096, 28, 16, 50400, "gelu_new", tied=False), "rotary_dim": size_key(64, nullable=True)},
+         _gptj,
     ),
-    Architecture(
+    ConfigFamily(
         "GPTNeoXConfig", ("GPTNeoXForCausalLM",), ("gpt_neox",),
-        {**sizes(6144, 44, 64, 24576, 50432, "gelu"), "use_parallel_residual": flag(True), "attention_bias": flag(True),
-         "partial_rotary_factor": number(0.25, "rotary_pct", "partial_rotary_factor",
+        {**common_keys(6144, 44, 64, 24576, 50432, "gelu"), "use_parallel_residual": flag_key(True),
+         "attention_bias": flag_key(True),
+         "partial_rotary_factor": number_key(0.25, "rotary_pct", "partial_rotary_factor",
                                          "rope_parameters.partial_rotary_factor")}, _gpt_neox,
     ),
-    Architecture(
+    ConfigFamily(
         "OPTConfig", ("OPTForCausalLM",), ("opt",),
-        {**sizes(768, 12, 12, None, 50272, tied=True), "intermediate_size": size(3072, "ffn_dim"),
-         "hidden_act": text("relu", "activation_function"), "max_position_embeddings": size(2048),
-         "do_layer_norm_before": flag(True), "_remove_final_layer_norm": flag(False),
-         "word_embed_proj_dim": size(None, rule=lambda c: c["hidden_size"]), "enable_bias": flag(True),
-         "layer_norm_elementwise_affine": flag(True)}, _opt,
+        {**common_keys(768, 12, 12, None, 50272, tied=True), "intermediate_size": size_key(3072, "ffn_dim"),
+         "hidden_act": text_key("relu", "activation_function"), "max_position_embeddings": size_key(2048),
+         "do_layer_norm_before": flag_key(True), "_remove_final_layer_norm": flag_key(False),
+         "word_embed_proj_dim": size_key(None, rule=lambda c: c["hidden_size"]), "enable_bias": flag_key(True),
+         "layer_norm_elementwise_affine": flag_key(True)}, _opt,
     ),
-    Architecture(
+    ConfigFamily(
         "BioGptConfig", ("BioGptForCausalLM",), ("biogpt",),
-        {**sizes(1024, 24, 16, 4096, 42384, "gelu", tied=True), "max_position_embeddings": size(1024),
-         "scale_embedding": flag(True), "layerdrop": number(0.0)}, _biogpt,
+        {**common_keys(1024, 24, 16, 4096, 42384, "gelu", tied=True), "max_position_embeddings": size_key(1024),
+         "scale_embedding": flag_key(True), "layerdrop": number_key(0.0)}, _biogpt,
     ),
-    Architecture(
+    ConfigFamily(
         "BloomConfig", ("BloomForCausalLM",), ("bloom",),
-        {"hidden_size": size(64, "hidden_size", "n_embed"),
-         "num_hidden_layers": size(2, "n_layer", "num_hidden_layers"),
-         "num_attention_heads": size(8, "n_head", "num_attention_heads"), "vocab_size": size(250880),
-         "tie_word_embeddings": flag(True), "apply_residual_connection_post_layernorm": flag(False)}, _bloom,
+        {"hidden_size": size_key(64, "hidden_size", "n_embed"),
+         "num_hidden_layers": size_key(2, "n_layer", "num_hidden_layers"),
+         "num_attention_heads": size_key(8, "n_head", "num_attention_heads"), "vocab_size": size_key(250880),
+         "tie_word_embeddings": flag_key(True), "apply_residual_connection_post_layernorm": flag_key(False)}, _bloom,
     ),
-    Architecture(
+    ConfigFamily(
         "MptConfig", ("MPTForCausalLM", "MptForCausalLM"), ("mpt",),
-        {"hidden_size": size(2048, "d_model", "hidden_size"),
-         "num_hidden_layers": size(24, "n_layers", "num_hidden_layers"),
-         "num_attention_heads": size(16, "n_heads", "num_attention_heads"), "vocab_size": size(50368),
-         "tie_word_embeddings": flag(True), "no_bias": flag(True), "attn_config.alibi": flag(True),
-         "attn_config.qk_ln": flag(False), "attn_config.clip_qkv": number(None)}, _mpt, left_out=_clipped,
+        {"hidden_size": size_key(2048, "d_model", "hidden_size"),
+         "num_hidden_layers": size_key(24, "n_layers", "num_hidden_layers"),
+         "num_attention_heads": size_key(16, "n_heads", "num_attention_heads"), "vocab_size": size_key(50368),
+         "tie_word_embeddings": flag_key(True), "no_bias": flag_key(True), "attn_config.alibi": flag_key(True),
+         "attn_config.qk_ln": flag_key(False), "attn_config.clip_qkv": number_key(None)}, _mpt, left_out=_clipped,
     ),
-    Architecture(
+    ConfigFamily(
         "FalconConfig", ("FalconForCausalLM", "RWForCausalLM"), ("falcon", "RefinedWeb", "RefinedWebModel"),
-        {**sizes(4544, 32, 71, None, 65024, tied=True), "hidden_size": size(4544, "hidden_size", "n_embed"),
-         "num_hidden_layers": size(32, "num_hidden_layers", "n_layer"),
-         "num_attention_heads": size(71, "num_attention_heads", "n_head"), "hidden_act": text("gelu", "activation"),
-         "intermediate_size": size(None, "ffn_hidden_size", rule=four_times_hidden),
-         "num_kv_heads": size(None, "num_kv_heads", "n_head_kv", rule=all_heads), "alibi": flag(False),
-         "new_decoder_architecture": flag(False), "multi_query": flag(True), "parallel_attn": flag(True),
-         "bias": flag(False), "num_ln_in_parallel_attn": count(None)}, _falcon,
+        {**common_keys(4544, 32, 71, None, 65024, tied=True), "hidden_size": size_key(4544, "hidden_size", "n_embed"),
+         "num_hidden_layers": size_key(32, "num_hidden_layers", "n_layer"),
+         "num_attention_heads": size_key(71, "num_attention_heads", "n_head"),
+         "hidden_act": text_key("gelu", "activation"),
+         "intermediate_size": size_key(None, "ffn_hidden_size", rule=four_times_hidden),
+         "num_kv_heads": size_key(None, "num_kv_heads", "n_head_kv", rule=kv_heads_as_query_heads),
+         "alibi": flag_key(False),
+         "new_decoder_architecture": flag_key(False), "multi_query": flag_key(True), "parallel_attn": flag_key(True),
+         "bias": flag_key(False), "num_ln_in_parallel_attn": count_key(None)}, _falcon,
     ),
-    Architecture(
+    ConfigFamily(
         "NemotronConfig", ("NemotronForCausalLM",), ("nemotron",),
-        {**sizes(6144, 32, 48, 24576, 256000, "relu2"), "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
-         **rotary(0.5), "attention_bias": flag(False), "mlp_bias": flag(False)}, _nemotron,
+        {**common_keys(6144, 32, 48, 24576, 256000, "relu2"), "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+         **rotary_share_key(0.5), "attention_bias": flag_key(False), "mlp_bias": flag_key(False)}, _nemotron,
     ),
 )  # fmt: skip

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.specs.files import load_json, short
-from mofa.specs.huggingface.reader import language_model, model_from_config
+from mofa.specs.files import load_json, shown_value
+from mofa.specs.huggingface.reader import language_model_keys, model_from_config
 from mofa.specs.limited_reads import is_folder
 from mofa.specs.model import ModelSpec
 
@@ -26,8 +26,8 @@ def read_keys(path: str | Path) -> tuple[dict[str, Any], str]:
         If there is no such file, or it is no JSON object.
     """
     file = Path(path) / "config.json" if is_folder(Path(path)) else Path(path)
-    where = short(str(file), 200)
-    keys, _ = language_model(load_json(file, where), where)
+    where = shown_value(str(file), 200)
+    keys, _ = language_model_keys(load_json(file, where), where)
     folder = file.absolute().parent.name
     return keys, folder if file.name == "config.json" and folder else file.stem
 
@@ -41,7 +41,7 @@ def model_of_class(path: str | Path) -> ModelSpec | None:
         As of :func:`read_keys`, which has read it.
     """
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-    where = short(str(file), 200)
+    where = shown_value(str(file), 200)
     try:
         model = model_from_config(load_json(file, where), where)
     except SpecError:

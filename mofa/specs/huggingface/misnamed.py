@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.specs.files import short
-from mofa.specs.huggingface.record import Architecture
+from mofa.specs.files import shown_value
+from mofa.specs.huggingface.record import ConfigFamily
 
 _NAMES = (
     ("hidden_size", "n_embd", "n_embed", "d_model", "dim"),
@@ -20,7 +20,7 @@ _NAMES = (
 """Names that classes have for one size; first the one of most."""
 
 
-def refuse_misnamed_sizes(config: Mapping[str, Any], architecture: Architecture, where: str) -> None:
+def refuse_misnamed_sizes(config: Mapping[str, Any], architecture: ConfigFamily, where: str) -> None:
     """Refuse a file whose size has a name that its class does not read, such as ``n_embd`` of a first Phi-2.
 
     Parameters
@@ -45,6 +45,7 @@ def refuse_misnamed_sizes(config: Mapping[str, Any], architecture: Architecture,
         other = next((name for name in names if name not in read and config.get(name) is not None), None)
         if other is not None:
             raise SpecError(
-                f"{where}{other} ({short(config[other])}) is no key of {architecture.owner_of_defaults}, whose name "
+                f"{where}{other} ({shown_value(config[other])}) is no key of {architecture.owner_of_defaults}, "
+                "whose name "
                 f"for it is {own[0]}; rename it"
             )

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mofa.specs.files import short
-from mofa.specs.huggingface.record import Architecture
+from mofa.specs.files import shown_value
+from mofa.specs.huggingface.record import ConfigFamily
 
 _REASONS = (
     (("mamba_d_state", "mamba_n_heads", "mamba_num_heads", "ssm_state_size", "state_size"), "state-space layers"),
@@ -23,8 +23,8 @@ _LATENT = ("kv_lora_rank",)
 """Keys of latent attention, which is no reason to refuse a class."""
 
 
-def unknown_class(
-    named: tuple[str, str], config: Mapping[str, Any], architectures: Iterable[Architecture], file: str
+def unknown_class_message(
+    named: tuple[str, str], config: Mapping[str, Any], architectures: Iterable[ConfigFamily], file: str
 ) -> str:
     """The end of the error for a class or model type that is not read: the reason, the nearest one, what to do.
 
@@ -50,7 +50,7 @@ def unknown_class(
     if near:
         advice = f'nearest is {near}: where the layers are its own, set architectures to ["{near}"]'
     return (
-        f"{key} ({short(name)}) is no model that mofa reads{reason}; {advice}; else begin a workload YAML by "
+        f"{key} ({shown_value(name)}) is no model that mofa reads{reason}; {advice}; else begin a workload YAML by "
         f"mofa new workload --like {nearest_workload(config)} --from-config {file}"
     )
 
@@ -69,12 +69,12 @@ def nearest_workload(config: Mapping[str, Any]) -> str:
     return "qwen3-30b-a3b" if has_experts else "llama3-8b"
 
 
-def _names_of_keys(architecture: Architecture) -> set[str]:
+def _names_of_keys(architecture: ConfigFamily) -> set[str]:
     return {name.partition(".")[0] for key, rule in architecture.keys.items() for name in (rule.names or (key,))}
 
 
 def _nearest(
-    named: str, config: Mapping[str, Any], known: tuple[Architecture, ...], alike: tuple[Architecture, ...]
+    named: str, config: Mapping[str, Any], known: tuple[ConfigFamily, ...], alike: tuple[ConfigFamily, ...]
 ) -> str | None:
     """The class of the model type, else one whose name is close, else that with most of the file's keys; or none.
 
@@ -89,7 +89,7 @@ def _nearest(
         return names[close[0]]
     given = {key for key, value in config.items() if value is not None}
 
-    def likeness(architecture: Architecture) -> tuple[int, int]:
+    def likeness(architecture: ConfigFamily) -> tuple[int, int]:
         keys = _names_of_keys(architecture)
         return len(keys & given), -len(keys - given)
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mofa.errors import SpecError
-from mofa.specs.files import short
-from mofa.specs.from_mapping import build_spec
+from mofa.specs.files import shown_value
+from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.huggingface.left_out import left_out_notes
 from mofa.specs.huggingface.misnamed import refuse_misnamed_sizes
-from mofa.specs.huggingface.nearest import unknown_class
-from mofa.specs.huggingface.record import REQUIRED, Architecture, Key
+from mofa.specs.huggingface.nearest import unknown_class_message
+from mofa.specs.huggingface.record import REQUIRED, ConfigFamily, ConfigKey
 from mofa.specs.huggingface.registry import ARCHITECTURES
 from mofa.specs.model import MAX_LAYERS, ModelSpec
 
@@ -69,7 +69,7 @@ def read_config(config: Mapping[str, Any], where: str, name: str | None = None) 
     Hugging Face transformers 5.24, ``src/transformers/models/*/configuration_*.py``; files published with the weights
     for classes that it has not.
     """
-    inner, prefix = language_model(config, where)
+    inner, prefix = language_model_keys(config, where)
     architecture = _architecture(inner, config, where, prefix)
     reading = _Reading(inner, f"{where}: {prefix}", architecture)
     try:
@@ -92,14 +92,14 @@ def read_config(config: Mapping[str, Any], where: str, name: str | None = None) 
         "vocab": values["vocab_size"],
         "tied_embeddings": values["tie_word_embeddings"],
     }
-    model = build_spec(ModelSpec, {**common, **raw}, where)
+    model = spec_from_mapping(ModelSpec, {**common, **raw}, where)
     return ReadConfig(model, (*reading.default_notes(), *left_out_notes(config, inner), *notes))
 
 
 class _Reading:
     """One file's keys, checked, and which of them took a default."""
 
-    def __init__(self, config: Mapping[str, Any], where: str, architecture: Architecture) -> None:
+    def __init__(self, config: Mapping[str, Any], where: str, architecture: ConfigFamily) -> None:
         self.config, self.where, self.architecture = config, where, architecture
         self.absent: dict[str, str] = {}
         """Table's names of absent keys by the names that messages use."""
@@ -116,7 +116,7 @@ class _Reading:
         self.taken = {shown: values[key] for key, shown in self.absent.items()}
         return values
 
-    def _given(self, key: str, rule: Key) -> Any:
+    def _given(self, key: str, rule: ConfigKey) -> Any:
         names = rule.names or (key,)
         seen = [(name, value) for name in names if (value := self._value_of(name)) is not _ABSENT]
         if len({json.dumps(value, sort_keys=True) for _, value in seen}) > 1:
@@ -153,7 +153,7 @@ def _said(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def language_model(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:
+def language_model_keys(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:
     """The keys of a file's language model, and where in the file they are."""
     place = next((name for name in _NESTED if config.get(name) not in (None, {})), None)
     if place is None:
@@ -174,7 +174,7 @@ def language_model(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any
     return inner, f"{place}."
 
 
-def _architecture(config: Mapping[str, Any], outer: Mapping[str, Any], where: str, prefix: str) -> Architecture:
+def _architecture(config: Mapping[str, Any], outer: Mapping[str, Any], where: str, prefix: str) -> ConfigFamily:
     """By the class that the file names, else by its model type; a nested one that names neither is its outer one's."""
     for part, place in ((config, prefix), (outer, "")):
         names, model_type = part.get("architectures"), part.get("model_type")
@@ -191,11 +191,11 @@ def _architecture(config: Mapping[str, Any], outer: Mapping[str, Any], where: st
             return by_type[0]
         if names or isinstance(model_type, str):
             named = ("architectures", names[0]) if names else ("model_type", str(model_type))
-            raise SpecError(f"{where}: {place}{unknown_class(named, config, ARCHITECTURES, where)}")
+            raise SpecError(f"{where}: {place}{unknown_class_message(named, config, ARCHITECTURES, where)}")
     raise SpecError(f"{where}: {prefix}architectures and model_type are missing; is it a language model's config.json?")
 
 
-def _refuse_two_classes(by_class: Architecture, by_type: list[Architecture], said: str) -> None:
+def _refuse_two_classes(by_class: ConfigFamily, by_type: list[ConfigFamily], said: str) -> None:
     """Refuse a class and a model type of two classes of transformers, which goes by the type.
 
     Classes whose code is published may name another's type, as Ling-mini-2.0 does.
@@ -204,7 +204,7 @@ def _refuse_two_classes(by_class: Architecture, by_type: list[Architecture], sai
         raise SpecError(f"{said} and model_type ({by_type[0].model_types[0]}) are of two classes; keep the model's own")
 
 
-def _checked(value: Any, key: str, rule: Key, where: str) -> Any:
+def _checked(value: Any, key: str, rule: ConfigKey, where: str) -> Any:
     if value is None and rule.nullable:
         return None
     integer = isinstance(value, int) and not isinstance(value, bool)
@@ -231,4 +231,4 @@ def _checked(value: Any, key: str, rule: Key, where: str) -> Any:
 
 def _shown(value: Any) -> str:
     """A value in an error: text in quotes, so that ``"4096"`` is seen to be no number."""
-    return short(json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value)
+    return shown_value(json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value)

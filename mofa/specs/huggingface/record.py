@@ -27,7 +27,7 @@ REQUIRED = _Required()
 
 
 @dataclass(frozen=True)
-class Key:
+class ConfigKey:
     """A key of the file: its type, and what the configuration class makes of an absent or null one."""
 
     type: KeyType
@@ -40,63 +40,63 @@ class Key:
     """Names in files, first the one that messages use; the table's name where empty. A dot enters an object."""
 
 
-def size(default: Any = REQUIRED, *names: str, rule: Rule | None = None, nullable: bool = False) -> Key:
+def size_key(default: Any = REQUIRED, *names: str, rule: Rule | None = None, nullable: bool = False) -> ConfigKey:
     """A positive whole number; it may be null where its default is, or where null has a rule."""
-    return Key("positive", default, nullable or default is None or rule is not None, rule, names)
+    return ConfigKey("positive", default, nullable or default is None or rule is not None, rule, names)
 
 
-def count(default: Any = REQUIRED, *names: str, nullable: bool = False) -> Key:
+def count_key(default: Any = REQUIRED, *names: str, nullable: bool = False) -> ConfigKey:
     """A whole number of at least 0."""
-    return Key("count", default, nullable or default is None, None, names)
+    return ConfigKey("count", default, nullable or default is None, None, names)
 
 
-def number(default: Any, *names: str, nullable: bool = False) -> Key:
+def number_key(default: Any, *names: str, nullable: bool = False) -> ConfigKey:
     """Any number; it may be null where its default is."""
-    return Key("number", default, nullable or default is None, None, names)
+    return ConfigKey("number", default, nullable or default is None, None, names)
 
 
-def flag(default: Any, *names: str) -> Key:
+def flag_key(default: Any, *names: str) -> ConfigKey:
     """True or false."""
-    return Key("truth", default, default is None, None, names)
+    return ConfigKey("truth", default, default is None, None, names)
 
 
-def text(default: Any, *names: str, nullable: bool = False) -> Key:
+def text_key(default: Any, *names: str, nullable: bool = False) -> ConfigKey:
     """Text."""
-    return Key("text", default, nullable or default is None, None, names)
+    return ConfigKey("text", default, nullable or default is None, None, names)
 
 
-def size_or_auto(*names: str) -> Key:
+def size_or_auto_key(*names: str) -> ConfigKey:
     """A positive whole number, or ``auto``, as null or none: the class derives it."""
-    return Key("positive or auto", None, True, None, names)
+    return ConfigKey("positive or auto", None, True, None, names)
 
 
-def per_layer(default: Any, *names: str) -> Key:
+def per_layer_key(default: Any, *names: str) -> ConfigKey:
     """A positive whole number, or a list of one for each layer; null where its default is."""
-    return Key("positive or list", default, default is None, None, names)
+    return ConfigKey("positive or list", default, default is None, None, names)
 
 
-def count_or_text(default: Any, *names: str) -> Key:
+def count_or_text_key(default: Any, *names: str) -> ConfigKey:
     """A whole number of at least 0, text, or null."""
-    return Key("count or text", default, True, None, names)
+    return ConfigKey("count or text", default, True, None, names)
 
 
-def entries(*names: str, default: Any = None) -> Key:
+def list_key(*names: str, default: Any = None) -> ConfigKey:
     """A list; null or none where the class derives it from other keys."""
-    return Key("list", default, True, None, names)
+    return ConfigKey("list", default, True, None, names)
 
 
-def json_object(*names: str, default: Any = None) -> Key:
+def object_key(*names: str, default: Any = None) -> ConfigKey:
     """An object that is read as it is."""
-    return Key("object", default, True, None, names)
+    return ConfigKey("object", default, True, None, names)
 
 
-def nothing_said(values: Config) -> tuple[str, ...]:
+def nothing_left_out(values: Config) -> tuple[str, ...]:
     """Of an architecture of which all that matters is read."""
     return ()
 
 
 @dataclass(frozen=True)
-class Architecture:
+class ConfigFamily:
     """One family of files: how it names itself, the keys that it has, and how they become a model."""
 
     config_class: str
@@ -104,7 +104,7 @@ class Architecture:
     classes: tuple[str, ...]
     """What ``architectures`` holds."""
     model_types: tuple[str, ...]
-    keys: Mapping[str, Key]
+    keys: Mapping[str, ConfigKey]
     """By the table's names. Nothing else of the file is read."""
     convert: Callable[[Config], dict[str, Any]]
     """Fields of a :class:`~mofa.specs.model.ModelSpec`, without name, source, layers, width, vocabulary and tying.
@@ -115,7 +115,7 @@ class Architecture:
     """Where the configuration class is published; empty for one of transformers."""
     built_as: str = ""
     """Class of transformers that builds its models where the type has none of its own; saved files name that one."""
-    left_out: Callable[[Config], tuple[str, ...]] = nothing_said
+    left_out: Callable[[Config], tuple[str, ...]] = nothing_left_out
     """What the file says and the model lacks, in words."""
 
     @property
@@ -124,7 +124,7 @@ class Architecture:
 
         Examples
         --------
-        >>> Architecture("LlamaConfig", (), (), {}, dict).owner_of_defaults
+        >>> ConfigFamily("LlamaConfig", (), (), {}, dict).owner_of_defaults
         "transformers' LlamaConfig"
         """
         return f"{self.config_class} of {self.remote}" if self.remote else f"transformers' {self.config_class}"

@@ -19,11 +19,11 @@ from mofa.specs.huggingface import (
     sarvam,
     sparse_models,
 )
-from mofa.specs.huggingface.record import Architecture
+from mofa.specs.huggingface.record import ConfigFamily
 
 FAMILIES = (
     llama, mistral, qwen, deepseek, glm, gemma, granite, olmo, phi, gpt, sarvam, sparse_models, recent, remote,
     hybrids,
 )  # fmt: skip
 
-ARCHITECTURES: tuple[Architecture, ...] = tuple(a for family in FAMILIES for a in family.ARCHITECTURES)
+ARCHITECTURES: tuple[ConfigFamily, ...] = tuple(a for family in FAMILIES for a in family.ARCHITECTURES)

@@ -64,7 +64,7 @@ class SplitOptions:
         (1, 0)
         """
         if self.rule.counts_ends:
-            return torchtitan_layers(num_layers, pp * vpp, self.less_on_first, self.less_on_last)
+            return torchtitan_layers_by_chunk(num_layers, pp * vpp, self.less_on_first, self.less_on_last)
         if self.layers_of_first is not None or self.layers_of_last is not None:
             return self._with_given_ends(num_layers, pp, vpp)
         counted = num_layers + self.counts_embedding + self.counts_loss
@@ -100,7 +100,7 @@ class SplitOptions:
         return tuple(number // vpp for _ in range(vpp) for number in of_ranks)
 
 
-def megatron_layers(num_layers: int, pp: int, vpp: int) -> tuple[int, ...]:
+def megatron_layers_by_chunk(num_layers: int, pp: int, vpp: int) -> tuple[int, ...]:
     """Megatron-Core's own split: every chunk has as many layers. (pp * vpp,)
 
     Raises
@@ -110,13 +110,13 @@ def megatron_layers(num_layers: int, pp: int, vpp: int) -> tuple[int, ...]:
 
     Examples
     --------
-    >>> megatron_layers(32, 2, 2)
+    >>> megatron_layers_by_chunk(32, 2, 2)
     (8, 8, 8, 8)
     """
     return SplitOptions(MEGATRON_SPLIT).layers_by_chunk(num_layers, pp, vpp)
 
 
-def torchtitan_layers(
+def torchtitan_layers_by_chunk(
     num_layers: int, num_chunks: int, less_on_first: int = 1, less_on_last: int = 1
 ) -> tuple[int, ...]:
     """torchtitan's own split: the first and the last chunk have so many layers less, the first ones one more.
@@ -130,7 +130,7 @@ def torchtitan_layers(
 
     Examples
     --------
-    >>> torchtitan_layers(16, 4), torchtitan_layers(16, 4, 2, 2)
+    >>> torchtitan_layers_by_chunk(16, 4), torchtitan_layers_by_chunk(16, 4, 2, 2)
     ((4, 5, 4, 3), (3, 5, 5, 3))
     """
     if num_chunks == 1:
@@ -147,7 +147,7 @@ def torchtitan_layers(
     return tuple(layers)
 
 
-def parse_options(text: str) -> SplitOptions | None:
+def parse_split_options(text: str) -> SplitOptions | None:
     """Options of a framework's own split, such as ``decoder-first-pipeline-num-layers:7``; None for other texts.
 
     Several are joined by ``+``, a comma or white space; ``--`` may stand before each, ``=`` or a blank before a number.
@@ -159,9 +159,9 @@ def parse_options(text: str) -> SplitOptions | None:
 
     Examples
     --------
-    >>> parse_options("--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 5").layers_of_last
+    >>> parse_split_options("--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 5").layers_of_last
     5
-    >>> parse_options("Ett|ttL") is None
+    >>> parse_split_options("Ett|ttL") is None
     True
     """
     text = text.strip()

@@ -15,14 +15,14 @@ class ModuleNamesError(ValueError):
     """Lists of module names that say no model, with the part and the name where they don't."""
 
 
-def module_names(layout: PipelineLayout) -> list[list[str]]:
+def module_names_by_chunk(layout: PipelineLayout) -> list[list[str]]:
     """The modules of each chunk by name.
 
     torchtitan 0.2.2, distributed/pipeline_parallel.py, ``pipeline_module_split``.
 
     Examples
     --------
-    >>> module_names(PipelineLayout.of_layers([1, 1]))
+    >>> module_names_by_chunk(PipelineLayout.of_layers([1, 1]))
     [['tok_embeddings', 'layers.0'], ['layers.1', 'norm', 'output']]
     """
     out, first, last = [], 0, len(layout.chunks) - 1

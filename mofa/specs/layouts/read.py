@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from mofa.specs.layouts.framework_split import SplitOptions, SplitRule, parse_options
+from mofa.specs.layouts.framework_split import SplitOptions, SplitRule, parse_split_options
 from mofa.specs.layouts.module_names import ModuleNamesError, parse_module_names
 from mofa.specs.layouts.pipeline_layout import LayoutError, PipelineLayout, parse_layout
 
 
 @lru_cache(maxsize=1024)
-def parse_text(text: str) -> PipelineLayout | SplitOptions:
+def parse_layout_or_split(text: str) -> PipelineLayout | SplitOptions:
     """A layout, or the options from which it follows once layers and degrees are known.
 
     Raises
@@ -20,12 +20,14 @@ def parse_text(text: str) -> PipelineLayout | SplitOptions:
 
     Examples
     --------
-    >>> parse_text("Et|tL").layers_by_chunk, parse_text("decoder-last-pipeline-num-layers:3").layers_of_last
-    ((1, 1), 3)
+    >>> parse_layout_or_split("Et|tL").layers_by_chunk
+    (1, 1)
+    >>> parse_layout_or_split("decoder-last-pipeline-num-layers:3").layers_of_last
+    3
     """
     if is_module_name_list(text):
         return parse_module_names(text)
-    options = parse_options(text)
+    options = parse_split_options(text)
     return parse_layout(text) if options is None else options
 
 
@@ -49,7 +51,7 @@ def read_layout(text: str, pp: int, vpp: int, num_layers: int, num_predictions: 
     >>> read_layout("decoder-first-pipeline-num-layers:1", 2, 1, 3, 0, MEGATRON_SPLIT).text
     'Et|ttL'
     """
-    parsed = parse_text(text)
+    parsed = parse_layout_or_split(text)
     if isinstance(parsed, SplitOptions):
         if parsed.rule != rule:
             raise ValueError(f"is {parsed.rule.owner}'s, the framework {rule.owner}; write the layout itself")
@@ -76,5 +78,5 @@ def num_chunks(text: str) -> int | None:
     >>> num_chunks("Et|(tt|)*2L")
     4
     """
-    parsed = parse_text(text)
+    parsed = parse_layout_or_split(text)
     return None if isinstance(parsed, SplitOptions) else len(parsed.chunks)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from mofa.blocks.roles import Purpose
-from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, broadcast_requests, weight_init_requests
-from mofa.cost.allocations.weight_buffers import Weight
+from mofa.cost.allocations.initialization import BROADCAST, DRAFT, TABLE, ddp_broadcast_requests, weight_init_requests
+from mofa.cost.allocations.weight_buffers import WeightBytes
 
 MIB = 1 << 20
 
 
-def weight(name: str, mib: float, chunk: int = 0, draft: float = 0.0, purpose: Purpose = "") -> Weight:
-    return Weight(name, int(mib * MIB), 0, 0, 0, chunk=chunk, init_copy_bytes=int(draft * MIB), purpose=purpose)
+def weight(name: str, mib: float, chunk: int = 0, draft: float = 0.0, purpose: Purpose = "") -> WeightBytes:
+    return WeightBytes(name, int(mib * MIB), 0, 0, 0, chunk=chunk, init_copy_bytes=int(draft * MIB), purpose=purpose)
 
 
 def test_parts_are_built_one_after_the_other() -> None:
@@ -41,7 +41,7 @@ def test_broadcast_of_a_replica(layers: int) -> None:
     weights = [weight("embedding", 2004)]
     for _ in range(layers):
         weights += [*(weight("w", mib) for mib in layer), weight("norms", 1 / 64), weight("norms", 1 / 64)]
-    wants = broadcast_requests([*weights, weight("norms", 1 / 64), weight("output", 2004)])
+    wants = ddp_broadcast_requests([*weights, weight("norms", 1 / 64), weight("output", 2004)])
     first, later = [384, 448], [-384, 384, -448, 448] * (layers - 1)
     assert [(want.nbytes // MIB if want.nbytes else -1) for want in wants] == [
         n if n > 0 else -1 for n in (*first, *later, -384, 2004, -448, -2004)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from mofa.cost.allocations.watchdog import QUEUE, BlockTime, Shelf
-from mofa.cost.memory.peak import stage_bytes
+from mofa.cost.allocations.watchdog import QUEUE, BlockPassTime, Shelf
+from mofa.cost.memory.peak import stage_peak_bytes
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.from_estimator import composed_rows, describe_ranks
+from mofa.replay.rank.from_estimator import composed_row, describe_ranks
 from tests.replay.runs import load
 
 RUN = "te2-tp2-llama8b-10l-blockwise"
@@ -22,7 +22,7 @@ def test_a_host_leads_by_no_more_than_the_devices_queue() -> None:
     gone = []
     for n in range(15):
         shelf.put(n)
-        gone.append(shelf.issue_block(BlockTime(0.016, 0.0), QUEUE / 2))
+        gone.append(shelf.issue_block(BlockPassTime(0.016, 0.0), QUEUE / 2))
     assert gone.index([0]) == 9  # 128 ms, when the first has been through for 112
     assert shelf.host_s == pytest.approx(13 * 0.016)
     shelf.synchronized()
@@ -40,9 +40,9 @@ def test_what_a_run_allocates_with_it() -> None:
 
 
 def test_the_closed_form_follows() -> None:
-    some = composed_rows(load(RUN).estimator)
+    some = composed_row(load(RUN).estimator)
     (rank,) = describe_ranks(load(RUN).estimator)
-    played, closed = play_memory(rank), stage_bytes(some)
+    played, closed = play_memory(rank), stage_peak_bytes(some)
     assert float(closed.allocated[0, 0]) == pytest.approx(played.allocated, rel=0.015)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.cost.block import compiled_clock, tape_clock
 from mofa.cost.block.compiled_clock import library
-from mofa.cost.block.tape_clock import PhaseTime, scan
+from mofa.cost.block.tape_clock import TapeTime, repeated_tape_time
 from tests.compile_part import compiled_anew
 from tests.cost.block.test_tape_clock import NUM_K, machine, random_tape, tape, timed
 
@@ -29,9 +29,9 @@ def test_random_tapes(repeat: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(40):
         ops, times = random_tape(np.random.default_rng(3000 + seed), carries=seed % 2 == 0)
         with timed(times):
-            compiled = scan(tape(*ops), machine(NUM_K), repeat)
+            compiled = repeated_tape_time(tape(*ops), machine(NUM_K), repeat)
             with monkeypatch.context() as patch:
                 patch.setattr(tape_clock, "library", lambda: None)
-                reference = scan(tape(*ops), machine(NUM_K), repeat)
-        for name in PhaseTime.__dataclass_fields__:
+                reference = repeated_tape_time(tape(*ops), machine(NUM_K), repeat)
+        for name in TapeTime.__dataclass_fields__:
             assert np.array_equal(getattr(compiled, name), getattr(reference, name)), (seed, name)

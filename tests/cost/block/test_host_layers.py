@@ -15,7 +15,7 @@ import pytest
 from mofa.blocks.hooks import num_saved_tensors
 from mofa.blocks.tapes import BlockTapes
 from mofa.cost.block.durations import Machine
-from mofa.cost.block.host_issue import host_seconds
+from mofa.cost.block.host_issue import issue_seconds
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.files import load_yaml
 from mofa.specs.run_files import load_runs, resolve_run
@@ -67,7 +67,7 @@ def block(kind: str) -> tuple[BlockTapes, Machine]:
 def predicted_s(kind: str, way: str) -> float:
     """What the host takes to issue a layer's ops, one way. [s]"""
     tapes, machine = block(kind)
-    return sum(float(np.ravel(value)[0]) for value in host_seconds(getattr(tapes, way).ops, machine))
+    return sum(float(np.ravel(value)[0]) for value in issue_seconds(getattr(tapes, way).ops, machine))
 
 
 def fact(name: str) -> float:

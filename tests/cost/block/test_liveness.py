@@ -14,7 +14,7 @@ from mofa.blocks.context import Context
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.op import KINDS, Op, Tape, Tensor
 from mofa.blocks.work import Gemm
-from mofa.cost.block.liveness import FEW, BlockMemory, block_memories, block_memory, rounded_bytes
+from mofa.cost.block.liveness import FEW, BlockMemory, allocator_rounded_bytes, block_memories, block_memory
 from mofa.specs.model import ModelSpec
 from tests.blocks.small import context, together
 from tests.cost.toy import framework, llama, mla_moe, moe_llama, windowed
@@ -151,7 +151,7 @@ def test_rounding_of_the_allocator() -> None:
     """512 B below 10 MiB, 2 MiB segments from there on; what is whole stays whole."""
     mib = 2.0**20
     asked = np.array([0, 1, 512, 513, 3 * mib, 10 * mib, 10 * mib + 1, 12 * mib])
-    assert rounded_bytes(asked).tolist() == [0, 512, 512, 1024, 3 * mib, 10 * mib, 12 * mib, 12 * mib]
+    assert allocator_rounded_bytes(asked).tolist() == [0, 512, 512, 1024, 3 * mib, 10 * mib, 12 * mib, 12 * mib]
 
 
 def twin(block_: BlockTapes, k: int) -> dict[str, float]:

@@ -13,9 +13,9 @@ from mofa.blocks.backward import Recompute
 from mofa.blocks.op import Op, Tape, TimedModuleCall
 from mofa.blocks.work import Collective, Gemm, GroupedGemm, MemoryBound
 from mofa.cost.block.durations import Machine
-from mofa.cost.block.host_issue import issue_seconds
+from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.specs.base import Fact
-from mofa.specs.host import MODULES, LayerPace, ModuleCall
+from mofa.specs.host import MODULES, ModuleCallTime, SmallLayerTime
 from mofa.specs.scaling import rescaled_host
 from tests.blocks.roles import as_named
 from tests.blocks.small import EXPERTS, build, context, in_fp8
@@ -28,11 +28,11 @@ def fact(us: float) -> dict[str, Any]:
     return {"value": f"{us} us", "provenance": "assumed", "source": "an example"}
 
 
-def calls_of(each: dict[str, tuple[float, float, float, float]]) -> dict[str, ModuleCall]:
+def calls_of(each: dict[str, tuple[float, float, float, float]]) -> dict[str, ModuleCallTime]:
     """Microseconds forward and back, of a call and of each member."""
     names = ("forward_s", "backward_s", "forward_each_s", "backward_each_s")
     return {
-        name: ModuleCall.model_validate(dict(zip(names, map(fact, values), strict=True)))
+        name: ModuleCallTime.model_validate(dict(zip(names, map(fact, values), strict=True)))
         for name, values in each.items()
     }
 
@@ -48,7 +48,7 @@ def machine(each: dict[str, tuple[float, float, float, float]], name: str = "meg
 
 def issued(ops: tuple[Op, ...], each: dict[str, tuple[float, float, float, float]]) -> list[float]:
     """Microseconds of each op."""
-    return [float(v) * 1e6 for v in issue_seconds(ops, machine(each))[:, 0]]
+    return [float(v) * 1e6 for v in issue_seconds_array(ops, machine(each))[:, 0]]
 
 
 def op(name: str, work: Any = None, call: TimedModuleCall | None = None, **more: Any) -> Op:
@@ -111,7 +111,7 @@ def test_products_of_unknown_shapes_wait_for_a_choice_each_once() -> None:
     curves = one_gpu.cluster.gpu.curves.model_copy(update={"host": host})
     gpu = one_gpu.cluster.gpu.model_copy(update={"curves": curves})
     untimed = replace(one_gpu, cluster=one_gpu.cluster.model_copy(update={"gpu": gpu}))
-    assert issue_seconds((product,), untimed)[0, 0] == pytest.approx(220e-6)
+    assert issue_seconds_array((product,), untimed)[0, 0] == pytest.approx(220e-6)
 
 
 def test_a_collective_within_a_module_comes_on_top() -> None:
@@ -165,7 +165,7 @@ def test_a_layer_that_was_timed_says_how_fast_modules_are() -> None:
     facts = dict.fromkeys(
         ("layer_issue_s", "layer_back_s"), Fact(value=1e-3, provenance="assumed", source="an example")
     )
-    host, layer = plain.model_copy(update=facts), LayerPace(3e-3, 4e-3)
+    host, layer = plain.model_copy(update=facts), SmallLayerTime(3e-3, 4e-3)
     slow = host.scaled_to_speed(10e-6, "an example", layer)
     assert slow.modules["linear"].seconds(forward=True) == pytest.approx((120e-6, 3e-6))
     assert slow.modules["linear"].seconds(forward=False) == pytest.approx((240e-6, 8e-6))

@@ -7,7 +7,7 @@ import pytest
 
 from mofa.blocks.op import Op
 from mofa.blocks.work import GroupedGemm, MemoryBound
-from mofa.cost.block.sequential_experts import issue_of_expert_loops
+from mofa.cost.block.sequential_experts import expert_loop_issue_seconds
 
 ROUNDS = 16
 
@@ -30,7 +30,7 @@ def test_the_device_waits_as_it_does_round_by_round(issue: tuple[float, ...], le
         Op("cat", "gemm", MemoryBound(1.0))
     ]
     whole = [s * ROUNDS for s in seconds] + [0.5]
-    moved = issue_of_expert_loops(ops, whole, [i * ROUNDS for i in issue] + [0.1])
+    moved = expert_loop_issue_seconds(ops, whole, [i * ROUNDS for i in issue] + [0.1])
     turns = [step for _ in range(ROUNDS) for step in zip(seconds, issue, strict=True)] + [(0.5, 0.1)]
     host, device = played(list(zip(whole, moved, strict=True)), -lead, 0.0)  # type: ignore[arg-type]
     twin_host, twin_device = played(turns, -lead, 0.0)
@@ -43,11 +43,11 @@ def test_nothing_changes_without_rounds_or_where_there_is_one() -> None:
     ops = [Op(name, "gemm", MemoryBound(1.0), expert_loops=np.array([1.0, 4.0])) for name in "ab"] + [
         Op("c", "gemm", MemoryBound(1.0))
     ]
-    found = issue_of_expert_loops(ops, [1.0, 1.0, 1.0], [2.0, 3.0, 1.0])
+    found = expert_loop_issue_seconds(ops, [1.0, 1.0, 1.0], [2.0, 3.0, 1.0])
     assert [float(x[0]) for x in found] == [2.0, 3.0, 1.0]  # type: ignore[index]
     assert [float(x[1]) for x in found] == [3.25, 0.0, 2.75]  # type: ignore[index]
     plain = [op._replace(expert_loops=1.0) for op in ops]
-    assert issue_of_expert_loops(plain, [1.0, 1.0, 1.0], [2.0, 3.0, 1.0]) == [2.0, 3.0, 1.0]
+    assert expert_loop_issue_seconds(plain, [1.0, 1.0, 1.0], [2.0, 3.0, 1.0]) == [2.0, 3.0, 1.0]
 
 
 @pytest.mark.parametrize("issue", [0.3, 0.7, 0.9, 1.0, 1.2, 2.0])
@@ -64,6 +64,6 @@ def test_unequal_rounds_make_the_device_wait_as_random_orders_do(issue: float, r
             waits.append(end - rounds)
         work = GroupedGemm(1.0, 1.0, 1.0, 1.0, sequential=True, uneven=lengths.std())
         ops = [Op("a", "grouped_gemm", work, expert_loops=float(rounds)), Op("cat", "gemm", MemoryBound(1.0))]
-        moved = issue_of_expert_loops(ops, [float(rounds), 0.0], [issue * rounds, 0.0])
+        moved = expert_loop_issue_seconds(ops, [float(rounds), 0.0], [issue * rounds, 0.0])
         told.append(played([(float(rounds), float(moved[0])), (0.0, float(moved[1]))], 0.0, 0.0)[1] - rounds)
     assert np.mean(told) == pytest.approx(np.mean(waits), abs=0.25)

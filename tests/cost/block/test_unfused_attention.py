@@ -6,7 +6,7 @@ import pytest
 
 from mofa.blocks.build import BlockKind, layer_tapes
 from mofa.blocks.frameworks.megatron.local import PRIMITIVES
-from mofa.cost.block.durations import Machine, op_seconds
+from mofa.cost.block.durations import Machine, device_seconds_array
 from mofa.cost.provenance import memory_bound_op_names
 from mofa.measure.records import read_record
 from mofa.specs.load import load_cluster
@@ -30,7 +30,7 @@ def test_each_kernel_of_the_softmax_takes_its_own_rate() -> None:
              for name in ("cast_up", "softmax_fp32", "cast_down", "")}  # fmt: skip
     by_hand = SCORES * (6 / rates["cast_up"] + 8 / rates["softmax_fp32"] + 6 / rates["cast_down"] + 8 / rates[""])
     by_hand += 17 * SEQ * SEQ / rates[""]
-    assert float(op_seconds((forward,), machine)[0, 0]) == pytest.approx(by_hand, rel=0.01)
+    assert float(device_seconds_array((forward,), machine)[0, 0]) == pytest.approx(by_hand, rel=0.01)
     assert rates["cast_up"] < 0.7 * rates[""] < 0.7 * rates["cast_down"]
     assert {"cast_up", "softmax_fp32", "cast_down"} <= memory_bound_op_names([tapes.forward])
 

@@ -17,7 +17,7 @@ from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels.between_nodes import NcclTimes
 from mofa.cost.kernels.collectives import Fabric, collective_s, collective_time
 from mofa.cost.kernels.token_spread import TokenSpread, token_spread
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -41,9 +41,9 @@ payloads = st.floats(1.0, 1e11)
 places = st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 3, 8, 64]))
 
 
-def group(ranks_per_domain: int, num_domains: int = 1) -> Group:
+def group(ranks_per_domain: int, num_domains: int = 1) -> ProcessGroup:
     inside = np.array(ranks_per_domain)
-    return Group(inside * num_domains, inside, inside)
+    return ProcessGroup(inside * num_domains, inside, inside)
 
 
 @cache
@@ -60,7 +60,7 @@ def load_cluster(node_name: str, num_gpus: int = 8) -> ClusterSpec:
 
 
 def seconds(
-    kind: CollectiveKind, payload: float, where: Group, fabric: Fabric = FABRIC, imbalance: float = 1.0
+    kind: CollectiveKind, payload: float, where: ProcessGroup, fabric: Fabric = FABRIC, imbalance: float = 1.0
 ) -> float:
     return float(collective_time(kind, payload, where, fabric, imbalance=imbalance, spread=SPREAD).total_s)
 
@@ -84,7 +84,9 @@ def test_vector_equals_scalar(kind: CollectiveKind, rows: list[tuple[float, tupl
     inside = np.array([place[0] for _, place, _ in rows])
     size = inside * np.array([place[1] for _, place, _ in rows])
     payload, imbalance = np.array([row[0] for row in rows]), np.array([row[2] for row in rows])
-    together = collective_time(kind, payload, Group(size, inside, inside), FABRIC, imbalance=imbalance, spread=SPREAD)
+    together = collective_time(
+        kind, payload, ProcessGroup(size, inside, inside), FABRIC, imbalance=imbalance, spread=SPREAD
+    )
     alone = [seconds(kind, p, group(*place), imbalance=i) for p, place, i in rows]
     np.testing.assert_allclose(together.total_s, alone, rtol=1e-12)
 
@@ -240,7 +242,9 @@ def test_nccls_all_to_all_takes_the_same_share_of_eight_links_as_of_eighteen() -
     assert payload * float(np.asarray(spread.ranks)) * 7 / 8 / time == pytest.approx(134e9, rel=0.01)
 
 
-def sampled_spread(where: Group, num_experts: int, top_k: int, num_groups: int, top_groups: int) -> tuple[float, float]:
+def sampled_spread(
+    where: ProcessGroup, num_experts: int, top_k: int, num_groups: int, top_groups: int
+) -> tuple[float, float]:
     """The slow twin: route tokens one by one."""
     rng = np.random.default_rng(0)
     size, inside = int(where.size), int(where.ranks_per_domain)

@@ -18,11 +18,11 @@ from mofa.blocks.work import Attention, Gemm, GemmPass, MemoryBound
 from mofa.calibrate.cases import Case
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.shapes.routed import BY_BYTES, BYTES
-from mofa.cost.block.durations import Machine, op_seconds
-from mofa.cost.block.host_issue import issue_seconds
+from mofa.cost.block.durations import Machine, device_seconds_array
+from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, memory_bound_s, unaligned_gemm_s
-from mofa.cost.kernels.topology import Group
+from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.kernels.toy_gpu import toy_gpu
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.load import load_cluster, load_framework
@@ -162,7 +162,8 @@ def test_more_bandwidth_is_never_slower(factor: float, like: str) -> None:
 
 
 def test_a_measured_norm_is_met_by_the_planners_own_path() -> None:
-    """16384 x 8192 of measurements/h200-1gpu through op_seconds, within what the fit says of its own error."""
+    """16384 x 8192 of measurements/h200-1gpu through device_seconds_array, within what the fit says of its own
+    error."""
     measured = [r for r in read_rows(ROOT / "measurements/h200-1gpu") if r.case.family == "memory_bound"]
     rows = {
         (r.case.op, r.case.size("tokens"), r.case.size("width")): r.sample.median_s
@@ -172,7 +173,7 @@ def test_a_measured_norm_is_met_by_the_planners_own_path() -> None:
     count = 16384.0 * 8192
     for op, moved in (("rmsnorm_fwd", 4.0), ("silu", 4.0), ("residual_add", 6.0)):
         work = MemoryBound(moved * count, op, count, 8192.0)
-        found = op_seconds((Op(op, "memory_bound", work),), machine(1))[0, 0]
+        found = device_seconds_array((Op(op, "memory_bound", work),), machine(1))[0, 0]
         p90 = GPU.curves.stream[f"eager {op}"].p90_abs_error
         assert p90 is not None
         assert found == pytest.approx(rows[op, 16384, 8192], rel=1.2 * p90), op
@@ -181,10 +182,10 @@ def test_a_measured_norm_is_met_by_the_planners_own_path() -> None:
 def test_the_clock_falls_with_the_share_of_products() -> None:
     product = Op("p", "gemm", Gemm(8192.0, 8192.0, 8192.0))
     stream = Op("s", "memory_bound", MemoryBound(1e10))
-    alone = op_seconds((product,), machine(1))[0, 0]
-    mixed = op_seconds((product, stream), machine(1))[0, 0]
+    alone = device_seconds_array((product,), machine(1))[0, 0]
+    mixed = device_seconds_array((product, stream), machine(1))[0, 0]
     assert alone / mixed > 1.03
-    curve, slowest = GPU.curves.gemm["bf16"], machine(1).slowest  # of the node's eight GPUs
+    curve, slowest = GPU.curves.gemm["bf16"], machine(1).slowest_gpu_slowdown  # of the node's eight GPUs
     assert slowest > 1.0
     seconds, memory = float(gemm_s(8192, 8192, 8192, GPU)), GPU.curves.stream_clock
     assert memory is not None
@@ -205,9 +206,9 @@ def test_ops_of_a_table_are_those_of_its_rows() -> None:
             Op("d", "memory_bound", MemoryBound(m * 4096.0, "compiled swiglu_fwd"), compiled=True),
         )
 
-    whole = op_seconds(ops(m, present), machine(3))
+    whole = device_seconds_array(ops(m, present), machine(3))
     for i in range(3):
-        one = op_seconds(ops(m[i : i + 1], present[i : i + 1]), machine(1))
+        one = device_seconds_array(ops(m[i : i + 1], present[i : i + 1]), machine(1))
         np.testing.assert_allclose(whole[:, i], one[:, 0])
     assert whole[1, 1] == 0
 
@@ -221,18 +222,18 @@ def test_issue_by_hand() -> None:
         Op("c", "memory_bound", MemoryBound(8.0), dtensor=np.array([True, False])),
         Op("view", "memory_bound", None, launches=0),
     )
-    np.testing.assert_allclose(issue_seconds(ops, machine(2, cluster)) * 1e6, [[15, 15], [2, 2], [30, 5], [0, 0]])
+    np.testing.assert_allclose(issue_seconds_array(ops, machine(2, cluster)) * 1e6, [[15, 15], [2, 2], [30, 5], [0, 0]])
 
 
 def test_a_collective_that_was_measured_takes_its_form_and_a_larger_group_extrapolates() -> None:
     sizes = np.array([2, 4, 8])
-    group = Group(sizes, sizes, sizes)
+    group = ProcessGroup(sizes, sizes, sizes)
     times = collective_s("all_gather", 2.0**30, group, CLUSTER)
     for size, time_s in zip((2, 4), times, strict=False):
         start, rate = CLUSTER.node.collectives[f"all_gather {size}"].form.protocols[-1]
         assert time_s == pytest.approx(start + 2**30 * (size - 1) / size / rate)
     assert times[2] > times[1]
-    apart = Group(sizes, np.ones(3, dtype=int), np.ones(3, dtype=int))
+    apart = ProcessGroup(sizes, np.ones(3, dtype=int), np.ones(3, dtype=int))
     assert np.all(collective_s("all_gather", 2.0**30, apart, CLUSTER) > times)
 
 
@@ -244,7 +245,7 @@ def test_routed_rows_take_as_long_in_a_step_as_alone() -> None:
             moved = BYTES[row.case.op] * row.case.size("tokens") * row.case.size("width")
             launches = 6 if "backward" in row.case.op else 1
             op = Op("op", "memory_bound", MemoryBound(moved, row.case.op), (), ("out",), launches=launches)
-            predicted = float(op_seconds((op,), machine(1))[0, 0])
+            predicted = float(device_seconds_array((op,), machine(1))[0, 0])
             errors.setdefault(row.case.op, []).append(abs(predicted / row.sample.median_s - 1.0))
     assert len(errors) == len(BY_BYTES)
     for name, found in errors.items():

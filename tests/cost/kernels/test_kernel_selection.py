@@ -16,10 +16,10 @@ from mofa import load_cluster
 from mofa.cost.kernels import kernel_selection
 from mofa.cost.kernels.kernel_selection import (
     expected_first_use_kernels,
+    expert_popularity_drift,
     heuristic_cache_miss_rate,
-    popularity_drift,
 )
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 
 ROOT = Path(__file__).parents[3]
 SELECTION = load_cluster("h200-hgx", 8).gpu.curves.kernel_selection
@@ -67,8 +67,11 @@ def test_popularity_that_wanders_makes_more_numbers_new() -> None:
 
 def test_popularity_wanders_no_further_than_experts_differ() -> None:
     rng = np.random.default_rng(0)
-    assert popularity_drift(rng.poisson(2000.0, 64).astype(float)) < 0.03
-    assert popularity_drift(2000.0 * np.geomspace(0.3, 3.0, 64)) == load_shared().routing.popularity_spread.value
+    assert expert_popularity_drift(rng.poisson(2000.0, 64).astype(float)) < 0.03
+    assert (
+        expert_popularity_drift(2000.0 * np.geomspace(0.3, 3.0, 64))
+        == load_shared_facts().routing.popularity_spread.value
+    )
 
 
 def test_a_small_cache_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +115,7 @@ def kernels_of(series: dict[str, Any]) -> list[str]:
 def played(named: Named, hidden: int, inner: int, means: np.ndarray, steps: int, seed: int) -> np.ndarray:
     """Kernels loaded in each step by 2 micro-batches of experts with such means, each with the kernel of the nearest
     number that was named. (steps,)"""
-    rng, spread = np.random.default_rng(seed), popularity_drift(means)
+    rng, spread = np.random.default_rng(seed), expert_popularity_drift(means)
     series = [named[n, k, way] for way in ("fwd", "dgrad") for n, k in ((2 * inner, hidden), (hidden, inner))]
     logs = [np.log([m for m, _ in one]) for one in series]
     held: tuple[set[str], set[str]] = (set(), set())
@@ -137,7 +140,9 @@ def test_new_kernels_are_as_many_as_those_that_were_named(named: Named) -> None:
             runs = [played(named, hidden, inner, means, 24, seed)[4:].sum() for seed in range(8)]
             each = [(step + 0.5) * 2 * experts for step in range(4, 24)]
             of = [
-                expected_first_use_kernels(means, draws, ways_of(hidden, inner), SELECTION, popularity_drift(means))
+                expected_first_use_kernels(
+                    means, draws, ways_of(hidden, inner), SELECTION, expert_popularity_drift(means)
+                )
                 for draws in each
             ]
             counted.append(float(np.mean(runs)))

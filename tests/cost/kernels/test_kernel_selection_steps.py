@@ -12,7 +12,7 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.replayer import replay_time
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
-from mofa.specs.host import ModuleCall
+from mofa.specs.host import ModuleCallTime
 from mofa.specs.routing import RoutingSpec
 from tests.cost.toy import with_facts
 
@@ -31,7 +31,7 @@ def estimator(
     workload = workload.model_copy(update={"routing": RoutingSpec.model_validate(routing)})
     cluster = mofa.load_cluster("h100-hgx", 2)
     curves = cluster.gpu.curves
-    choice = ModuleCall.model_validate(
+    choice = ModuleCallTime.model_validate(
         {way: {"value": f"{choice_us} us", **FACT} for way in ("forward_s", "backward_s")}
     )
     modules = {name: call for name, call in curves.host.modules.items() if not name.startswith("kernel_choice")}

@@ -10,7 +10,7 @@ import pytest
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import HostSync, MemoryBound
 from mofa.cost.estimate import Estimator
-from mofa.cost.kernels.lazy_loading import load_idle_s, tape_with_loads
+from mofa.cost.kernels.lazy_loading import kernel_load_idle_s, tape_with_kernel_loads
 from mofa.measure.records import read_record
 from mofa.replay.replayer import Replayer
 from mofa.search.job_setup import routing_loads_by_ep
@@ -32,14 +32,14 @@ def tape(*ops: Op) -> Tape:
 
 
 def idle(loads: float, device_s: float, host_s: float) -> float:
-    found, took, _ = tape_with_loads(tape(op("a", loads)), [device_s], [host_s], LOAD_S)
-    return float(load_idle_s(found, took))
+    found, took, _ = tape_with_kernel_loads(tape(op("a", loads)), [device_s], [host_s], LOAD_S)
+    return float(kernel_load_idle_s(found, took))
 
 
 def test_nothing_changes_where_nothing_is_loaded() -> None:
     given = tape(op("a"), op("b", np.zeros(3)))
     seconds, issue = [1.0, 1.0], [1.0, 1.0]
-    found = tape_with_loads(given, seconds, issue, LOAD_S)
+    found = tape_with_kernel_loads(given, seconds, issue, LOAD_S)
     assert found[0] is given
     assert found[1:] == (seconds, issue)
 
@@ -54,13 +54,13 @@ def test_the_device_waits_for_what_the_host_s_lead_leaves_of_a_load(ahead: float
 
 def test_the_host_loses_its_lead_where_a_load_has_drained_it() -> None:
     loads = np.array([0.0, 0.01, 1.0])
-    found, _, issue = tape_with_loads(tape(op("a", loads)), [4.0], [1.0], LOAD_S, drained=True)
+    found, _, issue = tape_with_kernel_loads(tape(op("a", loads)), [4.0], [1.0], LOAD_S, drained=True)
     waits, _, loaded, _ = found.ops
     assert isinstance(waits.work, HostSync)
     assert np.asarray(waits.present).tolist() == [False, True, True]
     assert loaded.work is None
     assert issue[2] == pytest.approx(LOAD_S * loads)
-    kept, _, _ = tape_with_loads(tape(op("a", loads)), [4.0], [1.0], LOAD_S)
+    kept, _, _ = tape_with_kernel_loads(tape(op("a", loads)), [4.0], [1.0], LOAD_S)
     assert kept.ops == found.ops[1:]
 
 
@@ -95,11 +95,11 @@ def expected_loads(estimator: Estimator) -> float:
 
 def test_what_is_computed_again_has_its_kernels() -> None:
     again = op("a~", 1.0)
-    assert [one.name for one in tape_with_loads(tape(again), [1.0], [1.0], LOAD_S)[0].ops] == ["a~"]
+    assert [one.name for one in tape_with_kernel_loads(tape(again), [1.0], [1.0], LOAD_S)[0].ops] == ["a~"]
 
 
 def test_a_loop_loads_ahead_of_all_its_ops_and_others_ahead_of_themselves() -> None:
     ops = op("x", rounds=1.0), op("a", 0.2), op("b", 0.1), op("y", 0.3, rounds=1.0)
-    found, took, _ = tape_with_loads(tape(*ops), [1.0] * 4, [1.0] * 4, LOAD_S)
+    found, took, _ = tape_with_kernel_loads(tape(*ops), [1.0] * 4, [1.0] * 4, LOAD_S)
     assert [one.name for one in found.ops] == ["x", "a.loads", "a.loaded", "a", "b", "y.loads", "y.loaded", "y"]
-    assert float(load_idle_s(found, took)) == pytest.approx(0.6 * LOAD_S)
+    assert float(kernel_load_idle_s(found, took)) == pytest.approx(0.6 * LOAD_S)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 import mofa
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.fits.fit import fit_curves, predict
+from mofa.calibrate.fits.fit import fit_curves, predict_row_times
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.families import family_cases
 from mofa.cost.kernels.compute import grouped_gemm_s
-from mofa.cost.kernels.multi_stream import balanced_multi_stream_s, multi_stream_s
+from mofa.cost.kernels.multi_stream import balanced_multi_stream_products_s, multi_stream_products_s
 from mofa.cost.provenance import component_provenance
 from mofa.specs.curves import GemmForm
 from mofa.specs.load import load_cluster
@@ -36,18 +36,18 @@ SHARP = MultiStreamForm(5e-6, 1e-6, 1.0, 1e30, 1e30, 256.0)
     ],
 )
 def test_products_by_hand(loads: list[int], expected_us: float) -> None:
-    took = multi_stream_s([loads], 128, 1024, 0, SHARP, TILE, num_sms=132)
+    took = multi_stream_products_s([loads], 128, 1024, 0, SHARP, TILE, num_sms=132)
     assert float(took[0]) * 1e6 == pytest.approx(5.0 + expected_us, rel=1e-2)
 
 
 def test_a_weight_gradient_reduces_over_its_experts_rows_and_is_added() -> None:
     """1024 and 2048 rows of one tile each: the longer one's 20 us; adding moves 6 bytes an element at 1 TB/s more."""
-    took = multi_stream_s([[1024, 2048]], 128, 128, 2, SHARP, TILE, num_sms=132)
+    took = multi_stream_products_s([[1024, 2048]], 128, 128, 2, SHARP, TILE, num_sms=132)
     assert float(took[0]) * 1e6 == pytest.approx(5.0 + 20.0, rel=1e-2)
     adding = MultiStreamForm(5e-6, 1e-6, 1.0, 1e30, 1e9, 256.0)
-    added = multi_stream_s([[1024, 2048]], 128, 128, 2, adding, TILE, num_sms=132, added_bytes=6.0)
+    added = multi_stream_products_s([[1024, 2048]], 128, 128, 2, adding, TILE, num_sms=132, added_bytes=6.0)
     assert float(added[0]) * 1e6 == pytest.approx(5.0 + 2 * 128 * 128 * 6 / 1e3, rel=1e-2)
-    forward = multi_stream_s([[1024, 2048]], 128, 128, 0, adding, TILE, num_sms=132, added_bytes=6.0)
+    forward = multi_stream_products_s([[1024, 2048]], 128, 128, 0, adding, TILE, num_sms=132, added_bytes=6.0)
     assert float(forward[0]) < 30e-6
 
 
@@ -57,7 +57,9 @@ def test_a_weight_gradient_reduces_over_its_experts_rows_and_is_added() -> None:
 def test_never_beats_its_rate_or_its_bytes_and_more_rows_never_help(
     loads: list[int], n: int, k: int, layout: int
 ) -> None:
-    took, more = (float(multi_stream_s([x], n, k, layout, FORM, SINGLE, num_sms=132)[0]) for x in (loads, [*loads, 64]))
+    took, more = (
+        float(multi_stream_products_s([x], n, k, layout, FORM, SINGLE, num_sms=132)[0]) for x in (loads, [*loads, 64])
+    )
     assert took <= more
     assert 2.0 * sum(loads) * n * k / took <= 8.5e14
     active = sum(load > 0 for load in loads)
@@ -70,8 +72,10 @@ def test_never_beats_its_rate_or_its_bytes_and_more_rows_never_help(
 def test_the_closed_form_is_within_a_tile_of_even_loads(each: int, groups: int, n: int, k: int, wgrad: bool) -> None:
     """It counts on average half a tile of rows, or half a step along k, more than what fits by chance; a tile has 256
     rows at most. Of one group that half may begin another wave."""
-    even = float(multi_stream_s([[each] * groups], n, k, 2 if wgrad else 0, FORM, SINGLE, num_sms=132)[0])
-    closed = float(balanced_multi_stream_s(each * groups, groups, n, k, FORM, SINGLE, num_sms=132, wgrad=wgrad))
+    even = float(multi_stream_products_s([[each] * groups], n, k, 2 if wgrad else 0, FORM, SINGLE, num_sms=132)[0])
+    closed = float(
+        balanced_multi_stream_products_s(each * groups, groups, n, k, FORM, SINGLE, num_sms=132, wgrad=wgrad)
+    )
     assert 0.6 * even < closed < even * (1.0 + 256 / each) + 1e-6
 
 
@@ -82,11 +86,11 @@ def test_a_fit_finds_what_made_the_data() -> None:
     def took(case: Case) -> float:
         loads = [int(x) for x in str(case.shape["loads"]).split(",")]
         shape = case.size("n"), case.size("k"), layouts[case.op]
-        return float(multi_stream_s([loads], *shape, FORM, SINGLE, num_sms=132, added_bytes=6.0)[0])
+        return float(multi_stream_products_s([loads], *shape, FORM, SINGLE, num_sms=132, added_bytes=6.0)[0])
 
     rows = [Row(c, Sample(t := took(c), t, t, 7), "G", "h") for c in family_cases("te_experts") if c.split == "grid"]
     fitted = fit_curves(rows[::2], num_sms=132, gpu="G", single=SINGLE)
-    predicted, _ = predict(fitted, rows[1::2])
+    predicted, _ = predict_row_times(fitted, rows[1::2])
     error = np.abs(predicted / [r.sample.median_s for r in rows[1::2]] - 1)
     assert np.median(error) < 0.01 and np.quantile(error, 0.9) < 0.03
     assert not fit_curves(rows, num_sms=132, gpu="G").multi_stream  # without single products to build on

@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.cost.kernels.collectives import Fabric, all_to_all_time, collective_s
-from mofa.cost.kernels.topology import Group, process_groups
+from mofa.cost.kernels.topology import ProcessGroup, process_groups
 from mofa.errors import SpecError
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.load import load_cluster
@@ -23,11 +23,11 @@ def of_node(text: str, folder: Path, gpus: int = 8) -> ClusterSpec:
     return load_cluster(path, gpus)
 
 
-def groups(cluster: ClusterSpec, tp: int) -> dict[str, Group]:
+def groups(cluster: ClusterSpec, tp: int) -> dict[str, ProcessGroup]:
     return process_groups(tp, 1, 1, cluster.num_gpus // tp, 1, 1, cluster.node)
 
 
-def all_gather_s(cluster: ClusterSpec, group: Group) -> float:
+def all_gather_s(cluster: ClusterSpec, group: ProcessGroup) -> float:
     return float(collective_s("all_gather", 8 * GB, group, cluster))
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mofa.cost.kernels.topology import IntK, NodeSizes, domain_of_job, fewest_ranks_per_block, process_groups
+from mofa.cost.kernels.topology import IntK, NodeSizes, domain_gpus_of_job, fewest_ranks_per_block, process_groups
 from mofa.specs.framework_names import RANK_ORDERS, RankOrder
 
 HGX = NodeSizes(gpus_per_node=8, gpus_per_domain=8)
@@ -118,7 +118,7 @@ def test_an_nvl72_job_uses_64_of_72() -> None:
 
 @pytest.mark.parametrize(("world", "gpus"), [(8, 72), (72, 72), (144, 72), (128, 64), (1000, 40), (4 * 1009, 72)])
 def test_domain_divides_the_job(world: int, gpus: int) -> None:
-    assert int(domain_of_job(np.array(world), NVL72)) == gpus
+    assert int(domain_gpus_of_job(np.array(world), NVL72)) == gpus
 
 
 def test_hybrid_sharding_shards_the_near_ranks() -> None:

@@ -6,10 +6,10 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import Estimator
-from mofa.cost.optimizer import device_seconds_by_part
+from mofa.cost.optimizer import optimizer_device_seconds_by_part
 from mofa.errors import SpecError
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.from_estimator import composed_rows, describe_ranks
+from mofa.replay.rank.from_estimator import composed_row, describe_ranks
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
@@ -69,8 +69,8 @@ def test_time_of_the_step() -> None:
     parts = {}
     for grads in ("fp32", "bf16"):
         e = of(grads)
-        found = composed_rows(e)
-        parts[grads] = device_seconds_by_part(
+        found = composed_row(e)
+        parts[grads] = optimizer_device_seconds_by_part(
             e.workload, e.cluster, e.framework, found.shards, found.mode.precision, found.grids.zero
         )
     wide, narrow = parts["fp32"], parts["bf16"]

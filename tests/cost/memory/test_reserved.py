@@ -11,21 +11,21 @@ from mofa.cost.memory.reserved import (
     _beside_holes,
     _unfitting_gradients,
     _with_loss,
-    bytes_taken_of_segments,
     fsdp_shard_waste_bytes,
-    holes_bytes,
-    native_allocator_bytes,
+    megatron_start_holes_bytes,
+    native_segment_bytes,
+    segment_bytes_per_block,
     start_bytes_of_weights,
 )
 from mofa.cost.rows import Rows
-from mofa.replay.rank.from_estimator import composed_rows
+from mofa.replay.rank.from_estimator import composed_row
 from mofa.search.strategy_estimator import strategy_estimator
 
 
 def rows(framework: str, strategy: str, gpus: int) -> Rows:
     job = mofa.load_workload("llama3-70b", global_batch=64)
     machines = mofa.load_cluster("h200-hgx", gpus)
-    return composed_rows(strategy_estimator(job, machines, mofa.load_framework(framework), strategy))
+    return composed_row(strategy_estimator(job, machines, mofa.load_framework(framework), strategy))
 
 
 @pytest.mark.parametrize(("micro_batch", "expected"), [(1, 0.8235), (4, 0.8235), (16, 0.0)])
@@ -47,7 +47,7 @@ def test_pieces_of_holes_are_at_most_the_holes() -> None:
         held = float(np.max(some.layers.forward_peak))
         holes = float(some.static.params[0, 1])
         # so much is alive that nothing else matters
-        lost = holes_bytes(some, start_bytes_of_weights(some), np.full((1, 4), 1e15))[1][0, 1]
+        lost = megatron_start_holes_bytes(some, start_bytes_of_weights(some), np.full((1, 4), 1e15))[1][0, 1]
         assert lost == pytest.approx(min(held, holes), rel=0.02)
 
 
@@ -89,8 +89,8 @@ def test_holes_are_there_beside_what_is_larger() -> None:
     assert most[0, 1] == pytest.approx((4.0 + 3.0 * 2.0 / 8.0 * 448.0 / 816.0) * params, rel=0.002)
     assert np.all(ahead <= most)
     alive = alive_of(5.0 * params, 4.5 * params)
-    assert np.all(native_allocator_bytes(some, alive) >= alive.overall)
-    assert float(bytes_taken_of_segments(np.array([11.0 * 2**20]))[0]) == 12 * 2**20
+    assert np.all(native_segment_bytes(some, alive) >= alive.overall)
+    assert float(segment_bytes_per_block(np.array([11.0 * 2**20]))[0]) == 12 * 2**20
 
 
 def test_sizes_of_weights_are_those_of_most_parameters() -> None:

@@ -7,10 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from mofa.cost.block.host_clock import NEVER, Clocks
+from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.step_time import compiled_path
 from mofa.cost.step_time.compiled_path import BLOCK, library
-from mofa.cost.step_time.critical_path import DataParallelOncePerStep, Durations, critical_path_and_host_waits_s
+from mofa.cost.step_time.critical_path import (
+    ComputationDurations,
+    DataParallelOncePerStep,
+    critical_path_and_host_waits_s,
+)
 from mofa.cost.step_time.dependency_levels import Once
 from mofa.schedules import SCHEDULES, Runtime
 from tests.compile_part import compiled_anew
@@ -42,11 +46,11 @@ def test_as_by_level(
     kinds = len(SCHEDULES[schedule].computations)
     clocks = rng.uniform(0, 3, (kinds, 4, *shape))
     clocks[:, 2][rng.random((kinds, *shape)) < 0.5] = NEVER
-    given = Durations(
+    given = ComputationDurations(
         forward_s, 2 * backward_s, weights_s, rng.uniform(0, 0.5, num_plans), 0.1,
         DataParallelOncePerStep(*rng.uniform(0, 1, (3, *shape)), once) if once else None,
-        tuple(Clocks(*of_kind) for of_kind in clocks) if has_host else None,
-        Clocks(*rng.uniform(1, 4, (4, *shape))) if once == "FSDP of pieces" else None,
+        tuple(ClockAdvance(*of_kind) for of_kind in clocks) if has_host else None,
+        ClockAdvance(*rng.uniform(1, 4, (4, *shape))) if once == "FSDP of pieces" else None,
     )  # fmt: skip
     num_micro_batches = rng.choice([2 * pp, 8 * pp], num_plans)
     plan = schedule, runtime, pp, vpp

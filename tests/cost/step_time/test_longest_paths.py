@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mofa.cost.step_time.bubble import pipeline_s
-from mofa.cost.step_time.critical_path import DataParallelOncePerStep, Durations, critical_path_s
+from mofa.cost.step_time.critical_path import ComputationDurations, DataParallelOncePerStep, critical_path_s
 from mofa.cost.step_time.longest_paths import ComputationPath, FormulaPaths, LongestPaths
 from mofa.schedules import SCHEDULES, Runtime
 
@@ -68,5 +68,5 @@ def test_one_chunk_a_rank_is_gathered_ahead_and_reduced_behind() -> None:
     """(8 + 4 - 1) micro-batches of 1 + 2 s, a gather of 3 s ahead of them, a reduction of 5 s behind."""
     one = np.ones((1, 4, 1))
     once = DataParallelOncePerStep(3 * one, 3 * one, 5 * one, "FSDP of chunks")
-    given = Durations(one, 2 * one, one, np.zeros(1), once=once)
+    given = ComputationDurations(one, 2 * one, one, np.zeros(1), once=once)
     assert critical_path_s(("gpipe", "pytorch", 4, 1), given, np.array([8])) == pytest.approx([33.0 + 3.0 + 5.0])

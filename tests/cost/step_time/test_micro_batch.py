@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mofa.cost.block.host_clock import NEVER, Clocks
-from mofa.cost.step_time.critical_path import Durations, critical_path_s
-from mofa.cost.step_time.micro_batch import HostBound
+from mofa.cost.block.host_clock import NEVER, ClockAdvance
+from mofa.cost.step_time.critical_path import ComputationDurations, critical_path_s
+from mofa.cost.step_time.micro_batch import HostBoundPasses
 
 
-def clocks(device_s: float, held_s: float, woken_s: float, host_s: float) -> Clocks:
-    return Clocks(*(np.array([x]) for x in (device_s, held_s, woken_s, host_s)))
+def clocks(device_s: float, held_s: float, woken_s: float, host_s: float) -> ClockAdvance:
+    return ClockAdvance(*(np.array([x]) for x in (device_s, held_s, woken_s, host_s)))
 
 
 WAITS = clocks(3.0, 6.0, 2.0, 5.0)
@@ -19,14 +19,14 @@ WAITS = clocks(3.0, 6.0, 2.0, 5.0)
 BUSY = clocks(8.0, 8.0, NEVER, 1.0)
 
 
-def after(one: Clocks, device: float, host: float) -> tuple[float, float]:
+def after(one: ClockAdvance, device: float, host: float) -> tuple[float, float]:
     d, held, woken, issued = (float(x[0]) for x in one[:4])
     return max(device + d, host + held), max(device + woken, host + issued)
 
 
 @pytest.mark.parametrize("order", [(WAITS, BUSY), (BUSY, WAITS), (WAITS, WAITS, BUSY), (BUSY, BUSY)])
 @pytest.mark.parametrize(("device", "host"), [(0.0, 0.0), (5.0, 0.0), (0.0, 5.0)])
-def test_a_product_is_one_after_the_other(order: tuple[Clocks, ...], device: float, host: float) -> None:
+def test_a_product_is_one_after_the_other(order: tuple[ClockAdvance, ...], device: float, host: float) -> None:
     whole, at = order[0], (device, host)
     for one in order[1:]:
         whole = whole.followed_by(one)
@@ -36,7 +36,7 @@ def test_a_product_is_one_after_the_other(order: tuple[Clocks, ...], device: flo
 
 
 @pytest.mark.parametrize("one", [WAITS, BUSY, clocks(1.0, 4.0, NEVER, 4.0)])
-def test_many_are_a_product_of_many(one: Clocks) -> None:
+def test_many_are_a_product_of_many(one: ClockAdvance) -> None:
     for count in (1, 2, 5):
         whole = one
         for _ in range(count - 1):
@@ -48,7 +48,7 @@ def test_many_are_a_product_of_many(one: Clocks) -> None:
 
 
 @pytest.mark.parametrize("order", [(WAITS,), (WAITS, BUSY), (WAITS, WAITS, BUSY), (BUSY,)])
-def test_a_cycle_is_the_long_run(order: tuple[Clocks, ...]) -> None:
+def test_a_cycle_is_the_long_run(order: tuple[ClockAdvance, ...]) -> None:
     """A host that is late in one pass gets ahead in the other: 8 and 5 take turns in 11, not 13."""
     whole = order[0]
     for one in order[1:]:
@@ -68,11 +68,12 @@ def test_ranks_that_wait_get_ahead() -> None:
     3 more."""
     f = np.full((1, 2, 2), 3.0)
     forward, backward = (
-        Clocks(*(np.full((1, 2, 2), x) for x in given)) for given in ((3.0, 6.0, 2.0, 5.0), (3.0, 3.0, NEVER, 0.0))
+        ClockAdvance(*(np.full((1, 2, 2), x) for x in given))
+        for given in ((3.0, 6.0, 2.0, 5.0), (3.0, 3.0, NEVER, 0.0))
     )
     plan = ("interleaved", "pytorch", 2, 2)
-    alone = critical_path_s(plan, Durations(f, f, f, np.zeros(1)), np.array([1]))
-    held = critical_path_s(plan, Durations(f, f, f, np.zeros(1), host=(forward, backward)), np.array([1]))
+    alone = critical_path_s(plan, ComputationDurations(f, f, f, np.zeros(1)), np.array([1]))
+    held = critical_path_s(plan, ComputationDurations(f, f, f, np.zeros(1), host=(forward, backward)), np.array([1]))
     assert alone.tolist() == [24.0]
     assert held.tolist() == [27.0]
 
@@ -80,9 +81,12 @@ def test_ranks_that_wait_get_ahead() -> None:
 def test_a_host_that_waits_for_nothing_issues_all_the_same() -> None:
     """Two ranks, ten micro-batches, hosts of 3 + 4 s: 70 s, and the second rank's last backward goes on for 5 s."""
     forward, backward = (
-        Clocks(*(np.full((1, 2, 1), x) for x in given)) for given in ((2.0, 3.0, NEVER, 3.0), (5.0, 5.0, NEVER, 4.0))
+        ClockAdvance(*(np.full((1, 2, 1), x) for x in given))
+        for given in ((2.0, 3.0, NEVER, 3.0), (5.0, 5.0, NEVER, 4.0))
     )
-    late = HostBound(np.array([0]), forward, backward, waits=np.array([False]), with_full_queue=(forward, backward))
+    late = HostBoundPasses(
+        np.array([0]), forward, backward, waits=np.array([False]), with_full_queue=(forward, backward)
+    )
     assert late.issued_s(np.array([0, 1]), np.array([10.0])).tolist() == [75.0]
     assert [held.max() for held in late.device_wait_s()] == [0.0, 0.0]
 
@@ -92,9 +96,12 @@ def test_between_exchanges_both_clocks_begin_together() -> None:
     there. An inner stage takes 4 + 6; a first stage goes on from a backward's lead, a last one has no exchange between
     its forward and its backward, whose issue goes on."""
     forward, backward = (
-        Clocks(*(np.full((1, 3, 1), x) for x in given)) for given in ((2.0, 3.0, NEVER, 4.0), (5.0, 6.0, NEVER, 4.0))
+        ClockAdvance(*(np.full((1, 3, 1), x) for x in given))
+        for given in ((2.0, 3.0, NEVER, 4.0), (5.0, 6.0, NEVER, 4.0))
     )
-    late = HostBound(np.array([0]), forward, backward, waits=np.array([True]), with_full_queue=(forward, backward))
+    late = HostBoundPasses(
+        np.array([0]), forward, backward, waits=np.array([True]), with_full_queue=(forward, backward)
+    )
     first, last = np.array([True, False, False]), np.array([False, False, True])
     f, b, waited = (part[0, :, -1] for part in late.between_exchanges_s(first, last))
     assert (f + b).tolist() == [8.0, 10.0, 10.0]  # 6 + 2; 4 + 6; the host's 4 and 6
@@ -106,11 +113,12 @@ def test_a_late_host_issues_beside_a_gather() -> None:
     issues meanwhile; behind one of 7 s it ends at 9 s, not at 12. Where the host waits for the device in it, and then
     issues for 5 s more, all of the gather counts."""
     late, waits = (
-        Clocks(*(np.full((1, 3, 1), x) for x in given)) for given in ((2.0, 5.0, NEVER, 4.0), (7.0, 5.0, 7.0, 5.0))
+        ClockAdvance(*(np.full((1, 3, 1), x) for x in given))
+        for given in ((2.0, 5.0, NEVER, 4.0), (7.0, 5.0, 7.0, 5.0))
     )
     gather_s = np.array([[1.0, 3.0, 7.0]])
     beside = [
-        HostBound(np.array([0]), each, late, np.array([True]), (each, late)).issued_beside_gather_s(gather_s)
+        HostBoundPasses(np.array([0]), each, late, np.array([True]), (each, late)).issued_beside_gather_s(gather_s)
         for each in (late, waits)
     ]
     assert beside[0].tolist() == [[1.0, 3.0, 3.0]]

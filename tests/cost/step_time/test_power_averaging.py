@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.cost.estimate import Estimator
-from mofa.cost.step_time.power_averaging import HARDLY, RESTED, idle_share
+from mofa.cost.step_time.power_averaging import HARDLY, RESTED, power_averaged_idle_share
 from mofa.measure.records import read_record
 from mofa.replay.time.step import replay_time
 from mofa.search.strategy_estimator import strategy_estimator
@@ -47,9 +47,9 @@ def test_draws_of_work_and_of_waiting_add_up_to_the_limit() -> None:
 
 def test_of_a_long_wait_one_window_counts() -> None:
     bubble, step = np.array([0.2, 0.5, 5.0, 0.9 * HARDLY, 1.0]), np.array([1.0, 5.0, 20.0, 1.0, 1.1])
-    assert idle_share(limit(), bubble, step) == pytest.approx([0.2, 0.06, 0.015, 0.0, 0.3 / 1.1])
-    assert idle_share(limit(window_s=1.0), bubble, step)[-1] == RESTED
-    assert not idle_share(None, bubble, step).any()
+    assert power_averaged_idle_share(limit(), bubble, step) == pytest.approx([0.2, 0.06, 0.015, 0.0, 0.3 / 1.1])
+    assert power_averaged_idle_share(limit(window_s=1.0), bubble, step)[-1] == RESTED
+    assert not power_averaged_idle_share(None, bubble, step).any()
 
 
 def of(name: str, *, rests: bool) -> tuple[Estimator, float]:

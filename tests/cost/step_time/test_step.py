@@ -12,9 +12,9 @@ import pytest
 
 from mofa.blocks.build import BlockTapes
 from mofa.cost.block.block_cost import block_costs
-from mofa.cost.block.costs import BlockCost, BlockCosts, PhaseTimer
+from mofa.cost.block.costs import BlockCost, BlockCosts, BlockTimer
 from mofa.cost.block.host_clock import NEVER
-from mofa.cost.block.tape_clock import EXPOSED, HIDDEN, PhaseTime
+from mofa.cost.block.tape_clock import EXPOSED, HIDDEN, TapeTime
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import estimate_table
 from mofa.specs.model import ModelSpec
@@ -24,24 +24,24 @@ FORWARD_S, BACKWARD_S = 1.0, 2.0
 MACHINES = {n: silent_network(silent_host(cluster(n))) for n in (2, 4, 8, 16)}
 
 
-def phase(seconds: float, num_k: int) -> PhaseTime:
+def phase(seconds: float, num_k: int) -> TapeTime:
     exposed = np.zeros((len(EXPOSED), num_k))
     exposed[EXPOSED.index("gemm")] = seconds
     none = np.zeros(num_k)
     clocks = np.array([exposed.sum(axis=0), exposed.sum(axis=0), none + NEVER, none])
-    return PhaseTime(exposed, np.zeros((len(HIDDEN), num_k)), none, clocks, none, exposed.sum(axis=0))
+    return TapeTime(exposed, np.zeros((len(HIDDEN), num_k)), none, clocks, none, exposed.sum(axis=0))
 
 
-class Given(PhaseTimer):
+class Given(BlockTimer):
     """Times that do not follow from tapes."""
 
-    def __init__(self, forward: PhaseTime, backward: PhaseTime) -> None:
+    def __init__(self, forward: TapeTime, backward: TapeTime) -> None:
         self.times = forward, backward
 
-    def forward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
+    def forward(self, blocks: Sequence[BlockTapes]) -> TapeTime:
         return self.times[0]
 
-    def backward(self, blocks: Sequence[BlockTapes]) -> PhaseTime:
+    def backward(self, blocks: Sequence[BlockTapes]) -> TapeTime:
         return self.times[1]
 
 

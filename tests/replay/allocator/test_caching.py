@@ -160,7 +160,7 @@ def test_a_block_in_use_elsewhere_waits() -> None:
     assert a.allocated == 0
     y = a.malloc(20 * MIB)
     assert a.reserved == 40 * MIB
-    a.finish(1)
+    a.release_from_stream(1)
     a.malloc(20 * MIB)
     assert a.reserved == 40 * MIB
     a.free(y, streams=(0,))  # its own stream is no other

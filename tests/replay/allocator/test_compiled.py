@@ -14,11 +14,11 @@ from mofa import compiled_parts
 from mofa.replay.allocator import compiled
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.compiled import CompiledAllocator, fastest_allocator, library
-from mofa.replay.allocator.pools import Block, LimitPassed, OutOfDeviceMemory
+from mofa.replay.allocator.pools import Block, OutOfDeviceMemory, ReservedLimitPassed
 from mofa.replay.memory import rank_memory
 from mofa.replay.memory.rank_memory import RankMemoryReplay
 from mofa.replay.rank.description import Rank
-from mofa.replay.rank.from_estimator import rank_describer
+from mofa.replay.rank.from_estimator import describer_of_rank
 from mofa.search.strategy_estimator import strategy_estimator
 from tests.compile_part import compiled_anew
 from tests.replay.allocator.test_caching import RECORDED, _load, answer_recorded
@@ -84,7 +84,7 @@ def _ranks(name: str, framework: str, strategy: str) -> list[Rank]:
     layers = {"model.num_layers": 8}
     job = mofa.load_workload(name, global_batch=32, overrides=layers), mofa.load_cluster("h100-hgx", 16)
     estimator = strategy_estimator(*job, mofa.load_framework(framework), strategy)
-    make = rank_describer(estimator)
+    make = describer_of_rank(estimator)
     return [make(r) for r in range(int(estimator.table.pp[0]))]
 
 
@@ -119,7 +119,7 @@ def test_limits() -> None:
     for a in (Allocator(limit=40 * MIB), CompiledAllocator(limit=40 * MIB)):
         for _ in range(4):
             a.malloc(9 * MIB)
-        with pytest.raises(LimitPassed) as passed:
+        with pytest.raises(ReservedLimitPassed) as passed:
             a.malloc(9 * MIB)
         assert passed.value.reserved == 60 * MIB
 

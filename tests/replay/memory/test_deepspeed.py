@@ -14,12 +14,12 @@ from mofa.cost.estimate import Estimator
 from mofa.errors import SpecError
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.timeline import GRADIENTS, off_tape_instruction
-from mofa.replay.memory.deepspeed import BUCKET, _part_of, all_gather_sizes, groups_of
+from mofa.replay.memory.deepspeed import BUCKET, _part_of, all_gather_output_bytes, optimizer_groups_of
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.memory.stage_outputs import DeferredFrees
-from mofa.replay.rank.description import Rank, RankBlock, Weight
+from mofa.replay.rank.description import Rank, RankBlock, WeightBytes
 from mofa.replay.rank.from_estimator import describe_ranks
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.implied_facts import DEEPSPEED
@@ -40,7 +40,7 @@ def _toy(deepspeed: str, ranks: float, num: int = 4, sent: int = 0) -> Rank:
         "out", "", "", frozenset(), (BlockWeight("w", 100.0 * MIB),),
     )  # fmt: skip
     acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
-    weight = Weight("w", 200 * MIB, 0, 0, 0)
+    weight = WeightBytes("w", 200 * MIB, 0, 0, 0)
     return Rank(
         (weight,), ((RankBlock("block 0", block),),), acts, num, (False,), (sent > 0,), (False,), frozenset({0}), sent,
         (), (), grads_always=False, flat_buffers=(), preallocated=False, deepspeed=deepspeed, optimizer_ranks=ranks,
@@ -164,8 +164,8 @@ def test_what_tensor_parallelism_sums_comes_back_late() -> None:
 
 def test_a_norm_is_in_a_group_of_its_own() -> None:
     """Five matrices and a norm between them: two, three and the norm."""
-    weights = [Weight(str(n), MIB, 0, 0, 0, is_1d=n == 2) for n in range(6)]
-    assert groups_of(weights) == ((0, 1), (3, 4, 5), (2,))
+    weights = [WeightBytes(str(n), MIB, 0, 0, 0, is_1d=n == 2) for n in range(6)]
+    assert optimizer_groups_of(weights) == ((0, 1), (3, 4, 5), (2,))
 
 
 def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
@@ -181,8 +181,8 @@ def test_a_later_part_lies_in_the_smaller_gradients_behind_the_first() -> None:
 
 def test_gathers_come_in_pieces_of_a_bucket() -> None:
     """500 MB parts of 8 ranks: 4 GB in 4 pieces; one rank's part is gathered as well."""
-    assert all_gather_sizes(500_000_000, 8) == [BUCKET] * 4
-    assert all_gather_sizes(500_000_000, 1) == [500_000_000]
+    assert all_gather_output_bytes(500_000_000, 8) == [BUCKET] * 4
+    assert all_gather_output_bytes(500_000_000, 1) == [500_000_000]
 
 
 def test_without_zero_all_gradients_are_cast() -> None:

@@ -15,16 +15,16 @@ import pytest
 import mofa
 from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape, layer_tapes
 from mofa.blocks.chunks import split_into_token_chunks
-from mofa.blocks.frameworks.recompute import derive_recompute
+from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.op import RENEWAL
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.estimate import Estimator
-from mofa.cost.memory.dispatcher_retention import Retention
-from mofa.cost.memory.peak import stage_bytes
+from mofa.cost.memory.dispatcher_retention import RetainedBytes
+from mofa.cost.memory.peak import stage_peak_bytes
 from mofa.replay.memory.rank_memory import ReplayedRankMemory, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import RoundSkipper
-from mofa.replay.rank.from_estimator import composed_rows, describe_ranks
+from mofa.replay.rank.from_estimator import composed_row, describe_ranks
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import strategy_row
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
@@ -87,7 +87,9 @@ def test_a_checkpoint_of_the_experts_alone_leaves_the_norms_output() -> None:
 
 
 FULL = Recompute(kind="full", reentrant=True)
-EXPERTS_ALONE = derive_recompute(framework("megatron"), RecomputeSpec.parse("selective:moe"), None, llama(moe=EXPERTS))
+EXPERTS_ALONE = recompute_of_layer(
+    framework("megatron"), RecomputeSpec.parse("selective:moe"), None, llama(moe=EXPERTS)
+)
 
 
 def _tapes(dispatcher: str, recompute: Recompute, *, moe: bool = True, chunks: int = 1) -> BlockTapes:
@@ -113,13 +115,13 @@ def test_dispatchers_are_renewed_with_what_they_keep(dispatcher: str) -> None:
 
 def test_what_lingers_is_what_the_checkpoint_around_the_router_was_given() -> None:
     assert _tapes("alltoall", EXPERTS_ALONE).backward.retained_by_dispatcher[1] == "mlp_norm.out"
-    discarded = derive_recompute(
+    discarded = recompute_of_layer(
         framework("megatron"), RecomputeSpec.parse("selective:moe+layernorm"), None, llama(moe=EXPERTS)
     )
     assert _tapes("alltoall", discarded).backward.retained_by_dispatcher[1] == "mlp_norm.out restored"
     for none in (
         _tapes("alltoall", NO_RECOMPUTE), _tapes("alltoall", FULL, moe=False), _tapes("alltoall", FULL, chunks=2),
-        _tapes("alltoall", derive_recompute(framework("megatron"), RecomputeSpec.parse("selective"), None,
+        _tapes("alltoall", recompute_of_layer(framework("megatron"), RecomputeSpec.parse("selective"), None,
         llama(moe=EXPERTS))),
     ):  # fmt: skip
         assert not none.backward.retained_by_dispatcher
@@ -143,8 +145,8 @@ def test_the_closed_form_is_the_replays(pp: int, vpp: int) -> None:
     """In backwards of stages without the head 62 tensors of 16 MiB linger of 32 layers, and more of several chunks;
     what is sent and received is there in both."""
     estimator = _estimator(pp, vpp, 8, "full", layers=32 * pp)
-    rows, ranks = composed_rows(estimator), describe_ranks(estimator)
-    closed = stage_bytes(rows)
+    rows, ranks = composed_row(estimator), describe_ranks(estimator)
+    closed = stage_peak_bytes(rows)
     for r, rank in enumerate(ranks):
         played = play_memory(rank)
         assert float(closed.allocated[0, r]) == pytest.approx(played.allocated, rel=0.001), r
@@ -153,9 +155,9 @@ def test_the_closed_form_is_the_replays(pp: int, vpp: int) -> None:
 def test_at_the_optimizers_step_all_of_it_is_there() -> None:
     """A micro-batch of 4 x 4096 tokens, 512 wide: two tensors in bf16 of each layer, in every chunk."""
     for pp, vpp in ((1, 1), (2, 4)):
-        rows = composed_rows(_estimator(pp, vpp, 8, "full"))
-        assert Retention(rows).between_steps.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
-    assert not Retention(composed_rows(_estimator(1, 1, 8, "selective")))
+        rows = composed_row(_estimator(pp, vpp, 8, "full"))
+        assert RetainedBytes(rows).between_steps.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
+    assert not RetainedBytes(composed_row(_estimator(1, 1, 8, "selective")))
 
 
 def test_rows_without_anything_that_lingers_stay_as_they_are() -> None:

@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
-from mofa.replay.allocator.pools import LimitPassed
+from mofa.replay.allocator.pools import ReservedLimitPassed
 from mofa.replay.replayer import Replayer
 from mofa.search.strategy_estimator import strategy_estimator
 
@@ -29,7 +29,7 @@ def test_an_allocator_says_when_a_limit_is_passed(expandable: bool) -> None:
     allocator = Allocator(expandable=expandable, limit=40 * MIB)
     blocks = [allocator.malloc(9 * MIB) for _ in range(4)]
     assert allocator.reserved == 40 * MIB
-    with pytest.raises(LimitPassed) as passed:
+    with pytest.raises(ReservedLimitPassed) as passed:
         allocator.malloc(9 * MIB)
     assert passed.value.reserved == 60 * MIB
     assert len(blocks) == 4

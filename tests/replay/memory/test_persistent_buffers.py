@@ -12,7 +12,7 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.memory.executor import StepExecutor
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.from_estimator import describe_ranks, rank_describer
+from mofa.replay.rank.from_estimator import describe_ranks, describer_of_rank
 from mofa.replay.replayer import Replayer
 from mofa.search.strategy_estimator import strategy_estimator
 from tests.replay.runs import load
@@ -82,7 +82,7 @@ def test_a_second_micro_batch_takes_nothing_for_good() -> None:
 )
 def test_what_is_held_is_as_measured_to_the_mebibyte(name: str, ready: int, between: int) -> None:
     run = load(name)
-    played = play_memory(replace(rank_describer(run.estimator)(0), routing_drift=None))
+    played = play_memory(replace(describer_of_rank(run.estimator)(0), routing_drift=None))
     assert abs(played.allocated_at_start - run.ready) <= ready * MIB
     assert abs(played.allocated_between_steps - run.between) <= between * MIB
 

@@ -16,20 +16,20 @@ from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.memory.fsdp_root import tied_head_gradient_bytes
-from mofa.cost.memory.peak import stage_bytes
+from mofa.cost.memory.peak import stage_peak_bytes
 from mofa.measure.records import read_record
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import OutOfDeviceMemory
-from mofa.replay.garbage_collection import collect_at_end
+from mofa.replay.garbage_collection import collect_garbage_at_end
 from mofa.replay.memory.rank_memory import RankMemoryReplay, ReplayedRankMemory, play_memory
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.memory.stage_outputs import DeferredFrees
-from mofa.replay.rank.description import Rank, RankBlock, Weight
-from mofa.replay.rank.from_estimator import allocator_capacity_bytes, composed_rows, describe_ranks
+from mofa.replay.rank.description import Rank, RankBlock, WeightBytes
+from mofa.replay.rank.from_estimator import allocator_capacity_bytes, composed_row, describe_ranks
 from mofa.replay.time.step import replay_time
-from mofa.schedules import order_of
+from mofa.schedules import computation_order_of
 from mofa.search.strategy_estimator import strategy_estimator
 from tests.replay.memory.trace_peaks import most_alive
 from tests.replay.runs import MEASURED, Run, fitting_configurations, load
@@ -172,10 +172,10 @@ def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
     peak = play_memory(rank).peak
     assert peak.allocated == pytest.approx(run.allocated, rel=1e-4)
     assert {one.name: one.bytes for one in peak.tensors}["dW:output"] == 50_304 * 5_120 * 2
-    rows = composed_rows(run.estimator)
+    rows = composed_row(run.estimator)
     assert float(tied_head_gradient_bytes(rows)[0, 0]) == 50_304 * 5_120 * 2  # type: ignore[index]
-    assert float(stage_bytes(rows).allocated[0, 0]) == pytest.approx(peak.allocated, rel=1e-3)
-    assert tied_head_gradient_bytes(composed_rows(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
+    assert float(stage_peak_bytes(rows).allocated[0, 0]) == pytest.approx(peak.allocated, rel=1e-3)
+    assert tied_head_gradient_bytes(composed_row(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
 
 
 @pytest.mark.parametrize("name", ["tt2-pp2-gpipe-llama-8l", "tt2-pp2-yi9b-12l-2k"])
@@ -196,7 +196,7 @@ def test_measured_memory() -> None:
         run = load(name)
         if not run.settled or name in UNPLAYED:
             continue
-        with collect_at_end():
+        with collect_garbage_at_end():
             peaks = [_peaks(name, index, rank) for index, rank in enumerate(_ranks(name))]
         allocated.append(max(peak for peak, _ in peaks) / run.allocated - 1)
         reserved.append(max(peak for _, peak in peaks) / run.reserved - 1)
@@ -215,7 +215,7 @@ def test_leaving_rounds_out_and_repeating_them_change_nothing(part: int) -> None
     skipped, and every event, size, name and growth where micro-batches are played from notes, none left out."""
     num = 0
     for name in _one_of_each_schedule()[part::PARTS]:
-        with collect_at_end():
+        with collect_garbage_at_end():
             for index, rank in enumerate(_ranks(name)):
                 if rank.num_micro_batches > 3:
                     skipping_changes, noted = _ways(name, index, rank)
@@ -231,7 +231,7 @@ def test_a_micro_batch_leaves_but_its_receive_buffer(rank: int) -> None:
     run = describe_ranks(load("tt2-pp2-yi9b-12l-2k").estimator)[rank]
 
     def between(m: int) -> int:
-        acts = tuple((a.kind, 0, a.micro_batch) for a in order_of("1f1b", "pytorch", 2, 1, m).ranks[rank])
+        acts = tuple((a.kind, 0, a.micro_batch) for a in computation_order_of("1f1b", "pytorch", 2, 1, m).ranks[rank])
         return play_memory(
             replace(run, computations=acts, num_micro_batches=m), skip_rounds=False
         ).allocated_between_steps
@@ -278,7 +278,9 @@ def test_what_another_rank_noted_down_is_what_is_played(name: str) -> None:
 def test_repeating_from_notes_is_playing_where_memory_is_short(schedule: str, expandable: bool) -> None:
     """With room for all, for less than all (the cache is given back) and for less than one needs (it says where)."""
     name, vpp = ("mc2-pp2-vpp2-llama-16l", 2) if schedule == "interleaved" else ("mc4-pp2-dp2-llama-16l", 1)
-    acts = tuple((a.kind, a.stage // 2, a.micro_batch) for a in order_of(schedule, "megatron", 2, vpp, 8).ranks[0])
+    acts = tuple(
+        (a.kind, a.stage // 2, a.micro_batch) for a in computation_order_of(schedule, "megatron", 2, vpp, 8).ranks[0]
+    )
     rank = replace(describe_ranks(load(name).estimator)[0], computations=acts, num_micro_batches=8)
     full = play_memory(rank, expandable=expandable, skip_rounds=False).peak_reserved
     outcomes = set()
@@ -317,8 +319,8 @@ def test_experts_of_megatron_are_stepped_behind_the_others() -> None:
     """ChainedOptimizer: the step's temporaries are those of the larger optimizer, here the experts' of 200 MiB."""
     toy = _toy(1)
     weights = (
-        Weight("block 0 w", 20 * MIB, 0, 20 * MIB, 100 * MIB),
-        Weight("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, has_expert_optimizer=True),
+        WeightBytes("block 0 w", 20 * MIB, 0, 20 * MIB, 100 * MIB),
+        WeightBytes("block 0 experts.w", 20 * MIB, 0, 20 * MIB, 200 * MIB, has_expert_optimizer=True),
     )
     states = (4 * 20 + 2 * 20) * MIB  # two moments of each, the parameters
     gradient = 20 * MIB
@@ -375,7 +377,7 @@ def _toy(num: int) -> Rank:
         "out", "", "", frozenset(), (BlockWeight("w", 10.0),),
     )  # fmt: skip
     acts = tuple((kind, 0, i) for i in range(num) for kind in "FB")
-    weight = Weight("w", 20 * MIB, 0, 20 * MIB, 0)
+    weight = WeightBytes("w", 20 * MIB, 0, 20 * MIB, 0)
     return Rank(
         (weight,), ((RankBlock("block 0", block),),), acts, num, (False,), (False,), (False,),
         frozenset({0}), 0, (), (), grads_always=False,
@@ -446,7 +448,7 @@ def test_under_pipelines_each_weight_has_the_share_of_its_own_group() -> None:
         shares = [n / share for chunk in rank.gathered_params for group in chunk for n, share in group]
         assert set(shares) == {2.0, 16.0}
         held = sum(share for chunk in rank.gathered_params for group in chunk for _, share in group)
-        whole = composed_rows(estimator).shards.sharded(1.0)[0, r]
+        whole = composed_row(estimator).shards.sharded(1.0)[0, r]
         assert held == pytest.approx(whole, rel=1e-3)
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 import mofa
-from mofa.cost.allocations.watchdog import BlockTime, Shelf
+from mofa.cost.allocations.watchdog import BlockPassTime, Shelf
 from mofa.cost.estimate import Estimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import FREE, WAITING
@@ -40,7 +40,9 @@ def test_a_block_that_was_sent_waits_for_the_device_by_hand() -> None:
     """Passes of 3 ms on the device, 1 ms on its host: the first one's end is reached as the third is issued. In the
     first step the host has no lead."""
     (rank,) = describe_ranks(of("ring"))
-    piece = replace(rank.chunks[0][1], forward_and_backward_times=(BlockTime(0.003, 0.001), BlockTime(0.003, 0.001)))
+    piece = replace(
+        rank.chunks[0][1], forward_and_backward_times=(BlockPassTime(0.003, 0.001), BlockPassTime(0.003, 0.001))
+    )
     state = RankState(rank, Allocator())
     sends = DeferredFrees(state)
     for step, waits in ((1, False), (2, True)):
@@ -60,7 +62,7 @@ def test_a_lead_is_gained_backward_and_lost_forward() -> None:
     three layers the last one waits."""
     ring: Shelf[str] = Shelf(held_s=0.0)
     waiting = []
-    for name, block_time in (("backward", BlockTime(0.010, 0.006)), ("forward", BlockTime(0.002, 0.006))):
+    for name, block_time in (("backward", BlockPassTime(0.010, 0.006)), ("forward", BlockPassTime(0.002, 0.006))):
         for n in range(3):
             ring.put(f"{name} {n}")
             ring.issue_block(block_time, 40.0)
@@ -71,8 +73,8 @@ def test_a_lead_is_gained_backward_and_lost_forward() -> None:
 def test_a_host_that_waits_has_no_lead() -> None:
     ring: Shelf[str] = Shelf(held_s=0.0)
     ring.put("buffer")
-    assert ring.issue_block(BlockTime(0.010, 0.006), 40.0) == []
-    assert ring.issue_block(BlockTime(0.010, 0.006, waits=True), 40.0) == ["buffer"]
+    assert ring.issue_block(BlockPassTime(0.010, 0.006), 40.0) == []
+    assert ring.issue_block(BlockPassTime(0.010, 0.006, waits=True), 40.0) == ["buffer"]
 
 
 def test_tensor_parallel_ranks_are_peers_too() -> None:

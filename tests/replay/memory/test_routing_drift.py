@@ -11,20 +11,20 @@ from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
-from mofa.replay.rank.from_estimator import rank_describer
-from mofa.replay.rank.routing_drift import MOST_STEPS, DrawnPrograms, Routers
+from mofa.replay.rank.from_estimator import describer_of_rank
+from mofa.replay.rank.routing_drift import MOST_STEPS, DrawnPrograms, DriftingRouters
 from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
 
 
 @pytest.fixture(scope="module")
 def rank() -> Rank:
-    return rank_describer(load("mc2-dp2-ep2-gptoss20b-3l-2k-skewed-again").estimator)(0)
+    return describer_of_rank(load("mc2-dp2-ep2-gptoss20b-3l-2k-skewed-again").estimator)(0)
 
 
 def test_tokens_scatter_about_their_mean() -> None:
     """Of 4,096 tokens that choose two of eight: a standard deviation of sqrt(8192 / 8 * 7 / 8 * 6 / 7) = 27.7."""
-    routers = Routers(np.full((1, 2, 4), 0.125), 1, 8192.0, 0.0, 2, 12)
+    routers = DriftingRouters(np.full((1, 2, 4), 0.125), 1, 8192.0, 0.0, 2, 12)
     rng = np.random.default_rng(1)
     found = np.array([routers.tokens(routers.next_popularity(rng)[0], rng) for _ in range(2000)])
     assert found.mean() == pytest.approx(1024, rel=0.002)
@@ -32,7 +32,7 @@ def test_tokens_scatter_about_their_mean() -> None:
 
 
 def test_popularity_moves_as_far_as_it_says() -> None:
-    routers = Routers(np.full((1, 1, 64), 1 / 64), 0, 65536.0, 0.18, 4, 12)
+    routers = DriftingRouters(np.full((1, 1, 64), 1 / 64), 0, 65536.0, 0.18, 4, 12)
     rng = np.random.default_rng(1)
     found = np.array([routers.next_popularity(rng)[0, 0] for _ in range(200)])
     assert found.sum(axis=1) == pytest.approx(1.0)
@@ -53,7 +53,7 @@ def test_without_a_move_sizes_stay(rank: Rank) -> None:
         / experts
         / rank.routing_drift.routers.shares.shape[1],
     )
-    same, base = drawn.of_tokens(moving, tokens), known.program(moving.trace)
+    same, base = drawn.program_of_tokens(moving, tokens), known.program(moving.trace)
     assert same.forward == base.forward
     assert same.backward == base.backward
 
@@ -87,7 +87,7 @@ def test_grouped_experts_that_chance_chooses_reserve_more(balances_by: str) -> N
     assert run.estimator.framework.experts == "grouped"
     e = run.estimator
     framework = e.framework.model_copy(update={"balances_by": balances_by})
-    drawn = rank_describer(Estimator(e.workload, e.cluster, framework, e.table, e.loads), data_rank=1)(0)
+    drawn = describer_of_rank(Estimator(e.workload, e.cluster, framework, e.table, e.loads), data_rank=1)(0)
     assert (drawn.routing_drift is not None) is (balances_by == "chance")
     error = play_memory(drawn).peak_reserved / run.reserved - 1
     assert abs(error) < 0.02 if balances_by == "chance" else error < -0.05
@@ -97,14 +97,14 @@ def test_rows_that_fill_experts_up_are_others_in_each_micro_batch() -> None:
     """A rank that has all experts gets as many tokens each time, but fp8 fills them up with more or fewer rows. Played
     in equal sizes, all fits into the same holes, and 2.7 % less is reserved than was measured."""
     run = load("h200-te1-hunyuan-2l-8k-delayed")
-    rank = rank_describer(run.estimator)(0)
+    rank = describer_of_rank(run.estimator)(0)
     assert play_memory(rank).peak_reserved == pytest.approx(run.reserved, rel=0.01)
     assert play_memory(replace(rank, routing_drift=None)).peak_reserved < 0.98 * run.reserved
 
 
 def test_what_fills_experts_up_is_counted() -> None:
     """64 experts of 1,024 tokens are filled up by none; with a token more or fewer by 15 rows or one, 8 in the mean."""
-    rank = rank_describer(load("h200-te1-hunyuan-2l-8k-delayed").estimator)(0)
+    rank = describer_of_rank(load("h200-te1-hunyuan-2l-8k-delayed").estimator)(0)
     assert rank.routing_drift is not None
     known = SharedRecordings()
     moving = next(m for chunk in rank.routing_drift.layers for m in chunk if m is not None)
@@ -113,7 +113,7 @@ def test_what_fills_experts_up_is_counted() -> None:
     whole, odd = np.full(experts, 1024.0), 1024.0 + np.tile([1.0, -1.0], experts // 2)
 
     def sizes(tokens: np.ndarray) -> np.ndarray:
-        return np.array([size for _, _, _, size, _ in drawn.of_tokens(moving, tokens).forward])
+        return np.array([size for _, _, _, size, _ in drawn.program_of_tokens(moving, tokens).forward])
 
     grown = sizes(odd) - sizes(whole)
     # a copy of the experts' rows in two bytes is 8 x 64 rows longer, what has no rows of them stays
@@ -122,11 +122,11 @@ def test_what_fills_experts_up_is_counted() -> None:
 
 
 def test_experts_in_bf16_on_one_rank_do_not_drift() -> None:
-    assert rank_describer(load("h200-te1-hunyuan-2l-2k").estimator)(0).routing_drift is None
+    assert describer_of_rank(load("h200-te1-hunyuan-2l-2k").estimator)(0).routing_drift is None
 
 
 def test_experts_padded_to_a_capacity_are_filled_up_alike() -> None:
     e = load("h200-te1-hunyuan-2l-8k-delayed").estimator
     routing = e.workload.routing.model_copy(update={"capacity_factor": 1.0, "pad_to_capacity": True})
     padded = Estimator(e.workload.model_copy(update={"routing": routing}), e.cluster, e.framework, e.table, e.loads)
-    assert rank_describer(padded)(0).routing_drift is None
+    assert describer_of_rank(padded)(0).routing_drift is None

@@ -11,7 +11,7 @@ from mofa.replay.memory.rank_memory import ReplayedRankMemory, play_memory
 from mofa.replay.memory.skipped_rounds import STEADY_FORWARDS, RoundSkipper
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.from_estimator import describe_ranks
-from mofa.schedules import order_of
+from mofa.schedules import computation_order_of
 from tests.replay.memory.test_rank_memory import said_of
 from tests.replay.runs import load
 
@@ -21,7 +21,7 @@ FEW_STEADY_FORWARDS = 20
 
 def _longer(name: str, rank: int, m: int) -> Rank:
     """A rank of a run on two stages with more micro-batches."""
-    acts = order_of("1f1b", "megatron", 2, 1, m).ranks[rank]
+    acts = computation_order_of("1f1b", "megatron", 2, 1, m).ranks[rank]
     return replace(
         describe_ranks(load(name).estimator)[rank], computations=tuple((a.kind, 0, a.micro_batch) for a in acts),
         num_micro_batches=m,
@@ -79,7 +79,8 @@ def test_a_deep_interleaved_pipeline_is_quick() -> None:
 
     def played(m: int) -> ReplayedRankMemory:
         acts = tuple(
-            (a.kind, a.stage // 2, a.micro_batch) for a in order_of("interleaved", "megatron", 2, 2, m).ranks[0]
+            (a.kind, a.stage // 2, a.micro_batch)
+            for a in computation_order_of("interleaved", "megatron", 2, 2, m).ranks[0]
         )
         return play_memory(replace(rank, computations=acts, num_micro_batches=m))
 

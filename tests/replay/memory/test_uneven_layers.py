@@ -13,7 +13,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import Estimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.description import Rank
-from mofa.replay.rank.from_estimator import rank_describer
+from mofa.replay.rank.from_estimator import describer_of_rank
 from mofa.replay.replayer import Replayer
 from tests.cost.toy import cluster, framework, mla_moe, table, workload
 from tests.replay.runs import load
@@ -46,9 +46,9 @@ def layers(rank: Rank) -> list[BlockTrace]:
 @pytest.mark.parametrize("name", ["torchtitan", "megatron"])
 def test_a_layer_is_as_one_costed_with_its_tokens(name: str) -> None:
     """Against an estimator whose memory holds just these: linear in the tokens, within a byte of rounding down."""
-    found = layers(rank_describer(estimator(uneven(0.4, 1.25, 1.2, 1.15), name=name))(0))
-    oracle = layers(rank_describer(estimator(None, held=1.25, name=name))(0))
-    alone = layers(rank_describer(estimator(None, name=name))(0))
+    found = layers(describer_of_rank(estimator(uneven(0.4, 1.25, 1.2, 1.15), name=name))(0))
+    oracle = layers(describer_of_rank(estimator(None, held=1.25, name=name))(0))
+    alone = layers(describer_of_rank(estimator(None, name=name))(0))
     for mine, theirs in zip(found, oracle, strict=True):
         assert np.abs(np.array(sizes(mine)) - np.array(sizes(theirs))).max() <= 1
     routed = ROUTED[0]
@@ -58,8 +58,8 @@ def test_a_layer_is_as_one_costed_with_its_tokens(name: str) -> None:
 def test_the_fullest_and_the_emptiest_rank_are_those_of_all_its_layers() -> None:
     rows = uneven(0.4, 1.25, 1.2, 1.15)
     rows[0] = [0.1, 1.0, 1.9, 1.0]  # here another one has most
-    most, least = (layers(rank_describer(estimator(rows), emptiest=way)(0)) for way in (False, True))
-    full = layers(rank_describer(estimator(uneven(1.9, 1.9, 1.9, 1.9)))(0))
+    most, least = (layers(describer_of_rank(estimator(rows), emptiest=way)(0)) for way in (False, True))
+    full = layers(describer_of_rank(estimator(uneven(1.9, 1.9, 1.9, 1.9)))(0))
     assert sizes(most[ROUTED[0]]) == sizes(full[ROUTED[0]])
     assert all(sum(sizes(least[i])) < sum(sizes(most[i])) for i in ROUTED)
 
@@ -69,9 +69,11 @@ def test_layers_without_experts_stay() -> None:
     plain = estimator(None)
     dense = [i for i in range(6) if i not in ROUTED]
     assert dense
-    for mine, theirs in zip(layers(rank_describer(one)(0)), layers(rank_describer(plain)(0)), strict=True):
+    for mine, theirs in zip(layers(describer_of_rank(one)(0)), layers(describer_of_rank(plain)(0)), strict=True):
         assert mine.weights == theirs.weights
-    assert all(sizes(layers(rank_describer(one)(0))[i]) == sizes(layers(rank_describer(plain)(0))[i]) for i in dense)
+    assert all(
+        sizes(layers(describer_of_rank(one)(0))[i]) == sizes(layers(describer_of_rank(plain)(0))[i]) for i in dense
+    )
 
 
 def test_layers_of_their_own_sizes_reserve_as_measured() -> None:
@@ -83,7 +85,7 @@ def test_layers_of_their_own_sizes_reserve_as_measured() -> None:
 def test_the_replayer_keeps_what_reserves_most() -> None:
     rows = uneven(0.4, 1.25, 1.2, 1.15)
     one = estimator(rows)
-    both = [play_memory(rank_describer(one, emptiest=way)(0)).peak_reserved for way in (False, True)]
+    both = [play_memory(describer_of_rank(one, emptiest=way)(0)).peak_reserved for way in (False, True)]
     assert Replayer(one).rank_memory(0).peak_reserved == max(both)
 
 
@@ -91,4 +93,4 @@ def test_scheduled_tokens_have_no_layers_of_their_own() -> None:
     one = estimator(uneven(0.4, 1.25, 1.2, 1.15))
     one.table = replace(one.table, balancing=np.array([1]))
     plain = estimator(None)
-    assert sizes(layers(rank_describer(one)(0))[ROUTED[0]]) == sizes(layers(rank_describer(plain)(0))[ROUTED[0]])
+    assert sizes(layers(describer_of_rank(one)(0))[ROUTED[0]]) == sizes(layers(describer_of_rank(plain)(0))[ROUTED[0]])

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.allocations.parameter_tensors import BucketedBuffer, ParameterTensor, _places, owned_fractions
+from mofa.cost.allocations.parameter_tensors import BucketedBuffer, ParameterTensor, _places, optimizer_owned_fractions
 from mofa.replay.memory.fsdp_and_optimizer import weights_in_step_order
-from mofa.replay.memory.rank_memory import may_be_fullest, play_memory
+from mofa.replay.memory.rank_memory import play_memory, ranks_that_may_be_fullest
 from mofa.replay.rank.description import Rank
-from mofa.replay.rank.from_estimator import allocator_capacity_bytes, describe_ranks, describers_of_data_rank_ends
+from mofa.replay.rank.from_estimator import allocator_capacity_bytes, describe_ranks, describers_of_end_data_ranks
 from mofa.replay.replayer import Replayer
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.load import load_cluster, load_framework, load_workload
-from mofa.specs.shared_facts import load_shared
+from mofa.specs.shared_facts import load_shared_facts
 from tests.committed import MEASURED, measured_record
 from tests.replay.runs import load
 
@@ -59,8 +59,8 @@ def test_a_rank_owns_a_part_of_each_bucket() -> None:
     assert places == ((0, 100), (128, 228), (256, 356))
     assert buckets == (0, 384)
     buffer = BucketedBuffer(False, 0, (2, 1, 0), places, buckets)
-    assert owned_fractions(buffer, 2, 0) == {2: 100.0, 1: 64.0, 0: 0.0}
-    assert owned_fractions(buffer, 2, 1) == {2: 0.0, 1: 36.0, 0: 100.0}
+    assert optimizer_owned_fractions(buffer, 2, 0) == {2: 100.0, 1: 64.0, 0: 0.0}
+    assert optimizer_owned_fractions(buffer, 2, 1) == {2: 0.0, 1: 36.0, 0: 100.0}
     _, two = _places(list(params[::-1]), 150, 2)
     assert two == (0, 256, 384)
 
@@ -84,15 +84,15 @@ def test_of_a_long_step_the_fuller_end_of_the_shards_is_known_early() -> None:
     strategy = "tp=2 sp=true pp=16 ep=16 micro_batch=1 recompute=selective:core_attn+layernorm+mlp"
     job = load_workload("deepseek-v3", global_batch=3840)
     estimator = strategy_estimator(job, load_cluster("h200-hgx", 512), load_framework("megatron"), strategy)
-    makers = describers_of_data_rank_ends(estimator)
+    makers = describers_of_end_data_ranks(estimator)
     ends, last = (tuple(replace(make(r), routing_drift=None) for make in makers) for r in (6, 15))
-    assert len(ends) == 2 and may_be_fullest(last) == last
-    (fuller,) = may_be_fullest(ends)
+    assert len(ends) == 2 and ranks_that_may_be_fullest(last) == last
+    (fuller,) = ranks_that_may_be_fullest(ends)
     other = next(rank for rank in ends if rank is not fuller)
     assert play_memory(fuller).peak_reserved > play_memory(other).peak_reserved
     short = tuple(replace(rank, computations=rank.computations[:40]) for rank in ends)
-    assert may_be_fullest(short) == short
-    assert may_be_fullest(ends, capacity_bytes=20 << 30) == ends
+    assert ranks_that_may_be_fullest(short) == short
+    assert ranks_that_may_be_fullest(ends, capacity_bytes=20 << 30) == ends
 
 
 def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
@@ -102,7 +102,7 @@ def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
     nodes = load_cluster("h200-hgx", 512)
     reserved = [
         play_memory(make(14)).peak_reserved
-        for make in describers_of_data_rank_ends(strategy_estimator(job, nodes, megatron, strategy))
+        for make in describers_of_end_data_ranks(strategy_estimator(job, nodes, megatron, strategy))
     ]
 
     def wrong(ranks: Sequence[Rank], **_: object) -> Sequence[Rank]:
@@ -112,9 +112,9 @@ def test_near_the_limit_both_ends_of_the_shards_are_played() -> None:
     for share, found in ((0.94, max(reserved)), (0.5, min(reserved))):
         one = Replayer(strategy_estimator(job, nodes, megatron, strategy))
         one.context_bytes = capacity * share - one.communicator_bytes[14] - min(reserved)
-        with mock.patch("mofa.replay.replayer.may_be_fullest", wrong):
+        with mock.patch("mofa.replay.replayer.ranks_that_may_be_fullest", wrong):
             assert one.rank_memory(14).peak_reserved == found
-    assert min(reserved) < max(reserved) < min(reserved) + load_shared().tolerances.shard_ends.value * capacity
+    assert min(reserved) < max(reserved) < min(reserved) + load_shared_facts().tolerances.shard_ends.value * capacity
 
 
 @pytest.mark.parametrize(

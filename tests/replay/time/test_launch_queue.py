@@ -7,8 +7,8 @@ import pytest
 
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import MemoryBound
-from mofa.cost.block.host_clock import NEVER, Clocks
-from mofa.cost.block.sequential_experts import issue_around_expert_loops, tape_with_full_queues
+from mofa.cost.block.host_clock import NEVER, ClockAdvance
+from mofa.cost.block.sequential_experts import issue_seconds_around_loops, tape_with_full_queue_waits
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.replay.time.kernel_runs import FAMILY, KernelInRun, KernelRun
 from mofa.replay.time.stream_clocks import PARTS, StreamClocks
@@ -72,7 +72,7 @@ def test_a_host_that_waited_for_the_device_has_an_empty_queue() -> None:
 def test_the_closed_form_lets_the_rest_wait_for_the_device() -> None:
     """Eight times 256 kernels behind a loss: the host ends as launch by launch, and so does the device."""
     loss, experts = (
-        Clocks(*(np.array([x]) for x in given))
+        ClockAdvance(*(np.array([x]) for x in given))
         for given in ((40.0, 40.0, NEVER, 1.0, 8.0), (3.0, 5.0, NEVER, 5.0, 256.0))
     )
     both = loss.followed_by(experts.repeated(np.array([8.0])).through_queue())
@@ -94,7 +94,7 @@ def run_of_loop(kernels: list[Given]) -> KernelRun:
     """All but the last of these in a loop, as tapes have it."""
     ops = [Op(str(i), "grouped_gemm", MemoryBound(1.0), expert_loops=float(ROUNDS)) for i in range(len(kernels) - 1)]
     seconds, issue = [list(column) for column in zip(*kernels, strict=True)][:2]
-    issued, behind = issue_around_expert_loops([*ops, Op("rest", "gemm", MemoryBound(1.0))], seconds, issue)
+    issued, behind = issue_seconds_around_loops([*ops, Op("rest", "gemm", MemoryBound(1.0))], seconds, issue)
     made = [
         KernelInRun(str(i), seconds[i], float(issued[i]), FAMILY["gemm"], n, i < len(ops), float(behind.get(i, 0.0)))
         for i, (*_, n) in enumerate(kernels)
@@ -126,6 +126,6 @@ def test_a_loop_takes_the_device_no_less_than_what_its_queue_does_not_hold() -> 
            for i, (*_, n) in enumerate(LOOP_THEN_REST[:-1])]  # fmt: skip
     seconds, issue = [list(column) for column in zip(*LOOP_THEN_REST, strict=True)][:2]
     tape = Tape((*ops, Op("rest", "gemm", MemoryBound(1.0))), {}, (), ())
-    _, waited, _ = tape_with_full_queues(tape, seconds, issue)
+    _, waited, _ = tape_with_full_queue_waits(tape, seconds, issue)
     device, _ = launch_by_launch(expert_by_expert(LOOP_THEN_REST), 48.0)  # a queue's length is issued by then
     assert float(sum(waited)) == pytest.approx(device, rel=0.02)

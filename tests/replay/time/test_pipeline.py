@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mofa.cost.block.host_clock import Clocks
+from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.step_time.bubble import pipeline_s
-from mofa.cost.step_time.critical_path import DataParallelOncePerStep, Durations, critical_path_s
+from mofa.cost.step_time.critical_path import ComputationDurations, DataParallelOncePerStep, critical_path_s
 from mofa.replay.time.pipeline import play_program
-from mofa.schedules import SCHEDULES, Action, Runtime, order_of, program_of
+from mofa.schedules import SCHEDULES, Action, Runtime, computation_order_of, program_with_exchanges
 from mofa.schedules.point_to_point import overlapped_exchanges
 
 
 def test_two_stages_by_hand() -> None:
     """F takes 1, B 2, a hop 0.5: rank 1 starts at 1.5; B0 comes back at 5, and so on."""
-    program = program_of(order_of("1f1b", "pytorch", 2, 1, 2), "1f1b", "pytorch")
+    program = program_with_exchanges(computation_order_of("1f1b", "pytorch", 2, 1, 2), "1f1b", "pytorch")
     played = play_program(program, lambda a: 1.0 if a.kind == "F" else 2.0, 0.5)
     spans = {(s.action.kind, s.action.stage, s.action.micro_batch): (s.start, s.end) for r in played.compute for s in r}
     assert spans["F", 1, 0] == (1.5, 2.5)
@@ -34,7 +34,7 @@ def test_two_stages_by_hand() -> None:
 def test_idle_and_busy_fill_the_time(schedule: str, runtime: Runtime, vpp: int) -> None:
     rng = np.random.default_rng(0)
     seconds = {kind: rng.uniform(1, 2, (8, 8)) for kind in "FBIW"}
-    program = program_of(order_of(schedule, runtime, 4, vpp, 8), schedule, runtime)
+    program = program_with_exchanges(computation_order_of(schedule, runtime, 4, vpp, 8), schedule, runtime)
     played = play_program(program, lambda a: float(seconds[a.kind][a.stage, a.micro_batch]), 0.1)
     for rank, causes in enumerate(played.idle):
         assert played.busy(rank) + sum(causes.values()) == pytest.approx(played.total)
@@ -50,7 +50,7 @@ def _closed_form(schedule: str, stage_s: np.ndarray, vpp: int, m: int, runtime: 
     stage = stage_s[None]
     if not SCHEDULES[schedule].has_closed_form:
         third = np.repeat(stage[..., None] / vpp, vpp, axis=2) / 3
-        given = Durations(third, 2 * third, third, np.zeros(1))
+        given = ComputationDurations(third, 2 * third, third, np.zeros(1))
         return float(critical_path_s((schedule, runtime, len(stage_s), vpp), given, np.array([m]))[0])
     return float(pipeline_s(SCHEDULES[schedule], stage / 3, 2 * stage / 3, np.array([float(m)]))[0])
 
@@ -62,7 +62,7 @@ def test_one_slow_stage_by_hand(slow: int, saved: float, m: int) -> None:
     its way, and later backwards come as fast as it takes them: m times its own and once the others', less the former.
     """
     stage = np.where(np.arange(4) == slow, 1.5, 1.0)
-    program = overlapped_exchanges(order_of("1f1b", "megatron", 4, 1, m))
+    program = overlapped_exchanges(computation_order_of("1f1b", "megatron", 4, 1, m))
     played = play_program(program, lambda a: float(stage[a.stage]) * (1.0 if a.kind == "F" else 2.0))
     assert played.total == pytest.approx(m * 4.5 + 9.0 - saved)
     assert _closed_form("1f1b", 3 * stage, 1, m) == pytest.approx(played.total)
@@ -85,7 +85,7 @@ def test_uneven_stages_against_the_closed_form(schedule: str, vpp: int, below: f
         def seconds(a: Action, stage: np.ndarray = stage, pp: int = pp) -> float:
             return float(stage[a.stage % pp]) * (1.0 if a.kind == "F" else 2.0) / vpp
 
-        played = play_program(overlapped_exchanges(order_of(schedule, "megatron", pp, vpp, m)), seconds)
+        played = play_program(overlapped_exchanges(computation_order_of(schedule, "megatron", pp, vpp, m)), seconds)
         ratios.append(_closed_form(schedule, 3 * stage, vpp, m) / played.total)
     assert 1 - below <= min(ratios) <= max(ratios) <= 1 + above
     assert np.median(ratios) < 1.02
@@ -106,12 +106,14 @@ def test_one_stream_holds_sends_up(pp: int, schedule: str, vpp: int) -> None:
             return 2.0 if a.kind == "W" else 0.0
         return 2.0 if a.kind == "B" else 1.0
 
-    played = play_program(program_of(order_of(schedule, "pytorch", pp, vpp, m), schedule, "pytorch"), seconds)
+    played = play_program(
+        program_with_exchanges(computation_order_of(schedule, "pytorch", pp, vpp, m), schedule, "pytorch"), seconds
+    )
     busy = 3.0 * m * vpp
     closed = _closed_form(schedule, np.full(pp, 3.0 * vpp), vpp, m, "pytorch")
     assert closed - busy == pytest.approx(played.total - busy, rel=0.04)
     if pp > 2:
-        ideal = play_program(overlapped_exchanges(order_of(schedule, "pytorch", pp, vpp, m)), seconds)
+        ideal = play_program(overlapped_exchanges(computation_order_of(schedule, "pytorch", pp, vpp, m)), seconds)
         assert played.total > ideal.total
 
 
@@ -123,9 +125,9 @@ def test_uneven_chunks_take_what_the_clock_says(runtime: Runtime, pp: int, vpp: 
     rng = np.random.default_rng(pp * vpp * m)
     forward = rng.uniform(0.7, 1.3, (3, pp, vpp))
     backward = forward * rng.uniform(1.8, 3.0, (3, 1, 1))
-    given = Durations(forward, backward, 0.0 * forward, np.full(3, 0.05))
+    given = ComputationDurations(forward, backward, 0.0 * forward, np.full(3, 0.05))
     closed = critical_path_s(("interleaved", runtime, pp, vpp), given, np.full(3, m))
-    program = program_of(order_of("interleaved", runtime, pp, vpp, m), "interleaved", runtime)
+    program = program_with_exchanges(computation_order_of("interleaved", runtime, pp, vpp, m), "interleaved", runtime)
     for i in range(3):
 
         def seconds(a: Action, i: int = i) -> float:
@@ -141,7 +143,7 @@ def test_gathers_and_reductions_are_on_the_path(gather: int, reduce: int, expect
     at 10 s instead of the 2 s at which it would begin; both ranks reduce one chunk from 11 s on, then the other."""
     f = np.ones((1, 2, 2))
     once = DataParallelOncePerStep(*(np.full_like(f, seconds) for seconds in (gather, gather, reduce)))
-    given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once)
+    given = ComputationDurations(f, 2 * f, 0.0 * f, np.zeros(1), once=once)
     total = critical_path_s(("interleaved", "megatron", 2, 2), given, np.array([2]))
     assert total.tolist() == [expected]
 
@@ -155,9 +157,13 @@ def test_first_forwards_of_their_own_and_reductions_behind_the_last_backward(m: 
 
     f = np.ones((1, 4, 1))
     once = DataParallelOncePerStep(0.0 * f, 0.0 * f, 5.0 * f, "FSDP of pieces")
-    given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once, first_forward=Clocks(3 * f, 0 * f, 0 * f, 0 * f))
+    given = ComputationDurations(
+        f, 2 * f, 0.0 * f, np.zeros(1), once=once, first_forward=ClockAdvance(3 * f, 0 * f, 0 * f, 0 * f)
+    )
     closed = critical_path_s(("1f1b", "pytorch", 4, 1), given, np.array([m]))
-    played = play_program(program_of(order_of("1f1b", "pytorch", 4, 1, m), "1f1b", "pytorch"), seconds)
+    played = play_program(
+        program_with_exchanges(computation_order_of("1f1b", "pytorch", 4, 1, m), "1f1b", "pytorch"), seconds
+    )
     assert closed.tolist() == [played.total + 5.0]
 
 
@@ -170,7 +176,7 @@ def test_fsdp_gathers_ahead_and_reduces_each_chunk(gather: int, reduce: int, exp
     once = DataParallelOncePerStep(
         *(np.full_like(f, seconds) for seconds in (gather, gather, reduce)), "FSDP of chunks"
     )
-    given = Durations(f, 2 * f, 0.0 * f, np.zeros(1), once=once)
+    given = ComputationDurations(f, 2 * f, 0.0 * f, np.zeros(1), once=once)
     total = critical_path_s(("interleaved", "pytorch", 2, 2), given, np.array([2]))
     assert total.tolist() == [expected]
 
@@ -181,7 +187,7 @@ def test_one_slow_micro_batch_delays_the_step_once() -> None:
     def seconds(a: Action) -> float:
         return (1.0 if a.kind == "F" else 2.0) + (a.kind == "F" and a.micro_batch == 0)
 
-    program = overlapped_exchanges(order_of("gpipe", "pytorch", 4, 1, 8))
+    program = overlapped_exchanges(computation_order_of("gpipe", "pytorch", 4, 1, 8))
     even = play_program(program, lambda a: 1.0 if a.kind == "F" else 2.0)
     assert play_program(program, seconds).total == even.total + 4.0
 
@@ -189,7 +195,8 @@ def test_one_slow_micro_batch_delays_the_step_once() -> None:
 def test_a_large_pipeline_is_quick() -> None:
     """pp 16 x vpp 4, 256 micro-batches: 32 768 computations."""
     played = play_program(
-        overlapped_exchanges(order_of("interleaved", "megatron", 16, 4, 256)), lambda a: 1.0 if a.kind == "F" else 2.0
+        overlapped_exchanges(computation_order_of("interleaved", "megatron", 16, 4, 256)),
+        lambda a: 1.0 if a.kind == "F" else 2.0,
     )
     assert played.total == 3.0 * (256 * 4 + 15)
 
@@ -199,7 +206,7 @@ def test_a_large_pipeline_is_quick() -> None:
 def test_interleaved_hand_overs_hide_behind_computations(pp: int, vpp: int, m: int, hop: float) -> None:
     """Shorter than a forward of 1, they cost what a micro-batch takes round the ranks for each further chunk in the
     warm-up and the cool-down, and nothing in the steady state, where each runs beside a computation."""
-    order = order_of("interleaved", "megatron", pp, vpp, m)
+    order = computation_order_of("interleaved", "megatron", pp, vpp, m)
     alone, sent = (
         play_program(overlapped_exchanges(order), lambda a: 1.0 if a.kind == "F" else 2.0, h).total for h in (0.0, hop)
     )

@@ -14,21 +14,21 @@ from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.cost.step_time.micro_batch import micro_batch_passes
-from mofa.replay.rank.from_estimator import composed_rows
+from mofa.replay.rank.from_estimator import composed_row
 from mofa.replay.time.extrapolate import insert_rounds
 from mofa.replay.time.kernel_runs import (
     FAMILY,
     NOW,
     CrossStreamTensors,
+    HostSyncStep,
     SideStreamOp,
-    Sync,
-    join_kernels,
+    join_kernels_to_steps,
     one_kernel_step,
     resolve_tape,
 )
 from mofa.replay.time.step import replay_time
 from mofa.replay.time.stream_clocks import StreamClocks
-from mofa.schedules import Action, Order, order_of
+from mofa.schedules import Action, Order, computation_order_of
 from mofa.schedules.order import Kind
 from mofa.schedules.order_check import OrderError
 from mofa.search.job_setup import routing_loads_by_ep
@@ -174,7 +174,7 @@ def test_a_hosts_lead_lasts_until_it_is_used() -> None:
     machines, facts = mofa.load_cluster("h100-hgx", 32).at_host(8e-6), mofa.load_framework("torchtitan")
     row = strategy_row(workload, machines, facts, "tp=2 pp=8 vpp=2 cp=2 micro_batch=1")
     one = Estimator(workload, machines, facts, row)
-    late = micro_batch_passes(composed_rows(one)).host_bound
+    late = micro_batch_passes(composed_row(one)).host_bound
     assert late is not None
     issued = (late.forward.host_s + late.backward.host_s).sum(axis=2).max() * 64
     step_s = replay_time(one, detail=False).step_s
@@ -193,7 +193,7 @@ def test_blocking_launches_are_issued_run_and_waited_for_in_turn() -> None:
     tape = part.tapes[label].forward
     drafted = resolve_tape("forward", tape, part.machine)
     clock = StreamClocks(sync_s)
-    clock.play_tape(join_kernels(drafted, CrossStreamTensors.from_tapes([drafted])), "")
+    clock.play_tape(join_kernels_to_steps(drafted, CrossStreamTensors.from_tapes([drafted])), "")
     launches = sum(float(np.asarray(op.launches)) for op in tape.ops if op.work is not None and bool(op.present))
     busy = sum(line.seconds + line.issue for line in drafted.lines)
     assert clock.host == pytest.approx(busy + launches * sync_s, rel=1e-9)
@@ -228,7 +228,7 @@ def test_an_order_of_ones_own() -> None:
     """All forwards first on both ranks: as GPipe, not sooner than 1F1B but for its host behind exchanges, which is
     little beside large micro-batches; with a cycle, an error that says who waits."""
     case = ("llama3-8b", "h100-hgx", 8, "tp=4 pp=2 micro_batch=4", "megatron", 32)
-    ours = replay_time(estimator(case), order=order_of("gpipe", "megatron", 2, 1, 8))
+    ours = replay_time(estimator(case), order=computation_order_of("gpipe", "megatron", 2, 1, 8))
     assert ours.step_s >= replay_time(estimator(case)).step_s * (1 - 1e-3)
 
     def acts(stage: int, first: Kind) -> tuple[Action, ...]:
@@ -241,17 +241,17 @@ def test_an_order_of_ones_own() -> None:
     with pytest.raises(OrderError, match="waits for F of stage 0"):
         replay_time(estimator(case), order=Order(2, 1, 8, late))
     with pytest.raises(OrderError, match="4 micro-batches, the strategy 2, 1 and 8"):
-        replay_time(estimator(case), order=order_of("1f1b", "megatron", 2, 1, 4))
+        replay_time(estimator(case), order=computation_order_of("1f1b", "megatron", 2, 1, 4))
 
 
 def test_the_host_waits_for_what_it_reads_of_another_stream_alone() -> None:
     """The counts came at 3 s, computing is under way until 100 s, a wait takes 20 s; what is over long since, none."""
     clock = StreamClocks(sync_s=20.0, compute=100.0, host=2.0, ready={"counts": (3.0, -1)})
-    clock.play_steps([Sync("sync", 0.5, ("counts",))])
+    clock.play_steps([HostSyncStep("sync", 0.5, ("counts",))])
     assert clock.host == 23.5
-    clock.play_steps([Sync("sync", 0.0, ("gone",))])
+    clock.play_steps([HostSyncStep("sync", 0.0, ("gone",))])
     assert clock.host == 43.5
-    clock.play_steps([Sync("sync", 0.0)])
+    clock.play_steps([HostSyncStep("sync", 0.0)])
     assert clock.host == 120.0
 
 

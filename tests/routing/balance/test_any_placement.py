@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 
 from mofa.routing.balance.flow import FlowScheduler
-from mofa.routing.balance.flow_density import flow_density
+from mofa.routing.balance.flow_density import max_density_by_flows
 from mofa.routing.balance.place import asymmetric_placement
 from mofa.routing.balance.replica_lp import UNLIKE, ReplicaScheduler, first_open_replicas
 from mofa.routing.balance.replica_program import ReplicaProgram
 from mofa.routing.induced_density import induced_density
-from mofa.routing.placement import Placement, pack_by_load, plain_placement, shuffled_placement, symmetric_placement
+from mofa.routing.placement import (
+    Placement,
+    placement_packed_by_load,
+    plain_placement,
+    shuffled_placement,
+    symmetric_placement,
+)
 
 
 def zipf(num_experts: int, s: float) -> np.ndarray:
@@ -28,7 +34,7 @@ PLACEMENTS: dict[str, Callable[[], Placement]] = {
     "shuffled": lambda: shuffled_placement(32, 16, 2, seed=3),
     "plain": lambda: plain_placement(32, 8, 4),
     "asymmetric": lambda: asymmetric_placement(zipf(32, 1.3), 8, 8),
-    "packed": lambda: pack_by_load(zipf(32, 1.0), 8, 8),  # may hold an expert twice on a GPU
+    "packed": lambda: placement_packed_by_load(zipf(32, 1.0), 8, 8),  # may hold an expert twice on a GPU
     "everything everywhere": lambda: Placement(np.ones((12, 8), dtype=int)),
 }
 
@@ -60,7 +66,7 @@ def test_64_gpus_and_256_experts(ep: int) -> None:
     scheduler = ReplicaScheduler(placement)
     for s in (0.5, 0.9, 1.2):
         for load in rng.multinomial(64 * 8192, rng.permutation(zipf(256, s)), 3):
-            least = flow_density(placement.hosts, load.astype(float))
+            least = max_density_by_flows(placement.hosts, load.astype(float))
             assert scheduler.solve(load).gpu_tokens.max() == np.ceil(least - 1e-6)
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from mofa.errors import SpecError
-from mofa.routing.balance.communication_lp import CommunicationScheduler, Weights
+from mofa.routing.balance.communication_lp import CommunicationScheduler, TransferCosts
 from mofa.routing.balance.flow import FlowScheduler
-from mofa.routing.balance.flow_density import flow_density, max_density
+from mofa.routing.balance.flow_density import max_density, max_density_by_flows
 from mofa.routing.balance.replica_lp import ReplicaScheduler
-from mofa.routing.balance.rounding import round_loads
+from mofa.routing.balance.rounding import round_replica_tokens
 from mofa.routing.induced_density import induced_density
 from mofa.routing.placement import Placement, plain_placement, symmetric_placement
 
@@ -67,7 +67,7 @@ def test_the_optimum_is_the_density_whoever_computes_it(case: tuple[Placement, n
     for load in batches:  # one after the other: warm
         density = brute_force_density(placement.hosts, load)
         assert induced_density(placement.hosts, load.astype(float)) == pytest.approx(density)
-        assert flow_density(placement.hosts, load.astype(float)) == pytest.approx(density)
+        assert max_density_by_flows(placement.hosts, load.astype(float)) == pytest.approx(density)
         assert highs_optimum(placement, load) == pytest.approx(density)
         for scheduler in (lp, flow):
             schedule = scheduler.solve(load)
@@ -95,14 +95,14 @@ def test_rounding_keeps_sums_and_the_maximum_rounded_up(data: st.DataObject) -> 
     experts, gpus = placement.pairs
     shares = np.array([data.draw(st.floats(0.01, 1)) for _ in experts])
     x = batches[0][experts] * shares / np.bincount(experts, shares)[experts]
-    whole = round_loads(x, batches[0], experts, gpus, placement.num_gpus)
+    whole = round_replica_tokens(x, batches[0], experts, gpus, placement.num_gpus)
     assert np.array_equal(np.bincount(experts, whole, len(batches[0])), batches[0])
     most = np.bincount(gpus, x).max()
     assert np.bincount(gpus, whole).max() <= np.ceil(most - 1e-9)
     assert np.abs(whole - x).max() < 2.01
 
 
-def communication_twin(placement: Placement, inputs: np.ndarray, weights: Weights) -> float:
+def communication_twin(placement: Placement, inputs: np.ndarray, weights: TransferCosts) -> float:
     """The communication-aware program over token flows, not over minima: source GPU to replica, by HiGHS."""
     experts, gpus = placement.pairs
     num_gpus, num = placement.num_gpus, len(experts)
@@ -137,7 +137,7 @@ def test_communication_agrees_with_a_program_over_flows(
     case: tuple[Placement, np.ndarray], seed: int, costs: tuple[float, float]
 ) -> None:
     placement, batches = case
-    weights = Weights(*costs, gpus_per_node=2)
+    weights = TransferCosts(*costs, gpus_per_node=2)
     scheduler = CommunicationScheduler(placement, weights)
     rng = np.random.default_rng(seed)
     for load in batches:
@@ -153,9 +153,9 @@ def test_without_weights_it_is_the_replica_program() -> None:
         np.random.default_rng(0).multinomial(2048, np.arange(1, 33) ** -1.2 / (np.arange(1, 33) ** -1.2).sum(), 8).T
     )
     plain = ReplicaScheduler(placement).solve(inputs.sum(axis=1))
-    free = CommunicationScheduler(placement, Weights(0.0, 0.0)).solve(inputs)
+    free = CommunicationScheduler(placement, TransferCosts(0.0, 0.0)).solve(inputs)
     assert free.optimum == pytest.approx(plain.optimum, rel=1e-6)
-    dear = CommunicationScheduler(placement, Weights(1.0, 1.0)).solve(inputs)
+    dear = CommunicationScheduler(placement, TransferCosts(1.0, 1.0)).solve(inputs)
     assert dear.gpu_tokens.max() >= free.gpu_tokens.max() and dear.sent <= free.sent
 
 
@@ -176,7 +176,7 @@ def test_wrong_loads_are_named(loads: np.ndarray, message: str) -> None:
 
 
 def test_wrong_inputs_are_named() -> None:
-    scheduler = CommunicationScheduler(plain_placement(4, 4, 2), Weights())
+    scheduler = CommunicationScheduler(plain_placement(4, 4, 2), TransferCosts())
     with pytest.raises(SpecError, match=r"inputs: have shape \(4, 3\)"):
         scheduler.solve(np.ones((4, 3)))
     with pytest.raises(SpecError, match="not finite"):
@@ -185,14 +185,14 @@ def test_wrong_inputs_are_named() -> None:
 
 def test_loads_that_are_not_the_fractions_sums_are_refused() -> None:
     with pytest.raises(SpecError, match="those of expert 0 don't sum"):
-        round_loads(np.array([3.0, 3.0]), np.array([4, 2]), np.array([0, 0]), np.array([0, 1]), 2)
+        round_replica_tokens(np.array([3.0, 3.0]), np.array([4, 2]), np.array([0, 0]), np.array([0, 1]), 2)
 
 
 def test_many_gpus_take_the_flow() -> None:
     """12 GPUs: both ways to the density, and the whole of a group of 64."""
     placement = symmetric_placement(24, 12, 6)
     load = np.random.default_rng(1).integers(0, 1000, 24).astype(float)
-    assert flow_density(placement.hosts, load) == pytest.approx(float(induced_density(placement.hosts, load)))
+    assert max_density_by_flows(placement.hosts, load) == pytest.approx(float(induced_density(placement.hosts, load)))
     assert max_density(placement.hosts, np.stack([load, load])).shape == (2,)
     large = symmetric_placement(256, 64, 32)
     load = np.random.default_rng(2).multinomial(65536, np.arange(1, 257) ** -0.9 / (np.arange(1, 257) ** -0.9).sum())

@@ -13,7 +13,7 @@ from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError, StrategyError
 from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.rank_load import routing_loads
-from mofa.routing.scheduled import scheduling_s, with_token_scheduling
+from mofa.routing.scheduled import loads_with_token_scheduling, token_scheduling_host_s
 from mofa.search.experts.balance import balance_experts
 from mofa.search.experts.balanced_step import balance_step, step_setup
 from mofa.search.one_strategy import strategy_row
@@ -48,7 +48,9 @@ def test_played_out_the_host_is_waited_for_as_well(monkeypatch: pytest.MonkeyPat
     micro-batches."""
     balanced = f"{STRATEGY} balancing=micro_moe"
     before = mofa.estimate(JOB, CLUSTER, balanced)
-    monkeypatch.setattr("mofa.routing.scheduled.scheduling_s", lambda *given: scheduling_s(*given) + 1e-3)
+    monkeypatch.setattr(
+        "mofa.routing.scheduled.token_scheduling_host_s", lambda *given: token_scheduling_host_s(*given) + 1e-3
+    )
     after = mofa.estimate(JOB, CLUSTER, balanced)
     assert after.step_s - before.step_s == pytest.approx(1e-3 * 8 * (32 + 3), rel=0.02)
     closed = mofa.estimate(JOB, CLUSTER, balanced, replay=False)
@@ -62,12 +64,12 @@ def test_without_skew_scheduling_only_costs() -> None:
 
 def test_loads_of_the_search_are_the_densities() -> None:
     plain = routing_loads(JOB.routing, JOB.model, [2, 4, 8])
-    loads = with_token_scheduling(plain, JOB.routing, JOB.model, [1, 2, 4, 8])
+    loads = loads_with_token_scheduling(plain, JOB.routing, JOB.model, [1, 2, 4, 8])
     assert set(loads.scheduled_over_replicas) == {2, 4}  # ep 1 exchanges nothing, ep 8 leaves one expert a GPU
     for ep, load in loads.scheduled_over_replicas.items():
         assert 1.0 <= load.slowest_rows_over_mean <= plain.slowest_rows_over_mean[ep]
         assert load.slowest_rows_over_mean <= load.quantile_rows_over_mean <= plain.quantile_rows_over_mean[ep]
-    even = with_token_scheduling(RoutingLoads({}, {}), RoutingSpec(), JOB.model, [4]).scheduled_over_replicas[4]
+    even = loads_with_token_scheduling(RoutingLoads({}, {}), RoutingSpec(), JOB.model, [4]).scheduled_over_replicas[4]
     assert even.slowest_rows_over_mean == even.quantile_rows_over_mean == pytest.approx(1.0)
     assert even.sent_bytes_over_mean == pytest.approx(
         (1 - 1 / 4) / (1 - 1 / 8)

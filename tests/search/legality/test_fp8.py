@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.cost.kernels.compute import memory_bound_rate
-from mofa.cost.optimizer import main_cast_seconds, unread_gradient_seconds, weight_cast_seconds
+from mofa.cost.optimizer import fp8_cast_seconds_per_param, fp8_first_micro_batch_saving_s, weight_cast_seconds
 from mofa.plan.result import Plan
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import with_numerics
@@ -145,12 +145,12 @@ def test_casts_of_weights_once_a_step_by_hand() -> None:
 def test_the_first_micro_batch_reads_no_main_gradient() -> None:
     """4 bytes of each of 10^9 parameters once a step, 2 of 16-bit ones; where products add nothing, none."""
     gpu, linears = mofa.load_cluster("h100-hgx", 1).gpu, np.array([[1e9]])
-    fused, apart = (unread_gradient_seconds(mofa.load_framework(name), linears, gpu)
+    fused, apart = (fp8_first_micro_batch_saving_s(mofa.load_framework(name), linears, gpu)
                     for name in ("megatron", "megatron-local"))  # fmt: skip
     assert float(fused[0, 0]) == pytest.approx(4e9 / memory_bound_rate(gpu, "te wgrad_add"))
     assert float(apart[0, 0]) == 0.0
     narrow = mofa.load_framework({"name": "megatron", "grads": "bf16"})
-    assert float(unread_gradient_seconds(narrow, linears, gpu)[0, 0]) == pytest.approx(float(fused[0, 0]) / 2.0)
+    assert float(fp8_first_micro_batch_saving_s(narrow, linears, gpu)[0, 0]) == pytest.approx(float(fused[0, 0]) / 2.0)
 
 
 def test_main_parameters_are_cast_by_rows_where_no_transposed_copy_is_made() -> None:
@@ -159,6 +159,6 @@ def test_main_parameters_are_cast_by_rows_where_no_transposed_copy_is_made() -> 
     gpu = mofa.load_cluster("b200-hgx", 8).gpu
     recipe = FP8_RECIPES["tensorwise"]
     moved = 5.0 / memory_bound_rate(gpu, "fp8_cast_tensorwise")
-    assert main_cast_seconds(recipe, gpu) == pytest.approx(moved)
+    assert fp8_cast_seconds_per_param(recipe, gpu) == pytest.approx(moved)
     transposing = gpu.model_copy(update={"fp8_transposes": True})
-    assert main_cast_seconds(recipe, transposing) > 10.0 * moved
+    assert fp8_cast_seconds_per_param(recipe, transposing) > 10.0 * moved

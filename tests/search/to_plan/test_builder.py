@@ -6,7 +6,7 @@ import pytest
 
 import mofa
 from mofa.plan.result import Estimate
-from mofa.specs.load import bundled
+from mofa.specs.load import bundled_names
 from mofa.specs.residuals import load_closed_form_residuals
 
 LLAMA = "llama3-8b"
@@ -47,7 +47,7 @@ def test_sizes_that_tensor_cores_are_slow_on_are_named(
         assert "3 to 8 times as long" in notes[0]
 
 
-@pytest.mark.parametrize("name", bundled("workloads"))
+@pytest.mark.parametrize("name", bundled_names("workloads"))
 def test_bundled_models_have_none_of_them(name: str) -> None:
     assert alignment(estimated(name)) == []
 

@@ -9,19 +9,19 @@ from mofa.specs.layouts.framework_split import (
     TORCHTITAN_SPLIT,
     SplitError,
     SplitOptions,
-    megatron_layers,
-    parse_options,
-    torchtitan_layers,
+    megatron_layers_by_chunk,
+    parse_split_options,
+    torchtitan_layers_by_chunk,
 )
 
 
 def test_megatron_splits_evenly_or_not_at_all() -> None:
     """80 layers over 16 stages of 2 chunks are refused (transformer_block.py, get_num_layers_to_build)."""
-    assert megatron_layers(64, 16, 2) == (2,) * 32
+    assert megatron_layers_by_chunk(64, 16, 2) == (2,) * 32
     with pytest.raises(SplitError, match="5 layers of a stage don't divide over its 2 chunks"):
-        megatron_layers(80, 16, 2)
+        megatron_layers_by_chunk(80, 16, 2)
     with pytest.raises(SplitError, match="30 layers don't divide over 4 stages"):
-        megatron_layers(30, 4, 1)
+        megatron_layers_by_chunk(30, 4, 1)
 
 
 def _given(first: int, last: int) -> SplitOptions:
@@ -57,14 +57,14 @@ def test_an_embedding_and_a_loss_that_count_take_a_layers_place() -> None:
 
 def test_torchtitan_gives_the_first_chunks_one_more() -> None:
     """By hand of generate_llm_fqn_per_model_part(5, 16): 18 modules' worth, 4 4 4 3 3, less one at each end."""
-    assert torchtitan_layers(16, 5) == (3, 4, 4, 3, 2)
-    assert torchtitan_layers(12, 12) == (1, 2, *[1] * 9, 0)
-    assert torchtitan_layers(7, 1) == (7,)
-    assert torchtitan_layers(3, 2, 2, 2) == (2, 1)
+    assert torchtitan_layers_by_chunk(16, 5) == (3, 4, 4, 3, 2)
+    assert torchtitan_layers_by_chunk(12, 12) == (1, 2, *[1] * 9, 0)
+    assert torchtitan_layers_by_chunk(7, 1) == (7,)
+    assert torchtitan_layers_by_chunk(3, 2, 2, 2) == (2, 1)
     with pytest.raises(SplitError, match="leave some of 8 chunks empty"):
-        torchtitan_layers(5, 8)
+        torchtitan_layers_by_chunk(5, 8)
     with pytest.raises(SplitError, match="counts as 4 layers, more than the 3"):
-        torchtitan_layers(5, 3, 4, 1)
+        torchtitan_layers_by_chunk(5, 3, 4, 1)
 
 
 def test_options_are_read_as_frameworks_spell_them() -> None:
@@ -75,14 +75,14 @@ def test_options_are_read_as_frameworks_spell_them() -> None:
         "decoder-first-pipeline-num-layers:7+decoder-last-pipeline-num-layers:5",
         "decoder_last_pipeline_num_layers=5, decoder_first_pipeline_num_layers=7",
     ):
-        assert parse_options(text) == wanted
-    assert parse_options("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split") == (
+        assert parse_split_options(text) == wanted
+    assert parse_split_options("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split") == (
         SplitOptions(MEGATRON_SPLIT, counts_embedding=True, counts_loss=True)
     )
-    assert parse_options("--parallelism.pipeline_parallel_first_stage_less_layers 2") == (
+    assert parse_split_options("--parallelism.pipeline_parallel_first_stage_less_layers 2") == (
         SplitOptions(TORCHTITAN_SPLIT, less_on_first=2)
     )
-    assert parse_options("Et*3|(tt|)*29m|L") is None
+    assert parse_split_options("Et*3|(tt|)*29m|L") is None
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_options_are_read_as_frameworks_spell_them() -> None:
 def test_wrong_options_are_refused_with_their_place(text: str, why: str) -> None:
     """And what is meant."""
     with pytest.raises(SplitError, match=why):
-        parse_options(text)
+        parse_split_options(text)

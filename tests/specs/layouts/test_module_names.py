@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mofa.specs.layouts.framework_split import MEGATRON_SPLIT, TORCHTITAN_SPLIT
-from mofa.specs.layouts.module_names import ModuleNamesError, module_names, parse_module_names
+from mofa.specs.layouts.module_names import ModuleNamesError, module_names_by_chunk, parse_module_names
 from mofa.specs.layouts.pipeline_layout import LayoutError, PipelineLayout
 from mofa.specs.layouts.read import num_chunks, read_layout
 
@@ -15,7 +15,7 @@ from mofa.specs.layouts.read import num_chunks, read_layout
 def test_lists_come_back_from_their_layout() -> None:
     """As torchtitan's generate_llm_fqn_per_model_part writes them."""
     layout = PipelineLayout.of_layers([1, 2, 1, 0])
-    names = module_names(layout)
+    names = module_names_by_chunk(layout)
     assert names == [["tok_embeddings", "layers.0"], ["layers.1", "layers.2"], ["layers.3"], ["norm", "output"]]
     assert parse_module_names(json.dumps(names)).chunks == layout.chunks
     assert parse_module_names('[["layers.1", "tok_embeddings", "layers.0", "output", "norm"]]').text == "EttL"
@@ -43,7 +43,7 @@ def test_lists_that_are_no_model_are_refused(text: str, why: str) -> None:
 def test_a_text_of_any_kind_gives_the_same_layout() -> None:
     """Megatron's string, its options and torchtitan's lists."""
     wanted = ("Et", "ttt", "ttL")
-    lists = json.dumps(module_names(PipelineLayout.of_chunks(wanted)))
+    lists = json.dumps(module_names_by_chunk(PipelineLayout.of_chunks(wanted)))
     for text in ("Et|t*3|ttL", "decoder-first-pipeline-num-layers:1+decoder-last-pipeline-num-layers:2"):
         assert read_layout(text, 3, 1, 6, 0, MEGATRON_SPLIT).chunks == wanted
     assert read_layout(lists, 3, 1, 6, 0, TORCHTITAN_SPLIT).chunks == wanted

@@ -20,7 +20,9 @@ Linear = Callable[Concatenate[TapeBuilder, Context, str, P], str]
 """(builder, context, input, ...) -> output"""
 
 
-def module_call(ctx: Context, module: Module, members: FloatK = 0.0, times: FloatK = 1.0) -> TimedModuleCall | None:
+def timed_module_call(
+    ctx: Context, module: Module, members: FloatK = 0.0, times: FloatK = 1.0
+) -> TimedModuleCall | None:
     """A call of a module; None in frameworks whose ops are issued one by one."""
     if not ctx.framework.module_calls:
         return None
@@ -52,7 +54,7 @@ def linear_call_with_norm(b: TapeBuilder, ctx: Context, h: str) -> TimedModuleCa
         and before.module_call.module == "norm_linear"
     ):
         return before.module_call
-    return module_call(ctx, "linear")
+    return timed_module_call(ctx, "linear")
 
 
 def as_one_module_call(linear: Linear[P]) -> Linear[P]:

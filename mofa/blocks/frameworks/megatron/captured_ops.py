@@ -34,7 +34,7 @@ SHARED = "moe.shared"
 """The region of shared experts."""
 
 
-def captured_layer(layer: BlockTapes, ctx: Context, *, moe: bool) -> BlockTapes:
+def graph_captured_layer(layer: BlockTapes, ctx: Context, *, moe: bool) -> BlockTapes:
     """A layer with its ops in graphs, as the framework's option says."""
     graphs = ctx.framework.graphs
     if not graphs.on:
@@ -45,7 +45,7 @@ def captured_layer(layer: BlockTapes, ctx: Context, *, moe: bool) -> BlockTapes:
     return _partly_captured(layer, ctx, names, graphs) if names else layer
 
 
-def captured_end(end: BlockTapes, ctx: Context) -> BlockTapes:
+def graph_captured_embedding_or_head(end: BlockTapes, ctx: Context) -> BlockTapes:
     """The embedding or the head, which the graph of a full iteration alone holds."""
     return _all_captured(end) if ctx.framework.graphs.full_iteration else end
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, all_true, any_true, ceil, logical_not, where
 from mofa.blocks.fp8 import ALIGNED_ROWS, BLOCK, FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
-from mofa.blocks.frameworks.megatron.calls import module_call
+from mofa.blocks.frameworks.megatron.calls import timed_module_call
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm
 from mofa.blocks.op import GRADIENT, BackwardPreparation, FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.recomputation import is_in_region
@@ -44,7 +44,7 @@ class Fp8OutputGradient(NamedTuple):
     after_dgrad: tuple[Op, ...] = ()
 
 
-def backward_preparation(operand: Fp8Input, received: Fp8OutputGradient) -> BackwardPreparation:
+def prepare_linear_backward(operand: Fp8Input, received: Fp8OutputGradient) -> BackwardPreparation:
     """What a linear layer's backward does before its products."""
     after_dgrad = (*operand.after_dgrad, *received.after_dgrad)
     return BackwardPreparation(
@@ -52,7 +52,7 @@ def backward_preparation(operand: Fp8Input, received: Fp8OutputGradient) -> Back
     )
 
 
-def recipe_of(ctx: Context) -> Fp8Recipe:
+def fp8_recipe_of(ctx: Context) -> Fp8Recipe:
     """The recipe of a context that has one."""
     assert ctx.fp8 is not None
     return ctx.fp8
@@ -60,10 +60,10 @@ def recipe_of(ctx: Context) -> Fp8Recipe:
 
 def _one_copy(ctx: Context) -> bool:
     """Where products with one scale a tensor take any layout, one copy is both."""
-    return recipe_of(ctx).gathers_row_copy_only and not ctx.fp8_transposes
+    return fp8_recipe_of(ctx).gathers_row_copy_only and not ctx.fp8_transposes
 
 
-def cast_input(
+def cast_input_to_fp8(
     b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK, *, moved: FloatK | None = None,
     gathered: FloatK | None = None, experts: FloatK = 1.0, kept_anyway: bool = False,
 ) -> Fp8Input:  # fmt: skip
@@ -80,7 +80,7 @@ def cast_input(
     kept_anyway
         Whether another op keeps the input in bf16, which recipes that can cast it again then rely on.
     """
-    recipe, moved = recipe_of(ctx), elements if moved is None else moved
+    recipe, moved = fp8_recipe_of(ctx), elements if moved is None else moved
     gathers, gathered = _where_gathered(ctx, gathered)
     again = kept_anyway and recipe.keeps_inputs
     sources = (x, *_reduced_amax(b, ctx, x, name, gathers))
@@ -137,12 +137,12 @@ def _cast_again(
     return Fp8Input(row, (x,), (cast, *ops), turn[1], turn[0])
 
 
-def cast_gradient(
+def cast_output_gradient_to_fp8(
     b: TapeBuilder, ctx: Context, name: str, elements: FloatK, *, moved: FloatK | None = None,
     gathered: FloatK | None = None, experts: FloatK = 1.0,
 ) -> Fp8OutputGradient:  # fmt: skip
     """Cast a linear layer's output gradient, and gather it behind a row-parallel layer (``gathered`` elements)."""
-    recipe, moved = recipe_of(ctx), elements if moved is None else moved
+    recipe, moved = fp8_recipe_of(ctx), elements if moved is None else moved
     gathers, gathered = _where_gathered(ctx, gathered)
     base = f"{name}.dy"
     sources: tuple[str, ...] = (GRADIENT,)
@@ -181,9 +181,9 @@ def _where_gathered(ctx: Context, elements: FloatK | None) -> tuple[BoolK, Float
     return ctx.gathers_sequence, elements
 
 
-def gather_input(b: TapeBuilder, ctx: Context, row: str, name: str, elements: FloatK) -> str:
+def gather_fp8_input(b: TapeBuilder, ctx: Context, row: str, name: str, elements: FloatK) -> str:
     """All-gather of the row-wise copies in front of a column-parallel layer; the gradient is reduced in bf16."""
-    recipe = recipe_of(ctx)
+    recipe = fp8_recipe_of(ctx)
     _shelve(b, recipe, row, ctx.gathers_sequence)
     out = b.tensor(f"{name}.full", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.activation_element_bytes)
     reduced = Collective("reduce_scatter", "tp", elements * ctx.activation_element_bytes)
@@ -203,7 +203,7 @@ def padded_expert_rows(ctx: Context, rows: FloatK) -> FloatK:
     return rows + where(rows > 0, FILLED_ROWS * ctx.local_experts, 0.0)
 
 
-def pad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
+def pad_expert_rows(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
     """A copy of the experts' rows with rows of zeros between them, and back of the gradient without them.
 
     ``TEGroupedMLP.forward`` pads all counts that are no multiples already: by chance few are, and all where the
@@ -213,23 +213,23 @@ def pad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK)
     out = b.tensor("experts.padded", padded_expert_rows(ctx, memory_rows) * hidden * ctx.activation_element_bytes)
     moved = 2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.activation_element_bytes
     back = OpBackward(2.0 * rows * hidden * ctx.activation_element_bytes, 1, like="copy")
-    by = module_call(ctx, "fp8_padding", ctx.local_experts, times=2.0)
+    by = timed_module_call(ctx, "fp8_padding", ctx.local_experts, times=2.0)
     return b.add(Op("experts.pad", "memory_bound", MemoryBound(moved, "copy"), (x,), (out,), back=back, module_call=by))
 
 
-def unpad(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
+def unpad_expert_rows(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
     """The experts' results without the rows that filled them up."""
     hidden = float(ctx.model.hidden)
     out = b.tensor("experts.unpadded", memory_rows * hidden * ctx.activation_element_bytes)
     moved = 2.0 * rows * hidden * ctx.activation_element_bytes
     back = OpBackward(2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.activation_element_bytes, 1, like="copy")
-    by = module_call(ctx, "fp8_padding", ctx.local_experts)
+    by = timed_module_call(ctx, "fp8_padding", ctx.local_experts)
     return b.add(
         Op("experts.unpad", "memory_bound", MemoryBound(moved, "copy"), (x,), (out,), back=back, module_call=by)
     )
 
 
-def expert_operands(
+def grouped_product_input(
     b: TapeBuilder, ctx: Context, x: str, name: str, rows: tuple[FloatK, FloatK], inner: FloatK, out: FloatK
 ) -> tuple[str, tuple[str, ...], BackwardPreparation | None]:
     """A grouped product's input, in fp8 where products are, what of it is kept, and what its backward makes first.
@@ -242,9 +242,11 @@ def expert_operands(
     passes = moved
     if ctx.fp8.casts_ragged_blocks_slower:  # an expert's padded rows seldom fill its last block
         passes = moved * (1.0 + (1.0 - ALIGNED_ROWS / BLOCK) * (ctx.kernels.ragged_block_cast.value - 1.0))
-    operand = cast_input(b, ctx, x, name, memory_rows * inner, moved=passes * inner, experts=ctx.local_experts)
-    received = cast_gradient(b, ctx, name, memory_rows * out, moved=passes * out, experts=ctx.local_experts)
-    return operand.row, operand.saves, backward_preparation(operand, received)
+    operand = cast_input_to_fp8(b, ctx, x, name, memory_rows * inner, moved=passes * inner, experts=ctx.local_experts)
+    received = cast_output_gradient_to_fp8(
+        b, ctx, name, memory_rows * out, moved=passes * out, experts=ctx.local_experts
+    )
+    return operand.row, operand.saves, prepare_linear_backward(operand, received)
 
 
 def _copy_bytes(recipe: Fp8Recipe, elements: FloatK) -> FloatK:
@@ -317,7 +319,7 @@ def _done_by_norm(b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, x: str) -> st
 
 def _reduced_amax(b: TapeBuilder, ctx: Context, x: str, name: str, gathers: BoolK) -> tuple[str, ...]:
     """The largest of a shard reduced over the ranks that hold the others, where the recipe does so."""
-    if not recipe_of(ctx).reduces_amax or gathers is False:
+    if not fp8_recipe_of(ctx).reduces_amax or gathers is False:
         return ()
     amax = b.tensor(f"{name}.amax", AMAX_BYTES, grad=False)
     return (b.add(_reduce_amax(ctx, name, x, amax, gathers)),)
@@ -325,7 +327,7 @@ def _reduced_amax(b: TapeBuilder, ctx: Context, x: str, name: str, gathers: Bool
 
 def _reduce_amax(ctx: Context, name: str, x: str, amax: str, gathers: BoolK) -> Op:
     work = Collective("all_reduce", "tp", AMAX_BYTES)
-    by = module_call(ctx, "amax")
+    by = timed_module_call(ctx, "amax")
     return Op(f"{name}.amax", "tp", work, (x,), (amax,), present=gathers, stream="tp", module_call=by)
 
 

@@ -7,13 +7,18 @@ from typing import TypedDict
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.frameworks.megatron import fp8
-from mofa.blocks.frameworks.megatron.calls import add_module_python, as_one_module_call, mark_issued_by, module_call
+from mofa.blocks.frameworks.megatron.calls import (
+    add_module_python,
+    as_one_module_call,
+    mark_issued_by,
+    timed_module_call,
+)
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm, untuned_norm_slowdown
 from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import (
     HEAD,
     add_bias,
-    heads_norm_back,
+    head_norm_backward,
     linear,
     release_module_locals,
     sp_gather,
@@ -23,14 +28,14 @@ from mofa.blocks.parts import (
 from mofa.blocks.work import Collective, MemoryBound
 
 
-class WeightGrad(TypedDict, total=False):
+class WeightGradArguments(TypedDict, total=False):
     """Arguments of a linear about its weight gradient."""
 
     grad_bytes_per_param: float
     accumulate_bytes_per_param: float
 
 
-def weight_grad_arguments(ctx: Context) -> WeightGrad:
+def weight_grad_arguments(ctx: Context) -> WeightGradArguments:
     """Bytes of a weight gradient that is made apart and the bytes moved to add it. [B/param]"""
     if ctx.framework.fuses_wgrad_accumulation:  # reads and writes the main gradient where one alone writes 2 bytes
         return {"accumulate_bytes_per_param": 2.0 * ctx.framework.grads_bytes_per_param - 2.0}
@@ -48,7 +53,7 @@ def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     op = b.ops[-1]
     if name in BEHIND and not _is_module(b, ctx, name) and op.back is not None:
         b.ops[-1] = op._replace(back=op.back._replace(held_outputs=(f"{BEHIND[name]}.out",)))
-    mark_issued_by(b, since, module_call(ctx, "norm" if _is_module(b, ctx, name) else "norm_linear"))
+    mark_issued_by(b, since, timed_module_call(ctx, "norm" if _is_module(b, ctx, name) else "norm_linear"))
     return out
 
 
@@ -79,11 +84,13 @@ def column_linear(
             b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
             regather=(f"{name}.all_gather",) if any_true(ctx.gathers_sequence) else (), **weight_grad_arguments(ctx),
         )  # fmt: skip
-    operand = fp8.cast_input(b, ctx, h, name, ctx.shard_tokens * k, gathered=ctx.tokens * k, kept_anyway=kept_anyway)
-    full = fp8.gather_input(b, ctx, tp_copy(b, ctx, operand.row, name, k), name, ctx.tokens * k)
-    received = fp8.cast_gradient(b, ctx, name, ctx.tokens * n)
+    operand = fp8.cast_input_to_fp8(
+        b, ctx, h, name, ctx.shard_tokens * k, gathered=ctx.tokens * k, kept_anyway=kept_anyway
+    )
+    full = fp8.gather_fp8_input(b, ctx, tp_copy(b, ctx, operand.row, name, k), name, ctx.tokens * k)
+    received = fp8.cast_output_gradient_to_fp8(b, ctx, name, ctx.tokens * n)
     return linear(b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
-                  prepared=fp8.backward_preparation(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
+                  prepared=fp8.prepare_linear_backward(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
 
 
 @as_one_module_call
@@ -97,14 +104,14 @@ def row_linear(
     if ctx.fp8 is None:
         partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **weight_grad_arguments(ctx))
         return tp_reduce(b, ctx, partial, name, n)
-    operand = fp8.cast_input(b, ctx, x, name, ctx.tokens * k, kept_anyway=kept_anyway)
-    received = fp8.cast_gradient(b, ctx, name, ctx.shard_tokens * n, gathered=ctx.tokens * n)
+    operand = fp8.cast_input_to_fp8(b, ctx, x, name, ctx.tokens * k, kept_anyway=kept_anyway)
+    received = fp8.cast_output_gradient_to_fp8(b, ctx, name, ctx.shard_tokens * n, gathered=ctx.tokens * n)
     partial = linear(b, ctx, operand.row, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
-                     prepared=fp8.backward_preparation(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
+                     prepared=fp8.prepare_linear_backward(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
     return tp_reduce(b, ctx, partial, name, n, scattered_back=fp8.VIEW)
 
 
-def attention_output(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
+def attention_output_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
     """The row-parallel linear behind attention, which keeps its output itself; then the module returns.
 
     What adds its bias sums its gradient's rows (fused_bias_dropout.py).
@@ -120,10 +127,10 @@ def replicated_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float,
     """A linear that each rank has whole, over its shard of the tokens."""
     if ctx.fp8 is None:
         return linear(b, ctx, x, name, m=ctx.shard_tokens, n=n, k=k, saves=(x,), **weight_grad_arguments(ctx))
-    operand = fp8.cast_input(b, ctx, x, name, ctx.shard_tokens * k)
-    received = fp8.cast_gradient(b, ctx, name, ctx.shard_tokens * n)
+    operand = fp8.cast_input_to_fp8(b, ctx, x, name, ctx.shard_tokens * k)
+    received = fp8.cast_output_gradient_to_fp8(b, ctx, name, ctx.shard_tokens * n)
     return linear(b, ctx, operand.row, name, m=ctx.shard_tokens, n=n, k=k, saves=operand.saves,
-                  prepared=fp8.backward_preparation(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
+                  prepared=fp8.prepare_linear_backward(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
 
 
 def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
@@ -138,12 +145,12 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
         writes, saves, back = (out, mask), (mask,), OpBackward(2.5 * nbytes, 1)
     b.add(
         Op(f"{name}.add", "memory_bound", MemoryBound(3 * nbytes, "residual_add"), (x, y), writes, saves, back=back,
-           module_call=module_call(ctx, "bias_dropout_add"))
+           module_call=timed_module_call(ctx, "bias_dropout_add"))
     )  # fmt: skip
     if name == "mid":  # once a layer
-        add_module_python(b, "layer", module_call(ctx, "layer"))
+        add_module_python(b, "layer", timed_module_call(ctx, "layer"))
         if ctx.fp8 is not None and ctx.fp8.enters_context_each_layer:
-            add_module_python(b, "layer.fp8_context", module_call(ctx, "fp8_context"))
+            add_module_python(b, "layer.fp8_context", timed_module_call(ctx, "fp8_context"))
     return out
 
 
@@ -195,7 +202,7 @@ def norm_op(
     elements = rows * width
     back = OpBackward(1.5 * moved, 2, like=f"{like}_bwd", elements=backward * elements, width=width)
     if torch_kernels and width <= HEAD and like == "rmsnorm":
-        like, back = "rmsnorm_heads", heads_norm_back(ctx, rows, width)
+        like, back = "rmsnorm_heads", head_norm_backward(ctx, rows, width)
     b.add(
         Op(name, "memory_bound", MemoryBound(moved, f"{like}_fwd", forward * elements, width), (x,), (out, scale),
            (saved_input or x, scale), region=region, back=back,

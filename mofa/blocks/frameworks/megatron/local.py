@@ -17,9 +17,15 @@ from mofa.blocks.frameworks.megatron import mlp as megatron_mlp
 from mofa.blocks.frameworks.megatron import moe as megatron_moe
 from mofa.blocks.frameworks.megatron import transformer_engine as te
 from mofa.blocks.frameworks.megatron.local_attention import attend
-from mofa.blocks.frameworks.megatron.local_dispatch import gathered_counts, permute, reorder_chunks, router, unpermute
-from mofa.blocks.frameworks.megatron.qkv_product import gather_groups, qkv_width, split_heads
-from mofa.blocks.frameworks.megatron.rope import rotate, unfused_rope
+from mofa.blocks.frameworks.megatron.local_dispatch import (
+    gather_expert_counts,
+    permute,
+    reorder_expert_chunks,
+    router,
+    unpermute,
+)
+from mofa.blocks.frameworks.megatron.qkv_product import gather_qkv_of_shared_heads, qkv_width, split_qkv_into_heads
+from mofa.blocks.frameworks.megatron.rope import unfused_rope, unfused_rope_of_tensor
 from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import hold_in_module, linear, memory_bound_op, release_module_locals, tp_copy, tp_reduce
 from mofa.blocks.work import Collective, GroupedGemm, MemoryBound
@@ -66,7 +72,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     fused = column_linear(b, ctx, h, "qkv", qkv_width(ctx), ctx.model.hidden)
     if ctx.model.attention.qkv_bias:
         fused = add_bias(b, fused, "qkv")
-    q, k, v = split_heads(b, ctx, gather_groups(b, ctx, fused), "v")
+    q, k, v = split_qkv_into_heads(b, ctx, gather_qkv_of_shared_heads(b, ctx, fused), "v")
     return te.copy_strided_queries(b, ctx, q, b.tensors[q].bytes), k, v
 
 
@@ -77,7 +83,7 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
     moved = 2.0 * nbytes
     y = b.add(
         Op(f"{name}.copy", "memory_bound", MemoryBound(moved, "strided_copy"), (x,), (together,),
-           present=te.is_strided(ctx, name), region=b.region,
+           present=te.is_normed_head_strided(ctx, name), region=b.region,
            back=OpBackward(moved, 1, like="strided_copy", autograd_nodes=0.0))
     )  # fmt: skip
     return base.norm_op(b, ctx, y, name, head_dim, b.region, torch_kernels=True, saved_input=x)
@@ -179,8 +185,8 @@ def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
         Op("kv_up.split", "memory_bound", None, (up,), (k_nope, v_part), view=True, launches=0,
            back=OpBackward(2 * t * heads * (nope + attention.v_head_dim) * e, 1, like="join_heads"))
     )  # fmt: skip
-    q_pe = rotate(b, ctx, q_pe, "q_pe", b.tensors[q_pe].bytes, rope_dim, pairs=True)
-    k_pe = rotate(b, ctx, k_pe, "k_pe", b.tensors[k_pe].bytes, rope_dim, pairs=True)
+    q_pe = unfused_rope_of_tensor(b, ctx, q_pe, "q_pe", b.tensors[q_pe].bytes, rope_dim, pairs=True)
+    k_pe = unfused_rope_of_tensor(b, ctx, k_pe, "k_pe", b.tensors[k_pe].bytes, rope_dim, pairs=True)
     query, key, value = b.tensor("q", q_bytes), b.tensor("k", q_bytes), b.tensor("v", v_bytes)
     joined = MemoryBound(2 * q_bytes, "join_heads")
     b.add(Op("q.cat", "memory_bound", joined, (q_nope, q_pe), (query,), back=OpBackward(0.0, 0)))
@@ -249,18 +255,20 @@ def _moe_alltoall(b: TapeBuilder, ctx: Context, h: str, scores: str) -> str:
     spec = ctx.model.moe
     assert spec is not None
     row, copies = float(ctx.model.hidden) * ctx.activation_element_bytes, ctx.shard_tokens * spec.top_k
-    sent = permute(b, ctx, h, scores, ctx.shard_tokens, copies, copies, counted=gathered_counts(b, ctx))
-    received = megatron_moe.exchange(b, ctx, sent, "dispatch", ctx.rows_memory * row)
+    sent = permute(b, ctx, h, scores, ctx.shard_tokens, copies, copies, counted=gather_expert_counts(b, ctx))
+    received = megatron_moe.exchange_tokens(b, ctx, sent, "dispatch", ctx.rows_memory * row)
     hold_in_module(b, "moe", sent)  # local variables of moe_layer.py's custom_forward: hidden_states, dispatched_input
     hold_in_module(b, "moe", received)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if any_true(ctx.etp > 1):
-        received = megatron_moe.gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
-    received = reorder_chunks(b, ctx, received, "sort", rows, memory_rows)
-    y = reorder_chunks(b, ctx, experts(b, ctx, received, rows, memory_rows), "unsort", rows, memory_rows)
+        received = megatron_moe.gather_rows_over_expert_tp(
+            b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row
+        )
+    received = reorder_expert_chunks(b, ctx, received, "sort", rows, memory_rows)
+    y = reorder_expert_chunks(b, ctx, experts(b, ctx, received, rows, memory_rows), "unsort", rows, memory_rows)
     if any_true(ctx.etp > 1):
-        y = megatron_moe.scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
-    y = megatron_moe.exchange(b, ctx, y, "combine", copies * row)
+        y = megatron_moe.reduce_scatter_over_expert_tp(b, ctx, y, rows * row, ctx.rows_memory * row)
+    y = megatron_moe.exchange_tokens(b, ctx, y, "combine", copies * row)
     out = unpermute(b, ctx, y, ctx.shard_tokens, copies)
     release_module_locals(b, "moe")
     return out
@@ -311,7 +319,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: Flo
 
 
 def head(b: TapeBuilder, ctx: Context, x: str) -> str:
-    """As in the Transformer Engine variant, whose output layer is Megatron's own."""
+    """Final norm, output layer and loss, as in the Transformer Engine variant: its output layer is Megatron's own."""
     return te.head(b, ctx, x)
 
 

@@ -42,7 +42,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> str:
     return scores
 
 
-def gathered_counts(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
+def gather_expert_counts(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
     """All ranks' numbers of tokens for each expert, gathered where experts are split (``preprocess``); with the sums
     around it six kernels."""
     spec = ctx.model.moe
@@ -113,7 +113,7 @@ def unpermute(b: TapeBuilder, ctx: Context, y: str, tokens: ArrayK, copies: Floa
     return out
 
 
-def reorder_chunks(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, memory_rows: FloatK) -> str:
+def reorder_expert_chunks(b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, memory_rows: FloatK) -> str:
     """Split into chunks, one for each expert here and rank that sends to it, and concatenate in another order; nothing
     kept. On the way to the experts their probabilities as well (moe_utils.py, sort_chunks_by_idxs)."""
     row = float(ctx.model.hidden) * ctx.activation_element_bytes

@@ -9,7 +9,7 @@ from mofa.blocks.work import Collective, HostSync, MemoryBound
 from mofa.specs.strategy import MERGED_GROUPS
 
 
-def schedule_replicas(b: TapeBuilder, ctx: Context, scores: str) -> None:
+def schedule_tokens_over_replicas(b: TapeBuilder, ctx: Context, scores: str) -> None:
     """Token scheduling over replicas, where it is on (MicroMoE, sections 5.3 and 5.4).
 
     All GPUs of the merged group learn each other's loads. The host solves for the tokens of each replica and goes on to

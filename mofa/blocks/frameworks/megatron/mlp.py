@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
-from mofa.blocks.frameworks.megatron.calls import module_call
+from mofa.blocks.frameworks.megatron.calls import timed_module_call
 from mofa.blocks.frameworks.megatron.linear import column_linear, row_linear
 from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import add_bias, hold_in_module, linear, memory_bound_op, release_module_locals
@@ -39,7 +39,7 @@ def activation(
     any_width = _any_width(ctx, name)
     counted: FloatK = 0.0
     width: FloatK = 0.0
-    compiled = compiled_activation(ctx)
+    compiled = compiled_activation_name(ctx)
     if compiled and name != "experts" and not (gated and ctx.model.gates_in_two_widths):
         like, again = f"te {compiled}_fwd", f"te {compiled}_bwd"
         counted, width = moved, moved / ctx.tokens  # by elements and width, as it was measured
@@ -55,7 +55,7 @@ def activation(
         elements=counted,
         width=width,
     )
-    by = module_call(ctx, "weighted_swiglu" if name == "experts" else "swiglu")
+    by = timed_module_call(ctx, "weighted_swiglu" if name == "experts" else "swiglu")
     if name == "experts" and ctx.framework.experts == "sequential":  # issued one expert after the other
         by = None
     work = MemoryBound(passes * moved * ctx.activation_element_bytes, like, counted, width)
@@ -67,7 +67,7 @@ def activation(
     return out
 
 
-def compiled_activation(ctx: Context) -> str:
+def compiled_activation_name(ctx: Context) -> str:
     """Which activation of a dense layer TorchInductor compiles for its one shape, by its curve's name; empty where
     PyTorch's own kernels run: the plain ReLU, GELU without a bias (mlp.py, ``bias_activation_fusion``)."""
     mlp = ctx.model.mlp

@@ -12,20 +12,20 @@ from typing import Literal
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, any_true, logical_not
 from mofa.blocks.frameworks.megatron import fp8
-from mofa.blocks.frameworks.megatron.calls import add_module_python, mark_issued_by, module_call
+from mofa.blocks.frameworks.megatron.calls import add_module_python, mark_issued_by, timed_module_call
 from mofa.blocks.frameworks.megatron.linear import weight_grad_arguments
-from mofa.blocks.frameworks.megatron.micro_moe import schedule_replicas
+from mofa.blocks.frameworks.megatron.micro_moe import schedule_tokens_over_replicas
 from mofa.blocks.frameworks.megatron.mlp import activation, fuses_activation, mlp, multiply_by_shared_gate
 from mofa.blocks.frameworks.megatron.permute import (
     WEIGHT,
-    pad_map,
-    pads_router_map,
+    context_with_padded_rows,
+    pad_routing_map,
+    pads_routing_map,
     permute,
     restore_sent_order,
     rows_sent,
     sort_by_expert,
     unpermute,
-    with_padded_rows,
 )
 from mofa.blocks.op import BackwardPreparation, FloatK, Op, OpBackward, TapeBuilder, TimedModuleCall
 from mofa.blocks.parts import (
@@ -82,7 +82,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
         MemoryBound(4.0 * launches * s * experts, f"{kind}_fwd", s * experts, experts),
            (logits,), (scores, chosen, mapped), (scores, chosen, mapped), launches=launches, back=back, step="router")
     )  # fmt: skip
-    mark_issued_by(b, since, module_call(ctx, "router"))
+    mark_issued_by(b, since, timed_module_call(ctx, "router"))
     return scores, mapped
 
 
@@ -92,7 +92,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     assert spec is not None
     row = float(ctx.model.hidden) * ctx.activation_element_bytes
     b.region = "moe"
-    add_module_python(b, "moe.layer", module_call(ctx, "moe_layer"))
+    add_module_python(b, "moe.layer", timed_module_call(ctx, "moe_layer"))
     shared = ""
     if spec.shared_hidden:
         b.region = "moe.shared"
@@ -127,44 +127,46 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     the results are in the order in which they are sent. A padded map makes the number of rows the device's to
     say: the host waits for it before they are copied (``preprocess``, ``before_permutation_1``).
     """
-    ctx = with_padded_rows(ctx)
+    ctx = context_with_padded_rows(ctx)
     fw, row = ctx.framework, float(ctx.model.hidden) * ctx.activation_element_bytes
     all_to_all = fw.dispatcher == "alltoall"
     if all_to_all:  # its own probabilities are the router's, the others' those that were exchanged
         mark_dispatcher_renewal(b)
-    mapped = pad_map(b, ctx, mapped)
+    mapped = pad_routing_map(b, ctx, mapped)
     since = len(b.ops)
     on_host = "" if ctx.fixed_rows else count_expert_rows(b, ctx, mapped)
-    mark_issued_by(b, since, module_call(ctx, "dispatch"))
-    if pads_router_map(ctx):
+    mark_issued_by(b, since, timed_module_call(ctx, "dispatch"))
+    if pads_routing_map(ctx):
         _synchronise(b, ctx, on_host, "moe.sync", True)
     since = len(b.ops)
     sent, weights = permute(b, ctx, h, scores, mapped)
-    mark_issued_by(b, since, module_call(ctx, "permute") if fw.permute_fusion else None)
-    schedule_replicas(b, ctx, scores)
+    mark_issued_by(b, since, timed_module_call(ctx, "permute") if fw.permute_fusion else None)
+    schedule_tokens_over_replicas(b, ctx, scores)
     split = ctx.ep * ctx.etp > 1
-    if not pads_router_map(ctx):
+    if not pads_routing_map(ctx):
         _synchronise(b, ctx, on_host, "moe.sync", split)
-    received = exchange(b, ctx, sent, "dispatch", ctx.rows_memory * row)
-    weights = exchange_weights(b, ctx, weights)
+    received = exchange_tokens(b, ctx, sent, "dispatch", ctx.rows_memory * row)
+    weights = exchange_probabilities(b, ctx, weights)
     hold_in_module(b, "moe", sent)
     hold_in_module(b, "moe", received)
     if not all_to_all:
         mark_dispatcher_renewal(b)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     if any_true(ctx.etp > 1):
-        received = gather_rows(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
-        weights = gather_rows(b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, memory_rows * WEIGHT)
+        received = gather_rows_over_expert_tp(b, ctx, received, "moe.etp_gather", rows * row, memory_rows * row)
+        weights = gather_rows_over_expert_tp(
+            b, ctx, weights, "moe.etp_gather_weights", rows * WEIGHT, memory_rows * WEIGHT
+        )
     received, weights = sort_by_expert(b, ctx, received, weights, rows, memory_rows)
     hold_in_module(b, "routed experts", received)
-    if not pads_router_map(ctx):
+    if not pads_routing_map(ctx):
         _synchronise(b, ctx, on_host, "moe.end_sync", logical_not(split))
     y = experts(b, ctx, received, rows, memory_rows, weights=(weights,))
     y = restore_sent_order(b, ctx, y, rows, memory_rows)
     if any_true(ctx.etp > 1):
-        y = scatter_rows(b, ctx, y, rows * row, ctx.rows_memory * row)
+        y = reduce_scatter_over_expert_tp(b, ctx, y, rows * row, ctx.rows_memory * row)
     release_module_locals(b, "routed experts")
-    y = exchange(b, ctx, y, "combine", rows_sent(ctx) * row)
+    y = exchange_tokens(b, ctx, y, "combine", rows_sent(ctx) * row)
     return unpermute(b, ctx, y)
 
 
@@ -206,34 +208,34 @@ def _synchronise(b: TapeBuilder, ctx: Context, on_host: str, name: str, present:
         b.add(Op(f"{name}{i}", "host", HostSync(), (on_host,), present=present))
 
 
-def gather_rows(b: TapeBuilder, ctx: Context, x: str, name: str, moved: ArrayK, nbytes: ArrayK) -> str:
+def gather_rows_over_expert_tp(b: TapeBuilder, ctx: Context, x: str, name: str, moved: ArrayK, nbytes: ArrayK) -> str:
     """What tensor-parallel ranks of an expert received, all of it on each of them."""
     out = b.tensor(f"{name}ed", nbytes)
     work = Collective("all_gather", "etp", moved)
     return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.etp > 1, stream="ep", routing="gather"))
 
 
-def scatter_rows(b: TapeBuilder, ctx: Context, y: str, moved: ArrayK, nbytes: ArrayK) -> str:
+def reduce_scatter_over_expert_tp(b: TapeBuilder, ctx: Context, y: str, moved: ArrayK, nbytes: ArrayK) -> str:
     """The sum of what these ranks computed, to each its own rows."""
     out = b.tensor("moe.scattered", nbytes)
     work = Collective("reduce_scatter", "etp", moved)
     return b.add(Op("moe.etp_scatter", "ep", work, (y,), (out,), present=ctx.etp > 1, stream="ep", routing="scatter"))
 
 
-def exchange_weights(b: TapeBuilder, ctx: Context, weights: str) -> str:
+def exchange_probabilities(b: TapeBuilder, ctx: Context, weights: str) -> str:
     """The rows' probabilities, an exchange of their own."""
     if ctx.framework.dispatcher != "alltoall" or not any_true(ctx.ep > 1):
         return weights
     out = b.tensor("moe.dispatch_weights", ctx.rows_memory * WEIGHT)
     work = Collective("all_to_all", "ep", rows_sent(ctx) * WEIGHT, ctx.imbalance)
-    by = module_call(ctx, "collective")
+    by = timed_module_call(ctx, "collective")
     return b.add(
         Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep", module_call=by,
            routing="dispatch")
     )  # fmt: skip
 
 
-def exchange(
+def exchange_tokens(
     b: TapeBuilder, ctx: Context, x: str, routing: Literal["dispatch", "combine"], out_bytes: ArrayK
 ) -> str:  # fmt: skip
     """Send token rows to the ranks that hold their experts, or back."""
@@ -248,7 +250,7 @@ def exchange(
         work = Collective("deepep", "ep", ctx.shard_tokens * row, ctx.imbalance)
     else:
         work = Collective("all_to_all", "ep", rows_sent(ctx) * row, ctx.imbalance)
-    by = module_call(ctx, "collective")
+    by = timed_module_call(ctx, "collective")
     return b.add(
         Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2, module_call=by, routing=routing)
     )
@@ -270,15 +272,15 @@ def experts(
     n = 2 * f if ctx.model.mlp.gated else f
     sequential = ctx.framework.experts == "sequential"
     launches = local if sequential else 1
-    actual, pads = (rows, memory_rows), ctx.fp8 is not None and not pads_router_map(ctx)
+    actual, pads = (rows, memory_rows), ctx.fp8 is not None and not pads_routing_map(ctx)
     b.part = "experts"
     if pads:
-        x = fp8.pad(b, ctx, x, rows, memory_rows)
+        x = fp8.pad_expert_rows(b, ctx, x, rows, memory_rows)
         hold_in_module(b, "experts", x)
         rows, memory_rows = fp8.padded_expert_rows(ctx, rows), fp8.padded_expert_rows(ctx, memory_rows)
-    add_module_python(b, "experts", module_call(ctx, "experts"))
+    add_module_python(b, "experts", timed_module_call(ctx, "experts"))
     since = len(b.ops)
-    operand = fp8.expert_operands(b, ctx, x, "experts.fc1", (rows, memory_rows), hidden, n)
+    operand = fp8.grouped_product_input(b, ctx, x, "experts.fc1", (rows, memory_rows), hidden, n)
     fc1 = _products(
         b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", memory_rows * n * e), (rows, n, hidden), "first_product"
     )
@@ -292,13 +294,13 @@ def experts(
         b.ops[-1] = _weighted(b.ops[-1], weights, rows * f if fused else 0.0, float(spec.expert_hidden))
     hold_in_module(b, "experts", act)
     since = len(b.ops)
-    operand = fp8.expert_operands(b, ctx, act, "experts.fc2", (rows, memory_rows), f, hidden)
+    operand = fp8.grouped_product_input(b, ctx, act, "experts.fc2", (rows, memory_rows), f, hidden)
     out = _products(
         b, ctx, operand, "experts.fc2", b.tensor("experts.out", memory_rows * hidden * e), (rows, hidden, f)
     )
     mark_issued_by(b, since, grouped_linear_call(ctx))
-    out = expert_bias(b, ctx, out, rows, memory_rows) if spec.expert_bias and not sequential else out
-    out = fp8.unpad(b, ctx, out, *actual) if pads else out
+    out = add_expert_biases(b, ctx, out, rows, memory_rows) if spec.expert_bias and not sequential else out
+    out = fp8.unpad_expert_rows(b, ctx, out, *actual) if pads else out
     release_module_locals(b, "experts")
     b.part = ""
     return out
@@ -308,8 +310,8 @@ def grouped_linear_call(ctx: Context) -> TimedModuleCall | None:
     """The call of a linear of all experts; experts one after the other have a linear each (experts.py,
     ``SequentialMLP``)."""
     if ctx.framework.experts == "sequential":
-        return module_call(ctx, "linear", times=ctx.local_experts)
-    return module_call(ctx, "grouped_linear", ctx.local_experts)
+        return timed_module_call(ctx, "linear", times=ctx.local_experts)
+    return timed_module_call(ctx, "grouped_linear", ctx.local_experts)
 
 
 def _products(
@@ -366,7 +368,7 @@ def _by_probability(b: TapeBuilder, act: str, kept_bytes: ArrayK, moved: ArrayK,
     )  # fmt: skip
 
 
-def expert_bias(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, memory_rows: ArrayK) -> str:
+def add_expert_biases(b: TapeBuilder, ctx: Context, x: str, rows: ArrayK, memory_rows: ArrayK) -> str:
     """The second products' biases times the probabilities, expert by expert in eager ops, and their concatenation.
 
     moe/experts.py, ``TEGroupedMLP._apply_bias``; the first products add theirs themselves. An expert's rows are

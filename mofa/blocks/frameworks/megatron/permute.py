@@ -12,7 +12,7 @@ from typing import Literal
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.fp8 import FILLED_ROWS
-from mofa.blocks.frameworks.megatron.calls import module_call
+from mofa.blocks.frameworks.megatron.calls import timed_module_call
 from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.work import HostSync, MemoryBound
 
@@ -33,7 +33,7 @@ def rows_sent(ctx: Context) -> FloatK:
     return ctx.shard_tokens * spec.top_k + _filled(ctx)
 
 
-def with_padded_rows(ctx: Context) -> Context:
+def context_with_padded_rows(ctx: Context) -> Context:
     """The context with the rows that every sending rank adds to each expert's, where the router's map is padded."""
     more = _filled(ctx)
     if not more:
@@ -45,17 +45,17 @@ def _filled(ctx: Context) -> float:
     """Rows that fill up those of all experts on one rank: as many as come to an expert rank of all. [tokens]"""
     spec = ctx.model.moe
     assert spec is not None
-    return FILLED_ROWS * spec.num_experts if pads_router_map(ctx) else 0.0
+    return FILLED_ROWS * spec.num_experts if pads_routing_map(ctx) else 0.0
 
 
-def pads_router_map(ctx: Context) -> bool:
+def pads_routing_map(ctx: Context) -> bool:
     """Whether the router's map is padded to whole blocks of rows; rows padded to a capacity are that already."""
     return ctx.framework.router_padding and ctx.fp8 is not None and not ctx.fixed_rows
 
 
-def pad_map(b: TapeBuilder, ctx: Context, mapped: str) -> str:
+def pad_routing_map(b: TapeBuilder, ctx: Context, mapped: str) -> str:
     """Mark tokens that an expert did not get until its rows are whole blocks (``pad_routing_map``, eager kernels)."""
-    if not pads_router_map(ctx):
+    if not pads_routing_map(ctx):
         return mapped
     spec = ctx.model.moe
     assert spec is not None
@@ -164,7 +164,7 @@ def unpermute(b: TapeBuilder, ctx: Context, y: str) -> str:
     elements = copies * hidden
     back = OpBackward((copies + ctx.shard_tokens) * row, 1, like="te unpermute_bwd", elements=elements, width=hidden)
     work = MemoryBound((copies + ctx.shard_tokens) * row, "te unpermute_fwd", elements, hidden)
-    by = module_call(ctx, "unpermute")
+    by = timed_module_call(ctx, "unpermute")
     return b.add(
         Op("moe.unpermute", "memory_bound", work, (y,), (out,), ("moe.row_ids",), back=back, module_call=by,
            routing="unpermute")
@@ -210,7 +210,7 @@ def _by_chunks(
     place = b.tensor(f"{name}_map", where(_sorts(ctx), memory_rows * 4.0, 0.0), grad=False)
     back = OpBackward(moved, 1, like="te sort_bwd", elements=elements, width=hidden)
     work = MemoryBound(moved, "te sort_fwd", elements, hidden)
-    by = module_call(ctx, "sort_chunks")
+    by = timed_module_call(ctx, "sort_chunks")
     return b.add(
         Op(name, "memory_bound", work, (x,), (y, place), (place,), launches=2, present=_sorts(ctx), back=back,
         module_call=by,

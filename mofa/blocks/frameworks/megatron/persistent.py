@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true, value_at
-from mofa.blocks.fp8 import weight_copies
+from mofa.blocks.fp8 import copies_per_fp8_weight
 from mofa.blocks.op import Op
 from mofa.blocks.roles import Role
 from mofa.blocks.work import Gemm, GroupedGemm
@@ -61,7 +61,7 @@ def buffers_at_first_use(
         params = value_at(op.weight_params, k) / number
         of_forward: list[PersistentBuffer] = []
         if ctx.fp8 is not None and block not in OUTSIDE_LAYERS and not ctx.framework.fp8_params:
-            layouts = weight_copies(ctx.fp8.name, ctx.fp8_transposes)
+            layouts = copies_per_fp8_weight(ctx.fp8.name, ctx.fp8_transposes)
             of_forward += [
                 PersistentBuffer(f"fp8 copy of {op.weight} {i}", int(params), per_block=True, after_outputs=False)
                 for i in range(number * layouts)
@@ -79,20 +79,20 @@ def buffers_at_first_use(
         if of_forward:
             buffers[op.name, ""] = tuple(of_forward)
         if ctx.framework.fuses_wgrad_accumulation:
-            rows, columns = (round(value_at(width, k)) for width in weight_shape(op))
+            rows, columns = (round(value_at(width, k)) for width in product_weight_shape(op))
             name = f"dummy gradient of {rows} x {columns}"
             dummy = PersistentBuffer(name, int(2 * params), per_block=False, after_outputs=True)
             buffers[op.name, "wgrad"] = (dummy,)
     return buffers
 
 
-def weight_shape(op: Op) -> tuple[ArrayK, ArrayK]:
+def product_weight_shape(op: Op) -> tuple[ArrayK, ArrayK]:
     """Rows and columns of a product's weight, of one expert's where it has several. (K,) each [elements]"""
     assert isinstance(op.work, (Gemm, GroupedGemm)), op.name
     return op.work.n, op.work.k
 
 
-def workspace_bytes(ops: Iterable[Op]) -> float:
+def product_workspace_bytes(ops: Iterable[Op]) -> float:
     """Transformer Engine's for products, and those for grouped ones where ``ops`` have any. [B]"""
     return WORKSPACE * (1.0 + GROUPED_STREAMS * any(_in_streams(op) for op in ops))
 

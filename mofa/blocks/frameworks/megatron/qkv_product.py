@@ -28,7 +28,7 @@ def _ranks_share_heads(ctx: Context) -> BoolK:
     return ctx.tp > float(ctx.model.attention.num_kv_heads)
 
 
-def gather_groups(b: TapeBuilder, ctx: Context, product: str) -> str:
+def gather_qkv_of_shared_heads(b: TapeBuilder, ctx: Context, product: str) -> str:
     """The product of all ranks where there are more ranks than key-value heads: a rank's part is no whole head there.
 
     The weight is cut evenly over ranks, whatever its heads. All parts are gathered and joined along their width
@@ -48,7 +48,7 @@ def gather_groups(b: TapeBuilder, ctx: Context, product: str) -> str:
     )  # fmt: skip
 
 
-def split_heads(b: TapeBuilder, ctx: Context, product: str, value_name: str) -> Heads:
+def split_qkv_into_heads(b: TapeBuilder, ctx: Context, product: str, value_name: str) -> Heads:
     """Queries, keys and values as views of what the product made; backward concatenates their gradients.
 
     Where ranks share heads, a view is of a rank's group: one key-value head, and those of the group's queries that are

@@ -8,7 +8,9 @@ from mofa.blocks.parts import hold_in_module
 from mofa.blocks.work import MemoryBound
 
 
-def rotate(b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope_dim: float, *, pairs: bool) -> str:
+def unfused_rope_of_tensor(
+    b: TapeBuilder, ctx: Context, x: str, name: str, nbytes: FloatK, rope_dim: float, *, pairs: bool
+) -> str:
     """Unfused rotary embedding: 6 kernels over x and 6 over the table, cosine and sine kept (rope_utils.py:94-133).
 
     Over x, in units of its bytes: times cosine 2, negate half 1, concatenate 2, times sine 2, add 3, concatenate 2.
@@ -59,8 +61,8 @@ def unfused_rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str
     """Queries and keys turned by eager kernels; those before stay too until attention returns (attention.py)."""
     d = float(ctx.model.attention.d_qk)
     turned = (
-        rotate(b, ctx, q, "q", b.tensors[q].bytes, d, pairs=False),
-        rotate(b, ctx, k, "k", b.tensors[k].bytes, d, pairs=False),
+        unfused_rope_of_tensor(b, ctx, q, "q", b.tensors[q].bytes, d, pairs=False),
+        unfused_rope_of_tensor(b, ctx, k, "k", b.tensors[k].bytes, d, pairs=False),
     )
     for x in (q, k, *turned):
         hold_in_module(b, "attention", x)

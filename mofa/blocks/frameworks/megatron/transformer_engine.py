@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import BoolK, any_true, ceil, logical_not, where
 from mofa.blocks.frameworks.megatron import cp as megatron_cp
-from mofa.blocks.frameworks.megatron.calls import mark_issued_by, module_call
+from mofa.blocks.frameworks.megatron.calls import mark_issued_by, timed_module_call
 from mofa.blocks.frameworks.megatron.linear import (
-    attention_output,
+    attention_output_linear,
     column_linear,
     gather_into_shared_buffer,
     norm,
@@ -25,8 +25,8 @@ from mofa.blocks.frameworks.megatron.linear import (
 from mofa.blocks.frameworks.megatron.loss import cross_entropy
 from mofa.blocks.frameworks.megatron.mlp import mlp
 from mofa.blocks.frameworks.megatron.moe import moe
-from mofa.blocks.frameworks.megatron.persistent import weight_shape, workspace_bytes
-from mofa.blocks.frameworks.megatron.qkv_product import gather_groups, qkv_width, split_heads
+from mofa.blocks.frameworks.megatron.persistent import product_weight_shape, product_workspace_bytes
+from mofa.blocks.frameworks.megatron.qkv_product import gather_qkv_of_shared_heads, qkv_width, split_qkv_into_heads
 from mofa.blocks.frameworks.megatron.rope import unfused_rope
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm, untuned_norm_slowdown
 from mofa.blocks.op import Op, OpBackward, TapeBuilder
@@ -52,15 +52,15 @@ from mofa.specs.attention.record import Heads
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """One product for q, k and v; fused attention copies v, a strided view, so that the whole is let go."""
     fused = column_linear(b, ctx, h, "qkv", qkv_width(ctx), ctx.model.hidden)
-    fused = gather_groups(b, ctx, fused)
+    fused = gather_qkv_of_shared_heads(b, ctx, fused)
     since = len(b.ops)
-    q, k, v_part = split_heads(b, ctx, fused, "v.part")
+    q, k, v_part = split_qkv_into_heads(b, ctx, fused, "v.part")
     q = copy_strided_queries(b, ctx, q, b.tensors[q].bytes)
-    mark_issued_by(b, since, module_call(ctx, "self_attention"))
+    mark_issued_by(b, since, timed_module_call(ctx, "self_attention"))
     return q, k, v_part
 
 
-def copies_queries(ctx: Context) -> BoolK:
+def copies_grouped_queries(ctx: Context) -> BoolK:
     """Where queries of several groups are copied to adjacent heads."""
     return (ctx.kv_heads > 1) & (ctx.heads > ctx.kv_heads)
 
@@ -75,8 +75,8 @@ def copy_strided_keys_and_values(b: TapeBuilder, ctx: Context, k: str, v: str) -
         return k, v
     fresh = ctx.model.positions == "rope" or ctx.model.attention.qk_norm
     if not fresh:
-        k = _copied(b, ctx, "k", k, copies_queries(ctx))
-    return k, _copied(b, ctx, "v", v, True if fresh else copies_queries(ctx))
+        k = _copied(b, ctx, "k", k, copies_grouped_queries(ctx))
+    return k, _copied(b, ctx, "v", v, True if fresh else copies_grouped_queries(ctx))
 
 
 def _copied(b: TapeBuilder, ctx: Context, name: str, x: str, present: BoolK) -> str:
@@ -94,14 +94,22 @@ def copy_strided_queries(b: TapeBuilder, ctx: Context, q: str, nbytes: ArrayK) -
     out = b.tensor("q.heads", nbytes)
     work = MemoryBound(2 * nbytes, "strided_copy")
     return b.add(
-        Op("q.reshape", "memory_bound", work, (q,), (out,), present=copies_queries(ctx), back=OpBackward(0.0, 0))
+        Op(
+            "q.reshape",
+            "memory_bound",
+            work,
+            (q,),
+            (out,),
+            present=copies_grouped_queries(ctx),
+            back=OpBackward(0.0, 0),
+        )
     )
 
 
-def is_strided(ctx: Context, name: str) -> BoolK:
+def is_normed_head_strided(ctx: Context, name: str) -> BoolK:
     """Whether what a norm over heads is given is a view of qkv: keys are, queries where no group's heads had to be
     copied to adjacent ones."""
-    return True if name == "k_norm" else logical_not(copies_queries(ctx))
+    return True if name == "k_norm" else logical_not(copies_grouped_queries(ctx))
 
 
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
@@ -111,7 +119,7 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
     nbytes = elements * ctx.activation_element_bytes
     x = b.add(
         Op(f"{name}.copy", "memory_bound", MemoryBound(2 * nbytes, "strided_copy"), (x,),
-           (b.tensor(f"{name}.together", nbytes),), present=is_strided(ctx, name), region=b.region,
+           (b.tensor(f"{name}.together", nbytes),), present=is_normed_head_strided(ctx, name), region=b.region,
            back=OpBackward(0.0, 0))
     )  # fmt: skip
     out = b.tensor(f"{name}.out", nbytes)
@@ -123,7 +131,7 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
         Op(name, "memory_bound", MemoryBound(2 * nbytes, "te rmsnorm_fwd", forward * elements, head_dim), (x,),
            (out, scale), (x, scale), region=b.region,
            back=OpBackward(3 * nbytes, 2, like="te rmsnorm_bwd", elements=backward * elements, width=head_dim),
-           module_call=module_call(ctx, "norm"), purpose="norm")
+           module_call=timed_module_call(ctx, "norm"), purpose="norm")
     )  # fmt: skip
     return out
 
@@ -143,7 +151,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
         work = MemoryBound(2 * nbytes, "te rope_fwd", ctx.tokens * width, width)
         back = OpBackward(2 * nbytes, 1, like="te rope_bwd", elements=ctx.tokens * width, width=width)
         outs.append(b.add(Op(f"{name}.rope", "memory_bound", work, (x,), (out,), back=back)))
-        mark_issued_by(b, since, module_call(ctx, "rope"))
+        mark_issued_by(b, since, timed_module_call(ctx, "rope"))
     return outs[0], outs[1]
 
 
@@ -158,7 +166,7 @@ def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
     latent, k_pe = b.tensor("kv.latent", s * rank * e), b.tensor("k_pe", s * rope_dim * e)
     b.add(
         Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
-           back=OpBackward(2 * s * (rank + rope_dim) * e, 1), module_call=module_call(ctx, "latent_attention"))
+           back=OpBackward(2 * s * (rank + rope_dim) * e, 1), module_call=timed_module_call(ctx, "latent_attention"))
     )  # fmt: skip
     k_pe = sp_gather(b, ctx, k_pe, "k_pe", rope_dim)
     b.region = "mla_up"
@@ -179,13 +187,13 @@ def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
     turned = 2 * t * heads * rope_dim * e
     b.add(
         Op("q.rope", "memory_bound", MemoryBound(turned), (q,), (query,), view=True, back=OpBackward(turned, 1),
-           module_call=module_call(ctx, "rope"))
+           module_call=timed_module_call(ctx, "rope"))
     )  # fmt: skip
     b.add(
         Op("kv.rope", "memory_bound", MemoryBound(2 * t * heads * (attention.d_qk + attention.v_head_dim) * e),
            (up, k_pe), (key, value),
            back=OpBackward(2 * t * heads * (attention.d_qk + attention.v_head_dim) * e, 1),
-           module_call=module_call(ctx, "rope"))
+           module_call=timed_module_call(ctx, "rope"))
     )  # fmt: skip
     b.region = ""
     return query, key, value
@@ -203,14 +211,14 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
     hold_in_module(b, "core attention", v)
     b.region = "core_attn"
     megatron_cp.add_python_of_cp_kind(b, ctx)
-    out = megatron_cp.attention(b, ctx, q, k, v, windowed)
-    mark_issued_by(b, since, module_call(ctx, "attention", where((ctx.cp > 1) & ctx.cp_ring, ctx.cp, 0.0)))
+    out = megatron_cp.context_parallel_attention(b, ctx, q, k, v, windowed)
+    mark_issued_by(b, since, timed_module_call(ctx, "attention", where((ctx.cp > 1) & ctx.cp_ring, ctx.cp, 0.0)))
     b.region = ""
     release_module_locals(b, "core attention")
     return mark_recomputed_output(b, "attn", out, q) if ctx.model.attention_kind.recompute_modules else out
 
 
-def vocab_per_rank(ctx: Context) -> ArrayK:
+def padded_vocab_per_rank(ctx: Context) -> ArrayK:
     """Rows of the embedding and the head on one rank, padded as Megatron pads them."""
     unit = ctx.framework.vocab_divisor * ctx.tp
     return ceil(ctx.model.vocab / unit) * unit / ctx.tp
@@ -219,7 +227,7 @@ def vocab_per_rank(ctx: Context) -> ArrayK:
 def embedding(b: TapeBuilder, ctx: Context) -> str:
     """Vocabulary-parallel lookup; under sequence parallelism a copy, a reduce-scatter and a clone behind it."""
     h, e, since = float(ctx.model.hidden), ctx.activation_element_bytes, len(b.ops)
-    params = vocab_per_rank(ctx) * h
+    params = padded_vocab_per_rank(ctx) * h
     looked = b.tensor("embedding.rows", ctx.tokens * h * e)
     b.add(
         Op("embedding", "memory_bound", MemoryBound(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,
@@ -246,7 +254,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
             Op("embedding.dropout", "memory_bound", MemoryBound(2.5 * nbytes), (y,), (dropped, mask), (mask,),
                back=OpBackward(2.5 * nbytes, 1))
         )  # fmt: skip
-    mark_issued_by(b, since, module_call(ctx, "embedding"))
+    mark_issued_by(b, since, timed_module_call(ctx, "embedding"))
     return y
 
 
@@ -254,7 +262,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     """Final norm, output layer and vocabulary-parallel cross entropy."""
     h = float(ctx.model.hidden)
     normed = norm(b, ctx, x, "final_norm", h)
-    v, since = vocab_per_rank(ctx), len(b.ops)
+    v, since = padded_vocab_per_rank(ctx), len(b.ops)
     full = gather_into_shared_buffer(b, ctx, tp_copy(b, ctx, normed, "output", h), "output", h)
     logits = linear(
         b, ctx, full, "output", m=ctx.tokens, n=v, k=h, saves=(normed,), format_="bf16",
@@ -265,7 +273,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     b.part = "loss"
     loss = cross_entropy(b, ctx, logits, ctx.tokens * v)
     b.part = ""
-    mark_issued_by(b, since, module_call(ctx, "head"))
+    mark_issued_by(b, since, timed_module_call(ctx, "head"))
     return loss
 
 
@@ -274,9 +282,9 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
     b.block = block
 
 
-def head_buffers(ctx: Context) -> ArrayK:
+def head_persistent_bytes(ctx: Context) -> ArrayK:
     """The head's share of the buffers that stay: its dummy gradient and its gathered input. [B]"""
-    vocab = 2.0 * vocab_per_rank(ctx) * ctx.model.hidden if ctx.framework.fuses_wgrad_accumulation else 0.0
+    vocab = 2.0 * padded_vocab_per_rank(ctx) * ctx.model.hidden if ctx.framework.fuses_wgrad_accumulation else 0.0
     return vocab + where(ctx.gathers_sequence, ctx.tokens * ctx.model.hidden * ctx.activation_element_bytes, 0.0)
 
 
@@ -288,20 +296,20 @@ def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = Tru
     buffer of its gathered input. Tables of rotations are apart (:func:`.persistent.rotary_tables`).
     """
     ops = tuple(ops)
-    total: ArrayK = workspace_bytes(ops)
+    total: ArrayK = product_workspace_bytes(ops)
     seen: list[tuple[ArrayK, ArrayK]] = []
     for op in ops:
         if op.weight and not any_true(op.weight_bytes):
-            shape = weight_shape(op)
+            shape = product_weight_shape(op)
             new: BoolK = True
             for rows, columns in seen:
                 new = new & ((shape[0] != rows) | (shape[1] != columns))
             seen.append(shape)
             total = total + where(new, 2.0 * op.weight_params / op.num_weights, 0.0)
-    return total + head_buffers(ctx) if with_head else total
+    return total + head_persistent_bytes(ctx) if with_head else total
 
 
 PRIMITIVES = Primitives(
-    norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=attention_output,
+    norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=attention_output_linear,
     residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, begin_block=begin_block,
 )  # fmt: skip

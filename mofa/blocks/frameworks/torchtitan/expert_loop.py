@@ -23,7 +23,7 @@ SLICES = 2.0
 """Views of a weight in front of each product: one expert's, transposed. [-]"""
 
 
-def output_element_bytes(ctx: Context) -> int:
+def expert_output_element_bytes(ctx: Context) -> int:
     """Bytes of an element of the experts' output, which is cast to no other format. [B]"""
     return 2 if casts_linear_inputs(ctx) else ctx.activation_element_bytes
 
@@ -41,7 +41,7 @@ def loop_over_experts(
     """
     spec = ctx.model.moe
     assert spec is not None
-    hidden, local, e = float(ctx.model.hidden), ctx.local_experts, output_element_bytes(ctx)
+    hidden, local, e = float(ctx.model.hidden), ctx.local_experts, expert_output_element_bytes(ctx)
     f = spec.expert_hidden / ctx.etp
     casts = casts_linear_inputs(ctx)
     given = ctx.residual_element_bytes * hidden
@@ -113,7 +113,7 @@ def with_full_size_expert_gradients(ops: list[Op], tensors: dict[str, Tensor], c
     out: list[Op] = []
     pending: list[Op] = []
     local = ctx.local_experts
-    wide = 4.0 if casts_linear_inputs(ctx) else float(output_element_bytes(ctx))
+    wide = 4.0 if casts_linear_inputs(ctx) else float(expert_output_element_bytes(ctx))
     lasting = ctx.precision_mode == "mixed" or ctx.accumulating  # else it is the parameter's own from the beginning
     for op in ops:
         if pending and not (op.casts_for and op.role in ("backward", "sum")):
@@ -125,7 +125,7 @@ def with_full_size_expert_gradients(ops: list[Op], tensors: dict[str, Tensor], c
         grad, last = f"gW:{name}", f"gW:{name}"
         (made,) = op.writes
         expert_bytes = tensors[made].bytes
-        params = expert_bytes / output_element_bytes(ctx)
+        params = expert_bytes / expert_output_element_bytes(ctx)
         tensors[grad] = Tensor(grad, expert_bytes, "grad", grad=False)
         out.append(op._replace(writes=(grad,)))
         if casts_linear_inputs(ctx):

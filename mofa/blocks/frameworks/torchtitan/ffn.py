@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.frameworks.torchtitan.linear import cast_once, hold_until_tp_scatter, linear, sum_gradients
+from mofa.blocks.frameworks.torchtitan.linear import (
+    cast_shared_input,
+    hold_until_tp_scatter,
+    linear,
+    sum_gradients_over_tp,
+)
 from mofa.blocks.frameworks.torchtitan.registration import MATRIX
 from mofa.blocks.op import BoolK, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import release_module_locals
@@ -24,10 +29,10 @@ def feed_forward(
     """
     t, e, hidden = ctx.tokens, ctx.activation_element_bytes, float(ctx.model.hidden)
     count = t * f
-    x, wide = cast_once(b, ctx, x, name, t * hidden)
+    x, wide = cast_shared_input(b, ctx, x, name, t * hidden)
 
     def up(which: str) -> str:
-        source = sum_gradients(b, x, f"{name}.{which}", t * hidden * e, partial)
+        source = sum_gradients_over_tp(b, x, f"{name}.{which}", t * hidden * e, partial)
         return linear(b, ctx, source, f"{name}.{which}", m=t, n=f, k=hidden, wide_input=wide, step=step,
                       behind_cut=which == "w3", registered_at=registered_at + MATRIX[which])  # fmt: skip
 

@@ -19,21 +19,21 @@ from mofa.blocks.frameworks.torchtitan.expert_loop import (
 from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     GATHER,
     REDUCE,
-    FsdpOps,
-    accumulation_launches,
-    copy_out,
+    FsdpOpList,
+    copy_out_gathered_weights,
     gather_weights,
     gathers_for_each_use,
-    neighbour_params,
+    gradient_accumulation_launches,
     own_and_expert_params,
+    params_of_first_or_last_layer,
     reduce_gradients,
     weight_gradients,
 )
 from mofa.blocks.frameworks.torchtitan.fsdp_root_group import (
     ROOT,
     backward_of_model_end,
-    root_holds_ends,
-    wrap_model_end,
+    gather_root_around_model_end,
+    root_group_has_model_ends,
 )
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
@@ -45,20 +45,20 @@ from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.roles import BlockRole, RoutingStep
 from mofa.blocks.work import MemoryBound
-from mofa.specs.framework import PythonFunctions
+from mofa.specs.framework import PythonFunctionCounts
 
 
-def python_functions(ctx: Context) -> PythonFunctions:
-    """What modules call beside their launches."""
+def python_functions_of_modules(ctx: Context) -> PythonFunctionCounts:
+    """How many Python functions each module of a framework calls beside its launches."""
     functions = ctx.framework.python_functions
     assert functions is not None, f"{ctx.framework.name} needs python_functions in its profile"
     return functions
 
 
-def call_python(ctx: Context) -> float:
-    """What a block's own call takes where no gather's hooks (``shard_hook_s``) hold it already."""
+def python_functions_of_block_call(ctx: Context) -> float:
+    """Python functions of a block's own call, where no gather's hooks (``shard_hook_s``) hold it already."""
     hooked = ctx.precision_mode == "mixed" and ctx.pipelined
-    return python_functions(ctx).module_call.value if hooked else 0.0
+    return python_functions_of_modules(ctx).module_call.value if hooked else 0.0
 
 
 # -- forward
@@ -71,11 +71,11 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
     if not gathers_for_each_use(ctx):
         return
     own, experts = own_and_expert_params(ctx, dense_params, expert_params)
-    if root_holds_ends(ctx) and block in ("embedding", "head"):
-        wrap_model_end(b, ctx, block, own)
+    if root_group_has_model_ends(ctx) and block in ("embedding", "head"):
+        gather_root_around_model_end(b, ctx, block, own)
         return
     ahead = (ctx.ep > 1) & (block not in ("embedding", "head"))
-    p = FsdpOps()
+    p = FsdpOpList()
     reads: list[str] = []
     if any_true(logical_not(ahead)):
         reads.append(gather_weights(p, ctx, "fsdp.gathered", "fsdp", own, ctx.fsdp, logical_not(ahead), of_block=True))
@@ -90,7 +90,7 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
             p.tensor("efsdp.next", 0.0)
             p.tensor("efsdp.prefetched", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
             p.add_mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",), claims="efsdp.next")
-    copy_out(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False)
+    copy_out_gathered_weights(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False)
     if any_true(ahead):
         gather_weights(p, ctx, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
         if any_true(experts > 0):
@@ -99,14 +99,14 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
     p.add_to(b)
 
 
-def expert_weights(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
+def copy_out_expert_weights(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
     """The experts' weights, copied out of their gathered buffer; read by their last product, then let go."""
     if "efsdp.params" not in b.tensors:
         return ()
     params = b.tensors.pop("efsdp.params").bytes
-    p = FsdpOps()
+    p = FsdpOpList()
     reads = tuple(n for n in ("efsdp.prefetched", "fsdp.prefetched") if n in b.tensors)
-    copy_out(p, ctx, reads, "efsdp.weights", params, ctx.efsdp, experts=True)
+    copy_out_gathered_weights(p, ctx, reads, "efsdp.weights", params, ctx.efsdp, experts=True)
     p.add_to(b)
     return ("efsdp.weights",)
 
@@ -118,19 +118,19 @@ def release_weights(b: TapeBuilder) -> tuple[str, ...]:
     if "efsdp.weights" not in b.tensors and "fsdp.prefetched" in b.tensors:
         released.append("fsdp.prefetched")
     if released:
-        p = FsdpOps()
+        p = FsdpOpList()
         p.add_hold("fsdp.hold", tuple(released))
         p.add_to(b)
     return tuple(n for n in ("fsdp.weights",) if n in b.tensors)
 
 
-def await_first_block(b: TapeBuilder, ctx: Context) -> None:
+def gather_and_await_first_block(b: TapeBuilder, ctx: Context) -> None:
     """Behind the embedding, the first block's gather: issued behind the embedding's, with little to run beside it."""
     if not gathers_for_each_use(ctx):
         return
-    p = FsdpOps()
+    p = FsdpOpList()
     p.add_wait("fsdp.first_block", (p.add_neighbours_collective("fsdp.first_gather", "all_gather",
-    neighbour_params(ctx, "embedding")[0],
+    params_of_first_or_last_layer(ctx, "embedding")[0],
                                             ctx.fsdp, 2.0, GATHER),))  # fmt: skip
     p.add_to(b)
 
@@ -141,7 +141,7 @@ def await_first_block(b: TapeBuilder, ctx: Context) -> None:
 def wrap_backward(tape: Tape, ctx: Context, block: BlockRole, dense_params: ArrayK, expert_params: ArrayK) -> Tape:
     """What becomes of weights and their gradients in the backward pass, by precision mode."""
     ops = [op if block == "head" else _without_forward_weights(op, tape) for op in tape.ops]
-    p = FsdpOps(tensors=dict(tape.tensors))
+    p = FsdpOpList(tensors=dict(tape.tensors))
     mark = compile_and_dtensor_marker(ctx, block)
     in_turn = ctx.framework.experts == "sequential" and block == "experts"
     if in_turn:
@@ -155,7 +155,7 @@ def wrap_backward(tape: Tape, ctx: Context, block: BlockRole, dense_params: Arra
         p.ops = _plain_gradients(p, ops, ctx)
     elif ctx.pipelined:
         p.ops = _unsharded_gradients(p, ops, ctx, *own_and_expert_params(ctx, dense_params, expert_params))
-    elif root_holds_ends(ctx) and block in ("embedding", "head"):
+    elif root_group_has_model_ends(ctx) and block in ("embedding", "head"):
         backward_of_model_end(p, ops, ctx, block, own_and_expert_params(ctx, dense_params, expert_params)[0])
     else:
         _fsdp(p, ops, ctx, block, *own_and_expert_params(ctx, dense_params, expert_params))
@@ -214,7 +214,7 @@ def _is_back_through(op: Op, routing: RoutingStep) -> bool:
     return op.routing == routing and op.role == "backward"
 
 
-def _autocast_weights(fsdp: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
+def _autocast_weights(fsdp: FsdpOpList, ops: list[Op], ctx: Context) -> list[Op]:
     """The kept (or repeated) bf16 weight is read by the input gradient; the bf16 weight gradient is cast to fp32.
 
     Compiled too: the input gradient's product reads the copy from memory, and what a backward kernel that cannot be
@@ -247,12 +247,12 @@ def _autocast_weights(fsdp: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
             if ctx.accumulating:
                 moved = MemoryBound(12.0 * params * ctx.accumulates, "mul")
                 pending.append(Op(f"{op.origin}.accumulate", "memory_bound", moved, (last,), (),
-                              launches=accumulation_launches(ctx), present=op.present, role="accumulate",
+                              launches=gradient_accumulation_launches(ctx), present=op.present, role="accumulate",
                               origin=op.origin, part=op.part))  # fmt: skip
     return [*out, *pending]
 
 
-def _plain_gradients(fsdp: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
+def _plain_gradients(fsdp: FsdpOpList, ops: list[Op], ctx: Context) -> list[Op]:
     """Gradients in the parameters' dtype, added from the second micro-batch on: behind the sum of input gradients, for
     which autograd turns the folded input before the transposed weight."""
     out: list[Op] = []
@@ -266,12 +266,12 @@ def _plain_gradients(fsdp: FsdpOps, ops: list[Op], ctx: Context) -> list[Op]:
             if ctx.accumulating:
                 moved = MemoryBound(3.0 * fsdp.tensors[grad].bytes * ctx.accumulates)
                 pending.append(Op(f"{grad}.accumulate", "memory_bound", moved, (grad,), (),
-                launches=accumulation_launches(ctx),
+                launches=gradient_accumulation_launches(ctx),
                                present=op.present, role="accumulate", part=op.part))  # fmt: skip
     return [*out, *pending]
 
 
-def _unsharded_gradients(fsdp: FsdpOps, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
+def _unsharded_gradients(fsdp: FsdpOpList, ops: list[Op], ctx: Context, own: ArrayK, experts: ArrayK) -> list[Op]:
     """Under pp each block's bf16 gradients are added to unsharded fp32 ones (to_accumulated_grad_if_needed)."""
     per_param = CAST + (4.0 if ctx.accumulating else 0.0) * ctx.accumulates
     result = list(ops)
@@ -290,7 +290,7 @@ def _unsharded_gradients(fsdp: FsdpOps, ops: list[Op], ctx: Context, own: ArrayK
             role="accumulate",
             part="fsdp",
         )
-        post = FsdpOps(ops=[add], tensors=fsdp.tensors)
+        post = FsdpOpList(ops=[add], tensors=fsdp.tensors)
         expert_grads = _kept_where_together(post, expert_grads, own_group)
         index = _after_experts(ops)
         result[index:index] = post.ops
@@ -300,7 +300,7 @@ def _unsharded_gradients(fsdp: FsdpOps, ops: list[Op], ctx: Context, own: ArrayK
     return result
 
 
-def _kept_where_together(fsdp: FsdpOps, grads: tuple[str, ...], own_group: BoolK) -> tuple[str, ...]:
+def _kept_where_together(fsdp: FsdpOpList, grads: tuple[str, ...], own_group: BoolK) -> tuple[str, ...]:
     """The experts' gradients as the block's own group sees them: alive on only where it is their group too."""
     names = []
     for grad in grads:
@@ -313,21 +313,23 @@ def _kept_where_together(fsdp: FsdpOps, grads: tuple[str, ...], own_group: BoolK
     return tuple(names)
 
 
-def _fsdp(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK, experts: ArrayK) -> None:
+def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK, experts: ArrayK) -> None:
     zero, own_group, width = 0.0 * ctx.tp, experts > 0, ctx.framework.reduced_bytes_per_param
-    block_own, _ = neighbour_params(ctx, block)
+    block_own, _ = params_of_first_or_last_layer(ctx, block)
     following, previous = own, own
     if block == "embedding":
         following, previous = zero, block_own
     elif block == "head":
         following, previous = block_own, zero
-    begin = FsdpOps(tensors=fsdp.tensors)
+    begin = FsdpOpList(tensors=fsdp.tensors)
     weights = "fsdp.weights"
     if block != "head":
         begin.tensor("fsdp.next@", 0.0)
         begin.tensor("fsdp.arrived", where(ctx.fsdp > 1, 2.0 * own, 0.0))
         begin.add_mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",), claims="fsdp.next@")
-        weights = copy_out(begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False)
+        weights = copy_out_gathered_weights(
+            begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False
+        )
     gathered = []
     if block != "embedding":
         gathered.append(
@@ -347,11 +349,11 @@ def _fsdp(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: BlockRole, own: Arr
     dense_grads = weight_gradients(fsdp, ops, experts=False)
     expert_grads = weight_gradients(fsdp, ops, experts=True)
     if any_true(own_group):
-        post = FsdpOps(tensors=fsdp.tensors)
+        post = FsdpOpList(tensors=fsdp.tensors)
         post.tensor("fsdp.reduced", 0.0, use="reduced")
         post.add_wait("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"))
         reduce_gradients(post, ctx, "efsdp", experts, ctx.efsdp, expert_grads, 3)
-        together = FsdpOps(tensors=fsdp.tensors)
+        together = FsdpOpList(tensors=fsdp.tensors)
         expert_grads = _kept_where_together(together, expert_grads, own_group)
         # behind the copy-in, in front of the reduction's output (foreach_reduce: unsharded_grads.clear())
         copied = next(i for i, op in enumerate(post.ops) if _copies_into_reduction(op, post.tensors)) + 1
@@ -363,15 +365,15 @@ def _fsdp(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: BlockRole, own: Arr
         if body[first].repeated:
             index = next(i for i in own_ops if not body[i].repeated)
             body[index:index] = _experts_again(fsdp, ctx, experts)
-        pre = FsdpOps(tensors=fsdp.tensors)
-        copy_out(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)
+        pre = FsdpOpList(tensors=fsdp.tensors)
+        copy_out_gathered_weights(pre, ctx, ("efsdp.arrived",), "efsdp.weights@", experts, ctx.efsdp, experts=True)
         body[first:first] = pre.ops
     if block == "head":  # hooks run behind the loss, in front of the output layer
         index = next((i for i, op in enumerate(body) if op.role == "dgrad"), 0)
         body[index:index] = begin.ops
     else:
         body[:0] = begin.ops
-    end = FsdpOps(tensors=fsdp.tensors)
+    end = FsdpOpList(tensors=fsdp.tensors)
     if block not in ("embedding", "head"):
         end.ops += all_reduce_partial_gradients(ctx)
     wait = "efsdp.reduced" if any_true(own_group) else "fsdp.reduced"
@@ -394,16 +396,18 @@ def _copies_into_reduction(op: Op, tensors: Mapping[str, Tensor]) -> bool:
     return any(tensors[name].use == "reduce_input" for name in op.writes)
 
 
-def _experts_again(fsdp: FsdpOps, ctx: Context, experts: FloatK) -> list[Op]:
+def _experts_again(fsdp: FsdpOpList, ctx: Context, experts: FloatK) -> list[Op]:
     """The experts' second gather where their layer is computed again: its hooks let them go behind the repetition.
 
     The block's own hook has its weights there already, the experts' has not (_fsdp_state.py, _pre_forward). The tape
     holds the first ones throughout.
     """
-    again = FsdpOps(tensors=fsdp.tensors)
+    again = FsdpOpList(tensors=fsdp.tensors)
     arrived = gather_weights(again, ctx, "efsdp.again", "efsdp", experts, ctx.efsdp, ctx.efsdp > 1)
     for name in (arrived, f"{arrived}.in"):
         again.tensors[name] = again.tensors[name]._replace(bytes=0.0)
-    copy_out(again, ctx, ("efsdp.weights@", arrived), "efsdp.weights@@", experts, ctx.efsdp, experts=True)
+    copy_out_gathered_weights(
+        again, ctx, ("efsdp.weights@", arrived), "efsdp.weights@@", experts, ctx.efsdp, experts=True
+    )
     again.tensors["efsdp.weights@@"] = again.tensors["efsdp.weights@@"]._replace(bytes=0.0)
     return [op._replace(scratch=0.0) for op in again.ops]

@@ -33,8 +33,8 @@ def shards_experts_by_row(ctx: Context) -> BoolK:
 
 
 @dataclass
-class FsdpOps:
-    """Ops with the tensors that they declare."""
+class FsdpOpList:
+    """A list of FSDP's ops, with the tensors that they declare, to add to a tape."""
 
     ops: list[Op] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class FsdpOps:
 
 
 def gather_weights(
-    fsdp: FsdpOps, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, present: BoolK, *,
+    fsdp: FsdpOpList, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, present: BoolK, *,
     of_block: bool = False,
 ) -> str:  # fmt: skip
     """Cast and copy the shard in, a bf16 one copied alone, gather in place: 2 bytes a parameter come out; nothing for a
@@ -113,8 +113,9 @@ def gather_weights(
     return out
 
 
-def copy_out(
-    fsdp: FsdpOps, ctx: Context, reads: tuple[str, ...], weights: str, params: ArrayK, ranks: ArrayK, *, experts: bool
+def copy_out_gathered_weights(
+    fsdp: FsdpOpList, ctx: Context, reads: tuple[str, ...], weights: str, params: ArrayK, ranks: ArrayK, *,
+    experts: bool,
 ) -> str:  # fmt: skip
     """Split the gathered buffer into parameters; a group of one rank casts and copies each from its shard.
 
@@ -137,7 +138,7 @@ def copy_out(
 
 
 def reduce_gradients(
-    fsdp: FsdpOps, ctx: Context, name: str, params: ArrayK, ranks: ArrayK, grads: tuple[str, ...], num_weights: int
+    fsdp: FsdpOpList, ctx: Context, name: str, params: ArrayK, ranks: ArrayK, grads: tuple[str, ...], num_weights: int
 ) -> None:
     """Copy bf16 gradients into an fp32 buffer, reduce-scatter it, add the shard to the gradient.
 
@@ -223,8 +224,8 @@ def reduce_gradients(
         added = 3.0 * ctx.stored_bytes_per_param * params / ranks * ctx.accumulates
         fsdp.ops.append(
             Op(f"{name}.accumulate", "dp", MemoryBound(added, "mul"), (out,), (),
-               launches=accumulation_launches(ctx, float(num_weights)), present=present, stream=REDUCE, region=OUTSIDE,
-               role="accumulate", part="fsdp")
+               launches=gradient_accumulation_launches(ctx, float(num_weights)), present=present, stream=REDUCE,
+               region=OUTSIDE, role="accumulate", part="fsdp")
         )  # fmt: skip
     if in_loop:
         fsdp.ops.append(Op(f"{name}.reduce_returns", "dp", None, in_loop, (), launches=0, region=OUTSIDE, part="fsdp"))
@@ -246,18 +247,18 @@ def gradient_registered_last(grads: tuple[str, ...], ctx: Context, *, experts: b
     return tuple(grad for grad in (f"dW:{name}" for name in ends) if grad in grads)
 
 
-def accumulation_launches(ctx: Context, num: float = 1.0) -> FloatK:
+def gradient_accumulation_launches(ctx: Context, num: float = 1.0) -> FloatK:
     """Launches of the additions to earlier gradients: none where a step has one micro-batch."""
     return where(ctx.accumulates > 0.0, num, 0.0)
 
 
-def weight_gradients(fsdp: FsdpOps, ops: list[Op], *, experts: bool) -> tuple[str, ...]:
+def weight_gradients(fsdp: FsdpOpList, ops: list[Op], *, experts: bool) -> tuple[str, ...]:
     """The gradients of weights that these ops write, of the experts or of the others."""
     own = (op for op in ops if (op.part == "experts") == experts)
     return tuple(w for op in own for w in op.writes if fsdp.tensors[w].weight)
 
 
-def neighbour_params(ctx: Context, block: BlockRole) -> tuple[ArrayK, ArrayK]:
+def params_of_first_or_last_layer(ctx: Context, block: BlockRole) -> tuple[ArrayK, ArrayK]:
     """Parameters of the first layer behind the embedding, of the last in front of the head. [params]"""
     index = 0 if block == "embedding" else ctx.model.num_layers - 1
     layer = layer_params(ctx.model, ctx.model.is_moe_layer(index))

@@ -9,11 +9,11 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import where
 from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     REDUCE,
-    FsdpOps,
-    copy_out,
+    FsdpOpList,
+    copy_out_gathered_weights,
     gather_weights,
     gathers_for_each_use,
-    neighbour_params,
+    params_of_first_or_last_layer,
     reduce_gradients,
     weight_gradients,
 )
@@ -24,7 +24,7 @@ ROOT, LAST = "fsdp.root", "fsdp.last_block"
 """What the root gathers, and the last block's weights, where the ends of the model are the root's."""
 
 
-def root_holds_ends(ctx: Context) -> bool:
+def root_group_has_model_ends(ctx: Context) -> bool:
     """Whether the embedding, the last norm and the output layer are the root's one group (``ends_apart``)."""
     return gathers_for_each_use(ctx) and not ctx.framework.ends_apart
 
@@ -35,21 +35,21 @@ def head_params(ctx: Context) -> ArrayK:
     return where(ctx.model.tied_embeddings, 0.0, ctx.model.vocab * hidden) / ctx.tp + hidden
 
 
-def wrap_model_end(b: TapeBuilder, ctx: Context, block: BlockRole, own: ArrayK) -> None:
+def gather_root_around_model_end(b: TapeBuilder, ctx: Context, block: BlockRole, own: ArrayK) -> None:
     """The root is gathered in front of the embedding. The last block stays gathered until its backward, through the
     head and the loss (``reshard_after_forward=int(layer_id) < len(model.layers) - 1``)."""
-    p = FsdpOps()
+    p = FsdpOpList()
     if block == "embedding":
         all_params = own + head_params(ctx)
         reads = (gather_weights(p, ctx, ROOT, "fsdp", all_params, ctx.fsdp, all_params > 0),)
-        copy_out(p, ctx, reads, "fsdp.weights", all_params, ctx.fsdp, experts=False)
+        copy_out_gathered_weights(p, ctx, reads, "fsdp.weights", all_params, ctx.fsdp, experts=False)
     else:
-        block_params, _ = neighbour_params(ctx, block)
+        block_params, _ = params_of_first_or_last_layer(ctx, block)
         p.add_mark("fsdp.keep_last", (), (p.tensor(LAST, 2.0 * block_params, "weight_copy"),), "compute")
     p.add_to(b)
 
 
-def backward_of_model_end(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK) -> None:
+def backward_of_model_end(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK) -> None:
     """The ends of the model where they are the root's: nothing is gathered, and the root's hook runs at the end, as
     tokens need no gradient (_fsdp_state.py, ``_root_post_backward_final_callback``).
 
@@ -68,12 +68,12 @@ def backward_of_model_end(fsdp: FsdpOps, ops: list[Op], ctx: Context, block: Blo
         fsdp.add_mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
         fsdp.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
         return
-    all_params, (block_own, expert_params) = own + head_params(ctx), neighbour_params(ctx, block)
-    begin = FsdpOps(tensors=fsdp.tensors)
+    all_params, (block_own, expert_params) = own + head_params(ctx), params_of_first_or_last_layer(ctx, block)
+    begin = FsdpOpList(tensors=fsdp.tensors)
     begin.tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
     begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.add_mark("fsdp.previous", (), ("fsdp.previous",), REDUCE, claims="fsdp.reduce_input")
-    end = FsdpOps(tensors=fsdp.tensors)
+    end = FsdpOpList(tensors=fsdp.tensors)
     end.tensor("fsdp.reduced", 0.0, use="reduced")
     end.tensor("fsdp.done", 0.0)
     end.add_wait("fsdp.reshard", ("fsdp.weights", "fsdp.previous", "fsdp.reduced"))

@@ -12,19 +12,24 @@ from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import any_true, where
 from mofa.blocks.frameworks.torchtitan import fsdp, registration
 from mofa.blocks.frameworks.torchtitan.ffn import feed_forward
-from mofa.blocks.frameworks.torchtitan.heads import context_with_repeated_keys, gather_heads, head_norm_ranks, repeat_kv
+from mofa.blocks.frameworks.torchtitan.heads import (
+    context_with_repeated_keys,
+    gather_heads,
+    ranks_normed_by_each_rank,
+    repeat_kv,
+)
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
-    cast_once,
+    cast_shared_input,
     casts_linear_inputs,
     gather_sequence,
     hold_until_tp_scatter,
+    is_compiled_block_split_by_ddp,
     is_in_compiled_block,
     is_in_compiled_module,
-    is_split_by_ddp,
     linear,
     scatter_sequence,
-    sum_gradients,
+    sum_gradients_over_tp,
     weight_grad_bytes,
 )
 from mofa.blocks.frameworks.torchtitan.loss import cross_entropy
@@ -41,7 +46,7 @@ from mofa.specs.model import ModelSpec
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """Norm of the residual stream in its own dtype: one kernel, backward two; keeps its input and a scale a row."""
     at_ends = name == "final_norm"
-    out = row_norm(
+    out = norm_over_rows(
         b,
         ctx,
         x,
@@ -57,19 +62,20 @@ def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     return out
 
 
-def row_norm(
+def norm_over_rows(
     b: TapeBuilder, ctx: Context, x: str, name: str, rows: FloatK, width: float, element: int, registered_at: int = 0
 ) -> str:
-    """Fused where input and weight have one dtype; under autocast a bf16 input meets an fp32 weight: a chain of ops.
+    """A norm of each row: fused where input and weight have one dtype, else a chain of ops.
 
-    The chain (``rms_norm_composite``, aten/src/ATen/native/layer_norm.cpp of PyTorch 2.11) moves so many bytes for an
-    element, kernel by kernel: cast 6, square 8, mean 4, times the row's scale 8, times the weight 8, cast 6; two more
-    kernels have a number a row. Backward: cast 6; the weight's product 12 and its sum over rows 4, with a memset; times
-    the weight 8; the scale's product 12 and its sum over columns 4; times the scale 8; the mean's gradient spread 4,
-    the square's 28 in three kernels; their sum 12; cast 6; three have a number a row (tt1-qwen06b-host-bound-traced).
-    Fused backward: the input gradient reads dy and x and writes dx, the weight's reads dy and x again. Rows as short as
-    a head are bound by the blocks of threads, one a row (:func:`mofa.blocks.parts.heads_norm_back`); compiled they turn
-    in the same kernel, and back in one more.
+    Under autocast a bf16 input meets an fp32 weight. The chain (``rms_norm_composite``,
+    aten/src/ATen/native/layer_norm.cpp of PyTorch 2.11) moves so many bytes for an element, kernel by kernel: cast 6,
+    square 8, mean 4, times the row's scale 8, times the weight 8, cast 6; two more kernels have a number a row.
+    Backward: cast 6; the weight's product 12 and its sum over rows 4, with a memset; times the weight 8; the scale's
+    product 12 and its sum over columns 4; times the scale 8; the mean's gradient spread 4, the square's 28 in three
+    kernels; their sum 12; cast 6; three have a number a row (tt1-qwen06b-host-bound-traced). Fused backward: the input
+    gradient reads dy and x and writes dx, the weight's reads dy and x again. Rows as short as a head are bound by the
+    blocks of threads, one a row (:func:`mofa.blocks.parts.head_norm_backward`); compiled they turn in the same kernel,
+    and back in one more.
     """
     count = rows * width
     block_compiled = is_in_compiled_block(b, ctx)
@@ -97,7 +103,7 @@ def row_norm(
                 elements=count * (2.0 * element + out_element) / 6.0, width=width)  # fmt: skip
     if short:
         back = OpBackward(10.0 * count, 3, like=f"{like}_bwd", elements=count, width=width)
-        back = back if compiled else parts.heads_norm_back(ctx, rows, width)
+        back = back if compiled else parts.head_norm_backward(ctx, rows, width)
     b.add(Op(name, "memory_bound", work, (x,), (out, scale), (x, scale), back=back, purpose="norm", step="norm",
              registered_at=registered_at))  # fmt: skip
     return out
@@ -111,7 +117,7 @@ def eager_norm_scratch(x: FloatK) -> ScratchSequence:
 def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     """Three linears on one gathered input; under autocast each keeps a copy of its own, unless compiled."""
     a, hidden = ctx.model.attention, float(ctx.model.hidden)
-    full, wide = cast_once(b, ctx, gather_sequence(b, ctx, h, "attn", hidden), "attn", ctx.tokens * hidden)
+    full, wide = cast_shared_input(b, ctx, gather_sequence(b, ctx, h, "attn", hidden), "attn", ctx.tokens * hidden)
     widths = (("wq", ctx.heads * a.d_qk), ("wk", ctx.kv_heads * a.d_qk), ("wv", ctx.kv_heads * a.d_v))
     q, k, v = (
         linear(b, ctx, full, name, m=ctx.tokens, n=width, k=hidden, wide_input=wide, step="folded_product")
@@ -123,7 +129,9 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
 def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, head_dim: float) -> str:
     """Norm over each head; keeps its input, the raw linear output; compiled, one kernel with the rotation behind it."""
     x = gather_heads(b, ctx, x, name, heads, head_dim)
-    return row_norm(b, ctx, x, name, ctx.tokens * heads * head_norm_ranks(ctx), head_dim, ctx.activation_element_bytes)
+    return norm_over_rows(
+        b, ctx, x, name, ctx.tokens * heads * ranks_normed_by_each_rank(ctx), head_dim, ctx.activation_element_bytes
+    )
 
 
 def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
@@ -139,14 +147,14 @@ def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
         float(attention.qk_nope_head_dim),
     )
     d_qk, d_v = float(attention.d_qk), float(attention.v_head_dim)
-    full, wide = cast_once(b, ctx, gather_sequence(b, ctx, h, "attn", hidden), "attn", t * hidden)
+    full, wide = cast_shared_input(b, ctx, gather_sequence(b, ctx, h, "attn", hidden), "attn", t * hidden)
     if attention.q_lora_rank is None:
         q_raw = linear(b, ctx, full, "wq", m=t, n=heads * d_qk, k=hidden, wide_input=wide, step="folded_product")
     else:
         low = float(attention.q_lora_rank)
         down = linear(b, ctx, full, "wq_a", m=t, n=low, k=hidden, wide_input=wide)
-        down = row_norm(b, ctx, down, "q_norm", t, low, e)
-        down = sum_gradients(b, down, "wq_b", t * low * e, ctx.has_tp)
+        down = norm_over_rows(b, ctx, down, "q_norm", t, low, e)
+        down = sum_gradients_over_tp(b, down, "wq_b", t * low * e, ctx.has_tp)
         q_raw = linear(b, ctx, down, "wq_b", m=t, n=heads * d_qk, k=low)
     query = b.tensor("q", t * heads * d_qk * e)
     spun, back, scratch, launches = complex_rotation(ctx, t * heads * turn, t * heads * turn)
@@ -169,8 +177,8 @@ def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
     b.add(Op("rope.k", "memory_bound", spun, (single,), (rotated,), scratch=scratch, launches=launches // 2,
              step="rope", back=OpBackward(back.bytes, launches // 2 + 1, back.scratch,
              like="rope_complex")))  # fmt: skip
-    latent = row_norm(b, ctx, latent, "kv_norm", t, rank, e)
-    latent = sum_gradients(b, latent, "wkv_b", t * rank * e, ctx.has_tp)
+    latent = norm_over_rows(b, ctx, latent, "kv_norm", t, rank, e)
+    latent = sum_gradients_over_tp(b, latent, "wkv_b", t * rank * e, ctx.has_tp)
     up = linear(b, ctx, latent, "wkv_b", m=t, n=heads * (nope + d_v), k=rank)
     part, value = b.tensor("k.nope", t * heads * nope * e), b.tensor("v", t * heads * d_v * e)
     b.add(Op("wkv_b.split", "memory_bound", None, (up,), (part, value), view=True, launches=0, step="split",
@@ -257,7 +265,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
     inside = compiled and name == "mid" and ctx.model.norm_placement != "after"
     b.add(Op(f"{name}.add", "memory_bound", MemoryBound((2.0 * wide + narrow) * count, "residual_add"),
              (y, x) if inside else (x, y, *weights), (total,), launches=0 if inside else 1, view=inside,
-             autograd_functions=fsdp.call_python(ctx) if name == "out" else 0.0, step="residual",
+             autograd_functions=fsdp.python_functions_of_block_call(ctx) if name == "out" else 0.0, step="residual",
              back=OpBackward(0.0, 0)))  # fmt: skip
     return total
 
@@ -265,7 +273,7 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
 def mlp(b: TapeBuilder, ctx: Context, h: str, name: str, width: float) -> str:
     """Dense feed-forward on one gathered input."""
     full = gather_sequence(b, ctx, h, name, float(ctx.model.hidden))
-    fused = is_in_compiled_block(b, ctx) and not is_split_by_ddp(b, ctx)
+    fused = is_in_compiled_block(b, ctx) and not is_compiled_block_split_by_ddp(b, ctx)
     y = feed_forward(b, ctx, full, name, width / ctx.tp, registered_at=registration.FEED_FORWARD, fused=fused,
                      step="folded_product", returns=False)  # fmt: skip
     out = scatter_sequence(b, ctx, y, f"{name}.w2", float(ctx.model.hidden))
@@ -309,7 +317,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
                                        back_launches=0)  # fmt: skip
     if own_block:
         fsdp.release_weights(b)
-        fsdp.await_first_block(b, ctx)
+        fsdp.gather_and_await_first_block(b, ctx)
     return scatter_sequence(b, ctx, looked, "embedding", hidden)
 
 

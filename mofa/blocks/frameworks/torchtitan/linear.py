@@ -47,7 +47,7 @@ def is_in_compiled_module(b: TapeBuilder, ctx: Context) -> bool:
     return ctx.framework.compile and b.block == "experts"
 
 
-def is_split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
+def is_compiled_block_split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
     """Whether a compiled dense block is cut between the products of its feed-forward layer.
 
     Under DDP, torchtitan has Dynamo compile a block in one graph for each bucket of gradients (apply_ddp:
@@ -176,7 +176,7 @@ def cast(
     )
 
 
-def cast_once(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK) -> tuple[str, bool]:
+def cast_shared_input(b: TapeBuilder, ctx: Context, x: str, name: str, elements: FloatK) -> tuple[str, bool]:
     """The input of several linears, and whether each casts it for itself under autocast.
 
     A module compiled by itself is handed the norm's fp32 output and casts it once for all of its linears.
@@ -193,11 +193,11 @@ def linear(
 ) -> str:  # fmt: skip
     """A product in the compute dtype that keeps its input; ``wide_input`` where autocast finds an fp32 input.
 
-    ``behind_cut``: DDP may cut a compiled block in front of it (:func:`is_split_by_ddp`).
+    ``behind_cut``: DDP may cut a compiled block in front of it (:func:`is_compiled_block_split_by_ddp`).
     """
     if casts_linear_inputs(ctx):
         reads = (*reads, weight_copy(b, name, n * k))
-        if wide_input and (not is_in_compiled_block(b, ctx) or (behind_cut and is_split_by_ddp(b, ctx))):
+        if wide_input and (not is_in_compiled_block(b, ctx) or (behind_cut and is_compiled_block_split_by_ddp(b, ctx))):
             x = cast(b, x, name, m * k)
     return parts.linear(
         b,
@@ -250,7 +250,7 @@ def gather_sequence_local(b: TapeBuilder, ctx: Context, x: str, name: str, width
                    use="experts_input")  # fmt: skip
 
 
-def sum_gradients(b: TapeBuilder, x: str, name: str, nbytes: FloatK, present: BoolK) -> str:
+def sum_gradients_over_tp(b: TapeBuilder, x: str, name: str, nbytes: FloatK, present: BoolK) -> str:
     """``x``, whose gradient is a partial sum on every rank of tp and is all-reduced, a copy of it.
 
     A layout that says so at once (``redistribute`` of a ``Partial``: tensor/_api.py, placement_types.py), behind both

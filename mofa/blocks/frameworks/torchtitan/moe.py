@@ -11,9 +11,9 @@ from typing import Literal
 from mofa.blocks import parts
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true, where
-from mofa.blocks.frameworks.torchtitan.expert_loop import loop_over_experts, output_element_bytes
+from mofa.blocks.frameworks.torchtitan.expert_loop import expert_output_element_bytes, loop_over_experts
 from mofa.blocks.frameworks.torchtitan.ffn import feed_forward, gated_activation
-from mofa.blocks.frameworks.torchtitan.fsdp import expert_weights, python_functions
+from mofa.blocks.frameworks.torchtitan.fsdp import copy_out_expert_weights, python_functions_of_modules
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     cast,
@@ -22,7 +22,7 @@ from mofa.blocks.frameworks.torchtitan.linear import (
     linear,
     runs_autocast,
     scatter_sequence,
-    sum_gradients,
+    sum_gradients_over_tp,
     weight_copy,
     weight_grad_bytes,
 )
@@ -67,9 +67,9 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     routed_view = b.tensor("moe.routed_held", sent * row, grad=False)
     split = (ctx.tp > 1) & (ctx.etp > 1)  # the experts' weights: each rank has a part of the rows' gradients
     with b.in_layer_step("relayout"):
-        sent_rows = sum_gradients(b, routed, "moe.routed", sent * row, split)
+        sent_rows = sum_gradients_over_tp(b, routed, "moe.routed", sent * row, split)
     b.add(Op("moe.hold", "memory_bound", None, (routed,), (routed_view,), view=True, launches=0))
-    weights = expert_weights(b, ctx)  # FSDP's hook comes before that of expert parallelism
+    weights = copy_out_expert_weights(b, ctx)  # FSDP's hook comes before that of expert parallelism
     received = _exchange(b, ctx, sent_rows, "dispatch", sent, ctx.rows_memory * ctx.etp, element)
     rows, memory_rows = ctx.rows_time * ctx.etp, ctx.rows_memory * ctx.etp
     in_turn = ctx.framework.experts == "sequential"
@@ -80,7 +80,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     x = b.tensor("moe.permuted", padded * row, use="experts_input")
     fill = b.tensor("moe.permutation", where(permutes, 4.0 * padded, 0.0), grad=False)
     # the order of rows by expert, padded, from the counts alone: small kernels, which the device waits for
-    python = where(ctx.ep > 1, python_functions(ctx).rows_in_order.value, 0)
+    python = where(ctx.ep > 1, python_functions_of_modules(ctx).rows_in_order.value, 0)
     if any_true(permutes):
         b.add(Op("moe.plan", "memory_bound", MemoryBound(4.0 * padded_time), (), (fill,), launches=18,
         autograd_functions=python,
@@ -100,7 +100,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
         else:
             y = experts(b, ctx, x, rows, padded_time, padded, element, weights)
     if in_turn:
-        element = output_element_bytes(ctx)
+        element = expert_output_element_bytes(ctx)
         row, put = hidden * element, PUT[element]
     for local in (*weights, y):  # FSDP lets the weights go behind expert parallelism's hook, which sends its input on
         parts.hold_in_module(b, "experts", local)
@@ -123,7 +123,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
             shared = feed_forward(b, ctx, full, "shared", width, registered_at=SHARED_EXPERTS, partial=ctx.has_tp,
                                   fused=ctx.framework.compile, activation="shared_activation")  # fmt: skip
     ordered = b.tensor("moe.ordered", everyone * row)
-    calls = python_functions(ctx)  # of the exchange, and of FSDP behind the experts
+    calls = python_functions_of_modules(ctx)  # of the exchange, and of FSDP behind the experts
     python = where(ctx.ep > 1, calls.experts_return.value + calls.module_call.value, 0)
     b.add(Op("moe.zeros", "memory_bound", MemoryBound(everyone * row, "zero"), autograd_functions=python))
     b.add(Op("moe.unsort", "memory_bound", MemoryBound(2 * sent * row, put), (y, order), (ordered,), (order,),
@@ -191,7 +191,7 @@ def _exchange(
             own = b.tensor("moe.own_counts", 0.0, grad=False)
             b.add(Op("moe.count", "memory_bound", MemoryBound(16.0 * ctx.model.moe.num_experts), (),
                      (own,), launches=5, present=exchanges, routing="count"))  # fmt: skip
-            calls = python_functions(ctx)
+            calls = python_functions_of_modules(ctx)
             python = calls.expert_counts.value + (calls.module_call.value // 2 if ctx.pipelined else 0)
             b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", 8.0 * ctx.model.moe.num_experts),
                      (own,), (all_counts,), present=exchanges, stream="ep", autograd_functions=python))  # fmt: skip

@@ -16,5 +16,5 @@ MATRIX = {"w1": 0, "w2": 1, "w3": 2}
 
 
 def norms_position(ctx: Context) -> int:
-    """Place of both norms of a block."""
+    """Place of both norms of a block in the order in which its parameters are registered."""
     return NORMS_AHEAD if ctx.model.attention_kind.torchtitan.registers_norms_first else NORMS_BEHIND

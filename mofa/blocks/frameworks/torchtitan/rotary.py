@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true, where
-from mofa.blocks.frameworks.torchtitan.heads import head_norm_ranks, repeat_kv, split_heads_over_ranks
+from mofa.blocks.frameworks.torchtitan.heads import ranks_normed_by_each_rank, repeat_kv, split_heads_over_ranks
 from mofa.blocks.frameworks.torchtitan.linear import CAST, has_local_qkv, is_in_compiled_block, is_in_compiled_module
 from mofa.blocks.op import READS, WRITES, FloatK, Op, OpBackward, ScratchSequence, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
@@ -19,7 +19,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     two zeroed tensors 2; the additions of what came by either half and by the cosine 6.
     """
     a = ctx.model.attention
-    ranks = head_norm_ranks(ctx) if a.qk_norm else 1.0
+    ranks = ranks_normed_by_each_rank(ctx) if a.qk_norm else 1.0
     sizes = tuple((ctx.tokens * heads * a.d_qk * ranks) for heads in (ctx.heads, ctx.kv_heads))
     out_q, out_k = (
         b.tensor(f"{n}.rope", s * ctx.activation_element_bytes) for n, s in zip("qk", sizes, strict=True)

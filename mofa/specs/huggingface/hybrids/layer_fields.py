@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mofa.specs.files import short
-from mofa.specs.huggingface.record import Config, Key, size
-from mofa.specs.huggingface.shared_keys import moe
+from mofa.specs.files import shown_value
+from mofa.specs.huggingface.record import Config, ConfigKey, size_key
+from mofa.specs.huggingface.shared_keys import moe_fields
 
 ATTENTION, GATED = {"kind": "attention"}, {"kind": "gated"}
 """Mixers that take all their sizes from the model's attention."""
@@ -15,13 +15,15 @@ MLP, MOE = {"kind": "mlp"}, {"kind": "moe"}
 """Feed-forwards that take their sizes from the model's."""
 
 
-def kind(name: str, mixers: Sequence[Any] = (), ffns: Sequence[Any] = (), norms: int | None = None) -> dict[str, Any]:
+def layer_kind_fields(
+    name: str, mixers: Sequence[Any] = (), ffns: Sequence[Any] = (), norms: int | None = None
+) -> dict[str, Any]:
     """A kind of layer; a norm in front of the mixers and one in front of the feed-forwards unless said."""
     own = bool(mixers) + bool(ffns) if norms is None else norms
     return {"name": name, "mixers": list(mixers), "ffns": list(ffns), "norms": own}
 
 
-def layers(
+def layers_field(
     each: Sequence[Mapping[str, Any]], *, prediction: Sequence[Mapping[str, Any]] = (), **more: Any
 ) -> dict[str, Any]:
     """The field of a model whose layers are these, one after the other: kinds once, and the shortest pattern.
@@ -29,7 +31,7 @@ def layers(
     Parameters
     ----------
     each
-        The model's layers, made by :func:`kind`.
+        The model's layers, made by :func:`layer_kind_fields`.
     prediction
         The layers of a multi-token-prediction entry.
     more
@@ -37,7 +39,7 @@ def layers(
 
     Examples
     --------
-    >>> made = layers([kind("a", [ATTENTION]), kind("b", [GATED])] * 3)["layers"]
+    >>> made = layers_field([layer_kind_fields("a", [ATTENTION]), layer_kind_fields("b", [GATED])] * 3)["layers"]
     >>> made["pattern"], [k["name"] for k in made["kinds"]]
     (['a', 'b'], ['a', 'b'])
     """
@@ -50,7 +52,7 @@ def layers(
     return {"layers": fields}
 
 
-def listed(config: Config, key: str, known: Mapping[Any, str], length: int | None = None) -> list[str]:
+def listed_layer_kinds(config: Config, key: str, known: Mapping[Any, str], length: int | None = None) -> list[str]:
     """A list of each layer's kind, by mofa's names.
 
     Raises
@@ -65,11 +67,11 @@ def listed(config: Config, key: str, known: Mapping[Any, str], length: int | Non
         raise ValueError(f"{key} lists {len(given)} layers, there are {wanted}; correct one")
     unknown = [value for value in given if not isinstance(value, (str, int)) or value not in known]
     if unknown:
-        raise ValueError(f"{key} holds {short(unknown[0])!r}; mofa has {', '.join(map(str, known))}")
+        raise ValueError(f"{key} holds {shown_value(unknown[0])!r}; mofa has {', '.join(map(str, known))}")
     return [known[value] for value in given]
 
 
-def numbers(config: Config, key: str) -> set[int]:
+def listed_layer_numbers(config: Config, key: str) -> set[int]:
     """Numbers of layers that a key lists, none where it is null.
 
     Raises
@@ -79,7 +81,7 @@ def numbers(config: Config, key: str) -> set[int]:
     """
     given = config[key] or ()
     if not all(type(number) is int for number in given):
-        raise ValueError(f"{key} ({short(given)}) must list numbers of layers; correct it")
+        raise ValueError(f"{key} ({shown_value(given)}) must list numbers of layers; correct it")
     return set(given)
 
 
@@ -91,16 +93,16 @@ DENSE_OR_EXPERTS = {"dense": "mlp", "sparse": "moe"}
 """What ``mlp_layer_types`` lists, by the kinds of feed-forwards."""
 
 
-def delta_net_sizes(key_heads: Any, value_heads: Any, key_width: Any, value_width: Any) -> dict[str, Key]:
+def delta_net_keys(key_heads: Any, value_heads: Any, key_width: Any, value_width: Any) -> dict[str, ConfigKey]:
     """Keys of a gated delta net with a class's defaults, each a number or a key of its own."""
     given = {
         "linear_num_key_heads": key_heads, "linear_num_value_heads": value_heads, "linear_key_head_dim": key_width,
         "linear_value_head_dim": value_width, "linear_conv_kernel_dim": 4,
     }  # fmt: skip
-    return {name: value if isinstance(value, Key) else size(value) for name, value in given.items()}
+    return {name: value if isinstance(value, ConfigKey) else size_key(value) for name, value in given.items()}
 
 
-def gated_delta_net(config: Config) -> dict[str, Any]:
+def gated_delta_net_fields(config: Config) -> dict[str, Any]:
     """The mixer of these keys."""
     return {
         "kind": "gated_delta_net", "num_key_heads": config["linear_num_key_heads"],
@@ -109,9 +111,9 @@ def gated_delta_net(config: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def grouped_experts(config: Config, shared_hidden: int = 0) -> dict[str, Any]:
+def sigmoid_grouped_moe_fields(config: Config, shared_hidden: int = 0) -> dict[str, Any]:
     """Experts that sigmoids and a correction bias choose, in groups, by DeepSeek's keys."""
-    return moe(
+    return moe_fields(
         config, num_experts="n_routed_experts", score="sigmoid", correction_bias=True, num_groups=config["n_group"],
         groups_per_token=config["topk_group"], shared_hidden=shared_hidden,
     )  # fmt: skip

@@ -10,27 +10,36 @@ from mofa.specs.huggingface.hybrids.layer_fields import (
     MAMBA_OR_FULL,
     MLP,
     MOE,
-    grouped_experts,
-    kind,
-    layers,
-    listed,
-    numbers,
+    layer_kind_fields,
+    layers_field,
+    listed_layer_kinds,
+    listed_layer_numbers,
+    sigmoid_grouped_moe_fields,
 )
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size, size_or_auto, text
+from mofa.specs.huggingface.record import (
+    Config,
+    ConfigFamily,
+    count_key,
+    flag_key,
+    list_key,
+    size_key,
+    size_or_auto_key,
+    text_key,
+)
 from mofa.specs.huggingface.shared_keys import (
     HEAD_DIM,
     KV_HEADS,
-    experts_only,
-    gated_mlp,
-    gqa,
+    activation_field_without_mlp,
+    common_keys,
+    gated_mlp_fields,
+    gqa_fields,
     hidden_over_heads,
-    kv_heads,
-    moe,
-    refuse,
-    rotary,
-    rotary_dim,
-    sizes,
-    ungated_mlp,
+    kv_heads_key,
+    moe_fields,
+    refuse_other_value,
+    rotary_dim_field,
+    rotary_share_key,
+    ungated_mlp_fields,
 )
 
 NO_ROTATION: dict[str, Any] = {"nope_every": 1}
@@ -52,10 +61,15 @@ def _jamba(config: Config) -> dict[str, Any]:
         full = i % config["attn_layer_period"] == config["attn_layer_offset"]
         sparse = config["num_experts"] > 1 and i % config["expert_layer_period"] == config["expert_layer_offset"]
         name = f"{'attention' if full else 'mamba'}-{'moe' if sparse else 'mlp'}"
-        each.append(kind(name, [ATTENTION if full else mamba], [MOE if sparse else MLP]))
+        each.append(layer_kind_fields(name, [ATTENTION if full else mamba], [MOE if sparse else MLP]))
     has_experts = any(MOE in layer["ffns"] for layer in each)
-    experts = {"moe": moe(config, width="intermediate_size")} if has_experts else {}
-    return {"attention": gqa(config, **NO_ROTATION), "mlp": gated_mlp(config), **experts, **layers(each)}
+    experts = {"moe": moe_fields(config, width="intermediate_size")} if has_experts else {}
+    return {
+        "attention": gqa_fields(config, **NO_ROTATION),
+        "mlp": gated_mlp_fields(config),
+        **experts,
+        **layers_field(each),
+    }
 
 
 def _mamba2(config: Config, inner: int, **more: Any) -> dict[str, Any]:
@@ -78,44 +92,50 @@ def _falcon_h1(config: Config) -> dict[str, Any]:
     bias, expand = config["attention_bias"], config["mamba_expand"] * config["hidden_size"]
     inner = expand if config["mamba_d_ssm"] is None else config["mamba_d_ssm"]
     mamba = _mamba2(config, inner, gated_norm=config["mamba_rms_norm"], out_bias=config["projectors_bias"])
-    both = kind("hybrid", [mamba, ATTENTION], [MLP])
-    attention = gqa(config, qkv_bias=bias, out_bias=bias)
+    both = layer_kind_fields("hybrid", [mamba, ATTENTION], [MLP])
+    attention = gqa_fields(config, qkv_bias=bias, out_bias=bias)
     return {
         "attention": attention,
-        "mlp": gated_mlp(config, bias=config["mlp_bias"]),
-        **layers([both] * config["num_hidden_layers"]),
+        "mlp": gated_mlp_fields(config, bias=config["mlp_bias"]),
+        **layers_field([both] * config["num_hidden_layers"]),
     }
 
 
 def _bamba(config: Config) -> dict[str, Any]:
     bias = config["attention_bias"]
-    mamba = kind("mamba", [_mamba2(config, config["mamba_expand"] * config["hidden_size"])], [MLP])
-    full, places = kind("attention", [ATTENTION], [MLP]), numbers(config, "attn_layer_indices")
+    mamba = layer_kind_fields("mamba", [_mamba2(config, config["mamba_expand"] * config["hidden_size"])], [MLP])
+    full, places = (
+        layer_kind_fields("attention", [ATTENTION], [MLP]),
+        listed_layer_numbers(config, "attn_layer_indices"),
+    )
     each = [full if i in places else mamba for i in range(config["num_hidden_layers"])]
-    attention = gqa(config, qkv_bias=bias, out_bias=bias)
+    attention = gqa_fields(config, qkv_bias=bias, out_bias=bias)
     if attention["head_dim"] % 2 == 0:
         attention["rotary_dim"] = attention["head_dim"] // 2
-    return {"attention": attention, "mlp": gated_mlp(config, bias=config["mlp_bias"]), **layers(each)}
+    return {"attention": attention, "mlp": gated_mlp_fields(config, bias=config["mlp_bias"]), **layers_field(each)}
 
 
 def _granite_hybrid(config: Config) -> dict[str, Any]:
     """A shared feed-forward runs beside the experts, or alone where there are none."""
     bias = config["attention_bias"]
     rotation = {} if config["position_embedding_type"] == "rope" else NO_ROTATION
-    attention = gqa(config, qkv_bias=bias, out_bias=bias, **rotation)
+    attention = gqa_fields(config, qkv_bias=bias, out_bias=bias, **rotation)
     sparse = config["num_local_experts"] > 0
     ffn, mixer = (MOE if sparse else MLP), _mamba2(config, config["mamba_expand"] * config["hidden_size"])
-    named = {"linear": kind("mamba", [mixer], [ffn]), "full": kind("attention", [ATTENTION], [ffn])}
+    named = {
+        "linear": layer_kind_fields("mamba", [mixer], [ffn]),
+        "full": layer_kind_fields("attention", [ATTENTION], [ffn]),
+    }
     if config["layer_types"] is None:
         each = [named["linear"]] * config["num_hidden_layers"]
     else:
-        each = [named[name] for name in listed(config, "layer_types", MAMBA_OR_FULL)]
+        each = [named[name] for name in listed_layer_kinds(config, "layer_types", MAMBA_OR_FULL)]
     shared = config["shared_intermediate_size"]
-    raw = {"attention": attention, "multipliers": ("embedding", "branches", "logits"), **layers(each)}
+    raw = {"attention": attention, "multipliers": ("embedding", "branches", "logits"), **layers_field(each)}
     if not sparse:
-        return {**raw, "mlp": gated_mlp(config, width="shared_intermediate_size")}
-    fields = moe(config, num_experts="num_local_experts", width="intermediate_size", shared_hidden=shared)
-    return {**raw, "mlp": experts_only(config), "moe": fields}
+        return {**raw, "mlp": gated_mlp_fields(config, width="shared_intermediate_size")}
+    fields = moe_fields(config, num_experts="num_local_experts", width="intermediate_size", shared_hidden=shared)
+    return {**raw, "mlp": activation_field_without_mlp(config), "moe": fields}
 
 
 _OF_NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -126,7 +146,7 @@ _NAMED_OF_NEMOTRON = {"linear_attention": "mamba", "full_attention": "attention"
 def _names_of_pattern(config: Config, pattern: str, by_name: str) -> list[str] | None:
     """Each layer's kind by a list of names, or by a letter of the pattern each."""
     if config[by_name] is not None:
-        return listed(config, by_name, _NAMED_OF_NEMOTRON, len(config[by_name]))
+        return listed_layer_kinds(config, by_name, _NAMED_OF_NEMOTRON, len(config[by_name]))
     if config[pattern] is None:
         return None
     unknown = next((letter for letter in config[pattern] if letter not in _OF_NEMOTRON), None)
@@ -148,8 +168,8 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
         "conv_bias": config["use_conv_bias"], "proj_bias": config["use_bias"], "out_bias": config["use_bias"],
     }  # fmt: skip
     named = {
-        "mamba": kind("mamba", [mamba]), "attention": kind("attention", [ATTENTION]),
-        "mlp": kind("mlp", ffns=[MLP]), "moe": kind("moe", ffns=[MOE]),
+        "mamba": layer_kind_fields("mamba", [mamba]), "attention": layer_kind_fields("attention", [ATTENTION]),
+        "mlp": layer_kind_fields("mlp", ffns=[MLP]), "moe": layer_kind_fields("moe", ffns=[MOE]),
     }  # fmt: skip
     more: dict[str, Any] = {}
     entry = _names_of_pattern(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type") or ["attention", "moe"]
@@ -157,24 +177,24 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
         more["prediction"] = [named[name] for name in entry]
     bias = config["attention_bias"]
     raw = {
-        "attention": gqa(config, qkv_bias=bias, out_bias=bias, **NO_ROTATION), "num_layers": len(names),
-        "mlp": ungated_mlp(config, bias=config["mlp_bias"]), "tied_embeddings": False,
+        "attention": gqa_fields(config, qkv_bias=bias, out_bias=bias, **NO_ROTATION), "num_layers": len(names),
+        "mlp": ungated_mlp_fields(config, bias=config["mlp_bias"]), "tied_embeddings": False,
         "num_mtp_layers": config["num_nextn_predict_layers"],
     }  # fmt: skip
     if "moe" not in (*names, *(entry if more else ())):
-        return {**raw, **layers([named[name] for name in names], **more)}
-    refuse(config, "mlp_bias", False, "biases of Nemotron's experts")
-    fields = grouped_experts(config, config["moe_shared_expert_intermediate_size"])
+        return {**raw, **layers_field([named[name] for name in names], **more)}
+    refuse_other_value(config, "mlp_bias", False, "biases of Nemotron's experts")
+    fields = sigmoid_grouped_moe_fields(config, config["moe_shared_expert_intermediate_size"])
     if config["moe_latent_size"] is not None:
         more["expert_latent"] = config["moe_latent_size"]
-    return {**raw, "moe": fields, **layers([named[name] for name in names], **more)}
+    return {**raw, "moe": fields, **layers_field([named[name] for name in names], **more)}
 
 
 def _recurrent_gemma(config: Config) -> dict[str, Any]:
     """Gated linear recurrences and windowed attention, by a period of names that is cut off at the last layer."""
     total = config["num_hidden_layers"]
     config = {**config, "block_types": config["block_types"] or ["recurrent", "recurrent", "attention"]}
-    names = listed(
+    names = listed_layer_kinds(
         config, "block_types", {name: name for name in ("recurrent", "attention")}, len(config["block_types"])
     )
     unit = {
@@ -182,67 +202,81 @@ def _recurrent_gemma(config: Config) -> dict[str, Any]:
         "num_blocks": config["num_attention_heads"],
         "conv_kernel": config["conv1d_width"],
     }  # fmt: skip
-    named = {"recurrent": kind("recurrent", [unit], [MLP]), "attention": kind("attention", [ATTENTION], [MLP])}
+    named = {
+        "recurrent": layer_kind_fields("recurrent", [unit], [MLP]),
+        "attention": layer_kind_fields("attention", [ATTENTION], [MLP]),
+    }
     each = [named[names[i % len(names)]] for i in range(total)]
-    share = rotary_dim({**config, "head_dim": hidden_over_heads(config)})
-    attention = gqa(
+    share = rotary_dim_field({**config, "head_dim": hidden_over_heads(config)})
+    attention = gqa_fields(
         config, qkv_bias=config["attention_bias"], out_bias=True, window=config["attention_window_size"], **share
     )
     half = {**config, "intermediate_size": config["intermediate_size"] // 2}
-    return {"attention": attention, "mlp": gated_mlp(half, bias=True), "logit_softcap": True,
-            "multipliers": ("embedding",), **layers(each)}  # fmt: skip
+    return {"attention": attention, "mlp": gated_mlp_fields(half, bias=True), "logit_softcap": True,
+            "multipliers": ("embedding",), **layers_field(each)}  # fmt: skip
 
 
 _MAMBA2 = {
-    "mamba_n_heads": size(128), "mamba_d_head": size_or_auto(), "mamba_n_groups": size(1), "mamba_d_state": size(256),
-    "mamba_d_conv": size(4), "mamba_expand": size(2), "mamba_conv_bias": flag(True), "mamba_proj_bias": flag(False),
-    "attention_bias": flag(False),
+    "mamba_n_heads": size_key(128), "mamba_d_head": size_or_auto_key(), "mamba_n_groups": size_key(1),
+    "mamba_d_state": size_key(256),
+    "mamba_d_conv": size_key(4), "mamba_expand": size_key(2), "mamba_conv_bias": flag_key(True),
+    "mamba_proj_bias": flag_key(False),
+    "attention_bias": flag_key(False),
 }  # fmt: skip
 
 ARCHITECTURES = (
-    Architecture(
+    ConfigFamily(
         "JambaConfig", ("JambaForCausalLM",), ("jamba",),
-        {**sizes(4096, 32, 32, 14336, 65536), "num_key_value_heads": kv_heads(8), "num_experts": size(16),
-         "num_experts_per_tok": size(2), "expert_layer_period": size(2), "expert_layer_offset": count(1),
-         "attn_layer_period": size(8), "attn_layer_offset": count(4), "mamba_d_state": size(16),
-         "mamba_d_conv": size(4), "mamba_expand": size(2), "mamba_dt_rank": size_or_auto(),
-         "mamba_conv_bias": flag(True), "mamba_proj_bias": flag(False)}, _jamba,
+        {**common_keys(4096, 32, 32, 14336, 65536), "num_key_value_heads": kv_heads_key(8), "num_experts": size_key(16),
+         "num_experts_per_tok": size_key(2), "expert_layer_period": size_key(2), "expert_layer_offset": count_key(1),
+         "attn_layer_period": size_key(8), "attn_layer_offset": count_key(4), "mamba_d_state": size_key(16),
+         "mamba_d_conv": size_key(4), "mamba_expand": size_key(2), "mamba_dt_rank": size_or_auto_key(),
+         "mamba_conv_bias": flag_key(True), "mamba_proj_bias": flag_key(False)}, _jamba,
     ),
-    Architecture(
+    ConfigFamily(
         "FalconH1Config", ("FalconH1ForCausalLM",), ("falcon_h1",),
-        {**sizes(4096, 32, 32, 14336, 128000), "num_key_value_heads": kv_heads(8), "head_dim": HEAD_DIM, **_MAMBA2,
-         "mamba_d_ssm": size(1024, nullable=True), "mamba_rms_norm": flag(False), "projectors_bias": flag(False),
-         "mlp_bias": flag(False)}, _falcon_h1,
+        {**common_keys(4096, 32, 32, 14336, 128000), "num_key_value_heads": kv_heads_key(8), "head_dim": HEAD_DIM,
+         **_MAMBA2,
+         "mamba_d_ssm": size_key(1024, nullable=True), "mamba_rms_norm": flag_key(False),
+         "projectors_bias": flag_key(False),
+         "mlp_bias": flag_key(False)}, _falcon_h1,
     ),
-    Architecture(
+    ConfigFamily(
         "BambaConfig", ("BambaForCausalLM",), ("bamba",),
-        {**sizes(4096, 32, 32, 14336, 128000), "num_key_value_heads": kv_heads(8), "head_dim": HEAD_DIM, **_MAMBA2,
-         "attn_layer_indices": entries(), "mlp_bias": flag(False)}, _bamba,
+        {**common_keys(4096, 32, 32, 14336, 128000), "num_key_value_heads": kv_heads_key(8), "head_dim": HEAD_DIM,
+         **_MAMBA2,
+         "attn_layer_indices": list_key(), "mlp_bias": flag_key(False)}, _bamba,
     ),
-    Architecture(
+    ConfigFamily(
         "GraniteMoeHybridConfig", ("GraniteMoeHybridForCausalLM",), ("granitemoehybrid",),
-        {**sizes(4096, 32, 32, 11008, 32000), "num_key_value_heads": KV_HEADS, **_MAMBA2,
-         "num_local_experts": count(8), "num_experts_per_tok": count(2), "shared_intermediate_size": size(1024),
-         "position_embedding_type": text(None), "layer_types": entries("layer_types", "layers_block_type")},
+        {**common_keys(4096, 32, 32, 11008, 32000), "num_key_value_heads": KV_HEADS, **_MAMBA2,
+         "num_local_experts": count_key(8), "num_experts_per_tok": count_key(2),
+         "shared_intermediate_size": size_key(1024),
+         "position_embedding_type": text_key(None), "layer_types": list_key("layer_types", "layers_block_type")},
         _granite_hybrid,
     ),
-    Architecture(
+    ConfigFamily(
         "NemotronHConfig", ("NemotronHForCausalLM",), ("nemotron_h",),
-        {**sizes(4096, None, 32, 21504, 131072), "hidden_act": text("relu2", "mlp_hidden_act"),
-         "num_key_value_heads": kv_heads(8), "head_dim": size(128, "head_dim", "attention_head_dim"),
-         "hybrid_override_pattern": text(None), "layers_block_type": entries("layers_block_type", "layer_types"),
-         "ssm_state_size": size(128), "mamba_num_heads": size(128), "mamba_head_dim": size(64), "n_groups": size(8),
-         "conv_kernel": size(4), "use_conv_bias": flag(True), "use_bias": flag(False), "mlp_bias": flag(False),
-         "attention_bias": flag(False), "n_routed_experts": size(8), "moe_intermediate_size": size(7688),
-         "moe_shared_expert_intermediate_size": size(7688), "moe_latent_size": size(None),
-         "num_experts_per_tok": size(2), "n_group": size(1), "topk_group": size(1),
-         "num_nextn_predict_layers": count(0), "mtp_hybrid_override_pattern": text(None),
-         "mtp_layers_block_type": entries()}, _nemotron_h,
+        {**common_keys(4096, None, 32, 21504, 131072), "hidden_act": text_key("relu2", "mlp_hidden_act"),
+         "num_key_value_heads": kv_heads_key(8), "head_dim": size_key(128, "head_dim", "attention_head_dim"),
+         "hybrid_override_pattern": text_key(None), "layers_block_type": list_key("layers_block_type", "layer_types"),
+         "ssm_state_size": size_key(128), "mamba_num_heads": size_key(128), "mamba_head_dim": size_key(64),
+         "n_groups": size_key(8),
+         "conv_kernel": size_key(4), "use_conv_bias": flag_key(True), "use_bias": flag_key(False),
+         "mlp_bias": flag_key(False),
+         "attention_bias": flag_key(False), "n_routed_experts": size_key(8), "moe_intermediate_size": size_key(7688),
+         "moe_shared_expert_intermediate_size": size_key(7688), "moe_latent_size": size_key(None),
+         "num_experts_per_tok": size_key(2), "n_group": size_key(1), "topk_group": size_key(1),
+         "num_nextn_predict_layers": count_key(0), "mtp_hybrid_override_pattern": text_key(None),
+         "mtp_layers_block_type": list_key()}, _nemotron_h,
     ),
-    Architecture(
+    ConfigFamily(
         "RecurrentGemmaConfig", ("RecurrentGemmaForCausalLM",), ("recurrent_gemma",),
-        {**sizes(2560, 26, 10, 7680, 256000, tied=True), "hidden_act": text("gelu_pytorch_tanh", "hidden_activation"),
-         "num_key_value_heads": KV_HEADS, "attention_bias": flag(False), **rotary(0.5), "lru_width": size(None),
-         "attention_window_size": size(2048), "conv1d_width": size(4), "block_types": entries()}, _recurrent_gemma,
+        {**common_keys(2560, 26, 10, 7680, 256000, tied=True),
+         "hidden_act": text_key("gelu_pytorch_tanh", "hidden_activation"),
+         "num_key_value_heads": KV_HEADS, "attention_bias": flag_key(False), **rotary_share_key(0.5),
+         "lru_width": size_key(None),
+         "attention_window_size": size_key(2048), "conv1d_width": size_key(4), "block_types": list_key()},
+         _recurrent_gemma,
     ),
 )  # fmt: skip

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mofa.specs.files import short
-from mofa.specs.huggingface.deepseek import latent_sizes
-from mofa.specs.huggingface.granite import GRANITE, GRANITE_MOE, granite, granite_moe
+from mofa.specs.files import shown_value
+from mofa.specs.huggingface.deepseek import latent_attention_keys
+from mofa.specs.huggingface.granite import GRANITE, GRANITE_MOE, granite_fields, granite_moe_fields
 from mofa.specs.huggingface.hybrids.layer_fields import (
     ATTENTION,
     DENSE_OR_EXPERTS,
@@ -16,31 +16,31 @@ from mofa.specs.huggingface.hybrids.layer_fields import (
     GATED,
     MLP,
     MOE,
-    delta_net_sizes,
-    gated_delta_net,
-    grouped_experts,
-    kind,
-    layers,
-    listed,
-    numbers,
+    delta_net_keys,
+    gated_delta_net_fields,
+    layer_kind_fields,
+    layers_field,
+    listed_layer_kinds,
+    listed_layer_numbers,
+    sigmoid_grouped_moe_fields,
 )
-from mofa.specs.huggingface.record import Architecture, Config, count, entries, flag, size, text
+from mofa.specs.huggingface.record import Config, ConfigFamily, count_key, flag_key, list_key, size_key, text_key
 from mofa.specs.huggingface.shared_keys import (
     KV_HEADS,
-    dense_or_experts,
-    experts_only,
+    activation_field_without_mlp,
+    common_keys,
+    dense_and_moe_fields,
     four_times_hidden,
-    gated_mlp,
-    gqa,
-    head_dim,
-    kv_heads,
-    latent_attention,
-    layer_pattern,
-    moe,
-    refuse,
-    sizes,
-    ungated_mlp,
-    unrotated_where_full,
+    gated_mlp_fields,
+    gqa_fields,
+    head_dim_key,
+    kv_heads_key,
+    latent_attention_fields,
+    listed_window_fields,
+    moe_fields,
+    refuse_other_value,
+    ungated_mlp_fields,
+    unrotated_full_attention_field,
 )
 from mofa.specs.model import MAX_LAYERS
 
@@ -49,7 +49,7 @@ def _first_of_four(config: Config) -> list[str]:
     """Each layer by its list, else the first of every four is full."""
     if config["layer_types"] is None:
         return ["windowed" if i % 4 else "full" for i in range(config["num_hidden_layers"])]
-    return listed(config, "layer_types", FULL_OR_WINDOWED)
+    return listed_layer_kinds(config, "layer_types", FULL_OR_WINDOWED)
 
 
 def _mixers(config: Config, names: Sequence[str], attention: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -106,24 +106,29 @@ def _regular_experts(sparse: Sequence[bool]) -> dict[str, Any] | None:
 
 
 def _cwm(config: Config) -> dict[str, Any]:
-    attention, names = gqa(config), _first_of_four(config)
+    attention, names = gqa_fields(config), _first_of_four(config)
     mixers = _mixers(config, names, attention)
     regular = _regular_attention(config, names, [False] * len(names))
     if regular is not None:
-        return {"attention": {**attention, **regular}, "mlp": gated_mlp(config, bias=config["mlp_bias"])}
-    each = [kind(name, [mixer], [MLP]) for name, mixer in zip(names, mixers, strict=True)]
-    return {"attention": attention, "mlp": gated_mlp(config, bias=config["mlp_bias"]), **layers(each)}
+        return {"attention": {**attention, **regular}, "mlp": gated_mlp_fields(config, bias=config["mlp_bias"])}
+    each = [layer_kind_fields(name, [mixer], [MLP]) for name, mixer in zip(names, mixers, strict=True)]
+    return {"attention": attention, "mlp": gated_mlp_fields(config, bias=config["mlp_bias"]), **layers_field(each)}
 
 
 def _gpt_neo(config: Config) -> dict[str, Any]:
     """Global and local layers by turns, listed as periods with the number of their repeats."""
     names = [name for period in config["attention_types"] or [[["global", "local"], 12]] for name in _repeated(period)]
     config = {**config, "attention_types": names}
-    listed_names = listed(config, "attention_types", {"global": "full", "local": "windowed"})
-    attention = gqa(config, out_bias=True)
+    listed_names = listed_layer_kinds(config, "attention_types", {"global": "full", "local": "windowed"})
+    attention = gqa_fields(config, out_bias=True)
     mixers = {"full": ATTENTION, "windowed": _windowed(attention, config["window_size"])}
-    each = [kind(name, [mixers[name]], [MLP]) for name in listed_names]
-    raw = {"attention": attention, "mlp": ungated_mlp(config, bias=True), "norm": "layernorm", **layers(each)}
+    each = [layer_kind_fields(name, [mixers[name]], [MLP]) for name in listed_names]
+    raw = {
+        "attention": attention,
+        "mlp": ungated_mlp_fields(config, bias=True),
+        "norm": "layernorm",
+        **layers_field(each),
+    }
     return {**raw, "positions": "learned", "max_positions": config["max_position_embeddings"]}
 
 
@@ -131,7 +136,7 @@ def _repeated(period: Any) -> list[Any]:
     match period:
         case [list(names), int(times)] if 0 <= times <= MAX_LAYERS and len(names) <= MAX_LAYERS:
             return names * min(times, MAX_LAYERS // max(len(names), 1) + 1)
-    raise ValueError(f"attention_types holds {short(period)}; list periods as [[names of layers], repeats]")
+    raise ValueError(f"attention_types holds {shown_value(period)}; list periods as [[names of layers], repeats]")
 
 
 def _granite_windows(config: Config, raw: dict[str, Any], ffn: dict[str, str]) -> dict[str, Any]:
@@ -139,7 +144,9 @@ def _granite_windows(config: Config, raw: dict[str, Any], ffn: dict[str, str]) -
     attention, names = {**raw["attention"], "sinks": True}, _first_of_four(config)
     bases = [1.0] * len(names) if config["layer_rope_theta"] is None else config["layer_rope_theta"]
     if len(bases) != len(names) or not all(type(base) in (int, float) and base >= 0 for base in bases):
-        raise ValueError(f"layer_rope_theta ({short(bases)}) must list {len(names)} bases of at least 0; correct it")
+        raise ValueError(
+            f"layer_rope_theta ({shown_value(bases)}) must list {len(names)} bases of at least 0; correct it"
+        )
     mixers = _mixers(config, names, attention)
     regular = _regular_attention(config, names, [not base for base in bases])
     if regular is not None:
@@ -147,19 +154,19 @@ def _granite_windows(config: Config, raw: dict[str, Any], ffn: dict[str, str]) -
     each = []
     for name, mixer, base in zip(names, mixers, bases, strict=True):
         if base:
-            each.append(kind(name, [mixer], [ffn]))
+            each.append(layer_kind_fields(name, [mixer], [ffn]))
         else:
             shape = {**mixer.get("shape", attention), "nope_every": 1}
-            each.append(kind(f"{name}-unrotated", [_other(shape)], [ffn]))
-    return {**raw, "attention": attention, **layers(each)}
+            each.append(layer_kind_fields(f"{name}-unrotated", [_other(shape)], [ffn]))
+    return {**raw, "attention": attention, **layers_field(each)}
 
 
 def _granite_swa(config: Config) -> dict[str, Any]:
-    return _granite_windows(config, granite(config), MLP)
+    return _granite_windows(config, granite_fields(config), MLP)
 
 
 def _granite_moe_swa(config: Config) -> dict[str, Any]:
-    return _granite_windows(config, granite_moe(config), MOE)
+    return _granite_windows(config, granite_moe_fields(config), MOE)
 
 
 def _flint(config: Config) -> dict[str, Any]:
@@ -168,20 +175,20 @@ def _flint(config: Config) -> dict[str, Any]:
     if config["layer_types"] is None:
         names = ["full" if i < 2 or i % 4 == 1 or i == total - 1 else "windowed" for i in range(total)]
     else:
-        names = listed(config, "layer_types", FULL_OR_WINDOWED)
-    dense = {0, 1} if config["mlp_only_layers"] is None else numbers(config, "mlp_only_layers")
+        names = listed_layer_kinds(config, "layer_types", FULL_OR_WINDOWED)
+    dense = {0, 1} if config["mlp_only_layers"] is None else listed_layer_numbers(config, "mlp_only_layers")
     sparse = [(i + 1) % step == 0 and i not in dense for i in range(total)]
-    attention = gqa(config, qkv_bias=bias, out_bias=bias, qk_norm=True, sinks=True, nope_every=1)
-    fields = moe(config, score="sigmoid", shared_hidden=config["shared_expert_intermediate_size"])
+    attention = gqa_fields(config, qkv_bias=bias, out_bias=bias, qk_norm=True, sinks=True, nope_every=1)
+    fields = moe_fields(config, score="sigmoid", shared_hidden=config["shared_expert_intermediate_size"])
     mixers = _mixers(config, names, attention)
     regular, places = _regular_attention(config, names, [name == "full" for name in names]), _regular_experts(sparse)
     if regular is not None and places is not None:
-        return {"attention": {**attention, **regular}, **dense_or_experts(config, {**fields, **places})}
+        return {"attention": {**attention, **regular}, **dense_and_moe_fields(config, {**fields, **places})}
     each = []
     for name, mixer, has_experts in zip(names, mixers, sparse, strict=True):
         ffn = MOE if has_experts else MLP
-        each.append(kind(f"{name}-{ffn['kind']}", [mixer], [ffn]))
-    return {"attention": attention, "mlp": gated_mlp(config), "moe": fields, **layers(each)}
+        each.append(layer_kind_fields(f"{name}-{ffn['kind']}", [mixer], [ffn]))
+    return {"attention": attention, "mlp": gated_mlp_fields(config), "moe": fields, **layers_field(each)}
 
 
 def _lara_mini(config: Config) -> dict[str, Any]:
@@ -190,30 +197,30 @@ def _lara_mini(config: Config) -> dict[str, Any]:
         period = ("linear", "windowed", "linear", "full", "windowed")
         names = [period[i % len(period)] for i in range(config["num_hidden_layers"])]
     else:
-        names = listed(config, "layer_types", {**FULL_OR_WINDOWED, "linear_attention": "linear"})
+        names = listed_layer_kinds(config, "layer_types", {**FULL_OR_WINDOWED, "linear_attention": "linear"})
     bias = config["attention_bias"]
-    attention = gqa(config, qkv_bias=bias, out_bias=bias, qk_norm=True, nope_every=1)
+    attention = gqa_fields(config, qkv_bias=bias, out_bias=bias, qk_norm=True, nope_every=1)
     softmax = sorted(set(names) - {"linear"})
-    mixers = dict(zip(softmax, _mixers(config, softmax, attention), strict=True), linear=gated_delta_net(config))
-    fields = moe(config, shared_hidden=config["shared_expert_intermediate_size"])
-    each = [kind(name, [mixers[name]], [MOE]) for name in names]
-    return {"attention": attention, "mlp": experts_only(config), "moe": fields, **layers(each)}
+    mixers = dict(zip(softmax, _mixers(config, softmax, attention), strict=True), linear=gated_delta_net_fields(config))
+    fields = moe_fields(config, shared_hidden=config["shared_expert_intermediate_size"])
+    each = [layer_kind_fields(name, [mixers[name]], [MOE]) for name in names]
+    return {"attention": attention, "mlp": activation_field_without_mlp(config), "moe": fields, **layers_field(each)}
 
 
 def _afmoe(config: Config) -> dict[str, Any]:
     """Outputs of attention are gated, and norms are on either side of both parts."""
-    refuse(config, "attention_bias", False, "biases of gated attention beside a gate without one")
+    refuse_other_value(config, "attention_bias", False, "biases of gated attention beside a gate without one")
     total, every = config["num_hidden_layers"], config["global_attn_every_n_layers"]
     names = ("sliding_attention", "full_attention")
-    window = layer_pattern(config, config["layer_types"] or [names[(i + 1) % every == 0] for i in range(total)])
-    attention = gqa(config, qk_norm=True, **window, **unrotated_where_full(window))
-    kinds = [kind(ffn["kind"], [GATED], [ffn], norms=4) for ffn in (MLP, MOE)]
+    window = listed_window_fields(config, config["layer_types"] or [names[(i + 1) % every == 0] for i in range(total)])
+    attention = gqa_fields(config, qk_norm=True, **window, **unrotated_full_attention_field(window))
+    kinds = [layer_kind_fields(ffn["kind"], [GATED], [ffn], norms=4) for ffn in (MLP, MOE)]
     each = [kinds[i >= config["num_dense_layers"]] for i in range(total)]
     shared = config["num_shared_experts"] * config["moe_intermediate_size"]
-    fields = moe(config, score="sigmoid", correction_bias=True, shared_hidden=shared)
+    fields = moe_fields(config, score="sigmoid", correction_bias=True, shared_hidden=shared)
     scaled = {"multipliers": ("embedding",)} if config["mup_enabled"] else {}
-    return {"attention": attention, "mlp": gated_mlp(config), "moe": fields, "norm_placement": "both", **scaled,
-            **layers(each)}  # fmt: skip
+    return {"attention": attention, "mlp": gated_mlp_fields(config), "moe": fields, "norm_placement": "both", **scaled,
+            **layers_field(each)}  # fmt: skip
 
 
 def _axk1(config: Config) -> dict[str, Any]:
@@ -222,72 +229,78 @@ def _axk1(config: Config) -> dict[str, Any]:
         first, every = config["first_k_dense_replace"], config["moe_layer_freq"]
         ffns = ["moe" if i >= first and i % every == 0 else "mlp" for i in range(config["num_hidden_layers"])]
     else:
-        ffns = listed(config, "mlp_layer_types", DENSE_OR_EXPERTS)
-    named = {ffn["kind"]: kind(ffn["kind"], [ATTENTION], [ffn], norms=norms)
+        ffns = listed_layer_kinds(config, "mlp_layer_types", DENSE_OR_EXPERTS)
+    named = {ffn["kind"]: layer_kind_fields(ffn["kind"], [ATTENTION], [ffn], norms=norms)
              for ffn, norms in ((MLP, 2), (MOE, 3))}  # fmt: skip
-    fields = grouped_experts(config, config["n_shared_experts"] * config["moe_intermediate_size"])
+    fields = sigmoid_grouped_moe_fields(config, config["n_shared_experts"] * config["moe_intermediate_size"])
     return {
-        "attention": latent_attention(config),
-        "mlp": gated_mlp(config),
+        "attention": latent_attention_fields(config),
+        "mlp": gated_mlp_fields(config),
         "moe": fields,
-        **layers([named[ffn] for ffn in ffns]),
+        **layers_field([named[ffn] for ffn in ffns]),
     }
 
 
-_LISTED = {"layer_types": entries()}
-_GRANITE_SWA = {"sliding_window": count(128, nullable=True), **_LISTED, "layer_rope_theta": entries()}
+_LISTED = {"layer_types": list_key()}
+_GRANITE_SWA = {"sliding_window": count_key(128, nullable=True), **_LISTED, "layer_rope_theta": list_key()}
 
 ARCHITECTURES = (
-    Architecture(
+    ConfigFamily(
         "GPTNeoConfig", ("GPTNeoForCausalLM",), ("gpt_neo",),
-        {**sizes(2048, 24, 16, None, 50257, tied=True), "intermediate_size": size(None, rule=four_times_hidden),
-         "num_hidden_layers": size(24, "num_layers", "num_hidden_layers"),
-         "num_attention_heads": size(16, "num_heads", "num_attention_heads"),
-         "hidden_act": text("gelu_new", "activation_function"), "max_position_embeddings": size(2048),
-         "window_size": size(256), "attention_types": entries()}, _gpt_neo,
+        {**common_keys(2048, 24, 16, None, 50257, tied=True),
+         "intermediate_size": size_key(None, rule=four_times_hidden),
+         "num_hidden_layers": size_key(24, "num_layers", "num_hidden_layers"),
+         "num_attention_heads": size_key(16, "num_heads", "num_attention_heads"),
+         "hidden_act": text_key("gelu_new", "activation_function"), "max_position_embeddings": size_key(2048),
+         "window_size": size_key(256), "attention_types": list_key()}, _gpt_neo,
     ),
-    Architecture(
+    ConfigFamily(
         "CwmConfig", ("CwmForCausalLM",), ("cwm",),
-        {**sizes(6144, 64, 48, 21504, 128256), "num_key_value_heads": kv_heads(8), "head_dim": head_dim(128),
-         "mlp_bias": flag(False), "sliding_window": count(8192, nullable=True), **_LISTED}, _cwm,
+        {**common_keys(6144, 64, 48, 21504, 128256), "num_key_value_heads": kv_heads_key(8),
+         "head_dim": head_dim_key(128),
+         "mlp_bias": flag_key(False), "sliding_window": count_key(8192, nullable=True), **_LISTED}, _cwm,
     ),
-    Architecture(
+    ConfigFamily(
         "GraniteSWAConfig", ("GraniteSWAForCausalLM",), ("granite_swa",),
-        {**GRANITE, **sizes(2560, 24, 20, 8192, 100352, tied=True), "num_key_value_heads": kv_heads(4),
-         "mlp_bias": flag(False), **_GRANITE_SWA}, _granite_swa,
+        {**GRANITE, **common_keys(2560, 24, 20, 8192, 100352, tied=True), "num_key_value_heads": kv_heads_key(4),
+         "mlp_bias": flag_key(False), **_GRANITE_SWA}, _granite_swa,
     ),
-    Architecture(
+    ConfigFamily(
         "GraniteMoeSWAConfig", ("GraniteMoeSWAForCausalLM",), ("granitemoe_swa",),
-        {**GRANITE_MOE, "shared_intermediate_size": count(0), **_GRANITE_SWA}, _granite_moe_swa,
+        {**GRANITE_MOE, "shared_intermediate_size": count_key(0), **_GRANITE_SWA}, _granite_moe_swa,
     ),
-    Architecture(
+    ConfigFamily(
         "FlintConfig", ("FlintForCausalLM",), ("flint",),
-        {**sizes(2048, 49, 32, 6144, 150144), "num_key_value_heads": size(4), "head_dim": size(128),
-         "attention_bias": flag(False), "sliding_window": count(513), **_LISTED, "decoder_sparse_step": size(1),
-         "mlp_only_layers": entries(), "num_experts": size(256), "num_experts_per_tok": size(6),
-         "moe_intermediate_size": size(512), "shared_expert_intermediate_size": size(1024)}, _flint,
+        {**common_keys(2048, 49, 32, 6144, 150144), "num_key_value_heads": size_key(4), "head_dim": size_key(128),
+         "attention_bias": flag_key(False), "sliding_window": count_key(513), **_LISTED,
+         "decoder_sparse_step": size_key(1),
+         "mlp_only_layers": list_key(), "num_experts": size_key(256), "num_experts_per_tok": size_key(6),
+         "moe_intermediate_size": size_key(512), "shared_expert_intermediate_size": size_key(1024)}, _flint,
     ),
-    Architecture(
+    ConfigFamily(
         "LaraMiniConfig", ("LaraMiniForCausalLM",), ("lara_mini",),
-        {**sizes(1024, 34, 16, None, 151936, tied=True), "num_key_value_heads": size(4), "head_dim": size(128),
-         "attention_bias": flag(False), "sliding_window": count(512), **_LISTED,
-         **delta_net_sizes(8, 16, 128, 128), "num_experts": size(128), "num_experts_per_tok": size(4),
-         "moe_intermediate_size": size(512), "shared_expert_intermediate_size": size(512)}, _lara_mini,
+        {**common_keys(1024, 34, 16, None, 151936, tied=True), "num_key_value_heads": size_key(4),
+         "head_dim": size_key(128),
+         "attention_bias": flag_key(False), "sliding_window": count_key(512), **_LISTED,
+         **delta_net_keys(8, 16, 128, 128), "num_experts": size_key(128), "num_experts_per_tok": size_key(4),
+         "moe_intermediate_size": size_key(512), "shared_expert_intermediate_size": size_key(512)}, _lara_mini,
     ),
-    Architecture(
+    ConfigFamily(
         "AfmoeConfig", ("AfmoeForCausalLM",), ("afmoe",),
-        {**sizes(2048, 32, 16, 6144, 200192), "num_key_value_heads": KV_HEADS, "head_dim": size(128),
-         "attention_bias": flag(False), "sliding_window": count(1024, nullable=True), **_LISTED,
-         "global_attn_every_n_layers": size(4), "num_dense_layers": count(1), "num_experts": size(64),
-         "num_experts_per_tok": size(6), "num_shared_experts": count(2), "moe_intermediate_size": size(1408),
-         "mup_enabled": flag(False)}, _afmoe,
+        {**common_keys(2048, 32, 16, 6144, 200192), "num_key_value_heads": KV_HEADS, "head_dim": size_key(128),
+         "attention_bias": flag_key(False), "sliding_window": count_key(1024, nullable=True), **_LISTED,
+         "global_attn_every_n_layers": size_key(4), "num_dense_layers": count_key(1), "num_experts": size_key(64),
+         "num_experts_per_tok": size_key(6), "num_shared_experts": count_key(2),
+         "moe_intermediate_size": size_key(1408),
+         "mup_enabled": flag_key(False)}, _afmoe,
     ),
-    Architecture(
+    ConfigFamily(
         "AXK1Config", ("AXK1ForCausalLM",), ("axk1",),
-        {**sizes(7168, 61, 64, 18432, 163840), **latent_sizes(1536, 512, 128, 64, 128), "q_lora_rank": size(1536),
-         "mlp_layer_types": entries(), "first_k_dense_replace": count(1), "moe_layer_freq": size(1),
-         "n_routed_experts": size(192, "n_routed_experts", "num_local_experts"), "n_shared_experts": count(1),
-         "num_experts_per_tok": size(8), "moe_intermediate_size": size(2048), "n_group": size(8),
-         "topk_group": size(4)}, _axk1,
+        {**common_keys(7168, 61, 64, 18432, 163840), **latent_attention_keys(1536, 512, 128, 64, 128),
+         "q_lora_rank": size_key(1536),
+         "mlp_layer_types": list_key(), "first_k_dense_replace": count_key(1), "moe_layer_freq": size_key(1),
+         "n_routed_experts": size_key(192, "n_routed_experts", "num_local_experts"), "n_shared_experts": count_key(1),
+         "num_experts_per_tok": size_key(8), "moe_intermediate_size": size_key(2048), "n_group": size_key(8),
+         "topk_group": size_key(4)}, _axk1,
     ),
 )  # fmt: skip

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.block_cost import unique_rows
 from mofa.cost.memory.reserved import LARGE_SEGMENT, MIN_OWN, ROUND, SMALL
 from mofa.cost.optimizer import optimizer_dtype_bytes
-from mofa.cost.rank_rules import has_flat_buffers, shards_params, shards_states
+from mofa.cost.rank_rules import has_flat_buffers, shards_optimizer_states, shards_params
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -27,7 +27,7 @@ REPEATS, MOST = 4, 600
 """Layers that are laid out one behind the other, and tensors of them at most. [-]"""
 
 
-class UnsplitRests(NamedTuple):
+class UnsplitRemainders(NamedTuple):
     """Of each stage's parameters, of all its optimizer states, and of one state's temporaries. (n, R) each [B]"""
 
     params: ArrayN
@@ -36,7 +36,7 @@ class UnsplitRests(NamedTuple):
 
 
 @lru_cache(maxsize=8192)
-def unsplit_rest_per_layer(sizes: tuple[int, ...]) -> float:
+def unsplit_remainder_per_layer(sizes: tuple[int, ...]) -> float:
     """What equal layers' tensors hold beyond these ``sizes``, each layer; allocated in order, none freed. [B]
 
     Examples
@@ -44,7 +44,7 @@ def unsplit_rest_per_layer(sizes: tuple[int, ...]) -> float:
     Three of 6 MiB leave 2 MiB of a segment, which a fourth one can't use. Three of 6.5 MiB leave half a MiB, which
     the third one holds; one of 11.5 MiB holds its segment of 12:
 
-    >>> [unsplit_rest_per_layer((int(mib * 2**20),)) * 3 / 2**20 for mib in (6.0, 6.5, 11.5)]
+    >>> [unsplit_remainder_per_layer((int(mib * 2**20),)) * 3 / 2**20 for mib in (6.0, 6.5, 11.5)]
     [0.0, 0.375, 1.5]
     """
     free, rests, layers = list[int](), 0, 0
@@ -61,7 +61,7 @@ def unsplit_rest_per_layer(sizes: tuple[int, ...]) -> float:
     return rests / layers
 
 
-def unsplit_rests(rows: Rows, freed: ArrayN) -> UnsplitRests | None:
+def unsplit_remainders(rows: Rows, freed: ArrayN) -> UnsplitRemainders | None:
     """What the static tensors of layers hold beyond their bytes; None where all rests are cut, or none is left.
 
     Parameters
@@ -84,7 +84,7 @@ def unsplit_rests(rows: Rows, freed: ArrayN) -> UnsplitRests | None:
     ranks = (shards.dense_ranks[:, 0], shards.expert_ranks[:, 0]) if shards_params(rows) else (1.0, 1.0)
     of_params, of_state = (_of_stages(rows, width, ranks) for width in (stored, each))
     if flat:
-        is_sharded = shards_states(rows)[:, None]
+        is_sharded = shards_optimizer_states(rows)[:, None]
         of_params = np.where(is_sharded, 0.0, of_params)  # in one buffer
         of_state = of_state * np.where(is_sharded, shards.sharded(1.0) / np.maximum(shards.unsharded(1.0), 1.0), 1.0)
     if not (of_params.any() or of_state.any()):
@@ -93,7 +93,7 @@ def unsplit_rests(rows: Rows, freed: ArrayN) -> UnsplitRests | None:
     scratch = rows.static.step_scratch[grid]
     moments = np.clip(1.0 - freed / (num_moments * state), 0.0, 1.0)
     temporaries = np.clip(1.0 - (freed - num_moments * state) / np.maximum(scratch, 1.0), 0.0, 1.0)
-    return UnsplitRests(
+    return UnsplitRemainders(
         of_params[grid], (flat + num_moments * moments) * of_state[grid],
         temporaries * np.minimum(scratch / state, 1.0) * of_state[grid],
     )  # fmt: skip
@@ -114,7 +114,7 @@ def _of_stages(rows: Rows, width: float, ranks: Sequence[ArrayN | float]) -> Arr
         shared = np.where(expert[:, None], each[1][firsts], each[0][firsts])
         nbytes = (np.ceil(width * params[some] / shared / 512.0) * 512.0).astype(int)
         of_layer = np.array([
-            unsplit_rest_per_layer(_in_order(sizes, number, expert, sequential))
+            unsplit_remainder_per_layer(_in_order(sizes, number, expert, sequential))
             for sizes, number in zip(nbytes.T, numbers[some].T, strict=True)
         ])[alike]  # fmt: skip
         out += of_layer[:, None] * counts[kind]
