@@ -170,7 +170,7 @@ def refine_layouts(search: Search, seconds: float = 12.0, *, progress: Progress 
     keeps = "recompute=" in report.defaults.get("fixed", "")
     some, for_screening_s = contenders(search, partial(_candidate, search)), SCREENING_FRACTION * seconds
     left_s = seconds - for_screening_s
-    left_s += screen(some, for_screening_s, SECONDS_OF_WORK, len(report.plans), keep_recomputed=keeps)
+    left_s += max(screen(some, for_screening_s, SECONDS_OF_WORK, len(report.plans), keep_recomputed=keeps), 0.0)
     ranked = [_Ranked(plan, plan) for plan in report.plans]
     _refine_best(ranked, some, left_s, keep_recomputed=keeps, progress=progress)
     _explain_best(ranked)
