@@ -13,7 +13,7 @@ import time
 
 from mofa.faults.closed_forms.intervals import exact_interval_s
 from mofa.faults.failures.clocks import FailureClock
-from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
+from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
 
 LIMIT_S = 10.0
 
@@ -23,10 +23,10 @@ def main() -> int:
     runs = 500 if "--smoke" in sys.argv[1:] else 10_000
     mtbf = 54 * 86400.0 / 419
     kinds = (SimulatedFailureKind(0.75, 300.0), SimulatedFailureKind(0.25, 900.0, takes_node=True))
-    job = LongRun(
+    job = LongRunToSimulate(
         54 * 86400.0,
         float(exact_interval_s(30.0, mtbf)),
-        (SimulatedLevel(30.0),),
+        (SimulatedCheckpointLevel(30.0),),
         kinds,
         FailureClock(mtbf),
         4,
@@ -35,7 +35,7 @@ def main() -> int:
     best = float("inf")
     for _ in range(1 if "--smoke" in sys.argv[1:] else 3):
         started = time.perf_counter()
-        found = simulate(job, runs)
+        found = simulate_long_runs(job, runs)
         best = min(best, time.perf_counter() - started)
     print(f"{runs:,} runs of 54 productive days, {int(found.failures.sum()):,} failures: {best:.2f} s (best of three)")
     print(

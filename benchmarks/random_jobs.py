@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from mofa.blocks.frameworks.recompute import selective_modes_to_search
 from mofa.errors import MofaError, SpecError
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.legality.step_length import computations
+from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.step_length import computations_per_step
 from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec
 from mofa.specs.framework_offers import OFFERED
 from mofa.specs.load import load_cluster, load_framework, load_workload
@@ -42,7 +42,7 @@ MOST_DRAWS = 400
 class RandomJob:
     """A job with one legal strategy."""
 
-    job: Job
+    job: CheckedJob
     row: StrategyTable
     skipped: int
     """Draws before it that were too long to play."""
@@ -66,14 +66,14 @@ def random_job(seed: int, number: int, again: int = 0) -> RandomJob:
         row = _drawn_strategy(random, job)
         if row is None:
             continue
-        if computations(job, row)[0] > MAX_COMPUTATIONS:
+        if computations_per_step(job, row)[0] > MAX_COMPUTATIONS:
             skipped += 1
             continue
         return RandomJob(job, row, skipped)
     raise RuntimeError(f"no legal job of seed {seed}, number {number}")
 
 
-def _drawn_job(random: np.random.Generator) -> Job:
+def _drawn_job(random: np.random.Generator) -> CheckedJob:
     name, node = str(random.choice(WORKLOADS)), str(random.choice(NODES))
     family = FRAMEWORK_NAMES[random.integers(len(FRAMEWORK_NAMES))]
     data_parallel = str(random.choice(OFFERED[family]["data_parallel"]))
@@ -84,7 +84,7 @@ def _drawn_job(random: np.random.Generator) -> Job:
     framework, cluster = load_framework(options), load_cluster(node, gpus)
     if cluster.gpu.software == "rocm" and not framework.traits.runs_on_rocm:
         raise SpecError(f"{node}: {family} does not run on it")
-    return Job(_workload(name, batch, seq_len), cluster, framework)
+    return CheckedJob(_workload(name, batch, seq_len), cluster, framework)
 
 
 @cache
@@ -92,7 +92,7 @@ def _workload(name: str, batch: int, seq_len: int) -> WorkloadSpec:
     return load_workload(name, global_batch=batch, seq_len=seq_len)
 
 
-def _modes(job: Job) -> tuple[RecomputeSpec, ...]:
+def _modes(job: CheckedJob) -> tuple[RecomputeSpec, ...]:
     """Modes of recomputation that a framework may have, each in one token chunk or several."""
     texts = ["none", "full"]
     model, framework = job.workload.model, job.framework
@@ -115,7 +115,7 @@ def _option_sets(framework: FrameworkSpec, *, experts: bool) -> tuple[FrameworkO
     return tuple(sets)
 
 
-def _drawn_strategy(random: np.random.Generator, job: Job) -> StrategyTable | None:
+def _drawn_strategy(random: np.random.Generator, job: CheckedJob) -> StrategyTable | None:
     """A legal strategy of a job; None where none of those drawn is."""
     gpus, model, framework = job.cluster.num_gpus, job.workload.model, job.framework
     experts = model.moe.num_experts if model.moe is not None else 1
@@ -153,7 +153,7 @@ def _drawn_strategy(random: np.random.Generator, job: Job) -> StrategyTable | No
     return _one_of(random, table) if len(table) else None
 
 
-def _legal_of(job: Job, table: StrategyTable) -> StrategyTable:
+def _legal_of(job: CheckedJob, table: StrategyTable) -> StrategyTable:
     """The legal rows of a table."""
     parts = []
     for options, rows in table.rows_by_options():

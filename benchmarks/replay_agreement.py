@@ -30,8 +30,8 @@ from mofa.replay.rank.from_estimator import describe_ranks, outside_allocator_by
 from mofa.replay.time.step import replay_time
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.space import SOLVED, combinations_table, constrain, default_space, with_options_as_given
+from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_options_as_given
 from mofa.specs.framework_offers import PYTORCH_MODULES
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import StrategyTable
@@ -136,7 +136,7 @@ WIDER: dict[str, Line] = {
          "reduced_bytes_per_param": 4, "splits_layers": "greedy-embeddings"}, modes=("full:1",),
     ),
 }  # fmt: skip
-WANTED: dict[str, Callable[[Job, StrategyTable], NDArray[np.bool_]]] = {
+WANTED: dict[str, Callable[[CheckedJob, StrategyTable], NDArray[np.bool_]]] = {
     "any": lambda job, t: np.ones(len(t), dtype=bool),
     "pp > 1": lambda job, t: t.pp > 1,
     "vpp > 1": lambda job, t: t.vpp > 1,
@@ -155,7 +155,7 @@ class Case:
     """A strategy of a job."""
 
     name: str
-    job: Job
+    job: CheckedJob
     row: StrategyTable
 
     @cached_property
@@ -174,21 +174,21 @@ def _recompute(table: StrategyTable, kind: str) -> NDArray[np.bool_]:
 
 
 @cache
-def _legal(index: int, batches: int = 1) -> tuple[str, Job, StrategyTable]:
+def _legal(index: int, batches: int = 1) -> tuple[str, CheckedJob, StrategyTable]:
     name, cluster, gpus, batch, framework, changes = JOBS[index]
     job, table = _strategies(Line(((name, cluster, gpus, batches * batch),), framework, {}, changes), 0)
     return f"{name} {framework}", job, table
 
 
-def _strategies(line: Line, at: int) -> tuple[Job, StrategyTable]:
+def _strategies(line: Line, at: int) -> tuple[CheckedJob, StrategyTable]:
     """The job of one of a line's workloads, and all its legal strategies."""
     name, cluster, gpus, batch = line.where[at]
-    job = Job(
+    job = CheckedJob(
         load_workload(name, global_batch=batch, overrides=line.changes or None), load_cluster(cluster, gpus),
         load_framework({"name": line.framework, **EVEN, **line.options}),
     )  # fmt: skip
     default = with_options_as_given(default_space(job.workload, job.cluster, job.framework))  # zbv has cases of its own
-    asked = [constrain(default, fix=fix, maximum={}, with_=line.with_, without=("zbv",))
+    asked = [constrain_space(default, fix=fix, maximum={}, with_=line.with_, without=("zbv",))
              for fix in ({}, *({"recompute": mode} for mode in line.modes))]  # fmt: skip
     modes = tuple(dict.fromkeys(mode for space in asked for mode in space.recompute))
     pytorch_ddp = job.framework.name in PYTORCH_MODULES and job.framework.data_parallel == "ddp"

@@ -20,10 +20,10 @@ from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.from_estimator import describer_of_rank
 from mofa.replay.replayer import Replayer
 from mofa.search.entry_points import find_plans
-from mofa.search.rerank import REPLAYED, replay_best
+from mofa.search.rerank import REPLAYED, replay_best_rows
 from mofa.search.strategy_estimator import strategy_estimator
-from mofa.search.to_plan.builder import Candidate
-from mofa.search.workers import Workers, cores
+from mofa.search.to_plan.builder import CandidatePlan
+from mofa.search.workers import WorkerProcesses, usable_cores
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
 DENSE = "tp=4 sp=true pp=16 vpp=4 micro_batch=1 recompute=selective"
@@ -46,15 +46,15 @@ def whole(one: Replayer) -> None:
         one.rank_memory(r)
 
 
-def best_plans(workload: str, cluster: str, gpus: int) -> list[Candidate]:
+def best_plans(workload: str, cluster: str, gpus: int) -> list[CandidatePlan]:
     """The rows that a search would play."""
-    found: list[Candidate] = []
+    found: list[CandidatePlan] = []
 
-    def keep(rows: list[int], candidate: Callable[[int], Candidate], *_: object) -> None:
+    def keep(rows: list[int], candidate: Callable[[int], CandidatePlan], *_: object) -> None:
         found.extend(map(candidate, rows))
         raise StopIteration
 
-    with mock.patch("mofa.search.entry_points.replay_best", keep), suppress(StopIteration):
+    with mock.patch("mofa.search.entry_points.replay_best_rows", keep), suppress(StopIteration):
         find_plans(load_workload(workload), load_cluster(cluster, gpus))
     return found
 
@@ -84,10 +84,10 @@ def speed(*, smoke: bool) -> None:
         return
     for job in SEARCHES:
         plans = best_plans(*job)
-        for jobs in sorted({1, cores()}):
-            ones = [Candidate(*one.job, one.loads, one.convention) for one in plans]
-            with Workers(jobs) as workers:
-                cpu, wall = seconds(partial(replay_best, range(len(ones)), ones.__getitem__, 10, workers=workers))
+        for jobs in sorted({1, usable_cores()}):
+            ones = [CandidatePlan(*one.job, one.loads, one.convention) for one in plans]
+            with WorkerProcesses(jobs) as workers:
+                cpu, wall = seconds(partial(replay_best_rows, range(len(ones)), ones.__getitem__, 10, workers=workers))
             print(
                 f"the best {REPLAYED} plans of {' '.join(map(str, job))}, {jobs} processes: {cpu:.2f} s, {wall:.2f} s"
             )

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
 from mofa.search.borderline import borderline_rows
-from mofa.search.costing import MEMORY, CheckedSpace
+from mofa.search.costing import MEMORY, CostedSpace
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.space import OPTIONS
-from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
+from mofa.search.to_plan.builder import CandidatePlan, memory_limit_bytes
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
 SEARCHES = (
@@ -45,11 +45,11 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
     def fitting(positions: NDArray[np.intp]) -> int:
         """How many fit."""
         rows = (costed.table.take(positions[i : i + 1]) for i in range(len(positions)))
-        return sum(Candidate(*facts, row, loads, "causal").device_bytes(limit) <= limit for row in rows)
+        return sum(CandidatePlan(*facts, row, loads, "causal").device_bytes(limit) <= limit for row in rows)
 
     rejected = search.reasons[costed.rows] == MEMORY
     doubtful = rejected & np.isfinite(costed.step_s)
-    found = CheckedSpace(search.combinations, costed, search.reasons, search.short)
+    found = CostedSpace(search.combinations, costed, search.reasons, search.short)
     asked = borderline_rows(found, costed.step_s)
     others = np.flatnonzero(rejected & ~doubtful)
     table = costed.table.take(others)

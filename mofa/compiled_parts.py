@@ -19,7 +19,7 @@ def source_hash(source: Path) -> str:
     return sha256(source.read_bytes()).hexdigest()
 
 
-def compiled_part(source: Path, library: Path, signatures: Mapping[str, Signature]) -> ctypes.PyDLL | None:
+def load_compiled_part(source: Path, library: Path, signatures: Mapping[str, Signature]) -> ctypes.PyDLL | None:
     """A compiled part with its functions declared; None where there is none of this source, for this machine.
 
     Parameters

@@ -126,7 +126,7 @@ def _burst_s(call: Callable[[], Any], num_ops: int) -> float:
     return _middle(times)
 
 
-def small_back_s(num_ops: int = 100) -> float:
+def small_op_backward_s(num_ops: int = 100) -> float:
     """Seconds of one small op's way back, which autograd's engine issues on a thread of its own.
 
     That thread runs on another core than the one which issues the forward pass, and may be as much slower or faster
@@ -161,7 +161,7 @@ def _middle(times: list[float]) -> float:
     return counted[len(counted) // 2]
 
 
-def sampled_op_s() -> float:
+def processor_op_s_in_work() -> float:
     """One small addition on the processor as it is timed in the midst of other work."""
     return processor_op_s(16)
 
@@ -201,7 +201,7 @@ class TransformerEngineLayer:
             before = time.perf_counter()
             out = self._layer(self._source)
             middle = time.perf_counter()
-            ops.append(sampled_op_s())
+            ops.append(processor_op_s_in_work())
             between = time.perf_counter()
             out.register_hook(self._sample)
             for _ in range(LAYERS - 1):
@@ -217,7 +217,7 @@ class TransformerEngineLayer:
 
     def _sample(self, _: torch.Tensor) -> None:
         before = time.perf_counter()
-        self._ops_back.append(sampled_op_s())
+        self._ops_back.append(processor_op_s_in_work())
         self._sampled_s = time.perf_counter() - before
 
 
@@ -234,13 +234,13 @@ class StepSampler:
 
     def _look(self, _: torch.nn.Module, __: Any, output: Any) -> None:
         recomputed = threading.current_thread() is not threading.main_thread()
-        (self._behind if recomputed else self._ahead).append(sampled_op_s())
+        (self._behind if recomputed else self._ahead).append(processor_op_s_in_work())
         first = output[0] if isinstance(output, tuple) else output
         if isinstance(first, torch.Tensor) and first.requires_grad:
             first.register_hook(self._look_back)
 
     def _look_back(self, _: torch.Tensor) -> None:
-        self._behind.append(sampled_op_s())
+        self._behind.append(processor_op_s_in_work())
 
     def means_since_last(self) -> tuple[float, float]:
         """Means of the ways forward and back since it was last asked; nan of none. [s]"""

@@ -57,8 +57,8 @@ from mofa.report.save import write_file_atomically
 from mofa.search.one_plan import estimate
 from mofa.specs.load import load_cluster, load_framework
 from mofa.specs.run_files import load_runs, resolve_run
-from mofa.validate.all_runs import layer_folders
-from mofa.validate.reference import why_no_time
+from mofa.validate.all_runs import layer_measurement_folders
+from mofa.validate.reference import why_step_time_not_scored
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCES = ROOT / "reference_runs"
@@ -181,7 +181,7 @@ def _score_runs(path: Path) -> None:
         }
         said = dict(zip(measured, (float(row[name]) for name in RUN_COLUMNS[1:5]), strict=True))
         off = {name: said[name] / value - 1 for name, value in measured.items() if value}
-        why = why_no_time(record)
+        why = why_step_time_not_scored(record)
         print(
             row["id"], record.split, *(f"{name} {error:+.1%}" for name, error in off.items()), *([why] if why else [])
         )
@@ -193,7 +193,9 @@ def _score_runs(path: Path) -> None:
 
 def _score_layers() -> None:
     measured = {
-        (rows["step"].case.shape_text): rows for folder in layer_folders(REFERENCES) for rows in rows_by_layer(folder)
+        (rows["step"].case.shape_text): rows
+        for folder in layer_measurement_folders(REFERENCES)
+        for rows in rows_by_layer(folder)
     }
     for gpus in GPUS:
         off: dict[str, list[float]] = {name: [] for name in QUANTITIES}

@@ -23,8 +23,8 @@ from typing import Any
 from mofa.errors import SpecError
 from mofa.export.read_job import read_job
 from mofa.measure.expand import copies_routed_per_step, expand_run
-from mofa.measure.records import Environment, Record, write_record
-from mofa.measure.results import measured_of
+from mofa.measure.records import RunEnvironment, RunRecord, write_record
+from mofa.measure.results import merge_rank_results
 from mofa.specs.load import load_framework
 from mofa.specs.run import RunBatch, RunSpec
 
@@ -57,7 +57,9 @@ def torchtitan_steps(log: str, tokens_per_gpu: float) -> dict[int, float]:
     return {int(step): tokens_per_gpu / float(tps.replace(",", "")) for step, tps in lines}
 
 
-def record_of_job(name: str, framework: str, job: Path, log: Path, ranks: Path, version: str, hardware: str) -> Record:
+def record_of_job(
+    name: str, framework: str, job: Path, log: Path, ranks: Path, version: str, hardware: str
+) -> RunRecord:
     """One job's record; GPUs are its ranks."""
     files = sorted(ranks.glob("rank*.json"))
     if not files:
@@ -83,14 +85,14 @@ def record_of_job(name: str, framework: str, job: Path, log: Path, ranks: Path, 
     issues = max((rank["host_issues_s"] for rank in ranks_left), key=statistics.fmean)
     of_rank["host_issues_s"] = [round(s, 9) for s in issues]
     of_rank["host_issue_s"] = round(statistics.fmean(issues), 9)
-    environment = Environment(num_gpus=len(files), **of_rank)
+    environment = RunEnvironment(num_gpus=len(files), **of_rank)
     trainer = TRAINERS[framework]
     source = (
         f"run by {trainer} as mofa export wrote it, on {len(files)} {environment.gpu}, PyTorch {environment.torch}, "
         f"{version}, {datetime.now(tz=UTC):%Y-%m-%d}"
     )
-    return Record(
-        run=run.with_full_specs(), measured=measured_of(ranks_left), environment=environment, source=source,
+    return RunRecord(
+        run=run.with_full_specs(), measured=merge_rank_results(ranks_left), environment=environment, source=source,
         split="judging", trainer=trainer,
     )  # fmt: skip
 

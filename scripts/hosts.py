@@ -25,11 +25,11 @@ import yaml
 
 from mofa.calibrate.fits.profile import SMALL_OPS
 from mofa.calibrate.measurements import read_rows
-from mofa.measure.records import HOST_BOUND_IDLE, Record, read_records
+from mofa.measure.records import HOST_BOUND_IDLE, RunRecord, read_records
 from mofa.report.save import write_file_atomically
 from mofa.search.one_plan import estimate
-from mofa.validate.hosts import HOSTS, Machine, machine_of
-from mofa.validate.reference import Reference, measured_references
+from mofa.validate.hosts import HOSTS, Machine, machine_identity
+from mofa.validate.reference import ReferenceRun, measured_references
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "reference_runs" / "measured"
@@ -44,12 +44,12 @@ FEWEST = 3
 """Configurations, or runs that measured it, that a machine's speed rests on."""
 
 
-def _step_s(reference: Reference, factor: float) -> float:
+def _step_s(reference: ReferenceRun, factor: float) -> float:
     workload, cluster, framework, strategy = reference.resolve()
-    return estimate(workload, cluster.at_host(factor * FASTEST_S), strategy, framework=framework).step_s
+    return estimate(workload, cluster.with_host_speed(factor * FASTEST_S), strategy, framework=framework).step_s
 
 
-def issue_s(reference: Reference, measured_s: float) -> float | None:
+def issue_s(reference: ReferenceRun, measured_s: float) -> float | None:
     """Issue of an op at which a run's prediction is what was measured; None where the host matters little. [s]"""
     steps = {factor: _step_s(reference, factor) for factor in (1.0, 2.0)}
     if steps[2.0] < (1 + HOST_BOUND_IDLE) * steps[1.0]:
@@ -58,7 +58,7 @@ def issue_s(reference: Reference, measured_s: float) -> float | None:
     return float(np.interp(measured_s, [steps[f] for f in SPEEDS], SPEEDS)) * FASTEST_S
 
 
-def by_machine(records: list[Record]) -> dict[Machine, dict[str, float]]:
+def by_machine(records: list[RunRecord]) -> dict[Machine, dict[str, float]]:
     """Issue of an op by configuration, of every machine. [s]"""
     known = {record.run.id: record for record in records}
     found: dict[Machine, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -74,7 +74,7 @@ def by_machine(records: list[Record]) -> dict[Machine, dict[str, float]]:
                     continue
                 own = issue_s(replace(run, host_op_s=None), step_s)
                 if own is not None:
-                    found[machine_of(record)][reference.id].append(own)
+                    found[machine_identity(record)][reference.id].append(own)
     return {machine: {id: statistics.median(values) for id, values in runs.items()} for machine, runs in found.items()}
 
 
@@ -90,7 +90,7 @@ def calibrated(machines: set[Machine]) -> dict[Machine, tuple[str, float]]:
     return found
 
 
-def by_runs(records: list[Record]) -> dict[tuple[Machine, int], list[float]]:
+def by_runs(records: list[RunRecord]) -> dict[tuple[Machine, int], list[float]]:
     """Issue of an op as the runs of each machine measured it after their steps, by their GPUs. [s]
 
     Runs that timed it among their steps are predicted by that.
@@ -99,7 +99,7 @@ def by_runs(records: list[Record]) -> dict[tuple[Machine, int], list[float]]:
     for record in records:
         environment = record.environment
         if environment.host and environment.host_issue_s is not None and not environment.host_issues_s:
-            found[machine_of(record), record.run.gpus].append(environment.host_issue_s)
+            found[machine_identity(record), record.run.gpus].append(environment.host_issue_s)
     return {where: values for where, values in found.items() if len(values) >= FEWEST}
 
 
@@ -107,7 +107,7 @@ def facts() -> dict[str, object]:
     """The file's content."""
     machines: list[dict[str, object]] = []
     records = read_records(RECORDS)
-    timed = calibrated({machine_of(record) for record in records})
+    timed = calibrated({machine_identity(record) for record in records})
     for machine, (folder, op_s) in sorted(timed.items()):
         source = f"median of an addition, SiLU and a norm, timed on this machine: measurements/{folder}"
         fact = {"value": f"{op_s * 1e6:.3g} us", "provenance": "measured", "source": source}

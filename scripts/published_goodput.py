@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mofa.faults.closed_forms.intervals import exact_interval_s
-from mofa.faults.closed_forms.renewal import effective_restart_s, ettr
+from mofa.faults.closed_forms.renewal import effective_restart_s, renewal_ettr
 from mofa.faults.spares import waiting_share
 
 MIN, HOUR, DAY = 60.0, 3600.0, 86400.0
@@ -31,7 +31,7 @@ class Case:
 
 def _of(mtbf: float, block: float, restart: float, interval: float | None = None) -> float:
     tau = exact_interval_s(block, mtbf) if interval is None else interval
-    return float(ettr(tau, block, mtbf, restart))
+    return float(renewal_ettr(tau, block, mtbf, restart))
 
 
 def cases() -> list[Case]:

@@ -22,7 +22,7 @@ from mofa.specs.cuda_graphs import CudaGraphs
 from mofa.specs.residuals import FILE, STEPS_FILE
 from mofa.validate.all_runs import reference_runs
 from mofa.validate.bands import fit_step_residuals, residuals_csv, step_residual_of
-from mofa.validate.reference import has_graphs, measured_references
+from mofa.validate.reference import has_cuda_graphs, measured_references
 from mofa.validate.run_processes import RunProcesses
 from mofa.validate.score import score_references
 from mofa.validate.validation_report import RunScore
@@ -61,7 +61,7 @@ def graphs_memory() -> dict[str, dict[str, object]]:
     records = {record.run.id: record for record in read_records(folder)}
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
         found, _ = measured_references(folder, Path(scratch))
-        runs, _ = score_references([one for one in found if has_graphs(records[one.id])])
+        runs, _ = score_references([one for one in found if has_cuda_graphs(records[one.id])])
     by_kind: dict[str, list[float]] = {}
     for run in runs:
         graphs = CudaGraphs.parse(str(records[run.id].run.framework["cuda_graphs"]))

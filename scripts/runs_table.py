@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mofa.measure import read_records
-from mofa.report.measured_runs import with_tables
+from mofa.report.measured_runs import with_renewed_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -17,7 +17,7 @@ def main() -> None:
     """Rewrite the part between the markers."""
     page = ROOT / "docs" / "measure.md"
     text = page.read_text(encoding="utf-8")
-    page.write_text(with_tables(text, read_records(ROOT / "reference_runs" / "measured")), encoding="utf-8")
+    page.write_text(with_renewed_tables(text, read_records(ROOT / "reference_runs" / "measured")), encoding="utf-8")
 
 
 if __name__ == "__main__":

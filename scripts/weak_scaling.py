@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mofa
-from mofa.report.phrases import component_name, strategy_short
+from mofa.report.phrases import component_words, strategy_short
 from mofa.report.tables import Columns, markdown_table
 from mofa.units import format_seconds
 
@@ -46,7 +46,7 @@ def limits_text(plan: Plan) -> str:
     """What of a step is not computing, the largest parts first."""
     parts = {name: s for name, s in plan.time.exposed.items() if name not in COMPUTING and s > 0.0}
     largest = sorted(parts, key=lambda name: -parts[name])[:SHOWN]
-    return ", ".join(f"{component_name(name)} {parts[name] / plan.step_s:.1%}" for name in largest)
+    return ", ".join(f"{component_words(name)} {parts[name] / plan.step_s:.1%}" for name in largest)
 
 
 def table(name: str, sequences_per_gpu: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from mofa.measure.records import Record, read_record, record_files
+from mofa.measure.records import RunRecord, read_record, record_files
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "reference_runs" / "measured"
@@ -44,12 +44,12 @@ def measured_names() -> tuple[str, ...]:
 
 
 @cache
-def measured_record(name: str) -> Record:
+def measured_record(name: str) -> RunRecord:
     """A committed record of a measured run; nobody changes it."""
     return read_record(MEASURED / f"{name}.yaml")
 
 
 @cache
-def measured_records() -> tuple[Record, ...]:
+def measured_records() -> tuple[RunRecord, ...]:
     """All of them, in the order of their names."""
     return tuple(map(measured_record, measured_names()))

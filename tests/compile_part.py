@@ -22,4 +22,4 @@ def compiled_anew(of: ModuleType, folder: Path, patch: pytest.MonkeyPatch) -> No
     if made is None:
         pytest.skip("no C compiler")
     patch.setattr(of, "LIBRARY", made)
-    of.library.cache_clear()
+    of.c_library.cache_clear()

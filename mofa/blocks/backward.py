@@ -36,6 +36,11 @@ BEHIND = 6
 product, the addition of its gradient, views. [-]"""
 
 
+def gradient_name(tensor: str) -> str:
+    """The name of a tensor's gradient, as it comes back to the op that wrote the tensor."""
+    return f"d:{tensor}"
+
+
 class _Belonging(TypedDict):
     """What an op of a backward has of the forward's op that it differentiates."""
 
@@ -68,7 +73,7 @@ class _Differentiator(SavedTensorFinder):
 
     def run(self) -> Tape:
         for name in self.forward.outputs:
-            self.grads[name] = self._gradient(f"d:{name}", name)
+            self.grads[name] = self._gradient(gradient_name(name), name)
         if self.recompute.kind == "full" and self.recompute.reentrant:
             self._replay("full")  # else what was kept is asked for first: nodes behind that keep nothing come before
         for op in reversed(self.forward.ops):
@@ -88,7 +93,7 @@ class _Differentiator(SavedTensorFinder):
         if self.recompute.early_stop:
             ops = without_unread_last_ops(ops)
         outputs = tuple(self.grads[name] for name in self.forward.inputs if name in self.grads)
-        inputs = tuple(f"d:{name}" for name in self.forward.outputs)
+        inputs = tuple(gradient_name(name) for name in self.forward.outputs)
         return Tape(ops, {**self.forward.tensors, **self.tensors}, inputs, outputs, self.lingers)
 
     def _issue(self, op: Op, began: int) -> None:
@@ -136,9 +141,9 @@ class _Differentiator(SavedTensorFinder):
     def _give(self, op: Op, name: str) -> str:
         """Name a new gradient of ``name``; a second one is added to the first."""
         if name not in self.grads:
-            self.grads[name] = self._gradient(f"d:{name}", name)
+            self.grads[name] = self._gradient(gradient_name(name), name)
             return self.grads[name]
-        return self._gradient(f"d:{name}+{op.name}", name)
+        return self._gradient(f"{gradient_name(name)}+{op.name}", name)
 
     def _settle(self, op: Op, name: str, given: str) -> None:
         """Add a second gradient to the first, as autograd accumulates: into the first's memory where nothing else holds
@@ -265,6 +270,9 @@ class _Differentiator(SavedTensorFinder):
                    split_views=op.split_views,
                    order=back.order, pool=back.pool, role="backward", origin=op.name, **_belonging(op))
             )  # fmt: skip
+            if back.held_copies:
+                self.ops.append(Op(f"{name} returns", "memory_bound", None, back.held_copies, (), launches=0,
+                                   present=back.holds_copies, **_belonging(op)))  # fmt: skip
 
     def _weight_only(self, op: Op, dys: tuple[str, ...], saved: tuple[str, ...]) -> None:
         assert op.back is not None

@@ -32,7 +32,7 @@ from mofa.specs.params import embedding_params, layer_params
 
 
 @dataclass(frozen=True)
-class BlockKind:
+class CostedLayerKind:
     """One kind of layer: dense or with experts, full or windowed attention, with the model's rotation or without."""
 
     moe: bool
@@ -55,21 +55,21 @@ class BlockKind:
 
 
 @lru_cache(maxsize=64)
-def block_kinds(model: ModelSpec) -> tuple[BlockKind, ...]:
+def costed_layer_kinds(model: ModelSpec) -> tuple[CostedLayerKind, ...]:
     """The kinds of layer of a model, in order of first appearance."""
     return tuple(dict.fromkeys(kinds_of_layers(model)))
 
 
 @lru_cache(maxsize=64)
-def kinds_of_layers(model: ModelSpec) -> tuple[BlockKind, ...]:
+def kinds_of_layers(model: ModelSpec) -> tuple[CostedLayerKind, ...]:
     """The kind of every layer of a model. (layers,)"""
     return tuple(layer_kind(model, i) for i in range(model.num_layers))
 
 
-def layer_kind(model: ModelSpec, layer: int) -> BlockKind:
+def layer_kind(model: ModelSpec, layer: int) -> CostedLayerKind:
     """The kind of the layer with this index, from 0."""
     unrotated = model.positions == "rope" and not model.is_rotated_layer(layer)
-    return BlockKind(model.is_moe_layer(layer), model.is_windowed_layer(layer), unrotated)
+    return CostedLayerKind(model.is_moe_layer(layer), model.is_windowed_layer(layer), unrotated)
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,11 @@ class BlockTapes:
     backward: Tape
     checkpointed: bool = False
     """Whether one checkpoint of PyTorch's is around the whole block."""
+
+    @property
+    def repeated_ops(self) -> frozenset[str]:
+        """The forward's ops that run again in the backward."""
+        return frozenset(op.origin for op in self.backward.ops if op.repeated)
 
     @cached_property
     def split_backward(self) -> SplitBackward:
@@ -184,7 +189,7 @@ def _embedded(b: TapeBuilder, ctx: Context, primitives: Primitives) -> str:
 def layer_tapes(
     ctx: Context,
     primitives: Primitives,
-    kind: BlockKind,
+    kind: CostedLayerKind,
     recompute: Recompute = NO_RECOMPUTE,
     forward: Tape | None = None,
     *,
@@ -221,7 +226,9 @@ Halves = dict[tuple[bool, bool], tuple[list[Op], dict[str, Tensor], str, str]]
 windowed and whether it is unrotated."""
 
 
-def layer_forward_tape(ctx: Context, primitives: Primitives, kind: BlockKind, halves: Halves | None = None) -> Tape:
+def layer_forward_tape(
+    ctx: Context, primitives: Primitives, kind: CostedLayerKind, halves: Halves | None = None
+) -> Tape:
     """The forward pass of one transformer layer, the same whatever is recomputed.
 
     ``halves`` keeps the attention half for the next kind of layer, where data parallelism does nothing ahead of it.

@@ -23,7 +23,7 @@ _NEVER = -1
 
 
 class SplitBackward(NamedTuple):
-    """Both halves of a backward.
+    """Both halves of a backward: by inputs and by weights.
 
     ``by_weights`` is that of a layer with others behind it in its chunk. ``by_weights_of_last_block`` is that of the
     last one, whose graph is let go from its end.

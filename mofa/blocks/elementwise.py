@@ -145,12 +145,12 @@ def stack_rows(values: Sequence[FloatK], num_k: int) -> NDArray[np.float64]:
     return out
 
 
-def over_combinations(x: FloatK, num_k: int) -> NDArray[np.float64]:
+def broadcast_to_combinations(x: FloatK, num_k: int) -> NDArray[np.float64]:
     """A number or an array as an array, for what is not of one candidate alone. (num_k,)
 
     Examples
     --------
-    >>> over_combinations(1.0, 2)
+    >>> broadcast_to_combinations(1.0, 2)
     array([1., 1.])
     """
     return np.full(num_k, x) if isinstance(x, PLAIN) else np.asarray(np.broadcast_to(x, (num_k,)))

@@ -158,6 +158,9 @@ class OpBackward(NamedTuple):
     """Of what the backward kernels write, as :attr:`Op.pool`."""
     held_outputs: tuple[str, ...] = ()
     """Outputs of ops behind it whose gradients are there until its end: one node of autograd's graph had them."""
+    held_copies: tuple[str, ...] = ()
+    """What the backward made of such gradients and has until then too, where the next field says so."""
+    holds_copies: BoolK = True
 
     def memory_bound_work(self) -> MemoryBound:
         """The work of backward kernels that only move bytes."""

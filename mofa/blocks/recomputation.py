@@ -16,7 +16,7 @@ OUTSIDE = "data_parallel"
 
 @dataclass(frozen=True)
 class Recompute:
-    """What is not kept but computed again.
+    """What a layer does not keep but computes again in its backward.
 
     ``full`` keeps the block's input alone. Otherwise ops of a region in ``checkpoint`` keep the region's inputs. A
     region in ``discard`` also gives up its outputs, which later ops would have kept (Megatron's output-discarding

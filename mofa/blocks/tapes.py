@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from mofa.blocks import build
-from mofa.blocks.build import BlockKind, BlockTapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind
 from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import PLAIN, FloatK, maximum
@@ -39,7 +39,7 @@ class ModelTapes:
     """Where there is one combination."""
 
 
-def layer_label(kind: BlockKind, spec: RecomputeSpec) -> str:
+def layer_label(kind: CostedLayerKind, spec: RecomputeSpec) -> str:
     """The name of a kind of layer under a recomputation."""
     return f"{kind.name} recompute={spec}"
 
@@ -75,11 +75,12 @@ class ContextTapes:
         self.ctx, self.primitives = ctx, primitives_of(ctx.framework)
         halves: build.Halves = {}
         self.forwards = {
-            kind: build.layer_forward_tape(ctx, self.primitives, kind, halves) for kind in build.block_kinds(ctx.model)
+            kind: build.layer_forward_tape(ctx, self.primitives, kind, halves)
+            for kind in build.costed_layer_kinds(ctx.model)
         }
         self.known_times: KnownTimes = {}
-        self._chunked: dict[tuple[BlockKind, int], Tape] = {}
-        self._layers: dict[tuple[BlockKind, RecomputeSpec], dict[str, BlockTapes]] = {}
+        self._chunked: dict[tuple[CostedLayerKind, int], Tape] = {}
+        self._layers: dict[tuple[CostedLayerKind, RecomputeSpec], dict[str, BlockTapes]] = {}
 
     def tapes_in_modes(self, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
         """Layers in these modes, and the ends."""
@@ -90,7 +91,7 @@ class ContextTapes:
         known = self.known_times if isinstance(self.ctx.tp, PLAIN) else None
         return ModelTapes({**tapes, **self._ends}, self._layer_ops, self._largest_activation, known)
 
-    def _layer(self, kind: BlockKind, spec: RecomputeSpec) -> dict[str, BlockTapes]:
+    def _layer(self, kind: CostedLayerKind, spec: RecomputeSpec) -> dict[str, BlockTapes]:
         """A kind of layer in a mode by its name, and where others offload as it is without."""
         known = self._layers.get((kind, spec))
         if known is not None:
@@ -107,7 +108,7 @@ class ContextTapes:
         self._layers[kind, spec] = tapes
         return tapes
 
-    def _in_chunks(self, kind: BlockKind, number: int) -> Tape:
+    def _in_chunks(self, kind: CostedLayerKind, number: int) -> Tape:
         """A layer's forward of so many token chunks."""
         if (kind, number) not in self._chunked:
             overlap = self.ctx.framework.chunk_overlap

@@ -7,7 +7,7 @@ import re
 from typing import Any, Literal, get_args, get_origin
 
 
-def strategy_fields() -> list[dict[str, Any]]:
+def strategy_field_rows() -> list[dict[str, Any]]:
     """Every field of a strategy: its name, its values, its default and what it means, as its docstring has it."""
     from mofa.specs.overrides import STRATEGY_KEYS
     from mofa.specs.strategy import RECOMPUTE_MODULES, StrategySpec
@@ -29,7 +29,7 @@ def strategy_fields() -> list[dict[str, Any]]:
     return fields
 
 
-def schedules() -> list[dict[str, Any]]:
+def schedule_rows() -> list[dict[str, Any]]:
     """Every pipeline schedule: who runs it, its chunks on a rank, and when a search tries it."""
     from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 
@@ -45,7 +45,7 @@ def schedules() -> list[dict[str, Any]]:
     ]
 
 
-def frameworks() -> list[dict[str, Any]]:
+def framework_rows() -> list[dict[str, Any]]:
     """Every framework: its version, where its facts are from, and what jobs its plans are exported to."""
     from mofa.specs.framework_names import FRAMEWORK_NAMES
     from mofa.specs.framework_traits import TRAITS
@@ -64,7 +64,7 @@ def frameworks() -> list[dict[str, Any]]:
     ]
 
 
-def framework_options(name: str) -> list[dict[str, Any]]:
+def framework_option_rows(name: str) -> list[dict[str, Any]]:
     """Every option of a framework: its name, the values that it offers, and the one that it has by default."""
     from mofa.specs.framework import FrameworkSpec
     from mofa.specs.framework_offers import OFFERED

@@ -20,7 +20,7 @@ PANELS = {
 group of commands, of its name in a file of its name in ``mofa/cli/commands``."""
 
 
-class WholeCommands(TyperGroup):
+class UncutCommandList(TyperGroup):
     """A list of commands whose sentences are not cut."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -38,7 +38,7 @@ class WholeCommands(TyperGroup):
             formatter.write_dl(rows)
 
 
-class GroupedCommands(WholeCommands):
+class GroupedCommands(UncutCommandList):
     """The commands of :data:`PANELS` under their headings."""
 
     def __init__(self, **settings: Any) -> None:
@@ -51,7 +51,7 @@ class GroupedCommands(WholeCommands):
 
     def help_of(self, ctx: Any, name: str) -> str:
         """What a command says of itself; its options are not read for that, which takes longest."""
-        command = written_command(name)
+        command = load_command(name)
         return str(command.info.help) if isinstance(command, typer.Typer) else inspect.getdoc(command) or ""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -70,7 +70,7 @@ class CommandsOnDemand(Mapping[str, Any]):
         if name not in self._read:
             if name not in [*self]:
                 raise KeyError(name)
-            self._read[name] = _with_options(name, written_command(name))
+            self._read[name] = _with_options(name, load_command(name))
         return self._read[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -80,7 +80,7 @@ class CommandsOnDemand(Mapping[str, Any]):
         return sum(map(len, PANELS.values()))
 
 
-def written_command(name: str) -> Any:
+def load_command(name: str) -> Any:
     """The function of a command, or its group of commands, as its file has it."""
     return getattr(import_module(f"mofa.cli.commands.{name}"), name)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mofa.cli.output import Output
+from mofa.cli.output import OutputOptions
 
 if TYPE_CHECKING:
     from mofa.faults.calculator import GoodputCalculation
@@ -18,46 +18,46 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GoodputOutput(Output):
+class GoodputOutputOptions(OutputOptions):
     """What the user asked to be shown and written."""
 
     def show_calculation(self, calculation: GoodputCalculation, rate: LogStatistics | None) -> None:
         """Write and print what the calculator found."""
-        from mofa.report.goodput import print_calculation, print_rate
+        from mofa.report.goodput import print_failure_rate, print_goodput_calculation
         from mofa.report.tables import make_console
 
         if self._json(calculation.model_dump_json(indent=2) + "\n"):
             return
         console = make_console()
         if rate is not None:
-            print_rate(console, rate)
-        print_calculation(console, calculation, quiet=self.quiet)
+            print_failure_rate(console, rate)
+        print_goodput_calculation(console, calculation, quiet=self.quiet)
 
     def show_levels(self, calculation: LevelCalculation, rate: LogStatistics | None) -> None:
         """Write and print what the calculator found of several levels."""
-        from mofa.report.goodput import print_levels, print_rate
+        from mofa.report.goodput import print_checkpoint_levels, print_failure_rate
         from mofa.report.tables import make_console
 
         if self._json(calculation.model_dump_json(indent=2) + "\n"):
             return
         console = make_console()
         if rate is not None:
-            print_rate(console, rate)
-        print_levels(console, calculation, quiet=self.quiet)
+            print_failure_rate(console, rate)
+        print_checkpoint_levels(console, calculation, quiet=self.quiet)
 
     def show_rate(self, rate: LogStatistics) -> None:
         """Write and print what a log says."""
-        from mofa.report.goodput import print_rate
+        from mofa.report.goodput import print_failure_rate
         from mofa.report.tables import make_console
 
         if not self._json(rate.model_dump_json(indent=2) + "\n"):
-            print_rate(make_console(), rate)
+            print_failure_rate(make_console(), rate)
 
     def show_scale(self, report: GoodputReport) -> None:
         """Write and print goodput against scale, with its figures where a directory is asked for."""
         import pandas as pd
 
-        from mofa.report.goodput import print_scale
+        from mofa.report.goodput import print_goodput_by_scale
         from mofa.report.save import csv_bytes, figure_files, write_files
 
         rows, text = pd.DataFrame(report.to_rows()), report.model_dump_json(indent=2) + "\n"
@@ -72,7 +72,9 @@ class GoodputOutput(Output):
             files |= figure_files("tornado", plot_tornado(report))
             return write_files(out, files)
 
-        self.show_result(text, lambda: rows, save, lambda console: print_scale(console, report, quiet=self.quiet))
+        self.show_result(
+            text, lambda: rows, save, lambda console: print_goodput_by_scale(console, report, quiet=self.quiet)
+        )
 
     def _json(self, text: str) -> bool:
         """Write the JSON where it is asked for; whether it was printed."""

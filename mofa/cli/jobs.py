@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mofa.specs.run import RunSpec
     from mofa.specs.strategy import StrategySpec
     from mofa.specs.workload import WorkloadSpec
-    from mofa.validate.reference import Reference
+    from mofa.validate.reference import ReferenceRun
 
     Overrides = Mapping[str, Mapping[str, object]]
     """Changes of ``--set`` by dotted path, below each of workload, hardware, framework and strategy."""
@@ -55,7 +55,7 @@ def read_machines(
 
     machines = mofa.load_cluster(name, gpus, overrides=overrides["hardware"] or None)
     machines = with_memory_limit(machines, memory_limit)
-    return machines if host_issue_s is None else machines.at_host(host_issue_s, HOST_SAID)
+    return machines if host_issue_s is None else machines.with_host_speed(host_issue_s, HOST_SAID)
 
 
 def read_framework(name: str | None, workload: WorkloadSpec, overrides: Overrides) -> FrameworkSpec:
@@ -151,7 +151,7 @@ class EstimateRequest(NamedTuple):
 
 
 @contextlib.contextmanager
-def requests_from_options(
+def estimate_requests_from_options(
     workload: str, cluster: str | None = None, gpus: int | None = None, strategy: str | None = None,
     seq_len: int | None = None, global_batch: str | None = None, tokens: str | None = None,
     framework: str | None = None, set_: list[str] | None = None, host_issue: str | None = None,
@@ -272,7 +272,9 @@ def _jobs_of_file(
             raise type(error)(f"{file}: {error}") from None
         named = frozenset({*run.strategy, *overrides["strategy"], "micro_batch"})
         if record is None:
-            jobs.append(EstimateRequest(run.id, job, machines.at_host(host_issue_s, HOST_SAID), complete, facts, named))
+            jobs.append(
+                EstimateRequest(run.id, job, machines.with_host_speed(host_issue_s, HOST_SAID), complete, facts, named)
+            )
         else:
             machines = record.cluster_as_run(machines)
             jobs.append(EstimateRequest(run.id, job, machines, complete, facts, named, record.gpu, record.rests_on))
@@ -280,8 +282,8 @@ def _jobs_of_file(
 
 
 def _changed(
-    record: Reference, asked: RunSpec, overrides: Overrides, host_issue_s: float | HostIssueTimes | None
-) -> Reference:
+    record: ReferenceRun, asked: RunSpec, overrides: Overrides, host_issue_s: float | HostIssueTimes | None
+) -> ReferenceRun:
     """A measured run without what options change: its machine's speed, counts of another model's layers."""
     hardware, workload = overrides["hardware"], overrides["workload"]
     if host_issue_s is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mofa.specs.hardware import ClusterSpec
 
 
-class ModeChoice(StrEnum):
+class CheckpointModeChoice(StrEnum):
     """How checkpoints are kept."""
 
     blocking = "blocking"
@@ -63,7 +63,8 @@ Spares = Annotated[
     ),
 ]
 CheckpointMode = Annotated[
-    ModeChoice | None, typer.Option("--checkpoint-mode", help="How checkpoints are kept; blocking by default.")
+    CheckpointModeChoice | None,
+    typer.Option("--checkpoint-mode", help="How checkpoints are kept; blocking by default."),
 ]
 Recovery = Annotated[
     RecoveryChoice | None,
@@ -103,7 +104,7 @@ class LongRunOptions:
     storage: str | None = None
     price: float | None = None
     spares: str | None = None
-    mode: ModeChoice | None = None
+    mode: CheckpointModeChoice | None = None
     interval: str | None = None
     log: Path | None = None
     log_nodes: int | None = None
@@ -139,7 +140,7 @@ class LongRunOptions:
         if self.mode is not None:
             checkpoint["mode"] = self.mode.value
         if self.interval is not None:
-            checkpoint["interval_s"] = duration_s("--checkpoint-interval", self.interval)
+            checkpoint["interval_s"] = parse_duration_s("--checkpoint-interval", self.interval)
         given = {"--checkpoint-mode": self.mode, "--checkpoint-interval": self.interval, "--recovery": self.recovery,
                  "--spares": self.spares if (self.spares or "").endswith("outside") else None}  # fmt: skip
         option = next((name for name, value in given.items() if value is not None), None)
@@ -155,11 +156,11 @@ class LongRunOptions:
                             f"{spec.checkpoint.mode} has nothing to add; use blocking or async")  # fmt: skip
         if self.log is None:
             return spec
-        from mofa.faults.failures.events import read_log
-        from mofa.faults.failures.from_log import profile_with_log
+        from mofa.faults.failures.events import read_failure_log
+        from mofa.faults.failures.from_log import fault_profile_with_log
 
         assert self.log_nodes is not None
-        return profile_with_log(spec, read_log(self.log), self.log_nodes, self.log_days)
+        return fault_profile_with_log(spec, read_failure_log(self.log), self.log_nodes, self.log_days)
 
     def _check_log(self) -> None:
         """Refuse a log without its nodes or without a profile, and what belongs to a log without one."""
@@ -212,7 +213,7 @@ def parse_spares(text: str | None) -> tuple[int, bool]:
     return int(number[0]), is_outside
 
 
-def with_spares_outside(machines: ClusterSpec, spares: str | None) -> ClusterSpec:
+def with_spare_nodes_beside(machines: ClusterSpec, spares: str | None) -> ClusterSpec:
     """The machines with the nodes that stand by beside them, which a long run counts as its own."""
     number, is_outside = parse_spares(spares)
     more = number * machines.node.gpus_per_node if is_outside else 0
@@ -228,7 +229,7 @@ def parse_at_least_zero(option: str, value: float, unit: str) -> float:
     return value
 
 
-def duration_s(option: str, text: str, *, zero: bool = False) -> float:
+def parse_duration_s(option: str, text: str, *, zero: bool = False) -> float:
     """A time with its unit, above 0 unless ``zero`` may be. [s]"""
     from mofa.errors import SpecError
     from mofa.units import parse_quantity

@@ -116,9 +116,9 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
             raise  # standard output takes no more
         if hasattr(error, "format_message"):  # a usage error of click, or of the copy of it that typer brings
-            from mofa.cli.usage_errors import usage_text
+            from mofa.cli.usage_errors import usage_error_text
 
-            return _fail(usage_text(error), EXIT_SPEC)
+            return _fail(usage_error_text(error), EXIT_SPEC)
         if os.environ.get("MOFA_DEBUG"):
             traceback.print_exc()
         return _fail(

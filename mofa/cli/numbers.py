@@ -78,7 +78,7 @@ def size_of_cluster_parser(example: str) -> Callable[[str | int], int]:
     return parse_size
 
 
-def file_and_number(text: str) -> tuple[Path, int | None]:
+def parse_file_and_plan_number(text: str) -> tuple[Path, int | None]:
     """A file of results, and which of its plans, as ``plan.json:2``; a file whose name ends so is itself.
 
     Raises
@@ -88,7 +88,7 @@ def file_and_number(text: str) -> tuple[Path, int | None]:
 
     Examples
     --------
-    >>> [(str(file), number) for file, number in map(file_and_number, ("plan.json:2", "plan.json"))]
+    >>> [(str(file), number) for file, number in map(parse_file_and_plan_number, ("plan.json:2", "plan.json"))]
     [('plan.json', 2), ('plan.json', None)]
     """
     from mofa.errors import SpecError

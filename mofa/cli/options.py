@@ -12,7 +12,7 @@ from mofa.cli.numbers import parse_batch, size_of_cluster_parser, whole_number_p
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 
 
-class FlopsChoice(StrEnum):
+class FlopsConventionChoice(StrEnum):
     """Conventions of counting the FLOPs of causal attention."""
 
     causal = "causal"
@@ -122,7 +122,7 @@ Host = Annotated[
     ),
 ]
 Flops = Annotated[
-    FlopsChoice,
+    FlopsConventionChoice,
     typer.Option("--flops-convention", help="Whether TFLOP/s and MFU halve causal attention or count it in full."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputOptions:
     """What the user asked to be shown and written."""
 
     json: bool = False
@@ -79,17 +79,17 @@ class Output:
 
     def show_report(self, report: PlanReport, table: Callable[[], pd.DataFrame]) -> None:
         """Write and print what a search found; ``table`` makes the table of all costed strategies."""
-        from mofa.report.save import json_text, save_report
+        from mofa.report.save import json_text, save_plan_report
 
         def print_all(console: Console) -> None:
-            from mofa.report.plan_text import print_report
+            from mofa.report.plan_text import print_plan_report
 
-            print_report(report, console, quiet=self.quiet)
+            print_plan_report(report, console, quiet=self.quiet)
 
         self.show_result(
             json_text(report) + "\n",
             lambda: report.to_frame(all=True),
-            lambda out: save_report(report, out, table()),
+            lambda out: save_plan_report(report, out, table()),
             print_all,
         )
 

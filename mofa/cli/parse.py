@@ -98,7 +98,7 @@ def parse_overrides(items: Sequence[str] | None) -> dict[str, dict[str, object]]
     return parse_set_options(list(items or ()))
 
 
-def set_with_rank_order(items: Sequence[str] | None, rank_order: str | None) -> list[str] | None:
+def settings_with_rank_order(items: Sequence[str] | None, rank_order: str | None) -> list[str] | None:
     """What ``--set`` says, and ``--rank-order`` as a setting of the framework.
 
     Raises
@@ -108,7 +108,7 @@ def set_with_rank_order(items: Sequence[str] | None, rank_order: str | None) -> 
 
     Examples
     --------
-    >>> set_with_rank_order(["framework.compile=true"], "tp-cp-ep-pp-dp")
+    >>> settings_with_rank_order(["framework.compile=true"], "tp-cp-ep-pp-dp")
     ['framework.compile=true', 'framework.rank_order=tp-cp-ep-pp-dp']
     """
     if rank_order is None:

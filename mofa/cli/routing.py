@@ -38,11 +38,11 @@ def parse_routing(text: str | None) -> RoutingSpec | None:
 def read_routing(workload: WorkloadSpec, routing: str | None, trace: Path | None) -> WorkloadSpec:
     """The workload with the routing of an option, or of a trace; its own where neither is given."""
     from mofa.errors import SpecError
-    from mofa.search.experts.balanced_step import trace_workload
+    from mofa.search.experts.balanced_step import workload_with_trace_routing
 
     if routing is not None and trace is not None:
         raise SpecError("--routing: is given beside --trace, which says how tokens fall; leave one out")
     chosen = parse_routing(routing)
     if chosen is not None:
         return workload.model_copy(update={"routing": chosen})
-    return workload if trace is None else trace_workload(workload, trace)
+    return workload if trace is None else workload_with_trace_routing(workload, trace)

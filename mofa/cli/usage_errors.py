@@ -8,7 +8,7 @@ from typing import Any
 _TYPES = {"int": "a whole number", "float": "a number", "integer": "a whole number"}
 
 
-def usage_text(error: Any) -> str:
+def usage_error_text(error: Any) -> str:
     """A usage error in mofa's words.
 
     Parameters

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import first_largest_index, over_combinations, row_max
+from mofa.blocks.elementwise import broadcast_to_combinations, first_largest_index, row_max
 from mofa.cost.block.block_cost import PrecisionMode, block_costs, recomputes_layers_whole, unique_rows
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
@@ -78,7 +78,8 @@ class Estimator:
             given = (workload, cluster, framework, some, loads, mode, drop)
             costs = block_costs(*given, counts_gpus_by_row=counts_gpus_by_row)
             self.place[chosen] = costs.index
-            self.drains[chosen] = over_combinations(drained_share(costs.context), costs.machine.num_k)[costs.index]
+            drains = broadcast_to_combinations(drained_share(costs.context), costs.machine.num_k)
+            self.drains[chosen] = drains[costs.index]
             self.parts.append(PrecisionModeCosts.from_costs(mode, costs))
 
     def stages(self, row: int = 0) -> Stages:
@@ -190,7 +191,7 @@ class Estimator:
 
     @cached_property
     def without_host_lead(self) -> Estimator:
-        """The same where loads have taken the host's lead in all passes."""
+        """The estimator where loads have taken the host's lead in all passes."""
         if self.shared_rows:
             return self.from_shared_rows(
                 self.table, [(of.without_host_lead, rows, places) for of, rows, places in self.shared_rows]
@@ -201,7 +202,7 @@ class Estimator:
 
     @cached_property
     def with_device_waits(self) -> Estimator:
-        """The same where the slowest rank of each row waits for a share ``RESTED`` of its step."""
+        """The estimator where the slowest rank of each row waits for a share ``RESTED`` of its step."""
         if self.shared_rows:
             return self.from_shared_rows(
                 self.table, [(of.with_device_waits, rows, places) for of, rows, places in self.shared_rows]
@@ -210,7 +211,7 @@ class Estimator:
 
     @cached_property
     def at_power_limited_clock(self) -> Estimator:
-        """The same for the table's only row, at the clock that its own waits leave: what is played."""
+        """The estimator for the table's only row, at the clock that its own waits leave: what is played."""
         if not self.rests or int(self.table.pp[0]) == 1:
             return self
         idle = float(self._idle(step_time(self.row_with_every_stage).exposed)[0])
@@ -222,20 +223,20 @@ class Estimator:
         return other
 
     def on_hosts_of(self, cluster: ClusterSpec) -> Estimator:
-        """The same on a cluster whose hosts alone differ."""
+        """The estimator on a cluster whose hosts alone differ."""
         other = self._costed_as(lambda costs: costs.on_hosts_of(cluster))
         other.cluster = cluster
         return other
 
     def with_recompute_layers(self, number: int) -> Estimator:
-        """The same for its table's only row with another number of recomputed layers: some, in both."""
+        """The estimator for its table's only row with another number of recomputed layers: some, in both."""
         assert number > 0 < int(self.table.recompute_layers[0]), "all or none recomputed: other modes"
         other = self._costed_as(lambda costs: costs)
         other.table = replace(self.table, recompute_layers=np.array([number], dtype=np.int64))
         return other
 
     def with_layout(self, layout: str, recompute_layers: int) -> Estimator:
-        """The same for its table's only row with another layout, and another number of recomputed layers."""
+        """The estimator for its table's only row with another layout, and another number of recomputed layers."""
         table = replace(self.table, layouts=(layout,), layout=np.zeros(1, dtype=np.int64))
         other = self._costed_as(lambda costs: costs)
         other.table = replace(table, recompute_layers=np.array([recompute_layers], dtype=np.int64))
@@ -258,13 +259,13 @@ class Estimator:
         return other
 
     def _costed_as(self, changed: Callable[[BlockCosts], BlockCosts]) -> Estimator:
-        """The same with other times of its blocks."""
+        """The estimator with other times of its blocks."""
         other = self._copy()
         other.parts = [PrecisionModeCosts.from_costs(part.mode, changed(part.costs)) for part in self.parts]
         return other
 
     def _copy(self) -> Estimator:
-        """The same without what follows from its table and its blocks."""
+        """The estimator without what follows from its table and its blocks."""
         other = copy.copy(self)
         other.shared_rows = ()
         for name in (
@@ -340,11 +341,8 @@ class Estimator:
             excess = pinned_excess_bytes(rows)
             least = np.where(excess > 0.0, self.cluster.gpu.capacity_bytes.value + excess, 0.0)
             weighed.device_bytes[chosen] = np.maximum(row_max(stages.device), least)
-            weighed.least_bytes[chosen] = row_max(
-                stages.device
-                - stages.reserved
-                + (1.0 - load_shared_facts().tolerances.allocated.value) * stages.allocated
-            )
+            certain = 1.0 - load_shared_facts().tolerances.allocated.value
+            weighed.least_bytes[chosen] = row_max(stages.device - stages.reserved + certain * stages.allocated)
             weighed.least_bytes[chosen] = np.maximum(weighed.least_bytes[chosen], least)
             weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
             weighed.checkpoint_bytes[chosen] = checkpoint_bytes_of_rows(rows)
@@ -379,7 +377,7 @@ SharedRows = tuple[Estimator, NDArray[np.intp], NDArray[np.intp]]
 
 @dataclass(frozen=True)
 class PrecisionModeCosts:
-    """Rows that share what is not an array: their blocks, stacked for gathering."""
+    """Costs of rows of one precision mode, which share what is not an array: their blocks, stacked for gathering."""
 
     mode: PrecisionMode
     costs: BlockCosts
@@ -466,10 +464,10 @@ def estimate_table(
     Examples
     --------
     >>> import mofa
-    >>> from mofa.search.one_strategy import strategy_row
+    >>> from mofa.search.one_strategy import checked_strategy_row
     >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     >>> megatron = mofa.load_framework("megatron")
-    >>> table = strategy_row(job, machines, megatron, "tp=2 recompute=full")
+    >>> table = checked_strategy_row(job, machines, megatron, "tp=2 recompute=full")
     >>> estimate_table(job, machines, megatron, table).step_s.shape
     (1,)
     """

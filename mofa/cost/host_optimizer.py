@@ -81,7 +81,7 @@ def host_step_seconds(rows: Rows, tensors: ArrayN, beside_s: ArrayN) -> ArrayN:
     framework, cluster = rows.framework, rows.cluster
     if not framework.optimizer_offload:
         return np.zeros_like(rows.shards.dense)
-    host, pass_s = _known_host(cluster), cluster.slowest_host * cluster.gpu.curves.host.tensor_pass_s.value
+    host, pass_s = _known_host(cluster), cluster.slowest_host_factor * cluster.gpu.curves.host.tensor_pass_s.value
     stepped = params_stepped_on_hosts(rows)
     num_tensors = tensors * stepped / np.maximum(rows.shards.sharded(1.0), 1.0)
     out_s = COPIED_BYTES * stepped / cluster.gpu.host_link_bytes_per_s.value

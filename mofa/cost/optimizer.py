@@ -272,7 +272,9 @@ def optimizer_seconds(
         if parts is None
         else parts
     )
-    return np.asarray(sum(parts.values()) + 100 * cluster.slowest_host * cluster.gpu.curves.host.eager_op_s.value)
+    return np.asarray(
+        sum(parts.values()) + 100 * cluster.slowest_host_factor * cluster.gpu.curves.host.eager_op_s.value
+    )
 
 
 def optimizer_device_seconds_by_part(
@@ -407,7 +409,7 @@ def optimizer_host_seconds(
     """
     host = cluster.gpu.curves.host
     loop, op, item, dispatched = (
-        cluster.slowest_host * fact.value
+        cluster.slowest_host_factor * fact.value
         for fact in (host.tensor_pass_s, host.eager_op_s, host.item_s, host.dtensor_step_s)
     )
     parts = (

@@ -15,7 +15,8 @@ from mofa.specs.workload import WorkloadSpec
 def rows_by_precision_mode(
     workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable
 ) -> list[tuple[NDArray[np.intp], PrecisionMode]]:
-    """Rows that share what is not an array: how the framework mixes precision, whether it pipelines or accumulates.
+    """Rows of each precision mode: those that share how the framework mixes precision, whether it pipelines or
+    accumulates.
 
     torchtitan: FSDP's mixed precision where dp_shard * cp > 1, else training.dtype everywhere under tp or pp, else
     autocast (distributed/utils.py), which finds nothing to cast where training.dtype is bf16 itself.
@@ -35,10 +36,10 @@ def rows_by_precision_mode(
     Examples
     --------
     >>> import mofa
-    >>> from mofa.search.one_strategy import strategy_row
+    >>> from mofa.search.one_strategy import checked_strategy_row
     >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     >>> megatron = mofa.load_framework("megatron")
-    >>> table = strategy_row(job, machines, megatron, "tp=2")
+    >>> table = checked_strategy_row(job, machines, megatron, "tp=2")
     >>> [rows.tolist() for rows, _ in rows_by_precision_mode(job, megatron, table)]
     [[0]]
     """

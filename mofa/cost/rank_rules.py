@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import over_combinations
+from mofa.blocks.elementwise import broadcast_to_combinations
 from mofa.blocks.frameworks.megatron.persistent import rotary_tables
 from mofa.cost.rows import Rows
 from mofa.schedules import Schedule
@@ -31,7 +31,7 @@ Sharing = Literal["Megatron", "DDP", "FSDP by step", "FSDP by block", "none"]
 each block's backward."""
 
 
-def waits_at_exchanges(rows: Rows) -> bool:
+def host_waits_at_exchanges(rows: Rows) -> bool:
     """Whether Megatron's host waits for the device behind every exchange (p2p_communication.py, ``batch_p2p_sync``)."""
     return _exchanges_together(rows) and not rows.framework.traits.has_pytorch_modules
 
@@ -45,7 +45,7 @@ def _exchanges_together(rows: Rows) -> bool:
     return rows.schedule_record.joins_send_and_receive and rows.stage_layers.stages.pp > 1
 
 
-def has_flat_buffers(rows: Rows) -> bool:
+def has_flat_gradient_buffers(rows: Rows) -> bool:
     """Whether buffers of Megatron's hold all gradients from the start; DeepSpeed makes them of its own."""
     return rows.static.grads_always and not rows.framework.deepspeed
 
@@ -66,7 +66,7 @@ def reduces_gradients_by_chunk(rows: Rows) -> bool:
 
 
 def gradient_sharing(rows: Rows) -> Sharing:
-    """Who reduces gradients."""
+    """Who reduces gradients: Megatron, DDP, FSDP a block or a step at a time, or nobody."""
     mode = rows.mode
     if not rows.framework.traits.has_pytorch_modules:
         return "Megatron"
@@ -102,7 +102,7 @@ def reduce_scatters_gradients(rows: Rows) -> BoolN:
     return np.asarray(shards_optimizer_states(rows) & (rows.framework.deepspeed != "bf16"))
 
 
-def first_bucket_params(rows: Rows) -> ArrayN:
+def first_reduced_bucket_params(rows: Rows) -> ArrayN:
     """What Megatron's first rank reduces at once in its first chunk, the only one that it cuts, of each grid of ranks.
     (g,) [params]
 
@@ -141,14 +141,14 @@ def head_gradient_waits_for_embedding(rows: Rows) -> bool:
 
 
 class HeldInputs(NamedTuple):
-    """Tensors of the boundary's size beside all passes: all the time, and more between two steps. [-]"""
+    """Stage inputs that a rank holds beside all passes: all the time, and more between two steps. [-]"""
 
     throughout: int = 0
     at_end: int = 0
 
 
 def held_inputs(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving: int) -> HeldInputs:
-    """What a rank holds whose chunks receive their input from another one, ``receiving`` of them.
+    """Stage inputs that a rank holds beside its passes, whose ``receiving`` chunks get theirs from another rank.
 
     A chunk keeps the last input that it was set (``set_input_tensor``), whose gradient hangs on it, until its next
     forward: two a chunk at the end of a step, when both are of a micro-batch that is through (megatron_core 0.16.1,
@@ -202,13 +202,13 @@ class RotaryTables(NamedTuple):
 
 
 def rotary_tables_of_stages(rows: Rows) -> RotaryTables:
-    """The tables of each stage; of a framework that has no library none."""
+    """Rotary tables of each stage; of a framework that has no library none."""
     n = len(rows.table)
     layers = rows.stage_layers.layer_counts.sum(axis=1)
     if not rows.framework.library:
         return RotaryTables(np.zeros_like(layers), np.zeros(n), ())
     tables = rotary_tables(rows.costs.context)
-    nbytes = over_combinations(tables.table, len(rows.costs.persistent_bytes))[rows.k]
+    nbytes = broadcast_to_combinations(tables.table, len(rows.costs.persistent_bytes))[rows.k]
     if not tables.of_layers:
         return RotaryTables(np.full(layers.shape, float(rows.stage_layers.stages.vpp)), nbytes, ())
     return RotaryTables(layers, nbytes, tables.from_start)

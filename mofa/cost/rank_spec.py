@@ -20,13 +20,14 @@ from mofa.cost.rank_rules import (
     HeldInputs,
     Sharing,
     ddp_gradient_bytes_per_param,
-    first_bucket_params,
+    first_reduced_bucket_params,
     framework_buffer_bytes,
     gathered_bytes_per_param,
     gradient_sharing,
-    has_flat_buffers,
+    has_flat_gradient_buffers,
     head_gradient_waits_for_embedding,
     held_inputs_of_stages,
+    host_waits_at_exchanges,
     keeps_last_output,
     keeps_params_gathered,
     reduce_scatters_gradients,
@@ -36,7 +37,6 @@ from mofa.cost.rank_rules import (
     shards_optimizer_states,
     shards_params,
     ties_embedding_to_head,
-    waits_at_exchanges,
 )
 from mofa.cost.rows import Rows
 from mofa.schedules import Order, Runtime, computation_order_of
@@ -157,7 +157,8 @@ class RankSchedule:
     defers_weight_gradients: bool
     """Whether backwards are split, weights' gradients made later than inputs'."""
     waits_at_exchanges: bool
-    """Whether the host waits for the device behind every exchange (:func:`mofa.cost.rank_rules.waits_at_exchanges`)."""
+    """Whether the host waits for the device behind every exchange
+    (:func:`mofa.cost.rank_rules.host_waits_at_exchanges`)."""
     keeps_last_output: bool
     """Whether the latest output and input gradient stay (torch's Schedule1F1B)."""
 
@@ -329,7 +330,7 @@ def _schedule(rows: Rows) -> RankSchedule:
     stages = rows.stage_layers.stages
     return RankSchedule(
         rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0]),
-        rows.schedule_record.defers_weight_gradients, waits_at_exchanges(rows), keeps_last_output(rows),
+        rows.schedule_record.defers_weight_gradients, host_waits_at_exchanges(rows), keeps_last_output(rows),
     )  # fmt: skip
 
 
@@ -364,10 +365,11 @@ def _buffers(rows: Rows) -> list[PersistentBuffers]:
 
 def _gradients(rows: Rows) -> list[GradientSharing]:
     shares = (
-        gradient_sharing(rows), gathered_bytes_per_param(rows), reduced_bytes_per_param(rows), has_flat_buffers(rows),
+        gradient_sharing(rows), gathered_bytes_per_param(rows), reduced_bytes_per_param(rows),
+        has_flat_gradient_buffers(rows),
         shards_params(rows), keeps_params_gathered(rows), reduces_gradients_by_chunk(rows),
         bool(shards_optimizer_states(rows)[0]), bool(reduce_scatters_gradients(rows)[0]),
-        float(first_bucket_params(rows)[0]), ddp_gradient_bytes_per_param(rows),
+        float(first_reduced_bucket_params(rows)[0]), ddp_gradient_bytes_per_param(rows),
         head_gradient_waits_for_embedding(rows),
     )  # fmt: skip
     return [GradientSharing(*shares, ties) for ties in ties_embedding_to_head(rows).tolist()]

@@ -42,7 +42,8 @@ class LayerArrays:
     modes: list[tuple[BlockCost, ...]]
 
     def only_in(self, used: Sequence[int]) -> LayerArrays:
-        """The same in some of the modes: in place of each other mode is a used one, so that none of it is costed."""
+        """The arrays in some of the modes alone: in place of each other mode is a used one, so that none of it is
+        costed."""
         return LayerArrays([self.modes[n if n in used else used[0]] for n in range(len(self.modes))])
 
     def stack(self, pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
@@ -77,7 +78,7 @@ class LayerArrays:
 
     @cached_property
     def flops(self) -> ArrayN:
-        """Of a layer. [FLOP]"""
+        """What a layer computes. [FLOP]"""
         return self.stack(lambda c: c.forward_flops + c.backward_flops)
 
     @cached_property
@@ -87,11 +88,11 @@ class LayerArrays:
 
     @cached_property
     def saved_kinds(self) -> ArrayN:
-        """The same by kind of tensor. [B]"""
+        """What a layer keeps, by kind of tensor. [B]"""
         return self.stack(lambda c: c.memory.saved_kinds)
 
     @cached_property
-    def slack(self) -> ArrayN:
+    def saved_slack(self) -> ArrayN:
         """What the allocator's rounding adds to kept tensors. [B]"""
         return self.stack(lambda c: c.memory.saved_slack)
 
@@ -102,7 +103,7 @@ class LayerArrays:
 
     @cached_property
     def forward_kinds(self) -> ArrayN:
-        """The same by kind of tensor. [B]"""
+        """What is alive at the peak of a forward, by kind of tensor. [B]"""
         return self.stack(lambda c: c.memory.forward_kinds)
 
     @cached_property
@@ -112,11 +113,11 @@ class LayerArrays:
 
     @cached_property
     def backward_kinds(self) -> ArrayN:
-        """The same by kind of tensor. [B]"""
+        """What is alive at the peak of a backward, by kind of tensor. [B]"""
         return self.stack(lambda c: c.memory.backward_kinds)
 
     @cached_property
-    def pools(self) -> ArrayN:
+    def pool_slack(self) -> ArrayN:
         """Peaks of streams' memory pools beyond what is alive at the layer's peak. [B]"""
         return self.stack(lambda c: c.memory.pool_slack)
 
@@ -132,17 +133,17 @@ class LayerArrays:
 
     @cached_property
     def large_tensors_saved(self) -> ArrayN:
-        """Of each size last."""
+        """Large tensors that a layer keeps, by size last. [B]"""
         return self.stack(lambda c: c.memory.large_tensors_saved)
 
     @cached_property
     def large_tensors_forward(self) -> ArrayN:
-        """Of each size last."""
+        """The most alive of large tensors in a forward, by size last. [B]"""
         return self.stack(lambda c: c.memory.large_tensors_forward)
 
     @cached_property
     def large_tensors_peak(self) -> ArrayN:
-        """Of each size last."""
+        """The most alive of large tensors beyond what is kept, by size last. [B]"""
         return self.stack(lambda c: c.memory.large_tensors_peak)
 
     @cached_property

@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import BlockKind, block_kinds, kinds_of_layers
+from mofa.blocks.build import CostedLayerKind, costed_layer_kinds, kinds_of_layers
 from mofa.cost.layer_split import LayerSplit, layer_split_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Placement
 from mofa.schedules.order import ranks_of_stages, sends_to_other_rank
@@ -38,7 +38,7 @@ class Stages:
     another.
     """
 
-    kinds: tuple[BlockKind, ...]
+    kinds: tuple[CostedLayerKind, ...]
     layer_counts: IntA
     layers: tuple[tuple[tuple[int, ...], ...], ...]
     first_layers: tuple[tuple[int, ...], ...]
@@ -197,7 +197,7 @@ def split_layers(
         If the framework refuses the layout, or there are too few layers for the chunks.
     """
     split = layer_split_of(model, pp, vpp, framework, splits, layout)
-    kinds = block_kinds(model)
+    kinds = costed_layer_kinds(model)
     index = {kind: i for i, kind in enumerate(kinds)}
     number_of_layer = [index[kind] for kind in kinds_of_layers(model)]
     counts = np.zeros((len(kinds), pp, vpp), dtype=np.int64)
@@ -215,7 +215,7 @@ def split_layers(
 
 
 def stages_of_row(workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, row: int) -> Stages:
-    """Where the layers of a row of a table are."""
+    """The stages of a row of a table: which layers each pipeline rank has, and where."""
     schedule = SCHEDULES[SCHEDULE_NAMES[int(table.schedule[row])]]
     return split_layers(
         workload.model, int(table.pp[row]), int(table.vpp[row]), framework.name, schedule.placement,

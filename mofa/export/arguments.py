@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mofa.errors import SpecError
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 from mofa.specs.files import shown_value
 from mofa.specs.load import load_framework
 
@@ -87,7 +87,7 @@ class FieldRow:
     fields: tuple[str, ...]
     """Dotted paths below a job: ``strategy.tp``, ``model.hidden``, ``framework.grads``."""
     arguments: tuple[Argument, ...]
-    write: Callable[[Job], Mapping[str, Any]]
+    write: Callable[[ExportJob], Mapping[str, Any]]
     """Values of the arguments, without those that stay at their defaults."""
     read: Callable[[GivenArguments], Mapping[str, Any]]
     """Values of the fields."""
@@ -150,7 +150,7 @@ class ArgumentTable:
         """The argument of a name."""
         return self.arguments[name]
 
-    def write(self, job: Job) -> dict[str, Any]:
+    def write(self, job: ExportJob) -> dict[str, Any]:
         """The arguments of a job by name, those of its fields first, then those that the prediction rests on.
 
         Raises
@@ -172,7 +172,7 @@ class ArgumentTable:
                 values.setdefault(given.argument.name, given.value)
         return values
 
-    def _what_no_argument_says(self, job: Job) -> Iterator[SpecError]:
+    def _what_no_argument_says(self, job: ExportJob) -> Iterator[SpecError]:
         for name, fixed in self.fixed.items():
             value = job.value(name)
             if value not in fixed.allowed:
@@ -228,7 +228,7 @@ def _word(value: Any) -> str:
 def same_value_row(path: str, argument: Argument) -> FieldRow:
     """A field and an argument that have the same values; a field that is absent stays unwritten."""
 
-    def write(job: Job) -> Mapping[str, Any]:
+    def write(job: ExportJob) -> Mapping[str, Any]:
         return {} if (value := job.value(path)) is None else {argument.name: value}
 
     return FieldRow((path,), (argument,), write, lambda given: {path: given[argument.name]})
@@ -245,7 +245,7 @@ def required_row(path: str, argument: Argument) -> FieldRow:
 def switch_row(path: str, argument: Argument) -> FieldRow:
     """A truth and a switch, which is written where the truth is not its default."""
 
-    def write(job: Job) -> Mapping[str, Any]:
+    def write(job: ExportJob) -> Mapping[str, Any]:
         return {} if (value := bool(job.value(path))) == argument.default else {argument.name: value}
 
     return FieldRow((path,), (argument,), write, lambda given: {path: bool(given[argument.name])})
@@ -254,7 +254,7 @@ def switch_row(path: str, argument: Argument) -> FieldRow:
 def translated_row(path: str, argument: Argument, names: Mapping[Any, Any]) -> FieldRow:
     """A field and an argument with words of their own, mofa's to the framework's; a switch is written if it is on."""
 
-    def write(job: Job) -> Mapping[str, Any]:
+    def write(job: ExportJob) -> Mapping[str, Any]:
         if (value := job.value(path)) not in names:
             usual = " or ".join(str(name) for name in names)
             raise job.refusal(f"{path} ({_word(value)})", f"{argument.name} has no word for it; use {usual}")
@@ -273,7 +273,7 @@ def translated_row(path: str, argument: Argument, names: Mapping[Any, Any]) -> F
 
 
 def rows_if_present(
-    present: Callable[[Job], bool], given_has: Callable[[GivenArguments], bool], rows: Iterable[FieldRow]
+    present: Callable[[ExportJob], bool], given_has: Callable[[GivenArguments], bool], rows: Iterable[FieldRow]
 ) -> tuple[FieldRow, ...]:
     """Rows of a part that some models lack: nothing is written or read without it."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ValidationError
 
 from mofa.errors import SpecError
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 from mofa.plan.comparison import MAX_RESULT_BYTES
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import Estimate, Plan, PlanReport
@@ -29,7 +29,7 @@ Target = Literal["megatron", "torchtitan", "torchtitan-0.3", "megatron-bridge"]
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedJob:
     """The files of an exported job.
 
     Attributes
@@ -76,7 +76,7 @@ def export(
     workload: WorkloadSpec | None = None,
     cluster: ClusterSpec | None = None,
     framework: FrameworkSpec | None = None,
-) -> Exported:
+) -> ExportedJob:
     """Write a plan as the files of a job that a framework runs.
 
     Parameters
@@ -96,7 +96,7 @@ def export(
 
     Returns
     -------
-    Exported
+    ExportedJob
         The files by name, whose heads say what was predicted.
 
     Raises
@@ -118,17 +118,17 @@ def export(
     True
     """
     plan, facts, machines = _parts(result, number, workload, cluster, framework)
-    writer = writers().get(to)
+    writer = job_writers().get(to)
     if writer is None:
-        raise SpecError(f"to ({to}): is no framework that plans are exported to; {did_you_mean(to, writers())}")
+        raise SpecError(f"to ({to}): is no framework that plans are exported to; {did_you_mean(to, job_writers())}")
     runs = facts.framework_spec().with_options(plan.strategy.options)
-    exported = Exported(writer(Job(facts.workload_spec(), runs, plan, machines, facts.nvls, to)))
+    exported = ExportedJob(writer(ExportJob(facts.workload_spec(), runs, plan, machines, facts.nvls, to)))
     if out is not None:
         exported.write(out)
     return exported
 
 
-def writers() -> dict[str, Callable[[Job], dict[str, str]]]:
+def job_writers() -> dict[str, Callable[[ExportJob], dict[str, str]]]:
     """What writes a job's files, by the name that ``--to`` takes.
 
     Returns
@@ -138,17 +138,17 @@ def writers() -> dict[str, Callable[[Job], dict[str, str]]]:
 
     Examples
     --------
-    >>> sorted(writers())
+    >>> sorted(job_writers())
     ['megatron', 'megatron-bridge', 'torchtitan', 'torchtitan-0.3']
     """
-    from mofa.export.bridge.recipe import write_bridge
-    from mofa.export.megatron.launch_script import write_megatron
-    from mofa.export.torchtitan.python_file import write_torchtitan_python
-    from mofa.export.torchtitan.toml_files import write_torchtitan
+    from mofa.export.bridge.recipe import write_bridge_job
+    from mofa.export.megatron.launch_script import write_megatron_job
+    from mofa.export.torchtitan.python_file import write_torchtitan_python_job
+    from mofa.export.torchtitan.toml_files import write_torchtitan_job
 
     return {
-        "megatron": write_megatron, "megatron-bridge": write_bridge, "torchtitan": write_torchtitan,
-        "torchtitan-0.3": write_torchtitan_python,
+        "megatron": write_megatron_job, "megatron-bridge": write_bridge_job, "torchtitan": write_torchtitan_job,
+        "torchtitan-0.3": write_torchtitan_python_job,
     }  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def _parts(
     return plan, facts, machines
 
 
-def load_result(file: str | Path) -> PlanReport | Estimate:
+def load_result_json(file: str | Path) -> PlanReport | Estimate:
     """A result from the JSON that ``mofa plan --json`` or ``mofa estimate --json`` printed.
 
     Parameters
@@ -200,7 +200,7 @@ def load_result(file: str | Path) -> PlanReport | Estimate:
 
     Examples
     --------
-    >>> load_result("no such file")
+    >>> load_result_json("no such file")
     Traceback (most recent call last):
     mofa.errors.SpecError: no such file: no such file; check the path
     """

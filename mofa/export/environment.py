@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mofa.export.arguments import Argument, AssumedArgument, FieldRow, GivenArguments
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 
 ALLOCATOR = Argument("$PYTORCH_CUDA_ALLOC_CONF", "text", "", aliases=("$PYTORCH_ALLOC_CONF",))
 EXPANDABLE, NATIVE = "expandable_segments:True", "expandable_segments:False"
@@ -17,12 +17,12 @@ THREADS = Argument("$OMP_NUM_THREADS", "text", "1")
 NVLS = Argument("$NCCL_NVLS_ENABLE", "text", "2")
 
 
-def write_allocator(job: Job) -> Mapping[str, Any]:
+def write_allocator_setting(job: ExportJob) -> Mapping[str, Any]:
     """PyTorch's setting of the allocator, which is said either way: an environment may have another."""
     return {ALLOCATOR.name: EXPANDABLE if job.framework.allocator == "expandable" else NATIVE}
 
 
-def read_allocator(given: GivenArguments) -> Mapping[str, Any]:
+def read_allocator_setting(given: GivenArguments) -> Mapping[str, Any]:
     """The allocator that PyTorch's setting says; other settings of it are not modelled."""
     settings = [part for part in str(given[ALLOCATOR.name]).replace(" ", "").split(",") if part]
     others = [part for part in settings if not part.startswith("expandable_segments:")]
@@ -32,7 +32,7 @@ def read_allocator(given: GivenArguments) -> Mapping[str, Any]:
     return {"framework.allocator": "expandable" if expandable else "native"}
 
 
-ALLOCATOR_ROW = FieldRow(("framework.allocator",), (ALLOCATOR,), write_allocator, read_allocator)
+ALLOCATOR_ROW = FieldRow(("framework.allocator",), (ALLOCATOR,), write_allocator_setting, read_allocator_setting)
 BLOCKING_ROW = FieldRow(
     ("framework.launch_blocking",), (BLOCKING,),
     lambda job: {BLOCKING.name: "1"} if job.framework.launch_blocking else {},

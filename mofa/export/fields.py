@@ -12,12 +12,12 @@ from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 
 
-def job_fields() -> tuple[str, ...]:
+def job_field_paths() -> tuple[str, ...]:
     """Dotted paths of every field of the strategy, the framework and the workload, and ``nvls``.
 
     Examples
     --------
-    >>> fields = job_fields()
+    >>> fields = job_field_paths()
     >>> "strategy.tp" in fields, "model.attention.kv_lora_rank" in fields, "model.attention" in fields
     (True, True, False)
     """

@@ -5,14 +5,14 @@ from __future__ import annotations
 import textwrap
 from importlib.metadata import PackageNotFoundError, version
 
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 from mofa.units import GIB
 
 WIDTH = 118
 """Of a line of comment. [characters]"""
 
 
-def header_lines(job: Job, runs_in: str) -> list[str]:
+def header_lines(job: ExportJob, runs_in: str) -> list[str]:
     """What a file's head says, a sentence or more a line, without signs of a comment.
 
     Parameters

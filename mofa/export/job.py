@@ -17,7 +17,7 @@ from mofa.specs.workload import WorkloadSpec
 
 
 @dataclass(frozen=True)
-class Job:
+class ExportJob:
     """A plan, the workload and framework that it is for, and the machines.
 
     ``fields`` of tables are dotted paths below it: ``strategy``, ``framework``, ``model``, ``batch``, ``precision``,

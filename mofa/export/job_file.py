@@ -22,7 +22,7 @@ MAX_LOG_BYTES = 2**26
 
 
 @dataclass(frozen=True)
-class ReadJob:
+class JobOfFile:
     """What a job's file says.
 
     Attributes
@@ -67,7 +67,7 @@ def read_limited_text(file: Path, limit: int = MAX_FILE_BYTES) -> str:
 
 def job_from_arguments(
     table: ArgumentTable, given: GivenArguments, file: Path, unread: tuple[str, ...], what: str
-) -> ReadJob:
+) -> JobOfFile:
     """What the arguments of a job say, put together.
 
     Parameters
@@ -103,7 +103,7 @@ def job_from_arguments(
     if unread:
         notes.append(f"read from {file.name}, without: {', '.join(unread)}")
     spec = spec_from_mapping(WorkloadSpec, workload, where)
-    return ReadJob(spec, framework, parts["strategy"], given.num_gpus, nvls, tuple(notes))
+    return JobOfFile(spec, framework, parts["strategy"], given.num_gpus, nvls, tuple(notes))
 
 
 def _put(nested: dict[str, Any], path: str, value: Any) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from mofa.export.arguments import Argument
-from mofa.export.shell import Script
+from mofa.export.shell import ShellScript
 from mofa.units import is_whole_number
 
 _SBATCH = re.compile(r"^#SBATCH\s+(--[a-z-]+|-[A-Za-z])[=\s]\s*(\S+)", re.MULTILINE)
 _OPTION = re.compile(r"--([a-z][a-z_-]*)(?:=(.*))?", re.DOTALL)
 
 
-def environment_values(script: Script, arguments: Sequence[Argument]) -> dict[str, str]:
+def environment_values(script: ShellScript, arguments: Sequence[Argument]) -> dict[str, str]:
     """Values of environment variables that a script sets, by name."""
     out = {}
     for argument in arguments:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mofa.errors import SpecError
-from mofa.export.job_file import ReadJob
+from mofa.export.job_file import JobOfFile
 from mofa.specs.files import did_you_mean, shown_value
 
 
-def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> ReadJob:
+def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> JobOfFile:
     """Read a job of a framework.
 
     Parameters
@@ -27,9 +27,9 @@ def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> R
     SpecError
         If the file cannot be read, or says something that matters and is not modelled.
     """
-    reader = readers().get(framework)
+    reader = job_readers().get(framework)
     if reader is None:
-        raise SpecError(f"--from {framework}: no such jobs are read; {did_you_mean(framework, readers())}")
+        raise SpecError(f"--from {framework}: no such jobs are read; {did_you_mean(framework, job_readers())}")
     try:
         return reader(Path(file), num_gpus)
     except ArithmeticError as error:  # degrees of 0, sizes beyond what numbers hold
@@ -39,9 +39,9 @@ def read_job(framework: str, file: str | Path, num_gpus: int | None = None) -> R
         ) from None
 
 
-def readers() -> dict[str, Callable[[Path, int | None], ReadJob]]:
+def job_readers() -> dict[str, Callable[[Path, int | None], JobOfFile]]:
     """What reads a job's file, by the name that ``--from`` takes."""
-    from mofa.export.megatron.read_megatron import read_megatron
-    from mofa.export.torchtitan.read_torchtitan import read_torchtitan
+    from mofa.export.megatron.read_megatron import read_megatron_job
+    from mofa.export.torchtitan.read_torchtitan import read_torchtitan_job
 
-    return {"megatron": read_megatron, "torchtitan": read_torchtitan}
+    return {"megatron": read_megatron_job, "torchtitan": read_torchtitan_job}

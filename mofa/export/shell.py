@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mofa.export.shell_words import ASSIGNED, ShellError, Word, WordPart, commands_of, plain_text
+from mofa.export.shell_words import ASSIGNED, ShellError, ShellWordPart, Word, commands_of_script, plain_word_text
 from mofa.units import is_whole_number
 
 MAX_WORDS = 100_000
@@ -35,7 +35,7 @@ _WORDS = re.compile(r"\$?\{?\w+\}?|[*/+-]")
 
 
 @dataclass
-class Script:
+class ShellScript:
     """The commands of a script, and its variables by name as lists of words."""
 
     commands: list[list[Word]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Script:
             raise ShellError("variables name each other in a circle; write the value itself")
         out: list[str] = []
         pending: str | None = None
-        if all(piece.every or piece == WordPart("", quoted=True) for piece in word) and any(p.every for p in word):
+        if all(piece.every or piece == ShellWordPart("", quoted=True) for piece in word) and any(p.every for p in word):
             word = tuple(piece for piece in word if piece.every)  # an array without entries is no word
         for piece in word:
             parts = self._parts(piece, depth)
@@ -78,7 +78,7 @@ class Script:
         self.characters += sum(len(text) for text in out)
         return out
 
-    def _parts(self, piece: WordPart, depth: int) -> list[str]:
+    def _parts(self, piece: ShellWordPart, depth: int) -> list[str]:
         """The words of one piece."""
         if piece.unknown:
             return [f"{UNKNOWN}{piece.unknown[:60]} would have to be run{UNKNOWN}"]
@@ -102,7 +102,7 @@ class Script:
             return [" ".join(values)]
         return values if piece.quoted else [text for value in values for text in value.split()]
 
-    def _unset(self, piece: WordPart) -> list[str]:
+    def _unset(self, piece: ShellWordPart) -> list[str]:
         if piece.every or piece.name == "@":
             return []
         return [f"{UNKNOWN}${piece.name} is not set in the script{UNKNOWN}"]
@@ -110,12 +110,12 @@ class Script:
     def _calculated(self, text: str, depth: int) -> str:
         names = {}
         for name in set(_NAME.findall(text)) & (self.arrays.keys() - self.undecided):
-            names[name] = " ".join(self._parts(WordPart(name=name, quoted=True), depth + 1))
+            names[name] = " ".join(self._parts(ShellWordPart(name=name, quoted=True), depth + 1))
         number = evaluate_whole_number(text, names)
         return f"{UNKNOWN}$(({text[:60]})) would have to be calculated{UNKNOWN}" if number is None else str(number)
 
 
-def read_script(text: str) -> Script:
+def read_shell_script(text: str) -> ShellScript:
     """The commands and variables of a script.
 
     Raises
@@ -125,12 +125,12 @@ def read_script(text: str) -> Script:
 
     Examples
     --------
-    >>> script = read_script('N=2\\nARGS=(--tp $N\\n --sp)\\ntorchrun x.py "${ARGS[@]}"')
+    >>> script = read_shell_script('N=2\\nARGS=(--tp $N\\n --sp)\\ntorchrun x.py "${ARGS[@]}"')
     >>> [text for word in script.commands[-1] for text in script.words(word)]
     ['torchrun', 'x.py', '--tp', '2', '--sp']
     """
-    script, branches = Script(), _Branches()
-    for command, separator in commands_of(text):
+    script, branches = ShellScript(), _Branches()
+    for command, separator in commands_of_script(text):
         words = branches.enter(script, command, separator)
         if not words or branches.skipped:
             continue
@@ -154,13 +154,13 @@ class _Branches:
     def undecided(self) -> bool:
         return any(taken is None for _, taken, _ in self._open)
 
-    def enter(self, script: Script, command: list[Word], separator: str) -> list[Word]:
+    def enter(self, script: ShellScript, command: list[Word], separator: str) -> list[Word]:
         """The command without the words that open and close branches, which are followed."""
         if len(self._open) > MAX_NESTED:
             raise ShellError(f"branches are in each other more than {MAX_NESTED} deep; write the values themselves")
         words = command
         while words:
-            first = plain_text(words[0])
+            first = plain_word_text(words[0])
             if first in _CLOSING and self._open:
                 self._open.pop()
             elif first in ("if", "elif"):
@@ -170,7 +170,7 @@ class _Branches:
                 self._next_branch(True)
             elif first in _OPENING:
                 if first in ("for", "select") and len(words) > 1:
-                    script.undecided.add(plain_text(words[1]))
+                    script.undecided.add(plain_word_text(words[1]))
                 self._open.append((_OPENING[first], None, None))
                 if first != "{":
                     return []
@@ -179,7 +179,7 @@ class _Branches:
             words = words[1:]
         return words
 
-    def _condition(self, script: Script, words: list[Word], first: str, separator: str) -> None:
+    def _condition(self, script: ShellScript, words: list[Word], first: str, separator: str) -> None:
         holds = None if self.skipped and first == "if" else _holds(script, words[1:])
         if (separator == "|" and holds is not True) or (separator == "&" and holds is not False):
             holds = None  # it depends on what follows
@@ -195,7 +195,7 @@ class _Branches:
         self._open.append((end, taken, past))
 
 
-def _holds(script: Script, words: list[Word]) -> bool | None:
+def _holds(script: ShellScript, words: list[Word]) -> bool | None:
     """Whether a comparison holds; None where a shell would have to find out."""
     try:
         parts = [script.words(word) or [""] for word in words]
@@ -216,9 +216,9 @@ def _holds(script: Script, words: list[Word]) -> bool | None:
     return None
 
 
-def _assign(script: Script, words: list[Word], undecided: bool) -> None:
+def _assign(script: ShellScript, words: list[Word], undecided: bool) -> None:
     """Take the assignments that a command begins with, or that export and its like are followed by."""
-    declared = plain_text(words[0]) in ("export", "declare", "local", "readonly", "typeset")
+    declared = plain_word_text(words[0]) in ("export", "declare", "local", "readonly", "typeset")
     for word in words[1:] if declared else words:
         match = ASSIGNED.match(word[0].text) if word and word[0].is_text else None
         if match is None:
@@ -229,12 +229,14 @@ def _assign(script: Script, words: list[Word], undecided: bool) -> None:
         entries = word[-1].entries
         before = script.arrays.get(name, []) if adds else []
         if entries is not None:
-            added = [(WordPart(name=MAYBE, default=entry, quoted=True, every=True),) if undecided and adds else entry
-                     for entry in entries]  # fmt: skip
+            added = [
+                (ShellWordPart(name=MAYBE, default=entry, quoted=True, every=True),) if undecided and adds else entry
+                for entry in entries
+            ]
             script.arrays[name] = [*before, *added]
         else:
-            rest = WordPart(word[0].text[match.end() :], quoted=word[0].quoted)
-            value = tuple(piece for piece in (rest, *word[1:]) if piece != WordPart(""))
+            rest = ShellWordPart(word[0].text[match.end() :], quoted=word[0].quoted)
+            value = tuple(piece for piece in (rest, *word[1:]) if piece != ShellWordPart(""))
             settled = (*(before[0] if before else ()), *_settled(script, name, value))
             if len(settled) > MAX_WORDS:
                 raise ShellError(f"${name} becomes more than {MAX_WORDS:,} parts; shorten it")
@@ -245,9 +247,9 @@ def _assign(script: Script, words: list[Word], undecided: bool) -> None:
             script.undecided.discard(name)
 
 
-def _settled(script: Script, name: str, value: Word) -> Word:
+def _settled(script: ShellScript, name: str, value: Word) -> Word:
     """A value that names its own variable with what that was before."""
-    out: list[WordPart] = []
+    out: list[ShellWordPart] = []
     for piece in value:
         if piece.name == name:
             out += script.arrays.get(name, [piece.default or ()])[0]

@@ -20,12 +20,12 @@ class ShellError(ValueError):
 
 
 @dataclass(frozen=True)
-class WordPart:
+class ShellWordPart:
     """A part of a word: text, or a variable (``name``) with what stands for it where it is unset."""
 
     text: str = ""
     name: str | None = None
-    default: tuple[WordPart, ...] | None = None
+    default: tuple[ShellWordPart, ...] | None = None
     quoted: bool = False
     every: bool = False
     """All entries of an array, each a word: ``${NAME[@]}``."""
@@ -34,7 +34,7 @@ class WordPart:
     calculation: str = ""
     """What is inside of ``$((...))``."""
 
-    entries: tuple[tuple[WordPart, ...], ...] | None = None
+    entries: tuple[tuple[ShellWordPart, ...], ...] | None = None
     """Words of an array that is assigned."""
 
     @property
@@ -43,7 +43,7 @@ class WordPart:
         return self.name is None and not self.unknown and not self.calculation and self.entries is None
 
 
-Word = tuple[WordPart, ...]
+Word = tuple[ShellWordPart, ...]
 
 
 class _Scanner:
@@ -61,22 +61,22 @@ class _Scanner:
 
     def word(self) -> Word:
         """The word that begins here."""
-        pieces: list[WordPart] = []
+        pieces: list[ShellWordPart] = []
         while not self.end() and self.peek() not in " \t\n;&|()<>":
             character = self.peek()
             if character == "'":
-                pieces.append(WordPart(self._until_quote(), quoted=True))
+                pieces.append(ShellWordPart(self._until_quote(), quoted=True))
             elif character == '"':
                 pieces += self._double_quoted()
             elif character == "\\":
-                pieces.append(WordPart(self.peek(1), quoted=True))
+                pieces.append(ShellWordPart(self.peek(1), quoted=True))
                 self.place += 2
             elif character == "`":
-                pieces.append(WordPart(unknown=self._backticks()))
+                pieces.append(ShellWordPart(unknown=self._backticks()))
             elif character == "$":
                 pieces.append(self._variable(quoted=False))
             else:
-                pieces.append(WordPart(self._run(_PLAIN)))
+                pieces.append(ShellWordPart(self._run(_PLAIN)))
         return _joined(pieces)
 
     def _until_quote(self) -> str:
@@ -93,21 +93,21 @@ class _Scanner:
         text, self.place = self.text[self.place : end + 1], end + 1
         return text
 
-    def _double_quoted(self) -> list[WordPart]:
+    def _double_quoted(self) -> list[ShellWordPart]:
         self.place += 1
-        pieces = [WordPart("", quoted=True)]
+        pieces = [ShellWordPart("", quoted=True)]
         while self.peek() != '"':
             if self.end():
                 raise ShellError(f"line {self._line()}: a quote is not closed")
             if self.peek() == "\\" and self.peek(1) in '"\\$`':
-                pieces.append(WordPart(self.peek(1), quoted=True))
+                pieces.append(ShellWordPart(self.peek(1), quoted=True))
                 self.place += 2
             elif self.peek() == "`":
-                pieces.append(WordPart(unknown=self._backticks()))
+                pieces.append(ShellWordPart(unknown=self._backticks()))
             elif self.peek() == "$":
                 pieces.append(self._variable(quoted=True))
             else:
-                pieces.append(WordPart(self._run(_PLAIN_QUOTED) or self._character(), quoted=True))
+                pieces.append(ShellWordPart(self._run(_PLAIN_QUOTED) or self._character(), quoted=True))
         self.place += 1
         return pieces
 
@@ -122,38 +122,38 @@ class _Scanner:
         self.place += 1
         return self.text[self.place - 1]
 
-    def _variable(self, quoted: bool) -> WordPart:
+    def _variable(self, quoted: bool) -> ShellWordPart:
         """A variable, or what stands for one, at a dollar."""
         start = self.place
         self.place += 1
         if self.peek() == "(":
             text = self._balanced("(", ")")
             if text.startswith("((") and text.endswith("))"):
-                return WordPart(calculation=text[2:-2], quoted=quoted)
-            return WordPart(unknown="$" + text)
+                return ShellWordPart(calculation=text[2:-2], quoted=quoted)
+            return ShellWordPart(unknown="$" + text)
         if self.peek() == "{":
             return self._braced(self._balanced("{", "}")[1:-1], quoted)
         match = _NAME.match(self.text, self.place)
         if match is not None:
             self.place = match.end()
-            return WordPart(name=match[0], quoted=quoted)
+            return ShellWordPart(name=match[0], quoted=quoted)
         if self.peek() in "@*":
             self.place += 1
-            return WordPart(name="@", every=True, quoted=quoted)
+            return ShellWordPart(name="@", every=True, quoted=quoted)
         if self.peek() and self.peek() in "#?$!0123456789-":
             self.place += 1
-            return WordPart(unknown=self.text[start : self.place])
-        return WordPart("$", quoted=True)
+            return ShellWordPart(unknown=self.text[start : self.place])
+        return ShellWordPart("$", quoted=True)
 
-    def _braced(self, inside: str, quoted: bool) -> WordPart:
+    def _braced(self, inside: str, quoted: bool) -> ShellWordPart:
         match = re.fullmatch(r"([A-Za-z_]\w*|\d|@)(\[[@*]\])?(?::?[-=](.*))?", inside, re.DOTALL)
         if match is None:
-            return WordPart(unknown="${" + inside + "}")
+            return ShellWordPart(unknown="${" + inside + "}")
         default = None
         if match[3] is not None:
             scanner = _Scanner('"' + match[3].replace('"', "") + '"')
             default = scanner.word()
-        return WordPart(name=match[1], default=default, quoted=quoted, every=bool(match[2]) or match[1] == "@")
+        return ShellWordPart(name=match[1], default=default, quoted=quoted, every=bool(match[2]) or match[1] == "@")
 
     def _balanced(self, opening: str, closing: str) -> str:
         depth, start = 0, self.place
@@ -168,21 +168,21 @@ class _Scanner:
         return self.text.count("\n", 0, self.place) + 1
 
 
-def _joined(pieces: list[WordPart]) -> Word:
+def _joined(pieces: list[ShellWordPart]) -> Word:
     """Pieces of plain text put together."""
-    out: list[WordPart] = []
+    out: list[ShellWordPart] = []
     for (is_text, quoted), run in groupby(pieces, key=lambda piece: (piece.is_text, piece.quoted)):
         same = list(run)
-        out += [WordPart("".join(piece.text for piece in same), quoted=quoted)] if is_text else same
+        out += [ShellWordPart("".join(piece.text for piece in same), quoted=quoted)] if is_text else same
     return tuple(out)
 
 
-def plain_text(word: Word) -> str:
+def plain_word_text(word: Word) -> str:
     """A word's text where it is nothing but text."""
     return "".join(piece.text for piece in word) if all(piece.is_text for piece in word) else ""
 
 
-def commands_of(text: str) -> Iterator[tuple[list[Word], str]]:
+def commands_of_script(text: str) -> Iterator[tuple[list[Word], str]]:
     """Each command of a script with the character that ends it."""
     scanner = _Scanner(_without_heredocs(re.sub(r"\\\r?\n", " ", text.replace("\r\n", "\n"))))
     words: list[Word] = []
@@ -202,9 +202,9 @@ def commands_of(text: str) -> Iterator[tuple[list[Word], str]]:
             scanner.place += 1
         else:
             word = scanner.word()
-            match = ASSIGNED.fullmatch(plain_text(word))
+            match = ASSIGNED.fullmatch(plain_word_text(word))
             if match is not None and scanner.peek() == "(":
-                words.append((*word, WordPart(entries=_array_entries(scanner, match[1]))))
+                words.append((*word, ShellWordPart(entries=_array_entries(scanner, match[1]))))
             else:
                 words.append(word)
     if words:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 
 FIRST_STEPS = 50
 """Steps of a job as it is written, on random tokens. [-]"""
@@ -10,12 +10,12 @@ STEPS_A_LOG = 10
 """Steps between lines of a job's log: each line waits for the device, and the next step's kernels for the host."""
 
 
-def steps_text(job: Job) -> str:
+def steps_comment_text(job: ExportJob) -> str:
     """What a comment says of the steps: how many the workload's tokens take."""
     return "" if job.num_steps is None else f"; the workload's tokens take {job.num_steps}"
 
 
-def slurm_script(job: Job, script: str, name: str) -> str:
+def slurm_script(job: ExportJob, script: str, name: str) -> str:
     """A Slurm script that starts a shell script once on each node."""
     return "\n".join(
         [

@@ -19,8 +19,8 @@ from mofa.faults.closed_forms.intervals import (
 from mofa.faults.closed_forms.renewal import meta_ettr
 from mofa.faults.closed_forms.weibull import weibull_interval_s, weibull_shares
 from mofa.faults.failures.clocks import FailureClock
-from mofa.faults.ledger import PARTS, Ledger, expected_shares
-from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
+from mofa.faults.ledger import PARTS, Ledger, expected_ledger_shares
+from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
 from mofa.specs.base import Spec
 from mofa.units import SECONDS_PER_DAY
 
@@ -86,7 +86,7 @@ class GoodputCalculation(Spec):
         return self
 
 
-def calculate(
+def calculate_goodput(
     mtbf_s: float, checkpoint_s: float, restart_s: float, *, persist_s: float = 0.0, interval_s: float | None = None,
     days: float = 54.0, num_runs: int = 10_000, seed: int = 0, shape: float = 1.0,
 ) -> GoodputCalculation:  # fmt: skip
@@ -115,7 +115,7 @@ def calculate(
 
     Examples
     --------
-    >>> found = calculate(6 * 3600.0, 300.0, 600.0, days=5, num_runs=1000)
+    >>> found = calculate_goodput(6 * 3600.0, 300.0, 600.0, days=5, num_runs=1000)
     >>> round(found.ettr, 4), round(found.interval_s.exact)
     (0.8194, 3403)
     """
@@ -146,7 +146,7 @@ def calculate(
     def shares(interval: float) -> dict[str, float]:
         if shape == 1 or interval == 0:
             with np.errstate(all="ignore"):  # what underflows is 0
-                by_part = expected_shares(interval, block, mtbf, restart, persist)
+                by_part = expected_ledger_shares(interval, block, mtbf, restart, persist)
             return check_shares_sum({name: float(v) for name, v in by_part.items()})
         return check_shares_sum(weibull_shares(interval, block, mtbf, restart, persist, shape))
 
@@ -217,14 +217,14 @@ def _simulated(
     if math.expm1(min(persist / mtbf, 700.0)) > MOST_EDGE * segments:
         return None
     work = segments * interval
-    run = LongRun(
+    run = LongRunToSimulate(
         work,
         interval,
-        (SimulatedLevel(block, persist_s=persist),),
+        (SimulatedCheckpointLevel(block, persist_s=persist),),
         (SimulatedFailureKind(1.0, restart),),
         FailureClock(mtbf, shape),
     )
-    out = simulate(run, num_runs, seed)
+    out = simulate_long_runs(run, num_runs, seed)
     drawn = int(out.failures.sum())
     return MonteCarlo(
         mean=out.ettr, standard_error=out.standard_error if drawn else None, failures=drawn, runs=num_runs,

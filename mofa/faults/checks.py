@@ -31,7 +31,7 @@ def check_above_zero(name: str, value: ArrayLike, unit: str = "s", *, finite: bo
     return values
 
 
-def share(name: str, value: ArrayLike) -> FloatN:
+def checked_share(name: str, value: ArrayLike) -> FloatN:
     """The value as floats, refused outside of 0 to 1. [-]"""
     values = np.asarray(value, dtype=np.float64)
     _refuse(name, values, (values < 0) | (values > 1) | ~_known(values, True), "0 to 1", "")

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.failures.rates import lemon_factor, rate_given_count
-from mofa.faults.simulate import LongRun, simulate
+from mofa.faults.simulate import LongRunToSimulate, simulate_long_runs
 
 FloatN = NDArray[np.float64]
 QUANTILES = (0.1, 0.5, 0.9)
@@ -46,7 +46,9 @@ def true_rate_factors(clock: FailureClock, num_runs: int, seed: int = 0) -> Floa
     return factors
 
 
-def band_s(played: LongRun, work_s: float, mean_s: FloatN, factors: FloatN, seed: int = 0) -> tuple[float, ...]:
+def run_duration_band_s(
+    played: LongRunToSimulate, work_s: float, mean_s: FloatN, factors: FloatN, seed: int = 0
+) -> tuple[float, ...]:
     """Wall clock that one run in ten, one in two and nine in ten are over by. [s]
 
     Parameters
@@ -68,13 +70,13 @@ def band_s(played: LongRun, work_s: float, mean_s: FloatN, factors: FloatN, seed
 
     Examples
     --------
-    >>> from mofa.faults.simulate import SimulatedFailureKind, SimulatedLevel
-    >>> level, kind = SimulatedLevel(60.0), SimulatedFailureKind(1.0, 600.0)
-    >>> run = LongRun(864000.0, 1800.0, (level,), (kind,), FailureClock(36000.0))
-    >>> short, _, long = band_s(run, 864000.0, np.full(500, 9.5e5), np.ones(500))
+    >>> from mofa.faults.simulate import SimulatedFailureKind, SimulatedCheckpointLevel
+    >>> level, kind = SimulatedCheckpointLevel(60.0), SimulatedFailureKind(1.0, 600.0)
+    >>> run = LongRunToSimulate(864000.0, 1800.0, (level,), (kind,), FailureClock(36000.0))
+    >>> short, _, long = run_duration_band_s(run, 864000.0, np.full(500, 9.5e5), np.ones(500))
     >>> 9.3e5 < short < 9.5e5 < long < 9.7e5
     True
     """
-    wall = simulate(played, len(mean_s), seed).wall_s
+    wall = simulate_long_runs(played, len(mean_s), seed).wall_s
     luck = (wall - wall.mean()) * np.sqrt(work_s / played.work_s * factors)
     return tuple(float(q) for q in np.quantile(np.maximum(mean_s + luck, work_s), QUANTILES))

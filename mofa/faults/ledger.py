@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field, model_validator
 
-from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, share
-from mofa.faults.closed_forms.renewal import ettr
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, checked_share
+from mofa.faults.closed_forms.renewal import renewal_ettr
 from mofa.specs.base import Spec
 
 PARTS = ("productive", "checkpoint", "lost", "restart", "waiting")
@@ -47,7 +47,7 @@ class Ledger(Spec):
         return cls(**{part: seconds[part] / total for part in PARTS})
 
 
-def expected_shares(
+def expected_ledger_shares(
     interval_s: ArrayLike, block_s: ArrayLike, mtbf_s: ArrayLike, restart_s: ArrayLike, persist_s: ArrayLike = 0.0,
     waiting: ArrayLike = 0.0,
 ) -> dict[str, FloatN]:  # fmt: skip
@@ -69,7 +69,7 @@ def expected_shares(
 
     Examples
     --------
-    >>> parts = expected_shares(1140.0, 60.0, 11136.0, 600.0)
+    >>> parts = expected_ledger_shares(1140.0, 60.0, 11136.0, 600.0)
     >>> round(float(sum(parts.values())), 12), round(float(parts["restart"]), 4)
     (1.0, 0.0525)
     """
@@ -78,14 +78,14 @@ def expected_shares(
         check_at_least_zero("block_s", block_s),
     )
     mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
-    productive = ettr(interval, block, mtbf, restart_s, persist_s)
+    productive = renewal_ettr(interval, block, mtbf, restart_s, persist_s)
     with np.errstate(invalid="ignore", divide="ignore"):
         up = np.exp(-np.asarray(restart_s, dtype=np.float64) / mtbf)
         length = interval + block
         writing = np.exp(-interval / mtbf) * np.expm1(-block / mtbf) / np.expm1(-length / mtbf)
         writing = np.where(np.isinf(mtbf), block / length, writing)
     checkpoint = up * np.where(block == 0, 0.0, np.where(np.isinf(interval), 0.0, writing))
-    idle = share("waiting", waiting)
+    idle = checked_share("waiting", waiting)
     parts = {
         "productive": productive,
         "checkpoint": checkpoint,

@@ -12,12 +12,17 @@ from pydantic import Field, model_validator
 
 from mofa.errors import SpecError
 from mofa.faults.calculator import LEAST_ETTR, MAX_EACH, MAX_EVENTS, MonteCarlo, check_shares_sum, productive_s_of_days
-from mofa.faults.checks import FloatN, check_plausible_s, share
-from mofa.faults.closed_forms.checkpoint_levels import MAX_PATTERN, best_pattern, level_shares, nested_ettr
+from mofa.faults.checks import FloatN, check_plausible_s, checked_share
+from mofa.faults.closed_forms.checkpoint_levels import (
+    MAX_PATTERN,
+    best_checkpoint_pattern,
+    ledger_shares_of_levels,
+    nested_ettr,
+)
 from mofa.faults.closed_forms.intervals import two_level_intervals_s
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, Ledger
-from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
+from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
 from mofa.specs.base import Spec
 from mofa.units import SECONDS_PER_DAY
 
@@ -72,7 +77,7 @@ def calculate_levels(
     interval_s
         Compute time between checkpoints of any level; the best where absent. [s]
     days, num_runs, seed
-        Of the simulation, as in :func:`mofa.faults.calculator.calculate`.
+        Of the simulation, as in :func:`mofa.faults.calculator.calculate_goodput`.
 
     Raises
     ------
@@ -92,7 +97,7 @@ def calculate_levels(
     mtbf = check_plausible_s("mtbf_s", mtbf_s)
     blocks = [check_plausible_s("checkpoint_s", b, zero=True) for b in checkpoint_s]
     restarts = [check_plausible_s("restart_s", r, zero=True) for r in restart_s]
-    parts = [float(share("shares", p)) for p in shares]
+    parts = [float(checked_share("shares", p)) for p in shares]
     work = productive_s_of_days(days)
     if num_runs < 2:
         raise SpecError(f"num_runs: is {num_runs}; give at least 2, which have a spread")
@@ -108,7 +113,7 @@ def calculate_levels(
     with np.errstate(all="ignore"):
         interval, ratios = _refined(blocks, mtbf, parts, restarts, interval_s)
     with np.errstate(all="ignore"):  # what underflows is 0
-        by_part = level_shares(interval, ratios, blocks, mtbf, parts, restarts)
+        by_part = ledger_shares_of_levels(interval, ratios, blocks, mtbf, parts, restarts)
     ledger = check_shares_sum({k: float(v) for k, v in by_part.items()})
     every = list(itertools.accumulate([1, *ratios], lambda a, b: a * b))
     with np.errstate(divide="ignore"):
@@ -128,8 +133,8 @@ def calculate_levels(
 def _refined(
     blocks: list[float], mtbf: float, shares: list[float], restarts: list[float], interval_s: float | None
 ) -> tuple[float, tuple[int, ...]]:
-    """The best pattern near that of :func:`best_pattern`: intervals and ratios around it, tried together."""
-    start, first = best_pattern(blocks, mtbf, shares, restarts, interval_s)
+    """The best pattern near that of :func:`best_checkpoint_pattern`: intervals and ratios around it, tried together."""
+    start, first = best_checkpoint_pattern(blocks, mtbf, shares, restarts, interval_s)
     interval, ratios = float(start), tuple(int(r) for r in first)
     for width in (0.5, 0.2, 0.05, 0.01):
         near = np.array([interval]) if interval_s is not None else interval * np.exp(np.linspace(-width, width, 41))
@@ -155,12 +160,12 @@ def _simulated(
     work = min(work, min(MAX_EVENTS / num_runs, MAX_EACH) * mtbf * expected)
     pattern = interval * levels[-1].every  # whole patterns, as the closed form has it
     work = max(math.ceil(work / pattern * (1 - 1e-12)), 1) * pattern
-    run = LongRun(
-        work, interval, tuple(SimulatedLevel(level.checkpoint_s, level.every) for level in levels),
+    run = LongRunToSimulate(
+        work, interval, tuple(SimulatedCheckpointLevel(level.checkpoint_s, level.every) for level in levels),
         tuple(SimulatedFailureKind(level.share, level.restart_s, k) for k, level in enumerate(levels)),
         FailureClock(mtbf),
     )  # fmt: skip
-    out = simulate(run, num_runs, seed)
+    out = simulate_long_runs(run, num_runs, seed)
     drawn = int(out.failures.sum())
     return MonteCarlo(
         mean=out.ettr, standard_error=out.standard_error if drawn else None, failures=drawn, runs=num_runs,

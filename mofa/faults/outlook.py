@@ -11,15 +11,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from mofa.cost.checkpoint import CheckpointTimes
 from mofa.errors import SpecError
-from mofa.faults.closed_forms.checkpoint_levels import best_pattern, level_shares
+from mofa.faults.closed_forms.checkpoint_levels import best_checkpoint_pattern, ledger_shares_of_levels
 from mofa.faults.closed_forms.intervals import exact_interval_s, least_interval_s
 from mofa.faults.closed_forms.renewal import effective_restart_s
 from mofa.faults.closed_forms.two_levels import two_level_ettr
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.failures.rates import job_mtbf_s, rate_from_components
-from mofa.faults.ledger import expected_shares
+from mofa.faults.ledger import expected_ledger_shares
 from mofa.faults.replicas import ReplicaAbsence, mean_missing_nodes
-from mofa.faults.simulate import MAX_SPACING, LongRun, SimulatedFailureKind, SimulatedLevel
+from mofa.faults.simulate import MAX_SPACING, LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind
 from mofa.faults.spares import waiting_share
 from mofa.specs.faults import LEVELS, CheckpointSpec, FaultSpec, Place, RecoveryPath, ReliabilitySpec, RestartSpec
 
@@ -41,7 +41,7 @@ class RestartPath:
 
 
 @dataclass(frozen=True)
-class KeptLevel:
+class CheckpointLevelTimes:
     """A level of checkpoints of n candidates: where it is kept, for how long one blocks computing and from then until
     it can be restored, and behind every how manieth segment. (n,) [s], [-]"""
 
@@ -52,7 +52,7 @@ class KeptLevel:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class LongRunOutlook:
     """Expectations of n candidates; arrays (n,) unless said. [s]
 
     ``mtbf_s`` is the mean time between failures of the job, ``interval_s`` the compute time between checkpoints, of
@@ -62,7 +62,7 @@ class Outlook:
 
     mtbf_s: FloatN
     interval_s: FloatN
-    levels: tuple[KeptLevel, ...]
+    levels: tuple[CheckpointLevelTimes, ...]
     restart_s: FloatN
     parts: dict[str, FloatN]
     restart_paths: tuple[RestartPath, ...]
@@ -76,19 +76,21 @@ class Outlook:
         """Productive over wall-clock time. [-]"""
         return self.parts["productive"]
 
-    def simulated_run(self, candidate: int, work_s: float, clock: FailureClock | None = None) -> LongRun:
-        """What :func:`mofa.faults.simulate.simulate` plays of one candidate."""
+    def simulated_run(self, candidate: int, work_s: float, clock: FailureClock | None = None) -> LongRunToSimulate:
+        """What :func:`mofa.faults.simulate.simulate_long_runs` plays of one candidate."""
         if self.absence is not None and self.absence.num_replicas[candidate] > 1:
             cost, step = float(self.absence.cost_s[candidate]), min(float(self.absence.step_s[candidate]), work_s)
-            return LongRun(
+            return LongRunToSimulate(
                 work_s,
                 step,
-                (SimulatedLevel(0.0),),
+                (SimulatedCheckpointLevel(0.0),),
                 (SimulatedFailureKind(1.0, cost),),
                 clock or FailureClock(float(self.mtbf_s[candidate])),
             )
         levels = tuple(
-            SimulatedLevel(float(x.block_s[candidate]), int(x.every[candidate]), float(x.persist_s[candidate]))
+            SimulatedCheckpointLevel(
+                float(x.block_s[candidate]), int(x.every[candidate]), float(x.persist_s[candidate])
+            )
             for x in self.levels
         )
         kinds = tuple(
@@ -97,7 +99,7 @@ class Outlook:
         )
         interval = min(float(self.interval_s[candidate]), work_s)
         waits = int(self.spares[candidate]) or None
-        return LongRun(
+        return LongRunToSimulate(
             work_s, interval, levels, kinds, clock or FailureClock(float(self.mtbf_s[candidate])), waits, self.repair_s
         )
 
@@ -125,11 +127,11 @@ def failure_clock(reliability: ReliabilitySpec, mtbf_s: float, num_nodes: int) -
     )
 
 
-def outlook(
+def long_run_outlook(
     faults: FaultSpec, times: CheckpointTimes, step_s: ArrayLike, num_ranks: ArrayLike, num_nodes: ArrayLike,
     gpus_per_node: int, *, spares: ArrayLike | None = None, work_s: ArrayLike = np.inf, rate_factor: ArrayLike = 1.0,
     interval_s: ArrayLike | None = None, every: Sequence[ArrayLike] | None = None, num_replicas: ArrayLike = 1,
-) -> Outlook:  # fmt: skip
+) -> LongRunOutlook:  # fmt: skip
     """The expected course of a long run of each candidate.
 
     Parameters
@@ -173,7 +175,7 @@ def outlook(
     (:func:`mofa.faults.closed_forms.intervals.two_level_intervals_s`: M / p),
     and between, or of the ones next to these of which a whole number fills the time that storage takes. Where computing
     waits for every copy, the pattern of levels is that of
-    :func:`mofa.faults.closed_forms.checkpoint_levels.best_pattern`.
+    :func:`mofa.faults.closed_forms.checkpoint_levels.best_checkpoint_pattern`.
     """
     reliability, restart, spec = faults.reliability, faults.restart, faults.checkpoint
     if reliability is None or restart is None:
@@ -209,7 +211,9 @@ def outlook(
         interval, levels, parts = _waiting_for_levels(facts, interval_s, every)
     else:
         interval, levels, parts = _writing_behind(facts, interval_s)
-    return Outlook(mtbf, interval, levels, once, parts, restart_paths, standing_by, restart.repair_s.value, absence)
+    return LongRunOutlook(
+        mtbf, interval, levels, once, parts, restart_paths, standing_by, restart.repair_s.value, absence
+    )
 
 
 def _absence(facts: _Facts, num_ranks: FloatN, num_replicas: FloatN, spares: IntN) -> ReplicaAbsence:
@@ -276,7 +280,7 @@ class _Facts:
 
 def _waiting_for_levels(
     facts: _Facts, interval_s: ArrayLike | None, every: Sequence[ArrayLike] | None
-) -> tuple[FloatN, tuple[KeptLevel, ...], dict[str, FloatN]]:
+) -> tuple[FloatN, tuple[CheckpointLevelTimes, ...], dict[str, FloatN]]:
     """Interval, levels and ledger where computing waits for copies of every level."""
     times, zero, places = facts.times, np.zeros_like(facts.step_s), LEVELS[facts.faults.checkpoint.mode]
     takes = {"host": times.copy_s, "peers": times.blocking_peer_s, "storage": times.blocking_s}
@@ -284,25 +288,27 @@ def _waiting_for_levels(
     parts, back = zip(*(facts.of_level(k) for k in range(len(places))), strict=True)
     mtbf = facts.mtbf_s
     if interval_s is None:
-        best, _ = best_pattern(block, mtbf, parts, back)
+        best, _ = best_checkpoint_pattern(block, mtbf, parts, back)
         interval = _whole_steps(facts.faults, best, zero, facts.step_s, facts.work_s)
     else:
         interval = np.asarray(interval_s, dtype=np.float64) + zero
     if every is None:
-        _, ratios = best_pattern(block, mtbf, parts, back, interval)
+        _, ratios = best_checkpoint_pattern(block, mtbf, parts, back, interval)
     else:
         spans = [np.asarray(e, dtype=np.float64) for e in every]
         ratios = tuple(b / a for a, b in itertools.pairwise(spans))
-    shares = level_shares(interval, ratios, block, mtbf, parts, back)
+    shares = ledger_shares_of_levels(interval, ratios, block, mtbf, parts, back)
     shares = {name: value * (1 - facts.waiting) for name, value in shares.items()}
     spans = list(itertools.accumulate([zero + 1.0, *ratios], np.multiply))
-    levels = tuple(KeptLevel(where, b, zero, e + zero) for where, b, e in zip(places, block, spans, strict=True))
+    levels = tuple(
+        CheckpointLevelTimes(where, b, zero, e + zero) for where, b, e in zip(places, block, spans, strict=True)
+    )
     return interval, levels, {**shares, "waiting": facts.waiting + zero}
 
 
 def _writing_behind(
     facts: _Facts, interval_s: ArrayLike | None, absence: ReplicaAbsence | None = None
-) -> tuple[FloatN, tuple[KeptLevel, ...], dict[str, FloatN]]:
+) -> tuple[FloatN, tuple[CheckpointLevelTimes, ...], dict[str, FloatN]]:
     """Interval, levels and ledger of one level, or of a fast one with storage written behind it."""
     spec, times, step, mtbf = facts.faults.checkpoint, facts.times, facts.step_s, facts.mtbf_s
     zero, once, waiting = np.zeros_like(step), facts.restart_s, facts.waiting
@@ -317,7 +323,7 @@ def _writing_behind(
 
     def course(interval: FloatN) -> tuple[FloatN, FloatN, dict[str, FloatN]]:
         """The interval, its segments between safe checkpoints, and the ledger's parts."""
-        parts = expected_shares(interval, block, mtbf, once, persist, waiting)
+        parts = expected_ledger_shares(interval, block, mtbf, once, persist, waiting)
         if absence is not None:
             parts = absence.ledger_shares(interval, block, mtbf, once, parts)
         if fast is None:
@@ -345,8 +351,8 @@ def _writing_behind(
         outlooks = [course(_whole_steps(facts.faults, w, bound, step, facts.work_s)) for w in wanted]
         interval, segments, parts = _best(outlooks)
     *quicker, safe = LEVELS[spec.mode]
-    levels = tuple(KeptLevel(where, block, zero if fast is None else fast, zero + 1.0) for where in quicker)
-    return interval, (*levels, KeptLevel(safe, block, persist, segments)), parts
+    levels = tuple(CheckpointLevelTimes(where, block, zero if fast is None else fast, zero + 1.0) for where in quicker)
+    return interval, (*levels, CheckpointLevelTimes(safe, block, persist, segments)), parts
 
 
 def _restart_paths(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mofa.faults.checks import FloatN, check_at_least_zero
-from mofa.faults.closed_forms.renewal import ettr
+from mofa.faults.closed_forms.renewal import renewal_ettr
 from mofa.faults.spares import replica_ettr
 
 
@@ -46,7 +46,7 @@ class ReplicaAbsence:
         Shares of all replicas' time. While a replica is away its share counts as restarting, and a failure's half step
         and what all lose with the last of them as lost.
         """
-        running = np.asarray(ettr(interval_s, block_s, self.all_down_mtbf_s(mtbf_s), restart_s))
+        running = np.asarray(renewal_ettr(interval_s, block_s, self.all_down_mtbf_s(mtbf_s), restart_s))
         alone = replica_ettr(
             mtbf_s, self.num_replicas, self.stall_s, self.return_s, self.step_s, if_all_restart["productive"]
         )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mofa.errors import SpecError
 from mofa.faults.checks import check_above_zero, check_at_least_zero
-from mofa.faults.closed_forms.renewal import check_levels
+from mofa.faults.closed_forms.renewal import check_checkpoint_levels
 from mofa.faults.failures.clocks import FailureClock, FailureTimes
 from mofa.faults.ledger import PARTS, Ledger
 
@@ -27,7 +27,7 @@ MAX_FAILURES = 200_000
 
 
 @dataclass(frozen=True)
-class SimulatedLevel:
+class SimulatedCheckpointLevel:
     """One level of checkpoints: written behind every ``every``-th segment, restorable ``persist_s`` later. [s]"""
 
     block_s: float
@@ -46,8 +46,8 @@ class SimulatedFailureKind:
 
 
 @dataclass(frozen=True)
-class LongRun:
-    """A long run.
+class LongRunToSimulate:
+    """A long run to simulate: its work, checkpoints at several levels, kinds of failures, and spare nodes.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class LongRun:
 
     work_s: float
     interval_s: float
-    levels: tuple[SimulatedLevel, ...]
+    levels: tuple[SimulatedCheckpointLevel, ...]
     kinds: tuple[SimulatedFailureKind, ...]
     clock: FailureClock
     num_spares: int | None = None
@@ -81,11 +81,13 @@ class LongRun:
         check_at_least_zero("repair_s", self.repair_s)
         steps = [level.every for level in self.levels]
         filler = [0.0] * len(steps)
-        check_levels(steps, [x.block_s for x in self.levels], [1.0, *filler[1:]], filler, MAX_SPACING)
+        check_checkpoint_levels(steps, [x.block_s for x in self.levels], [1.0, *filler[1:]], filler, MAX_SPACING)
         for level in self.levels:
             check_at_least_zero("persist_s", level.persist_s)
         kinds = len(self.kinds)
-        check_levels([1] * kinds, [0.0] * kinds, [k.share for k in self.kinds], [k.restart_s for k in self.kinds])
+        check_checkpoint_levels(
+            [1] * kinds, [0.0] * kinds, [k.share for k in self.kinds], [k.restart_s for k in self.kinds]
+        )
         if any(not 0 <= kind.level < len(self.levels) for kind in self.kinds):
             raise SpecError(f"kinds: name a level outside of the {len(steps)} there are; count them from 0")
         if self.num_spares is not None and self.num_spares < 0:
@@ -127,7 +129,7 @@ class SimulatedRuns:
 class _Pattern:
     """Uptime at which segments end: the pattern of levels repeats every ``n`` segments."""
 
-    def __init__(self, run: LongRun) -> None:
+    def __init__(self, run: LongRunToSimulate) -> None:
         self.n = run.levels[-1].every
         self.every = [level.every for level in run.levels]
         top = [max(j for j, e in enumerate(self.every) if (i + 1) % e == 0) for i in range(self.n)]
@@ -149,7 +151,7 @@ class _Pattern:
         return np.asarray(patterns.astype(np.int64) * self.n + np.maximum(inside, 0))
 
 
-def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> SimulatedRuns:
+def simulate_long_runs(run: LongRunToSimulate, num_runs: int = 10_000, seed: int = 0) -> SimulatedRuns:
     """Simulate a long run many times over.
 
     Parameters
@@ -173,9 +175,9 @@ def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> SimulatedRu
 
     Examples
     --------
-    >>> level, kind = SimulatedLevel(60.0), SimulatedFailureKind(1.0, 600.0)
-    >>> run = LongRun(86400.0 * 20, 1140.0, (level,), (kind,), FailureClock(11136.0))
-    >>> found = simulate(run, 2000)
+    >>> level, kind = SimulatedCheckpointLevel(60.0), SimulatedFailureKind(1.0, 600.0)
+    >>> run = LongRunToSimulate(86400.0 * 20, 1140.0, (level,), (kind,), FailureClock(11136.0))
+    >>> found = simulate_long_runs(run, 2000)
     >>> abs(found.ettr - 0.8525) < 4 * found.standard_error
     True
     """
@@ -192,7 +194,7 @@ def simulate(run: LongRun, num_runs: int = 10_000, seed: int = 0) -> SimulatedRu
     )
 
 
-def _some(run: LongRun, num_runs: int, rng: np.random.Generator) -> SimulatedRuns:
+def _some(run: LongRunToSimulate, num_runs: int, rng: np.random.Generator) -> SimulatedRuns:
     pattern, levels = _Pattern(run), run.levels
     tau, total = pattern.interval, run.num_segments
     end = float(pattern.time_of(np.array([total]))[0]) - (total * tau - run.work_s)
@@ -258,7 +260,7 @@ def _some(run: LongRun, num_runs: int, rng: np.random.Generator) -> SimulatedRun
 class _Repairs:
     """When the nodes of each run come back; a job with S spares has at most S + 1 away."""
 
-    def __init__(self, run: LongRun, num_runs: int, rng: np.random.Generator) -> None:
+    def __init__(self, run: LongRunToSimulate, num_runs: int, rng: np.random.Generator) -> None:
         self.mean_s, self.rng = run.repair_s, rng
         self.back = np.full((num_runs, (run.num_spares or 0) + 1), -np.inf)
 

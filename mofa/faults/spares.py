@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mofa.errors import SpecError
-from mofa.faults.checks import FloatN, check_at_least_zero, share
+from mofa.faults.checks import FloatN, check_at_least_zero, checked_share
 
 
 def binomial_spares(num_nodes: ArrayLike, faulty: ArrayLike, quantile: float = 0.99) -> np.ndarray:
@@ -33,7 +33,7 @@ def binomial_spares(num_nodes: ArrayLike, faulty: ArrayLike, quantile: float = 0
     """
     from scipy import stats  # half a second to load
 
-    p = share("faulty", faulty)
+    p = checked_share("faulty", faulty)
     return np.asarray(stats.binom.ppf(_quantile(quantile), np.asarray(num_nodes), p)).astype(np.int64)
 
 
@@ -99,7 +99,7 @@ def waiting_share(failures_per_s: ArrayLike, repair_s: ArrayLike, num_spares: Ar
     return np.where((a == 0) | np.isinf(c), 0.0, share)
 
 
-def peers_survive(num_nodes: int, copies: int, failed: int) -> float:
+def peers_survive_probability(num_nodes: int, copies: int, failed: int) -> float:
     """Probability that every state is left somewhere when nodes fail at once. [-]
 
     Parameters
@@ -124,7 +124,7 @@ def peers_survive(num_nodes: int, copies: int, failed: int) -> float:
 
     Examples
     --------
-    >>> round(peers_survive(16, 2, 2), 4), peers_survive(16, 2, 1)
+    >>> round(peers_survive_probability(16, 2, 2), 4), peers_survive_probability(16, 2, 1)
     (0.9333, 1.0)
     """
     if copies < 1 or num_nodes < copies or num_nodes % copies:
@@ -191,5 +191,5 @@ def replica_ettr(
         up = np.where(np.isinf(mtbf), 1.0, replicas * mtbf / (replicas * mtbf + down))
     running = 1 / (1 + each * up / mtbf)
     none = (1 - up) ** replicas
-    alone = share("checkpointed_ettr", checkpointed_ettr)
+    alone = checked_share("checkpointed_ettr", checkpointed_ettr)
     return np.where(replicas > 1, (1 - none) * up * running + none * np.minimum(alone, up * running), alone)

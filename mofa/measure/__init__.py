@@ -1,6 +1,6 @@
 """Real training runs, measured: torchtitan and Megatron-Core, unmodified, on this machine's GPUs."""
 
-from mofa.measure.records import Record, read_record, read_records
-from mofa.measure.runs import MeasureSummary, measure
+from mofa.measure.records import RunRecord, read_record, read_records
+from mofa.measure.runs import MeasureSummary, measure_runs
 
-__all__ = ["MeasureSummary", "Record", "measure", "read_record", "read_records"]
+__all__ = ["MeasureSummary", "RunRecord", "measure_runs", "read_record", "read_records"]

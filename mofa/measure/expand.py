@@ -81,7 +81,7 @@ def expand_run(run: RunSpec, base_dir: Path | None = None) -> ExpandedRun:
     return ExpandedRun(run, workload.model, framework, strategy, micro_batches, cluster.gpu)
 
 
-def configuration_of(run: RunSpec) -> str:
+def current_configuration_hash(run: RunSpec) -> str:
     """The hash of a run spelled out by the fields of today; equal for two records of one configuration.
 
     A record says the fields there were when it was written: spelled out anew, it says those that came later too.
@@ -100,7 +100,7 @@ def copies_routed_per_step(run: ExpandedRun) -> int:
     return tokens * run.model.moe.top_k
 
 
-def router_bias(routing: RoutingSpec, num_experts: int) -> list[float] | None:
+def router_logit_bias(routing: RoutingSpec, num_experts: int) -> list[float] | None:
     """What is added to an expert's logit, so that tokens fall on experts about as the routing says.
 
     The logarithm of the expert's share; experts are shuffled by the seed, so that the popular ones are not all on

@@ -24,7 +24,7 @@ GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Task:
+class RunTask:
     """One run to start: its runner, what it is told, and for how long it may run."""
 
     id: str
@@ -39,7 +39,7 @@ class Task:
 class TaskOutcome:
     """What the ranks of a task left: their results, or the line that says why there are none."""
 
-    task: Task
+    task: RunTask
     ranks: list[dict[str, Any]]
     error: str | None
     gpus: tuple[int, ...]
@@ -49,7 +49,7 @@ class TaskOutcome:
 
 @dataclass
 class _Started:
-    task: Task
+    task: RunTask
     folder: Path
     processes: list[subprocess.Popen[bytes]]
     gpus: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class _Started:
     logs: list[Any] = field(default_factory=list)
 
 
-def next_task_and_gpus(waiting: list[Task], free: list[int], alone: bool) -> tuple[Task, tuple[int, ...]] | None:
+def next_task_and_gpus(waiting: list[RunTask], free: list[int], alone: bool) -> tuple[RunTask, tuple[int, ...]] | None:
     """The next task and its GPUs: the first that fits the free ones, None where none does.
 
     >>> next_task_and_gpus([], [0], alone=True) is None
@@ -82,7 +82,7 @@ def _free_port() -> int:
     raise SpecError("mofa measure: no free port between 15000 and 30000; end what uses them")
 
 
-def _start(task: Task, folder: Path) -> _Started:
+def _start(task: RunTask, folder: Path) -> _Started:
     """Start every rank; each imports its framework and waits for the word."""
     folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.json"
@@ -179,7 +179,7 @@ def _last_line(folder: Path) -> str:
 
 
 def run_tasks(
-    tasks: list[Task], gpus: list[int], folder: Path, *, parallel: bool, progress: Callable[[str], None]
+    tasks: list[RunTask], gpus: list[int], folder: Path, *, parallel: bool, progress: Callable[[str], None]
 ) -> Generator[TaskOutcome, None, None]:
     """Run tasks, one at a time or side by side on disjoint GPUs, and yield each as it ends.
 

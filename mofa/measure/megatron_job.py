@@ -31,7 +31,7 @@ def _rotated_share(run: ExpandedRun) -> float:
     return 1.0 if run.model.attention_kind.megatron.has_latents else a.d_rope / a.d_qk
 
 
-def refuse_other_layers(run: ExpandedRun) -> None:
+def refuse_unbuilt_layers(run: ExpandedRun) -> None:
     """Refuse facts of layers that Megatron-Core's GPT model does not build.
 
     Raises
@@ -50,7 +50,7 @@ def refuse_other_layers(run: ExpandedRun) -> None:
         raise run.refusal(f"attention.nope_every: {a.nope_every}", f"use a divisor of {model.num_layers} layers")
 
 
-def attention_config(run: ExpandedRun) -> dict[str, Any]:
+def megatron_attention_config(run: ExpandedRun) -> dict[str, Any]:
     """Fields of Megatron's configuration about attention.
 
     Raises
@@ -75,7 +75,7 @@ def attention_config(run: ExpandedRun) -> dict[str, Any]:
     return kind.megatron_config(a)
 
 
-def moe_config(run: ExpandedRun, moe: MoeSpec) -> dict[str, Any]:
+def megatron_moe_config(run: ExpandedRun, moe: MoeSpec) -> dict[str, Any]:
     """Fields of Megatron's configuration about experts.
 
     Raises
@@ -120,7 +120,7 @@ def _recompute(run: ExpandedRun) -> dict[str, Any]:
     raise run.refusal(f"recompute: {r}", "use none, selective[:module] or full[:n]")
 
 
-def refuse_layout(run: ExpandedRun) -> None:
+def refuse_unrunnable_run(run: ExpandedRun) -> None:
     """Refuse what neither of Megatron-Core's layer specs can run as this room builds it.
 
     Raises
@@ -169,7 +169,7 @@ def _refuse_what_the_local_spec_lacks(run: ExpandedRun) -> None:
         raise run.refusal("another optimizer than PyTorch's without Transformer Engine or Apex", "use foreach")
 
 
-def common_job(run: ExpandedRun) -> dict[str, Any]:
+def common_megatron_job(run: ExpandedRun) -> dict[str, Any]:
     """What a runner of Megatron-Core is told, on either layer spec; fusions are those of the local one.
 
     Raises
@@ -177,8 +177,8 @@ def common_job(run: ExpandedRun) -> dict[str, Any]:
     SpecError
         If Megatron-Core cannot run it.
     """
-    refuse_layout(run)
-    refuse_other_layers(run)
+    refuse_unrunnable_run(run)
+    refuse_unbuilt_layers(run)
     s, model, batch, framework = run.strategy, run.model, run.run.batch, run.framework
     sharded = framework.data_parallel == "distributed-optimizer"
     several = s.dp * s.cp > 1  # ranks that hold the same parameters
@@ -210,9 +210,9 @@ def common_job(run: ExpandedRun) -> dict[str, Any]:
         "overlap_p2p_comm": s.vpp > 1,
         "batch_p2p_comm": s.vpp == 1,
         "deallocate_pipeline_outputs": True,
-        **attention_config(run),
+        **megatron_attention_config(run),
         "no_rope_freq": model.attention.nope_every or None,
-        **(moe_config(run, model.moe) if model.moe is not None else {}),
+        **(megatron_moe_config(run, model.moe) if model.moe is not None else {}),
         **_recompute(run),
     }
     return {
@@ -263,4 +263,4 @@ def megatron_local_job(run: ExpandedRun) -> dict[str, Any]:
         If Megatron-Core cannot run it without Transformer Engine.
     """
     _refuse_what_the_local_spec_lacks(run)
-    return common_job(run)
+    return common_megatron_job(run)

@@ -6,7 +6,7 @@ from typing import Any
 
 from mofa.blocks.frameworks.megatron.graph_legality import why_not_captured
 from mofa.measure.expand import ExpandedRun
-from mofa.measure.megatron_job import common_job
+from mofa.measure.megatron_job import common_megatron_job
 
 FP8_FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3"}
 """Recipe (Megatron's ``fp8_recipe``) to Megatron's ``fp8``: e4m3 both ways under blocks, as Transformer Engine's recipe
@@ -161,7 +161,7 @@ def megatron_te_job(run: ExpandedRun) -> dict[str, Any]:
         If Megatron-Core cannot run it.
     """
     _refuse_what_this_spec_lacks(run)
-    job = common_job(run)
+    job = common_megatron_job(run)
     fusion = run.framework.cross_entropy_fusion
     job["config"] |= {
         "masked_softmax_fusion": True,

@@ -31,7 +31,7 @@ REPEATS = ("", "-again", "-third")
 """What the names of the three runs of one configuration end in."""
 
 
-class RankMemory(Spec):
+class RankMeasurement(Spec):
     """Device memory of one rank [B], how long its device was busy in a step, and its host's pace [s]."""
 
     rank: int
@@ -88,7 +88,7 @@ class RankMemory(Spec):
         return None if self.alloc_retries else self.device_bytes
 
 
-class Measured(Spec):
+class MeasuredResult(Spec):
     """What one run gave. Without room on the device, the memory is that at the failing allocation."""
 
     outcome: Literal["ok", "oom"]
@@ -99,7 +99,7 @@ class Measured(Spec):
     step_times_s: list[float] = Field(default=[])
     """Every step after warm-up, of the slowest rank."""
     warmup_times_s: list[float] = Field(default=[])
-    ranks: list[RankMemory]
+    ranks: list[RankMeasurement]
     tokens_per_expert: list[list[list[int]]] | None = None
     """Tokens that each rank's routers sent to each expert in one step: rank, layer with experts, expert."""
     facts: dict[str, Any] = Field(default={})
@@ -122,7 +122,7 @@ class Measured(Spec):
         return None if self.idle_share is None else self.idle_share > HOST_BOUND_IDLE
 
 
-class Environment(Spec):
+class RunEnvironment(Spec):
     """Where a run was measured."""
 
     gpu: str
@@ -154,12 +154,12 @@ class Environment(Spec):
     """Other runs were on other GPUs of the machine at the same time."""
 
 
-class Record(Spec):
+class RunRecord(Spec):
     """One file of ``reference_runs/measured``."""
 
     run: RunSpec
-    measured: Measured
-    environment: Environment
+    measured: MeasuredResult
+    environment: RunEnvironment
     source: str = Field(min_length=3)
     split: Split
     trainer: str = ""
@@ -236,7 +236,7 @@ def assign_splits(
     return {run_id: known[pair] for run_id, pair in wanted.items()}
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> RunRecord:
     """Read one record.
 
     Raises
@@ -244,7 +244,7 @@ def read_record(path: Path) -> Record:
     SpecError
         If the file is no record.
     """
-    return spec_from_mapping(Record, load_yaml(path), f"{path}: no record of a measured run")
+    return spec_from_mapping(RunRecord, load_yaml(path), f"{path}: no record of a measured run")
 
 
 def record_files(folder: Path) -> list[Path]:
@@ -252,7 +252,7 @@ def record_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.yaml"))
 
 
-def read_records(folder: Path) -> list[Record]:
+def read_records(folder: Path) -> list[RunRecord]:
     """All records of a folder, in the order of their names."""
     return [read_record(path) for path in record_files(folder)]
 
@@ -269,7 +269,7 @@ def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.Node:
 _Compact.add_representer(list, _represent_list)
 
 
-def write_record(record: Record, folder: Path) -> Path:
+def write_record(record: RunRecord, folder: Path) -> Path:
     """Write one record whole or not at all: to a temporary file that is then renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{record.run.id}.yaml"

@@ -8,7 +8,7 @@ from typing import Any
 
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.launch import TaskOutcome
-from mofa.measure.records import Environment, Measured, RankMemory, Record, Split
+from mofa.measure.records import MeasuredResult, RankMeasurement, RunEnvironment, RunRecord, Split
 
 PACES = (
     "host_issues_s", "host_backs_s", "cpu_ops_at_issues_s", "layer_issues_s", "layer_backs_s", "layer_ops_s",
@@ -25,9 +25,9 @@ def interquartile_range_s(times: list[float]) -> float:
     return third - first
 
 
-def _rank_memory(rank: dict[str, Any]) -> RankMemory:
+def _rank_memory(rank: dict[str, Any]) -> RankMeasurement:
     memory, whole_run, ready = rank["memory"], rank.get("memory_whole", {}), rank.get("memory_ready", {})
-    return RankMemory(
+    return RankMeasurement(
         rank=rank["rank"],
         peak_allocated_bytes=memory["peak_allocated_bytes"],
         peak_reserved_bytes=memory["peak_reserved_bytes"],
@@ -45,14 +45,14 @@ def _rank_memory(rank: dict[str, Any]) -> RankMemory:
     )
 
 
-def measured_of(ranks: list[dict[str, Any]]) -> Measured:
+def merge_rank_results(ranks: list[dict[str, Any]]) -> MeasuredResult:
     """What the ranks of a run found, as one result; the slowest rank's times are the run's."""
     with_memory = [r for r in ranks if "memory" in r]
     facts = dict(ranks[0].get("facts", {}))
     facts["layers"] = [r.get("facts", {}).get("layers") for r in ranks]
     short = [r for r in ranks if r["outcome"] == "oom"]
     if short:
-        return Measured(
+        return MeasuredResult(
             outcome="oom",
             ranks=[_rank_memory(r) for r in with_memory],
             facts=facts,
@@ -63,7 +63,7 @@ def measured_of(ranks: list[dict[str, Any]]) -> Measured:
     slowest = max(ranks, key=lambda r: statistics.median(r["step_times_s"]))
     times = [round(t, 7) for t in slowest["step_times_s"]]
     counts = [r["tokens_per_expert"] for r in ranks if "tokens_per_expert" in r]
-    return Measured(
+    return MeasuredResult(
         outcome="ok",
         step_time_s=statistics.median(times),
         step_time_spread_s=round(interquartile_range_s(times), 7),
@@ -75,22 +75,22 @@ def measured_of(ranks: list[dict[str, Any]]) -> Measured:
     )
 
 
-def record_of(run: ExpandedRun, outcome: TaskOutcome, split: Split) -> Record:
+def record_of_result(run: ExpandedRun, outcome: TaskOutcome, split: Split) -> RunRecord:
     """The record of a run that gave a result."""
     of_rank = dict(outcome.ranks[0]["environment"])
     issues = [rank.get("host_issues_s") or [] for rank in outcome.ranks]
     if all(issues):
         of_rank["host_issues_s"] = [round(s, 9) for s in max(issues, key=statistics.fmean)]
         of_rank["host_issue_s"] = round(statistics.fmean(of_rank["host_issues_s"]), 9)
-    environment = Environment(num_gpus=len(outcome.gpus), side_by_side=outcome.side_by_side, **of_rank)
+    environment = RunEnvironment(num_gpus=len(outcome.gpus), side_by_side=outcome.side_by_side, **of_rank)
     gpus = f"{environment.num_gpus} {environment.gpu}"
     source = (
         f"measured on {gpus}, PyTorch {environment.torch}, {run.framework.name} {environment.framework}, "
         f"{datetime.now(tz=UTC):%Y-%m-%d}"
     )
-    return Record(
+    return RunRecord(
         run=run.with_full_specs(),
-        measured=measured_of(outcome.ranks),
+        measured=merge_rank_results(outcome.ranks),
         environment=environment,
         source=source,
         split=split,

@@ -15,21 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.measure.expand import ExpandedRun, configuration_of, copies_routed_per_step, expand_run, router_bias
-from mofa.measure.launch import Task, TaskOutcome, run_tasks
+from mofa.measure.expand import (
+    ExpandedRun,
+    copies_routed_per_step,
+    current_configuration_hash,
+    expand_run,
+    router_logit_bias,
+)
+from mofa.measure.launch import RunTask, TaskOutcome, run_tasks
 from mofa.measure.megatron_job import megatron_local_job
 from mofa.measure.megatron_te_job import megatron_te_job
 from mofa.measure.records import (
     DEALT_BY_MODEL,
     REPEATS,
-    Record,
+    RunRecord,
     Split,
     assign_splits,
     read_records,
     split_of_model,
     write_record,
 )
-from mofa.measure.results import record_of
+from mofa.measure.results import record_of_result
 from mofa.measure.torchtitan_job import torchtitan_job
 from mofa.specs.activation_offload import refuse_absent_modules
 from mofa.specs.run_files import load_runs
@@ -37,7 +43,7 @@ from mofa.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)
-class Runner:
+class FrameworkRunner:
     """How one framework is run."""
 
     module: str
@@ -54,10 +60,10 @@ _MEGATRON = {"megatron": "megatron-core==0.16.1"}
 _ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 _FUSED_OR_NONE = {"NVTE_UNFUSED_ATTN": "0"}
 """Where cuDNN fails to load, Transformer Engine runs PyTorch's attention without a word: with this it ends instead."""
-RUNNERS: dict[str, Runner] = {
-    "torchtitan": Runner("torchtitan", "torchtitan", {"torchtitan": "torchtitan==0.2.2"}, torchtitan_job),
-    "megatron-local": Runner("megatron", "megatron", _MEGATRON, megatron_local_job, _ONE_CONNECTION),
-    "megatron": Runner(
+RUNNERS: dict[str, FrameworkRunner] = {
+    "torchtitan": FrameworkRunner("torchtitan", "torchtitan", {"torchtitan": "torchtitan==0.2.2"}, torchtitan_job),
+    "megatron-local": FrameworkRunner("megatron", "megatron", _MEGATRON, megatron_local_job, _ONE_CONNECTION),
+    "megatron": FrameworkRunner(
         "megatron_te",
         "megatron",
         {**_MEGATRON, "transformer_engine": "transformer-engine-torch==2.20.2"},
@@ -71,7 +77,7 @@ _ALLOCATORS = {"native": "", "expandable": "expandable_segments:True"}
 
 @dataclass(frozen=True)
 class MeasureSummary:
-    """What a call of :func:`measure` did."""
+    """What a call of :func:`measure_runs` did."""
 
     written: tuple[Path, ...] = ()
     skipped: tuple[str, ...] = ()
@@ -98,7 +104,7 @@ def _settings_for_overlap(run: ExpandedRun) -> dict[str, str]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"} if run.framework.expert_overlap != "none" else {}
 
 
-def task_of_run(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_beginning: bool = False) -> Task:
+def task_of_run(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_beginning: bool = False) -> RunTask:
     """What a run's processes are told.
 
     Raises
@@ -128,7 +134,7 @@ def task_of_run(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trac
         "slow_step_s": 1.0,
         "trace": trace,
         "trace_beginning": trace_beginning,
-        "routing_bias": router_bias(run.run.routing, moe.num_experts) if moe is not None else None,
+        "routing_bias": router_logit_bias(run.run.routing, moe.num_experts) if moe is not None else None,
         "routed_per_step": copies_routed_per_step(run),
         runner.job_key: runner.translate(run),
     }
@@ -140,10 +146,10 @@ def task_of_run(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trac
         **_settings_for_offload(run),
         **_settings_for_overlap(run),
     }
-    return Task(run.run.id, f"mofa.measure.runners.{runner.module}", run.run.gpus, job, environment, timeout_s)
+    return RunTask(run.run.id, f"mofa.measure.runners.{runner.module}", run.run.gpus, job, environment, timeout_s)
 
 
-def self_test() -> dict[str, Any]:
+def machine_self_test() -> dict[str, Any]:
     """What this machine has, told by a process of its own, so that this one never loads PyTorch."""
     command = [sys.executable, "-W", "ignore", "-m", "mofa.measure.runners.selftest"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -159,7 +165,7 @@ _SAME_CAPACITY = 0.03
 """Share by which a GPU's memory may differ from its profile's: boards of one kind differ by 0.2 %, kinds by 20 %."""
 
 
-def check_machine(state: dict[str, Any], runs: list[ExpandedRun]) -> None:
+def refuse_unfit_machine(state: dict[str, Any], runs: list[ExpandedRun]) -> None:
     """Refuse, in one line, to measure where it cannot be done.
 
     Raises
@@ -221,15 +227,15 @@ def _keep_logs(outcome: TaskOutcome, folder: Path | None) -> None:
         (folder / f"{outcome.task.id}.{path.name}").write_text("\n".join(lines))
 
 
-def _line(record: Record) -> str:
+def _line(record: RunRecord) -> str:
     m = record.measured
     peak = max((r.peak_allocated_bytes for r in m.ranks), default=0)
     time = "out of memory" if m.step_time_s is None else format_seconds(m.step_time_s)
     return f"{record.run.id}: {time}, peak {format_bytes(peak)}, {record.split}"
 
 
-def _splits(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str, Split]:
-    existing = [(str(r.run.framework["name"]), configuration_of(r.run), r.split) for r in records]
+def _splits(runs: dict[str, ExpandedRun], records: list[RunRecord]) -> dict[str, Split]:
+    existing = [(str(r.run.framework["name"]), current_configuration_hash(r.run), r.split) for r in records]
     there = {r.run.id for r in records}
     todo = {id: run for id, run in runs.items() if id not in there}
     by_model = {id: run for id, run in todo.items() if run.framework.name in DEALT_BY_MODEL}
@@ -238,15 +244,16 @@ def _splits(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str, Sp
     return {**assign_splits(wanted, existing), **dealt}
 
 
-def repeats_due(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str, ExpandedRun]:
+def repeats_due(runs: dict[str, ExpandedRun], records: list[RunRecord]) -> dict[str, ExpandedRun]:
     """The runs still to be made so that every host-bound one of ``runs`` is there three times.
 
-    A run counts as bound by the host if one of its records is; see :attr:`mofa.measure.records.Measured.host_bound`.
+    A run counts as bound by the host if one of its records is; see
+    :attr:`mofa.measure.records.MeasuredResult.host_bound`.
     Repeats are called as the first run, with ``-again`` and ``-third`` at the end.
     """
-    same: dict[tuple[str, object], list[Record]] = {}
+    same: dict[tuple[str, object], list[RunRecord]] = {}
     for record in records:
-        same.setdefault((configuration_of(record.run), record.run.hardware), []).append(record)
+        same.setdefault((current_configuration_hash(record.run), record.run.hardware), []).append(record)
     taken = {record.run.id for record in records} | set(runs)
     due: dict[str, ExpandedRun] = {}
     for run in runs.values():
@@ -262,7 +269,7 @@ def repeats_due(runs: dict[str, ExpandedRun], records: list[Record]) -> dict[str
 
 @dataclass
 class _Call:
-    """One call of :func:`measure` on a machine that passed its self-test."""
+    """One call of :func:`measure_runs` on a machine that passed its self-test."""
 
     out: Path
     gpus: list[int]
@@ -290,14 +297,14 @@ class _Call:
                         _keep_logs(outcome, self.logs)
                         self.progress(f"{id}: no result: {outcome.error}; {-left} left")
                         continue
-                    record = record_of(runs[id], outcome, splits[id])
+                    record = record_of_result(runs[id], outcome, splits[id])
                     # first the traces: a run with a record is not measured again
                     _keep_traces(outcome, self.out.parent)
                     self.written.append(write_record(record, self.out))
                     self.progress(f"{_line(record)}; {-left} left")
 
 
-def measure(
+def measure_runs(
     runs_file: Path,
     out: Path,
     *,
@@ -349,8 +356,8 @@ def measure(
     todo = {id: run for id, run in runs.items() if id not in there}
     if not todo and (once or not repeats_due(runs, records)):
         return MeasureSummary(skipped=skipped)
-    state = self_test()
-    check_machine(state, list(runs.values()))
+    state = machine_self_test()
+    refuse_unfit_machine(state, list(runs.values()))
     progress(f"self-test: {len(state['gpus'])} x {state['gpus'][0]['name']}, PyTorch {state['torch']}")
     progress(f"{len(todo)} runs to measure, {len(skipped)} there before")
     call = _Call(out, list(range(len(state["gpus"]))), parallel, timeout_s, logs, progress)

@@ -119,7 +119,7 @@ def compare(*results: PlanReport | Plan, names: Sequence[str] = ()) -> Compariso
         raise SpecError(f"names: {len(names)} are not as many as the results ({len(results)}); give one each")
     singles = [single_result(result) for result in results]
     own = [strategy_text(StrategySpec.model_validate(single["strategy"])) for single in singles]
-    return compare_results(dict(zip(distinct_names(names or own), singles, strict=True)))
+    return compare_results(dict(zip(numbered_duplicate_names(names or own), singles, strict=True)))
 
 
 def compare_results(results: Mapping[str, Mapping[str, Any]]) -> Comparison:
@@ -274,7 +274,7 @@ def single_result(result: PlanReport | Plan | Mapping[str, Any], number: int = 1
     return {**shared, **plan}
 
 
-def distinct_names(names: Iterable[str]) -> list[str]:
+def numbered_duplicate_names(names: Iterable[str]) -> list[str]:
     """Names with a number behind those that come again.
 
     Parameters
@@ -289,7 +289,7 @@ def distinct_names(names: Iterable[str]) -> list[str]:
 
     Examples
     --------
-    >>> distinct_names(["plan", "plan", "other"])
+    >>> numbered_duplicate_names(["plan", "plan", "other"])
     ['plan', 'plan (2)', 'other']
     """
     seen: dict[str, int] = {}

@@ -39,7 +39,7 @@ _NAMES = {
 }
 
 
-def component_name(name: str) -> str:
+def component_words(name: str) -> str:
     """A component as words.
 
     Parameters
@@ -54,7 +54,7 @@ def component_name(name: str) -> str:
 
     Examples
     --------
-    >>> component_name("tp"), component_name("allocator_slack")
+    >>> component_words("tp"), component_words("allocator_slack")
     ('tensor-parallel communication', 'allocator slack')
     """
     return _NAMES.get(name, name.replace("_", " "))
@@ -194,7 +194,8 @@ def plan_text(plan: PlanFigures, exposed: Mapping[Any, float]) -> str:
         f"strategy  {strategy_text(plan.strategy)} on {plan.strategy.framework}",
         f"step      {format_seconds(plan.step_s)}, {speed}",
         f"memory    {memory.device_bytes / GIB:.2f} GiB of {memory.limit_bytes / GIB:.2f} GiB{over}",
-        "of step   " + ", ".join(f"{component_name(name)} {value / plan.step_s:.1%}" for name, value in parts if value),
+        "of step   "
+        + ", ".join(f"{component_words(name)} {value / plan.step_s:.1%}" for name, value in parts if value),
     ]
     if plan.days_without_failures is not None:
         lines.append(f"run       {plan.days_without_failures:,.1f} days without failures")

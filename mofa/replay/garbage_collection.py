@@ -27,7 +27,8 @@ def without_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def collect_garbage_at_end() -> Iterator[None]:
-    """The same, but what came and is in cycles is let go at the end: of many predictions, one after the other."""
+    """Run without garbage collection, and let go what is in cycles at the end: of many predictions, one after the
+    other."""
     with without_garbage_collection():
         yield
         gc.collect(0)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from mofa.validate.validation_report import Compared, Errors, RunScore, ValidationReport
+    from mofa.validate.validation_report import ComparedQuantity, QuantityErrors, RunScore, ValidationReport
 
 RUN_COLUMNS: Columns = (
     ("run", "left"), ("GPUs", "right"), ("strategy", "left"), ("step", "right"), ("predicted", "right"),
@@ -54,7 +54,7 @@ def percent(value: float | None, *, signed: bool = False) -> str:
 def run_cells(run: RunScore) -> list[str]:
     """One run as cells under RUN_COLUMNS."""
 
-    def error(value: Compared | None) -> str:
+    def error(value: ComparedQuantity | None) -> str:
         return percent(value.error, signed=True) if value else "–"
 
     step, allocated = run.step_time, run.peak_allocated
@@ -63,11 +63,11 @@ def run_cells(run: RunScore) -> list[str]:
         format_seconds(step.measured) if step else "–", format_seconds(run.predicted_step_s), error(step),
         f"{allocated.measured / GIB:.2f}" if allocated else "–",
         f"{allocated.predicted / GIB:.2f}" if allocated else "–", error(allocated),
-        error(run.peak_reserved), error(run.peak_device), verdict_text(run), f"{run.weak_fraction:.0%}",
+        error(run.peak_reserved), error(run.peak_device), memory_verdict_text(run), f"{run.weak_fraction:.0%}",
     ]  # fmt: skip
 
 
-def verdict_text(run: RunScore) -> str:
+def memory_verdict_text(run: RunScore) -> str:
     """What was predicted of the memory and what came."""
     said = "fits" if run.fits else "does not fit"
     if run.false_fit:
@@ -108,7 +108,7 @@ def group_rows(report: ValidationReport) -> list[list[str]]:
     for name, group in report.groups.items():
         shown = name
         for field, words in FIELDS:
-            errors: Errors = getattr(group, field)
+            errors: QuantityErrors = getattr(group, field)
             if not errors.runs:
                 continue
             by_model = errors.mean_abs_error_by_model if name.partition("-")[0] != "measured" else None
@@ -121,7 +121,7 @@ def group_rows(report: ValidationReport) -> list[list[str]]:
     return rows
 
 
-def verdict_rows(report: ValidationReport) -> list[list[str]]:
+def memory_verdict_rows(report: ValidationReport) -> list[list[str]]:
     """One row a group: runs, those out of memory, wrong verdicts, weak share."""
     return [
         [
@@ -168,7 +168,7 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
         console, "Errors by group", GROUP_COLUMNS, group_rows(report), leaves=("median", "mean by model"),
         under="worst run",
     )  # fmt: skip
-    rows = verdict_rows(report)
+    rows = memory_verdict_rows(report)
     print_table(
         console, "Verdicts by group", VERDICT_COLUMNS, rows, under="the steps rest on", names_under=True,
     )  # fmt: skip

@@ -18,15 +18,15 @@ from mofa.report.accuracy import (
     VERDICT_COLUMNS,
     band_rows,
     group_rows,
+    memory_verdict_rows,
     percent,
     repeat_rows,
     run_cells,
     runs_to_frame,
     scale_rows,
-    verdict_rows,
 )
 from mofa.report.attribution_text import FAMILY_COLUMNS, FAMILY_WORDS, attribution_rows
-from mofa.report.chunked_layers import LAYER_WORDS, layer_tables
+from mofa.report.chunked_layers import LAYER_WORDS, chunked_layer_tables
 from mofa.report.hopper import hopper_section_lines
 from mofa.report.tables import Columns, markdown_table
 
@@ -48,7 +48,7 @@ README_COLUMNS: Columns = (
 README_MARKERS = ("<!-- accuracy -->\n", "<!-- /accuracy -->")
 
 
-def readme_table(report: ValidationReport) -> str:
+def readme_accuracy_table(report: ValidationReport) -> str:
     """The README's table: errors of a few groups, the step's with its sign too, and their wrong verdicts."""
     rows = []
     for name in README_GROUPS:
@@ -78,10 +78,10 @@ def with_readme_table(text: str, report: ValidationReport) -> str:
     _, closed, after = rest.partition(end)
     if not opened or not closed:
         raise ValueError(f"has no table to make anew; put {begin.strip()} and {end} on lines of their own")
-    return f"{before}{begin}{readme_table(report)}\n{end}{after}"
+    return f"{before}{begin}{readme_accuracy_table(report)}\n{end}{after}"
 
 
-def markdown_report(report: ValidationReport, references: Path | None = None) -> str:
+def accuracy_page_markdown(report: ValidationReport, references: Path | None = None) -> str:
     """``docs/accuracy.md``: the tables and a hash of what they rest on."""
     from mofa.validate.report_hash import inputs_hash
     from mofa.validate.score import MAX_PLAYED
@@ -91,7 +91,7 @@ def markdown_report(report: ValidationReport, references: Path | None = None) ->
         denied=sum(run.denied_by is not None for run in report.runs),
         closed=sum(not run.played_out for run in report.runs), limit=MAX_PLAYED,
     ), "## Errors by group", markdown_table(GROUP_COLUMNS, group_rows(report)), "## Verdicts",
-        markdown_table(VERDICT_COLUMNS, verdict_rows(report))]  # fmt: skip
+        markdown_table(VERDICT_COLUMNS, memory_verdict_rows(report))]  # fmt: skip
     if report.bands:
         parts += ["## Bands of steps", BAND_WORDS, markdown_table(BAND_COLUMNS, band_rows(report))]
     if report.scale:
@@ -112,7 +112,7 @@ def markdown_report(report: ValidationReport, references: Path | None = None) ->
         ]
         parts += ["## By family of kernels", FAMILY_WORDS, markdown_table((("run", "left"), *FAMILY_COLUMNS), rows)]
     if report.layers:
-        parts += ["## Chunked MoE layer", LAYER_WORDS, *layer_tables(report.layers)]
+        parts += ["## Chunked MoE layer", LAYER_WORDS, *chunked_layer_tables(report.layers)]
     reasons: dict[str, list[str]] = {}
     for item in report.not_scored:
         reasons.setdefault(f"{item.group}: {item.reason}", []).append(item.id)
@@ -172,8 +172,8 @@ SCALE_FIGURE = Path("figures") / "scale.png"
 """Beside the page that shows it."""
 
 
-def page_figures(report: ValidationReport) -> dict[Path, bytes]:
-    """Figures that :func:`markdown_report` shows, by their places beside the page."""
+def accuracy_page_figures(report: ValidationReport) -> dict[Path, bytes]:
+    """Figures that :func:`accuracy_page_markdown` shows, by their places beside the page."""
     from mofa.report.figures.scale import plot_scale
     from mofa.report.save import figure_files
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mofa.report.phrases import component_name
+from mofa.report.phrases import component_words
 from mofa.report.tables import Columns, print_paragraph, print_table
 from mofa.units import format_seconds
 
@@ -46,7 +46,7 @@ def cancelling_text(given: Attribution) -> str:
     What cancels is the smaller one of the sums of the families that are predicted too long and too short.
     """
     errors = {
-        component_name(item.family): (item.predicted_s - item.measured_s) / given.measured_step_s
+        component_words(item.family): (item.predicted_s - item.measured_s) / given.measured_step_s
         for item in given.families
     }
     over = {name: error for name, error in errors.items() if error > 0}
@@ -66,7 +66,7 @@ def attribution_rows(given: Attribution) -> list[list[str]]:
     """Rows under FAMILY_COLUMNS, one a family."""
     return [
         [
-            component_name(item.family), str(item.kernels or ""), format_seconds(item.measured_s),
+            component_words(item.family), str(item.kernels or ""), format_seconds(item.measured_s),
             format_seconds(item.predicted_s), f"{(item.predicted_s - item.measured_s) / given.measured_step_s:+.1%}",
         ]
         for item in given.families

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, remove_clutter
-from mofa.report.phrases import with_count_noun
+from mofa.report.phrases import count_and_noun
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.tables import print_paragraph, print_table
 from mofa.routing.placement_file import placement_csv
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mofa.routing.placement import Placement
-    from mofa.search.experts.balance import BalanceReport, StepBalance
+    from mofa.search.experts.balance import BalancedStepComparison, BalanceReport
 
 DENSITY = "maximum induced density, {} placement"
 """Of the placement that was scheduled on; EPLB's and adaptive placements have lower ones where they are better."""
@@ -85,7 +85,7 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
     columns = [("tokens of the fullest GPU over the mean", "left"), ("mean", "right"), ("worst", "right")]
     title = (
         f"{g.name}: {g.experts} experts on {g.gpus} GPUs, {g.merged} groups of ep {g.ep} merged, {g.routing}, "
-        f"{with_count_noun(g.micro_batches, 'micro-batch', 'micro-batches')} of {with_count_noun(g.layers, 'layer')}"
+        f"{count_and_noun(g.micro_batches, 'micro-batch', 'micro-batches')} of {count_and_noun(g.layers, 'layer')}"
     )
     print_table(console, title, columns, rows)
     if report.step is not None:
@@ -116,10 +116,10 @@ def print_balance(report: BalanceReport, console: Console, *, quiet: bool = Fals
 def _payback(report: BalanceReport) -> str:
     """After how many steps a new placement has paid for itself."""
     steps = None if report.step is None else report.step.payback_steps
-    return "" if steps is None else f", paid back after {with_count_noun(max(round(steps), 1), 'step')}"
+    return "" if steps is None else f", paid back after {count_and_noun(max(round(steps), 1), 'step')}"
 
 
-def _print_step(step: StepBalance, console: Console) -> None:
+def _print_step(step: BalancedStepComparison, console: Console) -> None:
     times = [
         ("plain expert parallelism", step.before_s, step.before_bytes, step.fits_before),
         ("plain, tokens beyond capacity dropped", step.capacity_s, None, True),

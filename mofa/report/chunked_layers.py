@@ -26,7 +26,7 @@ LAYER_COLUMNS: Columns = (
 )  # fmt: skip
 
 
-def group_cells(groups: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[list[str]]:
+def layer_group_cells(groups: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[list[str]]:
     """Rows under GROUP_COLUMNS: mean absolute errors."""
     return [
         [name, str(n), *(f"{errors[q]:.1%}" if q in errors else "–" for q, _ in QUANTITIES)]
@@ -60,7 +60,7 @@ set was predicted before it was measured, and how far off that was is in [moe.md
 weights and main gradients included; steps the slowest rank's. Errors are mean absolute ones by group, then signed."""
 
 
-def layer_tables(layers: Sequence[LayerComparison]) -> list[str]:
+def chunked_layer_tables(layers: Sequence[LayerComparison]) -> list[str]:
     """The Markdown tables of a report's layers: groups, then every layer."""
     from mofa.calibrate.chunked_check import MeasuredAndPredictedLayer, summarise_layer_errors
 
@@ -73,16 +73,16 @@ def layer_tables(layers: Sequence[LayerComparison]) -> list[str]:
         }
         values = {name: (of.measured, of.predicted) for name, of in by_quantity.items() if of is not None}
         scores.append(MeasuredAndPredictedLayer(layer.folder, layer.shape, values, layer.split))
-    groups = [row[:-2] for row in group_cells(summarise_layer_errors(scores))]  # phases are not in the report
+    groups = [row[:-2] for row in layer_group_cells(summarise_layer_errors(scores))]  # phases are not in the report
     return [markdown_table(GROUP_COLUMNS[:-2], groups), markdown_table(LAYER_COLUMNS, [layer_cells(s) for s in scores])]
 
 
-def print_layers(scores: Sequence[MeasuredAndPredictedLayer], console: Console) -> None:
+def print_chunked_layers(scores: Sequence[MeasuredAndPredictedLayer], console: Console) -> None:
     """Errors by group, mean of the absolute ones."""
     from mofa.calibrate.chunked_check import TARGETS, summarise_layer_errors
 
     groups = summarise_layer_errors(scores)
-    print_table(console, "MoE layers in token chunks: mean absolute error", GROUP_COLUMNS, group_cells(groups),
+    print_table(console, "MoE layers in token chunks: mean absolute error", GROUP_COLUMNS, layer_group_cells(groups),
                 leaves=("backward", "forward"))  # fmt: skip
     wanted = ", ".join(f"{dict(QUANTITIES)[q]} {bar:.0%}" for q, bar in TARGETS.items())
     print_paragraph(console, f"wanted of all: {wanted}; profile: bundled, nothing fitted on these layers")

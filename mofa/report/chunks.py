@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.chunk_policies import plot_policy_memory, plot_throughput, whole_iterations
+from mofa.report.figures.chunk_policies import label_whole_iterations, plot_policy_memory, plot_throughput
 from mofa.report.figures.style import new_axes
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.tables import print_paragraph, print_table
@@ -46,7 +46,7 @@ def plot_chunks(report: ChunkReport, *, ax: Axes | None = None) -> Axes:
     ax.set_facecolor("#cb181d")  # where no number of chunks fits
     step = max(len(report.layers) // 16, 1)
     ax.set_yticks(np.arange(0, len(report.layers), step), [str(layer) for layer in report.layers[::step]])
-    whole_iterations(ax)
+    label_whole_iterations(ax)
     ax.set_ylabel("layer")
     ax.set_title(f"{report.workload}: token chunks, {report.routing} (red: none fits)", loc="left")
     bar = ax.figure.colorbar(image, ax=ax, ticks=np.arange(num_bins), label="chunks")

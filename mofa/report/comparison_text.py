@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mofa.plan.comparison import ComparedPart, Comparison
-from mofa.report.phrases import component_name
+from mofa.report.phrases import component_words
 from mofa.report.tables import Columns, print_paragraph, print_table
 from mofa.units import GIB, format_bytes, format_seconds
 
@@ -88,7 +88,7 @@ def part_rows(parts: Sequence[ComparedPart], shown: Callable[[float], str]) -> l
 
     ordered = sorted(parts, key=lambda part: -max(abs(more) for more in part.differences))
     total = [sum(part.by_result[i] for part in parts) for i in range(len(parts[0].by_result))]
-    return [*(cells(component_name(part.name), part.by_result) for part in ordered), cells("sum", total)]
+    return [*(cells(component_words(part.name), part.by_result) for part in ordered), cells("sum", total)]
 
 
 def comparison_to_frame(comparison: Comparison) -> pd.DataFrame:

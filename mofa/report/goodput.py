@@ -21,7 +21,7 @@ LEAST_ETTR = 1e-3
 FORMULAS = {"young": "Young", "daly": "Daly, first order", "daly_higher_order": "Daly, higher order", "exact": "exact"}
 
 
-def print_calculation(console: Console, calculation: GoodputCalculation, *, quiet: bool = False) -> None:
+def print_goodput_calculation(console: Console, calculation: GoodputCalculation, *, quiet: bool = False) -> None:
     """Print the interval of each formula with its ETTR, the simulation and where the time goes."""
     rows = [
         [
@@ -57,7 +57,7 @@ def _print_simulated(console: Console, mc: MonteCarlo) -> None:
     print_paragraph(console, f"Simulated {mc.mean:.5f} {sure} ({what})")
 
 
-def print_levels(console: Console, calculation: LevelCalculation, *, quiet: bool = False) -> None:
+def print_checkpoint_levels(console: Console, calculation: LevelCalculation, *, quiet: bool = False) -> None:
     """Print how often each level is written, the ETTR, the simulation and where the time goes."""
     rows = [
         [f"{k + 1}", format_seconds(x.checkpoint_s), format_seconds(x.restart_s), f"{x.share:.1%}",
@@ -81,7 +81,7 @@ def print_levels(console: Console, calculation: LevelCalculation, *, quiet: bool
         print_ledger(console, calculation.ledger, "Where the wall clock goes")
 
 
-def print_rate(console: Console, rate: LogStatistics) -> None:
+def print_failure_rate(console: Console, rate: LogStatistics) -> None:
     """Print a failure rate with its interval, the kinds of failures and how they cluster."""
     per = 1000.0
     low, high = rate.low_per_node_day * per, rate.high_per_node_day * per
@@ -106,7 +106,7 @@ def variant_names(report: GoodputReport) -> list[str]:
     return list(order)
 
 
-def print_scale(console: Console, report: GoodputReport, *, quiet: bool = False) -> None:
+def print_goodput_by_scale(console: Console, report: GoodputReport, *, quiet: bool = False) -> None:
     """Print ETTR and effective throughput against scale, and the key factors."""
     names = variant_names(report)
     if not quiet:

@@ -34,15 +34,17 @@ there are few: each stands for itself, and no mean is claimed."""
 
 def hopper_section_lines(report: ValidationReport) -> list[str]:
     """The section: sums by set, every row of a set, rows with other switches, and rows that were not predicted."""
-    from mofa.validate.hopper import SETS, hopper_set, is_hopper_row, why_in_no_set
+    from mofa.validate.hopper import SETS, hopper_set_of_run, is_hopper_row, why_in_no_hopper_set
 
     rows = [run for run in report.runs if is_hopper_row(run)]
     if not rows:
         return []
-    members = {name: [run for run in rows if hopper_set(run) == name] for name in SETS}
+    members = {name: [run for run in rows if hopper_set_of_run(run) == name] for name in SETS}
     judged = [[name if i == 0 else "", *_cells(run)] for name in SETS for i, run in enumerate(members[name])]
     left_out = [
-        [run.id, run.model, _percent(_error(run)), why_in_no_set(run)] for run in rows if hopper_set(run) is None
+        [run.id, run.model, _percent(_error(run)), why_in_no_hopper_set(run)]
+        for run in rows
+        if hopper_set_of_run(run) is None
     ]
     return [
         "## Published Hopper rows on Transformer Engine", WORDS,

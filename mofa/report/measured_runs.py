@@ -11,7 +11,7 @@ from mofa.specs.framework_traits import TRAITS
 from mofa.units import GIB
 
 if TYPE_CHECKING:
-    from mofa.measure import Record
+    from mofa.measure import RunRecord
 
 BEGIN, END = "<!-- runs -->", "<!-- /runs -->"
 HOST_BEGIN, HOST_END = "<!-- host-bound -->", "<!-- /host-bound -->"
@@ -23,7 +23,7 @@ _HEAD = (
 _DATA_PARALLEL = {"distributed-optimizer": "dp"}
 
 
-def strategy_of(record: Record) -> str:
+def strategy_of_record(record: RunRecord) -> str:
     """What sets a run apart, in a few words: degrees above one, and what differs from the plain run."""
     run = record.run
     s, framework, routing = run.strategy, run.framework, run.routing
@@ -50,12 +50,12 @@ def strategy_of(record: Record) -> str:
     return " ".join(words)
 
 
-def runs_table(records: Iterable[Record]) -> str:
+def runs_table(records: Iterable[RunRecord]) -> str:
     """A Markdown table with one line a run; memory is the largest of the ranks, in GiB."""
     return _HEAD + "".join(_line(record) for record in records)
 
 
-def runs_summary(records: Sequence[Record]) -> str:
+def runs_summary(records: Sequence[RunRecord]) -> str:
     """How many records there are, of how many configurations, by framework, GPUs and split."""
     one_of_each = [of_it[0] for of_it in _repeats(records)]
 
@@ -70,17 +70,17 @@ def runs_summary(records: Sequence[Record]) -> str:
     )
 
 
-def _repeats(records: Iterable[Record]) -> list[list[Record]]:
+def _repeats(records: Iterable[RunRecord]) -> list[list[RunRecord]]:
     """The records of each configuration on each GPU."""
-    from mofa.measure.expand import configuration_of
+    from mofa.measure.expand import current_configuration_hash
 
-    same: dict[tuple[str, str], list[Record]] = {}
+    same: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
-        same.setdefault((configuration_of(record.run), record.environment.gpu), []).append(record)
+        same.setdefault((current_configuration_hash(record.run), record.environment.gpu), []).append(record)
     return list(same.values())
 
 
-def host_bound_table(records: Iterable[Record]) -> str:
+def host_bound_table(records: Iterable[RunRecord]) -> str:
     """A Markdown table with one line a configuration whose device waits for its host, by how often it was measured;
     below it those whose repeats are due."""
     from mofa.measure.records import REPEATS
@@ -103,12 +103,12 @@ def host_bound_table(records: Iterable[Record]) -> str:
     return _HOST_HEAD + "".join(sorted(lines)) + (missing if due else "")
 
 
-def with_tables(text: str, records: Sequence[Record]) -> str:
+def with_renewed_tables(text: str, records: Sequence[RunRecord]) -> str:
     """A document with the tables between their markers brought up to date.
 
     Examples
     --------
-    >>> "old" in with_tables("a\\n<!-- runs -->\\nold\\n<!-- /runs -->\\nb", [])
+    >>> "old" in with_renewed_tables("a\\n<!-- runs -->\\nold\\n<!-- /runs -->\\nb", [])
     False
     """
     text = _between(text, BEGIN, END, runs_summary(records) + runs_table(records))
@@ -121,7 +121,7 @@ def _between(text: str, begin: str, end: str, table: str) -> str:
     return f"{before}{begin}\n{table}{end}{after}"
 
 
-def _line(record: Record) -> str:
+def _line(record: RunRecord) -> str:
     measured, batch = record.measured, record.run.batch
     allocated = max(rank.peak_allocated_bytes for rank in measured.ranks) / GIB
     reserved = max(rank.peak_reserved_bytes for rank in measured.ranks) / GIB
@@ -130,7 +130,7 @@ def _line(record: Record) -> str:
     cells = [
         record.run.id,
         str(record.run.gpus),
-        strategy_of(record),
+        strategy_of_record(record),
         f"{batch.seq_len} × {batch.micro}, {batch.global_}",
         *_times(record),
         f"{allocated:.1f}",
@@ -141,7 +141,7 @@ def _line(record: Record) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def _times(record: Record) -> tuple[str, str]:
+def _times(record: RunRecord) -> tuple[str, str]:
     step_s, spread_s = record.measured.step_time_s, record.measured.step_time_spread_s
     if step_s is None:
         return "out of memory", "–"

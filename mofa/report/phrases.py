@@ -5,12 +5,18 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from mofa.plan.summary import component_name, strategy_text
+from mofa.plan.summary import component_words, strategy_text
 from mofa.units import format_bytes, format_seconds
 
 __all__ = [
-    "component_name", "equal_runs_text", "quantity_text", "strategy_lines", "strategy_short", "strategy_text",
-    "unit_of_field", "with_count_noun",
+    "component_words",
+    "count_and_noun",
+    "numbers_with_repeats_text",
+    "quantity_text",
+    "strategy_lines",
+    "strategy_short",
+    "strategy_text",
+    "unit_of_field",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -111,21 +117,21 @@ def unit_of_field(name: str) -> str:
     return next((unit for end, unit in ends.items() if name.endswith(end)), "-")
 
 
-def with_count_noun(number: int, singular: str, plural: str | None = None) -> str:
+def count_and_noun(number: int, singular: str, plural: str | None = None) -> str:
     """A number of things.
 
-    >>> with_count_noun(1, "step"), with_count_noun(2, "step"), with_count_noun(3, "micro-batch", "micro-batches")
+    >>> count_and_noun(1, "step"), count_and_noun(2, "step"), count_and_noun(3, "micro-batch", "micro-batches")
     ('1 step', '2 steps', '3 micro-batches')
     """
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
-def equal_runs_text(values: Iterable[int]) -> str:
+def numbers_with_repeats_text(values: Iterable[int]) -> str:
     """Numbers in order, eight and more equal neighbours together.
 
     Examples
     --------
-    >>> equal_runs_text([6, 5, 5, 6]), equal_runs_text([0, *[1] * 126, 0])
+    >>> numbers_with_repeats_text([6, 5, 5, 6]), numbers_with_repeats_text([0, *[1] * 126, 0])
     ('6, 5, 5, 6', '0, 1 (126 times), 0')
     """
     runs = [(value, len(list(group))) for value, group in groupby(values)]

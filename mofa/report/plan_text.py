@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from mofa.report.layout_text import layout_lines
 from mofa.report.long_run import print_long_runs
-from mofa.report.phrases import component_name, equal_runs_text, strategy_text
+from mofa.report.phrases import component_words, numbers_with_repeats_text, strategy_text
 from mofa.report.search_text import (
     has_experts,
-    idle_lines,
-    offers_line,
-    print_defaults,
-    print_export,
-    print_job,
+    idle_gpus_lines,
+    numerics_offers_line,
+    print_export_hint,
     print_min_gpus,
+    print_planned_job,
     print_provenance,
-    print_search,
+    print_search_counts,
+    print_taken_defaults,
     ties_line,
 )
 from mofa.report.tables import print_paragraph, print_table
@@ -37,7 +37,7 @@ PLAN_COLUMNS_LEAVE = ("TFLOP/s/GPU", "limit GiB", "MFU", "days without failures"
 """What a narrow terminal leaves out of the table of plans, first things first; number and step stay."""
 
 
-def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -> None:
+def print_plan_report(report: PlanReport, console: Console, *, quiet: bool = False) -> None:
     """Print what a search found: the best plans, where the best one's time and memory go, and why others fell.
 
     Parameters
@@ -50,35 +50,35 @@ def print_report(report: PlanReport, console: Console, *, quiet: bool = False) -
         Only the table of plans, or the reasons where there are none.
     """
     if not quiet:
-        print_job(console, report.workload, report.cluster, report.framework)
+        print_planned_job(console, report.workload, report.cluster, report.framework)
     if report.plans:
         title = f"The {len(report.plans)} best plans" if len(report.plans) > 1 else "Best plan"
         print_plans(console, report.plans, title, moe=has_experts(report.workload))
-        for line in idle_lines(report):
+        for line in idle_gpus_lines(report):
             print_paragraph(console, line)
         if quiet:
             return
         if report.num_tied > 1:
             print_paragraph(console, ties_line(report))
         if report.numerics_offers:
-            print_paragraph(console, offers_line(report))
+            print_paragraph(console, numerics_offers_line(report))
         best = report.plans[0]
         _print_split(console, best, " of the best plan")
         _print_layouts(console, report.plans)
         print_long_runs(console, report.plans, asked="fault profile" in report.defaults)
-        print_time(console, best.time, "Where the step of the best plan goes")
+        print_step_parts(console, best.time, "Where the step of the best plan goes")
         print_memory(console, best.memory, "What fills the memory of its fullest rank")
     else:
         print_paragraph(console, "Nothing fits.", "bold red")
         print_min_gpus(console, report)
-    print_search(console, report)
+    print_search_counts(console, report)
     if quiet:
         return
     for plan in report.plans[:1]:
         print_provenance(console, plan)
-    print_defaults(console, report.defaults)
+    print_taken_defaults(console, report.defaults)
     if report.plans:
-        print_export(console, "plan", report.framework.name)
+        print_export_hint(console, "plan", report.framework.name)
 
 
 def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False) -> None:
@@ -97,7 +97,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     if quiet:
         print_plans(console, [estimate], title, moe=has_experts(estimate.workload))
         return
-    print_job(console, estimate.workload, estimate.cluster, estimate.framework)
+    print_planned_job(console, estimate.workload, estimate.cluster, estimate.framework)
     print_plans(console, [estimate], title, moe=has_experts(estimate.workload))
     _print_split(console, estimate)
     _print_layouts(console, [estimate])
@@ -108,17 +108,17 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
 
     if set(estimate.unknown.values()) != {NO_FAULTS} or estimate.usd is not None:
         print_long_runs(console, [estimate], asked=True)
-    print_time(console, estimate.time, "Where the step goes")
+    print_step_parts(console, estimate.time, "Where the step goes")
     if len(estimate.time.by_stage) > 1:
         print_stage_times(console, estimate.time)
     print_memory(console, estimate.memory, "What fills the memory of the fullest rank")
     if len(estimate.memory.by_stage) > 1:
-        print_stages(console, estimate.memory)
-    print_ranks(console, estimate.memory)
-    print_peak(console, estimate.memory)
+        print_stage_memory(console, estimate.memory)
+    print_expert_rank_memory(console, estimate.memory)
+    print_live_tensors_at_peak(console, estimate.memory)
     print_provenance(console, estimate)
-    print_defaults(console, estimate.defaults)
-    print_export(console, "estimate", estimate.framework.name)
+    print_taken_defaults(console, estimate.defaults)
+    print_export_hint(console, "estimate", estimate.framework.name)
 
 
 def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: bool = True) -> None:
@@ -161,14 +161,14 @@ def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: boo
     print_table(console, title, columns, rows, leaves=PLAN_COLUMNS_LEAVE, under="strategy")
 
 
-def print_time(console: Console, time: Time, title: str) -> None:
+def print_step_parts(console: Console, time: Time, title: str) -> None:
     """Print the parts of a step, exposed and hidden."""
     exposed: dict[str, float] = {str(name): value for name, value in time.exposed.items()}
     step_s = math.fsum(exposed.values())
     names = [*exposed, *(name for name in time.hidden if name not in exposed)]
     rows = [
         [
-            component_name(name),
+            component_words(name),
             _seconds(exposed.get(name, 0.0)),
             _share(exposed.get(name, 0.0), step_s),
             _seconds(time.hidden.get(name, 0.0)),
@@ -208,7 +208,7 @@ def print_stage_times(console: Console, time: Time) -> None:
 def print_memory(console: Console, memory: Memory, title: str) -> None:
     """Print the parts of a rank's memory and how they compare with the capacity."""
     rows = [
-        [component_name(k), format_bytes(v), _share(v, memory.capacity_bytes)]
+        [component_words(k), format_bytes(v), _share(v, memory.capacity_bytes)]
         for k, v in memory.by_component.items()
         if v
     ]
@@ -218,7 +218,7 @@ def print_memory(console: Console, memory: Memory, title: str) -> None:
     print_table(console, title, [("part", "left"), ("bytes", "right"), ("of capacity", "right")], rows)
 
 
-def print_stages(console: Console, memory: Memory) -> None:
+def print_stage_memory(console: Console, memory: Memory) -> None:
     """Print the memory of each pipeline stage; of many stages, the first and the fullest."""
     stages = memory.by_stage
     shown = stages
@@ -253,7 +253,7 @@ def print_stages(console: Console, memory: Memory) -> None:
                 names_under=True)  # fmt: skip
 
 
-def print_ranks(console: Console, memory: Memory) -> None:
+def print_expert_rank_memory(console: Console, memory: Memory) -> None:
     """Print the ranks with the fewest and the most tokens of each stage where they differ; of many, the fullest."""
     uneven = [stage for stage in memory.by_stage if stage.ranks is not None]
     shown = sorted(sorted(uneven, key=lambda stage: -stage.device_bytes)[:MAX_STAGE_ROWS], key=lambda item: item.stage)
@@ -276,7 +276,7 @@ def print_ranks(console: Console, memory: Memory) -> None:
     print_table(console, title, columns, rows, leaves=("reserved", "allocated"))
 
 
-def print_peak(console: Console, memory: Memory) -> None:
+def print_live_tensors_at_peak(console: Console, memory: Memory) -> None:
     """Print what is alive at the peak of the fullest rank, and of the first rank whose device is full, what then."""
     if not memory.by_stage:
         return
@@ -292,7 +292,7 @@ def print_peak(console: Console, memory: Memory) -> None:
 
     def rows(tensors: Sequence[LiveTensors], total_bytes: float) -> list[list[str]]:
         return [
-            [t.name, component_name(t.kind), f"{t.count:,}", format_bytes(t.bytes), _share(t.bytes, total_bytes)]
+            [t.name, component_words(t.kind), f"{t.count:,}", format_bytes(t.bytes), _share(t.bytes, total_bytes)]
             for t in tensors
         ]
 
@@ -326,7 +326,7 @@ def _print_split(console: Console, plan: Plan, of: str = "") -> None:
         else f"{vpp} times over the stages"
     )
     what = f"chunk{of}, in a micro-batch's order ({order})" if vpp > 1 else f"stage{of}"
-    print_paragraph(console, f"Layers per {what}: {equal_runs_text(layers)}.\n")
+    print_paragraph(console, f"Layers per {what}: {numbers_with_repeats_text(layers)}.\n")
 
 
 def _print_layouts(console: Console, plans: Sequence[Plan]) -> None:

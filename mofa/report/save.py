@@ -30,7 +30,7 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
     write_file_atomically(path, csv_bytes(table))
 
 
-def save_report(report: PlanReport, directory: Path, table: pd.DataFrame | None = None) -> list[Path]:
+def save_plan_report(report: PlanReport, directory: Path, table: pd.DataFrame | None = None) -> list[Path]:
     """Write the figures and tables of a search.
 
     Parameters

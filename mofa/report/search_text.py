@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mofa.report.phrases import component_name, quantity_text, strategy_text
+from mofa.report.phrases import component_words, quantity_text, strategy_text
 from mofa.report.tables import print_paragraph, print_table
 from mofa.specs.framework_traits import TRAITS
 from mofa.units import GIB, format_bytes, format_count, format_seconds
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 
 
-def print_job(console: Console, job: WorkloadSummary, cluster: ClusterSummary, framework: FrameworkSummary) -> None:
+def print_planned_job(
+    console: Console, job: WorkloadSummary, cluster: ClusterSummary, framework: FrameworkSummary
+) -> None:
     """Print the model, the cluster and the framework that were planned for."""
     size = f"{format_count(job.num_params)} parameters"
     if job.num_active_params != job.num_params:
@@ -47,7 +49,7 @@ _IN_WORDS = {"slower": "slower: cannot be among the best"}
 """Reasons for rejection whose names do not say enough."""
 
 
-def print_search(console: Console, report: PlanReport) -> None:
+def print_search_counts(console: Console, report: PlanReport) -> None:
     """Print how many strategies were looked at, and why others were rejected with the nearest miss of each reason."""
     fit = f"in full the {report.feasible:,} that fit" if report.feasible else "none fits"
     costed = f"costed {report.searched:,}, {fit}"
@@ -79,13 +81,13 @@ def print_min_gpus(console: Console, report: PlanReport) -> None:
         print_paragraph(console, f"{report.min_gpus_note}\n")
 
 
-def print_defaults(console: Console, defaults: Mapping[str, str]) -> None:
+def print_taken_defaults(console: Console, defaults: Mapping[str, str]) -> None:
     """Print what was not given and was taken by default."""
     if defaults:
         print_table(console, "Defaults", [("", "left"), ("", "left")], [[k, v] for k, v in defaults.items() if v])
 
 
-def print_export(console: Console, command: str, framework: str) -> None:
+def print_export_hint(console: Console, command: str, framework: str) -> None:
     """How to make a job of the plan, where a framework of today runs it."""
     if targets := TRAITS[framework].exported_to:
         to = " (or ".join(targets) + ")" * (len(targets) - 1)
@@ -98,11 +100,11 @@ def print_provenance(console: Console, plan: Plan) -> None:
     """What the prediction rests on."""
     halved = "causal attention halved" if plan.flops_convention == "causal" else "causal attention counted in full"
     if plan.band is not None:
-        for line in band_lines(plan.band):
+        for line in step_band_lines(plan.band):
             print_paragraph(console, line)
     print_paragraph(console, f"The step rests on numbers that are: {shares_text(plan.provenance)}.")
     if plan.library_fraction is not None:
-        print_paragraph(console, library_line(plan.library_fraction))
+        print_paragraph(console, library_share_line(plan.library_fraction))
     costed = f"Costed by {plan.costed_by.replace('_', ' ')}"
     print_paragraph(console, f"{costed}; MFU {plan.mfu:.1%} and HFU {plan.hfu:.1%} with {halved}.")
     for note in plan.notes:
@@ -122,21 +124,21 @@ def shares_text(fractions: Mapping[Any, float]) -> str:
     return ", ".join(f"{name} {fraction * 100:.1f} %" for name, fraction in ordered if fraction > 0)
 
 
-def library_line(shares: Mapping[str, float]) -> str:
+def library_share_line(shares: Mapping[str, float]) -> str:
     """What share of a step rests on what was measured under Transformer Engine, in words.
 
     Examples
     --------
-    >>> library_line({"gemm": 0.5, "host_idle": 0.06})
+    >>> library_share_line({"gemm": 0.5, "host_idle": 0.06})
     'Measured under Transformer Engine: 56.0 % of the step (matrix products 50.0 %, waiting for the host 6.0 %).'
     """
     if not shares:
         return "Nothing of the step rests on kernels or hosts that were measured under Transformer Engine."
-    parts = ", ".join(f"{component_name(name)} {share * 100:.1f} %" for name, share in shares.items())
+    parts = ", ".join(f"{component_words(name)} {share * 100:.1f} %" for name, share in shares.items())
     return f"Measured under Transformer Engine: {sum(shares.values()) * 100:.1f} % of the step ({parts})."
 
 
-def idle_lines(report: PlanReport) -> list[str]:
+def idle_gpus_lines(report: PlanReport) -> list[str]:
     """Which plans leave GPUs idle and why, in words: a line for each number of GPUs that they use; and that a batch
     does not divide over the GPUs that spares leave."""
     numbers: dict[int, list[int]] = {}
@@ -158,7 +160,7 @@ def idle_lines(report: PlanReport) -> list[str]:
 
 def _batch_line(report: PlanReport, number: int) -> str:
     """Which batch near the job's would keep all GPUs busy with replicas of a plan; empty where none has to be."""
-    from mofa.search.long_run.spare_nodes import batch_note
+    from mofa.search.long_run.spare_nodes import indivisible_batch_note
 
     plan, num_gpus, batch = report.plans[number - 1], report.cluster.num_gpus, report.workload.global_batch
     strategy, idle = plan.strategy, plan.idle_gpus
@@ -166,7 +168,7 @@ def _batch_line(report: PlanReport, number: int) -> str:
     replicas = num_gpus // replica
     at_a_time = replicas * strategy.micro_batch
     if num_gpus % replica:  # such replicas do not fill the GPUs, others might
-        note = batch_note(batch, num_gpus, "GPUs")
+        note = indivisible_batch_note(batch, num_gpus, "GPUs")
         return f"{note[0].upper()}{note[1:]}." if note else ""
     if batch % at_a_time == 0:
         return ""
@@ -190,7 +192,7 @@ def ties_line(report: PlanReport) -> str:
     return f"{equal}. They differ by no more than {band.tie_margin:.1%}, {error}.\n"
 
 
-def offers_line(report: PlanReport) -> str:
+def numerics_offers_line(report: PlanReport) -> str:
     """What other numerics would bring to the best plan, in words; there must be some."""
 
     def changes(graphs: bool) -> str:
@@ -207,7 +209,7 @@ def offers_line(report: PlanReport) -> str:
     return "".join(lines)
 
 
-def band_lines(band: Band) -> list[str]:
+def step_band_lines(band: Band) -> list[str]:
     """Where 8 in 10 steps would lie, and what says so, in words."""
     from mofa.specs.residuals import residual_group_text
 

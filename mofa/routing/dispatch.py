@@ -52,7 +52,7 @@ def route_tokens(placement: Placement, tokens: IntA, inputs: IntA, gpus_per_node
     >>> route_tokens(Placement(np.array([[1, 1]])), np.array([3, 3]), np.array([[5, 1]]), 2).tolist()
     [[3, 2], [0, 1]]
     """
-    experts, gpus = placement.pairs
+    experts, gpus = placement.experts_and_gpus
     total = np.bincount(experts, tokens, placement.num_experts).astype(np.int64)
     wrong = np.flatnonzero(total != inputs.sum(axis=1))
     if wrong.size:
@@ -86,7 +86,7 @@ def route_tokens(placement: Placement, tokens: IntA, inputs: IntA, gpus_per_node
 def gpu_to_gpu_tokens(placement: Placement, flow: IntA) -> IntA:
     """Tokens from each GPU to each GPU, of those to each replica. (G, R) -> (G, G) [tokens]"""
     out = np.zeros((placement.num_gpus, placement.num_gpus), dtype=np.int64)
-    np.add.at(out.T, placement.pairs[1], flow.T)
+    np.add.at(out.T, placement.experts_and_gpus[1], flow.T)
     return out
 
 

@@ -44,7 +44,7 @@ class Placement:
         return self.copies > 0
 
     @property
-    def pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def experts_and_gpus(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Expert and GPU of each replica, by expert. (R,), (R,)"""
         experts, gpus = np.nonzero(self.copies)
         return experts, gpus

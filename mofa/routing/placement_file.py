@@ -73,5 +73,5 @@ def placement_csv(placement: Placement) -> str:
     1,0
     1,1
     """
-    rows = "".join(f"{expert},{gpu}\n" for expert, gpu in zip(*placement.pairs, strict=True))
+    rows = "".join(f"{expert},{gpu}\n" for expert, gpu in zip(*placement.experts_and_gpus, strict=True))
     return f"expert,gpu\n{rows}"

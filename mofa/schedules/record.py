@@ -65,6 +65,6 @@ class Schedule:
         return self.has_several_chunks and self.placement == "loop"
 
     @property
-    def computations(self) -> tuple[Compute, ...]:
+    def computation_kinds(self) -> tuple[Compute, ...]:
         """The kinds of its computations."""
         return ("F", "I", "W") if self.defers_weight_gradients else ("F", "B")

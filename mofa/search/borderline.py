@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.replay.garbage_collection import without_garbage_collection
-from mofa.search.costing import MEMORY, CheckedSpace
+from mofa.search.costing import MEMORY, CostedSpace
 from mofa.search.rerank import REPLAYED
-from mofa.search.to_plan.builder import Candidate
-from mofa.search.workers import Workers
+from mofa.search.to_plan.builder import CandidatePlan
+from mofa.search.workers import WorkerProcesses
 
 FloatN = NDArray[np.float64]
 LOOKED_AT = REPLAYED
 """Borderline rows that are replayed: as many as are ranked again. [-]"""
 
 
-def borderline_rows(searched: CheckedSpace, key: FloatN) -> NDArray[np.intp]:
+def borderline_rows(searched: CostedSpace, key: FloatN) -> NDArray[np.intp]:
     """Positions of costed rows whose allocated memory fits and whose estimated reserved memory does not.
 
     Only rows that would otherwise be among the best :data:`~mofa.search.rerank.REPLAYED`.
@@ -54,7 +54,8 @@ def borderline_rows(searched: CheckedSpace, key: FloatN) -> NDArray[np.intp]:
 
 
 def admit_borderline_rows(
-    searched: CheckedSpace, key: FloatN, limit_bytes: float, candidate: Callable[[int], Candidate], workers: Workers
+    searched: CostedSpace, key: FloatN, limit_bytes: float, candidate: Callable[[int], CandidatePlan],
+    workers: WorkerProcesses,
 ) -> None:  # fmt: skip
     """Let borderline rows pass that fit by replay, and note their memory in ``searched``.
 
@@ -85,8 +86,8 @@ def admit_borderline_rows(
 
 
 def best_rows_with_fewer_recomputed_layers(
-    best: list[int], candidate: Callable[[int], Candidate], workers: Workers
-) -> dict[int, Candidate]:
+    best: list[int], candidate: Callable[[int], CandidatePlan], workers: WorkerProcesses
+) -> dict[int, CandidatePlan]:
     """Those of the best rows that fit with fewer recomputed layers than the search chose, with that number."""
     ones = [candidate(i) for i in best]
     numbers = workers.map(_fewest_layers, ones)
@@ -94,12 +95,12 @@ def best_rows_with_fewer_recomputed_layers(
     return {i: candidate_row.with_recompute_layers(number) for i, candidate_row, number in solved if number is not None}
 
 
-def _device_bytes(asked: tuple[Candidate, float]) -> float:
+def _device_bytes(asked: tuple[CandidatePlan, float]) -> float:
     candidate, limit = asked
     with without_garbage_collection():
         return candidate.device_bytes(limit)
 
 
-def _fewest_layers(candidate: Candidate) -> int | None:
+def _fewest_layers(candidate: CandidatePlan) -> int | None:
     with without_garbage_collection():
         return candidate.fewest_recomputed_layers()

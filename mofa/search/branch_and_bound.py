@@ -23,21 +23,21 @@ from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.costing import (
     MEMORY,
     SLOWER,
-    CheckedSpace,
+    CostedSpace,
     PartCosts,
     SpacePart,
     cost_part,
     cost_rows_of_part,
     estimators_of_parts,
+    legal_rows_of_degrees,
     merge_part_costs,
-    rows_of,
-    space_part,
+    part_with_same_options,
 )
-from mofa.search.goals import BestRows, Goal, ParetoFront
-from mofa.search.legality.masks import Job
-from mofa.search.objective import Objective, ranking_keys
+from mofa.search.goals import BestRowsGoal, ParetoFrontGoal, SearchGoal
+from mofa.search.legality.masks import CheckedJob
+from mofa.search.objective import SearchObjective, ranking_keys
 from mofa.search.recomputed_layers import rows_recomputing_none_and_all
-from mofa.search.space import SOLVED, Combinations
+from mofa.search.space import SOLVED, SpaceCombinations
 from mofa.search.to_plan.builder import memory_limit_bytes
 from mofa.specs.strategy import RecomputeSpec
 
@@ -61,9 +61,10 @@ each further time. [-]"""
 
 
 def cost_best_rows(
-    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN, objective: Objective,
+    job: CheckedJob, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN,
+    objective: SearchObjective,
     wanted: int, progress: Callable[[int, int], None] | None,
-) -> CheckedSpace:  # fmt: skip
+) -> CostedSpace:  # fmt: skip
     """Cost the rows that may be among the best ones.
 
     Parameters
@@ -83,22 +84,27 @@ def cost_best_rows(
     Found
         Rows of which none has a smaller key than the best ``wanted`` of those that fit, as costing every row has them.
     """
-    search = _BranchAndBound(job, loads, space, reason, shortfall, BestRows(objective, wanted), progress)
+    search = _BranchAndBound(job, loads, space, reason, shortfall, BestRowsGoal(objective, wanted), progress)
     search.run()
     search.cost_nearest_miss()
     return search.result()
 
 
 def cost_pareto_front(
-    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN, objective: Objective
-) -> CheckedSpace:
+    job: CheckedJob,
+    loads: RoutingLoads,
+    space: SpaceCombinations,
+    reason: IntN,
+    shortfall: FloatN,
+    objective: SearchObjective,
+) -> CostedSpace:
     """Cost the rows that no other may beat in key and memory at once, by arguments as in :func:`cost_best_rows`."""
-    return cost_rows_for_goal(job, loads, space, reason, shortfall, ParetoFront(objective))
+    return cost_rows_for_goal(job, loads, space, reason, shortfall, ParetoFrontGoal(objective))
 
 
 def cost_rows_for_goal(
-    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN, goal: Goal
-) -> CheckedSpace:
+    job: CheckedJob, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN, goal: SearchGoal
+) -> CostedSpace:
     """Cost the rows that a goal may still want, by arguments as in :func:`cost_best_rows`; it takes note of them."""
     search = _BranchAndBound(job, loads, space, reason, shortfall, goal, None)
     search.run()
@@ -106,7 +112,7 @@ def cost_rows_for_goal(
 
 
 def degrees_that_goal_may_want(
-    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, goal: Goal
+    job: CheckedJob, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, goal: SearchGoal
 ) -> tuple[Rows, FloatN]:
     """Degrees of a space that may fit and whose bound in any mode the goal may want, and that bound. (k,) each
 
@@ -144,7 +150,8 @@ class _BranchAndBound:
     """A search under way: what is costed, and what is cut."""
 
     def __init__(
-        self, job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN, goal: Goal,
+        self, job: CheckedJob, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN,
+        goal: SearchGoal,
         progress: Callable[[int, int], None] | None,
     ) -> None:  # fmt: skip
         self.job, self.loads, self.space, self.goal = job, loads, space, goal
@@ -173,7 +180,7 @@ class _BranchAndBound:
             left = left[size:]
             size = num_first = FURTHER_BATCH
 
-    def result(self) -> CheckedSpace:
+    def result(self) -> CostedSpace:
         """What was costed, and verdicts on all rows."""
         slower = self.reason == SLOWER
         self.shortfall[slower] = (
@@ -196,7 +203,7 @@ class _BranchAndBound:
         self._tell(len(rows))
         return degrees[may_fit]
 
-    def _by_options(self, degrees: Rows) -> list[tuple[Job, Rows]]:
+    def _by_options(self, degrees: Rows) -> list[tuple[CheckedJob, Rows]]:
         """Degrees by the options that they choose, each with its job."""
         sets = self.space.degrees.rows_by_options(degrees) if len(degrees) else []
         return [(self.job.with_options(options), degrees[rows]) for options, rows in sets]
@@ -221,7 +228,7 @@ class _BranchAndBound:
 
     def _rows_of(self, degrees: Rows) -> Rows:
         """The legal rows of degrees, those of each together."""
-        return rows_of(self.space, self.legal, degrees)
+        return legal_rows_of_degrees(self.space, self.legal, degrees)
 
     def floor(self, degrees: Rows) -> FloatN:
         """The bound of degrees in any mode, from blocks that recompute nothing. (degrees,)
@@ -297,7 +304,7 @@ class _BranchAndBound:
         self._mark_slower(of_space[cut], bound[cut])
 
     def _part(self, degrees: Rows) -> SpacePart:
-        return space_part(self.job, self.loads, self.space, degrees, self.legal)
+        return part_with_same_options(self.job, self.loads, self.space, degrees, self.legal)
 
     def _take(self, part: SpacePart, rows: Rows, costs: PartCosts) -> None:
         """Let the goal take note of rows that fit."""

@@ -14,11 +14,11 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator, RowMemory
 from mofa.cost.shared_blocks import estimators_sharing_blocks
-from mofa.search.legality.masks import CHECKS, Job
-from mofa.search.recomputed_layers import OpenRows, solve_recomputed_layers
-from mofa.search.space import SOLVED, Combinations
+from mofa.search.legality.masks import CHECKS, CheckedJob
+from mofa.search.recomputed_layers import RowsWithOpenRecomputation, solve_recomputed_layers
+from mofa.search.space import SOLVED, SpaceCombinations
 from mofa.search.to_plan.builder import memory_limit_bytes
-from mofa.search.workers import Workers
+from mofa.search.workers import WorkerProcesses
 from mofa.specs.strategy import StrategyTable
 
 FloatN = NDArray[np.float64]
@@ -73,19 +73,19 @@ class CostedRows:
 
 
 @dataclass(frozen=True)
-class CheckedSpace:
+class CostedSpace:
     """A space whose rows were checked and costed.
 
     ``reason`` is the index of the check that rejects a row, -1 where it fits. ``shortfall`` is by how much it missed.
     (n,)
     """
 
-    space: Combinations
+    space: SpaceCombinations
     costed: CostedRows
     reason: IntN
     shortfall: FloatN
 
-    def with_recompute_layers(self, some: Mapping[int, Breakdown]) -> CheckedSpace:
+    def with_recompute_layers(self, some: Mapping[int, Breakdown]) -> CostedSpace:
         """A copy in which the rows at these positions in ``costed`` recompute so many layers and cost what is given."""
         layers, costed = self.space.recompute_layers.copy(), self.costed.take(np.arange(len(self.costed.rows)))
         for i, costs in some.items():
@@ -96,7 +96,7 @@ class CheckedSpace:
             costed.overwrite(positions, costs)
         return replace(self, space=replace(self.space, recompute_layers=layers), costed=costed)
 
-    def with_updates(self, some: CostedRows, reason: IntN, shortfall: FloatN) -> CheckedSpace:
+    def with_updates(self, some: CostedRows, reason: IntN, shortfall: FloatN) -> CostedSpace:
         """A copy in which ``some`` of the costed rows cost what is given, and have these verdicts. (n,)"""
         layers, costed = self.space.recompute_layers.copy(), self.costed.take(np.arange(len(self.costed.rows)))
         verdicts, misses = self.reason.copy(), self.shortfall.copy()
@@ -107,16 +107,16 @@ class CheckedSpace:
         verdicts[rows], misses[rows] = reason[rows], shortfall[rows]
         for name in ("step_s", "device_bytes", "allocated_bytes", "exposed_s", "checkpoint_bytes"):
             getattr(costed, name)[..., positions] = getattr(some, name)
-        return CheckedSpace(replace(self.space, recompute_layers=layers), costed, verdicts, misses)
+        return CostedSpace(replace(self.space, recompute_layers=layers), costed, verdicts, misses)
 
 
 @dataclass(frozen=True)
 class SpacePart:
     """Some degrees of a search in all modes, and which of these rows are to be costed. ``legal`` (c * M,)"""
 
-    job: Job
+    job: CheckedJob
     loads: RoutingLoads
-    space: Combinations
+    space: SpaceCombinations
     legal: NDArray[np.bool_]
 
 
@@ -139,9 +139,9 @@ class PartCosts:
 
 
 def cost_rows(
-    job: Job, loads: RoutingLoads, space: Combinations, reason: IntN, shortfall: FloatN,
-    progress: Callable[[int, int], None] | None, workers: Workers,
-) -> CheckedSpace:  # fmt: skip
+    job: CheckedJob, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN,
+    progress: Callable[[int, int], None] | None, workers: WorkerProcesses,
+) -> CostedSpace:  # fmt: skip
     """Cost every row that no check rejects.
 
     Parameters
@@ -156,8 +156,8 @@ def cost_rows(
     legal = reason < 0
     num_legal = int(np.count_nonzero(legal))
     parts = split_into_parts(space, legal, PARTS * workers.jobs if num_legal > MANY else 1)
-    rows = np.concatenate([np.empty(0, dtype=np.intp), *(rows_of(space, legal, some) for some in parts)])
-    tasks = [space_part(job, loads, space, some, legal) for some in parts]
+    rows = np.concatenate([np.empty(0, dtype=np.intp), *(legal_rows_of_degrees(space, legal, some) for some in parts)])
+    tasks = [part_with_same_options(job, loads, space, some, legal) for some in parts]
     done = [0] * len(tasks)
 
     def tell(number: int, count: int) -> None:
@@ -176,15 +176,15 @@ def cost_rows(
 
 
 def merge_part_costs(
-    space: Combinations, rows: NDArray[np.intp], parts: Sequence[PartCosts], reason: IntN, shortfall: FloatN
-) -> CheckedSpace:
+    space: SpaceCombinations, rows: NDArray[np.intp], parts: Sequence[PartCosts], reason: IntN, shortfall: FloatN
+) -> CostedSpace:
     """What costing some ``rows`` of a space says, whose verdicts are put into ``reason`` and ``shortfall``.
 
     ``parts`` have the rows one after the other. What is costed is in the order of the space, rows whose layers were
     solved for last.
     """
     if not parts:
-        return CheckedSpace(space, CostedRows.from_memory(rows, space.take(rows), np.zeros(0)), reason, shortfall)
+        return CostedSpace(space, CostedRows.from_memory(rows, space.take(rows), np.zeros(0)), reason, shortfall)
 
     def of_all(name: str) -> NDArray[np.generic]:
         return np.concatenate([getattr(costs, name) for costs in parts], axis=-1)
@@ -192,7 +192,7 @@ def merge_part_costs(
     solved = space.recompute_layers[rows] == SOLVED
     layers = space.recompute_layers.copy()
     reason[rows], shortfall[rows], layers[rows] = of_all("reason"), of_all("shortfall"), of_all("layers")
-    space = Combinations(space.degrees, space.recompute, layers)
+    space = SpaceCombinations(space.degrees, space.recompute, layers)
     device, timed = of_all("device_bytes"), np.flatnonzero(of_all("timed"))
     order = np.lexsort((rows, solved))
     order = order[~solved[order] | ~np.isnan(device[order])]
@@ -201,10 +201,10 @@ def merge_part_costs(
     place[order] = np.arange(len(order))
     for name in ("step_s", "allocated_bytes", "exposed_s", "checkpoint_bytes"):
         getattr(costed, name)[..., place[timed]] = of_all(name)
-    return CheckedSpace(space, costed, reason, shortfall)
+    return CostedSpace(space, costed, reason, shortfall)
 
 
-def split_into_parts(space: Combinations, legal: NDArray[np.bool_], parts: int) -> list[NDArray[np.intp]]:
+def split_into_parts(space: SpaceCombinations, legal: NDArray[np.bool_], parts: int) -> list[NDArray[np.intp]]:
     """Degrees with legal rows that choose the same options, cut into parts of about equally many rows.
 
     Parts of the same options differ in tp and cp, on which all blocks depend: no block is costed in two parts.
@@ -229,14 +229,16 @@ def _split(table: StrategyTable, degrees: NDArray[np.intp], num_rows: IntN, part
     return [part for part in np.split(some, cuts) if len(part)]
 
 
-def rows_of(space: Combinations, legal: NDArray[np.bool_], degrees: NDArray[np.intp]) -> NDArray[np.intp]:
+def legal_rows_of_degrees(
+    space: SpaceCombinations, legal: NDArray[np.bool_], degrees: NDArray[np.intp]
+) -> NDArray[np.intp]:
     """The legal rows of degrees, those of each together."""
     of, mode = np.nonzero(legal.reshape(-1, len(space.recompute))[degrees])
     return np.asarray(degrees[of] * len(space.recompute) + mode)
 
 
-def space_part(
-    job: Job, loads: RoutingLoads, space: Combinations, degrees: NDArray[np.intp], legal: NDArray[np.bool_]
+def part_with_same_options(
+    job: CheckedJob, loads: RoutingLoads, space: SpaceCombinations, degrees: NDArray[np.intp], legal: NDArray[np.bool_]
 ) -> SpacePart:
     """The part of some degrees that choose the same options."""
     of_part = space.rows_of_degrees(degrees)
@@ -260,7 +262,7 @@ def estimator_of_part(part: SpacePart) -> Estimator:
     return Estimator(job.workload, job.cluster, job.framework, table, part.loads, counts_gpus_by_row=by_row)
 
 
-def estimators_of_parts(job: Job, parts: Sequence[SpacePart]) -> list[Estimator]:
+def estimators_of_parts(job: CheckedJob, parts: Sequence[SpacePart]) -> list[Estimator]:
     """The same of parts of one space that choose different options; ``job`` is as it is but for these."""
     tables = [part.space.take(np.flatnonzero(part.legal)) for part in parts]
     if not parts:
@@ -301,7 +303,7 @@ def cost_rows_of_part(
         reason[bad], shortfall[bad] = MEMORY, device[bad] - limit
 
     is_open = layers[rows] == SOLVED
-    legal, open_rows = rows[~is_open], OpenRows.of_space(job, space, rows[is_open])
+    legal, open_rows = rows[~is_open], RowsWithOpenRecomputation.of_space(job, space, rows[is_open])
     of, number = open_rows.every_number
     weighed = estimator.memory_of_rows(
         position[np.concatenate([legal, open_rows.rows[of]])], np.concatenate([layers[legal], number]),

@@ -21,34 +21,34 @@ from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummar
 from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.search import branch_and_bound
 from mofa.search.borderline import admit_borderline_rows, best_rows_with_fewer_recomputed_layers
-from mofa.search.costing import MEMORY, CheckedSpace, CostedRows, cost_rows
+from mofa.search.costing import MEMORY, CostedRows, CostedSpace, cost_rows
 from mofa.search.fewer_gpus.faster_rows import faster_rows_near_best
-from mofa.search.fewer_gpus.merge_plans import counted_together, with_faster_plans
+from mofa.search.fewer_gpus.merge_plans import merged_report_counts, with_faster_plans
 from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
 from mofa.search.fewest_gpus import smallest_number_of_gpus
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.legality.masks import CHECKS, Job, check_strategies
+from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
 from mofa.search.legality.named_check import refuse_idle_dispatcher
-from mofa.search.objective import SHORTEST_STEP, Objective, reject_for_hosts
+from mofa.search.objective import SHORTEST_STEP, SearchObjective, reject_rows_for_host_memory
 from mofa.search.offers import numerics_offers
-from mofa.search.rejections import count_rejections, refuse_batch
+from mofa.search.rejections import count_rejections, refuse_indivisible_batch
 from mofa.search.request import check_constraints, resolve_framework
-from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best
+from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best_rows
 from mofa.search.search_progress import OnProgress, progress_callback, progress_callback_with_best_row
 from mofa.search.search_result import Search
 from mofa.search.space import (
     FEWER_GPUS,
     SOLVED,
-    Combinations,
-    Space,
-    combinations,
-    constrain,
+    SpaceCombinations,
+    StrategySpace,
+    combinations_of_space,
+    constrain_space,
     default_space,
     fixed_values,
 )
-from mofa.search.to_plan.builder import Candidate, memory_limit_bytes, workers_for
+from mofa.search.to_plan.builder import CandidatePlan, memory_limit_bytes, replay_workers
 from mofa.search.to_plan.steps_on_hosts import plans_in_closed_form
-from mofa.search.workers import Workers
+from mofa.search.workers import WorkerProcesses
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
@@ -76,7 +76,7 @@ def find_plans(
     replay: bool = True,
     replay_progress: Progress | None = None,
     judge: LongRunObjective | None = None,
-    space: Space | None = None,
+    space: StrategySpace | None = None,
     searched: Search | RowsOnFewerGpus | None = None,
     banded: bool = True,
     every_row: bool = False,
@@ -158,18 +158,18 @@ def find_plans(
     check_constraints(fix, maximum, top, flops_convention)
     workload, cluster, framework = with_numerics(workload, cluster, framework, with_)
     refuse_idle_dispatcher(workload.model, fix.get("dispatcher"))
-    job = Job(workload, cluster, framework)
+    job = CheckedJob(workload, cluster, framework)
     without = (*without, *_given_options(judge, fix))
-    constrained = partial(constrain, fix=fix, maximum=maximum, with_=with_, without=without)
+    constrained = partial(constrain_space, fix=fix, maximum=maximum, with_=with_, without=without)
     may_use_fewer = space is None and searched is None and _may_use_fewer(without, judge)
     default = space is None and not isinstance(searched, RowsOnFewerGpus)
     given_space = default_space(workload, cluster, framework) if space is None else space
     space = _constrained_on(constrained, fix, given_space, cluster)
     progress = progress_callback(progress, on_progress, "costing", None)
-    with Workers(jobs) as workers, without_garbage_collection():
+    with WorkerProcesses(jobs) as workers, without_garbage_collection():
         # what a judge ranks may be ranked again by its replay
         wanted = max(top, PATIENCE) if replay or judge is not None else top
-        objective: Objective = SHORTEST_STEP
+        objective: SearchObjective = SHORTEST_STEP
         if judge is not None:
             objective = judge = replace(judge, workload=workload, framework=framework)
         if searched is None:
@@ -178,20 +178,20 @@ def find_plans(
             enumerated, searched_rows = _search(job, space, progress, workers, checks_batch, bounded=bounded)
         else:
             enumerated = searched.enumerated
-            searched_rows = CheckedSpace(
+            searched_rows = CostedSpace(
                 searched.combinations, searched.costed, searched.reasons.copy(), searched.short.copy()
             )
         costed, reason, shortfall = searched_rows.costed, searched_rows.reason, searched_rows.shortfall
-        key = reject_for_hosts(objective, searched_rows)
+        key = reject_rows_for_host_memory(objective, searched_rows)
         loads = routing_loads_by_ep(workload, searched_rows.space.degrees)
 
-        known: dict[int, Candidate] = {}  # what was played of a row is not played again
+        known: dict[int, CandidatePlan] = {}  # what was played of a row is not played again
 
-        def candidate(i: int) -> Candidate:
+        def candidate(i: int) -> CandidatePlan:
             if i not in known:
                 row, mode = costed.table.take(np.array([i])), int(costed.rows[i]) % len(space.recompute)
                 solved = space.recompute[mode][1] == SOLVED
-                known[i] = Candidate(workload, cluster, framework, row, loads, flops_convention, solved=solved)
+                known[i] = CandidatePlan(workload, cluster, framework, row, loads, flops_convention, solved=solved)
             return known[i]
 
         replay_progress = progress_callback_with_best_row(
@@ -199,7 +199,7 @@ def find_plans(
         )
         if replay:
             played = _rank(costed, key, reason, REPLAYED).tolist()
-            workers = workers_for([candidate(i) for i in played], workers)
+            workers = replay_workers([candidate(i) for i in played], workers)
             workers.start_processes(AT_WORK)
             admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster, framework), candidate, workers)
         best = _rank(costed, key, reason, wanted)
@@ -213,7 +213,7 @@ def find_plans(
             best = _ranked_again(costed, best, judge)
         if replay:
             order = judge.plan_ranking_key if judge is not None else None
-            final = replay_best(best.tolist(), candidate, top, replay_progress, order, workers)
+            final = replay_best_rows(best.tolist(), candidate, top, replay_progress, order, workers)
     if final.changed:
         searched_rows = searched_rows.with_recompute_layers(
             {i: candidate_found.costed for i, candidate_found in final.changed.items()}
@@ -265,7 +265,7 @@ def find_plans(
         numerics_offers=(_offers(job, plans[0]) if plans and banded and default else ()),
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
-    report = PlanReport(**{**dict(report), **counted_together(report, plans, reports)})
+    report = PlanReport(**{**dict(report), **merged_report_counts(report, plans, reports)})
     return Search(
         report, costed, workload, cluster, framework, reason, searched_rows.space, shortfall, objective, enumerated
     )
@@ -277,14 +277,14 @@ def _may_use_fewer(without: Sequence[str], judge: LongRunObjective | None) -> bo
 
 
 def _why_nothing_runs(
-    job: Job, searched_rows: CheckedSpace, fix: Mapping[str, object], min_gpus: int | None, note: str | None
+    job: CheckedJob, searched_rows: CostedSpace, fix: Mapping[str, object], min_gpus: int | None, note: str | None
 ) -> str | None:
     """The note on the fewest GPUs with what stopped those strategies that came furthest, where no number would do.
 
     An error where the user fixed something, or where the batch is what no strategy divides.
     """
     if not fix:
-        refuse_batch(job, searched_rows.space.degrees)
+        refuse_indivisible_batch(job, searched_rows.space.degrees)
     if min_gpus is not None:
         return note
     why = int(searched_rows.reason.max())
@@ -296,14 +296,15 @@ def _why_nothing_runs(
 
 
 def _constrained_on(
-    constrained: Callable[[Space], Space], fix: Mapping[str, object], space: Space, cluster: ClusterSpec
-) -> Space:  # fmt: skip
+    constrained: Callable[[StrategySpace], StrategySpace], fix: Mapping[str, object], space: StrategySpace,
+    cluster: ClusterSpec,
+) -> StrategySpace:  # fmt: skip
     """A cluster's space under what the user asked for."""
     some = constrained(space)
     return _with_dp(some, cluster, fix["dp"]) if "dp" in fix else some
 
 
-def _offers(job: Job, plan: Plan) -> tuple[NumericsOffer, ...]:
+def _offers(job: CheckedJob, plan: Plan) -> tuple[NumericsOffer, ...]:
     """What other numerics would bring to a plan, on the GPUs that it uses."""
     used = job.cluster.model_copy(update={"num_gpus": job.cluster.num_gpus - plan.idle_gpus})
     return numerics_offers(job.workload, used, job.framework, plan.strategy)
@@ -318,7 +319,7 @@ def _given_options(judge: LongRunObjective | None, fix: Mapping[str, object]) ->
     return ("dp_replicate",)
 
 
-def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
+def _with_dp(space: StrategySpace, cluster: ClusterSpec, dp: object) -> StrategySpace:
     if not isinstance(dp, int) or cluster.num_gpus % dp:
         raise SpecError(f"--fix: dp ({dp}) must divide gpus ({cluster.num_gpus}); change dp")
     rest = cluster.num_gpus // dp
@@ -328,19 +329,19 @@ def _with_dp(space: Space, cluster: ClusterSpec, dp: object) -> Space:
 
 
 def _search(
-    job: Job, space: Space, progress: Progress | None, workers: Workers, checks_batch: bool,
-    bounded: tuple[Objective, int] | None,
-) -> tuple[Combinations | None, CheckedSpace]:  # fmt: skip
+    job: CheckedJob, space: StrategySpace, progress: Progress | None, workers: WorkerProcesses, checks_batch: bool,
+    bounded: tuple[SearchObjective, int] | None,
+) -> tuple[SpaceCombinations | None, CostedSpace]:  # fmt: skip
     """Enumerate, mask, cost: every legal row, or with an objective those that may be among so many of the best.
 
     With the rows as they were enumerated, if some legal ones are not costed. With ``checks_batch`` the batch is refused
     where no degrees divide it.
     """
-    all_rows = combinations(space, job.cluster, job.framework)
+    all_rows = combinations_of_space(space, job.cluster, job.framework)
     if len(all_rows) == 0:
         raise SpecError("the constraints leave no strategy; loosen --fix, --max or --without")
     if checks_batch:
-        refuse_batch(job, all_rows.degrees)
+        refuse_indivisible_batch(job, all_rows.degrees)
     verdict = check_strategies(job, all_rows)
     loads = routing_loads_by_ep(job.workload, all_rows.degrees)
     if bounded is not None and np.count_nonzero(verdict.reason < 0) > branch_and_bound.FEW_ROWS:

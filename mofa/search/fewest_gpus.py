@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from mofa.cost.estimate import Estimator
 from mofa.schedules import default_schedule
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.space import MAX_PP, Space, combinations_table, default_space, divisors, most_stages
-from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
+from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.space import MAX_PP, StrategySpace, combinations_table, default_space, divisors, max_pipeline_stages
+from mofa.search.to_plan.builder import CandidatePlan, memory_limit_bytes
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import num_mtp_params, num_params
 from mofa.specs.strategy import StrategyTable
@@ -31,7 +31,8 @@ FIRST_ROWS, MOST_ROWS = 512, 32_768
 
 
 def smallest_number_of_gpus(
-    job: Job, constrained: Callable[[Space], Space], dp: int | None = None, *, replay: bool = False,
+    job: CheckedJob, constrained: Callable[[StrategySpace], StrategySpace], dp: int | None = None, *,
+    replay: bool = False,
     judge: LongRunObjective | None = None,
 ) -> tuple[int | None, str]:  # fmt: skip
     """The fewest GPUs on which a strategy of the constrained space fits, and a sentence that says so.
@@ -84,7 +85,7 @@ def _keeps(
     return keeps
 
 
-def legal_rows_by_num_gpus(job: Job, space: Space) -> StrategyTable:
+def legal_rows_by_num_gpus(job: CheckedJob, space: StrategySpace) -> StrategyTable:
     """Legal strategies of a space on part of a node or whole nodes, by rising number of GPUs, tp x cp x pp x dp."""
     node, capacity = job.cluster.node.gpus_per_node, job.cluster.gpu.capacity_bytes.value
     least = 2.0 * (num_params(job.workload.model) + num_mtp_params(job.workload.model)) / max(capacity, 1.0)
@@ -103,13 +104,13 @@ def legal_rows_by_num_gpus(job: Job, space: Space) -> StrategyTable:
     return table.take(np.argsort(_num_gpus(table), kind="stable"))
 
 
-def _any_number(job: Job) -> Space:
+def _any_number(job: CheckedJob) -> StrategySpace:
     """The default space without values that belong to one number of GPUs."""
     space = default_space(job.workload, _most(job), job.framework)
-    return replace(space, pp=tuple(range(1, min(MAX_PP, most_stages(job.workload.model.num_layers)) + 1)))
+    return replace(space, pp=tuple(range(1, min(MAX_PP, max_pipeline_stages(job.workload.model.num_layers)) + 1)))
 
 
-def _leanest(space: Space) -> Space:
+def _leanest(space: StrategySpace) -> StrategySpace:
     """The part of a space that needs the least memory."""
     # of full recomputation the one in the most token chunks, which comes last
     modes = tuple((m, n) for m, n in space.recompute if m.kind == "full" and n == -1)[-1:] or space.recompute[-1:]
@@ -118,7 +119,7 @@ def _leanest(space: Space) -> Space:
     return replace(space, micro_batch=space.micro_batch[:1], recompute=modes, options=space.options[:1])
 
 
-def _most(job: Job) -> ClusterSpec:
+def _most(job: CheckedJob) -> ClusterSpec:
     return job.cluster.model_copy(update={"num_gpus": MOST_GPUS})
 
 
@@ -135,12 +136,12 @@ def _growing(num_gpus: NDArray[np.int64]) -> Iterator[slice]:
         start, size = end, min(4 * size, MOST_ROWS)
 
 
-def _plays(job: Job, table: StrategyTable, num_gpus: int) -> bool:
+def _plays(job: CheckedJob, table: StrategyTable, num_gpus: int) -> bool:
     """Whether one of these strategies fits by replay."""
     cluster, loads = job.cluster.model_copy(update={"num_gpus": num_gpus}), routing_loads_by_ep(job.workload, table)
     rows = (table.take(slice(i, i + 1)) for i in range(len(table)))
     limit = memory_limit_bytes(cluster, job.framework)
     return any(
-        Candidate(job.workload, cluster, job.framework, row, loads, "causal").device_bytes(limit) <= limit
+        CandidatePlan(job.workload, cluster, job.framework, row, loads, "causal").device_bytes(limit) <= limit
         for row in rows
     )

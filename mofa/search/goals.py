@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.search.objective import Objective
+from mofa.search.objective import SearchObjective
 
 FloatN = NDArray[np.float64]
 BoolN = NDArray[np.bool_]
@@ -15,10 +15,10 @@ TIED = 1e-9
 """Keys that differ by less, as a share, may be of equal rows. [-]"""
 
 
-class Goal(Protocol):
+class SearchGoal(Protocol):
     """Which rows are sought, by what is known of those costed so far."""
 
-    objective: Objective
+    objective: SearchObjective
 
     def add_costed(self, key: FloatN, device_bytes: FloatN) -> None:
         """Take note of fitting rows that have been costed. (n,) each"""
@@ -30,19 +30,19 @@ class Goal(Protocol):
         """How much rows with such keys are beaten by. (n,)"""
 
 
-class BestRows:
+class BestRowsGoal:
     """So many rows with the smallest keys, all of them below a limit.
 
     Examples
     --------
     >>> from mofa.search.objective import SHORTEST_STEP
-    >>> best = BestRows(SHORTEST_STEP, 2)
+    >>> best = BestRowsGoal(SHORTEST_STEP, 2)
     >>> best.add_costed(np.array([5.0, 3.0, 4.0]), np.ones(3))
     >>> best.is_dominated(np.array([3.5, 4.5]), np.ones(2)), best.excess_over_best_key(np.array([4.5]))
     (array([False,  True]), array([0.5]))
     """
 
-    def __init__(self, objective: Objective, wanted: int, limit: float = np.inf) -> None:
+    def __init__(self, objective: SearchObjective, wanted: int, limit: float = np.inf) -> None:
         self.objective, self.wanted, self.limit, self.keys = objective, wanted, limit, np.empty(0)
 
     @property
@@ -63,19 +63,19 @@ class BestRows:
         return np.maximum(key - self.last_key, 0.0)
 
 
-class ParetoFront:
+class ParetoFrontGoal:
     """The rows that no other beats in key and memory at once.
 
     Examples
     --------
     >>> from mofa.search.objective import SHORTEST_STEP
-    >>> front = ParetoFront(SHORTEST_STEP)
+    >>> front = ParetoFrontGoal(SHORTEST_STEP)
     >>> front.add_costed(np.array([1.0, 2.0, 3.0]), np.array([8.0, 9.0, 4.0]))
     >>> front.is_dominated(np.array([2.5, 2.5, 3.5]), np.array([9.0, 7.0, 4.0]))
     array([ True, False,  True])
     """
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: SearchObjective) -> None:
         self.objective, self.keys, self.device_bytes = objective, np.empty(0), np.empty(0)
 
     def add_costed(self, key: FloatN, device_bytes: FloatN) -> None:

@@ -14,9 +14,9 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.checkpoint import CheckpointTimes, checkpoint_bytes, checkpoint_times
 from mofa.errors import SpecError
 from mofa.faults.calculator import LEAST_ETTR
-from mofa.faults.duration_band import band_s, true_rate_factors
+from mofa.faults.duration_band import run_duration_band_s, true_rate_factors
 from mofa.faults.ledger import PARTS, Ledger
-from mofa.faults.outlook import Outlook, failure_clock, outlook
+from mofa.faults.outlook import LongRunOutlook, failure_clock, long_run_outlook
 from mofa.plan.long_run import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
 from mofa.plan.result import Plan
 from mofa.specs.faults import FaultSpec, PowerDrawSpec, StorageSpec
@@ -159,19 +159,19 @@ class LongRunObjective:
         self, step_s: FloatN, per_rank_bytes: FloatN, dp: ArrayLike, *, num_gpus: ArrayLike | None = None,
         spares: ArrayLike | None = None, rate_factor: ArrayLike = 1.0, interval_s: ArrayLike | None = None,
         every: Sequence[ArrayLike] | None = None,
-    ) -> Outlook:  # fmt: skip
+    ) -> LongRunOutlook:  # fmt: skip
         """The expected long run of each candidate, on the job's GPUs and spares or on a number of them per
         candidate."""
         node = min(self.cluster.node.gpus_per_node, self.cluster.num_gpus)
         ranks = np.asarray(self.cluster.num_gpus if num_gpus is None else num_gpus)
-        return outlook(
+        return long_run_outlook(
             self.faults, self.checkpoint_times(per_rank_bytes), step_s, ranks,
             np.maximum(ranks / self.cluster.node.gpus_per_node, 1.0), node,
             spares=self.spares if spares is None else spares, work_s=np.maximum(self.work_s(step_s), step_s),
             rate_factor=rate_factor, interval_s=interval_s, every=every, num_replicas=self.replicas(dp),
         )  # fmt: skip
 
-    def average_watts(self, outlook: Outlook, step_w: FloatN) -> FloatN:
+    def average_watts(self, outlook: LongRunOutlook, step_w: FloatN) -> FloatN:
         """Average power of everything, over all GPUs, spares included. (n,) [W]"""
         power, tdp = self.faults.power, self.cluster.gpu.tdp_w.value
         parts = outlook.parts
@@ -251,7 +251,7 @@ class LongRunObjective:
         """The most that any plan's ETTR may be: it waits for nodes, and restarts in the least time that one takes. [-]
 
         With restarts of R and failures M apart, ``exp(-R / M)`` of the time is left
-        (:func:`mofa.faults.ledger.expected_shares`). Replicas that go on without others may lose less.
+        (:func:`mofa.faults.ledger.expected_ledger_shares`). Replicas that go on without others may lose less.
         """
         if self.faults.recovery == "replica":
             return 1.0
@@ -280,13 +280,13 @@ class LongRunObjective:
         weight = float(self.average_watts(outlook, step_w)[0]) if self.objective == "kwh" else 1.0
         return wall * weight * (self.cluster.num_gpus + self.spare_gpus)
 
-    def _of(self, plan: Plan) -> tuple[Outlook, FloatN]:
+    def _of(self, plan: Plan) -> tuple[LongRunOutlook, FloatN]:
         parts: Mapping[Any, float] = plan.time.exposed
         exposed = np.array([[parts[name]] for name in TIME_COMPONENTS])
         step_w = average_step_watts(exposed, self.faults.power, self.cluster.gpu.tdp_w.value)
         return self.outlook_of_plan(plan), step_w
 
-    def outlook_of_plan(self, plan: Plan) -> Outlook:
+    def outlook_of_plan(self, plan: Plan) -> LongRunOutlook:
         """:meth:`outlook` of one plan."""
         return self.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp)
 
@@ -314,7 +314,7 @@ class LongRunObjective:
         usd = hours * self.faults.price.usd_per_gpu_hour.value
         return {"gpu_hours": hours, "usd": usd, "notes": (*plan.notes, note)}
 
-    def _figures(self, plan: Plan, outlook: Outlook, watts: float, unknown: dict[Figure, str]) -> dict[str, Any]:
+    def _figures(self, plan: Plan, outlook: LongRunOutlook, watts: float, unknown: dict[Figure, str]) -> dict[str, Any]:
         all_gpus = self.cluster.num_gpus + self.spare_gpus
         parts = {name: float(outlook.parts[name][0]) for name in PARTS}
         ettr, interval = parts["productive"], float(outlook.interval_s[0])
@@ -385,7 +385,7 @@ class LongRunObjective:
             f"power: a model of shares of the TDP; overhead {overhead}, PUE {self.faults.power.pue.provenance}",
         )
 
-    def band(self, outlook: Outlook, plan: Plan) -> Days:
+    def band(self, outlook: LongRunOutlook, plan: Plan) -> Days:
         """Wall-clock time of a run of candidate 0, with its 10 to 90 % band.
 
         Each of many runs has a failure rate of its own (:func:`mofa.faults.duration_band.true_rate_factors`), at which
@@ -408,7 +408,9 @@ class LongRunObjective:
             mean_s = work_s / at_quantile.ettr
         steady = replace(clock, lemon_fraction=0.0, counted_failures=None)
         longest = max(BAND_FAILURES * mtbf * ettr, 4 * float(interval))
-        low, middle, high = band_s(outlook.simulated_run(0, min(work_s, longest), steady), work_s, mean_s, factors)
+        low, middle, high = run_duration_band_s(
+            outlook.simulated_run(0, min(work_s, longest), steady), work_s, mean_s, factors
+        )
         return Days(p10=low / SECONDS_PER_DAY, p50=middle / SECONDS_PER_DAY, p90=high / SECONDS_PER_DAY)
 
 

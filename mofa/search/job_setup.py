@@ -102,7 +102,11 @@ def with_numerics(
             f"activation_offload ({framework.activation_offload}): is not modelled with fp8 products, whose casts it "
             "would offload too; use precision.gemm: bf16"
         )
-    return workload.model_copy(update={"precision": precision}), cluster.of_release(framework.pytorch), framework
+    return (
+        workload.model_copy(update={"precision": precision}),
+        cluster.with_release_kernels(framework.pytorch),
+        framework,
+    )
 
 
 def _asked_precision(precision: PrecisionSpec, words: Sequence[str]) -> PrecisionSpec:

@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 from mofa.cost.option_sets import options_that_blocks_read
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.search.costing import CostedRows
-from mofa.search.space import Space, most_stages
+from mofa.search.space import StrategySpace, max_pipeline_stages
 from mofa.specs.strategy import StrategyTable
 
 NEAR = 20
 """The best plans that a space is near. [-]"""
 
 
-def space_near_best(costed: CostedRows, reasons: NDArray[np.int64], space: Space) -> Space:
+def space_near_best(costed: CostedRows, reasons: NDArray[np.int64], space: StrategySpace) -> StrategySpace:
     """The part of a strategy space near the best plans of a search, with any pipeline.
 
     Degrees are those of :func:`degrees_near_best`; options of the framework are theirs; recomputation is theirs or
     none. Virtual stages are free where the best plans have some, because a pipeline of another depth splits the layers
     otherwise.
     """
-    best = best_rows(costed, reasons)
+    best = best_fitting_rows(costed, reasons)
     named = {best.recompute_modes[i].text for i in np.unique(best.recompute)} | {"none"}
     modes = tuple(m for m in space.recompute if m[0].text in named) or space.recompute
     chosen = {best.option_sets[i] for i in np.unique(best.options)}
@@ -33,8 +33,8 @@ def space_near_best(costed: CostedRows, reasons: NDArray[np.int64], space: Space
     return replace(_with_degrees_of(best, space), vpp=vpp, recompute=modes, options=options)
 
 
-def degrees_near_best(best: StrategyTable, space: Space, num_layers: int) -> Space:
-    """The space with degrees near those of :func:`best_rows`, any recomputation, stages and replicas of shard groups.
+def degrees_near_best(best: StrategyTable, space: StrategySpace, num_layers: int) -> StrategySpace:
+    """The space with degrees near those of :func:`best_fitting_rows`, any recomputation, stages and replicas of groups.
 
     Tensor and context parallelism and micro-batches go up to those of the best plans: fewer GPUs may divide the batch
     where more did not. Degrees of experts, and what blocks read of the framework's options, are theirs. Virtual stages
@@ -45,7 +45,7 @@ def degrees_near_best(best: StrategyTable, space: Space, num_layers: int) -> Spa
         tuple(options for options in space.options if options_that_blocks_read(options) in chosen) or space.options
     )
     near = replace(_with_degrees_of(best, space), options=options)
-    if not np.any((best.pp == 1) | (2 * best.pp <= most_stages(num_layers))):
+    if not np.any((best.pp == 1) | (2 * best.pp <= max_pipeline_stages(num_layers))):
         return near
     used = {SCHEDULE_NAMES[number] for number in best.schedule.tolist()}
     schedule = tuple(name for name in near.schedule if name in used or not SCHEDULES[name].defers_weight_gradients)
@@ -55,13 +55,13 @@ def degrees_near_best(best: StrategyTable, space: Space, num_layers: int) -> Spa
     return replace(near, schedule=schedule)
 
 
-def best_rows(costed: CostedRows, reasons: NDArray[np.int64]) -> StrategyTable:
+def best_fitting_rows(costed: CostedRows, reasons: NDArray[np.int64]) -> StrategyTable:
     """The fitting rows with the shortest steps, :data:`NEAR` at most."""
     fits = np.flatnonzero(reasons[costed.rows] < 0)
     return costed.table.take(fits[np.argsort(costed.step_s[fits])[:NEAR]])
 
 
-def _with_degrees_of(best: StrategyTable, space: Space) -> Space:
+def _with_degrees_of(best: StrategyTable, space: StrategySpace) -> StrategySpace:
     """The space up to the rows' tp, cp and micro-batches, with their degrees of experts and kinds of attention."""
 
     def up_to(values: tuple[int, ...], column: NDArray[np.int64]) -> tuple[int, ...]:

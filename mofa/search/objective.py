@@ -9,12 +9,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.search.costing import HOST_MEMORY, CheckedSpace, CostedRows
+from mofa.search.costing import HOST_MEMORY, CostedRows, CostedSpace
 
 FloatN = NDArray[np.float64]
 
 
-class Objective(Protocol):
+class SearchObjective(Protocol):
     """The key that a search makes smallest."""
 
     @property
@@ -70,7 +70,7 @@ class ShortestStep:
 SHORTEST_STEP = ShortestStep()
 
 
-def ranking_keys(objective: Objective, costed: CostedRows) -> tuple[FloatN, FloatN]:
+def ranking_keys(objective: SearchObjective, costed: CostedRows) -> tuple[FloatN, FloatN]:
     """The key of each row, and the host memory that it lacks. (n,) each [-, B]
 
     NaN and 0 where rows are not timed, infinite where host memory is lacking.
@@ -83,7 +83,7 @@ def ranking_keys(objective: Objective, costed: CostedRows) -> tuple[FloatN, Floa
     return key, lack
 
 
-def reject_for_hosts(objective: Objective, searched_rows: CheckedSpace) -> FloatN:
+def reject_rows_for_host_memory(objective: SearchObjective, searched_rows: CostedSpace) -> FloatN:
     """The keys of costed rows (:func:`ranking_keys`); those whose checkpoints exceed the hosts' memory are rejected.
     (n,)"""
     costed = searched_rows.costed

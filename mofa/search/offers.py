@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from mofa.errors import SpecError
 from mofa.plan.result import NumericsOffer, Plan
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.one_strategy import strategy_row
-from mofa.search.to_plan.builder import Candidate
+from mofa.search.one_strategy import checked_strategy_row
+from mofa.search.to_plan.builder import CandidatePlan
 from mofa.search.to_plan.step_band import HOST_BOUND
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -45,8 +45,8 @@ def numerics_offers(
 
     def plan_with(words: Sequence[str]) -> Plan:
         job = with_numerics(workload, cluster, framework, words)
-        row = strategy_row(*job, strategy)
-        return Candidate(*job, row, routing_loads_by_ep(job[0], row), "causal").plan_in_closed_form(banded=False)
+        row = checked_strategy_row(*job, strategy)
+        return CandidatePlan(*job, row, routing_loads_by_ep(job[0], row), "causal").plan_in_closed_form(banded=False)
 
     now = plan_with(())
     offers = []

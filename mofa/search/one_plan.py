@@ -9,10 +9,10 @@ from mofa.cost.model_flops import FlopsConvention
 from mofa.plan.result import Plan
 from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.request import check_constraints, resolve_framework
-from mofa.search.to_plan.builder import Candidate
-from mofa.search.workers import Workers
+from mofa.search.to_plan.builder import CandidatePlan
+from mofa.search.workers import WorkerProcesses
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
@@ -86,7 +86,7 @@ def estimate(
         return _estimate(workload, cluster, strategy, framework, flops_convention, replay, explain, over_time, jobs)
 
 
-def step_s(
+def estimated_step_s(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec, replay: bool = True
 ) -> float:
     """The step time of one strategy as :func:`estimate` gives it, without a replay of memory. [s]
@@ -113,7 +113,7 @@ def step_s(
     >>> import mofa
     >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     >>> megatron = mofa.load_framework("megatron")
-    >>> step_s(job, machines, "tp=2 recompute=full", framework=megatron, replay=False) > 0.0
+    >>> estimated_step_s(job, machines, "tp=2 recompute=full", framework=megatron, replay=False) > 0.0
     True
     """
     candidate = _candidate(workload, cluster, framework, strategy)
@@ -194,16 +194,16 @@ def _estimate(
     candidate = _candidate(workload, cluster, framework, strategy, flops_convention)
     if candidate.job[2].offload.on:
         refuse_pinned_beyond_host_memory(candidate.estimator.row_with_every_stage)
-    with Workers(jobs) as workers:
+    with WorkerProcesses(jobs) as workers:
         return candidate.plan(replay=replay, explain=explain, over_time=over_time, workers=workers)
 
 
 def _candidate(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec | None, strategy: object,
     flops_convention: FlopsConvention = "causal",
-) -> Candidate:  # fmt: skip
+) -> CandidatePlan:  # fmt: skip
     """The strategy that was asked for, as a checked candidate."""
     framework = resolve_framework(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
-    row = strategy_row(workload, cluster, framework, strategy)
-    return Candidate(workload, cluster, framework, row, routing_loads_by_ep(workload, row), flops_convention)
+    row = checked_strategy_row(workload, cluster, framework, strategy)
+    return CandidatePlan(workload, cluster, framework, row, routing_loads_by_ep(workload, row), flops_convention)

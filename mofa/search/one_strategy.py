@@ -8,7 +8,7 @@ import numpy as np
 
 from mofa.errors import SpecError, StrategyError
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.legality.masks import CHECKS, Job, check_strategies
+from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
 from mofa.search.legality.named_check import refuse_idle_dispatcher
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -18,7 +18,7 @@ from mofa.specs.strategy_defaults import complete_strategy, default_zero_stage
 from mofa.specs.workload import WorkloadSpec
 
 
-def strategy_row(
+def checked_strategy_row(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object
 ) -> StrategyTable:
     """A strategy as a checked table of one row.
@@ -69,7 +69,7 @@ def strategy_row(
         balancing=column(BALANCING.index(spec.balancing)), layout=column(0), options=column(0),
         recompute_modes=(mode,), layouts=(spec.layout,), option_sets=(spec.options,),
     )  # fmt: skip
-    job = Job(workload, cluster, framework)
+    job = CheckedJob(workload, cluster, framework)
     verdict = check_strategies(job, row)
     if verdict.reason[0] >= 0:
         raise StrategyError(f"strategy: {CHECKS[int(verdict.reason[0])].message(job, row)}")

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from mofa.cost.estimate import Estimator
 from mofa.cost.stages import split_layers
-from mofa.search.legality.masks import Job
-from mofa.search.space import Combinations
+from mofa.search.legality.masks import CheckedJob
+from mofa.search.space import SpaceCombinations
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.workload import WorkloadSpec
 
@@ -23,7 +23,7 @@ FEW_NUMBERS = 10_000
 
 
 @dataclass(frozen=True)
-class OpenRows:
+class RowsWithOpenRecomputation:
     """Rows of a space whose number of recomputed layers of each chunk is to be solved for.
 
     With ``none`` and ``all_layers`` go the rows of the same degrees that recompute no layer and all; None of a space
@@ -36,7 +36,7 @@ class OpenRows:
     largest: NDArray[np.int64]
 
     @classmethod
-    def of_space(cls, job: Job, space: Combinations, rows: NDArray[np.intp]) -> OpenRows:
+    def of_space(cls, job: CheckedJob, space: SpaceCombinations, rows: NDArray[np.intp]) -> RowsWithOpenRecomputation:
         """Those of the ``rows`` of a space."""
         none, all_layers = rows_recomputing_none_and_all(space, rows) if len(rows) else (rows, rows)
         table, num_modes = space.degrees, len(space.recompute)
@@ -66,7 +66,7 @@ class OpenRows:
 
 
 def solve_recomputed_layers(
-    open_rows: OpenRows, device_bytes: NDArray[np.float64], of_every_number: NDArray[np.float64],
+    open_rows: RowsWithOpenRecomputation, device_bytes: NDArray[np.float64], of_every_number: NDArray[np.float64],
     cost: Callable[[NDArray[np.intp], NDArray[np.int64]], NDArray[np.float64]], limit: float,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:  # fmt: skip
     """Choose how many layers of each chunk to recompute: as few as fit, between none and all of them.
@@ -78,7 +78,7 @@ def solve_recomputed_layers(
     device_bytes
         Of the space's rows; known of those that recompute none and all. [B]
     of_every_number
-        Of the open rows with :attr:`OpenRows.every_number`. [B]
+        Of the open rows with :attr:`RowsWithOpenRecomputation.every_number`. [B]
     cost
         Gives the device memory of some of the open rows, by their places, with these numbers. [B]
     limit
@@ -110,7 +110,7 @@ def solve_recomputed_layers(
 
 
 def rows_recomputing_none_and_all(
-    space: Combinations, rows: NDArray[np.intp]
+    space: SpaceCombinations, rows: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp] | None, NDArray[np.intp] | None]:
     """The rows of the same degrees that recompute no layer, and those that recompute all; None of a space without.
 
@@ -127,7 +127,7 @@ def rows_recomputing_none_and_all(
     return none, all_layers
 
 
-def next_num_recomputed(
+def more_recomputed_layers(
     workload: WorkloadSpec, framework: FrameworkSpec, estimator: Estimator, lacking_bytes: float
 ) -> int | None:
     """More recomputed layers of a chunk, for a strategy that lacks so much memory when replayed.
@@ -159,7 +159,7 @@ def fewest_recomputed_layers(estimator: Estimator, replay_free_bytes: float) -> 
     """The fewest layers of a chunk to recompute, for a strategy that leaves so much memory free when replayed.
 
     One at least; the strategy's own number if no fewer do. Assumes that each layer takes its bytes in closed form.
-    ``estimator`` as in :func:`next_num_recomputed`.
+    ``estimator`` as in :func:`more_recomputed_layers`.
     """
     numbers = np.arange(1, int(estimator.table.recompute_layers[0]) + 1)
     device = estimator.device_bytes(np.zeros(len(numbers), dtype=np.intp), numbers)

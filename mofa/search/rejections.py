@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from mofa.errors import StrategyError
 from mofa.plan.result import NearestMiss
-from mofa.search.legality.masks import CHECKS, Job
-from mofa.search.objective import Objective
-from mofa.search.space import SOLVED, Combinations
+from mofa.search.legality.masks import CHECKS, CheckedJob
+from mofa.search.objective import SearchObjective
+from mofa.search.space import SOLVED, SpaceCombinations
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.strategy import StrategySpec, StrategyTable
 
@@ -19,9 +19,9 @@ from mofa.specs.strategy import StrategySpec, StrategyTable
 def count_rejections(
     reason: NDArray[np.int64],
     shortfall: NDArray[np.float64],
-    space: Combinations,
+    space: SpaceCombinations,
     framework: FrameworkSpec,
-    objective: Objective,
+    objective: SearchObjective,
 ) -> tuple[dict[str, int], dict[str, NearestMiss]]:
     """How many candidates each check rejected, and the nearest miss of each."""
     names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory", "slower"]
@@ -41,7 +41,7 @@ def count_rejections(
     return rejected, nearest
 
 
-def _as_strategy(table: Combinations, i: int, framework: FrameworkSpec) -> StrategySpec:
+def _as_strategy(table: SpaceCombinations, i: int, framework: FrameworkSpec) -> StrategySpec:
     row = table.take(np.array([i]))
     if int(row.dp[0]) < 1:
         row = replace(row, dp=np.maximum(row.dp, 1))
@@ -50,7 +50,7 @@ def _as_strategy(table: Combinations, i: int, framework: FrameworkSpec) -> Strat
     return row.row(0, framework.name)
 
 
-def refuse_batch(job: Job, degrees: StrategyTable) -> None:
+def refuse_indivisible_batch(job: CheckedJob, degrees: StrategyTable) -> None:
     """Refuse a global batch that no product of degrees over these GPUs divides."""
     batch, num_gpus = job.workload.batch.global_batch, job.cluster.num_gpus
     dp = degrees.dp[degrees.tp * degrees.cp * degrees.pp * degrees.dp == num_gpus]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from mofa.plan.result import Plan
 from mofa.replay.garbage_collection import without_garbage_collection
-from mofa.search.to_plan.builder import Candidate, workers_for
+from mofa.search.to_plan.builder import CandidatePlan, replay_workers
 from mofa.search.to_plan.steps_on_hosts import cost_on_all_hosts
-from mofa.search.workers import Workers
+from mofa.search.workers import WorkerProcesses
 
 if TYPE_CHECKING:
     from mofa.replay.time.time_replayed import ReplayedTime
@@ -35,7 +35,7 @@ class _Row:
 
     place: int
     row: int
-    candidate: Candidate
+    candidate: CandidatePlan
     tried: int = 0
 
 
@@ -53,16 +53,16 @@ class ReplayedRanking:
     plans: list[Plan] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     lacking_bytes: dict[int, float] = field(default_factory=dict)
-    changed: dict[int, Candidate] = field(default_factory=dict)
+    changed: dict[int, CandidatePlan] = field(default_factory=dict)
 
 
-def replay_best(
+def replay_best_rows(
     rows: Sequence[int],
-    candidate: Callable[[int], Candidate],
+    candidate: Callable[[int], CandidatePlan],
     top: int,
     progress: Callable[[int, int], None] | None = None,
     order: Callable[[Plan], float] | None = None,
-    workers: Workers | None = None,
+    workers: WorkerProcesses | None = None,
 ) -> ReplayedRanking:
     """Replay the steps of the first :data:`REPLAYED` rows, rank by them, and replay the memory of the best that fit.
 
@@ -88,12 +88,12 @@ def replay_best(
     at the last row where none fits.
 
     The search may have solved for too few recomputed layers, by the replay. Then the row goes on with more
-    (:func:`mofa.search.recomputed_layers.next_num_recomputed`), :data:`MORE_LAYERS` times at most. It is ranked anew
+    (:func:`mofa.search.recomputed_layers.more_recomputed_layers`), :data:`MORE_LAYERS` times at most. It is ranked anew
     among these rows, or later if the closed form finds it slower than all of these.
 
     Examples
     --------
-    >>> replay_best([], lambda row: None, 10).plans
+    >>> replay_best_rows([], lambda row: None, 10).plans
     []
     """
     out = ReplayedRanking()
@@ -119,14 +119,14 @@ def replay_best(
 
 
 def _fitting(
-    rows: Sequence[_Row], last: Candidate | None, wanted: int, out: ReplayedRanking, bar: _Bar,
-    order: Callable[[Plan], float] | None, workers: Workers | None,
+    rows: Sequence[_Row], last: CandidatePlan | None, wanted: int, out: ReplayedRanking, bar: _Bar,
+    order: Callable[[Plan], float] | None, workers: WorkerProcesses | None,
 ) -> tuple[list[_FittingPlan], list[_Row]]:  # fmt: skip
     """The best fitting rows, and rows for later: they recompute more now and come after the ``last`` of these rows.
 
     Verdicts on the others are added to ``out``.
     """
-    workers = workers_for([row.candidate for row in rows], workers)
+    workers = replay_workers([row.candidate for row in rows], workers)
     ranked = _ranked(rows, bar, order, workers)
     fitting_plans: list[_FittingPlan] = []
     later: list[_Row] = []
@@ -155,7 +155,7 @@ def _fitting(
 
 
 def _due(
-    rows: list[_Row], last: Candidate | None, order: Callable[[Plan], float] | None
+    rows: list[_Row], last: CandidatePlan | None, order: Callable[[Plan], float] | None
 ) -> tuple[list[_Row], list[_Row]]:
     """The rows that the closed form ranks before the last replayed one, all where it is None; and the other rows."""
     if not rows or last is None:
@@ -166,7 +166,7 @@ def _due(
 
 
 def _ranked(
-    rows: Sequence[_Row], bar: _Bar, order: Callable[[Plan], float] | None, workers: Workers
+    rows: Sequence[_Row], bar: _Bar, order: Callable[[Plan], float] | None, workers: WorkerProcesses
 ) -> list[tuple[float, _Row]]:  # fmt: skip
     """The rows ranked by the key to minimise, after a replay of their steps."""
     ranked: list[tuple[float, _Row]] = []
@@ -183,14 +183,14 @@ def _key(ranked: tuple[float, _Row]) -> tuple[float, int]:
     return ranked[0], ranked[1].place
 
 
-def _closed(candidate: Candidate, order: Callable[[Plan], float] | None) -> float:
+def _closed(candidate: CandidatePlan, order: Callable[[Plan], float] | None) -> float:
     """The key to minimise, in closed form."""
     plan = candidate.plan_in_closed_form(banded=False)
     return round(plan.step_s if order is None else order(plan), 12)
 
 
 def _shared_out(ranked: list[tuple[float, _Row]]) -> list[tuple[float, _Row]]:
-    """Rows in an order for :class:`Workers`: others begin at the front with the longest, this process at the back.
+    """Rows in an order for :class:`WorkerProcesses`: others begin at the front, this process at the back.
 
     The best row comes last, so that this process has its ranks when all of them are asked for.
     """
@@ -218,11 +218,11 @@ class _Bar:
             self.progress(self.expected, self.expected)
 
 
-def _time(candidate: Candidate) -> ReplayedTime:
+def _time(candidate: CandidatePlan) -> ReplayedTime:
     with without_garbage_collection():
         return candidate.time
 
 
-def _plan(candidate: Candidate) -> Plan:
+def _plan(candidate: CandidatePlan) -> Plan:
     with without_garbage_collection():
         return candidate.plan(replay=True, explain=False)

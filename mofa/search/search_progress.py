@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mofa.plan.result import Plan
-    from mofa.search.to_plan.builder import Candidate
+    from mofa.search.to_plan.builder import CandidatePlan
 
 
 class SearchProgress(NamedTuple):
@@ -34,7 +34,7 @@ def progress_callback_with_best_row(
     progress: ReportDone | None,
     on_progress: OnProgress | None,
     best: NDArray[np.intp],
-    candidate: Callable[[int], Candidate],
+    candidate: Callable[[int], CandidatePlan],
 ) -> ReportDone | None:
     """Tell the best row of the closed forms; a callback of (done, total) that goes on telling it."""
     if on_progress is None or not len(best):

@@ -14,12 +14,12 @@ from mofa.cost.model_flops import model_flops_per_token
 from mofa.plan.result import PlanReport
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.branch_and_bound import cost_pareto_front
-from mofa.search.costing import NEEDLESS, CheckedSpace, CostedRows, cost_rows
+from mofa.search.costing import NEEDLESS, CostedRows, CostedSpace, cost_rows
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import Job
-from mofa.search.objective import SHORTEST_STEP, Objective, ranking_keys, reject_for_hosts
-from mofa.search.space import OPTIONS, Combinations
-from mofa.search.workers import Workers
+from mofa.search.legality.masks import CheckedJob
+from mofa.search.objective import SHORTEST_STEP, SearchObjective, ranking_keys, reject_rows_for_host_memory
+from mofa.search.space import OPTIONS, SpaceCombinations
+from mofa.search.workers import WorkerProcesses
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import BALANCING, CP_KINDS, StrategyTable
@@ -69,10 +69,10 @@ class Search:
     cluster: ClusterSpec
     framework: FrameworkSpec
     reasons: NDArray[np.int64]
-    combinations: Combinations
+    combinations: SpaceCombinations
     short: NDArray[np.float64]
-    objective: Objective = SHORTEST_STEP
-    enumerated: Combinations | None = None
+    objective: SearchObjective = SHORTEST_STEP
+    enumerated: SpaceCombinations | None = None
 
     def __repr__(self) -> str:
         return f"Search({self.report!r})"
@@ -81,23 +81,23 @@ class Search:
         return str(self.report)
 
     @cached_property
-    def every_row(self) -> CheckedSpace:
+    def every_row(self) -> CostedSpace:
         """All legal rows, costed: those that bounds cut are costed now. Others have what the search says of them."""
         if self.enumerated is None:
-            return CheckedSpace(self.combinations, self.costed, self.reasons, self.short)
-        with Workers(1) as workers:
+            return CostedSpace(self.combinations, self.costed, self.reasons, self.short)
+        with WorkerProcesses(1) as workers:
             all_rows = cost_rows(*self._unjudged(), None, workers)
-        reject_for_hosts(self.objective, all_rows)
+        reject_rows_for_host_memory(self.objective, all_rows)
         return all_rows.with_updates(self.costed, self.reasons, self.short)
 
     @cached_property
-    def _front(self) -> tuple[CheckedSpace, NDArray[np.intp]]:
+    def _front(self) -> tuple[CostedSpace, NDArray[np.intp]]:
         """Rows that hold the front of memory and objective, and the positions of it among those costed."""
         if self.enumerated is None:
-            found_rows = CheckedSpace(self.combinations, self.costed, self.reasons, self.short)
+            found_rows = CostedSpace(self.combinations, self.costed, self.reasons, self.short)
         else:
             found_rows = cost_pareto_front(*self._unjudged(), self.objective)
-            reject_for_hosts(self.objective, found_rows)
+            reject_rows_for_host_memory(self.objective, found_rows)
         costed = found_rows.costed
         key, _ = ranking_keys(self.objective, costed)
         fits = np.flatnonzero((found_rows.reason[costed.rows] < 0) & np.isfinite(key))
@@ -106,13 +106,13 @@ class Search:
         least_before = np.concatenate([[np.inf], np.minimum.accumulate(device)[:-1]])
         return found_rows, order[device < least_before]
 
-    def _unjudged(self) -> tuple[Job, RoutingLoads, Combinations, NDArray[np.int64], NDArray[np.float64]]:
+    def _unjudged(self) -> tuple[CheckedJob, RoutingLoads, SpaceCombinations, NDArray[np.int64], NDArray[np.float64]]:
         """All strategies as they were enumerated, with the verdicts of the checks alone."""
         assert self.enumerated is not None
         legal = (self.reasons < 0) | (self.reasons >= NEEDLESS)
         reasons, short = np.where(legal, -1, self.reasons), np.where(legal, 0.0, self.short)
         job, loads = (
-            Job(self.workload, self.cluster, self.framework),
+            CheckedJob(self.workload, self.cluster, self.framework),
             routing_loads_by_ep(self.workload, self.enumerated.degrees),
         )
         return job, loads, self.enumerated, reasons, short

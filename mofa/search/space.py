@@ -62,7 +62,7 @@ WITHOUT = (
 
 
 @dataclass(frozen=True)
-class Space:
+class StrategySpace:
     """Values of each degree of freedom, in the order in which they are tried."""
 
     tp: tuple[int, ...]
@@ -88,7 +88,7 @@ class Space:
     """Sets of the framework's options."""
 
 
-def with_options_as_given(space: Space) -> Space:
+def with_options_as_given(space: StrategySpace) -> StrategySpace:
     """The space without choices of the framework's options: its first set alone."""
     return replace(space, options=space.options[:1])
 
@@ -111,21 +111,21 @@ def divisors(n: int, limit: int) -> tuple[int, ...]:
     return tuple(d for d in range(1, min(n, limit) + 1) if n % d == 0)
 
 
-def most_stages(num_layers: int) -> int:
+def max_pipeline_stages(num_layers: int) -> int:
     """Pipeline stages that layers can be on at most: the first may hold the embedding alone, the last the head.
 
     What is legal says so (:func:`mofa.search.legality.layers.layers_shortfall`).
 
     Examples
     --------
-    >>> most_stages(30)
+    >>> max_pipeline_stages(30)
     32
     """
     return num_layers + 2
 
 
-def searched_recomputation(workload: WorkloadSpec, framework: FrameworkSpec) -> tuple[tuple[RecomputeSpec, int], ...]:
-    """Modes that keep the numerics, as :attr:`Space.recompute`: the same on any number of GPUs."""
+def searched_recompute_modes(workload: WorkloadSpec, framework: FrameworkSpec) -> tuple[tuple[RecomputeSpec, int], ...]:
+    """Modes that keep the numerics, as :attr:`StrategySpace.recompute`: the same on any number of GPUs."""
     modes: list[tuple[RecomputeSpec, int]] = [(RecomputeSpec(), -1)]
     if framework.traits.has_pytorch_modules:
         modes += [(RecomputeSpec.parse("ops"), -1), (RecomputeSpec.parse("every:2"), -1)]
@@ -139,16 +139,16 @@ def searched_recomputation(workload: WorkloadSpec, framework: FrameworkSpec) -> 
 def default_space(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec,
     recompute: tuple[tuple[RecomputeSpec, int], ...] | None = None,
-) -> Space:  # fmt: skip
+) -> StrategySpace:  # fmt: skip
     """Everything that the framework offers without changing numerics; ``recompute`` is as
-    :func:`searched_recomputation` has it, where that is known."""
+    :func:`searched_recompute_modes` has it, where that is known."""
     model, gpus = workload.model, cluster.num_gpus
     seq = workload.batch.seq_len
     cp = tuple(c for c in powers_of_two(MAX_CP) if c == 1 or (c <= gpus and seq // c >= MIN_CP_TOKENS))
     if not framework.traits.has_context_parallelism:
         cp = (1,)
     layers = model.num_layers
-    pp = tuple(p for p in divisors(gpus, MAX_PP) if p <= most_stages(layers))
+    pp = tuple(p for p in divisors(gpus, MAX_PP) if p <= max_pipeline_stages(layers))
     even = {v for v in range(1, MAX_VPP + 1) for p in pp for s in (0, 2) if p > 1 and (layers + s) % (p * v) == 0}
     vpp = tuple(sorted(even | {v for v in (1, 2, 3, 4) if v == 1 or any(p > 1 and p * v <= layers for p in pp)}))
     tp = powers_of_two(min(MAX_TP, cluster.node.gpus_per_domain, gpus))
@@ -161,16 +161,16 @@ def default_space(
         name for name, schedule in SCHEDULES.items()
         if schedule.is_searched and (schedule.runs_in_megatron or framework.traits.has_pytorch_pipelines)
     )  # fmt: skip
-    return Space(
+    return StrategySpace(
         tp=tp, cp=cp, pp=pp, vpp=vpp, ep=ep, etp=etp,
         micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH),
         cp_kind=(1,) if framework.traits.has_pytorch_modules else tuple(range(len(CP_KINDS))),
-        recompute=searched_recomputation(workload, framework) if recompute is None else recompute, schedule=schedules,
-        sp=None, zero=None, options=searched_options(workload, cluster, framework),
+        recompute=searched_recompute_modes(workload, framework) if recompute is None else recompute, schedule=schedules,
+        sp=None, zero=None, options=searched_option_sets(workload, cluster, framework),
     )  # fmt: skip
 
 
-def searched_options(
+def searched_option_sets(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec
 ) -> tuple[FrameworkOptions, ...]:
     """Sets of options that keep the numerics and that the framework and the hardware have; what is given comes first.
@@ -198,7 +198,7 @@ def searched_options(
     return tuple(FrameworkOptions(*chosen) for chosen in product(overlaps, dispatchers, replicas))
 
 
-def without_indivisible_degrees(space: Space, num_gpus: int, global_batch: int) -> Space:
+def without_indivisible_degrees(space: StrategySpace, num_gpus: int, global_batch: int) -> StrategySpace:
     """The space without values of tp, cp and pp for which no dp completes these GPUs and divides the batch.
 
     Nothing legal is lost: strategies with these values fail the first check or the batch's.
@@ -211,9 +211,14 @@ def without_indivisible_degrees(space: Space, num_gpus: int, global_batch: int) 
     return replace(space, tp=degrees[0], cp=degrees[1], pp=degrees[2])
 
 
-def constrain(
-    space: Space, *, fix: Mapping[str, object], maximum: Mapping[str, int], with_: Sequence[str], without: Sequence[str]
-) -> Space:
+def constrain_space(
+    space: StrategySpace,
+    *,
+    fix: Mapping[str, object],
+    maximum: Mapping[str, int],
+    with_: Sequence[str],
+    without: Sequence[str],
+) -> StrategySpace:
     """The space under what the user asked for.
 
     Raises
@@ -254,7 +259,7 @@ def constrain(
             raise SpecError(f"--max: {name} has no value up to {bound}; raise the bound")
         values[name] = allowed
     values["recompute"] = _in_chunks(values["recompute"], chunks)  # type: ignore[arg-type]
-    return Space(**values)  # type: ignore[arg-type]
+    return StrategySpace(**values)  # type: ignore[arg-type]
 
 
 def _refuse_unknown_words(with_: Sequence[str], without: Sequence[str]) -> None:
@@ -351,7 +356,7 @@ def _fixed(name: str, value: object) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class Combinations:
+class SpaceCombinations:
     """All strategies of a space: each row of ``degrees``, (c,), in each of M recomputation modes, which vary fastest.
 
     Row ``i`` of all ``c * M`` has the degrees ``i // M``. Rows are made when asked for: a table of a million rows would
@@ -378,19 +383,19 @@ class Combinations:
         column, number = self.recompute_layers.reshape(-1, len(self.recompute))[:, mode], self.recompute[mode]
         return replace(self.degrees, recompute=np.full(len(column), number), recompute_layers=column)
 
-    def rows_of_degrees(self, degrees: NDArray[np.intp]) -> Combinations:
+    def rows_of_degrees(self, degrees: NDArray[np.intp]) -> SpaceCombinations:
         """These degrees in all modes."""
         layers = self.recompute_layers.reshape(-1, len(self.recompute))[degrees].reshape(-1)
-        return Combinations(self.degrees.take(degrees), self.recompute, layers)
+        return SpaceCombinations(self.degrees.take(degrees), self.recompute, layers)
 
 
-def combinations_table(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
-    """All rows of :func:`combinations` as a table."""
-    combined = combinations(space, cluster, framework)
+def combinations_table(space: StrategySpace, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
+    """All rows of :func:`combinations_of_space` as a table."""
+    combined = combinations_of_space(space, cluster, framework)
     return combined.take(np.arange(len(combined)))
 
 
-def combinations(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -> Combinations:
+def combinations_of_space(space: StrategySpace, cluster: ClusterSpec, framework: FrameworkSpec) -> SpaceCombinations:
     """All combinations of a space without duplicates.
 
     dp = gpus / (tp * cp * pp), floored where it does not divide: the first check rejects those.
@@ -423,16 +428,16 @@ def combinations(space: Space, cluster: ClusterSpec, framework: FrameworkSpec) -
     if space.dp is not None:
         twice |= tp * cp * pp * space.dp != cluster.num_gpus
     single = np.unravel_index(np.flatnonzero(~twice), sizes)
-    degrees = degrees_of_columns(
+    degrees = with_derived_degrees(
         [axis[i] for axis, i in zip(axes, single, strict=True)], space, modes, cluster, framework
     )
     number = np.array([modes.index(spec) for spec, _ in space.recompute], dtype=np.int64)
     layers = np.array([n for _, n in space.recompute], dtype=np.int64)
-    return Combinations(degrees, number, np.tile(layers, len(degrees)))
+    return SpaceCombinations(degrees, number, np.tile(layers, len(degrees)))
 
 
-def degrees_of_columns(
-    columns: list[NDArray[np.int64]], space: Space, modes: tuple[RecomputeSpec, ...], cluster: ClusterSpec,
+def with_derived_degrees(
+    columns: list[NDArray[np.int64]], space: StrategySpace, modes: tuple[RecomputeSpec, ...], cluster: ClusterSpec,
     framework: FrameworkSpec,
 ) -> StrategyTable:  # fmt: skip
     """The chosen combinations with what follows from them: dp, sequence parallelism, the ZeRO stage."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mofa.cost.estimate import Estimator
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
@@ -21,5 +21,5 @@ def strategy_estimator(
         If the framework cannot run it on these GPUs.
     """
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
-    row = strategy_row(workload, cluster, framework, strategy)
+    row = checked_strategy_row(workload, cluster, framework, strategy)
     return Estimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row))

@@ -2,7 +2,7 @@
 
 How to use it::
 
-    with Workers(jobs) as workers:          # jobs: processes in all, this one counted; 1 starts none
+    with WorkerProcesses(jobs) as workers:          # jobs: processes in all, this one counted; 1 starts none
         workers.start()                     # optional: let them import while this process does something else
         for result in workers.map(function, tasks):
             ...                             # in the order of the tasks, whoever did them
@@ -46,18 +46,18 @@ TASKS_AHEAD = 2
 """Tasks given to another process at once: one runs and one waits, while many are open. [-]"""
 
 
-def cores(most: int = MOST) -> int:
+def usable_cores(most: int = MOST) -> int:
     """The cores that this process may use, up to a number. [-]"""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, most))
 
 
-class Workers:
+class WorkerProcesses:
     """A number of processes, this one counted.
 
     Examples
     --------
-    >>> with Workers(1) as workers:
+    >>> with WorkerProcesses(1) as workers:
     ...     list(workers.map(abs, [-1, 2, -3]))
     [1, 2, 3]
     """
@@ -70,7 +70,7 @@ class Workers:
         self._processes: list[BaseProcess] = []
         self._asked = False
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> WorkerProcesses:
         return self
 
     def __exit__(

@@ -284,7 +284,7 @@ class GpuCurves(Spec):
         curves = self.multi_stream_curves
         return curves[kind if kind in curves else FALLBACK.get(kind, kind)]
 
-    def of_release(self, release: str) -> Self:
+    def with_release_kernels(self, release: str) -> Self:
         """The curves with those kernels that a release of PyTorch has of its own; themselves where none is known."""
         own = self.releases.get(release)
         if own is None:

@@ -41,12 +41,12 @@ class UnalignedProductRates(Spec):
     weight_gradient_even: ShareFact
     weight_gradient_odd: ShareFact
 
-    def single(self, product: Literal["fwd", "dgrad", "wgrad"]) -> tuple[float, float]:
+    def single_product_rates(self, product: Literal["fwd", "dgrad", "wgrad"]) -> tuple[float, float]:
         """Of single products of a linear layer's way: with an even width, and with an odd one. [-]
 
         Examples
         --------
-        >>> load_unmeasured_gpu_facts().unaligned_products.single("fwd")
+        >>> load_unmeasured_gpu_facts().unaligned_products.single_product_rates("fwd")
         (0.34, 0.121)
         """
         even, odd = {

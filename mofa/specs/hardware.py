@@ -200,7 +200,7 @@ class ClusterSpec(Spec):
     def __repr__(self) -> str:
         return f"ClusterSpec({self.num_gpus:,} x {self.gpu.name} in {self.name})"
 
-    def at_host(
+    def with_host_speed(
         self, op_s: float | HostIssueTimes | None, source: str = "the run's host", layer: SmallLayerTime | None = None
     ) -> Self:
         """The same GPUs under a host that issues one small eager op in ``op_s``, or a host's own profile; None leaves
@@ -219,15 +219,15 @@ class ClusterSpec(Spec):
         """The same GPUs in nodes whose processors run other tenants' machines as well."""
         return self.model_copy(update={"node": self.node.model_copy(update={"hosts": "shared"})})
 
-    def of_release(self, release: str) -> Self:
+    def with_release_kernels(self, release: str) -> Self:
         """The same GPUs under the kernels of a release of PyTorch, where they were measured; empty leaves them."""
-        curves = self.gpu.curves.of_release(release)
+        curves = self.gpu.curves.with_release_kernels(release)
         if curves is self.gpu.curves:
             return self
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": curves})})
 
     @property
-    def slowest_host(self) -> float:
+    def slowest_host_factor(self) -> float:
         """How much longer the slowest of all ranks' hosts takes than the profile's: the others wait for it. [-]
 
         Hosts of one's own are equally fast. Of shared ones the slowest counts: ranks meet in collectives and, once a
@@ -242,9 +242,9 @@ class ClusterSpec(Spec):
         return 1.0 if spread is None else 1.0 + spread.value * expected_max_uniform(self.num_gpus)
 
     def slowest_over_fastest_host(self, num: int) -> float:
-        """How much longer the slowest of ``num`` hosts takes than the fastest, as :attr:`slowest_host` has them spread;
-        1 where they are a job's own. Three times at most: beyond half the mean to either side the normal tail that the
-        spread is of says nothing (assumed). [-]"""
+        """How much longer the slowest of ``num`` hosts takes than the fastest, as :attr:`slowest_host_factor` has them
+        spread; 1 where they are a job's own. Three times at most: beyond half the mean to either side the normal tail
+        that the spread is of says nothing (assumed). [-]"""
         spread = self.gpu.curves.host_spread
         if self.node.hosts == "own" or spread is None or num < 2:
             return 1.0
@@ -254,7 +254,7 @@ class ClusterSpec(Spec):
     @property
     def sync_s(self) -> float:
         """A host synchronisation, from the device's end to the host's next issue, on the slowest host. [s]"""
-        return self.slowest_host * self.gpu.curves.host.sync_s.value
+        return self.slowest_host_factor * self.gpu.curves.host.sync_s.value
 
     @property
     def nic_bandwidth_per_gpu_bytes_per_s(self) -> float:

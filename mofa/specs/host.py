@@ -189,13 +189,13 @@ class HostIssueTimes(Spec):
     """Calls of modules whose Python is timed as a whole, by :data:`MODULES` and, where it differs, the format that they
     compute in: ``linear fp8-blockwise``."""
 
-    def module(self, name: str, format_: str) -> ModuleCallTime | None:
+    def module_call_time(self, name: str, format_: str) -> ModuleCallTime | None:
         """A module's call in a format; None where it was not timed in any.
 
         Examples
         --------
         >>> from mofa.cost.kernels.toy_gpu import toy_gpu
-        >>> toy_gpu().curves.host.module("linear", "bf16") is None
+        >>> toy_gpu().curves.host.module_call_time("linear", "bf16") is None
         True
         """
         return self.modules.get(f"{name} {format_}") or self.modules.get(name)

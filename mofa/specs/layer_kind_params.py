@@ -91,7 +91,7 @@ def mtp_entry_params(model: ModelSpec) -> int:
     """
     layers = _layers(model)
     names = layers.prediction or (layers.kind_of(model.num_layers - 1).name,)
-    own = sum(params_of_layer_kind(model, layers.named(name)).total for name in names)
+    own = sum(params_of_layer_kind(model, layers.kind_named(name)).total for name in names)
     h = model.hidden
     return own + 2 * h * h + 3 * h * model.tensors_per_norm + residual_streams_params(model)
 

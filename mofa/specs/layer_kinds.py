@@ -121,9 +121,9 @@ class LayersSpec(Spec):
 
     def kind_of(self, layer: int) -> LayerKind:
         """The kind of the layer with this index, from 0."""
-        return self.named(self.pattern[layer % len(self.pattern)])
+        return self.kind_named(self.pattern[layer % len(self.pattern)])
 
-    def named(self, name: str) -> LayerKind:
+    def kind_named(self, name: str) -> LayerKind:
         """The kind of this name."""
         return next(kind for kind in self.kinds if kind.name == name)
 
@@ -148,12 +148,14 @@ class LayersSpec(Spec):
         subject = next((s for s in _BY_WEIGHT if s in subjects), "")
         if subject:
             titles = sorted({mixer.title for mixer in mixers if mixer.refused_as == subject} - {subject})
-            layers = sum(n for name, n in counts.items() if subject in {m.refused_as for m in self.named(name).mixers})
+            layers = sum(
+                n for name, n in counts.items() if subject in {m.refused_as for m in self.kind_named(name).mixers}
+            )
             where = f"{', '.join(titles)} in {layers} of {num_layers} layers".removeprefix(" ")
             return f"{subject} is not modelled yet ({where})"
         if any(len(kind.mixers) > 1 for kind in self.kinds):
             return "several attentions in one layer are not modelled yet"
-        bare = sum(n for name, n in counts.items() if not self.named(name).mixers)
+        bare = sum(n for name, n in counts.items() if not self.kind_named(name).mixers)
         if bare:
             return f"layers without attention are not modelled yet ({bare} of {num_layers})"
         return "layers of several kinds are not modelled yet"

@@ -32,7 +32,7 @@ from mofa.specs.implied_facts import implied_facts
 from mofa.specs.limited_reads import is_folder
 from mofa.specs.nearest_node import bundled_node_for_gpu
 from mofa.specs.overrides import parse_set_options, parse_strategy, refuse_non_mapping, refuse_other_gpu, with_overrides
-from mofa.specs.profiles import find_gpu_file, is_gpu_file, profile_of_text
+from mofa.specs.profiles import find_gpu_file, is_gpu_file, profile_mapping_of_text
 from mofa.specs.scaling import rescaled_gpu, rescaled_host, rescaled_node, with_rescaled_capacity
 from mofa.specs.strategy_defaults import complete_strategy
 from mofa.specs.workload import WorkloadSpec
@@ -186,7 +186,7 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
     texts = node_text, read_text(gpu_path, gpu_where)
     if not overrides and type(num_gpus) is int:
         return _as_written(where, gpu_where, *texts, num_gpus)
-    node, gpu = profile_of_text(texts[0], "nodes", where), profile_of_text(texts[1], "gpus", gpu_where)
+    node, gpu = profile_mapping_of_text(texts[0], "nodes", where), profile_mapping_of_text(texts[1], "gpus", gpu_where)
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
     changed = with_overrides(raw, overrides, where)
     if overrides and isinstance(changed.get("gpu"), dict):
@@ -204,7 +204,7 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
 @lru_cache(maxsize=32)
 def _gpu_of(text: str, where: str) -> str:
     """The GPU that a node's file names."""
-    name = profile_of_text(text, "nodes", where).get("gpu")
+    name = profile_mapping_of_text(text, "nodes", where).get("gpu")
     if not isinstance(name, str):
         raise SpecError(f"{where}: gpu is missing or no text; name a GPU, {did_you_mean('', bundled_names('gpus'))}")
     return name
@@ -221,7 +221,7 @@ def _like(kind: str, text: str) -> str:
 @lru_cache(maxsize=64)
 def _as_written(where: str, gpu_where: str, node_text: str, gpu_text: str, num_gpus: int) -> ClusterSpec:
     """A cluster with nothing changed; one text is parsed once, which takes longer than many estimates."""
-    node, gpu = profile_of_text(node_text, "nodes", where), profile_of_text(gpu_text, "gpus", gpu_where)
+    node, gpu = profile_mapping_of_text(node_text, "nodes", where), profile_mapping_of_text(gpu_text, "gpus", gpu_where)
     raw = with_overrides({"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}, None, where)
     try:
         return spec_from_mapping(ClusterSpec, raw, where, or_else=_like("node", node_text))

@@ -61,7 +61,7 @@ class NcclBetweenNodes(Spec):
 
 @lru_cache(maxsize=1)
 def load_nccl_facts() -> NcclBetweenNodes:
-    """The bundled facts.
+    """The bundled facts of NCCL's protocols and of its collectives between nodes.
 
     Examples
     --------

@@ -26,7 +26,7 @@ COPIES = ("eager copy", "default")
 
 
 class CurveAgainstPeak(NamedTuple):
-    """What a curve reaches at its best."""
+    """What a curve reaches at its best, beside its peak."""
 
     path: str
     """Of the curve within its file."""

@@ -11,7 +11,7 @@ FloatArray = NDArray[np.float64]
 
 
 class PowerLimit(Spec):
-    """What the power limit makes of a device's waits."""
+    """A GPU's power limit: what a device draws while it waits, and over how long a mean the limit holds."""
 
     idle_draw: ShareFact
     """Power of a device that waits, over the limit. [-]"""

@@ -18,7 +18,7 @@ from mofa.specs.workload_template import refuse_unfilled
 
 
 @lru_cache(maxsize=64)
-def profile_of_text(text: str, folder: Folder, where: str) -> dict[str, Any]:
+def profile_mapping_of_text(text: str, folder: Folder, where: str) -> dict[str, Any]:
     """What a GPU's or a node's file says, whole; not to be changed, as runs on other numbers of GPUs read it too.
 
     Raises
@@ -51,7 +51,7 @@ def load_gpu(name_or_path: str | Path) -> GpuSpec:
     132.0
     """
     path, where = find_bundled_or_user_file(name_or_path, "gpus", "mofa show hardware lists them")
-    return spec_from_mapping(GpuSpec, profile_of_text(read_text(path, where), "gpus", where), where)
+    return spec_from_mapping(GpuSpec, profile_mapping_of_text(read_text(path, where), "gpus", where), where)
 
 
 def find_gpu_file(name: str, folder: Path) -> Path | None:

@@ -136,19 +136,21 @@ class StepResiduals(Spec):
 
     def group_of(self, circumstances: Circumstances) -> StepResidualGroup:
         """The narrowest group that a step belongs to."""
-        return self.nearest(circumstances.path)
+        return self.nearest_group(circumstances.path)
 
-    def nearest(self, path: tuple[str, ...]) -> StepResidualGroup:
+    def nearest_group(self, path: tuple[str, ...]) -> StepResidualGroup:
         """The narrowest group that all runs of a path belong to."""
         return next(self._by_path[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in self._by_path)
 
-    def stand_in(self, path: tuple[str, ...]) -> RowsWithoutRecomputation | None:
+    def stand_in_rows(self, path: tuple[str, ...]) -> RowsWithoutRecomputation | None:
         """The rows with a blank that stand in for steps of a path; None where better ones were measured."""
         return next((item for item in self.stand_ins if item.path == path[: len(item.path)]), None)
 
-    def unmeasured(self, circumstances: Circumstances, *, gpu: str, framework: str, nodes: int) -> tuple[str, ...]:
+    def unmeasured_in_words(
+        self, circumstances: Circumstances, *, gpu: str, framework: str, nodes: int
+    ) -> tuple[str, ...]:
         """What of a step no fitted run had, in words; nothing where all of it was measured."""
-        stand_in = self.stand_in(circumstances.path)
+        stand_in = self.stand_in_rows(circumstances.path)
         seen = self.seen.get(circumstances.layers) if stand_in is None else stand_in.seen
         gpus = self.gpus if stand_in is None else (*self.gpus, *stand_in.gpus)
         if seen is None:

@@ -71,7 +71,7 @@ class ClosedFormTolerances(Spec):
 
 
 class SharedFacts(Spec):
-    """All of them, as hardware_profiles/shared.yaml has them with provenance and source."""
+    """All facts of no one machine, as hardware_profiles/shared.yaml has them with provenance and source."""
 
     libraries: LibraryFacts
     routing: RoutingFacts
@@ -81,7 +81,7 @@ class SharedFacts(Spec):
 
 @lru_cache(maxsize=1)
 def load_shared_facts() -> SharedFacts:
-    """The bundled facts.
+    """The bundled facts of no one machine: libraries, routing, weights of layers, tolerances.
 
     Examples
     --------

@@ -12,12 +12,12 @@ from mofa.calibrate.chunked_check import predict_measured_layers
 from mofa.calibrate.shapes.chunked import FAMILY
 from mofa.errors import SpecError
 from mofa.search.one_plan import plan_with_replayed_time
-from mofa.validate.attribute import Attribution, attribute, read_trace
+from mofa.validate.attribute import Attribution, attribute_step, read_trace
 from mofa.validate.bands import band_coverage
-from mofa.validate.hopper import hopper_set
-from mofa.validate.hosts import host_op_s_by_machine
+from mofa.validate.hopper import hopper_set_of_run
+from mofa.validate.hosts import small_op_s_by_machine
 from mofa.validate.published import published_references
-from mofa.validate.reference import Reference, UnscoredReference, measured_references
+from mofa.validate.reference import ReferenceRun, UnscoredReference, measured_references
 from mofa.validate.run_processes import RunProcesses
 from mofa.validate.scale_series import scale_series
 from mofa.validate.score import group_score, score_references
@@ -47,16 +47,16 @@ def reference_dir(folder: Path | None = None) -> Path:
     return chosen
 
 
-def layer_folders(folder: Path) -> list[Path]:
+def layer_measurement_folders(folder: Path) -> list[Path]:
     """The folders of measurements beside a folder of reference runs."""
     return sorted(path.parent for path in (folder.parent / "measurements").glob(f"*/{FAMILY}.csv"))
 
 
 def reference_runs(
     folder: Path, scratch: Path, group: Group | None = None, spread: RunProcesses | None = None
-) -> tuple[list[Reference], list[UnscoredReference]]:
+) -> tuple[list[ReferenceRun], list[UnscoredReference]]:
     """The reference runs of a folder with ``measured`` and ``published`` in it, and those that a rule leaves out."""
-    usable: list[Reference] = []
+    usable: list[ReferenceRun] = []
     left_out: list[UnscoredReference] = []
     if group in (None, "measured"):
         runs, out = measured_references(folder / "measured", scratch, spread=spread)
@@ -78,7 +78,7 @@ def reference_runs(
     return usable, left_out
 
 
-def validate(
+def validate_runs(
     folder: Path | None = None,
     *,
     group: Group | None = None,
@@ -132,7 +132,9 @@ def compare_chunked_layers(folder: Path | None) -> tuple[LayerComparison, ...]:
         return ()
     chunked = []
     wanted = ("step", "peak_bytes", "reserved_bytes")
-    for item in predict_measured_layers(layer_folders(folder), hosts=host_op_s_by_machine(folder), quantities=wanted):
+    for item in predict_measured_layers(
+        layer_measurement_folders(folder), hosts=small_op_s_by_machine(folder), quantities=wanted
+    ):
         of = {quantity: compare_with_measured(*pair) for quantity, pair in item.values.items()}
         step = of["step"]
         assert step is not None
@@ -145,18 +147,18 @@ def compare_chunked_layers(folder: Path | None) -> tuple[LayerComparison, ...]:
     return tuple(chunked)
 
 
-def _profiled(references: Sequence[Reference], traces: Path) -> dict[str, tuple[Reference, Path]]:
+def _profiled(references: Sequence[ReferenceRun], traces: Path) -> dict[str, tuple[ReferenceRun, Path]]:
     """The profiled runs, each with the trace of its first rank."""
     beside = {reference.id: (reference, traces / f"{reference.id}.0.json.gz") for reference in references}
     return {name: (reference, trace) for name, (reference, trace) in beside.items() if trace.is_file()}
 
 
-def _family(of: tuple[Reference, Path]) -> Attribution:
+def _family(of: tuple[ReferenceRun, Path]) -> Attribution:
     """A profile beside its prediction."""
     reference, trace = of
     workload, cluster, framework, strategy = reference.resolve()
     plan = plan_with_replayed_time(workload, cluster, strategy, framework=framework)
-    return attribute(read_trace(trace), plan, reference.rests_on)
+    return attribute_step(read_trace(trace), plan, reference.rests_on)
 
 
 def group_scores(runs: Sequence[RunScore]) -> dict[str, GroupScore]:
@@ -186,8 +188,8 @@ GATHERED: dict[str, Callable[[RunScore], bool]] = {
     "all-published-hopper-bf16": lambda run: (
         _complete(run) and run.gpu.lower().startswith(NEWEST_GPUS) and "fp8" not in run.framework
     ),
-    "published-hopper-te-dense-bf16": lambda run: hopper_set(run) == "dense bf16",
-    "published-hopper-te-dense-fp8": lambda run: hopper_set(run) == "dense fp8",
+    "published-hopper-te-dense-bf16": lambda run: hopper_set_of_run(run) == "dense bf16",
+    "published-hopper-te-dense-fp8": lambda run: hopper_set_of_run(run) == "dense fp8",
 }
 """Groups over sources: our own runs with uneven routing, of both halves; all published runs; and of those the ones on
 H100 and H200 in bf16 whose configuration is complete; and the dense rows on Hopper and Transformer Engine."""

@@ -83,12 +83,13 @@ class Attribution(Spec):
 
 
 @lru_cache(maxsize=65536)
-def family_of(kernel: str) -> Family:
+def kernel_family(kernel: str) -> Family:
     """Family of a kernel by its name.
 
     Examples
     --------
-    >>> family_of("nvjet_sm90_tst_256x128"), family_of("ncclDevKernel_AllGather_RING_LL"), family_of("Memset (Device)")
+    >>> names = ("nvjet_sm90_tst_256x128", "ncclDevKernel_AllGather_RING_LL", "Memset (Device)")
+    >>> tuple(kernel_family(name) for name in names)
     ('gemm', 'communication', 'memory_bound')
     """
     matching = (family for family, pattern in FAMILIES if re.search(pattern, kernel, re.IGNORECASE))
@@ -176,12 +177,12 @@ def _load(path: Path) -> dict[str, Any]:
     return raw
 
 
-def busy_s(kernels: Iterable[TracedKernel]) -> float:
+def device_busy_s(kernels: Iterable[TracedKernel]) -> float:
     """Seconds in which at least one kernel runs; by rising start. [s]
 
     Examples
     --------
-    >>> busy_s([TracedKernel(0, "a", 0.0, 2.0), TracedKernel(1, "b", 1.0, 2.0), TracedKernel(0, "c", 5.0, 1.0)])
+    >>> device_busy_s([TracedKernel(0, "a", 0.0, 2.0), TracedKernel(1, "b", 1.0, 2.0), TracedKernel(0, "c", 5.0, 1.0)])
     4.0
     """
     busy, end = 0.0, float("-inf")
@@ -198,7 +199,7 @@ LEAST, MOST = 0.4, 1.6
 recomputation, which is not told apart by kind, as predicted. [-]"""
 
 
-def refuse_another_run(
+def refuse_trace_of_another_run(
     trace: Path, profile: TracedStep, gpus: int, run: str | None = None, gpu: str | None = None
 ) -> None:
     """Refuse a trace that says itself that it is of another run; nothing of one that is silent.
@@ -250,12 +251,12 @@ def trace_mismatches(profile: TracedStep, attribution: Attribution) -> list[str]
     return out
 
 
-def attribute(kernels: list[TracedKernel], plan: Plan, notes: tuple[str, ...] = ()) -> Attribution:
+def attribute_step(kernels: list[TracedKernel], plan: Plan, notes: tuple[str, ...] = ()) -> Attribution:
     """Put the kernels of one step beside the prediction of its slowest rank; ``notes`` say what that rests on."""
     names: list[Family] = ["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "communication"]
     seconds, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
     for kernel in kernels:
-        family = family_of(kernel.name)
+        family = kernel_family(kernel.name)
         seconds[family] += kernel.duration_s
         counts[family] += 1
     exposed, hidden = plan.time.exposed, plan.time.hidden
@@ -271,7 +272,10 @@ def attribute(kernels: list[TracedKernel], plan: Plan, notes: tuple[str, ...] = 
         if counts[name] or predicted[name] > 0
     ]
     idle = FamilySeconds(
-        family="host_idle", kernels=0, measured_s=max(span - busy_s(kernels), 0.0), predicted_s=exposed["host_idle"]
+        family="host_idle",
+        kernels=0,
+        measured_s=max(span - device_busy_s(kernels), 0.0),
+        predicted_s=exposed["host_idle"],
     )
     return Attribution(
         measured_step_s=span,

@@ -43,7 +43,7 @@ from mofa.specs.residuals import (
     load_residuals,
     residual_group_text,
 )
-from mofa.validate.coverage import FEWEST_RUNS, Coverage
+from mofa.validate.coverage import FEWEST_RUNS, BandCoverage
 from mofa.validate.validation_report import RunScore
 
 OUTSIDE = 0.1
@@ -123,7 +123,7 @@ def family_correlation(residuals: Sequence[StepResidual]) -> float:
     return min(max((of_families - of_runs) / total, 0.0), 1.0) if total > 0.0 else 0.0
 
 
-def pair_difference(residuals: Sequence[StepResidual]) -> tuple[float, int]:
+def same_family_pair_difference(residuals: Sequence[StepResidual]) -> tuple[float, int]:
     """How far apart residuals of two runs are that are of one family, GPU and framework and alike in all circumstances.
 
     Such runs differ in their strategy or batch, as the plans of one search do.
@@ -148,7 +148,7 @@ def _pair_differences(residuals: Sequence[StepResidual]) -> dict[Pace, Fact]:
     """The same by pace, where a family has two runs."""
     by_pace: dict[Pace, Fact] = {}
     for pace in sorted({item.circumstances.pace for item in residuals}):
-        value, families = pair_difference([item for item in residuals if item.circumstances.pace == pace])
+        value, families = same_family_pair_difference([item for item in residuals if item.circumstances.pace == pace])
         if families:
             by_pace[pace] = _fact(value, f"median difference between two runs of a family, {families} families")
     return by_pace
@@ -383,13 +383,13 @@ INCOMPLETE = ("recomputation not given",)
 NOT_GROUPED = (UNMEASURED, INCOMPLETE)
 
 
-def band_coverage(runs: Sequence[RunScore]) -> tuple[Coverage, ...]:
+def band_coverage(runs: Sequence[RunScore]) -> tuple[BandCoverage, ...]:
     """The bands of runs that nothing was learned from, by group; groups of too few runs go to the next wider one."""
     pools: dict[tuple[str, ...], list[RunScore]] = {}
     for run in runs:
         if run.split == "judging" and run.step_time is not None and run.band is not None and not run.ran_under_profiler:
             path = run.band.group if not run.band.unmeasured else UNMEASURED
-            fitted = run.has_whole_configuration or load_residuals().step.stand_in(run.band.circumstances.path)
+            fitted = run.has_whole_configuration or load_residuals().step.stand_in_rows(run.band.circumstances.path)
             pools.setdefault(path if fitted else INCOMPLETE, []).append(run)
     for depth in range(len(LEVELS), 0, -1):
         for path in [p for p in pools if len(p) == depth and p not in NOT_GROUPED and len(pools[p]) < FEWEST_RUNS]:
@@ -397,14 +397,14 @@ def band_coverage(runs: Sequence[RunScore]) -> tuple[Coverage, ...]:
     return tuple(_coverage(path, pools[path]) for path in sorted(pools, key=lambda p: (p in NOT_GROUPED, p)))
 
 
-def _coverage(path: tuple[str, ...], runs: Sequence[RunScore]) -> Coverage:
+def _coverage(path: tuple[str, ...], runs: Sequence[RunScore]) -> BandCoverage:
     ends = np.array([_ends(run) for run in runs])
     measured = np.array([1.0 / (1.0 + run.step_time.error) for run in runs if run.step_time is not None])
     below, above = measured < ends[:, 0], measured > ends[:, 1]
     bands = {run.band.group for run in runs if run.band is not None}
-    fitted = load_residuals().step.nearest(() if path in NOT_GROUPED else path)
+    fitted = load_residuals().step.nearest_group(() if path in NOT_GROUPED else path)
     low, high, width = np.median(np.column_stack([ends - 1.0, ends[:, 1] - ends[:, 0]]), axis=0)
-    return Coverage(
+    return BandCoverage(
         group=residual_group_text(path), bands=tuple(residual_group_text(group) for group in sorted(bands)),
         fitted_runs=fitted.runs,
         families=fitted.families, runs=len(runs), inside=int((~below & ~above).sum()), below=int(below.sum()),

@@ -22,7 +22,7 @@ def _setting(row: Row, own_columns: Sequence[str] = OWN_COLUMNS) -> tuple[tuple[
     return tuple((c, text) for c, text in row.items() if c not in own_columns and not c.startswith("measured_"))
 
 
-def contradictory_readings(rows: Sequence[Row]) -> dict[str, str]:
+def contradictory_memory_rows(rows: Sequence[Row]) -> dict[str, str]:
     """Which rows' memory another one contradicts: the smaller micro-batch, all else equal, is said to take more.
 
     One of the two readings is wrong and nothing says which, so that neither is used.
@@ -30,9 +30,9 @@ def contradictory_readings(rows: Sequence[Row]) -> dict[str, str]:
     Examples
     --------
     >>> pair = [{"id": n, "tp": "8", "mbs": n, "measured_peak_mem_gib": m} for n, m in (("2", "65"), ("4", "56"))]
-    >>> contradictory_readings(pair)
+    >>> contradictory_memory_rows(pair)
     {'2': '4', '4': '2'}
-    >>> contradictory_readings([pair[0], {**pair[1], "tp": "4"}])
+    >>> contradictory_memory_rows([pair[0], {**pair[1], "tp": "4"}])
     {}
     """
     settings: dict[tuple[tuple[str, str], ...], list[Row]] = {}

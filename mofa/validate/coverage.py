@@ -19,7 +19,7 @@ CHANCE = 0.025
 """Probability of fewer inside than chance leaves open, and of more. [-]"""
 
 
-def chance_interval(runs: int) -> tuple[float, float]:
+def coverage_chance_interval(runs: int) -> tuple[float, float]:
     """Between which shares of so many steps lie inside bands that hold 8 in 10, in 95 of 100 cases. [-]
 
     The central interval of a binomial distribution: steps are taken as independent. Those of one family hang together,
@@ -27,7 +27,7 @@ def chance_interval(runs: int) -> tuple[float, float]:
 
     Examples
     --------
-    >>> chance_interval(20), chance_interval(100)
+    >>> coverage_chance_interval(20), coverage_chance_interval(100)
     ((0.6, 0.95), (0.72, 0.88))
     """
     likely = [
@@ -48,7 +48,7 @@ def _passed(likely: Iterable[float]) -> int:
     return passed
 
 
-class Coverage(Spec):
+class BandCoverage(Spec):
     """The bands of one group of runs, tested on those that nothing was learned from."""
 
     group: str = Field(description="What its runs share; with others that are too few to be tested alone.")
@@ -72,7 +72,7 @@ class Coverage(Spec):
     @property
     def chance_interval(self) -> tuple[float, float]:
         """Between which the coverage of so many steps lies where bands hold 8 in 10. [-]"""
-        return chance_interval(self.runs)
+        return coverage_chance_interval(self.runs)
 
     @property
     def meets_claim(self) -> bool:

@@ -31,7 +31,7 @@ def is_hopper_row(run: RunScore) -> bool:
     return published and run.library == "transformer-engine" and run.gpu.lower().startswith(HOPPER)
 
 
-def hopper_set(run: RunScore) -> Set | None:
+def hopper_set_of_run(run: RunScore) -> Set | None:
     """The set that a run is judged in, None where it is none of them."""
     if not is_hopper_row(run) or run.switches:
         return None
@@ -40,6 +40,6 @@ def hopper_set(run: RunScore) -> Set | None:
     return "dense bf16" if run.gemm == "bf16" else "dense fp8"
 
 
-def why_in_no_set(run: RunScore) -> str:
+def why_in_no_hopper_set(run: RunScore) -> str:
     """The switches that keep a Hopper row out of the sets, in words."""
     return "; ".join(SWITCHES[switch] for switch in run.switches)

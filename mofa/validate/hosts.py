@@ -12,13 +12,18 @@ from pathlib import Path
 
 from pydantic import Field
 
-from mofa.measure.records import RankMemory, Record
+from mofa.measure.records import RankMeasurement, RunRecord
 from mofa.measure.results import interquartile_range_s
 from mofa.specs.base import Count, SecondsFact, Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.host import SmallLayerTime
-from mofa.validate.step_pace import is_paced, layer_pace_of_slowest_host, slowest_op_s, theil_sen_line
+from mofa.validate.step_pace import (
+    has_pace_samples,
+    small_layer_time_of_slowest_host,
+    small_op_s_of_slowest_host,
+    theil_sen_line,
+)
 
 HOSTS = "hosts.yaml"
 """File of machines beside the folder of records."""
@@ -42,13 +47,13 @@ class MachineHost(Spec):
     [s]"""
 
 
-class Hosts(Spec):
-    """All such machines."""
+class MachineHosts(Spec):
+    """The hosts of all machines whose records do not say how fast theirs was."""
 
     machines: tuple[MachineHost, ...] = ()
 
 
-def read_hosts(records: Path) -> tuple[MachineHost, ...]:
+def read_machine_hosts(records: Path) -> tuple[MachineHost, ...]:
     """The machines of a folder of records; none without a file of them.
 
     Raises
@@ -57,40 +62,45 @@ def read_hosts(records: Path) -> tuple[MachineHost, ...]:
         If the file is broken.
     """
     path = records.parent / HOSTS
-    return spec_from_mapping(Hosts, load_yaml(path), f"{path}: no file of hosts").machines if path.is_file() else ()
+    return (
+        spec_from_mapping(MachineHosts, load_yaml(path), f"{path}: no file of hosts").machines if path.is_file() else ()
+    )
 
 
-def host_op_s_by_machine(references: Path | None = None) -> dict[str, float]:
+def small_op_s_by_machine(references: Path | None = None) -> dict[str, float]:
     """Issue of one small eager op by the mark of a machine, where it has one; none away from a clone of mofa. [s]"""
     folder = references or Path(__file__).resolve().parents[2] / "reference_runs"
-    return {machine.host: machine.host_op_s.value for machine in read_hosts(folder / "measured") if machine.host}
+    return {
+        machine.host: machine.host_op_s.value for machine in read_machine_hosts(folder / "measured") if machine.host
+    }
 
 
-def layer_pace(record: Record) -> SmallLayerTime | None:
+def small_layer_time_of_run(record: RunRecord) -> SmallLayerTime | None:
     """A small layer of Transformer Engine on a run's slowest host; None of a run that did not time one.
 
-    Where small additions were timed within the steps, what :func:`mofa.validate.step_pace.layer_pace_of_slowest_host`
-    says. Else the median of what was read between steps, of the slowest rank.
+    Where small additions were timed within the steps, what
+    :func:`mofa.validate.step_pace.small_layer_time_of_slowest_host` says. Else the median of what
+    was read between steps, of the slowest rank.
     """
-    if is_paced(record):
-        return layer_pace_of_slowest_host(record)
+    if has_pace_samples(record):
+        return small_layer_time_of_slowest_host(record)
     return max(map(_read_between_steps, _ranks_that_timed_a_layer(record)), key=sum, default=None)
 
 
-def has_layer_pace(record: Record) -> bool:
-    """Whether :func:`layer_pace` is known of a run."""
-    return is_paced(record) or bool(_ranks_that_timed_a_layer(record))
+def has_small_layer_time(record: RunRecord) -> bool:
+    """Whether :func:`small_layer_time_of_run` is known of a run."""
+    return has_pace_samples(record) or bool(_ranks_that_timed_a_layer(record))
 
 
-def _ranks_that_timed_a_layer(record: Record) -> list[RankMemory]:
+def _ranks_that_timed_a_layer(record: RunRecord) -> list[RankMeasurement]:
     return [rank for rank in record.measured.ranks if rank.layer_issues_s and rank.layer_backs_s]
 
 
-def _read_between_steps(rank: RankMemory) -> SmallLayerTime:
+def _read_between_steps(rank: RankMeasurement) -> SmallLayerTime:
     return SmallLayerTime(statistics.median(rank.layer_issues_s), statistics.median(rank.layer_backs_s))
 
 
-def unexplained_spread(record: Record) -> float:
+def unexplained_spread(record: RunRecord) -> float:
     """How far the quartiles of a run's steps lie apart beside what its pace within them explains, over a step. [-]
 
     Of a run whose pace was not timed within its steps, the quartiles of the steps themselves.
@@ -113,12 +123,12 @@ def unexplained_spread(record: Record) -> float:
 Machine = tuple[str, str, int]
 
 
-def machine_of(record: Record) -> Machine:
+def machine_identity(record: RunRecord) -> Machine:
     """What tells machines apart in records of all ages: its own mark, if any, the processor's name and its cores."""
     return record.environment.host or "", record.environment.cpu, record.environment.cpu_cores
 
 
-def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, str] | None:
+def small_op_s_of_run(record: RunRecord, machines: Sequence[MachineHost]) -> tuple[float, str] | None:
     """Issue of one small op on the host of a run, and where it is from; None where only the GPU's profile knows. [s]
 
     What was timed within its steps, where it was, else among them. Else what the runs of its machine on as many GPUs
@@ -126,8 +136,8 @@ def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, s
     change within seconds. A run of several GPUs says what its slowest rank measured, for which the others wait in its
     steps as well. Else the record's own, else what else its machine is known by.
     """
-    if is_paced(record):
-        return slowest_op_s(record), "timed within its steps"
+    if has_pace_samples(record):
+        return small_op_s_of_slowest_host(record), "timed within its steps"
     if record.environment.host_issues_s:
         return statistics.fmean(record.environment.host_issues_s), "timed among its steps"
     mark = record.environment.host
@@ -137,7 +147,7 @@ def host_op_s(record: Record, machines: Sequence[MachineHost]) -> tuple[float, s
     if record.environment.host_issue_s is not None:
         return record.environment.host_issue_s, "measured after the run"
     for machine in machines:
-        if (machine.host, machine.cpu, machine.cpu_cores) == machine_of(record):
+        if (machine.host, machine.cpu, machine.cpu_cores) == machine_identity(record):
             runs = len(machine.configurations)
             return machine.host_op_s.value, f"of its machine, by {runs} fitting runs there" if runs else "timed there"
     return None

@@ -19,7 +19,7 @@ from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.run import RunSpec
-from mofa.validate.reference import MeasuredOutcome, Reference, Switch, UnscoredReference
+from mofa.validate.reference import MeasuredOutcome, ReferenceRun, Switch, UnscoredReference
 
 UNUSABLE = "unusable.csv"
 
@@ -61,7 +61,7 @@ class PublishedFile(Spec):
     runs: tuple[PublishedRun, ...]
 
 
-def published_references(folder: Path) -> tuple[list[Reference], list[UnscoredReference]]:
+def published_references(folder: Path) -> tuple[list[ReferenceRun], list[UnscoredReference]]:
     """The published runs of a folder, and the rows that a rule left out."""
     files = sorted(folder.glob("*.yaml"))
     if not files:
@@ -80,7 +80,7 @@ def published_references(folder: Path) -> tuple[list[Reference], list[UnscoredRe
                 m.oom_denied_by,
             )
             run = item.run
-            reference = Reference(run.id, item.group, item.model, item.source, run, folder, outcome, item.notes)
+            reference = ReferenceRun(run.id, item.group, item.model, item.source, run, folder, outcome, item.notes)
             references.append(replace(reference, split=item.split, switches=item.switches))
     return references, _left_out(folder / UNUSABLE)
 

@@ -13,7 +13,7 @@ import yaml
 
 from mofa.errors import SpecError
 from mofa.measure.records import Split
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.files import load_yaml
 from mofa.specs.framework_traits import TRAITS
 from mofa.specs.from_mapping import spec_from_mapping
@@ -24,14 +24,14 @@ from mofa.units import GIB, MIB
 from mofa.validate import recipes
 from mofa.validate.architecture import (
     Row,
-    model_of,
+    model_of_row,
     source_of_row,
-    whole_number,
-    why_no_model,
-    why_not_the_bundled,
+    whole_number_of_row,
+    why_bundled_model_differs,
+    why_row_has_no_model,
     with_section_columns,
 )
-from mofa.validate.contradictions import contradictory_readings, implausible_out_of_memory
+from mofa.validate.contradictions import contradictory_memory_rows, implausible_out_of_memory
 from mofa.validate.published import UNUSABLE, PublishedFile, PublishedRun
 from mofa.validate.validation_report import DEFAULT_RECOMPUTE
 
@@ -87,11 +87,11 @@ JUDGING_ONLY = ("korth",)
 """Sources of which nothing may be learned: end-to-end runs whose layers have been timed apart."""
 
 
-def group_of(row: Row) -> str:
+def group_of_row(row: Row) -> str:
     """Group of a row: its source, apart where recomputation is left to the framework's default, or experts' exchanges
     are hidden behind other micro-batches."""
     source = f"published-{source_of_row(row)}"
-    if recipes.hides_exchanges(row):
+    if recipes.hides_expert_exchanges(row):
         return f"{source}-expert-overlap"
     return source if row["recompute"] else source + DEFAULT_RECOMPUTE
 
@@ -104,30 +104,30 @@ def _framework(row: Row) -> str | None:
     return None
 
 
-def gpu_of(row: Row) -> str:
+def gpu_of_row(row: Row) -> str:
     """The GPU of a row: its column, unless its repository's logs say which variant that is."""
     where, name = row["source_url_or_repo_path"], row["gpu"]
     return next((own for (start, short), own in UNSTATED.items() if where.startswith(start) and name == short), name)
 
 
 def _hardware(row: Row) -> str | None:
-    if gpu_of(row) in NODES or gpu_of(row) in POWER_LIMITED:
+    if gpu_of_row(row) in NODES or gpu_of_row(row) in POWER_LIMITED:
         return None
     return f"GPU has no profile: {row['gpu'] or 'not given'}"
 
 
-def gemm_format(row: Row) -> str | None:
+def product_format_of_row(row: Row) -> str | None:
     """Format of the products; None where it is not modelled. Half precision runs at bf16's rate."""
     text = row["precision"]
     if text in ("bf16", "fp16") or (not text and source_of_row(row) == "bloom"):
         return "bf16"
     if not re.match(r"fp8($|[(-])", text):
         return None
-    return recipes.fp8_of(row)
+    return recipes.fp8_scaling_of_row(row)
 
 
 def _precision(row: Row) -> str | None:
-    format_ = gemm_format(row)
+    format_ = product_format_of_row(row)
     if format_ is None:
         return f"precision is not modelled: {row['precision'] or 'not given'}"
     if format_ != "bf16" and not TRAITS[FRAMEWORKS[source_of_row(row)]].has_fp8:
@@ -140,13 +140,13 @@ def _degrees(row: Row) -> str | None:
     missing = [c for c in ("n_gpus", "tp", "pp", "mbs", "gbs") if not row[c]]
     if row["moe_experts"] and not row["ep"]:
         missing.append("ep")
-    given = row["vpp"] or recipes.virtual_stages(row)
+    given = row["vpp"] or recipes.virtual_stages_of_row(row)
     if row["pp"] not in ("", "1") and not given and source not in STATES_VPP:
         missing.append("vpp")
     if missing:
         return f"configuration is not given: {', '.join(missing)}"
-    ranks = [whole_number(row, c) or 1 for c in ("tp", "pp", "cp", "dp")]
-    if row["dp"] and ranks[0] * ranks[1] * ranks[2] * ranks[3] != whole_number(row, "n_gpus"):
+    ranks = [whole_number_of_row(row, c) or 1 for c in ("tp", "pp", "cp", "dp")]
+    if row["dp"] and ranks[0] * ranks[1] * ranks[2] * ranks[3] != whole_number_of_row(row, "n_gpus"):
         return "tp x pp x cp x dp is not the number of GPUs"
     if not TRAITS[FRAMEWORKS[source]].has_pytorch_modules and row["zero_stage"] in ("2", "3"):
         return "Megatron's FSDP is not modelled"
@@ -155,7 +155,7 @@ def _degrees(row: Row) -> str | None:
     return None
 
 
-def recompute_of(row: Row) -> str | None:
+def recompute_of_row(row: Row) -> str | None:
     """Recomputation as a strategy writes it; None where it is not understood; empty for the framework's default."""
     text = row["recompute"]
     if text.startswith("selective:"):
@@ -164,11 +164,11 @@ def recompute_of(row: Row) -> str | None:
 
 
 def _recompute(row: Row) -> str | None:
-    return f"recomputation is not understood: {row['recompute']}" if recompute_of(row) is None else None
+    return f"recomputation is not understood: {row['recompute']}" if recompute_of_row(row) is None else None
 
 
 def _features(row: Row) -> str | None:
-    if reason := recipes.why_unmodelled(row, UNMODELLED_OVERLAPS) or recipes.why_implausible(row):
+    if reason := recipes.why_row_is_unmodelled(row, UNMODELLED_OVERLAPS) or recipes.why_row_is_implausible(row):
         return reason
     if "26.06.01" in row["framework"] and "oss" in row["model"].lower():
         return "the source calls it a regression"
@@ -180,7 +180,7 @@ def _oom(row: Row) -> bool:
 
 
 def _measured(row: Row) -> str | None:
-    power = gpu_of(row) in POWER_LIMITED
+    power = gpu_of_row(row) in POWER_LIMITED
     memory = bool(row["measured_peak_mem_gib"]) and source_of_row(row) in MEMORY
     time = bool(row["measured_step_time_s"] or row["measured_tokens_per_s_per_gpu"]) and not power
     if time or memory or _oom(row):
@@ -189,12 +189,12 @@ def _measured(row: Row) -> str | None:
 
 
 RULES: tuple[Callable[[Row], str | None], ...] = (
-    _framework, _hardware, _precision, why_no_model, _degrees, _recompute, _features, _measured,
+    _framework, _hardware, _precision, why_row_has_no_model, _degrees, _recompute, _features, _measured,
 )  # fmt: skip
 """Why a row is not usable, in the order in which they are asked; None where it passes."""
 
 
-def why_unusable(row: Row) -> str | None:
+def why_row_is_unusable(row: Row) -> str | None:
     """The first rule's reason against a row, or None."""
     return next((reason for rule in RULES if (reason := rule(row)) is not None), None)
 
@@ -202,7 +202,8 @@ def why_unusable(row: Row) -> str | None:
 def _framework_of(row: Row, source: str, gpu: str) -> dict[str, Any]:
     """The framework's options of a row."""
     framework: dict[str, Any] = {
-        "name": FRAMEWORKS[source], **recipes.framework_options(row, gpu, in_fp8=gemm_format(row) != "bf16"),
+        "name": FRAMEWORKS[source],
+        **recipes.framework_options_of_row(row, gpu, in_fp8=product_format_of_row(row) != "bf16"),
     }  # fmt: skip
     if TRAITS[framework["name"]].has_pytorch_modules:
         framework["compile"] = "torch.compile" in f"{row['overlap_notes']} {row['framework']}"
@@ -236,55 +237,55 @@ def _deepspeed_of(row: Row) -> dict[str, Any]:
     return framework
 
 
-def run_mapping(row: Row) -> dict[str, Any]:
+def run_mapping_of_row(row: Row) -> dict[str, Any]:
     """The configuration of a usable row as a run file has it."""
-    source, gpu = source_of_row(row), gpu_of(row)
-    strategy: dict[str, Any] = {"tp": whole_number(row, "tp"), "pp": whole_number(row, "pp")}
-    given = {column: whole_number(row, column) for column in ("vpp", "cp", "ep")}
-    given["vpp"] = given["vpp"] or recipes.virtual_stages(row)
-    for column, value in {**given, "etp": recipes.expert_tensor_parallel(row)}.items():
+    source, gpu = source_of_row(row), gpu_of_row(row)
+    strategy: dict[str, Any] = {"tp": whole_number_of_row(row, "tp"), "pp": whole_number_of_row(row, "pp")}
+    given = {column: whole_number_of_row(row, column) for column in ("vpp", "cp", "ep")}
+    given["vpp"] = given["vpp"] or recipes.virtual_stages_of_row(row)
+    for column, value in {**given, "etp": recipes.etp_of_row(row)}.items():
         if value is not None and (value > 1 or column == "etp") and (column not in ("ep", "etp") or row["moe_experts"]):
             strategy[column] = value
     if source == "simumax" and strategy.get("cp", 1) > 1:
         strategy["cp_kind"] = "a2a"
     if row["sp"] and strategy["tp"] > 1:
         strategy["sp"] = row["sp"] == "1"
-    if recompute := recompute_of(row):
+    if recompute := recompute_of_row(row):
         strategy["recompute"] = recompute
     framework = _framework_of(row, source, gpu)
-    precision = {"gemm": gemm_format(row)}
+    precision = {"gemm": product_format_of_row(row)}
     if recipes.holds_bf16_moments(row):
         precision["moments"] = "bf16"
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
     card = recipes.model_card(row["model"], gpu)
     strategy |= card.strategy if card else {}
-    if layout := recipes.layout_of(row, strategy["pp"] or 1, strategy.get("vpp", 1)):
+    if layout := recipes.layout_of_row(row, strategy["pp"] or 1, strategy.get("vpp", 1)):
         strategy["layout"] = layout
-    routing = recipes.routing_of(row)
+    routing = recipes.routing_of_row(row)
     return {
         "id": row["id"],
-        "model": model_of(row),
+        "model": model_of_row(row),
         "framework": framework,
         "hardware": OWN_NODES.get(source, {}).get(gpu) or NODES.get(gpu) or POWER_LIMITED[gpu],
-        "gpus": whole_number(row, "n_gpus"),
+        "gpus": whole_number_of_row(row, "n_gpus"),
         "strategy": strategy,
         "batch": {
-            "seq_len": whole_number(row, "seq_len"),
-            "micro": whole_number(row, "mbs"),
-            "global": whole_number(row, "gbs"),
+            "seq_len": whole_number_of_row(row, "seq_len"),
+            "micro": whole_number_of_row(row, "mbs"),
+            "global": whole_number_of_row(row, "gbs"),
         },
         "precision": precision,
         **({"routing": routing} if routing else {}),
     }
 
 
-def measured_mapping(row: Row) -> dict[str, Any]:
+def measured_mapping_of_row(row: Row) -> dict[str, Any]:
     """What a usable row measured. Step time or tokens/s, never MFU."""
     if _oom(row):
         return {"oom": True}
     out: dict[str, Any] = {}
-    if gpu_of(row) not in POWER_LIMITED:
+    if gpu_of_row(row) not in POWER_LIMITED:
         if row["measured_step_time_s"]:
             out["step_s"] = float(row["measured_step_time_s"])
         elif row["measured_tokens_per_s_per_gpu"]:
@@ -303,15 +304,15 @@ def measured_mapping(row: Row) -> dict[str, Any]:
     return out
 
 
-def notes_of(row: Row) -> list[str]:
+def notes_of_row(row: Row) -> list[str]:
     """What a reader of the score must know."""
     notes = []
-    if recipes.model_card(row["model"], gpu_of(row)):
+    if recipes.model_card(row["model"], gpu_of_row(row)):
         notes.append("what the recipe says that its card names")
     elif not row["recompute"]:
         notes.append("recomputation not given: the framework's default")
-    if gpu_of(row) in POWER_LIMITED:
-        notes.append(f"memory only: {gpu_of(row)}")
+    if gpu_of_row(row) in POWER_LIMITED:
+        notes.append(f"memory only: {gpu_of_row(row)}")
     if source_of_row(row) == "bloom":
         notes.append("the vocabulary is the lab book's where the row has none")
     if row["precision"] == "fp16":
@@ -319,7 +320,7 @@ def notes_of(row: Row) -> list[str]:
     return notes
 
 
-def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+def import_published_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """Usable rows as published runs, and the others with the rule's reason.
 
     Parameters
@@ -333,23 +334,23 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
     seen: dict[str, str] = {}
     rows = [with_section_columns(row) for row in rows]
     read = [row for row in rows if MEMORY.get(source_of_row(row)) == "device"]
-    against = contradictory_readings(read)
+    against = contradictory_memory_rows(read)
     never_full = implausible_out_of_memory([row for row in read if _oom(row)], read)
     against |= {by: id for id, (by, _) in never_full.items()}
     for row in rows:
-        reason = why_unusable(row)
+        reason = why_row_is_unusable(row)
         item: dict[str, Any] = {}
         if reason is None:
-            run = run_mapping(row)
+            run = run_mapping_of_row(row)
             item = {
                 "run": run,
-                "group": group_of(row),
+                "group": group_of_row(row),
                 "model": row["model"],
-                "measured": measured_mapping(row),
+                "measured": measured_mapping_of_row(row),
                 "source": row["source_url_or_repo_path"],
-                "notes": notes_of(row),
+                "notes": notes_of_row(row),
             }
-            if switches := recipes.switches_of(row, run["framework"]):
+            if switches := recipes.unfitted_switches_of_row(row, run["framework"]):
                 item["switches"] = switches
             if row["id"] in against:
                 item["measured"].pop("device_bytes")
@@ -365,7 +366,7 @@ def import_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[str, Any]]
             usable.append(item)
         else:
             group = f"published-{source_of_row(row)}"
-            unusable.append({"id": row["id"], "group": group, "gpu": gpu_of(row), "reason": reason})
+            unusable.append({"id": row["id"], "group": group, "gpu": gpu_of_row(row), "reason": reason})
     return usable, unusable
 
 
@@ -374,10 +375,10 @@ def _refused(row: Row, item: dict[str, Any], folder: Path) -> str | None:
     try:
         run = spec_from_mapping(RunSpec, item["run"], row["id"])
         workload, cluster, framework, strategy = resolve_run(run, folder)
-        strategy_row(workload, cluster, framework, strategy)
+        checked_strategy_row(workload, cluster, framework, strategy)
     except SpecError as error:
         return "refused: " + re.sub(r"^.*?: ", "", str(error), count=1)
-    return why_not_the_bundled(row, workload.model)
+    return why_bundled_model_differs(row, workload.model)
 
 
 def _seen_before(row: Row, item: dict[str, Any], seen: dict[str, str]) -> str | None:
@@ -390,7 +391,7 @@ def _seen_before(row: Row, item: dict[str, Any], seen: dict[str, str]) -> str | 
     return None if first == row["id"] else f"the same row as {first}"
 
 
-def assign_splits(
+def assign_published_splits(
     cells: Sequence[tuple[str, str]], dealt: Mapping[tuple[str, str], Split] | None = None
 ) -> dict[tuple[str, str], Split]:
     """Deal the models of each source out in turn, in the order of a hash, to judging and fitting.
@@ -400,9 +401,9 @@ def assign_splits(
 
     Examples
     --------
-    >>> assign_splits([("a", "x"), ("a", "y"), ("a", "x"), ("korth", "z")])
+    >>> assign_published_splits([("a", "x"), ("a", "y"), ("a", "x"), ("korth", "z")])
     {('a', 'x'): 'judging', ('a', 'y'): 'fitting', ('korth', 'z'): 'judging'}
-    >>> assign_splits([("a", "x"), ("a", "y")], {("a", "y"): "judging"})
+    >>> assign_published_splits([("a", "x"), ("a", "y")], {("a", "y"): "judging"})
     {('a', 'y'): 'judging', ('a', 'x'): 'fitting'}
     """
     before = {cell: split for cell, split in (dealt or {}).items() if cell in cells}
@@ -437,9 +438,11 @@ def write_published_runs(table: Path, folder: Path) -> tuple[int, int]:
     """
     with table.open(newline="") as file:
         rows: list[Mapping[str, str]] = list(csv.DictReader(file))
-    usable, unusable = import_rows(rows, folder)
+    usable, unusable = import_published_rows(rows, folder)
     sources: dict[str, list[dict[str, Any]]] = {}
-    splits = assign_splits([(source_of_row(item["run"]), item["model"]) for item in usable], previous_splits(folder))
+    splits = assign_published_splits(
+        [(source_of_row(item["run"]), item["model"]) for item in usable], previous_splits(folder)
+    )
     for item in usable:
         item["split"] = splits[source_of_row(item["run"]), item["model"]]
         PublishedRun.model_validate(item)

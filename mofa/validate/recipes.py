@@ -17,7 +17,7 @@ from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.workload import OLD_FP8
-from mofa.validate.architecture import Row, is_mlperf_gpt3, source_of_row, whole_number
+from mofa.validate.architecture import Row, is_mlperf_gpt3, source_of_row, whole_number_of_row
 
 FILE = Path(__file__).resolve().parents[2] / "reference_runs" / "published" / "recipes" / "options.yaml"
 
@@ -84,7 +84,7 @@ class RecipeLayouts(RowSelector):
     texts: dict[str, str] = {}
     """The layout on degrees such as ``16x2``: pp x vpp."""
     by_hand: bool = True
-    """Whether its runs count as laid out by hand (:func:`switches_of`)."""
+    """Whether its runs count as laid out by hand (:func:`unfitted_switches_of_row`)."""
 
 
 class Fp8ScalingText(Spec):
@@ -95,7 +95,7 @@ class Fp8ScalingText(Spec):
 
 
 class Recipes(Spec):
-    """All of them; readings and what rows say in the order in which they are applied."""
+    """All recipes of published runs; readings and what rows say in the order in which they are applied."""
 
     readings: tuple[RecipeOptions, ...]
     said: tuple[OptionsInNotes, ...]
@@ -127,7 +127,7 @@ def model_card(model: str, gpu: str) -> ModelCard | None:
     return next((card for card in load_recipes().cards if (card.model, card.gpu) == (model, gpu)), None)
 
 
-def virtual_stages(row: Row) -> int | None:
+def virtual_stages_of_row(row: Row) -> int | None:
     """Chunks of a stage where a row's table has no column of them. [-]"""
     known: Sequence[Mapping[str, int]] = [
         item.chunks_by_model for item in load_recipes().virtual_stages if source_of_row(row) in item.sources
@@ -140,7 +140,7 @@ def holds_bf16_moments(row: Row) -> bool:
     return any(rows.covers(row) for rows in load_recipes().bf16_moments)
 
 
-def fp8_of(row: Row) -> str:
+def fp8_scaling_of_row(row: Row) -> str:
     """How a row in fp8 scales."""
     said = f"{row['precision']} {row['notes']}"
     recipes = load_recipes()
@@ -150,7 +150,7 @@ def fp8_of(row: Row) -> str:
     return named or OLD_FP8
 
 
-def framework_options(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, Any]:
+def framework_options_of_row(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, Any]:
     """Options of the framework that a row's recipe and its notes say.
 
     Parameters
@@ -170,7 +170,7 @@ def framework_options(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, Any]:
     for said in recipes.said if source_of_row(row) in MEGATRON else ():
         if re.search(said.pattern, f"{row['overlap_notes']}; {row['notes']}"):
             options |= said.options
-    if whole_number(row, "tp") == 1:
+    if whole_number_of_row(row, "tp") == 1:
         options.pop("tp_overlap", None)
     if not in_fp8:
         options.pop("fp8_params", None)
@@ -188,7 +188,7 @@ MEGATRON = ("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf",
 """Sources of Megatron-Core on Transformer Engine."""
 
 
-def hides_exchanges(row: Row) -> bool:
+def hides_expert_exchanges(row: Row) -> bool:
     """Whether a row's experts exchange tokens beside other micro-batches' computing."""
     return re.search(HIDDEN_EXCHANGES, row["overlap_notes"]) is not None
 
@@ -197,16 +197,16 @@ HIDDEN_EXCHANGES = r"a2a overlap=on|EP overlap on"
 """How rows say so."""
 
 
-def switches_of(row: Row, options: dict[str, Any]) -> list[str]:
+def unfitted_switches_of_row(row: Row, options: dict[str, Any]) -> list[str]:
     """The row's switches for which no constant was fitted on Transformer Engine: ``tp_overlap``, ``expert_overlap``,
     ``layout``."""
     switches = ["tp_overlap"] if options.get("tp_overlap") else []
     switches += ["expert_overlap"] if options.get("expert_overlap") else []
     laid_out = any(rows.by_hand and rows.covers(row) for rows in load_recipes().layouts)
-    return [*switches, "layout"] if laid_out and (whole_number(row, "pp") or 1) > 1 else switches
+    return [*switches, "layout"] if laid_out and (whole_number_of_row(row, "pp") or 1) > 1 else switches
 
 
-def layout_of(row: Row, pp: int, vpp: int) -> str:
+def layout_of_row(row: Row, pp: int, vpp: int) -> str:
     """The layout that a row's recipe has on these degrees; empty where it leaves the split to the framework."""
     degrees = f"{pp}x{vpp}"
     texts = [rows.texts[degrees] for rows in load_recipes().layouts if rows.covers(row) and degrees in rows.texts]
@@ -214,7 +214,7 @@ def layout_of(row: Row, pp: int, vpp: int) -> str:
     return text.replace("m", "") if "w/o mtp" in row["model"].lower() else text
 
 
-def why_implausible(row: Row) -> str | None:
+def why_row_is_implausible(row: Row) -> str | None:
     """Why a row's configuration cannot be the one that ran, or None.
 
     GPT-OSS 120B on H100 has micro-batches of 1 in every version of its recipe (scripts/performance/configs/gpt_oss of
@@ -226,7 +226,7 @@ def why_implausible(row: Row) -> str | None:
     return None
 
 
-def routing_of(row: Row) -> dict[str, Any]:
+def routing_of_row(row: Row) -> dict[str, Any]:
     """How tokens fall on experts where a row says more than that they are balanced.
 
     ``apply_moe_token_drop`` of Megatron-Bridge (training/utils/moe_token_drop.py): a capacity of 1, padded to it.
@@ -234,13 +234,13 @@ def routing_of(row: Row) -> dict[str, Any]:
     return {"capacity_factor": 1.0, "pad_to_capacity": True} if "tokendrop" in row["model"].lower() else {}
 
 
-def expert_tensor_parallel(row: Row) -> int | None:
+def etp_of_row(row: Row) -> int | None:
     """Ranks that share an expert where the table has no column of them: 1 in all of Megatron-Bridge's configs."""
-    given = whole_number(row, "etp")
+    given = whole_number_of_row(row, "etp")
     return 1 if given is None and row["moe_experts"] and source_of_row(row) == "bridge" else given
 
 
-def why_unmodelled(row: Row, patterns: Sequence[tuple[str, str]]) -> str | None:
+def why_row_is_unmodelled(row: Row, patterns: Sequence[tuple[str, str]]) -> str | None:
     """The reason of the first pattern that a row's notes hold."""
     said = f"{row['overlap_notes']} {row['notes']}"
     return next((reason for pattern, reason in patterns if re.search(pattern, said)), None)

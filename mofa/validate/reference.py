@@ -12,8 +12,8 @@ from statistics import median
 from typing import Literal
 
 from mofa.errors import SpecError
-from mofa.measure.expand import configuration_of
-from mofa.measure.records import LEARNED_ON, Record, Split, read_record, record_files
+from mofa.measure.expand import current_configuration_hash
+from mofa.measure.records import LEARNED_ON, RunRecord, Split, read_record, record_files
 from mofa.measure.results import interquartile_range_s
 from mofa.specs.base import Fact
 from mofa.specs.files import load_yaml
@@ -27,16 +27,16 @@ from mofa.specs.workload import WorkloadSpec
 from mofa.units import format_seconds
 from mofa.validate.hosts import (
     MachineHost,
-    has_layer_pace,
-    host_op_s,
-    layer_pace,
-    machine_of,
-    read_hosts,
+    has_small_layer_time,
+    machine_identity,
+    read_machine_hosts,
+    small_layer_time_of_run,
+    small_op_s_of_run,
     unexplained_spread,
 )
-from mofa.validate.routing_counts import _steps_before, with_counts
+from mofa.validate.routing_counts import _steps_before, with_routing_counts
 from mofa.validate.run_processes import RunProcesses
-from mofa.validate.step_pace import is_paced
+from mofa.validate.step_pace import has_pace_samples
 
 Switch = Literal["tp_overlap", "expert_overlap", "layout"]
 """Tensor-parallel communication beside products (Transformer Engine's user buffers); experts' exchanges beside other
@@ -67,7 +67,7 @@ class MeasuredOutcome:
 
 
 @dataclass(frozen=True)
-class Repeat:
+class RepeatedMeasurement:
     """One measurement of a configuration that was measured several times."""
 
     id: str
@@ -80,11 +80,11 @@ class Repeat:
     layer: SmallLayerTime | None = None
     """A small layer of Transformer Engine on its host; None where it was not timed."""
     shares_hosts: bool = True
-    """As of :class:`Reference`."""
+    """As of :class:`ReferenceRun`."""
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceRun:
     """One run to predict, with what it gave."""
 
     id: str
@@ -107,7 +107,7 @@ class Reference:
     the slowest is known."""
     skewed: bool = False
     """Whether its tokens were made to fall unevenly on experts; counts of untouched routers are not."""
-    repeats: tuple[Repeat, ...] = ()
+    repeats: tuple[RepeatedMeasurement, ...] = ()
     """Every measurement of the configuration, this one's own first; none where there is only one."""
     gpu: str | None = None
     """Name of the device in its record, if it has one."""
@@ -134,9 +134,11 @@ class Reference:
     def cluster_as_run(self, cluster: ClusterSpec) -> ClusterSpec:
         """The cluster that the run names as this run had it: its host, and whether switches reduced."""
         cluster = cluster if self.nvls else _without_nvls(cluster)
-        return (cluster.on_shared_hosts() if self.shares_hosts else cluster).at_host(self.host_op_s, layer=self.layer)
+        return (cluster.on_shared_hosts() if self.shares_hosts else cluster).with_host_speed(
+            self.host_op_s, layer=self.layer
+        )
 
-    def for_repeat(self, repeat: Repeat) -> Reference:
+    def for_repeat(self, repeat: RepeatedMeasurement) -> ReferenceRun:
         """One of its repeats as a run of its own: on its host, with its tokens."""
         return replace(
             self, run=repeat.run, host_op_s=repeat.host_op_s, layer=repeat.layer, shares_hosts=repeat.shares_hosts,
@@ -160,7 +162,7 @@ def _without_nvls(cluster: ClusterSpec) -> ClusterSpec:
     return cluster.model_copy(update={"node": cluster.node.model_copy(update={"nvls_factor": factor})})
 
 
-def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
+def why_step_time_not_scored(record: RunRecord, repeats: Sequence[RunRecord] = ()) -> str | None:
     """Why the step time of a record is not scored, or None.
 
     How steady a configuration is, all of its steps on one machine say: one start of several may be so by chance. Where
@@ -182,16 +184,20 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
         return "no step time"
     if _emptied_its_cache(record):
         return "memory only: the allocator emptied its cache in the middle of steps"
-    beside = [other for other in repeats if machine_of(other) == machine_of(record) and not _emptied_its_cache(other)]
+    beside = [
+        other
+        for other in repeats
+        if machine_identity(other) == machine_identity(record) and not _emptied_its_cache(other)
+    ]
     spread, together = unexplained_spread(record), ""
-    if len(beside) > 1 and not has_layer_pace(record):  # with it, what machines do between starts is known
+    if len(beside) > 1 and not has_small_layer_time(record):  # with it, what machines do between starts is known
         steps = [step_s for other in beside for step_s in other.measured.step_times_s]
         spread, together = interquartile_range_s(steps) / median(steps), f" over {len(beside)} runs"
     if spread > MAX_SPREAD:
         return f"memory only: quartiles {spread:.0%} apart{together}"
     if measured.host_bound is not False:
         fuller = [other for other in repeats if _host_readings(other) > _host_readings(record)]
-        timed = [other.run.id for other in fuller if why_no_time(other, repeats) is None]
+        timed = [other.run.id for other in fuller if why_step_time_not_scored(other, repeats) is None]
         if timed:
             kinds = (
                 "its host was not timed among",
@@ -202,19 +208,19 @@ def why_no_time(record: Record, repeats: Sequence[Record] = ()) -> str | None:
     return None
 
 
-def _host_readings(record: Record) -> int:
+def _host_readings(record: RunRecord) -> int:
     """How much says how fast its host was: small ops among its steps, a layer's modules, ops within its steps."""
     within = all(rank.step_ops_s for rank in record.measured.ranks)
-    return bool(record.environment.host_issues_s) + has_layer_pace(record) * (1 + within)
+    return bool(record.environment.host_issues_s) + has_small_layer_time(record) * (1 + within)
 
 
-def _emptied_its_cache(record: Record) -> bool:
+def _emptied_its_cache(record: RunRecord) -> bool:
     return any(rank.alloc_retries for rank in record.measured.ranks)
 
 
 def measured_references(
     folder: Path, scratch: Path, *, hosts: bool = True, spread: RunProcesses | None = None
-) -> tuple[list[Reference], list[UnscoredReference]]:
+) -> tuple[list[ReferenceRun], list[UnscoredReference]]:
     """The records of a folder as references, in groups ``measured-fitting`` and ``measured-judging``.
 
     Runs on another GPU than the H200 only judge, in a group of their own, and so do runs that were drawn at random.
@@ -232,7 +238,7 @@ def measured_references(
 
     Returns
     -------
-    list[Reference], list[UnscoredReference]
+    list[ReferenceRun], list[UnscoredReference]
         A configuration that was measured several times is one run, with the median of its step times and all of them
         as its repeats; the others are left out as runs of their own. Every run has its own host's speed, and its own
         routing.
@@ -241,13 +247,13 @@ def measured_references(
     read = list((spread or RunProcesses(1)).map(_read, files, chunk=16))
     records = [record for record, _ in read]
     _differ(records, files)
-    machines = read_hosts(folder) if hosts else ()
+    machines = read_machine_hosts(folder) if hosts else ()
     if not records:
         raise SpecError(f"{folder}: holds no records of measured runs; name a folder of *.yaml records")
     references, left_out = [], []
     for same in _repeats(read):
         first = same[0]
-        reference = reference_of(first, folder, machines, scratch)
+        reference = reference_of_record(first, folder, machines, scratch)
         repeats = tuple(_repeat(record, same, machines, scratch) for record in same) if len(same) > 1 else ()
         if repeats:
             times = [repeat.step_s for repeat in repeats if repeat.step_s is not None]
@@ -262,7 +268,9 @@ def measured_references(
     return references, left_out
 
 
-def reference_of(record: Record, folder: Path, machines: Sequence[MachineHost], scratch: Path) -> Reference:
+def reference_of_record(
+    record: RunRecord, folder: Path, machines: Sequence[MachineHost], scratch: Path
+) -> ReferenceRun:
     """One record as a run to predict: on its own host, with the tokens that its routers sent.
 
     Every command that predicts a record asks for it here.
@@ -278,29 +286,29 @@ def reference_of(record: Record, folder: Path, machines: Sequence[MachineHost], 
     scratch
         A folder for its routing counts; needed for as long as the run is predicted.
     """
-    why = why_no_time(record)
+    why = why_step_time_not_scored(record)
     host = _host_note(record, machines)
-    return Reference(
+    return ReferenceRun(
         id=record.run.id,
         group=_group(record, folder),
         model=_model_name(record.run),
         source=record.source,
-        run=with_counts(record, scratch),
+        run=with_routing_counts(record, scratch),
         base_dir=folder,
         outcome=_outcome(record, record.measured.step_time_s if why is None else None),
         notes=(*((why,) if why else ()), host),
         nvls=record.environment.settings.get("NCCL_NVLS_ENABLE") != "0",
         host_op_s=_host(record, machines),
-        layer=layer_pace(record),
-        shares_hosts=not is_paced(record),
+        layer=small_layer_time_of_run(record),
+        shares_hosts=not has_pace_samples(record),
         skewed=record.run.routing.kind != "balanced",
         gpu=record.environment.gpu,
         rests_on=(host, *_routing_note(record)),
-        split="judging" if is_of_drawn_runs(folder) or is_of_switches(folder) else record.split,
+        split="judging" if is_folder_of_drawn_runs(folder) or is_folder_of_switch_runs(folder) else record.split,
     )
 
 
-def _differ(records: Sequence[Record], files: Sequence[Path]) -> None:
+def _differ(records: Sequence[RunRecord], files: Sequence[Path]) -> None:
     """Two records of one name would share what is written down of their routing."""
     named: dict[str, Path] = {}
     for record, path in zip(records, files, strict=True):
@@ -308,23 +316,23 @@ def _differ(records: Sequence[Record], files: Sequence[Path]) -> None:
             raise SpecError(f"{path}: run.id {record.run.id!r} is that of {other.name} too; give each record its own")
 
 
-def is_of_drawn_runs(folder: Path) -> bool:
+def is_folder_of_drawn_runs(folder: Path) -> bool:
     """Whether the records of a folder are of runs that were drawn at random: they are in one of their own."""
     return folder.resolve().parent.name == "drawn"
 
 
-def is_of_switches(folder: Path) -> bool:
+def is_folder_of_switch_runs(folder: Path) -> bool:
     """Whether the records of a folder are of runs with switches that recipes turn on at run time, and of those beside
     them without: they are in one of their own."""
     return folder.resolve().parent.name == "switches"
 
 
-def has_graphs(record: Record) -> bool:
+def has_cuda_graphs(record: RunRecord) -> bool:
     """Whether a run captured CUDA graphs."""
     return str(record.run.framework.get("cuda_graphs", "none")) != "none"
 
 
-def _group(record: Record, folder: Path) -> str:
+def _group(record: RunRecord, folder: Path) -> str:
     """``measured-h100`` of an ``NVIDIA H100 80GB HBM3``: facts are learned on H200s, so both halves only judge.
 
     ``measured-te-judging`` and ``measured-te-fitting`` of frameworks that are halved by model, on whichever GPU, and
@@ -335,10 +343,10 @@ def _group(record: Record, folder: Path) -> str:
     words = [word for word in record.environment.gpu.split() if word.upper() != "NVIDIA"]
     if not words:
         raise SpecError(f"record {record.run.id}: environment.gpu ({record.environment.gpu!r}) names no GPU; name it")
-    if is_of_drawn_runs(folder):
+    if is_folder_of_drawn_runs(folder):
         return "measured-drawn"
-    if is_of_switches(folder):
-        switched = has_graphs(record) or record.run.framework.get("optimizer_offload")
+    if is_folder_of_switch_runs(folder):
+        switched = has_cuda_graphs(record) or record.run.framework.get("optimizer_offload")
         switched = switched or record.run.framework.get("activation_offload", "none") != "none"
         return "measured-switches" if switched else "measured-beside-switches"
     if record.trainer:
@@ -348,45 +356,48 @@ def _group(record: Record, folder: Path) -> str:
     return f"measured-{record.split}" if LEARNED_ON in words else f"measured-{words[0].lower()}"
 
 
-def _host(record: Record, machines: Sequence[MachineHost]) -> float | None:
-    pace = host_op_s(record, machines)
+def _host(record: RunRecord, machines: Sequence[MachineHost]) -> float | None:
+    pace = small_op_s_of_run(record, machines)
     return None if pace is None else pace[0]
 
 
-def _host_note(record: Record, machines: Sequence[MachineHost]) -> str:
-    pace, layer = host_op_s(record, machines), layer_pace(record)
+def _host_note(record: RunRecord, machines: Sequence[MachineHost]) -> str:
+    pace, layer = small_op_s_of_run(record, machines), small_layer_time_of_run(record)
     if pace is None:
         return "host: the profile's"
     modules = "" if layer is None else f", a layer {format_seconds(layer.issue_s)} and {format_seconds(layer.back_s)}"
     return f"host: {pace[0] * 1e6:.3g} us an op{modules}, {pace[1]}"
 
 
-def _routing_note(record: Record) -> tuple[str, ...]:
+def _routing_note(record: RunRecord) -> tuple[str, ...]:
     """Where the routing is from that a record is predicted with; nothing of a run without counts."""
     if record.measured.tokens_per_expert is None:
         return ()
     return (f"routing: the tokens that its own routers sent, {_steps_before(record)} steps into the run",)
 
 
-def _repeat(record: Record, same: Sequence[Record], machines: Sequence[MachineHost], scratch: Path) -> Repeat:
-    why = why_no_time(record, same)
+def _repeat(
+    record: RunRecord, same: Sequence[RunRecord], machines: Sequence[MachineHost], scratch: Path
+) -> RepeatedMeasurement:
+    why = why_step_time_not_scored(record, same)
     step_s = record.measured.step_time_s if why is None else None
     notes = (*((why,) if why else ()), _host_note(record, machines))
-    return Repeat(
-        record.run.id, step_s, _host(record, machines), with_counts(record, scratch), notes, layer_pace(record),
-        not is_paced(record),
+    return RepeatedMeasurement(
+        record.run.id, step_s, _host(record, machines), with_routing_counts(record, scratch), notes,
+        small_layer_time_of_run(record),
+        not has_pace_samples(record),
     )  # fmt: skip
 
 
-def _read(path: Path) -> tuple[Record, str]:
+def _read(path: Path) -> tuple[RunRecord, str]:
     """A record and its configuration."""
     record = read_record(path)
-    return record, configuration_of(record.run)
+    return record, current_configuration_hash(record.run)
 
 
-def _repeats(read: Sequence[tuple[Record, str]]) -> list[list[Record]]:
+def _repeats(read: Sequence[tuple[RunRecord, str]]) -> list[list[RunRecord]]:
     """Records of one configuration on one GPU together, the shortest name first; in the order of the names."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
+    groups: dict[tuple[str, str, str], list[RunRecord]] = {}
     for record, configuration in read:
         key = (configuration, record.environment.gpu, record.measured.outcome)
         groups.setdefault(key, []).append(record)
@@ -398,7 +409,7 @@ def _model_name(run: RunSpec) -> str:
     return str(name).removesuffix(" (changed)")
 
 
-def _outcome(record: Record, step_s: float | None) -> MeasuredOutcome:
+def _outcome(record: RunRecord, step_s: float | None) -> MeasuredOutcome:
     if record.measured.outcome == "oom":
         return MeasuredOutcome(oom=True)
     ranks = sorted(record.measured.ranks, key=lambda rank: rank.rank)
@@ -406,7 +417,7 @@ def _outcome(record: Record, step_s: float | None) -> MeasuredOutcome:
         raise SpecError(f"record {record.run.id}: outcome ok, but measured.ranks is empty; measure the run again")
     device = [rank.peak_device_bytes for rank in ranks]
     # what a graph wrote PyTorch counts as reserved, not as allocated
-    allocated = () if has_graphs(record) else tuple(float(rank.peak_allocated_bytes) for rank in ranks)
+    allocated = () if has_cuda_graphs(record) else tuple(float(rank.peak_allocated_bytes) for rank in ranks)
     return MeasuredOutcome(
         step_s=step_s,
         allocated_bytes=max(allocated, default=None),
@@ -416,7 +427,7 @@ def _outcome(record: Record, step_s: float | None) -> MeasuredOutcome:
     )
 
 
-def reference_of_file(path: Path, scratch: Path) -> Reference | None:
+def reference_of_file(path: Path, scratch: Path) -> ReferenceRun | None:
     """The record of a measured run that a file holds, as ``mofa validate`` predicts it; None of any other file.
 
     Its machine's host is looked up beside the file's folder, as of ``reference_runs/measured``. The scratch folder is
@@ -430,4 +441,4 @@ def reference_of_file(path: Path, scratch: Path) -> Reference | None:
     raw = load_yaml(path)
     if not {"measured", "environment"} <= set(raw):
         return None
-    return reference_of(read_record(path), path.parent, read_hosts(path.parent), scratch)
+    return reference_of_record(read_record(path), path.parent, read_machine_hosts(path.parent), scratch)

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from mofa.calibrate.shapes.chunked import FAMILY
-from mofa.validate.all_runs import layer_folders, reference_dir
+from mofa.validate.all_runs import layer_measurement_folders, reference_dir
 
 
 def inputs_hash(references: Path | None = None) -> str:
@@ -22,7 +22,7 @@ def inputs_hash(references: Path | None = None) -> str:
             if path.is_file() and path.suffix in (".yaml", ".csv"):
                 digest.update(path.relative_to(folder).as_posix().encode())
                 digest.update(path.read_bytes())
-    for measured in layer_folders(folder):
+    for measured in layer_measurement_folders(folder):
         digest.update(measured.name.encode())
         digest.update((measured / f"{FAMILY}.csv").read_bytes())
     return digest.hexdigest()[:16]

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mofa.errors import SpecError
-from mofa.measure.records import DRAWN, Record
+from mofa.measure.records import DRAWN, RunRecord
 from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 
 
-def with_counts(record: Record, scratch: Path) -> RunSpec:
+def with_routing_counts(record: RunRecord, scratch: Path) -> RunSpec:
     """The run with the routing that its routers chose, as a file of counts; without counts as it is."""
     if record.measured.tokens_per_expert is None:
         return record.run
@@ -45,7 +45,7 @@ def with_counts(record: Record, scratch: Path) -> RunSpec:
     return record.run.model_copy(update={"routing": routing})
 
 
-def _steps_before(record: Record) -> int:
+def _steps_before(record: RunRecord) -> int:
     """Steps of a run before the middle one of those that were measured; a record may say which one it counted."""
     counted: int | None = record.measured.facts.get("counted_step")
     if counted is not None:
@@ -53,7 +53,7 @@ def _steps_before(record: Record) -> int:
     return len(record.measured.warmup_times_s) + len(record.measured.step_times_s) // 2
 
 
-def _counted(record: Record) -> Iterator[tuple[int, int, int, int, int]]:
+def _counted(record: RunRecord) -> Iterator[tuple[int, int, int, int, int]]:
     """Rows of the counts: iteration, layer of the model, expert, tokens, rank."""
     model = resolve_run(record.run)[0].model
     layer_names = record.measured.facts.get("layers")

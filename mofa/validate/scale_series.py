@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mofa.validate.reference import Reference
+from mofa.validate.reference import ReferenceRun
 from mofa.validate.validation_report import RunScore, ScalePoint, ScaleSeries
 
 
-def scale_series(references: Sequence[Reference], runs: Sequence[RunScore]) -> tuple[ScaleSeries, ...]:
+def scale_series(references: Sequence[ReferenceRun], runs: Sequence[RunScore]) -> tuple[ScaleSeries, ...]:
     """Series of published runs that differ in the number of GPUs alone.
 
     Either each GPU has the same sequences (weak scaling), or all together have (strong scaling). A run belongs to one
@@ -28,9 +28,9 @@ def scale_series(references: Sequence[Reference], runs: Sequence[RunScore]) -> t
     """
     scores = {run.id: run for run in runs if run.step_time is not None and run.group.startswith("published-")}
     left = [reference for reference in references if reference.id in scores]
-    all_series: list[list[Reference]] = []
+    all_series: list[list[ReferenceRun]] = []
     for kind in ("weak", "strong"):
-        of_key: dict[str, list[Reference]] = {}
+        of_key: dict[str, list[ReferenceRun]] = {}
         for reference in left:
             of_key.setdefault(_key(reference, kind), []).append(reference)
         series = [same for same in of_key.values() if len({reference.run.gpus for reference in same}) > 1]
@@ -42,7 +42,7 @@ def scale_series(references: Sequence[Reference], runs: Sequence[RunScore]) -> t
     return tuple(_series(same, scores) for same in all_series)
 
 
-def _key(reference: Reference, kind: str) -> str:
+def _key(reference: ReferenceRun, kind: str) -> str:
     """Equal for runs of one series."""
     run = reference.run.model_dump(exclude={"id", "gpus"})
     if isinstance(run["model"], dict):
@@ -52,7 +52,7 @@ def _key(reference: Reference, kind: str) -> str:
     return repr((kind, reference.group, run, reference.base_dir, reference.nvls))
 
 
-def _series(references: Sequence[Reference], scores: Mapping[str, RunScore]) -> ScaleSeries:
+def _series(references: Sequence[ReferenceRun], scores: Mapping[str, RunScore]) -> ScaleSeries:
     points = []
     for reference in sorted(references, key=lambda each: (each.run.gpus, each.id)):
         score = scores[reference.id]

@@ -8,21 +8,21 @@ from statistics import fmean, median
 from mofa.plan.result import Plan
 from mofa.replay.garbage_collection import collect_garbage_at_end
 from mofa.schedules import default_schedule
-from mofa.search.one_plan import estimate, step_s
-from mofa.search.to_plan.step_band import num_nodes
+from mofa.search.one_plan import estimate, estimated_step_s
+from mofa.search.to_plan.step_band import num_cluster_nodes
 from mofa.specs.base import PROVENANCES, Provenance
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
-from mofa.validate.reference import Reference, UnscoredReference
+from mofa.validate.reference import ReferenceRun, UnscoredReference
 from mofa.validate.run_processes import RunProcesses
 from mofa.validate.validation_report import (
-    Compared,
-    Errors,
+    ComparedQuantity,
     GroupScore,
-    NotScored,
+    QuantityErrors,
     RepeatScore,
+    RunNotScored,
     RunScore,
     compare_with_measured,
 )
@@ -37,7 +37,7 @@ ALL_RANKS = 4
 every rank was. [-]"""
 
 
-def score_run(reference: Reference) -> RunScore:
+def score_run(reference: ReferenceRun) -> RunScore:
     """Predict one run with :func:`mofa.estimate` and compare.
 
     Raises
@@ -48,11 +48,11 @@ def score_run(reference: Reference) -> RunScore:
     return next(score_configuration([reference]))
 
 
-def score_configuration(references: Sequence[Reference]) -> Iterator[RunScore]:
+def score_configuration(references: Sequence[ReferenceRun]) -> Iterator[RunScore]:
     """Predict one configuration once and compare it with every run of it."""
     first = references[0]
     workload, cluster, framework, strategy = first.resolve()
-    played_out = num_passes(strategy, workload) <= MAX_PLAYED
+    played_out = num_passes_per_step(strategy, workload) <= MAX_PLAYED
     some = any(r.outcome.oom or r.outcome.peaks for r in references)
     every = (some and strategy.pp <= ALL_RANKS) or any(r.outcome.ranks_allocated_bytes for r in references)
     plan = estimate(
@@ -64,7 +64,7 @@ def score_configuration(references: Sequence[Reference]) -> Iterator[RunScore]:
 
 
 def _scored(
-    reference: Reference, plan: Plan, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec,
+    reference: ReferenceRun, plan: Plan, workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec,
     played_out: bool,
 ) -> RunScore:  # fmt: skip
     outcome = reference.outcome
@@ -100,7 +100,7 @@ def _scored(
         repeats=repeats,
         skewed=reference.skewed,
         split=reference.split,
-        num_nodes=num_nodes(cluster),
+        num_nodes=num_cluster_nodes(cluster),
         band=plan.band,
         switches=reference.switches,
         gemm=workload.precision.gemm,
@@ -109,7 +109,7 @@ def _scored(
     )
 
 
-def median_of_repeats(repeats: Sequence[Compared]) -> Compared | None:
+def median_of_repeats(repeats: Sequence[ComparedQuantity]) -> ComparedQuantity | None:
     """Repeats as one: the median of what was measured, and what is off from it by the median of their errors.
 
     Examples
@@ -125,7 +125,7 @@ def median_of_repeats(repeats: Sequence[Compared]) -> Compared | None:
     return compare_with_measured(measured, measured * (1 + median(repeat.error for repeat in repeats)))
 
 
-def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatScore, ...]:
+def _repeats(reference: ReferenceRun, own: Plan, played_out: bool) -> tuple[RepeatScore, ...]:
     """Every measurement of a configuration beside a prediction on its own host, with its tokens."""
     steps = {reference.configuration: own.step_s}
     out = []
@@ -135,13 +135,15 @@ def _repeats(reference: Reference, own: Plan, played_out: bool) -> tuple[RepeatS
             other = reference.for_repeat(repeat)
             if other.configuration not in steps:
                 workload, cluster, framework, strategy = other.resolve()
-                steps[other.configuration] = step_s(workload, cluster, strategy, framework=framework, replay=played_out)
+                steps[other.configuration] = estimated_step_s(
+                    workload, cluster, strategy, framework=framework, replay=played_out
+                )
             step = compare_with_measured(repeat.step_s, steps[other.configuration])
         out.append(RepeatScore(id=repeat.id, host_op_s=repeat.host_op_s, step_time=step, notes=repeat.notes))
     return tuple(out)
 
 
-def num_passes(strategy: StrategySpec, workload: WorkloadSpec) -> int:
+def num_passes_per_step(strategy: StrategySpec, workload: WorkloadSpec) -> int:
     """Forward and backward passes of all stages in one step. [-]"""
     return (
         2
@@ -155,7 +157,7 @@ def _fp8(workload: WorkloadSpec) -> list[str]:
     return [] if workload.precision.gemm == "bf16" else [workload.precision.gemm]
 
 
-def _ranks(reference: Reference, plan: Plan) -> tuple[float, ...]:
+def _ranks(reference: ReferenceRun, plan: Plan) -> tuple[float, ...]:
     """Errors of all ranks. Both frameworks number ranks with the pipeline outermost: a stage is a run of ranks.
 
     Within it those of an expert-parallel group follow on each other, over what splits an expert. Where tokens are
@@ -184,22 +186,22 @@ def _strategy_text(plan: Plan) -> str:
     return " ".join([*degrees, f"mbs{s.micro_batch}", *extra])
 
 
-def summarise(errors: Sequence[tuple[str, str, float]]) -> Errors:
+def summarise_errors(errors: Sequence[tuple[str, str, float]]) -> QuantityErrors:
     """Errors of one quantity, each with its run and its source and model.
 
     Examples
     --------
-    >>> e = summarise([("a", "x", 0.1), ("b", "x", -0.3), ("c", "y", 0.0)])
+    >>> e = summarise_errors([("a", "x", 0.1), ("b", "x", -0.3), ("c", "y", 0.0)])
     >>> round(e.mean_abs_error, 4), e.worst_run, round(e.bias, 4), round(e.mean_abs_error_by_model, 4)
     (0.1333, 'b', -0.0667, 0.1)
     """
     if not errors:
-        return Errors(runs=0)
+        return QuantityErrors(runs=0)
     sizes = [abs(error) for _, _, error in errors]
     cells: dict[str, list[float]] = {}
     for _, cell, error in errors:
         cells.setdefault(cell, []).append(abs(error))
-    return Errors(
+    return QuantityErrors(
         runs=len(errors),
         mean_abs_error=fmean(sizes),
         median_abs_error=median(sizes),
@@ -214,12 +216,12 @@ def summarise(errors: Sequence[tuple[str, str, float]]) -> Errors:
 def group_score(runs: Sequence[RunScore]) -> GroupScore:
     """The summary of runs."""
 
-    def errors(field: str) -> Errors:
+    def errors(field: str) -> QuantityErrors:
         pairs = [(run, getattr(run, field)) for run in runs]
-        return summarise([(run.id, _cell(run), value.error) for run, value in pairs if value is not None])
+        return summarise_errors([(run.id, _cell(run), value.error) for run, value in pairs if value is not None])
 
     with_ranks = [run for run in runs if run.ranks_allocated_errors]
-    ranks = summarise(
+    ranks = summarise_errors(
         [(r.id, _cell(r), fmean(abs(e) for e in r.ranks_allocated_errors)) for r in with_ranks]
     ).model_copy(update={"bias": fmean(fmean(r.ranks_allocated_errors) for r in with_ranks) if with_ranks else None})
     if with_ranks:
@@ -247,12 +249,12 @@ def _cell(run: RunScore) -> str:
 
 
 def score_references(
-    references: Sequence[Reference],
+    references: Sequence[ReferenceRun],
     left_out: Sequence[UnscoredReference] = (),
     *,
     spread: RunProcesses | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[list[RunScore], list[NotScored]]:
+) -> tuple[list[RunScore], list[RunNotScored]]:
     """Predict every run, here or ``spread``; ``progress`` is told how many are done and to do.
 
     Runs of one configuration are predicted once, the longest first, so that no process is left with one at the end.
@@ -268,10 +270,10 @@ def score_references(
         if progress is not None:
             progress(len(runs), len(references))
     ordered = [runs[i] for i in range(len(references))]
-    return ordered, [NotScored(id=x.id, group=x.group, reason=x.reason, gpu=x.gpu) for x in left_out]
+    return ordered, [RunNotScored(id=x.id, group=x.group, reason=x.reason, gpu=x.gpu) for x in left_out]
 
 
-def _expected(reference: Reference) -> tuple[int, ...]:
+def _expected(reference: ReferenceRun) -> tuple[int, ...]:
     """What a prediction's time grows with: passes of blocks, what alike pipelines share beside each other. [-]"""
     workload, _, _, s = reference.resolve()
     num_micro_batches = workload.batch.global_batch // (s.dp * s.micro_batch)
@@ -279,6 +281,6 @@ def _expected(reference: Reference) -> tuple[int, ...]:
     return passes * (1 + workload.model.num_layers // 16), s.pp, s.vpp, num_micro_batches
 
 
-def _all_alike(references: Sequence[Reference]) -> list[RunScore]:
+def _all_alike(references: Sequence[ReferenceRun]) -> list[RunScore]:
     with collect_garbage_at_end():
         return list(score_configuration(references))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mofa.measure.records import Record
+from mofa.measure.records import RunRecord
 from mofa.specs.host import SmallLayerTime
 
 QUIET_AND_BUSY, QUIET_AND_BUSY_BACK = (1.2, 2.1), (1.1, 1.95)
@@ -23,7 +23,7 @@ the way forward and back. Of 1,408 means over steps of each way a tenth is below
 and 4.1; of 1,574 readings between steps 17 % are at 1.9 us and 60 % at 3.3, and hardly any in the middle. [-]"""
 
 
-def is_paced(record: Record) -> bool:
+def has_pace_samples(record: RunRecord) -> bool:
     """Whether every rank timed small additions within its steps, and what it issues beside some.
 
     Then the slowest host is known, and no spread between ranks comes on top.
@@ -33,7 +33,7 @@ def is_paced(record: Record) -> bool:
 
 
 @dataclass(frozen=True)
-class PassTimes:
+class PassTimesOfRanks:
     """What the ranks of a run timed on one way, each on the thread that goes it."""
 
     read_ops_s: Sequence[float]
@@ -59,7 +59,7 @@ class PassTimes:
         --------
         Half of the passes of either rank are busy: in three of four at least one rank is.
 
-        >>> PassTimes([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0, 2.0)).steps_s_waiting_for_slowest()
+        >>> PassTimesOfRanks([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0, 2.0)).steps_s_waiting_for_slowest()
         [17.5]
         """
         quiet, busy = (level * min(self.read_ops_s) for level in self.levels)
@@ -70,7 +70,7 @@ class PassTimes:
         return seconds_at_pace(self.read_ops_s, self.read_s, slowest)
 
 
-def layer_pace_of_slowest_host(record: Record) -> SmallLayerTime:
+def small_layer_time_of_slowest_host(record: RunRecord) -> SmallLayerTime:
     """A small layer of Transformer Engine on a paced run's slowest host, each way, in the median step.
 
     Ranks with experts of one layer wait for each other in every pass: the host that waits for the counts of its tokens
@@ -78,11 +78,11 @@ def layer_pace_of_slowest_host(record: Record) -> SmallLayerTime:
     together.
     """
     ranks = record.measured.ranks
-    ahead = PassTimes(
+    ahead = PassTimesOfRanks(
         [op_s for rank in ranks for op_s in rank.layer_ops_s], [s for rank in ranks for s in rank.layer_issues_s],
         [rank.step_ops_s for rank in ranks],
     )  # fmt: skip
-    back = PassTimes(
+    back = PassTimesOfRanks(
         [op_s for rank in ranks for op_s in rank.layer_back_ops_s], [s for rank in ranks for s in rank.layer_backs_s],
         [rank.step_back_ops_s for rank in ranks], QUIET_AND_BUSY_BACK,
     )  # fmt: skip
@@ -100,7 +100,7 @@ QUIET = 1.25
 """An addition between steps over the fastest of a run, up to which the core's neighbour is quiet. [-]"""
 
 
-def layer_time_over_small_op(records: Iterable[Record], parts: Iterable[Collection[str]] = ()) -> SmallLayerTime:
+def layer_time_over_small_op(records: Iterable[RunRecord], parts: Iterable[Collection[str]] = ()) -> SmallLayerTime:
     """A small layer of Transformer Engine, each way, over a small op, on cores whose neighbours are quiet: the median
     machine's, of each the medians of all readings of its runs. [-]
 
@@ -112,7 +112,7 @@ def layer_time_over_small_op(records: Iterable[Record], parts: Iterable[Collecti
         If no rank read either there.
     """
     machine_of_part = {mark: marks for marks in map(tuple, parts) for mark in marks}
-    by_machine: dict[Collection[str], list[Record]] = defaultdict(list)
+    by_machine: dict[Collection[str], list[RunRecord]] = defaultdict(list)
     for record in records:
         mark = record.environment.host or ""
         by_machine[machine_of_part.get(mark, (mark,))].append(record)
@@ -122,7 +122,7 @@ def layer_time_over_small_op(records: Iterable[Record], parts: Iterable[Collecti
     return SmallLayerTime(*map(statistics.median, zip(*ratios, strict=True)))
 
 
-def _of_machine(records: Iterable[Record]) -> SmallLayerTime | None:
+def _of_machine(records: Iterable[RunRecord]) -> SmallLayerTime | None:
     """The same of one machine's runs; None where not all was read on quiet cores. [-]"""
     read: dict[str, list[float]] = {"issue": [], "back": [], "op": []}
     for record in records:
@@ -141,10 +141,10 @@ def _of_machine(records: Iterable[Record]) -> SmallLayerTime | None:
     return SmallLayerTime(statistics.median(read["issue"]) / op_s, statistics.median(read["back"]) / op_s)
 
 
-def slowest_op_s(record: Record) -> float:
+def small_op_s_of_slowest_host(record: RunRecord) -> float:
     """Issue of one small op on a paced run's slowest host, in the median step. [s]"""
     ranks = record.measured.ranks
-    ops = PassTimes(
+    ops = PassTimesOfRanks(
         [op_s for rank in ranks for op_s in rank.cpu_ops_at_issues_s],
         [s for rank in ranks for s in rank.host_issues_s],
         [rank.step_ops_s for rank in ranks],

@@ -12,7 +12,7 @@ from mofa.measure.records import Split as HalfName
 from mofa.plan.step_band import Band
 from mofa.specs.base import Library, Provenance, Spec
 from mofa.validate.attribute import Attribution
-from mofa.validate.coverage import Coverage
+from mofa.validate.coverage import BandCoverage
 from mofa.validate.reference import Switch
 
 SCHEMA_VERSION: Final = "1.6"
@@ -22,7 +22,7 @@ DEFAULT_RECOMPUTE = "-default-recompute"
 """What groups of published rows end in whose recomputation is blank."""
 
 
-class Compared(Spec):
+class ComparedQuantity(Spec):
     """One quantity, measured and predicted. [s] or [B]"""
 
     measured: float = Field(gt=0)
@@ -37,7 +37,9 @@ class RepeatScore(Spec):
     host_op_s: float | None = Field(
         default=None, description="Issue of one small op on its host; null: the profile's. [s]"
     )
-    step_time: Compared | None = Field(default=None, description="Time of one step; null where it says nothing. [s]")
+    step_time: ComparedQuantity | None = Field(
+        default=None, description="Time of one step; null where it says nothing. [s]"
+    )
     notes: tuple[str, ...] = ()
 
 
@@ -51,12 +53,14 @@ class RunScore(Spec):
     num_gpus: int
     framework: str
     strategy: str
-    step_time: Compared | None = Field(
+    step_time: ComparedQuantity | None = Field(
         default=None, description="Time of one step; of repeats the median, and what is off by their median error. [s]"
     )
-    peak_allocated: Compared | None = Field(default=None, description="Peak of the live tensors, fullest rank. [B]")
-    peak_reserved: Compared | None = Field(default=None, description="Peak of the allocator's segments. [B]")
-    peak_device: Compared | None = Field(default=None, description="Reserved, context and communicators. [B]")
+    peak_allocated: ComparedQuantity | None = Field(
+        default=None, description="Peak of the live tensors, fullest rank. [B]"
+    )
+    peak_reserved: ComparedQuantity | None = Field(default=None, description="Peak of the allocator's segments. [B]")
+    peak_device: ComparedQuantity | None = Field(default=None, description="Reserved, context and communicators. [B]")
     skewed: bool = Field(default=False, description="Whether tokens fall unevenly on experts.")
     ranks_allocated_errors: tuple[float, ...] = Field(
         default=(), description="Error of the peak allocated memory of every rank, by rank. [-]"
@@ -125,7 +129,7 @@ class RunScore(Spec):
         return self.id.endswith(TRACED)
 
 
-class Errors(Spec):
+class QuantityErrors(Spec):
     """Errors of one quantity over the runs of a group; null where no run says anything of it."""
 
     runs: int = Field(ge=0, description="Runs that say something of it. [-]")
@@ -144,11 +148,11 @@ class GroupScore(Spec):
     """All runs of one group."""
 
     runs: int
-    step_time: Errors
-    peak_allocated: Errors
-    peak_allocated_ranks: Errors = Field(description="Of every rank; the runs' means over ranks are averaged.")
-    peak_reserved: Errors
-    peak_device: Errors
+    step_time: QuantityErrors
+    peak_allocated: QuantityErrors
+    peak_allocated_ranks: QuantityErrors = Field(description="Of every rank; the runs' means over ranks are averaged.")
+    peak_reserved: QuantityErrors
+    peak_device: QuantityErrors
     out_of_memory: int = Field(description="Runs that went out of memory, less those of which that is denied. [-]")
     denied: int = Field(description="Runs of which another one's reading denies that they went out of memory. [-]")
     false_fits: int = Field(description="Those of them that were said to fit. [-]")
@@ -157,7 +161,7 @@ class GroupScore(Spec):
     provenance: dict[Provenance, float] = Field(description="Mean shares of the predicted steps. [-]")
 
 
-class NotScored(Spec):
+class RunNotScored(Spec):
     """A run that was not predicted."""
 
     id: str
@@ -172,9 +176,9 @@ class LayerComparison(Spec):
     shape: dict[str, int | str] = Field(description="Sizes by their names in the measurements.")
     folder: str = Field(description="Folder of measurements.")
     split: Split = Field(default="heldout", description="Its set of shapes; a second one is called fresh.")
-    step_time: Compared = Field(description="Forward and backward. [s]")
-    peak_allocated: Compared | None = Field(default=None, description="Of the fullest rank. [B]")
-    peak_reserved: Compared | None = Field(default=None, description="Of the allocator's segments. [B]")
+    step_time: ComparedQuantity = Field(description="Forward and backward. [s]")
+    peak_allocated: ComparedQuantity | None = Field(default=None, description="Of the fullest rank. [B]")
+    peak_reserved: ComparedQuantity | None = Field(default=None, description="Of the allocator's segments. [B]")
 
 
 class ScalePoint(Spec):
@@ -183,7 +187,7 @@ class ScalePoint(Spec):
     id: str
     num_gpus: int = Field(ge=1)
     sequences: int = Field(ge=1, description="Global batch. [sequences]")
-    step_time: Compared = Field(description="Time of one step. [s]")
+    step_time: ComparedQuantity = Field(description="Time of one step. [s]")
 
     def rate(self, *, predicted: bool) -> float:
         """Sequences a GPU and second. [1/s]"""
@@ -207,7 +211,7 @@ class ScaleSeries(Spec):
         --------
         Twice the GPUs take 0.51 s of half the work, predicted 0.5:
 
-        >>> steps = [Compared(measured=a, predicted=b, error=b / a - 1) for a, b in ((1.0, 1.0), (0.51, 0.5))]
+        >>> steps = [ComparedQuantity(measured=a, predicted=b, error=b / a - 1) for a, b in ((1.0, 1.0), (0.51, 0.5))]
         >>> points = [ScalePoint(id=str(n), num_gpus=n, sequences=64, step_time=s) for n, s in zip((8, 16), steps)]
         >>> series = ScaleSeries(group="published-x", model="m", gpu="h100", strategy="tp8", points=points)
         >>> [round(x, 3) for x in series.efficiencies(predicted=False)]
@@ -229,12 +233,12 @@ class ValidationReport(Spec):
     groups: dict[str, GroupScore]
     false_fits: int = Field(description="Runs that went out of memory and were said to fit. [-]")
     runs: tuple[RunScore, ...]
-    not_scored: tuple[NotScored, ...] = ()
+    not_scored: tuple[RunNotScored, ...] = ()
     layers: tuple[LayerComparison, ...] = Field(default=(), description="MoE layers in token chunks, measured alone.")
     families: dict[str, Attribution] = Field(
         default={}, description="Profiled steps beside their predictions, per family of kernels, by run; rank 0."
     )
-    bands: tuple[Coverage, ...] = Field(
+    bands: tuple[BandCoverage, ...] = Field(
         default=(), description="How often the bands of steps held what the judging halves measured, by group."
     )
     scale: tuple[ScaleSeries, ...] = Field(
@@ -244,7 +248,7 @@ class ValidationReport(Spec):
 
 
 @dataclass(frozen=True)
-class Quantity:
+class SummaryQuantity:
     """One quantity of the summary: its field and how errors and words name it."""
 
     field: str
@@ -252,14 +256,14 @@ class Quantity:
 
 
 QUANTITIES = (
-    Quantity("step_time", "step time"),
-    Quantity("peak_allocated", "peak allocated"),
-    Quantity("peak_reserved", "peak reserved"),
-    Quantity("peak_device", "peak device"),
+    SummaryQuantity("step_time", "step time"),
+    SummaryQuantity("peak_allocated", "peak allocated"),
+    SummaryQuantity("peak_reserved", "peak reserved"),
+    SummaryQuantity("peak_device", "peak device"),
 )
 
 
-def compare_with_measured(measured: float | None, predicted: float) -> Compared | None:
+def compare_with_measured(measured: float | None, predicted: float) -> ComparedQuantity | None:
     """A prediction beside its measurement; None without one.
 
     Examples
@@ -269,4 +273,4 @@ def compare_with_measured(measured: float | None, predicted: float) -> Compared 
     """
     if measured is None:
         return None
-    return Compared(measured=measured, predicted=predicted, error=predicted / measured - 1)
+    return ComparedQuantity(measured=measured, predicted=predicted, error=predicted / measured - 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mofa.blocks.build import BlockKind, BlockTapes, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_tapes
 from mofa.blocks.context import Context, Primitives
 from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.blocks.frameworks.megatron import local as megatron_local
@@ -99,7 +99,7 @@ def primitives(ctx: Context) -> Primitives:
 
 def build(ctx: Context, recompute: Recompute = NO_RECOMPUTE, *, moe: bool = False) -> BlockTapes:
     """Forward and backward of one layer."""
-    return layer_tapes(ctx, primitives(ctx), BlockKind(moe), recompute)
+    return layer_tapes(ctx, primitives(ctx), CostedLayerKind(moe), recompute)
 
 
 def shares(op: Op) -> bool:

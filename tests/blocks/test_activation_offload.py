@@ -13,7 +13,7 @@ from mofa.blocks.tapes import kept_layer_label
 from mofa.blocks.work import HostCopy
 from mofa.cost.estimate import Estimator
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.workload import WorkloadSpec
 
 MIB = 2**20
@@ -23,7 +23,7 @@ TOKENS = 8192
 def tapes_of(workload: WorkloadSpec, offload: str, strategy: str = "micro_batch=1") -> dict[str, BlockTapes]:
     cluster = mofa.load_cluster("h200-hgx", 1)
     framework = mofa.load_framework("megatron", {"activation_offload": offload})
-    row = strategy_row(workload, cluster, framework, strategy)
+    row = checked_strategy_row(workload, cluster, framework, strategy)
     estimator = Estimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row))
     return dict(estimator.row_with_every_stage.costs.tapes)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_forward_tape, layer_tapes
 from mofa.blocks.frameworks.megatron.captured_ops import graph_captured_embedding_or_head, graph_captured_layer
 from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.op import GRAPH_POOL, Op, Tape
@@ -21,9 +21,9 @@ DENSE, MOE = llama(), llama(moe={**EXPERTS, "shared_hidden": 64})
 
 def layer(graphs: str, *, moe: bool = False, recompute: str = "none", **facts: Any) -> BlockTapes:
     ctx = context(MOE if moe else DENSE, framework("megatron", cuda_graphs=graphs), **facts)
-    forward = layer_forward_tape(ctx, primitives(ctx), BlockKind(moe))
+    forward = layer_forward_tape(ctx, primitives(ctx), CostedLayerKind(moe))
     repeated = recompute_of_layer(ctx.framework, RecomputeSpec.parse(recompute), forward, ctx.model)
-    tapes = layer_tapes(ctx, primitives(ctx), BlockKind(moe), repeated, forward)
+    tapes = layer_tapes(ctx, primitives(ctx), CostedLayerKind(moe), repeated, forward)
     return graph_captured_layer(tapes, ctx, moe=moe)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.backward import backward
-from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape
+from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_forward_tape
 from mofa.blocks.chunks import split_into_token_chunks, without_module_locals
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
@@ -19,7 +19,7 @@ from tests.blocks.small import EXPERTS, context, framework, llama, primitives
 FULL = Recompute(kind="full")
 CTX = context(llama(moe=EXPERTS), framework("megatron"), seq_len=1024, ep=4)
 SKEWED = replace(CTX, rows_memory=20 * CTX.rows_memory)
-FORWARD = layer_forward_tape(CTX, primitives(CTX), BlockKind(True))
+FORWARD = layer_forward_tape(CTX, primitives(CTX), CostedLayerKind(True))
 
 
 def expert_flops(tape: Tape, *, again: bool | None = None) -> float:
@@ -76,7 +76,7 @@ def test_full_recomputation_does_not_repeat_what_follows_the_chunks() -> None:
 @pytest.mark.parametrize("recompute", [NO_RECOMPUTE, FULL])
 def test_memory_is_a_part_that_stays_and_a_part_over_the_chunks(recompute: Recompute) -> None:
     """MemFine's A + B / c (moe.md A.9) out of lifetimes, where the experts' rows dominate."""
-    forward = without_module_locals(layer_forward_tape(SKEWED, primitives(SKEWED), BlockKind(True)))
+    forward = without_module_locals(layer_forward_tape(SKEWED, primitives(SKEWED), CostedLayerKind(True)))
     peak = {}
     for c in (1, 2, 4, 8):
         tape = split_into_token_chunks(forward, c)
@@ -95,7 +95,7 @@ def test_memory_is_a_part_that_stays_and_a_part_over_the_chunks(recompute: Recom
 
 def test_without_chunks_or_experts_nothing_changes() -> None:
     assert split_into_token_chunks(FORWARD, 1) is FORWARD
-    dense = layer_forward_tape(CTX, primitives(CTX), BlockKind(False))
+    dense = layer_forward_tape(CTX, primitives(CTX), CostedLayerKind(False))
     assert split_into_token_chunks(dense, 4) is dense
 
 

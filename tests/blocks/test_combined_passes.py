@@ -26,7 +26,7 @@ from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.base import Fact
 from mofa.specs.overrides import parse_strategy
 from tests.blocks.small import build, context, framework, llama
@@ -92,7 +92,7 @@ def test_exchanges_have_a_stream_of_their_own() -> None:
 def estimator(delays: bool) -> Estimator:
     job, machines = workload(moe_llama()), cluster(8)
     spec = framework("megatron", expert_overlap="combined", delay_wgrad=delays)
-    row = strategy_row(job, machines, spec, parse_strategy("ep=8 micro_batch=1"))
+    row = checked_strategy_row(job, machines, spec, parse_strategy("ep=8 micro_batch=1"))
     return Estimator(job, machines, spec, row, routing_loads_by_ep(job, row))
 
 
@@ -157,7 +157,7 @@ def test_one_micro_batch_saves_nothing() -> None:
         ({"expert_overlap": "combined"}, machines),
     ):
         spec = framework("megatron", **options)
-        row = strategy_row(job, on, spec, parse_strategy("ep=8 micro_batch=1"))
+        row = checked_strategy_row(job, on, spec, parse_strategy("ep=8 micro_batch=1"))
         steps.append(float(Estimator(job, on, spec, row, routing_loads_by_ep(job, row)).breakdown().step_s[0]))
     assert steps[0] == pytest.approx(steps[1], rel=0.02)
     slowest = steps[2] - steps[1]

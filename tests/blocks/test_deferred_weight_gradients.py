@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mofa.blocks.build import BlockKind, BlockTapes, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_tapes
 from mofa.blocks.deferred_weight_gradients import CHECKPOINT_KEEPS
 from mofa.blocks.elementwise import value_at
 from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
@@ -21,7 +21,7 @@ WEIGHTS = ["wq", "wk", "wv", "wo", "mlp.w1", "mlp.w2", "mlp.w3", "attn_norm", "m
 
 def layer(recompute: Recompute, model: Any = None) -> BlockTapes:
     ctx = context(model or llama(), framework("torchtitan"), tp=1)
-    return layer_tapes(replace(ctx, pipelined=True), PRIMITIVES, BlockKind(False), recompute)
+    return layer_tapes(replace(ctx, pipelined=True), PRIMITIVES, CostedLayerKind(False), recompute)
 
 
 @pytest.mark.parametrize("recompute", [NO_RECOMPUTE, FULL])

@@ -11,7 +11,7 @@ import mofa
 from mofa.cost.block.block_cost import PrecisionMode, block_costs
 from mofa.cost.block.routing_loads import BALANCED
 from mofa.cost.precision_modes import rows_by_precision_mode
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 
 NAMES = ("megatron", "megatron-2022", "megatron-local", "torchtitan")
 """fsdp1 is left out: its modules are torchtitan's, what FSDP does around them differs."""
@@ -21,7 +21,7 @@ def signature(name: str) -> tuple[tuple[str, ...], float, float]:
     """Ops of a GPT-3 layer and its backward on one of eight GPUs, bytes kept, kernels launched. [-, B, -]"""
     job = mofa.load_workload("gpt3-175b", overrides={"model.num_layers": 4})
     machines, framework = mofa.load_cluster("a100-hgx", 8), mofa.load_framework(name)
-    row = strategy_row(job, machines, framework, "recompute=none micro_batch=1")
+    row = checked_strategy_row(job, machines, framework, "recompute=none micro_batch=1")
     mode: PrecisionMode = rows_by_precision_mode(job, framework, row)[0][1]
     costs = block_costs(job, machines, framework, row, BALANCED, mode)
     block = costs.tapes["dense recompute=none"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.blocks.build import BlockKind, BlockTapes, block_kinds, head_tapes, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, costed_layer_kinds, head_tapes, layer_tapes
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.frameworks.megatron.transformer_engine import persistent_buffers
 from mofa.blocks.op import Tape
@@ -31,10 +31,10 @@ def attention(**changes: Any) -> dict[str, Any]:
     return {"kind": "gqa", "num_heads": HEADS, "num_kv_heads": KV, "head_dim": D, **changes}
 
 
-def layer(model: ModelSpec, name: str = "megatron", kind: BlockKind | None = None, tp: int = 1) -> BlockTapes:
+def layer(model: ModelSpec, name: str = "megatron", kind: CostedLayerKind | None = None, tp: int = 1) -> BlockTapes:
     facts = mofa.load_framework(name)
     ctx = context(model, facts, seq_len=S, micro_batch=B, tp=tp, sp=tp > 1)
-    return layer_tapes(ctx, primitives_of(facts), kind or BlockKind(False))
+    return layer_tapes(ctx, primitives_of(facts), kind or CostedLayerKind(False))
 
 
 def norms(tape: Tape) -> list[str]:
@@ -81,7 +81,7 @@ def test_experts_with_gated_gelu_are_not_fused() -> None:
     """moe/experts.py fuses SwiGLU and the quick GELU alone."""
     moe = {"num_experts": 8, "top_k": 2, "expert_hidden": 256}
     names = {
-        a: {op.name for op in layer(llama(mlp={"activation": a}, moe=moe), kind=BlockKind(True)).forward.ops}
+        a: {op.name for op in layer(llama(mlp={"activation": a}, moe=moe), kind=CostedLayerKind(True)).forward.ops}
         for a in ("swiglu", "geglu")
     }
     assert "experts.activation" in names["swiglu"] - names["geglu"]
@@ -91,7 +91,7 @@ def test_experts_with_gated_gelu_are_not_fused() -> None:
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_layers_without_a_rotation_are_a_kind(name: str) -> None:
     model = llama(attention=attention(nope_every=2))
-    rotated, unrotated = block_kinds(model)
+    rotated, unrotated = costed_layer_kinds(model)
     assert (rotated.unrotated, unrotated.unrotated) == (False, True)
     assert unrotated.name == "dense_unrotated"
     ropes = [
@@ -103,7 +103,7 @@ def test_layers_without_a_rotation_are_a_kind(name: str) -> None:
 def test_keys_are_copied_where_nothing_turned_them() -> None:
     """Views of qkv beside queries that were copied (te1-smollm3-12l-nope); with norms of heads values alone
     (te1-llama4dense-6l-l2norm); of one group or as many as queries none, as all three lie interleaved."""
-    unrotated = BlockKind(False, unrotated=True)
+    unrotated = CostedLayerKind(False, unrotated=True)
 
     def copies(**facts: Any) -> list[str]:
         tape = layer(llama(attention=attention(nope_every=2, **facts)), kind=unrotated).forward

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.build import BlockKind, BlockTapes, head_tapes, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, head_tapes, layer_tapes
 from mofa.blocks.frameworks.megatron import transformer_engine as megatron
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.frameworks.recompute import recompute_of_layer, why_unsupported
@@ -334,7 +334,7 @@ def test_dummy_weight_gradients_persist() -> None:
     """te/module/base.py:134: 2 bytes a parameter for each distinct shape of weight, never freed, beside a workspace."""
     ctx = context(llama(), framework("megatron"), seq_len=S, micro_batch=B)
     shapes = H * (A + 2 * K) * D + H * H + H * 2 * F + H * F + H * 32000
-    ops = layer_tapes(ctx, primitives(ctx), BlockKind(moe=False)).forward.ops
+    ops = layer_tapes(ctx, primitives(ctx), CostedLayerKind(moe=False)).forward.ops
     assert first(megatron.persistent_buffers(ctx, ops)) == 2 * shapes + WORKSPACE
 
 

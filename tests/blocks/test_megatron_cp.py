@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.blocks.build import BlockKind, BlockTapes, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_tapes
 from mofa.blocks.elementwise import value_at
 from mofa.blocks.frameworks.megatron.cp import ORDER
 from mofa.blocks.op import CP_POOL, Tape
@@ -26,7 +26,7 @@ def of(kind: str, cp: int) -> BlockTapes:
     ctx = context(llama(), framework("megatron"), seq_len=S, micro_batch=1)
     several = np.array([cp > 1])
     ctx = replace(ctx, cp=np.array([float(cp)]), cp_ring=several & (kind == "ring"), cp_a2a=several & (kind == "a2a"))
-    return layer_tapes(ctx, primitives(ctx), BlockKind(moe=False))
+    return layer_tapes(ctx, primitives(ctx), CostedLayerKind(moe=False))
 
 
 def sent(tape: Tape) -> dict[str, list[float]]:
@@ -55,7 +55,7 @@ def test_what_is_sent(cp: int) -> None:
 def test_what_is_kept(cp: int) -> None:
     """As without; an exchange of heads keeps the kernel's own output beside what the projection keeps."""
     alone = context(llama(), framework("megatron"), seq_len=S // cp, micro_batch=1)
-    plain = sum(kept(layer_tapes(alone, primitives(alone), BlockKind(moe=False))).values())
+    plain = sum(kept(layer_tapes(alone, primitives(alone), CostedLayerKind(moe=False))).values())
     for kind in ("ring", "allgather"):
         assert sum(kept(of(kind, cp)).values()) == pytest.approx(plain)
     assert sum(kept(of("a2a", cp)).values()) == pytest.approx(plain + 2 * S // cp * A * D)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 import mofa
 from mofa.blocks.backward import NO_RECOMPUTE, backward
-from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_forward_tape, layer_tapes
 from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.moeblaze import moeblaze_saved_bytes, routing_buffer_bytes
@@ -27,7 +27,7 @@ TOKENS, ROWS, H, F = 512, 1024, 512, 256
 
 def forward(copies: str) -> Tape:
     ctx = context(MODEL, framework("megatron", routed_copies=copies))
-    return layer_forward_tape(ctx, primitives(ctx), BlockKind(True))
+    return layer_forward_tape(ctx, primitives(ctx), CostedLayerKind(True))
 
 
 def keeps(copies: str) -> dict[str, float]:
@@ -107,7 +107,7 @@ def test_the_table_of_the_papers_configurations(number: int) -> None:
 
     def of_tape(name: str, **options: object) -> float:
         ctx = context(model, framework(name, **options), seq_len=seq, micro_batch=batch)
-        found = kept(layer_tapes(ctx, primitives_of(ctx.framework), BlockKind(True), NO_RECOMPUTE))
+        found = kept(layer_tapes(ctx, primitives_of(ctx.framework), CostedLayerKind(True), NO_RECOMPUTE))
         return sum(b for n, b in found.items() if n.startswith(("moe.", "experts.")) or n == "mlp_norm.out") / MIB
 
     blaze, conventional = (
@@ -138,7 +138,7 @@ def test_where_it_cannot_be() -> None:
 
 def test_the_plan_says_what_it_saves_and_both_memories_agree() -> None:
     job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=64), mofa.load_cluster("h200-hgx", 8)
-    machines = machines.at_host(1e-6, "one that never holds up the device")  # else Python hides what is saved
+    machines = machines.with_host_speed(1e-6, "one that never holds up the device")  # else Python hides what is saved
     plans = {}
     for copies in ("materialised", "index"):
         facts = mofa.load_framework({"name": "megatron", "routed_copies": copies})

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.build import BlockKind, BlockTapes, embedding_tapes, head_tapes, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, embedding_tapes, head_tapes, layer_tapes
 from mofa.blocks.context import Context
 from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES, ops_with_saved_outputs
 from mofa.blocks.op import Op
@@ -54,7 +54,7 @@ def context(
 
 
 def layer(ctx: Context, recompute: Recompute = NO_RECOMPUTE) -> BlockTapes:
-    return layer_tapes(ctx, PRIMITIVES, BlockKind(ctx.model.moe is not None), recompute)
+    return layer_tapes(ctx, PRIMITIVES, CostedLayerKind(ctx.model.moe is not None), recompute)
 
 
 def selective(ctx: Context) -> Recompute:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.build import BlockKind, BlockTapes, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_tapes
 from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
 from mofa.blocks.op import Tape
 from mofa.blocks.work import Attention, Collective
@@ -23,7 +23,9 @@ MODEL = llama(attention={"kind": "gqa", "num_heads": HEADS, "num_kv_heads": KEYS
 
 def layer(tp: int = TP, **options: Any) -> BlockTapes:
     spec = framework("torchtitan", compile=False, **options)
-    return layer_tapes(context(MODEL, spec, seq_len=S, micro_batch=B, tp=tp, sp=tp > 1), PRIMITIVES, BlockKind(False))
+    return layer_tapes(
+        context(MODEL, spec, seq_len=S, micro_batch=B, tp=tp, sp=tp > 1), PRIMITIVES, CostedLayerKind(False)
+    )
 
 
 def gathers(tape: Tape) -> dict[str, float]:

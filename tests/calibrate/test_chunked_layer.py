@@ -81,7 +81,7 @@ def test_weights_and_main_gradients_by_hand() -> None:
 
 def test_chunks_save_memory_and_cost_time() -> None:
     """On a host that is ahead: a slower one is later where forward and backward begin without a lead each."""
-    cluster, framework = load_cluster("h200-hgx", 2).at_host(5.4e-6), load_framework("torchtitan")
+    cluster, framework = load_cluster("h200-hgx", 2).with_host_speed(5.4e-6), load_framework("torchtitan")
     found = [predict_bench_layer({**SHAPE, "chunks": c, "skew": "0.5"}, cluster, framework) for c in (1, 2, 4, 8)]
     peaks, steps = [p.peak_bytes - p.static_bytes for p in found], [p.step_s for p in found]
     assert peaks == sorted(peaks, reverse=True)

@@ -21,11 +21,11 @@ from mofa.cli.commands.calibrate import _print_check
 from mofa.cli.main import main
 from mofa.report.accuracy import print_validation
 from mofa.report.attribution_text import print_attribution
-from mofa.report.chunked_layers import print_layers
+from mofa.report.chunked_layers import print_chunked_layers
 from mofa.report.chunks import print_chunks
-from mofa.report.goodput import print_scale
+from mofa.report.goodput import print_goodput_by_scale
 from mofa.report.long_run import print_long_runs
-from mofa.report.plan_text import print_estimate, print_report
+from mofa.report.plan_text import print_estimate, print_plan_report
 from tests.report.fake import make_estimate, make_report
 from tests.report.fake_checks import make_attribution, make_check, make_chunk_report, make_layers, make_validation
 from tests.report.test_goodput import report as goodput_report
@@ -47,12 +47,12 @@ def cases() -> dict[str, Callable[[], object]]:
     """Calls that print, by name."""
     plans, estimate, goodput = make_report(3), make_estimate("a-run", 100.0), goodput_report()
     prints: dict[str, Callable[[], object]] = {
-        "plan": lambda: print_report(plans, tables.make_console()),
+        "plan": lambda: print_plan_report(plans, tables.make_console()),
         "estimate": lambda: print_estimate(estimate, tables.make_console()),
         "long runs": lambda: print_long_runs(tables.make_console(), [with_long_run()] * 2, asked=True),
-        "goodput": lambda: print_scale(tables.make_console(), goodput),
+        "goodput": lambda: print_goodput_by_scale(tables.make_console(), goodput),
         "calibrate check": lambda: _print_check(make_check(), TARGETS),
-        "calibrate check, layers": lambda: print_layers(make_layers(), tables.make_console()),
+        "calibrate check, layers": lambda: print_chunked_layers(make_layers(), tables.make_console()),
         "chunks": lambda: print_chunks(make_chunk_report(), tables.make_console()),
         "validate": lambda: print_validation(make_validation(), tables.make_console()),
         "attribute": lambda: print_attribution(make_attribution(), tables.make_console()),

@@ -26,10 +26,10 @@ from pydantic.fields import FieldInfo
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.errors import SpecError
-from mofa.faults.calculator import calculate
+from mofa.faults.calculator import calculate_goodput
 from mofa.report.save import csv_bytes
 from mofa.report.tables import make_console, markdown_table, print_table
-from mofa.search.space import most_stages
+from mofa.search.space import max_pipeline_stages
 from mofa.specs.base import Fact
 from mofa.specs.faults import FaultSpec
 from mofa.specs.files import load_json, parse_yaml
@@ -472,7 +472,7 @@ TIMES = [(1e15 * 86400, 0.0, 600.0), (1e-6, 1e6, 1e6), (21600.0, 1e-9, 0.0), (1e
 def test_shares_stay_between_0_and_1(times: tuple[float, float, float], shape: float) -> None:
     for interval_s in (None, 3600.0) if shape == 1.0 else (3600.0,):
         try:
-            found = calculate(*times, interval_s=interval_s, shape=shape, days=1e-3, num_runs=2)
+            found = calculate_goodput(*times, interval_s=interval_s, shape=shape, days=1e-3, num_runs=2)
         except SpecError:
             continue
         assert 0.0 <= found.ettr <= 1.0
@@ -481,8 +481,8 @@ def test_shares_stay_between_0_and_1(times: tuple[float, float, float], shape: f
 
 def test_heavy_tails_meet_their_simulation_or_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mofa.faults.calculator.MAX_EVENTS", 1.2e5)
-    assert calculate(21600.0, 300.0, 600.0, shape=0.1).ettr_monte_carlo is None
-    simulated = calculate(21600.0, 300.0, 600.0, shape=0.3)
+    assert calculate_goodput(21600.0, 300.0, 600.0, shape=0.1).ettr_monte_carlo is None
+    simulated = calculate_goodput(21600.0, 300.0, 600.0, shape=0.3)
     of_runs = simulated.ettr_monte_carlo
     assert of_runs is not None
     assert of_runs.standard_error is not None
@@ -490,7 +490,7 @@ def test_heavy_tails_meet_their_simulation_or_have_none(monkeypatch: pytest.Monk
 
 
 def test_plan_searches_the_stages_that_estimate_takes(cli: Cli) -> None:
-    assert most_stages(1) == 3
+    assert max_pipeline_stages(1) == 3
     job = ("mixtral-8x7b", "h100-hgx", "--gpus", "2", "--seq-len", "1", "--global-batch", "1", "--set",
            "workload.model.num_layers=1", "--no-replay", "--quiet")  # fmt: skip
     assert cli("estimate", *job, "--strategy", "pp=2").returncode == 0

@@ -27,7 +27,7 @@ def told(cli: Cli, *arguments: str) -> dict[str, Any]:
 
 def test_it_is_the_pace_of_the_cluster_s_host(cli: Cli) -> None:
     plan = told(cli, *ESTIMATE, "--host-issue", "40us", "--framework", "torchtitan")
-    cluster = mofa.load_cluster("h100-hgx", 8).at_host(40e-6)
+    cluster = mofa.load_cluster("h100-hgx", 8).with_host_speed(40e-6)
     framework = mofa.load_framework("torchtitan")
     own = mofa.estimate(
         mofa.load_workload("llama3-8b"), cluster, "tp=2 micro_batch=1", framework=framework, replay=False

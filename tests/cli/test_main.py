@@ -17,7 +17,7 @@ from mofa.cli.parse import parse_degree_limits, parse_fixed, split_words
 from mofa.errors import SpecError, StrategyError
 from mofa.report.phrases import strategy_text
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
-from mofa.search.space import WITH, WITHOUT, constrain, default_space
+from mofa.search.space import WITH, WITHOUT, constrain_space, default_space
 from mofa.specs.files import did_you_mean
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 from mofa.specs.overrides import STRATEGY_KEYS
@@ -343,7 +343,7 @@ def test_several_values_are_searched_alone() -> None:
     job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     space = default_space(job, machines, mofa.load_framework("megatron"))
     fixed = {"tp": (4, 8), "recompute": ("full", "none"), "tp_overlap": (True, False)}
-    chosen = constrain(space, fix=fixed, maximum={}, with_=(), without=())
+    chosen = constrain_space(space, fix=fixed, maximum={}, with_=(), without=())
     assert chosen.tp == (4, 8)
     assert [str(mode) for mode, _ in chosen.recompute] == ["full", "none"]
     assert {options.tp_overlap for options in chosen.options} == {True, False}

@@ -78,7 +78,7 @@ def test_an_interruption_keeps_whole_records_only(
 def test_a_machine_that_cannot_measure_is_one_line(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, state: dict[str, Any], says: str
 ) -> None:
-    monkeypatch.setattr("mofa.measure.runs.self_test", lambda: {**STATE, **state})
+    monkeypatch.setattr("mofa.measure.runs.machine_self_test", lambda: {**STATE, **state})
     assert main(["measure", str(runs_file(tmp_path, raw_run())), "--out", str(tmp_path / "out")]) == 2
     printed, err = capsys.readouterr()
     assert printed == ""

@@ -28,7 +28,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Search:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("mofa.cli.progress.PATIENCE_S", 0.0)  # a small search is over before a bar is due
-    monkeypatch.setattr("mofa.search.workers.cores", lambda: 1)
+    monkeypatch.setattr("mofa.search.workers.usable_cores", lambda: 1)
 
     def run(*options: str) -> tuple[str, str]:
         ours, theirs = pty.openpty()

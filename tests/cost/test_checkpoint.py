@@ -8,7 +8,7 @@ import pytest
 import mofa
 from mofa.cost.checkpoint import checkpoint_bytes, checkpoint_bytes_per_param, checkpoint_times
 from mofa.cost.estimate import estimate_table
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.faults import CheckpointSpec
 from mofa.specs.load import load_faults
 from mofa.specs.params import num_params
@@ -41,7 +41,7 @@ def test_bf16_moments_are_smaller() -> None:
 def test_ranks_save_every_parameter_once(name: str, gpus: int, strategy: str, framework: str) -> None:
     """The heaviest rank's share times the ranks is the whole, and more by what stages are uneven and tp repeats."""
     job, cluster, facts = mofa.load_workload(name), mofa.load_cluster("h200-hgx", gpus), mofa.load_framework(framework)
-    row = strategy_row(job, cluster, facts, strategy or {})
+    row = checked_strategy_row(job, cluster, facts, strategy or {})
     per_rank = estimate_table(job, cluster, facts, row).checkpoint_bytes
     whole = checkpoint_bytes(job, facts)
     assert per_rank.shape == (1,)

@@ -17,7 +17,7 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, LIVE_COMPONENTS, MEMORY_COMPO
 from mofa.cost.estimate import Estimator, estimate_table
 from mofa.cost.stages import split_layers
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
-from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.legality.masks import CheckedJob, check_strategies
 from mofa.search.one_plan import estimate
 from mofa.search.space import combinations_table, default_space, with_options_as_given
 from mofa.specs.hardware import ClusterSpec
@@ -69,7 +69,7 @@ def legal(name: str, kind: str, gpus: int = 16) -> StrategyTable:
     """All strategies of the default space that the framework runs, with some that recompute a layer of each chunk."""
     job, machines, spec = job_of(name, kind), cluster(gpus), framework(name)
     rows = combinations_table(with_options_as_given(default_space(job, machines, spec)), machines, spec)
-    rows = rows.take(check_strategies(Job(job, machines, spec), rows).reason < 0)
+    rows = rows.take(check_strategies(CheckedJob(job, machines, spec), rows).reason < 0)
     rows.recompute_layers[rows.recompute_layers < -1] = 1
     return rows
 

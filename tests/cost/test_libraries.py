@@ -7,7 +7,7 @@ from typing import Any
 import mofa
 from mofa.cost.libraries import has_host_facts_of_library
 from mofa.plan.result import Plan
-from mofa.report.search_text import library_line
+from mofa.report.search_text import library_share_line
 from mofa.specs.curves import FittedCurve, GpuCurves
 from mofa.specs.hardware import ClusterSpec
 
@@ -96,6 +96,6 @@ def test_a_curve_says_its_library() -> None:
 
 
 def test_the_report_says_it() -> None:
-    assert library_line({}) == (
+    assert library_share_line({}) == (
         "Nothing of the step rests on kernels or hosts that were measured under Transformer Engine."
     )

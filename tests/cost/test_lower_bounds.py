@@ -16,8 +16,8 @@ from mofa.cost.lower_bounds.paired_layers import least_seconds_in_pairs
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.space import SOLVED, combinations_table, constrain, default_space, with_options_as_given
+from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_options_as_given
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import RecomputeSpec
 from tests.cost.toy import fast_hosts
@@ -84,9 +84,11 @@ class Sample:
             load_workload(case.workload), machines, asked, case.words
         )
         space = default_space(self.workload, self.cluster, self.framework)
-        space = constrain(space, fix=dict(case.fix), maximum=MAXIMUM, with_=case.words, without=case.without)
+        space = constrain_space(space, fix=dict(case.fix), maximum=MAXIMUM, with_=case.words, without=case.without)
         table = combinations_table(with_options_as_given(space), self.cluster, self.framework)
-        legal = np.flatnonzero(check_strategies(Job(self.workload, self.cluster, self.framework), table).reason < 0)
+        legal = np.flatnonzero(
+            check_strategies(CheckedJob(self.workload, self.cluster, self.framework), table).reason < 0
+        )
         random = np.random.default_rng(case.gpus)
         table = table.take(np.sort(random.choice(legal, min(ROWS, len(legal)), replace=False)))
         self.is_open: NDArray[np.bool_] = table.recompute_layers == SOLVED

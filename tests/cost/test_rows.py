@@ -11,8 +11,8 @@ import mofa
 from mofa.cost.estimate import Estimator
 from mofa.replay.rank.from_estimator import composed_row
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.one_strategy import strategy_row
+from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.strategy import BALANCING, StrategyTable
@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[Job, StrategyTable]:
+def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[CheckedJob, StrategyTable]:
     """Legal rows of the default space, with scheduled experts where the framework has them; ``name`` may name one of
     :data:`OPTIONS` behind the framework."""
     name, _, option = name.partition(" ")
@@ -39,8 +39,10 @@ def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[Job, Str
     if name == "megatron" and job.model.moe is not None:
         space = replace(space, balancing=BALANCING)
     table = combinations_table(space, machines, framework)
-    legal = (check_strategies(Job(job, machines, framework), table).reason < 0) & (table.recompute_layers != SOLVED)
-    return Job(job, machines, framework), table.take(np.flatnonzero(legal))
+    legal = (check_strategies(CheckedJob(job, machines, framework), table).reason < 0) & (
+        table.recompute_layers != SOLVED
+    )
+    return CheckedJob(job, machines, framework), table.take(np.flatnonzero(legal))
 
 
 def sampled(table: StrategyTable, seed: int) -> tuple[StrategyTable, list[int]]:
@@ -132,7 +134,7 @@ def test_a_row_whose_ranks_have_heads_is_the_same_beside_one_whose_ranks_share_t
     job, machines = mofa.load_workload("qwen3-30b-a3b"), mofa.load_cluster("h100-hgx", 16)
     framework = mofa.load_framework("megatron")
     alone, other = (
-        strategy_row(job, machines, framework, f"tp={tp} pp=2 ep=8 etp=1 micro_batch=8 recompute=selective:moe")
+        checked_strategy_row(job, machines, framework, f"tp={tp} pp=2 ep=8 etp=1 micro_batch=8 recompute=selective:moe")
         for tp in (4, 8)
     )
     one, row = (

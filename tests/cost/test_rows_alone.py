@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import estimate_table
-from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.space import SOLVED, combinations_table, constrain, default_space, with_options_as_given
+from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_options_as_given
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategyTable
 from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, windowed, workload
@@ -74,7 +74,7 @@ KINDS = {
 
 
 @cache
-def legal(name: str, model: str) -> tuple[Job, StrategyTable]:
+def legal(name: str, model: str) -> tuple[CheckedJob, StrategyTable]:
     """The job of a kind and a model, and all strategies that its search would cost."""
     kind = KINDS[name]
     spec: ModelSpec = MODELS[model]
@@ -84,10 +84,10 @@ def legal(name: str, model: str) -> tuple[Job, StrategyTable]:
     job = workload(spec, seq_len=4096, global_batch=32, **precision)
     machines, fw = cluster(GPUS), framework(kind.framework, **kind.options)
     default = with_options_as_given(default_space(job, machines, fw))
-    asked = [constrain(default, fix=fix, maximum={}, with_=kind.with_, without=())
+    asked = [constrain_space(default, fix=fix, maximum={}, with_=kind.with_, without=())
              for fix in ({}, *({"recompute": mode} for mode in kind.modes if _has(mode, spec)))]  # fmt: skip
     modes = tuple(dict.fromkeys(mode for space in asked for mode in space.recompute))
-    whole = Job(job, machines, fw)
+    whole = CheckedJob(job, machines, fw)
     table = combinations_table(replace(asked[0], recompute=modes), machines, fw)
     return whole, table.take(
         np.flatnonzero((check_strategies(whole, table).reason < 0) & (table.recompute_layers != SOLVED))
@@ -145,7 +145,7 @@ def test_every_row_is_as_alone(name: str, data: st.DataObject) -> None:
     assert_rows_alone(name, model, data.draw(st.integers(0, 2**32 - 1)), data.draw(st.integers(2, 6)))
 
 
-def rows_of(name: str, model: str, *wanted: dict[str, Any]) -> tuple[Job, StrategyTable]:
+def rows_of(name: str, model: str, *wanted: dict[str, Any]) -> tuple[CheckedJob, StrategyTable]:
     """The first legal row of each kind that is ``wanted``."""
     job, table = legal(name, model)
     picked = [np.flatnonzero(np.all([getattr(table, k) == v for k, v in one.items()], axis=0))[0] for one in wanted]

@@ -16,7 +16,7 @@ from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.steps import step_lower_bounds_s
 from mofa.cost.option_sets import options_common_to_rows
 from mofa.cost.shared_blocks import estimators_sharing_blocks
-from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.legality.masks import CheckedJob, check_strategies
 from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.strategy import FrameworkOptions, StrategyTable
@@ -50,13 +50,15 @@ KINDS = {
 
 
 @cache
-def legal(name: str, model: str) -> tuple[Job, StrategyTable]:
+def legal(name: str, model: str) -> tuple[CheckedJob, StrategyTable]:
     """The job of a kind and a model, and the legal strategies of all sets of options."""
     kind = KINDS[name]
     spec = MODELS[model]
     if kind.framework != "megatron":
         spec = spec.model_copy(update={"num_mtp_layers": 0})
-    job = Job(workload(spec, seq_len=4096, global_batch=32), cluster(GPUS), framework(kind.framework, **kind.options))
+    job = CheckedJob(
+        workload(spec, seq_len=4096, global_batch=32), cluster(GPUS), framework(kind.framework, **kind.options)
+    )
     space = with_options_as_given(default_space(job.workload, job.cluster, job.framework))
     one = combinations_table(space, job.cluster, job.framework)
     tables = [

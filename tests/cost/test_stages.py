@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from mofa.blocks.build import BlockKind
+from mofa.blocks.build import CostedLayerKind
 from mofa.cost.layer_split import active_params_of_layer
 from mofa.cost.stages import in_flight_at_first_backward, split_layers
 from mofa.specs.load import load_workload
@@ -32,7 +32,7 @@ def sizes(model: ModelSpec, pp: int, vpp: int, framework: str) -> list[int]:
 def test_every_layer_is_held_once_in_order(model: ModelSpec, framework: str, pp: int, vpp: int) -> None:
     stages = split_layers(model, pp, vpp, framework)
     in_order = [i for c in range(pp * vpp) for i in stages.layers[c % pp][c // pp]]
-    wanted = [BlockKind(model.is_moe_layer(i), model.is_windowed_layer(i)) for i in range(model.num_layers)]
+    wanted = [CostedLayerKind(model.is_moe_layer(i), model.is_windowed_layer(i)) for i in range(model.num_layers)]
     assert [stages.kinds[i] for i in in_order] == wanted
     assert stages.layer_counts.sum() == model.num_layers
     assert np.all(stages.layer_counts.sum(axis=0) >= (1 if framework != "torchtitan" else 0))
@@ -116,7 +116,7 @@ def test_torchtitans_rule(layers: int, chunks: int, wanted: list[int] | None) ->
 def test_dense_layers_come_first() -> None:
     """DeepSeek-V3: 61 layers over 16 stages; its three dense layers are on stage 0, the head on the last."""
     stages = split_layers(load_workload("deepseek-v3").model, 16, 1, "megatron")
-    dense = stages.kinds.index(BlockKind(moe=False))
+    dense = stages.kinds.index(CostedLayerKind(moe=False))
     assert stages.layer_counts[dense].sum() == 3
     assert stages.layer_counts[dense, 0, 0] == 3
     assert stages.layer_counts.sum() == 61
@@ -140,7 +140,7 @@ def test_recomputed_layers() -> None:
     full, every_other, every_one = (RecomputeSpec.parse(text) for text in ("full", "every:2", "every:1"))
     first = stages.num_recomputed_layers(full, 2)
     assert first.sum(axis=0).tolist() == [[2, 2], [2, 2]]
-    assert first[stages.kinds.index(BlockKind(moe=False))].tolist() == [[1, 0], [0, 0]]
+    assert first[stages.kinds.index(CostedLayerKind(moe=False))].tolist() == [[1, 0], [0, 0]]
     assert np.array_equal(stages.num_recomputed_layers(full, 3), stages.layer_counts)
     every = stages.num_recomputed_layers(every_other, -1)
     assert every.sum(axis=0).tolist() == [[1, 2], [1, 2]]  # of 3 and 3: the 2nd; the 4th and 6th

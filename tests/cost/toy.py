@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mofa.cost.kernels.toy_gpu import toy_gpu
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.base import Fact, Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -129,7 +129,7 @@ def windowed(**changes: Any) -> ModelSpec:
 
 def table(job: WorkloadSpec, machines: ClusterSpec, spec: FrameworkSpec, strategies: Sequence[str]) -> StrategyTable:
     """Checked strategies, by their text, as one table."""
-    return joined([strategy_row(job, machines, spec, text) for text in strategies])
+    return joined([checked_strategy_row(job, machines, spec, text) for text in strategies])
 
 
 def joined(rows: Sequence[StrategyTable]) -> StrategyTable:

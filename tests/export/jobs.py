@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import mofa
-from mofa.export.job import Job
-from mofa.export.job_file import ReadJob
+from mofa.export.job import ExportJob
+from mofa.export.job_file import JobOfFile
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.summaries import ClusterSummary
 from mofa.search.one_plan import plan_in_closed_form
 from tests.export.random_plans import Drawn
 
 
-def assert_comes_back(job: ReadJob, drawn: Drawn) -> None:
+def assert_comes_back(job: JobOfFile, drawn: Drawn) -> None:
     """A plan that was exported and read, estimated anew: the same strategy, layout, step and memory."""
     plan = drawn.plan
     assert job.num_gpus == drawn.cluster.num_gpus
@@ -25,10 +25,10 @@ def assert_comes_back(job: ReadJob, drawn: Drawn) -> None:
     assert job.workload.batch == drawn.workload.batch
 
 
-def job_of(drawn: Drawn, to: str) -> Job:
+def job_of(drawn: Drawn, to: str) -> ExportJob:
     """A plan with its job, as ``mofa.export`` makes it."""
     facts = JobFacts.from_specs(drawn.workload, drawn.framework, drawn.cluster)
-    return Job(
+    return ExportJob(
         facts.workload_spec(),
         facts.framework_spec(),
         drawn.plan,
@@ -38,7 +38,7 @@ def job_of(drawn: Drawn, to: str) -> Job:
     )
 
 
-def megatron_job(to: str = "megatron", **options: Any) -> Job:
+def megatron_job(to: str = "megatron", **options: Any) -> ExportJob:
     """Llama 3 8B on a node of H100s, two ranks of it tensor-parallel, under these options of Megatron's."""
     workload, cluster = mofa.load_workload("llama3-8b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
     framework = mofa.load_framework({"name": "megatron", **options})

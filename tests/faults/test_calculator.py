@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mofa.faults.calculator import calculate
+from mofa.faults.calculator import calculate_goodput
 from mofa.faults.closed_forms.weibull import weibull_shares
 
 MIN, HOUR = 60.0, 3600.0
@@ -21,7 +21,7 @@ MIN, HOUR = 60.0, 3600.0
     ],
 )
 def test_the_interval_asked_for_is_simulated(mtbf: float, interval: float, days: float, by_hand: float) -> None:
-    found = calculate(mtbf, 5 * MIN, 10 * MIN, interval_s=interval, days=days)
+    found = calculate_goodput(mtbf, 5 * MIN, 10 * MIN, interval_s=interval, days=days)
     mc = found.ettr_monte_carlo
     assert mc is not None
     assert found.ettr == pytest.approx(by_hand, abs=5e-5)
@@ -37,7 +37,7 @@ def test_the_interval_asked_for_is_simulated(mtbf: float, interval: float, days:
     ],
 )  # fmt: skip
 def test_intervals_of_many_mtbf(times: float, persist: float, shape: float) -> None:
-    found = calculate(6 * HOUR, 5 * MIN, 10 * MIN, interval_s=times * 6 * HOUR, persist_s=persist, shape=shape,
+    found = calculate_goodput(6 * HOUR, 5 * MIN, 10 * MIN, interval_s=times * 6 * HOUR, persist_s=persist, shape=shape,
                       days=15.0, num_runs=1000, seed=1)  # fmt: skip
     mc = found.ettr_monte_carlo
     if shape == 2 and times == 6:  # of what fails this regularly nothing gets through
@@ -49,12 +49,12 @@ def test_intervals_of_many_mtbf(times: float, persist: float, shape: float) -> N
 
 def test_what_a_run_of_few_segments_cannot_say_is_left_out() -> None:
     """With checkpoints restorable an MTBF later, a run of 6 MTBF a segment would end before it shows."""
-    assert calculate(6 * HOUR, 300.0, 600.0, interval_s=36 * HOUR, persist_s=6 * HOUR).ettr_monte_carlo is None
+    assert calculate_goodput(6 * HOUR, 300.0, 600.0, interval_s=36 * HOUR, persist_s=6 * HOUR).ettr_monte_carlo is None
 
 
 @pytest.mark.parametrize(("shape", "persist"), [(0.3, 0.0), (0.7, 0.0), (2.0, 20 * MIN), (10.0, 0.0), (1.0, 20 * MIN)])
 def test_exact_is_the_best_interval(shape: float, persist: float) -> None:
-    found = calculate(6 * HOUR, 5 * MIN, 10 * MIN, shape=shape, persist_s=persist, num_runs=2, days=1.0)
+    found = calculate_goodput(6 * HOUR, 5 * MIN, 10 * MIN, shape=shape, persist_s=persist, num_runs=2, days=1.0)
     best = found.ettr_by_formula.exact
     assert found.ettr == best
     assert best >= max(found.ettr_by_formula.young, found.ettr_by_formula.daly, found.ettr_by_formula.daly_higher_order)
@@ -65,6 +65,6 @@ def test_exact_is_the_best_interval(shape: float, persist: float) -> None:
 
 def test_of_regular_failures_the_best_interval_ends_before_them() -> None:
     """Shape 10: few fail before 0.7 M; for a checkpoint of M / 4 one segment a failure is best, well above Daly's."""
-    found = calculate(6 * HOUR, 1.5 * HOUR, 0.0, shape=10.0, num_runs=2, days=1.0)
+    found = calculate_goodput(6 * HOUR, 1.5 * HOUR, 0.0, shape=10.0, num_runs=2, days=1.0)
     assert 0.4 * 6 * HOUR < found.interval_s.exact < 0.75 * 6 * HOUR
     assert found.interval_s.daly == pytest.approx(6 * HOUR * (math.sqrt(0.5) - 0.25))

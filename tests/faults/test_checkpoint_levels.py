@@ -10,13 +10,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
-from mofa.faults.closed_forms.checkpoint_levels import best_pattern, level_shares, mean_block_s, nested_ettr
-from mofa.faults.closed_forms.renewal import effective_restart_s, ettr, levels_ettr
+from mofa.faults.closed_forms.checkpoint_levels import (
+    best_checkpoint_pattern,
+    ledger_shares_of_levels,
+    mean_blocking_s,
+    nested_ettr,
+)
+from mofa.faults.closed_forms.renewal import effective_restart_s, levels_ettr, renewal_ettr
 from mofa.faults.closed_forms.two_levels import two_level_ettr
 from mofa.faults.failures.clocks import FailureClock
-from mofa.faults.ledger import expected_shares
+from mofa.faults.ledger import expected_ledger_shares
 from mofa.faults.level_calculator import calculate_levels
-from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
+from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
 
 TIMES = st.floats(0.0, 2000.0)
 
@@ -37,7 +42,7 @@ def test_the_closed_form_is_the_linear_system(num_levels: int, data: st.DataObje
 def test_one_and_two_levels_are_those_known() -> None:
     mtbf = np.array([1e3, 1e4, np.inf])
     one = nested_ettr(600.0, (), (60.0,), mtbf, (1.0,), (300.0,))
-    assert one == pytest.approx(ettr(600.0, 60.0, mtbf, 300.0), rel=1e-9)
+    assert one == pytest.approx(renewal_ettr(600.0, 60.0, mtbf, 300.0), rel=1e-9)
     two = nested_ettr(600.0, (np.array([4, 7, 3]),), (1.0, 60.0), mtbf, (0.75, 0.25), (60.0, 600.0))
     known = two_level_ettr(600.0, np.array([4, 7, 3]), (1.0, 60.0), mtbf, (60.0, 600.0), 0.75)
     assert two == pytest.approx(known, rel=1e-9)
@@ -48,7 +53,7 @@ def test_one_and_two_levels_are_those_known() -> None:
 @pytest.mark.parametrize("quick", [0.25, 0.75, 0.99])
 def test_no_pattern_of_two_levels_is_much_better(mtbf: float, blocks: tuple[float, float], quick: float) -> None:
     shares, restarts = (quick, 1 - quick), (60.0, 300.0)
-    interval, ratios = best_pattern(blocks, mtbf, shares, restarts)
+    interval, ratios = best_checkpoint_pattern(blocks, mtbf, shares, restarts)
     found = float(nested_ettr(interval, ratios, blocks, mtbf, shares, restarts))
     tried = np.geomspace(1.0, 3e4, 400)[:, None]
     every = nested_ettr(tried, (np.arange(1.0, 300.0),), blocks, mtbf, shares, restarts)
@@ -58,7 +63,7 @@ def test_no_pattern_of_two_levels_is_much_better(mtbf: float, blocks: tuple[floa
 @pytest.mark.parametrize("mtbf", [3000.0, 11135.0])
 def test_no_pattern_of_three_levels_is_much_better(mtbf: float) -> None:
     blocks, shares, restarts = (1.0, 6.0, 90.0), (0.5, 0.4, 0.1), (60.0, 120.0, 600.0)
-    interval, ratios = best_pattern(blocks, mtbf, shares, restarts)
+    interval, ratios = best_checkpoint_pattern(blocks, mtbf, shares, restarts)
     found = float(nested_ettr(interval, ratios, blocks, mtbf, shares, restarts))
     tried = np.geomspace(10.0, 3e3, 80)[:, None, None]
     few, many = np.arange(1.0, 25.0)[:, None], np.arange(1.0, 25.0)
@@ -69,9 +74,15 @@ def test_no_pattern_of_three_levels_is_much_better(mtbf: float) -> None:
 
 def test_three_levels_are_what_the_simulation_finds() -> None:
     blocks, shares, restarts = (1.0, 6.0, 90.0), (0.5, 0.4, 0.1), (60.0, 120.0, 600.0)
-    levels = (SimulatedLevel(1.0), SimulatedLevel(6.0, every=5), SimulatedLevel(90.0, every=20))
+    levels = (
+        SimulatedCheckpointLevel(1.0),
+        SimulatedCheckpointLevel(6.0, every=5),
+        SimulatedCheckpointLevel(90.0, every=20),
+    )
     kinds = tuple(SimulatedFailureKind(p, r, k) for k, (p, r) in enumerate(zip(shares, restarts, strict=True)))
-    played = simulate(LongRun(20 * 86400.0, 240.0, levels, kinds, FailureClock(11135.0)), 2000, seed=3)
+    played = simulate_long_runs(
+        LongRunToSimulate(20 * 86400.0, 240.0, levels, kinds, FailureClock(11135.0)), 2000, seed=3
+    )
     expected = float(nested_ettr(240.0, (5, 4), blocks, 11135.0, shares, restarts))
     assert played.ettr == pytest.approx(expected, abs=3.5 * played.standard_error + 1e-4)
 
@@ -80,16 +91,18 @@ def test_the_ledger_of_levels_is_what_the_simulation_finds() -> None:
     """Checkpoints that differ much and failures that are frequent: those who write seldom lose much of it."""
     blocks, shares, restarts, mtbf = (1.0, 600.0), (0.5, 0.5), (60.0, 300.0), 3000.0
     levels, kinds = (
-        (SimulatedLevel(1.0), SimulatedLevel(600.0, every=12)),
+        (SimulatedCheckpointLevel(1.0), SimulatedCheckpointLevel(600.0, every=12)),
         (SimulatedFailureKind(0.5, 60.0, 0), SimulatedFailureKind(0.5, 300.0, 1)),
     )
-    parts = level_shares(120.0, (12,), blocks, mtbf, shares, restarts)
+    parts = ledger_shares_of_levels(120.0, (12,), blocks, mtbf, shares, restarts)
     assert float(parts["productive"]) == float(nested_ettr(120.0, (12,), blocks, mtbf, shares, restarts))
-    played = simulate(LongRun(1440.0 * 2000, 120.0, levels, kinds, FailureClock(mtbf)), 200, seed=1).ledger()
+    played = simulate_long_runs(
+        LongRunToSimulate(1440.0 * 2000, 120.0, levels, kinds, FailureClock(mtbf)), 200, seed=1
+    ).ledger()
     for part, found in played.model_dump().items():
         assert found == pytest.approx(float(parts[part]), abs=1e-3), part
-    by_mean = expected_shares(
-        120.0, mean_block_s((12,), blocks), mtbf, float(effective_restart_s(restarts, shares, mtbf))
+    by_mean = expected_ledger_shares(
+        120.0, mean_blocking_s((12,), blocks), mtbf, float(effective_restart_s(restarts, shares, mtbf))
     )
     assert abs(float(by_mean["checkpoint"]) - played.checkpoint) > 0.02  # what a mean would say of them
 
@@ -108,13 +121,13 @@ def test_the_calculator_finds_the_best_pattern(interval: float | None) -> None:
 @given(st.floats(200.0, 1e6), st.floats(1.0, 5000.0), st.integers(1, 40), st.floats(0.0, 1.0))
 @example(mtbf=200.0, interval=4535.0, ratio=2, quick=0.5)  # a segment in 10 ** 10 survives
 def test_shares_of_levels_close(mtbf: float, interval: float, ratio: int, quick: float) -> None:
-    parts = level_shares(interval, (ratio,), (1.0, 60.0), mtbf, (quick, 1 - quick), (60.0, 600.0))
+    parts = ledger_shares_of_levels(interval, (ratio,), (1.0, 60.0), mtbf, (quick, 1 - quick), (60.0, 600.0))
     assert float(sum(parts.values())) == pytest.approx(1.0, abs=1e-9)
     assert min(float(part) for part in parts.values()) >= 0
 
 
 def test_mean_blocking_is_that_of_the_pattern() -> None:
-    assert float(mean_block_s((5, 4), (1.0, 6.0, 90.0))) == pytest.approx((16 * 1 + 3 * 6 + 90) / 20)
+    assert float(mean_blocking_s((5, 4), (1.0, 6.0, 90.0))) == pytest.approx((16 * 1 + 3 * 6 + 90) / 20)
 
 
 def test_what_does_not_match_is_refused() -> None:

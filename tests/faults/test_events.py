@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mofa.errors import SpecError
-from mofa.faults.failures.events import read_log
-from mofa.faults.failures.from_log import profile_with_log
+from mofa.faults.failures.events import read_failure_log
+from mofa.faults.failures.from_log import fault_profile_with_log
 from mofa.specs.faults import FaultSpec
 from mofa.specs.load import load_faults
 
@@ -23,7 +23,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_rate_of_a_log_by_hand(tmp_path: Path) -> None:
-    log = read_log(write(tmp_path, GOOD))
+    log = read_failure_log(write(tmp_path, GOOD))
     found = log.rate(num_nodes=4, days=10)
     assert found.node_days == pytest.approx(39.5)  # half a day down
     assert found.rate_per_node_day == pytest.approx(2 / 39.5)
@@ -35,7 +35,7 @@ def test_rate_of_a_log_by_hand(tmp_path: Path) -> None:
 
 
 def test_seconds_and_columns_in_any_order(tmp_path: Path) -> None:
-    log = read_log(write(tmp_path, "kind,node,time\nprocess,a,0\nnode,b,86400\n"))
+    log = read_failure_log(write(tmp_path, "kind,node,time\nprocess,a,0\nnode,b,86400\n"))
     assert log.times_s.tolist() == [0.0, 86400.0]
     assert np.isnan(log.until_s).all()
 
@@ -47,7 +47,7 @@ def test_a_shape_is_found_again(tmp_path: Path) -> None:
         at = np.cumsum(rng.weibull(0.7, 40) * 1e5)
         rows += [(float(t), f"n{node}") for t in at[at < 1.5e6]]
     text = "node,time,kind\n" + "".join(f"{n},{t},gpu\n" for t, n in sorted(rows))
-    assert read_log(write(tmp_path, text)).shape() == pytest.approx(0.7, abs=0.04)
+    assert read_failure_log(write(tmp_path, text)).shape() == pytest.approx(0.7, abs=0.04)
 
 
 @pytest.mark.parametrize(
@@ -71,22 +71,22 @@ def test_a_shape_is_found_again(tmp_path: Path) -> None:
 )
 def test_what_is_no_log_is_refused(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        read_log(write(tmp_path, text))
+        read_failure_log(write(tmp_path, text))
 
 
 def test_what_a_log_cannot_say_is_refused(tmp_path: Path) -> None:
-    log = read_log(write(tmp_path, GOOD))
+    log = read_failure_log(write(tmp_path, GOOD))
     with pytest.raises(SpecError, match=r"fewer than the 2"):
         log.rate(1, 10)
     with pytest.raises(SpecError, match=r"shorter than the log's 2 days"):
         log.rate(4, 1)
     with pytest.raises(SpecError, match="at one time"):
-        read_log(write(tmp_path, "node,time,kind\na,1,gpu\n")).rate(4)
+        read_failure_log(write(tmp_path, "node,time,kind\na,1,gpu\n")).rate(4)
     with pytest.raises(SpecError, match="no such file"):
-        read_log(tmp_path / "none.csv")
+        read_failure_log(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"node,time,kind\n\xff,1,gpu\n")
     with pytest.raises(SpecError, match="not UTF-8"):
-        read_log(tmp_path / "bytes.csv")
+        read_failure_log(tmp_path / "bytes.csv")
 
 
 def clustered(folder: Path, *, kinds: tuple[str, ...] = ("node", "network", "node", "process")) -> Path:
@@ -97,9 +97,9 @@ def clustered(folder: Path, *, kinds: tuple[str, ...] = ("node", "network", "nod
 
 
 def test_a_log_in_a_profiles_place(tmp_path: Path) -> None:
-    log = read_log(clustered(tmp_path))
+    log = read_failure_log(clustered(tmp_path))
     preset = load_faults("llama3")
-    found = profile_with_log(preset, log, 64, days=30).reliability
+    found = fault_profile_with_log(preset, log, 64, days=30).reliability
     assert found is not None and found.failures_per_node_day is not None and found.counted_failures is not None
     assert found.failures_per_node_day.value == pytest.approx(len(log) / (64 * 30))
     assert found.counted_failures.value == len(log)
@@ -111,21 +111,21 @@ def test_a_log_in_a_profiles_place(tmp_path: Path) -> None:
 
 def test_failures_like_clockwork_have_no_shape(tmp_path: Path) -> None:
     rows = "".join(f"a,{i * 1000},node\n" for i in range(40))
-    assert read_log(write(tmp_path, "node,time,kind\n" + rows)).shape() is None
+    assert read_failure_log(write(tmp_path, "node,time,kind\n" + rows)).shape() is None
     nearly = "".join(f"a,{i * 1000 + (i == 7) * 1e-3},node\n" for i in range(40))
-    log = read_log(write(tmp_path, "node,time,kind\n" + nearly))
+    log = read_failure_log(write(tmp_path, "node,time,kind\n" + nearly))
     assert log.shape() == 1e3
-    found = profile_with_log(load_faults("llama3"), log, 1, days=1).reliability
+    found = fault_profile_with_log(load_faults("llama3"), log, 1, days=1).reliability
     assert found is not None and found.shape is not None and found.shape.value == 10.0
 
 
 def test_kinds_of_a_log_by_name_and_by_path(tmp_path: Path) -> None:
-    one = read_log(write(tmp_path, "node,time,kind\na,0,Software\nb,86400,network\n"))
-    found = profile_with_log(load_faults("llama3"), one, 8, days=2).reliability
+    one = read_failure_log(write(tmp_path, "node,time,kind\na,0,Software\nb,86400,network\n"))
+    found = fault_profile_with_log(load_faults("llama3"), one, 8, days=2).reliability
     assert found is not None and [kind.share.value for kind in found.kinds] == [0.0, 0.5, 0.5]
     assert found.shape is None
-    odd = read_log(write(tmp_path, "node,time,kind\na,0,gpu\n"))
+    odd = read_failure_log(write(tmp_path, "node,time,kind\na,0,gpu\n"))
     with pytest.raises(SpecError, match="kind gpu is none of llama3's; write one of hardware of a node, network"):
-        profile_with_log(load_faults("llama3"), odd, 8, days=2)
+        fault_profile_with_log(load_faults("llama3"), odd, 8, days=2)
     with pytest.raises(SpecError, match="has no reliability"):
-        profile_with_log(FaultSpec(name="bare", source="a test"), odd, 8, days=2)
+        fault_profile_with_log(FaultSpec(name="bare", source="a test"), odd, 8, days=2)

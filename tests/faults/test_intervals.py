@@ -64,7 +64,7 @@ MINIMUM_WASTE = {
 @pytest.mark.parametrize("ratio", MINIMUM_WASTE)
 def test_minimum_waste_with_a_restart_as_long_as_a_checkpoint(ratio: float) -> None:
     tau = intervals.exact_interval_s(ratio, 1.0)
-    assert 1 - renewal.ettr(tau, ratio, 1.0, ratio) == pytest.approx(MINIMUM_WASTE[ratio], abs=6e-7)
+    assert 1 - renewal.renewal_ettr(tau, ratio, 1.0, ratio) == pytest.approx(MINIMUM_WASTE[ratio], abs=6e-7)
 
 
 @given(block=seconds, ratio=st.floats(1e-10, 50.0), restart=st.floats(0, 1e4))
@@ -80,7 +80,7 @@ def test_the_exact_interval_is_where_the_expected_time_is_least(block: float, ra
     assert log_time(np.log(tau)) <= found.fun + 1e-9 * abs(found.fun)
     if ratio > 1e-4:
         assert tau == pytest.approx(np.exp(found.x), rel=1e-2)
-    near = renewal.ettr(tau * np.array([0.9, 1.0, 1.1]), block, mtbf, min(restart, 100 * mtbf))
+    near = renewal.renewal_ettr(tau * np.array([0.9, 1.0, 1.1]), block, mtbf, min(restart, 100 * mtbf))
     assert near[1] >= near.max() * (1 - 1e-12)
 
 

@@ -12,7 +12,7 @@ from mofa.faults import spares
 from mofa.faults.closed_forms import intervals, renewal
 from mofa.faults.closed_forms.two_levels import two_level_ettr
 from mofa.faults.failures import rates
-from mofa.faults.ledger import PARTS, Ledger, expected_shares
+from mofa.faults.ledger import PARTS, Ledger, expected_ledger_shares
 from mofa.specs.load import load_faults
 
 MIN, HOUR = 60.0, 3600.0
@@ -29,7 +29,7 @@ def test_the_band_of_llama_3(minutes: int) -> None:
     block = np.array([10.0, 30.0, 60.0])
     tau = intervals.exact_interval_s(block, 3.093 * HOUR)
     assert (tau / MIN).tolist() == pytest.approx([7.75, 13.29, 18.60], abs=5.1e-3)
-    found = 100 * renewal.ettr(tau, block, 3.093 * HOUR, minutes * MIN)
+    found = 100 * renewal.renewal_ettr(tau, block, 3.093 * HOUR, minutes * MIN)
     assert found.tolist() == pytest.approx(LLAMA_3[minutes], abs=0.0501)
 
 
@@ -38,8 +38,10 @@ def test_young_on_llama_3() -> None:
     tau = intervals.young_interval_s(60.0, mtbf)
     assert tau / MIN == pytest.approx(19.3, abs=0.05)
     assert 1 - renewal.first_order_waste(tau, 60.0, mtbf, 600.0) == pytest.approx(0.842, abs=5e-4)
-    assert renewal.ettr(tau, 60.0, mtbf, 600.0) == pytest.approx(0.852, abs=1e-3)
-    assert renewal.ettr(intervals.exact_interval_s(60.0, mtbf), 60.0, mtbf, 30.0) == pytest.approx(0.8973, abs=5e-5)
+    assert renewal.renewal_ettr(tau, 60.0, mtbf, 600.0) == pytest.approx(0.852, abs=1e-3)
+    assert renewal.renewal_ettr(intervals.exact_interval_s(60.0, mtbf), 60.0, mtbf, 30.0) == pytest.approx(
+        0.8973, abs=5e-5
+    )
 
 
 @pytest.mark.parametrize(("gpus", "hours"), [(16_384, 1.803), (131_072, 0.225)])
@@ -91,7 +93,7 @@ def test_metas_approximation_is_near_while_failures_are_rare(
     tau = intervals.young_interval_s(block, mtbf)
     if (restart + tau / 2) / mtbf >= 0.3:
         return
-    exact, approximate = renewal.ettr(tau, block, mtbf, restart), renewal.meta_ettr(tau, block, mtbf, restart)
+    exact, approximate = renewal.renewal_ettr(tau, block, mtbf, restart), renewal.meta_ettr(tau, block, mtbf, restart)
     assert approximate == pytest.approx(float(exact), rel=0.05)
 
 
@@ -99,11 +101,13 @@ def test_metas_approximation_at_their_scale() -> None:
     mtbf = rates.job_mtbf_s(RSC_1, 1500)
     for block in (10.0, 60.0, 300.0):
         tau = intervals.young_interval_s(block, mtbf)
-        gap = renewal.ettr(tau, block, mtbf, 300.0) - renewal.meta_ettr(tau, block, mtbf, 300.0)
+        gap = renewal.renewal_ettr(tau, block, mtbf, 300.0) - renewal.meta_ettr(tau, block, mtbf, 300.0)
         assert abs(float(gap)) <= 0.0051
     tau = intervals.young_interval_s(10.0, mtbf)
-    assert 0 < float(renewal.ettr(tau, 10.0, mtbf, 1200.0) - renewal.meta_ettr(tau, 10.0, mtbf, 1200.0)) < 0.0115
-    assert renewal.ettr(7.016 * MIN, 10.0, mtbf, 300.0) == pytest.approx(0.9215, abs=6e-5)
+    assert (
+        0 < float(renewal.renewal_ettr(tau, 10.0, mtbf, 1200.0) - renewal.meta_ettr(tau, 10.0, mtbf, 1200.0)) < 0.0115
+    )
+    assert renewal.renewal_ettr(7.016 * MIN, 10.0, mtbf, 300.0) == pytest.approx(0.9215, abs=6e-5)
 
 
 def test_gemini() -> None:
@@ -169,20 +173,20 @@ def test_llama_3_rates() -> None:
 
 @given(tau=times, block=st.floats(0.0, 1e3), mtbf=st.floats(1e3, 1e7), restart=st.floats(0.0, 1e3))
 def test_more_of_anything_bad_is_worse(tau: float, block: float, mtbf: float, restart: float) -> None:
-    base = float(renewal.ettr(tau, block, mtbf, restart))
+    base = float(renewal.renewal_ettr(tau, block, mtbf, restart))
     assert 0 <= base <= 1 + 1e-12
-    assert float(renewal.ettr(tau, block, mtbf / 1.5, restart)) <= base + 1e-12
-    assert float(renewal.ettr(tau, block * 1.5 + 1, mtbf, restart)) <= base + 1e-12
-    assert float(renewal.ettr(tau, block, mtbf, restart * 1.5 + 1)) <= base + 1e-12
-    assert float(renewal.ettr(tau, block, mtbf, restart, 60.0)) <= base + 1e-12
+    assert float(renewal.renewal_ettr(tau, block, mtbf / 1.5, restart)) <= base + 1e-12
+    assert float(renewal.renewal_ettr(tau, block * 1.5 + 1, mtbf, restart)) <= base + 1e-12
+    assert float(renewal.renewal_ettr(tau, block, mtbf, restart * 1.5 + 1)) <= base + 1e-12
+    assert float(renewal.renewal_ettr(tau, block, mtbf, restart, 60.0)) <= base + 1e-12
 
 
 @given(
     tau=times, block=st.floats(0.0, 1e3), mtbf=st.floats(1e3, 1e7), restart=st.floats(0.0, 1e3), by=st.floats(0.1, 10)
 )
 def test_scaling_all_times_changes_no_share(tau: float, block: float, mtbf: float, restart: float, by: float) -> None:
-    one = float(renewal.ettr(tau, block, mtbf, restart))
-    assert float(renewal.ettr(tau * by, block * by, mtbf * by, restart * by)) == pytest.approx(one, rel=1e-9)
+    one = float(renewal.renewal_ettr(tau, block, mtbf, restart))
+    assert float(renewal.renewal_ettr(tau * by, block * by, mtbf * by, restart * by)) == pytest.approx(one, rel=1e-9)
 
 
 @given(block=st.floats(0.0, 1e3), mtbf=st.floats(1e3, 1e6), at=st.floats(1.0, 1e4), step=st.floats(0.5, 1e3))
@@ -193,11 +197,11 @@ def test_the_time_of_a_run_is_convex_in_the_interval(block: float, mtbf: float, 
 
 
 def test_limits() -> None:
-    assert float(renewal.ettr(600.0, 60.0, np.inf, 300.0)) == pytest.approx(1 / 1.1)
-    assert float(renewal.ettr(0.0, 0.0, 1000.0, 500.0)) == pytest.approx(np.exp(-0.5))
-    assert float(renewal.ettr(1e-6, 0.0, 1000.0, 500.0)) == pytest.approx(np.exp(-0.5), rel=1e-6)
-    assert float(renewal.ettr(np.inf, 60.0, np.inf, 300.0)) == 1.0
-    assert float(renewal.ettr(1e9, 60.0, 1.0, 300.0)) == 0.0
+    assert float(renewal.renewal_ettr(600.0, 60.0, np.inf, 300.0)) == pytest.approx(1 / 1.1)
+    assert float(renewal.renewal_ettr(0.0, 0.0, 1000.0, 500.0)) == pytest.approx(np.exp(-0.5))
+    assert float(renewal.renewal_ettr(1e-6, 0.0, 1000.0, 500.0)) == pytest.approx(np.exp(-0.5), rel=1e-6)
+    assert float(renewal.renewal_ettr(np.inf, 60.0, np.inf, 300.0)) == 1.0
+    assert float(renewal.renewal_ettr(1e9, 60.0, 1.0, 300.0)) == 0.0
     assert float(renewal.expected_lost_s(1e-3, 0.0, 1e5)) == pytest.approx(5e-4, rel=1e-6)
     assert float(renewal.expected_lost_s(1e9, 0.0, 10.0)) == pytest.approx(10.0)
     assert float(renewal.expected_unprotected_s(2.0, 1.0)) == pytest.approx(np.e**2 - 1)
@@ -222,14 +226,14 @@ def test_two_levels_in_closed_form_are_the_linear_system(
     closed = float(two_level_ettr(tau, n, (fast, safe), mtbf, (r1, r2), p))
     if n == 1:
         once = renewal.effective_restart_s([r1, r2], [p, 1 - p], mtbf)
-        assert closed == pytest.approx(float(renewal.ettr(tau, safe, mtbf, once)), rel=1e-9)
+        assert closed == pytest.approx(float(renewal.renewal_ettr(tau, safe, mtbf, once)), rel=1e-9)
         return
     solved = renewal.levels_ettr(tau, (1, n), (fast, safe), mtbf, (p, 1 - p), (r1, r2))
     assert closed == pytest.approx(solved, rel=1e-7, abs=1e-12)
 
 
 def test_two_levels_collapse_to_one() -> None:
-    one = renewal.ettr(600.0, 5.0, 1e4, 120.0)
+    one = renewal.renewal_ettr(600.0, 5.0, 1e4, 120.0)
     all_fast = two_level_ettr(600.0, 50, (5.0, 5.0), 1e4, (120.0, 999.0), 1.0)
     assert float(all_fast) == pytest.approx(float(one), rel=1e-12)
     all_safe = two_level_ettr(300.0, 2, (0.0, 5.0), 1e4, (999.0, 120.0), 0.0)
@@ -243,9 +247,11 @@ def test_two_levels_collapse_to_one() -> None:
 def test_the_expected_ledger_closes(
     tau: float, block: float, mtbf: float, restart: float, persist: float, waiting: float
 ) -> None:
-    parts = expected_shares(tau, block, mtbf, restart, persist, waiting)
+    parts = expected_ledger_shares(tau, block, mtbf, restart, persist, waiting)
     ledger = Ledger(**{name: float(parts[name]) for name in PARTS})
-    assert ledger.productive == pytest.approx(float(renewal.ettr(tau, block, mtbf, restart, persist)) * (1 - waiting))
+    assert ledger.productive == pytest.approx(
+        float(renewal.renewal_ettr(tau, block, mtbf, restart, persist)) * (1 - waiting)
+    )
 
 
 def test_a_ledger_that_does_not_close_is_refused() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import mofa
 from mofa.errors import SpecError
 from mofa.faults.ledger import PARTS
-from mofa.faults.outlook import Outlook, outlook
+from mofa.faults.outlook import LongRunOutlook, long_run_outlook
 from mofa.faults.replicas import ReplicaAbsence, mean_missing_nodes
 from mofa.search.goodput import LongRunObjective
 from mofa.search.long_run.goodput_by_scale import GOES_ON, goodput_by_scale
@@ -29,8 +29,10 @@ def facts(**changes: Any) -> FaultSpec:
     return load_faults("llama3", {"recovery": "replica", **{k.replace("__", "."): v for k, v in changes.items()}})
 
 
-def course(spec: FaultSpec, num_replicas: Any, nodes: int = 64, **options: Any) -> Outlook:
-    return outlook(spec, times_of(spec), 10.0, 8 * nodes, nodes, 8, work_s=1e7, num_replicas=num_replicas, **options)
+def course(spec: FaultSpec, num_replicas: Any, nodes: int = 64, **options: Any) -> LongRunOutlook:
+    return long_run_outlook(
+        spec, times_of(spec), 10.0, 8 * nodes, nodes, 8, work_s=1e7, num_replicas=num_replicas, **options
+    )
 
 
 @pytest.mark.parametrize("mode", ["blocking", "async"])

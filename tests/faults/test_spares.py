@@ -30,13 +30,15 @@ def test_peer_copies_by_counting(nodes: int, copies: int, failed: int) -> None:
     groups = [set(range(i, i + copies)) for i in range(0, nodes, copies)]
     draws = list(combinations(range(nodes), failed))
     kept = sum(not any(group <= set(draw) for group in groups) for draw in draws)
-    assert spares.peers_survive(nodes, copies, failed) == pytest.approx(kept / len(draws), rel=1e-9, abs=1e-12)
+    assert spares.peers_survive_probability(nodes, copies, failed) == pytest.approx(
+        kept / len(draws), rel=1e-9, abs=1e-12
+    )
 
 
 def test_peer_copies_published() -> None:
-    assert spares.peers_survive(16, 2, 2) == pytest.approx(0.9333, abs=5e-5)
-    assert spares.peers_survive(4096, 2, 1) == 1.0
-    assert spares.peers_survive(16, 2, 16) == 0.0
+    assert spares.peers_survive_probability(16, 2, 2) == pytest.approx(0.9333, abs=5e-5)
+    assert spares.peers_survive_probability(4096, 2, 1) == 1.0
+    assert spares.peers_survive_probability(16, 2, 16) == 0.0
 
 
 @given(load=st.floats(1e-3, 50.0), num_spares=st.integers(0, 60))
@@ -132,8 +134,8 @@ def test_a_weibull_shape_is_found_again_beside_censored_times() -> None:
         (lambda: rates.estimate_rate(1, 1.0, 1.0), "confidence"),
         (lambda: rates.fit_weibull_shape(np.array([1.0]), np.zeros(0)), "at least two"),
         (lambda: spares.poisson_spares(1.0, 1.0, 1.0), "quantile"),
-        (lambda: spares.peers_survive(10, 3, 1), "divide"),
-        (lambda: spares.peers_survive(10, 2, 11), "0 to 10"),
+        (lambda: spares.peers_survive_probability(10, 3, 1), "divide"),
+        (lambda: spares.peers_survive_probability(10, 2, 11), "0 to 10"),
         (lambda: spares.replica_ettr(1.0, 0, 1.0, 1.0, 1.0, 0.5), "num_replicas"),
         (lambda: spares.binomial_spares(10, 1.5), "faulty"),
     ],

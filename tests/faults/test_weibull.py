@@ -11,8 +11,8 @@ from mofa.errors import SpecError
 from mofa.faults.closed_forms import renewal
 from mofa.faults.closed_forms.weibull import weibull_shares
 from mofa.faults.failures.clocks import FailureClock
-from mofa.faults.ledger import PARTS, expected_shares
-from mofa.faults.simulate import LongRun, SimulatedFailureKind, SimulatedLevel, simulate
+from mofa.faults.ledger import PARTS, expected_ledger_shares
+from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
 
 MIN, DAY = 60.0, 86400.0
 PUBLISHED = {0.5: 0.877, 0.7: 0.861, 1.0: 0.854, 1.5: 0.850}
@@ -30,10 +30,10 @@ def weibull_ettr(*args: float, **more: float) -> float:
 @example(tau=10.0, block=33.0, mtbf=2954979.0, restart=0.0, persist=0.0)  # most checkpoints are in the integral
 @settings(max_examples=60, deadline=None)
 def test_shape_one_is_the_exponential(tau: float, block: float, mtbf: float, restart: float, persist: float) -> None:
-    expected = float(renewal.ettr(tau, block, mtbf, restart, persist))
+    expected = float(renewal.renewal_ettr(tau, block, mtbf, restart, persist))
     found = weibull_shares(tau, block, mtbf, restart, persist)
     assert found["productive"] == pytest.approx(expected, rel=1e-6, abs=1e-12)
-    shares = expected_shares(tau, block, mtbf, restart, persist)
+    shares = expected_ledger_shares(tau, block, mtbf, restart, persist)
     assert found == pytest.approx({part: float(shares[part]) for part in PARTS}, abs=1e-6)
 
 
@@ -46,10 +46,10 @@ def test_published_efficiencies(shape: float) -> None:
 @pytest.mark.parametrize(("shape", "persist"), [(0.5, 0.0), (0.7, 600.0), (1.5, 0.0), (3.0, 600.0)])
 def test_the_simulation_agrees_within_its_error(shape: float, persist: float) -> None:
     """Long runs: a run begins with a fresh clock, and ends in the midst of one."""
-    run = LongRun(600 * DAY, 19 * MIN, (SimulatedLevel(MIN, persist_s=persist),), (SimulatedFailureKind(1.0,
-    10 * MIN),),
-                  FailureClock(185.6 * MIN, shape=shape))  # fmt: skip
-    found = simulate(run, 500, seed=4)
+    run = LongRunToSimulate(600 * DAY, 19 * MIN, (SimulatedCheckpointLevel(MIN, persist_s=persist),),
+                            (SimulatedFailureKind(1.0, 10 * MIN),),
+                            FailureClock(185.6 * MIN, shape=shape))  # fmt: skip
+    found = simulate_long_runs(run, 500, seed=4)
     expected = weibull_shares(19 * MIN, MIN, 185.6 * MIN, 10 * MIN, persist, shape)
     assert abs(found.ettr - expected["productive"]) < 3.5 * found.standard_error
     ledger = found.ledger()

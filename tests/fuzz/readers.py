@@ -14,16 +14,16 @@ import yaml
 
 from mofa.calibrate.fits.nccl_tests import read_nccl_tests_output
 from mofa.calibrate.measurements import read_environment, read_rows_of_file
-from mofa.export.entry import load_result
+from mofa.export.entry import load_result_json
 from mofa.export.read_job import read_job
-from mofa.faults.failures.events import read_log
+from mofa.faults.failures.events import read_failure_log
 from mofa.plan.comparison import compare_results, read_results, single_result
 from mofa.routing.counts import CountedModel, read_counts
 from mofa.routing.placement_file import read_placement
 from mofa.specs.load import load_cluster, load_faults, load_framework, load_workload, parse_set_options, parse_strategy
 from mofa.specs.run_files import load_runs, resolve_run
 from mofa.validate.attribute import read_profile
-from mofa.validate.hosts import read_hosts
+from mofa.validate.hosts import read_machine_hosts
 from mofa.validate.reference import reference_of_file
 from tests.committed import read_yaml
 from tests.fuzz.mutations import HOSTILE, mutated, mutated_bytes, mutated_lines, mutated_yaml
@@ -83,7 +83,7 @@ def _resolved(path: Path) -> None:
 
 
 def _events(path: Path) -> None:
-    read_log(path).statistics(100, None)
+    read_failure_log(path).statistics(100, None)
 
 
 NCCL = {
@@ -182,7 +182,7 @@ def kinds() -> tuple[Kind, ...]:
             f"n{i % 3},2025-01-{i + 1:02d}T00:00:00,gpu,\n" for i in range(25)), _events, separator=","),
         Kind("calibration", "gemm.csv", "".join(csv[:6]), read_rows_of_file, separator=","),
         Kind("environment", "environment.json", {"gpu": "NVIDIA H200"}, lambda p: read_environment(p.parent)),
-        Kind("plan json", "plan.json", _plan(), load_result, heavy=True),
+        Kind("plan json", "plan.json", _plan(), load_result_json, heavy=True),
         Kind("compared json", "compared.json", _plan(), _compared, heavy=True),
         Kind("hugging face", "config.json", config, partial(load_workload, seq_len=4096, global_batch=16)),
         Kind("torchtitan", "job.toml", TOML, lambda p: read_job("torchtitan", p, 8)),
@@ -190,7 +190,7 @@ def kinds() -> tuple[Kind, ...]:
     ]  # fmt: skip
     if host.is_file():
         made.append(Kind("hosts", "hosts.yaml", read_yaml(host),
-                         lambda p: read_hosts(p.parent / "measured"), heavy=True))  # fmt: skip
+                         lambda p: read_machine_hosts(p.parent / "measured"), heavy=True))  # fmt: skip
     return tuple(made)
 
 
@@ -213,13 +213,13 @@ def _record(path: Path) -> None:
 
 def _plan() -> Any:
     import mofa
-    from mofa.cli.commands.estimate import estimate_of
+    from mofa.cli.commands.estimate import estimate_request
     from mofa.cli.jobs import EstimateRequest
 
     job, machines = load_workload("llama3-8b"), load_cluster("h100-hgx", 8)
     request = EstimateRequest(None, job, machines, mofa.StrategySpec(tp=2, dp=4), load_framework("megatron"),
                               frozenset())  # fmt: skip
-    return json.loads(estimate_of(request, "causal", None, False, 1, False).model_dump_json())
+    return json.loads(estimate_request(request, "causal", None, False, 1, False).model_dump_json())
 
 
 # --- options

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mofa.measure.runners.beginning import Beginning
+from mofa.measure.runners.beginning import MemoryHistoryOfBeginning
 
 BASE = 0x7F0000000000
 
@@ -36,7 +36,7 @@ class _Memory:
 def test_the_first_two_steps_are_recorded_with_the_building_and_no_more(tmp_path: Path) -> None:
     memory, taken = _Memory(), []
     path = tmp_path / "beginning0.json.gz"
-    beginning = Beginning(memory, 1, path)
+    beginning = MemoryHistoryOfBeginning(memory, 1, path)
     memory.do("segment_alloc", BASE + 4096, 2 << 20, 7)
 
     def step() -> None:

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from mofa.measure.launch import Task, TaskOutcome, next_task_and_gpus, run_tasks
+from mofa.measure.launch import RunTask, TaskOutcome, next_task_and_gpus, run_tasks
 
 
-def task(id: str, num_gpus: int = 1, does: str = "ok", seconds: float = 0.2, timeout_s: float = 30.0) -> Task:
+def task(id: str, num_gpus: int = 1, does: str = "ok", seconds: float = 0.2, timeout_s: float = 30.0) -> RunTask:
     environment = {"PYTORCH_ALLOC_CONF": "", "PYTHONPATH": str(Path(__file__).parent)}
-    return Task(id, "fake_runner", num_gpus, {"does": does, "seconds": seconds}, environment, timeout_s)
+    return RunTask(id, "fake_runner", num_gpus, {"does": does, "seconds": seconds}, environment, timeout_s)
 
 
-def run(tasks: list[Task], folder: Path, num_gpus: int = 4, parallel: bool = False) -> dict[str, TaskOutcome]:
+def run(tasks: list[RunTask], folder: Path, num_gpus: int = 4, parallel: bool = False) -> dict[str, TaskOutcome]:
     done = run_tasks(tasks, list(range(num_gpus)), folder, parallel=parallel, progress=lambda _: None)
     return {outcome.task.id: outcome for outcome in done}
 

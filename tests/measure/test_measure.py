@@ -12,9 +12,9 @@ import yaml
 from mofa.errors import SpecError
 from mofa.measure import read_record, read_records
 from mofa.measure.expand import expand_run
-from mofa.measure.launch import Task
-from mofa.measure.runs import check_machine, self_test, task_of_run
-from mofa.measure.runs import measure as measure_runs
+from mofa.measure.launch import RunTask
+from mofa.measure.runs import machine_self_test, refuse_unfit_machine, task_of_run
+from mofa.measure.runs import measure_runs as measure_runs
 from mofa.specs.run_files import load_runs
 
 PLANS = sorted((Path(__file__).parents[2] / "reference_runs" / "plans").glob("*.yaml"))
@@ -42,7 +42,7 @@ def runs_file(folder: Path, *runs: dict[str, Any]) -> Path:
     return path
 
 
-def task_of(folder: Path, raw: dict[str, Any]) -> Task:
+def task_of(folder: Path, raw: dict[str, Any]) -> RunTask:
     (run,) = load_runs(runs_file(folder, raw))
     return task_of_run(expand_run(run), timeout_s=10.0)
 
@@ -51,14 +51,14 @@ def task_of(folder: Path, raw: dict[str, Any]) -> Task:
 def fake_runners(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every run goes to a runner that needs no GPU and does what the run's id says."""
 
-    def fake(run: Any, **how: Any) -> Task:
+    def fake(run: Any, **how: Any) -> RunTask:
         task = task_of_run(run, **how)
         environment = {**task.environment, "PYTHONPATH": str(Path(__file__).parent)}
         job = {"does": run.run.id.split("-")[0], "trace_beginning": task.job["trace_beginning"]}
         return dataclasses.replace(task, module="fake_runner", job=job, environment=environment)
 
     monkeypatch.setattr("mofa.measure.runs.task_of_run", fake)
-    monkeypatch.setattr("mofa.measure.runs.self_test", lambda: STATE)
+    monkeypatch.setattr("mofa.measure.runs.machine_self_test", lambda: STATE)
 
 
 @pytest.mark.usefixtures("fake_runners")
@@ -221,11 +221,11 @@ def test_a_run_it_cannot_express_is_one_line(tmp_path: Path, raw: dict[str, Any]
 def test_a_machine_that_cannot_measure_is_one_line(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
     runs = load_runs(runs_file(tmp_path, raw_run(gpus=2)))
     with pytest.raises(SpecError, match=line):
-        check_machine({**STATE, **changes}, [expand_run(run) for run in runs])
+        refuse_unfit_machine({**STATE, **changes}, [expand_run(run) for run in runs])
 
 
 def test_the_self_test_runs_anywhere() -> None:
-    state = self_test()
+    state = machine_self_test()
     assert set(state) >= {"torch", "gpus", "torchtitan", "megatron"}
 
 

@@ -16,16 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
-from mofa.measure.expand import ExpandedRun, configuration_of, expand_run
+from mofa.measure.expand import ExpandedRun, current_configuration_hash, expand_run
 from mofa.measure.records import (
-    Record,
+    RunRecord,
     Split,
     assign_splits,
     configuration_hash,
     read_record,
     write_record,
 )
-from mofa.measure.results import measured_of
+from mofa.measure.results import merge_rank_results
 from mofa.specs.files import load_yaml
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import num_params
@@ -55,15 +55,15 @@ def rank(number: int, times: list[float]) -> dict[str, object]:
     }  # fmt: skip
 
 
-def record(id: str = "a") -> Record:
+def record(id: str = "a") -> RunRecord:
     environment = {
         "gpu": "GPU", "num_gpus": 1, "cpu": "CPU", "cpu_cores": 1, "python": "3", "torch": "2", "cuda": "13",
         "cudnn": 9, "nccl": "2", "framework": "0.2.2", "allocator": "",
     }  # fmt: skip
-    return Record.model_validate(
+    return RunRecord.model_validate(
         {
             "run": spec(id),
-            "measured": measured_of([rank(0, [0.1, 0.2, 0.3])]),
+            "measured": merge_rank_results([rank(0, [0.1, 0.2, 0.3])]),
             "environment": environment,
             "source": "this test",
             "split": "fitting",
@@ -72,7 +72,7 @@ def record(id: str = "a") -> Record:
 
 
 def test_the_slowest_rank_gives_the_step_time() -> None:
-    measured = measured_of([rank(0, [0.1, 0.1, 0.9]), rank(1, [0.2, 0.3, 0.4])])
+    measured = merge_rank_results([rank(0, [0.1, 0.1, 0.9]), rank(1, [0.2, 0.3, 0.4])])
     assert measured.step_time_s == 0.3
     assert measured.step_time_spread_s == pytest.approx(0.1)
     assert measured.facts["layers"] == [[["0", "1"]], [["0", "1"]]]
@@ -80,7 +80,7 @@ def test_the_slowest_rank_gives_the_step_time() -> None:
 
 def test_out_of_memory_is_a_result() -> None:
     short = {**rank(1, []), "outcome": "oom", "error": "OutOfMemoryError: no room", "phase_of_end": "first step"}
-    measured = measured_of([short])
+    measured = merge_rank_results([short])
     assert (measured.outcome, measured.oom_phase, measured.step_time_s) == ("oom", "first step", None)
     assert measured.ranks[0].between_steps_bytes is None
 
@@ -116,9 +116,9 @@ def test_the_hash_ignores_names_and_sees_everything_else() -> None:
 
 def test_a_record_that_says_zero_3_of_one_fsdp_rank_is_the_run_of_today() -> None:
     """torchtitan does not wrap a shard group of one rank; older records say its nominal stage."""
-    assert configuration_of(spec(strategy={"zero": 3})) == configuration_of(spec())
+    assert current_configuration_hash(spec(strategy={"zero": 3})) == current_configuration_hash(spec())
     two = {"gpus": 2, "batch": {"seq_len": 64, "micro": 1, "global": 2}}
-    assert configuration_of(spec(strategy={"zero": 2}, **two)) != configuration_of(spec(**two))
+    assert current_configuration_hash(spec(strategy={"zero": 2}, **two)) != current_configuration_hash(spec(**two))
 
 
 pairs = st.tuples(
@@ -184,7 +184,7 @@ def test_every_routed_token_is_counted() -> None:
         assert_every_routed_token_is_counted(record)
 
 
-def assert_every_routed_token_is_counted(record: Record) -> None:
+def assert_every_routed_token_is_counted(record: RunRecord) -> None:
     run, counts = record.run, record.measured.tokens_per_expert
     assert counts is not None
     assert isinstance(run.model, dict)
@@ -203,7 +203,7 @@ SHORT_POSITIONS = {"te1-gpt13-20l-2k", "te1-gpt13-20l-tensorwise"}
 """Built with a row of learned positions per token of a sequence, fewer than their models have; later runs have all."""
 
 
-def assert_built_as_described(record: Record) -> None:
+def assert_built_as_described(record: RunRecord) -> None:
     """The framework built as many parameters as the model of a run on one GPU has."""
     model = ModelSpec.model_validate(record.run.model)
     if record.run.id in SHORT_POSITIONS:
@@ -225,16 +225,16 @@ def configurations(expanded: list[ExpandedRun]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def repeats(configurations: list[str]) -> list[list[Record]]:
+def repeats(configurations: list[str]) -> list[list[RunRecord]]:
     """The records of each configuration."""
-    same: dict[str, list[Record]] = {}
+    same: dict[str, list[RunRecord]] = {}
     for name, one in zip(configurations, measured_records(), strict=True):
         same.setdefault(name, []).append(one)
     return list(same.values())
 
 
 @pytest.fixture(scope="module")
-def starts(repeats: list[list[Record]]) -> list[list[Record]]:
+def starts(repeats: list[list[RunRecord]]) -> list[list[RunRecord]]:
     """The records of each configuration on each kind of machine."""
     return [
         [one for one in of if one.run.hardware == hardware]
@@ -265,7 +265,7 @@ def only_traced(run_id: str) -> bool:
     return any(name in _ids_of(plan) for plan in plans)
 
 
-def test_committed_splits_are_halves_of_each_framework(repeats: list[list[Record]]) -> None:
+def test_committed_splits_are_halves_of_each_framework(repeats: list[list[RunRecord]]) -> None:
     for framework in {r.run.framework["name"] for r in measured_records()}:
         own = [of for of in repeats if of[0].run.framework["name"] == framework]
         chosen = [
@@ -291,7 +291,7 @@ def test_no_split_was_edited(day: str) -> None:
     assert hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16] == SPLITS[day]
 
 
-def test_a_repeated_configuration_keeps_its_split(repeats: list[list[Record]]) -> None:
+def test_a_repeated_configuration_keeps_its_split(repeats: list[list[RunRecord]]) -> None:
     for of in repeats:
         assert len({one.split for one in of}) == 1, [one.run.id for one in of]
 
@@ -323,7 +323,7 @@ def test_no_two_configurations_are_almost_the_same(expanded: list[ExpandedRun]) 
         assert apart or near_capacity(id) or near_capacity(other), (id, other, differing)
 
 
-def words_of(record: Record) -> set[str]:
+def words_of(record: RunRecord) -> set[str]:
     """What a run has of what its framework can do."""
     run, s, options = record.run, record.run.strategy, record.run.framework
     dp = run.gpus // (s["tp"] * s["cp"] * s["pp"])
@@ -374,7 +374,7 @@ DUE, DUE_DAYS = "Transformer Engine", ("2026-11-26", "2026-11-27", "2026-11-29")
 """Runs on Transformer Engine of these days have repeats due, which docs/measure.md lists; runs of others have none."""
 
 
-def test_what_the_host_bounds_was_measured_three_times(starts: list[list[Record]]) -> None:
+def test_what_the_host_bounds_was_measured_three_times(starts: list[list[RunRecord]]) -> None:
     bound = [of for of in starts if any(one.measured.host_bound for one in of)]
     assert len(bound) >= 20
     fewer = [of for of in bound if len(of) < 3]

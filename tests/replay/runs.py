@@ -9,15 +9,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mofa.cost.estimate import Estimator
-from mofa.measure.expand import configuration_of
+from mofa.measure.expand import current_configuration_hash
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.run_files import resolve_run
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
-from mofa.validate.routing_counts import with_counts
+from mofa.validate.routing_counts import with_routing_counts
 from tests.committed import MEASURED, measured_record
 
 
@@ -32,7 +32,7 @@ def fitting_configurations() -> tuple[str, ...]:
     first: dict[tuple[str, str], str] = {}
     for name in sorted(fitting_runs(), key=lambda name: (len(name), name)):
         run = measured_record(name).run
-        first.setdefault((configuration_of(run), run.hardware), name)
+        first.setdefault((current_configuration_hash(run), run.hardware), name)
     return tuple(sorted(first.values()))
 
 
@@ -79,13 +79,13 @@ def load(name: str) -> Run:
     record = measured_record(name)
     assert record.split == "fitting"
     measured = record.measured
-    run = with_counts(record, _scratch())
+    run = with_routing_counts(record, _scratch())
     narrow = "torch.bfloat16" in measured.facts.get("param_dtypes", [])
     if narrow and run.framework["name"] == "torchtitan":
         run = run.model_copy(update={"precision": run.precision.model_copy(update={"params": "bf16"})})
     workload, cluster, framework, strategy = resolve_run(run, MEASURED)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
-    row = strategy_row(workload, cluster, framework, strategy)
+    row = checked_strategy_row(workload, cluster, framework, strategy)
 
     def largest(field: str) -> int:
         return max(int(getattr(rank, field) or 0) for rank in measured.ranks)

@@ -17,8 +17,8 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import Estimator
 from mofa.replay.time.step import replay_time
 from mofa.replay.time.time_replayed import ReplayedTime
-from mofa.search.one_plan import step_s
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_plan import estimated_step_s
+from mofa.search.one_strategy import checked_strategy_row
 
 DDP = {"data_parallel": "ddp"}
 REPLICAS = {"data_parallel": "hsdp", "dp_replicate": 2}
@@ -161,7 +161,7 @@ def test_chunks_that_fsdp_reduces_one_by_one(benchmark: Any, name: str, gpus: in
     job = benchmark.Job(mofa.load_workload(name, global_batch=batch), mofa.load_cluster("h200-hgx", gpus),
                         mofa.load_framework("torchtitan"))  # fmt: skip
     agreement = benchmark.compare(
-        benchmark.Case("", job, strategy_row(job.workload, job.cluster, job.framework, strategy))
+        benchmark.Case("", job, checked_strategy_row(job.workload, job.cluster, job.framework, strategy))
     )
     assert abs(agreement.allocated) <= benchmark.MEMORY_BAR
 
@@ -203,7 +203,9 @@ def test_zero_bubble_agrees_where_the_host_is_late(strategy: str) -> None:
     the closed walk had no host's clock, within 1.5 % with one for each part."""
     job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=128), mofa.load_cluster("h200-hgx", 64)
     framework = mofa.load_framework("torchtitan")
-    closed, played = (step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True))
+    closed, played = (
+        estimated_step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
+    )
     assert closed == pytest.approx(played, rel=0.015)
 
 
@@ -222,7 +224,9 @@ def test_a_lead_is_carried_between_passes_whose_gathers_wait_for_the_host(
     longer than the host. +3.5, -5.7 and +8.7 % apart where launching gathers late counted as the device's time."""
     job = mofa.load_workload(name, overrides={"batch": {"global_batch": batch[0], "seq_len": batch[1]}})
     machines, framework = mofa.load_cluster("h100-hgx", gpus).on_shared_hosts(), mofa.load_framework("torchtitan")
-    closed, played = (step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True))
+    closed, played = (
+        estimated_step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
+    )
     assert closed == pytest.approx(played, rel=0.02)
 
 
@@ -250,7 +254,7 @@ def test_a_host_that_exchanges_hold_has_no_lead(
     changes = {"model": {"num_layers": layers}, "batch": {"global_batch": batch[0], "seq_len": batch[1]}}
     job, machines = mofa.load_workload(name, overrides=changes), mofa.load_cluster(cluster, gpus)
     closed, played = (
-        step_s(job, machines, strategy, framework=mofa.load_framework(framework), replay=replay)
+        estimated_step_s(job, machines, strategy, framework=mofa.load_framework(framework), replay=replay)
         for replay in (False, True)
     )
     assert closed == pytest.approx(played, rel=0.015)
@@ -276,7 +280,9 @@ def test_what_the_device_waits_for_beside_its_host(
     model = {"model": {"num_layers": layers}, "batch": {"global_batch": batch[0], "seq_len": batch[1]}}
     job, machines = mofa.load_workload(name, overrides=model), mofa.load_cluster(cluster, gpus)
     framework = mofa.load_framework("torchtitan", overrides=changes)
-    closed, played = (step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True))
+    closed, played = (
+        estimated_step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
+    )
     assert closed == pytest.approx(played, rel=apart)
 
 
@@ -292,7 +298,9 @@ def test_a_queue_that_grows_in_every_layer_is_waited_for(
     job = mofa.load_workload(name, overrides={"batch": {"global_batch": batch[0], "seq_len": batch[1]}})
     framework = mofa.load_framework("fsdp1", overrides=REPLICAS)
     machines, strategy = mofa.load_cluster(cluster, gpus), f"dp={gpus} micro_batch=1"
-    closed, played = (step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True))
+    closed, played = (
+        estimated_step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
+    )
     assert closed == pytest.approx(played, rel=0.03)
 
 

@@ -12,7 +12,7 @@ from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.from_estimator import describer_of_rank
 from mofa.replay.time.step import replay_time
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 
 Job = tuple[str, str, int, int, int]
 """Workload, cluster, GPUs, global batch, tokens of a sequence."""
@@ -22,7 +22,7 @@ def strategy_estimator(job: Job, framework: dict[str, Any], strategy: str) -> Es
     name, cluster, gpus, batch, seq_len = job
     workload = mofa.load_workload(name, global_batch=batch, seq_len=seq_len)
     node, made = mofa.load_cluster(cluster, gpus), mofa.load_framework(framework)
-    row = strategy_row(workload, node, made, strategy)
+    row = checked_strategy_row(workload, node, made, strategy)
     return Estimator(workload, node, made, row, routing_loads_by_ep(workload, row))
 
 

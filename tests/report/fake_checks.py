@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from mofa.calibrate.chunked_check import MeasuredAndPredictedLayer
-from mofa.search.experts.chunk_choice import JointChoice, LayerChoice
+from mofa.search.experts.chunk_choice import JointChunkChoice, LayerChunkChoice
 from mofa.search.experts.token_chunks import ChunkPolicy, ChunkReport
 from mofa.units import GIB
 from mofa.validate.attribute import Attribution, Family, FamilySeconds
-from mofa.validate.coverage import Coverage
+from mofa.validate.coverage import BandCoverage
 from mofa.validate.score import group_score
 from mofa.validate.validation_report import RepeatScore, RunScore, ValidationReport, compare_with_measured
 
@@ -48,14 +48,14 @@ def make_chunk_report(num_layers: int = 12, iterations: int = 10) -> ChunkReport
         layers=layers,
         chunks=tuple(tuple((0, 1, 2, 4, 8)[(i + layer) % 5] for layer in layers) for i in range(iterations)),
         policies=policies,
-        joint=JointChoice(
+        joint=JointChunkChoice(
             step_s=45.1,
             bound_s=44.9,
             optimal=False,
             uniform="selective:layernorm+mla_up_proj+mlp+moe_act, 4 chunks",
             uniform_step_s=47.3,
             model_error_bytes=0.1 * GIB,
-            layers=tuple(LayerChoice(layer=x, stage=0, recompute="selective", token_chunks=4) for x in layers),
+            layers=tuple(LayerChunkChoice(layer=x, stage=0, recompute="selective", token_chunks=4) for x in layers),
         ),
         joint_asked=True,
     )
@@ -134,7 +134,7 @@ def make_validation() -> ValidationReport:
         for group in ("measured-te-judging", "published-nemolauncher-default-recompute")
         for i, (fits, out_of_memory) in enumerate(((True, True), (True, True), (True, False), (False, False)))
     )
-    band = Coverage(
+    band = BandCoverage(
         group="one node, transformer-engine, bf16, experts below half, host-bound", bands=("one node",),
         fitted_runs=283, families=102, runs=35, inside=31, below=3, above=1, median_low=-0.097, median_high=0.077,
         median_width=0.174, tested=True,

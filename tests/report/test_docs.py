@@ -16,7 +16,7 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS
 from mofa.plan.schema import json_schema
 from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.replay.time.pipeline import CAUSES
-from mofa.report.measured_runs import with_tables
+from mofa.report.measured_runs import with_renewed_tables
 from tests.committed import measured_records
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_every_key_of_a_report_is_documented_and_every_documented_key_is_there()
 def test_the_table_of_measured_runs_is_up_to_date() -> None:
     text = (ROOT / "docs" / "measure.md").read_text(encoding="utf-8")
     records = measured_records()
-    assert text == with_tables(text, records), "run python scripts/runs_table.py"
+    assert text == with_renewed_tables(text, records), "run python scripts/runs_table.py"
     assert len(records) >= 60
 
 

@@ -18,7 +18,7 @@ from mofa.report.figures.pareto import pareto_front, plot_pareto
 from mofa.report.figures.stage_memory import plot_stage_memory
 from mofa.report.figures.style import memory_fills
 from mofa.report.figures.time_breakdown import plot_time_breakdown
-from mofa.report.save import check_writable, save_estimates, save_report, with_replayed_rows, write_file_atomically
+from mofa.report.save import check_writable, save_estimates, save_plan_report, with_replayed_rows, write_file_atomically
 from mofa.units import GIB
 from tests.report.fake import CAPACITY_BYTES, make_estimate, make_plan, make_report, make_table
 
@@ -100,7 +100,7 @@ def test_a_report_is_saved_as_figures_and_tables(tmp_path: Path) -> None:
     """The same result gives the same bytes."""
     report = make_report()
     out = tmp_path / "new" / "out"
-    files, again = (save_report(report, folder, make_table(report)) for folder in (out, tmp_path / "again"))
+    files, again = (save_plan_report(report, folder, make_table(report)) for folder in (out, tmp_path / "again"))
     for first, second in zip(files, again, strict=True):
         assert first.read_bytes() == second.read_bytes(), first.name
     names = {file.name for file in files}
@@ -131,7 +131,7 @@ def test_plans_that_were_played_out_are_told_apart_in_the_table() -> None:
 
 def test_an_empty_report_and_several_estimates_are_saved(tmp_path: Path) -> None:
     report = make_report(0)
-    save_report(report, tmp_path / "none", make_table(report))
+    save_plan_report(report, tmp_path / "none", make_table(report))
     assert (tmp_path / "none" / "rejected.csv").exists()
     save_estimates([make_estimate("one"), make_estimate("two")], tmp_path / "two")
     assert (tmp_path / "two" / "stage_memory_two.svg").exists()

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from mofa.faults.calculator import calculate
+from mofa.faults.calculator import calculate_goodput
 from mofa.faults.ledger import Ledger
 from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, Sensitivity, VariantPoint
 from mofa.plan.long_run import CheckpointLevel, Days, LongRunDetail
 from mofa.plan.result import Plan
 from mofa.report.figures.goodput_curve import plot_goodput_curve
 from mofa.report.figures.tornado import plot_tornado
-from mofa.report.goodput import print_calculation, print_scale
+from mofa.report.goodput import print_goodput_by_scale, print_goodput_calculation
 from mofa.report.long_run import LEDGER_WORDS, print_long_runs
 from mofa.report.tables import make_console
 from mofa.search.long_run.goodput_by_scale import VARIANTS
@@ -109,7 +109,7 @@ def test_the_tornado_has_a_pair_of_bars_per_factor() -> None:
 
 def test_scales_are_printed_with_what_has_no_plan() -> None:
     out = io.StringIO()
-    print_scale(make_console(out), report(host_memory_fits=False))
+    print_goodput_by_scale(make_console(out), report(host_memory_fits=False))
     for words in ("99.36%", "spares", " 3 ", "no dp divides the batch", "host memory", "Key factors", "failure rate",
                   "batch is fixed"):  # fmt: skip
         assert words in out.getvalue(), words
@@ -117,9 +117,9 @@ def test_scales_are_printed_with_what_has_no_plan() -> None:
 
 def test_the_calculator_is_printed() -> None:
     out = io.StringIO()
-    print_calculation(make_console(out), calculate(21600.0, 300.0, 600.0, num_runs=50, days=2.0))
+    print_goodput_calculation(make_console(out), calculate_goodput(21600.0, 300.0, 600.0, num_runs=50, days=2.0))
     for words in ("Young", "3402.84 s", "0.8194", "Simulated", "Meta"):
         assert words in out.getvalue(), words
     hopeless = io.StringIO()
-    print_calculation(make_console(hopeless), calculate(60.0, 3600.0, 3600.0))
+    print_goodput_calculation(make_console(hopeless), calculate_goodput(60.0, 3600.0, 3600.0))
     assert "Not simulated" in hopeless.getvalue()

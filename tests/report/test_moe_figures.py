@@ -16,7 +16,7 @@ from mofa.report.chunks import plot_chunks
 from mofa.report.figures.chunk_policies import plot_policy_memory, plot_throughput
 from mofa.routing.balance.setup import BalanceSetup
 from mofa.search.experts.balance import balance_experts
-from mofa.search.experts.token_chunks import plan_chunks
+from mofa.search.experts.token_chunks import plan_token_chunks
 from mofa.specs.routing import RoutingSpec
 
 
@@ -41,7 +41,7 @@ def test_the_density_is_named_as_that_of_its_placement(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("iterations", [1, 4])
 def test_iterations_are_whole_numbers(iterations: int) -> None:
-    report = plan_chunks(
+    report = plan_token_chunks(
         mofa.load_workload("memfine-model-2").model_copy(update={"routing": RoutingSpec.parse("memfine-iteration-7")}),
         mofa.load_cluster("h100-hgx", 32), "ep=32 micro_batch=1 recompute=full",
         framework=mofa.load_framework("megatron"), iterations=iterations,
@@ -57,7 +57,7 @@ def test_iterations_are_whole_numbers(iterations: int) -> None:
 
 def test_every_number_of_chunks_has_its_colour() -> None:
     """Bins that are no powers of two, and layers that none of them fits: red shows through."""
-    report = plan_chunks(
+    report = plan_token_chunks(
         mofa.load_workload("memfine-model-2").model_copy(update={"routing": RoutingSpec.parse("memfine-iteration-7")}),
         mofa.load_cluster("h100-hgx", 32), "ep=32 micro_batch=1 recompute=full",
         framework=mofa.load_framework("megatron"), iterations=2, bins=(1, 3, 7),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 
-from mofa.report.plan_text import print_estimate, print_report
+from mofa.report.plan_text import print_estimate, print_plan_report
 from mofa.report.tables import make_console
 from tests.report.fake import make_estimate, make_report
 
 
 def _report_text(num_plans: int = 3, *, quiet: bool = False) -> str:
     file = io.StringIO()
-    print_report(make_report(num_plans), make_console(file), quiet=quiet)
+    print_plan_report(make_report(num_plans), make_console(file), quiet=quiet)
     return file.getvalue()
 
 

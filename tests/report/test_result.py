@@ -15,7 +15,7 @@ from mofa.plan.schema import json_schema
 from mofa.plan.step_band import Band
 from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.plan.summary import USUAL_COLUMNS
-from mofa.report.search_text import idle_lines, ties_line
+from mofa.report.search_text import idle_gpus_lines, ties_line
 from mofa.specs.residuals import Circumstances
 from tests.report.fake import make_estimate, make_memory, make_plan, make_report
 
@@ -276,8 +276,8 @@ def test_a_batch_that_keeps_gpus_idle_is_said_with_one_that_would_not(
             "workload": report.workload.model_copy(update={"global_batch": batch}),
         }
     )
-    lines = idle_lines(report)
+    lines = idle_gpus_lines(report)
     left_over = "a batch of 1,024 has no factor 7; 1,008 would divide"
-    assert idle_lines(report.model_copy(update={"defaults": {"batch": left_over}}))[-1] == f"A{left_over[1:]}."
+    assert idle_gpus_lines(report.model_copy(update={"defaults": {"batch": left_over}}))[-1] == f"A{left_over[1:]}."
     assert lines[0] == f"Plan 1 {note}."
     assert says in lines[-1] and len(lines) == 1 + bool(says)

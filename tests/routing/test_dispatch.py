@@ -15,7 +15,7 @@ from mofa.routing.placement import Placement, symmetric_placement
 
 def algorithm_1(placement: Placement, tokens: np.ndarray, inputs: np.ndarray, gpus_per_node: int) -> np.ndarray:
     """The paper's loop, token range by token range: own GPU, own node, others, each in order."""
-    experts, gpus = placement.pairs
+    experts, gpus = placement.experts_and_gpus
     num = placement.num_gpus
     flow = np.zeros((placement.num_experts, num, num), dtype=int)
     left, room = inputs.copy(), np.zeros_like(inputs)
@@ -46,7 +46,7 @@ def test_agrees_with_the_papers_loop(seed: int, gpus_per_node: int) -> None:
     tokens = FlowScheduler(placement).solve(inputs.sum(axis=1)).tokens
     flow = route_tokens(placement, tokens, inputs, gpus_per_node)
     twin = algorithm_1(placement, tokens, inputs, gpus_per_node)
-    experts, gpus = placement.pairs
+    experts, gpus = placement.experts_and_gpus
     assert np.array_equal(flow, twin[experts, :, gpus].T)
     assert np.array_equal(twin.sum(axis=2), inputs) and twin.sum() == flow.sum()
     assert np.array_equal(flow.sum(axis=0), tokens)

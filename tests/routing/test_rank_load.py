@@ -24,7 +24,7 @@ from mofa.routing.rank_load import (
     rank_shares,
     routing_loads,
 )
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.attention.gqa import GqaSpec
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.model import MlpSpec, ModelSpec, MoeSpec
@@ -266,7 +266,7 @@ def test_a_budget_per_rank_pads_rows_and_runs_steps_again() -> None:
     assert (even.sent_bytes_over_mean[4], even.over_budget_fraction[4]) == (1.0, 0.0)
     machines, facts = load_cluster("h200-hgx", 8), load_framework("megatron")
     spec = complete_strategy(parse_strategy("pp=2 ep=4 micro_batch=1"), 8, facts, moe=True)
-    row = strategy_row(job, machines, facts, spec)
+    row = checked_strategy_row(job, machines, facts, spec)
     draws = job.batch.global_batch // int(row.dp[0])  # of the one group that the 4 ranks of a stage make
     once, more = (
         Estimator(job, machines, facts, row, RoutingLoads({4: 1.5}, {4: 1.5}, over_budget_fraction=over))

@@ -12,13 +12,13 @@ import pytest
 from mofa.cost.estimate import Estimator, RowMemory
 from mofa.search import borderline
 from mofa.search.borderline import best_rows_with_fewer_recomputed_layers, borderline_rows
-from mofa.search.costing import MEMORY, NEEDLESS, CheckedSpace
+from mofa.search.costing import MEMORY, NEEDLESS, CostedSpace
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.rerank import REPLAYED
-from mofa.search.to_plan.builder import Candidate, margin_bytes, memory_limit_bytes
-from mofa.search.workers import Workers
+from mofa.search.to_plan.builder import CandidatePlan, margin_bytes, memory_limit_bytes
+from mofa.search.workers import WorkerProcesses
 from mofa.specs.hardware import ClusterSpec
 from tests.cost.toy import cluster, framework, workload
 from tests.search.test_entry_points import DENSE
@@ -34,10 +34,12 @@ def with_room(capacity_bytes: float) -> ClusterSpec:
     return cluster(16, memory_gib=capacity_bytes / 2.0**30 / (1.0 - margin_bytes(machines, TITAN) / 2.0**30))
 
 
-def candidate(machines: ClusterSpec, strategy: object, *, solved: bool = False, name: str = "torchtitan") -> Candidate:
+def candidate(
+    machines: ClusterSpec, strategy: object, *, solved: bool = False, name: str = "torchtitan"
+) -> CandidatePlan:
     facts = JOB, machines, framework(name)
-    row = strategy_row(*facts, strategy)
-    return Candidate(*facts, row, routing_loads_by_ep(JOB, row), "causal", solved=solved)
+    row = checked_strategy_row(*facts, strategy)
+    return CandidatePlan(*facts, row, routing_loads_by_ep(JOB, row), "causal", solved=solved)
 
 
 def test_what_fits_when_played_is_not_lost() -> None:
@@ -69,9 +71,9 @@ def test_what_does_not_fit_when_played_says_by_how_much() -> None:
     assert found.table()["step_s"].isna().all()
 
 
-def _found(reason: list[int], device: list[float]) -> CheckedSpace:
+def _found(reason: list[int], device: list[float]) -> CostedSpace:
     costed = SimpleNamespace(rows=np.arange(len(reason)), device_bytes=np.array(device))
-    return cast(CheckedSpace, SimpleNamespace(costed=costed, reason=np.array(reason)))
+    return cast(CostedSpace, SimpleNamespace(costed=costed, reason=np.array(reason)))
 
 
 def test_in_doubt_is_what_would_be_among_the_best() -> None:
@@ -95,7 +97,7 @@ def test_fewer_layers_are_recomputed_where_they_fit() -> None:
     at = {number: wide.with_recompute_layers(number).device_bytes() for number in (2, 3)}
     machines = with_room((at[2] + at[3]) / 2)
     one = candidate(machines, strategy, solved=True, name="megatron")
-    with Workers() as workers:
+    with WorkerProcesses() as workers:
         changed = best_rows_with_fewer_recomputed_layers([7], lambda i: one, workers)
         assert changed.keys() == {7}
         assert changed[7].job[3].recompute_layers.tolist() == [3]

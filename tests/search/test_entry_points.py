@@ -13,11 +13,11 @@ from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import CHECKS, Job, check_strategies
+from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
 from mofa.search.one_plan import estimate
 from mofa.search.search_progress import SearchProgress
 from mofa.search.search_result import Search
-from mofa.search.space import SOLVED, combinations_table, constrain, default_space
+from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space
 from mofa.search.to_plan.builder import margin_bytes
 from mofa.specs.load import load_cluster, load_workload
 from mofa.specs.shared_facts import load_shared_facts
@@ -38,7 +38,7 @@ def enumerated(found: Search) -> Any:
     """All rows of the space that :func:`tests.search.toy_searches.search` looks through."""
     space = default_space(found.workload, found.cluster, found.framework)
     limit = next(MAXIMUM[name] for name, model in MODELS.items() if model == found.workload.model)
-    space = constrain(space, fix={}, maximum=limit, with_=(), without=())
+    space = constrain_space(space, fix={}, maximum=limit, with_=(), without=())
     return combinations_table(space, found.cluster, found.framework)
 
 
@@ -119,7 +119,7 @@ def test_the_nearest_miss_is_the_nearest(model: str, name: str) -> None:
     found = search(model, name)
     report = found.report
     assert set(report.nearest_miss) == set(report.rejected)
-    verdict = check_strategies(Job(found.workload, found.cluster, found.framework), enumerated(found))
+    verdict = check_strategies(CheckedJob(found.workload, found.cluster, found.framework), enumerated(found))
     for i, rule in enumerate(CHECKS):
         rows = verdict.reason == i
         if np.any(rows):

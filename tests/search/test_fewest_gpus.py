@@ -13,9 +13,16 @@ from mofa.cost.estimate import Estimator
 from mofa.search.entry_points import find_plans
 from mofa.search.fewest_gpus import MOST_GPUS, smallest_number_of_gpus
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.space import SOLVED, Space, combinations_table, constrain, default_space, with_options_as_given
-from mofa.search.to_plan.builder import Candidate, margin_bytes
+from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.space import (
+    SOLVED,
+    StrategySpace,
+    combinations_table,
+    constrain_space,
+    default_space,
+    with_options_as_given,
+)
+from mofa.search.to_plan.builder import CandidatePlan, margin_bytes
 from mofa.specs.model import ModelSpec
 from tests.cost.toy import cluster, framework, llama, moe_llama, workload
 
@@ -30,15 +37,17 @@ FEW = {"cp": 2, "vpp": 1, "micro_batch": 1}
 """A space of each kind of strategy that takes less memory, and few besides."""
 
 
-def job_of(model: ModelSpec, name: str, memory_gib: float, batch: int, gpus: int = 8) -> Job:
-    return Job(workload(model, seq_len=4096, global_batch=batch), cluster(gpus, memory_gib=memory_gib), framework(name))
+def job_of(model: ModelSpec, name: str, memory_gib: float, batch: int, gpus: int = 8) -> CheckedJob:
+    return CheckedJob(
+        workload(model, seq_len=4096, global_batch=batch), cluster(gpus, memory_gib=memory_gib), framework(name)
+    )
 
 
-def fits_on(job: Job, num_gpus: int, maximum: dict[str, int]) -> bool:
+def fits_on(job: CheckedJob, num_gpus: int, maximum: dict[str, int]) -> bool:
     """Whether any strategy of the whole space of this number of GPUs fits."""
-    here = Job(job.workload, job.cluster.model_copy(update={"num_gpus": num_gpus}), job.framework)
+    here = CheckedJob(job.workload, job.cluster.model_copy(update={"num_gpus": num_gpus}), job.framework)
     space = default_space(here.workload, here.cluster, here.framework)
-    space = constrain(space, fix={}, maximum=maximum, with_=(), without=())
+    space = constrain_space(space, fix={}, maximum=maximum, with_=(), without=())
     table = combinations_table(with_options_as_given(space), here.cluster, here.framework)
     table = table.take((check_strategies(here, table).reason < 0) & (table.recompute_layers != SOLVED))
     if len(table) == 0:
@@ -48,8 +57,8 @@ def fits_on(job: Job, num_gpus: int, maximum: dict[str, int]) -> bool:
     return bool(np.any(device <= here.cluster.gpu.capacity_bytes.value - margin_bytes(here.cluster, here.framework)))
 
 
-def unconstrained(maximum: dict[str, int] | None = None) -> partial[Space]:
-    return partial(constrain, fix={}, maximum=maximum or {}, with_=(), without=())
+def unconstrained(maximum: dict[str, int] | None = None) -> partial[StrategySpace]:
+    return partial(constrain_space, fix={}, maximum=maximum or {}, with_=(), without=())
 
 
 @pytest.mark.parametrize(
@@ -107,11 +116,11 @@ def test_none_would_do() -> None:
 
 def test_what_only_the_closed_form_fits_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Played out, nothing fits on fewer than 16 GPUs."""
-    job = Job(workload(DENSE, seq_len=4096, global_batch=32), cluster(8), framework("megatron"))
+    job = CheckedJob(workload(DENSE, seq_len=4096, global_batch=32), cluster(8), framework("megatron"))
     assert smallest_number_of_gpus(job, unconstrained())[0] == 1
     assert smallest_number_of_gpus(job, unconstrained(), replay=True)[0] == 1
     monkeypatch.setattr(
-        Candidate,
+        CandidatePlan,
         "device_bytes",
         lambda self, capacity_bytes: capacity_bytes + (1.0 if self.job[1].num_gpus < 16 else -1.0),
     )

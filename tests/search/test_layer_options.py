@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import mofa
 from mofa.errors import SpecError
-from mofa.search.experts.token_chunks import plan_chunks
+from mofa.search.experts.token_chunks import plan_token_chunks
 from mofa.search.layer_options import LayerOptions, choose_layer_options
 from tests.search.experts.test_token_chunks import MEGATRON, UNEVEN, cluster
 
@@ -47,7 +47,7 @@ def test_nothing_fits() -> None:
 def test_a_joint_choice_is_no_slower_than_one_for_all() -> None:
     """Between what keeping everything needs and what full recomputation in 8 chunks does, some layers can keep."""
     strategy = "pp=4 ep=8 micro_batch=1 recompute=full"
-    report = plan_chunks(UNEVEN, cluster(88), strategy, framework=MEGATRON, iterations=2, joint=True)
+    report = plan_token_chunks(UNEVEN, cluster(88), strategy, framework=MEGATRON, iterations=2, joint=True)
     found = report.joint
     assert found is not None and found.optimal
     assert found.uniform_step_s is not None
@@ -55,13 +55,13 @@ def test_a_joint_choice_is_no_slower_than_one_for_all() -> None:
     assert len(found.layers) == 8 and {x.stage for x in found.layers} == {0, 1, 2, 3}
     assert {x.recompute for x in found.layers} == {"none", "full"}
     assert all(x.token_chunks == 1 for x in found.layers[:3])  # no experts
-    tight = plan_chunks(UNEVEN, cluster(60), strategy, framework=MEGATRON, iterations=1, joint=True)
+    tight = plan_token_chunks(UNEVEN, cluster(60), strategy, framework=MEGATRON, iterations=1, joint=True)
     assert tight.joint is None and tight.joint_asked
 
 
 def test_only_plain_1f1b() -> None:
     with pytest.raises(SpecError, match="needs schedule 1f1b"):
-        plan_chunks(
+        plan_token_chunks(
             mofa.load_workload("memfine-model-1"), cluster(120), "pp=4 vpp=2 ep=8", framework=MEGATRON, iterations=1,
             joint=True,
         )  # fmt: skip

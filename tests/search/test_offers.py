@@ -6,7 +6,7 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.report.search_text import offers_line
+from mofa.report.search_text import numerics_offers_line
 from mofa.search.entry_points import find_plans
 from mofa.search.offers import numerics_offers
 from mofa.specs.strategy import StrategySpec
@@ -34,7 +34,7 @@ def test_offers_are_estimates_of_the_same_strategy() -> None:
     megatron = mofa.load_framework({"name": "megatron", "grads": "bf16"})
     other = mofa.estimate(job, machines, strategy, framework=megatron, replay=False)
     assert by_word["bf16_grads"].device_bytes_change == other.memory.device_bytes - now.memory.device_bytes < 0
-    assert "bf16_moments step" in offers_line(report)
+    assert "bf16_moments step" in numerics_offers_line(report)
 
 
 def test_what_the_job_has_is_not_offered() -> None:
@@ -70,7 +70,7 @@ def test_a_step_that_its_host_bounds_is_offered_graphs() -> None:
     search = find_plans(job, machines, fix={"micro_batch": 1}, top=1, replay=False)
     offer = search.report.numerics_offers[-1]
     assert offer.word == "cuda_graphs" and offer.step_change < -0.2 and offer.device_bytes_change > 0
-    assert "the same numerics in CUDA graphs, by --with: cuda_graphs step -" in offers_line(search.report)
+    assert "the same numerics in CUDA graphs, by --with: cuda_graphs step -" in numerics_offers_line(search.report)
     graphed = find_plans(job, machines, fix={"micro_batch": 1}, top=1, replay=False, with_=("cuda_graphs",))
     assert graphed.framework.cuda_graphs == "te"
     assert graphed.report.plans[0].step_s < search.report.plans[0].step_s

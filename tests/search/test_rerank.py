@@ -11,10 +11,10 @@ import pytest
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.search.entry_points import find_plans
 from mofa.search.one_plan import estimate
-from mofa.search.one_strategy import strategy_row
-from mofa.search.rerank import MORE_LAYERS, PATIENCE, REPLAYED, ReplayedRanking, replay_best
-from mofa.search.to_plan.builder import Candidate
-from mofa.search.workers import Workers
+from mofa.search.one_strategy import checked_strategy_row
+from mofa.search.rerank import MORE_LAYERS, PATIENCE, REPLAYED, ReplayedRanking, replay_best_rows
+from mofa.search.to_plan.builder import CandidatePlan
+from mofa.search.workers import WorkerProcesses
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from tests.cost.toy import cluster, framework, workload
 from tests.report.fake import make_plan
@@ -50,7 +50,7 @@ class _Fake:
     def plan_in_closed_form(self, *, banded: bool = True) -> Any:
         return make_plan(self.time.step_s, self.device_gib)
 
-    def plan(self, *, replay: bool, explain: bool = True, workers: Workers | None = None) -> Any:
+    def plan(self, *, replay: bool, explain: bool = True, workers: WorkerProcesses | None = None) -> Any:
         if not replay:
             return make_plan(self.time.step_s, self.device_gib)
         self.explained += explain
@@ -59,15 +59,16 @@ class _Fake:
 
 
 def _best(candidates: list[_Fake], top: int = 10) -> ReplayedRanking:
-    return replay_best(range(len(candidates)), lambda i: cast(Candidate, candidates[i]), top)
+    return replay_best_rows(range(len(candidates)), lambda i: cast(CandidatePlan, candidates[i]), top)
 
 
 def test_a_played_step_keeps_no_spans_but_gives_them_again() -> None:
     """What the best plan's memory over time needs is played anew: the other candidates' would only stay."""
     machine = load_cluster("h200-hgx", 8)
-    one = Candidate(
+    one = CandidatePlan(
         load_workload("llama3-8b"), machine, load_framework("megatron"),
-        strategy_row(load_workload("llama3-8b"), machine, load_framework("megatron"), "tp=2 pp=4 micro_batch=1"),
+        checked_strategy_row(load_workload("llama3-8b"), machine, load_framework("megatron"),
+                             "tp=2 pp=4 micro_batch=1"),
         RoutingLoads({}, {}), "causal",
     )  # fmt: skip
     step_s = one.time.step_s

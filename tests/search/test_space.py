@@ -21,9 +21,9 @@ from mofa.search.space import (
     SOLVED,
     WITH,
     WITHOUT,
-    Space,
+    StrategySpace,
     combinations_table,
-    constrain,
+    constrain_space,
     default_space,
 )
 from mofa.specs.framework import FrameworkSpec
@@ -39,16 +39,16 @@ DENSE, MOE, MLA = llama(num_layers=8), moe_llama(num_layers=8), mla_moe()
 
 def space(
     model: ModelSpec = DENSE, name: str = "megatron", gpus: int = 16, seq_len: int = 4096, batch: int = 48
-) -> Space:
+) -> StrategySpace:
     return default_space(workload(model, seq_len=seq_len, global_batch=batch), cluster(gpus), framework(name))
 
 
-def rows(found: Space, model: ModelSpec = DENSE, name: str = "megatron", gpus: int = 16) -> StrategyTable:
+def rows(found: StrategySpace, model: ModelSpec = DENSE, name: str = "megatron", gpus: int = 16) -> StrategyTable:
     return combinations_table(found, cluster(gpus), framework(name))
 
 
-def constrained(found: Space, **given: Any) -> Space:
-    return constrain(found, **{"fix": {}, "maximum": {}, "with_": (), "without": (), **given})
+def constrained(found: StrategySpace, **given: Any) -> StrategySpace:
+    return constrain_space(found, **{"fix": {}, "maximum": {}, "with_": (), "without": (), **given})
 
 
 def test_values_by_hand() -> None:

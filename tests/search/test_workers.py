@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mofa.errors import SpecError
-from mofa.search.workers import Workers, cores
+from mofa.search.workers import WorkerProcesses, usable_cores
 
 
 def _square(x: int) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def _die_elsewhere(task: tuple[int, int]) -> int:
 
 @pytest.mark.parametrize("jobs", [1, 2, 3])
 def test_results_come_in_order(jobs: int) -> None:
-    with Workers(jobs) as workers:
+    with WorkerProcesses(jobs) as workers:
         found = list(workers.map(_square, range(200)))
         again = list(workers.map(_square, range(3)))
     assert [x for x, _ in found] == [x * x for x in range(200)]
@@ -47,20 +47,20 @@ def test_results_come_in_order(jobs: int) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_error_is_the_same_one_line(jobs: int) -> None:
-    with Workers(jobs) as workers, pytest.raises(SpecError, match=r"^here: 3; do this$"):
+    with WorkerProcesses(jobs) as workers, pytest.raises(SpecError, match=r"^here: 3; do this$"):
         list(workers.map(_fail_from_three, range(30)))
 
 
 def test_what_a_dead_process_leaves_is_done_here() -> None:
-    with Workers(2) as workers:
+    with WorkerProcesses(2) as workers:
         workers.start_processes()
         time.sleep(1.0)  # so that it is up and takes the first tasks
         assert list(workers.map(_die_elsewhere, [(i, os.getpid()) for i in range(20)])) == list(range(20))
 
 
 def test_cores() -> None:
-    assert 1 <= cores() <= 4
-    assert cores(1) == 1
+    assert 1 <= usable_cores() <= 4
+    assert usable_cores(1) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
@@ -69,13 +69,13 @@ def test_interruption_ends_all(tmp_path: Path) -> None:
     script = tmp_path / "busy.py"
     script.write_text(
         "import os, time\n"
-        "from mofa.search.workers import Workers\n"
+        "from mofa.search.workers import WorkerProcesses\n"
         "def nap(x):\n"
         "    print(os.getpid(), flush=True)\n"
         "    time.sleep(60)\n"
         "if __name__ == '__main__':\n"
         "    try:\n"
-        "        with Workers(2) as workers:\n"
+        "        with WorkerProcesses(2) as workers:\n"
         "            list(workers.map(nap, range(8)))\n"
         "    except KeyboardInterrupt:\n"
         "        print('interrupted', flush=True)\n"
@@ -104,7 +104,7 @@ def test_what_is_done_here_may_be_done_by_another_function(jobs: int) -> None:
         mine.append(x)
         return x * x, os.getpid()
 
-    with Workers(jobs) as workers:
+    with WorkerProcesses(jobs) as workers:
         found = list(workers.map(_square, range(50), local=here))
     assert [x for x, _ in found] == [x * x for x in range(50)]
     assert sorted(mine) == [i for i, (_, pid) in enumerate(found) if pid == os.getpid()]
@@ -112,7 +112,7 @@ def test_what_is_done_here_may_be_done_by_another_function(jobs: int) -> None:
 
 
 def test_processes_that_were_asked_for_nothing_are_not_waited_for() -> None:
-    with Workers(2) as workers:
+    with WorkerProcesses(2) as workers:
         workers.start_processes(["mofa.search.entry_points", "mofa.replay.replayer"])
         [process] = workers._processes
     assert not process.is_alive()

@@ -178,7 +178,7 @@ def test_head_sizes_that_were_not_measured_take_the_nearest_kernel() -> None:
 def test_a_release_of_pytorch_that_was_measured_brings_its_own_products_and_no_other_does() -> None:
     """cuBLAS 12.1 and 13 in turn on one H100: 4.2 % more time of products from 200 us on, more of smaller ones."""
     machines = load_cluster("h100-hgx", 8)
-    today, older = machines.gpu, machines.of_release("2.1").gpu
+    today, older = machines.gpu, machines.with_release_kernels("2.1").gpu
     folders = [PROFILES.parent / "measurements" / name for name in ("h100-torch-2.1", "h100-torch-2.1-beside")]
     of_older, of_today = (
         {
@@ -196,8 +196,8 @@ def test_a_release_of_pytorch_that_was_measured_brings_its_own_products_and_no_o
     assert measured == pytest.approx(1.042, abs=0.001) and told == pytest.approx(measured, abs=0.01)
     assert 1.15 < float(gemm_s(1024, 1024, 1024, older) / gemm_s(1024, 1024, 1024, today)) < 1.6
     assert older.curves.attention == today.curves.attention and older.curves.gemm["fp8"] == today.curves.gemm["fp8"]
-    assert machines.of_release("") is machines and machines.of_release("2.6") is machines
-    assert load_cluster("a100-hgx", 8).of_release("2.1").gpu.curves.releases == {}
+    assert machines.with_release_kernels("") is machines and machines.with_release_kernels("2.6") is machines
+    assert load_cluster("a100-hgx", 8).with_release_kernels("2.1").gpu.curves.releases == {}
 
 
 def test_older_products_change_with_the_facts_of_a_gpu() -> None:
@@ -348,7 +348,7 @@ def test_another_release_s_products_are_its_own() -> None:
     assert curves.product("bf16") == curves.gemm["bf16"]
     release, kernels = next(iter(curves.releases.items()))
     assert kernels.gemm["bf16"] != curves.gemm["bf16"]
-    assert curves.of_release(release).product("bf16") == kernels.gemm["bf16"]
+    assert curves.with_release_kernels(release).product("bf16") == kernels.gemm["bf16"]
 
 
 @pytest.mark.parametrize(("name", "provenance"), [("mine", "transferred"), ("h100-hgx", "measured")])

@@ -88,7 +88,7 @@ def test_experts_of_a_narrower_width() -> None:
     model = model_from_config(own, "config.json")
     assert model.layers is not None
     assert model.layers.prediction == ("attention", "moe")
-    experts = params_of_layer_kind(model, model.layers.named("moe"))
+    experts = params_of_layer_kind(model, model.layers.kind_named("moe"))
     assert experts.routed == 8 * 2 * 1024 * 7688
     assert experts.ffns == 2 * 4096 * 7688 + 2 * 4096 * 1024 + 8 * 4096 + 8
 
@@ -104,7 +104,7 @@ def test_key_value_heads_of_decilm_may_differ() -> None:
     config["block_configs"][1]["attention"]["n_heads_in_group"] = 16
     layers = model_from_config(config, "config.json").layers
     assert layers is not None
-    other = layers.named("attention-4-28672").mixers[0]
+    other = layers.kind_named("attention-4-28672").mixers[0]
     assert (other.kind, other.shape.num_kv_heads if other.kind == "other_attention" else 0) == ("other_attention", 4)
 
 

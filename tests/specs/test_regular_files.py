@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from mofa.errors import SpecError
-from mofa.export.entry import load_result
+from mofa.export.entry import load_result_json
 from mofa.export.read_job import read_job
 from mofa.specs.files import load_json, load_yaml, read_text
 from mofa.specs.huggingface.keys import read_keys
 
 READERS: list[Callable[[Path], object]] = [
-    load_yaml, lambda path: load_json(path, str(path)), read_keys, load_result,
+    load_yaml, lambda path: load_json(path, str(path)), read_keys, load_result_json,
     lambda path: read_job("megatron", path), lambda path: read_job("torchtitan", path),
 ]  # fmt: skip
 

@@ -44,7 +44,7 @@ def test_groups_lie_inside_each_other() -> None:
     assert [item.path for item in STEP.stand_ins] == [("several nodes", "transformer-engine")]
     for group in STEP.groups:
         if group.path:
-            wider = STEP.nearest(group.path[:-1])
+            wider = STEP.nearest_group(group.path[:-1])
             assert wider.path == group.path[: len(wider.path)]
             if any(group.path == item.path for item in STEP.stand_ins):
                 continue
@@ -75,14 +75,16 @@ def test_the_narrowest_group_counts() -> None:
 )
 def test_what_was_never_measured_is_told(change: dict[str, object], what: str | None) -> None:
     step = {"gpu": "h100-sxm", "framework": "torchtitan", "nodes": 1, **change}
-    told = STEP.unmeasured(DENSE, **step)  # type: ignore[arg-type]
+    told = STEP.unmeasured_in_words(DENSE, **step)  # type: ignore[arg-type]
     assert len(told) == (what is not None)
     assert all(str(what) in words for words in told)
 
 
 def test_products_never_measured_with_such_layers_are_told() -> None:
     fp8 = DENSE.model_copy(update={"products": "fp8"})
-    assert STEP.unmeasured(fp8, gpu="h100-sxm", framework="torchtitan", nodes=1) == ("fp8 with pytorch layers",)
+    assert STEP.unmeasured_in_words(fp8, gpu="h100-sxm", framework="torchtitan", nodes=1) == (
+        "fp8 with pytorch layers",
+    )
 
 
 def test_a_file_without_the_group_of_all_runs_is_one_line() -> None:

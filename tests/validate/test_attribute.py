@@ -13,15 +13,15 @@ from mofa.errors import SpecError
 from mofa.search.one_plan import plan_with_replayed_time
 from mofa.validate.attribute import (
     TracedKernel,
-    attribute,
-    busy_s,
-    family_of,
+    attribute_step,
+    device_busy_s,
+    kernel_family,
     read_profile,
     read_trace,
-    refuse_another_run,
+    refuse_trace_of_another_run,
     trace_mismatches,
 )
-from mofa.validate.reference import Reference, reference_of_file
+from mofa.validate.reference import ReferenceRun, reference_of_file
 
 REFERENCES = Path(__file__).parents[2] / "reference_runs"
 TRACES = sorted((REFERENCES / "traces").glob("*.0.json.gz"))
@@ -43,13 +43,14 @@ TRACES = sorted((REFERENCES / "traces").glob("*.0.json.gz"))
     ],
 )  # fmt: skip
 def test_families(name: str, family: str) -> None:
-    assert family_of(name) == family
+    assert kernel_family(name) == family
 
 
 def test_overlapped_kernels_are_busy_once() -> None:
     """[0, 3] and [1, 2] on two streams, then [5, 6]: 4 s of 6."""
     assert (
-        busy_s([TracedKernel(0, "a", 0.0, 3.0), TracedKernel(1, "b", 1.0, 1.0), TracedKernel(0, "c", 5.0, 1.0)]) == 4.0
+        device_busy_s([TracedKernel(0, "a", 0.0, 3.0), TracedKernel(1, "b", 1.0, 1.0), TracedKernel(0, "c", 5.0, 1.0)])
+        == 4.0
     )
 
 
@@ -91,18 +92,18 @@ def test_every_kept_trace(trace: Path, tmp_path: Path) -> None:
     kernels = profile.kernels
     workload, cluster, framework, strategy = run.resolve()
     plan = plan_with_replayed_time(workload, cluster, strategy, framework=framework)
-    found = attribute(kernels, plan)
-    refuse_another_run(trace, profile, cluster.num_gpus, run.id, run.gpu)
+    found = attribute_step(kernels, plan)
+    refuse_trace_of_another_run(trace, profile, cluster.num_gpus, run.id, run.gpu)
     assert not trace_mismatches(profile, found)
     running = [item for item in found.families if item.family != "host_idle"]
     assert sum(item.measured_s for item in running) == pytest.approx(sum(k.duration_s for k in kernels))
     assert sum(item.kernels for item in running) == len(kernels)
     idle = next(item for item in found.families if item.family == "host_idle")
-    assert idle.measured_s == pytest.approx(found.measured_step_s - busy_s(kernels))
+    assert idle.measured_s == pytest.approx(found.measured_step_s - device_busy_s(kernels))
     assert found.bubble_s == 0 or strategy.pp > 1
 
 
-def _recorded(name: str, scratch: Path) -> Reference:
+def _recorded(name: str, scratch: Path) -> ReferenceRun:
     places = (REFERENCES / "measured", REFERENCES / "switches" / "measured")
     path = next(folder / f"{name}.yaml" for folder in places if (folder / f"{name}.yaml").exists())
     found = reference_of_file(path, scratch)
@@ -116,11 +117,11 @@ def test_a_trace_of_another_run_is_told(tmp_path: Path) -> None:
     workload, cluster, framework, strategy = run.resolve()
     plan = mofa.estimate(workload, cluster, strategy, framework=framework, replay=False)
     own, other = (REFERENCES / "traces" / f"{name}.0.json.gz" for name in (run.id, "tt1-qwen06b-host-bound-traced"))
-    refuse_another_run(own, read_profile(own), 1, run.id, run.gpu)
-    assert not trace_mismatches(read_profile(own), attribute(read_profile(own).kernels, plan))
+    refuse_trace_of_another_run(own, read_profile(own), 1, run.id, run.gpu)
+    assert not trace_mismatches(read_profile(own), attribute_step(read_profile(own).kernels, plan))
     with pytest.raises(SpecError, match=r"traced\.0\.json\.gz: is named after run tt1-qwen06b.*, the run is tt1-llama"):
-        refuse_another_run(other, read_profile(other), 1, run.id, run.gpu)
-    (said,) = trace_mismatches(read_profile(other), attribute(read_profile(other).kernels, plan))
+        refuse_trace_of_another_run(other, read_profile(other), 1, run.id, run.gpu)
+    (said,) = trace_mismatches(read_profile(other), attribute_step(read_profile(other).kernels, plan))
     assert "products and attention" in said
 
 
@@ -135,10 +136,10 @@ def test_what_a_chrome_trace_says_of_its_run(tmp_path: Path) -> None:
     plan = mofa.estimate(
         mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8), "tp=2 micro_batch=1", replay=False
     )
-    assert any("2 marked steps" in line for line in trace_mismatches(profile, attribute(profile.kernels, plan)))
+    assert any("2 marked steps" in line for line in trace_mismatches(profile, attribute_step(profile.kernels, plan)))
     for gpus, words in ((8, "is of 64 ranks, the run of 8"), (64, "is of 'NVIDIA A100', the run of 'NVIDIA H100")):
         with pytest.raises(SpecError, match=words):
-            refuse_another_run(path, profile, gpus, "other", "NVIDIA H100 80GB HBM3")
-    refuse_another_run(path, profile, 64, "other", None)
+            refuse_trace_of_another_run(path, profile, gpus, "other", "NVIDIA H100 80GB HBM3")
+    refuse_trace_of_another_run(path, profile, 64, "other", None)
     path.write_text(json.dumps({"deviceProperties": [7], "distributedInfo": 3, "traceEvents": [kernel]}))
     assert read_profile(path).world_size is None and read_profile(path).steps == 1

@@ -23,12 +23,12 @@ from mofa.validate.bands import (
     family_correlation,
     fit_step_residuals,
     lower_decile,
-    pair_difference,
     read_residuals,
     residuals_csv,
+    same_family_pair_difference,
     step_residual_of,
 )
-from mofa.validate.coverage import COVERED, FEWEST_RUNS, NOMINAL_COVERAGE, chance_interval
+from mofa.validate.coverage import COVERED, FEWEST_RUNS, NOMINAL_COVERAGE, coverage_chance_interval
 from mofa.validate.validation_report import RunScore, ValidationReport, compare_with_measured
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def residual(value: float, family: str, circumstances: Circumstances = DENSE, *,
 def test_an_end_is_the_order_statistic_of_its_rank() -> None:
     """19 families of one run each: the second smallest has rank 0.1 * 20, the second largest likewise."""
     values = [0.01 * i for i in range(19)]
-    group = fit_step_residuals([residual(value, f"f{i}") for i, value in enumerate(values)]).nearest(())
+    group = fit_step_residuals([residual(value, f"f{i}") for i, value in enumerate(values)]).nearest_group(())
     assert (group.low.value, group.high.value) == (pytest.approx(0.01), pytest.approx(0.17))
 
 
@@ -63,10 +63,10 @@ def test_pairs_are_of_one_family_and_alike_in_all_circumstances() -> None:
     """Family a has pairs 0.02, 0.04 and 0.06 apart, b one of 0.01; c's runs differ in their layers, d has one run."""
     items = [residual(value, "a") for value in (0.0, 0.02, 0.06)] + [residual(0.5, "b"), residual(0.51, "b")]
     items += [residual(0.0, "c"), residual(0.9, "c", OTHER), residual(0.3, "d")]
-    value, families = pair_difference(items)
+    value, families = same_family_pair_difference(items)
     assert (value, families) == (pytest.approx((0.04 + 0.01) / 2), 2)
     assert fit_step_residuals(items).pair_difference["device-bound"].value == pytest.approx(value, abs=5e-5)
-    assert pair_difference([residual(0.1, "a"), residual(0.2, "b")]) == (0.0, 0)
+    assert same_family_pair_difference([residual(0.1, "a"), residual(0.2, "b")]) == (0.0, 0)
     assert fit_step_residuals([residual(0.1, "a"), residual(0.2, "b")]).pair_difference == {}
 
 
@@ -75,7 +75,7 @@ def test_of_equal_runs_a_family_counts_once() -> None:
     once = [residual(0.01 * i, f"f{i}") for i in range(19)]
     often = [residual(0.01 * i, f"f{i}", name=f"{i} {j}") for i in range(19) for j in range(10)]
     assert family_correlation(often) == 1.0
-    few, many = (fit_step_residuals(items).nearest(()) for items in (once, often))
+    few, many = (fit_step_residuals(items).nearest_group(()) for items in (once, often))
     assert (many.low.value, many.high.value) == (few.low.value, few.high.value)
 
 
@@ -105,7 +105,7 @@ def test_new_families_lie_inside_in_8_of_10_cases(families: int, per_family: int
         own = own + rng.normal(0.0, (1.0 - of_family) ** 0.5, (families, per_family))
         group = fit_step_residuals(
             [residual(x, f"f{i}", name=f"{i} {j}") for (i, j), x in np.ndenumerate(own)]
-        ).nearest(())
+        ).nearest_group(())
         inside.append(group.low.value <= rng.normal() <= group.high.value)
     assert 0.76 < np.mean(inside) < 0.87
 
@@ -139,7 +139,7 @@ def test_a_group_of_one_run_is_little_more_than_the_wider_one() -> None:
     """Wider than that, and not as wide as all that was ever seen: what lies beyond one run is half of its share."""
     far = [residual(-1.0 + 0.05 * i, f"f{i}") for i in range(40)]
     found = fit_step_residuals([*far, residual(0.0, "g", OTHER)])
-    group, wider = found.group_of(OTHER), found.nearest(())
+    group, wider = found.group_of(OTHER), found.nearest_group(())
     assert group.path == ("one node", "megatron") and group.few
     assert found.unmeasured_low.value < group.low.value < wider.low.value
     assert wider.high.value < group.high.value < found.unmeasured_high.value
@@ -174,7 +174,7 @@ def test_families_that_say_nothing_are_not_alike() -> None:
 
 def test_ends_are_from_a_fast_and_from_a_slow_host() -> None:
     values = [residual(0.01 * i, f"f{i}", slow=0.01 * i - 0.05) for i in range(19)]
-    group = fit_step_residuals(values).nearest(())
+    group = fit_step_residuals(values).nearest_group(())
     assert (group.low.value, group.high.value) == (pytest.approx(0.01), pytest.approx(0.12))
 
 
@@ -264,7 +264,7 @@ def test_rows_with_a_blank_stand_in_where_nothing_better_was_measured() -> None:
     blank = [replace(residual(0.5, f"g{i}", far), has_whole_configuration=False) for i in range(5)]
     alone = fit_step_residuals([*near, *blank])
     assert [item.path for item in alone.stand_ins] == [far.path[:2]]
-    assert (alone.groups[0].runs, alone.nearest(far.path).runs) == (20, 5)
+    assert (alone.groups[0].runs, alone.nearest_group(far.path).runs) == (20, 5)
     beside = fit_step_residuals([*near, *blank, residual(0.4, "h", far)])
     assert beside.stand_ins == () and beside.groups[0].runs == 21
 
@@ -275,7 +275,7 @@ def test_rows_with_a_blank_are_a_group_though_as_many_runs_are_about_them() -> N
     other = OTHER.model_copy(update={"nodes": "several nodes"})
     items = [residual(0.01 * i, f"f{i}") for i in range(20)] + [residual(0.0, f"h{i}", far) for i in range(5)]
     blank = [replace(residual(-1.0, f"g{i}", other), has_whole_configuration=False) for i in range(5)]
-    group = fit_step_residuals([*items, *blank]).nearest(other.path)
+    group = fit_step_residuals([*items, *blank]).nearest_group(other.path)
     assert (group.path, group.runs) == (other.path[:2], 5) and group.low.value < -0.5
 
 
@@ -285,8 +285,8 @@ def test_a_gpu_of_rows_with_a_blank_is_known_where_they_stand_in_alone() -> None
     blank = replace(residual(0.5, "g", far), has_whole_configuration=False, gpu="gb200", num_nodes=16)
     found = fit_step_residuals([*near, blank])
     about = {"gpu": "gb200", "framework": "torchtitan"}
-    assert not found.unmeasured(far, nodes=16, **about)
-    assert found.unmeasured(DENSE, nodes=1, **about) == ("GPU gb200",)
+    assert not found.unmeasured_in_words(far, nodes=16, **about)
+    assert found.unmeasured_in_words(DENSE, nodes=1, **about) == ("GPU gb200",)
     assert found.seen[DENSE.layers].most_nodes.value == 1
 
 
@@ -333,10 +333,10 @@ def test_rows_with_a_blank_are_tested_apart_and_nothing_is_claimed_of_them() -> 
 
 def test_what_chance_leaves_open_is_the_binomial_s() -> None:
     """As statisticians' tables have it: of 20 at 0.8, at most 11 with 1.0 %, at most 12 with 3.2 %; all with 1.2 %."""
-    assert chance_interval(20) == (12 / 20, 19 / 20)
+    assert coverage_chance_interval(20) == (12 / 20, 19 / 20)
     rng = np.random.default_rng(3)
     for runs in (22, 82):
-        low, high = chance_interval(runs)
+        low, high = coverage_chance_interval(runs)
         drawn = rng.binomial(runs, NOMINAL_COVERAGE, 20_000) / runs
         assert 0.94 < np.mean((low <= drawn) & (drawn <= high)) < 0.985
 
@@ -372,6 +372,6 @@ def test_the_committed_table_says_what_bands_hold() -> None:
 def test_the_band_where_nothing_was_measured_is_that_of_all_residuals() -> None:
     """But of rows with a blank, where others were measured."""
     step = load_residuals().step
-    used = [item for item in COMMITTED if item.has_whole_configuration or step.stand_in(item.circumstances.path)]
+    used = [item for item in COMMITTED if item.has_whole_configuration or step.stand_in_rows(item.circumstances.path)]
     assert exp(step.unmeasured_low.value) == pytest.approx(exp(min(item.from_fast for item in used)), rel=1e-3)
     assert exp(step.unmeasured_high.value) == pytest.approx(exp(max(item.from_slow for item in used)), rel=1e-3)

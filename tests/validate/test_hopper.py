@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from mofa.report.hopper import hopper_section_lines
-from mofa.validate.hopper import hopper_set
+from mofa.validate.hopper import hopper_set_of_run
 from mofa.validate.published import published_references
 from mofa.validate.score import score_run
-from mofa.validate.validation_report import NotScored, RunScore, ValidationReport
+from mofa.validate.validation_report import RunNotScored, RunScore, ValidationReport
 
 PUBLISHED = Path(__file__).parents[2] / "reference_runs" / "published"
 
@@ -40,13 +40,13 @@ def test_columns_and_switches_say_which_set_a_row_is_in(scored: RunScore) -> Non
         ({"group": "measured-te-judging"}, None),
         ({"step_time": None}, None),
     ):
-        assert hopper_set(_row(scored, **changes)) == wanted
+        assert hopper_set_of_run(_row(scored, **changes)) == wanted
 
 
 def test_the_error_says_nothing_of_the_set(scored: RunScore) -> None:
     assert scored.step_time is not None
     far_off = scored.step_time.model_copy(update={"error": 3.0})
-    assert hopper_set(_row(scored, step_time=far_off)) == hopper_set(scored)
+    assert hopper_set_of_run(_row(scored, step_time=far_off)) == hopper_set_of_run(scored)
 
 
 def test_the_section_has_every_row_once_and_why_others_are_in_none(scored: RunScore) -> None:
@@ -57,9 +57,9 @@ def test_the_section_has_every_row_once_and_why_others_are_in_none(scored: RunSc
         _row(scored, id="nemo-2", switches=("tp_overlap",)), _row(scored, id="b200-3", gpu="b200"),
     )  # fmt: skip
     out = (
-        NotScored(id="nemo-9", group="published-nemo", reason="LoRA is not modelled", gpu="H100"),
-        NotScored(id="nemo-8", group="published-nemo", reason="GPU has no profile: GB300", gpu="GB300"),
-        NotScored(id="korth-7", group="published-korth", reason="no step", gpu="A100 80GB"),
+        RunNotScored(id="nemo-9", group="published-nemo", reason="LoRA is not modelled", gpu="H100"),
+        RunNotScored(id="nemo-8", group="published-nemo", reason="GPU has no profile: GB300", gpu="GB300"),
+        RunNotScored(id="korth-7", group="published-korth", reason="no step", gpu="A100 80GB"),
     )
     report = ValidationReport(groups={}, false_fits=0, runs=runs, not_scored=out, elapsed_s=0)
     text = "\n".join(hopper_section_lines(report))

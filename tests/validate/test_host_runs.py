@@ -7,24 +7,24 @@ from pathlib import Path
 
 import numpy as np
 
-from mofa.measure.records import Record, read_records
-from mofa.search.one_plan import step_s
-from mofa.validate.hosts import host_op_s, read_hosts
-from mofa.validate.reference import Reference, measured_references
+from mofa.measure.records import RunRecord, read_records
+from mofa.search.one_plan import estimated_step_s
+from mofa.validate.hosts import read_machine_hosts, small_op_s_of_run
+from mofa.validate.reference import ReferenceRun, measured_references
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "measurements" / "host-runs"
-MACHINES = read_hosts(ROOT / "reference_runs" / "measured")
+MACHINES = read_machine_hosts(ROOT / "reference_runs" / "measured")
 
 
-def off(reference: Reference, record: Record) -> float:
+def off(reference: ReferenceRun, record: RunRecord) -> float:
     """Predicted over measured - 1, on its host: measured beside it, or its machine of reference_runs/hosts.yaml."""
-    found = host_op_s(record, MACHINES)
+    found = small_op_s_of_run(record, MACHINES)
     assert found is not None
     workload, cluster, framework, strategy = replace(reference, host_op_s=found[0]).resolve()
     measured_s = record.measured.step_time_s
     assert measured_s is not None
-    return step_s(workload, cluster, strategy, framework=framework) / measured_s - 1
+    return estimated_step_s(workload, cluster, strategy, framework=framework) / measured_s - 1
 
 
 def test_only_the_host_takes_time() -> None:

@@ -8,24 +8,31 @@ from pathlib import Path
 import pytest
 
 from mofa.errors import SpecError
-from mofa.measure.records import Record, write_record
+from mofa.measure.records import RunRecord, write_record
 from mofa.measure.results import interquartile_range_s
 from mofa.specs.load import load_cluster
-from mofa.validate.hosts import HOSTS, host_op_s, layer_pace, machine_of, read_hosts, unexplained_spread
-from mofa.validate.reference import measured_references, why_no_time
-from mofa.validate.routing_counts import with_counts
+from mofa.validate.hosts import (
+    HOSTS,
+    machine_identity,
+    read_machine_hosts,
+    small_layer_time_of_run,
+    small_op_s_of_run,
+    unexplained_spread,
+)
+from mofa.validate.reference import measured_references, why_step_time_not_scored
+from mofa.validate.routing_counts import with_routing_counts
 from mofa.validate.score import score_run
 from tests.committed import MEASURED, measured_records
 
-MACHINES = read_hosts(MEASURED)
+MACHINES = read_machine_hosts(MEASURED)
 
 
 @pytest.fixture(scope="module")
-def records() -> dict[str, Record]:
+def records() -> dict[str, RunRecord]:
     return {record.run.id: record for record in measured_records()}
 
 
-def on_host(record: Record, op_s: float | None, id: str | None = None, cpu: str | None = None) -> Record:
+def on_host(record: RunRecord, op_s: float | None, id: str | None = None, cpu: str | None = None) -> RunRecord:
     environment = record.environment.model_copy(
         update={"host_issue_s": op_s, "cpu": cpu if cpu is not None else record.environment.cpu}
     )
@@ -33,38 +40,38 @@ def on_host(record: Record, op_s: float | None, id: str | None = None, cpu: str 
     return record.model_copy(update={"environment": environment, "run": run})
 
 
-def test_a_record_s_own_speed_goes_before_its_machine_s(records: dict[str, Record]) -> None:
+def test_a_record_s_own_speed_goes_before_its_machine_s(records: dict[str, RunRecord]) -> None:
     old = on_host(records["mc1-qwen30b-2l"], None)
-    (machine,) = [m for m in MACHINES if (m.host, m.cpu, m.cpu_cores) == machine_of(old)]
-    found = host_op_s(old, MACHINES)
+    (machine,) = [m for m in MACHINES if (m.host, m.cpu, m.cpu_cores) == machine_identity(old)]
+    found = small_op_s_of_run(old, MACHINES)
     assert found is not None
     assert found[0] == machine.host_op_s.value
-    assert host_op_s(on_host(old, 7e-6), MACHINES) == (7e-6, "measured after the run")
-    assert host_op_s(on_host(old, None, cpu="another"), MACHINES) is None
+    assert small_op_s_of_run(on_host(old, 7e-6), MACHINES) == (7e-6, "measured after the run")
+    assert small_op_s_of_run(on_host(old, None, cpu="another"), MACHINES) is None
 
 
-def test_a_machine_s_median_over_runs_goes_before_one_run_s_own(records: dict[str, Record]) -> None:
+def test_a_machine_s_median_over_runs_goes_before_one_run_s_own(records: dict[str, RunRecord]) -> None:
     one = records["mc1-phimoe-2l-full-skewed"]
     (machine,) = [m for m in MACHINES if m.host == one.environment.host]
     there = [r.environment.host_issue_s for r in records.values() if r.environment.host == machine.host]
     measured = [value for value in there if value is not None]
     assert machine.runs == len(measured) >= 3
     assert machine.host_op_s.value == pytest.approx(statistics.median(measured), rel=5e-3)
-    found = host_op_s(one, MACHINES)
+    found = small_op_s_of_run(one, MACHINES)
     assert found is not None and found[0] == machine.host_op_s.value != one.environment.host_issue_s
 
 
 def test_a_slower_host_takes_longer_for_all_it_does() -> None:
     cluster = load_cluster("h200-hgx", 1)
     profile = cluster.gpu.curves.host
-    slow = cluster.at_host(2 * profile.eager_op_s.value).gpu.curves.host
+    slow = cluster.with_host_speed(2 * profile.eager_op_s.value).gpu.curves.host
     assert slow.dtensor_op_s.value == pytest.approx(2 * profile.dtensor_op_s.value)
     assert slow.sync_s.value == pytest.approx(2 * profile.sync_s.value)
     assert slow.cpu == profile.cpu
-    assert cluster.at_host(None) is cluster
+    assert cluster.with_host_speed(None) is cluster
 
 
-def test_repeats_are_predicted_each_on_its_own_host(records: dict[str, Record], tmp_path: Path) -> None:
+def test_repeats_are_predicted_each_on_its_own_host(records: dict[str, RunRecord], tmp_path: Path) -> None:
     """One configuration on a fast and on a slow host; the error is the median of theirs."""
     folder = tmp_path / "measured"
     fast = on_host(records["tt1-qwen06b-host-bound"], 5.4e-6)
@@ -85,7 +92,7 @@ def test_repeats_are_predicted_each_on_its_own_host(records: dict[str, Record], 
     assert run.predicted_step_s == run.step_time.predicted
 
 
-def test_repeats_are_predicted_each_with_its_own_tokens(records: dict[str, Record], tmp_path: Path) -> None:
+def test_repeats_are_predicted_each_with_its_own_tokens(records: dict[str, RunRecord], tmp_path: Path) -> None:
     """Of one configuration on one host the earlier steps take longer: more numbers of tokens are new."""
     folder = tmp_path / "measured"
     late = records["mc2-ep2-dsmoe16b-4l-full-skewed"]
@@ -112,16 +119,16 @@ def test_repeats_are_predicted_each_with_its_own_tokens(records: dict[str, Recor
     assert of_early.step_time.predicted > score_run(first).predicted_step_s
 
 
-def test_a_host_timed_among_the_steps_goes_before_its_machine_s(records: dict[str, Record]) -> None:
+def test_a_host_timed_among_the_steps_goes_before_its_machine_s(records: dict[str, RunRecord]) -> None:
     """A record from before is predicted as its machine, one that timed its host among its steps by their mean."""
     one = records["mc1-phimoe-2l-full-skewed"]
     environment = one.environment.model_copy(update={"host_issues_s": [8e-6, 10e-6, 12e-6]})
-    assert host_op_s(one.model_copy(update={"environment": environment}), MACHINES) == (
+    assert small_op_s_of_run(one.model_copy(update={"environment": environment}), MACHINES) == (
         pytest.approx(10e-6), "timed among its steps",
     )  # fmt: skip
 
 
-def test_a_host_timed_among_the_steps_stands_for_its_repeats(records: dict[str, Record], tmp_path: Path) -> None:
+def test_a_host_timed_among_the_steps_stands_for_its_repeats(records: dict[str, RunRecord], tmp_path: Path) -> None:
     """Of a configuration that its host bounds; repeats that timed it less well keep their memory."""
     folder = tmp_path / "measured"
     steady = {"step_times_s": [0.5, 0.5, 0.5], "step_time_s": 0.5, "step_time_spread_s": 0.0}
@@ -135,7 +142,7 @@ def test_a_host_timed_among_the_steps_stands_for_its_repeats(records: dict[str, 
     assert timed.host_op_s == pytest.approx(statistics.fmean(records[timed.id].environment.host_issues_s))
 
 
-def with_layer(record: Record, *ranks: tuple[list[float], list[float]]) -> Record:
+def with_layer(record: RunRecord, *ranks: tuple[list[float], list[float]]) -> RunRecord:
     """A record whose ranks timed a layer, forward and back."""
     timed = [
         record.measured.ranks[0].model_copy(update={"rank": i, "layer_issues_s": ahead, "layer_backs_s": back})
@@ -144,15 +151,15 @@ def with_layer(record: Record, *ranks: tuple[list[float], list[float]]) -> Recor
     return record.model_copy(update={"measured": record.measured.model_copy(update={"ranks": timed})})
 
 
-def test_a_layer_is_the_slowest_rank_s_by_medians(records: dict[str, Record]) -> None:
+def test_a_layer_is_the_slowest_rank_s_by_medians(records: dict[str, RunRecord]) -> None:
     """One rank's layer takes 3 ms and back, the other's 2.5: outliers count for nothing."""
     one = records["te1-olmoe-6l"]
-    assert layer_pace(one) is None
+    assert small_layer_time_of_run(one) is None
     two = with_layer(one, ([1e-3, 1e-3, 9e-3], [2e-3, 2e-3, 2e-3]), ([1e-3, 1.2e-3, 1.3e-3], [0.1e-3, 1.3e-3, 9e-3]))
-    assert layer_pace(two) == (1e-3, 2e-3)
+    assert small_layer_time_of_run(two) == (1e-3, 2e-3)
 
 
-def test_a_layer_beside_the_steps_goes_before_small_ops_alone(records: dict[str, Record], tmp_path: Path) -> None:
+def test_a_layer_beside_the_steps_goes_before_small_ops_alone(records: dict[str, RunRecord], tmp_path: Path) -> None:
     """Of repeats whose host may bound them the one that timed a layer is scored, at that pace; where the device is
     known to be busy all are."""
     folder = tmp_path / "measured"
@@ -170,16 +177,17 @@ def test_a_layer_beside_the_steps_goes_before_small_ops_alone(records: dict[str,
     assert (first.layer, second.layer) == (None, (2e-3, 1e-3))
     assert "a layer 2.00 ms and 1.00 ms" in second.notes[0]
     modules = [
-        reference.for_repeat(one).resolve()[1].gpu.curves.host.module("linear", "bf16") for one in (first, second)
+        reference.for_repeat(one).resolve()[1].gpu.curves.host.module_call_time("linear", "bf16")
+        for one in (first, second)
     ]
     before, after = (module.seconds(forward=True)[0] for module in modules if module is not None)
     assert after != before
     busy = plain.measured.ranks[0].model_copy(update={"device_busy_s": 0.499})
     bound = plain.model_copy(update={"measured": plain.measured.model_copy(update={"ranks": [busy]})})
-    assert why_no_time(bound, (bound, timed)) is None
+    assert why_step_time_not_scored(bound, (bound, timed)) is None
 
 
-def test_machines_are_learned_from_fitting_runs_alone(records: dict[str, Record]) -> None:
+def test_machines_are_learned_from_fitting_runs_alone(records: dict[str, RunRecord]) -> None:
     for machine in (m for m in MACHINES if m.configurations):
         assert machine.host_op_s.value == pytest.approx(statistics.median(machine.configurations.values()), rel=0.01)
         for run_id in machine.configurations:
@@ -190,12 +198,12 @@ def test_machines_are_learned_from_fitting_runs_alone(records: dict[str, Record]
 def test_a_broken_file_of_hosts_is_one_line(tmp_path: Path) -> None:
     (tmp_path / HOSTS).write_text("machines: [{cpu: x}]\n")
     with pytest.raises(SpecError, match="no file of hosts"):
-        read_hosts(tmp_path / "measured")
+        read_machine_hosts(tmp_path / "measured")
     (tmp_path / HOSTS).unlink()
-    assert read_hosts(tmp_path / "measured") == ()
+    assert read_machine_hosts(tmp_path / "measured") == ()
 
 
-def with_pace(record: Record, steps_s: list[float], *ranks: dict[str, list[float]]) -> Record:
+def with_pace(record: RunRecord, steps_s: list[float], *ranks: dict[str, list[float]]) -> RunRecord:
     """A record of these steps, whose ranks timed small additions within them."""
     timed = [record.measured.ranks[0].model_copy(update={"rank": i, **told}) for i, told in enumerate(ranks)]
     apart = interquartile_range_s(steps_s)
@@ -213,18 +221,20 @@ READ = {
 """A quiet and a busy core's readings: of two microseconds an addition, and of four."""
 
 
-def test_a_pace_within_steps_is_what_the_layer_takes_at_it(records: dict[str, Record]) -> None:
+def test_a_pace_within_steps_is_what_the_layer_takes_at_it(records: dict[str, RunRecord]) -> None:
     """Additions of 3 us lie midway between a quiet and a busy core's; the slowest rank is one of both ways."""
     one = records["te1-olmoe-6l"]
     within = {"step_ops_s": [3e-6, 3e-6, 9e-6], "step_back_ops_s": [2e-6, 3e-6, 3e-6]}
     slow = with_pace(one, [0.5, 0.5, 0.5], {**READ, **within})
-    assert layer_pace(slow) == pytest.approx((1.25e-3, 3e-3))
-    assert host_op_s(slow, MACHINES) == (pytest.approx(12e-6), "timed within its steps")
+    assert small_layer_time_of_run(slow) == pytest.approx((1.25e-3, 3e-3))
+    assert small_op_s_of_run(slow, MACHINES) == (pytest.approx(12e-6), "timed within its steps")
     quiet = {"step_ops_s": [2e-6] * 3, "step_back_ops_s": [2e-6] * 3}
-    assert layer_pace(with_pace(one, [0.5] * 3, {**READ, **quiet}, {**READ, **within})) == layer_pace(slow)
+    assert small_layer_time_of_run(
+        with_pace(one, [0.5] * 3, {**READ, **quiet}, {**READ, **within})
+    ) == small_layer_time_of_run(slow)
 
 
-def test_what_a_pace_explains_does_not_spread_steps(records: dict[str, Record]) -> None:
+def test_what_a_pace_explains_does_not_spread_steps(records: dict[str, RunRecord]) -> None:
     """Steps that are as slow as the additions within them are steady; the same steps at one pace are not."""
     one = records["te1-olmoe-6l"]
     steps_s = [0.4, 0.5, 0.6, 0.7]
@@ -232,11 +242,11 @@ def test_what_a_pace_explains_does_not_spread_steps(records: dict[str, Record]) 
     even = with_pace(one, steps_s, {**READ, "step_ops_s": [2e-6] * 4, "step_back_ops_s": [2e-6, 2e-6, 2.1e-6, 2.0e-6]})
     assert unexplained_spread(paced) == pytest.approx(0.0, abs=1e-9)
     assert unexplained_spread(even) > 0.1
-    assert why_no_time(paced) is None
-    assert "quartiles" in str(why_no_time(even))
+    assert why_step_time_not_scored(paced) is None
+    assert "quartiles" in str(why_step_time_not_scored(even))
 
 
-def test_a_pace_within_steps_goes_before_one_between_them(records: dict[str, Record]) -> None:
+def test_a_pace_within_steps_goes_before_one_between_them(records: dict[str, RunRecord]) -> None:
     """A repeat whose layer was timed between its steps alone keeps its memory."""
     one = records["te1-olmoe-6l"]
     within = {**READ, "step_ops_s": [3e-6] * 3, "step_back_ops_s": [3e-6] * 3}
@@ -244,14 +254,14 @@ def test_a_pace_within_steps_goes_before_one_between_them(records: dict[str, Rec
     best = best.model_copy(update={"run": best.run.model_copy(update={"id": "te1-olmoe-6l-again"})})
     between = with_layer(with_pace(one, [0.5] * 3, {}), ([2e-3] * 3, [1e-3] * 3))
     assert "its pace was not timed within its steps, as that of te1-olmoe-6l-again was" in str(
-        why_no_time(between, (between, best))
+        why_step_time_not_scored(between, (between, best))
     )
-    assert why_no_time(best, (between, best)) is None
+    assert why_step_time_not_scored(best, (between, best)) is None
 
 
-def test_tokens_that_were_drawn_do_not_drift(records: dict[str, Record], tmp_path: Path) -> None:
+def test_tokens_that_were_drawn_do_not_drift(records: dict[str, RunRecord], tmp_path: Path) -> None:
     """Their experts' popularity stays; a router that learns moves it in a run's first steps."""
     drawn = records["te1-gptoss-2l-skewed-quiet"]
     learned = records["te1-gptoss-2l-skewed"]
-    assert not with_counts(drawn, tmp_path).routing.drifts
-    assert with_counts(learned, tmp_path).routing.drifts
+    assert not with_routing_counts(drawn, tmp_path).routing.drifts
+    assert with_routing_counts(learned, tmp_path).routing.drifts

@@ -13,7 +13,7 @@ from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.units import GIB
 from mofa.validate.published import PublishedRun, published_references
-from mofa.validate.published_rows import OWN_NODES, import_rows, why_unusable, write_published_runs
+from mofa.validate.published_rows import OWN_NODES, import_published_rows, why_row_is_unusable, write_published_runs
 
 PUBLISHED = Path(__file__).parents[2] / "reference_runs" / "published"
 COLUMNS = (
@@ -38,7 +38,7 @@ def row(**changes: str) -> dict[str, str]:
 
 def usable(tmp_path: Path, **changes: str) -> dict[str, Any]:
     """A row that must be usable, as a published run; own hardware files are those of the repository."""
-    runs, unusable = import_rows(
+    runs, unusable = import_published_rows(
         [row(**changes)], PUBLISHED if OWN_NODES.get(row(**changes)["id"].split("-")[0]) else tmp_path
     )
     assert unusable == []
@@ -79,7 +79,7 @@ def test_a_step_time_wins_over_the_rate(tmp_path: Path) -> None:
     ],
 )
 def test_each_rule_gives_its_reason(changes: dict[str, str], words: str) -> None:
-    reason = why_unusable(row(**changes))
+    reason = why_row_is_unusable(row(**changes))
     assert reason is not None
     assert words in reason
 
@@ -87,11 +87,11 @@ def test_each_rule_gives_its_reason(changes: dict[str, str], words: str) -> None
 def test_nothing_measured_or_predicted_decides() -> None:
     """The same row with any numbers in its results is as usable."""
     for value in ("0.001", "1e9"):
-        assert why_unusable(row(measured_tokens_per_s_per_gpu=value)) is None
+        assert why_row_is_unusable(row(measured_tokens_per_s_per_gpu=value)) is None
 
 
 def test_a_configuration_that_cannot_run_is_refused_in_the_checks_words(tmp_path: Path) -> None:
-    runs, unusable = import_rows([row(gbs="129")], tmp_path)
+    runs, unusable = import_published_rows([row(gbs="129")], tmp_path)
     assert runs == []
     assert unusable[0]["reason"].startswith("refused: ")
     assert "129" in unusable[0]["reason"]
@@ -151,7 +151,7 @@ def test_fsdp1(tmp_path: Path) -> None:
     }  # fmt: skip
     assert run["model"]["tied_embeddings"]
     assert run["model"]["mlp"]["bias"]
-    assert "SHARD_GRAD_OP" in str(why_unusable(row(**{**mpt, "zero_stage": "2"})))
+    assert "SHARD_GRAD_OP" in str(why_row_is_unusable(row(**{**mpt, "zero_stage": "2"})))
 
 
 def test_overlap_of_tensor_parallelism_is_the_recipes(tmp_path: Path) -> None:
@@ -301,8 +301,8 @@ def test_gpt_oss_in_micro_batches_that_no_recipe_has_is_left_out() -> None:
         "model": "GPT OSS 120B", "layers": "36", "hidden": "2880", "heads": "64", "kv_heads": "8", "vocab": "201088",
         "moe_experts": "128", "moe_topk": "4", "moe_ffn": "2880", "ep": "8", "tp": "1", "dp": "16", "recompute": "",
     }  # fmt: skip
-    assert "not that of any version of its recipe" in str(why_unusable(row(**oss, mbs="4")))
-    assert why_unusable(row(**oss, mbs="1")) is None
+    assert "not that of any version of its recipe" in str(why_row_is_unusable(row(**oss, mbs="4")))
+    assert why_row_is_unusable(row(**oss, mbs="1")) is None
 
 
 def test_a_bundled_model_must_agree_with_the_row(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_bundled_model_must_agree_with_the_row(tmp_path: Path) -> None:
         "moe_ffn": "14336", "ep": "8", "etp": "1", "tp": "1", "dp": "16",
     }  # fmt: skip
     assert usable(tmp_path, **moe)["run"]["model"] == {"base": "mixtral-8x7b", "num_layers": 32}
-    _, unusable = import_rows([row(**{**moe, "moe_topk": "4"})], tmp_path)
+    _, unusable = import_published_rows([row(**{**moe, "moe_topk": "4"})], tmp_path)
     assert "moe_topk (4)" in unusable[0]["reason"]
 
 
@@ -332,7 +332,7 @@ def test_a_model_of_fewer_layers_is_what_its_source_made_of_it(tmp_path: Path) -
 
 
 def test_a_row_that_is_there_twice_counts_once(tmp_path: Path) -> None:
-    runs, unusable = import_rows([row(), row(id="bridge-002")], tmp_path)
+    runs, unusable = import_published_rows([row(), row(id="bridge-002")], tmp_path)
     assert len(runs) == 1
     assert unusable == [{"id": "bridge-002", "group": "published-bridge", "gpu": "H100",
                          "reason": "the same row as bridge-001"}]  # fmt: skip
@@ -397,7 +397,7 @@ def test_layers_that_stand_over_a_table(tmp_path: Path) -> None:
     model = usable(tmp_path, **columns, notes='section "GBS Variations"; at iteration 2')["run"]["model"]
     assert (model["num_layers"], model["vocab"]) == (72, 250_000)
     elsewhere = row(**columns, notes='section "Choosing the fastest 3D Topology"')
-    assert import_rows([elsewhere], PUBLISHED)[1][0]["reason"].startswith("architecture is not given: layers")
+    assert import_published_rows([elsewhere], PUBLISHED)[1][0]["reason"].startswith("architecture is not given: layers")
 
 
 def test_torchtitan_runs_as_its_script_says(tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ def test_readings_that_contradict_each_other_are_not_used() -> None:
             **{**BLOOM, "id": "bloom-003", "mbs": "4", "hidden": "13824", "ffn": "55296", "measured_peak_mem_gib": "50"}
         ),
     ]
-    runs, unusable = import_rows(rows, PUBLISHED)
+    runs, unusable = import_published_rows(rows, PUBLISHED)
     assert unusable == []
     assert [sorted(run["measured"]) for run in runs] == [["step_s"], ["step_s"], ["device_bytes", "step_s"]]
     assert "its memory is not used: bloom-002 contradicts it" in runs[0]["notes"]
@@ -450,7 +450,7 @@ def test_out_of_memory_against_a_reading_in_proportion_is_not_used() -> None:
     smaller micro-batch that was read, or another width deny nothing."""
     short = {**BLOOM, "id": "bloom-002", "notes": "OOM on A100-80GB", "measured_step_time_s": ""}
     ran = row(**{**BLOOM, "layers": "72", "mbs": "2", "measured_peak_mem_gib": "60"})
-    runs, unusable = import_rows([ran, row(**{**short, "layers": "84", "mbs": "2"})], PUBLISHED)
+    runs, unusable = import_published_rows([ran, row(**{**short, "layers": "84", "mbs": "2"})], PUBLISHED)
     assert unusable == []
     assert runs[1]["measured"] == {"oom": True, "oom_denied_by": "bloom-001"}
     assert "by the reading of bloom-001 it takes at most 71 GB" in runs[1]["notes"][-1]
@@ -458,7 +458,7 @@ def test_out_of_memory_against_a_reading_in_proportion_is_not_used() -> None:
     assert "its memory is not used: bloom-002 contradicts it" in runs[0]["notes"]
     for changes in ({"layers": "96"}, {"mbs": "4"}, {"hidden": "13824", "ffn": "55296"}):
         other = row(**{**short, "layers": "84", "mbs": "2", **changes})
-        runs, unusable = import_rows([ran, other], PUBLISHED)
+        runs, unusable = import_published_rows([ran, other], PUBLISHED)
         assert unusable == []
         assert runs[0]["measured"]["device_bytes"] == 60 * 1000 * 2**20
         assert runs[1]["measured"] == {"oom": True}
@@ -466,14 +466,14 @@ def test_out_of_memory_against_a_reading_in_proportion_is_not_used() -> None:
 
 def test_the_fullest_gpu_of_a_node_takes_the_norm() -> None:
     """The lab book: "Mem = max memory used by the first (last) nodes", so the first rank of each group, by default."""
-    runs, _ = import_rows([row(**BLOOM)], PUBLISHED)
+    runs, _ = import_published_rows([row(**BLOOM)], PUBLISHED)
     assert not {"norms_gradients", "optimizer_rank"}.intersection(runs[0]["run"]["framework"])
 
 
 def test_runs_that_would_hang_block_their_launches() -> None:
     """The lab book: 320 GPUs and more always hang without CUDA_LAUNCH_BLOCKING=1; of fewer nothing is said."""
     small = row(**{**BLOOM, "id": "bloom-002", "n_gpus": "8", "pp": "1", "dp": "1", "layers": "6", "gbs": "512"})
-    runs, _ = import_rows([row(**BLOOM), small], PUBLISHED)
+    runs, _ = import_published_rows([row(**BLOOM), small], PUBLISHED)
     assert [run["run"]["framework"]["launch_blocking"] for run in runs] == [True, False]
 
 

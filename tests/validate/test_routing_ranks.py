@@ -12,7 +12,7 @@ import mofa
 from mofa.errors import SpecError
 from mofa.measure.records import read_record
 from mofa.plan.result import Plan
-from mofa.report.plan_text import print_ranks
+from mofa.report.plan_text import print_expert_rank_memory
 from mofa.units import format_bytes
 from mofa.validate.reference import reference_of_file
 from mofa.validate.score import score_run
@@ -90,7 +90,7 @@ def test_ranks_that_are_alike_are_not_told_apart() -> None:
 def test_the_estimate_prints_both() -> None:
     memory = of_zipf("pp=2 ep=4 micro_batch=1", replay=False).memory
     written = io.StringIO()
-    print_ranks(Console(width=120, file=written), memory)
+    print_expert_rank_memory(Console(width=120, file=written), memory)
     text = written.getvalue()
     assert "Ranks with the fewest and the most tokens" in text
     assert text.count("emptiest") == text.count("fullest") == 2

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from mofa.report.accuracy import print_validation, scale_rows
-from mofa.report.accuracy_page import page_figures
+from mofa.report.accuracy_page import accuracy_page_figures
 from mofa.validate.all_runs import reference_runs
-from mofa.validate.reference import Reference
+from mofa.validate.reference import ReferenceRun
 from mofa.validate.scale_series import scale_series
-from mofa.validate.validation_report import Compared, RunScore, ValidationReport
+from mofa.validate.validation_report import ComparedQuantity, RunScore, ValidationReport
 
 REFERENCES = Path(__file__).parents[2] / "reference_runs" / "published"
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
+def published(tmp_path_factory: pytest.TempPathFactory) -> list[ReferenceRun]:
     """MPT's runs on 8 to 512 GPUs."""
     folder = tmp_path_factory.mktemp("references")
     (folder / "published").mkdir()
@@ -28,17 +28,17 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> list[Reference]:
     return reference_runs(folder, folder, "published")[0]
 
 
-def _score(reference: Reference, predicted: float = 1.0) -> RunScore:
+def _score(reference: ReferenceRun, predicted: float = 1.0) -> RunScore:
     """A run that took a second."""
     return RunScore(
         id=reference.id, group=reference.group, model=reference.model, gpu="h100-sxm", num_gpus=reference.run.gpus,
         framework="fsdp1", strategy="dp", predicted_step_s=predicted, predicted_device_bytes=1.0, fits=True,
         out_of_memory=False, provenance={}, weak_fraction=0.0, exposed={}, played_out=True, source="a table",
-        step_time=Compared(measured=1.0, predicted=predicted, error=predicted - 1.0),
+        step_time=ComparedQuantity(measured=1.0, predicted=predicted, error=predicted - 1.0),
     )  # fmt: skip
 
 
-def test_runs_that_differ_in_gpus_alone_hang_together(published: list[Reference]) -> None:
+def test_runs_that_differ_in_gpus_alone_hang_together(published: list[ReferenceRun]) -> None:
     series = scale_series(published, [_score(reference) for reference in published])
     by_id = {reference.id: reference for reference in published}
     told = [point.id for each in series for point in each.points]
@@ -52,10 +52,10 @@ def test_runs_that_differ_in_gpus_alone_hang_together(published: list[Reference]
         assert len(per_gpu) == 1 or len({run.batch.global_ for run in runs}) == 1
 
 
-def test_more_sequences_a_gpu_are_another_series(published: list[Reference]) -> None:
+def test_more_sequences_a_gpu_are_another_series(published: list[ReferenceRun]) -> None:
     first = next(reference for reference in published if reference.group == "published-foundry")
 
-    def of(gpus: int, sequences: int, micro: int = 1) -> Reference:
+    def of(gpus: int, sequences: int, micro: int = 1) -> ReferenceRun:
         batch = first.run.batch.model_copy(update={"global_": sequences, "micro": micro})
         name = f"{gpus}-{sequences}-{micro}"
         return replace(first, id=name, run=first.run.model_copy(update={"id": name, "gpus": gpus, "batch": batch}))
@@ -69,7 +69,7 @@ def test_more_sequences_a_gpu_are_another_series(published: list[Reference]) -> 
     assert scale_series(runs, []) == ()
 
 
-def test_efficiency_and_drift_are_told(published: list[Reference], capsys: pytest.CaptureFixture[str]) -> None:
+def test_efficiency_and_drift_are_told(published: list[ReferenceRun], capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
     chosen = [reference for reference in published if reference.id in ("foundry-010", "foundry-012")]
@@ -81,6 +81,6 @@ def test_efficiency_and_drift_are_told(published: list[Reference], capsys: pytes
     assert many[2:] == ["512", "100.0 %", "111.1 %", "-10.0 %", "-10.0 points"]
     print_validation(report, Console(width=80), quiet=True)
     assert "-10.0 points" in capsys.readouterr().out
-    (figure,) = page_figures(report).values()
+    (figure,) = accuracy_page_figures(report).values()
     assert figure.startswith(b"\x89PNG")
-    assert page_figures(report.model_copy(update={"scale": ()})) == {}
+    assert accuracy_page_figures(report.model_copy(update={"scale": ()})) == {}

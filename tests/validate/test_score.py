@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from mofa.errors import SpecError
-from mofa.measure.records import Record, write_record
-from mofa.validate.all_runs import group_scores, validate
+from mofa.measure.records import RunRecord, write_record
+from mofa.validate.all_runs import group_scores, validate_runs
 from mofa.validate.published import published_references
-from mofa.validate.reference import measured_references, why_no_time
+from mofa.validate.reference import measured_references, why_step_time_not_scored
 from mofa.validate.run_processes import BATCH, RunProcesses
 from mofa.validate.score import group_score, score_references, score_run
 from mofa.validate.validation_report import RunScore, compare_with_measured
@@ -22,7 +22,7 @@ from tests.committed import MEASURED, measured_records
 
 
 @pytest.fixture(scope="module")
-def records() -> dict[str, Record]:
+def records() -> dict[str, RunRecord]:
     return {record.run.id: record for record in measured_records()}
 
 
@@ -76,24 +76,24 @@ def test_groups_over_sources_gather_published_runs_alone() -> None:
     assert groups["all-published-hopper-bf16"].runs == 1
 
 
-def changed(record: Record, **measured: Any) -> Record:
+def changed(record: RunRecord, **measured: Any) -> RunRecord:
     return record.model_copy(update={"measured": record.measured.model_copy(update=measured)})
 
 
-def test_what_a_record_says_of_time(records: dict[str, Record]) -> None:
+def test_what_a_record_says_of_time(records: dict[str, RunRecord]) -> None:
     """Quartiles a tenth apart are the limit; an allocator that retried and a run out of memory say nothing."""
     record = records["tt1-llama-8l"]
-    assert why_no_time(record) is None
+    assert why_step_time_not_scored(record) is None
     step = record.measured.step_time_s
     assert step is not None
-    assert why_no_time(changed(record, step_time_spread_s=0.099 * step)) is None
-    assert "11%" in str(why_no_time(changed(record, step_time_spread_s=0.11 * step)))
+    assert why_step_time_not_scored(changed(record, step_time_spread_s=0.099 * step)) is None
+    assert "11%" in str(why_step_time_not_scored(changed(record, step_time_spread_s=0.11 * step)))
     ranks = [rank.model_copy(update={"alloc_retries": 3}) for rank in record.measured.ranks]
-    assert "cache" in str(why_no_time(changed(record, ranks=ranks)))
-    assert why_no_time(records["tt1-llama-32l-full-oom"]) == "out of memory"
+    assert "cache" in str(why_step_time_not_scored(changed(record, ranks=ranks)))
+    assert why_step_time_not_scored(records["tt1-llama-32l-full-oom"]) == "out of memory"
 
 
-def test_steadiness_is_that_of_all_steps_on_one_machine(records: dict[str, Record]) -> None:
+def test_steadiness_is_that_of_all_steps_on_one_machine(records: dict[str, RunRecord]) -> None:
     """Two starts, each of them steady, may lie far apart; one that is not, among others that are, may not matter."""
     one, other = (records[name] for name in ("mc1-qwen30b-2l", "mc1-qwen30b-2l-again"))
     environment = one.environment
@@ -101,17 +101,17 @@ def test_steadiness_is_that_of_all_steps_on_one_machine(records: dict[str, Recor
         changed(r, step_times_s=times, step_time_spread_s=0.0).model_copy(update={"environment": environment})
         for r, times in ((one, [1.0] * 4), (other, [1.3] * 4))
     )
-    assert why_no_time(here) is None
-    assert "26% apart over 2 runs" in str(why_no_time(here, (here, there)))
+    assert why_step_time_not_scored(here) is None
+    assert "26% apart over 2 runs" in str(why_step_time_not_scored(here, (here, there)))
     elsewhere = there.model_copy(update={"environment": environment.model_copy(update={"host": "host-0"})})
-    assert why_no_time(here, (here, elsewhere)) is None
+    assert why_step_time_not_scored(here, (here, elsewhere)) is None
     unsteady = changed(one, step_times_s=[1.0, 1.0, 1.2, 1.2], step_time_spread_s=0.2)
-    assert why_no_time(unsteady) is not None
+    assert why_step_time_not_scored(unsteady) is not None
     steady = changed(here, step_times_s=[1.0] * 20)
-    assert why_no_time(unsteady, (unsteady, steady)) is None
+    assert why_step_time_not_scored(unsteady, (unsteady, steady)) is None
 
 
-def test_repeats_are_one_run_with_the_median(records: dict[str, Record], tmp_path: Path) -> None:
+def test_repeats_are_one_run_with_the_median(records: dict[str, RunRecord], tmp_path: Path) -> None:
     folder = tmp_path / "records"
     for name in ("mc1-qwen30b-2l", "mc1-qwen30b-2l-again", "mc1-qwen30b-2l-third", "tt1-llama-8l"):
         write_record(records[name], folder)
@@ -122,7 +122,7 @@ def test_repeats_are_one_run_with_the_median(records: dict[str, Record], tmp_pat
     assert references[0].outcome.step_s == times[1]
 
 
-def test_counts_of_routers_become_the_routing(records: dict[str, Record], tmp_path: Path) -> None:
+def test_counts_of_routers_become_the_routing(records: dict[str, RunRecord], tmp_path: Path) -> None:
     """A pipeline: every rank's layers by their place in the model, dense ones skipped."""
     folder = tmp_path / "records"
     write_record(records["tt2-pp2-dsv2lite-8l"], folder)
@@ -136,7 +136,7 @@ def test_counts_of_routers_become_the_routing(records: dict[str, Record], tmp_pa
     assert reference.run.routing.steps_before == before > 4
 
 
-def test_switch_reduction_is_off_where_the_run_had_it_off(records: dict[str, Record], tmp_path: Path) -> None:
+def test_switch_reduction_is_off_where_the_run_had_it_off(records: dict[str, RunRecord], tmp_path: Path) -> None:
     folder = tmp_path / "records"
     write_record(records["mc2-tp2-llama-12l"], folder)
     (reference,), _ = measured_references(folder, tmp_path)
@@ -154,7 +154,7 @@ BROKEN: tuple[tuple[str, str, str, Any, str], ...] = (
 
 @pytest.mark.parametrize(("name", "part", "field", "value", "says"), BROKEN)
 def test_a_record_that_contradicts_itself_is_named(
-    name: str, part: str, field: str, value: Any, says: str, records: dict[str, Record], tmp_path: Path
+    name: str, part: str, field: str, value: Any, says: str, records: dict[str, RunRecord], tmp_path: Path
 ) -> None:
     record = records[name]
     record = record.model_copy(update={part: getattr(record, part).model_copy(update={field: value})})
@@ -164,7 +164,7 @@ def test_a_record_that_contradicts_itself_is_named(
         measured_references(folder, tmp_path)
 
 
-def test_records_of_one_name_are_refused(records: dict[str, Record], tmp_path: Path) -> None:
+def test_records_of_one_name_are_refused(records: dict[str, RunRecord], tmp_path: Path) -> None:
     """What is written down of their routing goes by the name."""
     write_record(records["tt1-llama-8l"], tmp_path)
     shutil.copy(tmp_path / "tt1-llama-8l.yaml", tmp_path / "zz.yaml")
@@ -173,7 +173,7 @@ def test_records_of_one_name_are_refused(records: dict[str, Record], tmp_path: P
 
 
 @pytest.mark.parametrize(("gpu", "group"), [("NVIDIA GH200 480GB", "measured-gh200"), ("H100", "measured-h100")])
-def test_other_gpus_only_judge(gpu: str, group: str, records: dict[str, Record], tmp_path: Path) -> None:
+def test_other_gpus_only_judge(gpu: str, group: str, records: dict[str, RunRecord], tmp_path: Path) -> None:
     record = records["mc1-llama-12l-full-accumulate"]
     record = record.model_copy(update={"environment": record.environment.model_copy(update={"gpu": gpu})})
     folder = tmp_path / "records"
@@ -201,10 +201,10 @@ def test_a_process_that_dies_is_no_bug() -> None:
 
 def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no folder of reference runs"):
-        validate(tmp_path / "nowhere")
+        validate_runs(tmp_path / "nowhere")
     (tmp_path / "measured").mkdir()
     with pytest.raises(SpecError, match="holds no records"):
-        validate(tmp_path, group="measured")
+        validate_runs(tmp_path, group="measured")
 
 
 def test_processes_predict_what_one_does() -> None:

@@ -17,10 +17,10 @@ from mofa.calibrate.bench.te_megatron import (
     config_and_fp8_context,
     first_micro_batch_setter,
     params_with_main_grads,
-    random_leaf,
+    random_leaf_tensor,
     timing_by_case_name,
 )
-from mofa.calibrate.bench.te_timing import LayerChain, RowRecorder, case_label, quiet_sample_indices, time_chain
+from mofa.calibrate.bench.te_timing import LayerChain, RowRecorder, case_label, quiet_sample_indices, time_layer_chain
 
 EXPERTS = (1, 2, 4, 8, 16, 32, 64, 128)
 PADDED_ROWS = 16
@@ -46,10 +46,10 @@ def time_grouped_linears(recorder: RowRecorder, experts: int, recipe: str, *, fi
     steps = [lambda x, layer=layer: layer(x, splits)[0] for layer in layers]
     sizes = {"experts": experts, "first": int(first), "fused": int(fused)}
     chain = LayerChain(
-        steps, [random_leaf(sum(splits), WIDTH)], params_with_main_grads(layers, fused=fused), around,
+        steps, [random_leaf_tensor(sum(splits), WIDTH)], params_with_main_grads(layers, fused=fused), around,
         before=first_micro_batch_setter(layers, first), sizes=sizes, dtype=recipe,
     )  # fmt: skip
-    time_chain("grouped_linear", chain, recorder)
+    time_layer_chain("grouped_linear", chain, recorder)
 
 
 def time_new_row_counts(
@@ -70,7 +70,7 @@ def time_new_row_counts(
     row_counts = [multiple * (i + 1) for i in range(num_repetitions * each)]
     random.Random(experts).shuffle(row_counts)
     tokens = 1024 + multiple * len(row_counts)
-    source = random_leaf(experts * tokens, width)
+    source = random_leaf_tensor(experts * tokens, width)
     beside, names = host_pace.TransformerEngineLayer(), ("grouped_new_rows", "grouped_seen_rows")
     times: dict[str, tuple[list[float], list[float], list[bool]]] = {name: ([], [], []) for name in names}
     for turn in range(num_repetitions):
@@ -114,37 +114,37 @@ def time_routing(recorder: RowRecorder, op: str, experts: int, top_k: int = 2) -
     from megatron.core.transformer.moe import moe_utils
 
     tokens = 512
-    logits = [random_leaf(tokens, experts, dtype=torch.float32) for _ in range(NUM)]
+    logits = [random_leaf_tensor(tokens, experts, dtype=torch.float32) for _ in range(NUM)]
     sizes = {"experts": experts}
     if op in ("router_topk", "router_topk_fused"):
         fused = op.endswith("fused")
         step = lambda x: moe_utils.topk_routing_with_score_function(x, top_k, fused=fused)[0]  # noqa: E731
-        time_chain(op, LayerChain([step] * NUM, logits, separate=True, sizes=sizes), recorder)
+        time_layer_chain(op, LayerChain([step] * NUM, logits, separate=True, sizes=sizes), recorder)
         return
     if op == "router_scores_fused":
         step = lambda x: moe_utils.compute_routing_scores_for_aux_loss(x, top_k, "softmax", fused=True)[1]  # noqa: E731
-        time_chain(op, LayerChain([step] * NUM, logits, separate=True, sizes=sizes), recorder)
+        time_layer_chain(op, LayerChain([step] * NUM, logits, separate=True, sizes=sizes), recorder)
         return
     if op == "router_gate":
-        weights = [random_leaf(experts, WIDTH) for _ in range(NUM)]
+        weights = [random_leaf_tensor(experts, WIDTH) for _ in range(NUM)]
         steps = [lambda x, w=w: moe_utils.router_gating_linear(x, w, None, torch.float32) for w in weights]
-        sources = [random_leaf(tokens, 1, WIDTH) for _ in range(NUM)]
-        time_chain(op, LayerChain(steps, sources, weights, separate=True, sizes=sizes), recorder)
+        sources = [random_leaf_tensor(tokens, 1, WIDTH) for _ in range(NUM)]
+        time_layer_chain(op, LayerChain(steps, sources, weights, separate=True, sizes=sizes), recorder)
         return
     with torch.no_grad():
         _, chosen = moe_utils.topk_routing_with_score_function(logits[0].detach(), top_k)
     probs = [torch.rand(tokens, experts, device="cuda").requires_grad_(True) for _ in range(NUM)]
-    sources = [random_leaf(tokens, WIDTH) for _ in range(NUM)]
+    sources = [random_leaf_tensor(tokens, WIDTH) for _ in range(NUM)]
     permute = partial(moe_utils.permute, num_out_tokens=tokens * top_k, fused=True)
     if op == "permute":
         steps = [lambda x, p=p: permute(x, chosen, probs=p)[0] for p in probs]
-        time_chain(op, LayerChain(steps, sources, probs, separate=True, sizes=sizes), recorder)
+        time_layer_chain(op, LayerChain(steps, sources, probs, separate=True, sizes=sizes), recorder)
     elif op == "unpermute":
         with torch.no_grad():
             rows, _, order = permute(sources[0], chosen, probs=probs[0])
-        sources = [random_leaf(*rows.shape) for _ in range(NUM)]
+        sources = [random_leaf_tensor(*rows.shape) for _ in range(NUM)]
         step = lambda x: moe_utils.unpermute(x, order, torch.Size((tokens, WIDTH)), fused=True)  # noqa: E731
-        time_chain(op, LayerChain([step] * NUM, sources, separate=True, sizes=sizes), recorder)
+        time_layer_chain(op, LayerChain([step] * NUM, sources, separate=True, sizes=sizes), recorder)
     elif op == "sort_chunks":
         counts = torch.full((experts,), tokens // experts, device="cuda", dtype=torch.int64)
         order = torch.randperm(experts, device="cuda")
@@ -152,7 +152,7 @@ def time_routing(recorder: RowRecorder, op: str, experts: int, top_k: int = 2) -
         steps = [
             lambda x, w=w: moe_utils.sort_chunks_by_idxs(x, counts, order, probs=w, fused=True)[0] for w in weights
         ]
-        time_chain(op, LayerChain(steps, sources, weights, separate=True, sizes=sizes), recorder)
+        time_layer_chain(op, LayerChain(steps, sources, weights, separate=True, sizes=sizes), recorder)
     else:
         raise ValueError(op)
 
@@ -164,9 +164,11 @@ def time_fp8_row_padding(recorder: RowRecorder, experts: int) -> None:
     splits = [20] * experts
     pad, cut = Fp8Padding(experts), Fp8Unpadding(experts)
     chain = LayerChain(
-        [lambda x: cut(pad(x, splits)[0], splits)] * NUM, [random_leaf(sum(splits), WIDTH)], sizes={"experts": experts}
+        [lambda x: cut(pad(x, splits)[0], splits)] * NUM,
+        [random_leaf_tensor(sum(splits), WIDTH)],
+        sizes={"experts": experts},
     )
-    time_chain("fp8_padding", chain, recorder)
+    time_layer_chain("fp8_padding", chain, recorder)
 
 
 def bf16_cases() -> list[Timing]:

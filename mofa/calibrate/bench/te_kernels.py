@@ -45,16 +45,16 @@ def te_bf16_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
             loads = str(case.shape["loads"]).count(",") + 1
             return time_calls(calls, pool.device, clock, most=max(1, MAX_LAUNCHES // loads))
         if case.family == WGRAD:
-            return time_calls(accumulate_calls(case, pool), pool.device, clock)
+            return time_calls(gradient_accumulation_calls(case, pool), pool.device, clock)
         if case.family == HOST:
             return _host_sample(case, pool)
         if case.family == ATTENTION:
             return attention_sample(case, pool, clock)
         if case.family == THROTTLED:
             return _throttled_sample(case, pool, clock)
-        from mofa.calibrate.bench.te_ops import op_calls
+        from mofa.calibrate.bench.te_ops import te_memory_bound_calls
 
-        return time_calls(op_calls(case, pool), pool.device, clock)
+        return time_calls(te_memory_bound_calls(case, pool), pool.device, clock)
     except UnsupportedCase:
         raise
     except Exception as error:  # Triton's and TorchDynamo's errors have no common parent
@@ -78,9 +78,9 @@ def throttled_calls(case: Case, pool: RandomInputs) -> tuple[list[Call], list[Ca
 
         with torch.no_grad():
             return te_calls(timed, pool), []
-    from mofa.calibrate.bench.te_ops import op_calls
+    from mofa.calibrate.bench.te_ops import te_memory_bound_calls
 
-    return op_calls(timed, pool), []
+    return te_memory_bound_calls(timed, pool), []
 
 
 def _throttled_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
@@ -130,7 +130,7 @@ def _grouped(op: str, loads: list[int], n: int, k: int, pool: RandomInputs) -> C
     )  # fmt: skip
 
 
-def accumulate_calls(case: Case, pool: RandomInputs) -> list[Call]:
+def gradient_accumulation_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """A weight's gradient added to an fp32 one: (m, k) x (k, n), over rotating inputs."""
     from transformer_engine.pytorch.cpp_extensions import general_gemm
 

@@ -74,7 +74,7 @@ def small_layer_config(**changes: Any) -> Any:
     return (MLATransformerConfig if latent else TransformerConfig)(**values)
 
 
-def random_leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def random_leaf_tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """A tensor of small random numbers on the GPU that gets a gradient."""
     return torch.randn(*shape, device="cuda", dtype=dtype).mul_(0.1).requires_grad_(True)
 

@@ -234,7 +234,7 @@ class MegatronModel:
         mark()
 
 
-def time_model(
+def time_model_parts(
     recorder: RowRecorder, op: str, changes: dict[str, Any], layers: int, micro_batches: int = 1, *,
     recipe: str = "bf16", overlap: bool = False,
 ) -> None:  # fmt: skip
@@ -380,7 +380,7 @@ def _todo(
     recorder: RowRecorder, listed: list[tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any]]]
 ) -> Todo:  # fmt: skip
     return [
-        (op, partial(time_model, recorder, op, changes, layers, **more))
+        (op, partial(time_model_parts, recorder, op, changes, layers, **more))
         for op, changes, numbers, more in listed
         for layers in numbers
     ]
@@ -406,7 +406,7 @@ def two_gpu_cases(recorder: RowRecorder) -> Todo:
                 layers: int = layers, overlap: bool = overlap,
             ) -> None:  # fmt: skip
                 init_process_groups(2, parallel)
-                time_model(recorder, op, changes | parallel, layers, overlap=overlap)
+                time_model_parts(recorder, op, changes | parallel, layers, overlap=overlap)
 
             todo.append((op, call))
     return todo

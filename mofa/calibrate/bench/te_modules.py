@@ -24,11 +24,11 @@ from mofa.calibrate.bench.te_megatron import (
     first_micro_batch_setter,
     init_process_groups,
     params_with_main_grads,
-    random_leaf,
+    random_leaf_tensor,
     small_layer_config,
     timing_by_case_name,
 )  # fmt: skip
-from mofa.calibrate.bench.te_timing import LayerChain, RowRecorder, case_label, quiet_sample_indices, time_chain
+from mofa.calibrate.bench.te_timing import LayerChain, RowRecorder, case_label, quiet_sample_indices, time_layer_chain
 
 
 def _column(config: Any) -> Any:
@@ -84,10 +84,10 @@ def time_linears(
     steps = layers if plain else [lambda x, layer=layer: layer(x)[0] for layer in layers]
     sizes = {"first": int(first), "fused": int(fused)}
     chain = LayerChain(
-        steps, [random_leaf(TOKENS, 1, WIDTH)], params_with_main_grads(layers, fused=fused), around,
+        steps, [random_leaf_tensor(TOKENS, 1, WIDTH)], params_with_main_grads(layers, fused=fused), around,
         before=None if plain else first_micro_batch_setter(layers, first), sizes=sizes, dtype=recipe,
     )  # fmt: skip
-    time_chain(op, chain, recorder)
+    time_layer_chain(op, chain, recorder)
 
 
 def time_attention(recorder: RowRecorder, groups: int) -> None:
@@ -103,32 +103,34 @@ def time_attention(recorder: RowRecorder, groups: int) -> None:
         q = x.view(TOKENS, 1, HEADS, WIDTH // HEADS)
         return layer(q, k, v, None, attn_mask_type=AttnMaskType.causal)
 
-    time_chain(
-        "attention", LayerChain([step] * NUM, [random_leaf(TOKENS, 1, WIDTH)], sizes={"groups": groups}), recorder
+    time_layer_chain(
+        "attention",
+        LayerChain([step] * NUM, [random_leaf_tensor(TOKENS, 1, WIDTH)], sizes={"groups": groups}),
+        recorder,
     )
 
 
-def time_functions(recorder: RowRecorder, op: str) -> None:
+def time_fused_functions(recorder: RowRecorder, op: str) -> None:
     """Fused functions: rotary embedding, SwiGLU, bias-dropout-add, checkpoints."""
     from megatron.core import tensor_parallel
     from megatron.core.extensions.transformer_engine import fused_apply_rotary_pos_emb
     from megatron.core.fusions.fused_bias_dropout import bias_dropout_add_fused_train
     from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl, weighted_bias_swiglu_impl
 
-    x = random_leaf(TOKENS, 1, WIDTH)
+    x = random_leaf_tensor(TOKENS, 1, WIDTH)
     if op == "rope":
         freqs = torch.randn(TOKENS, 1, 1, WIDTH // HEADS, device="cuda")
         step = lambda t: fused_apply_rotary_pos_emb(t, freqs)  # noqa: E731
-        chain = LayerChain([step] * NUM, [random_leaf(TOKENS, 1, HEADS, WIDTH // HEADS)])
+        chain = LayerChain([step] * NUM, [random_leaf_tensor(TOKENS, 1, HEADS, WIDTH // HEADS)])
     elif op == "bias_dropout_add":
         other = torch.ones_like(x)
         chain = LayerChain([lambda t: bias_dropout_add_fused_train((t, None), other, 0.0)] * NUM, [x])
     elif op == "swiglu":
-        sources = [random_leaf(TOKENS, 1, 2 * WIDTH) for _ in range(NUM)]
+        sources = [random_leaf_tensor(TOKENS, 1, 2 * WIDTH) for _ in range(NUM)]
         chain = LayerChain([lambda t: bias_swiglu_impl(t, None)] * NUM, sources, separate=True)
     elif op == "weighted_swiglu":
-        sources = [random_leaf(TOKENS, 2 * WIDTH) for _ in range(NUM)]
-        weights = [random_leaf(TOKENS, 1, dtype=torch.float32) for _ in range(NUM)]
+        sources = [random_leaf_tensor(TOKENS, 2 * WIDTH) for _ in range(NUM)]
+        weights = [random_leaf_tensor(TOKENS, 1, dtype=torch.float32) for _ in range(NUM)]
         steps = [lambda t, w=w: weighted_bias_swiglu_impl(t, None, w) for w in weights]
         chain = LayerChain(steps, sources, weights, separate=True)
     elif op == "checkpoint":
@@ -136,14 +138,14 @@ def time_functions(recorder: RowRecorder, op: str) -> None:
     elif op == "silu":
         chain = LayerChain([F.silu] * NUM, [x])
     elif op == "torch_linear":
-        weights = [random_leaf(WIDTH, WIDTH) for _ in range(NUM)]
+        weights = [random_leaf_tensor(WIDTH, WIDTH) for _ in range(NUM)]
         chain = LayerChain([lambda t, w=w: F.linear(t, w) for w in weights], [x], weights)
     else:
         raise ValueError(op)
-    time_chain(op, chain, recorder)
+    time_layer_chain(op, chain, recorder)
 
 
-def time_hooks(recorder: RowRecorder, *, wrapped: bool) -> None:
+def time_gradient_hooks(recorder: RowRecorder, *, wrapped: bool) -> None:
     """Linears as a model within Megatron's data parallelism, whose hook of each parameter runs, or bare."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
@@ -158,8 +160,8 @@ def time_hooks(recorder: RowRecorder, *, wrapped: bool) -> None:
     else:
         parameters, before = params_with_main_grads(layers), lambda: None
     steps = [lambda x, layer=layer: layer(x)[0] for layer in layers]
-    chain = LayerChain(steps, [random_leaf(TOKENS, 1, WIDTH)], parameters, before=before)
-    time_chain("linear_ddp" if wrapped else "linear_bare", chain, recorder)
+    chain = LayerChain(steps, [random_leaf_tensor(TOKENS, 1, WIDTH)], parameters, before=before)
+    time_layer_chain("linear_ddp" if wrapped else "linear_bare", chain, recorder)
 
 
 def time_adam(recorder: RowRecorder, tensors: int) -> None:
@@ -173,7 +175,7 @@ def time_adam(recorder: RowRecorder, tensors: int) -> None:
     _calls(recorder, "fused_adam", optimizer.step, {"tensors": tensors})
 
 
-def time_contexts(recorder: RowRecorder, recipe: str) -> None:
+def time_fp8_contexts(recorder: RowRecorder, recipe: str) -> None:
     """Entering and leaving the context of fp8."""
     _, around = config_and_fp8_context(recipe)
 
@@ -210,7 +212,7 @@ LINEARS = {"column_linear": _column, "row_linear": _row, "norm_linear": _norm_li
 def one_gpu_cases(recorder: RowRecorder) -> Todo:
     """Cases of one GPU."""
     cases = [*_dense_cases(), *te_experts.bf16_cases(), *_fp8_cases()]
-    cases += [timing_by_case_name("ddp", time_hooks, wrapped=wrapped) for wrapped in (False, True)]
+    cases += [timing_by_case_name("ddp", time_gradient_hooks, wrapped=wrapped) for wrapped in (False, True)]
     cases += [timing_by_case_name("fused_adam", time_adam, tensors) for tensors in (10, 50, 200, 600)]
     return [(name, partial(call, recorder, *args, **named)) for name, call, args, named in cases]
 
@@ -218,7 +220,7 @@ def one_gpu_cases(recorder: RowRecorder) -> Todo:
 def _dense_cases() -> list[Timing]:
     """What a layer without experts calls, in bf16."""
     return [
-        *(timing_by_case_name(op, time_functions, op) for op in ("silu", "torch_linear")),
+        *(timing_by_case_name(op, time_fused_functions, op) for op in ("silu", "torch_linear")),
         *(
             timing_by_case_name(op, time_linears, op, make, "bf16", first=True, fused=True)
             for op, make in LINEARS.items()
@@ -227,7 +229,7 @@ def _dense_cases() -> list[Timing]:
         timing_by_case_name("norm", time_linears, "norm", _norm, "bf16", first=True, fused=True),
         *(timing_by_case_name("attention", time_attention, groups) for groups in (2, 4)),
         *(
-            timing_by_case_name(op, time_functions, op)
+            timing_by_case_name(op, time_fused_functions, op)
             for op in ("rope", "bias_dropout_add", "swiglu", "weighted_swiglu", "checkpoint")
         ),
     ]
@@ -237,7 +239,7 @@ def _fp8_cases() -> list[Timing]:
     """Contexts, linears, experts and padding of fp8, each recipe in a first micro-batch and in a later one."""
     cases: list[Timing] = []
     for recipe in RECIPES:
-        cases.append(timing_by_case_name("fp8_context", time_contexts, recipe))
+        cases.append(timing_by_case_name("fp8_context", time_fp8_contexts, recipe))
         for op in ("column_linear", "norm_linear"):
             for first in (True, False):
                 cases.append(
@@ -254,7 +256,7 @@ def _tensor_parallel(recorder: RowRecorder, op: str, make: Callable[[Any], Any])
     layers = [(make(config), _row(config)) for _ in range(NUM)]
     steps = [lambda x, a=a, b=b: b(a(x)[0])[0] for a, b in layers]
     parameters = params_with_main_grads([layer for pair in layers for layer in pair])
-    time_chain(op, LayerChain(steps, [random_leaf(TOKENS // 2, 1, WIDTH)], parameters), recorder)
+    time_layer_chain(op, LayerChain(steps, [random_leaf_tensor(TOKENS // 2, 1, WIDTH)], parameters), recorder)
 
 
 def two_gpu_cases(recorder: RowRecorder) -> Todo:

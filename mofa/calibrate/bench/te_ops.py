@@ -18,7 +18,7 @@ GROUPS, GROUP_TOP = 8, 4
 """Groups of experts and how many of them a token takes, as DeepSeek-V3 has them."""
 
 
-def op_calls(case: Case, pool: RandomInputs) -> list[Call]:
+def te_memory_bound_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """The calls of a case, over rotating inputs."""
     if "params" in case.shape:
         return [_optimizer(case, pool)]

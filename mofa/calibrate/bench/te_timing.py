@@ -135,7 +135,7 @@ class RowRecorder:
             self.write_row(op, name.removesuffix("_s"), dtype, sizes, [seconds])
 
 
-def time_chain(op: str, chain: LayerChain, recorder: RowRecorder) -> None:
+def time_layer_chain(op: str, chain: LayerChain, recorder: RowRecorder) -> None:
     """Rows of a chain: forward with its graph kept, backward, at the host's pace at the beginning."""
     layer = host_pace.TransformerEngineLayer()
     forward, backward, quiet = [], [], []

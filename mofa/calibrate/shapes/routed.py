@@ -57,7 +57,7 @@ BYTES |= {op: scored_product_bytes(op) for op in PRODUCTS}
 
 
 def routed_cases() -> list[Case]:
-    """A grid of each op, and shapes of other widths and lengths held out."""
+    """Cases of ops over tokens routed to experts: a grid of each, and shapes of other widths and lengths held out."""
     grid: list[Item] = []
     held_out: list[Item] = []
     wide = ((4096, 2048), (16384, 2048), (65536, 2048), (131072, 2048), (262144, 1024), (32768, 4096), (8192, 7168),

@@ -21,20 +21,20 @@ def attribute(
     """
     import sys
 
-    from mofa.cli.jobs import requests_from_options
+    from mofa.cli.jobs import estimate_requests_from_options
     from mofa.errors import SpecError
     from mofa.report.attribution_text import print_attribution
     from mofa.report.tables import make_console
     from mofa.search.one_plan import plan_with_replayed_time
-    from mofa.validate.attribute import attribute as put_beside
-    from mofa.validate.attribute import read_profile, refuse_another_run, trace_mismatches
+    from mofa.validate.attribute import attribute_step as put_beside
+    from mofa.validate.attribute import read_profile, refuse_trace_of_another_run, trace_mismatches
 
     profile = read_profile(trace)
-    with requests_from_options(str(run)) as jobs:
+    with estimate_requests_from_options(str(run)) as jobs:
         if len(jobs) != 1:
             raise SpecError(f"{run}: holds {len(jobs)} runs; name a file of one")
         job = jobs[0]
-        refuse_another_run(trace, profile, job.cluster.num_gpus, job.id, job.gpu)
+        refuse_trace_of_another_run(trace, profile, job.cluster.num_gpus, job.id, job.gpu)
         plan = plan_with_replayed_time(job.workload, job.cluster, job.strategy, framework=job.framework)
     attribution = put_beside(profile.kernels, plan, job.rests_on)
     warnings = trace_mismatches(profile, attribution)

@@ -93,14 +93,14 @@ def balance(
 
     Two or more expert-parallel groups merge; a linear program says how many tokens each replica gets (MicroMoE).
     """
-    from mofa.cli.output import Output
+    from mofa.cli.output import OutputOptions
     from mofa.cli.progress import progress_bar
     from mofa.cli.routing import parse_routing
     from mofa.errors import SpecError
     from mofa.report.balance import print_balance, save_balance
     from mofa.routing.balance.place import PlacementAdaptation
 
-    output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
+    output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, trace, set_, placement, routing])
     if trace is not None and routing is not None:
         raise SpecError("--routing: is given beside --trace, which says how tokens fall; leave one out")
@@ -189,14 +189,19 @@ def _workload(
     from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.parse import parse_overrides
     from mofa.errors import SpecError
-    from mofa.search.experts.balanced_step import balance_step, balance_workload, step_setup, trace_workload
+    from mofa.search.experts.balanced_step import (
+        balance_step,
+        balance_workload,
+        scheduled_replica_setup,
+        workload_with_trace_routing,
+    )
 
     overrides = parse_overrides(set_)
     job = read_workload(name, overrides, seq_len=seq_len, global_batch=global_batch)
     if routing is not None:
         job = job.model_copy(update={"routing": routing})
     if trace is not None:
-        job = trace_workload(job, trace)
+        job = workload_with_trace_routing(job, trace)
     if redraw and job.routing.kind == "counts":
         raise SpecError("--redraw: is given, but a trace says which experts are popular; leave it out")
     moe = job.model.moe
@@ -222,7 +227,7 @@ def _workload(
     if strategy is None:
         raise SpecError('--strategy: is missing; write one, such as --strategy "pp=4 ep=8 micro_batch=1"')
     machines, facts = read_machines(cluster, gpus, overrides), read_framework(framework, job, overrides)
-    num_experts, group, degree = step_setup(job, machines, facts, strategy)
+    num_experts, group, degree = scheduled_replica_setup(job, machines, facts, strategy)
     setup = _setup(num_experts, group, degree, drawn, options, machines.node.gpus_per_node)
     report = balance_step(
         job, machines, strategy, setup, framework=facts, micro_batches=micro_batches, redraw=redraw,

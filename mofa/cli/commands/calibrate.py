@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from mofa.cli import options as opt
-from mofa.cli.command_groups import WholeCommands
+from mofa.cli.command_groups import UncutCommandList
 
 calibrate = typer.Typer(
-    cls=WholeCommands,
+    cls=UncutCommandList,
     help="Measure a GPU machine and make the profile that plan uses.",
     rich_markup_mode=None,
     add_completion=False,
@@ -184,12 +184,12 @@ def calibrate_check(
     from mofa.calibrate.check import TARGETS, check_fits, predict_rows
     from mofa.calibrate.chunked_check import predict_measured_layers, summarise_layer_errors
     from mofa.report.save import check_writable, save_calibration
-    from mofa.validate.hosts import host_op_s_by_machine
+    from mofa.validate.hosts import small_op_s_by_machine
 
     if out is not None:
         check_writable(out, directory=True)
     split: Split = "fresh" if fresh else "heldout"
-    layers = predict_measured_layers(folders, split=split, hosts=host_op_s_by_machine())
+    layers = predict_measured_layers(folders, split=split, hosts=small_op_s_by_machine())
     report = check_fits(folders, by_op=by_op, split=split, needed=not layers)
     if layers:
         report["chunked_moe"] = {name: {"layers": n, **errors} for name, n, errors in summarise_layer_errors(layers)}
@@ -205,10 +205,10 @@ def calibrate_check(
     if report["families"]:
         _print_check(report, TARGETS)
     if layers:
-        from mofa.report.chunked_layers import print_layers
+        from mofa.report.chunked_layers import print_chunked_layers
         from mofa.report.tables import make_console
 
-        print_layers(layers, make_console())
+        print_chunked_layers(layers, make_console())
 
 
 def _bases(node: str) -> tuple[str, str]:

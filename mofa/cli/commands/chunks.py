@@ -39,14 +39,14 @@ def chunks(
     """Choose in how many chunks tokens go through the experts, per layer and iteration (MemFine's MACT)."""
     from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.numbers import count_gpus
-    from mofa.cli.output import Output
+    from mofa.cli.output import OutputOptions
     from mofa.cli.parse import parse_overrides
     from mofa.cli.routing import read_routing
     from mofa.errors import SpecError
     from mofa.report.chunks import print_chunks, save_chunks
-    from mofa.search.experts.token_chunks import plan_chunks
+    from mofa.search.experts.token_chunks import plan_token_chunks
 
-    output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
+    output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, set_])
     overrides = parse_overrides(set_)
     if overrides["strategy"]:
@@ -61,7 +61,7 @@ def chunks(
         read_machines(cluster, count_gpus(cluster, gpus, nodes), overrides),
         read_framework(framework, job, overrides),
     )
-    report = plan_chunks(
+    report = plan_token_chunks(
         job, machines, strategy, framework=facts, bins=sizes, iterations=iterations, window=window, headroom=headroom,
         joint=joint,
     )  # fmt: skip

@@ -31,16 +31,16 @@ def compare(
     is what the others are compared with. Estimates of one file each, or several plans of one search: plan.json:1
     plan.json:2.
     """
-    from mofa.cli.numbers import file_and_number
-    from mofa.cli.output import Output
-    from mofa.plan.comparison import compare_results, distinct_names, read_results
+    from mofa.cli.numbers import parse_file_and_plan_number
+    from mofa.cli.output import OutputOptions
+    from mofa.plan.comparison import compare_results, numbered_duplicate_names, read_results
     from mofa.report.comparison_text import comparison_to_frame, print_comparison, save_comparison
 
-    output = Output(json=json, json_file=json_file, csv=csv, out=out)
-    places = [(file, 1 if number is None else number) for file, number in map(file_and_number, results)]
+    output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out)
+    places = [(file, 1 if number is None else number) for file, number in map(parse_file_and_plan_number, results)]
     output.refuse_unwritable_places([file for file, _ in places])
     loaded = [(text, each) for text, place in zip(results, places, strict=True) for each in read_results(*place)]
-    names = distinct_names([_short_name(text, result) for text, result in loaded])
+    names = numbered_duplicate_names([_short_name(text, result) for text, result in loaded])
     comparison = compare_results(dict(zip(names, (result for _, result in loaded), strict=True)))
     output.show_result(
         comparison.model_dump_json(indent=2) + "\n", lambda: comparison_to_frame(comparison),

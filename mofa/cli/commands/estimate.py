@@ -8,7 +8,7 @@ import typer
 
 from mofa.cli import long_run
 from mofa.cli import options as opt
-from mofa.cli.jobs import requests_from_options
+from mofa.cli.jobs import estimate_requests_from_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def estimate(
     rank_order: opt.RankOrder = None,
     host_issue: opt.HostIssue = None,
     host: opt.Host = None,
-    flops_convention: opt.Flops = opt.FlopsChoice.causal,
+    flops_convention: opt.Flops = opt.FlopsConventionChoice.causal,
     replay: opt.Replay = True,
     check: Annotated[
         bool, typer.Option("--check", help="End with status 3 where it does not fit, for scripts.")
@@ -73,14 +73,14 @@ def estimate(
     The record of a measured run is costed as it ran, as validate does: on its own host, with the tokens that its
     routers sent. What could be said before it ran is an estimate of its plan.
     """
-    from mofa.cli.output import Output
-    from mofa.cli.parse import set_with_rank_order
-    from mofa.search.workers import cores
+    from mofa.cli.output import OutputOptions
+    from mofa.cli.parse import settings_with_rank_order
+    from mofa.search.workers import usable_cores
 
-    output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
+    output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, faults, log, set_])
-    convention: FlopsConvention = "full" if flops_convention is opt.FlopsChoice.full else "causal"
-    set_, changes = long_run.split_fault_settings(set_with_rank_order(set_, rank_order))
+    convention: FlopsConvention = "full" if flops_convention is opt.FlopsConventionChoice.full else "causal"
+    set_, changes = long_run.split_fault_settings(settings_with_rank_order(set_, rank_order))
     profile = long_run.LongRunOptions(
         faults,
         storage,
@@ -94,7 +94,7 @@ def estimate(
         recovery,
         changes,
     ).profile()
-    with requests_from_options(
+    with estimate_requests_from_options(
         workload,
         cluster,
         gpus,
@@ -113,10 +113,12 @@ def estimate(
         if spares is not None:
             from mofa.search.long_run.spare_nodes import without_spares
 
-            asked = [job._replace(cluster=long_run.with_spares_outside(job.cluster, spares)) for job in asked]
+            asked = [job._replace(cluster=long_run.with_spare_nodes_beside(job.cluster, spares)) for job in asked]
             for job in asked:
                 without_spares(job.cluster, long_run.parse_spares(spares)[0], "--spares")
-        estimates = [estimate_of(job, convention, profile, replay, jobs or cores(), find_layout) for job in asked]
+        estimates = [
+            estimate_request(job, convention, profile, replay, jobs or usable_cores(), find_layout) for job in asked
+        ]
         if find_layout:
             asked = [job._replace(strategy=plan.strategy) for job, plan in zip(asked, estimates, strict=True)]
         output.show_estimates(estimates, lambda: [_step(job, profile) for job in asked])
@@ -153,7 +155,7 @@ def _step(job: EstimateRequest, faults: FaultSpec | None) -> ReplayedTime:
     return replay_time(strategy_estimator(job.workload, cluster, job.framework, job.strategy))
 
 
-def estimate_of(
+def estimate_request(
     job: EstimateRequest,
     convention: FlopsConvention,
     faults: FaultSpec | None,

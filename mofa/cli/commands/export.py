@@ -54,15 +54,15 @@ def export(
     argument for is an error.
     """
     import mofa
-    from mofa.cli.numbers import count_gpus, file_and_number
+    from mofa.cli.numbers import count_gpus, parse_file_and_plan_number
     from mofa.errors import SpecError
-    from mofa.export.entry import load_result, writers
+    from mofa.export.entry import job_writers, load_result_json
     from mofa.specs.files import did_you_mean
     from mofa.specs.write_files import check_writable
 
-    if to not in writers():
+    if to not in job_writers():
         what = f"{to}: is no framework that jobs are written for" if to else "is missing: say for which framework"
-        raise SpecError(f"--to {what}; {did_you_mean(to or '', writers())}")
+        raise SpecError(f"--to {what}; {did_you_mean(to or '', job_writers())}")
     if out is not None:
         check_writable(out, directory=True)
     options: dict[str, Any] = {
@@ -79,10 +79,10 @@ def export(
                 f"{workload}: read as the JSON of a plan, because no cluster is named, but {given[0]} is given; name a "
                 "cluster after the workload, or leave the option out"
             )
-        file, named = file_and_number(workload)
+        file, named = parse_file_and_plan_number(workload)
         if number is not None and named not in (None, number):
             raise SpecError(f"--number: is {number}, but {workload} names plan {named}; keep one")
-        number, result = (number if named is None else named), load_result(file)
+        number, result = (number if named is None else named), load_result_json(file)
     else:
         options["--gpus"] = count_gpus(cluster, gpus, nodes)
         result = _predicted(workload, cluster, options, replay, jobs, quiet)
@@ -100,23 +100,23 @@ def _predicted(
     workload: str, cluster: str, options: dict[str, Any], replay: bool, jobs: int | None, quiet: bool
 ) -> PlanReport | Estimate:
     """What a search finds, or the estimate of one strategy."""
-    from mofa.cli.commands.estimate import estimate_of
-    from mofa.cli.jobs import read_framework, read_machines, read_workload, requests_from_options
+    from mofa.cli.commands.estimate import estimate_request
+    from mofa.cli.jobs import estimate_requests_from_options, read_framework, read_machines, read_workload
     from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_host_issue, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
     from mofa.errors import NothingFits, SpecError
-    from mofa.search.workers import cores
+    from mofa.search.workers import usable_cores
 
     searched = [name for name in ("--fix", "--max", "--with", "--without") if options[name] is not None]
     size = {"seq_len": options["--seq-len"], "global_batch": options["--global-batch"], "tokens": options["--tokens"]}
     if options["--strategy"] is not None:
         if searched:
             raise SpecError(f"{searched[0]}: is of a search, but --strategy names the one strategy; leave one out")
-        with requests_from_options(
+        with estimate_requests_from_options(
             workload, cluster, options["--gpus"], options["--strategy"], framework=options["--framework"],
             set_=options["--set"], host_issue=options["--host-issue"], host=options["--host"], **size,
         ) as asked:  # fmt: skip
-            return estimate_of(asked[0], "causal", None, replay, jobs or cores(), False)
+            return estimate_request(asked[0], "causal", None, replay, jobs or usable_cores(), False)
     overrides = parse_overrides(options["--set"])
     host_issue_s = parse_host_issue(options["--host-issue"], overrides, options["--host"])
     job = read_workload(workload, overrides, **size)
@@ -127,7 +127,7 @@ def _predicted(
             "fix": parse_fixed(options["--fix"], overrides["strategy"]),
             "maximum": parse_degree_limits(options["--max"]),
             "with_": split_words(options["--with"]), "without": split_words(options["--without"]),
-            "progress": progress, "replay": replay, "jobs": jobs or cores(),
+            "progress": progress, "replay": replay, "jobs": jobs or usable_cores(),
         }  # fmt: skip
         report = search_plans(job, machines, search, REFINE_SECONDS, progress).report
     if not report.plans:

@@ -15,7 +15,7 @@ from mofa.cli import long_run
 from mofa.cli import options as opt
 
 if TYPE_CHECKING:
-    from mofa.cli.goodput_output import GoodputOutput
+    from mofa.cli.goodput_output import GoodputOutputOptions
     from mofa.faults.failures.events import LogStatistics
     from mofa.plan.goodput_by_scale import GoodputReport
     from mofa.specs.faults import FaultSpec
@@ -82,10 +82,10 @@ def goodput(
     quiet: opt.Quiet = False,
 ) -> None:
     """Say what failures leave of a job's time: intervals and ETTR of three times, or of a workload against scale."""
-    from mofa.cli.goodput_output import GoodputOutput
+    from mofa.cli.goodput_output import GoodputOutputOptions
     from mofa.errors import SpecError
 
-    show = GoodputOutput(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
+    show = GoodputOutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     show.refuse_unwritable_places([workload, cluster, faults, log, set_])
     own = {"--mtbf": mtbf, "--checkpoint": checkpoint, "--restart": restart, "--persist": persist, "--days": days,
            "--shares": shares, "--shape": shape, "--runs": runs, "--seed": seed}  # fmt: skip
@@ -190,20 +190,20 @@ def _job_mtbf_s(mtbf: str | None, rate: LogStatistics | None, profile: FaultSpec
         raise SpecError(f"goodput: give one of --mtbf, --log and --faults for how often a job fails; {got}")
     if mtbf is not None and gpus is not None:
         raise SpecError("--gpus: --mtbf is the whole job's already; leave --gpus out")
-    return long_run.duration_s("--mtbf", mtbf) if mtbf is not None else _mtbf_s(rate, profile, gpus)
+    return long_run.parse_duration_s("--mtbf", mtbf) if mtbf is not None else _mtbf_s(rate, profile, gpus)
 
 
 def _calculator(
-    show: GoodputOutput, mtbf_s: float, checkpoint: str | None, persist: str, restart: str | None,
+    show: GoodputOutputOptions, mtbf_s: float, checkpoint: str | None, persist: str, restart: str | None,
     interval: str | None, rate: LogStatistics | None, days: float, runs: int, seed: int, shape: float,
 ) -> None:  # fmt: skip
-    from mofa.faults.calculator import calculate
+    from mofa.faults.calculator import calculate_goodput
 
-    times = [long_run.duration_s(option, text, zero=True) for option, text in
+    times = [long_run.parse_duration_s(option, text, zero=True) for option, text in
              (*_both(checkpoint, restart), ("--persist", persist))]  # fmt: skip
-    at_s = None if interval is None else long_run.duration_s("--checkpoint-interval", interval)
+    at_s = None if interval is None else long_run.parse_duration_s("--checkpoint-interval", interval)
     with _arguments():
-        calculation = calculate(
+        calculation = calculate_goodput(
             mtbf_s, times[0], times[1], persist_s=times[2], interval_s=at_s, days=days, num_runs=runs, seed=seed,
             shape=shape,
         )  # fmt: skip
@@ -211,14 +211,14 @@ def _calculator(
 
 
 def _levels(
-    show: GoodputOutput, mtbf_s: float, checkpoint: str | None, restart: str | None, shares: str | None,
+    show: GoodputOutputOptions, mtbf_s: float, checkpoint: str | None, restart: str | None, shares: str | None,
     interval: str | None, rate: LogStatistics | None, days: float, runs: int, seed: int,
 ) -> None:  # fmt: skip
     from mofa.errors import SpecError
     from mofa.faults.level_calculator import calculate_levels
 
     times = [
-        [long_run.duration_s(option, part.strip(), zero=True) for part in text.split(",")]
+        [long_run.parse_duration_s(option, part.strip(), zero=True) for part in text.split(",")]
         for option, text in _both(checkpoint, restart)
     ]
     if shares is None:
@@ -227,7 +227,7 @@ def _levels(
         parts = [float(part) for part in shares.split(",")]
     except ValueError:
         raise SpecError(f"--shares: {shares[:40]!r} are no numbers; write them as 0.75,0.25") from None
-    at_s = None if interval is None else long_run.duration_s("--checkpoint-interval", interval)
+    at_s = None if interval is None else long_run.parse_duration_s("--checkpoint-interval", interval)
     with _arguments():
         calculation = calculate_levels(
             mtbf_s, times[0], times[1], parts, interval_s=at_s, days=days, num_runs=runs, seed=seed
@@ -281,13 +281,13 @@ def _mtbf_s(rate: LogStatistics | None, profile: FaultSpec | None, gpus: str | N
 
 def _record(log: Path, nodes: int | None, days: float | None) -> LogStatistics:
     from mofa.errors import SpecError
-    from mofa.faults.failures.events import read_log
+    from mofa.faults.failures.events import read_failure_log
 
     if nodes is None:
         raise SpecError("--log-nodes: is missing; say how many nodes the log is of, those that never failed included")
     if days is not None:
         long_run.parse_at_least_zero("--log-days", days, "d")
-    return read_log(log).statistics(nodes, days)
+    return read_failure_log(log).statistics(nodes, days)
 
 
 def parse_gpu_counts(text: str) -> list[int]:

@@ -41,7 +41,7 @@ def measure(
     A run that has a record is skipped, so that a call can be repeated. Out of memory is a result.
     """
     from mofa.errors import MofaError
-    from mofa.measure import measure as measure_runs
+    from mofa.measure import measure_runs as measure_runs
     from mofa.report.save import check_writable
 
     for folder in (out, logs):

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from mofa.cli.command_groups import WholeCommands
+from mofa.cli.command_groups import UncutCommandList
 
-new = typer.Typer(cls=WholeCommands, help="Write files to fill in.", rich_markup_mode=None, add_completion=False)
+new = typer.Typer(cls=UncutCommandList, help="Write files to fill in.", rich_markup_mode=None, add_completion=False)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Names of GPUs: they become file names."""
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; not over a file.")]

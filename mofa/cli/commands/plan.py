@@ -58,7 +58,7 @@ def plan(
     rank_order: opt.RankOrder = None,
     host_issue: opt.HostIssue = None,
     host: opt.Host = None,
-    flops_convention: opt.Flops = opt.FlopsChoice.causal,
+    flops_convention: opt.Flops = opt.FlopsConventionChoice.causal,
     replay: opt.Replay = True,
     refine_seconds: Annotated[
         float,
@@ -86,23 +86,23 @@ def plan(
     import mofa
     from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.numbers import count_gpus
-    from mofa.cli.output import Output
+    from mofa.cli.output import OutputOptions
     from mofa.cli.parse import (
         parse_degree_limits,
         parse_fixed,
         parse_host_issue,
         parse_overrides,
-        set_with_rank_order,
+        settings_with_rank_order,
         split_words,
     )
     from mofa.cli.progress import progress_bar
-    from mofa.cli.searched_plans import best_so_far
+    from mofa.cli.searched_plans import print_best_so_far
     from mofa.errors import NothingFits, SpecError
-    from mofa.search.workers import cores
+    from mofa.search.workers import usable_cores
 
-    output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
+    output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, faults, log, set_])
-    set_, changes = long_run.split_fault_settings(set_with_rank_order(set_, rank_order))
+    set_, changes = long_run.split_fault_settings(settings_with_rank_order(set_, rank_order))
     profile = long_run.LongRunOptions(
         faults,
         storage,
@@ -128,7 +128,7 @@ def plan(
     if spares is not None:
         from mofa.search.long_run.spare_nodes import without_spares
 
-        machines = long_run.with_spares_outside(machines, spares)
+        machines = long_run.with_spare_nodes_beside(machines, spares)
         without_spares(machines, long_run.parse_spares(spares)[0], "--spares")
     if fast:
         replay, refine_seconds = False, 0.0
@@ -143,10 +143,10 @@ def plan(
             "flops_convention": flops_convention.value,
             "progress": progress,
             "replay": replay,
-            "jobs": jobs or cores(),
+            "jobs": jobs or usable_cores(),
             "every_row": out is not None,  # its table and figure have all that fit
             "replay_progress": lambda done, of: progress(done, of, "playing the best plans out"),
-            "on_progress": best_so_far(progress),
+            "on_progress": print_best_so_far(progress),
         }
         if profile is None:
             search = search_plans(job, machines, options, refine_seconds, progress)

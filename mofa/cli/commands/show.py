@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mofa.cli import options as opt
-from mofa.cli.command_groups import WholeCommands
+from mofa.cli.command_groups import UncutCommandList
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mofa.specs.model_states import ModelPartStates
 
 show = typer.Typer(
-    cls=WholeCommands,
+    cls=UncutCommandList,
     help="Show what is bundled and what can be written: every fact, field and value.",
     rich_markup_mode=None,
     add_completion=False,
@@ -90,28 +90,28 @@ def show_faults(name: Annotated[str | None, typer.Argument(help="A fault profile
 def show_frameworks(name: Annotated[str | None, typer.Argument(help="A framework.")] = None,
                     json: opt.Json = False) -> None:  # fmt: skip
     """List the frameworks, or every option of one with its values and its default."""
-    from mofa.cli.choice_tables import framework_options, frameworks
+    from mofa.cli.choice_tables import framework_option_rows, framework_rows
 
     if name is None:
-        _list_records("Frameworks", frameworks(), json, under="source")
+        _list_records("Frameworks", framework_rows(), json, under="source")
     else:
-        _list_records(f"Options of {name}: --set framework.OPTION=VALUE", framework_options(name), json)
+        _list_records(f"Options of {name}: --set framework.OPTION=VALUE", framework_option_rows(name), json)
 
 
 @show.command("strategy")
 def show_strategy(json: opt.Json = False) -> None:
     """List every field of a strategy, as --strategy, --fix and --max read it, with its values and its default."""
-    from mofa.cli.choice_tables import strategy_fields
+    from mofa.cli.choice_tables import strategy_field_rows
 
-    _list_records("Fields of a strategy", strategy_fields(), json, under="meaning")
+    _list_records("Fields of a strategy", strategy_field_rows(), json, under="meaning")
 
 
 @show.command("schedules")
 def show_schedules(json: opt.Json = False) -> None:
     """List the pipeline schedules: who runs them, and when a search tries them."""
-    from mofa.cli.choice_tables import schedules
+    from mofa.cli.choice_tables import schedule_rows
 
-    _list_records("Pipeline schedules", schedules(), json, under="meaning")
+    _list_records("Pipeline schedules", schedule_rows(), json, under="meaning")
 
 
 @show.command("workload")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mofa.cli import options as opt
-from mofa.cli.jobs import requests_from_options
+from mofa.cli.jobs import estimate_requests_from_options
 
 if TYPE_CHECKING:
     from mofa.cli.jobs import EstimateRequest
@@ -54,7 +54,7 @@ def trace(
     from mofa.specs.write_files import check_result_places, write_file_atomically
 
     check_result_places({"--out": out}, {}, [workload, cluster, set_])
-    with requests_from_options(
+    with estimate_requests_from_options(
         workload,
         cluster,
         gpus,

@@ -54,23 +54,28 @@ def validate(
 ) -> None:
     """Predict every reference run from its configuration and compare with what it measured."""
     import mofa.validate
-    from mofa.cli.output import Output
+    from mofa.cli.output import OutputOptions
     from mofa.cli.progress import progress_bar
     from mofa.report.accuracy import print_validation, runs_to_frame
-    from mofa.report.accuracy_page import markdown_report, page_figures, save_validation, with_readme_table
+    from mofa.report.accuracy_page import (
+        accuracy_page_figures,
+        accuracy_page_markdown,
+        save_validation,
+        with_readme_table,
+    )
     from mofa.specs.write_files import all_files_or_none, make_directory, write_file_atomically
 
-    output = Output(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
+    output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([references], {"--markdown": markdown, "--readme": readme})
     page = _page(readme) if readme is not None else ""
     with progress_bar("predicting", enabled=not quiet and not json) as progress:
-        report = mofa.validate.validate(
+        report = mofa.validate.validate_runs(
             references, group=group.value if group else None, processes=processes, progress=progress
         )
     with all_files_or_none():
         if markdown is not None:
-            write_file_atomically(markdown, markdown_report(report, references).encode())
-            for place, figure in page_figures(report).items():
+            write_file_atomically(markdown, accuracy_page_markdown(report, references).encode())
+            for place, figure in accuracy_page_figures(report).items():
                 make_directory(markdown.parent / place.parent)
                 write_file_atomically(markdown.parent / place, figure)
         if readme is not None:

@@ -5,12 +5,13 @@ Lifetimes are those of :mod:`mofa.cost.block.liveness`. The replay plays it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from mofa.blocks.backward import gradient_name
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import value_at
-from mofa.blocks.frameworks.megatron.persistent import FirstUse, PersistentBuffer
+from mofa.blocks.frameworks.megatron.persistent import NODE, FirstUse, PersistentBuffer
 from mofa.blocks.op import KINDS, OWN_POOLS, READS, WRITES, Op, Tape, Tensor
 from mofa.blocks.roles import WEIGHT_ROLES, TensorUse
 from mofa.blocks.work import Attention, Collective
@@ -132,12 +133,14 @@ def _trace_block(
     )  # fmt: skip
     weights = block_weights(block.forward.ops, combination)
     places = {weight.name: n for n, weight in enumerate(weights)}
+    node_starts = _node_starts(ops, boundary, present, persistent)
     op_traces = [
         _op_trace(op, combination, tensors, [n for n in op.writes if birth.get(n) == i], frees.get(i, []), present[i],
               of, op.role in WEIGHT_ROLES if by_weights_from is None else i >= boundary + by_weights_from,
               bool(given) and present[i] and op.role == "sum" and of(op.writes[0]) == given,
               places, bool(lingers) and op.renews_dispatcher,
-              persistent.get((op.origin if op.role and op.origin else op.name, op.role), ()) if present[i] else ())
+              (*node_starts.get(i, ()), *persistent.get((op.origin if op.role and op.origin else op.name, op.role), ()))
+              if present[i] else ())
         for i, op in enumerate(ops)
     ]  # fmt: skip
     pieces = _pieces(op_traces, weights)
@@ -295,6 +298,23 @@ def _shared(op: Op, combination: int, in_place: bool, present: bool) -> tuple[st
     if not in_place:
         return ()
     return op.writes if bool(value_at(op.view, combination)) else ()
+
+
+def _node_starts(
+    ops: Sequence[Op], boundary: int, present: Sequence[bool],
+    persistent: Mapping[FirstUse, tuple[PersistentBuffer, ...]],
+) -> dict[int, tuple[PersistentBuffer, ...]]:  # fmt: skip
+    """What nodes of autograd's take when they begin, by the op of the backward that first reads their gradient."""
+    waiting = {
+        gradient_name(op.writes[0]): persistent[op.name, NODE]
+        for op in ops[:boundary] if (op.name, NODE) in persistent and op.writes
+    }  # fmt: skip
+    starts: dict[int, tuple[PersistentBuffer, ...]] = {}
+    for i in range(boundary, len(ops)):
+        for name in ops[i].reads if present[i] and waiting else ():
+            if name in waiting:
+                starts[i] = (*starts.get(i, ()), *waiting.pop(name))
+    return starts
 
 
 def _step(op: Op, n: int, of: object) -> int | str:

@@ -48,7 +48,7 @@ def forward_and_backward_times(cost: BlockCost, combination: int = 0) -> tuple[B
 def times_of_fastest_peer(
     times: tuple[BlockPassTime, BlockPassTime], cluster: ClusterSpec, ranks: int
 ) -> tuple[BlockPassTime, BlockPassTime]:
-    """The same of the fastest of so many hosts whose devices exchange tensors in each layer.
+    """Times of device and host, of the fastest of so many hosts whose devices exchange tensors in each layer.
 
     Its device waits for its peers, and so for their hosts: a pass takes it no less than the slowest host
     (:meth:`mofa.specs.hardware.ClusterSpec.slowest_over_fastest_host`). Only at a step's end do hosts meet.

@@ -79,7 +79,7 @@ class Shelf(Generic[T]):
             self.waiting.extend([(passed_s + self.held_s, item) for item in self.fresh])
             self.fresh.clear()
         if block_time.waits:
-            self.synchronized()
+            self.synchronize()
         return self.pop_due() if self.waiting else []
 
     def pop_due(self) -> list[T]:
@@ -98,7 +98,7 @@ class Shelf(Generic[T]):
         queued = ((self.launched - launched, round(at_s - self.host_s, 6)) for launched, at_s in self.queued)
         return round(self.device_s - self.host_s, 6), round(max(self.copied_s - self.host_s, 0.0), 6), *queued
 
-    def synchronized(self) -> None:
+    def synchronize(self) -> None:
         """The host waits for the device."""
         self.host_s = self.device_s = max(self.host_s, self.device_s)
         self.queued.clear()

@@ -150,7 +150,7 @@ def with_fp8_weights(rows: Rows, weights: tuple[WeightBytes, ...], layers: Colle
     )  # fmt: skip
 
 
-def buffers_taken_at_build(
+def te_buffers_taken_at_build(
     framework: FrameworkSpec, spec: RankSpec, weights: Sequence[WeightBytes]
 ) -> tuple[tuple[int, int], ...]:
     """What Transformer Engine's modules take for good while parameters are made: behind which, and how much. [B]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mofa.blocks import build
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, any_true, maximum, over_combinations, stack_rows, where
+from mofa.blocks.elementwise import FloatK, any_true, broadcast_to_combinations, maximum, stack_rows, where
 from mofa.blocks.fp8 import ALIGNED_ROWS, FP8_RECIPES
 from mofa.blocks.frameworks import persistent_buffers
 from mofa.blocks.tapes import layer_label, model_tapes
@@ -35,7 +35,7 @@ ArrayK = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PrecisionMode:
-    """What is the same for all candidates costed together."""
+    """How precision, pipelining and accumulation are, where all candidates that are costed together have them alike."""
 
     precision: str = "mixed"
     pipelined: bool = False
@@ -198,7 +198,7 @@ def block_costs(
             groups["ep"], num_experts=moe.num_experts, top_k=moe.top_k, num_groups=moe.num_groups,
             top_groups=moe.groups_per_token,
         )  # fmt: skip
-    num_k, kinds = len(first), build.block_kinds(workload.model)
+    num_k, kinds = len(first), build.costed_layer_kinds(workload.model)
     modes = layer_recompute_modes(table)
     known = model_tapes(ctx, modes)
     tapes = known.blocks
@@ -215,7 +215,7 @@ def block_costs(
     def large() -> ArrayK:
         """The sizes of weights, and the largest activation of a layer: the ends of the model have larger ones."""
         sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
-        return np.concatenate([sizes, over_combinations(known.largest_activation, num_k)[None]])
+        return np.concatenate([sizes, broadcast_to_combinations(known.largest_activation, num_k)[None]])
 
     phases = BlockTimer(tapes, machine, None if drop else known.known_times)
     costed = _costed(tapes, phases, BlockMemories(tapes, num_k, large))
@@ -226,9 +226,10 @@ def block_costs(
         mtp = {spec: costed["mtp"].followed_by(blocks[spec][last]) for spec in modes}
     body, with_head = persistent_buffers(framework, ctx, known.layer_ops)
     return BlockCosts(
-        ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, over_combinations(body, num_k),
-        over_combinations(with_head, num_k),
-        over_combinations(ctx.shard_tokens * float(workload.model.hidden) * ctx.residual_element_bytes, num_k), tapes,
+        ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, broadcast_to_combinations(body, num_k),
+        broadcast_to_combinations(with_head, num_k),
+        broadcast_to_combinations(ctx.shard_tokens * float(workload.model.hidden) * ctx.residual_element_bytes, num_k),
+        tapes,
         machine, weights,
     )  # fmt: skip
 

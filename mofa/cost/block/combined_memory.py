@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.combined_passes import ISSUED, part_of_each_op
-from mofa.blocks.elementwise import over_combinations, where
+from mofa.blocks.elementwise import broadcast_to_combinations, where
 from mofa.blocks.op import KINDS
 
 ArrayK = NDArray[np.float64]
@@ -69,7 +69,7 @@ class _Alive:
         for interval in lifetimes.intervals:
             if interval.end < self.begin or interval.start >= self.end:
                 continue
-            nbytes = interval.kind, over_combinations(interval.bytes, num_k)
+            nbytes = interval.kind, broadcast_to_combinations(interval.bytes, num_k)
             if interval.start < self.begin or interval.tensor in (*block.forward.inputs, *block.backward.inputs):
                 self.behind[interval.kind] += nbytes[1]
             else:
@@ -87,6 +87,6 @@ class _Alive:
         for kind, nbytes in self.starts.get(position, ()):
             self.behind[kind] += nbytes
         self.during = self.behind.copy()
-        self.during[KINDS.index("scratch")] += over_combinations(where(op.present, op.scratch, 0.0), self.num_k)
+        self.during[KINDS.index("scratch")] += broadcast_to_combinations(where(op.present, op.scratch, 0.0), self.num_k)
         for kind, nbytes in self.ends.get(position, ()):
             self.behind[kind] -= nbytes

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import BoolK, FloatK, stack_rows
 from mofa.blocks.op import Op
 from mofa.blocks.work import Collective, HostSync
-from mofa.compiled_parts import Signature, compiled_part
+from mofa.compiled_parts import Signature, load_compiled_part
 from mofa.cost.block.durations import Machine
 from mofa.cost.block.streams import MOVES, OWN_ORDER
 
@@ -62,9 +62,9 @@ SIGNATURES: dict[str, Signature] = {
 
 
 @lru_cache(maxsize=1)
-def library() -> ctypes.PyDLL | None:
-    """The compiled part; None where there is none of this source, for this machine."""
-    return compiled_part(SOURCE, LIBRARY, SIGNATURES)
+def c_library() -> ctypes.PyDLL | None:
+    """The compiled part in C; None where there is none of this source, for this machine."""
+    return load_compiled_part(SOURCE, LIBRARY, SIGNATURES)
 
 
 class CompiledTape:
@@ -168,8 +168,8 @@ class _Masks:
 
 
 class CompiledStreamClocks:
-    """As :class:`mofa.cost.block.streams.TapeStreamClocks`, of one tape; the host begins ``host_s``, ahead of all or
-    not. [s]"""
+    """Clocks of one tape's streams in the compiled part, as :class:`mofa.cost.block.streams.TapeStreamClocks`; the host
+    begins ``host_s``, ahead of all or not. [s]"""
 
     def __init__(self, compiled: ctypes.PyDLL, tape: CompiledTape, host_s: float, *, is_ahead: bool) -> None:
         num_families, num_names = len(tape.families) + 2, len(tape.names)
@@ -225,14 +225,14 @@ class CompiledStreamClocks:
         return dict(zip(self.tape.families, self._rows("late_issue")[1:-1].copy(), strict=True))
 
     def with_host_ahead(self, ahead_s: float) -> CompiledStreamClocks:
-        """The same with the host so far ahead of the device (negative). [s]"""
+        """The clocks with the host so far ahead of the device (negative). [s]"""
         other = copy.copy(self)
         other._hold(self.rows.copy(), self.counts.copy())
         other._rows("host")[:] = self.compute + ahead_s
         other.is_ahead = False
         return other
 
-    def play(self) -> dict[str, FloatK]:
+    def play_tape(self) -> dict[str, FloatK]:
         """Pass the tape once; what the compute stream did and waited for. (K,) each [s]"""
         self.compiled.pass_once(self.tape.struct, self.struct, self.is_ahead)
         return dict(zip(self.tape.families, self._rows("exposed")[1:-1].copy(), strict=True))

@@ -9,10 +9,10 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import BlockTapes, block_kinds
+from mofa.blocks.build import BlockTapes, costed_layer_kinds
 from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import FloatK, over_combinations, stack_rows
+from mofa.blocks.elementwise import FloatK, broadcast_to_combinations, stack_rows
 from mofa.blocks.op import KINDS, Tape
 from mofa.blocks.tapes import KnownTimes, kept_layer_label, layer_label
 from mofa.blocks.work import Collective, HostCopy
@@ -134,7 +134,7 @@ class BlockMemories:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """A block, or one behind the other, under one recomputation; arrays over K."""
+    """Costs of a block, or of blocks one behind the other, under one recomputation; arrays over K."""
 
     blocks: tuple[BlockTapes, ...]
     phases: BlockTimer
@@ -255,9 +255,10 @@ class WeightsByBlock:
 
 @dataclass(frozen=True)
 class BlockCosts:
-    """Everything that the composition needs, over the K unique combinations; ``index`` (n,) maps candidates to them.
+    """Costs of all blocks, everything that the composition needs, over the K unique combinations; ``index`` (n,) maps
+    candidates to them.
 
-    ``blocks[mode]`` lists the kinds of layer in the order of :func:`mofa.blocks.build.block_kinds`.
+    ``blocks[mode]`` lists the kinds of layer in the order of :func:`mofa.blocks.build.costed_layer_kinds`.
     """
 
     context: Context
@@ -285,18 +286,18 @@ class BlockCosts:
         for op in reversed(forward.ops):
             if op.work is None and name in op.writes:  # a view
                 name = op.reads[0]
-        return over_combinations(forward.tensors[name].bytes, self.machine.num_k)
+        return broadcast_to_combinations(forward.tensors[name].bytes, self.machine.num_k)
 
     def without_host_lead(self) -> BlockCosts:
-        """The same where kernels that are loaded take the host's lead in all passes: only times differ."""
+        """The block costs where kernels that are loaded take the host's lead in all passes: only times differ."""
         return self._on(replace(self.machine, host_lead_lost=True), self.embedding.phases.known_times)
 
     def with_device_waits(self, idle: float) -> BlockCosts:
-        """The same on a device that waits for a share of the time besides: only times differ."""
+        """The block costs on a device that waits for a share of the time besides: only times differ."""
         return self._on(self.machine.with_device_waits(idle), self.embedding.phases.known_times)
 
     def on_hosts_of(self, cluster: ClusterSpec) -> BlockCosts:
-        """The same on a cluster whose hosts alone differ: only times differ."""
+        """The block costs on a cluster whose hosts alone differ: only times differ."""
         return self._on(self.machine.on_hosts_of(cluster), None)
 
     def _on(self, machine: Machine, known_times: KnownTimes | None) -> BlockCosts:
@@ -315,7 +316,7 @@ class BlockCosts:
     def kept_bytes(self) -> ArrayK:
         """What each kind of layer keeps more where it leaves on the device what others offload.
         (modes, K, kinds) [B]"""
-        kinds = block_kinds(self.context.model)
+        kinds = costed_layer_kinds(self.context.model)
         more = [
             [
                 cost.memories.memory_of((self.tapes[kept_layer_label(layer_label(kind, mode))],)).saved

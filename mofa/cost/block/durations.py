@@ -11,7 +11,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import PLAIN, BoolK, FloatK, any_true, maximum, over_combinations, stack_rows, where
+from mofa.blocks.elementwise import (
+    PLAIN,
+    BoolK,
+    FloatK,
+    any_true,
+    broadcast_to_combinations,
+    maximum,
+    stack_rows,
+    where,
+)
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import Attention, Collective, Gemm, GroupedGemm, HostCopy, HostSync, MemoryBound
 from mofa.cost.kernels.collectives import Fabric, collective_time
@@ -74,11 +83,11 @@ class Machine:
     """Shared by machines that differ in ``host_lead_lost`` alone."""
 
     def with_device_waits(self, idle: float) -> Machine:
-        """The same, waiting for a share of the time besides what its tapes say."""
+        """The machine, waiting for a share of the time besides what its tapes say."""
         return replace(self, idle_fraction=idle, timed_ops=TimedOps(self.timed_ops.works, host=self.timed_ops.host))
 
     def on_hosts_of(self, cluster: ClusterSpec) -> Machine:
-        """The same GPUs, of a cluster whose hosts alone differ: devices take as long."""
+        """The machine with the same GPUs, of a cluster whose hosts alone differ: devices take as long."""
         return replace(self, cluster=cluster, timed_ops=TimedOps(self.timed_ops.works, self.timed_ops.device))
 
     @cached_property
@@ -87,9 +96,9 @@ class Machine:
         return Fabric.from_cluster(self.cluster)
 
     @cached_property
-    def slowest_host(self) -> float:
-        """As :attr:`mofa.specs.hardware.ClusterSpec.slowest_host`. [-]"""
-        return self.cluster.slowest_host
+    def slowest_host_factor(self) -> float:
+        """As :attr:`mofa.specs.hardware.ClusterSpec.slowest_host_factor`. [-]"""
+        return self.cluster.slowest_host_factor
 
     @cached_property
     def slowest_gpu_slowdown(self) -> FloatK:
@@ -246,7 +255,7 @@ def _device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None) 
 
 
 def device_seconds_array(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
-    """As :func:`device_seconds`, as one array. (len(ops), K) [s]"""
+    """Device time of each op of a tape, as :func:`device_seconds`, as one array. (len(ops), K) [s]"""
     return stack_rows(device_seconds(ops, machine), machine.num_k)
 
 
@@ -414,4 +423,4 @@ def tape_flops(tape: Tape, num_k: int) -> ArrayK:
         work = op.work
         if isinstance(work, PRODUCTS):
             total = total + where(op.present, work.flops, 0.0)
-    return over_combinations(total, num_k)
+    return broadcast_to_combinations(total, num_k)

@@ -72,13 +72,13 @@ class ClockAdvance(NamedTuple):
         )
 
     def for_every_chunk(self) -> ClockAdvance:
-        """The same for every chunk of every stage: two axes behind. (rows,) -> (rows, 1, 1)"""
+        """The advance for every chunk of every stage: two axes behind. (rows,) -> (rows, 1, 1)"""
         return ClockAdvance(*(np.asarray(each)[:, None, None] for each in self))
 
     def through_queue(self) -> ClockAdvance:
-        """The same with no more launches ahead of the device than its queue takes: the rest is issued once the device
-        has begun. Launches are taken to be spread evenly over the issue, ``(1 - QUEUE / kernels) host_s``. Where the
-        host waits for the device on the way, it is never so far ahead.
+        """The advance with no more launches ahead of the device than its queue takes: the rest is issued once the
+        device has begun. Launches are taken to be spread evenly over the issue, ``(1 - QUEUE / kernels) host_s``. Where
+        the host waits for the device on the way, it is never so far ahead.
 
         Examples
         --------

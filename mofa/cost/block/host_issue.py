@@ -11,7 +11,7 @@ from mofa.specs.host import HostIssueTimes
 
 
 def issue_seconds_array(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
-    """As :func:`issue_seconds`, as one array. (len(ops), K) [s]"""
+    """Host time to issue each op, as :func:`issue_seconds`, as one array. (len(ops), K) [s]"""
     return stack_rows(issue_seconds(ops, machine), machine.num_k)
 
 
@@ -33,7 +33,7 @@ def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
 
 
 def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
-    host, slowest = machine.cluster.gpu.curves.host, machine.slowest_host
+    host, slowest = machine.cluster.gpu.curves.host, machine.slowest_host_factor
     of_backward = any(op.role in NODE_ROLES for op in ops)
     # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
     hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
@@ -72,7 +72,7 @@ def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
             each = each + op.hooked_tensors * (host.unpacked_s.value if backward else host.packed_s.value)
         # autograd adds a module's gradients once its backward has run, which ends no region
         if regions.inside is not op.compiled and op.role != "accumulate":
-            regions.begin_or_end(op)
+            regions.begin_or_end_region(op)
         out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)
     _add_schedule_nodes(out, ops, slowest * host.schedule_node_s.value)
     return out
@@ -160,7 +160,7 @@ class CompiledIssueTimes:
         each = op.launches * kernel_s + where(self.inside, 0.0, begins_s)
         return each + host.compiled_attention_s.value if forward and type(op.work) is Attention else each
 
-    def begin_or_end(self, op: Op) -> None:
+    def begin_or_end_region(self, op: Op) -> None:
         """Begin the region for whom the op runs, or end it if the op is not compiled."""
         runs: BoolK = (op.launches > 0) & op.present
         self.inside = (self.inside | runs) if op.compiled else (self.inside & logical_not(runs))
@@ -219,9 +219,9 @@ class ModuleCallIssueTimes:
         on_top = isinstance(work, Collective) and name not in WITH_THEIR_COLLECTIVES
         if isinstance(work, Collective) and on_top:
             name = "exchange" if work.group == "ep" else "collective"
-        fact = self.host.module(name, format_)
+        fact = self.host.module_call_time(name, format_)
         if fact is None and name in LIKE_COLLECTIVES:
-            fact = self.host.module("collective", format_)
+            fact = self.host.module_call_time("collective", format_)
         if fact is None:
             return None
         once, each = fact.seconds(forward=forward)
@@ -237,5 +237,5 @@ class ModuleCallIssueTimes:
 
     def kernel_choice_s(self, format_: str, *, forward: bool) -> float:
         """Choice of a kernel within a module; where that was not timed, within PyTorch's product. [s]"""
-        fact = self.host.module("kernel_choice", format_)
+        fact = self.host.module_call_time("kernel_choice", format_)
         return self.host.gemm_choice_s.value if fact is None else fact.seconds(forward=forward)[0]

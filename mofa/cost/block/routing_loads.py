@@ -80,7 +80,7 @@ class RoutingLoads:
     degree those. [-]"""
 
     def with_memory_of_emptiest_rank(self, ep: int) -> RoutingLoads | None:
-        """The same with the rows of the emptiest rank in memory; None where ranks are alike.
+        """The loads with the rows of the emptiest rank in memory; None where ranks are alike.
 
         Examples
         --------

@@ -68,7 +68,7 @@ class TapeStreamClocks:
     waits for a host that has no lead. [s]"""
 
     def with_host_ahead(self, ahead_s: float) -> TapeStreamClocks:
-        """The same with the host so far ahead of the device (negative). [s]"""
+        """The clocks with the host so far ahead of the device (negative). [s]"""
         return TapeStreamClocks(
             self.compute + ahead_s, self.compute, dict(self.streams), dict(self.communicators), dict(self.ready),
             dict(self.since), dict(self.delay), self.loss,

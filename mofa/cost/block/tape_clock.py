@@ -19,7 +19,7 @@ from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, minimum, s
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import Collective, HostSync, MemoryBound
-from mofa.cost.block.compiled_clock import MOST, CompiledStreamClocks, CompiledTape, library
+from mofa.cost.block.compiled_clock import MOST, CompiledStreamClocks, CompiledTape, c_library
 from mofa.cost.block.durations import Machine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.host_issue import issue_seconds
@@ -95,7 +95,7 @@ def repeated_halves_times(block: BlockTapes, machine: Machine) -> tuple[TapeTime
 def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list[FloatK], list[FloatK]]:
     """A tape with its ops' device and host seconds."""
     seconds = device_seconds(tape.ops, machine, timed)
-    load_s = machine.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
+    load_s = machine.slowest_host_factor * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = tape_with_kernel_loads(
         tape, seconds, issue_seconds(tape.ops, machine), load_s, machine.host_lead_lost
     )
@@ -120,27 +120,27 @@ def _scanned(
     if repeat > 1 and not synchronises and not _carries(ops):
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
         state = begin(HOST_AHEAD)
-        exposed = state.play()
+        exposed = state.play_tape()
         regained, issue_delay_s, late_issue_s = state.regained, state.issue_delay_s, NOTHING
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = begin(0.0)
         queued = _queued(ops, seconds, machine) if repeat > 1 else 0.0
         for _ in range(repeat - 1):
-            exposed = state.play()
+            exposed = state.play_tape()
         starts = [state.with_host_ahead(NO_WAIT), state.with_host_ahead(-NO_WAIT)] if synchronises else []
-        exposed = state.play()
+        exposed = state.play_tape()
         regained, late_issue_s = state.regained, state.late_issue_s
         if starts:  # from a host far ahead and from one far behind
             begun = starts[0].compute, starts[1].host
             for start in starts:
-                start.play()
+                start.play_tape()
             ends = [(start.compute - since, start.host - since) for start, since in zip(starts, begun, strict=True)]
             clocks = ends[0][0], ends[1][0], ends[0][1], ends[1][1]
         else:  # what waits for a late launch is no device's time: nothing holds the host, let it run ahead
             ahead = begin(HOST_AHEAD)
             for _ in range(repeat):
-                rested = ahead.play()
+                rested = ahead.play_tape()
             issue_delay_s = ahead.issue_delay_s
             device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + kernel_load_idle_s(
                 tape, seconds
@@ -180,7 +180,7 @@ class _Clocks(Protocol):
     @property
     def late_issue_s(self) -> dict[str, FloatK]: ...
     def with_host_ahead(self, ahead_s: float) -> _Clocks: ...
-    def play(self) -> dict[str, FloatK]: ...
+    def play_tape(self) -> dict[str, FloatK]: ...
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class _StepClocks:
     def with_host_ahead(self, ahead_s: float) -> _StepClocks:
         return replace(self, streams=self.streams.with_host_ahead(ahead_s))
 
-    def play(self) -> dict[str, FloatK]:
+    def play_tape(self) -> dict[str, FloatK]:
         return _pass(self.tape, self.streams, self.machine)
 
 
@@ -222,7 +222,7 @@ def _clocks(
     ops: tuple[Op, ...], seconds: list[FloatK], issue: list[FloatK], machine: Machine, slowdown: FloatK
 ) -> Callable[[float], _Clocks]:
     """Gives the clocks to pass a tape, by the host's clock at its beginning; of several candidates compiled ones."""
-    if 1 < machine.num_k <= MANY and (compiled := library()) is not None:
+    if 1 < machine.num_k <= MANY and (compiled := c_library()) is not None:
         tape = CompiledTape(ops, seconds, issue, machine, EXPOSED, _watched(ops), _communicates(ops), slowdown)
         if tape.most <= MOST:
             return lambda host_s: CompiledStreamClocks(compiled, tape, host_s, is_ahead=host_s is HOST_AHEAD)

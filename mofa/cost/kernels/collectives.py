@@ -276,7 +276,9 @@ def _in_domain_s(
 
 def _step_s(group: ProcessGroup, fabric: Fabric) -> FloatK:
     """What a hop inside a domain takes to start. [s]"""
-    return fabric.intra_latency_s if fabric.bridge is None else fabric.bridge.step_s(group, fabric.intra_latency_s)
+    return (
+        fabric.intra_latency_s if fabric.bridge is None else fabric.bridge.step_latency_s(group, fabric.intra_latency_s)
+    )
 
 
 def _span(group: ProcessGroup, fabric: Fabric) -> GroupSpan:

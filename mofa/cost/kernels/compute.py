@@ -151,7 +151,7 @@ def unaligned_gemm_s(
     odd = ((n % 2.0 == 1.0) | (other % 2.0 == 1.0))[beside]
     unaligned = np.nonzero(beside)[0]
     rates = gpu.curves.unaligned_products
-    even_rate, odd_rate = np.array([rates.single(product) for product in products])[unaligned].T
+    even_rate, odd_rate = np.array([rates.single_product_rates(product) for product in products])[unaligned].T
     depth_alone = np.array([product == "fwd" for product in products])[unaligned] & (n[beside] % 2.0 == 0.0)
     odd_rate = np.where(depth_alone, rates.forward_odd_depth.value, odd_rate)
     time_s = aligned_s.copy()

@@ -65,7 +65,7 @@ class Bridge:
         """Whether a bridge joins all ranks of the group. (K,)"""
         return (self.ranks_in_block(group) >= group.size) & (group.size > 1)
 
-    def step_s(self, group: ProcessGroup, outside_s: FloatK) -> ArrayK:
+    def step_latency_s(self, group: ProcessGroup, outside_s: FloatK) -> ArrayK:
         """Latency of a step between two ranks of the group inside a node. (K,) [s]"""
         return np.where(self.joins_whole_group(group), self.latency_s, outside_s)
 
@@ -184,7 +184,8 @@ def all_to_all_s_on_shared_links(
     levels: tuple[SharedLink, ...],
     bridge: Bridge | None = None,
 ) -> ArrayK:
-    """The same of an all-to-all, in which each rank sends ``part_bytes`` to every other. (K,) [s]
+    """Seconds that an all-to-all keeps shared links busy, in which each rank sends ``part_bytes`` to every other. (K,)
+    [s]
 
     Examples
     --------
@@ -212,7 +213,7 @@ def all_to_all_s_on_shared_links(
 def hop_s_on_shared_links(
     busy_s: ArrayK, payload_bytes: FloatK, group: ProcessGroup, levels: tuple[SharedLink, ...]
 ) -> ArrayK:
-    """The same of one message to the next rank. (K,) [s]
+    """Seconds that one message to the next rank keeps shared links busy. (K,) [s]
 
     A block's k ranks of a group are neighbours, of which one sends out: it has k shares, at most what one message
     takes.

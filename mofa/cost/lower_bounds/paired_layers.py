@@ -43,7 +43,8 @@ def least_layers_in_pairs(costs: BlockCosts, pick: Callable[[TapeTime], ArrayK])
 
 
 def least_seconds_in_pairs(costs: BlockCosts) -> ArrayK:
-    """The same of seconds, with what every pair waits besides. (modes, K, kinds) [s]"""
+    """The least seconds that a forward and a backward of each kind of layer have in a step, with what every pair waits
+    besides. (modes, K, kinds) [s]"""
     out = []
     for spec, kinds in costs.blocks.items():
         alone = [[_least_s(getattr(kind, phase)) for kind in kinds] for phase in ("forward", "backward")]

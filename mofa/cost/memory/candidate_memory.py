@@ -53,7 +53,7 @@ class PeakInstant:
 
 
 class CandidateMemory:
-    """The instants that were added, of all stages, and how to take each apart."""
+    """Peak candidates of all stages, as they were added, and how to take each apart."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows

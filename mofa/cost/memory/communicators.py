@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import over_combinations
+from mofa.blocks.elementwise import broadcast_to_combinations
 from mofa.blocks.tp_overlap import user_buffer_bytes
 from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.kernels.topology import ProcessGroup, nested_group, stacked_groups
@@ -34,7 +34,7 @@ which there are fewer (NCCL, graph/paths.cc, ``ncclTopoComputeP2pChannels``). [-
 
 
 class PipelineLinks(NamedTuple):
-    """What of a pipeline decides on its ranks' communicators; R of its ranks."""
+    """Links of a pipeline's ranks that decide on their communicators; R of its ranks."""
 
     interleaved: bool
     """Whether ranks hold several chunks and the last one sends to the first."""
@@ -73,7 +73,7 @@ def communicator_bytes_of_stages(rows: Rows) -> ArrayN:
         reduces_amaxes(rows.workload),
     )  # fmt: skip
     context = rows.costs.context
-    user_buffers = over_combinations(user_buffer_bytes(context), rows.costs.machine.num_k)[rows.k]
+    user_buffers = broadcast_to_combinations(user_buffer_bytes(context), rows.costs.machine.num_k)[rows.k]
     return np.asarray(sizes[rows.grid_index] + user_buffers[:, None])
 
 

@@ -116,7 +116,7 @@ class RetainedBytes:
         return len(self.candidates) > 0
 
     def _gather(self, by_mode: ArrayN) -> tuple[ArrayN, ArrayN]:
-        """As :meth:`mofa.cost.rows.Rows.gather`. (p, kinds)"""
+        """Of each kind of layer, in the base and the full mode of these candidates. (p, kinds)"""
         rows, k = self.rows, self.rows.k[self.candidates]
         return by_mode[rows.base_mode_index[self.candidates], k], by_mode[rows.full_mode_index[self.candidates], k]
 

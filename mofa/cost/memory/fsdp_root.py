@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import over_combinations
+from mofa.blocks.elementwise import broadcast_to_combinations
 from mofa.blocks.frameworks.megatron.transformer_engine import padded_vocab_per_rank
 from mofa.cost.rank_rules import head_gradient_waits_for_embedding
 from mofa.cost.rows import Rows
@@ -46,4 +46,4 @@ def tied_head_gradient_bytes(rows: Rows) -> ArrayN | float:
     if not head_gradient_waits_for_embedding(rows):
         return 0.0
     nbytes = 2.0 * np.asarray(padded_vocab_per_rank(rows.costs.context)) * rows.workload.model.hidden
-    return over_combinations(nbytes, rows.costs.machine.num_k)[rows.k][:, None]
+    return broadcast_to_combinations(nbytes, rows.costs.machine.num_k)[rows.k][:, None]

@@ -36,11 +36,11 @@ KINDS = ("F", "B", "W", "R")
 
 
 @dataclass(frozen=True)
-class InFlightMoments:
-    """Moments of each rank, padded by its last: the chunk that computes (ranks, moments), micro-batches in flight,
-    which chunks have gradients, micro-batches whose weights' gradients are put off, which chunks' weights are away and
-    whose gradients are reduced (ranks, moments, vpp), whether the chunk's own gradients come now, and whether its
-    backward puts them off (ranks, moments)."""
+class InFlightAtComputations:
+    """What each rank has in flight at its computations, padded by the last: the chunk that computes (ranks, moments),
+    micro-batches in flight, which chunks have gradients, micro-batches whose weights' gradients are put off, which
+    chunks' weights are away and whose gradients are reduced (ranks, moments, vpp), whether the chunk's own gradients
+    come now, and whether its backward puts them off (ranks, moments)."""
 
     chunk: NDArray[np.intp]
     in_flight: ArrayN
@@ -53,19 +53,19 @@ class InFlightMoments:
 
 
 @lru_cache(maxsize=MOST_ORDERS)
-def in_flight_moments(
+def in_flight_at_computations(
     schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, kind: str, unshards: bool = False,
     ranks: tuple[int, ...] | None = None,
-) -> InFlightMoments:  # fmt: skip
-    """The moments of forwards (``kind`` F), of backwards (B), whole or by inputs, of backwards by weights (W), or of
-    reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one; on some
-    ``ranks``, all where absent.
+) -> InFlightAtComputations:  # fmt: skip
+    """What ranks have in flight at forwards (``kind`` F), at backwards (B), whole or by inputs, at backwards by weights
+    (W), or at reductions (R), which FSDP does behind each chunk's last backward where it ``unshards`` them one by one;
+    on some ``ranks``, all where absent.
 
     Examples
     --------
     Rank 0 of two in 1F1B: of the second forward on two are in flight, first without gradients, later with them.
 
-    >>> backward = in_flight_moments("1f1b", "pytorch", 2, 1, 4, "B")
+    >>> backward = in_flight_at_computations("1f1b", "pytorch", 2, 1, 4, "B")
     >>> backward.in_flight[0, :, 0], backward.has_gradients[0, :, 0]
     (array([2., 2.]), array([0., 1.]))
     """
@@ -86,7 +86,7 @@ def in_flight_moments(
     ], dtype=float)  # fmt: skip
     flying, begun, waiting, away, reduced = (full[:, :, 1 + i * vpp : 1 + (i + 1) * vpp] for i in range(5))
     chunk, first, split = full[:, :, 0].astype(np.intp), full[:, :, -2] > 0, full[:, :, -1] > 0
-    return InFlightMoments(chunk, flying, begun, waiting, away, reduced, first, split)
+    return InFlightAtComputations(chunk, flying, begun, waiting, away, reduced, first, split)
 
 
 _Each = tuple[int, ...]
@@ -97,7 +97,7 @@ are put off."""
 
 @lru_cache(maxsize=MOST_ORDERS)
 def _known_states(*order: object) -> dict[int, dict[str, list[_State]]]:
-    """The moments of an order's ranks that were asked for so far, by the kinds of :func:`in_flight_moments`."""
+    """The moments of an order's ranks that were asked for so far, by the kinds of :func:`in_flight_at_computations`."""
     return {}
 
 
@@ -168,7 +168,7 @@ def layers_behind_last_by_mode(rows: Rows) -> ArrayN:
 
 
 class InFlightPeak(NamedTuple):
-    """What is alive at the moment at which that is most. (n, R) each
+    """What is alive at the moment at which most is, of each stage. (n, R) each
 
     Bytes that are kept of micro-batches, the part of the gradients, and the bytes of weights that are gathered less
     than all, or more, where something else is beside them.
@@ -374,7 +374,7 @@ class InFlightMemory:
         Parameters
         ----------
         kind
-            Of forwards, backwards, backwards by weights or reductions, as :func:`in_flight_moments` has it.
+            Of forwards, backwards, backwards by weights or reductions, as :func:`in_flight_at_computations` has it.
         gone
             What of the chunk at hand is not kept then; infinite where a chunk has no such op. (n, R, vpp) [B]
         ended
@@ -412,7 +412,7 @@ class InFlightMemory:
     def _moments(self, kind: str, ended: bool, num_micro_batches: int, of_length: NDArray[np.intp]) -> _Moments:
         rows, lay = self.rows, self.rows.stage_layers
         vpp, ranks = lay.stages.vpp, tuple(lay.shown.shown_stages.tolist())
-        states = in_flight_moments(
+        states = in_flight_at_computations(
             rows.schedule, rows.framework.traits.runtime, lay.stages.pp, vpp, num_micro_batches, kind,
             self.reduces_by_chunk,
             ranks,

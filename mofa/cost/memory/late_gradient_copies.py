@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import block_kinds
-from mofa.blocks.elementwise import over_combinations
+from mofa.blocks.build import costed_layer_kinds
+from mofa.blocks.elementwise import broadcast_to_combinations
 from mofa.blocks.tapes import layer_label
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params
@@ -42,12 +42,12 @@ def late_gradient_copies_bytes(rows: Rows) -> ArrayN:
         return np.asarray((rows.num_micro_batches * embedding)[:, None] * rows.is_first)
     counts = lay.stages.layer_counts[:, lay.shown.shown_stages].sum(axis=2).astype(float)  # (kinds, R)
     copied = np.zeros(shape)
-    for kind, number in zip(block_kinds(rows.workload.model), counts, strict=True):
+    for kind, number in zip(costed_layer_kinds(rows.workload.model), counts, strict=True):
         mode = next(iter(rows.costs.blocks))
         ops = rows.costs.tapes[layer_label(kind, mode)].backward.ops
         each = sum((op.scratch for op in ops if op.name == COPIES), 0.0)
         num_k = rows.costs.embedding.forward.total.shape[-1]
-        copied += over_combinations(each, num_k)[rows.k][:, None] * number
+        copied += broadcast_to_combinations(each, num_k)[rows.k][:, None] * number
     device_s, host_s = (_micro_batch_s(rows, i) for i in (0, 3))
     waiting = np.maximum(1.0 - host_s / np.maximum(device_s, 1e-12), 0.0) * rows.num_micro_batches[:, None]
     return np.asarray(copied * waiting)

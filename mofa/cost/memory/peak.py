@@ -13,7 +13,7 @@ from mofa.cost.memory.late_gradient_copies import late_gradient_copies_bytes, ro
 from mofa.cost.memory.peak_candidates import PeakCandidates
 from mofa.cost.memory.reserved import fsdp_shard_waste_bytes, native_segment_bytes
 from mofa.cost.memory.unsplit_remainders import unsplit_remainders
-from mofa.cost.rank_rules import has_flat_buffers, shards_params
+from mofa.cost.rank_rules import has_flat_gradient_buffers, shards_params
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -85,11 +85,11 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> Arra
     """
     lay, c, static = rows.stage_layers, rows.costs, rows.static
     slack = rows.sum_over_layers(
-        rows.layers.slack, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
+        rows.layers.saved_slack, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
     )
     ends = np.maximum(c.head.memory.pool_slack[rows.k][:, None] * rows.is_head,
                       c.embedding.memory.pool_slack[rows.k][:, None] * rows.is_first)  # fmt: skip
-    slack = slack + np.maximum(ends, rows.largest_layer_by_stage(rows.layers.pools))
+    slack = slack + np.maximum(ends, rows.largest_layer_by_stage(rows.layers.pool_slack))
     shards = shards_params(rows)
     has_own_pool = shards and not rows.mode.pipelined
     if has_own_pool:
@@ -101,6 +101,6 @@ def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> Arra
         return native_segment_bytes(rows, candidates.largest_alive(allocated, without_gradients=has_own_pool)) + slack
     if shards and rows.mode.pipelined:  # they come when the others have gone
         slack = slack + rows.shards.sharded(rows.framework.grads_bytes_per_param)[rows.grid_index]
-    if has_flat_buffers(rows):
+    if has_flat_gradient_buffers(rows):
         return np.maximum(allocated + slack, (2.0 * static.params + static.grads)[rows.grid_index])
     return allocated + slack

@@ -31,7 +31,7 @@ ArrayN = NDArray[np.float64]
 
 
 class PeakCandidates(CandidateMemory):
-    """Builds the instants of all stages."""
+    """Builds the peak candidates of all stages."""
 
     def __init__(self, rows: Rows) -> None:
         super().__init__(rows)

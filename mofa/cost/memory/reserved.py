@@ -15,9 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.block.liveness import BlockMemory
-from mofa.cost.memory.ring_buffers import late_ring_bytes
+from mofa.cost.memory.ring_buffers import late_freed_ring_bytes
 from mofa.cost.optimizer import embedding_gradient_extra_bytes, optimizer_dtype_bytes
-from mofa.cost.rank_rules import has_flat_buffers, keeps_params_gathered, shards_optimizer_states, shards_params
+from mofa.cost.rank_rules import (
+    has_flat_gradient_buffers,
+    keeps_params_gathered,
+    shards_optimizer_states,
+    shards_params,
+)
 from mofa.cost.rows import Rows
 from mofa.specs.params import embedding_params, layer_params
 
@@ -88,7 +93,7 @@ def native_segment_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
     late_states, widest = _late_states(rows), rows.largest_layer_by_stage(rows.layers.largest)
     if keeps_params_gathered(rows):
         return _unsharded(rows, alive, late_states, bulk)
-    if not has_flat_buffers(rows):
+    if not has_flat_gradient_buffers(rows):
         ahead = alive.forward - late_states
         most = np.maximum(np.maximum(alive.overall, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
         if rows.framework.deepspeed:  # whose states are parts of flat tensors, not one a weight
@@ -97,10 +102,10 @@ def native_segment_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
         large = _states_larger_than(rows, widest)
         most = np.maximum(most, alive.layers - late_states + np.maximum(large, bulk + loss))
         return np.maximum(most, alive.layers + _scratch_in_pieces(rows, alive, large))
-    made = start_bytes_of_weights(rows)
+    made = bytes_at_megatron_start(rows)
     lost, pieces = megatron_start_holes_bytes(rows, made, alive.overall)
     most, ahead = _beside_holes(rows, made, alive.buffers)
-    ahead, late_freed = np.maximum(alive.forward - late_states, ahead), late_ring_bytes(rows)
+    ahead, late_freed = np.maximum(alive.forward - late_states, ahead), late_freed_ring_bytes(rows)
     layers = alive.layers + np.maximum(pieces, widest) + bulk + late_freed
     in_pieces = np.maximum(alive.overall + np.maximum(lost, pieces), layers)
     # holes take what is in pieces
@@ -115,7 +120,9 @@ def _bulk(memory: BlockMemory) -> ArrayN:
 def _late_states(rows: Rows) -> ArrayN:
     """The states that appear at the end of the first step: Megatron's main copies are there before. (n, R) [B]"""
     num_moments = rows.workload.optimizer.traits.num_moments
-    return rows.static.states[rows.grid_index] * (num_moments / (num_moments + 1.0) if has_flat_buffers(rows) else 1.0)
+    return rows.static.states[rows.grid_index] * (
+        num_moments / (num_moments + 1.0) if has_flat_gradient_buffers(rows) else 1.0
+    )
 
 
 def _states_larger_than(rows: Rows, widest: ArrayN) -> ArrayN:
@@ -175,7 +182,7 @@ def _with_loss(
     return np.where((rows.is_head > 0) & (bulk > 0), ahead + pieces + bulk + again, -np.inf)
 
 
-def megatron_start_holes_bytes(rows: Rows, made: StartBytesOfWeights, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
+def megatron_start_holes_bytes(rows: Rows, made: BytesAtMegatronStart, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What Megatron's start leaves, and what of it nothing can use: whole holes, or pieces of them. (n, R) each [B]
 
     Parameters are made one by one, copied into one buffer and let go: their segments, 2 bytes a parameter, are there
@@ -205,7 +212,7 @@ def megatron_start_holes_bytes(rows: Rows, made: StartBytesOfWeights, allocated:
     return start.waste[grid] + more, np.minimum(pieces, start.holes[grid])
 
 
-def _beside_holes(rows: Rows, made: StartBytesOfWeights, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
+def _beside_holes(rows: Rows, made: BytesAtMegatronStart, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What Megatron reserves at least, and before its first loss, for tensors that no hole takes. (n, R) each [B]
 
     For each of the sizes that most parameters are in: holes of up to this size are there, and so is what is larger and
@@ -234,7 +241,7 @@ def _beside_holes(rows: Rows, made: StartBytesOfWeights, buffers: ArrayN) -> tup
     return most, ahead
 
 
-def _by_size(rows: Rows, made: StartBytesOfWeights) -> Iterator[tuple[ArrayN, ArrayN, ArrayN]]:
+def _by_size(rows: Rows, made: BytesAtMegatronStart) -> Iterator[tuple[ArrayN, ArrayN, ArrayN]]:
     """For each of the sizes that most parameters are in, holes of up to it, and states of one kind and fp8 copies of
     weights that are larger. (g, R) each [B]"""
     states = made.owned * made.state_segment_bytes
@@ -249,7 +256,7 @@ def _by_size(rows: Rows, made: StartBytesOfWeights) -> Iterator[tuple[ArrayN, Ar
 
 
 @dataclass(frozen=True)
-class StartBytesOfWeights:
+class BytesAtMegatronStart:
     """What Megatron's start makes of each weight, of each grid of ranks. (weights, g) each [B]"""
 
     layers: ArrayN
@@ -273,7 +280,7 @@ class StartBytesOfWeights:
         return np.asarray(of_kinds.T @ self.layers)
 
 
-def start_bytes_of_weights(rows: Rows) -> StartBytesOfWeights:
+def bytes_at_megatron_start(rows: Rows) -> BytesAtMegatronStart:
     """What the start makes of the weights of every grid of ranks."""
     weights, ranks, counts = (
         rows.costs.weights,
@@ -293,7 +300,7 @@ def start_bytes_of_weights(rows: Rows) -> StartBytesOfWeights:
     state = each * np.minimum(hole, 2.0 * buffer / shared)
     owned = number * each * hole / shared / np.maximum(state, 1.0)
     room = number * segment_bytes_per_block(hole) * (hole > SMALL)
-    return StartBytesOfWeights(layers, weights.kind, number, hole, room, owned, state, segment_bytes_per_block(state))
+    return BytesAtMegatronStart(layers, weights.kind, number, hole, room, owned, state, segment_bytes_per_block(state))
 
 
 @dataclass(frozen=True)
@@ -311,7 +318,7 @@ class _Start:
     """Larger states, that find a hole and that find none."""
 
 
-def _start(made: StartBytesOfWeights, num_states: float) -> _Start:
+def _start(made: BytesAtMegatronStart, num_states: float) -> _Start:
     """The holes and states of every stage: of each kind's layers, then times their number. Axes: weights, grids.
 
     ``num_states`` counts main copy and moments. [-]

@@ -18,7 +18,7 @@ from mofa.cost.rows import Rows
 ArrayN = NDArray[np.float64]
 
 
-def late_ring_bytes(rows: Rows) -> ArrayN:
+def late_freed_ring_bytes(rows: Rows) -> ArrayN:
     """What layers have let go of rings, or to the host, and the allocator has not back as a step's last loss comes.
     (n, R) [B]
 

@@ -19,7 +19,7 @@ def held_input_bytes(rows: Rows) -> tuple[ArrayN, ArrayN]:
 
 
 def freed_input_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
-    """What is not there of the first of these in a 1F1B's forwards, and in its backwards. (n, R) each [B]
+    """Bytes of held inputs that are freed already in a 1F1B's forwards, and in its backwards. (n, R) each [B]
 
     In a forward both are, in a backward the gradient alone; neither where as many micro-batches are in flight as the
     step has, so that no backward was before.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.block_cost import unique_rows
 from mofa.cost.memory.reserved import LARGE_SEGMENT, MIN_OWN, ROUND, SMALL
 from mofa.cost.optimizer import optimizer_dtype_bytes
-from mofa.cost.rank_rules import has_flat_buffers, shards_optimizer_states, shards_params
+from mofa.cost.rank_rules import has_flat_gradient_buffers, shards_optimizer_states, shards_params
 from mofa.cost.rows import Rows
 
 ArrayN = NDArray[np.float64]
@@ -28,7 +28,8 @@ REPEATS, MOST = 4, 600
 
 
 class UnsplitRemainders(NamedTuple):
-    """Of each stage's parameters, of all its optimizer states, and of one state's temporaries. (n, R) each [B]"""
+    """Unsplit remainders of each stage's parameters, of all its optimizer states, and of one state's temporaries.
+    (n, R) each [B]"""
 
     params: ArrayN
     states: ArrayN
@@ -78,7 +79,7 @@ def unsplit_remainders(rows: Rows, freed: ArrayN) -> UnsplitRemainders | None:
     if rows.framework.allocator == "expandable" or rows.framework.deepspeed:
         return None
     fw, shards, grid = rows.framework, rows.shards, rows.grid_index
-    num_moments, flat = rows.workload.optimizer.traits.num_moments, has_flat_buffers(rows)
+    num_moments, flat = rows.workload.optimizer.traits.num_moments, has_flat_gradient_buffers(rows)
     wide = optimizer_dtype_bytes(rows.workload, rows.mode.precision)
     stored, each = (2.0, fw.states_bytes_per_param / 3.0) if flat else (wide * fw.params_bytes_per_param / 4.0, wide)
     ranks = (shards.dense_ranks[:, 0], shards.expert_ranks[:, 0]) if shards_params(rows) else (1.0, 1.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.compiled_parts import Signature, compiled_part
+from mofa.compiled_parts import Signature, load_compiled_part
 from mofa.cost.step_time.dependency_levels import DependencyLevels
 
 ArrayN = NDArray[np.float64]
@@ -40,9 +40,9 @@ SIGNATURES: dict[str, Signature] = {
 
 
 @lru_cache(maxsize=1)
-def library() -> ctypes.PyDLL | None:
-    """The compiled part; None where there is none of this source, for this machine."""
-    return compiled_part(SOURCE, LIBRARY, SIGNATURES) if np.intp().itemsize == ctypes.sizeof(c_int64) else None
+def c_library() -> ctypes.PyDLL | None:
+    """The compiled part in C; None where there is none of this source, for this machine."""
+    return load_compiled_part(SOURCE, LIBRARY, SIGNATURES) if np.intp().itemsize == ctypes.sizeof(c_int64) else None
 
 
 def longest_path(

@@ -205,7 +205,7 @@ def critical_path_and_host_waits_s(
     like = np.arange(shown) if of is None else of
     # where the durations of each of all ranks' chunks are among the given
     num_pairs = 1 + vpp if SCHEDULES[schedule].pairs_passes else 0
-    blocks = np.arange(2 * len(SCHEDULES[schedule].computations) + 3 + num_pairs)
+    blocks = np.arange(2 * len(SCHEDULES[schedule].computation_kinds) + 3 + num_pairs)
     place = (blocks[:, None, None] * shown + like[:, None]) * vpp + np.arange(vpp)
     rows = np.concatenate([[0], 1 + place.ravel()])
     durations = given.seconds_by_level_node(schedule)
@@ -289,7 +289,7 @@ def _walk(
     part where there is one.
     """
     rows = place.take(walk.duration_index)
-    if (compiled := compiled_path.library()) is not None:
+    if (compiled := compiled_path.c_library()) is not None:
         return compiled_path.longest_path(compiled, walk, rows, durations, hosts)
     return _walk_by_level(walk, rows, durations, hosts)
 

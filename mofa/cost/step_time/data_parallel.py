@@ -16,13 +16,13 @@ from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
 from mofa.cost.rank_rules import (
     DDP_BUCKET_BYTES,
     ddp_gradient_bytes_per_param,
-    first_bucket_params,
+    first_reduced_bucket_params,
     gathered_bytes_per_param,
     gradient_sharing,
+    host_waits_at_exchanges,
     reduce_scatters_gradients,
     reduced_bytes_per_param,
     shards_optimizer_states,
-    waits_at_exchanges,
 )
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
@@ -159,7 +159,7 @@ def _megatron(
     if not scatters.all():
         reduces = np.where(scatters, reduces, *_over(rows, ("all_reduce", width)))
     reduces, gathers = reduces[rows.grid_index], np.where(shards, gathers, 0.0)[rows.grid_index]
-    buckets = first_chunk_buckets(rows, first_bucket_params(rows), experts_separate=True)
+    buckets = first_chunk_buckets(rows, first_reduced_bucket_params(rows), experts_separate=True)
     (first_reduce, last_reduce), (first_gather, last_gather) = _first_chunk_s(
         rows, buckets, (width, each), scatters[:, 0, 0], shards[:, 0, 0]
     )
@@ -207,7 +207,7 @@ def _megatron(
         with_first_s = exposed - row_max(after_optimizer_s)
         beyond_path_s = own_s - np.where(rows.is_first > 0, worst[:, None], with_first_s[:, None])
     beside_s = np.zeros_like(before_forward)
-    if host_bound is not None and waits_at_exchanges(rows):
+    if host_bound is not None and host_waits_at_exchanges(rows):
         beside_s[host_bound.rows] = host_bound.issued_beside_gather_s(before_forward[host_bound.rows])
     exposed = exposed + tied_embedding_all_reduce_s(rows)
     once = None

@@ -132,7 +132,7 @@ def dependency_levels_of(
     Its rounds are of ``each`` micro-batches; ``once`` says which gathers and reductions come once a step.
     """
     order = computation_order_of(schedule, runtime, pp, vpp, num_micro_batches)
-    computations = _Computations.of(order, SCHEDULES[schedule].computations)
+    computations = _Computations.of(order, SCHEDULES[schedule].computation_kinds)
     queued = runtime == "pytorch"
     if queued:
         program = program_with_exchanges(order, schedule, runtime)

@@ -60,7 +60,7 @@ class LongestPaths:
         self, schedule: str, runtime: Runtime, pp: int, vpp: int, num_micro_batches: int, hop_s: float, slowdown: float
     ) -> None:
         self.plan = schedule, runtime, pp, vpp
-        self.shape = (len(SCHEDULES[schedule].computations), pp, vpp)
+        self.shape = (len(SCHEDULES[schedule].computation_kinds), pp, vpp)
         self.num_micro_batches, self.num_computations = num_micro_batches, self.shape[0]
         self.hop_s, self.slowdown = hop_s, slowdown
         in_rounds = runtime == "pytorch" and SCHEDULES[schedule].runs_in_equal_rounds

@@ -18,7 +18,7 @@ from mofa.blocks.elementwise import row_max
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.block.tape_clock import TapeTime
-from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
+from mofa.cost.rank_rules import gradient_sharing, host_waits_at_exchanges
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.host_copies import wait_for_host_copies_s
 
@@ -53,7 +53,7 @@ class HostBoundPasses:
         forward, backward = self.with_full_queue
         return (forward, *(self.split_backward or (backward,)))
 
-    def issued_s(self, of: IntA, num_micro_batches: ArrayN) -> ArrayN:
+    def earliest_end_by_hosts_s(self, of: IntA, num_micro_batches: ArrayN) -> ArrayN:
         """When the first rank may end at the earliest, as far as hosts are concerned. (late rows,) [s]
 
         The host of every rank issues all that it has without a pause; the last backward goes on to the first rank.
@@ -192,7 +192,7 @@ class MicroBatchPasses:
 
 
 def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
-    """The passes of every chunk."""
+    """What one micro-batch takes on every chunk of every stage."""
     passes = _passes(rows)
     if not rows.framework.offload.on:
         return passes
@@ -220,7 +220,7 @@ def _passes(rows: Rows) -> MicroBatchPasses:
     clocks = forward_clocks, backward_clocks
     waits = np.maximum(*(clock.host_behind_device_s for clock in clocks)).max(axis=(1, 2)) > NEVER / 2
     # a single stage's passes follow each other, and in 1F1B Megatron's host waits behind every exchange
-    exchanges = waits_at_exchanges(rows)
+    exchanges = host_waits_at_exchanges(rows)
     waits |= rows.stage_layers.stages.pp == 1 or exchanges
     queued = queued_forward, queued_backward
     host = HostBoundPasses(
@@ -405,5 +405,5 @@ def exchange_host_s(rows: Rows) -> tuple[float, float]:
     """
     if rows.framework.traits.has_pytorch_modules or rows.stage_layers.stages.pp == 1:
         return 0.0, 0.0
-    host, slowest = rows.cluster.gpu.curves.host, rows.cluster.slowest_host
+    host, slowest = rows.cluster.gpu.curves.host, rows.cluster.slowest_host_factor
     return slowest * host.exchange_s.value, slowest * host.pass_start_s.value

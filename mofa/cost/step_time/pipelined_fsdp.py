@@ -81,7 +81,7 @@ def _gather_s(rows: Rows, params: ArrayN) -> ArrayN:
 
 def _reduce_s(rows: Rows, params: ArrayN) -> ArrayN:
     """The longer of the reduction and what the host takes to write down where its gradients lie."""
-    host = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.listing_s.value
+    host = rows.cluster.slowest_host_factor * rows.cluster.gpu.curves.host.listing_s.value
     sizes = [rows.groups[name].size for name in ("fsdp", "efsdp")]
     shared = [size[:, None, None] if params.ndim == 4 else size for size in sizes]
     listing_s = host * (params[0] / shared[0] + params[1] / shared[1]) / 2**20
@@ -109,7 +109,7 @@ def first_forward_clocks(rows: Rows, index: IntA, pieces: PieceSeconds, like: Cl
     plain, full = (
         rows.layers.forward_clocks[mode[index], rows.k[index]] for mode in (rows.base_mode_index, rows.full_mode_index)
     )  # (late rows, kinds, 5)
-    launch_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.eager_op_s.value
+    launch_s = rows.cluster.slowest_host_factor * rows.cluster.gpu.curves.host.eager_op_s.value
     walk = _PiecesWalk.beginning(like.device_s[:, :, 0].shape)
     end_s = pieces.end_gather_s[grid][:, :, 0]
     first, last = rows.is_first > 0, (rows.is_head > 0) | (rows.is_prediction > 0)

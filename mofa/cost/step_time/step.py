@@ -22,7 +22,7 @@ from mofa.cost.optimizer import (
     optimizer_seconds,
     weight_cast_seconds,
 )
-from mofa.cost.rank_rules import gradient_sharing, waits_at_exchanges
+from mofa.cost.rank_rules import gradient_sharing, host_waits_at_exchanges
 from mofa.cost.rows import Rows, params_in_layers
 from mofa.cost.step_time.bubble import exchanges_waited_for, one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.combined_passes import PairedPasses, paired_passes
@@ -122,7 +122,7 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
     exposed[_T["dp"]] += amax_reduction_seconds(rows)
-    ends = step_end_seconds(rows, each)
+    ends = optimizer_and_host_wait_seconds(rows, each)
     exposed[_T["optimizer"]] += row_max(ends) + gradient_norm_seconds(rows)
     _stagger(rows, exposed, each, ends, m, outside)
     beyond_path_s = np.broadcast_to(outside.beyond_path_s, stage_s.shape)[rowsel, slowest]
@@ -190,8 +190,8 @@ def name_waits_of_slowest_stage(exposed: ArrayN, named_last_s: ArrayN) -> None:
     bubble -= more_s
 
 
-def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
-    """The optimizer step of each stage and the host that it and the next step wait for, but for the norm. (n, R) [s]
+def optimizer_and_host_wait_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
+    """The optimizer step of each stage, and its wait and the next step's for the host, but for the norm. (n, R) [s]
 
     torchtitan moves counts and tokens to the device at the start of a step, which waits for them (train.py,
     train_step); counts are summed over dp, tokens and positions dealt out over cp by indices made on the host
@@ -218,7 +218,7 @@ def step_end_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
         seconds = seconds + (casts - unread)[rows.grid_index]
     if rows.framework.traits.has_pytorch_modules:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
-        start_s = rows.cluster.slowest_host * rows.cluster.gpu.curves.host.step_start_s.value
+        start_s = rows.cluster.slowest_host_factor * rows.cluster.gpu.curves.host.step_start_s.value
         seconds = seconds + (starts * start_s)[:, None]
     return np.asarray(seconds)
 
@@ -315,7 +315,7 @@ def _pipeline(
     fwd, bwd = rows.spread_to_all_stages(fwd), rows.spread_to_all_stages(bwd)
     # a host that a stage's wait lets get ahead, or that Megatron's exchanges hold
     rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else None
-    if waits_at_exchanges(rows):
+    if host_waits_at_exchanges(rows):
         stage, timed = rows.stage_layers.shown.shown_stages[slowest], (fwd, bwd, rested)
         of_others_s = _exchanging(rows, exposed, timed, busy, num_micro_batches, before, own_gather, hop, stage)
         # the device waits for the gather then, not for the host
@@ -446,7 +446,7 @@ def _left_to_issue_s(
     index = host_bound.rows
     num_micro_batches = rows.num_micro_batches[index].astype(float)
     reduced = np.broadcast_to(outside.exposed - outside.exposed_while_host_issues, len(rows.table))[index]
-    issued_s = host_bound.issued_s(rows.stage_layers.shown.shown_index, num_micro_batches)
+    issued_s = host_bound.earliest_end_by_hosts_s(rows.stage_layers.shown.shown_index, num_micro_batches)
     return np.asarray(issued_s + reduced - exposed[:, index].sum(axis=0))
 
 
@@ -461,7 +461,7 @@ def _stagger(
         return
     fwd, bwd = (rows.spread_to_all_stages(passes) for passes in each.passes_of_stages())
     rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else fwd + bwd
-    if waits_at_exchanges(rows):
+    if host_waits_at_exchanges(rows):
         received = _received_s(rows, hop_seconds(rows))
         fwd, bwd, rested = fwd + received[0], bwd + received[1], rested + received[0] + received[1]
     before, after = outside.before_forward, np.broadcast_to(outside.after_optimizer_s, ends.shape)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 from mofa.export.megatron.megatron_table import MEGATRON
-from mofa.export.megatron.patterns import list_expression
+from mofa.export.megatron.patterns import evaluate_list_expression
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ ACTIVATIONS = {"swiglu": "functional.silu", "gelu": "functional.gelu", "relu2": 
 SAID_OTHERWISE = ("swiglu", "squared-relu", "no-bias-swiglu-fusion", "untie-embeddings-and-output-weights",
                   "group-query-attention", "multi-latent-attention", "max-position-embeddings", "grad-reduce-in-bf16",
                   "no-create-attention-mask-in-dataloader")  # fmt: skip
-"""Arguments that :func:`container_fields` says by fields of other meanings."""
+"""Arguments that :func:`bridge_config_fields` says by fields of other meanings."""
 SWITCHES = ("sequence-parallel", "no-rope-fusion", "no-bias-dropout-fusion", "no-gradient-accumulation-fusion",
             "cross-entropy-loss-fusion", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather",
             "disable-bias-linear", "qk-layernorm", "moe-grouped-gemm", "moe-permute-fusion")  # fmt: skip
 """Switches that are written where they are off too: classes of Bridge and Megatron-Core have other defaults."""
 
 
-def container_fields(job: Job, values: Mapping[str, Any]) -> dict[str, Any]:
+def bridge_config_fields(job: ExportJob, values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the container by path, of the arguments of a job.
 
     Raises
@@ -123,7 +123,7 @@ def _value(name: str, value: Any) -> Any:
     if name in ("exp-avg-dtype", "exp-avg-sq-dtype"):
         return PythonCode("torch.bfloat16" if value == "bf16" else "torch.float32")
     if name == "moe-layer-freq":
-        return list_expression(str(value))
+        return evaluate_list_expression(str(value))
     if name == "window-size":
         return tuple(int(size) for size in str(value).split(","))
     if name in ("cp-comm-type", "moe-router-load-balancing-type"):

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from mofa.export.bridge import VERSION
-from mofa.export.bridge.config_fields import container_fields
+from mofa.export.bridge.config_fields import bridge_config_fields
 from mofa.export.file_header import as_comment, header_lines
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 from mofa.export.megatron import VERSION as CORE_VERSION
 from mofa.export.megatron.megatron_table import MEGATRON
-from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_text
+from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_comment_text
 
 RECIPE, SCRIPT, SLURM = "mofa_recipe.py", "megatron_bridge.sh", "megatron_bridge.slurm"
 _CLASSES = {
@@ -35,7 +35,7 @@ FREE_FIELDS: Mapping[str, Mapping[str, str]] = {
 """What is no part of a plan, by section."""
 
 
-def write_bridge(job: Job) -> dict[str, str]:
+def write_bridge_job(job: ExportJob) -> dict[str, str]:
     """The files of a job on Megatron-Bridge by name.
 
     Raises
@@ -44,7 +44,7 @@ def write_bridge(job: Job) -> dict[str, str]:
         If a choice of the job has no field.
     """
     values = MEGATRON.write(job)
-    fields = container_fields(job, values)
+    fields = bridge_config_fields(job, values)
     head = as_comment(header_lines(job, f"Megatron-Bridge {VERSION} with Megatron-Core {CORE_VERSION}"))
     environment = [f"export {name[1:]}={shlex.quote(str(v))}" for name, v in values.items() if name.startswith("$")]
     script = "\n".join(
@@ -66,13 +66,13 @@ def write_bridge(job: Job) -> dict[str, str]:
         ]
     )
     return {
-        RECIPE: head + recipe_text(job, fields),
+        RECIPE: head + bridge_recipe_text(job, fields),
         SCRIPT: script,
         SLURM: slurm_script(job, SCRIPT, "megatron_bridge"),
     }
 
 
-def recipe_text(job: Job, fields: Mapping[str, Any]) -> str:
+def bridge_recipe_text(job: ExportJob, fields: Mapping[str, Any]) -> str:
     """The recipe: a function that returns the container, and a call of ``pretrain``."""
     provider = "MLAModelProvider" if job.has_latents else "GPTModelProvider"
     module = "mla_provider" if provider.startswith("MLA") else "gpt_provider"
@@ -121,7 +121,7 @@ if __name__ == "__main__":
 '''
 
 
-def _lines(fields: Mapping[str, Any], section: str, job: Job) -> str:
+def _lines(fields: Mapping[str, Any], section: str, job: ExportJob) -> str:
     """Keyword arguments of a section, those of the plan first."""
     of_plan = {path.partition(".")[2]: value for path, value in fields.items() if path.startswith(f"{section}.")}
     lines = [f"            {name}={value!r}," for name, value in of_plan.items()]
@@ -129,7 +129,7 @@ def _lines(fields: Mapping[str, Any], section: str, job: Job) -> str:
     if "train_iters" in free:
         free["train_iters"] = str(FIRST_STEPS)
     if free:
-        says = f"to see how fast it is{steps_text(job)}" if "train_iters" in free else ""
+        says = f"to see how fast it is{steps_comment_text(job)}" if "train_iters" in free else ""
         lines += [
             f"            # not of the plan {says}".rstrip(),
             *(f"            {name}={text}," for name, text in free.items()),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mofa.export.arguments import Argument, FieldRow, GivenArguments
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 from mofa.specs.cuda_graphs import CudaGraphs
 
 IMPLEMENTATION = Argument("cuda-graph-impl", "text", "none")
@@ -18,7 +18,7 @@ WORDS = {"none": "none", "local": "local", "te": "transformer_engine"}
 """Mofa's word to Megatron's."""
 
 
-def _write(job: Job) -> Mapping[str, Any]:
+def _write(job: ExportJob) -> Mapping[str, Any]:
     """The graphs with the random states that they need (Megatron-LM, training/arguments.py); with expandable segments
     NCCL registers no buffers of theirs (megatron_core 0.16.1, transformer/cuda_graphs.py)."""
     graphs = job.framework.graphs

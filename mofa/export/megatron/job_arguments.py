@@ -16,7 +16,7 @@ from mofa.export.arguments import (
     translated_row,
 )
 from mofa.export.environment import ENVIRONMENT_ROWS
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 from mofa.export.megatron.graph_arguments import GRAPH_ROWS
 from mofa.export.megatron.model_arguments import EXPERTS, LAYERS, read_positions
 from mofa.export.megatron.offload_arguments import OFFLOAD_ROWS
@@ -48,7 +48,7 @@ OVERLAP_GRADS = Argument("overlap-grad-reduce", "flag", False)
 OVERLAP_PARAMS = Argument("overlap-param-gather", "flag", False)
 
 
-def _has_experts(job: Job) -> bool:
+def _has_experts(job: ExportJob) -> bool:
     return job.model.moe is not None
 
 
@@ -59,7 +59,7 @@ def _given_experts(given: GivenArguments) -> bool:
 # --- the pipeline
 
 
-def _write_layout(job: Job) -> Mapping[str, Any]:
+def _write_layout(job: ExportJob) -> Mapping[str, Any]:
     s, layout = job.strategy, job.layout
     if layout is not None and layout.by != "framework":
         return {LAYOUT.name: layout.text}
@@ -87,7 +87,7 @@ def _read_layout(given: GivenArguments) -> Mapping[str, Any]:
     return {"strategy.layout": "+".join(words_), "strategy.vpp": vpp}
 
 
-def _write_schedule(job: Job) -> Mapping[str, Any]:
+def _write_schedule(job: ExportJob) -> Mapping[str, Any]:
     s = job.strategy
     if s.schedule != default_schedule(s.vpp):
         raise job.refusal(
@@ -99,7 +99,7 @@ def _write_schedule(job: Job) -> Mapping[str, Any]:
 # --- data parallelism and the optimizer
 
 
-def _write_sharding(job: Job) -> Mapping[str, Any]:
+def _write_sharding(job: ExportJob) -> Mapping[str, Any]:
     s, framework = job.strategy, job.framework
     own = int(default_zero_stage(framework, s.dp, s.cp, s.pp))
     if s.zero != own:
@@ -115,7 +115,7 @@ def _read_sharding(given: GivenArguments) -> Mapping[str, Any]:
     return {"framework.data_parallel": kind, "strategy.zero": int(given[SHARDED.name])}
 
 
-def _write_overlaps(job: Job) -> Mapping[str, Any]:
+def _write_overlaps(job: ExportJob) -> Mapping[str, Any]:
     s, framework = job.strategy, job.framework
     if framework.overlap_param_gather and not framework.overlap_grad_reduce:
         raise job.refusal(
@@ -142,7 +142,7 @@ def _read_overlaps(given: GivenArguments) -> Mapping[str, Any]:
     }
 
 
-def _write_grads(job: Job) -> Mapping[str, Any]:
+def _write_grads(job: ExportJob) -> Mapping[str, Any]:
     framework = job.framework
     for name, facts in GRADIENTS.items():
         if all(getattr(framework, field) == value for field, value in facts.items()):
@@ -157,7 +157,7 @@ def _read_grads(given: GivenArguments) -> Mapping[str, Any]:
     return {"framework.grads": "bf16"} if given["grad-reduce-in-bf16"] else {}
 
 
-def _write_optimizer(job: Job) -> Mapping[str, Any]:
+def _write_optimizer(job: ExportJob) -> Mapping[str, Any]:
     kernels = job.workload.optimizer.implementation or job.framework.optimizer
     if kernels != "te":
         raise job.refusal(
@@ -173,14 +173,14 @@ def _read_optimizer(given: GivenArguments) -> Mapping[str, Any]:
     return {"optimizer.name": "adamw", "framework.optimizer": "te"}
 
 
-def _write_clipping(job: Job) -> Mapping[str, Any]:
+def _write_clipping(job: ExportJob) -> Mapping[str, Any]:
     return {} if job.workload.optimizer.clip_grad_norm else {"clip-grad": 0.0}
 
 
 # --- numerics
 
 
-def _write_products(job: Job) -> Mapping[str, Any]:
+def _write_products(job: ExportJob) -> Mapping[str, Any]:
     recipe = job.workload.precision.fp8_recipe
     if job.workload.precision.params == "fp32":
         raise job.refusal("precision.params (fp32)", "bf16 keeps the main copy in fp32 already; leave it out")
@@ -215,7 +215,7 @@ _RECOMPUTE = (
 )  # fmt: skip
 
 
-def _write_recompute(job: Job) -> Mapping[str, Any]:
+def _write_recompute(job: ExportJob) -> Mapping[str, Any]:
     mode = job.recompute
     if mode.kind == "none":
         return {}
@@ -250,7 +250,7 @@ def _read_recompute(given: GivenArguments) -> Mapping[str, Any]:
 # --- kernels
 
 
-def _write_attention(job: Job) -> Mapping[str, Any]:
+def _write_attention(job: ExportJob) -> Mapping[str, Any]:
     return {"attention-backend": job.framework.attention}
 
 
@@ -267,7 +267,7 @@ _DISPATCHER = Argument("moe-token-dispatcher-type", "text", "allgather")
 _FLEX = Argument("moe-flex-dispatcher-backend", "text", "deepep")
 
 
-def _write_dispatcher(job: Job) -> Mapping[str, Any]:
+def _write_dispatcher(job: ExportJob) -> Mapping[str, Any]:
     if job.framework.dispatcher == "deepep":
         return {_DISPATCHER.name: "flex", _FLEX.name: "deepep"}
     return {_DISPATCHER.name: job.framework.dispatcher}
@@ -283,7 +283,7 @@ def _read_dispatcher(given: GivenArguments) -> Mapping[str, Any]:
     return {"framework.dispatcher": kind}
 
 
-def _write_loss(job: Job) -> Mapping[str, Any]:
+def _write_loss(job: ExportJob) -> Mapping[str, Any]:
     kind = job.framework.cross_entropy_fusion
     return {} if kind == "none" else {"cross-entropy-loss-fusion": True, "cross-entropy-fusion-impl": kind}
 
@@ -301,7 +301,7 @@ def _read_capacity(given: GivenArguments) -> Mapping[str, Any]:
     }
 
 
-def _write_capacity(job: Job) -> Mapping[str, Any]:
+def _write_capacity(job: ExportJob) -> Mapping[str, Any]:
     routing = job.workload.routing
     if routing.capacity_factor is None:
         return {}
@@ -309,7 +309,7 @@ def _write_capacity(job: Job) -> Mapping[str, Any]:
     return {"moe-expert-capacity-factor": routing.capacity_factor, **padded}
 
 
-def _write_tp_overlap(job: Job) -> Mapping[str, Any]:
+def _write_tp_overlap(job: ExportJob) -> Mapping[str, Any]:
     s = job.strategy
     if not job.framework.tp_overlap:
         return {}

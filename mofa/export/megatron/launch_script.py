@@ -8,17 +8,17 @@ from typing import Any
 
 from mofa.export.arguments import Argument
 from mofa.export.file_header import as_comment, header_lines
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 from mofa.export.megatron import COMMIT, VERSION
 from mofa.export.megatron.megatron_table import ASSUMED, MEGATRON
 from mofa.export.megatron.model_arguments import MODEL_ROWS, TOKENIZER
-from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_text
+from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_comment_text
 
 SCRIPT, SLURM = "megatron.sh", "megatron.slurm"
 _DATA = (TOKENIZER.name, "vocab-size")
 
 
-def write_megatron(job: Job) -> dict[str, str]:
+def write_megatron_job(job: ExportJob) -> dict[str, str]:
     """The files of a job on Megatron-LM by name.
 
     Raises
@@ -58,7 +58,7 @@ def write_megatron(job: Job) -> dict[str, str]:
             "# NullTokenizer has a token more than vocab-size says.",
             _array("DATA_ARGS", {name: given[name] for name in _DATA if name in given}, ["--mock-data"]),
             "TRAINING_ARGS=(",
-            f'  --train-iters "${{TRAIN_ITERS:-{FIRST_STEPS}}}" # to see how fast it is{steps_text(job)}',
+            f'  --train-iters "${{TRAIN_ITERS:-{FIRST_STEPS}}}" # to see how fast it is{steps_comment_text(job)}',
             "  --lr 1e-4",
             "  --min-lr 1e-5",
             "  --weight-decay 0.1",
@@ -80,18 +80,19 @@ def write_megatron(job: Job) -> dict[str, str]:
 
 
 def _array(name: str, values: Mapping[str, Any], more: Iterable[str] = ()) -> str:
-    lines = [argument_text(MEGATRON.argument(key), value) for key, value in values.items()]
+    lines = [shell_argument_text(MEGATRON.argument(key), value) for key, value in values.items()]
     return "\n".join([f"{name}=(", *(f"  {line}" for line in [*lines, *more]), ")"])
 
 
-def argument_text(argument: Argument, value: Any) -> str:
+def shell_argument_text(argument: Argument, value: Any) -> str:
     """An argument as a shell has it.
 
     Examples
     --------
-    >>> argument_text(Argument("recompute-modules", "texts"), ["mlp", "moe_act"])
+    >>> shell_argument_text(Argument("recompute-modules", "texts"), ["mlp", "moe_act"])
     '--recompute-modules mlp moe_act'
-    >>> argument_text(Argument("no-rope-fusion", "off", True), False), argument_text(Argument("bf16", "flag"), True)
+    >>> switches = (Argument("no-rope-fusion", "off", True), False), (Argument("bf16", "flag"), True)
+    >>> tuple(shell_argument_text(*switch) for switch in switches)
     ('--no-rope-fusion', '--bf16')
     """
     if argument.kind in ("flag", "off"):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mofa.export.arguments import Argument, FieldRow, FixedField, GivenArguments
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 from mofa.units import is_whole_number
 
 GATED, SQUARED_RELU = Argument("swiglu", "flag", False), Argument("squared-relu", "flag", False)
@@ -27,7 +27,7 @@ FIXED: Mapping[str, FixedField] = {
 """Facts of a layer that no argument says, and the values that need none."""
 
 
-def write_activation(job: Job) -> Mapping[str, Any]:
+def write_activation_switch(job: ExportJob) -> Mapping[str, Any]:
     """The switch of the activation, none for GELU."""
     activation = job.model.mlp.activation
     switches: dict[str, dict[str, Any]] = {"swiglu": {GATED.name: True}, "relu2": {SQUARED_RELU.name: True}, "gelu": {}}
@@ -38,7 +38,7 @@ def write_activation(job: Job) -> Mapping[str, Any]:
     return switches[activation]
 
 
-def read_activation(given: GivenArguments) -> Mapping[str, Any]:
+def read_activation_switches(given: GivenArguments) -> Mapping[str, Any]:
     """The activation of the switches."""
     if given[GATED.name] and given[SQUARED_RELU.name]:
         raise given.refusal("swiglu and squared-relu exclude each other", "leave one out")
@@ -46,7 +46,7 @@ def read_activation(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.mlp.activation": activation}
 
 
-def write_qk_norm(job: Job) -> Mapping[str, Any]:
+def write_qk_norm(job: ExportJob) -> Mapping[str, Any]:
     """Norms of queries and keys: over each head, with one weight for all or without."""
     a = job.model.attention
     if not a.qk_norm:
@@ -58,7 +58,7 @@ def write_qk_norm(job: Job) -> Mapping[str, Any]:
     return {QK_NORM.name: True} | ({L2_NORM.name: True} if a.qk_norm_kind == "unweighted" else {})
 
 
-def write_head_dim(job: Job) -> Mapping[str, Any]:
+def write_head_dim(job: ExportJob) -> Mapping[str, Any]:
     """The width of a head, of queries, keys and values alike."""
     a = job.model.attention
     if a.d_v != a.d_qk:
@@ -74,7 +74,7 @@ def read_qk_norm(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.attention.qk_norm": bool(given[QK_NORM.name]), "model.attention.qk_norm_kind": kind}
 
 
-def write_rotation(job: Job) -> Mapping[str, Any]:
+def write_rotation(job: ExportJob) -> Mapping[str, Any]:
     """Which layers are rotated, and how much of a head."""
     a, layers = job.model.attention, job.model.num_layers
     out: dict[str, Any] = {}
@@ -103,7 +103,9 @@ def read_rotation(given: GivenArguments) -> Mapping[str, Any]:
     return fields
 
 
-ACTIVATION_ROW = FieldRow(("model.mlp.activation",), (GATED, SQUARED_RELU), write_activation, read_activation)
+ACTIVATION_ROW = FieldRow(
+    ("model.mlp.activation",), (GATED, SQUARED_RELU), write_activation_switch, read_activation_switches
+)
 QK_NORM_ROW = FieldRow(
     ("model.attention.qk_norm", "model.attention.qk_norm_kind"), (QK_NORM, L2_NORM), write_qk_norm, read_qk_norm
 )

@@ -16,9 +16,13 @@ from mofa.export.arguments import (
     switch_row,
     translated_row,
 )
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 from mofa.export.megatron.layer_arguments import ACTIVATION_ROW, QK_NORM_ROW, ROTATION_ROW, write_head_dim
-from mofa.export.megatron.patterns import expert_layer_flags, expert_layers, list_expression_of_layers
+from mofa.export.megatron.patterns import (
+    expert_layers_of_frequency,
+    first_dense_and_expert_flags,
+    list_expression_of_layers,
+)
 from mofa.specs.attention import ATTENTION_KINDS
 from mofa.units import is_whole_number
 
@@ -38,7 +42,7 @@ NULL_TOKENIZER = "NullTokenizer"
 """It has a token more than ``--vocab-size`` says (core/tokenizers/text/libraries/null_tokenizer.py)."""
 
 
-def _has_experts(job: Job) -> bool:
+def _has_experts(job: ExportJob) -> bool:
     return job.model.moe is not None
 
 
@@ -46,7 +50,7 @@ def _given_experts(given: GivenArguments) -> bool:
     return bool(given[EXPERTS.name])
 
 
-def _is_latent(job: Job) -> bool:
+def _is_latent(job: ExportJob) -> bool:
     return job.has_latents
 
 
@@ -57,7 +61,7 @@ def _given_latent(given: GivenArguments) -> bool:
 # --- the vocabulary and the positions
 
 
-def _write_vocab(job: Job) -> Mapping[str, Any]:
+def _write_vocab(job: ExportJob) -> Mapping[str, Any]:
     return {"tokenizer-type": NULL_TOKENIZER, "vocab-size": job.model.vocab - 1}
 
 
@@ -71,7 +75,7 @@ def _read_vocab(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.vocab": size + (given["tokenizer-type"] == NULL_TOKENIZER)}
 
 
-def _write_positions(job: Job) -> Mapping[str, Any]:
+def _write_positions(job: ExportJob) -> Mapping[str, Any]:
     model = job.model
     if model.positions == "alibi":
         raise job.refusal("model.positions (alibi)", "position-embedding-type has no ALiBi; use rope or learned")
@@ -100,7 +104,7 @@ def read_positions(given: GivenArguments) -> Mapping[str, Any]:
 # --- attention
 
 
-def _write_grouped(job: Job) -> Mapping[str, Any]:
+def _write_grouped(job: ExportJob) -> Mapping[str, Any]:
     a = job.model.attention
     grouped = {"group-query-attention": True, "num-query-groups": a.num_kv_heads}
     return grouped if a.num_kv_heads < a.num_heads else {}
@@ -116,7 +120,7 @@ def _read_head_dim(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.attention.head_dim": given["kv-channels"] or hidden // heads}
 
 
-def _write_window(job: Job) -> Mapping[str, Any]:
+def _write_window(job: ExportJob) -> Mapping[str, Any]:
     a = job.model.attention
     if a.window is None:
         return {}
@@ -137,7 +141,7 @@ def _read_window(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.attention.window": int(sizes[0]) + 1, "model.attention.window_every": int(every)}
 
 
-def _write_latent(job: Job) -> Mapping[str, Any]:
+def _write_latent(job: ExportJob) -> Mapping[str, Any]:
     return {LATENT.name: True, "qk-layernorm": True, "rope-type": "yarn"} if _is_latent(job) else {}
 
 
@@ -151,7 +155,7 @@ def _read_latent(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.attention.kind": LATENT_KIND}
 
 
-def _write_rope_scale(job: Job) -> Mapping[str, Any]:
+def _write_rope_scale(job: ExportJob) -> Mapping[str, Any]:
     scale = job.model.rope_scale
     if scale == 1.0:
         return {}
@@ -168,7 +172,7 @@ def _read_rope_scale(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.rope_scale": round(0.1 * math.log(given["rotary-scaling-factor"]) + 1.0, 12)}
 
 
-def _write_biases(job: Job) -> Mapping[str, Any]:
+def _write_biases(job: ExportJob) -> Mapping[str, Any]:
     model, a, moe = job.model, job.model.attention, job.model.moe
     has_mlp = moe is None or bool(moe.shared_hidden) or model.num_dense_layers > 0
     biased = model.mlp.bias if has_mlp else moe.expert_bias if moe is not None else False
@@ -200,7 +204,7 @@ def _read_biases(given: GivenArguments) -> Mapping[str, Any]:
         fields |= {"model.moe.expert_bias": biased, "model.moe.router_bias": biased}
         layers = given.required_value(LAYERS.name)
         if not given["moe-shared-expert-intermediate-size"] and all(
-            expert_layers(given["moe-layer-freq"], layers, given)
+            expert_layers_of_frequency(given["moe-layer-freq"], layers, given)
         ):
             fields["model.mlp.bias"] = False
     return fields
@@ -209,19 +213,19 @@ def _read_biases(given: GivenArguments) -> Mapping[str, Any]:
 # --- the feed-forward layers and experts
 
 
-def _write_dense(job: Job) -> Mapping[str, Any]:
+def _write_dense(job: ExportJob) -> Mapping[str, Any]:
     return {"ffn-hidden-size": job.model.mlp.ffn_hidden or 4 * job.model.hidden}
 
 
 def _read_dense(given: GivenArguments) -> Mapping[str, Any]:
     hidden, layers = given.required_value(HIDDEN.name), given.required_value(LAYERS.name)
-    if _given_experts(given) and all(expert_layers(given["moe-layer-freq"], layers, given)):
+    if _given_experts(given) and all(expert_layers_of_frequency(given["moe-layer-freq"], layers, given)):
         return {"model.mlp.ffn_hidden": None}
     own = int(4 * hidden * 2 / 3 / 64) * 64 if given["swiglu"] else 4 * hidden
     return {"model.mlp.ffn_hidden": given["ffn-hidden-size"] or own}
 
 
-def _write_dropout(job: Job) -> Mapping[str, Any]:
+def _write_dropout(job: ExportJob) -> Mapping[str, Any]:
     return {"hidden-dropout": job.model.dropout, "attention-dropout": job.model.dropout}
 
 
@@ -235,25 +239,25 @@ def _read_dropout(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.dropout": hidden}
 
 
-def _write_places(job: Job) -> Mapping[str, Any]:
+def _write_places(job: ExportJob) -> Mapping[str, Any]:
     layers = [job.model.is_moe_layer(i) for i in range(job.model.num_layers)]
     return {} if all(layers) else {"moe-layer-freq": list_expression_of_layers(layers)}
 
 
 def _read_places(given: GivenArguments) -> Mapping[str, Any]:
-    layers = expert_layers(given["moe-layer-freq"], given.required_value(LAYERS.name), given)
-    first, every = expert_layer_flags(layers, given)
+    layers = expert_layers_of_frequency(given["moe-layer-freq"], given.required_value(LAYERS.name), given)
+    first, every = first_dense_and_expert_flags(layers, given)
     return {"model.moe.first_k_dense": first, "model.moe.every": every}
 
 
-def _write_score(job: Job) -> Mapping[str, Any]:
+def _write_score(job: ExportJob) -> Mapping[str, Any]:
     moe = job.model.moe
     assert moe is not None
     before = {"moe-router-pre-softmax": True} if moe.score == "softmax" and moe.top_k == 1 else {}
     return {"moe-router-score-function": moe.score, **before}
 
 
-def _write_groups(job: Job) -> Mapping[str, Any]:
+def _write_groups(job: ExportJob) -> Mapping[str, Any]:
     moe = job.model.moe
     assert moe is not None
     grouped = {"moe-router-num-groups": moe.num_groups, "moe-router-group-topk": moe.groups_per_token}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mofa.export.arguments import Argument, FieldRow, GivenArguments
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 from mofa.specs.activation_offload import MIN_ELEMENTS, ActivationOffload
 
 OFFLOADS = Argument("fine-grained-activation-offloading", "flag", False)
@@ -15,7 +15,7 @@ SMALLEST = Argument("min-offloaded-tensor-size", "int", MIN_ELEMENTS)
 FIRST_VERSION = Argument("$NVTE_CPU_OFFLOAD_V1", "text", "0")
 
 
-def _write(job: Job) -> Mapping[str, Any]:
+def _write(job: ExportJob) -> Mapping[str, Any]:
     """The modules, with the variable that Megatron-LM asserts under Transformer Engine 2.10 and above."""
     offload = job.framework.offload
     if not offload.on:

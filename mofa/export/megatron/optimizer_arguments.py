@@ -7,7 +7,7 @@ from typing import Any
 
 from mofa.export.arguments import Argument, FieldRow, GivenArguments, switch_row
 from mofa.export.environment import THREADS
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 
 MOMENTS = (Argument("exp-avg-dtype", "text", "fp32"), Argument("exp-avg-sq-dtype", "text", "fp32"))
 AWARE = Argument("use-precision-aware-optimizer", "flag", False)
@@ -16,7 +16,7 @@ SHARE = Argument("optimizer-offload-fraction", "float", 1.0)
 OVERLAPPED = Argument("overlap-cpu-optimizer-d2h-h2d", "flag", False)
 
 
-def _write_moments(job: Job) -> Mapping[str, Any]:
+def _write_moments(job: ExportJob) -> Mapping[str, Any]:
     if job.workload.precision.moments == "fp32":
         return {}
     return {AWARE.name: True, **{argument.name: "bf16" for argument in MOMENTS}}
@@ -34,7 +34,7 @@ def _read_moments(given: GivenArguments) -> Mapping[str, Any]:
     return {"precision.moments": kind}
 
 
-def _write_offload(job: Job) -> Mapping[str, Any]:
+def _write_offload(job: ExportJob) -> Mapping[str, Any]:
     share = job.framework.optimizer_offload
     if not share:
         return {}

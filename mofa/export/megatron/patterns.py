@@ -24,7 +24,7 @@ def list_expression_of_layers(layers: Sequence[bool]) -> str:
     return "(" + "+".join(f"[{int(kind)}]*{len(list(run))}" for kind, run in groupby(layers)) + ")"
 
 
-def expert_layers(text: object, num_layers: int, given: GivenArguments) -> list[bool]:
+def expert_layers_of_frequency(text: object, num_layers: int, given: GivenArguments) -> list[bool]:
     """Whether each layer has experts: of a number N every N-th from the first, else as the expression says.
 
     Raises
@@ -36,7 +36,7 @@ def expert_layers(text: object, num_layers: int, given: GivenArguments) -> list[
     if is_whole_number(said) and int(said):
         return [i % int(said) == 0 for i in range(num_layers)]
     try:
-        values = list_expression(said)
+        values = evaluate_list_expression(said)
     except ValueError as error:
         raise given.refusal(f"moe-layer-freq ({said[:40]}) cannot be read", str(error)) from None
     if len(values) != num_layers:
@@ -44,7 +44,7 @@ def expert_layers(text: object, num_layers: int, given: GivenArguments) -> list[
     return [bool(value) for value in values]
 
 
-def list_expression(text: str) -> list[int]:
+def evaluate_list_expression(text: str) -> list[int]:
     """The list that an expression of lists, sums and repetitions says; nothing is evaluated.
 
     Raises
@@ -54,7 +54,7 @@ def list_expression(text: str) -> list[int]:
 
     Examples
     --------
-    >>> list_expression("[0]*3+[1]*2"), list_expression("([0]+[1]*1)*2")
+    >>> evaluate_list_expression("[0]*3+[1]*2"), evaluate_list_expression("([0]+[1]*1)*2")
     ([0, 0, 0, 1, 1], [0, 1, 0, 1])
     """
     if len(text) > MAX_LAYERS:
@@ -95,7 +95,7 @@ def _checked(left: list[int], right: list[int]) -> list[int]:
     return left + right
 
 
-def expert_layer_flags(layers: Sequence[bool], given: GivenArguments) -> tuple[int, int]:
+def first_dense_and_expert_flags(layers: Sequence[bool], given: GivenArguments) -> tuple[int, int]:
     """First layers without experts, and which of the others have them: every n-th.
 
     Raises

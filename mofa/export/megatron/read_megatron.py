@@ -9,10 +9,10 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.export.arguments import Argument, GivenArguments
-from mofa.export.job_file import MAX_LOG_BYTES, ReadJob, job_from_arguments, read_limited_text
+from mofa.export.job_file import MAX_LOG_BYTES, JobOfFile, job_from_arguments, read_limited_text
 from mofa.export.launch_words import environment_values, num_gpus_of_launch
 from mofa.export.megatron.megatron_table import DUMPED_AS, MEGATRON
-from mofa.export.shell import MAYBE, UNKNOWN, Script, read_script
+from mofa.export.shell import MAYBE, UNKNOWN, ShellScript, read_shell_script
 from mofa.export.shell_words import ShellError
 from mofa.units import is_whole_number
 
@@ -24,7 +24,7 @@ _ENVIRONMENT = tuple(argument for argument in MEGATRON.arguments.values() if arg
 _WORLD_SIZE = "world_size"
 
 
-def read_megatron(file: Path, num_gpus: int | None) -> ReadJob:
+def read_megatron_job(file: Path, num_gpus: int | None) -> JobOfFile:
     """The job of a script or of a log.
 
     Raises
@@ -93,8 +93,8 @@ def _python_value(text: str) -> object:
 def _of_script(text: str, where: str) -> tuple[dict[str, Any], list[str], int | None]:
     """Typed values of a script's arguments, names of those that are not read, and its GPUs."""
     try:
-        script = read_script(text)
-        launch, words = launch_words(script)
+        script = read_shell_script(text)
+        launch, words = split_launch_command(script)
         environment = environment_values(script, _ENVIRONMENT)
     except ShellError as error:
         raise SpecError(f"{where}: {error}") from None
@@ -118,7 +118,7 @@ def _of_script(text: str, where: str) -> tuple[dict[str, Any], list[str], int | 
     return values, unread, num_gpus_of_launch(launch, text)
 
 
-def launch_words(script: Script) -> tuple[list[str], list[str]]:
+def split_launch_command(script: ShellScript) -> tuple[list[str], list[str]]:
     """The words of the launcher, and the arguments: of the command that runs a Python file, else of all arrays."""
     for command in script.commands:
         words = [text for word in command for text in script.words(word)]

@@ -8,8 +8,8 @@ from typing import Any
 
 from mofa.export.arguments import Argument, FieldRow, GivenArguments, rows_if_present, same_value_row, translated_row
 from mofa.export.environment import ALLOCATOR_ROW, BLOCKING_ROW, NVLS_ROW
-from mofa.export.job import Job
-from mofa.export.torchtitan.model_settings import MODEL, QWEN3, given_experts, model_of
+from mofa.export.job import ExportJob
+from mofa.export.torchtitan.model_settings import MODEL, QWEN3, job_has_experts, torchtitan_model_name
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.specs.layouts.module_names import OUTPUT, ModuleNamesError, module_names_by_chunk, parse_module_names
 from mofa.specs.layouts.pipeline_layout import parse_layout
@@ -42,7 +42,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 # --- data parallelism
 
 
-def replicas_and_shards(job: Job) -> tuple[int, int]:
+def replicas_and_shards(job: ExportJob) -> tuple[int, int]:
     """Replicas and shards of the data-parallel ranks.
 
     Raises
@@ -67,12 +67,12 @@ def replicas_and_shards(job: Job) -> tuple[int, int]:
     return 1, s.dp
 
 
-def _write_degrees(job: Job) -> Mapping[str, Any]:
+def _write_degrees(job: ExportJob) -> Mapping[str, Any]:
     replicas, shards = replicas_and_shards(job)
     return {REPLICAS.name: replicas, SHARDS.name: shards}
 
 
-def given_degrees(given: GivenArguments) -> tuple[int, int]:
+def given_replicas_and_shards(given: GivenArguments) -> tuple[int, int]:
     """Replicas and shards of a job's data-parallel ranks.
 
     Raises
@@ -100,14 +100,14 @@ def num_gpus_of_degrees(given: GivenArguments) -> int | None:
 
 
 def _read_degrees(given: GivenArguments) -> Mapping[str, Any]:
-    replicas, shards = given_degrees(given)
+    replicas, shards = given_replicas_and_shards(given)
     if replicas > 1 and shards * given[CP.name] * given[TP.name] * given[PP.name] == 1:
         return {"framework.data_parallel": "ddp", "framework.dp_replicate": 1}
     kind = "hsdp" if replicas > 1 else "fsdp"
     return {"framework.data_parallel": kind, "framework.dp_replicate": replicas}
 
 
-def _write_reshard(job: Job) -> Mapping[str, Any]:
+def _write_reshard(job: ExportJob) -> Mapping[str, Any]:
     s = job.strategy
     _, shards = replicas_and_shards(job)
     sharded = shards * s.cp > 1
@@ -122,7 +122,7 @@ def _write_reshard(job: Job) -> Mapping[str, Any]:
 
 
 def _read_reshard(given: GivenArguments) -> Mapping[str, Any]:
-    _, shards = given_degrees(given)
+    _, shards = given_replicas_and_shards(given)
     if shards * given[CP.name] == 1:
         return {"strategy.zero": 0}
     stages = {"default": 3 if given[PP.name] == 1 else 2, "always": 3, "never": 2}
@@ -131,7 +131,7 @@ def _read_reshard(given: GivenArguments) -> Mapping[str, Any]:
     return {"strategy.zero": stages[given[RESHARD.name]]}
 
 
-def _write_dtype(job: Job) -> Mapping[str, Any]:
+def _write_dtype(job: ExportJob) -> Mapping[str, Any]:
     s = job.strategy
     _, shards = replicas_and_shards(job)
     mixed = shards > 1 or s.cp > 1 or (s.tp == 1 and s.pp == 1)
@@ -149,7 +149,7 @@ def _read_dtype(given: GivenArguments) -> Mapping[str, Any]:
 # --- batches
 
 
-def _write_batch(job: Job) -> Mapping[str, Any]:
+def _write_batch(job: ExportJob) -> Mapping[str, Any]:
     s = job.strategy
     local = s.micro_batch * (job.num_micro_batches if s.pp > 1 else 1)
     micro = {MICRO_BATCH.name: s.micro_batch} if s.pp > 1 else {}
@@ -158,7 +158,7 @@ def _write_batch(job: Job) -> Mapping[str, Any]:
 
 def _read_batch(given: GivenArguments) -> Mapping[str, Any]:
     local, batch = given[LOCAL_BATCH.name], given[GLOBAL_BATCH.name]
-    replicas, shards = given_degrees(given)
+    replicas, shards = given_replicas_and_shards(given)
     if batch < 0:
         batch = local * replicas * shards
     if given[PP.name] == 1:
@@ -174,7 +174,7 @@ def _read_batch(given: GivenArguments) -> Mapping[str, Any]:
 # --- the pipeline
 
 
-def _write_schedule(job: Job) -> Mapping[str, Any]:
+def _write_schedule(job: ExportJob) -> Mapping[str, Any]:
     s = job.strategy
     return {SCHEDULE.name: SCHEDULES[s.schedule].pytorch_name} if s.pp > 1 else {}
 
@@ -189,7 +189,7 @@ def _read_schedule(given: GivenArguments) -> Mapping[str, Any]:
     return {"strategy.schedule": name}
 
 
-def _write_layout(job: Job, output: str) -> Mapping[str, Any]:
+def _write_layout(job: ExportJob, output: str) -> Mapping[str, Any]:
     s, layout = job.strategy, job.layout
     own = s.vpp == (2 if SCHEDULES[s.schedule].has_several_chunks else 1)
     if layout is None or (layout.by == "framework" and own):
@@ -224,7 +224,7 @@ def _read_layout(given: GivenArguments, output: str) -> Mapping[str, Any]:
     return {"strategy.layout": layout_text, "strategy.vpp": vpp}
 
 
-def layout_row(output: str) -> FieldRow:
+def pipeline_modules_row(output: str) -> FieldRow:
     """The parts of a pipeline, where the model's output has this name."""
     return FieldRow(
         ("strategy.layout", "strategy.vpp"), (PARTS, STAGE_LAYERS, LESS_FIRST, LESS_LAST),
@@ -236,8 +236,8 @@ QWEN3_IS_WHOLE = "0.2.2 splits llama3 and deepseek_v3 into stages, and has no pi
 """models/qwen3/__init__.py of torchtitan 0.2.2: ``pipelining_fn=None``."""
 
 
-def _write_pipelined(job: Job) -> Mapping[str, Any]:
-    if job.strategy.pp > 1 and model_of(job) == QWEN3:
+def _write_pipelined(job: ExportJob) -> Mapping[str, Any]:
+    if job.strategy.pp > 1 and torchtitan_model_name(job) == QWEN3:
         raise job.refusal(f"strategy.pp ({job.strategy.pp})", f"{QWEN3_IS_WHOLE}; use 1, or --to torchtitan-0.3")
     return {}
 
@@ -251,14 +251,14 @@ def _read_pipelined(given: GivenArguments) -> Mapping[str, Any]:
 # --- the rest
 
 
-def _write_sequence_parallel(job: Job) -> Mapping[str, Any]:
+def _write_sequence_parallel(job: ExportJob) -> Mapping[str, Any]:
     s = job.strategy
     if s.tp > 1 and not s.sp:
         raise job.refusal("strategy.sp (false) with tp", "its tensor parallelism splits the sequence; use true")
     return {}
 
 
-def _write_recompute(job: Job) -> Mapping[str, Any]:
+def _write_recompute(job: ExportJob) -> Mapping[str, Any]:
     mode = job.recompute
     if mode.kind == "full" and mode.layers is None:
         return {AC_MODE.name: "full"}
@@ -282,7 +282,7 @@ def _read_recompute(given: GivenArguments) -> Mapping[str, Any]:
     raise given.refusal(f"{AC_MODE.name} ({mode}, {option}) is not modelled", "what is: none, full, selective")
 
 
-def _write_compile(job: Job) -> Mapping[str, Any]:
+def _write_compile(job: ExportJob) -> Mapping[str, Any]:
     framework = job.framework
     if not framework.compile:
         if not framework.compile_loss:
@@ -309,7 +309,7 @@ LOSS_ROW = FieldRow(
 )  # fmt: skip
 
 
-def _write_optimizer(job: Job) -> Mapping[str, Any]:
+def _write_optimizer(job: ExportJob) -> Mapping[str, Any]:
     kernels = job.workload.optimizer.implementation or job.framework.optimizer
     return {"optimizer.name": "AdamW", "optimizer.implementation": kernels}
 
@@ -348,13 +348,13 @@ SHARED_ROWS: tuple[FieldRow, ...] = (
 )  # fmt: skip
 TOML_ROWS: tuple[FieldRow, ...] = (
     *SHARED_ROWS,
-    layout_row(OUTPUT),
+    pipeline_modules_row(OUTPUT),
     FieldRow(("strategy.pp",), (), _write_pipelined, _read_pipelined),
     _OPTIMIZER_ROW,
     LOSS_ROW,
     translated_row("strategy.cp_kind", Argument("parallelism.context_parallel_rotate_method", "text", "allgather"),
           {"allgather": "allgather", "ring": "alltoall"}),
-    *rows_if_present(lambda job: job.model.moe is not None, given_experts, (
+    *rows_if_present(lambda job: job.model.moe is not None, job_has_experts, (
         same_value_row("strategy.ep", EP),
         same_value_row("strategy.etp", ETP),
         translated_row("framework.dispatcher", Argument("parallelism.expert_parallel_comm_backend", "text", "standard"),

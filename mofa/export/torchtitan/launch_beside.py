@@ -9,14 +9,14 @@ from mofa.errors import SpecError
 from mofa.export.environment import ENVIRONMENT_ROWS
 from mofa.export.job_file import read_limited_text
 from mofa.export.launch_words import environment_values, num_gpus_of_launch
-from mofa.export.shell import UNKNOWN, read_script
+from mofa.export.shell import UNKNOWN, read_shell_script
 from mofa.export.shell_words import ShellError
 
 MAX_SCRIPTS = 20
 """Shell scripts beside a config that are looked at. [-]"""
 
 
-def launch_beside(file: Path, name: str) -> tuple[int | None, dict[str, Any]]:
+def read_launch_script_beside(file: Path, name: str) -> tuple[int | None, dict[str, Any]]:
     """GPUs and environment of the one shell script beside a file that has this name in a command; nothing without.
 
     Raises
@@ -31,7 +31,7 @@ def launch_beside(file: Path, name: str) -> tuple[int | None, dict[str, Any]]:
     text = read_limited_text(naming[0])
     variables = tuple(argument for row in ENVIRONMENT_ROWS for argument in row.arguments)
     try:
-        script = read_script(text)
+        script = read_shell_script(text)
         commands = [[text for word in command for text in script.words(word)] for command in script.commands]
         words = next((command for command in commands if any(name in word for word in command)), [])
         environment = environment_values(script, variables)

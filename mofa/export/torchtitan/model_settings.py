@@ -14,7 +14,7 @@ from mofa.export.arguments import (
     same_value_row,
     translated_row,
 )
-from mofa.export.job import Job
+from mofa.export.job import ExportJob
 from mofa.specs.attention import ATTENTION_KINDS
 
 MODEL = Argument("args.model", "text")
@@ -42,7 +42,7 @@ _GROUPS = Argument("args.moe_args.num_expert_groups", "int")
 _LIMITED = Argument("args.moe_args.num_limited_groups", "int")
 
 
-def model_of(job: Job) -> str:
+def torchtitan_model_name(job: ExportJob) -> str:
     """The name of the torchtitan model that has the job's attention and experts.
 
     Raises
@@ -68,15 +68,15 @@ def model_of(job: Job) -> str:
 
 
 def _is(*names: str) -> Any:
-    return lambda job: model_of(job) in names
+    return lambda job: torchtitan_model_name(job) in names
 
 
 def _given_is(*names: str) -> Any:
     return lambda given: given[MODEL.name] in names
 
 
-def _write_kind(job: Job) -> Mapping[str, Any]:
-    return {MODEL.name: model_of(job)}
+def _write_kind(job: ExportJob) -> Mapping[str, Any]:
+    return {MODEL.name: torchtitan_model_name(job)}
 
 
 def _read_kind(given: GivenArguments) -> Mapping[str, Any]:
@@ -95,11 +95,11 @@ def _read_kv_heads(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.attention.num_kv_heads": given[_KV_HEADS.name] or default}
 
 
-def _write_head_dim(job: Job) -> Mapping[str, Any]:
+def _write_head_dim(job: ExportJob) -> Mapping[str, Any]:
     a = job.model.attention
     if not job.has_latents and a.d_v != a.d_qk:
         raise job.refusal(f"model.attention.v_head_dim ({a.d_v})", f"its value heads are as wide as others ({a.d_qk})")
-    return {_HEAD_DIM.name: job.model.attention.d_qk} if model_of(job) == QWEN3 else {}
+    return {_HEAD_DIM.name: job.model.attention.d_qk} if torchtitan_model_name(job) == QWEN3 else {}
 
 
 def _read_head_dim(given: GivenArguments) -> Mapping[str, Any]:
@@ -108,23 +108,23 @@ def _read_head_dim(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.attention.head_dim": given.required_value(_DIM.name) // given.required_value(_HEADS.name)}
 
 
-def _write_qk_norm(job: Job) -> Mapping[str, Any]:
-    return {_QK_NORM.name: job.model.attention.qk_norm} if model_of(job) == QWEN3 else {}
+def _write_qk_norm(job: ExportJob) -> Mapping[str, Any]:
+    return {_QK_NORM.name: job.model.attention.qk_norm} if torchtitan_model_name(job) == QWEN3 else {}
 
 
 def _read_qk_norm(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.attention.qk_norm": given[MODEL.name] == QWEN3 and bool(given[_QK_NORM.name])}
 
 
-def _write_tied(job: Job) -> Mapping[str, Any]:
-    return {_TIED.name: job.model.tied_embeddings} if model_of(job) == QWEN3 else {}
+def _write_tied(job: ExportJob) -> Mapping[str, Any]:
+    return {_TIED.name: job.model.tied_embeddings} if torchtitan_model_name(job) == QWEN3 else {}
 
 
 # --- dense layers
 
 
-def _write_dense(job: Job) -> Mapping[str, Any]:
-    model, name = job.model, model_of(job)
+def _write_dense(job: ExportJob) -> Mapping[str, Any]:
+    model, name = job.model, torchtitan_model_name(job)
     width = model.mlp.ffn_hidden or model.hidden  # where all layers have experts, nothing has this width
     if name == LLAMA3:
         # hidden = multiple_of * ceil(int(multiplier * int(8 dim / 3)) / multiple_of): with these exactly the width
@@ -151,19 +151,19 @@ def _read_dense(given: GivenArguments) -> Mapping[str, Any]:
 # --- experts
 
 
-def _has_experts(job: Job) -> bool:
+def _has_experts(job: ExportJob) -> bool:
     return job.model.moe is not None
 
 
-def given_experts(given: GivenArguments) -> bool:
+def job_has_experts(given: GivenArguments) -> bool:
     """Whether a job's model has experts."""
     return given[MODEL.name] == DEEPSEEK or (given[MODEL.name] == QWEN3 and bool(given[_HAS_EXPERTS.name]))
 
 
-def _write_experts(job: Job) -> Mapping[str, Any]:
+def _write_experts(job: ExportJob) -> Mapping[str, Any]:
     moe = job.model.moe
     assert moe is not None
-    enabled = {_HAS_EXPERTS.name: True} if model_of(job) == QWEN3 else {}
+    enabled = {_HAS_EXPERTS.name: True} if torchtitan_model_name(job) == QWEN3 else {}
     return {**enabled, "args.moe_args.num_experts": moe.num_experts, _EXPERT_HIDDEN.name: moe.expert_hidden}
 
 
@@ -172,7 +172,7 @@ def _read_experts(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.moe.num_experts": given["args.moe_args.num_experts"], "model.moe.expert_hidden": width}
 
 
-def _write_shared(job: Job) -> Mapping[str, Any]:
+def _write_shared(job: ExportJob) -> Mapping[str, Any]:
     moe = job.model.moe
     assert moe is not None
     number, rest = divmod(moe.shared_hidden, moe.expert_hidden)
@@ -189,17 +189,17 @@ def _read_shared(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.moe.shared_hidden": given[_SHARED.name] * width}
 
 
-def _write_places(job: Job) -> Mapping[str, Any]:
+def _write_places(job: ExportJob) -> Mapping[str, Any]:
     moe = job.model.moe
     assert moe is not None
-    return {"args.n_dense_layers": moe.first_k_dense} if model_of(job) == DEEPSEEK else {}
+    return {"args.n_dense_layers": moe.first_k_dense} if torchtitan_model_name(job) == DEEPSEEK else {}
 
 
 def _read_places(given: GivenArguments) -> Mapping[str, Any]:
     return {"model.moe.first_k_dense": given["args.n_dense_layers"] if given[MODEL.name] == DEEPSEEK else 0}
 
 
-def _write_routing(job: Job) -> Mapping[str, Any]:
+def _write_routing(job: ExportJob) -> Mapping[str, Any]:
     moe = job.model.moe
     assert moe is not None
     grouped = {_GROUPS.name: moe.num_groups, _LIMITED.name: moe.groups_per_token} if moe.num_groups > 1 else {}
@@ -241,7 +241,7 @@ _LATENT_ROWS = rows_if_present(_is(DEEPSEEK), _given_is(DEEPSEEK), (
     same_value_row("model.attention.qk_rope_head_dim", Argument("args.qk_rope_head_dim", "int", 64)),
     same_value_row("model.attention.v_head_dim", Argument("args.v_head_dim", "int", 128)),
 ))  # fmt: skip
-_EXPERT_ROWS = rows_if_present(_has_experts, given_experts, (
+_EXPERT_ROWS = rows_if_present(_has_experts, job_has_experts, (
     FieldRow(
         ("model.moe.num_experts", "model.moe.expert_hidden"),
         (_HAS_EXPERTS, Argument("args.moe_args.num_experts", "int", 8), _EXPERT_HIDDEN), _write_experts, _read_experts,

@@ -48,30 +48,30 @@ def called_name(node: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def literal(node: ast.expr, names: Mapping[str, ast.expr] | None = None) -> Any:
+def literal_value(node: ast.expr, names: Mapping[str, ast.expr] | None = None) -> Any:
     """A literal value, or that of a name that the file gives one; else :class:`NotLiteral`.
 
-    >>> literal(ast.parse("[1, 'a']", mode="eval").body), literal(ast.parse("f(1)", mode="eval").body)
+    >>> literal_value(ast.parse("[1, 'a']", mode="eval").body), literal_value(ast.parse("f(1)", mode="eval").body)
     ([1, 'a'], f(1))
     """
     if isinstance(node, ast.Name) and names and node.id in names:
-        return literal(names[node.id])
+        return literal_value(names[node.id])
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return NotLiteral(ast.unparse(node))
 
 
-def keywords(call: ast.Call, names: Mapping[str, ast.expr]) -> dict[str, Any]:
+def keyword_arguments(call: ast.Call, names: Mapping[str, ast.expr]) -> dict[str, Any]:
     """Keyword arguments of a call by name; those that are calls stay nodes."""
     return {
-        keyword.arg: keyword.value if isinstance(keyword.value, ast.Call) else literal(keyword.value, names)
+        keyword.arg: keyword.value if isinstance(keyword.value, ast.Call) else literal_value(keyword.value, names)
         for keyword in call.keywords
         if keyword.arg is not None
     }
 
 
-def assignments(tree: ast.Module) -> dict[str, ast.expr]:
+def assigned_values(tree: ast.Module) -> dict[str, ast.expr]:
     """Names that a file gives a value once, and the value."""
     values: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):

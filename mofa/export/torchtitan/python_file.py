@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from mofa.export.file_header import as_comment, header_lines
-from mofa.export.job import Job
-from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_text
+from mofa.export.job import ExportJob
+from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_comment_text
 from mofa.export.torchtitan import EXPERIMENTAL_VERSION, VERSION
 from mofa.export.torchtitan.model_settings import DEEPSEEK, LLAMA3, MODEL
 from mofa.export.torchtitan.python_table import BACKEND, IMPLEMENTATION, POLICY, TORCHTITAN_PYTHON
-from mofa.export.torchtitan.toml_files import launch_text
+from mofa.export.torchtitan.toml_files import torchrun_script_text
 
 MODULE, FUNCTION, SCRIPT, SLURM = "mofa_job", "plan", "torchtitan.sh", "torchtitan.slurm"
 SIZES = "SIZES"
@@ -30,7 +30,7 @@ _GROUPED = """    layers = {builder}(
 """
 
 
-def write_torchtitan_python(job: Job) -> dict[str, str]:
+def write_torchtitan_python_job(job: ExportJob) -> dict[str, str]:
     """The files of a job on torchtitan 0.3.0 by name.
 
     Raises
@@ -46,18 +46,18 @@ def write_torchtitan_python(job: Job) -> dict[str, str]:
     launch = f"-m torchtitan.train --module {MODULE} --config {FUNCTION}"
     return {
         f"{MODULE}.py": head + _config_text(job, values),
-        SCRIPT: launch_text(job, values, launch, head),
+        SCRIPT: torchrun_script_text(job, values, launch, head),
         SLURM: slurm_script(job, SCRIPT, "torchtitan"),
     }
 
 
-def _config_text(job: Job, values: Mapping[str, Any]) -> str:
+def _config_text(job: ExportJob, values: Mapping[str, Any]) -> str:
     """The Python config: the model's sizes and its builder, a loader of random tokens, the settings."""
     name = values[MODEL.name]
     policy = values[POLICY.name]
     sections = {section: _section(values, section) for section in _CLASSES}
     sections["training"] += (
-        f"            steps={FIRST_STEPS},  # not of the plan: to see how fast it is{steps_text(job)}\n"
+        f"            steps={FIRST_STEPS},  # not of the plan: to see how fast it is{steps_comment_text(job)}\n"
     )
     settings = "".join(
         f"        {section}={kind}(\n{sections[section]}        ),\n" for section, kind in _CLASSES.items()
@@ -176,7 +176,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     return sizes
 
 
-def _layers_text(job: Job, name: str, values: Mapping[str, Any]) -> str:
+def _layers_text(job: ExportJob, name: str, values: Mapping[str, Any]) -> str:
     """The statement that builds the layers' configs by torchtitan's own builders."""
     rows = job.workload.batch.seq_len
     if name == LLAMA3:
@@ -243,7 +243,7 @@ def _experts_text(values: Mapping[str, Any]) -> str:
 """
 
 
-def _model_text(job: Job, name: str) -> str:
+def _model_text(job: ExportJob, name: str) -> str:
     """The statement that returns the model's config: that of the smallest flavour with other sizes."""
     tied = "True" if job.model.tied_embeddings else "False"
     more = ", mtp_layers=[]" if name == DEEPSEEK else ""

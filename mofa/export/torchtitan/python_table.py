@@ -17,9 +17,9 @@ from mofa.export.arguments import (
     same_value_row,
     translated_row,
 )
-from mofa.export.job import Job
-from mofa.export.torchtitan.job_settings import EP, SHARED_ROWS, TP, layout_row
-from mofa.export.torchtitan.model_settings import MODEL_ROWS, QWEN3, given_experts, model_of
+from mofa.export.job import ExportJob
+from mofa.export.torchtitan.job_settings import EP, SHARED_ROWS, TP, pipeline_modules_row
+from mofa.export.torchtitan.model_settings import MODEL_ROWS, QWEN3, job_has_experts, torchtitan_model_name
 from mofa.export.torchtitan.torchtitan_table import ASSUMED, FIXED, TORCHTITAN
 
 POLICY = Argument("activation_checkpoint", "text", "SelectiveAC.Config")
@@ -31,7 +31,7 @@ OUTPUT = "lm_head"
 _POLICIES = {"none": "none", "full": "FullAC.Config", "ops": "SelectiveAC.Config"}
 
 
-def _write_recompute(job: Job) -> Mapping[str, Any]:
+def _write_recompute(job: ExportJob) -> Mapping[str, Any]:
     mode = job.recompute
     if mode.kind not in _POLICIES or mode.layers is not None:
         raise job.refusal(f"strategy.recompute ({mode})", "0.3.0 has none, full and ops; use one of them")
@@ -45,7 +45,7 @@ def _read_recompute(given: GivenArguments) -> Mapping[str, Any]:
     return {"strategy.recompute": own[word]}
 
 
-def _write_etp(job: Job) -> Mapping[str, Any]:
+def _write_etp(job: ExportJob) -> Mapping[str, Any]:
     s = job.strategy
     own = s.tp if s.ep == 1 else 1
     if s.etp != own:
@@ -60,12 +60,12 @@ def _read_etp(given: GivenArguments) -> Mapping[str, Any]:
     return {"strategy.etp": given[TP.name] if given[EP.name] == 1 else 1}
 
 
-def _write_optimizer(job: Job) -> Mapping[str, Any]:
+def _write_optimizer(job: ExportJob) -> Mapping[str, Any]:
     return {IMPLEMENTATION.name: job.workload.optimizer.implementation or job.framework.optimizer}
 
 
-def _check_head_norms(job: Job) -> Mapping[str, Any]:
-    if model_of(job) == QWEN3 and not job.model.attention.qk_norm:
+def _check_head_norms(job: ExportJob) -> Mapping[str, Any]:
+    if torchtitan_model_name(job) == QWEN3 and not job.model.attention.qk_norm:
         raise job.refusal(
             "model.attention.qk_norm (false) with experts", "qwen3 of 0.3.0 has norms over heads; use true"
         )
@@ -76,13 +76,13 @@ PYTHON_ROWS: tuple[FieldRow, ...] = (
     *(row for row in MODEL_ROWS if "framework.experts" not in row.fields),
     FieldRow((), (), _check_head_norms, lambda given: {}),
     *SHARED_ROWS,
-    layout_row(OUTPUT),
+    pipeline_modules_row(OUTPUT),
     FieldRow(
         ("optimizer.name", "optimizer.implementation", "framework.optimizer"), (IMPLEMENTATION,), _write_optimizer,
         lambda given: {"optimizer.name": "adamw", "framework.optimizer": given[IMPLEMENTATION.name]},
     ),
     FieldRow(("strategy.recompute",), (POLICY,), _write_recompute, _read_recompute),
-    *rows_if_present(lambda job: job.model.moe is not None, given_experts, (
+    *rows_if_present(lambda job: job.model.moe is not None, job_has_experts, (
         same_value_row("strategy.ep", EP),
         FieldRow(("strategy.etp",), (), _write_etp, _read_etp),
         translated_row("framework.dispatcher", BACKEND, {"alltoall": "standard", "deepep": "deepep"}),

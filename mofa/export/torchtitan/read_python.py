@@ -8,28 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.export.job_file import ReadJob, read_limited_text
-from mofa.export.torchtitan.launch_beside import launch_beside
+from mofa.export.job_file import JobOfFile, read_limited_text
+from mofa.export.torchtitan.launch_beside import read_launch_script_beside
 from mofa.export.torchtitan.model_settings import LLAMA3
 from mofa.export.torchtitan.python_calls import (
     NotLiteral,
     PythonError,
-    assignments,
+    assigned_values,
     called_name,
-    keywords,
-    literal,
+    keyword_arguments,
+    literal_value,
     parse_python,
 )  # fmt: skip
 from mofa.export.torchtitan.python_file import SIZES
 from mofa.export.torchtitan.python_table import BACKEND, IMPLEMENTATION, POLICY, TORCHTITAN_PYTHON
-from mofa.export.torchtitan.settings import flavour_arguments, model_defaults, read_given, typed_settings
+from mofa.export.torchtitan.settings import (
+    job_from_settings,
+    model_class_defaults,
+    model_flavour_arguments,
+    typed_settings,
+)
 from mofa.specs.files import shown_value
 
 _SECTIONS = ("training", "parallelism", "compile", "debug")
 _CONFIG = "Trainer.Config"
 
 
-def read_python(file: Path, num_gpus: int | None) -> ReadJob:
+def read_python_config(file: Path, num_gpus: int | None) -> JobOfFile:
     """The job of a Python config of torchtitan 0.3.0.
 
     Raises
@@ -44,16 +49,16 @@ def read_python(file: Path, num_gpus: int | None) -> ReadJob:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_name(node) == _CONFIG]
     if len(calls) != 1:
         raise SpecError(f"{file}: has {len(calls)} calls of {_CONFIG}; keep the one of the job")
-    names = assignments(tree)
+    names = assigned_values(tree)
     settings = _settings(calls[0], names, file) | _set_later(tree, file)
     values = typed_settings(TORCHTITAN_PYTHON, settings, str(file)) | {
         f"args.{name}": value for name, value in _model(tree, names, file).items()
     }
-    launched, environment = launch_beside(file, file.stem)
+    launched, environment = read_launch_script_beside(file, file.stem)
     known = {*TORCHTITAN_PYTHON.arguments, *TORCHTITAN_PYTHON.unmodelled}
     unread = tuple(name for name in settings if name not in known)
     gpus = num_gpus if num_gpus is not None else launched
-    return read_given(TORCHTITAN_PYTHON, values | environment, file, unread, gpus)
+    return job_from_settings(TORCHTITAN_PYTHON, values | environment, file, unread, gpus)
 
 
 def _settings(call: ast.Call, names: Mapping[str, ast.expr], file: Path) -> dict[str, Any]:
@@ -64,9 +69,9 @@ def _settings(call: ast.Call, names: Mapping[str, ast.expr], file: Path) -> dict
         if isinstance(node, ast.Name) and node.id in names:
             node = names[node.id]
         if name in _SECTIONS and isinstance(node, ast.Call):
-            out |= {f"{name}.{key}": value for key, value in keywords(node, names).items()}
+            out |= {f"{name}.{key}": value for key, value in keyword_arguments(node, names).items()}
         elif name == POLICY.name:
-            out[name] = "none" if literal(node) is None else called_name(node)
+            out[name] = "none" if literal_value(node) is None else called_name(node)
         elif name == "loss":
             out[name] = called_name(node)
         elif name == "optimizer" and isinstance(node, ast.Call):
@@ -78,11 +83,11 @@ def _settings(call: ast.Call, names: Mapping[str, ast.expr], file: Path) -> dict
 
 def _optimizer(call: ast.Call, names: Mapping[str, ast.expr], file: Path) -> dict[str, Any]:
     """The kernels of the optimizer's config."""
-    kind, given = called_name(call), keywords(call, names)
+    kind, given = called_name(call), keyword_arguments(call, names)
     if kind not in ("default_adamw", "OptimizersContainer.Config"):
         raise SpecError(f"{file}: optimizer ({shown_value(kind)}) is not modelled; what is: default_adamw")
     inner = [node for node in ast.walk(call) if isinstance(node, ast.Call) and called_name(node) == "ParamGroupConfig"]
-    kinds = {keywords(node, names).get("optimizer_name", "AdamW") for node in inner}
+    kinds = {keyword_arguments(node, names).get("optimizer_name", "AdamW") for node in inner}
     if others := kinds - {"AdamW"}:
         raise SpecError(f"{file}: optimizer_name ({shown_value(str(others.pop()))}) is not modelled; what is: AdamW")
     return {IMPLEMENTATION.name: given["implementation"]} if "implementation" in given else {}
@@ -97,30 +102,30 @@ def _set_later(tree: ast.Module, file: Path) -> dict[str, Any]:
         path = ast.unparse(node.targets[0])
         parts = path.split(".")
         if parts[-2:] == ["optimizer", "implementation"] or (len(parts) > 2 and parts[-2] in _SECTIONS):
-            out[".".join(parts[-2:])] = literal(node.value)
+            out[".".join(parts[-2:])] = literal_value(node.value)
     return out
 
 
 def _model(tree: ast.Module, names: Mapping[str, ast.expr], file: Path) -> dict[str, Any]:
     """Sizes of the model: those that the file names, or of a flavour of torchtitan's registry."""
     if SIZES in names:
-        sizes = literal(names[SIZES])
+        sizes = literal_value(names[SIZES])
         if not isinstance(sizes, dict) or not isinstance(sizes.get("model"), str):
             raise SpecError(f"{file}: {SIZES} is no dictionary with a model; write one as mofa export does")
         flat: dict[str, Any] = {}
         for name, value in sizes.items():
             flat |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {str(name): value}
         own = {"attn_type": "sdpa", "fuse_qkv": False}
-        return {**model_defaults(flat["model"]), **own, **flat}
+        return {**model_class_defaults(flat["model"]), **own, **flat}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_name(node) == "model_registry"]
     if len(calls) != 1 or not calls[0].args:
         raise SpecError(f"{file}: has {len(calls)} calls of model_registry with a flavour; keep the one of the job")
-    flavour, given = literal(calls[0].args[0], names), keywords(calls[0], names)
+    flavour, given = literal_value(calls[0].args[0], names), keyword_arguments(calls[0], names)
     if isinstance(flavour, NotLiteral):
         raise SpecError(f"{file}: the flavour ({flavour}) would have to be computed; write it")
     if given.get("converters"):
         raise SpecError(f"{file}: converters of model_registry are not modelled; leave them out")
-    arguments = flavour_arguments(_module_of(tree, calls[0]), str(flavour), str(file))
+    arguments = model_flavour_arguments(_module_of(tree, calls[0]), str(flavour), str(file))
     backend = {BACKEND.name.removeprefix("args."): given["moe_comm_backend"]} if "moe_comm_backend" in given else {}
     return {**arguments, **backend, "attn_type": given.get("attn_backend", "flex"), "fuse_qkv": True}
 

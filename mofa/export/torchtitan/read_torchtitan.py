@@ -9,16 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import SpecError
-from mofa.export.job_file import ReadJob, read_limited_text
+from mofa.export.job_file import JobOfFile, read_limited_text
 from mofa.export.torchtitan.flavours import FLAVOURS
-from mofa.export.torchtitan.launch_beside import launch_beside
-from mofa.export.torchtitan.python_calls import PythonError, assignments, called_name, keywords, parse_python
-from mofa.export.torchtitan.read_python import read_python
+from mofa.export.torchtitan.launch_beside import read_launch_script_beside
+from mofa.export.torchtitan.python_calls import (
+    PythonError,
+    assigned_values,
+    called_name,
+    keyword_arguments,
+    parse_python,
+)
+from mofa.export.torchtitan.read_python import read_python_config
 from mofa.export.torchtitan.settings import (
     checked_setting,
-    flavour_arguments,
-    model_defaults,
-    read_given,
+    job_from_settings,
+    model_class_defaults,
+    model_flavour_arguments,
     typed_settings,
 )
 from mofa.export.torchtitan.toml_files import ARGUMENT_CLASSES
@@ -28,7 +34,7 @@ _OF_MODEL = ("model.name", "model.flavor", "experimental.custom_import")
 """Settings that say which model it is."""
 
 
-def read_torchtitan(file: Path, num_gpus: int | None) -> ReadJob:
+def read_torchtitan_job(file: Path, num_gpus: int | None) -> JobOfFile:
     """The job of a TOML or of a Python config.
 
     Raises
@@ -37,7 +43,7 @@ def read_torchtitan(file: Path, num_gpus: int | None) -> ReadJob:
         If it cannot be read, or says something that matters and is not modelled.
     """
     if file.suffix == ".py":
-        return read_python(file, num_gpus)
+        return read_python_config(file, num_gpus)
     try:
         raw = tomllib.loads(read_limited_text(file))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -45,11 +51,11 @@ def read_torchtitan(file: Path, num_gpus: int | None) -> ReadJob:
     settings = _flat(raw)
     values = typed_settings(TORCHTITAN, settings, str(file))
     values |= {f"args.{name}": value for name, value in _model(settings, file).items()}
-    launched, environment = launch_beside(file, file.name)
+    launched, environment = read_launch_script_beside(file, file.name)
     values |= environment
     known = {*TORCHTITAN.arguments, *TORCHTITAN.unmodelled}
     unread = tuple(name for name in settings if name not in known and not name.startswith(_OF_MODEL))
-    return read_given(TORCHTITAN, values, file, unread, num_gpus if num_gpus is not None else launched)
+    return job_from_settings(TORCHTITAN, values, file, unread, num_gpus if num_gpus is not None else launched)
 
 
 def _flat(raw: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -68,7 +74,7 @@ def _model(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
     name, flavour = settings.get("model.name", "llama3"), settings.get("model.flavor", "debugmodel")
     module = settings.get("experimental.custom_import")
     if isinstance(name, str) and name in FLAVOURS:
-        return flavour_arguments(name, str(flavour), str(file))
+        return model_flavour_arguments(name, str(flavour), str(file))
     if not isinstance(module, str) or not module:
         raise SpecError(
             f"{file}: model.name ({name}) is none of torchtitan's models that mofa knows ({', '.join(FLAVOURS)}); name "
@@ -101,12 +107,12 @@ def module_arguments(place: Path, flavour: str) -> dict[str, Any]:
     call = named.get(flavour) or (calls[0] if len(calls) == 1 else None)
     if not isinstance(call, ast.Call):
         raise SpecError(f"{place}: has no model arguments under {flavour!r}; write {', '.join(classes)}")
-    names = assignments(tree)
+    names = assigned_values(tree)
     name = classes[called_name(call)]
-    values: dict[str, Any] = {"model": name, **model_defaults(name)}
-    for key, value in keywords(call, names).items():
+    values: dict[str, Any] = {"model": name, **model_class_defaults(name)}
+    for key, value in keyword_arguments(call, names).items():
         if isinstance(value, ast.Call):
-            values |= {f"{key}.{inner}": v for inner, v in keywords(value, names).items()}
+            values |= {f"{key}.{inner}": v for inner, v in keyword_arguments(value, names).items()}
         else:
             values[key] = value
     for key, value in values.items():

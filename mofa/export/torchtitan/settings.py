@@ -8,7 +8,7 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.export.arguments import Argument, ArgumentTable, GivenArguments
-from mofa.export.job_file import ReadJob, job_from_arguments
+from mofa.export.job_file import JobOfFile, job_from_arguments
 from mofa.export.torchtitan.flavours import FLAVOURS
 from mofa.export.torchtitan.job_settings import num_gpus_of_degrees
 from mofa.export.torchtitan.model_settings import DEEPSEEK, LLAMA3
@@ -49,9 +49,9 @@ def typed_settings(table: ArgumentTable, settings: Mapping[str, Any], where: str
     return values
 
 
-def read_given(
+def job_from_settings(
     table: ArgumentTable, values: Mapping[str, Any], file: Path, unread: tuple[str, ...], num_gpus: int | None
-) -> ReadJob:
+) -> JobOfFile:
     """The job of typed settings; GPUs are those of its degrees where nothing else says them."""
     given = GivenArguments(values, table, str(file), num_gpus)
     if num_gpus is None:
@@ -62,7 +62,7 @@ def read_given(
 _OF_MODEL = ("model.name", "model.flavor", "experimental.custom_import")
 
 
-def flavour_arguments(name: str, flavour: str, where: str) -> dict[str, Any]:
+def model_flavour_arguments(name: str, flavour: str, where: str) -> dict[str, Any]:
     """Arguments of one of torchtitan's own models.
 
     Raises
@@ -72,10 +72,10 @@ def flavour_arguments(name: str, flavour: str, where: str) -> dict[str, Any]:
     """
     if flavour not in FLAVOURS[name]:
         raise SpecError(f"{where}: model.flavor ({flavour}): {did_you_mean(flavour, FLAVOURS[name])}")
-    return {"model": name, **model_defaults(name), **FLAVOURS[name][flavour]}
+    return {"model": name, **model_class_defaults(name), **FLAVOURS[name][flavour]}
 
 
-def model_defaults(name: str) -> dict[str, Any]:
+def model_class_defaults(name: str) -> dict[str, Any]:
     """Defaults of a model's class where they are not those of the table: models/*/model/args.py."""
     if name == LLAMA3:
         return {"dim": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 128256}

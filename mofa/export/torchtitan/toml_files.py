@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mofa.export.file_header import as_comment, header_lines
-from mofa.export.job import Job
-from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_text
+from mofa.export.job import ExportJob
+from mofa.export.slurm import FIRST_STEPS, STEPS_A_LOG, slurm_script, steps_comment_text
 from mofa.export.torchtitan import VERSION
 from mofa.export.torchtitan.model_settings import DEEPSEEK, LLAMA3, MODEL, QWEN3
 from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
@@ -21,7 +21,7 @@ ARGUMENT_CLASSES = {LLAMA3: "TransformerModelArgs", QWEN3: "Qwen3ModelArgs", DEE
 """Class of each model's arguments, in models/NAME/model/args.py."""
 
 
-def write_torchtitan(job: Job) -> dict[str, str]:
+def write_torchtitan_job(job: ExportJob) -> dict[str, str]:
     """The files of a job on torchtitan 0.2.2 by name.
 
     Raises
@@ -33,14 +33,14 @@ def write_torchtitan(job: Job) -> dict[str, str]:
     head = as_comment(header_lines(job, f"torchtitan {VERSION}"))
     settings = {n: value for n, value in values.items() if not n.startswith(("$", "args.")) and value is not None}
     return {
-        TOML: head + toml_text(settings, steps_text(job)),
-        f"{MODULE}.py": head + module_text(values),
-        SCRIPT: launch_text(job, values, f'-m torchtitan.train --job.config_file "$HERE/{TOML}"', head),
+        TOML: head + settings_as_toml(settings, steps_comment_text(job)),
+        f"{MODULE}.py": head + model_module_text(values),
+        SCRIPT: torchrun_script_text(job, values, f'-m torchtitan.train --job.config_file "$HERE/{TOML}"', head),
         SLURM: slurm_script(job, SCRIPT, "torchtitan"),
     }
 
 
-def toml_text(settings: Mapping[str, Any], steps_take: str) -> str:
+def settings_as_toml(settings: Mapping[str, Any], steps_take: str) -> str:
     """Settings by section, then what is no part of a plan."""
     sections: dict[str, list[str]] = {
         "job": ['dump_folder = "./outputs"'],
@@ -66,7 +66,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def module_text(values: Mapping[str, Any]) -> str:
+def model_module_text(values: Mapping[str, Any]) -> str:
     """A Python module that registers the model as ``mofa``, with random tokens where the dataset is ``mock``."""
     name = values[MODEL.name]
     kind = ARGUMENT_CLASSES[name]
@@ -148,7 +148,7 @@ def _call(kind: str, values: Mapping[str, Any]) -> str:
     return "\n".join([f"{kind}(", *lines, "    )"])
 
 
-def launch_text(job: Job, values: Mapping[str, Any], program: str, head: str) -> str:
+def torchrun_script_text(job: ExportJob, values: Mapping[str, Any], program: str, head: str) -> str:
     """A shell script that starts a program of torchtitan's by torchrun."""
     environment = [f"export {n[1:]}={shlex.quote(str(value))}" for n, value in values.items() if n[0] == "$" and value]
     return "\n".join(

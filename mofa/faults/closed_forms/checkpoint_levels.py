@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mofa.errors import SpecError
-from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, share
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, checked_share
 from mofa.faults.closed_forms.intervals import exact_interval_s, two_level_intervals_s
 from mofa.faults.closed_forms.renewal import effective_restart_s
 
@@ -138,14 +138,14 @@ def _up(
     interval = check_above_zero("interval_s", interval_s)
     blocks = [check_at_least_zero("block_s", b) for b in block_s]
     steps = [np.maximum(check_above_zero("ratios", r, ""), 1.0) for r in ratios]
-    parts = [share("shares", p) for p in shares]
+    parts = [checked_share("shares", p) for p in shares]
     restarts = [check_at_least_zero("restart_s", r) for r in restart_s]
     shape = np.broadcast_shapes(*(x.shape for x in (interval, mtbf, *blocks, *steps, *parts, *restarts)))
     finite = np.where(np.isinf(mtbf), 1.0, mtbf) + np.zeros(shape)
     facts = _Levels(interval + np.zeros(shape), blocks, finite, parts, restarts, steps)
     top = len(blocks) - 1
     number = np.prod(np.broadcast_arrays(np.ones(shape), *steps), axis=0)
-    mean = mean_block_s(ratios, block_s)
+    mean = mean_blocking_s(ratios, block_s)
     with np.errstate(all="ignore"):
         pattern = facts.segment(top, top)
         fractions = (number * interval / pattern.fixed, pattern.writing / pattern.fixed)
@@ -155,12 +155,12 @@ def _up(
     return np.where(np.isinf(mtbf), plain[0], productive), np.where(np.isinf(mtbf), plain[1], writing)
 
 
-def mean_block_s(ratios: Sequence[ArrayLike], block_s: Sequence[ArrayLike]) -> FloatN:
+def mean_blocking_s(ratios: Sequence[ArrayLike], block_s: Sequence[ArrayLike]) -> FloatN:
     """Blocking time behind a segment, on average over a pattern. [s]
 
     Examples
     --------
-    >>> float(mean_block_s((4,), (1.0, 61.0)))
+    >>> float(mean_blocking_s((4,), (1.0, 61.0)))
     16.0
     """
     blocks = [np.asarray(b, dtype=np.float64) for b in block_s]
@@ -171,7 +171,7 @@ def mean_block_s(ratios: Sequence[ArrayLike], block_s: Sequence[ArrayLike]) -> F
     return mean
 
 
-def level_shares(
+def ledger_shares_of_levels(
     interval_s: ArrayLike, ratios: Sequence[ArrayLike], block_s: Sequence[ArrayLike], mtbf_s: ArrayLike,
     shares: Sequence[ArrayLike], restart_s: Sequence[ArrayLike],
 ) -> dict[str, FloatN]:  # fmt: skip
@@ -182,7 +182,7 @@ def level_shares(
 
     Examples
     --------
-    >>> parts = level_shares(172.0, (13,), (1.0, 60.0), 11135.0, (0.75, 0.25), (60.0, 600.0))
+    >>> parts = ledger_shares_of_levels(172.0, (13,), (1.0, 60.0), 11135.0, (0.75, 0.25), (60.0, 600.0))
     >>> round(float(sum(parts.values())), 12)
     1.0
     """
@@ -206,7 +206,7 @@ def level_shares(
     }  # fmt: skip
 
 
-def best_pattern(
+def best_checkpoint_pattern(
     block_s: Sequence[ArrayLike], mtbf_s: ArrayLike, shares: Sequence[ArrayLike], restart_s: Sequence[ArrayLike],
     interval_s: ArrayLike | None = None,
 ) -> tuple[FloatN, tuple[FloatN, ...]]:  # fmt: skip
@@ -227,13 +227,13 @@ def best_pattern(
 
     Examples
     --------
-    >>> interval, (ratio,) = best_pattern((1.0, 60.0), 3.093 * 3600, (0.75, 0.25), (60.0, 600.0))
+    >>> interval, (ratio,) = best_checkpoint_pattern((1.0, 60.0), 3.093 * 3600, (0.75, 0.25), (60.0, 600.0))
     >>> 150 < float(interval) < 190 and 10 <= float(ratio) <= 16  # first order: 172 s and 2312 s
     True
     """
     blocks = [check_at_least_zero("block_s", b) for b in block_s]
     mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
-    parts = [np.maximum(share("shares", p), LEAST_SHARE) for p in shares]
+    parts = [np.maximum(checked_share("shares", p), LEAST_SHARE) for p in shares]
     beyond = [np.maximum(b - a, 1e-3 * b) for a, b in itertools.pairwise(blocks)]
     wanted = [two_level_intervals_s((d, d), mtbf, p)[0] for d, p in zip([blocks[0], *beyond], parts, strict=True)]
     if interval_s is not None:
@@ -247,7 +247,7 @@ def best_pattern(
         for r, f in zip(first, factors, strict=True):
             ratios = (*ratios, np.clip(np.round(r * f), 1.0, np.floor(MAX_PATTERN / span)))
             span = span * ratios[-1]
-        block, spans = mean_block_s(ratios, blocks), [np.ones(()), *itertools.accumulate(ratios, np.multiply)]
+        block, spans = mean_blocking_s(ratios, blocks), [np.ones(()), *itertools.accumulate(ratios, np.multiply)]
         wide = sum((p * e for p, e in zip(parts, spans, strict=True)), np.zeros(()))
         own = (two_level_intervals_s((block, block), mtbf / wide, 1.0)[0], exact_interval_s(block, mtbf / wide))
         for interval in own if interval_s is None else (wanted[0],):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, share
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, checked_share
 
 
 def _both(block_s: ArrayLike, mtbf_s: ArrayLike) -> tuple[FloatN, FloatN]:
@@ -148,7 +148,7 @@ def overlapped_interval_s(block_s: ArrayLike, mtbf_s: ArrayLike, down_s: ArrayLi
     True
     """
     block, mtbf = _both(block_s, mtbf_s)
-    rate = share("work_rate", work_rate)
+    rate = checked_share("work_rate", work_rate)
     rest = np.maximum(mtbf - (check_at_least_zero("down_s", down_s) + rate * block), 0.0)
     return np.maximum(np.sqrt(2 * (1 - rate) * block * rest) - block, 0.0)
 
@@ -199,7 +199,7 @@ def two_level_intervals_s(
     """
     fast, mtbf = _both(block_s[0], mtbf_s)
     safe = check_at_least_zero("block_s[1]", block_s[1])
-    p = share("recoverable", recoverable)
+    p = checked_share("recoverable", recoverable)
     with np.errstate(divide="ignore", invalid="ignore"):
         fast_s = np.where(p > 0, np.sqrt(2 * fast * mtbf / p), np.inf)
         slow_s = np.where(p < 1, np.sqrt(2 * safe * mtbf / (1 - p)), np.inf)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mofa.errors import SpecError
-from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, share
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, checked_share
 
 MOST_SOLVED = 1024
 """Segments of a pattern whose linear system is solved. [-]"""
@@ -66,16 +66,16 @@ def expected_segment_s(
         return np.where(np.isinf(mtbf), length, mtbf * np.exp(after / mtbf) * np.expm1(length / mtbf))
 
 
-def ettr(
+def renewal_ettr(
     interval_s: ArrayLike, block_s: ArrayLike, mtbf_s: ArrayLike, restart_s: ArrayLike, persist_s: ArrayLike = 0.0
 ) -> FloatN:
     """Share of wall-clock time that is productive: ``tau`` over :func:`expected_segment_s`, with its parameters. [-]
 
     Examples
     --------
-    >>> float(ettr(19 * 60.0, 60.0, 185.6 * 60, 600.0)).__round__(4)
+    >>> float(renewal_ettr(19 * 60.0, 60.0, 185.6 * 60, 600.0)).__round__(4)
     0.8525
-    >>> float(ettr(600.0, 60.0, np.inf, 0.0)) == 1 / 1.1
+    >>> float(renewal_ettr(600.0, 60.0, np.inf, 0.0)) == 1 / 1.1
     True
     """
     interval, block = (
@@ -111,7 +111,7 @@ def effective_restart_s(restart_s: ArrayLike, shares: ArrayLike, mtbf_s: ArrayLi
     >>> float(effective_restart_s([300.0, 300.0], [0.3, 0.7], 6000.0)).__round__(6)
     300.0
     """
-    restart, weights = check_at_least_zero("restart_s", restart_s, finite=False), share("shares", shares)
+    restart, weights = check_at_least_zero("restart_s", restart_s, finite=False), checked_share("shares", shares)
     total = weights.sum(axis=-1)
     if not np.allclose(total, 1.0, atol=1e-9):
         raise SpecError(f"shares: sum to {float(np.max(total)):.9g}; make them sum to 1")
@@ -260,7 +260,7 @@ def two_level_waste(
     True
     """
     (t1, t2), (d1, d2) = interval_s, block_s
-    p = share("recoverable", recoverable)
+    p = checked_share("recoverable", recoverable)
     mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
     fast, safe = check_above_zero("interval_s", t1), check_above_zero("interval_s", t2)
     r1, r2 = (check_at_least_zero("restart_s", r) for r in restart_s)
@@ -300,10 +300,10 @@ def levels_ettr(
     Examples
     --------
     >>> two = levels_ettr(600.0, (1, 1), (60.0, 60.0), 11135.0, (0.4, 0.6), (300.0, 300.0))
-    >>> round(two - float(ettr(600.0, 60.0, 11135.0, 300.0)), 12)
+    >>> round(two - float(renewal_ettr(600.0, 60.0, 11135.0, 300.0)), 12)
     0.0
     """
-    check_levels(every, block_s, shares, restart_s)
+    check_checkpoint_levels(every, block_s, shares, restart_s)
     mtbf, n = float(check_above_zero("mtbf_s", mtbf_s, finite=False)), every[-1]
     of = [max(j for j, step in enumerate(every) if (i + 1) % step == 0) for i in range(n)]
     lengths = float(check_above_zero("interval_s", interval_s)) + np.array([block_s[j] for j in of])
@@ -324,7 +324,7 @@ def levels_ettr(
     return float(n * interval_s / np.linalg.solve(matrix, known)[0])
 
 
-def check_levels(
+def check_checkpoint_levels(
     every: Sequence[int], block_s: Sequence[float], shares: Sequence[float], restart_s: Sequence[float],
     most: int = MOST_SOLVED,
 ) -> None:  # fmt: skip
@@ -341,5 +341,5 @@ def check_levels(
         )
     check_at_least_zero("block_s", block_s)
     check_at_least_zero("restart_s", restart_s)
-    if abs(float(share("shares", shares).sum()) - 1) > 1e-9:
+    if abs(float(checked_share("shares", shares).sum()) - 1) > 1e-9:
         raise SpecError(f"shares: sum to {sum(shares):.9g}; make them sum to 1")

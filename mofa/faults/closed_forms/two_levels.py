@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, share
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, checked_share
 
 
 def two_level_ettr(
@@ -58,7 +58,7 @@ def two_level_ettr(
         np.maximum(check_above_zero("segments", segments, ""), 1.0),
     )
     mtbf = check_above_zero("mtbf_s", mtbf_s, finite=False)
-    p = share("recoverable", recoverable)
+    p = checked_share("recoverable", recoverable)
     blocks = [check_at_least_zero("block_s", b) for b in block_s]
     persist = check_at_least_zero("persist_s", persist_s[1])
     shift = np.minimum(check_at_least_zero("persist_s", persist_s[0]), persist)

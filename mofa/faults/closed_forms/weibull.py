@@ -27,7 +27,7 @@ def weibull_shares(
     Parameters
     ----------
     interval_s, block_s, mtbf_s, restart_s, persist_s
-        As in :func:`mofa.faults.ledger.expected_shares`; the interval above 0. [s]
+        As in :func:`mofa.faults.ledger.expected_ledger_shares`; the interval above 0. [s]
     shape
         Weibull shape; 1 is exponential, and then this is that. [-]
 

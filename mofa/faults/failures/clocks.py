@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.faults.checks import check_above_zero, share
+from mofa.faults.checks import check_above_zero, checked_share
 from mofa.faults.failures.rates import lemon_factor, weibull_scale_s
 
 FloatN = NDArray[np.float64]
@@ -54,7 +54,7 @@ class FailureClock:
         check_above_zero("mtbf_s", self.mtbf_s, finite=False)
         if not 0.1 <= self.shape <= 10:
             raise SpecError(f"shape: is {self.shape:g}; give a Weibull shape from 0.1 to 10, 1 for exponential")
-        share("lemon_fraction", self.lemon_fraction)
+        checked_share("lemon_fraction", self.lemon_fraction)
         check_above_zero("lemon_multiple", self.lemon_multiple, "")
         if self.num_nodes is not None and self.num_nodes < 1:
             raise SpecError(f"num_nodes: is {self.num_nodes}; give at least 1")

@@ -109,7 +109,7 @@ class FailureLog:
         return fit_weibull_shape(np.array(gaps), np.array(rest))
 
 
-def read_log(path: str | Path) -> FailureLog:
+def read_failure_log(path: str | Path) -> FailureLog:
     """Failures that a CSV file holds.
 
     Parameters

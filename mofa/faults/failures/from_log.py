@@ -8,7 +8,7 @@ from mofa.specs.base import Fact
 from mofa.specs.faults import FailureKind, FaultSpec, ReliabilitySpec
 
 
-def profile_with_log(faults: FaultSpec, log: FailureLog, num_nodes: int, days: float | None = None) -> FaultSpec:
+def fault_profile_with_log(faults: FaultSpec, log: FailureLog, num_nodes: int, days: float | None = None) -> FaultSpec:
     """The profile with what a log says of its nodes; its restarts, storage and prices stay.
 
     Parameters

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from mofa.errors import SpecError
-from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, share
+from mofa.faults.checks import FloatN, check_above_zero, check_at_least_zero, checked_share
 from mofa.specs.base import Spec
 from mofa.units import SECONDS_PER_DAY
 
@@ -114,7 +114,7 @@ def rate_given_count(failures: ArrayLike, probability: ArrayLike) -> FloatN:
     counted = check_above_zero("failures", failures, "")
     from scipy import special  # a third of a second to load
 
-    return np.asarray(special.gammaincinv(counted + 0.5, share("probability", probability)) / counted)
+    return np.asarray(special.gammaincinv(counted + 0.5, checked_share("probability", probability)) / counted)
 
 
 def weibull_scale_s(mean_s: ArrayLike, shape: ArrayLike) -> FloatN:
@@ -186,7 +186,7 @@ def lemon_factor(lemon_fraction: ArrayLike, lemon_multiple: ArrayLike) -> FloatN
     >>> round(35.16 / float(lemon_factor(0.15, 5.0)), 3)  # its job: minutes between interruptions, from all good
     21.975
     """
-    f = share("lemon_fraction", lemon_fraction)
+    f = checked_share("lemon_fraction", lemon_fraction)
     return 1 - f + f * check_above_zero("lemon_multiple", lemon_multiple, "")
 
 

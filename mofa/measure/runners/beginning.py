@@ -22,7 +22,7 @@ def innermost_frames(frames: list[dict[str, Any]]) -> str:
     return " < ".join(frames_kept[:3])
 
 
-class Beginning:
+class MemoryHistoryOfBeginning:
     """The memory history of building a run and of its first steps.
 
     Recording begins with the object. Every step goes through :meth:`watch`; the last of those to record writes the

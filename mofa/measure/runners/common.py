@@ -26,7 +26,7 @@ import torch
 
 from mofa import host_pace
 from mofa.measure.runners import host_trace, traces
-from mofa.measure.runners.beginning import Beginning
+from mofa.measure.runners.beginning import MemoryHistoryOfBeginning
 
 Job = dict[str, Any]
 
@@ -48,7 +48,7 @@ class Training:
     """Where the pace of the host is sampled within steps."""
 
 
-def memory_now() -> dict[str, int]:
+def memory_and_peaks_now() -> dict[str, int]:
     """What the allocator and the device hold now, and the peaks since they were reset. [B]"""
     free, total = torch.cuda.mem_get_info()
     stats = torch.cuda.memory_stats()
@@ -120,7 +120,7 @@ class _Paces:
         ):
             move()
             self.read["host_issues_s"].append(host_pace.small_op_s())
-            self.read["host_backs_s"].append(host_pace.small_back_s())
+            self.read["host_backs_s"].append(host_pace.small_op_backward_s())
             self.read["cpu_ops_at_issues_s"].append(host_pace.processor_op_s())
             if self._layer is not None:
                 names = "layer_issues_s", "layer_backs_s", "layer_ops_s", "layer_back_ops_s"
@@ -179,7 +179,7 @@ def _warm_up(training: Training, job: Job, result: dict[str, Any]) -> list[float
     """
     result["phase"] = "first step"
     times = _timed(training.step, 1)
-    result["memory_first_step"] = memory_now()
+    result["memory_first_step"] = memory_and_peaks_now()
     result["phase"] = "warm-up"
     times += _timed(training.step, job["warmup_steps"] - 1)
     while len(times) < job["max_warmup_steps"] and _agree(max(times[-2:]) / min(times[1:])) > job["settled"]:
@@ -188,9 +188,9 @@ def _warm_up(training: Training, job: Job, result: dict[str, Any]) -> list[float
 
 
 def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path, rank: int) -> None:
-    result["memory_ready"] = memory_now()
+    result["memory_ready"] = memory_and_peaks_now()
     warmup = _warm_up(training, job, result)
-    whole_run = memory_now()
+    whole_run = memory_and_peaks_now()
     per_step = _agree(min(warmup[1:]))
     num_steps = int(min(max(job["seconds"] / per_step, job["min_steps"]), job["max_steps"]))
     paces = _Paces(training)
@@ -199,7 +199,7 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     num_repetitions = job["rounds"] if per_step < job["slow_step_s"] else 2
     timed = _timed_repetitions(training.step, num_steps, num_repetitions, paces)
     result["warmup_times_s"] = warmup
-    steady = memory_now()
+    steady = memory_and_peaks_now()
     steady["device_bytes"] -= paces.outside_bytes
     result["memory"] = steady
     result["memory_whole"] = {
@@ -210,7 +210,7 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     result |= timed
     if training.count_tokens is not None:
         result["tokens_per_expert"] = training.count_tokens()
-    host = host_trace.traced_steps(training.step) if job.get("trace") else {}
+    host = host_trace.traced_steps_by_gc(training.step) if job.get("trace") else {}
     # near the capacity the profiler's own buffers could end a run that went well
     if _agree(steady["device_bytes"] / steady["device_total_bytes"]) < job["profile_below"]:
         result["phase"] = "profile"
@@ -219,7 +219,7 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
             traces.write_traces(training.step, folder, rank, host)
 
 
-def out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether a failure is the device's memory, in whichever words."""
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
 
@@ -249,7 +249,7 @@ def _cudnn_version() -> int:
     return 10_000 * int(major) + 100 * int(minor) + int(patch)
 
 
-def environment(framework_version: str) -> dict[str, Any]:
+def process_environment(framework_version: str) -> dict[str, Any]:
     """Where this process runs: device, processor, versions and settings, as a record has them."""
     cpu = next(
         (
@@ -293,7 +293,7 @@ def main(build: Callable[[Job], Training], framework_version: str) -> None:
     try:
         beginning = None
         if job.get("trace_beginning"):
-            beginning = Beginning(torch.cuda.memory, device, folder / f"beginning{rank}.json.gz")
+            beginning = MemoryHistoryOfBeginning(torch.cuda.memory, device, folder / f"beginning{rank}.json.gz")
         training = build(job)
         if beginning is not None:
             training = dataclasses.replace(training, step=beginning.watch(training.step))
@@ -301,15 +301,15 @@ def main(build: Callable[[Job], Training], framework_version: str) -> None:
         _measured(training, job, result, folder, rank)
     except Exception as error:
         measured = result["outcome"] == "ok"  # what comes after the timed steps takes nothing from them
-        memory = out_of_memory(error) and not measured
+        memory = is_out_of_memory(error) and not measured
         result["outcome"] = "ok" if measured else "oom" if memory else "error"
         result["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:500]
         if memory:
             result["tried_bytes"] = _tried_bytes(str(error))
-            result["memory"] = memory_now()
+            result["memory"] = memory_and_peaks_now()
         else:
             traceback.print_exc()
-    result["environment"] = environment(framework_version)
+    result["environment"] = process_environment(framework_version)
     result["phase_of_end"] = result.pop("phase")
     temporary = folder / f"rank{rank}.json.tmp"
     temporary.write_text(json.dumps(result))

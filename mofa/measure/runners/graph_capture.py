@@ -20,7 +20,7 @@ from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
 MegatronJob = dict[str, Any]
 
 
-def captures(plan: MegatronJob) -> bool:
+def captures_graphs(plan: MegatronJob) -> bool:
     """Whether a run captures anything."""
     return bool(plan["config"].get("cuda_graph_impl", "none") != "none")
 
@@ -32,10 +32,10 @@ def captures_full_iteration(plan: MegatronJob) -> bool:
 
 def captures_router(plan: MegatronJob) -> bool:
     """Whether a router's hooks are not called when its graph runs."""
-    return captures(plan) and "moe_router" in plan["config"]["cuda_graph_scope"]
+    return captures_graphs(plan) and "moe_router" in plan["config"]["cuda_graph_scope"]
 
 
-class Batches:
+class StaticGraphBatches:
     """Batches as the graph of a full iteration copies them into static buffers: one mapping for each micro-batch."""
 
     def __init__(self, batch: Callable[[], tuple[Any, Any, Any]]) -> None:
@@ -49,8 +49,8 @@ class Batches:
         return {"tokens": tokens, "labels": labels, "positions": positions}
 
 
-def forward_step_of(loss: Callable[[Any], Any]) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """A forward step that takes its batch out of :class:`Batches`."""
+def forward_step_with_static_batches(loss: Callable[[Any], Any]) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """A forward step that takes its batch out of :class:`StaticGraphBatches`."""
 
     def forward_step(batches: Iterator[dict[str, Any]], model: Any) -> tuple[Any, Any]:
         batch = next(batches)
@@ -60,10 +60,10 @@ def forward_step_of(loss: Callable[[Any], Any]) -> Callable[[Any, Any], tuple[An
 
 
 @contextlib.contextmanager
-def stream_of_hooks(plan: MegatronJob) -> Iterator[None]:
+def side_stream_for_wrapping(plan: MegatronJob) -> Iterator[None]:
     """A side stream on which to wrap modules, where something is captured: gradients are then handed to parameters'
     hooks on it, and no capture waits for the default stream (training/training.py, ``get_model``)."""
-    if not captures(plan):
+    if not captures_graphs(plan):
         yield
         return
     side = torch.cuda.Stream()
@@ -73,14 +73,14 @@ def stream_of_hooks(plan: MegatronJob) -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(side)
 
 
-def wrapped_schedule(schedule: Callable[..., Any], plan: MegatronJob) -> Callable[..., Any]:
+def schedule_in_full_graph(schedule: Callable[..., Any], plan: MegatronJob) -> Callable[..., Any]:
     """The schedule, in one graph from the step behind the eager ones where a full iteration is captured."""
     if not captures_full_iteration(plan):
         return schedule
     return FullCudaGraphWrapper(schedule, cuda_graph_warmup_steps=plan["config"]["cuda_graph_warmup_steps"])
 
 
-class EngineGraphs:
+class TransformerEngineGraphs:
     """Transformer Engine's graphs of a run, captured before the step behind the eager ones."""
 
     def __init__(self, plan: MegatronJob, config: Any, chunks: list[Any], optimizer: Any) -> None:
@@ -111,12 +111,12 @@ class EngineGraphs:
         self._steps += 1
 
 
-def layers_sampled(plan: MegatronJob, modules: list[Any]) -> tuple[Any, ...]:
+def modules_with_pace_hooks(plan: MegatronJob, modules: list[Any]) -> tuple[Any, ...]:
     """Modules where the host's pace is sampled: hooks of what a graph holds are not called, nor those of layers whose
     parts are called one by one (models/common/model_chunk_schedule_plan.py)."""
     if captures_full_iteration(plan):
         return ()
-    if captures(plan) or plan["config"].get("overlap_moe_expert_parallel_comm"):
+    if captures_graphs(plan) or plan["config"].get("overlap_moe_expert_parallel_comm"):
         names = ("embedding", "output_layer")
         return tuple(getattr(m.module, name) for m in modules for name in names if hasattr(m.module, name))
     return tuple(x for m in modules for x in m.module.decoder.layers)

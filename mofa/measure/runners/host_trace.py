@@ -90,7 +90,7 @@ def traced_ops(step: Callable[[], None]) -> dict[str, Any]:
     return {"op_names": list(names), "ops_tenths_us": rows}
 
 
-def traced_steps(step: Callable[[], None]) -> dict[str, Any]:
+def traced_steps_by_gc(step: Callable[[], None]) -> dict[str, Any]:
     """Steps as they are, the same without Python's cycle collector, and as they are once more."""
     result: dict[str, Any] = {"as_is": _steps(step), "objects": len(gc.get_objects()), "thresholds": gc.get_threshold()}
     enabled = gc.isenabled()

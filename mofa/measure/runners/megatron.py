@@ -1,4 +1,4 @@
-"""One rank of a Megatron-Core run: on its local layer spec if started itself, on either one through :func:`build`.
+"""One rank of a Megatron-Core run: on its local layer spec if started itself, else by :func:`build_megatron_training`.
 
 On the local spec, without Transformer Engine or Apex, two modules are supplied from outside, as Megatron's specs allow:
 PyTorch's scaled dot product as the core attention, and a norm that marks its weight as ``sequence_parallel``, because
@@ -44,7 +44,7 @@ if not isinstance(multi_latent_attention.TELinear, type):  # a placeholder: Tran
     multi_latent_attention.HAVE_TE = False
 
 
-class Norm:
+class SequenceParallelNorm:
     """PyTorch's norm with its weight marked for the reduction of sequence parallelism."""
 
     def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
@@ -81,14 +81,14 @@ def _block_spec(config: Any, job: dict[str, Any], vp_stage: int | None) -> Any:
     )
     for layer in spec.layer_specs:
         modules = layer.submodules
-        modules.input_layernorm = modules.pre_mlp_layernorm = Norm
+        modules.input_layernorm = modules.pre_mlp_layernorm = SequenceParallelNorm
         attention = modules.self_attention.submodules
         if job["attention"] == "sdpa":
             attention.core_attention = SdpaAttention
         for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):  # of heads, or of latents
             if getattr(attention, name, IdentityOp) is not IdentityOp:
-                setattr(attention, name, Norm)
-    spec.layer_norm = Norm
+                setattr(attention, name, SequenceParallelNorm)
+    spec.layer_norm = SequenceParallelNorm
     return spec
 
 
@@ -109,7 +109,7 @@ def _initialize(plan: dict[str, Any], seed: int) -> None:
     device = torch.device("cuda", torch.cuda.current_device()) if plan["eager_groups"] else None
     torch.distributed.init_process_group("nccl", timeout=timedelta(seconds=120), device_id=device)
     parallel_state.initialize_model_parallel(**plan["parallel"])
-    tensor_parallel.model_parallel_cuda_manual_seed(seed, te_rng_tracker=graph_capture.captures(plan))
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, te_rng_tracker=graph_capture.captures_graphs(plan))
     torch.manual_seed(seed + parallel_state.get_pipeline_model_parallel_rank())
 
 
@@ -241,14 +241,14 @@ def _counter(
     return count
 
 
-def build(job: Job) -> Training:
+def build_megatron_training(job: Job) -> Training:
     """Model chunks, optimizer and schedule of one rank, put together as Megatron-LM's training loop does."""
     plan = job["megatron"]
     _initialize(plan, job["seed"])
     config = _config(plan["config"])
     modules = _chunks(config, plan)
     ddp = DistributedDataParallelConfig(**plan["ddp"])
-    with graph_capture.stream_of_hooks(plan):
+    with graph_capture.side_stream_for_wrapping(plan):
         chunks = [DistributedDataParallel(config, ddp, m, disable_bucketing=(i > 0)) for i, m in enumerate(modules)]
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -269,12 +269,15 @@ def build(job: Job) -> Training:
         chunk.train()
     tokens = plan["micro_batch"] * plan["seq_len"] // plan["cp"]
     _skew_routers(chunks, job.get("routing_bias"), tokens, job["seed"] + parallel_state.get_data_parallel_rank())
-    schedule = graph_capture.wrapped_schedule(get_forward_backward_func(), plan)
-    graphs = graph_capture.EngineGraphs(plan, config, chunks, optimizer)
+    schedule = graph_capture.schedule_in_full_graph(get_forward_backward_func(), plan)
+    graphs = graph_capture.TransformerEngineGraphs(plan, config, chunks, optimizer)
     batch: Any = _batches(plan, job["seed"] + parallel_state.get_data_parallel_rank())
     forward_step = _forward_step
     if graph_capture.captures_full_iteration(plan):
-        batch, forward_step = graph_capture.Batches(batch), graph_capture.forward_step_of(_loss)
+        batch, forward_step = (
+            graph_capture.StaticGraphBatches(batch),
+            graph_capture.forward_step_with_static_batches(_loss),
+        )
     losses: list[Any] = []
 
     def step() -> None:
@@ -307,10 +310,10 @@ def build(job: Job) -> Training:
             "optimizers": [type(o).__name__ for o in getattr(optimizer, "chained_optimizers", [optimizer])],
         },
         on_engine=plan["transformer_engine"],
-        layers=graph_capture.layers_sampled(plan, modules),
+        layers=graph_capture.modules_with_pace_hooks(plan, modules),
     )
 
 
 if __name__ == "__main__":
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    main(build, importlib.metadata.version("megatron-core"))
+    main(build_megatron_training, importlib.metadata.version("megatron-core"))

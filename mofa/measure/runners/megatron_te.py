@@ -6,9 +6,12 @@ import importlib.metadata
 
 from mofa.measure.runners import wgrad_stand_in  # before Megatron-Core, which looks for Apex's kernel once
 from mofa.measure.runners.common import main
-from mofa.measure.runners.megatron import build
+from mofa.measure.runners.megatron import build_megatron_training
 
 if __name__ == "__main__":
     assert wgrad_stand_in.NAME
     core, engine = importlib.metadata.version("megatron-core"), importlib.metadata.version("transformer-engine")
-    main(build, f"{core} on Transformer Engine {engine}, its general_gemm(accumulate=True) for Apex's weight gradient")
+    main(
+        build_megatron_training,
+        f"{core} on Transformer Engine {engine}, its general_gemm(accumulate=True) for Apex's weight gradient",
+    )

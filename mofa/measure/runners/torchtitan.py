@@ -129,7 +129,7 @@ def _counter(trainer: Any, step: Callable[[], None], tokens: int) -> Callable[[]
     return count
 
 
-def build(job: Job) -> Training:
+def build_torchtitan_training(job: Job) -> Training:
     """The Trainer of one rank, with its own optimizer, schedule and clipping."""
     titan = job["torchtitan"]
     name = titan["model"]
@@ -189,4 +189,4 @@ def build(job: Job) -> Training:
 
 if __name__ == "__main__":
     os.environ.setdefault("TORCHELASTIC_ERROR_FILE", "")
-    main(build, importlib.metadata.version("torchtitan"))
+    main(build_torchtitan_training, importlib.metadata.version("torchtitan"))

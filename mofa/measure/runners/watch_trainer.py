@@ -22,7 +22,7 @@ FOLDER = "MOFA_WATCHED"
 """Variable of the environment that names the folder for the ranks' files; nothing is watched without it."""
 
 
-def watch() -> None:
+def write_rank_file_at_exit() -> None:
     """Write this rank's file when the process ends, if it is a rank that used a GPU."""
     if FOLDER in os.environ and "RANK" in os.environ:
         device = _Device(int(os.environ["LOCAL_RANK"]))
@@ -78,9 +78,9 @@ def _write(folder: Path, rank: int, device: _Device) -> None:
     if _torch_in_use() is None:
         return
     from mofa import host_pace
-    from mofa.measure.runners.common import environment, memory_now
+    from mofa.measure.runners.common import memory_and_peaks_now, process_environment
 
-    memory = memory_now()
+    memory = memory_and_peaks_now()
     most_allocated = max(device.most_allocated_bytes, memory["peak_allocated_bytes"])
     memory |= {
         "device_bytes": device.most_bytes, "reserved_bytes": memory["peak_reserved_bytes"],
@@ -89,7 +89,7 @@ def _write(folder: Path, rank: int, device: _Device) -> None:
     result = {
         "rank": rank, "outcome": "ok", "memory": memory, "memory_whole": memory,
         "host_issues_s": [host_pace.small_op_s() for _ in range(3)],
-        "host_backs_s": [host_pace.small_back_s() for _ in range(3)],
+        "host_backs_s": [host_pace.small_op_backward_s() for _ in range(3)],
         "cpu_ops_at_issues_s": [host_pace.processor_op_s() for _ in range(3)],
     }  # fmt: skip
     if "transformer_engine" in sys.modules:
@@ -97,7 +97,7 @@ def _write(folder: Path, rank: int, device: _Device) -> None:
         layer.seconds()
         ahead, behind = zip(*(layer.seconds() for _ in range(3)), strict=True)
         result |= {"layer_issues_s": ahead, "layer_backs_s": behind}
-    result["environment"] = environment("")
+    result["environment"] = process_environment("")
     if routed := device.routing.by_router():
         result["routed"] = routed
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from typing import Any
 NAME = "fused_weight_gradient_mlp_cuda"
 
 
-def accumulate(total_input: Any, grad_output: Any, main_grad: Any) -> None:
+def accumulate_weight_gradient(total_input: Any, grad_output: Any, main_grad: Any) -> None:
     """Add ``grad_output^T total_input`` to the main gradient, in its own format.
 
     Parameters
@@ -40,14 +40,14 @@ def accumulate(total_input: Any, grad_output: Any, main_grad: Any) -> None:
     )
 
 
-def install() -> None:
+def install_wgrad_stand_in() -> None:
     """Put the stand-in where Megatron-Core imports Apex's from, unless that is there."""
     if NAME in sys.modules:
         return
     module = types.ModuleType(NAME)
-    module.wgrad_gemm_accum_fp32 = accumulate  # type: ignore[attr-defined]
-    module.wgrad_gemm_accum_fp16 = accumulate  # type: ignore[attr-defined]
+    module.wgrad_gemm_accum_fp32 = accumulate_weight_gradient  # type: ignore[attr-defined]
+    module.wgrad_gemm_accum_fp16 = accumulate_weight_gradient  # type: ignore[attr-defined]
     sys.modules[NAME] = module
 
 
-install()
+install_wgrad_stand_in()

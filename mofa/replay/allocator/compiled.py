@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mofa.compiled_parts import compiled_part
+from mofa.compiled_parts import load_compiled_part
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import ALLOCATED, Block, BlockPool, Order
 
@@ -51,9 +51,9 @@ ARGUMENTS: dict[str, tuple[type | None, list[type] | None]] = {
 
 
 @lru_cache(maxsize=1)
-def library() -> ctypes.PyDLL | None:
-    """The compiled part; None where there is none of this source, for this machine."""
-    return compiled_part(SOURCE, LIBRARY, ARGUMENTS)
+def c_library() -> ctypes.PyDLL | None:
+    """The compiled part in C; None where there is none of this source, for this machine."""
+    return load_compiled_part(SOURCE, LIBRARY, ARGUMENTS)
 
 
 def fastest_allocator(capacity_bytes: int | None = None, *, expandable: bool = False, limit: float = inf) -> Allocator:
@@ -64,7 +64,7 @@ def fastest_allocator(capacity_bytes: int | None = None, *, expandable: bool = F
     >>> fastest_allocator(expandable=True).expandable
     True
     """
-    if expandable or library() is None:
+    if expandable or c_library() is None:
         return Allocator(capacity_bytes, expandable=expandable, limit=limit)
     return CompiledAllocator(capacity_bytes, limit=limit)
 
@@ -113,11 +113,11 @@ class CompiledAllocator(Allocator):
     Raises
     ------
     RuntimeError
-        If nothing was compiled (:func:`library`).
+        If nothing was compiled (:func:`c_library`).
 
     Examples
     --------
-    >>> if library() is not None:
+    >>> if c_library() is not None:
     ...     a = CompiledAllocator()
     ...     x, y = a.malloc(3 << 20), a.malloc(3 << 20)
     ...     assert (a.allocated >> 20, a.reserved >> 20) == (6, 20)
@@ -128,7 +128,7 @@ class CompiledAllocator(Allocator):
         place: Callable[[int], int] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(capacity_bytes, fraction=fraction, limit=limit, place=place)
-        compiled = library()
+        compiled = c_library()
         if compiled is None:
             raise RuntimeError(f"{LIBRARY.name} is not compiled; use Allocator")
         self._compiled = compiled

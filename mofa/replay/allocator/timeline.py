@@ -83,8 +83,8 @@ MANY_RESTS = 32
 
 
 class SlotEvents(NamedTuple):
-    """The events of slots, counted from a repetition's first, as arrays: those of slot i are ``first[i]`` up to
-    ``first[i + 1]``, with their signs."""
+    """Allocations and frees of slots by their events, counted from a repetition's first, as arrays: those of slot i are
+    ``first[i]`` up to ``first[i + 1]``, with their signs."""
 
     first: NDArray[np.int64]
     events: NDArray[np.int64]

@@ -16,6 +16,7 @@ from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock
 from mofa.replay.rank.program import (
+    BORROW,
     CACHE,
     CLAIM,
     DROP_CARRIED,
@@ -23,6 +24,7 @@ from mofa.replay.rank.program import (
     FREE_AT_END,
     FREE_REDUCED,
     FREE_SENT,
+    GIVE_BACK,
     HOLD,
     KEEP,
     LASTING,
@@ -36,7 +38,7 @@ from mofa.replay.rank.program import (
     Packed,
 )
 
-WITHOUT_SLOT = frozenset((PRODUCT, LASTING, REPLACED, RENEW))
+WITHOUT_SLOT = frozenset((PRODUCT, LASTING, BORROW, GIVE_BACK, REPLACED, RENEW))
 """Instructions that do nothing to a slot of their block."""
 FORWARDS = ("forward", "trial forward")
 """Phases that the thread of forwards runs; the others are those of autograd's thread."""
@@ -53,6 +55,7 @@ class BlockExecutor:
         self.cache: list[Allocation] = []
         self.first = True
         self.taken: set[tuple[int, str]] = set()
+        self.borrowed: dict[tuple[int, str], Allocation] = {}
         self.lasts = False
         self.received = 0
         self.freed_at_end: list[Allocation] = []
@@ -83,11 +86,24 @@ class BlockExecutor:
             self.state.note_peak_since(start)
 
     def take_persistent(self, instruction: Instruction, index: int) -> None:
-        """Take a buffer for good, where it is the first of its name on the rank, or of the block with this index."""
+        """Take a buffer, where it is the first of its name on the rank, or of the block with this index.
+
+        It stays for good, or until it is given back.
+        """
         key = index if instruction.slot else -1, instruction.name
         if key not in self.taken:
             self.taken.add(key)
-            self.state.allocate(instruction.size, instruction)
+            allocation = self.state.allocate(instruction.size, instruction)
+            if instruction.code == BORROW:
+                self.borrowed[key] = allocation
+
+    def give_back(self, instruction: Instruction, index: int) -> None:
+        """Free a buffer that was taken until now, if it was: no later pass does either."""
+        allocation = self.borrowed.pop((index if instruction.slot else -1, instruction.name), None)
+        if allocation is not None:
+            self.state.free_allocation(allocation)
+            if self.state.notes is not None:
+                self.state.notes.clean = False
 
     def take_first_forward_buffers(self) -> None:
         """Take what the first forward keeps for good."""
@@ -149,8 +165,10 @@ class BlockExecutor:
         """What an instruction takes or lets go that is in none of the block's slots."""
         if kind == PRODUCT:
             self.take_cublas_workspace("forward" if phase in FORWARDS else "backward")
-        elif kind == LASTING:
+        elif kind in (LASTING, BORROW):
             self.take_persistent(instruction, index)
+        elif kind == GIVE_BACK:
+            self.give_back(instruction, index)
         elif kind == REPLACED:
             self.sends.drop_replaced_output()
             if (

@@ -95,7 +95,7 @@ def free_bf16_gradients(state: RankState) -> None:
 
 
 def add_to_fp32_gradients(state: RankState) -> None:
-    """It adds each 16-bit gradient, cast to fp32, to the buffer, and keeps it (``update_hp_grads``)."""
+    """Add each 16-bit gradient, cast to fp32, to the BF16 optimizer's buffer, and keep it (``update_hp_grads``)."""
     if state.rank.deepspeed == "bf16":
         begun = state.events_and_allocated()
         instruction = off_tape_instruction(TEMPORARIES, "fp32 copy of a gradient", "update of the gradients")

@@ -30,7 +30,7 @@ MIN_SHORTENING = 4
 
 @dataclass(frozen=True)
 class ReplayedRankMemory:
-    """What playing the steps gave; peaks are over the steps after the first. [B]
+    """Memory of a rank as playing its steps gave it; peaks are over the steps after the first. [B]
 
     ``peak_window`` are the first event, the event after the last and the bytes in front of where the peak is.
     ``out_of_memory`` says where the device was full first, None where never, and ``missing_bytes`` how much more that

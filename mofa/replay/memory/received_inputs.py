@@ -35,11 +35,11 @@ class ReceivedInputs:
         self.in_first = False
         """Whether its first forward is the latest one."""
 
-    def present(self) -> tuple[bool, ...]:
+    def presence_of_each(self) -> tuple[bool, ...]:
         """What a computation finds, by which it goes one way or another; nothing where nothing is kept."""
         return (self.input is not None, self.gradient is not None, self.fresh) if self._keeps else ()
 
-    def waiting(self) -> list[RetainedBlock]:
+    def input_and_gradient(self) -> list[RetainedBlock]:
         """The input and its gradient, None where there is none, and their rounded size."""
         return [(self.input, self._size), (self.gradient, self._size)] if self._keeps else []
 

@@ -36,7 +36,7 @@ NOTHING = Block(BlockPool(0, False), 0, 0, FREE)
 
 
 class RecordedBlockEnd(NamedTuple):
-    """A piece is through in a ``phase``, behind so many orders; the blocks in the slots ``sent`` come back late."""
+    """The end of a piece in a ``phase``, behind so many orders; the blocks in the slots ``sent`` come back late."""
 
     num_orders: int
     phase: str
@@ -80,7 +80,7 @@ class Recording:
     block_ends: tuple[RecordedBlockEnd, ...]
 
     def for_allocator(self, allocator: Allocator) -> Recording:
-        """The same with its requests to an allocator."""
+        """The recording with its requests to an allocator."""
         return self._replaced(requests=allocator.prepare_requests(self.orders))
 
     def _replaced(self, **changes: object) -> Recording:
@@ -121,7 +121,7 @@ class Recording:
         return {slot: sign for slot, sign in signs.items() if sign}
 
     def with_names(self, names: dict[str, str]) -> Recording:
-        """The same of pieces of other ``names``."""
+        """The recording of pieces of other ``names``."""
         return self._replaced(
             passages=tuple((event, phase, names[name]) for event, phase, name in self.passages),
             block_ends=tuple(piece._replace(name=names[piece.name]) for piece in self.block_ends),

@@ -208,8 +208,8 @@ class DeferredFrees:
             self.free_output(self.gradient, GRADIENT, sent=True)
             self.gradient = None
         self.output = None
-        self.shelf.synchronized()
-        self.ring.synchronized()
+        self.shelf.synchronize()
+        self.ring.synchronize()
         for block in self.ring.pop_due():
             self.state.a.merge_free(block)
         self.synchronize_device()

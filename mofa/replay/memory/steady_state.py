@@ -139,7 +139,7 @@ class SteadyStatePlayer:
             self.played.add((kind, chunk))
             return
         retains = self.retained.possible and self.retained.retains_of_chunk(chunk)
-        which = kind, chunk, retains, self.received_inputs.present(), self.sends.defers_sent_blocks
+        which = kind, chunk, retains, self.received_inputs.presence_of_each(), self.sends.defers_sent_blocks
         recording = self.recordings_of.get(which)
         known = recording is None and self.recordings.has_recording(state.rank, which)
         if known and (kind, chunk) in self.played:
@@ -154,7 +154,7 @@ class SteadyStatePlayer:
 
     def _blocks_outside(self, kind: str, chunk: int) -> list[RetainedBlock]:
         """Blocks outside its pass that a computation finds or leaves; always as many, in one order."""
-        state, received = self.state, self.received_inputs.waiting()
+        state, received = self.state, self.received_inputs.input_and_gradient()
         if self.retained.possible:
             return [*self.retained.retained_blocks(chunk), *received]
         return [*(deepspeed.live_bf16_gradients(state) if kind == "B" else ()), *received]

@@ -20,9 +20,9 @@ from mofa.cost.allocations.parameter_tensors import RankModule, parameter_tensor
 from mofa.cost.allocations.sequential_experts import unroll_experts
 from mofa.cost.allocations.watchdog import BlockPassTime
 from mofa.cost.allocations.weight_buffers import (
-    buffers_taken_at_build,
     ddp_buckets,
     flat_buffers,
+    te_buffers_taken_at_build,
     weight_states_of_rank,
     with_fp8_weights,
     with_states_on_hosts,
@@ -64,7 +64,8 @@ def describers_of_end_data_ranks(estimator: Estimator) -> tuple[Callable[[int], 
 def describers_of_fullest_and_emptiest(
     estimator: Estimator,
 ) -> tuple[tuple[Callable[[int], Rank], ...], Callable[[int], Rank]]:
-    """The same, and what makes the one with the fewest tokens of the first of them; they share their traces."""
+    """What makes the pipeline ranks of the first and the last data-parallel rank, and of the one with the fewest
+    tokens; they share their traces."""
     make = _makes(estimator)
     return tuple(partial(make, False, data_rank) for data_rank in first_and_last_data_ranks(estimator)), partial(
         make, True, 0
@@ -118,7 +119,9 @@ def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
             pipelined=pipelined,
             split_backward=defers,
             replicated=fw.shards_params and fw.dp_replicate > 1,
-            persistent=buffers_at_first_use(ctx, block.name, block.forward.ops) if fw.library else None,
+            persistent=buffers_at_first_use(ctx, block.name, block.forward.ops, block.repeated_ops)
+            if fw.library
+            else None,
         )
         for label, block in part.costs.tapes.items()
     }
@@ -167,7 +170,7 @@ def _rank(
         first_chunks=frozenset(c for c, chunk in enumerate(spec.chunks) if chunk.position == 0),
         stage_boundary_bytes=boundary, rotary_table_bytes=rotary_table_bytes_of_model_part(rows),
         first_forward_buffers=(*_lazy_buffers(spec.buffers, fw.library), *(boundary,) * held_throughout),
-        allocated_at_build=buffers_taken_at_build(fw, spec, weights), keeps_received_inputs=keeps_received,
+        allocated_at_build=te_buffers_taken_at_build(fw, spec, weights), keeps_received_inputs=keeps_received,
         inputs_at_end=inputs.at_end, grads_always=gradients.has_flat_buffers,
         flat_buffers=buffers, overlaps_host_copies=fw.overlap_optimizer_copies,
         preallocated=fw.traits.has_pytorch_pipelines, defers_weight_gradients=defers,

@@ -12,13 +12,14 @@ from mofa.replay.allocator.pools import SMALL_SIZE, round_size
 from mofa.replay.allocator.timeline import ACTIVATIONS, BUFFERS, GROUP_OF, Instruction
 
 NEW, FREE, CLAIM, HOLD, CACHE, KEEP, DROP_CARRIED, REPLACED, PRODUCT, FREE_REDUCED, SUM, FREE_AT_END, RENEW = range(13)
-FREE_SENT, LASTING, SHELVE = 13, 14, 15
+FREE_SENT, LASTING, SHELVE, BORROW, GIVE_BACK = range(13, 18)
 """Allocate; free; take over what the block before held, or allocate; hand on to the next block; leave in autocast's
 cache; keep as a parameter's gradient; free what the block before held and none took over; the schedule has this
 micro-batch's output in place of the last one's; a product begins, its output being there; free
 what tensor parallelism has summed; allocate what a gradient becomes that another stage sent, with its first summand;
 free at the end of the backward; free what lingered of the block's last backward; free what a stream of NCCL's uses;
-take for good, where it is the rank's first of that name; leave to PyTorch's watchdog."""
+take for good, where it is the rank's first of that name; leave to PyTorch's watchdog; take until it is given back,
+where it is the first of that name; give it back, if this pass took it."""
 
 SCRATCH = "scratch of its own "
 INPUT, GRADIENT = "input of a layer", "gradient of a layer's output"
@@ -121,8 +122,9 @@ class _Slots:
         return Instruction(code, self.of(name), size, stream, self.groups.get(name, ACTIVATIONS), shown, op, expert)
 
     def persistent(self, buffer: PersistentBuffer, op: str) -> Instruction:
-        """A buffer for good; its slot says whether each block has its own."""
-        return Instruction(LASTING, int(buffer.per_block), round_size(buffer.bytes), 0, BUFFERS, buffer.name, op)
+        """A buffer for good, or until it is given back; its slot says whether each block has its own."""
+        code = {"stays": LASTING, "begins": BORROW, "ends": GIVE_BACK}[buffer.lifetime]
+        return Instruction(code, int(buffer.per_block), round_size(buffer.bytes), 0, BUFFERS, buffer.name, op)
 
     def instructions(
         self, op_traces: Iterable[OpTrace], freed: frozenset[str] | None, cached: frozenset[str]

@@ -57,7 +57,7 @@ class DriftingRouters:
         moved = np.maximum(self.shares * (1.0 + self.popularity_spread * rng.standard_normal(self.shares.shape)), 0.0)
         return np.asarray(moved / np.maximum(moved.sum(axis=(1, 2), keepdims=True), 1e-12))
 
-    def tokens(self, popularity: FloatA, rng: np.random.Generator) -> FloatA:
+    def draw_tokens(self, popularity: FloatA, rng: np.random.Generator) -> FloatA:
         """What the experts of this rank get in one layer of one micro-batch. (experts of a rank,) [tokens]
 
         Tokens choose one by one, but no expert twice: hypergeometric about the mean, as a normal number.
@@ -133,7 +133,7 @@ class DrawnPrograms:
 
     def _drawn(self, moving: DriftingLayer) -> BlockProgram:
         return self.program_of_tokens(
-            moving, self.drift.routers.tokens(self.popularity[moving.moe_layer_index], self.rng)
+            moving, self.drift.routers.draw_tokens(self.popularity[moving.moe_layer_index], self.rng)
         )
 
     def program_of_tokens(self, moving: DriftingLayer, tokens: FloatA) -> BlockProgram:

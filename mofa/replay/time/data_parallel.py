@@ -40,7 +40,8 @@ class ExtraSteps:
 
 @dataclass
 class DataParallelSteps:
-    """Of one rank: what single computations get, what all backwards of a chunk get, what comes at the step's end."""
+    """Data parallelism's steps of one rank: what single computations get, what all backwards of a chunk get, what comes
+    at the step's end."""
 
     by_computation: dict[Action, ExtraSteps] = field(default_factory=dict)
     by_chunk_backward: dict[int, ExtraSteps] = field(default_factory=dict)
@@ -118,11 +119,11 @@ class _Rank:
 
     @cached_property
     def issue_s(self) -> float:
-        return self.rows.cluster.slowest_host * self.rows.cluster.gpu.curves.host.eager_op_s.value
+        return self.rows.cluster.slowest_host_factor * self.rows.cluster.gpu.curves.host.eager_op_s.value
 
     def listing_s(self, dense: float, expert: float) -> float:
         """What the host takes to write down where gradients lie ahead of FSDP's reduction. [s]"""
-        host = self.rows.cluster.slowest_host * self.rows.cluster.gpu.curves.host.listing_s.value
+        host = self.rows.cluster.slowest_host_factor * self.rows.cluster.gpu.curves.host.listing_s.value
         params_by_group = ((dense, "fsdp"), (expert, "efsdp"))
         return host * sum(params / float(self.rows.groups[group].size[0]) for params, group in params_by_group) / 2**20
 

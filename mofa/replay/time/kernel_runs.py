@@ -147,7 +147,7 @@ def only_entry(value: object) -> float:
 
 
 def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
-    """Resolve a tape of one strategy: absent ops and views are the tensors that they hand on."""
+    """Times and order of the ops of a tape that one strategy has; absent ops and views are what they hand on."""
     root: dict[str, str] = {}
 
     def of(tensor: str) -> str:
@@ -157,7 +157,7 @@ def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
     blocks = machine.framework.launch_blocking
     seconds = device_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     issue = issue_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
-    load_s = machine.cluster.slowest_host * machine.cluster.gpu.curves.host.kernel_load_s.value
+    load_s = machine.cluster.slowest_host_factor * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = tape_with_kernel_loads(tape, seconds, issue, load_s, machine.host_lead_lost)
     issue, behind_loops = issue_seconds_around_loops(tape.ops, seconds, issue)
     lines: list[_Line] = []

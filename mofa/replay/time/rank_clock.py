@@ -317,7 +317,7 @@ class RankTimeline:
             ),
             tuple((begin - now, end - now) for begin, end in clock.idle_gaps),
         )
-        counts = np.array(clock.counts())
+        counts = np.array(clock.counted_seconds())
         return ComputationEffect(now - start, clock.host - now, left, left.pending(), counts)
 
     def _apply(self, result: ComputationEffect, start: float, factor: float) -> None:
@@ -397,7 +397,7 @@ class RankTimeline:
         for key, use in after.uses.items():
             for i, (a, b) in enumerate(zip(before.uses.get(key, (0.0, 0.0)), use, strict=True)):
                 self.uses[key][i] += num_rounds * (b - a)
-        self.clock.delay(num_rounds * round_s)
+        self.clock.delay_all(num_rounds * round_s)
         self.left_by_last = self.left_by_last[0], self.left_by_last[1] + num_rounds * round_s
 
     # -- what it came to

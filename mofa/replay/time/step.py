@@ -16,7 +16,12 @@ from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import Rows
 from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
 from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
-from mofa.cost.step_time.step import gradient_norm_seconds, hop_seconds, slowest_stages_of_micro_batch, step_end_seconds
+from mofa.cost.step_time.step import (
+    gradient_norm_seconds,
+    hop_seconds,
+    optimizer_and_host_wait_seconds,
+    slowest_stages_of_micro_batch,
+)
 from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.replay.rank.from_estimator import composed_row
 from mofa.replay.time.computation_tapes import PlanTapes
@@ -167,7 +172,7 @@ def _finish(
         clock.reset_counts()
         clock.play_steps(player.data_parallel.at_step_end)
         clock.drain(DP)
-        tails.append(np.array(clock.counts()))
+        tails.append(np.array(clock.counted_seconds()))
         ends.append(clock.compute)
     tied = float(tied_embedding_all_reduce_s(rows)[0])
     meet = max(ends)
@@ -241,5 +246,7 @@ def _hop_seconds(rows: Rows) -> float:
 def _optimizer_seconds(rows: Rows) -> list[float]:
     return [
         float(s)
-        for s in np.broadcast_to(step_end_seconds(rows, micro_batch_passes(rows)), (1, rows.stage_layers.stages.pp))[0]
+        for s in np.broadcast_to(
+            optimizer_and_host_wait_seconds(rows, micro_batch_passes(rows)), (1, rows.stage_layers.stages.pp)
+        )[0]
     ]

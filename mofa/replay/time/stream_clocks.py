@@ -40,7 +40,7 @@ Relative = tuple[object, ...]
 
 @dataclass
 class StreamClocks:
-    """Where a rank's streams are. [s]
+    """How far a rank's streams have played, and its host. [s]
 
     ``exposed`` counts what the computing stream did and waited for, by :data:`mofa.cost.block.tape_clock.EXPOSED`,
     ``idle_s`` its idle part by what it waited for, ``side_stream_s`` what other streams did. ``ready`` says when
@@ -293,7 +293,7 @@ class StreamClocks:
         self.exposed, self.side_stream_s, self.idle_s, self.late_issue_s = ([0.0] * len(EXPOSED) for _ in range(4))
         self.delay_of_tensor, self.delay_of_stream = {}, {}
 
-    def counts(self) -> list[list[float]]:
+    def counted_seconds(self) -> list[list[float]]:
         """Exposed, beside, waited and late-issue seconds. (4, len(EXPOSED)) [s]"""
         return [self.exposed, self.side_stream_s, self.idle_s, self.late_issue_s]
 
@@ -345,7 +345,7 @@ class StreamClocks:
             self.wait_for(("@drain",))
             del self.ready["@drain"]
 
-    def delay(self, seconds: float) -> None:
+    def delay_all(self, seconds: float) -> None:
         """All of it that much later. [s]"""
         self.compute += seconds
         self.host += seconds

@@ -62,7 +62,7 @@ def _lines(report: ChunkReport, of: Callable[[ChunkPolicy], NDArray[np.float64]]
             np.arange(len(values)), values, marker="o", markersize=3, linestyle="-" if policy.fits else ":",
             color=_colour(policy, number), linewidth=1.8 if policy.name == "mact" else 1.0, label=_label(policy),
         )  # fmt: skip
-    whole_iterations(ax)
+    label_whole_iterations(ax)
     remove_clutter(ax, grid_axis="y")
     return ax
 
@@ -74,7 +74,7 @@ def _legend_above(ax: Axes) -> None:
     ax.legend(frameon=False, fontsize=8, ncols=4, loc="upper left")
 
 
-def whole_iterations(ax: Axes) -> None:
+def label_whole_iterations(ax: Axes) -> None:
     """Label the x axis as iterations, with ticks at whole numbers alone however few there are."""
     from matplotlib.ticker import MaxNLocator
 

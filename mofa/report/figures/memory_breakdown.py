@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import ACCENT, memory_fills, new_axes, ordered_names, plan_labels, remove_clutter
-from mofa.report.phrases import component_name
+from mofa.report.figures.style import (
+    ACCENT,
+    distinct_names_in_order,
+    memory_fills,
+    new_axes,
+    plan_labels,
+    remove_clutter,
+)
+from mofa.report.phrases import component_words
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -33,14 +40,14 @@ def plot_memory_breakdown(
     """
     ax = new_axes(ax, 9.0, 1.9 + 0.45 * len(plans))
     rows = np.arange(len(plans), dtype=np.float64)
-    names = ordered_names(plan.memory.by_component for plan in plans)
+    names = distinct_names_in_order(plan.memory.by_component for plan in plans)
     left = np.zeros(len(plans))
     for name, fill in memory_fills(names).items():
         size = np.array([plan.memory.by_component.get(name, 0.0) for plan in plans]) / GIB
         if size.any():
             ax.barh(
                 rows, size, 0.62, left, color=fill.colour, edgecolor=fill.edge, hatch=fill.hatch, linewidth=0.4,
-                label=component_name(name),
+                label=component_words(name),
             )  # fmt: skip
         left += size
     margin = np.array([plan.memory.margin_bytes for plan in plans]) / GIB

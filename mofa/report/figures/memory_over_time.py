@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mofa.report.figures.style import ACCENT, INK, memory_fills, new_axes, remove_clutter
-from mofa.report.phrases import component_name, strategy_short
+from mofa.report.phrases import component_words, strategy_short
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def plot_memory_over_time(plan: Plan, stage: int, *, label: str | None = None, a
     names = [name for name, values in curve.kinds.items() if any(values)]
     fills = memory_fills(names)
     sizes = [np.asarray(curve.kinds[name]) / GIB for name in names]
-    areas = ax.stackplot(time_s, sizes, labels=[component_name(name) for name in names], linewidth=0.3)
+    areas = ax.stackplot(time_s, sizes, labels=[component_words(name) for name in names], linewidth=0.3)
     for area, name in zip(areas, names, strict=True):
         area.set(facecolor=fills[name].colour, edgecolor=fills[name].edge, hatch=fills[name].hatch)
     ax.plot(time_s, np.asarray(curve.reserved_bytes) / GIB, color=INK, linewidth=1.2, label="reserved")

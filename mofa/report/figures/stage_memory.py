@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import ACCENT, memory_fills, new_axes, ordered_names, remove_clutter
-from mofa.report.phrases import component_name, strategy_short
+from mofa.report.figures.style import ACCENT, distinct_names_in_order, memory_fills, new_axes, remove_clutter
+from mofa.report.phrases import component_words, strategy_short
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ def plot_stage_memory(plan: Plan, *, label: str | None = None, ax: Axes | None =
     ax = new_axes(ax, max(6.5, 3.5 + 0.3 * len(stages)), 4.5)
     x = np.arange(len(stages), dtype=np.float64)
     bottom = np.zeros(len(stages))
-    for name, fill in memory_fills(ordered_names(stage.by_component for stage in stages)).items():
+    for name, fill in memory_fills(distinct_names_in_order(stage.by_component for stage in stages)).items():
         size = np.array([stage.by_component.get(name, 0.0) for stage in stages]) / GIB
         if size.any():
             ax.bar(
                 x, size, 0.75, bottom, color=fill.colour, edgecolor=fill.edge, hatch=fill.hatch, linewidth=0.4,
-                label=component_name(name),
+                label=component_words(name),
             )  # fmt: skip
         bottom += size
     for i, stage in enumerate(stages):

@@ -30,7 +30,7 @@ TIME_COLOURS = {
 
 
 @dataclass(frozen=True)
-class Fill:
+class AreaFill:
     """How an area is filled: its colour, and a hatch with the colour of its lines and of its edge."""
 
     colour: str
@@ -43,32 +43,32 @@ class Fill:
 
 
 _MEMORY_FILLS = {
-    "parameters": Fill("#08519c"),
-    "gradients": Fill("#9ecae1"),
-    "optimizer_states": Fill("#41ab5d"),
-    "activations": Fill("#e6550d"),
-    "weight_copies": Fill("#4292c6", "\\\\\\\\"),
-    "buffers": Fill("#fdae6b", "...."),
-    "temporaries": Fill("#fee391", "xxxx"),
-    "allocator_slack": Fill("#9e9ac8", "----"),
-    "cuda_context": Fill("#d9d9d9", "||||"),
-    "communicators": Fill("#252525"),
+    "parameters": AreaFill("#08519c"),
+    "gradients": AreaFill("#9ecae1"),
+    "optimizer_states": AreaFill("#41ab5d"),
+    "activations": AreaFill("#e6550d"),
+    "weight_copies": AreaFill("#4292c6", "\\\\\\\\"),
+    "buffers": AreaFill("#fdae6b", "...."),
+    "temporaries": AreaFill("#fee391", "xxxx"),
+    "allocator_slack": AreaFill("#9e9ac8", "----"),
+    "cuda_context": AreaFill("#d9d9d9", "||||"),
+    "communicators": AreaFill("#252525"),
 }
 """Plain areas differ in how dark they are and the rest in their hatch, to be told apart in print too; ``/`` is the
 margin's."""
 _SPARE_FILLS = (
-    Fill("#41b6c4", "++++"), Fill("#c994c7", "oooo"), Fill("#c7a16b", "**"), Fill("#f768a1", "OO"),
+    AreaFill("#41b6c4", "++++"), AreaFill("#c994c7", "oooo"), AreaFill("#c7a16b", "**"), AreaFill("#f768a1", "OO"),
 )  # fmt: skip
 INK, ACCENT, MUTED = "#222222", "#cb181d", "#9ecae1"
 
 
-def memory_fills(components: Iterable[str]) -> dict[str, Fill]:
+def memory_fills(components: Iterable[str]) -> dict[str, AreaFill]:
     """A fill per component of memory; a component without its own takes a spare one, by order.
 
     Examples
     --------
     >>> memory_fills(["parameters", "logits"])
-    {'parameters': Fill(colour='#08519c', hatch=''), 'logits': Fill(colour='#41b6c4', hatch='++++')}
+    {'parameters': AreaFill(colour='#08519c', hatch=''), 'logits': AreaFill(colour='#41b6c4', hatch='++++')}
     """
     names = list(components)
     spare = [name for name in names if name not in _MEMORY_FILLS]
@@ -76,7 +76,7 @@ def memory_fills(components: Iterable[str]) -> dict[str, Fill]:
     return {name: _MEMORY_FILLS.get(name) or others[name] for name in names}
 
 
-def ordered_names(dicts: Iterable[Iterable[str]]) -> list[str]:
+def distinct_names_in_order(dicts: Iterable[Iterable[str]]) -> list[str]:
     """Names of several mappings without repeats, in order of first appearance."""
     return list(dict.fromkeys(name for names in dicts for name in names))
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import TIME_COLOURS, new_axes, ordered_names, plan_labels, remove_clutter
-from mofa.report.phrases import component_name
+from mofa.report.figures.style import TIME_COLOURS, distinct_names_in_order, new_axes, plan_labels, remove_clutter
+from mofa.report.phrases import component_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ def plot_time_breakdown(plans: Sequence[Plan], *, labels: Sequence[str] | None =
     """
     ax = new_axes(ax, 10.0, 1.9 + 0.55 * len(plans))
     rows = np.arange(len(plans), dtype=np.float64)
-    hidden_names = ordered_names(plan.time.hidden for plan in plans)
+    hidden_names = distinct_names_in_order(plan.time.hidden for plan in plans)
     names = [*TIME_COLOURS, *(name for name in hidden_names if name not in TIME_COLOURS)]
     left_exposed, left_hidden = np.zeros(len(plans)), np.zeros(len(plans))
     for name in names:
@@ -39,10 +39,10 @@ def plot_time_breakdown(plans: Sequence[Plan], *, labels: Sequence[str] | None =
         hidden = np.array([plan.time.hidden.get(name, 0.0) for plan in plans])
         if exposed.any():
             ax.barh(rows - 0.12, exposed, 0.46, left_exposed, color=colour, edgecolor="white", linewidth=0.4,
-                    label=component_name(name))  # fmt: skip
+                    label=component_words(name))  # fmt: skip
         if hidden.any():
             ax.barh(rows + 0.26, hidden, 0.22, left_hidden, facecolor="white", edgecolor=colour, linewidth=0.8,
-                    hatch="//////", label=f"{component_name(name)}, hidden")  # fmt: skip
+                    hatch="//////", label=f"{component_words(name)}, hidden")  # fmt: skip
         left_exposed += exposed
         left_hidden += hidden
     for row, plan in zip(rows, plans, strict=True):

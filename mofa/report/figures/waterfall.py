@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mofa.report.figures.style import INK, new_axes, remove_clutter
-from mofa.report.phrases import component_name
+from mofa.report.phrases import component_words
 from mofa.specs.shown_text import escape_invisible
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def plot_waterfall(
     ax
         Axes to draw on; new ones where absent.
     """
-    steps = [(component_name(part.name), part.differences[other]) for part in parts if part.differences[other]]
+    steps = [(component_words(part.name), part.differences[other]) for part in parts if part.differences[other]]
     steps.sort(key=lambda step: -abs(step[1]))
     begin = sum(part.by_result[0] for part in parts)
     reached = begin + np.cumsum([0.0, *(more for _, more in steps)])

@@ -85,7 +85,7 @@ class CommunicationScheduler:
         from ortools.linear_solver import pywraplp
 
         self.placement, self.weights = placement, weights
-        self.experts, self.gpus = placement.pairs
+        self.experts, self.gpus = placement.experts_and_gpus
         self.node = np.arange(placement.num_gpus) // weights.gpus_per_node
         solver: Any = pywraplp.Solver.CreateSolver("GLOP")
         self._solver, infinity = solver, solver.infinity()

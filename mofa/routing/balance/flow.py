@@ -35,7 +35,7 @@ class FlowScheduler:
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
-        self.experts, self.gpus = placement.pairs
+        self.experts, self.gpus = placement.experts_and_gpus
         num_experts, num_gpus = placement.num_experts, placement.num_gpus
         self._source, self._sink = num_experts + num_gpus, num_experts + num_gpus + 1
         self._tails = np.concatenate(

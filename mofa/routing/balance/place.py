@@ -61,7 +61,7 @@ def asymmetric_placement(
 
 @dataclass(frozen=True)
 class PlacementAdaptation:
-    """When experts are placed anew.
+    """When experts are placed anew: how often that is looked at, and from which load of the fullest on.
 
     Parameters
     ----------

@@ -30,9 +30,9 @@ _TOLERANCE = 1e-9
 class TokenSchedule:
     """Tokens of each replica in one micro-batch of one layer.
 
-    ``fractional`` and ``tokens`` (R,) follow :attr:`~mofa.routing.placement.Placement.pairs`; ``gpu_tokens`` (G,) are
-    the whole tokens of the GPUs, ``optimum`` the program's objective [tokens]; ``solve_s`` is the processor time of the
-    solver, which has one thread.
+    ``fractional`` and ``tokens`` (R,) follow :attr:`~mofa.routing.placement.Placement.experts_and_gpus`; ``gpu_tokens``
+    (G,) are the whole tokens of the GPUs, ``optimum`` the program's objective [tokens]; ``solve_s`` is the processor
+    time of the solver, which has one thread.
     """
 
     fractional: FloatA
@@ -79,7 +79,7 @@ class ReplicaScheduler:
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
-        self.experts, self.gpus = placement.pairs
+        self.experts, self.gpus = placement.experts_and_gpus
         self._open = self._base = np.zeros(len(self.experts), dtype=bool)
         self._program: ReplicaProgram | None = None
         self._before = np.zeros(placement.num_experts)
@@ -169,7 +169,7 @@ def first_open_replicas(placement: Placement, loads: FloatA) -> tuple[BoolA, Boo
     >>> open_.tolist(), base.tolist()
     ([True, True, True, False, True, True], [True, False, False, False, False, True])
     """
-    experts, gpus = placement.pairs
+    experts, gpus = placement.experts_and_gpus
     count = np.bincount(experts, minlength=placement.num_experts)
     first = (np.cumsum(count) - count).tolist()
     hosts = [part.tolist() for part in np.split(gpus, first[1:])]

@@ -37,7 +37,7 @@ class TimeDistribution(Spec):
     first: float = Field(ge=0, description="Mean of the layers' first solves, which start cold. [s]")
 
 
-class GroupSummary(Spec):
+class BalancedGroupSummary(Spec):
     """The group of experts that was balanced."""
 
     name: str = Field(description="The workload, or 'experts' where there is none.")
@@ -84,7 +84,7 @@ class LayerBalance(Spec):
     max_over_mean: dict[str, float] = Field(description="Fullest GPU over the mean, by scheme. [-]")
 
 
-class StepBalance(Spec):
+class BalancedStepComparison(Spec):
     """One training step without and with scheduled replicas."""
 
     strategy: str = Field(description="The strategy, without balancing.")
@@ -115,7 +115,7 @@ class BalanceReport(Spec):
     """What ``mofa balance --json`` prints."""
 
     schema_version: Literal["2.0"] = Field(default="2.0", description="Version of this contract.")
-    group: GroupSummary
+    group: BalancedGroupSummary
     max_over_mean: dict[str, float] = Field(
         description="Tokens of the fullest GPU over the mean, averaged over layers and micro-batches: plain, "
         "micro_moe, micro_moe_adaptive, micro_moe_random (placement), eplb, capacity (over the mean before dropping) "
@@ -131,7 +131,7 @@ class BalanceReport(Spec):
     adaptive: AdaptivePlacement
     solve_s: TimeDistribution
     layers: tuple[LayerBalance, ...]
-    step: StepBalance | None = Field(default=None, description="Null without a cluster.")
+    step: BalancedStepComparison | None = Field(default=None, description="Null without a cluster.")
     notes: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
@@ -141,10 +141,10 @@ class BalanceReport(Spec):
         return pd.DataFrame([{"layer": row.layer, **row.max_over_mean} for row in self.layers])
 
 
-def ordered_shares(routing: RoutingSpec, num_experts: int) -> FloatA:
+def expert_shares_by_popularity(routing: RoutingSpec, num_experts: int) -> FloatA:
     """Experts' shares of the tokens, the most popular first; twelve layers of a preset. (L, E)
 
-    >>> ordered_shares(RoutingSpec(kind="zipf", s=1), 4).round(2).tolist()
+    >>> expert_shares_by_popularity(RoutingSpec(kind="zipf", s=1), 4).round(2).tolist()
     [[0.48, 0.24, 0.16, 0.12]]
     """
     if routing.kind == "preset":
@@ -195,14 +195,14 @@ def balance_experts(
             raise SpecError(f"micro-batches ({micro_batches}) must be at least 1")
         if assignments < 1 or assignments % setup.num_gpus:
             raise SpecError(f"assignments ({assignments}) must be a multiple of gpus ({setup.num_gpus}); change one")
-        shares = ordered_shares(routing, setup.num_experts)
+        shares = expert_shares_by_popularity(routing, setup.num_experts)
         every = np.broadcast_to(shares, (micro_batches, *shares.shape))
         inputs = draw_tokens_per_gpu(every, assignments // setup.num_gpus, setup.num_gpus, setup.seed)
     text = str(routing) if trace is None else f"counts of {trace}"
-    return make_report("experts", setup, text, inputs, play_micro_batches(inputs, setup, progress), notes=notes)
+    return make_balance_report("experts", setup, text, inputs, play_micro_batches(inputs, setup, progress), notes=notes)
 
 
-def make_report(
+def make_balance_report(
     name: str,
     setup: BalanceSetup,
     routing: str,
@@ -220,7 +220,7 @@ def make_report(
         return {key: float(value.mean()) for key, value in values.items()}
 
     return BalanceReport(
-        group=GroupSummary(
+        group=BalancedGroupSummary(
             name=name, experts=setup.num_experts, gpus=setup.num_gpus, ep=setup.ep, merged=setup.num_merged_ep_groups,
             experts_per_gpu=setup.experts_per_gpu, layers=inputs.shape[1], micro_batches=inputs.shape[0],
             assignments=float(inputs.sum()) / (inputs.shape[0] * inputs.shape[1]), routing=routing, seed=setup.seed,

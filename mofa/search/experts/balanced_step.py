@@ -15,12 +15,12 @@ from mofa.plan.result import Plan
 from mofa.routing.counts import read_counts
 from mofa.routing.rank_load import cap_and_redistribute_shares, expert_shares
 from mofa.routing.scheduled import token_scheduling_host_s
-from mofa.search.experts.balance import BalanceReport, Progress, StepBalance, make_report
+from mofa.search.experts.balance import BalancedStepComparison, BalanceReport, Progress, make_balance_report
 from mofa.search.job_setup import with_numerics
-from mofa.search.legality.expert_parallel import balancing_lacks
-from mofa.search.legality.masks import Job
-from mofa.search.one_strategy import strategy_row
-from mofa.search.to_plan.builder import Candidate
+from mofa.search.legality.expert_parallel import why_replicas_cannot_be_scheduled
+from mofa.search.legality.masks import CheckedJob
+from mofa.search.one_strategy import checked_strategy_row
+from mofa.search.to_plan.builder import CandidatePlan
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.layer_kind_params import refuse_unmodelled_layer_kinds
@@ -77,7 +77,7 @@ def balance_workload(
     from mofa.routing.balance.token_scheduling import play_micro_batches
 
     inputs, notes = _inputs(workload, setup, tokens, micro_batches, redraw)
-    return make_report(
+    return make_balance_report(
         workload.name, setup, str(workload.routing), inputs, play_micro_batches(inputs, setup, progress), notes=notes
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ def balance_step(
     played = play_micro_batches(inputs, setup, progress)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     assert workload.model.moe is not None
-    report = make_report(workload.name, setup, str(workload.routing), inputs, played)
+    report = make_balance_report(workload.name, setup, str(workload.routing), inputs, played)
     ratio, ep, quantile = report.max_over_mean, spec.ep, workload.routing.memory_quantile
     overhead_s = token_scheduling_host_s(workload.model.moe.num_experts)
     memory_ratios = {
@@ -141,14 +141,14 @@ def balance_step(
             loads, table = RoutingLoads({}, {}, {ep: given}), replace(row, balancing=np.array([1]))
         else:
             loads, table = RoutingLoads({ep: ratio[scheme]}, {ep: memory_ratios["plain"]}), row
-        return Candidate(workload, cluster, framework, table, loads, "causal").plan_in_closed_form(banded=False)
+        return CandidatePlan(workload, cluster, framework, table, loads, "causal").plan_in_closed_form(banded=False)
 
     before, after, adaptive = step("plain"), step("micro_moe"), step("micro_moe_adaptive")
-    balanced = Candidate(workload, cluster, framework, row, RoutingLoads({}, {}), "causal").plan_in_closed_form(
+    balanced = CandidatePlan(workload, cluster, framework, row, RoutingLoads({}, {}), "causal").plan_in_closed_form(
         banded=False
     )
     migration_s, gained_s = _migration_s(cluster, workload, setup, played, spec), after.step_s - adaptive.step_s
-    result = StepBalance(
+    result = BalancedStepComparison(
         strategy=strategy, before_s=before.step_s, after_s=after.step_s,
         gain_fraction=before.step_s / after.step_s - 1.0, adaptive_s=adaptive.step_s,
         payback_steps=None if migration_s is None or gained_s <= 0 else migration_s / gained_s,
@@ -162,7 +162,7 @@ def balance_step(
     return report.model_copy(update={"step": result, "adaptive": adapted, "notes": notes})
 
 
-def step_setup(
+def scheduled_replica_setup(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: str
 ) -> tuple[int, int, int]:
     """Experts, GPUs of the merged group and ep of a strategy's scheduled replicas.
@@ -187,8 +187,8 @@ def _rows(
     given = parse_strategy(strategy)
     if "balancing" in given:
         raise SpecError("--strategy: balancing is costed both ways here; leave it out")
-    plain = strategy_row(workload, cluster, framework, given)
-    lacks = balancing_lacks(Job(workload, cluster, framework), plain)
+    plain = checked_strategy_row(workload, cluster, framework, given)
+    lacks = why_replicas_cannot_be_scheduled(CheckedJob(workload, cluster, framework), plain)
     if lacks is not None:
         raise StrategyError(f"--strategy {strategy!r}: its experts cannot be balanced: {lacks}")
     return plain, complete_strategy({**given, "balancing": "micro_moe"}, cluster.num_gpus, framework, moe=True)
@@ -268,7 +268,7 @@ def _migration_s(
     return float(np.mean(played.moved)) * replica_bytes * layers / link
 
 
-def trace_workload(workload: WorkloadSpec, trace: Path) -> WorkloadSpec:
+def workload_with_trace_routing(workload: WorkloadSpec, trace: Path) -> WorkloadSpec:
     """The workload with the routing of a trace."""
     settings = {"seed": workload.routing.seed, "memory_quantile": workload.routing.memory_quantile}
     routing = type(workload.routing).model_validate({"kind": "counts", "file": str(trace), **settings})

@@ -17,7 +17,7 @@ from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
 from mofa.schedules import default_schedule
 from mofa.search.layer_options import LayerOptions, choose_layer_options
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.base import Spec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -30,7 +30,7 @@ GRID = 3
 """Number of loads at which options are costed; costs between them are interpolated linearly. [-]"""
 
 
-class LayerChoice(Spec):
+class LayerChunkChoice(Spec):
     """Recomputation and token chunks of one layer."""
 
     layer: int = Field(ge=0, description="Index of the layer, from 0. [-]")
@@ -39,7 +39,7 @@ class LayerChoice(Spec):
     token_chunks: int = Field(ge=1, description="Token chunks; 1 of a layer without experts. [-]")
 
 
-class JointChoice(Spec):
+class JointChunkChoice(Spec):
     """Recomputation and chunks of every layer, with the shortest step."""
 
     step_s: float = Field(gt=0, description="Step with the choice, in the model that was solved. [s]")
@@ -48,7 +48,7 @@ class JointChoice(Spec):
     uniform_step_s: float | None = Field(description="Of the best single option for all layers; null if none fits. [s]")
     uniform: str | None = Field(description="That option.")
     model_error_bytes: float = Field(ge=0, description="How far the model of memory is off; added as margin. [B]")
-    layers: tuple[LayerChoice, ...]
+    layers: tuple[LayerChunkChoice, ...]
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class _Costed:
     step_s: FloatA
 
 
-def choose_jointly(
+def choose_recompute_and_chunks(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, spec: StrategySpec, ratios: FloatA,
     bins: Sequence[int], limit_bytes: float,
-) -> JointChoice | None:  # fmt: skip
+) -> JointChunkChoice | None:  # fmt: skip
     """Choose recomputation and chunks for each layer, to shorten the step under the memory limit.
 
     Parameters
@@ -83,7 +83,7 @@ def choose_jointly(
 
     Returns
     -------
-    JointChoice | None
+    JointChunkChoice | None
         None where no choice fits.
 
     Notes
@@ -105,7 +105,7 @@ def choose_jointly(
         )
     base = base_recompute_mode(RecomputeSpec.parse(spec.recompute))
     modes = [mode.model_copy(update={"token_chunks": c}) for mode in (base, RecomputeSpec(kind="full")) for c in bins]
-    row = strategy_row(workload, cluster, framework, spec)
+    row = checked_strategy_row(workload, cluster, framework, spec)
     table = replace(
         row.take(np.zeros(len(modes), dtype=np.intp)), recompute=np.arange(len(modes)),
         recompute_layers=np.full(len(modes), -1), recompute_modes=tuple(modes),
@@ -151,12 +151,12 @@ def choose_jointly(
     same = [np.full(len(stage), o) for o in range(len(modes))]
     fitting = [o for o in same if np.all(problem.stage_bytes(o) <= limit_bytes)]
     best = min(fitting, key=problem.step_s, default=None)
-    return JointChoice(
+    return JointChunkChoice(
         step_s=choice.step_s + beside_s, bound_s=choice.bound_s + beside_s, optimal=choice.optimal,
         uniform_step_s=None if best is None else problem.step_s(best) + beside_s,
         uniform=None if best is None else str(modes[int(best[0])]), model_error_bytes=float(error.max()),
         layers=tuple(
-            LayerChoice(
+            LayerChunkChoice(
                 layer=i, stage=int(stage[i]), recompute=modes[o].text,
                 token_chunks=modes[o].token_chunks if workload.model.is_moe_layer(i) else 1,
             )

@@ -16,7 +16,7 @@ from mofa.specs.base import Spec
 from mofa.specs.workload import WorkloadSpec
 
 
-class GroupStatistics(Spec):
+class LoadStatistics(Spec):
     """Loads over their mean of one layer, one iteration, one rank, or of everything. [-]"""
 
     group: int = Field(ge=0, description="Index of the layer in the model, of the iteration or of the rank, from 0.")
@@ -51,11 +51,11 @@ class RoutingReport(Spec):
     routing: str = Field(description="How tokens fall on experts.")
     ep: int = Field(gt=0, description="Expert-parallel degree of the ranks. [ranks]")
     iterations: int = Field(gt=0, description="Iterations looked at. [-]")
-    experts: GroupStatistics
-    ranks: GroupStatistics
-    by_layer: tuple[GroupStatistics, ...] = Field(description="Of ranks.")
-    by_iteration: tuple[GroupStatistics, ...] = Field(description="Of ranks.")
-    by_rank: tuple[GroupStatistics, ...]
+    experts: LoadStatistics
+    ranks: LoadStatistics
+    by_layer: tuple[LoadStatistics, ...] = Field(description="Of ranks.")
+    by_iteration: tuple[LoadStatistics, ...] = Field(description="Of ranks.")
+    by_rank: tuple[LoadStatistics, ...]
     fits: tuple[FittedDistribution, ...] = Field(description="Nearest first.")
     capacity: tuple[CapacityFigures, ...]
 
@@ -114,10 +114,10 @@ def describe_routing(workload: WorkloadSpec, ep: int, iterations: int | None = N
     )  # fmt: skip
 
 
-def _rows(ratios: NDArray[np.float64], group_by: str) -> tuple[GroupStatistics, ...]:
+def _rows(ratios: NDArray[np.float64], group_by: str) -> tuple[LoadStatistics, ...]:
     s = load_statistics(ratios, group_by)
     return tuple(
-        GroupStatistics(
+        LoadStatistics(
             group=int(s.group[i]), max_over_mean=float(s.max_over_mean[i]), largest=float(s.largest[i]),
             smallest=float(s.smallest[i]), max_violation=float(s.max_violation[i]),
             quantiles={f"{q:g}": float(x) for q, x in zip(QUANTILES, s.quantiles[i], strict=True)},

@@ -19,9 +19,9 @@ from mofa.routing.chunks import BINS, check_chunk_bins, loads_expected_from_past
 from mofa.routing.rank_load import expert_shares, max_rank_rows_over_mean
 from mofa.routing.statistics import rank_loads_over_mean
 from mofa.schedules import SCHEDULES
-from mofa.search.experts.chunk_choice import JointChoice, choose_jointly
+from mofa.search.experts.chunk_choice import JointChunkChoice, choose_recompute_and_chunks
 from mofa.search.job_setup import with_numerics
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.to_plan.builder import memory_limit_bytes
 from mofa.specs.base import Spec
 from mofa.specs.framework import FrameworkSpec
@@ -73,7 +73,9 @@ class ChunkReport(Spec):
         description="mact's chunks per iteration and layer; 0 where no bin fits. [-]"
     )
     policies: tuple[ChunkPolicy, ...]
-    joint: JointChoice | None = Field(default=None, description="Null where it was not asked for, or nothing fits.")
+    joint: JointChunkChoice | None = Field(
+        default=None, description="Null where it was not asked for, or nothing fits."
+    )
     joint_asked: bool = Field(default=False, description="Whether a joint choice was asked for.")
 
     def to_frame(self) -> pd.DataFrame:
@@ -125,7 +127,7 @@ class _Pipeline:
         return np.asarray(self.micro_batches * slowest + (stage_s.sum(axis=-1) - slowest) / self.vpp)
 
 
-def plan_chunks(
+def plan_token_chunks(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: str, *, framework: FrameworkSpec,
     bins: Sequence[int] = BINS, iterations: int | None = None, window: int = 5, headroom: float = 1.25,
     joint: bool = False,
@@ -174,7 +176,7 @@ def plan_chunks(
     if "token_chunks" in given:
         raise SpecError("--strategy: token_chunks is what is chosen here; leave it out")
     spec = complete_strategy(given, cluster.num_gpus, framework, moe=True)
-    strategy_row(workload, cluster, framework, spec)  # refuses what the framework cannot run
+    checked_strategy_row(workload, cluster, framework, spec)  # refuses what the framework cannot run
     shares = expert_shares(workload.routing, workload.model, iterations)
     if workload.routing.capacity_factor is not None:
         shares = shares_under_capacity(shares, workload.routing.capacity_factor, pad=workload.routing.pad_to_capacity)
@@ -220,7 +222,7 @@ def plan_chunks(
         tokens_per_gpu=tokens, max_rows={str(c): tuple(_most(curve, limit) * mean_rows) for c, curve in curves.items()},
         layers=tuple(i for i in range(workload.model.num_layers) if workload.model.is_moe_layer(i)),
         chunks=tuple(tuple(int(c) for c in row) for row in chosen), policies=tuple(policies),
-        joint=choose_jointly(workload, cluster, framework, spec, ratios, bins, limit) if joint else None,
+        joint=choose_recompute_and_chunks(workload, cluster, framework, spec, ratios, bins, limit) if joint else None,
         joint_asked=joint, largest_rows=float(ratios.max()) * mean_rows,
     )  # fmt: skip
 
@@ -229,7 +231,7 @@ def _costed(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, spec: StrategySpec, chunks: int,
     grid: FloatA,
 ) -> _Curves:  # fmt: skip
-    row = strategy_row(workload, cluster, framework, spec.model_copy(update={"token_chunks": chunks}))
+    row = checked_strategy_row(workload, cluster, framework, spec.model_copy(update={"token_chunks": chunks}))
     memory, stages, seconds = [], [], []
     for ratio in grid:
         load = {spec.ep: float(ratio)}

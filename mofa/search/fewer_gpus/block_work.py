@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import block_kinds
+from mofa.blocks.build import costed_layer_kinds
 from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
 from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.steps import micro_batch_lower_bounds_s
@@ -15,8 +15,8 @@ from mofa.cost.option_sets import options_that_blocks_read
 from mofa.cost.stages import stages_of_row
 from mofa.schedules import SCHEDULES, default_schedule
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.space import Space, combinations
+from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.space import StrategySpace, combinations_of_space
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 
 FloatN = NDArray[np.float64]
@@ -51,12 +51,12 @@ class BlockGpuSeconds:
     num_layers: NDArray[np.int64]
 
 
-def defers_weight_gradients(schedule: str) -> bool:
+def may_defer_weight_gradients(schedule: str) -> bool:
     """Whether a schedule may run backwards in two halves."""
     return SCHEDULES[schedule].defers_weight_gradients
 
 
-def block_work(job: Job, space: Space) -> dict[bool, BlockGpuSeconds]:
+def least_block_gpu_seconds(job: CheckedJob, space: StrategySpace) -> dict[bool, BlockGpuSeconds]:
     """The work of all blocks of a space: of schedules that defer weight gradients (``True``), and of the others.
 
     Parameters
@@ -68,7 +68,7 @@ def block_work(job: Job, space: Space) -> dict[bool, BlockGpuSeconds]:
     """
     table = _blocks(job, space)
     least = {}
-    kinds = {defers_weight_gradients(schedule) for schedule in space.schedule}
+    kinds = {may_defer_weight_gradients(schedule) for schedule in space.schedule}
     layers = stages_of_row(job.workload, job.framework, table, 0).layer_counts.sum((1, 2))
     for halved in sorted(kinds):
         each = np.full((1 + len(layers), len(table)), np.inf)
@@ -82,18 +82,18 @@ def block_work(job: Job, space: Space) -> dict[bool, BlockGpuSeconds]:
     return least
 
 
-def _blocks(job: Job, space: Space) -> StrategyTable:
+def _blocks(job: CheckedJob, space: StrategySpace) -> StrategyTable:
     """A row for all that blocks may depend on but the number of GPUs and stages."""
     alone = replace(
         space, pp=(1,), vpp=(1,), schedule=(default_schedule(1),), layout="", dp=None, zero=None,
         recompute=((RecomputeSpec(), -1),), options=tuple(dict.fromkeys(map(options_that_blocks_read, space.options))),
     )  # fmt: skip
-    table = combinations(alone, job.cluster, job.framework).degrees
+    table = combinations_of_space(alone, job.cluster, job.framework).degrees
     table = replace(table, dp=np.full(len(table), MANY))
     return table.take(np.flatnonzero(check_strategies(job, table, except_checks=OF_SIZE).reason < 0))
 
 
-def _stand_ins(job: Job, table: StrategyTable) -> list[tuple[StrategyTable, NDArray[np.intp]]]:
+def _stand_ins(job: CheckedJob, table: StrategyTable) -> list[tuple[StrategyTable, NDArray[np.intp]]]:
     """Rows whose blocks are those of any number of GPUs and stages, and which row of the table each stands for.
 
     Sharded weights depend on it, in ways that a rank alone or a pipeline change. Gathering them is left out.
@@ -113,9 +113,9 @@ def _stand_ins(job: Job, table: StrategyTable) -> list[tuple[StrategyTable, NDAr
     ]
 
 
-def _seconds(job: Job, table: StrategyTable, halved: bool) -> FloatN:
+def _seconds(job: CheckedJob, table: StrategyTable, halved: bool) -> FloatN:
     """Of a micro-batch on all ranks together, and of a layer of each kind. (1 + kinds, n) [s]"""
-    out = np.empty((1 + len(block_kinds(job.workload.model)), len(table)))
+    out = np.empty((1 + len(costed_layer_kinds(job.workload.model)), len(table)))
     loads = routing_loads_by_ep(job.workload, table)
     for _, rows in table.rows_by_options():
         some = table.take(rows)

@@ -9,25 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.search.costing import SLOWER, CheckedSpace
-from mofa.search.fewer_gpus.block_work import block_work
+from mofa.search.costing import SLOWER, CostedSpace
+from mofa.search.fewer_gpus.block_work import least_block_gpu_seconds
 from mofa.search.fewer_gpus.fewer_replicas import RowsOnAllGpus
 from mofa.search.fewer_gpus.numbers_together import (
     FEW_NUMBERS,
-    LegalRows,
+    LegalRowsOfGpuCount,
     RowsOnFewerGpus,
-    cost_alone,
-    cost_together,
+    cost_wanted_rows,
+    cost_wanted_rows_by_bound,
 )
-from mofa.search.fewer_gpus.rows_that_may_win import PartOfGpus
-from mofa.search.goals import TIED, BestRows
-from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.near_best import best_rows, degrees_near_best
-from mofa.search.objective import Objective, ranking_keys
-from mofa.search.space import SOLVED, Space, default_space, searched_recomputation
+from mofa.search.fewer_gpus.rows_that_may_win import SpaceOnFewerGpus
+from mofa.search.goals import TIED, BestRowsGoal
+from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.near_best import best_fitting_rows, degrees_near_best
+from mofa.search.objective import SearchObjective, ranking_keys
+from mofa.search.space import SOLVED, StrategySpace, default_space, searched_recompute_modes
 from mofa.specs.hardware import ClusterSpec
 
-Constrained = Callable[[Space, ClusterSpec], Space]
+Constrained = Callable[[StrategySpace, ClusterSpec], StrategySpace]
 """The part of a cluster's space that is searched."""
 
 
@@ -46,7 +46,7 @@ def fewer_numbers_of_gpus(cluster: ClusterSpec) -> list[int]:
 
 
 def faster_rows_near_best(
-    job: Job, constrained: Constrained, objective: Objective, wanted: int, searched_rows: CheckedSpace,
+    job: CheckedJob, constrained: Constrained, objective: SearchObjective, wanted: int, searched_rows: CostedSpace,
     key: NDArray[np.float64], is_solved: NDArray[np.bool_],
 ) -> list[RowsOnFewerGpus]:  # fmt: skip
     """The rows on fewer GPUs that are faster than all on all GPUs, near the best of these; anywhere where none fits.
@@ -65,18 +65,18 @@ def faster_rows_near_best(
         Modes whose number of recomputed layers it solved for. (M,)
     """
     costed, reasons = searched_rows.costed, searched_rows.reason
-    fits, best = reasons[costed.rows] < 0, best_rows(costed, reasons)
+    fits, best = reasons[costed.rows] < 0, best_fitting_rows(costed, reasons)
 
-    def near_best(space: Space, cluster: ClusterSpec) -> Space:
+    def near_best(space: StrategySpace, cluster: ClusterSpec) -> StrategySpace:
         some = constrained(space, cluster)
         return degrees_near_best(best, some, job.workload.model.num_layers) if len(best) else some
 
-    goal = BestRows(objective, wanted, float(key[fits].min(initial=np.inf)))
+    goal = BestRowsGoal(objective, wanted, float(key[fits].min(initial=np.inf)))
     return faster_rows_on_fewer_gpus(job, near_best, goal, RowsOnAllGpus(job, costed, reasons, is_solved))
 
 
 def faster_rows_on_fewer_gpus(
-    job: Job, constrained: Constrained, goal: BestRows, on_all: RowsOnAllGpus
+    job: CheckedJob, constrained: Constrained, goal: BestRowsGoal, on_all: RowsOnAllGpus
 ) -> list[RowsOnFewerGpus]:
     """The best rows on fewer GPUs whose steps are shorter than a goal's limit, by number of GPUs, the largest first.
 
@@ -107,22 +107,24 @@ def faster_rows_on_fewer_gpus(
         number = 1 if tried < FEW_NUMBERS else tried
         first, left, tried = left[:number], left[number:], tried + number
         legal = [rows for part in first if (rows := _legal_rows(part, goal, on_all)) is not None]
-        found_rows += [cost_alone(rows, goal) for rows in legal] if number == 1 else cost_together(legal, goal)
+        found_rows += (
+            [cost_wanted_rows(rows, goal) for rows in legal] if number == 1 else cost_wanted_rows_by_bound(legal, goal)
+        )
     legal = [rows for part in left if (rows := _legal_rows(part, goal, on_all)) is not None]
-    found_rows += cost_together(legal, goal)
+    found_rows += cost_wanted_rows_by_bound(legal, goal)
     best_rows = [rows for rows in found_rows if _keep_best(rows, goal)]
     return sorted(best_rows, key=lambda rows: -rows.cluster.num_gpus)
 
 
-def _parts(job: Job, constrained: Constrained, limit: float) -> list[PartOfGpus]:
+def _parts(job: CheckedJob, constrained: Constrained, limit: float) -> list[SpaceOnFewerGpus]:
     """The numbers of GPUs whose strategies are bounded, each with its space."""
     numbers = fewer_numbers_of_gpus(job.cluster)
     if not numbers:
         return []
     clusters = [job.cluster.model_copy(update={"num_gpus": number}) for number in numbers]
-    modes = searched_recomputation(job.workload, job.framework)
+    modes = searched_recompute_modes(job.workload, job.framework)
     on_all_gpus = constrained(default_space(job.workload, job.cluster, job.framework, modes), job.cluster)
-    work = block_work(replace(job, cluster=clusters[-1]), on_all_gpus)
+    work = least_block_gpu_seconds(replace(job, cluster=clusters[-1]), on_all_gpus)
     least_s = min((float(each.gpu_s.min(initial=np.inf)) for each in work.values()), default=np.inf)
     parts = []
     for machines in clusters:
@@ -132,11 +134,11 @@ def _parts(job: Job, constrained: Constrained, limit: float) -> list[PartOfGpus]
             space = constrained(default_space(job.workload, machines, job.framework, modes), machines)
         except SpecError:  # what the user fixed does not go with so few
             continue
-        parts.append(PartOfGpus(replace(job, cluster=machines), space, work))
+        parts.append(SpaceOnFewerGpus(replace(job, cluster=machines), space, work))
     return parts
 
 
-def _legal_rows(part: PartOfGpus, goal: BestRows, on_all: RowsOnAllGpus) -> LegalRows | None:
+def _legal_rows(part: SpaceOnFewerGpus, goal: BestRowsGoal, on_all: RowsOnAllGpus) -> LegalRowsOfGpuCount | None:
     """The rows of a number of GPUs that the goal may want, by what their blocks take and by their siblings."""
     if (rows_and_work := part.rows_below(goal.last_key)) is None:
         return None
@@ -147,10 +149,12 @@ def _legal_rows(part: PartOfGpus, goal: BestRows, on_all: RowsOnAllGpus) -> Lega
         # layers to recompute are solved for between none and all, whose rows are costed with them
         open_ = (~slower & (verdict.reason < 0) & (rows.recompute_layers == SOLVED)).reshape(-1, len(rows.recompute))
         verdict.reason[slower & ~np.repeat(open_.any(axis=1), len(rows.recompute))] = SLOWER
-    return LegalRows(part.job, rows, verdict.reason, verdict.shortfall) if np.any(verdict.reason < 0) else None
+    return (
+        LegalRowsOfGpuCount(part.job, rows, verdict.reason, verdict.shortfall) if np.any(verdict.reason < 0) else None
+    )
 
 
-def _keep_best(rows: RowsOnFewerGpus, goal: BestRows) -> bool:
+def _keep_best(rows: RowsOnFewerGpus, goal: BestRowsGoal) -> bool:
     """Reject the rows that are not among the best; whether some are."""
     key, _ = ranking_keys(goal.objective, rows.costed)
     fits = (rows.reasons[rows.costed.rows] < 0) & np.isfinite(key)

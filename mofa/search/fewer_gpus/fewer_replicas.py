@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from mofa.cost.block.block_cost import unique_rows
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.search.costing import CostedRows
-from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.space import SOLVED, Combinations
+from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.space import SOLVED, SpaceCombinations
 from mofa.specs.strategy import StrategyTable
 
 FloatN = NDArray[np.float64]
@@ -30,13 +30,13 @@ class RowsOnAllGpus:
     Rows that it was free to leave out are slower than ``limit`` or too big.
     """
 
-    job: Job
+    job: CheckedJob
     costed: CostedRows
     reasons: NDArray[np.int64]
     is_solved: NDArray[np.bool_]
     """Modes whose number of recomputed layers is solved for. (M,)"""
 
-    def sibling_bounds_s(self, rows: Combinations, gpu_s: FloatN) -> FloatN:
+    def sibling_bounds_s(self, rows: SpaceCombinations, gpu_s: FloatN) -> FloatN:
         """A time below the steps of rows on fewer GPUs. (c * M,) [s]
 
         Parameters

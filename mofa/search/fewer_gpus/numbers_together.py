@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.search.branch_and_bound import cost_rows_for_goal, degrees_that_goal_may_want
-from mofa.search.costing import CheckedSpace, CostedRows, cost_rows
-from mofa.search.goals import TIED, BestRows
+from mofa.search.costing import CostedRows, CostedSpace, cost_rows
+from mofa.search.goals import TIED, BestRowsGoal
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.named_check import Job
+from mofa.search.legality.named_check import CheckedJob
 from mofa.search.objective import ranking_keys
-from mofa.search.space import Combinations
-from mofa.search.workers import Workers
+from mofa.search.space import SpaceCombinations
+from mofa.search.workers import WorkerProcesses
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import FrameworkOptions, StrategyTable
 
@@ -33,30 +33,30 @@ class RowsOnFewerGpus(NamedTuple):
 
     cluster: ClusterSpec
     """These GPUs alone."""
-    enumerated: Combinations | None
-    combinations: Combinations
+    enumerated: SpaceCombinations | None
+    combinations: SpaceCombinations
     costed: CostedRows
     reasons: NDArray[np.int64]
     short: NDArray[np.float64]
 
 
-class LegalRows(NamedTuple):
+class LegalRowsOfGpuCount(NamedTuple):
     """Rows of a number of GPUs, with what checks and siblings say of them."""
 
-    job: Job
-    rows: Combinations
+    job: CheckedJob
+    rows: SpaceCombinations
     reason: NDArray[np.int64]
     shortfall: NDArray[np.float64]
 
 
-def cost_alone(legal: LegalRows, goal: BestRows) -> RowsOnFewerGpus:
+def cost_wanted_rows(legal: LegalRowsOfGpuCount, goal: BestRowsGoal) -> RowsOnFewerGpus:
     """The rows that the goal may want, costed."""
     loads = routing_loads_by_ep(legal.job.workload, legal.rows.degrees)
     rows = cost_rows_for_goal(legal.job, loads, legal.rows, legal.reason, legal.shortfall, goal)
     return RowsOnFewerGpus(legal.job.cluster, legal.rows, rows.space, rows.costed, rows.reason, rows.shortfall)
 
 
-def cost_together(legal: list[LegalRows], goal: BestRows) -> list[RowsOnFewerGpus]:
+def cost_wanted_rows_by_bound(legal: list[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[RowsOnFewerGpus]:
     """The rows of several numbers of GPUs that the goal may want, costed: numbers of the least bound first.
 
     Where no strategy runs on all GPUs, thousands of smaller numbers may have a few rows each. One number alone takes as
@@ -71,22 +71,22 @@ def cost_together(legal: list[LegalRows], goal: BestRows) -> list[RowsOnFewerGpu
             out += cost_rows_of_gpu_counts(left[:number], goal)
             bounded, most = _that_may_win(left[number:], goal), most * GROWTH
         elif joins and (number := _number_together(left, MANY_ROWS)) > 1:
-            out += cost_bounded(left[:number], goal)
+            out += cost_wanted_rows_at_once(left[:number], goal)
             bounded = _that_may_win(left[number:], goal)
         else:
-            out.append(cost_alone(left[0], goal))
+            out.append(cost_wanted_rows(left[0], goal))
             bounded = bounded[1:]
     return out
 
 
-def _counts_chips_alone(job: Job) -> bool:
+def _counts_chips_alone(job: CheckedJob) -> bool:
     """Whether a step depends on the cluster's number of GPUs by their slowest chip alone: what hosts do, and hold of
     what is offloaded, goes by the number as well."""
     offloads = job.framework.optimizer_offload > 0.0 or job.framework.activation_offload != "none"
     return job.cluster.node.hosts == "own" and not offloads
 
 
-def _number_together(legal: Sequence[LegalRows], most_rows: int) -> int:
+def _number_together(legal: Sequence[LegalRowsOfGpuCount], most_rows: int) -> int:
     """How many of the first numbers of GPUs are costed together: those of the same options, with few rows in all."""
     rows = np.cumsum([np.count_nonzero(some.reason < 0) for some in legal])
     options = legal[0].rows.degrees.option_sets
@@ -94,11 +94,11 @@ def _number_together(legal: Sequence[LegalRows], most_rows: int) -> int:
     return max(1, min(other, int(np.searchsorted(rows, most_rows, side="right"))))
 
 
-def cost_rows_of_gpu_counts(legal: Sequence[LegalRows], goal: BestRows) -> list[RowsOnFewerGpus]:
+def cost_rows_of_gpu_counts(legal: Sequence[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[RowsOnFewerGpus]:
     """All legal rows of some numbers of GPUs."""
     job, space, reason, shortfall = _joined(legal)
     loads = routing_loads_by_ep(job.workload, space.degrees)
-    with Workers(1) as workers:
+    with WorkerProcesses(1) as workers:
         costed = cost_rows(job, loads, space, reason, shortfall, None, workers)
     key, _ = ranking_keys(goal.objective, costed.costed)
     fits = (costed.reason[costed.costed.rows] < 0) & np.isfinite(key)
@@ -106,26 +106,26 @@ def cost_rows_of_gpu_counts(legal: Sequence[LegalRows], goal: BestRows) -> list[
     return _by_number(legal, costed)
 
 
-def cost_bounded(legal: Sequence[LegalRows], goal: BestRows) -> list[RowsOnFewerGpus]:
-    """The rows of some numbers of GPUs that the goal may want: as :func:`cost_alone`, in one go."""
+def cost_wanted_rows_at_once(legal: Sequence[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[RowsOnFewerGpus]:
+    """The rows of some numbers of GPUs that the goal may want: as :func:`cost_wanted_rows`, in one go."""
     job, space, reason, shortfall = _joined(legal)
     loads = routing_loads_by_ep(job.workload, space.degrees)
     return _by_number(legal, cost_rows_for_goal(job, loads, space, reason, shortfall, goal))
 
 
 def _joined(
-    legal: Sequence[LegalRows],
-) -> tuple[Job, Combinations, NDArray[np.int64], NDArray[np.float64]]:
+    legal: Sequence[LegalRowsOfGpuCount],
+) -> tuple[CheckedJob, SpaceCombinations, NDArray[np.int64], NDArray[np.float64]]:
     """A job whose strategies have the GPUs that their degrees make, the rows of all numbers, and verdicts on them."""
     table = StrategyTable.concatenated([some.rows.degrees for some in legal])
     layers = np.concatenate([some.rows.recompute_layers for some in legal])
     most = max(legal, key=lambda some: some.job.cluster.num_gpus)
-    space = Combinations(table, most.rows.recompute, layers)
+    space = SpaceCombinations(table, most.rows.recompute, layers)
     reason, shortfall = (np.concatenate([getattr(some, name) for some in legal]) for name in ("reason", "shortfall"))
     return replace(most.job, counts_gpus_by_row=True), space, reason, shortfall
 
 
-def _by_number(legal: Sequence[LegalRows], costed: CheckedSpace) -> list[RowsOnFewerGpus]:
+def _by_number(legal: Sequence[LegalRowsOfGpuCount], costed: CostedSpace) -> list[RowsOnFewerGpus]:
     """What was costed of rows that were joined, of each number of GPUs."""
     out, begin = [], 0
     for some in legal:
@@ -133,19 +133,19 @@ def _by_number(legal: Sequence[LegalRows], costed: CheckedSpace) -> list[RowsOnF
         own = np.flatnonzero((costed.costed.rows >= begin) & (costed.costed.rows < end))
         rows = costed.costed.take(own)
         rows = replace(rows, rows=rows.rows - begin)
-        own_space = Combinations(some.rows.degrees, some.rows.recompute, costed.space.recompute_layers[begin:end])
+        own_space = SpaceCombinations(some.rows.degrees, some.rows.recompute, costed.space.recompute_layers[begin:end])
         verdicts = costed.reason[begin:end].copy(), costed.shortfall[begin:end].copy()
         out.append(RowsOnFewerGpus(some.job.cluster, some.rows, own_space, rows, *verdicts))
         begin = end
     return out
 
 
-def _that_may_win(legal: list[LegalRows], goal: BestRows) -> list[tuple[float, LegalRows]]:
+def _that_may_win(legal: list[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[tuple[float, LegalRowsOfGpuCount]]:
     """Those of the rows that lower bounds leave, each number of GPUs with its least bound, the least first. [s]
 
     Blocks of all numbers are bounded together.
     """
-    by_sets: dict[tuple[FrameworkOptions, ...], list[LegalRows]] = {}
+    by_sets: dict[tuple[FrameworkOptions, ...], list[LegalRowsOfGpuCount]] = {}
     for rows in legal:
         by_sets.setdefault(rows.rows.degrees.option_sets, []).append(rows)
     left = []
@@ -153,7 +153,7 @@ def _that_may_win(legal: list[LegalRows], goal: BestRows) -> list[tuple[float, L
         table = StrategyTable.concatenated([rows.rows.degrees for rows in alike])
         layers = np.concatenate([rows.rows.recompute_layers for rows in alike])
         reason = np.concatenate([rows.reason for rows in alike])
-        joined = Combinations(table, alike[0].rows.recompute, layers)
+        joined = SpaceCombinations(table, alike[0].rows.recompute, layers)
         job = min((rows.job for rows in alike), key=lambda job: job.cluster.num_gpus)  # the slowest of fewer is faster
         loads = routing_loads_by_ep(job.workload, table)
         wanted, floor = degrees_that_goal_may_want(job, loads, joined, reason, goal)
@@ -167,9 +167,9 @@ def _that_may_win(legal: list[LegalRows], goal: BestRows) -> list[tuple[float, L
     return sorted(left, key=lambda item: item[0])
 
 
-def _of_degrees(rows: LegalRows, degrees: NDArray[np.intp]) -> LegalRows:
+def _of_degrees(rows: LegalRowsOfGpuCount, degrees: NDArray[np.intp]) -> LegalRowsOfGpuCount:
     """The rows of some degrees."""
     num_modes = len(rows.rows.recompute)
     reason = rows.reason.reshape(-1, num_modes)[degrees].reshape(-1)
     shortfall = rows.shortfall.reshape(-1, num_modes)[degrees].reshape(-1)
-    return LegalRows(rows.job, rows.rows.rows_of_degrees(degrees), reason, shortfall)
+    return LegalRowsOfGpuCount(rows.job, rows.rows.rows_of_degrees(degrees), reason, shortfall)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from mofa.cost.lower_bounds.steps import power_averaged_lower_bound_s
 from mofa.cost.option_sets import options_that_blocks_read
-from mofa.search.fewer_gpus.block_work import BlockGpuSeconds, defers_weight_gradients
-from mofa.search.legality.masks import Job
-from mofa.search.space import Combinations, Space, combinations, degrees_of_columns
+from mofa.search.fewer_gpus.block_work import BlockGpuSeconds, may_defer_weight_gradients
+from mofa.search.legality.masks import CheckedJob
+from mofa.search.space import SpaceCombinations, StrategySpace, combinations_of_space, with_derived_degrees
 from mofa.specs.strategy import StrategyTable
 
 FloatN = NDArray[np.float64]
@@ -34,7 +34,7 @@ class _Grid(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PartOfGpus:
+class SpaceOnFewerGpus:
     """The strategies of a space on a number of GPUs.
 
     Attributes
@@ -44,11 +44,11 @@ class PartOfGpus:
     space
         Of these GPUs.
     work
-        Of blocks, by whether backwards are halved (:func:`mofa.search.fewer_gpus.block_work.block_work`).
+        Of blocks, by whether backwards are halved (:func:`mofa.search.fewer_gpus.block_work.least_block_gpu_seconds`).
     """
 
-    job: Job
-    space: Space
+    job: CheckedJob
+    space: StrategySpace
     work: Mapping[bool, BlockGpuSeconds]
 
     def least_step_s(self, limit_s: float) -> float:
@@ -56,7 +56,7 @@ class PartOfGpus:
         grids = (grid for halved in self.work for grid in self._grids(halved, limit_s))
         return min((float(grid.bound_s.min()) for grid in grids), default=np.inf)
 
-    def rows_below(self, limit_s: float) -> tuple[Combinations, FloatN] | None:
+    def rows_below(self, limit_s: float) -> tuple[SpaceCombinations, FloatN] | None:
         """The strategies whose steps may take less than the limit, and GPU-seconds of their degrees; None without any.
 
         The GPU-seconds, (c,), are what the degrees' blocks take in a step at least. [s]
@@ -67,7 +67,7 @@ class PartOfGpus:
         degrees, recompute = StrategyTable.concatenated([table for table, _ in tables]), self.space.recompute
         number = np.array([degrees.recompute_modes.index(mode) for mode, _ in recompute], dtype=np.int64)
         layers = np.array([n for _, n in recompute], dtype=np.int64)
-        rows = Combinations(degrees, number, np.tile(layers, len(degrees)))
+        rows = SpaceCombinations(degrees, number, np.tile(layers, len(degrees)))
         return rows, np.concatenate([gpu_s for _, gpu_s in tables])
 
     def _grids(self, halved: bool, limit_s: float) -> Iterator[_Grid]:
@@ -139,12 +139,12 @@ class PartOfGpus:
         several = (columns[2] > 1) | (columns[3] == 1)  # without a pipeline there is one chunk
         columns = [column[several] for column in columns]
         modes = tuple(dict.fromkeys(mode for mode, _ in self.space.recompute))
-        degrees = degrees_of_columns(columns, self.space, modes, self.job.cluster, self.job.framework)
+        degrees = with_derived_degrees(columns, self.space, modes, self.job.cluster, self.job.framework)
         return degrees, self.work[halved].gpu_s[rows][several]
 
     def _chunks(self, halved: bool) -> tuple[IntN, IntN]:
         """Each vpp with each schedule that has it, of those that halve backwards or the others. (k,) each"""
-        chosen = tuple(name for name in self.space.schedule if defers_weight_gradients(name) == halved)
+        chosen = tuple(name for name in self.space.schedule if may_defer_weight_gradients(name) == halved)
         alone = replace(
             self.space, tp=(1,), cp=(1,), pp=(1,), ep=(1,), etp=(1,), micro_batch=(1,), dp=None, zero=0,
             cp_kind=self.space.cp_kind[:1], balancing=self.space.balancing[:1], options=self.space.options[:1],
@@ -152,5 +152,5 @@ class PartOfGpus:
         )  # fmt: skip
         if not chosen:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        table = combinations(alone, self.job.cluster, self.job.framework).degrees
+        table = combinations_of_space(alone, self.job.cluster, self.job.framework).degrees
         return table.vpp, table.schedule

@@ -6,10 +6,10 @@ from functools import cached_property
 
 import numpy as np
 
-from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem
+from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem_of_strategy
 from mofa.search.layout_search.shortest_split import MOST_TRIED, ShortestSplit, shortest_split
-from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, SplitProblem
-from mofa.search.to_plan.builder import Candidate, memory_limit_bytes
+from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, LayerSplitProblem
+from mofa.search.to_plan.builder import CandidatePlan, memory_limit_bytes
 
 
 class CandidateLayouts:
@@ -23,11 +23,13 @@ class CandidateLayouts:
         Whether the number of recomputed layers stays.
     """
 
-    def __init__(self, candidate: Candidate, *, keep_recomputed: bool = False) -> None:
+    def __init__(self, candidate: CandidatePlan, *, keep_recomputed: bool = False) -> None:
         self.candidate = candidate
         self.limit_bytes = memory_limit_bytes(*candidate.job[1:3])
-        self._problem = split_problem(candidate.estimator, self.limit_bytes, keep_recomputed=keep_recomputed)
-        self._by_split: dict[ChunkLayers, Candidate] = {}
+        self._problem = split_problem_of_strategy(
+            candidate.estimator, self.limit_bytes, keep_recomputed=keep_recomputed
+        )
+        self._by_split: dict[ChunkLayers, CandidatePlan] = {}
 
     @property
     def has_choice(self) -> bool:
@@ -35,7 +37,7 @@ class CandidateLayouts:
         return self._problem is not None
 
     @property
-    def problem(self) -> SplitProblem:
+    def problem(self) -> LayerSplitProblem:
         """The problem of its split, where it has a choice."""
         assert self._problem is not None
         return self._problem
@@ -65,7 +67,7 @@ class CandidateLayouts:
         fill = 0.0 if clock.fills_with_stages else (pp - 1) * pp / (chunks * clock.num_micro_batches)
         return self.least_step_s + fill * problem.least_step_s
 
-    def with_layout(self, split: ChunkLayers) -> Candidate:
+    def with_layout(self, split: ChunkLayers) -> CandidatePlan:
         """The strategy with another split."""
         if split == self.start:
             return self.candidate

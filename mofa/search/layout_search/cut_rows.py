@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from mofa.search.costing import MEMORY, NEEDLESS, SLOWER, CostedRows, cost_rows
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import Job
-from mofa.search.near_best import best_rows
+from mofa.search.legality.masks import CheckedJob
+from mofa.search.near_best import best_fitting_rows
 from mofa.search.search_result import Search
-from mofa.search.space import Combinations
-from mofa.search.workers import Workers
+from mofa.search.space import SpaceCombinations
+from mofa.search.workers import WorkerProcesses
 from mofa.specs.strategy import StrategyTable
 
 BLOCK_COLUMNS = ("tp", "sp", "cp", "cp_kind", "ep", "etp", "micro_batch", "balancing", "options")
@@ -62,9 +62,9 @@ def _with_known_steps(costed: CostedRows, reasons: NDArray[np.int64]) -> TimedRo
     return TimedRows(some.table, some.step_s, reasons[some.rows] < 0)
 
 
-def _cut_rows(search: Search, space: Combinations) -> TimedRows:
+def _cut_rows(search: Search, space: SpaceCombinations) -> TimedRows:
     """Rows of a space that were cut as slower and are near the best, costed."""
-    best, num_modes = best_rows(search.costed, search.reasons), len(space.recompute)
+    best, num_modes = best_fitting_rows(search.costed, search.reasons), len(space.recompute)
     degrees = np.flatnonzero(_like(space.degrees, best) & (space.degrees.pp > 1))
     reasons = search.reasons.reshape(-1, num_modes)[degrees]
     wanted = (reasons == SLOWER) & np.isin(space.recompute, best.recompute)
@@ -75,9 +75,9 @@ def _cut_rows(search: Search, space: Combinations) -> TimedRows:
     solves = (wanted & (kinds == "full")).any(axis=1)[:, None]
     reason = np.where(wanted | (is_legal & solves & np.isin(kinds, ("none", "full"))), -1, 0).reshape(-1)
     some = space.rows_of_degrees(degrees)
-    job = Job(search.workload, search.cluster, search.framework)
+    job = CheckedJob(search.workload, search.cluster, search.framework)
     loads = routing_loads_by_ep(search.workload, some.degrees)
-    checked = cost_rows(job, loads, some, reason, np.zeros(len(reason)), None, Workers(1))
+    checked = cost_rows(job, loads, some, reason, np.zeros(len(reason)), None, WorkerProcesses(1))
     of_wanted = np.flatnonzero(wanted.reshape(-1)[checked.costed.rows])
     return _with_known_steps(checked.costed.take(of_wanted), checked.reason)
 

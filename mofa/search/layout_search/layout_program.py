@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mofa.cost.step_time.longest_paths import ComputationPath
-from mofa.search.layout_search.split_problem import ALL, ChunkLayers, FloatA, IntA, SplitProblem
+from mofa.search.layout_search.split_problem import ALL, ChunkLayers, FloatA, IntA, LayerSplitProblem
 
 STEP_UNITS, RANK_UNITS, LIMIT_UNITS = 50_000, 4_000, 10_000
 """Units of the longest step of interest, of the heaviest rank that it allows, and of what a rank may hold: to what
@@ -25,7 +25,7 @@ which take turns; or the longest known path."""
 
 
 @dataclass(frozen=True)
-class ProgramSolution:
+class LayoutProgramSolution:
     """A split, its aim's value as the program knows it, and a lower bound of that. [s]"""
 
     split: ChunkLayers
@@ -33,8 +33,8 @@ class ProgramSolution:
     bound_s: float
 
 
-class LayoutProgram:
-    """A program that learns paths, and contents of ranks that do not fit.
+class LayoutIntegerProgram:
+    """An integer program that deals out layers to chunks; it learns paths, and contents of ranks that do not fit.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class LayoutProgram:
         forbidden one by one.
     """
 
-    def __init__(self, problem: SplitProblem, at_most_s: float, *, over_limit: float = 0.0) -> None:
+    def __init__(self, problem: LayerSplitProblem, at_most_s: float, *, over_limit: float = 0.0) -> None:
         from ortools.sat.python import cp_model
 
         self.problem, self.cp_model = problem, cp_model
@@ -256,7 +256,7 @@ class LayoutProgram:
             differs.append(other)
         model.add_bool_or(differs)
 
-    def solve(self, aim: Aim, hint: ChunkLayers, seed: int, work: float) -> tuple[ProgramSolution | None, float]:
+    def solve(self, aim: Aim, hint: ChunkLayers, seed: int, work: float) -> tuple[LayoutProgramSolution | None, float]:
         """A split that an aim is shortest for, None where none was found, and the work that it took.
 
         Parameters
@@ -287,4 +287,4 @@ class LayoutProgram:
         chunk = next(p for p, there in self._has_predictions.items() if solver.value(there))
         split = ChunkLayers(tuple(np.diff(places).tolist()), chunk, int(recomputed))
         value, bound = solver.objective_value * unit_s, solver.best_objective_bound * unit_s
-        return ProgramSolution(split, float(value), float(bound)), spent
+        return LayoutProgramSolution(split, float(value), float(bound)), spent

@@ -12,13 +12,13 @@ import numpy as np
 from mofa.blocks.build import layer_kind
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.estimate import Estimator
-from mofa.cost.rank_rules import waits_at_exchanges
+from mofa.cost.rank_rules import host_waits_at_exchanges
 from mofa.cost.rows import LayerArrays, Rows
 from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.cost.step_time.micro_batch import MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds
-from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, ScheduleClock, SplitProblem
+from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, LayerSplitProblem, ScheduleClock
 from mofa.specs.params import layer_params, mtp_params
 
 MORE_RECOMPUTED = 2
@@ -32,7 +32,9 @@ def split_of_strategy(estimator: Estimator) -> ChunkLayers:
     return ChunkLayers(layout.layers_by_chunk, layout.prediction_chunk, recomputed)
 
 
-def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: bool = False) -> SplitProblem | None:
+def split_problem_of_strategy(
+    estimator: Estimator, limit_bytes: float, *, keep_recomputed: bool = False
+) -> LayerSplitProblem | None:
     """The problem of a strategy's split; None where there is nothing to deal out, or no option says how.
 
     Parameters
@@ -62,7 +64,7 @@ def split_problem(estimator: Estimator, limit_bytes: float, *, keep_recomputed: 
     least = [int(counts_ends and 0 < p < chunks - 1) for p in range(chunks)]
     searched = split.recomputed > 0 and not keep_recomputed
     most_recomputed = max(-(-model.num_layers // chunks) + MORE_RECOMPUTED, split.recomputed)
-    problem = SplitProblem(
+    problem = LayerSplitProblem(
         kinds=tuple(stages.kinds.index(layer_kind(model, i)) for i in range(model.num_layers)),
         ranks=stages.ranks,
         chunk_s=np.zeros((1, chunks)), layer_s=np.zeros((1, chunks, len(stages.kinds), 2)),
@@ -139,7 +141,7 @@ def _chunk_seconds(rows: Rows, each: MicroBatchPasses) -> FloatA:
     if not _has_formula(rows):
         return np.stack([forward_s, backward_s])
     rested_s = each.rested_s()[0][:, None]
-    if waits_at_exchanges(rows):  # each pass counts with what it receives for
+    if host_waits_at_exchanges(rows):  # each pass counts with what it receives for
         exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + exchange_host_s(rows)[1]
         stages = rows.stage_layers.stages
         received = exchange_s * stages.receives[:, :1], exchange_s * stages.sends[:, -1:]
@@ -165,7 +167,7 @@ def _layer_seconds(rows: Rows, layers: LayerArrays, each: MicroBatchPasses) -> F
             for of in (layers.forward_clocks, layers.backward_clocks)
         ]
         both_s = clocks[0][0] + clocks[1][0]
-        together = waits_at_exchanges(rows)
+        together = host_waits_at_exchanges(rows)
         forward_s, backward_s = (
             np.where((woken_s > NEVER / 2) | together, np.maximum(device_s, host_s), device_s)
             for device_s, _, woken_s, host_s in clocks
@@ -196,12 +198,12 @@ def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:
         np.array([(p.matrices_tp + p.shared) / tp + p.replicated for p in of_kinds]),
         np.array([p.routed / spread for p in of_kinds]),
     )
-    saved = _of_row(rows, rows.layers.saved) + _of_row(rows, rows.layers.slack)
+    saved = _of_row(rows, rows.layers.saved) + _of_row(rows, rows.layers.saved_slack)
     layer_bytes = flight[:, None, None] * saved + (bytes_per_param @ np.stack([dense, expert]))[None, :, None]
     prediction_bytes = np.zeros(len(flight))
     if rows.mtp is not None:
         p, mode = mtp_params(model), int(rows.mtp_mode[0] == rows.full_mode_index[0])
-        saved = _of_row(rows, rows.mtp.saved) + _of_row(rows, rows.mtp.slack)
+        saved = _of_row(rows, rows.mtp.saved) + _of_row(rows, rows.mtp.saved_slack)
         copied = (p.matrices_tp + p.shared) / tp + p.replicated, p.routed / spread
         depth = model.num_mtp_layers
         prediction_bytes = depth * (flight * saved[0, mode] + float(bytes_per_param @ np.array(copied)))

@@ -18,10 +18,10 @@ from mofa.search.layout_search.candidate_layouts import CandidateLayouts
 from mofa.search.layout_search.screening import LayoutContender, contenders, screen
 from mofa.search.layout_search.shortest_split import WORK
 from mofa.search.layout_search.split_problem import ChunkLayers
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.request import check_constraints, resolve_framework
 from mofa.search.search_result import Search
-from mofa.search.to_plan.builder import Candidate
+from mofa.search.to_plan.builder import CandidatePlan
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
@@ -46,7 +46,7 @@ many of these are played before a steady state repeats. [s], [s], [-]"""
 class _Refined:
     """A plan with the layout that was found for it; the candidate is the strategy's, played as far as was needed."""
 
-    candidate: Candidate
+    candidate: CandidatePlan
     plan: Plan
     seconds: float
     """What the search counts for. [s]"""
@@ -107,8 +107,8 @@ def find_layout(
     check_constraints({}, {}, 1, flops_convention)
     framework = resolve_framework(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
-    row = strategy_row(workload, cluster, framework, strategy)
-    candidate = Candidate(workload, cluster, framework, row, routing_loads_by_ep(workload, row), flops_convention)
+    row = checked_strategy_row(workload, cluster, framework, strategy)
+    candidate = CandidatePlan(workload, cluster, framework, row, routing_loads_by_ep(workload, row), flops_convention)
     layouts = CandidateLayouts(candidate)
     if not layouts.has_choice:
         raise SpecError(
@@ -186,7 +186,7 @@ class _Ranked:
 
     plan: Plan
     own: Plan | None
-    candidate: Candidate | None = None
+    candidate: CandidatePlan | None = None
 
     @property
     def is_new(self) -> bool:
@@ -244,12 +244,12 @@ def _refine_best(
             progress(number + 1, len(order))
 
 
-def _candidate(search: Search, plan: Plan) -> Candidate:
+def _candidate(search: Search, plan: Plan) -> CandidatePlan:
     """A plan's strategy, as the search costed it."""
     used = search.cluster.model_copy(update={"num_gpus": search.cluster.num_gpus - plan.idle_gpus})
-    row = strategy_row(search.workload, used, search.framework, plan.strategy)
+    row = checked_strategy_row(search.workload, used, search.framework, plan.strategy)
     loads = routing_loads_by_ep(search.workload, row)
-    return Candidate(search.workload, used, search.framework, row, loads, plan.flops_convention)
+    return CandidatePlan(search.workload, used, search.framework, row, loads, plan.flops_convention)
 
 
 def _refined(
@@ -297,9 +297,9 @@ def _refined(
     return _Refined(layouts.with_layout(chosen), best, seconds)
 
 
-def _seconds_of_play(candidate: Candidate) -> float:
+def _seconds_of_play(candidate: CandidatePlan) -> float:
     return SECONDS_OF_PLAY + SECONDS_OF_PASS * min(candidate.num_layer_forwards, MOST_PASSES)
 
 
-def _costed(candidate: Candidate, replay: bool) -> Plan:
+def _costed(candidate: CandidatePlan, replay: bool) -> Plan:
     return candidate.plan(replay=True, explain=False) if replay else candidate.plan_in_closed_form()

@@ -19,7 +19,7 @@ from mofa.search.layout_search.candidate_layouts import CandidateLayouts
 from mofa.search.layout_search.cut_rows import timed_rows_of_all_pipelines
 from mofa.search.layout_search.split_problem import ChunkLayers
 from mofa.search.search_result import Search
-from mofa.search.to_plan.builder import Candidate
+from mofa.search.to_plan.builder import CandidatePlan
 
 WORK_OF_SCREENING, CHUNKS_OF_SCREENING = 0.1, 300_000
 """Limit of the solver's deterministic seconds for one strategy, of which an eighth makes its heaviest rank lightest;
@@ -41,7 +41,7 @@ class LayoutContender:
     """
 
     shape: Shape
-    make: Callable[[], Candidate]
+    make: Callable[[], CandidatePlan]
     own_step_s: float
     plan: Plan | None
     screened_step_s: float = math.inf
@@ -54,7 +54,7 @@ class LayoutContender:
         return min(self.screened_step_s, self.own_step_s if self.shape[-1] else math.inf)
 
 
-def contenders(search: Search, candidate_of_plan: Callable[[Plan], Candidate]) -> list[LayoutContender]:
+def contenders(search: Search, candidate_of_plan: Callable[[Plan], CandidatePlan]) -> list[LayoutContender]:
     """The plans of a search, and of each shape and recomputation the strategy with the shortest step beside them.
 
     Parameters
@@ -75,9 +75,9 @@ def contenders(search: Search, candidate_of_plan: Callable[[Plan], Candidate]) -
     convention = search.report.plans[0].flops_convention
     out, seen = [], set()
 
-    def candidate(i: int) -> Candidate:
+    def candidate(i: int) -> CandidatePlan:
         row = table.take(np.array([i]))
-        return Candidate(search.workload, search.cluster, search.framework, row, loads, convention)
+        return CandidatePlan(search.workload, search.cluster, search.framework, row, loads, convention)
 
     for i in np.argsort(timed.step_s, kind="stable").tolist():
         fits = bool(timed.fits[i])
@@ -122,7 +122,7 @@ def screen(
     Notes
     -----
     A contender is left out where no layout could bring it among the wanted: the bound on its pipeline
-    (:attr:`mofa.search.layout_search.split_problem.SplitProblem.least_step_s`) leaves its step above theirs.
+    (:attr:`mofa.search.layout_search.split_problem.LayerSplitProblem.least_step_s`) leaves its step above theirs.
     """
     gains: dict[Shape, float] = {}
     layouts: dict[int, CandidateLayouts] = {}

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mofa.search.layout_search.layout_program import LayoutProgram
-from mofa.search.layout_search.split_problem import ALL, ChunkLayers, FloatA, SplitProblem
+from mofa.search.layout_search.layout_program import LayoutIntegerProgram
+from mofa.search.layout_search.split_problem import ALL, ChunkLayers, FloatA, LayerSplitProblem
 from mofa.specs.shared_facts import load_shared_facts
 
 MOST_PROGRAMS = 40
@@ -57,7 +57,7 @@ class _Search:
     """What is known of the splits of a problem, and what the solver has spent."""
 
     def __init__(
-        self, problem: SplitProblem, start: ChunkLayers, over: OverBytes, over_limit: float, most_tried: int
+        self, problem: LayerSplitProblem, start: ChunkLayers, over: OverBytes, over_limit: float, most_tried: int
     ) -> None:
         self.problem, self.start, self.over, self.over_limit = problem, start, over, over_limit
         self.most_tried = most_tried
@@ -73,7 +73,7 @@ class _Search:
         self.num_tried += tried
         return split
 
-    def learn(self, split: ChunkLayers, program: LayoutProgram | None = None) -> bool:
+    def learn(self, split: ChunkLayers, program: LayoutIntegerProgram | None = None) -> bool:
         """Find out whether a split fits and what its step is; whether it was new."""
         if split in self.steps_s:
             return False
@@ -91,9 +91,9 @@ class _Search:
         best = min(self.steps_s, key=lambda split: (self.steps_s[split], split.layers))
         return best if self.steps_s[best] < math.inf else self.start
 
-    def program(self) -> LayoutProgram:
+    def program(self) -> LayoutIntegerProgram:
         """A program that knows what was refused."""
-        program = LayoutProgram(self.problem, 2.0 * self.problem.step_s(self.best), over_limit=self.over_limit)
+        program = LayoutIntegerProgram(self.problem, 2.0 * self.problem.step_s(self.best), over_limit=self.over_limit)
         for refusal in self.refused:
             program.forbid_rank_contents(*refusal)
         return program
@@ -134,7 +134,7 @@ class _Search:
                 if self.learn(split, program):
                     self._teach(program, split)
 
-    def _teach(self, program: LayoutProgram, split: ChunkLayers) -> None:
+    def _teach(self, program: LayoutIntegerProgram, split: ChunkLayers) -> None:
         """Let a program know the longest paths of a split, and leave that out from now on."""
         for path in self.problem.schedule_clock.paths(self.problem.seconds([split])[0]):
             program.add_path(path)
@@ -142,7 +142,7 @@ class _Search:
 
 
 def shortest_split(
-    problem: SplitProblem, start: ChunkLayers, *, over_bytes: OverBytes | None = None, work: float = WORK,
+    problem: LayerSplitProblem, start: ChunkLayers, *, over_bytes: OverBytes | None = None, work: float = WORK,
     seed: int = 0, also: ChunkLayers | None = None, closes: bool = True,
     most_tried: int = MOST_TRIED,
 ) -> ShortestSplit:  # fmt: skip
@@ -192,7 +192,7 @@ def shortest_split(
     )  # fmt: skip
 
 
-def local_search(problem: SplitProblem, split: ChunkLayers) -> ChunkLayers:
+def improve_split_by_moves(problem: LayerSplitProblem, split: ChunkLayers) -> ChunkLayers:
     """The split that moves of one layer lead to, each the one after which the step is shortest.
 
     Those that do not fit by memory that is linear in layers are not tried. It ends early where it has tried
@@ -201,12 +201,12 @@ def local_search(problem: SplitProblem, split: ChunkLayers) -> ChunkLayers:
     return descend(problem, split)[0]
 
 
-def descend(problem: SplitProblem, split: ChunkLayers, most_tried: int = MOST_TRIED) -> tuple[ChunkLayers, int]:
+def descend(problem: LayerSplitProblem, split: ChunkLayers, most_tried: int = MOST_TRIED) -> tuple[ChunkLayers, int]:
     """What :func:`local_search` gives, and how many chunks of splits it tried."""
     step_s = problem.step_s(split) if problem.splits_that_fit([split]) else math.inf
     tried = 0
     while True:
-        moved = problem.splits_that_fit(neighbours(problem, split))
+        moved = problem.splits_that_fit(neighbouring_splits(problem, split))
         tried += len(moved) * problem.num_chunks
         if not moved or tried > most_tried:
             return split, tried
@@ -217,7 +217,7 @@ def descend(problem: SplitProblem, split: ChunkLayers, most_tried: int = MOST_TR
         split, step_s = moved[best], float(steps_s[best])
 
 
-def neighbours(problem: SplitProblem, split: ChunkLayers) -> list[ChunkLayers]:
+def neighbouring_splits(problem: LayerSplitProblem, split: ChunkLayers) -> list[ChunkLayers]:
     """Splits with one layer on another chunk, predictions on another chunk, or one more or fewer recomputed layer."""
     out = []
     filled = [p for p, layers in enumerate(split.layers) if layers]

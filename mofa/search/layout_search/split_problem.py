@@ -67,7 +67,7 @@ class ChunkLayers:
 
 
 @dataclass(frozen=True)
-class SplitProblem:
+class LayerSplitProblem:
     """Layers in model order, which contiguous parts of are dealt out to P virtual chunks of pp ranks.
 
     A quantity of a chunk is ``chunk + sum over its layers + predictions``: of each kind of computation, and of memory.

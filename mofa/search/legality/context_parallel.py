@@ -14,7 +14,7 @@ RING, A2A = CP_KINDS.index("ring"), CP_KINDS.index("a2a")
 """Values of ``StrategyTable.cp_kind``."""
 
 
-def ranks_too_many(model: ModelSpec, framework: FrameworkSpec, table: StrategyTable) -> FloatN:
+def context_parallel_excess(model: ModelSpec, framework: FrameworkSpec, table: StrategyTable) -> FloatN:
     """Ranks of context parallelism above one where the framework cannot run it, 0 where it can. (n,)
 
     Transformer Engine exchanges whole heads only, of queries and of keys and values. It has no ring under a window;

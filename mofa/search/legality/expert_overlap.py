@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mofa.search.legality.named_check import BoolN, FloatN, degrees_text
-from mofa.search.legality.named_check import Job as Job
+from mofa.search.legality.named_check import CheckedJob as CheckedJob
 from mofa.specs.strategy import StrategyTable
 
 OFFERED_DISPATCHERS = ("alltoall", "deepep")
@@ -24,8 +24,8 @@ class Condition(NamedTuple):
     """What rows must hold, the lines of Megatron-Core's assertion, and what to do."""
 
     lines: tuple[int, int] | None
-    holds: Callable[[Job, StrategyTable], BoolN | bool]
-    message: Callable[[Job, StrategyTable], str]
+    holds: Callable[[CheckedJob, StrategyTable], BoolN | bool]
+    message: Callable[[CheckedJob, StrategyTable], str]
 
 
 def _kinds(t: StrategyTable, *kinds: str) -> BoolN:
@@ -74,7 +74,7 @@ SHARED_CONDITIONS: tuple[Condition, ...] = (
 """The same of shared experts beside exchanges (``moe_shared_expert_overlap``)."""
 
 
-def _asked(job: Job) -> tuple[str, tuple[Condition, ...]]:
+def _asked(job: CheckedJob) -> tuple[str, tuple[Condition, ...]]:
     """The option that a framework has, in words, and its conditions; both at once cannot be."""
     if job.framework.shared_expert_overlap:
         return "shared_expert_overlap", SHARED_CONDITIONS
@@ -82,7 +82,7 @@ def _asked(job: Job) -> tuple[str, tuple[Condition, ...]]:
     return f"expert_overlap {overlap}", () if overlap == "none" else CONDITIONS
 
 
-def expert_overlap_shortfall(job: Job, t: StrategyTable) -> FloatN:
+def expert_overlap_shortfall(job: CheckedJob, t: StrategyTable) -> FloatN:
     """How many of the conditions rows miss. (n,) [-]"""
     missed = np.zeros(len(t))
     for condition in _asked(job)[1]:
@@ -90,7 +90,7 @@ def expert_overlap_shortfall(job: Job, t: StrategyTable) -> FloatN:
     return missed
 
 
-def expert_overlap_message(job: Job, t: StrategyTable) -> str:
+def expert_overlap_message(job: CheckedJob, t: StrategyTable) -> str:
     """The first condition that a row misses, and what to do."""
     option, conditions = _asked(job)
     missed = [each.message(job, t) for each in conditions if not np.all(each.holds(job, t))]

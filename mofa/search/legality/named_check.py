@@ -20,20 +20,20 @@ FloatN = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Check:
+class LegalityCheck:
     """One reason for rejection. ``shortfall`` gives by how much each row misses: 0 passes. [unit]"""
 
     reason: str
     unit: str
-    shortfall: Callable[[Job, StrategyTable], FloatN]
-    message: Callable[[Job, StrategyTable], str]
+    shortfall: Callable[[CheckedJob, StrategyTable], FloatN]
+    message: Callable[[CheckedJob, StrategyTable], str]
     """Message for a table of one row: what is wrong, with values, and what to do."""
     depends_on_recompute_mode: bool = False
     """Whether it depends on the recomputation mode."""
 
 
 @dataclass(frozen=True)
-class Job:
+class CheckedJob:
     """The job and machines that strategies are checked against."""
 
     workload: WorkloadSpec
@@ -42,7 +42,7 @@ class Job:
     counts_gpus_by_row: bool = False
     """Whether each strategy has the GPUs that its degrees make, of which the cluster's are the most."""
 
-    def with_options(self, options: FrameworkOptions) -> Job:
+    def with_options(self, options: FrameworkOptions) -> CheckedJob:
         """The job with the framework's options that some strategies choose."""
         return replace(self, framework=self.framework.with_options(options))
 
@@ -61,12 +61,12 @@ def refuse_idle_dispatcher(model: ModelSpec, dispatcher: object) -> None:
         )
 
 
-def remainder(value: FloatN | NDArray[np.int64] | int, divisor: NDArray[np.int64]) -> FloatN:
+def shortfall_to_multiple(value: FloatN | NDArray[np.int64] | int, divisor: NDArray[np.int64]) -> FloatN:
     """How much a number lacks to the next multiple; 0 where it is one."""
     return np.asarray(-np.asarray(value) % np.maximum(divisor, 1), dtype=float)
 
 
-def micro_batches(job: Job, table: StrategyTable) -> NDArray[np.int64]:
+def micro_batches_per_step(job: CheckedJob, table: StrategyTable) -> NDArray[np.int64]:
     """Micro-batches of a step on each pipeline. (n,)"""
     return np.asarray(job.workload.batch.global_batch // np.maximum(table.dp * table.micro_batch, 1))
 

@@ -234,7 +234,7 @@ class FewerNodesReplanned:
         return report.report.plans[0] if report.report.plans else None
 
 
-def on_computing_nodes(runs: LongRunObjective, left: PlanWithSpares) -> LongRunObjective:
+def long_runs_on_computing_nodes(runs: LongRunObjective, left: PlanWithSpares) -> LongRunObjective:
     """The long runs of the computing machines."""
     return replace(runs, cluster=left.machines, spares=left.spares)
 
@@ -242,5 +242,7 @@ def on_computing_nodes(runs: LongRunObjective, left: PlanWithSpares) -> LongRunO
 def _best(runs: LongRunObjective, left: list[PlanWithSpares]) -> PlanWithSpares | None:
     """The one with the most effective tokens per second."""
     return min(
-        left, key=lambda standing: on_computing_nodes(runs, standing).plan_ranking_key(standing.plan), default=None
+        left,
+        key=lambda standing: long_runs_on_computing_nodes(runs, standing).plan_ranking_key(standing.plan),
+        default=None,
     )

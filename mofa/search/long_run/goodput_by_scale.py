@@ -14,9 +14,14 @@ from mofa.plan.result import Plan
 from mofa.plan.summaries import FrameworkSummary, WorkloadSummary
 from mofa.search.entry_points import find_plans
 from mofa.search.goodput import LongRunObjective
-from mofa.search.legality.masks import Job, check_strategies
-from mofa.search.long_run.fewer_nodes import FewerNodesOfPlan, FewerNodesReplanned, PlanWithSpares, on_computing_nodes
-from mofa.search.long_run.sensitivity import sensitivities
+from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.long_run.fewer_nodes import (
+    FewerNodesOfPlan,
+    FewerNodesReplanned,
+    PlanWithSpares,
+    long_runs_on_computing_nodes,
+)
+from mofa.search.long_run.sensitivity import ettr_sensitivities
 from mofa.search.one_plan import plan_in_closed_form
 from mofa.search.search_result import Search
 from mofa.search.space import FEWER_GPUS
@@ -126,7 +131,7 @@ def goodput_by_scale(
         if fewer is None:
             raise SpecError(f"--spares: {_no_spares(stand, job, machines, faults.spares)}; take fewer, or more GPUs")
         left = fewer
-    factors, ettr = sensitivities(on_computing_nodes(runs, left), left.plan)
+    factors, ettr = ettr_sensitivities(long_runs_on_computing_nodes(runs, left), left.plan)
     return GoodputReport(
         workload=WorkloadSummary.from_spec(workload), node=cluster.node.name,
         framework=FrameworkSummary.from_spec(framework),
@@ -165,7 +170,7 @@ def _replicable(
     table = report.costed.table.take(fits)
     for larger_job, larger in reversed(job_at[1:]):
         wider = replace(table, dp=table.dp * larger.num_gpus // machines.num_gpus)
-        runs = fits[check_strategies(Job(larger_job, larger, framework), wider).reason < 0]
+        runs = fits[check_strategies(CheckedJob(larger_job, larger, framework), wider).reason < 0]
         if len(runs):
             best = runs[np.argmin(report.costed.step_s[runs])]
             strategy = report.costed.table.row(int(best), framework.name)
@@ -251,7 +256,7 @@ def _point(
             if left is None:
                 why = _no_spares(stand, job, machines, faults.spares)
                 continue
-            variants[name] = _variant(on_computing_nodes(runs, left), left)
+            variants[name] = _variant(long_runs_on_computing_nodes(runs, left), left)
             if not stands_by:
                 reference = runs.outlook_of_plan(plan)
                 mtbf = None if np.isinf(reference.mtbf_s[0]) else float(reference.mtbf_s[0])

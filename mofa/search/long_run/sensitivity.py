@@ -28,7 +28,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
 """Facts that each factor multiplies; a mean time to failure is divided by it."""
 
 
-def sensitivities(runs: LongRunObjective, plan: Plan) -> tuple[tuple[Sensitivity, ...], float]:
+def ettr_sensitivities(runs: LongRunObjective, plan: Plan) -> tuple[tuple[Sensitivity, ...], float]:
     """ETTR with each factor halved and doubled, at each one's best interval, the strongest first; and unchanged. [-]"""
 
     def ettr(faults: FaultSpec, by_bytes: float = 1.0) -> float:

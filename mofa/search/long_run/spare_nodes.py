@@ -17,7 +17,7 @@ from mofa.search.goodput import LongRunObjective, storage_note
 from mofa.search.near_best import space_near_best
 from mofa.search.one_plan import estimate
 from mofa.search.search_result import Search
-from mofa.search.space import Space, default_space, without_indivisible_degrees
+from mofa.search.space import StrategySpace, default_space, without_indivisible_degrees
 from mofa.specs.faults import FaultSpec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -132,10 +132,12 @@ class _SearchedSize:
     judge: LongRunObjective
     search: Search
     order: float
-    space: Space | None = None
+    space: StrategySpace | None = None
 
 
-def _searched(judge: LongRunObjective, replay: bool, space: Space | None = None, **options: Any) -> _SearchedSize:
+def _searched(
+    judge: LongRunObjective, replay: bool, space: StrategySpace | None = None, **options: Any
+) -> _SearchedSize:
     """A search ranked by a judge."""
     search = find_plans(
         judge.workload, judge.cluster, framework=judge.framework, replay=replay, judge=judge, space=space, **options
@@ -167,7 +169,7 @@ def _scouts(full_search: _SearchedSize, cluster: ClusterSpec, **options: Any) ->
     return scouts
 
 
-def _dividing(judge: LongRunObjective) -> Space:
+def _dividing(judge: LongRunObjective) -> StrategySpace:
     """The space of strategies that a job can have on its GPUs."""
     space = default_space(judge.workload, judge.cluster, judge.framework)
     return without_indivisible_degrees(space, judge.cluster.num_gpus, judge.workload.batch.global_batch)
@@ -279,12 +281,12 @@ def estimate_long_run(
             workload, job, strategy, framework=framework, flops_convention=flops_convention, replay=replay, jobs=jobs
         )
     except StrategyError as error:
-        note = batch_note(workload.batch.global_batch, job.num_gpus) if spares else ""
+        note = indivisible_batch_note(workload.batch.global_batch, job.num_gpus) if spares else ""
         raise StrategyError(f"{error}; {note}" if note else str(error)) from None
     return LongRunObjective(workload, job, framework, faults, spares=spares).with_long_run_figures(plan)
 
 
-def batch_note(global_batch: int, num_gpus: int, which: str = "GPUs that compute") -> str:
+def indivisible_batch_note(global_batch: int, num_gpus: int, which: str = "GPUs that compute") -> str:
     """That a batch does not divide over the GPUs that compute, and which near one would; empty where it does.
 
     The odd factor of the number of GPUs is what degrees of powers of two cannot take: the batch must have it.
@@ -305,9 +307,9 @@ def batch_note(global_batch: int, num_gpus: int, which: str = "GPUs that compute
 
     Examples
     --------
-    >>> batch_note(1024, 56)
+    >>> indivisible_batch_note(1024, 56)
     'a batch of 1,024 has no factor 7 as the 56 GPUs that compute have; 1,008 or 1,064 would divide over them'
-    >>> batch_note(1024, 64), batch_note(1008, 56)
+    >>> indivisible_batch_note(1024, 64), indivisible_batch_note(1008, 56)
     ('', '')
     """
     odd = num_gpus // (num_gpus & -num_gpus)
@@ -379,7 +381,7 @@ def _whole_cluster(
         if judge.faults.storage is not None:
             defaults["storage"] = storage_note(judge.faults.name, judge.faults.storage).removeprefix("storage: ")
         defaults["power"] = "a model: shares of the TDP by what a GPU does, node overhead, PUE"
-    if indivisible := batch_note(judge.workload.batch.global_batch, judge.cluster.num_gpus):
+    if indivisible := indivisible_batch_note(judge.workload.batch.global_batch, judge.cluster.num_gpus):
         defaults["batch"] = indivisible
     least, note = report.min_gpus, report.min_gpus_note
     if least is not None and judge.spares:  # found for what computes; what is asked for includes what stands by

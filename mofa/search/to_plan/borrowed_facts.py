@@ -16,7 +16,7 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
 
 
-def borrowed_notes(
+def borrowed_fact_notes(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, tapes: Sequence[Tape], precision: str
 ) -> tuple[str, ...]:
     """Notes on the facts of :mod:`mofa.specs.gpu_facts` that a plan uses and its GPU's profile does not call

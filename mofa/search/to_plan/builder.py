@@ -29,29 +29,29 @@ from mofa.cost.stages import Stages
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan
 from mofa.plan.step_parts import Time
-from mofa.search.recomputed_layers import fewest_recomputed_layers, next_num_recomputed
-from mofa.search.to_plan.borrowed_facts import borrowed_notes
+from mofa.search.recomputed_layers import fewest_recomputed_layers, more_recomputed_layers
+from mofa.search.to_plan.borrowed_facts import borrowed_fact_notes
 from mofa.search.to_plan.layout_notes import launch_layout, layout_notes
 from mofa.search.to_plan.notes import (
     alignment_note,
     balancing_note,
     closed_form_margin_note,
-    copies_note,
     general_notes,
     host_notes,
-    model_notes,
-    options_notes,
+    index_dispatch_note,
+    unmeasured_model_notes,
+    untested_option_notes,
 )
 from mofa.search.to_plan.replayed_memory import (
     ExpertRankRange,
-    emptiest_and_fullest,
+    emptiest_and_fullest_expert_rank,
+    expert_ranks_of_stage,
     memory_with_replayed_stages,
-    ranks_of_stage,
-    replayed_stage,
+    replayed_stage_memory,
 )
-from mofa.search.to_plan.replayed_time import DUST, stage_times
+from mofa.search.to_plan.replayed_time import DUST, exposed_times_by_stage
 from mofa.search.to_plan.step_band import step_band
-from mofa.search.workers import Workers
+from mofa.search.workers import WorkerProcesses
 from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.framework_names import RankOrder
@@ -93,7 +93,7 @@ def closed_form_margin_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: 
 _numbers = count()
 
 
-class Candidate:
+class CandidatePlan:
     """One strategy, a table of one row, that can be costed in detail by closed forms or by replay.
 
     Sent to another process, it takes its facts along, and the step's time where known; no replayed results.
@@ -143,7 +143,7 @@ class Candidate:
         return Estimator(workload, cluster, framework, row, self.loads)
 
     @cached_property
-    def _with_other_layers(self) -> Candidate | None:
+    def _with_other_layers(self) -> CandidatePlan | None:
         """The candidate with another number of recomputed layers that was asked for last."""
         return None
 
@@ -199,33 +199,33 @@ class Candidate:
             None,
         )
 
-    def with_more_recomputed_layers(self, lacking_bytes: float) -> Candidate | None:
+    def with_more_recomputed_layers(self, lacking_bytes: float) -> CandidatePlan | None:
         """The candidate with more recomputed layers to try if a replay lacks so much memory; None where none is
         left."""
         workload, _, framework, _ = self.job
-        number = next_num_recomputed(workload, framework, self.estimator, lacking_bytes) if self.solved else None
+        number = more_recomputed_layers(workload, framework, self.estimator, lacking_bytes) if self.solved else None
         if number is None:
             return None
         return self.with_recompute_layers(number)
 
-    def with_recompute_layers(self, layers: int) -> Candidate:
+    def with_recompute_layers(self, layers: int) -> CandidatePlan:
         """The candidate with another number of recomputed layers, some in both; the same one as last time if the number
         is, with what was played of it."""
         last = self._with_other_layers
         if last is None or int(last.job[3].recompute_layers[0]) != layers:
             workload, cluster, framework, row = self.job
             row = replace(row, recompute_layers=np.array([layers]))
-            last = Candidate(workload, cluster, framework, row, self.loads, self.convention, solved=True)
+            last = CandidatePlan(workload, cluster, framework, row, self.loads, self.convention, solved=True)
             if self.solved and "estimator" in self.__dict__:
                 last.estimator = self.estimator.with_recompute_layers(layers)
             self._with_other_layers = last
         return last
 
-    def with_layout(self, layout: str, layers: int) -> Candidate:
+    def with_layout(self, layout: str, layers: int) -> CandidatePlan:
         """The candidate with a layout, and a number of recomputed layers."""
         workload, cluster, framework, row = self.job
         row = replace(row, layouts=(layout,), layout=np.zeros(1, np.int64), recompute_layers=np.array([layers]))
-        return Candidate(workload, cluster, framework, row, self.loads, self.convention)
+        return CandidatePlan(workload, cluster, framework, row, self.loads, self.convention)
 
     def replayed_stage_memory(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
         """The replayed memory of a rank, also over the time of a step where its computations' ``spans`` are given."""
@@ -233,7 +233,7 @@ class Candidate:
 
         journal = self.replayer.rank_memory(r).journal
         curve = memory_curve(journal, spans) if spans else None
-        stage = replayed_stage(self.closed_form_memory.by_stage[r], self.replayer, curve)
+        stage = replayed_stage_memory(self.closed_form_memory.by_stage[r], self.replayer, curve)
         journal.forget_arrays()  # those of all ranks of a long step are a GiB
         return stage
 
@@ -241,7 +241,10 @@ class Candidate:
     def closed_form_memory(self) -> Memory:
         """Its memory in closed form."""
         return _memory(
-            *self.job[1:3], self.closed_form_row, self.estimator.stages(), emptiest_and_fullest(self.estimator)
+            *self.job[1:3],
+            self.closed_form_row,
+            self.estimator.stages(),
+            emptiest_and_fullest_expert_rank(self.estimator),
         )
 
     def plan_with_replayed_time(self) -> Plan:
@@ -256,12 +259,12 @@ class Candidate:
         pp, more_bytes = int(self.job[3].pp[0]), 0.0
         if doubted:
             more_bytes = closed_form_margin_bytes(self.job[2], pp, float(self.costed.reserved_bytes[0]))
-        rank_range = emptiest_and_fullest(self.estimator)
+        rank_range = emptiest_and_fullest_expert_rank(self.estimator)
         memory = _memory(*self.job[1:3], self.costed, self.estimator.stages(), rank_range, more_bytes)
         return self._plan(None, memory, banded=banded, doubted=doubted)
 
     def plan(
-        self, *, replay: bool, explain: bool = True, over_time: bool = True, workers: Workers | None = None
+        self, *, replay: bool, explain: bool = True, over_time: bool = True, workers: WorkerProcesses | None = None
     ) -> Plan:
         """The plan by replay of the fullest rank; with ``explain`` of every rank, and with memory ``over_time``."""
         if not replay:
@@ -275,7 +278,7 @@ class Candidate:
             )
         spans = self.replayer.time.spans
         self.time = replace(self.replayer.time, spans=())
-        workers = workers_for([self], workers)
+        workers = replay_workers([self], workers)
         # others begin with the first rank, this process with the last, where it has played some already
         ranks = sorted(range(len(spans)), key=lambda r: (r in self.replayer.played_ranks, r))
         tasks = [(self, r, spans[r] if over_time else ()) for r in ranks]
@@ -303,7 +306,7 @@ class Candidate:
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
         notes = alignment_note(unaligned_product_ops(block.forward for block in blocks))
-        notes += borrowed_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
+        notes += borrowed_fact_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
         stages, framework = self.estimator.stages(), self.job[2]
         notes += layout_notes(stages, self.job[0].model, framework)
         notes += closed_form_margin_note(framework, stages.pp) if doubted else ()
@@ -319,22 +322,22 @@ class Candidate:
         return fraction_resting_on_library(self.estimator.parts[0].costs, self.job[0].model, exposed, library)
 
 
-def workers_for(candidates: Sequence[Candidate], workers: Workers | None) -> Workers:
+def replay_workers(candidates: Sequence[CandidatePlan], workers: WorkerProcesses | None) -> WorkerProcesses:
     """The workers, or this process alone where there is little to replay."""
     return (
         workers
         if workers is not None and sum(candidate.num_layer_forwards for candidate in candidates) > SMALL
-        else Workers()
+        else WorkerProcesses()
     )
 
 
-def _stage(task: tuple[Candidate, int, Sequence[Computation]]) -> StageMemory:
+def _stage(task: tuple[CandidatePlan, int, Sequence[Computation]]) -> StageMemory:
     """Memory of a rank of a candidate, for a process that gets one rank after the other."""
     candidate, r, spans = task
     if _last.get("number") != candidate.number:
         _last.update(number=candidate.number, candidate=candidate)
     known = _last["candidate"]
-    assert isinstance(known, Candidate)
+    assert isinstance(known, CandidatePlan)
     return known.replayed_stage_memory(r, spans)
 
 
@@ -375,15 +378,15 @@ def _plan(
         ),
         checkpoint_bytes=float(costed.checkpoint_bytes[0]),
         memory=memory,
-        time=Time(exposed=exposed, hidden=hidden, by_stage=stage_times(played)),
+        time=Time(exposed=exposed, hidden=hidden, by_stage=exposed_times_by_stage(played)),
         provenance=_provenance(workload, cluster, framework, row, exposed, seen),
         costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,
         notes=general_notes(workload, cluster, framework, played is not None)
         + host_notes(cluster, step_s, exposed["host_idle"])
-        + model_notes(workload.model, framework)
-        + options_notes(workload, cluster, framework, row)
-        + copies_note(workload, framework, row)
+        + unmeasured_model_notes(workload.model, framework)
+        + untested_option_notes(workload, cluster, framework, row)
+        + index_dispatch_note(workload, framework, row)
         + balancing_note(workload, row),
     )
 
@@ -420,7 +423,7 @@ def _memory(
             in_flight_micro_batches=in_flight, instant=costed.instant_names[instant], allocated_bytes=allocated,
             reserved_bytes=reserved, device_bytes=device,
             by_component=dict(zip(MEMORY_COMPONENTS, parts, strict=True)),
-            ranks=None if rank_range is None else ranks_of_stage(r, detail, rank_range),
+            ranks=None if rank_range is None else expert_ranks_of_stage(r, detail, rank_range),
         )
         for r, (layers, recomputed, in_flight, instant, allocated, reserved, device, parts) in enumerate(of_stages)
     ]  # fmt: skip

@@ -68,7 +68,7 @@ def balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...
     return (note,)
 
 
-def copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyTable) -> tuple[str, ...]:
+def index_dispatch_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyTable) -> tuple[str, ...]:
     """Note on the memory that dispatch by index saves."""
     model = workload.model
     shared = int(row.ep[0]) * int(row.etp[0]) > 1
@@ -85,7 +85,7 @@ def copies_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyT
     )
 
 
-def options_notes(
+def untested_option_notes(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable
 ) -> tuple[str, ...]:
     """Notes on options that no run of ours has shown."""
@@ -134,7 +134,7 @@ def _offload_note(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     )
 
 
-def model_notes(model: ModelSpec, framework: FrameworkSpec) -> tuple[str, ...]:
+def unmeasured_model_notes(model: ModelSpec, framework: FrameworkSpec) -> tuple[str, ...]:
     """Notes on facts of the model whose ops no run of ours has; runs te1-* have some on Transformer Engine."""
     a, is_measured = model.attention, framework.library is not None
     facts = {

@@ -31,7 +31,7 @@ class ExpertRankRange(NamedTuple):
     """Memory of the emptiest rank, by stage."""
 
 
-def replayed_stage(closed: StageMemory, replayer: Replayer, curve: MemoryOverTime | None = None) -> StageMemory:
+def replayed_stage_memory(closed: StageMemory, replayer: Replayer, curve: MemoryOverTime | None = None) -> StageMemory:
     """The replayed memory of a pipeline rank, with its curve over time where given."""
     rank = replayer.rank_memory(closed.stage)
     parts = {name: float(rank.peak.alive[name]) for name in LIVE_COMPONENTS}
@@ -73,7 +73,7 @@ def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
     return StageRanks(emptiest=few, fullest=many, tokens_over_mean=replayer.tokens_over_mean_by_rank(stage))
 
 
-def emptiest_and_fullest(estimator: Estimator) -> ExpertRankRange | None:
+def emptiest_and_fullest_expert_rank(estimator: Estimator) -> ExpertRankRange | None:
     """The emptiest and the fullest expert-parallel rank of one strategy, in closed form; None where all are alike."""
     ep = int(estimator.table.ep[0])
     least = estimator.loads.with_memory_of_emptiest_rank(ep) if int(estimator.table.balancing[0]) == 0 else None
@@ -85,7 +85,7 @@ def emptiest_and_fullest(estimator: Estimator) -> ExpertRankRange | None:
     return ExpertRankRange(least.quantile_rows_over_mean[ep], estimator.loads.quantile_rows_over_mean[ep], detail)
 
 
-def ranks_of_stage(stage: int, detail: StageDetail, span: ExpertRankRange) -> StageRanks | None:
+def expert_ranks_of_stage(stage: int, detail: StageDetail, span: ExpertRankRange) -> StageRanks | None:
     """How the ranks of a stage differ in memory, in closed form; None where the stage has no experts."""
 
     def rank(tokens: float, of: StageDetail) -> RankMemory:

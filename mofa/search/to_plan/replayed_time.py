@@ -15,7 +15,7 @@ DUST = 1e-9
 """Share of a step below which a time is a rounding error. [-]"""
 
 
-def stage_times(played: ReplayedTime | None) -> tuple[StageTime, ...]:
+def exposed_times_by_stage(played: ReplayedTime | None) -> tuple[StageTime, ...]:
     """Exposed and idle seconds per pipeline stage; none without a clock."""
     if played is None:
         return ()

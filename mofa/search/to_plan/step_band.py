@@ -32,7 +32,7 @@ def step_circumstances(
     share = routed_fraction(workload.model, workload.batch.seq_len)
     mostly = "experts half or more" if share >= MOST_EXPERTS else "experts below half"
     return Circumstances(
-        nodes="one node" if num_nodes(cluster) == 1 else "several nodes",
+        nodes="one node" if num_cluster_nodes(cluster) == 1 else "several nodes",
         layers=framework.layers,
         products="bf16" if workload.precision.gemm == "bf16" else "fp8",
         experts=mostly if share > 0 else "dense",
@@ -40,7 +40,7 @@ def step_circumstances(
     )
 
 
-def num_nodes(cluster: ClusterSpec) -> int:
+def num_cluster_nodes(cluster: ClusterSpec) -> int:
     """Number of nodes of a cluster, the last one perhaps in part. [-]"""
     return -(-cluster.num_gpus // cluster.node.gpus_per_node)
 
@@ -64,13 +64,13 @@ def step_band(
     """
     circumstances = step_circumstances(workload, cluster, framework, host_idle_s / step_s)
     known = load_residuals().step
-    unmeasured = known.unmeasured(
-        circumstances, gpu=cluster.gpu.name, framework=framework.name, nodes=num_nodes(cluster)
+    unmeasured = known.unmeasured_in_words(
+        circumstances, gpu=cluster.gpu.name, framework=framework.name, nodes=num_cluster_nodes(cluster)
     )
     group = known.group_of(circumstances)
     low, high = group.low.value, group.high.value
     if unmeasured:
-        group, low, high = known.nearest(ALL), known.unmeasured_low.value, known.unmeasured_high.value
+        group, low, high = known.nearest_group(ALL), known.unmeasured_low.value, known.unmeasured_high.value
     hosts_s = _hosts_s(cluster, step_s, on_host)
     fast_s, slow_s = hosts_s or (step_s, step_s)
     difference = known.pair_difference.get(circumstances.pace)
@@ -85,7 +85,7 @@ def _hosts_s(
     cluster: ClusterSpec, step_s: float, on_host: Callable[[ClusterSpec], float]
 ) -> tuple[float, float] | None:
     """The step on a fast and on a slow host, scaled as in closed form; None where the host is known. [s]"""
-    others = on_fast_and_slow_host(cluster)
+    others = cluster_with_fast_and_slow_host(cluster)
     if others is None:
         return None
     typical_s = on_host(cluster)
@@ -104,12 +104,15 @@ _last: list[_OtherHosts] = []
 """Those of the last cluster asked for: all plans of a search have one."""
 
 
-def on_fast_and_slow_host(cluster: ClusterSpec) -> tuple[ClusterSpec, ClusterSpec] | None:
+def cluster_with_fast_and_slow_host(cluster: ClusterSpec) -> tuple[ClusterSpec, ClusterSpec] | None:
     """The cluster with fast and with slow hosts; None where its host is known."""
     if not _last or _last[0].cluster is not cluster:
         hosts, own_s = cluster.gpu.curves.hosts, cluster.gpu.curves.host.eager_op_s.value
         fast_and_slow = None
         if hosts is not None:
-            fast_and_slow = cluster.at_host(hosts.fast.value * own_s), cluster.at_host(hosts.slow.value * own_s)
+            fast_and_slow = (
+                cluster.with_host_speed(hosts.fast.value * own_s),
+                cluster.with_host_speed(hosts.slow.value * own_s),
+            )
         _last[:] = [_OtherHosts(cluster, fast_and_slow)]
     return _last[0].fast_and_slow

@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from mofa.cost.estimate import Estimator
 from mofa.plan.result import Plan
-from mofa.search.to_plan.builder import Candidate
-from mofa.search.to_plan.step_band import on_fast_and_slow_host
+from mofa.search.to_plan.builder import CandidatePlan
+from mofa.search.to_plan.step_band import cluster_with_fast_and_slow_host
 from mofa.specs.strategy import StrategyTable
 
 
-def plans_in_closed_form(candidates: Sequence[Candidate], *, banded: bool) -> Iterator[Plan]:
+def plans_in_closed_form(candidates: Sequence[CandidatePlan], *, banded: bool) -> Iterator[Plan]:
     """Plans without any replay, made as they are asked for; steps for the bands of all but the first come together."""
     for n, candidate in enumerate(candidates):
         if n == 1 and banded:
@@ -19,12 +19,12 @@ def plans_in_closed_form(candidates: Sequence[Candidate], *, banded: bool) -> It
         yield candidate.plan_in_closed_form(banded=banded)
 
 
-def cost_on_all_hosts(candidates: Sequence[Candidate]) -> None:
+def cost_on_all_hosts(candidates: Sequence[CandidatePlan]) -> None:
     """Tell candidates of one search what their steps take on each host, those that choose the same options in one go.
 
     A candidate that is asked for its band costs these steps by itself otherwise, each a whole composition.
     """
-    by_options: dict[Hashable, list[Candidate]] = {}
+    by_options: dict[Hashable, list[CandidatePlan]] = {}
     for candidate in candidates:
         by_options.setdefault(candidate.options_key, []).append(candidate)
     for alike in by_options.values():
@@ -32,9 +32,9 @@ def cost_on_all_hosts(candidates: Sequence[Candidate]) -> None:
             _cost_together(alike)
 
 
-def _cost_together(alike: Sequence[Candidate]) -> None:
+def _cost_together(alike: Sequence[CandidatePlan]) -> None:
     workload, cluster, framework, _ = alike[0].job
-    hosts = on_fast_and_slow_host(cluster)
+    hosts = cluster_with_fast_and_slow_host(cluster)
     if hosts is None:  # the host is known
         return
     table = StrategyTable.concatenated([candidate.job[3] for candidate in alike])

@@ -67,7 +67,7 @@ class GqaSpec(Spec):
 
 
 class GqaPrimitives(Protocol):
-    """What it is built with."""
+    """What grouped-query attention is built with: a framework's primitives for its parts."""
 
     def qkv(self, h: str) -> Heads:
         """Queries, keys and values of an input."""

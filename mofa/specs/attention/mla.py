@@ -55,7 +55,7 @@ class MlaSpec(Spec):
 
 
 class MlaPrimitives(Protocol):
-    """What it is built with."""
+    """What latent attention is built with: a framework's primitive for its projections."""
 
     def mla(self, attention: MlaSpec, h: str) -> Heads:
         """Queries, keys and values by low-rank projections of an input, rotated."""

@@ -60,8 +60,8 @@ def _caps(attention: float | None, logits: float | None) -> dict[str, Any]:
 
 
 _GEMMA2 = {
-    **common_keys(2304, 26, 8, 9216, 256000, tied=True), "hidden_act": text_key("gelu_pytorch_tanh",
-    "hidden_activation"),
+    **common_keys(2304, 26, 8, 9216, 256000, tied=True),
+    "hidden_act": text_key("gelu_pytorch_tanh", "hidden_activation"),
     "num_key_value_heads": kv_heads_key(4), "head_dim": size_key(256), "attention_bias": flag_key(False),
     "sliding_window": count_key(4096, nullable=True), "layer_types": list_key(), **_caps(50.0, 30.0),
     "use_bidirectional_attention": flag_key(None),

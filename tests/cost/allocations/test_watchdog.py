@@ -25,7 +25,7 @@ def test_a_host_leads_by_no_more_than_the_devices_queue() -> None:
         gone.append(shelf.issue_block(BlockPassTime(0.016, 0.0), QUEUE / 2))
     assert gone.index([0]) == 9  # 128 ms, when the first has been through for 112
     assert shelf.host_s == pytest.approx(13 * 0.016)
-    shelf.synchronized()
+    shelf.synchronize()
     assert shelf.host_s == shelf.device_s == pytest.approx(15 * 0.016)
 
 

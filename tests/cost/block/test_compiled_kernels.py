@@ -19,8 +19,8 @@ from mofa.cost.block.durations import Machine, device_seconds
 from mofa.cost.estimate import Estimator
 from mofa.measure.records import read_record
 from mofa.search.strategy_estimator import strategy_estimator
-from mofa.validate.hosts import read_hosts
-from mofa.validate.reference import reference_of
+from mofa.validate.hosts import read_machine_hosts
+from mofa.validate.reference import reference_of_record
 
 REFERENCES = Path(__file__).parents[3] / "reference_runs"
 
@@ -31,7 +31,7 @@ def estimator(id: str) -> Estimator:
     folder = REFERENCES / "measured"
     record = read_record(folder / f"{id}.yaml")
     with tempfile.TemporaryDirectory() as scratch:
-        reference = reference_of(record, folder, read_hosts(folder), Path(scratch))
+        reference = reference_of_record(record, folder, read_machine_hosts(folder), Path(scratch))
         workload, cluster, framework, strategy = reference.resolve()
         return strategy_estimator(workload, cluster, framework, strategy)
 

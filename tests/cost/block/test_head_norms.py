@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from mofa.blocks.build import BlockKind, layer_tapes
+from mofa.blocks.build import CostedLayerKind, layer_tapes
 from mofa.blocks.context import Primitives
 from mofa.blocks.frameworks.megatron.local import PRIMITIVES as LOCAL
 from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
@@ -30,7 +30,7 @@ def microseconds(
     ctx = context(MODEL, spec, seq_len=4096, micro_batch=micro_batch)
     if autocast:
         ctx = replace(ctx, precision_mode="autocast", residual_element_bytes=4)
-    tapes = layer_tapes(ctx, primitives, BlockKind(False))
+    tapes = layer_tapes(ctx, primitives, CostedLayerKind(False))
     ops = tuple(
         op
         for op in (*tapes.forward.ops, *tapes.backward.ops)

@@ -156,7 +156,7 @@ def test_all_wait_for_the_slowest_host() -> None:
             for some in (apart, alike(apart))
         ]
         spread[num] = every[0] / every[1]
-        assert apart.sync_s == pytest.approx(apart.slowest_host * curves.host.sync_s.value)
+        assert apart.sync_s == pytest.approx(apart.slowest_host_factor * curves.host.sync_s.value)
     assert spread[1] == pytest.approx([1.0, 1.0])
     assert spread[4] == pytest.approx([1.0 + 0.1 * 3.0**0.5 * 0.6] * 2)
 

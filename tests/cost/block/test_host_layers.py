@@ -59,7 +59,7 @@ def block(kind: str) -> tuple[BlockTapes, Machine]:
     """The layer of a run, on that host."""
     runs = {run.id: run for run in load_runs(ROOT / "reference_runs" / "plans" / "host-layers.yaml")}
     workload, cluster, framework, strategy = resolve_run(runs[run_of(kind, 4)])
-    costs = strategy_estimator(workload, cluster.at_host(FAST_S), framework, strategy).parts[0].costs
+    costs = strategy_estimator(workload, cluster.with_host_speed(FAST_S), framework, strategy).parts[0].costs
     (found,) = (tapes for name, tapes in costs.tapes.items() if str(name).startswith("dense "))
     return found, costs.machine
 

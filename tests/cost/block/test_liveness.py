@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.backward import NO_RECOMPUTE, Recompute
-from mofa.blocks.build import BlockKind, BlockTapes, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_tapes
 from mofa.blocks.context import Context
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.op import KINDS, Op, Tape, Tensor
@@ -215,7 +215,7 @@ def test_slow_twin(model: ModelSpec, name: str, recompute: Recompute) -> None:
         return  # it has no such mode
     ctx = contexts(model, name)
     num_k = len(ctx.tp)
-    for kind in dict.fromkeys(BlockKind(model.is_moe_layer(i), model.is_windowed_layer(i)) for i in range(3)):
+    for kind in dict.fromkeys(CostedLayerKind(model.is_moe_layer(i), model.is_windowed_layer(i)) for i in range(3)):
         tapes = layer_tapes(ctx, primitives_of(ctx.framework), kind, recompute)
         memory = block_memory(tapes, num_k)
         for k in range(num_k):
@@ -238,10 +238,10 @@ def test_several_blocks_in_one_go_are_what_each_is_alone(name: str) -> None:
     p = primitives_of(ctx.framework)
     nothing, once = tape({}, "", ""), tape({"x": 1.0, "y": 10.0}, "x", "y", op("one", "x", "y"))
     blocks = [
-        layer_tapes(ctx, p, BlockKind(moe=True), FULL),
+        layer_tapes(ctx, p, CostedLayerKind(moe=True), FULL),
         BlockTapes("nothing", nothing, nothing),
         BlockTapes("once", once, nothing),
-        layer_tapes(ctx, p, BlockKind(moe=False)),
+        layer_tapes(ctx, p, CostedLayerKind(moe=False)),
     ]
     sizes = np.sort([np.broadcast_to(t.bytes, num_k) for t in blocks[0].forward.tensors.values()], axis=0)
     large = 0.75 * sizes[[len(sizes) // 2, -2]]

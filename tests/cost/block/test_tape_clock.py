@@ -37,7 +37,7 @@ def machine(num_k: int = 1, slowdown: float = SLOWDOWN, blocking: bool = False) 
     )
     cluster = SimpleNamespace(gpu=SimpleNamespace(curves=curves), sync_s=SYNC_S)
     return SimpleNamespace(
-        num_k=num_k, cluster=cluster, slowest_host=1.0, host_lead_lost=False,
+        num_k=num_k, cluster=cluster, slowest_host_factor=1.0, host_lead_lost=False,
         uses_world_communicator=lambda _: shared(num_k),
         framework=SimpleNamespace(launch_blocking=blocking),
     )  # fmt: skip

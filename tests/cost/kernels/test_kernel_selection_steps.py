@@ -11,7 +11,7 @@ import mofa
 from mofa.cost.estimate import Estimator
 from mofa.replay.replayer import replay_time
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.host import ModuleCallTime
 from mofa.specs.routing import RoutingSpec
 from tests.cost.toy import with_facts
@@ -40,7 +40,7 @@ def estimator(
     gpu = cluster.gpu.model_copy(update={"curves": curves.model_copy(update={"host": host})})
     cluster = cluster.model_copy(update={"gpu": gpu})
     framework = mofa.load_framework("megatron")
-    row = strategy_row(workload, cluster, framework, f"{STRATEGY} recompute={recompute}")
+    row = checked_strategy_row(workload, cluster, framework, f"{STRATEGY} recompute={recompute}")
     return Estimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row))
 
 
@@ -66,7 +66,7 @@ def test_a_step_waits_for_every_choice(recompute: str) -> None:
     (part,) = estimator().parts
     numbers = 2 * 6 * 64 * unseen()
     assert unseen() > 0.2
-    expected_s = 6 * numbers * 1e-3 * part.costs.machine.slowest_host
+    expected_s = 6 * numbers * 1e-3 * part.costs.machine.slowest_host_factor
     assert longer_s(recompute=recompute) == pytest.approx(expected_s, rel=0.02)
 
 
@@ -96,6 +96,6 @@ def test_one_kernel_for_all_experts_is_chosen_once() -> None:
     """As torchtitan's grouped product, whatever its rows."""
     job = estimator()
     framework = mofa.load_framework("torchtitan")
-    row = strategy_row(job.workload, job.cluster, framework, STRATEGY)
+    row = checked_strategy_row(job.workload, job.cluster, framework, STRATEGY)
     (part,) = Estimator(job.workload, job.cluster, framework, row, job.loads).parts
     assert float(part.costs.context.unseen_rows_share) == 0.0

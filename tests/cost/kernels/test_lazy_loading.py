@@ -14,9 +14,9 @@ from mofa.cost.kernels.lazy_loading import kernel_load_idle_s, tape_with_kernel_
 from mofa.measure.records import read_record
 from mofa.replay.replayer import Replayer
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.run_files import resolve_run
-from mofa.validate.routing_counts import with_counts
+from mofa.validate.routing_counts import with_routing_counts
 from tests.blocks.roles import as_named
 
 RECORDS = Path(__file__).parents[3] / "reference_runs" / "measured"
@@ -67,9 +67,9 @@ def test_the_host_loses_its_lead_where_a_load_has_drained_it() -> None:
 def test_a_step_is_the_mean_of_passes_that_loaded_a_kernel_and_passes_that_did_not(tmp_path: Path) -> None:
     """Experts one after the other behind a head that takes the device long: the lead is worth tens of milliseconds."""
     record = read_record(RECORDS / "mc2-dp2-ep2-gptoss20b-3l-2k-skewed-third.yaml")
-    workload, cluster, framework, strategy = resolve_run(with_counts(record, tmp_path), RECORDS)
-    row = strategy_row(workload, cluster, framework, strategy)
-    mixed = Estimator(workload, cluster.at_host(1e-5), framework, row, routing_loads_by_ep(workload, row))
+    workload, cluster, framework, strategy = resolve_run(with_routing_counts(record, tmp_path), RECORDS)
+    row = checked_strategy_row(workload, cluster, framework, strategy)
+    mixed = Estimator(workload, cluster.with_host_speed(1e-5), framework, row, routing_loads_by_ep(workload, row))
     share = float(mixed.drains[0])
     n = expected_loads(mixed)
     assert share == pytest.approx(1.0 - np.exp(-n))

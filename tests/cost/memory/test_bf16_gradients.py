@@ -10,7 +10,7 @@ from mofa.cost.optimizer import optimizer_device_seconds_by_part
 from mofa.errors import SpecError
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.from_estimator import composed_row, describe_ranks
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
 MIB = 2**20
@@ -20,7 +20,7 @@ def of(grads: str, strategy: str = "micro_batch=1 recompute=full", gpus: int = 2
     """Llama 3 8B of four layers on two GPUs."""
     job = load_workload("llama3-8b", seq_len=512, global_batch=gpus, overrides={"model.num_layers": 4})
     cluster, framework = load_cluster("h200-hgx", gpus), load_framework("megatron", {"grads": grads})
-    return Estimator(job, cluster, framework, strategy_row(job, cluster, framework, strategy))
+    return Estimator(job, cluster, framework, checked_strategy_row(job, cluster, framework, strategy))
 
 
 def test_option_says_what_follows() -> None:

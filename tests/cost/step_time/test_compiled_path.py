@@ -9,7 +9,7 @@ import pytest
 
 from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.step_time import compiled_path
-from mofa.cost.step_time.compiled_path import BLOCK, library
+from mofa.cost.step_time.compiled_path import BLOCK, c_library
 from mofa.cost.step_time.critical_path import (
     ComputationDurations,
     DataParallelOncePerStep,
@@ -25,7 +25,7 @@ def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         compiled_anew(compiled_path, tmp_path_factory.mktemp("compiled"), patch)
         yield
-    library.cache_clear()
+    c_library.cache_clear()
 
 
 @pytest.mark.parametrize("has_host", [False, True])
@@ -40,10 +40,10 @@ def test_as_by_level(
     schedule: str, runtime: Runtime, pp: int, vpp: int, once: Once, num_plans: int, has_host: bool
 ) -> None:
     """Of random durations, with and without the host's clocks, gathers and rounds that are left out."""
-    assert library() is not None
+    assert c_library() is not None
     rng, shape = np.random.default_rng(num_plans), (num_plans, pp, vpp)
     forward_s, backward_s, weights_s = rng.uniform(1, 2, (3, *shape))
-    kinds = len(SCHEDULES[schedule].computations)
+    kinds = len(SCHEDULES[schedule].computation_kinds)
     clocks = rng.uniform(0, 3, (kinds, 4, *shape))
     clocks[:, 2][rng.random((kinds, *shape)) < 0.5] = NEVER
     given = ComputationDurations(
@@ -56,7 +56,7 @@ def test_as_by_level(
     plan = schedule, runtime, pp, vpp
     compiled, waited_s = critical_path_and_host_waits_s(plan, given, num_micro_batches)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled_path, "library", lambda: None)
+        patch.setattr(compiled_path, "c_library", lambda: None)
         by_level, by_level_waited_s = critical_path_and_host_waits_s(plan, given, num_micro_batches)
     assert np.array_equal(compiled, by_level) and np.array_equal(waited_s, by_level_waited_s)
     assert has_host or not waited_s.any()

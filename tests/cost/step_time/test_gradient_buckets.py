@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.rank_rules import first_bucket_params
+from mofa.cost.rank_rules import first_reduced_bucket_params
 from mofa.cost.step_time.gradient_buckets import first_chunk_buckets
 from mofa.replay.rank.from_estimator import composed_row
 from mofa.replay.time.computation_tapes import PlanTapes
@@ -26,7 +26,7 @@ def test_as_many_as_the_replay_fills(workload: str, strategy: str) -> None:
     num = int(rows.num_micro_batches[0])
     order = computation_order_of(rows.schedule, rows.framework.traits.runtime, rows.stage_layers.stages.pp, 1, num)
     rank = _Rank(rows, PlanTapes.from_rows(rows), spec, order, SharedAcrossRanks())
-    size = float(first_bucket_params(rows)[0])
+    size = float(first_reduced_bucket_params(rows)[0])
     played = rank.buckets(0, size)
     filled = first_chunk_buckets(rows, np.array([size]), experts_separate=True)
     assert abs(filled.dense[0] - sum(bucket.dense > 0 for bucket in played)) <= 1
@@ -38,4 +38,4 @@ def test_without_overlap_there_is_one_buffer() -> None:
     job = mofa.load_workload("llama3-8b", global_batch=64, seq_len=1024)
     framework = mofa.load_framework("megatron", overrides={"overlap_grad_reduce": False, "overlap_param_gather": False})
     rows = composed_row(strategy_estimator(job, mofa.load_cluster("h100-hgx", 8), framework, "tp=2"))
-    assert first_chunk_buckets(rows, first_bucket_params(rows), experts_separate=True).dense.tolist() == [1.0]
+    assert first_chunk_buckets(rows, first_reduced_bucket_params(rows), experts_separate=True).dense.tolist() == [1.0]

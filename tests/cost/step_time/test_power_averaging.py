@@ -14,8 +14,8 @@ from mofa.replay.time.step import replay_time
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.base import Fact
 from mofa.specs.power import PowerLimit, clock_at_draw
-from mofa.validate.hosts import read_hosts
-from mofa.validate.reference import reference_of
+from mofa.validate.hosts import read_machine_hosts
+from mofa.validate.reference import reference_of_record
 from tests.cost.toy import cluster
 
 RUNS = Path(__file__).resolve().parents[3] / "reference_runs"
@@ -54,7 +54,7 @@ def test_of_a_long_wait_one_window_counts() -> None:
 
 def of(name: str, *, rests: bool) -> tuple[Estimator, float]:
     record = read_record(RUNS / "measured" / f"{name}.yaml")
-    reference = reference_of(record, RUNS / "measured", read_hosts(RUNS / "measured"), Path())
+    reference = reference_of_record(record, RUNS / "measured", read_machine_hosts(RUNS / "measured"), Path())
     workload, machines, framework, strategy = reference.resolve()
     estimator = strategy_estimator(workload, machines, framework, strategy)
     estimator.rests = rests

@@ -13,7 +13,7 @@ import mofa
 from mofa import compiled_parts
 from mofa.replay.allocator import compiled
 from mofa.replay.allocator.caching import Allocator
-from mofa.replay.allocator.compiled import CompiledAllocator, fastest_allocator, library
+from mofa.replay.allocator.compiled import CompiledAllocator, c_library, fastest_allocator
 from mofa.replay.allocator.pools import Block, OutOfDeviceMemory, ReservedLimitPassed
 from mofa.replay.memory import rank_memory
 from mofa.replay.memory.rank_memory import RankMemoryReplay
@@ -31,7 +31,7 @@ def _compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         compiled_anew(compiled, tmp_path_factory.mktemp("compiled"), patch)
         yield
-    library.cache_clear()
+    c_library.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["native", "native-full"])
@@ -132,16 +132,16 @@ def test_what_is_left_to_the_reference(monkeypatch: pytest.MonkeyPatch, tmp_path
     for module, name, wrong in (none_there, (compiled_parts, "source_hash", lambda _: "of other text")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, wrong)
-            library.cache_clear()
+            c_library.cache_clear()
             assert type(fastest_allocator()) is Allocator
             with pytest.raises(RuntimeError, match="not compiled"):
                 CompiledAllocator()
-        library.cache_clear()
+        c_library.cache_clear()
 
 
 def test_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an allocator goes what the compiled part has of it."""
-    part = library()
+    part = c_library()
     assert part is not None
     given_back, delete = [], part.segments_delete
 

@@ -21,7 +21,7 @@ from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock, WeightBytes
 from mofa.replay.rank.from_estimator import describe_ranks
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.implied_facts import DEEPSPEED
 
 MIB = 1 << 20
@@ -238,7 +238,7 @@ def test_two_gradients_were_a_third_tensor(name: str, allocated: int) -> None:
     """PyTorch adds them in place since its pull request 88339 of November 2022, later than Megatron-LM 3.0."""
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48)
     machines, framework = mofa.load_cluster("a100-hgx", 48), mofa.load_framework(name)
-    row = strategy_row(job, machines, framework, {"tp": 4, "pp": 12})
+    row = checked_strategy_row(job, machines, framework, {"tp": 4, "pp": 12})
     block = describe_ranks(Estimator(job, machines, framework, row))[0].chunks[0][-1].trace
     sums = [item for deed in block.backward if deed.op == "accumulate mid at mlp_norm" for item in deed.new]
     assert len(sums) == allocated
@@ -264,7 +264,7 @@ def test_backwards_of_the_bf16_optimizer_are_repeated_from_notes(stage: int, sho
     changes = {"model": {"num_layers": 8, "hidden": 2048}}
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=32, overrides=changes)
     cluster = mofa.load_cluster("a100-hgx", 16)
-    row = strategy_row(job, cluster, framework, {"tp": 2, "pp": 4, "recompute": "full"})
+    row = checked_strategy_row(job, cluster, framework, {"tp": 2, "pp": 4, "recompute": "full"})
     rank = describe_ranks(Estimator(job, cluster, framework, row))[stage]
     whole = play_memory(rank, skip_rounds=False, num_steps=2)
     capacity_bytes = whole.peak_reserved - short
@@ -295,7 +295,7 @@ def test_an_optimizer_alone_says_what_follows_from_it(optimizer: str) -> None:
     assert mofa.load_framework("megatron-2022", overrides={"deepspeed": optimizer, **DEEPSPEED[optimizer]}) == alone
     assert alone.data_parallel == ("ddp" if optimizer == "zero0" else "distributed-optimizer")
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48, overrides={"model": {"num_layers": 12}})
-    row = strategy_row(job, mofa.load_cluster("a100-hgx", 48), alone, {"tp": 4, "pp": 12})
+    row = checked_strategy_row(job, mofa.load_cluster("a100-hgx", 48), alone, {"tp": 4, "pp": 12})
     block = describe_ranks(Estimator(job, mofa.load_cluster("a100-hgx", 48), alone, row))[0].chunks[0][-1].trace
     assert any(new.name == "dW:mlp.fc2" for deed in block.backward for new in deed.new)
     for field, value in (("fuses_wgrad_accumulation", True), ("grads_bytes_per_param", 4)):

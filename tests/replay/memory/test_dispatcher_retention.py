@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.blocks.build import BlockKind, BlockTapes, layer_forward_tape, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_forward_tape, layer_tapes
 from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.op import RENEWAL
@@ -26,7 +26,7 @@ from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.rank.from_estimator import composed_row, describe_ranks
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from tests.blocks.small import EXPERTS, context, framework, llama, primitives
 from tests.replay.runs import load
@@ -96,7 +96,11 @@ def _tapes(dispatcher: str, recompute: Recompute, *, moe: bool = True, chunks: i
     ctx = context(llama(moe=EXPERTS), framework("megatron", dispatcher=dispatcher), ep=2)
     p = primitives(ctx)
     return layer_tapes(
-        ctx, p, BlockKind(moe), recompute, split_into_token_chunks(layer_forward_tape(ctx, p, BlockKind(moe)), chunks)
+        ctx,
+        p,
+        CostedLayerKind(moe),
+        recompute,
+        split_into_token_chunks(layer_forward_tape(ctx, p, CostedLayerKind(moe)), chunks),
     )
 
 
@@ -133,7 +137,7 @@ def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> 
     job = job.model_copy(update={"model": llama(moe=EXPERTS, num_layers=layers)})
     cluster, fw = mofa.load_cluster("h200-hgx", pp), framework("megatron")
     plan = {"tp": 1, "pp": pp, "vpp": vpp, "ep": 1, "micro_batch": 4}
-    rows = [strategy_row(job, cluster, fw, {**plan, "recompute": one}) for one in recompute]
+    rows = [checked_strategy_row(job, cluster, fw, {**plan, "recompute": one}) for one in recompute]
     modes_ = tuple(mode for row in rows for mode in row.recompute_modes)
     rows = [replace(row, recompute=np.array([n]), recompute_modes=modes_) for n, row in enumerate(rows)]
     table = StrategyTable.concatenated(rows)

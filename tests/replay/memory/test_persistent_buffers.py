@@ -30,13 +30,19 @@ def llama(**precision: str) -> Estimator:
 
 
 def test_a_dummy_gradient_for_each_shape_behind_its_product() -> None:
-    """Of 4096 x 6144, 4096 x 4096, 28672 x 4096 and 4096 x 14336, in bf16."""
+    """Of 4096 x 6144, 4096 x 4096, 28672 x 4096 and 4096 x 14336, in bf16; where a norm is one module with the product,
+    behind that norm's gradient."""
     part = llama().parts[0]
     block = next(one for one in part.costs.tapes.values() if one.name == "dense")
     found = buffers_at_first_use(part.costs.context, block.name, block.forward.ops)
     assert {name: [one.bytes for one in all_] for name, all_ in found.items()} == {
-        (name, "wgrad"): [2 * params * 2**20]
-        for name, params in (("qkv", 24), ("proj", 16), ("mlp.fc1", 112), ("mlp.fc2", 56))
+        key: [2 * params * 2**20]
+        for key, params in (
+            (("attn_norm", "backward"), 24),
+            (("proj", "wgrad"), 16),
+            (("mlp_norm", "backward"), 112),
+            (("mlp.fc2", "wgrad"), 56),
+        )
     }
     assert all(one.after_outputs and not one.per_block for all_ in found.values() for one in all_)
 
@@ -46,6 +52,24 @@ def test_fp8_copies_come_in_front_of_their_product_and_are_each_layers_own() -> 
     block = next(one for one in part.costs.tapes.values() if one.name == "dense")
     copies = buffers_at_first_use(part.costs.context, block.name, block.forward.ops)["proj", ""]
     assert [(one.bytes, one.per_block, one.after_outputs) for one in copies] == [(16 * MIB, True, False)] * 2
+
+
+def test_a_first_backward_holds_zeros_of_each_weight_in_fp8() -> None:
+    """From before the first op that reads its output's gradient to the end of its node; none where it recomputes, and
+    none of parameters that are fp8 themselves."""
+    part = llama(gemm="fp8-delayed").parts[0]
+    block = next(one for one in part.costs.tapes.values() if one.name == "dense")
+    ops = block.forward.ops
+    found = buffers_at_first_use(part.costs.context, block.name, ops)
+    zeros = {key: [(b.bytes, b.lifetime) for b in all_ if b.lifetime != "stays"] for key, all_ in found.items()}
+    assert {key: value for key, value in zeros.items() if value} == {
+        ("qkv", "node"): [(48 * MIB, "begins")], ("attn_norm", "backward"): [(48 * MIB, "ends")],
+        ("proj", "node"): [(32 * MIB, "begins")], ("proj", "wgrad"): [(32 * MIB, "ends")],
+        ("mlp.fc1", "node"): [(224 * MIB, "begins")], ("mlp_norm", "backward"): [(224 * MIB, "ends")],
+        ("mlp.fc2", "node"): [(112 * MIB, "begins")], ("mlp.fc2", "wgrad"): [(112 * MIB, "ends")],
+    }  # fmt: skip
+    again = buffers_at_first_use(part.costs.context, block.name, ops, frozenset({"mlp.fc1", "mlp.fc2"}))
+    assert ("mlp.fc1", "node") not in again and ("proj", "node") in again
 
 
 def test_rotations_are_a_table_of_the_ranks_positions() -> None:

@@ -21,7 +21,7 @@ from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.from_estimator import describe_ranks
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 from tests.replay.runs import load
 
 MIB = 1 << 20
@@ -32,7 +32,7 @@ def of(kind: str, batch: int = 4, gpus: int = 2, **strategy: Any) -> Estimator:
     layers = {"model.num_layers": 5 if gpus == 2 else 8}
     job = mofa.load_workload("llama3-8b", seq_len=16384, global_batch=batch, overrides=layers)
     machines, framework = mofa.load_cluster("h100-hgx", gpus), mofa.load_framework("megatron")
-    row = strategy_row(job, machines, framework, {"cp": 2, "cp_kind": kind, "micro_batch": 1, **strategy})
+    row = checked_strategy_row(job, machines, framework, {"cp": 2, "cp_kind": kind, "micro_batch": 1, **strategy})
     return Estimator(job, machines, framework, row)
 
 

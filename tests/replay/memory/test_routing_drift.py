@@ -26,7 +26,7 @@ def test_tokens_scatter_about_their_mean() -> None:
     """Of 4,096 tokens that choose two of eight: a standard deviation of sqrt(8192 / 8 * 7 / 8 * 6 / 7) = 27.7."""
     routers = DriftingRouters(np.full((1, 2, 4), 0.125), 1, 8192.0, 0.0, 2, 12)
     rng = np.random.default_rng(1)
-    found = np.array([routers.tokens(routers.next_popularity(rng)[0], rng) for _ in range(2000)])
+    found = np.array([routers.draw_tokens(routers.next_popularity(rng)[0], rng) for _ in range(2000)])
     assert found.mean() == pytest.approx(1024, rel=0.002)
     assert found.std() == pytest.approx(27.7 * np.sqrt(7 / 8), rel=0.05)  # they add up to all copies
 

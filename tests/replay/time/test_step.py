@@ -32,7 +32,7 @@ from mofa.schedules import Action, Order, computation_order_of
 from mofa.schedules.order import Kind
 from mofa.schedules.order_check import OrderError
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.one_strategy import strategy_row
+from mofa.search.one_strategy import checked_strategy_row
 
 CASES = (
     ("llama3-8b", "h100-hgx", 8, "tp=2 pp=2 dp=2 micro_batch=1 recompute=selective", "megatron", 32),
@@ -51,7 +51,7 @@ def estimator(case: tuple[str, str, int, str, str, int], **changes: object) -> E
     workload = mofa.load_workload(name, global_batch=batch)
     machines = mofa.load_cluster(cluster, gpus)
     facts = mofa.load_framework(framework)
-    row = strategy_row(workload, machines, facts, strategy)
+    row = checked_strategy_row(workload, machines, facts, strategy)
     return Estimator(workload, machines, facts, row, routing_loads_by_ep(workload, row))
 
 
@@ -171,8 +171,8 @@ def test_a_hosts_lead_lasts_until_it_is_used() -> None:
     little more than all that is issued there: it would be 4 % more if each computation forgot what it has no use for.
     """
     workload = mofa.load_workload("llama3-8b", global_batch=64)
-    machines, facts = mofa.load_cluster("h100-hgx", 32).at_host(8e-6), mofa.load_framework("torchtitan")
-    row = strategy_row(workload, machines, facts, "tp=2 pp=8 vpp=2 cp=2 micro_batch=1")
+    machines, facts = mofa.load_cluster("h100-hgx", 32).with_host_speed(8e-6), mofa.load_framework("torchtitan")
+    row = checked_strategy_row(workload, machines, facts, "tp=2 pp=8 vpp=2 cp=2 micro_batch=1")
     one = Estimator(workload, machines, facts, row)
     late = micro_batch_passes(composed_row(one)).host_bound
     assert late is not None
@@ -187,7 +187,7 @@ def test_blocking_launches_are_issued_run_and_waited_for_in_turn() -> None:
     workload = mofa.load_workload("llama3-8b", global_batch=8)
     machines = mofa.load_cluster("h100-hgx", 8)
     facts = mofa.load_framework("megatron-2022", overrides={"launch_blocking": True})
-    part = Estimator(workload, machines, facts, strategy_row(workload, machines, facts, "tp=8")).parts[0].costs
+    part = Estimator(workload, machines, facts, checked_strategy_row(workload, machines, facts, "tp=8")).parts[0].costs
     sync_s = machines.sync_s
     (label,) = [name for name in part.tapes if name.startswith("dense")]
     tape = part.tapes[label].forward
@@ -214,7 +214,7 @@ def test_micro_batches_of_other_loads() -> None:
     name, cluster, gpus, strategy, framework, batch = CASES[5]
     workload = mofa.load_workload(name, global_batch=batch)
     machines, facts = mofa.load_cluster(cluster, gpus), mofa.load_framework(framework)
-    row = strategy_row(workload, machines, facts, strategy)
+    row = checked_strategy_row(workload, machines, facts, strategy)
     light = Estimator(workload, machines, facts, row, BALANCED)
     heavy = Estimator(workload, machines, facts, row, RoutingLoads({8: 2.0}, {8: 2.0}))
     one, two = replay_time(light).step_s, replay_time(heavy).step_s

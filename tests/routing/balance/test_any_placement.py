@@ -87,7 +87,7 @@ def test_replicas_are_opened_where_prices_ask_for_them() -> None:
 def test_prices_prove_the_optimum() -> None:
     """LP duality, by hand: GPUs 0 and 1 hold expert 0 alone, so a token of it costs half a token of the fullest GPU."""
     placement = Placement(np.array([[1, 1, 0], [0, 0, 1]]))
-    experts, gpus = placement.pairs
+    experts, gpus = placement.experts_and_gpus
     _, base = first_open_replicas(placement, np.array([2.0, 1.0]))
     found = ReplicaProgram(experts, gpus, base, 3).solve(np.array([2.4, 0.6]))
     assert found.fullest_gpu_tokens == pytest.approx(1.2) and found.price == pytest.approx([0.5, 0.5, 0.0])

@@ -46,7 +46,7 @@ def brute_force_density(hosts: np.ndarray, load: np.ndarray) -> float:
 
 def highs_optimum(placement: Placement, load: np.ndarray) -> float:
     """LPP 1 with all its variables, by SciPy's HiGHS."""
-    experts, gpus = placement.pairs
+    experts, gpus = placement.experts_and_gpus
     num = len(experts)
     equal = (experts == np.arange(placement.num_experts)[:, None]).astype(float)
     upper = np.hstack(
@@ -92,7 +92,7 @@ def test_going_on_from_the_batch_before_changes_nothing(case: tuple[Placement, n
 def test_rounding_keeps_sums_and_the_maximum_rounded_up(data: st.DataObject) -> None:
     """Of any fractional loads, not only a program's."""
     placement, batches = data.draw(placements())
-    experts, gpus = placement.pairs
+    experts, gpus = placement.experts_and_gpus
     shares = np.array([data.draw(st.floats(0.01, 1)) for _ in experts])
     x = batches[0][experts] * shares / np.bincount(experts, shares)[experts]
     whole = round_replica_tokens(x, batches[0], experts, gpus, placement.num_gpus)
@@ -104,7 +104,7 @@ def test_rounding_keeps_sums_and_the_maximum_rounded_up(data: st.DataObject) -> 
 
 def communication_twin(placement: Placement, inputs: np.ndarray, weights: TransferCosts) -> float:
     """The communication-aware program over token flows, not over minima: source GPU to replica, by HiGHS."""
-    experts, gpus = placement.pairs
+    experts, gpus = placement.experts_and_gpus
     num_gpus, num = placement.num_gpus, len(experts)
     node = np.arange(num_gpus) // weights.gpus_per_node
     flows = [(g, i) for g in range(num_gpus) for i in range(num)]

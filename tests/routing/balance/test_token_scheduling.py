@@ -19,12 +19,12 @@ from mofa.routing.balance.place import PlacementAdaptation
 from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.balance.token_scheduling import SCHEMES, play_micro_batches
 from mofa.routing.placement import Placement
-from mofa.search.experts.balance import ordered_shares
+from mofa.search.experts.balance import expert_shares_by_popularity
 from mofa.specs.routing import RoutingSpec
 
 
 def zipf_inputs(s: float, setup: BalanceSetup, micro_batches: int = 20, assignments: int = 65_536) -> np.ndarray:
-    shares = ordered_shares(RoutingSpec(kind="zipf", s=s), setup.num_experts)
+    shares = expert_shares_by_popularity(RoutingSpec(kind="zipf", s=s), setup.num_experts)
     every = np.broadcast_to(shares, (micro_batches, *shares.shape))
     return draw_tokens_per_gpu(every, assignments // setup.num_gpus, setup.num_gpus)
 
@@ -143,7 +143,7 @@ def test_scheduling_is_never_worse_than_not(s: float, seed: int, size: tuple[int
     """Nor better than the mean; sums of tokens stay."""
     experts, gpus, ep = size
     setup = BalanceSetup(experts, gpus, ep, seed=seed)
-    shares = np.broadcast_to(ordered_shares(RoutingSpec(kind="zipf", s=s), experts), (3, 1, experts))
+    shares = np.broadcast_to(expert_shares_by_popularity(RoutingSpec(kind="zipf", s=s), experts), (3, 1, experts))
     played = play_micro_batches(draw_tokens_per_gpu(shares, 100, gpus, seed), setup)
     assert set(played.max_over_mean) == set(SCHEMES)
     assert np.all(played.max_over_mean["micro_moe"] >= 1.0)

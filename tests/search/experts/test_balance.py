@@ -15,8 +15,8 @@ from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import loads_with_token_scheduling, token_scheduling_host_s
 from mofa.search.experts.balance import balance_experts
-from mofa.search.experts.balanced_step import balance_step, step_setup
-from mofa.search.one_strategy import strategy_row
+from mofa.search.experts.balanced_step import balance_step, scheduled_replica_setup
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.optimizers import OptimizerTraits
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.workload import WorkloadSpec
@@ -28,7 +28,7 @@ STRATEGY = "pp=4 ep=4 micro_batch=1"
 
 
 def step_s(strategy: str, loads: RoutingLoads) -> float:
-    row = strategy_row(JOB, CLUSTER, MEGATRON, strategy)
+    row = checked_strategy_row(JOB, CLUSTER, MEGATRON, strategy)
     return float(estimate_table(JOB, CLUSTER, MEGATRON, row, loads).step_s[0])
 
 
@@ -77,7 +77,7 @@ def test_loads_of_the_search_are_the_densities() -> None:
 
 
 def test_the_step_before_and_after() -> None:
-    experts, gpus, ep = step_setup(JOB, CLUSTER, MEGATRON, STRATEGY)
+    experts, gpus, ep = scheduled_replica_setup(JOB, CLUSTER, MEGATRON, STRATEGY)
     assert (experts, gpus, ep) == (8, 8, 4)
     report = balance_step(JOB, CLUSTER, STRATEGY, BalanceSetup(experts, gpus, ep), framework=MEGATRON, micro_batches=4)
     step = report.step
@@ -143,16 +143,16 @@ def test_the_search_takes_scheduling_where_it_pays_and_only_if_asked() -> None:
 )
 def test_where_the_prerequisites_fail(strategy: str, framework: str) -> None:
     facts = mofa.load_framework(framework)
-    assert strategy_row(JOB, CLUSTER, facts, strategy) is not None
+    assert checked_strategy_row(JOB, CLUSTER, facts, strategy) is not None
     with pytest.raises(StrategyError, match="balancing micro_moe needs"):
-        strategy_row(JOB, CLUSTER, facts, f"{strategy} balancing=micro_moe")
+        checked_strategy_row(JOB, CLUSTER, facts, f"{strategy} balancing=micro_moe")
 
 
 def test_dense_models_and_doubled_words_are_refused() -> None:
     with pytest.raises(SpecError, match="has no experts"):
-        step_setup(mofa.load_workload("llama3-8b"), CLUSTER, MEGATRON, "tp=2")
+        scheduled_replica_setup(mofa.load_workload("llama3-8b"), CLUSTER, MEGATRON, "tp=2")
     with pytest.raises(SpecError, match="balancing is costed both ways"):
-        step_setup(JOB, CLUSTER, MEGATRON, f"{STRATEGY} balancing=none")
+        scheduled_replica_setup(JOB, CLUSTER, MEGATRON, f"{STRATEGY} balancing=none")
 
 
 def test_dropping_and_scheduling_exclude_each_other() -> None:
@@ -164,7 +164,7 @@ def test_dropping_and_scheduling_exclude_each_other() -> None:
 
 
 def test_the_table_keeps_its_column() -> None:
-    row = strategy_row(JOB, CLUSTER, MEGATRON, f"{STRATEGY} balancing=micro_moe")
+    row = checked_strategy_row(JOB, CLUSTER, MEGATRON, f"{STRATEGY} balancing=micro_moe")
     assert row.row(0, "megatron").balancing == "micro_moe"
     assert replace(row, balancing=np.array([0])).row(0, "megatron").balancing == "none"
 

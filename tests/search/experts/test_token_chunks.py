@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError, StrategyError
-from mofa.search.experts.token_chunks import _Curves, _most, plan_chunks
+from mofa.search.experts.token_chunks import _Curves, _most, plan_token_chunks
 from mofa.specs.routing import RoutingSpec
 
 DOCS = (Path(__file__).parents[3] / "docs" / "moe.md").read_text(encoding="utf-8")
@@ -24,12 +24,14 @@ def cluster(gigabytes: float) -> mofa.ClusterSpec:  # type: ignore[name-defined]
 
 
 def test_mact_fits_where_no_chunks_do_not_and_is_faster_than_the_most() -> None:
-    report = plan_chunks(UNEVEN, cluster(86), "ep=32 micro_batch=1 recompute=full", framework=MEGATRON, iterations=4)
+    report = plan_token_chunks(
+        UNEVEN, cluster(86), "ep=32 micro_batch=1 recompute=full", framework=MEGATRON, iterations=4
+    )
     by = {p.name: p for p in report.policies}
     assert not by["fixed 1"].fits and by["fixed 8"].fits and by["mact"].fits
     assert by["fixed 8"].step_s > by["mact"].step_s > by["fixed 1"].step_s
     assert by["mact"].peak_bytes <= report.limit_bytes < by["fixed 1"].peak_bytes
-    wary = plan_chunks(
+    wary = plan_token_chunks(
         UNEVEN, cluster(86), "ep=32 micro_batch=1 recompute=full", framework=MEGATRON, iterations=4, headroom=10.0
     ).policies[-1]
     assert wary.name == "past" and wary.fits and wary.mean_chunks > by["mact"].mean_chunks
@@ -49,9 +51,9 @@ def test_rows_that_fit_end_at_the_first_load_that_does_not() -> None:
 
 def test_with_much_memory_nothing_is_chunked_and_with_little_nothing_fits() -> None:
     strategy = "ep=32 micro_batch=1 recompute=full"
-    ample = plan_chunks(UNEVEN, cluster(400), strategy, framework=MEGATRON, iterations=1)
+    ample = plan_token_chunks(UNEVEN, cluster(400), strategy, framework=MEGATRON, iterations=1)
     assert {c for row in ample.chunks for c in row} == {1}
-    scarce = plan_chunks(UNEVEN, cluster(40), strategy, framework=MEGATRON, iterations=1)
+    scarce = plan_token_chunks(UNEVEN, cluster(40), strategy, framework=MEGATRON, iterations=1)
     assert {c for row in scarce.chunks for c in row} == {0}
     assert not any(p.fits for p in scarce.policies)
 
@@ -137,13 +139,13 @@ def test_where_chunks_cannot_be() -> None:
         with pytest.raises(StrategyError, match=r"token_chunks \(2\) needs experts"):
             mofa.estimate(job, cluster(80), strategy, framework=mofa.load_framework(name))
     with pytest.raises(SpecError, match="token_chunks is what is chosen here"):
-        plan_chunks(UNEVEN, cluster(80), "ep=32 token_chunks=2", framework=MEGATRON)
+        plan_token_chunks(UNEVEN, cluster(80), "ep=32 token_chunks=2", framework=MEGATRON)
     with pytest.raises(SpecError, match="has no experts"):
-        plan_chunks(mofa.load_workload("llama3-8b"), cluster(80), "tp=2", framework=MEGATRON)
+        plan_token_chunks(mofa.load_workload("llama3-8b"), cluster(80), "tp=2", framework=MEGATRON)
     with pytest.raises(StrategyError, match=r"ep \(3\) must divide num_experts"):
-        plan_chunks(UNEVEN, cluster(80), "ep=3", framework=MEGATRON)
+        plan_token_chunks(UNEVEN, cluster(80), "ep=3", framework=MEGATRON)
     with pytest.raises(SpecError, match="bins"):
-        plan_chunks(UNEVEN, cluster(80), "ep=32", framework=MEGATRON, bins=[0])
+        plan_token_chunks(UNEVEN, cluster(80), "ep=32", framework=MEGATRON, bins=[0])
 
 
 def test_overlap_hides_exchanges_and_holds_two_chunks() -> None:
@@ -160,11 +162,11 @@ def test_overlap_hides_exchanges_and_holds_two_chunks() -> None:
 def test_dropping_bounds_the_load_that_is_chunked() -> None:
     strategy = "ep=32 micro_batch=1 recompute=full"
     dropping = UNEVEN.routing.model_copy(update={"capacity_factor": 1.0})
-    bounded = plan_chunks(
+    bounded = plan_token_chunks(
         UNEVEN.model_copy(update={"routing": dropping}), cluster(88), strategy, framework=MEGATRON, iterations=2
     )
     assert {c for row in bounded.chunks for c in row} == {1}
-    plain = plan_chunks(UNEVEN, cluster(88), strategy, framework=MEGATRON, iterations=2)
+    plain = plan_token_chunks(UNEVEN, cluster(88), strategy, framework=MEGATRON, iterations=2)
     assert plain.policies[0].peak_bytes > bounded.policies[0].peak_bytes
 
 
@@ -181,7 +183,7 @@ def test_the_stage_with_the_most_uneven_layers_sets_the_pace(tmp_path: Path) -> 
         ]
         trace.write_text("iteration,layer,expert,tokens\n" + "\n".join(rows) + "\n", encoding="utf-8")
         job = UNEVEN.model_copy(update={"routing": RoutingSpec(kind="counts", file=str(trace))})
-        report = plan_chunks(job, cluster(400), strategy, framework=MEGATRON, bins=[1])
+        report = plan_token_chunks(job, cluster(400), strategy, framework=MEGATRON, bins=[1])
         assert report.policies[0].name == "fixed 1"
         return report.policies[0].step_s
 

@@ -17,13 +17,13 @@ from mofa.search.fewer_gpus import numbers_together
 from mofa.search.fewer_gpus.faster_rows import faster_rows_on_fewer_gpus, fewer_numbers_of_gpus
 from mofa.search.fewer_gpus.fewer_replicas import RowsOnAllGpus
 from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
-from mofa.search.goals import BestRows
+from mofa.search.goals import BestRowsGoal
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.legality.masks import CheckedJob, check_strategies
 from mofa.search.objective import SHORTEST_STEP, ranking_keys
 from mofa.search.search_result import Search
-from mofa.search.space import SOLVED, Space, combinations, constrain, default_space
-from mofa.search.workers import Workers
+from mofa.search.space import SOLVED, StrategySpace, combinations_of_space, constrain_space, default_space
+from mofa.search.workers import WorkerProcesses
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategySpec
@@ -68,10 +68,10 @@ TOGETHER = ("every degree", "hardly any batch", "latents", "torchtitan with expe
 """Jobs whose numbers of GPUs are costed together under a limit; the others' are without one."""
 
 
-def job_on(name: str, num_gpus: int | None = None) -> Job:
+def job_on(name: str, num_gpus: int | None = None) -> CheckedJob:
     job = JOBS[name]
     machines = cluster(num_gpus or job.gpus, memory_gib=job.memory_gib)
-    return Job(workload(job.model, seq_len=4096, global_batch=job.batch), machines, framework(job.framework))
+    return CheckedJob(workload(job.model, seq_len=4096, global_batch=job.batch), machines, framework(job.framework))
 
 
 def searched(name: str, num_gpus: int | None = None, **options: Any) -> Search:
@@ -124,7 +124,7 @@ def test_no_faster_row_is_missed(name: str, limited: bool, together: bool, monke
     solved = np.array([number == SOLVED for _, number in constrained(_space(job), job.cluster).recompute])
     empty = searched(name, fix={"pp": 1, "tp": 1, "cp": 1}, without=("fewer_gpus",)) if whole is None else whole
     rows = RowsOnAllGpus(job, empty.costed, empty.reasons, solved)
-    goal = BestRows(SHORTEST_STEP, wanted, limit)
+    goal = BestRowsGoal(SHORTEST_STEP, wanted, limit)
     found: dict[StrategySpec, float] = {}
     for some in faster_rows_on_fewer_gpus(job, constrained, goal, rows):
         found |= steps_of(some)
@@ -132,11 +132,11 @@ def test_no_faster_row_is_missed(name: str, limited: bool, together: bool, monke
     assert expected.keys() <= found.keys() or len(found) >= wanted
 
 
-def _constrained(maximum: dict[str, int], space: Space, machines: ClusterSpec) -> Space:
-    return constrain(space, fix={}, maximum=maximum, with_=(), without=())
+def _constrained(maximum: dict[str, int], space: StrategySpace, machines: ClusterSpec) -> StrategySpace:
+    return constrain_space(space, fix={}, maximum=maximum, with_=(), without=())
 
 
-def _space(job: Job) -> Space:
+def _space(job: CheckedJob) -> StrategySpace:
     return default_space(job.workload, job.cluster, job.framework)
 
 
@@ -210,18 +210,18 @@ def test_costs_of_several_numbers_are_those_of_each() -> None:
     megatron = mofa.load_framework("megatron")
     legal = []
     for number in (56, 48, 32, 8):
-        on_some = Job(job, machines.model_copy(update={"num_gpus": number}), megatron)
-        rows = combinations(default_space(job, on_some.cluster, megatron), on_some.cluster, megatron)
+        on_some = CheckedJob(job, machines.model_copy(update={"num_gpus": number}), megatron)
+        rows = combinations_of_space(default_space(job, on_some.cluster, megatron), on_some.cluster, megatron)
         verdict = check_strategies(on_some, rows)
         assert np.any(verdict.reason < 0)
-        legal.append(numbers_together.LegalRows(on_some, rows, verdict.reason, verdict.shortfall))
+        legal.append(numbers_together.LegalRowsOfGpuCount(on_some, rows, verdict.reason, verdict.shortfall))
     sets = {some.rows.degrees.option_sets for some in legal}
     assert len(sets) == 1
-    together = numbers_together.cost_rows_of_gpu_counts(legal, BestRows(SHORTEST_STEP, 10))
+    together = numbers_together.cost_rows_of_gpu_counts(legal, BestRowsGoal(SHORTEST_STEP, 10))
     for some, costed in zip(legal, together, strict=True):
         loads = routing_loads_by_ep(job, some.rows.degrees)
         verdicts = check_strategies(some.job, some.rows)
-        with Workers(1) as workers:
+        with WorkerProcesses(1) as workers:
             own = cost_rows(some.job, loads, some.rows, verdicts.reason, verdicts.shortfall, None, workers)
         np.testing.assert_array_equal(costed.reasons, own.reason)
         np.testing.assert_array_equal(costed.costed.rows, own.costed.rows)

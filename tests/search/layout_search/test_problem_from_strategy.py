@@ -8,7 +8,7 @@ import pytest
 import mofa
 from mofa.cost.estimate import Estimator
 from mofa.schedules import SCHEDULES
-from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem
+from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem_of_strategy
 from mofa.search.layout_search.shortest_split import shortest_split
 from mofa.search.layout_search.split_problem import ChunkLayers
 from mofa.search.strategy_estimator import strategy_estimator
@@ -33,7 +33,7 @@ def _estimator(name: str) -> Estimator:
 def test_other_layouts_take_and_keep_what_the_estimate_says(name: str) -> None:
     """Steps differ by what is outside of the pipeline and by hosts; bytes of its own layout are the estimate's."""
     estimator = _estimator(name)
-    problem, own = split_problem(estimator, 1000 * GIB), split_of_strategy(estimator)
+    problem, own = split_problem_of_strategy(estimator, 1000 * GIB), split_of_strategy(estimator)
     assert problem is not None
     np.testing.assert_allclose(problem.bytes_by_rank([own])[0], estimator.stage_device_bytes())
     own_s = float(estimator.component_seconds(every_stage=True)[0].sum())
@@ -68,7 +68,7 @@ def test_search_of_a_small_model_equals_trying_every_layout() -> None:
     job = mofa.load_workload("llama3-8b", global_batch=64, overrides={"model.num_layers": 8})
     machines, framework = mofa.load_cluster("h100-hgx", 8), mofa.load_framework("megatron")
     estimator = strategy_estimator(job, machines, framework, "tp=4 pp=2 vpp=2 recompute=none")
-    problem = split_problem(estimator, 70 * GIB)
+    problem = split_problem_of_strategy(estimator, 70 * GIB)
     assert problem is not None
 
     def step_s(split: ChunkLayers) -> float:
@@ -82,7 +82,7 @@ def test_search_of_a_small_model_equals_trying_every_layout() -> None:
 
 def test_torchtitan_leaves_no_chunk_between_empty() -> None:
     estimator = _estimator("8b zbv")
-    problem = split_problem(estimator, 1000 * GIB)
+    problem = split_problem_of_strategy(estimator, 1000 * GIB)
     assert problem is not None
     assert problem.least_layers == (0, 1, 1, 1, 1, 1, 1, 0)
 
@@ -91,5 +91,8 @@ def test_torchtitan_leaves_no_chunk_between_empty() -> None:
 def test_nothing_is_searched_where_nothing_can_be_said(strategy: str) -> None:
     job, machines = mofa.load_workload("llama3-8b", global_batch=256), mofa.load_cluster("h100-hgx", 64)
     assert (
-        split_problem(strategy_estimator(job, machines, mofa.load_framework("torchtitan"), strategy), 80 * GIB) is None
+        split_problem_of_strategy(
+            strategy_estimator(job, machines, mofa.load_framework("torchtitan"), strategy), 80 * GIB
+        )
+        is None
     )

@@ -99,7 +99,7 @@ def test_whole_runs_are_not_refined_by_their_steps(search: mofa.Search) -> None:
 
 def test_deepseek_on_16_stages_of_two_chunks_is_searched_within_its_work() -> None:
     """Over Megatron's layout of 16 x 2 chunks, DeepSeek-V3's recipe; by the solver's deterministic work."""
-    from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem
+    from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem_of_strategy
     from mofa.search.layout_search.shortest_split import WORK
     from mofa.search.strategy_estimator import strategy_estimator
     from mofa.units import GIB
@@ -107,7 +107,7 @@ def test_deepseek_on_16_stages_of_two_chunks_is_searched_within_its_work() -> No
     job, machines = mofa.load_workload("deepseek-v3", global_batch=16384), mofa.load_cluster("h800-hgx", 2048)
     strategy = "pp=16 vpp=2 ep=64 recompute=full layout=Et*3|(tt|)*29m|L"
     estimator = strategy_estimator(job, machines, mofa.load_framework("megatron"), strategy)
-    problem = split_problem(estimator, 74 * GIB)
+    problem = split_problem_of_strategy(estimator, 74 * GIB)
     assert problem is not None
     recipe = split_of_strategy(estimator)
     found = shortest_split(problem, recipe)

@@ -9,8 +9,8 @@ import pytest
 
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.schedules.order import ranks_of_stages
-from mofa.search.layout_search.shortest_split import local_search, neighbours, shortest_split
-from mofa.search.layout_search.split_problem import ALL, ChunkLayers, SplitProblem
+from mofa.search.layout_search.shortest_split import improve_split_by_moves, neighbouring_splits, shortest_split
+from mofa.search.layout_search.split_problem import ALL, ChunkLayers, LayerSplitProblem
 from mofa.specs.layouts.pipeline_layout import PipelineLayout
 
 RECOMPUTED = {"none": (0, 0), "two at most": (0, 2), "all": (ALL, ALL)}
@@ -19,7 +19,7 @@ RECOMPUTED = {"none": (0, 0), "two at most": (0, 2), "all": (ALL, ALL)}
 def random_problem(
     seed: int, schedule: str, pp: int, vpp: int, num_micro_batches: int, *, num_layers: int = 6, num_kinds: int = 2,
     num_predictions: int = 1, recomputed: tuple[int, int] = (0, 0), runtime: str = "megatron",
-) -> SplitProblem:  # fmt: skip
+) -> LayerSplitProblem:  # fmt: skip
     """Layers of random times and bytes; later chunks keep fewer micro-batches."""
     random, chunks = np.random.default_rng(seed), pp * vpp
     pipeline = (
@@ -38,7 +38,7 @@ def random_problem(
         )
     in_flight = np.arange(chunks, 0, -1.0)[:, None, None]
     layer_bytes = (in_flight * np.array([1.0, 0.3]) + 2.0) * random.uniform(0.8, 1.2, (1, num_kinds, 1))
-    problem = SplitProblem(
+    problem = LayerSplitProblem(
         kinds=tuple(sorted(random.integers(0, num_kinds, num_layers).tolist())),
         ranks=ranks_of_stages(pp, vpp, "v" if schedule == "zbv" else "loop"), chunk_s=chunk_s, layer_s=layer_s,
         prediction_s=prediction_s * (num_predictions > 0), bytes_without_layers=np.ones(pp), layer_bytes=layer_bytes,
@@ -107,6 +107,6 @@ def test_every_split_is_a_layout_that_megatron_takes() -> None:
 
 def test_a_descent_ends_where_no_move_helps() -> None:
     problem = random_problem(3, "interleaved", 2, 3, 12)
-    end = local_search(problem, problem.even_split())
-    steps_s = problem.steps_s(problem.splits_that_fit(neighbours(problem, end)))
+    end = improve_split_by_moves(problem, problem.even_split())
+    steps_s = problem.steps_s(problem.splits_that_fit(neighbouring_splits(problem, end)))
     assert steps_s.min() >= problem.step_s(end) * (1.0 - 1e-9)

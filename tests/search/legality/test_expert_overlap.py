@@ -10,9 +10,9 @@ import pytest
 import mofa
 from mofa.errors import SpecError, StrategyError
 from mofa.search.legality.expert_overlap import CONDITIONS
-from mofa.search.legality.masks import CHECKS, Job, check_strategies
-from mofa.search.one_strategy import strategy_row
-from mofa.search.space import combinations_table, constrain, default_space
+from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
+from mofa.search.one_strategy import checked_strategy_row
+from mofa.search.space import combinations_table, constrain_space, default_space
 from mofa.specs.strategy import FrameworkOptions
 
 ASSERTED = {
@@ -32,7 +32,7 @@ QWEN = "qwen3-30b-a3b"
 def row(strategy: str, model: str = QWEN, options: dict[str, Any] | None = None, **changes: Any) -> None:
     workload = mofa.load_workload(model, global_batch=256, overrides=changes or None)
     facts = mofa.load_framework("megatron", {"expert_overlap": "combined", **(options or {})})
-    strategy_row(workload, mofa.load_cluster("h100-hgx", 64), facts, strategy)
+    checked_strategy_row(workload, mofa.load_cluster("h100-hgx", 64), facts, strategy)
 
 
 def test_each_assertion_has_its_condition() -> None:
@@ -110,9 +110,11 @@ def test_a_search_masks_rows_by_name() -> None:
     """Rows that are illegal are counted under ``expert_overlap``; a dispatcher that a row chooses is no exception."""
     workload, cluster = mofa.load_workload(QWEN, global_batch=128), mofa.load_cluster("h100-hgx", 16)
     facts = mofa.load_framework("megatron", {"expert_overlap": "combined"})
-    space = constrain(default_space(workload, cluster, facts), fix={"tp": 1, "cp": 1}, maximum={}, with_=(), without=())
+    space = constrain_space(
+        default_space(workload, cluster, facts), fix={"tp": 1, "cp": 1}, maximum={}, with_=(), without=()
+    )
     table = combinations_table(space, cluster, facts)
-    verdict = check_strategies(Job(workload, cluster, facts), table)
+    verdict = check_strategies(CheckedJob(workload, cluster, facts), table)
     mine = next(i for i, check in enumerate(CHECKS) if check.reason == "expert_overlap")
     assert (verdict.reason == mine).any() and (verdict.reason < 0).any()
     legal = table.take(verdict.reason < 0)

@@ -11,8 +11,8 @@ import pytest
 
 from mofa.cost.stages import split_layers
 from mofa.errors import MofaError, StrategyError
-from mofa.search.legality.masks import CHECKS, Job, check_strategies
-from mofa.search.one_strategy import strategy_row
+from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
+from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.space import combinations_table, default_space, with_options_as_given
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategySpec
@@ -47,7 +47,7 @@ def verdict(
         fields.setdefault("schedule", "interleaved")
     strategy = StrategySpec(framework=name, **fields)
     try:
-        strategy_row(job, cluster(gpus), spec, strategy)
+        checked_strategy_row(job, cluster(gpus), spec, strategy)
     except StrategyError as error:
         text = str(error)
         rows = [c for c in CHECKS if _says(c.message, job, gpus, spec, strategy) in text]
@@ -74,7 +74,7 @@ def _says(message: Any, job: Any, gpus: int, spec: Any, strategy: StrategySpec) 
         balancing=np.array([BALANCING.index(strategy.balancing)]), layout=np.array([0]), options=np.array([0]),
         recompute_modes=(mode,), layouts=(strategy.layout,),
     )  # fmt: skip
-    return str(message(Job(job, cluster(gpus), spec), row)) or "nothing at all"
+    return str(message(CheckedJob(job, cluster(gpus), spec), row)) or "nothing at all"
 
 
 def test_there_is_a_reason_for_each_check() -> None:
@@ -226,7 +226,7 @@ def test_messages_name_values(text: str, values: tuple[str, ...]) -> None:
     """One line that says what is wrong, with its values, and what to do."""
     job = workload(DENSE, global_batch=64)
     with pytest.raises(MofaError) as caught:
-        strategy_row(job, cluster(16), framework("megatron"), text)
+        checked_strategy_row(job, cluster(16), framework("megatron"), text)
     message = str(caught.value)
     assert "\n" not in message
     for value in values:
@@ -236,23 +236,23 @@ def test_messages_name_values(text: str, values: tuple[str, ...]) -> None:
 def test_ddp_beside_other_parallelism_is_named() -> None:
     job, ddp = workload(DENSE, global_batch=64), framework("torchtitan", data_parallel="ddp")
     with pytest.raises(MofaError, match="DDP runs with tp, pp and cp 1 alone"):
-        strategy_row(job, cluster(16), ddp, "pp=2")
+        checked_strategy_row(job, cluster(16), ddp, "pp=2")
     with pytest.raises(MofaError, match="leave zero out"):
-        strategy_row(job, cluster(16), ddp, "zero=3")
+        checked_strategy_row(job, cluster(16), ddp, "zero=3")
 
 
 def test_a_vocabulary_that_is_not_padded_is_named() -> None:
     job = workload(llama(num_layers=8, vocab=1001), global_batch=64)
     with pytest.raises(MofaError, match=r"tp \(2\) must divide .* the vocabulary \(1001\)"):
-        strategy_row(job, cluster(16), framework("torchtitan"), "tp=2")
-    strategy_row(job, cluster(16), framework("megatron"), "tp=2")
+        checked_strategy_row(job, cluster(16), framework("torchtitan"), "tp=2")
+    checked_strategy_row(job, cluster(16), framework("megatron"), "tp=2")
 
 
 @pytest.mark.parametrize("name", ["megatron", "megatron-local", "torchtitan"])
 @pytest.mark.parametrize("model", [DENSE, MOE, mla_moe()], ids=lambda m: m.name)
 def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) -> None:
     """In the order of the list, each with how far it missed; what passes missed nothing."""
-    job = Job(workload(model), cluster(16), framework(name))
+    job = CheckedJob(workload(model), cluster(16), framework(name))
     space = with_options_as_given(default_space(job.workload, job.cluster, job.framework))
     table = combinations_table(space, job.cluster, job.framework)
     found = check_strategies(job, table)
@@ -266,8 +266,8 @@ def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) ->
 
 def test_checks_end_where_no_row_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that one check rejects is seen by none behind it, so that none is asked about no rows."""
-    job = Job(workload(llama()), cluster(8), framework("megatron"))
-    row = strategy_row(job.workload, job.cluster, job.framework, "tp=8")
+    job = CheckedJob(workload(llama()), cluster(8), framework("megatron"))
+    row = checked_strategy_row(job.workload, job.cluster, job.framework, "tp=8")
     row = replace(row, tp=row.tp * 3)
     rejected = int(check_strategies(job, row).reason[0])
     assert rejected >= 0
@@ -284,7 +284,7 @@ def test_how_far_a_row_missed() -> None:
     """12 GPUs over 8: 4 more are needed; 64 sequences over 24: 8 more; 32 ranks on 16 GPUs: 16 too many."""
     from tests.cost.toy import table as rows
 
-    job = Job(workload(DENSE, global_batch=64), cluster(16), framework("megatron"))
+    job = CheckedJob(workload(DENSE, global_batch=64), cluster(16), framework("megatron"))
     base = rows(job.workload, job.cluster, job.framework, ["dp=16"])
 
     def changed(**values: int) -> Any:
@@ -304,7 +304,7 @@ def test_how_far_a_row_missed() -> None:
 
 def test_the_message_of_an_interval_longer_than_the_layers() -> None:
     with pytest.raises(MofaError, match=r"every:999: no stage of pp \(1\) has so many of the 8 layers"):
-        strategy_row(workload(DENSE), cluster(8), framework("torchtitan"), "recompute=every:999")
+        checked_strategy_row(workload(DENSE), cluster(8), framework("torchtitan"), "recompute=every:999")
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_the_message_of_an_interval_longer_than_the_layers() -> None:
 )  # fmt: skip
 def test_torchtitan_shards_nothing_over_one_rank(gpus: int, options: dict[str, Any], text: str, zero: int) -> None:
     """ZeRO's stage is what happens, asked for or not."""
-    row = strategy_row(workload(DENSE), cluster(gpus), framework("torchtitan", **options), text)
+    row = checked_strategy_row(workload(DENSE), cluster(gpus), framework("torchtitan", **options), text)
     assert int(row.zero[0]) == zero
 
 
@@ -329,11 +329,11 @@ def test_what_deepspeed_splits_is_what_passes(splits: str) -> None:
     spec = framework("megatron-2022", splits_layers=splits)
     table = {}
     for layers in (5, 8, 13):
-        job = Job(workload(llama(num_layers=layers), seq_len=1024, global_batch=48), cluster(24), spec)
+        job = CheckedJob(workload(llama(num_layers=layers), seq_len=1024, global_batch=48), cluster(24), spec)
         for pp, vpp in itertools.product((1, 2, 3, 4, 6, 8), (1, 2, 4)):
             asked = {"pp": pp, "vpp": vpp, "schedule": "interleaved" if vpp > 1 else "1f1b"}
             try:
-                strategy_row(job.workload, job.cluster, spec, asked)
+                checked_strategy_row(job.workload, job.cluster, spec, asked)
             except StrategyError as error:
                 table[layers, pp, vpp] = str(error)
             else:

@@ -11,17 +11,17 @@ import mofa
 from mofa.errors import NothingFits, SpecError
 from mofa.faults.ledger import PARTS
 from mofa.faults.outlook import failure_clock
-from mofa.faults.simulate import simulate
+from mofa.faults.simulate import simulate_long_runs
 from mofa.faults.spares import waiting_share
 from mofa.plan.goodput_by_scale import VariantPoint
 from mofa.plan.long_run import FIGURES, Days, Objective
 from mofa.plan.result import Plan, PlanReport
 from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.search.goodput import ACTIVITIES, LongRunObjective, average_step_watts
-from mofa.search.legality.masks import Job, check_strategies
+from mofa.search.legality.masks import CheckedJob, check_strategies
 from mofa.search.long_run import fewer_nodes
 from mofa.search.long_run.goodput_by_scale import VARIANTS, goodput_by_scale
-from mofa.search.long_run.sensitivity import FACTORS, sensitivities
+from mofa.search.long_run.sensitivity import FACTORS, ettr_sensitivities
 from mofa.search.long_run.spare_nodes import without_spares
 from mofa.search.one_plan import plan_in_closed_form
 from mofa.search.search_result import Search
@@ -196,7 +196,7 @@ def test_what_divides_is_all_that_can_run() -> None:
     legal = []
     for space in (whole, lean):
         table = combinations_table(space, smaller, MEGATRON)
-        ok = np.flatnonzero(check_strategies(Job(JOB, smaller, MEGATRON), table).reason < 0)
+        ok = np.flatnonzero(check_strategies(CheckedJob(JOB, smaller, MEGATRON), table).reason < 0)
         legal.append({str(table.row(int(i), "megatron")) for i in ok})
     assert legal[0] == legal[1] and len(legal[0]) > 100
     assert len(lean.pp) < len(whole.pp)
@@ -269,7 +269,7 @@ def test_figures_that_contradict_are_refused() -> None:
 
 def test_key_factors() -> None:
     plan = search(facts(spares=0)).report.plans[0]
-    factors, ettr = sensitivities(LongRunObjective(JOB, NODES, MEGATRON, facts()), plan)
+    factors, ettr = ettr_sensitivities(LongRunObjective(JOB, NODES, MEGATRON, facts()), plan)
     assert {item.factor for item in factors} == set(FACTORS)
     by = {item.factor: item for item in factors}
     assert by["failure rate"].ettr_doubled < ettr < by["failure rate"].ettr_halved
@@ -340,7 +340,7 @@ def test_a_scale_that_nothing_fits_says_so_beside_the_others(strategy: str | Non
 def test_replanned_variants_are_the_best_by_their_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every way to keep checkpoints has the plan that runs best with it, not the one with the fastest step; with
     tensor-parallel overlap one plan would be both."""
-    monkeypatch.setattr("mofa.search.space.searched_options", lambda *_: (AS_GIVEN,))
+    monkeypatch.setattr("mofa.search.space.searched_option_sets", lambda *_: (AS_GIVEN,))
     slow = {"value": "0.6 GB/s", "provenance": "assumed", "source": "a test"}
     harsh = facts(reliability__failures_per_node_day=100.0, storage__node_bytes_per_s=slow)
     point = goodput_by_scale(SMALL, NODES, harsh, [64], MEGATRON, replan=True).points[0]
@@ -439,7 +439,7 @@ def test_days_are_those_of_simulated_whole_runs(lemons: bool) -> None:
     work = float(judge.work_s(np.array([plan.step_s]))[0])
     assert spec.reliability is not None
     clock = failure_clock(spec.reliability, float(found.mtbf_s[0]), judge.num_nodes)
-    days = simulate(found.simulated_run(0, work, clock), 2000, seed=5).wall_s / 86400
+    days = simulate_long_runs(found.simulated_run(0, work, clock), 2000, seed=5).wall_s / 86400
     assert plan.days is not None
     width = float(np.std(days))
     for quantile, value in ((0.1, plan.days.p10), (0.5, plan.days.p50), (0.9, plan.days.p90)):

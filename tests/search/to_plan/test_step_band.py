@@ -24,7 +24,7 @@ def dense(**overrides: Any) -> WorkloadSpec:
 def estimated(
     job: WorkloadSpec, node: str, gpus: int, framework: str, strategy: str = "micro_batch=1", op_s: float | None = None
 ) -> Plan:
-    machines = mofa.load_cluster(node, gpus).at_host(op_s)
+    machines = mofa.load_cluster(node, gpus).with_host_speed(op_s)
     return mofa.estimate(job, machines, strategy, framework=mofa.load_framework(framework), replay=False)
 
 
@@ -77,7 +77,7 @@ def test_it_is_wide_and_says_so_where_nothing_was_measured() -> None:
 
 
 def test_it_is_wide_on_more_nodes_than_were_ever_measured() -> None:
-    stand_in = STEP.stand_in(("several nodes", "transformer-engine"))
+    stand_in = STEP.stand_in_rows(("several nodes", "transformer-engine"))
     assert stand_in is not None
     most = int(stand_in.seen.most_nodes.value)
     job = mofa.load_workload("llama3-8b", global_batch=32 * most)

@@ -16,7 +16,16 @@ from mofa.blocks.elementwise import BoolK, all_true, any_true, ceil, logical_not
 from mofa.blocks.fp8 import ALIGNED_ROWS, BLOCK, FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
 from mofa.blocks.frameworks.megatron.calls import timed_module_call
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm
-from mofa.blocks.op import GRADIENT, BackwardPreparation, FloatK, Op, OpBackward, TapeBuilder
+from mofa.blocks.op import (
+    GRADIENT,
+    WRITES,
+    BackwardPreparation,
+    FloatK,
+    Op,
+    OpBackward,
+    ScratchSequence,
+    TapeBuilder,
+)
 from mofa.blocks.recomputation import is_in_region
 from mofa.blocks.work import Collective, MemoryBound
 
@@ -58,6 +67,19 @@ def fp8_recipe_of(ctx: Context) -> Fp8Recipe:
     return ctx.fp8
 
 
+class _NormInFront(NamedTuple):
+    """What a norm that is one module with a linear layer did of its cast."""
+
+    does: str = "bf16"
+    """As :attr:`Fp8Recipe.norm`."""
+    temporary: FloatK | None = None
+    """Its output in bf16, which it allocates behind the copies that it is cast to, and frees itself; None of a norm
+    that has none, or where there is no norm (csrc/extensions/normalization.cpp, ``unquantized_out``). [B]"""
+
+
+NO_NORM = _NormInFront()
+
+
 def _one_copy(ctx: Context) -> bool:
     """Where products with one scale a tensor take any layout, one copy is both."""
     return fp8_recipe_of(ctx).gathers_row_copy_only and not ctx.fp8_transposes
@@ -84,20 +106,20 @@ def cast_input_to_fp8(
     gathers, gathered = _where_gathered(ctx, gathered)
     again = kept_anyway and recipe.keeps_inputs
     sources = (x, *_reduced_amax(b, ctx, x, name, gathers))
-    norm_does = _done_by_norm(b, ctx, recipe, x)
+    norm = NO_NORM if again else _norm_in_front(b, ctx, recipe, x)
     row = b.tensor(f"{name}.fp8", _copy_bytes(recipe, elements), grad_bytes=elements * ctx.activation_element_bytes)
     if again:
-        _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm_does))
+        _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm))
         return _cast_again(b, ctx, recipe, x, name, row, elements, gathered, gathers)
     if _one_copy(ctx):
-        _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm_does))
+        _add(b, _cast(f"{name}.cast", recipe, sources, (row,), moved, True, experts, norm))
         regathered, ops = _gathered(b, ctx, recipe, row, f"{name}.again", gathered, gathers)
         return Fp8Input(row, (row,), ops, (), regathered)
     alone = recipe.gathers_row_copy_only
     cast_alone = _rows_alone(recipe, gathers)
     column = b.tensor(f"{name}.fp8_t", _copy_bytes(recipe, where(cast_alone, 0.0, elements)), grad=False)
     if not alone or gathers is False:
-        _add(b, _cast(f"{name}.cast", recipe, sources, (row, column), moved, cast_alone, experts, norm_does))
+        _add(b, _cast(f"{name}.cast", recipe, sources, (row, column), moved, cast_alone, experts, norm))
         if gathers is False:
             return Fp8Input(row, (column,))
         interleaved, ops = _gathered(b, ctx, recipe, column, f"{name}.again", gathered, gathers, columns=True)
@@ -106,9 +128,9 @@ def cast_input_to_fp8(
     # of candidates that gather the row-wise shard is kept, of the others the transposed copy
     shard = b.tensor(f"{name}.fp8_shard", _copy_bytes(recipe, where(gathers, elements, 0.0)), grad=False)
     b.tensors[row] = b.tensors[row]._replace(bytes=_copy_bytes(recipe, where(gathers, 0.0, elements)))
-    _add(b, _cast(f"{name}.cast", recipe, sources, (row, shard, column), moved, cast_alone, experts, norm_does))
+    _add(b, _cast(f"{name}.cast", recipe, sources, (row, shard, column), moved, cast_alone, experts, norm))
     full, ops = _gathered(b, ctx, recipe, shard, f"{name}.again", gathered, gathers)
-    turned, after_dgrad = _transposed(b, column, full, f"{name}.again", gathered, gathers)
+    turned, after_dgrad = _transposed(b, column, full, shard, f"{name}.again", gathered, gathers)
     return Fp8Input(row, (shard, column), ops, after_dgrad, turned)
 
 
@@ -131,7 +153,7 @@ def _cast_again(
     full, ops = _gathered(b, ctx, recipe, source, f"{name}.again", gathered, gathers)
     if _one_copy(ctx):
         return Fp8Input(row, (x,), (cast, *ops), (), full)
-    turn = _transposed(b, column, full, f"{name}.again", gathered, gathers)
+    turn = _transposed(b, column, full, source, f"{name}.again", gathered, gathers)
     if not alone:
         turn = _in_order(b, recipe, column, full, f"{name}.again", gathered, gathers)
     return Fp8Input(row, (x,), (cast, *ops), turn[1], turn[0])
@@ -153,17 +175,17 @@ def cast_output_gradient_to_fp8(
         sources = (GRADIENT, amax)
     row = b.tensor(f"{base}.fp8", _copy_bytes(recipe, elements), grad=False)
     if _one_copy(ctx):
-        cast = _cast(f"{base}.cast", recipe, sources, (row,), moved, True, experts, "bf16")
+        cast = _cast(f"{base}.cast", recipe, sources, (row,), moved, True, experts)
         full, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
         return Fp8OutputGradient((*before, *cast, *ops), full, full)
     alone = _rows_alone(recipe, gathers)
     column = b.tensor(f"{base}.fp8_t", _copy_bytes(recipe, where(alone, 0.0, elements)), grad=False)
-    cast = _cast(f"{base}.cast", recipe, sources, (row, column), moved, alone, experts, "bf16")
+    cast = _cast(f"{base}.cast", recipe, sources, (row, column), moved, alone, experts)
     if gathers is False:
         return Fp8OutputGradient(cast, row, column)
     full, ops = _gathered(b, ctx, recipe, row, base, gathered, gathers)
     if recipe.gathers_row_copy_only:
-        turned, turn = _transposed(b, column, full, base, gathered, gathers)
+        turned, turn = _transposed(b, column, full, row, base, gathered, gathers)
         if ctx.framework.tp_overlap:  # user buffers hold one copy, which is transposed behind the product
             return Fp8OutputGradient((*before, *cast, *ops), full, turned, turn)
         return Fp8OutputGradient((*before, *cast, *ops, *turn), full, turned)
@@ -260,18 +282,23 @@ def _rows_alone(recipe: Fp8Recipe, gathers: BoolK) -> BoolK:
 
 def _cast(
     name: str, recipe: Fp8Recipe, reads: tuple[str, ...], writes: tuple[str, ...], moved: FloatK, alone: BoolK,
-    experts: FloatK, norm_does: str,
+    experts: FloatK, norm: _NormInFront = NO_NORM,
 ) -> tuple[Op, ...]:  # fmt: skip
     """A cast, to rows ``alone`` or to both copies, which is another kernel: an op each where candidates differ.
 
-    ``norm_does`` is what a norm in front of it did already (:attr:`Fp8Recipe.norm`).
+    Of a norm in front the output in bf16 is allocated behind the copies that it is cast to, and freed at once.
     """
+    scratch: FloatK = 0.0
+    order = None
+    if norm.temporary is not None:
+        scratch = norm.temporary
+        order = ScratchSequence((scratch,), (*(WRITES + n for n in range(len(writes))), 0, ~0))
     copies = where(alone, 1.0, 2.0)
-    if norm_does == "casts":  # all that is left is to transpose
+    if norm.does == "casts":  # all that is left is to transpose
         work = MemoryBound(2.0 * (copies - 1.0) * moved, "fp8_transpose")
         return (Op(name, "memory_bound", work, reads, writes, launches=copies - 1.0, back=VIEW),)
-    known = recipe.amax_bytes if norm_does == "finds amax" else 0.0
-    launches: FloatK = recipe.kernels_per_cast - (1 if norm_does == "finds amax" else 0)
+    known = recipe.amax_bytes if norm.does == "finds amax" else 0.0
+    launches: FloatK = recipe.kernels_per_cast - (1 if norm.does == "finds amax" else 0)
     together = TENSORS_PER_CAST if recipe.casts_experts_together else 1.0
     launches = launches * ceil(experts / together)
 
@@ -281,8 +308,10 @@ def _cast(
 
     rows, both = kernel(1.0, recipe.row_cast, alone), kernel(2.0, recipe.row_and_column_cast, logical_not(alone))
     if all_true(alone):
-        return (Op(name, "memory_bound", rows[0], reads, writes, launches=rows[1], back=VIEW),)
-    made = Op(name, "memory_bound", both[0], reads, writes, launches=both[1], back=VIEW)
+        return (
+            Op(name, "memory_bound", rows[0], reads, writes, launches=rows[1], back=VIEW, scratch=scratch, order=order),
+        )
+    made = Op(name, "memory_bound", both[0], reads, writes, launches=both[1], back=VIEW, scratch=scratch, order=order)
     if not any_true(alone):
         return (made,)
     return made, Op(f"{name}.rows", "memory_bound", rows[0], writes[:1], (), launches=rows[1], present=alone)
@@ -293,28 +322,48 @@ def _add(b: TapeBuilder, ops: tuple[Op, ...]) -> None:
         b.add(op)
 
 
-def _done_by_norm(b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, x: str) -> str:
-    """What the norm in front of a linear, one module with it, has done of its cast; then its output is not in bf16.
+def _norm_in_front(b: TapeBuilder, ctx: Context, recipe: Fp8Recipe, x: str) -> _NormInFront:
+    """What the norm in front of a linear, one module with it, has done of its cast; its output in bf16 is not kept.
 
     A norm that casts takes another time, and so does a general one that finds the largest.
     """
-    kernels = ctx.kernels
+    kernels, place = ctx.kernels, _place_of_norm_in_front(b, x)
+    if place is None:
+        return NO_NORM
+    op, tensor = b.ops[place], b.tensors[x]
+    norm = _NormInFront(recipe.norm, None if recipe.norm == "casts" else tensor.bytes)
+    b.tensors[x] = tensor._replace(bytes=0.0 * tensor.bytes, grad_bytes=tensor.bytes)
+    if not isinstance(op.work, MemoryBound):
+        return norm
+    tuned, longer, nbytes = has_tuned_norm(ctx, float(op.work.width)), 1.0, op.work.bytes
+    if recipe.norm == "casts":
+        nbytes = 0.75 * nbytes  # one byte of four is not written
+        longer = (kernels.te_tuned_norm_cast if tuned else kernels.te_norm_cast).value
+    elif recipe.norm == "finds amax" and not tuned:
+        longer = kernels.te_norm_amax.value
+    b.ops[place] = op._replace(work=op.work._replace(bytes=nbytes, elements=longer * op.work.elements))
+    return norm
+
+
+def _place_of_norm_in_front(b: TapeBuilder, x: str) -> int | None:
+    """The place of the norm that writes ``x`` and is one module with the linear that reads it; None without one."""
     for i, op in enumerate(b.ops):
-        if op.writes[:1] != (x,) or op.weight or not op.weight_params or is_in_region(op.region, "layernorm"):
-            continue
-        if not isinstance(op.work, MemoryBound):
-            return recipe.norm
-        tuned, longer, nbytes = has_tuned_norm(ctx, float(op.work.width)), 1.0, op.work.bytes
-        if recipe.norm == "casts":
-            nbytes = 0.75 * nbytes  # one byte of four is not written
-            longer = (kernels.te_tuned_norm_cast if tuned else kernels.te_norm_cast).value
-            tensor = b.tensors[x]
-            b.tensors[x] = tensor._replace(bytes=0.0 * tensor.bytes, grad_bytes=tensor.bytes)
-        elif recipe.norm == "finds amax" and not tuned:
-            longer = kernels.te_norm_amax.value
-        b.ops[i] = op._replace(work=op.work._replace(bytes=nbytes, elements=longer * op.work.elements))
-        return recipe.norm
-    return "bf16"
+        if op.writes[:1] == (x,) and not op.weight and op.weight_params and not is_in_region(op.region, "layernorm"):
+            return i
+    return None
+
+
+def hold_copies_until_norm_returns(b: TapeBuilder, ctx: Context, x: str, received: Fp8OutputGradient) -> None:
+    """Let the copies of a linear's gradient stay until the norm in front of it is differentiated, where it has one.
+
+    Both are one function of autograd's, which lets them go earlier under sequence parallelism alone
+    (module/layernorm_linear.py, ``clear_tensor_data(grad_output)``; h200-te1-ministral8b-7l-delayed-beginning).
+    """
+    place = _place_of_norm_in_front(b, x)
+    if place is not None and (back := b.ops[place].back) is not None:
+        copies = tuple(dict.fromkeys((received.dgrad, received.wgrad)))
+        back = back._replace(held_copies=copies, holds_copies=logical_not(ctx.gathers_sequence))
+        b.ops[place] = b.ops[place]._replace(back=back)
 
 
 def _reduced_amax(b: TapeBuilder, ctx: Context, x: str, name: str, gathers: BoolK) -> tuple[str, ...]:
@@ -355,12 +404,13 @@ def _shelve(b: TapeBuilder, recipe: Fp8Recipe, shard: str, gathers: BoolK) -> No
 
 
 def _transposed(
-    b: TapeBuilder, column: str, full: str, name: str, elements: FloatK, gathers: BoolK
+    b: TapeBuilder, column: str, full: str, shard: str, name: str, elements: FloatK, gathers: BoolK
 ) -> tuple[str, tuple[Op, ...]]:
-    """The transposed copy of gathered rows; where nothing was gathered, the one that the cast made."""
+    """The transposed copy of gathered rows, whose ``shard`` is still there; where nothing was gathered, the one that
+    the cast made."""
     out = b.tensor(f"{name}.transposed", 1.0 * elements, grad=False)
     work = MemoryBound(2.0 * elements, "fp8_transpose")
-    return out, (Op(f"{name}.transpose", "memory_bound", work, (column, full), (out,), present=gathers),)
+    return out, (Op(f"{name}.transpose", "memory_bound", work, (column, full, shard), (out,), present=gathers),)
 
 
 def _in_order(

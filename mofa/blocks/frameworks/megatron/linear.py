@@ -89,6 +89,7 @@ def column_linear(
     )
     full = fp8.gather_fp8_input(b, ctx, tp_copy(b, ctx, operand.row, name, k), name, ctx.tokens * k)
     received = fp8.cast_output_gradient_to_fp8(b, ctx, name, ctx.tokens * n)
+    fp8.hold_copies_until_norm_returns(b, ctx, h, received)
     return linear(b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
                   prepared=fp8.prepare_linear_backward(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
 
@@ -108,7 +109,10 @@ def row_linear(
     received = fp8.cast_output_gradient_to_fp8(b, ctx, name, ctx.shard_tokens * n, gathered=ctx.tokens * n)
     partial = linear(b, ctx, operand.row, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
                      prepared=fp8.prepare_linear_backward(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
-    return tp_reduce(b, ctx, partial, name, n, scattered_back=fp8.VIEW)
+    out = tp_reduce(b, ctx, partial, name, n, scattered_back=fp8.VIEW)
+    # the module's function has the input until it returns (module/linear.py; h200-te2-tp2-nemo12b-8l-delayed-beginning)
+    b.add(Op(f"{name} returns", "memory_bound", None, (operand.row,), (), launches=0, present=ctx.tp > 1))
+    return out
 
 
 def attention_output_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:

@@ -22,9 +22,9 @@ from mofa.blocks.frameworks.megatron.permute import (
     pad_routing_map,
     pads_routing_map,
     permute,
-    restore_sent_order,
     rows_sent,
     sort_by_expert,
+    sort_by_source_rank,
     unpermute,
 )
 from mofa.blocks.op import BackwardPreparation, FloatK, Op, OpBackward, TapeBuilder, TimedModuleCall
@@ -162,7 +162,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     if not pads_routing_map(ctx):
         _synchronise(b, ctx, on_host, "moe.end_sync", logical_not(split))
     y = experts(b, ctx, received, rows, memory_rows, weights=(weights,))
-    y = restore_sent_order(b, ctx, y, rows, memory_rows)
+    y = sort_by_source_rank(b, ctx, y, rows, memory_rows)
     if any_true(ctx.etp > 1):
         y = reduce_scatter_over_expert_tp(b, ctx, y, rows * row, ctx.rows_memory * row)
     release_module_locals(b, "routed experts")

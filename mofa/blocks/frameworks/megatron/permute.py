@@ -187,7 +187,7 @@ def sort_by_expert(
     return out, weights
 
 
-def restore_sent_order(b: TapeBuilder, ctx: Context, y: str, rows: ArrayK, memory_rows: ArrayK) -> str:
+def sort_by_source_rank(b: TapeBuilder, ctx: Context, y: str, rows: ArrayK, memory_rows: ArrayK) -> str:
     """The experts' results in the order in which they are sent back."""
     return _by_chunks(b, ctx, y, "unsort", "moe.unsorted", rows, memory_rows)
 

@@ -1,4 +1,4 @@
-"""What Megatron-Core on Transformer Engine takes at a first use and keeps: workspaces, dummy gradients, fp8 copies.
+"""What Megatron-Core on Transformer Engine takes at a first use: workspaces, dummy gradients, fp8 copies, zeros.
 
 When each is taken decides which hole of the allocator's it lies in for good, and so what is reserved.
 """
@@ -6,7 +6,7 @@ When each is taken decides which hole of the allocator's it lies in for good, an
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true, value_at
@@ -27,45 +27,66 @@ OUTSIDE_LAYERS = ("embedding", "head", "mtp")
 """Blocks whose products are not Transformer Engine's, or are not in fp8."""
 
 
-FirstUse = tuple[str, Role]
-"""An op of a block: the forward's that it is or differentiates, and its role."""
+NODE: Literal["node"] = "node"
+FirstUse = tuple[str, Role | Literal["node"]]
+"""An op of a block: the forward's that it is or differentiates, and its role; or where the node of autograd's begins
+that differentiates it (:data:`NODE`)."""
 
 
 class PersistentBuffer(NamedTuple):
-    """A buffer that the first op of its ``name`` on a rank takes for good. [B]
+    """A buffer that the first op of its ``name`` on a rank takes. [B]
 
     ``per_block``: every block has its own. ``after_outputs``: it comes behind the op's outputs, else in front of them.
+    It ``stays`` for good, or ``begins`` with an op and ``ends`` with another one of its pass.
     """
 
     name: str
     bytes: int
     per_block: bool
     after_outputs: bool
+    lifetime: Literal["stays", "begins", "ends"] = "stays"
 
 
 def buffers_at_first_use(
-    ctx: Context, block: str, ops: Iterable[Op], k: int = 0
+    ctx: Context, block: str, ops: Iterable[Op], repeated: frozenset[str] = frozenset(), k: int = 0
 ) -> dict[FirstUse, tuple[PersistentBuffer, ...]]:
-    """What ops of a block take at their first use; ``ops`` are its forward ones.
+    """What ops of a block take at their first use; ``ops`` are its forward ones, ``repeated`` those that recompute.
 
-    A dummy gradient comes behind the product that adds to the main gradient by itself (te/module/base.py,
-    ``get_dummy_wgrad``; tensor_parallel/layers.py): one for each shape. fp8 copies of a weight come in front of its
+    A dummy gradient comes behind the product that adds to the main gradient by itself, and behind the gradient of a
+    norm that is one module with it (te/module/base.py, ``get_dummy_wgrad``; module/layernorm_linear.py;
+    tensor_parallel/layers.py): one for each shape. fp8 copies of a weight come in front of its
     product (``get_weight_workspace``), where the parameter is not fp8 itself. The head's gathered input is a buffer of
     Megatron's (``get_global_memory_buffer``).
+
+    The forward that makes these copies returns them beside its output (module/linear.py, ``new_weight_workspace``).
+    Nothing gives them a gradient, and autograd makes zeros in its place, in bf16, until that linear's node ends
+    (``set_materialize_grads``; h200-te1-nemo12b-5l-tensorwise-beginning). A forward that is recomputed finds copies,
+    and experts' linears return none.
     """
     buffers: dict[FirstUse, tuple[PersistentBuffer, ...]] = {}
+    ops = list(ops)
+    norms = {held: op.name for op in ops if op.back is not None for held in op.back.held_outputs}
     for op in ops:
         if not op.weight or any_true(op.weight_bytes):
             continue
         number = max(int(value_at(op.num_weights, k)), 1)
         params = value_at(op.weight_params, k) / number
         of_forward: list[PersistentBuffer] = []
+        of_wgrad: list[PersistentBuffer] = []
         if ctx.fp8 is not None and block not in OUTSIDE_LAYERS and not ctx.framework.fp8_params:
             layouts = copies_per_fp8_weight(ctx.fp8.name, ctx.fp8_transposes)
             of_forward += [
                 PersistentBuffer(f"fp8 copy of {op.weight} {i}", int(params), per_block=True, after_outputs=False)
                 for i in range(number * layouts)
             ]
+            if isinstance(op.work, Gemm) and op.name not in repeated:
+                begins = PersistentBuffer(f"zeros for {op.weight}", int(2 * params), True, False, "begins")
+                buffers[op.name, NODE] = (begins,)
+                ends = begins._replace(after_outputs=True, lifetime="ends")
+                if ctx.framework.delay_wgrad:
+                    buffers[op.name, "dgrad"] = (ends,)
+                else:
+                    of_wgrad.append(ends)
         if block == "head" and value_at(ctx.gathers_sequence, k):
             gathered = int(value_at(ctx.tokens, k) * ctx.model.hidden * ctx.activation_element_bytes)
             of_forward.append(
@@ -81,8 +102,10 @@ def buffers_at_first_use(
         if ctx.framework.fuses_wgrad_accumulation:
             rows, columns = (round(value_at(width, k)) for width in product_weight_shape(op))
             name = f"dummy gradient of {rows} x {columns}"
-            dummy = PersistentBuffer(name, int(2 * params), per_block=False, after_outputs=True)
-            buffers[op.name, "wgrad"] = (dummy,)
+            of_wgrad.insert(0, PersistentBuffer(name, int(2 * params), per_block=False, after_outputs=True))
+        if of_wgrad:  # with a norm in front the module goes on with that before it makes the dummy
+            norm = norms.get(op.writes[0])
+            buffers[(norm, "backward") if norm else (op.name, "wgrad")] = tuple(of_wgrad)
     return buffers
 
 
@@ -113,7 +136,7 @@ class RotaryTableBytes(NamedTuple):
 
 
 def rotary_tables(ctx: Context) -> RotaryTableBytes:
-    """Tables of rotations that stay.
+    """Bytes of the tables of rotations that stay.
 
     Of a rank's positions a table in fp32 is kept for good (rotary_pos_embedding.py, ``lru_cache``). Under YaRN each
     layer's attention has two more in bf16.

@@ -79,23 +79,23 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
     reads: list[str] = []
     if any_true(logical_not(ahead)):
         reads.append(gather_weights(p, ctx, "fsdp.gathered", "fsdp", own, ctx.fsdp, logical_not(ahead), of_block=True))
-        p.tensor("fsdp.weights", 0.0)
+        p.declare_tensor("fsdp.weights", 0.0)
         p.add_mark("fsdp.gather_after", ("fsdp.weights",))  # a gather waits for the copy of the one before the last
     if any_true(ahead):
-        p.tensor("fsdp.next", 0.0)
-        p.tensor("fsdp.prefetched", where(ahead & (ctx.fsdp > 1), 2.0 * own, 0.0))
+        p.declare_tensor("fsdp.next", 0.0)
+        p.declare_tensor("fsdp.prefetched", where(ahead & (ctx.fsdp > 1), 2.0 * own, 0.0))
         p.add_mark("fsdp.turn", ("fsdp.next",), ("fsdp.prefetched",), claims="fsdp.next")
         reads.append("fsdp.prefetched")
         if any_true(experts > 0):
-            p.tensor("efsdp.next", 0.0)
-            p.tensor("efsdp.prefetched", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
+            p.declare_tensor("efsdp.next", 0.0)
+            p.declare_tensor("efsdp.prefetched", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
             p.add_mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",), claims="efsdp.next")
     copy_out_gathered_weights(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False)
     if any_true(ahead):
         gather_weights(p, ctx, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
         if any_true(experts > 0):
             gather_weights(p, ctx, "efsdp.next", "efsdp", experts, ctx.efsdp, experts > 0)
-            p.tensor("efsdp.params", experts)
+            p.declare_tensor("efsdp.params", experts)
     p.add_to(b)
 
 
@@ -139,7 +139,8 @@ def gather_and_await_first_block(b: TapeBuilder, ctx: Context) -> None:
 
 
 def wrap_backward(tape: Tape, ctx: Context, block: BlockRole, dense_params: ArrayK, expert_params: ArrayK) -> Tape:
-    """What becomes of weights and their gradients in the backward pass, by precision mode."""
+    """A backward tape with what FSDP does in it: gathers of weights, reductions of their gradients, by precision
+    mode."""
     ops = [op if block == "head" else _without_forward_weights(op, tape) for op in tape.ops]
     p = FsdpOpList(tensors=dict(tape.tensors))
     mark = compile_and_dtensor_marker(ctx, block)
@@ -237,7 +238,7 @@ def _autocast_weights(fsdp: FsdpOpList, ops: list[Op], ctx: Context) -> list[Op]
             params = fsdp.tensors[grad].bytes / 2.0
             last = grad
             if op.role == "wgrad":
-                last = fsdp.tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
+                last = fsdp.declare_tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
                 moved = MemoryBound(CAST * params, "cast_up")
                 pending.append(Op(f"{op.origin}.grad_cast", "memory_bound", moved, (grad,), (last,),
                               present=op.present, compiled=op.compiled, role="grad_cast", origin=op.origin,
@@ -304,7 +305,7 @@ def _kept_where_together(fsdp: FsdpOpList, grads: tuple[str, ...], own_group: Bo
     """The experts' gradients as the block's own group sees them: alive on only where it is their group too."""
     names = []
     for grad in grads:
-        name = fsdp.tensor(f"{grad}.together", 0.0, "grad")
+        name = fsdp.declare_tensor(f"{grad}.together", 0.0, "grad")
         fsdp.ops.append(
             Op(f"fsdp.{grad}", "dp", None, (grad,), (name,), view=logical_not(own_group), launches=0, region=OUTSIDE,
                part="fsdp")
@@ -324,8 +325,8 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
     begin = FsdpOpList(tensors=fsdp.tensors)
     weights = "fsdp.weights"
     if block != "head":
-        begin.tensor("fsdp.next@", 0.0)
-        begin.tensor("fsdp.arrived", where(ctx.fsdp > 1, 2.0 * own, 0.0))
+        begin.declare_tensor("fsdp.next@", 0.0)
+        begin.declare_tensor("fsdp.arrived", where(ctx.fsdp > 1, 2.0 * own, 0.0))
         begin.add_mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",), claims="fsdp.next@")
         weights = copy_out_gathered_weights(
             begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False
@@ -336,12 +337,12 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
             gather_weights(begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0, of_block=True)
         )
     if any_true(own_group):
-        begin.tensor("efsdp.next@", 0.0)
-        begin.tensor("efsdp.arrived", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
+        begin.declare_tensor("efsdp.next@", 0.0)
+        begin.declare_tensor("efsdp.arrived", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
         begin.add_mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",), claims="efsdp.next@")
         gathered.append(gather_weights(begin, ctx, "efsdp.next@", "efsdp", experts, ctx.efsdp, own_group))
-    begin.tensor("fsdp.previous.experts", where(own_group, width * previous, 0.0))
-    begin.tensor("fsdp.previous", where(own_group, 0.0, width * previous))
+    begin.declare_tensor("fsdp.previous.experts", where(own_group, width * previous, 0.0))
+    begin.declare_tensor("fsdp.previous", where(own_group, 0.0, width * previous))
     if block == "embedding":  # the first block's gradients are still on their way
         begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.add_mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE, claims="fsdp.reduce_input")
@@ -350,7 +351,7 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
     expert_grads = weight_gradients(fsdp, ops, experts=True)
     if any_true(own_group):
         post = FsdpOpList(tensors=fsdp.tensors)
-        post.tensor("fsdp.reduced", 0.0, use="reduced")
+        post.declare_tensor("fsdp.reduced", 0.0, use="reduced")
         post.add_wait("efsdp.reshard", ("efsdp.weights@", "fsdp.previous.experts", "fsdp.reduced"))
         reduce_gradients(post, ctx, "efsdp", experts, ctx.efsdp, expert_grads, 3)
         together = FsdpOpList(tensors=fsdp.tensors)
@@ -378,8 +379,8 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
         end.ops += all_reduce_partial_gradients(ctx)
     wait = "efsdp.reduced" if any_true(own_group) else "fsdp.reduced"
     freed = ("efsdp.reduce_input",) if any_true(own_group) else ()
-    end.tensor("fsdp.reduced", 0.0, use="reduced")
-    end.tensor("fsdp.done", 0.0)
+    end.declare_tensor("fsdp.reduced", 0.0, use="reduced")
+    end.declare_tensor("fsdp.done", 0.0)
     end.add_wait("fsdp.reshard", (weights, "fsdp.previous", wait, *freed))
     reduce_gradients(end, ctx, "fsdp", own, ctx.fsdp, (*dense_grads, *expert_grads), len(dense_grads) + 2)
     if gathered:

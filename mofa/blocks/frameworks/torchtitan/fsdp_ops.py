@@ -39,8 +39,8 @@ class FsdpOpList:
     ops: list[Op] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def tensor(self, name: str, nbytes: ArrayK | float, kind: str = "buffer", use: TensorUse = "") -> str:
-        """Declare a tensor; its name."""
+    def declare_tensor(self, name: str, nbytes: ArrayK | float, kind: str = "buffer", use: TensorUse = "") -> str:
+        """Declare a tensor and return its name."""
         self.tensors[name] = Tensor(name, nbytes, kind, grad=False, use=use or "fsdp")  # type: ignore[arg-type]
         return name
 
@@ -67,7 +67,7 @@ class FsdpOpList:
     ) -> str:
         """A collective of the block before or behind, which its own tape launches and counts; none for one rank."""
         payload = where(ranks > 1.0, bytes_ * params, 0.0)
-        self.tensor(name, 0.0)
+        self.declare_tensor(name, 0.0)
         self.ops.append(
             Op(
                 name,
@@ -97,8 +97,8 @@ def gather_weights(
     """Cast and copy the shard in, a bf16 one copied alone, gather in place: 2 bytes a parameter come out; nothing for a
     group of one rank. ``of_block``: the parameters are a block's own."""
     runs = present & (ranks > 1)
-    fsdp.tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0), use="gathered_shard" if of_block else "")
-    fsdp.tensor(out, where(runs, 2.0 * params, 0.0), use="gathered" if of_block else "")
+    fsdp.declare_tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0), use="gathered_shard" if of_block else "")
+    fsdp.declare_tensor(out, where(runs, 2.0 * params, 0.0), use="gathered" if of_block else "")
     if not any_true(runs):
         return out
     fsdp.ops.append(
@@ -127,7 +127,7 @@ def copy_out_gathered_weights(
     if ctx.framework.flat_params:
         moved, launches = where(ranks > 1, 0.0, (ctx.stored_bytes_per_param + 2.0) * params), where(ranks > 1, 0.0, 1.0)
     scratch = where(ranks > 1, where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
-    fsdp.tensor(weights, 2.0 * params, "weight_copy")
+    fsdp.declare_tensor(weights, 2.0 * params, "weight_copy")
     fsdp.ops.append(
         Op(f"{weights}.copy_out", "dp", MemoryBound(moved, "copy"), reads, (weights,), scratch=scratch,
         launches=launches,
@@ -153,13 +153,13 @@ def reduce_gradients(
     """
     present = params > 0
     if not any_true(present):
-        fsdp.tensor(f"{name}.reduced", 0.0, use="reduced")
-        fsdp.tensor(f"{name}.reduce_input", 0.0, use="reduce_input")
+        fsdp.declare_tensor(f"{name}.reduced", 0.0, use="reduced")
+        fsdp.declare_tensor(f"{name}.reduce_input", 0.0, use="reduce_input")
         return
     alone = present & (ranks <= 1)
     by_rows = shards_experts_by_row(ctx) & (ranks > 1) & (name == "efsdp")
     width = ctx.framework.reduced_bytes_per_param
-    fsdp.tensor(f"{name}.reduce_input", width * params, use="reduce_input")
+    fsdp.declare_tensor(f"{name}.reduce_input", width * params, use="reduce_input")
     fsdp.ops.append(
         Op(f"{name}.reduce_copy_in", "dp", MemoryBound((2.0 + width + where(by_rows, 4.0, 0.0)) * params, "cast_up"),
         grads,
@@ -169,7 +169,7 @@ def reduce_gradients(
     in_loop: tuple[str, ...] = ()
     last = gradient_registered_last(grads, ctx, experts=name == "efsdp")
     if last and not ctx.framework.flat_params and any_true(present & logical_not(alone)):
-        in_loop = (fsdp.tensor(f"{name}.in_loop", 0.0, "grad"),)
+        in_loop = (fsdp.declare_tensor(f"{name}.in_loop", 0.0, "grad"),)
         fsdp.ops.append(
             Op(
                 f"{name}.loop",
@@ -184,12 +184,12 @@ def reduce_gradients(
             )
         )
     result_bytes = where(ctx.accumulating & present, ctx.stored_bytes_per_param * params / ranks, 0.0)
-    fsdp.tensor(f"{name}.reduced", result_bytes, "grad", "reduced")
+    fsdp.declare_tensor(f"{name}.reduced", result_bytes, "grad", "reduced")
     out, kind = f"{name}.reduced", "grad"
     casts = ctx.stored_bytes_per_param < width
     if casts:
         result_bytes, kind = where(present, width * params / ranks, 0.0), "buffer"
-        out = fsdp.tensor(f"{name}.summed", result_bytes)
+        out = fsdp.declare_tensor(f"{name}.summed", result_bytes)
     if any_true(present & logical_not(alone)):
         payload = Collective("reduce_scatter", name, width * params)
         if ctx.framework.flat_params:
@@ -200,7 +200,7 @@ def reduce_gradients(
             )  # fmt: skip
         writes = (f"{name}.scattered",) if any_true(alone) else (out,)
         if any_true(alone):
-            fsdp.tensor(writes[0], where(alone, 0.0, result_bytes), kind)
+            fsdp.declare_tensor(writes[0], where(alone, 0.0, result_bytes), kind)
         fsdp.ops.append(
             Op(f"{name}.reduce_scatter", "dp", payload, (f"{name}.reduce_input",), writes,
                present=present & logical_not(alone), stream=REDUCE, region=OUTSIDE, part="fsdp")

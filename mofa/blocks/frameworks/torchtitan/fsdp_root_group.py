@@ -30,7 +30,7 @@ def root_group_has_model_ends(ctx: Context) -> bool:
 
 
 def head_params(ctx: Context) -> ArrayK:
-    """Of the last norm and of an output layer that is not the embedding. [params]"""
+    """Parameters of the last norm, and of an output layer that is not the embedding. [params]"""
     hidden = float(ctx.model.hidden)
     return where(ctx.model.tied_embeddings, 0.0, ctx.model.vocab * hidden) / ctx.tp + hidden
 
@@ -45,7 +45,7 @@ def gather_root_around_model_end(b: TapeBuilder, ctx: Context, block: BlockRole,
         copy_out_gathered_weights(p, ctx, reads, "fsdp.weights", all_params, ctx.fsdp, experts=False)
     else:
         block_params, _ = params_of_first_or_last_layer(ctx, block)
-        p.add_mark("fsdp.keep_last", (), (p.tensor(LAST, 2.0 * block_params, "weight_copy"),), "compute")
+        p.add_mark("fsdp.keep_last", (), (p.declare_tensor(LAST, 2.0 * block_params, "weight_copy"),), "compute")
     p.add_to(b)
 
 
@@ -62,7 +62,7 @@ def backward_of_model_end(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: 
     if block == "head":
         fsdp.add_mark("fsdp.turn_last", (LAST,), (), "compute")
         fsdp.add_mark("fsdp.root.accumulate", own_grads, (), "compute", "accumulate")
-        fsdp.tensor(
+        fsdp.declare_tensor(
             "fsdp.reduce_input", 4.0, use="reduce_input"
         )  # stands for what the last block finds on its way: nothing
         fsdp.add_mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
@@ -70,12 +70,12 @@ def backward_of_model_end(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: 
         return
     all_params, (block_own, expert_params) = own + head_params(ctx), params_of_first_or_last_layer(ctx, block)
     begin = FsdpOpList(tensors=fsdp.tensors)
-    begin.tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
+    begin.declare_tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
     begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.add_mark("fsdp.previous", (), ("fsdp.previous",), REDUCE, claims="fsdp.reduce_input")
     end = FsdpOpList(tensors=fsdp.tensors)
-    end.tensor("fsdp.reduced", 0.0, use="reduced")
-    end.tensor("fsdp.done", 0.0)
+    end.declare_tensor("fsdp.reduced", 0.0, use="reduced")
+    end.declare_tensor("fsdp.done", 0.0)
     end.add_wait("fsdp.reshard", ("fsdp.weights", "fsdp.previous", "fsdp.reduced"))
     reduce_gradients(end, ctx, "fsdp", all_params, ctx.fsdp, own_grads, 3)
     end.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)

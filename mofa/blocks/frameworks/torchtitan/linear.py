@@ -231,7 +231,7 @@ def gather_sequence(b: TapeBuilder, ctx: Context, x: str, name: str, width: floa
     return full
 
 
-def gather_sequence_local(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
+def gather_sequence_as_local_tensor(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     """As :func:`gather_sequence` before a sublayer on plain tensors (``use_local_input``), whose gradient is taken to
     be the same on every rank: each cuts out its shard, and nothing is reduced."""
     if not any_true(ctx.has_tp):

@@ -18,7 +18,7 @@ from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     cast,
     casts_linear_inputs,
-    gather_sequence_local,
+    gather_sequence_as_local_tensor,
     linear,
     runs_autocast,
     scatter_sequence,
@@ -54,7 +54,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     put = PUT[element]
     deepep = ctx.framework.dispatcher == "deepep"
     with b.in_layer_step("relayout"):
-        full = gather_sequence_local(b, ctx, h, "moe", hidden)
+        full = gather_sequence_as_local_tensor(b, ctx, h, "moe", hidden)
     with b.in_layer_step("router"):
         scores, order = router(b, ctx, full, sent)
     routed = b.tensor("moe.routed", sent * row)

@@ -241,8 +241,8 @@ ARCHITECTURES = (
     ConfigFamily(
         "KimiLinearConfig", ("KimiLinearForCausalLM",), ("kimi_linear",),
         {**common_keys(2304, 27, 32, 9216, 163840), **latent_attention_keys(None, 512, 128, 64, 128),
-         "first_k_dense_replace": count_key(1), "num_experts": size_key(256, "num_experts",
-         "num_local_experts"), "num_experts_per_tok": size_key(8, "num_experts_per_token", "num_experts_per_tok"),
+         "first_k_dense_replace": count_key(1), "num_experts": size_key(256, "num_experts", "num_local_experts"),
+         "num_experts_per_tok": size_key(8, "num_experts_per_token", "num_experts_per_tok"),
          "num_shared_experts": count_key(1, "num_shared_experts", "n_shared_experts"),
          "moe_intermediate_size": size_key(1024),
          "num_expert_group": size_key(1, "num_expert_group", "n_group"), "topk_group": size_key(1),

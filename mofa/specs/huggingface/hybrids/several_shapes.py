@@ -180,8 +180,8 @@ ARCHITECTURES = (
         {**common_keys(6144, 28, 64, None, 131072), "num_hidden_layers": size_key(28, "num_layers"),
          "intermediate_size": size_key(12288, "ffn_hidden_size"), **latent_attention_keys(1536, 512, 128, 64, 128),
          "n_routed_experts": size_key(512), "zero_expert_num": count_key(256), "router_bias": flag_key(False),
-         "num_experts_per_tok": size_key(12, "moe_topk"), "moe_intermediate_size": size_key(2048,
-         "expert_ffn_hidden_size")},
+         "num_experts_per_tok": size_key(12, "moe_topk"),
+         "moe_intermediate_size": size_key(2048, "expert_ffn_hidden_size")},
         _longcat,
     ),
     ConfigFamily(
