@@ -36,11 +36,6 @@ BEHIND = 6
 product, the addition of its gradient, views. [-]"""
 
 
-def gradient_name(tensor: str) -> str:
-    """The name of a tensor's gradient, as it comes back to the op that wrote the tensor."""
-    return f"d:{tensor}"
-
-
 class _Belonging(TypedDict):
     """What an op of a backward has of the forward's op that it differentiates."""
 
@@ -73,7 +68,7 @@ class _Differentiator(SavedTensorFinder):
 
     def run(self) -> Tape:
         for name in self.forward.outputs:
-            self.grads[name] = self._gradient(gradient_name(name), name)
+            self.grads[name] = self._gradient(f"d:{name}", name)
         if self.recompute.kind == "full" and self.recompute.reentrant:
             self._replay("full")  # else what was kept is asked for first: nodes behind that keep nothing come before
         for op in reversed(self.forward.ops):
@@ -93,7 +88,7 @@ class _Differentiator(SavedTensorFinder):
         if self.recompute.early_stop:
             ops = without_unread_last_ops(ops)
         outputs = tuple(self.grads[name] for name in self.forward.inputs if name in self.grads)
-        inputs = tuple(gradient_name(name) for name in self.forward.outputs)
+        inputs = tuple(f"d:{name}" for name in self.forward.outputs)
         return Tape(ops, {**self.forward.tensors, **self.tensors}, inputs, outputs, self.lingers)
 
     def _issue(self, op: Op, began: int) -> None:
@@ -141,9 +136,9 @@ class _Differentiator(SavedTensorFinder):
     def _give(self, op: Op, name: str) -> str:
         """Name a new gradient of ``name``; a second one is added to the first."""
         if name not in self.grads:
-            self.grads[name] = self._gradient(gradient_name(name), name)
+            self.grads[name] = self._gradient(f"d:{name}", name)
             return self.grads[name]
-        return self._gradient(f"{gradient_name(name)}+{op.name}", name)
+        return self._gradient(f"d:{name}+{op.name}", name)
 
     def _settle(self, op: Op, name: str, given: str) -> None:
         """Add a second gradient to the first, as autograd accumulates: into the first's memory where nothing else holds

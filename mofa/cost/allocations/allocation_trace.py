@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mofa.blocks.backward import gradient_name
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import value_at
 from mofa.blocks.frameworks.megatron.persistent import NODE, FirstUse, PersistentBuffer
@@ -304,16 +303,21 @@ def _node_starts(
     ops: Sequence[Op], boundary: int, present: Sequence[bool],
     persistent: Mapping[FirstUse, tuple[PersistentBuffer, ...]],
 ) -> dict[int, tuple[PersistentBuffer, ...]]:  # fmt: skip
-    """What nodes of autograd's take when they begin, by the op of the backward that first reads their gradient."""
+    """What nodes of autograd's take when they begin, by the first op of the backward that reads what the product for
+    the weight reads: its output's gradient."""
     waiting = {
-        gradient_name(op.writes[0]): persistent[op.name, NODE]
-        for op in ops[:boundary] if (op.name, NODE) in persistent and op.writes
+        name: persistent[op.origin, NODE]
+        for op in ops[boundary:] if op.role == "wgrad" and (op.origin, NODE) in persistent
+        for name in op.reads
     }  # fmt: skip
     starts: dict[int, tuple[PersistentBuffer, ...]] = {}
-    for i in range(boundary, len(ops)):
-        for name in ops[i].reads if present[i] and waiting else ():
-            if name in waiting:
-                starts[i] = (*starts.get(i, ()), *waiting.pop(name))
+    begun: set[PersistentBuffer] = set()
+    for i in range(boundary, len(ops)) if waiting else ():
+        for name in ops[i].reads if present[i] else ():
+            new = tuple(buffer for buffer in waiting.get(name, ()) if buffer not in begun)
+            begun.update(new)
+            if new:
+                starts[i] = (*starts.get(i, ()), *new)
     return starts
 
 

@@ -64,9 +64,10 @@ def buffers_at_first_use(
     and experts' linears return none.
     """
     buffers: dict[FirstUse, tuple[PersistentBuffer, ...]] = {}
-    ops = list(ops)
-    norms = {held: op.name for op in ops if op.back is not None for held in op.back.held_outputs}
+    norm = ""  # in front of the next linear, one module with it
     for op in ops:
+        if op.back is not None and op.back.held_outputs:
+            norm = op.name
         if not op.weight or any_true(op.weight_bytes):
             continue
         number = max(int(value_at(op.num_weights, k)), 1)
@@ -104,8 +105,8 @@ def buffers_at_first_use(
             name = f"dummy gradient of {rows} x {columns}"
             of_wgrad.insert(0, PersistentBuffer(name, int(2 * params), per_block=False, after_outputs=True))
         if of_wgrad:  # with a norm in front the module goes on with that before it makes the dummy
-            norm = norms.get(op.writes[0])
             buffers[(norm, "backward") if norm else (op.name, "wgrad")] = tuple(of_wgrad)
+        norm = ""
     return buffers
 
 
