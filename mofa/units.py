@@ -93,7 +93,7 @@ def parse_quantity(text: object, unit: str) -> float:
     if not name and unit != "tokens":
         raise ValueError(f"{str(text)[:60]!r} has no unit; write a number and a unit, such as {_example(unit)}")
     if name and name not in names:
-        raise ValueError(f"{name[:30]!r} is no unit of this field; {_unit_hint(name, unit)}")
+        raise ValueError(f"{name[:30]!r} is no unit of this field; {_unit_hint(name, unit, match.group(1))}")
     value = number * (names[name] if name else 1.0)
     if not math.isfinite(value):
         raise ValueError(f"{str(text)[:60]!r} is not finite")
@@ -111,14 +111,18 @@ def _finite_count(number: float) -> float:
     return value
 
 
-def _unit_hint(name: str, unit: str) -> str:
+def _unit_hint(name: str, unit: str, number: str = "") -> str:
     """What to write for a word that is no unit of a dimension: another one only where it is the same number.
 
     >>> _unit_hint("tflops", "FLOP/s"), _unit_hint("mw", "W")
     ('did you mean TFLOPS?', "use one such as '700 W'")
     >>> _unit_hint("gb/s", "B/s"), _unit_hint("Gb", "B")
     ('write GB/s for bytes or Gb/s for bits', "b is bits, of which 8 are a byte; use one such as '80 GiB'")
+    >>> _unit_hint("Gb", "B/s", "80"), _unit_hint("TFLOP", "FLOP/s", "989")
+    ('it is a rate; write 80 Gb/s', 'it is a rate; write 989 TFLOP/s')
     """
+    if f"{name}/s" in _UNITS[unit]:
+        return f"it is a rate; write {number} {name}/s"
     known = [other for other in _UNITS[unit] if other.casefold() == name.casefold()]
     same = [other for other in known if not _is_other_prefix(name, other, _UNITS[unit])]
     if len({_UNITS[unit][other] for other in same}) > 1:

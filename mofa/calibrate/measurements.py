@@ -15,6 +15,7 @@ from typing import Any
 
 from mofa.calibrate.cases import SPLITS, Case, Sample, Shape
 from mofa.errors import SpecError
+from mofa.specs.limited_reads import is_plain_file
 
 COLUMNS = ("family", "op", "variant", "dtype", "split", "shape", "median", "low", "high", "unit", "samples", "sm_mhz",
            "power_w", "gpu", "host")  # fmt: skip
@@ -91,7 +92,8 @@ def read_rows(folder: Path, *, families: Iterable[str] | None = None) -> list[Ro
         is left as it is.
     """
     if not _is_folder(folder):
-        raise SpecError(f"{folder}: no such folder; give the folder that `mofa calibrate run --out` wrote")
+        what = "is a file, no folder" if is_plain_file(folder) else "no such folder"
+        raise SpecError(f"{folder}: {what}; give the folder that `mofa calibrate run --out` wrote")
     wanted = None if families is None else set(families)
     paths = sorted(p for p in folder.glob("*.csv") if wanted is None or p.stem in wanted)
     if not paths:

@@ -61,6 +61,23 @@ def whole_number_parser(example: str) -> Callable[[str | int], int]:
     return parse
 
 
+def size_of_cluster_parser(example: str) -> Callable[[str | int], int]:
+    """A parser of one number of GPUs or nodes, with an example for its errors.
+
+    A comma is refused: it stands between several numbers, in ``mofa goodput``, and between digits elsewhere.
+    """
+    parse = whole_number_parser(example)
+
+    def parse_size(text: str | int) -> int:
+        if "," in str(text):
+            alone = str(text).replace(",", "").strip()
+            instead = f"{alone[:20]} if it is one" if alone.isascii() and alone.isdigit() else f"one, such as {example}"
+            raise typer.BadParameter(f"{str(text)[:20]!r} has a comma, and this is one number; write {instead}")
+        return parse(text)
+
+    return parse_size
+
+
 def parse_file_and_plan_number(text: str) -> tuple[Path, int | None]:
     """A file of results, and which of its plans, as ``plan.json:2``; a file whose name ends so is itself.
 

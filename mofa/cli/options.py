@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mofa.cli.numbers import parse_batch, whole_number_parser
+from mofa.cli.numbers import parse_batch, size_of_cluster_parser, whole_number_parser
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 
 
@@ -39,13 +39,18 @@ MaybeCluster = Annotated[
 Gpus = Annotated[
     int | None,
     typer.Option(
-        "--gpus", metavar="N", parser=whole_number_parser("64 or 1K"), help="Number of GPUs, such as 64 or 1K (1024)."
+        "--gpus",
+        metavar="N",
+        parser=size_of_cluster_parser("64 or 1K"),
+        help="Number of GPUs, such as 64 or 1K (1024).",
     ),
 ]
 MaybeGpus = Gpus
 Nodes = Annotated[
     int | None,
-    typer.Option("--nodes", metavar="N", parser=whole_number_parser("16"), help="Number of nodes, in place of --gpus."),
+    typer.Option(
+        "--nodes", metavar="N", parser=size_of_cluster_parser("16"), help="Number of nodes, in place of --gpus."
+    ),
 ]
 MemoryLimit = Annotated[
     str | None,

@@ -486,10 +486,8 @@ def _groups(
         return
     pp, schedule = table.pp[which], table.schedule[which]
     _, code = unique_rows([part, pp, table.vpp[which], schedule, table.layout[which], table.options[which]])
-    recomputes_layers = np.array([recomputes_layers_whole(mode) for mode in table.recompute_modes])[
-        table.recompute[which]
-    ]
-    kind = np.where(recomputes_layers, np.where(layers < 0, 1, 2), 0)
+    recomputes_layers = np.array([recomputes_layers_whole(mode) for mode in table.recompute_modes])
+    kind = np.where(recomputes_layers[table.recompute[which]], np.where(layers < 0, 1, 2), 0)
     _, code = unique_rows([code, np.where(np.bincount(code)[code] > FEW_ROWS, kind, 0)])
     order = np.argsort(code.astype(np.int16) if code.max() < 2**15 else code, kind="stable")  # small ones by digits
     bounds = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]

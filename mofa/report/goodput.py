@@ -137,7 +137,7 @@ def print_goodput_by_scale(console: Console, report: GoodputReport, *, quiet: bo
         print_paragraph(console, "* needs more host memory than a node has\n")
     for point in report.points:
         if point.why is not None:
-            print_paragraph(console, f"{point.num_gpus:,} GPUs: {point.why}")
+            print_paragraph(console, f"{point.num_gpus:,} GPU{'s' if point.num_gpus > 1 else ''}: {point.why}")
     if quiet:
         return
     rows = [

@@ -89,6 +89,13 @@ def _exists(path: Path) -> bool:
     return True
 
 
+def _is_missing(path: Path) -> bool:
+    try:
+        return not _exists(path)
+    except (OSError, ValueError):  # refused below, by what it is
+        return False
+
+
 def _target(path: Path) -> Path:
     """The file behind links."""
     return Path(os.path.realpath(path))
@@ -118,10 +125,12 @@ def check_result_places(
     """
     places: dict[tuple[int, int] | Path, str] = {}
     read = {identity: name for name in _names(inputs) if (identity := _identity(Path(name))) is not None}
+    made = {_target(path) for path in directories.values() if path is not None and _is_missing(path)}
     for option, path in files.items():
         if path is None:
             continue
-        check_writable(path)
+        if not (made and _target(path).parent in made):  # else it is made as the results are written
+            check_writable(path)
         if Path(path).exists() and not Path(path).is_file():
             continue  # standard output takes several
         place = _identity(path) or _target(path)

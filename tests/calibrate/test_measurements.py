@@ -98,6 +98,9 @@ def test_rows_of_two_gpus(tmp_path: Path) -> None:
 def test_missing_folder_and_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no such folder"):
         read_rows(tmp_path / "absent")
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecError, match="file: is a file, no folder; give the folder"):
+        read_rows(tmp_path / "file")
     with pytest.raises(SpecError, match="no measurements"):
         read_rows(tmp_path)
 

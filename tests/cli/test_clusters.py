@@ -118,6 +118,17 @@ def _node_of(gpu: str) -> str:
             "024 in 1,024 begins with 0; a comma stands between two scales, and one of 1024 is written 1024",
         ),
         (
+            ("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3", "--gpus", "0,64"),
+            "'0' is no number of GPUs from 1",
+        ),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "64,128"), "this is one number; write 64128 if it is one"),
+        (("balance", "mixtral-8x7b", "--gpus", "1,024"), "this is one number; write 1024 if it is one"),
+        (("plan", "llama3-8b", "h100-hgx", "--nodes", "8,x"), "this is one number; write one, such as 16"),
+        (
+            ("plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--json-file", "out1/plan.json", "--out", "out1"),
+            "--json-file out1/plan.json: --out writes a file of that name there; name another",
+        ),
+        (
             ("goodput", "llama3-8b", "h100-hgx", "--faults", "llama3", "--gpus", "256,768"),
             "768 is not 256 times a power of two; a comma stands between two scales",
         ),

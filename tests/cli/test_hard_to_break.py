@@ -262,6 +262,9 @@ def test_a_file_in_the_folder_of_out_is_refused_where_it_has_a_name_that_is_writ
     with pytest.raises(SpecError, match="--out writes a file of that name there"):
         check_result_places({"--json-file": None, "--csv": _made(folder) / "plans.csv"}, {"--out": folder})
     check_result_places({"--json-file": folder / "mine.json"}, {"--out": folder})
+    check_result_places({"--json-file": tmp_path / "new/mine.json"}, {"--out": tmp_path / "new"})  # --out makes it
+    with pytest.raises(SpecError, match="does not exist; make it first"):
+        check_result_places({"--json-file": tmp_path / "new/below/mine.json"}, {"--out": tmp_path / "new"})
     with pytest.raises(SpecError, match="two results of this command are that file"), all_files_or_none():
         for text in (b"1", b"2"):
             write_file_atomically(folder / "x", text)

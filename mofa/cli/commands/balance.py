@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mofa.cli import options as opt
-from mofa.cli.numbers import whole_number_parser
+from mofa.cli.numbers import size_of_cluster_parser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +43,7 @@ def balance(
         typer.Option(
             "--gpus",
             metavar="N",
-            parser=whole_number_parser("64 or 1K"),
+            parser=size_of_cluster_parser("64 or 1K"),
             help="GPUs: of the cluster; without one, of the merged group.",
         ),
     ] = None,

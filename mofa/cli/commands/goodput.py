@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -313,10 +314,9 @@ def parse_gpu_counts(text: str) -> list[int]:
         if ".." in text:
             raise SpecError(f"--gpus: {text[:40]} has commas and '..'; write numbers with commas, or one range")
         alone = "".join(parts)[:20]
-        instead = (
-            f"; a comma stands between two scales, and one of {alone} is written {alone}" if alone.isdigit() else ""
-        )
-        if leading := next((part for part in parts if part.startswith("0")), None):
+        is_number = re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", text.strip()) is not None
+        instead = f"; a comma stands between two scales, and one of {alone} is written {alone}" if is_number else ""
+        if leading := next((part for part in parts if part.startswith("0") and part.strip("0")), None):
             raise SpecError(f"--gpus: {leading[:20]} in {text[:40]} begins with 0{instead}")
         numbers = [parse_gpu_count(part) for part in parts]
         if numbers != sorted(set(numbers)):

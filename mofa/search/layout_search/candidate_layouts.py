@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem_of_strategy
-from mofa.search.layout_search.shortest_split import ShortestSplit, shortest_split
+from mofa.search.layout_search.shortest_split import MOST_TRIED, ShortestSplit, shortest_split
 from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, LayerSplitProblem
 from mofa.search.to_plan.builder import CandidatePlan, memory_limit_bytes
 
@@ -58,6 +58,15 @@ class CandidateLayouts:
         is. [s]"""
         return self.own_step_s - self.problem.step_s(self.start) + self.problem.least_step_s
 
+    @property
+    def likely_step_s(self) -> float:
+        """The same with the fill and the drain of chunks that are all alike. [s]"""
+        problem = self.problem
+        chunks, clock = len(problem.ranks), problem.schedule_clock
+        pp = len(problem.bytes_without_layers)
+        fill = 0.0 if clock.fills_with_stages else (pp - 1) * pp / (chunks * clock.num_micro_batches)
+        return self.least_step_s + fill * problem.least_step_s
+
     def with_layout(self, split: ChunkLayers) -> CandidatePlan:
         """The strategy with another split."""
         if split == self.start:
@@ -79,7 +88,9 @@ class CandidateLayouts:
             estimator = estimator.with_layout(text, self._recompute_layers(split))
         return np.array(estimator.stage_device_bytes()) - self.limit_bytes
 
-    def shortest(self, work: float, *, also: ChunkLayers | None = None) -> ShortestSplit:
+    def shortest(
+        self, work: float, *, also: ChunkLayers | None = None, closes: bool = True, most_tried: int = MOST_TRIED
+    ) -> ShortestSplit:
         """The splits with the shortest pipelines that a solver's work finds.
 
         Parameters
@@ -88,8 +99,25 @@ class CandidateLayouts:
             Limit of the solver's deterministic seconds. [s]
         also
             Another split to begin with.
+        closes
+            Whether the pipeline's paths are weighed, beside its heaviest rank.
+        most_tried
+            Chunks that one descent by moves of a layer tries at most. [-]
+
+        Returns
+        -------
+        ShortestSplit
+            What fits.
         """
-        return shortest_split(self.problem, self.start, over_bytes=self.over_bytes, work=work, also=also)
+        return shortest_split(
+            self.problem,
+            self.start,
+            over_bytes=self.over_bytes,
+            work=work,
+            also=also,
+            closes=closes,
+            most_tried=most_tried,
+        )
 
     def _recompute_layers(self, split: ChunkLayers) -> int:
         """The number of recomputed layers of the strategy with a split, as its table says it."""

@@ -40,8 +40,6 @@ SECONDS_OF_WORK = 8.0
 SECONDS_OF_PLAY, SECONDS_OF_PASS, MOST_PASSES = 0.2, 2e-5, 15_000
 """What playing a strategy's step and fullest rank takes there: at least, for each forward of a layer or chunk, and how
 many of these are played before a steady state repeats. [s], [s], [-]"""
-SECONDS_OF_RANK = 0.15
-"""What explaining one more rank's memory takes there. [s]"""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def find_layout(
             f"strategy: there is no layout to search for; give {framework.name} a pipeline (pp above 1) that it takes "
             "layouts of, without recompute=every:n and without expert_overlap"
         )
-    refined = _refined(layouts, None, replay=replay, work=work)
+    refined = _refined(layouts, None, replay=replay, work=work, explains=True)
     plan = refined.candidate.plan(replay=True) if replay else refined.plan
     return plan.model_copy(update={"layout": refined.plan.layout})
 
@@ -172,11 +170,11 @@ def refine_layouts(search: Search, seconds: float = 12.0, *, progress: Progress 
     keeps = "recompute=" in report.defaults.get("fixed", "")
     some, for_screening_s = contenders(search, partial(_candidate, search)), SCREENING_FRACTION * seconds
     left_s = seconds - for_screening_s
-    left_s += screen(some, for_screening_s, SECONDS_OF_WORK, len(report.plans), keep_recomputed=keeps)
+    left_s += max(screen(some, for_screening_s, SECONDS_OF_WORK, len(report.plans), keep_recomputed=keeps), 0.0)
     ranked = [_Ranked(plan, plan) for plan in report.plans]
     _refine_best(ranked, some, left_s, keep_recomputed=keeps, progress=progress)
-    ranked = sorted(ranked, key=lambda each: round(each.plan.step_s, 12))[: len(report.plans)]
-    ranked[0].explain()
+    _explain_best(ranked)
+    ranked = ranked[: len(report.plans)]
     plans = tuple(each.plan if each.own is None else with_idle_gpus(each.plan, each.own) for each in ranked)
     elapsed_s = report.elapsed_s + time.perf_counter() - started
     return replace(search, report=report.model_copy(update={"plans": plans, "elapsed_s": elapsed_s}))
@@ -190,11 +188,28 @@ class _Ranked:
     own: Plan | None
     candidate: CandidatePlan | None = None
 
-    def explain(self) -> None:
-        """Play what the best plan says of all its ranks, where it was not."""
-        by_replay = self.plan.costed_by == "replay"
-        if self.own is None and by_replay and self.candidate is not None and not _is_new(self.plan):
-            self.plan = self.candidate.plan(replay=True).model_copy(update={"layout": self.plan.layout})
+    @property
+    def is_new(self) -> bool:
+        """Whether the search has no such plan, and one rank of it is played so far."""
+        changed = self.plan.layout is not None and self.plan.layout.by == "search"
+        return self.plan.costed_by == "replay" and self.candidate is not None and (changed or self.own is None)
+
+
+def _explain_best(ranked: list[_Ranked]) -> None:
+    """Sort by step, and play all ranks of the best: one that turns out too full is as it was, or left out."""
+    while True:
+        ranked.sort(key=lambda each: round(each.plan.step_s, 12))
+        best = ranked[0]
+        if not best.is_new or best.candidate is None:
+            return
+        plan = best.candidate.plan(replay=True).model_copy(update={"layout": best.plan.layout})
+        if plan.memory.fits:
+            best.plan = plan
+            return
+        if best.own is None:
+            del ranked[0]
+        else:
+            best.plan, best.candidate = best.own, None
 
 
 def _refine_best(
@@ -229,10 +244,6 @@ def _refine_best(
             progress(number + 1, len(order))
 
 
-def _is_new(plan: Plan) -> bool:
-    return plan.layout is not None and plan.layout.by == "search"
-
-
 def _candidate(search: Search, plan: Plan) -> CandidatePlan:
     """A plan's strategy, as the search costed it."""
     used = search.cluster.model_copy(update={"num_gpus": search.cluster.num_gpus - plan.idle_gpus})
@@ -242,15 +253,18 @@ def _candidate(search: Search, plan: Plan) -> CandidatePlan:
 
 
 def _refined(
-    layouts: CandidateLayouts, own: Plan | None, *, replay: bool, work: float, also: ChunkLayers | None = None
-) -> _Refined:
+    layouts: CandidateLayouts, own: Plan | None, *, replay: bool, work: float, also: ChunkLayers | None = None,
+    explains: bool = False,
+) -> _Refined:  # fmt: skip
     """The strategy with the layout that its step is shortest with, at least as short as its own.
 
-    ``own`` is its plan, where known; ``also`` a split that an earlier search found.
+    ``own`` is its plan, where known; ``also`` a split that an earlier search found. With ``explains`` all ranks of the
+    layout are played, of which another may turn out fuller.
     """
     candidate, start = layouts.candidate, layouts.start
-    played = int(own is None)
-    own = own or _costed(candidate, replay)
+    played, in_part = int(own is None), own is None and replay and not explains
+    if own is None:
+        own = candidate.plan_with_replayed_time() if in_part else _costed(candidate, replay)
     assert own.layout is not None
     result = layouts.shortest(work, also=also)
     tried = {split: layouts.step_s(split) for split in result.splits[:CLOSED] if split != start}
@@ -264,11 +278,12 @@ def _refined(
         plan = _costed(layouts.with_layout(split), replay)
         if plan.memory.fits and (plan.step_s < best.step_s or not best.memory.fits):
             chosen, best = split, plan
-    explained = replay and chosen != start
-    if explained:  # with all that a plan explains, other ranks may turn out fuller
+    if explains and replay and chosen != start:
         best = layouts.with_layout(chosen).plan(replay=True)
         if not best.memory.fits or (own.memory.fits and best.step_s >= own.step_s):
             chosen, best = start, own
+    if in_part and chosen == start:
+        best = _costed(candidate, replay)
     by: LayoutBy = own.layout.by if chosen == start else "search"
     pipeline_s = layouts.problem.step_s(chosen)
     search = LayoutSearch(
@@ -278,7 +293,6 @@ def _refined(
     named = chosen.layout(layouts.problem.num_predictions)
     layout = LaunchLayout.from_layout(named, by, candidate.job[2].name)
     seconds = SECONDS_OF_WORK * result.work + played * replay * _seconds_of_play(candidate)
-    seconds += explained * SECONDS_OF_RANK * int(candidate.job[3].pp[0])
     best = best.model_copy(update={"layout": layout.model_copy(update={"search": search})})
     return _Refined(layouts.with_layout(chosen), best, seconds)
 

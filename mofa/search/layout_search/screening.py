@@ -21,11 +21,12 @@ from mofa.search.layout_search.split_problem import ChunkLayers
 from mofa.search.search_result import Search
 from mofa.search.to_plan.builder import CandidatePlan
 
-WORK_OF_SCREENING = 0.025
-"""Limit of the solver's deterministic seconds for one strategy. [s]"""
-SECONDS_BESIDE_WORK = 0.15
-"""What screening a strategy takes beside the solver's work: its estimate, and moves of one layer, on one core of an AMD
-EPYC of 2.6 GHz. [s]"""
+WORK_OF_SCREENING, CHUNKS_OF_SCREENING = 0.1, 300_000
+"""Limit of the solver's deterministic seconds for one strategy, of which an eighth makes its heaviest rank lightest;
+and of chunks that moves of one layer try in one go. [s], [-]"""
+SECONDS_OF_ESTIMATE, SECONDS_OF_STRATEGY, SECONDS_OF_CHUNK = 0.02, 0.05, 4e-7
+"""What a strategy's estimate and bound take, what screening it takes beside the solver's work, and each chunk of a
+split that moves of one layer lead to, on one core of an AMD EPYC of 2.6 GHz. [s]"""
 Shape = tuple[int, int, int, bool]
 """pp, vpp, schedule, and whether the framework's own split fits."""
 MISSED = 1.25
@@ -134,23 +135,21 @@ def screen(
 
     for shape, of_shape in left.items():
         first = layouts_of(of_shape[0])
-        gains[shape] = first.least_step_s / first.own_step_s if first.has_choice else 1.0
+        gains[shape] = first.likely_step_s / first.own_step_s if first.has_choice else 1.0
         if not first.has_choice:
             of_shape.clear()
-    while any(left.values()) and seconds > seconds_of_work * WORK_OF_SCREENING + SECONDS_BESIDE_WORK:
+    while any(left.values()) and seconds > 0.0:
         shape = min((s for s in left if left[s]), key=lambda s: left[s][0].own_step_s * gains[s])
         next_ = left[shape].pop(0)
         worst_wanted_s = sorted(each.fitting_step_s for each in some)[:wanted][-1]
-        if next_.own_step_s * gains[shape] >= worst_wanted_s:
-            break
         tried = layouts_of(next_)
+        seconds -= SECONDS_OF_ESTIMATE
         if not tried.has_choice or tried.least_step_s >= worst_wanted_s:
             continue
         next_.is_screened = True
-        result = tried.shortest(WORK_OF_SCREENING)
-        seconds -= seconds_of_work * result.work + SECONDS_BESIDE_WORK
+        result = tried.shortest(WORK_OF_SCREENING, closes=False, most_tried=CHUNKS_OF_SCREENING)
+        seconds -= seconds_of_work * result.work + SECONDS_OF_STRATEGY + SECONDS_OF_CHUNK * result.num_tried
         if result.splits:
             next_.split, next_.screened_step_s = result.splits[0], tried.step_s(result.splits[0])
-        gain = next_.screened_step_s / next_.own_step_s if result.splits else MISSED * gains[shape]
-        gains[shape] = max(gains[shape], gain)
+        gains[shape] = next_.screened_step_s / next_.own_step_s if result.splits else MISSED * gains[shape]
     return seconds

@@ -40,6 +40,8 @@ class ShortestSplit:
     bound_s: float
     work: float = field(compare=False)
     """Of the solver, in its deterministic seconds, whose last bit may differ between two runs. [s]"""
+    num_tried: int = 0
+    """Chunks of the splits that moves of one layer led to. [-]"""
 
     @property
     def gap_fraction(self) -> float:
@@ -54,13 +56,22 @@ MOST_TRIED = 2_000_000
 class _Search:
     """What is known of the splits of a problem, and what the solver has spent."""
 
-    def __init__(self, problem: LayerSplitProblem, start: ChunkLayers, over: OverBytes, over_limit: float) -> None:
+    def __init__(
+        self, problem: LayerSplitProblem, start: ChunkLayers, over: OverBytes, over_limit: float, most_tried: int
+    ) -> None:
         self.problem, self.start, self.over, self.over_limit = problem, start, over, over_limit
+        self.most_tried = most_tried
         self.steps_s: dict[ChunkLayers, float] = {}
         """Of splits that fit; infinite of others. [s]"""
         self.refused: list[tuple[int, ChunkLayers]] = []
         """Ranks that do not fit, and with which splits."""
-        self.bound_s, self.spent = 0.0, 0.0
+        self.bound_s, self.spent, self.num_tried = 0.0, 0.0, 0
+
+    def descend(self, split: ChunkLayers) -> ChunkLayers:
+        """The split that moves of one layer lead to, counted."""
+        split, tried = descend(self.problem, split, self.most_tried)
+        self.num_tried += tried
+        return split
 
     def learn(self, split: ChunkLayers, program: LayoutIntegerProgram | None = None) -> bool:
         """Find out whether a split fits and what its step is; whether it was new."""
@@ -100,7 +111,7 @@ class _Search:
         self.spent += took
         for solution in (heaviest, even):
             if solution is not None:
-                self.learn(improve_split_by_moves(self.problem, solution.split))
+                self.learn(self.descend(solution.split))
 
     def close(self, seed: int, work: float) -> None:
         """Solve programs of the step of splits whose step is not known, until their bound passes the best one's."""
@@ -119,7 +130,7 @@ class _Search:
                 self.bound_s = shortest_s if program.is_exhausted else self.bound_s
                 break
             self.bound_s = max(self.bound_s, solution.bound_s)
-            for split in dict.fromkeys((solution.split, improve_split_by_moves(self.problem, solution.split))):
+            for split in dict.fromkeys((solution.split, self.descend(solution.split))):
                 if self.learn(split, program):
                     self._teach(program, split)
 
@@ -132,7 +143,8 @@ class _Search:
 
 def shortest_split(
     problem: LayerSplitProblem, start: ChunkLayers, *, over_bytes: OverBytes | None = None, work: float = WORK,
-    seed: int = 0, also: ChunkLayers | None = None,
+    seed: int = 0, also: ChunkLayers | None = None, closes: bool = True,
+    most_tried: int = MOST_TRIED,
 ) -> ShortestSplit:  # fmt: skip
     """Search for the split with the shortest step.
 
@@ -146,6 +158,10 @@ def shortest_split(
         Limit of the solver's deterministic seconds, and its seed. [s]
     also
         Another split to begin with, such as that of an earlier search.
+    closes
+        Whether programs of the step are solved, behind those that make the heaviest rank lightest.
+    most_tried
+        Chunks that one descent by moves of a layer tries at most. [-]
 
     Returns
     -------
@@ -159,19 +175,21 @@ def shortest_split(
     """
     linear = over_bytes or (lambda split: problem.bytes_by_rank([split])[0] - problem.limit_bytes)
     tolerance = load_shared_facts().tolerances.linear_memory.value
-    search = _Search(problem, start, linear, tolerance if over_bytes is not None else 0.0)
+    search = _Search(problem, start, linear, tolerance if over_bytes is not None else 0.0, most_tried)
     for split in (start,) if also is None else (start, also):
         search.learn(split)
-        search.learn(improve_split_by_moves(problem, split))
+        search.learn(search.descend(split))
     search.balance(seed, 0.125 * work)
-    search.close(seed, work)
+    if closes:
+        search.close(seed, work)
     fitting = sorted(
         (each for each in search.steps_s.items() if each[1] < math.inf), key=lambda each: (each[1], each[0].layers)
     )
     bound_s = min(search.bound_s, fitting[0][1]) if fitting else 0.0
     return ShortestSplit(
-        tuple(split for split, _ in fitting), tuple(step_s for _, step_s in fitting), bound_s, search.spent
-    )
+        tuple(split for split, _ in fitting), tuple(step_s for _, step_s in fitting), bound_s, search.spent,
+        search.num_tried,
+    )  # fmt: skip
 
 
 def improve_split_by_moves(problem: LayerSplitProblem, split: ChunkLayers) -> ChunkLayers:
@@ -180,17 +198,22 @@ def improve_split_by_moves(problem: LayerSplitProblem, split: ChunkLayers) -> Ch
     Those that do not fit by memory that is linear in layers are not tried. It ends early where it has tried
     :data:`MOST_TRIED` chunks.
     """
+    return descend(problem, split)[0]
+
+
+def descend(problem: LayerSplitProblem, split: ChunkLayers, most_tried: int = MOST_TRIED) -> tuple[ChunkLayers, int]:
+    """What :func:`local_search` gives, and how many chunks of splits it tried."""
     step_s = problem.step_s(split) if problem.splits_that_fit([split]) else math.inf
     tried = 0
     while True:
         moved = problem.splits_that_fit(neighbouring_splits(problem, split))
         tried += len(moved) * problem.num_chunks
-        if not moved or tried > MOST_TRIED:
-            return split
+        if not moved or tried > most_tried:
+            return split, tried
         steps_s = problem.steps_s(moved)
         best = int(np.argmin(steps_s))
         if steps_s[best] >= step_s * (1.0 - 1e-9):
-            return split
+            return split, tried
         split, step_s = moved[best], float(steps_s[best])
 
 

@@ -82,7 +82,8 @@ def goodput_by_scale(
     numbers
         GPUs of the cluster, spares included, rising. [-]
     strategy
-        The plan at the first number. Where absent: the best there among those that replicate to the most GPUs.
+        The plan at the first number that it fits. Where absent: the best at the first that any plan fits, among those
+        that replicate to the most GPUs.
     weak
         Whether the global batch grows with the GPUs; else it is fixed.
     replan
@@ -99,7 +100,7 @@ def goodput_by_scale(
     if "ettr" in lacks:
         raise SpecError(f"{faults.name}: {lacks['ettr']}")
     points, stands = [], []
-    base: StrategySpec | None = None
+    base: tuple[StrategySpec, int] | None = None
     jobs = [_job_at(workload, cluster, number, numbers[0], weak) for number in numbers]
     for i, (job, machines) in enumerate(jobs):
         why: str | None
@@ -107,22 +108,20 @@ def goodput_by_scale(
         if replan:
             stand, why = _planned_anew(job, machines, framework)
         else:
-            if i == 0 and strategy is None:
-                plan, why = _replicable(jobs, framework)
+            if base is None and strategy is None:
+                plan, why = _replicable(jobs[i:], framework)
             else:
-                plan, why = _plan(job, machines, framework, base, strategy, numbers[0])
+                plan, why = _plan(job, machines, framework, base, strategy)
             if plan is not None and base is None:
-                base = plan.strategy
+                base = plan.strategy, machines.num_gpus
             stand = None if plan is None else FewerNodesOfPlan(PlanWithSpares(plan, machines), job, framework)
         points.append(_point(job, machines, framework, faults, stand, why))
         if stand is not None:
             stands.append((stand, job, machines))
         if progress is not None:
             progress(i + 1, len(numbers))
-        if base is None and not replan:
-            break  # nothing to replicate
     if not stands:
-        why = str(points[0].why).removeprefix(f"{workload.name}: ")
+        why = str(points[-1].why).removeprefix(f"{workload.name}: ")
         raise NothingFits(f"{workload.name}: {why}; give more GPUs, or --replan")
     stand, job, machines = stands[-1]
     runs = LongRunObjective(job, machines, framework, faults)
@@ -152,6 +151,10 @@ def _job_at(
     return workload.model_copy(update={"batch": batch}), machines
 
 
+def _gpus(machines: ClusterSpec) -> str:
+    return f"{machines.num_gpus:,} GPU{'s' if machines.num_gpus > 1 else ''}"
+
+
 def _replicable(
     job_at: Sequence[tuple[WorkloadSpec, ClusterSpec]], framework: FrameworkSpec
 ) -> tuple[Plan | None, str | None]:
@@ -162,7 +165,7 @@ def _replicable(
     except StrategyError as error:
         return None, str(error)
     if not report.report.plans:
-        return None, f"nothing fits {machines.num_gpus:,} GPUs"
+        return None, f"nothing fits {_gpus(machines)}"
     fits = np.flatnonzero(report.reasons[report.costed.rows] < 0)
     table = report.costed.table.take(fits)
     for larger_job, larger in reversed(job_at[1:]):
@@ -176,20 +179,21 @@ def _replicable(
 
 
 def _plan(
-    job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec, base: StrategySpec | None,
-    strategy: object | None, first: int,
+    job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec, base: tuple[StrategySpec, int] | None,
+    strategy: object | None,
 ) -> tuple[Plan | None, str | None]:  # fmt: skip
-    """The replicated plan at one scale, or why there is none."""
+    """The replicated plan at one scale, or why there is none; ``base`` is what is replicated, and on how many GPUs."""
     wanted = strategy
     if base is not None:
-        wanted = base.model_copy(update={"dp": base.dp * machines.num_gpus // first})
+        plan, num_gpus = base
+        wanted = plan.model_copy(update={"dp": plan.dp * machines.num_gpus // num_gpus})
     try:
-        plan = plan_in_closed_form(job, machines, wanted, framework=framework)
+        costed = plan_in_closed_form(job, machines, wanted, framework=framework)
     except StrategyError as error:
         return None, str(error)
-    if not plan.memory.fits:
-        return None, f"the plan does not fit {machines.num_gpus:,} GPUs"
-    return plan, None
+    if not costed.memory.fits:
+        return None, f"the plan does not fit {_gpus(machines)}"
+    return costed, None
 
 
 def _planned_anew(
@@ -201,7 +205,7 @@ def _planned_anew(
     except StrategyError as error:
         return None, str(error)
     if not search.report.plans:
-        return None, f"nothing fits {machines.num_gpus:,} GPUs"
+        return None, f"nothing fits {_gpus(machines)}"
     return FewerNodesReplanned(search, machines), None
 
 

@@ -73,6 +73,8 @@ def test_search_equals_trying_every_split(
     assert found.steps_s[0] == pytest.approx(shortest_s, rel=1e-9)
     assert found.bound_s <= shortest_s * (1.0 + 1e-9)
     assert found.gap_fraction < 0.02
+    every_s = problem.steps_s(problem.splits())
+    assert 0.5 * every_s.min() < problem.least_step_s <= every_s.min() * (1.0 + 1e-9)  # whether or not they fit
     assert shortest_split(problem, problem.even_split()) == found
 
 

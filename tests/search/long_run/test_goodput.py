@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.errors import SpecError
+from mofa.errors import NothingFits, SpecError
 from mofa.faults.ledger import PARTS
 from mofa.faults.outlook import failure_clock
 from mofa.faults.simulate import simulate_long_runs
@@ -325,6 +325,16 @@ def test_a_scale_whose_replicas_the_batch_does_not_divide() -> None:
     points = goodput_by_scale(job, NODES, facts(), [64, 128, 256], MEGATRON, strategy="tp=4").points
     assert points[1].variants and not points[2].variants
     assert points[2].why is not None and "global_batch (96) must be a multiple of dp (64)" in points[2].why
+
+
+@pytest.mark.parametrize(("strategy", "says"), [(None, "nothing fits 1 GPU"), ("tp=4", "must be a multiple of tp (4)")])
+def test_a_scale_that_nothing_fits_says_so_beside_the_others(strategy: str | None, says: str) -> None:
+    points = goodput_by_scale(JOB, NODES, facts(), [1, 64, 128], MEGATRON, strategy=strategy).points
+    assert not points[0].variants and points[0].why is not None and says in points[0].why
+    assert points[1].strategy is not None and points[2].strategy is not None
+    assert points[2].strategy.dp == 2 * points[1].strategy.dp
+    with pytest.raises(NothingFits, match="give more GPUs"):
+        goodput_by_scale(JOB, NODES, facts(), [1, 2], MEGATRON, strategy=strategy)
 
 
 def test_replanned_variants_are_the_best_by_their_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
