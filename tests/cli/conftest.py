@@ -47,6 +47,10 @@ class FakeApi:
         report = make_report(self.num_plans)
         return SimpleNamespace(report=report, table=lambda: make_table(report))
 
+    def refine_layouts(self, search: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls["refine_layouts"] = (search, *args), kwargs
+        return search
+
     def estimate(self, *args: Any, **kwargs: Any) -> Any:
         self.calls["estimate"] = args, kwargs
         return make_plan(device_gib=self.device_gib)
@@ -59,7 +63,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     from tests.report import fake as results
 
     api = FakeApi()
-    for name in ("load_workload", "load_cluster", "load_framework", "find_plans", "estimate"):
+    for name in ("load_workload", "load_cluster", "load_framework", "find_plans", "refine_layouts", "estimate"):
         monkeypatch.setattr(mofa, name, getattr(api, name), raising=False)
     for cls, summary in (
         (result.WorkloadSummary, results.WORKLOAD),
