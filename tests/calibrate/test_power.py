@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,3 +138,33 @@ def test_the_loss_of_megatron_takes_its_own_time_and_draw() -> None:
         curve = cluster(node=node).gpu.curves.memory_bound_curve_like("megatron loss_fwd", False)
         assert 38.0 / curve.form.bytes_per_s == pytest.approx(per_logit, rel=0.01)
         assert curve.draw is not None and curve.draw < 1.0
+
+
+def _settled_clock(products_ms: float, beside_ms: float, draw: float, alone: float, settles_ms: float) -> float:
+    """Mean clock of products in turn with something that draws ``draw``, over the full clock.
+
+    The draw whose inverse square root is the clock moves exponentially from that of one phase to that of the other.
+    """
+    product = alone**-2
+    left, stayed = math.exp(-products_ms / settles_ms), math.exp(-beside_ms / settles_ms)
+    begin = (draw * (1.0 - stayed) + product * (1.0 - left) * stayed) / (1.0 - left * stayed)
+    mean = product + (begin - product) * settles_ms / products_ms * (1.0 - left)
+    return float(mean**-0.5)
+
+
+def test_bursts_give_how_fast_the_clock_follows_and_what_an_optimizer_relieves() -> None:
+    """Products of 60 to 1500 ms beside fused Adam or a wait on an H200: told within 3 % by 25 ms, and Adam's part."""
+    limit = cluster(node="h200-hgx").gpu.curves.power_limit
+    assert limit is not None and limit.settles_s is not None and limit.optimizer_relief is not None
+    with (ROOT / "measurements" / "h200-1gpu-draws" / "bursts.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    (alone_us,) = [float(row["per_product_us"]) for row in rows if row["beside"] == "nothing"]
+    full_us, draws = alone_us * 1464 / 1980, {"adam": 603 / 700, "idle": limit.idle_draw.value}
+    gains: dict[str, list[float]] = {"adam": [], "idle": []}
+    for row in rows[:-1]:
+        took_us, times = float(row["per_product_us"]), (float(row["products_ms"]), float(row["beside_ms"]))
+        told = _settled_clock(*times, draws[row["beside"]], 1464 / 1980, limit.settles_s.value * 1e3)
+        assert told == pytest.approx(full_us / took_us, rel=0.033), row
+        gains[row["beside"]].append(1.0 - took_us / alone_us)
+    of_adam = [gains["adam"][i] / gain for i, gain in ((0, gains["idle"][0]), (2, gains["idle"][1]))]
+    assert limit.optimizer_relief.value == pytest.approx(np.mean(of_adam), abs=0.03)
