@@ -153,7 +153,7 @@ def _settled_clock(products_ms: float, beside_ms: float, draw: float, alone: flo
 
 
 def test_bursts_give_how_fast_the_clock_follows_and_what_an_optimizer_relieves() -> None:
-    """Products of 60 to 1500 ms beside fused Adam or a wait on an H200: told within 3 % by 25 ms, and Adam's part."""
+    """Products of 60 to 1500 ms beside fused Adam or a wait on an H200: told within 4 % by 25 ms, and Adam's part."""
     limit = cluster(node="h200-hgx").gpu.curves.power_limit
     assert limit is not None and limit.settles_s is not None and limit.optimizer_relief is not None
     with (ROOT / "measurements" / "h200-1gpu-draws" / "bursts.csv").open(encoding="utf-8") as file:
@@ -164,7 +164,7 @@ def test_bursts_give_how_fast_the_clock_follows_and_what_an_optimizer_relieves()
     for row in rows[:-1]:
         took_us, times = float(row["per_product_us"]), (float(row["products_ms"]), float(row["beside_ms"]))
         told = _settled_clock(*times, draws[row["beside"]], 1464 / 1980, limit.settles_s.value * 1e3)
-        assert told == pytest.approx(full_us / took_us, rel=0.033), row
+        assert told == pytest.approx(full_us / took_us, rel=0.04), row
         gains[row["beside"]].append(1.0 - took_us / alone_us)
     of_adam = [gains["adam"][i] / gain for i, gain in ((0, gains["idle"][0]), (2, gains["idle"][1]))]
     assert limit.optimizer_relief.value == pytest.approx(np.mean(of_adam), abs=0.03)
