@@ -13,7 +13,7 @@ import numpy as np
 
 import mofa
 from mofa.routing.balance.setup import BalanceSetup
-from mofa.search.experts.balanced_step import balance_step, scheduled_replica_setup
+from mofa.search.experts.balanced_step import balance_report_with_step, scheduled_replica_setup
 from mofa.specs.load import spec_from_mapping
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.workload import WorkloadSpec
@@ -89,7 +89,9 @@ def gain(model: Model, skew: float, micro_batches: int | None = None) -> Gain:
     strategy = f"pp={model.pp} ep=4 micro_batch={model.micro_batch} recompute=selective:moe_act"
     job = workload(model, skew)
     setup = BalanceSetup(*scheduled_replica_setup(job, cluster, framework, strategy))
-    step = balance_step(job, cluster, strategy, setup, framework=framework, micro_batches=micro_batches).step
+    step = balance_report_with_step(
+        job, cluster, strategy, setup, framework=framework, micro_batches=micro_batches
+    ).step
     assert step is not None
     return Gain(step.gain_fraction, step.before_s / step.adaptive_s - 1, step.before_s / step.balanced_s - 1)
 

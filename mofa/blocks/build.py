@@ -55,13 +55,13 @@ class CostedLayerKind:
 
 
 @lru_cache(maxsize=64)
-def costed_layer_kinds(model: ModelSpec) -> tuple[CostedLayerKind, ...]:
+def distinct_layer_kinds(model: ModelSpec) -> tuple[CostedLayerKind, ...]:
     """The kinds of layer of a model, in order of first appearance."""
-    return tuple(dict.fromkeys(kinds_of_layers(model)))
+    return tuple(dict.fromkeys(kind_of_each_layer(model)))
 
 
 @lru_cache(maxsize=64)
-def kinds_of_layers(model: ModelSpec) -> tuple[CostedLayerKind, ...]:
+def kind_of_each_layer(model: ModelSpec) -> tuple[CostedLayerKind, ...]:
     """The kind of every layer of a model. (layers,)"""
     return tuple(layer_kind(model, i) for i in range(model.num_layers))
 

@@ -76,7 +76,7 @@ class ContextTapes:
         halves: build.Halves = {}
         self.forwards = {
             kind: build.layer_forward_tape(ctx, self.primitives, kind, halves)
-            for kind in build.costed_layer_kinds(ctx.model)
+            for kind in build.distinct_layer_kinds(ctx.model)
         }
         self.known_times: KnownTimes = {}
         self._chunked: dict[tuple[CostedLayerKind, int], Tape] = {}

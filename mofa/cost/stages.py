@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import CostedLayerKind, costed_layer_kinds, kinds_of_layers
+from mofa.blocks.build import CostedLayerKind, distinct_layer_kinds, kind_of_each_layer
 from mofa.cost.layer_split import LayerSplit, layer_split_of
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Placement
 from mofa.schedules.order import ranks_of_stages, sends_to_other_rank
@@ -197,9 +197,9 @@ def split_layers(
         If the framework refuses the layout, or there are too few layers for the chunks.
     """
     split = layer_split_of(model, pp, vpp, framework, splits, layout)
-    kinds = costed_layer_kinds(model)
+    kinds = distinct_layer_kinds(model)
     index = {kind: i for i, kind in enumerate(kinds)}
-    number_of_layer = [index[kind] for kind in kinds_of_layers(model)]
+    number_of_layer = [index[kind] for kind in kind_of_each_layer(model)]
     counts = np.zeros((len(kinds), pp, vpp), dtype=np.int64)
     layers: list[list[tuple[int, ...]]] = [[] for _ in range(pp)]
     first_layers: list[list[int]] = [[] for _ in range(pp)]

@@ -170,9 +170,9 @@ def _parts(
         raise SpecError(f"result ({type(result).__name__}): is no plan; give what find_plans or estimate returned")
     facts = getattr(result, "job", None)
     if workload is not None and cluster is not None:
-        from mofa.search.request import resolve_framework
+        from mofa.search.request import checked_framework_or_default
 
-        facts = JobFacts.from_specs(workload, resolve_framework(workload, cluster, framework), cluster)
+        facts = JobFacts.from_specs(workload, checked_framework_or_default(workload, cluster, framework), cluster)
         return plan, facts, ClusterSummary.from_spec(cluster)
     machines = getattr(result, "cluster", None)
     if facts is None or machines is None:

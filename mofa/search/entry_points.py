@@ -32,7 +32,7 @@ from mofa.search.legality.named_check import refuse_idle_dispatcher
 from mofa.search.objective import SHORTEST_STEP, SearchObjective, reject_rows_for_host_memory
 from mofa.search.offers import numerics_offers
 from mofa.search.rejections import count_rejections, refuse_indivisible_batch
-from mofa.search.request import check_constraints, resolve_framework
+from mofa.search.request import check_constraints, checked_framework_or_default
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best_rows
 from mofa.search.search_progress import OnProgress, progress_callback, progress_callback_with_best_row
 from mofa.search.search_result import Search
@@ -152,7 +152,7 @@ def find_plans(
     [2, 2]
     """
     started = time.perf_counter()
-    framework = resolve_framework(workload, cluster, framework)
+    framework = checked_framework_or_default(workload, cluster, framework)
     workload_given, framework_given = workload, framework
     fix, maximum = dict(fix or {}), dict(maximum or {})
     check_constraints(fix, maximum, top, flops_convention)

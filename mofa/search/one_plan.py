@@ -10,7 +10,7 @@ from mofa.plan.result import Plan
 from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.one_strategy import checked_strategy_row
-from mofa.search.request import check_constraints, resolve_framework
+from mofa.search.request import check_constraints, checked_framework_or_default
 from mofa.search.to_plan.builder import CandidatePlan
 from mofa.search.workers import WorkerProcesses
 from mofa.specs.framework import FrameworkSpec
@@ -203,7 +203,7 @@ def _candidate(
     flops_convention: FlopsConvention = "causal",
 ) -> CandidatePlan:  # fmt: skip
     """The strategy that was asked for, as a checked candidate."""
-    framework = resolve_framework(workload, cluster, framework)
+    framework = checked_framework_or_default(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = checked_strategy_row(workload, cluster, framework, strategy)
     return CandidatePlan(workload, cluster, framework, row, routing_loads_by_ep(workload, row), flops_convention)

@@ -16,7 +16,7 @@ BOUNDED = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 """Columns that hold a whole number of at least 1; the only ones that have an upper bound."""
 
 
-def resolve_framework(workload: object, cluster: object, framework: object) -> FrameworkSpec:
+def checked_framework_or_default(workload: object, cluster: object, framework: object) -> FrameworkSpec:
     """The framework, the workload's own or ``megatron`` where absent.
 
     Parameters
@@ -36,7 +36,7 @@ def resolve_framework(workload: object, cluster: object, framework: object) -> F
 
     Examples
     --------
-    >>> resolve_framework("llama3-8b", None, None)
+    >>> checked_framework_or_default("llama3-8b", None, None)
     Traceback (most recent call last):
     mofa.errors.SpecError: workload: str is no WorkloadSpec; load one by mofa.load_workload
     """

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.blocks.build import BlockTapes, CostedLayerKind, costed_layer_kinds, head_tapes, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, distinct_layer_kinds, head_tapes, layer_tapes
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.frameworks.megatron.transformer_engine import persistent_buffers
 from mofa.blocks.op import Tape
@@ -91,7 +91,7 @@ def test_experts_with_gated_gelu_are_not_fused() -> None:
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_layers_without_a_rotation_are_a_kind(name: str) -> None:
     model = llama(attention=attention(nope_every=2))
-    rotated, unrotated = costed_layer_kinds(model)
+    rotated, unrotated = distinct_layer_kinds(model)
     assert (rotated.unrotated, unrotated.unrotated) == (False, True)
     assert unrotated.name == "dense_unrotated"
     ropes = [

@@ -190,8 +190,8 @@ def _workload(
     from mofa.cli.parse import parse_overrides
     from mofa.errors import SpecError
     from mofa.search.experts.balanced_step import (
-        balance_step,
-        balance_workload,
+        balance_report_of_workload,
+        balance_report_with_step,
         scheduled_replica_setup,
         workload_with_trace_routing,
     )
@@ -219,7 +219,7 @@ def _workload(
         if ep is None:
             raise SpecError("--ep: is missing; without a cluster write --gpus 16 --ep 8, the GPUs of the merged group")
         setup = _setup(moe.num_experts, gpus, ep, drawn, options)
-        report = balance_workload(
+        report = balance_report_of_workload(
             job, setup, tokens=job.batch.seq_len, micro_batches=micro_batches, redraw=redraw, progress=progress
         )
         return report, setup
@@ -229,7 +229,7 @@ def _workload(
     machines, facts = read_machines(cluster, gpus, overrides), read_framework(framework, job, overrides)
     num_experts, group, degree = scheduled_replica_setup(job, machines, facts, strategy)
     setup = _setup(num_experts, group, degree, drawn, options, machines.node.gpus_per_node)
-    report = balance_step(
+    report = balance_report_with_step(
         job, machines, strategy, setup, framework=facts, micro_batches=micro_batches, redraw=redraw,
         progress=progress,
     )  # fmt: skip

@@ -198,7 +198,7 @@ def block_costs(
             groups["ep"], num_experts=moe.num_experts, top_k=moe.top_k, num_groups=moe.num_groups,
             top_groups=moe.groups_per_token,
         )  # fmt: skip
-    num_k, kinds = len(first), build.costed_layer_kinds(workload.model)
+    num_k, kinds = len(first), build.distinct_layer_kinds(workload.model)
     modes = layer_recompute_modes(table)
     known = model_tapes(ctx, modes)
     tapes = known.blocks

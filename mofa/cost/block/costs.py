@@ -9,7 +9,7 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import BlockTapes, costed_layer_kinds
+from mofa.blocks.build import BlockTapes, distinct_layer_kinds
 from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, broadcast_to_combinations, stack_rows
@@ -258,7 +258,7 @@ class BlockCosts:
     """Costs of all blocks, everything that the composition needs, over the K unique combinations; ``index`` (n,) maps
     candidates to them.
 
-    ``blocks[mode]`` lists the kinds of layer in the order of :func:`mofa.blocks.build.costed_layer_kinds`.
+    ``blocks[mode]`` lists the kinds of layer in the order of :func:`mofa.blocks.build.distinct_layer_kinds`.
     """
 
     context: Context
@@ -316,7 +316,7 @@ class BlockCosts:
     def kept_bytes(self) -> ArrayK:
         """What each kind of layer keeps more where it leaves on the device what others offload.
         (modes, K, kinds) [B]"""
-        kinds = costed_layer_kinds(self.context.model)
+        kinds = distinct_layer_kinds(self.context.model)
         more = [
             [
                 cost.memories.memory_of((self.tapes[kept_layer_label(layer_label(kind, mode))],)).saved

@@ -23,7 +23,7 @@ FEW_DOMAINS = 2
 """Domains between which a tree's root sends what it gets: each direction carries the tensor once. [-]"""
 
 
-class ProtocolSeconds(NamedTuple):
+class ProtocolConstants(NamedTuple):
     """Seconds of a step inside a domain, of a hop between domains in rings and trees, and shares of the rate."""
 
     step_s: float
@@ -41,7 +41,7 @@ class NcclTimes:
     """
 
     start_s: float = 0.0
-    protocols: Sequence[ProtocolSeconds] = (ProtocolSeconds(0.0, 0.0, 0.0, 1.0, 1.0),)
+    protocols: Sequence[ProtocolConstants] = (ProtocolConstants(0.0, 0.0, 0.0, 1.0, 1.0),)
     nvls_start_s: float = 0.0
     nvls_hop_s: float = 0.0
     peer_s: float = 0.0
@@ -53,7 +53,7 @@ class NcclTimes:
         return cls(
             facts.start_s.value,
             tuple(
-                ProtocolSeconds(
+                ProtocolConstants(
                     p.step_s.value, p.hop_s.value, p.tree_hop_s.value, p.ring_share.value, p.tree_share.value
                 )
                 for p in facts.protocols
@@ -91,7 +91,7 @@ def ring_s(load_s: ArrayK, passes: int, span: GroupSpan, times: NcclTimes) -> Ar
     --------
     Ten hops of 1 us and one of 5 us, and 1 ms of bytes at half the rate:
 
-    >>> times = NcclTimes(10e-6, (ProtocolSeconds(1e-6, 2e-6, 0.0, 0.5, 0.5),))
+    >>> times = NcclTimes(10e-6, (ProtocolConstants(1e-6, 2e-6, 0.0, 0.5, 0.5),))
     >>> span = GroupSpan(np.array([12]), np.array([2]), 0.0, 3e-6)
     >>> ring_s(np.array([1e-3]), 1, span, times) * 1e6
     array([2025.])
@@ -118,7 +118,7 @@ def tree_s(load_s: ArrayK, span: GroupSpan, times: NcclTimes) -> ArrayK:
 
     Examples
     --------
-    >>> times = NcclTimes(0.0, (ProtocolSeconds(1e-6, 0.0, 2e-6, 1.0, 0.5),))
+    >>> times = NcclTimes(0.0, (ProtocolConstants(1e-6, 0.0, 2e-6, 1.0, 0.5),))
     >>> tree_s(np.array([0.0, 1e-3]), GroupSpan(np.array([8, 8]), np.array([4, 4]), 0.0, 3e-6), times) * 1e6
     array([  22., 2022.])
     """

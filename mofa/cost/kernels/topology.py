@@ -88,7 +88,7 @@ def stacked_groups(groups: Sequence[ProcessGroup]) -> ProcessGroup:
     )  # fmt: skip
 
 
-def fewest_ranks_per_block(size: IntK, stride: IntK, block: IntK, world: IntK) -> IntK:
+def fewest_ranks_per_node_or_domain(size: IntK, stride: IntK, block: IntK, world: IntK) -> IntK:
     """Fewest ranks of a strided group in any aligned block of ranks that it touches.
 
     Parameters
@@ -117,7 +117,7 @@ def fewest_ranks_per_block(size: IntK, stride: IntK, block: IntK, world: IntK) -
     Two nodes of 8: tp 4 stays inside, dp 4 over tp 4 has 2 ranks a node, tp 6 is cut into 6 | 2 + 4 | ... .
 
     >>> a = np.array
-    >>> fewest_ranks_per_block(a([4, 4, 6]), a([1, 4, 1]), a([8, 8, 8]), a([16, 16, 48]))
+    >>> fewest_ranks_per_node_or_domain(a([4, 4, 6]), a([1, 4, 1]), a([8, 8, 8]), a([16, 16, 48]))
     array([4, 2, 2])
     """
     piece = np.gcd(size * stride, block) // stride
@@ -233,9 +233,10 @@ def process_groups(
     world = stage * pp_
     domain, own_node = domain_gpus_of_job(world, node), np.full_like(world, node.gpus_per_node)
     sizes, strides = (np.array([pair[i] for pair in ranges.values()]) for i in (0, 1))
-    near, own = (fewest_ranks_per_block(sizes, strides, block, world) for block in (domain, own_node))
+    near, own = (fewest_ranks_per_node_or_domain(sizes, strides, block, world) for block in (domain, own_node))
     blocks = {
-        gpus: fewest_ranks_per_block(sizes, strides, np.full_like(world, gpus), world) for gpus in node.block_sizes
+        gpus: fewest_ranks_per_node_or_domain(sizes, strides, np.full_like(world, gpus), world)
+        for gpus in node.block_sizes
     }
     groups = {
         name: ProcessGroup(size, in_domain, in_node, {gpus: ranks[i] for gpus, ranks in blocks.items()})

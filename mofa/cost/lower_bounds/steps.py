@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import costed_layer_kinds, layer_kind
+from mofa.blocks.build import distinct_layer_kinds, layer_kind
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
 from mofa.cost.block.tape_clock import EXPOSED, TapeTime
@@ -124,7 +124,7 @@ def micro_batch_lower_bounds_s(estimator: Estimator, *, halved: bool = False) ->
 
 def _work_s(estimator: Estimator, halved: bool) -> ArrayN:
     """The same at the clock of the estimator's blocks, one below the other. (1 + kinds, n) [s]"""
-    work_s = np.empty((1 + len(costed_layer_kinds(estimator.workload.model)), len(estimator.table)))
+    work_s = np.empty((1 + len(distinct_layer_kinds(estimator.workload.model)), len(estimator.table)))
     for rows, bounds in _parts(estimator, np.zeros(len(estimator.table), dtype=bool), _least_s):
         work_s[:, rows] = bounds.of_all_layers(halved)
     return work_s
@@ -214,7 +214,7 @@ class _PartBounds:
             # a prediction's layer is like the model's last; what is ahead of it is left out
             if estimator.framework.expert_overlap == "combined":
                 model = estimator.workload.model
-                last = costed_layer_kinds(model).index(layer_kind(model, model.num_layers - 1))
+                last = distinct_layer_kinds(model).index(layer_kind(model, model.num_layers - 1))
                 each = np.minimum(each, self.layers[..., last])
             self.predictions = depth * np.minimum(each[self.base, self.k], each[self.full, self.k])
 
@@ -279,7 +279,7 @@ class _PartBounds:
     @cached_property
     def halved_layers(self) -> ArrayN:
         """Of layers whose backward may run in two halves: the least of both ways. (modes, K, kinds) [s]"""
-        kinds, split_backward = costed_layer_kinds(self.estimator.workload.model), self.part.costs.split_backward
+        kinds, split_backward = distinct_layer_kinds(self.estimator.workload.model), self.part.costs.split_backward
 
         def less_s(name: str, backward: TapeTime) -> ArrayN:
             halves_s = sum(clocks[0] for clocks in split_backward[name])

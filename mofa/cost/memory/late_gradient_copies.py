@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import costed_layer_kinds
+from mofa.blocks.build import distinct_layer_kinds
 from mofa.blocks.elementwise import broadcast_to_combinations
 from mofa.blocks.tapes import layer_label
 from mofa.cost.rows import Rows
@@ -42,7 +42,7 @@ def late_gradient_copies_bytes(rows: Rows) -> ArrayN:
         return np.asarray((rows.num_micro_batches * embedding)[:, None] * rows.is_first)
     counts = lay.stages.layer_counts[:, lay.shown.shown_stages].sum(axis=2).astype(float)  # (kinds, R)
     copied = np.zeros(shape)
-    for kind, number in zip(costed_layer_kinds(rows.workload.model), counts, strict=True):
+    for kind, number in zip(distinct_layer_kinds(rows.workload.model), counts, strict=True):
         mode = next(iter(rows.costs.blocks))
         ops = rows.costs.tapes[layer_label(kind, mode)].backward.ops
         each = sum((op.scratch for op in ops if op.name == COPIES), 0.0)

@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 from mofa.blocks.op import KINDS
 from mofa.cost.memory.candidate_memory import CandidateMemory
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytes
-from mofa.cost.memory.fsdp_neighbours import first_block_extra_gathered_bytes, last_block_extra_gradient_bytes
+from mofa.cost.memory.fsdp_neighbours import (
+    first_block_gathered_bytes_over_middle_block,
+    last_block_gradient_bytes_over_middle_block,
+)
 from mofa.cost.memory.fsdp_root import (
     gathers_model_ends_separately,
     tied_head_gradient_bytes,
@@ -134,7 +137,7 @@ class PeakCandidates(CandidateMemory):
                     "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, leftover_bytes=ahead
                 )
                 sums = self.sums * self._share_of_grads(self._end_params(head_params))
-                reduced = waiting + np.where(alone, last_block_extra_gradient_bytes(rows, i), 0.0)
+                reduced = waiting + np.where(alone, last_block_gradient_bytes_over_middle_block(rows, i), 0.0)
                 self.add_block(
                     "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=reduced,
                     leftover_bytes=later, sums=sums,
@@ -156,7 +159,7 @@ class PeakCandidates(CandidateMemory):
                     done = self._one_micro_batch() - own - received
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"of the first {kind} block{label}"
-                    swap = first_block_extra_gathered_bytes(rows, i) + waiting
+                    swap = first_block_gathered_bytes_over_middle_block(rows, i) + waiting
                     sums = self.sums * (1.0 - self._layer_grads(i))
                     self.add_block(
                         "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap,

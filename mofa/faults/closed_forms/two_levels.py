@@ -39,7 +39,7 @@ def two_level_ettr(
     takes ``kappa_1 / beta_2 (beta_1^-(n-1) - 1) / (1 - beta_1) + kappa_2 / beta_2``.
 
     A fast checkpoint that can be restored P_1 later shifts the ends of all segments behind a restart by P_1, as if the
-    restart took that much longer. Of the safe one :func:`surviving_patterns_share` are left.
+    restart took that much longer. Of the safe one :func:`share_of_completed_patterns_kept` are left.
 
     A run that ends before storage keeps anything loses no more than what it has: as one that begins anew at each of the
     failures which only the safe level survives, x of which are expected, ``x / (exp(x) - 1)`` is left. Of these two,
@@ -75,7 +75,7 @@ def two_level_ettr(
         again = np.where(falls > 1e-12, np.expm1(-(n - 1) * np.log1p(-falls)) / falls, n - 1)
         pattern = (kappa[0] * again + kappa[1]) * (1 - fails[1] * u) / (1 - fails[1])
         in_pattern = n * interval / pattern
-    productive = surviving_patterns_share(n, lengths, mtbf, u, persist - shift)
+    productive = share_of_completed_patterns_kept(n, lengths, mtbf, u, persist - shift)
     plain = n * interval / (n * interval + (n - 1) * blocks[0] + blocks[1])
     with np.errstate(all="ignore"):
         anew = (1 - p) / (mtbf * in_pattern) * np.asarray(work_s, dtype=np.float64)
@@ -84,7 +84,7 @@ def two_level_ettr(
     return np.where(np.isinf(mtbf), plain, in_pattern * np.where(p == 1, 1.0, left))
 
 
-def surviving_patterns_share(
+def share_of_completed_patterns_kept(
     segments: ArrayLike, length_s: tuple[ArrayLike, ArrayLike], mtbf_s: ArrayLike, resumes: ArrayLike,
     persist_s: ArrayLike,
 ) -> FloatN:  # fmt: skip
@@ -114,7 +114,7 @@ def surviving_patterns_share(
     Examples
     --------
     >>> from math import exp
-    >>> float(surviving_patterns_share(1, (600.0, 600.0), 6000.0, 0.0, 600.0)) == exp(-0.1)  # the safe level
+    >>> float(share_of_completed_patterns_kept(1, (600.0, 600.0), 6000.0, 0.0, 600.0)) == exp(-0.1)  # the safe level
     True
     """
     n, mtbf = np.asarray(segments, dtype=np.float64), np.asarray(mtbf_s, dtype=np.float64)

@@ -123,7 +123,7 @@ def keep_output_part(state: RankState, output: Allocation) -> Allocation:
     return part
 
 
-def gather_partitioned_tensor(state: RankState, sends: DeferredFrees, name: str, where: str) -> Allocation:
+def gather_received_activation_over_tp(state: RankState, sends: DeferredFrees, name: str, where: str) -> Allocation:
     """A tensor whose parts the tensor-parallel ranks hold, put together (``PartitionedTensor.full``).
 
     It is gathered into the flat output of torch's all-gather, copied into a flat tensor and cloned. One rank receives
@@ -157,7 +157,11 @@ def regather_output_for_backward(state: RankState, sends: DeferredFrees) -> list
             r.sent_bytes or r.stage_boundary_bytes,
             off_tape_instruction(BUFFERS, "buffer of a received gradient", where),
         )
-    return [gather_partitioned_tensor(state, sends, name, where) for name in (INPUT, GRADIENT)] if r.sent_bytes else []
+    return (
+        [gather_received_activation_over_tp(state, sends, name, where) for name in (INPUT, GRADIENT)]
+        if r.sent_bytes
+        else []
+    )
 
 
 def step_optimizer(state: RankState) -> None:

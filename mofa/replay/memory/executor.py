@@ -180,7 +180,7 @@ class StepExecutor(BlockExecutor):
         x: Block | None = None
         self.take_first_forward_buffers()
         if r.receives[chunk] and not r.preallocated:
-            x, _ = deepspeed.gather_partitioned_tensor(self.state, self.sends, INPUT, "receive of an input")
+            x, _ = deepspeed.gather_received_activation_over_tp(self.state, self.sends, INPUT, "receive of an input")
             if r.keeps_received_inputs:
                 self.received_inputs.on_forward_begin()
         chunk_pass = ChunkPass()

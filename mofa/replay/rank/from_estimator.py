@@ -33,7 +33,7 @@ from mofa.cost.memory.late_gradient_copies import bytes_free_beside_waiting_copi
 from mofa.cost.rank_spec import BlockSpec, PersistentBuffers, RankSpec, block_cost
 from mofa.cost.rows import Rows
 from mofa.replay.rank.description import Rank, RankBlock
-from mofa.replay.rank.routing_drift import DriftingLayer, RoutingDrift
+from mofa.replay.rank.routing_drift import DriftingLayerTraces, RoutingDrift
 from mofa.replay.rank.uneven_layers import UnevenLayers, rows_over_mean_by_layer
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 
@@ -196,7 +196,7 @@ def _rank(
     )  # fmt: skip
 
 
-_Moves = tuple[tuple[DriftingLayer | None, ...], ...]
+_Moves = tuple[tuple[DriftingLayerTraces | None, ...], ...]
 """Of each block of each chunk what moves from step to step, if anything."""
 
 
@@ -213,7 +213,7 @@ def _chunks(
         waits = block.role == "head" and spec.gradients.head_gradient_waits_for_embedding
         return with_head_gradient_for_embedding(traces["head"]) if waits else traces[block.tapes]
 
-    def moves(block: BlockSpec) -> DriftingLayer | None:
+    def moves(block: BlockSpec) -> DriftingLayerTraces | None:
         of_layer = routed.drifting_layer(block.tapes, block.number) if block.role == "layer" else None
         if of_layer is None or block.number > 0:
             return of_layer

@@ -75,7 +75,7 @@ class DriftingRouters:
 
 
 @dataclass(frozen=True)
-class DriftingLayer:
+class DriftingLayerTraces:
     """A layer whose tokens move: its traces with ``rows_over_mean`` of the mean rows and with one mean more.
 
     All its experts get alike many.
@@ -95,7 +95,7 @@ class RoutingDrift:
     """The layers of a rank whose tokens change from step to step, by chunk and block."""
 
     routers: DriftingRouters
-    layers: tuple[tuple[DriftingLayer | None, ...], ...]
+    layers: tuple[tuple[DriftingLayerTraces | None, ...], ...]
 
     def num_drift_steps(self, computations: int) -> int:
         """How many steps are played so, of so many computations."""
@@ -131,12 +131,12 @@ class DrawnPrograms:
             ]
         return self.known[chunk, micro_batch]
 
-    def _drawn(self, moving: DriftingLayer) -> BlockProgram:
+    def _drawn(self, moving: DriftingLayerTraces) -> BlockProgram:
         return self.program_of_tokens(
             moving, self.drift.routers.draw_tokens(self.popularity[moving.moe_layer_index], self.rng)
         )
 
-    def program_of_tokens(self, moving: DriftingLayer, tokens: FloatA) -> BlockProgram:
+    def program_of_tokens(self, moving: DriftingLayerTraces, tokens: FloatA) -> BlockProgram:
         """The program of a layer whose experts get these tokens. (experts of a rank,) [tokens]"""
         routers = self.drift.routers
         rows = tokens.sum() * routers.shares.shape[1] / routers.token_copies

@@ -17,7 +17,7 @@ from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.sequential_experts import unroll_experts
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.kernel_selection import expert_popularity_drift
-from mofa.replay.rank.routing_drift import MOST_STEPS, DriftingLayer, DriftingRouters
+from mofa.replay.rank.routing_drift import MOST_STEPS, DriftingLayerTraces, DriftingRouters
 from mofa.specs.model import ModelSpec
 
 FloatA = NDArray[np.float64]
@@ -129,11 +129,11 @@ class UnevenLayers:
         totals = self.rows[list(places)].sum(axis=0)
         return int(np.argmin(totals) if emptiest else np.argmax(totals))
 
-    def drifting_layer(self, label: str, layer: int) -> DriftingLayer | None:
+    def drifting_layer(self, label: str, layer: int) -> DriftingLayerTraces | None:
         """A layer whose tokens move from step to step."""
         if self.rows is None or layer not in self.place or self.shares is None:
             return None
-        return DriftingLayer(
+        return DriftingLayerTraces(
             self.rows_over_mean, self.plain[label], self.more[label], self.place[layer], self.filled_up_to
         )
 

@@ -47,7 +47,7 @@ WEIGHT_BYTES = 2.0
 expert's replicas (Megatron-Core's distributed optimizer). [B]"""
 
 
-def balance_workload(
+def balance_report_of_workload(
     workload: WorkloadSpec,
     setup: BalanceSetup,
     *,
@@ -82,7 +82,7 @@ def balance_workload(
     )  # fmt: skip
 
 
-def balance_step(
+def balance_report_with_step(
     workload: WorkloadSpec,
     cluster: ClusterSpec,
     strategy: str,
@@ -102,7 +102,7 @@ def balance_step(
     strategy
         As ``mofa estimate --strategy`` takes it; ``setup`` must be of its ep and two merged groups.
     setup, micro_batches, redraw, progress
-        As in :func:`balance_workload`.
+        As in :func:`balance_report_of_workload`.
 
     Raises
     ------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.build import costed_layer_kinds
+from mofa.blocks.build import distinct_layer_kinds
 from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
 from mofa.cost.estimate import Estimator
 from mofa.cost.lower_bounds.steps import micro_batch_lower_bounds_s
@@ -115,7 +115,7 @@ def _stand_ins(job: CheckedJob, table: StrategyTable) -> list[tuple[StrategyTabl
 
 def _seconds(job: CheckedJob, table: StrategyTable, halved: bool) -> FloatN:
     """Of a micro-batch on all ranks together, and of a layer of each kind. (1 + kinds, n) [s]"""
-    out = np.empty((1 + len(costed_layer_kinds(job.workload.model)), len(table)))
+    out = np.empty((1 + len(distinct_layer_kinds(job.workload.model)), len(table)))
     loads = routing_loads_by_ep(job.workload, table)
     for _, rows in table.rows_by_options():
         some = table.take(rows)

@@ -19,7 +19,7 @@ from mofa.search.layout_search.screening import LayoutContender, contenders, scr
 from mofa.search.layout_search.shortest_split import WORK
 from mofa.search.layout_search.split_problem import ChunkLayers
 from mofa.search.one_strategy import checked_strategy_row
-from mofa.search.request import check_constraints, resolve_framework
+from mofa.search.request import check_constraints, checked_framework_or_default
 from mofa.search.search_result import Search
 from mofa.search.to_plan.builder import CandidatePlan
 from mofa.specs.framework import FrameworkSpec
@@ -105,7 +105,7 @@ def find_layout(
     ('Et*8|t*', 'search')
     """
     check_constraints({}, {}, 1, flops_convention)
-    framework = resolve_framework(workload, cluster, framework)
+    framework = checked_framework_or_default(workload, cluster, framework)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = checked_strategy_row(workload, cluster, framework, strategy)
     candidate = CandidatePlan(workload, cluster, framework, row, routing_loads_by_ep(workload, row), flops_convention)

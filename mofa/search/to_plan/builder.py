@@ -16,7 +16,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import Estimator
 from mofa.cost.kernels.topology import NodeSizes, process_groups
-from mofa.cost.libraries import fraction_resting_on_library
+from mofa.cost.libraries import fractions_on_layer_library
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.cost.provenance import (
     Seen,
@@ -319,7 +319,7 @@ class CandidatePlan:
         if library is None:
             return None
         exposed = {str(name): seconds for name, seconds in plan.time.exposed.items()}
-        return fraction_resting_on_library(self.estimator.parts[0].costs, self.job[0].model, exposed, library)
+        return fractions_on_layer_library(self.estimator.parts[0].costs, self.job[0].model, exposed, library)
 
 
 def replay_workers(candidates: Sequence[CandidatePlan], workers: WorkerProcesses | None) -> WorkerProcesses:

@@ -12,7 +12,7 @@ from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels.between_nodes import (
     GroupSpan,
     NcclTimes,
-    ProtocolSeconds,
+    ProtocolConstants,
     channels_per_peer,
     nvls_tree_s,
     ring_s,
@@ -54,7 +54,9 @@ def test_more_nodes_and_more_bytes_take_longer(kind: CollectiveKind) -> None:
 def test_a_ring_by_hand() -> None:
     """LL: 7 hops of 1 us inside and one of 3 + 2 us between, 100 us of bytes at a quarter of the rate; Simple: 7 of
     4 us and one of 3 + 10, all of the rate. Twice for an all-reduce."""
-    two = NcclTimes(5e-6, (ProtocolSeconds(1e-6, 2e-6, 0.0, 0.25, 1.0), ProtocolSeconds(4e-6, 10e-6, 0.0, 1.0, 1.0)))
+    two = NcclTimes(
+        5e-6, (ProtocolConstants(1e-6, 2e-6, 0.0, 0.25, 1.0), ProtocolConstants(4e-6, 10e-6, 0.0, 1.0, 1.0))
+    )
     span = GroupSpan(np.array([9, 9]), np.array([2, 2]), 0.0, 3e-6)
     loads = np.array([1e-6, 100e-6])
     assert ring_s(loads, 1, span, two) == pytest.approx([5e-6 + 7e-6 + 5e-6 + 4e-6, 5e-6 + 28e-6 + 13e-6 + 100e-6])

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mofa.cost.kernels.topology import IntK, NodeSizes, domain_gpus_of_job, fewest_ranks_per_block, process_groups
+from mofa.cost.kernels.topology import (
+    IntK,
+    NodeSizes,
+    domain_gpus_of_job,
+    fewest_ranks_per_node_or_domain,
+    process_groups,
+)
 from mofa.specs.framework_names import RANK_ORDERS, RankOrder
 
 HGX = NodeSizes(gpus_per_node=8, gpus_per_domain=8)
@@ -37,7 +43,7 @@ def _array(value: int) -> IntK:
 def test_fewest_ranks_equals_the_count_of_every_rank(size: int, stride: int, block: int, repeats: int) -> None:
     whole = np.lcm(size * stride, block) * repeats
     world = int(whole) if whole > block else block
-    got = int(fewest_ranks_per_block(_array(size), _array(stride), _array(block), _array(world))[0])
+    got = int(fewest_ranks_per_node_or_domain(_array(size), _array(stride), _array(block), _array(world))[0])
     twin = counted(size, stride, block, world) if world % (size * stride) == 0 else got
     assert got <= twin, "the closed form may only be on the slow side"
     if block % stride == 0 or stride >= block:

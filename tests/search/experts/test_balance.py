@@ -15,7 +15,7 @@ from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.rank_load import routing_loads
 from mofa.routing.scheduled import loads_with_token_scheduling, token_scheduling_host_s
 from mofa.search.experts.balance import balance_experts
-from mofa.search.experts.balanced_step import balance_step, scheduled_replica_setup
+from mofa.search.experts.balanced_step import balance_report_with_step, scheduled_replica_setup
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.optimizers import OptimizerTraits
 from mofa.specs.routing import RoutingSpec
@@ -79,7 +79,9 @@ def test_loads_of_the_search_are_the_densities() -> None:
 def test_the_step_before_and_after() -> None:
     experts, gpus, ep = scheduled_replica_setup(JOB, CLUSTER, MEGATRON, STRATEGY)
     assert (experts, gpus, ep) == (8, 8, 4)
-    report = balance_step(JOB, CLUSTER, STRATEGY, BalanceSetup(experts, gpus, ep), framework=MEGATRON, micro_batches=4)
+    report = balance_report_with_step(
+        JOB, CLUSTER, STRATEGY, BalanceSetup(experts, gpus, ep), framework=MEGATRON, micro_batches=4
+    )
     step = report.step
     assert step is not None
     assert step.balanced_s < step.after_s < step.before_s
@@ -98,7 +100,9 @@ def test_states_that_move_are_those_of_the_optimizer(monkeypatch: pytest.MonkeyP
     12 / 2."""
 
     def migration_s(job: WorkloadSpec) -> float:
-        report = balance_step(job, CLUSTER, STRATEGY, BalanceSetup(8, 8, 4), framework=MEGATRON, micro_batches=3)
+        report = balance_report_with_step(
+            job, CLUSTER, STRATEGY, BalanceSetup(8, 8, 4), framework=MEGATRON, micro_batches=3
+        )
         assert report.adaptive.migration_s is not None
         return report.adaptive.migration_s
 
@@ -113,7 +117,7 @@ def test_the_cost_of_moving_experts_by_hand() -> None:
     """Mixtral: 3 x 4096 x 14336 parameters an expert, 2 B of weights and 12 / 2 B of states each; 8 layers of a stage
     over NVLink, by the replicas that the busiest GPU received, on average."""
     setup = BalanceSetup(8, 8, 4)
-    report = balance_step(JOB, CLUSTER, STRATEGY, setup, framework=MEGATRON, micro_batches=3)
+    report = balance_report_with_step(JOB, CLUSTER, STRATEGY, setup, framework=MEGATRON, micro_batches=3)
     replica = 3 * 4096 * 14336 * (2 + 12 / 2)
     assert report.adaptive.migration_s is not None
     moved = report.adaptive.migration_s * CLUSTER.node.intra.bandwidth_bytes_per_s.value / (replica * 8)
@@ -160,7 +164,9 @@ def test_dropping_and_scheduling_exclude_each_other() -> None:
     with pytest.raises(SpecError, match="balancing micro_moe drops no tokens"):
         mofa.estimate(dropping, CLUSTER, f"{STRATEGY} balancing=micro_moe", replay=False)
     with pytest.raises(SpecError, match="dropping is a baseline here"):
-        balance_step(dropping, CLUSTER, STRATEGY, BalanceSetup(8, 8, 4), framework=MEGATRON, micro_batches=1)
+        balance_report_with_step(
+            dropping, CLUSTER, STRATEGY, BalanceSetup(8, 8, 4), framework=MEGATRON, micro_batches=1
+        )
 
 
 def test_the_table_keeps_its_column() -> None:
