@@ -267,7 +267,9 @@ def test_twice_the_gpus_for_twice_the_batch(name: str) -> None:
     for gpus in (16, 32):
         job = workload(MODELS["dense"], seq_len=2048, global_batch=2 * gpus)
         machines = alike(cluster(gpus))
-        found.append(estimate_table(job, machines, spec, table(job, machines, spec, ["tp=2 recompute=none"])))
+        estimator = Estimator(job, machines, spec, table(job, machines, spec, ["tp=2 recompute=none"]))
+        estimator.rests = False  # an optimizer of half the time gives back less of the clock
+        found.append(estimator.breakdown())
     one, two = found
     for component in ("gemm", "attention", "memory_bound", "recompute"):
         np.testing.assert_allclose(time_of(two, component), time_of(one, component), rtol=1e-9)

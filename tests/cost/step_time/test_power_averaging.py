@@ -47,9 +47,10 @@ def test_draws_of_work_and_of_waiting_add_up_to_the_limit() -> None:
 
 def test_of_a_long_wait_one_window_counts() -> None:
     bubble, step = np.array([0.2, 0.5, 5.0, 0.9 * HARDLY, 1.0]), np.array([1.0, 5.0, 20.0, 1.0, 1.1])
-    assert power_averaged_idle_share(limit(), bubble, step) == pytest.approx([0.2, 0.06, 0.015, 0.0, 0.3 / 1.1])
-    assert power_averaged_idle_share(limit(window_s=1.0), bubble, step)[-1] == RESTED
-    assert not power_averaged_idle_share(None, bubble, step).any()
+    none = np.zeros(5)
+    assert power_averaged_idle_share(limit(), bubble, none, step) == pytest.approx([0.2, 0.06, 0.015, 0.0, 0.3 / 1.1])
+    assert power_averaged_idle_share(limit(window_s=1.0), bubble, none, step)[-1] == RESTED
+    assert not power_averaged_idle_share(None, bubble, none, step).any()
 
 
 def of(name: str, *, rests: bool) -> tuple[Estimator, float]:
@@ -91,6 +92,27 @@ def test_rows_lie_between_a_step_without_a_wait_and_one_that_rested() -> None:
     assert mixed == pytest.approx(exact, rel=0.003)
 
 
-def test_one_stage_waits_for_none() -> None:
-    estimator, _ = of("mc1-llama-8l", rests=True)
-    assert estimator.at_power_limited_clock is estimator
+def test_an_optimizer_counts_as_a_wait_that_its_clock_settles_in() -> None:
+    """Adam of 50 ms: 0.4 of 25 ms (1 - e^-2), 8.65 ms; of a step of 0.1 s beside a wait of 10 ms."""
+    settling = PowerLimit(
+        idle_draw=fact(0.2), window_s=fact(0.3), settles_s=fact(0.025), optimizer_relief=fact(0.4)
+    )  # fmt: skip
+    share = power_averaged_idle_share(settling, np.array([0.0, 0.01]), np.array([0.05, 0.05]), np.array([0.1, 0.1]))
+    assert share == pytest.approx([0.08647, 0.18647], abs=1e-5)
+    assert not power_averaged_idle_share(limit(), np.zeros(1), np.ones(1), np.ones(1)).any()  # of a file without them
+
+
+def test_one_stage_gains_by_its_optimizer_alone() -> None:
+    """Of a long step it is less than a hundredth, and left out."""
+    short, long = (of(name, rests=True)[0] for name in ("mc1-llama-21l-fits", "tt1-llama-2l-traced"))
+    for estimator in (short, long):
+        played, closed = replay_time(estimator, detail=False).step_s, float(estimator.breakdown().step_s[0])
+        assert closed == pytest.approx(played, rel=0.003)
+        plain = replace_rests(estimator)
+        assert closed < plain
+
+
+def replace_rests(estimator: Estimator) -> float:
+    """Its step at the clock that its passes alone leave. [s]"""
+    estimator.rests = False
+    return float(estimator.breakdown().step_s[0])
