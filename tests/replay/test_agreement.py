@@ -140,8 +140,8 @@ def test_parts_of_zero_bubble_steps_are_named_alike(benchmark: Any, drawn_zero_b
 def test_the_same_rank_s_waits_are_named_alike(benchmark: Any, line: str) -> None:
     """Within 2 points of the step: of hops only those that the counted rank waits for, of late hosts only its own.
 
-    Of seed 11, on which the rules were made: before, one of each line was 2.7 to 6.8 points apart, or two were. Since the
-    profile's host is the median of two machines more, one with expert overlap is 2.004 points apart.
+    Of seed 11, on which the rules were made: before, one of each line was 2.7 to 6.8 points apart, or two were. Since
+    the profile's host is the median of two machines more, one with expert overlap is 2.004 points apart.
     """
     bar = 0.021 if line == "megatron expert overlap" else 0.02
     for case in benchmark.wider_cases(6, 11, only=line):
