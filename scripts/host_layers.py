@@ -68,7 +68,7 @@ def child(module: str, job_path: str) -> None:
 
     import torch
 
-    from mofa.measure.runners.common import _host_issue_s
+    from mofa import host_pace
 
     torch.cuda.set_device(0)
     runner = importlib.import_module(module)
@@ -103,7 +103,7 @@ def child(module: str, job_path: str) -> None:
         step()
     rows = []
     for _ in range(ROUNDS):
-        issue_s = _host_issue_s(60)
+        issue_s = host_pace.small_op_s(60)
         parts = [step() for _ in range(STEPS)]
         rows.append((issue_s, *(sorted(values)[STEPS // 2] for values in zip(*parts, strict=True))))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
