@@ -202,7 +202,7 @@ def improve_split_by_moves(problem: LayerSplitProblem, split: ChunkLayers) -> Ch
 
 
 def descend(problem: LayerSplitProblem, split: ChunkLayers, most_tried: int = MOST_TRIED) -> tuple[ChunkLayers, int]:
-    """What :func:`local_search` gives, and how many chunks of splits it tried."""
+    """What :func:`improve_split_by_moves` gives, and how many chunks of splits it tried."""
     step_s = problem.step_s(split) if problem.splits_that_fit([split]) else math.inf
     tried = 0
     while True:
