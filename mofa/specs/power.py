@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.specs.base import SecondsFact, ShareFact, Spec
+from mofa.specs.base import PositiveSecondsFact, SecondsFact, ShareFact, Spec
 
 FloatArray = NDArray[np.float64]
 
@@ -17,7 +17,7 @@ class PowerLimit(Spec):
     """Power of a device that waits, over the limit. [-]"""
     window_s: SecondsFact
     """Time over whose mean the limit holds. [s]"""
-    settles_s: SecondsFact | None = None
+    settles_s: PositiveSecondsFact | None = None
     """Time constant by which the clock follows from one draw to another; where absent, optimizers relieve nothing.
     [s]"""
     optimizer_relief: ShareFact | None = None
@@ -27,6 +27,8 @@ class PowerLimit(Spec):
         """The wait that would relieve a step as much as its optimizer does, of so many seconds. (n,) [s]
 
         The clock settles behind the optimizer as it does behind a wait: ``relief * settles * (1 - exp(-t / settles))``.
+        Both constants are read off bursts on an H200 (docs/evidence/calibration.md, how fast the clock follows).
+        Traced short steps gain about four times as much (docs/evidence/drawn_runs.md): a part is missing.
 
         Examples
         --------
