@@ -30,6 +30,7 @@ python scripts/blind.py predict reference_runs/blind_te_kernels.csv reference_ru
 python scripts/blind.py predict reference_runs/blind_te_offload.csv reference_runs/plans/activation-offload.yaml
 python scripts/blind.py predict reference_runs/blind_te_two.csv reference_runs/plans/te-2gpu-h200.yaml
 python scripts/blind.py predict reference_runs/blind_te_overlap.csv reference_runs/plans/te-expert-overlap.yaml
+python scripts/blind.py predict reference_runs/blind_te_short.csv reference_runs/plans/te-short-traced.yaml
 python scripts/blind.py predict reference_runs/blind_drawn.csv reference_runs/plans/drawn.yaml
 python scripts/blind.py predict reference_runs/blind_drawn_h100.csv reference_runs/plans/drawn-h100.yaml
 python scripts/blind.py predict reference_runs/blind_drawn_h200.csv reference_runs/plans/drawn-h200-{1,2}gpu.yaml
@@ -93,6 +94,7 @@ SETS = (
     "blind_te_offload",
     "blind_te_two",
     "blind_te_overlap",
+    "blind_te_short",
     "blind_drawn",
     "blind_drawn_h100",
     "blind_drawn_h200",
