@@ -433,3 +433,27 @@ def optimizer_host_seconds(
         after = after + np.maximum(scaling - parts["clip"], 0.0)
     after = after + np.maximum((loop + op) * tensors - parts["adam"] - parts["copy"], 0.0)
     return np.asarray(np.maximum(ahead[grid] - lead_s, 0.0) + after[grid])
+
+
+def host_lead_behind_optimizer_s(
+    cluster: ClusterSpec, framework: FrameworkSpec, tensors: ArrayN, parts: Mapping[str, ArrayN]
+) -> ArrayN:
+    """How far the host is ahead of the device when the next step begins. (g, R) [s]
+
+    Megatron's host reads the gradients' norm and then launches Adam's kernels, the copies behind them and, in the next
+    step, the gradient buffer's zeroing. It goes on while the device computes them. torchtitan's host waits for its
+    device as each step begins (train.py, ``train_step``).
+
+    Parameters
+    ----------
+    tensors
+        Parameter tensors of a stage on one rank. (g, R) [-]
+    parts
+        Of :func:`optimizer_device_seconds_by_part`. (g, R) each [s]
+    """
+    if framework.traits.has_pytorch_modules:
+        return np.zeros_like(tensors)
+    host = cluster.gpu.curves.host
+    each_s = cluster.slowest_host_factor * (host.tensor_pass_s.value + host.eager_op_s.value)
+    launched_s = parts["adam"] + parts["copy"] + parts["zero"]
+    return np.asarray(np.maximum(launched_s - each_s * tensors, 0.0))

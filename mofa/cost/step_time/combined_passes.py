@@ -52,14 +52,15 @@ class PairedPasses:
         """What a step of each rank takes less. (n, R) [s]"""
         return np.asarray((self.num_pairs * self.saved_s).sum(axis=(2, 3)))
 
-    def single_stage_s(self, passes: HostBoundPasses, num_micro_batches: ArrayN) -> ArrayN:
-        """A step's passes on a single stage, whose clocks begin together: a forward, pairs, a backward. (n,) [s]"""
+    def single_stage_s(self, passes: HostBoundPasses, num_micro_batches: ArrayN, lead_s: ArrayN) -> ArrayN:
+        """A step's passes on a single stage, whose host begins ahead by ``lead_s``: a forward, pairs, a backward. (n,)
+        [s]"""
         pair = ClockAdvance(*(part[:, 0, 0, 0] for part in np.broadcast_arrays(*self.clocks)))
         forward, backward = (
             ClockAdvance(*(part[:, 0, 0] for part in np.broadcast_arrays(*clocks))) for clocks in passes.with_full_queue
         )
         step = forward.followed_by(pair.repeated(num_micro_batches - 1.0)).followed_by(backward)
-        return np.maximum(step.device_s, step.device_behind_host_s)
+        return np.maximum(step.device_s, step.device_behind_host_s - lead_s)
 
 
 def paired_passes(rows: Rows, passes: HostBoundPasses | None) -> PairedPasses | None:

@@ -53,28 +53,31 @@ class HostBoundPasses:
         forward, backward = self.with_full_queue
         return (forward, *(self.split_backward or (backward,)))
 
-    def earliest_end_by_hosts_s(self, of: IntA, num_micro_batches: ArrayN) -> ArrayN:
+    def earliest_end_by_hosts_s(self, of: IntA, num_micro_batches: ArrayN, lead_s: ArrayN) -> ArrayN:
         """When the first rank may end at the earliest, as far as hosts are concerned. (late rows,) [s]
 
         The host of every rank issues all that it has without a pause; the last backward goes on to the first rank.
-        ``of`` says which of the stages that are shown each one is like. (pp,)
+        ``of`` says which of the stages that are shown each one is like (pp,), ``lead_s`` how far each host is ahead as
+        the step begins (late rows, R).
         """
         issue = np.sum([clocks.host_s for clocks in self.clocks_by_kind], axis=0).sum(axis=2)[:, of]
         backward_s = np.sum([clocks.device_s for clocks in self.clocks_by_kind[1:]], axis=0)[:, of, 0]
         ahead_s = np.cumsum(backward_s, axis=1) - backward_s
-        return row_max(num_micro_batches[:, None] * issue + ahead_s)
+        return row_max(num_micro_batches[:, None] * issue + ahead_s - lead_s[:, of])
 
-    def single_stage_s(self, num_micro_batches: ArrayN, behind_s: ArrayN) -> ArrayN:
+    def single_stage_s(self, num_micro_batches: ArrayN, behind_s: ArrayN, lead_s: ArrayN) -> ArrayN:
         """What the device of a single stage waits for the host in a step. (late rows,) [s]
 
         Parameters
         ----------
         behind_s
             What the device waits for behind each backward while the host goes on. (late rows,)
+        lead_s
+            How far the host is ahead as the step begins. (late rows,)
 
         Notes
         -----
-        The first forward and backward begin with a host that has no lead, those behind with what it has got by then.
+        The first forward begins with a host that is ahead by ``lead_s``, passes behind with what it has got by then.
         """
         wait_s = behind_s[:, None, None]
         nothing = np.zeros_like(wait_s)
@@ -82,11 +85,10 @@ class HostBoundPasses:
         turn = forward.followed_by(backward).followed_by(
             ClockAdvance(wait_s, nothing + NEVER, nothing + NEVER, nothing)
         )
-        alone_s = self.forward.device_s + self.backward.device_s + wait_s
-        first_s = np.maximum(np.maximum(turn.device_s, turn.device_behind_host_s), turn.cycle_s)
-        each_s = np.maximum(turn.cycle_s - alone_s, 0.0)
-        waited = (first_s - turn.cycle_s)[:, 0, 0] + num_micro_batches * each_s[:, 0, 0]
-        return np.asarray(waited)
+        alone_s = (self.forward.device_s + self.backward.device_s + wait_s)[:, 0, 0]
+        step = ClockAdvance(*(part[:, 0, 0] for part in np.broadcast_arrays(*turn))).repeated(num_micro_batches)
+        ended_s = np.maximum(step.device_s, step.device_behind_host_s - lead_s)
+        return np.asarray(ended_s - num_micro_batches * alone_s)
 
     def between_exchanges_s(self, first: NDArray[np.bool_], last: NDArray[np.bool_]) -> tuple[ArrayN, ...]:
         """Forward and backward of 1F1B's steady state, and both of a stage that had to wait. (late rows, R, 1) each [s]
@@ -103,6 +105,14 @@ class HostBoundPasses:
         )
         steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
         return *steady, ended[0] + steady[1]
+
+    def saved_by_lead_s(self, lead_s: ArrayN) -> ArrayN:
+        """What the first forward takes less whose host is ahead as the step begins, by ``lead_s``. (late rows, R) [s]"""
+        forward, ahead_s = self.with_full_queue[0], lead_s[:, :, None]
+        behind_device_s = np.maximum(forward.device_s, forward.host_behind_device_s)
+        behind_host_s = np.maximum(forward.device_behind_host_s, forward.host_s)
+        saved_s = forward.both_ended_s - np.maximum(behind_device_s, behind_host_s - ahead_s)
+        return np.asarray(saved_s[:, :, 0])
 
     def issued_beside_gather_s(self, gather_s: ArrayN) -> ArrayN:
         """How much of a gather ahead of a forward the host issues that forward beside, and so makes it no later.

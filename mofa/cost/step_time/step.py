@@ -17,6 +17,7 @@ from mofa.cost.host_optimizer import host_step_seconds
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.optimizer import (
     fp8_first_micro_batch_saving_s,
+    host_lead_behind_optimizer_s,
     optimizer_device_seconds_by_part,
     optimizer_host_seconds,
     optimizer_seconds,
@@ -104,20 +105,25 @@ def step_time(rows: Rows) -> StepTime:
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
     of_others_s = _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside)
+    lead_s = lead_at_step_start_s(rows)
+    if rows.stage_layers.stages.pp == 1 and not rows.framework.traits.has_pytorch_modules:
+        lead_s = lead_s + outside.before_forward  # the host goes on while its device waits for the first gather
     if each.host_bound is not None and pairs is not None and rows.stage_layers.stages.pp == 1:
         passed_s = m * (fwd + bwd)[:, 0] - pairs.saved_by_rank_s[:, 0]
-        exposed[_T["host_idle"]] += pairs.single_stage_s(each.host_bound, m) - passed_s
+        exposed[_T["host_idle"]] += pairs.single_stage_s(each.host_bound, m, lead_s[:, 0]) - passed_s
     elif each.host_bound is not None and rows.stage_layers.stages.pp == 1:
         index = each.host_bound.rows
         counted = stage_s[index, 0] - (each.host_bound.forward.device_s + each.host_bound.backward.device_s)[:, 0, 0]
         if each.copies_wait_s is not None:
             counted -= each.copies_wait_s[index, 0]
         behind_s = np.broadcast_to(outside.after_each_backward_s, len(m))[index]
-        exposed[_T["host_idle"], index] += each.host_bound.single_stage_s(m[index], behind_s) - m[index] * counted
+        idle_s = each.host_bound.single_stage_s(m[index], behind_s, lead_s[index, 0])
+        exposed[_T["host_idle"], index] += idle_s - m[index] * counted
     elif each.host_bound is not None:
         by_step = rows.schedule_record.has_closed_form and gradient_sharing(rows) in ("FSDP by step", "none")
-        walked = by_step and _walk_late_hosts(rows, exposed, each.host_bound, outside)
-        _catch_up(rows, exposed, each.host_bound, outside, walked)
+        walked = by_step and _walk_late_hosts(rows, exposed, each.host_bound, outside, lead_s[each.host_bound.rows])
+        _catch_up(rows, exposed, each.host_bound, outside, walked, lead_s[each.host_bound.rows])
+        _start_ahead(rows, exposed, each.host_bound, lead_s)
     negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
@@ -221,6 +227,15 @@ def optimizer_and_host_wait_seconds(rows: Rows, each: MicroBatchPasses) -> Array
         start_s = rows.cluster.slowest_host_factor * rows.cluster.gpu.curves.host.step_start_s.value
         seconds = seconds + (starts * start_s)[:, None]
     return np.asarray(seconds)
+
+
+def lead_at_step_start_s(rows: Rows) -> ArrayN:
+    """How far each stage's host is ahead of its device as a step begins, whose optimizer the device is still at. (n, R)
+    [s]"""
+    given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
+    parts = optimizer_device_seconds_by_part(*given)
+    lead_s = host_lead_behind_optimizer_s(rows.cluster, rows.framework, _tensors(rows), parts)
+    return np.asarray(lead_s[rows.grid_index])
 
 
 def _distributed(rows: Rows) -> NDArray[np.bool_]:
@@ -381,7 +396,7 @@ MOST_WALKED = 4096
 
 
 def _walk_late_hosts(
-    rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks
+    rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks, lead_s: ArrayN
 ) -> NDArray[np.bool_]:
     """Give steps of PyTorch's pipelines whose host is late the time of their own longest path.
 
@@ -413,7 +428,7 @@ def _walk_late_hosts(
     computed_s = row_max(num_micro_batches[some][:, None] * turn_s[index] + rows.sum_over_stages_ahead(turn_s)[index])
     missing_s = np.maximum(total, computed_s) - exposed[:, index].sum(axis=0)
     # what a rank's own host still has to issue is its host's, as on the replay's clock; the rest is a wait for others
-    own_s = _left_to_issue_s(rows, exposed, host_bound, outside)[some]
+    own_s = _left_to_issue_s(rows, exposed, host_bound, outside, lead_s)[some]
     own_s = np.clip(own_s, 0.0, np.maximum(missing_s, 0.0))
     exposed[_T["host_idle"], index] += own_s
     exposed[_T["bubble"], index] += np.maximum(missing_s, 0.0) - own_s
@@ -431,22 +446,29 @@ def _of_rows(clocks: ClockAdvance, some: NDArray[np.intp]) -> ClockAdvance:
 
 def _catch_up(
     rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks,
-    walked: NDArray[np.bool_] | bool,
+    walked: NDArray[np.bool_] | bool, lead_s: ArrayN,
 ) -> None:  # fmt: skip
     """Where the host waits for nothing a step takes as long as it issues: a lead may last for many rounds, then it is
     gone, but whatever the device waits for meanwhile counts as well. Steps that were ``walked`` have that already."""
-    missing_s = np.maximum(_left_to_issue_s(rows, exposed, host_bound, outside), 0.0)
+    missing_s = np.maximum(_left_to_issue_s(rows, exposed, host_bound, outside, lead_s), 0.0)
     exposed[_T["host_idle"], host_bound.rows] += np.where(host_bound.waits | walked, 0.0, missing_s)
 
 
+def _start_ahead(rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, lead_s: ArrayN) -> None:
+    """Take off what the first stage's first forward takes less, and with it the pipeline's filling. (n, R) [s]"""
+    index = host_bound.rows
+    saved_s = (host_bound.saved_by_lead_s(lead_s[index]) * rows.is_first).max(axis=1)
+    exposed[_T["bubble"], index] -= np.minimum(saved_s, np.maximum(exposed[_T["bubble"], index], 0.0))
+
+
 def _left_to_issue_s(
-    rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks
+    rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks, lead_s: ArrayN
 ) -> ArrayN:  # fmt: skip
     """By how much the host of a step issues longer than the step's parts take so far. (late rows,) [s]"""
     index = host_bound.rows
     num_micro_batches = rows.num_micro_batches[index].astype(float)
     reduced = np.broadcast_to(outside.exposed - outside.exposed_while_host_issues, len(rows.table))[index]
-    issued_s = host_bound.earliest_end_by_hosts_s(rows.stage_layers.shown.shown_index, num_micro_batches)
+    issued_s = host_bound.earliest_end_by_hosts_s(rows.stage_layers.shown.shown_index, num_micro_batches, lead_s)
     return np.asarray(issued_s + reduced - exposed[:, index].sum(axis=0))
 
 

@@ -19,6 +19,7 @@ from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.step import (
     gradient_norm_seconds,
     hop_seconds,
+    lead_at_step_start_s,
     optimizer_and_host_wait_seconds,
     slowest_stages_of_micro_batch,
 )
@@ -124,8 +125,10 @@ def _ranks(
         marked = frozenset(inserted.marks(order, r)) if inserted is not None else frozenset[int]()
         ranks.append(RankTimeline(plan, order, spec, extra, StreamClocks(sync_s, own_order=own_order), marked))
     ends = _ends(plan, ranks)
-    for rank, seconds in zip(ranks, ends, strict=True):
-        rank.clock.compute = rank.clock.host = seconds - min(ends)
+    leads = np.broadcast_to(lead_at_step_start_s(rows), (1, len(ranks)))[0].tolist()
+    for rank, seconds, lead_s in zip(ranks, ends, leads, strict=True):
+        rank.clock.compute = seconds - min(ends)
+        rank.clock.host = rank.clock.compute - lead_s
     return ranks
 
 

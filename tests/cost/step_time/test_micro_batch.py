@@ -87,7 +87,9 @@ def test_a_host_that_waits_for_nothing_issues_all_the_same() -> None:
     late = HostBoundPasses(
         np.array([0]), forward, backward, waits=np.array([False]), with_full_queue=(forward, backward)
     )
-    assert late.earliest_end_by_hosts_s(np.array([0, 1]), np.array([10.0])).tolist() == [75.0]
+    stages, num = np.array([0, 1]), np.array([10.0])
+    assert late.earliest_end_by_hosts_s(stages, num, np.zeros((1, 2))).tolist() == [75.0]
+    assert late.earliest_end_by_hosts_s(stages, num, np.array([[1.0, 2.0]])).tolist() == [73.0]
     assert [held.max() for held in late.device_wait_s()] == [0.0, 0.0]
 
 
