@@ -7,6 +7,7 @@ from mofa.blocks.elementwise import BoolK, any_true, maximum, where
 from mofa.blocks.op import RENEWAL, BackwardPreparation, Family, FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.roles import LayerStep, Purpose
 from mofa.blocks.work import Attention, Backend, Collective, Gemm, MemoryBound
+from mofa.specs.curves import TIMED_EMBEDDING_BYTES, TIMED_EMBEDDING_ROWS
 
 
 def memory_bound_op(
@@ -258,6 +259,30 @@ def attention_backward_scratch(ctx: Context) -> ArrayK:
 def activation_elements(ctx: Context, width: FloatK, *, sharded: bool = True) -> ArrayK:
     """Elements of an activation of this width."""
     return (ctx.shard_tokens if sharded else ctx.tokens) * width
+
+
+def embedding_backward(
+    ctx: Context, table_elements: FloatK, element_bytes: FloatK, scratch: FloatK, launches: FloatK
+) -> OpBackward:
+    """The gradient of an embedding: its whole table is zeroed, then the tokens' rows are sorted and added to it.
+
+    Timed as PyTorch's kernels were (``embedding_bwd``): by its tokens, and by the table that it zeroes.
+
+    Parameters
+    ----------
+    table_elements
+        Elements of the gradient. (K,)
+    element_bytes
+        Of one of them. [B]
+    scratch
+        Of :func:`embedding_backward_scratch`. (K,) [B]
+    launches
+        Kernels that the host launches. [-]
+    """
+    elements = ctx.tokens * float(ctx.model.hidden)
+    moved = element_bytes * table_elements + 2.0 * elements * ctx.activation_element_bytes
+    table_width = table_elements / TIMED_EMBEDDING_ROWS * element_bytes / TIMED_EMBEDDING_BYTES
+    return OpBackward(moved, launches, scratch, like="embedding_bwd", elements=elements, width=table_width)
 
 
 def embedding_backward_scratch(ctx: Context, rows: FloatK) -> FloatK:

@@ -188,7 +188,8 @@ class Estimator:
         """What waits for other stages and the optimizer count, as a share of the step. (n,) [-]"""
         bubble_s, optimizer_s = (exposed[TIME_COMPONENTS.index(name)] for name in ("bubble", "optimizer"))
         limit = self.cluster.gpu.curves.power_limit
-        return power_averaged_idle_share(limit, bubble_s, optimizer_s, exposed.sum(axis=0))
+        step_s = exposed.sum(axis=0)
+        return power_averaged_idle_share(limit, bubble_s, optimizer_s, step_s, step_s - optimizer_s)
 
     @cached_property
     def without_host_lead(self) -> Estimator:

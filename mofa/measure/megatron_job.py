@@ -6,6 +6,7 @@ from typing import Any
 
 from mofa.blocks.frameworks.recompute import why_unsupported
 from mofa.measure.expand import ExpandedRun
+from mofa.measure.records import GRAD_NORM_LIMIT
 from mofa.schedules import default_schedule
 from mofa.specs.model import MoeSpec
 
@@ -236,7 +237,7 @@ def common_megatron_job(run: ExpandedRun) -> dict[str, Any]:
         "optimizer": {
             "use_distributed_optimizer": sharded,
             "overlap_param_gather": overlap_params,
-            "clip_grad": 1.0 if run.run.optimizer.clip_grad_norm else 0.0,
+            "clip_grad": GRAD_NORM_LIMIT if run.run.optimizer.clip_grad_norm else 0.0,
         },
         "transformer_engine": False,
         "eager_groups": False,

@@ -18,6 +18,8 @@ from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 
 Split = Literal["fitting", "judging"]
+GRAD_NORM_LIMIT = 1.0
+"""Norm above which gradients are scaled down to it, as Megatron-LM has it (--clip-grad). [-]"""
 HOST_BOUND_IDLE = 0.1
 """Share of a step that the device waits; runs above it vary by as much from one start to the next. [-]"""
 LEARNED_ON = "H200"
@@ -102,11 +104,20 @@ class MeasuredResult(Spec):
     ranks: list[RankMeasurement]
     tokens_per_expert: list[list[list[int]]] | None = None
     """Tokens that each rank's routers sent to each expert in one step: rank, layer with experts, expert."""
+    grad_norms: list[float] = Field(default=[])
+    """Norm of the gradients, of each steady step, where the framework says it."""
     facts: dict[str, Any] = Field(default={})
     """What the framework said of itself, first rank: parameters, formats; and every rank's layers."""
     oom_phase: str | None = None
     oom_tried_bytes: int | None = None
     error: str | None = None
+
+    @property
+    def clipped_steps(self) -> float | None:
+        """Share of steps whose gradients' norm is over the limit; None where norms were not kept. [-]"""
+        if not self.grad_norms:
+            return None
+        return sum(norm > GRAD_NORM_LIMIT for norm in self.grad_norms) / len(self.grad_norms)
 
     @property
     def idle_share(self) -> float | None:

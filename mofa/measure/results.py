@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from datetime import UTC, datetime
 from typing import Any
@@ -71,6 +72,7 @@ def merge_rank_results(ranks: list[dict[str, Any]]) -> MeasuredResult:
         warmup_times_s=[round(t, 6) for t in slowest["warmup_times_s"]],
         ranks=[_rank_memory(r) for r in ranks],
         tokens_per_expert=counts or None,
+        grad_norms=[float(f"{norm:.4g}") for norm in ranks[0].get("grad_norms", []) if math.isfinite(norm)],
         facts=facts,
     )
 

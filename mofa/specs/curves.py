@@ -192,6 +192,8 @@ class PytorchReleaseCurves(Spec):
 
 AttentionKey = tuple[str, str, float, float]
 DEFAULT_STREAM = "default"
+TIMED_EMBEDDING_ROWS, TIMED_EMBEDDING_BYTES = 32000, 2
+"""Rows of the embedding whose gradient ``embedding_bwd`` was timed with, and bytes of an element. [-], [B]"""
 ELSE = {
     "wgrad_add": "copy", "sort_fwd": "copy", "sort_bwd": "copy", "permute_fwd": "permute", "permute_bwd": "permute",
     "unpermute_fwd": "permute", "unpermute_bwd": "permute", "weighted_swiglu_fwd": "swiglu_fwd",

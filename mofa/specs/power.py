@@ -20,29 +20,31 @@ class PowerLimit(Spec):
     settles_s: PositiveSecondsFact | None = None
     """Time constant by which the clock follows from one draw to another; where absent, optimizers relieve nothing.
     [s]"""
-    optimizer_relief: ShareFact | None = None
-    """What kernels gain behind an optimizer's, which draw less, over what they gain behind as long a wait. [-]"""
+    full_clock_s: SecondsFact | None = None
+    """How long passes keep the full clock behind an optimizer much longer than ``settles_s``. [s]"""
+    clock_swing: ShareFact | None = None
+    """Standard deviation over time of how long products take at the limit, over what the clock is below the full one.
+    [-]"""
 
-    def optimizer_wait_s(self, optimizer_s: FloatArray) -> FloatArray:
-        """The wait that would relieve a step as much as its optimizer does, of so many seconds. (n,) [s]
+    def full_clock_behind_optimizer_s(self, optimizer_s: FloatArray) -> FloatArray:
+        """How long passes keep the full clock behind an optimizer of so many seconds. (n,) [s]
 
-        The clock settles behind the optimizer as it does behind a wait: ``relief * settles * (1 - exp(-t / settles))``.
-        Both constants are read off bursts on an H200 (docs/evidence/calibration.md, how fast the clock follows).
-        Traced short steps gain about four times as much (docs/evidence/drawn_runs.md): a part is missing.
+        The limit acts late: behind kernels that draw less than it products run on at the full clock, and then all at
+        once by a tenth slower (docs/evidence/calibration.md, how long the full clock lasts).
+        ``full_clock * (1 - exp(-optimizer / settles))``.
 
         Examples
         --------
         >>> from mofa.specs.base import Fact
-        >>> share, time = (Fact(value=value, provenance="assumed", source="an example") for value in (0.4, 0.025))
-        >>> limit = PowerLimit(idle_draw=share, window_s=time, settles_s=time, optimizer_relief=share)
-        >>> limit.optimizer_wait_s(np.array([0.0, 0.025, 10.0])).round(5)
-        array([0.     , 0.00632, 0.01   ])
+        >>> share, time = (Fact(value=value, provenance="assumed", source="an example") for value in (0.2, 0.025))
+        >>> limit = PowerLimit(idle_draw=share, window_s=time, settles_s=time, full_clock_s=time)
+        >>> limit.full_clock_behind_optimizer_s(np.array([0.0, 0.025, 10.0])).round(4)
+        array([0.    , 0.0158, 0.025 ])
         """
-        if self.settles_s is None or self.optimizer_relief is None:
+        if self.settles_s is None or self.full_clock_s is None:
             return np.zeros_like(optimizer_s)
-        settles_s = self.settles_s.value
-        wait_s: FloatArray = -np.expm1(-optimizer_s / settles_s) * settles_s * self.optimizer_relief.value
-        return wait_s
+        kept_s: FloatArray = -np.expm1(-optimizer_s / self.settles_s.value) * self.full_clock_s.value
+        return kept_s
 
     def mix_weight_beside_idle(self, idle_fraction: float) -> float:
         """What the shares of a mix count where the device is ``idle_fraction`` for a share of the time besides. [-]

@@ -293,7 +293,7 @@ def reference_of_record(
         group=_group(record, folder),
         model=_model_name(record.run),
         source=record.source,
-        run=with_routing_counts(record, scratch),
+        run=_as_measured(record, scratch),
         base_dir=folder,
         outcome=_outcome(record, record.measured.step_time_s if why is None else None),
         notes=(*((why,) if why else ()), host),
@@ -306,6 +306,14 @@ def reference_of_record(
         rests_on=(host, *_routing_note(record)),
         split="judging" if is_folder_of_drawn_runs(folder) or is_folder_of_switch_runs(folder) else record.split,
     )
+
+
+def _as_measured(record: RunRecord, scratch: Path) -> RunSpec:
+    """The run with the tokens that its own routers sent, and as many of its steps clipped as its norms say."""
+    run, clipped = with_routing_counts(record, scratch), record.measured.clipped_steps
+    if clipped is None:
+        return run
+    return run.model_copy(update={"framework": {**run.framework, "clipped_steps": clipped}})
 
 
 def _differ(records: Sequence[RunRecord], files: Sequence[Path]) -> None:
@@ -383,7 +391,7 @@ def _repeat(
     step_s = record.measured.step_time_s if why is None else None
     notes = (*((why,) if why else ()), _host_note(record, machines))
     return RepeatedMeasurement(
-        record.run.id, step_s, _host(record, machines), with_routing_counts(record, scratch), notes,
+        record.run.id, step_s, _host(record, machines), _as_measured(record, scratch), notes,
         small_layer_time_of_run(record),
         not has_pace_samples(record),
     )  # fmt: skip

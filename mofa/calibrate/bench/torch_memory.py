@@ -13,8 +13,7 @@ from torch import Tensor
 
 from mofa.calibrate.bench.torch_timing import Call, RandomInputs, num_input_sets
 from mofa.calibrate.cases import Case, UnsupportedCase
-
-EMBEDDING_ROWS = 32000
+from mofa.specs.curves import TIMED_EMBEDDING_ROWS
 
 
 def swiglu(a: Tensor, b: Tensor) -> Tensor:
@@ -129,13 +128,13 @@ class MemoryBoundCalls:
             if op == "permute":
                 return lambda: x[rows]
             if op == "embedding_bwd":
-                labels = torch.randint(EMBEDDING_ROWS, (tokens,), device=device)
-                return lambda: torch.ops.aten.embedding_dense_backward(x, labels, EMBEDDING_ROWS, -1, False)
+                labels = torch.randint(TIMED_EMBEDDING_ROWS, (tokens,), device=device)
+                return lambda: torch.ops.aten.embedding_dense_backward(x, labels, TIMED_EMBEDDING_ROWS, -1, False)
             index = rows.reshape(-1, 1).expand(-1, width)
             return lambda: torch.zeros_like(x).scatter_add_(0, index, x)
         if op == "embedding":
-            table = view(EMBEDDING_ROWS, width)
-            labels = torch.randint(EMBEDDING_ROWS, (tokens,), device=device)
+            table = view(TIMED_EMBEDDING_ROWS, width)
+            labels = torch.randint(TIMED_EMBEDDING_ROWS, (tokens,), device=device)
             return lambda: F.embedding(labels, table)
         raise UnsupportedCase(f"no such memory-bound op: {op}")
 

@@ -87,6 +87,17 @@ def process_groups_of_rows(
     return {**groups, "fsdp": groups["dp_shard_cp"], "efsdp": groups["edp_shard"]}
 
 
+def gpus_meeting_in_layers(
+    framework: FrameworkSpec, mode: PrecisionMode, groups: Mapping[str, ProcessGroup]
+) -> NDArray[np.int64]:
+    """GPUs that wait for each other within every layer: under tensor, context and expert parallelism, and those of
+    FSDP that gathers each block's parameters. (K,) [-]"""
+    meeting = np.maximum(groups["tp_cp"].size, groups["etp_ep"].size)
+    if framework.shards_params and mode.precision == "mixed" and not mode.pipelined:
+        meeting = np.maximum(meeting, groups["tp"].size * groups["fsdp"].size)
+    return np.asarray(meeting, dtype=np.int64)
+
+
 def block_context(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
     mode: PrecisionMode,
@@ -206,7 +217,8 @@ def block_costs(
         tapes = {
             name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
         }
-    machine = Machine(cluster, groups, framework, num_k, spread, num_gpus=num_gpus)
+    meeting = gpus_meeting_in_layers(framework, mode, groups)
+    machine = Machine(cluster, groups, framework, num_k, spread, num_gpus=num_gpus, meeting_gpus=meeting)
     weights = WeightsByBlock(
         tuple(_weights(tapes[layer_label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
         _weights(tapes["head"]), num_k,

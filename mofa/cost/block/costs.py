@@ -73,7 +73,8 @@ class BlockTimer:
             (name, m.groups[name].key_of_first_strategy) for name in sorted({*used, "ep", "world"} & m.groups.keys())
         ]
         num_gpus = None if m.num_gpus is None else int(m.num_gpus[0])
-        return _Same(m.cluster), m.host_lead_lost, m.idle_fraction, num_gpus, *groups
+        meeting = None if m.meeting_gpus is None else int(m.meeting_gpus[0])
+        return _Same(m.cluster), m.host_lead_lost, m.idle_fraction, num_gpus, meeting, *groups
 
     @property
     def _tapes(self) -> Iterator[Tape]:

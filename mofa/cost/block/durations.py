@@ -35,7 +35,7 @@ from mofa.cost.kernels.compute import (
 from mofa.cost.kernels.fitted_forms import l2_miss_bytes
 from mofa.cost.kernels.token_spread import TokenSpread
 from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
-from mofa.specs.curves import FittedCurve, PowerLimitedCurve, expected_max_normal
+from mofa.specs.curves import FittedCurve, PowerLimitedCurve, expected_max_normal, expected_max_uniform
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.power import clock_at_draw
@@ -79,6 +79,8 @@ class Machine:
     """Share of the time in which the device waits besides (:mod:`mofa.cost.step_time.power_averaging`). [-]"""
     num_gpus: NDArray[np.int64] | None = None
     """GPUs of each combination; the cluster's of all where absent. (K,) [-]"""
+    meeting_gpus: NDArray[np.int64] | None = None
+    """GPUs that wait for each other within every layer, of each combination; one where absent. (K,) [-]"""
     timed_ops: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
     """Shared by machines that differ in ``host_lead_lost`` alone."""
 
@@ -111,6 +113,34 @@ class Machine:
             return 1.0 + spread.value * expected_max_normal(number)
         numbers, of = np.unique(self.num_gpus, return_inverse=True)
         return 1.0 + spread.value * np.array([expected_max_normal(number) for number in numbers.tolist()])[of]
+
+    def swing_slowdown(self, clock: FloatK) -> FloatK:
+        """How much more power-limited kernels of a layer take because GPUs that meet in it are slow in turn. (K,) [-]
+
+        At the limit each GPU's clock swings by itself within tens of milliseconds. Those that meet in a layer wait for
+        whichever is slow then: of chips that differ and swing, the slowest of ``n`` at a time takes ``sqrt(chips^2 +
+        swings^2)`` for each of their chips' deviation that :attr:`slowest_gpu_slowdown` has.
+
+        Parameters
+        ----------
+        clock
+            That the limit leaves on average, over the full one. (K,) [-]
+        """
+        curves, numbers = self.cluster.gpu.curves, self.meeting_gpus
+        swing = None if curves.power_limit is None else curves.power_limit.clock_swing
+        if swing is None or numbers is None:
+            return 0.0
+        chips = 0.0 if curves.chip_spread is None else curves.chip_spread.value
+        swings = swing.value * (1.0 - clock)
+        more = (chips**2 + swings**2) ** 0.5 - chips
+        largest: FloatK = expected_max_uniform(int(numbers[0])) if self.num_k == 1 else self._largest_swings
+        return more * largest
+
+    @cached_property
+    def _largest_swings(self) -> NDArray[np.float64]:
+        assert self.meeting_gpus is not None
+        numbers, of = np.unique(self.meeting_gpus, return_inverse=True)
+        return np.array([expected_max_uniform(number) for number in numbers.tolist()])[of]
 
     def uses_world_communicator(self, group: str) -> BoolK:
         """Where a group's communicator is that of all ranks: PyTorch's device mesh makes none for a dimension that
@@ -282,12 +312,13 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     busy = limit.mix_weight_beside_idle(machine.idle_fraction) if limit is not None and machine.idle_fraction else 1.0
     clock = 1.0 if memory is None else clock_at_draw(busy * _drawn(mix, seconds, ops, machine, memory.value**-2))
     work = busy * sum((products.share for products in mix), 0.0)
+    slowest = machine.slowest_gpu_slowdown + machine.swing_slowdown(clock)
     for curve, rows, _ in mix:
         # where clocks were not read, the share of products and attention says how far it falls
         rate_fraction = (
             curve.rate_fraction(np.minimum(work, 1.0)) if memory is None else curve.relative_rate_at_clock(clock)
         )
-        slower: FloatK = curve.sustained / rate_fraction * machine.slowest_gpu_slowdown
+        slower: FloatK = curve.sustained / rate_fraction * slowest
         if isinstance(slower, np.generic):
             slower = float(slower)
         for i in rows:

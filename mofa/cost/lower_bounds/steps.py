@@ -136,7 +136,8 @@ def power_averaged_lower_bound_s(cluster: ClusterSpec, step_s: ArrayN) -> ArrayN
     if limit is None:
         return step_s
     longest = np.full(len(step_s), np.inf)
-    share = power_averaged_idle_share(limit, longest, longest, np.maximum(step_s, 1e-12)) / RESTED
+    at_least_s = np.maximum(step_s, 1e-12)
+    share = power_averaged_idle_share(limit, longest, longest, at_least_s, at_least_s) / RESTED
     return np.asarray(step_s * (1.0 - share * (1.0 - limit.mix_weight_beside_idle(RESTED))))
 
 
@@ -150,7 +151,8 @@ def _most_rest(estimator: Estimator, bound_s: ArrayN) -> ArrayN:
         return np.zeros(len(bound_s))
     wait_s = np.where(estimator.table.pp > 1, np.inf, 0.0)
     limit, longest = estimator.cluster.gpu.curves.power_limit, np.full(len(bound_s), np.inf)
-    share = power_averaged_idle_share(limit, wait_s, longest, np.maximum(bound_s, 1e-12))
+    at_least_s = np.maximum(bound_s, 1e-12)
+    share = power_averaged_idle_share(limit, wait_s, longest, at_least_s, at_least_s)
     return np.asarray(share / RESTED)
 
 

@@ -22,7 +22,7 @@ HARDLY = 0.01
 
 
 def power_averaged_idle_share(
-    limit: PowerLimit | None, bubble_s: ArrayN, optimizer_s: ArrayN, step_s: ArrayN
+    limit: PowerLimit | None, bubble_s: ArrayN, optimizer_s: ArrayN, step_s: ArrayN, passes_s: ArrayN
 ) -> ArrayN:  # fmt: skip
     """Share of a step in which its slowest rank waits, or as good as waits, and the power limit makes up. (n,) [-]
 
@@ -30,26 +30,28 @@ def power_averaged_idle_share(
     ----------
     limit
         Of the GPU; None where it is not known.
-    bubble_s, optimizer_s, step_s
-        What the slowest rank waits for others in a step, its optimizer, and the step. (n,) each [s]
+    bubble_s, optimizer_s, step_s, passes_s
+        What the slowest rank waits for others in a step, its optimizer, the step, and the step but for the optimizer.
+        (n,) each [s]
 
     Notes
     -----
-    ``(min(bubble, window) + wait) / step`` with the optimizer's
-    :meth:`~mofa.specs.power.PowerLimit.optimizer_wait_s`: of a wait longer than what the limit is a mean over only
-    so much counts. Assumes one such wait a step, as of 1F1B's first rank between its last forward and the first
-    gradient; of waits that lie more than a window apart each would count. The bubble is that of a step without
-    rest: the whole step is shorter by about the same factor.
+    ``min(bubble, window) / step + RESTED * min(1, full / passes)``: of a wait longer than what the limit is a mean
+    over only so much counts, and passes are as behind a wait of ``RESTED`` for the seconds ``full`` of
+    :meth:`~mofa.specs.power.PowerLimit.full_clock_behind_optimizer_s`. Assumes one such wait a step, as of 1F1B's first
+    rank between its last forward and the first gradient; of waits that lie more than a window apart each would count.
+    The bubble is that of a step without rest: the whole step is shorter by about the same factor.
 
     Examples
     --------
     >>> from mofa.specs.base import Fact
     >>> share, window = (Fact(value=value, provenance="assumed", source="an example") for value in (0.2, 0.3))
-    >>> limit = PowerLimit(idle_draw=share, window_s=window)
-    >>> power_averaged_idle_share(limit, np.array([0.1, 2.0, 0.001]), np.zeros(3), np.array([1.0, 10.0, 1.0]))
+    >>> limit, step = PowerLimit(idle_draw=share, window_s=window), np.array([1.0, 10.0, 1.0])
+    >>> power_averaged_idle_share(limit, np.array([0.1, 2.0, 0.001]), np.zeros(3), step, step)
     array([0.1 , 0.03, 0.  ])
     """
     if limit is None:
         return np.zeros(len(step_s))
-    share = (np.minimum(bubble_s, limit.window_s.value) + limit.optimizer_wait_s(optimizer_s)) / step_s
+    at_full_clock = np.minimum(limit.full_clock_behind_optimizer_s(optimizer_s) / np.maximum(passes_s, 1e-12), 1.0)
+    share = np.minimum(bubble_s, limit.window_s.value) / step_s + RESTED * at_full_clock
     return np.where(share >= HARDLY, np.minimum(share, RESTED), 0.0)

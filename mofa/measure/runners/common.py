@@ -46,6 +46,8 @@ class Training:
     """Whether its layers are Transformer Engine's, one of which is then timed beside its steps."""
     layers: tuple[torch.nn.Module, ...] = ()
     """Where the pace of the host is sampled within steps."""
+    grad_norms: list[float] = dataclasses.field(default_factory=list)
+    """Of each step so far, where the framework says it."""
 
 
 def memory_and_peaks_now() -> dict[str, int]:
@@ -195,10 +197,12 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     num_steps = int(min(max(job["seconds"] / per_step, job["min_steps"]), job["max_steps"]))
     paces = _Paces(training)
     torch.cuda.reset_peak_memory_stats()
+    training.grad_norms.clear()
     result["phase"] = "steady steps"
     num_repetitions = job["rounds"] if per_step < job["slow_step_s"] else 2
     timed = _timed_repetitions(training.step, num_steps, num_repetitions, paces)
     result["warmup_times_s"] = warmup
+    result["grad_norms"] = list(training.grad_norms)
     steady = memory_and_peaks_now()
     steady["device_bytes"] -= paces.outside_bytes
     result["memory"] = steady

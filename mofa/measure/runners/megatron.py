@@ -279,6 +279,7 @@ def build_megatron_training(job: Job) -> Training:
             graph_capture.forward_step_with_static_batches(_loss),
         )
     losses: list[Any] = []
+    norms: list[float] = []
 
     def step() -> None:
         graphs.before_step()
@@ -295,7 +296,9 @@ def build_megatron_training(job: Job) -> Training:
             decoder_seq_length=plan["seq_len"],
             forward_only=False,
         )
-        optimizer.step()
+        _, norm, _ = optimizer.step()
+        if norm is not None:
+            norms.append(norm)
         losses[:] = [r["lm loss"] for r in reduced]
 
     return Training(
@@ -311,6 +314,7 @@ def build_megatron_training(job: Job) -> Training:
         },
         on_engine=plan["transformer_engine"],
         layers=graph_capture.modules_with_pace_hooks(plan, modules),
+        grad_norms=norms,
     )
 
 

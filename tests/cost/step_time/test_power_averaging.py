@@ -48,9 +48,9 @@ def test_draws_of_work_and_of_waiting_add_up_to_the_limit() -> None:
 def test_of_a_long_wait_one_window_counts() -> None:
     bubble, step = np.array([0.2, 0.5, 5.0, 0.9 * HARDLY, 1.0]), np.array([1.0, 5.0, 20.0, 1.0, 1.1])
     none = np.zeros(5)
-    assert power_averaged_idle_share(limit(), bubble, none, step) == pytest.approx([0.2, 0.06, 0.015, 0.0, 0.3 / 1.1])
-    assert power_averaged_idle_share(limit(window_s=1.0), bubble, none, step)[-1] == RESTED
-    assert not power_averaged_idle_share(None, bubble, none, step).any()
+    assert power_averaged_idle_share(limit(), bubble, none, step, step) == pytest.approx([0.2, 0.06, 0.015, 0.0, 0.3 / 1.1])
+    assert power_averaged_idle_share(limit(window_s=1.0), bubble, none, step, step)[-1] == RESTED
+    assert not power_averaged_idle_share(None, bubble, none, step, step).any()
 
 
 def of(name: str, *, rests: bool) -> tuple[Estimator, float]:
@@ -92,14 +92,15 @@ def test_rows_lie_between_a_step_without_a_wait_and_one_that_rested() -> None:
     assert mixed == pytest.approx(exact, rel=0.003)
 
 
-def test_an_optimizer_counts_as_a_wait_that_its_clock_settles_in() -> None:
-    """Adam of 50 ms: 0.4 of 25 ms (1 - e^-2), 8.65 ms; of a step of 0.1 s beside a wait of 10 ms."""
-    settling = PowerLimit(
-        idle_draw=fact(0.2), window_s=fact(0.3), settles_s=fact(0.025), optimizer_relief=fact(0.4)
-    )  # fmt: skip
-    share = power_averaged_idle_share(settling, np.array([0.0, 0.01]), np.array([0.05, 0.05]), np.array([0.1, 0.1]))
-    assert share == pytest.approx([0.08647, 0.18647], abs=1e-5)
-    assert not power_averaged_idle_share(limit(), np.zeros(1), np.ones(1), np.ones(1)).any()  # of a file without them
+def test_passes_are_rested_for_as_long_as_the_full_clock_lasts_behind_an_optimizer() -> None:
+    """Adam of 50 ms: the full clock for 60 ms (1 - e^-2), 51.9 ms, of passes of 100 ms; beside a wait of 5 ms of 150;
+    and shorter passes are rested whole."""
+    settling = PowerLimit(idle_draw=fact(0.2), window_s=fact(0.3), settles_s=fact(0.025), full_clock_s=fact(0.06))
+    optimizer, passes = np.full(3, 0.05), np.array([0.1, 0.1, 0.02])
+    share = power_averaged_idle_share(settling, np.array([0.0, 0.005, 0.0]), optimizer, passes + 0.05, passes)
+    assert share == pytest.approx([0.519 * RESTED, 0.519 * RESTED + 0.0333, RESTED], abs=1e-3)
+    one = np.ones(1)
+    assert not power_averaged_idle_share(limit(), np.zeros(1), one, one, one).any()  # of a file without them
 
 
 def test_one_stage_gains_by_its_optimizer_alone() -> None:

@@ -32,6 +32,7 @@ from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm, untuned_
 from mofa.blocks.op import Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import (
     HEAD,
+    embedding_backward,
     embedding_backward_scratch,
     finish_logits,
     hold_in_module,
@@ -231,7 +232,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     looked = b.tensor("embedding.rows", ctx.tokens * h * e)
     b.add(
         Op("embedding", "memory_bound", MemoryBound(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,
-           back=OpBackward(2 * params + 2 * ctx.tokens * h * e, 3, embedding_backward_scratch(ctx, params / h)),
+           back=embedding_backward(ctx, params, 2.0, embedding_backward_scratch(ctx, params / h), 3),
            weight_params=params, weight_bytes=2.0 * params,
            accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, purpose="embedding")
     )  # fmt: skip

@@ -306,10 +306,10 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     made = where(ctx.has_tp, ctx.model.vocab * hidden, params)
     looked = b.tensor("embedding.rows", rows * r)
     weights = tuple(n for n in ("fsdp.weights",) if n in b.tensors)
-    width = {"mixed": 2.0, "autocast": 4.0, "uniform": float(ctx.activation_element_bytes)}[ctx.precision_mode]
+    each = {"mixed": 2.0, "autocast": 4.0, "uniform": float(ctx.activation_element_bytes)}[ctx.precision_mode]
     many = where(ctx.has_tp, 4.0, 1.0)
     b.add(Op("embedding", "memory_bound", MemoryBound(2 * rows * r, "embedding"), weights, (looked,), launches=many,
-             back=OpBackward(width * made + 2 * rows * r, 5, parts.embedding_backward_scratch(ctx, made / hidden)),
+             back=parts.embedding_backward(ctx, made, each, parts.embedding_backward_scratch(ctx, made / hidden), 5),
              weight_params=params, weight_bytes=grad * made, purpose="embedding"))  # fmt: skip
     if positions:
         moved = b.tensor("embedding.sum", rows * r)
