@@ -34,6 +34,7 @@ python scripts/blind.py predict reference_runs/blind_te_short.csv reference_runs
 python scripts/blind.py predict reference_runs/blind_drawn.csv reference_runs/plans/drawn.yaml
 python scripts/blind.py predict reference_runs/blind_drawn_h100.csv reference_runs/plans/drawn-h100.yaml
 python scripts/blind.py predict reference_runs/blind_drawn_h200.csv reference_runs/plans/drawn-h200-{1,2}gpu.yaml
+python scripts/blind.py predict reference_runs/blind_drawn_third.csv reference_runs/plans/drawn-third-{1,2}gpu.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -98,6 +99,7 @@ SETS = (
     "blind_drawn",
     "blind_drawn_h100",
     "blind_drawn_h200",
+    "blind_drawn_third",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"

@@ -249,6 +249,11 @@ def embedding_gradient_extra_bytes(
     return np.asarray(table * (1.0 - 1.0 / tp)[:, None] * is_first[None])
 
 
+PARAMS_A_LAUNCH = 320 * 65536
+"""Of fused Adam: blocks a launch and parameters a block (Transformer Engine 2.20.2, common/multi_tensor/
+multi_tensor_apply.cuh, ``depth_to_max_blocks``; pytorch/optimizers/fused_adam.py, ``chunk_size``). [-]"""
+
+
 def optimizer_seconds(
     workload: WorkloadSpec,
     cluster: ClusterSpec,
@@ -436,16 +441,19 @@ def optimizer_host_seconds(
 
 
 def host_lead_behind_optimizer_s(
-    cluster: ClusterSpec, framework: FrameworkSpec, tensors: ArrayN, parts: Mapping[str, ArrayN]
+    cluster: ClusterSpec, framework: FrameworkSpec, params: ArrayN, tensors: ArrayN, parts: Mapping[str, ArrayN]
 ) -> ArrayN:
-    """How far the host is ahead of the device when the next step begins. (g, R) [s]
+    """How far the host is ahead of the device when the next step begins; behind it where negative. (g, R) [s]
 
     Megatron's host reads the gradients' norm and then launches Adam's kernels, the copies behind them and, in the next
-    step, the gradient buffer's zeroing. It goes on while the device computes them. torchtitan's host waits for its
-    device as each step begins (train.py, ``train_step``).
+    step, the gradient buffer's zeroing. It goes on while the device computes them. Copies take a loop and an op a
+    tensor, and two loops reset the gradients of the next step (11 us a tensor in traces). torchtitan's host waits for
+    its device as each step begins (train.py, ``train_step``).
 
     Parameters
     ----------
+    params
+        Parameters that a rank steps. (g, R) [-]
     tensors
         Parameter tensors of a stage on one rank. (g, R) [-]
     parts
@@ -454,6 +462,8 @@ def host_lead_behind_optimizer_s(
     if framework.traits.has_pytorch_modules:
         return np.zeros_like(tensors)
     host = cluster.gpu.curves.host
-    each_s = cluster.slowest_host_factor * (host.tensor_pass_s.value + host.eager_op_s.value)
-    launched_s = parts["adam"] + parts["copy"] + parts["zero"]
-    return np.asarray(np.maximum(launched_s - each_s * tensors, 0.0))
+    loop, op = (cluster.slowest_host_factor * fact.value for fact in (host.tensor_pass_s, host.eager_op_s))
+    device_s, copied_s = parts["adam"] + parts["copy"], (loop + op) * tensors
+    launched_s = op * params / PARAMS_A_LAUNCH + copied_s + 2.0 * loop * tensors
+    waited_s = np.maximum(copied_s - device_s, 0.0)  # as optimizer_host_seconds counts it
+    return np.asarray(device_s + waited_s + parts["zero"] - launched_s)

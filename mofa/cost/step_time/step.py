@@ -230,11 +230,12 @@ def optimizer_and_host_wait_seconds(rows: Rows, each: MicroBatchPasses) -> Array
 
 
 def lead_at_step_start_s(rows: Rows) -> ArrayN:
-    """How far each stage's host is ahead of its device as a step begins, whose optimizer the device is still at. (n, R)
-    [s]"""
+    """How far each stage's host is ahead of its device as a step begins, whose optimizer the device is still at; behind
+    it where negative. (n, R) [s]"""
     given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
     parts = optimizer_device_seconds_by_part(*given)
-    lead_s = host_lead_behind_optimizer_s(rows.cluster, rows.framework, _tensors(rows), parts)
+    params = np.where(rows.grids.zero[:, None] >= 1, rows.shards.sharded(1.0), rows.shards.unsharded(1.0))
+    lead_s = host_lead_behind_optimizer_s(rows.cluster, rows.framework, params, _tensors(rows), parts)
     return np.asarray(lead_s[rows.grid_index])
 
 
