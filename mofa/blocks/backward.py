@@ -49,7 +49,7 @@ def _belonging(op: Op) -> _Belonging:
     return {"part": op.part, "step": op.step, "casts_for": op.casts_for}
 
 
-def backward(forward: Tape, recompute: Recompute = NO_RECOMPUTE) -> Tape:
+def derived_backward_tape(forward: Tape, recompute: Recompute = NO_RECOMPUTE) -> Tape:
     """The backward tape of a forward tape.
 
     Its inputs are the gradients of the forward tape's outputs and whatever was kept; its outputs are the gradients of

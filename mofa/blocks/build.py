@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from mofa.blocks.activation_offload import with_activation_offload
-from mofa.blocks.backward import backward
+from mofa.blocks.backward import derived_backward_tape
 from mofa.blocks.combined_passes import (
     with_delayed_weight_gradients,
     with_schedule_nodes,
@@ -208,14 +208,14 @@ def layer_tapes(
         forward = with_token_exchange_stream(forward)
     if ctx.framework.shared_expert_overlap:
         forward = with_shared_expert_overlap(forward)
-    back = _wrapped(backward(forward, recompute), ctx, primitives, kind.role, *params)
+    back = _wrapped(derived_backward_tape(forward, recompute), ctx, primitives, kind.role, *params)
     if ctx.framework.delay_wgrad:
         back = with_delayed_weight_gradients(forward, back)
     if ctx.framework.expert_overlap == "combined":
         back = with_schedule_nodes(forward, back, delays=ctx.framework.delay_wgrad)
     if ctx.framework.shared_expert_overlap:
         back = with_shared_expert_overlap_backward(forward, back)
-    if ctx.framework.offload.on:
+    if ctx.framework.offload.offloads_any:
         forward, back = with_activation_offload(forward, back, ctx, keeps=keeps_activations)
     checkpointed = checkpointed and not recompute.keep_outputs
     return BlockTapes(kind.name, with_tp_overlap(forward, ctx), with_tp_overlap(back, ctx), checkpointed)
@@ -285,7 +285,7 @@ def mtp_entry_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
     memory_bound_op(b, "mtp.concat", (token, state), joined, bytes_=moved, back_bytes=moved)
     out = linear(b, ctx, joined, "mtp.project", m=ctx.shard_tokens, n=hidden, k=2 * hidden, saves=(joined,))
     forward = b.tape((x,), (out,))
-    return BlockTapes("mtp", forward, backward(forward))
+    return BlockTapes("mtp", forward, derived_backward_tape(forward))
 
 
 def embedding_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
@@ -295,7 +295,7 @@ def embedding_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
     forward = b.tape((), (out,))
     params = embedding_params(ctx.model) / ctx.tp
     return BlockTapes(
-        "embedding", forward, _wrapped(backward(forward), ctx, primitives, "embedding", params, 0 * params)
+        "embedding", forward, _wrapped(derived_backward_tape(forward), ctx, primitives, "embedding", params, 0 * params)
     )
 
 
@@ -307,4 +307,6 @@ def head_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
     forward = b.tape((x,), (loss,))
     # a tied output layer is gathered and reduced like one of its own
     params = ctx.model.vocab * ctx.model.hidden / ctx.tp + ctx.model.hidden
-    return BlockTapes("head", forward, _wrapped(backward(forward), ctx, primitives, "head", params, 0 * params))
+    return BlockTapes(
+        "head", forward, _wrapped(derived_backward_tape(forward), ctx, primitives, "head", params, 0 * params)
+    )

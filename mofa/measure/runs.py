@@ -88,14 +88,14 @@ class MeasureSummary:
 
 def _settings_for_graphs(run: ExpandedRun) -> dict[str, str]:
     """What Megatron-Core 0.16.1 asks for with graphs and expandable segments (core/transformer/cuda_graphs.py)."""
-    both = run.framework.graphs.on and run.framework.allocator == "expandable"
+    both = run.framework.graphs.captures_any and run.framework.allocator == "expandable"
     return {"NCCL_GRAPH_REGISTER": "0"} if both else {}
 
 
 def _settings_for_offload(run: ExpandedRun) -> dict[str, str]:
     """What Megatron-LM core_v0.16.1 asks for with offloaded activations (training/arguments.py): Transformer Engine
     of 2.10 and above would offload weights."""
-    return {"NVTE_CPU_OFFLOAD_V1": "1"} if run.framework.offload.on else {}
+    return {"NVTE_CPU_OFFLOAD_V1": "1"} if run.framework.offload.offloads_any else {}
 
 
 def _settings_for_overlap(run: ExpandedRun) -> dict[str, str]:

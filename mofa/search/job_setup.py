@@ -97,7 +97,7 @@ def with_numerics(
     if framework.optimizer_offload and precision.moments == "bf16":
         raise SpecError("optimizer_offload: hosts step with fp32 moments; leave precision.moments out")
     refuse_optimizer_beyond_host_memory(workload, cluster, framework)
-    if framework.offload.on and precision.fp8_recipe:
+    if framework.offload.offloads_any and precision.fp8_recipe:
         raise SpecError(
             f"activation_offload ({framework.activation_offload}): is not modelled with fp8 products, whose casts it "
             "would offload too; use precision.gemm: bf16"
@@ -230,7 +230,7 @@ def with_offloaded_optimizer(framework: FrameworkSpec) -> FrameworkSpec:
 def with_offloaded_activations(model: ModelSpec, framework: FrameworkSpec) -> FrameworkSpec:
     """The framework with all of a model's modules on the host, or those that a run names
     (``--with activation_offload``)."""
-    if framework.offload.on:
+    if framework.offload.offloads_any:
         return framework
     try:
         options = {"activation_offload": "+".join(offloadable_modules_of_model(model))}
@@ -279,7 +279,7 @@ def _with_graphs(model: ModelSpec, framework: FrameworkSpec) -> FrameworkSpec:
         raise SpecError(
             f"--with cuda_graphs: is modelled for megatron, not for {framework.name}; use --framework megatron"
         )
-    if framework.graphs.on:
+    if framework.graphs.captures_any:
         return framework
     dense = "+mlp" if model.num_dense_layers else ""
     graphs = "te" if model.moe is None else f"te:attn{dense}+moe_router+moe_preprocess"

@@ -77,7 +77,7 @@ def ranking_keys(objective: SearchObjective, costed: CostedRows) -> tuple[FloatN
     """
     key, lack = np.full(len(costed.rows), np.nan), np.zeros(len(costed.rows))
     timed = np.flatnonzero(np.isfinite(costed.step_s))
-    some = costed.take(timed)
+    some = costed.select_rows(timed)
     lack[timed] = objective.missing_host_bytes(some.checkpoint_bytes)
     key[timed] = np.where(lack[timed] > 0, np.inf, objective.ranking_key(some))
     return key, lack

@@ -16,7 +16,7 @@ from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.branch_and_bound import cost_pareto_front
 from mofa.search.costing import NEEDLESS, CostedRows, CostedSpace, cost_rows
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import CheckedJob
+from mofa.search.legality.masks import JobAndMachines
 from mofa.search.objective import SHORTEST_STEP, SearchObjective, ranking_keys, reject_rows_for_host_memory
 from mofa.search.space import OPTIONS, SpaceCombinations
 from mofa.search.workers import WorkerProcesses
@@ -106,13 +106,15 @@ class Search:
         least_before = np.concatenate([[np.inf], np.minimum.accumulate(device)[:-1]])
         return found_rows, order[device < least_before]
 
-    def _unjudged(self) -> tuple[CheckedJob, RoutingLoads, SpaceCombinations, NDArray[np.int64], NDArray[np.float64]]:
+    def _unjudged(
+        self,
+    ) -> tuple[JobAndMachines, RoutingLoads, SpaceCombinations, NDArray[np.int64], NDArray[np.float64]]:
         """All strategies as they were enumerated, with the verdicts of the checks alone."""
         assert self.enumerated is not None
         legal = (self.reasons < 0) | (self.reasons >= NEEDLESS)
         reasons, short = np.where(legal, -1, self.reasons), np.where(legal, 0.0, self.short)
         job, loads = (
-            CheckedJob(self.workload, self.cluster, self.framework),
+            JobAndMachines(self.workload, self.cluster, self.framework),
             routing_loads_by_ep(self.workload, self.enumerated.degrees),
         )
         return job, loads, self.enumerated, reasons, short
@@ -136,7 +138,7 @@ class Search:
         (True, True)
         """
         found_rows, positions = self._front
-        return self._frame(found_rows.costed.take(positions), np.ones(len(positions), dtype=bool))
+        return self._frame(found_rows.costed.select_rows(positions), np.ones(len(positions), dtype=bool))
 
     def table(self) -> pd.DataFrame:
         """All legal rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits.

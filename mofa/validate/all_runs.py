@@ -17,7 +17,7 @@ from mofa.validate.bands import band_coverage
 from mofa.validate.hopper import hopper_set_of_run
 from mofa.validate.hosts import small_op_s_by_machine
 from mofa.validate.published import published_references
-from mofa.validate.reference import ReferenceRun, UnscoredReference, measured_references
+from mofa.validate.reference import ReferenceRun, UnpredictedReferenceRun, measured_references
 from mofa.validate.run_processes import RunProcesses
 from mofa.validate.scale_series import scale_series
 from mofa.validate.score import group_score, score_references
@@ -54,10 +54,10 @@ def layer_measurement_folders(folder: Path) -> list[Path]:
 
 def reference_runs(
     folder: Path, scratch: Path, group: Group | None = None, spread: RunProcesses | None = None
-) -> tuple[list[ReferenceRun], list[UnscoredReference]]:
+) -> tuple[list[ReferenceRun], list[UnpredictedReferenceRun]]:
     """The reference runs of a folder with ``measured`` and ``published`` in it, and those that a rule leaves out."""
     usable: list[ReferenceRun] = []
-    left_out: list[UnscoredReference] = []
+    left_out: list[UnpredictedReferenceRun] = []
     if group in (None, "measured"):
         runs, out = measured_references(folder / "measured", scratch, spread=spread)
         usable, left_out = usable + runs, left_out + out

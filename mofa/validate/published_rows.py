@@ -258,7 +258,7 @@ def run_mapping_of_row(row: Row) -> dict[str, Any]:
         precision["moments"] = "bf16"
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
-    card = recipes.model_card(row["model"], gpu)
+    card = recipes.model_card_recipe(row["model"], gpu)
     strategy |= card.strategy if card else {}
     if layout := recipes.layout_of_row(row, strategy["pp"] or 1, strategy.get("vpp", 1)):
         strategy["layout"] = layout
@@ -307,7 +307,7 @@ def measured_mapping_of_row(row: Row) -> dict[str, Any]:
 def notes_of_row(row: Row) -> list[str]:
     """What a reader of the score must know."""
     notes = []
-    if recipes.model_card(row["model"], gpu_of_row(row)):
+    if recipes.model_card_recipe(row["model"], gpu_of_row(row)):
         notes.append("what the recipe says that its card names")
     elif not row["recompute"]:
         notes.append("recomputation not given: the framework's default")

@@ -147,7 +147,7 @@ class ReferenceRun:
 
 
 @dataclass(frozen=True)
-class UnscoredReference:
+class UnpredictedReferenceRun:
     """A run that is not predicted, and the rule that says so."""
 
     id: str
@@ -220,7 +220,7 @@ def _emptied_its_cache(record: RunRecord) -> bool:
 
 def measured_references(
     folder: Path, scratch: Path, *, hosts: bool = True, spread: RunProcesses | None = None
-) -> tuple[list[ReferenceRun], list[UnscoredReference]]:
+) -> tuple[list[ReferenceRun], list[UnpredictedReferenceRun]]:
     """The records of a folder as references, in groups ``measured-fitting`` and ``measured-judging``.
 
     Runs on another GPU than the H200 only judge, in a group of their own, and so do runs that were drawn at random.
@@ -238,7 +238,7 @@ def measured_references(
 
     Returns
     -------
-    list[ReferenceRun], list[UnscoredReference]
+    list[ReferenceRun], list[UnpredictedReferenceRun]
         A configuration that was measured several times is one run, with the median of its step times and all of them
         as its repeats; the others are left out as runs of their own. Every run has its own host's speed, and its own
         routing.
@@ -262,7 +262,7 @@ def measured_references(
             reference = replace(reference, outcome=outcome, notes=reference.notes + over, repeats=repeats)
             group = reference.group
             left_out += [
-                UnscoredReference(r.run.id, group, f"a repeat of {first.run.id}, in its median") for r in same[1:]
+                UnpredictedReferenceRun(r.run.id, group, f"a repeat of {first.run.id}, in its median") for r in same[1:]
             ]
         references.append(reference)
     return references, left_out

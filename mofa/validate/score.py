@@ -15,7 +15,7 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
-from mofa.validate.reference import ReferenceRun, UnscoredReference
+from mofa.validate.reference import ReferenceRun, UnpredictedReferenceRun
 from mofa.validate.run_processes import RunProcesses
 from mofa.validate.validation_report import (
     ComparedQuantity,
@@ -250,7 +250,7 @@ def _cell(run: RunScore) -> str:
 
 def score_references(
     references: Sequence[ReferenceRun],
-    left_out: Sequence[UnscoredReference] = (),
+    left_out: Sequence[UnpredictedReferenceRun] = (),
     *,
     spread: RunProcesses | None = None,
     progress: Callable[[int, int], None] | None = None,

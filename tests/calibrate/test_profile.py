@@ -12,7 +12,7 @@ import pytest
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.check import TARGETS, TE_TARGETS, check_fits, is_above_family_floor, predict_rows
-from mofa.calibrate.fits.nccl_import import import_nccl
+from mofa.calibrate.fits.nccl_import import import_nccl_tests_runs
 from mofa.calibrate.fits.nccl_tests import read_nccl_tests_output
 from mofa.calibrate.fits.profile import fit_folders
 from mofa.calibrate.measurements import append_row, read_rows
@@ -215,7 +215,7 @@ def test_nccl_text_changes_the_link(tmp_path: Path) -> None:
     assert (run.op, run.group, run.hosts, run.gpu) == ("all_reduce", 8, 1, "NVIDIA H200")
     assert run.bus_bytes_per_s == pytest.approx(478.7e9, rel=1e-3)  # the tool's own busbw column
     path = profile(tmp_path)
-    found = import_nccl([file], path)
+    found = import_nccl_tests_runs([file], path)
     assert (list(found.facts), found.curves) == (["intra.efficiency"], ("all_reduce 8",))
     node = NodeSpec.model_validate(read_yaml(path))
     # what in-switch reduction adds is another fact of the node
@@ -234,7 +234,7 @@ def planned_s(path: Path, op: Any, size: float, group: int, hosts: int = 1) -> f
 def test_the_planner_gives_the_times_that_nccl_tests_measured(tmp_path: Path, size: int) -> None:
     file, path = tmp_path / "out.txt", profile(tmp_path)
     file.write_text(TEXT)
-    import_nccl([file], path)
+    import_nccl_tests_runs([file], path)
     assert planned_s(path, "all_reduce", size, 8) == pytest.approx(30e-6 + size * 1.75 / 478.7e9, rel=0.03)
 
 
@@ -324,7 +324,7 @@ def test_nccl_json_of_two_hosts_is_the_network(tmp_path: Path, program: str, op:
     """8 NICs of 50 GB/s: rings of two hosts carry the traffic of all eight GPUs of a node, an all-to-all half of it."""
     file, path = tmp_path / f"{program}_perf.json", profile(tmp_path)
     file.write_text(nccl_json(program, [(2**30, time_us)], processes=16, hosts=2))
-    found = import_nccl([file], path)
+    found = import_nccl_tests_runs([file], path)
     ((name, value),) = found.facts.items()
     assert name == ("nic.all_to_all_efficiency" if op == "all_to_all" else "nic.efficiency")
     assert not found.curves and 0.3 < value < 1.0
@@ -335,10 +335,10 @@ def test_nccl_into_a_profile_whose_name_says_no_gpu(tmp_path: Path) -> None:
     fit_folders(FOLDERS, "my-node", tmp_path)
     (tmp_path / "out.txt").write_text(TEXT)
     path = tmp_path / "nodes" / "my-node.yaml"
-    assert import_nccl([tmp_path / "out.txt"], path).curves == ("all_reduce 8",)
+    assert import_nccl_tests_runs([tmp_path / "out.txt"], path).curves == ("all_reduce 8",)
     (tmp_path / "out.txt").write_text(TEXT.replace("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
     with pytest.raises(SpecError, match="is of the GPU H200"):
-        import_nccl([tmp_path / "out.txt"], path)
+        import_nccl_tests_runs([tmp_path / "out.txt"], path)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_nccl_errors_leave_the_profile(tmp_path: Path, text: str, words: str) ->
     file.write_text(text)
     before = path.read_text()
     with pytest.raises(SpecError, match=words):
-        import_nccl([file], path)
+        import_nccl_tests_runs([file], path)
     assert path.read_text() == before
 
 
@@ -375,7 +375,7 @@ def test_bundled_profile_is_not_changed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out.txt").write_text(TEXT)
     with pytest.raises(SpecError, match="bundled profile is not changed"):
-        import_nccl([Path("out.txt")], "h200-hgx")
+        import_nccl_tests_runs([Path("out.txt")], "h200-hgx")
 
 
 def test_fresh_shapes_meet_the_targets_too() -> None:

@@ -81,7 +81,7 @@ def time_new_row_counts(
             for x in (source, *parameters):
                 x.grad = None
             first_micro_batch_setter([layer], True)()
-            settled = recorder.cores.settle()
+            settled = recorder.cores.stay_or_move_to_quiet()
             ahead_scale, behind_scale = recorder.pace.layer_time_ratios(beside.seconds(5))
             with around():
                 began = time.perf_counter()

@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_timing import FAMILY, DeviceWaitTimer, HostPace, RowRecorder
+from mofa.calibrate.bench.te_timing import FAMILY, DeviceWaitTimer, HostPaceSample, RowRecorder
 from mofa.calibrate.bench.torch_bench import machine_environment
 from mofa.calibrate.run_cases import anonymous_machine_id
 
@@ -89,15 +89,15 @@ def run_all_cases(recorder: RowRecorder, todo: Sequence[tuple[str, Callable[[], 
             print(f"{name}: {type(error).__name__}: {text}", flush=True)
 
 
-def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> HostPace:
+def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> HostPaceSample:
     """Low quartiles of the beginning on quiet cores."""
     layer = host_pace.TransformerEngineLayer()
     read = []
     for _ in range(readings):
-        cores.settle()
+        cores.stay_or_move_to_quiet()
         read.append((host_pace.small_op_s(), *layer.seconds()))
     cores.release()
-    return HostPace(*(sorted(column)[readings // 4] for column in zip(*read, strict=True)))
+    return HostPaceSample(*(sorted(column)[readings // 4] for column in zip(*read, strict=True)))
 
 
 def run_cases_of_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: list[str]) -> None:

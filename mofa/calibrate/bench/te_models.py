@@ -254,7 +254,7 @@ def time_model_parts(
     steps: list[tuple[dict[str, float], dict[str, list[float]]]] = []
     try:
         for i in range(WARMUP + STEPS):
-            settled = i >= WARMUP and recorder.cores.settle()
+            settled = i >= WARMUP and recorder.cores.stay_or_move_to_quiet()
             ahead = layer.seconds(5)
             MethodTimer.seconds = defaultdict(list)
             marks.stamps = []

@@ -189,7 +189,7 @@ def time_fp8_contexts(recorder: RowRecorder, recipe: str) -> None:
 def _calls(recorder: RowRecorder, op: str, call: Callable[[], Any], sizes: dict[str, Any], dtype: str = "bf16") -> None:
     beside, times, quiet = host_pace.TransformerEngineLayer(), [], []
     for _ in range(14):
-        settled = recorder.cores.settle()
+        settled = recorder.cores.stay_or_move_to_quiet()
         scale, _ = recorder.pace.layer_time_ratios(beside.seconds(5))
         began = time.perf_counter()
         call()

@@ -19,7 +19,7 @@ from mofa.calibrate.fits.loaded_clocks import (
     clock_exponents,
     full_clock_product_rates,
     is_at_full_clock,
-    memory_bound_clock,
+    memory_bound_clock_ratio,
     memory_time_between_products_s,
     sustained_clock_ratios,
 )
@@ -103,7 +103,7 @@ def fit_curves(
         collective=_each(by.get("collective", []), collective_curve_key, _fit_collective),
         sustained=sustained_rate_ratios(rows_of("sustained", "te_sustained")),
         clocks=sustained_clock_ratios(loaded), full_load_flops=full_clock_product_rates(loaded),
-        memory_clock=memory_bound_clock(rows_of("sustained"), partial(memory_time_between_products_s, streams)),
+        memory_clock=memory_bound_clock_ratio(rows_of("sustained"), partial(memory_time_between_products_s, streams)),
         clock_powers=clock_exponents(loaded) | attention_clock_exponents(behind),
         clock_shares=clock_dependent_shares(behind), host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
         modules=relative_module_times(RelativeHostTimes.from_rows(by.get("te_host", []))),

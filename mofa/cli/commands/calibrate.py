@@ -138,7 +138,7 @@ def calibrate_fit(
 
 
 @calibrate.command("nccl")
-def calibrate_nccl(
+def calibrate_from_nccl_tests(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Outputs of nccl-tests programs, text or JSON.")
     ],
@@ -152,11 +152,11 @@ def calibrate_nccl(
     collective. Ranks on several hosts measure the network: five sizes or more, of one file or several, give its latency
     beside the shares of its rate.
     """
-    from mofa.calibrate.fits.nccl_import import import_nccl
+    from mofa.calibrate.fits.nccl_import import import_nccl_tests_runs
     from mofa.report.imported_runs import print_imported_runs
     from mofa.report.tables import make_console
 
-    print_imported_runs(import_nccl(files, profile), make_console())
+    print_imported_runs(import_nccl_tests_runs(files, profile), make_console())
 
 
 @calibrate.command("check")

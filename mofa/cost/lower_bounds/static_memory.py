@@ -52,16 +52,16 @@ def memory_lower_bounds(
     """
     bounds = np.empty((2, len(table)))
     for rows, mode in rows_by_precision_mode(workload, framework, table) if len(table) else ():
-        some = table if len(rows) == len(table) else table.take(rows)
+        some = table if len(rows) == len(table) else table.select_rows(rows)
         pipeline = [some.pp, some.vpp, some.schedule, some.layout]
         first, grid = unique_rows([*pipeline, *columns_that_rank_grids_read(some)])
-        grids = some.take(first)
+        grids = some.select_rows(first)
         plain = replace(grids, recompute=np.zeros_like(first), recompute_layers=np.full(len(first), -1))
         _, code = unique_rows([column[first] for column in pipeline])
         order, of_grids = np.argsort(code, kind="stable"), np.empty((2, len(first)))
         begins = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
         for chosen in (order[begin:end] for begin, end in pairwise(begins)):
-            of_grids[:, chosen] = _of_grids(workload, cluster, framework, plain.take(chosen), mode)
+            of_grids[:, chosen] = _of_grids(workload, cluster, framework, plain.select_rows(chosen), mode)
         bounds[:, rows] = of_grids[:, grid]
     return MemoryBounds(*bounds)
 

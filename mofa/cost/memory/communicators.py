@@ -11,7 +11,7 @@ from mofa.blocks.elementwise import broadcast_to_combinations
 from mofa.blocks.tp_overlap import user_buffer_bytes
 from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.kernels.topology import ProcessGroup, nested_group, stacked_groups
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, CommunicatorMemorySpec
 from mofa.specs.shared_facts import load_shared_facts
@@ -60,7 +60,7 @@ class _Used(NamedTuple):
     """Communicators that do nothing but sends."""
 
 
-def communicator_bytes_of_stages(rows: Rows) -> ArrayN:
+def communicator_bytes_of_stages(rows: GatheredRows) -> ArrayN:
     """Device memory of the communicators of candidates of one pp x vpp on every stage that is shown, and of Transformer
     Engine's user buffers, through which it communicates. (n, R) [B]"""
     stages = rows.stage_layers.stages

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
 from mofa.cost.memory.candidate_memory import CandidateMemory
-from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytes
+from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytesAtPeakCandidates
 from mofa.cost.memory.fsdp_neighbours import (
     first_block_gathered_bytes_over_middle_block,
     last_block_gradient_bytes_over_middle_block,
@@ -26,7 +26,7 @@ from mofa.cost.memory.replica_sums import waiting_replica_sums_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes, kept_output_part_bytes
 from mofa.cost.optimizer import embedding_gradient_extra_bytes
 from mofa.cost.rank_rules import keeps_params_gathered
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, head_params, layer_params
 
@@ -36,14 +36,14 @@ ArrayN = NDArray[np.float64]
 class PeakCandidates(CandidateMemory):
     """Builds the peak candidates of all stages."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: GatheredRows) -> None:
         super().__init__(rows)
         self.n, self.num_shown = len(rows.table), len(rows.stage_layers.shown.shown_stages)
         self.whole_table = embedding_gradient_extra_bytes(
             rows.workload, rows.framework, rows.mode.precision, rows.mode.pipelined, rows.grids.tp, rows.is_first
         )[rows.grid_index]
         self.saved_plain, self.saved_full = rows.in_base_and_full_mode(rows.layers.saved)
-        self.retention = RetainedBytes(rows)
+        self.retention = RetainedBytesAtPeakCandidates(rows)
         self.sums = waiting_replica_sums_bytes(rows)
 
     def _layer_grads(self, kind: int, num_layers: float = 1.0) -> ArrayN:

@@ -18,13 +18,13 @@ from mofa.cost.rank_rules import (
     ddp_gradient_bytes_per_param,
     first_reduced_bucket_params,
     gathered_bytes_per_param,
-    gradient_sharing,
+    gradient_reducer,
     host_waits_at_exchanges,
     reduce_scatters_gradients,
     reduced_bytes_per_param,
     shards_optimizer_states,
 )
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets
 from mofa.cost.step_time.hybrid_sharding import replica_all_reduce_s, replica_all_reduces_behind_backward
@@ -70,7 +70,7 @@ def _of_chunks(group: ProcessGroup) -> ProcessGroup:
 
 
 def communication_outside_blocks(
-    rows: Rows,
+    rows: GatheredRows,
     forward_s: ArrayN,
     backward_s: ArrayN,
     num_micro_batches: ArrayN,
@@ -89,7 +89,7 @@ def communication_outside_blocks(
     """
     zero = np.zeros_like(num_micro_batches)
     none = CommunicationOutsideBlocks(zero, zero, np.zeros_like(forward_s))
-    sharing = gradient_sharing(rows)
+    sharing = gradient_reducer(rows)
     if sharing == "Megatron":
         return _megatron(rows, forward_s, backward_s, host_bound)
     if sharing == "DDP":
@@ -104,7 +104,7 @@ def communication_outside_blocks(
     )
 
 
-def _over(rows: Rows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
+def _over(rows: GatheredRows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
     """Seconds of collectives of so many bytes a parameter over all parameters of each chunk, dense and expert ones one
     after the other. (g, R, vpp) each [s]"""
     group = stacked_groups([_of_chunks(rows.groups[name]) for name in ("fsdp", "efsdp")])
@@ -112,7 +112,7 @@ def _over(rows: Rows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
     return [collective_s(kind, rows.params * each, group, fabric).sum(axis=0) for kind, each in calls]
 
 
-def _slowdown(rows: Rows) -> ArrayN:
+def _slowdown(rows: GatheredRows) -> ArrayN:
     """What a stage loses per second of communication beside it: nothing while it waits for another's. (n, R) [-]"""
     computing = rows.sum_layers_by_stage(rows.layers.computing_s)
     total = np.maximum(rows.sum_layers_by_stage(rows.layers.exposed_s), 1e-12)
@@ -138,7 +138,7 @@ def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp:
 
 
 def _megatron(
-    rows: Rows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None
+    rows: GatheredRows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None
 ) -> CommunicationOutsideBlocks:
     """Megatron's buffers, in buckets on the first rank's first chunk, whole elsewhere.
 
@@ -223,7 +223,7 @@ def _megatron(
 
 
 def _first_chunk_s(
-    rows: Rows, buckets: FilledBuckets, bytes_per_param: tuple[float, float], scatters: BoolN, shards: BoolN
+    rows: GatheredRows, buckets: FilledBuckets, bytes_per_param: tuple[float, float], scatters: BoolN, shards: BoolN
 ) -> tuple[tuple[ArrayN, ArrayN], tuple[ArrayN, ArrayN]]:  # fmt: skip
     """Reducing and gathering the first stage's first chunk bucket by bucket: all of them, and the one with the
     embedding, which is reduced last and gathered ahead of all. (n,) each [s]"""
@@ -244,12 +244,12 @@ def _first_chunk_s(
     return (total_s[rows.grid_index], last_s[rows.grid_index]), (gathered_s, first_s)
 
 
-def _embedding_params(rows: Rows) -> ArrayN:
+def _embedding_params(rows: GatheredRows) -> ArrayN:
     """Of the embedding on one rank, of each grid of ranks. (g,) [params]"""
     return rows.workload.model.vocab * rows.workload.model.hidden / rows.grids.tp
 
 
-def tied_embedding_all_reduce_s(rows: Rows) -> ArrayN:
+def tied_embedding_all_reduce_s(rows: GatheredRows) -> ArrayN:
     """Megatron's all-reduce of the gradients of an embedding that the first and the last stage share. (n,) [s]"""
     model = rows.workload.model
     if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.stage_layers.stages.pp == 1:
@@ -258,7 +258,7 @@ def tied_embedding_all_reduce_s(rows: Rows) -> ArrayN:
     return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid_index]
 
 
-def gathers_after_optimizer(rows: Rows) -> ArrayN:
+def gathers_after_optimizer(rows: GatheredRows) -> ArrayN:
     """How often Megatron gathers a stage's parameters behind the optimizer, of each grid of ranks. (g, R) [-]
 
     Experts that are split have an optimizer beside that of the dense parameters. When either has stepped, it gathers
@@ -270,7 +270,7 @@ def gathers_after_optimizer(rows: Rows) -> ArrayN:
 
 
 def _pipelined_fsdp(
-    rows: Rows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None
+    rows: GatheredRows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None
 ) -> CommunicationOutsideBlocks:
     """FSDP under pipelines: gathered once, piece by piece ahead of the first forward; reduced behind the last backward.
 
@@ -316,7 +316,7 @@ def _pipelined_fsdp(
 
 
 def _ddp(
-    rows: Rows, backward_s: ArrayN, num_micro_batches: ArrayN, none: CommunicationOutsideBlocks
+    rows: GatheredRows, backward_s: ArrayN, num_micro_batches: ArrayN, none: CommunicationOutsideBlocks
 ) -> CommunicationOutsideBlocks:
     """DDP, which replicas without a shard group are as well: buckets of 100 MiB behind every backward.
 

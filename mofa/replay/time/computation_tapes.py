@@ -10,7 +10,7 @@ from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.roles import WEIGHT_ROLES, Role
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.durations import device_seconds_of_works
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.replay.time.kernel_runs import (
     CrossStreamTensors,
     ResolvedTape,
@@ -47,7 +47,7 @@ class PlanTapes:
     weights: dict[str, tuple[PlacedWeight, ...]] = field(default_factory=dict)
 
     @classmethod
-    def from_rows(cls, rows: Rows) -> PlanTapes:
+    def from_rows(cls, rows: GatheredRows) -> PlanTapes:
         """Read every tape of a plan once."""
         tapes = (tape for block in rows.costs.tapes.values() for tape in (block.forward, block.backward))
         device_seconds_of_works((op for tape in tapes for op in tape.ops), rows.costs.machine)  # in one go
@@ -92,7 +92,7 @@ def paired_label(forward: str, backward: str) -> str:
     return f"{forward} beside {backward}"
 
 
-def _pairs(rows: Rows) -> dict[tuple[str, Phase], ResolvedTape]:
+def _pairs(rows: GatheredRows) -> dict[tuple[str, Phase], ResolvedTape]:
     """Each kind of layer forward beside each backward."""
     out: dict[tuple[str, Phase], ResolvedTape] = {}
     tapes, delays = rows.costs.tapes, rows.framework.delay_wgrad
@@ -106,7 +106,7 @@ def _pairs(rows: Rows) -> dict[tuple[str, Phase], ResolvedTape]:
     return out
 
 
-def _halves(backward: ResolvedTape, block: BlockTapes, rows: Rows) -> tuple[ResolvedTape, ResolvedTape]:
+def _halves(backward: ResolvedTape, block: BlockTapes, rows: GatheredRows) -> tuple[ResolvedTape, ResolvedTape]:
     """A backward by inputs and by weights, of the whole one's lines but for what checkpoints make again."""
     by_weights = [line.op is not None and line.op.role in WEIGHT_ROLES for line in backward.lines]
     halves = [

@@ -18,7 +18,7 @@ from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.data_parallel import gathers_after_optimizer
 from mofa.replay.time.computation_tapes import PlanTapes
 from mofa.replay.time.kernel_runs import FAMILY, NOW, SideStreamOp, Step, one_kernel_step, waiting_step
@@ -88,7 +88,7 @@ class SharedAcrossRanks:
 class _Rank:
     """A rank as data parallelism sees it."""
 
-    rows: Rows
+    rows: GatheredRows
     tapes: PlanTapes
     spec: RankSpec
     order: Order
@@ -194,7 +194,7 @@ class _Rank:
 
 
 def data_parallel_steps(
-    rows: Rows, tapes: PlanTapes, spec: RankSpec, order: Order, shared: SharedAcrossRanks | None = None
+    rows: GatheredRows, tapes: PlanTapes, spec: RankSpec, order: Order, shared: SharedAcrossRanks | None = None
 ) -> DataParallelSteps:  # fmt: skip
     """What data parallelism adds on one pipeline rank; ``shared`` has what was worked out for the others."""
     me, out = _Rank(rows, tapes, spec, order, shared or SharedAcrossRanks()), DataParallelSteps()

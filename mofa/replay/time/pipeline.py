@@ -46,7 +46,7 @@ class PlayedProgram:
 
 
 class PipelineRank(Protocol):
-    """What computes on a rank."""
+    """A pipeline rank as an order is played on it: it computes, waits, and says when it is free."""
 
     def free_at_s(self) -> float:
         """When its device is free and its host has issued all. [s]"""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rank_spec import RankSpec
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.replay.time.computation_effect import NOTHING, ComputationEffect, StreamsAfterComputation
 from mofa.replay.time.computation_tapes import Phase, PlanTapes, paired_label
 from mofa.replay.time.data_parallel import DataParallelSteps, ExtraSteps, SharedAcrossRanks
@@ -28,10 +28,10 @@ _PLAIN = ExtraSteps()
 
 
 @dataclass
-class TimedPlan:
+class ClockInputsOfPlan:
     """What all ranks share: the tapes of every variant of a micro-batch, and what was played already."""
 
-    rows: Rows
+    rows: GatheredRows
     tapes: tuple[PlanTapes, ...]
     hop_s: float
     slowdown: float
@@ -86,7 +86,7 @@ class ClockSnapshot(NamedTuple):
 class RankTimeline:
     """One rank: its clock, what it computes, and how its time went."""
 
-    plan: TimedPlan
+    plan: ClockInputsOfPlan
     order: Order
     spec: RankSpec
     data_parallel: DataParallelSteps

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from mofa.errors import SpecError
 from mofa.routing.counts import CountedModel, read_counts
-from mofa.routing.presets import memfine_iteration_7
+from mofa.routing.presets import memfine_iteration_7_shares
 from mofa.routing.rank_load import draw_expert_shares
 from mofa.specs.base import Spec
 from mofa.specs.routing import RoutingSpec
@@ -148,7 +148,7 @@ def expert_shares_by_popularity(routing: RoutingSpec, num_experts: int) -> Float
     [[0.48, 0.24, 0.16, 0.12]]
     """
     if routing.kind == "preset":
-        return memfine_iteration_7(PRESET_LAYERS, num_experts)
+        return memfine_iteration_7_shares(PRESET_LAYERS, num_experts)
     return np.sort(draw_expert_shares(routing, (1, num_experts)), axis=-1)[:, ::-1]
 
 

@@ -18,7 +18,7 @@ from mofa.routing.scheduled import token_scheduling_host_s
 from mofa.search.experts.balance import BalancedStepComparison, BalanceReport, Progress, make_balance_report
 from mofa.search.job_setup import with_numerics
 from mofa.search.legality.expert_parallel import why_replicas_cannot_be_scheduled
-from mofa.search.legality.masks import CheckedJob
+from mofa.search.legality.masks import JobAndMachines
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.to_plan.builder import CandidatePlan
 from mofa.specs.framework import FrameworkSpec
@@ -188,7 +188,7 @@ def _rows(
     if "balancing" in given:
         raise SpecError("--strategy: balancing is costed both ways here; leave it out")
     plain = checked_strategy_row(workload, cluster, framework, given)
-    lacks = why_replicas_cannot_be_scheduled(CheckedJob(workload, cluster, framework), plain)
+    lacks = why_replicas_cannot_be_scheduled(JobAndMachines(workload, cluster, framework), plain)
     if lacks is not None:
         raise StrategyError(f"--strategy {strategy!r}: its experts cannot be balanced: {lacks}")
     return plain, complete_strategy({**given, "balancing": "micro_moe"}, cluster.num_gpus, framework, moe=True)

@@ -12,7 +12,7 @@ from pydantic import Field
 from mofa.blocks.build import layer_kind
 from mofa.cost.block.block_cost import base_recompute_mode
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
 from mofa.schedules import default_schedule
@@ -107,7 +107,7 @@ def choose_recompute_and_chunks(
     modes = [mode.model_copy(update={"token_chunks": c}) for mode in (base, RecomputeSpec(kind="full")) for c in bins]
     row = checked_strategy_row(workload, cluster, framework, spec)
     table = replace(
-        row.take(np.zeros(len(modes), dtype=np.intp)), recompute=np.arange(len(modes)),
+        row.select_rows(np.zeros(len(modes), dtype=np.intp)), recompute=np.arange(len(modes)),
         recompute_layers=np.full(len(modes), -1), recompute_modes=tuple(modes),
     )  # fmt: skip
     grid = np.linspace(1.0, max(float(ratios.max()), 1.0 + 1e-6), GRID)
@@ -170,7 +170,7 @@ def _cost(
     modes: Sequence[RecomputeSpec], ep: int, ratio: float,
 ) -> _Costed:  # fmt: skip
     load = {ep: ratio}
-    estimator = Estimator(workload, cluster, framework, table, RoutingLoads(load, load))
+    estimator = TableEstimator(workload, cluster, framework, table, RoutingLoads(load, load))
     blocks = [estimator.parts[0].costs.blocks[mode] for mode in modes]
     costed = estimator.breakdown(detail=True)
     assert costed.detail is not None

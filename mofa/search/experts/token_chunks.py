@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
 from mofa.routing.capacity import shares_under_capacity
@@ -235,7 +235,7 @@ def _costed(
     memory, stages, seconds = [], [], []
     for ratio in grid:
         load = {spec.ep: float(ratio)}
-        costed = Estimator(workload, cluster, framework, row, RoutingLoads(load, load)).breakdown(detail=True)
+        costed = TableEstimator(workload, cluster, framework, row, RoutingLoads(load, load)).breakdown(detail=True)
         assert costed.detail is not None
         memory.append(costed.detail.device_bytes[0])
         stages.append(costed.detail.time_s[0])

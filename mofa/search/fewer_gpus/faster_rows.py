@@ -21,7 +21,7 @@ from mofa.search.fewer_gpus.numbers_together import (
 )
 from mofa.search.fewer_gpus.rows_that_may_win import SpaceOnFewerGpus
 from mofa.search.goals import TIED, BestRowsGoal
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.near_best import best_fitting_rows, degrees_near_best
 from mofa.search.objective import SearchObjective, ranking_keys
 from mofa.search.space import SOLVED, StrategySpace, default_space, searched_recompute_modes
@@ -46,7 +46,7 @@ def fewer_numbers_of_gpus(cluster: ClusterSpec) -> list[int]:
 
 
 def faster_rows_near_best(
-    job: CheckedJob, constrained: Constrained, objective: SearchObjective, wanted: int, searched_rows: CostedSpace,
+    job: JobAndMachines, constrained: Constrained, objective: SearchObjective, wanted: int, searched_rows: CostedSpace,
     key: NDArray[np.float64], is_solved: NDArray[np.bool_],
 ) -> list[RowsOnFewerGpus]:  # fmt: skip
     """The rows on fewer GPUs that are faster than all on all GPUs, near the best of these; anywhere where none fits.
@@ -76,7 +76,7 @@ def faster_rows_near_best(
 
 
 def faster_rows_on_fewer_gpus(
-    job: CheckedJob, constrained: Constrained, goal: BestRowsGoal, on_all: RowsOnAllGpus
+    job: JobAndMachines, constrained: Constrained, goal: BestRowsGoal, on_all: RowsOnAllGpus
 ) -> list[RowsOnFewerGpus]:
     """The best rows on fewer GPUs whose steps are shorter than a goal's limit, by number of GPUs, the largest first.
 
@@ -116,7 +116,7 @@ def faster_rows_on_fewer_gpus(
     return sorted(best_rows, key=lambda rows: -rows.cluster.num_gpus)
 
 
-def _parts(job: CheckedJob, constrained: Constrained, limit: float) -> list[SpaceOnFewerGpus]:
+def _parts(job: JobAndMachines, constrained: Constrained, limit: float) -> list[SpaceOnFewerGpus]:
     """The numbers of GPUs whose strategies are bounded, each with its space."""
     numbers = fewer_numbers_of_gpus(job.cluster)
     if not numbers:

@@ -13,7 +13,7 @@ from mofa.search.branch_and_bound import cost_rows_for_goal, degrees_that_goal_m
 from mofa.search.costing import CostedRows, CostedSpace, cost_rows
 from mofa.search.goals import TIED, BestRowsGoal
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.named_check import CheckedJob
+from mofa.search.legality.named_check import JobAndMachines
 from mofa.search.objective import ranking_keys
 from mofa.search.space import SpaceCombinations
 from mofa.search.workers import WorkerProcesses
@@ -43,7 +43,7 @@ class RowsOnFewerGpus(NamedTuple):
 class LegalRowsOfGpuCount(NamedTuple):
     """Rows of a number of GPUs, with what checks and siblings say of them."""
 
-    job: CheckedJob
+    job: JobAndMachines
     rows: SpaceCombinations
     reason: NDArray[np.int64]
     shortfall: NDArray[np.float64]
@@ -79,7 +79,7 @@ def cost_wanted_rows_by_bound(legal: list[LegalRowsOfGpuCount], goal: BestRowsGo
     return out
 
 
-def _counts_chips_alone(job: CheckedJob) -> bool:
+def _counts_chips_alone(job: JobAndMachines) -> bool:
     """Whether a step depends on the cluster's number of GPUs by their slowest chip alone: what hosts do, and hold of
     what is offloaded, goes by the number as well."""
     offloads = job.framework.optimizer_offload > 0.0 or job.framework.activation_offload != "none"
@@ -115,7 +115,7 @@ def cost_wanted_rows_at_once(legal: Sequence[LegalRowsOfGpuCount], goal: BestRow
 
 def _joined(
     legal: Sequence[LegalRowsOfGpuCount],
-) -> tuple[CheckedJob, SpaceCombinations, NDArray[np.int64], NDArray[np.float64]]:
+) -> tuple[JobAndMachines, SpaceCombinations, NDArray[np.int64], NDArray[np.float64]]:
     """A job whose strategies have the GPUs that their degrees make, the rows of all numbers, and verdicts on them."""
     table = StrategyTable.concatenated([some.rows.degrees for some in legal])
     layers = np.concatenate([some.rows.recompute_layers for some in legal])
@@ -131,7 +131,7 @@ def _by_number(legal: Sequence[LegalRowsOfGpuCount], costed: CostedSpace) -> lis
     for some in legal:
         end = begin + len(some.rows)
         own = np.flatnonzero((costed.costed.rows >= begin) & (costed.costed.rows < end))
-        rows = costed.costed.take(own)
+        rows = costed.costed.select_rows(own)
         rows = replace(rows, rows=rows.rows - begin)
         own_space = SpaceCombinations(some.rows.degrees, some.rows.recompute, costed.space.recompute_layers[begin:end])
         verdicts = costed.reason[begin:end].copy(), costed.shortfall[begin:end].copy()

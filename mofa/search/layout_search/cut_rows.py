@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.search.costing import MEMORY, NEEDLESS, SLOWER, CostedRows, cost_rows
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import CheckedJob
+from mofa.search.legality.masks import JobAndMachines
 from mofa.search.near_best import best_fitting_rows
 from mofa.search.search_result import Search
 from mofa.search.space import SpaceCombinations
@@ -58,7 +58,7 @@ def timed_rows_of_all_pipelines(search: Search) -> TimedRows:
 
 
 def _with_known_steps(costed: CostedRows, reasons: NDArray[np.int64]) -> TimedRows:
-    some = costed.take(np.flatnonzero(~np.isnan(costed.step_s)))
+    some = costed.select_rows(np.flatnonzero(~np.isnan(costed.step_s)))
     return TimedRows(some.table, some.step_s, reasons[some.rows] < 0)
 
 
@@ -75,11 +75,11 @@ def _cut_rows(search: Search, space: SpaceCombinations) -> TimedRows:
     solves = (wanted & (kinds == "full")).any(axis=1)[:, None]
     reason = np.where(wanted | (is_legal & solves & np.isin(kinds, ("none", "full"))), -1, 0).reshape(-1)
     some = space.rows_of_degrees(degrees)
-    job = CheckedJob(search.workload, search.cluster, search.framework)
+    job = JobAndMachines(search.workload, search.cluster, search.framework)
     loads = routing_loads_by_ep(search.workload, some.degrees)
     checked = cost_rows(job, loads, some, reason, np.zeros(len(reason)), None, WorkerProcesses(1))
     of_wanted = np.flatnonzero(wanted.reshape(-1)[checked.costed.rows])
-    return _with_known_steps(checked.costed.take(of_wanted), checked.reason)
+    return _with_known_steps(checked.costed.select_rows(of_wanted), checked.reason)
 
 
 def _like(table: StrategyTable, best: StrategyTable) -> NDArray[np.bool_]:

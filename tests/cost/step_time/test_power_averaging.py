@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.step_time.power_averaging import HARDLY, RESTED, power_averaged_idle_share
 from mofa.measure.records import read_record
 from mofa.replay.time.step import replay_time
@@ -53,7 +53,7 @@ def test_of_a_long_wait_one_window_counts() -> None:
     assert not power_averaged_idle_share(None, bubble, none, step).any()
 
 
-def of(name: str, *, rests: bool) -> tuple[Estimator, float]:
+def of(name: str, *, rests: bool) -> tuple[TableEstimator, float]:
     record = read_record(RUNS / "measured" / f"{name}.yaml")
     reference = reference_of_record(record, RUNS / "measured", read_machine_hosts(RUNS / "measured"), Path())
     workload, machines, framework, strategy = reference.resolve()
@@ -112,7 +112,7 @@ def test_one_stage_gains_by_its_optimizer_alone() -> None:
         assert closed < plain
 
 
-def replace_rests(estimator: Estimator) -> float:
+def replace_rests(estimator: TableEstimator) -> float:
     """Its step at the clock that its passes alone leave. [s]"""
     estimator.rests = False
     return float(estimator.breakdown().step_s[0])

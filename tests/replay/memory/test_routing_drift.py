@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
@@ -87,7 +87,7 @@ def test_grouped_experts_that_chance_chooses_reserve_more(balances_by: str) -> N
     assert run.estimator.framework.experts == "grouped"
     e = run.estimator
     framework = e.framework.model_copy(update={"balances_by": balances_by})
-    drawn = describer_of_rank(Estimator(e.workload, e.cluster, framework, e.table, e.loads), data_rank=1)(0)
+    drawn = describer_of_rank(TableEstimator(e.workload, e.cluster, framework, e.table, e.loads), data_rank=1)(0)
     assert (drawn.routing_drift is not None) is (balances_by == "chance")
     error = play_memory(drawn).peak_reserved / run.reserved - 1
     assert abs(error) < 0.02 if balances_by == "chance" else error < -0.05
@@ -128,5 +128,7 @@ def test_experts_in_bf16_on_one_rank_do_not_drift() -> None:
 def test_experts_padded_to_a_capacity_are_filled_up_alike() -> None:
     e = load("h200-te1-hunyuan-2l-8k-delayed").estimator
     routing = e.workload.routing.model_copy(update={"capacity_factor": 1.0, "pad_to_capacity": True})
-    padded = Estimator(e.workload.model_copy(update={"routing": routing}), e.cluster, e.framework, e.table, e.loads)
+    padded = TableEstimator(
+        e.workload.model_copy(update={"routing": routing}), e.cluster, e.framework, e.table, e.loads
+    )
     assert describer_of_rank(padded)(0).routing_drift is None
