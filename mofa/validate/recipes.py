@@ -25,7 +25,7 @@ Source = Annotated[str, Field(min_length=10)]
 Options = dict[str, bool | int | str]
 
 
-class SourcedRows(Spec):
+class SourceAndModelSelector(Spec):
     """Rows of some sources, and of models whose names begin as a pattern says."""
 
     sources: tuple[str, ...]
@@ -36,7 +36,7 @@ class SourcedRows(Spec):
         return source_of_row(row) in self.sources and re.match(self.models, row["model"]) is not None
 
 
-class RowSelector(SourcedRows):
+class RowSelector(SourceAndModelSelector):
     """Rows that a recipe holds for."""
 
     source: Source

@@ -32,7 +32,7 @@ from mofa.validate.hosts import (
     read_machine_hosts,
     small_layer_time_of_run,
     small_op_s_of_run,
-    unexplained_spread,
+    unexplained_step_spread,
 )
 from mofa.validate.routing_counts import _steps_before, with_routing_counts
 from mofa.validate.run_processes import RunProcesses
@@ -189,7 +189,7 @@ def why_step_time_not_scored(record: RunRecord, repeats: Sequence[RunRecord] = (
         for other in repeats
         if machine_identity(other) == machine_identity(record) and not _emptied_its_cache(other)
     ]
-    spread, together = unexplained_spread(record), ""
+    spread, together = unexplained_step_spread(record), ""
     if len(beside) > 1 and not has_small_layer_time(record):  # with it, what machines do between starts is known
         steps = [step_s for other in beside for step_s in other.measured.step_times_s]
         spread, together = interquartile_range_s(steps) / median(steps), f" over {len(beside)} runs"

@@ -17,7 +17,7 @@ from mofa.validate.hosts import (
     read_machine_hosts,
     small_layer_time_of_run,
     small_op_s_of_run,
-    unexplained_spread,
+    unexplained_step_spread,
 )
 from mofa.validate.reference import measured_references, why_step_time_not_scored
 from mofa.validate.routing_counts import with_routing_counts
@@ -240,8 +240,8 @@ def test_what_a_pace_explains_does_not_spread_steps(records: dict[str, RunRecord
     steps_s = [0.4, 0.5, 0.6, 0.7]
     paced = with_pace(one, steps_s, {**READ, "step_ops_s": [2e-6, 2.5e-6, 3e-6, 3.5e-6], "step_back_ops_s": [2e-6] * 4})
     even = with_pace(one, steps_s, {**READ, "step_ops_s": [2e-6] * 4, "step_back_ops_s": [2e-6, 2e-6, 2.1e-6, 2.0e-6]})
-    assert unexplained_spread(paced) == pytest.approx(0.0, abs=1e-9)
-    assert unexplained_spread(even) > 0.1
+    assert unexplained_step_spread(paced) == pytest.approx(0.0, abs=1e-9)
+    assert unexplained_step_spread(even) > 0.1
     assert why_step_time_not_scored(paced) is None
     assert "quartiles" in str(why_step_time_not_scored(even))
 

@@ -104,7 +104,7 @@ class RoutingDrift:
         return min(self.routers.num_steps, MOST_STEPS, most)
 
 
-class DrawnPrograms:
+class StepProgramsOfDrawnTokens:
     """The programs of a step whose tokens are drawn."""
 
     def __init__(

@@ -28,7 +28,7 @@ _BEFORE_REDUCTION: tuple[Role, ...] = ("wgrad", "accumulate", "backward", "grad_
 """Roles of the ops behind which a weight's gradient may be reduced."""
 
 
-class PlacedWeight(NamedTuple):
+class WeightOpLines(NamedTuple):
     """A weight's op: its lines in the forward and in the backward, where its gradient is made. [params]"""
 
     forward: int
@@ -44,7 +44,7 @@ class PlanTapes:
     resolved: dict[tuple[str, Phase], ResolvedTape]
     cross_stream: CrossStreamTensors
     steps: dict[tuple[str, Phase], TapeSteps] = field(default_factory=dict)
-    weights: dict[str, tuple[PlacedWeight, ...]] = field(default_factory=dict)
+    weights: dict[str, tuple[WeightOpLines, ...]] = field(default_factory=dict)
 
     @classmethod
     def from_rows(cls, rows: GatheredRows) -> PlanTapes:
@@ -69,7 +69,7 @@ class PlanTapes:
             self.steps[label, phase] = join_kernels_to_steps(self.resolved[label, phase], self.cross_stream)
         return self.steps[label, phase]
 
-    def placed_weights(self, label: str) -> tuple[PlacedWeight, ...]:
+    def placed_weights(self, label: str) -> tuple[WeightOpLines, ...]:
         """The weights of a tape, in the order of its forward."""
         if label not in self.weights:
             lines = self.resolved[label, "B"].lines
@@ -82,7 +82,7 @@ class PlanTapes:
                 made_at = max(
                     (made[name, role] for role in _BEFORE_REDUCTION if (name, role) in made), default=len(lines) - 1
                 )
-                weights.append(PlacedWeight(n, made_at, params, line.op.part == "experts"))
+                weights.append(WeightOpLines(n, made_at, params, line.op.part == "experts"))
             self.weights[label] = tuple(weights)
         return self.weights[label]
 

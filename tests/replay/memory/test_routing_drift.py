@@ -12,7 +12,7 @@ from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.from_estimator import describer_of_rank
-from mofa.replay.rank.routing_drift import MOST_STEPS, DrawnPrograms, DriftingRouters
+from mofa.replay.rank.routing_drift import MOST_STEPS, DriftingRouters, StepProgramsOfDrawnTokens
 from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
 
@@ -44,7 +44,7 @@ def test_without_a_move_sizes_stay(rank: Rank) -> None:
     assert rank.routing_drift is not None
     known = SharedRecordings()
     moving = next(m for chunk in rank.routing_drift.layers for m in chunk if m is not None)
-    drawn = DrawnPrograms(rank.routing_drift, known.program, known.programs(rank))
+    drawn = StepProgramsOfDrawnTokens(rank.routing_drift, known.program, known.programs(rank))
     experts = rank.routing_drift.routers.shares.shape[2]
     tokens = np.full(
         experts,
@@ -108,7 +108,7 @@ def test_what_fills_experts_up_is_counted() -> None:
     assert rank.routing_drift is not None
     known = SharedRecordings()
     moving = next(m for chunk in rank.routing_drift.layers for m in chunk if m is not None)
-    drawn = DrawnPrograms(rank.routing_drift, known.program, known.programs(rank))
+    drawn = StepProgramsOfDrawnTokens(rank.routing_drift, known.program, known.programs(rank))
     hidden, experts = 4096, 64
     whole, odd = np.full(experts, 1024.0), 1024.0 + np.tile([1.0, -1.0], experts // 2)
 
