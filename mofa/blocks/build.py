@@ -195,7 +195,7 @@ def layer_tapes(
     *,
     keeps_activations: bool = False,
 ) -> BlockTapes:
-    """One transformer layer, forward and backward; ``forward`` where its forward tape is already there.
+    """Tapes of one transformer layer, forward and backward; ``forward`` where its forward tape is already there.
 
     With ``keeps_activations`` the layer leaves on the device what other layers offload.
     """
@@ -270,7 +270,7 @@ def _wrapped(
 
 
 def mtp_entry_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
-    """What a multi-token-prediction layer does before its transformer layer, which is like the model's last.
+    """Tapes of what a multi-token-prediction layer does before its transformer layer, which is like the model's last.
 
     Embedding of the next token beside the hidden state, two norms, a concatenation to 2h and a projection back to h
     (DeepSeek-V3, section 2.2). Its pass through the head is costed with the main one.
@@ -289,7 +289,7 @@ def mtp_entry_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
 
 
 def embedding_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
-    """Token embedding, with the position embedding where it is learned."""
+    """Tapes of the token embedding, with the position embedding where it is learned."""
     b = TapeBuilder()
     out = _embedded(b, ctx, primitives)
     forward = b.tape((), (out,))
@@ -300,7 +300,7 @@ def embedding_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
 
 
 def head_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
-    """Final norm, output layer, loss."""
+    """Tapes of the head: final norm, output layer, loss."""
     b = TapeBuilder()
     x = b.tensor("x", ctx.shard_tokens * float(ctx.model.hidden) * ctx.residual_element_bytes, use="residual")
     loss = primitives.head(b, ctx, x)

@@ -119,7 +119,7 @@ def _machine(ep: int, cluster: ClusterSpec, framework: FrameworkSpec) -> OpTimin
 
 
 def static_tensor_bytes(shape: Shape) -> dict[str, float]:
-    """What is there before a step: weights, main gradients, the gate, the inputs. [B]
+    """Bytes of tensors that are there before a step: weights, main gradients, the gate, the inputs. [B]
 
     Examples
     --------

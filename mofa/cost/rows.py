@@ -393,7 +393,7 @@ def static_bytes_of_grids(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
     groups: dict[str, ProcessGroup], lay: StageLayers, mode: PrecisionMode,
 ) -> tuple[ArrayN, ParameterShards, StaticBytes]:  # fmt: skip
-    """Parameters of every chunk on one rank, of every stage, and what a stage holds besides activations.
+    """Parameters of every chunk on one rank, those of every stage, and the static bytes of a stage.
 
     Of each grid of ranks: (2, g, R, vpp), (g, R), (g, R).
     """

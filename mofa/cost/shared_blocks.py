@@ -23,7 +23,7 @@ def estimators_sharing_blocks(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, tables: Sequence[StrategyTable],
     loads: RoutingLoads, *, counts_gpus_by_row: bool = False,
 ) -> list[TableEstimator]:  # fmt: skip
-    """An estimator of each table.
+    """An estimator of each table; blocks that several tables have are costed once.
 
     Parameters
     ----------

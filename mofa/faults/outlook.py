@@ -53,7 +53,7 @@ class CheckpointLevelTimes:
 
 @dataclass(frozen=True)
 class LongRunOutlook:
-    """Expectations of n candidates; arrays (n,) unless said. [s]
+    """What to expect of a long run of n candidates; arrays (n,) unless said. [s]
 
     ``mtbf_s`` is the mean time between failures of the job, ``interval_s`` the compute time between checkpoints, of
     whatever level; ``levels`` begin with the most frequent. ``restart_s`` stands for all kinds; ``parts`` are the

@@ -25,7 +25,8 @@ FIELDS = {"zipf": "s", "dirichlet": "alpha", "lognormal": "sigma"}
 
 
 def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]) -> RoutingLoads:
-    """Rows of the slowest rank, and of the rank that memory must hold, over the mean, per expert-parallel degree.
+    """Loads by routing: rows of the slowest rank, and of the rank that memory must hold, over the mean, per
+    expert-parallel degree.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ COMBINED = " combined"
 
 
 def combined_interleaved_order(pp: int, vpp: int, num_micro_batches: int) -> Order:
-    """The order of every rank, with one forward more ahead than
+    """The interleaved order of every rank, with one forward more ahead than
     :func:`mofa.schedules.interleaved.megatron_interleaved_order` has.
 
     Examples

@@ -11,7 +11,7 @@ from mofa.schedules.record import Schedule
 
 
 def gpipe_order(pp: int, num_micro_batches: int) -> Order:
-    """The order of every rank.
+    """The order of every rank under GPipe: all forwards, then all backwards.
 
     Examples
     --------

@@ -13,7 +13,8 @@ from mofa.schedules.record import Schedule
 
 
 def megatron_interleaved_order(pp: int, vpp: int, num_micro_batches: int, group: int | None = None) -> Order:
-    """Megatron-Core 0.16.1: groups of ``microbatch_group_size_per_vp_stage`` micro-batches, pp if ``group`` is absent.
+    """The interleaved order of Megatron-Core 0.16.1: groups of ``microbatch_group_size_per_vp_stage`` micro-batches, pp
+    if ``group`` is absent.
 
     The last group is smaller if the group does not divide the micro-batches (``schedules.get_schedule_table``). Rank r
     runs ``2 (pp - r - 1) + (vpp - 1) group`` chunk forwards ahead; one more precedes its first backward.
@@ -70,7 +71,7 @@ def micro_batches_per_round(pp: int, num_micro_batches: int) -> int:
 
 
 def torch_interleaved_order(pp: int, vpp: int, num_micro_batches: int) -> Order:
-    """PyTorch 2.11's ``ScheduleInterleaved1F1B``: rounds of about pp micro-batches.
+    """The order of PyTorch 2.11's ``ScheduleInterleaved1F1B``: rounds of about pp micro-batches.
 
     Examples
     --------

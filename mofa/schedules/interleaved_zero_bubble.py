@@ -17,7 +17,7 @@ from mofa.schedules.record import Schedule
 
 
 def interleaved_zero_bubble_order(pp: int, vpp: int, num_micro_batches: int) -> Order:
-    """The order of every rank.
+    """The order of every rank under the interleaved zero-bubble schedule.
 
     Raises
     ------

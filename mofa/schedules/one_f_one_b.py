@@ -13,7 +13,7 @@ from mofa.schedules.record import Schedule
 
 
 def one_f_one_b_order(pp: int, num_micro_batches: int) -> Order:
-    """The order of every rank.
+    """The order of every rank under 1F1B: forwards up to its depth, then a backward and a forward in turn.
 
     Examples
     --------

@@ -13,7 +13,7 @@ from mofa.schedules.record import Schedule
 
 
 def zbv_order(pp: int, num_micro_batches: int) -> Order:
-    """The order of every rank: made for ``max(2 pp - 1, m)`` micro-batches, then cut to the m that exist.
+    """The order of every rank under ZBV: made for ``max(2 pp - 1, m)`` micro-batches, then cut to the m that exist.
 
     Examples
     --------

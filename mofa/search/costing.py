@@ -179,7 +179,8 @@ def cost_rows(
 def merge_part_costs(
     space: SpaceCombinations, rows: NDArray[np.intp], parts: Sequence[PartCosts], reason: IntN, shortfall: FloatN
 ) -> CostedSpace:
-    """What costing some ``rows`` of a space says, whose verdicts are put into ``reason`` and ``shortfall``.
+    """Merge what costing the parts of some ``rows`` of a space says, whose verdicts are put into ``reason`` and
+    ``shortfall``.
 
     ``parts`` have the rows one after the other. What is costed is in the order of the space, rows whose layers were
     solved for last.

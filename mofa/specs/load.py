@@ -52,7 +52,7 @@ def load_workload(
     tokens: float | str | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> WorkloadSpec:
-    """A training job.
+    """Load a training job, from a bundled name or a file.
 
     Parameters
     ----------

@@ -54,7 +54,7 @@ class MachineHosts(Spec):
 
 
 def read_machine_hosts(records: Path) -> tuple[MachineHost, ...]:
-    """The machines of a folder of records; none without a file of them.
+    """The hosts of the machines of a folder of records; none without a file of them.
 
     Raises
     ------

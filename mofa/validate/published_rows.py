@@ -305,7 +305,7 @@ def measured_mapping_of_row(row: Row) -> dict[str, Any]:
 
 
 def notes_of_row(row: Row) -> list[str]:
-    """What a reader of the score must know."""
+    """Notes of a row: what a reader of its score must know."""
     notes = []
     if recipes.model_card_recipe(row["model"], gpu_of_row(row)):
         notes.append("what the recipe says that its card names")

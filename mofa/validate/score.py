@@ -214,7 +214,7 @@ def summarise_errors(errors: Sequence[tuple[str, str, float]]) -> QuantityErrors
 
 
 def group_score(runs: Sequence[RunScore]) -> GroupScore:
-    """The summary of runs."""
+    """The score of a group: a summary of its runs' errors."""
 
     def errors(field: str) -> QuantityErrors:
         pairs = [(run, getattr(run, field)) for run in runs]

@@ -21,7 +21,7 @@ RECIPES = {"fp8-delayed": ("delayed", "hybrid"), "fp8-tensorwise": ("tensorwise"
 
 
 def timed_library_versions() -> dict[str, str]:
-    """Releases of what is timed."""
+    """Versions of the libraries that are timed."""
     releases = {}
     for name in ("transformer-engine", "transformer_engine", "megatron-core", "triton"):
         try:

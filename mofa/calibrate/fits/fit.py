@@ -114,18 +114,18 @@ def fit_curves(
 
 
 def attention_curve_key(row: Row) -> str:
-    """Backend, way and head sizes: what selects a kernel. Transformer Engine's is cuDNN's, which is measured apart."""
+    """Key of an attention's curve: backend, way, head sizes. Transformer Engine's is cuDNN's, measured apart."""
     case = row.case
     return f"{BACKEND.get(case.variant, case.variant)} {case.op} {case.size('dqk')}/{case.size('dv')}"
 
 
 def memory_bound_curve_key(row: Row) -> str:
-    """Eager or compiled, and the op."""
+    """Key of a memory-bound op's curve: eager or compiled, and the op."""
     return f"{row.case.variant} {row.case.op}"
 
 
 def collective_curve_key(row: Row) -> str:
-    """The collective and its group size."""
+    """Key of a collective's curve: its kind and its group size."""
     return f"{row.case.op} {row.case.size('group')}"
 
 

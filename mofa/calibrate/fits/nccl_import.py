@@ -183,7 +183,7 @@ def _put_network(
 ) -> tuple[dict[str, float], dict[str, NetworkRunErrors]]:  # fmt: skip
     """Put latency and shares of the network into the profile: the facts by their names, the errors by file."""
     usable = [run for run in placed if len(run.time_s)]
-    fitted = network.fit_network(usable, cluster)
+    fitted = network.fit_network_facts(usable, cluster)
     changed = _measured_facts(usable, fitted)
     shares = [value for name, value in changed.items() if name != "latency_s"]
     if max(shares) >= network.MOST_SHARE * 0.999:

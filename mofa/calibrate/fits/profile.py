@@ -288,7 +288,8 @@ def _default_stream(curves: DeviceCurveFits, source: str) -> dict[str, Any]:
 
 
 def host_facts(base: dict[str, Any], curves: DeviceCurveFits, source: str) -> dict[str, Any]:
-    """Issue times. A backward node of a product has two products and one addition: the rest is autograd's engine.
+    """The host's facts, its issue times. A backward node of a product has two products and one addition: the rest is
+    autograd's engine.
 
     What was not timed is the base's, as much longer as a small op takes here.
     """

@@ -25,7 +25,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class DeviceChoice(StrEnum):
-    """What is timed."""
+    """Which device is timed."""
 
     auto = "auto"
     cuda = "cuda"

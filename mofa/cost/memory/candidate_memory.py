@@ -52,7 +52,7 @@ class PeakInstant:
     transient: Callable[[NDArray[np.intp]], ArrayN]
 
 
-class PeakInstantsOfStages:
+class PeakCandidateMemory:
     """Peak candidates of all stages, as they were added, and how to take each apart."""
 
     def __init__(self, rows: GatheredRows) -> None:

@@ -28,7 +28,7 @@ COPIES = "graph.copy_parameters_gradients"
 
 
 def late_gradient_copies_bytes(rows: GatheredRows) -> ArrayN:
-    """What waits in memory of its own at the end of a step's backwards. (n, R) [B]
+    """Gradient copies that wait in memory of their own at the end of a step's backwards. (n, R) [B]
 
     Over ``m`` micro-batches a host that takes ``h`` for one and a device that takes ``d`` leave ``m (1 - h / d)`` of
     them waiting, each with two bytes for every parameter that graphs hold.

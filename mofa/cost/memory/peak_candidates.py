@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
-from mofa.cost.memory.candidate_memory import PeakInstantsOfStages
+from mofa.cost.memory.candidate_memory import PeakCandidateMemory
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytesAtPeakCandidates
 from mofa.cost.memory.fsdp_neighbours import (
     first_block_gathered_bytes_over_middle_block,
@@ -33,7 +33,7 @@ from mofa.specs.params import embedding_params, head_params, layer_params
 ArrayN = NDArray[np.float64]
 
 
-class PeakCandidates(PeakInstantsOfStages):
+class PeakCandidates(PeakCandidateMemory):
     """Builds the peak candidates of all stages."""
 
     def __init__(self, rows: GatheredRows) -> None:

@@ -32,7 +32,7 @@ def freed_input_bytes(rows: GatheredRows) -> tuple[ArrayN | float, ArrayN | floa
 
 
 def pipeline_buffer_bytes(rows: GatheredRows) -> ArrayN:
-    """What schedules hold of what neighbours send. (n, R) [B]
+    """Buffers in which schedules hold what neighbours send. (n, R) [B]
 
     All micro-batches' where that is preallocated.
     """

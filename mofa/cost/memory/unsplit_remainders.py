@@ -38,7 +38,8 @@ class UnsplitRemainders(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def unsplit_remainder_per_layer(sizes: tuple[int, ...]) -> float:
-    """What equal layers' tensors hold beyond these ``sizes``, each layer; allocated in order, none freed. [B]
+    """Unsplit remainders of equal layers' tensors beyond these ``sizes``, each layer; allocated in order, none freed.
+    [B]
 
     Examples
     --------
@@ -63,7 +64,8 @@ def unsplit_remainder_per_layer(sizes: tuple[int, ...]) -> float:
 
 
 def unsplit_remainders(rows: GatheredRows, freed: ArrayN) -> UnsplitRemainders | None:
-    """What the static tensors of layers hold beyond their bytes; None where all rests are cut, or none is left.
+    """Unsplit remainders of the static tensors of layers, held beyond their bytes; None where all rests are cut, or
+    none is left.
 
     Parameters
     ----------

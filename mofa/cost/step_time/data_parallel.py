@@ -37,7 +37,8 @@ BoolN = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class CommunicationOutsideBlocks:
-    """Exposed and hidden seconds of a step, and what holds up each stage's first forward. (n,), (n,), (n, R) [s]
+    """Communication outside the tapes: its exposed and hidden seconds in a step, and what holds up each stage's first
+    forward. (n,), (n,), (n, R) [s]
 
     ``once`` is what the pipeline's own path goes through, ``exposed_on_path`` about how much of it is exposed there;
     through ``exposed_while_host_issues`` of ``exposed`` the host issues on. (n,)

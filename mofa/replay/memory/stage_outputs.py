@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DeferredFrees:
-    """Lets go what a rank's finished backwards leave of their passes."""
+    """Frees of a rank that wait: lets go, in time, what its finished backwards leave of their passes."""
 
     def __init__(self, state: RankState) -> None:
         self.state = state

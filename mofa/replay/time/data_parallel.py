@@ -74,7 +74,7 @@ class _Bucket(NamedTuple):
 
 @dataclass
 class SharedAcrossRanks:
-    """What the ranks of a plan have in common: many hold the same."""
+    """What the data parallelism of a plan's ranks has in common, worked out once: many hold the same."""
 
     seconds: dict[tuple[str, float, str], float] = field(default_factory=dict)
     """Of collectives, by what they do, their bytes and their group."""

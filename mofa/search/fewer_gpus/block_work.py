@@ -57,7 +57,8 @@ def may_defer_weight_gradients(schedule: str) -> bool:
 
 
 def least_block_gpu_seconds(job: JobAndMachines, space: StrategySpace) -> dict[bool, BlockGpuSeconds]:
-    """The work of all blocks of a space: of schedules that defer weight gradients (``True``), and of the others.
+    """The least GPU seconds that all blocks of a space take: of schedules that defer weight gradients (``True``), and
+    of the others.
 
     Parameters
     ----------

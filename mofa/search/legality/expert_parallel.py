@@ -67,8 +67,9 @@ def etp_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
     return np.where(ok, 0.0, np.abs(table.etp - table.tp) + 0.0)
 
 
-def dispatcher_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
-    """DeepEP: Megatron's needs etp x ep above 1 (token_dispatcher.py), torchtitan's ep above 1 and etp 1."""
+def deepep_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
+    """How far a row is from what DeepEP needs: Megatron's etp x ep above 1 (token_dispatcher.py), torchtitan's ep above
+    1 and etp 1."""
     if job.framework.dispatcher != "deepep" or job.workload.model.moe is None:
         return np.zeros(len(table))
     if job.framework.traits.has_pytorch_modules:
@@ -77,14 +78,16 @@ def dispatcher_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
 
 
 def routed_copies_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
-    """Experts gather rows by index from the rank's own tokens alone."""
+    """Ranks above one over which experts are spread, where they gather rows by index: a rank has its own tokens
+    alone."""
     if job.framework.routed_copies != "index" or job.workload.model.moe is None:
         return np.zeros(len(table))
     return np.asarray((table.ep - 1) + (table.etp - 1), dtype=float)
 
 
-def balancing_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
-    """MicroMoE: replicas need an even number of EP groups to merge, and two experts a GPU (section 3)."""
+def token_scheduling_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
+    """How far a row is from what token scheduling (MicroMoE) needs: replicas need an even number of EP groups to merge,
+    and two experts a GPU (section 3)."""
     moe, fw = job.workload.model.moe, job.framework
     if moe is None or not fw.traits.schedules_replicas or fw.dispatcher != "alltoall" or not np.any(table.balancing):
         return np.asarray(table.balancing > 0, dtype=float)
@@ -102,7 +105,7 @@ def why_replicas_cannot_be_scheduled(job: JobAndMachines, table: StrategyTable) 
     The row itself is without balancing; the words suit a user who did not ask for it by name.
     """
     moe, fw = job.workload.model.moe, job.framework
-    if not balancing_shortfall(job, replace(table, balancing=np.ones_like(table.balancing)))[0]:
+    if not token_scheduling_shortfall(job, replace(table, balancing=np.ones_like(table.balancing)))[0]:
         return None
     if moe is None or not fw.traits.schedules_replicas or fw.dispatcher != "alltoall":
         return (

@@ -15,7 +15,7 @@ def _why(job: JobAndMachines, spec: RecomputeSpec, pp: int) -> str | None:
 
 
 def graph_capture_shortfall(job: JobAndMachines, t: StrategyTable) -> FloatN:
-    """Rows whose layers, recomputation, pipeline or balancing graphs cannot hold. (n,)"""
+    """1 for rows whose layers, recomputation, pipeline or balancing graphs cannot hold, else 0. (n,)"""
     if not job.framework.graphs.captures_any:
         return np.zeros(len(t))
     by_mode = np.array([[_why(job, spec, pp) is not None for pp in (1, 2)] for spec in t.recompute_modes])

@@ -14,14 +14,14 @@ from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import context_parallel_excess, context_parallel_message
 from mofa.search.legality.expert_overlap import expert_overlap_message, expert_overlap_shortfall
 from mofa.search.legality.expert_parallel import (
-    balancing_shortfall,
-    dispatcher_shortfall,
+    deepep_shortfall,
     etp_shortfall,
     expert_grid_shortfall,
     expert_sharding_ranks,
     experts_shortfall,
     rank_order_shortfall,
     routed_copies_shortfall,
+    token_scheduling_shortfall,
 )
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_shortfall
 from mofa.search.legality.graph_capture_check import graph_capture_message, graph_capture_shortfall
@@ -277,7 +277,7 @@ CHECKS: tuple[LegalityCheck, ...] = (
         f"{j.framework.name}: rank_order {j.framework.rank_order} with {degrees_text(t, 'pp')} needs as many ranks of "
         f"{degrees_text(t, 'tp', 'cp')} as of {'ep x etp' if j.workload.model.moe else 'tp'}; "
         f"{'set ep x etp to tp x cp' if j.workload.model.moe else 'set cp=1'}, or leave rank_order out")),
-    LegalityCheck("dispatcher", "ranks", dispatcher_shortfall, lambda j, t: (
+    LegalityCheck("dispatcher", "ranks", deepep_shortfall, lambda j, t: (
         f"{j.framework.name}: dispatcher deepep does not run with {degrees_text(t, 'ep', 'etp')}; "
         f"{'it needs ep above 1 and etp 1' if j.framework.traits.has_pytorch_modules else 'raise ep'}")),
     LegalityCheck("expert_overlap", "conditions", expert_overlap_shortfall, expert_overlap_message,
@@ -315,7 +315,7 @@ CHECKS: tuple[LegalityCheck, ...] = (
     LegalityCheck("routed_copies", "ranks", routed_copies_shortfall, lambda j, t: (
         f"routed_copies: index (MoEBlaze) gathers a rank's own tokens: {degrees_text(t, 'ep', 'etp')} must be 1; set "
         "them to 1 or leave it out")),
-    LegalityCheck("balancing", "GPUs", balancing_shortfall, lambda j, t: (
+    LegalityCheck("balancing", "GPUs", token_scheduling_shortfall, lambda j, t: (
         f"balancing micro_moe needs experts, framework megatron with dispatcher alltoall, {degrees_text(t, 'ep')} of "
         f"at least 2 and at most half the experts, and an even number of EP groups: "
         f"{degrees_text(t, 'tp', 'cp', 'dp')} a multiple of {MERGED_GROUPS} x {degrees_text(t, 'ep', 'etp')}; "
