@@ -359,7 +359,7 @@ def gather_rows(
     first, grid = rank_grids_of_rows(table)
     grids = table.select_rows(first)
     groups = dict(costs.groups) if len(costs.index) == 1 else process_groups_of_rows(cluster, framework, grids)
-    params, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
+    params, shards, static = params_and_static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
     return GatheredRows(
         workload, cluster, framework, table, costs, mode, schedule, k, base, full, layers, mtp, lay, m, grid, first,
         grids, groups, params, shards, static,
@@ -389,7 +389,7 @@ def _places_of_modes(
     return tuple(base), tuple(full)
 
 
-def static_bytes_of_grids(
+def params_and_static_bytes_of_grids(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
     groups: dict[str, ProcessGroup], lay: StageLayers, mode: PrecisionMode,
 ) -> tuple[ArrayN, ParameterShards, StaticBytes]:  # fmt: skip

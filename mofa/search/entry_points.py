@@ -23,7 +23,7 @@ from mofa.search import branch_and_bound
 from mofa.search.borderline import admit_borderline_rows, best_rows_with_fewer_recomputed_layers
 from mofa.search.costing import MEMORY, CostedRows, CostedSpace, cost_rows
 from mofa.search.fewer_gpus.faster_rows import faster_rows_near_best
-from mofa.search.fewer_gpus.merge_plans import merged_report_counts, with_faster_plans
+from mofa.search.fewer_gpus.merge_plans import best_plans_of_all_gpu_counts, merged_report_counts
 from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
 from mofa.search.fewest_gpus import smallest_number_of_gpus
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
@@ -242,7 +242,7 @@ def find_plans(
             for rows in faster_rows_near_best(job, on_cluster, objective, wanted, searched_rows, key, solved)
             for given in [(workload_given, rows.cluster)]
         ]  # fmt: skip
-        plans = with_faster_plans(plans, others, reports, cluster.num_gpus, top)
+        plans = best_plans_of_all_gpu_counts(plans, others, reports, cluster.num_gpus, top)
     else:
         plans += others
     if plans:

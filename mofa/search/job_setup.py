@@ -35,7 +35,7 @@ THREADS_OF_WORD = 8
 112 in all, docs.nvidia.com/dgx/dgxh100-user-guide). [-]"""
 
 
-class NumericsSwitch(NamedTuple):
+class SwitchOfModelPart(NamedTuple):
     """A framework's switch that acts on something that some models lack."""
 
     neutral_value: bool
@@ -46,20 +46,22 @@ class NumericsSwitch(NamedTuple):
     """What it acts on, in words."""
 
 
-def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, NumericsSwitch]:
+def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, SwitchOfModelPart]:
     """A framework's switches by field."""
     heads = model.attention
     grouped = heads.num_kv_heads < heads.num_heads
     experts = model.moe is not None, "experts"
     refused = {
-        "permute_fusion": NumericsSwitch(True, *experts),
-        "router_padding": NumericsSwitch(False, *experts),
-        "shards_head_norms": NumericsSwitch(True, heads.qk_norm, "norms over heads (qk_norm)"),
-        "repeats_keys": NumericsSwitch(False, grouped, "keys that several query heads share"),
+        "permute_fusion": SwitchOfModelPart(True, *experts),
+        "router_padding": SwitchOfModelPart(False, *experts),
+        "shards_head_norms": SwitchOfModelPart(True, heads.qk_norm, "norms over heads (qk_norm)"),
+        "repeats_keys": SwitchOfModelPart(False, grouped, "keys that several query heads share"),
     }
     if framework.library is not None:
-        refused["fused_rope"] = NumericsSwitch(True, model.positions == "rope", "rotary embeddings (positions: rope)")
-        refused["fused_swiglu"] = NumericsSwitch(
+        refused["fused_rope"] = SwitchOfModelPart(
+            True, model.positions == "rope", "rotary embeddings (positions: rope)"
+        )
+        refused["fused_swiglu"] = SwitchOfModelPart(
             True, model.mlp.activation == "swiglu", "SwiGLU (mlp.activation: swiglu)"
         )
     return refused

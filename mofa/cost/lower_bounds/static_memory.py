@@ -16,7 +16,7 @@ from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
 from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.cost.precision_modes import rows_by_precision_mode
-from mofa.cost.rows import columns_that_rank_grids_read, static_bytes_of_grids
+from mofa.cost.rows import columns_that_rank_grids_read, params_and_static_bytes_of_grids
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
 from mofa.cost.stages import stages_of_row
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
@@ -74,7 +74,7 @@ def _of_grids(
     schedule = SCHEDULE_NAMES[int(grids.schedule[0])]
     lay = count_stage_layers(grids, stages, schedule, np.full(len(grids), stages.pp), every_stage=False)
     groups = process_groups_of_rows(cluster, framework, grids)
-    _, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
+    _, shards, static = params_and_static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
     resident = static.params + static.grads + static.states + static.buffers + static.step_scratch
     if framework.shards_params and mode.precision == "mixed" and mode.pipelined:
         each = framework.grads_bytes_per_param * optimizer_dtype_bytes(workload, mode.precision) / 4.0

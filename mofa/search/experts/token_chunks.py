@@ -19,7 +19,7 @@ from mofa.routing.chunks import BINS, check_chunk_bins, loads_expected_from_past
 from mofa.routing.rank_load import expert_shares, max_rank_rows_over_mean
 from mofa.routing.statistics import rank_loads_over_mean
 from mofa.schedules import SCHEDULES
-from mofa.search.experts.chunk_choice import JointChunkChoice, choose_recompute_and_chunks
+from mofa.search.experts.chunk_choice import JointRecomputeAndChunks, choose_recompute_and_chunks
 from mofa.search.job_setup import with_numerics
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.to_plan.builder import memory_limit_bytes
@@ -73,7 +73,7 @@ class ChunkReport(Spec):
         description="mact's chunks per iteration and layer; 0 where no bin fits. [-]"
     )
     policies: tuple[ChunkPolicy, ...]
-    joint: JointChunkChoice | None = Field(
+    joint: JointRecomputeAndChunks | None = Field(
         default=None, description="Null where it was not asked for, or nothing fits."
     )
     joint_asked: bool = Field(default=False, description="Whether a joint choice was asked for.")

@@ -10,7 +10,7 @@ from mofa.cost.rank_rules import first_reduced_bucket_params
 from mofa.cost.step_time.gradient_buckets import first_chunk_buckets
 from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.replay.time.computation_tapes import PlanTapes
-from mofa.replay.time.data_parallel import SharedAcrossRanks, _Rank
+from mofa.replay.time.data_parallel import DataParallelSharedByRanks, _Rank
 from mofa.schedules import computation_order_of
 from mofa.search.strategy_estimator import strategy_estimator
 
@@ -25,7 +25,7 @@ def test_as_many_as_the_replay_fills(workload: str, strategy: str) -> None:
     rows, spec = gathered_row_of_strategy(estimator), estimator.rank_specs[0]
     num = int(rows.num_micro_batches[0])
     order = computation_order_of(rows.schedule, rows.framework.traits.runtime, rows.stage_layers.stages.pp, 1, num)
-    rank = _Rank(rows, PlanTapes.from_rows(rows), spec, order, SharedAcrossRanks())
+    rank = _Rank(rows, PlanTapes.from_rows(rows), spec, order, DataParallelSharedByRanks())
     size = float(first_reduced_bucket_params(rows)[0])
     played = rank.buckets(0, size)
     filled = first_chunk_buckets(rows, np.array([size]), experts_separate=True)

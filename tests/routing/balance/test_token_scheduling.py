@@ -15,7 +15,7 @@ from mofa.routing.balance.inputs import (
     token_shares_by_source,
     tokens_per_gpu_by_source,
 )
-from mofa.routing.balance.place import PlacementAdaptation
+from mofa.routing.balance.place import PlacementAdaptationRule
 from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.balance.token_scheduling import SCHEMES, play_micro_batches
 from mofa.routing.placement import Placement
@@ -80,7 +80,7 @@ def test_capacity_drops_per_source_gpu_by_hand() -> None:
 
 def test_adaptive_placement_settles_at_the_mean_where_symmetric_cannot() -> None:
     """moe.md C.7: always balanced with adaptive re-placement, beyond Zipf 1."""
-    setup = BalanceSetup(32, 8, 4, adaptation=PlacementAdaptation(interval=5))
+    setup = BalanceSetup(32, 8, 4, adaptation=PlacementAdaptationRule(interval=5))
     played = play_micro_batches(zipf_inputs(1.5, setup), setup)
     assert played.max_over_mean["micro_moe"].mean() > 1.5
     assert played.settled is not None and played.settled < 1.005
@@ -88,7 +88,7 @@ def test_adaptive_placement_settles_at_the_mean_where_symmetric_cannot() -> None
 
 
 def test_eplb_follows_the_past() -> None:
-    setup = BalanceSetup(32, 8, 4, adaptation=PlacementAdaptation(interval=5))
+    setup = BalanceSetup(32, 8, 4, adaptation=PlacementAdaptationRule(interval=5))
     played = play_micro_batches(zipf_inputs(1.0, setup), setup)
     eplb, plain = played.max_over_mean["eplb"], played.max_over_mean["plain"]
     assert np.array_equal(eplb[0], plain[0]) and np.all(eplb[1:] < plain[1:])
@@ -167,9 +167,9 @@ def test_groups_that_cannot_be_scheduled() -> None:
         with pytest.raises(SpecError, match=message):
             BalanceSetup(**{"num_experts": 32, "num_gpus": 8, "ep": 4, **wrong})  # type: ignore[arg-type]
     with pytest.raises(SpecError, match=r"interval \(0\)"):
-        PlacementAdaptation(interval=0)
+        PlacementAdaptationRule(interval=0)
     with pytest.raises(SpecError, match="threshold"):
-        PlacementAdaptation(threshold=float("nan"))
+        PlacementAdaptationRule(threshold=float("nan"))
     with pytest.raises(SpecError, match="tokens of 4 experts and 4 GPUs"):
         play_micro_batches(np.ones((1, 1, 4, 4), dtype=int), BalanceSetup(32, 8, 4))
     with pytest.raises(SpecError, match="micro-batch 0, layer 0: has no tokens"):
