@@ -96,7 +96,7 @@ class BlockSpec(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called.
+        """The name of the block.
 
         Examples
         --------

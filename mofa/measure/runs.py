@@ -105,7 +105,7 @@ def _settings_for_overlap(run: ExpandedRun) -> dict[str, str]:
 
 
 def task_of_run(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_beginning: bool = False) -> RunTask:
-    """What a run's processes are told.
+    """The task of a run: what its processes are told.
 
     Raises
     ------

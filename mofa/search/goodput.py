@@ -92,7 +92,7 @@ class LongRunObjective:
         """Nodes of the job. [-]"""
         return max(self.cluster.num_gpus // self.cluster.node.gpus_per_node, 1)
 
-    def missing(self) -> dict[Figure, str]:
+    def unknown_figures(self) -> dict[Figure, str]:
         """Figures that cannot be known from these facts, with the reason."""
         faults, why = self.faults, None
         if faults.reliability is None:
@@ -139,7 +139,7 @@ class LongRunObjective:
         """Refuse an objective that cannot be known."""
         need: dict[Objective, Figure] = {"days": "days", "usd": "usd", "kwh": "kwh"}
         wanted = need.get(self.objective)
-        if wanted is not None and wanted in (missing := self.missing()):
+        if wanted is not None and wanted in (missing := self.unknown_figures()):
             raise SpecError(f"--objective {self.objective}: {wanted} is not known, {missing[wanted]}; give it first")
 
     def checkpoint_times(self, per_rank_bytes: FloatN) -> CheckpointTimes:
@@ -222,7 +222,7 @@ class LongRunObjective:
     @property
     def ranks_steps_alone(self) -> bool:
         """Whether nothing is known of the long run, so that steps alone are ranked."""
-        return set(FIGURES) <= set(self.missing())
+        return set(FIGURES) <= set(self.unknown_figures())
 
     def ranking_key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
         """A number below :meth:`ranking_key`, of rows whose steps take at least ``step_s`` and draw at least
@@ -292,7 +292,7 @@ class LongRunObjective:
 
     def with_long_run_figures(self, plan: Plan) -> Plan:
         """The plan with the known figures of its long run."""
-        unknown = dict(self.missing())
+        unknown = dict(self.unknown_figures())
         update: dict[str, Any] = {"spare_gpus": self.spare_gpus}
         if "ettr" not in unknown:
             outlook, step_w = self._of(plan)

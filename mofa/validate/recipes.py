@@ -37,7 +37,7 @@ class SourceAndModelSelector(Spec):
 
 
 class RowSelector(SourceAndModelSelector):
-    """Rows that a recipe holds for."""
+    """Selects the rows that a recipe holds for."""
 
     source: Source
 

@@ -210,7 +210,7 @@ LINEARS = {"column_linear": _column, "row_linear": _row, "norm_linear": _norm_li
 
 
 def one_gpu_cases(recorder: RowRecorder) -> Todo:
-    """Cases of one GPU."""
+    """Cases of Transformer Engine's modules that need one GPU."""
     cases = [*_dense_cases(), *te_experts.bf16_cases(), *_fp8_cases()]
     cases += [case_with_timing_call("ddp", time_gradient_hooks, wrapped=wrapped) for wrapped in (False, True)]
     cases += [case_with_timing_call("fused_adam", time_adam, tensors) for tensors in (10, 50, 200, 600)]
@@ -260,7 +260,7 @@ def _tensor_parallel(recorder: RowRecorder, op: str, make: Callable[[Any], Any])
 
 
 def two_gpu_cases(recorder: RowRecorder) -> Todo:
-    """Cases of two GPUs."""
+    """Cases of Transformer Engine's modules that need two GPUs."""
     return [
         ("tp2_column_row", partial(_tensor_parallel, recorder, "tp2_column_row", _column)),
         ("tp2_norm_column_row", partial(_tensor_parallel, recorder, "tp2_norm_column_row", _norm_linear)),

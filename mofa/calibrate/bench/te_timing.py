@@ -88,7 +88,7 @@ class DeviceWaitTimer:
 
 
 class HostPaceSample(NamedTuple):
-    """A host's pace at one moment."""
+    """A host's pace at one moment: of a small op, and of a layer each way."""
 
     small_op_s: float
     layer_fwd_s: float

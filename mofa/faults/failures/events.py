@@ -83,7 +83,7 @@ class FailureLog:
         return estimate_rate(len(self) - (days is None), up_days, confidence)
 
     def statistics(self, num_nodes: int, days: float | None = None, confidence: float = 0.9) -> LogStatistics:
-        """:meth:`rate`, :meth:`kind_shares` and :meth:`shape` together."""
+        """:meth:`rate`, :meth:`kind_shares` and :meth:`weibull_shape` together."""
         rate = self.rate(num_nodes, days, confidence)
         return LogStatistics(**rate.model_dump(), kinds=self.kind_shares(), weibull_shape=self.weibull_shape())
 

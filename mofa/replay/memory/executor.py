@@ -86,7 +86,7 @@ class StepExecutor(BlockExecutor):
         else:
             gather_all_groups(self.state)
         self.received_inputs.on_step_begin()
-        self.steady.compute()
+        self.steady.play_computations()
         start = self.state.events_and_allocated()
         if self.state.unsharded:
             self.state.journal.computations.append((start[0], "reduce", 0, 0))

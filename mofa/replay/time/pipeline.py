@@ -34,14 +34,14 @@ class PlayedProgram:
     idle: tuple[dict[str, float], ...]
     total: float
 
-    def busy(self, rank: int) -> float:
+    def busy_s(self, rank: int) -> float:
         """Seconds that a rank computes. [s]"""
         return sum(span.end - span.start for span in self.compute[rank])
 
     @property
     def bubble_fraction(self) -> float:
         """Idle over busy seconds of the busiest rank, as publications count it. [-]"""
-        most = max(self.busy(r) for r in range(len(self.compute)))
+        most = max(self.busy_s(r) for r in range(len(self.compute)))
         return self.total / most - 1.0
 
 

@@ -96,7 +96,7 @@ def goodput_by_scale(
     NothingFits
         If no number has a plan.
     """
-    lacks = LongRunObjective(workload, cluster, framework, faults).missing()
+    lacks = LongRunObjective(workload, cluster, framework, faults).unknown_figures()
     if "ettr" in lacks:
         raise SpecError(f"{faults.name}: {lacks['ettr']}")
     points, stands = [], []

@@ -239,7 +239,7 @@ def test_what_is_unknown_is_said() -> None:
     assert "no storage given" in rsc.unknown["ettr"]
     without_tokens = mofa.load_workload("llama3-8b", overrides={"tokens": None})
     judge = LongRunObjective(without_tokens, NODES, MEGATRON, facts())
-    assert set(judge.missing()) == {"days", "gpu_hours", "usd", "kwh"}
+    assert set(judge.unknown_figures()) == {"days", "gpu_hours", "usd", "kwh"}
     for objective in ("days", "usd", "kwh"):
         with pytest.raises(SpecError, match="not known"):
             search(bare, objective=objective)
