@@ -17,7 +17,7 @@ from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.collector import TableCollector, checkpoint_bytes_of_rows
-from mofa.cost.kernels.lazy_loading import share_of_passes_with_load as drained_share
+from mofa.cost.kernels.lazy_loading import share_of_passes_with_kernel_load as drained_share
 from mofa.cost.memory.peak import StagePeakBytes, peaks_with_fullest_stage, stage_peak_bytes
 from mofa.cost.memory.pinned import pinned_excess_bytes
 from mofa.cost.option_sets import options_common_to_rows

@@ -24,10 +24,10 @@ from mofa.search.costing import (
     MEMORY,
     SLOWER,
     CostedSpace,
-    PartCosts,
     SpacePart,
-    cost_part,
+    SpacePartCosts,
     cost_rows_of_part,
+    cost_space_part,
     estimators_of_parts,
     legal_rows_of_degrees,
     merge_part_costs,
@@ -167,7 +167,7 @@ class _BranchAndBound:
         """Static memory of all degrees that have legal rows, at least. [B]"""
         self.least_key = np.full(len(self.legal), np.nan)
         """The bound of degrees in any mode, of those that may fit."""
-        self.costed: list[tuple[Rows, PartCosts]] = []
+        self.costed: list[tuple[Rows, SpacePartCosts]] = []
         self.num_done = 0
 
     def run(self) -> None:
@@ -311,7 +311,7 @@ class _BranchAndBound:
     def _part(self, degrees: Rows) -> SpacePart:
         return part_with_same_options(self.job, self.loads, self.space, degrees, self.legal)
 
-    def _take(self, part: SpacePart, rows: Rows, costs: PartCosts) -> None:
+    def _take(self, part: SpacePart, rows: Rows, costs: SpacePartCosts) -> None:
         """Let the goal take note of rows that fit."""
         verdicts = np.where(part.legal, -1, 0), np.zeros(len(part.legal))
         of_part = merge_part_costs(part.space, rows, [costs], *verdicts)
@@ -333,7 +333,7 @@ class _BranchAndBound:
             end = min(begin + size, int(np.searchsorted(self.over, least)))
             for _, some in self._by_options(self.too_big[begin:end]):
                 degrees = np.sort(some)
-                costs = cost_part(self._part(degrees))
+                costs = cost_space_part(self._part(degrees))
                 self.costed.append((self._rows_of(degrees), costs))
                 least = min(least, float(costs.shortfall.min(initial=np.inf)))
             begin, size = end, size * GROWTH

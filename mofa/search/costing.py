@@ -122,7 +122,7 @@ class SpacePart:
 
 
 @dataclass(frozen=True)
-class PartCosts:
+class SpacePartCosts:
     """Verdicts on the legal rows of a part, in their order, and the costs of the ``timed`` ones, in theirs.
 
     ``device_bytes`` is NaN where no number of recomputed layers was worth costing.
@@ -169,7 +169,7 @@ def cost_rows(
     tell_of = {id(task): partial(tell, number) for number, task in enumerate(tasks)}
     parts_costed = []
     for number, costs in enumerate(
-        workers.map(cost_part, tasks, local=lambda part: cost_part(part, tell_of[id(part)]))
+        workers.map(cost_space_part, tasks, local=lambda part: cost_space_part(part, tell_of[id(part)]))
     ):
         parts_costed.append(costs)
         tell(number, len(costs.reason))
@@ -177,7 +177,7 @@ def cost_rows(
 
 
 def merge_part_costs(
-    space: SpaceCombinations, rows: NDArray[np.intp], parts: Sequence[PartCosts], reason: IntN, shortfall: FloatN
+    space: SpaceCombinations, rows: NDArray[np.intp], parts: Sequence[SpacePartCosts], reason: IntN, shortfall: FloatN
 ) -> CostedSpace:
     """Merge what costing the parts of some ``rows`` of a space says, whose verdicts are put into ``reason`` and
     ``shortfall``.
@@ -252,7 +252,7 @@ def part_with_same_options(
     return SpacePart(job.with_options(of_part.degrees.common_options), loads, of_part, legal_rows)
 
 
-def cost_part(part: SpacePart, on_rows_costed: Callable[[int], None] | None = None) -> PartCosts:
+def cost_space_part(part: SpacePart, on_rows_costed: Callable[[int], None] | None = None) -> SpacePartCosts:
     """Cost the memory of a part's legal rows, solve for their recomputed layers where open, and time what may fit.
 
     ``on_rows_costed`` is called with the number of rows whose memory is known.
@@ -279,8 +279,8 @@ def estimators_of_parts(job: JobAndMachines, parts: Sequence[SpacePart]) -> list
 
 def cost_rows_of_part(
     part: SpacePart, estimator: TableEstimator, rows: NDArray[np.intp], tell: Callable[[int], None] | None = None
-) -> PartCosts:
-    """Cost some of a part's legal rows as :func:`cost_part` does all.
+) -> SpacePartCosts:
+    """Cost some of a part's legal rows as :func:`cost_space_part` does all.
 
     Parameters
     ----------
@@ -338,7 +338,7 @@ def cost_rows_of_part(
         for start in range(0, len(to_time), AT_ONCE) for some in (to_time[start : start + AT_ONCE],)
     ]  # fmt: skip
     exposed = np.concatenate(times, axis=-1) if times else np.zeros((len(TIME_COMPONENTS), 0))
-    return PartCosts(
+    return SpacePartCosts(
         reason[rows],
         shortfall[rows],
         layers[rows],

@@ -62,7 +62,7 @@ def memory_bound_clock_ratio(rows: Sequence[Row], between_s: Callable[[float], f
     """Clock at which memory-bound kernels alone draw the power limit over the full clock; above 1 where they never do.
 
     Solved by least squares from the clocks of all that ran alone and between memory-bound kernels, which
-    :func:`mofa.specs.power.clock_at_draw` says of their mean draw. None without such rows.
+    :func:`mofa.specs.power.clock_at_power_draw` says of their mean draw. None without such rows.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
 from mofa.specs.curves import FittedCurve, PowerLimitedCurve, expected_max_normal
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.power import clock_at_draw
+from mofa.specs.power import clock_at_power_draw
 
 ArrayK = NDArray[np.float64]
 
@@ -280,7 +280,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: OpTimingMach
     curves = machine.cluster.gpu.curves
     limit, memory = curves.power_limit, curves.stream_clock
     busy = limit.mix_weight_beside_idle(machine.idle_fraction) if limit is not None and machine.idle_fraction else 1.0
-    clock = 1.0 if memory is None else clock_at_draw(busy * _drawn(mix, seconds, ops, machine, memory.value**-2))
+    clock = 1.0 if memory is None else clock_at_power_draw(busy * _drawn(mix, seconds, ops, machine, memory.value**-2))
     work = busy * sum((products.share for products in mix), 0.0)
     for curve, rows, _ in mix:
         # where clocks were not read, the share of products and attention says how far it falls

@@ -29,7 +29,7 @@ from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets
 from mofa.cost.step_time.hybrid_sharding import replica_all_reduce_s, replica_all_reduces_behind_backward
 from mofa.cost.step_time.micro_batch import HostBoundPasses
-from mofa.cost.step_time.pipelined_fsdp import first_forward_clocks, piece_seconds
+from mofa.cost.step_time.pipelined_fsdp import first_forward_clock_advance, piece_seconds
 
 ArrayN = NDArray[np.float64]
 BoolN = NDArray[np.bool_]
@@ -301,7 +301,7 @@ def _pipelined_fsdp(
         first = None
         if host_bound is not None:
             forward = host_bound.with_full_queue[0]
-            first = first_forward_clocks(rows, host_bound.rows, seconds, forward)
+            first = first_forward_clock_advance(rows, host_bound.rows, seconds, forward)
         once = DataParallelOncePerStep(gathers, gathers, reduces * shared, "FSDP of pieces")
         return CommunicationOutsideBlocks(
             in_passing + reduced, hidden, np.zeros_like(forward_s), once if first is not None else None,

@@ -90,8 +90,11 @@ def _reduce_s(rows: GatheredRows, params: ArrayN) -> ArrayN:
     )
 
 
-def first_forward_clocks(rows: GatheredRows, index: IntA, pieces: PieceSeconds, like: ClockAdvance) -> ClockAdvance:
-    """Both clocks of the first forward of each stage's only chunk, which gathers as its host gets to each piece.
+def first_forward_clock_advance(
+    rows: GatheredRows, index: IntA, pieces: PieceSeconds, like: ClockAdvance
+) -> ClockAdvance:
+    """How host and device advance in the first forward of each stage's only chunk, which gathers as its host gets to
+    each piece.
 
     A gather begins when the host launches it and the one before has ended, and computing waits for it. The host is
     no further ahead of its device than the launch queue takes.

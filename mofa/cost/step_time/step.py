@@ -466,7 +466,8 @@ def _start_ahead(rows: GatheredRows, exposed: ArrayN, host_bound: HostBoundPasse
 
 
 def _left_to_issue_s(
-    rows: GatheredRows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks, lead_s: ArrayN
+    rows: GatheredRows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks,
+    lead_s: ArrayN,
 ) -> ArrayN:  # fmt: skip
     """By how much the host of a step issues longer than the step's parts take so far. (late rows,) [s]"""
     index = host_bound.rows

@@ -26,7 +26,7 @@ from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.kernels.toy_gpu import toy_gpu
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.load import load_cluster, load_framework
-from mofa.specs.power import clock_at_draw
+from mofa.specs.power import clock_at_power_draw
 
 ROOT = Path(__file__).parents[3]
 SIZE = st.integers(1, 20000)
@@ -189,7 +189,7 @@ def test_the_clock_falls_with_the_share_of_products() -> None:
     assert slowest > 1.0
     seconds, memory = float(gemm_s(8192, 8192, 8192, GPU)), GPU.curves.stream_clock
     assert memory is not None
-    clock = clock_at_draw(
+    clock = clock_at_power_draw(
         curve.draw_over_power_limit(curve.fraction_of_full_load(2.0 * 8192**3, seconds), memory.value**-2)
     )
     assert float(clock) == pytest.approx(curve.clock)  # at full load
