@@ -14,7 +14,7 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.checkpoint import CheckpointTimes, checkpoint_bytes, checkpoint_times
 from mofa.errors import SpecError
 from mofa.faults.calculator import LEAST_ETTR
-from mofa.faults.duration_band import run_duration_band_s, true_rate_factors
+from mofa.faults.duration_band import run_duration_band_s, true_failure_rate_factors
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import LongRunOutlook, failure_clock, long_run_outlook
 from mofa.plan.long_run import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
@@ -388,9 +388,9 @@ class LongRunObjective:
     def band(self, outlook: LongRunOutlook, plan: Plan) -> Days:
         """Wall-clock time of a run of candidate 0, with its 10 to 90 % band.
 
-        Each of many runs has a failure rate of its own (:func:`mofa.faults.duration_band.true_rate_factors`), at which
-        the closed form gives its mean, with the interval that was chosen for the expected rate. The run's own luck
-        comes on top.
+        Each of many runs has a failure rate of its own (:func:`mofa.faults.duration_band.true_failure_rate_factors`),
+        at which the closed form gives its mean, with the interval that was chosen for the expected rate. The run's own
+        luck comes on top.
         """
         assert self.faults.reliability is not None
         step_s = np.array([plan.step_s])
@@ -399,7 +399,7 @@ class LongRunObjective:
         if math.isinf(mtbf) or work_s <= float(interval) * 1e-6:
             return Days(**dict.fromkeys(("p10", "p50", "p90"), work_s / ettr / SECONDS_PER_DAY))
         clock = failure_clock(self.faults.reliability, mtbf, self.num_nodes)
-        factors = true_rate_factors(clock, BAND_RUNS)
+        factors = true_failure_rate_factors(clock, BAND_RUNS)
         at_quantile = self.outlook(
             step_s, np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp, rate_factor=factors,
             interval_s=interval, every=[level.every[0] for level in outlook.levels],

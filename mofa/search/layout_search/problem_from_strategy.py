@@ -18,7 +18,7 @@ from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.cost.step_time.micro_batch import MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds
-from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, LayerSplitProblem, ScheduleClock
+from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, LayerSplitProblem, ScheduleTimer
 from mofa.specs.params import layer_params, mtp_params
 
 MORE_RECOMPUTED = 2
@@ -94,7 +94,7 @@ def _recomputes_whole(rows: GatheredRows) -> bool:
     return rows.table.recompute_modes[int(rows.table.recompute[0])].kind == "full"
 
 
-def _pipeline(rows: GatheredRows) -> ScheduleClock:
+def _pipeline(rows: GatheredRows) -> ScheduleTimer:
     """The clock of a strategy's schedule."""
     schedule, stages, m = rows.schedule_record, rows.stage_layers.stages, int(rows.num_micro_batches[0])
     if _has_formula(rows):
