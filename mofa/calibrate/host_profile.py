@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
-from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device, fit_folder
+from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device, rows_and_curve_fits_of_folder
 from mofa.calibrate.fits.profile import host_facts
 from mofa.calibrate.fits.te_host_facts import layer_host_facts
 from mofa.calibrate.run_cases import Progress, measure_cases, why_gpu_cannot_be_timed
@@ -40,7 +40,7 @@ def measure_host(progress: Progress | None = None) -> dict[str, Any]:
     with TemporaryDirectory(prefix="mofa-host-") as scratch:
         folder = Path(scratch)
         measure_cases(folder, families=["host"], device="cuda", gpus=1, progress=progress)
-        _, curves = fit_folder(folder)
+        _, curves = rows_and_curve_fits_of_folder(folder)
     return host_profile_mapping(curves, processor_name(), _layer_pace())
 
 

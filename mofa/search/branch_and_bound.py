@@ -35,7 +35,7 @@ from mofa.search.costing import (
 )
 from mofa.search.goals import BestRowsGoal, ParetoFrontGoal, SearchGoal
 from mofa.search.legality.masks import JobAndMachines
-from mofa.search.objective import SearchObjective, ranking_keys
+from mofa.search.objective import SearchObjective, ranking_keys_and_missing_host_bytes
 from mofa.search.recomputed_layers import rows_recomputing_none_and_all
 from mofa.search.space import SOLVED, SpaceCombinations
 from mofa.search.to_plan.builder import memory_limit_bytes
@@ -116,7 +116,7 @@ def cost_rows_for_goal(
     return search.result()
 
 
-def degrees_that_goal_may_want(
+def degrees_and_bounds_that_goal_may_want(
     job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, goal: SearchGoal
 ) -> tuple[Rows, FloatN]:
     """Degrees of a space that may fit and whose bound in any mode the goal may want, and that bound. (k,) each
@@ -315,7 +315,7 @@ class _BranchAndBound:
         """Let the goal take note of rows that fit."""
         verdicts = np.where(part.legal, -1, 0), np.zeros(len(part.legal))
         of_part = merge_part_costs(part.space, rows, [costs], *verdicts)
-        key, _ = ranking_keys(self.goal.objective, of_part.costed)
+        key, _ = ranking_keys_and_missing_host_bytes(self.goal.objective, of_part.costed)
         fits = (of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)
         self.goal.add_costed(key[fits], of_part.costed.device_bytes[fits])
 

@@ -25,13 +25,13 @@ from mofa.search.costing import MEMORY, CostedRows, CostedSpace, cost_rows
 from mofa.search.fewer_gpus.faster_rows import faster_rows_near_best
 from mofa.search.fewer_gpus.merge_plans import best_plans_of_all_gpu_counts, merged_report_counts
 from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
-from mofa.search.fewest_gpus import smallest_number_of_gpus
+from mofa.search.fewest_gpus import fewest_fitting_gpus_and_note
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import CHECKS, JobAndMachines, check_strategies
 from mofa.search.legality.named_check import refuse_idle_dispatcher
 from mofa.search.objective import SHORTEST_STEP, SearchObjective, reject_rows_for_host_memory
 from mofa.search.offers import numerics_offers
-from mofa.search.rejections import count_rejections, refuse_indivisible_batch
+from mofa.search.rejections import refuse_indivisible_batch, rejections_and_nearest_misses
 from mofa.search.request import check_constraints, checked_framework_or_default
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best_rows
 from mofa.search.search_progress import OnProgress, progress_callback, progress_callback_with_best_row
@@ -229,7 +229,7 @@ def find_plans(
     plans += islice(others, 0 if plans else 1)
     min_gpus, note = None, None
     if not plans and default:
-        min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay, judge=judge)
+        min_gpus, note = fewest_fitting_gpus_and_note(job, constrained, space.dp, replay=replay, judge=judge)
     reports: list[PlanReport] = []
     if may_use_fewer and (plans or (min_gpus or math.inf) < cluster.num_gpus):
         solved = np.array([number == SOLVED for _, number in space.recompute])
@@ -249,7 +249,7 @@ def find_plans(
         min_gpus, note = None, None
     elif default and not len(costed.rows):
         note = _why_nothing_runs(job, searched_rows, fix, min_gpus, note)
-    rejected, nearest = count_rejections(reason, shortfall, searched_rows.space, framework, objective)
+    rejected, nearest = rejections_and_nearest_misses(reason, shortfall, searched_rows.space, framework, objective)
     report = PlanReport(
         workload=WorkloadSummary.from_spec(workload),
         cluster=ClusterSummary.from_spec(cluster),

@@ -30,7 +30,7 @@ FIRST_ROWS, MOST_ROWS = 512, 32_768
 """Rows costed at first, and at most; four times as many each time that none fits. [-]"""
 
 
-def smallest_number_of_gpus(
+def fewest_fitting_gpus_and_note(
     job: JobAndMachines, constrained: Callable[[StrategySpace], StrategySpace], dp: int | None = None, *,
     replay: bool = False,
     judge: LongRunObjective | None = None,

@@ -16,7 +16,7 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.strategy import StrategySpec, StrategyTable
 
 
-def count_rejections(
+def rejections_and_nearest_misses(
     reason: NDArray[np.int64],
     shortfall: NDArray[np.float64],
     space: SpaceCombinations,

@@ -17,7 +17,12 @@ from mofa.search.branch_and_bound import cost_pareto_front
 from mofa.search.costing import NEEDLESS, CostedRows, CostedSpace, cost_rows
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import JobAndMachines
-from mofa.search.objective import SHORTEST_STEP, SearchObjective, ranking_keys, reject_rows_for_host_memory
+from mofa.search.objective import (
+    SHORTEST_STEP,
+    SearchObjective,
+    ranking_keys_and_missing_host_bytes,
+    reject_rows_for_host_memory,
+)
 from mofa.search.space import OPTIONS, SpaceCombinations
 from mofa.search.workers import WorkerProcesses
 from mofa.specs.framework import FrameworkSpec
@@ -99,7 +104,7 @@ class Search:
             found_rows = cost_pareto_front(*self._unjudged(), self.objective)
             reject_rows_for_host_memory(self.objective, found_rows)
         costed = found_rows.costed
-        key, _ = ranking_keys(self.objective, costed)
+        key, _ = ranking_keys_and_missing_host_bytes(self.objective, costed)
         fits = np.flatnonzero((found_rows.reason[costed.rows] < 0) & np.isfinite(key))
         order = fits[np.lexsort((costed.device_bytes[fits], np.round(key[fits], 12)))]
         device = costed.device_bytes[order]

@@ -61,7 +61,7 @@ class PublishedFile(Spec):
     runs: tuple[PublishedRun, ...]
 
 
-def published_references(folder: Path) -> tuple[list[ReferenceRun], list[UnpredictedReferenceRun]]:
+def published_reference_runs(folder: Path) -> tuple[list[ReferenceRun], list[UnpredictedReferenceRun]]:
     """The published runs of a folder, and the rows that a rule left out."""
     files = sorted(folder.glob("*.yaml"))
     if not files:

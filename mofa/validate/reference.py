@@ -218,7 +218,7 @@ def _emptied_its_cache(record: RunRecord) -> bool:
     return any(rank.alloc_retries for rank in record.measured.ranks)
 
 
-def measured_references(
+def measured_reference_runs(
     folder: Path, scratch: Path, *, hosts: bool = True, spread: RunProcesses | None = None
 ) -> tuple[list[ReferenceRun], list[UnpredictedReferenceRun]]:
     """The records of a folder as references, in groups ``measured-fitting`` and ``measured-judging``.

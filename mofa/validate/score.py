@@ -248,7 +248,7 @@ def _cell(run: RunScore) -> str:
     return f"{run.group} {run.model}"
 
 
-def score_references(
+def score_reference_runs(
     references: Sequence[ReferenceRun],
     left_out: Sequence[UnpredictedReferenceRun] = (),
     *,

@@ -14,7 +14,7 @@ from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.check import TARGETS, TE_TARGETS, check_fits, is_above_family_floor, predict_rows
 from mofa.calibrate.fits.nccl_import import import_nccl_tests_runs
 from mofa.calibrate.fits.nccl_tests import read_nccl_tests_output
-from mofa.calibrate.fits.profile import fit_folders
+from mofa.calibrate.fits.profile import fit_and_write_profiles
 from mofa.calibrate.measurements import append_row, read_rows
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.fitted_forms import gemm_s
@@ -130,7 +130,7 @@ def test_documented_table_is_the_computed_one(checked: dict) -> None:
 
 
 def test_profile_is_valid_and_says_where_numbers_come_from(tmp_path: Path) -> None:
-    written = fit_folders(FOLDERS, "mine", tmp_path)
+    written = fit_and_write_profiles(FOLDERS, "mine", tmp_path)
     gpu = GpuSpec.model_validate(read_yaml(written["gpus"]))
     node = NodeSpec.model_validate(read_yaml(written["nodes"]))
     curves = read_yaml(written["curves"])
@@ -147,7 +147,7 @@ def test_profile_is_valid_and_says_where_numbers_come_from(tmp_path: Path) -> No
 
 
 def test_profile_of_one_gpu_keeps_the_bundled_links(tmp_path: Path) -> None:
-    node = read_yaml(fit_folders(FOLDERS[0], "one", tmp_path)["nodes"])
+    node = read_yaml(fit_and_write_profiles(FOLDERS[0], "one", tmp_path)["nodes"])
     bundled = read_yaml(ROOT / "hardware_profiles/nodes/h200-hgx.yaml")
     kept, said = node["intra"]["efficiency"], bundled["intra"]["efficiency"]
     assert kept["value"] == said["value"]
@@ -159,7 +159,7 @@ def test_a_choice_of_a_kernel_is_what_a_new_number_of_rows_takes_longer(tmp_path
     for op, median_s in (("mm_new_rows", 150e-6), ("mm_seen_rows", 20e-6)):
         sample = Sample(median_s, median_s, median_s, 7)
         append_row(tmp_path / "m", Case("host", op, "python", "bf16", "grid", {"ops": 200}), sample, "NVIDIA H200", "h")
-    written = fit_folders([tmp_path / "m"], "mine", tmp_path / "profiles")
+    written = fit_and_write_profiles([tmp_path / "m"], "mine", tmp_path / "profiles")
     made = GpuSpec.model_validate(read_yaml(written["gpus"])).curves
     assert made.hosts is None  # it is known which one it is
     host = made.host
@@ -182,7 +182,7 @@ def test_folders_of_different_gpus(tmp_path: Path) -> None:
     )
     (tmp_path / "environment.json").write_text('{"gpu": "NVIDIA A100", "num_sms": 108}')
     with pytest.raises(SpecError, match="NVIDIA A100"):
-        fit_folders([FOLDERS[0], tmp_path], "x", tmp_path)
+        fit_and_write_profiles([FOLDERS[0], tmp_path], "x", tmp_path)
     with pytest.raises(SpecError, match=r"no gemm rows|no held-out rows"):
         check_fits([tmp_path])
 
@@ -332,7 +332,7 @@ def test_nccl_json_of_two_hosts_is_the_network(tmp_path: Path, program: str, op:
 
 
 def test_nccl_into_a_profile_whose_name_says_no_gpu(tmp_path: Path) -> None:
-    fit_folders(FOLDERS, "my-node", tmp_path)
+    fit_and_write_profiles(FOLDERS, "my-node", tmp_path)
     (tmp_path / "out.txt").write_text(TEXT)
     path = tmp_path / "nodes" / "my-node.yaml"
     assert import_nccl_tests_runs([tmp_path / "out.txt"], path).curves == ("all_reduce 8",)

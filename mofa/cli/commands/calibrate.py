@@ -116,7 +116,7 @@ def calibrate_fit(
     """
     from tempfile import TemporaryDirectory
 
-    from mofa.calibrate.fits.profile import fit_folders
+    from mofa.calibrate.fits.profile import fit_and_write_profiles
     from mofa.errors import SpecError
     from mofa.specs.write_files import all_files_or_none, check_writable, make_directory, write_file_atomically
 
@@ -125,7 +125,7 @@ def calibrate_fit(
     check_writable(out, directory=True)
     bases = None if base is None else _bases(base)
     with TemporaryDirectory() as scratch:  # whole files only, wherever it is interrupted
-        written = fit_folders(folders, name, Path(scratch), base=bases)
+        written = fit_and_write_profiles(folders, name, Path(scratch), base=bases)
         paths = {kind: out / path.relative_to(scratch) for kind, path in written.items()}
         with all_files_or_none():
             for kind, path in paths.items():

@@ -87,7 +87,7 @@ def process_groups_of_rows(
     return {**groups, "fsdp": groups["dp_shard_cp"], "efsdp": groups["edp_shard"]}
 
 
-def block_context(
+def block_context_and_process_groups(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
     mode: PrecisionMode,
 ) -> tuple[Context, dict[str, ProcessGroup]]:  # fmt: skip
@@ -191,7 +191,7 @@ def block_costs(
     unique = table.select_rows(first)
     if counts_gpus_by_row:
         num_gpus = unique.tp * unique.cp * unique.pp * unique.dp
-    ctx, groups = block_context(workload, cluster, framework, unique, loads, mode)
+    ctx, groups = block_context_and_process_groups(workload, cluster, framework, unique, loads, mode)
     spread, moe = None, workload.model.moe
     if moe is not None and framework.dispatcher == "deepep":
         spread = token_spread(

@@ -23,7 +23,7 @@ from mofa.search.fewer_gpus.rows_that_may_win import SpaceOnFewerGpus
 from mofa.search.goals import TIED, BestRowsGoal
 from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.near_best import best_fitting_rows, degrees_near_best
-from mofa.search.objective import SearchObjective, ranking_keys
+from mofa.search.objective import SearchObjective, ranking_keys_and_missing_host_bytes
 from mofa.search.space import SOLVED, StrategySpace, default_space, searched_recompute_modes
 from mofa.specs.hardware import ClusterSpec
 
@@ -156,7 +156,7 @@ def _legal_rows(part: SpaceOnFewerGpus, goal: BestRowsGoal, on_all: RowsOnAllGpu
 
 def _keep_best(rows: RowsOnFewerGpus, goal: BestRowsGoal) -> bool:
     """Reject the rows that are not among the best; whether some are."""
-    key, _ = ranking_keys(goal.objective, rows.costed)
+    key, _ = ranking_keys_and_missing_host_bytes(goal.objective, rows.costed)
     fits = (rows.reasons[rows.costed.rows] < 0) & np.isfinite(key)
     last = min(goal.limit, goal.last_key * (1.0 + TIED))
     slower = np.flatnonzero(fits & ~(key < last))

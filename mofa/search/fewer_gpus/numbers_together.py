@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.search.branch_and_bound import cost_rows_for_goal, degrees_that_goal_may_want
+from mofa.search.branch_and_bound import cost_rows_for_goal, degrees_and_bounds_that_goal_may_want
 from mofa.search.costing import CostedRows, CostedSpace, cost_rows
 from mofa.search.goals import TIED, BestRowsGoal
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.named_check import JobAndMachines
-from mofa.search.objective import ranking_keys
+from mofa.search.objective import ranking_keys_and_missing_host_bytes
 from mofa.search.space import SpaceCombinations
 from mofa.search.workers import WorkerProcesses
 from mofa.specs.hardware import ClusterSpec
@@ -100,7 +100,7 @@ def cost_rows_of_gpu_counts(legal: Sequence[LegalRowsOfGpuCount], goal: BestRows
     loads = routing_loads_by_ep(job.workload, space.degrees)
     with WorkerProcesses(1) as workers:
         costed = cost_rows(job, loads, space, reason, shortfall, None, workers)
-    key, _ = ranking_keys(goal.objective, costed.costed)
+    key, _ = ranking_keys_and_missing_host_bytes(goal.objective, costed.costed)
     fits = (costed.reason[costed.costed.rows] < 0) & np.isfinite(key)
     goal.add_costed(key[fits], costed.costed.device_bytes[fits])
     return _by_number(legal, costed)
@@ -156,7 +156,7 @@ def _that_may_win(legal: list[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[
         joined = SpaceCombinations(table, alike[0].rows.recompute, layers)
         job = min((rows.job for rows in alike), key=lambda job: job.cluster.num_gpus)  # the slowest of fewer is faster
         loads = routing_loads_by_ep(job.workload, table)
-        wanted, floor = degrees_that_goal_may_want(job, loads, joined, reason, goal)
+        wanted, floor = degrees_and_bounds_that_goal_may_want(job, loads, joined, reason, goal)
         begin = 0
         for rows in alike:
             end = begin + len(rows.rows.degrees)

@@ -20,7 +20,7 @@ from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
 from mofa.search.goals import BestRowsGoal
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import JobAndMachines, check_strategies
-from mofa.search.objective import SHORTEST_STEP, ranking_keys
+from mofa.search.objective import SHORTEST_STEP, ranking_keys_and_missing_host_bytes
 from mofa.search.search_result import Search
 from mofa.search.space import SOLVED, StrategySpace, combinations_of_space, constrain_space, default_space
 from mofa.search.workers import WorkerProcesses
@@ -95,7 +95,7 @@ def steps_of(search: Search | RowsOnFewerGpus | None) -> dict[StrategySpec, floa
     """The steps of all costed rows that fit. [s]"""
     if search is None:
         return {}
-    costed, key = search.costed, ranking_keys(SHORTEST_STEP, search.costed)[0]
+    costed, key = search.costed, ranking_keys_and_missing_host_bytes(SHORTEST_STEP, search.costed)[0]
     fits = np.flatnonzero((search.reasons[costed.rows] < 0) & np.isfinite(key))
     return {costed.table.row(int(i), "megatron"): float(key[i]) for i in fits}
 
