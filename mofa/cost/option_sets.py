@@ -47,13 +47,13 @@ def dp_replicate_of_rows(framework: FrameworkSpec, table: StrategyTable) -> NDAr
     return np.array(each, dtype=np.int64)[table.options]
 
 
-def option_sets_by_shared_blocks(sets: Sequence[FrameworkOptions]) -> list[list[int]]:
+def option_set_groups_sharing_blocks(sets: Sequence[FrameworkOptions]) -> list[list[int]]:
     """Positions of sets of options that share blocks, together.
 
     Examples
     --------
     >>> sets = [FrameworkOptions(dp_replicate_of_rows=2), FrameworkOptions(dispatcher="deepep"), FrameworkOptions()]
-    >>> option_sets_by_shared_blocks(sets)
+    >>> option_set_groups_sharing_blocks(sets)
     [[0, 2], [1]]
     """
     together: dict[FrameworkOptions, list[int]] = {}

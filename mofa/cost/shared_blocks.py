@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.block_cost import columns_that_blocks_read, layer_recompute_modes, unique_rows
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import SharedRows, TableEstimator
-from mofa.cost.option_sets import option_sets_by_shared_blocks
+from mofa.cost.option_sets import option_set_groups_sharing_blocks
 from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -46,7 +46,7 @@ def estimators_sharing_blocks(
         TableEstimator, workload, cluster, framework, loads=loads, counts_gpus_by_row=counts_gpus_by_row
     )
     out: dict[int, TableEstimator] = {}
-    for some in option_sets_by_shared_blocks([table.common_options for table in tables]):
+    for some in option_set_groups_sharing_blocks([table.common_options for table in tables]):
         own = [tables[i] for i in some]
         joined, table_of = StrategyTable.concatenated(own), np.repeat(np.arange(len(own)), list(map(len, own)))
         shares = _shares(workload, framework, joined, table_of)

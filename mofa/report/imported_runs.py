@@ -22,7 +22,7 @@ Median errors of a file's sizes from 16 KiB on: by the profile as it was, by the
 other files alone, which is what a collective that was not measured will be off by."""
 
 
-def print_imported_runs(imported: NodeProfileChanges, console: Console) -> None:
+def print_node_profile_changes(imported: NodeProfileChanges, console: Console) -> None:
     """Print the facts that changed, and where the network was fitted the errors of every file."""
     facts = [
         f"{name} = {format_seconds(value) if name.endswith('_s') else f'{value:.2g}'}"

@@ -18,7 +18,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import TableEstimator
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
-from mofa.cost.option_sets import option_sets_by_shared_blocks
+from mofa.cost.option_sets import option_set_groups_sharing_blocks
 from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.costing import (
     MEMORY,
@@ -216,7 +216,7 @@ class _BranchAndBound:
     def _sharing_blocks(self, degrees: Rows) -> list[Rows]:
         """Degrees whose options share blocks, together: those of the first degree first."""
         sets = self.space.degrees.rows_by_options(degrees) if len(degrees) else []
-        together = option_sets_by_shared_blocks([options for options, _ in sets])
+        together = option_set_groups_sharing_blocks([options for options, _ in sets])
         positions = [np.sort(np.concatenate([sets[n][1] for n in numbers])) for numbers in together]
         return [degrees[some] for some in sorted(positions, key=lambda some: int(some[0]))]
 

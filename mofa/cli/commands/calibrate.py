@@ -153,10 +153,10 @@ def calibrate_from_nccl_tests(
     beside the shares of its rate.
     """
     from mofa.calibrate.fits.nccl_import import import_nccl_tests_runs
-    from mofa.report.imported_runs import print_imported_runs
+    from mofa.report.imported_runs import print_node_profile_changes
     from mofa.report.tables import make_console
 
-    print_imported_runs(import_nccl_tests_runs(files, profile), make_console())
+    print_node_profile_changes(import_nccl_tests_runs(files, profile), make_console())
 
 
 @calibrate.command("check")

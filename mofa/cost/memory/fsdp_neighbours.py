@@ -16,7 +16,7 @@ from mofa.specs.params import embedding_params, layer_params
 ArrayN = NDArray[np.float64]
 
 
-def first_block_gathered_bytes_over_middle_block(rows: GatheredRows, kind: int) -> ArrayN | float:
+def first_block_gathered_bytes_beyond_middle_block(rows: GatheredRows, kind: int) -> ArrayN | float:
     """What the backward of the model's first block holds more than one in the middle: the embedding's gathered weights
     in place of a block's, less than nothing where the embedding is the smaller.
 
@@ -29,7 +29,7 @@ def first_block_gathered_bytes_over_middle_block(rows: GatheredRows, kind: int) 
     return np.asarray(gathered[rows.grid_index, None])
 
 
-def last_block_gradient_bytes_over_middle_block(rows: GatheredRows, kind: int) -> ArrayN | float:
+def last_block_gradient_bytes_beyond_middle_block(rows: GatheredRows, kind: int) -> ArrayN | float:
     """What the backward of the model's last block holds more than one in the middle: the head's gradients on their way
     in place of a block's. Nothing where that block is of another kind, or where its experts are reduced by themselves,
     midway. (n, 1) [B]"""

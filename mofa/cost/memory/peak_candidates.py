@@ -11,8 +11,8 @@ from mofa.blocks.op import KINDS
 from mofa.cost.memory.candidate_memory import PeakCandidateMemory
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytesAtPeakCandidates
 from mofa.cost.memory.fsdp_neighbours import (
-    first_block_gathered_bytes_over_middle_block,
-    last_block_gradient_bytes_over_middle_block,
+    first_block_gathered_bytes_beyond_middle_block,
+    last_block_gradient_bytes_beyond_middle_block,
 )
 from mofa.cost.memory.fsdp_root import (
     gathers_model_ends_separately,
@@ -137,7 +137,7 @@ class PeakCandidates(PeakCandidateMemory):
                     "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, leftover_bytes=ahead
                 )
                 sums = self.sums * self._share_of_grads(self._end_params(head_params))
-                reduced = waiting + np.where(alone, last_block_gradient_bytes_over_middle_block(rows, i), 0.0)
+                reduced = waiting + np.where(alone, last_block_gradient_bytes_beyond_middle_block(rows, i), 0.0)
                 self.add_block(
                     "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=reduced,
                     leftover_bytes=later, sums=sums,
@@ -159,7 +159,7 @@ class PeakCandidates(PeakCandidateMemory):
                     done = self._one_micro_batch() - own - received
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"of the first {kind} block{label}"
-                    swap = first_block_gathered_bytes_over_middle_block(rows, i) + waiting
+                    swap = first_block_gathered_bytes_beyond_middle_block(rows, i) + waiting
                     sums = self.sums * (1.0 - self._layer_grads(i))
                     self.add_block(
                         "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap,

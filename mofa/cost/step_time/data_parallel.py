@@ -27,7 +27,7 @@ from mofa.cost.rank_rules import (
 from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets
-from mofa.cost.step_time.hybrid_sharding import replica_all_reduce_s, replica_all_reduces_behind_backward
+from mofa.cost.step_time.hybrid_sharding import exposed_and_hidden_replica_all_reduces_s, replica_all_reduce_s
 from mofa.cost.step_time.micro_batch import HostBoundPasses
 from mofa.cost.step_time.pipelined_fsdp import first_forward_clock_advance, piece_seconds
 
@@ -99,7 +99,7 @@ def communication_outside_blocks(
         return none
     if sharing == "FSDP by step":
         return _pipelined_fsdp(rows, forward_s, backward_s, host_bound)
-    exposed, hidden = replica_all_reduces_behind_backward(rows, backward_s)
+    exposed, hidden = exposed_and_hidden_replica_all_reduces_s(rows, backward_s)
     return replace(
         none, exposed=num_micro_batches * exposed, hidden=num_micro_batches * hidden, after_each_backward_s=exposed
     )

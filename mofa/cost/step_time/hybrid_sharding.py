@@ -50,7 +50,7 @@ def replica_all_reduce_s(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     return np.asarray(total)[rows.grid_index], last[rows.grid_index]
 
 
-def replica_all_reduces_behind_backward(rows: GatheredRows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:
+def exposed_and_hidden_replica_all_reduces_s(rows: GatheredRows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What replicas leave exposed of a backward on a single stage, and what is hidden. (n,) each [s]
 
     A piece's sum follows its reduction. Beside it computing loses in the share of the backward that the device is busy,

@@ -178,7 +178,7 @@ def balance_experts(
     SpecError
         If assignments do not divide over the GPUs, or the trace is of other experts or of other GPUs.
     """
-    from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_tokens_per_gpu, tokens_per_gpu_by_source
+    from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_tokens_per_gpu, tokens_per_gpu_of_source_counts
     from mofa.routing.balance.token_scheduling import play_micro_batches
 
     notes: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ def balance_experts(
             inputs = deal_tokens_to_gpus(counts.tokens.astype(np.int64), setup.num_gpus, setup.seed)
             notes = ("the trace has no source_rank: tokens are dealt out to GPUs at random",)
         else:
-            inputs = tokens_per_gpu_by_source(counts.by_source.astype(np.int64), setup.num_gpus, setup.seed)
+            inputs = tokens_per_gpu_of_source_counts(counts.by_source.astype(np.int64), setup.num_gpus, setup.seed)
             notes = (f"tokens of each GPU by source rank, of which the trace has {counts.by_source.shape[3]}",)
     else:
         if micro_batches < 1:

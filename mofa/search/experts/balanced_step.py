@@ -227,7 +227,7 @@ def _traced_shares(
     routing: RoutingSpec, model: ModelSpec, num_gpus: int, micro_batches: int | None
 ) -> tuple[FloatA, str]:
     """Shares of a trace, of each GPU where the trace says where tokens come from. (I, L, E) or (I, L, E, G)"""
-    from mofa.routing.balance.inputs import token_shares_by_source
+    from mofa.routing.balance.inputs import token_shares_of_source_counts
 
     assert routing.file is not None and model.moe is not None
     counts = read_counts(routing.file, model, sources=True)
@@ -239,7 +239,7 @@ def _traced_shares(
         shares = counts.tokens[:micro_batches]
         shares = shares / shares.sum(axis=-1, keepdims=True)
         return cap_and_redistribute_shares(shares, cap), "the trace has no source_rank: all GPUs route alike"
-    of_gpu = np.moveaxis(token_shares_by_source(counts.by_source[:micro_batches], num_gpus), 2, 3)
+    of_gpu = np.moveaxis(token_shares_of_source_counts(counts.by_source[:micro_batches], num_gpus), 2, 3)
     return np.moveaxis(cap_and_redistribute_shares(of_gpu, cap), 3, 2), (
         f"tokens of each GPU by source rank, of which the trace has {counts.by_source.shape[3]}"
     )

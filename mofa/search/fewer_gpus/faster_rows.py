@@ -17,7 +17,7 @@ from mofa.search.fewer_gpus.numbers_together import (
     LegalRowsOfGpuCount,
     RowsOnFewerGpus,
     cost_wanted_rows,
-    cost_wanted_rows_by_bound,
+    cost_wanted_rows_least_bound_first,
 )
 from mofa.search.fewer_gpus.rows_that_may_win import SpaceOnFewerGpus
 from mofa.search.goals import TIED, BestRowsGoal
@@ -108,10 +108,12 @@ def faster_rows_on_fewer_gpus(
         first, left, tried = left[:number], left[number:], tried + number
         legal = [rows for part in first if (rows := _legal_rows(part, goal, on_all)) is not None]
         found_rows += (
-            [cost_wanted_rows(rows, goal) for rows in legal] if number == 1 else cost_wanted_rows_by_bound(legal, goal)
+            [cost_wanted_rows(rows, goal) for rows in legal]
+            if number == 1
+            else cost_wanted_rows_least_bound_first(legal, goal)
         )
     legal = [rows for part in left if (rows := _legal_rows(part, goal, on_all)) is not None]
-    found_rows += cost_wanted_rows_by_bound(legal, goal)
+    found_rows += cost_wanted_rows_least_bound_first(legal, goal)
     best_rows = [rows for rows in found_rows if _keep_best(rows, goal)]
     return sorted(best_rows, key=lambda rows: -rows.cluster.num_gpus)
 

@@ -56,7 +56,7 @@ def cost_wanted_rows(legal: LegalRowsOfGpuCount, goal: BestRowsGoal) -> RowsOnFe
     return RowsOnFewerGpus(legal.job.cluster, legal.rows, rows.space, rows.costed, rows.reason, rows.shortfall)
 
 
-def cost_wanted_rows_by_bound(legal: list[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[RowsOnFewerGpus]:
+def cost_wanted_rows_least_bound_first(legal: list[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[RowsOnFewerGpus]:
     """The rows of several numbers of GPUs that the goal may want, costed: numbers of the least bound first.
 
     Where no strategy runs on all GPUs, thousands of smaller numbers may have a few rows each. One number alone takes as

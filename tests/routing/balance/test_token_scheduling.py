@@ -12,8 +12,8 @@ from mofa.routing.balance.baselines import eplb_fullest_gpu_tokens
 from mofa.routing.balance.inputs import (
     deal_tokens_to_gpus,
     draw_tokens_per_gpu,
-    token_shares_by_source,
-    tokens_per_gpu_by_source,
+    token_shares_of_source_counts,
+    tokens_per_gpu_of_source_counts,
 )
 from mofa.routing.balance.place import PlacementAdaptationRule
 from mofa.routing.balance.setup import BalanceSetup
@@ -121,18 +121,18 @@ def test_own_placement_by_hand() -> None:
 
 def test_source_ranks_become_gpus() -> None:
     by_source = np.arange(2 * 3 * 4).reshape(1, 2, 3, 4)
-    assert np.array_equal(tokens_per_gpu_by_source(by_source, 4), by_source)
-    folded = tokens_per_gpu_by_source(by_source, 2)
+    assert np.array_equal(tokens_per_gpu_of_source_counts(by_source, 4), by_source)
+    folded = tokens_per_gpu_of_source_counts(by_source, 2)
     assert folded[0, 0, 0].tolist() == [0 + 1, 2 + 3]
-    dealt = tokens_per_gpu_by_source(by_source, 8)
+    dealt = tokens_per_gpu_of_source_counts(by_source, 8)
     assert np.array_equal(dealt.reshape(1, 2, 3, 4, 2).sum(axis=-1), by_source)
-    shares = token_shares_by_source(by_source.astype(float), 8)
+    shares = token_shares_of_source_counts(by_source.astype(float), 8)
     assert np.array_equal(shares[..., 0::2], shares[..., 1::2]) and shares.sum(axis=2) == pytest.approx(
         np.ones((1, 2, 8))
     )
-    idle = token_shares_by_source(np.array([[[[3.0, 0.0], [1.0, 0.0]]]]), 2)
+    idle = token_shares_of_source_counts(np.array([[[[3.0, 0.0], [1.0, 0.0]]]]), 2)
     assert idle[0, 0, :, 1].tolist() == [0.75, 0.25]
-    for wrong in (tokens_per_gpu_by_source, token_shares_by_source):
+    for wrong in (tokens_per_gpu_of_source_counts, token_shares_of_source_counts):
         with pytest.raises(SpecError, match=r"column source_rank: 4 ranks are no multiple and no part .* 6 GPUs"):
             wrong(by_source, 6)
 
