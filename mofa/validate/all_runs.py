@@ -127,7 +127,8 @@ def validate_runs(
 
 
 def compare_chunked_layers(folder: Path | None) -> tuple[LayerComparison, ...]:
-    """The MoE layers in token chunks of the measurements beside a folder of reference runs, none of no folder."""
+    """Compare with predictions the MoE layers in token chunks of the measurements beside a folder of reference runs,
+    none of no folder."""
     if folder is None:
         return ()
     chunked = []
