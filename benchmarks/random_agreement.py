@@ -12,7 +12,7 @@ from multiprocessing import get_context
 import numpy as np
 from random_jobs import RandomJob, random_job
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.errors import MofaError
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
@@ -89,9 +89,11 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
     return RandomAgreement(*of_job, step, allocated, reserved, false_fit)
 
 
-def _estimator(drawn: RandomJob) -> Estimator:
+def _estimator(drawn: RandomJob) -> TableEstimator:
     job = drawn.job
-    return Estimator(job.workload, job.cluster, job.framework, drawn.row, routing_loads_by_ep(job.workload, drawn.row))
+    return TableEstimator(
+        job.workload, job.cluster, job.framework, drawn.row, routing_loads_by_ep(job.workload, drawn.row)
+    )
 
 
 def _ranks(*closed: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[int]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mofa.blocks.frameworks.recompute import selective_modes_to_search
 from mofa.errors import MofaError, SpecError
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.legality.step_length import computations_per_step
 from mofa.specs.framework import FRAMEWORK_NAMES, FrameworkSpec
 from mofa.specs.framework_offers import OFFERED
@@ -42,7 +42,7 @@ MOST_DRAWS = 400
 class RandomJob:
     """A job with one legal strategy."""
 
-    job: CheckedJob
+    job: JobAndMachines
     row: StrategyTable
     skipped: int
     """Draws before it that were too long to play."""
@@ -73,7 +73,7 @@ def random_job(seed: int, number: int, again: int = 0) -> RandomJob:
     raise RuntimeError(f"no legal job of seed {seed}, number {number}")
 
 
-def _drawn_job(random: np.random.Generator) -> CheckedJob:
+def _drawn_job(random: np.random.Generator) -> JobAndMachines:
     name, node = str(random.choice(WORKLOADS)), str(random.choice(NODES))
     family = FRAMEWORK_NAMES[random.integers(len(FRAMEWORK_NAMES))]
     data_parallel = str(random.choice(OFFERED[family]["data_parallel"]))
@@ -84,7 +84,7 @@ def _drawn_job(random: np.random.Generator) -> CheckedJob:
     framework, cluster = load_framework(options), load_cluster(node, gpus)
     if cluster.gpu.software == "rocm" and not framework.traits.runs_on_rocm:
         raise SpecError(f"{node}: {family} does not run on it")
-    return CheckedJob(_workload(name, batch, seq_len), cluster, framework)
+    return JobAndMachines(_workload(name, batch, seq_len), cluster, framework)
 
 
 @cache
@@ -92,7 +92,7 @@ def _workload(name: str, batch: int, seq_len: int) -> WorkloadSpec:
     return load_workload(name, global_batch=batch, seq_len=seq_len)
 
 
-def _modes(job: CheckedJob) -> tuple[RecomputeSpec, ...]:
+def _modes(job: JobAndMachines) -> tuple[RecomputeSpec, ...]:
     """Modes of recomputation that a framework may have, each in one token chunk or several."""
     texts = ["none", "full"]
     model, framework = job.workload.model, job.framework
@@ -115,7 +115,7 @@ def _option_sets(framework: FrameworkSpec, *, experts: bool) -> tuple[FrameworkO
     return tuple(sets)
 
 
-def _drawn_strategy(random: np.random.Generator, job: CheckedJob) -> StrategyTable | None:
+def _drawn_strategy(random: np.random.Generator, job: JobAndMachines) -> StrategyTable | None:
     """A legal strategy of a job; None where none of those drawn is."""
     gpus, model, framework = job.cluster.num_gpus, job.workload.model, job.framework
     experts = model.moe.num_experts if model.moe is not None else 1
@@ -145,7 +145,7 @@ def _drawn_strategy(random: np.random.Generator, job: CheckedJob) -> StrategyTab
     columns["sp"] &= tp > 1
     if framework.traits.has_pytorch_modules:
         columns["cp_kind"] = np.where(cp > 1, CP_KINDS.index("allgather"), 0)
-    table = StrategyTable(**columns, recompute_modes=modes, option_sets=sets).take(inside)
+    table = StrategyTable(**columns, recompute_modes=modes, option_sets=sets).select_rows(inside)
     if framework.traits.leaves_lone_ranks_whole and framework.data_parallel != "ddp":
         stages = default_zero_stage(framework, table.dp, table.cp, table.pp)
         table = replace(table, zero=np.where(stages == 0, 0, table.zero))
@@ -153,7 +153,7 @@ def _drawn_strategy(random: np.random.Generator, job: CheckedJob) -> StrategyTab
     return _one_of(random, table) if len(table) else None
 
 
-def _legal_of(job: CheckedJob, table: StrategyTable) -> StrategyTable:
+def _legal_of(job: JobAndMachines, table: StrategyTable) -> StrategyTable:
     """The legal rows of a table."""
     parts = []
     for options, rows in table.rows_by_options():
@@ -161,8 +161,8 @@ def _legal_of(job: CheckedJob, table: StrategyTable) -> StrategyTable:
             job.with_options(options)
         except MofaError:
             continue
-        some = table.take(rows)
-        parts.append(some.take(check_strategies(job, some).reason < 0))
+        some = table.select_rows(rows)
+        parts.append(some.select_rows(check_strategies(job, some).reason < 0))
     return StrategyTable.concatenated(parts)
 
 
@@ -170,5 +170,5 @@ def _one_of(random: np.random.Generator, table: StrategyTable) -> StrategyTable:
     """A row, field by field in random order, each uniform over the values that are left."""
     for name in random.permutation(COLUMNS):
         values = np.unique(column := getattr(table, name))
-        table = table.take(column == random.choice(values))
-    return table.take(np.array([0]))
+        table = table.select_rows(column == random.choice(values))
+    return table.select_rows(np.array([0]))

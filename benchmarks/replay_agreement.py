@@ -23,14 +23,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.from_estimator import describe_ranks, outside_allocator_bytes
 from mofa.replay.time.step import replay_time
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_options_as_given
 from mofa.specs.framework_offers import PYTORCH_MODULES
 from mofa.specs.load import load_cluster, load_framework, load_workload
@@ -136,7 +136,7 @@ WIDER: dict[str, Line] = {
          "reduced_bytes_per_param": 4, "splits_layers": "greedy-embeddings"}, modes=("full:1",),
     ),
 }  # fmt: skip
-WANTED: dict[str, Callable[[CheckedJob, StrategyTable], NDArray[np.bool_]]] = {
+WANTED: dict[str, Callable[[JobAndMachines, StrategyTable], NDArray[np.bool_]]] = {
     "any": lambda job, t: np.ones(len(t), dtype=bool),
     "pp > 1": lambda job, t: t.pp > 1,
     "vpp > 1": lambda job, t: t.vpp > 1,
@@ -155,12 +155,12 @@ class Case:
     """A strategy of a job."""
 
     name: str
-    job: CheckedJob
+    job: JobAndMachines
     row: StrategyTable
 
     @cached_property
-    def estimator(self) -> Estimator:
-        return Estimator(
+    def estimator(self) -> TableEstimator:
+        return TableEstimator(
             self.job.workload,
             self.job.cluster,
             self.job.framework,
@@ -174,16 +174,16 @@ def _recompute(table: StrategyTable, kind: str) -> NDArray[np.bool_]:
 
 
 @cache
-def _legal(index: int, batches: int = 1) -> tuple[str, CheckedJob, StrategyTable]:
+def _legal(index: int, batches: int = 1) -> tuple[str, JobAndMachines, StrategyTable]:
     name, cluster, gpus, batch, framework, changes = JOBS[index]
     job, table = _strategies(Line(((name, cluster, gpus, batches * batch),), framework, {}, changes), 0)
     return f"{name} {framework}", job, table
 
 
-def _strategies(line: Line, at: int) -> tuple[CheckedJob, StrategyTable]:
+def _strategies(line: Line, at: int) -> tuple[JobAndMachines, StrategyTable]:
     """The job of one of a line's workloads, and all its legal strategies."""
     name, cluster, gpus, batch = line.where[at]
-    job = CheckedJob(
+    job = JobAndMachines(
         load_workload(name, global_batch=batch, overrides=line.changes or None), load_cluster(cluster, gpus),
         load_framework({"name": line.framework, **EVEN, **line.options}),
     )  # fmt: skip
@@ -197,7 +197,7 @@ def _strategies(line: Line, at: int) -> tuple[CheckedJob, StrategyTable]:
     legal = (check_strategies(job, table).reason < 0) & (table.recompute_layers != SOLVED)
     if "micro_moe" in line.with_:
         legal &= table.balancing > 0
-    return job, table.take(np.flatnonzero(legal))
+    return job, table.select_rows(np.flatnonzero(legal))
 
 
 def wider_cases(num: int, seed: int = SEED, only: str = "") -> Iterator[Case]:
@@ -212,7 +212,7 @@ def wider_cases(num: int, seed: int = SEED, only: str = "") -> Iterator[Case]:
         for i in range(-(-(num - number) // len(lines))):
             job, table = jobs[i % len(jobs)]
             fits = np.flatnonzero(table.recompute == random.choice(np.unique(table.recompute)))
-            yield Case(name, job, table.take(np.array([random.choice(fits)])))
+            yield Case(name, job, table.select_rows(np.array([random.choice(fits)])))
 
 
 def cases(num: int, seed: int = SEED, batches: int = 1) -> Iterator[Case]:
@@ -225,7 +225,7 @@ def cases(num: int, seed: int = SEED, batches: int = 1) -> Iterator[Case]:
             found = np.flatnonzero(want(job, table))
             if len(found):
                 break
-        row = table.take(np.array([random.choice(found)]))
+        row = table.select_rows(np.array([random.choice(found)]))
         yield Case(name, job, row)
 
 
@@ -238,7 +238,7 @@ def zero_bubble_cases(num: int, seed: int = SEED) -> Iterator[Case]:
         name, job, table = _legal(jobs[i % len(jobs)])
         known = np.array([mode.kind != "ops" for mode in table.recompute_modes])[table.recompute]
         fits = np.flatnonzero(known & ((table.vpp == vpp) if vpp else (table.vpp > 1)))
-        row = table.take(np.array([random.choice(fits)]))
+        row = table.select_rows(np.array([random.choice(fits)]))
         yield Case(name, job, replace(row, schedule=np.array([SCHEDULE_NAMES.index(schedule)])))
 
 

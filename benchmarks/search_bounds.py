@@ -21,7 +21,7 @@ import mofa
 from mofa.plan.long_run import Objective
 from mofa.search import branch_and_bound
 from mofa.search.costing import NEEDLESS
-from mofa.search.objective import ranking_keys
+from mofa.search.objective import ranking_keys_and_missing_host_bytes
 from mofa.search.search_result import Search
 
 WANTED = 60
@@ -104,7 +104,7 @@ def searched(job: Job, *, every_row: bool) -> tuple[Search, float]:
 
 def best(search: Search) -> Iterator[tuple[int, float]]:
     """The best rows with their keys, in order."""
-    key, _ = ranking_keys(search.objective, search.costed)
+    key, _ = ranking_keys_and_missing_host_bytes(search.objective, search.costed)
     fits = np.flatnonzero((search.reasons[search.costed.rows] < 0) & np.isfinite(key))
     order = fits[np.lexsort((search.costed.device_bytes[fits], np.round(key[fits], 12)))][:WANTED]
     yield from zip(search.costed.rows[order].tolist(), key[order].tolist(), strict=True)

@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.search.borderline import borderline_rows
 from mofa.search.costing import MEMORY, CostedSpace
 from mofa.search.entry_points import find_plans
@@ -44,7 +44,7 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
 
     def fitting(positions: NDArray[np.intp]) -> int:
         """How many fit."""
-        rows = (costed.table.take(positions[i : i + 1]) for i in range(len(positions)))
+        rows = (costed.table.select_rows(positions[i : i + 1]) for i in range(len(positions)))
         return sum(CandidatePlan(*facts, row, loads, "causal").device_bytes(limit) <= limit for row in rows)
 
     rejected = search.reasons[costed.rows] == MEMORY
@@ -52,8 +52,10 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
     found = CostedSpace(search.combinations, costed, search.reasons, search.short)
     asked = borderline_rows(found, costed.step_s)
     others = np.flatnonzero(rejected & ~doubtful)
-    table = costed.table.take(others)
-    least = Estimator(*facts, table, loads).memory_of_rows(np.arange(len(others)), table.recompute_layers).least_bytes
+    table = costed.table.select_rows(others)
+    least = (
+        TableEstimator(*facts, table, loads).memory_of_rows(np.arange(len(others)), table.recompute_layers).least_bytes
+    )
     near = others[least <= (1.0 + NEAR) * limit]
     some = np.random.default_rng(0).choice(near, min(sample, len(near)), replace=False)
     print(

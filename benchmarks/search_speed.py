@@ -122,16 +122,16 @@ def costing(workload: str, cluster: str, gpus: int) -> None:
     import mofa
     from mofa.cost.estimate import estimate_table
     from mofa.search.job_setup import routing_loads_by_ep
-    from mofa.search.legality.masks import CheckedJob, check_strategies
+    from mofa.search.legality.masks import JobAndMachines, check_strategies
     from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
 
     job, machines = mofa.load_workload(workload), mofa.load_cluster(cluster, gpus)
     framework = mofa.load_framework(job.framework or "megatron")
     table = combinations_table(with_options_as_given(default_space(job, machines, framework)), machines, framework)
-    legal = (check_strategies(CheckedJob(job, machines, framework), table).reason < 0) & (
+    legal = (check_strategies(JobAndMachines(job, machines, framework), table).reason < 0) & (
         table.recompute_layers != SOLVED
     )
-    table = table.take(np.flatnonzero(legal))
+    table = table.select_rows(np.flatnonzero(legal))
     loads = routing_loads_by_ep(job, table)
     started = time.perf_counter()
     estimate_table(job, machines, framework, table, loads)

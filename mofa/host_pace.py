@@ -47,7 +47,7 @@ class QuietCores:
         self._autograd: list[int] = []
         self._by_speed = self._own[:2] if len(self._own) > 1 else self._own * 2
 
-    def settle(self) -> bool:
+    def stay_or_move_to_quiet(self) -> bool:
         """Stay where it is quiet, else move to the two quietest cores; whether these are quiet."""
         if self._best_s < float("inf") and self.still_quiet():
             return True
@@ -221,7 +221,7 @@ class TransformerEngineLayer:
         self._sampled_s = time.perf_counter() - before
 
 
-class StepSampler:
+class StepPaceSampler:
     """How fast the two issuing threads are within training steps: a small addition where each layer begins.
 
     It costs about 30 us a layer and way, a hundredth of what issuing a layer does.

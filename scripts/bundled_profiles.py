@@ -16,7 +16,7 @@ from profile_draws import OWN_DRAWS, with_own_draws
 from profile_hosts import grace_host, si, typical_host, with_modules
 
 from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
-from mofa.calibrate.fits.folder import fit_folder
+from mofa.calibrate.fits.folder import rows_and_curve_fits_of_folder
 from mofa.calibrate.fits.profile import OF_TE as TE_LIBRARY
 from mofa.calibrate.fits.profile import (
     curve_profile_entry,
@@ -246,7 +246,7 @@ def fitted(names: Sequence[str]) -> tuple[DeviceCurveFits, str]:
     """The curves of folders of one GPU, and where they are from."""
     folders = [ROOT / "measurements" / name for name in names]
     return merge_curves(
-        [fit_folder(folder)[1] for folder in folders], folders
+        [rows_and_curve_fits_of_folder(folder)[1] for folder in folders], folders
     ), "mofa calibrate, measurements/" + ", ".join(names)
 
 
@@ -267,7 +267,7 @@ def release(name: str, today: dict[str, Any]) -> dict[str, Any]:
     library to library: it is today's in the profile by the ratio of what both kept in turn on one chip.
     """
     folders = [ROOT / "measurements" / one for one in (name, f"{name}-beside")]
-    own, beside = (fit_folder(folder)[1] for folder in folders)
+    own, beside = (rows_and_curve_fits_of_folder(folder)[1] for folder in folders)
     source = f"mofa calibrate, measurements/{name}"
     made: dict[str, Any] = {"gemm": {}}
     for dtype, one in own.gemm.items():

@@ -22,7 +22,7 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.export.read_job import read_job
-from mofa.measure.expand import copies_routed_per_step, expand_run
+from mofa.measure.expand import expand_run, token_copies_routed_per_step
 from mofa.measure.records import RunEnvironment, RunRecord, write_record
 from mofa.measure.results import merge_rank_results
 from mofa.specs.load import load_framework
@@ -78,7 +78,7 @@ def record_of_job(
     for rank in ranks_left:
         rank |= {"warmup_times_s": warm_up, "step_times_s": times}
         if "routed" in rank:
-            rank["tokens_per_expert"] = tokens_in_a_step(rank.pop("routed"), share, copies_routed_per_step(run))
+            rank["tokens_per_expert"] = tokens_in_a_step(rank.pop("routed"), share, token_copies_routed_per_step(run))
     if any("tokens_per_expert" in rank for rank in ranks_left):
         ranks_left[0]["facts"] = {"counted_step": (first + max(by_step)) // 2}
     of_rank: dict[str, Any] = {**ranks_left[0]["environment"], "framework": version}

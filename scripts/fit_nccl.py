@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from mofa.blocks.work import CollectiveKind
-from mofa.cost.kernels.between_nodes import NcclTimes, ProtocolConstants
+from mofa.cost.kernels.between_nodes import NcclTimeConstants, ProtocolConstants
 from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.load import load_cluster
@@ -116,7 +116,7 @@ def batches(table: pd.DataFrame) -> Iterator[Batch]:
         )  # fmt: skip
 
 
-def times_of(value: dict[str, float]) -> NcclTimes:
+def times_of(value: dict[str, float]) -> NcclTimeConstants:
     """Parameters as the model takes them."""
     protocols = (
         ProtocolConstants(value["LL step"], 0.0, 0.0, value["LL ring share"], value["LL tree share"]),
@@ -125,7 +125,7 @@ def times_of(value: dict[str, float]) -> NcclTimes:
         ProtocolConstants(value["Simple step"], value["Simple hop"], value["Simple tree hop"], 1.0,
                         value["Simple tree share"]),
     )  # fmt: skip
-    return NcclTimes(value["start"], protocols, value["nvls start"], value["nvls hop"], value["peer"])
+    return NcclTimeConstants(value["start"], protocols, value["nvls start"], value["nvls hop"], value["peer"])
 
 
 def predicted_s(batch: Batch, value: dict[str, float]) -> FloatN:

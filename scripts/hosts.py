@@ -29,7 +29,7 @@ from mofa.measure.records import HOST_BOUND_IDLE, RunRecord, read_records
 from mofa.report.save import write_file_atomically
 from mofa.search.one_plan import estimate
 from mofa.validate.hosts import HOSTS, Machine, machine_identity
-from mofa.validate.reference import ReferenceRun, measured_references
+from mofa.validate.reference import ReferenceRun, measured_reference_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "reference_runs" / "measured"
@@ -63,7 +63,7 @@ def by_machine(records: list[RunRecord]) -> dict[Machine, dict[str, float]]:
     known = {record.run.id: record for record in records}
     found: dict[Machine, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
-        references, _ = measured_references(RECORDS, Path(scratch), hosts=False)
+        references, _ = measured_reference_runs(RECORDS, Path(scratch), hosts=False)
         for reference in references:
             own_runs = {repeat.id: reference.for_repeat(repeat) for repeat in reference.repeats}
             for id, run in (own_runs or {reference.id: reference}).items():

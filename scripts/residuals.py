@@ -22,9 +22,9 @@ from mofa.specs.cuda_graphs import CudaGraphs
 from mofa.specs.residuals import FILE, STEPS_FILE
 from mofa.validate.all_runs import reference_runs
 from mofa.validate.bands import fit_step_residuals, residuals_csv, step_residual_of
-from mofa.validate.reference import has_cuda_graphs, measured_references
+from mofa.validate.reference import has_cuda_graphs, measured_reference_runs
 from mofa.validate.run_processes import RunProcesses
-from mofa.validate.score import score_references
+from mofa.validate.score import score_reference_runs
 from mofa.validate.validation_report import RunScore
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +36,9 @@ def fitting_runs(processes: int | None = None) -> list[RunScore]:
     """Every run that may be learned from, predicted."""
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, RunProcesses(processes) as spread:
         found, _ = reference_runs(ROOT / "reference_runs", Path(scratch), spread=spread)
-        runs, _ = score_references([reference for reference in found if reference.split == "fitting"], spread=spread)
+        runs, _ = score_reference_runs(
+            [reference for reference in found if reference.split == "fitting"], spread=spread
+        )
     return [run for run in runs if not run.ran_under_profiler]
 
 
@@ -60,8 +62,8 @@ def graphs_memory() -> dict[str, dict[str, object]]:
     folder = ROOT / "reference_runs" / "switches" / "measured"
     records = {record.run.id: record for record in read_records(folder)}
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
-        found, _ = measured_references(folder, Path(scratch))
-        runs, _ = score_references([one for one in found if has_cuda_graphs(records[one.id])])
+        found, _ = measured_reference_runs(folder, Path(scratch))
+        runs, _ = score_reference_runs([one for one in found if has_cuda_graphs(records[one.id])])
     by_kind: dict[str, list[float]] = {}
     for run in runs:
         graphs = CudaGraphs.parse(str(records[run.id].run.framework["cuda_graphs"]))

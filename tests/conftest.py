@@ -159,7 +159,7 @@ def committed_folders_fitted_once() -> Iterator[None]:
     from mofa.calibrate import check
     from mofa.calibrate.fits import profile
 
-    fit_folder = check.fit_folder
+    fit_folder = check.rows_and_curve_fits_of_folder
 
     def known(folder: Path) -> tuple[list[Any], Any]:
         if folder.parent != MEASUREMENTS:
@@ -170,8 +170,8 @@ def committed_folders_fitted_once() -> Iterator[None]:
         return list(rows), curves
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check, "fit_folder", known)
-        patch.setattr(profile, "fit_folder", known)
+        patch.setattr(check, "rows_and_curve_fits_of_folder", known)
+        patch.setattr(profile, "rows_and_curve_fits_of_folder", known)
         yield
 
 

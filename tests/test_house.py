@@ -329,7 +329,7 @@ def test_words_that_say_what_they_hold_pass() -> None:
     assert [name for name in names if _says_nothing(name)] == []
 
 
-ONE_MEANING = ("Clock", "Piece", "Plan", "Player", "Script", "TimedPlan", "WALKED", "AHEAD")
+ONE_MEANING = ("Clock", "Piece", "Plan", "Player", "Script", "ClockInputsOfPlan", "WALKED", "AHEAD")
 
 
 def test_a_name_stands_for_one_thing() -> None:

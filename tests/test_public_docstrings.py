@@ -116,7 +116,7 @@ ROOMS = (
     "mofa/specs/run_files.py", "mofa/units.py",
 )  # fmt: skip
 """Where people look first: results, facts and their units, what predicts and what searches."""
-INTERNAL = ("Estimator", "PrecisionModeCosts")
+INTERNAL = ("TableEstimator", "PrecisionModeCosts")
 """Classes of these rooms that the search and the replay alone use; their methods have a sentence each."""
 ARRAY = re.compile(r"\b(NDArray|Array\w|Float\w)\b")
 SHAPE_OR_UNIT = re.compile(r"\[[^\]]+\]|\([^)]*,[^)]*\)|\bAs (of|in)\b|:func:|:class:")

@@ -52,7 +52,7 @@ class OffloadedTensor:
         return f"{self.reloaded} on host"
 
     @property
-    def ahead(self) -> str:
+    def reloaded_for_layer_below(self) -> str:
         """The same of the layer below, on its way while this layer runs."""
         return f"{self.reloaded} ahead"
 
@@ -190,7 +190,7 @@ def _copied_back(
         if tensor.module not in last:
             continue
         functions = FUNCTIONS * (i == 0 or tensors[i - 1].module != tensor.module)
-        reloaded, name = tensor.reloaded, tensor.ahead
+        reloaded, name = tensor.reloaded, tensor.reloaded_for_layer_below
         declared[name] = Tensor(name, tensor.bytes, grad=False)
         declared[tensor.on_host] = Tensor(tensor.on_host, 0.0 * tensor.bytes, grad=False)
         behind.setdefault(last[tensor.module], []).append(
@@ -211,6 +211,6 @@ def _copied_back(
     new = list(ahead)
     for i, op in enumerate(ops):
         new += [op, *behind.get(i, ())]
-    coming = tuple(tensor.ahead for tensor in tensors if tensor.module in last)
+    coming = tuple(tensor.reloaded_for_layer_below for tensor in tensors if tensor.module in last)
     new.append(Op("activations of the layer below", "memory_bound", None, coming, launches=0))
     return replace(backward, ops=tuple(new), tensors=declared)

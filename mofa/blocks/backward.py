@@ -49,7 +49,7 @@ def _belonging(op: Op) -> _Belonging:
     return {"part": op.part, "step": op.step, "casts_for": op.casts_for}
 
 
-def backward(forward: Tape, recompute: Recompute = NO_RECOMPUTE) -> Tape:
+def derived_backward_tape(forward: Tape, recompute: Recompute = NO_RECOMPUTE) -> Tape:
     """The backward tape of a forward tape.
 
     Its inputs are the gradients of the forward tape's outputs and whatever was kept; its outputs are the gradients of
@@ -207,7 +207,7 @@ class _Differentiator(SavedTensorFinder):
         elif isinstance(op.work, Attention):
             back = op.back
             self.ops.append(
-                Op(name, op.family, op.work.back(), (*dys, *saved), given,
+                Op(name, op.family, op.work.backward_work(), (*dys, *saved), given,
                    scratch=back.scratch if back else 0.0, launches=back.launches if back else 1, present=op.present,
                    stream=op.stream, autograd_functions=op.autograd_functions, guarded_calls=op.guarded_calls,
                    role="backward", origin=op.name,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from mofa.blocks.activation_offload import with_activation_offload
-from mofa.blocks.backward import backward
+from mofa.blocks.backward import derived_backward_tape
 from mofa.blocks.combined_passes import (
     with_delayed_weight_gradients,
     with_schedule_nodes,
@@ -195,7 +195,7 @@ def layer_tapes(
     *,
     keeps_activations: bool = False,
 ) -> BlockTapes:
-    """One transformer layer, forward and backward; ``forward`` where its forward tape is already there.
+    """Tapes of one transformer layer, forward and backward; ``forward`` where its forward tape is already there.
 
     With ``keeps_activations`` the layer leaves on the device what other layers offload.
     """
@@ -208,14 +208,14 @@ def layer_tapes(
         forward = with_token_exchange_stream(forward)
     if ctx.framework.shared_expert_overlap:
         forward = with_shared_expert_overlap(forward)
-    back = _wrapped(backward(forward, recompute), ctx, primitives, kind.role, *params)
+    back = _wrapped(derived_backward_tape(forward, recompute), ctx, primitives, kind.role, *params)
     if ctx.framework.delay_wgrad:
         back = with_delayed_weight_gradients(forward, back)
     if ctx.framework.expert_overlap == "combined":
         back = with_schedule_nodes(forward, back, delays=ctx.framework.delay_wgrad)
     if ctx.framework.shared_expert_overlap:
         back = with_shared_expert_overlap_backward(forward, back)
-    if ctx.framework.offload.on:
+    if ctx.framework.offload.offloads_any:
         forward, back = with_activation_offload(forward, back, ctx, keeps=keeps_activations)
     checkpointed = checkpointed and not recompute.keep_outputs
     return BlockTapes(kind.name, with_tp_overlap(forward, ctx), with_tp_overlap(back, ctx), checkpointed)
@@ -270,7 +270,7 @@ def _wrapped(
 
 
 def mtp_entry_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
-    """What a multi-token-prediction layer does before its transformer layer, which is like the model's last.
+    """Tapes of what a multi-token-prediction layer does before its transformer layer, which is like the model's last.
 
     Embedding of the next token beside the hidden state, two norms, a concatenation to 2h and a projection back to h
     (DeepSeek-V3, section 2.2). Its pass through the head is costed with the main one.
@@ -285,26 +285,28 @@ def mtp_entry_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
     memory_bound_op(b, "mtp.concat", (token, state), joined, bytes_=moved, back_bytes=moved)
     out = linear(b, ctx, joined, "mtp.project", m=ctx.shard_tokens, n=hidden, k=2 * hidden, saves=(joined,))
     forward = b.tape((x,), (out,))
-    return BlockTapes("mtp", forward, backward(forward))
+    return BlockTapes("mtp", forward, derived_backward_tape(forward))
 
 
 def embedding_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
-    """Token embedding, with the position embedding where it is learned."""
+    """Tapes of the token embedding, with the position embedding where it is learned."""
     b = TapeBuilder()
     out = _embedded(b, ctx, primitives)
     forward = b.tape((), (out,))
     params = embedding_params(ctx.model) / ctx.tp
     return BlockTapes(
-        "embedding", forward, _wrapped(backward(forward), ctx, primitives, "embedding", params, 0 * params)
+        "embedding", forward, _wrapped(derived_backward_tape(forward), ctx, primitives, "embedding", params, 0 * params)
     )
 
 
 def head_tapes(ctx: Context, primitives: Primitives) -> BlockTapes:
-    """Final norm, output layer, loss."""
+    """Tapes of the head: final norm, output layer, loss."""
     b = TapeBuilder()
     x = b.tensor("x", ctx.shard_tokens * float(ctx.model.hidden) * ctx.residual_element_bytes, use="residual")
     loss = primitives.head(b, ctx, x)
     forward = b.tape((x,), (loss,))
     # a tied output layer is gathered and reduced like one of its own
     params = ctx.model.vocab * ctx.model.hidden / ctx.tp + ctx.model.hidden
-    return BlockTapes("head", forward, _wrapped(backward(forward), ctx, primitives, "head", params, 0 * params))
+    return BlockTapes(
+        "head", forward, _wrapped(derived_backward_tape(forward), ctx, primitives, "head", params, 0 * params)
+    )

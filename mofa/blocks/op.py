@@ -188,7 +188,7 @@ class BackwardPreparation(NamedTuple):
     input: str = ""
 
     def ops(self) -> tuple[Op, ...]:
-        """All of them."""
+        """All ops of the preparation."""
         return (*self.gradient, *self.before_dgrad, *self.after_dgrad)
 
 

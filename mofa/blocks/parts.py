@@ -45,7 +45,7 @@ def release_module_locals(b: TapeBuilder, frame: str, present: BoolK = True) -> 
 
 
 def mark_recomputed_output(b: TapeBuilder, name: str, out: str, x: str) -> str:
-    """A module's output, at whose gradient ``x`` is made again where Megatron discards it.
+    """Mark a module's output, at whose gradient ``x`` is made again where Megatron discards it.
 
     A hook of the output does so before anything of the module goes back, whoever reads ``x`` in it
     (tensor_parallel/random.py, ``discard_output_and_register_recompute``).
@@ -61,7 +61,7 @@ def mark_recomputed_output(b: TapeBuilder, name: str, out: str, x: str) -> str:
 
 
 def mark_dispatcher_renewal(b: TapeBuilder) -> None:
-    """Where Megatron's dispatcher of tokens has new probabilities in place of the last ones, whose graph goes.
+    """Mark where Megatron's dispatcher of tokens has new probabilities in place of the last ones, whose graph goes.
 
     A recomputed layer's hang by autograd's graph on what its checkpoint was given: that and its gradient stay alive
     until here (:attr:`mofa.blocks.op.Tape.retained_by_dispatcher`).

@@ -103,7 +103,7 @@ class ContextTapes:
         given = self.ctx, self.primitives, kind, recompute, forward
         label = layer_label(kind, spec)
         tapes = {label: graph_captured_layer(build.layer_tapes(*given), self.ctx, moe=kind.moe)}
-        if framework.offload.on:
+        if framework.offload.offloads_any:
             tapes[kept_layer_label(label)] = build.layer_tapes(*given, keeps_activations=True)
         self._layers[kind, spec] = tapes
         return tapes

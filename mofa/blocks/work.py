@@ -91,7 +91,7 @@ class Attention:
     masked_pairs: FloatK = 0.0
     """Pairs that the mask takes out and the backward kernel computes all the same."""
 
-    def back(self) -> Attention:
+    def backward_work(self) -> Attention:
         """The work of its backward."""
         return replace(self, backward=True, pairs=self.pairs + self.masked_pairs)
 

@@ -13,7 +13,7 @@ from mofa.blocks.work import GemmPass
 from mofa.calibrate.cases import Split
 from mofa.calibrate.fits.fit import predict_row_times
 from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
-from mofa.calibrate.fits.folder import bundled_gpu_of_device, fit_folder
+from mofa.calibrate.fits.folder import bundled_gpu_of_device, rows_and_curve_fits_of_folder
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.te_bf16 import GROUPED, OPS
 from mofa.cost.kernels.compute import gemm_s, unaligned_gemm_s
@@ -58,7 +58,7 @@ def check_fits(
     errors: dict[str, list[tuple[str, float, bool]]] = {}
     gpus = {}
     for folder in folders:
-        rows, curves = fit_folder(folder)
+        rows, curves = rows_and_curve_fits_of_folder(folder)
         gpus[curves.gpu] = folder
         if len(gpus) > 1:
             raise SpecError(
@@ -96,7 +96,7 @@ def predict_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """
     points = []
     for folder in folders:
-        rows, curves = fit_folder(folder)
+        rows, curves = rows_and_curve_fits_of_folder(folder)
         for row, time_s, far in zip(rows, *_predict(curves, rows, folder), strict=True):
             if np.isfinite(time_s):
                 case = row.case

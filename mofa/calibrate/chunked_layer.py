@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mofa.blocks.backward import backward
+from mofa.blocks.backward import derived_backward_tape
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.op import Op, OpBackward, Tape, TapeBuilder
@@ -22,7 +22,7 @@ from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes.chunked import token_rows_by_rank
 from mofa.cost.allocations.allocation_trace import trace_block
 from mofa.cost.allocations.block_trace import OpTrace
-from mofa.cost.block.durations import Machine
+from mofa.cost.block.durations import OpTimingMachine
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.block.tape_clock import repeated_tape_time
 from mofa.cost.kernels.topology import ProcessGroup
@@ -49,7 +49,7 @@ class LayerPrediction:
 
     shape: Shape
     tapes: BlockTapes
-    machine: Machine
+    machine: OpTimingMachine
 
     @cached_property
     def forward_s(self) -> float:
@@ -101,7 +101,7 @@ def predict_bench_layer(shape: Shape, cluster: ClusterSpec, framework: Framework
     tape, chunks = layer_forward_tape(shape), int(shape["chunks"])
     forward = split_into_token_chunks(tape, chunks)
     recompute = Recompute("regions", checkpoint=frozenset({REGION})) if chunks == 1 else NO_RECOMPUTE
-    tapes = BlockTapes("chunked_moe", forward, backward(forward, recompute))
+    tapes = BlockTapes("chunked_moe", forward, derived_backward_tape(forward, recompute))
     return LayerPrediction(shape, tapes, _machine(int(shape["ep"]), cluster, framework))
 
 
@@ -111,15 +111,15 @@ def _joined(tapes: BlockTapes) -> Tape:
     return Tape(tapes.forward.ops + back.ops, back.tensors, tapes.forward.inputs, back.outputs)
 
 
-def _machine(ep: int, cluster: ClusterSpec, framework: FrameworkSpec) -> Machine:
+def _machine(ep: int, cluster: ClusterSpec, framework: FrameworkSpec) -> OpTimingMachine:
     size = np.array([ep])
     near = np.minimum(size, cluster.node.gpus_per_node)
     group = ProcessGroup(size, near, near)
-    return Machine(cluster, {"ep": group, "world": group}, framework, 1)
+    return OpTimingMachine(cluster, {"ep": group, "world": group}, framework, 1)
 
 
 def static_tensor_bytes(shape: Shape) -> dict[str, float]:
-    """What is there before a step: weights, main gradients, the gate, the inputs. [B]
+    """Bytes of tensors that are there before a step: weights, main gradients, the gate, the inputs. [B]
 
     Examples
     --------

@@ -7,14 +7,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
-from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device, fit_folder
+from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device, rows_and_curve_fits_of_folder
 from mofa.calibrate.fits.profile import host_facts
 from mofa.calibrate.fits.te_host_facts import layer_host_facts
 from mofa.calibrate.run_cases import Progress, measure_cases, why_gpu_cannot_be_timed
 from mofa.errors import SpecError
 from mofa.specs.copied_facts import mark_all_as_transferred
 from mofa.specs.files import profile_as_yaml
-from mofa.specs.host import SmallLayerTime, layer_time_factors
+from mofa.specs.host import SmallLayerTime, layer_time_factors_by_fact
 from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.scaling import slowed_host
 from mofa.units import parse_quantity
@@ -40,7 +40,7 @@ def measure_host(progress: Progress | None = None) -> dict[str, Any]:
     with TemporaryDirectory(prefix="mofa-host-") as scratch:
         folder = Path(scratch)
         measure_cases(folder, families=["host"], device="cuda", gpus=1, progress=progress)
-        _, curves = fit_folder(folder)
+        _, curves = rows_and_curve_fits_of_folder(folder)
     return host_profile_mapping(curves, processor_name(), _layer_pace())
 
 
@@ -75,7 +75,7 @@ def host_profile_mapping(curves: DeviceCurveFits, cpu: str, layer: SmallLayerTim
     made = host_facts(base, curves, source)
     if layer is not None:
         ahead, back = (parse_quantity(base[name]["value"], "s") for name in ("layer_issue_s", "layer_back_s"))
-        by_name = layer_time_factors(layer.issue_s / ahead, layer.back_s / back)
+        by_name = layer_time_factors_by_fact(layer.issue_s / ahead, layer.back_s / back)
         modules = slowed_host({"modules": base.get("modules", {})}, 1.0, f"as a small layer, {source}", by_name)
         made = {**made, **modules, **layer_host_facts(layer, f"{source}: a small layer of Transformer Engine")}
     return {**made, "cpu": cpu}

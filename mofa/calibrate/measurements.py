@@ -240,7 +240,7 @@ def _reading(text: str) -> float | None:
 
 
 def parse_shape(text: str) -> Shape:
-    """Read ``m=4096 n=512`` back.
+    """Read a shape such as ``m=4096 n=512`` back.
 
     Examples
     --------

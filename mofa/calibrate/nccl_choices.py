@@ -15,7 +15,8 @@ _LINE = re.compile(r"(AllReduce|AllGather|ReduceScatter): \d+ Bytes -> Algo (\w+
 
 
 def read_nccl_choices(cases: Sequence[Case], lines: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """Per collective and group the payloads from which each choice holds; empty where the log says something else.
+    """The choices of NCCL: per collective and group the payloads from which each choice holds; empty where the log says
+    something else.
 
     Examples
     --------

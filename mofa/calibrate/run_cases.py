@@ -16,7 +16,7 @@ from mofa.calibrate.shapes.families import (
     FAMILIES,
     ONE_GPU_FAMILIES,
     SEVERAL_GPU_FAMILIES,
-    family_cases,
+    all_cases_of_family,
 )
 from mofa.calibrate.shapes.te_bf16 import TE_BF16_FAMILIES
 from mofa.errors import SpecError
@@ -133,7 +133,7 @@ def _cases_of(
     return [
         case
         for family in families
-        for case in family_cases(
+        for case in all_cases_of_family(
             family, quick=quick, full=full, gpus=layer_gpus if family == LAYERS else gpus, fresh=fresh
         )
     ]  # fmt: skip

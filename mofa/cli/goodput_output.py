@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GoodputOutputOptions(OutputOptions):
-    """What the user asked to be shown and written."""
+    """What of goodput the user asked to be shown and written."""
 
     def show_calculation(self, calculation: GoodputCalculation, rate: LogStatistics | None) -> None:
         """Write and print what the calculator found."""

@@ -55,7 +55,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def top_level(
+def options_without_command(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,

@@ -104,7 +104,7 @@ def parse_file_and_plan_number(text: str) -> tuple[Path, int | None]:
     return Path(text), None
 
 
-def parse_batch(text: str | int) -> str:
+def global_batch_parser(text: str | int) -> str:
     """A parser of a global batch, in sequences or in tokens; checked, and read when the sequence's length is known."""
     words = str(text).strip().split()
     if words[1:] in ([], ["tokens"], ["token"], ["sequences"], ["sequence"]):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mofa.cli.numbers import parse_batch, size_of_cluster_parser, whole_number_parser
+from mofa.cli.numbers import global_batch_parser, size_of_cluster_parser, whole_number_parser
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 
 
@@ -70,7 +70,7 @@ GlobalBatch = Annotated[
     typer.Option(
         "--global-batch",
         metavar="N",
-        parser=parse_batch,
+        parser=global_batch_parser,
         help='Sequences per optimizer step, such as 1024, or "4M tokens".',
     ),
 ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What the user asked to be shown and written."""
+    """What of a result the user asked to be shown and written."""
 
     json: bool = False
     json_file: Path | None = None

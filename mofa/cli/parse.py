@@ -33,7 +33,7 @@ def split_words(texts: Iterable[str] | None) -> list[str]:
 
 
 def parse_fixed(texts: Sequence[str] | None, overrides: Mapping[str, object] | None = None) -> dict[str, object]:
-    """Values of ``--fix``, typed by column, with those of ``--set strategy.``.
+    """Fixed values of fields, those of ``--fix``, typed by column, with those of ``--set strategy.``.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def _first_values(text: str) -> tuple[str, dict[str, list[str]]]:
 
 
 def parse_degree_limits(texts: Sequence[str] | None) -> dict[str, int]:
-    """Values of ``--max``.
+    """Limits of degrees, the values of ``--max``.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def parse_degree_limits(texts: Sequence[str] | None) -> dict[str, int]:
 
 
 def parse_overrides(items: Sequence[str] | None) -> dict[str, dict[str, object]]:
-    """Values of ``--set`` below each of workload, hardware, framework and strategy."""
+    """Overrides of facts, the values of ``--set`` below each of workload, hardware, framework and strategy."""
     return parse_set_options(list(items or ()))
 
 

@@ -16,7 +16,7 @@ REFINE_SECONDS = 12.0
 """How long the layouts of the best plans are searched by default. [s]"""
 
 
-def print_best_so_far(progress: ProgressBar) -> Callable[[SearchProgress], None]:
+def best_plan_printer(progress: ProgressBar) -> Callable[[SearchProgress], None]:
     """A callback that prints the best plan as soon as the closed forms know it, while it is played and refined."""
     shown: list[object] = []
 

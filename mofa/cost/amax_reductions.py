@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.megatron.fp8 import AMAX_BYTES
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.specs.workload import WorkloadSpec
 
 ArrayN = NDArray[np.float64]
@@ -21,7 +21,7 @@ def reduces_amaxes(workload: WorkloadSpec) -> bool:
     return workload.precision.fp8_recipe == "delayed"
 
 
-def amax_reduction_seconds(rows: Rows) -> ArrayN:
+def amax_reduction_seconds(rows: GatheredRows) -> ArrayN:
     """Reductions of the largest elements on a step's critical path. (n,) [s]
 
     One behind the forward pass of every chunk and micro-batch and one in its backward, by maximum over tensor, context

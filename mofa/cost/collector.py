@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown, StageDetail
 from mofa.cost.checkpoint import checkpoint_bytes_of_rank
 from mofa.cost.memory.peak import StagePeaks, stage_peaks
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.step import StepTime, step_time
 from mofa.specs.strategy import StrategyTable
 
@@ -29,12 +29,12 @@ class TableCollector:
         self.names: tuple[str, ...] = ()
         self.detail: StageDetail | None = None
 
-    def put(self, places: NDArray[np.intp], rows: Rows) -> None:
+    def put(self, places: NDArray[np.intp], rows: GatheredRows) -> None:
         """Put times and memory of a group of rows into their places of the table."""
         time = step_time(rows)
         self.put_peak(places, rows, stage_peaks(rows), time)
 
-    def put_peak(self, places: NDArray[np.intp], rows: Rows, peak: StagePeaks, time: StepTime | None) -> None:
+    def put_peak(self, places: NDArray[np.intp], rows: GatheredRows, peak: StagePeaks, time: StepTime | None) -> None:
         """Put what is known of rows; NaN for a time that is not."""
         most, row_index = peak.stages, np.arange(len(places))
         if time is None:
@@ -97,7 +97,7 @@ class TableCollector:
 
 
 def _components(
-    rows: Rows, live: NDArray[np.float64], allocated: NDArray[np.float64], reserved: NDArray[np.float64],
+    rows: GatheredRows, live: NDArray[np.float64], allocated: NDArray[np.float64], reserved: NDArray[np.float64],
     communicators: NDArray[np.float64],
 ) -> NDArray[np.float64]:  # fmt: skip
     """The parts of the device memory, in the order of MEMORY_COMPONENTS."""
@@ -108,12 +108,12 @@ def _components(
     )
 
 
-def checkpoint_bytes_of_rows(rows: Rows) -> NDArray[np.float64]:
+def checkpoint_bytes_of_rows(rows: GatheredRows) -> NDArray[np.float64]:
     """What a rank of the heaviest stage saves in a checkpoint. (n,) [B]"""
     return checkpoint_bytes_of_rank(rows.workload, rows.framework, rows.shards)[rows.grid_index]
 
 
-def hardware_flops(rows: Rows) -> NDArray[np.float64]:
+def hardware_flops(rows: GatheredRows) -> NDArray[np.float64]:
     """FLOPs that all ranks run in one step, recomputation and padding included. (n,) [FLOP]"""
     c, table = rows.costs, rows.table
     per_rank = rows.sum_layers_by_stage(rows.layers.flops) + rows.end_blocks_by_stage(

@@ -17,14 +17,14 @@ from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.collector import TableCollector, checkpoint_bytes_of_rows
-from mofa.cost.kernels.lazy_loading import share_of_passes_with_load as drained_share
+from mofa.cost.kernels.lazy_loading import share_of_passes_with_kernel_load as drained_share
 from mofa.cost.memory.peak import StagePeakBytes, peaks_with_fullest_stage, stage_peak_bytes
 from mofa.cost.memory.pinned import pinned_excess_bytes
 from mofa.cost.option_sets import options_common_to_rows
 from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.cost.rank_spec import RankSpec, rank_specs
-from mofa.cost.rows import LayerArrays, Rows, gather_rows, recompute_mode_indices
+from mofa.cost.rows import GatheredRows, LayerArrays, gather_rows, recompute_mode_indices
 from mofa.cost.stages import Stages, stages_of_row
 from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share
 from mofa.cost.step_time.step import name_waits_of_slowest_stage, step_time
@@ -41,7 +41,7 @@ FEW_ROWS = 2_000
 """Rows of one pp and vpp up to which a call for each takes longer than working out both modes of layers for all. [-]"""
 
 
-class Estimator:
+class TableEstimator:
     """The blocks of a table of legal strategies, costed once; :meth:`rows` composes any of its rows to steps.
 
     Parameters
@@ -74,7 +74,7 @@ class Estimator:
         self.parts: list[PrecisionModeCosts] = []
         for chosen, mode in rows_by_precision_mode(workload, framework, table):
             self.of[chosen] = len(self.parts)
-            some = table if len(chosen) == len(table) else table.take(chosen)
+            some = table if len(chosen) == len(table) else table.select_rows(chosen)
             given = (workload, cluster, framework, some, loads, mode, drop)
             costs = block_costs(*given, counts_gpus_by_row=counts_gpus_by_row)
             self.place[chosen] = costs.index
@@ -110,7 +110,7 @@ class Estimator:
         """
         which = np.arange(len(self.table)) if which is None else which
         layers = self.table.recompute_layers[which] if recompute_layers is None else recompute_layers
-        table = replace(self.table.take(which), recompute_layers=layers)
+        table = replace(self.table.select_rows(which), recompute_layers=layers)
         out = TableCollector(table, len(table), detail)
         done = 0
         for chosen, rows in self._composed(which, layers, every_stage=detail):
@@ -158,7 +158,9 @@ class Estimator:
         layers: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Change the seconds of one plain run of each row to those of all its runs, kernels loaded, at its clock."""
-        runs = self.runs_per_step(self.table.take(which)) if self.loads.over_budget_fraction else np.ones(len(which))
+        runs = np.ones(len(which))
+        if self.loads.over_budget_fraction:
+            runs = self.runs_per_step(self.table.select_rows(which))
         exposed *= runs
         hidden *= runs
         share = self.drains[which]
@@ -192,7 +194,7 @@ class Estimator:
         return power_averaged_idle_share(limit, bubble_s, optimizer_s, step_s, step_s - optimizer_s)
 
     @cached_property
-    def without_host_lead(self) -> Estimator:
+    def without_host_lead(self) -> TableEstimator:
         """The estimator where loads have taken the host's lead in all passes."""
         if self.shared_rows:
             return self.from_shared_rows(
@@ -203,7 +205,7 @@ class Estimator:
         return other
 
     @cached_property
-    def with_device_waits(self) -> Estimator:
+    def with_device_waits(self) -> TableEstimator:
         """The estimator where the slowest rank of each row waits for a share ``RESTED`` of its step."""
         if self.shared_rows:
             return self.from_shared_rows(
@@ -212,32 +214,32 @@ class Estimator:
         return self._rested_by(RESTED)
 
     @cached_property
-    def at_power_limited_clock(self) -> Estimator:
+    def at_power_limited_clock(self) -> TableEstimator:
         """The estimator for the table's only row, at the clock that its own waits leave: what is played."""
         if not self.rests:
             return self
         idle = float(self._idle(step_time(self.row_with_every_stage).exposed)[0])
         return self._rested_by(idle) if idle else self
 
-    def _rested_by(self, idle: float) -> Estimator:
+    def _rested_by(self, idle: float) -> TableEstimator:
         other = self._costed_as(lambda costs: costs.with_device_waits(idle))
         other.rests = False
         return other
 
-    def on_hosts_of(self, cluster: ClusterSpec) -> Estimator:
+    def on_hosts_of(self, cluster: ClusterSpec) -> TableEstimator:
         """The estimator on a cluster whose hosts alone differ."""
         other = self._costed_as(lambda costs: costs.on_hosts_of(cluster))
         other.cluster = cluster
         return other
 
-    def with_recompute_layers(self, number: int) -> Estimator:
+    def with_recompute_layers(self, number: int) -> TableEstimator:
         """The estimator for its table's only row with another number of recomputed layers: some, in both."""
         assert number > 0 < int(self.table.recompute_layers[0]), "all or none recomputed: other modes"
         other = self._costed_as(lambda costs: costs)
         other.table = replace(self.table, recompute_layers=np.array([number], dtype=np.int64))
         return other
 
-    def with_layout(self, layout: str, recompute_layers: int) -> Estimator:
+    def with_layout(self, layout: str, recompute_layers: int) -> TableEstimator:
         """The estimator for its table's only row with another layout, and another number of recomputed layers."""
         table = replace(self.table, layouts=(layout,), layout=np.zeros(1, dtype=np.int64))
         other = self._costed_as(lambda costs: costs)
@@ -245,7 +247,7 @@ class Estimator:
         return other
 
     @staticmethod
-    def from_shared_rows(table: StrategyTable, shared_rows: Sequence[SharedRows]) -> Estimator:
+    def from_shared_rows(table: StrategyTable, shared_rows: Sequence[SharedRows]) -> TableEstimator:
         """An estimator of a table that shares the blocks of other estimators, some of each, all its rows in all."""
         first, begin = shared_rows[0][0], 0
         other = first._copy()
@@ -260,13 +262,13 @@ class Estimator:
             begin += len(estimator.parts)
         return other
 
-    def _costed_as(self, changed: Callable[[BlockCosts], BlockCosts]) -> Estimator:
+    def _costed_as(self, changed: Callable[[BlockCosts], BlockCosts]) -> TableEstimator:
         """The estimator with other times of its blocks."""
         other = self._copy()
         other.parts = [PrecisionModeCosts.from_costs(part.mode, changed(part.costs)) for part in self.parts]
         return other
 
-    def _copy(self) -> Estimator:
+    def _copy(self) -> TableEstimator:
         """The estimator without what follows from its table and its blocks."""
         other = copy.copy(self)
         other.shared_rows = ()
@@ -282,7 +284,7 @@ class Estimator:
         return other
 
     @cached_property
-    def row_with_every_stage(self) -> Rows:
+    def row_with_every_stage(self) -> GatheredRows:
         """The table's only row with every stage, composed."""
         only = np.arange(len(self.table))
         ((_, rows),) = self._composed(only, self.table.recompute_layers, every_stage=True)
@@ -355,14 +357,14 @@ class Estimator:
 
     def _composed(
         self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool
-    ) -> Iterator[tuple[NDArray[np.intp], Rows]]:
+    ) -> Iterator[tuple[NDArray[np.intp], GatheredRows]]:
         """Rows that compose together, as positions in ``which``, and what each gathers; ``layers`` are recomputed."""
         stacked = [part.of_rows(self.table, which[self.of[which] == number]) for number, part in enumerate(self.parts)]
         for chosen, schedule in _groups(self.table, which, layers, self.of[which]):
             table_rows = which[chosen]
             number = int(self.of[table_rows[0]])
             part, (of_layers, of_mtp) = self.parts[number], stacked[number]
-            some = replace(self.table.take(table_rows), recompute_layers=layers[chosen])
+            some = replace(self.table.select_rows(table_rows), recompute_layers=layers[chosen])
             framework = self.framework.with_options(some.common_options)
             stages = stages_of_row(self.workload, framework, some, 0)
             if framework.expert_overlap == "combined":
@@ -373,7 +375,7 @@ class Estimator:
             )  # fmt: skip
 
 
-SharedRows = tuple[Estimator, NDArray[np.intp], NDArray[np.intp]]
+SharedRows = tuple[TableEstimator, NDArray[np.intp], NDArray[np.intp]]
 """An estimator, some rows of its table, and which rows they are of another table."""
 
 
@@ -397,7 +399,7 @@ class PrecisionModeCosts:
 
     def of_rows(self, table: StrategyTable, which: NDArray[np.intp]) -> tuple[LayerArrays, LayerArrays | None]:
         """Layers and predictions as these rows read them: those in modes of none of them are not costed."""
-        used = np.unique(recompute_mode_indices(self.modes, table.take(which))).tolist()
+        used = np.unique(recompute_mode_indices(self.modes, table.select_rows(which))).tolist()
         if len(used) in (0, len(self.modes)):
             return self.layers, self.mtp
         known, key = self._of_modes, tuple(used)
@@ -423,7 +425,7 @@ class RowMemory:
     checkpoint_bytes: NDArray[np.float64]
     """What a rank of the heaviest stage saves."""
 
-    def take(self, rows: NDArray[np.intp] | slice) -> RowMemory:
+    def select_rows(self, rows: NDArray[np.intp] | slice) -> RowMemory:
         """The memory of some rows.
 
         Parameters
@@ -443,7 +445,7 @@ def estimate_table(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable,
     loads: RoutingLoads = BALANCED, *, detail: bool = False, drop: frozenset[str] = frozenset(),
 ) -> Breakdown:  # fmt: skip
-    """Cost every row of a table of legal strategies; see :class:`Estimator`.
+    """Cost every row of a table of legal strategies; see :class:`TableEstimator`.
 
     Parameters
     ----------
@@ -473,7 +475,7 @@ def estimate_table(
     >>> estimate_table(job, machines, megatron, table).step_s.shape
     (1,)
     """
-    return Estimator(workload, cluster, framework, table, loads, drop=drop).breakdown(detail=detail)
+    return TableEstimator(workload, cluster, framework, table, loads, drop=drop).breakdown(detail=detail)
 
 
 def _groups(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.errors import SpecError
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -25,7 +25,7 @@ HELD_BYTES = 16.0
 """Of a parameter on its host in fp32: the main copy, two moments, a pinned gradient. [B/param]"""
 
 
-def params_stepped_on_hosts(rows: Rows) -> ArrayN:
+def params_stepped_on_hosts(rows: GatheredRows) -> ArrayN:
     """Parameters of a rank that its host steps, of each grid of ranks. (g, R) [params]
 
     Tensors go to hosts whole, until the share is reached: the head's first, then layers' from the last to the first,
@@ -52,7 +52,7 @@ def params_stepped_on_hosts(rows: Rows) -> ArrayN:
     return np.minimum(np.where(shards.dense_ranks > 1, of_pieces, walked), owned)
 
 
-def host_step_seconds(rows: Rows, tensors: ArrayN, beside_s: ArrayN) -> ArrayN:
+def host_step_seconds(rows: GatheredRows, tensors: ArrayN, beside_s: ArrayN) -> ArrayN:
     """What a step takes longer for the part that hosts step than the device's part; (g, R), 0 without any. [s]
 
     Gradients go over the GPU's link into pinned memory. Adam then moves 28 bytes a parameter, at the rate of the

@@ -21,7 +21,7 @@ SplitBy = Literal["strategy", "framework", "mofa"]
 
 @dataclass(frozen=True)
 class LayerSplit:
-    """The layout of a pipeline, and who made it."""
+    """The layers of each virtual chunk as the layout of a pipeline, and who made it."""
 
     layout: PipelineLayout
     made_by: SplitBy

@@ -12,7 +12,7 @@ from mofa.blocks.op import Op
 from mofa.blocks.tapes import kept_layer_label, layer_label
 from mofa.blocks.work import Attention, Gemm, GroupedGemm, MemoryBound
 from mofa.cost.block.costs import BlockCosts
-from mofa.cost.block.durations import Machine, device_seconds, kernel_curve
+from mofa.cost.block.durations import OpTimingMachine, device_seconds, kernel_curve
 from mofa.specs.base import Fact, Library, Spec
 from mofa.specs.curves import FittedCurve
 from mofa.specs.model import ModelSpec
@@ -64,7 +64,7 @@ def fractions_on_layer_library(
     return {name: share for name, share in step_shares.items() if share > 0}
 
 
-def _is_measured_under(op: Op, machine: Machine, library: Library) -> bool:
+def _is_measured_under(op: Op, machine: OpTimingMachine, library: Library) -> bool:
     curve = kernel_curve(op, machine)
     return isinstance(curve, FittedCurve) and curve.library == library and curve.provenance == "measured"
 

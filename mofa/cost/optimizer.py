@@ -95,7 +95,8 @@ def static_bytes(
     tp: IntN | int = 1,
     amp: bool = False,
 ) -> StaticBytes:
-    """What a stage holds besides activations; ``in_layers`` are the parameters of its layers, where it has others.
+    """Static bytes of a stage, all that it holds besides activations; ``in_layers`` are the parameters of its layers,
+    where it has others.
 
     Megatron: bf16 parameters (2), fp32 main gradients (4), fp32 main parameters and two moments (12) that the
     distributed optimizer shares out: 6 + 12/dp bytes a parameter; without it 18. torchtitan: fp32 parameters and two

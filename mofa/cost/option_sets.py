@@ -19,7 +19,7 @@ def options_that_blocks_read(options: FrameworkOptions) -> FrameworkOptions:
 
     Examples
     --------
-    >>> options_that_blocks_read(FrameworkOptions(dispatcher="deepep", dp_replicate=4))
+    >>> options_that_blocks_read(FrameworkOptions(dispatcher="deepep", dp_replicate_of_rows=4))
     FrameworkOptions(tp_overlap=None, dispatcher='deepep', dp_replicate=None)
     """
     return options._replace(dp_replicate=None)
@@ -41,19 +41,19 @@ def options_common_to_rows(table: StrategyTable) -> FrameworkOptions:
     return options_that_blocks_read(sets[0])
 
 
-def dp_replicate(framework: FrameworkSpec, table: StrategyTable) -> NDArray[np.int64]:
+def dp_replicate_of_rows(framework: FrameworkSpec, table: StrategyTable) -> NDArray[np.int64]:
     """Replicas of each row's shard group: its own choice, else the framework's. (n,) [-]"""
     each = [framework.dp_replicate if n is None else n for n in (options.dp_replicate for options in table.option_sets)]
     return np.array(each, dtype=np.int64)[table.options]
 
 
-def option_sets_by_shared_blocks(sets: Sequence[FrameworkOptions]) -> list[list[int]]:
+def option_set_groups_sharing_blocks(sets: Sequence[FrameworkOptions]) -> list[list[int]]:
     """Positions of sets of options that share blocks, together.
 
     Examples
     --------
-    >>> sets = [FrameworkOptions(dp_replicate=2), FrameworkOptions(dispatcher="deepep"), FrameworkOptions()]
-    >>> option_sets_by_shared_blocks(sets)
+    >>> sets = [FrameworkOptions(dp_replicate_of_rows=2), FrameworkOptions(dispatcher="deepep"), FrameworkOptions()]
+    >>> option_set_groups_sharing_blocks(sets)
     [[0, 2], [1]]
     """
     together: dict[FrameworkOptions, list[int]] = {}

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.block.block_cost import PrecisionMode
-from mofa.cost.option_sets import dp_replicate
+from mofa.cost.option_sets import dp_replicate_of_rows
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -46,7 +46,7 @@ def rows_by_precision_mode(
     rows = np.arange(len(table))
     if not framework.traits.has_pytorch_modules:
         return [(rows, PrecisionMode())]
-    shard = table.dp // np.maximum(np.minimum(dp_replicate(framework, table), table.dp), 1)
+    shard = table.dp // np.maximum(np.minimum(dp_replicate_of_rows(framework, table), table.dp), 1)
     if framework.data_parallel == "ddp":
         shard = np.ones_like(shard)
     mixed = shard * table.cp > 1

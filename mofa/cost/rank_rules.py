@@ -1,4 +1,4 @@
-"""Rules of what pipeline ranks hold and do, for all candidates of :class:`mofa.cost.rows.Rows` at once.
+"""Rules of what pipeline ranks hold and do, for all candidates of :class:`mofa.cost.rows.GatheredRows` at once.
 
 The closed form reads what they return; :mod:`mofa.cost.rank_spec` has the entries of one strategy's ranks. What follows
 from the layers alone is in :class:`mofa.cost.stages.Stages` and :class:`mofa.cost.stage_layers.StageLayers`.
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import broadcast_to_combinations
-from mofa.blocks.frameworks.megatron.persistent import rotary_tables
-from mofa.cost.rows import Rows
+from mofa.blocks.frameworks.megatron.persistent import rotary_table_bytes
+from mofa.cost.rows import GatheredRows
 from mofa.schedules import Schedule
 from mofa.specs.framework import FrameworkSpec
 
@@ -31,41 +31,41 @@ Sharing = Literal["Megatron", "DDP", "FSDP by step", "FSDP by block", "none"]
 each block's backward."""
 
 
-def host_waits_at_exchanges(rows: Rows) -> bool:
+def host_waits_at_exchanges(rows: GatheredRows) -> bool:
     """Whether Megatron's host waits for the device behind every exchange (p2p_communication.py, ``batch_p2p_sync``)."""
     return _exchanges_together(rows) and not rows.framework.traits.has_pytorch_modules
 
 
-def keeps_last_output(rows: Rows) -> bool:
+def keeps_last_output(rows: GatheredRows) -> bool:
     """Whether PyTorch's schedule holds the latest output and input gradient of a stage (Schedule1F1B)."""
     return _exchanges_together(rows) and rows.framework.traits.has_pytorch_pipelines
 
 
-def _exchanges_together(rows: Rows) -> bool:
+def _exchanges_together(rows: GatheredRows) -> bool:
     return rows.schedule_record.joins_send_and_receive and rows.stage_layers.stages.pp > 1
 
 
-def has_flat_gradient_buffers(rows: Rows) -> bool:
+def has_flat_gradient_buffers(rows: GatheredRows) -> bool:
     """Whether buffers of Megatron's hold all gradients from the start; DeepSpeed makes them of its own."""
     return rows.static.grads_always and not rows.framework.deepspeed
 
 
-def keeps_params_gathered(rows: Rows) -> bool:
+def keeps_params_gathered(rows: GatheredRows) -> bool:
     """Whether FSDP keeps parameters gathered and gradients whole for a step, as it does under pipelines."""
     return shards_params(rows) and rows.mode.pipelined
 
 
-def shards_params(rows: Rows) -> bool:
+def shards_params(rows: GatheredRows) -> bool:
     """Whether FSDP shares parameters out over ranks."""
     return rows.framework.shards_params and rows.mode.precision == "mixed"
 
 
-def reduces_gradients_by_chunk(rows: Rows) -> bool:
+def reduces_gradients_by_chunk(rows: GatheredRows) -> bool:
     """Whether each chunk's gradients are reduced behind its last backward, not at a step's end, and its weights go."""
     return keeps_params_gathered(rows) and rows.schedule_record.gathers_by_chunk
 
 
-def gradient_sharing(rows: Rows) -> Sharing:
+def gradient_reducer(rows: GatheredRows) -> Sharing:
     """Who reduces gradients: Megatron, DDP, FSDP a block or a step at a time, or nobody."""
     mode = rows.mode
     if not rows.framework.traits.has_pytorch_modules:
@@ -77,24 +77,24 @@ def gradient_sharing(rows: Rows) -> Sharing:
     return "FSDP by step" if mode.pipelined else "FSDP by block"
 
 
-def gathered_bytes_per_param(rows: Rows) -> float:
+def gathered_bytes_per_param(rows: GatheredRows) -> float:
     """Bytes of a parameter that is gathered once a step: FSDP's in bf16. [B]"""
-    if gradient_sharing(rows) == "FSDP by step":
+    if gradient_reducer(rows) == "FSDP by step":
         return 2.0
     return rows.framework.gathered_bytes_per_param(rows.workload.precision.gemm)
 
 
-def reduced_bytes_per_param(rows: Rows) -> float:
+def reduced_bytes_per_param(rows: GatheredRows) -> float:
     """Bytes of a gradient that is reduced once a step: FSDP's in fp32. [B]"""
-    return 4.0 if gradient_sharing(rows) == "FSDP by step" else rows.framework.reduced_bytes_per_param
+    return 4.0 if gradient_reducer(rows) == "FSDP by step" else rows.framework.reduced_bytes_per_param
 
 
-def shards_optimizer_states(rows: Rows) -> BoolN:
+def shards_optimizer_states(rows: GatheredRows) -> BoolN:
     """Whether optimizer states are shared out, of each grid of ranks. (g,)"""
     return np.asarray(rows.grids.zero >= 1)
 
 
-def reduce_scatters_gradients(rows: Rows) -> BoolN:
+def reduce_scatters_gradients(rows: GatheredRows) -> BoolN:
     """Whether Megatron reduces gradients to each rank's part, of each grid of ranks. (g,)
 
     DeepSpeed's BF16 optimizer sums fp32 gradients whole (``_bf16_reduce_grads``).
@@ -102,7 +102,7 @@ def reduce_scatters_gradients(rows: Rows) -> BoolN:
     return np.asarray(shards_optimizer_states(rows) & (rows.framework.deepspeed != "bf16"))
 
 
-def first_reduced_bucket_params(rows: Rows) -> ArrayN:
+def first_reduced_bucket_params(rows: GatheredRows) -> ArrayN:
     """What Megatron's first rank reduces at once in its first chunk, the only one that it cuts, of each grid of ranks.
     (g,) [params]
 
@@ -114,18 +114,18 @@ def first_reduced_bucket_params(rows: Rows) -> ArrayN:
     return np.asarray(np.maximum(float(SMALLEST_BUCKET), float(BUCKET_PER_RANK) * rows.grids.dp))
 
 
-def ddp_gradient_bytes_per_param(rows: Rows) -> float:
+def ddp_gradient_bytes_per_param(rows: GatheredRows) -> float:
     """Bytes of a gradient in DDP's buckets: those of the parameters. [B]"""
     return 4.0 if rows.mode.precision == "autocast" else 2.0
 
 
-def ties_embedding_to_head(rows: Rows) -> BoolN:
+def ties_embedding_to_head(rows: GatheredRows) -> BoolN:
     """Whether a stage has the embedding and a head that is the same weight. (R,)"""
     lay = rows.stage_layers
     return np.asarray(lay.stages_with_embedding & lay.stages_with_head & rows.workload.model.tied_embeddings)
 
 
-def head_gradient_waits_for_embedding(rows: Rows) -> bool:
+def head_gradient_waits_for_embedding(rows: GatheredRows) -> bool:
     """Whether the head's weight gradient stays until the embedding's is there, on a rank that has both.
 
     A weight that two functions use has one node that takes its gradients (AccumulateGrad); autograd's engine keeps the
@@ -174,13 +174,13 @@ def held_inputs(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving
     return HeldInputs(steady, max(2 * receiving - steady, 0))
 
 
-def held_inputs_of_stages(rows: Rows) -> list[HeldInputs]:
+def held_inputs_of_stages(rows: GatheredRows) -> list[HeldInputs]:
     """:func:`held_inputs` of each stage that is shown. (R,)"""
     pp, receiving = rows.stage_layers.stages.pp, rows.stage_layers.receives.sum(axis=1).tolist()
     return [held_inputs(rows.framework, rows.schedule_record, pp, chunks) for chunks in receiving]
 
 
-def framework_buffer_bytes(rows: Rows) -> ArrayN:
+def framework_buffer_bytes(rows: GatheredRows) -> ArrayN:
     """What the framework allocates once and keeps outside of all tapes; on its stage the head's too. (n, R) [B]"""
     costs = rows.costs
     return np.where(
@@ -201,13 +201,13 @@ class RotaryTables(NamedTuple):
     """Of each of a layer that is there from the start. [B]"""
 
 
-def rotary_tables_of_stages(rows: Rows) -> RotaryTables:
+def rotary_tables_of_stages(rows: GatheredRows) -> RotaryTables:
     """Rotary tables of each stage; of a framework that has no library none."""
     n = len(rows.table)
     layers = rows.stage_layers.layer_counts.sum(axis=1)
     if not rows.framework.library:
         return RotaryTables(np.zeros_like(layers), np.zeros(n), ())
-    tables = rotary_tables(rows.costs.context)
+    tables = rotary_table_bytes(rows.costs.context)
     nbytes = broadcast_to_combinations(tables.table, len(rows.costs.persistent_bytes))[rows.k]
     if not tables.of_layers:
         return RotaryTables(np.full(layers.shape, float(rows.stage_layers.stages.vpp)), nbytes, ())

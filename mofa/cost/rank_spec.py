@@ -23,7 +23,7 @@ from mofa.cost.rank_rules import (
     first_reduced_bucket_params,
     framework_buffer_bytes,
     gathered_bytes_per_param,
-    gradient_sharing,
+    gradient_reducer,
     has_flat_gradient_buffers,
     head_gradient_waits_for_embedding,
     held_inputs_of_stages,
@@ -38,7 +38,7 @@ from mofa.cost.rank_rules import (
     shards_params,
     ties_embedding_to_head,
 )
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.schedules import Order, Runtime, computation_order_of
 from mofa.specs.strategy import RecomputeSpec
 
@@ -96,7 +96,7 @@ class BlockSpec(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called.
+        """The name of the block.
 
         Examples
         --------
@@ -268,7 +268,7 @@ class RankSpec:
 # -- the ranks of one strategy
 
 
-def rank_specs(rows: Rows) -> tuple[RankSpec, ...]:
+def rank_specs(rows: GatheredRows) -> tuple[RankSpec, ...]:
     """Every pipeline rank of one strategy, whose ``rows`` have one candidate and every stage. (pp,)"""
     schedule = _schedule(rows)
     parts = (_places(rows), _chunks(rows), _parameters(rows), _buffers(rows), _gradients(rows))
@@ -278,7 +278,7 @@ def rank_specs(rows: Rows) -> tuple[RankSpec, ...]:
     )
 
 
-def _places(rows: Rows) -> list[RankPlace]:
+def _places(rows: GatheredRows) -> list[RankPlace]:
     lay, table, shards = rows.stage_layers, rows.table, rows.shards
     dense, expert = int(shards.dense_ranks[0, 0]), int(shards.expert_ranks[0, 0])
     tp, cp, dp, splits_experts = int(table.tp[0]), int(table.cp[0]), int(table.dp[0]), int(table.ep[0]) > 1
@@ -288,7 +288,7 @@ def _places(rows: Rows) -> list[RankPlace]:
     ]
 
 
-def _chunks(rows: Rows) -> list[tuple[ChunkSpec, ...]]:
+def _chunks(rows: GatheredRows) -> list[tuple[ChunkSpec, ...]]:
     lay, stages = rows.stage_layers, rows.stage_layers.stages
     links = stages.positions, lay.receives, lay.sends, lay.feeds_own_chunk
     return [
@@ -300,7 +300,7 @@ def _chunks(rows: Rows) -> list[tuple[ChunkSpec, ...]]:
     ]
 
 
-def _blocks(rows: Rows, rank: int, chunk: int) -> Iterator[BlockSpec]:
+def _blocks(rows: GatheredRows, rank: int, chunk: int) -> Iterator[BlockSpec]:
     """The blocks of a chunk in forward order."""
     stages, model, table = rows.stage_layers.stages, rows.workload.model, rows.table
     modes, position = tuple(rows.costs.blocks), int(stages.positions[rank, chunk])
@@ -312,7 +312,7 @@ def _blocks(rows: Rows, rank: int, chunk: int) -> Iterator[BlockSpec]:
     for j, (kind, is_recomputed) in enumerate(zip(stages.layers[rank][chunk], recomputed[rank][chunk], strict=True)):
         mode = modes[int((rows.full_mode_index if is_recomputed else rows.base_mode_index)[0])]
         label, number = layer_label(stages.kinds[kind], mode), stages.first_layers[rank][chunk] + j
-        keeps = rows.framework.offload.on and number == model.num_layers - 1
+        keeps = rows.framework.offload.offloads_any and number == model.num_layers - 1
         yield BlockSpec("layer", kept_layer_label(label) if keeps else label, number, kind, mode)
     is_last, last = position == stages.num_chunks - 1, layer_kind(model, model.num_layers - 1)
     for n in range(model.num_mtp_layers):
@@ -326,7 +326,7 @@ def _blocks(rows: Rows, rank: int, chunk: int) -> Iterator[BlockSpec]:
         yield BlockSpec("head", "head")
 
 
-def _schedule(rows: Rows) -> RankSchedule:
+def _schedule(rows: GatheredRows) -> RankSchedule:
     stages = rows.stage_layers.stages
     return RankSchedule(
         rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp, int(rows.num_micro_batches[0]),
@@ -334,7 +334,7 @@ def _schedule(rows: Rows) -> RankSchedule:
     )  # fmt: skip
 
 
-def _parameters(rows: Rows) -> list[RankParameters]:
+def _parameters(rows: GatheredRows) -> list[RankParameters]:
     shards, static = rows.shards, rows.static
     arrays = (
         shards.dense, shards.expert, shards.unsharded(1.0), shards.sharded(1.0), static.params, static.states,
@@ -344,7 +344,7 @@ def _parameters(rows: Rows) -> list[RankParameters]:
     return [RankParameters(*numbers) for numbers in zip(*of_stages, strict=True)]
 
 
-def _buffers(rows: Rows) -> list[PersistentBuffers]:
+def _buffers(rows: GatheredRows) -> list[PersistentBuffers]:
     tables, static = rotary_tables_of_stages(rows), rows.static
     stage_boundary_bytes = float(rows.costs.stage_boundary_bytes[rows.k[0]])
     copies = np.broadcast_to(static.buffers, rows.shards.dense.shape)[0].tolist()
@@ -363,9 +363,9 @@ def _buffers(rows: Rows) -> list[PersistentBuffers]:
     ]
 
 
-def _gradients(rows: Rows) -> list[GradientSharing]:
+def _gradients(rows: GatheredRows) -> list[GradientSharing]:
     shares = (
-        gradient_sharing(rows), gathered_bytes_per_param(rows), reduced_bytes_per_param(rows),
+        gradient_reducer(rows), gathered_bytes_per_param(rows), reduced_bytes_per_param(rows),
         has_flat_gradient_buffers(rows),
         shards_params(rows), keeps_params_gathered(rows), reduces_gradients_by_chunk(rows),
         bool(shards_optimizer_states(rows)[0]), bool(reduce_scatters_gradients(rows)[0]),
@@ -375,7 +375,7 @@ def _gradients(rows: Rows) -> list[GradientSharing]:
     return [GradientSharing(*shares, ties) for ties in ties_embedding_to_head(rows).tolist()]
 
 
-def block_cost(rows: Rows, block: BlockSpec) -> BlockCost | None:
+def cost_of_block_spec(rows: GatheredRows, block: BlockSpec) -> BlockCost | None:
     """What a block costs; None of what predictions have of their own."""
     ends = {"embedding": rows.costs.embedding, "head": rows.costs.head}
     return rows.costs.blocks[block.mode][block.kind] if block.role == "layer" else ends.get(block.role)

@@ -203,7 +203,7 @@ class LayerArrays:
 
 
 @dataclass(frozen=True)
-class Rows:
+class GatheredRows:
     """The candidates of one pp x vpp and everything gathered for them; ``k`` (n,) indexes the unique combinations."""
 
     workload: WorkloadSpec
@@ -351,16 +351,16 @@ def gather_rows(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, costs: BlockCosts,
     k: NDArray[np.intp], stages: Stages, schedule: str, mode: PrecisionMode, layers: LayerArrays,
     mtp: LayerArrays | None, modes: list[RecomputeSpec], *, every_stage: bool = True,
-) -> Rows:  # fmt: skip
+) -> GatheredRows:  # fmt: skip
     """Gather everything that the candidates of one pp x vpp need, for every stage or for those that differ."""
     m = np.maximum(workload.batch.global_batch // (table.dp * table.micro_batch), 1)
     base, full = recompute_mode_indices(modes, table)
     lay = count_stage_layers(table, stages, schedule, m, every_stage=every_stage)
     first, grid = rank_grids_of_rows(table)
-    grids = table.take(first)
+    grids = table.select_rows(first)
     groups = dict(costs.groups) if len(costs.index) == 1 else process_groups_of_rows(cluster, framework, grids)
-    params, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
-    return Rows(
+    params, shards, static = params_and_static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
+    return GatheredRows(
         workload, cluster, framework, table, costs, mode, schedule, k, base, full, layers, mtp, lay, m, grid, first,
         grids, groups, params, shards, static,
     )  # fmt: skip
@@ -389,11 +389,11 @@ def _places_of_modes(
     return tuple(base), tuple(full)
 
 
-def static_bytes_of_grids(
+def params_and_static_bytes_of_grids(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, grids: StrategyTable,
     groups: dict[str, ProcessGroup], lay: StageLayers, mode: PrecisionMode,
 ) -> tuple[ArrayN, ParameterShards, StaticBytes]:  # fmt: skip
-    """Parameters of every chunk on one rank, of every stage, and what a stage holds besides activations.
+    """Parameters of every chunk on one rank, those of every stage, and the static bytes of a stage.
 
     Of each grid of ranks: (2, g, R, vpp), (g, R), (g, R).
     """

@@ -20,7 +20,7 @@ def environment_values(script: ShellScript, arguments: Sequence[Argument]) -> di
     for argument in arguments:
         for name in (argument.name[1:], *(alias[1:] for alias in argument.aliases)):
             if name in script.arrays:
-                out[name] = " ".join(text for word in script.arrays[name][:1] for text in script.words(word))
+                out[name] = " ".join(text for word in script.arrays[name][:1] for text in script.expand_word(word))
     return out
 
 

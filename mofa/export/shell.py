@@ -45,7 +45,7 @@ class ShellScript:
     expanded: int = 0
     characters: int = 0
 
-    def words(self, word: Word, depth: int = 0) -> list[str]:
+    def expand_word(self, word: Word, depth: int = 0) -> list[str]:
         """What a word becomes, unquoted variables split at blanks.
 
         Raises
@@ -88,16 +88,18 @@ class ShellScript:
             return [piece.text]
         if piece.name == MAYBE:
             assert piece.default is not None
-            return [f"{MAYBE}{text}" for text in self.words(piece.default, depth + 1)]
+            return [f"{MAYBE}{text}" for text in self.expand_word(piece.default, depth + 1)]
         if piece.name in self.undecided:
             raise ShellError(f"${piece.name} is set in an if, a loop or a function; write its value")
         if piece.name not in self.arrays:
             if piece.default is None:
                 return self._unset(piece)
-            values = self.words(piece.default, depth + 1)
+            values = self.expand_word(piece.default, depth + 1)
         else:
             stored = self.arrays[piece.name]
-            values = [text for word in (stored if piece.every else stored[:1]) for text in self.words(word, depth + 1)]
+            values = [
+                text for word in (stored if piece.every else stored[:1]) for text in self.expand_word(word, depth + 1)
+            ]
         if piece.quoted and not piece.every:
             return [" ".join(values)]
         return values if piece.quoted else [text for value in values for text in value.split()]
@@ -126,7 +128,7 @@ def read_shell_script(text: str) -> ShellScript:
     Examples
     --------
     >>> script = read_shell_script('N=2\\nARGS=(--tp $N\\n --sp)\\ntorchrun x.py "${ARGS[@]}"')
-    >>> [text for word in script.commands[-1] for text in script.words(word)]
+    >>> [text for word in script.commands[-1] for text in script.expand_word(word)]
     ['torchrun', 'x.py', '--tp', '2', '--sp']
     """
     script, branches = ShellScript(), _Branches()
@@ -198,7 +200,7 @@ class _Branches:
 def _holds(script: ShellScript, words: list[Word]) -> bool | None:
     """Whether a comparison holds; None where a shell would have to find out."""
     try:
-        parts = [script.words(word) or [""] for word in words]
+        parts = [script.expand_word(word) or [""] for word in words]
     except ShellError:
         return None
     texts = [" ".join(part) for part in parts]

@@ -13,7 +13,7 @@ FloatN = NDArray[np.float64]
 QUANTILES = (0.1, 0.5, 0.9)
 
 
-def true_rate_factors(clock: FailureClock, num_runs: int, seed: int = 0) -> FloatN:
+def true_failure_rate_factors(clock: FailureClock, num_runs: int, seed: int = 0) -> FloatN:
     """True failure rates of runs over the expected one: what a count leaves open, and how many lemons each meets. [-]
 
     Both are drawn at evenly spaced quantiles in random order, so that few runs show the whole distribution.
@@ -27,7 +27,7 @@ def true_rate_factors(clock: FailureClock, num_runs: int, seed: int = 0) -> Floa
 
     Examples
     --------
-    >>> found = true_rate_factors(FailureClock(1e4, counted_failures=100), 2000)
+    >>> found = true_failure_rate_factors(FailureClock(1e4, counted_failures=100), 2000)
     >>> round(float(found.mean()), 3), round(float(found.std()), 3)  # (n + 1/2) / n, sqrt(n + 1/2) / n
     (1.005, 0.1)
     """

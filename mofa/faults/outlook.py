@@ -53,7 +53,7 @@ class CheckpointLevelTimes:
 
 @dataclass(frozen=True)
 class LongRunOutlook:
-    """Expectations of n candidates; arrays (n,) unless said. [s]
+    """What to expect of a long run of n candidates; arrays (n,) unless said. [s]
 
     ``mtbf_s`` is the mean time between failures of the job, ``interval_s`` the compute time between checkpoints, of
     whatever level; ``levels`` begin with the most frequent. ``restart_s`` stands for all kinds; ``parts`` are the
@@ -207,7 +207,7 @@ def long_run_outlook(
         # those that share a node fail together
         absence = _absence(facts, ranks, np.minimum(copies, np.maximum(nodes, 1.0)) + zero, standing_by)
         interval, levels, parts = _writing_behind(facts, interval_s, absence)
-    elif spec.waits and len(LEVELS[spec.mode]) > 1:
+    elif spec.waits_for_copies and len(LEVELS[spec.mode]) > 1:
         interval, levels, parts = _waiting_for_levels(facts, interval_s, every)
     else:
         interval, levels, parts = _writing_behind(facts, interval_s)
@@ -312,8 +312,8 @@ def _writing_behind(
     """Interval, levels and ledger of one level, or of a fast one with storage written behind it."""
     spec, times, step, mtbf = facts.faults.checkpoint, facts.times, facts.step_s, facts.mtbf_s
     zero, once, waiting = np.zeros_like(step), facts.restart_s, facts.waiting
-    block = zero + (times.blocking_s if spec.waits else times.copy_s)
-    persist = zero if spec.waits else zero + times.write_s
+    block = zero + (times.blocking_s if spec.waits_for_copies else times.copy_s)
+    persist = zero if spec.waits_for_copies else zero + times.write_s
     fast = None
     near = far = zero
     quick = zero + 1.0  # share of failures after which the level that decides the interval is read
@@ -340,7 +340,11 @@ def _writing_behind(
         interval, segments, parts = course(np.asarray(interval_s, dtype=np.float64) + zero)
     else:
         under_way = 1.0 if fast is not None else spec.in_flight
-        bound = zero if spec.waits else least_interval_s(persist if fast is None else fast, 1.0, block, under_way)
+        bound = (
+            zero
+            if spec.waits_for_copies
+            else least_interval_s(persist if fast is None else fast, 1.0, block, under_way)
+        )
         if fast is not None:  # one copy in so many at least goes on to storage
             bound = np.maximum(bound, least_interval_s(persist, 1.0, block, spec.in_flight * MAX_SPACING))
         powers = (0.0,) if fast is None else (0.0, 0.5, 1.0)

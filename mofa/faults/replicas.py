@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mofa.faults.checks import FloatN, check_at_least_zero
 from mofa.faults.closed_forms.renewal import renewal_ettr
-from mofa.faults.spares import replica_ettr
+from mofa.faults.spares import ettr_of_continuing_replicas
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ReplicaAbsence:
         and what all lose with the last of them as lost.
         """
         running = np.asarray(renewal_ettr(interval_s, block_s, self.all_down_mtbf_s(mtbf_s), restart_s))
-        alone = replica_ettr(
+        alone = ettr_of_continuing_replicas(
             mtbf_s, self.num_replicas, self.stall_s, self.return_s, self.step_s, if_all_restart["productive"]
         )
         productive = alone * running

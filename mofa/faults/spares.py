@@ -147,7 +147,7 @@ def peers_survive_probability(num_nodes: int, copies: int, failed: int) -> float
     return float(np.clip(1 - lost, 0.0, 1.0))
 
 
-def replica_ettr(
+def ettr_of_continuing_replicas(
     mtbf_s: ArrayLike, num_replicas: ArrayLike, stall_s: ArrayLike, return_s: ArrayLike, step_s: ArrayLike,
     checkpointed_ettr: ArrayLike,
 ) -> FloatN:  # fmt: skip
@@ -176,9 +176,9 @@ def replica_ettr(
 
     Examples
     --------
-    >>> float(replica_ettr(3600.0, 1, 10.0, 600.0, 4.0, 0.8))
+    >>> float(ettr_of_continuing_replicas(3600.0, 1, 10.0, 600.0, 4.0, 0.8))
     0.8
-    >>> round(float(replica_ettr(3600.0, 64, 10.0, 600.0, 4.0, 0.8)), 4)
+    >>> round(float(ettr_of_continuing_replicas(3600.0, 64, 10.0, 600.0, 4.0, 0.8)), 4)
     0.9941
     """
     mtbf = check_at_least_zero("mtbf_s", mtbf_s, finite=False)

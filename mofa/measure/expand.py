@@ -89,7 +89,7 @@ def current_configuration_hash(run: RunSpec) -> str:
     return expand_run(run).configuration
 
 
-def copies_routed_per_step(run: ExpandedRun) -> int:
+def token_copies_routed_per_step(run: ExpandedRun) -> int:
     """Token copies that one rank's router sends to experts in one step and layer. [tokens]"""
     if run.model.moe is None:
         return 0

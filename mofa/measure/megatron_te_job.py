@@ -98,7 +98,7 @@ def _optimizer(run: ExpandedRun) -> dict[str, Any]:
 def _offload(run: ExpandedRun) -> dict[str, Any]:
     """Activations that go to the host; why recomputation and they cannot be together is asked with the former."""
     offload = run.framework.offload
-    if not offload.on:
+    if not offload.offloads_any:
         return {}
     if run.run.precision.fp8_recipe:
         raise run.refusal(f"activation_offload: {offload} with fp8 products", "use gemm: bf16")
@@ -112,7 +112,7 @@ EAGER_STEPS = 3
 
 def _graphs(run: ExpandedRun) -> dict[str, Any]:
     graphs = run.framework.graphs
-    if not graphs.on:
+    if not graphs.captures_any:
         return {}
     why = why_not_captured(run.framework, run.model, run.run.routing, run.recompute, pp=run.strategy.pp)
     if why is not None:

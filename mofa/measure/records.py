@@ -204,7 +204,7 @@ def configuration_hash(run: RunSpec) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def split_of_model(run: RunSpec) -> Split:
+def half_dealt_by_model(run: RunSpec) -> Split:
     """The half of a run that is dealt by its model: by a hash of the model but its name and number of layers.
 
     It depends on nothing else, so it is known before anything is measured. The run must be spelled out.
@@ -215,7 +215,7 @@ def split_of_model(run: RunSpec) -> Split:
     return "fitting" if int(digest, 16) % 2 else "judging"
 
 
-def assign_splits(
+def assign_fitting_and_judging_halves(
     wanted: Mapping[str, tuple[str, str]], existing: Iterable[tuple[str, str, Split]]
 ) -> dict[str, Split]:
     """Split new runs into fitting and judging halves of each framework, by the order of their hashes.
@@ -234,7 +234,7 @@ def assign_splits(
 
     Examples
     --------
-    >>> assign_splits({"a": ("x", "01"), "b": ("x", "02"), "c": ("x", "01")}, [])
+    >>> assign_fitting_and_judging_halves({"a": ("x", "01"), "b": ("x", "02"), "c": ("x", "01")}, [])
     {'a': 'judging', 'b': 'fitting', 'c': 'judging'}
     """
     known: dict[tuple[str, str], Split] = {(framework, digest): split for framework, digest, split in existing}

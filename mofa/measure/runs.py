@@ -17,10 +17,10 @@ from typing import Any
 from mofa.errors import SpecError
 from mofa.measure.expand import (
     ExpandedRun,
-    copies_routed_per_step,
     current_configuration_hash,
     expand_run,
     router_logit_bias,
+    token_copies_routed_per_step,
 )
 from mofa.measure.launch import RunTask, TaskOutcome, run_tasks
 from mofa.measure.megatron_job import megatron_local_job
@@ -30,9 +30,9 @@ from mofa.measure.records import (
     REPEATS,
     RunRecord,
     Split,
-    assign_splits,
+    assign_fitting_and_judging_halves,
+    half_dealt_by_model,
     read_records,
-    split_of_model,
     write_record,
 )
 from mofa.measure.results import record_of_result
@@ -88,14 +88,14 @@ class MeasureSummary:
 
 def _settings_for_graphs(run: ExpandedRun) -> dict[str, str]:
     """What Megatron-Core 0.16.1 asks for with graphs and expandable segments (core/transformer/cuda_graphs.py)."""
-    both = run.framework.graphs.on and run.framework.allocator == "expandable"
+    both = run.framework.graphs.captures_any and run.framework.allocator == "expandable"
     return {"NCCL_GRAPH_REGISTER": "0"} if both else {}
 
 
 def _settings_for_offload(run: ExpandedRun) -> dict[str, str]:
     """What Megatron-LM core_v0.16.1 asks for with offloaded activations (training/arguments.py): Transformer Engine
     of 2.10 and above would offload weights."""
-    return {"NVTE_CPU_OFFLOAD_V1": "1"} if run.framework.offload.on else {}
+    return {"NVTE_CPU_OFFLOAD_V1": "1"} if run.framework.offload.offloads_any else {}
 
 
 def _settings_for_overlap(run: ExpandedRun) -> dict[str, str]:
@@ -105,7 +105,7 @@ def _settings_for_overlap(run: ExpandedRun) -> dict[str, str]:
 
 
 def task_of_run(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_beginning: bool = False) -> RunTask:
-    """What a run's processes are told.
+    """The task of a run: what its processes are told.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def task_of_run(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trac
         "trace": trace,
         "trace_beginning": trace_beginning,
         "routing_bias": router_logit_bias(run.run.routing, moe.num_experts) if moe is not None else None,
-        "routed_per_step": copies_routed_per_step(run),
+        "routed_per_step": token_copies_routed_per_step(run),
         runner.job_key: runner.translate(run),
     }
     environment = {
@@ -240,8 +240,8 @@ def _splits(runs: dict[str, ExpandedRun], records: list[RunRecord]) -> dict[str,
     todo = {id: run for id, run in runs.items() if id not in there}
     by_model = {id: run for id, run in todo.items() if run.framework.name in DEALT_BY_MODEL}
     wanted = {id: (run.framework.name, run.configuration) for id, run in todo.items() if id not in by_model}
-    dealt = {id: split_of_model(run.with_full_specs()) for id, run in by_model.items()}
-    return {**assign_splits(wanted, existing), **dealt}
+    dealt = {id: half_dealt_by_model(run.with_full_specs()) for id, run in by_model.items()}
+    return {**assign_fitting_and_judging_halves(wanted, existing), **dealt}
 
 
 def repeats_due(runs: dict[str, ExpandedRun], records: list[RunRecord]) -> dict[str, ExpandedRun]:

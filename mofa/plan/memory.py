@@ -19,7 +19,7 @@ REL_TOL = 1e-6
 """What float rounding may do to a sum. [-]"""
 
 
-def check_sum(what: str, parts: Iterable[float], total: float, unit: str) -> None:
+def refuse_wrong_sum(what: str, parts: Iterable[float], total: float, unit: str) -> None:
     """Refuse parts that do not sum to their total within float rounding.
 
     Parameters
@@ -40,8 +40,8 @@ def check_sum(what: str, parts: Iterable[float], total: float, unit: str) -> Non
 
     Examples
     --------
-    >>> check_sum("parts", [1.0, 2.0], 3.0, "s")
-    >>> check_sum("parts", [1.0, 2.0], 4.0, "s")
+    >>> refuse_wrong_sum("parts", [1.0, 2.0], 3.0, "s")
+    >>> refuse_wrong_sum("parts", [1.0, 2.0], 4.0, "s")
     Traceback (most recent call last):
     ValueError: parts sum to 3 s, not to 4 s
     """
@@ -50,7 +50,7 @@ def check_sum(what: str, parts: Iterable[float], total: float, unit: str) -> Non
         raise ValueError(f"{what} sum to {parts_sum:.9g} {unit}, not to {total:.9g} {unit}")
 
 
-def check_not_negative(what: str, parts: Mapping[Any, float]) -> None:
+def refuse_negative_parts(what: str, parts: Mapping[Any, float]) -> None:
     """Refuse parts below zero.
 
     Parameters
@@ -67,7 +67,7 @@ def check_not_negative(what: str, parts: Mapping[Any, float]) -> None:
 
     Examples
     --------
-    >>> check_not_negative("exposed", {"tp": -0.5, "pp": 1.0})
+    >>> refuse_negative_parts("exposed", {"tp": -0.5, "pp": 1.0})
     Traceback (most recent call last):
     ValueError: exposed.tp (-0.5) must not be negative
     """
@@ -195,8 +195,8 @@ class StageMemory(Spec):
                 f"num_layers ({self.num_layers})"
             )
         what, parts = f"by_stage[{self.stage}].by_component", self.by_component
-        check_not_negative(what, parts)
-        check_sum(what, parts.values(), self.device_bytes, "B")
+        refuse_negative_parts(what, parts)
+        refuse_wrong_sum(what, parts.values(), self.device_bytes, "B")
         return self
 
 
@@ -218,8 +218,8 @@ class Memory(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_not_negative("memory.by_component", self.by_component)
-        check_sum("memory.by_component", self.by_component.values(), self.peak_bytes, "B")
+        refuse_negative_parts("memory.by_component", self.by_component)
+        refuse_wrong_sum("memory.by_component", self.by_component.values(), self.peak_bytes, "B")
         if not math.isclose(self.peak_bytes, self.device_bytes, rel_tol=REL_TOL):
             raise ValueError(
                 f"peak_bytes ({self.peak_bytes:.9g} B) must equal device_bytes ({self.device_bytes:.9g} B)"

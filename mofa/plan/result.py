@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from mofa.plan.job_facts import JobFacts
 from mofa.plan.launch_layout import LaunchLayout
 from mofa.plan.long_run import LongRunFields
-from mofa.plan.memory import REL_TOL, CostedBy, Memory, check_not_negative, check_sum
+from mofa.plan.memory import REL_TOL, CostedBy, Memory, refuse_negative_parts, refuse_wrong_sum
 from mofa.plan.step_band import Band
 from mofa.plan.step_parts import TIME_COMPONENTS as TIME_COMPONENTS
 from mofa.plan.step_parts import StageTime as StageTime
@@ -98,9 +98,9 @@ class Plan(LongRunFields):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_sum("time.exposed", self.time.exposed.values(), self.step_s, "s")
-        check_not_negative("provenance", self.provenance)
-        check_sum("provenance", self.provenance.values(), 1.0, "(fractions)")
+        refuse_wrong_sum("time.exposed", self.time.exposed.values(), self.step_s, "s")
+        refuse_negative_parts("provenance", self.provenance)
+        refuse_wrong_sum("provenance", self.provenance.values(), 1.0, "(fractions)")
         if self.hfu < self.mfu * (1 - REL_TOL):
             raise ValueError(f"hfu ({self.hfu:.6g}) must be at least mfu ({self.mfu:.6g})")
         return self
@@ -231,7 +231,7 @@ def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSum
         less += f", without {plan.idle_gpus} that are idle" if plan.idle_gpus else ""
         raise ValueError(f"tp * cp * pp * dp ({s.tp * s.cp * s.pp * s.dp}) must be the GPUs ({gpus}{less})")
     tokens = plan.tokens_per_s_per_gpu * plan.step_s * gpus
-    check_sum("tokens of one step", [tokens], workload.seq_len * workload.global_batch, "tokens")
+    refuse_wrong_sum("tokens of one step", [tokens], workload.seq_len * workload.global_batch, "tokens")
 
 
 class Estimate(Plan):

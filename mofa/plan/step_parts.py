@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from mofa.plan.memory import REL_TOL, check_not_negative
+from mofa.plan.memory import REL_TOL, refuse_negative_parts
 from mofa.specs.base import Spec
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class Time(Spec):
     def _check(self) -> Self:
         if missing := [name for name in TIME_COMPONENTS if name not in self.exposed]:
             raise ValueError(f"time.exposed lacks {', '.join(missing)}")
-        check_not_negative("time.exposed", self.exposed)
-        check_not_negative("time.hidden", self.hidden)
+        refuse_negative_parts("time.exposed", self.exposed)
+        refuse_negative_parts("time.hidden", self.hidden)
         step_s = math.fsum(self.exposed.values())
         for stage in self.by_stage:
             if not math.isclose(math.fsum(stage.exposed.values()), step_s, rel_tol=REL_TOL):

@@ -103,7 +103,7 @@ def strategy_text(strategy: StrategySpec, *, moe: bool = True) -> str:
     return " ".join(words)
 
 
-class PlanFigures(Protocol):
+class PrintedPlanFields(Protocol):
     """What of a plan is printed; :class:`mofa.plan.result.Plan` has it."""
 
     @property
@@ -134,7 +134,7 @@ class PlanFigures(Protocol):
     def gpu_hours(self) -> float | None: ...
 
 
-def plan_line(plan: PlanFigures) -> str:
+def plan_line(plan: PrintedPlanFields) -> str:
     """A plan in one line: its strategy, speed and memory.
 
     Parameters
@@ -163,7 +163,7 @@ def plan_line(plan: PlanFigures) -> str:
     )
 
 
-def plan_text(plan: PlanFigures, exposed: Mapping[Any, float]) -> str:
+def plan_text(plan: PrintedPlanFields, exposed: Mapping[Any, float]) -> str:
     """A plan in a few lines: what it is, how fast, what it takes, and where its step goes.
 
     Parameters
@@ -204,7 +204,7 @@ def plan_text(plan: PlanFigures, exposed: Mapping[Any, float]) -> str:
     return "\n".join(lines)
 
 
-def report_text(job_on_machines: str, plans: Sequence[PlanFigures], min_gpus: int | None) -> str:
+def report_text(job_on_machines: str, plans: Sequence[PrintedPlanFields], min_gpus: int | None) -> str:
     """What a search found: a line for each plan, or how many GPUs would do.
 
     Parameters

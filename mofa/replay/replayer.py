@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.replay.allocator.pools import ReservedLimitPassed
 from mofa.replay.memory.rank_memory import RankMemoryReplay, ReplayedRankMemory, play_memory, ranks_that_may_be_fullest
 from mofa.replay.memory.shared_recordings import SharedRecordings
@@ -25,7 +25,7 @@ from mofa.specs.residuals import load_residuals
 from mofa.specs.shared_facts import load_shared_facts
 
 
-def mean_step_of_run(estimator: Estimator, played: ReplayedTime) -> ReplayedTime:
+def mean_step_of_run(estimator: TableEstimator, played: ReplayedTime) -> ReplayedTime:
     """What a played step takes in the mean of all: in some, kernels that are loaded take the host's lead, and some run
     again. Its spans, transfers and ops are those of the one that was played."""
     if share := float(estimator.drains[0]):
@@ -58,7 +58,7 @@ class Replayer:
         Of one strategy, its table having one row.
     """
 
-    def __init__(self, estimator: Estimator) -> None:
+    def __init__(self, estimator: TableEstimator) -> None:
         self.estimator = estimator
         self.context_bytes, self.communicator_bytes = outside_allocator_bytes(estimator)
         self.num_ranks = int(estimator.table.pp[0])
@@ -153,7 +153,7 @@ class Replayer:
         least = estimator.loads.with_memory_of_emptiest_rank(ep) if int(estimator.table.balancing[0]) == 0 else None
         if least is None:
             return None
-        emptier = Estimator(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
+        emptier = TableEstimator(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
         few, many = (
             self._play(describer_of_rank(emptier)(pipeline_rank), pipeline_rank),
             self.rank_memory(pipeline_rank),

@@ -11,7 +11,7 @@ from mofa.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mofa.calibrate.fits.nccl_import import ImportedRuns
+    from mofa.calibrate.fits.nccl_import import NodeProfileChanges
 
 ERROR_COLUMNS: Columns = (
     ("file", "left"), ("collective", "left"), ("GPUs", "right"), ("hosts", "right"), ("sizes", "right"),
@@ -22,7 +22,7 @@ Median errors of a file's sizes from 16 KiB on: by the profile as it was, by the
 other files alone, which is what a collective that was not measured will be off by."""
 
 
-def print_imported_runs(imported: ImportedRuns, console: Console) -> None:
+def print_node_profile_changes(imported: NodeProfileChanges, console: Console) -> None:
     """Print the facts that changed, and where the network was fitted the errors of every file."""
     facts = [
         f"{name} = {format_seconds(value) if name.endswith('_s') else f'{value:.2g}'}"

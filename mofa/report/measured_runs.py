@@ -23,7 +23,7 @@ _HEAD = (
 _DATA_PARALLEL = {"distributed-optimizer": "dp"}
 
 
-def strategy_of_record(record: RunRecord) -> str:
+def strategy_text_of_record(record: RunRecord) -> str:
     """What sets a run apart, in a few words: degrees above one, and what differs from the plain run."""
     run = record.run
     s, framework, routing = run.strategy, run.framework, run.routing
@@ -130,7 +130,7 @@ def _line(record: RunRecord) -> str:
     cells = [
         record.run.id,
         str(record.run.gpus),
-        strategy_of_record(record),
+        strategy_text_of_record(record),
         f"{batch.seq_len} × {batch.micro}, {batch.global_}",
         *_times(record),
         f"{allocated:.1f}",

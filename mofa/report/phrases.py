@@ -118,7 +118,7 @@ def unit_of_field(name: str) -> str:
 
 
 def count_and_noun(number: int, singular: str, plural: str | None = None) -> str:
-    """A number of things.
+    """A number with the noun of what it counts.
 
     >>> count_and_noun(1, "step"), count_and_noun(2, "step"), count_and_noun(3, "micro-batch", "micro-batches")
     ('1 step', '2 steps', '3 micro-batches')

@@ -88,7 +88,7 @@ def print_taken_defaults(console: Console, defaults: Mapping[str, str]) -> None:
 
 
 def print_export_hint(console: Console, command: str, framework: str) -> None:
-    """How to make a job of the plan, where a framework of today runs it."""
+    """Print how to make a job of the plan, where a framework of today runs it."""
     if targets := TRAITS[framework].exported_to:
         to = " (or ".join(targets) + ")" * (len(targets) - 1)
         print_paragraph(
@@ -97,7 +97,7 @@ def print_export_hint(console: Console, command: str, framework: str) -> None:
 
 
 def print_provenance(console: Console, plan: Plan) -> None:
-    """What the prediction rests on."""
+    """Print what the prediction rests on."""
     halved = "causal attention halved" if plan.flops_convention == "causal" else "causal attention counted in full"
     if plan.band is not None:
         for line in step_band_lines(plan.band):

@@ -53,7 +53,7 @@ class CountedModel:
     def from_model(cls, model: ModelSpec) -> CountedModel:
         """A model's experts."""
         assert model.moe is not None
-        return cls(model.name, model.moe.num_experts, moe_layers(model))
+        return cls(model.name, model.moe.num_experts, moe_layer_indices(model))
 
 
 def read_counts(file: str | Path, model: ModelSpec | CountedModel, *, sources: bool = False) -> RoutingCounts:
@@ -185,7 +185,7 @@ def _by_source(columns: dict[str, NDArray[np.int64]], counts: RoutingCounts, whe
     return np.asarray(sums.reshape(shape), dtype=np.float64)
 
 
-def moe_layers(model: ModelSpec) -> NDArray[np.int64]:
+def moe_layer_indices(model: ModelSpec) -> NDArray[np.int64]:
     """Indices of the layers with experts, from 0. (L,)"""
     return np.array([i for i in range(model.num_layers) if model.is_moe_layer(i)], dtype=np.int64)
 

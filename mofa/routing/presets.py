@@ -19,7 +19,7 @@ MEMFINE_ITERATION_7 = np.array([
 figure 2 (arXiv 2511.21431). (12, 3) [tokens]"""
 
 
-def memfine_iteration_7(num_layers: int, num_experts: int) -> FloatA:
+def memfine_iteration_7_shares(num_layers: int, num_experts: int) -> FloatA:
     """Expert shares of MemFine's seventh iteration, the most popular expert first.
 
     Parameters
@@ -49,7 +49,7 @@ def memfine_iteration_7(num_layers: int, num_experts: int) -> FloatA:
 
     Examples
     --------
-    >>> shares = memfine_iteration_7(12, 256)
+    >>> shares = memfine_iteration_7_shares(12, 256)
     >>> (shares.max(axis=-1) * 4096 * 256).round()[[0, 11]]
     array([ 31702., 129170.])
     """

@@ -15,7 +15,7 @@ from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.capacity import rerun_fraction, shares_under_capacity
 from mofa.routing.counts import MAX_CELLS, read_counts
-from mofa.routing.presets import memfine_iteration_7
+from mofa.routing.presets import memfine_iteration_7_shares
 from mofa.specs.model import ModelSpec, MoeSpec
 from mofa.specs.routing import RoutingSpec
 
@@ -25,7 +25,8 @@ FIELDS = {"zipf": "s", "dirichlet": "alpha", "lognormal": "sigma"}
 
 
 def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]) -> RoutingLoads:
-    """Rows of the slowest rank, and of the rank that memory must hold, over the mean, per expert-parallel degree.
+    """Loads by routing: rows of the slowest rank, and of the rank that memory must hold, over the mean, per
+    expert-parallel degree.
 
     Parameters
     ----------
@@ -218,7 +219,9 @@ def expert_shares(routing: RoutingSpec, model: ModelSpec, iterations: int | None
                 f"experts are more than {MAX_CELLS} numbers; draw fewer"
             )
         if routing.kind == "preset":
-            by_layer = np.broadcast_to(memfine_iteration_7(layers, moe.num_experts), (count, layers, moe.num_experts))
+            by_layer = np.broadcast_to(
+                memfine_iteration_7_shares(layers, moe.num_experts), (count, layers, moe.num_experts)
+            )
             shares = np.random.default_rng(routing.seed).permuted(by_layer, axis=-1)
         else:
             shares = draw_expert_shares(routing, (count * layers, moe.num_experts)).reshape(

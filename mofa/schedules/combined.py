@@ -23,13 +23,13 @@ COMBINED = " combined"
 """Ends the name of a schedule that runs forwards beside backwards."""
 
 
-def combined_interleaved(pp: int, vpp: int, num_micro_batches: int) -> Order:
-    """The order of every rank, with one forward more ahead than :func:`mofa.schedules.interleaved.megatron_interleaved`
-    has.
+def combined_interleaved_order(pp: int, vpp: int, num_micro_batches: int) -> Order:
+    """The interleaved order of every rank, with one forward more ahead than
+    :func:`mofa.schedules.interleaved.megatron_interleaved_order` has.
 
     Examples
     --------
-    >>> [f"{a.kind}{a.stage}.{a.micro_batch}" for a in combined_interleaved(2, 2, 2).ranks[1]]
+    >>> [f"{a.kind}{a.stage}.{a.micro_batch}" for a in combined_interleaved_order(2, 2, 2).ranks[1]]
     ['F1.0', 'F1.1', 'F3.0', 'B3.0', 'F3.1', 'B3.1', 'B1.0', 'B1.1']
     """
     usual = INTERLEAVED.order("megatron", pp, vpp, num_micro_batches)
@@ -92,5 +92,5 @@ ONE_STAGE_COMBINED = replace(
 )  # fmt: skip
 INTERLEAVED_COMBINED = replace(
     INTERLEAVED, name=INTERLEAVED.name + COMBINED, runs_in_megatron=False, is_searched=False, pytorch_name="",
-    order=lambda runtime, pp, vpp, num: combined_interleaved(pp, vpp, num), program=_program, pairs_passes=True,
+    order=lambda runtime, pp, vpp, num: combined_interleaved_order(pp, vpp, num), program=_program, pairs_passes=True,
 )  # fmt: skip

@@ -10,12 +10,12 @@ from mofa.schedules.point_to_point import receive_before_send_after
 from mofa.schedules.record import Schedule
 
 
-def gpipe(pp: int, num_micro_batches: int) -> Order:
-    """The order of every rank.
+def gpipe_order(pp: int, num_micro_batches: int) -> Order:
+    """The order of every rank under GPipe: all forwards, then all backwards.
 
     Examples
     --------
-    >>> [f"{a.kind}{a.micro_batch}" for a in gpipe(2, 2).ranks[0]]
+    >>> [f"{a.kind}{a.micro_batch}" for a in gpipe_order(2, 2).ranks[0]]
     ['F0', 'F1', 'B0', 'B1']
     """
     m = range(num_micro_batches)
@@ -26,7 +26,7 @@ def gpipe(pp: int, num_micro_batches: int) -> Order:
 
 
 def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
-    return gpipe(pp, num_micro_batches)
+    return gpipe_order(pp, num_micro_batches)
 
 
 def _program(order: Order, runtime: Runtime) -> Program:

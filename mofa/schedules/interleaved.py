@@ -12,8 +12,9 @@ from mofa.schedules.point_to_point import overlapped_exchanges, torch_multi_stag
 from mofa.schedules.record import Schedule
 
 
-def megatron_interleaved(pp: int, vpp: int, num_micro_batches: int, group: int | None = None) -> Order:
-    """Megatron-Core 0.16.1: groups of ``microbatch_group_size_per_vp_stage`` micro-batches, pp if ``group`` is absent.
+def megatron_interleaved_order(pp: int, vpp: int, num_micro_batches: int, group: int | None = None) -> Order:
+    """The interleaved order of Megatron-Core 0.16.1: groups of ``microbatch_group_size_per_vp_stage`` micro-batches, pp
+    if ``group`` is absent.
 
     The last group is smaller if the group does not divide the micro-batches (``schedules.get_schedule_table``). Rank r
     runs ``2 (pp - r - 1) + (vpp - 1) group`` chunk forwards ahead; one more precedes its first backward.
@@ -25,7 +26,7 @@ def megatron_interleaved(pp: int, vpp: int, num_micro_batches: int, group: int |
 
     Examples
     --------
-    >>> [f"{a.kind}{a.stage}.{a.micro_batch}" for a in megatron_interleaved(2, 2, 2).ranks[1]]
+    >>> [f"{a.kind}{a.stage}.{a.micro_batch}" for a in megatron_interleaved_order(2, 2, 2).ranks[1]]
     ['F1.0', 'F1.1', 'F3.0', 'B3.0', 'F3.1', 'B3.1', 'B1.0', 'B1.1']
     """
     m, group = num_micro_batches, group or pp
@@ -69,12 +70,12 @@ def micro_batches_per_round(pp: int, num_micro_batches: int) -> int:
     return num_micro_batches // count
 
 
-def torch_interleaved(pp: int, vpp: int, num_micro_batches: int) -> Order:
-    """PyTorch 2.11's ``ScheduleInterleaved1F1B``: rounds of about pp micro-batches.
+def torch_interleaved_order(pp: int, vpp: int, num_micro_batches: int) -> Order:
+    """The order of PyTorch 2.11's ``ScheduleInterleaved1F1B``: rounds of about pp micro-batches.
 
     Examples
     --------
-    >>> torch_interleaved(4, 2, 8) == megatron_interleaved(4, 2, 8)
+    >>> torch_interleaved_order(4, 2, 8) == megatron_interleaved_order(4, 2, 8)
     True
     """
     m, each = num_micro_batches, micro_batches_per_round(pp, num_micro_batches)
@@ -107,14 +108,14 @@ def interleaved_program(order: Order, runtime: Runtime) -> Program:
     return torch_multi_stage_exchanges(order) if runtime == "pytorch" else overlapped_exchanges(order)
 
 
-def interleaved_in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
+def interleaved_in_flight_micro_batches(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:
     """Micro-batches that each chunk of each rank holds when the first backward begins: by rank and chunk.
 
     Rank r runs ``2 (pp - r - 1) + (vpp - 1) pp`` chunk forwards ahead; one more precedes its first backward.
 
     Examples
     --------
-    >>> interleaved_in_flight(2, 2, 8)
+    >>> interleaved_in_flight_micro_batches(2, 2, 8)
     [[3, 2], [2, 1]]
     """
     if vpp == 1:
@@ -128,15 +129,15 @@ def interleaved_in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[lis
 
 def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
     return (
-        torch_interleaved(pp, vpp, num_micro_batches)
+        torch_interleaved_order(pp, vpp, num_micro_batches)
         if runtime == "pytorch"
-        else megatron_interleaved(pp, vpp, num_micro_batches)
+        else megatron_interleaved_order(pp, vpp, num_micro_batches)
     )
 
 
 INTERLEAVED = Schedule(
-    "interleaved", _order, interleaved_program, interleaved_in_flight, "Interleaved1F1B", chunks_per_rank=None,
-    runs_in_megatron=True, is_searched=True, gathers_by_chunk=True, runs_in_equal_rounds=True,
+    "interleaved", _order, interleaved_program, interleaved_in_flight_micro_batches, "Interleaved1F1B",
+    chunks_per_rank=None, runs_in_megatron=True, is_searched=True, gathers_by_chunk=True, runs_in_equal_rounds=True,
     steady_state_unit="round",
     # in a backward: the output that was sent, the next input that is received meanwhile, and the gradient that the
     # backward before sent

@@ -7,7 +7,7 @@ the weight gradients follow ``r`` backwards later and fill the bubble at the end
 from __future__ import annotations
 
 from mofa.schedules.interleaved import (
-    interleaved_in_flight,
+    interleaved_in_flight_micro_batches,
     interleaved_program,
     kth_forward_and_backward,
     micro_batches_per_round,
@@ -16,8 +16,8 @@ from mofa.schedules.order import Order, Runtime
 from mofa.schedules.record import Schedule
 
 
-def interleaved_zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> Order:
-    """The order of every rank.
+def interleaved_zero_bubble_order(pp: int, vpp: int, num_micro_batches: int) -> Order:
+    """The order of every rank under the interleaved zero-bubble schedule.
 
     Raises
     ------
@@ -26,7 +26,7 @@ def interleaved_zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> Order:
 
     Examples
     --------
-    >>> [f"{a.kind}{a.micro_batch}" for a in interleaved_zero_bubble(2, 1, 3).ranks[1]]
+    >>> [f"{a.kind}{a.micro_batch}" for a in interleaved_zero_bubble_order(2, 1, 3).ranks[1]]
     ['F0', 'I0', 'F1', 'I1', 'W0', 'F2', 'I2', 'W1', 'W2']
     """
     m, each = num_micro_batches, micro_batches_per_round(pp, num_micro_batches)
@@ -51,10 +51,10 @@ def interleaved_zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> Order:
 
 
 def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
-    return interleaved_zero_bubble(pp, vpp, num_micro_batches)
+    return interleaved_zero_bubble_order(pp, vpp, num_micro_batches)
 
 
 INTERLEAVED_ZERO_BUBBLE = Schedule(
-    "interleaved-zb", _order, interleaved_program, interleaved_in_flight, "InterleavedZeroBubble", chunks_per_rank=None,
-    defers_weight_gradients=True, gathers_by_chunk=True, runs_in_equal_rounds=True,
+    "interleaved-zb", _order, interleaved_program, interleaved_in_flight_micro_batches, "InterleavedZeroBubble",
+    chunks_per_rank=None, defers_weight_gradients=True, gathers_by_chunk=True, runs_in_equal_rounds=True,
 )  # fmt: skip

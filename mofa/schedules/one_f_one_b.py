@@ -12,12 +12,12 @@ from mofa.schedules.point_to_point import megatron_one_f_one_b_exchanges, torch_
 from mofa.schedules.record import Schedule
 
 
-def one_f_one_b(pp: int, num_micro_batches: int) -> Order:
-    """The order of every rank.
+def one_f_one_b_order(pp: int, num_micro_batches: int) -> Order:
+    """The order of every rank under 1F1B: forwards up to its depth, then a backward and a forward in turn.
 
     Examples
     --------
-    >>> [f"{a.kind}{a.micro_batch}" for a in one_f_one_b(2, 3).ranks[0]]
+    >>> [f"{a.kind}{a.micro_batch}" for a in one_f_one_b_order(2, 3).ranks[0]]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     m = num_micro_batches
@@ -35,7 +35,7 @@ def one_f_one_b(pp: int, num_micro_batches: int) -> Order:
 
 
 def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
-    return one_f_one_b(pp, num_micro_batches)
+    return one_f_one_b_order(pp, num_micro_batches)
 
 
 def _program(order: Order, runtime: Runtime) -> Program:

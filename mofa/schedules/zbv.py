@@ -12,12 +12,12 @@ from mofa.schedules.point_to_point import overlapped_exchanges, torch_multi_stag
 from mofa.schedules.record import Schedule
 
 
-def zbv(pp: int, num_micro_batches: int) -> Order:
-    """The order of every rank: made for ``max(2 pp - 1, m)`` micro-batches, then cut to the m that exist.
+def zbv_order(pp: int, num_micro_batches: int) -> Order:
+    """The order of every rank under ZBV: made for ``max(2 pp - 1, m)`` micro-batches, then cut to the m that exist.
 
     Examples
     --------
-    >>> [f"{a.kind}{a.stage}.{a.micro_batch}" for a in zbv(1, 1).ranks[0]]
+    >>> [f"{a.kind}{a.stage}.{a.micro_batch}" for a in zbv_order(1, 1).ranks[0]]
     ['F0.0', 'F1.0', 'I1.0', 'W1.0', 'I0.0', 'W0.0']
     """
     made_for = max(2 * pp - 1, num_micro_batches)
@@ -60,7 +60,7 @@ def _rank(pp: int, rank: int, micro_batch: int) -> list[Action]:
 
 
 def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order:
-    return zbv(pp, num_micro_batches)
+    return zbv_order(pp, num_micro_batches)
 
 
 def _program(order: Order, runtime: Runtime) -> Program:

@@ -15,27 +15,27 @@ from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
-from mofa.cost.option_sets import option_sets_by_shared_blocks
+from mofa.cost.option_sets import option_set_groups_sharing_blocks
 from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.costing import (
     MEMORY,
     SLOWER,
     CostedSpace,
-    PartCosts,
     SpacePart,
-    cost_part,
+    SpacePartCosts,
     cost_rows_of_part,
+    cost_space_part,
     estimators_of_parts,
     legal_rows_of_degrees,
     merge_part_costs,
     part_with_same_options,
 )
 from mofa.search.goals import BestRowsGoal, ParetoFrontGoal, SearchGoal
-from mofa.search.legality.masks import CheckedJob
-from mofa.search.objective import SearchObjective, ranking_keys
+from mofa.search.legality.masks import JobAndMachines
+from mofa.search.objective import SearchObjective, ranking_keys_and_missing_host_bytes
 from mofa.search.recomputed_layers import rows_recomputing_none_and_all
 from mofa.search.space import SOLVED, SpaceCombinations
 from mofa.search.to_plan.builder import memory_limit_bytes
@@ -61,7 +61,7 @@ each further time. [-]"""
 
 
 def cost_best_rows(
-    job: CheckedJob, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN,
+    job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN,
     objective: SearchObjective,
     wanted: int, progress: Callable[[int, int], None] | None,
 ) -> CostedSpace:  # fmt: skip
@@ -91,7 +91,7 @@ def cost_best_rows(
 
 
 def cost_pareto_front(
-    job: CheckedJob,
+    job: JobAndMachines,
     loads: RoutingLoads,
     space: SpaceCombinations,
     reason: IntN,
@@ -103,7 +103,12 @@ def cost_pareto_front(
 
 
 def cost_rows_for_goal(
-    job: CheckedJob, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN, goal: SearchGoal
+    job: JobAndMachines,
+    loads: RoutingLoads,
+    space: SpaceCombinations,
+    reason: IntN,
+    shortfall: FloatN,
+    goal: SearchGoal,
 ) -> CostedSpace:
     """Cost the rows that a goal may still want, by arguments as in :func:`cost_best_rows`; it takes note of them."""
     search = _BranchAndBound(job, loads, space, reason, shortfall, goal, None)
@@ -111,8 +116,8 @@ def cost_rows_for_goal(
     return search.result()
 
 
-def degrees_that_goal_may_want(
-    job: CheckedJob, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, goal: SearchGoal
+def degrees_and_bounds_that_goal_may_want(
+    job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, goal: SearchGoal
 ) -> tuple[Rows, FloatN]:
     """Degrees of a space that may fit and whose bound in any mode the goal may want, and that bound. (k,) each
 
@@ -133,7 +138,7 @@ class _BoundedRows:
     """Degrees that choose the same options, and bounds of the keys of their legal rows. (n,) each"""
 
     part: SpacePart
-    estimator: Estimator
+    estimator: TableEstimator
     degrees: Rows
     of: Rows
     """Which of the degrees each row has."""
@@ -150,7 +155,7 @@ class _BranchAndBound:
     """A search under way: what is costed, and what is cut."""
 
     def __init__(
-        self, job: CheckedJob, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN,
+        self, job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN,
         goal: SearchGoal,
         progress: Callable[[int, int], None] | None,
     ) -> None:  # fmt: skip
@@ -162,7 +167,7 @@ class _BranchAndBound:
         """Static memory of all degrees that have legal rows, at least. [B]"""
         self.least_key = np.full(len(self.legal), np.nan)
         """The bound of degrees in any mode, of those that may fit."""
-        self.costed: list[tuple[Rows, PartCosts]] = []
+        self.costed: list[tuple[Rows, SpacePartCosts]] = []
         self.num_done = 0
 
     def run(self) -> None:
@@ -192,7 +197,7 @@ class _BranchAndBound:
     def that_may_fit(self, degrees: Rows) -> Rows:
         """The degrees that static memory does not cut; those that it does are kept, the least too big first."""
         given = self.job.workload, self.job.cluster, self.job.framework
-        least_bytes, device_bytes = memory_lower_bounds(*given, self.space.degrees.take(degrees))
+        least_bytes, device_bytes = memory_lower_bounds(*given, self.space.degrees.select_rows(degrees))
         self.least_bytes[degrees] = least_bytes
         may_fit = least_bytes <= self.limit
         too_big, over = degrees[~may_fit], device_bytes[~may_fit] - self.limit
@@ -203,7 +208,7 @@ class _BranchAndBound:
         self._tell(len(rows))
         return degrees[may_fit]
 
-    def _by_options(self, degrees: Rows) -> list[tuple[CheckedJob, Rows]]:
+    def _by_options(self, degrees: Rows) -> list[tuple[JobAndMachines, Rows]]:
         """Degrees by the options that they choose, each with its job."""
         sets = self.space.degrees.rows_by_options(degrees) if len(degrees) else []
         return [(self.job.with_options(options), degrees[rows]) for options, rows in sets]
@@ -211,7 +216,7 @@ class _BranchAndBound:
     def _sharing_blocks(self, degrees: Rows) -> list[Rows]:
         """Degrees whose options share blocks, together: those of the first degree first."""
         sets = self.space.degrees.rows_by_options(degrees) if len(degrees) else []
-        together = option_sets_by_shared_blocks([options for options, _ in sets])
+        together = option_set_groups_sharing_blocks([options for options, _ in sets])
         positions = [np.sort(np.concatenate([sets[n][1] for n in numbers])) for numbers in together]
         return [degrees[some] for some in sorted(positions, key=lambda some: int(some[0]))]
 
@@ -243,7 +248,7 @@ class _BranchAndBound:
         )
         for number in sorted({mode.token_chunks for mode in self.space.degrees.recompute_modes}):
             modes = (RecomputeSpec(token_chunks=number),)
-            tables = [replace(self.space.degrees.take(some), recompute_modes=modes) for some in sets]
+            tables = [replace(self.space.degrees.select_rows(some), recompute_modes=modes) for some in sets]
             given = self.job.workload, self.job.cluster, self.job.framework, tables, self.loads
             estimators = estimators_sharing_blocks(*given, counts_gpus_by_row=self.job.counts_gpus_by_row)
             for some, estimator in zip(sets, estimators, strict=True):
@@ -251,7 +256,7 @@ class _BranchAndBound:
                 floor[place[some]] = np.minimum(floor[place[some]], bound * shortest)
         return floor
 
-    def _bound(self, estimator: Estimator, is_open: NDArray[np.bool_], *, at_rest: bool) -> FloatN:
+    def _bound(self, estimator: TableEstimator, is_open: NDArray[np.bool_], *, at_rest: bool) -> FloatN:
         """A number below the key of each row of an estimator. (n,)"""
         objective = self.goal.objective
         step_s = step_lower_bounds_s(estimator, is_open, at_rest=at_rest)
@@ -275,7 +280,7 @@ class _BranchAndBound:
         for rows in bounded:
             self._cost_bounded(rows, ~is_first[rows.degrees])
 
-    def _bounded(self, degrees: Rows, part: SpacePart, estimator: Estimator) -> _BoundedRows:
+    def _bounded(self, degrees: Rows, part: SpacePart, estimator: TableEstimator) -> _BoundedRows:
         """Degrees that choose the same options, in order, with bounds of their legal rows."""
         rows = np.flatnonzero(part.legal)
         is_open = part.space.recompute_layers[rows] == SOLVED
@@ -306,11 +311,11 @@ class _BranchAndBound:
     def _part(self, degrees: Rows) -> SpacePart:
         return part_with_same_options(self.job, self.loads, self.space, degrees, self.legal)
 
-    def _take(self, part: SpacePart, rows: Rows, costs: PartCosts) -> None:
+    def _take(self, part: SpacePart, rows: Rows, costs: SpacePartCosts) -> None:
         """Let the goal take note of rows that fit."""
         verdicts = np.where(part.legal, -1, 0), np.zeros(len(part.legal))
         of_part = merge_part_costs(part.space, rows, [costs], *verdicts)
-        key, _ = ranking_keys(self.goal.objective, of_part.costed)
+        key, _ = ranking_keys_and_missing_host_bytes(self.goal.objective, of_part.costed)
         fits = (of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)
         self.goal.add_costed(key[fits], of_part.costed.device_bytes[fits])
 
@@ -328,7 +333,7 @@ class _BranchAndBound:
             end = min(begin + size, int(np.searchsorted(self.over, least)))
             for _, some in self._by_options(self.too_big[begin:end]):
                 degrees = np.sort(some)
-                costs = cost_part(self._part(degrees))
+                costs = cost_space_part(self._part(degrees))
                 self.costed.append((self._rows_of(degrees), costs))
                 least = min(least, float(costs.shortfall.min(initial=np.inf)))
             begin, size = end, size * GROWTH

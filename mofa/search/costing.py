@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
-from mofa.cost.estimate import Estimator, RowMemory
+from mofa.cost.estimate import RowMemory, TableEstimator
 from mofa.cost.shared_blocks import estimators_sharing_blocks
-from mofa.search.legality.masks import CHECKS, CheckedJob
+from mofa.search.legality.masks import CHECKS, JobAndMachines
 from mofa.search.recomputed_layers import RowsWithOpenRecomputation, solve_recomputed_layers
 from mofa.search.space import SOLVED, SpaceCombinations
 from mofa.search.to_plan.builder import memory_limit_bytes
@@ -63,10 +63,11 @@ class CostedRows:
         self.step_s[positions], self.allocated_bytes[positions] = costed.step_s, costed.allocated_bytes
         self.exposed_s[:, positions], self.checkpoint_bytes[positions] = costed.exposed_s, costed.checkpoint_bytes
 
-    def take(self, positions: NDArray[np.intp]) -> CostedRows:
+    def select_rows(self, positions: NDArray[np.intp]) -> CostedRows:
         """The rows at these positions."""
         return CostedRows(
-            self.rows[positions], self.table.take(positions), self.step_s[positions], self.device_bytes[positions],
+            self.rows[positions], self.table.select_rows(positions),
+            self.step_s[positions], self.device_bytes[positions],
             self.allocated_bytes[positions],
             self.exposed_s[:, positions], self.checkpoint_bytes[positions],
         )  # fmt: skip
@@ -87,7 +88,7 @@ class CostedSpace:
 
     def with_recompute_layers(self, some: Mapping[int, Breakdown]) -> CostedSpace:
         """A copy in which the rows at these positions in ``costed`` recompute so many layers and cost what is given."""
-        layers, costed = self.space.recompute_layers.copy(), self.costed.take(np.arange(len(self.costed.rows)))
+        layers, costed = self.space.recompute_layers.copy(), self.costed.select_rows(np.arange(len(self.costed.rows)))
         for i, costs in some.items():
             positions = np.array([i])
             number = costs.table.recompute_layers
@@ -98,7 +99,7 @@ class CostedSpace:
 
     def with_updates(self, some: CostedRows, reason: IntN, shortfall: FloatN) -> CostedSpace:
         """A copy in which ``some`` of the costed rows cost what is given, and have these verdicts. (n,)"""
-        layers, costed = self.space.recompute_layers.copy(), self.costed.take(np.arange(len(self.costed.rows)))
+        layers, costed = self.space.recompute_layers.copy(), self.costed.select_rows(np.arange(len(self.costed.rows)))
         verdicts, misses = self.reason.copy(), self.shortfall.copy()
         place = np.full(len(self.space), -1, dtype=np.intp)
         place[costed.rows] = np.arange(len(costed.rows))
@@ -114,14 +115,14 @@ class CostedSpace:
 class SpacePart:
     """Some degrees of a search in all modes, and which of these rows are to be costed. ``legal`` (c * M,)"""
 
-    job: CheckedJob
+    job: JobAndMachines
     loads: RoutingLoads
     space: SpaceCombinations
     legal: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class PartCosts:
+class SpacePartCosts:
     """Verdicts on the legal rows of a part, in their order, and the costs of the ``timed`` ones, in theirs.
 
     ``device_bytes`` is NaN where no number of recomputed layers was worth costing.
@@ -139,7 +140,7 @@ class PartCosts:
 
 
 def cost_rows(
-    job: CheckedJob, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN,
+    job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN,
     progress: Callable[[int, int], None] | None, workers: WorkerProcesses,
 ) -> CostedSpace:  # fmt: skip
     """Cost every row that no check rejects.
@@ -168,7 +169,7 @@ def cost_rows(
     tell_of = {id(task): partial(tell, number) for number, task in enumerate(tasks)}
     parts_costed = []
     for number, costs in enumerate(
-        workers.map(cost_part, tasks, local=lambda part: cost_part(part, tell_of[id(part)]))
+        workers.map(cost_space_part, tasks, local=lambda part: cost_space_part(part, tell_of[id(part)]))
     ):
         parts_costed.append(costs)
         tell(number, len(costs.reason))
@@ -176,15 +177,16 @@ def cost_rows(
 
 
 def merge_part_costs(
-    space: SpaceCombinations, rows: NDArray[np.intp], parts: Sequence[PartCosts], reason: IntN, shortfall: FloatN
+    space: SpaceCombinations, rows: NDArray[np.intp], parts: Sequence[SpacePartCosts], reason: IntN, shortfall: FloatN
 ) -> CostedSpace:
-    """What costing some ``rows`` of a space says, whose verdicts are put into ``reason`` and ``shortfall``.
+    """Merge what costing the parts of some ``rows`` of a space says, whose verdicts are put into ``reason`` and
+    ``shortfall``.
 
     ``parts`` have the rows one after the other. What is costed is in the order of the space, rows whose layers were
     solved for last.
     """
     if not parts:
-        return CostedSpace(space, CostedRows.from_memory(rows, space.take(rows), np.zeros(0)), reason, shortfall)
+        return CostedSpace(space, CostedRows.from_memory(rows, space.select_rows(rows), np.zeros(0)), reason, shortfall)
 
     def of_all(name: str) -> NDArray[np.generic]:
         return np.concatenate([getattr(costs, name) for costs in parts], axis=-1)
@@ -196,7 +198,7 @@ def merge_part_costs(
     device, timed = of_all("device_bytes"), np.flatnonzero(of_all("timed"))
     order = np.lexsort((rows, solved))
     order = order[~solved[order] | ~np.isnan(device[order])]
-    costed = CostedRows.from_memory(rows[order], space.take(rows[order]), device[order])
+    costed = CostedRows.from_memory(rows[order], space.select_rows(rows[order]), device[order])
     place = np.empty(len(rows), dtype=np.intp)
     place[order] = np.arange(len(order))
     for name in ("step_s", "allocated_bytes", "exposed_s", "checkpoint_bytes"):
@@ -238,7 +240,11 @@ def legal_rows_of_degrees(
 
 
 def part_with_same_options(
-    job: CheckedJob, loads: RoutingLoads, space: SpaceCombinations, degrees: NDArray[np.intp], legal: NDArray[np.bool_]
+    job: JobAndMachines,
+    loads: RoutingLoads,
+    space: SpaceCombinations,
+    degrees: NDArray[np.intp],
+    legal: NDArray[np.bool_],
 ) -> SpacePart:
     """The part of some degrees that choose the same options."""
     of_part = space.rows_of_degrees(degrees)
@@ -246,7 +252,7 @@ def part_with_same_options(
     return SpacePart(job.with_options(of_part.degrees.common_options), loads, of_part, legal_rows)
 
 
-def cost_part(part: SpacePart, on_rows_costed: Callable[[int], None] | None = None) -> PartCosts:
+def cost_space_part(part: SpacePart, on_rows_costed: Callable[[int], None] | None = None) -> SpacePartCosts:
     """Cost the memory of a part's legal rows, solve for their recomputed layers where open, and time what may fit.
 
     ``on_rows_costed`` is called with the number of rows whose memory is known.
@@ -255,16 +261,16 @@ def cost_part(part: SpacePart, on_rows_costed: Callable[[int], None] | None = No
     return cost_rows_of_part(part, estimator_of_part(part), rows, on_rows_costed)
 
 
-def estimator_of_part(part: SpacePart) -> Estimator:
+def estimator_of_part(part: SpacePart) -> TableEstimator:
     """The blocks of a part's legal rows, in their order."""
     job, rows = part.job, np.flatnonzero(part.legal)
-    table, by_row = part.space.take(rows), job.counts_gpus_by_row
-    return Estimator(job.workload, job.cluster, job.framework, table, part.loads, counts_gpus_by_row=by_row)
+    table, by_row = part.space.select_rows(rows), job.counts_gpus_by_row
+    return TableEstimator(job.workload, job.cluster, job.framework, table, part.loads, counts_gpus_by_row=by_row)
 
 
-def estimators_of_parts(job: CheckedJob, parts: Sequence[SpacePart]) -> list[Estimator]:
+def estimators_of_parts(job: JobAndMachines, parts: Sequence[SpacePart]) -> list[TableEstimator]:
     """The same of parts of one space that choose different options; ``job`` is as it is but for these."""
-    tables = [part.space.take(np.flatnonzero(part.legal)) for part in parts]
+    tables = [part.space.select_rows(np.flatnonzero(part.legal)) for part in parts]
     if not parts:
         return []
     given = job.workload, job.cluster, job.framework, tables, parts[0].loads
@@ -272,9 +278,9 @@ def estimators_of_parts(job: CheckedJob, parts: Sequence[SpacePart]) -> list[Est
 
 
 def cost_rows_of_part(
-    part: SpacePart, estimator: Estimator, rows: NDArray[np.intp], tell: Callable[[int], None] | None = None
-) -> PartCosts:
-    """Cost some of a part's legal rows as :func:`cost_part` does all.
+    part: SpacePart, estimator: TableEstimator, rows: NDArray[np.intp], tell: Callable[[int], None] | None = None
+) -> SpacePartCosts:
+    """Cost some of a part's legal rows as :func:`cost_space_part` does all.
 
     Parameters
     ----------
@@ -309,8 +315,8 @@ def cost_rows_of_part(
         position[np.concatenate([legal, open_rows.rows[of]])], np.concatenate([layers[legal], number]),
         lambda count: None if tell is None else tell(min(count, len(legal))),
     )  # fmt: skip
-    put(legal, weighed.take(slice(len(legal))))
-    of_numbers = weighed.take(slice(len(legal), None))
+    put(legal, weighed.select_rows(slice(len(legal))))
+    of_numbers = weighed.select_rows(slice(len(legal), None))
     numbers, lacking_bytes = solve_recomputed_layers(
         open_rows, device, of_numbers.device_bytes,
         lambda some, tried: estimator.device_bytes(position[open_rows.rows[some]], tried), limit,
@@ -322,7 +328,7 @@ def cost_rows_of_part(
     solved = open_rows.rows[is_solved]
     layers[solved] = numbers[is_solved]
     if len(of):
-        put(solved, of_numbers.take((number == numbers[of]).nonzero()[0]))
+        put(solved, of_numbers.select_rows((number == numbers[of]).nonzero()[0]))
     else:
         put(solved, estimator.memory_of_rows(position[solved], layers[solved]))
     timed = (reason[rows] < 0) | ((reason[rows] == MEMORY) & may_fit[rows])
@@ -332,7 +338,7 @@ def cost_rows_of_part(
         for start in range(0, len(to_time), AT_ONCE) for some in (to_time[start : start + AT_ONCE],)
     ]  # fmt: skip
     exposed = np.concatenate(times, axis=-1) if times else np.zeros((len(TIME_COMPONENTS), 0))
-    return PartCosts(
+    return SpacePartCosts(
         reason[rows],
         shortfall[rows],
         layers[rows],

@@ -23,15 +23,15 @@ from mofa.search import branch_and_bound
 from mofa.search.borderline import admit_borderline_rows, best_rows_with_fewer_recomputed_layers
 from mofa.search.costing import MEMORY, CostedRows, CostedSpace, cost_rows
 from mofa.search.fewer_gpus.faster_rows import faster_rows_near_best
-from mofa.search.fewer_gpus.merge_plans import merged_report_counts, with_faster_plans
+from mofa.search.fewer_gpus.merge_plans import best_plans_of_all_gpu_counts, merged_report_counts
 from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
-from mofa.search.fewest_gpus import smallest_number_of_gpus
+from mofa.search.fewest_gpus import fewest_fitting_gpus_and_note
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
+from mofa.search.legality.masks import CHECKS, JobAndMachines, check_strategies
 from mofa.search.legality.named_check import refuse_idle_dispatcher
 from mofa.search.objective import SHORTEST_STEP, SearchObjective, reject_rows_for_host_memory
 from mofa.search.offers import numerics_offers
-from mofa.search.rejections import count_rejections, refuse_indivisible_batch
+from mofa.search.rejections import refuse_indivisible_batch, rejections_and_nearest_misses
 from mofa.search.request import check_constraints, checked_framework_or_default
 from mofa.search.rerank import PATIENCE, REPLAYED, ReplayedRanking, replay_best_rows
 from mofa.search.search_progress import OnProgress, progress_callback, progress_callback_with_best_row
@@ -158,7 +158,7 @@ def find_plans(
     check_constraints(fix, maximum, top, flops_convention)
     workload, cluster, framework = with_numerics(workload, cluster, framework, with_)
     refuse_idle_dispatcher(workload.model, fix.get("dispatcher"))
-    job = CheckedJob(workload, cluster, framework)
+    job = JobAndMachines(workload, cluster, framework)
     without = (*without, *_given_options(judge, fix))
     constrained = partial(constrain_space, fix=fix, maximum=maximum, with_=with_, without=without)
     may_use_fewer = space is None and searched is None and _may_use_fewer(without, judge)
@@ -189,7 +189,7 @@ def find_plans(
 
         def candidate(i: int) -> CandidatePlan:
             if i not in known:
-                row, mode = costed.table.take(np.array([i])), int(costed.rows[i]) % len(space.recompute)
+                row, mode = costed.table.select_rows(np.array([i])), int(costed.rows[i]) % len(space.recompute)
                 solved = space.recompute[mode][1] == SOLVED
                 known[i] = CandidatePlan(workload, cluster, framework, row, loads, flops_convention, solved=solved)
             return known[i]
@@ -229,7 +229,7 @@ def find_plans(
     plans += islice(others, 0 if plans else 1)
     min_gpus, note = None, None
     if not plans and default:
-        min_gpus, note = smallest_number_of_gpus(job, constrained, space.dp, replay=replay, judge=judge)
+        min_gpus, note = fewest_fitting_gpus_and_note(job, constrained, space.dp, replay=replay, judge=judge)
     reports: list[PlanReport] = []
     if may_use_fewer and (plans or (min_gpus or math.inf) < cluster.num_gpus):
         solved = np.array([number == SOLVED for _, number in space.recompute])
@@ -242,14 +242,14 @@ def find_plans(
             for rows in faster_rows_near_best(job, on_cluster, objective, wanted, searched_rows, key, solved)
             for given in [(workload_given, rows.cluster)]
         ]  # fmt: skip
-        plans = with_faster_plans(plans, others, reports, cluster.num_gpus, top)
+        plans = best_plans_of_all_gpu_counts(plans, others, reports, cluster.num_gpus, top)
     else:
         plans += others
     if plans:
         min_gpus, note = None, None
     elif default and not len(costed.rows):
         note = _why_nothing_runs(job, searched_rows, fix, min_gpus, note)
-    rejected, nearest = count_rejections(reason, shortfall, searched_rows.space, framework, objective)
+    rejected, nearest = rejections_and_nearest_misses(reason, shortfall, searched_rows.space, framework, objective)
     report = PlanReport(
         workload=WorkloadSummary.from_spec(workload),
         cluster=ClusterSummary.from_spec(cluster),
@@ -277,7 +277,7 @@ def _may_use_fewer(without: Sequence[str], judge: LongRunObjective | None) -> bo
 
 
 def _why_nothing_runs(
-    job: CheckedJob, searched_rows: CostedSpace, fix: Mapping[str, object], min_gpus: int | None, note: str | None
+    job: JobAndMachines, searched_rows: CostedSpace, fix: Mapping[str, object], min_gpus: int | None, note: str | None
 ) -> str | None:
     """The note on the fewest GPUs with what stopped those strategies that came furthest, where no number would do.
 
@@ -288,7 +288,7 @@ def _why_nothing_runs(
     if min_gpus is not None:
         return note
     why = int(searched_rows.reason.max())
-    row = searched_rows.space.take(np.flatnonzero(searched_rows.reason == why)[:1])
+    row = searched_rows.space.select_rows(np.flatnonzero(searched_rows.reason == why)[:1])
     says = CHECKS[why].message(job.with_options(row.common_options), row)
     if fix:
         raise SpecError(f"--fix: leaves nothing that {job.framework.name} runs: {says}")
@@ -304,7 +304,7 @@ def _constrained_on(
     return _with_dp(some, cluster, fix["dp"]) if "dp" in fix else some
 
 
-def _offers(job: CheckedJob, plan: Plan) -> tuple[NumericsOffer, ...]:
+def _offers(job: JobAndMachines, plan: Plan) -> tuple[NumericsOffer, ...]:
     """What other numerics would bring to a plan, on the GPUs that it uses."""
     used = job.cluster.model_copy(update={"num_gpus": job.cluster.num_gpus - plan.idle_gpus})
     return numerics_offers(job.workload, used, job.framework, plan.strategy)
@@ -329,7 +329,7 @@ def _with_dp(space: StrategySpace, cluster: ClusterSpec, dp: object) -> Strategy
 
 
 def _search(
-    job: CheckedJob, space: StrategySpace, progress: Progress | None, workers: WorkerProcesses, checks_batch: bool,
+    job: JobAndMachines, space: StrategySpace, progress: Progress | None, workers: WorkerProcesses, checks_batch: bool,
     bounded: tuple[SearchObjective, int] | None,
 ) -> tuple[SpaceCombinations | None, CostedSpace]:  # fmt: skip
     """Enumerate, mask, cost: every legal row, or with an objective those that may be among so many of the best.
@@ -367,7 +367,7 @@ def _rank(costed: CostedRows, key: NDArray[np.float64], reason: NDArray[np.int64
 
 def _ranked_again(costed: CostedRows, best: NDArray[np.intp], judge: LongRunObjective | None) -> NDArray[np.intp]:
     """The best rows, ordered by their costs as they are now."""
-    some = costed.take(best)
+    some = costed.select_rows(best)
     return best[np.argsort(np.round(some.step_s if judge is None else judge.ranking_key(some), 12), kind="stable")]
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.schedules import default_schedule
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.space import MAX_PP, StrategySpace, combinations_table, default_space, divisors, max_pipeline_stages
 from mofa.search.to_plan.builder import CandidatePlan, memory_limit_bytes
 from mofa.specs.hardware import ClusterSpec
@@ -30,8 +30,8 @@ FIRST_ROWS, MOST_ROWS = 512, 32_768
 """Rows costed at first, and at most; four times as many each time that none fits. [-]"""
 
 
-def smallest_number_of_gpus(
-    job: CheckedJob, constrained: Callable[[StrategySpace], StrategySpace], dp: int | None = None, *,
+def fewest_fitting_gpus_and_note(
+    job: JobAndMachines, constrained: Callable[[StrategySpace], StrategySpace], dp: int | None = None, *,
     replay: bool = False,
     judge: LongRunObjective | None = None,
 ) -> tuple[int | None, str]:  # fmt: skip
@@ -54,8 +54,10 @@ def smallest_number_of_gpus(
     limit = memory_limit_bytes(job.cluster, job.framework)
     table = legal_rows_by_num_gpus(job, replace(_leanest(constrained(_any_number(job))), dp=dp))
     for rows in _growing(_num_gpus(table)):
-        some = table.take(rows)
-        estimator = Estimator(job.workload, job.cluster, job.framework, some, routing_loads_by_ep(job.workload, some))
+        some = table.select_rows(rows)
+        estimator = TableEstimator(
+            job.workload, job.cluster, job.framework, some, routing_loads_by_ep(job.workload, some)
+        )
         weighed = estimator.memory_of_rows(np.arange(len(some)), some.recompute_layers)
         device, num_gpus = weighed.device_bytes, _num_gpus(some)
         fits = (weighed.least_bytes if replay else device) <= limit
@@ -64,7 +66,7 @@ def smallest_number_of_gpus(
         for number in np.unique(num_gpus[fits]).tolist():
             fitting = np.flatnonzero(fits & (num_gpus == number))
             lean = fitting[np.argsort(device[fitting], kind="stable")][:PLAYED]
-            if not replay or _plays(job, some.take(lean), number):
+            if not replay or _plays(job, some.select_rows(lean), number):
                 node = job.cluster.node.gpus_per_node
                 few = f"whole nodes of {node} GPUs" if number >= node else f"of the {node} GPUs of a node"
                 return number, f"the fewest {few} on which a strategy fits"
@@ -85,7 +87,7 @@ def _keeps(
     return keeps
 
 
-def legal_rows_by_num_gpus(job: CheckedJob, space: StrategySpace) -> StrategyTable:
+def legal_rows_by_num_gpus(job: JobAndMachines, space: StrategySpace) -> StrategyTable:
     """Legal strategies of a space on part of a node or whole nodes, by rising number of GPUs, tp x cp x pp x dp."""
     node, capacity = job.cluster.node.gpus_per_node, job.cluster.gpu.capacity_bytes.value
     least = 2.0 * (num_params(job.workload.model) + num_mtp_params(job.workload.model)) / max(capacity, 1.0)
@@ -95,16 +97,16 @@ def legal_rows_by_num_gpus(job: CheckedJob, space: StrategySpace) -> StrategyTab
     for dp in divisors(job.workload.batch.global_batch, MOST_GPUS) if space.dp is None else (space.dp,):
         number = ranks * dp
         rows = np.flatnonzero(((number % node == 0) | (number < node)) & (number <= MOST_GPUS) & (number >= least))
-        table = replace(degrees.take(rows), dp=np.full(len(rows), dp))
+        table = replace(degrees.select_rows(rows), dp=np.full(len(rows), dp))
         if space.zero is None:
             framework = job.framework.with_options(table.common_options)
             table = replace(table, zero=default_zero_stage(framework, table.dp, table.cp, table.pp))
-        tables.append(table.take(check_strategies(job, table, except_checks=("gpus",)).reason < 0))
+        tables.append(table.select_rows(check_strategies(job, table, except_checks=("gpus",)).reason < 0))
     table = StrategyTable.concatenated(tables)
-    return table.take(np.argsort(_num_gpus(table), kind="stable"))
+    return table.select_rows(np.argsort(_num_gpus(table), kind="stable"))
 
 
-def _any_number(job: CheckedJob) -> StrategySpace:
+def _any_number(job: JobAndMachines) -> StrategySpace:
     """The default space without values that belong to one number of GPUs."""
     space = default_space(job.workload, _most(job), job.framework)
     return replace(space, pp=tuple(range(1, min(MAX_PP, max_pipeline_stages(job.workload.model.num_layers)) + 1)))
@@ -119,7 +121,7 @@ def _leanest(space: StrategySpace) -> StrategySpace:
     return replace(space, micro_batch=space.micro_batch[:1], recompute=modes, options=space.options[:1])
 
 
-def _most(job: CheckedJob) -> ClusterSpec:
+def _most(job: JobAndMachines) -> ClusterSpec:
     return job.cluster.model_copy(update={"num_gpus": MOST_GPUS})
 
 
@@ -136,10 +138,10 @@ def _growing(num_gpus: NDArray[np.int64]) -> Iterator[slice]:
         start, size = end, min(4 * size, MOST_ROWS)
 
 
-def _plays(job: CheckedJob, table: StrategyTable, num_gpus: int) -> bool:
+def _plays(job: JobAndMachines, table: StrategyTable, num_gpus: int) -> bool:
     """Whether one of these strategies fits by replay."""
     cluster, loads = job.cluster.model_copy(update={"num_gpus": num_gpus}), routing_loads_by_ep(job.workload, table)
-    rows = (table.take(slice(i, i + 1)) for i in range(len(table)))
+    rows = (table.select_rows(slice(i, i + 1)) for i in range(len(table)))
     limit = memory_limit_bytes(cluster, job.framework)
     return any(
         CandidatePlan(job.workload, cluster, job.framework, row, loads, "causal").device_bytes(limit) <= limit

@@ -14,7 +14,7 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.checkpoint import CheckpointTimes, checkpoint_bytes, checkpoint_times
 from mofa.errors import SpecError
 from mofa.faults.calculator import LEAST_ETTR
-from mofa.faults.duration_band import run_duration_band_s, true_rate_factors
+from mofa.faults.duration_band import run_duration_band_s, true_failure_rate_factors
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.faults.outlook import LongRunOutlook, failure_clock, long_run_outlook
 from mofa.plan.long_run import FIGURES, NO_FAULTS, CheckpointLevel, Days, Figure, LongRunDetail, Objective
@@ -92,7 +92,7 @@ class LongRunObjective:
         """Nodes of the job. [-]"""
         return max(self.cluster.num_gpus // self.cluster.node.gpus_per_node, 1)
 
-    def missing(self) -> dict[Figure, str]:
+    def unknown_figures(self) -> dict[Figure, str]:
         """Figures that cannot be known from these facts, with the reason."""
         faults, why = self.faults, None
         if faults.reliability is None:
@@ -139,7 +139,7 @@ class LongRunObjective:
         """Refuse an objective that cannot be known."""
         need: dict[Objective, Figure] = {"days": "days", "usd": "usd", "kwh": "kwh"}
         wanted = need.get(self.objective)
-        if wanted is not None and wanted in (missing := self.missing()):
+        if wanted is not None and wanted in (missing := self.unknown_figures()):
             raise SpecError(f"--objective {self.objective}: {wanted} is not known, {missing[wanted]}; give it first")
 
     def checkpoint_times(self, per_rank_bytes: FloatN) -> CheckpointTimes:
@@ -222,7 +222,7 @@ class LongRunObjective:
     @property
     def ranks_steps_alone(self) -> bool:
         """Whether nothing is known of the long run, so that steps alone are ranked."""
-        return set(FIGURES) <= set(self.missing())
+        return set(FIGURES) <= set(self.unknown_figures())
 
     def ranking_key_lower_bound(self, step_s: FloatN, computing_j: FloatN) -> FloatN:
         """A number below :meth:`ranking_key`, of rows whose steps take at least ``step_s`` and draw at least
@@ -292,7 +292,7 @@ class LongRunObjective:
 
     def with_long_run_figures(self, plan: Plan) -> Plan:
         """The plan with the known figures of its long run."""
-        unknown = dict(self.missing())
+        unknown = dict(self.unknown_figures())
         update: dict[str, Any] = {"spare_gpus": self.spare_gpus}
         if "ettr" not in unknown:
             outlook, step_w = self._of(plan)
@@ -388,9 +388,9 @@ class LongRunObjective:
     def band(self, outlook: LongRunOutlook, plan: Plan) -> Days:
         """Wall-clock time of a run of candidate 0, with its 10 to 90 % band.
 
-        Each of many runs has a failure rate of its own (:func:`mofa.faults.duration_band.true_rate_factors`), at which
-        the closed form gives its mean, with the interval that was chosen for the expected rate. The run's own luck
-        comes on top.
+        Each of many runs has a failure rate of its own (:func:`mofa.faults.duration_band.true_failure_rate_factors`),
+        at which the closed form gives its mean, with the interval that was chosen for the expected rate. The run's own
+        luck comes on top.
         """
         assert self.faults.reliability is not None
         step_s = np.array([plan.step_s])
@@ -399,7 +399,7 @@ class LongRunObjective:
         if math.isinf(mtbf) or work_s <= float(interval) * 1e-6:
             return Days(**dict.fromkeys(("p10", "p50", "p90"), work_s / ettr / SECONDS_PER_DAY))
         clock = failure_clock(self.faults.reliability, mtbf, self.num_nodes)
-        factors = true_rate_factors(clock, BAND_RUNS)
+        factors = true_failure_rate_factors(clock, BAND_RUNS)
         at_quantile = self.outlook(
             step_s, np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp, rate_factor=factors,
             interval_s=interval, every=[level.every[0] for level in outlook.levels],

@@ -35,7 +35,7 @@ THREADS_OF_WORD = 8
 112 in all, docs.nvidia.com/dgx/dgxh100-user-guide). [-]"""
 
 
-class NumericsSwitch(NamedTuple):
+class SwitchOfModelPart(NamedTuple):
     """A framework's switch that acts on something that some models lack."""
 
     neutral_value: bool
@@ -46,20 +46,22 @@ class NumericsSwitch(NamedTuple):
     """What it acts on, in words."""
 
 
-def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, NumericsSwitch]:
+def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, SwitchOfModelPart]:
     """A framework's switches by field."""
     heads = model.attention
     grouped = heads.num_kv_heads < heads.num_heads
     experts = model.moe is not None, "experts"
     refused = {
-        "permute_fusion": NumericsSwitch(True, *experts),
-        "router_padding": NumericsSwitch(False, *experts),
-        "shards_head_norms": NumericsSwitch(True, heads.qk_norm, "norms over heads (qk_norm)"),
-        "repeats_keys": NumericsSwitch(False, grouped, "keys that several query heads share"),
+        "permute_fusion": SwitchOfModelPart(True, *experts),
+        "router_padding": SwitchOfModelPart(False, *experts),
+        "shards_head_norms": SwitchOfModelPart(True, heads.qk_norm, "norms over heads (qk_norm)"),
+        "repeats_keys": SwitchOfModelPart(False, grouped, "keys that several query heads share"),
     }
     if framework.library is not None:
-        refused["fused_rope"] = NumericsSwitch(True, model.positions == "rope", "rotary embeddings (positions: rope)")
-        refused["fused_swiglu"] = NumericsSwitch(
+        refused["fused_rope"] = SwitchOfModelPart(
+            True, model.positions == "rope", "rotary embeddings (positions: rope)"
+        )
+        refused["fused_swiglu"] = SwitchOfModelPart(
             True, model.mlp.activation == "swiglu", "SwiGLU (mlp.activation: swiglu)"
         )
     return refused
@@ -97,7 +99,7 @@ def with_numerics(
     if framework.optimizer_offload and precision.moments == "bf16":
         raise SpecError("optimizer_offload: hosts step with fp32 moments; leave precision.moments out")
     refuse_optimizer_beyond_host_memory(workload, cluster, framework)
-    if framework.offload.on and precision.fp8_recipe:
+    if framework.offload.offloads_any and precision.fp8_recipe:
         raise SpecError(
             f"activation_offload ({framework.activation_offload}): is not modelled with fp8 products, whose casts it "
             "would offload too; use precision.gemm: bf16"
@@ -230,7 +232,7 @@ def with_offloaded_optimizer(framework: FrameworkSpec) -> FrameworkSpec:
 def with_offloaded_activations(model: ModelSpec, framework: FrameworkSpec) -> FrameworkSpec:
     """The framework with all of a model's modules on the host, or those that a run names
     (``--with activation_offload``)."""
-    if framework.offload.on:
+    if framework.offload.offloads_any:
         return framework
     try:
         options = {"activation_offload": "+".join(offloadable_modules_of_model(model))}
@@ -279,7 +281,7 @@ def _with_graphs(model: ModelSpec, framework: FrameworkSpec) -> FrameworkSpec:
         raise SpecError(
             f"--with cuda_graphs: is modelled for megatron, not for {framework.name}; use --framework megatron"
         )
-    if framework.graphs.on:
+    if framework.graphs.captures_any:
         return framework
     dense = "+mlp" if model.num_dense_layers else ""
     graphs = "te" if model.moe is None else f"te:attn{dense}+moe_router+moe_preprocess"

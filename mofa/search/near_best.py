@@ -58,7 +58,7 @@ def degrees_near_best(best: StrategyTable, space: StrategySpace, num_layers: int
 def best_fitting_rows(costed: CostedRows, reasons: NDArray[np.int64]) -> StrategyTable:
     """The fitting rows with the shortest steps, :data:`NEAR` at most."""
     fits = np.flatnonzero(reasons[costed.rows] < 0)
-    return costed.table.take(fits[np.argsort(costed.step_s[fits])[:NEAR]])
+    return costed.table.select_rows(fits[np.argsort(costed.step_s[fits])[:NEAR]])
 
 
 def _with_degrees_of(best: StrategyTable, space: StrategySpace) -> StrategySpace:

@@ -70,24 +70,24 @@ class ShortestStep:
 SHORTEST_STEP = ShortestStep()
 
 
-def ranking_keys(objective: SearchObjective, costed: CostedRows) -> tuple[FloatN, FloatN]:
+def ranking_keys_and_missing_host_bytes(objective: SearchObjective, costed: CostedRows) -> tuple[FloatN, FloatN]:
     """The key of each row, and the host memory that it lacks. (n,) each [-, B]
 
     NaN and 0 where rows are not timed, infinite where host memory is lacking.
     """
     key, lack = np.full(len(costed.rows), np.nan), np.zeros(len(costed.rows))
     timed = np.flatnonzero(np.isfinite(costed.step_s))
-    some = costed.take(timed)
+    some = costed.select_rows(timed)
     lack[timed] = objective.missing_host_bytes(some.checkpoint_bytes)
     key[timed] = np.where(lack[timed] > 0, np.inf, objective.ranking_key(some))
     return key, lack
 
 
 def reject_rows_for_host_memory(objective: SearchObjective, searched_rows: CostedSpace) -> FloatN:
-    """The keys of costed rows (:func:`ranking_keys`); those whose checkpoints exceed the hosts' memory are rejected.
-    (n,)"""
+    """The keys of costed rows (:func:`ranking_keys_and_missing_host_bytes`); those whose checkpoints exceed the hosts'
+    memory are rejected. (n,)"""
     costed = searched_rows.costed
-    key, lack = ranking_keys(objective, costed)
+    key, lack = ranking_keys_and_missing_host_bytes(objective, costed)
     full = (lack > 0) & (searched_rows.reason[costed.rows] < 0)
     rows = costed.rows[full]
     searched_rows.reason[rows], searched_rows.shortfall[rows] = HOST_MEMORY, lack[full]

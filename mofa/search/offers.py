@@ -51,7 +51,7 @@ def numerics_offers(
     now = plan_with(())
     offers = []
     words = _not_yet(workload, framework)
-    if not framework.graphs.on and now.time.exposed["host_idle"] > HOST_BOUND * now.step_s:
+    if not framework.graphs.captures_any and now.time.exposed["host_idle"] > HOST_BOUND * now.step_s:
         words = (*words, CUDA_GRAPHS)
     for word in words:
         try:

@@ -192,7 +192,7 @@ def _estimate(
 ) -> Plan:  # fmt: skip
     check_constraints({}, {}, 1, flops_convention)
     candidate = _candidate(workload, cluster, framework, strategy, flops_convention)
-    if candidate.job[2].offload.on:
+    if candidate.job[2].offload.offloads_any:
         refuse_pinned_beyond_host_memory(candidate.estimator.row_with_every_stage)
     with WorkerProcesses(jobs) as workers:
         return candidate.plan(replay=replay, explain=explain, over_time=over_time, workers=workers)

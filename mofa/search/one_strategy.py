@@ -8,7 +8,7 @@ import numpy as np
 
 from mofa.errors import SpecError, StrategyError
 from mofa.schedules import SCHEDULE_NAMES
-from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
+from mofa.search.legality.masks import CHECKS, JobAndMachines, check_strategies
 from mofa.search.legality.named_check import refuse_idle_dispatcher
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -69,7 +69,7 @@ def checked_strategy_row(
         balancing=column(BALANCING.index(spec.balancing)), layout=column(0), options=column(0),
         recompute_modes=(mode,), layouts=(spec.layout,), option_sets=(spec.options,),
     )  # fmt: skip
-    job = CheckedJob(workload, cluster, framework)
+    job = JobAndMachines(workload, cluster, framework)
     verdict = check_strategies(job, row)
     if verdict.reason[0] >= 0:
         raise StrategyError(f"strategy: {CHECKS[int(verdict.reason[0])].message(job, row)}")

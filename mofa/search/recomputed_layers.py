@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.stages import split_layers
-from mofa.search.legality.masks import CheckedJob
+from mofa.search.legality.masks import JobAndMachines
 from mofa.search.space import SpaceCombinations
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.workload import WorkloadSpec
@@ -36,7 +36,9 @@ class RowsWithOpenRecomputation:
     largest: NDArray[np.int64]
 
     @classmethod
-    def of_space(cls, job: CheckedJob, space: SpaceCombinations, rows: NDArray[np.intp]) -> RowsWithOpenRecomputation:
+    def of_space(
+        cls, job: JobAndMachines, space: SpaceCombinations, rows: NDArray[np.intp]
+    ) -> RowsWithOpenRecomputation:
         """Those of the ``rows`` of a space."""
         none, all_layers = rows_recomputing_none_and_all(space, rows) if len(rows) else (rows, rows)
         table, num_modes = space.degrees, len(space.recompute)
@@ -128,7 +130,7 @@ def rows_recomputing_none_and_all(
 
 
 def more_recomputed_layers(
-    workload: WorkloadSpec, framework: FrameworkSpec, estimator: Estimator, lacking_bytes: float
+    workload: WorkloadSpec, framework: FrameworkSpec, estimator: TableEstimator, lacking_bytes: float
 ) -> int | None:
     """More recomputed layers of a chunk, for a strategy that lacks so much memory when replayed.
 
@@ -155,7 +157,7 @@ def more_recomputed_layers(
     return max(fewest, int(too_few[-1]))
 
 
-def fewest_recomputed_layers(estimator: Estimator, replay_free_bytes: float) -> int:
+def fewest_recomputed_layers(estimator: TableEstimator, replay_free_bytes: float) -> int:
     """The fewest layers of a chunk to recompute, for a strategy that leaves so much memory free when replayed.
 
     One at least; the strategy's own number if no fewer do. Assumes that each layer takes its bytes in closed form.

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from mofa.errors import StrategyError
 from mofa.plan.result import NearestMiss
-from mofa.search.legality.masks import CHECKS, CheckedJob
+from mofa.search.legality.masks import CHECKS, JobAndMachines
 from mofa.search.objective import SearchObjective
 from mofa.search.space import SOLVED, SpaceCombinations
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.strategy import StrategySpec, StrategyTable
 
 
-def count_rejections(
+def rejections_and_nearest_misses(
     reason: NDArray[np.int64],
     shortfall: NDArray[np.float64],
     space: SpaceCombinations,
@@ -42,7 +42,7 @@ def count_rejections(
 
 
 def _as_strategy(table: SpaceCombinations, i: int, framework: FrameworkSpec) -> StrategySpec:
-    row = table.take(np.array([i]))
+    row = table.select_rows(np.array([i]))
     if int(row.dp[0]) < 1:
         row = replace(row, dp=np.maximum(row.dp, 1))
     if int(row.recompute_layers[0]) == SOLVED:
@@ -50,7 +50,7 @@ def _as_strategy(table: SpaceCombinations, i: int, framework: FrameworkSpec) -> 
     return row.row(0, framework.name)
 
 
-def refuse_indivisible_batch(job: CheckedJob, degrees: StrategyTable) -> None:
+def refuse_indivisible_batch(job: JobAndMachines, degrees: StrategyTable) -> None:
     """Refuse a global batch that no product of degrees over these GPUs divides."""
     batch, num_gpus = job.workload.batch.global_batch, job.cluster.num_gpus
     dp = degrees.dp[degrees.tp * degrees.cp * degrees.pp * degrees.dp == num_gpus]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SearchProgress(NamedTuple):
-    """A step of a search."""
+    """How far a search is: its phase, what is done of how much, and the best plan so far."""
 
     phase: str
     """``costing`` strategies in closed form, then ``playing`` the best ones out."""

@@ -16,8 +16,13 @@ from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.branch_and_bound import cost_pareto_front
 from mofa.search.costing import NEEDLESS, CostedRows, CostedSpace, cost_rows
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import CheckedJob
-from mofa.search.objective import SHORTEST_STEP, SearchObjective, ranking_keys, reject_rows_for_host_memory
+from mofa.search.legality.masks import JobAndMachines
+from mofa.search.objective import (
+    SHORTEST_STEP,
+    SearchObjective,
+    ranking_keys_and_missing_host_bytes,
+    reject_rows_for_host_memory,
+)
 from mofa.search.space import OPTIONS, SpaceCombinations
 from mofa.search.workers import WorkerProcesses
 from mofa.specs.framework import FrameworkSpec
@@ -99,20 +104,22 @@ class Search:
             found_rows = cost_pareto_front(*self._unjudged(), self.objective)
             reject_rows_for_host_memory(self.objective, found_rows)
         costed = found_rows.costed
-        key, _ = ranking_keys(self.objective, costed)
+        key, _ = ranking_keys_and_missing_host_bytes(self.objective, costed)
         fits = np.flatnonzero((found_rows.reason[costed.rows] < 0) & np.isfinite(key))
         order = fits[np.lexsort((costed.device_bytes[fits], np.round(key[fits], 12)))]
         device = costed.device_bytes[order]
         least_before = np.concatenate([[np.inf], np.minimum.accumulate(device)[:-1]])
         return found_rows, order[device < least_before]
 
-    def _unjudged(self) -> tuple[CheckedJob, RoutingLoads, SpaceCombinations, NDArray[np.int64], NDArray[np.float64]]:
+    def _unjudged(
+        self,
+    ) -> tuple[JobAndMachines, RoutingLoads, SpaceCombinations, NDArray[np.int64], NDArray[np.float64]]:
         """All strategies as they were enumerated, with the verdicts of the checks alone."""
         assert self.enumerated is not None
         legal = (self.reasons < 0) | (self.reasons >= NEEDLESS)
         reasons, short = np.where(legal, -1, self.reasons), np.where(legal, 0.0, self.short)
         job, loads = (
-            CheckedJob(self.workload, self.cluster, self.framework),
+            JobAndMachines(self.workload, self.cluster, self.framework),
             routing_loads_by_ep(self.workload, self.enumerated.degrees),
         )
         return job, loads, self.enumerated, reasons, short
@@ -136,7 +143,7 @@ class Search:
         (True, True)
         """
         found_rows, positions = self._front
-        return self._frame(found_rows.costed.take(positions), np.ones(len(positions), dtype=bool))
+        return self._frame(found_rows.costed.select_rows(positions), np.ones(len(positions), dtype=bool))
 
     def table(self) -> pd.DataFrame:
         """All legal rows: the strategy's columns, step_s, tokens_per_s_per_gpu, mfu, device_bytes, fits.

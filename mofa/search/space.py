@@ -372,10 +372,10 @@ class SpaceCombinations:
     def __len__(self) -> int:
         return len(self.recompute_layers)
 
-    def take(self, rows: NDArray[np.intp]) -> StrategyTable:
+    def select_rows(self, rows: NDArray[np.intp]) -> StrategyTable:
         """The table of these rows."""
         of, mode = np.divmod(rows, len(self.recompute))
-        table = self.degrees.take(of)
+        table = self.degrees.select_rows(of)
         return replace(table, recompute=self.recompute[mode], recompute_layers=self.recompute_layers[rows])
 
     def table_of_mode(self, mode: int) -> StrategyTable:
@@ -386,13 +386,13 @@ class SpaceCombinations:
     def rows_of_degrees(self, degrees: NDArray[np.intp]) -> SpaceCombinations:
         """These degrees in all modes."""
         layers = self.recompute_layers.reshape(-1, len(self.recompute))[degrees].reshape(-1)
-        return SpaceCombinations(self.degrees.take(degrees), self.recompute, layers)
+        return SpaceCombinations(self.degrees.select_rows(degrees), self.recompute, layers)
 
 
 def combinations_table(space: StrategySpace, cluster: ClusterSpec, framework: FrameworkSpec) -> StrategyTable:
     """All rows of :func:`combinations_of_space` as a table."""
     combined = combinations_of_space(space, cluster, framework)
-    return combined.take(np.arange(len(combined)))
+    return combined.select_rows(np.arange(len(combined)))
 
 
 def combinations_of_space(space: StrategySpace, cluster: ClusterSpec, framework: FrameworkSpec) -> SpaceCombinations:

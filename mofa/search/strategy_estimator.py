@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.framework import FrameworkSpec
@@ -12,7 +12,7 @@ from mofa.specs.workload import WorkloadSpec
 
 def strategy_estimator(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: object
-) -> Estimator:  # fmt: skip
+) -> TableEstimator:  # fmt: skip
     """The estimator of one strategy, as :func:`mofa.search.one_plan.estimate` costs it.
 
     Raises
@@ -22,4 +22,4 @@ def strategy_estimator(
     """
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     row = checked_strategy_row(workload, cluster, framework, strategy)
-    return Estimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row))
+    return TableEstimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row))

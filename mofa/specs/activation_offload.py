@@ -33,7 +33,7 @@ class ActivationOffload:
     """Modules of a layer whose saved tensors are copied to the host behind their forward and back ahead of their
     backward.
 
-    >>> str(ActivationOffload.parse("attn_proj+core_attn")), ActivationOffload.parse("none").on
+    >>> str(ActivationOffload.parse("attn_proj+core_attn")), ActivationOffload.parse("none").offloads_any
     ('core_attn+attn_proj', False)
     """
 
@@ -66,7 +66,7 @@ class ActivationOffload:
         return "+".join(self.modules) or "none"
 
     @property
-    def on(self) -> bool:
+    def offloads_any(self) -> bool:
         """Whether anything is offloaded."""
         return bool(self.modules)
 

@@ -58,7 +58,7 @@ class CudaGraphs:
         return f"{self.implementation}:{'+'.join(self.scope)}" if self.scope else self.implementation
 
     @property
-    def on(self) -> bool:
+    def captures_any(self) -> bool:
         """Whether anything is captured."""
         return self.implementation != "none"
 
@@ -70,11 +70,11 @@ class CudaGraphs:
     @property
     def whole_layers(self) -> bool:
         """Whether a graph holds a whole layer's pass."""
-        return self.on and not self.scope
+        return self.captures_any and not self.scope
 
     def captures(self, part: Scope) -> bool:
         """Whether the ops of a part of a layer are in a graph."""
-        return self.on and (not self.scope or self.full_iteration or part in self.scope)
+        return self.captures_any and (not self.scope or self.full_iteration or part in self.scope)
 
 
 NO_GRAPHS = CudaGraphs()

@@ -57,8 +57,8 @@ def curves_scaled_by_ratios(
     -----
     Products and attention go by peaks, memory-bound kernels by bandwidth and multiprocessors
     (:func:`mofa.specs.scaling.transferred_curves`). The clock that the power limit leaves them goes with the root of
-    power over peak: as :func:`mofa.specs.power.clock_at_draw` has it, draws grow with the square of the clock, and at
-    full clock they are taken to go with the peak. A rate that was measured on both has its clock in it.
+    power over peak: as :func:`mofa.specs.power.clock_at_power_draw` has it, draws grow with the square of the clock,
+    and at full clock they are taken to go with the peak. A rate that was measured on both has its clock in it.
     """
     measured = dict(rates_over_like or {})
     peaks = {f: fact_ratio(gpu, like, "FLOP/s", "peak_flops_per_s", f) for f in gpu.get("peak_flops_per_s", {})}

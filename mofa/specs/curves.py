@@ -20,7 +20,7 @@ from mofa.specs.fitted import PowerLimitedCurve as PowerLimitedCurve
 from mofa.specs.fitted import expected_max_normal as expected_max_normal
 from mofa.specs.fitted import expected_max_uniform as expected_max_uniform
 from mofa.specs.gpu_facts import (
-    KernelSelection,
+    KernelSelectionFacts,
     LayerKernelRatios,
     Optimizer16BitRates,
     UnalignedProductRates,
@@ -257,7 +257,7 @@ class GpuCurves(Spec):
     """Products of widths that 16 bytes do not divide; the assumed ones where they were not measured."""
     optimizer_16_bit: Optimizer16BitRates = Field(default_factory=lambda: load_unmeasured_gpu_facts().optimizer_16_bit)
     """The optimizer's kernels on 16-bit tensors, likewise."""
-    kernel_selection: KernelSelection = Field(default_factory=lambda: load_unmeasured_gpu_facts().kernel_selection)
+    kernel_selection: KernelSelectionFacts = Field(default_factory=lambda: load_unmeasured_gpu_facts().kernel_selection)
     """How the library of products chooses kernels, likewise."""
     layer_kernels: LayerKernelRatios = Field(default_factory=lambda: load_unmeasured_gpu_facts().layer_kernels)
     """Norms and activations over those that were measured, likewise."""

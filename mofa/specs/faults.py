@@ -145,7 +145,7 @@ class CheckpointSpec(Spec):
     """Checkpoints that may be under way to storage at once. [-]"""
 
     @property
-    def waits(self) -> bool:
+    def waits_for_copies(self) -> bool:
         """Whether computing waits until each copy is where it belongs."""
         return self.mode in ("blocking", "two-level", "three-level")
 

@@ -82,7 +82,7 @@ class PowerLimitedCurve(FittedCurve):
         rate: FloatArray | float = clock**power
         return rate
 
-    def load(self, flops: FloatArray | float, seconds: FloatArray | float) -> FloatArray | float:
+    def fraction_of_full_load(self, flops: FloatArray | float, seconds: FloatArray | float) -> FloatArray | float:
         """Rate of products at full clock over that of those whose clock was read, at most 1. [-]
 
         ``seconds`` are theirs between memory-bound kernels. 1 where no rate is known.
@@ -92,7 +92,7 @@ class PowerLimitedCurve(FittedCurve):
         rate = flops / np.maximum(seconds, 1e-12) / (self.sustained * self.full_load_flops)
         return np.minimum(rate, 1.0) if isinstance(rate, np.ndarray) else min(float(rate), 1.0)
 
-    def draw(self, load: FloatArray | float, least: float) -> FloatArray | float:
+    def draw_over_power_limit(self, load: FloatArray | float, least: float) -> FloatArray | float:
         """Power at full clock over the limit: from ``least``, that of memory-bound kernels, to ``clock^-2`` at full
         load, in proportion to the load. [-]
 
@@ -102,7 +102,7 @@ class PowerLimitedCurve(FittedCurve):
         Examples
         --------
         >>> curve = PowerLimitedCurve(provenance="assumed", source="an example", clock=0.75, full_load_flops=8e14)
-        >>> round(curve.draw(curve.load(4e11, 1e-3), 0.9), 3)
+        >>> round(curve.draw_over_power_limit(curve.fraction_of_full_load(4e11, 1e-3), 0.9), 3)
         1.339
         """
         return least + (self.clock**-2 - least) * load

@@ -310,7 +310,7 @@ class FrameworkSpec(Spec):
         )  # fmt: skip
         check_activation_offload(
             self.name, self.activation_offload, self.experts, on_engine=self.library is not None,
-            has_graphs=self.graphs.on,
+            has_graphs=self.graphs.captures_any,
             overlaps_experts=self.expert_overlap != "none" or self.shared_expert_overlap,
         )  # fmt: skip
         return self

@@ -67,7 +67,7 @@ class Optimizer16BitRates(Spec):
     grad_clip: ShareFact
 
 
-class KernelSelection(Spec):
+class KernelSelectionFacts(Spec):
     """How the library of products chooses kernels by the number of rows.
 
     Two numbers ``r`` apart, as a share, have one kernel with ``exp(-r / c)``. In a product of ``w`` waves ``c`` is
@@ -127,7 +127,7 @@ class MultiStreamExtraTimes(Spec):
 
 
 def facts_of_record(
-    spec: UnalignedProductRates | Optimizer16BitRates | KernelSelection | LayerKernelRatios,
+    spec: UnalignedProductRates | Optimizer16BitRates | KernelSelectionFacts | LayerKernelRatios,
 ) -> list[Fact]:
     """All facts of one of these records."""
     return [getattr(spec, name) for name in type(spec).model_fields]
@@ -138,7 +138,7 @@ class UnmeasuredGpuFacts(Spec):
 
     unaligned_products: UnalignedProductRates
     optimizer_16_bit: Optimizer16BitRates
-    kernel_selection: KernelSelection
+    kernel_selection: KernelSelectionFacts
     layer_kernels: LayerKernelRatios
     multi_stream_starts: MultiStreamExtraTimes
 

@@ -71,12 +71,12 @@ class SmallLayerTime(NamedTuple):
     """Back, on autograd's thread. [s]"""
 
 
-def layer_time_factors(issue: float, back: float) -> dict[str, float]:
+def layer_time_factors_by_fact(issue: float, back: float) -> dict[str, float]:
     """How much longer facts take that go by a layer's forward and its way back, by their names. [-]
 
     Examples
     --------
-    >>> sorted(layer_time_factors(2.0, 3.0).items())[:3]
+    >>> sorted(layer_time_factors_by_fact(2.0, 3.0).items())[:3]
     [('backward_each_s', 3.0), ('backward_s', 3.0), ('forward_each_s', 2.0)]
     """
     return {
@@ -225,9 +225,9 @@ class HostIssueTimes(Spec):
         (1e-05, 6e-05)
         """
         factor = op_s / self.eager_op_s.value
-        by_name = layer_time_factors(factor, factor)
+        by_name = layer_time_factors_by_fact(factor, factor)
         if layer is not None and self.layer_issue_s is not None and self.layer_back_s is not None:
-            by_name = layer_time_factors(
+            by_name = layer_time_factors_by_fact(
                 layer.issue_s / self.layer_issue_s.value, layer.back_s / self.layer_back_s.value
             )
 

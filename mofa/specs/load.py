@@ -52,7 +52,7 @@ def load_workload(
     tokens: float | str | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> WorkloadSpec:
-    """A training job.
+    """Load a training job, from a bundled name or a file.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def _huggingface_workload(path: Path, where: str, changes: Mapping[str, object])
 
 
 def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None = None) -> ClusterSpec:
-    """A cluster of GPUs in nodes of one type.
+    """Load a cluster of GPUs in nodes of one type.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def load_framework(
     overrides: Mapping[str, object] | None = None,
     where: str = "framework",
 ) -> FrameworkSpec:
-    """A framework's profile with the options of a run.
+    """Load a framework's profile with the options of a run.
 
     Parameters
     ----------
@@ -298,7 +298,7 @@ def _framework_file(name: str) -> dict[str, Any]:
 
 
 def load_faults(ref: str | Path | None, overrides: Mapping[str, object] | None = None) -> FaultSpec:
-    """Facts of long runs: reliability, restarts, checkpoints, storage, price, power.
+    """Load the facts of long runs: reliability, restarts, checkpoints, storage, price, power.
 
     Parameters
     ----------

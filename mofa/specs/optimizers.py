@@ -35,7 +35,7 @@ class OptimizerTraits:
 
 @dataclass(frozen=True)
 class OptimizerStepKernels:
-    """How an implementation runs a step."""
+    """How the kernels of an implementation run an optimizer step."""
 
     op_by_op: bool = False
     """Weight decay, two lerps, square root, division and addcdiv are kernels of their own."""

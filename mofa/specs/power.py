@@ -50,7 +50,7 @@ class PowerLimit(Spec):
         """What the shares of a mix count where the device is ``idle_fraction`` for a share of the time besides. [-]
 
         Draws at the clock f add up to the limit: ``(1 - idle) f^2 sum(share / c^2) + idle idle_draw = 1``, as
-        :func:`clock_at_draw` has it without the wait.
+        :func:`clock_at_power_draw` has it without the wait.
 
         Examples
         --------
@@ -62,7 +62,7 @@ class PowerLimit(Spec):
         return (1.0 - idle_fraction) / (1.0 - idle_fraction * self.idle_draw.value)
 
 
-def clock_at_draw(drawn: FloatArray | float) -> FloatArray | float:
+def clock_at_power_draw(drawn: FloatArray | float) -> FloatArray | float:
     """Clock that the power limit leaves a mix of kernels, over the full clock.
 
     Parameters
@@ -80,7 +80,7 @@ def clock_at_draw(drawn: FloatArray | float) -> FloatArray | float:
     --------
     Half products that alone keep 0.75 of the clock, half kernels that just reach the limit:
 
-    >>> clock_at_draw(np.array([0.5 * 0.75**-2 + 0.5])).round(3)
+    >>> clock_at_power_draw(np.array([0.5 * 0.75**-2 + 0.5])).round(3)
     array([0.849])
     """
     if isinstance(drawn, float):  # of one candidate: NumPy takes a microsecond a call

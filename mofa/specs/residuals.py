@@ -88,7 +88,7 @@ class StepResidualGroup(Spec):
 
 
 class MeasuredCoverage(Spec):
-    """What runs with one kind of layers had; of anything else nothing was measured with them."""
+    """Frameworks, nodes, products and experts that measured runs with one kind of layers covered; no others were."""
 
     frameworks: tuple[str, ...]
     most_nodes: CountFact
@@ -167,7 +167,7 @@ class StepResiduals(Spec):
         return tuple(words for known, words in checks if not known)
 
 
-class Residuals(Spec):
+class MemoryAndStepResiduals(Spec):
     """``device_memory`` is the 99 % quantile of measured over predicted device memory - 1, ``graphs_memory`` the most
     of few runs with CUDA graphs, by their implementation; ``step`` the step's."""
 
@@ -184,7 +184,7 @@ class Residuals(Spec):
         >>> shares[0] < shares[1]
         True
         """
-        of_graphs = self.graphs_memory.get(graphs.implementation) if graphs.on else None
+        of_graphs = self.graphs_memory.get(graphs.implementation) if graphs.captures_any else None
         if of_graphs is None:
             return self.device_memory
         share = of_graphs.value / (1.0 + of_graphs.value)
@@ -194,7 +194,7 @@ class Residuals(Spec):
 
 
 @lru_cache(maxsize=1)
-def load_residuals() -> Residuals:
+def load_residuals() -> MemoryAndStepResiduals:
     """The bundled residuals; ``python scripts/residuals.py`` makes the file anew.
 
     Examples
@@ -203,7 +203,7 @@ def load_residuals() -> Residuals:
     True
     """
     path = data_dir("hardware_profiles") / FILE
-    return spec_from_mapping(Residuals, load_yaml(path, FILE), FILE)
+    return spec_from_mapping(MemoryAndStepResiduals, load_yaml(path, FILE), FILE)
 
 
 class ClosedFormResiduals(Spec):

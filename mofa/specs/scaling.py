@@ -7,7 +7,7 @@ from math import ceil, isfinite, log2
 from typing import Any
 
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.host import layer_time_factors
+from mofa.specs.host import layer_time_factors_by_fact
 from mofa.specs.products import FALLBACK
 from mofa.units import parse_quantity
 
@@ -211,7 +211,7 @@ def rescaled_host(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
         return dict(gpu)
     pairs = [_both(host, own, (name,), "s") for name in ("eager_op_s", "layer_issue_s", "layer_back_s")]
     factor, ahead, back = (new / old if new > 0 and old > 0 else 1.0 for new, old in pairs)
-    by_name = layer_time_factors(factor if ahead == 1.0 else ahead, factor if back == 1.0 else back)
+    by_name = layer_time_factors_by_fact(factor if ahead == 1.0 else ahead, factor if back == 1.0 else back)
     if any(share != 1.0 for share in (factor, *by_name.values())):
         said = "as eager_op_s, layer_issue_s and layer_back_s, set by the user"
         host = _unless_set(host, own, slowed_host(own, factor, said, by_name))

@@ -39,7 +39,7 @@ class RoutingFacts(Spec):
     """What a dispatch to replicas takes beyond one to experts, without solving. [s]"""
 
 
-class LayerWeights(Spec):
+class LayerSplitWeights(Spec):
     """How layers are weighed where a framework leaves the split to its user."""
 
     embedding_param_cost: PositiveFact
@@ -75,7 +75,7 @@ class SharedFacts(Spec):
 
     libraries: LibraryFacts
     routing: RoutingFacts
-    layers: LayerWeights
+    layers: LayerSplitWeights
     tolerances: ClosedFormTolerances
 
 

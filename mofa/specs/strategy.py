@@ -275,7 +275,7 @@ class StrategyTable:
         """Token chunks of the layers with experts. (n,)"""
         return np.array([mode.token_chunks for mode in self.recompute_modes])[self.recompute]
 
-    def take(self, rows: NDArray[np.intp] | BoolN | slice) -> StrategyTable:
+    def select_rows(self, rows: NDArray[np.intp] | BoolN | slice) -> StrategyTable:
         """The table of these rows."""
         columns = {c: getattr(self, c)[rows] for c in COLUMNS}
         return StrategyTable(

@@ -16,11 +16,11 @@ from mofa.validate.attribute import Attribution, attribute_step, read_trace
 from mofa.validate.bands import band_coverage
 from mofa.validate.hopper import hopper_set_of_run
 from mofa.validate.hosts import small_op_s_by_machine
-from mofa.validate.published import published_references
-from mofa.validate.reference import ReferenceRun, UnscoredReference, measured_references
+from mofa.validate.published import published_reference_runs
+from mofa.validate.reference import ReferenceRun, UnpredictedReferenceRun, measured_reference_runs
 from mofa.validate.run_processes import RunProcesses
 from mofa.validate.scale_series import scale_series
-from mofa.validate.score import group_score, score_references
+from mofa.validate.score import group_score, score_reference_runs
 from mofa.validate.validation_report import (
     GroupScore,
     LayerComparison,
@@ -54,26 +54,26 @@ def layer_measurement_folders(folder: Path) -> list[Path]:
 
 def reference_runs(
     folder: Path, scratch: Path, group: Group | None = None, spread: RunProcesses | None = None
-) -> tuple[list[ReferenceRun], list[UnscoredReference]]:
+) -> tuple[list[ReferenceRun], list[UnpredictedReferenceRun]]:
     """The reference runs of a folder with ``measured`` and ``published`` in it, and those that a rule leaves out."""
     usable: list[ReferenceRun] = []
-    left_out: list[UnscoredReference] = []
+    left_out: list[UnpredictedReferenceRun] = []
     if group in (None, "measured"):
-        runs, out = measured_references(folder / "measured", scratch, spread=spread)
+        runs, out = measured_reference_runs(folder / "measured", scratch, spread=spread)
         usable, left_out = usable + runs, left_out + out
         if (folder / "exported").is_dir():
-            runs, out = measured_references(folder / "exported", scratch, spread=spread)
+            runs, out = measured_reference_runs(folder / "exported", scratch, spread=spread)
             usable, left_out = usable + runs, left_out + out
     drawn = folder / "drawn" / "measured"
     if group in (None, "measured", "measured-drawn") and drawn.is_dir():
-        runs, out = measured_references(drawn, scratch, spread=spread)
+        runs, out = measured_reference_runs(drawn, scratch, spread=spread)
         usable, left_out = usable + runs, left_out + out
     switches = folder / "switches" / "measured"
     if group in (None, "measured", "measured-switches") and switches.is_dir():
-        runs, out = measured_references(switches, scratch, spread=spread)
+        runs, out = measured_reference_runs(switches, scratch, spread=spread)
         usable, left_out = usable + runs, left_out + out
     if group in (None, "published"):
-        runs, out = published_references(folder / "published")
+        runs, out = published_reference_runs(folder / "published")
         usable, left_out = usable + runs, left_out + out
     return usable, left_out
 
@@ -110,7 +110,7 @@ def validate_runs(
         of_layers = spread.submit(compare_chunked_layers, base if group in (None, "measured") else None)
         profiled = _profiled(usable, base / "traces")
         attributed = spread.map(_family, list(profiled.values()))
-        runs, not_scored = score_references(usable, left_out, spread=spread, progress=progress)
+        runs, not_scored = score_reference_runs(usable, left_out, spread=spread, progress=progress)
         families = dict(zip(profiled, attributed, strict=True))
         chunked = of_layers()
     return ValidationReport(
@@ -127,7 +127,8 @@ def validate_runs(
 
 
 def compare_chunked_layers(folder: Path | None) -> tuple[LayerComparison, ...]:
-    """The MoE layers in token chunks of the measurements beside a folder of reference runs, none of no folder."""
+    """Compare with predictions the MoE layers in token chunks of the measurements beside a folder of reference runs,
+    none of no folder."""
     if folder is None:
         return ()
     chunked = []

@@ -52,7 +52,7 @@ def is_mlperf_gpt3(row: Row) -> bool:
 
 
 def with_section_columns(row: Row) -> Row:
-    """A row with what stands over its table.
+    """A row with the columns of its section, which stand over its table.
 
     Examples
     --------

@@ -54,7 +54,7 @@ class MachineHosts(Spec):
 
 
 def read_machine_hosts(records: Path) -> tuple[MachineHost, ...]:
-    """The machines of a folder of records; none without a file of them.
+    """The hosts of the machines of a folder of records; none without a file of them.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def _read_between_steps(rank: RankMeasurement) -> SmallLayerTime:
     return SmallLayerTime(statistics.median(rank.layer_issues_s), statistics.median(rank.layer_backs_s))
 
 
-def unexplained_spread(record: RunRecord) -> float:
+def unexplained_step_spread(record: RunRecord) -> float:
     """How far the quartiles of a run's steps lie apart beside what its pace within them explains, over a step. [-]
 
     Of a run whose pace was not timed within its steps, the quartiles of the steps themselves.

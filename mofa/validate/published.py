@@ -19,7 +19,7 @@ from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.run import RunSpec
-from mofa.validate.reference import MeasuredOutcome, ReferenceRun, Switch, UnscoredReference
+from mofa.validate.reference import MeasuredOutcome, ReferenceRun, Switch, UnpredictedReferenceRun
 
 UNUSABLE = "unusable.csv"
 
@@ -61,7 +61,7 @@ class PublishedFile(Spec):
     runs: tuple[PublishedRun, ...]
 
 
-def published_references(folder: Path) -> tuple[list[ReferenceRun], list[UnscoredReference]]:
+def published_reference_runs(folder: Path) -> tuple[list[ReferenceRun], list[UnpredictedReferenceRun]]:
     """The published runs of a folder, and the rows that a rule left out."""
     files = sorted(folder.glob("*.yaml"))
     if not files:
@@ -85,8 +85,10 @@ def published_references(folder: Path) -> tuple[list[ReferenceRun], list[Unscore
     return references, _left_out(folder / UNUSABLE)
 
 
-def _left_out(path: Path) -> list[UnscoredReference]:
+def _left_out(path: Path) -> list[UnpredictedReferenceRun]:
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return [UnscoredReference(row["id"], row["group"], row["reason"], row["gpu"]) for row in csv.DictReader(file)]
+        return [
+            UnpredictedReferenceRun(row["id"], row["group"], row["reason"], row["gpu"]) for row in csv.DictReader(file)
+        ]

@@ -258,7 +258,7 @@ def run_mapping_of_row(row: Row) -> dict[str, Any]:
         precision["moments"] = "bf16"
     if re.search("hybridep", row["overlap_notes"], re.IGNORECASE):
         framework["dispatcher"] = "deepep"
-    card = recipes.model_card(row["model"], gpu)
+    card = recipes.model_card_recipe(row["model"], gpu)
     strategy |= card.strategy if card else {}
     if layout := recipes.layout_of_row(row, strategy["pp"] or 1, strategy.get("vpp", 1)):
         strategy["layout"] = layout
@@ -305,9 +305,9 @@ def measured_mapping_of_row(row: Row) -> dict[str, Any]:
 
 
 def notes_of_row(row: Row) -> list[str]:
-    """What a reader of the score must know."""
+    """Notes of a row: what a reader of its score must know."""
     notes = []
-    if recipes.model_card(row["model"], gpu_of_row(row)):
+    if recipes.model_card_recipe(row["model"], gpu_of_row(row)):
         notes.append("what the recipe says that its card names")
     elif not row["recompute"]:
         notes.append("recomputation not given: the framework's default")
@@ -391,7 +391,7 @@ def _seen_before(row: Row, item: dict[str, Any], seen: dict[str, str]) -> str | 
     return None if first == row["id"] else f"the same row as {first}"
 
 
-def assign_published_splits(
+def assign_halves_to_published_runs(
     cells: Sequence[tuple[str, str]], dealt: Mapping[tuple[str, str], Split] | None = None
 ) -> dict[tuple[str, str], Split]:
     """Deal the models of each source out in turn, in the order of a hash, to judging and fitting.
@@ -401,9 +401,9 @@ def assign_published_splits(
 
     Examples
     --------
-    >>> assign_published_splits([("a", "x"), ("a", "y"), ("a", "x"), ("korth", "z")])
+    >>> assign_halves_to_published_runs([("a", "x"), ("a", "y"), ("a", "x"), ("korth", "z")])
     {('a', 'x'): 'judging', ('a', 'y'): 'fitting', ('korth', 'z'): 'judging'}
-    >>> assign_published_splits([("a", "x"), ("a", "y")], {("a", "y"): "judging"})
+    >>> assign_halves_to_published_runs([("a", "x"), ("a", "y")], {("a", "y"): "judging"})
     {('a', 'y'): 'judging', ('a', 'x'): 'fitting'}
     """
     before = {cell: split for cell, split in (dealt or {}).items() if cell in cells}
@@ -419,8 +419,8 @@ def assign_published_splits(
     return splits
 
 
-def previous_splits(folder: Path) -> dict[tuple[str, str], Split]:
-    """The splits of the sources and models that a folder of published runs holds."""
+def halves_of_previous_runs(folder: Path) -> dict[tuple[str, str], Split]:
+    """The halves, fitting or judging, of the sources and models that a folder of published runs holds."""
     splits: dict[tuple[str, str], Split] = {}
     for path in sorted(folder.glob("*.yaml")):
         for item in spec_from_mapping(PublishedFile, load_yaml(path), str(path)).runs:
@@ -440,8 +440,8 @@ def write_published_runs(table: Path, folder: Path) -> tuple[int, int]:
         rows: list[Mapping[str, str]] = list(csv.DictReader(file))
     usable, unusable = import_published_rows(rows, folder)
     sources: dict[str, list[dict[str, Any]]] = {}
-    splits = assign_published_splits(
-        [(source_of_row(item["run"]), item["model"]) for item in usable], previous_splits(folder)
+    splits = assign_halves_to_published_runs(
+        [(source_of_row(item["run"]), item["model"]) for item in usable], halves_of_previous_runs(folder)
     )
     for item in usable:
         item["split"] = splits[source_of_row(item["run"]), item["model"]]

@@ -25,7 +25,7 @@ Source = Annotated[str, Field(min_length=10)]
 Options = dict[str, bool | int | str]
 
 
-class SourcedRows(Spec):
+class SourceAndModelSelector(Spec):
     """Rows of some sources, and of models whose names begin as a pattern says."""
 
     sources: tuple[str, ...]
@@ -36,8 +36,8 @@ class SourcedRows(Spec):
         return source_of_row(row) in self.sources and re.match(self.models, row["model"]) is not None
 
 
-class RowSelector(SourcedRows):
-    """Rows that a recipe holds for."""
+class RowSelector(SourceAndModelSelector):
+    """Selects the rows that a recipe holds for."""
 
     source: Source
 
@@ -60,7 +60,7 @@ class OptionsInNotes(Spec):
     options: Options
 
 
-class ModelCard(Spec):
+class ModelCardRecipe(Spec):
     """What the recipe that a model card names says of a model on a GPU."""
 
     model: str
@@ -99,7 +99,7 @@ class Recipes(Spec):
 
     readings: tuple[RecipeOptions, ...]
     said: tuple[OptionsInNotes, ...]
-    cards: tuple[ModelCard, ...]
+    cards: tuple[ModelCardRecipe, ...]
     bf16_moments: tuple[RowSelector, ...]
     """Models whose recipe holds Adam's moments in bf16."""
     virtual_stages: tuple[ModelChunks, ...]
@@ -122,7 +122,7 @@ def load_recipes() -> Recipes:
     return spec_from_mapping(Recipes, load_yaml(FILE), FILE.name)
 
 
-def model_card(model: str, gpu: str) -> ModelCard | None:
+def model_card_recipe(model: str, gpu: str) -> ModelCardRecipe | None:
     """The card of a model on a GPU."""
     return next((card for card in load_recipes().cards if (card.model, card.gpu) == (model, gpu)), None)
 
@@ -174,7 +174,7 @@ def framework_options_of_row(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, A
         options.pop("tp_overlap", None)
     if not in_fp8:
         options.pop("fp8_params", None)
-    card = model_card(row["model"], gpu)
+    card = model_card_recipe(row["model"], gpu)
     return options | (card.framework if card else {})
 
 

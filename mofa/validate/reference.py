@@ -32,7 +32,7 @@ from mofa.validate.hosts import (
     read_machine_hosts,
     small_layer_time_of_run,
     small_op_s_of_run,
-    unexplained_spread,
+    unexplained_step_spread,
 )
 from mofa.validate.routing_counts import _steps_before, with_routing_counts
 from mofa.validate.run_processes import RunProcesses
@@ -147,7 +147,7 @@ class ReferenceRun:
 
 
 @dataclass(frozen=True)
-class UnscoredReference:
+class UnpredictedReferenceRun:
     """A run that is not predicted, and the rule that says so."""
 
     id: str
@@ -189,7 +189,7 @@ def why_step_time_not_scored(record: RunRecord, repeats: Sequence[RunRecord] = (
         for other in repeats
         if machine_identity(other) == machine_identity(record) and not _emptied_its_cache(other)
     ]
-    spread, together = unexplained_spread(record), ""
+    spread, together = unexplained_step_spread(record), ""
     if len(beside) > 1 and not has_small_layer_time(record):  # with it, what machines do between starts is known
         steps = [step_s for other in beside for step_s in other.measured.step_times_s]
         spread, together = interquartile_range_s(steps) / median(steps), f" over {len(beside)} runs"
@@ -218,9 +218,9 @@ def _emptied_its_cache(record: RunRecord) -> bool:
     return any(rank.alloc_retries for rank in record.measured.ranks)
 
 
-def measured_references(
+def measured_reference_runs(
     folder: Path, scratch: Path, *, hosts: bool = True, spread: RunProcesses | None = None
-) -> tuple[list[ReferenceRun], list[UnscoredReference]]:
+) -> tuple[list[ReferenceRun], list[UnpredictedReferenceRun]]:
     """The records of a folder as references, in groups ``measured-fitting`` and ``measured-judging``.
 
     Runs on another GPU than the H200 only judge, in a group of their own, and so do runs that were drawn at random.
@@ -238,7 +238,7 @@ def measured_references(
 
     Returns
     -------
-    list[ReferenceRun], list[UnscoredReference]
+    list[ReferenceRun], list[UnpredictedReferenceRun]
         A configuration that was measured several times is one run, with the median of its step times and all of them
         as its repeats; the others are left out as runs of their own. Every run has its own host's speed, and its own
         routing.
@@ -262,7 +262,7 @@ def measured_references(
             reference = replace(reference, outcome=outcome, notes=reference.notes + over, repeats=repeats)
             group = reference.group
             left_out += [
-                UnscoredReference(r.run.id, group, f"a repeat of {first.run.id}, in its median") for r in same[1:]
+                UnpredictedReferenceRun(r.run.id, group, f"a repeat of {first.run.id}, in its median") for r in same[1:]
             ]
         references.append(reference)
     return references, left_out

@@ -15,7 +15,7 @@ from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
-from mofa.validate.reference import ReferenceRun, UnscoredReference
+from mofa.validate.reference import ReferenceRun, UnpredictedReferenceRun
 from mofa.validate.run_processes import RunProcesses
 from mofa.validate.validation_report import (
     ComparedQuantity,
@@ -214,7 +214,7 @@ def summarise_errors(errors: Sequence[tuple[str, str, float]]) -> QuantityErrors
 
 
 def group_score(runs: Sequence[RunScore]) -> GroupScore:
-    """The summary of runs."""
+    """The score of a group: a summary of its runs' errors."""
 
     def errors(field: str) -> QuantityErrors:
         pairs = [(run, getattr(run, field)) for run in runs]
@@ -248,9 +248,9 @@ def _cell(run: RunScore) -> str:
     return f"{run.group} {run.model}"
 
 
-def score_references(
+def score_reference_runs(
     references: Sequence[ReferenceRun],
-    left_out: Sequence[UnscoredReference] = (),
+    left_out: Sequence[UnpredictedReferenceRun] = (),
     *,
     spread: RunProcesses | None = None,
     progress: Callable[[int, int], None] | None = None,

@@ -44,7 +44,7 @@ class RepeatScore(Spec):
 
 
 class RunScore(Spec):
-    """One configuration, predicted."""
+    """One configuration of a run, predicted and compared with what was measured."""
 
     id: str
     group: str
@@ -145,7 +145,7 @@ class QuantityErrors(Spec):
 
 
 class GroupScore(Spec):
-    """All runs of one group."""
+    """Errors of all runs of one group."""
 
     runs: int
     step_time: QuantityErrors

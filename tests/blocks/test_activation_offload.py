@@ -11,7 +11,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.op import OFFLOAD_STREAM, RELOAD_STREAM, Op
 from mofa.blocks.tapes import kept_layer_label
 from mofa.blocks.work import HostCopy
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.workload import WorkloadSpec
@@ -24,7 +24,7 @@ def tapes_of(workload: WorkloadSpec, offload: str, strategy: str = "micro_batch=
     cluster = mofa.load_cluster("h200-hgx", 1)
     framework = mofa.load_framework("megatron", {"activation_offload": offload})
     row = checked_strategy_row(workload, cluster, framework, strategy)
-    estimator = Estimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row))
+    estimator = TableEstimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row))
     return dict(estimator.row_with_every_stage.costs.tapes)
 
 

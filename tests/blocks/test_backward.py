@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mofa.blocks.backward import backward
+from mofa.blocks.backward import derived_backward_tape
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.op import Op, OpBackward, TapeBuilder
@@ -143,7 +143,7 @@ def test_only_what_backward_reads_is_kept() -> None:
     b.add(Op("exp", "memory_bound", MemoryBound(16.0), (x,), (y,), (y,), back=OpBackward(24.0, 1)))
     b.add(Op("add", "memory_bound", MemoryBound(24.0), (y, x), (z,)))
     forward = b.tape((x,), (z,))
-    found = BlockTapes("toy", forward, backward(forward))
+    found = BlockTapes("toy", forward, derived_backward_tape(forward))
     assert kept(found) == {"y": 8.0}
     # dz goes to y and x as it is; x gets a second gradient through exp: one addition, of 3 x 8 bytes
     adds = [op for op in found.backward.ops if op.name.startswith("accumulate")]
@@ -155,7 +155,7 @@ def test_a_product_of_two_activations_has_two_gradients() -> None:
     q, k, s = b.tensor("q", 2.0 * 3 * 5), b.tensor("k", 2.0 * 7 * 5), b.tensor("s", 2.0 * 3 * 7)
     b.add(Op("qk", "gemm", Gemm(3, 7, 5, count=2), (q, k), (s,), (q, k)))
     forward = b.tape((q, k), (s,))
-    back = backward(forward)
+    back = derived_backward_tape(forward)
     assert back.outputs == ("d:q", "d:k")
     products = [op.work for op in back.ops if isinstance(op.work, Gemm)]
     assert [(p.m, p.n, p.k, p.count) for p in products] == [(3, 5, 7, 2), (5, 7, 3, 2)]
@@ -171,7 +171,7 @@ def test_a_discarded_output_is_made_again_and_a_checkpoint_keeps_it() -> None:
     forward = b.tape((x,), (y,))
 
     def of(recompute: Recompute) -> BlockTapes:
-        return BlockTapes("toy", forward, backward(forward, recompute))
+        return BlockTapes("toy", forward, derived_backward_tape(forward, recompute))
 
     checkpoint = of(Recompute(kind="regions", checkpoint=frozenset({"norm"})))
     discard = of(Recompute(kind="regions", discard=frozenset({"norm"})))
@@ -191,7 +191,7 @@ def test_a_checkpoint_that_is_a_function_holds_what_it_has_to_its_end() -> None:
 
     def of(reentrant: bool) -> dict[str, Op]:
         part = Recompute(kind="regions", checkpoint=frozenset({"part"}), reentrant=reentrant)
-        return {op.name: op for op in backward(forward, part).ops}
+        return {op.name: op for op in derived_backward_tape(forward, part).ops}
 
     held, free = of(True), of(False)
     assert list(held)[-1] == "part returns"

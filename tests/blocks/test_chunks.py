@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mofa.blocks.backward import backward
+from mofa.blocks.backward import derived_backward_tape
 from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_forward_tape
 from mofa.blocks.chunks import split_into_token_chunks, without_module_locals
 from mofa.blocks.op import Tape
@@ -41,7 +41,7 @@ def test_the_same_products_and_bytes_in_pieces_and_the_forward_again(chunks: int
     assert expert_flops(pieces) == pytest.approx(expert_flops(plain))
     assert sum(exchanged(pieces)) == pytest.approx(sum(exchanged(plain)))
     assert len(exchanged(pieces)) == 3 * chunks  # rows there and back, their probabilities there
-    back = backward(pieces, recompute)
+    back = derived_backward_tape(pieces, recompute)
     # the experts' backward as without, and their forward once more, whatever else is recomputed
     assert expert_flops(back, again=False) == pytest.approx(2 * expert_flops(plain))
     assert expert_flops(back, again=True) == pytest.approx(expert_flops(plain))
@@ -51,18 +51,18 @@ def test_the_same_products_and_bytes_in_pieces_and_the_forward_again(chunks: int
 
 
 def test_a_weight_gets_a_gradient_from_each_chunk() -> None:
-    back = backward(split_into_token_chunks(FORWARD, 4))
+    back = derived_backward_tape(split_into_token_chunks(FORWARD, 4))
     assert sum(op.name.startswith("experts.fc1#") and op.name.endswith(".wgrad") for op in back.ops) == 4
 
 
 def test_chunks_run_one_after_the_other_and_each_right_before_its_gradients() -> None:
-    names = [op.name for op in backward(split_into_token_chunks(FORWARD, 3), FULL).ops]
+    names = [op.name for op in derived_backward_tape(split_into_token_chunks(FORWARD, 3), FULL).ops]
     order = [names.index(f"experts.fc2#{i}{end}") for i in (2, 1, 0) for end in ("~", ".dgrad")]
     assert order == sorted(order)
 
 
 def test_full_recomputation_does_not_repeat_what_follows_the_chunks() -> None:
-    back = backward(split_into_token_chunks(FORWARD, 2), FULL)
+    back = derived_backward_tape(split_into_token_chunks(FORWARD, 2), FULL)
     again = {op.name for op in back.ops if op.name.endswith("~")}
     assert "moe.concat~" not in again and "out.add~" not in again
     assert any(name.startswith("attn.core") for name in again)
@@ -80,13 +80,18 @@ def test_memory_is_a_part_that_stays_and_a_part_over_the_chunks(recompute: Recom
     peak = {}
     for c in (1, 2, 4, 8):
         tape = split_into_token_chunks(forward, c)
-        peak[c] = float(block_memory(BlockTapes("moe", tape, backward(tape, recompute)), 1).backward_peak[0])
+        peak[c] = float(
+            block_memory(BlockTapes("moe", tape, derived_backward_tape(tape, recompute)), 1).backward_peak[0]
+        )
     assert peak[2] - peak[4] == pytest.approx(2 * (peak[4] - peak[8]), rel=0.02)
     part = (peak[2] - peak[4]) * 4  # B
     assert peak[1] == pytest.approx(peak[8] + 7 / 8 * part, rel=0.15)
-    kept = {c: block_memory(BlockTapes("moe", t := split_into_token_chunks(forward, c), backward(t, recompute)),
-    1).saved[0]
-            for c in (1, 4)}  # fmt: skip
+
+    def saved(chunks: int) -> float:
+        tape = split_into_token_chunks(forward, chunks)
+        return block_memory(BlockTapes("moe", tape, derived_backward_tape(tape, recompute)), 1).saved[0]
+
+    kept = {c: saved(c) for c in (1, 4)}
     if recompute is FULL:
         assert kept[1] == kept[4]
     else:
@@ -107,6 +112,6 @@ def test_overlap_dispatches_the_next_chunk_before_the_experts_of_this_one() -> N
     plain, beside = split_into_token_chunks(FORWARD, 3), split_into_token_chunks(FORWARD, 3, overlap=True)
     assert sorted(op.name for op in plain.ops) == sorted(names)
     for recompute in (NO_RECOMPUTE, FULL):
-        back = backward(beside, recompute)
-        assert expert_flops(back) == pytest.approx(expert_flops(backward(plain, recompute)))
-        assert sum(exchanged(back)) == pytest.approx(sum(exchanged(backward(plain, recompute))))
+        back = derived_backward_tape(beside, recompute)
+        assert expert_flops(back) == pytest.approx(expert_flops(derived_backward_tape(plain, recompute)))
+        assert sum(exchanged(back)) == pytest.approx(sum(exchanged(derived_backward_tape(plain, recompute))))

@@ -24,7 +24,7 @@ from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.base import Fact
@@ -89,11 +89,11 @@ def test_exchanges_have_a_stream_of_their_own() -> None:
 
 
 @cache
-def estimator(delays: bool) -> Estimator:
+def estimator(delays: bool) -> TableEstimator:
     job, machines = workload(moe_llama()), cluster(8)
     spec = framework("megatron", expert_overlap="combined", delay_wgrad=delays)
     row = checked_strategy_row(job, machines, spec, parse_strategy("ep=8 micro_batch=1"))
-    return Estimator(job, machines, spec, row, routing_loads_by_ep(job, row))
+    return TableEstimator(job, machines, spec, row, routing_loads_by_ep(job, row))
 
 
 @pytest.mark.parametrize("delays", [False, True])
@@ -136,8 +136,8 @@ def test_a_step_saves_what_it_hides() -> None:
     late."""
     slow = estimator(True)
     machines, plainly = fast_hosts(slow.cluster), framework("megatron")
-    fewer = Estimator(slow.workload, machines, slow.framework, slow.table, slow.loads)
-    plain = Estimator(slow.workload, machines, plainly, slow.table, slow.loads)
+    fewer = TableEstimator(slow.workload, machines, slow.framework, slow.table, slow.loads)
+    plain = TableEstimator(slow.workload, machines, plainly, slow.table, slow.loads)
     exposed, hidden = fewer.component_seconds()
     before, hidden_before = plain.component_seconds()
     computing = [TIME_COMPONENTS.index(name) for name in COMPUTING]
@@ -158,7 +158,7 @@ def test_one_micro_batch_saves_nothing() -> None:
     ):
         spec = framework("megatron", **options)
         row = checked_strategy_row(job, on, spec, parse_strategy("ep=8 micro_batch=1"))
-        steps.append(float(Estimator(job, on, spec, row, routing_loads_by_ep(job, row)).breakdown().step_s[0]))
+        steps.append(float(TableEstimator(job, on, spec, row, routing_loads_by_ep(job, row)).breakdown().step_s[0]))
     assert steps[0] == pytest.approx(steps[1], rel=0.02)
     slowest = steps[2] - steps[1]
     starts_s = 16 * machines.gpu.curves.host.schedule_node_s.value

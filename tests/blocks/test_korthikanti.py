@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.build import embedding_tapes
-from mofa.blocks.frameworks.megatron.local import persistent_buffers
+from mofa.blocks.frameworks.megatron.local import persistent_buffer_bytes
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from tests.blocks.small import build, context, framework, gpt, kept, primitives
 
@@ -106,8 +106,9 @@ def test_the_gathered_input_and_the_score_buffer_are_outside_the_tape() -> None:
     s, b, h, a, t = 1024, 2, 512, 8, 4
     spec = framework("megatron-local", attention="unfused")
     assert (
-        persistent_buffers(context(gpt(a, h), spec, seq_len=s, micro_batch=b, tp=t, sp=True)) == 2 * b * a / t * s * s
+        persistent_buffer_bytes(context(gpt(a, h), spec, seq_len=s, micro_batch=b, tp=t, sp=True))
+        == 2 * b * a / t * s * s
     )
     flash = framework("megatron-local")
-    assert persistent_buffers(context(gpt(a, h), flash, seq_len=s, micro_batch=b, tp=t, sp=True)) == 2 * s * b * h
-    assert np.all(persistent_buffers(context(gpt(a, h), flash, seq_len=s, micro_batch=b, tp=t)) == 0)
+    assert persistent_buffer_bytes(context(gpt(a, h), flash, seq_len=s, micro_batch=b, tp=t, sp=True)) == 2 * s * b * h
+    assert np.all(persistent_buffer_bytes(context(gpt(a, h), flash, seq_len=s, micro_batch=b, tp=t)) == 0)

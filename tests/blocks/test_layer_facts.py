@@ -11,7 +11,7 @@ import pytest
 import mofa
 from mofa.blocks.build import BlockTapes, CostedLayerKind, distinct_layer_kinds, head_tapes, layer_tapes
 from mofa.blocks.frameworks import primitives_of
-from mofa.blocks.frameworks.megatron.transformer_engine import persistent_buffers
+from mofa.blocks.frameworks.megatron.transformer_engine import persistent_buffer_bytes
 from mofa.blocks.op import Tape
 from mofa.blocks.work import Collective, MemoryBound
 from mofa.plan.result import Plan
@@ -166,8 +166,8 @@ def test_a_dummy_gradient_is_kept_for_each_shape() -> None:
     ctx = context(model, facts, seq_len=S, micro_batch=B)
     forward = build(ctx).forward.ops
     shapes = {(3 * H, H), (H, H), (4 * H, H), (H, 4 * H)}
-    workspace = persistent_buffers(ctx, [op for op in forward if not op.weight], with_head=False)
-    total = persistent_buffers(ctx, forward, with_head=False) - workspace
+    workspace = persistent_buffer_bytes(ctx, [op for op in forward if not op.weight], with_head=False)
+    total = persistent_buffer_bytes(ctx, forward, with_head=False) - workspace
     assert float(np.asarray(total).reshape(-1)[0]) == 2.0 * sum(rows * columns for rows, columns in shapes)
 
 

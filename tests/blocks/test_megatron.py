@@ -335,7 +335,7 @@ def test_dummy_weight_gradients_persist() -> None:
     ctx = context(llama(), framework("megatron"), seq_len=S, micro_batch=B)
     shapes = H * (A + 2 * K) * D + H * H + H * 2 * F + H * F + H * 32000
     ops = layer_tapes(ctx, primitives(ctx), CostedLayerKind(moe=False)).forward.ops
-    assert first(megatron.persistent_buffers(ctx, ops)) == 2 * shapes + WORKSPACE
+    assert first(megatron.persistent_buffer_bytes(ctx, ops)) == 2 * shapes + WORKSPACE
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 import mofa
-from mofa.blocks.backward import NO_RECOMPUTE, backward
+from mofa.blocks.backward import NO_RECOMPUTE, derived_backward_tape
 from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_forward_tape, layer_tapes
 from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.frameworks import primitives_of
@@ -32,7 +32,7 @@ def forward(copies: str) -> Tape:
 
 def keeps(copies: str) -> dict[str, float]:
     tape = forward(copies)
-    found = kept(BlockTapes("moe", tape, backward(tape)))
+    found = kept(BlockTapes("moe", tape, derived_backward_tape(tape)))
     return {n: b for n, b in found.items() if n.startswith(("moe.", "experts."))}
 
 
@@ -58,13 +58,13 @@ def test_what_is_kept_by_hand() -> None:
 def test_rows_out_of_the_experts_are_added_to_the_output() -> None:
     tape = forward("index")
     assert size(tape, "experts.out") == 2 * TOKENS * H
-    back = backward(tape)
+    back = derived_backward_tape(tape)
     assert size(back, "d:moe.sent") == 2 * TOKENS * H  # added up over the experts of a token
 
 
 def test_the_products_are_the_same_and_the_copies_are_not_moved() -> None:
     by_index, copies = forward("index"), forward("materialised")
-    for tape in (lambda t: t, backward):
+    for tape in (lambda t: t, derived_backward_tape):
         flops = [sum(float(np.sum(op.work.flops)) for op in tape(t).ops if isinstance(op.work, GroupedGemm))
                  for t in (by_index, copies)]  # fmt: skip
         assert flops[0] == flops[1] > 0
@@ -74,7 +74,7 @@ def test_the_products_are_the_same_and_the_copies_are_not_moved() -> None:
 def test_chunks_of_it() -> None:
     tape = split_into_token_chunks(forward("index"), 4)
     assert sum(op.name.startswith("moe.gather#") for op in tape.ops) == 4
-    assert not any(n.startswith("moe.sent") for n in kept(BlockTapes("moe", tape, backward(tape))))
+    assert not any(n.startswith("moe.sent") for n in kept(BlockTapes("moe", tape, derived_backward_tape(tape))))
 
 
 def test_the_papers_examples() -> None:

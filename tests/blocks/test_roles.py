@@ -6,7 +6,7 @@ import pytest
 
 import mofa
 from mofa.blocks.work import Gemm, GroupedGemm
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.framework import FRAMEWORK_NAMES
@@ -28,7 +28,7 @@ from tests.blocks.roles import CLAIMS, origin_of, part_of, purpose_of, role_of
 def test_ops_do_what_their_names_say(name: str, model: str, strategy: str) -> None:
     job, nodes, framework = mofa.load_workload(model), mofa.load_cluster("h100-hgx", 8), mofa.load_framework(name)
     table = checked_strategy_row(job, nodes, framework, strategy)
-    estimator = Estimator(job, nodes, framework, table, routing_loads_by_ep(job, table))
+    estimator = TableEstimator(job, nodes, framework, table, routing_loads_by_ep(job, table))
     ops = [op for block in estimator.row_with_every_stage.costs.tapes.values() for tape in (block.forward,
     block.backward)
            for op in tape.ops]  # fmt: skip

@@ -3,20 +3,20 @@
 import ast
 from pathlib import Path
 
-from mofa.calibrate.shapes.families import FAMILIES, family_cases
+from mofa.calibrate.shapes.families import FAMILIES, all_cases_of_family
 from mofa.calibrate.shapes.host_ops import AUTOGRAD_CALLS, AUTOGRAD_CHAINS
 
 
 def test_every_chain_goes_both_ways_and_no_op_comes_twice() -> None:
-    ops = [case.op for case in family_cases("autograd")]
+    ops = [case.op for case in all_cases_of_family("autograd")]
     assert len(ops) == len(set(ops)) == 2 * len(AUTOGRAD_CHAINS) + len(AUTOGRAD_CALLS)
     assert {f"{name}_bwd" for name in AUTOGRAD_CHAINS} <= set(ops)
 
 
 def test_a_quick_run_leaves_them_out() -> None:
     assert "autograd" in FAMILIES
-    assert family_cases("autograd", quick=True) == []
-    assert family_cases("autograd", full=False) == family_cases("autograd")
+    assert all_cases_of_family("autograd", quick=True) == []
+    assert all_cases_of_family("autograd", full=False) == all_cases_of_family("autograd")
 
 
 def tables_of(bench: str) -> dict[str, set[str]]:
@@ -36,7 +36,7 @@ def test_a_case_names_the_same_ops_as_the_bench() -> None:
 
 
 def test_a_sequence_names_the_same_ops_as_the_bench_and_is_no_part_of_a_quick_run() -> None:
-    found = family_cases("sequence")
+    found = all_cases_of_family("sequence")
     assert {case.op for case in found} == tables_of("torch_sequence.py")["_OPS"]
     assert len({case.identity for case in found}) == len(found)
-    assert family_cases("sequence", quick=True) == []
+    assert all_cases_of_family("sequence", quick=True) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mofa.blocks.backward import backward
+from mofa.blocks.backward import derived_backward_tape
 from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.op import Tape
 from mofa.blocks.recomputation import Recompute
@@ -16,7 +16,7 @@ from mofa.calibrate.cases import Sample, Shape
 from mofa.calibrate.chunked_check import MeasuredAndPredictedLayer, predict_measured_layers, summarise_layer_errors
 from mofa.calibrate.chunked_layer import REGION, layer_forward_tape, predict_bench_layer, static_tensor_bytes
 from mofa.calibrate.measurements import append_row, read_rows_of_file
-from mofa.calibrate.shapes.chunked import OPS, chunked_cases, expert_copies_of_rank, token_rows_by_rank
+from mofa.calibrate.shapes.chunked import OPS, chunked_cases, token_copies_by_expert_of_rank, token_rows_by_rank
 from mofa.errors import SpecError
 from mofa.specs.load import load_cluster, load_framework
 
@@ -26,7 +26,7 @@ SHAPE: Shape = {"tokens": 16384, "hidden": 2048, "ffn": 768, "experts": 128, "to
 
 @pytest.mark.parametrize("skew", ["0.0", "0.25", "1.0", "3.0"])
 def test_no_expert_gets_a_token_twice_and_none_is_lost(skew: str) -> None:
-    loads = expert_copies_of_rank(4096, 8, 64, float(skew))
+    loads = token_copies_by_expert_of_rank(4096, 8, 64, float(skew))
     assert sum(loads) == 4096 * 8
     assert max(loads) <= 4096
     assert loads == sorted(loads, reverse=True)
@@ -43,7 +43,7 @@ def test_rows_of_ranks_by_hand() -> None:
 def tapes(shape: Shape) -> tuple[Tape, Tape]:
     forward = split_into_token_chunks(layer_forward_tape(shape), int(shape["chunks"]))
     only = Recompute("regions", checkpoint=frozenset({REGION}))
-    return forward, backward(forward, only if shape["chunks"] == 1 else Recompute())
+    return forward, derived_backward_tape(forward, only if shape["chunks"] == 1 else Recompute())
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 8])

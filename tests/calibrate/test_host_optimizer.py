@@ -9,7 +9,7 @@ import pytest
 
 from mofa.calibrate.fits.host_optimizer import host_optimizer_facts, host_optimizer_rates
 from mofa.calibrate.measurements import Row, read_rows
-from mofa.calibrate.shapes.families import FAMILIES, family_cases
+from mofa.calibrate.shapes.families import FAMILIES, all_cases_of_family
 from mofa.calibrate.shapes.host_ops import HOST_OPTIMIZER
 from mofa.specs.host import HostOptimizerRates
 from mofa.specs.load import load_cluster
@@ -28,7 +28,7 @@ def rows_of_a_known_host() -> list[Row]:
         return COPIED_BYTES * params / PAGEABLE
 
     rows = []
-    for case in family_cases(HOST_OPTIMIZER):
+    for case in all_cases_of_family(HOST_OPTIMIZER):
         threads = case.size("threads") if case.op == "adam_step" else 1
         median_s = seconds(case.op, case.size("params"), threads)
         rows.append(replace(example, case=case, sample=replace(example.sample, median_s=median_s)))
@@ -75,4 +75,4 @@ def test_the_fit_meets_large_tensors_within_its_words() -> None:
 
 def test_it_is_measured_where_it_is_named() -> None:
     assert HOST_OPTIMIZER in FAMILIES
-    assert family_cases(HOST_OPTIMIZER, quick=True) == []
+    assert all_cases_of_family(HOST_OPTIMIZER, quick=True) == []

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mofa.calibrate.fits.nccl_import import ImportedRuns, import_nccl
+from mofa.calibrate.fits.nccl_import import NodeProfileChanges, import_nccl_tests_runs
 from mofa.cli.main import main
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.topology import ProcessGroup
@@ -65,7 +65,7 @@ def made_up(folder: Path, profile: Path, hosts: Sequence[int] = (2, 4)) -> list[
 
 
 def test_a_network_that_the_formula_made_is_found(tmp_path: Path, profile: Path) -> None:
-    found = import_nccl(made_up(tmp_path, profile), profile)
+    found = import_nccl_tests_runs(made_up(tmp_path, profile), profile)
     assert found.facts["nic.latency_s"] == pytest.approx(25e-6, rel=0.05)
     assert found.facts["nic.efficiency"] == pytest.approx(0.7, rel=0.02)
     assert found.facts["nic.all_to_all_efficiency"] == pytest.approx(0.5, rel=0.02)
@@ -82,7 +82,7 @@ def test_a_network_that_the_formula_made_is_found(tmp_path: Path, profile: Path)
 def test_what_was_not_measured_stays(tmp_path: Path, profile: Path) -> None:
     before = load_cluster(profile, 16).node.nic
     files = [file for file in made_up(tmp_path, profile) if "to_all" in file.name]
-    found = import_nccl(files, profile)
+    found = import_nccl_tests_runs(files, profile)
     assert set(found.facts) == {"nic.latency_s", "nic.all_to_all_efficiency"}
     assert load_cluster(profile, 16).node.nic.efficiency == before.efficiency
 
@@ -102,7 +102,7 @@ def public_files(folder: Path, source: str, least: int, most: int) -> list[Path]
 
 def test_a_slow_network_is_learned_from_its_own_runs(tmp_path: Path, profile: Path) -> None:
     """Five collectives on ten nodes of H100 whose InfiniBand is a seventh slower than what is bundled says."""
-    found = import_nccl(public_files(tmp_path, "xxrjun/nccl-tests-cluster.*N10_G8", 10, 10), profile)
+    found = import_nccl_tests_runs(public_files(tmp_path, "xxrjun/nccl-tests-cluster.*N10_G8", 10, 10), profile)
     before, now = (np.median([getattr(e, name) for e in found.errors.values()]) for name in ("before", "fitted"))
     assert before > 0.1 and now < 0.06
     assert max(e.by_others for e in found.errors.values() if e.by_others is not None) < 0.2
@@ -111,7 +111,7 @@ def test_a_slow_network_is_learned_from_its_own_runs(tmp_path: Path, profile: Pa
 def test_a_few_nodes_tell_of_more(tmp_path: Path, profile: Path) -> None:
     """EFA on H100, fitted on 2 and 4 nodes, predicts 8 to 32 of them."""
     source = "crazyguitar/aws-gpu-communication-benchmark"
-    import_nccl(public_files(tmp_path, source, 2, 4), profile)
+    import_nccl_tests_runs(public_files(tmp_path, source, 2, 4), profile)
     errors = []
     for file in public_files(tmp_path, source, 8, 32):
         document = json.loads(file.read_text())
@@ -134,7 +134,7 @@ def test_the_errors_are_told(tmp_path: Path, profile: Path, capsys: pytest.Captu
 def _refused(files: Sequence[Path], profile: Path) -> str:
     before = profile.read_text()
     with pytest.raises(SpecError) as error:
-        import_nccl(files, profile)
+        import_nccl_tests_runs(files, profile)
     assert profile.read_text() == before
     return str(error.value)
 
@@ -163,6 +163,6 @@ def test_so_many_files_are_no_calibration(tmp_path: Path, profile: Path) -> None
 def test_runs_inside_and_between_nodes_go_in_together(tmp_path: Path, profile: Path) -> None:
     files = made_up(tmp_path, profile, hosts=(2,))
     inside = written(tmp_path, "inside", "all_gather", 1, [(size, 20.0 + size / 3e5) for size in SIZES])
-    found: ImportedRuns = import_nccl([inside, *files], profile)
+    found: NodeProfileChanges = import_nccl_tests_runs([inside, *files], profile)
     assert found.curves == ("all_gather 8",)
     assert {"intra.efficiency", "nic.efficiency", "nic.latency_s", "nic.all_to_all_efficiency"} == set(found.facts)

@@ -20,12 +20,12 @@ from mofa.calibrate.fits.loaded_clocks import (
     attention_clock_exponents,
     clock_dependent_shares,
     full_clock_product_rates,
-    memory_bound_clock,
+    memory_bound_clock_ratio,
 )
 from mofa.calibrate.fits.profile import BETWEEN, power_limit_fields
 from mofa.calibrate.measurements import Row
 from mofa.specs.curves import PowerLimitedCurve
-from mofa.specs.power import clock_at_draw
+from mofa.specs.power import clock_at_power_draw
 from tests.cost.toy import cluster
 
 ROOT = Path(__file__).parents[2]
@@ -44,9 +44,9 @@ def test_clocks_of_kernels_alone_and_of_what_runs_between_them() -> None:
         row("sustained", "gemm", "between_memory", 1.15, 1600.0),
     ]  # fmt: skip
     assert fit_curves(rows, num_sms=132, gpu="a GPU").clocks["gemm bf16"] == 0.75
-    alone = memory_bound_clock(rows, lambda num_rows: 1.15 * num_rows / 8192.0)  # as long as the product
+    alone = memory_bound_clock_ratio(rows, lambda num_rows: 1.15 * num_rows / 8192.0)  # as long as the product
     assert alone is not None
-    assert clock_at_draw(np.array([0.5 * 0.75**-2 + 0.5 * alone**-2]))[0] == pytest.approx(0.8, rel=1e-4)
+    assert clock_at_power_draw(np.array([0.5 * 0.75**-2 + 0.5 * alone**-2]))[0] == pytest.approx(0.8, rel=1e-4)
 
 
 def test_kernels_that_wait_for_the_clock_have_a_share_that_grows() -> None:
@@ -131,8 +131,8 @@ def test_products_draw_by_their_load(read: dict[str, str]) -> None:
     bf16, memory = curves.gemm["bf16"], curves.stream_clock
     assert memory is not None
     seconds = float(read["rested_us"]) * 1e-6 / bf16.sustained  # as between memory-bound kernels
-    load = bf16.load(2.0 * int(read["m"]) * int(read["n"]) * int(read["k"]), seconds)
-    told = float(clock_at_draw(bf16.draw(load, memory.value**-2)))
+    load = bf16.fraction_of_full_load(2.0 * int(read["m"]) * int(read["n"]) * int(read["k"]), seconds)
+    told = float(clock_at_power_draw(bf16.draw_over_power_limit(load, memory.value**-2)))
     assert told == pytest.approx(int(read["sm_mhz"]) / 1980, rel=0.08)
 
 

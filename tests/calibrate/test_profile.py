@@ -12,9 +12,9 @@ import pytest
 
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.check import TARGETS, TE_TARGETS, check_fits, is_above_family_floor, predict_rows
-from mofa.calibrate.fits.nccl_import import import_nccl
+from mofa.calibrate.fits.nccl_import import import_nccl_tests_runs
 from mofa.calibrate.fits.nccl_tests import read_nccl_tests_output
-from mofa.calibrate.fits.profile import fit_folders
+from mofa.calibrate.fits.profile import fit_and_write_profiles
 from mofa.calibrate.measurements import append_row, read_rows
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.fitted_forms import gemm_s
@@ -130,7 +130,7 @@ def test_documented_table_is_the_computed_one(checked: dict) -> None:
 
 
 def test_profile_is_valid_and_says_where_numbers_come_from(tmp_path: Path) -> None:
-    written = fit_folders(FOLDERS, "mine", tmp_path)
+    written = fit_and_write_profiles(FOLDERS, "mine", tmp_path)
     gpu = GpuSpec.model_validate(read_yaml(written["gpus"]))
     node = NodeSpec.model_validate(read_yaml(written["nodes"]))
     curves = read_yaml(written["curves"])
@@ -147,7 +147,7 @@ def test_profile_is_valid_and_says_where_numbers_come_from(tmp_path: Path) -> No
 
 
 def test_profile_of_one_gpu_keeps_the_bundled_links(tmp_path: Path) -> None:
-    node = read_yaml(fit_folders(FOLDERS[0], "one", tmp_path)["nodes"])
+    node = read_yaml(fit_and_write_profiles(FOLDERS[0], "one", tmp_path)["nodes"])
     bundled = read_yaml(ROOT / "hardware_profiles/nodes/h200-hgx.yaml")
     kept, said = node["intra"]["efficiency"], bundled["intra"]["efficiency"]
     assert kept["value"] == said["value"]
@@ -159,7 +159,7 @@ def test_a_choice_of_a_kernel_is_what_a_new_number_of_rows_takes_longer(tmp_path
     for op, median_s in (("mm_new_rows", 150e-6), ("mm_seen_rows", 20e-6)):
         sample = Sample(median_s, median_s, median_s, 7)
         append_row(tmp_path / "m", Case("host", op, "python", "bf16", "grid", {"ops": 200}), sample, "NVIDIA H200", "h")
-    written = fit_folders([tmp_path / "m"], "mine", tmp_path / "profiles")
+    written = fit_and_write_profiles([tmp_path / "m"], "mine", tmp_path / "profiles")
     made = GpuSpec.model_validate(read_yaml(written["gpus"])).curves
     assert made.hosts is None  # it is known which one it is
     host = made.host
@@ -182,7 +182,7 @@ def test_folders_of_different_gpus(tmp_path: Path) -> None:
     )
     (tmp_path / "environment.json").write_text('{"gpu": "NVIDIA A100", "num_sms": 108}')
     with pytest.raises(SpecError, match="NVIDIA A100"):
-        fit_folders([FOLDERS[0], tmp_path], "x", tmp_path)
+        fit_and_write_profiles([FOLDERS[0], tmp_path], "x", tmp_path)
     with pytest.raises(SpecError, match=r"no gemm rows|no held-out rows"):
         check_fits([tmp_path])
 
@@ -215,7 +215,7 @@ def test_nccl_text_changes_the_link(tmp_path: Path) -> None:
     assert (run.op, run.group, run.hosts, run.gpu) == ("all_reduce", 8, 1, "NVIDIA H200")
     assert run.bus_bytes_per_s == pytest.approx(478.7e9, rel=1e-3)  # the tool's own busbw column
     path = profile(tmp_path)
-    found = import_nccl([file], path)
+    found = import_nccl_tests_runs([file], path)
     assert (list(found.facts), found.curves) == (["intra.efficiency"], ("all_reduce 8",))
     node = NodeSpec.model_validate(read_yaml(path))
     # what in-switch reduction adds is another fact of the node
@@ -234,7 +234,7 @@ def planned_s(path: Path, op: Any, size: float, group: int, hosts: int = 1) -> f
 def test_the_planner_gives_the_times_that_nccl_tests_measured(tmp_path: Path, size: int) -> None:
     file, path = tmp_path / "out.txt", profile(tmp_path)
     file.write_text(TEXT)
-    import_nccl([file], path)
+    import_nccl_tests_runs([file], path)
     assert planned_s(path, "all_reduce", size, 8) == pytest.approx(30e-6 + size * 1.75 / 478.7e9, rel=0.03)
 
 
@@ -324,7 +324,7 @@ def test_nccl_json_of_two_hosts_is_the_network(tmp_path: Path, program: str, op:
     """8 NICs of 50 GB/s: rings of two hosts carry the traffic of all eight GPUs of a node, an all-to-all half of it."""
     file, path = tmp_path / f"{program}_perf.json", profile(tmp_path)
     file.write_text(nccl_json(program, [(2**30, time_us)], processes=16, hosts=2))
-    found = import_nccl([file], path)
+    found = import_nccl_tests_runs([file], path)
     ((name, value),) = found.facts.items()
     assert name == ("nic.all_to_all_efficiency" if op == "all_to_all" else "nic.efficiency")
     assert not found.curves and 0.3 < value < 1.0
@@ -332,13 +332,13 @@ def test_nccl_json_of_two_hosts_is_the_network(tmp_path: Path, program: str, op:
 
 
 def test_nccl_into_a_profile_whose_name_says_no_gpu(tmp_path: Path) -> None:
-    fit_folders(FOLDERS, "my-node", tmp_path)
+    fit_and_write_profiles(FOLDERS, "my-node", tmp_path)
     (tmp_path / "out.txt").write_text(TEXT)
     path = tmp_path / "nodes" / "my-node.yaml"
-    assert import_nccl([tmp_path / "out.txt"], path).curves == ("all_reduce 8",)
+    assert import_nccl_tests_runs([tmp_path / "out.txt"], path).curves == ("all_reduce 8",)
     (tmp_path / "out.txt").write_text(TEXT.replace("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
     with pytest.raises(SpecError, match="is of the GPU H200"):
-        import_nccl([tmp_path / "out.txt"], path)
+        import_nccl_tests_runs([tmp_path / "out.txt"], path)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_nccl_errors_leave_the_profile(tmp_path: Path, text: str, words: str) ->
     file.write_text(text)
     before = path.read_text()
     with pytest.raises(SpecError, match=words):
-        import_nccl([file], path)
+        import_nccl_tests_runs([file], path)
     assert path.read_text() == before
 
 
@@ -375,7 +375,7 @@ def test_bundled_profile_is_not_changed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out.txt").write_text(TEXT)
     with pytest.raises(SpecError, match="bundled profile is not changed"):
-        import_nccl([Path("out.txt")], "h200-hgx")
+        import_nccl_tests_runs([Path("out.txt")], "h200-hgx")
 
 
 def test_fresh_shapes_meet_the_targets_too() -> None:

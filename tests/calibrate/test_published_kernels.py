@@ -10,7 +10,7 @@ import pytest
 from mofa.calibrate.fits.published_kernels import fit_published_kernels
 from mofa.calibrate.measurements import read_rows
 from mofa.specs.load import load_cluster
-from mofa.specs.power import clock_at_draw
+from mofa.specs.power import clock_at_power_draw
 from tests.committed import read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_full_clock_and_the_power_limit() -> None:
 @pytest.mark.parametrize("clock", [0.6, 0.75, 0.85])
 def test_the_two_limited_clocks_differ_by_the_same_factor_wherever_the_limit_is(clock: float) -> None:
     """Memory-bound kernels draw 0.7 of the limit at the products' clock and take 0.39: (0.61 + 0.39 x 0.7)^-1/2."""
-    between = clock_at_draw(np.array([(0.61 + 0.39 * 0.7) * clock**-2]))
+    between = clock_at_power_draw(np.array([(0.61 + 0.39 * 0.7) * clock**-2]))
     assert float(between[0]) / clock == pytest.approx(0.883**-0.5)
 
 

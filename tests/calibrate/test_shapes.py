@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mofa.calibrate.cases import MODELS
-from mofa.calibrate.shapes.families import FAMILIES, MIN_POINTS, family_cases
+from mofa.calibrate.shapes.families import FAMILIES, MIN_POINTS, all_cases_of_family
 from tests.committed import read_yaml
 
 HELD_OUT = {"gemm": 100, "grouped_gemm": 60, "attention": 60, "memory_bound": 60, "collective": 60}
@@ -14,21 +14,21 @@ HELD_OUT = {"gemm": 100, "grouped_gemm": 60, "attention": 60, "memory_bound": 60
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cases_are_reproducible_and_distinct(family: str) -> None:
-    one, two = family_cases(family, gpus=4), family_cases(family, gpus=4)
+    one, two = all_cases_of_family(family, gpus=4), all_cases_of_family(family, gpus=4)
     assert [c.identity for c in one] == [c.identity for c in two]
     assert len({c.identity for c in one}) == len(one) > 0
     assert sum(c.split == "heldout" for c in one) >= HELD_OUT.get(family, 0)
 
 
 def test_quick_is_a_fraction_and_part_of_the_whole() -> None:
-    quick, whole = family_cases("gemm", quick=True), family_cases("gemm")
+    quick, whole = all_cases_of_family("gemm", quick=True), all_cases_of_family("gemm")
     assert len(quick) < 0.3 * len(whole)
     assert {c.identity for c in quick} <= {c.identity for c in whole}
 
 
 @pytest.mark.parametrize("family", ["memory_bound", "compiled"])
 def test_quick_measures_of_every_op_as_much_as_a_fit_needs(family: str) -> None:
-    grid = Counter(c.op for c in family_cases(family, quick=True) if c.split == "grid")
+    grid = Counter(c.op for c in all_cases_of_family(family, quick=True) if c.split == "grid")
     assert set(grid.values()) == {MIN_POINTS}
 
 
@@ -36,7 +36,7 @@ def test_quick_measures_of_every_op_as_much_as_a_fit_needs(family: str) -> None:
     "family", ["gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "collective", "chunked_moe"]
 )
 def test_the_fresh_set_comes_on_top_and_shares_no_shape(family: str) -> None:
-    plain, more = family_cases(family, gpus=4), family_cases(family, gpus=4, fresh=True)
+    plain, more = all_cases_of_family(family, gpus=4), all_cases_of_family(family, gpus=4, fresh=True)
     fresh = [c for c in more if c.split == "fresh"]
     assert [c for c in more if c.split != "fresh"] == plain
     assert not {c.identity for c in fresh} & {c.identity for c in plain}
@@ -44,7 +44,7 @@ def test_the_fresh_set_comes_on_top_and_shares_no_shape(family: str) -> None:
 
 
 def test_ring_attention_meets_half_of_the_keys_and_half_of_the_queries() -> None:
-    shapes = [c.shape for c in family_cases("attention") if c.split == "grid" and not c.size("causal")]
+    shapes = [c.shape for c in all_cases_of_family("attention") if c.split == "grid" and not c.size("causal")]
     ratios = {int(s["kv"]) / int(s["q"]) for s in shapes if s["q"] == 8192}
     assert ratios == {0.5, 1.0, 2.0}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.fits.folder import fit_folder
+from mofa.calibrate.fits.folder import rows_and_curve_fits_of_folder
 from mofa.calibrate.fits.profile import measured_gpu_profile, merge_curves
 from mofa.calibrate.fits.te_host_facts import (
     LATENT_LAYER,
@@ -288,7 +288,7 @@ def test_contexts_and_padding_are_calls_of_their_own() -> None:
 def test_a_folder_of_modules_joins_one_of_kernels() -> None:
     """The profile has both, with modules by the layer that the second folder timed."""
     folders = [ROOT / "measurements" / name for name in ("h100-1gpu", "h100-te-host-layer")]
-    kernels, modules = (fit_folder(folder)[1] for folder in folders)
+    kernels, modules = (rows_and_curve_fits_of_folder(folder)[1] for folder in folders)
     assert kernels.layer_in_small_ops is None and modules.layer_in_small_ops is not None
     base = read_yaml(ROOT / "hardware_profiles" / "gpus" / "h100-sxm.yaml")
     host = measured_gpu_profile(base, merge_curves([kernels, modules], folders), "mine", "here")["curves"]["host"]

@@ -160,7 +160,7 @@ def test_an_interrupted_fit_writes_nothing(tmp_path: Path, capsys: Captured, mon
         (out / "gpus" / f"{name}.yaml").write_text("name: my")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mofa.calibrate.fits.profile.fit_folders", interrupted)
+    monkeypatch.setattr("mofa.calibrate.fits.profile.fit_and_write_profiles", interrupted)
     assert main(["calibrate", "fit", FOLDERS[0], "--name", "my-node", "--out", str(tmp_path)]) == 130
     assert list(tmp_path.iterdir()) == []
 

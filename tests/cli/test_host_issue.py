@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mofa
-from mofa.validate.reference import measured_references
+from mofa.validate.reference import measured_reference_runs
 from tests.cli.conftest import Cli
 
 RECORD = Path(__file__).parents[2] / "reference_runs" / "measured" / "tt1-qwen06b-host-bound.yaml"
@@ -55,7 +55,7 @@ def test_a_record_s_host_is_replaced(cli: Cli, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / RECORD.name).write_bytes(RECORD.read_bytes())
     (tmp_path / "hosts.yaml").write_bytes((RECORD.parents[1] / "hosts.yaml").read_bytes())
-    (reference,), _ = measured_references(folder, tmp_path)
+    (reference,), _ = measured_reference_runs(folder, tmp_path)
     assert reference.host_op_s is not None
     own = told(cli, "estimate", str(folder / RECORD.name), "--no-replay", "--json")
     said = ("estimate", str(folder / RECORD.name), "--no-replay", "--json", "--host-issue")

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, LIVE_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
-from mofa.cost.estimate import Estimator, estimate_table
+from mofa.cost.estimate import TableEstimator, estimate_table
 from mofa.cost.stages import split_layers
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.one_plan import estimate
 from mofa.search.space import combinations_table, default_space, with_options_as_given
 from mofa.specs.hardware import ClusterSpec
@@ -69,7 +69,7 @@ def legal(name: str, kind: str, gpus: int = 16) -> StrategyTable:
     """All strategies of the default space that the framework runs, with some that recompute a layer of each chunk."""
     job, machines, spec = job_of(name, kind), cluster(gpus), framework(name)
     rows = combinations_table(with_options_as_given(default_space(job, machines, spec)), machines, spec)
-    rows = rows.take(check_strategies(CheckedJob(job, machines, spec), rows).reason < 0)
+    rows = rows.select_rows(check_strategies(JobAndMachines(job, machines, spec), rows).reason < 0)
     rows.recompute_layers[rows.recompute_layers < -1] = 1
     return rows
 
@@ -77,7 +77,7 @@ def legal(name: str, kind: str, gpus: int = 16) -> StrategyTable:
 def some(name: str, kind: str, count: int, seed: int = 0) -> StrategyTable:
     rows = legal(name, kind)
     chosen = np.random.default_rng(seed).choice(len(rows), min(count, len(rows)), replace=False)
-    return rows.take(np.sort(chosen))
+    return rows.select_rows(np.sort(chosen))
 
 
 def costed(name: str, kind: str, rows: StrategyTable, machines: ClusterSpec | None = None, **options: Any) -> Breakdown:
@@ -96,7 +96,7 @@ def of_both(name: str, kind: str, column: str, seed: int, more: int = 12) -> Str
     """A dozen rows of which a degree is 1, and some of which it is more."""
     rows, rng = legal(name, kind), np.random.default_rng(seed)
     alone = getattr(rows, column) == 1
-    return rows.take(
+    return rows.select_rows(
         np.concatenate([rng.choice(np.flatnonzero(of), n, replace=False) for of, n in ((alone, 12), (~alone, more))])
     )
 
@@ -267,7 +267,7 @@ def test_twice_the_gpus_for_twice_the_batch(name: str) -> None:
     for gpus in (16, 32):
         job = workload(MODELS["dense"], seq_len=2048, global_batch=2 * gpus)
         machines = alike(cluster(gpus))
-        estimator = Estimator(job, machines, spec, table(job, machines, spec, ["tp=2 recompute=none"]))
+        estimator = TableEstimator(job, machines, spec, table(job, machines, spec, ["tp=2 recompute=none"]))
         estimator.rests = False  # an optimizer of half the time gives back less of the clock
         found.append(estimator.breakdown())
     one, two = found
@@ -347,7 +347,7 @@ def test_rows_of_an_estimator_are_those_of_its_table() -> None:
     """Any rows, in any order, with other numbers of recomputed layers; progress counts to the end."""
     job, machines, spec = job_of("megatron", "moe"), cluster(16), framework("megatron")
     rows = some("megatron", "moe", 50)
-    estimator = Estimator(job, machines, spec, rows)
+    estimator = TableEstimator(job, machines, spec, rows)
     whole, which, told = estimator.breakdown(), np.array([7, 3, 3, 40]), list[int]()
     part = estimator.breakdown(which, progress=told.append)
     np.testing.assert_allclose(part.step_s, whole.step_s[which], rtol=1e-12)

@@ -53,7 +53,7 @@ def test_rows_of_several_layouts_are_costed_each_with_its_own() -> None:
     rows = table(job, machines, spec, strategies[:3])
     together = estimate_table(job, machines, spec, rows)
     for i in range(3):
-        alone = estimate_table(job, machines, spec, rows.take(np.array([i])))
+        alone = estimate_table(job, machines, spec, rows.select_rows(np.array([i])))
         assert alone.step_s[0] == pytest.approx(together.step_s[i], rel=1e-12)
         assert alone.device_bytes[0] == pytest.approx(together.device_bytes[i], rel=1e-12)
     assert len(set(together.step_s.tolist())) == 3

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
 from mofa.cost.breakdown import TIME_COMPONENTS
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.lower_bounds.paired_layers import least_seconds_in_pairs
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds
 from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_options_as_given
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import RecomputeSpec
@@ -87,14 +87,14 @@ class Sample:
         space = constrain_space(space, fix=dict(case.fix), maximum=MAXIMUM, with_=case.words, without=case.without)
         table = combinations_table(with_options_as_given(space), self.cluster, self.framework)
         legal = np.flatnonzero(
-            check_strategies(CheckedJob(self.workload, self.cluster, self.framework), table).reason < 0
+            check_strategies(JobAndMachines(self.workload, self.cluster, self.framework), table).reason < 0
         )
         random = np.random.default_rng(case.gpus)
-        table = table.take(np.sort(random.choice(legal, min(ROWS, len(legal)), replace=False)))
+        table = table.select_rows(np.sort(random.choice(legal, min(ROWS, len(legal)), replace=False)))
         self.is_open: NDArray[np.bool_] = table.recompute_layers == SOLVED
         self.layers = np.where(self.is_open, random.integers(1, 4, len(table)), table.recompute_layers)
         self.table = table
-        self.estimator = Estimator(
+        self.estimator = TableEstimator(
             self.workload, self.cluster, self.framework, table, routing_loads_by_ep(self.workload, table)
         )  # fmt: skip
         self.exposed_s = self.estimator.component_seconds(recompute_layers=self.layers)[0]
@@ -136,9 +136,9 @@ def test_a_row_costs_alone_what_it_costs_among_others(case: Case) -> None:
     some = sample(case)
     step_s = some.exposed_s.sum(axis=0)
     for row in range(0, len(step_s), 4):
-        table = some.table.take(np.array([row]))
+        table = some.table.select_rows(np.array([row]))
         loads = routing_loads_by_ep(some.workload, table)
-        estimator = Estimator(some.workload, some.cluster, some.framework, table, loads)
+        estimator = TableEstimator(some.workload, some.cluster, some.framework, table, loads)
         alone = estimator.component_seconds(recompute_layers=some.layers[[row]])[0]
         assert float(alone.sum()) == pytest.approx(float(step_s[row]), rel=1e-9)
 

@@ -11,7 +11,7 @@ import pytest
 
 import mofa
 from mofa.blocks.build import layer_kind
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE, persistent_buffer_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes
 from mofa.cost.rank_spec import RankSpec
@@ -42,7 +42,7 @@ named = pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str
 
 
 @lru_cache
-def estimator(case: tuple[str, int, str, str], tied: bool = False) -> Estimator:
+def estimator(case: tuple[str, int, str, str], tied: bool = False) -> TableEstimator:
     name, gpus, framework, strategy = case
     changes = {"model": {"tied_embeddings": True}} if tied else None
     workload = mofa.load_workload(name, global_batch=gpus * 8, overrides=changes)

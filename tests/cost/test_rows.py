@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.estimate import Estimator
-from mofa.replay.rank.from_estimator import composed_row
+from mofa.cost.estimate import TableEstimator
+from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
 from mofa.search.strategy_estimator import strategy_estimator
@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[CheckedJob, StrategyTable]:
+def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[JobAndMachines, StrategyTable]:
     """Legal rows of the default space, with scheduled experts where the framework has them; ``name`` may name one of
     :data:`OPTIONS` behind the framework."""
     name, _, option = name.partition(" ")
@@ -39,10 +39,10 @@ def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[CheckedJ
     if name == "megatron" and job.model.moe is not None:
         space = replace(space, balancing=BALANCING)
     table = combinations_table(space, machines, framework)
-    legal = (check_strategies(CheckedJob(job, machines, framework), table).reason < 0) & (
+    legal = (check_strategies(JobAndMachines(job, machines, framework), table).reason < 0) & (
         table.recompute_layers != SOLVED
     )
-    return CheckedJob(job, machines, framework), table.take(np.flatnonzero(legal))
+    return JobAndMachines(job, machines, framework), table.select_rows(np.flatnonzero(legal))
 
 
 def sampled(table: StrategyTable, seed: int) -> tuple[StrategyTable, list[int]]:
@@ -55,7 +55,7 @@ def sampled(table: StrategyTable, seed: int) -> tuple[StrategyTable, list[int]]:
     some += [np.flatnonzero(apart & (table.recompute == mode)) for mode in range(len(table.recompute_modes))]
     picked = {int(i) for rows in some for i in rng.permutation(rows)[:SAMPLE]}
     part = sorted(picked | {int(i) for i in rng.permutation(len(table))[:BESIDE]})
-    return table.take(np.array(part)), [part.index(i) for i in sorted(picked)]
+    return table.select_rows(np.array(part)), [part.index(i) for i in sorted(picked)]
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, na
     job, legal = candidates(workload, node, gpus, name)
     table, rows = sampled(legal, seed=gpus)
     loads = routing_loads_by_ep(job.workload, table)
-    whole = Estimator(job.workload, job.cluster, job.framework, table, loads)
+    whole = TableEstimator(job.workload, job.cluster, job.framework, table, loads)
     assert len(rows) >= min(SAMPLE, len(table))
     together = whole.breakdown(np.array(rows))  # some of them late hosts' and others not, in one pass
     for at, i in enumerate(rows):
-        one = Estimator(job.workload, job.cluster, job.framework, table.take(np.array([i])), loads).breakdown(
-            detail=True
-        )
+        one = TableEstimator(
+            job.workload, job.cluster, job.framework, table.select_rows(np.array([i])), loads
+        ).breakdown(detail=True)
         row = whole.breakdown(np.array([i]), detail=True)
         assert row.detail is not None
         assert one.detail is not None
@@ -120,7 +120,7 @@ def test_a_chunk_has_its_experts_and_the_last_one_those_of_the_layer_that_predic
     of 256 in each layer."""
     job, machines = mofa.load_workload("deepseek-v3"), mofa.load_cluster("h200-hgx", 64)
     estimator = strategy_estimator(job, machines, mofa.load_framework("megatron"), "pp=2 vpp=2 ep=16 micro_batch=1")
-    rows = composed_row(estimator)
+    rows = gathered_row_of_strategy(estimator)
     dense, expert = rows.params
     assert (expert[0] / (16 * 3 * 7168 * 2048)).tolist() == [[16 - 3, 17], [16, 12 + 1]]
     np.testing.assert_allclose(rows.shards.dense, dense.sum(axis=2))
@@ -138,7 +138,7 @@ def test_a_row_whose_ranks_have_heads_is_the_same_beside_one_whose_ranks_share_t
         for tp in (4, 8)
     )
     one, row = (
-        Estimator(job, machines, framework, table, routing_loads_by_ep(job, table)).breakdown(np.array([0]))
+        TableEstimator(job, machines, framework, table, routing_loads_by_ep(job, table)).breakdown(np.array([0]))
         for table in (alone, StrategyTable.concatenated([alone, other]))
     )
     assert row.device_bytes[0] == one.device_bytes[0]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import estimate_table
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_options_as_given
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategyTable
@@ -74,7 +74,7 @@ KINDS = {
 
 
 @cache
-def legal(name: str, model: str) -> tuple[CheckedJob, StrategyTable]:
+def legal(name: str, model: str) -> tuple[JobAndMachines, StrategyTable]:
     """The job of a kind and a model, and all strategies that its search would cost."""
     kind = KINDS[name]
     spec: ModelSpec = MODELS[model]
@@ -87,9 +87,9 @@ def legal(name: str, model: str) -> tuple[CheckedJob, StrategyTable]:
     asked = [constrain_space(default, fix=fix, maximum={}, with_=kind.with_, without=())
              for fix in ({}, *({"recompute": mode} for mode in kind.modes if _has(mode, spec)))]  # fmt: skip
     modes = tuple(dict.fromkeys(mode for space in asked for mode in space.recompute))
-    whole = CheckedJob(job, machines, fw)
+    whole = JobAndMachines(job, machines, fw)
     table = combinations_table(replace(asked[0], recompute=modes), machines, fw)
-    return whole, table.take(
+    return whole, table.select_rows(
         np.flatnonzero((check_strategies(whole, table).reason < 0) & (table.recompute_layers != SOLVED))
     )
 
@@ -103,7 +103,7 @@ def drawn(table: StrategyTable, seed: int, count: int) -> StrategyTable:
     random = np.random.default_rng(seed)
     modes = np.unique(table.recompute)
     rows = [random.choice(np.flatnonzero(table.recompute == random.choice(modes))) for _ in range(count)]
-    return table.take(np.unique(rows))
+    return table.select_rows(np.unique(rows))
 
 
 def differences(together: Breakdown, alone: Breakdown, i: int) -> dict[str, float]:
@@ -132,7 +132,7 @@ def assert_rows_alone(name: str, model: str, seed: int, count: int) -> None:
     given_ = job.workload, job.cluster, job.framework
     together = estimate_table(*given_, rows, loads)
     for i in range(len(rows)):
-        alone = estimate_table(*given_, rows.take(np.array([i])), loads)
+        alone = estimate_table(*given_, rows.select_rows(np.array([i])), loads)
         assert not differences(together, alone, i), (name, model, str(rows.row(i, job.framework.name)))
 
 
@@ -145,11 +145,11 @@ def test_every_row_is_as_alone(name: str, data: st.DataObject) -> None:
     assert_rows_alone(name, model, data.draw(st.integers(0, 2**32 - 1)), data.draw(st.integers(2, 6)))
 
 
-def rows_of(name: str, model: str, *wanted: dict[str, Any]) -> tuple[CheckedJob, StrategyTable]:
+def rows_of(name: str, model: str, *wanted: dict[str, Any]) -> tuple[JobAndMachines, StrategyTable]:
     """The first legal row of each kind that is ``wanted``."""
     job, table = legal(name, model)
     picked = [np.flatnonzero(np.all([getattr(table, k) == v for k, v in one.items()], axis=0))[0] for one in wanted]
-    return job, table.take(np.array(picked))
+    return job, table.select_rows(np.array(picked))
 
 
 @pytest.mark.parametrize(
@@ -166,5 +166,5 @@ def test_rows_with_what_others_lack(name: str, wanted: tuple[dict[str, Any], ...
     job, rows = rows_of(name, "dense", *wanted)
     together = estimate_table(job.workload, job.cluster, job.framework, rows, BALANCED)
     for i in range(len(rows)):
-        alone = estimate_table(job.workload, job.cluster, job.framework, rows.take(np.array([i])), BALANCED)
+        alone = estimate_table(job.workload, job.cluster, job.framework, rows.select_rows(np.array([i])), BALANCED)
         assert not differences(together, alone, i), str(rows.row(i, job.framework.name))

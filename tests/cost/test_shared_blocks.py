@@ -12,11 +12,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from mofa.cost.block.routing_loads import BALANCED
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.lower_bounds.steps import step_lower_bounds_s
 from mofa.cost.option_sets import options_common_to_rows
 from mofa.cost.shared_blocks import estimators_sharing_blocks
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.strategy import FrameworkOptions, StrategyTable
@@ -50,13 +50,13 @@ KINDS = {
 
 
 @cache
-def legal(name: str, model: str) -> tuple[CheckedJob, StrategyTable]:
+def legal(name: str, model: str) -> tuple[JobAndMachines, StrategyTable]:
     """The job of a kind and a model, and the legal strategies of all sets of options."""
     kind = KINDS[name]
     spec = MODELS[model]
     if kind.framework != "megatron":
         spec = spec.model_copy(update={"num_mtp_layers": 0})
-    job = CheckedJob(
+    job = JobAndMachines(
         workload(spec, seq_len=4096, global_batch=32), cluster(GPUS), framework(kind.framework, **kind.options)
     )
     space = with_options_as_given(default_space(job.workload, job.cluster, job.framework))
@@ -65,13 +65,13 @@ def legal(name: str, model: str) -> tuple[CheckedJob, StrategyTable]:
         replace(one, option_sets=kind.sets, options=np.full(len(one), number)) for number in range(len(kind.sets))
     ]
     table = StrategyTable.concatenated(tables)
-    table = table.take(table.recompute_layers != SOLVED)
-    reasons = [check_strategies(job.with_options(kind.sets[n]), table.take(table.options == n)).reason for n in
+    table = table.select_rows(table.recompute_layers != SOLVED)
+    reasons = [check_strategies(job.with_options(kind.sets[n]), table.select_rows(table.options == n)).reason for n in
                range(len(kind.sets))]  # fmt: skip
-    return job, table.take(np.concatenate(reasons) < 0)
+    return job, table.select_rows(np.concatenate(reasons) < 0)
 
 
-def costs(estimator: Estimator) -> dict[str, np.ndarray[Any, Any]]:
+def costs(estimator: TableEstimator) -> dict[str, np.ndarray[Any, Any]]:
     """All that a search asks of an estimator."""
     rows, nothing_open = np.arange(len(estimator.table)), np.zeros(len(estimator.table), dtype=bool)
     exposed, hidden = estimator.component_seconds()
@@ -96,11 +96,11 @@ def test_shared_blocks_cost_the_same(name: str, data: st.DataObject) -> None:
     ):
         of_set = np.flatnonzero(table.options == number)
         count = min(data.draw(st.integers(1, 8)), len(of_set))
-        tables.append(table.take(np.sort(random.choice(of_set, count, replace=False))))
+        tables.append(table.select_rows(np.sort(random.choice(of_set, count, replace=False))))
     loads = UNEVEN if job.workload.model.moe and data.draw(st.booleans()) else BALANCED
     shared = estimators_sharing_blocks(job.workload, job.cluster, job.framework, tables, loads)
     for some, estimator in zip(tables, shared, strict=True):
-        own = costs(Estimator(job.workload, job.cluster, job.framework, some, loads))
+        own = costs(TableEstimator(job.workload, job.cluster, job.framework, some, loads))
         for what, values in costs(estimator).items():
             assert np.array_equal(values, own[what]), (what, some.option_sets[int(some.options[0])])
 

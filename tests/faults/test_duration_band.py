@@ -9,7 +9,7 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.faults.closed_forms.renewal import renewal_ettr
-from mofa.faults.duration_band import QUANTILES, run_duration_band_s, true_rate_factors
+from mofa.faults.duration_band import QUANTILES, run_duration_band_s, true_failure_rate_factors
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.failures.rates import estimate_rate, rate_given_count
 from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
@@ -34,7 +34,7 @@ def test_the_band_is_that_of_runs_that_draw_their_rate(clock: FailureClock, days
     work, tau, block, restart = days * DAY, 1200.0, 30.0, 600.0
     run = LongRunToSimulate(work, tau, (SimulatedCheckpointLevel(block),), (SimulatedFailureKind(1.0, restart),), clock)
     wall = simulate_long_runs(run, 4000, seed=7).wall_s
-    factors = true_rate_factors(clock, 4000)
+    factors = true_failure_rate_factors(clock, 4000)
     mean = work / renewal_ettr(tau, block, clock.mtbf_s / factors, restart)
     steady = replace(clock, lemon_fraction=0.0, counted_failures=None)
     played = replace(run, work_s=min(work, 8 * DAY), clock=steady)
@@ -62,7 +62,7 @@ def test_the_simulated_ettr_is_the_closed_form_at_each_rate(clock: FailureClock)
         60 * DAY, 1200.0, (SimulatedCheckpointLevel(30.0),), (SimulatedFailureKind(1.0, 600.0),), clock
     )
     found = simulate_long_runs(run, 4000, seed=11)
-    mean = 60 * DAY / renewal_ettr(1200.0, 30.0, clock.mtbf_s / true_rate_factors(clock, 4000), 600.0)
+    mean = 60 * DAY / renewal_ettr(1200.0, 30.0, clock.mtbf_s / true_failure_rate_factors(clock, 4000), 600.0)
     assert abs(found.ettr - 60 * DAY / mean.mean()) < 3.5 * found.standard_error
 
 
@@ -76,7 +76,7 @@ def test_a_poorly_known_rate_widens_the_band() -> None:
             (SimulatedFailureKind(1.0, 600.0),),
             FailureClock(20_000.0),
         )
-        factors = true_rate_factors(clock, 1000)
+        factors = true_failure_rate_factors(clock, 1000)
         low, _, high = run_duration_band_s(
             run, 100 * DAY, 100 * DAY / renewal_ettr(1200.0, 30.0, 20_000.0 / factors, 600.0), factors
         )

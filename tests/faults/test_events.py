@@ -31,7 +31,7 @@ def test_rate_of_a_log_by_hand(tmp_path: Path) -> None:
     unwatched = log.rate(num_nodes=4)  # the first failure begins the record
     assert unwatched.failures == 1
     assert unwatched.node_days == pytest.approx(7.5)
-    assert log.shape() is None
+    assert log.weibull_shape() is None
 
 
 def test_seconds_and_columns_in_any_order(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_shape_is_found_again(tmp_path: Path) -> None:
         at = np.cumsum(rng.weibull(0.7, 40) * 1e5)
         rows += [(float(t), f"n{node}") for t in at[at < 1.5e6]]
     text = "node,time,kind\n" + "".join(f"{n},{t},gpu\n" for t, n in sorted(rows))
-    assert read_failure_log(write(tmp_path, text)).shape() == pytest.approx(0.7, abs=0.04)
+    assert read_failure_log(write(tmp_path, text)).weibull_shape() == pytest.approx(0.7, abs=0.04)
 
 
 @pytest.mark.parametrize(
@@ -105,16 +105,18 @@ def test_a_log_in_a_profiles_place(tmp_path: Path) -> None:
     assert found.counted_failures.value == len(log)
     shares = {kind.name: kind.share.value for kind in found.kinds}
     assert shares == pytest.approx({"hardware of a node": 0.5, "network": 0.25, "software": 0.25}, abs=0.01)
-    assert found.shape is not None and found.shape.value == pytest.approx(log.shape()) and found.shape.value < 0.8
+    assert (
+        found.shape is not None and found.shape.value == pytest.approx(log.weibull_shape()) and found.shape.value < 0.8
+    )
     assert all(kind.share.provenance == "measured" and "a log of" in kind.share.source for kind in found.kinds)
 
 
 def test_failures_like_clockwork_have_no_shape(tmp_path: Path) -> None:
     rows = "".join(f"a,{i * 1000},node\n" for i in range(40))
-    assert read_failure_log(write(tmp_path, "node,time,kind\n" + rows)).shape() is None
+    assert read_failure_log(write(tmp_path, "node,time,kind\n" + rows)).weibull_shape() is None
     nearly = "".join(f"a,{i * 1000 + (i == 7) * 1e-3},node\n" for i in range(40))
     log = read_failure_log(write(tmp_path, "node,time,kind\n" + nearly))
-    assert log.shape() == 1e3
+    assert log.weibull_shape() == 1e3
     found = fault_profile_with_log(load_faults("llama3"), log, 1, days=1).reliability
     assert found is not None and found.shape is not None and found.shape.value == 10.0
 

@@ -157,7 +157,9 @@ def test_no_whole_number_of_steps_is_better(mode: str, write: str, nodes: int, p
     tried = np.arange(1.0, 20001.0)
     every = long_run_outlook(spec, times, np.ones_like(tried), 8 * nodes, nodes, 8, work_s=1e8, interval_s=tried)
     must = {"async": times.write_s[0], "peer": times.peer_s[0]}.get(mode, 0.0)
-    best = float(every.ettr[tried + float(found.levels[0].block_s[0]) * (not spec.checkpoint.waits) >= must].max())
+    best = float(
+        every.ettr[tried + float(found.levels[0].block_s[0]) * (not spec.checkpoint.waits_for_copies) >= must].max()
+    )
     assert float(found.ettr[0]) == pytest.approx(best, abs=1e-3 if "level" in mode else 3e-4)
     assert float(found.ettr[0]) <= best + 1e-12
 

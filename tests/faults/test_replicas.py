@@ -114,7 +114,7 @@ def test_what_the_framework_cannot_do_is_null_with_the_reason() -> None:
     plan = mofa.estimate_long_run(JOB, NODES, "tp=2", facts(), framework=megatron, replay=False)
     assert plan.ettr is None and "megatron restarts all replicas" in plan.unknown["ettr"]
     fsdp = mofa.load_framework("torchtitan")
-    assert "dp_replicate" in LongRunObjective(JOB, NODES, fsdp, facts()).missing()["ettr"]
+    assert "dp_replicate" in LongRunObjective(JOB, NODES, fsdp, facts()).unknown_figures()["ettr"]
     with pytest.raises(SpecError, match="megatron restarts all replicas"):
         goodput_by_scale(JOB, NODES, facts(), [64], megatron)
     with pytest.raises(SpecError, match="recovery: replica reads"):

@@ -69,7 +69,7 @@ def test_delta_needs_fewer_spares_where_it_recovers_faster() -> None:
 
 
 def test_one_replica_is_a_checkpoint_restart() -> None:
-    assert float(spares.replica_ettr(3600.0, 1, 10.0, 600.0, 4.0, 0.83)) == 0.83
+    assert float(spares.ettr_of_continuing_replicas(3600.0, 1, 10.0, 600.0, 4.0, 0.83)) == 0.83
 
 
 @pytest.mark.parametrize(("replicas", "mtbf", "back"), [(8, 3600.0, 1800.0), (32, 900.0, 600.0), (64, 300.0, 1200.0)])
@@ -84,7 +84,7 @@ def test_replicas_that_go_on_are_as_fast_as_simulated_ones(replicas: int, mtbf: 
         fails = ends - back
         computed = np.clip(horizon - (ends - back - up), 0.0, up).sum() / replicas
         found.append(computed / (horizon + (stall + step / 2) * (fails < horizon).sum()))
-    expected = float(spares.replica_ettr(mtbf, replicas, stall, back, step, 0.5))
+    expected = float(spares.ettr_of_continuing_replicas(mtbf, replicas, stall, back, step, 0.5))
     assert abs(np.mean(found) - expected) < 3.5 * np.std(found, ddof=1) / np.sqrt(runs)
 
 
@@ -92,10 +92,10 @@ def test_replicas_that_go_on_are_as_fast_as_simulated_ones(replicas: int, mtbf: 
     mtbf=st.floats(600.0, 1e7), replicas=st.integers(2, 512), stall=st.floats(0.0, 300.0), back=st.floats(0.0, 7200.0)
 )
 def test_replicas_at_their_limits(mtbf: float, replicas: int, stall: float, back: float) -> None:
-    found = float(spares.replica_ettr(mtbf, replicas, stall, back, 0.0, 0.5))
+    found = float(spares.ettr_of_continuing_replicas(mtbf, replicas, stall, back, 0.0, 0.5))
     assert 0 <= found <= 1
-    assert float(spares.replica_ettr(np.inf, replicas, stall, back, 0.0, 0.5)) == 1.0
-    assert float(spares.replica_ettr(mtbf / 2, replicas, stall, back, 0.0, 0.5)) <= found + 1e-9
+    assert float(spares.ettr_of_continuing_replicas(np.inf, replicas, stall, back, 0.0, 0.5)) == 1.0
+    assert float(spares.ettr_of_continuing_replicas(mtbf / 2, replicas, stall, back, 0.0, 0.5)) <= found + 1e-9
     up = replicas * mtbf / (replicas * mtbf + back)
     assert found <= up + 1e-9
 
@@ -136,7 +136,7 @@ def test_a_weibull_shape_is_found_again_beside_censored_times() -> None:
         (lambda: spares.poisson_spares(1.0, 1.0, 1.0), "quantile"),
         (lambda: spares.peers_survive_probability(10, 3, 1), "divide"),
         (lambda: spares.peers_survive_probability(10, 2, 11), "0 to 10"),
-        (lambda: spares.replica_ettr(1.0, 0, 1.0, 1.0, 1.0, 0.5), "num_replicas"),
+        (lambda: spares.ettr_of_continuing_replicas(1.0, 0, 1.0, 1.0, 1.0, 0.5), "num_replicas"),
         (lambda: spares.binomial_spares(10, 1.5), "faulty"),
     ],
 )

@@ -213,13 +213,13 @@ def _record(path: Path) -> None:
 
 def _plan() -> Any:
     import mofa
-    from mofa.cli.commands.estimate import estimate_request
+    from mofa.cli.commands.estimate import estimate_of_request
     from mofa.cli.jobs import EstimateRequest
 
     job, machines = load_workload("llama3-8b"), load_cluster("h100-hgx", 8)
     request = EstimateRequest(None, job, machines, mofa.StrategySpec(tp=2, dp=4), load_framework("megatron"),
                               frozenset())  # fmt: skip
-    return json.loads(estimate_request(request, "causal", None, False, 1, False).model_dump_json())
+    return json.loads(estimate_of_request(request, "causal", None, False, 1, False).model_dump_json())
 
 
 # --- options

@@ -14,7 +14,7 @@ import mofa
 from mofa.errors import SpecError
 from mofa.measure.records import read_records
 from mofa.measure.runners.watch_trainer import _Device
-from mofa.validate.reference import measured_references
+from mofa.validate.reference import measured_reference_runs
 from scripts.exported_jobs import megatron_steps, record_of_job, torchtitan_steps
 
 EXPORTED = Path(__file__).parents[2] / "reference_runs" / "exported"
@@ -102,7 +102,7 @@ def test_peaks_are_read_ahead_of_each_reset(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_exported_jobs_only_judge(tmp_path: Path) -> None:
-    references, _ = measured_references(EXPORTED, tmp_path)
+    references, _ = measured_reference_runs(EXPORTED, tmp_path)
     starts = [start for reference in references for start in reference.repeats or (reference,)]
     assert len(starts) == len(read_records(EXPORTED)) == 21
     assert len(references) == 18  # three jobs ran twice on one kind of GPU
@@ -111,7 +111,7 @@ def test_exported_jobs_only_judge(tmp_path: Path) -> None:
 
 def test_drawn_runs_only_judge(tmp_path: Path) -> None:
     """Ten of their records are of the half that would be learned from, had somebody chosen them."""
-    references, left_out = measured_references(DRAWN, tmp_path)
+    references, left_out = measured_reference_runs(DRAWN, tmp_path)
     assert "fitting" in {record.split for record in read_records(DRAWN)}
     assert {(reference.group, reference.split) for reference in references} == {("measured-drawn", "judging")}
     assert len(references) == 39

@@ -11,7 +11,7 @@ import yaml
 from mofa.errors import SpecError
 from mofa.measure.expand import expand_run
 from mofa.measure.megatron_te_job import megatron_te_job
-from mofa.measure.records import split_of_model
+from mofa.measure.records import half_dealt_by_model
 from mofa.measure.runs import task_of_run
 from mofa.specs.run_files import load_runs
 
@@ -110,13 +110,15 @@ def test_what_cannot_be_run_is_one_line(tmp_path: Path, changes: dict[str, Any],
 
 
 def test_a_run_s_half_is_its_model_s_whatever_its_layers_and_batch(tmp_path: Path) -> None:
-    base = split_of_model(run_of(tmp_path).with_full_specs())
+    base = half_dealt_by_model(run_of(tmp_path).with_full_specs())
     deeper = run_of(
         tmp_path, model={"base": "llama3-8b", "num_layers": 8}, batch={"seq_len": 8192, "micro": 2, "global": 4}
     )
-    assert split_of_model(deeper.with_full_specs()) == base
+    assert half_dealt_by_model(deeper.with_full_specs()) == base
     halves = {
-        split_of_model(run_of(tmp_path, model={"base": "llama3-8b", "num_layers": 4, "vocab": v}).with_full_specs())
+        half_dealt_by_model(
+            run_of(tmp_path, model={"base": "llama3-8b", "num_layers": 4, "vocab": v}).with_full_specs()
+        )
         for v in range(1000, 1010)
     }
     assert halves == {"fitting", "judging"}

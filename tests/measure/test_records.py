@@ -20,7 +20,7 @@ from mofa.measure.expand import ExpandedRun, current_configuration_hash, expand_
 from mofa.measure.records import (
     RunRecord,
     Split,
-    assign_splits,
+    assign_fitting_and_judging_halves,
     configuration_hash,
     read_record,
     write_record,
@@ -130,9 +130,9 @@ pairs = st.tuples(
 def test_splits_are_halves_of_each_framework_and_never_change(
     first: list[tuple[str, str]], second: list[tuple[str, str]]
 ) -> None:
-    splits = assign_splits({f"a{i}": pair for i, pair in enumerate(first)}, [])
+    splits = assign_fitting_and_judging_halves({f"a{i}": pair for i, pair in enumerate(first)}, [])
     existing = [(*pair, splits[f"a{i}"]) for i, pair in enumerate(first)]
-    later = assign_splits({f"b{i}": pair for i, pair in enumerate(second)}, existing)
+    later = assign_fitting_and_judging_halves({f"b{i}": pair for i, pair in enumerate(second)}, existing)
     of: dict[tuple[str, str], Split] = {(name, digest): split for name, digest, split in existing}
     for i, pair in enumerate(second):
         assert later[f"b{i}"] == of.setdefault(pair, later[f"b{i}"])

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.measure.expand import current_configuration_hash
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.one_strategy import checked_strategy_row
@@ -54,15 +54,17 @@ class Run:
     expandable: bool
 
     @property
-    def estimator(self) -> Estimator:
+    def estimator(self) -> TableEstimator:
         """What costs it."""
         return _estimator(self.name)
 
 
 @lru_cache
-def _estimator(name: str) -> Estimator:
+def _estimator(name: str) -> TableEstimator:
     run = load(name)
-    return Estimator(run.workload, run.cluster, run.framework, run.table, routing_loads_by_ep(run.workload, run.table))
+    return TableEstimator(
+        run.workload, run.cluster, run.framework, run.table, routing_loads_by_ep(run.workload, run.table)
+    )
 
 
 @cache

@@ -15,7 +15,7 @@ import pytest
 
 import mofa
 from mofa.cost.breakdown import TIME_COMPONENTS
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.replay.time.step import replay_time
 from mofa.replay.time.time_replayed import ReplayedTime
 from mofa.search.one_plan import estimated_step_s
@@ -39,7 +39,7 @@ def benchmark() -> Any:
 
 
 @cache
-def replayed_once(estimator: Estimator, *, detail: bool) -> ReplayedTime:
+def replayed_once(estimator: TableEstimator, *, detail: bool) -> ReplayedTime:
     """The replayed step of a case that several tests look at."""
     return replay_time(estimator, detail=detail)
 
@@ -174,7 +174,7 @@ def test_the_same_rank_s_waits_are_named_alike(benchmark: Any, line: str) -> Non
 def test_chunks_that_fsdp_reduces_one_by_one(benchmark: Any, name: str, gpus: int, batch: int, strategy: str) -> None:
     """A chunk's whole gradients and gathered weights go behind its last backward: 36 and 28 % too much was said where
     all chunks' stayed for a step."""
-    job = benchmark.CheckedJob(mofa.load_workload(name, global_batch=batch), mofa.load_cluster("h200-hgx", gpus),
+    job = benchmark.JobAndMachines(mofa.load_workload(name, global_batch=batch), mofa.load_cluster("h200-hgx", gpus),
                         mofa.load_framework("torchtitan"))  # fmt: skip
     agreement = benchmark.compare(
         benchmark.Case("", job, checked_strategy_row(job.workload, job.cluster, job.framework, strategy))

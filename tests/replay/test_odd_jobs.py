@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import mofa
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.from_estimator import describer_of_rank
 from mofa.replay.time.step import replay_time
@@ -18,12 +18,12 @@ Job = tuple[str, str, int, int, int]
 """Workload, cluster, GPUs, global batch, tokens of a sequence."""
 
 
-def strategy_estimator(job: Job, framework: dict[str, Any], strategy: str) -> Estimator:
+def strategy_estimator(job: Job, framework: dict[str, Any], strategy: str) -> TableEstimator:
     name, cluster, gpus, batch, seq_len = job
     workload = mofa.load_workload(name, global_batch=batch, seq_len=seq_len)
     node, made = mofa.load_cluster(cluster, gpus), mofa.load_framework(framework)
     row = checked_strategy_row(workload, node, made, strategy)
-    return Estimator(workload, node, made, row, routing_loads_by_ep(workload, row))
+    return TableEstimator(workload, node, made, row, routing_loads_by_ep(workload, row))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from mofa.calibrate.chunked_check import MeasuredAndPredictedLayer
-from mofa.search.experts.chunk_choice import JointChunkChoice, LayerChunkChoice
+from mofa.search.experts.chunk_choice import JointRecomputeAndChunks, LayerRecomputeAndChunks
 from mofa.search.experts.token_chunks import ChunkPolicy, ChunkReport
 from mofa.units import GIB
 from mofa.validate.attribute import Attribution, Family, FamilySeconds
@@ -48,14 +48,16 @@ def make_chunk_report(num_layers: int = 12, iterations: int = 10) -> ChunkReport
         layers=layers,
         chunks=tuple(tuple((0, 1, 2, 4, 8)[(i + layer) % 5] for layer in layers) for i in range(iterations)),
         policies=policies,
-        joint=JointChunkChoice(
+        joint=JointRecomputeAndChunks(
             step_s=45.1,
             bound_s=44.9,
             optimal=False,
             uniform="selective:layernorm+mla_up_proj+mlp+moe_act, 4 chunks",
             uniform_step_s=47.3,
             model_error_bytes=0.1 * GIB,
-            layers=tuple(LayerChunkChoice(layer=x, stage=0, recompute="selective", token_chunks=4) for x in layers),
+            layers=tuple(
+                LayerRecomputeAndChunks(layer=x, stage=0, recompute="selective", token_chunks=4) for x in layers
+            ),
         ),
         joint_asked=True,
     )

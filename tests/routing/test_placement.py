@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mofa.errors import SpecError
 from mofa.routing.balance.flow_density import max_density
-from mofa.routing.balance.place import PlacementAdaptation, asymmetric_placement, better_placement
+from mofa.routing.balance.place import PlacementAdaptationRule, asymmetric_placement, better_placement
 from mofa.routing.cayley import edges_by_color, second_eigenvalue
 from mofa.routing.placement import (
     Placement,
@@ -114,13 +114,13 @@ def test_asymmetric_placement_balances_what_symmetric_does_not() -> None:
 def test_adaptation_moves_only_past_its_threshold() -> None:
     placed = symmetric_placement(32, 8, 4)
     even = np.full((5, 32), 100.0)
-    assert better_placement(placed, even, 8, PlacementAdaptation()) is None
+    assert better_placement(placed, even, 8, PlacementAdaptationRule()) is None
     skewed = even.copy()
     skewed[:, 0] = 5000.0
-    new = better_placement(placed, skewed, 8, PlacementAdaptation())
+    new = better_placement(placed, skewed, 8, PlacementAdaptationRule())
     assert new is not None and new.copies[0].sum() > 2
     assert placed.num_replicas_to_receive(new).sum() > 0 and placed.num_replicas_to_receive(placed).sum() == 0
-    assert better_placement(placed, skewed, 8, PlacementAdaptation(threshold=100.0)) is None
+    assert better_placement(placed, skewed, 8, PlacementAdaptationRule(threshold=100.0)) is None
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from mofa.routing.presets import MEMFINE_ITERATION_7, memfine_iteration_7
+from mofa.routing.presets import MEMFINE_ITERATION_7, memfine_iteration_7_shares
 from mofa.routing.rank_load import expert_shares, rank_loads, routing_loads
 from mofa.specs.load import load_workload
 from mofa.specs.routing import RoutingSpec
@@ -17,7 +17,7 @@ PRESET = RoutingSpec.parse("memfine-iteration-7")
 
 def test_the_printed_statistics_of_every_layer() -> None:
     """moe.md A.8, figure 2: p99, max and min of layers 4 to 15; the mean is 32 * 4096 * 8 / 256 = 4096 tokens."""
-    counts = memfine_iteration_7(12, 256) * 4096 * 256
+    counts = memfine_iteration_7_shares(12, 256) * 4096 * 256
     assert np.percentile(counts, 99, axis=-1) == pytest.approx(MEMFINE_ITERATION_7[:, 0])
     assert counts.max(axis=-1) == pytest.approx(MEMFINE_ITERATION_7[:, 1])
     assert counts.min(axis=-1) == pytest.approx(MEMFINE_ITERATION_7[:, 2])
@@ -37,7 +37,7 @@ def test_layers_become_more_uneven_with_depth_and_no_expert_exceeds_all_tokens()
 
 def test_other_numbers_of_experts_and_layers() -> None:
     for layers, experts in ((1, 8), (58, 64), (12, 512)):
-        shares = memfine_iteration_7(layers, experts)
+        shares = memfine_iteration_7_shares(layers, experts)
         assert shares.shape == (layers, experts)
         assert shares.sum(axis=-1) == pytest.approx(np.ones(layers)) and shares.min() >= 0
 

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.errors import SpecError
 from mofa.replay.replayer import Replayer
 from mofa.routing.rank_load import (
@@ -269,7 +269,7 @@ def test_a_budget_per_rank_pads_rows_and_runs_steps_again() -> None:
     row = checked_strategy_row(job, machines, facts, spec)
     draws = job.batch.global_batch // int(row.dp[0])  # of the one group that the 4 ranks of a stage make
     once, more = (
-        Estimator(job, machines, facts, row, RoutingLoads({4: 1.5}, {4: 1.5}, over_budget_fraction=over))
+        TableEstimator(job, machines, facts, row, RoutingLoads({4: 1.5}, {4: 1.5}, over_budget_fraction=over))
         for over in ({}, {4: 0.01})
     )
     runs = 2.0 - 0.99**draws

@@ -11,7 +11,7 @@ import pytest
 from mofa.cost.stages import in_flight_at_first_backward as closed_form
 from mofa.replay.time.pipeline import most_micro_batches_in_flight, play_program
 from mofa.schedules import Action, Exchange, Order, Program, Runtime, computation_order_of, program_with_exchanges
-from mofa.schedules.interleaved import megatron_interleaved
+from mofa.schedules.interleaved import megatron_interleaved_order
 from mofa.schedules.order_check import OrderError, check_program
 from mofa.schedules.point_to_point import overlapped_exchanges, receive_before_send_after
 
@@ -55,10 +55,10 @@ def test_pytorch_has_the_same_order(row: list[object]) -> None:
 
 def test_megatron_table_by_hand() -> None:
     """schedules.py:798-826, its docstring's example: 5 micro-batches in groups of 3, two chunks (pp 2 here)."""
-    forwards = [(a.micro_batch, a.stage // 2) for a in megatron_interleaved(2, 2, 5, 3).ranks[0] if a.kind == "F"]
+    forwards = [(a.micro_batch, a.stage // 2) for a in megatron_interleaved_order(2, 2, 5, 3).ranks[0] if a.kind == "F"]
     assert forwards == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (3, 0), (4, 0), (3, 1), (4, 1)]
     # rank 1 of 2: (vpp - 1) * 3 = 3 forwards ahead
-    assert [a.kind for a in megatron_interleaved(2, 2, 5, 3).ranks[1]][:5] == ["F", "F", "F", "F", "B"]
+    assert [a.kind for a in megatron_interleaved_order(2, 2, 5, 3).ranks[1]][:5] == ["F", "F", "F", "F", "B"]
 
 
 @pytest.mark.parametrize(("schedule", "runtime", "vpp"), SCHEDULES)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from mofa.cost.estimate import Estimator, RowMemory
+from mofa.cost.estimate import RowMemory, TableEstimator
 from mofa.search import borderline
 from mofa.search.borderline import best_rows_with_fewer_recomputed_layers, borderline_rows
 from mofa.search.costing import MEMORY, NEEDLESS, CostedSpace
@@ -113,13 +113,13 @@ def test_the_number_solved_by_a_high_estimate_is_lowered(monkeypatch: pytest.Mon
     strategy = {"tp": 1, "pp": 2, "micro_batch": 4, "recompute": "full:4"}
     machines = with_room(1.001 * candidate(cluster(16), strategy, solved=True, name="megatron").device_bytes())
     honest = find_plans(JOB, machines, **options)
-    right = Estimator.memory_of_rows
+    right = TableEstimator.memory_of_rows
 
-    def too_high(self: Estimator, *args: Any) -> RowMemory:
+    def too_high(self: TableEstimator, *args: Any) -> RowMemory:
         found = right(self, *args)
         return replace(found, device_bytes=found.device_bytes + 0.1 * memory_limit_bytes(machines, TITAN))
 
-    monkeypatch.setattr(Estimator, "memory_of_rows", too_high)
+    monkeypatch.setattr(TableEstimator, "memory_of_rows", too_high)
     by_estimate = find_plans(JOB, machines, replay=False, **options)
     misled = find_plans(JOB, machines, **options)
     assert honest.report.plans[0].strategy == misled.report.plans[0].strategy

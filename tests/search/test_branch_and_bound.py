@@ -13,7 +13,7 @@ import mofa
 from mofa.plan.long_run import Objective
 from mofa.search import branch_and_bound
 from mofa.search.costing import MEMORY, NEEDLESS, SLOWER
-from mofa.search.objective import ranking_keys
+from mofa.search.objective import ranking_keys_and_missing_host_bytes
 from mofa.search.search_result import Search
 
 JOBS: dict[str, tuple[str, str, int, str, dict[str, Any]]] = {
@@ -92,7 +92,7 @@ def all_long_runs(spares: int) -> Search:
 
 def best(found: Search, wanted: int) -> tuple[list[int], list[float]]:
     """The best rows and their keys, as they are ranked."""
-    key, _ = ranking_keys(found.objective, found.costed)
+    key, _ = ranking_keys_and_missing_host_bytes(found.objective, found.costed)
     fits = np.flatnonzero((found.reasons[found.costed.rows] < 0) & np.isfinite(key))
     order = fits[np.lexsort((found.costed.device_bytes[fits], np.round(key[fits], 12)))][:wanted]
     return found.costed.rows[order].tolist(), key[order].tolist()

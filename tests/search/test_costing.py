@@ -7,7 +7,7 @@ import pytest
 
 from mofa.search import costing
 from mofa.search.entry_points import find_plans
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.search_result import Search
 from mofa.search.space import combinations_of_space, default_space
 from tests.cost.toy import cluster, framework, workload
@@ -54,7 +54,7 @@ def test_another_process_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 7])
 def test_parts_share_no_block_and_leave_nothing_out(parts: int) -> None:
-    job = CheckedJob(workload(MODELS["moe"], seq_len=4096, global_batch=32), cluster(16), framework("megatron"))
+    job = JobAndMachines(workload(MODELS["moe"], seq_len=4096, global_batch=32), cluster(16), framework("megatron"))
     space = combinations_of_space(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)
     legal = check_strategies(job, space).reason < 0
     found = costing.split_into_parts(space, legal, parts)

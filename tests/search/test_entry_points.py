@@ -13,7 +13,7 @@ from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError
 from mofa.search.entry_points import find_plans
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
+from mofa.search.legality.masks import CHECKS, JobAndMachines, check_strategies
 from mofa.search.one_plan import estimate
 from mofa.search.search_progress import SearchProgress
 from mofa.search.search_result import Search
@@ -77,7 +77,7 @@ def test_costed_rows_are_what_they_cost_by_themselves(model: str, name: str) -> 
     fits = found.reasons[found.costed.rows] < 0
     for here in (np.flatnonzero(fits), np.flatnonzero(~fits)):
         for i in here[np.linspace(0, len(here) - 1, 5).astype(int)] if len(here) else ():
-            row = found.costed.table.take(np.array([i]))
+            row = found.costed.table.select_rows(np.array([i]))
             alone = estimate_table(found.workload, found.cluster, found.framework, row, loads)
             assert found.costed.device_bytes[i] == pytest.approx(alone.device_bytes[0], rel=1e-9)
             if fits[i]:
@@ -119,7 +119,7 @@ def test_the_nearest_miss_is_the_nearest(model: str, name: str) -> None:
     found = search(model, name)
     report = found.report
     assert set(report.nearest_miss) == set(report.rejected)
-    verdict = check_strategies(CheckedJob(found.workload, found.cluster, found.framework), enumerated(found))
+    verdict = check_strategies(JobAndMachines(found.workload, found.cluster, found.framework), enumerated(found))
     for i, rule in enumerate(CHECKS):
         rows = verdict.reason == i
         if np.any(rows):
@@ -144,7 +144,7 @@ def test_as_few_layers_as_fit_are_recomputed(model: str, memory_gib: float) -> N
     )
     assert len(solved) >= 5
     some = solved[:: max(len(solved) // 40, 1)]
-    rows = found.costed.table.take(some)
+    rows = found.costed.table.select_rows(some)
     layers = rows.recompute_layers
     assert np.all(layers >= 1)
     loads = routing_loads_by_ep(found.workload, rows)
@@ -154,7 +154,7 @@ def test_as_few_layers_as_fit_are_recomputed(model: str, memory_gib: float) -> N
 
         changed, out = replace(rows, recompute_layers=number), np.empty(len(rows))
         for _, same in changed.rows_by_options():
-            costed = estimate_table(found.workload, found.cluster, found.framework, changed.take(same), loads)
+            costed = estimate_table(found.workload, found.cluster, found.framework, changed.select_rows(same), loads)
             out[same] = costed.device_bytes
         return out
 

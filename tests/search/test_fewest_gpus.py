@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.search.entry_points import find_plans
-from mofa.search.fewest_gpus import MOST_GPUS, smallest_number_of_gpus
+from mofa.search.fewest_gpus import MOST_GPUS, fewest_fitting_gpus_and_note
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.space import (
     SOLVED,
     StrategySpace,
@@ -37,22 +37,24 @@ FEW = {"cp": 2, "vpp": 1, "micro_batch": 1}
 """A space of each kind of strategy that takes less memory, and few besides."""
 
 
-def job_of(model: ModelSpec, name: str, memory_gib: float, batch: int, gpus: int = 8) -> CheckedJob:
-    return CheckedJob(
+def job_of(model: ModelSpec, name: str, memory_gib: float, batch: int, gpus: int = 8) -> JobAndMachines:
+    return JobAndMachines(
         workload(model, seq_len=4096, global_batch=batch), cluster(gpus, memory_gib=memory_gib), framework(name)
     )
 
 
-def fits_on(job: CheckedJob, num_gpus: int, maximum: dict[str, int]) -> bool:
+def fits_on(job: JobAndMachines, num_gpus: int, maximum: dict[str, int]) -> bool:
     """Whether any strategy of the whole space of this number of GPUs fits."""
-    here = CheckedJob(job.workload, job.cluster.model_copy(update={"num_gpus": num_gpus}), job.framework)
+    here = JobAndMachines(job.workload, job.cluster.model_copy(update={"num_gpus": num_gpus}), job.framework)
     space = default_space(here.workload, here.cluster, here.framework)
     space = constrain_space(space, fix={}, maximum=maximum, with_=(), without=())
     table = combinations_table(with_options_as_given(space), here.cluster, here.framework)
-    table = table.take((check_strategies(here, table).reason < 0) & (table.recompute_layers != SOLVED))
+    table = table.select_rows((check_strategies(here, table).reason < 0) & (table.recompute_layers != SOLVED))
     if len(table) == 0:
         return False
-    estimator = Estimator(here.workload, here.cluster, here.framework, table, routing_loads_by_ep(here.workload, table))
+    estimator = TableEstimator(
+        here.workload, here.cluster, here.framework, table, routing_loads_by_ep(here.workload, table)
+    )
     device = estimator.device_bytes(np.arange(len(table)), table.recompute_layers)
     return bool(np.any(device <= here.cluster.gpu.capacity_bytes.value - margin_bytes(here.cluster, here.framework)))
 
@@ -78,7 +80,7 @@ def unconstrained(maximum: dict[str, int] | None = None) -> partial[StrategySpac
 def test_brute_force(model: ModelSpec, name: str, memory_gib: float, batch: int, maximum: dict[str, int]) -> None:
     """Every number of nodes below it is tried in the whole space: none fits, and it does."""
     job = job_of(model, name, memory_gib, batch)
-    found, note = smallest_number_of_gpus(job, unconstrained(maximum))
+    found, note = fewest_fitting_gpus_and_note(job, unconstrained(maximum))
     first = next(8 * n for n in count(1) if n > 24 or fits_on(job, 8 * n, maximum))
     assert found == first if first <= 8 * 24 else found is None or found > 8 * 24
     assert note
@@ -88,7 +90,7 @@ def test_brute_force(model: ModelSpec, name: str, memory_gib: float, batch: int,
 def test_part_of_a_node_may_do(memory_gib: float) -> None:
     """Below a node every number of GPUs is a cluster: none below the one found fits, and it does."""
     job = job_of(DENSE, "megatron", memory_gib, 96, gpus=1)
-    found, note = smallest_number_of_gpus(job, unconstrained())
+    found, note = fewest_fitting_gpus_and_note(job, unconstrained())
     assert found == next(n for n in count(1) if fits_on(job, n, {}))
     assert 1 < found < 8 and "of the 8 GPUs of a node" in note
 
@@ -116,15 +118,15 @@ def test_none_would_do() -> None:
 
 def test_what_only_the_closed_form_fits_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Played out, nothing fits on fewer than 16 GPUs."""
-    job = CheckedJob(workload(DENSE, seq_len=4096, global_batch=32), cluster(8), framework("megatron"))
-    assert smallest_number_of_gpus(job, unconstrained())[0] == 1
-    assert smallest_number_of_gpus(job, unconstrained(), replay=True)[0] == 1
+    job = JobAndMachines(workload(DENSE, seq_len=4096, global_batch=32), cluster(8), framework("megatron"))
+    assert fewest_fitting_gpus_and_note(job, unconstrained())[0] == 1
+    assert fewest_fitting_gpus_and_note(job, unconstrained(), replay=True)[0] == 1
     monkeypatch.setattr(
         CandidatePlan,
         "device_bytes",
         lambda self, capacity_bytes: capacity_bytes + (1.0 if self.job[1].num_gpus < 16 else -1.0),
     )
-    assert smallest_number_of_gpus(job, unconstrained(), replay=True)[0] == 16
+    assert fewest_fitting_gpus_and_note(job, unconstrained(), replay=True)[0] == 16
 
 
 def test_what_no_number_of_gpus_cures_is_said() -> None:

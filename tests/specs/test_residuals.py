@@ -11,7 +11,7 @@ import mofa
 from mofa.errors import SpecError
 from mofa.search.to_plan.builder import margin_bytes
 from mofa.specs.from_mapping import spec_from_mapping
-from mofa.specs.residuals import LEVELS, Circumstances, Residuals, load_residuals
+from mofa.specs.residuals import LEVELS, Circumstances, MemoryAndStepResiduals, load_residuals
 from tests.committed import measured_records
 
 STEP = load_residuals().step
@@ -91,7 +91,7 @@ def test_a_file_without_the_group_of_all_runs_is_one_line() -> None:
     raw = load_residuals().model_dump(mode="json")
     raw["step"]["groups"] = [group for group in raw["step"]["groups"] if group["path"]]
     with pytest.raises(SpecError, match="lacks the group of all runs"):
-        spec_from_mapping(Residuals, raw, "residuals.yaml")
+        spec_from_mapping(MemoryAndStepResiduals, raw, "residuals.yaml")
 
 
 def test_levels_are_those_of_the_path() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.step_time.hybrid_sharding import replica_all_reduces_behind_backward
+from mofa.cost.step_time.hybrid_sharding import exposed_and_hidden_replica_all_reduces_s
 from mofa.errors import StrategyError
-from mofa.replay.rank.from_estimator import composed_row
+from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.framework_offers import PYTORCH_MODULES
@@ -108,8 +108,8 @@ def test_replicas_sum_in_the_dtype_that_the_framework_reduces_in(name: str, widt
     machines = mofa.load_cluster("h100-hgx", 32)
     job = mofa.load_workload("llama3-8b", seq_len=2048, global_batch=32)
     row = checked_strategy_row(job, machines, spec, {"micro_batch": 1})
-    rows = composed_row(Estimator(job, machines, spec, row, routing_loads_by_ep(job, row)))
-    exposed, hidden = replica_all_reduces_behind_backward(rows, np.zeros((1, 1)))
+    rows = gathered_row_of_strategy(TableEstimator(job, machines, spec, row, routing_loads_by_ep(job, row)))
+    exposed, hidden = exposed_and_hidden_replica_all_reduces_s(rows, np.zeros((1, 1)))
     payload = np.array([width * 8.03e9 / 8])
     wanted = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.costs.machine.fabric)
     assert float(wanted[0]) < float(exposed[0]) == pytest.approx(float(wanted[0]), rel=0.03)

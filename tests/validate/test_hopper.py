@@ -9,7 +9,7 @@ import pytest
 
 from mofa.report.hopper import hopper_section_lines
 from mofa.validate.hopper import hopper_set_of_run
-from mofa.validate.published import published_references
+from mofa.validate.published import published_reference_runs
 from mofa.validate.score import score_run
 from mofa.validate.validation_report import RunNotScored, RunScore, ValidationReport
 
@@ -19,7 +19,7 @@ PUBLISHED = Path(__file__).parents[2] / "reference_runs" / "published"
 @pytest.fixture(scope="module")
 def scored() -> RunScore:
     """A dense row in fp8 on 8 H100."""
-    references, _ = published_references(PUBLISHED)
+    references, _ = published_reference_runs(PUBLISHED)
     return score_run(next(reference for reference in references if reference.id == "nemo-005"))
 
 

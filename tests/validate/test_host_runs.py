@@ -10,7 +10,7 @@ import numpy as np
 from mofa.measure.records import RunRecord, read_records
 from mofa.search.one_plan import estimated_step_s
 from mofa.validate.hosts import read_machine_hosts, small_op_s_of_run
-from mofa.validate.reference import ReferenceRun, measured_references
+from mofa.validate.reference import ReferenceRun, measured_reference_runs
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "measurements" / "host-runs"
@@ -37,7 +37,7 @@ def test_only_the_host_takes_time() -> None:
 def test_the_host_s_constants_say_what_they_took(tmp_path: Path) -> None:
     """Quartiles of such runs lie 15 % apart; half of them are more than 9 % too fast."""
     records = {record.run.id: record for record in read_records(FOLDER)}
-    references, _ = measured_references(FOLDER, tmp_path)
+    references, _ = measured_reference_runs(FOLDER, tmp_path)
     errors = {one.id: off(one, records[one.id]) for one in references}
     assert len(errors) == 30
     found = np.array(list(errors.values()))

@@ -17,9 +17,9 @@ from mofa.validate.hosts import (
     read_machine_hosts,
     small_layer_time_of_run,
     small_op_s_of_run,
-    unexplained_spread,
+    unexplained_step_spread,
 )
-from mofa.validate.reference import measured_references, why_step_time_not_scored
+from mofa.validate.reference import measured_reference_runs, why_step_time_not_scored
 from mofa.validate.routing_counts import with_routing_counts
 from mofa.validate.score import score_run
 from tests.committed import MEASURED, measured_records
@@ -78,7 +78,7 @@ def test_repeats_are_predicted_each_on_its_own_host(records: dict[str, RunRecord
     slow = on_host(records["tt1-qwen06b-host-bound"], 10.8e-6, id="tt1-qwen06b-host-bound-again")
     for record in (fast, slow):
         write_record(record, folder)
-    (reference,), left_out = measured_references(folder, tmp_path)
+    (reference,), left_out = measured_reference_runs(folder, tmp_path)
     assert [item.id for item in left_out] == [slow.run.id]
     run = score_run(reference)
     first, second = run.repeats
@@ -108,7 +108,7 @@ def test_repeats_are_predicted_each_with_its_own_tokens(records: dict[str, RunRe
     )
     for record in (late, early):
         write_record(record, folder)
-    (reference,), _ = measured_references(folder, tmp_path)
+    (reference,), _ = measured_reference_runs(folder, tmp_path)
     first, second = (reference.for_repeat(repeat) for repeat in reference.repeats)
     assert first.run == reference.run
     assert first.run.routing.steps_before == len(warmup) + len(steps) // 2
@@ -135,7 +135,7 @@ def test_a_host_timed_among_the_steps_stands_for_its_repeats(records: dict[str, 
     for id in ("mc1-qwen05b-24l-1k-full-third", "mc1-qwen05b-24l-1k-full-fifth"):
         record = records[id]
         write_record(record.model_copy(update={"measured": record.measured.model_copy(update=steady)}), folder)
-    (reference,), _ = measured_references(folder, tmp_path)
+    (reference,), _ = measured_reference_runs(folder, tmp_path)
     timed, plain = reference.repeats
     assert (timed.step_s, plain.step_s) == (0.5, None)
     assert f"as that of {timed.id} was" in plain.notes[0]
@@ -170,7 +170,7 @@ def test_a_layer_beside_the_steps_goes_before_small_ops_alone(records: dict[str,
     timed = with_layer(plain, ([2e-3] * 3, [1e-3] * 3)).model_copy(update={"run": run})
     for record in (plain, timed):
         write_record(record, folder)
-    (reference,), _ = measured_references(folder, tmp_path)
+    (reference,), _ = measured_reference_runs(folder, tmp_path)
     first, second = reference.repeats
     assert (first.step_s, second.step_s) == (None, 0.5)
     assert "no layer was timed on its host among its steps, as that of te1-olmoe-6l-again was" in first.notes[0]
@@ -240,8 +240,8 @@ def test_what_a_pace_explains_does_not_spread_steps(records: dict[str, RunRecord
     steps_s = [0.4, 0.5, 0.6, 0.7]
     paced = with_pace(one, steps_s, {**READ, "step_ops_s": [2e-6, 2.5e-6, 3e-6, 3.5e-6], "step_back_ops_s": [2e-6] * 4})
     even = with_pace(one, steps_s, {**READ, "step_ops_s": [2e-6] * 4, "step_back_ops_s": [2e-6, 2e-6, 2.1e-6, 2.0e-6]})
-    assert unexplained_spread(paced) == pytest.approx(0.0, abs=1e-9)
-    assert unexplained_spread(even) > 0.1
+    assert unexplained_step_spread(paced) == pytest.approx(0.0, abs=1e-9)
+    assert unexplained_step_spread(even) > 0.1
     assert why_step_time_not_scored(paced) is None
     assert "quartiles" in str(why_step_time_not_scored(even))
 

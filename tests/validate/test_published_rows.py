@@ -12,7 +12,7 @@ from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
 from mofa.units import GIB
-from mofa.validate.published import PublishedRun, published_references
+from mofa.validate.published import PublishedRun, published_reference_runs
 from mofa.validate.published_rows import OWN_NODES, import_published_rows, why_row_is_unusable, write_published_runs
 
 PUBLISHED = Path(__file__).parents[2] / "reference_runs" / "published"
@@ -345,7 +345,7 @@ def test_a_table_is_written_and_read_back(tmp_path: Path) -> None:
         writer.writeheader()
         writer.writerows([row(), row(id="bridge-002", gpu="GB300"), row(id="bridge-003", pp="2", tp="1")])
     assert write_published_runs(table, folder) == (2, 1)
-    references, left_out = published_references(folder)
+    references, left_out = published_reference_runs(folder)
     assert [r.id for r in references] == ["bridge-001", "bridge-003"]
     assert references[0].outcome.step_s == 8.0
     assert [(item.id, item.reason) for item in left_out] == [("bridge-002", "GPU has no profile: GB300")]

@@ -13,10 +13,10 @@ import pytest
 from mofa.errors import SpecError
 from mofa.measure.records import RunRecord, write_record
 from mofa.validate.all_runs import group_scores, validate_runs
-from mofa.validate.published import published_references
-from mofa.validate.reference import measured_references, why_step_time_not_scored
+from mofa.validate.published import published_reference_runs
+from mofa.validate.reference import measured_reference_runs, why_step_time_not_scored
 from mofa.validate.run_processes import BATCH, RunProcesses
-from mofa.validate.score import group_score, score_references, score_run
+from mofa.validate.score import group_score, score_reference_runs, score_run
 from mofa.validate.validation_report import RunScore, compare_with_measured
 from tests.committed import MEASURED, measured_records
 
@@ -115,7 +115,7 @@ def test_repeats_are_one_run_with_the_median(records: dict[str, RunRecord], tmp_
     folder = tmp_path / "records"
     for name in ("mc1-qwen30b-2l", "mc1-qwen30b-2l-again", "mc1-qwen30b-2l-third", "tt1-llama-8l"):
         write_record(records[name], folder)
-    references, left_out = measured_references(folder, tmp_path)
+    references, left_out = measured_reference_runs(folder, tmp_path)
     assert [r.id for r in references] == ["mc1-qwen30b-2l", "tt1-llama-8l"]
     assert [item.id for item in left_out] == ["mc1-qwen30b-2l-again", "mc1-qwen30b-2l-third"]
     times = sorted(float(records[n].measured.step_time_s or 0) for n in records if n.startswith("mc1-qwen30b-2l"))
@@ -126,7 +126,7 @@ def test_counts_of_routers_become_the_routing(records: dict[str, RunRecord], tmp
     """A pipeline: every rank's layers by their place in the model, dense ones skipped."""
     folder = tmp_path / "records"
     write_record(records["tt2-pp2-dsv2lite-8l"], folder)
-    (reference,), _ = measured_references(folder, tmp_path)
+    (reference,), _ = measured_reference_runs(folder, tmp_path)
     assert reference.run.routing.kind == "counts"
     rows = Path(str(reference.run.routing.file)).read_text().splitlines()[1:]
     assert sorted({int(row.split(",")[1]) for row in rows}) == list(range(1, 8))
@@ -139,7 +139,7 @@ def test_counts_of_routers_become_the_routing(records: dict[str, RunRecord], tmp
 def test_switch_reduction_is_off_where_the_run_had_it_off(records: dict[str, RunRecord], tmp_path: Path) -> None:
     folder = tmp_path / "records"
     write_record(records["mc2-tp2-llama-12l"], folder)
-    (reference,), _ = measured_references(folder, tmp_path)
+    (reference,), _ = measured_reference_runs(folder, tmp_path)
     assert reference.resolve()[1].node.nvls_factor.value == 1.0
 
 
@@ -161,7 +161,7 @@ def test_a_record_that_contradicts_itself_is_named(
     folder = tmp_path / "records"
     write_record(record, folder)
     with pytest.raises(SpecError, match=f"{name}.*{says}"):
-        measured_references(folder, tmp_path)
+        measured_reference_runs(folder, tmp_path)
 
 
 def test_records_of_one_name_are_refused(records: dict[str, RunRecord], tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_records_of_one_name_are_refused(records: dict[str, RunRecord], tmp_path
     write_record(records["tt1-llama-8l"], tmp_path)
     shutil.copy(tmp_path / "tt1-llama-8l.yaml", tmp_path / "zz.yaml")
     with pytest.raises(SpecError, match=r"zz.yaml: run.id 'tt1-llama-8l' is that of tt1-llama-8l.yaml too"):
-        measured_references(tmp_path, tmp_path)
+        measured_reference_runs(tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(("gpu", "group"), [("NVIDIA GH200 480GB", "measured-gh200"), ("H100", "measured-h100")])
@@ -178,7 +178,7 @@ def test_other_gpus_only_judge(gpu: str, group: str, records: dict[str, RunRecor
     record = record.model_copy(update={"environment": record.environment.model_copy(update={"gpu": gpu})})
     folder = tmp_path / "records"
     write_record(record, folder)
-    (reference,), _ = measured_references(folder, tmp_path)
+    (reference,), _ = measured_reference_runs(folder, tmp_path)
     assert reference.group == group and record.fitting_or_judging == "judging"
 
 
@@ -209,20 +209,20 @@ def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
 
 def test_processes_predict_what_one_does() -> None:
     """Runs keep their order; progress counts to the end."""
-    found, _ = published_references(MEASURED.parent / "published")
+    found, _ = published_reference_runs(MEASURED.parent / "published")
     few = [reference for reference in found if reference.group in ("published-korth", "published-simumax")]
     few = sorted(few, key=lambda reference: (reference.run.gpus, reference.id))[: 2 * BATCH + 1]  # the quickest
     told: list[tuple[int, int]] = []
     with RunProcesses(2) as spread:
-        beside, _ = score_references(few, spread=spread, progress=lambda done, all_: told.append((done, all_)))
-    alone, _ = score_references(few)
+        beside, _ = score_reference_runs(few, spread=spread, progress=lambda done, all_: told.append((done, all_)))
+    alone, _ = score_reference_runs(few)
     assert beside == alone
     assert told == [(i + 1, len(few)) for i in range(len(few))]
 
 
 def test_only_longer_steps_are_told_by_closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Korthikanti's 1T is played: 64 stages of 512 micro-batches, forward and backward."""
-    found, _ = published_references(MEASURED.parent / "published")
+    found, _ = published_reference_runs(MEASURED.parent / "published")
     (longest,) = (r for r in found if r.id == "korth-008")
     played = score_run(longest)
     assert played.played_out
@@ -239,7 +239,7 @@ def test_skewed_runs_are_a_group_over_both_halves(tmp_path: Path) -> None:
         shutil.copy(MEASURED / f"{name}.yaml", tmp_path)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    found, _ = measured_references(tmp_path, scratch)
+    found, _ = measured_reference_runs(tmp_path, scratch)
     assert len(found) == len(names)
     skewed = {r.id for r in found if r.skewed}
     assert {"tt1-qwen30b-2l-skewed", "mc4-ep4-mixtral-4l-skewed"} <= skewed

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mofa.measure.records import RunRecord
-from mofa.validate.reference import measured_references
+from mofa.validate.reference import measured_reference_runs
 from mofa.validate.step_pace import (
     PassTimesOfRanks,
     has_pace_samples,
@@ -110,7 +110,7 @@ def test_no_spread_is_added_to_a_slowest_host_that_is_known(tmp_path: Path) -> N
         (folder / f"{name}.yaml").symlink_to(MEASURED / f"{name}.yaml")
     scratch = tmp_path / "counts"
     scratch.mkdir()
-    (run,) = measured_references(folder, scratch)[0]
+    (run,) = measured_reference_runs(folder, scratch)[0]
     slowest = {
         run.for_repeat(repeat).resolve()[1].slowest_host_factor for repeat in run.repeats if repeat.id.endswith("quiet")
     }

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mofa.calibrate.bench.torch_host import small_op_issue_s
 from mofa.calibrate.cases import Case
-from mofa.calibrate.shapes.chunked import ISSUE, expert_copies_of_rank
+from mofa.calibrate.shapes.chunked import ISSUE, token_copies_by_expert_of_rank
 
 Tensor = torch.Tensor
 
@@ -153,7 +153,9 @@ class BenchMoeLayer:
         self.chunks = case.size("chunks")
         self.x = self._randn(self.tokens, self.hidden).requires_grad_(True)
         self.d_out = self._randn(self.tokens, self.hidden, scale=1e-3)
-        loads = torch.tensor(expert_copies_of_rank(self.tokens, self.top_k, self.experts, float(case.shape["skew"])))
+        loads = torch.tensor(
+            token_copies_by_expert_of_rank(self.tokens, self.top_k, self.experts, float(case.shape["skew"]))
+        )
         copies = torch.repeat_interleave(torch.arange(self.experts), loads)  # copy j goes to token j modulo tokens
         generator = torch.Generator().manual_seed(self.rank)
         routes = copies.view(self.top_k, self.tokens).T[torch.randperm(self.tokens, generator=generator)]

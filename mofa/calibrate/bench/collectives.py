@@ -31,7 +31,7 @@ def measure_collectives(
     device: str = "cuda",
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Time the cases on ``gpus`` GPUs; the first rank appends the rows to ``folder``.
+    """Time the cases of collectives on ``gpus`` GPUs; the first rank appends the rows to ``folder``.
 
     ``progress`` is called about once a second with how many rows have come.
     """
@@ -90,7 +90,8 @@ def _rank(rank: int, gpus: int, port: int, cases: list[Case], folder: Path, host
 
 
 def collective_call(case: Case, source: torch.Tensor, target: torch.Tensor, group: Any, rank: int) -> Call:
-    """The call of one rank. ``bytes`` is the whole tensor; of all-to-all and send/recv, what one rank sends."""
+    """The call of a collective on one rank. ``bytes`` is the whole tensor; of all-to-all and send/recv, what one rank
+    sends."""
     size, p = case.size("bytes") // 2, case.size("group")
     full, shard = source[: size // p * p], target[: size // p]
     if case.op == "all_reduce":

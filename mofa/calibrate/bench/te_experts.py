@@ -14,11 +14,11 @@ from mofa.calibrate.bench.te_megatron import (
     NUM,
     WIDTH,
     Timing,
+    case_with_timing_call,
     config_and_fp8_context,
     first_micro_batch_setter,
     params_with_main_grads,
     random_leaf_tensor,
-    timing_by_case_name,
 )
 from mofa.calibrate.bench.te_timing import LayerChain, RowRecorder, case_label, quiet_sample_indices, time_layer_chain
 
@@ -81,7 +81,7 @@ def time_new_row_counts(
             for x in (source, *parameters):
                 x.grad = None
             first_micro_batch_setter([layer], True)()
-            settled = recorder.cores.settle()
+            settled = recorder.cores.stay_or_move_to_quiet()
             ahead_scale, behind_scale = recorder.pace.layer_time_ratios(beside.seconds(5))
             with around():
                 began = time.perf_counter()
@@ -177,31 +177,31 @@ def bf16_cases() -> list[Timing]:
               "sort_chunks")  # fmt: skip
     return [
         *(
-            timing_by_case_name("grouped", time_grouped_linears, experts, "bf16", first=True, fused=True)
+            case_with_timing_call("grouped", time_grouped_linears, experts, "bf16", first=True, fused=True)
             for experts in EXPERTS
         ),
         *(
-            timing_by_case_name("grouped", time_grouped_linears, experts, "bf16", first=True, fused=False)
+            case_with_timing_call("grouped", time_grouped_linears, experts, "bf16", first=True, fused=False)
             for experts in (8, 64)
         ),
         *(  # current scaling's products are those of delayed scaling
-            timing_by_case_name("new_rows", time_new_row_counts, experts, recipe)
+            case_with_timing_call("new_rows", time_new_row_counts, experts, recipe)
             for recipe in ("bf16", "fp8-delayed", "fp8-blockwise")
             for experts in (8, 32)
         ),
         *(
-            timing_by_case_name("new_rows", time_new_row_counts, 8, recipe, 2048)
+            case_with_timing_call("new_rows", time_new_row_counts, 8, recipe, 2048)
             for recipe in ("bf16", "fp8-tensorwise")
         ),
-        *(timing_by_case_name("some_new_rows", time_new_row_counts, 32, "bf16", 1024, fresh) for fresh in (4, 8, 16)),
-        *(timing_by_case_name(op, time_routing, op, experts) for op in routed for experts in (8, 64)),
+        *(case_with_timing_call("some_new_rows", time_new_row_counts, 32, "bf16", 1024, fresh) for fresh in (4, 8, 16)),
+        *(case_with_timing_call(op, time_routing, op, experts) for op in routed for experts in (8, 64)),
     ]
 
 
 def fp8_cases(recipe: str) -> list[Timing]:
     """Grouped linears of a recipe of fp8, in a step's first micro-batch and in a later one."""
     return [
-        timing_by_case_name("fp8_grouped", time_grouped_linears, experts, recipe, first=first, fused=True)
+        case_with_timing_call("fp8_grouped", time_grouped_linears, experts, recipe, first=first, fused=True)
         for experts in (8, 64)
         for first in (True, False)
     ]
@@ -209,4 +209,4 @@ def fp8_cases(recipe: str) -> list[Timing]:
 
 def padding_cases() -> list[Timing]:
     """Rows filled up for fp8 products."""
-    return [timing_by_case_name("fp8_padding", time_fp8_row_padding, experts) for experts in (8, 64)]
+    return [case_with_timing_call("fp8_padding", time_fp8_row_padding, experts) for experts in (8, 64)]

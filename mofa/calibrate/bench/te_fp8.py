@@ -33,7 +33,8 @@ SUSTAINED_S = 1.5
 
 
 def te_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
-    """Time of one call; `UnsupportedCase` without Transformer Engine, or where it refuses the case."""
+    """Time one call of a case of Transformer Engine in fp8; `UnsupportedCase` without Transformer Engine, or where it
+    refuses the case."""
     if pool.device != "cuda":
         raise UnsupportedCase("Transformer Engine's kernels need a CUDA device")
     try:
@@ -46,7 +47,7 @@ def te_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
 
 
 def te_calls(case: Case, pool: RandomInputs) -> list[Call]:
-    """The calls of a case, over rotating inputs."""
+    """The calls of a case of Transformer Engine in fp8, over rotating inputs."""
     if case.family == "te_cast":
         rows, width = case.size("tokens"), case.size("width")
         return [_cast(case.op, rows, width, pool) for _ in range(min(MOST_SETS, num_input_sets(3 * rows * width)))]

@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from mofa import host_pace
-from mofa.calibrate.bench.te_timing import FAMILY, DeviceWaitTimer, HostPace, RowRecorder
+from mofa.calibrate.bench.te_timing import FAMILY, DeviceWaitTimer, HostPaceSample, RowRecorder
 from mofa.calibrate.bench.torch_bench import machine_environment
 from mofa.calibrate.run_cases import anonymous_machine_id
 
@@ -75,7 +75,7 @@ def profile_kernels(recorder: RowRecorder) -> None:
 
 
 def run_all_cases(recorder: RowRecorder, todo: Sequence[tuple[str, Callable[[], None]]]) -> None:
-    """Run what the time allows; a failure is a line of ``failed.txt``."""
+    """Run all cases that the time allows; a failure is a line of ``failed.txt``."""
     for name, call in todo:
         if recorder.left_s() < 0:
             recorder.failed.append(f"{name}: no time left")
@@ -89,19 +89,19 @@ def run_all_cases(recorder: RowRecorder, todo: Sequence[tuple[str, Callable[[], 
             print(f"{name}: {type(error).__name__}: {text}", flush=True)
 
 
-def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> HostPace:
+def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> HostPaceSample:
     """Low quartiles of the beginning on quiet cores."""
     layer = host_pace.TransformerEngineLayer()
     read = []
     for _ in range(readings):
-        cores.settle()
+        cores.stay_or_move_to_quiet()
         read.append((host_pace.small_op_s(), *layer.seconds()))
     cores.release()
-    return HostPace(*(sorted(column)[readings // 4] for column in zip(*read, strict=True)))
+    return HostPaceSample(*(sorted(column)[readings // 4] for column in zip(*read, strict=True)))
 
 
 def run_cases_of_rank(rank: int, gpus: int, port: int, out: str, limit_s: float, wanted: list[str]) -> None:
-    """All cases of one process."""
+    """Run all cases of one process, a rank."""
     started = time.monotonic()
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(gpus), LOCAL_RANK=str(rank)
@@ -138,7 +138,7 @@ def run_cases_of_rank(rank: int, gpus: int, port: int, out: str, limit_s: float,
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line: time what the host needs to issue Transformer Engine."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("only", nargs="*", help="beginnings of names of cases")

@@ -95,7 +95,7 @@ def _throttled_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Samp
 
 
 def grouped_calls(case: Case, pool: RandomInputs) -> list[Call]:
-    """A grouped product over rotating inputs; ``n`` and ``k`` are out and in features of each expert."""
+    """Calls of a grouped product over rotating inputs; ``n`` and ``k`` are out and in features of each expert."""
     loads = [int(x) for x in str(case.shape["loads"]).split(",")]
     n, k, rows, experts = case.size("n"), case.size("k"), sum(loads), len(loads)
     weight = experts * n * k * (4 if case.op == "wgrad" else 2)
@@ -131,7 +131,7 @@ def _grouped(op: str, loads: list[int], n: int, k: int, pool: RandomInputs) -> C
 
 
 def gradient_accumulation_calls(case: Case, pool: RandomInputs) -> list[Call]:
-    """A weight's gradient added to an fp32 one: (m, k) x (k, n), over rotating inputs."""
+    """Calls that add a weight's gradient to an fp32 one: (m, k) x (k, n), over rotating inputs."""
     from transformer_engine.pytorch.cpp_extensions import general_gemm
 
     m, n, k = (case.size(x) for x in "mnk")

@@ -21,7 +21,7 @@ RECIPES = {"fp8-delayed": ("delayed", "hybrid"), "fp8-tensorwise": ("tensorwise"
 
 
 def timed_library_versions() -> dict[str, str]:
-    """Releases of what is timed."""
+    """Versions of the libraries that are timed."""
     releases = {}
     for name in ("transformer-engine", "transformer_engine", "megatron-core", "triton"):
         try:
@@ -111,6 +111,6 @@ def first_micro_batch_setter(layers: Sequence[Any], first: bool) -> Callable[[],
     return say
 
 
-def timing_by_case_name(name: str, call: Callable[..., None], *args: Any, **named: Any) -> Timing:
+def case_with_timing_call(name: str, call: Callable[..., None], *args: Any, **named: Any) -> Timing:
     """A case by name, with what times it and that function's arguments but the recorder."""
     return name, call, args, named

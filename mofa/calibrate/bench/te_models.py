@@ -254,7 +254,7 @@ def time_model_parts(
     steps: list[tuple[dict[str, float], dict[str, list[float]]]] = []
     try:
         for i in range(WARMUP + STEPS):
-            settled = i >= WARMUP and recorder.cores.settle()
+            settled = i >= WARMUP and recorder.cores.stay_or_move_to_quiet()
             ahead = layer.seconds(5)
             MethodTimer.seconds = defaultdict(list)
             marks.stamps = []
@@ -343,7 +343,7 @@ LATENT = {
 
 
 def one_gpu_cases(recorder: RowRecorder) -> Todo:
-    """Models of one GPU, the ones that matter most first."""
+    """Cases of models on one GPU, the ones that matter most first."""
     plain: dict[str, Any] = {}
     listed: list[tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any]]] = [
         ("model_dense", plain, (2, 6), {}),
@@ -387,7 +387,7 @@ def _todo(
 
 
 def two_gpu_cases(recorder: RowRecorder) -> Todo:
-    """Models of two GPUs; groups are made anew for each kind of parallelism."""
+    """Cases of models on two GPUs; groups are made anew for each kind of parallelism."""
     kinds: list[tuple[str, dict[str, int], dict[str, Any], tuple[int, ...], bool]] = [
         ("model_tp2_dense", {"tensor_model_parallel_size": 2}, {"sequence_parallel": True}, (2, 4), False),
         ("model_ep2_moe8", {"expert_model_parallel_size": 2}, moe_layer_config(8), (2, 4), False),

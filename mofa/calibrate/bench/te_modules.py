@@ -20,13 +20,13 @@ from mofa.calibrate.bench.te_megatron import (
     WIDTH,
     Timing,
     Todo,
+    case_with_timing_call,
     config_and_fp8_context,
     first_micro_batch_setter,
     init_process_groups,
     params_with_main_grads,
     random_leaf_tensor,
     small_layer_config,
-    timing_by_case_name,
 )  # fmt: skip
 from mofa.calibrate.bench.te_timing import LayerChain, RowRecorder, case_label, quiet_sample_indices, time_layer_chain
 
@@ -189,7 +189,7 @@ def time_fp8_contexts(recorder: RowRecorder, recipe: str) -> None:
 def _calls(recorder: RowRecorder, op: str, call: Callable[[], Any], sizes: dict[str, Any], dtype: str = "bf16") -> None:
     beside, times, quiet = host_pace.TransformerEngineLayer(), [], []
     for _ in range(14):
-        settled = recorder.cores.settle()
+        settled = recorder.cores.stay_or_move_to_quiet()
         scale, _ = recorder.pace.layer_time_ratios(beside.seconds(5))
         began = time.perf_counter()
         call()
@@ -210,26 +210,26 @@ LINEARS = {"column_linear": _column, "row_linear": _row, "norm_linear": _norm_li
 
 
 def one_gpu_cases(recorder: RowRecorder) -> Todo:
-    """Cases of one GPU."""
+    """Cases of Transformer Engine's modules that need one GPU."""
     cases = [*_dense_cases(), *te_experts.bf16_cases(), *_fp8_cases()]
-    cases += [timing_by_case_name("ddp", time_gradient_hooks, wrapped=wrapped) for wrapped in (False, True)]
-    cases += [timing_by_case_name("fused_adam", time_adam, tensors) for tensors in (10, 50, 200, 600)]
+    cases += [case_with_timing_call("ddp", time_gradient_hooks, wrapped=wrapped) for wrapped in (False, True)]
+    cases += [case_with_timing_call("fused_adam", time_adam, tensors) for tensors in (10, 50, 200, 600)]
     return [(name, partial(call, recorder, *args, **named)) for name, call, args, named in cases]
 
 
 def _dense_cases() -> list[Timing]:
     """What a layer without experts calls, in bf16."""
     return [
-        *(timing_by_case_name(op, time_fused_functions, op) for op in ("silu", "torch_linear")),
+        *(case_with_timing_call(op, time_fused_functions, op) for op in ("silu", "torch_linear")),
         *(
-            timing_by_case_name(op, time_linears, op, make, "bf16", first=True, fused=True)
+            case_with_timing_call(op, time_linears, op, make, "bf16", first=True, fused=True)
             for op, make in LINEARS.items()
         ),
-        timing_by_case_name("column_linear", time_linears, "column_linear", _column, "bf16", first=True, fused=False),
-        timing_by_case_name("norm", time_linears, "norm", _norm, "bf16", first=True, fused=True),
-        *(timing_by_case_name("attention", time_attention, groups) for groups in (2, 4)),
+        case_with_timing_call("column_linear", time_linears, "column_linear", _column, "bf16", first=True, fused=False),
+        case_with_timing_call("norm", time_linears, "norm", _norm, "bf16", first=True, fused=True),
+        *(case_with_timing_call("attention", time_attention, groups) for groups in (2, 4)),
         *(
-            timing_by_case_name(op, time_fused_functions, op)
+            case_with_timing_call(op, time_fused_functions, op)
             for op in ("rope", "bias_dropout_add", "swiglu", "weighted_swiglu", "checkpoint")
         ),
     ]
@@ -239,11 +239,11 @@ def _fp8_cases() -> list[Timing]:
     """Contexts, linears, experts and padding of fp8, each recipe in a first micro-batch and in a later one."""
     cases: list[Timing] = []
     for recipe in RECIPES:
-        cases.append(timing_by_case_name("fp8_context", time_fp8_contexts, recipe))
+        cases.append(case_with_timing_call("fp8_context", time_fp8_contexts, recipe))
         for op in ("column_linear", "norm_linear"):
             for first in (True, False):
                 cases.append(
-                    timing_by_case_name(f"fp8_{op}", time_linears, op, LINEARS[op], recipe, first=first, fused=True)
+                    case_with_timing_call(f"fp8_{op}", time_linears, op, LINEARS[op], recipe, first=first, fused=True)
                 )
         cases += te_experts.fp8_cases(recipe)
     return cases + te_experts.padding_cases()
@@ -260,7 +260,7 @@ def _tensor_parallel(recorder: RowRecorder, op: str, make: Callable[[Any], Any])
 
 
 def two_gpu_cases(recorder: RowRecorder) -> Todo:
-    """Cases of two GPUs."""
+    """Cases of Transformer Engine's modules that need two GPUs."""
     return [
         ("tp2_column_row", partial(_tensor_parallel, recorder, "tp2_column_row", _column)),
         ("tp2_norm_column_row", partial(_tensor_parallel, recorder, "tp2_norm_column_row", _norm_linear)),

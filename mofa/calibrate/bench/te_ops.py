@@ -19,7 +19,7 @@ GROUPS, GROUP_TOP = 8, 4
 
 
 def te_memory_bound_calls(case: Case, pool: RandomInputs) -> list[Call]:
-    """The calls of a case, over rotating inputs."""
+    """The calls of a memory-bound case of Transformer Engine, over rotating inputs."""
     if "params" in case.shape:
         return [_optimizer(case, pool)]
     make = next((make for start, make in MAKERS.items() if case.op.startswith(start)), None)

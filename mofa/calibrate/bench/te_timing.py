@@ -87,8 +87,8 @@ class DeviceWaitTimer:
         return counted
 
 
-class HostPace(NamedTuple):
-    """A host's pace at one moment."""
+class HostPaceSample(NamedTuple):
+    """A host's pace at one moment: of a small op, and of a layer each way."""
 
     small_op_s: float
     layer_fwd_s: float
@@ -111,7 +111,7 @@ class RowRecorder:
     writes: bool
     waits: DeviceWaitTimer
     deadline: float
-    pace: HostPace
+    pace: HostPaceSample
     """The host's at the beginning, for which all times are told."""
     cores: host_pace.QuietCores
     later: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
@@ -142,7 +142,7 @@ def time_layer_chain(op: str, chain: LayerChain, recorder: RowRecorder) -> None:
     num = len(chain.steps) * chain.per
     for _ in range(REPETITIONS):
         chain.clear()
-        settled = recorder.cores.settle()
+        settled = recorder.cores.stay_or_move_to_quiet()
         ahead_scale, behind_scale = recorder.pace.layer_time_ratios(layer.seconds(5))
         began = time.perf_counter()
         roots = chain.forward()

@@ -24,7 +24,7 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 """From what one layer got to what it gives."""
 
 
-def autograd_sample(op: str, device: str, num: int) -> Sample:
+def autograd_host_sample(op: str, device: str, num: int) -> Sample:
     """Host time of one layer's forward or backward pass, of a chain of ``num``; of a tensor in an optimizer. [s]
 
     Raises

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from mofa.calibrate.bench.te_kernels import te_bf16_sample
-from mofa.calibrate.bench.torch_autograd import autograd_sample
+from mofa.calibrate.bench.torch_autograd import autograd_host_sample
 from mofa.calibrate.bench.torch_host import copy_sample, host_sample, sustained_sample, throttled_sample
 from mofa.calibrate.bench.torch_host_optimizer import host_optimizer_sample
 from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, grouped_calls
 from mofa.calibrate.bench.torch_memory import MemoryBoundCalls
 from mofa.calibrate.bench.torch_routed import routed_calls
-from mofa.calibrate.bench.torch_sequence import sequence_sample
+from mofa.calibrate.bench.torch_sequence import op_sequence_host_sample
 from mofa.calibrate.bench.torch_timing import GpuMonitor, RandomInputs, time_calls
 from mofa.calibrate.cases import Case, Sample, UnsupportedCase
 from mofa.calibrate.shapes.host_ops import HOST_OPTIMIZER
@@ -55,9 +55,9 @@ class TorchBench:
         if case.family == "host":
             return host_sample(case, self.pool, self.clock)
         if case.family == "autograd":
-            return autograd_sample(case.op, self.device, case.size("ops"))
+            return autograd_host_sample(case.op, self.device, case.size("ops"))
         if case.family == "sequence":
-            return sequence_sample(case, self.device)
+            return op_sequence_host_sample(case, self.device)
         if case.family == HOST_OPTIMIZER:
             return host_optimizer_sample(case, self.device, self.clock)
         if case.family == "copy":

@@ -15,7 +15,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.float8_e4m
 
 
 def gemm_calls(case: Case, pool: RandomInputs) -> list[Call]:
-    """A dense product in one of the three layouts of a linear layer, over rotating inputs."""
+    """Calls of a dense product in one of the three layouts of a linear layer, over rotating inputs."""
     m, n, k = (case.size(x) for x in "mnk")
     width = {"bf16": 2, "fp8": 1, "fp32": 4}[case.dtype]
     return [_gemm(case, pool, m, n, k) for _ in range(num_input_sets((m * k + n * k) * width))]
@@ -37,7 +37,7 @@ def _gemm(case: Case, pool: RandomInputs, m: int, n: int, k: int) -> Call:
 
 
 def grouped_calls(case: Case, pool: RandomInputs) -> list[Call]:
-    """``n`` and ``k`` are the out and in features of each expert in all three layouts."""
+    """Calls of a grouped product; ``n`` and ``k`` are the out and in features of each expert in all three layouts."""
     if not hasattr(torch, "_grouped_mm"):
         raise UnsupportedCase("this torch has no _grouped_mm")
     loads = [int(x) for x in str(case.shape["loads"]).split(",")]
@@ -63,7 +63,7 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 
 
 def attention_calls(case: Case, pool: RandomInputs) -> list[Call]:
-    """Fused attention, or its backward pass over one kept forward, over rotating inputs."""
+    """Calls of fused attention, or of its backward pass over one kept forward, over rotating inputs."""
     b, hq, hkv, q_len, kv_len, d_qk, d_v, causal = (
         case.size(x) for x in ("b", "hq", "hkv", "q", "kv", "dqk", "dv", "causal")
     )

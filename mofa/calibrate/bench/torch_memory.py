@@ -16,40 +16,40 @@ from mofa.calibrate.cases import Case, UnsupportedCase
 from mofa.specs.curves import TIMED_EMBEDDING_ROWS
 
 
-def swiglu(a: Tensor, b: Tensor) -> Tensor:
+def swiglu_output(a: Tensor, b: Tensor) -> Tensor:
     """SiLU of the gate times the up projection."""
     return F.silu(a) * b
 
 
-def rope_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rope_by_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions in halves, unfused, as Megatron-Core applies them."""
     first, second = torch.chunk(x, 2, dim=-1)
     return (x * cos) + (torch.cat((-second, first), dim=-1) * sin)
 
 
-def rope_complex(x: Tensor, freqs: Tensor) -> Tensor:
+def rope_by_complex_numbers(x: Tensor, freqs: Tensor) -> Tensor:
     """Rotary positions as complex numbers, as torchtitan applies them."""
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * freqs).flatten(2).type_as(x)
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Loss in fp32 over bf16 logits."""
     return F.cross_entropy(logits.float(), labels)
 
 
-def add_rmsnorm(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def residual_sum_and_rmsnorm(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Residual add and the norm that follows it."""
     total = x + y
     return total, F.rms_norm(total, (x.shape[-1],), weight)
 
 
-def rmsnorm(x: Tensor, weight: Tensor) -> Tensor:
+def rmsnorm_output(x: Tensor, weight: Tensor) -> Tensor:
     """RMSNorm over the last dimension."""
     return F.rms_norm(x, (x.shape[-1],), weight)
 
 
-def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def layernorm_output(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """LayerNorm over the last dimension."""
     return F.layer_norm(x, (x.shape[-1],), weight, bias)
 
@@ -106,7 +106,9 @@ class MemoryBoundCalls:
         if base in ("cast_up", "cast_down"):
             source = view(tokens, width, dtype=torch.float32) if base == "cast_down" else x
             target = torch.bfloat16 if base == "cast_down" else torch.float32
-            cast: Callable[..., Any] = self._function(cast_up, compiled=True) if compiled else lambda t: t.to(target)
+            cast: Callable[..., Any] = (
+                self._function(cast_to_fp32, compiled=True) if compiled else lambda t: t.to(target)
+            )
             return lambda: cast(source)
         if op in ("silu", "mul", "dropout", "accumulate", "softmax_fp32"):
             y = view(tokens, width)
@@ -122,7 +124,7 @@ class MemoryBoundCalls:
             x = x.view(tokens, width // head, head)
             angles = torch.randn(tokens, 1, head // 2, device=device)
             freqs = torch.polar(torch.ones_like(angles), angles)
-            return lambda: rope_complex(x, freqs)
+            return lambda: rope_by_complex_numbers(x, freqs)
         if op in ("permute", "unpermute", "embedding_bwd"):
             rows = torch.randperm(tokens, device=device)
             if op == "permute":
@@ -142,22 +144,22 @@ class MemoryBoundCalls:
         view, device = self.pool.view, self.pool.device
         weight = torch.randn(width, device=device, dtype=torch.bfloat16)
         if base == "rmsnorm":
-            return [x, weight], rmsnorm
+            return [x, weight], rmsnorm_output
         if base == "layernorm":
-            return [x, weight, torch.randn_like(weight)], layernorm
+            return [x, weight, torch.randn_like(weight)], layernorm_output
         if base == "swiglu":
-            return [x, view(tokens, width)], swiglu
+            return [x, view(tokens, width)], swiglu_output
         if base == "gelu":
             return [x], F.gelu
         if base == "add_rmsnorm":
-            return [x, view(tokens, width), weight], add_rmsnorm
+            return [x, view(tokens, width), weight], residual_sum_and_rmsnorm
         if base == "residual_add":
-            return [x, view(tokens, width)], residual_add
+            return [x, view(tokens, width)], residual_sum
         if base == "rope_half":
             head = 128 if width % 128 == 0 else 64
             angles = torch.randn(tokens, 1, head, device=device, dtype=torch.bfloat16)
-            return [x.view(tokens, width // head, head), angles, angles.sin()], rope_half
-        return [x, torch.randint(width, (tokens,), device=device)], cross_entropy
+            return [x.view(tokens, width // head, head), angles, angles.sin()], rope_by_halves
+        return [x, torch.randint(width, (tokens,), device=device)], cross_entropy_loss
 
     def _backward(self, function: Callable[..., Any], inputs: list[Tensor]) -> Call:
         leaves = [t.detach().requires_grad_(True) if t.is_floating_point() else t for t in inputs]
@@ -193,12 +195,12 @@ class MemoryBoundCalls:
         return lambda: torch._foreach_zero_(copies)
 
 
-def cast_up(x: Tensor) -> Tensor:
+def cast_to_fp32(x: Tensor) -> Tensor:
     """bf16 to fp32."""
     return x.float()
 
 
-def residual_add(x: Tensor, y: Tensor) -> Tensor:
+def residual_sum(x: Tensor, y: Tensor) -> Tensor:
     """Sum of two activations."""
     return x + y
 

@@ -15,7 +15,8 @@ from mofa.calibrate.shapes.routed import COPIES, INDEXED, PRODUCTS, REPEATED, to
 
 
 def routed_calls(case: Case, pool: RandomInputs) -> list[Call]:
-    """The calls of a case, over rotating inputs; ``tokens`` are rows, of which a token has so many copies."""
+    """The calls of a case over routed tokens, with rotating inputs; ``tokens`` are rows, of which a token has so many
+    copies."""
     rows, width = case.size("tokens"), case.size("width")
     make = _product if case.op in PRODUCTS else _indexed if case.op in (*INDEXED, REPEATED) else _call
     return [make(case.op, rows, width, pool) for _ in range(min(8, num_input_sets(4 * rows * width)))]

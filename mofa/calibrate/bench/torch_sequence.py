@@ -32,7 +32,7 @@ AHEAD_S = 0.05
 """What the device has to do before a burst that is issued behind it. [s]"""
 
 
-def sequence_sample(case: Case, device: str) -> Sample:
+def op_sequence_host_sample(case: Case, device: str) -> Sample:
     """Host time of one op, layer or call; see the table at the end. [s]
 
     Raises

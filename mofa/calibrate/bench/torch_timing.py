@@ -56,7 +56,7 @@ class RandomInputs:
 
 
 class GpuMonitor:
-    """SM clock and power through NVML, where it answers."""
+    """Reads the SM clock and power of a GPU through NVML, where it answers."""
 
     def __init__(self, device: str) -> None:
         self._handle: Any = None

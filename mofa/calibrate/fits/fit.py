@@ -19,7 +19,7 @@ from mofa.calibrate.fits.loaded_clocks import (
     clock_exponents,
     full_clock_product_rates,
     is_at_full_clock,
-    memory_bound_clock,
+    memory_bound_clock_ratio,
     memory_time_between_products_s,
     sustained_clock_ratios,
 )
@@ -103,7 +103,7 @@ def fit_curves(
         collective=_each(by.get("collective", []), collective_curve_key, _fit_collective),
         sustained=sustained_rate_ratios(rows_of("sustained", "te_sustained")),
         clocks=sustained_clock_ratios(loaded), full_load_flops=full_clock_product_rates(loaded),
-        memory_clock=memory_bound_clock(rows_of("sustained"), partial(memory_time_between_products_s, streams)),
+        memory_clock=memory_bound_clock_ratio(rows_of("sustained"), partial(memory_time_between_products_s, streams)),
         clock_powers=clock_exponents(loaded) | attention_clock_exponents(behind),
         clock_shares=clock_dependent_shares(behind), host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
         modules=relative_module_times(RelativeHostTimes.from_rows(by.get("te_host", []))),
@@ -114,18 +114,18 @@ def fit_curves(
 
 
 def attention_curve_key(row: Row) -> str:
-    """Backend, way and head sizes: what selects a kernel. Transformer Engine's is cuDNN's, which is measured apart."""
+    """Key of an attention's curve: backend, way, head sizes. Transformer Engine's is cuDNN's, measured apart."""
     case = row.case
     return f"{BACKEND.get(case.variant, case.variant)} {case.op} {case.size('dqk')}/{case.size('dv')}"
 
 
 def memory_bound_curve_key(row: Row) -> str:
-    """Eager or compiled, and the op."""
+    """Key of a memory-bound op's curve: eager or compiled, and the op."""
     return f"{row.case.variant} {row.case.op}"
 
 
 def collective_curve_key(row: Row) -> str:
-    """The collective and its group size."""
+    """Key of a collective's curve: its kind and its group size."""
     return f"{row.case.op} {row.case.size('group')}"
 
 

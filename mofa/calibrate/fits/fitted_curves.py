@@ -46,7 +46,7 @@ class DeviceCurveFits:
     full_load_flops: dict[str, float] = field(default_factory=dict)
     """Of :func:`mofa.calibrate.fits.loaded_clocks.full_clock_product_rates`. [FLOP/s]"""
     memory_clock: float | None = None
-    """Of :func:`mofa.calibrate.fits.loaded_clocks.memory_bound_clock`. [-]"""
+    """Of :func:`mofa.calibrate.fits.loaded_clocks.memory_bound_clock_ratio`. [-]"""
     clock_powers: dict[str, float] = field(default_factory=dict)
     """Power of the clock that the rate of products and attention grows with. [-]"""
     clock_shares: dict[str, float] = field(default_factory=dict)

@@ -26,7 +26,7 @@ BASES: Mapping[str, tuple[str, str]] = {
 whose words are all there the first counts."""
 
 
-def fit_folder(folder: Path) -> tuple[list[Row], DeviceCurveFits]:
+def rows_and_curve_fits_of_folder(folder: Path) -> tuple[list[Row], DeviceCurveFits]:
     """The rows of a folder and the curves fitted to its grid."""
     rows = read_rows(folder)
     environment = read_environment(folder)

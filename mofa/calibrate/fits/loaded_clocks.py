@@ -58,11 +58,11 @@ def full_clock_product_rates(rows: Sequence[Row]) -> dict[str, float]:
     return {name: float(np.median(values)) for name, values in sorted(rates.items())}
 
 
-def memory_bound_clock(rows: Sequence[Row], between_s: Callable[[float], float]) -> float | None:
+def memory_bound_clock_ratio(rows: Sequence[Row], between_s: Callable[[float], float]) -> float | None:
     """Clock at which memory-bound kernels alone draw the power limit over the full clock; above 1 where they never do.
 
     Solved by least squares from the clocks of all that ran alone and between memory-bound kernels, which
-    :func:`mofa.specs.power.clock_at_draw` says of their mean draw. None without such rows.
+    :func:`mofa.specs.power.clock_at_power_draw` says of their mean draw. None without such rows.
 
     Parameters
     ----------

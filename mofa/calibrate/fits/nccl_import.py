@@ -41,7 +41,7 @@ MOST_ERROR = 0.5
 
 
 @dataclass(frozen=True)
-class ImportedRuns:
+class NodeProfileChanges:
     """What changed in a profile: numeric facts by their dotted names, and curves of collectives."""
 
     profile: Path
@@ -52,7 +52,7 @@ class ImportedRuns:
     """Of each file whose ranks span several fast domains, where they gave the network's latency as well."""
 
 
-def import_nccl(files: Sequence[Path], profile: Path | str) -> ImportedRuns:
+def import_nccl_tests_runs(files: Sequence[Path], profile: Path | str) -> NodeProfileChanges:
     """Put what runs measured into a node profile, and say what changed.
 
     ``profile`` is a node's YAML or the name of one below ``hardware_profiles/nodes``. Ranks on several hosts measure
@@ -100,7 +100,7 @@ def import_nccl(files: Sequence[Path], profile: Path | str) -> ImportedRuns:
         for (file, run), cluster, group in outside:
             facts |= _put_share(file, run, group, cluster, "nic", node, path)
     write_file_atomically(path, profile_as_yaml(node).encode(), replaces_input=True)
-    return ImportedRuns(path, facts, tuple(curves), tuple(runs), errors)
+    return NodeProfileChanges(path, facts, tuple(curves), tuple(runs), errors)
 
 
 def _check_versions(runs: Sequence[tuple[Path, NcclTestsRun]]) -> None:
@@ -183,7 +183,7 @@ def _put_network(
 ) -> tuple[dict[str, float], dict[str, NetworkRunErrors]]:  # fmt: skip
     """Put latency and shares of the network into the profile: the facts by their names, the errors by file."""
     usable = [run for run in placed if len(run.time_s)]
-    fitted = network.fit_network(usable, cluster)
+    fitted = network.fit_network_facts(usable, cluster)
     changed = _measured_facts(usable, fitted)
     shares = [value for name, value in changed.items() if name != "latency_s"]
     if max(shares) >= network.MOST_SHARE * 0.999:

@@ -65,13 +65,14 @@ class NetworkRunErrors:
 
 
 def network_facts_of_cluster(cluster: ClusterSpec) -> NetworkFacts:
-    """What a cluster's profile says."""
+    """The facts of the network that a cluster's profile says."""
     nic = cluster.node.nic
     return NetworkFacts(nic.latency_s.value, nic.efficiency.value, nic.all_to_all_efficiency.value)
 
 
-def fit_network(runs: Sequence[NetworkRun], cluster: ClusterSpec) -> NetworkFacts:
-    """The facts with the least squares of logarithmic errors; each run weighs as much, whatever its number of sizes.
+def fit_network_facts(runs: Sequence[NetworkRun], cluster: ClusterSpec) -> NetworkFacts:
+    """Fit the facts of the network with the least squares of logarithmic errors; each run weighs as much, whatever its
+    number of sizes.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ def network_run_errors(
     for run in runs:
         others = [other for other in runs if other is not run]
         alike = any((other.kind == "all_to_all") == (run.kind == "all_to_all") for other in others)
-        by_others = _median_error(run, cluster, fit_network(others, cluster)) if alike else None
+        by_others = _median_error(run, cluster, fit_network_facts(others, cluster)) if alike else None
         before = _median_error(run, cluster, network_facts_of_cluster(cluster))
         scored.append(NetworkRunErrors(run.name, before, _median_error(run, cluster, fitted), by_others))
     return tuple(scored)

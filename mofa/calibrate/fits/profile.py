@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mofa.calibrate.fits.fitted_curves import CurveFit, DeviceCurveFits
-from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device, fit_folder
+from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device, rows_and_curve_fits_of_folder
 from mofa.calibrate.fits.host_optimizer import host_optimizer_facts
 from mofa.calibrate.fits.te_host_facts import layer_host_facts, module_host_facts
 from mofa.calibrate.shapes.routed import OPS as ROUTED_OPS
@@ -37,10 +37,10 @@ PLANNED = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_rec
 LARGE_BYTES = 2.0**30
 
 
-def fit_folders(
+def fit_and_write_profiles(
     folder: Path | Sequence[Path], name: str, out: Path, *, base: tuple[str, str] | None = None
 ) -> dict[str, Path]:
-    """Fit a folder of measurements, or several of the same GPU, and write its profile.
+    """Fit a folder of measurements, or several of the same GPU, and write the profiles of its GPU and node.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def fit_folders(
         If the folder is corrupt, of several GPUs, or no bundled profile knows the device.
     """
     folders = [folder] if isinstance(folder, Path) else list(folder)
-    curves = merge_curves([fit_folder(f)[1] for f in folders], folders)
+    curves = merge_curves([rows_and_curve_fits_of_folder(f)[1] for f in folders], folders)
     if not curves.gemm:
         raise SpecError(f"{folders[0]}: no gemm rows to fit; run `mofa calibrate run` with the family gemm first")
     gpu_base, node_base = base or bundled_gpu_and_node_of_device(curves.gpu, folders[0])
@@ -288,7 +288,8 @@ def _default_stream(curves: DeviceCurveFits, source: str) -> dict[str, Any]:
 
 
 def host_facts(base: dict[str, Any], curves: DeviceCurveFits, source: str) -> dict[str, Any]:
-    """Issue times. A backward node of a product has two products and one addition: the rest is autograd's engine.
+    """The host's facts, its issue times. A backward node of a product has two products and one addition: the rest is
+    autograd's engine.
 
     What was not timed is the base's, as much longer as a small op takes here.
     """

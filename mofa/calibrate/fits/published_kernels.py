@@ -47,11 +47,11 @@ def fit_published_kernels(rows: Sequence[Row], *, num_sms: int, power_shares: Ma
     Notes
     -----
     Large products reach the same share of the peak at any clock: the limited rate over the full one is the median of
-    the long products over the best of the others; attention's that of its longest context over a quarter of it.
-    Power that grows with the square of the clock is on average the limit in both states (as in
-    :func:`mofa.specs.power.clock_at_draw`). The clock of one over that of the other depends on the share of the time
-    and on what part of the limit memory-bound kernels draw at that clock, not on how far it falls. That part, and so
-    the ratio of the rates, is taken to be the other GPU's.
+    the long products over the best of the others; attention's that of its longest context over a quarter of it. Power
+    that grows with the square of the clock is on average the limit in both states (as in
+    :func:`mofa.specs.power.clock_at_power_draw`). The clock of one over that of the other depends on the share of the
+    time and on what part of the limit memory-bound kernels draw at that clock, not on how far it falls. That part, and
+    so the ratio of the rates, is taken to be the other GPU's.
     """
     products = [r for r in rows if r.case.family == "gemm" and r.case.variant == RESULT]
     alone = _rate(r for r in products if r.sample.median_s >= LIMITED_S) / float(

@@ -109,5 +109,5 @@ class RelativeHostTimes:
 
 
 def linear_shape_text(shape: Shape) -> str:
-    """A shape as one word, without what rows of parts have more."""
+    """The shape of a linear as one word, without what rows of parts have more."""
     return " ".join(f"{name}={value}" for name, value in shape.items() if name != "calls")

@@ -74,7 +74,7 @@ def _fresh(groups: Sequence[int]) -> list[Shape]:
     ]
 
 
-def expert_copies_of_rank(tokens: int, top_k: int, experts: int, skew: float) -> list[int]:
+def token_copies_by_expert_of_rank(tokens: int, top_k: int, experts: int, skew: float) -> list[int]:
     """Copies that each expert gets of one rank's tokens: a Zipf law, no expert more than one copy of a token.
 
     What the most popular experts cannot take goes to the others in proportion; the rest of the rounding to the
@@ -82,8 +82,8 @@ def expert_copies_of_rank(tokens: int, top_k: int, experts: int, skew: float) ->
 
     Examples
     --------
-    >>> copies = expert_copies_of_rank(4096, 8, 64, 1.0)
-    >>> expert_copies_of_rank(64, 2, 8, 0.0), sum(copies), max(copies)
+    >>> copies = token_copies_by_expert_of_rank(4096, 8, 64, 1.0)
+    >>> token_copies_by_expert_of_rank(64, 2, 8, 0.0), sum(copies), max(copies)
     ([16, 16, 16, 16, 16, 16, 16, 16], 32768, 4096)
     """
     weights = [(i + 1.0) ** -skew for i in range(experts)]
@@ -112,5 +112,5 @@ def token_rows_by_rank(shape: Shape) -> list[int]:
     ([128, 128], [196, 60])
     """
     tokens, top_k, experts, ep = (int(shape[name]) for name in ("tokens", "top_k", "experts", "ep"))
-    loads, local = expert_copies_of_rank(tokens, top_k, experts, float(shape["skew"])), experts // ep
+    loads, local = token_copies_by_expert_of_rank(tokens, top_k, experts, float(shape["skew"])), experts // ep
     return [ep * sum(loads[r * local : (r + 1) * local]) for r in range(ep)]

@@ -12,12 +12,13 @@ COMPUTED = ("product", "stream")
 
 
 def group_sizes(gpus: int) -> list[int]:
-    """Powers of two up to the GPUs found, and all of them."""
+    """Sizes of groups to time: powers of two up to the GPUs there are, and all of them."""
     return sorted({p for p in (2, 4, 8) if p <= gpus} | ({gpus} if gpus > 1 else set()))
 
 
 def collective_cases(gpus: int) -> list[Case]:
-    """Payloads are the whole tensor, before it is sharded; of all-to-all and send/recv, what one rank sends."""
+    """Collectives by group and payload: the whole tensor, before it is sharded; of all-to-all and send/recv, what one
+    rank sends."""
     rng = random.Random(SEED + 10)
     grid: list[Item] = []
     for group in group_sizes(gpus):
@@ -49,7 +50,8 @@ def held_out_collective_cases(rng: random.Random, gpus: int, parts: tuple[int, .
 
 
 def collective_shape(op: str, size: int, group: int) -> Shape:
-    """``skew`` is the busiest rank's share over the mean one's in an uneven all-to-all."""
+    """A collective's sizes by their names in the CSV; ``skew`` is the busiest rank's share over the mean one's in an
+    uneven all-to-all."""
     shape: Shape = {"bytes": size, "group": 2 if op == "send_recv" else group}
     return {**shape, "skew": "1.5"} if op == "all_to_all_uneven" else shape
 

@@ -8,10 +8,10 @@ from mofa.calibrate.shapes.clock_speed import sustained_cases, throttled_cases
 from mofa.calibrate.shapes.gemms import gemm_cases, grouped_cases, unaligned_cases
 from mofa.calibrate.shapes.host_ops import (
     HOST_OPTIMIZER,
-    autograd_cases,
+    autograd_host_cases,
     host_cases,
     host_optimizer_cases,
-    sequence_cases,
+    op_sequence_host_cases,
 )
 from mofa.calibrate.shapes.memory_bound import compiled_memory_bound_cases, copy_cases, eager_memory_bound_cases
 from mofa.calibrate.shapes.routed import routed_cases
@@ -42,7 +42,7 @@ FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_FAMILIES, *TE_BF16_FAMILIES, TE_THROTTLED
 Transformer Engine on the machine, and an optimizer on the host."""
 
 
-def family_cases(
+def all_cases_of_family(
     family: str, *, quick: bool = False, full: bool = True, gpus: int = 1, fresh: bool = False
 ) -> list[Case]:
     """All cases of a family, in the order in which they are measured; ``quick`` a quarter, else half of the grid.
@@ -52,8 +52,8 @@ def family_cases(
     made = {
         "gemm": gemm_cases, "grouped_gemm": grouped_cases, "attention": attention_cases,
         "memory_bound": eager_memory_bound_cases, "compiled": compiled_memory_bound_cases, "copy": copy_cases,
-        "host": host_cases,
-        "autograd": autograd_cases, "routed": routed_cases, "sustained": sustained_cases, "sequence": sequence_cases,
+        "host": host_cases, "autograd": autograd_host_cases, "routed": routed_cases, "sustained": sustained_cases,
+        "sequence": op_sequence_host_cases,
         "unaligned_gemm": unaligned_cases, "te_experts": te_expert_cases, "te_attention": te_attention_cases,
         "te_wgrad": te_wgrad_cases, "te_expert_host": te_expert_host_cases, "te_ops": te_op_cases,
         "throttled": throttled_cases, TE_THROTTLED: te_throttled_cases,

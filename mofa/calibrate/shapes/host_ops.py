@@ -21,7 +21,7 @@ AUTOGRAD_CHAINS = ("grad_silu", "grad_view", "grad_mul", "module_linear", "modul
 AUTOGRAD_CALLS = ("all_reduce", "all_to_all", "functional_gather", "adamw_fused", "adamw_foreach", "clip")
 
 
-def autograd_cases() -> list[Case]:
+def autograd_host_cases() -> list[Case]:
     """The host's issue of what a model's Python adds to bare ops; see `mofa.calibrate.bench.torch_autograd`."""
     ops = [f"{name}{suffix}" for name in AUTOGRAD_CHAINS for suffix in ("", "_bwd")] + list(AUTOGRAD_CALLS)
     return grid_and_held_out_cases("autograd", [(op, "python", "bf16", {"ops": 200}) for op in ops], [], 0)
@@ -37,7 +37,7 @@ EXPERTS = ((16, 2048, 4096, 6400), (16, 256, 256, 256), (4, 256, 256, 256), (64,
 """Experts that run one after the other, rows of each, the model's width and theirs."""
 
 
-def sequence_cases() -> list[Case]:
+def op_sequence_host_cases() -> list[Case]:
     """The host's issue of many kinds of ops in turn; see `mofa.calibrate.bench.torch_sequence`."""
     small: Shape = {"ops": 320, "rows": 256, "width": 256}
     larger: list[Shape] = [{"ops": 320, "rows": rows, "width": width} for rows, width in LARGE]

@@ -70,13 +70,13 @@ HELD_CASTS = ((6144, 5120), (3072, 3072), (8192, 13824), (12288, 2048))
 
 
 def te_fp8_cases(family: str) -> list[Case]:
-    """All cases of one of the families."""
+    """All cases of one of the fp8 families."""
     made = {"te_gemm": gemm_cases, "te_grouped": grouped_cases, "te_cast": cast_cases, "te_sustained": sustained_cases}
     return made[family]()
 
 
 def gemm_cases() -> list[Case]:
-    """Each product of each linear by each kind of kernel."""
+    """Dense products in fp8: each of each linear, by each kind of kernel."""
     grid, held_out = (
         [
             (product, variant, kind, product_shape(product, *linear))

@@ -98,13 +98,13 @@ def balance(
     from mofa.cli.routing import parse_routing
     from mofa.errors import SpecError
     from mofa.report.balance import print_balance, save_balance
-    from mofa.routing.balance.place import PlacementAdaptation
+    from mofa.routing.balance.place import PlacementAdaptationRule
 
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
     output.refuse_unwritable_places([workload, cluster, trace, set_, placement, routing])
     if trace is not None and routing is not None:
         raise SpecError("--routing: is given beside --trace, which says how tokens fall; leave one out")
-    rule = PlacementAdaptation(interval=interval, threshold=threshold)
+    rule = PlacementAdaptationRule(interval=interval, threshold=threshold)
     given = {"--seq-len": seq_len, "--global-batch": global_batch, "--framework": framework, "--set": set_,
              "--strategy": strategy}  # fmt: skip
     chosen = parse_routing(routing)

@@ -25,7 +25,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class DeviceChoice(StrEnum):
-    """What is timed."""
+    """Which device is timed."""
 
     auto = "auto"
     cuda = "cuda"
@@ -116,7 +116,7 @@ def calibrate_fit(
     """
     from tempfile import TemporaryDirectory
 
-    from mofa.calibrate.fits.profile import fit_folders
+    from mofa.calibrate.fits.profile import fit_and_write_profiles
     from mofa.errors import SpecError
     from mofa.specs.write_files import all_files_or_none, check_writable, make_directory, write_file_atomically
 
@@ -125,7 +125,7 @@ def calibrate_fit(
     check_writable(out, directory=True)
     bases = None if base is None else _bases(base)
     with TemporaryDirectory() as scratch:  # whole files only, wherever it is interrupted
-        written = fit_folders(folders, name, Path(scratch), base=bases)
+        written = fit_and_write_profiles(folders, name, Path(scratch), base=bases)
         paths = {kind: out / path.relative_to(scratch) for kind, path in written.items()}
         with all_files_or_none():
             for kind, path in paths.items():
@@ -138,7 +138,7 @@ def calibrate_fit(
 
 
 @calibrate.command("nccl")
-def calibrate_nccl(
+def calibrate_from_nccl_tests(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Outputs of nccl-tests programs, text or JSON.")
     ],
@@ -152,11 +152,11 @@ def calibrate_nccl(
     collective. Ranks on several hosts measure the network: five sizes or more, of one file or several, give its latency
     beside the shares of its rate.
     """
-    from mofa.calibrate.fits.nccl_import import import_nccl
-    from mofa.report.imported_runs import print_imported_runs
+    from mofa.calibrate.fits.nccl_import import import_nccl_tests_runs
+    from mofa.report.imported_runs import print_node_profile_changes
     from mofa.report.tables import make_console
 
-    print_imported_runs(import_nccl(files, profile), make_console())
+    print_node_profile_changes(import_nccl_tests_runs(files, profile), make_console())
 
 
 @calibrate.command("check")

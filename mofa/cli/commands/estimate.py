@@ -117,7 +117,7 @@ def estimate(
             for job in asked:
                 without_spares(job.cluster, long_run.parse_spares(spares)[0], "--spares")
         estimates = [
-            estimate_request(job, convention, profile, replay, jobs or usable_cores(), find_layout) for job in asked
+            estimate_of_request(job, convention, profile, replay, jobs or usable_cores(), find_layout) for job in asked
         ]
         if find_layout:
             asked = [job._replace(strategy=plan.strategy) for job, plan in zip(asked, estimates, strict=True)]
@@ -155,7 +155,7 @@ def _step(job: EstimateRequest, faults: FaultSpec | None) -> ReplayedTime:
     return replay_time(strategy_estimator(job.workload, cluster, job.framework, job.strategy))
 
 
-def estimate_request(
+def estimate_of_request(
     job: EstimateRequest,
     convention: FlopsConvention,
     faults: FaultSpec | None,
@@ -163,7 +163,7 @@ def estimate_request(
     processes: int,
     find_layout: bool,
 ) -> Estimate:
-    """Cost one strategy and say what it is for."""
+    """The estimate of one strategy, with the job that it is for."""
     import mofa
     from mofa.errors import SpecError
     from mofa.plan.job_facts import JobFacts

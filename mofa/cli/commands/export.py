@@ -100,7 +100,7 @@ def _predicted(
     workload: str, cluster: str, options: dict[str, Any], replay: bool, jobs: int | None, quiet: bool
 ) -> PlanReport | Estimate:
     """What a search finds, or the estimate of one strategy."""
-    from mofa.cli.commands.estimate import estimate_request
+    from mofa.cli.commands.estimate import estimate_of_request
     from mofa.cli.jobs import estimate_requests_from_options, read_framework, read_machines, read_workload
     from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_host_issue, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
@@ -116,7 +116,7 @@ def _predicted(
             workload, cluster, options["--gpus"], options["--strategy"], framework=options["--framework"],
             set_=options["--set"], host_issue=options["--host-issue"], host=options["--host"], **size,
         ) as asked:  # fmt: skip
-            return estimate_request(asked[0], "causal", None, replay, jobs or usable_cores(), False)
+            return estimate_of_request(asked[0], "causal", None, replay, jobs or usable_cores(), False)
     overrides = parse_overrides(options["--set"])
     host_issue_s = parse_host_issue(options["--host-issue"], overrides, options["--host"])
     job = read_workload(workload, overrides, **size)

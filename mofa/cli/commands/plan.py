@@ -96,7 +96,7 @@ def plan(
         split_words,
     )
     from mofa.cli.progress import progress_bar
-    from mofa.cli.searched_plans import print_best_so_far
+    from mofa.cli.searched_plans import best_plan_printer
     from mofa.errors import NothingFits, SpecError
     from mofa.search.workers import usable_cores
 
@@ -146,7 +146,7 @@ def plan(
             "jobs": jobs or usable_cores(),
             "every_row": out is not None,  # its table and figure have all that fit
             "replay_progress": lambda done, of: progress(done, of, "playing the best plans out"),
-            "on_progress": print_best_so_far(progress),
+            "on_progress": best_plan_printer(progress),
         }
         if profile is None:
             search = search_plans(job, machines, options, refine_seconds, progress)

@@ -81,7 +81,7 @@ def _played(
     import json
 
     from mofa.replay.memory_curve import memory_curve
-    from mofa.replay.rank.from_estimator import composed_row
+    from mofa.replay.rank.from_estimator import gathered_row_of_strategy
     from mofa.replay.replayer import Replayer, mean_step_of_run
     from mofa.replay.time.perfetto import evenly_spread_indices, trace_events
     from mofa.replay.time.step import replay_time
@@ -90,7 +90,7 @@ def _played(
     estimator = strategy_estimator(job.workload, job.cluster, job.framework, job.strategy)
     pp = int(estimator.table.pp[0])
     shown = _ranks(ranks, pp) if ranks is not None else evenly_spread_indices(pp, MAX_RANKS)
-    of_step = composed_row(estimator).num_micro_batches[0]
+    of_step = gathered_row_of_strategy(estimator).num_micro_batches[0]
     watched = frozenset((r, i) for r in shown for i in range(min(micro_batches, int(of_step))))
     played = replay_time(estimator, watched=watched, jitter=jitter, seed=seed)
     replayer = Replayer(estimator)

@@ -14,7 +14,7 @@ MAX_PAGE_BYTES = 2**24
 
 
 class RunGroupChoice(StrEnum):
-    """Which runs."""
+    """Which groups of runs are validated."""
 
     measured = "measured"
     measured_drawn = "measured-drawn"

@@ -17,7 +17,7 @@ from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.specs.hardware import ClusterSpec
 
 
-def launches_by_kind(chunk: Sequence[BlockTrace]) -> dict[str, float]:
+def launches_by_computation_kind(chunk: Sequence[BlockTrace]) -> dict[str, float]:
     """Kernels of each kind of computation of a chunk. [-]"""
     forward, inputs, weights = (sum(trace.launches[part] for trace in chunk) for part in range(3))
     return {"F": forward, "B": inputs + weights, "I": inputs, "W": weights}

@@ -8,7 +8,7 @@ from itertools import count
 from typing import NamedTuple
 
 from mofa.cost.allocations.weight_buffers import WeightBytes
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 BROADCAST_BYTES = 250 * 2**20
 """Bytes from which DDP's broadcast of parameters begins another buffer (torch/nn/parallel/distributed.py,
@@ -27,7 +27,7 @@ class SlotRequest(NamedTuple):
     name: str
 
 
-def rotary_table_bytes_of_model_part(rows: Rows) -> tuple[int, ...]:
+def rotary_table_bytes_of_model_part(rows: GatheredRows) -> tuple[int, ...]:
     """The table of every position's rotation that torchtitan registers for each model part: complex, or cosine and sine
     of the whole head where queries and keys are normed (Qwen3). [B]
 

@@ -17,7 +17,7 @@ from mofa.cost.allocations.parameter_tensors import ParameterTensor, megatron_bu
 from mofa.cost.optimizer import states_bytes_per_param
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.optimizers import ADAM_MOMENTS_BYTES
 from mofa.specs.workload import WorkloadSpec
@@ -136,7 +136,9 @@ def with_states_on_hosts(
     return tuple(on_hosts.get(id(w), w) for w in weights)
 
 
-def with_fp8_weights(rows: Rows, weights: tuple[WeightBytes, ...], layers: Collection[str]) -> tuple[WeightBytes, ...]:
+def with_fp8_weights(
+    rows: GatheredRows, weights: tuple[WeightBytes, ...], layers: Collection[str]
+) -> tuple[WeightBytes, ...]:
     """The weights where parameters are fp8: those of these ``layers`` take a byte a parameter for each copy."""
     recipe, fw = rows.workload.precision.fp8_recipe, rows.framework
     if not fw.fp8_params or not recipe:

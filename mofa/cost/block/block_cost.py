@@ -14,18 +14,18 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, any_true, broadcast_to_combinations, maximum, stack_rows, where
 from mofa.blocks.fp8 import ALIGNED_ROWS, FP8_RECIPES
-from mofa.blocks.frameworks import persistent_buffers
+from mofa.blocks.frameworks import persistent_buffer_bytes
 from mofa.blocks.tapes import layer_label, model_tapes
 from mofa.blocks.work import Format
-from mofa.cost.block.costs import BlockCost, BlockCosts, BlockMemories, BlockTimer, EqualWeights, WeightsByBlock
-from mofa.cost.block.durations import Machine, tape_flops
+from mofa.cost.block.costs import BlockCost, BlockCosts, BlockMemories, BlockTimer, EqualWeightsOfOp, WeightsByBlock
+from mofa.cost.block.durations import OpTimingMachine, tape_flops
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.kernels.token_spread import token_spread
 from mofa.cost.kernels.topology import ProcessGroup, process_groups
 from mofa.cost.optimizer import optimizer_dtype_bytes
-from mofa.cost.option_sets import dp_replicate
+from mofa.cost.option_sets import dp_replicate_of_rows
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.gpu_facts import KernelSelection
+from mofa.specs.gpu_facts import KernelSelectionFacts
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import CP_KINDS, MERGED_GROUPS, RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
@@ -77,7 +77,7 @@ def process_groups_of_rows(
     cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable
 ) -> dict[str, ProcessGroup]:
     """The process groups of every row; those of ``fsdp`` and ``efsdp`` share a dense and an expert parameter."""
-    shard = table.dp // np.maximum(np.minimum(dp_replicate(framework, table), table.dp), 1)
+    shard = table.dp // np.maximum(np.minimum(dp_replicate_of_rows(framework, table), table.dp), 1)
     given = (table.etp, cluster.node, shard, framework.rank_order)
     groups = process_groups(table.tp, table.cp, table.pp, table.dp, table.ep, *given)
     if np.any(table.balancing > 0):  # two expert-parallel groups exchange tokens as one
@@ -98,7 +98,7 @@ def gpus_meeting_in_layers(
     return np.asarray(meeting, dtype=np.int64)
 
 
-def block_context(
+def block_context_and_process_groups(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
     mode: PrecisionMode,
 ) -> tuple[Context, dict[str, ProcessGroup]]:  # fmt: skip
@@ -152,7 +152,7 @@ def block_context(
 
 def _unseen(
     workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads, copies: FloatK,
-    selection: KernelSelection, multiple: float,
+    selection: KernelSelectionFacts, multiple: float,
 ) -> tuple[ArrayK, ArrayK]:  # fmt: skip
     """Share of experts' numbers of tokens that need another kernel, and kernels loaded for a number. (n,), (n,) [-]
 
@@ -180,7 +180,7 @@ def columns_that_blocks_read(
     columns = [table.tp, table.sp.astype(np.int64), table.cp, table.cp_kind, table.ep, table.etp, table.micro_batch]
     columns.append(table.balancing)
     if framework.shards_params:
-        columns += [table.dp, table.pp, dp_replicate(framework, table)]
+        columns += [table.dp, table.pp, dp_replicate_of_rows(framework, table)]
     elif workload.model.gates_in_two_widths:
         columns.append((table.pp > 1).astype(np.int64))
     return columns
@@ -193,16 +193,16 @@ def block_costs(
     """Cost every kind of block that the table's candidates have.
 
     ``drop`` leaves out the ops of these families, to show what they weigh. ``counts_gpus_by_row`` is as in
-    :class:`mofa.cost.estimate.Estimator`.
+    :class:`mofa.cost.estimate.TableEstimator`.
     """
     columns, num_gpus = columns_that_blocks_read(workload, framework, table), None
     if counts_gpus_by_row:
         columns.append(table.tp * table.cp * table.pp * table.dp)
     first, index = unique_rows(columns)
-    unique = table.take(first)
+    unique = table.select_rows(first)
     if counts_gpus_by_row:
         num_gpus = unique.tp * unique.cp * unique.pp * unique.dp
-    ctx, groups = block_context(workload, cluster, framework, unique, loads, mode)
+    ctx, groups = block_context_and_process_groups(workload, cluster, framework, unique, loads, mode)
     spread, moe = None, workload.model.moe
     if moe is not None and framework.dispatcher == "deepep":
         spread = token_spread(
@@ -218,7 +218,7 @@ def block_costs(
             name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
         }
     meeting = gpus_meeting_in_layers(framework, mode, groups)
-    machine = Machine(cluster, groups, framework, num_k, spread, num_gpus=num_gpus, meeting_gpus=meeting)
+    machine = OpTimingMachine(cluster, groups, framework, num_k, spread, num_gpus=num_gpus, meeting_gpus=meeting)
     weights = WeightsByBlock(
         tuple(_weights(tapes[layer_label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
         _weights(tapes["head"]), num_k,
@@ -236,7 +236,7 @@ def block_costs(
     if workload.model.num_mtp_layers:
         last = kinds.index(build.layer_kind(workload.model, workload.model.num_layers - 1))
         mtp = {spec: costed["mtp"].followed_by(blocks[spec][last]) for spec in modes}
-    body, with_head = persistent_buffers(framework, ctx, known.layer_ops)
+    body, with_head = persistent_buffer_bytes(framework, ctx, known.layer_ops)
     return BlockCosts(
         ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, broadcast_to_combinations(body, num_k),
         broadcast_to_combinations(with_head, num_k),
@@ -255,13 +255,13 @@ def layer_recompute_modes(table: StrategyTable) -> tuple[RecomputeSpec, ...]:
     return tuple(sorted(wanted, key=str))
 
 
-def _weights(block: BlockTapes) -> tuple[EqualWeights, ...]:
+def _weights(block: BlockTapes) -> tuple[EqualWeightsOfOp, ...]:
     out, seen = [], set()
     for op in block.forward.ops:
         if any_true(op.weight_params > 0) and (op.weight or op.name) not in seen:
             seen.add(op.weight or op.name)  # token chunks read the same weight
             number = maximum(op.num_weights, 1.0)
-            out.append(EqualWeights(op.weight_params / number, number, op.part == "experts"))
+            out.append(EqualWeightsOfOp(op.weight_params / number, number, op.part == "experts"))
     return tuple(out)
 
 

@@ -16,7 +16,7 @@ from mofa.blocks.elementwise import BoolK, FloatK, stack_rows
 from mofa.blocks.op import Op
 from mofa.blocks.work import Collective, HostSync
 from mofa.compiled_parts import Signature, load_compiled_part
-from mofa.cost.block.durations import Machine
+from mofa.cost.block.durations import OpTimingMachine
 from mofa.cost.block.streams import MOVES, OWN_ORDER
 
 ArrayK = NDArray[np.float64]
@@ -81,7 +81,7 @@ class CompiledTape:
     """
 
     def __init__(
-        self, ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK], machine: Machine,
+        self, ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK], machine: OpTimingMachine,
         families: Sequence[str], watched: set[str], communicates: bool, slowdown: FloatK,
     ) -> None:  # fmt: skip
         self.families, self.num_k = families, machine.num_k
@@ -116,7 +116,7 @@ class CompiledTape:
 
 
 def _step(
-    tape: CompiledTape, op: Op, machine: Machine, watched: set[str], name_list: list[int]
+    tape: CompiledTape, op: Op, machine: OpTimingMachine, watched: set[str], name_list: list[int]
 ) -> tuple[int, ...]:  # fmt: skip
     """As ``Step`` in the compiled part."""
     names = tape.names

@@ -18,7 +18,7 @@ from mofa.blocks.tapes import KnownTimes, kept_layer_label, layer_label
 from mofa.blocks.work import Collective, HostCopy
 from mofa.cost.block.combined_memory import peak_of_layer_pair
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory, split_backward_memory
-from mofa.cost.block.durations import Machine, Timed, device_seconds_of_works
+from mofa.cost.block.durations import OpTimingMachine, Timed, device_seconds_of_works
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.block.liveness import BlockMemory, block_memories, nccl_freed_bytes_and_launches, watchdog_held_bytes
 from mofa.cost.block.tape_clock import TapeTime, repeated_halves_times, repeated_tape_time
@@ -54,7 +54,7 @@ class BlockTimer:
     """
 
     def __init__(
-        self, tapes: Mapping[str, BlockTapes], machine: Machine, known_times: KnownTimes | None = None
+        self, tapes: Mapping[str, BlockTapes], machine: OpTimingMachine, known_times: KnownTimes | None = None
     ) -> None:  # fmt: skip
         self.tapes, self.machine, self.known_times = tapes, machine, known_times
         self._known: dict[int, tuple[Tape, TapeTime]] = {}
@@ -201,7 +201,7 @@ class BlockCost:
 
 
 @dataclass(frozen=True)
-class EqualWeights:
+class EqualWeightsOfOp:
     """Weights of one op of a block: the parameters of each and how many there are, (K,); whether they are experts'."""
 
     params: FloatK
@@ -213,9 +213,9 @@ class EqualWeights:
 class WeightsByBlock:
     """The weights of each kind of layer, of the embedding and of the head."""
 
-    layers: tuple[tuple[EqualWeights, ...], ...]
-    embedding: tuple[EqualWeights, ...]
-    head: tuple[EqualWeights, ...]
+    layers: tuple[tuple[EqualWeightsOfOp, ...], ...]
+    embedding: tuple[EqualWeightsOfOp, ...]
+    head: tuple[EqualWeightsOfOp, ...]
     num_k: int
 
     @cached_property
@@ -229,7 +229,7 @@ class WeightsByBlock:
         return np.concatenate([largest[None], self.params[most, np.arange(self.num_k)]])
 
     @cached_property
-    def _all(self) -> list[tuple[int, EqualWeights]]:
+    def _all(self) -> list[tuple[int, EqualWeightsOfOp]]:
         every = (*self.layers, self.embedding, self.head)
         return [(kind, weight) for kind, weights in enumerate(every) for weight in weights]
 
@@ -276,7 +276,7 @@ class BlockCosts:
     stage_boundary_bytes: ArrayK
     """The residual stream of a micro-batch on one rank: what one stage hands to the next. (K,) [B]"""
     tapes: Mapping[str, BlockTapes]
-    machine: Machine
+    machine: OpTimingMachine
     weights: WeightsByBlock
 
     @cached_property
@@ -301,7 +301,7 @@ class BlockCosts:
         """The block costs on a cluster whose hosts alone differ: only times differ."""
         return self._on(self.machine.on_hosts_of(cluster), None)
 
-    def _on(self, machine: Machine, known_times: KnownTimes | None) -> BlockCosts:
+    def _on(self, machine: OpTimingMachine, known_times: KnownTimes | None) -> BlockCosts:
         phases = BlockTimer(self.tapes, machine, known_times)
 
         def again(cost: BlockCost) -> BlockCost:

@@ -38,7 +38,7 @@ from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
 from mofa.specs.curves import FittedCurve, PowerLimitedCurve, expected_max_normal, expected_max_uniform
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.power import clock_at_draw
+from mofa.specs.power import clock_at_power_draw
 
 ArrayK = NDArray[np.float64]
 
@@ -63,7 +63,7 @@ class TimedOps:
 
 
 @dataclass(frozen=True)
-class Machine:
+class OpTimingMachine:
     """The machine that ops are timed on: the cluster, the process groups of the K candidates, the framework's way to
     issue."""
 
@@ -84,11 +84,11 @@ class Machine:
     timed_ops: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
     """Shared by machines that differ in ``host_lead_lost`` alone."""
 
-    def with_device_waits(self, idle: float) -> Machine:
+    def with_device_waits(self, idle: float) -> OpTimingMachine:
         """The machine, waiting for a share of the time besides what its tapes say."""
         return replace(self, idle_fraction=idle, timed_ops=TimedOps(self.timed_ops.works, host=self.timed_ops.host))
 
-    def on_hosts_of(self, cluster: ClusterSpec) -> Machine:
+    def on_hosts_of(self, cluster: ClusterSpec) -> OpTimingMachine:
         """The machine with the same GPUs, of a cluster whose hosts alone differ: devices take as long."""
         return replace(self, cluster=cluster, timed_ops=TimedOps(self.timed_ops.works, self.timed_ops.device))
 
@@ -207,7 +207,7 @@ def _work_kind(op: Op) -> Hashable:
     return Collective, w.kind
 
 
-def device_seconds_of_works(ops: Iterable[Op], machine: Machine) -> Timed:
+def device_seconds_of_works(ops: Iterable[Op], machine: OpTimingMachine) -> Timed:
     """Device time of every distinct work of ops, before the power limit of :func:`device_seconds`. [s]
 
     All works of a kind are timed by one call, so that an estimate of one candidate makes few.
@@ -230,7 +230,7 @@ def device_seconds_of_works(ops: Iterable[Op], machine: Machine) -> Timed:
     return {name: works[key][1] for name, key in keys.items()}
 
 
-def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
+def _seconds_of_kind(kind: Any, ops: list[Op], machine: OpTimingMachine) -> ArrayK:
     """Device time of ops of one kind. (len(ops), K) [s]"""
     gpu, num_k = machine.cluster.gpu, machine.num_k
 
@@ -266,7 +266,7 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: Machine) -> ArrayK:
     return attention_s(batch, heads, groups, q_len, pairs, kind[2], kind[3], gpu, backward=kind[1], backend=kind[4])
 
 
-def device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None = None) -> list[FloatK]:
+def device_seconds(ops: tuple[Op, ...], machine: OpTimingMachine, timed: Timed | None = None) -> list[FloatK]:
     """Device time of each op of a tape, 0 where it is not present. (K,) each [s]
 
     ``timed`` has the works of several tapes that were timed together.
@@ -274,7 +274,7 @@ def device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None = 
     return machine.compute_tape_once("device", ops, lambda: _device_seconds(ops, machine, timed))
 
 
-def _device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None) -> list[FloatK]:
+def _device_seconds(ops: tuple[Op, ...], machine: OpTimingMachine, timed: Timed | None) -> list[FloatK]:
     if timed is None:
         timed = device_seconds_of_works(ops, machine)
     out: list[FloatK] = [0.0] * len(ops)
@@ -284,17 +284,17 @@ def _device_seconds(ops: tuple[Op, ...], machine: Machine, timed: Timed | None) 
     return _throttled(out, ops, machine)
 
 
-def device_seconds_array(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
+def device_seconds_array(ops: tuple[Op, ...], machine: OpTimingMachine) -> ArrayK:
     """Device time of each op of a tape, as :func:`device_seconds`, as one array. (len(ops), K) [s]"""
     return stack_rows(device_seconds(ops, machine), machine.num_k)
 
 
-def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
+def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: OpTimingMachine) -> list[FloatK]:
     """Seconds of a tape at the clock that the power limit leaves, which depends on the mix of kernels.
 
     Assumes that the limit acts on the mean over a phase of a block and over what the device waits besides
-    (``Machine.idle_fraction``); times come in as between memory-bound kernels, which take longer as well where they are
-    bound by what multiprocessors issue.
+    (``OpTimingMachine.idle_fraction``); times come in as between memory-bound kernels, which take longer as well where
+    they are bound by what multiprocessors issue.
     """
     kinds: dict[Any, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
@@ -310,7 +310,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine) -> 
     curves = machine.cluster.gpu.curves
     limit, memory = curves.power_limit, curves.stream_clock
     busy = limit.mix_weight_beside_idle(machine.idle_fraction) if limit is not None and machine.idle_fraction else 1.0
-    clock = 1.0 if memory is None else clock_at_draw(busy * _drawn(mix, seconds, ops, machine, memory.value**-2))
+    clock = 1.0 if memory is None else clock_at_power_draw(busy * _drawn(mix, seconds, ops, machine, memory.value**-2))
     work = busy * sum((products.share for products in mix), 0.0)
     slowest = machine.slowest_gpu_slowdown + machine.swing_slowdown(clock)
     for curve, rows, _ in mix:
@@ -338,14 +338,16 @@ class _Products(NamedTuple):
     """Of the time of the compute stream. [-]"""
 
 
-def _drawn(mix: list[_Products], seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, least: float) -> FloatK:
+def _drawn(
+    mix: list[_Products], seconds: list[FloatK], ops: tuple[Op, ...], machine: OpTimingMachine, least: float
+) -> FloatK:
     """Mean power of a tape's kernels at full clock over the limit. [-]
 
     Memory-bound kernels draw ``least`` where their own draw was not read, products more by their load.
     """
     drawn: FloatK = 0.0
     for curve, rows, share in mix:
-        drawn = drawn + share * curve.draw(_load(curve, rows, seconds, ops), least)
+        drawn = drawn + share * curve.draw_over_power_limit(_load(curve, rows, seconds, ops), least)
     curves = machine.cluster.gpu.curves
     compute_s: FloatK = 0.0
     others: FloatK = 0.0
@@ -371,14 +373,14 @@ def _load(curve: PowerLimitedCurve, rows: list[int], seconds: list[FloatK], ops:
     total: FloatK = 0.0
     for i in rows:
         work, took = ops[i].work, seconds[i]
-        load: FloatK = curve.load(work.flops, took) if isinstance(work, (Gemm, GroupedGemm)) else 1.0
+        load: FloatK = curve.fraction_of_full_load(work.flops, took) if isinstance(work, (Gemm, GroupedGemm)) else 1.0
         if isinstance(work, Gemm):
             load = where(is_aligned(work), load, 1.0)
         loaded, total = loaded + load * took, total + took
     return loaded / maximum(total, 1e-12)
 
 
-def _slow_streams(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, clock: FloatK) -> None:
+def _slow_streams(seconds: list[FloatK], ops: tuple[Op, ...], machine: OpTimingMachine, clock: FloatK) -> None:
     """Make the memory-bound ops of a tape as much longer as their kernels wait for the clock, in place."""
     curves, longer = machine.cluster.gpu.curves, 1.0 / clock - 1.0
     for i, op in enumerate(ops):
@@ -388,7 +390,7 @@ def _slow_streams(seconds: list[FloatK], ops: tuple[Op, ...], machine: Machine, 
             seconds[i] = seconds[i] * (1.0 + share * longer)
 
 
-def _powered_curve(kind: Any, machine: Machine) -> PowerLimitedCurve:
+def _powered_curve(kind: Any, machine: OpTimingMachine) -> PowerLimitedCurve:
     """The curve of a kind of kernels that the power limit slows down."""
     curves = machine.cluster.gpu.curves
     if kind[0] is Attention:
@@ -399,14 +401,14 @@ def _powered_curve(kind: Any, machine: Machine) -> PowerLimitedCurve:
     return curves.product(kind[1])
 
 
-def kernel_curve(op: Op, machine: Machine) -> FittedCurve | None:
+def kernel_curve(op: Op, machine: OpTimingMachine) -> FittedCurve | None:
     """The curve that an op's kernels are timed by; None of an op that has none, or communicates."""
     if type(op.work) is MemoryBound:
         return machine.cluster.gpu.curves.memory_bound_curve_like(op.work.like, op.compiled)
     return _powered_curve(_work_kind(op), machine) if type(op.work) in PRODUCTS else None
 
 
-def _stream_seconds(ops: list[Op], machine: Machine) -> ArrayK:
+def _stream_seconds(ops: list[Op], machine: OpTimingMachine) -> ArrayK:
     """Memory-bound ops: a launch for each kernel, and their bytes over the rate of the measured op that they are like.
 
     An op of several kernels may have been measured as one, such as gradients sorted and added to rows. It takes its own

@@ -6,16 +6,16 @@ from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximu
 from mofa.blocks.op import GraphLaunch, Op, PairedPass
 from mofa.blocks.roles import NODE_ROLES
 from mofa.blocks.work import Attention, Collective, HostSync
-from mofa.cost.block.durations import PRODUCTS, ArrayK, Machine
+from mofa.cost.block.durations import PRODUCTS, ArrayK, OpTimingMachine
 from mofa.specs.host import HostIssueTimes
 
 
-def issue_seconds_array(ops: tuple[Op, ...], machine: Machine) -> ArrayK:
+def issue_seconds_array(ops: tuple[Op, ...], machine: OpTimingMachine) -> ArrayK:
     """Host time to issue each op, as :func:`issue_seconds`, as one array. (len(ops), K) [s]"""
     return stack_rows(issue_seconds(ops, machine), machine.num_k)
 
 
-def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
+def issue_seconds(ops: tuple[Op, ...], machine: OpTimingMachine) -> list[FloatK]:
     """Host time to issue each op. (K,) each [s]
 
     Eager: a small op's issue for each launch, a product's for its first; in the forward pass what the model's Python
@@ -32,7 +32,7 @@ def issue_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
     return machine.compute_tape_once("host", ops, lambda: _host_seconds(ops, machine))
 
 
-def _host_seconds(ops: tuple[Op, ...], machine: Machine) -> list[FloatK]:
+def _host_seconds(ops: tuple[Op, ...], machine: OpTimingMachine) -> list[FloatK]:
     host, slowest = machine.cluster.gpu.curves.host, machine.slowest_host_factor
     of_backward = any(op.role in NODE_ROLES for op in ops)
     # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)

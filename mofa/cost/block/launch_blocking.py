@@ -11,7 +11,7 @@ from dataclasses import replace
 from mofa.blocks.elementwise import FloatK, any_true
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import HostSync
-from mofa.cost.block.durations import Machine
+from mofa.cost.block.durations import OpTimingMachine
 
 
 def moved_to_computing_stream(op: Op) -> Op:
@@ -19,7 +19,7 @@ def moved_to_computing_stream(op: Op) -> Op:
     return op if op.stream == "compute" else op._replace(stream="compute")
 
 
-def waits_after_kernels(op: Op, machine: Machine) -> HostSync | None:
+def waits_after_kernels(op: Op, machine: OpTimingMachine) -> HostSync | None:
     """What the host does behind an op: a wait for each kernel that it launches; None where it launches none.
 
     Each costs ``sync_s``, measured as a synchronisation behind a kernel; that of the last is every wait's own.
@@ -31,7 +31,7 @@ def waits_after_kernels(op: Op, machine: Machine) -> HostSync | None:
 
 
 def with_launch_blocking(
-    tape: Tape, seconds: list[FloatK], issue: list[FloatK], machine: Machine
+    tape: Tape, seconds: list[FloatK], issue: list[FloatK], machine: OpTimingMachine
 ) -> tuple[Tape, list[FloatK], list[FloatK]]:  # fmt: skip
     """A tape on one stream in which the host waits behind every op that launches something, and its ops' seconds."""
     ops: list[Op] = []

@@ -16,7 +16,7 @@ from mofa.cost.kernels.kernel_selection import (
     heuristic_cache_miss_rate,
     token_count_densities,
 )
-from mofa.specs.gpu_facts import KernelSelection
+from mofa.specs.gpu_facts import KernelSelectionFacts
 
 FloatN = NDArray[np.float64]
 MOST_RANKS = 8
@@ -95,7 +95,7 @@ class RoutingLoads:
 
     def kernel_selection_figures(
         self, ep: FloatN, copies: FloatN, chunks: FloatN, inner: FloatN, ends: tuple[float, float],
-        selection: KernelSelection, multiple: float = 1.0,
+        selection: KernelSelectionFacts, multiple: float = 1.0,
     ) -> tuple[FloatN, FloatN]:  # fmt: skip
         """Share of experts' numbers of tokens without a remembered kernel, and kernels that a number needs first.
 
@@ -188,7 +188,7 @@ BALANCED = RoutingLoads({}, {})
 
 @lru_cache(maxsize=256)
 def _unseen(
-    shares: bytes, shape: tuple[int, int], steps_before: float, drifts: bool, selection: KernelSelection,
+    shares: bytes, shape: tuple[int, int], steps_before: float, drifts: bool, selection: KernelSelectionFacts,
     multiple: float, ep: int, copies: float, chunks: float, ways: tuple[tuple[float, float], ...],
 ) -> tuple[float, float]:  # fmt: skip
     """Over the ranks, or as many of them as tell enough. Kept, as it is half of what costing an uneven strategy takes,

@@ -12,7 +12,7 @@ import numpy as np
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, minimum, where
 from mofa.blocks.op import EXPERT_STREAM, Op
 from mofa.blocks.work import Collective
-from mofa.cost.block.durations import Machine
+from mofa.cost.block.durations import OpTimingMachine
 
 OWN_ORDER = ("fsdp_gather", EXPERT_STREAM)
 """Streams whose collectives wait for nothing but their inputs; any other waits for all that was launched before it on
@@ -32,7 +32,7 @@ MOVES = np.inf
 
 
 def output_ready_times(present: BoolK, made: Ready, handed_on: Ready) -> Ready:
-    """What an op makes where it is present, and what it hands on where it is not."""
+    """When the output of an op is ready, by family: what it makes where it is present, else what it hands on."""
     out = {family: where(present, ready_s, NEVER) for family, ready_s in made.items()}
     for family, ready_s in handed_on.items():
         out[family] = maximum(where(present, NEVER, ready_s), out.get(family, NEVER))
@@ -91,7 +91,7 @@ class TapeStreamClocks:
         for name in op.writes:
             self.ready[name], self.since[name], self.delay[name] = handed_on, since, delay
 
-    def play_side_stream_op(self, op: Op, took: FloatK, machine: Machine) -> None:
+    def play_side_stream_op(self, op: Op, took: FloatK, machine: OpTimingMachine) -> None:
         """An op of another stream: it starts once it is issued, its stream and its communicator are free and its inputs
         are there, those of its own stream too: where their producer is absent they are ready when its input is."""
         launch = maximum(self.host, 0.0 if op.stream in OWN_ORDER else self.compute)

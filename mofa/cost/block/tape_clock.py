@@ -20,7 +20,7 @@ from mofa.blocks.op import Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import Collective, HostSync, MemoryBound
 from mofa.cost.block.compiled_clock import MOST, CompiledStreamClocks, CompiledTape, c_library
-from mofa.cost.block.durations import Machine, Timed, device_seconds
+from mofa.cost.block.durations import OpTimingMachine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.block.launch_blocking import with_launch_blocking
@@ -75,7 +75,7 @@ class TapeTime:
         return exposed
 
 
-def repeated_tape_time(tape: Tape, machine: Machine, repeat: int = 2, timed: Timed | None = None) -> TapeTime:
+def repeated_tape_time(tape: Tape, machine: OpTimingMachine, repeat: int = 2, timed: Timed | None = None) -> TapeTime:
     """Time of one repetition of a tape that is repeated back to back; ``repeat`` 1 starts from rest. [s]
 
     ``timed`` as :func:`mofa.cost.block.durations.device_seconds` takes it.
@@ -83,7 +83,7 @@ def repeated_tape_time(tape: Tape, machine: Machine, repeat: int = 2, timed: Tim
     return _scanned(*_read(tape, machine, timed), machine, repeat)
 
 
-def repeated_halves_times(block: BlockTapes, machine: Machine) -> tuple[TapeTime, TapeTime]:
+def repeated_halves_times(block: BlockTapes, machine: OpTimingMachine) -> tuple[TapeTime, TapeTime]:
     """The halves of a backward as zero-bubble schedules run them: by inputs and by weights, each back to back. [s]"""
     tape, seconds, issue = _read(block.backward, machine, None)
     rest = [n for n, op in enumerate(tape.ops) if op.role not in WEIGHT_ROLES]
@@ -92,7 +92,7 @@ def repeated_halves_times(block: BlockTapes, machine: Machine) -> tuple[TapeTime
     return by_inputs, _scanned(*_read(block.split_backward.by_weights, machine, None), machine, 2)
 
 
-def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list[FloatK], list[FloatK]]:
+def _read(tape: Tape, machine: OpTimingMachine, timed: Timed | None) -> tuple[Tape, list[FloatK], list[FloatK]]:
     """A tape with its ops' device and host seconds."""
     seconds = device_seconds(tape.ops, machine, timed)
     load_s = machine.slowest_host_factor * machine.cluster.gpu.curves.host.kernel_load_s.value
@@ -107,7 +107,7 @@ def _read(tape: Tape, machine: Machine, timed: Timed | None) -> tuple[Tape, list
 
 
 def _scanned(
-    tape: Tape, seconds: list[FloatK], issue: list[FloatK], machine: Machine, repeat: int
+    tape: Tape, seconds: list[FloatK], issue: list[FloatK], machine: OpTimingMachine, repeat: int
 ) -> TapeTime:  # fmt: skip
     issued: FloatK = sum(issue, 0.0)
     ops = tape.ops
@@ -188,7 +188,7 @@ class _StepClocks:
     """Those on which a tape is passed here."""
 
     tape: _Steps
-    machine: Machine
+    machine: OpTimingMachine
     streams: TapeStreamClocks
 
     @property
@@ -219,7 +219,7 @@ class _StepClocks:
 
 
 def _clocks(
-    ops: tuple[Op, ...], seconds: list[FloatK], issue: list[FloatK], machine: Machine, slowdown: FloatK
+    ops: tuple[Op, ...], seconds: list[FloatK], issue: list[FloatK], machine: OpTimingMachine, slowdown: FloatK
 ) -> Callable[[float], _Clocks]:
     """Gives the clocks to pass a tape, by the host's clock at its beginning; of several candidates compiled ones."""
     if 1 < machine.num_k <= MANY and (compiled := c_library()) is not None:
@@ -268,7 +268,7 @@ def _name_late_issue(
             hidden[family] = hidden[family] + maximum(before_s + moved_s, 0.0) - maximum(before_s, 0.0)
 
 
-def _beside(tape: Tape, seconds: list[FloatK], machine: Machine) -> dict[str, tuple[FloatK, FloatK]]:
+def _beside(tape: Tape, seconds: list[FloatK], machine: OpTimingMachine) -> dict[str, tuple[FloatK, FloatK]]:
     """Seconds of each family that communicates, and what computing loses per second that it runs beside. (K,) [s, -]
 
     A collective takes a few multiprocessors and some bandwidth: the measured share. A memory-bound kernel on another
@@ -299,7 +299,7 @@ def _largest_slowdown(sent: Mapping[str, tuple[FloatK, FloatK]]) -> FloatK:
     return largest
 
 
-def _queued(ops: tuple[Op, ...], seconds: list[FloatK], machine: Machine) -> FloatK:
+def _queued(ops: tuple[Op, ...], seconds: list[FloatK], machine: OpTimingMachine) -> FloatK:
     """What the busiest communicator or stream beside computing takes for a repetition: in the long run none is shorter,
     however many it takes for what waits in its queue to hold up computing. (K,) [s]"""
     world: FloatK = 0.0
@@ -411,7 +411,7 @@ class _Steps(NamedTuple):
         return cls(steps, watched, communicates)
 
 
-def _pass(tape: _Steps, state: TapeStreamClocks, machine: Machine) -> dict[str, FloatK]:
+def _pass(tape: _Steps, state: TapeStreamClocks, machine: OpTimingMachine) -> dict[str, FloatK]:
     """Play a tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]
 
     A host that began at :data:`HOST_AHEAD` stays there: nobody waits for it.

@@ -34,7 +34,7 @@ class ProtocolConstants(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NcclTimes:
+class NcclTimeConstants:
     """What :class:`mofa.specs.nccl.NcclBetweenNodes` says, as numbers. [s]
 
     By default steps take no time and every rate is reached.
@@ -48,7 +48,7 @@ class NcclTimes:
     channel_bytes_per_s: float = np.inf
 
     @classmethod
-    def from_facts(cls, facts: NcclBetweenNodes) -> NcclTimes:
+    def from_facts(cls, facts: NcclBetweenNodes) -> NcclTimeConstants:
         """Read the facts."""
         return cls(
             facts.start_s.value,
@@ -72,7 +72,7 @@ class GroupSpan(NamedTuple):
     latency_s: ArrayK | float
 
 
-def ring_s(load_s: ArrayK, passes: int, span: GroupSpan, times: NcclTimes) -> ArrayK:
+def ring_s(load_s: ArrayK, passes: int, span: GroupSpan, times: NcclTimeConstants) -> ArrayK:
     """A ring that goes round once (all-gather, reduce-scatter) or twice (all-reduce). (K,) [s]
 
     Parameters
@@ -91,7 +91,7 @@ def ring_s(load_s: ArrayK, passes: int, span: GroupSpan, times: NcclTimes) -> Ar
     --------
     Ten hops of 1 us and one of 5 us, and 1 ms of bytes at half the rate:
 
-    >>> times = NcclTimes(10e-6, (ProtocolConstants(1e-6, 2e-6, 0.0, 0.5, 0.5),))
+    >>> times = NcclTimeConstants(10e-6, (ProtocolConstants(1e-6, 2e-6, 0.0, 0.5, 0.5),))
     >>> span = GroupSpan(np.array([12]), np.array([2]), 0.0, 3e-6)
     >>> ring_s(np.array([1e-3]), 1, span, times) * 1e6
     array([2025.])
@@ -111,14 +111,14 @@ def ring_s(load_s: ArrayK, passes: int, span: GroupSpan, times: NcclTimes) -> Ar
     return fastest
 
 
-def tree_s(load_s: ArrayK, span: GroupSpan, times: NcclTimes) -> ArrayK:
+def tree_s(load_s: ArrayK, span: GroupSpan, times: NcclTimeConstants) -> ArrayK:
     """An all-reduce in double binary trees over the domains, chains inside them; as :func:`ring_s`. (K,) [s]
 
     ``start + 2 * ((k - 1) * step + ceil(log2 g) * (latency + hop)) + load / share``.
 
     Examples
     --------
-    >>> times = NcclTimes(0.0, (ProtocolConstants(1e-6, 0.0, 2e-6, 1.0, 0.5),))
+    >>> times = NcclTimeConstants(0.0, (ProtocolConstants(1e-6, 0.0, 2e-6, 1.0, 0.5),))
     >>> tree_s(np.array([0.0, 1e-3]), GroupSpan(np.array([8, 8]), np.array([4, 4]), 0.0, 3e-6), times) * 1e6
     array([  22., 2022.])
     """
@@ -136,7 +136,7 @@ def tree_s(load_s: ArrayK, span: GroupSpan, times: NcclTimes) -> ArrayK:
     return fastest
 
 
-def nvls_tree_s(in_switch_s: ArrayK, network_s: ArrayK, span: GroupSpan, times: NcclTimes) -> ArrayK:
+def nvls_tree_s(in_switch_s: ArrayK, network_s: ArrayK, span: GroupSpan, times: NcclTimeConstants) -> ArrayK:
     """An all-reduce that switches reduce inside domains and trees over them. (K,) [s]
 
     Parameters

@@ -16,7 +16,7 @@ from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels import fitted_forms
 from mofa.cost.kernels.between_nodes import (
     GroupSpan,
-    NcclTimes,
+    NcclTimeConstants,
     channels_per_peer,
     nvls_tree_s,
     ring_s,
@@ -76,7 +76,7 @@ class Fabric:
     """GPUs of a domain whose every two have a link of their own; 0 where a switch joins them."""
     relays: bool = False
     """Whether messages to GPUs of another number are relayed inside the domain first."""
-    between: NcclTimes = field(default_factory=NcclTimes)
+    between: NcclTimeConstants = field(default_factory=NcclTimeConstants)
     """What NCCL's steps take where a group spans several domains."""
     measured: Mapping[str, Mapping[int, CollectiveForm]] = field(default_factory=dict)
     """Fitted forms of collectives inside a domain, by group size, measured without in-switch reduction."""
@@ -103,7 +103,7 @@ class Fabric:
             bridge=bridge_of(cluster.node),
             mesh_gpus=cluster.node.gpus_per_domain if intra.is_mesh else 0,
             relays=bool(nic.rail_optimised) and intra.relays,
-            between=NcclTimes.from_facts(load_nccl_facts()),
+            between=NcclTimeConstants.from_facts(load_nccl_facts()),
             measured=_measured_forms(cluster),
         )
 
@@ -340,7 +340,7 @@ def all_to_all_time(
     -----
     Of the ``payload`` that a rank sends, ``1/p`` stays, ``(k-1)/p`` goes to its domain and ``(p-k)/p`` through its NIC
     share, at once: ``startup + max((k-1) * latency_intra + intra, (p-k) * peer + inter)``, across domains with start
-    and time for each peer of :class:`mofa.cost.kernels.between_nodes.NcclTimes`. The busiest rank's
+    and time for each peer of :class:`mofa.cost.kernels.between_nodes.NcclTimeConstants`. The busiest rank's
     bytes are ``imbalance`` times the mean, on both paths. Assumes uniform destinations otherwise, and no relay through
     the domain (NCCL's PXN), which would join messages but send the same bytes; on a rail-optimised fabric what goes to
     GPUs of another number, ``(k-1)/k`` of what leaves, is relayed over the domain's link besides.

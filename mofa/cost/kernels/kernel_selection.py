@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.specs.gpu_facts import KernelSelection
+from mofa.specs.gpu_facts import KernelSelectionFacts
 from mofa.specs.shared_facts import load_shared_facts
 
 FloatN = NDArray[np.float64]
@@ -76,7 +76,7 @@ def heuristic_cache_miss_rate(
 
 
 def expected_first_use_kernels(
-    means: FloatN, draws: float, ways: Sequence[Sequence[float]], selection: KernelSelection, spread: float = 0.0,
+    means: FloatN, draws: float, ways: Sequence[Sequence[float]], selection: KernelSelectionFacts, spread: float = 0.0,
     places: Places | None = None, multiple: float = 1.0,
 ) -> float:  # fmt: skip
     """Kernels that the next number of tokens needs and nothing has used before, of its products forward and back. [-]

@@ -21,7 +21,7 @@ from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import HostSync, MemoryBound
 
 
-def share_of_passes_with_load(ctx: Context) -> FloatK:
+def share_of_passes_with_kernel_load(ctx: Context) -> FloatK:
     """Probability that a layer's pass loads at least one kernel, the mean over the layers. (K,) [-]
 
     Counts are Poisson's. Each way needs half of a token count's kernels.
@@ -55,9 +55,9 @@ def tape_with_kernel_loads(
     ``u`` for ``load_s - X / 2``, or ``load_s^2 / (2 X)`` where ``X`` is above ``load_s``. ``n`` expected loads put the
     device off by ``n`` times that and the host by ``n load_s``, however small ``n`` is: a mean over steps. A pass that
     has loaded one has no lead from before either, such as that of the head over the backward pass: steps are costed
-    both ways and take the mean, by the share of passes (:func:`share_of_passes_with_load`) of which that holds. Assumes
-    no such lead for the mean, that loads don't follow each other closely, and that what is computed again was loaded
-    the first time; what the device idles while a drained load ends (above) is left out.
+    both ways and take the mean, by the share of passes (:func:`share_of_passes_with_kernel_load`) of which that holds.
+    Assumes no such lead for the mean, that loads don't follow each other closely, and that what is computed again was
+    loaded the first time; what the device idles while a drained load ends (above) is left out.
 
     Examples
     --------

@@ -242,16 +242,16 @@ def process_groups(
         name: ProcessGroup(size, in_domain, in_node, {gpus: ranks[i] for gpus, ranks in blocks.items()})
         for i, (name, size, in_domain, in_node) in enumerate(zip(ranges, sizes, near, own, strict=True))
     }
-    groups["mp"] = nested_group(groups["tp"], groups["pp"])
+    groups["mp"] = group_of_inner_and_outer_ranks(groups["tp"], groups["pp"])
     shards = groups.pop("dp_shard")
     if pipeline_first:  # other stages' ranks lie in between
-        groups["dp_cp"] = nested_group(groups["cp"], groups["dp"])
-        groups["tp_dp_cp"] = nested_group(groups["tp_cp"], groups["dp"])
-        groups["dp_shard_cp"] = nested_group(groups["cp"], shards)
+        groups["dp_cp"] = group_of_inner_and_outer_ranks(groups["cp"], groups["dp"])
+        groups["tp_dp_cp"] = group_of_inner_and_outer_ranks(groups["tp_cp"], groups["dp"])
+        groups["dp_shard_cp"] = group_of_inner_and_outer_ranks(groups["cp"], shards)
     return groups
 
 
-def nested_group(inner: ProcessGroup, outer: ProcessGroup) -> ProcessGroup:
+def group_of_inner_and_outer_ranks(inner: ProcessGroup, outer: ProcessGroup) -> ProcessGroup:
     """The group of every inner rank at every outer step.
 
     Outer steps share a domain or a node only if it holds the whole inner group.

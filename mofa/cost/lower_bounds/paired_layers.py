@@ -13,15 +13,15 @@ from mofa.cost.block.tape_clock import TapeTime
 ArrayK = NDArray[np.float64]
 
 
-def least_layers_in_pairs(costs: BlockCosts, pick: Callable[[TapeTime], ArrayK]) -> ArrayK:
-    """The least of something that a forward and a backward of each kind of layer have in a step, by mode.
+def least_pass_quantity_in_pairs(costs: BlockCosts, pick: Callable[[TapeTime], ArrayK]) -> ArrayK:
+    """The least of a quantity of passes that a forward and a backward of each kind of layer have in a step, by mode.
 
     Parameters
     ----------
     costs
         Of all blocks.
     pick
-        What it is of a pass. (K,)
+        The quantity of a pass. (K,)
 
     Returns
     -------

@@ -16,7 +16,7 @@ from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
 from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.cost.precision_modes import rows_by_precision_mode
-from mofa.cost.rows import columns_that_rank_grids_read, static_bytes_of_grids
+from mofa.cost.rows import columns_that_rank_grids_read, params_and_static_bytes_of_grids
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
 from mofa.cost.stages import stages_of_row
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
@@ -52,16 +52,16 @@ def memory_lower_bounds(
     """
     bounds = np.empty((2, len(table)))
     for rows, mode in rows_by_precision_mode(workload, framework, table) if len(table) else ():
-        some = table if len(rows) == len(table) else table.take(rows)
+        some = table if len(rows) == len(table) else table.select_rows(rows)
         pipeline = [some.pp, some.vpp, some.schedule, some.layout]
         first, grid = unique_rows([*pipeline, *columns_that_rank_grids_read(some)])
-        grids = some.take(first)
+        grids = some.select_rows(first)
         plain = replace(grids, recompute=np.zeros_like(first), recompute_layers=np.full(len(first), -1))
         _, code = unique_rows([column[first] for column in pipeline])
         order, of_grids = np.argsort(code, kind="stable"), np.empty((2, len(first)))
         begins = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
         for chosen in (order[begin:end] for begin, end in pairwise(begins)):
-            of_grids[:, chosen] = _of_grids(workload, cluster, framework, plain.take(chosen), mode)
+            of_grids[:, chosen] = _of_grids(workload, cluster, framework, plain.select_rows(chosen), mode)
         bounds[:, rows] = of_grids[:, grid]
     return MemoryBounds(*bounds)
 
@@ -74,7 +74,7 @@ def _of_grids(
     schedule = SCHEDULE_NAMES[int(grids.schedule[0])]
     lay = count_stage_layers(grids, stages, schedule, np.full(len(grids), stages.pp), every_stage=False)
     groups = process_groups_of_rows(cluster, framework, grids)
-    _, shards, static = static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
+    _, shards, static = params_and_static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
     resident = static.params + static.grads + static.states + static.buffers + static.step_scratch
     if framework.shards_params and mode.precision == "mixed" and mode.pipelined:
         each = framework.grads_bytes_per_param * optimizer_dtype_bytes(workload, mode.precision) / 4.0

@@ -14,8 +14,8 @@ from mofa.blocks.build import distinct_layer_kinds, layer_kind
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
 from mofa.cost.block.tape_clock import EXPOSED, TapeTime
-from mofa.cost.estimate import Estimator, PrecisionModeCosts
-from mofa.cost.lower_bounds.paired_layers import least_layers_in_pairs, least_seconds_in_pairs
+from mofa.cost.estimate import PrecisionModeCosts, TableEstimator
+from mofa.cost.lower_bounds.paired_layers import least_pass_quantity_in_pairs, least_seconds_in_pairs
 from mofa.cost.rows import recompute_mode_indices
 from mofa.cost.stages import Stages, stages_of_row
 from mofa.cost.step_time.critical_path import path_may_be_too_low
@@ -32,9 +32,9 @@ ROUNDING = 1e-9
 """By how much of it a bound is lowered: sums in another order may differ in their last bits. [-]"""
 
 
-def step_lower_bounds_s(estimator: Estimator, is_open: BoolN, *, at_rest: bool = True) -> ArrayN:
-    """A time below the step of every row of a table, as :meth:`mofa.cost.estimate.Estimator.component_seconds` costs
-    it.
+def step_lower_bounds_s(estimator: TableEstimator, is_open: BoolN, *, at_rest: bool = True) -> ArrayN:
+    """A time below the step of every row of a table, as :meth:`mofa.cost.estimate.TableEstimator.component_seconds`
+    costs it.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def step_lower_bounds_s(estimator: Estimator, is_open: BoolN, *, at_rest: bool =
     return np.asarray(bound_s * _runs(estimator) * (1.0 - ROUNDING))
 
 
-def computing_lower_bounds(estimator: Estimator, is_open: BoolN, weights: Mapping[str, float]) -> ArrayN:
+def computing_lower_bounds(estimator: TableEstimator, is_open: BoolN, weights: Mapping[str, float]) -> ArrayN:
     """A weighted sum below that of the seconds that the slowest rank of every row computes in a step. (n,)
 
     ``weights`` are by families of ``EXPOSED`` that compute. Other arguments as in :func:`step_lower_bounds_s`.
@@ -96,7 +96,7 @@ def computing_lower_bounds(estimator: Estimator, is_open: BoolN, weights: Mappin
     return np.asarray(bound * slowest_share * _runs(estimator) * (1.0 - ROUNDING))
 
 
-def micro_batch_lower_bounds_s(estimator: Estimator, *, halved: bool = False) -> tuple[ArrayN, ArrayN]:
+def micro_batch_lower_bounds_s(estimator: TableEstimator, *, halved: bool = False) -> tuple[ArrayN, ArrayN]:
     """What a micro-batch of every row takes at least on all ranks together, and in a layer of each kind.
 
     It recomputes nothing. No pipeline computes less, whatever its stages hold; :func:`power_averaged_lower_bound_s` is
@@ -122,7 +122,7 @@ def micro_batch_lower_bounds_s(estimator: Estimator, *, halved: bool = False) ->
     return work_s[0], work_s[1:]
 
 
-def _work_s(estimator: Estimator, halved: bool) -> ArrayN:
+def _work_s(estimator: TableEstimator, halved: bool) -> ArrayN:
     """The same at the clock of the estimator's blocks, one below the other. (1 + kinds, n) [s]"""
     work_s = np.empty((1 + len(distinct_layer_kinds(estimator.workload.model)), len(estimator.table)))
     for rows, bounds in _parts(estimator, np.zeros(len(estimator.table), dtype=bool), _least_s):
@@ -141,11 +141,11 @@ def power_averaged_lower_bound_s(cluster: ClusterSpec, step_s: ArrayN) -> ArrayN
     return np.asarray(step_s * (1.0 - share * (1.0 - limit.mix_weight_beside_idle(RESTED))))
 
 
-def _runs(estimator: Estimator) -> ArrayN | float:
+def _runs(estimator: TableEstimator) -> ArrayN | float:
     return estimator.runs_per_step(estimator.table) if estimator.loads.over_budget_fraction else 1.0
 
 
-def _most_rest(estimator: Estimator, bound_s: ArrayN) -> ArrayN:
+def _most_rest(estimator: TableEstimator, bound_s: ArrayN) -> ArrayN:
     """The most that a step may be towards one at the clock of rest, as a share. (n,) [-]"""
     if not estimator.rests:
         return np.zeros(len(bound_s))
@@ -156,7 +156,7 @@ def _most_rest(estimator: Estimator, bound_s: ArrayN) -> ArrayN:
     return np.asarray(share / RESTED)
 
 
-def _most_speed(estimator: Estimator) -> float:
+def _most_speed(estimator: TableEstimator) -> float:
     """What computing takes at least at the clock of rest, over what it takes without. [-]"""
     limit = estimator.cluster.gpu.curves.power_limit
     return 1.0 if limit is None else limit.mix_weight_beside_idle(RESTED)
@@ -167,7 +167,7 @@ def _least_s(phase: TapeTime) -> ArrayN:
     return np.asarray(np.minimum(phase.total, phase.clocks[0]))
 
 
-def _undisturbed_s(estimator: Estimator, is_open: BoolN) -> ArrayN:
+def _undisturbed_s(estimator: TableEstimator, is_open: BoolN) -> ArrayN:
     """The bound at the clock of the estimator's blocks, of one run of a step. (n,) [s]"""
     bound_s = np.empty(len(estimator.table))
     for rows, bounds in _parts(estimator, is_open, _least_s):
@@ -176,7 +176,7 @@ def _undisturbed_s(estimator: Estimator, is_open: BoolN) -> ArrayN:
 
 
 def _parts(
-    estimator: Estimator, is_open: BoolN, pick: Callable[[TapeTime], ArrayN]
+    estimator: TableEstimator, is_open: BoolN, pick: Callable[[TapeTime], ArrayN]
 ) -> Iterator[tuple[IntN, _PartBounds]]:
     for number, part in enumerate(estimator.parts):
         rows = np.flatnonzero(estimator.of == number)
@@ -189,14 +189,14 @@ class _PartBounds:
 
     def __init__(
         self,
-        estimator: Estimator,
+        estimator: TableEstimator,
         part: PrecisionModeCosts,
         rows: IntN,
         is_open: BoolN,
         pick: Callable[[TapeTime], ArrayN],
     ) -> None:
         self.estimator, self.part, self.k, self.is_open = estimator, part, estimator.place[rows], is_open
-        table = estimator.table.take(rows)
+        table = estimator.table.select_rows(rows)
         self.table = replace(table, recompute_layers=np.where(is_open, 1, table.recompute_layers))
         self.base, self.full = recompute_mode_indices(part.modes, self.table)
         batch = estimator.workload.batch.global_batch
@@ -204,7 +204,9 @@ class _PartBounds:
         self.layers = part.layers.stack(lambda cost: pick(cost.forward) + pick(cost.backward))
         if estimator.framework.expert_overlap == "combined":
             in_pairs = (
-                least_seconds_in_pairs(part.costs) if pick is _least_s else least_layers_in_pairs(part.costs, pick)
+                least_seconds_in_pairs(part.costs)
+                if pick is _least_s
+                else least_pass_quantity_in_pairs(part.costs, pick)
             )
             self.layers = np.minimum(self.layers, in_pairs)
         ends = part.costs.embedding, part.costs.head

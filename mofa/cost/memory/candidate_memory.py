@@ -16,7 +16,7 @@ from mofa.cost.memory.saved_in_flight import saved_bytes_outside_layers, saved_i
 from mofa.cost.memory.stage_inputs import freed_input_bytes, pipeline_buffer_bytes
 from mofa.cost.memory.unsplit_remainders import UnsplitRemainders
 from mofa.cost.memory.watchdog_held import watchdog_held_bytes
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 
@@ -52,10 +52,10 @@ class PeakInstant:
     transient: Callable[[NDArray[np.intp]], ArrayN]
 
 
-class CandidateMemory:
+class PeakCandidateMemory:
     """Peak candidates of all stages, as they were added, and how to take each apart."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: GatheredRows) -> None:
         self.rows = rows
         lay, static = rows.stage_layers, rows.static
         self.grads = static.grads[rows.grid_index]

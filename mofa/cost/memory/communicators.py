@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import broadcast_to_combinations
 from mofa.blocks.tp_overlap import user_buffer_bytes
 from mofa.cost.amax_reductions import reduces_amaxes
-from mofa.cost.kernels.topology import ProcessGroup, nested_group, stacked_groups
-from mofa.cost.rows import Rows
+from mofa.cost.kernels.topology import ProcessGroup, group_of_inner_and_outer_ranks, stacked_groups
+from mofa.cost.rows import GatheredRows
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, CommunicatorMemorySpec
 from mofa.specs.shared_facts import load_shared_facts
@@ -60,7 +60,7 @@ class _Used(NamedTuple):
     """Communicators that do nothing but sends."""
 
 
-def communicator_bytes_of_stages(rows: Rows) -> ArrayN:
+def communicator_bytes_of_stages(rows: GatheredRows) -> ArrayN:
     """Device memory of the communicators of candidates of one pp x vpp on every stage that is shown, and of Transformer
     Engine's user buffers, through which it communicates. (n, R) [B]"""
     stages = rows.stage_layers.stages
@@ -247,7 +247,10 @@ def _eager(groups: dict[str, ProcessGroup], pipeline: PipelineLinks) -> list[_Us
     ranks has no ring before its first collective: it holds what one for sends does.
     """
     everywhere = np.ones((1, len(pipeline.is_end)), dtype=bool)
-    joined = nested_group(groups["tp"], groups["dp"]), nested_group(groups["etp_ep"], groups["pp"])
+    joined = (
+        group_of_inner_and_outer_ranks(groups["tp"], groups["dp"]),
+        group_of_inner_and_outer_ranks(groups["etp_ep"], groups["pp"]),
+    )
     own = [groups[name] for name in ("world", "dp_cp", "dp", "cp", "mp", "tp", "pp")]
     own += [groups["tp_dp_cp"], joined[0], groups["tp_cp"]]
     own += [groups["ep"], groups["etp"], groups["etp_ep"], joined[1], groups["edp"], groups["world"]]

@@ -17,7 +17,7 @@ from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Tape
 from mofa.blocks.tapes import layer_label
 from mofa.cost.memory.in_flight import WALKED_ROUNDS, layers_behind_last_by_mode
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.schedules import Runtime, computation_order_of
 from mofa.schedules.interleaved import micro_batches_per_round
 
@@ -77,13 +77,13 @@ def _most(much: ArrayN) -> ArrayN:
     return np.asarray(much[covers.sum(axis=0) == 1])
 
 
-class RetainedBytes:
+class RetainedBytesAtPeakCandidates:
     """How much more is alive at the instants of candidates than their micro-batches in flight keep; falsy for none.
 
     Of those candidates alone of which anything lingers: p of n.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: GatheredRows) -> None:
         self.rows = rows
         costs, kinds = rows.costs, rows.stage_layers.stages.kinds
         tapes = [[costs.tapes[layer_label(kind, mode)].backward for kind in kinds] for mode in costs.blocks]

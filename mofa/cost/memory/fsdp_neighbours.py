@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.memory.fsdp_root import gathers_model_ends_separately
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.specs.params import embedding_params, layer_params
 
 ArrayN = NDArray[np.float64]
 
 
-def first_block_gathered_bytes_over_middle_block(rows: Rows, kind: int) -> ArrayN | float:
+def first_block_gathered_bytes_beyond_middle_block(rows: GatheredRows, kind: int) -> ArrayN | float:
     """What the backward of the model's first block holds more than one in the middle: the embedding's gathered weights
     in place of a block's, less than nothing where the embedding is the smaller.
 
@@ -29,7 +29,7 @@ def first_block_gathered_bytes_over_middle_block(rows: Rows, kind: int) -> Array
     return np.asarray(gathered[rows.grid_index, None])
 
 
-def last_block_gradient_bytes_over_middle_block(rows: Rows, kind: int) -> ArrayN | float:
+def last_block_gradient_bytes_beyond_middle_block(rows: GatheredRows, kind: int) -> ArrayN | float:
     """What the backward of the model's last block holds more than one in the middle: the head's gradients on their way
     in place of a block's. Nothing where that block is of another kind, or where its experts are reduced by themselves,
     midway. (n, 1) [B]"""
@@ -41,7 +41,7 @@ def last_block_gradient_bytes_over_middle_block(rows: Rows, kind: int) -> ArrayN
     return np.asarray(np.where(together, more, 0.0)[rows.grid_index, None])
 
 
-def _own_params(rows: Rows, kind: int) -> ArrayN:
+def _own_params(rows: GatheredRows, kind: int) -> ArrayN:
     """Parameters of a block's own group, without experts that have one of their own. (g,)"""
     p, t = layer_params(rows.workload.model, rows.stage_layers.stages.kinds[kind].moe), rows.grids
     own = (p.matrices_tp + p.shared) / t.tp + p.replicated

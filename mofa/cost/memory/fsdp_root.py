@@ -9,30 +9,30 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import broadcast_to_combinations
 from mofa.blocks.frameworks.megatron.transformer_engine import padded_vocab_per_rank
 from mofa.cost.rank_rules import head_gradient_waits_for_embedding
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 
 
-def keeps_model_ends_gathered(rows: Rows) -> bool:
+def keeps_model_ends_gathered(rows: GatheredRows) -> bool:
     """Whether the embedding and the head stay gathered from the lookup to its backward."""
     return not rows.framework.ends_apart and rows.mode.precision == "mixed" and not rows.mode.pipelined
 
 
-def gathers_model_ends_separately(rows: Rows) -> bool:
+def gathers_model_ends_separately(rows: GatheredRows) -> bool:
     """Whether FSDP gathers the embedding and the head as groups of their own, anew for a backward."""
     fw = rows.framework
     return rows.mode.precision == "mixed" and not rows.mode.pipelined and fw.shards_params and fw.ends_apart
 
 
-def root_gathered_bytes(rows: Rows) -> ArrayN | float:
+def root_gathered_bytes(rows: GatheredRows) -> ArrayN | float:
     """What the root has gathered, there while the layers keep what they do. (n, R) [B]"""
     if not keeps_model_ends_gathered(rows):
         return 0.0
     return np.asarray(rows.costs.embedding.memory.saved[rows.k][:, None] * rows.is_first)
 
 
-def waiting_head_gradient_bytes(rows: Rows) -> ArrayN | float:
+def waiting_head_gradient_bytes(rows: GatheredRows) -> ArrayN | float:
     """The head's 16-bit gradients that wait while the layers go back: for the root's reduction, or for the embedding's
     of the same weight. (n, 1) [B]"""
     model = rows.workload.model
@@ -41,7 +41,7 @@ def waiting_head_gradient_bytes(rows: Rows) -> ArrayN | float:
     return tied_head_gradient_bytes(rows)
 
 
-def tied_head_gradient_bytes(rows: Rows) -> ArrayN | float:
+def tied_head_gradient_bytes(rows: GatheredRows) -> ArrayN | float:
     """The head's 16-bit gradient while it waits for the embedding's. (n, 1) [B]"""
     if not head_gradient_waits_for_embedding(rows):
         return 0.0

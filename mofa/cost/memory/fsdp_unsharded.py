@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.optimizer import optimizer_dtype_bytes
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.specs.params import embedding_params, layer_params
 
 ArrayN = NDArray[np.float64]
@@ -17,7 +17,7 @@ A fourth one's weights are taken to be gathered in front of its first forward, a
 [-]"""
 
 
-def gathered_bytes_and_unreduced_share(rows: Rows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:
+def gathered_bytes_and_unreduced_share(rows: GatheredRows, grads: ArrayN) -> tuple[ArrayN, ArrayN]:
     """Bytes of all gathered weights, and what is left of the gradients when they are reduced, as a share of ``grads``,
     the whole ones. (n, R) each [B, -]"""
     shards, grid = rows.shards, rows.grid_index
@@ -25,7 +25,7 @@ def gathered_bytes_and_unreduced_share(rows: Rows, grads: ArrayN) -> tuple[Array
     return shards.unsharded(2.0)[grid], shards.sharded(each)[grid] / np.maximum(grads, 1.0)
 
 
-def chunk_reduction_bytes(rows: Rows) -> ArrayN:
+def chunk_reduction_bytes(rows: GatheredRows) -> ArrayN:
     """What reducing a chunk's gradients takes at most beside all of its gathered weights and whole gradients.
 
     Its groups are reduced one after the other: a group's weights go and the fp32 buffer that is sent comes. Of those

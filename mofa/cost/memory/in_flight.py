@@ -20,7 +20,7 @@ from mofa.blocks.tapes import layer_label
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory
 from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD, gathered_bytes_and_unreduced_share
 from mofa.cost.rank_rules import reduces_gradients_by_chunk
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.schedules import Runtime, computation_order_of
 from mofa.schedules.interleaved import micro_batches_per_round
 
@@ -146,7 +146,7 @@ def _covered(states: list[_State]) -> Iterator[_State]:
         yield from (states[start + i] for i in np.flatnonzero(as_much > 1).tolist())
 
 
-def layers_behind_last_by_mode(rows: Rows) -> ArrayN:
+def layers_behind_last_by_mode(rows: GatheredRows) -> ArrayN:
     """Layers of each kind (second axis), recomputed whole or not (third), behind the last of each kind (fourth) that is
     recomputed or not (fifth), in each chunk. (choices, kinds, 2, kinds, 2, R, vpp)"""
     lay, table = rows.stage_layers, rows.table
@@ -203,7 +203,7 @@ class _Moments(NamedTuple):
 class InFlightMemory:
     """The moments of candidates of one pp x vpp, and what is alive at them."""
 
-    def __init__(self, rows: Rows, grads: ArrayN, whole_table: ArrayN) -> None:
+    def __init__(self, rows: GatheredRows, grads: ArrayN, whole_table: ArrayN) -> None:
         """``grads`` are all gradients of a stage, ``whole_table`` what of them the embedding's has over its parameter.
         (n, R) each [B]"""
         lay, stages = rows.stage_layers, rows.stage_layers.stages

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mofa.blocks.build import distinct_layer_kinds
 from mofa.blocks.elementwise import broadcast_to_combinations
 from mofa.blocks.tapes import layer_label
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.specs.params import embedding_params
 from mofa.specs.residuals import load_closed_form_residuals, load_residuals
 
@@ -27,15 +27,15 @@ COPIES = "graph.copy_parameters_gradients"
 """The op of a layer's backward whose temporaries they are."""
 
 
-def late_gradient_copies_bytes(rows: Rows) -> ArrayN:
-    """What waits in memory of its own at the end of a step's backwards. (n, R) [B]
+def late_gradient_copies_bytes(rows: GatheredRows) -> ArrayN:
+    """Gradient copies that wait in memory of their own at the end of a step's backwards. (n, R) [B]
 
     Over ``m`` micro-batches a host that takes ``h`` for one and a device that takes ``d`` leave ``m (1 - h / d)`` of
     them waiting, each with two bytes for every parameter that graphs hold.
     """
     graphs, lay = rows.framework.graphs, rows.stage_layers
     shape = len(rows.k), len(lay.shown.shown_stages)
-    if not graphs.on:
+    if not graphs.captures_any:
         return np.zeros(shape)
     if graphs.full_iteration:
         embedding = 2.0 * embedding_params(rows.workload.model) / rows.table.tp
@@ -53,7 +53,7 @@ def late_gradient_copies_bytes(rows: Rows) -> ArrayN:
     return np.asarray(copied * waiting)
 
 
-def bytes_free_beside_waiting_copies(rows: Rows) -> float:
+def bytes_free_beside_waiting_copies(rows: GatheredRows) -> float:
     """Memory that waiting gradient copies must leave free. [B]
 
     A plan's margin; minus infinity where a graph holds a whole iteration, which must have room anyhow.
@@ -63,7 +63,7 @@ def bytes_free_beside_waiting_copies(rows: Rows) -> float:
     return float(load_residuals().memory_margin(rows.framework.graphs).value * rows.cluster.gpu.capacity_bytes.value)
 
 
-def room_for_waiting_copies_bytes(rows: Rows, reserved: ArrayN, outside: ArrayN) -> ArrayN:
+def room_for_waiting_copies_bytes(rows: GatheredRows, reserved: ArrayN, outside: ArrayN) -> ArrayN:
     """What is left for copies that wait: where there is none, the allocator waits for the device and takes theirs
     (``synchronize_and_free_events``). Closed forms leave as much more as they are off. (n, R) [B]"""
     off = load_closed_form_residuals().reserved_memory(rows.framework.name, rows.stage_layers.stages.pp).value
@@ -76,7 +76,7 @@ def room_for_waiting_copies_bytes(rows: Rows, reserved: ArrayN, outside: ArrayN)
     return np.maximum(free, 0.0)
 
 
-def _micro_batch_s(rows: Rows, clock: int) -> ArrayN:
+def _micro_batch_s(rows: GatheredRows, clock: int) -> ArrayN:
     """One clock of a micro-batch's passes through each stage: 0 the device's, 3 the host's. (n, R) [s]"""
     lay = rows.stage_layers
     layers = sum(

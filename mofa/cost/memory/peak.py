@@ -14,7 +14,7 @@ from mofa.cost.memory.peak_candidates import PeakCandidates
 from mofa.cost.memory.reserved import fsdp_shard_waste_bytes, native_segment_bytes
 from mofa.cost.memory.unsplit_remainders import unsplit_remainders
 from mofa.cost.rank_rules import has_flat_gradient_buffers, shards_params
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ class StagePeaks:
     names: tuple[str, ...]
 
 
-def stage_peak_bytes(rows: Rows) -> StagePeakBytes:
+def stage_peak_bytes(rows: GatheredRows) -> StagePeakBytes:
     """The peak of every stage."""
     candidates = PeakCandidates(rows)
     candidates.add_all_candidates()
@@ -53,14 +53,14 @@ def stage_peak_bytes(rows: Rows) -> StagePeakBytes:
         reserved = np.maximum(reserved, allocated)
     comm = communicator_bytes_of_stages(rows)
     outside = rows.cluster.gpu.context_bytes.value + comm
-    if rows.framework.graphs.on:
+    if rows.framework.graphs.captures_any:
         reserved = reserved + np.minimum(
             late_gradient_copies_bytes(rows), room_for_waiting_copies_bytes(rows, reserved, outside)
         )
     return StagePeakBytes(allocated, reserved, reserved + outside, which, comm, candidates)
 
 
-def stage_peaks(rows: Rows) -> StagePeaks:
+def stage_peaks(rows: GatheredRows) -> StagePeaks:
     """The peak of every stage and which is the fullest."""
     return peaks_with_fullest_stage(stage_peak_bytes(rows))
 
@@ -72,7 +72,7 @@ def peaks_with_fullest_stage(stages: StagePeakBytes) -> StagePeaks:
     )
 
 
-def _reserved(rows: Rows, candidates: PeakCandidates, allocated: ArrayN) -> ArrayN:
+def _reserved(rows: GatheredRows, candidates: PeakCandidates, allocated: ArrayN) -> ArrayN:
     """What the allocator holds. (n, R) [B]
 
     - Requests are rounded; see :func:`mofa.cost.block.liveness.allocator_rounded_bytes`.

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
-from mofa.cost.memory.candidate_memory import CandidateMemory
-from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytes
+from mofa.cost.memory.candidate_memory import PeakCandidateMemory
+from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytesAtPeakCandidates
 from mofa.cost.memory.fsdp_neighbours import (
-    first_block_gathered_bytes_over_middle_block,
-    last_block_gradient_bytes_over_middle_block,
+    first_block_gathered_bytes_beyond_middle_block,
+    last_block_gradient_bytes_beyond_middle_block,
 )
 from mofa.cost.memory.fsdp_root import (
     gathers_model_ends_separately,
@@ -26,24 +26,24 @@ from mofa.cost.memory.replica_sums import waiting_replica_sums_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes, kept_output_part_bytes
 from mofa.cost.optimizer import embedding_gradient_extra_bytes
 from mofa.cost.rank_rules import keeps_params_gathered
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, head_params, layer_params
 
 ArrayN = NDArray[np.float64]
 
 
-class PeakCandidates(CandidateMemory):
+class PeakCandidates(PeakCandidateMemory):
     """Builds the peak candidates of all stages."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: GatheredRows) -> None:
         super().__init__(rows)
         self.n, self.num_shown = len(rows.table), len(rows.stage_layers.shown.shown_stages)
         self.whole_table = embedding_gradient_extra_bytes(
             rows.workload, rows.framework, rows.mode.precision, rows.mode.pipelined, rows.grids.tp, rows.is_first
         )[rows.grid_index]
         self.saved_plain, self.saved_full = rows.in_base_and_full_mode(rows.layers.saved)
-        self.retention = RetainedBytes(rows)
+        self.retention = RetainedBytesAtPeakCandidates(rows)
         self.sums = waiting_replica_sums_bytes(rows)
 
     def _layer_grads(self, kind: int, num_layers: float = 1.0) -> ArrayN:
@@ -137,7 +137,7 @@ class PeakCandidates(CandidateMemory):
                     "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, leftover_bytes=ahead
                 )
                 sums = self.sums * self._share_of_grads(self._end_params(head_params))
-                reduced = waiting + np.where(alone, last_block_gradient_bytes_over_middle_block(rows, i), 0.0)
+                reduced = waiting + np.where(alone, last_block_gradient_bytes_beyond_middle_block(rows, i), 0.0)
                 self.add_block(
                     "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=reduced,
                     leftover_bytes=later, sums=sums,
@@ -159,7 +159,7 @@ class PeakCandidates(CandidateMemory):
                     done = self._one_micro_batch() - own - received
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"of the first {kind} block{label}"
-                    swap = first_block_gathered_bytes_over_middle_block(rows, i) + waiting
+                    swap = first_block_gathered_bytes_beyond_middle_block(rows, i) + waiting
                     sums = self.sums * (1.0 - self._layer_grads(i))
                     self.add_block(
                         "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap,

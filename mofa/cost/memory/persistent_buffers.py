@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.rank_rules import framework_buffer_bytes, rotary_tables_of_stages
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 
@@ -15,7 +15,7 @@ PYTORCH_WORKSPACE = 32 * 2**20
 and stream (CUDABlas, ``:4096:8``); 8.1 MiB on older GPUs. [B]"""
 
 
-def persistent_buffer_bytes(rows: Rows) -> ArrayN:
+def persistent_buffer_bytes(rows: GatheredRows) -> ArrayN:
     """What the framework allocates once and keeps, with the head's share on its stage. (n, R) [B]
 
     Where layers are a library's only the head's products are PyTorch's, which work in memory of PyTorch's.

@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.host_optimizer import optimizer_bytes_on_node
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.errors import SpecError
 from mofa.units import format_bytes
 
 ArrayN = NDArray[np.float64]
 
 
-def pinned_bytes_of_node(rows: Rows) -> ArrayN:
+def pinned_bytes_of_node(rows: GatheredRows) -> ArrayN:
     """What a node pins for activations of all micro-batches in flight, if all its ranks are of the fullest stage. (n,)
     [B]
 
@@ -28,20 +28,20 @@ def pinned_bytes_of_node(rows: Rows) -> ArrayN:
     return np.asarray(of_rank * min(rows.cluster.num_gpus, rows.cluster.node.gpus_per_node))
 
 
-def optimizer_bytes_beside_pinned(rows: Rows) -> float:
+def optimizer_bytes_beside_pinned(rows: GatheredRows) -> float:
     """What a node's memory holds of the optimizer beside them, for which no activation has room. [B]"""
     return optimizer_bytes_on_node(rows.workload, rows.cluster, rows.framework)
 
 
-def pinned_excess_bytes(rows: Rows) -> ArrayN:
+def pinned_excess_bytes(rows: GatheredRows) -> ArrayN:
     """What activations exceed the rest of a node's memory by, 0 where they fit. (n,) [B]"""
-    if not rows.framework.offload.on:
+    if not rows.framework.offload.offloads_any:
         return np.zeros(len(rows.k))
     room_bytes = rows.cluster.node.host_memory_bytes.value - optimizer_bytes_beside_pinned(rows)
     return np.maximum(pinned_bytes_of_node(rows) - room_bytes, 0.0)
 
 
-def refuse_pinned_beyond_host_memory(rows: Rows) -> None:
+def refuse_pinned_beyond_host_memory(rows: GatheredRows) -> None:
     """Refuse a strategy whose activations exceed what the optimizer leaves of the hosts' memory.
 
     Raises
@@ -60,9 +60,9 @@ def refuse_pinned_beyond_host_memory(rows: Rows) -> None:
     )
 
 
-def kept_layer_bytes(rows: Rows) -> ArrayN:
+def kept_layer_bytes(rows: GatheredRows) -> ArrayN:
     """What the last layer keeps on the device of what others offload, on the last stage. (n, R) [B]"""
-    if not rows.framework.offload.on:
+    if not rows.framework.offload.offloads_any:
         return np.zeros((len(rows.k), len(rows.stage_layers.shown.shown_stages)))
     of_layer = rows.costs.kept_bytes[rows.base_mode_index, rows.k, rows.last_layer_kind]
     return np.asarray(of_layer[:, None] * rows.is_last)

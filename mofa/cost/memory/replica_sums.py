@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 
 
-def waiting_replica_sums_bytes(rows: Rows) -> ArrayN | float:
+def waiting_replica_sums_bytes(rows: GatheredRows) -> ArrayN | float:
     """What the groups' reduced gradients take at a backward's end beside those of earlier micro-batches. (n, R) [B]
 
     FSDP2 holds what it sums over replicas until the end of the backward (torch/distributed/fsdp/_fully_shard/

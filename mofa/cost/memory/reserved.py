@@ -23,7 +23,7 @@ from mofa.cost.rank_rules import (
     shards_optimizer_states,
     shards_params,
 )
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.specs.params import embedding_params, layer_params
 
 ArrayN = NDArray[np.float64]
@@ -78,7 +78,7 @@ class LivePeaks:
     buffers: ArrayN
 
 
-def native_segment_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
+def native_segment_bytes(rows: GatheredRows, alive: LivePeaks) -> ArrayN:
     """What the allocator reserves of whole segments, but for what rounding and other streams add. (n, R) [B]
 
     - The loss's tensors are larger than any of a layer; those of the embedding's backward may be. They come when layers
@@ -102,7 +102,7 @@ def native_segment_bytes(rows: Rows, alive: LivePeaks) -> ArrayN:
         large = _states_larger_than(rows, widest)
         most = np.maximum(most, alive.layers - late_states + np.maximum(large, bulk + loss))
         return np.maximum(most, alive.layers + _scratch_in_pieces(rows, alive, large))
-    made = bytes_at_megatron_start(rows)
+    made = weight_bytes_at_megatron_start(rows)
     lost, pieces = megatron_start_holes_bytes(rows, made, alive.overall)
     most, ahead = _beside_holes(rows, made, alive.buffers)
     ahead, late_freed = np.maximum(alive.forward - late_states, ahead), late_freed_ring_bytes(rows)
@@ -117,7 +117,7 @@ def _bulk(memory: BlockMemory) -> ArrayN:
     return np.asarray(memory.large_tensors_saved[-1] + memory.large_tensors_peak[-1])
 
 
-def _late_states(rows: Rows) -> ArrayN:
+def _late_states(rows: GatheredRows) -> ArrayN:
     """The states that appear at the end of the first step: Megatron's main copies are there before. (n, R) [B]"""
     num_moments = rows.workload.optimizer.traits.num_moments
     return rows.static.states[rows.grid_index] * (
@@ -125,7 +125,7 @@ def _late_states(rows: Rows) -> ArrayN:
     )
 
 
-def _states_larger_than(rows: Rows, widest: ArrayN) -> ArrayN:
+def _states_larger_than(rows: GatheredRows, widest: ArrayN) -> ArrayN:
     """Moments, and what the optimizer's step has beside them, in tensors larger than any of a layer: they find no room
     in what layers let go. (n, R) [B]
 
@@ -150,7 +150,7 @@ def _states_larger_than(rows: Rows, widest: ArrayN) -> ArrayN:
     return np.asarray((num_moments + beside) * large)
 
 
-def _scratch_in_pieces(rows: Rows, alive: LivePeaks, large_states: ArrayN) -> ArrayN:
+def _scratch_in_pieces(rows: GatheredRows, alive: LivePeaks, large_states: ArrayN) -> ArrayN:
     """Of what the optimizer's step has beside its states what layers can't use. (n, R) [B]
 
     States and this are cut from what the first step's layers let go. Where that is not enough, it is in pieces of its
@@ -166,7 +166,7 @@ def _scratch_in_pieces(rows: Rows, alive: LivePeaks, large_states: ArrayN) -> Ar
 
 
 def _with_loss(
-    rows: Rows, alive: LivePeaks, ahead: ArrayN, pieces: ArrayN | float, late_freed: ArrayN | float = 0.0
+    rows: GatheredRows, alive: LivePeaks, ahead: ArrayN, pieces: ArrayN | float, late_freed: ArrayN | float = 0.0
 ) -> ArrayN:  # fmt: skip
     """What the stage with the head reserves for its layers and the loss, -inf elsewhere. (n, R) [B]
 
@@ -182,7 +182,9 @@ def _with_loss(
     return np.where((rows.is_head > 0) & (bulk > 0), ahead + pieces + bulk + again, -np.inf)
 
 
-def megatron_start_holes_bytes(rows: Rows, made: BytesAtMegatronStart, allocated: ArrayN) -> tuple[ArrayN, ArrayN]:
+def megatron_start_holes_bytes(
+    rows: GatheredRows, made: WeightBytesAtMegatronStart, allocated: ArrayN
+) -> tuple[ArrayN, ArrayN]:
     """What Megatron's start leaves, and what of it nothing can use: whole holes, or pieces of them. (n, R) each [B]
 
     Parameters are made one by one, copied into one buffer and let go: their segments, 2 bytes a parameter, are there
@@ -212,7 +214,7 @@ def megatron_start_holes_bytes(rows: Rows, made: BytesAtMegatronStart, allocated
     return start.waste[grid] + more, np.minimum(pieces, start.holes[grid])
 
 
-def _beside_holes(rows: Rows, made: BytesAtMegatronStart, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
+def _beside_holes(rows: GatheredRows, made: WeightBytesAtMegatronStart, buffers: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What Megatron reserves at least, and before its first loss, for tensors that no hole takes. (n, R) each [B]
 
     For each of the sizes that most parameters are in: holes of up to this size are there, and so is what is larger and
@@ -241,7 +243,7 @@ def _beside_holes(rows: Rows, made: BytesAtMegatronStart, buffers: ArrayN) -> tu
     return most, ahead
 
 
-def _by_size(rows: Rows, made: BytesAtMegatronStart) -> Iterator[tuple[ArrayN, ArrayN, ArrayN]]:
+def _by_size(rows: GatheredRows, made: WeightBytesAtMegatronStart) -> Iterator[tuple[ArrayN, ArrayN, ArrayN]]:
     """For each of the sizes that most parameters are in, holes of up to it, and states of one kind and fp8 copies of
     weights that are larger. (g, R) each [B]"""
     states = made.owned * made.state_segment_bytes
@@ -256,7 +258,7 @@ def _by_size(rows: Rows, made: BytesAtMegatronStart) -> Iterator[tuple[ArrayN, A
 
 
 @dataclass(frozen=True)
-class BytesAtMegatronStart:
+class WeightBytesAtMegatronStart:
     """What Megatron's start makes of each weight, of each grid of ranks. (weights, g) each [B]"""
 
     layers: ArrayN
@@ -280,7 +282,7 @@ class BytesAtMegatronStart:
         return np.asarray(of_kinds.T @ self.layers)
 
 
-def bytes_at_megatron_start(rows: Rows) -> BytesAtMegatronStart:
+def weight_bytes_at_megatron_start(rows: GatheredRows) -> WeightBytesAtMegatronStart:
     """What the start makes of the weights of every grid of ranks."""
     weights, ranks, counts = (
         rows.costs.weights,
@@ -300,7 +302,9 @@ def bytes_at_megatron_start(rows: Rows) -> BytesAtMegatronStart:
     state = each * np.minimum(hole, 2.0 * buffer / shared)
     owned = number * each * hole / shared / np.maximum(state, 1.0)
     room = number * segment_bytes_per_block(hole) * (hole > SMALL)
-    return BytesAtMegatronStart(layers, weights.kind, number, hole, room, owned, state, segment_bytes_per_block(state))
+    return WeightBytesAtMegatronStart(
+        layers, weights.kind, number, hole, room, owned, state, segment_bytes_per_block(state)
+    )
 
 
 @dataclass(frozen=True)
@@ -318,7 +322,7 @@ class _Start:
     """Larger states, that find a hole and that find none."""
 
 
-def _start(made: BytesAtMegatronStart, num_states: float) -> _Start:
+def _start(made: WeightBytesAtMegatronStart, num_states: float) -> _Start:
     """The holes and states of every stage: of each kind's layers, then times their number. Axes: weights, grids.
 
     ``num_states`` counts main copy and moments. [-]
@@ -343,7 +347,7 @@ def _start(made: BytesAtMegatronStart, num_states: float) -> _Start:
     )  # fmt: skip
 
 
-def _unsharded(rows: Rows, alive: LivePeaks, late_states: ArrayN, bulk: ArrayN) -> ArrayN:
+def _unsharded(rows: GatheredRows, alive: LivePeaks, late_states: ArrayN, bulk: ArrayN) -> ArrayN:
     """What FSDP's groups and all else reserve under pipelines. (n, R) [B]
 
     - The gather stream's pool keeps what two groups' gathers held at once, the reduction stream's sharded gradients.
@@ -392,7 +396,7 @@ def _unsharded(rows: Rows, alive: LivePeaks, late_states: ArrayN, bulk: ArrayN) 
     return np.asarray(np.maximum(reserved, embedding) + pools)
 
 
-def _unfitting_gradients(rows: Rows) -> ArrayN:
+def _unfitting_gradients(rows: GatheredRows) -> ArrayN:
     """Share of each stage's unsharded gradients in blocks that are larger than any activation of a layer. (K, R) [-]"""
     weights, shown = rows.costs.weights, rows.stage_layers.shown.shown_stages
     largest = np.max([cost.memory.largest for blocks in rows.costs.blocks.values() for cost in blocks], axis=0)
@@ -404,7 +408,7 @@ def _unfitting_gradients(rows: Rows) -> ArrayN:
     return np.asarray((larger.T @ counts) / (params.T @ counts))
 
 
-def fsdp_shard_waste_bytes(rows: Rows) -> ArrayN:
+def fsdp_shard_waste_bytes(rows: GatheredRows) -> ArrayN:
     """What the segments of FSDP's shards of the parameters take beyond their bytes. (n, R) [B]
 
     Parameters come one by one, as do without pipelines their gradients' shards in the reduction stream's pool. What no

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import any_true
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.kernels.launch_queue import QUEUE
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 
 
-def late_freed_ring_bytes(rows: Rows) -> ArrayN:
+def late_freed_ring_bytes(rows: GatheredRows) -> ArrayN:
     """What layers have let go of rings, or to the host, and the allocator has not back as a step's last loss comes.
     (n, R) [B]
 
@@ -31,7 +31,7 @@ def late_freed_ring_bytes(rows: Rows) -> ArrayN:
     """
     lay = rows.stage_layers
     rings = rows.costs.context.cp_ring & (rows.costs.context.cp > 1)
-    if not any_true(rings) and not rows.framework.offload.on:
+    if not any_true(rings) and not rows.framework.offload.offloads_any:
         return np.zeros((len(rows.k), len(lay.shown.shown_stages)))
 
     def summed(by_mode: ArrayN) -> ArrayN:

@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from mofa.blocks.op import KINDS
 from mofa.cost.memory.fsdp_root import keeps_model_ends_gathered, root_gathered_bytes
 from mofa.cost.memory.stage_inputs import kept_output_part_bytes
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 
 
-def saved_bytes_outside_layers(rows: Rows) -> ArrayN:
+def saved_bytes_outside_layers(rows: GatheredRows) -> ArrayN:
     """What a stage keeps for micro-batches in flight beside its layers. (n, R) [B]
 
     That is of the embedding and the prediction layers, of outputs that it sent, and of losses. The head's of the
@@ -29,7 +29,7 @@ def saved_bytes_outside_layers(rows: Rows) -> ArrayN:
     return out + _loss_saved(rows) + root_gathered_bytes(rows)
 
 
-def _loss_saved(rows: Rows) -> ArrayN:
+def _loss_saved(rows: GatheredRows) -> ArrayN:
     """What the loss keeps for micro-batches before the one at hand: GPipe runs all forwards first. (n, R)"""
     if not rows.schedule_record.forwards_first:
         return np.zeros((len(rows.table), len(rows.stage_layers.shown.shown_stages)))
@@ -37,7 +37,7 @@ def _loss_saved(rows: Rows) -> ArrayN:
     return np.asarray(rows.costs.head.memory.saved[rows.k][:, None] * rows.is_head * before)
 
 
-def saved_in_flight_by_kind(rows: Rows, rows_at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
+def saved_in_flight_by_kind(rows: GatheredRows, rows_at: NDArray[np.intp], stage: NDArray[np.intp]) -> ArrayN:
     """What is kept of the micro-batches in flight, by kind. (len(KINDS), len(at))"""
     lay = rows.stage_layers
     saved_kinds, k = rows.layers.saved_kinds, rows.k[rows_at]

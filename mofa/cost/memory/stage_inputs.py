@@ -6,19 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.rank_rules import held_inputs_of_stages
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 
 
-def held_input_bytes(rows: Rows) -> tuple[ArrayN, ArrayN]:
+def held_input_bytes(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     """Bytes of :func:`mofa.cost.rank_rules.held_inputs`: all the time, and more between two steps. (n, R) each [B]"""
     throughout, at_end = np.array(held_inputs_of_stages(rows), dtype=float).T
     boundary = rows.costs.stage_boundary_bytes[rows.k][:, None]
     return boundary * throughout, boundary * at_end
 
 
-def freed_input_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
+def freed_input_bytes(rows: GatheredRows) -> tuple[ArrayN | float, ArrayN | float]:
     """Bytes of held inputs that are freed already in a 1F1B's forwards, and in its backwards. (n, R) each [B]
 
     In a forward both are, in a backward the gradient alone; neither where as many micro-batches are in flight as the
@@ -31,8 +31,8 @@ def freed_input_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
     return np.where(earlier, 0.0, throughout), np.where(earlier, 0.5, 1.0) * throughout
 
 
-def pipeline_buffer_bytes(rows: Rows) -> ArrayN:
-    """What schedules hold of what neighbours send. (n, R) [B]
+def pipeline_buffer_bytes(rows: GatheredRows) -> ArrayN:
+    """Buffers in which schedules hold what neighbours send. (n, R) [B]
 
     All micro-batches' where that is preallocated.
     """
@@ -46,14 +46,14 @@ def pipeline_buffer_bytes(rows: Rows) -> ArrayN:
     return held_input_bytes(rows)[0]
 
 
-def kept_output_part_bytes(rows: Rows) -> ArrayN:
+def kept_output_part_bytes(rows: GatheredRows) -> ArrayN:
     """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
     return np.asarray(
         (rows.costs.stage_boundary_bytes[rows.k] / rows.table.tp)[:, None] * rows.stage_layers.sends[:, -1]
     )
 
 
-def _received(rows: Rows) -> ArrayN:
+def _received(rows: GatheredRows) -> ArrayN:
     """What PyTorch's pipelines keep of the boundary's size for each micro-batch, all chunks together. (R,)
 
     A buffer each way but at the model's ends. Where weights' gradients are put off, the gradient of every input

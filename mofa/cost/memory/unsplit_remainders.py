@@ -20,7 +20,7 @@ from mofa.cost.block.block_cost import unique_rows
 from mofa.cost.memory.reserved import LARGE_SEGMENT, MIN_OWN, ROUND, SMALL
 from mofa.cost.optimizer import optimizer_dtype_bytes
 from mofa.cost.rank_rules import has_flat_gradient_buffers, shards_optimizer_states, shards_params
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 REPEATS, MOST = 4, 600
@@ -38,7 +38,8 @@ class UnsplitRemainders(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def unsplit_remainder_per_layer(sizes: tuple[int, ...]) -> float:
-    """What equal layers' tensors hold beyond these ``sizes``, each layer; allocated in order, none freed. [B]
+    """Unsplit remainders of equal layers' tensors beyond these ``sizes``, each layer; allocated in order, none freed.
+    [B]
 
     Examples
     --------
@@ -62,8 +63,9 @@ def unsplit_remainder_per_layer(sizes: tuple[int, ...]) -> float:
     return rests / layers
 
 
-def unsplit_remainders(rows: Rows, freed: ArrayN) -> UnsplitRemainders | None:
-    """What the static tensors of layers hold beyond their bytes; None where all rests are cut, or none is left.
+def unsplit_remainders(rows: GatheredRows, freed: ArrayN) -> UnsplitRemainders | None:
+    """Unsplit remainders of the static tensors of layers, held beyond their bytes; None where all rests are cut, or
+    none is left.
 
     Parameters
     ----------
@@ -100,7 +102,7 @@ def unsplit_remainders(rows: Rows, freed: ArrayN) -> UnsplitRemainders | None:
     )  # fmt: skip
 
 
-def _of_stages(rows: Rows, width: float, ranks: Sequence[ArrayN | float]) -> ArrayN:
+def _of_stages(rows: GatheredRows, width: float, ranks: Sequence[ArrayN | float]) -> ArrayN:
     """The rests of one tensor for each weight of the stages' layers, of so many bytes a parameter. (g, R) [B]"""
     counts = rows.stage_layers.stages.layer_counts[:, rows.stage_layers.shown.shown_stages].sum(axis=2).astype(float)
     weights, k = rows.costs.weights, rows.k[rows.first_row_of_grid]

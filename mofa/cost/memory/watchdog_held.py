@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import any_true
 from mofa.cost.allocations.watchdog import WATCHDOG_S
 from mofa.cost.kernels.launch_queue import QUEUE
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 
 
-def watchdog_held_bytes(rows: Rows) -> tuple[ArrayN | float, ArrayN | float]:
+def watchdog_held_bytes(rows: GatheredRows) -> tuple[ArrayN | float, ArrayN | float]:
     """What layers have given up and the watchdog has not let go, behind a forward and behind a backward. (n, R) [B]
 
     What was given up in its tenth of a second before, and in the lead that the host has, spread evenly over the passes:

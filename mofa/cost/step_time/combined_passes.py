@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mofa.blocks.build import layer_kind
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.block.tape_clock import EXPOSED, TapeTime
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.micro_batch import HostBoundPasses
 from mofa.schedules import computation_order_of
 from mofa.schedules.combined import backward_beside_each_forward
@@ -63,7 +63,7 @@ class PairedPasses:
         return np.maximum(step.device_s, step.device_behind_host_s - lead_s)
 
 
-def paired_passes(rows: Rows, passes: HostBoundPasses | None) -> PairedPasses | None:
+def paired_passes(rows: GatheredRows, passes: HostBoundPasses | None) -> PairedPasses | None:
     """The pairs of rows, whose passes by themselves are given for all; None where their schedule runs none."""
     if not rows.schedule_record.pairs_passes or passes is None:
         return None
@@ -81,7 +81,7 @@ def paired_passes(rows: Rows, passes: HostBoundPasses | None) -> PairedPasses | 
     return PairedPasses(saved_s, exposed_s, hidden_s, clocks, num_pairs)
 
 
-def _less_exposed(rows: Rows) -> tuple[ArrayN, ArrayN]:
+def _less_exposed(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     """How much less is exposed of a layer of each kind forward beside one of each kind backward, and more is hidden.
     (n, kinds, kinds, parts) each [s]"""
     costs = rows.costs
@@ -110,7 +110,7 @@ class _LayersOfPairs:
     backward: ArrayN
 
     @classmethod
-    def of(cls, rows: Rows) -> _LayersOfPairs:
+    def of(cls, rows: GatheredRows) -> _LayersOfPairs:
         stages, model = rows.stage_layers.stages, rows.workload.model
         last = stages.kinds.index(layer_kind(model, model.num_layers - 1))
         shown = rows.stage_layers.shown.shown_stages.tolist()
@@ -131,7 +131,7 @@ class _LayersOfPairs:
         return cls(paired, forward, backward)
 
 
-def _clocks(rows: Rows, layers: _LayersOfPairs) -> ClockAdvance:
+def _clocks(rows: GatheredRows, layers: _LayersOfPairs) -> ClockAdvance:
     """Both clocks of a forward of each chunk beside a backward of each. (n, R, vpp, vpp)"""
     passed = [
         ClockAdvance(*(part[rows.k][:, None, None, None] for part in phase)).repeated(count)
@@ -159,7 +159,7 @@ def _repeated(clocks: ArrayN, count: ArrayN) -> ClockAdvance:
     return ClockAdvance(*clocks.T[:, :, None, None, None]).repeated(count)
 
 
-def _ends(rows: Rows, layers: _LayersOfPairs, *, ahead: bool) -> Iterator[tuple[ArrayN, ArrayN]]:
+def _ends(rows: GatheredRows, layers: _LayersOfPairs, *, ahead: bool) -> Iterator[tuple[ArrayN, ArrayN]]:
     """The clocks of the model's ends that run alone in a pair, ahead of its layers or behind, and how often each does.
     (5, K), (R, vpp, vpp)"""
     costs, depth, lay = rows.costs, rows.workload.model.num_mtp_layers, rows.stage_layers

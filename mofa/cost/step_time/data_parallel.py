@@ -18,18 +18,18 @@ from mofa.cost.rank_rules import (
     ddp_gradient_bytes_per_param,
     first_reduced_bucket_params,
     gathered_bytes_per_param,
-    gradient_sharing,
+    gradient_reducer,
     host_waits_at_exchanges,
     reduce_scatters_gradients,
     reduced_bytes_per_param,
     shards_optimizer_states,
 )
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets
-from mofa.cost.step_time.hybrid_sharding import replica_all_reduce_s, replica_all_reduces_behind_backward
+from mofa.cost.step_time.hybrid_sharding import exposed_and_hidden_replica_all_reduces_s, replica_all_reduce_s
 from mofa.cost.step_time.micro_batch import HostBoundPasses
-from mofa.cost.step_time.pipelined_fsdp import first_forward_clocks, piece_seconds
+from mofa.cost.step_time.pipelined_fsdp import first_forward_clock_advance, piece_seconds
 
 ArrayN = NDArray[np.float64]
 BoolN = NDArray[np.bool_]
@@ -37,7 +37,8 @@ BoolN = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class CommunicationOutsideBlocks:
-    """Exposed and hidden seconds of a step, and what holds up each stage's first forward. (n,), (n,), (n, R) [s]
+    """Communication outside the tapes: its exposed and hidden seconds in a step, and what holds up each stage's first
+    forward. (n,), (n,), (n, R) [s]
 
     ``once`` is what the pipeline's own path goes through, ``exposed_on_path`` about how much of it is exposed there;
     through ``exposed_while_host_issues`` of ``exposed`` the host issues on. (n,)
@@ -70,7 +71,7 @@ def _of_chunks(group: ProcessGroup) -> ProcessGroup:
 
 
 def communication_outside_blocks(
-    rows: Rows,
+    rows: GatheredRows,
     forward_s: ArrayN,
     backward_s: ArrayN,
     num_micro_batches: ArrayN,
@@ -89,7 +90,7 @@ def communication_outside_blocks(
     """
     zero = np.zeros_like(num_micro_batches)
     none = CommunicationOutsideBlocks(zero, zero, np.zeros_like(forward_s))
-    sharing = gradient_sharing(rows)
+    sharing = gradient_reducer(rows)
     if sharing == "Megatron":
         return _megatron(rows, forward_s, backward_s, host_bound)
     if sharing == "DDP":
@@ -98,13 +99,13 @@ def communication_outside_blocks(
         return none
     if sharing == "FSDP by step":
         return _pipelined_fsdp(rows, forward_s, backward_s, host_bound)
-    exposed, hidden = replica_all_reduces_behind_backward(rows, backward_s)
+    exposed, hidden = exposed_and_hidden_replica_all_reduces_s(rows, backward_s)
     return replace(
         none, exposed=num_micro_batches * exposed, hidden=num_micro_batches * hidden, after_each_backward_s=exposed
     )
 
 
-def _over(rows: Rows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
+def _over(rows: GatheredRows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
     """Seconds of collectives of so many bytes a parameter over all parameters of each chunk, dense and expert ones one
     after the other. (g, R, vpp) each [s]"""
     group = stacked_groups([_of_chunks(rows.groups[name]) for name in ("fsdp", "efsdp")])
@@ -112,7 +113,7 @@ def _over(rows: Rows, *calls: tuple[CollectiveKind, float]) -> list[ArrayN]:
     return [collective_s(kind, rows.params * each, group, fabric).sum(axis=0) for kind, each in calls]
 
 
-def _slowdown(rows: Rows) -> ArrayN:
+def _slowdown(rows: GatheredRows) -> ArrayN:
     """What a stage loses per second of communication beside it: nothing while it waits for another's. (n, R) [-]"""
     computing = rows.sum_layers_by_stage(rows.layers.computing_s)
     total = np.maximum(rows.sum_layers_by_stage(rows.layers.exposed_s), 1e-12)
@@ -138,7 +139,7 @@ def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp:
 
 
 def _megatron(
-    rows: Rows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None
+    rows: GatheredRows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None
 ) -> CommunicationOutsideBlocks:
     """Megatron's buffers, in buckets on the first rank's first chunk, whole elsewhere.
 
@@ -223,7 +224,7 @@ def _megatron(
 
 
 def _first_chunk_s(
-    rows: Rows, buckets: FilledBuckets, bytes_per_param: tuple[float, float], scatters: BoolN, shards: BoolN
+    rows: GatheredRows, buckets: FilledBuckets, bytes_per_param: tuple[float, float], scatters: BoolN, shards: BoolN
 ) -> tuple[tuple[ArrayN, ArrayN], tuple[ArrayN, ArrayN]]:  # fmt: skip
     """Reducing and gathering the first stage's first chunk bucket by bucket: all of them, and the one with the
     embedding, which is reduced last and gathered ahead of all. (n,) each [s]"""
@@ -244,12 +245,12 @@ def _first_chunk_s(
     return (total_s[rows.grid_index], last_s[rows.grid_index]), (gathered_s, first_s)
 
 
-def _embedding_params(rows: Rows) -> ArrayN:
+def _embedding_params(rows: GatheredRows) -> ArrayN:
     """Of the embedding on one rank, of each grid of ranks. (g,) [params]"""
     return rows.workload.model.vocab * rows.workload.model.hidden / rows.grids.tp
 
 
-def tied_embedding_all_reduce_s(rows: Rows) -> ArrayN:
+def tied_embedding_all_reduce_s(rows: GatheredRows) -> ArrayN:
     """Megatron's all-reduce of the gradients of an embedding that the first and the last stage share. (n,) [s]"""
     model = rows.workload.model
     if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.stage_layers.stages.pp == 1:
@@ -258,7 +259,7 @@ def tied_embedding_all_reduce_s(rows: Rows) -> ArrayN:
     return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid_index]
 
 
-def gathers_after_optimizer(rows: Rows) -> ArrayN:
+def gathers_after_optimizer(rows: GatheredRows) -> ArrayN:
     """How often Megatron gathers a stage's parameters behind the optimizer, of each grid of ranks. (g, R) [-]
 
     Experts that are split have an optimizer beside that of the dense parameters. When either has stepped, it gathers
@@ -270,7 +271,7 @@ def gathers_after_optimizer(rows: Rows) -> ArrayN:
 
 
 def _pipelined_fsdp(
-    rows: Rows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None
+    rows: GatheredRows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None
 ) -> CommunicationOutsideBlocks:
     """FSDP under pipelines: gathered once, piece by piece ahead of the first forward; reduced behind the last backward.
 
@@ -300,7 +301,7 @@ def _pipelined_fsdp(
         first = None
         if host_bound is not None:
             forward = host_bound.with_full_queue[0]
-            first = first_forward_clocks(rows, host_bound.rows, seconds, forward)
+            first = first_forward_clock_advance(rows, host_bound.rows, seconds, forward)
         once = DataParallelOncePerStep(gathers, gathers, reduces * shared, "FSDP of pieces")
         return CommunicationOutsideBlocks(
             in_passing + reduced, hidden, np.zeros_like(forward_s), once if first is not None else None,
@@ -316,7 +317,7 @@ def _pipelined_fsdp(
 
 
 def _ddp(
-    rows: Rows, backward_s: ArrayN, num_micro_batches: ArrayN, none: CommunicationOutsideBlocks
+    rows: GatheredRows, backward_s: ArrayN, num_micro_batches: ArrayN, none: CommunicationOutsideBlocks
 ) -> CommunicationOutsideBlocks:
     """DDP, which replicas without a shard group are as well: buckets of 100 MiB behind every backward.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ class FilledBuckets(NamedTuple):
     """Parameters in the last bucket of dense ones. (g,) [params]"""
 
 
-def first_chunk_buckets(rows: Rows, full_params: ArrayN, *, experts_separate: bool) -> FilledBuckets:
+def first_chunk_buckets(rows: GatheredRows, full_params: ArrayN, *, experts_separate: bool) -> FilledBuckets:
     """The buckets of the first stage's first chunk, the embedding's gradient last.
 
     Parameters

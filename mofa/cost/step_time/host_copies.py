@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 
 
-def wait_for_host_copies_s(rows: Rows, forward_s: ArrayN, backward_s: ArrayN) -> ArrayN:
+def wait_for_host_copies_s(rows: GatheredRows, forward_s: ArrayN, backward_s: ArrayN) -> ArrayN:
     """What a micro-batch's backward waits for copies of its forward that are not there yet. (n, R) [s]
 
     Copies to the host run one after the other beside computing. The first that comes back is the one that went last. On

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import row_max
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.rows import Rows, chunk_layer_params
+from mofa.cost.rows import GatheredRows, chunk_layer_params
 from mofa.specs.params import layer_params
 
 ArrayN = NDArray[np.float64]
 
 
-def replica_all_reduce_s(rows: Rows) -> tuple[ArrayN, ArrayN]:
+def replica_all_reduce_s(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     """All-reduces of each stage's sharded gradients over replicas, and that of the last piece. (n, R) each [s]
 
     The embedding's is the last on the stage that has it, a layer's elsewhere.
@@ -50,7 +50,7 @@ def replica_all_reduce_s(rows: Rows) -> tuple[ArrayN, ArrayN]:
     return np.asarray(total)[rows.grid_index], last[rows.grid_index]
 
 
-def replica_all_reduces_behind_backward(rows: Rows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:
+def exposed_and_hidden_replica_all_reduces_s(rows: GatheredRows, backward_s: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What replicas leave exposed of a backward on a single stage, and what is hidden. (n,) each [s]
 
     A piece's sum follows its reduction. Beside it computing loses in the share of the backward that the device is busy,

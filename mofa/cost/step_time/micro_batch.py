@@ -18,8 +18,8 @@ from mofa.blocks.elementwise import row_max
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.block.tape_clock import TapeTime
-from mofa.cost.rank_rules import gradient_sharing, host_waits_at_exchanges
-from mofa.cost.rows import Rows
+from mofa.cost.rank_rules import gradient_reducer, host_waits_at_exchanges
+from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.host_copies import wait_for_host_copies_s
 
 ArrayN = NDArray[np.float64]
@@ -201,10 +201,10 @@ class MicroBatchPasses:
         return rested
 
 
-def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
+def micro_batch_passes(rows: GatheredRows) -> MicroBatchPasses:
     """What one micro-batch takes on every chunk of every stage."""
     passes = _passes(rows)
-    if not rows.framework.offload.on:
+    if not rows.framework.offload.offloads_any:
         return passes
     wait_s = wait_for_host_copies_s(rows, *passes.passes_of_stages())
     backward_s = passes.backward_s.copy()
@@ -212,7 +212,7 @@ def micro_batch_passes(rows: Rows) -> MicroBatchPasses:
     return replace(passes, backward_s=backward_s, copies_wait_s=wait_s)
 
 
-def _passes(rows: Rows) -> MicroBatchPasses:
+def _passes(rows: GatheredRows) -> MicroBatchPasses:
     """The passes of every chunk, whose activations are there when they are read."""
     c = rows.costs
     forward = _over_chunks(rows, "forward_s", c.embedding.forward.total, c.head.forward.total)
@@ -260,7 +260,7 @@ def _passes(rows: Rows) -> MicroBatchPasses:
     )
 
 
-def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
+def _is_host_bound(rows: GatheredRows) -> NDArray[np.bool_]:
     """Where issuing any of a row's layers takes longer than computing it, with what is handed on behind it.
 
     All rows where backwards by inputs and by weights are more than whole ones, or passes run in pairs. Under FSDP's
@@ -273,7 +273,7 @@ def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
     host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.layer_counts.sum(axis=0).min()), 1.0)
     handed_s = sum(exchange_host_s(rows)) / chunk if not rows.schedule_record.joins_send_and_receive else 0.0
-    gathers = rows.schedule_record.has_closed_form and gradient_sharing(rows) == "FSDP by step"
+    gathers = rows.schedule_record.has_closed_form and gradient_reducer(rows) == "FSDP by step"
     for clocks in (layers.forward_clocks, layers.backward_clocks):
         if gathers:
             host_bound |= clocks[..., 2] > NEVER / 2
@@ -285,7 +285,7 @@ def _is_host_bound(rows: Rows) -> NDArray[np.bool_]:
     return np.asarray(bound_stages.any(axis=1))
 
 
-def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
+def _over_chunks(rows: GatheredRows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     """Something of the layers summed over each chunk, with that of the embedding and the heads. (n, R, vpp)"""
     stages, shown = rows.stage_layers.stages, rows.stage_layers.shown
     depth, lay = rows.workload.model.num_mtp_layers, rows.stage_layers
@@ -302,7 +302,7 @@ def _over_chunks(rows: Rows, name: str, first: ArrayN, head: ArrayN) -> ArrayN:
     return np.asarray(chunks)
 
 
-def _clocks_of(rows: Rows, index: IntA, direction: str) -> tuple[ClockAdvance, ClockAdvance]:
+def _clocks_of(rows: GatheredRows, index: IntA, direction: str) -> tuple[ClockAdvance, ClockAdvance]:
     """The forward or the backward of each chunk of the rows ``index``, and the same as the device's queue takes it."""
     name, c = f"{direction}_clocks", rows.costs
     ends: list[TapeTime] = [getattr(cost, direction) for cost in (c.embedding, c.head)]
@@ -312,7 +312,7 @@ def _clocks_of(rows: Rows, index: IntA, direction: str) -> tuple[ClockAdvance, C
     )
 
 
-def _split_layer_clocks(rows: Rows) -> tuple[ArrayN, ArrayN]:
+def _split_layer_clocks(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     """The clocks of layers' backwards by inputs and by weights, as :class:`mofa.cost.rows.LayerArrays` has those of
     whole ones."""
     c, kinds = rows.costs, rows.stage_layers.stages.kinds
@@ -321,7 +321,7 @@ def _split_layer_clocks(rows: Rows) -> tuple[ArrayN, ArrayN]:
     return grids[0], grids[1]
 
 
-def _split_backward_clocks(rows: Rows, index: IntA, unsplit: ClockAdvance) -> tuple[ClockAdvance, ClockAdvance]:
+def _split_backward_clocks(rows: GatheredRows, index: IntA, unsplit: ClockAdvance) -> tuple[ClockAdvance, ClockAdvance]:
     """The backward of each chunk of the rows ``index`` by inputs and by weights; the first stage has no input to
     differentiate by, and does all of it with its weights'."""
     grids, c = _split_layer_clocks(rows), rows.costs
@@ -335,7 +335,7 @@ def _split_backward_clocks(rows: Rows, index: IntA, unsplit: ClockAdvance) -> tu
 
 
 def _clocks(
-    rows: Rows, index: IntA, grid: ArrayN, ends: Sequence[ArrayN], mtp: ArrayN | None, *, forward: bool
+    rows: GatheredRows, index: IntA, grid: ArrayN, ends: Sequence[ArrayN], mtp: ArrayN | None, *, forward: bool
 ) -> tuple[ClockAdvance, ClockAdvance]:  # fmt: skip
     """Passes of each chunk of the rows ``index``: its layers by kind, between its ends.
 
@@ -376,7 +376,7 @@ def _clocks(
     return both, both if fits else queued.followed_by(handed)
 
 
-def _period_of_recomputed(rows: Rows, index: IntA) -> ArrayN:
+def _period_of_recomputed(rows: GatheredRows, index: IntA) -> ArrayN:
     """Of how many layers the last is recomputed whole; 0 where the first of a chunk are. (late rows, 1, 1) [-]"""
     modes = rows.table.recompute_modes
     period = np.array([float(spec.layers or 1) if spec.kind == "every" else 0.0 for spec in modes])
@@ -406,7 +406,7 @@ def _in_order(
     ]
 
 
-def exchange_host_s(rows: Rows) -> tuple[float, float]:
+def exchange_host_s(rows: GatheredRows) -> tuple[float, float]:
     """What Megatron's host does behind a forward or backward of a stage, up to the exchange, and ahead of the next one.
     [s]
 

@@ -16,7 +16,7 @@ from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rank_rules import gathered_bytes_per_param, reduced_bytes_per_param
-from mofa.cost.rows import Rows, chunk_layer_params
+from mofa.cost.rows import GatheredRows, chunk_layer_params
 from mofa.specs.params import layer_params
 
 ArrayN = NDArray[np.float64]
@@ -33,7 +33,7 @@ class PieceSeconds:
     end_gather_s: ArrayN
     end_reduce_s: ArrayN
 
-    def of_chunks(self, rows: Rows) -> tuple[ArrayN, ArrayN]:
+    def of_chunks(self, rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
         """All gathers and all reductions of each chunk, one after the other. (n, R, vpp) each [s]"""
         lay = rows.stage_layers
         counts = lay.stages.layer_counts[:, lay.shown.shown_stages].astype(float)
@@ -46,7 +46,7 @@ class PieceSeconds:
         return gather[rows.grid_index], reduce[rows.grid_index]
 
 
-def piece_seconds(rows: Rows) -> PieceSeconds:
+def piece_seconds(rows: GatheredRows) -> PieceSeconds:
     """What gathering and reducing a piece takes.
 
     Dense and expert parameters go one after the other. Ahead of each reduction, or each copy where a rank has its
@@ -65,7 +65,7 @@ def piece_seconds(rows: Rows) -> PieceSeconds:
     )  # fmt: skip
 
 
-def _collectives_s(rows: Rows, kind: CollectiveKind, params: ArrayN, width: float) -> ArrayN:
+def _collectives_s(rows: GatheredRows, kind: CollectiveKind, params: ArrayN, width: float) -> ArrayN:
     """Of dense and expert parameters, one after the other; axes (2, kinds, g) or (2, g, R, vpp). [s]"""
     seconds = np.zeros(params.shape[1:])
     for of_group, name in zip(params, ("fsdp", "efsdp"), strict=True):
@@ -75,11 +75,11 @@ def _collectives_s(rows: Rows, kind: CollectiveKind, params: ArrayN, width: floa
     return seconds
 
 
-def _gather_s(rows: Rows, params: ArrayN) -> ArrayN:
+def _gather_s(rows: GatheredRows, params: ArrayN) -> ArrayN:
     return _collectives_s(rows, "all_gather", params, gathered_bytes_per_param(rows))
 
 
-def _reduce_s(rows: Rows, params: ArrayN) -> ArrayN:
+def _reduce_s(rows: GatheredRows, params: ArrayN) -> ArrayN:
     """The longer of the reduction and what the host takes to write down where its gradients lie."""
     host = rows.cluster.slowest_host_factor * rows.cluster.gpu.curves.host.listing_s.value
     sizes = [rows.groups[name].size for name in ("fsdp", "efsdp")]
@@ -90,8 +90,11 @@ def _reduce_s(rows: Rows, params: ArrayN) -> ArrayN:
     )
 
 
-def first_forward_clocks(rows: Rows, index: IntA, pieces: PieceSeconds, like: ClockAdvance) -> ClockAdvance:
-    """Both clocks of the first forward of each stage's only chunk, which gathers as its host gets to each piece.
+def first_forward_clock_advance(
+    rows: GatheredRows, index: IntA, pieces: PieceSeconds, like: ClockAdvance
+) -> ClockAdvance:
+    """How host and device advance in the first forward of each stage's only chunk, which gathers as its host gets to
+    each piece.
 
     A gather begins when the host launches it and the one before has ended, and computing waits for it. The host is
     no further ahead of its device than the launch queue takes.

@@ -23,8 +23,8 @@ from mofa.cost.optimizer import (
     optimizer_seconds,
     weight_cast_seconds,
 )
-from mofa.cost.rank_rules import gradient_sharing, host_waits_at_exchanges
-from mofa.cost.rows import Rows, params_in_layers
+from mofa.cost.rank_rules import gradient_reducer, host_waits_at_exchanges
+from mofa.cost.rows import GatheredRows, params_in_layers
 from mofa.cost.step_time.bubble import exchanges_waited_for, one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.combined_passes import PairedPasses, paired_passes
 from mofa.cost.step_time.critical_path import (
@@ -57,7 +57,7 @@ class StepTime:
     and of host idle are waits for other stages. (3, n)"""
 
 
-def step_time(rows: Rows) -> StepTime:
+def step_time(rows: GatheredRows) -> StepTime:
     """Time of one optimizer step.
 
     ``m * max_r t_r + bubble``: the slowest stage runs all micro-batches, and the pipeline fills and drains through the
@@ -120,7 +120,7 @@ def step_time(rows: Rows) -> StepTime:
         idle_s = each.host_bound.single_stage_s(m[index], behind_s, lead_s[index, 0])
         exposed[_T["host_idle"], index] += idle_s - m[index] * counted
     elif each.host_bound is not None:
-        by_step = rows.schedule_record.has_closed_form and gradient_sharing(rows) in ("FSDP by step", "none")
+        by_step = rows.schedule_record.has_closed_form and gradient_reducer(rows) in ("FSDP by step", "none")
         walked = by_step and _walk_late_hosts(rows, exposed, each.host_bound, outside, lead_s[each.host_bound.rows])
         _catch_up(rows, exposed, each.host_bound, outside, walked, lead_s[each.host_bound.rows])
         _start_ahead(rows, exposed, each.host_bound, lead_s)
@@ -152,7 +152,7 @@ def slowest_stages_of_micro_batch(each: MicroBatchPasses) -> NDArray[np.bool_]:
     return np.asarray(np.isclose(stage_s, stage_s.max(axis=1, keepdims=True), rtol=1e-12, atol=0.0))
 
 
-def _split_backward_shares(rows: Rows, num_plain: ArrayN, num_full: ArrayN) -> ArrayN:
+def _split_backward_shares(rows: GatheredRows, num_plain: ArrayN, num_full: ArrayN) -> ArrayN:
     """Whose the seconds are that backwards by inputs and by weights take more than whole ones, as parts of them.
 
     Counted on a stage's layers, of which so many are plain and so many recomputed whole. Without any such seconds
@@ -196,7 +196,7 @@ def name_waits_of_slowest_stage(exposed: ArrayN, named_last_s: ArrayN) -> None:
     bubble -= more_s
 
 
-def optimizer_and_host_wait_seconds(rows: Rows, each: MicroBatchPasses) -> ArrayN:
+def optimizer_and_host_wait_seconds(rows: GatheredRows, each: MicroBatchPasses) -> ArrayN:
     """The optimizer step of each stage, and its wait and the next step's for the host, but for the norm. (n, R) [s]
 
     torchtitan moves counts and tokens to the device at the start of a step, which waits for them (train.py,
@@ -229,7 +229,7 @@ def optimizer_and_host_wait_seconds(rows: Rows, each: MicroBatchPasses) -> Array
     return np.asarray(seconds)
 
 
-def lead_at_step_start_s(rows: Rows) -> ArrayN:
+def lead_at_step_start_s(rows: GatheredRows) -> ArrayN:
     """How far each stage's host is ahead of its device as a step begins, whose optimizer the device is still at; behind
     it where negative. (n, R) [s]"""
     given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
@@ -239,14 +239,14 @@ def lead_at_step_start_s(rows: Rows) -> ArrayN:
     return np.asarray(lead_s[rows.grid_index])
 
 
-def _distributed(rows: Rows) -> NDArray[np.bool_]:
+def _distributed(rows: GatheredRows) -> NDArray[np.bool_]:
     """Whether torchtitan's parameters are distributed tensors, of each grid of ranks. (g, 1)"""
     grids = rows.grids
     sharded = (rows.shards.dense_ranks > 1) & (rows.mode.precision == "mixed")
     return np.asarray(sharded | ((grids.tp > 1) | (grids.ep > 1))[:, None])
 
 
-def _tensors(rows: Rows) -> ArrayN:
+def _tensors(rows: GatheredRows) -> ArrayN:
     """Parameter tensors of every stage on one rank, of each grid of ranks. (g, R)"""
     model, packed = rows.workload.model, not rows.framework.traits.has_pytorch_modules
     stages, shown = rows.stage_layers.stages, rows.stage_layers.shown.shown_stages
@@ -260,7 +260,7 @@ def _tensors(rows: Rows) -> ArrayN:
     return np.asarray(total + rows.is_first + rows.is_head * (norm + (0 if model.tied_embeddings else 1)))
 
 
-def gradient_norm_seconds(rows: Rows) -> ArrayN:
+def gradient_norm_seconds(rows: GatheredRows) -> ArrayN:
     """The gradient norm's all-reduce over all ranks and the host's wait for it. (n,) [s]"""
     if not rows.workload.optimizer.clip_grad_norm:
         return np.zeros(len(rows.table))
@@ -269,7 +269,7 @@ def gradient_norm_seconds(rows: Rows) -> ArrayN:
 
 
 def _pipeline(
-    rows: Rows,
+    rows: GatheredRows,
     exposed: ArrayN,
     hidden: ArrayN,
     passes: tuple[MicroBatchPasses, PairedPasses | None],
@@ -364,7 +364,7 @@ def _count_gathers(exposed: ArrayN, added_s: ArrayN, own_gather_s: ArrayN) -> No
 
 
 def _exchanging(
-    rows: Rows, exposed: ArrayN, passes_s: tuple[ArrayN, ArrayN, ArrayN | None], busy: ArrayN,
+    rows: GatheredRows, exposed: ArrayN, passes_s: tuple[ArrayN, ArrayN, ArrayN | None], busy: ArrayN,
     num_micro_batches: ArrayN, before: ArrayN, own_gather: ArrayN, hop: ArrayN, stage: NDArray[np.intp],
 ) -> ArrayN:  # fmt: skip
     """Megatron's 1F1B: behind every pass an exchange, and behind it the host waits for the device
@@ -397,7 +397,11 @@ MOST_WALKED = 4096
 
 
 def _walk_late_hosts(
-    rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks, lead_s: ArrayN
+    rows: GatheredRows,
+    exposed: ArrayN,
+    host_bound: HostBoundPasses,
+    outside: CommunicationOutsideBlocks,
+    lead_s: ArrayN,
 ) -> NDArray[np.bool_]:
     """Give steps of PyTorch's pipelines whose host is late the time of their own longest path.
 
@@ -446,7 +450,7 @@ def _of_rows(clocks: ClockAdvance, some: NDArray[np.intp]) -> ClockAdvance:
 
 
 def _catch_up(
-    rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks,
+    rows: GatheredRows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks,
     walked: NDArray[np.bool_] | bool, lead_s: ArrayN,
 ) -> None:  # fmt: skip
     """Where the host waits for nothing a step takes as long as it issues: a lead may last for many rounds, then it is
@@ -455,7 +459,7 @@ def _catch_up(
     exposed[_T["host_idle"], host_bound.rows] += np.where(host_bound.waits | walked, 0.0, missing_s)
 
 
-def _start_ahead(rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, lead_s: ArrayN) -> None:
+def _start_ahead(rows: GatheredRows, exposed: ArrayN, host_bound: HostBoundPasses, lead_s: ArrayN) -> None:
     """Take off what the first stage's first forward takes less, and with it the pipeline's filling. (n, R) [s]"""
     index = host_bound.rows
     saved_s = (host_bound.saved_by_lead_s(lead_s[index]) * rows.is_first).max(axis=1)
@@ -463,7 +467,8 @@ def _start_ahead(rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, lead_
 
 
 def _left_to_issue_s(
-    rows: Rows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks, lead_s: ArrayN
+    rows: GatheredRows, exposed: ArrayN, host_bound: HostBoundPasses, outside: CommunicationOutsideBlocks,
+    lead_s: ArrayN,
 ) -> ArrayN:  # fmt: skip
     """By how much the host of a step issues longer than the step's parts take so far. (late rows,) [s]"""
     index = host_bound.rows
@@ -474,7 +479,7 @@ def _left_to_issue_s(
 
 
 def _stagger(
-    rows: Rows, exposed: ArrayN, each: MicroBatchPasses, ends: ArrayN, num_micro_batches: ArrayN,
+    rows: GatheredRows, exposed: ArrayN, each: MicroBatchPasses, ends: ArrayN, num_micro_batches: ArrayN,
     outside: CommunicationOutsideBlocks,
 ) -> None:  # fmt: skip
     """Take off what stages gain that begin a step as their own optimizer is over: of the bubble, where that is shorter
@@ -499,14 +504,14 @@ def _stagger(
         gained = gained - part
 
 
-def _received_s(rows: Rows, hop: ArrayN) -> tuple[ArrayN, ArrayN]:
+def _received_s(rows: GatheredRows, hop: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What each stage's forward and backward take with the exchange that they receive in. (n, pp) each [s]"""
     stages = rows.stage_layers.stages
     each = (hop + rows.cluster.sync_s + exchange_host_s(rows)[1])[:, None]
     return each * stages.receives[:, 0], each * stages.sends[:, -1]
 
 
-def hop_seconds(rows: Rows) -> ArrayN:
+def hop_seconds(rows: GatheredRows) -> ArrayN:
     """One hand-over between stages: the whole boundary, or a rank's part of it and its gathering over tp. (n,) [s]"""
     payload, groups = (
         rows.costs.stage_boundary_bytes[rows.k],

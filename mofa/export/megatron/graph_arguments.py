@@ -22,7 +22,7 @@ def _write(job: ExportJob) -> Mapping[str, Any]:
     """The graphs with the random states that they need (Megatron-LM, training/arguments.py); with expandable segments
     NCCL registers no buffers of theirs (megatron_core 0.16.1, transformer/cuda_graphs.py)."""
     graphs = job.framework.graphs
-    if not graphs.on:
+    if not graphs.captures_any:
         return {}
     return {
         IMPLEMENTATION.name: WORDS[graphs.implementation],

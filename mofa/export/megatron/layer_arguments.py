@@ -59,7 +59,7 @@ def write_qk_norm(job: ExportJob) -> Mapping[str, Any]:
 
 
 def write_head_dim(job: ExportJob) -> Mapping[str, Any]:
-    """The width of a head, of queries, keys and values alike."""
+    """The argument of the width of a head, of queries, keys and values alike."""
     a = job.model.attention
     if a.d_v != a.d_qk:
         raise job.refusal(

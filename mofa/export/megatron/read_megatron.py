@@ -121,12 +121,12 @@ def _of_script(text: str, where: str) -> tuple[dict[str, Any], list[str], int | 
 def split_launch_command(script: ShellScript) -> tuple[list[str], list[str]]:
     """The words of the launcher, and the arguments: of the command that runs a Python file, else of all arrays."""
     for command in script.commands:
-        words = [text for word in command for text in script.words(word)]
+        words = [text for word in command for text in script.expand_word(word)]
         places = [i for i, word in enumerate(words) if word.endswith(".py")]
         if places and any(_argument(word.lstrip("-")) for word in words[places[0] :]):
             return words[: places[0]], words[places[0] + 1 :]
-    words = [text for entries in script.arrays.values() for word in entries for text in script.words(word)]
-    words += [text for command in script.commands for word in command for text in script.words(word)]
+    words = [text for entries in script.arrays.values() for word in entries for text in script.expand_word(word)]
+    words += [text for command in script.commands for word in command for text in script.expand_word(word)]
     return words, words
 
 

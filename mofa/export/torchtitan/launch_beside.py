@@ -32,7 +32,7 @@ def read_launch_script_beside(file: Path, name: str) -> tuple[int | None, dict[s
     variables = tuple(argument for row in ENVIRONMENT_ROWS for argument in row.arguments)
     try:
         script = read_shell_script(text)
-        commands = [[text for word in command for text in script.words(word)] for command in script.commands]
+        commands = [[text for word in command for text in script.expand_word(word)] for command in script.commands]
         words = next((command for command in commands if any(name in word for word in command)), [])
         environment = environment_values(script, variables)
     except ShellError as error:

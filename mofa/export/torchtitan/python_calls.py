@@ -22,7 +22,7 @@ class PythonError(ValueError):
 
 
 def parse_python(text: str) -> ast.Module:
-    """The syntax of a file.
+    """Parse the text of a file to its Python syntax tree.
 
     Raises
     ------

@@ -21,7 +21,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def checked_setting(argument: Argument, value: Any, where: str) -> Any:
-    """A value of a setting's type.
+    """A value, refused unless it is of its setting's type.
 
     Raises
     ------

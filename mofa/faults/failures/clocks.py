@@ -19,7 +19,7 @@ MAX_CELLS = 2**22
 
 @dataclass(frozen=True)
 class FailureClock:
-    """Failures of a job.
+    """When failures of a job strike: their mean time between, Weibull shape and lemons.
 
     Parameters
     ----------

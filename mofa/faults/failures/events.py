@@ -83,15 +83,15 @@ class FailureLog:
         return estimate_rate(len(self) - (days is None), up_days, confidence)
 
     def statistics(self, num_nodes: int, days: float | None = None, confidence: float = 0.9) -> LogStatistics:
-        """:meth:`rate`, :meth:`kind_shares` and :meth:`shape` together."""
+        """:meth:`rate`, :meth:`kind_shares` and :meth:`weibull_shape` together."""
         rate = self.rate(num_nodes, days, confidence)
-        return LogStatistics(**rate.model_dump(), kinds=self.kind_shares(), weibull_shape=self.shape())
+        return LogStatistics(**rate.model_dump(), kinds=self.kind_shares(), weibull_shape=self.weibull_shape())
 
     def kind_shares(self) -> dict[str, float]:
         """Share of the failures of each kind, the most frequent first. [-]"""
         return {kind: count / len(self) for kind, count in Counter(self.kinds).most_common()}
 
-    def shape(self) -> float | None:
+    def weibull_shape(self) -> float | None:
         """Weibull shape of the time between failures of the same node; None with fewer than 20 of them. [-]
 
         A gap begins when the node is back. The time from the last failure of each node to the log's end counts as not

@@ -34,7 +34,7 @@ def fault_profile_with_log(faults: FaultSpec, log: FailureLog, num_nodes: int, d
     reliability = faults.reliability
     if reliability is None:
         raise SpecError(f"{faults.name}: has no reliability, whose kinds say how a job comes back; add the section")
-    rate, shape = log.rate(num_nodes, days), log.shape()
+    rate, shape = log.rate(num_nodes, days), log.weibull_shape()
     source = f"a log of {rate.failures:,} failures in {rate.node_days:,.1f} node-days"
 
     def fact(value: float) -> Fact:

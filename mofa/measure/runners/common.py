@@ -32,7 +32,7 @@ Job = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Training:
+class BuiltTraining:
     """A training run that is ready to step."""
 
     step: Callable[[], None]
@@ -95,7 +95,7 @@ def _timed(step: Callable[[], None], num_steps: int, paces: _Paces | None = None
 class _Paces:
     """What this host takes for the same small works, read before, between and behind rounds of steps."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: BuiltTraining) -> None:
         free, _ = torch.cuda.mem_get_info()
         reserved = torch.cuda.memory_reserved()
         self._layer = host_pace.TransformerEngineLayer() if training.on_engine else None
@@ -110,7 +110,7 @@ class _Paces:
         self.read: dict[str, list[float]] = {name: [] for name in names}
         self._cores = host_pace.QuietCores(torch.cuda.current_device(), torch.cuda.device_count())
         self._sampled = bool(training.layers)
-        self._sampler = host_pace.StepSampler(training.layers)
+        self._sampler = host_pace.StepPaceSampler(training.layers)
 
     def look(self) -> None:
         """Read all of them on the two quietest cores; where steps are sampled also on the two loudest, to see how each
@@ -131,7 +131,7 @@ class _Paces:
 
     def before_step(self) -> None:
         """Move to quiet cores."""
-        self._cores.settle()
+        self._cores.stay_or_move_to_quiet()
         self._sampler.means_since_last()
 
     def behind_step(self) -> None:
@@ -174,7 +174,7 @@ def _timed_repetitions(
     return {"step_times_s": times, **paces.read}
 
 
-def _warm_up(training: Training, job: Job, result: dict[str, Any]) -> list[float]:
+def _warm_up(training: BuiltTraining, job: Job, result: dict[str, Any]) -> list[float]:
     """Seconds of the steps before the measured ones: as many as the job says, and on until two are alike.
 
     Fusions that are compiled anew for a new number of tokens would otherwise fall into the measured steps.
@@ -189,7 +189,7 @@ def _warm_up(training: Training, job: Job, result: dict[str, Any]) -> list[float
     return times
 
 
-def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path, rank: int) -> None:
+def _measured(training: BuiltTraining, job: Job, result: dict[str, Any], folder: Path, rank: int) -> None:
     result["memory_ready"] = memory_and_peaks_now()
     warmup = _warm_up(training, job, result)
     whole_run = memory_and_peaks_now()
@@ -214,11 +214,11 @@ def _measured(training: Training, job: Job, result: dict[str, Any], folder: Path
     result |= timed
     if training.count_tokens is not None:
         result["tokens_per_expert"] = training.count_tokens()
-    host = host_trace.traced_steps_by_gc(training.step) if job.get("trace") else {}
+    host = host_trace.traced_steps_with_and_without_gc(training.step) if job.get("trace") else {}
     # near the capacity the profiler's own buffers could end a run that went well
     if _agree(steady["device_bytes"] / steady["device_total_bytes"]) < job["profile_below"]:
         result["phase"] = "profile"
-        result |= traces.busy_seconds(training.step)
+        result |= traces.device_busy_and_compute_seconds(training.step)
         if job.get("trace"):
             traces.write_traces(training.step, folder, rank, host)
 
@@ -286,7 +286,7 @@ def process_environment(framework_version: str) -> dict[str, Any]:
     }
 
 
-def main(build: Callable[[Job], Training], framework_version: str) -> None:
+def measure_one_rank(build: Callable[[Job], BuiltTraining], framework_version: str) -> None:
     """Run one rank: wait at the gate, build, measure, write the result, leave without a tear-down."""
     job: Job = json.loads(Path(sys.argv[1]).read_text())
     folder, rank = Path(sys.argv[2]), int(os.environ["RANK"])

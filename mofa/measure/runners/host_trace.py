@@ -62,7 +62,7 @@ def _steps(step: Callable[[], None]) -> dict[str, Any]:
     return {"steps": rows, "wait_s": wait_s, "collections": runs, "device_allocs": allocated}
 
 
-def traced_ops(step: Callable[[], None]) -> dict[str, Any]:
+def traced_ops_of_step(step: Callable[[], None]) -> dict[str, Any]:
     """One step: PyTorch's ops and the host's calls of CUDA, in the order of their starts.
 
     Each is [thread, index of its name, since the start of the one before, duration]. [0.1 us]
@@ -90,7 +90,7 @@ def traced_ops(step: Callable[[], None]) -> dict[str, Any]:
     return {"op_names": list(names), "ops_tenths_us": rows}
 
 
-def traced_steps_by_gc(step: Callable[[], None]) -> dict[str, Any]:
+def traced_steps_with_and_without_gc(step: Callable[[], None]) -> dict[str, Any]:
     """Steps as they are, the same without Python's cycle collector, and as they are once more."""
     result: dict[str, Any] = {"as_is": _steps(step), "objects": len(gc.get_objects()), "thresholds": gc.get_threshold()}
     enabled = gc.isenabled()

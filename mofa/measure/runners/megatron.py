@@ -36,7 +36,7 @@ from megatron.core.transformer.moe import moe_utils
 
 from mofa.measure.records import DRAWN
 from mofa.measure.runners import graph_capture
-from mofa.measure.runners.common import Job, Training, main
+from mofa.measure.runners.common import BuiltTraining, Job, measure_one_rank
 
 if not hasattr(moe_utils, "te_general_gemm"):
     moe_utils.te_general_gemm = None
@@ -241,7 +241,7 @@ def _counter(
     return count
 
 
-def build_megatron_training(job: Job) -> Training:
+def build_megatron_training(job: Job) -> BuiltTraining:
     """Model chunks, optimizer and schedule of one rank, put together as Megatron-LM's training loop does."""
     plan = job["megatron"]
     _initialize(plan, job["seed"])
@@ -301,7 +301,7 @@ def build_megatron_training(job: Job) -> Training:
             norms.append(norm)
         losses[:] = [r["lm loss"] for r in reduced]
 
-    return Training(
+    return BuiltTraining(
         step=step,
         count_tokens=_counter(chunks, step, job["routed_per_step"], plan),
         loss=lambda: float(torch.stack(losses).mean()) if losses else None,
@@ -320,4 +320,4 @@ def build_megatron_training(job: Job) -> Training:
 
 if __name__ == "__main__":
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    main(build_megatron_training, importlib.metadata.version("megatron-core"))
+    measure_one_rank(build_megatron_training, importlib.metadata.version("megatron-core"))

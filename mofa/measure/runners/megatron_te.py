@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 
 from mofa.measure.runners import wgrad_stand_in  # before Megatron-Core, which looks for Apex's kernel once
-from mofa.measure.runners.common import main
+from mofa.measure.runners.common import measure_one_rank
 from mofa.measure.runners.megatron import build_megatron_training
 
 if __name__ == "__main__":
     assert wgrad_stand_in.NAME
     core, engine = importlib.metadata.version("megatron-core"), importlib.metadata.version("transformer-engine")
-    main(
+    measure_one_rank(
         build_megatron_training,
         f"{core} on Transformer Engine {engine}, its general_gemm(accumulate=True) for Apex's weight gradient",
     )

@@ -36,7 +36,7 @@ def _gpu(index: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def print_machine_state() -> None:
     """Print the state of this machine."""
     state: dict[str, Any] = {"torch": None, "gpus": []}
     if importlib.util.find_spec("torch") is not None:
@@ -52,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print_machine_state()

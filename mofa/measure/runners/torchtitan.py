@@ -44,7 +44,7 @@ from torchtitan.models.moe import MoEArgs  # noqa: E402
 from torchtitan.protocols.train_spec import get_train_spec, register_train_spec  # noqa: E402
 from torchtitan.train import Trainer  # noqa: E402
 
-from mofa.measure.runners.common import Job, Training, main  # noqa: E402
+from mofa.measure.runners.common import BuiltTraining, Job, measure_one_rank  # noqa: E402
 
 _MODULES = {
     "llama3": torchtitan.models.llama3,
@@ -129,7 +129,7 @@ def _counter(trainer: Any, step: Callable[[], None], tokens: int) -> Callable[[]
     return count
 
 
-def build_torchtitan_training(job: Job) -> Training:
+def build_torchtitan_training(job: Job) -> BuiltTraining:
     """The Trainer of one rank, with its own optimizer, schedule and clipping."""
     titan = job["torchtitan"]
     name = titan["model"]
@@ -175,7 +175,7 @@ def build_torchtitan_training(job: Job) -> Training:
     has_experts = "moe_args" in args and bool(_moe_layers(trainer))
     params = [p for part in trainer.model_parts for p in part.parameters()]
     local = [p.to_local() if hasattr(p, "to_local") else p for p in params]
-    return Training(
+    return BuiltTraining(
         step=step,
         count_tokens=_counter(trainer, step, job["routed_per_step"]) if has_experts else None,
         loss=lambda: None,
@@ -189,4 +189,4 @@ def build_torchtitan_training(job: Job) -> Training:
 
 if __name__ == "__main__":
     os.environ.setdefault("TORCHELASTIC_ERROR_FILE", "")
-    main(build_torchtitan_training, importlib.metadata.version("torchtitan"))
+    measure_one_rank(build_torchtitan_training, importlib.metadata.version("torchtitan"))

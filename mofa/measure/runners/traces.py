@@ -57,7 +57,7 @@ def _covered_s(events: list[Any]) -> float:
     return covered / 1e9
 
 
-def busy_seconds(step: Callable[[], None]) -> dict[str, float]:
+def device_busy_and_compute_seconds(step: Callable[[], None]) -> dict[str, float]:
     """Seconds of one step in which the device did anything, and in which it did anything but communicate."""
     events = _on_device(_profiled(step))
     return {
@@ -146,4 +146,4 @@ def write_traces(step: Callable[[], None], folder: Path, rank: int, host: dict[s
     with gzip.open(folder / f"trace{rank}.json.gz", "wt", compresslevel=9) as file:
         json.dump(content, file, separators=(",", ":"))
     with gzip.open(folder / f"ops{rank}.json.gz", "wt", compresslevel=9) as file:
-        json.dump(host_trace.traced_ops(step), file, separators=(",", ":"))
+        json.dump(host_trace.traced_ops_of_step(step), file, separators=(",", ":"))

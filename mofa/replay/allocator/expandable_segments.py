@@ -26,7 +26,7 @@ class DeviceMemory(Protocol):
 
 
 def least_expandable_block(pool: BlockPool, address: int) -> Block:
-    """Of free blocks that fit, one that can't grow much is preferred: its size counts with the range behind it."""
+    """Of free blocks that fit, the one that can grow least: its size counts with the unmapped range behind it."""
     fitting = chain.from_iterable(islice(pool.lists, address, None))
     block = next(fitting)
     for larger in fitting:

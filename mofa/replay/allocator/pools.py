@@ -164,7 +164,7 @@ class Segment:
 
 
 def round_size(size: int) -> int:
-    """What a request takes from a segment at least. [B]
+    """The rounded size of a request: what it takes from a segment at least. [B]
 
     Examples
     --------

@@ -24,7 +24,7 @@ from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.steady_state import SteadyStatePlayer
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.program import GRADIENT, INPUT, BlockProgram
-from mofa.replay.rank.routing_drift import DrawnPrograms
+from mofa.replay.rank.routing_drift import StepProgramsOfDrawnTokens
 
 
 class StepExecutor(BlockExecutor):
@@ -34,7 +34,7 @@ class StepExecutor(BlockExecutor):
         self, rank: Rank, allocator: Allocator, *, skip_rounds: bool = True, recordings: SharedRecordings | None = None
     ) -> None:
         super().__init__(rank, allocator, recordings)
-        self.drawn: DrawnPrograms | None = None
+        self.drawn: StepProgramsOfDrawnTokens | None = None
         following = zip(rank.computations, rank.computations[1:], strict=False) if rank.pairs_passes else ()
         self.backward_beside = {
             (c, i): (b, j) for (back, b, j), (kind, c, i) in following if back == "B" and kind == "F"
@@ -55,7 +55,7 @@ class StepExecutor(BlockExecutor):
         """Draw the tokens of the next step. From here on no computation repeats another."""
         if self.drawn is None:
             assert self.rank.routing_drift is not None
-            self.drawn = DrawnPrograms(self.rank.routing_drift, self.recordings.program, self.programs)
+            self.drawn = StepProgramsOfDrawnTokens(self.rank.routing_drift, self.recordings.program, self.programs)
             self.steady = self._steady(skip_rounds=False)
             self.state.a.forget_bins()
         self.drawn.begin_step()
@@ -86,7 +86,7 @@ class StepExecutor(BlockExecutor):
         else:
             gather_all_groups(self.state)
         self.received_inputs.on_step_begin()
-        self.steady.compute()
+        self.steady.play_computations()
         start = self.state.events_and_allocated()
         if self.state.unsharded:
             self.state.journal.computations.append((start[0], "reduce", 0, 0))

@@ -49,7 +49,7 @@ class ReplayedRankMemory:
     first_failure: tuple[int, MemoryInstant] | None
 
     @cached_property
-    def highest(self) -> int:
+    def peak_event(self) -> int:
         """The event of the peak."""
         peak, num = self.journal.allocated_peak(*self.peak_window)
         assert peak == self.allocated, (peak, self.allocated)
@@ -58,7 +58,7 @@ class ReplayedRankMemory:
     @cached_property
     def peak(self) -> MemoryInstant:
         """The instant at which most is allocated."""
-        return self.journal.instant_at(self.highest, _reserved_at(self.journal.grown, self.highest))
+        return self.journal.instant_at(self.peak_event, _reserved_at(self.journal.grown, self.peak_event))
 
     @property
     def out_of_memory(self) -> MemoryInstant | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mofa.cost.allocations.host_lead import host_lead_launches, launches_by_kind
+from mofa.cost.allocations.host_lead import host_lead_launches, launches_by_computation_kind
 from mofa.cost.allocations.watchdog import Shelf
 from mofa.replay.allocator.pools import WAITING, Block
 from mofa.replay.allocator.timeline import ACTIVATIONS, off_tape_instruction
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DeferredFrees:
-    """Lets go what a rank's finished backwards leave of their passes."""
+    """Frees of a rank that wait: lets go, in time, what its finished backwards leave of their passes."""
 
     def __init__(self, state: RankState) -> None:
         self.state = state
@@ -63,7 +63,9 @@ class DeferredFrees:
         self.finished_output: Block | None = None
         """That output, where its backward is through."""
         self.gradient: Block | None = None
-        self.launches = [launches_by_kind([rank_block.trace for rank_block in chunk]) for chunk in rank.chunks]
+        self.launches = [
+            launches_by_computation_kind([rank_block.trace for rank_block in chunk]) for chunk in rank.chunks
+        ]
 
     def before_computation(self, kind: str, chunk: int) -> None:
         """A computation begins.

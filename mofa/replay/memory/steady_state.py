@@ -57,7 +57,7 @@ class SteadyStatePlayer:
         """Which rounds follow which: the same in every step."""
         return MicroBatchShifts(self.state.rank.computations, self.round_sizes)
 
-    def compute(self) -> None:
+    def play_computations(self) -> None:
         """All forwards and backwards, but for rounds that would only repeat others."""
         state = self.state
         computations, passes, begun = state.rank.computations, state.passes, state.begun

@@ -27,42 +27,44 @@ from mofa.cost.allocations.weight_buffers import (
     with_fp8_weights,
     with_states_on_hosts,
 )
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.memory.communicators import communicator_bytes_of_stages
 from mofa.cost.memory.late_gradient_copies import bytes_free_beside_waiting_copies, late_gradient_copies_bytes
-from mofa.cost.rank_spec import BlockSpec, PersistentBuffers, RankSpec, block_cost
-from mofa.cost.rows import Rows
+from mofa.cost.rank_spec import BlockSpec, PersistentBuffers, RankSpec, cost_of_block_spec
+from mofa.cost.rows import GatheredRows
 from mofa.replay.rank.description import Rank, RankBlock
 from mofa.replay.rank.routing_drift import DriftingLayerTraces, RoutingDrift
 from mofa.replay.rank.uneven_layers import UnevenLayers, rows_over_mean_by_layer
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 
 
-def composed_row(estimator: Estimator) -> Rows:
+def gathered_row_of_strategy(estimator: TableEstimator) -> GatheredRows:
     """The composed row of an estimator of one strategy."""
     assert len(estimator.table) == 1
     return estimator.row_with_every_stage
 
 
-def describe_ranks(estimator: Estimator, data_rank: int = 0) -> tuple[Rank, ...]:
+def describe_ranks(estimator: TableEstimator, data_rank: int = 0) -> tuple[Rank, ...]:
     """Every pipeline rank of an estimator of one strategy."""
     rank = describer_of_rank(estimator, data_rank=data_rank)
     return tuple(rank(r) for r in range(int(estimator.table.pp[0])))
 
 
-def describer_of_rank(estimator: Estimator, *, emptiest: bool = False, data_rank: int = 0) -> Callable[[int], Rank]:
+def describer_of_rank(
+    estimator: TableEstimator, *, emptiest: bool = False, data_rank: int = 0
+) -> Callable[[int], Rank]:
     """What makes any pipeline rank of an estimator of one strategy: of those that differ by the tokens that their
     experts get the fullest, or the ``emptiest``; of those that hold the same parameters the ``data_rank``-th."""
     return partial(_makes(estimator), emptiest, data_rank)
 
 
-def describers_of_end_data_ranks(estimator: Estimator) -> tuple[Callable[[int], Rank], ...]:
+def describers_of_end_data_ranks(estimator: TableEstimator) -> tuple[Callable[[int], Rank], ...]:
     """What makes a pipeline rank of each of :func:`first_and_last_data_ranks`."""
     return describers_of_fullest_and_emptiest(estimator)[0]
 
 
 def describers_of_fullest_and_emptiest(
-    estimator: Estimator,
+    estimator: TableEstimator,
 ) -> tuple[tuple[Callable[[int], Rank], ...], Callable[[int], Rank]]:
     """What makes the pipeline ranks of the first and the last data-parallel rank, and of the one with the fewest
     tokens; they share their traces."""
@@ -72,7 +74,7 @@ def describers_of_fullest_and_emptiest(
     )
 
 
-def tokens_over_mean_by_rank(estimator: Estimator, pipeline_rank: int) -> tuple[float, ...]:
+def tokens_over_mean_by_rank(estimator: TableEstimator, pipeline_rank: int) -> tuple[float, ...]:
     """Tokens of the experts of every rank of an expert-parallel group over their mean, in the mean of a stage's layers;
     empty where the counts of its layers are not known, or it has none with experts. [-]"""
     known, model = rows_over_mean_by_layer(estimator), estimator.workload.model
@@ -85,14 +87,14 @@ def tokens_over_mean_by_rank(estimator: Estimator, pipeline_rank: int) -> tuple[
     return tuple(known[places].mean(axis=0).tolist()) if places else ()
 
 
-def _makes(estimator: Estimator) -> Callable[[bool, int, int], Rank]:
+def _makes(estimator: TableEstimator) -> Callable[[bool, int, int], Rank]:
     traces = _block_traces(estimator)
     routed = UnevenLayers(estimator, traces, _block_traces)
     traces = {label: unroll_experts(trace) for label, trace in traces.items()}
-    return partial(_rank, composed_row(estimator), estimator.rank_specs, traces, routed)
+    return partial(_rank, gathered_row_of_strategy(estimator), estimator.rank_specs, traces, routed)
 
 
-def first_and_last_data_ranks(estimator: Estimator) -> tuple[int, ...]:
+def first_and_last_data_ranks(estimator: TableEstimator) -> tuple[int, ...]:
     """The first and the last of the data-parallel ranks, where Megatron's distributed optimizer makes them differ."""
     spec = estimator.rank_specs[0]
     if not (spec.gradients.has_flat_buffers and spec.gradients.shards_states):
@@ -100,7 +102,7 @@ def first_and_last_data_ranks(estimator: Estimator) -> tuple[int, ...]:
     return tuple(sorted({0, spec.place.dense_ranks - 1}))
 
 
-def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
+def _block_traces(estimator: TableEstimator) -> dict[str, BlockTrace]:
     """The allocation traces of all kinds of blocks."""
     fw, part = estimator.framework, estimator.parts[0]
     defers = SCHEDULES[SCHEDULE_NAMES[int(estimator.table.schedule[0])]].defers_weight_gradients
@@ -127,20 +129,20 @@ def _block_traces(estimator: Estimator) -> dict[str, BlockTrace]:
     }
 
 
-def outside_allocator_bytes(estimator: Estimator) -> tuple[float, tuple[float, ...]]:
+def outside_allocator_bytes(estimator: TableEstimator) -> tuple[float, tuple[float, ...]]:
     """What the device holds beside the allocator: the CUDA context, and the communicators of every rank. [B]"""
-    rows = composed_row(estimator)
+    rows = gathered_row_of_strategy(estimator)
     return float(rows.cluster.gpu.context_bytes.value), tuple(communicator_bytes_of_stages(rows)[0].tolist())
 
 
-def allocator_capacity_bytes(estimator: Estimator, pipeline_rank: int = 0) -> int:
+def allocator_capacity_bytes(estimator: TableEstimator, pipeline_rank: int = 0) -> int:
     """What the capacity leaves the allocator of a pipeline rank, beside context and communicators. [B]"""
     context, communicators = outside_allocator_bytes(estimator)
     return int(estimator.cluster.gpu.capacity_bytes.value - context - communicators[pipeline_rank])
 
 
 def _rank(
-    rows: Rows, specs: Sequence[RankSpec], traces: dict[str, BlockTrace], routed: UnevenLayers, emptiest: bool,
+    rows: GatheredRows, specs: Sequence[RankSpec], traces: dict[str, BlockTrace], routed: UnevenLayers, emptiest: bool,
     data_rank: int, pipeline_rank: int,
 ) -> Rank:  # fmt: skip
     """A rank as it is described, with the traces of its blocks."""
@@ -156,7 +158,7 @@ def _rank(
     weights = with_fp8_weights(rows, weight_states_of_rank(workload, fw, spec, params, data_rank), in_fp8)
     buffers = flat_buffers(fw, spec, params, weights)
     weights = with_states_on_hosts(fw, weights, buffers)
-    costs = [block_cost(rows, block) for chunk in spec.chunks for block in chunk.blocks]
+    costs = [cost_of_block_spec(rows, block) for chunk in spec.chunks for block in chunk.blocks]
     boundary, ds = int(spec.buffers.stage_boundary_bytes), fw.deepspeed
     keeps_received = inputs.throughout > 0 and place.vpp == 1
     held_throughout = 0 if keeps_received else inputs.throughout
@@ -201,7 +203,7 @@ _Moves = tuple[tuple[DriftingLayerTraces | None, ...], ...]
 
 
 def _chunks(
-    rows: Rows, spec: RankSpec, traces: dict[str, BlockTrace], routed: UnevenLayers, emptiest: bool
+    rows: GatheredRows, spec: RankSpec, traces: dict[str, BlockTrace], routed: UnevenLayers, emptiest: bool
 ) -> tuple[tuple[tuple[RankBlock, ...], ...], _Moves]:  # fmt: skip
     """The blocks of a rank's chunks with their traces, and what moves of them."""
     trace_of = routed.trace_getter(spec.layer_numbers, emptiest)
@@ -249,7 +251,7 @@ def _chunks(
     return chunks, tuple(tuple(map(moves, chunk.blocks)) for chunk in spec.chunks)
 
 
-def _parts(rows: Rows, block: BlockSpec) -> tuple[Mapping[str, str], Mapping[str, str]]:
+def _parts(rows: GatheredRows, block: BlockSpec) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """The parts of a layer's ops, where its passes run in pairs."""
     if not rows.schedule_record.pairs_passes or not block.is_layer:
         return {}, {}
@@ -257,8 +259,8 @@ def _parts(rows: Rows, block: BlockSpec) -> tuple[Mapping[str, str], Mapping[str
     return part_of_each_op(tapes.forward, tapes.backward, delays=rows.framework.delay_wgrad)
 
 
-def _forward_and_backward_times(rows: Rows, block: BlockSpec) -> tuple[BlockPassTime, BlockPassTime]:
-    cost = block_cost(rows, block)
+def _forward_and_backward_times(rows: GatheredRows, block: BlockSpec) -> tuple[BlockPassTime, BlockPassTime]:
+    cost = cost_of_block_spec(rows, block)
     return forward_and_backward_times(cost) if cost is not None else (BlockPassTime(), BlockPassTime())
 
 

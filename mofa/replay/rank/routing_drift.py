@@ -104,7 +104,7 @@ class RoutingDrift:
         return min(self.routers.num_steps, MOST_STEPS, most)
 
 
-class DrawnPrograms:
+class StepProgramsOfDrawnTokens:
     """The programs of a step whose tokens are drawn."""
 
     def __init__(
@@ -147,17 +147,17 @@ class DrawnPrograms:
             )
         return self.sizes[key].program(
             rows - moving.rows_over_mean, tokens / max(tokens.mean(), 1e-12),
-            padding_rows_over_mean(tokens, moving.filled_up_to),
+            padding_over_expected_padding(tokens, moving.filled_up_to),
         )  # fmt: skip
 
 
-def padding_rows_over_mean(tokens: FloatA, filled_up_to: int) -> float:
-    """Rows that fill experts up to whole pieces, over half a piece less a half for each, which is their mean. [-]
+def padding_over_expected_padding(tokens: FloatA, filled_up_to: int) -> float:
+    """Rows that fill experts up to whole pieces, over what is expected: half a piece less a half for each. [-]
 
     Examples
     --------
-    >>> padding_rows_over_mean(np.array([16.0, 17.0]), 16), padding_rows_over_mean(np.array([16.0, 17.0]), 1)
-    (1.0, 1.0)
+    >>> [padding_over_expected_padding(np.array([16.0, 17.0]), filled_up_to) for filled_up_to in (16, 1)]
+    [1.0, 1.0]
     """
     if filled_up_to <= 1:
         return 1.0

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from mofa.blocks.fp8 import ALIGNED_ROWS
 from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.sequential_experts import unroll_experts
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.kernels.kernel_selection import expert_popularity_drift
 from mofa.replay.rank.routing_drift import MOST_STEPS, DriftingLayerTraces, DriftingRouters
 from mofa.specs.model import ModelSpec
 
 FloatA = NDArray[np.float64]
-TracesOf = Callable[[Estimator], dict[str, BlockTrace]]
+TracesOf = Callable[[TableEstimator], dict[str, BlockTrace]]
 
 
-def rows_over_mean_by_layer(estimator: Estimator) -> FloatA | None:
+def rows_over_mean_by_layer(estimator: TableEstimator) -> FloatA | None:
     """Rows of every rank over the mean by layer, None where all layers are played alike. (L, ep) [-]"""
     if int(estimator.table.balancing[0]) > 0:
         return None
@@ -34,7 +34,7 @@ def rows_over_mean_by_layer(estimator: Estimator) -> FloatA | None:
     return estimator.loads.by_layer.get(ep)
 
 
-def random_expert_shares(estimator: Estimator) -> FloatA | None:
+def random_expert_shares(estimator: TableEstimator) -> FloatA | None:
     """Shares of the experts of each layer and rank where balanced tokens choose at random, None where they don't or
     every rank has all experts. (L, ep, experts of a rank) [-]
 
@@ -57,7 +57,7 @@ def even_expert_shares(model: ModelSpec, ep: int) -> FloatA:
     return np.full((model.num_moe_layers, ep, experts // ep), 1.0 / experts)
 
 
-def expert_row_multiple(estimator: Estimator) -> int:
+def expert_row_multiple(estimator: TableEstimator) -> int:
     """The multiple to which fp8 products fill up an expert's rows, 1 where none does. [tokens]
 
     A rank that has all experts gets as many tokens in each micro-batch, but not as many rows that fill them up. Experts
@@ -80,7 +80,7 @@ class UnevenLayers:
         Makes those of another estimator.
     """
 
-    def __init__(self, estimator: Estimator, traces: Mapping[str, BlockTrace], traces_of: TracesOf) -> None:
+    def __init__(self, estimator: TableEstimator, traces: Mapping[str, BlockTrace], traces_of: TracesOf) -> None:
         self.traces, self.estimator = traces, estimator
         ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
         self.rows, drawn_evenly = rows_over_mean_by_layer(estimator), random_expert_shares(estimator)
@@ -99,7 +99,7 @@ class UnevenLayers:
         self.place = {layer: i for i, layer in enumerate(routed)}
         more = replace(loads, quantile_rows_over_mean={**loads.quantile_rows_over_mean, ep: self.rows_over_mean + 1.0})
         given = estimator.workload, estimator.cluster, estimator.framework, estimator.table
-        self.fuller = traces_of(Estimator(*given, more))
+        self.fuller = traces_of(TableEstimator(*given, more))
         self.more = {label: unroll_experts(trace) for label, trace in self.fuller.items()}
         self.made: dict[tuple[str, float, int], BlockTrace] = {}
         drawn = estimator.framework.experts == "sequential" or estimator.framework.balances_by == "chance"

@@ -10,7 +10,7 @@ from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.roles import WEIGHT_ROLES, Role
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.durations import device_seconds_of_works
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.replay.time.kernel_runs import (
     CrossStreamTensors,
     ResolvedTape,
@@ -28,7 +28,7 @@ _BEFORE_REDUCTION: tuple[Role, ...] = ("wgrad", "accumulate", "backward", "grad_
 """Roles of the ops behind which a weight's gradient may be reduced."""
 
 
-class PlacedWeight(NamedTuple):
+class WeightOpLines(NamedTuple):
     """A weight's op: its lines in the forward and in the backward, where its gradient is made. [params]"""
 
     forward: int
@@ -44,10 +44,10 @@ class PlanTapes:
     resolved: dict[tuple[str, Phase], ResolvedTape]
     cross_stream: CrossStreamTensors
     steps: dict[tuple[str, Phase], TapeSteps] = field(default_factory=dict)
-    weights: dict[str, tuple[PlacedWeight, ...]] = field(default_factory=dict)
+    weights: dict[str, tuple[WeightOpLines, ...]] = field(default_factory=dict)
 
     @classmethod
-    def from_rows(cls, rows: Rows) -> PlanTapes:
+    def from_rows(cls, rows: GatheredRows) -> PlanTapes:
         """Read every tape of a plan once."""
         tapes = (tape for block in rows.costs.tapes.values() for tape in (block.forward, block.backward))
         device_seconds_of_works((op for tape in tapes for op in tape.ops), rows.costs.machine)  # in one go
@@ -69,7 +69,7 @@ class PlanTapes:
             self.steps[label, phase] = join_kernels_to_steps(self.resolved[label, phase], self.cross_stream)
         return self.steps[label, phase]
 
-    def placed_weights(self, label: str) -> tuple[PlacedWeight, ...]:
+    def placed_weights(self, label: str) -> tuple[WeightOpLines, ...]:
         """The weights of a tape, in the order of its forward."""
         if label not in self.weights:
             lines = self.resolved[label, "B"].lines
@@ -82,7 +82,7 @@ class PlanTapes:
                 made_at = max(
                     (made[name, role] for role in _BEFORE_REDUCTION if (name, role) in made), default=len(lines) - 1
                 )
-                weights.append(PlacedWeight(n, made_at, params, line.op.part == "experts"))
+                weights.append(WeightOpLines(n, made_at, params, line.op.part == "experts"))
             self.weights[label] = tuple(weights)
         return self.weights[label]
 
@@ -92,7 +92,7 @@ def paired_label(forward: str, backward: str) -> str:
     return f"{forward} beside {backward}"
 
 
-def _pairs(rows: Rows) -> dict[tuple[str, Phase], ResolvedTape]:
+def _pairs(rows: GatheredRows) -> dict[tuple[str, Phase], ResolvedTape]:
     """Each kind of layer forward beside each backward."""
     out: dict[tuple[str, Phase], ResolvedTape] = {}
     tapes, delays = rows.costs.tapes, rows.framework.delay_wgrad
@@ -106,7 +106,7 @@ def _pairs(rows: Rows) -> dict[tuple[str, Phase], ResolvedTape]:
     return out
 
 
-def _halves(backward: ResolvedTape, block: BlockTapes, rows: Rows) -> tuple[ResolvedTape, ResolvedTape]:
+def _halves(backward: ResolvedTape, block: BlockTapes, rows: GatheredRows) -> tuple[ResolvedTape, ResolvedTape]:
     """A backward by inputs and by weights, of the whole one's lines but for what checkpoints make again."""
     by_weights = [line.op is not None and line.op.role in WEIGHT_ROLES for line in backward.lines]
     halves = [

@@ -18,7 +18,7 @@ from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.data_parallel import gathers_after_optimizer
 from mofa.replay.time.computation_tapes import PlanTapes
 from mofa.replay.time.kernel_runs import FAMILY, NOW, SideStreamOp, Step, one_kernel_step, waiting_step
@@ -26,7 +26,7 @@ from mofa.schedules import Action, Order
 
 
 @dataclass
-class ExtraSteps:
+class ExtraStepsOfComputation:
     """Steps beside one computation: in front of it, behind lines of its pieces (by position in it), and after it."""
 
     before: list[Step] = field(default_factory=list)
@@ -43,15 +43,15 @@ class DataParallelSteps:
     """Data parallelism's steps of one rank: what single computations get, what all backwards of a chunk get, what comes
     at the step's end."""
 
-    by_computation: dict[Action, ExtraSteps] = field(default_factory=dict)
-    by_chunk_backward: dict[int, ExtraSteps] = field(default_factory=dict)
+    by_computation: dict[Action, ExtraStepsOfComputation] = field(default_factory=dict)
+    by_chunk_backward: dict[int, ExtraStepsOfComputation] = field(default_factory=dict)
     at_step_end: list[Step] = field(default_factory=list)
     after_optimizer_s: float = 0.0
     """Gathering that nothing hides. [s]"""
 
-    def extra_steps_of(self, action: Action) -> ExtraSteps:
+    def extra_steps_of(self, action: Action) -> ExtraStepsOfComputation:
         """What is added to a computation; made where it is not there yet."""
-        return self.by_computation.setdefault(action, ExtraSteps())
+        return self.by_computation.setdefault(action, ExtraStepsOfComputation())
 
 
 class _Weight(NamedTuple):
@@ -73,8 +73,8 @@ class _Bucket(NamedTuple):
 
 
 @dataclass
-class SharedAcrossRanks:
-    """What the ranks of a plan have in common: many hold the same."""
+class DataParallelSharedByRanks:
+    """What the data parallelism of a plan's ranks has in common, worked out once: many hold the same."""
 
     seconds: dict[tuple[str, float, str], float] = field(default_factory=dict)
     """Of collectives, by what they do, their bytes and their group."""
@@ -88,12 +88,12 @@ class SharedAcrossRanks:
 class _Rank:
     """A rank as data parallelism sees it."""
 
-    rows: Rows
+    rows: GatheredRows
     tapes: PlanTapes
     spec: RankSpec
     order: Order
     """Of what is played: the spec's, another of as many micro-batches, or one with fewer."""
-    shared: SharedAcrossRanks
+    shared: DataParallelSharedByRanks
 
     @property
     def rank(self) -> int:
@@ -194,10 +194,10 @@ class _Rank:
 
 
 def data_parallel_steps(
-    rows: Rows, tapes: PlanTapes, spec: RankSpec, order: Order, shared: SharedAcrossRanks | None = None
+    rows: GatheredRows, tapes: PlanTapes, spec: RankSpec, order: Order, shared: DataParallelSharedByRanks | None = None
 ) -> DataParallelSteps:  # fmt: skip
     """What data parallelism adds on one pipeline rank; ``shared`` has what was worked out for the others."""
-    me, out = _Rank(rows, tapes, spec, order, shared or SharedAcrossRanks()), DataParallelSteps()
+    me, out = _Rank(rows, tapes, spec, order, shared or DataParallelSharedByRanks()), DataParallelSteps()
     sharing = spec.gradients.sharing
     if sharing == "Megatron":
         _megatron_gradients(me, out)
@@ -208,7 +208,7 @@ def data_parallel_steps(
         _fsdp_pipelined(me, out)
     elif sharing == "FSDP by block" and rows.framework.dp_replicate > 1:
         for c in range(len(spec.chunks)):
-            _replicas(me, c, out.by_chunk_backward.setdefault(c, ExtraSteps()))
+            _replicas(me, c, out.by_chunk_backward.setdefault(c, ExtraStepsOfComputation()))
     return out
 
 
@@ -301,7 +301,7 @@ def _ddp(me: _Rank, out: DataParallelSteps) -> None:
     """DDP reduces buckets of whole gradients in every backward, which ends with the last of them."""
     width = me.spec.gradients.bytes_in_bucket
     for c in range(len(me.spec.chunks)):
-        extra = out.by_chunk_backward.setdefault(c, ExtraSteps())
+        extra = out.by_chunk_backward.setdefault(c, ExtraStepsOfComputation())
         filled = 0.0
         weights = me.weights(c, backward=True)
         for n, w in enumerate(weights):
@@ -319,7 +319,7 @@ def _ddp(me: _Rank, out: DataParallelSteps) -> None:
         extra.after.append(one_kernel_step("copies of gradients", seconds, 0.0, "dp", ("dp.reduced",)))
 
 
-def _replicas(me: _Rank, chunk: int, extra: ExtraSteps, after: bool = False) -> None:
+def _replicas(me: _Rank, chunk: int, extra: ExtraStepsOfComputation, after: bool = False) -> None:
     """All-reduce of each piece's sharded gradients over the replicas, behind its reduction."""
     if me.rows.framework.dp_replicate <= 1:
         return

@@ -15,7 +15,7 @@ import numpy as np
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import COMM_FAMILIES, Op, Tape
 from mofa.blocks.work import Collective, HostCopy, HostSync, MemoryBound
-from mofa.cost.block.durations import Machine, device_seconds_array
+from mofa.cost.block.durations import OpTimingMachine, device_seconds_array
 from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.launch_blocking import moved_to_computing_stream, waits_after_kernels
 from mofa.cost.block.sequential_experts import issue_seconds_around_loops
@@ -146,7 +146,7 @@ def only_entry(value: object) -> float:
     return float(np.asarray(value, dtype=float).reshape(-1)[0])
 
 
-def resolve_tape(name: str, tape: Tape, machine: Machine) -> ResolvedTape:
+def resolve_tape(name: str, tape: Tape, machine: OpTimingMachine) -> ResolvedTape:
     """Times and order of the ops of a tape that one strategy has; absent ops and views are what they hand on."""
     root: dict[str, str] = {}
 

@@ -34,19 +34,19 @@ class PlayedProgram:
     idle: tuple[dict[str, float], ...]
     total: float
 
-    def busy(self, rank: int) -> float:
+    def busy_s(self, rank: int) -> float:
         """Seconds that a rank computes. [s]"""
         return sum(span.end - span.start for span in self.compute[rank])
 
     @property
     def bubble_fraction(self) -> float:
         """Idle over busy seconds of the busiest rank, as publications count it. [-]"""
-        most = max(self.busy(r) for r in range(len(self.compute)))
+        most = max(self.busy_s(r) for r in range(len(self.compute)))
         return self.total / most - 1.0
 
 
 class PipelineRank(Protocol):
-    """What computes on a rank."""
+    """A pipeline rank as an order is played on it: it computes, waits, and says when it is free."""
 
     def free_at_s(self) -> float:
         """When its device is free and its host has issued all. [s]"""

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.cost.rank_spec import RankSpec
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.replay.time.computation_effect import NOTHING, ComputationEffect, StreamsAfterComputation
 from mofa.replay.time.computation_tapes import Phase, PlanTapes, paired_label
-from mofa.replay.time.data_parallel import DataParallelSteps, ExtraSteps, SharedAcrossRanks
+from mofa.replay.time.data_parallel import DataParallelSharedByRanks, DataParallelSteps, ExtraStepsOfComputation
 from mofa.replay.time.kernel_runs import HostSyncStep
 from mofa.replay.time.paired_passes import PairedPiece, pieces_of_pair
 from mofa.replay.time.pipeline import CAUSES
@@ -24,14 +24,14 @@ from mofa.replay.time.time_replayed import ComputationFields, StreamOp
 from mofa.schedules import SCHEDULES, Action, Order
 from mofa.schedules.combined import backward_beside_each_forward
 
-_PLAIN = ExtraSteps()
+_PLAIN = ExtraStepsOfComputation()
 
 
 @dataclass
-class TimedPlan:
+class ClockInputsOfPlan:
     """What all ranks share: the tapes of every variant of a micro-batch, and what was played already."""
 
-    rows: Rows
+    rows: GatheredRows
     tapes: tuple[PlanTapes, ...]
     hop_s: float
     slowdown: float
@@ -49,7 +49,7 @@ class TimedPlan:
     seed: int = 0
     chunk_kinds: dict[tuple[str, ...], int] = field(default_factory=dict)
     """Chunks that hold the same, by number."""
-    shared: SharedAcrossRanks = field(default_factory=SharedAcrossRanks)
+    shared: DataParallelSharedByRanks = field(default_factory=DataParallelSharedByRanks)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class _KindPlayed:
     variant: int
     longest: float = 0.0
     """Time after which nothing from before a computation matters to it. [s]"""
-    every: ExtraSteps = field(default_factory=ExtraSteps)
+    every: ExtraStepsOfComputation = field(default_factory=ExtraStepsOfComputation)
     known: dict[Relative, ComputationEffect] = field(default_factory=dict)
     waits: bool = False
     """Whether the host waits for the device on the played_kind."""
@@ -86,7 +86,7 @@ class ClockSnapshot(NamedTuple):
 class RankTimeline:
     """One rank: its clock, what it computes, and how its time went."""
 
-    plan: TimedPlan
+    plan: ClockInputsOfPlan
     order: Order
     spec: RankSpec
     data_parallel: DataParallelSteps
@@ -263,7 +263,7 @@ class RankTimeline:
             result = played_kind.known[state] = self._play(played_kind, _PLAIN, False)
         return result, ahead
 
-    def _play(self, played_kind: _KindPlayed, once: ExtraSteps, watched: bool) -> ComputationEffect:
+    def _play(self, played_kind: _KindPlayed, once: ExtraStepsOfComputation, watched: bool) -> ComputationEffect:
         c, tapes, phase, every, clock = (
             played_kind.chunk,
             self.plan.tapes[played_kind.variant],

@@ -11,9 +11,9 @@ from mofa.cost.amax_reductions import amax_reduction_seconds
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.rank_spec import RankSpec
-from mofa.cost.rows import Rows
+from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
 from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.step import (
@@ -24,13 +24,13 @@ from mofa.cost.step_time.step import (
     slowest_stages_of_micro_batch,
 )
 from mofa.replay.garbage_collection import without_garbage_collection
-from mofa.replay.rank.from_estimator import composed_row
+from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.replay.time.computation_tapes import PlanTapes
 from mofa.replay.time.data_parallel import data_parallel_steps
 from mofa.replay.time.extrapolate import InsertedRounds, insert_rounds, shorter_steps_to_play
 from mofa.replay.time.kernel_runs import FAMILY
 from mofa.replay.time.pipeline import ExchangeSpans, play_on_ranks
-from mofa.replay.time.rank_clock import RankTimeline, TimedPlan
+from mofa.replay.time.rank_clock import ClockInputsOfPlan, RankTimeline
 from mofa.replay.time.send_recv import NumberedExchanges, match_exchanges
 from mofa.replay.time.stream_clocks import StreamClocks
 from mofa.replay.time.time_replayed import Computation, ReplayedTime, Transfer
@@ -42,7 +42,7 @@ PP, DP = FAMILY["pp"], FAMILY["dp"]
 
 
 def replay_time(
-    estimator: Estimator, *, detail: bool = True, variants: Sequence[Estimator] = (), jitter: float = 0.0,
+    estimator: TableEstimator, *, detail: bool = True, variants: Sequence[TableEstimator] = (), jitter: float = 0.0,
     seed: int = 0, order: Order | None = None, watched: frozenset[tuple[int, int]] = frozenset(), cached: bool = True,
     spans: bool = True,
 ) -> ReplayedTime:  # fmt: skip
@@ -82,14 +82,14 @@ def replay_time(
         If an order can't be; the message names the op that waits and for what.
     """
     estimator = estimator.at_power_limited_clock
-    rows = composed_row(estimator)
+    rows = gathered_row_of_strategy(estimator)
     stages, fw = rows.stage_layers.stages, rows.framework
     num = int(rows.num_micro_batches[0])
-    tapes = tuple(PlanTapes.from_rows(composed_row(e.at_power_limited_clock)) for e in variants) or (
+    tapes = tuple(PlanTapes.from_rows(gathered_row_of_strategy(e.at_power_limited_clock)) for e in variants) or (
         PlanTapes.from_rows(rows),
     )
     curves = rows.cluster.gpu.curves
-    plan = TimedPlan(
+    plan = ClockInputsOfPlan(
         rows, tapes, _hop_seconds(rows), curves.overlap_slowdown.value,
         estimator.rank_specs[0].schedule.waits_at_exchanges, exchange_host_s(rows), _optimizer_seconds(rows),
         {} if cached else None, watched, jitter, seed,
@@ -112,7 +112,7 @@ def replay_time(
 
 
 def _ranks(
-    plan: TimedPlan, specs: Sequence[RankSpec], order: Order, inserted: InsertedRounds | None = None
+    plan: ClockInputsOfPlan, specs: Sequence[RankSpec], order: Order, inserted: InsertedRounds | None = None
 ) -> list[RankTimeline]:  # fmt: skip
     """The ranks in front of a step, each as much later as its optimizer is."""
     rows = plan.rows
@@ -132,7 +132,7 @@ def _ranks(
     return ranks
 
 
-def _ends(plan: TimedPlan, ranks: Sequence[RankTimeline]) -> list[float]:
+def _ends(plan: ClockInputsOfPlan, ranks: Sequence[RankTimeline]) -> list[float]:
     """How long each rank's optimizer and what follows it take. [s]"""
     return [
         seconds + rank.data_parallel.after_optimizer_s for seconds, rank in zip(plan.optimizer_s, ranks, strict=True)
@@ -164,7 +164,7 @@ def _own(order: Order, pp: int, vpp: int, num_micro_batches: int, placement: Pla
 
 
 def _finish(
-    plan: TimedPlan, players: Sequence[RankTimeline], flights: ExchangeSpans | None, spans: bool
+    plan: ClockInputsOfPlan, players: Sequence[RankTimeline], flights: ExchangeSpans | None, spans: bool
 ) -> ReplayedTime:
     rows, optimizer = plan.rows, plan.optimizer_s
     last = _ends(plan, players)
@@ -239,14 +239,14 @@ def _transfers(flights: ExchangeSpans | None, pp: int) -> tuple[tuple[Transfer, 
     return tuple(map(tuple, out))
 
 
-def _hop_seconds(rows: Rows) -> float:
+def _hop_seconds(rows: GatheredRows) -> float:
     """One hand-over of activations to the next stage. [s]"""
     if rows.stage_layers.stages.pp == 1:
         return 0.0
     return float(hop_seconds(rows)[0])
 
 
-def _optimizer_seconds(rows: Rows) -> list[float]:
+def _optimizer_seconds(rows: GatheredRows) -> list[float]:
     return [
         float(s)
         for s in np.broadcast_to(

@@ -46,7 +46,7 @@ def deal_tokens_to_gpus(loads: IntA, num_gpus: int, seed: int = 0) -> IntA:
     return np.asarray(rng.multinomial(loads, np.full(num_gpus, 1.0 / num_gpus)))
 
 
-def tokens_per_gpu_by_source(by_source: IntA, num_gpus: int, seed: int = 0) -> IntA:
+def tokens_per_gpu_of_source_counts(by_source: IntA, num_gpus: int, seed: int = 0) -> IntA:
     """Tokens that every GPU has, of those counted by source rank. (I, L, E, S) -> (I, L, E, G) [tokens]
 
     As many source ranks as GPUs are those GPUs. Of a multiple, neighbours are put together; a part stand each for
@@ -59,7 +59,7 @@ def tokens_per_gpu_by_source(by_source: IntA, num_gpus: int, seed: int = 0) -> I
 
     Examples
     --------
-    >>> tokens_per_gpu_by_source(np.array([[[[5, 1, 0, 2]]]]), 2).tolist()
+    >>> tokens_per_gpu_of_source_counts(np.array([[[[5, 1, 0, 2]]]]), 2).tolist()
     [[[[6, 2]]]]
     """
     sources = _checked_sources(by_source, num_gpus)
@@ -68,12 +68,13 @@ def tokens_per_gpu_by_source(by_source: IntA, num_gpus: int, seed: int = 0) -> I
     return deal_tokens_to_gpus(by_source, num_gpus // sources, seed).reshape(*by_source.shape[:3], num_gpus)
 
 
-def token_shares_by_source(by_source: FloatA, num_gpus: int) -> FloatA:
+def token_shares_of_source_counts(by_source: FloatA, num_gpus: int) -> FloatA:
     """Which part of its tokens every GPU has for every expert, of counts by source rank. (I, L, E, S) -> (I, L, E, G)
 
-    Ranks become GPUs as in :func:`tokens_per_gpu_by_source`; a GPU without any tokens has the shares of all together.
+    Ranks become GPUs as in :func:`tokens_per_gpu_of_source_counts`; a GPU without any tokens has the shares of all
+    together.
 
-    >>> token_shares_by_source(np.array([[[[3.0, 0.0], [1.0, 0.0]]]]), 2).tolist()
+    >>> token_shares_of_source_counts(np.array([[[[3.0, 0.0], [1.0, 0.0]]]]), 2).tolist()
     [[[[0.75, 0.75], [0.25, 0.25]]]]
     """
     sources = _checked_sources(by_source, num_gpus)

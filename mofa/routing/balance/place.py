@@ -60,7 +60,7 @@ def asymmetric_placement(
 
 
 @dataclass(frozen=True)
-class PlacementAdaptation:
+class PlacementAdaptationRule:
     """When experts are placed anew: how often that is looked at, and from which load of the fullest on.
 
     Parameters
@@ -94,7 +94,7 @@ def is_placement_check_due(done: int, interval: int) -> bool:
 
 
 def better_placement(
-    placement: Placement, recent: FloatA, slots: int, rule: PlacementAdaptation, seed: int = 0
+    placement: Placement, recent: FloatA, slots: int, rule: PlacementAdaptationRule, seed: int = 0
 ) -> Placement | None:
     """A better placement for the loads of late, or None where the present one will do.
 

@@ -43,7 +43,8 @@ class TokenSchedule:
 
 
 class ReplicaScheduler:
-    """The linear program of one placement, gone on with from micro-batch to micro-batch.
+    """Schedules tokens over replicas by the linear program of one placement, gone on with from micro-batch to
+    micro-batch.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mofa.errors import SpecError
 from mofa.routing.balance.communication_lp import TransferCosts
-from mofa.routing.balance.place import PlacementAdaptation
+from mofa.routing.balance.place import PlacementAdaptationRule
 from mofa.routing.placement import Placement, slots_per_gpu, symmetric_placement
 
 Solver = Literal["auto", "lp", "flow", "communication"]
@@ -31,7 +31,7 @@ class BalanceSetup:
     gpus_per_node: int = 8
     solver: Solver = "auto"
     weights: TransferCosts = field(default_factory=TransferCosts)
-    adaptation: PlacementAdaptation = field(default_factory=PlacementAdaptation)
+    adaptation: PlacementAdaptationRule = field(default_factory=PlacementAdaptationRule)
     capacity_factor: float = 1.0
     seed: int = 0
     placement: Placement | None = field(default=None, compare=False)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from mofa.errors import SpecError
 from mofa.routing.counts import CountedModel, read_counts
-from mofa.routing.presets import memfine_iteration_7
+from mofa.routing.presets import memfine_iteration_7_shares
 from mofa.routing.rank_load import draw_expert_shares
 from mofa.specs.base import Spec
 from mofa.specs.routing import RoutingSpec
@@ -148,7 +148,7 @@ def expert_shares_by_popularity(routing: RoutingSpec, num_experts: int) -> Float
     [[0.48, 0.24, 0.16, 0.12]]
     """
     if routing.kind == "preset":
-        return memfine_iteration_7(PRESET_LAYERS, num_experts)
+        return memfine_iteration_7_shares(PRESET_LAYERS, num_experts)
     return np.sort(draw_expert_shares(routing, (1, num_experts)), axis=-1)[:, ::-1]
 
 
@@ -178,7 +178,7 @@ def balance_experts(
     SpecError
         If assignments do not divide over the GPUs, or the trace is of other experts or of other GPUs.
     """
-    from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_tokens_per_gpu, tokens_per_gpu_by_source
+    from mofa.routing.balance.inputs import deal_tokens_to_gpus, draw_tokens_per_gpu, tokens_per_gpu_of_source_counts
     from mofa.routing.balance.token_scheduling import play_micro_batches
 
     notes: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ def balance_experts(
             inputs = deal_tokens_to_gpus(counts.tokens.astype(np.int64), setup.num_gpus, setup.seed)
             notes = ("the trace has no source_rank: tokens are dealt out to GPUs at random",)
         else:
-            inputs = tokens_per_gpu_by_source(counts.by_source.astype(np.int64), setup.num_gpus, setup.seed)
+            inputs = tokens_per_gpu_of_source_counts(counts.by_source.astype(np.int64), setup.num_gpus, setup.seed)
             notes = (f"tokens of each GPU by source rank, of which the trace has {counts.by_source.shape[3]}",)
     else:
         if micro_batches < 1:

@@ -18,7 +18,7 @@ from mofa.routing.scheduled import token_scheduling_host_s
 from mofa.search.experts.balance import BalancedStepComparison, BalanceReport, Progress, make_balance_report
 from mofa.search.job_setup import with_numerics
 from mofa.search.legality.expert_parallel import why_replicas_cannot_be_scheduled
-from mofa.search.legality.masks import CheckedJob
+from mofa.search.legality.masks import JobAndMachines
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.to_plan.builder import CandidatePlan
 from mofa.specs.framework import FrameworkSpec
@@ -188,7 +188,7 @@ def _rows(
     if "balancing" in given:
         raise SpecError("--strategy: balancing is costed both ways here; leave it out")
     plain = checked_strategy_row(workload, cluster, framework, given)
-    lacks = why_replicas_cannot_be_scheduled(CheckedJob(workload, cluster, framework), plain)
+    lacks = why_replicas_cannot_be_scheduled(JobAndMachines(workload, cluster, framework), plain)
     if lacks is not None:
         raise StrategyError(f"--strategy {strategy!r}: its experts cannot be balanced: {lacks}")
     return plain, complete_strategy({**given, "balancing": "micro_moe"}, cluster.num_gpus, framework, moe=True)
@@ -227,7 +227,7 @@ def _traced_shares(
     routing: RoutingSpec, model: ModelSpec, num_gpus: int, micro_batches: int | None
 ) -> tuple[FloatA, str]:
     """Shares of a trace, of each GPU where the trace says where tokens come from. (I, L, E) or (I, L, E, G)"""
-    from mofa.routing.balance.inputs import token_shares_by_source
+    from mofa.routing.balance.inputs import token_shares_of_source_counts
 
     assert routing.file is not None and model.moe is not None
     counts = read_counts(routing.file, model, sources=True)
@@ -239,7 +239,7 @@ def _traced_shares(
         shares = counts.tokens[:micro_batches]
         shares = shares / shares.sum(axis=-1, keepdims=True)
         return cap_and_redistribute_shares(shares, cap), "the trace has no source_rank: all GPUs route alike"
-    of_gpu = np.moveaxis(token_shares_by_source(counts.by_source[:micro_batches], num_gpus), 2, 3)
+    of_gpu = np.moveaxis(token_shares_of_source_counts(counts.by_source[:micro_batches], num_gpus), 2, 3)
     return np.moveaxis(cap_and_redistribute_shares(of_gpu, cap), 3, 2), (
         f"tokens of each GPU by source rank, of which the trace has {counts.by_source.shape[3]}"
     )

@@ -12,7 +12,7 @@ from pydantic import Field
 from mofa.blocks.build import layer_kind
 from mofa.cost.block.block_cost import base_recompute_mode
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
 from mofa.schedules import default_schedule
@@ -30,7 +30,7 @@ GRID = 3
 """Number of loads at which options are costed; costs between them are interpolated linearly. [-]"""
 
 
-class LayerChunkChoice(Spec):
+class LayerRecomputeAndChunks(Spec):
     """Recomputation and token chunks of one layer."""
 
     layer: int = Field(ge=0, description="Index of the layer, from 0. [-]")
@@ -39,7 +39,7 @@ class LayerChunkChoice(Spec):
     token_chunks: int = Field(ge=1, description="Token chunks; 1 of a layer without experts. [-]")
 
 
-class JointChunkChoice(Spec):
+class JointRecomputeAndChunks(Spec):
     """Recomputation and chunks of every layer, with the shortest step."""
 
     step_s: float = Field(gt=0, description="Step with the choice, in the model that was solved. [s]")
@@ -48,7 +48,7 @@ class JointChunkChoice(Spec):
     uniform_step_s: float | None = Field(description="Of the best single option for all layers; null if none fits. [s]")
     uniform: str | None = Field(description="That option.")
     model_error_bytes: float = Field(ge=0, description="How far the model of memory is off; added as margin. [B]")
-    layers: tuple[LayerChunkChoice, ...]
+    layers: tuple[LayerRecomputeAndChunks, ...]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Costed:
 def choose_recompute_and_chunks(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, spec: StrategySpec, ratios: FloatA,
     bins: Sequence[int], limit_bytes: float,
-) -> JointChunkChoice | None:  # fmt: skip
+) -> JointRecomputeAndChunks | None:  # fmt: skip
     """Choose recomputation and chunks for each layer, to shorten the step under the memory limit.
 
     Parameters
@@ -83,7 +83,7 @@ def choose_recompute_and_chunks(
 
     Returns
     -------
-    JointChunkChoice | None
+    JointRecomputeAndChunks | None
         None where no choice fits.
 
     Notes
@@ -107,7 +107,7 @@ def choose_recompute_and_chunks(
     modes = [mode.model_copy(update={"token_chunks": c}) for mode in (base, RecomputeSpec(kind="full")) for c in bins]
     row = checked_strategy_row(workload, cluster, framework, spec)
     table = replace(
-        row.take(np.zeros(len(modes), dtype=np.intp)), recompute=np.arange(len(modes)),
+        row.select_rows(np.zeros(len(modes), dtype=np.intp)), recompute=np.arange(len(modes)),
         recompute_layers=np.full(len(modes), -1), recompute_modes=tuple(modes),
     )  # fmt: skip
     grid = np.linspace(1.0, max(float(ratios.max()), 1.0 + 1e-6), GRID)
@@ -151,12 +151,12 @@ def choose_recompute_and_chunks(
     same = [np.full(len(stage), o) for o in range(len(modes))]
     fitting = [o for o in same if np.all(problem.stage_bytes(o) <= limit_bytes)]
     best = min(fitting, key=problem.step_s, default=None)
-    return JointChunkChoice(
+    return JointRecomputeAndChunks(
         step_s=choice.step_s + beside_s, bound_s=choice.bound_s + beside_s, optimal=choice.optimal,
         uniform_step_s=None if best is None else problem.step_s(best) + beside_s,
         uniform=None if best is None else str(modes[int(best[0])]), model_error_bytes=float(error.max()),
         layers=tuple(
-            LayerChunkChoice(
+            LayerRecomputeAndChunks(
                 layer=i, stage=int(stage[i]), recompute=modes[o].text,
                 token_chunks=modes[o].token_chunks if workload.model.is_moe_layer(i) else 1,
             )
@@ -170,7 +170,7 @@ def _cost(
     modes: Sequence[RecomputeSpec], ep: int, ratio: float,
 ) -> _Costed:  # fmt: skip
     load = {ep: ratio}
-    estimator = Estimator(workload, cluster, framework, table, RoutingLoads(load, load))
+    estimator = TableEstimator(workload, cluster, framework, table, RoutingLoads(load, load))
     blocks = [estimator.parts[0].costs.blocks[mode] for mode in modes]
     costed = estimator.breakdown(detail=True)
     assert costed.detail is not None

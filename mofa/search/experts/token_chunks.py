@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.stages import split_layers
 from mofa.errors import SpecError
 from mofa.routing.capacity import shares_under_capacity
@@ -19,7 +19,7 @@ from mofa.routing.chunks import BINS, check_chunk_bins, loads_expected_from_past
 from mofa.routing.rank_load import expert_shares, max_rank_rows_over_mean
 from mofa.routing.statistics import rank_loads_over_mean
 from mofa.schedules import SCHEDULES
-from mofa.search.experts.chunk_choice import JointChunkChoice, choose_recompute_and_chunks
+from mofa.search.experts.chunk_choice import JointRecomputeAndChunks, choose_recompute_and_chunks
 from mofa.search.job_setup import with_numerics
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.to_plan.builder import memory_limit_bytes
@@ -73,7 +73,7 @@ class ChunkReport(Spec):
         description="mact's chunks per iteration and layer; 0 where no bin fits. [-]"
     )
     policies: tuple[ChunkPolicy, ...]
-    joint: JointChunkChoice | None = Field(
+    joint: JointRecomputeAndChunks | None = Field(
         default=None, description="Null where it was not asked for, or nothing fits."
     )
     joint_asked: bool = Field(default=False, description="Whether a joint choice was asked for.")
@@ -235,7 +235,7 @@ def _costed(
     memory, stages, seconds = [], [], []
     for ratio in grid:
         load = {spec.ep: float(ratio)}
-        costed = Estimator(workload, cluster, framework, row, RoutingLoads(load, load)).breakdown(detail=True)
+        costed = TableEstimator(workload, cluster, framework, row, RoutingLoads(load, load)).breakdown(detail=True)
         assert costed.detail is not None
         memory.append(costed.detail.device_bytes[0])
         stages.append(costed.detail.time_s[0])

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import distinct_layer_kinds
 from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.lower_bounds.steps import micro_batch_lower_bounds_s
 from mofa.cost.option_sets import options_that_blocks_read
 from mofa.cost.stages import stages_of_row
 from mofa.schedules import SCHEDULES, default_schedule
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.space import StrategySpace, combinations_of_space
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 
@@ -56,8 +56,9 @@ def may_defer_weight_gradients(schedule: str) -> bool:
     return SCHEDULES[schedule].defers_weight_gradients
 
 
-def least_block_gpu_seconds(job: CheckedJob, space: StrategySpace) -> dict[bool, BlockGpuSeconds]:
-    """The work of all blocks of a space: of schedules that defer weight gradients (``True``), and of the others.
+def least_block_gpu_seconds(job: JobAndMachines, space: StrategySpace) -> dict[bool, BlockGpuSeconds]:
+    """The least GPU seconds that all blocks of a space take: of schedules that defer weight gradients (``True``), and
+    of the others.
 
     Parameters
     ----------
@@ -82,7 +83,7 @@ def least_block_gpu_seconds(job: CheckedJob, space: StrategySpace) -> dict[bool,
     return least
 
 
-def _blocks(job: CheckedJob, space: StrategySpace) -> StrategyTable:
+def _blocks(job: JobAndMachines, space: StrategySpace) -> StrategyTable:
     """A row for all that blocks may depend on but the number of GPUs and stages."""
     alone = replace(
         space, pp=(1,), vpp=(1,), schedule=(default_schedule(1),), layout="", dp=None, zero=None,
@@ -90,10 +91,10 @@ def _blocks(job: CheckedJob, space: StrategySpace) -> StrategyTable:
     )  # fmt: skip
     table = combinations_of_space(alone, job.cluster, job.framework).degrees
     table = replace(table, dp=np.full(len(table), MANY))
-    return table.take(np.flatnonzero(check_strategies(job, table, except_checks=OF_SIZE).reason < 0))
+    return table.select_rows(np.flatnonzero(check_strategies(job, table, except_checks=OF_SIZE).reason < 0))
 
 
-def _stand_ins(job: CheckedJob, table: StrategyTable) -> list[tuple[StrategyTable, NDArray[np.intp]]]:
+def _stand_ins(job: JobAndMachines, table: StrategyTable) -> list[tuple[StrategyTable, NDArray[np.intp]]]:
     """Rows whose blocks are those of any number of GPUs and stages, and which row of the table each stands for.
 
     Sharded weights depend on it, in ways that a rank alone or a pipeline change. Gathering them is left out.
@@ -107,19 +108,19 @@ def _stand_ins(job: CheckedJob, table: StrategyTable) -> list[tuple[StrategyTabl
     ranks = [np.full(len(table), dp) for dp, _ in sizes]
     grids = [(dp * table.tp * table.cp) % (table.ep * table.etp) == 0 for dp in ranks]
     return [
-        (replace(table, dp=dp, pp=np.full(len(table), pp)).take(rows[grid]), rows[grid])
+        (replace(table, dp=dp, pp=np.full(len(table), pp)).select_rows(rows[grid]), rows[grid])
         for (_, pp), dp, grid in zip(sizes, ranks, grids, strict=True)
         if grid.any()
     ]
 
 
-def _seconds(job: CheckedJob, table: StrategyTable, halved: bool) -> FloatN:
+def _seconds(job: JobAndMachines, table: StrategyTable, halved: bool) -> FloatN:
     """Of a micro-batch on all ranks together, and of a layer of each kind. (1 + kinds, n) [s]"""
     out = np.empty((1 + len(distinct_layer_kinds(job.workload.model)), len(table)))
     loads = routing_loads_by_ep(job.workload, table)
     for _, rows in table.rows_by_options():
-        some = table.take(rows)
-        estimator = Estimator(job.workload, job.cluster, job.framework, some, loads, drop=frozenset({"dp"}))
+        some = table.select_rows(rows)
+        estimator = TableEstimator(job.workload, job.cluster, job.framework, some, loads, drop=frozenset({"dp"}))
         all_s, layers_s = micro_batch_lower_bounds_s(estimator, halved=halved)
         out[:, rows] = np.concatenate([all_s[None], layers_s])
     return out

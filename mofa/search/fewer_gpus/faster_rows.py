@@ -17,13 +17,13 @@ from mofa.search.fewer_gpus.numbers_together import (
     LegalRowsOfGpuCount,
     RowsOnFewerGpus,
     cost_wanted_rows,
-    cost_wanted_rows_by_bound,
+    cost_wanted_rows_least_bound_first,
 )
 from mofa.search.fewer_gpus.rows_that_may_win import SpaceOnFewerGpus
 from mofa.search.goals import TIED, BestRowsGoal
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.near_best import best_fitting_rows, degrees_near_best
-from mofa.search.objective import SearchObjective, ranking_keys
+from mofa.search.objective import SearchObjective, ranking_keys_and_missing_host_bytes
 from mofa.search.space import SOLVED, StrategySpace, default_space, searched_recompute_modes
 from mofa.specs.hardware import ClusterSpec
 
@@ -46,7 +46,7 @@ def fewer_numbers_of_gpus(cluster: ClusterSpec) -> list[int]:
 
 
 def faster_rows_near_best(
-    job: CheckedJob, constrained: Constrained, objective: SearchObjective, wanted: int, searched_rows: CostedSpace,
+    job: JobAndMachines, constrained: Constrained, objective: SearchObjective, wanted: int, searched_rows: CostedSpace,
     key: NDArray[np.float64], is_solved: NDArray[np.bool_],
 ) -> list[RowsOnFewerGpus]:  # fmt: skip
     """The rows on fewer GPUs that are faster than all on all GPUs, near the best of these; anywhere where none fits.
@@ -76,7 +76,7 @@ def faster_rows_near_best(
 
 
 def faster_rows_on_fewer_gpus(
-    job: CheckedJob, constrained: Constrained, goal: BestRowsGoal, on_all: RowsOnAllGpus
+    job: JobAndMachines, constrained: Constrained, goal: BestRowsGoal, on_all: RowsOnAllGpus
 ) -> list[RowsOnFewerGpus]:
     """The best rows on fewer GPUs whose steps are shorter than a goal's limit, by number of GPUs, the largest first.
 
@@ -108,15 +108,17 @@ def faster_rows_on_fewer_gpus(
         first, left, tried = left[:number], left[number:], tried + number
         legal = [rows for part in first if (rows := _legal_rows(part, goal, on_all)) is not None]
         found_rows += (
-            [cost_wanted_rows(rows, goal) for rows in legal] if number == 1 else cost_wanted_rows_by_bound(legal, goal)
+            [cost_wanted_rows(rows, goal) for rows in legal]
+            if number == 1
+            else cost_wanted_rows_least_bound_first(legal, goal)
         )
     legal = [rows for part in left if (rows := _legal_rows(part, goal, on_all)) is not None]
-    found_rows += cost_wanted_rows_by_bound(legal, goal)
+    found_rows += cost_wanted_rows_least_bound_first(legal, goal)
     best_rows = [rows for rows in found_rows if _keep_best(rows, goal)]
     return sorted(best_rows, key=lambda rows: -rows.cluster.num_gpus)
 
 
-def _parts(job: CheckedJob, constrained: Constrained, limit: float) -> list[SpaceOnFewerGpus]:
+def _parts(job: JobAndMachines, constrained: Constrained, limit: float) -> list[SpaceOnFewerGpus]:
     """The numbers of GPUs whose strategies are bounded, each with its space."""
     numbers = fewer_numbers_of_gpus(job.cluster)
     if not numbers:
@@ -156,7 +158,7 @@ def _legal_rows(part: SpaceOnFewerGpus, goal: BestRowsGoal, on_all: RowsOnAllGpu
 
 def _keep_best(rows: RowsOnFewerGpus, goal: BestRowsGoal) -> bool:
     """Reject the rows that are not among the best; whether some are."""
-    key, _ = ranking_keys(goal.objective, rows.costed)
+    key, _ = ranking_keys_and_missing_host_bytes(goal.objective, rows.costed)
     fits = (rows.reasons[rows.costed.rows] < 0) & np.isfinite(key)
     last = min(goal.limit, goal.last_key * (1.0 + TIED))
     slower = np.flatnonzero(fits & ~(key < last))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.block_cost import unique_rows
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.search.costing import CostedRows
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.space import SOLVED, SpaceCombinations
 from mofa.specs.strategy import StrategyTable
 
@@ -30,7 +30,7 @@ class RowsOnAllGpus:
     Rows that it was free to leave out are slower than ``limit`` or too big.
     """
 
-    job: CheckedJob
+    job: JobAndMachines
     costed: CostedRows
     reasons: NDArray[np.int64]
     is_solved: NDArray[np.bool_]
@@ -70,7 +70,7 @@ class RowsOnAllGpus:
         if not len(legal):
             return bound_s
         of, mode = np.divmod(legal, num_modes)
-        computed_s = self._computed_s(siblings.take(legal), self.is_solved[mode])
+        computed_s = self._computed_s(siblings.select_rows(legal), self.is_solved[mode])
         fewest = degrees.dp[some] * ranks[some]
         more_s = gpu_s[some] * (1.0 / fewest - 1.0 / num_gpus)
         bound_s[some[of] * num_modes + mode] = computed_s + more_s[of]

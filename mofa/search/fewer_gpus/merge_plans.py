@@ -10,7 +10,7 @@ from mofa.plan.result import Plan, PlanReport
 from mofa.units import format_seconds
 
 
-def with_faster_plans(
+def best_plans_of_all_gpu_counts(
     plans: Sequence[Plan], others: Iterator[Plan], fewer: Sequence[PlanReport], num_gpus: int, top: int
 ) -> list[Plan]:
     """The best plans of all numbers of GPUs, best first.

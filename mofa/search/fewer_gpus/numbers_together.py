@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.search.branch_and_bound import cost_rows_for_goal, degrees_that_goal_may_want
+from mofa.search.branch_and_bound import cost_rows_for_goal, degrees_and_bounds_that_goal_may_want
 from mofa.search.costing import CostedRows, CostedSpace, cost_rows
 from mofa.search.goals import TIED, BestRowsGoal
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.named_check import CheckedJob
-from mofa.search.objective import ranking_keys
+from mofa.search.legality.named_check import JobAndMachines
+from mofa.search.objective import ranking_keys_and_missing_host_bytes
 from mofa.search.space import SpaceCombinations
 from mofa.search.workers import WorkerProcesses
 from mofa.specs.hardware import ClusterSpec
@@ -43,7 +43,7 @@ class RowsOnFewerGpus(NamedTuple):
 class LegalRowsOfGpuCount(NamedTuple):
     """Rows of a number of GPUs, with what checks and siblings say of them."""
 
-    job: CheckedJob
+    job: JobAndMachines
     rows: SpaceCombinations
     reason: NDArray[np.int64]
     shortfall: NDArray[np.float64]
@@ -56,7 +56,7 @@ def cost_wanted_rows(legal: LegalRowsOfGpuCount, goal: BestRowsGoal) -> RowsOnFe
     return RowsOnFewerGpus(legal.job.cluster, legal.rows, rows.space, rows.costed, rows.reason, rows.shortfall)
 
 
-def cost_wanted_rows_by_bound(legal: list[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[RowsOnFewerGpus]:
+def cost_wanted_rows_least_bound_first(legal: list[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[RowsOnFewerGpus]:
     """The rows of several numbers of GPUs that the goal may want, costed: numbers of the least bound first.
 
     Where no strategy runs on all GPUs, thousands of smaller numbers may have a few rows each. One number alone takes as
@@ -79,7 +79,7 @@ def cost_wanted_rows_by_bound(legal: list[LegalRowsOfGpuCount], goal: BestRowsGo
     return out
 
 
-def _counts_chips_alone(job: CheckedJob) -> bool:
+def _counts_chips_alone(job: JobAndMachines) -> bool:
     """Whether a step depends on the cluster's number of GPUs by their slowest chip alone: what hosts do, and hold of
     what is offloaded, goes by the number as well."""
     offloads = job.framework.optimizer_offload > 0.0 or job.framework.activation_offload != "none"
@@ -100,7 +100,7 @@ def cost_rows_of_gpu_counts(legal: Sequence[LegalRowsOfGpuCount], goal: BestRows
     loads = routing_loads_by_ep(job.workload, space.degrees)
     with WorkerProcesses(1) as workers:
         costed = cost_rows(job, loads, space, reason, shortfall, None, workers)
-    key, _ = ranking_keys(goal.objective, costed.costed)
+    key, _ = ranking_keys_and_missing_host_bytes(goal.objective, costed.costed)
     fits = (costed.reason[costed.costed.rows] < 0) & np.isfinite(key)
     goal.add_costed(key[fits], costed.costed.device_bytes[fits])
     return _by_number(legal, costed)
@@ -115,7 +115,7 @@ def cost_wanted_rows_at_once(legal: Sequence[LegalRowsOfGpuCount], goal: BestRow
 
 def _joined(
     legal: Sequence[LegalRowsOfGpuCount],
-) -> tuple[CheckedJob, SpaceCombinations, NDArray[np.int64], NDArray[np.float64]]:
+) -> tuple[JobAndMachines, SpaceCombinations, NDArray[np.int64], NDArray[np.float64]]:
     """A job whose strategies have the GPUs that their degrees make, the rows of all numbers, and verdicts on them."""
     table = StrategyTable.concatenated([some.rows.degrees for some in legal])
     layers = np.concatenate([some.rows.recompute_layers for some in legal])
@@ -131,7 +131,7 @@ def _by_number(legal: Sequence[LegalRowsOfGpuCount], costed: CostedSpace) -> lis
     for some in legal:
         end = begin + len(some.rows)
         own = np.flatnonzero((costed.costed.rows >= begin) & (costed.costed.rows < end))
-        rows = costed.costed.take(own)
+        rows = costed.costed.select_rows(own)
         rows = replace(rows, rows=rows.rows - begin)
         own_space = SpaceCombinations(some.rows.degrees, some.rows.recompute, costed.space.recompute_layers[begin:end])
         verdicts = costed.reason[begin:end].copy(), costed.shortfall[begin:end].copy()
@@ -156,7 +156,7 @@ def _that_may_win(legal: list[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[
         joined = SpaceCombinations(table, alike[0].rows.recompute, layers)
         job = min((rows.job for rows in alike), key=lambda job: job.cluster.num_gpus)  # the slowest of fewer is faster
         loads = routing_loads_by_ep(job.workload, table)
-        wanted, floor = degrees_that_goal_may_want(job, loads, joined, reason, goal)
+        wanted, floor = degrees_and_bounds_that_goal_may_want(job, loads, joined, reason, goal)
         begin = 0
         for rows in alike:
             end = begin + len(rows.rows.degrees)

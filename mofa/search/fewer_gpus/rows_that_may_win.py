@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mofa.cost.lower_bounds.steps import power_averaged_lower_bound_s
 from mofa.cost.option_sets import options_that_blocks_read
 from mofa.search.fewer_gpus.block_work import BlockGpuSeconds, may_defer_weight_gradients
-from mofa.search.legality.masks import CheckedJob
+from mofa.search.legality.masks import JobAndMachines
 from mofa.search.space import SpaceCombinations, StrategySpace, combinations_of_space, with_derived_degrees
 from mofa.specs.strategy import StrategyTable
 
@@ -47,7 +47,7 @@ class SpaceOnFewerGpus:
         Of blocks, by whether backwards are halved (:func:`mofa.search.fewer_gpus.block_work.least_block_gpu_seconds`).
     """
 
-    job: CheckedJob
+    job: JobAndMachines
     space: StrategySpace
     work: Mapping[bool, BlockGpuSeconds]
 

@@ -13,7 +13,7 @@ from mofa.search.to_plan.builder import CandidatePlan, memory_limit_bytes
 
 
 class CandidateLayouts:
-    """The layouts of one strategy.
+    """The layouts that a search tries of one strategy.
 
     Parameters
     ----------

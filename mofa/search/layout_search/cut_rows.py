@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.search.costing import MEMORY, NEEDLESS, SLOWER, CostedRows, cost_rows
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import CheckedJob
+from mofa.search.legality.masks import JobAndMachines
 from mofa.search.near_best import best_fitting_rows
 from mofa.search.search_result import Search
 from mofa.search.space import SpaceCombinations
@@ -21,7 +21,7 @@ BLOCK_COLUMNS = ("tp", "sp", "cp", "cp_kind", "ep", "etp", "micro_batch", "balan
 
 
 @dataclass(frozen=True)
-class TimedRows:
+class RowsTimedUnderOwnSplit:
     """Strategies with their steps in closed form under the framework's own split, and whether they fit. (n,) each"""
 
     table: StrategyTable
@@ -29,7 +29,7 @@ class TimedRows:
     fits: NDArray[np.bool_]
 
 
-def timed_rows_of_all_pipelines(search: Search) -> TimedRows:
+def timed_rows_of_all_pipelines(search: Search) -> RowsTimedUnderOwnSplit:
     """What a search costed, and what it cut of strategies like its best ones but for the pipeline.
 
     Parameters
@@ -39,7 +39,7 @@ def timed_rows_of_all_pipelines(search: Search) -> TimedRows:
 
     Returns
     -------
-    TimedRows
+    RowsTimedUnderOwnSplit
         Those whose step is known.
 
     Notes
@@ -51,18 +51,18 @@ def timed_rows_of_all_pipelines(search: Search) -> TimedRows:
     parts = [_with_known_steps(search.costed, search.reasons)]
     if search.enumerated is not None:
         parts.append(_cut_rows(search, search.enumerated))
-    return TimedRows(
+    return RowsTimedUnderOwnSplit(
         StrategyTable.concatenated([part.table for part in parts]),
         np.concatenate([part.step_s for part in parts]), np.concatenate([part.fits for part in parts]),
     )  # fmt: skip
 
 
-def _with_known_steps(costed: CostedRows, reasons: NDArray[np.int64]) -> TimedRows:
-    some = costed.take(np.flatnonzero(~np.isnan(costed.step_s)))
-    return TimedRows(some.table, some.step_s, reasons[some.rows] < 0)
+def _with_known_steps(costed: CostedRows, reasons: NDArray[np.int64]) -> RowsTimedUnderOwnSplit:
+    some = costed.select_rows(np.flatnonzero(~np.isnan(costed.step_s)))
+    return RowsTimedUnderOwnSplit(some.table, some.step_s, reasons[some.rows] < 0)
 
 
-def _cut_rows(search: Search, space: SpaceCombinations) -> TimedRows:
+def _cut_rows(search: Search, space: SpaceCombinations) -> RowsTimedUnderOwnSplit:
     """Rows of a space that were cut as slower and are near the best, costed."""
     best, num_modes = best_fitting_rows(search.costed, search.reasons), len(space.recompute)
     degrees = np.flatnonzero(_like(space.degrees, best) & (space.degrees.pp > 1))
@@ -75,11 +75,11 @@ def _cut_rows(search: Search, space: SpaceCombinations) -> TimedRows:
     solves = (wanted & (kinds == "full")).any(axis=1)[:, None]
     reason = np.where(wanted | (is_legal & solves & np.isin(kinds, ("none", "full"))), -1, 0).reshape(-1)
     some = space.rows_of_degrees(degrees)
-    job = CheckedJob(search.workload, search.cluster, search.framework)
+    job = JobAndMachines(search.workload, search.cluster, search.framework)
     loads = routing_loads_by_ep(search.workload, some.degrees)
     checked = cost_rows(job, loads, some, reason, np.zeros(len(reason)), None, WorkerProcesses(1))
     of_wanted = np.flatnonzero(wanted.reshape(-1)[checked.costed.rows])
-    return _with_known_steps(checked.costed.take(of_wanted), checked.reason)
+    return _with_known_steps(checked.costed.select_rows(of_wanted), checked.reason)
 
 
 def _like(table: StrategyTable, best: StrategyTable) -> NDArray[np.bool_]:

@@ -11,21 +11,21 @@ import numpy as np
 
 from mofa.blocks.build import layer_kind
 from mofa.cost.block.host_clock import NEVER
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.rank_rules import host_waits_at_exchanges
-from mofa.cost.rows import LayerArrays, Rows
+from mofa.cost.rows import GatheredRows, LayerArrays
 from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.cost.step_time.micro_batch import MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.step import hop_seconds
-from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, LayerSplitProblem, ScheduleClock
+from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, LayerSplitProblem, ScheduleTimer
 from mofa.specs.params import layer_params, mtp_params
 
 MORE_RECOMPUTED = 2
 """Layers above those of an even chunk that may be recomputed of every chunk. [-]"""
 
 
-def split_of_strategy(estimator: Estimator) -> ChunkLayers:
+def split_of_strategy(estimator: TableEstimator) -> ChunkLayers:
     """The split that a strategy has: the table's only row."""
     layout, row = estimator.stages().split.layout, estimator.row_with_every_stage
     recomputed = int(row.table.recompute_layers[0]) if _recomputes_whole(row) else 0
@@ -33,7 +33,7 @@ def split_of_strategy(estimator: Estimator) -> ChunkLayers:
 
 
 def split_problem_of_strategy(
-    estimator: Estimator, limit_bytes: float, *, keep_recomputed: bool = False
+    estimator: TableEstimator, limit_bytes: float, *, keep_recomputed: bool = False
 ) -> LayerSplitProblem | None:
     """The problem of a strategy's split; None where there is nothing to deal out, or no option says how.
 
@@ -89,12 +89,12 @@ def split_problem_of_strategy(
     )  # fmt: skip
 
 
-def _recomputes_whole(rows: Rows) -> bool:
+def _recomputes_whole(rows: GatheredRows) -> bool:
     """Whether layers are recomputed whole: all of them, or the first of every chunk."""
     return rows.table.recompute_modes[int(rows.table.recompute[0])].kind == "full"
 
 
-def _pipeline(rows: Rows) -> ScheduleClock:
+def _pipeline(rows: GatheredRows) -> ScheduleTimer:
     """The clock of a strategy's schedule."""
     schedule, stages, m = rows.schedule_record, rows.stage_layers.stages, int(rows.num_micro_batches[0])
     if _has_formula(rows):
@@ -103,7 +103,9 @@ def _pipeline(rows: Rows) -> ScheduleClock:
     return LongestPaths(rows.schedule, runtime, stages.pp, stages.vpp, m, float(hop_seconds(rows)[0]), slowdown)
 
 
-def _seconds(rows: Rows, split: ChunkLayers, counts: IntA, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA, FloatA]:
+def _seconds(
+    rows: GatheredRows, split: ChunkLayers, counts: IntA, place: tuple[IntA, IntA]
+) -> tuple[FloatA, FloatA, FloatA]:
     """What a layer takes on each chunk by kind of computation, what predictions do, and what a chunk does besides.
 
     A chunk between the ends is like others, whatever it holds: what it does besides is the mean of these.
@@ -129,11 +131,11 @@ def _seconds(rows: Rows, split: ChunkLayers, counts: IntA, place: tuple[IntA, In
     return layer_s, prediction_s, np.maximum(besides, 0.0)
 
 
-def _has_formula(rows: Rows) -> bool:
+def _has_formula(rows: GatheredRows) -> bool:
     return rows.schedule_record.has_closed_form or rows.schedule_record.forwards_first
 
 
-def _chunk_seconds(rows: Rows, each: MicroBatchPasses) -> FloatA:
+def _chunk_seconds(rows: GatheredRows, each: MicroBatchPasses) -> FloatA:
     """What each kind of computation takes on each chunk of each rank. (C, pp, vpp) [s]"""
     forward_s, backward_s, weights_s = each.forward_s[0], each.backward_s[0], each.weights_s[0]
     if rows.schedule_record.defers_weight_gradients:
@@ -150,7 +152,7 @@ def _chunk_seconds(rows: Rows, each: MicroBatchPasses) -> FloatA:
     return np.stack([forward_s, backward_s, rested_s])
 
 
-def _layer_seconds(rows: Rows, layers: LayerArrays, each: MicroBatchPasses) -> FloatA:
+def _layer_seconds(rows: GatheredRows, layers: LayerArrays, each: MicroBatchPasses) -> FloatA:
     """What one more layer takes: forward, backward, and weights' part of it, or both where a stage had to wait.
 
     A host that is late in a layer counts where it begins with its device, behind each exchange, or waits for it in the
@@ -177,12 +179,12 @@ def _layer_seconds(rows: Rows, layers: LayerArrays, each: MicroBatchPasses) -> F
     return np.stack([forward_s, backward_s, both_s])
 
 
-def _of_row(rows: Rows, by_mode: FloatA) -> FloatA:
+def _of_row(rows: GatheredRows, by_mode: FloatA) -> FloatA:
     """A quantity of layers that are not recomputed whole and of those that are, of the only row. (kinds, 2)"""
     return np.stack([of[0] for of in rows.in_base_and_full_mode(by_mode)], axis=-1)
 
 
-def _bytes(rows: Rows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:
+def _bytes(rows: GatheredRows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA]:
     """What a layer keeps on each chunk, of all its micro-batches in flight, and what predictions do.
 
     What parameters take is as many bytes each of dense and of experts' ones as ranks' differences say.

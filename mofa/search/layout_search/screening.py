@@ -54,7 +54,7 @@ class LayoutContender:
         return min(self.screened_step_s, self.own_step_s if self.shape[-1] else math.inf)
 
 
-def contenders(search: Search, candidate_of_plan: Callable[[Plan], CandidatePlan]) -> list[LayoutContender]:
+def layout_contenders(search: Search, candidate_of_plan: Callable[[Plan], CandidatePlan]) -> list[LayoutContender]:
     """The plans of a search, and of each shape and recomputation the strategy with the shortest step beside them.
 
     Parameters
@@ -76,7 +76,7 @@ def contenders(search: Search, candidate_of_plan: Callable[[Plan], CandidatePlan
     out, seen = [], set()
 
     def candidate(i: int) -> CandidatePlan:
-        row = table.take(np.array([i]))
+        row = table.select_rows(np.array([i]))
         return CandidatePlan(search.workload, search.cluster, search.framework, row, loads, convention)
 
     for i in np.argsort(timed.step_s, kind="stable").tolist():
@@ -98,7 +98,7 @@ def contenders(search: Search, candidate_of_plan: Callable[[Plan], CandidatePlan
     return sorted(out, key=lambda each: each.own_step_s)
 
 
-def screen(
+def search_layouts_of_contenders(
     some: Sequence[LayoutContender], seconds: float, seconds_of_work: float, wanted: int, *, keep_recomputed: bool
 ) -> float:
     """Search the layouts of the contenders that may come among the best, until none is left or the time is over.

@@ -69,7 +69,7 @@ class _Search:
 
     def descend(self, split: ChunkLayers) -> ChunkLayers:
         """The split that moves of one layer lead to, counted."""
-        split, tried = descend(self.problem, split, self.most_tried)
+        split, tried = improved_split_and_num_tried(self.problem, split, self.most_tried)
         self.num_tried += tried
         return split
 
@@ -198,10 +198,12 @@ def improve_split_by_moves(problem: LayerSplitProblem, split: ChunkLayers) -> Ch
     Those that do not fit by memory that is linear in layers are not tried. It ends early where it has tried
     :data:`MOST_TRIED` chunks.
     """
-    return descend(problem, split)[0]
+    return improved_split_and_num_tried(problem, split)[0]
 
 
-def descend(problem: LayerSplitProblem, split: ChunkLayers, most_tried: int = MOST_TRIED) -> tuple[ChunkLayers, int]:
+def improved_split_and_num_tried(
+    problem: LayerSplitProblem, split: ChunkLayers, most_tried: int = MOST_TRIED
+) -> tuple[ChunkLayers, int]:
     """What :func:`improve_split_by_moves` gives, and how many chunks of splits it tried."""
     step_s = problem.step_s(split) if problem.splits_that_fit([split]) else math.inf
     tried = 0

@@ -20,8 +20,8 @@ ALL = -1
 """Number of recomputed layers of a chunk that stands for all of them. [-]"""
 
 
-class ScheduleClock(Protocol):
-    """The clock of a schedule."""
+class ScheduleTimer(Protocol):
+    """What times a schedule: its steps by durations of computations, and the paths that set them."""
 
     num_micro_batches: int
     num_computations: int
@@ -112,7 +112,7 @@ class LayerSplitProblem:
     least_layers: tuple[int, ...]
     least_recomputed: int
     most_recomputed: int
-    schedule_clock: ScheduleClock
+    schedule_clock: ScheduleTimer
 
     @property
     def num_layers(self) -> int:

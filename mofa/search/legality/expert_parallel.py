@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.search.legality.named_check import CheckedJob as CheckedJob
 from mofa.search.legality.named_check import FloatN, degrees_text, shortfall_to_multiple
+from mofa.search.legality.named_check import JobAndMachines as JobAndMachines
 from mofa.specs.strategy import MERGED_GROUPS, StrategyTable
 
 
-def experts_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
+def experts_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Experts by which a number of expert-parallel ranks misses; without experts there must be one. (n,)"""
     moe = job.workload.model.moe
     if moe is None:
@@ -22,7 +22,7 @@ def experts_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
     )
 
 
-def expert_sharding_ranks(job: CheckedJob, table: StrategyTable) -> NDArray[np.int64]:
+def expert_sharding_ranks(job: JobAndMachines, table: StrategyTable) -> NDArray[np.int64]:
     """The part of dp over which experts may be spread: each replica of torchtitan's holds all experts."""
     if not job.framework.traits.has_pytorch_modules:
         return table.dp
@@ -31,7 +31,7 @@ def expert_sharding_ranks(job: CheckedJob, table: StrategyTable) -> NDArray[np.i
     return np.asarray(table.dp // np.maximum(np.minimum(job.framework.dp_replicate, table.dp), 1))
 
 
-def expert_grid_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
+def expert_grid_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """GPUs by which ranks over which experts are spread miss a multiple of ep x etp. (n,)"""
     if job.workload.model.moe is None:
         return np.zeros(len(table))
@@ -40,7 +40,7 @@ def expert_grid_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.asarray(np.where(wanted > ranks, wanted - ranks, shortfall_to_multiple(ranks, wanted)))
 
 
-def rank_order_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
+def rank_order_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Ranks by which tp x cp misses ep x etp where a pipeline is numbered before data parallelism. (n,)
 
     Megatron-Core asks for the same pipeline groups and as many data-parallel ranks of experts as of all else
@@ -52,7 +52,7 @@ def rank_order_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.asarray(np.where(table.pp > 1, np.abs(table.tp * table.cp - of_experts), 0), dtype=float)
 
 
-def etp_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
+def etp_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Ranks by which the tensor parallelism of experts misses what the framework runs. (n,)"""
     moe = job.workload.model.moe
     if moe is None:
@@ -67,8 +67,9 @@ def etp_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.where(ok, 0.0, np.abs(table.etp - table.tp) + 0.0)
 
 
-def dispatcher_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
-    """DeepEP: Megatron's needs etp x ep above 1 (token_dispatcher.py), torchtitan's ep above 1 and etp 1."""
+def deepep_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
+    """How far a row is from what DeepEP needs: Megatron's etp x ep above 1 (token_dispatcher.py), torchtitan's ep above
+    1 and etp 1."""
     if job.framework.dispatcher != "deepep" or job.workload.model.moe is None:
         return np.zeros(len(table))
     if job.framework.traits.has_pytorch_modules:
@@ -76,15 +77,17 @@ def dispatcher_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.asarray(table.ep * table.etp == 1, dtype=float)
 
 
-def routed_copies_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
-    """Experts gather rows by index from the rank's own tokens alone."""
+def routed_copies_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
+    """Ranks above one over which experts are spread, where they gather rows by index: a rank has its own tokens
+    alone."""
     if job.framework.routed_copies != "index" or job.workload.model.moe is None:
         return np.zeros(len(table))
     return np.asarray((table.ep - 1) + (table.etp - 1), dtype=float)
 
 
-def balancing_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
-    """MicroMoE: replicas need an even number of EP groups to merge, and two experts a GPU (section 3)."""
+def token_scheduling_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
+    """How far a row is from what token scheduling (MicroMoE) needs: replicas need an even number of EP groups to merge,
+    and two experts a GPU (section 3)."""
     moe, fw = job.workload.model.moe, job.framework
     if moe is None or not fw.traits.schedules_replicas or fw.dispatcher != "alltoall" or not np.any(table.balancing):
         return np.asarray(table.balancing > 0, dtype=float)
@@ -96,13 +99,13 @@ def balancing_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.asarray(np.where(table.balancing > 0, np.maximum(shortfall, 0.0), 0.0))
 
 
-def why_replicas_cannot_be_scheduled(job: CheckedJob, table: StrategyTable) -> str | None:
+def why_replicas_cannot_be_scheduled(job: JobAndMachines, table: StrategyTable) -> str | None:
     """Why replicas of a row's experts cannot be scheduled, with values and what to change; None where they can.
 
     The row itself is without balancing; the words suit a user who did not ask for it by name.
     """
     moe, fw = job.workload.model.moe, job.framework
-    if not balancing_shortfall(job, replace(table, balancing=np.ones_like(table.balancing)))[0]:
+    if not token_scheduling_shortfall(job, replace(table, balancing=np.ones_like(table.balancing)))[0]:
         return None
     if moe is None or not fw.traits.schedules_replicas or fw.dispatcher != "alltoall":
         return (

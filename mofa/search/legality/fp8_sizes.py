@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mofa.search.legality.named_check import CheckedJob, FloatN, degrees_text
+from mofa.search.legality.named_check import FloatN, JobAndMachines, degrees_text
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -34,7 +34,7 @@ def _sizes(workload: WorkloadSpec, table: StrategyTable) -> Iterator[tuple[str, 
             yield "shared_hidden", model.moe.shared_hidden / table.tp, INNER
 
 
-def fp8_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
+def fp8_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Elements that the worst dimension lacks to a multiple of its unit; 0 where fp8 runs or is not asked for. (n,)"""
     short = np.zeros(len(table))
     if not job.workload.precision.fp8_recipe:
@@ -44,7 +44,7 @@ def fp8_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
     return short
 
 
-def fp8_message(job: CheckedJob, table: StrategyTable) -> str:
+def fp8_message(job: JobAndMachines, table: StrategyTable) -> str:
     """Message for a table of one row: the dimension that misses its unit by most, and what to do."""
     sizes = [(name, float(size[0]), unit) for name, size, unit in _sizes(job.workload, table)]
     name, size, unit = max(sizes, key=lambda size: -size[1] % size[2])

@@ -7,13 +7,13 @@ import numpy as np
 from mofa.cost.block.block_cost import unique_rows
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.schedules.order import ranks_of_stages
-from mofa.search.legality.named_check import BoolN, CheckedJob, FloatN, degrees_text
+from mofa.search.legality.named_check import BoolN, FloatN, JobAndMachines, degrees_text
 from mofa.specs.files import shown_value
 from mofa.specs.layouts.read import read_layout
 from mofa.specs.strategy import StrategyTable
 
 
-def layers_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
+def layers_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Layers that are missing for a chunk to have any, where the framework splits them. (n,)"""
     own = uses_framework_split(table)
     # the first chunk may hold the embedding alone, the last the head
@@ -32,7 +32,7 @@ def uses_framework_split(table: StrategyTable) -> BoolN:
     return np.array([not text for text in table.layouts])[table.layout]
 
 
-def num_refused_chunks(job: CheckedJob, table: StrategyTable) -> FloatN:
+def num_refused_chunks(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Chunks of a layout that the framework refuses."""
     refused = np.zeros(len(table))
     if not any(table.layouts):
@@ -42,7 +42,7 @@ def num_refused_chunks(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.asarray(np.array(of_each)[which])
 
 
-def _why_refused(job: CheckedJob, table: StrategyTable, i: int) -> str | None:
+def _why_refused(job: JobAndMachines, table: StrategyTable, i: int) -> str | None:
     """Why the framework refuses a row's layout, in words; None where it does not."""
     text, model, traits = table.layout_of(i), job.workload.model, job.framework.traits
     if not text:
@@ -61,7 +61,7 @@ def _why_refused(job: CheckedJob, table: StrategyTable, i: int) -> str | None:
     return None
 
 
-def too_many_chunks_message(job: CheckedJob, table: StrategyTable) -> str:
+def too_many_chunks_message(job: JobAndMachines, table: StrategyTable) -> str:
     """Words for a row of too many chunks."""
     needs = "lower one of them"
     if job.framework.traits.takes_layouts:
@@ -69,7 +69,7 @@ def too_many_chunks_message(job: CheckedJob, table: StrategyTable) -> str:
     return f"{degrees_text(table, 'pp', 'vpp')} leaves a chunk of {job.workload.model.num_layers} layers empty; {needs}"
 
 
-def refused_layout_message(job: CheckedJob, table: StrategyTable) -> str:
+def refused_layout_message(job: JobAndMachines, table: StrategyTable) -> str:
     """Words for a row whose layout is refused."""
     text = shown_value(table.layout_of(0), 60)
     return f"{job.framework.name}: layout {text} with {degrees_text(table, 'pp', 'vpp')}: {_why_refused(job, table, 0)}"

@@ -14,14 +14,14 @@ from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import context_parallel_excess, context_parallel_message
 from mofa.search.legality.expert_overlap import expert_overlap_message, expert_overlap_shortfall
 from mofa.search.legality.expert_parallel import (
-    balancing_shortfall,
-    dispatcher_shortfall,
+    deepep_shortfall,
     etp_shortfall,
     expert_grid_shortfall,
     expert_sharding_ranks,
     experts_shortfall,
     rank_order_shortfall,
     routed_copies_shortfall,
+    token_scheduling_shortfall,
 )
 from mofa.search.legality.fp8_sizes import fp8_message, fp8_shortfall
 from mofa.search.legality.graph_capture_check import graph_capture_message, graph_capture_shortfall
@@ -31,7 +31,6 @@ from mofa.search.legality.layers import (
     refused_layout_message,
     too_many_chunks_message,
 )
-from mofa.search.legality.named_check import CheckedJob as CheckedJob
 from mofa.search.legality.named_check import (
     FloatN,
     LegalityCheck,
@@ -39,6 +38,7 @@ from mofa.search.legality.named_check import (
     micro_batches_per_step,
     shortfall_to_multiple,
 )
+from mofa.search.legality.named_check import JobAndMachines as JobAndMachines
 from mofa.search.legality.recompute_modes import recompute_message, recompute_shortfall
 from mofa.search.legality.step_length import step_length_excess, step_length_message
 from mofa.search.space import SpaceCombinations
@@ -46,14 +46,14 @@ from mofa.specs.strategy import MERGED_GROUPS, StrategyTable
 from mofa.specs.strategy_defaults import default_zero_stage
 
 
-def _gpus(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _gpus(job: JobAndMachines, table: StrategyTable) -> FloatN:
     ranks = table.tp * table.cp * table.pp
     return np.where(
         ranks > job.cluster.num_gpus, ranks - job.cluster.num_gpus, shortfall_to_multiple(job.cluster.num_gpus, ranks)
     )
 
 
-def _heads(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _heads(job: JobAndMachines, table: StrategyTable) -> FloatN:
     a = job.workload.model.attention
     shortfall = shortfall_to_multiple(a.num_heads, table.tp)
     if job.framework.traits.has_pytorch_modules:  # heads are views of what a rank has (model.py)
@@ -71,7 +71,7 @@ def _heads(job: CheckedJob, table: StrategyTable) -> FloatN:
     return shortfall
 
 
-def _widths(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _widths(job: JobAndMachines, table: StrategyTable) -> FloatN:
     model = job.workload.model
     shortfall = np.zeros(len(table))
     if model.num_dense_layers:
@@ -85,7 +85,7 @@ def _widths(job: CheckedJob, table: StrategyTable) -> FloatN:
     return shortfall
 
 
-def _sp(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _sp(job: JobAndMachines, table: StrategyTable) -> FloatN:
     asked = (
         job.framework.tp_overlap or job.framework.traits.needs_sequence_parallel
     )  # Megatron-LM, training/arguments.py
@@ -94,7 +94,7 @@ def _sp(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.asarray((table.tp > 1) & ~table.sp, dtype=float)
 
 
-def _tp_overlap(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _tp_overlap(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Megatron-Core turns the overlap off under latent attention, whose linears have no user buffers (megatron_core
     0.16.1, extensions/transformer_engine.py)."""
     if not job.framework.tp_overlap or not job.workload.model.attention_kind.megatron.has_latents:
@@ -102,7 +102,7 @@ def _tp_overlap(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.asarray(table.tp > 1, dtype=float)
 
 
-def _sequence(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _sequence(job: JobAndMachines, table: StrategyTable) -> FloatN:
     seq = job.workload.batch.seq_len
     unit = np.where(table.cp > 1, 2 * table.cp, 1) * np.where(table.sp, table.tp, 1)
     if job.framework.traits.has_pytorch_modules:
@@ -110,15 +110,15 @@ def _sequence(job: CheckedJob, table: StrategyTable) -> FloatN:
     return shortfall_to_multiple(seq, unit)
 
 
-def _cp(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _cp(job: JobAndMachines, table: StrategyTable) -> FloatN:
     return context_parallel_excess(job.workload.model, job.framework, table)
 
 
-def _batch(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _batch(job: JobAndMachines, table: StrategyTable) -> FloatN:
     return shortfall_to_multiple(job.workload.batch.global_batch, table.dp * table.micro_batch)
 
 
-def _interleaving(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _interleaving(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Micro-batches by which rounds miss: Megatron's have pp each; PyTorch's are ``max(1, m // pp)`` of equal
     length."""
     m = micro_batches_per_step(job, table)
@@ -130,7 +130,7 @@ def _interleaving(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.where(chunks > 1, np.where((table.pp > 1) & (table.vpp == chunks), 0.0, 1.0), shortfall)
 
 
-def _schedule(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _schedule(job: JobAndMachines, table: StrategyTable) -> FloatN:
     records = tuple(SCHEDULES.values())
     offered = [s for s in records if job.framework.traits.has_pytorch_modules or s.runs_in_megatron]
     # DeepSpeed's pipeline engine has no other than TrainSchedule (runtime/pipe/schedule.py), its splits no chunks
@@ -145,7 +145,7 @@ def _schedule(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.asarray(~ok, dtype=float)
 
 
-def _zero(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _zero(job: JobAndMachines, table: StrategyTable) -> FloatN:
     if job.framework.data_parallel == "ddp":
         ok = table.zero == 0
         if job.framework.traits.has_pytorch_modules:
@@ -161,7 +161,7 @@ def _zero(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.asarray(~ok, dtype=float)
 
 
-def _titan(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _titan(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """torchtitan's expert parallelism needs a sharded grid (parallel_dims.py), its replicas must divide dp."""
     if not job.framework.traits.has_pytorch_modules:
         return np.zeros(len(table))
@@ -169,25 +169,25 @@ def _titan(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.maximum(shortfall, shortfall_to_multiple(table.dp, np.full_like(table.dp, job.framework.dp_replicate)))
 
 
-def _fsdp1(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _fsdp1(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """FSDP1 alone: one group shards everything."""
     if not job.framework.traits.has_one_shard_group:
         return np.zeros(len(table))
     return np.asarray(np.maximum(table.tp * table.pp * table.cp * table.ep - 1, table.zero != 3), dtype=float)
 
 
-def _mtp(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _mtp(job: JobAndMachines, table: StrategyTable) -> FloatN:
     layers = job.workload.model.num_mtp_layers if job.framework.traits.has_pytorch_modules else 0
     return np.full(len(table), float(layers))
 
 
-def _rotary(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _rotary(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Refuses eager rotary embeddings of attention under Transformer Engine where they have no tape."""
     eager = job.framework.layers == "transformer-engine" and not job.framework.fused_rope
     return np.full(len(table), float(eager and not job.workload.model.attention_kind.megatron.has_eager_rotation))
 
 
-def _tied(job: CheckedJob, table: StrategyTable) -> FloatN:
+def _tied(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Tied embeddings: a stage of torchtitan is a module that must have both weights (qwen3/model/model.py,
     init_weights)."""
     if not job.framework.traits.has_pytorch_modules or not job.workload.model.tied_embeddings:
@@ -195,14 +195,14 @@ def _tied(job: CheckedJob, table: StrategyTable) -> FloatN:
     return np.asarray(table.pp - 1, dtype=float)
 
 
-def _of_replicas(job: CheckedJob) -> str:
+def _of_replicas(job: JobAndMachines) -> str:
     """Words after dp where replicas do not count."""
     fw = job.framework
     replicated = fw.traits.has_pytorch_modules and (fw.dp_replicate > 1 or fw.data_parallel == "ddp")
     return " (without replicas)" if replicated else ""
 
 
-def _of_deepspeed(job: CheckedJob) -> str:
+def _of_deepspeed(job: JobAndMachines) -> str:
     """Words after the framework's name where DeepSpeed's pipeline engine decides its schedules."""
     fw = job.framework
     options = {"deepspeed": fw.deepspeed, "splits_layers": "" if fw.splits_layers == "even" else fw.splits_layers}
@@ -210,7 +210,7 @@ def _of_deepspeed(job: CheckedJob) -> str:
     return f" with {said} (1f1b alone, vpp 1)" if said else ""
 
 
-def _what_of_zero(job: CheckedJob, table: StrategyTable) -> str:
+def _what_of_zero(job: JobAndMachines, table: StrategyTable) -> str:
     """What to do about a ZeRO stage, in words."""
     alone = job.framework.data_parallel == "ddp" and job.framework.traits.has_pytorch_modules
     if alone and int(table.tp[0] * table.pp[0] * table.cp[0]) > 1:
@@ -218,19 +218,19 @@ def _what_of_zero(job: CheckedJob, table: StrategyTable) -> str:
     return "leave zero out"
 
 
-def _what_wants_sp(job: CheckedJob) -> str:
+def _what_wants_sp(job: JobAndMachines) -> str:
     """What needs sequence parallelism under a tensor-parallel degree, in words."""
     if job.framework.traits.needs_sequence_parallel:
         return ""
     return "tp_overlap under " if job.framework.tp_overlap else "experts under "
 
 
-def _unpadded(job: CheckedJob) -> str:
+def _unpadded(job: JobAndMachines) -> str:
     """A vocabulary that the framework does not pad, in words."""
     return f" and the vocabulary ({job.workload.model.vocab})" if job.framework.vocab_divisor == 1 else ""
 
 
-def _round_length(job: CheckedJob, table: StrategyTable) -> str:
+def _round_length(job: JobAndMachines, table: StrategyTable) -> str:
     """What the micro-batches of an interleaved pipeline must be a multiple of, in words."""
     if not job.framework.traits.has_pytorch_modules:
         return degrees_text(table, "pp")
@@ -277,7 +277,7 @@ CHECKS: tuple[LegalityCheck, ...] = (
         f"{j.framework.name}: rank_order {j.framework.rank_order} with {degrees_text(t, 'pp')} needs as many ranks of "
         f"{degrees_text(t, 'tp', 'cp')} as of {'ep x etp' if j.workload.model.moe else 'tp'}; "
         f"{'set ep x etp to tp x cp' if j.workload.model.moe else 'set cp=1'}, or leave rank_order out")),
-    LegalityCheck("dispatcher", "ranks", dispatcher_shortfall, lambda j, t: (
+    LegalityCheck("dispatcher", "ranks", deepep_shortfall, lambda j, t: (
         f"{j.framework.name}: dispatcher deepep does not run with {degrees_text(t, 'ep', 'etp')}; "
         f"{'it needs ep above 1 and etp 1' if j.framework.traits.has_pytorch_modules else 'raise ep'}")),
     LegalityCheck("expert_overlap", "conditions", expert_overlap_shortfall, expert_overlap_message,
@@ -315,7 +315,7 @@ CHECKS: tuple[LegalityCheck, ...] = (
     LegalityCheck("routed_copies", "ranks", routed_copies_shortfall, lambda j, t: (
         f"routed_copies: index (MoEBlaze) gathers a rank's own tokens: {degrees_text(t, 'ep', 'etp')} must be 1; set "
         "them to 1 or leave it out")),
-    LegalityCheck("balancing", "GPUs", balancing_shortfall, lambda j, t: (
+    LegalityCheck("balancing", "GPUs", token_scheduling_shortfall, lambda j, t: (
         f"balancing micro_moe needs experts, framework megatron with dispatcher alltoall, {degrees_text(t, 'ep')} of "
         f"at least 2 and at most half the experts, and an even number of EP groups: "
         f"{degrees_text(t, 'tp', 'cp', 'dp')} a multiple of {MERGED_GROUPS} x {degrees_text(t, 'ep', 'etp')}; "
@@ -333,7 +333,7 @@ class FailedChecks:
 
 
 def check_strategies(
-    job: CheckedJob, table: StrategyTable | SpaceCombinations, except_checks: tuple[str, ...] = ()
+    job: JobAndMachines, table: StrategyTable | SpaceCombinations, except_checks: tuple[str, ...] = ()
 ) -> FailedChecks:
     """Apply all checks ``except_checks`` those of some names. Of combinations, most checks read the degrees alone."""
     degrees = table if isinstance(table, StrategyTable) else table.degrees
@@ -345,7 +345,7 @@ def check_strategies(
 
 
 def _check(
-    job: CheckedJob, every_row: StrategyTable | SpaceCombinations, rows: NDArray[np.intp], but: tuple[str, ...],
+    job: JobAndMachines, every_row: StrategyTable | SpaceCombinations, rows: NDArray[np.intp], but: tuple[str, ...],
     reason: NDArray[np.int64], shortfall: FloatN,
 ) -> None:  # fmt: skip
     """The checks of ``rows`` that choose the same options of the framework, put where these are. (degrees, modes)"""
@@ -382,10 +382,10 @@ def _check(
 
 def _degrees_of(table: StrategyTable | SpaceCombinations, rows: NDArray[np.intp]) -> StrategyTable | SpaceCombinations:
     """Some degrees, of combinations in all modes."""
-    return table.take(rows) if isinstance(table, StrategyTable) else table.rows_of_degrees(rows)
+    return table.select_rows(rows) if isinstance(table, StrategyTable) else table.rows_of_degrees(rows)
 
 
-def _shortfall(rule: LegalityCheck, job: CheckedJob, table: StrategyTable | SpaceCombinations) -> FloatN:
+def _shortfall(rule: LegalityCheck, job: JobAndMachines, table: StrategyTable | SpaceCombinations) -> FloatN:
     """By how much each row misses. (degrees, modes), or (degrees, 1) where modes do not matter"""
     if isinstance(table, StrategyTable):
         return rule.shortfall(job, table)[:, None]

@@ -25,15 +25,15 @@ class LegalityCheck:
 
     reason: str
     unit: str
-    shortfall: Callable[[CheckedJob, StrategyTable], FloatN]
-    message: Callable[[CheckedJob, StrategyTable], str]
+    shortfall: Callable[[JobAndMachines, StrategyTable], FloatN]
+    message: Callable[[JobAndMachines, StrategyTable], str]
     """Message for a table of one row: what is wrong, with values, and what to do."""
     depends_on_recompute_mode: bool = False
     """Whether it depends on the recomputation mode."""
 
 
 @dataclass(frozen=True)
-class CheckedJob:
+class JobAndMachines:
     """The job and machines that strategies are checked against."""
 
     workload: WorkloadSpec
@@ -42,7 +42,7 @@ class CheckedJob:
     counts_gpus_by_row: bool = False
     """Whether each strategy has the GPUs that its degrees make, of which the cluster's are the most."""
 
-    def with_options(self, options: FrameworkOptions) -> CheckedJob:
+    def with_options(self, options: FrameworkOptions) -> JobAndMachines:
         """The job with the framework's options that some strategies choose."""
         return replace(self, framework=self.framework.with_options(options))
 
@@ -66,7 +66,7 @@ def shortfall_to_multiple(value: FloatN | NDArray[np.int64] | int, divisor: NDAr
     return np.asarray(-np.asarray(value) % np.maximum(divisor, 1), dtype=float)
 
 
-def micro_batches_per_step(job: CheckedJob, table: StrategyTable) -> NDArray[np.int64]:
+def micro_batches_per_step(job: JobAndMachines, table: StrategyTable) -> NDArray[np.int64]:
     """Micro-batches of a step on each pipeline. (n,)"""
     return np.asarray(job.workload.batch.global_batch // np.maximum(table.dp * table.micro_batch, 1))
 

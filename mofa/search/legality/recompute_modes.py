@@ -10,15 +10,15 @@ from mofa.blocks.frameworks.recompute import why_unsupported
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.search.legality.layers import uses_framework_split
 from mofa.search.legality.named_check import BoolN, FloatN, degrees_text
-from mofa.search.legality.named_check import CheckedJob as CheckedJob
+from mofa.search.legality.named_check import JobAndMachines as JobAndMachines
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 
 
-def _unsupported(job: CheckedJob, spec: RecomputeSpec) -> str | None:
+def _unsupported(job: JobAndMachines, spec: RecomputeSpec) -> str | None:
     return why_unsupported(job.framework, spec, job.workload.model, job.workload.precision.fp8_recipe)
 
 
-def recompute_shortfall(job: CheckedJob, table: StrategyTable) -> FloatN:
+def recompute_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Rows whose recomputation the framework refuses, or that recompute more layers than a chunk has. (n,)"""
 
     def refused(specs: Iterable[RecomputeSpec]) -> BoolN:
@@ -59,13 +59,13 @@ def _defers_weight_gradients(table: StrategyTable) -> BoolN:
     return np.array([s.defers_weight_gradients for s in SCHEDULES.values()])[table.schedule]
 
 
-def _once_only(job: CheckedJob, spec: RecomputeSpec) -> bool:
+def _once_only(job: JobAndMachines, spec: RecomputeSpec) -> bool:
     """Whether a recomputation cannot be repeated for each deferred weight gradient, or is not known to be
     repeatable."""
     return spec.kind == "ops" or (spec.kind != "none" and job.framework.compile)
 
 
-def recompute_message(job: CheckedJob, table: StrategyTable) -> str:
+def recompute_message(job: JobAndMachines, table: StrategyTable) -> str:
     """Why a row's recomputation is refused, and what to do."""
     spec = table.recompute_modes[int(table.recompute[0])]
     if (why := _unsupported(job, spec.of_layers(int(table.recompute_layers[0])))) is not None:

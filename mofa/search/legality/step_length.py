@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
-from mofa.search.legality.named_check import CheckedJob, FloatN, degrees_text, micro_batches_per_step
+from mofa.search.legality.named_check import FloatN, JobAndMachines, degrees_text, micro_batches_per_step
 from mofa.specs.strategy import StrategyTable
 
 MOST_COMPUTATIONS = 400_000
@@ -19,18 +19,18 @@ _MOST = np.array(
 _SPLITS = np.array([SCHEDULES[name].defers_weight_gradients for name in SCHEDULE_NAMES])
 
 
-def computations_per_step(job: CheckedJob, table: StrategyTable) -> FloatN:
+def computations_per_step(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Forwards and backwards of a step on all ranks of a pipeline; split backwards count twice. (n,)"""
     parts = np.where(_SPLITS[table.schedule], 3.0, 2.0)
     return np.asarray(parts * table.pp * table.vpp * micro_batches_per_step(job, table), dtype=float)
 
 
-def step_length_excess(job: CheckedJob, table: StrategyTable) -> FloatN:
+def step_length_excess(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Computations beyond what is played. (n,)"""
     return np.asarray(np.maximum(computations_per_step(job, table) - _MOST[table.schedule], 0.0), dtype=float)
 
 
-def step_length_message(job: CheckedJob, table: StrategyTable) -> str:
+def step_length_message(job: JobAndMachines, table: StrategyTable) -> str:
     """Words for a row whose step is too long."""
     return (
         f"{int(micro_batches_per_step(job, table)[0]):,} micro-batches over {degrees_text(table, 'pp', 'vpp')} are "

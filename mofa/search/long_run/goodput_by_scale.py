@@ -14,7 +14,7 @@ from mofa.plan.result import Plan
 from mofa.plan.summaries import FrameworkSummary, WorkloadSummary
 from mofa.search.entry_points import find_plans
 from mofa.search.goodput import LongRunObjective
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.long_run.fewer_nodes import (
     FewerNodesOfPlan,
     FewerNodesReplanned,
@@ -96,7 +96,7 @@ def goodput_by_scale(
     NothingFits
         If no number has a plan.
     """
-    lacks = LongRunObjective(workload, cluster, framework, faults).missing()
+    lacks = LongRunObjective(workload, cluster, framework, faults).unknown_figures()
     if "ettr" in lacks:
         raise SpecError(f"{faults.name}: {lacks['ettr']}")
     points, stands = [], []
@@ -167,10 +167,10 @@ def _replicable(
     if not report.report.plans:
         return None, f"nothing fits {_gpus(machines)}"
     fits = np.flatnonzero(report.reasons[report.costed.rows] < 0)
-    table = report.costed.table.take(fits)
+    table = report.costed.table.select_rows(fits)
     for larger_job, larger in reversed(job_at[1:]):
         wider = replace(table, dp=table.dp * larger.num_gpus // machines.num_gpus)
-        runs = fits[check_strategies(CheckedJob(larger_job, larger, framework), wider).reason < 0]
+        runs = fits[check_strategies(JobAndMachines(larger_job, larger, framework), wider).reason < 0]
         if len(runs):
             best = runs[np.argmin(report.costed.step_s[runs])]
             strategy = report.costed.table.row(int(best), framework.name)

@@ -106,7 +106,7 @@ def find_long_runs(
     first = faults.spares or 0
     judge = LongRunObjective(workload, without_spares(cluster, first, faults.name), framework, faults, objective, first)
     judge.refuse_unknown_objective()
-    alone = faults.spares is not None or set(FIGURES) <= set(judge.missing())
+    alone = faults.spares is not None or set(FIGURES) <= set(judge.unknown_figures())
     again = replay and not alone  # then the plans of these searches are made anew, with their bands
     # numbers of spares are scouted near the shortest steps, which may not be those of the best runs
     of_first = options if alone else {**options, "every_row": True}
@@ -370,7 +370,7 @@ def _whole_cluster(
     """The search as one of the whole cluster, with the long-run figures of every plan."""
     report = search.report
     by = {"tokens": "effective_tokens_per_s_per_gpu"}.get(objective, objective)
-    known = "ettr" not in judge.missing()
+    known = "ettr" not in judge.unknown_figures()
     described = f"{by}, over the whole run with its failures" if known else "tokens_per_s_per_gpu"
     profile = judge.faults.name if judge.faults.reliability is not None else "none with reliability"
     defaults = {**report.defaults, "objective": described, "fault profile": profile}

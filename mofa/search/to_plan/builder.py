@@ -14,7 +14,7 @@ import numpy as np
 from mofa.blocks.fp8 import formats_of_layer_products
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.kernels.topology import NodeSizes, process_groups
 from mofa.cost.libraries import fractions_on_layer_library
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
@@ -137,10 +137,10 @@ class CandidatePlan:
         return row.common_options, row.recompute_modes, row.layouts, row.option_sets
 
     @cached_property
-    def estimator(self) -> Estimator:
+    def estimator(self) -> TableEstimator:
         """The estimator of its costs."""
         workload, cluster, framework, row = self.job
-        return Estimator(workload, cluster, framework, row, self.loads)
+        return TableEstimator(workload, cluster, framework, row, self.loads)
 
     @cached_property
     def _with_other_layers(self) -> CandidatePlan | None:

@@ -10,7 +10,7 @@ from mofa.units import format_seconds
 def graph_notes(cluster: ClusterSpec, framework: FrameworkSpec) -> tuple[str, ...]:
     """Notes on a plan with graphs: what of it no run of ours has shown, and what its memory counts."""
     graphs = framework.graphs
-    if not graphs.on:
+    if not graphs.captures_any:
         return ()
     launch = cluster.gpu.curves.host.graph_launch_s
     said = (

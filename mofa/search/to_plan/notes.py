@@ -109,7 +109,7 @@ def untested_option_notes(
         notes.append(f"dispatcher deepep: its rate inside a node is {said}; --without dispatcher leaves it out")
     if framework.optimizer_offload:
         notes.append(_offload_note(workload, cluster, framework))
-    if framework.offload.on:
+    if framework.offload.offloads_any:
         link = cluster.gpu.host_link_bytes_per_s
         notes.append(
             f"activation_offload {framework.activation_offload}: each GPU has its link to the host to itself "

@@ -10,7 +10,7 @@ from mofa.plan.memory import LiveTensors, Memory, MemoryCurve, OutOfMemory, Rank
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mofa.cost.estimate import Estimator
+    from mofa.cost.estimate import TableEstimator
     from mofa.replay.allocator.timeline import LiveTensor
     from mofa.replay.memory.rank_memory import ReplayedRankMemory
     from mofa.replay.memory_curve import MemoryOverTime
@@ -73,7 +73,7 @@ def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
     return StageRanks(emptiest=few, fullest=many, tokens_over_mean=replayer.tokens_over_mean_by_rank(stage))
 
 
-def emptiest_and_fullest_expert_rank(estimator: Estimator) -> ExpertRankRange | None:
+def emptiest_and_fullest_expert_rank(estimator: TableEstimator) -> ExpertRankRange | None:
     """The emptiest and the fullest expert-parallel rank of one strategy, in closed form; None where all are alike."""
     ep = int(estimator.table.ep[0])
     least = estimator.loads.with_memory_of_emptiest_rank(ep) if int(estimator.table.balancing[0]) == 0 else None

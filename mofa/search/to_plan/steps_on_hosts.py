@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.plan.result import Plan
 from mofa.search.to_plan.builder import CandidatePlan
 from mofa.search.to_plan.step_band import cluster_with_fast_and_slow_host
@@ -38,7 +38,7 @@ def _cost_together(alike: Sequence[CandidatePlan]) -> None:
     if hosts is None:  # the host is known
         return
     table = StrategyTable.concatenated([candidate.job[3] for candidate in alike])
-    estimator = Estimator(workload, cluster, framework, table, alike[0].loads)
+    estimator = TableEstimator(workload, cluster, framework, table, alike[0].loads)
     for machines in (cluster, *hosts):
         own = estimator if machines is cluster else estimator.on_hosts_of(machines)
         exposed, _ = own.component_seconds()

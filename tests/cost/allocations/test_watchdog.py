@@ -9,7 +9,7 @@ import pytest
 from mofa.cost.allocations.watchdog import QUEUE, BlockPassTime, Shelf
 from mofa.cost.memory.peak import stage_peak_bytes
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.from_estimator import composed_row, describe_ranks
+from mofa.replay.rank.from_estimator import describe_ranks, gathered_row_of_strategy
 from tests.replay.runs import load
 
 RUN = "te2-tp2-llama8b-10l-blockwise"
@@ -40,7 +40,7 @@ def test_what_a_run_allocates_with_it() -> None:
 
 
 def test_the_closed_form_follows() -> None:
-    some = composed_row(load(RUN).estimator)
+    some = gathered_row_of_strategy(load(RUN).estimator)
     (rank,) = describe_ranks(load(RUN).estimator)
     played, closed = play_memory(rank), stage_peak_bytes(some)
     assert float(closed.allocated[0, 0]) == pytest.approx(played.allocated, rel=0.015)

@@ -15,8 +15,8 @@ import pytest
 
 from mofa.blocks.tapes import BlockTapes
 from mofa.blocks.work import HostSync, MemoryBound
-from mofa.cost.block.durations import Machine, device_seconds
-from mofa.cost.estimate import Estimator
+from mofa.cost.block.durations import OpTimingMachine, device_seconds
+from mofa.cost.estimate import TableEstimator
 from mofa.measure.records import read_record
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.validate.hosts import read_machine_hosts
@@ -26,7 +26,7 @@ REFERENCES = Path(__file__).parents[3] / "reference_runs"
 
 
 @cache
-def estimator(id: str) -> Estimator:
+def estimator(id: str) -> TableEstimator:
     """Of a measured run, as it ran."""
     folder = REFERENCES / "measured"
     record = read_record(folder / f"{id}.yaml")
@@ -43,7 +43,7 @@ def kernels(id: str, name: str) -> list[float]:
     return [took * 1e-6 for _, kernel, _, took in found if re.search(name, kernel)]
 
 
-def block(id: str, kind: str) -> tuple[BlockTapes, Machine]:
+def block(id: str, kind: str) -> tuple[BlockTapes, OpTimingMachine]:
     costs = estimator(id).parts[0].costs
     (found,) = (tapes for name, tapes in costs.tapes.items() if str(name).startswith(kind))
     return found, costs.machine

@@ -15,7 +15,7 @@ from mofa.blocks.build import CostedLayerKind, layer_tapes
 from mofa.blocks.context import Primitives
 from mofa.blocks.frameworks.megatron.local import PRIMITIVES as LOCAL
 from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
-from mofa.cost.block.durations import Machine, device_seconds_array
+from mofa.cost.block.durations import OpTimingMachine, device_seconds_array
 from mofa.specs.load import load_cluster
 from tests.blocks.small import context, framework, llama
 
@@ -36,7 +36,7 @@ def microseconds(
         for op in (*tapes.forward.ops, *tapes.backward.ops)
         if "norm" in op.name or "rope" in op.name or op.name == "q.reshape"
     )
-    found = device_seconds_array(ops, Machine(load_cluster("h200-hgx", num_gpus=2), {}, spec, 1))[:, 0]
+    found = device_seconds_array(ops, OpTimingMachine(load_cluster("h200-hgx", num_gpus=2), {}, spec, 1))[:, 0]
     return {op.name: 1e6 * float(s) for op, s in zip(ops, found, strict=True)}
 
 

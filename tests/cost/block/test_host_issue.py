@@ -9,7 +9,7 @@ import pytest
 
 from mofa.blocks.op import Op
 from mofa.blocks.work import Attention, Collective, Gemm, MemoryBound
-from mofa.cost.block.durations import Machine, device_seconds_array
+from mofa.cost.block.durations import OpTimingMachine, device_seconds_array
 from mofa.cost.block.host_issue import issue_seconds_array
 from tests.blocks.roles import as_named
 from tests.cost.toy import alike, cluster, framework, with_facts
@@ -30,7 +30,7 @@ def issued(*ops: Op, name: str = "torchtitan") -> list[float]:
     one = cluster(1)
     host = with_facts(one.gpu.curves.host, **{name: value * 1e-6 for name, value in FACTS.items()})
     gpu = one.gpu.model_copy(update={"curves": one.gpu.curves.model_copy(update={"host": host})})
-    machine = Machine(one.model_copy(update={"gpu": gpu}), {}, framework(name), 1)
+    machine = OpTimingMachine(one.model_copy(update={"gpu": gpu}), {}, framework(name), 1)
     return [float(v) * 1e6 for v in issue_seconds_array(ops, machine)[:, 0]]
 
 
@@ -152,7 +152,7 @@ def test_all_wait_for_the_slowest_host() -> None:
         apart = machines.model_copy(update={"gpu": gpu})
         ops = (op("wq", Gemm(64, 64, 64)), op("fc1.accumulate", launches=2.0))
         every = [
-            issue_seconds_array(ops, Machine(some, {}, framework("megatron-local"), 1))[:, 0]
+            issue_seconds_array(ops, OpTimingMachine(some, {}, framework("megatron-local"), 1))[:, 0]
             for some in (apart, alike(apart))
         ]
         spread[num] = every[0] / every[1]
@@ -172,7 +172,9 @@ def test_all_wait_for_the_slowest_gpu() -> None:
     ]
     ops = (op("wq", Gemm(8192, 8192, 8192)), op("copy", MemoryBound(1e9)))
     alike, apart = (
-        device_seconds_array(ops, Machine(four.model_copy(update={"gpu": gpu}), {}, framework("megatron"), 1))[:, 0]
+        device_seconds_array(ops, OpTimingMachine(four.model_copy(update={"gpu": gpu}), {}, framework("megatron"), 1))[
+            :, 0
+        ]
         for gpu in gpus
     )
     assert apart / alike == pytest.approx([1 + 0.02 * 1.05, 1.0], rel=1e-3)

@@ -14,7 +14,7 @@ import pytest
 
 from mofa.blocks.hooks import num_saved_tensors
 from mofa.blocks.tapes import BlockTapes
-from mofa.cost.block.durations import Machine
+from mofa.cost.block.durations import OpTimingMachine
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.files import load_yaml
@@ -55,7 +55,7 @@ def layer_s(kind: str, *parts: str) -> float:
 
 
 @cache
-def block(kind: str) -> tuple[BlockTapes, Machine]:
+def block(kind: str) -> tuple[BlockTapes, OpTimingMachine]:
     """The layer of a run, on that host."""
     runs = {run.id: run for run in load_runs(ROOT / "reference_runs" / "plans" / "host-layers.yaml")}
     workload, cluster, framework, strategy = resolve_run(runs[run_of(kind, 4)])

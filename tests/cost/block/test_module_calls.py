@@ -12,7 +12,7 @@ import pytest
 from mofa.blocks.backward import Recompute
 from mofa.blocks.op import Op, Tape, TimedModuleCall
 from mofa.blocks.work import Collective, Gemm, GroupedGemm, MemoryBound
-from mofa.cost.block.durations import Machine
+from mofa.cost.block.durations import OpTimingMachine
 from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.specs.base import Fact
 from mofa.specs.host import MODULES, ModuleCallTime, SmallLayerTime
@@ -37,13 +37,13 @@ def calls_of(each: dict[str, tuple[float, float, float, float]]) -> dict[str, Mo
     }
 
 
-def machine(each: dict[str, tuple[float, float, float, float]], name: str = "megatron") -> Machine:
+def machine(each: dict[str, tuple[float, float, float, float]], name: str = "megatron") -> OpTimingMachine:
     """A host that takes no time but 5 us an op, 100 a checkpoint, and the modules'."""
     one = silent_host(cluster(1)).on_shared_hosts()
     host = with_facts(one.gpu.curves.host, eager_op_s=5e-6, linear_op_s=5e-6, checkpoint_s=100e-6)
     curves = one.gpu.curves.model_copy(update={"host": host.model_copy(update={"modules": calls_of(each)})})
     gpu = one.gpu.model_copy(update={"curves": curves})
-    return Machine(one.model_copy(update={"gpu": gpu}), {}, framework(name), 1)
+    return OpTimingMachine(one.model_copy(update={"gpu": gpu}), {}, framework(name), 1)
 
 
 def issued(ops: tuple[Op, ...], each: dict[str, tuple[float, float, float, float]]) -> list[float]:

@@ -6,7 +6,7 @@ import pytest
 
 from mofa.blocks.build import CostedLayerKind, layer_tapes
 from mofa.blocks.frameworks.megatron.local import PRIMITIVES
-from mofa.cost.block.durations import Machine, device_seconds_array
+from mofa.cost.block.durations import OpTimingMachine, device_seconds_array
 from mofa.cost.provenance import memory_bound_op_names
 from mofa.measure.records import read_record
 from mofa.specs.load import load_cluster
@@ -24,7 +24,7 @@ def test_each_kernel_of_the_softmax_takes_its_own_rate() -> None:
     attention = {"kind": "gqa", "num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": 128}
     tapes = layer_tapes(context(llama(hidden=2048, attention=attention), spec, seq_len=SEQ, micro_batch=1), PRIMITIVES,
                         CostedLayerKind(False))  # fmt: skip
-    machine = Machine(load_cluster("h200-hgx", num_gpus=1), {}, spec, 1)
+    machine = OpTimingMachine(load_cluster("h200-hgx", num_gpus=1), {}, spec, 1)
     (forward,) = [op for op in tapes.forward.ops if op.name == "attn.softmax"]
     rates = {name: machine.cluster.gpu.curves.memory_bound_curve_like(name, False).form.bytes_per_s
              for name in ("cast_up", "softmax_fp32", "cast_down", "")}  # fmt: skip

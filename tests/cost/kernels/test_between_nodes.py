@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels.between_nodes import (
     GroupSpan,
-    NcclTimes,
+    NcclTimeConstants,
     ProtocolConstants,
     channels_per_peer,
     nvls_tree_s,
@@ -54,7 +54,7 @@ def test_more_nodes_and_more_bytes_take_longer(kind: CollectiveKind) -> None:
 def test_a_ring_by_hand() -> None:
     """LL: 7 hops of 1 us inside and one of 3 + 2 us between, 100 us of bytes at a quarter of the rate; Simple: 7 of
     4 us and one of 3 + 10, all of the rate. Twice for an all-reduce."""
-    two = NcclTimes(
+    two = NcclTimeConstants(
         5e-6, (ProtocolConstants(1e-6, 2e-6, 0.0, 0.25, 1.0), ProtocolConstants(4e-6, 10e-6, 0.0, 1.0, 1.0))
     )
     span = GroupSpan(np.array([9, 9]), np.array([2, 2]), 0.0, 3e-6)
@@ -65,7 +65,9 @@ def test_a_ring_by_hand() -> None:
 
 def test_two_domains_send_half_of_what_a_ring_does() -> None:
     span = GroupSpan(np.array([16, 32]), np.array([2, 4]), 0.0, 0.0)
-    assert nvls_tree_s(np.array([1.0, 1.0]), np.array([4.0, 4.0]), span, NcclTimes()) == pytest.approx([2.0, 4.0])
+    assert nvls_tree_s(np.array([1.0, 1.0]), np.array([4.0, 4.0]), span, NcclTimeConstants()) == pytest.approx(
+        [2.0, 4.0]
+    )
 
 
 def test_stages_of_deep_pipelines_have_one_channel() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mofa.blocks.work import CollectiveKind
-from mofa.cost.kernels.between_nodes import NcclTimes
+from mofa.cost.kernels.between_nodes import NcclTimeConstants
 from mofa.cost.kernels.collectives import Fabric, collective_s, collective_time
 from mofa.cost.kernels.token_spread import TokenSpread, token_spread
 from mofa.cost.kernels.topology import ProcessGroup
@@ -117,7 +117,7 @@ def test_a_large_all_reduce_is_a_reduce_scatter_and_an_all_gather(place: tuple[i
 def test_latency_of_a_small_all_reduce_grows_with_the_logarithm() -> None:
     """8 bytes on 64 nodes of 8: 20 us, 2 * 6 levels of 6 us, and 2 * 7 steps of 3 us where no switch reduces; a ring
     would take 2 * 511 steps."""
-    fabric = dataclasses.replace(FABRIC, between=NcclTimes(start_s=20e-6))
+    fabric = dataclasses.replace(FABRIC, between=NcclTimeConstants(start_s=20e-6))
     plain = dataclasses.replace(fabric, nvls_factor=1.0)
     assert seconds("all_reduce", 8.0, group(8, 64), fabric) == pytest.approx(92e-6, rel=1e-3)
     assert seconds("all_reduce", 8.0, group(8, 64), plain) == pytest.approx(134e-6, rel=1e-3)
@@ -147,7 +147,7 @@ def test_uneven_routing_slows_by_its_share() -> None:
 
 def test_pipeline_hop_leaves_the_node_only_if_the_group_does() -> None:
     assert seconds("send_recv", 1e9, group(2)) == pytest.approx(1e9 / 360e9 + 25e-6)
-    fabric = dataclasses.replace(FABRIC, between=NcclTimes(start_s=20e-6, channel_bytes_per_s=25e9))
+    fabric = dataclasses.replace(FABRIC, between=NcclTimeConstants(start_s=20e-6, channel_bytes_per_s=25e9))
     assert seconds("send_recv", 1e9, group(1, 2), fabric) == pytest.approx(1e9 / 45e9 + 26e-6)
     assert seconds("send_recv", 1e9, group(1, 16), fabric) == pytest.approx(1e9 / 25e9 + 26e-6)
 

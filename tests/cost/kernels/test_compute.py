@@ -18,7 +18,7 @@ from mofa.blocks.work import Attention, Gemm, GemmPass, MemoryBound
 from mofa.calibrate.cases import Case
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.shapes.routed import BY_BYTES, BYTES
-from mofa.cost.block.durations import Machine, device_seconds_array
+from mofa.cost.block.durations import OpTimingMachine, device_seconds_array
 from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import attention_s, gemm_s, grouped_gemm_s, memory_bound_s, unaligned_gemm_s
@@ -26,7 +26,7 @@ from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.kernels.toy_gpu import toy_gpu
 from mofa.specs.hardware import ClusterSpec, GpuSpec
 from mofa.specs.load import load_cluster, load_framework
-from mofa.specs.power import clock_at_draw
+from mofa.specs.power import clock_at_power_draw
 
 ROOT = Path(__file__).parents[3]
 SIZE = st.integers(1, 20000)
@@ -35,8 +35,8 @@ GPU = CLUSTER.gpu
 FRAMEWORK = load_framework("torchtitan")
 
 
-def machine(num_k: int, cluster: ClusterSpec = CLUSTER) -> Machine:
-    return Machine(cluster, {}, FRAMEWORK, num_k)
+def machine(num_k: int, cluster: ClusterSpec = CLUSTER) -> OpTimingMachine:
+    return OpTimingMachine(cluster, {}, FRAMEWORK, num_k)
 
 
 def faster(gpu: GpuSpec, factor: float) -> GpuSpec:
@@ -189,7 +189,9 @@ def test_the_clock_falls_with_the_share_of_products() -> None:
     assert slowest > 1.0
     seconds, memory = float(gemm_s(8192, 8192, 8192, GPU)), GPU.curves.stream_clock
     assert memory is not None
-    clock = clock_at_draw(curve.draw(curve.load(2.0 * 8192**3, seconds), memory.value**-2))
+    clock = clock_at_power_draw(
+        curve.draw_over_power_limit(curve.fraction_of_full_load(2.0 * 8192**3, seconds), memory.value**-2)
+    )
     assert float(clock) == pytest.approx(curve.clock)  # at full load
     assert alone == pytest.approx(seconds * curve.sustained / float(curve.relative_rate_at_clock(clock)) * slowest)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import mofa
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.replay.replayer import replay_time
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import checked_strategy_row
@@ -23,7 +23,7 @@ FACT = {"provenance": "assumed", "source": "an example"}
 @cache
 def estimator(
     sigma: float = 0.6, choice_us: float = 100.0, gemm: str = "bf16", recompute: str = "none", steps: int | None = 3
-) -> Estimator:
+) -> TableEstimator:
     """Six layers of 64 experts over two GPUs, on a host that takes this long to choose a kernel."""
     shape = {"model.num_layers": 6, "precision.gemm": gemm}
     workload = mofa.load_workload("qwen3-30b-a3b", seq_len=4096, global_batch=8, overrides=shape)
@@ -41,7 +41,7 @@ def estimator(
     cluster = cluster.model_copy(update={"gpu": gpu})
     framework = mofa.load_framework("megatron")
     row = checked_strategy_row(workload, cluster, framework, f"{STRATEGY} recompute={recompute}")
-    return Estimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row))
+    return TableEstimator(workload, cluster, framework, row, routing_loads_by_ep(workload, row))
 
 
 def step_s(**given: Any) -> float:
@@ -97,5 +97,5 @@ def test_one_kernel_for_all_experts_is_chosen_once() -> None:
     job = estimator()
     framework = mofa.load_framework("torchtitan")
     row = checked_strategy_row(job.workload, job.cluster, framework, STRATEGY)
-    (part,) = Estimator(job.workload, job.cluster, framework, row, job.loads).parts
+    (part,) = TableEstimator(job.workload, job.cluster, framework, row, job.loads).parts
     assert float(part.costs.context.unseen_rows_share) == 0.0

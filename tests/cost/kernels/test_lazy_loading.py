@@ -9,7 +9,7 @@ import pytest
 
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import HostSync, MemoryBound
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.kernels.lazy_loading import kernel_load_idle_s, tape_with_kernel_loads
 from mofa.measure.records import read_record
 from mofa.replay.replayer import Replayer
@@ -69,7 +69,7 @@ def test_a_step_is_the_mean_of_passes_that_loaded_a_kernel_and_passes_that_did_n
     record = read_record(RECORDS / "mc2-dp2-ep2-gptoss20b-3l-2k-skewed-third.yaml")
     workload, cluster, framework, strategy = resolve_run(with_routing_counts(record, tmp_path), RECORDS)
     row = checked_strategy_row(workload, cluster, framework, strategy)
-    mixed = Estimator(workload, cluster.with_host_speed(1e-5), framework, row, routing_loads_by_ep(workload, row))
+    mixed = TableEstimator(workload, cluster.with_host_speed(1e-5), framework, row, routing_loads_by_ep(workload, row))
     mixed.rests = False  # at one clock: a shorter step's optimizer gives back a larger share
     share = float(mixed.drains[0])
     n = expected_loads(mixed)
@@ -85,7 +85,7 @@ def test_a_step_is_the_mean_of_passes_that_loaded_a_kernel_and_passes_that_did_n
     assert Replayer(mixed).time.step_s == pytest.approx(step, rel=0.05)
 
 
-def expected_loads(estimator: Estimator) -> float:
+def expected_loads(estimator: TableEstimator) -> float:
     """By the end of a layer's loop over experts, in the mean over the layers of a pass back."""
     tapes = estimator.parts[0].costs.tapes.values()
     return max(

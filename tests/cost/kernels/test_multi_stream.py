@@ -9,7 +9,7 @@ import mofa
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.fit import fit_curves, predict_row_times
 from mofa.calibrate.measurements import Row
-from mofa.calibrate.shapes.families import family_cases
+from mofa.calibrate.shapes.families import all_cases_of_family
 from mofa.cost.kernels.compute import grouped_gemm_s
 from mofa.cost.kernels.multi_stream import balanced_multi_stream_products_s, multi_stream_products_s
 from mofa.cost.provenance import component_provenance
@@ -88,7 +88,9 @@ def test_a_fit_finds_what_made_the_data() -> None:
         shape = case.size("n"), case.size("k"), layouts[case.op]
         return float(multi_stream_products_s([loads], *shape, FORM, SINGLE, num_sms=132, added_bytes=6.0)[0])
 
-    rows = [Row(c, Sample(t := took(c), t, t, 7), "G", "h") for c in family_cases("te_experts") if c.split == "grid"]
+    rows = [
+        Row(c, Sample(t := took(c), t, t, 7), "G", "h") for c in all_cases_of_family("te_experts") if c.split == "grid"
+    ]
     fitted = fit_curves(rows[::2], num_sms=132, gpu="G", single=SINGLE)
     predicted, _ = predict_row_times(fitted, rows[1::2])
     error = np.abs(predicted / [r.sample.median_s for r in rows[1::2]] - 1)

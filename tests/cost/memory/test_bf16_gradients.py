@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 import mofa
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.optimizer import optimizer_device_seconds_by_part
 from mofa.errors import SpecError
 from mofa.replay.memory.rank_memory import play_memory
-from mofa.replay.rank.from_estimator import composed_row, describe_ranks
+from mofa.replay.rank.from_estimator import describe_ranks, gathered_row_of_strategy
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.load import load_cluster, load_framework, load_workload
 
 MIB = 2**20
 
 
-def of(grads: str, strategy: str = "micro_batch=1 recompute=full", gpus: int = 2) -> Estimator:
+def of(grads: str, strategy: str = "micro_batch=1 recompute=full", gpus: int = 2) -> TableEstimator:
     """Llama 3 8B of four layers on two GPUs."""
     job = load_workload("llama3-8b", seq_len=512, global_batch=gpus, overrides={"model.num_layers": 4})
     cluster, framework = load_cluster("h200-hgx", gpus), load_framework("megatron", {"grads": grads})
-    return Estimator(job, cluster, framework, checked_strategy_row(job, cluster, framework, strategy))
+    return TableEstimator(job, cluster, framework, checked_strategy_row(job, cluster, framework, strategy))
 
 
 def test_option_says_what_follows() -> None:
@@ -69,7 +69,7 @@ def test_time_of_the_step() -> None:
     parts = {}
     for grads in ("fp32", "bf16"):
         e = of(grads)
-        found = composed_row(e)
+        found = gathered_row_of_strategy(e)
         parts[grads] = optimizer_device_seconds_by_part(
             e.workload, e.cluster, e.framework, found.shards, found.mode.precision, found.grids.zero
         )

@@ -11,21 +11,21 @@ from mofa.cost.memory.reserved import (
     _beside_holes,
     _unfitting_gradients,
     _with_loss,
-    bytes_at_megatron_start,
     fsdp_shard_waste_bytes,
     megatron_start_holes_bytes,
     native_segment_bytes,
     segment_bytes_per_block,
+    weight_bytes_at_megatron_start,
 )
-from mofa.cost.rows import Rows
-from mofa.replay.rank.from_estimator import composed_row
+from mofa.cost.rows import GatheredRows
+from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.search.strategy_estimator import strategy_estimator
 
 
-def rows(framework: str, strategy: str, gpus: int) -> Rows:
+def rows(framework: str, strategy: str, gpus: int) -> GatheredRows:
     job = mofa.load_workload("llama3-70b", global_batch=64)
     machines = mofa.load_cluster("h200-hgx", gpus)
-    return composed_row(strategy_estimator(job, machines, mofa.load_framework(framework), strategy))
+    return gathered_row_of_strategy(strategy_estimator(job, machines, mofa.load_framework(framework), strategy))
 
 
 @pytest.mark.parametrize(("micro_batch", "expected"), [(1, 0.8235), (4, 0.8235), (16, 0.0)])
@@ -47,7 +47,7 @@ def test_pieces_of_holes_are_at_most_the_holes() -> None:
         held = float(np.max(some.layers.forward_peak))
         holes = float(some.static.params[0, 1])
         # so much is alive that nothing else matters
-        lost = megatron_start_holes_bytes(some, bytes_at_megatron_start(some), np.full((1, 4), 1e15))[1][0, 1]
+        lost = megatron_start_holes_bytes(some, weight_bytes_at_megatron_start(some), np.full((1, 4), 1e15))[1][0, 1]
         assert lost == pytest.approx(min(held, holes), rel=0.02)
 
 
@@ -84,7 +84,7 @@ def test_holes_are_there_beside_what_is_larger() -> None:
     hole of 448: three of 4 bytes for every eighth of its parameters, 448 in 816 of all.
     """
     some = rows("megatron", "tp=2 pp=4 cp=4 dp=2 micro_batch=1 recompute=full", 64)
-    most, ahead = _beside_holes(some, bytes_at_megatron_start(some), np.zeros((1, 4)))
+    most, ahead = _beside_holes(some, weight_bytes_at_megatron_start(some), np.zeros((1, 4)))
     params = float(some.static.params[0, 1])
     assert most[0, 1] == pytest.approx((4.0 + 3.0 * 2.0 / 8.0 * 448.0 / 816.0) * params, rel=0.002)
     assert np.all(ahead <= most)

@@ -8,9 +8,9 @@ import pytest
 import mofa
 from mofa.cost.rank_rules import first_reduced_bucket_params
 from mofa.cost.step_time.gradient_buckets import first_chunk_buckets
-from mofa.replay.rank.from_estimator import composed_row
+from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.replay.time.computation_tapes import PlanTapes
-from mofa.replay.time.data_parallel import SharedAcrossRanks, _Rank
+from mofa.replay.time.data_parallel import DataParallelSharedByRanks, _Rank
 from mofa.schedules import computation_order_of
 from mofa.search.strategy_estimator import strategy_estimator
 
@@ -22,10 +22,10 @@ from mofa.search.strategy_estimator import strategy_estimator
 def test_as_many_as_the_replay_fills(workload: str, strategy: str) -> None:
     job = mofa.load_workload(workload, global_batch=64, seq_len=1024)
     estimator = strategy_estimator(job, mofa.load_cluster("h100-hgx", 64), mofa.load_framework("megatron"), strategy)
-    rows, spec = composed_row(estimator), estimator.rank_specs[0]
+    rows, spec = gathered_row_of_strategy(estimator), estimator.rank_specs[0]
     num = int(rows.num_micro_batches[0])
     order = computation_order_of(rows.schedule, rows.framework.traits.runtime, rows.stage_layers.stages.pp, 1, num)
-    rank = _Rank(rows, PlanTapes.from_rows(rows), spec, order, SharedAcrossRanks())
+    rank = _Rank(rows, PlanTapes.from_rows(rows), spec, order, DataParallelSharedByRanks())
     size = float(first_reduced_bucket_params(rows)[0])
     played = rank.buckets(0, size)
     filled = first_chunk_buckets(rows, np.array([size]), experts_separate=True)
@@ -37,5 +37,5 @@ def test_without_overlap_there_is_one_buffer() -> None:
     """Megatron-Core 0.16.1, distributed_data_parallel.py: ``bucket_size = None``."""
     job = mofa.load_workload("llama3-8b", global_batch=64, seq_len=1024)
     framework = mofa.load_framework("megatron", overrides={"overlap_grad_reduce": False, "overlap_param_gather": False})
-    rows = composed_row(strategy_estimator(job, mofa.load_cluster("h100-hgx", 8), framework, "tp=2"))
+    rows = gathered_row_of_strategy(strategy_estimator(job, mofa.load_cluster("h100-hgx", 8), framework, "tp=2"))
     assert first_chunk_buckets(rows, first_reduced_bucket_params(rows), experts_separate=True).dense.tolist() == [1.0]

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.step_time.power_averaging import HARDLY, RESTED, power_averaged_idle_share
 from mofa.measure.records import read_record
 from mofa.replay.time.step import replay_time
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.base import Fact
-from mofa.specs.power import PowerLimit, clock_at_draw
+from mofa.specs.power import PowerLimit, clock_at_power_draw
 from mofa.validate.hosts import read_machine_hosts
 from mofa.validate.reference import reference_of_record
 from tests.cost.toy import cluster
@@ -34,14 +34,14 @@ def test_a_device_that_waits_half_of_the_time_computes_at_full_clock() -> None:
     time (docs/calibration.md, what draws power)."""
     alone, power = 1475 / 1980, cluster(node="h200-hgx").gpu.curves.power_limit
     assert power is not None
-    assert clock_at_draw(alone**-2) == pytest.approx(alone)
-    assert clock_at_draw(power.mix_weight_beside_idle(0.52) * alone**-2) == 1.0
-    assert alone < clock_at_draw(power.mix_weight_beside_idle(0.2) * alone**-2) < 1.0
+    assert clock_at_power_draw(alone**-2) == pytest.approx(alone)
+    assert clock_at_power_draw(power.mix_weight_beside_idle(0.52) * alone**-2) == 1.0
+    assert alone < clock_at_power_draw(power.mix_weight_beside_idle(0.2) * alone**-2) < 1.0
 
 
 def test_draws_of_work_and_of_waiting_add_up_to_the_limit() -> None:
     power = limit(draw=0.25)
-    clock = clock_at_draw(power.mix_weight_beside_idle(0.2) * 0.7**-2)
+    clock = clock_at_power_draw(power.mix_weight_beside_idle(0.2) * 0.7**-2)
     assert 0.8 * (float(clock) / 0.7) ** 2 + 0.2 * 0.25 == pytest.approx(1.0)
 
 
@@ -53,7 +53,7 @@ def test_of_a_long_wait_one_window_counts() -> None:
     assert not power_averaged_idle_share(None, bubble, none, step, step).any()
 
 
-def of(name: str, *, rests: bool) -> tuple[Estimator, float]:
+def of(name: str, *, rests: bool) -> tuple[TableEstimator, float]:
     record = read_record(RUNS / "measured" / f"{name}.yaml")
     reference = reference_of_record(record, RUNS / "measured", read_machine_hosts(RUNS / "measured"), Path())
     workload, machines, framework, strategy = reference.resolve()
@@ -113,7 +113,7 @@ def test_one_stage_gains_by_its_optimizer_alone() -> None:
         assert closed < plain
 
 
-def replace_rests(estimator: Estimator) -> float:
+def replace_rests(estimator: TableEstimator) -> float:
     """Its step at the clock that its passes alone leave. [s]"""
     estimator.rests = False
     return float(estimator.breakdown().step_s[0])

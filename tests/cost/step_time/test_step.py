@@ -16,7 +16,7 @@ from mofa.cost.block.costs import BlockCost, BlockCosts, BlockTimer
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.block.tape_clock import EXPOSED, HIDDEN, TapeTime
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
-from mofa.cost.estimate import Estimator, estimate_table
+from mofa.cost.estimate import TableEstimator, estimate_table
 from mofa.specs.model import ModelSpec
 from tests.cost.toy import cluster, framework, llama, silent_host, silent_network, table, workload
 
@@ -64,7 +64,7 @@ def estimate(model: ModelSpec, gpus: int, strategy: str, *, batch: int = 64, nam
     job, spec = workload(model, global_batch=batch), framework(name)
     row = table(job, MACHINES[gpus], spec, [strategy])
     with patch("mofa.cost.estimate.block_costs", in_seconds):
-        estimator = Estimator(job, MACHINES[gpus], spec, row)
+        estimator = TableEstimator(job, MACHINES[gpus], spec, row)
         estimator.rests = False  # seconds are given, whatever the clock
         return estimator.breakdown(detail=True)
 

@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.errors import SpecError
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.timeline import GRADIENTS, off_tape_instruction
@@ -239,7 +239,7 @@ def test_two_gradients_were_a_third_tensor(name: str, allocated: int) -> None:
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48)
     machines, framework = mofa.load_cluster("a100-hgx", 48), mofa.load_framework(name)
     row = checked_strategy_row(job, machines, framework, {"tp": 4, "pp": 12})
-    block = describe_ranks(Estimator(job, machines, framework, row))[0].chunks[0][-1].trace
+    block = describe_ranks(TableEstimator(job, machines, framework, row))[0].chunks[0][-1].trace
     sums = [item for deed in block.backward if deed.op == "accumulate mid at mlp_norm" for item in deed.new]
     assert len(sums) == allocated
 
@@ -265,7 +265,7 @@ def test_backwards_of_the_bf16_optimizer_are_repeated_from_notes(stage: int, sho
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=32, overrides=changes)
     cluster = mofa.load_cluster("a100-hgx", 16)
     row = checked_strategy_row(job, cluster, framework, {"tp": 2, "pp": 4, "recompute": "full"})
-    rank = describe_ranks(Estimator(job, cluster, framework, row))[stage]
+    rank = describe_ranks(TableEstimator(job, cluster, framework, row))[stage]
     whole = play_memory(rank, skip_rounds=False, num_steps=2)
     capacity_bytes = whole.peak_reserved - short
     whole = play_memory(rank, skip_rounds=False, capacity_bytes=capacity_bytes, num_steps=2)
@@ -296,7 +296,7 @@ def test_an_optimizer_alone_says_what_follows_from_it(optimizer: str) -> None:
     assert alone.data_parallel == ("ddp" if optimizer == "zero0" else "distributed-optimizer")
     job = mofa.load_workload("gpt3-175b", seq_len=2048, global_batch=48, overrides={"model": {"num_layers": 12}})
     row = checked_strategy_row(job, mofa.load_cluster("a100-hgx", 48), alone, {"tp": 4, "pp": 12})
-    block = describe_ranks(Estimator(job, mofa.load_cluster("a100-hgx", 48), alone, row))[0].chunks[0][-1].trace
+    block = describe_ranks(TableEstimator(job, mofa.load_cluster("a100-hgx", 48), alone, row))[0].chunks[0][-1].trace
     assert any(new.name == "dW:mlp.fc2" for deed in block.backward for new in deed.new)
     for field, value in (("fuses_wgrad_accumulation", True), ("grads_bytes_per_param", 4)):
         with pytest.raises(

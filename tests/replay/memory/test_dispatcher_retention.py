@@ -18,13 +18,13 @@ from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.op import RENEWAL
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
-from mofa.cost.estimate import Estimator
-from mofa.cost.memory.dispatcher_retention import RetainedBytes
+from mofa.cost.estimate import TableEstimator
+from mofa.cost.memory.dispatcher_retention import RetainedBytesAtPeakCandidates
 from mofa.cost.memory.peak import stage_peak_bytes
 from mofa.replay.memory.rank_memory import ReplayedRankMemory, play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import RoundSkipper
-from mofa.replay.rank.from_estimator import composed_row, describe_ranks
+from mofa.replay.rank.from_estimator import describe_ranks, gathered_row_of_strategy
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
@@ -131,7 +131,7 @@ def test_what_lingers_is_what_the_checkpoint_around_the_router_was_given() -> No
         assert not none.backward.retained_by_dispatcher
 
 
-def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> Estimator:
+def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> TableEstimator:
     """A narrow model with few parameters, whose activations are most of its memory; a row for each recomputation."""
     job = mofa.load_workload("mixtral-8x7b", seq_len=4096, global_batch=4 * m)
     job = job.model_copy(update={"model": llama(moe=EXPERTS, num_layers=layers)})
@@ -141,7 +141,7 @@ def _estimator(pp: int, vpp: int, m: int, *recompute: str, layers: int = 16) -> 
     modes_ = tuple(mode for row in rows for mode in row.recompute_modes)
     rows = [replace(row, recompute=np.array([n]), recompute_modes=modes_) for n, row in enumerate(rows)]
     table = StrategyTable.concatenated(rows)
-    return Estimator(job, cluster, fw, table, routing_loads_by_ep(job, table))
+    return TableEstimator(job, cluster, fw, table, routing_loads_by_ep(job, table))
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (4, 1), (2, 2), (2, 4)])
@@ -149,7 +149,7 @@ def test_the_closed_form_is_the_replays(pp: int, vpp: int) -> None:
     """In backwards of stages without the head 62 tensors of 16 MiB linger of 32 layers, and more of several chunks;
     what is sent and received is there in both."""
     estimator = _estimator(pp, vpp, 8, "full", layers=32 * pp)
-    rows, ranks = composed_row(estimator), describe_ranks(estimator)
+    rows, ranks = gathered_row_of_strategy(estimator), describe_ranks(estimator)
     closed = stage_peak_bytes(rows)
     for r, rank in enumerate(ranks):
         played = play_memory(rank)
@@ -159,9 +159,9 @@ def test_the_closed_form_is_the_replays(pp: int, vpp: int) -> None:
 def test_at_the_optimizers_step_all_of_it_is_there() -> None:
     """A micro-batch of 4 x 4096 tokens, 512 wide: two tensors in bf16 of each layer, in every chunk."""
     for pp, vpp in ((1, 1), (2, 4)):
-        rows = composed_row(_estimator(pp, vpp, 8, "full"))
-        assert RetainedBytes(rows).between_steps.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
-    assert not RetainedBytes(composed_row(_estimator(1, 1, 8, "selective")))
+        rows = gathered_row_of_strategy(_estimator(pp, vpp, 8, "full"))
+        assert RetainedBytesAtPeakCandidates(rows).between_steps.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
+    assert not RetainedBytesAtPeakCandidates(gathered_row_of_strategy(_estimator(1, 1, 8, "selective")))
 
 
 def test_rows_without_anything_that_lingers_stay_as_they_are() -> None:

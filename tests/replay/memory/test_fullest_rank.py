@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import mofa
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import ReservedLimitPassed
 from mofa.replay.replayer import Replayer
@@ -69,7 +69,7 @@ def _played(expected: Sequence[float], held: Sequence[float], monkeypatch: pytes
         order.append(r)
         return held[r]
 
-    monkeypatch.setattr(Estimator, "stage_device_bytes", lambda self: list(expected))
+    monkeypatch.setattr(TableEstimator, "stage_device_bytes", lambda self: list(expected))
     monkeypatch.setattr(Replayer, "device_bytes", device_bytes)
     assert one.fullest_bytes() == max(held[r] for r in order)
     return order
@@ -98,7 +98,7 @@ def test_ends_of_torchtitans_pipelines_are_further_off(monkeypatch: pytest.Monke
 
 def test_more_than_enough_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     one = replayer("llama3-8b", "megatron", "tp=2 pp=8 micro_batch=1")
-    monkeypatch.setattr(Estimator, "stage_device_bytes", lambda self: [100.0 - r for r in range(8)])
+    monkeypatch.setattr(TableEstimator, "stage_device_bytes", lambda self: [100.0 - r for r in range(8)])
     asked: list[tuple[int, float]] = []
 
     def device_bytes(self: Replayer, r: int, limit: float) -> float:

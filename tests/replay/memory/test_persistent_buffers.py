@@ -7,8 +7,13 @@ from dataclasses import replace
 import pytest
 
 import mofa
-from mofa.blocks.frameworks.megatron.persistent import GROUPED_STREAMS, WORKSPACE, buffers_at_first_use, rotary_tables
-from mofa.cost.estimate import Estimator
+from mofa.blocks.frameworks.megatron.persistent import (
+    GROUPED_STREAMS,
+    WORKSPACE,
+    buffers_at_first_use,
+    rotary_table_bytes,
+)
+from mofa.cost.estimate import TableEstimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.memory.executor import StepExecutor
 from mofa.replay.memory.rank_memory import play_memory
@@ -20,7 +25,7 @@ from tests.replay.runs import load
 MIB = 1 << 20
 
 
-def llama(**precision: str) -> Estimator:
+def llama(**precision: str) -> TableEstimator:
     """Two layers of Llama 3 8B on an H100."""
     overrides = {"model": {"num_layers": 2}, "precision": precision} if precision else {"model": {"num_layers": 2}}
     job = mofa.load_workload("llama3-8b", seq_len=4096, global_batch=2, overrides=overrides)
@@ -74,7 +79,7 @@ def test_a_first_backward_holds_zeros_of_each_weight_in_fp8() -> None:
 
 def test_rotations_are_a_table_of_the_ranks_positions() -> None:
     """4096 positions of 128 fp32 numbers: 2 MiB."""
-    found = rotary_tables(llama().parts[0].costs.context)
+    found = rotary_table_bytes(llama().parts[0].costs.context)
     assert (float(found.table), found.from_start, found.of_layers) == (2.0 * MIB, (), False)
 
 

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.replay.rank.uneven_layers import random_expert_shares
 from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
 
 
-def without_counts(name: str, balances_by: str = "chance") -> tuple[Estimator, int]:
+def without_counts(name: str, balances_by: str = "chance") -> tuple[TableEstimator, int]:
     """A measured run as its configuration alone describes it, and what it reserved."""
     run = load(name)
     e = run.estimator
     routing = e.workload.routing.model_copy(update={"kind": "balanced", "file": None})
     framework = e.framework.model_copy(update={"balances_by": balances_by})
     job = e.workload.model_copy(update={"routing": routing})
-    return Estimator(job, e.cluster, framework, e.table, RoutingLoads({}, {})), run.reserved
+    return TableEstimator(job, e.cluster, framework, e.table, RoutingLoads({}, {})), run.reserved
 
 
 def test_shares_are_even() -> None:

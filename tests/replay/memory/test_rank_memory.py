@@ -27,7 +27,7 @@ from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock, WeightBytes
-from mofa.replay.rank.from_estimator import allocator_capacity_bytes, composed_row, describe_ranks
+from mofa.replay.rank.from_estimator import allocator_capacity_bytes, describe_ranks, gathered_row_of_strategy
 from mofa.replay.time.step import replay_time
 from mofa.schedules import computation_order_of
 from mofa.search.strategy_estimator import strategy_estimator
@@ -172,10 +172,10 @@ def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
     peak = play_memory(rank).peak
     assert peak.allocated == pytest.approx(run.allocated, rel=1e-4)
     assert {one.name: one.bytes for one in peak.tensors}["dW:output"] == 50_304 * 5_120 * 2
-    rows = composed_row(run.estimator)
+    rows = gathered_row_of_strategy(run.estimator)
     assert float(tied_head_gradient_bytes(rows)[0, 0]) == 50_304 * 5_120 * 2  # type: ignore[index]
     assert float(stage_peak_bytes(rows).allocated[0, 0]) == pytest.approx(peak.allocated, rel=1e-3)
-    assert tied_head_gradient_bytes(composed_row(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
+    assert tied_head_gradient_bytes(gathered_row_of_strategy(load("mc1-llama-12l-full-accumulate").estimator)) == 0.0
 
 
 @pytest.mark.parametrize("name", ["tt2-pp2-gpipe-llama-8l", "tt2-pp2-yi9b-12l-2k"])
@@ -448,7 +448,7 @@ def test_under_pipelines_each_weight_has_the_share_of_its_own_group() -> None:
         shares = [n / share for chunk in rank.gathered_params for group in chunk for n, share in group]
         assert set(shares) == {2.0, 16.0}
         held = sum(share for chunk in rank.gathered_params for group in chunk for _, share in group)
-        whole = composed_row(estimator).shards.sharded(1.0)[0, r]
+        whole = gathered_row_of_strategy(estimator).shards.sharded(1.0)[0, r]
         assert held == pytest.approx(whole, rel=1e-3)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import mofa
 from mofa.cost.allocations.watchdog import BlockPassTime, Shelf
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.replay.allocator.caching import Allocator
 from mofa.replay.allocator.pools import FREE, WAITING
 from mofa.replay.allocator.timeline import ACTIVATIONS, off_tape_instruction
@@ -27,13 +27,13 @@ from tests.replay.runs import load
 MIB = 1 << 20
 
 
-def of(kind: str, batch: int = 4, gpus: int = 2, **strategy: Any) -> Estimator:
+def of(kind: str, batch: int = 4, gpus: int = 2, **strategy: Any) -> TableEstimator:
     """Five layers of Llama 3 8B on two H100; eight on four."""
     layers = {"model.num_layers": 5 if gpus == 2 else 8}
     job = mofa.load_workload("llama3-8b", seq_len=16384, global_batch=batch, overrides=layers)
     machines, framework = mofa.load_cluster("h100-hgx", gpus), mofa.load_framework("megatron")
     row = checked_strategy_row(job, machines, framework, {"cp": 2, "cp_kind": kind, "micro_batch": 1, **strategy})
-    return Estimator(job, machines, framework, row)
+    return TableEstimator(job, machines, framework, row)
 
 
 def test_a_block_that_was_sent_waits_for_the_device_by_hand() -> None:
@@ -81,7 +81,7 @@ def test_tensor_parallel_ranks_are_peers_too() -> None:
     """On shared hosts a layer's device waits for the slowest of four, which are further apart than two."""
     estimator = load("te4-tp2-cp2-llama8b-12l-16k").estimator
     cluster = estimator.cluster.on_shared_hosts()
-    (rank,) = describe_ranks(Estimator(estimator.workload, cluster, estimator.framework, estimator.table))
+    (rank,) = describe_ranks(TableEstimator(estimator.workload, cluster, estimator.framework, estimator.table))
     assert cluster.slowest_over_fastest_host(4) > cluster.slowest_over_fastest_host(2) > 1.0
     forward, _ = rank.chunks[0][1].forward_and_backward_times
     assert forward.device_s == pytest.approx(cluster.slowest_over_fastest_host(4) * forward.host_s)

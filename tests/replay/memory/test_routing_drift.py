@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.from_estimator import describer_of_rank
-from mofa.replay.rank.routing_drift import MOST_STEPS, DrawnPrograms, DriftingRouters
+from mofa.replay.rank.routing_drift import MOST_STEPS, DriftingRouters, StepProgramsOfDrawnTokens
 from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
 
@@ -44,7 +44,7 @@ def test_without_a_move_sizes_stay(rank: Rank) -> None:
     assert rank.routing_drift is not None
     known = SharedRecordings()
     moving = next(m for chunk in rank.routing_drift.layers for m in chunk if m is not None)
-    drawn = DrawnPrograms(rank.routing_drift, known.program, known.programs(rank))
+    drawn = StepProgramsOfDrawnTokens(rank.routing_drift, known.program, known.programs(rank))
     experts = rank.routing_drift.routers.shares.shape[2]
     tokens = np.full(
         experts,
@@ -87,7 +87,7 @@ def test_grouped_experts_that_chance_chooses_reserve_more(balances_by: str) -> N
     assert run.estimator.framework.experts == "grouped"
     e = run.estimator
     framework = e.framework.model_copy(update={"balances_by": balances_by})
-    drawn = describer_of_rank(Estimator(e.workload, e.cluster, framework, e.table, e.loads), data_rank=1)(0)
+    drawn = describer_of_rank(TableEstimator(e.workload, e.cluster, framework, e.table, e.loads), data_rank=1)(0)
     assert (drawn.routing_drift is not None) is (balances_by == "chance")
     error = play_memory(drawn).peak_reserved / run.reserved - 1
     assert abs(error) < 0.02 if balances_by == "chance" else error < -0.05
@@ -108,7 +108,7 @@ def test_what_fills_experts_up_is_counted() -> None:
     assert rank.routing_drift is not None
     known = SharedRecordings()
     moving = next(m for chunk in rank.routing_drift.layers for m in chunk if m is not None)
-    drawn = DrawnPrograms(rank.routing_drift, known.program, known.programs(rank))
+    drawn = StepProgramsOfDrawnTokens(rank.routing_drift, known.program, known.programs(rank))
     hidden, experts = 4096, 64
     whole, odd = np.full(experts, 1024.0), 1024.0 + np.tile([1.0, -1.0], experts // 2)
 
@@ -128,5 +128,7 @@ def test_experts_in_bf16_on_one_rank_do_not_drift() -> None:
 def test_experts_padded_to_a_capacity_are_filled_up_alike() -> None:
     e = load("h200-te1-hunyuan-2l-8k-delayed").estimator
     routing = e.workload.routing.model_copy(update={"capacity_factor": 1.0, "pad_to_capacity": True})
-    padded = Estimator(e.workload.model_copy(update={"routing": routing}), e.cluster, e.framework, e.table, e.loads)
+    padded = TableEstimator(
+        e.workload.model_copy(update={"routing": routing}), e.cluster, e.framework, e.table, e.loads
+    )
     assert describer_of_rank(padded)(0).routing_drift is None

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.block.routing_loads import RoutingLoads
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.description import Rank
 from mofa.replay.rank.from_estimator import describer_of_rank
@@ -22,11 +22,11 @@ MODEL = mla_moe(num_layers=6).model_copy(update={"num_mtp_layers": 0})
 ROUTED = [layer for layer in range(6) if MODEL.is_moe_layer(layer)]
 
 
-def estimator(rows: NDArray[np.float64] | None, held: float = 1.5, name: str = "torchtitan") -> Estimator:
+def estimator(rows: NDArray[np.float64] | None, held: float = 1.5, name: str = "torchtitan") -> TableEstimator:
     """Experts over four ranks; every rank's rows over the mean, by layer with experts."""
     job, machines, spec = workload(MODEL, global_batch=8), cluster(8), framework(name)
     strategy = table(job, machines, spec, ["pp=1 dp=8 ep=4 micro_batch=1"])
-    return Estimator(
+    return TableEstimator(
         job, machines, spec, strategy, RoutingLoads({4: held}, {4: held}, by_layer={} if rows is None else {4: rows})
     )
 

@@ -37,7 +37,7 @@ def test_idle_and_busy_fill_the_time(schedule: str, runtime: Runtime, vpp: int) 
     program = program_with_exchanges(computation_order_of(schedule, runtime, 4, vpp, 8), schedule, runtime)
     played = play_program(program, lambda a: float(seconds[a.kind][a.stage, a.micro_batch]), 0.1)
     for rank, causes in enumerate(played.idle):
-        assert played.busy(rank) + sum(causes.values()) == pytest.approx(played.total)
+        assert played.busy_s(rank) + sum(causes.values()) == pytest.approx(played.total)
         ends = [span.end for span in played.compute[rank]]
         assert ends == sorted(ends)
         assert min(causes.values()) >= 0.0

@@ -12,9 +12,9 @@ import pytest
 import mofa
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.step_time.micro_batch import micro_batch_passes
-from mofa.replay.rank.from_estimator import composed_row
+from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.replay.time.extrapolate import insert_rounds
 from mofa.replay.time.kernel_runs import (
     FAMILY,
@@ -46,13 +46,13 @@ CASES = (
 
 
 @lru_cache
-def estimator(case: tuple[str, str, int, str, str, int], **changes: object) -> Estimator:
+def estimator(case: tuple[str, str, int, str, str, int], **changes: object) -> TableEstimator:
     name, cluster, gpus, strategy, framework, batch = case
     workload = mofa.load_workload(name, global_batch=batch)
     machines = mofa.load_cluster(cluster, gpus)
     facts = mofa.load_framework(framework)
     row = checked_strategy_row(workload, machines, facts, strategy)
-    return Estimator(workload, machines, facts, row, routing_loads_by_ep(workload, row))
+    return TableEstimator(workload, machines, facts, row, routing_loads_by_ep(workload, row))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]} {c[4]} {c[3]}")
@@ -173,8 +173,8 @@ def test_a_hosts_lead_lasts_until_it_is_used() -> None:
     workload = mofa.load_workload("llama3-8b", global_batch=64)
     machines, facts = mofa.load_cluster("h100-hgx", 32).with_host_speed(8e-6), mofa.load_framework("torchtitan")
     row = checked_strategy_row(workload, machines, facts, "tp=2 pp=8 vpp=2 cp=2 micro_batch=1")
-    one = Estimator(workload, machines, facts, row)
-    late = micro_batch_passes(composed_row(one)).host_bound
+    one = TableEstimator(workload, machines, facts, row)
+    late = micro_batch_passes(gathered_row_of_strategy(one)).host_bound
     assert late is not None
     issued = (late.forward.host_s + late.backward.host_s).sum(axis=2).max() * 64
     step_s = replay_time(one, detail=False).step_s
@@ -187,7 +187,11 @@ def test_blocking_launches_are_issued_run_and_waited_for_in_turn() -> None:
     workload = mofa.load_workload("llama3-8b", global_batch=8)
     machines = mofa.load_cluster("h100-hgx", 8)
     facts = mofa.load_framework("megatron-2022", overrides={"launch_blocking": True})
-    part = Estimator(workload, machines, facts, checked_strategy_row(workload, machines, facts, "tp=8")).parts[0].costs
+    part = (
+        TableEstimator(workload, machines, facts, checked_strategy_row(workload, machines, facts, "tp=8"))
+        .parts[0]
+        .costs
+    )
     sync_s = machines.sync_s
     (label,) = [name for name in part.tapes if name.startswith("dense")]
     tape = part.tapes[label].forward
@@ -215,8 +219,8 @@ def test_micro_batches_of_other_loads() -> None:
     workload = mofa.load_workload(name, global_batch=batch)
     machines, facts = mofa.load_cluster(cluster, gpus), mofa.load_framework(framework)
     row = checked_strategy_row(workload, machines, facts, strategy)
-    light = Estimator(workload, machines, facts, row, BALANCED)
-    heavy = Estimator(workload, machines, facts, row, RoutingLoads({8: 2.0}, {8: 2.0}))
+    light = TableEstimator(workload, machines, facts, row, BALANCED)
+    heavy = TableEstimator(workload, machines, facts, row, RoutingLoads({8: 2.0}, {8: 2.0}))
     one, two = replay_time(light).step_s, replay_time(heavy).step_s
     mixed = replay_time(light, variants=(light, heavy)).step_s
     assert one < mixed < two

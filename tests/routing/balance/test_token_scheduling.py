@@ -12,10 +12,10 @@ from mofa.routing.balance.baselines import eplb_fullest_gpu_tokens
 from mofa.routing.balance.inputs import (
     deal_tokens_to_gpus,
     draw_tokens_per_gpu,
-    token_shares_by_source,
-    tokens_per_gpu_by_source,
+    token_shares_of_source_counts,
+    tokens_per_gpu_of_source_counts,
 )
-from mofa.routing.balance.place import PlacementAdaptation
+from mofa.routing.balance.place import PlacementAdaptationRule
 from mofa.routing.balance.setup import BalanceSetup
 from mofa.routing.balance.token_scheduling import SCHEMES, play_micro_batches
 from mofa.routing.placement import Placement
@@ -80,7 +80,7 @@ def test_capacity_drops_per_source_gpu_by_hand() -> None:
 
 def test_adaptive_placement_settles_at_the_mean_where_symmetric_cannot() -> None:
     """moe.md C.7: always balanced with adaptive re-placement, beyond Zipf 1."""
-    setup = BalanceSetup(32, 8, 4, adaptation=PlacementAdaptation(interval=5))
+    setup = BalanceSetup(32, 8, 4, adaptation=PlacementAdaptationRule(interval=5))
     played = play_micro_batches(zipf_inputs(1.5, setup), setup)
     assert played.max_over_mean["micro_moe"].mean() > 1.5
     assert played.settled is not None and played.settled < 1.005
@@ -88,7 +88,7 @@ def test_adaptive_placement_settles_at_the_mean_where_symmetric_cannot() -> None
 
 
 def test_eplb_follows_the_past() -> None:
-    setup = BalanceSetup(32, 8, 4, adaptation=PlacementAdaptation(interval=5))
+    setup = BalanceSetup(32, 8, 4, adaptation=PlacementAdaptationRule(interval=5))
     played = play_micro_batches(zipf_inputs(1.0, setup), setup)
     eplb, plain = played.max_over_mean["eplb"], played.max_over_mean["plain"]
     assert np.array_equal(eplb[0], plain[0]) and np.all(eplb[1:] < plain[1:])
@@ -121,18 +121,18 @@ def test_own_placement_by_hand() -> None:
 
 def test_source_ranks_become_gpus() -> None:
     by_source = np.arange(2 * 3 * 4).reshape(1, 2, 3, 4)
-    assert np.array_equal(tokens_per_gpu_by_source(by_source, 4), by_source)
-    folded = tokens_per_gpu_by_source(by_source, 2)
+    assert np.array_equal(tokens_per_gpu_of_source_counts(by_source, 4), by_source)
+    folded = tokens_per_gpu_of_source_counts(by_source, 2)
     assert folded[0, 0, 0].tolist() == [0 + 1, 2 + 3]
-    dealt = tokens_per_gpu_by_source(by_source, 8)
+    dealt = tokens_per_gpu_of_source_counts(by_source, 8)
     assert np.array_equal(dealt.reshape(1, 2, 3, 4, 2).sum(axis=-1), by_source)
-    shares = token_shares_by_source(by_source.astype(float), 8)
+    shares = token_shares_of_source_counts(by_source.astype(float), 8)
     assert np.array_equal(shares[..., 0::2], shares[..., 1::2]) and shares.sum(axis=2) == pytest.approx(
         np.ones((1, 2, 8))
     )
-    idle = token_shares_by_source(np.array([[[[3.0, 0.0], [1.0, 0.0]]]]), 2)
+    idle = token_shares_of_source_counts(np.array([[[[3.0, 0.0], [1.0, 0.0]]]]), 2)
     assert idle[0, 0, :, 1].tolist() == [0.75, 0.25]
-    for wrong in (tokens_per_gpu_by_source, token_shares_by_source):
+    for wrong in (tokens_per_gpu_of_source_counts, token_shares_of_source_counts):
         with pytest.raises(SpecError, match=r"column source_rank: 4 ranks are no multiple and no part .* 6 GPUs"):
             wrong(by_source, 6)
 
@@ -167,9 +167,9 @@ def test_groups_that_cannot_be_scheduled() -> None:
         with pytest.raises(SpecError, match=message):
             BalanceSetup(**{"num_experts": 32, "num_gpus": 8, "ep": 4, **wrong})  # type: ignore[arg-type]
     with pytest.raises(SpecError, match=r"interval \(0\)"):
-        PlacementAdaptation(interval=0)
+        PlacementAdaptationRule(interval=0)
     with pytest.raises(SpecError, match="threshold"):
-        PlacementAdaptation(threshold=float("nan"))
+        PlacementAdaptationRule(threshold=float("nan"))
     with pytest.raises(SpecError, match="tokens of 4 experts and 4 GPUs"):
         play_micro_batches(np.ones((1, 1, 4, 4), dtype=int), BalanceSetup(32, 8, 4))
     with pytest.raises(SpecError, match="micro-batch 0, layer 0: has no tokens"):

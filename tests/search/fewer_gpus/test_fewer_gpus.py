@@ -19,8 +19,8 @@ from mofa.search.fewer_gpus.fewer_replicas import RowsOnAllGpus
 from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
 from mofa.search.goals import BestRowsGoal
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.masks import CheckedJob, check_strategies
-from mofa.search.objective import SHORTEST_STEP, ranking_keys
+from mofa.search.legality.masks import JobAndMachines, check_strategies
+from mofa.search.objective import SHORTEST_STEP, ranking_keys_and_missing_host_bytes
 from mofa.search.search_result import Search
 from mofa.search.space import SOLVED, StrategySpace, combinations_of_space, constrain_space, default_space
 from mofa.search.workers import WorkerProcesses
@@ -68,10 +68,10 @@ TOGETHER = ("every degree", "hardly any batch", "latents", "torchtitan with expe
 """Jobs whose numbers of GPUs are costed together under a limit; the others' are without one."""
 
 
-def job_on(name: str, num_gpus: int | None = None) -> CheckedJob:
+def job_on(name: str, num_gpus: int | None = None) -> JobAndMachines:
     job = JOBS[name]
     machines = cluster(num_gpus or job.gpus, memory_gib=job.memory_gib)
-    return CheckedJob(workload(job.model, seq_len=4096, global_batch=job.batch), machines, framework(job.framework))
+    return JobAndMachines(workload(job.model, seq_len=4096, global_batch=job.batch), machines, framework(job.framework))
 
 
 def searched(name: str, num_gpus: int | None = None, **options: Any) -> Search:
@@ -95,7 +95,7 @@ def steps_of(search: Search | RowsOnFewerGpus | None) -> dict[StrategySpec, floa
     """The steps of all costed rows that fit. [s]"""
     if search is None:
         return {}
-    costed, key = search.costed, ranking_keys(SHORTEST_STEP, search.costed)[0]
+    costed, key = search.costed, ranking_keys_and_missing_host_bytes(SHORTEST_STEP, search.costed)[0]
     fits = np.flatnonzero((search.reasons[costed.rows] < 0) & np.isfinite(key))
     return {costed.table.row(int(i), "megatron"): float(key[i]) for i in fits}
 
@@ -136,7 +136,7 @@ def _constrained(maximum: dict[str, int], space: StrategySpace, machines: Cluste
     return constrain_space(space, fix={}, maximum=maximum, with_=(), without=())
 
 
-def _space(job: CheckedJob) -> StrategySpace:
+def _space(job: JobAndMachines) -> StrategySpace:
     return default_space(job.workload, job.cluster, job.framework)
 
 
@@ -210,7 +210,7 @@ def test_costs_of_several_numbers_are_those_of_each() -> None:
     megatron = mofa.load_framework("megatron")
     legal = []
     for number in (56, 48, 32, 8):
-        on_some = CheckedJob(job, machines.model_copy(update={"num_gpus": number}), megatron)
+        on_some = JobAndMachines(job, machines.model_copy(update={"num_gpus": number}), megatron)
         rows = combinations_of_space(default_space(job, on_some.cluster, megatron), on_some.cluster, megatron)
         verdict = check_strategies(on_some, rows)
         assert np.any(verdict.reason < 0)

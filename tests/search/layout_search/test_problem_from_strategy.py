@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.estimate import Estimator
+from mofa.cost.estimate import TableEstimator
 from mofa.schedules import SCHEDULES
 from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem_of_strategy
 from mofa.search.layout_search.shortest_split import shortest_split
@@ -23,7 +23,7 @@ CASES = {
 }
 
 
-def _estimator(name: str) -> Estimator:
+def _estimator(name: str) -> TableEstimator:
     workload, gpus, framework, strategy, batch = CASES[name]
     job = mofa.load_workload(workload, global_batch=batch)
     return strategy_estimator(job, mofa.load_cluster("h100-hgx", gpus), mofa.load_framework(framework), strategy)

@@ -13,7 +13,7 @@ from mofa.plan.result import Plan
 from mofa.search.layout_search.candidate_layouts import CandidateLayouts
 from mofa.search.layout_search.cut_rows import timed_rows_of_all_pipelines
 from mofa.search.layout_search.refine import SECONDS_OF_WORK, _candidate
-from mofa.search.layout_search.screening import LayoutContender, contenders, screen
+from mofa.search.layout_search.screening import LayoutContender, layout_contenders, search_layouts_of_contenders
 
 JOB = mofa.load_workload(
     "deepseek-v3", seq_len=2048, global_batch=256, overrides={"model.num_layers": 14, "model.num_mtp_layers": 1}
@@ -30,8 +30,8 @@ def search() -> mofa.Search:
 
 @pytest.fixture(scope="module")
 def screened(search: mofa.Search) -> list[LayoutContender]:
-    some = contenders(search, partial(_candidate, search))
-    screen(some, 1000.0, SECONDS_OF_WORK, WANTED, keep_recomputed=False)
+    some = layout_contenders(search, partial(_candidate, search))
+    search_layouts_of_contenders(some, 1000.0, SECONDS_OF_WORK, WANTED, keep_recomputed=False)
     return some
 
 
@@ -97,4 +97,4 @@ def test_what_was_fixed_has_no_contenders() -> None:
     job, machines = mofa.load_workload("llama3-8b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
     fixed = {"tp": 1, "pp": 4, "vpp": 2, "cp": 1, "layout": "E|(t*5|)*6ttL"}
     asked = mofa.find_plans(job, machines, fix=fixed, top=1, replay=False)
-    assert contenders(asked, partial(_candidate, asked)) == []
+    assert layout_contenders(asked, partial(_candidate, asked)) == []

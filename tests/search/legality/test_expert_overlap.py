@@ -10,7 +10,7 @@ import pytest
 import mofa
 from mofa.errors import SpecError, StrategyError
 from mofa.search.legality.expert_overlap import CONDITIONS
-from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
+from mofa.search.legality.masks import CHECKS, JobAndMachines, check_strategies
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.space import combinations_table, constrain_space, default_space
 from mofa.specs.strategy import FrameworkOptions
@@ -114,10 +114,10 @@ def test_a_search_masks_rows_by_name() -> None:
         default_space(workload, cluster, facts), fix={"tp": 1, "cp": 1}, maximum={}, with_=(), without=()
     )
     table = combinations_table(space, cluster, facts)
-    verdict = check_strategies(CheckedJob(workload, cluster, facts), table)
+    verdict = check_strategies(JobAndMachines(workload, cluster, facts), table)
     mine = next(i for i, check in enumerate(CHECKS) if check.reason == "expert_overlap")
     assert (verdict.reason == mine).any() and (verdict.reason < 0).any()
-    legal = table.take(verdict.reason < 0)
+    legal = table.select_rows(verdict.reason < 0)
     assert (legal.ep > 1).all() and ((legal.pp == 1) | (legal.vpp > 1)).all()
     allgather = table.option_sets.index(FrameworkOptions(dispatcher="allgather"))
     assert not (legal.options == allgather).any()

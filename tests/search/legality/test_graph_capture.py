@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mofa.blocks.frameworks.megatron.graph_legality import why_not_captured
-from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
+from mofa.search.legality.masks import CHECKS, JobAndMachines, check_strategies
 from mofa.search.space import combinations_of_space, default_space
 from mofa.specs.model import ModelSpec
 from mofa.specs.routing import RoutingSpec
@@ -92,7 +92,7 @@ def test_what_the_source_refuses_is_refused_with_what_to_do(line: str, case: dic
 
 
 def test_a_search_masks_what_cannot_be_captured_by_name() -> None:
-    job = CheckedJob(
+    job = JobAndMachines(
         workload(DENSE, seq_len=1024, global_batch=64), cluster(8), framework("megatron", cuda_graphs="te")
     )
     table = combinations_of_space(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)

@@ -11,7 +11,7 @@ import pytest
 
 from mofa.cost.stages import split_layers
 from mofa.errors import MofaError, StrategyError
-from mofa.search.legality.masks import CHECKS, CheckedJob, check_strategies
+from mofa.search.legality.masks import CHECKS, JobAndMachines, check_strategies
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.space import combinations_table, default_space, with_options_as_given
 from mofa.specs.model import ModelSpec
@@ -74,7 +74,7 @@ def _says(message: Any, job: Any, gpus: int, spec: Any, strategy: StrategySpec) 
         balancing=np.array([BALANCING.index(strategy.balancing)]), layout=np.array([0]), options=np.array([0]),
         recompute_modes=(mode,), layouts=(strategy.layout,),
     )  # fmt: skip
-    return str(message(CheckedJob(job, cluster(gpus), spec), row)) or "nothing at all"
+    return str(message(JobAndMachines(job, cluster(gpus), spec), row)) or "nothing at all"
 
 
 def test_there_is_a_reason_for_each_check() -> None:
@@ -252,7 +252,7 @@ def test_a_vocabulary_that_is_not_padded_is_named() -> None:
 @pytest.mark.parametrize("model", [DENSE, MOE, mla_moe()], ids=lambda m: m.name)
 def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) -> None:
     """In the order of the list, each with how far it missed; what passes missed nothing."""
-    job = CheckedJob(workload(model), cluster(16), framework(name))
+    job = JobAndMachines(workload(model), cluster(16), framework(name))
     space = with_options_as_given(default_space(job.workload, job.cluster, job.framework))
     table = combinations_table(space, job.cluster, job.framework)
     found = check_strategies(job, table)
@@ -266,7 +266,7 @@ def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) ->
 
 def test_checks_end_where_no_row_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that one check rejects is seen by none behind it, so that none is asked about no rows."""
-    job = CheckedJob(workload(llama()), cluster(8), framework("megatron"))
+    job = JobAndMachines(workload(llama()), cluster(8), framework("megatron"))
     row = checked_strategy_row(job.workload, job.cluster, job.framework, "tp=8")
     row = replace(row, tp=row.tp * 3)
     rejected = int(check_strategies(job, row).reason[0])
@@ -284,7 +284,7 @@ def test_how_far_a_row_missed() -> None:
     """12 GPUs over 8: 4 more are needed; 64 sequences over 24: 8 more; 32 ranks on 16 GPUs: 16 too many."""
     from tests.cost.toy import table as rows
 
-    job = CheckedJob(workload(DENSE, global_batch=64), cluster(16), framework("megatron"))
+    job = JobAndMachines(workload(DENSE, global_batch=64), cluster(16), framework("megatron"))
     base = rows(job.workload, job.cluster, job.framework, ["dp=16"])
 
     def changed(**values: int) -> Any:
@@ -329,7 +329,7 @@ def test_what_deepspeed_splits_is_what_passes(splits: str) -> None:
     spec = framework("megatron-2022", splits_layers=splits)
     table = {}
     for layers in (5, 8, 13):
-        job = CheckedJob(workload(llama(num_layers=layers), seq_len=1024, global_batch=48), cluster(24), spec)
+        job = JobAndMachines(workload(llama(num_layers=layers), seq_len=1024, global_batch=48), cluster(24), spec)
         for pp, vpp in itertools.product((1, 2, 3, 4, 6, 8), (1, 2, 4)):
             asked = {"pp": pp, "vpp": vpp, "schedule": "interleaved" if vpp > 1 else "1f1b"}
             try:

@@ -18,7 +18,7 @@ from mofa.plan.long_run import FIGURES, Days, Objective
 from mofa.plan.result import Plan, PlanReport
 from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.search.goodput import ACTIVITIES, LongRunObjective, average_step_watts
-from mofa.search.legality.masks import CheckedJob, check_strategies
+from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.long_run import fewer_nodes
 from mofa.search.long_run.goodput_by_scale import VARIANTS, goodput_by_scale
 from mofa.search.long_run.sensitivity import FACTORS, ettr_sensitivities
@@ -99,7 +99,7 @@ def test_the_key_of_a_row_is_that_of_its_plan() -> None:
     plain = mofa.find_plans(JOB, NODES, framework=MEGATRON, top=3, replay=False, **FIX)
     for objective in ("tokens", "kwh"):
         judge = LongRunObjective(JOB, NODES, MEGATRON, facts(), objective)  # type: ignore[arg-type]
-        timed = plain.costed.take(np.flatnonzero(np.isfinite(plain.costed.step_s)))
+        timed = plain.costed.select_rows(np.flatnonzero(np.isfinite(plain.costed.step_s)))
         keys = judge.ranking_key(timed)
         of_plans = [judge.plan_ranking_key(plan) for plan in plain.report.plans]
         for plan, value in zip(plain.report.plans, of_plans, strict=True):
@@ -196,7 +196,7 @@ def test_what_divides_is_all_that_can_run() -> None:
     legal = []
     for space in (whole, lean):
         table = combinations_table(space, smaller, MEGATRON)
-        ok = np.flatnonzero(check_strategies(CheckedJob(JOB, smaller, MEGATRON), table).reason < 0)
+        ok = np.flatnonzero(check_strategies(JobAndMachines(JOB, smaller, MEGATRON), table).reason < 0)
         legal.append({str(table.row(int(i), "megatron")) for i in ok})
     assert legal[0] == legal[1] and len(legal[0]) > 100
     assert len(lean.pp) < len(whole.pp)
@@ -239,7 +239,7 @@ def test_what_is_unknown_is_said() -> None:
     assert "no storage given" in rsc.unknown["ettr"]
     without_tokens = mofa.load_workload("llama3-8b", overrides={"tokens": None})
     judge = LongRunObjective(without_tokens, NODES, MEGATRON, facts())
-    assert set(judge.missing()) == {"days", "gpu_hours", "usd", "kwh"}
+    assert set(judge.unknown_figures()) == {"days", "gpu_hours", "usd", "kwh"}
     for objective in ("days", "usd", "kwh"):
         with pytest.raises(SpecError, match="not known"):
             search(bare, objective=objective)

@@ -37,7 +37,7 @@ SHARED = "moe.shared"
 def graph_captured_layer(layer: BlockTapes, ctx: Context, *, moe: bool) -> BlockTapes:
     """A layer with its ops in graphs, as the framework's option says."""
     graphs = ctx.framework.graphs
-    if not graphs.on:
+    if not graphs.captures_any:
         return layer
     if graphs.full_iteration:
         return _all_captured(layer)

@@ -31,7 +31,7 @@ def why_not_captured(
         Pipeline stages. [-]
     """
     graphs = framework.graphs
-    if not graphs.on:
+    if not graphs.captures_any:
         return None
     said = f"cuda_graphs ({graphs})"
     return (

@@ -43,7 +43,7 @@ def weight_grad_arguments(ctx: Context) -> WeightGradArguments:
 
 
 def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
-    """One kernel each way; keeps its input and its output, which the linear that it is fused with reads.
+    """A norm: one kernel each way; keeps its input and its output, which the linear that it is fused with reads.
 
     Both are one function of autograd's, which has the gradient of the linear's output until it returns
     (te/module/layernorm_linear.py; te1-llama8b-4l-first-traced).

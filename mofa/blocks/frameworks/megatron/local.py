@@ -323,7 +323,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     return te.head(b, ctx, x)
 
 
-def persistent_buffers(ctx: Context) -> ArrayK:
+def persistent_buffer_bytes(ctx: Context) -> ArrayK:
     """Bytes of the global "mpu" buffer: its largest use, never freed (utils.py, GlobalMemoryBuffer). [B]
 
     Uses are the gathered input of a column-parallel linear, the scores' input of unfused attention (the slopes take

@@ -136,7 +136,7 @@ class RotaryTableBytes(NamedTuple):
     of_layers: bool
 
 
-def rotary_tables(ctx: Context) -> RotaryTableBytes:
+def rotary_table_bytes(ctx: Context) -> RotaryTableBytes:
     """Bytes of the tables of rotations that stay.
 
     Of a rank's positions a table in fp32 is kept for good (rotary_pos_embedding.py, ``lru_cache``). Under YaRN each

@@ -289,7 +289,7 @@ def head_persistent_bytes(ctx: Context) -> ArrayK:
     return vocab + where(ctx.gathers_sequence, ctx.tokens * ctx.model.hidden * ctx.activation_element_bytes, 0.0)
 
 
-def persistent_buffers(ctx: Context, ops: Iterable[Op], *, with_head: bool = True) -> ArrayK:
+def persistent_buffer_bytes(ctx: Context, ops: Iterable[Op], *, with_head: bool = True) -> ArrayK:
     """Bytes that stay allocated from the first use on, outside the tapes; ``ops`` are the blocks' forward ops. [B]
 
     Transformer Engine's workspaces, and a bf16 gradient for each distinct shape of a weight whose GEMM adds to the main

@@ -25,7 +25,7 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     gathers_for_each_use,
     gradient_accumulation_launches,
     own_and_expert_params,
-    params_of_first_or_last_layer,
+    params_of_first_and_last_layer,
     reduce_gradients,
     weight_gradients,
 )
@@ -130,7 +130,7 @@ def gather_and_await_first_block(b: TapeBuilder, ctx: Context) -> None:
         return
     p = FsdpOpList()
     p.add_wait("fsdp.first_block", (p.add_neighbours_collective("fsdp.first_gather", "all_gather",
-    params_of_first_or_last_layer(ctx, "embedding")[0],
+    params_of_first_and_last_layer(ctx, "embedding")[0],
                                             ctx.fsdp, 2.0, GATHER),))  # fmt: skip
     p.add_to(b)
 
@@ -316,7 +316,7 @@ def _kept_where_together(fsdp: FsdpOpList, grads: tuple[str, ...], own_group: Bo
 
 def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK, experts: ArrayK) -> None:
     zero, own_group, width = 0.0 * ctx.tp, experts > 0, ctx.framework.reduced_bytes_per_param
-    block_own, _ = params_of_first_or_last_layer(ctx, block)
+    block_own, _ = params_of_first_and_last_layer(ctx, block)
     following, previous = own, own
     if block == "embedding":
         following, previous = zero, block_own

@@ -258,7 +258,7 @@ def weight_gradients(fsdp: FsdpOpList, ops: list[Op], *, experts: bool) -> tuple
     return tuple(w for op in own for w in op.writes if fsdp.tensors[w].weight)
 
 
-def params_of_first_or_last_layer(ctx: Context, block: BlockRole) -> tuple[ArrayK, ArrayK]:
+def params_of_first_and_last_layer(ctx: Context, block: BlockRole) -> tuple[ArrayK, ArrayK]:
     """Parameters of the first layer behind the embedding, of the last in front of the head. [params]"""
     index = 0 if block == "embedding" else ctx.model.num_layers - 1
     layer = layer_params(ctx.model, ctx.model.is_moe_layer(index))

@@ -13,7 +13,7 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     copy_out_gathered_weights,
     gather_weights,
     gathers_for_each_use,
-    params_of_first_or_last_layer,
+    params_of_first_and_last_layer,
     reduce_gradients,
     weight_gradients,
 )
@@ -44,7 +44,7 @@ def gather_root_around_model_end(b: TapeBuilder, ctx: Context, block: BlockRole,
         reads = (gather_weights(p, ctx, ROOT, "fsdp", all_params, ctx.fsdp, all_params > 0),)
         copy_out_gathered_weights(p, ctx, reads, "fsdp.weights", all_params, ctx.fsdp, experts=False)
     else:
-        block_params, _ = params_of_first_or_last_layer(ctx, block)
+        block_params, _ = params_of_first_and_last_layer(ctx, block)
         p.add_mark("fsdp.keep_last", (), (p.declare_tensor(LAST, 2.0 * block_params, "weight_copy"),), "compute")
     p.add_to(b)
 
@@ -68,7 +68,7 @@ def backward_of_model_end(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: 
         fsdp.add_mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
         fsdp.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
         return
-    all_params, (block_own, expert_params) = own + head_params(ctx), params_of_first_or_last_layer(ctx, block)
+    all_params, (block_own, expert_params) = own + head_params(ctx), params_of_first_and_last_layer(ctx, block)
     begin = FsdpOpList(tensors=fsdp.tensors)
     begin.declare_tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
     begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)

@@ -110,7 +110,8 @@ def norm_over_rows(
 
 
 def eager_norm_scratch(x: FloatK) -> ScratchSequence:
-    """The input in fp32, its squares and what their mean gives, both multiplied, times the weight, and cast."""
+    """Scratch of an eager norm: the input in fp32, its squares and what their mean gives, both multiplied, times the
+    weight, and cast."""
     return ScratchSequence((x, x), (WRITES + 2, 0, ~0, WRITES + 1, WRITES + 3, 1, WRITES, ~1))
 
 

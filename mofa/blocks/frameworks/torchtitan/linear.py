@@ -66,7 +66,7 @@ def has_local_qkv(ctx: Context) -> bool:
 
 
 def compile_and_dtensor_marker(ctx: Context, block: BlockRole) -> Callable[[Op], Op]:
-    """What says of an op of this block whether it is compiled, and where it works on distributed tensors."""
+    """A function that marks an op of this block: whether it is compiled, and where it works on distributed tensors."""
     compile_, grouped = ctx.framework.compile, ctx.framework.experts != "sequential"
     distributed: BoolK = ctx.has_tp
     any_tp = bool(any_true(ctx.has_tp))

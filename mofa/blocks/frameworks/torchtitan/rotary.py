@@ -61,19 +61,22 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
 
 
 def complex_rotation_back_scratch(q: FloatK, k: FloatK, positions: FloatK) -> ScratchSequence:
-    """Keys and queries in fp32, both times what turns them back, of which a conjugate is made each time, and cast."""
+    """Scratch of the backward: keys and queries in fp32, both times what turns them back, of which a conjugate is made
+    each time, and cast."""
     sizes = (4.0 * k, 4.0 * q, positions, 4.0 * k, positions, 4.0 * q)
     return ScratchSequence(sizes, (0, READS + 1, 1, READS, 2, 3, ~2, ~0, 4, 5, ~4, ~1, WRITES + 1, ~3, WRITES, ~5))
 
 
 def half_rotation_scratch(q: FloatK, k: FloatK) -> ScratchSequence:
-    """Qwen3's rotation, of queries and then of keys: by cosine, halves turned, joined, by sine, their sum."""
+    """Scratch of Qwen3's rotation, of queries and then of keys: by cosine, halves turned, joined, by sine, their
+    sum."""
     sizes = (q, 0.5 * q, q, q, k, 0.5 * k, k, k)
     return ScratchSequence(sizes, (0, 1, 2, ~1, 3, ~2, WRITES, ~0, ~3, 4, 5, 6, ~5, 7, ~6, WRITES + 1, ~4, ~7))
 
 
 def half_rotation_back_scratch(q: FloatK, k: FloatK) -> ScratchSequence:
-    """Keys first: the gradient by sine, its halves turned into their places, added in place; by cosine, added too."""
+    """Scratch of its backward, keys first: the gradient by sine, its halves turned into their places, added in place;
+    by cosine, added too."""
     keys = (0, 1, WRITES + 1, ~1, 2, ~0, ~2, 3, READS + 1, ~3)
     steps = (*keys, 4, 5, WRITES, ~5, 6, ~4, ~6, 7, READS, ~7)
     return ScratchSequence((k, 0.5 * k, k, k, q, 0.5 * q, q, q), steps)
