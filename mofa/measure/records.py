@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -113,11 +114,9 @@ class MeasuredResult(Spec):
     error: str | None = None
 
     @property
-    def clipped_steps(self) -> float | None:
-        """Share of steps whose gradients' norm is over the limit; None where norms were not kept. [-]"""
-        if not self.grad_norms:
-            return None
-        return sum(norm > GRAD_NORM_LIMIT for norm in self.grad_norms) / len(self.grad_norms)
+    def median_step_clips(self) -> bool | None:
+        """Whether the norm of the gradients is over the limit in the median step; None where norms were not kept."""
+        return statistics.median(self.grad_norms) > GRAD_NORM_LIMIT if self.grad_norms else None
 
     @property
     def idle_share(self) -> float | None:

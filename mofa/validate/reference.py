@@ -309,11 +309,11 @@ def reference_of_record(
 
 
 def _as_measured(record: RunRecord, scratch: Path) -> RunSpec:
-    """The run with the tokens that its own routers sent, and as many of its steps clipped as its norms say."""
-    run, clipped = with_routing_counts(record, scratch), record.measured.clipped_steps
-    if clipped is None:
+    """The run with the tokens that its own routers sent, and its gradients scaled if they are in its median step."""
+    run, clips = with_routing_counts(record, scratch), record.measured.median_step_clips
+    if clips is None:
         return run
-    return run.model_copy(update={"framework": {**run.framework, "clipped_steps": clipped}})
+    return run.model_copy(update={"framework": {**run.framework, "clipped_steps": float(clips)}})
 
 
 def _differ(records: Sequence[RunRecord], files: Sequence[Path]) -> None:
