@@ -262,8 +262,9 @@ def activation_elements(ctx: Context, width: FloatK, *, sharded: bool = True) ->
 
 
 def embedding_backward(
-    ctx: Context, table_elements: FloatK, element_bytes: FloatK, scratch: FloatK, launches: FloatK
-) -> OpBackward:
+    ctx: Context, table_elements: FloatK, element_bytes: FloatK, scratch: FloatK, launches: FloatK,
+    added_bytes: FloatK = 0.0,
+) -> OpBackward:  # fmt: skip
     """The gradient of an embedding: its whole table is zeroed, then the tokens' rows are sorted and added to it.
 
     Timed as PyTorch's kernels were (``embedding_bwd``): by its tokens, and by the table that it zeroes.
@@ -278,11 +279,15 @@ def embedding_backward(
         Of :func:`embedding_backward_scratch`. (K,) [B]
     launches
         Kernels that the host launches. [-]
+    added_bytes
+        What is moved to add it to another gradient of the table. (K,) [B]
     """
     elements = ctx.tokens * float(ctx.model.hidden)
-    moved = element_bytes * table_elements + 2.0 * elements * ctx.activation_element_bytes
+    moved = element_bytes * table_elements + 2.0 * elements * ctx.activation_element_bytes + added_bytes
     table_width = table_elements / TIMED_EMBEDDING_ROWS * element_bytes / TIMED_EMBEDDING_BYTES
-    return OpBackward(moved, launches, scratch, like="embedding_bwd", elements=elements, width=table_width)
+    return OpBackward(
+        moved, launches, scratch, like="embedding_bwd", elements=elements, width=table_width, parts=((added_bytes, ""),)
+    )
 
 
 def embedding_backward_scratch(ctx: Context, rows: FloatK) -> FloatK:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mofa.blocks.context import ArrayK, Context, Primitives
-from mofa.blocks.elementwise import BoolK, any_true, ceil, logical_not, where
+from mofa.blocks.elementwise import BoolK, any_true, ceil, logical_not, maximum, where
 from mofa.blocks.frameworks.megatron import cp as megatron_cp
 from mofa.blocks.frameworks.megatron.calls import mark_issued_by, timed_module_call
 from mofa.blocks.frameworks.megatron.linear import (
@@ -225,14 +225,26 @@ def padded_vocab_per_rank(ctx: Context) -> ArrayK:
     return ceil(ctx.model.vocab / unit) * unit / ctx.tp
 
 
+def sums_tied_gradients_anew(ctx: Context) -> BoolK:
+    """Whether the embedding's gradient and the head's are added up in new memory: autograd holds the head's, and that
+    is a dummy which Transformer Engine keeps for other layers and fills with zeros (tensor_parallel/layers.py,
+    ``zero_out_wgrad``; te/module/base.py, ``get_dummy_wgrad``; torch/csrc/autograd/input_buffer.cpp,
+    ``can_accumulate_inplace``). (K,)"""
+    if not (ctx.model.tied_embeddings and ctx.framework.fuses_wgrad_accumulation):
+        return False
+    return ctx.has_all_layers
+
+
 def embedding(b: TapeBuilder, ctx: Context) -> str:
     """Vocabulary-parallel lookup; under sequence parallelism a copy, a reduce-scatter and a clone behind it."""
     h, e, since = float(ctx.model.hidden), ctx.activation_element_bytes, len(b.ops)
     params = padded_vocab_per_rank(ctx) * h
     looked = b.tensor("embedding.rows", ctx.tokens * h * e)
+    partial_sums, anew = embedding_backward_scratch(ctx, params / h), sums_tied_gradients_anew(ctx)
+    scratch = maximum(partial_sums, where(anew, 2.0 * params, 0.0))
     b.add(
         Op("embedding", "memory_bound", MemoryBound(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,
-           back=embedding_backward(ctx, params, 2.0, embedding_backward_scratch(ctx, params / h), 3),
+           back=embedding_backward(ctx, params, 2.0, scratch, 3, where(anew, 8.0 * params, 0.0)),
            weight_params=params, weight_bytes=2.0 * params,
            accumulate_bytes_per_param=ctx.framework.accumulation_bytes_per_param, purpose="embedding")
     )  # fmt: skip
