@@ -189,8 +189,7 @@ class TableEstimator:
     def _idle(self, exposed: NDArray[np.float64]) -> NDArray[np.float64]:
         """What waits for other stages and the optimizer count, as a share of the step. (n,) [-]"""
         bubble_s, optimizer_s = (exposed[TIME_COMPONENTS.index(name)] for name in ("bubble", "optimizer"))
-        limit = self.cluster.gpu.curves.power_limit
-        step_s = exposed.sum(axis=0)
+        limit, step_s = self.cluster.gpu.curves.power_limit, exposed.sum(axis=0)
         return power_averaged_idle_share(limit, bubble_s, optimizer_s, step_s, step_s - optimizer_s)
 
     @cached_property

@@ -182,7 +182,9 @@ def _full_clock_and_optimizer_ms(trace: str) -> tuple[float, float]:
     for _, name, start, took in kernels:
         if took > 100.0 and ("nvjet" in name or "cudnn_gen" in name):
             alike[name, round(math.log(took) / 0.3)].append((start / 1e3, took))
-    shown = [(start, took / min(t for _, t in same)) for same in alike.values() if len(same) > 3 for start, took in same]
+    shown = [
+        (start, took / min(t for _, t in same)) for same in alike.values() if len(same) > 3 for start, took in same
+    ]
     times, ratios = np.array(sorted(shown)).T
     middle = (1.0 + float(np.mean(ratios[times > 0.5 * times[-1]]))) / 2.0
     slow = [times[i] for i in range(3, len(times)) if times[i] > 12.0 and np.median(ratios[i - 3 : i + 4]) > middle]

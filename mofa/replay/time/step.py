@@ -16,13 +16,12 @@ from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
 from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
-from mofa.cost.step_time.step import (
+from mofa.cost.step_time.optimizer_step import (
     gradient_norm_seconds,
-    hop_seconds,
     lead_at_step_start_s,
     optimizer_and_host_wait_seconds,
-    slowest_stages_of_micro_batch,
 )
+from mofa.cost.step_time.step import hop_seconds, slowest_stages_of_micro_batch
 from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.replay.time.computation_tapes import PlanTapes

@@ -48,7 +48,9 @@ def test_draws_of_work_and_of_waiting_add_up_to_the_limit() -> None:
 def test_of_a_long_wait_one_window_counts() -> None:
     bubble, step = np.array([0.2, 0.5, 5.0, 0.9 * HARDLY, 1.0]), np.array([1.0, 5.0, 20.0, 1.0, 1.1])
     none = np.zeros(5)
-    assert power_averaged_idle_share(limit(), bubble, none, step, step) == pytest.approx([0.2, 0.06, 0.015, 0.0, 0.3 / 1.1])
+    assert power_averaged_idle_share(limit(), bubble, none, step, step) == pytest.approx(
+        [0.2, 0.06, 0.015, 0.0, 0.3 / 1.1]
+    )
     assert power_averaged_idle_share(limit(window_s=1.0), bubble, none, step, step)[-1] == RESTED
     assert not power_averaged_idle_share(None, bubble, none, step, step).any()
 

@@ -1,0 +1,94 @@
+"""The optimizer's part of a step: its kernels, the host's waits, the norm, and the lead that it gives the host."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.cost.host_optimizer import host_step_seconds
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.optimizer import (
+    fp8_first_micro_batch_saving_s,
+    host_lead_behind_optimizer_s,
+    optimizer_device_seconds_by_part,
+    optimizer_host_seconds,
+    optimizer_seconds,
+    weight_cast_seconds,
+)
+from mofa.cost.rows import GatheredRows, params_in_layers
+from mofa.cost.step_time.micro_batch import MicroBatchPasses
+from mofa.specs.params import layer_parameter_tensors
+
+ArrayN = NDArray[np.float64]
+
+
+def optimizer_and_host_wait_seconds(rows: GatheredRows, each: MicroBatchPasses) -> ArrayN:
+    """The optimizer step of each stage, and its wait and the next step's for the host, but for the norm. (n, R) [s]
+
+    torchtitan moves counts and tokens to the device at the start of a step, which waits for them (train.py,
+    train_step); counts are summed over dp, tokens and positions dealt out over cp by indices made on the host
+    (context_parallel.py). The optimizer's host begins as far ahead of the device as it ended the last backward.
+    """
+    c = rows.costs
+    given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
+    issue = rows.sum_layers_by_stage(rows.layers.issue_s) + rows.end_blocks_by_stage(
+        c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
+        rows.mtp_layer_quantity("issue_s"),
+    )  # fmt: skip
+    lead = np.maximum(sum(each.passes_of_stages()) - issue, 0.0)
+    if each.host_bound is not None:
+        lead[each.host_bound.rows] = each.host_bound.lead_s()
+    parts = optimizer_device_seconds_by_part(*given)
+    waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid_index, _distributed(rows), parts)
+    on_hosts = host_step_seconds(rows, _tensors(rows), parts["adam"])
+    seconds = (optimizer_seconds(*given, parts) + on_hosts)[rows.grid_index] + waited
+    if rows.workload.precision.fp8_recipe:
+        linears = params_in_layers(rows.workload, rows.grids, rows.stage_layers)
+        owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)
+        casts = weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears, owners)
+        unread = fp8_first_micro_batch_saving_s(rows.framework, linears, rows.cluster.gpu)
+        seconds = seconds + (casts - unread)[rows.grid_index]
+    if rows.framework.traits.has_pytorch_modules:
+        starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
+        start_s = rows.cluster.slowest_host_factor * rows.cluster.gpu.curves.host.step_start_s.value
+        seconds = seconds + (starts * start_s)[:, None]
+    return np.asarray(seconds)
+
+
+def lead_at_step_start_s(rows: GatheredRows) -> ArrayN:
+    """How far each stage's host is ahead of its device as a step begins, whose optimizer the device is still at; behind
+    it where negative. (n, R) [s]"""
+    given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
+    parts = optimizer_device_seconds_by_part(*given)
+    params = np.where(rows.grids.zero[:, None] >= 1, rows.shards.sharded(1.0), rows.shards.unsharded(1.0))
+    lead_s = host_lead_behind_optimizer_s(rows.cluster, rows.framework, params, _tensors(rows), parts)
+    return np.asarray(lead_s[rows.grid_index])
+
+
+def _distributed(rows: GatheredRows) -> NDArray[np.bool_]:
+    """Whether torchtitan's parameters are distributed tensors, of each grid of ranks. (g, 1)"""
+    grids = rows.grids
+    sharded = (rows.shards.dense_ranks > 1) & (rows.mode.precision == "mixed")
+    return np.asarray(sharded | ((grids.tp > 1) | (grids.ep > 1))[:, None])
+
+
+def _tensors(rows: GatheredRows) -> ArrayN:
+    """Parameter tensors of every stage on one rank, of each grid of ranks. (g, R)"""
+    model, packed = rows.workload.model, not rows.framework.traits.has_pytorch_modules
+    stages, shown = rows.stage_layers.stages, rows.stage_layers.shown.shown_stages
+    counts = stages.layer_counts[:, shown].sum(axis=2)
+    total = np.zeros((len(rows.grids), len(shown)))
+    for i, kind in enumerate(stages.kinds):
+        dense, expert = layer_parameter_tensors(model, kind.moe, packed=packed)
+        local = model.moe.num_experts / rows.grids.ep if model.moe else np.zeros(len(rows.grids))
+        total += counts[i] * (dense + expert * local)[:, None]
+    norm = 2 if model.norm == "layernorm" else 1
+    return np.asarray(total + rows.is_first + rows.is_head * (norm + (0 if model.tied_embeddings else 1)))
+
+
+def gradient_norm_seconds(rows: GatheredRows) -> ArrayN:
+    """The gradient norm's all-reduce over all ranks and the host's wait for it. (n,) [s]"""
+    if not rows.workload.optimizer.clip_grad_norm:
+        return np.zeros(len(rows.table))
+    reduce = collective_s("all_reduce", np.full(len(rows.grids), 4.0), rows.groups["world"], rows.costs.machine.fabric)
+    return np.asarray(reduce[rows.grid_index] + rows.cluster.sync_s)
