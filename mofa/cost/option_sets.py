@@ -1,6 +1,7 @@
 """Which of the options that strategies choose their blocks read: strategies that differ in others share blocks.
 
-Replicas of a shard group (HSDP) are read through process groups alone, which are columns.
+Replicas of a shard group (HSDP) are read through process groups alone, which are columns. When Megatron gathers
+parameters is read outside blocks.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from mofa.specs.strategy import FrameworkOptions, StrategyTable
 
 
 def options_that_blocks_read(options: FrameworkOptions) -> FrameworkOptions:
-    """The options without those that are columns to blocks.
+    """The options without those that blocks read as columns or not at all.
 
     Examples
     --------
     >>> options_that_blocks_read(FrameworkOptions(dispatcher="deepep", dp_replicate=4))
-    FrameworkOptions(tp_overlap=None, dispatcher='deepep', dp_replicate=None)
+    FrameworkOptions(tp_overlap=None, dispatcher='deepep', dp_replicate=None, overlap_param_gather=None)
     """
-    return options._replace(dp_replicate=None)
+    return options._replace(dp_replicate=None, overlap_param_gather=None)
 
 
 def options_common_to_rows(table: StrategyTable) -> FrameworkOptions:
