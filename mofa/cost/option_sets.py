@@ -7,6 +7,7 @@ parameters is read outside blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,13 @@ def options_common_to_rows(table: StrategyTable) -> FrameworkOptions:
     if len(set(map(options_that_blocks_read, sets))) > 1:
         raise ValueError("rows differ in options that blocks read; cut the table by rows_by_options first")
     return options_that_blocks_read(sets[0])
+
+
+def without_gather_choice(table: StrategyTable) -> StrategyTable:
+    """The table as what reads no ``overlap_param_gather`` may see it: sets that differ in it alone are one."""
+    alike = [options._replace(overlap_param_gather=None) for options in table.option_sets]
+    first = [alike.index(options) for options in alike]
+    return table if len(set(first)) == len(first) else replace(table, options=np.array(first)[table.options])
 
 
 def dp_replicate(framework: FrameworkSpec, table: StrategyTable) -> NDArray[np.int64]:
