@@ -455,7 +455,7 @@ def gathers_needlessly_at_once(
     chosen = np.array([some.overlap_param_gather is not None for some in space.options])
     if chosen.all():  # what is fixed holds everywhere
         return np.zeros(1, dtype=bool)
-    return chosen[options] & ((pp == 1) | (vpp > 1) | (tp * pp >= num_gpus))
+    return np.asarray(chosen[options] & ((pp == 1) | (vpp > 1) | (tp * pp >= num_gpus)))
 
 
 def with_derived_degrees(
