@@ -41,6 +41,7 @@ FREE: Mapping[str, str] = {
     "strategy.tp_overlap": "is framework.tp_overlap where it is chosen",
     "strategy.dispatcher": "is framework.dispatcher where it is chosen",
     "strategy.dp_replicate": "is framework.dp_replicate where it is chosen",
+    "strategy.overlap_param_gather": "is framework.overlap_param_gather where it is chosen",
     "framework.version": "the version whose facts the prediction rests on, in the head of the files",
     "framework.provenance": "where the framework's facts come from, in the head of the files",
     "framework.source": "where the framework's facts come from",

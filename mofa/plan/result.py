@@ -31,7 +31,7 @@ from mofa.specs.strategy import StrategySpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "2.12"
+SCHEMA_VERSION: Final = "2.13"
 
 FlopsConvention = Literal["causal", "full"]
 
@@ -237,7 +237,7 @@ def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSum
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["2.12"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.13"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
@@ -279,7 +279,7 @@ class PlanReport(Spec):
     True
     """
 
-    schema_version: Literal["2.12"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.13"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")

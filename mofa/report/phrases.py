@@ -75,9 +75,13 @@ def _option_word(name: str, value: bool | str | int) -> str:
 
     >>> _option_word("tp_overlap", True), _option_word("dispatcher", "deepep"), _option_word("dp_replicate", 4)
     ('overlap', 'deepep', 'hsdp4')
+    >>> _option_word("overlap_param_gather", False)
+    'gathers first'
     """
     if name == "tp_overlap":
         return "overlap" if value else "no overlap"
+    if name == "overlap_param_gather":
+        return "gathers beside" if value else "gathers first"
     return f"hsdp{value}" if name == "dp_replicate" else str(value)
 
 

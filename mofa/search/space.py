@@ -177,7 +177,8 @@ def searched_option_sets(
 
     An option that the user set to something else than the framework's own is not searched. Tensor-parallel overlap
     is off under latent attention, whose linears have no user buffers (megatron_core 0.16.1,
-    extensions/transformer_engine.py). DeepEP is searched on nodes whose profile has its rate.
+    extensions/transformer_engine.py). DeepEP is searched on nodes whose profile has its rate. Where Megatron's
+    parameters may be gathered behind the optimizer says :func:`gathers_needlessly_at_once`.
     """
     overlaps: list[bool | None] = [None]
     has_latents = workload.model.attention_kind.megatron.has_latents
@@ -190,12 +191,15 @@ def searched_option_sets(
         offered = [name for name in get_args(DispatcherName) if name in OFFERED[framework.name]["dispatcher"]]
         has_deepep = cluster.node.intra.deepep_efficiency is not None
         dispatchers += [name for name in offered if name != usual and (name != "deepep" or has_deepep)]
+    gathers: list[bool | None] = [None]
+    if framework.overlap_param_gather and framework.data_parallel == "distributed-optimizer":
+        gathers.append(False)
     replicas: list[int | None] = [None]
     replicates = "hsdp" in OFFERED[framework.name]["data_parallel"] and framework.data_parallel == "fsdp"
     if replicates and framework.dp_replicate == 1:
         nodes = cluster.num_gpus // cluster.node.gpus_per_node
         replicas += [nodes // n for n in NODES_OF_SHARDS if nodes % n == 0 and nodes // n > 1]
-    return tuple(FrameworkOptions(*chosen) for chosen in product(overlaps, dispatchers, replicas))
+    return tuple(FrameworkOptions(*chosen) for chosen in product(overlaps, dispatchers, replicas, gathers))
 
 
 def without_indivisible_degrees(space: StrategySpace, num_gpus: int, global_batch: int) -> StrategySpace:
@@ -425,6 +429,7 @@ def combinations_of_space(space: StrategySpace, cluster: ClusterSpec, framework:
         twice |= overlaps[options] & (tp == 1)
     if not dispatches.all():
         twice |= dispatches[options] & (ep == 1) & (np.where(etp == 0, tp, etp) == 1)
+    twice |= gathers_needlessly_at_once(space, options, tp, pp, vpp, cluster.num_gpus)
     if space.dp is not None:
         twice |= tp * cp * pp * space.dp != cluster.num_gpus
     single = np.unravel_index(np.flatnonzero(~twice), sizes)
@@ -434,6 +439,23 @@ def combinations_of_space(space: StrategySpace, cluster: ClusterSpec, framework:
     number = np.array([modes.index(spec) for spec, _ in space.recompute], dtype=np.int64)
     layers = np.array([n for _, n in space.recompute], dtype=np.int64)
     return SpaceCombinations(degrees, number, np.tile(layers, len(degrees)))
+
+
+def gathers_needlessly_at_once(
+    space: StrategySpace, options: NDArray[np.int64], tp: NDArray[np.int64], pp: NDArray[np.int64],
+    vpp: NDArray[np.int64], num_gpus: int,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Whether rows choose that Megatron gathers parameters behind the optimizer, where that makes no step shorter.
+
+    Beside the forward each later stage of 1F1B gathers when its first input comes, one stage after the other. One
+    stage, and chunks of interleaving, which all ranks ask for at once, wait no longer beside the forward than behind
+    the optimizer. Nothing is gathered where no ranks share parameters. Memory is the same
+    (docs/evidence/search.md, gathering parameters at once).
+    """
+    chosen = np.array([some.overlap_param_gather is not None for some in space.options])
+    if chosen.all():  # what is fixed holds everywhere
+        return np.zeros(1, dtype=bool)
+    return np.asarray(chosen[options] & ((pp == 1) | (vpp > 1) | (tp * pp >= num_gpus)))
 
 
 def with_derived_degrees(

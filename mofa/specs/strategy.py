@@ -108,6 +108,7 @@ class FrameworkOptions(NamedTuple):
     tp_overlap: bool | None = None
     dispatcher: DispatcherName | None = None
     dp_replicate: int | None = None
+    overlap_param_gather: bool | None = None
 
     @property
     def chosen(self) -> dict[str, bool | str | int]:
@@ -162,6 +163,8 @@ class StrategySpec(Spec):
         How tokens are sent to experts: ``alltoall``, ``allgather`` or ``deepep``.
     dp_replicate
         Replicas of a shard group (HSDP), 1 for FSDP over all ranks. [-]
+    overlap_param_gather
+        Whether Megatron gathers parameters beside the forward of a step, or all at once behind the optimizer.
     framework
         Name of the framework that runs it.
 
@@ -207,12 +210,14 @@ class StrategySpec(Spec):
     """How tokens are sent to experts; None as the framework has it."""
     dp_replicate: Degree | None = None
     """Replicas of a shard group (HSDP), 1 for FSDP over all ranks; None as the framework has it. [-]"""
+    overlap_param_gather: Annotated[bool | None, Field(strict=True)] = None
+    """Whether Megatron gathers parameters beside the forward of a step; None as the framework has it."""
     framework: str = "megatron"
 
     @property
     def options(self) -> FrameworkOptions:
         """The framework's options that it chooses."""
-        return FrameworkOptions(self.tp_overlap, self.dispatcher, self.dp_replicate)
+        return FrameworkOptions(self.tp_overlap, self.dispatcher, self.dp_replicate, self.overlap_param_gather)
 
     @field_validator("layout", mode="before")
     @classmethod

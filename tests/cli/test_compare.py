@@ -91,7 +91,7 @@ def test_what_is_no_result_is_refused_in_a_line(
 ) -> None:
     (tmp_path / "text.json").write_text("hello")
     (tmp_path / "list.json").write_text("[1, 2]")
-    (tmp_path / "half.json").write_text('{"schema_version": "2.12", "strategy": {}}')
+    (tmp_path / "half.json").write_text('{"schema_version": "2.13", "strategy": {}}')
     done = cli("compare", *files)
     assert done.returncode == 2
     assert says in done.stderr and done.stderr.count("\n") == 1

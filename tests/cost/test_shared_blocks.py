@@ -44,6 +44,7 @@ KINDS = {
         tuple(options._replace(dispatcher=name) for name in (None, "deepep") for options in REPLICAS),
     ),
     "replicas of fsdp1": Kind("fsdp1", ("dense",), REPLICAS),
+    "gathers": Kind("megatron", ("dense", "moe"), (FrameworkOptions(), FrameworkOptions(overlap_param_gather=False))),
     "overlap": Kind("megatron", ("dense",), (FrameworkOptions(), FrameworkOptions(tp_overlap=True))),
     "dispatchers": Kind("megatron", ("moe",), (FrameworkOptions(), FrameworkOptions(dispatcher="allgather"))),
 }

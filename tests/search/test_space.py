@@ -195,7 +195,8 @@ def test_the_readme_says_what_is_searched() -> None:
     options = {name for chosen in searched_sets for name in chosen.chosen}
     dispatchers = ["alltoall", *dict.fromkeys(chosen.dispatcher for chosen in searched_sets if chosen.dispatcher)]
     assert options == set(OPTIONS)
-    assert claimed("Options") == ["tp_overlap", "dispatcher", *dispatchers, "dp_replicate", "--fix", "--without"]
+    others = ["dp_replicate", "overlap_param_gather", "--fix", "--without"]
+    assert claimed("Options") == ["tp_overlap", "dispatcher", *dispatchers, *others]
     assert set(of_torchtitan.options[-1].chosen) == {"dp_replicate"} and space(mla_moe()).options[-1].tp_overlap is None
     said = claimed("Recomputation")
     spaces = space(), of_megatron, space(mla_moe()), of_torchtitan

@@ -16,7 +16,8 @@ WITH = (
     "token_chunks, moeblaze, cuda_graphs, optimizer_offload, activation_offload"
 )
 WITHOUT = (
-    "tp, sp, pp, vpp, cp, ep, etp, recompute, selective, full, zbv, tp_overlap, dispatcher, dp_replicate, fewer_gpus"
+    "tp, sp, pp, vpp, cp, ep, etp, recompute, selective, full, zbv, tp_overlap, dispatcher, dp_replicate, "
+    "overlap_param_gather, fewer_gpus"
 )
 
 

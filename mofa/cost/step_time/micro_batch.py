@@ -107,7 +107,7 @@ class HostBoundPasses:
         return *steady, ended[0] + steady[1]
 
     def saved_by_lead_s(self, lead_s: ArrayN) -> ArrayN:
-        """What the first forward takes less by ``lead_s``, by which its host is ahead as the step begins. (rows, R) [s]"""
+        """What the first forward takes less by ``lead_s``, the lead of its host as the step begins. (rows, R) [s]"""
         forward, ahead_s = self.with_full_queue[0], lead_s[:, :, None]
         behind_device_s = np.maximum(forward.device_s, forward.host_behind_device_s)
         behind_host_s = np.maximum(forward.device_behind_host_s, forward.host_s)

@@ -14,7 +14,13 @@ from mofa.cost.lower_bounds.steps import power_averaged_lower_bound_s
 from mofa.cost.option_sets import options_that_blocks_read
 from mofa.search.fewer_gpus.block_work import BlockGpuSeconds, may_defer_weight_gradients
 from mofa.search.legality.masks import JobAndMachines
-from mofa.search.space import SpaceCombinations, StrategySpace, combinations_of_space, with_derived_degrees
+from mofa.search.space import (
+    SpaceCombinations,
+    StrategySpace,
+    combinations_of_space,
+    gathers_needlessly_at_once,
+    with_derived_degrees,
+)
 from mofa.specs.strategy import StrategyTable
 
 FloatN = NDArray[np.float64]
@@ -137,6 +143,8 @@ class SpaceOnFewerGpus:
             table.balancing[rows], np.repeat(options, kinds),
         ]  # fmt: skip
         several = (columns[2] > 1) | (columns[3] == 1)  # without a pipeline there is one chunk
+        num_gpus = self.job.cluster.num_gpus
+        several &= ~gathers_needlessly_at_once(self.space, columns[10], columns[0], columns[2], columns[3], num_gpus)
         columns = [column[several] for column in columns]
         modes = tuple(dict.fromkeys(mode for mode, _ in self.space.recompute))
         degrees = with_derived_degrees(columns, self.space, modes, self.job.cluster, self.job.framework)
