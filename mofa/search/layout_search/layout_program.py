@@ -197,7 +197,7 @@ class LayoutIntegerProgram:
 
     @cached_property
     def _terms(self) -> tuple[list[Any], IntA, NDArray[np.bool_]]:
-        """What paths have weights for: layers by chunk, kind and mode, predictions by chunk, chunks that hold something.
+        """What paths have weights for: layers by chunk, kind and mode, predictions by chunk, chunks that are filled.
 
         Each is a variable or a constant: the list of all, the values of constants, and which are variables.
         """
