@@ -203,6 +203,13 @@ def test_places_that_are_none_are_refused_before_work(name: str, tmp_path: Path)
             check_writable(tmp_path / name, directory=directory)
 
 
+@pytest.mark.parametrize("name", ["link", "link/x"])
+def test_a_directory_behind_a_link_to_nothing_is_refused_before_work(name: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "none")
+    with pytest.raises(SpecError, match="is a link to nothing"):
+        check_writable(tmp_path / name, directory=True)
+
+
 def test_folders_without_permission_are_one_line(tmp_path: Path) -> None:
     """As another user than root, where tests run as root."""
     (tmp_path / "closed").mkdir(mode=0o000)
