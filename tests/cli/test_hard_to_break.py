@@ -413,6 +413,23 @@ def test_signals_while_modules_are_imported_are_silent(number: signal.Signals) -
     assert run.returncode in (130, -number)
 
 
+def test_ctrl_c_behind_a_search_for_layouts_unwinds() -> None:
+    """CP-SAT catches Ctrl-C while it solves, and leaves the system's own answer to it: an end without cleaning up."""
+    code = (
+        "import os, signal, mofa\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may ignore it\n"
+        "job, machines = mofa.load_workload('llama3-8b'), mofa.load_cluster('h100-hgx', 8)\n"
+        "mofa.find_layout(job, machines, 'tp=2 pp=4 recompute=full', replay=False, work=0.01)\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    signal.pause()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('unwound')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, "unwound\n"), ran.stderr
+
+
 # --- terminals and files
 
 ODD = "evil\x1b[31m\x1b]0;title\x07 \u202egnp\u2066"

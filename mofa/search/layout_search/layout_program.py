@@ -289,6 +289,7 @@ class LayoutIntegerProgram:
         self.model.clear_objective()
         self.model.minimize(variable)
         solver: Any = self.cp_model.CpSolver()
+        solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the process at once from the first program on
         solver.parameters.max_deterministic_time = work
         solver.parameters.random_seed = seed
         solver.parameters.num_workers = 1
