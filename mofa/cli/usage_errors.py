@@ -101,6 +101,8 @@ def _what(message: str) -> str:
     if low := re.search(r"(greater|less) than( or equal to)? (-?[\d.]+)", plain):
         ends = {"greater": ("at least", "above"), "less": ("at most", "below")}[low[1]]
         return f"must be {ends[0] if low[2] else ends[1]} {low[3]}"
+    if span := re.match(r"(\S+) is not in the range (\S+)$", plain):
+        return _out_of_span(float(span[1]), span[2])
     if choice := re.search(r"is not one of (.*)", plain):
         value = re.match(r"'([^']*)'", plain)
         known = choice[1].replace("'", "")
@@ -114,3 +116,17 @@ def _what(message: str) -> str:
         if f"valid {kind}" in plain or (kind == "float" and "valid number" in plain):
             return f"must be {words}"
     return plain
+
+
+def _out_of_span(value: float, span: str) -> str:
+    """What a value must be that is outside a span as click and older typers write it.
+
+    >>> [_out_of_span(-1.0, span) for span in ("0<=x<=64", "x>=2", "x>0.5")], _out_of_span(99.0, "0<=x<=64")
+    (['must be at least 0', 'must be at least 2', 'must be above 0.5'], 'must be at most 64')
+    """
+    low = re.match(r"(.+?)(<=?)x", span) or re.match(r"x(?=(>=?)(.+)$)", span)
+    first, sign = (low[1], low[2]) if low and low[0] != "x" else (low[2], low[1]) if low else ("-inf", "")
+    if value < float(first) or (value == float(first) and "=" not in sign):
+        return f"must be {'at least' if '=' in sign else 'above'} {first}"
+    high = re.search(r"x(<=?)(.+)$", span)
+    return f"must be {'at most' if high and '=' in high[1] else 'below'} {high[2]}" if high else f"must be in {span}"

@@ -120,6 +120,7 @@ def choose_layer_options(problem: LayerOptions, time_limit_s: float = 10.0, seed
             model.add(chosen_kib + around + int(live[i, o]) <= limit).only_enforce_if(pick[i][o])
     model.minimize((problem.micro_batches - 1) * slowest + sum(total))
     solver: Any = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the process at once from the first program on
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.random_seed = seed
     solver.parameters.num_workers = 2

@@ -52,6 +52,8 @@ def check_writable(path: Path, *, directory: bool = False) -> None:
 def _check_directory(path: Path) -> None:
     parent = path
     while not _exists(parent):
+        if parent.is_symlink():
+            raise SpecError(f"{path}: {parent} is a link to nothing; name another directory, or make {_target(parent)}")
         parent = parent.parent
     if not parent.is_dir():
         if parent == path:

@@ -7,10 +7,8 @@ import csv
 import io
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,6 +201,13 @@ def test_places_that_are_none_are_refused_before_work(name: str, tmp_path: Path)
             check_writable(tmp_path / name, directory=directory)
 
 
+@pytest.mark.parametrize("name", ["link", "link/x"])
+def test_a_directory_behind_a_link_to_nothing_is_refused_before_work(name: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "none")
+    with pytest.raises(SpecError, match="is a link to nothing"):
+        check_writable(tmp_path / name, directory=True)
+
+
 def test_folders_without_permission_are_one_line(tmp_path: Path) -> None:
     """As another user than root, where tests run as root."""
     (tmp_path / "closed").mkdir(mode=0o000)
@@ -353,57 +358,6 @@ def test_a_step_of_too_many_computations_is_refused_at_once(cli: Cli, tmp_path: 
         ran = cli(command, "llama3-8b", *JOB[:3], "--strategy", "pp=8", "--global-batch", "1000000", *more)
         assert ran.returncode == 2
         assert "16,000,000 computations, more than the 400,000" in ran.stderr
-
-
-# --- processes
-
-
-def test_killed_validation_leaves_no_worker(tmp_path: Path) -> None:
-    code = (
-        "import multiprocessing, time\n"
-        "from mofa.validate.run_processes import RunProcesses\n"
-        "with RunProcesses(2) as processes:\n"
-        "    asked = processes.map(time.sleep, [300.0] * 8)\n"
-        "    time.sleep(0.3)\n"
-        "    print(*(p.pid for p in multiprocessing.active_children()), flush=True)\n"
-        "    list(asked)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    children = [int(pid) for pid in parent.stdout.readline().split()]
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    assert children
-    until = time.monotonic() + 10.0
-    while any(_runs(pid) for pid in children):
-        assert time.monotonic() < until, "workers are left"
-        time.sleep(0.05)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
-def test_signals_while_modules_are_imported_are_silent(number: signal.Signals) -> None:
-    """A module that mofa imports stands for the half second that imports take."""
-    code = (
-        "import os, sys, signal\n"
-        "sys.argv = ['mofa', '--help']\n"
-        "import mofa.cli\n"
-        f"os.kill(os.getpid(), {int(number)})\n"
-        "import time; time.sleep(5)\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a job in the background may ignore it
-    )  # fmt: skip
-    assert run.stdout + run.stderr == ""
-    assert run.returncode in (130, -number)
 
 
 # --- terminals and files

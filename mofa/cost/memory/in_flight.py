@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -159,11 +160,15 @@ def layers_behind_last_by_mode(rows: GatheredRows) -> ArrayN:
         recomputed = stages.recomputed_layers(spec, layers)
         for r, stage in enumerate(shown.tolist()):
             for c, chunk in enumerate(stages.layers[stage]):
-                layers_seen = list(zip(chunk, map(int, recomputed[stage][c]), strict=True))
-                for each in set(layers_seen):
-                    last = len(layers_seen) - 1 - layers_seen[::-1].index(each)
-                    for other in layers_seen[last + 1 :]:
-                        out[(int(lay.recompute_choice[first]), *other, *each, r, c)] += 1
+                modes = zip(chunk, map(int, recomputed[stage][c]), strict=True)
+                behind: dict[tuple[int, int], int] = {}
+                seen = set[tuple[int, int]]()
+                for mode, run in reversed([(mode, len(list(run))) for mode, run in groupby(modes)]):
+                    if mode not in seen:
+                        seen.add(mode)
+                        for other, number in behind.items():
+                            out[(int(lay.recompute_choice[first]), *other, *mode, r, c)] = number
+                    behind[mode] = behind.get(mode, 0) + run
     return out
 
 

@@ -25,6 +25,8 @@ from mofa.cost.rows import GatheredRows
 ArrayN = NDArray[np.float64]
 REPEATS, MOST = 4, 600
 """Layers that are laid out one behind the other, and tensors of them at most. [-]"""
+TensorRuns = tuple[tuple[tuple[int, ...], int], ...]
+"""A layer's tensors in order: sizes that come one behind the other, and how often they do. [B], [-]"""
 
 
 class UnsplitRemainders(NamedTuple):
@@ -36,8 +38,7 @@ class UnsplitRemainders(NamedTuple):
     step_scratch: ArrayN
 
 
-@lru_cache(maxsize=8192)
-def unsplit_remainder_per_layer(sizes: tuple[int, ...]) -> float:
+def unsplit_remainder_per_layer(sizes: Sequence[int]) -> float:
     """Unsplit remainders of equal layers' tensors beyond these ``sizes``, each layer; allocated in order, none freed.
     [B]
 
@@ -61,6 +62,12 @@ def unsplit_remainder_per_layer(sizes: tuple[int, ...]) -> float:
             else:
                 rests += rest
     return rests / layers
+
+
+@lru_cache(maxsize=8192)
+def _remainder_of_runs(runs: TensorRuns) -> float:
+    """The same of sizes that repeat, such as those of thousands of experts. [B]"""
+    return unsplit_remainder_per_layer([size for sizes, times in runs for size in sizes * times])
 
 
 def unsplit_remainders(rows: GatheredRows, freed: ArrayN) -> UnsplitRemainders | None:
@@ -117,7 +124,7 @@ def _of_stages(rows: GatheredRows, width: float, ranks: Sequence[ArrayN | float]
         shared = np.where(expert[:, None], each[1][firsts], each[0][firsts])
         nbytes = (np.ceil(width * params[some] / shared / 512.0) * 512.0).astype(int)
         of_layer = np.array([
-            unsplit_remainder_per_layer(_in_order(sizes, number, expert, sequential))
+            _remainder_of_runs(_in_order(sizes, number, expert, sequential))
             for sizes, number in zip(nbytes.T, numbers[some].T, strict=True)
         ])[alike]  # fmt: skip
         out += of_layer[:, None] * counts[kind]
@@ -126,15 +133,13 @@ def _of_stages(rows: GatheredRows, width: float, ranks: Sequence[ArrayN | float]
 
 def _in_order(
     nbytes: NDArray[np.int64], numbers: NDArray[np.int64], expert: NDArray[np.bool_], sequential: bool
-) -> tuple[int, ...]:
+) -> TensorRuns:
     """A layer's tensors of more than 1 MiB as its modules register them: of experts in a loop one after the other."""
-    dense, experts = list[int](), list[list[int]]()
+    dense, experts = list[tuple[int, int]](), list[tuple[int, int]]()
     for size, number, is_expert in zip(nbytes.tolist(), numbers.tolist(), expert.tolist(), strict=True):
-        tensors = [size] * number if size > SMALL else []
-        if is_expert:
-            experts.append(tensors)
-        else:
-            dense += tensors
-    if sequential and len({len(tensors) for tensors in experts}) == 1:
-        return (*dense, *(size for of_expert in zip(*experts, strict=True) for size in of_expert))
-    return (*dense, *(size for tensors in experts for size in tensors))
+        (experts if is_expert else dense).append((size, number if size > SMALL else 0))
+    numbers_of_experts = {number for _, number in experts}
+    if sequential and len(numbers_of_experts) == 1:
+        in_loop = tuple(size for size, _ in experts), numbers_of_experts.pop()
+        return (*(((size,), number) for size, number in dense), in_loop)
+    return tuple(((size,), number) for size, number in (*dense, *experts))

@@ -7,9 +7,11 @@ are ahead of two such places, so that all that chunks take and keep is linear.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mofa.cost.step_time.longest_paths import ComputationPath
 from mofa.search.layout_search.split_problem import ALL, ChunkLayers, FloatA, IntA, LayerSplitProblem
@@ -179,15 +181,32 @@ class LayoutIntegerProgram:
         """Let the step take as long as a path at least."""
         problem, pipeline, unit_s = self.problem, self.problem.schedule_clock, self.step_unit_s
         rank, number = problem.chunk_places
-        total: Any = int(path.hops * pipeline.hop_s / unit_s)
-        for p in range(problem.num_chunks):
-            counts = path.counts[:, rank[p], number[p]]
-            total = total + int(np.floor(counts @ problem.chunk_s[:, p] / unit_s))
-            of_layers = np.einsum("c,ckm->km", counts, problem.layer_s[:, p])
-            total = total + self._of_chunk(p, of_layers, float(counts @ problem.prediction_s[:, p]), unit_s)
-            beside_s = path.beside_hops[rank[p], number[p]] * pipeline.slowdown * pipeline.hop_s
-            total = total + int(beside_s / unit_s) * self._is_filled[p]
-        self.model.add(self._aims["step"][0] >= total)
+        counts, beside_hops = path.counts[:, rank, number], path.beside_hops[rank, number]
+        of_chunks = np.floor(np.einsum("cp,cp->p", counts, problem.chunk_s) / unit_s)
+        of_layers = np.floor(np.einsum("cp,cpkm->pkm", counts, problem.layer_s) / unit_s)
+        of_predictions = np.floor(np.einsum("cp,cp->p", counts, problem.prediction_s) / unit_s)
+        beside = np.floor(beside_hops * pipeline.slowdown * pipeline.hop_s / unit_s)
+        weights = np.concatenate([of_layers.ravel(), of_predictions, beside]).astype(np.int64)
+        fixed = int(path.hops * pipeline.hop_s / unit_s) + int(of_chunks.sum())
+        variables, constants, is_variable = self._terms
+        some = np.flatnonzero(is_variable & (weights != 0))
+        total = self.cp_model.LinearExpr.weighted_sum(
+            [variables[i] for i in some.tolist()], weights[some].tolist()
+        )  # fmt: skip
+        self.model.add(self._aims["step"][0] >= total + (fixed + int(weights @ constants)))
+
+    @cached_property
+    def _terms(self) -> tuple[list[Any], IntA, NDArray[np.bool_]]:
+        """What paths have weights for: layers by chunk, kind and mode, predictions by chunk, chunks that are filled.
+
+        Each is a variable or a constant: the list of all, the values of constants, and which are variables.
+        """
+        terms = [count for chunk in self._counts for kind in chunk for count in kind]
+        terms += [self._has_predictions.get(p, 0) for p in range(self.problem.num_chunks)]
+        terms += self._is_filled
+        is_variable = np.array([not isinstance(term, int) for term in terms])
+        constants = np.array([term if isinstance(term, int) else 0 for term in terms], dtype=np.int64)
+        return terms, constants, is_variable
 
     def _aim(self, aim: Aim) -> tuple[Any, float]:
         """The variable of an aim, and its unit. [s]"""
@@ -270,6 +289,7 @@ class LayoutIntegerProgram:
         self.model.clear_objective()
         self.model.minimize(variable)
         solver: Any = self.cp_model.CpSolver()
+        solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the process at once from the first program on
         solver.parameters.max_deterministic_time = work
         solver.parameters.random_seed = seed
         solver.parameters.num_workers = 1

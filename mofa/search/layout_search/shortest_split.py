@@ -53,6 +53,11 @@ MOST_TRIED = 2_000_000
 """Chunks of the splits that one local search tries: a second. Pipelines of up to 64 chunks end long before. [-]"""
 
 
+MOST_MOVED_CHUNKS = 256
+"""Layers of longer pipelines are not moved: of 256 chunks one go of all moves is 16 million, eight times
+:data:`MOST_TRIED`, and of 1,000 chunks a thousand million. [-]"""
+
+
 class _Search:
     """What is known of the splits of a problem, and what the solver has spent."""
 
@@ -204,7 +209,12 @@ def improve_split_by_moves(problem: LayerSplitProblem, split: ChunkLayers) -> Ch
 def improved_split_and_num_tried(
     problem: LayerSplitProblem, split: ChunkLayers, most_tried: int = MOST_TRIED
 ) -> tuple[ChunkLayers, int]:
-    """What :func:`improve_split_by_moves` gives, and how many chunks of splits it tried."""
+    """What :func:`improve_split_by_moves` gives, and how many chunks of splits it tried.
+
+    Of a pipeline that is too long for it (:data:`MOST_MOVED_CHUNKS`) that is as many as its moves have.
+    """
+    if problem.num_chunks > MOST_MOVED_CHUNKS:
+        return split, problem.num_chunks**2 * (problem.num_chunks - 1)
     step_s = problem.step_s(split) if problem.splits_that_fit([split]) else math.inf
     tried = 0
     while True:

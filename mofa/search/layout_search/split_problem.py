@@ -18,6 +18,8 @@ FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
 ALL = -1
 """Number of recomputed layers of a chunk that stands for all of them. [-]"""
+MOST_CELLS = 2**22
+"""Of a table of splits' layers by chunk and kind: what is counted at a time, in some 200 MiB. [-]"""
 
 
 class ScheduleTimer(Protocol):
@@ -233,8 +235,10 @@ class LayerSplitProblem:
 
     def splits_that_fit(self, splits: Sequence[ChunkLayers]) -> list[ChunkLayers]:
         """Splits in which every rank holds something, and its memory, linear in its layers, is within the limit."""
-        if not splits:
-            return []
+        some = max(MOST_CELLS // (2 * self.num_kinds * self.num_chunks), 1)
+        return [split for i in range(0, len(splits), some) for split in self._that_fit(splits[i : i + some])]
+
+    def _that_fit(self, splits: Sequence[ChunkLayers]) -> list[ChunkLayers]:
         fit = self._fill_ranks(splits) & np.all(self.bytes_by_rank(splits) <= self.limit_bytes, axis=1)
         return list(compress(splits, fit.tolist()))
 

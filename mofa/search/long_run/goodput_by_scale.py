@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mofa.errors import NothingFits, SpecError, StrategyError
 from mofa.faults.ledger import PARTS, Ledger
@@ -158,24 +159,42 @@ def _gpus(machines: ClusterSpec) -> str:
 def _replicable(
     job_at: Sequence[tuple[WorkloadSpec, ClusterSpec]], framework: FrameworkSpec
 ) -> tuple[Plan | None, str | None]:
-    """The best plan at the first scale, of those that the framework can replicate to the most GPUs."""
+    """The best plan at the first scale, of those that the framework can replicate to the most GPUs.
+
+    Mostly that is the best plan of all. Only if it is not, every strategy is costed to find it.
+    """
     job, machines = job_at[0]
-    try:
-        report = _search_on_all(job, machines, framework)
-    except StrategyError as error:
-        return None, str(error)
-    if not report.report.plans:
-        return None, f"nothing fits {_gpus(machines)}"
-    fits = np.flatnonzero(report.reasons[report.costed.rows] < 0)
-    table = report.costed.table.select_rows(fits)
-    for larger_job, larger in reversed(job_at[1:]):
+    for every_row in (False, True):
+        try:
+            search = _search_on_all(job, machines, framework, every_row=every_row)
+        except StrategyError as error:
+            return None, str(error)
+        if not search.report.plans:
+            return None, f"nothing fits {_gpus(machines)}"
+        if len(job_at) == 1:
+            break
+        fits = np.flatnonzero(search.reasons[search.costed.rows] < 0)
+        best_s = search.costed.step_s[fits].min()
+        number, row = next(_replicable_rows(search, fits, job_at, framework), (0, 0))
+        is_best = number == len(job_at) - 1 and search.costed.step_s[row] == best_s
+        if is_best or (every_row and number):
+            strategy = search.costed.table.row(row, framework.name)
+            return plan_in_closed_form(job, machines, strategy, framework=framework), None
+    return search.report.plans[0], None
+
+
+def _replicable_rows(
+    search: Search, fits: NDArray[np.intp], job_at: Sequence[tuple[WorkloadSpec, ClusterSpec]],
+    framework: FrameworkSpec,
+) -> Iterator[tuple[int, int]]:  # fmt: skip
+    """Of each scale beyond the first, the largest first, the fastest fitting row that runs on it, if any does."""
+    table, machines = search.costed.table.select_rows(fits), job_at[0][1]
+    for number, (larger_job, larger) in reversed([*enumerate(job_at)][1:]):
         wider = replace(table, dp=table.dp * larger.num_gpus // machines.num_gpus)
         runs = fits[check_strategies(JobAndMachines(larger_job, larger, framework), wider).reason < 0]
         if len(runs):
-            best = runs[np.argmin(report.costed.step_s[runs])]
-            strategy = report.costed.table.row(int(best), framework.name)
-            return plan_in_closed_form(job, machines, strategy, framework=framework), None
-    return report.report.plans[0], None
+            fastest = runs[search.costed.step_s[runs] == search.costed.step_s[runs].min()]
+            yield number, int(fastest[np.argmin(search.costed.rows[fastest])])
 
 
 def _plan(
@@ -209,11 +228,14 @@ def _planned_anew(
     return FewerNodesReplanned(search, machines), None
 
 
-def _search_on_all(job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec) -> Search:
+def _search_on_all(
+    job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec, *, every_row: bool = True
+) -> Search:
     """A search in closed form in which all GPUs compute: those of other scales are points of their own."""
     return find_plans(
-        job, machines, framework=framework, top=1, replay=False, banded=False, every_row=True, without=(FEWER_GPUS,)
-    )
+        job, machines, framework=framework, top=1, replay=False, banded=False, every_row=every_row,
+        without=(FEWER_GPUS,),
+    )  # fmt: skip
 
 
 def _most_spares(runs: LongRunObjective) -> int:
