@@ -34,7 +34,7 @@ AUTOGRAD = "pt_autograd"
 """How the names of the threads begin that issue the way back."""
 
 
-class QuietCores:
+class QuietCorePinner:
     """Keeps a process's two issuing threads, its own and autograd's, on cores whose neighbours are quiet.
 
     Of several processes on a machine each has its own ``part`` of the ``parts`` of the cores.

@@ -166,7 +166,7 @@ def first_largest_index(array: NDArray[np.float64]) -> NDArray[np.intp]:
     >>> first_largest_index(np.array([[1.0, 3.0, 3.0 + 1e-15]]))
     array([1])
     """
-    enough = array >= _about(row_max(array))[:, None]
+    enough = array >= _about(max_of_array_rows(array))[:, None]
     if len(array) > FEW:  # one column after the other: rows are short
         first = np.zeros(len(array), dtype=np.intp)
         for column in reversed(range(array.shape[1])):
@@ -198,12 +198,12 @@ def _about(largest: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(largest - 1e-12 * np.abs(largest))
 
 
-def row_max(array: NDArray[np.float64]) -> NDArray[np.float64]:
+def max_of_array_rows(array: NDArray[np.float64]) -> NDArray[np.float64]:
     """The largest entry of each row, column by column: NumPy goes row by row, slow for short ones. (n, R) -> (n,)
 
     Examples
     --------
-    >>> row_max(np.array([[1.0, 3.0], [2.0, 0.0]]))
+    >>> max_of_array_rows(np.array([[1.0, 3.0], [2.0, 0.0]]))
     array([3., 2.])
     """
     if array.shape[1] > 16 or len(array) <= FEW:

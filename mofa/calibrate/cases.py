@@ -145,7 +145,7 @@ def log_uniform_multiple(rng: random.Random, low: int, high: int, multiple: int)
     return max(multiple, round(value / multiple) * multiple)
 
 
-def expert_loads_text(rng: random.Random, tokens: int, experts: int, skew: float, multiple: int = 16) -> str:
+def random_expert_loads_text(rng: random.Random, tokens: int, experts: int, skew: float, multiple: int = 16) -> str:
     """Tokens of each expert, as text; ``skew`` is the exponent of a Zipf law, 0 is balanced. Rows come padded."""
     weights = [(i + 1.0) ** -skew for i in range(experts)]
     rng.shuffle(weights)

@@ -24,7 +24,7 @@ from mofa.cost.allocations.allocation_trace import trace_block
 from mofa.cost.allocations.block_trace import OpTrace
 from mofa.cost.block.durations import OpTimingMachine
 from mofa.cost.block.liveness import block_memory
-from mofa.cost.block.tape_clock import repeated_tape_time
+from mofa.cost.block.tape_clock import time_per_tape_repetition
 from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
 from mofa.replay.allocator.caching import Allocator
@@ -85,7 +85,7 @@ class LayerPrediction:
         return _reserved(self.tapes, self.shape)
 
     def _total_s(self, tape: Tape) -> float:
-        return float(repeated_tape_time(tape, self.machine).total[0])
+        return float(time_per_tape_repetition(tape, self.machine).total[0])
 
 
 def predict_bench_layer(shape: Shape, cluster: ClusterSpec, framework: FrameworkSpec) -> LayerPrediction:

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import broadcast_to_combinations, first_largest_index, row_max
+from mofa.blocks.elementwise import broadcast_to_combinations, first_largest_index, max_of_array_rows
 from mofa.cost.block.block_cost import PrecisionMode, block_costs, recomputes_layers_whole, unique_rows
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
@@ -343,9 +343,11 @@ class TableEstimator:
             # what hosts cannot hold does not fit either, whatever the devices have
             excess = pinned_excess_bytes(rows)
             least = np.where(excess > 0.0, self.cluster.gpu.capacity_bytes.value + excess, 0.0)
-            weighed.device_bytes[chosen] = np.maximum(row_max(stages.device), least)
+            weighed.device_bytes[chosen] = np.maximum(max_of_array_rows(stages.device), least)
             certain = 1.0 - load_shared_facts().tolerances.allocated.value
-            weighed.least_bytes[chosen] = row_max(stages.device - stages.reserved + certain * stages.allocated)
+            weighed.least_bytes[chosen] = max_of_array_rows(
+                stages.device - stages.reserved + certain * stages.allocated
+            )
             weighed.least_bytes[chosen] = np.maximum(weighed.least_bytes[chosen], least)
             weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
             weighed.checkpoint_bytes[chosen] = checkpoint_bytes_of_rows(rows)

@@ -67,13 +67,13 @@ def model_flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsConve
 
 
 @lru_cache(maxsize=64)
-def routed_fraction(model: ModelSpec, seq_len: int) -> float:
+def routed_flops_share(model: ModelSpec, seq_len: int) -> float:
     """Share of the model FLOPs that routed experts do, multi-token prediction not counted. [-]
 
     Examples
     --------
     >>> from mofa.specs.load import load_workload
-    >>> routed_fraction(load_workload("llama3-8b").model, 4096)
+    >>> routed_flops_share(load_workload("llama3-8b").model, 4096)
     0.0
     """
     if model.moe is None:

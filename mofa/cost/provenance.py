@@ -109,7 +109,7 @@ def unaligned_product_ops(tapes: Iterable[Tape]) -> dict[int, tuple[str, ...]]:
     return {size: tuple(names_of[size]) for size in sorted(names_of)}
 
 
-def has_unaligned_products(work: Gemm) -> bool:
+def is_unaligned_product(work: Gemm) -> bool:
     """Whether a product of one candidate has a width or depth that 16 bytes do not divide."""
     return work.format in ALIGNED and any(size % ALIGNED[work.format] for size in _span([work.n, work.k]))
 

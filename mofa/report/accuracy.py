@@ -176,7 +176,9 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
         leaves = ("8 in 10 by chance", "70 to 90 %", "median band", "families", "fitted on", "median width")
         print_table(console, "Bands of steps", BAND_COLUMNS, band_rows(report), leaves=leaves)
     if report.scale:
-        print_table(console, "Efficiency against scale", SCALE_COLUMNS, scale_rows(report), leaves=("source",))
+        print_table(
+            console, "Efficiency against scale", SCALE_COLUMNS, scaling_efficiency_rows(report), leaves=("source",)
+        )
     if report.layers:
         step = [abs(layer.step_time.error) for layer in report.layers]
         peak = [abs(layer.peak_allocated.error) for layer in report.layers if layer.peak_allocated]
@@ -237,7 +239,7 @@ GPU is over that on the fewest GPUs of the series. *drift* is the error of the s
 fewest: what is not known of scale, whatever else is off."""
 
 
-def scale_rows(report: ValidationReport) -> list[list[str]]:
+def scaling_efficiency_rows(report: ValidationReport) -> list[list[str]]:
     """Rows under SCALE_COLUMNS: every point of every series over numbers of GPUs."""
     rows = []
     for series in report.scale:

@@ -23,7 +23,7 @@ from mofa.report.accuracy import (
     repeat_rows,
     run_cells,
     runs_to_frame,
-    scale_rows,
+    scaling_efficiency_rows,
 )
 from mofa.report.attribution_text import FAMILY_COLUMNS, FAMILY_WORDS, attribution_rows
 from mofa.report.chunked_layers import LAYER_WORDS, chunked_layer_tables
@@ -96,7 +96,7 @@ def accuracy_page_markdown(report: ValidationReport, references: Path | None = N
         parts += ["## Bands of steps", BAND_WORDS, markdown_table(BAND_COLUMNS, band_rows(report))]
     if report.scale:
         figure = f"![Efficiency of published runs against the number of GPUs]({SCALE_FIGURE.as_posix()})"
-        table = markdown_table(SCALE_COLUMNS, scale_rows(report))
+        table = markdown_table(SCALE_COLUMNS, scaling_efficiency_rows(report))
         parts += ["## Efficiency against scale", SCALE_WORDS, figure, table]
     parts += hopper_section_lines(report)
     for name in dict.fromkeys(run.group for run in report.runs):

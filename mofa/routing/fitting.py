@@ -30,7 +30,7 @@ class DistributionFit:
     trace_max_over_mean: float
 
 
-def fit_distributions(shares: FloatA, top_k: int = 1, seed: int = 0) -> tuple[DistributionFit, ...]:
+def fit_each_distribution(shares: FloatA, top_k: int = 1, seed: int = 0) -> tuple[DistributionFit, ...]:
     """Fit Zipf, Dirichlet and lognormal loads to counted ones, the nearest first.
 
     Parameters
@@ -54,7 +54,7 @@ def fit_distributions(shares: FloatA, top_k: int = 1, seed: int = 0) -> tuple[Di
     Examples
     --------
     >>> s = np.arange(1, 65.0) ** -0.8
-    >>> best = fit_distributions((s / s.sum())[None, None])[0]
+    >>> best = fit_each_distribution((s / s.sum())[None, None])[0]
     >>> best.routing.kind, round(best.routing.s, 3), round(best.distance, 3)
     ('zipf', 0.8, 0.0)
     """

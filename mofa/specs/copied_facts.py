@@ -12,7 +12,7 @@ Folder = Literal["gpus", "nodes"]
 """Folders of bundled profiles."""
 
 
-def mark_copied_as_transferred(facts: dict[str, Any], folder: Folder) -> dict[str, Any]:
+def with_copied_facts_transferred(facts: dict[str, Any], folder: Folder) -> dict[str, Any]:
     """A profile whose measured facts are ``transferred`` where their source is that of a bundled profile's.
 
     A copy keeps ``provenance: measured`` and the source of what it was copied from. That source was measured on the
@@ -33,7 +33,7 @@ def mark_copied_as_transferred(facts: dict[str, Any], folder: Folder) -> dict[st
     Examples
     --------
     >>> node = {**load_yaml(bundled_dir("nodes") / "h100-hgx.yaml", "h100-hgx"), "name": "mine"}
-    >>> mark_copied_as_transferred(node, "nodes")["intra"]["latency_s"]["provenance"]
+    >>> with_copied_facts_transferred(node, "nodes")["intra"]["latency_s"]["provenance"]
     'transferred'
     """
     if facts.get("name") in bundled_names(folder):

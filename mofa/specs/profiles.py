@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.specs.copied_curves import rescale_copied_curves
-from mofa.specs.copied_facts import Folder, mark_copied_as_transferred
+from mofa.specs.copied_facts import Folder, with_copied_facts_transferred
 from mofa.specs.earlier_names import with_current_gpu_names
 from mofa.specs.files import bundled_dir, bundled_names, find_bundled_or_user_file, read_text, yaml_mapping
 from mofa.specs.from_mapping import spec_from_mapping
@@ -34,7 +34,7 @@ def profile_mapping_of_text(text: str, folder: Folder, where: str) -> dict[str, 
         return expand_like(raw, folder, where)
     if folder == "gpus" and text != _bundled_text(raw.get("name")):
         raw = rescale_copied_curves(raw)
-    return mark_copied_as_transferred(raw, folder)
+    return with_copied_facts_transferred(raw, folder)
 
 
 def load_gpu(name_or_path: str | Path) -> GpuSpec:

@@ -11,7 +11,7 @@ import pytest
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.tp_overlap import user_buffer_bytes, with_tp_overlap
 from mofa.blocks.work import Collective, Gemm
-from mofa.cost.block.tape_clock import repeated_tape_time
+from mofa.cost.block.tape_clock import time_per_tape_repetition
 from tests.blocks.small import build, context, framework, in_fp8, llama
 from tests.cost.block.test_tape_clock import SLOWDOWN, machine, timed
 
@@ -100,20 +100,20 @@ def test_what_is_hidden() -> None:
     then = gathered.ops[-1].name
     times = {"qkv.all_gather": (3.0, 0.0), "qkv": (8.0, 0.0), then: (1.0, 0.0)}
     with timed(times):
-        assert number(repeated_tape_time(gathered, machine(), repeat=1).total) == pytest.approx(12.0)
-        assert number(repeated_tape_time(with_tp_overlap(gathered, ctx), machine(), repeat=1).total) == pytest.approx(
-            9.0 + 3.0 * SLOWDOWN
-        )
+        assert number(time_per_tape_repetition(gathered, machine(), repeat=1).total) == pytest.approx(12.0)
+        assert number(
+            time_per_tape_repetition(with_tp_overlap(gathered, ctx), machine(), repeat=1).total
+        ) == pytest.approx(9.0 + 3.0 * SLOWDOWN)
     reduced = replace(forward, ops=forward.ops[at.index("proj") : at.index("mid.add") + 1])
     then = reduced.ops[-1].name
     alone = {"proj": (8.0, 0.0), "proj.reduce_scatter": (4.0, 0.0), then: (0.0, 0.0)}
     pieces = {**alone, "proj.reduce_scatter.early": (3.0, 0.0), "proj.reduce_scatter": (1.0, 0.0)}
     with timed(alone):
-        assert number(repeated_tape_time(reduced, machine(), repeat=1).total) == pytest.approx(12.0)
+        assert number(time_per_tape_repetition(reduced, machine(), repeat=1).total) == pytest.approx(12.0)
     with timed(pieces):
-        assert number(repeated_tape_time(with_tp_overlap(reduced, ctx), machine(), repeat=1).total) == pytest.approx(
-            9.0 + 3.0 * SLOWDOWN
-        )
+        assert number(
+            time_per_tape_repetition(with_tp_overlap(reduced, ctx), machine(), repeat=1).total
+        ) == pytest.approx(9.0 + 3.0 * SLOWDOWN)
 
 
 def test_fp8_is_gathered_as_it_is_cast() -> None:

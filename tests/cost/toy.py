@@ -38,7 +38,10 @@ def with_facts(spec: S, **values: float) -> S:
 
 def alike(cluster: ClusterSpec) -> ClusterSpec:
     """The cluster with GPUs and hosts of which none is slower than another."""
-    curves = cluster.gpu.curves.model_copy(update={"chip_spread": None, "host_spread": None})
+    steady = cluster.gpu.curves.power_limit
+    if steady is not None:
+        steady = steady.model_copy(update={"clock_swing": None})
+    curves = cluster.gpu.curves.model_copy(update={"chip_spread": None, "host_spread": None, "power_limit": steady})
     return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"curves": curves})})
 
 

@@ -265,12 +265,18 @@ def only_traced(run_id: str) -> bool:
     return any(name in _ids_of(plan) for plan in plans)
 
 
+def chosen_for_its_length(run_id: str) -> bool:
+    """Whether a run of a fitting model was chosen because its step is short, to learn from its trace."""
+    return run_id in _ids_of("te-short-steps") | _ids_of("te-short-traced")
+
+
 def test_committed_splits_are_halves_of_each_framework(repeats: list[list[RunRecord]]) -> None:
     for framework in {r.run.framework["name"] for r in measured_records()}:
         own = [of for of in repeats if of[0].run.framework["name"] == framework]
         chosen = [
             all(near_capacity(one.run.id) or to_judge_a_calibration(one.run.id) for one in of)
             or any(only_traced(one.run.id) for one in of)
+            or all(chosen_for_its_length(one.run.id) for one in of)
             for of in own
         ]
         dealt = [of for of, apart in zip(own, chosen, strict=True) if not apart]
@@ -396,5 +402,5 @@ def test_six_runs_have_a_profile_and_the_allocations_of_a_step() -> None:
         assert path.stat().st_size < 512 * 1024
         with gzip.open(path, "rt", encoding="utf-8") as file:
             trace = json.load(file)
-        assert len(trace["kernels_us"]) > 400
+        assert len(trace["kernels_us"]) > (350 if "-2l-" in path.name else 400)  # one micro-batch of two layers has 367
         assert len(trace["allocations"]) > 400

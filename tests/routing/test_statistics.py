@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mofa.routing.fitting import fit_distributions
+from mofa.routing.fitting import fit_each_distribution
 from mofa.routing.rank_load import expert_shares
 from mofa.routing.statistics import expert_loads_over_mean, load_statistics, rank_loads_over_mean
 from mofa.specs.routing import RoutingSpec
@@ -54,12 +54,12 @@ def test_ranks_hold_consecutive_experts() -> None:
     ],
 )
 def test_a_fit_finds_what_was_drawn(routing: RoutingSpec, field: str, near: float) -> None:
-    best = fit_distributions(expert_shares(routing, moe_model(64, 6)), top_k=6)[0]
+    best = fit_each_distribution(expert_shares(routing, moe_model(64, 6)), top_k=6)[0]
     assert best.routing.kind == routing.kind
     assert getattr(best.routing, field) == pytest.approx(getattr(routing, field), rel=near)
     assert best.max_over_mean == pytest.approx(best.trace_max_over_mean, rel=0.15)
 
 
 def test_fits_are_ordered_by_distance() -> None:
-    fits = fit_distributions(expert_shares(RoutingSpec(kind="lognormal", sigma=1.5), moe_model(32, 2)), top_k=2)
+    fits = fit_each_distribution(expert_shares(RoutingSpec(kind="lognormal", sigma=1.5), moe_model(32, 2)), top_k=2)
     assert [f.distance for f in fits] == sorted(f.distance for f in fits) and len(fits) == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mofa.report.accuracy import print_validation, scale_rows
+from mofa.report.accuracy import print_validation, scaling_efficiency_rows
 from mofa.report.accuracy_page import accuracy_page_figures
 from mofa.validate.all_runs import reference_runs
 from mofa.validate.reference import ReferenceRun
@@ -76,7 +76,7 @@ def test_efficiency_and_drift_are_told(published: list[ReferenceRun], capsys: py
     scores = [_score(reference, 0.9 if reference.run.gpus > 128 else 1.0) for reference in chosen]
     series = scale_series(chosen, scores)
     report = ValidationReport(groups={}, false_fits=0, runs=(), scale=series, elapsed_s=0.0)
-    few, many = scale_rows(report)
+    few, many = scaling_efficiency_rows(report)
     assert few[2:] == ["128", "100.0 %", "100.0 %", "+0.0 %", ""]
     assert many[2:] == ["512", "100.0 %", "111.1 %", "-10.0 %", "-10.0 points"]
     print_validation(report, Console(width=80), quiet=True)

@@ -7,7 +7,7 @@ and skipped.
 
 ``te_host.csv`` has rows as :mod:`mofa.calibrate.measurements` reads them: ``op`` is the case, ``variant`` the way
 (``fwd``, ``bwd``, a part of a step, the pace). Work is issued on cores whose neighbours are quiet, and what they were
-not all the while does not count (:class:`mofa.host_pace.QuietCores`). Beside that every time is divided by what
+not all the while does not count (:class:`mofa.host_pace.QuietCorePinner`). Beside that every time is divided by what
 a layer of Transformer Engine takes right before it, each way by its own, and told for the pace that the host had at the
 beginning: every case's ``layer_fwd`` and ``layer_bwd``, with the ``small_op`` of the same moments. ``kernels.json`` has
 each case's kernels by name, ``nodes.json`` the nodes of its graph.
@@ -89,7 +89,7 @@ def run_all_cases(recorder: RowRecorder, todo: Sequence[tuple[str, Callable[[], 
             print(f"{name}: {type(error).__name__}: {text}", flush=True)
 
 
-def _fast_pace(cores: host_pace.QuietCores, readings: int = 25) -> HostPaceSample:
+def _fast_pace(cores: host_pace.QuietCorePinner, readings: int = 25) -> HostPaceSample:
     """Low quartiles of the beginning on quiet cores."""
     layer = host_pace.TransformerEngineLayer()
     read = []
@@ -110,7 +110,7 @@ def run_cases_of_rank(rank: int, gpus: int, port: int, out: str, limit_s: float,
     torch.cuda.set_device(rank)
     from mofa.calibrate.bench import te_megatron, te_models, te_modules
 
-    waits, cores = DeviceWaitTimer(), host_pace.QuietCores(rank, torch.cuda.device_count())
+    waits, cores = DeviceWaitTimer(), host_pace.QuietCorePinner(rank, torch.cuda.device_count())
     described = machine_environment("cuda")
     recorder = RowRecorder(
         Path(out), torch.cuda.get_device_name(), anonymous_machine_id(str(described.get("gpu_ids", ""))), rank == 0,

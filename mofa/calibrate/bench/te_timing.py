@@ -25,7 +25,7 @@ FAMILY = "te_host"
 REPETITIONS, DROPPED = 13, 3
 FEWEST = 5
 """Bursts, how many of the first are left out, and the fewest that count: the others are left out where a core's
-neighbour was busy (:class:`mofa.host_pace.QuietCores`)."""
+neighbour was busy (:class:`mofa.host_pace.QuietCorePinner`)."""
 
 
 @dataclass
@@ -113,7 +113,7 @@ class RowRecorder:
     deadline: float
     pace: HostPaceSample
     """The host's at the beginning, for which all times are told."""
-    cores: host_pace.QuietCores
+    cores: host_pace.QuietCorePinner
     later: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
     nodes: dict[str, dict[str, int]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)

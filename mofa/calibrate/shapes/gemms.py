@@ -13,9 +13,9 @@ from mofa.calibrate.cases import (
     Item,
     Shape,
     WorkloadDims,
-    expert_loads_text,
     grid_and_held_out_cases,
     log_uniform_multiple,
+    random_expert_loads_text,
 )
 
 FAR_GEMMS = ((2048, 202048, 2880), (65536, 1024, 4096), (131072, 2048, 2048), (8192, 53248, 16384), (48, 2048, 4096),
@@ -131,7 +131,7 @@ def grouped_cases() -> list[Case]:
         n, k = log_uniform_multiple(rng, 512, 16384, 128), log_uniform_multiple(rng, 512, 8192, 128)
         skew = rng.choice((0.0, 0.0, 0.5, 1.0))
         if experts * n * k < 8e9 and tokens * n * k < 2e12:
-            loads = expert_loads_text(rng, tokens, experts, skew)
+            loads = random_expert_loads_text(rng, tokens, experts, skew)
             grid.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": str(skew), "loads": loads}))
     far = random.Random(SEED + 21)
     for i in range(90):  # many experts, and expert widths that tensor parallelism makes narrow
@@ -140,7 +140,7 @@ def grouped_cases() -> list[Case]:
         n, k = log_uniform_multiple(far, 128, 32768, 16), log_uniform_multiple(far, 176, 8192, 16)
         n, k = (k, n) if far.random() < 0.4 else (n, k)
         if experts * n * k < 9e9 and tokens * n * k < 3e12:
-            loads = expert_loads_text(far, tokens, experts, far.choice((0.0, 0.3, 0.7)))
+            loads = random_expert_loads_text(far, tokens, experts, far.choice((0.0, 0.3, 0.7)))
             grid.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": "far", "loads": loads}))
     return grid_and_held_out_cases(
         "grouped_gemm",
@@ -166,6 +166,6 @@ def held_out_grouped_cases(rng: random.Random) -> list[Item]:
         skew = rng.choice((0.0, 0.0, 0.3, 0.7))
         if n % 16 or k % 16 or tokens < 16 * local or local * n * k > 8e9 or tokens * n * k > 3e12 or tokens > 200000:
             continue
-        loads = expert_loads_text(rng, tokens, local, skew)
+        loads = random_expert_loads_text(rng, tokens, local, skew)
         held_out.append((LAYOUTS[i % 3], "grouped_mm", "bf16", {"n": n, "k": k, "skew": str(skew), "loads": loads}))
     return held_out

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from mofa.calibrate.cases import SEED, Case, Item, Shape, expert_loads_text, grid_and_held_out_cases
+from mofa.calibrate.cases import SEED, Case, Item, Shape, grid_and_held_out_cases, random_expert_loads_text
 
 FAMILIES = ("te_gemm", "te_grouped", "te_cast", "te_sustained")
 FAST, SPLIT, BLOCK, BLOCK_ROWS = "fp8_fast", "fp8_split", "fp8_block", "fp8_block_rows"
@@ -114,7 +114,7 @@ def grouped_cases() -> list[Case]:
 
 
 def _expert_products(rng: random.Random, experts: int, n: int, k: int, rows: int, skew: float) -> list[Item]:
-    loads = expert_loads_text(rng, experts * rows, experts, skew, 128)
+    loads = random_expert_loads_text(rng, experts * rows, experts, skew, 128)
     shape: Shape = {"n": n, "k": k, "skew": str(skew), "loads": loads}
     return [
         (product, variant, kind, shape) for product, variant, kind in PRODUCTS if (product, variant) != ("wgrad", "te")

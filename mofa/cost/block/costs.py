@@ -21,7 +21,7 @@ from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory, split
 from mofa.cost.block.durations import OpTimingMachine, Timed, device_seconds_of_works
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.block.liveness import BlockMemory, block_memories, nccl_freed_bytes_and_launches, watchdog_held_bytes
-from mofa.cost.block.tape_clock import TapeTime, repeated_halves_times, repeated_tape_time
+from mofa.cost.block.tape_clock import TapeTime, repeated_halves_times, time_per_tape_repetition
 from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import RecomputeSpec
@@ -98,11 +98,11 @@ class BlockTimer:
         """Time of a block's forward beside a block's backward of another micro-batch."""
         delays = self.machine.framework.delay_wgrad
         tape = combined_tape(forward.forward, backward.forward, backward.backward, delays=delays)
-        return repeated_tape_time(tape, self.machine)
+        return time_per_tape_repetition(tape, self.machine)
 
     def _of(self, tape: Tape) -> TapeTime:
         if id(tape) not in self._known:
-            self._known[id(tape)] = tape, repeated_tape_time(tape, self.machine, timed=self._timed)
+            self._known[id(tape)] = tape, time_per_tape_repetition(tape, self.machine, timed=self._timed)
         return self._known[id(tape)][1]
 
 

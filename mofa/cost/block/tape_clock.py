@@ -75,7 +75,9 @@ class TapeTime:
         return exposed
 
 
-def repeated_tape_time(tape: Tape, machine: OpTimingMachine, repeat: int = 2, timed: Timed | None = None) -> TapeTime:
+def time_per_tape_repetition(
+    tape: Tape, machine: OpTimingMachine, repeat: int = 2, timed: Timed | None = None
+) -> TapeTime:
     """Time of one repetition of a tape that is repeated back to back; ``repeat`` 1 starts from rest. [s]
 
     ``timed`` as :func:`mofa.cost.block.durations.device_seconds` takes it.

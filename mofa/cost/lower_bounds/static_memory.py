@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import row_max
+from mofa.blocks.elementwise import max_of_array_rows
 from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.block.block_cost import PrecisionMode, process_groups_of_rows, unique_rows
 from mofa.cost.kernels.topology import ProcessGroup
@@ -86,7 +86,7 @@ def _of_grids(
         communicators[some] = _communicators(workload, cluster, of_options, grids, groups, lay, schedule)[some]
     outside = cluster.gpu.context_bytes.value + communicators
     surely = 1.0 - load_shared_facts().tolerances.allocated.value
-    return np.array([row_max(outside + surely * resident), row_max(outside + resident)])
+    return np.array([max_of_array_rows(outside + surely * resident), max_of_array_rows(outside + resident)])
 
 
 def _communicators(

@@ -205,8 +205,11 @@ class _Moments(NamedTuple):
         return by_chunk.reshape(len(by_chunk), -1).take(self.place, axis=1)
 
 
-class InFlightMemory:
-    """The moments of candidates of one pp x vpp, and what is alive at them."""
+class PipelinePeakMoments:
+    """When in a pipeline of PyTorch in-flight micro-batches and gradients together hold most, and what is alive then.
+
+    Of candidates of one pp x vpp.
+    """
 
     def __init__(self, rows: GatheredRows, grads: ArrayN, whole_table: ArrayN) -> None:
         """``grads`` are all gradients of a stage, ``whole_table`` what of them the embedding's has over its parameter.

@@ -20,7 +20,7 @@ from mofa.cost.memory.fsdp_root import (
     waiting_head_gradient_bytes,
 )
 from mofa.cost.memory.fsdp_unsharded import chunk_reduction_bytes, gathered_bytes_and_unreduced_share
-from mofa.cost.memory.in_flight import InFlightMemory, InFlightPeak
+from mofa.cost.memory.in_flight import InFlightPeak, PipelinePeakMoments
 from mofa.cost.memory.pinned import kept_layer_bytes
 from mofa.cost.memory.replica_sums import waiting_replica_sums_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes, kept_output_part_bytes
@@ -102,7 +102,7 @@ class PeakCandidates(PeakCandidateMemory):
         if np.any(rows.layers.autocast_cached_bytes):
             cached = rows.sum_layers_by_stage(rows.layers.autocast_cached_bytes)
         if rows.framework.traits.has_pytorch_modules and rows.stage_layers.stages.pp > 1:
-            in_flight = InFlightMemory(rows, self.grads, self.whole_table)
+            in_flight = PipelinePeakMoments(rows, self.grads, self.whole_table)
             self._pipelined_layers(in_flight)
             self._pipelined_ends(in_flight)
         else:
@@ -218,7 +218,7 @@ class PeakCandidates(PeakCandidateMemory):
         behind = (plain * least + (after - plain) * recomputed).sum(axis=1)
         return behind, np.where(first[:, 0], in_last_chunk[:, kind] * self.saved_plain[:, kind, None], 0.0)
 
-    def _pipelined_layers(self, in_flight: InFlightMemory) -> None:
+    def _pipelined_layers(self, in_flight: PipelinePeakMoments) -> None:
         """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
         rows, lay = self.rows, self.rows.stage_layers
         counts = lay.stages.layer_counts[:, lay.shown.shown_stages]
@@ -256,7 +256,7 @@ class PeakCandidates(PeakCandidateMemory):
         """What an instant is made of at such a moment."""
         return {"freed_bytes": self.activations - most.kept_bytes, "grads": most.grads, "copies": most.copies}
 
-    def _pipelined_ends(self, in_flight: InFlightMemory) -> None:
+    def _pipelined_ends(self, in_flight: PipelinePeakMoments) -> None:
         """The loss, the embedding's gradient, and the reduction, which frees what is gathered of a group first."""
         rows, stages = self.rows, self.rows.stage_layers.stages
         head, embedding = rows.costs.head.memory, rows.costs.embedding.memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import row_max
+from mofa.blocks.elementwise import max_of_array_rows
 from mofa.schedules import Schedule
 
 ArrayN = NDArray[np.float64]
@@ -54,7 +54,7 @@ def pipeline_s(
     if pp == 1:
         return np.asarray(m * stage[:, 0])
     if schedule.forwards_first:
-        return np.asarray(stage.sum(axis=1) + (m - 1) * (row_max(forward_s) + row_max(backward_s)))
+        return np.asarray(stage.sum(axis=1) + (m - 1) * (max_of_array_rows(forward_s) + max_of_array_rows(backward_s)))
     assert schedule.has_closed_form, f"{schedule.name} is walked"
     return one_f_one_b_s(forward_s, backward_s, m, before_s, rested_s)
 
@@ -99,7 +99,7 @@ def one_f_one_b_s(
         until + before + behind + m * t - ahead * backward_s,
         np.where(m > ahead + 1, every + before + 2 * behind + (m - ahead) * t, 0.0),
     ]
-    return np.asarray(np.max([row_max(path) for path in paths], axis=0))
+    return np.asarray(np.max([max_of_array_rows(path) for path in paths], axis=0))
 
 
 def exchanges_waited_for(pp: int, stage: NDArray[np.intp], num_micro_batches: ArrayN) -> ArrayN:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import row_max
+from mofa.blocks.elementwise import max_of_array_rows
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.kernels.collectives import collective_s
@@ -60,6 +60,8 @@ class CommunicationOutsideBlocks:
     issued_beside_s: ArrayN | float = 0.0
     """Seconds that each stage's gather takes ahead of its first forward beside a late host's issue of that forward;
     ``before_forward`` has what is left. (n, R)"""
+    slower_first_forward_s: ArrayN | float = 0.0
+    """What computing loses in the first stage's first forward beside its gathers; ``exposed`` has it too. (n,)"""
     beyond_path_s: ArrayN | float = 0.0
     """What each stage's own reductions take beyond what ``exposed`` has of the stage that others wait for; below 0
     where they take less. (n, R)"""
@@ -170,13 +172,13 @@ def _megatron(
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     before_forward = np.zeros_like(forward_s)
     exposed, hidden, on_path, in_passing = np.zeros((4, len(forward_s)))
-    worst = row_max(np.maximum(reduce - before_b / vpp, 0.0))  # while stages ahead have backwards left
+    worst = max_of_array_rows(np.maximum(reduce - before_b / vpp, 0.0))  # while stages ahead have backwards left
     own_s = reduce.copy()
     if fw.overlap_grad_reduce:
         left_s = _after_last(reduce, backward_s / vpp, before_b / vpp, pp, vpp)
         if vpp == 1:
             own_s[:, 0] = left_s[:, 0] = np.maximum(last_reduce, reduce[:, 0] - backward_s[:, 0])
-        worst = row_max(left_s)
+        worst = max_of_array_rows(left_s)
         beside = np.maximum(reduce[:, 0] - worst, 0.0)
         lost = slow[:, 0] * beside
         if vpp > 1:  # the last chunk's is beside nothing
@@ -187,25 +189,26 @@ def _megatron(
     else:
         exposed = exposed + worst
     first = np.maximum(last_gather, first_gather - forward_s[:, 0] / vpp)
-    after_optimizer_s = np.zeros_like(gather)
+    after_optimizer_s, slower_s = np.zeros_like(gather), np.zeros(len(gather))
     if not fw.overlap_param_gather:
         after_optimizer_s = gather * gathers_after_optimizer(rows)[rows.grid_index]
-        exposed = exposed + row_max(after_optimizer_s)
+        exposed = exposed + max_of_array_rows(after_optimizer_s)
     elif vpp == 1:
         before_forward = gather.copy()
         before_forward[:, 0] = first
         hidden = hidden + np.maximum(gather[:, 0] - first, 0.0)
-        exposed = exposed + slow[:, 0] * np.maximum(gather[:, 0] - first, 0.0)
+        slower_s = slow[:, 0] * np.maximum(gather[:, 0] - first, 0.0)
+        exposed = exposed + slower_s
     else:
         left_s = np.maximum(gather / vpp, gather - (vpp - 1) * pp * forward_s / vpp)
         left_s[:, 0] = np.maximum(first, gather[:, 0] - (vpp - 1) * pp * forward_s[:, 0] / vpp)
-        worst = row_max(np.maximum(left_s - before_f / vpp, 0.0))
+        worst = max_of_array_rows(np.maximum(left_s - before_f / vpp, 0.0))
         lost, beside = _lost(gather[:, 0] - gathers[:, 0, 0], (vpp - 1) * pp * forward_s[:, 0] / vpp, slow[:, 0])
         exposed, hidden, on_path = exposed + lost, hidden + beside, on_path + worst
         in_passing = in_passing + lost
     beyond_path_s: ArrayN | float = 0.0
     if vpp == 1:  # what computing loses beside communication is the first stage's alone
-        with_first_s = exposed - row_max(after_optimizer_s)
+        with_first_s = exposed - max_of_array_rows(after_optimizer_s)
         beyond_path_s = own_s - np.where(rows.is_first > 0, worst[:, None], with_first_s[:, None])
     beside_s = np.zeros_like(before_forward)
     if host_bound is not None and host_waits_at_exchanges(rows):
@@ -220,6 +223,7 @@ def _megatron(
     return CommunicationOutsideBlocks(
         exposed, hidden, before_forward - beside_s, once, None, on_path, in_passing if vpp > 1 else 0.0,
         after_optimizer_s=after_optimizer_s, issued_beside_s=beside_s, beyond_path_s=beyond_path_s,
+        slower_first_forward_s=slower_s,
     )  # fmt: skip
 
 
@@ -290,10 +294,10 @@ def _pipelined_fsdp(
     chunk_f = forward_s / vpp
     left_s = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
     left_s = np.maximum(left_s, gather - (vpp - 1) * pp * chunk_f - chunk_f)
-    gathered = row_max(np.maximum(left_s - before_f / vpp, 0.0))
+    gathered = max_of_array_rows(np.maximum(left_s - before_f / vpp, 0.0))
     written = reduce + replica_all_reduce_s(rows)[0]
-    reduced = row_max(_after_last(written, backward_s / vpp, before_b / vpp, pp, vpp))
-    hidden = np.maximum(row_max(gather + reduce) - gathered - reduced, 0.0)
+    reduced = max_of_array_rows(_after_last(written, backward_s / vpp, before_b / vpp, pp, vpp))
+    hidden = np.maximum(max_of_array_rows(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
     shared = (written / np.maximum(reduce, 1e-12))[:, :, None]  # each chunk's replicas behind its own reductions
     if rows.schedule_record.has_closed_form:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import row_max
+from mofa.blocks.elementwise import max_of_array_rows
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.rows import GatheredRows, chunk_layer_params
 from mofa.specs.params import layer_params
@@ -57,7 +57,7 @@ def exposed_and_hidden_replica_all_reduces_s(rows: GatheredRows, backward_s: Arr
     copies of gradients and weights included.
     """
     total, last = (seconds[:, 0] for seconds in replica_all_reduce_s(rows))
-    busy = row_max(rows.sum_layers_by_stage(rows.layers.backward_busy_s))
+    busy = max_of_array_rows(rows.sum_layers_by_stage(rows.layers.backward_busy_s))
     left_s = np.maximum(total - backward_s[:, 0], last)
     beside_s = total - left_s
     slow = rows.cluster.gpu.curves.overlap_slowdown.value

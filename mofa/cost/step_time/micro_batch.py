@@ -14,7 +14,7 @@ from operator import is_
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import row_max
+from mofa.blocks.elementwise import max_of_array_rows
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.block.tape_clock import TapeTime
@@ -63,7 +63,7 @@ class HostBoundPasses:
         issue = np.sum([clocks.host_s for clocks in self.clocks_by_kind], axis=0).sum(axis=2)[:, of]
         backward_s = np.sum([clocks.device_s for clocks in self.clocks_by_kind[1:]], axis=0)[:, of, 0]
         ahead_s = np.cumsum(backward_s, axis=1) - backward_s
-        return row_max(num_micro_batches[:, None] * issue + ahead_s - lead_s[:, of])
+        return max_of_array_rows(num_micro_batches[:, None] * issue + ahead_s - lead_s[:, of])
 
     def single_stage_s(self, num_micro_batches: ArrayN, behind_s: ArrayN, lead_s: ArrayN) -> ArrayN:
         """What the device of a single stage waits for the host in a step. (late rows,) [s]
@@ -106,13 +106,16 @@ class HostBoundPasses:
         steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
         return *steady, ended[0] + steady[1]
 
-    def saved_by_lead_s(self, lead_s: ArrayN) -> ArrayN:
-        """What the first forward takes less by ``lead_s``, the lead of its host as the step begins. (rows, R) [s]"""
-        forward, ahead_s = self.with_full_queue[0], lead_s[:, :, None]
-        behind_device_s = np.maximum(forward.device_s, forward.host_behind_device_s)
+    def saved_by_lead_s(self, lead_s: ArrayN, gather_s: ArrayN) -> ArrayN:
+        """What the first forward takes less by ``lead_s``, the lead of its host as the step begins. (late rows, R) [s]
+
+        ``gather_s`` is what its device waits for a gather meanwhile, whose end is no sooner. (late rows, R) [s]
+        """
+        forward = self.with_full_queue[0]
+        behind_device_s = gather_s[:, :, None] + np.maximum(forward.device_s, forward.host_behind_device_s)
         behind_host_s = np.maximum(forward.device_behind_host_s, forward.host_s)
-        saved_s = forward.both_ended_s - np.maximum(behind_device_s, behind_host_s - ahead_s)
-        return np.asarray(saved_s[:, :, 0])
+        sooner_s = np.maximum(behind_device_s, behind_host_s - lead_s[:, :, None])
+        return np.asarray((np.maximum(behind_device_s, behind_host_s) - sooner_s)[:, :, 0])
 
     def issued_beside_gather_s(self, gather_s: ArrayN) -> ArrayN:
         """How much of a gather ahead of a forward the host issues that forward beside, and so makes it no later.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import row_max
+from mofa.blocks.elementwise import max_of_array_rows
 from mofa.cost.step_time.bubble import one_f_one_b_s
 
 ArrayN = NDArray[np.float64]
@@ -55,8 +55,8 @@ def staggered_start_saving_s(
     if forwards_first:
         behind = forward_s.sum(axis=1, keepdims=True) - arrival - forward_s
         until_stage = np.cumsum(held_up, axis=1)
-        all_forwards = row_max(until_stage + arrival + num_micro_batches[:, None] * forward_s + behind)
-        at_once = forward_s.sum(axis=1) + (num_micro_batches - 1.0) * row_max(forward_s)
+        all_forwards = max_of_array_rows(until_stage + arrival + num_micro_batches[:, None] * forward_s + behind)
+        at_once = forward_s.sum(axis=1) + (num_micro_batches - 1.0) * max_of_array_rows(forward_s)
         return np.asarray(np.maximum(at_once + longer_s.max(axis=1) - all_forwards, 0.0))
     together = one_f_one_b_s(forward_s, backward_s, num_micro_batches, gathers, rested_s)
     staggered = one_f_one_b_s(forward_s, backward_s, num_micro_batches, held_up, rested_s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import first_largest_index, row_max
+from mofa.blocks.elementwise import first_largest_index, max_of_array_rows
 from mofa.blocks.tapes import layer_label
 from mofa.cost.amax_reductions import amax_reduction_seconds
 from mofa.cost.block.host_clock import ClockAdvance
@@ -118,13 +118,13 @@ def step_time(rows: GatheredRows) -> StepTime:
         by_step = rows.schedule_record.has_closed_form and gradient_reducer(rows) in ("FSDP by step", "none")
         walked = by_step and _walk_late_hosts(rows, exposed, each.host_bound, outside, lead_s[each.host_bound.rows])
         _catch_up(rows, exposed, each.host_bound, outside, walked, lead_s[each.host_bound.rows])
-        _start_ahead(rows, exposed, each.host_bound, lead_s)
+        _start_ahead(rows, exposed, each.host_bound, outside, lead_s)
     negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
     exposed[_T["dp"]] += amax_reduction_seconds(rows)
     ends = optimizer_and_host_wait_seconds(rows, each)
-    exposed[_T["optimizer"]] += row_max(ends) + gradient_norm_seconds(rows)
+    exposed[_T["optimizer"]] += max_of_array_rows(ends) + gradient_norm_seconds(rows)
     _stagger(rows, exposed, each, ends, m, outside)
     beyond_path_s = np.broadcast_to(outside.beyond_path_s, stage_s.shape)[rowsel, slowest]
     named_last_s = np.array([beyond_path_s, *of_others_s])
@@ -241,7 +241,7 @@ def _pipeline(
             )
             late_s[index] = np.maximum(until - total[index] - ahead, 0.0)
             is_counted = slowest_stages_of_micro_batch(each)[index][:, rows.stage_layers.shown.shown_index]
-            own_s[index] = row_max(np.where(is_counted, waited_s, 0.0))
+            own_s[index] = max_of_array_rows(np.where(is_counted, waited_s, 0.0))
         idle = np.maximum(total - busy, 0.0)
         for name, part in (("pp", sent), ("dp", outside.exposed_on_path)):
             shown = np.minimum(part, idle)
@@ -353,7 +353,9 @@ def _walk_late_hosts(
     turn_s = np.zeros((len(rows.table), forward.device_s.shape[1]))
     turn_s[index] = (forward.device_s + backward.device_s)[:, :, 0]
     # what rounds that are left out take may be less, where a rank's own rounds differ
-    computed_s = row_max(num_micro_batches[some][:, None] * turn_s[index] + rows.sum_over_stages_ahead(turn_s)[index])
+    computed_s = max_of_array_rows(
+        num_micro_batches[some][:, None] * turn_s[index] + rows.sum_over_stages_ahead(turn_s)[index]
+    )
     missing_s = np.maximum(total, computed_s) - exposed[:, index].sum(axis=0)
     # what a rank's own host still has to issue is its host's, as on the replay's clock; the rest is a wait for others
     own_s = _left_to_issue_s(rows, exposed, host_bound, outside, lead_s)[some]
@@ -382,10 +384,18 @@ def _catch_up(
     exposed[_T["host_idle"], host_bound.rows] += np.where(host_bound.waits | walked, 0.0, missing_s)
 
 
-def _start_ahead(rows: GatheredRows, exposed: ArrayN, host_bound: HostBoundPasses, lead_s: ArrayN) -> None:
+def _start_ahead(
+    rows: GatheredRows,
+    exposed: ArrayN,
+    host_bound: HostBoundPasses,
+    outside: CommunicationOutsideBlocks,
+    lead_s: ArrayN,
+) -> None:
     """Take off what the first stage's first forward takes less, and with it the pipeline's filling. (n, R) [s]"""
     index = host_bound.rows
-    saved_s = (host_bound.saved_by_lead_s(lead_s[index]) * rows.is_first).max(axis=1)
+    slower_s = np.broadcast_to(outside.slower_first_forward_s, len(rows.table))[:, None]
+    gather_s = outside.before_forward + outside.issued_beside_s + slower_s * rows.is_first
+    saved_s = (host_bound.saved_by_lead_s(lead_s[index], gather_s[index]) * rows.is_first).max(axis=1)
     exposed[_T["bubble"], index] -= np.minimum(saved_s, np.maximum(exposed[_T["bubble"], index], 0.0))
 
 
@@ -416,7 +426,7 @@ def _stagger(
         received = _received_s(rows, hop_seconds(rows))
         fwd, bwd, rested = fwd + received[0], bwd + received[1], rested + received[0] + received[1]
     before, after = outside.before_forward, np.broadcast_to(outside.after_optimizer_s, ends.shape)
-    gained = row_max(ends) + row_max(after) - row_max(ends + after)
+    gained = max_of_array_rows(ends) + max_of_array_rows(after) - max_of_array_rows(ends + after)
     gained = gained + staggered_start_saving_s(
         fwd, bwd, num_micro_batches, rows.spread_to_all_stages(ends + after), rested_s=rested,
         before_s=rows.spread_to_all_stages(before) if np.any(before) else None, forwards_first=schedule.forwards_first,

@@ -108,7 +108,7 @@ class _Paces:
         names += ["layer_issues_s", "layer_backs_s", "layer_ops_s", "layer_back_ops_s"] if training.on_engine else []
         names += ["cpu_ops_s", "step_ops_s", "step_back_ops_s"]
         self.read: dict[str, list[float]] = {name: [] for name in names}
-        self._cores = host_pace.QuietCores(torch.cuda.current_device(), torch.cuda.device_count())
+        self._cores = host_pace.QuietCorePinner(torch.cuda.current_device(), torch.cuda.device_count())
         self._sampled = bool(training.layers)
         self._sampler = host_pace.StepPaceSampler(training.layers)
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from mofa.errors import SpecError
 from mofa.routing.capacity import rerun_fraction, shares_under_capacity
 from mofa.routing.counts import moe_layer_indices
-from mofa.routing.fitting import fit_distributions
+from mofa.routing.fitting import fit_each_distribution
 from mofa.routing.rank_load import expert_shares
 from mofa.routing.statistics import QUANTILES, expert_loads_over_mean, load_statistics, rank_loads_over_mean
 from mofa.specs.base import Spec
@@ -87,7 +87,7 @@ def describe_routing(workload: WorkloadSpec, ep: int, iterations: int | None = N
         raise SpecError(f"ep ({ep}) must divide num_experts ({moe.num_experts}); every rank holds equally many")
     shares = expert_shares(workload.routing, workload.model, iterations)
     experts, ranks = expert_loads_over_mean(shares), rank_loads_over_mean(shares, ep)
-    fits = fit_distributions(shares, moe.top_k, workload.routing.seed)
+    fits = fit_each_distribution(shares, moe.top_k, workload.routing.seed)
     layers = moe_layer_indices(workload.model)
     by_layer = (row.model_copy(update={"group": int(layers[row.group])}) for row in _rows(ranks, "layer"))
     return RoutingReport(

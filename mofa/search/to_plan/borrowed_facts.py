@@ -8,7 +8,7 @@ from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import Tape
 from mofa.blocks.work import Gemm
 from mofa.cost.optimizer import optimizer_steps_in_16_bit, rates_16_bit_over_fp32
-from mofa.cost.provenance import has_unaligned_products, weakest_provenance
+from mofa.cost.provenance import is_unaligned_product, weakest_provenance
 from mofa.specs.base import Fact
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.gpu_facts import facts_of_record
@@ -23,7 +23,7 @@ def borrowed_fact_notes(
     measured."""
     curves, borrowed = cluster.gpu.curves, dict[str, list[Fact]]()
     works = [op.work for tape in tapes for op in tape.ops if type(op.work) is Gemm]
-    if any(has_unaligned_products(work) for work in works):
+    if any(is_unaligned_product(work) for work in works):
         borrowed["unaligned_products"] = facts_of_record(curves.unaligned_products)
     if optimizer_steps_in_16_bit(workload, framework, precision):
         borrowed["optimizer_16_bit"] = list(rates_16_bit_over_fp32(framework, cluster.gpu).values())

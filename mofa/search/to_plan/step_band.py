@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import exp, expm1
 from typing import NamedTuple
 
-from mofa.cost.model_flops import routed_fraction
+from mofa.cost.model_flops import routed_flops_share
 from mofa.plan.step_band import Band
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -29,7 +29,7 @@ def step_circumstances(
     host_idle_fraction
         Share of the step that the device waits for its host. [-]
     """
-    share = routed_fraction(workload.model, workload.batch.seq_len)
+    share = routed_flops_share(workload.model, workload.batch.seq_len)
     mostly = "experts half or more" if share >= MOST_EXPERTS else "experts below half"
     return Circumstances(
         nodes="one node" if num_cluster_nodes(cluster) == 1 else "several nodes",

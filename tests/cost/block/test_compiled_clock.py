@@ -9,7 +9,7 @@ import pytest
 
 from mofa.cost.block import compiled_clock, tape_clock
 from mofa.cost.block.compiled_clock import c_library
-from mofa.cost.block.tape_clock import TapeTime, repeated_tape_time
+from mofa.cost.block.tape_clock import TapeTime, time_per_tape_repetition
 from tests.compile_part import compiled_anew
 from tests.cost.block.test_tape_clock import NUM_K, machine, random_tape, tape, timed
 
@@ -29,9 +29,9 @@ def test_random_tapes(repeat: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(40):
         ops, times = random_tape(np.random.default_rng(3000 + seed), carries=seed % 2 == 0)
         with timed(times):
-            compiled = repeated_tape_time(tape(*ops), machine(NUM_K), repeat)
+            compiled = time_per_tape_repetition(tape(*ops), machine(NUM_K), repeat)
             with monkeypatch.context() as patch:
                 patch.setattr(tape_clock, "c_library", lambda: None)
-                reference = repeated_tape_time(tape(*ops), machine(NUM_K), repeat)
+                reference = time_per_tape_repetition(tape(*ops), machine(NUM_K), repeat)
         for name in TapeTime.__dataclass_fields__:
             assert np.array_equal(getattr(compiled, name), getattr(reference, name)), (seed, name)

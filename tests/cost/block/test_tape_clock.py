@@ -15,7 +15,7 @@ from mofa.blocks.elementwise import where
 from mofa.blocks.op import Op, Tape, Tensor
 from mofa.blocks.work import Collective, Gemm, HostSync, MemoryBound
 from mofa.cost.block.streams import OWN_ORDER
-from mofa.cost.block.tape_clock import COMPUTING, EXPOSED, HIDDEN, TapeTime, repeated_tape_time
+from mofa.cost.block.tape_clock import COMPUTING, EXPOSED, HIDDEN, TapeTime, time_per_tape_repetition
 
 SLOWDOWN, SYNC_S, LOAD_S = 0.1, 20.0, 2.0
 GEMM = Gemm(1, 1, 1)
@@ -87,7 +87,7 @@ def tape(*ops: Op) -> Tape:
 
 def run(times: Times, *ops: Op, num_k: int = 1, repeat: int = 2, slowdown: float = SLOWDOWN) -> TapeTime:
     with timed(times):
-        return repeated_tape_time(tape(*ops), machine(num_k, slowdown), repeat)
+        return time_per_tape_repetition(tape(*ops), machine(num_k, slowdown), repeat)
 
 
 def parts(time: TapeTime, k: int = 0) -> dict[str, float]:
@@ -458,6 +458,6 @@ def test_launches_that_block_leave_nothing_beside_anything() -> None:
     ops = op("a", "x"), send("c", "x"), op("b", "a", launches=2)
     assert run(times, *ops, slowdown=0.0).total.tolist() == [40.0]
     with timed(times):
-        time = repeated_tape_time(tape(*ops), machine(blocking=True))
+        time = time_per_tape_repetition(tape(*ops), machine(blocking=True))
     assert parts(time) == {"gemm": 40.0, "tp": 50.0, "host_idle": 86.0}
     assert float(time.hidden.sum()) == 0.0

@@ -37,7 +37,7 @@ def test_each_kernel_of_the_softmax_takes_its_own_rate() -> None:
 
 @pytest.mark.parametrize(
     ("name", "error"),
-    [("mc1-cerebras13b-5l-unfused", 0.001), ("mc1-gpt13b-9l-unfused-full", 0.0), ("mc1-llama13b-6l", 0.006)],
+    [("mc1-cerebras13b-5l-unfused", -0.005), ("mc1-gpt13b-9l-unfused-full", 0.0), ("mc1-llama13b-6l", -0.002)],
 )
 def test_steps_with_unfused_attention(name: str, error: float) -> None:
     """Of the fitting half, each with its signed error of today; 2 to 3.7 % too fast where all kernels take one rate."""

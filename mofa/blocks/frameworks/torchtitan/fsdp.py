@@ -37,9 +37,9 @@ from mofa.blocks.frameworks.torchtitan.fsdp_root_group import (
 )
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
-    all_reduce_partial_gradients,
     casts_linear_inputs,
     compile_and_dtensor_marker,
+    partial_weight_gradient_all_reduces,
 )
 from mofa.blocks.op import Op, Tape, TapeBuilder, Tensor
 from mofa.blocks.recomputation import OUTSIDE
@@ -376,7 +376,7 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
         body[:0] = begin.ops
     end = FsdpOpList(tensors=fsdp.tensors)
     if block not in ("embedding", "head"):
-        end.ops += all_reduce_partial_gradients(ctx)
+        end.ops += partial_weight_gradient_all_reduces(ctx)
     wait = "efsdp.reduced" if any_true(own_group) else "fsdp.reduced"
     freed = ("efsdp.reduce_input",) if any_true(own_group) else ()
     end.declare_tensor("fsdp.reduced", 0.0, use="reduced")

@@ -22,11 +22,11 @@ from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     cast_shared_input,
     casts_linear_inputs,
+    compiles_modules_separately,
     gather_sequence,
     hold_until_tp_scatter,
     is_compiled_block_split_by_ddp,
     is_in_compiled_block,
-    is_in_compiled_module,
     linear,
     scatter_sequence,
     sum_gradients_over_tp,
@@ -79,7 +79,7 @@ def norm_over_rows(
     """
     count = rows * width
     block_compiled = is_in_compiled_block(b, ctx)
-    compiled = block_compiled or (is_in_compiled_module(b, ctx) and name not in ("attn_norm", "mlp_norm"))
+    compiled = block_compiled or (compiles_modules_separately(b, ctx) and name not in ("attn_norm", "mlp_norm"))
     out_element = 2 if casts_linear_inputs(ctx) and (compiled or element == 2) else element
     out = b.tensor(f"{name}.out", count * out_element)
     scale = b.tensor(f"{name}.rstd", rows * 4.0 * (2 if ctx.model.norm == "layernorm" else 1), grad=False)

@@ -39,7 +39,7 @@ def is_in_compiled_block(b: TapeBuilder, ctx: Context) -> bool:
     return ctx.framework.compile and b.block == "dense"
 
 
-def is_in_compiled_module(b: TapeBuilder, ctx: Context) -> bool:
+def compiles_modules_separately(b: TapeBuilder, ctx: Context) -> bool:
     """Whether a module of the block is compiled by itself: attention, router and shared experts beside experts.
 
     A block with experts is cut at the hooks around them (llama4/infra/parallelize.py, apply_compile).
@@ -181,7 +181,7 @@ def cast_shared_input(b: TapeBuilder, ctx: Context, x: str, name: str, elements:
 
     A module compiled by itself is handed the norm's fp32 output and casts it once for all of its linears.
     """
-    if not casts_linear_inputs(ctx) or not is_in_compiled_module(b, ctx):
+    if not casts_linear_inputs(ctx) or not compiles_modules_separately(b, ctx):
         return x, True
     return cast(b, x, name, elements, use="cast_once"), False
 
@@ -304,7 +304,7 @@ def _chunks(
     )  # fmt: skip
 
 
-def all_reduce_partial_gradients(ctx: Context) -> list[Op]:
+def partial_weight_gradient_all_reduces(ctx: Context) -> list[Op]:
     """Gradients of the two norms are partial under sequence parallelism: a small all-reduce each.
 
     So is that of a product whose output all heads share, as the latent and the one rotated key of latent attention."""

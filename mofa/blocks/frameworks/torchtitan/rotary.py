@@ -5,7 +5,12 @@ from __future__ import annotations
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true, where
 from mofa.blocks.frameworks.torchtitan.heads import ranks_normed_by_each_rank, repeat_kv, split_heads_over_ranks
-from mofa.blocks.frameworks.torchtitan.linear import CAST, has_local_qkv, is_in_compiled_block, is_in_compiled_module
+from mofa.blocks.frameworks.torchtitan.linear import (
+    CAST,
+    compiles_modules_separately,
+    has_local_qkv,
+    is_in_compiled_block,
+)
 from mofa.blocks.op import READS, WRITES, FloatK, Op, OpBackward, ScratchSequence, TapeBuilder
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.work import MemoryBound
@@ -29,18 +34,20 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     if has_local_qkv(ctx):
         work, back, scratch, launches = complex_rotation(ctx, total, sizes[0])
         positions = 4.0 * a.d_qk * ctx.seq_len / ctx.cp
-        if ctx.activation_element_bytes == 2 and not (is_in_compiled_block(b, ctx) or is_in_compiled_module(b, ctx)):
+        if ctx.activation_element_bytes == 2 and not (
+            is_in_compiled_block(b, ctx) or compiles_modules_separately(b, ctx)
+        ):
             back = back._replace(scratch=6.0 * sizes[0] + 2.0 * sizes[1] + positions,
                                  order=complex_rotation_back_scratch(sizes[0], sizes[1], positions))  # fmt: skip
         table = _table(b, ctx, ctx.tokens * a.d_qk * 4.0)
-        if is_in_compiled_block(b, ctx) or is_in_compiled_module(b, ctx):
+        if is_in_compiled_block(b, ctx) or compiles_modules_separately(b, ctx):
             launches = 5
     else:
         table = _table(
             b, ctx, ctx.tokens * a.d_qk * 2.0 * ctx.activation_element_bytes, table_elements=ctx.seq_len * 2.0 * a.d_qk
         )
         e = ctx.activation_element_bytes
-        if is_in_compiled_block(b, ctx) or is_in_compiled_module(b, ctx):  # inside the head norms' kernels
+        if is_in_compiled_block(b, ctx) or compiles_modules_separately(b, ctx):  # inside the head norms' kernels
             work, back, scratch, launches = MemoryBound(0.0 * total), OpBackward(0.0, 0), 0.0 * total, 0
         else:
             each = (e * sizes[0], e * sizes[1])
