@@ -180,11 +180,9 @@ class TableEstimator:
         waiting = np.flatnonzero(idle)
         if len(waiting):
             share = idle[waiting] / RESTED
-            rested_exposed, rested_hidden, _ = self.with_device_waits._component_seconds(
-                which[waiting], layers[waiting]
-            )
-            exposed[:, waiting] += share * (rested_exposed - exposed[:, waiting])
-            hidden[:, waiting] += share * (rested_hidden - hidden[:, waiting])
+            rested = self.with_device_waits._component_seconds(which[waiting], layers[waiting])
+            exposed[:, waiting] += share * (rested[0] - exposed[:, waiting])
+            hidden[:, waiting] += share * (rested[1] - hidden[:, waiting])
 
     def _idle(self, exposed: NDArray[np.float64]) -> NDArray[np.float64]:
         """What waits for other stages and the optimizer count, as a share of the step. (n,) [-]"""
@@ -240,9 +238,9 @@ class TableEstimator:
 
     def with_layout(self, layout: str, recompute_layers: int) -> TableEstimator:
         """The estimator for its table's only row with another layout, and another number of recomputed layers."""
-        table = replace(self.table, layouts=(layout,), layout=np.zeros(1, dtype=np.int64))
-        other = self._costed_as(lambda costs: costs)
-        other.table = replace(table, recompute_layers=np.array([recompute_layers], dtype=np.int64))
+        other, number = self._costed_as(lambda costs: costs), np.array([recompute_layers], dtype=np.int64)
+        only = np.zeros(1, dtype=np.int64)
+        other.table = replace(self.table, layouts=(layout,), layout=only, recompute_layers=number)
         return other
 
     @staticmethod
