@@ -13,8 +13,10 @@ from mofa.cost.checkpoint import checkpoint_bytes_per_param
 from mofa.cost.estimate import estimate_table
 from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.optimizer import (
+    PARAMS_A_LAUNCH,
     ParameterShards,
     StaticBytes,
+    host_lead_behind_optimizer_s,
     optimizer_device_seconds_by_part,
     optimizer_host_seconds,
     optimizer_seconds,
@@ -274,6 +276,29 @@ def waited(name: str, *, tensors: float, lead_s: float = 0.0, dense: float = 0.0
         np.array([[lead_s]]), np.zeros(1, dtype=np.intp),
     )  # fmt: skip
     return float(seconds[0, 0]) * 1e6
+
+
+def step_lead_us(name: str, *, tensors: float, adam_s: float, copy_s: float = 0.0, zero_s: float = 0.0) -> float:
+    """How far a host of 6 us a loop and 5 us an op is ahead as a step begins. [us]"""
+    one = cluster(1)
+    host = with_facts(one.gpu.curves.host, tensor_pass_s=6e-6, eager_op_s=5e-6)
+    curves = one.gpu.curves.model_copy(update={"host": host})
+    one = one.model_copy(update={"gpu": one.gpu.model_copy(update={"curves": curves})})
+    parts = {name: np.array([[s]]) for name, s in (("adam", adam_s), ("copy", copy_s), ("zero", zero_s))}
+    params = np.array([[4.0 * PARAMS_A_LAUNCH]])
+    return float(host_lead_behind_optimizer_s(one, framework(name), params, np.array([[tensors]]), parts)[0, 0]) * 1e6
+
+
+def test_the_host_begins_a_step_ahead_by_what_the_device_has_of_the_optimizer() -> None:
+    """Four launches of Adam, 11 us a tensor for copies and 12 for the next step's loops; torchtitan waits there."""
+    lead = step_lead_us("megatron", tensors=100, adam_s=20e-3, copy_s=3e-3, zero_s=2e-3)
+    assert lead == pytest.approx(25_000 - 4 * 5 - 100 * (11 + 12))
+    assert step_lead_us("torchtitan", tensors=100, adam_s=20e-3) == 0.0
+
+
+def test_a_host_with_many_tensors_begins_a_step_behind_its_device() -> None:
+    """What copies take longer than the kernels before them the optimizer has already; the loops are left."""
+    assert step_lead_us("megatron", tensors=1000, adam_s=1e-3) == pytest.approx(-4 * 5 - 1000 * 12)
 
 
 def test_megatrons_optimizer_loops_over_the_tensors() -> None:

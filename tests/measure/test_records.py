@@ -71,6 +71,16 @@ def record(id: str = "a") -> RunRecord:
     )
 
 
+def test_the_norms_of_its_steps_say_whether_the_median_one_scales_its_gradients() -> None:
+    """Megatron scales above a norm of 1; norms that are no numbers are left out."""
+    norms = {"grad_norms": [0.5, 1.23456, float("inf"), 2.0]}
+    measured = merge_rank_results([{**rank(0, [0.1, 0.2, 0.3]), **norms}])
+    assert measured.grad_norms == [0.5, 1.235, 2.0]
+    assert measured.median_step_clips is True
+    assert measured.model_copy(update={"grad_norms": [0.5, 0.6, 2.0]}).median_step_clips is False
+    assert merge_rank_results([rank(0, [0.1, 0.2, 0.3])]).median_step_clips is None
+
+
 def test_the_slowest_rank_gives_the_step_time() -> None:
     measured = merge_rank_results([rank(0, [0.1, 0.1, 0.9]), rank(1, [0.2, 0.3, 0.4])])
     assert measured.step_time_s == 0.3

@@ -19,7 +19,7 @@ from mofa.validate.hosts import (
     small_op_s_of_run,
     unexplained_step_spread,
 )
-from mofa.validate.reference import measured_reference_runs, why_step_time_not_scored
+from mofa.validate.reference import measured_reference_runs, reference_of_record, why_step_time_not_scored
 from mofa.validate.routing_counts import with_routing_counts
 from mofa.validate.score import score_run
 from tests.committed import MEASURED, measured_records
@@ -265,3 +265,11 @@ def test_tokens_that_were_drawn_do_not_drift(records: dict[str, RunRecord], tmp_
     learned = records["te1-gptoss-2l-skewed"]
     assert not with_routing_counts(drawn, tmp_path).routing.drifts
     assert with_routing_counts(learned, tmp_path).routing.drifts
+
+
+def test_a_record_scales_its_gradients_as_its_median_step_did(records: dict[str, RunRecord], tmp_path: Path) -> None:
+    one = records["te1-olmoe-6l"]
+    for norms, share in (([0.5, 0.6, 3.0], 0.0), ([0.5, 2.0, 3.0], 1.0), ([], 0.2)):
+        record = one.model_copy(update={"measured": one.measured.model_copy(update={"grad_norms": norms})})
+        _, _, framework, _ = reference_of_record(record, MEASURED, MACHINES, tmp_path).resolve()
+        assert framework.clipped_steps == share
