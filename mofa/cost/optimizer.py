@@ -449,7 +449,7 @@ def host_lead_behind_optimizer_s(
     Megatron's host reads the gradients' norm and then launches Adam's kernels, the copies behind them and, in the next
     step, the gradient buffer's zeroing. It goes on while the device computes them. Copies take a loop and an op a
     tensor, and two loops reset the gradients of the next step (11 us a tensor in traces). torchtitan's host waits for
-    its device as each step begins (train.py, ``train_step``).
+    its device as each step begins (train.py, ``train_step``), as does one that steps parameters itself.
 
     Parameters
     ----------
@@ -460,7 +460,8 @@ def host_lead_behind_optimizer_s(
     parts
         Of :func:`optimizer_device_seconds_by_part`. (g, R) each [s]
     """
-    if framework.traits.has_pytorch_modules:
+    waits = framework.traits.has_pytorch_modules or framework.optimizer_offload or framework.launch_blocking
+    if waits:
         return np.zeros_like(tensors)
     host = cluster.gpu.curves.host
     loop, op = (cluster.slowest_host_factor * fact.value for fact in (host.tensor_pass_s, host.eager_op_s))

@@ -437,7 +437,7 @@ def _stream_seconds(ops: list[Op], machine: OpTimingMachine) -> ArrayK:
         forms = [like[i] for i in shaped]
         each, row, column = np.array([[f.bytes_per_element, f.per_row_s, f.per_column_s] for f in forms]).T[:, :, None]
         moved[shaped] = elements * each
-        extra[shaped] = elements * (row / width) + column * width
+        extra[shaped] += elements * (row / width) + column * width
     again = [i for i, (work, form) in enumerate(zip(works, like, strict=True))
              if form.missed_bytes_per_s and any_true(work.source)]  # fmt: skip
     if again:

@@ -395,7 +395,7 @@ def _start_ahead(
     index = host_bound.rows
     slower_s = np.broadcast_to(outside.slower_first_forward_s, len(rows.table))[:, None]
     gather_s = outside.before_forward + outside.issued_beside_s + slower_s * rows.is_first
-    saved_s = (host_bound.saved_by_lead_s(lead_s[index], gather_s[index]) * rows.is_first).max(axis=1)
+    saved_s = host_bound.saved_by_lead_s(lead_s[index], gather_s[index])[:, int(np.argmax(rows.is_first))]
     exposed[_T["bubble"], index] -= np.minimum(saved_s, np.maximum(exposed[_T["bubble"], index], 0.0))
 
 

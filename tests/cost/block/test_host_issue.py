@@ -196,3 +196,14 @@ def test_gpus_that_meet_in_a_layer_wait_for_whichever_clock_is_low() -> None:
     assert machine.swing_slowdown(0.75) == pytest.approx([0.0, more * 3**-0.5, more * 0.6 * 3**0.5])
     assert machine.swing_slowdown(1.0) == pytest.approx([0.0, 0.0, 0.0])
     assert OpTimingMachine(nodes, {}, framework("megatron"), 1).swing_slowdown(0.75) == 0.0
+
+
+def test_parts_of_a_shaped_op_take_their_own_time() -> None:
+    """An embedding's gradient by its elements and width, and 4 GB besides at the default rate."""
+    one = load_cluster("h200-hgx", 1)
+    form = one.gpu.curves.memory_bound_curve_like("", False).form
+    plain, added = (
+        op("grad", MemoryBound(1e9 + more, "embedding_bwd", 4e6, 4096.0, 0.0, ((more, ""),))) for more in (0.0, 4e9)
+    )
+    seconds = device_seconds_array((plain, added), OpTimingMachine(one, {}, framework("megatron"), 1))[:, 0]
+    assert seconds[1] - seconds[0] == pytest.approx(4e9 / form.bytes_per_s)

@@ -306,7 +306,7 @@ def persistent_buffer_bytes(ctx: Context, ops: Iterable[Op], *, with_head: bool 
 
     Transformer Engine's workspaces, and a bf16 gradient for each distinct shape of a weight whose GEMM adds to the main
     gradient by itself: it is handed to autograd as a dummy (te/module/base.py, get_dummy_wgrad). With the head also the
-    buffer of its gathered input. Tables of rotations are apart (:func:`.persistent.rotary_tables`).
+    buffer of its gathered input. Tables of rotations are apart (:func:`.persistent.rotary_table_bytes`).
     """
     ops = tuple(ops)
     total: ArrayK = product_workspace_bytes(ops)
