@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mofa.blocks.build import BlockTapes, CostedLayerKind, embedding_tapes, head_tapes, layer_tapes
+from mofa.blocks.build import BlockTapes, CostedLayerKind, head_tapes, layer_tapes
 from mofa.blocks.frameworks.megatron import transformer_engine as megatron
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.frameworks.recompute import recompute_of_layer, why_unsupported
@@ -295,19 +295,6 @@ def test_collectives_of_a_dense_layer(name: str) -> None:
     assert count(found.forward) == count(found.backward) == {"all_reduce": 2}
     found = layer(name)
     assert count(found.forward) == count(found.backward) == {}
-
-
-@pytest.mark.parametrize(
-    ("tied", "whole", "tables"), [(True, True, 1.0), (True, False, 0.0), (False, True, 0.0)]
-)  # fmt: skip
-def test_tied_gradients_are_added_up_in_new_memory(tied: bool, whole: bool, tables: float) -> None:
-    """Where a rank has both ends: the head's gradient is a dummy that stays. 0.23 GB of 118 million parameters."""
-    model = llama(hidden=2304, vocab=51200, tied_embeddings=tied)
-    ctx = replace(context(model, framework("megatron")), has_all_layers=whole)
-    tapes = embedding_tapes(ctx, primitives(ctx))
-    (op,) = [op for op in tapes.backward.ops if op.name == "embedding.backward"]
-    (params,) = np.ravel(megatron.padded_vocab_per_rank(ctx)) * 2304
-    assert float(np.ravel(op.scratch)[0]) == pytest.approx(tables * 2 * params)
 
 
 def test_unfused_rotary_embedding_by_hand() -> None:
