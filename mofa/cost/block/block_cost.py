@@ -181,7 +181,7 @@ def columns_that_blocks_read(
     columns.append(table.balancing)
     if framework.shards_params:
         columns += [table.dp, table.pp, dp_replicate_of_rows(framework, table)]
-    elif workload.model.gates_in_two_widths:
+    elif workload.model.gates_in_two_widths or workload.model.tied_embeddings:
         columns.append((table.pp > 1).astype(np.int64))
     return columns
 

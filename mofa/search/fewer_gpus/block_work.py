@@ -103,7 +103,7 @@ def _stand_ins(job: JobAndMachines, table: StrategyTable) -> list[tuple[Strategy
     sizes = [(MANY, 1)]
     if job.framework.shards_params:
         sizes = [(dp, pp) for dp in (1, MANY) for pp in (1, 2)]
-    elif job.workload.model.gates_in_two_widths:
+    elif job.workload.model.gates_in_two_widths or job.workload.model.tied_embeddings:
         sizes = [(MANY, 1), (MANY, 2)]
     ranks = [np.full(len(table), dp) for dp, _ in sizes]
     grids = [(dp * table.tp * table.cp) % (table.ep * table.etp) == 0 for dp in ranks]
