@@ -115,7 +115,7 @@ class MeasuredResult(Spec):
 
     @property
     def median_step_clips(self) -> bool | None:
-        """Whether the norm of the gradients is over the limit in the median step; None where norms were not kept."""
+        """Whether the median of the gradients' norms is over the limit; None where norms were not kept."""
         return statistics.median(self.grad_norms) > GRAD_NORM_LIMIT if self.grad_norms else None
 
     @property
