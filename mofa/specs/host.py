@@ -100,6 +100,21 @@ SCHEDULE_NODE = Fact(
 """Where a profile has none."""
 
 
+class FusedOptimizerTimes(Spec):
+    """What Megatron's optimizer on Transformer Engine takes the host for each tensor that a rank steps. [s]"""
+
+    before_norm_s: SecondsFact
+    """From the last gradient to the norm's kernel: main gradients, lists of them. [s]"""
+    clip_s: SecondsFact
+    """Behind the read of the norm: lists of gradients to scale. [s]"""
+    lists_s: SecondsFact
+    """Adam's lists of what it reads and writes, its launches apart. [s]"""
+    copy_s: SecondsFact
+    """The copy of a main parameter to the model's. [s]"""
+    reset_s: SecondsFact
+    """As the next step begins: gradients that are no more. [s]"""
+
+
 class HostIssueTimes(Spec):
     """What the host needs to issue work."""
 
@@ -180,6 +195,8 @@ class HostIssueTimes(Spec):
     """Its way back, on autograd's thread. [s]"""
     optimizer: HostOptimizerRates | None = None
     """What steps of an optimizer on the host reach; None where nothing is known."""
+    fused_optimizer: FusedOptimizerTimes | None = None
+    """Transformer Engine's optimizer under Megatron; where None by ``tensor_pass_s``."""
     schedule_node_s: SecondsFact = SCHEDULE_NODE
     """A part of a layer whose backward Megatron's schedule starts by itself: autograd's engine and thread, there and
     back. [s]"""
@@ -240,7 +257,8 @@ class HostIssueTimes(Spec):
             return {name: longer(fact, by_name.get(name, factor)) for name, fact in facts.items()}
 
         modules = {name: call.model_copy(update=slower(call)) for name, call in self.modules.items()}
-        return self.model_copy(update={**slower(self), "modules": modules})
+        fused = self.fused_optimizer and self.fused_optimizer.model_copy(update=slower(self.fused_optimizer))
+        return self.model_copy(update={**slower(self), "modules": modules, "fused_optimizer": fused})
 
 
 def _at_least_typical(fact: Fact) -> Fact:

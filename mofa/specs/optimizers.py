@@ -41,6 +41,8 @@ class OptimizerStepKernels:
     """Weight decay, two lerps, square root, division and addcdiv are kernels of their own."""
     temporary_bytes_per_param: float = 0.0
     """What a step holds of all parameters at once. [B/param]"""
+    timed_whole: bool = False
+    """Whether a host's profile may have what its Python takes a tensor (``HostIssueTimes.fused_optimizer``)."""
 
 
 OPTIMIZERS: Mapping[OptimizerName, OptimizerTraits] = {
@@ -52,7 +54,7 @@ ADAM_MOMENTS_BYTES = 8.0
 """
 STEP_KERNELS: Mapping[Implementation, OptimizerStepKernels] = {
     "fused": OptimizerStepKernels(),
-    "te": OptimizerStepKernels(),
+    "te": OptimizerStepKernels(timed_whole=True),
     "foreach": OptimizerStepKernels(op_by_op=True, temporary_bytes_per_param=4.0),
     "for-loop": OptimizerStepKernels(op_by_op=True),
 }

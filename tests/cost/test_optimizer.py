@@ -13,12 +13,9 @@ from mofa.cost.checkpoint import checkpoint_bytes_per_param
 from mofa.cost.estimate import estimate_table
 from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.optimizer import (
-    PARAMS_A_LAUNCH,
     ParameterShards,
     StaticBytes,
-    host_lead_behind_optimizer_s,
     optimizer_device_seconds_by_part,
-    optimizer_host_seconds,
     optimizer_seconds,
     static_bytes,
 )
@@ -27,7 +24,7 @@ from mofa.specs.load import load_cluster, load_workload
 from mofa.specs.optimizers import OptimizerTraits
 from mofa.specs.params import layer_params, num_params
 from mofa.specs.workload import WorkloadSpec
-from tests.cost.toy import cluster, framework, llama, moe_llama, table, with_facts, workload
+from tests.cost.toy import cluster, framework, llama, moe_llama, table, workload
 
 STATIC = ("parameters", "gradients", "optimizer_states")
 JOB = workload(llama(vocab=32768))
@@ -80,19 +77,6 @@ def test_fp8_copies_are_of_the_layers_alone() -> None:
         job, framework("megatron"), shards, "mixed", False, np.array([[1]]), in_layers=np.array([[1e9]])
     )
     assert held.buffers[0, 0] == 2e9
-
-
-def test_distributed_parameters_cost_the_host_more() -> None:
-    """torchtitan's 100 tensors: two loops each, and as distributed tensors 120 us more; a lead hides as much."""
-    one = cluster(1)
-    shards = ParameterShards(*(np.array([[v]]) for v in (0.0, 0.0, 1.0, 1.0)))
-    host = with_facts(one.gpu.curves.host, tensor_pass_s=1e-6, dtensor_step_s=120e-6)
-    gpu = one.gpu.model_copy(update={"curves": one.gpu.curves.model_copy(update={"host": host})})
-    job = (JOB, one.model_copy(update={"gpu": gpu}), framework("torchtitan"), shards, "mixed", np.array([[3]]))
-    tensors, lead = np.array([[100.0]]), np.array([[0.002]])
-    waits = [float(optimizer_host_seconds(*job, tensors, lead * n, np.array([0]), way)[0, 0])
-             for way, n in ((False, 0), (True, 0), (True, 1))]  # fmt: skip
-    assert waits == pytest.approx([0.0002, 0.0122, 0.0102])
 
 
 def test_zero_of_7_5_billion_parameters_on_64_gpus() -> None:
@@ -262,70 +246,6 @@ def test_fsdp_of_a_model() -> None:
     one = cluster(1)
     alone = estimate_table(job, one, spec, table(job, one, spec, ["recompute=none"]))
     assert parts(alone, "parameters", "optimizer_states").sum() == pytest.approx(num_params(job.model) * 12)
-
-
-def waited(name: str, *, tensors: float, lead_s: float = 0.0, dense: float = 0.0, **options: Any) -> float:
-    """Microseconds that the device waits for an optimizer of so many tensors: 6 us a loop, 5 us an op, 9 us a read."""
-    one = cluster(1)
-    host = with_facts(one.gpu.curves.host, tensor_pass_s=6e-6, eager_op_s=5e-6, item_s=9e-6)
-    curves = one.gpu.curves.model_copy(update={"host": host})
-    one = one.model_copy(update={"gpu": one.gpu.model_copy(update={"curves": curves})})
-    shards = ParameterShards(*(np.array([[v]]) for v in (dense, 0.0, 1.0, 1.0)))
-    seconds = optimizer_host_seconds(
-        JOB, one, framework(name, **options), shards, "mixed", np.array([[1]]), np.array([[tensors]]),
-        np.array([[lead_s]]), np.zeros(1, dtype=np.intp),
-    )  # fmt: skip
-    return float(seconds[0, 0]) * 1e6
-
-
-def step_lead_us(name: str, *, tensors: float, adam_s: float, copy_s: float = 0.0, zero_s: float = 0.0) -> float:
-    """How far a host of 6 us a loop and 5 us an op is ahead as a step begins. [us]"""
-    one = cluster(1)
-    host = with_facts(one.gpu.curves.host, tensor_pass_s=6e-6, eager_op_s=5e-6)
-    curves = one.gpu.curves.model_copy(update={"host": host})
-    one = one.model_copy(update={"gpu": one.gpu.model_copy(update={"curves": curves})})
-    parts = {name: np.array([[s]]) for name, s in (("adam", adam_s), ("copy", copy_s), ("zero", zero_s))}
-    params = np.array([[4.0 * PARAMS_A_LAUNCH]])
-    return float(host_lead_behind_optimizer_s(one, framework(name), params, np.array([[tensors]]), parts)[0, 0]) * 1e6
-
-
-def test_the_host_begins_a_step_ahead_by_what_the_device_has_of_the_optimizer() -> None:
-    """Four launches of Adam, 11 us a tensor for copies and 12 for the next step's loops; torchtitan waits there."""
-    lead = step_lead_us("megatron", tensors=100, adam_s=20e-3, copy_s=3e-3, zero_s=2e-3)
-    assert lead == pytest.approx(25_000 - 4 * 5 - 100 * (11 + 12))
-    assert step_lead_us("torchtitan", tensors=100, adam_s=20e-3) == 0.0
-
-
-def test_a_host_with_many_tensors_begins_a_step_behind_its_device() -> None:
-    """What copies take longer than the kernels before them the optimizer has already; the loops are left."""
-    assert step_lead_us("megatron", tensors=1000, adam_s=1e-3) == pytest.approx(-4 * 5 - 1000 * 12)
-
-
-def test_megatrons_optimizer_loops_over_the_tensors() -> None:
-    """Local spec: 5 loops, a loop with the norms, a read of each, a loop with two ops that clip, 2 loops of Adam, one
-    with a copy: 10 loops, 4 ops, 1 read. With one kernel for norm and clipping 8 loops and the copy are left."""
-    local = {share: waited("megatron-local", tensors=100, clipped_steps=share) for share in (0.0, 0.25, 1.0)}
-    assert local[1.0] == pytest.approx(100 * (10 * 6 + 4 * 5 + 9))
-    assert local[0.0] == pytest.approx(100 * (9 * 6 + 2 * 5 + 9))
-    assert local[0.25] == pytest.approx(0.25 * local[1.0] + 0.75 * local[0.0])
-    assert waited("megatron", tensors=100, optimizer="te") == pytest.approx(100 * (8 * 6 + 5))
-
-
-def test_a_host_ahead_hides_what_comes_before_the_first_read() -> None:
-    """5 loops, one with the norms: 41 us a tensor. The reads and Adam's loops no lead hides."""
-    ahead = waited("megatron-local", tensors=100, lead_s=1.0)
-    assert waited("megatron-local", tensors=100) - ahead == pytest.approx(100 * (6 * 6 + 5))
-
-
-def test_large_kernels_hide_clipping_and_the_copies() -> None:
-    """A billion parameters: 1 ms for norms, 2 to scale, more for Adam; left are 9 + 12 us a tensor."""
-    clips = waited("megatron-local", tensors=10, dense=1e9, clipped_steps=1.0)
-    assert clips == pytest.approx(10 * (9 + 12))
-
-
-def test_torchtitans_optimizer_reads_nothing() -> None:
-    assert waited("torchtitan", tensors=100) == pytest.approx(100 * 2 * 6)
-    assert waited("torchtitan", tensors=100, dense=1e9) == 0.0
 
 
 def test_experts_that_are_split_gather_all_parameters_once_more() -> None:

@@ -9,12 +9,11 @@ from mofa.cost.host_optimizer import host_step_seconds
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.optimizer import (
     fp8_first_micro_batch_saving_s,
-    host_lead_behind_optimizer_s,
     optimizer_device_seconds_by_part,
-    optimizer_host_seconds,
     optimizer_seconds,
     weight_cast_seconds,
 )
+from mofa.cost.optimizer_issue import SteppedTensors, host_lead_behind_optimizer_s, optimizer_host_seconds
 from mofa.cost.rows import GatheredRows, params_in_layers
 from mofa.cost.step_time.micro_batch import MicroBatchPasses
 from mofa.specs.params import layer_parameter_tensors
@@ -39,8 +38,9 @@ def optimizer_and_host_wait_seconds(rows: GatheredRows, each: MicroBatchPasses) 
     if each.host_bound is not None:
         lead[each.host_bound.rows] = each.host_bound.lead_s()
     parts = optimizer_device_seconds_by_part(*given)
-    waited = optimizer_host_seconds(*given, _tensors(rows), lead, rows.grid_index, _distributed(rows), parts)
-    on_hosts = host_step_seconds(rows, _tensors(rows), parts["adam"])
+    tensors = _stepped_tensors(rows)
+    waited = optimizer_host_seconds(*given, tensors, lead, rows.grid_index, _distributed(rows), parts)
+    on_hosts = host_step_seconds(rows, tensors.total, parts["adam"])
     seconds = (optimizer_seconds(*given, parts) + on_hosts)[rows.grid_index] + waited
     if rows.workload.precision.fp8_recipe:
         linears = params_in_layers(rows.workload, rows.grids, rows.stage_layers)
@@ -60,8 +60,8 @@ def lead_at_step_start_s(rows: GatheredRows) -> ArrayN:
     it where negative. (n, R) [s]"""
     given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
     parts = optimizer_device_seconds_by_part(*given)
-    params = np.where(rows.grids.zero[:, None] >= 1, rows.shards.sharded(1.0), rows.shards.unsharded(1.0))
-    lead_s = host_lead_behind_optimizer_s(rows.cluster, rows.framework, params, _tensors(rows), parts)
+    zero, tensors = rows.grids.zero[:, None], _stepped_tensors(rows)
+    lead_s = host_lead_behind_optimizer_s(rows.cluster, rows.framework, rows.shards, zero, tensors, parts)
     return np.asarray(lead_s[rows.grid_index])
 
 
@@ -72,18 +72,28 @@ def _distributed(rows: GatheredRows) -> NDArray[np.bool_]:
     return np.asarray(sharded | ((grids.tp > 1) | (grids.ep > 1))[:, None])
 
 
-def _tensors(rows: GatheredRows) -> ArrayN:
-    """Parameter tensors of every stage on one rank, of each grid of ranks. (g, R)"""
+def _stepped_tensors(rows: GatheredRows) -> SteppedTensors:
+    """Parameter tensors that one rank of every stage steps, of each grid of ranks. (g, R)
+
+    The distributed optimizer deals out one long row of parameters, so that a rank steps its share of the tensors.
+    """
     model, packed = rows.workload.model, not rows.framework.traits.has_pytorch_modules
     stages, shown = rows.stage_layers.stages, rows.stage_layers.shown.shown_stages
     counts = stages.layer_counts[:, shown].sum(axis=2)
-    total = np.zeros((len(rows.grids), len(shown)))
-    for i, kind in enumerate(stages.kinds):
-        dense, expert = layer_parameter_tensors(model, kind.moe, packed=packed)
-        local = model.moe.num_experts / rows.grids.ep if model.moe else np.zeros(len(rows.grids))
-        total += counts[i] * (dense + expert * local)[:, None]
     norm = 2 if model.norm == "layernorm" else 1
-    return np.asarray(total + rows.is_first + rows.is_head * (norm + (0 if model.tied_embeddings else 1)))
+    dense = rows.is_first + rows.is_head * (norm + (0 if model.tied_embeddings else 1))
+    dense, experts = dense + np.zeros((len(rows.grids), len(shown))), np.zeros((len(rows.grids), len(shown)))
+    for i, kind in enumerate(stages.kinds):
+        in_layer, in_expert = layer_parameter_tensors(model, kind.moe, packed=packed)
+        local = model.moe.num_experts / rows.grids.ep if model.moe else np.zeros(len(rows.grids))
+        dense = dense + counts[i] * in_layer
+        experts = experts + counts[i] * (in_expert * local)[:, None]
+    if packed:
+        dealt_out = rows.grids.zero[:, None] >= 1
+        dense = np.where(dealt_out, dense / rows.shards.dense_ranks, dense)
+        experts = np.where(dealt_out, experts / rows.shards.expert_ranks, experts)
+    own = packed & (rows.grids.ep[:, None] > 1)  # (optimizer/__init__.py, ChainedOptimizer)
+    return SteppedTensors(np.where(own, dense, dense + experts), np.where(own, experts, 0.0))
 
 
 def gradient_norm_seconds(rows: GatheredRows) -> ArrayN:
