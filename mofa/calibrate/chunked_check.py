@@ -65,7 +65,7 @@ def predict_measured_layers(
                 continue
             cluster = load_cluster(bundled_gpu_and_node_of_device(last.gpu, folder)[1], int(shape["ep"]))
             issue_s = rows[ISSUE].sample.median_s if ISSUE in rows else (hosts or {}).get(last.host)
-            said = predict_bench_layer(shape, cluster.on_shared_hosts().with_host_speed(issue_s), framework)
+            said = predict_bench_layer(shape, cluster.on_hosts("shared").with_host_speed(issue_s), framework)
             scores.append(
                 MeasuredAndPredictedLayer(folder.name, shape, _beside(rows, said, quantities), last.case.split)
             )

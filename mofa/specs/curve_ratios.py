@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.specs.scaling import transferred_curves
+from mofa.specs.scaling import UNSCALED, transferred_curves
 from mofa.units import parse_quantity
 
-UNSCALED = ("host", "hosts", "stream_clock", "power_limit", "chip_spread", "host_spread", "overlap_slowdown")
-"""What of curves no fact of a datasheet scales."""
 POWERED = ("gemm", "grouped_gemm", "multi_stream")
 """Families of curves by format whose kernels the power limit slows down; attention is one more."""
 

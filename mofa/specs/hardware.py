@@ -18,7 +18,7 @@ from mofa.specs.base import (
     Spec,
     WattsFact,
 )
-from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_max_uniform
+from mofa.specs.curves import CollectiveCurve, GemmFormat, GpuCurves, expected_max_normal, expected_max_uniform
 from mofa.specs.host import HostIssueTimes, SmallLayerTime
 from mofa.specs.links import BridgeSpec, NicSpec, SharedLinkSpec
 from mofa.specs.links import LinkSpec as LinkSpec
@@ -116,6 +116,9 @@ class CommunicatorMemorySpec(Spec):
     """Every such peer outside it."""
 
 
+HostSharing = Literal["own", "shared", "slowest-shared"]
+
+
 class NodeSpec(Spec):
     """A node and the fast domain that it belongs to."""
 
@@ -135,10 +138,11 @@ class NodeSpec(Spec):
     communicators: CommunicatorMemorySpec
     nvls_factor: CountFact
     """Speed-up of all-reduce inside a domain by in-switch reduction: 1 without. [-]"""
-    hosts: Literal["own", "shared"] = "own"
+    hosts: HostSharing = "own"
     """Whether a job has its nodes' processors to itself, or they run other tenants' machines as well. Shared hosts are
-    the profile's typical one and spread about it, as those that were measured; one's own has the pace that those reach
-    while nobody disturbs them (``curves.hosts.fast``), and all of them alike."""
+    the profile's typical one and spread about it, as those that were measured; where the slowest of them is known, the
+    profile's is that one. One's own has the pace that those reach while nobody disturbs them (``curves.hosts.fast``),
+    and all of them alike."""
     collective_startup_s: SecondsFact
     """Start of every collective, whatever its size and group; the host's time to issue it is counted apart. [s]"""
     collectives: dict[
@@ -215,9 +219,9 @@ class ClusterSpec(Spec):
         slower = curves.model_copy(update={"host": host, "hosts": None})
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": slower})})
 
-    def on_shared_hosts(self) -> Self:
-        """The same GPUs in nodes whose processors run other tenants' machines as well."""
-        return self.model_copy(update={"node": self.node.model_copy(update={"hosts": "shared"})})
+    def on_hosts(self, hosts: HostSharing) -> Self:
+        """The same GPUs in nodes whose processors are a job's own or not."""
+        return self.model_copy(update={"node": self.node.model_copy(update={"hosts": hosts})})
 
     def with_release_kernels(self, release: str) -> Self:
         """The same GPUs under the kernels of a release of PyTorch, where they were measured; empty leaves them."""
@@ -238,8 +242,17 @@ class ClusterSpec(Spec):
         """
         if self.node.hosts == "own":
             return 1.0 if self.gpu.curves.hosts is None else self.gpu.curves.hosts.fast.value
-        spread = self.gpu.curves.host_spread
+        spread = self.gpu.curves.host_spread if self.node.hosts == "shared" else None
         return 1.0 if spread is None else 1.0 + spread.value * expected_max_uniform(self.num_gpus)
+
+    def meeting_hosts_factor(self, num: int) -> float:
+        """How much longer hosts take whose ranks meet at reads within every layer, over the slowest of them. [-]
+
+        Which host is slow changes from one read to the next, and all wait there for whichever is. Hosts of one's own
+        are alike at any time.
+        """
+        wander = None if self.node.hosts == "own" else self.gpu.curves.host_wander
+        return 1.0 if wander is None else 1.0 + wander.value * expected_max_normal(num)
 
     def slowest_over_fastest_host(self, num: int) -> float:
         """How much longer the slowest of ``num`` hosts takes than the fastest, as :attr:`slowest_host_factor` has them

@@ -17,6 +17,10 @@ SHORTEST_S = 1e-7
 """Start of a collective that a shorter latency would leave nothing of. [s]"""
 LEAST_SCALED, MOST_SCALED = 1e-30, 1e33
 """Of a fact that curves are scaled to; beyond, its own check refuses it. SI"""
+UNSCALED = (
+    "host", "hosts", "stream_clock", "power_limit", "chip_spread", "host_spread", "host_wander", "overlap_slowdown",
+)  # fmt: skip
+"""What of curves no fact of a datasheet scales."""
 OF_LIBRARIES = ("unaligned_products", "optimizer_16_bit", "kernel_selection", "layer_kernels")
 """Facts of kernels that libraries choose by the processor (:mod:`mofa.specs.gpu_facts`)."""
 FIT_FIELDS = ("points", "median_abs_error", "p90_abs_error", "ranges")
@@ -155,7 +159,7 @@ def transferred_curves(
         made["hosts"] = {key: _restated(fact, source) for key, fact in curves["hosts"].items()}
     if curves.get("power_limit"):
         made["power_limit"] = {key: _restated(fact, source) for key, fact in curves["power_limit"].items()}
-    for name in ("stream_clock", "chip_spread", "host_spread", "overlap_slowdown"):
+    for name in ("stream_clock", "chip_spread", "host_spread", "host_wander", "overlap_slowdown"):
         if curves.get(name) is not None and (exact or name != "chip_spread"):
             made[name] = _restated(curves[name], source)
     if exact:  # another processor takes what is assumed of all
@@ -275,8 +279,7 @@ def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str,
     scaled = transferred_curves(
         curves, rates=rates, bandwidth=bandwidth, sms=sms, provenance="assumed", source=words, exact=False
     )
-    names = ("host", "hosts", "stream_clock", "power_limit", "chip_spread", "host_spread", "overlap_slowdown")
-    unchanged = {name: curves[name] for name in names if name in curves}
+    unchanged = {name: curves[name] for name in UNSCALED if name in curves}
     return {**gpu, "curves": {**scaled, **unchanged}}
 
 

@@ -18,7 +18,7 @@ from mofa.measure.results import interquartile_range_s
 from mofa.specs.base import Fact
 from mofa.specs.files import load_yaml
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.hardware import ClusterSpec
+from mofa.specs.hardware import ClusterSpec, HostSharing
 from mofa.specs.host import SmallLayerTime
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
@@ -79,7 +79,7 @@ class RepeatedMeasurement:
     notes: tuple[str, ...] = ()
     layer: SmallLayerTime | None = None
     """A small layer of Transformer Engine on its host; None where it was not timed."""
-    shares_hosts: bool = True
+    hosts: HostSharing = "shared"
     """As of :class:`ReferenceRun`."""
 
 
@@ -102,9 +102,9 @@ class ReferenceRun:
     """Issue of one small op on the run's host; None where only the GPU's profile knows. [s]"""
     layer: SmallLayerTime | None = None
     """A small layer of Transformer Engine on the run's host; None where it was not timed."""
-    shares_hosts: bool = False
-    """Whether ranks may have slower hosts than its: on a virtual machine, whose processor others use as well, unless
-    the slowest is known."""
+    hosts: HostSharing = "own"
+    """As of :class:`mofa.specs.hardware.NodeSpec`: on a virtual machine, whose processor others use as well, ranks may
+    have slower hosts than its unless the slowest is known."""
     skewed: bool = False
     """Whether its tokens were made to fall unevenly on experts; counts of untouched routers are not."""
     repeats: tuple[RepeatedMeasurement, ...] = ()
@@ -124,7 +124,7 @@ class ReferenceRun:
         run = self.run.model_dump(exclude={"id"})
         if isinstance(run["model"], dict):
             run["model"] = {key: value for key, value in run["model"].items() if key not in ("name", "source")}
-        return repr((run, self.base_dir, self.nvls, self.host_op_s, self.layer, self.shares_hosts))
+        return repr((run, self.base_dir, self.nvls, self.host_op_s, self.layer, self.hosts))
 
     def resolve(self) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
         """Everything that the run names, on its own host."""
@@ -134,14 +134,12 @@ class ReferenceRun:
     def cluster_as_run(self, cluster: ClusterSpec) -> ClusterSpec:
         """The cluster that the run names as this run had it: its host, and whether switches reduced."""
         cluster = cluster if self.nvls else _without_nvls(cluster)
-        return (cluster.on_shared_hosts() if self.shares_hosts else cluster).with_host_speed(
-            self.host_op_s, layer=self.layer
-        )
+        return cluster.on_hosts(self.hosts).with_host_speed(self.host_op_s, layer=self.layer)
 
     def for_repeat(self, repeat: RepeatedMeasurement) -> ReferenceRun:
         """One of its repeats as a run of its own: on its host, with its tokens."""
         return replace(
-            self, run=repeat.run, host_op_s=repeat.host_op_s, layer=repeat.layer, shares_hosts=repeat.shares_hosts,
+            self, run=repeat.run, host_op_s=repeat.host_op_s, layer=repeat.layer, hosts=repeat.hosts,
             repeats=(),
         )  # fmt: skip
 
@@ -300,7 +298,7 @@ def reference_of_record(
         nvls=record.environment.settings.get("NCCL_NVLS_ENABLE") != "0",
         host_op_s=_host(record, machines),
         layer=small_layer_time_of_run(record),
-        shares_hosts=not has_pace_samples(record),
+        hosts=_host_sharing(record),
         skewed=record.run.routing.kind != "balanced",
         gpu=record.environment.gpu,
         rests_on=(host, *_routing_note(record)),
@@ -393,8 +391,12 @@ def _repeat(
     return RepeatedMeasurement(
         record.run.id, step_s, _host(record, machines), _as_measured(record, scratch), notes,
         small_layer_time_of_run(record),
-        not has_pace_samples(record),
+        _host_sharing(record),
     )  # fmt: skip
+
+
+def _host_sharing(record: RunRecord) -> HostSharing:
+    return "slowest-shared" if has_pace_samples(record) else "shared"
 
 
 def _read(path: Path) -> tuple[RunRecord, str]:

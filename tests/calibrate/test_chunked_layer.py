@@ -102,7 +102,7 @@ def test_a_skew_costs_memory_and_time() -> None:
 def write(folder: Path, *, ops: tuple[str, ...] = OPS[1:], factor: float = 1.0) -> None:
     """A folder with one layer, each quantity the prediction times a factor."""
     case = replace(next(c for c in chunked_cases(2) if c.size("chunks") == 2))
-    machines = load_cluster("h200-hgx", 2).on_shared_hosts()
+    machines = load_cluster("h200-hgx", 2).on_hosts("shared")
     said = predict_bench_layer(case.shape, machines, load_framework("torchtitan"))
     names = {"step": "step_s", "forward": "forward_s", "backward": "backward_s"}
     folder.mkdir(exist_ok=True)

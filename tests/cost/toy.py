@@ -98,7 +98,7 @@ def toy(machines: ClusterSpec) -> ClusterSpec:
 @cache
 def cluster(num_gpus: int = 8, node: str = "h100-hgx", memory_gib: float | None = None) -> ClusterSpec:
     """A bundled cluster on shared hosts, the profile's own, with as much memory a GPU as asked."""
-    out = load_cluster(node, num_gpus).on_shared_hosts()
+    out = load_cluster(node, num_gpus).on_hosts("shared")
     if memory_gib is not None:
         out = out.model_copy(update={"gpu": with_facts(out.gpu, capacity_bytes=memory_gib * 2.0**30)})
     return out

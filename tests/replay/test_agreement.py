@@ -239,7 +239,7 @@ def test_a_lead_is_carried_between_passes_whose_gathers_wait_for_the_host(
     """FSDP on a single stage: a forward that the host is late in goes ahead on the lead of a backward that gathers take
     longer than the host. +3.5, -5.7 and +8.7 % apart where launching gathers late counted as the device's time."""
     job = mofa.load_workload(name, overrides={"batch": {"global_batch": batch[0], "seq_len": batch[1]}})
-    machines, framework = mofa.load_cluster("h100-hgx", gpus).on_shared_hosts(), mofa.load_framework("torchtitan")
+    machines, framework = mofa.load_cluster("h100-hgx", gpus).on_hosts("shared"), mofa.load_framework("torchtitan")
     closed, played = (
         estimated_step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
     )

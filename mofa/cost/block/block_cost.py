@@ -98,6 +98,12 @@ def gpus_meeting_in_layers(
     return np.asarray(meeting, dtype=np.int64)
 
 
+def ranks_with_meeting_hosts(workload: WorkloadSpec, groups: Mapping[str, ProcessGroup]) -> NDArray[np.int64] | None:
+    """Ranks whose hosts wait for each other within every layer: each reads how many tokens experts get, which others
+    send it. (K,) [-]"""
+    return None if workload.model.moe is None else np.asarray(groups["etp_ep"].size, dtype=np.int64)
+
+
 def block_context_and_process_groups(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, table: StrategyTable, loads: RoutingLoads,
     mode: PrecisionMode,
@@ -218,7 +224,10 @@ def block_costs(
             name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
         }
     meeting = gpus_meeting_in_layers(framework, mode, groups)
-    machine = OpTimingMachine(cluster, groups, framework, num_k, spread, num_gpus=num_gpus, meeting_gpus=meeting)
+    machine = OpTimingMachine(
+        cluster, groups, framework, num_k, spread, num_gpus=num_gpus, meeting_gpus=meeting,
+        meeting_hosts=ranks_with_meeting_hosts(workload, groups),
+    )  # fmt: skip
     weights = WeightsByBlock(
         tuple(_weights(tapes[layer_label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
         _weights(tapes["head"]), num_k,

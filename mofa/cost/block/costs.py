@@ -74,7 +74,8 @@ class BlockTimer:
         ]
         num_gpus = None if m.num_gpus is None else int(m.num_gpus[0])
         meeting = None if m.meeting_gpus is None else int(m.meeting_gpus[0])
-        return _Same(m.cluster), m.host_lead_lost, m.idle_fraction, num_gpus, meeting, *groups
+        hosts = None if m.meeting_hosts is None else int(m.meeting_hosts[0])
+        return _Same(m.cluster), m.host_lead_lost, m.idle_fraction, num_gpus, meeting, hosts, *groups
 
     @property
     def _tapes(self) -> Iterator[Tape]:

@@ -81,6 +81,8 @@ class OpTimingMachine:
     """GPUs of each combination; the cluster's of all where absent. (K,) [-]"""
     meeting_gpus: NDArray[np.int64] | None = None
     """GPUs that wait for each other within every layer, of each combination; one where absent. (K,) [-]"""
+    meeting_hosts: NDArray[np.int64] | None = None
+    """Ranks whose hosts wait for each other within every layer, of each combination; one where absent. (K,) [-]"""
     timed_ops: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
     """Shared by machines that differ in ``host_lead_lost`` alone."""
 
@@ -101,6 +103,16 @@ class OpTimingMachine:
     def slowest_host_factor(self) -> float:
         """As :attr:`mofa.specs.hardware.ClusterSpec.slowest_host_factor`. [-]"""
         return self.cluster.slowest_host_factor
+
+    @cached_property
+    def meeting_hosts_factor(self) -> FloatK:
+        """As :meth:`mofa.specs.hardware.ClusterSpec.meeting_hosts_factor`, of each combination. (K,) [-]"""
+        if self.meeting_hosts is None:
+            return 1.0
+        if self.num_k == 1:
+            return self.cluster.meeting_hosts_factor(int(self.meeting_hosts[0]))
+        numbers, of = np.unique(self.meeting_hosts, return_inverse=True)
+        return np.array([self.cluster.meeting_hosts_factor(number) for number in numbers.tolist()])[of]
 
     @cached_property
     def slowest_gpu_slowdown(self) -> FloatK:

@@ -33,7 +33,8 @@ def issue_seconds(ops: tuple[Op, ...], machine: OpTimingMachine) -> list[FloatK]
 
 
 def _host_seconds(ops: tuple[Op, ...], machine: OpTimingMachine) -> list[FloatK]:
-    host, slowest = machine.cluster.gpu.curves.host, machine.slowest_host_factor
+    host = machine.cluster.gpu.curves.host
+    slowest = machine.slowest_host_factor * machine.meeting_hosts_factor
     of_backward = any(op.role in NODE_ROLES for op in ops)
     # Megatron adds a gradient to the main one in the parameter's hook (distributed_data_parallel.py)
     hooked = not machine.framework.traits.has_pytorch_modules and not machine.framework.fuses_wgrad_accumulation
@@ -78,7 +79,7 @@ def _host_seconds(ops: tuple[Op, ...], machine: OpTimingMachine) -> list[FloatK]
     return out
 
 
-def _add_schedule_nodes(seconds: list[FloatK], ops: tuple[Op, ...], node_s: float) -> None:
+def _add_schedule_nodes(seconds: list[FloatK], ops: tuple[Op, ...], node_s: FloatK) -> None:
     """Add what the schedule's calls of autograd's engine take, each to the first op of its part that runs, in place."""
     begun: dict[int, BoolK] = {}
     for i, op in enumerate(ops):

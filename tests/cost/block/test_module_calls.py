@@ -39,7 +39,7 @@ def calls_of(each: dict[str, tuple[float, float, float, float]]) -> dict[str, Mo
 
 def machine(each: dict[str, tuple[float, float, float, float]], name: str = "megatron") -> OpTimingMachine:
     """A host that takes no time but 5 us an op, 100 a checkpoint, and the modules'."""
-    one = silent_host(cluster(1)).on_shared_hosts()
+    one = silent_host(cluster(1)).on_hosts("shared")
     host = with_facts(one.gpu.curves.host, eager_op_s=5e-6, linear_op_s=5e-6, checkpoint_s=100e-6)
     curves = one.gpu.curves.model_copy(update={"host": host.model_copy(update={"modules": calls_of(each)})})
     gpu = one.gpu.model_copy(update={"curves": curves})

@@ -80,7 +80,7 @@ def test_a_host_that_waits_has_no_lead() -> None:
 def test_tensor_parallel_ranks_are_peers_too() -> None:
     """On shared hosts a layer's device waits for the slowest of four, which are further apart than two."""
     estimator = load("te4-tp2-cp2-llama8b-12l-16k").estimator
-    cluster = estimator.cluster.on_shared_hosts()
+    cluster = estimator.cluster.on_hosts("shared")
     (rank,) = describe_ranks(TableEstimator(estimator.workload, cluster, estimator.framework, estimator.table))
     assert cluster.slowest_over_fastest_host(4) > cluster.slowest_over_fastest_host(2) > 1.0
     forward, _ = rank.chunks[0][1].forward_and_backward_times
