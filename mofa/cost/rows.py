@@ -202,7 +202,7 @@ class LayerArrays:
         return np.asarray(self.exposed[..., [EXPOSED.index(name) for name in COMPUTING]].sum(axis=-1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # so that what costs much is computed once of each
 class GatheredRows:
     """The candidates of one pp x vpp and everything gathered for them; ``k`` (n,) indexes the unique combinations."""
 

@@ -16,7 +16,6 @@ from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
 from mofa.cost.rank_rules import (
     DDP_BUCKET_BYTES,
     ddp_gradient_bytes_per_param,
-    first_reduced_bucket_params,
     gathered_bytes_per_param,
     gradient_reducer,
     host_waits_at_exchanges,
@@ -26,7 +25,7 @@ from mofa.cost.rank_rules import (
 )
 from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
-from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets
+from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets, megatron_first_chunk_buckets
 from mofa.cost.step_time.hybrid_sharding import exposed_and_hidden_replica_all_reduces_s, replica_all_reduce_s
 from mofa.cost.step_time.micro_batch import HostBoundPasses
 from mofa.cost.step_time.pipelined_fsdp import first_forward_clock_advance, piece_seconds
@@ -162,7 +161,7 @@ def _megatron(
     if not scatters.all():
         reduces = np.where(scatters, reduces, *_over(rows, ("all_reduce", width)))
     reduces, gathers = reduces[rows.grid_index], np.where(shards, gathers, 0.0)[rows.grid_index]
-    buckets = first_chunk_buckets(rows, first_reduced_bucket_params(rows), experts_separate=True)
+    buckets = megatron_first_chunk_buckets(rows)
     (first_reduce, last_reduce), (first_gather, last_gather) = _first_chunk_s(
         rows, buckets, (width, each), scatters[:, 0, 0], shards[:, 0, 0]
     )

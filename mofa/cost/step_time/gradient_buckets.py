@@ -7,11 +7,13 @@ weight.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.rank_rules import first_reduced_bucket_params
 from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
@@ -26,6 +28,12 @@ class FilledBuckets(NamedTuple):
     """Buckets of experts. (g,) [-]"""
     last_params: ArrayN
     """Parameters in the last bucket of dense ones. (g,) [params]"""
+
+
+@lru_cache(maxsize=1)
+def megatron_first_chunk_buckets(rows: GatheredRows) -> FilledBuckets:
+    """Those of Megatron's buffers on the first stage, of which experts fill their own."""
+    return first_chunk_buckets(rows, first_reduced_bucket_params(rows), experts_separate=True)
 
 
 def first_chunk_buckets(rows: GatheredRows, full_params: ArrayN, *, experts_separate: bool) -> FilledBuckets:
@@ -67,4 +75,4 @@ def first_chunk_buckets(rows: GatheredRows, full_params: ArrayN, *, experts_sepa
     return FilledBuckets(number[0], number[1], last[0])
 
 
-__all__ = ["FilledBuckets", "first_chunk_buckets"]
+__all__ = ["FilledBuckets", "first_chunk_buckets", "megatron_first_chunk_buckets"]

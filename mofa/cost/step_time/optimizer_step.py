@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +17,7 @@ from mofa.cost.optimizer import (
 )
 from mofa.cost.optimizer_issue import SteppedTensors, host_lead_behind_optimizer_s, optimizer_host_seconds
 from mofa.cost.rows import GatheredRows, params_in_layers
+from mofa.cost.step_time.gradient_buckets import megatron_first_chunk_buckets
 from mofa.cost.step_time.micro_batch import MicroBatchPasses
 from mofa.specs.params import layer_parameter_tensors
 
@@ -72,28 +75,40 @@ def _distributed(rows: GatheredRows) -> NDArray[np.bool_]:
     return np.asarray(sharded | ((grids.tp > 1) | (grids.ep > 1))[:, None])
 
 
+@lru_cache(maxsize=1)
 def _stepped_tensors(rows: GatheredRows) -> SteppedTensors:
     """Parameter tensors that one rank of every stage steps, of each grid of ranks. (g, R)
 
-    The distributed optimizer deals out one long row of parameters, so that a rank steps its share of the tensors.
+    The distributed optimizer deals out each bucket of a buffer in equal parts, so that a rank steps its share of the
+    tensors and, of every bucket, one that it shares with another rank. One stage's first chunk has several buckets.
     """
     model, packed = rows.workload.model, not rows.framework.traits.has_pytorch_modules
     stages, shown = rows.stage_layers.stages, rows.stage_layers.shown.shown_stages
     counts = stages.layer_counts[:, shown].sum(axis=2)
     norm = 2 if model.norm == "layernorm" else 1
-    dense = rows.is_first + rows.is_head * (norm + (0 if model.tied_embeddings else 1))
-    dense, experts = dense + np.zeros((len(rows.grids), len(shown))), np.zeros((len(rows.grids), len(shown)))
+    shape = (len(rows.grids), len(shown))
+    dense = rows.is_first + rows.is_head * (norm + (0 if model.tied_embeddings else 1)) + np.zeros(shape)
+    experts = np.zeros(shape)
     for i, kind in enumerate(stages.kinds):
         in_layer, in_expert = layer_parameter_tensors(model, kind.moe, packed=packed)
         local = model.moe.num_experts / rows.grids.ep if model.moe else np.zeros(len(rows.grids))
         dense = dense + counts[i] * in_layer
         experts = experts + counts[i] * (in_expert * local)[:, None]
     if packed:
-        dealt_out = rows.grids.zero[:, None] >= 1
-        dense = np.where(dealt_out, dense / rows.shards.dense_ranks, dense)
-        experts = np.where(dealt_out, experts / rows.shards.expert_ranks, experts)
+        dealt_out = (rows.grids.zero >= 1)[:, None]
+        if (dealt_out & (rows.shards.dense_ranks > 1)).any():
+            buckets = megatron_first_chunk_buckets(rows)
+            dense = np.where(dealt_out, _own(dense, rows.shards.dense_ranks, buckets.dense), dense)
+            experts = np.where(dealt_out, _own(experts, rows.shards.expert_ranks, buckets.expert), experts)
     own = packed & (rows.grids.ep[:, None] > 1)  # (optimizer/__init__.py, ChainedOptimizer)
     return SteppedTensors(np.where(own, dense, dense + experts), np.where(own, experts, 0.0))
+
+
+def _own(tensors: ArrayN, ranks: ArrayN, of_first: ArrayN) -> ArrayN:
+    """Tensors of which a rank has a part, of so many in buckets that ranks share evenly. (g, R) [-]"""
+    buckets = np.ones_like(tensors)
+    buckets[:, 0] = of_first
+    return np.minimum(tensors, (tensors + buckets * (ranks - 1.0)) / ranks)
 
 
 def gradient_norm_seconds(rows: GatheredRows) -> ArrayN:
