@@ -249,7 +249,7 @@ class GpuCurves(Spec):
     """Standard deviation, over GPUs of one kind, of the time of kernels that the power limit slows down. [-]"""
     host_spread: NotNegativeFact | None = None
     """Standard deviation, over the ranks of a run, of what their hosts take for the same work, over its mean. [-]"""
-    host_wander: NotNegativeFact | None = None
+    host_swing: NotNegativeFact | None = None
     """How much more the slowest of several hosts takes between the reads at which they wait for each other, over what
     it takes in all, for each standard deviation that the largest of so many draws lies above the mean. [-]"""
     overlap_slowdown: NotNegativeFact

@@ -251,8 +251,8 @@ class ClusterSpec(Spec):
         Which host is slow changes from one read to the next, and all wait there for whichever is. Hosts of one's own
         are alike at any time.
         """
-        wander = None if self.node.hosts == "own" else self.gpu.curves.host_wander
-        return 1.0 if wander is None else 1.0 + wander.value * expected_max_normal(num)
+        swing = None if self.node.hosts == "own" else self.gpu.curves.host_swing
+        return 1.0 if swing is None else 1.0 + swing.value * expected_max_normal(num)
 
     def slowest_over_fastest_host(self, num: int) -> float:
         """How much longer the slowest of ``num`` hosts takes than the fastest, as :attr:`slowest_host_factor` has them
