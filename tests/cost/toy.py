@@ -49,7 +49,7 @@ def silent_host(cluster: ClusterSpec) -> ClusterSpec:
     """The cluster with a host that issues everything in no time."""
     host = cluster.gpu.curves.host
     names = [name for name in type(host).model_fields if isinstance(getattr(host, name), Fact)]
-    silent = with_facts(host, **dict.fromkeys(names, 0.0)).model_copy(update={"modules": {}})
+    silent = with_facts(host, **dict.fromkeys(names, 0.0)).model_copy(update={"modules": {}, "fused_optimizer": None})
     curves = cluster.gpu.curves.model_copy(update={"host": silent})
     return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"curves": curves})})
 

@@ -96,7 +96,7 @@ def _stepped_tensors(rows: GatheredRows) -> SteppedTensors:
         experts = experts + counts[i] * (in_expert * local)[:, None]
     if packed:
         dealt_out = (rows.grids.zero >= 1)[:, None]
-        if (dealt_out & (rows.shards.dense_ranks > 1)).any():
+        if (dealt_out & (np.maximum(rows.shards.dense_ranks, rows.shards.expert_ranks) > 1)).any():
             buckets = megatron_first_chunk_buckets(rows)
             dense = np.where(dealt_out, _own(dense, rows.shards.dense_ranks, buckets.dense), dense)
             experts = np.where(dealt_out, _own(experts, rows.shards.expert_ranks, buckets.expert), experts)
