@@ -26,7 +26,10 @@ def accuracy_section(facts: ReportFacts) -> Section:
     ]
     band = facts.report.plans[0].band
     if band is not None:
-        parts += [paragraph(line) for line in step_band_lines(band)]
+        parts += [
+            paragraph(line, tone="warning" if band.unmeasured and line.startswith("Never") else "plain")
+            for line in step_band_lines(band)
+        ]
     parts += [_chart(facts), _table(facts), paragraph(
         "Errors are predicted over measured, less one; all runs are in docs/accuracy.md. Compared are the model, the "
         "GPU, the framework, and what residuals go by: nodes, layers, experts, pace and products.",

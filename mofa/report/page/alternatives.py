@@ -18,7 +18,7 @@ def alternatives_section(facts: ReportFacts) -> Section | None:
         return None
     moe = has_experts(report.workload)
     rows: list[tuple[Piece, ...]] = []
-    for i, plan in enumerate(report.plans):
+    for i, plan in enumerate(facts.plans):
         path = f"result.plans.{i}"
         behind = "" if i == 0 else f"{plan.step_s / report.plans[0].step_s - 1.0:+.1%}"
         rows.append((
@@ -27,7 +27,7 @@ def alternatives_section(facts: ReportFacts) -> Section | None:
             facts.gib(f"{path}.memory.device_bytes"),
         ))  # fmt: skip
     columns = (
-        ("#", "right"), ("strategy", "left"), ("step", "right"), ("", "right"), ("tokens/s/GPU", "right"),
+        ("#", "right"), ("strategy", "left"), ("step", "right"), ("behind", "right"), ("tokens/s/GPU", "right"),
         ("MFU", "right"), ("memory", "right"),
     )  # fmt: skip
     parts: list[Part] = [DataTable(columns, rows), _side_by_side(facts)]
@@ -37,7 +37,7 @@ def alternatives_section(facts: ReportFacts) -> Section | None:
 
 
 def _side_by_side(facts: ReportFacts) -> DataTable:
-    plans = facts.report.plans[:MOST_BESIDE]
+    plans = facts.plans[:MOST_BESIDE]
     paths = [f"result.plans.{i}" for i in range(len(plans))]
     rows: list[tuple[Piece, ...]] = []
     for name in plans[0].time.exposed:

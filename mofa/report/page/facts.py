@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from mofa.plan.result import Estimate, Plan, PlanReport
     from mofa.replay.time.time_replayed import ReplayedTime
 
+MOST_PLANS = 20
+"""Plans that a report shows; plan.json has all. [-]"""
 BEST = "result.plans.0"
 """The plan that a report is about."""
 
@@ -59,7 +61,17 @@ class ReportFacts:
     def document(self) -> dict[str, Any]:
         """What the page carries: ``result`` is what ``--json`` prints, beside it what the report adds."""
         parts = {"result": self.report, "best": self.explained, "analysis": self.analysis, "own": self.own}
-        return {name: None if part is None else part.model_dump(mode="json") for name, part in parts.items()}
+        shown = {name: None if part is None else part.model_dump(mode="json") for name, part in parts.items()}
+        shown["result"]["plans"] = shown["result"]["plans"][:MOST_PLANS]
+        for name in ("best", "own"):
+            for stage in [] if shown[name] is None else shown[name]["memory"]["by_stage"]:
+                stage["curve"] = None  # drawn, and in plan.json of mofa estimate
+        return shown
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """The plans that a report shows, best first."""
+        return self.report.plans[:MOST_PLANS]
 
     @cached_property
     def document_text(self) -> str:
@@ -94,7 +106,7 @@ class ReportFacts:
 
     def change(self, path: str) -> Number | str:
         """A change as percent with its sign."""
-        return self.number(path, lambda value: f"{value:+.1%}")
+        return self.number(path, change_text)
 
     def count(self, path: str) -> Number | str:
         """A whole number with commas, or a large one with a letter."""
@@ -103,6 +115,18 @@ class ReportFacts:
     def rate(self, path: str) -> Number | str:
         """Tokens a second."""
         return self.number(path, lambda value: f"{value:,.1f}")
+
+
+def change_text(change: float) -> str:
+    """A change as percent with its sign, without one where it rounds to nothing.
+
+    Examples
+    --------
+    >>> change_text(-0.012), change_text(-0.0001)
+    ('-1.2%', '0.0%')
+    """
+    text = f"{change:+.1%}"
+    return text[1:] if text in ("+0.0%", "-0.0%") else text
 
 
 def gib_text(value_bytes: float) -> str:

@@ -29,7 +29,9 @@ def front_section(facts: ReportFacts) -> Section:
         fits["device_bytes"].to_numpy(dtype=np.float64), fits["tokens_per_s_per_gpu"].to_numpy(dtype=np.float64)
     )
     dots = fits.iloc[_thinned(fits, front)]
-    words = f" Shown are {len(dots):,} of {len(fits):,} that fit: the front, and the fastest of each kind."
+    words = (
+        f" Shown are {len(dots):,} of {len(fits):,} that fit and were costed: the front, and the fastest of each kind."
+    )
     text = paragraph(
         "Point at a dot to see its strategy; choose degrees to filter. Dots are closed forms; plans were played out.",
         words if len(dots) < len(fits) else "",
@@ -41,22 +43,16 @@ def front_section(facts: ReportFacts) -> Section:
 
 def _thinned(fits: pd.DataFrame, front: np.ndarray[Any, Any]) -> list[int]:
     """Rows to show: the front, the fastest of every combination of degrees, and then the fastest of all."""
-    order = fits["step_s"].to_numpy().argsort(kind="stable")
-    keys = fits[[name for name in FILTERS if name in fits]].astype(str).agg(" ".join, axis=1).to_numpy()
-    seen: set[str] = set()
-    first = []
-    for row in order.tolist():
-        if keys[row] not in seen:
-            seen.add(keys[row])
-            first.append(row)
-    shown = dict.fromkeys([*front.tolist(), *first, *order.tolist()])
+    order = fits.sort_values("step_s", kind="stable")
+    first = order.drop_duplicates([name for name in FILTERS if name in fits])
+    shown = dict.fromkeys([*front.tolist(), *first.index.tolist(), *order.index[:MOST_DOTS].tolist()])
     return list(shown)[:MOST_DOTS]
 
 
 def _chart(facts: ReportFacts, dots: pd.DataFrame, front: pd.DataFrame) -> Chart:
     memory = facts.report.plans[0].memory
     names = [name for name in FILTERS if len(set(dots[name].tolist())) > 1]
-    played = facts.report.plans
+    played = facts.plans
     plans = [plan.strategy.model_dump() for plan in played]
     traces = [
         _dots("fit, closed form", dots, names, {"size": 6, "color": QUIET, "opacity": 0.75}),
@@ -80,7 +76,14 @@ def _chart(facts: ReportFacts, dots: pd.DataFrame, front: pd.DataFrame) -> Chart
         "type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": limit_gib, "x1": limit_gib,
         "line": {"color": ACCENT, "dash": "dash", "width": 2},
     }  # fmt: skip
-    chart = figure(traces, "memory of the fullest GPU [GiB]", "tokens/s/GPU", shapes=[limit], hovermode="closest")
+    chart = figure(
+        traces,
+        "memory of the fullest GPU [GiB]",
+        "tokens/s/GPU",
+        shapes=[limit],
+        hovermode="closest",
+        yaxis={"tickformat": ",d"},
+    )
     choices = {name: [str(value) for value in sorted(set(dots[name].tolist()), key=_order)] for name in names}
     caption = "Throughput against memory; star: the plan, dashed: the limit"
     return Chart("front", caption, chart, 480, choices, "pareto.png")

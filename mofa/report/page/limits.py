@@ -38,13 +38,13 @@ def _summary(facts: ReportFacts) -> Paragraph:
     shares = [f"{group} {seconds / step_s:.1%}" for group, seconds in sums.items() if seconds / step_s >= 0.0005]
     lost = {name: seconds for name, seconds in exposed.items() if name not in GROUPS["computing"]}
     most = max(lost, key=lambda name: lost[name])
-    largest = f" Beside computing, {component_words(most)} take most: {lost[most] / step_s:.1%}." if lost[most] else ""
+    largest = f" The largest part that is not computing: {component_words(most)}, {lost[most] / step_s:.1%}."
     return paragraph(f"Of the step: {', '.join(shares)}.{largest}", tone="lead")
 
 
 def _step_chart(facts: ReportFacts) -> Chart:
     """The plans' steps by part, the best on top."""
-    plans = facts.report.plans
+    plans = facts.plans
     names = [name for name in plans[0].time.exposed if any(plan.time.exposed[name] for plan in plans)]
     labels = [f"plan {number}" for number in range(1, len(plans) + 1)]
     traces = [
@@ -118,15 +118,15 @@ def _roofline(facts: ReportFacts) -> list[Part]:
         }  # fmt: skip
         dots = [
             {
-                "type": "scatter", "mode": "markers+text", "name": component_words(point.kind),
-                "x": [point.flops_per_byte], "y": [point.flops_per_s / TERA], "text": [component_words(point.kind)],
-                "textposition": "bottom center", "marker": {"size": 13, "color": COMPONENT_COLOURS[point.kind]},
-                "hovertemplate": "%{text}: %{y:.0f} TFLOP/s at %{x:.0f} FLOP/B<extra></extra>",
+                "type": "scatter", "mode": "markers", "name": component_words(point.kind),
+                "x": [point.flops_per_byte], "y": [point.flops_per_s / TERA],
+                "marker": {"size": 14, "color": COMPONENT_COLOURS[point.kind]},
+                "hovertemplate": "%{fullData.name}: %{y:.0f} TFLOP/s at %{x:.0f} FLOP/B<extra></extra>",
             }
             for point in computing
         ]  # fmt: skip
-        log: dict[str, Any] = {"type": "log"}
-        chart = figure([roof, *dots], "FLOP per byte", "TFLOP/s", xaxis=log, yaxis=log, showlegend=False)
+        log: dict[str, Any] = {"type": "log", "dtick": 1}
+        chart = figure([roof, *dots], "FLOP per byte", "TFLOP/s", xaxis=log, yaxis=log)
         parts.append(Chart("roofline", "Roofline: kernels of a micro-batch on one GPU", chart, 380))
     words = "Bytes are each operand and result once. A kernel far below its roof is short of size, or of power."
     return [*parts, DataTable(columns, rows, words)]

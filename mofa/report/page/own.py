@@ -57,7 +57,9 @@ def _waterfall(comparison: Comparison) -> Chart:
         "totals": {"marker": {"color": STRONG}}, "hovertemplate": "%{y}: %{x:.4g} " + unit + "<extra></extra>",
         "cliponaxis": False,
     }  # fmt: skip
-    chart = figure([trace], f"{unit} of a step", yaxis={"autorange": "reversed"}, showlegend=False)
+    chart = figure(
+        [trace], "seconds of a step" if unit == "s" else unit, yaxis={"autorange": "reversed"}, showlegend=False
+    )
     return Chart("own", "From your step to the plan's, by what changes", chart, 120 + 34 * len(names))
 
 
@@ -88,7 +90,7 @@ def _parts_table(facts: ReportFacts) -> DataTable:
 
 
 def _signed(seconds: float) -> str:
-    return "" if not seconds else f"{'+' if seconds > 0 else '−'}{format_seconds(abs(seconds))}"
+    return "" if not seconds else f"{'+' if seconds > 0 else '-'}{format_seconds(abs(seconds))}"
 
 
 def _differences(comparison: Comparison) -> DataTable:

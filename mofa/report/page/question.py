@@ -35,8 +35,8 @@ def answer_section(facts: ReportFacts) -> Section:
     plan, report = facts.report.plans[0], facts.report
     strategy = strategy_text(plan.strategy, moe=has_experts(report.workload))
     parts: list[Part] = [paragraph("Run it as ", strategy, ".", tone="lead"), Tiles(tuple(_tiles(facts)))]
-    if plan.band is not None:
-        parts += [paragraph(line) for line in step_band_lines(plan.band)]
+    if plan.band is not None and plan.band.unmeasured:
+        parts += [paragraph(line, tone="warning") for line in step_band_lines(plan.band)[:1]]
     if report.num_tied > 1:
         parts.append(paragraph(ties_line(report).strip()))
     parts += [paragraph(line, tone="warning") for line in idle_gpus_lines(report)]

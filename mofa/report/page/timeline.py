@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mofa.report.figures.gantt import LOOKS
 from mofa.report.page.facts import ReportFacts
@@ -10,7 +10,10 @@ from mofa.report.page.looks import figure
 from mofa.report.page.parts import Chart, Section, paragraph
 from mofa.units import format_seconds
 
-MOST_BARS = 3000
+if TYPE_CHECKING:
+    from mofa.replay.time.time_replayed import Computation
+
+MOST_BARS = 8000
 """Computations that a chart shows: a browser draws so many without delay. [-]"""
 COLOURS = {"F": "#7fb2e3", "B": "#2a6fb8", "I": "#2a6fb8", "W": "#9bc7a5", "O": "#3f9f5a"}
 
@@ -25,6 +28,7 @@ def timeline_section(facts: ReportFacts) -> Section | None:
     share = min(MOST_BARS / total, 1.0)
     end_s = max(spans[-1].end_s for spans in played.spans if spans)
     until = end_s if share == 1.0 else share * end_s
+    chunks = max(span.chunk for spans in played.spans for span in spans) + 1
     traces: list[dict[str, Any]] = []
     for kind, (name, _, _) in LOOKS.items():
         bars = [
@@ -39,9 +43,9 @@ def timeline_section(facts: ReportFacts) -> Section | None:
             "type": "bar", "orientation": "h", "name": name, "y": [stage for stage, _ in bars],
             "base": [round(span.start_s, 6) for _, span in bars],
             "x": [round(min(span.end_s, until) - span.start_s, 6) for _, span in bars],
-            "text": [_label(span.kind, span.chunk, span.micro_batch) for _, span in bars], "textposition": "none",
+            "text": [_label(span, chunks) for _, span in bars], "textposition": "none",
             "marker": {"color": COLOURS[kind], "line": {"width": 0.5}},
-            "hovertemplate": "stage %{y}: %{text}, from %{base:.4g} s for %{x:.4g} s<extra></extra>",
+            "hovertemplate": "stage %{y}: %{fullData.name}%{text}, from %{base:.4g} s for %{x:.4g} s<extra></extra>",
         })  # fmt: skip
     chart = figure(
         traces, "seconds of the step", "stage", barmode="overlay", bargap=0.12,
@@ -57,7 +61,8 @@ def timeline_section(facts: ReportFacts) -> Section | None:
     return Section("timeline", "The pipeline over a step", (text, Chart("timeline", caption, chart, 170 + 26 * stages)))
 
 
-def _label(kind: str, chunk: int, micro_batch: int) -> str:
-    if kind == "O":
-        return LOOKS[kind][0]
-    return f"{LOOKS[kind][0]} of micro-batch {micro_batch}, chunk {chunk}"
+def _label(span: Computation, chunks: int) -> str:
+    """Which micro-batch it is of, and which chunk where a stage has several."""
+    if span.kind == "O":
+        return ""
+    return f" of micro-batch {span.micro_batch}" + (f", chunk {span.chunk}" if chunks > 1 else "")

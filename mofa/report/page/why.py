@@ -54,7 +54,7 @@ def _table(facts: ReportFacts) -> DataTable:
 def _because(change: StrategyChange) -> str:
     if change.most_changed is None or change.most_changed_s is None:
         return "nothing of the step changes"
-    sign = "+" if change.most_changed_s > 0 else "−"
+    sign = "+" if change.most_changed_s > 0 else "-"
     return f"{component_words(change.most_changed)} {sign}{format_seconds(abs(change.most_changed_s))}"
 
 
