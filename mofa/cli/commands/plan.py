@@ -88,6 +88,7 @@ def plan(
     from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.numbers import count_gpus
     from mofa.cli.output import OutputOptions
+    from mofa.cli.page import report_page
     from mofa.cli.parse import (
         parse_degree_limits,
         parse_fixed,
@@ -154,7 +155,7 @@ def plan(
         else:
             search = mofa.find_long_runs(job, machines, profile, objective=objective.value, **options)
     report = search.report
-    output.show_report(report, search.table)
+    output.show_report(report, search.table, lambda table: report_page(search, table, jobs=jobs or usable_cores()))
     if not report.plans:
         least = f"{report.min_gpus:,} GPUs would do" if report.min_gpus else report.min_gpus_note or "add GPUs"
         raise NothingFits(f"{job.name} on {gpus:,} x {machines.gpu.name}: nothing fits; {least}")
