@@ -130,8 +130,8 @@ def _check_target(to: str | None) -> None:
 
 def _job(
     workload: str, cluster: str, gpus: int | None, nodes: int | None, job_of: str | None, given: dict[str, Any],
-    settings: list[str], overrides: Overrides, host_issue: str | None, host: str | None, memory_limit: str | None,
-    processes: int,
+    settings: list[str] | None, overrides: Overrides, host_issue: str | None, host: str | None,
+    memory_limit: str | None, processes: int,
 ) -> tuple[EstimateRequest, Any]:  # fmt: skip
     """What is planned, and of a job of the user's own its estimate."""
     from mofa.cli.commands.estimate import estimate_of_request

@@ -43,13 +43,13 @@ def _side_by_side(facts: ReportFacts) -> DataTable:
     for name in plans[0].time.exposed:
         if any(plan.time.exposed[name] for plan in plans):
             rows.append((component_words(name), *(facts.seconds(f"{path}.time.exposed.{name}") for path in paths)))
-    for name in dict.fromkeys(name for plan in plans for name in plan.memory.by_component):
-        if any(plan.memory.by_component.get(name) for plan in plans):
-            cells = (facts.gib(f"{path}.memory.by_component.{name}") for path in paths)
-            rows.append((f"memory: {component_words(name)}", *cells))
-    for name in plans[0].strategy.model_dump():
-        values = [getattr(plan.strategy, name) for plan in plans]
+    for kind in dict.fromkeys(kind for plan in plans for kind in plan.memory.by_component):
+        if any(plan.memory.by_component.get(kind) for plan in plans):
+            cells = (facts.gib(f"{path}.memory.by_component.{kind}") for path in paths)
+            rows.append((f"memory: {component_words(kind)}", *cells))
+    for field in plans[0].strategy.model_dump():
+        values = [getattr(plan.strategy, field) for plan in plans]
         if len({str(value) for value in values}) > 1:
-            rows.append((name, *(str(value) for value in values)))
+            rows.append((field, *(str(value) for value in values)))
     columns = (("part", "left"), *((f"plan {i}", "right") for i in range(1, len(plans) + 1)))
     return DataTable(columns, rows, folded=f"Seconds, bytes and choices of the first {len(plans)} beside each other")

@@ -61,7 +61,9 @@ class ReportFacts:
     def document(self) -> dict[str, Any]:
         """What the page carries: ``result`` is what ``--json`` prints, beside it what the report adds."""
         parts = {"result": self.report, "best": self.explained, "analysis": self.analysis, "own": self.own}
-        shown = {name: None if part is None else part.model_dump(mode="json") for name, part in parts.items()}
+        shown: dict[str, Any] = {
+            name: None if part is None else part.model_dump(mode="json") for name, part in parts.items()
+        }
         shown["result"]["plans"] = shown["result"]["plans"][:MOST_PLANS]
         for name in ("best", "own"):
             for stage in [] if shown[name] is None else shown[name]["memory"]["by_stage"]:

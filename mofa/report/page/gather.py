@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mofa.report.page.facts import HardwareRow, ReportFacts
 from mofa.report.phrases import quantity_text
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mofa.plan.result import Estimate, Plan
     from mofa.replay.time.time_replayed import ReplayedTime
     from mofa.search.search_result import Search
+    from mofa.specs.fitted import FittedCurve
     from mofa.specs.hardware import ClusterSpec
 
 
@@ -113,7 +114,7 @@ def hardware_rows(cluster: ClusterSpec) -> list[HardwareRow]:
     rows = [
         HardwareRow(name, quantity_text(fact.value, unit), fact.provenance, fact.source) for name, fact, unit in facts
     ]
-    families = {"products": curves.gemm, "experts' products": curves.grouped_gemm}
+    families: dict[str, Mapping[Any, FittedCurve]] = {"products": curves.gemm, "experts' products": curves.grouped_gemm}
     for words, family in families.items():
         rows += [
             HardwareRow(f"curve of {name} {words}", "", curve.provenance, curve.source)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from mofa.plan.plan_analysis import RooflinePoint
+from mofa.plan.step_parts import TimeComponent
 from mofa.report.page.facts import BEST, ReportFacts
 from mofa.report.page.looks import ACCENT, COMPONENT_COLOURS, figure
 from mofa.report.page.parts import Chart, DataTable, Paragraph, Part, Piece, Section, paragraph
 from mofa.report.phrases import component_words
 from mofa.units import format_bytes, format_seconds
 
-GROUPS = {
+GROUPS: dict[str, tuple[TimeComponent, ...]] = {
     "computing": ("gemm", "grouped_gemm", "attention", "memory_bound"),
     "computing again": ("recompute",),
     "communication": ("tp", "cp", "ep", "pp", "dp"),
@@ -34,7 +35,7 @@ def limits_section(facts: ReportFacts) -> Section:
 def _summary(facts: ReportFacts) -> Paragraph:
     exposed = facts.report.plans[0].time.exposed
     step_s = facts.report.plans[0].step_s
-    sums = {group: sum(exposed[name] for name in names) for group, names in GROUPS.items()}  # type: ignore[index]
+    sums = {group: sum(exposed[name] for name in names) for group, names in GROUPS.items()}
     shares = [f"{group} {seconds / step_s:.1%}" for group, seconds in sums.items() if seconds / step_s >= 0.0005]
     lost = {name: seconds for name, seconds in exposed.items() if name not in GROUPS["computing"]}
     most = max(lost, key=lambda name: lost[name])

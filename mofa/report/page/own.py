@@ -78,12 +78,12 @@ def _parts_table(facts: ReportFacts) -> DataTable:
                 component_words(name), facts.seconds(f"own.time.exposed.{name}"),
                 facts.seconds(f"{BEST}.time.exposed.{name}"), _signed(after - before),
             ))  # fmt: skip
-    for name in dict.fromkeys([*own.memory.by_component, *plan.memory.by_component]):
-        before, after = (each.memory.by_component.get(name, 0.0) for each in (own, plan))
+    for part in dict.fromkeys([*own.memory.by_component, *plan.memory.by_component]):
+        before, after = (each.memory.by_component.get(part, 0.0) for each in (own, plan))
         if before or after:
             rows.append((
-                f"memory: {component_words(name)}", facts.gib(f"own.memory.by_component.{name}"),
-                facts.gib(f"{BEST}.memory.by_component.{name}"), f"{(after - before) / GIB:+.2f} GiB",
+                f"memory: {component_words(part)}", facts.gib(f"own.memory.by_component.{part}"),
+                facts.gib(f"{BEST}.memory.by_component.{part}"), f"{(after - before) / GIB:+.2f} GiB",
             ))  # fmt: skip
     columns = (("part", "left"), ("yours", "right"), ("the plan", "right"), ("change", "right"))
     return DataTable(columns, rows, folded="Seconds and bytes part by part")

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from mofa.report.table_layout import Columns
+
 
 @dataclass(frozen=True)
 class Number:
@@ -23,7 +25,6 @@ class Number:
 
 Piece = str | Number
 """A cell of a table, or a piece of a sentence."""
-Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class DataTable:
     """Rows under headings."""
 
     kind: ClassVar[str] = "table"
-    columns: Sequence[tuple[str, Side]]
+    columns: Columns
     rows: Sequence[Sequence[Piece]]
     caption: str = ""
     folded: str = ""
