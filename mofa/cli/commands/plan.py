@@ -88,7 +88,6 @@ def plan(
     from mofa.cli.jobs import read_framework, read_machines, read_workload
     from mofa.cli.numbers import count_gpus
     from mofa.cli.output import OutputOptions
-    from mofa.cli.page import report_page
     from mofa.cli.parse import (
         parse_degree_limits,
         parse_fixed,
@@ -98,6 +97,7 @@ def plan(
         split_words,
     )
     from mofa.cli.progress import progress_bar
+    from mofa.cli.report_page import report_page
     from mofa.cli.searched_plans import best_plan_printer
     from mofa.errors import NothingFits, SpecError
     from mofa.search.workers import usable_cores

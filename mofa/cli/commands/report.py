@@ -79,9 +79,9 @@ def report(
     failures are in the page of mofa plan --faults NAME --out DIR.
     """
     from mofa.cli.output import OutputOptions
-    from mofa.cli.page import report_page
     from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_overrides, settings_with_rank_order, split_words
     from mofa.cli.progress import progress_bar
+    from mofa.cli.report_page import report_page
     from mofa.cli.searched_plans import best_plan_printer
     from mofa.errors import NothingFits
     from mofa.search.workers import usable_cores

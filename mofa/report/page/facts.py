@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mofa.report.page.parts import Number
+from mofa.report.page.document_parts import Number
 from mofa.units import GIB, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class ReportFacts:
     @cached_property
     def document_text(self) -> str:
         """The same as JSON text."""
-        return json.dumps(self.document, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return json.dumps(self.document, separators=(",", ":"), allow_nan=False)
 
     def value(self, path: str) -> Any:
         """What stands in the document under keys and positions, None where nothing does."""

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
+from mofa.report.page.document_parts import Chart, Section
 from mofa.report.page.facts import ReportFacts
-from mofa.report.page.parts import Chart, Section
 from mofa.specs.shown_text import escape_invisible
 
 MOST_PAGE_BYTES = 5_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from mofa.report.page.parts import Chart, Code, DataTable, Paragraph, Part, Section, Tiles
+from mofa.report.page.document_parts import Chart, Code, DataTable, Paragraph, Part, Section, Tiles
 from mofa.report.tables import markdown_table
 from mofa.specs.shown_text import escape_invisible
 

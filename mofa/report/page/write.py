@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from mofa.report.page.accuracy import accuracy_section
-from mofa.report.page.alternatives import alternatives_section
+from mofa.report.page.accuracy_section import accuracy_section
+from mofa.report.page.alternatives_section import alternatives_section
+from mofa.report.page.document_parts import Section
 from mofa.report.page.facts import ReportFacts
-from mofa.report.page.front import front_section
+from mofa.report.page.front_section import front_section
 from mofa.report.page.html import page_html
-from mofa.report.page.limits import limits_section
+from mofa.report.page.limits_section import limits_section
 from mofa.report.page.markdown import page_markdown
-from mofa.report.page.memory import memory_section
-from mofa.report.page.own import own_section
-from mofa.report.page.parts import Section
-from mofa.report.page.provenance import assumptions_section, launch_section, provenance_section
-from mofa.report.page.question import answer_section, question_section
-from mofa.report.page.sensitivity import sensitivity_section
-from mofa.report.page.timeline import timeline_section
-from mofa.report.page.why import why_section
+from mofa.report.page.memory_section import memory_section
+from mofa.report.page.own_section import own_section
+from mofa.report.page.provenance_section import assumptions_section, launch_section, provenance_section
+from mofa.report.page.question_section import answer_section, question_section
+from mofa.report.page.sensitivity_section import sensitivity_section
+from mofa.report.page.timeline_section import timeline_section
+from mofa.report.page.why_section import why_section
 
 HTML, MARKDOWN = "report.html", "report.md"
 

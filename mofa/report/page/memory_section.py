@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from mofa.plan.memory import StageMemory
+from mofa.report.page.document_parts import Chart, DataTable, Part, Piece, Section, paragraph
 from mofa.report.page.facts import BEST, ReportFacts, gib_text
 from mofa.report.page.looks import ACCENT, escaped, figure, memory_colour
-from mofa.report.page.parts import Chart, DataTable, Part, Piece, Section, paragraph
 from mofa.report.phrases import component_words
 from mofa.units import GIB, format_bytes
 
 MOST_TENSORS = 15
-MOST_INSTANTS = 400
-"""Instants of a curve that a chart shows. [-]"""
+MOST_POINTS = 400
+"""Points of a curve that a chart shows. [-]"""
 
 
 def memory_section(facts: ReportFacts) -> Section:
@@ -83,7 +83,7 @@ def _stage_table(facts: ReportFacts) -> DataTable:
 def _over_time(facts: ReportFacts, stage: StageMemory) -> Chart:
     curve = stage.curve
     assert curve is not None
-    every = max(len(curve.time_s) // MOST_INSTANTS, 1)
+    every = max(len(curve.time_s) // MOST_POINTS, 1)
     shown = sorted({*range(0, len(curve.time_s), every), curve.peak, len(curve.time_s) - 1})
     times = [curve.time_s[i] for i in shown]
     names = [name for name, values in curve.kinds.items() if any(values)]

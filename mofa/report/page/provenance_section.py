@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mofa.report.page.document_parts import Code, DataTable, Part, Piece, Section, paragraph
 from mofa.report.page.facts import BEST, ReportFacts
-from mofa.report.page.parts import Code, DataTable, Part, Piece, Section, paragraph
 from mofa.report.search_text import library_share_line
 
 MEANINGS = {

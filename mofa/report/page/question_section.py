@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mofa.report.page.document_parts import DataTable, Paragraph, Part, Piece, Section, Tile, Tiles, paragraph
 from mofa.report.page.facts import BEST, ReportFacts, gib_text
-from mofa.report.page.parts import DataTable, Paragraph, Part, Piece, Section, Tile, Tiles, paragraph
 from mofa.report.phrases import strategy_text
 from mofa.report.search_text import has_experts, idle_gpus_lines, step_band_lines, ties_line
 from mofa.units import format_count

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mofa.report.figures.pareto import pareto_front
+from mofa.report.page.document_parts import Chart, DataTable, Piece, Section, paragraph
 from mofa.report.page.facts import ReportFacts, gib_text
 from mofa.report.page.looks import ACCENT, QUIET, STRONG, figure
-from mofa.report.page.parts import Chart, DataTable, Piece, Section, paragraph
 from mofa.units import GIB, format_seconds
 
 if TYPE_CHECKING:

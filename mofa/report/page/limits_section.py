@@ -6,9 +6,9 @@ from typing import Any
 
 from mofa.plan.plan_analysis import RooflinePoint
 from mofa.plan.step_parts import TimeComponent
+from mofa.report.page.document_parts import Chart, DataTable, Paragraph, Part, Piece, Section, paragraph
 from mofa.report.page.facts import BEST, ReportFacts
 from mofa.report.page.looks import ACCENT, COMPONENT_COLOURS, figure
-from mofa.report.page.parts import Chart, DataTable, Paragraph, Part, Piece, Section, paragraph
 from mofa.report.phrases import component_words
 from mofa.units import format_bytes, format_seconds
 

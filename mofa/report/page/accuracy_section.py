@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
+from mofa.report.page.document_parts import Chart, DataTable, Part, Piece, Section, paragraph
 from mofa.report.page.facts import ReportFacts
 from mofa.report.page.looks import QUIET, STRONG, escaped, figure
-from mofa.report.page.parts import Chart, DataTable, Part, Piece, Section, paragraph
 from mofa.report.search_text import step_band_lines
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mofa.report.page.document_parts import Chart, DataTable, Piece, Section, paragraph
 from mofa.report.page.facts import ReportFacts
 from mofa.report.page.looks import figure
-from mofa.report.page.parts import Chart, DataTable, Piece, Section, paragraph
 
 
 def sensitivity_section(facts: ReportFacts) -> Section:

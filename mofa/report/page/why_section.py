@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mofa.plan.plan_analysis import StrategyChange
+from mofa.report.page.document_parts import DataTable, Paragraph, Part, Piece, Section, paragraph
 from mofa.report.page.facts import ReportFacts
-from mofa.report.page.parts import DataTable, Paragraph, Part, Piece, Section, paragraph
 from mofa.report.phrases import component_words, count_and_noun, quantity_text, strategy_text
 from mofa.report.search_text import REASONS_IN_WORDS, has_experts
 from mofa.units import format_seconds

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mofa.report.figures.gantt import LOOKS
+from mofa.report.page.document_parts import Chart, Section, paragraph
 from mofa.report.page.facts import ReportFacts
 from mofa.report.page.looks import figure
-from mofa.report.page.parts import Chart, Section, paragraph
 from mofa.units import format_seconds
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mofa.plan.comparison import ComparedPart, Comparison, compare
+from mofa.report.page.document_parts import Chart, DataTable, Part, Piece, Section, Tile, Tiles, paragraph
 from mofa.report.page.facts import BEST, ReportFacts
 from mofa.report.page.looks import ACCENT, STRONG, escaped, figure
-from mofa.report.page.parts import Chart, DataTable, Part, Piece, Section, Tile, Tiles, paragraph
 from mofa.report.phrases import component_words, strategy_text
 from mofa.report.search_text import has_experts
 from mofa.units import GIB, format_bytes, format_seconds

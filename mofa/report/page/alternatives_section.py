@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mofa.report.page.document_parts import DataTable, Part, Piece, Section, paragraph
 from mofa.report.page.facts import ReportFacts
-from mofa.report.page.parts import DataTable, Part, Piece, Section, paragraph
 from mofa.report.phrases import component_words, strategy_text
 from mofa.report.search_text import has_experts, numerics_offers_line
 
