@@ -66,13 +66,11 @@ def test_products_have_the_flops_of_the_model(job: WorkloadSpec, machines: Clust
 
 def test_tensor_parallel_ranks_share_the_flops(job: WorkloadSpec, machines: ClusterSpec) -> None:
     framework = mofa.load_framework("megatron")
-    flops = [
-        kernel_totals_by_kind(strategy_estimator(job, machines, framework, text).parts[0].costs, job.model)[
-            "gemm"
-        ].flops
-        for text in ("tp=1 recompute=none", "tp=4 recompute=none")
-    ]
-    assert flops[0] == pytest.approx(4 * flops[1], rel=1e-9)
+    flops = []
+    for text in ("tp=1 recompute=none", "tp=4 recompute=none"):
+        costs = strategy_estimator(job, machines, framework, text).parts[0].costs
+        flops.append(kernel_totals_by_kind(costs, job.model)["gemm"].flops)
+    assert flops[0] == pytest.approx(4 * flops[1], rel=1e-3)  # Megatron pads the vocabulary
 
 
 def test_no_kernel_is_above_its_roof() -> None:
