@@ -118,9 +118,21 @@ def test_single_changes_are_what_estimates_say(job: WorkloadSpec, machines: Clus
 
 
 def test_illegal_changes_say_why(job: WorkloadSpec, machines: ClusterSpec) -> None:
-    changes = strategy_changes(job, machines, mofa.load_framework("megatron"), StrategySpec(tp=8, dp=2, sp=True))
+    strategy = StrategySpec(tp=8, dp=2, sp=True, micro_batch=32)
+    changes = strategy_changes(job, machines, mofa.load_framework("megatron"), strategy)
     refused = [change for change in changes if change.refused]
     assert refused and all(change.step_change is None and len(str(change.refused)) > 10 for change in refused)
+
+
+def test_torchtitan_shards_as_its_pipeline_lets_it(job: WorkloadSpec, machines: ClusterSpec) -> None:
+    framework = mofa.load_framework("torchtitan")
+    plan = mofa.estimate(job, machines, "dp=16 micro_batch=1 recompute=full", framework=framework, replay=False)
+    changes = {
+        (change.field, change.value): change for change in strategy_changes(job, machines, framework, plan.strategy)
+    }
+    assert changes["pp", "2"].strategy.zero == 2 and changes["pp", "2"].step_change is not None
+    assert changes["tp", "2"].step_change is not None
+    assert not {"selective", "0"} & {value for _, value in changes}  # it has no such modes
 
 
 def test_the_nearest_runs_differ_least(job: WorkloadSpec, machines: ClusterSpec) -> None:

@@ -55,11 +55,11 @@ def _table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) ->
 
 
 def plain(text: str) -> str:
-    r"""Text that Markdown shows as it is, on one line.
+    r"""Text that Markdown shows as it is, on one line; blanks at its ends stay.
 
     Examples
     --------
     >>> print(plain("a*b [c](d)"))
     a\*b \[c\](d)
     """
-    return SPECIAL.sub(r"\\\1", escape_invisible(" ".join(text.split())))
+    return SPECIAL.sub(r"\\\1", escape_invisible(re.sub(r"\s+", " ", text)))

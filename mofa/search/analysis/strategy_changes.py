@@ -13,8 +13,11 @@ from mofa.search.one_plan import plan_in_closed_form
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
+from mofa.specs.strategy_defaults import default_zero_stage
 from mofa.specs.workload import WorkloadSpec
 
+OF_FRAMEWORKS = ("zero", "recompute")
+"""Fields of which a framework has few values: what it does not have says nothing of the plan."""
 BESIDE_DATA = ("tp", "pp", "cp")
 """Degrees whose change the data parallelism makes up for."""
 
@@ -34,17 +37,19 @@ def strategy_changes(
     Returns
     -------
     tuple of StrategyChange
-        In the order tp, pp, cp, ep, vpp, micro_batch, zero, recompute; changes that are none are left out.
+        In the order tp, pp, cp, ep, vpp, micro_batch, zero, recompute. Values that the framework has not are left out.
     """
     base = plan_in_closed_form(workload, cluster, strategy, framework)
     out = []
     for field, value, changes in _changes(strategy, moe=workload.model.moe is not None):
-        raw = {**strategy.model_dump(), **changes}
+        raw = {**strategy.model_dump(), **changes, **_follow(framework, strategy, field, changes)}
         changed: StrategySpec | None = None
         try:
             changed = StrategySpec.model_validate(raw)
             out.append(_costed(field, value, changed, plan_in_closed_form(workload, cluster, changed, framework), base))
         except (SpecError, ValueError) as error:
+            if field in OF_FRAMEWORKS:
+                continue
             said = str(error).removeprefix("strategy: ").splitlines()[0]
             out.append(StrategyChange(field=field, value=value, strategy=changed or strategy, refused=said))
     return tuple(out)
@@ -85,6 +90,17 @@ def _changes(strategy: StrategySpec, *, moe: bool) -> Iterator[tuple[str, str, d
     for mode in ("none", "selective", "full"):
         if mode != strategy.recompute:
             yield "recompute", mode, {"recompute": mode}
+
+
+def _follow(
+    framework: FrameworkSpec, strategy: StrategySpec, field: str, changes: dict[str, Any]
+) -> dict[str, Any]:  # fmt: skip
+    """Fields that torchtitan ties to a changed degree: its sharding to the pipeline, its experts' split to tp."""
+    if not framework.traits.has_pytorch_modules or field == "zero":
+        return {}
+    changed = strategy.model_copy(update=changes)
+    zero = int(default_zero_stage(framework, changed.dp, changed.cp, changed.pp))
+    return {"zero": zero, **({"etp": changed.tp} if field == "tp" and changed.ep == 1 else {})}
 
 
 def _half_and_double(degree: int) -> tuple[int, ...]:
