@@ -150,6 +150,8 @@ class PageCheck:
         self.expect(widest <= PAPER_PX, f"a chart is {widest} px wide on paper")
         for text in self.page.evaluate(LOW_CONTRAST, [CONTRAST, CONTRAST_OF_LARGE]):
             self.wrong.append(f"contrast on paper: {text}")
+        gridded = self.page.evaluate("getComputedStyle(document.querySelector('#chart-step .xgrid')).stroke")
+        self.expect(gridded == "rgb(204, 204, 204)", f"charts are printed in the colours of the screen ({gridded})")
         paper = self.page.pdf(format="A4")
         self.expect(paper.startswith(b"%PDF") and len(paper) > 50_000, f"its print has {len(paper)} bytes")
 

@@ -49,6 +49,7 @@
   const drawn = () => places.filter((place) => place.classList.contains("js-plotly-plot"));
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn().forEach(draw));
   const printed = () => {
+    document.documentElement.classList.add("paper"); // the charts take their colours from it
     places.forEach((place) => {
       seen.unobserve(place);
       draw(place);
@@ -56,7 +57,10 @@
     });
   };
   window.addEventListener("beforeprint", printed);
-  window.addEventListener("afterprint", () => places.forEach((place) => Plotly.relayout(place, { width: null, autosize: true })));
+  window.addEventListener("afterprint", () => {
+    document.documentElement.classList.remove("paper");
+    places.forEach((place) => draw(place).then(() => Plotly.relayout(place, { width: null, autosize: true })));
+  });
 
   for (const form of document.querySelectorAll(".filters")) {
     const name = form.dataset.chart;

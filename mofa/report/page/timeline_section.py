@@ -44,7 +44,7 @@ def timeline_section(facts: ReportFacts) -> Section | None:
             "base": [round(span.start_s, 6) for _, span in bars],
             "x": [round(min(span.end_s, until) - span.start_s, 6) for _, span in bars],
             "text": [_label(span, chunks) for _, span in bars], "textposition": "none",
-            "marker": {"color": COLOURS[kind], "line": {"width": 0.5}},
+            "marker": {"color": COLOURS[kind], "line": {"width": 0}},
             "hovertemplate": "stage %{y}: %{fullData.name}%{text}, from %{base:.4g} s for %{x:.4g} s<extra></extra>",
         })  # fmt: skip
     chart = figure(
