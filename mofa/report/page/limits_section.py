@@ -6,6 +6,7 @@ from typing import Any
 
 from mofa.plan.plan_analysis import RooflinePoint
 from mofa.plan.step_parts import TimeComponent
+from mofa.report.long_run import LEDGER_WORDS
 from mofa.report.page.document_parts import Chart, DataTable, Paragraph, Part, Piece, Section, paragraph
 from mofa.report.page.facts import BEST, ReportFacts
 from mofa.report.page.looks import ACCENT, COMPONENT_COLOURS, figure
@@ -161,7 +162,7 @@ def _checkpoint(facts: ReportFacts) -> Paragraph:
             else f", a checkpoint every {format_seconds(plan.checkpoint_interval_s)}"
         )
         lost = ", ".join(
-            f"{name.replace('_', ' ')} {share:.1%}"
+            f"{LEDGER_WORDS.get(name, name)} {share:.1%}"
             for name, share in plan.long_run.ledger.model_dump().items()
             if isinstance(share, float) and share >= 0.0005
         )
