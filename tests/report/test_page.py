@@ -233,6 +233,13 @@ def test_neither_help_nor_plan_loads_what_draws_pages() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_browser_check_says_that_it_did_not_run_without_a_browser(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "scripts" / "report_in_browser.py"
+    environment = {"PATH": str(tmp_path), "PYTHONPATH": str(script.parents[1])}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.startswith("report_in_browser: NOT RUN, ") and done.stderr == ""
+
+
 def test_what_is_wrong_is_said_before_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", *JOB, "--out", str(tmp_path / "x"), "--to", "megatrn"]) == 2
     assert "did you mean megatron" in capsys.readouterr().err

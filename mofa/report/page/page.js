@@ -3,6 +3,15 @@
   "use strict";
   const textOf = (id) => document.getElementById(id).textContent;
   const charts = JSON.parse(textOf("charts"));
+  const places = [...document.querySelectorAll(".chart")];
+  if (!("DecompressionStream" in window)) {
+    places.forEach((place) => {
+      place.style.height = "auto";
+      place.textContent = "This browser is too old to draw the chart; the tables have its numbers.";
+    });
+    document.documentElement.dataset.ready = "true";
+    return;
+  }
   const packed = Uint8Array.from(atob(textOf("plotly").trim()), (letter) => letter.charCodeAt(0));
   const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const script = document.createElement("script");
@@ -31,7 +40,6 @@
   }
 
   const settings = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
-  const places = [...document.querySelectorAll(".chart")];
   const shown = new Map(places.map((place) => [place.dataset.chart, charts[place.dataset.chart].data]));
   const draw = (place) =>
     Plotly.react(place, shown.get(place.dataset.chart), layoutOf(charts[place.dataset.chart]), settings);
