@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,15 @@ def report_page(
 
     launch, note = launch_files(search.report, target)
     return report_facts(
-        search, table, own=own, own_name=own_name, launch=launch, launch_note=note, command=typed_command(), jobs=jobs
+        search,
+        table,
+        own=own,
+        own_name=own_name,
+        launch=launch,
+        launch_note=note,
+        command=typed_command(),
+        made_on=date.today().isoformat(),
+        jobs=jobs,
     )
 
 

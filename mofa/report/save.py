@@ -74,8 +74,11 @@ def save_plan_report(
     if report.plans:
         files |= _breakdowns(report.plans, None, num_stage_figures=1)
     if page is not None:
+        from mofa.report.page.images import report_axes
         from mofa.report.page.write import report_files
 
+        for name, axes in report_axes(page).items():
+            files |= figure_files(name, axes)
         files |= report_files(page, tuple(files))
     return write_files(directory, files)
 

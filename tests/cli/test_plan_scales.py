@@ -59,7 +59,11 @@ def test_ranges_double() -> None:
     assert gpus_or_range_parser("64..1K") == (64, 128, 256, 512, 1024)
     assert gpus_or_range_parser("24..96") == (24, 48, 96)
     assert gpus_or_range_parser("8..8") == (8,)
-    for text, said in (("64..96", "96 is not 64 times a power of two"), ("128..64", "128..256"), ("1..100K", "write 1..2048")):
+    for text, said in (
+        ("64..96", "96 is not 64 times a power of two"),
+        ("128..64", "128..256"),
+        ("1..100K", "write 1..2048"),
+    ):
         with pytest.raises(typer.BadParameter, match=re.escape(said)):
             gpus_or_range_parser(text)
 

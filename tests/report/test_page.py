@@ -256,3 +256,20 @@ def test_plan_writes_the_same_page(tmp_path: Path) -> None:
     document = json.loads(page.scripts["numbers"])
     assert document["result"] == json.loads((tmp_path / "out" / "plan.json").read_text())
     assert "timeline" not in json.loads(page.scripts["charts"])  # nothing was played
+
+
+def test_figures_show_the_numbers_of_the_charts(facts: ReportFacts) -> None:
+    from mofa.report.figures.resource_changes import plot_resource_changes
+    from mofa.report.figures.roofline_plot import plot_roofline
+
+    axes = plot_roofline(facts.analysis.roofline)
+    shown = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines[1:]}
+    for point in facts.analysis.roofline.points:
+        if point.flops:
+            name = {"gemm": "matrix products", "attention": "attention"}[point.kind]
+            assert shown[name] == (point.flops_per_byte, point.flops_per_s / 1e12)
+    changes = facts.analysis.resources
+    widths = [bar.get_width() for bar in plot_resource_changes(changes).patches]
+    assert widths == [100 * change.step_change_less for change in changes] + [
+        100 * change.step_change_more for change in changes
+    ]

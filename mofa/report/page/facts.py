@@ -56,6 +56,8 @@ class ReportFacts:
     """For which framework they are, or why there are none."""
     command: str = ""
     """What was typed to make the report."""
+    made_on: str = ""
+    """The day, as 2026-11-30; empty where it is not to be said."""
 
     @cached_property
     def document(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ def report_facts(
     launch: Mapping[str, str] | None = None,
     launch_note: str = "",
     command: str = "",
+    made_on: str = "",
     jobs: int = 1,
 ) -> ReportFacts:
     """The facts of a report about the best plan of a search, which must have one.
@@ -40,8 +41,8 @@ def report_facts(
         Strategies that were costed; those of :meth:`~mofa.search.search_result.Search.costed_table` where absent.
     own, own_name
         The user's own configuration of the same job, and what it is called.
-    launch, launch_note, command
-        Files that run the plan, what they are for, and what made the report.
+    launch, launch_note, command, made_on
+        Files that run the plan, what they are for, what made the report, and the day.
     jobs
         Processes that play. [-]
 
@@ -67,6 +68,7 @@ def report_facts(
         launch=launch or {},
         launch_note=launch_note,
         command=command,
+        made_on=made_on,
     )
 
 

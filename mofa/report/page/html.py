@@ -43,7 +43,7 @@ def page_html(facts: ReportFacts, sections: Sequence[Section], title: str) -> st
         part.name: part.figure for section in sections for part in section.parts if isinstance(part, Chart)
     }  # fmt: skip
     return environment.from_string(_text("template.html.j2")).render(
-        title=title, sections=sections, version=mofa_version(), css=Markup(_text("page.css")),
+        title=title, sections=sections, version=mofa_version(), made_on=facts.made_on, css=Markup(_text("page.css")),
         script=Markup(_text("page.js")), plotly=Markup(plotly_text()),
         document=Markup(script_safe(facts.document_text)),
         charts=Markup(script_safe(json.dumps(charts, separators=(",", ":"), allow_nan=False))),

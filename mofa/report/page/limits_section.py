@@ -129,7 +129,8 @@ def _roofline(facts: ReportFacts) -> list[Part]:
         ]  # fmt: skip
         log: dict[str, Any] = {"type": "log", "dtick": 1}
         chart = figure([roof, *dots], "FLOP per byte", "TFLOP/s", xaxis=log, yaxis=log)
-        parts.append(Chart("roofline", "Roofline: kernels of a micro-batch on one GPU", chart, 380))
+        caption = "Roofline: kernels of a micro-batch on one GPU"
+        parts.append(Chart("roofline", caption, chart, 380, image="roofline.png"))
     words = "Bytes are each operand and result once. A kernel far below its roof is short of size, or of power."
     return [*parts, DataTable(columns, rows, words)]
 

@@ -12,7 +12,7 @@ from mofa.specs.shown_text import escape_invisible
 SPECIAL = re.compile(r"([\\`*_\[\]<>#|])")
 
 
-def page_markdown(sections: Sequence[Section], title: str, images: Collection[str]) -> str:
+def page_markdown(sections: Sequence[Section], title: str, images: Collection[str], made_on: str = "") -> str:
     """The report; of charts those whose image is among the files that stand beside it.
 
     Parameters
@@ -23,8 +23,10 @@ def page_markdown(sections: Sequence[Section], title: str, images: Collection[st
         Its heading.
     images
         Names of the files of figures.
+    made_on
+        The day; empty where it is not to be said.
     """
-    lines = [f"# {plain(title)}"]
+    lines = [f"# {plain(title)}", *([f"A plan by mofa, {made_on}."] if made_on else [])]
     for section in sections:
         lines.append(f"## {plain(section.title)}")
         lines += [text for part in section.parts if (text := _part_text(part, images))]

@@ -106,7 +106,8 @@ def _over_time(facts: ReportFacts, stage: StageMemory) -> Chart:
     }  # fmt: skip
     chart = figure(traces, "seconds of the step", "GiB", hovermode="x unified", annotations=[mark])
     caption = f"Stage {stage.stage} over a step; it peaks at: {escaped(stage.instant or 'an instant of no name')}"
-    return Chart("memory-over-time", caption, chart, 400)
+    of = f"_stage{stage.stage}" if len(facts.explained.memory.by_stage) > 1 else ""
+    return Chart("memory-over-time", caption, chart, 400, image=f"memory_over_time{of}.png")
 
 
 def _alive(facts: ReportFacts, stage: StageMemory) -> DataTable:

@@ -60,7 +60,8 @@ def _waterfall(comparison: Comparison) -> Chart:
     chart = figure(
         [trace], "seconds of a step" if unit == "s" else unit, yaxis={"autorange": "reversed"}, showlegend=False
     )
-    return Chart("own", "From your step to the plan's, by what changes", chart, 120 + 34 * len(names))
+    caption = "From your step to the plan's, by what changes"
+    return Chart("own", caption, chart, 120 + 34 * len(names), image="own.png")
 
 
 def _more(part: ComparedPart) -> float:

@@ -40,5 +40,6 @@ def sensitivity_section(facts: ReportFacts) -> Section:
         ". The strategy stays as it is, in closed form; a new search may gain more.",
     )
     columns = (("resource", "left"), ("10 % less", "right"), ("10 % more", "right"))
-    tornado = Chart("sensitivity", "The step with a tenth less and more of each resource", chart, 120 + 44 * len(names))
+    caption = "The step with a tenth less and more of each resource"
+    tornado = Chart("sensitivity", caption, chart, 120 + 44 * len(names), image="resources.png")
     return Section("sensitivity", "What would help", (text, tornado, DataTable(columns, rows)))

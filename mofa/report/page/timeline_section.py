@@ -58,7 +58,11 @@ def timeline_section(facts: ReportFacts) -> Section | None:
         "Gaps are where a stage waits: for its neighbours at both ends of the step, the bubble, or for communication. ",
         "Drag to zoom, double-click to come back.",
     )
-    return Section("timeline", "The pipeline over a step", (text, Chart("timeline", caption, chart, 170 + 26 * stages)))
+    return Section(
+        "timeline",
+        "The pipeline over a step",
+        (text, Chart("timeline", caption, chart, 170 + 26 * stages, image="pipeline.png")),
+    )
 
 
 def _label(span: Computation, chunks: int) -> str:

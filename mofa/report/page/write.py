@@ -45,5 +45,5 @@ def report_files(facts: ReportFacts, images: Collection[str] = ()) -> dict[str, 
     sections, title = report_sections(facts), report_title(facts)
     return {
         HTML: page_html(facts, sections, title).encode(),
-        MARKDOWN: page_markdown(sections, title, images).encode(),
+        MARKDOWN: page_markdown(sections, title, images, facts.made_on).encode(),
     }
