@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def report_axes(facts: ReportFacts) -> dict[str, Axes]:
-    """Figures by name: the roofline, the resources, the pipeline, and the way from the user's own step to the plan's."""
+    """Figures by name: the roofline, the resources, the pipeline, and from the user's own step to the plan's."""
     from mofa.plan.comparison import compare
     from mofa.report.figures.gantt import plot_pipeline
     from mofa.report.figures.resource_changes import plot_resource_changes
