@@ -220,6 +220,15 @@ def with_spare_nodes_beside(machines: ClusterSpec, spares: str | None) -> Cluste
     return machines.model_copy(update={"num_gpus": machines.num_gpus + more}) if more else machines
 
 
+def with_checked_spares(machines: ClusterSpec, spares: str) -> ClusterSpec:
+    """The machines with the nodes that stand by beside them; more than there are is an error."""
+    from mofa.search.long_run.spare_nodes import without_spares
+
+    machines = with_spare_nodes_beside(machines, spares)
+    without_spares(machines, parse_spares(spares)[0], "--spares")
+    return machines
+
+
 def parse_at_least_zero(option: str, value: float, unit: str) -> float:
     """A number of at least 0."""
     from mofa.errors import SpecError

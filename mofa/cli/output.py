@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from mofa.plan.result import Estimate, PlanReport
     from mofa.replay.time.time_replayed import ReplayedTime
+    from mofa.report.page.facts import ReportFacts
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,14 @@ class OutputOptions:
 
         print_(make_console())
 
-    def show_report(self, report: PlanReport, table: Callable[[], pd.DataFrame]) -> None:
-        """Write and print what a search found; ``table`` makes the table of all costed strategies."""
+    def show_report(
+        self,
+        report: PlanReport,
+        table: Callable[[], pd.DataFrame],
+        page: Callable[[pd.DataFrame], ReportFacts] | None = None,
+    ) -> None:
+        """Write and print what a search found; ``table`` makes the table of all costed strategies, ``page`` of it what
+        the report that people forward is about."""
         from mofa.report.save import json_text, save_plan_report
 
         def print_all(console: Console) -> None:
@@ -86,12 +93,11 @@ class OutputOptions:
 
             print_plan_report(report, console, quiet=self.quiet)
 
-        self.show_result(
-            json_text(report) + "\n",
-            lambda: report.to_frame(all=True),
-            lambda out: save_plan_report(report, out, table()),
-            print_all,
-        )
+        def save(out: Path) -> list[Path]:
+            costed = table()
+            return save_plan_report(report, out, costed, page(costed) if page and report.plans else None)
+
+        self.show_result(json_text(report) + "\n", lambda: report.to_frame(all=True), save, print_all)
 
     def show_estimates(self, estimates: Sequence[Estimate], steps: Callable[[], Sequence[ReplayedTime]]) -> None:
         """Write and print estimates: one as an object, several as a list; ``steps`` plays them for the figures."""

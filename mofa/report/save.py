@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mofa.plan.result import Estimate, Plan, PlanReport
     from mofa.replay.time.time_replayed import ReplayedTime
+    from mofa.report.page.facts import ReportFacts
 
 MAX_STAGE_FIGURES = 10
 MAX_STAGE_CURVES = 4
@@ -30,8 +31,10 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
     write_file_atomically(path, csv_bytes(table))
 
 
-def save_plan_report(report: PlanReport, directory: Path, table: pd.DataFrame | None = None) -> list[Path]:
-    """Write the figures and tables of a search.
+def save_plan_report(
+    report: PlanReport, directory: Path, table: pd.DataFrame | None = None, page: ReportFacts | None = None
+) -> list[Path]:
+    """Write the figures and tables of a search, and its report as one HTML page and as Markdown.
 
     Parameters
     ----------
@@ -42,6 +45,8 @@ def save_plan_report(report: PlanReport, directory: Path, table: pd.DataFrame | 
     table
         Every costed strategy with the columns ``device_bytes`` [B], ``tokens_per_s_per_gpu`` [tokens/s] and,
         unless all do, ``fits``; without it there is no Pareto figure.
+    page
+        What the report is about; without it there is none.
 
     Returns
     -------
@@ -68,6 +73,13 @@ def save_plan_report(report: PlanReport, directory: Path, table: pd.DataFrame | 
             files |= figure_files("pareto", axes)
     if report.plans:
         files |= _breakdowns(report.plans, None, num_stage_figures=1)
+    if page is not None:
+        from mofa.report.page.images import report_axes
+        from mofa.report.page.write import report_files
+
+        for name, axes in report_axes(page).items():
+            files |= figure_files(name, axes)
+        files |= report_files(page, tuple(files))
     return write_files(directory, files)
 
 

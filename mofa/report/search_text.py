@@ -45,7 +45,7 @@ def print_planned_job(
     )
 
 
-_IN_WORDS = {"slower": "slower: cannot be among the best"}
+REASONS_IN_WORDS = {"slower": "slower: cannot be among the best"}
 """Reasons for rejection whose names do not say enough."""
 
 
@@ -66,7 +66,7 @@ def print_search_counts(console: Console, report: PlanReport) -> None:
                 strategy_text(miss.strategy, moe=has_experts(report.workload)),
             )
         )
-        rows.append([_IN_WORDS.get(reason, reason), f"{count:,}", *near])
+        rows.append([REASONS_IN_WORDS.get(reason, reason), f"{count:,}", *near])
     if rows:
         columns = [("reason", "left"), ("rejected", "right"), ("closest is short by", "right"), ("closest", "left")]
         print_table(console, "Why the others were rejected", columns, rows, under="closest")

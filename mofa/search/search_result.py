@@ -158,6 +158,33 @@ class Search:
         costed = self.every_row.costed
         return self._frame(costed, self.every_row.reason[costed.rows] < 0)
 
+    def costed_table(self) -> pd.DataFrame:
+        """The rows that the search and its front costed, by closed forms: those near the best, and the front.
+
+        Columns as in :meth:`table`, which costs all others besides. Nothing is costed that :meth:`front` does not.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row a strategy, in no order.
+
+        Examples
+        --------
+        >>> import mofa
+        >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+        >>> search = mofa.find_plans(job, machines, fix={"pp": 1, "cp": 1}, replay=False)
+        >>> len(search.front()) <= len(search.costed_table()) <= len(search.table())
+        True
+        """
+        import pandas as pd
+
+        of_front = self._front[0].costed
+        parts = [self._frame(self.costed, self.reasons[self.costed.rows] < 0)]
+        parts.append(self._frame(of_front, self._front[0].reason[of_front.rows] < 0))
+        known = pd.concat(parts, ignore_index=True)
+        results = ("step_s", "tokens_per_s_per_gpu", "mfu", "allocated_bytes", "device_bytes", "fits")
+        return known.drop_duplicates([name for name in known.columns if name not in results], ignore_index=True)
+
     def _frame(self, costed: CostedRows, fits: NDArray[np.bool_]) -> pd.DataFrame:
         """Costed rows, with their time where they fit."""
         import pandas as pd

@@ -8,6 +8,7 @@ import typer
 
 from mofa.cli import long_run
 from mofa.cli import options as opt
+from mofa.cli.plan_scales import gpus_or_range_parser, show_scales
 from mofa.cli.searched_plans import REFINE_SECONDS, search_plans
 
 FIX = "Only this value of a field of a strategy (mofa show strategy), or these, as tp=4,8. Repeatable."
@@ -24,7 +25,15 @@ WITHOUT = (
 def plan(
     workload: opt.Workload,
     cluster: opt.Cluster,
-    gpus: opt.Gpus = None,
+    gpus: Annotated[
+        Any,
+        typer.Option(
+            "--gpus",
+            metavar="N|N..M",
+            parser=gpus_or_range_parser,
+            help="Number of GPUs, such as 64 or 1K (1024); or all from N to M, each twice the one before.",
+        ),
+    ] = None,
     nodes: opt.Nodes = None,
     seq_len: opt.SeqLen = None,
     global_batch: opt.GlobalBatch = None,
@@ -97,6 +106,7 @@ def plan(
         split_words,
     )
     from mofa.cli.progress import progress_bar
+    from mofa.cli.report_page import report_page
     from mofa.cli.searched_plans import best_plan_printer
     from mofa.errors import NothingFits, SpecError
     from mofa.search.workers import usable_cores
@@ -123,38 +133,44 @@ def plan(
         raise SpecError(f"--objective {objective.value}: needs failures, storage and tokens; give --faults NAME|FILE")
     fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_degree_limits(maximum)
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
-    gpus = count_gpus(cluster, gpus, nodes)
-    machines = read_machines(cluster, gpus, overrides, host_issue_s, memory_limit)
+    several = tuple(gpus or ())[1:]
+    sizes = (count_gpus(cluster, gpus[0] if gpus else None, nodes), *several)
+    clusters = [read_machines(cluster, number, overrides, host_issue_s, memory_limit) for number in sizes]
     facts = read_framework(framework, job, overrides)
     if spares is not None:
-        from mofa.search.long_run.spare_nodes import without_spares
-
-        machines = long_run.with_spare_nodes_beside(machines, spares)
-        without_spares(machines, long_run.parse_spares(spares)[0], "--spares")
+        clusters = [long_run.with_checked_spares(machines, spares) for machines in clusters]
     if fast:
         replay, refine_seconds = False, 0.0
-    with progress_bar(f"{job.name} on {gpus:,} GPUs", enabled=not quiet) as progress:
-        options: dict[str, Any] = {
-            "framework": facts,
-            "top": top,
-            "fix": fixed,
-            "maximum": bounds,
-            "with_": split_words(with_),
-            "without": split_words(without),
-            "flops_convention": flops_convention.value,
-            "progress": progress,
-            "replay": replay,
-            "jobs": jobs or usable_cores(),
-            "every_row": out is not None,  # its table and figure have all that fit
-            "replay_progress": lambda done, of: progress(done, of, "playing the best plans out"),
-            "on_progress": best_plan_printer(progress),
-        }
-        if profile is None:
-            search = search_plans(job, machines, options, refine_seconds, progress)
-        else:
-            search = mofa.find_long_runs(job, machines, profile, objective=objective.value, **options)
-    report = search.report
-    output.show_report(report, search.table)
-    if not report.plans:
+    searches = []
+    for number, machines in zip(sizes, clusters, strict=True):
+        with progress_bar(f"{job.name} on {number:,} GPUs", enabled=not quiet) as progress:
+            options: dict[str, Any] = {
+                "framework": facts,
+                "top": top,
+                "fix": fixed,
+                "maximum": bounds,
+                "with_": split_words(with_),
+                "without": split_words(without),
+                "flops_convention": flops_convention.value,
+                "progress": progress,
+                "replay": replay,
+                "jobs": jobs or usable_cores(),
+                "every_row": out is not None and not several,  # its table and figure have all that fit
+                "replay_progress": lambda done, of, show=progress: show(done, of, "playing the best plans out"),
+                "on_progress": best_plan_printer(progress),
+            }
+            if profile is None:
+                searches.append(search_plans(job, machines, options, refine_seconds, progress))
+            else:
+                searches.append(mofa.find_long_runs(job, machines, profile, objective=objective.value, **options))
+    if several:
+        show_scales(output, searches, jobs or usable_cores())
+    else:
+        output.show_report(
+            searches[0].report, searches[0].table,
+            lambda table: report_page(searches[0], table, jobs=jobs or usable_cores()),
+        )  # fmt: skip
+    if not any(search.report.plans for search in searches):
+        report, words = searches[-1].report, f"{job.name} on {sizes[-1]:,} x {clusters[-1].gpu.name}"
         least = f"{report.min_gpus:,} GPUs would do" if report.min_gpus else report.min_gpus_note or "add GPUs"
-        raise NothingFits(f"{job.name} on {gpus:,} x {machines.gpu.name}: nothing fits; {least}")
+        raise NothingFits(f"{words}: nothing fits; {least}")

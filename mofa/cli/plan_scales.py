@@ -1,0 +1,67 @@
+"""``mofa plan --gpus 256..1024``: the best plan of every number of GPUs, beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mofa.cli.output import OutputOptions
+    from mofa.search.search_result import Search
+
+MOST_SCALES = 12
+"""Numbers of GPUs at most: from 64 to 131,072. [-]"""
+
+
+def gpus_or_range_parser(text: str | int) -> tuple[int, ...]:
+    """One number of GPUs, or all from the first to the last, each twice the one before.
+
+    Examples
+    --------
+    >>> gpus_or_range_parser("64"), gpus_or_range_parser("256..1K")
+    ((64,), (256, 512, 1024))
+    """
+    from mofa.cli.numbers import size_of_cluster_parser
+
+    first, dots, last = str(text).partition("..")
+    if not dots:
+        return (size_of_cluster_parser("64 or 1K, or 256..1K for several")(text),)
+    low, high = (size_of_cluster_parser("256..1K")(part) for part in (first, last))
+    numbers = [low]
+    while numbers[-1] * 2 <= high and len(numbers) < MOST_SCALES:
+        numbers.append(numbers[-1] * 2)
+    if numbers[-1] != high:
+        raise typer.BadParameter(
+            f"{text}: {high:,} is not {low:,} times a power of two up to {2 ** (MOST_SCALES - 1):,}; "
+            f"write {low}..{numbers[-1] if len(numbers) > 1 else 2 * low}"
+        )
+    return tuple(numbers)
+
+
+def show_scales(output: OutputOptions, searches: Sequence[Search], jobs: int) -> None:
+    """Write and print what was found at each number of GPUs: as JSON a list, as files a folder each."""
+    from mofa.report.save import json_text, save_plan_report
+    from mofa.report.scales_text import print_scales, scales_to_frame
+
+    reports = [search.report for search in searches]
+
+    def save(out: Path) -> list[Path]:
+        from mofa.cli.report_page import report_page
+
+        files = []
+        for search in searches:
+            table = search.costed_table()
+            page = report_page(search, table, jobs=jobs) if search.report.plans else None
+            files += save_plan_report(search.report, out / str(search.report.cluster.num_gpus), table, page)
+        return files
+
+    def print_all(console: Console) -> None:
+        print_scales(reports, console, quiet=output.quiet)
+
+    text = "[" + ",\n".join(map(json_text, reports)) + "]\n"
+    output.show_result(text, lambda: scales_to_frame(reports), save, print_all)

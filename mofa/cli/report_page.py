@@ -1,0 +1,71 @@
+"""What a report that people forward is about, as the command line makes it: the search, and how to launch its plan."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mofa.plan.result import Estimate, PlanReport
+    from mofa.report.page.facts import ReportFacts
+    from mofa.search.search_result import Search
+
+
+def report_page(
+    search: Search,
+    table: pd.DataFrame,
+    *,
+    own: Estimate | None = None,
+    own_name: str = "yours",
+    target: str | None = None,
+    jobs: int = 1,
+) -> ReportFacts:
+    """The facts of a report about a search that found a plan.
+
+    ``table`` has the strategies that were costed, ``own`` is what the user runs today, ``target`` the framework that
+    the plan is written for: the first that runs it where absent.
+    """
+    from mofa.report.page.gather import report_facts
+
+    launch, note = launch_files(search.report, target)
+    return report_facts(
+        search,
+        table,
+        own=own,
+        own_name=own_name,
+        launch=launch,
+        launch_note=note,
+        command=typed_command(),
+        made_on=date.today().isoformat(),
+        jobs=jobs,
+    )
+
+
+def launch_files(report: PlanReport, target: str | None) -> tuple[Mapping[str, str], str]:
+    """The files that run the best plan, and what they are, or why there are none."""
+    import mofa
+    from mofa.errors import SpecError
+    from mofa.specs.framework_traits import TRAITS
+
+    targets = TRAITS[report.framework.name].exported_to
+    if target is None and not targets:
+        return {}, f"No job is written for {report.framework.name}: mofa export says what plans are written for."
+    to = target or targets[0]
+    try:
+        files = mofa.export(report, to=to).files
+    except SpecError as error:
+        if target is not None:
+            raise
+        return {}, f"No job is written for {to}: {error}"
+    return files, f"A job for {to}, as mofa export plan.json --to {to} writes it from the plan.json beside this page."
+
+
+def typed_command() -> str:
+    """The command line of this process; empty where mofa was called from another program."""
+    return shlex.join(["mofa", *sys.argv[1:]]) if Path(sys.argv[0]).name in ("mofa", "__main__.py") else ""

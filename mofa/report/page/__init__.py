@@ -1,0 +1,1 @@
+"""The report that people forward: sections of text, tables and charts, as one HTML page and as Markdown."""

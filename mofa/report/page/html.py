@@ -1,0 +1,91 @@
+"""A report as one HTML page that carries its charts, their library and its numbers, and loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from typing import Any
+
+from mofa.report.page.document_parts import Chart, Section
+from mofa.report.page.facts import ReportFacts
+from mofa.specs.shown_text import escape_invisible
+
+MOST_PAGE_BYTES = 5_000_000
+"""What mail servers and chats take without asking. [B]"""
+
+
+def page_html(facts: ReportFacts, sections: Sequence[Section], title: str) -> str:
+    """The page.
+
+    Parameters
+    ----------
+    facts
+        What it is about; its document is embedded.
+    sections
+        What it shows, in order.
+    title
+        Of the page.
+    """
+    from jinja2 import Environment, StrictUndefined, select_autoescape
+    from markupsafe import Markup
+
+    environment = Environment(
+        autoescape=select_autoescape(default=True), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        finalize=_visible,
+    )  # fmt: skip
+    environment.filters["tojson_number"] = json.dumps
+    charts = {
+        part.name: part.figure for section in sections for part in section.parts if isinstance(part, Chart)
+    }  # fmt: skip
+    return environment.from_string(_text("template.html.j2")).render(
+        title=title, sections=sections, version=mofa_version(), made_on=facts.made_on, css=Markup(_text("page.css")),
+        script=Markup(_text("page.js")), plotly=Markup(plotly_text()),
+        document=Markup(script_safe(facts.document_text)),
+        charts=Markup(script_safe(json.dumps(charts, separators=(",", ":"), allow_nan=False))),
+    )  # fmt: skip
+
+
+def _visible(value: Any) -> Any:
+    """Text without what a reader cannot see, such as changes of direction in a user's names."""
+    return escape_invisible(value, lines=True) if type(value) is str else value
+
+
+def script_safe(text: str) -> str:
+    """JSON that can stand inside a script element: no end of it, no comment.
+
+    Examples
+    --------
+    >>> script_safe('{"name":"</script>&"}')
+    '{"name":"\\\\u003c/script\\\\u003e\\\\u0026"}'
+    """
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def _text(name: str) -> str:
+    return (files("mofa.report.page") / name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def plotly_text() -> str:
+    """The library of the charts, packed: 4.8 MB of it as they are would leave no room in a page of 5 MB.
+
+    Its package has no smaller build. Browsers unpack it by themselves (DecompressionStream, all since 2023).
+    """
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
+
+
+def mofa_version() -> str:
+    """The version that is installed, or that of the source it runs from."""
+    try:
+        return version("mofa")
+    except PackageNotFoundError:
+        return "from source"

@@ -1,0 +1,78 @@
+"""All that a report says of one plan besides, gathered from its closed form."""
+
+from __future__ import annotations
+
+from mofa.cost.roofline import kernel_totals_by_kind
+from mofa.plan.plan_analysis import PlanAnalysis, ResourceChange, Roofline, RooflinePoint
+from mofa.plan.result import Plan
+from mofa.search.analysis.near_runs import nearest_runs
+from mofa.search.analysis.strategy_changes import strategy_changes
+from mofa.search.one_plan import estimated_step_s
+from mofa.search.strategy_estimator import strategy_estimator
+from mofa.specs.changed_resources import RESOURCES, cluster_with_resource
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.hardware import ClusterSpec
+from mofa.specs.workload import WorkloadSpec
+
+LESS, MORE = 0.9, 1.1
+"""A tenth less and a tenth more of a resource. [-]"""
+
+
+def analyse_plan(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) -> PlanAnalysis:
+    """The roofline, neighbours, resources and nearest runs of a plan.
+
+    Parameters
+    ----------
+    workload, cluster, framework
+        The job, the GPUs that compute, the framework of the plan.
+    plan
+        Its numbers.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> megatron = mofa.load_framework("megatron")
+    >>> plan = mofa.estimate(job, machines, "tp=2 recompute=full", framework=megatron, replay=False)
+    >>> analysis = analyse_plan(job, machines, megatron, plan)
+    >>> analysis.resources[0].resource, analysis.resources[0].step_change_more < 0
+    ('matrix products and attention', True)
+    """
+    costs = strategy_estimator(workload, cluster, framework, plan.strategy).parts[0].costs
+    totals = kernel_totals_by_kind(costs, workload.model)
+    points = tuple(RooflinePoint.model_validate({"kind": kind, **vars(total)}) for kind, total in totals.items())
+    roofline = Roofline(points=points, memory_bandwidth_bytes_per_s=cluster.gpu.memory_bandwidth_bytes_per_s.value)
+    return PlanAnalysis(
+        roofline=roofline,
+        resources=resource_changes(workload, cluster, framework, plan),
+        changes=strategy_changes(workload, cluster, framework, plan.strategy),
+        near_runs=nearest_runs(workload, cluster, framework, plan.time.exposed["host_idle"] / plan.step_s),
+    )
+
+
+def resource_changes(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan
+) -> tuple[ResourceChange, ...]:
+    """The step of a plan's strategy with a tenth less and a tenth more of each resource, the strongest first.
+
+    Parameters
+    ----------
+    workload, cluster, framework
+        The job, the GPUs that compute, the framework of the plan.
+    plan
+        Its strategy is costed anew, in closed form; no other is searched for.
+    """
+
+    def step_s(machines: ClusterSpec) -> float:
+        return estimated_step_s(workload, machines, plan.strategy, framework=framework, replay=False)
+
+    base_s = step_s(cluster)
+    changes = [
+        ResourceChange(
+            resource=name,
+            step_change_less=step_s(cluster_with_resource(cluster, name, LESS)) / base_s - 1.0,
+            step_change_more=step_s(cluster_with_resource(cluster, name, MORE)) / base_s - 1.0,
+        )
+        for name in RESOURCES
+    ]
+    return tuple(sorted(changes, key=lambda change: -change.swing))
