@@ -78,6 +78,7 @@ def communication_outside_blocks(
     backward_s: ArrayN,
     num_micro_batches: ArrayN,
     host_bound: HostBoundPasses | None = None,
+    lead_s: ArrayN | float = 0.0,
 ) -> CommunicationOutsideBlocks:
     """Gathers and reductions outside the tapes, and how much of them computing hides.
 
@@ -89,12 +90,14 @@ def communication_outside_blocks(
         Micro-batches. (n,)
     host_bound
         The rows whose host is late.
+    lead_s
+        How far each stage's host is ahead as the step begins. (n, R) [s]
     """
     zero = np.zeros_like(num_micro_batches)
     none = CommunicationOutsideBlocks(zero, zero, np.zeros_like(forward_s))
     sharing = gradient_reducer(rows)
     if sharing == "Megatron":
-        return _megatron(rows, forward_s, backward_s, host_bound)
+        return _megatron(rows, forward_s, backward_s, host_bound, (num_micro_batches, lead_s))
     if sharing == "DDP":
         return _ddp(rows, backward_s, num_micro_batches, none)
     if sharing == "none":
@@ -122,6 +125,16 @@ def _slowdown(rows: GatheredRows) -> ArrayN:
     return np.asarray(rows.cluster.gpu.curves.overlap_slowdown.value * computing / total)
 
 
+def _slowdown_of_passes(rows: GatheredRows, host_bound: HostBoundPasses, passes_s: ArrayN) -> ArrayN:
+    """As :func:`_slowdown`, of a single stage whose device waits for its host only in these passes. (late rows, 1)"""
+    index, layers = host_bound.rows, rows.layers
+    on_device_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
+    layers_s = rows.sum_layers_by_stage(layers.forward_clocks[..., 0] + layers.backward_clocks[..., 0])[index]
+    computing_s = rows.sum_layers_by_stage(layers.computing_s)[index]
+    total_s = np.maximum(layers_s + passes_s[index] - on_device_s, 1e-12)
+    return np.asarray(rows.cluster.gpu.curves.overlap_slowdown.value * np.minimum(computing_s / total_s, 1.0))
+
+
 def _lost(communication_s: ArrayN, room_s: ArrayN, slow: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What computing of ``room_s`` loses beside communication, and how long both last together. (n,) each [s]
 
@@ -141,15 +154,16 @@ def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp:
 
 
 def _megatron(
-    rows: GatheredRows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None
-) -> CommunicationOutsideBlocks:
+    rows: GatheredRows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None,
+    step: tuple[ArrayN, ArrayN | float],
+) -> CommunicationOutsideBlocks:  # fmt: skip
     """Megatron's buffers, in buckets on the first rank's first chunk, whole elsewhere.
 
     Gradients are reduced behind a chunk's last backward, bucket by bucket inside it on the first rank (not under
     interleaving, where all ranks begin at once, ``grad_sync_func``). Parameters are gathered bucket by bucket ahead of
     the first forward there; a later stage of 1F1B begins to gather when its first input has come
     (``finish_param_sync`` in the forward's hook), chunks of interleaving at the start and a chunk ahead. The device
-    waits for a gather, and the host issues on.
+    waits for a gather, and the host issues on. ``step`` are its micro-batches (n,) and each host's lead (n, R) [s].
     """
     fw, stages = rows.framework, rows.stage_layers.stages
     pp, vpp, width = stages.pp, stages.vpp, reduced_bytes_per_param(rows)
@@ -169,6 +183,10 @@ def _megatron(
     reduces[:, 0, 0], gathers[:, 0, 0] = first_reduce, first_gather
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
+    if pp == 1 and host_bound is not None:
+        gathers_s = (first_gather, last_gather) if fw.overlap_param_gather else (0.0 * first_gather, 0.0 * last_gather)
+        forward_s, backward_s = _passes_behind_lead(host_bound, (forward_s, backward_s), step, gathers_s)
+        slow[host_bound.rows] = _slowdown_of_passes(rows, host_bound, forward_s + backward_s)
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     before_forward = np.zeros_like(forward_s)
     exposed, hidden, on_path, in_passing = np.zeros((4, len(forward_s)))
@@ -225,6 +243,25 @@ def _megatron(
         after_optimizer_s=after_optimizer_s, issued_beside_s=beside_s, beyond_path_s=beyond_path_s,
         slower_first_forward_s=slower_s,
     )  # fmt: skip
+
+
+def _passes_behind_lead(
+    host_bound: HostBoundPasses, passes_s: tuple[ArrayN, ArrayN], step: tuple[ArrayN, ArrayN | float],
+    gathers_s: tuple[ArrayN, ArrayN],
+) -> tuple[ArrayN, ArrayN]:  # fmt: skip
+    """A single stage's forward that gathers, the step's first, and its backward that reduces, the last: what is left of
+    the lead shortens them, and with them what they hide.
+
+    The host's lead grows by what its device waits for the first gather. ``gathers_s`` are those of all buckets and of
+    the first to be waited for. (n, 1) each [s]
+    """
+    forward_s, backward_s = (seconds.copy() for seconds in passes_s)
+    index, (all_s, first_s) = host_bound.rows, gathers_s
+    lead_s = np.broadcast_to(step[1], forward_s.shape)[index, 0]
+    forward_s[index, 0] = host_bound.first_forward_s(lead_s + first_s[index])
+    lead_s = lead_s + np.maximum(first_s, all_s - forward_s[:, 0])[index]
+    backward_s[index, 0] = host_bound.last_backward_s(step[0][index], lead_s)
+    return forward_s, backward_s
 
 
 def _first_chunk_s(

@@ -90,6 +90,36 @@ class HostBoundPasses:
         ended_s = np.maximum(step.device_s, step.device_behind_host_s - lead_s)
         return np.asarray(ended_s - num_micro_batches * alone_s)
 
+    def first_forward_s(self, lead_s: ArrayN) -> ArrayN:
+        """What the device of a single stage takes for a forward whose host begins it ahead by ``lead_s``.
+        (late rows,) [s]"""
+        forward = self.with_full_queue[0]
+        return np.asarray(np.maximum(forward.device_s[:, 0, 0], forward.device_behind_host_s[:, 0, 0] - lead_s))
+
+    def last_backward_s(self, num_micro_batches: ArrayN, lead_s: ArrayN) -> ArrayN:
+        """What the device of a single stage takes for a step's last backward, from the last forward's end on.
+
+        Parameters
+        ----------
+        lead_s
+            How far the host is ahead as the step begins. (late rows,) [s]
+
+        Returns
+        -------
+        ArrayN
+            (late rows,) [s]
+        """
+        forward, backward = (
+            ClockAdvance(*(np.broadcast_to(part, clocks.device_s.shape)[:, 0, 0] for part in clocks))
+            for clocks in self.with_full_queue
+        )
+        until_last = forward.followed_by(backward).repeated(num_micro_batches - 1.0).followed_by(forward)
+        ends = [
+            np.maximum(clocks.device_s, clocks.device_behind_host_s - lead_s)
+            for clocks in (until_last, until_last.followed_by(backward))
+        ]
+        return np.asarray(ends[1] - ends[0])
+
     def between_exchanges_s(self, first: NDArray[np.bool_], last: NDArray[np.bool_]) -> tuple[ArrayN, ...]:
         """Forward and backward of 1F1B's steady state, and both of a stage that had to wait. (late rows, R, 1) each [s]
 

@@ -96,11 +96,11 @@ def step_time(rows: GatheredRows) -> StepTime:
     if pairs is not None:
         exposed[_OF_TAPES] -= pairs.sum_over_step(pairs.exposed_s, slowest).T
         hidden += pairs.sum_over_step(pairs.hidden_s, slowest).T
-    outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound)
+    lead_s = lead_at_step_start_s(rows)
+    outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound, lead_s)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
     of_others_s = _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside)
-    lead_s = lead_at_step_start_s(rows)
     if rows.stage_layers.stages.pp == 1 and not rows.framework.traits.has_pytorch_modules:
         lead_s = lead_s + outside.before_forward  # the host goes on while its device waits for the first gather
     if each.host_bound is not None and pairs is not None and rows.stage_layers.stages.pp == 1:
