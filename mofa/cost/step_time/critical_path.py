@@ -78,9 +78,11 @@ class ComputationDurations:
     pairs: ClockAdvance | None = None
     """Both clocks of a forward of each chunk (third axis) and a backward of each (fourth) that run as one, where a
     schedule has such pairs. (n, R, vpp, vpp) [s]"""
+    lead_s: ArrayN | None = None
+    """How far each host is ahead of its device as the step begins. (n, R) [s]"""
 
-    def select_plans(self, index: IntA, host: tuple[ClockAdvance, ...]) -> ComputationDurations:
-        """Those of some plans, with the clocks of their hosts."""
+    def select_plans(self, index: IntA, host: tuple[ClockAdvance, ...], lead_s: ArrayN) -> ComputationDurations:
+        """Those of some plans, with the clocks of their hosts and how far these begin ahead."""
         once = None if self.once is None else self.once.select_plans(index)
         return ComputationDurations(
             self.forward_s[index],
@@ -93,6 +95,7 @@ class ComputationDurations:
             pairs=None
             if self.pairs is None
             else ClockAdvance(*(part[index] for part in np.broadcast_arrays(*self.pairs))),
+            lead_s=lead_s,
         )
 
     def seconds_by_level_node(self, schedule: str) -> ArrayN:
@@ -211,6 +214,7 @@ def critical_path_and_host_waits_s(
     durations = given.seconds_by_level_node(schedule)
     host = given.host_tables(durations)
     total, queued = np.empty(durations.shape[1]), runtime == "pytorch"
+    lead_s = np.zeros((pp, len(total))) if given.lead_s is None else given.lead_s[:, like].T
     waited_s = np.zeros((pp, len(total)))
     once: Once = given.once.kind if given.once is not None else ""
     nums, inverse = np.unique(num_micro_batches, return_inverse=True)
@@ -227,7 +231,7 @@ def critical_path_and_host_waits_s(
         for start in range(0, len(plans_alike), step):
             some = plans_alike[start : start + step]
             now = np.ascontiguousarray(durations[:, some])
-            hosts = None if host is None else tuple(table[:, some] for table in host)
+            hosts = None if host is None else tuple(table[:, some] for table in (*host, lead_s))
             total[some], period, (waited_s[:, some], each_waited_s) = _walk(walk, rows, now, hosts)
             behind = (num_micro_batches[some] - walked) / each
             if queued and np.any(behind):  # on one stream for all its sends and receives a rank's own rounds differ
@@ -314,7 +318,7 @@ def _walk_by_level(
     at_once = num_plans <= FEW_PLANS
     if at_once:
         durations = durations.take(rows, axis=0)
-        hosts = None if hosts is None else tuple(table.take(rows, axis=0) for table in hosts)
+        hosts = None if hosts is None else (*(table.take(rows, axis=0) for table in hosts[:3]), hosts[3])
     for nodes, waits, sent, before in walk.levels:
         latest = _latest(done, waits)
         if len(sent):
@@ -324,8 +328,11 @@ def _walk_by_level(
         ends, of_level = done[nodes], rows[nodes]
         np.add(latest, durations[nodes] if at_once else durations.take(of_level, axis=0), out=ends)
         if hosts is not None:
-            held_s, woken_s, host_s = (t[nodes] if at_once else t.take(of_level, axis=0) for t in hosts)
+            held_s, woken_s, host_s = (t[nodes] if at_once else t.take(of_level, axis=0) for t in hosts[:3])
             issued_before = issued.take(before, axis=0)
+            begins = (before == 0) & (walk.rank[nodes] >= 0)
+            if begins.any():
+                issued_before[begins] = -hosts[3][walk.rank[nodes][begins]]
             until = np.add(issued_before, held_s)
             _add_by_rank(waited_s, walk, nodes, np.maximum(until - ends, 0.0))
             np.maximum(ends, until, out=ends)

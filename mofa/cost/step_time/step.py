@@ -100,7 +100,7 @@ def step_time(rows: GatheredRows) -> StepTime:
     outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound, lead_s)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
-    of_others_s = _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside)
+    of_others_s = _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside, lead_s)
     if rows.stage_layers.stages.pp == 1 and not rows.framework.traits.has_pytorch_modules:
         lead_s = lead_s + outside.before_forward  # the host goes on while its device waits for the first gather
     if each.host_bound is not None and pairs is not None and rows.stage_layers.stages.pp == 1:
@@ -118,7 +118,8 @@ def step_time(rows: GatheredRows) -> StepTime:
         by_step = rows.schedule_record.has_closed_form and gradient_reducer(rows) in ("FSDP by step", "none")
         walked = by_step and _walk_late_hosts(rows, exposed, each.host_bound, outside, lead_s[each.host_bound.rows])
         _catch_up(rows, exposed, each.host_bound, outside, walked, lead_s[each.host_bound.rows])
-        _start_ahead(rows, exposed, each.host_bound, outside, lead_s)
+        if rows.schedule_record.has_closed_form:
+            _start_ahead(rows, exposed, each.host_bound, outside, lead_s)
     negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
@@ -199,6 +200,7 @@ def _pipeline(
     slowest: NDArray[np.intp],
     num_micro_batches: ArrayN,
     outside: CommunicationOutsideBlocks,
+    lead_s: ArrayN,
 ) -> ArrayN:
     """Bubble and the hand-over of activations between stages; what of pp and of host idle are waits for other stages,
     (2, n). [s]"""
@@ -230,7 +232,7 @@ def _pipeline(
         late_s, own_s = np.zeros((2, len(total)))
         if each.host_bound is not None:
             index = each.host_bound.rows
-            with_host = given.select_plans(index, each.host_bound.clocks_by_kind)
+            with_host = given.select_plans(index, each.host_bound.clocks_by_kind, lead_s[index])
             until, waited_s = critical_path_and_host_waits_s(
                 plan, with_host, rows.num_micro_batches[index], of=rows.stage_layers.shown.shown_index
             )
@@ -391,14 +393,14 @@ def _start_ahead(
     outside: CommunicationOutsideBlocks,
     lead_s: ArrayN,
 ) -> None:
-    """Take off what the first stage's first forward takes less, and with it the pipeline's filling. (n, R) [s]
-
-    What it takes longer under a host behind its device is left out: a hundredth of a step at most against the replay.
-    """
+    """Take off what the first stage's first forward takes less, and with it the pipeline's filling; add what it takes
+    more under a host behind its device. (n, R) [s]"""
     index = host_bound.rows
     slower_s = np.broadcast_to(outside.slower_first_forward_s, len(rows.table))[:, None]
     gather_s = outside.before_forward + outside.issued_beside_s + slower_s * rows.is_first
-    saved_s = np.maximum(host_bound.saved_by_lead_s(lead_s[index], gather_s[index]) * rows.is_first, 0.0).max(axis=1)
+    saved_s = (host_bound.saved_by_lead_s(lead_s[index], gather_s[index]) * rows.is_first).sum(axis=1)
+    exposed[_T["host_idle"], index] += np.maximum(-saved_s, 0.0)
+    saved_s = np.maximum(saved_s, 0.0)
     exposed[_T["bubble"], index] -= np.minimum(saved_s, np.maximum(exposed[_T["bubble"], index], 0.0))
 
 
