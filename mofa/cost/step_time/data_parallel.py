@@ -55,6 +55,8 @@ class CommunicationOutsideBlocks:
     exposed_while_host_issues: ArrayN | float = 0.0
     after_each_backward_s: ArrayN | float = 0.0
     """What of it is behind each backward: the device waits, and the host goes on. (n,)"""
+    after_late_backward_s: ArrayN | None = None
+    """The same behind a backward whose device waits for its host all along, where it differs. (late rows,)"""
     after_optimizer_s: ArrayN | float = 0.0
     """Of it each stage's gathers between its optimizer and its next step; ``exposed`` has the longest. (n, R)"""
     issued_beside_s: ArrayN | float = 0.0
@@ -99,7 +101,7 @@ def communication_outside_blocks(
     if sharing == "Megatron":
         return _megatron(rows, forward_s, backward_s, host_bound, (num_micro_batches, lead_s))
     if sharing == "DDP":
-        return _ddp(rows, backward_s, num_micro_batches, none)
+        return _ddp(rows, backward_s, num_micro_batches, none, host_bound)
     if sharing == "none":
         return none
     if sharing == "FSDP by step":
@@ -131,7 +133,7 @@ def _slowdown_of_passes(rows: GatheredRows, host_bound: HostBoundPasses, passes_
     on_device_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
     layers_s = rows.sum_layers_by_stage(layers.forward_clocks[..., 0] + layers.backward_clocks[..., 0])[index]
     computing_s = rows.sum_layers_by_stage(layers.computing_s)[index]
-    total_s = np.maximum(layers_s + passes_s[index] - on_device_s, 1e-12)
+    total_s = np.maximum(layers_s + passes_s - on_device_s, 1e-12)
     return np.asarray(rows.cluster.gpu.curves.overlap_slowdown.value * np.minimum(computing_s / total_s, 1.0))
 
 
@@ -186,7 +188,7 @@ def _megatron(
     if pp == 1 and host_bound is not None:
         gathers_s = (first_gather, last_gather) if fw.overlap_param_gather else (0.0 * first_gather, 0.0 * last_gather)
         forward_s, backward_s = _passes_behind_lead(host_bound, (forward_s, backward_s), step, gathers_s)
-        slow[host_bound.rows] = _slowdown_of_passes(rows, host_bound, forward_s + backward_s)
+        slow[host_bound.rows] = _slowdown_of_passes(rows, host_bound, (forward_s + backward_s)[host_bound.rows])
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     before_forward = np.zeros_like(forward_s)
     exposed, hidden, on_path, in_passing = np.zeros((4, len(forward_s)))
@@ -358,12 +360,16 @@ def _pipelined_fsdp(
 
 
 def _ddp(
-    rows: GatheredRows, backward_s: ArrayN, num_micro_batches: ArrayN, none: CommunicationOutsideBlocks
-) -> CommunicationOutsideBlocks:
+    rows: GatheredRows, backward_s: ArrayN, num_micro_batches: ArrayN, none: CommunicationOutsideBlocks,
+    host_bound: HostBoundPasses | None,
+) -> CommunicationOutsideBlocks:  # fmt: skip
     """DDP, which replicas without a shard group are as well: buckets of 100 MiB behind every backward.
 
     The last to be reduced holds the embedding, whose gradient comes last and fills a bucket by itself. Every gradient
     is copied into its bucket and back, 16 bytes an fp32 parameter (reducer.cpp, without ``gradient_as_bucket_view``).
+
+    A backward under a late host hides more: what is left behind it is counted for a host that is ahead, and for one
+    that the device waits for all along. Computing slower beside reductions then makes nothing later.
     """
     s, width = rows.shards, ddp_gradient_bytes_per_param(rows)
     params = s.dense + s.expert
@@ -376,14 +382,25 @@ def _ddp(
     params = params[rows.grid_index]
     # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
     # beside it makes nothing later
-    room = np.maximum(backward_s[:, 0] - rows.costs.head.backward.total[rows.k], 0.0)
+    room, slow = np.maximum(backward_s[:, 0] - rows.costs.head.backward.total[rows.k], 0.0), _slowdown(rows)[:, 0]
+    if host_bound is not None:
+        index, head, backward = host_bound.rows, rows.costs.head.backward.clocks, host_bound.with_full_queue[1]
+        on_device_s, late_s = backward.device_s[:, 0, 0], backward.device_behind_host_s[:, 0, 0]
+        room[index] = np.maximum(on_device_s - head[0, rows.k[index]], 0.0)
+        passes_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
+        slow[index] = _slowdown_of_passes(rows, host_bound, passes_s)[:, 0]
     beside = np.minimum(once - last_s, room)
-    left_s = np.maximum(last_s + _slowdown(rows)[:, 0] * beside, once - room)
+    left_s = np.maximum(last_s + slow * beside, once - room)
     copies = np.where(rows.table.dp > 1, params[:, 0] * 4.0 * width / memory_bound_rate(rows.cluster.gpu, "copy"), 0.0)
     each = left_s + copies
+    late_each = None
+    if host_bound is not None:
+        late_room = np.maximum(late_s - head[1, rows.k[index]], 0.0)
+        late_each = np.maximum(last_s[index], once[index] - late_room) + copies[index]
     return CommunicationOutsideBlocks(
         num_micro_batches * each,
         num_micro_batches * np.minimum(once, room),
         none.before_forward,
         after_each_backward_s=each,
+        after_late_backward_s=late_each,
     )

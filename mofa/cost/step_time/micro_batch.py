@@ -65,7 +65,9 @@ class HostBoundPasses:
         ahead_s = np.cumsum(backward_s, axis=1) - backward_s
         return max_of_array_rows(num_micro_batches[:, None] * issue + ahead_s - lead_s[:, of])
 
-    def single_stage_s(self, num_micro_batches: ArrayN, behind_s: ArrayN, lead_s: ArrayN) -> ArrayN:
+    def single_stage_s(
+        self, num_micro_batches: ArrayN, behind_s: ArrayN, lead_s: ArrayN, behind_late_s: ArrayN | None = None
+    ) -> ArrayN:
         """What the device of a single stage waits for the host in a step. (late rows,) [s]
 
         Parameters
@@ -74,16 +76,21 @@ class HostBoundPasses:
             What the device waits for behind each backward while the host goes on. (late rows,)
         lead_s
             How far the host is ahead as the step begins. (late rows,)
+        behind_late_s
+            As ``behind_s``, behind a backward whose device waits for its host all along, where it differs. (late rows,)
 
         Notes
         -----
         The first forward begins with a host that is ahead by ``lead_s``, passes behind with what it has got by then.
         """
-        wait_s = behind_s[:, None, None]
-        nothing = np.zeros_like(wait_s)
+        wait_s, late_wait_s = (
+            seconds[:, None, None] for seconds in (behind_s, behind_s if behind_late_s is None else behind_late_s)
+        )
         forward, backward = self.with_full_queue
-        turn = forward.followed_by(backward).followed_by(
-            ClockAdvance(wait_s, nothing + NEVER, nothing + NEVER, nothing)
+        turn = forward.followed_by(
+            backward._replace(
+                device_s=backward.device_s + wait_s, device_behind_host_s=backward.device_behind_host_s + late_wait_s
+            )
         )
         alone_s = (self.forward.device_s + self.backward.device_s + wait_s)[:, 0, 0]
         step = ClockAdvance(*(part[:, 0, 0] for part in np.broadcast_arrays(*turn))).repeated(num_micro_batches)

@@ -112,7 +112,8 @@ def step_time(rows: GatheredRows) -> StepTime:
         if each.copies_wait_s is not None:
             counted -= each.copies_wait_s[index, 0]
         behind_s = np.broadcast_to(outside.after_each_backward_s, len(m))[index]
-        idle_s = each.host_bound.single_stage_s(m[index], behind_s, lead_s[index, 0])
+        late_s = outside.after_late_backward_s
+        idle_s = each.host_bound.single_stage_s(m[index], behind_s, lead_s[index, 0], late_s)
         exposed[_T["host_idle"], index] += idle_s - m[index] * counted
     elif each.host_bound is not None:
         by_step = rows.schedule_record.has_closed_form and gradient_reducer(rows) in ("FSDP by step", "none")
