@@ -333,7 +333,7 @@ class TableEstimator:
 
         ``progress`` is told the number of rows done.
         """
-        weighed = RowMemory(*np.empty((4, len(which))))
+        weighed = RowMemory(*np.empty((5, len(which))))
         done = 0
         for chosen, rows in self._composed(which, recompute_layers, every_stage=False):
             stages = stage_peak_bytes(rows)
@@ -348,6 +348,7 @@ class TableEstimator:
             )
             weighed.least_bytes[chosen] = np.maximum(weighed.least_bytes[chosen], least)
             weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
+            weighed.reserved_bytes[chosen] = stages.reserved[np.arange(len(chosen)), fullest]
             weighed.checkpoint_bytes[chosen] = checkpoint_bytes_of_rows(rows)
             done += len(chosen)
             if progress is not None:
@@ -423,6 +424,8 @@ class RowMemory:
     """Peak of the live tensors of the fullest rank."""
     checkpoint_bytes: NDArray[np.float64]
     """What a rank of the heaviest stage saves."""
+    reserved_bytes: NDArray[np.float64]
+    """What the allocator of the fullest rank reserves."""
 
     def select_rows(self, rows: NDArray[np.intp] | slice) -> RowMemory:
         """The memory of some rows.
