@@ -38,18 +38,26 @@ class DataParallelOncePerStep:
     """What data parallelism does once a step for each chunk of a rank, on a stream beside computing. (n, pp, vpp) [s]
 
     ``gather_s`` of parameters, ``blocking_gather_s`` what of it comes before anything of the first forward,
-    ``reduce_s`` of gradients. ``kind`` says whose it is.
+    ``reduce_s`` of gradients, ``sum_s`` of these over FSDP's replicas, where there are any. ``kind`` says whose it is.
     """
 
     gather_s: ArrayN
     blocking_gather_s: ArrayN
     reduce_s: ArrayN
     kind: Once = "Megatron"
+    sum_s: ArrayN | None = None
 
     def select_plans(self, index: IntA) -> DataParallelOncePerStep:
         """Only the plans at ``index``."""
         parts = (self.gather_s[index], self.blocking_gather_s[index], self.reduce_s[index])
-        return DataParallelOncePerStep(*parts, self.kind)
+        return DataParallelOncePerStep(*parts, self.kind, None if self.sum_s is None else self.sum_s[index])
+
+    def ends_by_level_node(self) -> list[ArrayN]:
+        """What comes behind backwards, in the order that :class:`DependencyLevels` has it; n last. [s]"""
+        parts = [self.reduce_s]
+        if self.kind != "Megatron":
+            parts.append(np.zeros_like(self.reduce_s) if self.sum_s is None else self.sum_s)
+        return [part.reshape(len(part), -1).T for part in parts]
 
 
 @dataclass(frozen=True)
@@ -108,11 +116,11 @@ class ComputationDurations:
         alone = np.stack(kinds, axis=1).reshape(len(self.hop_s), -1).T
         parts = [self.hop_s[None], alone, self._beside(alone)]
         if self.once is not None and self.first_forward is None:
-            each = (self.once.gather_s, self.once.blocking_gather_s, self.once.reduce_s)
-            parts += [part.reshape(len(part), -1).T for part in each]
+            each = (self.once.gather_s, self.once.blocking_gather_s)
+            parts += [*(part.reshape(len(part), -1).T for part in each), *self.once.ends_by_level_node()]
         elif self.once is not None and self.first_forward is not None:
-            first_s, reduce_s = (of.reshape(len(of), -1).T for of in (self.first_forward.device_s, self.once.reduce_s))
-            parts += [first_s, self._beside(first_s), reduce_s]
+            first_s = self.first_forward.device_s.reshape(len(self.hop_s), -1).T
+            parts += [first_s, self._beside(first_s), *self.once.ends_by_level_node()]
         if self.pairs is not None:  # a pair's backward takes no time of its own
             each = self.forward_s[0].size
             parts.append(np.zeros(((4 - 3 * (self.once is not None)) * each, len(self.hop_s))))
@@ -208,7 +216,8 @@ def critical_path_and_host_waits_s(
     like = np.arange(shown) if of is None else of
     # where the durations of each of all ranks' chunks are among the given
     num_pairs = 1 + vpp if SCHEDULES[schedule].pairs_passes else 0
-    blocks = np.arange(2 * len(SCHEDULES[schedule].computation_kinds) + 3 + num_pairs)
+    num_once = 3 if given.once is None or given.once.kind == "Megatron" else 4
+    blocks = np.arange(2 * len(SCHEDULES[schedule].computation_kinds) + num_once + num_pairs)
     place = (blocks[:, None, None] * shown + like[:, None]) * vpp + np.arange(vpp)
     rows = np.concatenate([[0], 1 + place.ravel()])
     durations = given.seconds_by_level_node(schedule)
