@@ -336,7 +336,7 @@ def _walk_late_hosts(
     Returns
     -------
     array
-        Which of the late rows they are: all but those of long steps of many ranks. (late rows,)
+        Of which late rows every round was walked: neither long steps nor those of many ranks. (late rows,)
     """
     stages, late_rows = rows.stage_layers.stages, host_bound.rows
     num_micro_batches = rows.num_micro_batches[late_rows]
@@ -370,7 +370,7 @@ def _walk_late_hosts(
         part = np.minimum(over_s, np.maximum(exposed[_T[name], index], 0.0))
         exposed[_T[name], index] -= part
         over_s = over_s - part
-    return walked
+    return walked & (num_micro_batches <= MOST_WALKED_ROUNDS * stages.pp)
 
 
 def _of_rows(clocks: ClockAdvance, some: NDArray[np.intp]) -> ClockAdvance:
