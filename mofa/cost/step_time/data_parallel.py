@@ -272,12 +272,17 @@ def _first_chunk_s(
     """Reducing and gathering the first stage's first chunk bucket by bucket: all of them, and the one with the
     embedding, which is reduced last and gathered ahead of all. (n,) each [s]"""
     dense, expert = rows.params[:, :, 0, 0]
-    payloads = np.array([dense / buckets.dense, expert / buckets.expert, np.minimum(buckets.last_params, dense)])
-    group = stacked_groups([rows.groups[name] for name in ("fsdp", "efsdp", "fsdp")])
+    sizes = [sizes.shares * params for sizes, params in zip(buckets.sizes, (dense, expert), strict=True)]
+    payloads = np.concatenate([*sizes, np.minimum(buckets.last_params, dense)[None]])
+    names = ["fsdp"] * len(sizes[0]) + ["efsdp"] * len(sizes[1]) + ["fsdp"]
+    group, numbers = (
+        stacked_groups([rows.groups[name] for name in names]),
+        np.concatenate([each.numbers for each in buckets.sizes]),
+    )
 
     def bucketed_s(kind: CollectiveKind, nbytes: float) -> tuple[ArrayN, ArrayN]:
-        of_dense, of_expert, last = collective_s(kind, payloads * nbytes, group, rows.costs.machine.fabric)
-        return buckets.dense * of_dense + buckets.expert * of_expert, last
+        seconds = collective_s(kind, payloads * nbytes, group, rows.costs.machine.fabric)
+        return (numbers * seconds[:-1]).sum(axis=0), seconds[-1]
 
     width, each = bytes_per_param
     total_s, last_s = bucketed_s("reduce_scatter" if scatters.any() else "all_reduce", width)
@@ -375,11 +380,11 @@ def _ddp(
     s, width = rows.shards, ddp_gradient_bytes_per_param(rows)
     params = s.dense + s.expert
     buckets = first_chunk_buckets(rows, np.full(len(params), DDP_BUCKET_BYTES / width), experts_separate=False)
-    payloads = np.array([params[:, 0] / buckets.dense, np.minimum(buckets.last_params, params[:, 0])]) * width
-    each_s, last_s = collective_s("all_reduce", payloads, rows.groups["dp"], rows.costs.machine.fabric)[
-        :, rows.grid_index
-    ]
-    once = (buckets.dense[rows.grid_index]) * each_s
+    sizes = buckets.sizes[0]
+    last_params = np.minimum(buckets.last_params, params[:, 0])
+    payloads = np.concatenate([sizes.shares * params[:, 0], last_params[None]]) * width
+    *each_s, last_s = collective_s("all_reduce", payloads, rows.groups["dp"], rows.costs.machine.fabric)
+    once, last_s = (sizes.numbers * each_s).sum(axis=0)[rows.grid_index], last_s[rows.grid_index]
     params = params[rows.grid_index]
     # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
     # beside it makes nothing later
