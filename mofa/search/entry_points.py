@@ -274,7 +274,16 @@ def find_plans(
     )
     report = PlanReport(**{**dict(report), **merged_report_counts(report, plans, reports)})
     return Search(
-        report, costed, workload, cluster, framework, reason, searched_rows.space, shortfall, objective, enumerated,
+        report,
+        costed,
+        workload,
+        cluster,
+        framework,
+        reason,
+        searched_rows.space,
+        shortfall,
+        objective,
+        enumerated,
         in_closed_form,
     )
 

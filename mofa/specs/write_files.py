@@ -273,7 +273,7 @@ def write_all_or_none(files: Mapping[Path, bytes]) -> None:
 def _process_space() -> str:
     """Names the machine and, in a container, its own numbers of processes: elsewhere a number is another process."""
     try:
-        numbers = os.stat("/proc/self/ns/pid").st_ino
+        numbers = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         numbers = 0
     return f"{zlib.crc32(f'{platform.node()} {numbers}'.encode()):08x}"
@@ -290,7 +290,7 @@ def _remove_files_of_killed_processes(folder: Path) -> None:
             match = pattern.fullmatch(entry.name)
             if match and entry.is_file(follow_symlinks=False) and not _is_running(int(match[1])):
                 with contextlib.suppress(OSError):
-                    os.unlink(entry.path)
+                    Path(entry.path).unlink()
 
 
 def _is_running(process: int) -> bool:

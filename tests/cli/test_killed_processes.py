@@ -89,7 +89,8 @@ def test_the_next_run_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     assert killed.returncode == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
     space = left.name.split("-")[2]
-    others = [tmp_path / f".mofa-1-{space}-0.tmp", tmp_path / ".mofa-999999999-00000000-0.tmp", tmp_path / ".mofa-1.tmp"]
+    names = (f".mofa-1-{space}-0.tmp", ".mofa-999999999-00000000-0.tmp", ".mofa-1.tmp")
+    others = [tmp_path / name for name in names]
     for other in others:
         other.write_bytes(b"2")
     link = left.with_name(left.name.replace("-0.tmp", "-7.tmp"))

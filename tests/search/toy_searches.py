@@ -43,7 +43,7 @@ def costed_whole(model: str, name: str) -> Search:
 
 @cache
 def search(model: str = "dense", name: str = "megatron", top: int = 10, memory_gib: float | None = None) -> Search:
-    """A search whose plans a replay is to follow, by closed forms; bands are tests/search/to_plan/test_step_band.py's."""
+    """A search that a replay is to follow, by closed forms; bands are tests/search/to_plan/test_step_band.py's."""
     return judged(model, name, top, memory_gib, closed_form_margin=False)
 
 

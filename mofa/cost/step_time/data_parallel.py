@@ -344,21 +344,21 @@ def _pipelined_fsdp(
     reduced = max_of_array_rows(_after_last(written, backward_s / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(max_of_array_rows(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
-    shared = summed[:, :, None] * reduces / np.maximum(reduce, 1e-12)[:, :, None]  # of each chunk, behind its reductions
+    sums = summed[:, :, None] * reduces / np.maximum(reduce, 1e-12)[:, :, None]
     if rows.schedule_record.has_closed_form:
         in_passing = gathered + slow[:, 0] * beside
         first = None
         if host_bound is not None:
             forward = host_bound.with_full_queue[0]
             first = first_forward_clock_advance(rows, host_bound.rows, seconds, forward)
-        once = DataParallelOncePerStep(gathers, gathers, reduces, "FSDP of pieces", shared)
+        once = DataParallelOncePerStep(gathers, gathers, reduces, "FSDP of pieces", sums)
         return CommunicationOutsideBlocks(
             in_passing + reduced, hidden, np.zeros_like(forward_s), once if first is not None else None,
             exposed_while_host_issues=in_passing, first_forward=first,
         )  # fmt: skip
     each = pieces[:, :, None]
     blocking = np.maximum(gathers / each, gathers - chunk_f[:, :, None] * (1.0 - 1.0 / each))
-    once = DataParallelOncePerStep(gathers, blocking, reduces, "FSDP of chunks", shared)
+    once = DataParallelOncePerStep(gathers, blocking, reduces, "FSDP of chunks", sums)
     lost = slow[:, 0] * beside
     return CommunicationOutsideBlocks(
         lost, hidden, np.zeros_like(forward_s), once, exposed_on_path=gathered + reduced, exposed_while_host_issues=lost

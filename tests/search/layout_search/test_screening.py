@@ -65,8 +65,9 @@ def test_rows_that_were_cut_by_their_own_split_are_contenders(
     known = np.count_nonzero(~np.isnan(search.costed.step_s))
     assert len(timed.table) > known
     every = mofa.find_plans(
-        JOB, MACHINES, replay=False, top=1, banded=False, fix={"cp": 1, "tp": 1}, every_row=True, closed_form_margin=False
-    )
+        JOB, MACHINES, replay=False, top=1, banded=False, fix={"cp": 1, "tp": 1}, every_row=True,
+        closed_form_margin=False,
+    )  # fmt: skip
     steps_s = {
         every.costed.table.row(i, "megatron"): step_s
         for i, step_s in enumerate(every.costed.step_s.tolist())
