@@ -315,15 +315,9 @@ class TableEstimator:
         micro_batches = np.maximum(self.workload.batch.global_batch // np.maximum(table.dp * table.micro_batch, 1), 1)
         return self.loads.runs_per_step(table.ep, (groups * micro_batches).astype(np.float64))
 
-    def device_bytes(
-        self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64],
-        progress: Callable[[int], None] | None = None,
-    ) -> NDArray[np.float64]:  # fmt: skip
-        """Memory alone of rows of the table with these numbers of recomputed layers. (len(which),) [B]
-
-        ``progress`` is told the number of rows done.
-        """
-        return self.memory_of_rows(which, recompute_layers, progress).device_bytes
+    def device_bytes(self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Memory alone of rows of the table with these numbers of recomputed layers. (len(which),) [B]"""
+        return self.memory_of_rows(which, recompute_layers).device_bytes
 
     def memory_of_rows(
         self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64],
