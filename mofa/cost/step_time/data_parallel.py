@@ -25,6 +25,7 @@ from mofa.cost.rank_rules import (
     shards_optimizer_states,
 )
 from mofa.cost.rows import GatheredRows
+from mofa.cost.step_time.bucket_gathers import BucketGathers, first_forward_behind_gathers
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets
 from mofa.cost.step_time.hybrid_sharding import exposed_and_hidden_replica_all_reduces_s, replica_all_reduce_s
@@ -179,7 +180,8 @@ def _megatron(
         reduces = np.where(scatters, reduces, *_over(rows, ("all_reduce", width)))
     reduces, gathers = reduces[rows.grid_index], np.where(shards, gathers, 0.0)[rows.grid_index]
     buckets = first_chunk_buckets(rows, first_reduced_bucket_params(rows), experts_separate=True)
-    (first_reduce, last_reduce), (first_gather, last_gather) = _first_chunk_s(
+    first_forward: ClockAdvance | None = None
+    (first_reduce, last_reduce), (first_gather, last_gather), of_buckets = _first_chunk_s(
         rows, buckets, (width, each), scatters[:, 0, 0], shards[:, 0, 0]
     )
     reduces[:, 0, 0], gathers[:, 0, 0] = first_reduce, first_gather
@@ -187,7 +189,13 @@ def _megatron(
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     if pp == 1 and host_bound is not None:
         gathers_s = (first_gather, last_gather) if fw.overlap_param_gather else (0.0 * first_gather, 0.0 * last_gather)
-        forward_s, backward_s = _passes_behind_lead(host_bound, (forward_s, backward_s), step, gathers_s)
+        if fw.overlap_param_gather:
+            on_device_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
+            first_forward = first_forward_behind_gathers(
+                rows, host_bound.rows, of_buckets, host_bound.with_full_queue[0],
+                _slowdown_of_passes(rows, host_bound, on_device_s)[:, 0],
+            )  # fmt: skip
+        forward_s, backward_s = _passes_behind_lead(host_bound, (forward_s, backward_s), step, gathers_s, first_forward)
         slow[host_bound.rows] = _slowdown_of_passes(rows, host_bound, (forward_s + backward_s)[host_bound.rows])
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     before_forward = np.zeros_like(forward_s)
@@ -218,6 +226,9 @@ def _megatron(
         before_forward[:, 0] = first
         hidden = hidden + np.maximum(gather[:, 0] - first, 0.0)
         slower_s = slow[:, 0] * np.maximum(gather[:, 0] - first, 0.0)
+        if host_bound is not None and first_forward is not None:  # it has both
+            waits_s = first_forward.device_s - host_bound.with_full_queue[0].device_s
+            before_forward[host_bound.rows, 0], slower_s[host_bound.rows] = waits_s[:, 0, 0], 0.0
         exposed = exposed + slower_s
     else:
         left_s = np.maximum(gather / vpp, gather - (vpp - 1) * pp * forward_s / vpp)
@@ -241,7 +252,7 @@ def _megatron(
         starts[:, 0, 0] = np.maximum(last_gather * fw.overlap_param_gather, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
         once = DataParallelOncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
     return CommunicationOutsideBlocks(
-        exposed, hidden, before_forward - beside_s, once, None, on_path, in_passing if vpp > 1 else 0.0,
+        exposed, hidden, before_forward - beside_s, once, first_forward, on_path, in_passing if vpp > 1 else 0.0,
         after_optimizer_s=after_optimizer_s, issued_beside_s=beside_s, beyond_path_s=beyond_path_s,
         slower_first_forward_s=slower_s,
     )  # fmt: skip
@@ -249,7 +260,7 @@ def _megatron(
 
 def _passes_behind_lead(
     host_bound: HostBoundPasses, passes_s: tuple[ArrayN, ArrayN], step: tuple[ArrayN, ArrayN | float],
-    gathers_s: tuple[ArrayN, ArrayN],
+    gathers_s: tuple[ArrayN, ArrayN], first_forward: ClockAdvance | None,
 ) -> tuple[ArrayN, ArrayN]:  # fmt: skip
     """A single stage's forward that gathers, the step's first, and its backward that reduces, the last: what is left of
     the lead shortens them, and with them what they hide.
@@ -258,17 +269,16 @@ def _passes_behind_lead(
     the first to be waited for. (n, 1) each [s]
     """
     forward_s, backward_s = (seconds.copy() for seconds in passes_s)
-    index, (all_s, first_s) = host_bound.rows, gathers_s
+    index, first_s = host_bound.rows, gathers_s[1]
     lead_s = np.broadcast_to(step[1], forward_s.shape)[index, 0]
     forward_s[index, 0] = host_bound.first_forward_s(lead_s + first_s[index])
-    lead_s = lead_s + np.maximum(first_s, all_s - forward_s[:, 0])[index]
-    backward_s[index, 0] = host_bound.last_backward_s(step[0][index], lead_s)
+    backward_s[index, 0] = host_bound.last_backward_s(step[0][index], lead_s, first_forward)
     return forward_s, backward_s
 
 
 def _first_chunk_s(
     rows: GatheredRows, buckets: FilledBuckets, bytes_per_param: tuple[float, float], scatters: BoolN, shards: BoolN
-) -> tuple[tuple[ArrayN, ArrayN], tuple[ArrayN, ArrayN]]:  # fmt: skip
+) -> tuple[tuple[ArrayN, ArrayN], tuple[ArrayN, ArrayN], BucketGathers]:  # fmt: skip
     """Reducing and gathering the first stage's first chunk bucket by bucket: all of them, and the one with the
     embedding, which is reduced last and gathered ahead of all. (n,) each [s]"""
     dense, expert = rows.params[:, :, 0, 0]
@@ -280,17 +290,31 @@ def _first_chunk_s(
         np.concatenate([each.numbers for each in buckets.sizes]),
     )
 
-    def bucketed_s(kind: CollectiveKind, nbytes: float) -> tuple[ArrayN, ArrayN]:
+    def each_bucketed_s(kind: CollectiveKind, nbytes: float) -> tuple[ArrayN, ArrayN]:
         seconds = collective_s(kind, payloads * nbytes, group, rows.costs.machine.fabric)
-        return (numbers * seconds[:-1]).sum(axis=0), seconds[-1]
+        return numbers * seconds[:-1], seconds[-1]
+
+    def bucketed_s(kind: CollectiveKind, nbytes: float) -> tuple[ArrayN, ArrayN]:
+        each_s, last_s = each_bucketed_s(kind, nbytes)
+        return each_s.sum(axis=0), last_s
 
     width, each = bytes_per_param
     total_s, last_s = bucketed_s("reduce_scatter" if scatters.any() else "all_reduce", width)
     if scatters.any() and not scatters.all():
         summed_s, last_summed_s = bucketed_s("all_reduce", width)
         total_s, last_s = np.where(scatters, total_s, summed_s), np.where(scatters, last_s, last_summed_s)
-    gathered_s, first_s = (np.where(shards, part, 0.0)[rows.grid_index] for part in bucketed_s("all_gather", each))
-    return (total_s[rows.grid_index], last_s[rows.grid_index]), (gathered_s, first_s)
+    each_s, first_s = (np.where(shards, part, 0.0) for part in each_bucketed_s("all_gather", each))
+    gathered_s, index = each_s.sum(axis=0), rows.grid_index
+    kinds = np.concatenate([sizes.kinds for sizes in buckets.sizes])
+    by_kind, numbers_by_kind = (
+        np.array([part[kinds == kind].sum(axis=0) / max(count, 1) for kind, count in enumerate(counts)])
+        for part in (each_s, numbers)
+        for counts in (rows.stage_layers.stages.layer_counts[:, 0, 0].tolist(),)
+    )
+    of_first_s = by_kind / np.maximum(numbers_by_kind, 1.0)
+    head_s = each_s[kinds == len(by_kind) + 1].sum(axis=0)
+    of_buckets = BucketGathers(first_s, of_first_s, by_kind - of_first_s, head_s)
+    return (total_s[index], last_s[index]), (gathered_s[index], first_s[index]), of_buckets
 
 
 def _embedding_params(rows: GatheredRows) -> ArrayN:

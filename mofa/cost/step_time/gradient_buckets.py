@@ -25,17 +25,19 @@ class BucketSizes(NamedTuple):
 
     shares: ArrayN
     numbers: ArrayN
+    kinds: NDArray[np.intp]
+    """The kind of layer, or behind these the embedding and the head, whose weight fills them. (E,)"""
 
     @classmethod
-    def from_filled(cls, params: ArrayN, numbers: ArrayN) -> BucketSizes:
+    def from_filled(cls, params: ArrayN, numbers: ArrayN, kinds: NDArray[np.intp]) -> BucketSizes:
         """Of all parameters in the buckets that each weight fills, and their numbers; one empty bucket where none is
         filled."""
         some = numbers.any(axis=1)
-        params, numbers = params[some], numbers[some]
+        params, numbers, kinds = params[some], numbers[some], kinds[some]
         if not len(numbers):
-            return cls(np.ones((1, params.shape[1])), np.ones((1, params.shape[1])))
+            return cls(np.ones((1, params.shape[1])), np.ones((1, params.shape[1])), np.full(1, -1))
         mean = params / np.maximum(numbers, 1.0)
-        return cls(mean / np.maximum(params.sum(axis=0), 1.0), numbers)
+        return cls(mean / np.maximum(params.sum(axis=0), 1.0), numbers, kinds)
 
 
 class FilledBuckets(NamedTuple):
@@ -90,7 +92,8 @@ def first_chunk_buckets(rows: GatheredRows, full_params: ArrayN, *, experts_sepa
     by_weight[:, 0, -1], by_weight[:, 1, -1] = filled, rest
     last = np.where(rest, filled, last)
     number = np.maximum(number + rest, 1.0)
-    dense, expert = (BucketSizes.from_filled(*of_group) for of_group in by_weight)
+    of_weights = np.append(weights.kind, kinds)  # what is left is filled up by the embedding
+    dense, expert = (BucketSizes.from_filled(*of_group, of_weights) for of_group in by_weight)
     return FilledBuckets(number[0], number[1], last[0], (dense, expert))
 
 

@@ -101,9 +101,8 @@ def step_time(rows: GatheredRows) -> StepTime:
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
     of_others_s = _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside, lead_s)
-    if rows.stage_layers.stages.pp == 1 and not rows.framework.traits.has_pytorch_modules:
-        lead_s = lead_s + outside.before_forward  # the host goes on while its device waits for the first gather
     if each.host_bound is not None and pairs is not None and rows.stage_layers.stages.pp == 1:
+        lead_s = lead_s + outside.before_forward  # the host goes on while its device waits for the first gather
         passed_s = m * (fwd + bwd)[:, 0] - pairs.saved_by_rank_s[:, 0]
         exposed[_T["host_idle"]] += pairs.single_stage_s(each.host_bound, m, lead_s[:, 0]) - passed_s
     elif each.host_bound is not None and rows.stage_layers.stages.pp == 1:
@@ -113,8 +112,9 @@ def step_time(rows: GatheredRows) -> StepTime:
             counted -= each.copies_wait_s[index, 0]
         behind_s = np.broadcast_to(outside.after_each_backward_s, len(m))[index]
         late_s = outside.after_late_backward_s
-        idle_s = each.host_bound.single_stage_s(m[index], behind_s, lead_s[index, 0], late_s)
-        exposed[_T["host_idle"], index] += idle_s - m[index] * counted
+        first, before_s = outside.first_forward, 0.0 if outside.first_forward is None else outside.before_forward[:, 0]
+        idle_s = each.host_bound.single_stage_s(m[index], behind_s, lead_s[index, 0], late_s, first)
+        exposed[_T["host_idle"], index] += idle_s - np.broadcast_to(before_s, m.shape)[index] - m[index] * counted
     elif each.host_bound is not None:
         by_step = rows.schedule_record.has_closed_form and gradient_reducer(rows) in ("FSDP by step", "none")
         walked = by_step and _walk_late_hosts(rows, exposed, each.host_bound, outside, lead_s[each.host_bound.rows])
