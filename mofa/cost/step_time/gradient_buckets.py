@@ -93,7 +93,7 @@ def first_chunk_buckets(rows: GatheredRows, full_params: ArrayN, *, experts_sepa
     last = np.where(rest, filled, last)
     number = np.maximum(number + rest, 1.0)
     of_weights = np.append(weights.kind, kinds)  # what is left is filled up by the embedding
-    dense, expert = (BucketSizes.from_filled(*of_group, of_weights) for of_group in by_weight)
+    dense, expert = (BucketSizes.from_filled(of_group[0], of_group[1], of_weights) for of_group in by_weight)
     return FilledBuckets(number[0], number[1], last[0], (dense, expert))
 
 
