@@ -82,7 +82,7 @@ def test_qwen3_30b_on_16_h100_takes_what_was_measured(tmp_path: Path) -> None:
 PAIRS = [
     ({"tp": 1, "recompute": "full"}, {"tp": 2, "recompute": "full"}, 4, 43.495 / 42.537, 0.01),
     ({"tp": 2, "recompute": "selective:moe_act+layernorm"}, {"tp": 1, "recompute": "selective:moe+layernorm"}, 1,
-     22.946 / 22.42, 0.04),
+     22.946 / 22.42, 0.045),
 ]  # fmt: skip
 
 
