@@ -315,15 +315,9 @@ class TableEstimator:
         micro_batches = np.maximum(self.workload.batch.global_batch // np.maximum(table.dp * table.micro_batch, 1), 1)
         return self.loads.runs_per_step(table.ep, (groups * micro_batches).astype(np.float64))
 
-    def device_bytes(
-        self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64],
-        progress: Callable[[int], None] | None = None,
-    ) -> NDArray[np.float64]:  # fmt: skip
-        """Memory alone of rows of the table with these numbers of recomputed layers. (len(which),) [B]
-
-        ``progress`` is told the number of rows done.
-        """
-        return self.memory_of_rows(which, recompute_layers, progress).device_bytes
+    def device_bytes(self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Memory alone of rows of the table with these numbers of recomputed layers. (len(which),) [B]"""
+        return self.memory_of_rows(which, recompute_layers).device_bytes
 
     def memory_of_rows(
         self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64],
@@ -333,7 +327,7 @@ class TableEstimator:
 
         ``progress`` is told the number of rows done.
         """
-        weighed = RowMemory(*np.empty((4, len(which))))
+        weighed = RowMemory(*np.empty((5, len(which))))
         done = 0
         for chosen, rows in self._composed(which, recompute_layers, every_stage=False):
             stages = stage_peak_bytes(rows)
@@ -348,6 +342,7 @@ class TableEstimator:
             )
             weighed.least_bytes[chosen] = np.maximum(weighed.least_bytes[chosen], least)
             weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
+            weighed.reserved_bytes[chosen] = stages.reserved[np.arange(len(chosen)), fullest]
             weighed.checkpoint_bytes[chosen] = checkpoint_bytes_of_rows(rows)
             done += len(chosen)
             if progress is not None:
@@ -423,6 +418,8 @@ class RowMemory:
     """Peak of the live tensors of the fullest rank."""
     checkpoint_bytes: NDArray[np.float64]
     """What a rank of the heaviest stage saves."""
+    reserved_bytes: NDArray[np.float64]
+    """What the allocator of the fullest rank reserves."""
 
     def select_rows(self, rows: NDArray[np.intp] | slice) -> RowMemory:
         """The memory of some rows.

@@ -192,6 +192,11 @@ class LayerArrays:
         return self.stack(lambda c: c.backward.busy)
 
     @cached_property
+    def backward_hidden_s(self) -> ArrayN:
+        """Communication that runs beside computing in ``backward_s``. [s]"""
+        return self.stack(lambda c: c.backward.hidden.sum(axis=0))
+
+    @cached_property
     def exposed_s(self) -> ArrayN:
         """All that is exposed of a layer. (modes, K, kinds) [s]"""
         return np.asarray(self.exposed.sum(axis=-1))

@@ -17,7 +17,7 @@ from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.legality.masks import CHECKS, JobAndMachines
 from mofa.search.recomputed_layers import RowsWithOpenRecomputation, solve_recomputed_layers
 from mofa.search.space import SOLVED, SpaceCombinations
-from mofa.search.to_plan.builder import memory_limit_bytes
+from mofa.search.to_plan.builder import bytes_to_fit, memory_limit_bytes
 from mofa.search.workers import WorkerProcesses
 from mofa.specs.strategy import StrategyTable
 
@@ -295,18 +295,23 @@ def cost_rows_of_part(
     legal_rows = np.flatnonzero(part.legal)
     position = np.full(len(space), -1, dtype=np.intp)
     position[legal_rows] = np.arange(len(legal_rows))
-    device, shortfall = np.full(len(space), np.nan), np.zeros(len(space))
+    (device, to_fit), shortfall = np.full((2, len(space)), np.nan), np.zeros(len(space))
+    pp = space.degrees.pp.repeat(len(space.recompute))
     allocated, saved = np.zeros((2, len(space)))
     may_fit = np.zeros(len(space), dtype=bool)
     reason = np.full(len(space), -1, dtype=np.int64)
     layers = space.recompute_layers.copy()
 
+    def needed(some: NDArray[np.intp], weighed: RowMemory) -> FloatN:
+        return bytes_to_fit(job.framework, pp[some], weighed, in_closed_form=job.is_judged_in_closed_form)
+
     def put(some: NDArray[np.intp], weighed: RowMemory) -> None:
         device[some], allocated[some] = weighed.device_bytes, weighed.allocated_bytes
         saved[some] = weighed.checkpoint_bytes
+        to_fit[some] = needed(some, weighed)
         may_fit[some] = weighed.least_bytes <= limit
-        bad = some[device[some] > limit]
-        reason[bad], shortfall[bad] = MEMORY, device[bad] - limit
+        bad = some[to_fit[some] > limit]
+        reason[bad], shortfall[bad] = MEMORY, to_fit[bad] - limit
 
     is_open = layers[rows] == SOLVED
     legal, open_rows = rows[~is_open], RowsWithOpenRecomputation.of_space(job, space, rows[is_open])
@@ -318,8 +323,10 @@ def cost_rows_of_part(
     put(legal, weighed.select_rows(slice(len(legal))))
     of_numbers = weighed.select_rows(slice(len(legal), None))
     numbers, lacking_bytes = solve_recomputed_layers(
-        open_rows, device, of_numbers.device_bytes,
-        lambda some, tried: estimator.device_bytes(position[open_rows.rows[some]], tried), limit,
+        open_rows, to_fit, needed(open_rows.rows[of], of_numbers),
+        lambda some, tried: needed(
+            open_rows.rows[some], estimator.memory_of_rows(position[open_rows.rows[some]], tried)
+        ), limit,
     )  # fmt: skip
     is_solved, too_big = numbers > 0, lacking_bytes > 0.0
     needless = open_rows.rows[~is_solved & ~too_big]

@@ -80,6 +80,7 @@ def find_plans(
     searched: Search | RowsOnFewerGpus | None = None,
     banded: bool = True,
     every_row: bool = False,
+    closed_form_margin: bool = True,
     jobs: int = 1,
     on_progress: OnProgress | None = None,
 ) -> Search:
@@ -117,6 +118,9 @@ def find_plans(
         Whether plans without a replay have a band, which takes two more estimates of each.
     every_row
         Whether every legal row is costed, not only those that may be among the best.
+    closed_form_margin
+        Whether plans without a replay leave free what a replay may reserve beyond closed forms, as
+        :func:`mofa.estimate` does without one.
     jobs
         Processes that cost and play, this one counted; see :mod:`mofa.search.workers`. The result is the same. [-]
     on_progress
@@ -158,7 +162,8 @@ def find_plans(
     check_constraints(fix, maximum, top, flops_convention)
     workload, cluster, framework = with_numerics(workload, cluster, framework, with_)
     refuse_idle_dispatcher(workload.model, fix.get("dispatcher"))
-    job = JobAndMachines(workload, cluster, framework)
+    in_closed_form = closed_form_margin and not replay
+    job = JobAndMachines(workload, cluster, framework, is_judged_in_closed_form=in_closed_form)
     without = (*without, *_given_options(judge, fix))
     constrained = partial(constrain_space, fix=fix, maximum=maximum, with_=with_, without=without)
     may_use_fewer = space is None and searched is None and _may_use_fewer(without, judge)
@@ -225,7 +230,8 @@ def find_plans(
         reason[costed.rows[i]], shortfall[costed.rows[i]] = MEMORY, over
         costed.device_bytes[i] = memory_limit_bytes(cluster, framework) + over
     plans, best = final.plans, best[~np.isin(best, [*final.rows, *final.lacking_bytes])]
-    others = plans_in_closed_form([candidate(i) for i in best[: top - len(plans)].tolist()], banded=banded)
+    others = plans_in_closed_form([candidate(i) for i in best[: top - len(plans)].tolist()], banded=banded,
+                                  doubted=in_closed_form)  # fmt: skip
     plans += islice(others, 0 if plans else 1)
     min_gpus, note = None, None
     if not plans and default:
@@ -238,6 +244,7 @@ def find_plans(
             find_plans(
                 *given, framework=framework_given, top=top, fix=fix, maximum=maximum, with_=with_, without=without,
                 flops_convention=flops_convention, replay=replay, judge=judge, searched=rows, banded=banded, jobs=jobs,
+                closed_form_margin=closed_form_margin,
             ).report
             for rows in faster_rows_near_best(job, on_cluster, objective, wanted, searched_rows, key, solved)
             for given in [(workload_given, rows.cluster)]
@@ -267,7 +274,17 @@ def find_plans(
     )
     report = PlanReport(**{**dict(report), **merged_report_counts(report, plans, reports)})
     return Search(
-        report, costed, workload, cluster, framework, reason, searched_rows.space, shortfall, objective, enumerated
+        report,
+        costed,
+        workload,
+        cluster,
+        framework,
+        reason,
+        searched_rows.space,
+        shortfall,
+        objective,
+        enumerated,
+        in_closed_form,
     )
 
 

@@ -58,6 +58,8 @@ class Search:
         What was made smallest.
     enumerated
         The strategies as they were before any layers were solved for, if not all that are legal were costed; else None.
+    is_judged_in_closed_form
+        Whether no replay follows its verdicts on memory, which leave free what it may reserve beyond closed forms.
 
     Examples
     --------
@@ -78,6 +80,7 @@ class Search:
     short: NDArray[np.float64]
     objective: SearchObjective = SHORTEST_STEP
     enumerated: SpaceCombinations | None = None
+    is_judged_in_closed_form: bool = False
 
     def __repr__(self) -> str:
         return f"Search({self.report!r})"
@@ -119,7 +122,9 @@ class Search:
         legal = (self.reasons < 0) | (self.reasons >= NEEDLESS)
         reasons, short = np.where(legal, -1, self.reasons), np.where(legal, 0.0, self.short)
         job, loads = (
-            JobAndMachines(self.workload, self.cluster, self.framework),
+            JobAndMachines(
+                self.workload, self.cluster, self.framework, is_judged_in_closed_form=self.is_judged_in_closed_form
+            ),
             routing_loads_by_ep(self.workload, self.enumerated.degrees),
         )
         return job, loads, self.enumerated, reasons, short

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import platform
+import re
 import signal
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 
 from mofa.errors import SpecError
@@ -245,7 +249,8 @@ def write_all_or_none(files: Mapping[Path, bytes]) -> None:
                 streams.append((place, content))
                 continue
             target = _target(place)
-            temporary = target.with_name(f".mofa-{os.getpid()}-{next(_numbers)}.tmp")
+            _remove_files_of_killed_processes(target.parent)
+            temporary = target.with_name(f".mofa-{os.getpid()}-{_process_space()}-{next(_numbers)}.tmp")
             staged.append((place, temporary, target))
             with temporary.open("wb") as file:
                 file.write(content)
@@ -262,6 +267,40 @@ def write_all_or_none(files: Mapping[Path, bytes]) -> None:
         for _, temporary, _ in staged:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+@lru_cache(maxsize=1)
+def _process_space() -> str:
+    """Names the machine and, in a container, its own numbers of processes: elsewhere a number is another process."""
+    try:
+        numbers = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        numbers = 0
+    return f"{zlib.crc32(f'{platform.node()} {numbers}'.encode()):08x}"
+
+
+@lru_cache(maxsize=64)
+def _remove_files_of_killed_processes(folder: Path) -> None:
+    """Remove temporary files that processes of this machine, which do not run any more, left in a folder."""
+    if os.name != "posix":  # elsewhere a signal of number 0 ends a process
+        return
+    pattern = re.compile(rf"\.mofa-([0-9]{{1,9}})-{_process_space()}-[0-9]+\.tmp")
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            match = pattern.fullmatch(entry.name)
+            if match and entry.is_file(follow_symlinks=False) and not _is_running(int(match[1])):
+                with contextlib.suppress(OSError):
+                    Path(entry.path).unlink()
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def _rename(staged: list[tuple[Path, Path, Path]]) -> None:

@@ -229,7 +229,7 @@ def test_nothing_that_fits_is_status_3_with_reasons_and_gpus(cli: Cli) -> None:
 def test_gpus_that_would_do_include_those_that_stand_by(cli: Cli) -> None:
     """A node stands by, 56 GPUs are left, and tp 8 without a pipeline takes a dp of 8: 64 compute, 72 in all."""
     asked = ("plan", "llama3-70b", "h100-hgx", "--spares", "1", "--fix", "tp=8", "--fix", "pp=1", "--faults", "llama3",
-             "--set", "hardware.gpu.memory_bytes=84 GiB", "--tokens", "1T", "--no-replay", "--gpus")  # fmt: skip
+             "--set", "hardware.gpu.memory_bytes=90 GiB", "--tokens", "1T", "--no-replay", "--gpus")  # fmt: skip
     done = cli(*asked, "64", "--json")
     assert done.returncode == 3
     assert json.loads(done.stdout)["min_gpus"] == 8 * 8 + 8

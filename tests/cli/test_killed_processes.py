@@ -74,3 +74,27 @@ def test_ctrl_c_behind_a_search_for_layouts_unwinds() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (ran.returncode, ran.stdout) == (0, "unwound\n"), ran.stderr
+
+
+def test_the_next_run_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    """A process that is killed before it renames its file; files of others, and of one that runs, stay."""
+    code = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from mofa.specs import write_files\n"
+        "write_files._rename = lambda staged: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"write_files.write_file_atomically(Path({str(tmp_path / 'a.json')!r}), b'1')\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    space = left.name.split("-")[2]
+    names = (f".mofa-1-{space}-0.tmp", ".mofa-999999999-00000000-0.tmp", ".mofa-1.tmp")
+    others = [tmp_path / name for name in names]
+    for other in others:
+        other.write_bytes(b"2")
+    link = left.with_name(left.name.replace("-0.tmp", "-7.tmp"))
+    link.symlink_to(others[0])
+    again = code.replace("write_files._rename = lambda staged: os.kill(os.getpid(), signal.SIGKILL)\n", "")
+    subprocess.run([sys.executable, "-c", again], check=True)
+    assert sorted(tmp_path.iterdir()) == sorted([*others, link, tmp_path / "a.json"])

@@ -58,12 +58,12 @@ def test_a_device_bound_step_gets_longer_by_what_is_copied() -> None:
 
 def test_a_host_bound_step_gets_shorter_and_a_full_iteration_waits_least() -> None:
     steps = {
-        graphs: estimated(graphs, gpus=1, seq_len=256)
+        graphs: estimated(graphs, gpus=8, tp=8, sp=True, seq_len=256)  # the optimizer's lead does not last a step
         for graphs in ("none", "te:mlp", "te", "local", "local:full_iteration")
     }
     assert steps["none"].time.exposed["host_idle"] > 0.4 * steps["none"].step_s
     waits = {graphs: plan.time.exposed["host_idle"] for graphs, plan in steps.items()}
-    assert waits["none"] > waits["te:mlp"] > waits["te"] >= waits["local:full_iteration"]
+    assert waits["none"] > waits["te:mlp"] > waits["te"] > waits["local:full_iteration"]
     assert steps["local:full_iteration"].step_s < min(steps["te"].step_s, steps["local"].step_s)
 
 

@@ -22,7 +22,7 @@ from mofa.search.to_plan.builder import margin_bytes
 from mofa.specs.load import load_cluster, load_workload
 from mofa.specs.shared_facts import load_shared_facts
 from tests.cost.toy import cluster, framework, llama, workload
-from tests.search.toy_searches import MAXIMUM, MODELS, costed_whole, search
+from tests.search.toy_searches import MAXIMUM, MODELS, costed_whole, judged, search
 
 DENSE = MODELS["dense"]
 CASES = [
@@ -269,3 +269,24 @@ def test_progress_has_the_best_plan_so_far() -> None:
     assert [step.best is None for step in steps] == [True] * (len(steps) - 1) + [False]
     assert steps[-1].best is not None
     assert steps[-1].best.step_s == search.report.plans[0].step_s
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_a_search_without_replay_fits_what_an_estimate_without_one_fits(model: str, name: str) -> None:
+    """Both leave free what a replay may reserve beyond closed forms: of pipelines that is another fraction."""
+    in_closed_form, before_replay = judged(model, name, 20, None), search(model, name, top=20)
+    job, machines, used = in_closed_form.workload, in_closed_form.cluster, in_closed_form.framework
+    assert in_closed_form.report.plans
+    for plan in in_closed_form.report.plans:
+        alone = estimate(job, machines, plan.strategy, framework=used, replay=False)
+        assert alone.memory.fits and alone.memory.margin_bytes == plan.memory.margin_bytes
+        assert any("as no replay follows" in note for note in plan.notes)
+    over = in_closed_form.report.nearest_miss["memory"]
+    alone = estimate(job, machines, over.strategy, framework=used, replay=False)
+    assert over.short_by == pytest.approx(-alone.memory.free_bytes, abs=1.0)
+    dropped = {plan.strategy for plan in before_replay.report.plans}
+    dropped -= {plan.strategy for plan in in_closed_form.report.plans}
+    slowest_s = in_closed_form.report.plans[-1].step_s
+    for plan in before_replay.report.plans:
+        if plan.strategy in dropped and plan.step_s < slowest_s:
+            assert not estimate(job, machines, plan.strategy, framework=used, replay=False).memory.fits

@@ -63,7 +63,7 @@ def test_it_is_searched_for_one_chunk_a_stage_alone() -> None:
 
 def test_a_search_takes_it_where_stages_would_gather_one_after_the_other() -> None:
     job, machines = mofa.load_workload("llama3-70b"), mofa.load_cluster("h100-hgx", 512)
-    asked = {"fix": {"vpp": 1}, "top": 1, "replay": False, "banded": False}
+    asked = {"fix": {"vpp": 1}, "top": 1, "replay": False, "banded": False, "closed_form_margin": False}
     (searched,), (as_given,) = (
         mofa.find_plans(job, machines, without=without, **asked).report.plans
         for without in (["fewer_gpus"], ["fewer_gpus", "overlap_param_gather"])

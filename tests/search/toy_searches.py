@@ -31,7 +31,7 @@ def search_every_row(model: str, name: str, jobs: int = 1) -> Search:
     machines = cluster(16, memory_gib=GIB[model])
     return find_plans(
         job, machines, framework=framework(name), top=3, replay=False, banded=False, jobs=jobs, every_row=True,
-        maximum=MAXIMUM[model],
+        maximum=MAXIMUM[model], closed_form_margin=False,
     )  # fmt: skip
 
 
@@ -43,9 +43,16 @@ def costed_whole(model: str, name: str) -> Search:
 
 @cache
 def search(model: str = "dense", name: str = "megatron", top: int = 10, memory_gib: float | None = None) -> Search:
-    """A search as users make it, by closed forms; bands are tests/search/to_plan/test_step_band.py's."""
+    """A search that a replay is to follow, by closed forms; bands are tests/search/to_plan/test_step_band.py's."""
+    return judged(model, name, top, memory_gib, closed_form_margin=False)
+
+
+@cache
+def judged(model: str, name: str, top: int, memory_gib: float | None, *, closed_form_margin: bool = True) -> Search:
+    """A search by closed forms, by default with their own margin."""
     job = workload(MODELS[model], seq_len=4096, global_batch=32)
     machines = cluster(16, memory_gib=memory_gib or GIB[model])
     return find_plans(
-        job, machines, framework=framework(name), top=top, replay=False, banded=False, maximum=MAXIMUM[model]
+        job, machines, framework=framework(name), top=top, replay=False, banded=False, maximum=MAXIMUM[model],
+        closed_form_margin=closed_form_margin,
     )  # fmt: skip

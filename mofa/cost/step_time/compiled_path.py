@@ -35,7 +35,7 @@ class _Walk(ctypes.Structure):
 
 SIGNATURES: dict[str, Signature] = {
     "source": (c_char_p, []),
-    "longest_path": (None, [POINTER(_Walk), *([c_void_p] * 5), c_int64, *([c_void_p] * 5)]),
+    "longest_path": (None, [POINTER(_Walk), *([c_void_p] * 6), c_int64, *([c_void_p] * 5)]),
 }
 
 
@@ -57,11 +57,11 @@ def longest_path(
         The row of ``durations`` that each node takes. (N,)
     durations, hosts
         As :meth:`mofa.cost.step_time.critical_path.ComputationDurations.seconds_by_level_node` and ``host_tables`` have
-        them.
+        them; each rank's lead is the last of ``hosts``.
     """
     num_plans = durations.shape[1]
     arrays = [np.ascontiguousarray(array, dtype=np.float64) for array in (durations, *(hosts or ()))]
-    given = [array.ctypes.data for array in arrays] + [None] * (4 - len(arrays))
+    given = [array.ctypes.data for array in arrays] + [None] * (5 - len(arrays))
     size = walk.size * min(num_plans, BLOCK)
     ends = np.empty(size if hosts is None else 2 * size)
     issued = None if hosts is None else ends[size:].ctypes.data

@@ -38,18 +38,26 @@ class DataParallelOncePerStep:
     """What data parallelism does once a step for each chunk of a rank, on a stream beside computing. (n, pp, vpp) [s]
 
     ``gather_s`` of parameters, ``blocking_gather_s`` what of it comes before anything of the first forward,
-    ``reduce_s`` of gradients. ``kind`` says whose it is.
+    ``reduce_s`` of gradients, ``sum_s`` of these over FSDP's replicas, where there are any. ``kind`` says whose it is.
     """
 
     gather_s: ArrayN
     blocking_gather_s: ArrayN
     reduce_s: ArrayN
     kind: Once = "Megatron"
+    sum_s: ArrayN | None = None
 
     def select_plans(self, index: IntA) -> DataParallelOncePerStep:
         """Only the plans at ``index``."""
         parts = (self.gather_s[index], self.blocking_gather_s[index], self.reduce_s[index])
-        return DataParallelOncePerStep(*parts, self.kind)
+        return DataParallelOncePerStep(*parts, self.kind, None if self.sum_s is None else self.sum_s[index])
+
+    def ends_by_level_node(self) -> list[ArrayN]:
+        """What comes behind backwards, in the order that :class:`DependencyLevels` has it; n last. [s]"""
+        parts = [self.reduce_s]
+        if self.kind != "Megatron":
+            parts.append(np.zeros_like(self.reduce_s) if self.sum_s is None else self.sum_s)
+        return [part.reshape(len(part), -1).T for part in parts]
 
 
 @dataclass(frozen=True)
@@ -78,9 +86,11 @@ class ComputationDurations:
     pairs: ClockAdvance | None = None
     """Both clocks of a forward of each chunk (third axis) and a backward of each (fourth) that run as one, where a
     schedule has such pairs. (n, R, vpp, vpp) [s]"""
+    lead_s: ArrayN | None = None
+    """How far each host is ahead of its device as the step begins. (n, R) [s]"""
 
-    def select_plans(self, index: IntA, host: tuple[ClockAdvance, ...]) -> ComputationDurations:
-        """Those of some plans, with the clocks of their hosts."""
+    def select_plans(self, index: IntA, host: tuple[ClockAdvance, ...], lead_s: ArrayN) -> ComputationDurations:
+        """Those of some plans, with the clocks of their hosts and how far these begin ahead."""
         once = None if self.once is None else self.once.select_plans(index)
         return ComputationDurations(
             self.forward_s[index],
@@ -93,6 +103,7 @@ class ComputationDurations:
             pairs=None
             if self.pairs is None
             else ClockAdvance(*(part[index] for part in np.broadcast_arrays(*self.pairs))),
+            lead_s=lead_s,
         )
 
     def seconds_by_level_node(self, schedule: str) -> ArrayN:
@@ -105,11 +116,11 @@ class ComputationDurations:
         alone = np.stack(kinds, axis=1).reshape(len(self.hop_s), -1).T
         parts = [self.hop_s[None], alone, self._beside(alone)]
         if self.once is not None and self.first_forward is None:
-            each = (self.once.gather_s, self.once.blocking_gather_s, self.once.reduce_s)
-            parts += [part.reshape(len(part), -1).T for part in each]
+            each = (self.once.gather_s, self.once.blocking_gather_s)
+            parts += [*(part.reshape(len(part), -1).T for part in each), *self.once.ends_by_level_node()]
         elif self.once is not None and self.first_forward is not None:
-            first_s, reduce_s = (of.reshape(len(of), -1).T for of in (self.first_forward.device_s, self.once.reduce_s))
-            parts += [first_s, self._beside(first_s), reduce_s]
+            first_s = self.first_forward.device_s.reshape(len(self.hop_s), -1).T
+            parts += [first_s, self._beside(first_s), *self.once.ends_by_level_node()]
         if self.pairs is not None:  # a pair's backward takes no time of its own
             each = self.forward_s[0].size
             parts.append(np.zeros(((4 - 3 * (self.once is not None)) * each, len(self.hop_s))))
@@ -205,12 +216,14 @@ def critical_path_and_host_waits_s(
     like = np.arange(shown) if of is None else of
     # where the durations of each of all ranks' chunks are among the given
     num_pairs = 1 + vpp if SCHEDULES[schedule].pairs_passes else 0
-    blocks = np.arange(2 * len(SCHEDULES[schedule].computation_kinds) + 3 + num_pairs)
+    num_once = 3 if given.once is None or given.once.kind == "Megatron" else 4
+    blocks = np.arange(2 * len(SCHEDULES[schedule].computation_kinds) + num_once + num_pairs)
     place = (blocks[:, None, None] * shown + like[:, None]) * vpp + np.arange(vpp)
     rows = np.concatenate([[0], 1 + place.ravel()])
     durations = given.seconds_by_level_node(schedule)
     host = given.host_tables(durations)
     total, queued = np.empty(durations.shape[1]), runtime == "pytorch"
+    lead_s = np.zeros((pp, len(total))) if given.lead_s is None else given.lead_s[:, like].T
     waited_s = np.zeros((pp, len(total)))
     once: Once = given.once.kind if given.once is not None else ""
     nums, inverse = np.unique(num_micro_batches, return_inverse=True)
@@ -227,7 +240,7 @@ def critical_path_and_host_waits_s(
         for start in range(0, len(plans_alike), step):
             some = plans_alike[start : start + step]
             now = np.ascontiguousarray(durations[:, some])
-            hosts = None if host is None else tuple(table[:, some] for table in host)
+            hosts = None if host is None else tuple(table[:, some] for table in (*host, lead_s))
             total[some], period, (waited_s[:, some], each_waited_s) = _walk(walk, rows, now, hosts)
             behind = (num_micro_batches[some] - walked) / each
             if queued and np.any(behind):  # on one stream for all its sends and receives a rank's own rounds differ
@@ -314,7 +327,7 @@ def _walk_by_level(
     at_once = num_plans <= FEW_PLANS
     if at_once:
         durations = durations.take(rows, axis=0)
-        hosts = None if hosts is None else tuple(table.take(rows, axis=0) for table in hosts)
+        hosts = None if hosts is None else (*(table.take(rows, axis=0) for table in hosts[:3]), hosts[3])
     for nodes, waits, sent, before in walk.levels:
         latest = _latest(done, waits)
         if len(sent):
@@ -324,8 +337,11 @@ def _walk_by_level(
         ends, of_level = done[nodes], rows[nodes]
         np.add(latest, durations[nodes] if at_once else durations.take(of_level, axis=0), out=ends)
         if hosts is not None:
-            held_s, woken_s, host_s = (t[nodes] if at_once else t.take(of_level, axis=0) for t in hosts)
+            held_s, woken_s, host_s = (t[nodes] if at_once else t.take(of_level, axis=0) for t in hosts[:3])
             issued_before = issued.take(before, axis=0)
+            begins = (before == 0) & (walk.rank[nodes] >= 0)
+            if begins.any():
+                issued_before[begins] = -hosts[3][walk.rank[nodes][begins]]
             until = np.add(issued_before, held_s)
             _add_by_rank(waited_s, walk, nodes, np.maximum(until - ends, 0.0))
             np.maximum(ends, until, out=ends)

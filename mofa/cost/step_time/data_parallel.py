@@ -24,6 +24,7 @@ from mofa.cost.rank_rules import (
     shards_optimizer_states,
 )
 from mofa.cost.rows import GatheredRows
+from mofa.cost.step_time.bucket_gathers import BucketGathers, first_forward_behind_gathers
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets, megatron_first_chunk_buckets
 from mofa.cost.step_time.hybrid_sharding import exposed_and_hidden_replica_all_reduces_s, replica_all_reduce_s
@@ -54,6 +55,8 @@ class CommunicationOutsideBlocks:
     exposed_while_host_issues: ArrayN | float = 0.0
     after_each_backward_s: ArrayN | float = 0.0
     """What of it is behind each backward: the device waits, and the host goes on. (n,)"""
+    after_late_backward_s: ArrayN | None = None
+    """The same behind a backward whose device waits for its host all along, where it differs. (late rows,)"""
     after_optimizer_s: ArrayN | float = 0.0
     """Of it each stage's gathers between its optimizer and its next step; ``exposed`` has the longest. (n, R)"""
     issued_beside_s: ArrayN | float = 0.0
@@ -77,6 +80,7 @@ def communication_outside_blocks(
     backward_s: ArrayN,
     num_micro_batches: ArrayN,
     host_bound: HostBoundPasses | None = None,
+    lead_s: ArrayN | float = 0.0,
 ) -> CommunicationOutsideBlocks:
     """Gathers and reductions outside the tapes, and how much of them computing hides.
 
@@ -88,14 +92,16 @@ def communication_outside_blocks(
         Micro-batches. (n,)
     host_bound
         The rows whose host is late.
+    lead_s
+        How far each stage's host is ahead as the step begins. (n, R) [s]
     """
     zero = np.zeros_like(num_micro_batches)
     none = CommunicationOutsideBlocks(zero, zero, np.zeros_like(forward_s))
     sharing = gradient_reducer(rows)
     if sharing == "Megatron":
-        return _megatron(rows, forward_s, backward_s, host_bound)
+        return _megatron(rows, forward_s, backward_s, host_bound, (num_micro_batches, lead_s))
     if sharing == "DDP":
-        return _ddp(rows, backward_s, num_micro_batches, none)
+        return _ddp(rows, backward_s, num_micro_batches, none, host_bound)
     if sharing == "none":
         return none
     if sharing == "FSDP by step":
@@ -121,6 +127,16 @@ def _slowdown(rows: GatheredRows) -> ArrayN:
     return np.asarray(rows.cluster.gpu.curves.overlap_slowdown.value * computing / total)
 
 
+def _slowdown_of_passes(rows: GatheredRows, host_bound: HostBoundPasses, passes_s: ArrayN) -> ArrayN:
+    """As :func:`_slowdown`, of a single stage whose device waits for its host only in these passes. (late rows, 1)"""
+    index, layers = host_bound.rows, rows.layers
+    on_device_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
+    layers_s = rows.sum_layers_by_stage(layers.forward_clocks[..., 0] + layers.backward_clocks[..., 0])[index]
+    computing_s = rows.sum_layers_by_stage(layers.computing_s)[index]
+    total_s = np.maximum(layers_s + passes_s - on_device_s, 1e-12)
+    return np.asarray(rows.cluster.gpu.curves.overlap_slowdown.value * np.minimum(computing_s / total_s, 1.0))
+
+
 def _lost(communication_s: ArrayN, room_s: ArrayN, slow: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What computing of ``room_s`` loses beside communication, and how long both last together. (n,) each [s]
 
@@ -140,15 +156,16 @@ def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp:
 
 
 def _megatron(
-    rows: GatheredRows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None
-) -> CommunicationOutsideBlocks:
+    rows: GatheredRows, forward_s: ArrayN, backward_s: ArrayN, host_bound: HostBoundPasses | None,
+    step: tuple[ArrayN, ArrayN | float],
+) -> CommunicationOutsideBlocks:  # fmt: skip
     """Megatron's buffers, in buckets on the first rank's first chunk, whole elsewhere.
 
     Gradients are reduced behind a chunk's last backward, bucket by bucket inside it on the first rank (not under
     interleaving, where all ranks begin at once, ``grad_sync_func``). Parameters are gathered bucket by bucket ahead of
     the first forward there; a later stage of 1F1B begins to gather when its first input has come
     (``finish_param_sync`` in the forward's hook), chunks of interleaving at the start and a chunk ahead. The device
-    waits for a gather, and the host issues on.
+    waits for a gather, and the host issues on. ``step`` are its micro-batches (n,) and each host's lead (n, R) [s].
     """
     fw, stages = rows.framework, rows.stage_layers.stages
     pp, vpp, width = stages.pp, stages.vpp, reduced_bytes_per_param(rows)
@@ -162,12 +179,23 @@ def _megatron(
         reduces = np.where(scatters, reduces, *_over(rows, ("all_reduce", width)))
     reduces, gathers = reduces[rows.grid_index], np.where(shards, gathers, 0.0)[rows.grid_index]
     buckets = megatron_first_chunk_buckets(rows)
-    (first_reduce, last_reduce), (first_gather, last_gather) = _first_chunk_s(
+    first_forward: ClockAdvance | None = None
+    (first_reduce, last_reduce), (first_gather, last_gather), of_buckets = _first_chunk_s(
         rows, buckets, (width, each), scatters[:, 0, 0], shards[:, 0, 0]
     )
     reduces[:, 0, 0], gathers[:, 0, 0] = first_reduce, first_gather
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
+    if pp == 1 and host_bound is not None:
+        gathers_s = (first_gather, last_gather) if fw.overlap_param_gather else (0.0 * first_gather, 0.0 * last_gather)
+        if fw.overlap_param_gather:
+            on_device_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
+            first_forward = first_forward_behind_gathers(
+                rows, host_bound.rows, of_buckets, host_bound.with_full_queue[0],
+                _slowdown_of_passes(rows, host_bound, on_device_s)[:, 0],
+            )  # fmt: skip
+        forward_s, backward_s = _passes_behind_lead(host_bound, (forward_s, backward_s), step, gathers_s, first_forward)
+        slow[host_bound.rows] = _slowdown_of_passes(rows, host_bound, (forward_s + backward_s)[host_bound.rows])
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     before_forward = np.zeros_like(forward_s)
     exposed, hidden, on_path, in_passing = np.zeros((4, len(forward_s)))
@@ -197,6 +225,9 @@ def _megatron(
         before_forward[:, 0] = first
         hidden = hidden + np.maximum(gather[:, 0] - first, 0.0)
         slower_s = slow[:, 0] * np.maximum(gather[:, 0] - first, 0.0)
+        if host_bound is not None and first_forward is not None:  # it has both
+            waits_s = first_forward.device_s - host_bound.with_full_queue[0].device_s
+            before_forward[host_bound.rows, 0], slower_s[host_bound.rows] = waits_s[:, 0, 0], 0.0
         exposed = exposed + slower_s
     else:
         left_s = np.maximum(gather / vpp, gather - (vpp - 1) * pp * forward_s / vpp)
@@ -220,32 +251,69 @@ def _megatron(
         starts[:, 0, 0] = np.maximum(last_gather * fw.overlap_param_gather, gathers[:, 0, 0] - forward_s[:, 0] / vpp)
         once = DataParallelOncePerStep(gathers, starts, reduces * fw.overlap_grad_reduce)
     return CommunicationOutsideBlocks(
-        exposed, hidden, before_forward - beside_s, once, None, on_path, in_passing if vpp > 1 else 0.0,
+        exposed, hidden, before_forward - beside_s, once, first_forward, on_path, in_passing if vpp > 1 else 0.0,
         after_optimizer_s=after_optimizer_s, issued_beside_s=beside_s, beyond_path_s=beyond_path_s,
         slower_first_forward_s=slower_s,
     )  # fmt: skip
 
 
+def _passes_behind_lead(
+    host_bound: HostBoundPasses, passes_s: tuple[ArrayN, ArrayN], step: tuple[ArrayN, ArrayN | float],
+    gathers_s: tuple[ArrayN, ArrayN], first_forward: ClockAdvance | None,
+) -> tuple[ArrayN, ArrayN]:  # fmt: skip
+    """A single stage's forward that gathers, the step's first, and its backward that reduces, the last: what is left of
+    the lead shortens them, and with them what they hide.
+
+    The host's lead grows by what its device waits for the first gather. ``gathers_s`` are those of all buckets and of
+    the first to be waited for. (n, 1) each [s]
+    """
+    forward_s, backward_s = (seconds.copy() for seconds in passes_s)
+    index, first_s = host_bound.rows, gathers_s[1]
+    lead_s = np.broadcast_to(step[1], forward_s.shape)[index, 0]
+    forward_s[index, 0] = host_bound.first_forward_s(lead_s + first_s[index])
+    backward_s[index, 0] = host_bound.last_backward_s(step[0][index], lead_s, first_forward)
+    return forward_s, backward_s
+
+
 def _first_chunk_s(
     rows: GatheredRows, buckets: FilledBuckets, bytes_per_param: tuple[float, float], scatters: BoolN, shards: BoolN
-) -> tuple[tuple[ArrayN, ArrayN], tuple[ArrayN, ArrayN]]:  # fmt: skip
+) -> tuple[tuple[ArrayN, ArrayN], tuple[ArrayN, ArrayN], BucketGathers]:  # fmt: skip
     """Reducing and gathering the first stage's first chunk bucket by bucket: all of them, and the one with the
     embedding, which is reduced last and gathered ahead of all. (n,) each [s]"""
     dense, expert = rows.params[:, :, 0, 0]
-    payloads = np.array([dense / buckets.dense, expert / buckets.expert, np.minimum(buckets.last_params, dense)])
-    group = stacked_groups([rows.groups[name] for name in ("fsdp", "efsdp", "fsdp")])
+    sizes = [sizes.shares * params for sizes, params in zip(buckets.sizes, (dense, expert), strict=True)]
+    payloads = np.concatenate([*sizes, np.minimum(buckets.last_params, dense)[None]])
+    names = ["fsdp"] * len(sizes[0]) + ["efsdp"] * len(sizes[1]) + ["fsdp"]
+    group, numbers = (
+        stacked_groups([rows.groups[name] for name in names]),
+        np.concatenate([each.numbers for each in buckets.sizes]),
+    )
+
+    def each_bucketed_s(kind: CollectiveKind, nbytes: float) -> tuple[ArrayN, ArrayN]:
+        seconds = collective_s(kind, payloads * nbytes, group, rows.costs.machine.fabric)
+        return numbers * seconds[:-1], seconds[-1]
 
     def bucketed_s(kind: CollectiveKind, nbytes: float) -> tuple[ArrayN, ArrayN]:
-        of_dense, of_expert, last = collective_s(kind, payloads * nbytes, group, rows.costs.machine.fabric)
-        return buckets.dense * of_dense + buckets.expert * of_expert, last
+        each_s, last_s = each_bucketed_s(kind, nbytes)
+        return each_s.sum(axis=0), last_s
 
     width, each = bytes_per_param
     total_s, last_s = bucketed_s("reduce_scatter" if scatters.any() else "all_reduce", width)
     if scatters.any() and not scatters.all():
         summed_s, last_summed_s = bucketed_s("all_reduce", width)
         total_s, last_s = np.where(scatters, total_s, summed_s), np.where(scatters, last_s, last_summed_s)
-    gathered_s, first_s = (np.where(shards, part, 0.0)[rows.grid_index] for part in bucketed_s("all_gather", each))
-    return (total_s[rows.grid_index], last_s[rows.grid_index]), (gathered_s, first_s)
+    each_s, first_s = (np.where(shards, part, 0.0) for part in each_bucketed_s("all_gather", each))
+    gathered_s, index = each_s.sum(axis=0), rows.grid_index
+    kinds = np.concatenate([sizes.kinds for sizes in buckets.sizes])
+    by_kind, numbers_by_kind = (
+        np.array([part[kinds == kind].sum(axis=0) / max(count, 1) for kind, count in enumerate(counts)])
+        for part in (each_s, numbers)
+        for counts in (rows.stage_layers.stages.layer_counts[:, 0, 0].tolist(),)
+    )
+    of_first_s = by_kind / np.maximum(numbers_by_kind, 1.0)
+    head_s = each_s[kinds == len(by_kind) + 1].sum(axis=0)
+    of_buckets = BucketGathers(first_s, of_first_s, by_kind - of_first_s, head_s)
+    return (total_s[index], last_s[index]), (gathered_s[index], first_s[index]), of_buckets
 
 
 def _embedding_params(rows: GatheredRows) -> ArrayN:
@@ -294,25 +362,26 @@ def _pipelined_fsdp(
     left_s = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
     left_s = np.maximum(left_s, gather - (vpp - 1) * pp * chunk_f - chunk_f)
     gathered = max_of_array_rows(np.maximum(left_s - before_f / vpp, 0.0))
-    written = reduce + replica_all_reduce_s(rows)[0]
+    summed = replica_all_reduce_s(rows)[0]
+    written = reduce + summed
     reduced = max_of_array_rows(_after_last(written, backward_s / vpp, before_b / vpp, pp, vpp))
     hidden = np.maximum(max_of_array_rows(gather + reduce) - gathered - reduced, 0.0)
     beside = np.maximum(gather[:, 0] - gathered, 0.0) + np.maximum(reduce[:, 0] * (vpp - 1) / vpp - reduced, 0.0)
-    shared = (written / np.maximum(reduce, 1e-12))[:, :, None]  # each chunk's replicas behind its own reductions
+    sums = summed[:, :, None] * reduces / np.maximum(reduce, 1e-12)[:, :, None]
     if rows.schedule_record.has_closed_form:
         in_passing = gathered + slow[:, 0] * beside
         first = None
         if host_bound is not None:
             forward = host_bound.with_full_queue[0]
             first = first_forward_clock_advance(rows, host_bound.rows, seconds, forward)
-        once = DataParallelOncePerStep(gathers, gathers, reduces * shared, "FSDP of pieces")
+        once = DataParallelOncePerStep(gathers, gathers, reduces, "FSDP of pieces", sums)
         return CommunicationOutsideBlocks(
             in_passing + reduced, hidden, np.zeros_like(forward_s), once if first is not None else None,
             exposed_while_host_issues=in_passing, first_forward=first,
         )  # fmt: skip
     each = pieces[:, :, None]
     blocking = np.maximum(gathers / each, gathers - chunk_f[:, :, None] * (1.0 - 1.0 / each))
-    once = DataParallelOncePerStep(gathers, blocking, reduces * shared, "FSDP of chunks")
+    once = DataParallelOncePerStep(gathers, blocking, reduces, "FSDP of chunks", sums)
     lost = slow[:, 0] * beside
     return CommunicationOutsideBlocks(
         lost, hidden, np.zeros_like(forward_s), once, exposed_on_path=gathered + reduced, exposed_while_host_issues=lost
@@ -320,32 +389,47 @@ def _pipelined_fsdp(
 
 
 def _ddp(
-    rows: GatheredRows, backward_s: ArrayN, num_micro_batches: ArrayN, none: CommunicationOutsideBlocks
-) -> CommunicationOutsideBlocks:
+    rows: GatheredRows, backward_s: ArrayN, num_micro_batches: ArrayN, none: CommunicationOutsideBlocks,
+    host_bound: HostBoundPasses | None,
+) -> CommunicationOutsideBlocks:  # fmt: skip
     """DDP, which replicas without a shard group are as well: buckets of 100 MiB behind every backward.
 
     The last to be reduced holds the embedding, whose gradient comes last and fills a bucket by itself. Every gradient
     is copied into its bucket and back, 16 bytes an fp32 parameter (reducer.cpp, without ``gradient_as_bucket_view``).
+
+    A backward under a late host hides more: what is left behind it is counted for a host that is ahead, and for one
+    that the device waits for all along. Computing slower beside reductions then makes nothing later.
     """
     s, width = rows.shards, ddp_gradient_bytes_per_param(rows)
     params = s.dense + s.expert
     buckets = first_chunk_buckets(rows, np.full(len(params), DDP_BUCKET_BYTES / width), experts_separate=False)
-    payloads = np.array([params[:, 0] / buckets.dense, np.minimum(buckets.last_params, params[:, 0])]) * width
-    each_s, last_s = collective_s("all_reduce", payloads, rows.groups["dp"], rows.costs.machine.fabric)[
-        :, rows.grid_index
-    ]
-    once = (buckets.dense[rows.grid_index]) * each_s
+    sizes = buckets.sizes[0]
+    last_params = np.minimum(buckets.last_params, params[:, 0])
+    payloads = np.concatenate([sizes.shares * params[:, 0], last_params[None]]) * width
+    *each_s, last_s = collective_s("all_reduce", payloads, rows.groups["dp"], rows.costs.machine.fabric)
+    once, last_s = (sizes.numbers * each_s).sum(axis=0)[rows.grid_index], last_s[rows.grid_index]
     params = params[rows.grid_index]
     # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
     # beside it makes nothing later
-    room = np.maximum(backward_s[:, 0] - rows.costs.head.backward.total[rows.k], 0.0)
+    room, slow = np.maximum(backward_s[:, 0] - rows.costs.head.backward.total[rows.k], 0.0), _slowdown(rows)[:, 0]
+    if host_bound is not None:
+        index, head, backward = host_bound.rows, rows.costs.head.backward.clocks, host_bound.with_full_queue[1]
+        on_device_s, late_s = backward.device_s[:, 0, 0], backward.device_behind_host_s[:, 0, 0]
+        room[index] = np.maximum(on_device_s - head[0, rows.k[index]], 0.0)
+        passes_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
+        slow[index] = _slowdown_of_passes(rows, host_bound, passes_s)[:, 0]
     beside = np.minimum(once - last_s, room)
-    left_s = np.maximum(last_s + _slowdown(rows)[:, 0] * beside, once - room)
+    left_s = np.maximum(last_s + slow * beside, once - room)
     copies = np.where(rows.table.dp > 1, params[:, 0] * 4.0 * width / memory_bound_rate(rows.cluster.gpu, "copy"), 0.0)
     each = left_s + copies
+    late_each = None
+    if host_bound is not None:
+        late_room = np.maximum(late_s - head[1, rows.k[index]], 0.0)
+        late_each = np.maximum(last_s[index], once[index] - late_room) + copies[index]
     return CommunicationOutsideBlocks(
         num_micro_batches * each,
         num_micro_batches * np.minimum(once, room),
         none.before_forward,
         after_each_backward_s=each,
+        after_late_backward_s=late_each,
     )

@@ -37,8 +37,8 @@ class DependencyLevels:
 
     ``duration_index`` says which of the durations each node takes, (N,). Duration 0 is a hand-over. Behind it come, by
     rank and chunk: each kind of computation alone; each beside a hand-over; gathers; what of these holds up a forward;
-    reductions; of pairs of passes their backwards, and their forwards beside a backward of each chunk. In place of
-    gathers and what holds up, FSDP of pieces has first forwards alone and beside a hand-over.
+    reductions; FSDP's sums over replicas; of pairs of passes their backwards, and their forwards beside a backward of
+    each chunk. In place of gathers and what holds up, FSDP of pieces has first forwards alone and beside a hand-over.
     """
 
     levels: tuple[tuple[slice, IntA, IntA, IntA], ...]
@@ -297,7 +297,8 @@ def _add_once(graph: _Graph, computations: _Computations, once: Once) -> list[in
     """Add gathers of parameters and reductions of gradients once a step; the last reductions.
 
     Megatron's of chunks are launched at once on all ranks, on one stream (``param_sync_func``, ``grad_sync_func``).
-    PyTorch's runtime gathers two chunks ahead, and reduces on another stream behind a chunk's last backward.
+    PyTorch's runtime gathers two chunks ahead, and reduces on another stream behind a chunk's last backward. On a third
+    one it sums over replicas what is reduced.
     """
     pp, vpp = computations.order.pp, computations.order.vpp
     size, new, last, block = pp * vpp, len(graph.weight), [], 2 * computations.num_kinds
@@ -321,13 +322,18 @@ def _add_once(graph: _Graph, computations: _Computations, once: Once) -> list[in
             waits += [(number, before) for number in (gather, blocking) for before in (launched, stream)]
             waits.append((nodes[forwards[first[c]]], blocking))
             stream = gather
-        stream = stream if is_megatron else 0
+        stream, summed = stream if is_megatron else 0, 0
         for c in np.argsort(final, kind="stable").tolist():
             position = int(backwards[min(int(final[c]) + rank * is_megatron, len(backwards) - 1)])
             waits += [(new + len(weight), nodes[position]), (new + len(weight), stream)]
             stream = new + len(weight)
             weight.append(1 + (block + 2) * size + rank * vpp + c)
-        last.append(stream)
+            if is_megatron:
+                continue
+            waits += [(new + len(weight), stream), (new + len(weight), summed)]
+            summed = new + len(weight)
+            weight.append(1 + (block + 3) * size + rank * vpp + c)
+        last.append(stream if is_megatron else summed)
     graph.weight = np.concatenate([graph.weight, weight])
     graph.waits = np.concatenate([graph.waits, waits])
     return last

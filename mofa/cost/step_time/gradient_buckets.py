@@ -19,6 +19,29 @@ from mofa.cost.rows import GatheredRows
 ArrayN = NDArray[np.float64]
 
 
+class BucketSizes(NamedTuple):
+    """Buckets by the weight that fills them: those of one weight, in all layers alike, are nearly of one size.
+
+    ``shares`` of all parameters each of them holds, ``numbers`` how many there are. (E, g) each [-]
+    """
+
+    shares: ArrayN
+    numbers: ArrayN
+    kinds: NDArray[np.intp]
+    """The kind of layer, or behind these the embedding and the head, whose weight fills them. (E,)"""
+
+    @classmethod
+    def from_filled(cls, params: ArrayN, numbers: ArrayN, kinds: NDArray[np.intp]) -> BucketSizes:
+        """Of all parameters in the buckets that each weight fills, and their numbers; one empty bucket where none is
+        filled."""
+        some = numbers.any(axis=1)
+        params, numbers, kinds = params[some], numbers[some], kinds[some]
+        if not len(numbers):
+            return cls(np.ones((1, params.shape[1])), np.ones((1, params.shape[1])), np.full(1, -1))
+        mean = params / np.maximum(numbers, 1.0)
+        return cls(mean / np.maximum(params.sum(axis=0), 1.0), numbers, kinds)
+
+
 class FilledBuckets(NamedTuple):
     """Buckets of dense parameters and of experts; the last is the one that is reduced last, with the embedding."""
 
@@ -28,6 +51,8 @@ class FilledBuckets(NamedTuple):
     """Buckets of experts. (g,) [-]"""
     last_params: ArrayN
     """Parameters in the last bucket of dense ones. (g,) [params]"""
+    sizes: tuple[BucketSizes, BucketSizes]
+    """Of dense parameters and of experts."""
 
 
 @lru_cache(maxsize=1)
@@ -57,22 +82,27 @@ def first_chunk_buckets(rows: GatheredRows, full_params: ArrayN, *, experts_sepa
     has_head = bool(lay.stages_with_head[0]) and lay.stages.vpp == 1
     pieces = [(kinds, 1), *blocks, *([(kinds + 1, 1)] if has_head else [])]
     filled, number, last = np.zeros((3, 2, len(k)))
+    by_weight = np.zeros((2, 2, 1 + len(op_params), len(k)))  # of dense and expert ones parameters and numbers
     for kind, count in reversed(pieces):
         of_kind = [
-            (op_params[w], int(experts_separate and weights.expert[w]))
-            for w in np.flatnonzero(weights.kind == kind)[::-1]
+            (w, op_params[w], int(experts_separate and weights.expert[w]))
+            for w in np.flatnonzero(weights.kind == kind)[::-1].tolist()
         ]
-        for params, group in of_kind * count:
+        for w, params, group in of_kind * count:
             unreduced = filled[group]
             unreduced += params
             is_full = unreduced >= full_params
             number[group] += is_full
+            by_weight[group, :, w] += np.stack([unreduced, np.ones_like(unreduced)]) * is_full
             np.copyto(last[group], unreduced, where=is_full)
             unreduced[is_full] = 0.0
     rest = filled > 0.0
+    by_weight[:, 0, -1], by_weight[:, 1, -1] = filled, rest
     last = np.where(rest, filled, last)
     number = np.maximum(number + rest, 1.0)
-    return FilledBuckets(number[0], number[1], last[0])
+    of_weights = np.append(weights.kind, kinds)  # what is left is filled up by the embedding
+    dense, expert = (BucketSizes.from_filled(of_group[0], of_group[1], of_weights) for of_group in by_weight)
+    return FilledBuckets(number[0], number[1], last[0], (dense, expert))
 
 
-__all__ = ["FilledBuckets", "first_chunk_buckets", "megatron_first_chunk_buckets"]
+__all__ = ["BucketSizes", "FilledBuckets", "first_chunk_buckets", "megatron_first_chunk_buckets"]

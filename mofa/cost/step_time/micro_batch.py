@@ -65,7 +65,10 @@ class HostBoundPasses:
         ahead_s = np.cumsum(backward_s, axis=1) - backward_s
         return max_of_array_rows(num_micro_batches[:, None] * issue + ahead_s - lead_s[:, of])
 
-    def single_stage_s(self, num_micro_batches: ArrayN, behind_s: ArrayN, lead_s: ArrayN) -> ArrayN:
+    def single_stage_s(
+        self, num_micro_batches: ArrayN, behind_s: ArrayN, lead_s: ArrayN, behind_late_s: ArrayN | None = None,
+        first_forward: ClockAdvance | None = None,
+    ) -> ArrayN:  # fmt: skip
         """What the device of a single stage waits for the host in a step. (late rows,) [s]
 
         Parameters
@@ -74,21 +77,66 @@ class HostBoundPasses:
             What the device waits for behind each backward while the host goes on. (late rows,)
         lead_s
             How far the host is ahead as the step begins. (late rows,)
+        behind_late_s
+            As ``behind_s``, behind a backward whose device waits for its host all along, where it differs. (late rows,)
 
         Notes
         -----
         The first forward begins with a host that is ahead by ``lead_s``, passes behind with what it has got by then.
         """
-        wait_s = behind_s[:, None, None]
-        nothing = np.zeros_like(wait_s)
-        forward, backward = self.with_full_queue
-        turn = forward.followed_by(backward).followed_by(
-            ClockAdvance(wait_s, nothing + NEVER, nothing + NEVER, nothing)
+        wait_s, late_wait_s = (
+            seconds[:, None, None] for seconds in (behind_s, behind_s if behind_late_s is None else behind_late_s)
         )
+        forward, backward = self.with_full_queue
+        backward = backward._replace(
+            device_s=backward.device_s + wait_s, device_behind_host_s=backward.device_behind_host_s + late_wait_s
+        )
+        turn = forward.followed_by(backward)
         alone_s = (self.forward.device_s + self.backward.device_s + wait_s)[:, 0, 0]
-        step = ClockAdvance(*(part[:, 0, 0] for part in np.broadcast_arrays(*turn))).repeated(num_micro_batches)
+        step = ClockAdvance(*(part[:, 0, 0] for part in np.broadcast_arrays(*turn)))
+        if first_forward is None:
+            step = step.repeated(num_micro_batches)
+        else:
+            first = ClockAdvance(*(part[:, 0, 0] for part in np.broadcast_arrays(*first_forward.followed_by(backward))))
+            step = first.followed_by(step.repeated(num_micro_batches - 1.0))
         ended_s = np.maximum(step.device_s, step.device_behind_host_s - lead_s)
         return np.asarray(ended_s - num_micro_batches * alone_s)
+
+    def first_forward_s(self, lead_s: ArrayN) -> ArrayN:
+        """What the device of a single stage takes for a forward whose host begins it ahead by ``lead_s``.
+        (late rows,) [s]"""
+        forward = self.with_full_queue[0]
+        return np.asarray(np.maximum(forward.device_s[:, 0, 0], forward.device_behind_host_s[:, 0, 0] - lead_s))
+
+    def last_backward_s(
+        self, num_micro_batches: ArrayN, lead_s: ArrayN, first_forward: ClockAdvance | None = None
+    ) -> ArrayN:
+        """What the device of a single stage takes for a step's last backward, from the last forward's end on.
+
+        Parameters
+        ----------
+        lead_s
+            How far the host is ahead as the step begins. (late rows,) [s]
+
+        Returns
+        -------
+        ArrayN
+            (late rows,) [s]
+        """
+        forward, backward = (
+            ClockAdvance(*(np.broadcast_to(part, clocks.device_s.shape)[:, 0, 0] for part in clocks))
+            for clocks in self.with_full_queue
+        )
+        if first_forward is None:
+            until_last = forward.followed_by(backward).repeated(num_micro_batches - 1.0).followed_by(forward)
+        else:
+            first = ClockAdvance(*(np.asarray(part)[:, 0, 0] for part in first_forward[:4]))
+            until_last = first.followed_by(backward.followed_by(forward).repeated(num_micro_batches - 1.0))
+        ends = [
+            np.maximum(clocks.device_s, clocks.device_behind_host_s - lead_s)
+            for clocks in (until_last, until_last.followed_by(backward))
+        ]
+        return np.asarray(ends[1] - ends[0])
 
     def between_exchanges_s(self, first: NDArray[np.bool_], last: NDArray[np.bool_]) -> tuple[ArrayN, ...]:
         """Forward and backward of 1F1B's steady state, and both of a stage that had to wait. (late rows, R, 1) each [s]

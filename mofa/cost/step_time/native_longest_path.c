@@ -42,11 +42,12 @@ static void latest_of(double *restrict out, const double *restrict done, const i
    durations and, where there are any, held, woken and host have a row for each kind of node, `row` of node i, of
    num_plans columns. done and issued have room for `size` numbers of each of
    the plans that are walked together. waited gets what the device of each rank waits for its own host, in all that is
-   walked and in the last round: 2 x num_ranks x num_plans, zeros before. */
+   walked and in the last round: 2 x num_ranks x num_plans, zeros before. A rank's host begins ahead of its device by
+   `lead`, num_ranks x num_plans. */
 void longest_path(const Walk *w, const int64_t *row, const double *durations, const double *held, const double *woken,
-                  const double *host, int64_t num_plans, double *done, double *issued, double *latest_end,
-                  double *round_s, double *waited) {
-    double latest[BLOCK], handed[BLOCK];
+                  const double *host, const double *lead, int64_t num_plans, double *done, double *issued,
+                  double *latest_end, double *round_s, double *waited) {
+    double latest[BLOCK], handed[BLOCK], begun[BLOCK];
     size_t width = (size_t)(num_plans < BLOCK ? num_plans : BLOCK);
     for (int64_t begin = 0; begin < num_plans; begin += BLOCK) {
         size_t n = (size_t)(num_plans - begin < BLOCK ? num_plans - begin : BLOCK);
@@ -69,6 +70,11 @@ void longest_path(const Walk *w, const int64_t *row, const double *durations, co
             for (size_t i = 0; i < n; i++) end[i] = latest[i] + took[i];
             if (!held) continue;
             const double *before = issued + (size_t)w->before[node] * width;
+            if (!w->before[node] && w->rank[node] >= 0) {
+                const double *ahead = lead + (size_t)w->rank[node] * (size_t)num_plans + (size_t)begin;
+                for (size_t i = 0; i < n; i++) begun[i] = -ahead[i];
+                before = begun;
+            }
             double *now = issued + (size_t)node * width;
             for (size_t i = 0; i < n; i++) {
                 double until = before[i] + held[place + i], awake = latest[i] + woken[place + i];

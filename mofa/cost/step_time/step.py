@@ -96,14 +96,13 @@ def step_time(rows: GatheredRows) -> StepTime:
     if pairs is not None:
         exposed[_OF_TAPES] -= pairs.sum_over_step(pairs.exposed_s, slowest).T
         hidden += pairs.sum_over_step(pairs.hidden_s, slowest).T
-    outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound)
+    lead_s = lead_at_step_start_s(rows)
+    outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound, lead_s)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
-    of_others_s = _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside)
-    lead_s = lead_at_step_start_s(rows)
-    if rows.stage_layers.stages.pp == 1 and not rows.framework.traits.has_pytorch_modules:
-        lead_s = lead_s + outside.before_forward  # the host goes on while its device waits for the first gather
+    of_others_s = _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside, lead_s)
     if each.host_bound is not None and pairs is not None and rows.stage_layers.stages.pp == 1:
+        lead_s = lead_s + outside.before_forward  # the host goes on while its device waits for the first gather
         passed_s = m * (fwd + bwd)[:, 0] - pairs.saved_by_rank_s[:, 0]
         exposed[_T["host_idle"]] += pairs.single_stage_s(each.host_bound, m, lead_s[:, 0]) - passed_s
     elif each.host_bound is not None and rows.stage_layers.stages.pp == 1:
@@ -112,13 +111,16 @@ def step_time(rows: GatheredRows) -> StepTime:
         if each.copies_wait_s is not None:
             counted -= each.copies_wait_s[index, 0]
         behind_s = np.broadcast_to(outside.after_each_backward_s, len(m))[index]
-        idle_s = each.host_bound.single_stage_s(m[index], behind_s, lead_s[index, 0])
-        exposed[_T["host_idle"], index] += idle_s - m[index] * counted
+        late_s = outside.after_late_backward_s
+        first, before_s = outside.first_forward, 0.0 if outside.first_forward is None else outside.before_forward[:, 0]
+        idle_s = each.host_bound.single_stage_s(m[index], behind_s, lead_s[index, 0], late_s, first)
+        exposed[_T["host_idle"], index] += idle_s - np.broadcast_to(before_s, m.shape)[index] - m[index] * counted
     elif each.host_bound is not None:
         by_step = rows.schedule_record.has_closed_form and gradient_reducer(rows) in ("FSDP by step", "none")
         walked = by_step and _walk_late_hosts(rows, exposed, each.host_bound, outside, lead_s[each.host_bound.rows])
         _catch_up(rows, exposed, each.host_bound, outside, walked, lead_s[each.host_bound.rows])
-        _start_ahead(rows, exposed, each.host_bound, outside, lead_s)
+        if rows.schedule_record.has_closed_form:
+            _start_ahead(rows, exposed, each.host_bound, outside, lead_s)
     negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
@@ -199,6 +201,7 @@ def _pipeline(
     slowest: NDArray[np.intp],
     num_micro_batches: ArrayN,
     outside: CommunicationOutsideBlocks,
+    lead_s: ArrayN,
 ) -> ArrayN:
     """Bubble and the hand-over of activations between stages; what of pp and of host idle are waits for other stages,
     (2, n). [s]"""
@@ -230,7 +233,7 @@ def _pipeline(
         late_s, own_s = np.zeros((2, len(total)))
         if each.host_bound is not None:
             index = each.host_bound.rows
-            with_host = given.select_plans(index, each.host_bound.clocks_by_kind)
+            with_host = given.select_plans(index, each.host_bound.clocks_by_kind, lead_s[index])
             until, waited_s = critical_path_and_host_waits_s(
                 plan, with_host, rows.num_micro_batches[index], of=rows.stage_layers.shown.shown_index
             )
@@ -333,7 +336,7 @@ def _walk_late_hosts(
     Returns
     -------
     array
-        Which of the late rows they are: all but those of long steps of many ranks. (late rows,)
+        Of which late rows every round was walked: neither long steps nor those of many ranks. (late rows,)
     """
     stages, late_rows = rows.stage_layers.stages, host_bound.rows
     num_micro_batches = rows.num_micro_batches[late_rows]
@@ -367,7 +370,7 @@ def _walk_late_hosts(
         part = np.minimum(over_s, np.maximum(exposed[_T[name], index], 0.0))
         exposed[_T[name], index] -= part
         over_s = over_s - part
-    return walked
+    return walked & (num_micro_batches <= MOST_WALKED_ROUNDS * stages.pp)
 
 
 def _of_rows(clocks: ClockAdvance, some: NDArray[np.intp]) -> ClockAdvance:
@@ -391,14 +394,14 @@ def _start_ahead(
     outside: CommunicationOutsideBlocks,
     lead_s: ArrayN,
 ) -> None:
-    """Take off what the first stage's first forward takes less, and with it the pipeline's filling. (n, R) [s]
-
-    What it takes longer under a host behind its device is left out: a hundredth of a step at most against the replay.
-    """
+    """Take off what the first stage's first forward takes less, and with it the pipeline's filling; add what it takes
+    more under a host behind its device. (n, R) [s]"""
     index = host_bound.rows
     slower_s = np.broadcast_to(outside.slower_first_forward_s, len(rows.table))[:, None]
     gather_s = outside.before_forward + outside.issued_beside_s + slower_s * rows.is_first
-    saved_s = np.maximum(host_bound.saved_by_lead_s(lead_s[index], gather_s[index]) * rows.is_first, 0.0).max(axis=1)
+    saved_s = (host_bound.saved_by_lead_s(lead_s[index], gather_s[index]) * rows.is_first).sum(axis=1)
+    exposed[_T["host_idle"], index] += np.maximum(-saved_s, 0.0)
+    saved_s = np.maximum(saved_s, 0.0)
     exposed[_T["bubble"], index] -= np.minimum(saved_s, np.maximum(exposed[_T["bubble"], index], 0.0))
 
 

@@ -75,7 +75,9 @@ def _cut_rows(search: Search, space: SpaceCombinations) -> RowsTimedUnderOwnSpli
     solves = (wanted & (kinds == "full")).any(axis=1)[:, None]
     reason = np.where(wanted | (is_legal & solves & np.isin(kinds, ("none", "full"))), -1, 0).reshape(-1)
     some = space.rows_of_degrees(degrees)
-    job = JobAndMachines(search.workload, search.cluster, search.framework)
+    job = JobAndMachines(
+        search.workload, search.cluster, search.framework, is_judged_in_closed_form=search.is_judged_in_closed_form
+    )
     loads = routing_loads_by_ep(search.workload, some.degrees)
     checked = cost_rows(job, loads, some, reason, np.zeros(len(reason)), None, WorkerProcesses(1))
     of_wanted = np.flatnonzero(wanted.reshape(-1)[checked.costed.rows])

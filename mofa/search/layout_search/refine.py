@@ -305,4 +305,4 @@ def _seconds_of_play(candidate: CandidatePlan) -> float:
 
 
 def _costed(candidate: CandidatePlan, replay: bool) -> Plan:
-    return candidate.plan(replay=True, explain=False) if replay else candidate.plan_in_closed_form()
+    return candidate.plan(replay=replay, explain=False)

@@ -41,6 +41,8 @@ class JobAndMachines:
     framework: FrameworkSpec
     counts_gpus_by_row: bool = False
     """Whether each strategy has the GPUs that its degrees make, of which the cluster's are the most."""
+    is_judged_in_closed_form: bool = False
+    """Whether no replay follows the search's verdicts on memory, which leave free what it may reserve beyond them."""
 
     def with_options(self, options: FrameworkOptions) -> JobAndMachines:
         """The job with the framework's options that some strategies choose."""

@@ -222,14 +222,15 @@ class FewerNodesReplanned:
             return None
         near = space_near_best(self.search.costed, self.search.reasons, space)
         search = find_plans(
-            job, smaller, framework=framework, top=1, replay=False, space=near, banded=False, every_row=True
-        )
+            job, smaller, framework=framework, top=1, replay=False, space=near, banded=False, every_row=True,
+            closed_form_margin=False,
+        )  # fmt: skip
         return search if search.report.plans else None
 
     def _ranked(self, search: Search, runs: LongRunObjective) -> Plan | None:
         report = find_plans(
             search.workload, search.cluster, framework=search.framework, top=1, replay=False, judge=runs,
-            searched=search, banded=False,
+            searched=search, banded=False, closed_form_margin=False,
         )  # fmt: skip
         return report.report.plans[0] if report.report.plans else None
 

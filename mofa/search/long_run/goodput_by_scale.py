@@ -234,7 +234,7 @@ def _search_on_all(
     """A search in closed form in which all GPUs compute: those of other scales are points of their own."""
     return find_plans(
         job, machines, framework=framework, top=1, replay=False, banded=False, every_row=every_row,
-        without=(FEWER_GPUS,),
+        without=(FEWER_GPUS,), closed_form_margin=False,
     )  # fmt: skip
 
 

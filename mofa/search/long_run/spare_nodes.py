@@ -108,6 +108,7 @@ def find_long_runs(
     judge.refuse_unknown_objective()
     alone = faults.spares is not None or set(FIGURES) <= set(judge.unknown_figures())
     again = replay and not alone  # then the plans of these searches are made anew, with their bands
+    options = {"closed_form_margin": not replay, **options}
     # numbers of spares are scouted near the shortest steps, which may not be those of the best runs
     of_first = options if alone else {**options, "every_row": True}
     full_search = _searched(judge, replay and alone, top=top, banded=not again, **of_first)

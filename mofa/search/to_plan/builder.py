@@ -10,11 +10,12 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mofa.blocks.fp8 import formats_of_layer_products
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
-from mofa.cost.estimate import TableEstimator
+from mofa.cost.estimate import RowMemory, TableEstimator
 from mofa.cost.kernels.topology import NodeSizes, process_groups
 from mofa.cost.libraries import fractions_on_layer_library
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
@@ -88,6 +89,18 @@ def closed_form_margin_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: 
     A closed form knows sizes and numbers of tensors, not which hole each is cut from.
     """
     return load_closed_form_residuals().reserved_memory(framework.name, pp).value * reserved_bytes
+
+
+def bytes_to_fit(
+    framework: FrameworkSpec, pp: NDArray[np.int64], weighed: RowMemory, *, in_closed_form: bool
+) -> NDArray[np.float64]:
+    """What must be no more than :func:`memory_limit_bytes`: each row's device bytes; if verdicts rest on closed forms
+    alone also what a replay may reserve beyond them, which :func:`mofa.estimate` leaves free then too. (n,) [B]"""
+    if not in_closed_form:
+        return weighed.device_bytes
+    more = [closed_form_margin_bytes(framework, stages, 1.0) for stages in (1, 2)] if (pp > 1).any() else None
+    fraction = closed_form_margin_bytes(framework, 1, 1.0) if more is None else np.where(pp > 1, more[1], more[0])
+    return np.asarray(weighed.device_bytes + fraction * weighed.reserved_bytes)
 
 
 _numbers = count()

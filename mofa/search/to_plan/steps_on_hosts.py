@@ -11,12 +11,15 @@ from mofa.search.to_plan.step_band import cluster_with_fast_and_slow_host
 from mofa.specs.strategy import StrategyTable
 
 
-def plans_in_closed_form(candidates: Sequence[CandidatePlan], *, banded: bool) -> Iterator[Plan]:
-    """Plans without any replay, made as they are asked for; steps for the bands of all but the first come together."""
+def plans_in_closed_form(candidates: Sequence[CandidatePlan], *, banded: bool, doubted: bool = False) -> Iterator[Plan]:
+    """Plans without any replay, made as they are asked for; steps for the bands of all but the first come together.
+
+    ``doubted``: they leave free what a replay may reserve beyond closed forms.
+    """
     for n, candidate in enumerate(candidates):
         if n == 1 and banded:
             cost_on_all_hosts(candidates[1:])
-        yield candidate.plan_in_closed_form(banded=banded)
+        yield candidate.plan_in_closed_form(banded=banded, doubted=doubted)
 
 
 def cost_on_all_hosts(candidates: Sequence[CandidatePlan]) -> None:

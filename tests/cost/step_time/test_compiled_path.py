@@ -48,9 +48,10 @@ def test_as_by_level(
     clocks[:, 2][rng.random((kinds, *shape)) < 0.5] = NEVER
     given = ComputationDurations(
         forward_s, 2 * backward_s, weights_s, rng.uniform(0, 0.5, num_plans), 0.1,
-        DataParallelOncePerStep(*rng.uniform(0, 1, (3, *shape)), once) if once else None,
+        DataParallelOncePerStep(*rng.uniform(0, 1, (3, *shape)), once, rng.uniform(0, 1, shape)) if once else None,
         tuple(ClockAdvance(*of_kind) for of_kind in clocks) if has_host else None,
         ClockAdvance(*rng.uniform(1, 4, (4, *shape))) if once == "FSDP of pieces" else None,
+        lead_s=rng.uniform(-2, 2, shape[:2]),
     )  # fmt: skip
     num_micro_batches = rng.choice([2 * pp, 8 * pp], num_plans)
     plan = schedule, runtime, pp, vpp

@@ -78,7 +78,7 @@ def searched(name: str, num_gpus: int | None = None, **options: Any) -> Search:
     job = job_on(name, num_gpus)
     return mofa.find_plans(
         job.workload, job.cluster, framework=job.framework, top=1, replay=False, banded=False,
-        maximum=JOBS[name].maximum, **options,
+        maximum=JOBS[name].maximum, closed_form_margin=False, **options,
     )  # fmt: skip
 
 

@@ -72,7 +72,8 @@ def test_no_layout_is_searched_without_a_choice(strategy: str) -> None:
 @pytest.fixture(scope="module")
 def search() -> mofa.Search:
     """A search whose best plans have pipelines."""
-    return mofa.find_plans(JOB, MACHINES, fix={"tp": 1, "pp": 4, "cp": 1}, top=4, replay=False)
+    fix = {"tp": 1, "pp": 4, "cp": 1}
+    return mofa.find_plans(JOB, MACHINES, fix=fix, top=4, replay=False, closed_form_margin=False)
 
 
 def test_plans_are_refined_from_the_best_on_within_the_time(search: mofa.Search) -> None:

@@ -25,7 +25,8 @@ WANTED = 3
 @pytest.fixture(scope="module")
 def search() -> mofa.Search:
     """Own splits leave pipelines behind that 14 layers and a prediction do not fill evenly."""
-    return mofa.find_plans(JOB, MACHINES, replay=False, top=WANTED, banded=False, fix={"cp": 1, "tp": 1})
+    fix = {"cp": 1, "tp": 1}
+    return mofa.find_plans(JOB, MACHINES, replay=False, top=WANTED, banded=False, fix=fix, closed_form_margin=False)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,10 @@ def test_rows_that_were_cut_by_their_own_split_are_contenders(
     timed = timed_rows_of_all_pipelines(search)
     known = np.count_nonzero(~np.isnan(search.costed.step_s))
     assert len(timed.table) > known
-    every = mofa.find_plans(JOB, MACHINES, replay=False, top=1, banded=False, fix={"cp": 1, "tp": 1}, every_row=True)
+    every = mofa.find_plans(
+        JOB, MACHINES, replay=False, top=1, banded=False, fix={"cp": 1, "tp": 1}, every_row=True,
+        closed_form_margin=False,
+    )  # fmt: skip
     steps_s = {
         every.costed.table.row(i, "megatron"): step_s
         for i, step_s in enumerate(every.costed.step_s.tolist())

@@ -114,7 +114,7 @@ def test_a_faster_step_may_lose() -> None:
     harsh = facts(reliability__failures_per_node_day=100.0, storage__node_bytes_per_s=slow, spares=0)
     alone: dict[str, Any] = {
         "framework": MEGATRON, "top": 1, "replay": False, "without": ["tp_overlap"],
-        "maximum": {"cp": 1, "pp": 4},
+        "maximum": {"cp": 1, "pp": 4}, "closed_form_margin": False,
     }  # fmt: skip
     by_run = mofa.find_long_runs(SMALL, NODES, harsh, **alone).report.plans[0]
     by_step = mofa.find_plans(SMALL, NODES, **alone).report.plans[0]
@@ -346,7 +346,8 @@ def test_replanned_variants_are_the_best_by_their_long_run(monkeypatch: pytest.M
     point = goodput_by_scale(SMALL, NODES, harsh, [64], MEGATRON, replan=True).points[0]
     chosen = point.variants["blocking"]
     alone = mofa.find_long_runs(
-        SMALL, NODES, harsh.model_copy(update={"spares": 0}), framework=MEGATRON, top=1, replay=False
+        SMALL, NODES, harsh.model_copy(update={"spares": 0}), framework=MEGATRON, top=1, replay=False,
+        closed_form_margin=False,
     ).report.plans[0]  # fmt: skip
     assert chosen.strategy == alone.strategy != point.strategy
     assert chosen.step_s > (point.step_s or 0)
