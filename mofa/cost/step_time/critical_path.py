@@ -213,14 +213,8 @@ def critical_path_and_host_waits_s(
     total, queued = np.empty(durations.shape[1]), runtime == "pytorch"
     waited_s = np.zeros((pp, len(total)))
     once: Once = given.once.kind if given.once is not None else ""
-    nums, inverse = np.unique(num_micro_batches, return_inverse=True)
-    per_round = _per_round(plan, nums)
-    # plans of one order are walked together, however many rounds each leaves out
-    kinds, kind = np.unique(
-        np.stack([np.minimum(nums, MOST_WALKED_ROUNDS * per_round), per_round]), axis=1, return_inverse=True
-    )
-    kind_of = kind.ravel()[inverse]
-    for which, (walked, each) in enumerate(kinds.T.tolist()):
+    kinds, kind_of = _orders_alike(plan, num_micro_batches)
+    for which, (walked, each) in enumerate(kinds):
         plans_alike = np.flatnonzero(kind_of == which)
         walk = dependency_levels_of(*plan, walked, each, once)
         step = max(1, _AT_ONCE // walk.size)
@@ -239,6 +233,25 @@ def critical_path_and_host_waits_s(
             total[some] += behind * period
             waited_s[:, some] += behind * each_waited_s
     return total, waited_s.T
+
+
+def _orders_alike(
+    plan: tuple[str, Runtime, int, int], num_micro_batches: IntN
+) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
+    """Micro-batches that are walked and those of a round, of each order; and which of these each plan has, (n,).
+
+    Plans of one order are walked together, however many rounds each leaves out.
+    """
+    if len(num_micro_batches) and np.all(num_micro_batches == num_micro_batches[0]):  # as nearly always
+        number = num_micro_batches[:1]
+        each = int(_per_round(plan, number)[0])
+        return [(min(int(number[0]), MOST_WALKED_ROUNDS * each), each)], np.zeros(len(num_micro_batches), dtype=np.intp)
+    nums, inverse = np.unique(num_micro_batches, return_inverse=True)
+    per_round = _per_round(plan, nums)
+    kinds, kind = np.unique(
+        np.stack([np.minimum(nums, MOST_WALKED_ROUNDS * per_round), per_round]), axis=1, return_inverse=True
+    )
+    return [(int(walked), int(each)) for walked, each in kinds.T], kind.ravel()[inverse]
 
 
 def _steady_waits_s(
