@@ -7,7 +7,7 @@ candidate and an array for K (:mod:`mofa.blocks.elementwise`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -123,8 +123,7 @@ def _scanned(
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
         state = begin(HOST_AHEAD)
         exposed = state.play_tape()
-        rested, rested_regained = exposed.copy(), state.regained
-        regained, issue_delay_s = state.regained, state.issue_delay_s
+        rested, regained, issue_delay_s = exposed.copy(), state.regained, state.issue_delay_s
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = begin(0.0)
@@ -137,7 +136,6 @@ def _scanned(
         ahead = begin(HOST_AHEAD)
         for _ in range(repeat if _carries(ops) else 1):
             rested = ahead.play_tape()
-        rested_regained = ahead.regained
         if starts:  # from a host far ahead and from one far behind
             begun = starts[0].compute, starts[1].host
             for start in starts:
@@ -161,7 +159,7 @@ def _scanned(
         if device_s is None:
             device_s = alone_s - exposed["host_idle"] + kernel_load_idle_s(tape, seconds) + slowed
         clocks = device_s - slowed, device_s - slowed + issue_delay_s, NO_WAIT, issued
-    _name_waits_for_host(exposed, hidden, _with_loss(rested, sent, rested_regained)[0], sent)
+    _name_waits_for_host(exposed, hidden, {name: alone[name] - rested[name] for name in sent})
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.role in WEIGHT_ROLES], 0.0)
     busy = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
     kernels: FloatK = sum([where(op.present, num_queued_kernels(op), 0.0) for op in ops], 0.0)
@@ -245,9 +243,7 @@ def _with_loss(
     return exposed, hidden
 
 
-def _name_waits_for_host(
-    exposed: dict[str, FloatK], hidden: dict[str, FloatK], ahead: Mapping[str, FloatK], sent: Iterable[str]
-) -> None:
+def _name_waits_for_host(exposed: dict[str, FloatK], hidden: dict[str, FloatK], more_s: Mapping[str, FloatK]) -> None:
     """Call a family's what computing would wait for it under a host far ahead, and host idle all that is left, as the
     replay does.
 
@@ -255,13 +251,11 @@ def _name_waits_for_host(
 
     Parameters
     ----------
-    ahead
-        What is exposed under such a host.
-    sent
-        The families that communicate.
+    more_s
+        By family, what is waited for its collectives more than under such a host; less where below 0.
     """
-    for family in sent:
-        moved_s = maximum(exposed[family] - ahead[family], -exposed["host_idle"])
+    for family, late_s in more_s.items():
+        moved_s = maximum(minimum(late_s, exposed[family]), -exposed["host_idle"])
         exposed[family] = exposed[family] - moved_s
         exposed["host_idle"] = exposed["host_idle"] + moved_s
         hidden[family] = maximum(hidden[family] + moved_s, 0.0)

@@ -26,7 +26,11 @@ IntN = NDArray[np.int64]
 MOST_WALKED_ROUNDS = 3
 """Rounds of micro-batches that are walked at most; those behind take as long as the last of the steady state. [-]"""
 BARELY = 0.01
-"""A host that issues a round in less than one takes, but by no more than this share, is taken not to get ahead. [-]"""
+"""A host that issues a round in less than one takes, but by no more than this share, is taken to get ahead no further
+than it is. [-]"""
+ROUNDING = 1e-4
+"""The same of a host that sets how long a round takes, which the walk gives with so much in doubt: it is taken to fall
+behind. [-]"""
 FEW_PLANS = 8
 """Plans of which all durations are gathered at once. [-]"""
 _AT_ONCE = 1 << 21
@@ -260,8 +264,8 @@ def _steady_waits_s(
     """What the device of each rank waits for its own host in a round that is left out. (pp, some) [s]
 
     A host that waits for its device has as far a lead in every round. Another's grows until its device waits no more,
-    where it issues a round in less than one takes. Where it does not, its lead is gone sooner or later, and the device
-    waits whenever it does not compute.
+    where it issues a round in less than one takes; where that is barely less, it waits as in the round before. A host
+    that takes as long as a round has no lead sooner or later, and the device waits whenever it does not compute.
     """
     parts = [ClockAdvance(*(part[some] for part in clocks[:4])) for clocks in host]
     issued_s, computed_s = (
@@ -269,8 +273,9 @@ def _steady_waits_s(
         for name in ("host_s", "device_s")
     )
     waits = np.max([clocks.host_behind_device_s for clocks in parts], axis=0).max(axis=2)[:, like].T > NEVER / 2
-    falls_behind = issued_s >= (1.0 - BARELY) * period_s
-    alone_s = np.where(falls_behind, np.maximum(period_s - computed_s, 0.0), 0.0)
+    idle_s = np.maximum(period_s - computed_s, 0.0)
+    alone_s = np.where(issued_s >= (1.0 - BARELY) * period_s, np.minimum(walked_s, idle_s), 0.0)
+    alone_s = np.where(issued_s >= (1.0 - ROUNDING) * period_s, idle_s, alone_s)
     return np.where(waits, walked_s, alone_s)
 
 

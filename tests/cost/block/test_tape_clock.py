@@ -342,29 +342,24 @@ class OneCandidate:
 
 def twin(ops: tuple[Op, ...], times: Times, k: int, repeat: int, slowdown: float) -> dict[str, dict[str, float]]:
     """The same rules for one candidate, op by op: what the last of ``repeat`` repetitions exposes and hides."""
-    exposed, hidden = played(ops, OneCandidate(k, times, slowdown), repeat)
-    ahead, _ = played(ops, OneCandidate(k, times, slowdown, ahead=True), repeat)
-    for name in HIDDEN:  # what a host far ahead would not leave exposed is host idle
-        moved = max(exposed[name] - ahead[name], -exposed["host_idle"]) if name in {o.family for o in ops} else 0.0
-        exposed[name] -= moved
-        exposed["host_idle"] += moved
-        hidden[name] = max(hidden[name] + moved, 0.0)
-    return {"exposed": exposed, "hidden": hidden}
-
-
-def played(ops: tuple[Op, ...], candidate: OneCandidate, repeat: int) -> tuple[dict[str, float], dict[str, float]]:
-    """What the last of ``repeat`` repetitions exposes and hides, with what computing loses."""
-    for _ in range(repeat):
-        candidate.begin()
-        for o in ops:
-            candidate.play(o)
+    candidate, ahead = OneCandidate(k, times, slowdown), OneCandidate(k, times, slowdown, ahead=True)
+    for each in (candidate, ahead):
+        for _ in range(repeat):
+            each.begin()
+            for o in ops:
+                each.play(o)
     exposed, busy = candidate.exposed, candidate.busy
     hidden = {name: max(busy[name] - exposed[name], 0.0) for name in HIDDEN}
     computing, total, alone = sum(exposed[name] for name in COMPUTING), sum(exposed.values()), dict(exposed)
     for name in HIDDEN:  # of what runs beside computing or other waits, the share beside computing
-        lost = candidate.slowdown * hidden[name] * computing / max(total - alone[name], 1e-12)
+        lost = slowdown * hidden[name] * computing / max(total - alone[name], 1e-12)
         exposed[name] += max(lost - candidate.regained[name], 0.0)  # but for what makes waits the shorter
-    return exposed, hidden
+    for name in HIDDEN:  # what is not waited for under a host far ahead is the host's
+        moved = max(min(alone[name] - ahead.exposed[name], exposed[name]), -exposed["host_idle"])
+        exposed[name] -= moved
+        exposed["host_idle"] += moved
+        hidden[name] = max(hidden[name] + moved, 0.0)
+    return {"exposed": exposed, "hidden": hidden}
 
 
 NUM_K = 4
