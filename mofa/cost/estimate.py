@@ -238,9 +238,11 @@ class TableEstimator:
 
     def with_layout(self, layout: str, recompute_layers: int) -> TableEstimator:
         """The estimator for its table's only row with another layout, and another number of recomputed layers."""
-        other, number = self._costed_as(lambda costs: costs), np.array([recompute_layers], dtype=np.int64)
+        other, number = self._copy(), np.array([recompute_layers], dtype=np.int64)
         only = np.zeros(1, dtype=np.int64)
         other.table = replace(self.table, layouts=(layout,), layout=only, recompute_layers=number)
+        if isinstance(rested := self.__dict__.get("with_device_waits"), TableEstimator):  # its blocks are known
+            other.__dict__["with_device_waits"] = rested.with_layout(layout, recompute_layers)
         return other
 
     @staticmethod
