@@ -159,7 +159,8 @@ def _scanned(
         if device_s is None:
             device_s = alone_s - exposed["host_idle"] + kernel_load_idle_s(tape, seconds) + slowed
         clocks = device_s - slowed, device_s - slowed + issue_delay_s, NO_WAIT, issued
-    _name_waits_for_host(exposed, hidden, {name: alone[name] - rested[name] for name in sent})
+    more_s = {name: alone[name] - rested[name] for name in sent}
+    _name_waits_for_host(exposed, hidden, more_s, {name: sent[name][0] - alone[name] for name in sent})
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.role in WEIGHT_ROLES], 0.0)
     busy = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
     kernels: FloatK = sum([where(op.present, num_queued_kernels(op), 0.0) for op in ops], 0.0)
@@ -243,7 +244,9 @@ def _with_loss(
     return exposed, hidden
 
 
-def _name_waits_for_host(exposed: dict[str, FloatK], hidden: dict[str, FloatK], more_s: Mapping[str, FloatK]) -> None:
+def _name_waits_for_host(
+    exposed: dict[str, FloatK], hidden: dict[str, FloatK], more_s: Mapping[str, FloatK], beside_s: Mapping[str, FloatK]
+) -> None:
     """Call a family's what computing would wait for it under a host far ahead, and host idle all that is left, as the
     replay does.
 
@@ -253,12 +256,15 @@ def _name_waits_for_host(exposed: dict[str, FloatK], hidden: dict[str, FloatK], 
     ----------
     more_s
         By family, what is waited for its collectives more than under such a host; less where below 0.
+    beside_s
+        By family, what its collectives take beyond what is waited for them.
     """
     for family, late_s in more_s.items():
         moved_s = maximum(minimum(late_s, exposed[family]), -exposed["host_idle"])
         exposed[family] = exposed[family] - moved_s
         exposed["host_idle"] = exposed["host_idle"] + moved_s
-        hidden[family] = maximum(hidden[family] + moved_s, 0.0)
+        before_s = beside_s[family]
+        hidden[family] = maximum(hidden[family] + maximum(before_s + moved_s, 0.0) - maximum(before_s, 0.0), 0.0)
 
 
 def _beside(tape: Tape, seconds: list[FloatK], machine: OpTimingMachine) -> dict[str, tuple[FloatK, FloatK]]:

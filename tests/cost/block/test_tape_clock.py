@@ -358,7 +358,8 @@ def twin(ops: tuple[Op, ...], times: Times, k: int, repeat: int, slowdown: float
         moved = max(min(alone[name] - ahead.exposed[name], exposed[name]), -exposed["host_idle"])
         exposed[name] -= moved
         exposed["host_idle"] += moved
-        hidden[name] = max(hidden[name] + moved, 0.0)
+        beside = busy[name] - alone[name]
+        hidden[name] = max(hidden[name] + max(beside + moved, 0.0) - max(beside, 0.0), 0.0)
     return {"exposed": exposed, "hidden": hidden}
 
 
