@@ -8,6 +8,7 @@ python benchmarks/replay_agreement.py --by-kind --num 100 --batches 8   # the sa
 python benchmarks/replay_agreement.py --zero-bubble --num 60  # PyTorch's schedules that put weights' gradients off
 python benchmarks/replay_agreement.py --wider --num 240       # other frameworks and options, one line for each
 python benchmarks/replay_agreement.py --wider --only fsdp1 --verbose
+python benchmarks/replay_agreement.py --wider --num 240 --seed 2731 --parts  # whose parts are named alike
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import TableEstimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
@@ -37,7 +39,7 @@ from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import StrategyTable
 
 SEED = 5
-MEMORY_BAR, TIME_BAR = 0.02, 0.035
+MEMORY_BAR, TIME_BAR, PARTS_BAR = 0.02, 0.035, 0.02
 SKEWED: dict[str, object] = {"routing": {"kind": "zipf", "s": 0.3}}
 # name, cluster, GPUs, global batch, framework, what is changed
 JOBS: tuple[tuple[str, str, int, int, str, dict[str, object]], ...] = (
@@ -253,15 +255,20 @@ class Agreement:
     allocated: float | None = None
     reserved: float | None = None
     device: float | None = None
+    parts: float = 0.0
+    """How far the part that differs most is apart, over the replay's step, beyond what the steps are."""
 
 
 def compare(case: Case, *, memory: bool = True) -> Agreement:
     """Both ways for one strategy."""
     estimator = case.estimator
     closed = estimator.breakdown(detail=True)
-    step = float(closed.step_s[0]) / replay_time(estimator, detail=False).step_s - 1
+    replayed = replay_time(estimator, detail=False)
+    step = float(closed.step_s[0]) / replayed.step_s - 1
+    exposed = zip(TIME_COMPONENTS, closed.exposed_s[:, 0].tolist(), strict=True)
+    parts = max(abs(seconds - replayed.exposed[name]) for name, seconds in exposed) / replayed.step_s - abs(step)
     if not memory:
-        return Agreement(step)
+        return Agreement(step, parts=parts)
     detail = closed.detail
     assert detail is not None
     expandable = case.job.framework.allocator == "expandable"
@@ -275,6 +282,7 @@ def compare(case: Case, *, memory: bool = True) -> Agreement:
         float(detail.allocated_bytes[0].max()) / max(rank.allocated for rank in ranks) - 1,
         float(detail.reserved_bytes[0].max()) / reserved - 1,
         float(detail.device_bytes[0].max()) / device - 1,
+        parts,
     )
 
 
@@ -301,6 +309,17 @@ def by_line(found: list[tuple[Case, Agreement]], names: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
+def by_parts(found: list[tuple[Case, Agreement]]) -> str:
+    """The strategies of which a part of the step differs by more than the bar, and how many these are."""
+    apart = [(agreement.parts, case) for case, agreement in found if agreement.parts > PARTS_BAR]
+    every = [agreement.parts for _, agreement in found]
+    lines = [f"{parts:8.2%} {describe(case)}" for parts, case in sorted(apart, key=lambda each: -each[0])]
+    lines.append(
+        f"parts: {len(apart)} of {len(found)} beyond {PARTS_BAR:.0%} of the step, median {np.median(every):.2%}"
+    )
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print the distributions."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -310,11 +329,13 @@ def main() -> None:
     parser.add_argument("--by-kind", action="store_true", help="each kind of strategy of eight jobs in its turn")
     parser.add_argument("--batches", type=int, default=1, help="with --by-kind: times the jobs' global batches")
     parser.add_argument("--time", action="store_true", help="step times alone")
+    parser.add_argument("--parts", action="store_true", help="step times alone, and which differ in a part")
     parser.add_argument("--zero-bubble", action="store_true", help="ZB-V and interleaved zero bubble alone")
     parser.add_argument("--wider", action="store_true", help="other frameworks and options than the search's usual")
     parser.add_argument("--only", default="", help="with --wider: the lines whose name begins so")
     parser.add_argument("--verbose", action="store_true", help="one line per strategy")
     given = parser.parse_args()
+    given.time |= given.parts
     if not (given.by_kind or given.zero_bubble or given.wider):
         from random_agreement import compare_all, report  # beside this file
 
@@ -338,6 +359,8 @@ def main() -> None:
         elif sys.stderr.isatty():
             print(f"\r{len(found)} of {given.num}", end="", file=sys.stderr)
     print(f"{len(found)} legal strategies, seed {given.seed}, {time.perf_counter() - started:.0f} s")
+    if given.parts:
+        print(by_parts(found))
     names = ("step",) if given.time else ("step", "allocated", "reserved", "device")
     if given.wider:
         print(by_line(found, names))

@@ -105,8 +105,12 @@ def parse_file_and_plan_number(text: str) -> tuple[Path, int | None]:
 
 
 def global_batch_parser(text: str | int) -> str:
-    """A parser of a global batch, in sequences or in tokens; checked, and read when the sequence's length is known."""
-    words = str(text).strip().split()
+    """A parser of a global batch, in sequences or in tokens; checked, and read when the sequence's length is known.
+
+    >>> [global_batch_parser(text) for text in ("1K", "4M tokens", "4Mtokens")]
+    ['1K', '4M tokens', '4M tokens']
+    """
+    words = re.sub(r"(?<=[\dkKmMgGtT])(tokens?|sequences?)$", r" \1", str(text).strip()).split()
     if words[1:] in ([], ["tokens"], ["token"], ["sequences"], ["sequence"]):
         try:
             parse_count(words[0] if words else "", '1024, 1K or "4M tokens"')

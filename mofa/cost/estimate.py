@@ -238,9 +238,10 @@ class TableEstimator:
 
     def with_layout(self, layout: str, recompute_layers: int) -> TableEstimator:
         """The estimator for its table's only row with another layout, and another number of recomputed layers."""
-        other, number = self._costed_as(lambda costs: costs), np.array([recompute_layers], dtype=np.int64)
-        only = np.zeros(1, dtype=np.int64)
+        other, only, number = self._copy(), np.zeros(1, dtype=np.int64), np.array([recompute_layers], dtype=np.int64)
         other.table = replace(self.table, layouts=(layout,), layout=only, recompute_layers=number)
+        if isinstance(rested := self.__dict__.get("with_device_waits"), TableEstimator):  # its blocks are known
+            other.__dict__["with_device_waits"] = rested.with_layout(layout, recompute_layers)
         return other
 
     @staticmethod
@@ -270,13 +271,9 @@ class TableEstimator:
         other = copy.copy(self)
         other.shared_rows = ()
         for name in (
-            "row_with_every_stage",
-            "rank_specs",
-            "_row_bytes",
-            "without_host_lead",
-            "with_device_waits",
+            "row_with_every_stage", "rank_specs", "_row_bytes", "without_host_lead", "with_device_waits",
             "at_power_limited_clock",
-        ):
+        ):  # fmt: skip
             other.__dict__.pop(name, None)
         return other
 

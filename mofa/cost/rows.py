@@ -202,6 +202,12 @@ class LayerArrays:
         return np.asarray(self.exposed.sum(axis=-1))
 
     @cached_property
+    def forward_besides_host_s(self) -> ArrayN:
+        """What a layer's forward exposes besides waits for the host. (modes, K, kinds) [s]"""
+        host = EXPOSED.index("host_idle")
+        return self.stack(lambda c: c.forward.total - c.forward.exposed[host])
+
+    @cached_property
     def computing_s(self) -> ArrayN:
         """What of it is computing. (modes, K, kinds) [s]"""
         return np.asarray(self.exposed[..., [EXPOSED.index(name) for name in COMPUTING]].sum(axis=-1))

@@ -28,7 +28,7 @@ MAY_PASS, WATCHED, OWN, VIEW = 1, 2, 4, 8
 ABSENT, EVERYWHERE = -1, -1
 MOST = 16
 """Families of which a tensor may have been made at most. [-]"""
-IN_WORK = 7
+IN_WORK = 5
 """Rows of what is worked with beside what is made. [-]"""
 
 
@@ -49,8 +49,8 @@ class _State(ctypes.Structure):
     _fields_ = tuple(
         (name, c_void_p)
         for name in (
-            "host", "compute", "loss", "late", "exposed", "regained", "late_issue", "streams", "communicators",
-            "ready", "since", "delay", "work", "num", "families",
+            "host", "compute", "loss", "late", "exposed", "regained", "streams", "communicators",
+            "ready", "since", "work", "num", "families",
         )
     )  # fmt: skip
 
@@ -175,8 +175,8 @@ class CompiledStreamClocks:
         num_families, num_names = len(tape.families) + 2, len(tape.names)
         sizes = {
             "host": 1, "compute": 1, "loss": 1, "late": 1, "exposed": num_families, "regained": num_families,
-            "late_issue": num_families, "streams": 3 * len(tape.streams), "communicators": 3 * len(tape.groups),
-            "ready": num_names * tape.most, "since": num_names, "delay": num_names, "work": IN_WORK + tape.most,
+            "streams": 2 * len(tape.streams), "communicators": 2 * len(tape.groups),
+            "ready": num_names * tape.most, "since": num_names, "work": IN_WORK + tape.most,
         }  # fmt: skip
         ends = np.cumsum([*sizes.values()]).tolist()
         self.places = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
@@ -218,11 +218,6 @@ class CompiledStreamClocks:
     def regained(self) -> dict[str, FloatK]:
         """What waits gave back in this repetition, by family. (K,) each [s]"""
         return dict(zip(self.tape.families, self._rows("regained")[1:-1].copy(), strict=True))
-
-    @property
-    def late_issue_s(self) -> dict[str, FloatK]:
-        """What of this repetition's waits is by late issue, by family. (K,) each [s]"""
-        return dict(zip(self.tape.families, self._rows("late_issue")[1:-1].copy(), strict=True))
 
     def with_host_ahead(self, ahead_s: float) -> CompiledStreamClocks:
         """The clocks with the host so far ahead of the device (negative). [s]"""

@@ -34,9 +34,9 @@ typedef struct {
 
 typedef struct { /* numbers are (rows, K); of each tensor how many families make it, ABSENT where it is not there
                     yet, and which */
-    double *host, *compute, *loss, *late, *exposed, *regained, *late_issue, *streams, *communicators, *ready;
-    double *since, *delay;
-    double *work; /* (7 + most, K) */
+    double *host, *compute, *loss, *late, *exposed, *regained, *streams, *communicators, *ready;
+    double *since;
+    double *work; /* (5 + most, K) */
     int32_t *num, *families; /* (names,), (names, most) */
 } State;
 
@@ -89,76 +89,64 @@ static void write_down(const Tape *t, const State *s, const Made *made, int32_t 
 
 /* Where a step is present, and where `on` says `yes`, it takes something until its end. */
 static void take(const Tape *t, double *queue, const uint8_t *here, const uint8_t *on, int yes, const double *end,
-                 const double *since, const double *delay) {
+                 const double *since) {
     int64_t num_k = t->num_k;
     for (int64_t k = 0; k < num_k; k++)
         if ((!here || here[k]) && (!on || on[k] == yes)) {
             queue[k] = later(end[k], queue[k]);
             queue[num_k + k] = since[k];
-            queue[2 * num_k + k] = delay[k];
         }
 }
 
-static void await(double *start, double *since, double *in_time, const double *until, const double *fixed,
-                  const double *delay, const uint8_t *on, int yes, int64_t num_k) {
+static void await(double *start, double *since, const double *until, const double *fixed, const uint8_t *on, int yes,
+                  int64_t num_k) {
     for (int64_t k = 0; k < num_k; k++)
-        if (!on || on[k] == yes) {
-            in_time[k] = later(in_time[k], until[k] - delay[k]);
-            if (until[k] > start[k]) {
-                start[k] = until[k];
-                since[k] = fixed[k];
-            }
+        if ((!on || on[k] == yes) && until[k] > start[k]) {
+            start[k] = until[k];
+            since[k] = fixed[k];
         }
 }
 
 static void send(const Tape *t, const State *s, const Step *step, const double *took, Made *made) {
     int64_t num_k = t->num_k;
     double *launch = s->work, *start = launch + num_k, *since = start + num_k, *end = made->at[0];
-    double *in_time = s->work + 5 * num_k, *delay = in_time + num_k;
     const int32_t *reads = t->names + step->reads;
     const uint8_t *here = mask(t, step->present), *on = t->masks + step->on_world * num_k;
     for (int64_t k = 0; k < num_k; k++) {
         launch[k] = start[k] = later(s->host[k], step->flags & OWN_ORDER ? 0.0 : s->compute[k]);
         since[k] = s->loss[k];
-        in_time[k] = sooner(launch[k], s->compute[k]);
     }
     for (int32_t i = 0; i < step->num_reads; i++)
         for (int32_t n = 0; n < s->num[reads[i]]; n++)
-            await(start, since, in_time, ready_at(t, s, reads[i], n), s->since + reads[i] * num_k,
-                  s->delay + reads[i] * num_k, 0, 0, num_k);
-    double *stream = s->streams + 3 * step->stream * num_k;
-    await(start, since, in_time, stream, stream + num_k, stream + 2 * num_k, 0, 0, num_k);
-    double *own = s->communicators + 3 * step->group * num_k, *world = s->communicators + 3 * t->world * num_k;
+            await(start, since, ready_at(t, s, reads[i], n), s->since + reads[i] * num_k, 0, 0, num_k);
+    double *stream = s->streams + 2 * step->stream * num_k;
+    await(start, since, stream, stream + num_k, 0, 0, num_k);
+    double *own = s->communicators + 2 * step->group * num_k, *world = s->communicators + 2 * t->world * num_k;
     if (step->group != ABSENT) {
-        await(start, since, in_time, own, own + num_k, own + 2 * num_k, on, 0, num_k);
-        await(start, since, in_time, world, world + num_k, world + 2 * num_k, on, 1, num_k);
+        await(start, since, own, own + num_k, on, 0, num_k);
+        await(start, since, world, world + num_k, on, 1, num_k);
     }
     for (int64_t k = 0; k < num_k; k++) {
         since[k] = later(sooner(since[k], s->loss[k]), s->loss[k] - (start[k] - launch[k]));
         end[k] = start[k] + took[k];
-        delay[k] = start[k] - in_time[k];
     }
-    take(t, stream, here, 0, 0, end, since, delay);
+    take(t, stream, here, 0, 0, end, since);
     if (step->group != ABSENT) {
-        take(t, own, here, on, 0, end, since, delay);
-        take(t, world, here, on, 1, end, since, delay);
+        take(t, own, here, on, 0, end, since);
+        take(t, world, here, on, 1, end, since);
     }
     made->num = 1;
     made->families[0] = step->family;
     if (step->num_reads) {
         if (here) hand_on(t, s, made, here, 0, reads[0]);
-        const double *before = s->since + reads[0] * num_k, *delay_before = s->delay + reads[0] * num_k;
+        const double *before = s->since + reads[0] * num_k;
         for (int64_t k = 0; k < num_k; k++)
-            if (step->flags & VIEW || (here && !here[k])) {
-                since[k] = before[k];
-                delay[k] = delay_before[k];
-            }
+            if (step->flags & VIEW || (here && !here[k])) since[k] = before[k];
     }
     for (int32_t i = 0; i < step->num_writes; i++) {
         int32_t name = t->names[step->writes + i];
         write_down(t, s, made, name);
         memcpy(s->since + name * num_k, since, (size_t)num_k * sizeof(double));
-        memcpy(s->delay + name * num_k, delay, (size_t)num_k * sizeof(double));
     }
 }
 
@@ -167,18 +155,16 @@ static void wait_for_inputs(const Tape *t, const State *s, const Step *step, con
     int64_t num_k = t->num_k;
     for (int32_t i = 0; i < step->num_reads; i++) {
         int32_t name = t->names[step->reads + i];
-        const double *since = s->since + name * num_k, *delay = s->delay + name * num_k;
+        const double *since = s->since + name * num_k;
         for (int32_t n = 0; n < s->num[name]; n++) {
             int32_t family = s->families[name * t->most + n];
             if (family == OF_ITSELF) continue;
             const double *ready = ready_at(t, s, name, n);
             double *exposed = s->exposed + family * num_k, *regained = s->regained + family * num_k;
-            double *late_issue = s->late_issue + family * num_k;
             for (int64_t k = 0; k < num_k; k++) {
                 double wait = here && !here[k] ? 0.0 : later(ready[k] - s->compute[k], 0.0);
                 double back = later(sooner(wait, s->loss[k] - since[k]), 0.0);
                 exposed[k] += wait;
-                late_issue[k] += sooner(delay[k], wait);
                 regained[k] += back;
                 s->loss[k] -= back;
                 s->compute[k] += wait;
@@ -212,16 +198,14 @@ static void compute(const Tape *t, const State *s, const Step *step, const doubl
     if (waits && may_pass) {
         made->num = 0;
         hand_on(t, s, made, here, is_view, reads[0]);
-        double *since = s->work, *delay = since + num_k;
+        double *since = s->work;
         for (int64_t k = 0; k < num_k; k++) {
             int passes = is_view || (here && !here[k]);
             since[k] = passes ? s->since[reads[0] * num_k + k] : INFINITY;
-            delay[k] = passes ? s->delay[reads[0] * num_k + k] : 0.0;
         }
         for (int32_t i = 0; i < step->num_writes; i++) {
             write_down(t, s, made, writes[i]);
             memcpy(s->since + writes[i] * num_k, since, (size_t)num_k * sizeof(double));
-            memcpy(s->delay + writes[i] * num_k, delay, (size_t)num_k * sizeof(double));
         }
     }
     if (!(step->flags & WATCHED)) return;
@@ -249,14 +233,13 @@ static void synchronise(const Tape *t, const State *s, const Step *step, const d
         if (!here || here[k]) s->host[k] = later(s->host[k], until[k]) + took[k];
 }
 
-/* Play a tape once; a host that is ahead of all stays there. */
+/* Play a tape once; a host that is ahead of all stays there, and waits for nothing. */
 void pass_once(const Tape *t, const State *s, int32_t is_ahead) {
     int64_t num_k = t->num_k;
     double *begun = s->work + 3 * num_k, *issued = begun + num_k;
     Made made;
-    for (int32_t n = 0; n < t->most && n < MOST; n++) made.at[n] = issued + (3 + n) * num_k; /* behind what `send` works with */
+    for (int32_t n = 0; n < t->most && n < MOST; n++) made.at[n] = issued + (1 + n) * num_k; /* behind what `send` works with */
     memset(s->exposed, 0, (size_t)(t->num_families * num_k) * sizeof(double));
-    memset(s->late_issue, 0, (size_t)(t->num_families * num_k) * sizeof(double));
     memset(s->regained, 0, (size_t)(t->num_families * num_k) * sizeof(double));
     for (int64_t k = 0; k < num_k; k++) {
         s->late[k] = issued[k] = 0.0;
@@ -266,7 +249,7 @@ void pass_once(const Tape *t, const State *s, int32_t is_ahead) {
         const Step *step = t->steps + i;
         const double *took = t->took + i * num_k, *issue = t->issue + i * num_k;
         if (step->kind == SYNC) {
-            synchronise(t, s, step, took);
+            if (!is_ahead) synchronise(t, s, step, took);
             continue;
         }
         for (int64_t k = 0; k < num_k; k++) {

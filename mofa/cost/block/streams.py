@@ -22,10 +22,9 @@ NEVER = -np.inf
 Ready = dict[str, FloatK]
 """When a tensor is there, by the family that makes it: several where an absent op of one hands on what another's made;
 "" is the compute stream itself."""
-Until = tuple[FloatK, FloatK, FloatK]
-"""Until when something is taken, the ``loss`` from which on that does not move, however late computing is, and how much
-sooner it would be over had the host not issued late."""
-FREE: Until = (0.0, 0.0, 0.0)
+Until = tuple[FloatK, FloatK]
+"""Until when something is taken, and the ``loss`` from which on that does not move, however late computing is."""
+FREE: Until = (0.0, 0.0)
 NOTHING: Ready = {}
 MOVES = np.inf
 """Of what moves with all that computing loses."""
@@ -56,12 +55,7 @@ class TapeStreamClocks:
     ready: dict[str, Ready] = field(default_factory=dict)
     since: dict[str, FloatK] = field(default_factory=dict)
     """The ``loss`` from which on it does not move when a tensor of another stream is there."""
-    delay: dict[str, FloatK] = field(default_factory=dict)
-    """How much sooner a tensor of another stream would be there, had the host issued as soon as what was launched
-    before had been computed. [s]"""
     loss: FloatK = 0.0
-    late_issue_s: dict[str, FloatK] = field(default_factory=dict)
-    """What of this repetition's waits is by such delays, by family: host idle by name. [s]"""
     regained: dict[str, FloatK] = field(default_factory=dict)
     issue_delay_s: FloatK = 0.0
     """How much later anything is issued than computed in this repetition, from a common beginning: what the device
@@ -71,13 +65,11 @@ class TapeStreamClocks:
         """The clocks with the host so far ahead of the device (negative). [s]"""
         return TapeStreamClocks(
             self.compute + ahead_s, self.compute, dict(self.streams), dict(self.communicators), dict(self.ready),
-            dict(self.since), dict(self.delay), self.loss,
+            dict(self.since), self.loss,
         )  # fmt: skip
 
     def wait_for_tensor(self, name: str, family: str, wait_s: FloatK) -> None:
         """The compute stream waits so long for a tensor that a family makes. [s]"""
-        late_s = minimum(self.delay.get(name, 0.0), wait_s)
-        self.late_issue_s[family] = self.late_issue_s.get(family, 0.0) + late_s
         regained = maximum(minimum(wait_s, self.loss - self.since.get(name, MOVES)), 0.0)
         self.regained[family] = self.regained.get(family, 0.0) + regained
         self.loss = self.loss - regained
@@ -87,39 +79,32 @@ class TapeStreamClocks:
         """Where an op of the compute stream does not run, its output is there when its input is."""
         handed_on = output_ready_times(runs, NOTHING, self.ready.get(op.reads[0], NOTHING))
         since = where(runs, MOVES, self.since.get(op.reads[0], MOVES))
-        delay = where(runs, 0.0, self.delay.get(op.reads[0], 0.0))
         for name in op.writes:
-            self.ready[name], self.since[name], self.delay[name] = handed_on, since, delay
+            self.ready[name], self.since[name] = handed_on, since
 
     def play_side_stream_op(self, op: Op, took: FloatK, machine: OpTimingMachine) -> None:
         """An op of another stream: it starts once it is issued, its stream and its communicator are free and its inputs
         are there, those of its own stream too: where their producer is absent they are ready when its input is."""
         launch = maximum(self.host, 0.0 if op.stream in OWN_ORDER else self.compute)
         start, since = launch, self.loss
-        in_time = minimum(launch, self.compute)  # when it would start under a host that does not issue late
         ready, fixed_from = self.ready, self.since
         inputs = [name for name in op.reads if name in ready]
-        awaited = [
-            (ready_s, fixed_from.get(name, MOVES), self.delay.get(name, 0.0))
-            for name in inputs
-            for ready_s in ready[name].values()
-        ]
+        awaited = [(ready_s, fixed_from.get(name, MOVES)) for name in inputs for ready_s in ready[name].values()]
         awaited.append(self.streams.get(op.stream, FREE))
         collective = op.work if type(op.work) is Collective else None
         if collective is not None:
             on_world = machine.uses_world_communicator(collective.group)
             awaited.append(self._communicator(collective.group, on_world))
-        for ready_s, fixed, delay in awaited:
-            in_time = maximum(in_time, ready_s - delay)
+        for ready_s, fixed in awaited:
             later = ready_s > start
             if later is not False:
                 start, since = maximum(start, ready_s), where(later, fixed, since)
         # where computing is later than it waits in the queue, it moves as well
         since = maximum(minimum(since, self.loss), self.loss - (start - launch))
-        end, delay = start + took, start - in_time
-        _take(self.streams, op.stream, op.present, (end, since, delay))
+        end = start + took
+        _take(self.streams, op.stream, op.present, (end, since))
         if collective is not None:
-            self._occupy(collective.group, on_world, op.present, (end, since, delay))
+            self._occupy(collective.group, on_world, op.present, (end, since))
         made: Ready = {op.family: end}
         if op.reads:
             if op.present is not True:  # where it does not run, its output is ready when its input is
@@ -127,9 +112,8 @@ class TapeStreamClocks:
             runs = op.present if op.work is not None else False
             if runs is not True:
                 since = where(runs, since, fixed_from.get(op.reads[0], MOVES))
-                delay = where(runs, delay, self.delay.get(op.reads[0], 0.0))
         for name in op.writes:
-            ready[name], fixed_from[name], self.delay[name] = made, since, delay
+            ready[name], fixed_from[name] = made, since
 
     def _communicator(self, group: str, on_world: BoolK) -> Until:
         """Until when a group's communicator is taken, the world's where ``on_world``.
@@ -140,9 +124,7 @@ class TapeStreamClocks:
         if on_world is False:
             return own
         world = self.communicators.get("world", FREE)
-        return (
-            where(on_world, world[0], own[0]), where(on_world, world[1], own[1]), where(on_world, world[2], own[2]),
-        )  # fmt: skip
+        return where(on_world, world[0], own[0]), where(on_world, world[1], own[1])
 
     def _occupy(self, group: str, on_world: BoolK, present: BoolK, until: Until) -> None:
         if on_world is False:
@@ -156,11 +138,8 @@ class TapeStreamClocks:
 def _take(queues: dict[str, Until], name: str, present: BoolK, until: Until) -> None:
     """Where an op is present it takes something until its end, which is never before what was launched ahead of it."""
     before = queues.get(name, FREE)
-    end, since, delay = until
+    end, since = until
     if present is True:
-        queues[name] = maximum(end, before[0]), since, delay
+        queues[name] = maximum(end, before[0]), since
         return
-    queues[name] = (
-        where(present, maximum(end, before[0]), before[0]), where(present, since, before[1]),
-        where(present, delay, before[2]),
-    )  # fmt: skip
+    queues[name] = where(present, maximum(end, before[0]), before[0]), where(present, since, before[1])

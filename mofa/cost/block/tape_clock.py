@@ -123,7 +123,7 @@ def _scanned(
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
         state = begin(HOST_AHEAD)
         exposed = state.play_tape()
-        regained, issue_delay_s, late_issue_s = state.regained, state.issue_delay_s, NOTHING
+        rested, regained, issue_delay_s = exposed.copy(), state.regained, state.issue_delay_s
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = begin(0.0)
@@ -132,7 +132,10 @@ def _scanned(
             exposed = state.play_tape()
         starts = [state.with_host_ahead(NO_WAIT), state.with_host_ahead(-NO_WAIT)] if synchronises else []
         exposed = state.play_tape()
-        regained, late_issue_s = state.regained, state.late_issue_s
+        regained = state.regained
+        ahead = begin(HOST_AHEAD)
+        for _ in range(repeat if _carries(ops) else 1):
+            rested = ahead.play_tape()
         if starts:  # from a host far ahead and from one far behind
             begun = starts[0].compute, starts[1].host
             for start in starts:
@@ -140,9 +143,6 @@ def _scanned(
             ends = [(start.compute - since, start.host - since) for start, since in zip(starts, begun, strict=True)]
             clocks = ends[0][0], ends[1][0], ends[0][1], ends[1][1]
         else:  # what waits for a late launch is no device's time: nothing holds the host, let it run ahead
-            ahead = begin(HOST_AHEAD)
-            for _ in range(repeat):
-                rested = ahead.play_tape()
             issue_delay_s = ahead.issue_delay_s
             device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + kernel_load_idle_s(
                 tape, seconds
@@ -153,12 +153,14 @@ def _scanned(
     exposed, hidden = _with_loss(alone, sent, regained)
     if any_true(queued > 0.0):
         _wait_in_queue(ops, queued, exposed, hidden)
+        _wait_in_queue(ops, queued, rested, {})
     slowed = sum(exposed.values(), 0.0) - alone_s
     if clocks is None:
         if device_s is None:
             device_s = alone_s - exposed["host_idle"] + kernel_load_idle_s(tape, seconds) + slowed
         clocks = device_s - slowed, device_s - slowed + issue_delay_s, NO_WAIT, issued
-    _name_late_issue(exposed, hidden, late_issue_s, {name: sent[name][0] - alone[name] for name in sent})
+    more_s = {name: alone[name] - rested[name] for name in sent}
+    _name_waits_for_host(exposed, hidden, more_s, {name: sent[name][0] - alone[name] for name in sent})
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.role in WEIGHT_ROLES], 0.0)
     busy = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
     kernels: FloatK = sum([where(op.present, num_queued_kernels(op), 0.0) for op in ops], 0.0)
@@ -179,8 +181,6 @@ class _Clocks(Protocol):
     def issue_delay_s(self) -> FloatK: ...
     @property
     def regained(self) -> dict[str, FloatK]: ...
-    @property
-    def late_issue_s(self) -> dict[str, FloatK]: ...
     def with_host_ahead(self, ahead_s: float) -> _Clocks: ...
     def play_tape(self) -> dict[str, FloatK]: ...
 
@@ -208,10 +208,6 @@ class _StepClocks:
     @property
     def regained(self) -> dict[str, FloatK]:
         return self.streams.regained
-
-    @property
-    def late_issue_s(self) -> dict[str, FloatK]:
-        return self.streams.late_issue_s
 
     def with_host_ahead(self, ahead_s: float) -> _StepClocks:
         return replace(self, streams=self.streams.with_host_ahead(ahead_s))
@@ -248,26 +244,27 @@ def _with_loss(
     return exposed, hidden
 
 
-def _name_late_issue(
-    exposed: dict[str, FloatK], hidden: dict[str, FloatK], late_issue_s: Mapping[str, FloatK],
-    beside_s: Mapping[str, FloatK],
-) -> None:  # fmt: skip
-    """Call host idle what a collective was waited for only because the host issued it late, as the replay does.
+def _name_waits_for_host(
+    exposed: dict[str, FloatK], hidden: dict[str, FloatK], more_s: Mapping[str, FloatK], beside_s: Mapping[str, FloatK]
+) -> None:
+    """Call a family's what computing would wait for it under a host far ahead, and host idle all that is left, as the
+    replay does.
 
-    Then so much more of the collective was beside computing. Both are changed in place. (K,) each [s]
+    Both are changed in place, and the sum of what is exposed stays. (K,) each [s]
 
     Parameters
     ----------
+    more_s
+        By family, what is waited for its collectives more than under such a host; less where below 0.
     beside_s
-        By family, what collectives took beyond what was waited for them.
+        By family, what its collectives take beyond what is waited for them.
     """
-    for family in [name for name in EXPOSED if name in late_issue_s]:
-        moved_s = minimum(late_issue_s[family], exposed[family])
+    for family, late_s in more_s.items():
+        moved_s = maximum(minimum(late_s, exposed[family]), -exposed["host_idle"])
         exposed[family] = exposed[family] - moved_s
         exposed["host_idle"] = exposed["host_idle"] + moved_s
-        if family in beside_s:
-            before_s = beside_s[family]
-            hidden[family] = hidden[family] + maximum(before_s + moved_s, 0.0) - maximum(before_s, 0.0)
+        before_s = beside_s[family]
+        hidden[family] = maximum(hidden[family] + maximum(before_s + moved_s, 0.0) - maximum(before_s, 0.0), 0.0)
 
 
 def _beside(tape: Tape, seconds: list[FloatK], machine: OpTimingMachine) -> dict[str, tuple[FloatK, FloatK]]:
@@ -416,13 +413,15 @@ class _Steps(NamedTuple):
 def _pass(tape: _Steps, state: TapeStreamClocks, machine: OpTimingMachine) -> dict[str, FloatK]:
     """Play a tape once; what the compute stream did and waited for, by :data:`EXPOSED`. (K,) each [s]
 
-    A host that began at :data:`HOST_AHEAD` stays there: nobody waits for it.
+    A host that began at :data:`HOST_AHEAD` stays there: nobody waits for it, and it waits for nothing.
     """
     exposed: dict[str, FloatK] = dict.fromkeys(EXPOSED, 0.0)
-    state.regained, state.late_issue_s, state.issue_delay_s = {}, {}, 0.0
+    state.regained, state.issue_delay_s = {}, 0.0
     begun, is_ahead, ready = state.compute, state.host is HOST_AHEAD, state.ready
     for op, took, issue, runs, issued_s, loss_s, may_pass, is_watched in tape.steps:
         if type(op.work) is HostSync:
+            if is_ahead:
+                continue
             sync_s = machine.cluster.sync_s + op.work.host_s
             state.host = where(op.present, maximum(state.host, _awaited(op, state)) + sync_s, state.host)
             continue

@@ -76,8 +76,6 @@ def longest_path(
 
 def _walk_of(walk: DependencyLevels) -> _Walk:
     """Where its arrays are, which it keeps."""
-    arrays = (*walk.waits, *walk.hand_over_before, walk.previous_on_rank)
-    ends = (walk.last_nodes, walk.last_steady, walk.round_before)
-    pointers, ends_of = ([array.ctypes.data for array in some] for some in (arrays, ends))
-    return _Walk(walk.size, *pointers, len(walk.last_nodes), len(walk.last_steady), *ends_of, len(walk.last_steady),
-                 walk.rank.ctypes.data, walk.in_last_round.ctypes.data)  # fmt: skip
+    *lists, last_nodes, last_steady, round_before, rank, in_last_round = walk.addresses
+    return _Walk(walk.size, *lists, len(walk.last_nodes), len(walk.last_steady), last_nodes, last_steady, round_before,
+                 len(walk.last_steady), rank, in_last_round)  # fmt: skip

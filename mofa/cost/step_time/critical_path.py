@@ -26,7 +26,11 @@ IntN = NDArray[np.int64]
 MOST_WALKED_ROUNDS = 3
 """Rounds of micro-batches that are walked at most; those behind take as long as the last of the steady state. [-]"""
 BARELY = 0.01
-"""A host that issues a round in less than one takes, but by no more than this share, is taken not to get ahead. [-]"""
+"""A host that issues a round in less than one takes, but by no more than this share, is taken to get ahead no further
+than it is. [-]"""
+ROUNDING = 1e-4
+"""The same of a host that sets how long a round takes, which the walk gives with so much in doubt: it is taken to fall
+behind. [-]"""
 FEW_PLANS = 8
 """Plans of which all durations are gathered at once. [-]"""
 _AT_ONCE = 1 << 21
@@ -226,14 +230,8 @@ def critical_path_and_host_waits_s(
     lead_s = np.zeros((pp, len(total))) if given.lead_s is None else given.lead_s[:, like].T
     waited_s = np.zeros((pp, len(total)))
     once: Once = given.once.kind if given.once is not None else ""
-    nums, inverse = np.unique(num_micro_batches, return_inverse=True)
-    per_round = _per_round(plan, nums)
-    # plans of one order are walked together, however many rounds each leaves out
-    kinds, kind = np.unique(
-        np.stack([np.minimum(nums, MOST_WALKED_ROUNDS * per_round), per_round]), axis=1, return_inverse=True
-    )
-    kind_of = kind.ravel()[inverse]
-    for which, (walked, each) in enumerate(kinds.T.tolist()):
+    kinds, kind_of = _orders_alike(plan, num_micro_batches)
+    for which, (walked, each) in enumerate(kinds):
         plans_alike = np.flatnonzero(kind_of == which)
         walk = dependency_levels_of(*plan, walked, each, once)
         step = max(1, _AT_ONCE // walk.size)
@@ -254,14 +252,33 @@ def critical_path_and_host_waits_s(
     return total, waited_s.T
 
 
+def _orders_alike(
+    plan: tuple[str, Runtime, int, int], num_micro_batches: IntN
+) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
+    """Micro-batches that are walked and those of a round, of each order; and which of these each plan has, (n,).
+
+    Plans of one order are walked together, however many rounds each leaves out.
+    """
+    if len(num_micro_batches) and np.all(num_micro_batches == num_micro_batches[0]):  # as nearly always
+        number = num_micro_batches[:1]
+        each = int(_per_round(plan, number)[0])
+        return [(min(int(number[0]), MOST_WALKED_ROUNDS * each), each)], np.zeros(len(num_micro_batches), dtype=np.intp)
+    nums, inverse = np.unique(num_micro_batches, return_inverse=True)
+    per_round = _per_round(plan, nums)
+    kinds, kind = np.unique(
+        np.stack([np.minimum(nums, MOST_WALKED_ROUNDS * per_round), per_round]), axis=1, return_inverse=True
+    )
+    return [(int(walked), int(each)) for walked, each in kinds.T], kind.ravel()[inverse]
+
+
 def _steady_waits_s(
     host: tuple[ClockAdvance, ...], like: IntA, some: IntN, each: int, period_s: ArrayN, walked_s: ArrayN
 ) -> ArrayN:
     """What the device of each rank waits for its own host in a round that is left out. (pp, some) [s]
 
     A host that waits for its device has as far a lead in every round. Another's grows until its device waits no more,
-    where it issues a round in less than one takes. Where it does not, its lead is gone sooner or later, and the device
-    waits whenever it does not compute.
+    where it issues a round in less than one takes; where that is barely less, it waits as in the round before. A host
+    that takes as long as a round has no lead sooner or later, and the device waits whenever it does not compute.
     """
     parts = [ClockAdvance(*(part[some] for part in clocks[:4])) for clocks in host]
     issued_s, computed_s = (
@@ -269,8 +286,9 @@ def _steady_waits_s(
         for name in ("host_s", "device_s")
     )
     waits = np.max([clocks.host_behind_device_s for clocks in parts], axis=0).max(axis=2)[:, like].T > NEVER / 2
-    falls_behind = issued_s >= (1.0 - BARELY) * period_s
-    alone_s = np.where(falls_behind, np.maximum(period_s - computed_s, 0.0), 0.0)
+    idle_s = np.maximum(period_s - computed_s, 0.0)
+    alone_s = np.where(issued_s >= (1.0 - BARELY) * period_s, np.minimum(walked_s, idle_s), 0.0)
+    alone_s = np.where(issued_s >= (1.0 - ROUNDING) * period_s, idle_s, alone_s)
     return np.where(waits, walked_s, alone_s)
 
 

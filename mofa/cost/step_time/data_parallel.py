@@ -64,6 +64,9 @@ class CommunicationOutsideBlocks:
     ``before_forward`` has what is left. (n, R)"""
     slower_first_forward_s: ArrayN | float = 0.0
     """What computing loses in the first stage's first forward beside its gathers; ``exposed`` has it too. (n,)"""
+    waited_ahead_s: ArrayN | float = 0.0
+    """What a single stage's first forward would wait for its gathers under a host far ahead, beyond ``before_forward``:
+    a late host is busy meanwhile. (n,)"""
     beyond_path_s: ArrayN | float = 0.0
     """What each stage's own reductions take beyond what ``exposed`` has of the stage that others wait for; below 0
     where they take less. (n, R)"""
@@ -240,7 +243,10 @@ def _megatron(
     if vpp == 1:  # what computing loses beside communication is the first stage's alone
         with_first_s = exposed - max_of_array_rows(after_optimizer_s)
         beyond_path_s = own_s - np.where(rows.is_first > 0, worst[:, None], with_first_s[:, None])
-    beside_s = np.zeros_like(before_forward)
+    beside_s, waited_ahead_s = np.zeros_like(before_forward), np.zeros(len(gather))
+    if host_bound is not None and pp == 1 and fw.overlap_param_gather:
+        layers_s = rows.sum_layers_by_stage(rows.layers.forward_besides_host_s)[:, 0] / (1 - slow[:, 0])
+        waited_ahead_s = np.maximum(last_gather, first_gather - layers_s) - first
     if host_bound is not None and host_waits_at_exchanges(rows):
         beside_s[host_bound.rows] = host_bound.issued_beside_gather_s(before_forward[host_bound.rows])
     exposed = exposed + tied_embedding_all_reduce_s(rows)
@@ -253,7 +259,7 @@ def _megatron(
     return CommunicationOutsideBlocks(
         exposed, hidden, before_forward - beside_s, once, first_forward, on_path, in_passing if vpp > 1 else 0.0,
         after_optimizer_s=after_optimizer_s, issued_beside_s=beside_s, beyond_path_s=beyond_path_s,
-        slower_first_forward_s=slower_s,
+        slower_first_forward_s=slower_s, waited_ahead_s=waited_ahead_s,
     )  # fmt: skip
 
 

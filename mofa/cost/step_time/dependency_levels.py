@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -60,6 +60,14 @@ class DependencyLevels:
     """The rank whose computation a node is, -1 of all others, (N,)."""
     in_last_round: IntA
     """1 of the computations between ``round_before`` and ``last_steady``, the second included; else 0. (N,)"""
+
+    @cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """Where the arrays behind ``size`` begin in memory, in their order but for ``last_nodes`` to ``round_before``,
+        which come before the last two."""
+        lists = (*self.waits, *self.hand_over_before, self.previous_on_rank)
+        ends = (self.last_nodes, self.last_steady, self.round_before)
+        return tuple(array.ctypes.data for array in (*lists, *ends, self.rank, self.in_last_round))
 
 
 @dataclass(frozen=True)

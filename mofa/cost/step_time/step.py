@@ -117,13 +117,16 @@ def step_time(rows: GatheredRows) -> StepTime:
         exposed[_T["host_idle"], index] += idle_s - np.broadcast_to(before_s, m.shape)[index] - m[index] * counted
     elif each.host_bound is not None:
         by_step = rows.schedule_record.has_closed_form and gradient_reducer(rows) in ("FSDP by step", "none")
-        walked = by_step and _walk_late_hosts(rows, exposed, each.host_bound, outside, lead_s[each.host_bound.rows])
+        walked = by_step and _walk_late_hosts(rows, exposed, each, slowest, outside)
         _catch_up(rows, exposed, each.host_bound, outside, walked, lead_s[each.host_bound.rows])
         if rows.schedule_record.has_closed_form:
             _start_ahead(rows, exposed, each.host_bound, outside, lead_s)
     negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
+    gathers_s = np.clip(outside.waited_ahead_s, 0.0, exposed[_T["host_idle"]])
+    exposed[_T["dp"]] += gathers_s
+    exposed[_T["host_idle"]] -= gathers_s
     exposed[_T["dp"]] += amax_reduction_seconds(rows)
     ends = optimizer_and_host_wait_seconds(rows, each)
     exposed[_T["optimizer"]] += max_of_array_rows(ends) + gradient_norm_seconds(rows)
@@ -325,19 +328,22 @@ MOST_WALKED = 4096
 def _walk_late_hosts(
     rows: GatheredRows,
     exposed: ArrayN,
-    host_bound: HostBoundPasses,
+    each: MicroBatchPasses,
+    slowest: NDArray[np.intp],
     outside: CommunicationOutsideBlocks,
-    lead_s: ArrayN,
 ) -> NDArray[np.bool_]:
     """Give steps of PyTorch's pipelines whose host is late the time of their own longest path.
 
     A host has no lead in the first forwards, which gather under FSDP, and gets one while its device waits for others.
+    What the slowest stage waits for its own host along that path is host idle, the rest of the waits bubble.
 
     Returns
     -------
     array
         Of which late rows every round was walked: neither long steps nor those of many ranks. (late rows,)
     """
+    host_bound = each.host_bound
+    assert host_bound is not None
     stages, late_rows = rows.stage_layers.stages, host_bound.rows
     num_micro_batches = rows.num_micro_batches[late_rows]
     walked = np.minimum(num_micro_batches, MOST_WALKED_ROUNDS * stages.pp) * stages.pp <= MOST_WALKED
@@ -352,7 +358,8 @@ def _walk_late_hosts(
         (forward, backward), None if outside.first_forward is None else _of_rows(outside.first_forward, some),
     )  # fmt: skip
     plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
-    total = critical_path_s(plan, given, num_micro_batches[some], of=rows.stage_layers.shown.shown_index)
+    shown = rows.stage_layers.shown.shown_index
+    total, waited_s = critical_path_and_host_waits_s(plan, given, num_micro_batches[some], of=shown)
     turn_s = np.zeros((len(rows.table), forward.device_s.shape[1]))
     turn_s[index] = (forward.device_s + backward.device_s)[:, :, 0]
     # what rounds that are left out take may be less, where a rank's own rounds differ
@@ -360,16 +367,22 @@ def _walk_late_hosts(
         num_micro_batches[some][:, None] * turn_s[index] + rows.sum_over_stages_ahead(turn_s)[index]
     )
     missing_s = np.maximum(total, computed_s) - exposed[:, index].sum(axis=0)
-    # what a rank's own host still has to issue is its host's, as on the replay's clock; the rest is a wait for others
-    own_s = _left_to_issue_s(rows, exposed, host_bound, outside, lead_s)[some]
-    own_s = np.clip(own_s, 0.0, np.maximum(missing_s, 0.0))
-    exposed[_T["host_idle"], index] += own_s
-    exposed[_T["bubble"], index] += np.maximum(missing_s, 0.0) - own_s
+    in_tapes_s = exposed[_T["host_idle"], index].copy()
+    exposed[_T["bubble"], index] += np.maximum(missing_s, 0.0)
     over_s = np.maximum(-missing_s, 0.0)
     for name in ("bubble", "dp", "host_idle"):
         part = np.minimum(over_s, np.maximum(exposed[_T[name], index], 0.0))
         exposed[_T[name], index] -= part
         over_s = over_s - part
+    is_counted = slowest_stages_of_micro_batch(each)[index][:, shown]
+    own_s = max_of_array_rows(np.where(is_counted, waited_s, 0.0))
+    passes_s = each.passes_of_stages()[0] + each.passes_of_stages()[1]
+    held_s = (passes_s - turn_s)[index, slowest[index]]  # of each micro-batch's waits for the host, as they were named
+    host_idle, bubble = exposed[_T["host_idle"], index], exposed[_T["bubble"], index]
+    moved_s = in_tapes_s - num_micro_batches[some] * held_s + own_s - host_idle
+    moved_s = np.clip(moved_s, -host_idle, bubble)
+    exposed[_T["host_idle"], index] += moved_s
+    exposed[_T["bubble"], index] -= moved_s
     return walked & (num_micro_batches <= MOST_WALKED_ROUNDS * stages.pp)
 
 

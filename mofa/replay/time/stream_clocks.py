@@ -62,8 +62,12 @@ class StreamClocks:
     idle_s: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
     late_issue_s: list[float] = field(default_factory=lambda: [0.0] * len(EXPOSED))
     """Of ``exposed``, by family, what was waited only because the host issued a collective late: host idle by name."""
+    late_by_host_s: float = 0.0
+    """How much sooner computing would have come as far as it is, had the host issued ahead. [s]"""
+    counted_since_s: float = 0.0
+    """Where computing was when counting began. [s]"""
     delay_of_tensor: dict[str, float] = field(default_factory=dict)
-    """How much sooner a tensor of another stream would be there, had the host issued ahead; none where zero. [s]"""
+    """How much sooner a tensor that streams share would be there, had the host issued ahead; none where zero. [s]"""
     delay_of_stream: dict[str, float] = field(default_factory=dict)
     """The same of when a stream or a communicator is free. [s]"""
     watch: Watch | None = None
@@ -118,13 +122,17 @@ class StreamClocks:
         """The computing stream waits for tensors of other streams."""
         for name in names:
             made = self.ready.get(name)
-            if made is not None and made[0] > self.compute and made[1] >= 0:
-                wait_s = made[0] - self.compute
-                late_s = min(self.delay_of_tensor.get(name, 0.0), wait_s)
-                self.exposed[made[1]] += wait_s
-                self.late_issue_s[made[1]] += late_s
-                self.idle_s[made[1]] += wait_s - late_s
-                self.idle_s[HOST] += late_s
+            if made is None or made[1] < 0 or (made[0] <= self.compute and not self.late_by_host_s):
+                continue
+            wait_s = max(made[0] - self.compute, 0.0)
+            in_time_s = max(made[0] - self.delay_of_tensor.get(name, 0.0) - self.compute + self.late_by_host_s, 0.0)
+            late_s = wait_s - in_time_s
+            self.exposed[made[1]] += wait_s
+            self.late_issue_s[made[1]] += late_s
+            self.late_by_host_s += late_s
+            if wait_s:
+                self.idle_s[made[1]] += min(in_time_s, wait_s)
+                self.idle_s[HOST] += max(late_s, 0.0)
                 if self.watch is not None:
                     self.watch("wait", f"waits for {name}", made[1], self.compute, made[0])
                 self.idle_until(made[0])
@@ -160,6 +168,7 @@ class StreamClocks:
                     if host > start:
                         exposed[HOST] += host - start
                         self.idle_s[HOST] += host - start
+                        self.late_by_host_s += host - start
                         self.idle_gaps.append((start, host))
                         self.compute = start = host
                     exposed[family] += seconds
@@ -178,7 +187,7 @@ class StreamClocks:
             self.host = self._issue(begun, issued_s, launched)
         for name in step.records:
             self.ready[name] = (self.compute, -1)
-            self.delay_of_tensor.pop(name, None)
+            self._set_delay(name, self.late_by_host_s)
 
     def empty_launch_queue(self) -> None:
         """Empty the launch queue: nothing that was launched is still to be computed, or nothing is known of it."""
@@ -255,15 +264,16 @@ class StreamClocks:
         streams, ready = self.streams, self.ready
         self.host = start = self.host + issue
         communicator = "@" + communicator if communicator else stream
-        # when it would start if the host had issued it as soon as what was launched before it had been computed
-        unheld = min(start, self.compute)
+        # when it would start if the host had issued all as soon as what was launched before it had been computed
+        computed = self.compute - self.late_by_host_s
+        unheld = min(start, computed if NOW in reads else self.counted_since_s)
         for name_of_queue in (stream, communicator):
             if (free := streams.get(name_of_queue, 0.0)) > start:
                 start = free
             unheld = max(unheld, free - self.delay_of_stream.get(name_of_queue, 0.0))
         for source in reads:
             if source == NOW:
-                start, unheld = max(start, self.compute), max(unheld, self.compute)
+                start, unheld = max(start, self.compute), max(unheld, computed)
             elif (made := ready.get(source)) is not None:
                 start, unheld = max(start, made[0]), max(unheld, made[0] - self.delay_of_tensor.get(source, 0.0))
         end = start + seconds
@@ -291,6 +301,7 @@ class StreamClocks:
     def reset_counts(self) -> None:
         """Count from nothing what is exposed, beside and waited; what was issued late before matters no more."""
         self.exposed, self.side_stream_s, self.idle_s, self.late_issue_s = ([0.0] * len(EXPOSED) for _ in range(4))
+        self.late_by_host_s, self.counted_since_s = 0.0, self.compute
         self.delay_of_tensor, self.delay_of_stream = {}, {}
 
     def counted_seconds(self) -> list[list[float]]:

@@ -6,8 +6,9 @@ from functools import cached_property
 
 import numpy as np
 
+from mofa.search.layout_search.layer_moves import MOST_TRIED, LayerMoves
 from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem_of_strategy
-from mofa.search.layout_search.shortest_split import MOST_TRIED, ShortestSplit, shortest_split
+from mofa.search.layout_search.shortest_split import ShortestSplit, shortest_split
 from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, LayerSplitProblem
 from mofa.search.to_plan.builder import CandidatePlan, memory_limit_bytes
 
@@ -41,6 +42,11 @@ class CandidateLayouts:
         """The problem of its split, where it has a choice."""
         assert self._problem is not None
         return self._problem
+
+    @cached_property
+    def _moves(self) -> LayerMoves:
+        """The moves of a layer that its searches know so far."""
+        return LayerMoves(self.problem)
 
     @cached_property
     def start(self) -> ChunkLayers:
@@ -117,6 +123,7 @@ class CandidateLayouts:
             also=also,
             closes=closes,
             most_tried=most_tried,
+            moves=self._moves,
         )
 
     def _recompute_layers(self, split: ChunkLayers) -> int:

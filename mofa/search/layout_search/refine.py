@@ -230,7 +230,7 @@ def _refine_best(
         worst_wanted_s = sorted(plan.plan.step_s for plan in ranked)[wanted - 1]
         if each.plan is None and each.fitting_step_s >= worst_wanted_s:
             continue
-        layouts = CandidateLayouts(each.make(), keep_recomputed=keep_recomputed)
+        layouts = each.layouts or CandidateLayouts(each.make(), keep_recomputed=keep_recomputed)
         plays = REPLAYED + (each.plan is None)
         if SECONDS_OF_WORK * WORK_OF_PLAN + plays * replay * _seconds_of_play(layouts.candidate) > left_s:
             break

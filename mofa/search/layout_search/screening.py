@@ -47,6 +47,8 @@ class LayoutContender:
     screened_step_s: float = math.inf
     split: ChunkLayers | None = None
     is_screened: bool = False
+    layouts: CandidateLayouts | None = None
+    """What was tried of it, where anything was."""
 
     @property
     def fitting_step_s(self) -> float:
@@ -125,13 +127,12 @@ def search_layouts_of_contenders(
     (:attr:`mofa.search.layout_search.split_problem.LayerSplitProblem.least_step_s`) leaves its step above theirs.
     """
     gains: dict[Shape, float] = {}
-    layouts: dict[int, CandidateLayouts] = {}
     left = {shape: [each for each in some if each.shape == shape] for shape in dict.fromkeys(c.shape for c in some)}
 
     def layouts_of(each: LayoutContender) -> CandidateLayouts:
-        if id(each) not in layouts:
-            layouts[id(each)] = CandidateLayouts(each.make(), keep_recomputed=keep_recomputed)
-        return layouts[id(each)]
+        if each.layouts is None:
+            each.layouts = CandidateLayouts(each.make(), keep_recomputed=keep_recomputed)
+        return each.layouts
 
     for shape, of_shape in left.items():
         first = layouts_of(of_shape[0])

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from mofa.search.layout_search.layer_moves import MOST_TRIED, LayerMoves
 from mofa.search.layout_search.layout_program import LayoutIntegerProgram
-from mofa.search.layout_search.split_problem import ALL, ChunkLayers, FloatA, LayerSplitProblem
+from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, LayerSplitProblem
 from mofa.specs.shared_facts import load_shared_facts
 
 MOST_PROGRAMS = 40
@@ -49,23 +50,14 @@ class ShortestSplit:
         return max(1.0 - self.bound_s / self.steps_s[0], 0.0) if self.splits else 0.0
 
 
-MOST_TRIED = 2_000_000
-"""Chunks of the splits that one local search tries: a second. Pipelines of up to 64 chunks end long before. [-]"""
-
-
-MOST_MOVED_CHUNKS = 256
-"""Layers of longer pipelines are not moved: of 256 chunks one go of all moves is 16 million, eight times
-:data:`MOST_TRIED`, and of 1,000 chunks a thousand million. [-]"""
-
-
 class _Search:
     """What is known of the splits of a problem, and what the solver has spent."""
 
     def __init__(
-        self, problem: LayerSplitProblem, start: ChunkLayers, over: OverBytes, over_limit: float, most_tried: int
+        self, moves: LayerMoves, start: ChunkLayers, over: OverBytes, over_limit: float, most_tried: int
     ) -> None:
-        self.problem, self.start, self.over, self.over_limit = problem, start, over, over_limit
-        self.most_tried = most_tried
+        self.problem, self.moves = moves.problem, moves
+        self.start, self.over, self.over_limit, self.most_tried = start, over, over_limit, most_tried
         self.steps_s: dict[ChunkLayers, float] = {}
         """Of splits that fit; infinite of others. [s]"""
         self.refused: list[tuple[int, ChunkLayers]] = []
@@ -74,7 +66,7 @@ class _Search:
 
     def descend(self, split: ChunkLayers) -> ChunkLayers:
         """The split that moves of one layer lead to, counted."""
-        split, tried = improved_split_and_num_tried(self.problem, split, self.most_tried)
+        split, tried = self.moves.improved_split_and_num_tried(split, self.most_tried)
         self.num_tried += tried
         return split
 
@@ -148,8 +140,8 @@ class _Search:
 
 def shortest_split(
     problem: LayerSplitProblem, start: ChunkLayers, *, over_bytes: OverBytes | None = None, work: float = WORK,
-    seed: int = 0, also: ChunkLayers | None = None, closes: bool = True,
-    most_tried: int = MOST_TRIED,
+    seed: int = 0, also: ChunkLayers | None = None, closes: bool = True, most_tried: int = MOST_TRIED,
+    moves: LayerMoves | None = None,
 ) -> ShortestSplit:  # fmt: skip
     """Search for the split with the shortest step.
 
@@ -167,6 +159,8 @@ def shortest_split(
         Whether programs of the step are solved, behind those that make the heaviest rank lightest.
     most_tried
         Chunks that one descent by moves of a layer tries at most. [-]
+    moves
+        The moves of a layer of this problem that an earlier search knows.
 
     Returns
     -------
@@ -180,7 +174,9 @@ def shortest_split(
     """
     linear = over_bytes or (lambda split: problem.bytes_by_rank([split])[0] - problem.limit_bytes)
     tolerance = load_shared_facts().tolerances.linear_memory.value
-    search = _Search(problem, start, linear, tolerance if over_bytes is not None else 0.0, most_tried)
+    search = _Search(
+        moves or LayerMoves(problem), start, linear, tolerance if over_bytes is not None else 0.0, most_tried
+    )
     for split in (start,) if also is None else (start, also):
         search.learn(split)
         search.learn(search.descend(split))
@@ -195,62 +191,3 @@ def shortest_split(
         tuple(split for split, _ in fitting), tuple(step_s for _, step_s in fitting), bound_s, search.spent,
         search.num_tried,
     )  # fmt: skip
-
-
-def improve_split_by_moves(problem: LayerSplitProblem, split: ChunkLayers) -> ChunkLayers:
-    """The split that moves of one layer lead to, each the one after which the step is shortest.
-
-    Those that do not fit by memory that is linear in layers are not tried. It ends early where it has tried
-    :data:`MOST_TRIED` chunks.
-    """
-    return improved_split_and_num_tried(problem, split)[0]
-
-
-def improved_split_and_num_tried(
-    problem: LayerSplitProblem, split: ChunkLayers, most_tried: int = MOST_TRIED
-) -> tuple[ChunkLayers, int]:
-    """What :func:`improve_split_by_moves` gives, and how many chunks of splits it tried.
-
-    Of a pipeline that is too long for it (:data:`MOST_MOVED_CHUNKS`) that is as many as its moves have.
-    """
-    if problem.num_chunks > MOST_MOVED_CHUNKS:
-        return split, problem.num_chunks**2 * (problem.num_chunks - 1)
-    step_s = problem.step_s(split) if problem.splits_that_fit([split]) else math.inf
-    tried = 0
-    while True:
-        moved = problem.splits_that_fit(neighbouring_splits(problem, split))
-        tried += len(moved) * problem.num_chunks
-        if not moved or tried > most_tried:
-            return split, tried
-        steps_s = problem.steps_s(moved)
-        best = int(np.argmin(steps_s))
-        if steps_s[best] >= step_s * (1.0 - 1e-9):
-            return split, tried
-        split, step_s = moved[best], float(steps_s[best])
-
-
-def neighbouring_splits(problem: LayerSplitProblem, split: ChunkLayers) -> list[ChunkLayers]:
-    """Splits with one layer on another chunk, predictions on another chunk, or one more or fewer recomputed layer."""
-    out = []
-    filled = [p for p, layers in enumerate(split.layers) if layers]
-    for source in filled:
-        if split.layers[source] == problem.least_layers[source]:
-            continue
-        empties = source == filled[-1] and split.layers[source] == 1
-        last = (filled[-2] if len(filled) > 1 else 0) if empties else filled[-1]
-        for target in range(problem.num_chunks):
-            if source != target:
-                moved = list(split.layers)
-                moved[source] -= 1
-                moved[target] += 1
-                chunk = max(split.prediction_chunk, last, target) if problem.num_predictions else split.prediction_chunk
-                out.append(ChunkLayers(tuple(moved), chunk, split.recomputed))
-    if problem.num_predictions:
-        chunks = range(max(filled[-1], problem.first_prediction_chunk), problem.num_chunks)
-        out += [replace(split, prediction_chunk=p) for p in chunks if p != split.prediction_chunk]
-    if split.recomputed != ALL:
-        numbers = (split.recomputed - 1, split.recomputed + 1)
-        out += [
-            replace(split, recomputed=n) for n in numbers if problem.least_recomputed <= n <= problem.most_recomputed
-        ]
-    return out

@@ -69,6 +69,42 @@ class ChunkLayers:
 
 
 @dataclass(frozen=True)
+class SplitTable:
+    """Many splits of one model, a row each: as :class:`ChunkLayers` has one. (n, P), (n,), (n,)"""
+
+    layers: IntA
+    prediction_chunk: IntA
+    recomputed: IntA
+
+    @classmethod
+    def of_splits(cls, splits: Sequence[ChunkLayers]) -> SplitTable:
+        """The table of some splits, in their order."""
+        return cls(
+            np.array([split.layers for split in splits], dtype=np.int64),
+            np.array([split.prediction_chunk for split in splits], dtype=np.int64),
+            np.array([split.recomputed for split in splits], dtype=np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.prediction_chunk)
+
+    def select_rows(self, rows: IntA | slice | NDArray[np.bool_]) -> SplitTable:
+        """The table of some of its rows."""
+        return SplitTable(self.layers[rows], self.prediction_chunk[rows], self.recomputed[rows])
+
+    def split_of_row(self, row: int) -> ChunkLayers:
+        """The split of one row."""
+        return ChunkLayers(tuple(self.layers[row].tolist()), int(self.prediction_chunk[row]), int(self.recomputed[row]))
+
+
+Splits = Sequence[ChunkLayers] | SplitTable
+
+
+def _table_of(splits: Splits) -> SplitTable:
+    return splits if isinstance(splits, SplitTable) else SplitTable.of_splits(splits)
+
+
+@dataclass(frozen=True)
 class LayerSplitProblem:
     """Layers in model order, which contiguous parts of are dealt out to P virtual chunks of pp ranks.
 
@@ -159,27 +195,29 @@ class LayerSplitProblem:
             seen[rank] = number[-1] + 1
         return np.array(self.ranks, dtype=np.int64), np.array(number, dtype=np.int64)
 
-    def layer_counts(self, splits: Sequence[ChunkLayers]) -> IntA:
+    def layer_counts(self, splits: Splits) -> IntA:
         """Layers of each kind on each chunk, not recomputed whole and recomputed whole. (n, P, K, 2)"""
-        ends = np.zeros((len(splits), self.num_chunks + 1), dtype=np.int64)
-        ends[:, 1:] = np.cumsum([split.layers for split in splits], axis=1)
+        table = _table_of(splits)
+        ends = np.zeros((len(table), self.num_chunks + 1), dtype=np.int64)
+        np.cumsum(table.layers, axis=1, out=ends[:, 1:])
         start, end = ends[:, :-1], ends[:, 1:]
-        recomputed = np.array([split.recomputed for split in splits])[:, None]
+        recomputed = table.recomputed[:, None]
         until = np.where(recomputed == ALL, end, np.minimum(start + recomputed, end))
         at_start, at_until, at_end = (self.kind_prefix_counts.T[place] for place in (start, until, end))
         return np.stack([at_end - at_until, at_until - at_start], axis=3)
 
-    def seconds(self, splits: Sequence[ChunkLayers]) -> FloatA:
+    def seconds(self, splits: Splits) -> FloatA:
         """What each kind of computation of a micro-batch takes on each chunk of each rank. (n, C, pp, vpp) [s]"""
-        of_chunks = self.chunk_s + np.einsum("cpkm,npkm->ncp", self.layer_s, self.layer_counts(splits))
-        which, chunk = np.arange(len(splits)), np.array([split.prediction_chunk for split in splits])
+        table = _table_of(splits)
+        of_chunks = self.chunk_s + np.einsum("cpkm,npkm->ncp", self.layer_s, self.layer_counts(table))
+        which, chunk = np.arange(len(table)), table.prediction_chunk
         of_chunks[which, :, chunk] += self.prediction_s[:, chunk].T
         rank, number = self.chunk_places
         out = np.zeros((*of_chunks.shape[:2], len(self.bytes_without_layers), int(number.max()) + 1))
         out[:, :, rank, number] = of_chunks
         return out
 
-    def steps_s(self, splits: Sequence[ChunkLayers]) -> FloatA:
+    def steps_s(self, splits: Splits) -> FloatA:
         """The pipeline's computations and hand-overs. (n,) [s]"""
         steps_s: FloatA = self.schedule_clock.steps_s(self.seconds(splits))
         return steps_s
@@ -188,11 +226,12 @@ class LayerSplitProblem:
         """The same of one split. [s]"""
         return float(self.steps_s([split])[0])
 
-    def bytes_by_rank(self, splits: Sequence[ChunkLayers]) -> FloatA:
+    def bytes_by_rank(self, splits: Splits) -> FloatA:
         """Memory of each rank. (n, pp) [B]"""
-        of_chunks = np.einsum("pkm,npkm->np", self.layer_bytes, self.layer_counts(splits))
-        chunk = np.array([split.prediction_chunk for split in splits])
-        of_chunks[np.arange(len(splits)), chunk] += self.prediction_bytes[chunk]
+        table = _table_of(splits)
+        of_chunks = np.einsum("pkm,npkm->np", self.layer_bytes, self.layer_counts(table))
+        chunk = table.prediction_chunk
+        of_chunks[np.arange(len(table)), chunk] += self.prediction_bytes[chunk]
         return np.asarray(self.bytes_without_layers + of_chunks @ self._is_on_rank)
 
     @cached_property
@@ -233,21 +272,24 @@ class LayerSplitProblem:
         share = (1.0 - (1.0 - 1.0 / number) ** pp) if clock.fills_with_stages else pp / number
         return float(of_kinds + besides) / share
 
-    def splits_that_fit(self, splits: Sequence[ChunkLayers]) -> list[ChunkLayers]:
+    def splits_that_fit(self, splits: Splits) -> SplitTable:
         """Splits in which every rank holds something, and its memory, linear in its layers, is within the limit."""
-        some = max(MOST_CELLS // (2 * self.num_kinds * self.num_chunks), 1)
-        return [split for i in range(0, len(splits), some) for split in self._that_fit(splits[i : i + some])]
+        table, some = _table_of(splits), max(MOST_CELLS // (2 * self.num_kinds * self.num_chunks), 1)
+        if len(table) <= some:
+            return table.select_rows(self._fit(table))
+        parts = [self._fit(table.select_rows(slice(i, i + some))) for i in range(0, len(table), some)]
+        return table.select_rows(np.concatenate(parts))
 
-    def _that_fit(self, splits: Sequence[ChunkLayers]) -> list[ChunkLayers]:
-        fit = self._fill_ranks(splits) & np.all(self.bytes_by_rank(splits) <= self.limit_bytes, axis=1)
-        return list(compress(splits, fit.tolist()))
+    def _fit(self, table: SplitTable) -> NDArray[np.bool_]:
+        """Whether each split does. (n,)"""
+        return np.asarray(self._fill_ranks(table) & np.all(self.bytes_by_rank(table) <= self.limit_bytes, axis=1))
 
-    def _fill_ranks(self, splits: Sequence[ChunkLayers]) -> NDArray[np.bool_]:
+    def _fill_ranks(self, table: SplitTable) -> NDArray[np.bool_]:
         """Whether every rank holds a layer, predictions or an end of the model. (n,)"""
-        modules = np.array([split.layers for split in splits], dtype=float) @ self._is_on_rank
+        modules = table.layers @ self._is_on_rank
         modules[:, [self.ranks[0], self.ranks[-1]]] += 1.0
-        ranks = np.array([self.ranks[split.prediction_chunk] for split in splits])
-        modules[np.arange(len(splits)), ranks] += self.num_predictions
+        ranks = np.array(self.ranks)[table.prediction_chunk]
+        modules[np.arange(len(table)), ranks] += self.num_predictions
         return np.asarray(np.all(modules > 0, axis=1))
 
     def has_embedding_or_head(self, rank: int) -> bool:
@@ -268,7 +310,7 @@ class LayerSplitProblem:
             first = max(last, self.first_prediction_chunk) if self.num_predictions else self.num_chunks - 1
             numbers = range(self.least_recomputed, self.most_recomputed + 1)
             out += [ChunkLayers(layers, p, n) for p in range(first, self.num_chunks) for n in numbers]
-        return list(compress(out, self._fill_ranks(out).tolist()))
+        return list(compress(out, self._fill_ranks(SplitTable.of_splits(out)).tolist()))
 
 
 def _compositions(total: int, least: Sequence[int]) -> list[tuple[int, ...]]:

@@ -238,7 +238,9 @@ class CandidatePlan:
         """The candidate with a layout, and a number of recomputed layers."""
         workload, cluster, framework, row = self.job
         row = replace(row, layouts=(layout,), layout=np.zeros(1, np.int64), recompute_layers=np.array([layers]))
-        return CandidatePlan(workload, cluster, framework, row, self.loads, self.convention)
+        other = CandidatePlan(workload, cluster, framework, row, self.loads, self.convention)
+        other.__dict__["estimator"] = self.estimator.with_layout(layout, layers)  # the same blocks
+        return other
 
     def replayed_stage_memory(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
         """The replayed memory of a rank, also over the time of a step where its computations' ``spans`` are given."""

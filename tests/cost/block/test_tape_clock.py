@@ -265,21 +265,20 @@ def test_an_absent_collective_hands_its_input_on() -> None:
 
 
 class OneCandidate:
-    """Host, streams and tensors of one candidate, moved on op by op."""
+    """Host, streams and tensors of one candidate, moved on op by op; a host that is ``ahead`` is waited for nowhere."""
 
-    def __init__(self, k: int, times: Times, slowdown: float) -> None:
-        self.k, self.times, self.slowdown = k, times, slowdown
+    def __init__(self, k: int, times: Times, slowdown: float, *, ahead: bool = False) -> None:
+        self.k, self.times, self.slowdown, self.ahead = k, times, slowdown, ahead
         self.host, self.clocks, self.ready = 0.0, {"compute": 0.0}, dict[str, tuple[float, str]]()
         self.communicators = dict[str, float]()
         # what computing would have lost beside communication, and from which loss on streams and tensors don't move
         self.loss, self.since = 0.0, dict[str, float]()
-        self.delay = dict[str, float]()  # how much sooner, had the host issued in time
         self.begin()
 
     def begin(self) -> None:
         """Begin a repetition: nothing of it is exposed or hidden yet."""
         self.exposed, self.busy = dict.fromkeys(EXPOSED, 0.0), dict.fromkeys(HIDDEN, 0.0)
-        self.regained, self.late_issue = dict.fromkeys(HIDDEN, 0.0), dict.fromkeys(HIDDEN, 0.0)
+        self.regained = dict.fromkeys(HIDDEN, 0.0)
 
     def at(self, value: Any) -> Any:
         return np.broadcast_to(np.asarray(value), (NUM_K,))[self.k]
@@ -288,14 +287,14 @@ class OneCandidate:
         present = bool(self.at(o.present))
         device, issue = (float(self.at(v)) for v in self.times.get(o.name, (0.0, 0.0)))
         if isinstance(o.work, HostSync):
-            self.host = max(self.host, self.clocks["compute"]) + SYNC_S if present else self.host
+            waits = present and not self.ahead
+            self.host = max(self.host, self.clocks["compute"]) + SYNC_S if waits else self.host
             return
-        self.host += issue if present else 0.0
+        self.host += issue if present and not self.ahead else 0.0
         if not present or (o.work is None and o.stream == "compute"):
             for name in o.writes:
                 self.ready[name] = self.ready.get(o.reads[0], (0.0, ""))
                 self.since[name] = self.since.get(o.reads[0], np.inf)
-                self.delay[name] = self.delay.get(o.reads[0], 0.0)
             return
         if o.family in self.busy:
             self.busy[o.family] += device
@@ -314,7 +313,6 @@ class OneCandidate:
                 late = max(when - self.clocks["compute"], 0.0)
                 back = max(min(late, self.loss - self.since[name]), 0.0)
                 self.exposed[family] += late
-                self.late_issue[family] += min(self.delay.get(name, 0.0), late)
                 self.regained[family] += back
                 self.loss -= back
                 self.clocks["compute"] += late
@@ -325,7 +323,6 @@ class OneCandidate:
         self.clocks["compute"] += device
         self.loss += self.slowdown * device
         self.since.update(dict.fromkeys(o.writes, np.inf))
-        self.delay.update(dict.fromkeys(o.writes, 0.0))
 
     def communicate(self, o: Op, device: float) -> None:
         """Start behind what is read, the stream and the communicator, whichever is last."""
@@ -339,34 +336,30 @@ class OneCandidate:
             if free > start:
                 start, last = free, min(fixed, self.loss)  # what is computed moves with all that is lost
         last = max(last, self.loss - (start - launch))
-        # a host that had issued it as the device got there: what is awaited would be there the sooner, too
-        places = [name for name in o.reads if name in self.ready] + [o.stream, "@" + group]
-        in_time = [free - self.delay.get(name, 0.0) for (free, _), name in zip(queues, places, strict=True)]
-        delay = start - max(min(launch, self.clocks["compute"]), *in_time)
-        self.delay.update(dict.fromkeys((o.stream, "@" + group, *o.writes), delay))
         self.since.update(dict.fromkeys((o.stream, "@" + group, *o.writes), last))
         self.clocks[o.stream] = self.communicators[group] = start + device
 
 
 def twin(ops: tuple[Op, ...], times: Times, k: int, repeat: int, slowdown: float) -> dict[str, dict[str, float]]:
     """The same rules for one candidate, op by op: what the last of ``repeat`` repetitions exposes and hides."""
-    candidate = OneCandidate(k, times, slowdown)
-    for _ in range(repeat):
-        candidate.begin()
-        for o in ops:
-            candidate.play(o)
+    candidate, ahead = OneCandidate(k, times, slowdown), OneCandidate(k, times, slowdown, ahead=True)
+    for each in (candidate, ahead):
+        for _ in range(repeat):
+            each.begin()
+            for o in ops:
+                each.play(o)
     exposed, busy = candidate.exposed, candidate.busy
     hidden = {name: max(busy[name] - exposed[name], 0.0) for name in HIDDEN}
     computing, total, alone = sum(exposed[name] for name in COMPUTING), sum(exposed.values()), dict(exposed)
     for name in HIDDEN:  # of what runs beside computing or other waits, the share beside computing
         lost = slowdown * hidden[name] * computing / max(total - alone[name], 1e-12)
         exposed[name] += max(lost - candidate.regained[name], 0.0)  # but for what makes waits the shorter
-    for name in HIDDEN:  # a wait for a host that issued late is the host's
-        moved = min(candidate.late_issue[name], exposed[name])
+    for name in HIDDEN:  # what is not waited for under a host far ahead is the host's
+        moved = max(min(alone[name] - ahead.exposed[name], exposed[name]), -exposed["host_idle"])
         exposed[name] -= moved
         exposed["host_idle"] += moved
         beside = busy[name] - alone[name]
-        hidden[name] += max(beside + moved, 0.0) - max(beside, 0.0)
+        hidden[name] = max(hidden[name] + max(beside + moved, 0.0) - max(beside, 0.0), 0.0)
     return {"exposed": exposed, "hidden": hidden}
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.schedules.order import ranks_of_stages
-from mofa.search.layout_search.shortest_split import improve_split_by_moves, neighbouring_splits, shortest_split
-from mofa.search.layout_search.split_problem import ALL, ChunkLayers, LayerSplitProblem
+from mofa.search.layout_search.layer_moves import LayerMoves, neighbouring_splits
+from mofa.search.layout_search.shortest_split import shortest_split
+from mofa.search.layout_search.split_problem import ALL, ChunkLayers, LayerSplitProblem, SplitTable
 from mofa.specs.layouts.pipeline_layout import PipelineLayout
 
 RECOMPUTED = {"none": (0, 0), "two at most": (0, 2), "all": (ALL, ALL)}
@@ -50,6 +51,11 @@ def random_problem(
     return replace(problem, limit_bytes=float(np.quantile(peaks, 0.3)))
 
 
+def splits_of(table: SplitTable) -> list[ChunkLayers]:
+    """The splits of a table, one by one."""
+    return [table.split_of_row(row) for row in range(len(table))]
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("schedule", "pp", "vpp", "num_micro_batches", "recomputed"),
@@ -69,7 +75,7 @@ def test_search_equals_trying_every_split(
     fitting = problem.splits_that_fit(problem.splits())
     shortest_s = float(problem.steps_s(fitting).min())
     found = shortest_split(problem, problem.even_split())
-    assert found.splits[0] in fitting
+    assert found.splits[0] in splits_of(fitting)
     assert found.steps_s[0] == pytest.approx(shortest_s, rel=1e-9)
     assert found.bound_s <= shortest_s * (1.0 + 1e-9)
     assert found.gap_fraction < 0.02
@@ -107,6 +113,53 @@ def test_every_split_is_a_layout_that_megatron_takes() -> None:
 
 def test_a_descent_ends_where_no_move_helps() -> None:
     problem = random_problem(3, "interleaved", 2, 3, 12)
-    end = improve_split_by_moves(problem, problem.even_split())
+    end, _ = LayerMoves(problem).improved_split_and_num_tried(problem.even_split())
     steps_s = problem.steps_s(problem.splits_that_fit(neighbouring_splits(problem, end)))
     assert steps_s.min() >= problem.step_s(end) * (1.0 - 1e-9)
+
+
+def neighbours_by_loops(problem: LayerSplitProblem, split: ChunkLayers) -> list[ChunkLayers]:
+    """What :func:`neighbouring_splits` makes of arrays, a split at a time."""
+    out = []
+    filled = [p for p, layers in enumerate(split.layers) if layers]
+    for source in filled:
+        if split.layers[source] == problem.least_layers[source]:
+            continue
+        empties = source == filled[-1] and split.layers[source] == 1
+        last = (filled[-2] if len(filled) > 1 else 0) if empties else filled[-1]
+        for target in range(problem.num_chunks):
+            if source != target:
+                layers = list(split.layers)
+                layers[source] -= 1
+                layers[target] += 1
+                chunk = max(split.prediction_chunk, last, target) if problem.num_predictions else split.prediction_chunk
+                out.append(ChunkLayers(tuple(layers), chunk, split.recomputed))
+    if problem.num_predictions:
+        chunks = range(max(filled[-1], problem.first_prediction_chunk), problem.num_chunks)
+        out += [replace(split, prediction_chunk=p) for p in chunks if p != split.prediction_chunk]
+    if split.recomputed != ALL:
+        numbers = (split.recomputed - 1, split.recomputed + 1)
+        out += [
+            replace(split, recomputed=n) for n in numbers if problem.least_recomputed <= n <= problem.most_recomputed
+        ]
+    return out
+
+
+@pytest.mark.parametrize("recomputed", RECOMPUTED)
+@pytest.mark.parametrize("num_predictions", [0, 1])
+def test_neighbours_are_those_of_loops(num_predictions: int, recomputed: str) -> None:
+    problem = random_problem(
+        4, "interleaved", 2, 2, 6, num_predictions=num_predictions, recomputed=RECOMPUTED[recomputed]
+    )
+    problem = replace(problem, least_layers=(1, 0, 0, 0))
+    for split in problem.splits():
+        assert splits_of(neighbouring_splits(problem, split)) == neighbours_by_loops(problem, split)
+
+
+def test_what_is_remembered_of_moves_changes_no_descent() -> None:
+    problem = random_problem(6, "interleaved", 2, 3, 12, recomputed=(0, 2))
+    known = LayerMoves(problem)
+    for split in problem.splits()[::7]:
+        for most_tried in (10, 200, 10**6):
+            alone = LayerMoves(problem).improved_split_and_num_tried(split, most_tried)
+            assert known.improved_split_and_num_tried(split, most_tried) == alone
