@@ -277,7 +277,8 @@ def only_traced(run_id: str) -> bool:
 
 def chosen_for_its_length(run_id: str) -> bool:
     """Whether a run of a fitting model was chosen because its step is short, to learn from its trace."""
-    return run_id in _ids_of("te-short-steps") | _ids_of("te-short-traced")
+    name = run_id.removesuffix("-again").removesuffix("-third")
+    return name in _ids_of("te-short-steps") | _ids_of("te-short-traced")
 
 
 def test_committed_splits_are_halves_of_each_framework(repeats: list[list[RunRecord]]) -> None:
