@@ -82,7 +82,7 @@ def test_qwen3_30b_on_16_h100_takes_what_was_measured(tmp_path: Path) -> None:
 PAIRS = [
     ({"tp": 1, "recompute": "full"}, {"tp": 2, "recompute": "full"}, 4, 43.495 / 42.537, 0.01),
     ({"tp": 2, "recompute": "selective:moe_act+layernorm"}, {"tp": 1, "recompute": "selective:moe+layernorm"}, 1,
-     22.946 / 22.42, 0.045),
+     22.946 / 22.42, 0.04),
 ]  # fmt: skip
 
 
@@ -91,7 +91,8 @@ def test_qwen3_235b_differs_by_its_degrees_as_measured(
     tmp_path: Path, faster: dict[str, object], slower: dict[str, object], micro: int, ratio: float, within: float
 ) -> None:
     """alibaba/Pai-Megatron-Patch, issue 658: the pairs of one micro-batch. Its script has FlashAttention and eager
-    permutation (examples/qwen3/run_mcore_qwen3.sh at 2b201af)."""
+    permutation (examples/qwen3/run_mcore_qwen3.sh at 2b201af). Under tp 2 the step waits for its hosts, so that it is
+    played."""
     steps = []
     for degrees in (faster, slower):
         run = QWEN_235B | {
@@ -101,7 +102,8 @@ def test_qwen3_235b_differs_by_its_degrees_as_measured(
             "batch": {"seq_len": 4096, "micro": micro, "global": 2048 if micro == 1 else 4096},
         }  # fmt: skip
         workload, cluster, framework, strategy = resolve_run(spec_from_mapping(RunSpec, run, "case"), tmp_path)
-        steps.append(mofa.estimate(workload, cluster, strategy, framework=framework, replay=False).step_s)
+        plan = mofa.estimate(workload, cluster, strategy, framework=framework, replay=micro == 1, over_time=False)
+        steps.append(plan.step_s)
     assert steps[1] / steps[0] == pytest.approx(ratio, abs=within)
 
 
