@@ -120,8 +120,8 @@ def test_lists_of_an_optimizer_of_its_own_are_made_beside_the_other(split: bool,
     tensors = tensors_of(10.0, 2000.0) if split else tensors_of(2010.0)
     large = 1.0 * PARAMS_A_LAUNCH
     seconds = optimizer_host_seconds(
-        JOB, one_gpu(tensor_pass_s=6e-6, eager_op_s=0.0), framework("megatron"), shards_of(large, large), "mixed", np.array([[1]]),
-        tensors, np.array([[1.0]]), np.zeros(1, dtype=np.intp),
+        JOB, one_gpu(tensor_pass_s=6e-6, eager_op_s=0.0), framework("megatron"), shards_of(large, large), "mixed",
+        np.array([[1]]), tensors, np.array([[1.0]]), np.zeros(1, dtype=np.intp),
         parts={"adam": np.array([[2.0]]), "copy": np.array([[2.0]])},
     )  # fmt: skip
     assert float(seconds[0, 0]) * 1e6 == pytest.approx(behind_norm, abs=8)
