@@ -19,9 +19,12 @@ from mofa.cost.optimizer_issue import (
     issue_per_tensor,
     optimizer_host_seconds,
 )
+from mofa.cost.step_time.optimizer_step import stepped_tensors
+from mofa.replay.rank.from_estimator import gathered_row_of_strategy
+from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.files import load_yaml
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.load import load_cluster, load_framework
+from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.units import parse_quantity
 from tests.cost.toy import cluster, framework, llama, with_facts, workload
 
@@ -162,3 +165,12 @@ def test_a_whole_step_of_the_optimizer_takes_what_its_parts_do() -> None:
     told = (issue.before_norm_s + issue.clip_s + issue.lists_s + issue.copy_s) / op_s
     many = {run: parts["optimizer"] for run, parts in timed_parts().items() if "jetmoe" not in run and "05b" not in run}
     assert {run: told / taken - 1 for run, taken in many.items()} == pytest.approx(dict.fromkeys(many, 0.0), abs=0.25)
+
+
+@pytest.mark.parametrize(("strategy", "least", "most"), [("dp=8", 98, 163), ("tp=2 sp=true dp=4", 65, 159)])
+def test_a_rank_steps_its_share_of_the_tensors(strategy: str, least: int, most: int) -> None:
+    """Llama 3 8B has 195 tensors; the fewest and most with states on one rank, as the replay deals buckets out."""
+    job, machines, megatron = load_workload("llama3-8b"), load_cluster("h100-hgx", 8), load_framework("megatron")
+    estimator = strategy_estimator(job, machines, megatron, strategy)
+    stepped = stepped_tensors(gathered_row_of_strategy(estimator))
+    assert least <= stepped.total[0, 0] <= most

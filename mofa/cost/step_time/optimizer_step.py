@@ -41,7 +41,7 @@ def optimizer_and_host_wait_seconds(rows: GatheredRows, each: MicroBatchPasses) 
     if each.host_bound is not None:
         lead[each.host_bound.rows] = each.host_bound.lead_s()
     parts = optimizer_device_seconds_by_part(*given)
-    tensors = _stepped_tensors(rows)
+    tensors = stepped_tensors(rows)
     waited = optimizer_host_seconds(*given, tensors, lead, rows.grid_index, _distributed(rows), parts)
     on_hosts = host_step_seconds(rows, tensors.total, parts["adam"])
     seconds = (optimizer_seconds(*given, parts) + on_hosts)[rows.grid_index] + waited
@@ -63,7 +63,7 @@ def lead_at_step_start_s(rows: GatheredRows) -> ArrayN:
     it where negative. (n, R) [s]"""
     given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
     parts = optimizer_device_seconds_by_part(*given)
-    zero, tensors = rows.grids.zero[:, None], _stepped_tensors(rows)
+    zero, tensors = rows.grids.zero[:, None], stepped_tensors(rows)
     lead_s = host_lead_behind_optimizer_s(rows.cluster, rows.framework, rows.shards, zero, tensors, parts)
     return np.asarray(lead_s[rows.grid_index])
 
@@ -76,7 +76,7 @@ def _distributed(rows: GatheredRows) -> NDArray[np.bool_]:
 
 
 @lru_cache(maxsize=1)
-def _stepped_tensors(rows: GatheredRows) -> SteppedTensors:
+def stepped_tensors(rows: GatheredRows) -> SteppedTensors:
     """Parameter tensors that one rank of every stage steps, of each grid of ranks. (g, R)
 
     The distributed optimizer deals out each bucket of a buffer in equal parts, so that a rank steps its share of the
@@ -98,16 +98,17 @@ def _stepped_tensors(rows: GatheredRows) -> SteppedTensors:
         dealt_out = (rows.grids.zero >= 1)[:, None]
         if (dealt_out & (np.maximum(rows.shards.dense_ranks, rows.shards.expert_ranks) > 1)).any():
             buckets = megatron_first_chunk_buckets(rows)
-            dense = np.where(dealt_out, _own(dense, rows.shards.dense_ranks, buckets.dense), dense)
-            experts = np.where(dealt_out, _own(experts, rows.shards.expert_ranks, buckets.expert), experts)
+            dense = np.where(dealt_out, _own(dense, rows.shards.dense_ranks, buckets.dense, stages.vpp), dense)
+            experts = np.where(dealt_out, _own(experts, rows.shards.expert_ranks, buckets.expert, stages.vpp), experts)
     own = packed & (rows.grids.ep[:, None] > 1)  # (optimizer/__init__.py, ChainedOptimizer)
     return SteppedTensors(np.where(own, dense, dense + experts), np.where(own, experts, 0.0))
 
 
-def _own(tensors: ArrayN, ranks: ArrayN, of_first: ArrayN) -> ArrayN:
-    """Tensors of which a rank has a part, of so many in buckets that ranks share evenly. (g, R) [-]"""
-    buckets = np.ones_like(tensors)
-    buckets[:, 0] = of_first
+def _own(tensors: ArrayN, ranks: ArrayN, of_first: ArrayN, chunks: int) -> ArrayN:
+    """Tensors of which a rank has a part, of so many in buckets that ranks share evenly: one a chunk, but for the first
+    stage's first chunk. (g, R) [-]"""
+    buckets = np.full_like(tensors, chunks)
+    buckets[:, 0] += of_first - 1.0
     return np.minimum(tensors, (tensors + buckets * (ranks - 1.0)) / ranks)
 
 
