@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mofa.plan.run_costs import days_of_run, gpu_hours_of_run, gpu_seconds_per_million_tokens
 from mofa.report.phrases import strategy_text
 from mofa.report.search_text import has_experts, print_planned_job, print_taken_defaults
 from mofa.report.tables import print_paragraph, print_table
@@ -14,29 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from mofa.plan.result import Plan, PlanReport
-
-MILLION = 1e6
-HOURS_PER_DAY = 24.0
-
-
-def gpu_seconds_per_million_tokens(plan: Plan) -> float:
-    """What a million tokens take of the GPUs that compute; where failures are counted, of all with these. [GPU s]"""
-    rate = plan.effective_tokens_per_s_per_gpu
-    return MILLION / (plan.tokens_per_s_per_gpu if rate is None else rate)
-
-
-def days_of_run(plan: Plan) -> float | None:
-    """Days of the whole run, the median with failures where these are counted; None where no tokens are given. [d]"""
-    return plan.days_without_failures if plan.days is None else plan.days.p50
-
-
-def gpu_hours_of_run(plan: Plan, num_gpus: int) -> float | None:
-    """GPU-hours of the run on so many GPUs, those that idle or stand by included. [h]"""
-    days = days_of_run(plan)
-    if plan.gpu_hours is not None or days is None:
-        return plan.gpu_hours
-    return days * HOURS_PER_DAY * num_gpus
+    from mofa.plan.result import PlanReport
 
 
 def print_scales(reports: Sequence[PlanReport], console: Console, *, quiet: bool = False) -> None:
