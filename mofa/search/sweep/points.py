@@ -158,6 +158,7 @@ def _point(spec: SweepSpec, each: _Combination, folder: Path | None) -> SweepPoi
         "routing": None if each.routing is None else str(each.routing),
         "faults": NO_FAILURES if each.faults is None else reference_name(each.faults),
     }
+    labels["price_case"] = None if len(spec.prices) < 2 else _price_text(each.price)
     usd = each.price[labels["cluster"]] if isinstance(each.price, dict) else each.price
     try:
         workload = _workload(each.model, each, folder)
@@ -176,6 +177,11 @@ def _point(spec: SweepSpec, each: _Combination, folder: Path | None) -> SweepPoi
         return SweepPoint(labels, usd, None, " ".join(str(error).split()))
     key = _key(workload, cluster, framework, faults, spec.search)
     return SweepPoint(labels, usd, PointTask(key, workload, cluster, framework, faults, spec.search))
+
+
+def _price_text(price: float | dict[str, float] | None) -> str:
+    """What stands for one of several prices of a sweep: 2.5, or h100-hgx 2.5 h800-hgx 2."""
+    return " ".join(f"{name} {usd:g}" for name, usd in price.items()) if isinstance(price, dict) else f"{price:g}"
 
 
 def _workload(model: Reference, each: _Combination, folder: Path | None) -> WorkloadSpec:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 PARTS = "points"
 """Folder of finished points below that of a sweep."""
 _HOURS = "gpu_hours"
+ALWAYS = ("strategy", "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "days", _HOURS, "usd")
+"""Columns of every table, known or not."""
 
 
 def sweep(
@@ -96,7 +98,7 @@ def _planned(tasks: list[PointTask], scheduler: str | None, jobs: int) -> Any:
 
 
 def _table(points: list[SweepPoint], results: Mapping[str, Result]) -> pd.DataFrame:
-    """A row for each point; columns that no point has are left out but for those of every table."""
+    """A row for each point; what a point does not have is missing."""
     import pandas as pd
 
     rows = []
@@ -109,8 +111,16 @@ def _table(points: list[SweepPoint], results: Mapping[str, Result]) -> pd.DataFr
             row["usd"] = hours * point.usd_per_gpu_hour
         row["key"] = "" if point.task is None else point.task.key
         rows.append(row)
-    frame = pd.DataFrame(rows)
-    for name in ("strategy", "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "days", _HOURS, "usd"):
-        if name not in frame.columns:
-            frame[name] = None
-    return frame
+    names = list(dict.fromkeys([*(name for row in rows for name in row), *ALWAYS]))
+    return pd.DataFrame({name: _column([row.get(name) for row in rows]) for name in names})
+
+
+def _column(values: list[Any]) -> Any:
+    """Values of one kind as a column in which some may be missing; whole numbers stay whole."""
+    import pandas as pd
+
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds <= {bool, int, float}:
+        return pd.Series([None if value is None else str(value) for value in values], dtype=object)
+    kind = "boolean" if kinds == {bool} else "Int64" if kinds == {int} else "Float64"
+    return pd.array(values, dtype=kind)  # type: ignore[call-overload]
