@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mofa.search.long_run.spare_nodes import estimate_long_run, find_long_runs
     from mofa.search.one_plan import estimate
     from mofa.search.search_result import Search
-    from mofa.search.sweep.run_sweep import sweep
+    from mofa.search.sweeps.run_sweep import sweep
     from mofa.specs.load import load_cluster, load_faults, load_framework, load_workload
     from mofa.specs.run_files import load_runs, resolve_run
     from mofa.specs.strategy import StrategySpec
@@ -66,7 +66,7 @@ _HOME = {
     **dict.fromkeys(("load_cluster", "load_faults", "load_framework", "load_workload"), "mofa.specs.load"),
     **dict.fromkeys(("load_runs", "resolve_run"), "mofa.specs.run_files"),
     "StrategySpec": "mofa.specs.strategy",
-    "sweep": "mofa.search.sweep.run_sweep",
+    "sweep": "mofa.search.sweeps.run_sweep",
 }
 
 

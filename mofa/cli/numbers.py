@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mofa.specs.counts import batch_in_sequences as batch_in_sequences
-from mofa.specs.counts import parse_count as parse_count
+from mofa.specs.written_counts import batch_in_sequences as batch_in_sequences
+from mofa.specs.written_counts import parse_count as parse_count
 
 if TYPE_CHECKING:
     from mofa.specs.hardware import ClusterSpec

@@ -24,7 +24,7 @@ def gpus_or_range_parser(text: str | int) -> tuple[int, ...]:
     ((64,), (256, 512, 1024))
     """
     from mofa.cli.numbers import size_of_cluster_parser
-    from mofa.specs.counts import doubled_counts
+    from mofa.specs.written_counts import doubled_counts
 
     is_range = ".." in str(text)
     parse = size_of_cluster_parser("256..1K" if is_range else "64 or 1K, or 256..1K for several")

@@ -28,7 +28,7 @@ def save_sweep(table: pd.DataFrame, directory: Path) -> list[Path]:
     Parameters
     ----------
     table
-        Of :func:`mofa.search.sweep.run_sweep.sweep`.
+        Of :func:`mofa.search.sweeps.run_sweep.sweep`.
     directory
         Where to; made if absent.
 
@@ -39,7 +39,7 @@ def save_sweep(table: pd.DataFrame, directory: Path) -> list[Path]:
         and ``cost_front``, where a job has points with days.
     """
     from mofa.report.figures.cost_front import jobs_with_days, plot_cost_front
-    from mofa.report.figures.scaling import plot_strong_scaling, plot_weak_scaling, strong_series, weak_series
+    from mofa.report.figures.scaling_plots import plot_strong_scaling, plot_weak_scaling, strong_series, weak_series
 
     files = {TABLE: parquet_bytes(table)}
     if strong_series(table):

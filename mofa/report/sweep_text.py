@@ -126,7 +126,7 @@ def print_sweep(table: pd.DataFrame, console: Console, *, quiet: bool = False) -
     Parameters
     ----------
     table
-        Of :func:`mofa.search.sweep.run_sweep.sweep`.
+        Of :func:`mofa.search.sweeps.run_sweep.sweep`.
     console
         Where to.
     quiet
@@ -147,9 +147,9 @@ def print_sweep(table: pd.DataFrame, console: Console, *, quiet: bool = False) -
         _print_points(console, title, shown, varying or ["num_gpus"])
     if shown is not rows:
         _print_reasons(console, rows)
-    told = differing([group[0] for group in groups], JOB)
+    label_names = differing([group[0] for group in groups], JOB)
     for group in groups[:MOST_ROWS]:
-        head = ", ".join(label_text(name, group[0][name]) for name in told)
+        head = ", ".join(label_text(name, group[0][name]) for name in label_names)
         for line in verdict_of_choices(choices_of_job(group)):
             print_paragraph(console, f"{head}: {line[0].lower()}{line[1:]}" if head else line, indent=4)
 

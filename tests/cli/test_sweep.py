@@ -85,8 +85,11 @@ def test_a_run_that_is_killed_goes_on_where_it_was(cli: Cli, tmp_path: Path) -> 
     assert finished.items() <= {path: path.stat().st_mtime_ns for path in points.glob("*.json")}.items()
     table = pd.read_parquet(tmp_path / "s" / "sweep.parquet")
     assert len(table) == table["key"].nunique() == len(list(points.glob("*.json"))) == 8
-    whole_run = mofa.sweep(tmp_path / "s.yaml")
-    assert table["key"].tolist() == whole_run["key"].tolist() and table["usd"].tolist() == whole_run["usd"].tolist()
+    uninterrupted = mofa.sweep(tmp_path / "s.yaml")
+    assert (
+        table["key"].tolist() == uninterrupted["key"].tolist()
+        and table["usd"].tolist() == uninterrupted["usd"].tolist()
+    )
 
 
 def test_exit_statuses_say_when_nothing_is_planned(cli: Cli, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from matplotlib.ticker import NullFormatter
 
 from mofa.report.figures.accuracy_plot import GROUP_COLOURS
 from mofa.report.figures.pareto import pareto_front
-from mofa.report.figures.scaling import MOST_SERIES
+from mofa.report.figures.scaling_plots import MOST_SERIES
 from mofa.report.figures.style import INK, new_axes, remove_clutter
 from mofa.report.sweep_text import JOB, Row, cost_column, differing, jobs_of_sweep, label_text, rows_of_sweep
 
@@ -24,7 +24,7 @@ def jobs_with_days(table: pd.DataFrame) -> list[list[Row]]:
     Parameters
     ----------
     table
-        Of :func:`mofa.search.sweep.run_sweep.sweep`.
+        Of :func:`mofa.search.sweeps.run_sweep.sweep`.
     """
     known = [row for row in rows_of_sweep(table) if row["days"] is not None]
     return [group for group in jobs_of_sweep(known) if len(group) > 1]
@@ -36,18 +36,18 @@ def plot_cost_front(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     table
-        Of :func:`mofa.search.sweep.run_sweep.sweep`; jobs have two points with days or are left out.
+        Of :func:`mofa.search.sweeps.run_sweep.sweep`; jobs have two points with days or are left out.
     ax
         Axes to draw on; new ones where absent.
     """
     groups = jobs_with_days(table)
     ax = new_axes(ax, 8.0, 5.0)
     column = cost_column([row for group in groups for row in group])
-    told = differing([group[0] for group in groups], JOB) or ["model"]
+    label_names = differing([group[0] for group in groups], JOB) or ["model"]
     for colour, group in zip(GROUP_COLOURS * 2, groups[:MOST_SERIES], strict=False):
         days = np.array([row["days"] for row in group], dtype=np.float64)
         cost = np.array([row[column] for row in group], dtype=np.float64)
-        name = ", ".join(label_text(label, group[0][label]) for label in told)
+        name = ", ".join(label_text(label, group[0][label]) for label in label_names)
         front = pareto_front(days, -cost)
         ax.plot(days, cost, "o", color=colour, markersize=5, label=name)
         ax.plot(days[front], cost[front], "-", color=colour, linewidth=1.0)

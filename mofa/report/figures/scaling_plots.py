@@ -25,7 +25,7 @@ def strong_series(table: pd.DataFrame) -> dict[str, list[Row]]:
     Parameters
     ----------
     table
-        Of :func:`mofa.search.sweep.run_sweep.sweep`.
+        Of :func:`mofa.search.sweeps.run_sweep.sweep`.
     """
     return _series(table, lambda row: row["global_batch"])
 
@@ -43,11 +43,11 @@ def _series(table: pd.DataFrame, batch: Any) -> dict[str, list[Row]]:
         groups.setdefault((*(row[name] for name in names), batch(row)), {})[row["num_gpus"]] = row
     series = {key: [by_gpus[n] for n in sorted(by_gpus)] for key, by_gpus in groups.items() if len(by_gpus) > 1}
     firsts = [points[0] for points in series.values()]
-    told = differing(firsts, names) or ["model"]
+    label_names = differing(firsts, names) or ["model"]
     several_batches = len({key[-1] for key in series}) > 1
     out: dict[str, list[Row]] = {}
     for key, points in series.items():
-        text = ", ".join(label_text(name, points[0][name]) for name in told)
+        text = ", ".join(label_text(name, points[0][name]) for name in label_names)
         out[f"{text}, batch {key[-1]:,.6g}" if several_batches else text] = points
     return out
 
@@ -58,7 +58,7 @@ def plot_strong_scaling(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     table
-        Of :func:`mofa.search.sweep.run_sweep.sweep`.
+        Of :func:`mofa.search.sweeps.run_sweep.sweep`.
     ax
         Axes to draw on; new ones where absent.
     """
@@ -81,7 +81,7 @@ def plot_weak_scaling(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     table
-        Of :func:`mofa.search.sweep.run_sweep.sweep`.
+        Of :func:`mofa.search.sweeps.run_sweep.sweep`.
     ax
         Axes to draw on; new ones where absent.
     """

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mofa.search.sweep.finished_points import FinishedPoints
-from mofa.search.sweep.plan_point import FAILED, Result, no_plan
-from mofa.search.sweep.points import PointTask, SweepPoint, sweep_points
-from mofa.specs.sweep import load_sweep
+from mofa.search.sweeps.finished_points import FinishedPoints
+from mofa.search.sweeps.plan_point import FAILED, Result, no_plan
+from mofa.search.sweeps.points import PointTask, SweepPoint, sweep_points
+from mofa.specs.sweep_lists import load_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,7 @@ def sweep(
     jobs
         Processes on this machine; with more than one, a script guards its code by ``if __name__ == "__main__"``. [-]
     progress
-        Told points done and points in all.
+        Told points done and points in all. [-]
 
     Returns
     -------
@@ -89,10 +89,10 @@ def _planned(tasks: list[PointTask], scheduler: str | None, jobs: int) -> Any:
     if not tasks:
         return iter(())
     if scheduler is not None:
-        from mofa.search.sweep.dask_cluster import plan_on_dask
+        from mofa.search.sweeps.dask_cluster import plan_on_dask
 
         return plan_on_dask(tasks, scheduler)
-    from mofa.search.sweep.local_processes import plan_on_this_machine
+    from mofa.search.sweeps.local_processes import plan_on_this_machine
 
     return plan_on_this_machine(tasks, jobs)
 

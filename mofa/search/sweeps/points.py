@@ -11,19 +11,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-import mofa
 from mofa.errors import MofaError, SpecError
-from mofa.specs.counts import batch_in_sequences, parse_count
+from mofa.search.sweeps.code_digest import digest_of_code
 from mofa.specs.fault_changes import storage_of_text
 from mofa.specs.faults import FaultSpec
-from mofa.specs.files import data_dir
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.limited_reads import exists
 from mofa.specs.load import bundled_names, load_cluster, load_faults, load_framework, load_workload
 from mofa.specs.routing import RoutingSpec
-from mofa.specs.sweep import Reference, SweepSearch, SweepSpec, reference_name
+from mofa.specs.sweep_lists import Reference, SweepSearch, SweepSpec, reference_name
 from mofa.specs.workload import WorkloadSpec
+from mofa.specs.written_counts import batch_in_sequences, parse_count
 
 NO_FAILURES = "none"
 """Stands among fault profiles for a run without failures."""
@@ -93,7 +92,7 @@ def sweep_points(spec: SweepSpec, folder: Path | None = None) -> list[SweepPoint
 
     Examples
     --------
-    >>> from mofa.specs.sweep import load_sweep
+    >>> from mofa.specs.sweep_lists import load_sweep
     >>> spec = load_sweep({"models": "llama3-8b", "clusters": "h100-hgx", "gpus": [8, 12]})
     >>> [point.error for point in sweep_points(spec)]
     ['', 'nodes/h100-hgx.yaml: gpus (12) is more than one node of 8 GPUs but not whole nodes; use 8 or 16']
@@ -235,7 +234,7 @@ def _key(
     search: SweepSearch,
 ) -> str:  # fmt: skip
     """A digest of everything that a point's plan follows from; the same wherever and whenever it is made."""
-    parts = [_code_digest()]
+    parts = [digest_of_code()]
     parts += [each.model_dump_json() for each in (workload, cluster, framework, search)]
     parts.append("" if faults is None else faults.model_dump_json())
     if workload.routing.file is not None:
@@ -249,17 +248,3 @@ def _file_digest(file: str) -> str:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except OSError:  # said when the point is planned
         return ""
-
-
-@lru_cache(maxsize=1)
-def _code_digest() -> str:
-    """A digest of what computes: another version, or changed code, must not repeat what an earlier one computed."""
-    package = Path(mofa.__file__).parent
-    files = [path for suffix in ("py", "c") for path in package.rglob(f"*.{suffix}")]
-    files += list(data_dir("hardware_profiles").glob("*.yaml"))
-    digest = hashlib.sha256(mofa.__version__.encode())
-    for path in sorted(files):
-        if {"cli", "report", "export"} & set(path.relative_to(package.parent).parts):
-            continue  # these show what was computed
-        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import mofa
 from mofa.errors import SpecError
-from mofa.search.sweep.plan_point import FAILED, Result, no_plan, plan_point
-from mofa.search.sweep.points import PointTask
+from mofa.search.sweeps.code_digest import digest_of_code
+from mofa.search.sweeps.plan_point import FAILED, Result, no_plan, plan_point
+from mofa.search.sweeps.points import PointTask
 from mofa.specs.files import shown_value
 
 ANSWER_S, FIRST_WORKER_S = 10.0, 30.0
 """How long a scheduler may take to answer, and a first worker to be there. [s]"""
 TASKS_AHEAD = 2
 """Tasks that a cluster has for each thread of its workers: one runs and one waits. [-]"""
-
-
-def worker_version() -> str:
-    """The version of mofa where this is called: on a worker."""
-    return mofa.__version__
 
 
 def plan_on_dask(tasks: Sequence[PointTask], address: str) -> Iterator[tuple[str, Result]]:
@@ -85,15 +80,13 @@ def _refuse_other_workers(client: Any, where: str) -> None:
             f"{where}: has no worker; start some by: dask worker {where.split()[-1]} --nthreads 1"
         ) from None
     try:
-        versions = client.run(worker_version)
+        digests = client.run(digest_of_code)
     except Exception as error:
         why = shown_value(f"{type(error).__name__}: {error}", 120)
-        raise SpecError(f"{where}: a worker has no mofa ({why}); install mofa {mofa.__version__} there") from None
-    for worker, version in versions.items():
-        if version != mofa.__version__:
-            raise SpecError(
-                f"{where}: worker {worker} has mofa {version}, and this is {mofa.__version__}; install the same there"
-            )
+        raise SpecError(f"{where}: a worker has no such mofa ({why}); install the mofa of this machine there") from None
+    for name, digest in digests.items():
+        if digest != digest_of_code():
+            raise SpecError(f"{where}: worker {name} has another mofa than this machine; install the same there")
 
 
 def _result_of(future: Any) -> Result:

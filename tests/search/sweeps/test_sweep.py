@@ -12,14 +12,14 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.search.sweep import local_processes
-from mofa.search.sweep.local_processes import plan_on_this_machine
-from mofa.search.sweep.plan_point import plan_point
-from mofa.search.sweep.points import PointTask, sweep_points
+from mofa.search.sweeps import local_processes
+from mofa.search.sweeps.local_processes import plan_on_this_machine
+from mofa.search.sweeps.plan_point import plan_point
+from mofa.search.sweeps.points import PointTask, sweep_points
 from mofa.specs.fault_changes import fact_of_user, storage_of_text
 from mofa.specs.faults import PriceSpec
-from mofa.specs.sweep import MOST_POINTS, load_sweep
-from tests.search.sweep.small_sweep import SMALL
+from mofa.specs.sweep_lists import MOST_POINTS, load_sweep
+from tests.search.sweeps.small_sweep import SMALL
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -115,7 +115,7 @@ def test_points_that_fail_say_why_and_the_others_go_on(monkeypatch: pytest.Monke
     def no_memory(*_: object, **__: object) -> None:
         raise MemoryError("no\nmemory")
 
-    monkeypatch.setattr("mofa.find_plans", no_memory, raising=False)
+    monkeypatch.setattr("mofa.search.entry_points.find_plans", no_memory)
     failed = mofa.sweep(SMALL, out=tmp_path / "other")
     assert set(failed["reason"]) == {"internal error: MemoryError: no memory"}
     monkeypatch.undo()

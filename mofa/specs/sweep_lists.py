@@ -11,11 +11,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from mofa.errors import SpecError
 from mofa.specs.base import Spec
-from mofa.specs.counts import doubled_counts, parse_count
 from mofa.specs.files import did_you_mean, load_yaml, shown_value
 from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.ranges import Degree, Tokens
 from mofa.specs.routing import RoutingSpec
+from mofa.specs.written_counts import doubled_counts, parse_count
 from mofa.units import parse_quantity
 
 MOST_POINTS = 10_000

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from mofa.search.sweep.plan_point import Result
+from mofa.search.sweeps.plan_point import Result
 from mofa.specs.write_files import make_directory, write_file_atomically
 
 MOST_BYTES = 2**20

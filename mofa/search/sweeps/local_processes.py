@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from mofa.search.sweep.plan_point import FAILED, Result, no_plan, plan_point
-from mofa.search.sweep.points import PointTask
+from mofa.search.sweeps.plan_point import FAILED, Result, no_plan, plan_point
+from mofa.search.sweeps.points import PointTask
 from mofa.search.workers import WorkerProcesses
 
 DIED = "its process was killed while it was planned, perhaps for want of memory; give --jobs fewer processes"
@@ -52,7 +52,7 @@ def _plan_in_pool(waiting: deque[PointTask], processes: int, died: list[PointTas
     """Results until none waits, or a process dies; what ran then is added to ``died``."""
     running: dict[Future[Result], PointTask] = {}
     with WorkerProcesses(processes + 1) as workers:  # this one hands out and writes
-        workers.start_processes(("mofa.search.sweep.plan_point", "mofa.search.entry_points"))
+        workers.start_processes(("mofa.search.sweeps.plan_point", "mofa.search.entry_points"))
         while (waiting and not died) or running:
             while waiting and not died and len(running) < processes:
                 task = waiting.popleft()

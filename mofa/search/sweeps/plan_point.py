@@ -9,7 +9,7 @@ from mofa.errors import MofaError, NothingFits
 from mofa.plan.result import PlanReport
 from mofa.plan.run_costs import days_of_run, gpu_hours_of_run, gpu_seconds_per_million_tokens
 from mofa.plan.summary import strategy_text
-from mofa.search.sweep.points import PointTask
+from mofa.search.sweeps.points import PointTask
 
 Result = dict[str, Any]
 """Columns of a point's row but for its labels, and whether they are ``final``: not to be computed again."""
@@ -54,7 +54,9 @@ def no_plan(status: str, reason: str, *, is_final: bool) -> Result:
 
 
 def _search(task: PointTask, jobs: int) -> PlanReport:
-    import mofa
+    from mofa.search.entry_points import find_plans
+    from mofa.search.layout_search.refine import refine_layouts
+    from mofa.search.long_run.spare_nodes import find_long_runs
 
     how = task.search
     options: dict[str, Any] = {
@@ -68,11 +70,11 @@ def _search(task: PointTask, jobs: int) -> PlanReport:
         "jobs": jobs,
     }
     if task.faults is not None:
-        search = mofa.find_long_runs(task.workload, task.cluster, task.faults, objective=how.objective, **options)
+        search = find_long_runs(task.workload, task.cluster, task.faults, objective=how.objective, **options)
     else:
-        search = mofa.find_plans(task.workload, task.cluster, **options)
+        search = find_plans(task.workload, task.cluster, **options)
         if how.refine_seconds:
-            search = mofa.refine_layouts(search, how.refine_seconds)
+            search = refine_layouts(search, how.refine_seconds)
     return search.report
 
 
