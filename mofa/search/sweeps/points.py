@@ -116,10 +116,10 @@ def _combinations(spec: SweepSpec) -> Iterator[_Combination]:
 
 def _refuse_unreadable(spec: SweepSpec, folder: Path | None) -> None:
     """Refuse names and files that no combination could use, before anything is planned."""
-    first = next(iter(_combinations(spec)))
+    combinations = {(each.global_batch, each.seq_len, each.tokens, each.gpus): each for each in _combinations(spec)}
     for i, model in enumerate(spec.models):
         with _Named(f"models[{i}]"):
-            _workload(model, first, folder)
+            _refuse_unreadable_model(model, list(combinations.values()), folder)
     for i, cluster in enumerate(spec.clusters):
         with _Named(f"clusters[{i}]"):
             load_cluster(*_place(cluster, "nodes", folder), overrides=_changes(cluster), num_gpus=1)
@@ -129,6 +129,20 @@ def _refuse_unreadable(spec: SweepSpec, folder: Path | None) -> None:
     for i, profile in enumerate(spec.faults):
         with _Named(f"faults[{i}]"):
             _faults(profile, spec.storage, folder)
+
+
+def _refuse_unreadable_model(model: Reference, combinations: list[_Combination], folder: Path | None) -> None:
+    """Raise the first error of a model that no combination can be made of; else those that cannot are points."""
+    first: SpecError | None = None
+    for each in combinations:
+        try:
+            _workload(model, each, folder)
+        except SpecError as error:
+            first = first or error
+        else:
+            return
+    if first is not None:
+        raise first
 
 
 class _Named:

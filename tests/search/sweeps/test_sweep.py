@@ -18,7 +18,7 @@ from mofa.search.sweeps.plan_point import plan_point
 from mofa.search.sweeps.points import PointTask, sweep_points
 from mofa.specs.fault_changes import fact_of_user, storage_of_text
 from mofa.specs.faults import PriceSpec
-from mofa.specs.sweep_lists import MOST_POINTS, load_sweep
+from mofa.specs.sweep_lists import MOST_POINTS, SweepSearch, SweepSpec, load_sweep
 from tests.search.sweeps.small_sweep import SMALL
 
 
@@ -67,6 +67,13 @@ def test_a_batch_for_each_gpu_that_is_there_already_is_one_point() -> None:
     points = sweep_points(load_sweep({**SMALL, "global_batch": [64, "4 per gpu", "512K tokens"]}))
     batches = [(point.labels["num_gpus"], point.labels["global_batch"]) for point in points]
     assert batches == [(8, 64), (8, 32), (16, 64)]
+
+
+def test_a_batch_that_some_sequences_do_not_divide_fails_its_points_alone() -> None:
+    points = sweep_points(load_sweep({**SMALL, "gpus": 8, "global_batch": "480K tokens", "seq_len": ["8K", "6K"]}))
+    assert [point.error[:12] for point in points] == ["", ""]
+    points = sweep_points(load_sweep({**SMALL, "gpus": 8, "global_batch": "96K tokens", "seq_len": [7000, "8K"]}))
+    assert [point.error[:12] for point in points] == ["global_batch", ""]
 
 
 def test_a_changed_sweep_plans_new_points_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,3 +190,9 @@ search: {fast: true, fix: {tp: 2, pp: [1, 2], vpp: 1, cp: 1}}
     assert table["cluster"].tolist() == ["own.yaml", "h100-hgx gpu.memory_bytes=60 GiB"]
     assert set(table["status"]) == {"planned"}, table["reason"].tolist()
     assert (table["capacity_bytes"].diff().dropna() < 0).all()
+
+
+def test_the_docs_have_every_field() -> None:
+    page = (Path(mofa.__file__).parents[1] / "docs" / "sweep.md").read_text(encoding="utf-8")
+    names = [field.alias or name for spec in (SweepSpec, SweepSearch) for name, field in spec.model_fields.items()]
+    assert [name for name in names if f"`{name}`" not in page] == []
