@@ -51,8 +51,10 @@ def plot_cost_front(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         front = pareto_front(days, -cost)
         ax.plot(days, cost, "o", color=colour, markersize=5, label=name)
         ax.plot(days[front], cost[front], "-", color=colour, linewidth=1.0)
+        others = differing(group, ("cluster", "framework"))
         for i in front:
-            ax.annotate(f"{group[i]['num_gpus']:,}", (days[i], cost[i]), textcoords="offset points", xytext=(4, 4),
+            text = " ".join([f"{group[i]['num_gpus']:,}", *(str(group[i][label]) for label in others)])
+            ax.annotate(text, (days[i], cost[i]), textcoords="offset points", xytext=(4, 4),
                         fontsize=7, color=INK)  # fmt: skip
     ax.set_xscale("log")
     for axis in (ax.xaxis, ax.yaxis):
