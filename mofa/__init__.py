@@ -17,6 +17,8 @@ Search the layout of a pipeline: ``find_layout`` of one strategy, ``refine_layou
 
 Compare results: ``compare`` says where their seconds and bytes differ.
 
+Plan many jobs: ``sweep`` over every combination of models, clusters, GPUs, batches, failures and prices.
+
 Run a plan: ``export`` it as the job of a framework.
 
 Results: ``Search`` (a report, and the table behind it), ``PlanReport`` (what was found and what was rejected), ``Plan``
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from mofa.search.long_run.spare_nodes import estimate_long_run, find_long_runs
     from mofa.search.one_plan import estimate
     from mofa.search.search_result import Search
+    from mofa.search.sweeps.run_sweep import sweep
     from mofa.specs.load import load_cluster, load_faults, load_framework, load_workload
     from mofa.specs.run_files import load_runs, resolve_run
     from mofa.specs.strategy import StrategySpec
@@ -48,7 +51,7 @@ __version__ = "0.1.0"
 __all__ = [
     "MofaError", "NothingFits", "Plan", "PlanReport", "Search", "SpecError", "StrategyError", "StrategySpec",
     "compare", "estimate", "estimate_long_run", "export", "find_layout", "find_long_runs", "find_plans", "load_cluster",
-    "load_faults", "load_framework", "load_runs", "load_workload", "refine_layouts", "resolve_run",
+    "load_faults", "load_framework", "load_runs", "load_workload", "refine_layouts", "resolve_run", "sweep",
 ]  # fmt: skip
 
 _HOME = {
@@ -63,6 +66,7 @@ _HOME = {
     **dict.fromkeys(("load_cluster", "load_faults", "load_framework", "load_workload"), "mofa.specs.load"),
     **dict.fromkeys(("load_runs", "resolve_run"), "mofa.specs.run_files"),
     "StrategySpec": "mofa.specs.strategy",
+    "sweep": "mofa.search.sweeps.run_sweep",
 }
 
 

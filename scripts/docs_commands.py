@@ -50,8 +50,9 @@ PARSED_FILES = (
     "measurements/my-node",
     "RUNS.yaml",
     "my-cluster",
+    "--scheduler",
 )
-"""Files that the reader has and this folder has not."""
+"""Files and machines that the reader has and this folder has not."""
 ROW = re.compile(r"\s*(\d+)  ")
 """The beginning of a table's row that has a number."""
 NUMBER = r"(?<![\d.,])[\d.,]*\d(?![\d.,]*\d)"

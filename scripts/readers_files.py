@@ -27,7 +27,12 @@ PUBLISHED = {"Qwen3-Next-80B-A3B": "Qwen--Qwen3-Next-80B-A3B-Instruct.json", "ll
 def clusters_of_readers() -> dict[str, str]:
     """Files of nodes and GPUs that docs/clusters.md shows, by name. Plans on them that search are only parsed here:
     tests/cli/test_clusters.py makes them."""
-    text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    return _files_of_page("clusters.md")
+
+
+def _files_of_page(page: str) -> dict[str, str]:
+    """YAML that a page of docs/ shows below its file's name, by that name."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     return {
         match[1]: match[2] for match in re.finditer(r"^```yaml\n# (\S+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     }
@@ -48,7 +53,7 @@ def folder_of_readers_files() -> Iterator[Path]:
         failures = [
             f"n{i % 7},2025-0{1 + i % 6}-{1 + i:02d}T03:00:00,{('software', 'network')[i % 2]}" for i in range(20)
         ]
-        for name, content in clusters_of_readers().items():
+        for name, content in {**clusters_of_readers(), **_files_of_page("sweep.md")}.items():
             (folder / name).write_text(content, encoding="utf-8")
         (folder / "failures.csv").write_text(
             "\n".join(["node,time,kind", *sorted(failures, key=lambda f: f[4:])]) + "\n"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from mofa.specs.base import Fact
     from mofa.specs.faults import FaultSpec
     from mofa.specs.hardware import ClusterSpec
 
@@ -121,7 +120,8 @@ class LongRunOptions:
     def profile(self) -> FaultSpec | None:
         """The fault profile with what the options change; None where none is given."""
         from mofa.errors import SpecError
-        from mofa.specs.faults import PriceSpec, StorageSpec
+        from mofa.specs.fault_changes import fact_of_user, storage_of_text
+        from mofa.specs.faults import PriceSpec
         from mofa.specs.load import load_faults
 
         if not self.is_any_given:
@@ -130,10 +130,11 @@ class LongRunOptions:
         spec = load_faults(self.faults, self.changes)
         changes: dict[str, object] = {}
         if self.storage is not None:
-            write, read = _rates(self.storage)
-            changes["storage"] = StorageSpec(write_bytes_per_s=write, read_bytes_per_s=read)
+            changes["storage"] = storage_of_text(self.storage, "--storage")
         if self.price is not None:
-            changes["price"] = PriceSpec(usd_per_gpu_hour=_fact(parse_at_least_zero("--price", self.price, "USD")))
+            changes["price"] = PriceSpec(
+                usd_per_gpu_hour=fact_of_user(parse_at_least_zero("--price", self.price, "USD"))
+            )
         if self.spares is not None:
             changes["spares"] = parse_spares(self.spares)[0]
         checkpoint: dict[str, object] = {}
@@ -250,28 +251,3 @@ def parse_duration_s(option: str, text: str, *, zero: bool = False) -> float:
     if value < 0 or (value == 0 and not zero):
         raise SpecError(f"{option}: is {value:g} s; give a time {'of at least' if zero else 'above'} 0 s")
     return value
-
-
-def _fact(value: float) -> Fact:
-    from mofa.specs.base import Fact
-
-    return Fact(value=value, provenance="assumed", source="set by the user")
-
-
-def _rates(text: str) -> tuple[Fact, Fact]:
-    from mofa.errors import SpecError
-    from mofa.units import parse_quantity
-
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) > 2:
-        raise SpecError(f"--storage: {text[:40]!r} has {len(parts)} rates; give one, or the write and the read rate")
-    rates = []
-    for part in parts:
-        try:
-            rate = parse_quantity(part, "B/s")
-        except ValueError as error:
-            raise SpecError(f"--storage: {error}") from None
-        if rate <= 0:
-            raise SpecError(f"--storage: is {rate:g} B/s; give a rate above 0 B/s")
-        rates.append(_fact(rate))
-    return rates[0], rates[-1]

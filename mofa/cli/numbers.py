@@ -2,51 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from mofa.specs.written_counts import batch_in_sequences as batch_in_sequences
+from mofa.specs.written_counts import parse_count as parse_count
+
 if TYPE_CHECKING:
     from mofa.specs.hardware import ClusterSpec
-
-_PREFIXES = {"": 1, "k": 2**10, "m": 2**20}
-_COUNT = re.compile(r"(\d{1,3}(?:[,_]\d{3})+|\d{1,12})(?:\.(\d{1,6}))?\s*([kKmM]?)i?")
-MOST = 2**40
-
-
-def parse_count(text: str, example: str) -> int:
-    """A whole number of at least 1; K is 1024 and M 1024 K, as of GPUs, sequences and batches.
-
-    Raises
-    ------
-    ValueError
-        If it is none.
-
-    Examples
-    --------
-    >>> parse_count("1K", "64"), parse_count("8k", "8K"), parse_count("1,024", "64"), parse_count("1.5K", "64")
-    (1024, 8192, 1024, 1536)
-    >>> parse_count("0", "64 or 1K")
-    Traceback (most recent call last):
-    ValueError: must be at least 1; write it as 64 or 1K
-    """
-    match = _COUNT.fullmatch(text.strip().removeprefix("-"))
-    if match is not None and text.strip().startswith("-"):
-        raise ValueError(f"must be at least 1; write it as {example}")
-    if match is None:
-        raise ValueError(f"{text[:20]!r} is no whole number; write it as {example}")
-    digits, decimals, prefix = match.groups()
-    scale, places = _PREFIXES[prefix.lower()], len(decimals or "")
-    written = int(re.sub("[,_]", "", digits) + (decimals or ""))
-    number, rest = divmod(written * scale, int(10**places))
-    if rest:
-        raise ValueError(f"{text[:20]!r} is no whole number; write it as {example}")
-    if not 1 <= number <= MOST:
-        raise ValueError(f"must be at {'least 1' if number < 1 else f'most {MOST:,}'}; write it as {example}")
-    return number
 
 
 def whole_number_parser(example: str) -> Callable[[str | int], int]:
@@ -118,35 +84,6 @@ def global_batch_parser(text: str | int) -> str:
             raise typer.BadParameter(str(error)) from None
         return " ".join(words)
     raise typer.BadParameter(f'{str(text)[:30]!r} is no batch; write sequences, as 1024 or 1K, or "4M tokens"')
-
-
-def batch_in_sequences(text: str | int, seq_len: int) -> int:
-    """A global batch in sequences.
-
-    Raises
-    ------
-    SpecError
-        If it is in tokens and no whole number of sequences.
-
-    Examples
-    --------
-    >>> batch_in_sequences("4M tokens", 8192), batch_in_sequences("1K", 8192), batch_in_sequences(8, 8192)
-    (512, 1024, 8)
-    """
-    from mofa.errors import SpecError
-
-    number, *unit = str(text).split()
-    size = parse_count(number, "1024")
-    if not unit or unit[0].startswith("seq"):
-        return size
-    sequences, rest = divmod(size, seq_len)
-    if rest or not sequences:
-        near = max(round(size / seq_len), 1)
-        raise SpecError(
-            f"--global-batch: {size:,} tokens are {size / seq_len:,.2f} sequences of {seq_len:,}; "
-            f'write {near} (or "{near * seq_len} tokens"; M is 1024 x 1024)'
-        )
-    return sequences
 
 
 def count_gpus(cluster: str, gpus: int | None, nodes: int | None) -> int:

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from mofa.cli.output import OutputOptions
     from mofa.search.search_result import Search
 
-MOST_SCALES = 12
-"""Numbers of GPUs at most: from 64 to 131,072. [-]"""
-
 
 def gpus_or_range_parser(text: str | int) -> tuple[int, ...]:
     """One number of GPUs, or all from the first to the last, each twice the one before.
@@ -27,20 +24,14 @@ def gpus_or_range_parser(text: str | int) -> tuple[int, ...]:
     ((64,), (256, 512, 1024))
     """
     from mofa.cli.numbers import size_of_cluster_parser
+    from mofa.specs.written_counts import doubled_counts
 
-    first, dots, last = str(text).partition("..")
-    if not dots:
-        return (size_of_cluster_parser("64 or 1K, or 256..1K for several")(text),)
-    low, high = (size_of_cluster_parser("256..1K")(part) for part in (first, last))
-    numbers = [low]
-    while numbers[-1] * 2 <= high and len(numbers) < MOST_SCALES:
-        numbers.append(numbers[-1] * 2)
-    if numbers[-1] != high:
-        raise typer.BadParameter(
-            f"{text}: {high:,} is not {low:,} times a power of two up to {2 ** (MOST_SCALES - 1):,}; "
-            f"write {low}..{numbers[-1] if len(numbers) > 1 else 2 * low}"
-        )
-    return tuple(numbers)
+    is_range = ".." in str(text)
+    parse = size_of_cluster_parser("256..1K" if is_range else "64 or 1K, or 256..1K for several")
+    try:
+        return doubled_counts(str(text), parse)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def show_scales(output: OutputOptions, searches: Sequence[Search], jobs: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from mofa.plan.run_costs import days_of_run, gpu_hours_of_run, gpu_seconds_per_million_tokens
 from mofa.report.phrases import strategy_text
 from mofa.report.search_text import has_experts, print_planned_job, print_taken_defaults
 from mofa.report.tables import print_paragraph, print_table
@@ -14,29 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from mofa.plan.result import Plan, PlanReport
-
-MILLION = 1e6
-HOURS_PER_DAY = 24.0
-
-
-def gpu_seconds_per_million_tokens(plan: Plan) -> float:
-    """What a million tokens take of the GPUs that compute; where failures are counted, of all with these. [GPU s]"""
-    rate = plan.effective_tokens_per_s_per_gpu
-    return MILLION / (plan.tokens_per_s_per_gpu if rate is None else rate)
-
-
-def days_of_run(plan: Plan) -> float | None:
-    """Days of the whole run, the median with failures where these are counted; None where no tokens are given. [d]"""
-    return plan.days_without_failures if plan.days is None else plan.days.p50
-
-
-def gpu_hours_of_run(plan: Plan, num_gpus: int) -> float | None:
-    """GPU-hours of the run on so many GPUs, those that idle or stand by included. [h]"""
-    days = days_of_run(plan)
-    if plan.gpu_hours is not None or days is None:
-        return plan.gpu_hours
-    return days * HOURS_PER_DAY * num_gpus
+    from mofa.plan.result import PlanReport
 
 
 def print_scales(reports: Sequence[PlanReport], console: Console, *, quiet: bool = False) -> None:
@@ -87,41 +66,64 @@ def _cells(report: PlanReport) -> list[str]:
     ]  # fmt: skip
 
 
+class Choice(NamedTuple):
+    """A number of GPUs, or a point of a sweep, as it is compared with others that do the same job."""
+
+    name: str
+    """Such as ``512 GPUs``."""
+    price: str
+    """What its run takes, in words behind the name."""
+    cost: float
+    """USD, GPU-hours or GPU seconds, of one kind for all that are compared."""
+    seconds: float
+    """Of the run, or of a step: of one kind too."""
+
+
+def verdict_of_choices(choices: Sequence[Choice]) -> list[str]:
+    """Which of several choices is cheapest and which fastest, in words; empty where there is none.
+
+    Examples
+    --------
+    >>> verdict_of_choices([Choice("8 GPUs", ", 4 days", 1.0, 4.0), Choice("16 GPUs", ", 2 days", 1.1, 2.0)])
+    ['Cheapest: 8 GPUs, 4 days.', 'Fastest: 16 GPUs, 2 days: 2.00 times as fast for 10.0% more.']
+    """
+    if not choices:
+        return []
+    cheapest = min(choices, key=lambda choice: choice.cost)
+    fastest = min(choices, key=lambda choice: choice.seconds)
+    if fastest is cheapest:
+        return [f"Cheapest and fastest: {cheapest.name}{cheapest.price}."]
+    more = f"{cheapest.seconds / fastest.seconds:.2f} times as fast"
+    more += f" for {fastest.cost / cheapest.cost - 1.0:.1%} more" if cheapest.cost else ""
+    return [f"Cheapest: {cheapest.name}{cheapest.price}.", f"Fastest: {fastest.name}{fastest.price}: {more}."]
+
+
 def verdict_lines(reports: Sequence[PlanReport]) -> list[str]:
     """Which number of GPUs is cheapest and which fastest, in words; empty where nothing fits anywhere.
 
     Cheapest by dollars where there is a price, else by GPU-hours, which go as what a million tokens take.
     """
-    fitting = [report for report in reports if report.plans]
-    if not fitting:
-        return []
-
-    def cost(report: PlanReport) -> float:
-        plan, gpus = report.plans[0], report.cluster.num_gpus
-        hours = gpu_hours_of_run(plan, gpus)
-        busy = gpus - plan.idle_gpus
-        return plan.usd or hours or gpu_seconds_per_million_tokens(plan) * gpus / busy
-
-    def seconds(report: PlanReport) -> float:
-        plan = report.plans[0]
-        return days_of_run(plan) or plan.step_s
-
-    cheapest, fastest = min(fitting, key=cost), min(fitting, key=seconds)
-    lines = [f"Cheapest: {cheapest.cluster.num_gpus:,} GPUs{_price(cheapest)}."]
-    if fastest is cheapest:
-        return [f"Cheapest and fastest: {cheapest.cluster.num_gpus:,} GPUs{_price(cheapest)}."]
-    sooner, dearer = seconds(cheapest) / seconds(fastest), cost(fastest) / cost(cheapest) - 1.0
-    more = f"{sooner:.2f} times as fast for {dearer:.1%} more"
-    lines.append(f"Fastest: {fastest.cluster.num_gpus:,} GPUs{_price(fastest)}: {more}.")
-    return lines
+    return verdict_of_choices([_choice(report) for report in reports if report.plans])
 
 
-def _price(report: PlanReport) -> str:
-    plan = report.plans[0]
-    days, hours = days_of_run(plan), gpu_hours_of_run(plan, report.cluster.num_gpus)
+def _choice(report: PlanReport) -> Choice:
+    plan, gpus = report.plans[0], report.cluster.num_gpus
+    days, hours = days_of_run(plan), gpu_hours_of_run(plan, gpus)
+    cost = plan.usd or hours or gpu_seconds_per_million_tokens(plan) * gpus / (gpus - plan.idle_gpus)
+    return Choice(f"{gpus:,} GPUs", price_words(days, hours, plan.usd), cost, days or plan.step_s)
+
+
+def price_words(days: float | None, hours: float | None, usd: float | None) -> str:
+    """What a run takes, in words that follow a name; empty where nothing is known.
+
+    Examples
+    --------
+    >>> price_words(2.0, 384.0, None)
+    ', 2.0 days, 384 GPU-hours'
+    """
     words = [] if days is None else [f"{days:,.1f} days"]
     words += [] if hours is None else [f"{hours:,.0f} GPU-hours"]
-    words += [] if plan.usd is None else [f"{plan.usd:,.0f} USD"]
+    words += [] if usd is None else [f"{usd:,.0f} USD"]
     return f", {', '.join(words)}" if words else ""
 
 

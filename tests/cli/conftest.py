@@ -82,7 +82,8 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Run ``mofa`` in this process, which has its modules already, in an empty directory; a warning is an error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("mofa.search.workers.usable_cores", lambda: 1)  # the tests have a process per core already
+    # the tests have a process per core already
+    monkeypatch.setattr("mofa.search.workers.usable_cores", lambda most=1: 1)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         out, error = io.StringIO(), io.StringIO()

@@ -1,0 +1,15 @@
+"""A sweep whose points take a tenth of a second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "models": "llama3-8b",
+    "clusters": "h100-hgx",
+    "gpus": [8, 16],
+    "global_batch": [32, 64],
+    "tokens": "1T",
+    "prices": 2.5,
+    "search": {"fast": True, "fix": {"tp": 2, "pp": 2, "vpp": 1, "cp": 1}},
+}
