@@ -21,6 +21,7 @@ from mofa.report.page.document_parts import Chart, DataTable, Number, Paragraph,
 from mofa.report.page.facts import ReportFacts
 from mofa.report.page.gather import report_facts
 from mofa.report.page.html import MOST_PAGE_BYTES, page_html, script_safe
+from mofa.report.page.markdown import page_markdown
 from mofa.report.page.write import report_files, report_sections
 
 JOB = ("llama3-8b", "h100-hgx", "--global-batch", "64", "--gpus", "16", "--jobs", "1")
@@ -166,6 +167,31 @@ def test_a_page_leads_with_the_job_of_the_user(own: Written) -> None:
     waterfall = json.loads(own.page.scripts["charts"])["own"]["data"][0]
     assert waterfall["x"][0] == pytest.approx(values["own.step_s"])
     assert sum(waterfall["x"]) == pytest.approx(values["result.plans.0.step_s"])
+
+
+@pytest.mark.parametrize(("fits", "factor"), [(False, 0.9), (False, 1.1), (True, 0.9), (True, 1.1)])
+def test_a_job_that_does_not_fit_is_not_praised(facts: ReportFacts, *, fits: bool, factor: float) -> None:
+    plan = facts.explained
+    more = {} if fits else {"by_component": {**plan.memory.by_component, "activations": 2.0**37}, "fits": False}
+    memory = plan.memory.model_copy(update={"device_bytes": plan.memory.device_bytes if fits else 2.0**37, **more})
+    own = plan.model_copy(update={"memory": memory, "step_s": plan.step_s * factor})
+    section = report_sections(replace(facts, own=own))[0]
+    texts = ["".join(map(str, part.pieces)) for part in section.parts if isinstance(part, Paragraph)]
+    if fits:
+        assert not any("not fit" in text for text in texts)
+        assert texts[1].endswith({0.9: "is -10.0%.", 1.1: "10.0% more tokens a second."}[factor])
+    else:
+        limit = plan.memory.limit_bytes / 2**30
+        assert texts[0] == f"Yours does not fit: its fullest GPU needs 128.00 of {limit:.2f} GiB."
+        assert texts[2].endswith(". It fits.") and not any("faster" in text or "%" in text for text in texts)
+
+
+def test_markdown_cells_hold_layouts_as_they_are() -> None:
+    layout = "Et*5|(t*6|)*4t*3L"
+    table = DataTable((("field", "left"), ("value", "left")), [("layout", layout)])
+    row = page_markdown([Section("a", "A", (table,))], "title", ()).splitlines()[-1]
+    cells = re.split(r"(?<!\\)\|", row)
+    assert len(cells) == 4 and re.sub(r"\\(.)", r"\1", cells[2]).strip() == layout
 
 
 NASTY = "</script><script>alert(1)</script>\u202e**|<img src=x onerror=alert(2)>"
