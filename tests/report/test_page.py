@@ -186,6 +186,24 @@ def test_a_job_that_does_not_fit_is_not_praised(facts: ReportFacts, *, fits: boo
         assert texts[2].endswith(". It fits.") and not any("faster" in text or "%" in text for text in texts)
 
 
+def test_what_the_user_fixed_is_said_and_not_changed(written: Written) -> None:
+    rows = json.loads(written.page.scripts["numbers"])["analysis"]["changes"]
+    assert rows and not {row["field"] for row in rows} & {"tp", "cp", "micro_batch"}
+    assert "You fixed tp=2 cp=1 micro_batch=1" in written.html
+    assert "You fixed tp, cp, micro_batch: changes of that are left out." in written.html
+    asked, taken = written.markdown.split("| asked for |")[1].split("| not asked for |")
+    assert "| fixed |" in asked and "| fixed |" not in taken and "| framework |" in taken
+
+
+def test_what_options_gave_is_not_called_a_default(tmp_path: Path) -> None:
+    given = Written(
+        tmp_path / "out", *JOB, *FIXED, "--framework", "megatron", "--set", "workload.routing.kind=balanced"
+    )
+    asked, taken = given.markdown.split("| asked for |")[1].split("| not asked for |")
+    assert "| framework |" in asked and "| framework |" not in taken
+    assert "| routing |" in asked and "| routing |" not in taken and "| objective |" in taken
+
+
 def test_markdown_cells_hold_layouts_as_they_are() -> None:
     layout = "Et*5|(t*6|)*4t*3L"
     table = DataTable((("field", "left"), ("value", "left")), [("layout", layout)])

@@ -106,5 +106,9 @@ def question_section(facts: ReportFacts) -> Section:
     ]
     if not has_experts(job):
         rows.remove(("routing", job.routing))
+    fixed = facts.report.defaults.get("fixed", "")
+    parts: list[Part] = [asked]
+    if fixed:
+        parts.append(paragraph(f"You fixed {fixed}; the search left these as they are."))
     table = DataTable((("", "left"), ("", "left")), rows, folded="The job, the machines and the framework")
-    return Section("question", "The question", (asked, table))
+    return Section("question", "The question", (*parts, table))
