@@ -17,6 +17,7 @@ import pytest
 
 import mofa
 from mofa.cli.main import main
+from mofa.plan.long_run import Days
 from mofa.report.page.document_parts import Chart, DataTable, Number, Paragraph, Section, Tiles
 from mofa.report.page.facts import ReportFacts
 from mofa.report.page.gather import report_facts
@@ -204,6 +205,37 @@ def test_what_options_gave_is_not_called_a_default(tmp_path: Path) -> None:
     assert "| routing |" in asked and "| routing |" not in taken and "| objective |" in taken
 
 
+def test_counts_of_what_fits_are_said_to_count(facts: ReportFacts) -> None:
+    """Those that the search left, and those of the table beside them that are slower."""
+    report = facts.report
+    texts = {
+        section.key: " ".join("".join(map(str, part.pieces)) for part in section.parts if isinstance(part, Paragraph))
+        for section in report_sections(facts)
+    }
+    fits = int(facts.strategies["fits"].sum())
+    assert f"{report.feasible:,} fit and were not ruled out as slower" in texts["why"]
+    assert f"of {fits:,} strategies that fit" in texts["front"]
+    less = fits - report.feasible
+    assert (f" {less:,} of them cannot be among the best" in texts["front"]) == (less > 0)
+
+
+def test_days_have_no_band_that_leaves_out_the_step(facts: ReportFacts) -> None:
+    days = Days(p10=20.16, p50=20.18, p90=20.21)
+    plan = facts.report.plans[0].model_copy(update={"days": days})
+    report = facts.report.model_copy(update={"plans": (plan, *facts.report.plans[1:])})
+    sections = {section.key: section for section in report_sections(replace(facts, report=report))}
+    tiles = next(part for part in sections["plan"].parts if isinstance(part, Tiles)).tiles
+    tile = next(tile for tile in tiles if tile.label == "days with failures")
+    assert str(tile.number) == "20.2" and "8 in 10" not in tile.note and "step is not counted" in tile.note
+
+
+def test_without_scripts_no_chart_is_promised(written: Written) -> None:
+    quiet = re.findall(r"<noscript>(.*?)</noscript>", written.html, re.S)
+    assert any("figure" in text and "display: none" in text for text in quiet)
+    said = next(text for text in quiet if "Scripts are off" in text)
+    assert "Every number" not in said and "but for the pipeline" in said
+
+
 def test_markdown_cells_hold_layouts_as_they_are() -> None:
     layout = "Et*5|(t*6|)*4t*3L"
     table = DataTable((("field", "left"), ("value", "left")), [("layout", layout)])
@@ -300,6 +332,9 @@ def test_plan_writes_the_same_page(tmp_path: Path) -> None:
     document = json.loads(page.scripts["numbers"])
     assert document["result"] == json.loads((tmp_path / "out" / "plan.json").read_text())
     assert "timeline" not in json.loads(page.scripts["charts"])  # nothing was played
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "plans were played out" not in text and "played out once more" not in text
+    assert text.count("nothing was played out") == 2
 
 
 def test_figures_show_the_numbers_of_the_charts(facts: ReportFacts) -> None:

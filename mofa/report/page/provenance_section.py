@@ -42,6 +42,8 @@ def provenance_section(facts: ReportFacts) -> Section:
             )
         )
     places = [place for place in PLACES if facts.document[place[0]] is not None]
+    if facts.step is None:
+        places[1] = ("best", "the best plan again, in closed form; nothing was played out")
     parts.append(DataTable(
         (("in the page's JSON", "left"), ("what stands there", "left")), places,
         folded="Where every number of this page stands",

@@ -83,8 +83,8 @@ def _looked_through(facts: ReportFacts) -> Paragraph:
     report = facts.report
     return paragraph(
         "The search looked at ", facts.count("result.space"), " strategies and costed ",
-        facts.count("result.searched"), f" in full; {report.feasible:,} fit. It took "
-        f"{format_seconds(report.elapsed_s)}.",
+        facts.count("result.searched"), f" in full; {report.feasible:,} fit and were not ruled out as "
+        f"slower. It took {format_seconds(report.elapsed_s)}.",
     )  # fmt: skip
 
 
