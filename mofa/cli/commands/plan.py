@@ -107,7 +107,7 @@ def plan(
     )
     from mofa.cli.progress import progress_bar
     from mofa.cli.report_page import given_settings, report_page
-    from mofa.cli.searched_plans import best_plan_printer
+    from mofa.cli.searched_plans import best_plan_printer, enough_gpus_text
     from mofa.errors import NothingFits, SpecError
     from mofa.search.workers import usable_cores
 
@@ -180,6 +180,5 @@ def plan(
             lambda table: report_page(searches[0], table, jobs=jobs or usable_cores(), given=given),
         )  # fmt: skip
     if not any(search.report.plans for search in searches):
-        report, words = searches[-1].report, f"{job.name} on {sizes[-1]:,} x {clusters[-1].gpu.name}"
-        least = f"{report.min_gpus:,} GPUs would do" if report.min_gpus else report.min_gpus_note or "add GPUs"
-        raise NothingFits(f"{words}: nothing fits; {least}")
+        words = f"{job.name} on {sizes[-1]:,} x {clusters[-1].gpu.name}"
+        raise NothingFits(f"{words}: nothing fits; {enough_gpus_text(searches[-1].report)}")
