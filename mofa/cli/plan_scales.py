@@ -34,7 +34,9 @@ def gpus_or_range_parser(text: str | int) -> tuple[int, ...]:
         raise typer.BadParameter(str(error)) from None
 
 
-def show_scales(output: OutputOptions, searches: Sequence[Search], jobs: int) -> None:
+def show_scales(
+    output: OutputOptions, searches: Sequence[Search], jobs: int, given: frozenset[str] = frozenset()
+) -> None:
     """Write and print what was found at each number of GPUs: as JSON a list, as files a folder each."""
     from mofa.report.save import json_text, save_plan_report
     from mofa.report.scales_text import print_scales, scales_to_frame
@@ -47,7 +49,7 @@ def show_scales(output: OutputOptions, searches: Sequence[Search], jobs: int) ->
         files = []
         for search in searches:
             table = search.costed_table()
-            page = report_page(search, table, jobs=jobs) if search.report.plans else None
+            page = report_page(search, table, jobs=jobs, given=given) if search.report.plans else None
             files += save_plan_report(search.report, out / str(search.report.cluster.num_gpus), table, page)
         return files
 

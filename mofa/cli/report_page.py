@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,12 +24,13 @@ def report_page(
     own: Estimate | None = None,
     own_name: str = "yours",
     target: str | None = None,
+    given: frozenset[str] = frozenset(),
     jobs: int = 1,
 ) -> ReportFacts:
     """The facts of a report about a search that found a plan.
 
     ``table`` has the strategies that were costed, ``own`` is what the user runs today, ``target`` the framework that
-    the plan is written for: the first that runs it where absent.
+    the plan is written for: the first that runs it where absent; ``given`` names the settings that options gave.
     """
     from mofa.report.page.gather import report_facts
 
@@ -42,6 +43,7 @@ def report_page(
         launch=launch,
         launch_note=note,
         command=typed_command(),
+        given=given,
         made_on=date.today().isoformat(),
         jobs=jobs,
     )
@@ -64,6 +66,30 @@ def launch_files(report: PlanReport, target: str | None) -> tuple[Mapping[str, s
             raise
         return {}, f"No job is written for {to}: {error}"
     return files, f"A job for {to}, as mofa export plan.json --to {to} writes it from the plan.json beside this page."
+
+
+SETTINGS = {
+    "framework": ("framework",), "job_of": ("framework", "routing", "gemm_format"), "objective": ("objective",),
+    "flops_convention": ("flops_convention",), "faults": ("fault profile",), "log": ("fault profile",),
+    "checkpoint_mode": ("checkpoints",), "spares": ("spare nodes",), "storage": ("storage",),
+}  # fmt: skip
+"""Settings that each option gives, as the search's ``defaults`` name them."""
+
+
+def given_settings(options: Mapping[str, object], changes: Sequence[str], words: Sequence[str]) -> frozenset[str]:
+    """Settings that options gave: those that are not None, what ``--set`` changed, and number formats of ``--with``.
+
+    Examples
+    --------
+    >>> sorted(given_settings({"framework": "megatron", "spares": None}, ["workload.routing.kind=uniform"], []))
+    ['framework', 'routing']
+    """
+    names = {setting for name, value in options.items() if value is not None for setting in SETTINGS[name]}
+    names |= {"routing"} if any("routing" in text for text in changes) else set()
+    names |= (
+        {"gemm_format"} if any("gemm" in text for text in changes) or any("fp" in word for word in words) else set()
+    )
+    return frozenset(names)
 
 
 def typed_command() -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mofa.cli.progress import ProgressBar
+    from mofa.plan.result import PlanReport
     from mofa.search.search_progress import SearchProgress
     from mofa.search.search_result import Search
     from mofa.specs.hardware import ClusterSpec
@@ -33,6 +34,11 @@ def best_plan_printer(progress: ProgressBar) -> Callable[[SearchProgress], None]
         )
 
     return show
+
+
+def enough_gpus_text(report: PlanReport) -> str:
+    """How many GPUs would do where nothing fits, or what to do."""
+    return f"{report.min_gpus:,} GPUs would do" if report.min_gpus else report.min_gpus_note or "add GPUs"
 
 
 def search_plans(

@@ -204,9 +204,42 @@ def load_result_json(file: str | Path) -> PlanReport | Estimate:
     Traceback (most recent call last):
     mofa.errors.SpecError: no such file: no such file; check the path
     """
+    return load_numbered_result(file, None)[0]
+
+
+def load_numbered_result(file: str | Path, number: int | None) -> tuple[PlanReport | Estimate, int]:
+    """A result as :func:`load_result_json` reads it, and which of its plans is meant.
+
+    Parameters
+    ----------
+    file
+        The JSON.
+    number
+        Of one result its plan, 1 the best; of a list, as ``mofa plan --gpus 64..256 --json`` prints, the result. [-]
+
+    Returns
+    -------
+    tuple of PlanReport or Estimate, and int
+        Of a list the best plan of the result that is named.
+
+    Raises
+    ------
+    SpecError
+        If it is no such JSON, or a list of which none is named.
+
+    Examples
+    --------
+    >>> load_numbered_result("no such file", 2)
+    Traceback (most recent call last):
+    mofa.errors.SpecError: no such file: no such file; check the path
+    """
     where = shown_value(str(file), 200)
     data = read_bytes(file, where, MAX_RESULT_BYTES, "give the JSON of one search")
     raw = parse_json(data, where, "name what mofa plan --json or estimate --json wrote")
+    if isinstance(raw, list) and len(raw) > 1 and all(isinstance(each, dict) for each in raw):
+        if number is None or not 1 <= number <= len(raw):
+            raise SpecError(f"{where}: has {len(raw)} results; name one by its place, from {file}:1 to :{len(raw)}")
+        raw, number = [raw[number - 1]], 1
     if isinstance(raw, list) and len(raw) == 1:
         raw = raw[0]
     if not isinstance(raw, dict) or "schema_version" not in raw:
@@ -222,4 +255,4 @@ def load_result_json(file: str | Path) -> PlanReport | Estimate:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise SpecError(f"{file}: {place}: {first['msg']}; run the plan again with this version of mofa") from None
-    return result
+    return result, 1 if number is None else number

@@ -233,8 +233,8 @@ def _print_records(console: Console, columns: Columns, rows: Sequence[Sequence[s
             console.print()
 
 
-def markdown_table(columns: Columns, rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown.
+def markdown_table(columns: Columns, rows: Sequence[Sequence[str]], *, are_escaped: bool = False) -> str:
+    r"""A table in Markdown; bars in cells are escaped, unless the cells are Markdown already.
 
     Examples
     --------
@@ -242,8 +242,12 @@ def markdown_table(columns: Columns, rows: Sequence[Sequence[str]]) -> str:
     | a | b |
     |---|---:|
     | x | 1 |
+    >>> print(markdown_table((("a", "left"),), [["Et|L"]]).splitlines()[-1])
+    | Et\|L |
     """
+    if not are_escaped:
+        rows = [[cell.replace("|", r"\|") for cell in row] for row in rows]
     lines = ["| " + " | ".join(heading for heading, _ in columns) + " |"]
     lines.append("|" + "|".join("---:" if side == "right" else "---" for _, side in columns) + "|")
-    lines += ["| " + " | ".join(escape_invisible(cell).replace("|", "/") for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(escape_invisible(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines)

@@ -40,6 +40,19 @@ def test_several_numbers_give_what_each_gives(cli: Cli, tmp_path: Path) -> None:
     assert "Fastest: 16 GPUs" in done.stdout
 
 
+def test_the_list_is_exported_and_compared_by_number(cli: Cli, tmp_path: Path) -> None:
+    assert cli(*JOB, "--gpus", "8..16", "--json-file", "both.json").returncode == 0
+    assert "has 2 results; name one by its place, from both.json:1 to :2" in one_line_of(
+        cli("export", "both.json", "--to", "megatron").stderr
+    )
+    assert "has 2 results" in one_line_of(cli("export", "both.json:3", "--to", "megatron").stderr)
+    (tmp_path / "second.json").write_text(json.dumps(json.loads((tmp_path / "both.json").read_text())[1]))
+    of_list, alone = (cli("export", name, "--to", "megatron").stdout for name in ("both.json:2", "second.json"))
+    assert of_list == alone != "" and of_list != cli("export", "both.json:1", "--to", "megatron").stdout
+    compared = json.loads(cli("compare", "both.json", "--json").stdout)
+    assert [result["name"] for result in compared["results"]] == ["both, 8 GPUs", "both, 16 GPUs"]
+
+
 def test_files_go_to_a_folder_for_each_number(cli: Cli, tmp_path: Path) -> None:
     assert cli(*JOB, "--gpus", "8..16", "--out", "out").returncode == 0
     for number in ("8", "16"):

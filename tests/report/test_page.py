@@ -17,10 +17,12 @@ import pytest
 
 import mofa
 from mofa.cli.main import main
+from mofa.plan.long_run import Days
 from mofa.report.page.document_parts import Chart, DataTable, Number, Paragraph, Section, Tiles
 from mofa.report.page.facts import ReportFacts
 from mofa.report.page.gather import report_facts
 from mofa.report.page.html import MOST_PAGE_BYTES, page_html, script_safe
+from mofa.report.page.markdown import page_markdown
 from mofa.report.page.write import report_files, report_sections
 
 JOB = ("llama3-8b", "h100-hgx", "--global-batch", "64", "--gpus", "16", "--jobs", "1")
@@ -168,6 +170,80 @@ def test_a_page_leads_with_the_job_of_the_user(own: Written) -> None:
     assert sum(waterfall["x"]) == pytest.approx(values["result.plans.0.step_s"])
 
 
+@pytest.mark.parametrize(("fits", "factor"), [(False, 0.9), (False, 1.1), (True, 0.9), (True, 1.1)])
+def test_a_job_that_does_not_fit_is_not_praised(facts: ReportFacts, *, fits: bool, factor: float) -> None:
+    plan = facts.explained
+    more = {} if fits else {"by_component": {**plan.memory.by_component, "activations": 2.0**37}, "fits": False}
+    memory = plan.memory.model_copy(update={"device_bytes": plan.memory.device_bytes if fits else 2.0**37, **more})
+    own = plan.model_copy(update={"memory": memory, "step_s": plan.step_s * factor})
+    section = report_sections(replace(facts, own=own))[0]
+    texts = ["".join(map(str, part.pieces)) for part in section.parts if isinstance(part, Paragraph)]
+    if fits:
+        assert not any("not fit" in text for text in texts)
+        assert texts[1].endswith({0.9: "is -10.0%.", 1.1: "10.0% more tokens a second."}[factor])
+    else:
+        limit = plan.memory.limit_bytes / 2**30
+        assert texts[0] == f"Yours does not fit: its fullest GPU needs 128.00 of {limit:.2f} GiB."
+        assert texts[2].endswith(". It fits.") and not any("faster" in text or "%" in text for text in texts)
+
+
+def test_what_the_user_fixed_is_said_and_not_changed(written: Written) -> None:
+    rows = json.loads(written.page.scripts["numbers"])["analysis"]["changes"]
+    assert rows and not {row["field"] for row in rows} & {"tp", "cp", "micro_batch"}
+    assert "You fixed tp=2 cp=1 micro_batch=1" in written.html
+    assert "You fixed tp, cp, micro_batch: changes of that are left out." in written.html
+    asked, taken = written.markdown.split("| asked for |")[1].split("| not asked for |")
+    assert "| fixed |" in asked and "| fixed |" not in taken and "| framework |" in taken
+
+
+def test_what_options_gave_is_not_called_a_default(tmp_path: Path) -> None:
+    given = Written(
+        tmp_path / "out", *JOB, *FIXED, "--framework", "megatron", "--set", "workload.routing.kind=balanced"
+    )
+    asked, taken = given.markdown.split("| asked for |")[1].split("| not asked for |")
+    assert "| framework |" in asked and "| framework |" not in taken
+    assert "| routing |" in asked and "| routing |" not in taken and "| objective |" in taken
+
+
+def test_counts_of_what_fits_are_said_to_count(facts: ReportFacts) -> None:
+    """Those that the search left, and those of the table beside them that are slower."""
+    report = facts.report
+    texts = {
+        section.key: " ".join("".join(map(str, part.pieces)) for part in section.parts if isinstance(part, Paragraph))
+        for section in report_sections(facts)
+    }
+    fits = int(facts.strategies["fits"].sum())
+    assert f"{report.feasible:,} fit and were not ruled out as slower" in texts["why"]
+    assert f"of {fits:,} strategies that fit" in texts["front"]
+    less = fits - report.feasible
+    assert (f" {less:,} of them cannot be among the best" in texts["front"]) == (less > 0)
+
+
+def test_days_have_no_band_that_leaves_out_the_step(facts: ReportFacts) -> None:
+    days = Days(p10=20.16, p50=20.18, p90=20.21)
+    plan = facts.report.plans[0].model_copy(update={"days": days})
+    report = facts.report.model_copy(update={"plans": (plan, *facts.report.plans[1:])})
+    sections = {section.key: section for section in report_sections(replace(facts, report=report))}
+    tiles = next(part for part in sections["plan"].parts if isinstance(part, Tiles)).tiles
+    tile = next(tile for tile in tiles if tile.label == "days with failures")
+    assert str(tile.number) == "20.2" and "8 in 10" not in tile.note and "step is not counted" in tile.note
+
+
+def test_without_scripts_no_chart_is_promised(written: Written) -> None:
+    quiet = re.findall(r"<noscript>(.*?)</noscript>", written.html, re.S)
+    assert any("figure" in text and "display: none" in text for text in quiet)
+    said = next(text for text in quiet if "Scripts are off" in text)
+    assert "Every number" not in said and "but for the pipeline" in said
+
+
+def test_markdown_cells_hold_layouts_as_they_are() -> None:
+    layout = "Et*5|(t*6|)*4t*3L"
+    table = DataTable((("field", "left"), ("value", "left")), [("layout", layout)])
+    row = page_markdown([Section("a", "A", (table,))], "title", ()).splitlines()[-1]
+    cells = re.split(r"(?<!\\)\|", row)
+    assert len(cells) == 4 and re.sub(r"\\(.)", r"\1", cells[2]).strip() == layout
+
+
 NASTY = "</script><script>alert(1)</script>\u202e**|<img src=x onerror=alert(2)>"
 
 
@@ -246,7 +322,7 @@ def test_what_is_wrong_is_said_before_the_search(tmp_path: Path, capsys: pytest.
     (tmp_path / "file").write_text("")
     assert main(["report", *JOB, "--out", str(tmp_path / "file" / "x")]) == 2
     assert main(["report", "deepseek-v3", "h100-hgx", "--gpus", "8", "--out", str(tmp_path / "y"), "--quiet"]) == 3
-    assert "nothing fits" in capsys.readouterr().err
+    assert re.search(r"nothing fits; [\d,]+ GPUs would do", capsys.readouterr().err)
     assert not (tmp_path / "y").exists()
 
 
@@ -256,6 +332,9 @@ def test_plan_writes_the_same_page(tmp_path: Path) -> None:
     document = json.loads(page.scripts["numbers"])
     assert document["result"] == json.loads((tmp_path / "out" / "plan.json").read_text())
     assert "timeline" not in json.loads(page.scripts["charts"])  # nothing was played
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "plans were played out" not in text and "played out once more" not in text
+    assert text.count("nothing was played out") == 2
 
 
 def test_figures_show_the_numbers_of_the_charts(facts: ReportFacts) -> None:

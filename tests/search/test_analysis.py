@@ -17,7 +17,7 @@ from mofa.specs.changed_resources import RESOURCES, cluster_with_resource
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import num_params
 from mofa.specs.scored_runs import load_scored_runs
-from mofa.specs.strategy import StrategySpec
+from mofa.specs.strategy import AS_GIVEN, StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from tests.committed import ROOT
 
@@ -115,6 +115,36 @@ def test_single_changes_are_what_estimates_say(job: WorkloadSpec, machines: Clus
         if change.most_changed is not None and change.step_change:
             most = max(more, key=lambda name: more[name] * (1 if change.step_change > 0 else -1))
             assert change.most_changed == most and change.most_changed_s == pytest.approx(more[most])
+
+
+def test_a_change_takes_the_best_options_that_are_searched() -> None:
+    """As the search's own rows: with tp comes its overlap, which a fixed option keeps away."""
+    job, cluster, framework = (
+        mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 64), mofa.load_framework("megatron")
+    )  # fmt: skip
+    search = mofa.find_plans(job, cluster, fix={"pp": 2, "vpp": 4, "micro_batch": 1, "cp": 1}, top=1, replay=False)
+    strategy = search.report.plans[0].strategy
+    rows = search.table()
+    assert strategy.tp == 1
+    alike = rows[(rows["tp"] == 2) & (rows["schedule"] == strategy.schedule) & rows["fits"]]
+    row = alike[(alike["recompute"] == strategy.recompute)]["step_s"].min()
+    changes = {(c.field, c.value): c for c in strategy_changes(job, cluster, framework, strategy)}
+    change = changes["tp", "2"]
+    assert change.strategy.tp_overlap and change.strategy.sp and change.step_change is not None
+    assert change.step_change == pytest.approx(row / search.report.plans[0].step_s - 1, abs=1e-9)
+    as_given = strategy_changes(job, cluster, framework, strategy, option_sets=[AS_GIVEN])
+    dearer = next(c for c in as_given if (c.field, c.value) == ("tp", "2"))
+    assert dearer.step_change is not None and dearer.step_change > change.step_change
+
+
+def test_what_is_fixed_is_not_changed(job: WorkloadSpec, machines: ClusterSpec) -> None:
+    framework = mofa.load_framework("megatron")
+    strategy = mofa.estimate(job, machines, DENSE, framework=framework, replay=False).strategy
+    fixed = {"tp": ("2", "4"), "pp": ("2",), "micro_batch": ("1",), "sp": ("False",)}
+    changes = strategy_changes(job, machines, framework, strategy, fixed)
+    assert {(c.field, c.value) for c in changes if c.field in fixed} == {("tp", "4")}
+    assert not any(c.strategy.sp for c in changes if c.field == "tp")
+    assert strategy_changes(job, machines, framework, strategy, {"dp": ("4",)})[0].field not in ("tp", "pp", "cp")
 
 
 def test_illegal_changes_say_why(job: WorkloadSpec, machines: ClusterSpec) -> None:

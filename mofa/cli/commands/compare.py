@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,8 @@ def compare(
     places = [(file, 1 if number is None else number) for file, number in map(parse_file_and_plan_number, results)]
     output.refuse_unwritable_places([file for file, _ in places])
     loaded = [(text, each) for text, place in zip(results, places, strict=True) for each in read_results(*place)]
-    names = numbered_duplicate_names([_short_name(text, result) for text, result in loaded])
+    several = {text for text, count in Counter(text for text, _ in loaded).items() if count > 1}
+    names = numbered_duplicate_names([_short_name(text, result, text in several) for text, result in loaded])
     comparison = compare_results(dict(zip(names, (result for _, result in loaded), strict=True)))
     output.show_result(
         comparison.model_dump_json(indent=2) + "\n", lambda: comparison_to_frame(comparison),
@@ -48,7 +50,11 @@ def compare(
     )  # fmt: skip
 
 
-def _short_name(text: str, result: dict[str, Any]) -> str:
-    """A run's id, else the file's name without its folder, with the plan's number where it was given."""
-    run = result.get("id")
-    return str(run) if run else Path(text).name.replace(".json", "")
+def _short_name(text: str, result: dict[str, Any], is_of_list: bool) -> str:
+    """A run's id, else the file's name without its folder, with the plan's number where it was given.
+
+    Results of one file, as of several numbers of GPUs, are named by those too.
+    """
+    run, cluster = result.get("id"), result.get("cluster")
+    gpus = cluster.get("num_gpus") if isinstance(cluster, dict) and is_of_list else None
+    return str(run) if run else Path(text).name.replace(".json", "") + (f", {gpus} GPUs" if gpus else "")

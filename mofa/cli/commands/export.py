@@ -24,7 +24,10 @@ def export(
     to: Annotated[
         str, typer.Option("--to", metavar="FRAMEWORK", help="megatron, megatron-bridge, torchtitan or torchtitan-0.3.")
     ] = "",
-    number: Annotated[int | None, typer.Option("--number", min=1, help="Which of the plans; 1, the best.")] = None,
+    number: Annotated[
+        int | None,
+        typer.Option("--number", min=1, help="Which of the plans, 1 the best; of a list of results which result."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Where to write the files; else they are printed.")
     ] = None,
@@ -56,7 +59,7 @@ def export(
     import mofa
     from mofa.cli.numbers import count_gpus, parse_file_and_plan_number
     from mofa.errors import SpecError
-    from mofa.export.entry import job_writers, load_result_json
+    from mofa.export.entry import job_writers, load_numbered_result
     from mofa.specs.files import did_you_mean
     from mofa.specs.write_files import check_writable
 
@@ -82,7 +85,7 @@ def export(
         file, named = parse_file_and_plan_number(workload)
         if number is not None and named not in (None, number):
             raise SpecError(f"--number: is {number}, but {workload} names plan {named}; keep one")
-        number, result = (number if named is None else named), load_result_json(file)
+        result, number = load_numbered_result(file, number if named is None else named)
     else:
         options["--gpus"] = count_gpus(cluster, gpus, nodes)
         result = _predicted(workload, cluster, options, replay, jobs, quiet)

@@ -106,8 +106,8 @@ def plan(
         split_words,
     )
     from mofa.cli.progress import progress_bar
-    from mofa.cli.report_page import report_page
-    from mofa.cli.searched_plans import best_plan_printer
+    from mofa.cli.report_page import given_settings, report_page
+    from mofa.cli.searched_plans import best_plan_printer, enough_gpus_text
     from mofa.errors import NothingFits, SpecError
     from mofa.search.workers import usable_cores
 
@@ -163,14 +163,22 @@ def plan(
                 searches.append(search_plans(job, machines, options, refine_seconds, progress))
             else:
                 searches.append(mofa.find_long_runs(job, machines, profile, objective=objective.value, **options))
+    given = given_settings(
+        {
+            "framework": framework, "faults": faults, "log": log, "spares": spares, "storage": storage,
+            "checkpoint_mode": checkpoint_mode,
+            "objective": None if objective is long_run.ObjectiveChoice.tokens else objective,
+            "flops_convention": None if flops_convention is opt.FlopsConventionChoice.causal else flops_convention,
+        },
+        set_ or [], split_words(with_),
+    )  # fmt: skip
     if several:
-        show_scales(output, searches, jobs or usable_cores())
+        show_scales(output, searches, jobs or usable_cores(), given)
     else:
         output.show_report(
             searches[0].report, searches[0].table,
-            lambda table: report_page(searches[0], table, jobs=jobs or usable_cores()),
+            lambda table: report_page(searches[0], table, jobs=jobs or usable_cores(), given=given),
         )  # fmt: skip
     if not any(search.report.plans for search in searches):
-        report, words = searches[-1].report, f"{job.name} on {sizes[-1]:,} x {clusters[-1].gpu.name}"
-        least = f"{report.min_gpus:,} GPUs would do" if report.min_gpus else report.min_gpus_note or "add GPUs"
-        raise NothingFits(f"{words}: nothing fits; {least}")
+        words = f"{job.name} on {sizes[-1]:,} x {clusters[-1].gpu.name}"
+        raise NothingFits(f"{words}: nothing fits; {enough_gpus_text(searches[-1].report)}")

@@ -81,8 +81,8 @@ def report(
     from mofa.cli.output import OutputOptions
     from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_overrides, settings_with_rank_order, split_words
     from mofa.cli.progress import progress_bar
-    from mofa.cli.report_page import report_page
-    from mofa.cli.searched_plans import best_plan_printer
+    from mofa.cli.report_page import given_settings, report_page
+    from mofa.cli.searched_plans import best_plan_printer, enough_gpus_text
     from mofa.errors import NothingFits
     from mofa.search.workers import usable_cores
 
@@ -107,11 +107,12 @@ def report(
         }  # fmt: skip
         search = search_plans(request.workload, request.cluster, options, refine_seconds, progress)
     if not search.report.plans:
-        raise NothingFits(f"{name}: nothing fits; mofa plan says how many would do")
+        raise NothingFits(f"{name}: nothing fits; {enough_gpus_text(search.report)}")
     output.show_report(
         search.report, search.costed_table,
         lambda table: report_page(
-            search, table, own=own, own_name=Path(workload).name, target=to, jobs=jobs or usable_cores()
+            search, table, own=own, own_name=Path(workload).name, target=to, jobs=jobs or usable_cores(),
+            given=given_settings({"framework": framework, "job_of": job_of}, settings or [], split_words(with_)),
         ),
     )  # fmt: skip
     if not quiet:

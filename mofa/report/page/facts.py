@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,15 @@ MOST_PLANS = 20
 """Plans that a report shows; plan.json has all. [-]"""
 BEST = "result.plans.0"
 """The plan that a report is about."""
+
+
+def fixed_values(report: PlanReport) -> dict[str, tuple[str, ...]]:
+    """Values that the user left the fields of strategies, as the search says them: ``tp=4,8 recompute=full``."""
+    said = re.split(r"(?:^| )([a-z_]+)=", report.defaults.get("fixed", ""))[1:]
+    return {
+        name: (text,) if name == "layout" else tuple(text.split(","))
+        for name, text in zip(said[::2], said[1::2], strict=True)
+    }
 
 
 class HardwareRow(NamedTuple):
@@ -56,6 +66,8 @@ class ReportFacts:
     """For which framework they are, or why there are none."""
     command: str = ""
     """What was typed to make the report."""
+    given: frozenset[str] = frozenset()
+    """Settings that options gave, as ``defaults`` of the result names them."""
     made_on: str = ""
     """The day, as 2026-11-30; empty where it is not to be said."""
 

@@ -23,22 +23,31 @@ SHOWN = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "zero", "rec
 
 
 def front_section(facts: ReportFacts) -> Section:
-    """Every dot a strategy that fits, the front among them, the plans that were played out beside it."""
+    """Every dot a strategy that fits, the front among them, the plans beside it."""
     fits = facts.strategies[facts.strategies["fits"].astype(bool)].reset_index(drop=True)
     front = pareto_front(
         fits["device_bytes"].to_numpy(dtype=np.float64), fits["tokens_per_s_per_gpu"].to_numpy(dtype=np.float64)
     )
     dots = fits.iloc[_thinned(fits, front)]
-    words = (
-        f" Shown are {len(dots):,} of {len(fits):,} that fit and were costed: the front, and the fastest of each kind."
-    )
+    some = f"Shown are {len(dots):,} of {len(fits):,} strategies that fit"
+    shown = f" {some}: the front, and the fastest of each kind." if len(dots) < len(fits) else f" {some}."
+    less = len(fits) - facts.report.feasible
+    slower = f" {less:,} of them cannot be among the best: they were costed for tables and charts." if less > 0 else ""
     text = paragraph(
-        "Point at a dot to see its strategy; choose degrees to filter. Dots are closed forms; plans were played out.",
-        words if len(dots) < len(fits) else "",
+        f"Point at a dot to see its strategy; choose degrees to filter. {_costed_words(facts)}", shown, slower
     )
     return Section(
         "front", "Memory against throughput", (text, _chart(facts, dots, fits.iloc[front]), _table(fits, front))
     )
+
+
+def _costed_words(facts: ReportFacts) -> str:
+    """How dots and plans were costed."""
+    played = sum(plan.costed_by == "replay" for plan in facts.plans)
+    if not played:
+        return "Dots and plans are closed forms: nothing was played out."
+    which = "plans" if played == len(facts.plans) else f"{played} of {len(facts.plans)} plans"
+    return f"Dots are closed forms; {which} were played out."
 
 
 def _thinned(fits: pd.DataFrame, front: np.ndarray[Any, Any]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mofa.report.page.facts import HardwareRow, ReportFacts
+from mofa.report.page.facts import HardwareRow, ReportFacts, fixed_values
 from mofa.report.phrases import quantity_text
 from mofa.specs.base import Fact
 
@@ -28,6 +28,7 @@ def report_facts(
     launch: Mapping[str, str] | None = None,
     launch_note: str = "",
     command: str = "",
+    given: frozenset[str] = frozenset(),
     made_on: str = "",
     jobs: int = 1,
 ) -> ReportFacts:
@@ -43,6 +44,8 @@ def report_facts(
         The user's own configuration of the same job, and what it is called.
     launch, launch_note, command, made_on
         Files that run the plan, what they are for, what made the report, and the day.
+    given
+        Settings that options gave, as ``defaults`` of the search's result names them.
     jobs
         Processes that play. [-]
 
@@ -59,7 +62,14 @@ def report_facts(
     return ReportFacts(
         report=search.report,
         explained=explained,
-        analysis=analyse_plan(search.workload, cluster, search.framework, plan),
+        analysis=analyse_plan(
+            search.workload,
+            cluster,
+            search.framework,
+            plan,
+            fixed_values(search.report),
+            search.combinations.degrees.option_sets,
+        ),
         strategies=search.costed_table() if strategies is None else strategies,
         step=step,
         hardware=tuple(hardware_rows(cluster)),
@@ -68,6 +78,7 @@ def report_facts(
         launch=launch or {},
         launch_note=launch_note,
         command=command,
+        given=given,
         made_on=made_on,
     )
 

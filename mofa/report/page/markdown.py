@@ -53,7 +53,7 @@ def _part_text(part: Part, images: Collection[str]) -> str:
 
 def _table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> str:
     sides = [(name, "right" if side == "right" else "left") for name, side in columns]
-    return markdown_table(sides, [[plain(cell) for cell in row] for row in rows])
+    return markdown_table(sides, [[plain(cell) for cell in row] for row in rows], are_escaped=True)
 
 
 def plain(text: str) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mofa.plan.comparison import ComparedPart, Comparison, compare
-from mofa.report.page.document_parts import Chart, DataTable, Part, Piece, Section, Tile, Tiles, paragraph
-from mofa.report.page.facts import BEST, ReportFacts
+from mofa.report.page.document_parts import Chart, DataTable, Paragraph, Part, Piece, Section, Tile, Tiles, paragraph
+from mofa.report.page.facts import BEST, ReportFacts, change_text, gib_text
 from mofa.report.page.looks import ACCENT, STRONG, escaped, figure
 from mofa.report.phrases import component_words, strategy_text
 from mofa.report.search_text import has_experts
-from mofa.units import GIB, format_bytes, format_seconds
+from mofa.units import GIB, format_seconds
+
+if TYPE_CHECKING:
+    from mofa.plan.result import Estimate
 
 
 def own_section(facts: ReportFacts) -> Section | None:
@@ -19,14 +24,15 @@ def own_section(facts: ReportFacts) -> Section | None:
     moe = has_experts(facts.report.workload)
     plan = facts.report.plans[0]
     comparison = compare(own, facts.report, names=[facts.own_name, "the plan"])
-    gain = own.step_s / plan.step_s - 1.0
-    words = f"{gain:.1%} more tokens a second" if gain > 0 else f"nothing: yours is {-gain:.1%} faster"
-    parts: list[Part] = [
+    change = own.step_s / plan.step_s - 1.0
+    beside = f"{change_text(change)} against the plan's" if own.memory.fits else ""
+    parts: list[Part] = [] if own.memory.fits else [_does_not_fit(own)]
+    parts += [
         paragraph("Today: ", strategy_text(own.strategy, moe=moe), ".", tone="lead"),
-        paragraph("The plan: ", strategy_text(plan.strategy, moe=moe), f". It brings {words}.", tone="lead"),
+        paragraph("The plan: ", strategy_text(plan.strategy, moe=moe), _brought(own, change), tone="lead"),
         Tiles((
-            Tile("your step", facts.seconds("own.step_s")),
-            Tile("the plan's step", facts.seconds(f"{BEST}.step_s"), f"{plan.step_s / own.step_s - 1.0:+.1%}"),
+            Tile("your step", facts.seconds("own.step_s"), beside),
+            Tile("the plan's step", facts.seconds(f"{BEST}.step_s")),
             Tile("your MFU", facts.share("own.mfu")),
             Tile("the plan's MFU", facts.share(f"{BEST}.mfu")),
             Tile("your memory", facts.gib("own.memory.device_bytes"), "" if own.memory.fits else "does not fit"),
@@ -34,13 +40,24 @@ def own_section(facts: ReportFacts) -> Section | None:
         )),
     ]  # fmt: skip
     margin = None if plan.band is None else plan.band.tie_margin
-    if margin is not None and abs(gain) <= margin:
+    if own.memory.fits and margin is not None and abs(change) <= margin:
         parts.append(paragraph(f"They differ by no more than {margin:.1%}, which mofa cannot tell apart.", tone="note"))
-    if not own.memory.fits:
-        over = format_bytes(-own.memory.free_bytes)
-        parts.append(paragraph(f"Your configuration does not fit: {over} over the limit.", tone="warning"))
     parts += [_waterfall(comparison), _parts_table(facts), _differences(comparison)]
     return Section("yours", "Your configuration beside the plan", tuple(parts))
+
+
+def _does_not_fit(own: Estimate) -> Paragraph:
+    needed, limit = own.memory.device_bytes / GIB, gib_text(own.memory.limit_bytes)
+    return paragraph(f"Yours does not fit: its fullest GPU needs {needed:.2f} of {limit}.", tone="warning")
+
+
+def _brought(own: Estimate, change: float) -> str:
+    """What the plan brings, by the own step over the plan's; a step that cannot run is not compared."""
+    if not own.memory.fits:
+        return ". It fits."
+    if change > 0:
+        return f". It brings {change:.1%} more tokens a second."
+    return f". It brings nothing: your step against the plan's is {change_text(change)}."
 
 
 def _waterfall(comparison: Comparison) -> Chart:

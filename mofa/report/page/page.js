@@ -7,7 +7,7 @@
   if (!("DecompressionStream" in window)) {
     places.forEach((place) => {
       place.style.height = "auto";
-      place.textContent = "This browser is too old to draw the chart; the tables have its numbers.";
+      place.textContent = "This browser is too old to draw the chart; tables have most of its numbers.";
     });
     document.documentElement.dataset.ready = "true";
     return;

@@ -42,6 +42,8 @@ def provenance_section(facts: ReportFacts) -> Section:
             )
         )
     places = [place for place in PLACES if facts.document[place[0]] is not None]
+    if facts.step is None:
+        places[1] = ("best", "the best plan again, in closed form; nothing was played out")
     parts.append(DataTable(
         (("in the page's JSON", "left"), ("what stands there", "left")), places,
         folded="Where every number of this page stands",
@@ -56,8 +58,14 @@ def provenance_section(facts: ReportFacts) -> Section:
 def assumptions_section(facts: ReportFacts) -> Section:
     """Notes of the plan, and defaults that nobody asked for."""
     notes: list[tuple[Piece, ...]] = [(note,) for note in facts.report.plans[0].notes]
-    defaults: list[tuple[Piece, ...]] = [(name, text) for name, text in facts.report.defaults.items() if text]
+    given = facts.given | {"fixed"}
+    asked: list[tuple[Piece, ...]] = [(name, text) for name, text in facts.report.defaults.items() if name in given]
+    defaults: list[tuple[Piece, ...]] = [
+        (name, text) for name, text in facts.report.defaults.items() if text and name not in given
+    ]
     parts: list[Part] = [DataTable((("the prediction assumes", "left"),), notes)] if notes else []
+    if asked:
+        parts.append(DataTable((("asked for", "left"), ("as", "left")), asked))
     if defaults:
         parts.append(DataTable((("not asked for", "left"), ("taken by default", "left")), defaults))
     return Section("assumptions", "Assumptions", tuple(parts))

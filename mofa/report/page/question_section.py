@@ -55,8 +55,8 @@ def _tiles(facts: ReportFacts) -> list[Tile]:
         Tile("memory of the fullest GPU", facts.gib(f"{BEST}.memory.device_bytes"), limit),
     ]
     if plan.days is not None:
-        ends = f"8 in 10: {plan.days.p10:,.1f} to {plan.days.p90:,.1f}"
-        tiles.append(Tile("days with failures", facts.rate(f"{BEST}.days.p50"), ends))
+        said = "half of such runs are over by then; the error of the step is not counted"
+        tiles.append(Tile("days with failures", facts.rate(f"{BEST}.days.p50"), said))
     elif plan.days_without_failures is not None:
         tokens = facts.report.workload.tokens
         of = "" if tokens is None else f"{format_count(tokens)} tokens, no failures counted"
@@ -106,5 +106,9 @@ def question_section(facts: ReportFacts) -> Section:
     ]
     if not has_experts(job):
         rows.remove(("routing", job.routing))
+    fixed = facts.report.defaults.get("fixed", "")
+    parts: list[Part] = [asked]
+    if fixed:
+        parts.append(paragraph(f"You fixed {fixed}; the search left these as they are."))
     table = DataTable((("", "left"), ("", "left")), rows, folded="The job, the machines and the framework")
-    return Section("question", "The question", (asked, table))
+    return Section("question", "The question", (*parts, table))

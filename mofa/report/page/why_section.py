@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from mofa.plan.plan_analysis import StrategyChange
 from mofa.report.page.document_parts import DataTable, Paragraph, Part, Piece, Section, paragraph
-from mofa.report.page.facts import ReportFacts
+from mofa.report.page.facts import ReportFacts, fixed_values
 from mofa.report.phrases import component_words, count_and_noun, quantity_text, strategy_text
 from mofa.report.search_text import REASONS_IN_WORDS, has_experts
+from mofa.specs.strategy import StrategySpec
 from mofa.units import format_seconds
 
 
 def why_section(facts: ReportFacts) -> Section:
     """What each other choice would bring, and what the search left out."""
     changes = facts.analysis.changes
-    parts: list[Part] = [_summary(changes), _table(facts), _looked_through(facts)]
+    fixed = fixed_values(facts.report)
+    parts: list[Part] = [_summary(changes, fixed), _table(facts), _looked_through(facts)]
     if facts.report.rejected:
         parts.append(_rejections(facts))
     return Section("why", "Why it wins", tuple(parts))
 
 
-def _summary(changes: tuple[StrategyChange, ...]) -> Paragraph:
+def _summary(changes: tuple[StrategyChange, ...], fixed: Collection[str]) -> Paragraph:
     costed = [change for change in changes if change.step_change is not None]
     slower = [change for change in costed if change.step_change is not None and change.step_change > 0]
     too_big = [change for change in costed if change not in slower and not change.fits]
@@ -28,8 +32,9 @@ def _summary(changes: tuple[StrategyChange, ...]) -> Paragraph:
     said += [f"{len(too_big)} would be as fast or faster, and would not fit"] if too_big else []
     said += [f"{others} would be as fast or faster by closed forms alone"] if others else []
     said += [f"{len(changes) - len(costed)} cannot run"] if len(changes) > len(costed) else []
+    of_user = f" You fixed {', '.join(fixed)}: changes of that are left out." if fixed else ""
     return paragraph(
-        f"Of {count_and_noun(len(changes), 'single change')} of the strategy ", ", ".join(said), ".",
+        f"Of {count_and_noun(len(changes), 'single change')} of the strategy ", ", ".join(said), ".", of_user,
     )  # fmt: skip
 
 
@@ -44,11 +49,27 @@ def _table(facts: ReportFacts) -> DataTable:
         else:
             verdict = _because(change) if change.fits else f"does not fit; {_because(change)}"
         rows.append((
-            f"{change.field} {before} → {change.value}", facts.change(f"{path}.step_change"),
+            f"{change.field} {before} → {change.value}{_beside(strategy, change)}", facts.change(f"{path}.step_change"),
             facts.gib(f"{path}.device_bytes"), verdict,
         ))  # fmt: skip
     columns = (("instead", "left"), ("step", "right"), ("memory", "right"), ("because", "left"))
-    return DataTable(columns, rows, "Each choice changed by itself, data parallelism making up for it; closed forms.")
+    return DataTable(
+        columns,
+        rows,
+        "Each choice changed by itself, data parallelism making up for it, with options that suit it; closed forms.",
+    )
+
+
+def _beside(strategy: StrategySpec, change: StrategyChange) -> str:
+    """Options of the framework that change with it."""
+    if change.refused is not None:
+        return ""
+    new, old = change.strategy.options, strategy.options
+    pairs = zip(new._fields, new, old, strict=True)
+    words = [
+        f"{name}={'default' if value is None else str(value).lower()}" for name, value, was in pairs if value != was
+    ]
+    return f", {' '.join(words)}" if words else ""
 
 
 def _because(change: StrategyChange) -> str:
@@ -62,8 +83,8 @@ def _looked_through(facts: ReportFacts) -> Paragraph:
     report = facts.report
     return paragraph(
         "The search looked at ", facts.count("result.space"), " strategies and costed ",
-        facts.count("result.searched"), f" in full; {report.feasible:,} fit. It took "
-        f"{format_seconds(report.elapsed_s)}.",
+        facts.count("result.searched"), f" in full; {report.feasible:,} fit and were not ruled out as "
+        f"slower. It took {format_seconds(report.elapsed_s)}.",
     )  # fmt: skip
 
 

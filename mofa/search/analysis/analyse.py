@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from mofa.cost.roofline import kernel_totals_by_kind
 from mofa.plan.plan_analysis import PlanAnalysis, ResourceChange, Roofline, RooflinePoint
 from mofa.plan.result import Plan
@@ -12,13 +14,17 @@ from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.changed_resources import RESOURCES, cluster_with_resource
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.strategy import FrameworkOptions
 from mofa.specs.workload import WorkloadSpec
 
 LESS, MORE = 0.9, 1.1
 """A tenth less and a tenth more of a resource. [-]"""
 
 
-def analyse_plan(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan) -> PlanAnalysis:
+def analyse_plan(
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan,
+    fixed: Mapping[str, Sequence[str]] | None = None, option_sets: Sequence[FrameworkOptions] | None = None,
+) -> PlanAnalysis:  # fmt: skip
     """The roofline, neighbours, resources and nearest runs of a plan.
 
     Parameters
@@ -27,6 +33,8 @@ def analyse_plan(workload: WorkloadSpec, cluster: ClusterSpec, framework: Framew
         The job, the GPUs that compute, the framework of the plan.
     plan
         Its numbers.
+    fixed, option_sets
+        As of :func:`~mofa.search.analysis.strategy_changes.strategy_changes`.
 
     Examples
     --------
@@ -45,7 +53,7 @@ def analyse_plan(workload: WorkloadSpec, cluster: ClusterSpec, framework: Framew
     return PlanAnalysis(
         roofline=roofline,
         resources=resource_changes(workload, cluster, framework, plan),
-        changes=strategy_changes(workload, cluster, framework, plan.strategy),
+        changes=strategy_changes(workload, cluster, framework, plan.strategy, fixed, option_sets),
         near_runs=nearest_runs(workload, cluster, framework, plan.time.exposed["host_idle"] / plan.step_s),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mofa.errors import SpecError
@@ -10,9 +10,10 @@ from mofa.plan.plan_analysis import StrategyChange
 from mofa.plan.result import Plan
 from mofa.schedules import default_schedule
 from mofa.search.one_plan import plan_in_closed_form
+from mofa.search.space import searched_option_sets
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.strategy import StrategySpec
+from mofa.specs.strategy import FrameworkOptions, StrategySpec
 from mofa.specs.strategy_defaults import default_zero_stage
 from mofa.specs.workload import WorkloadSpec
 
@@ -23,8 +24,9 @@ BESIDE_DATA = ("tp", "pp", "cp")
 
 
 def strategy_changes(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: StrategySpec
-) -> tuple[StrategyChange, ...]:
+    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: StrategySpec,
+    fixed: Mapping[str, Sequence[str]] | None = None, option_sets: Sequence[FrameworkOptions] | None = None,
+) -> tuple[StrategyChange, ...]:  # fmt: skip
     """The strategy with every choice one step up and one down, on as many GPUs.
 
     Parameters
@@ -33,26 +35,65 @@ def strategy_changes(
         The job, the GPUs that compute, the framework of the plan.
     strategy
         The plan's.
+    fixed
+        Values that the user left each field, as text; a change to others is left out.
+    option_sets
+        Sets of the framework's options that are searched; all that keep the numerics where absent.
 
     Returns
     -------
     tuple of StrategyChange
         In the order tp, pp, cp, ep, vpp, micro_batch, zero, recompute. Values that the framework has not are left out.
+        Each takes the options with which it fits and is fastest, as the search would.
     """
+    fixed = fixed or {}
+    if option_sets is None:
+        option_sets = searched_option_sets(workload, cluster, framework)
     base = plan_in_closed_form(workload, cluster, strategy, framework)
     out = []
     for field, value, changes in _changes(strategy, moe=workload.model.moe is not None):
-        raw = {**strategy.model_dump(), **changes, **_follow(framework, strategy, field, changes)}
-        changed: StrategySpec | None = None
-        try:
-            changed = StrategySpec.model_validate(raw)
-            out.append(_costed(field, value, changed, plan_in_closed_form(workload, cluster, changed, framework), base))
-        except (SpecError, ValueError) as error:
-            if field in OF_FRAMEWORKS:
-                continue
-            said = str(error).removeprefix("strategy: ").splitlines()[0]
-            out.append(StrategyChange(field=field, value=value, strategy=changed or strategy, refused=said))
+        changes |= _follow(framework, strategy, field, changes)
+        if "sp" in changes:
+            changes["sp"] = changes["sp"] and "true" in map(str.lower, fixed.get("sp", ("true",)))
+        if any(str(new) not in fixed.get(name, (str(new),)) for name, new in changes.items() if name != "sp"):
+            continue
+        raw = {**strategy.model_dump(), **changes}
+        plans: list[tuple[StrategySpec, Plan]] = []
+        refused: list[tuple[StrategySpec, str]] = []
+        for options in _option_sets_of(raw, strategy, option_sets):
+            changed: StrategySpec | None = None
+            try:
+                changed = StrategySpec.model_validate(raw | options._asdict())
+                plans.append((changed, plan_in_closed_form(workload, cluster, changed, framework)))
+            except (SpecError, ValueError) as error:
+                refused.append((changed or strategy, str(error).removeprefix("strategy: ").splitlines()[0]))
+        if plans:
+            best, plan = min(plans, key=lambda pair: (not pair[1].memory.fits, pair[1].step_s))
+            out.append(_costed(field, value, best, plan, base))
+        elif field not in OF_FRAMEWORKS:
+            refused_strategy, why = refused[0]
+            out.append(StrategyChange(field=field, value=value, strategy=refused_strategy, refused=why))
     return tuple(out)
+
+
+def _option_sets_of(
+    changed: Mapping[str, Any], strategy: StrategySpec, searched: Sequence[FrameworkOptions]
+) -> list[FrameworkOptions]:
+    """Searched sets of options, without what says nothing of a changed strategy.
+
+    Overlap of tensor parallelism needs tp, a dispatcher experts on several ranks. What gathering at once needs says
+    :func:`mofa.search.space.gathers_needlessly_at_once`.
+    """
+    sets = []
+    for options in searched:
+        if changed["tp"] == 1:
+            options = options._replace(tp_overlap=None)
+        if changed["ep"] == 1 and options.dispatcher != strategy.dispatcher:
+            options = options._replace(dispatcher=None)
+        if changed["pp"] == 1 or changed["vpp"] > 1:
+            options = options._replace(overlap_param_gather=None)
+        sets.append(options)
+    return list(dict.fromkeys(sets))
 
 
 def _costed(field: str, value: str, strategy: StrategySpec, plan: Plan, base: Plan) -> StrategyChange:
