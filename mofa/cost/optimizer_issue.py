@@ -67,7 +67,7 @@ def issue_per_tensor(cluster: ClusterSpec, framework: FrameworkSpec) -> IssuePer
     >>> from mofa.specs.load import load_cluster, load_framework
     >>> issue = issue_per_tensor(load_cluster("h200-hgx", 8), load_framework("megatron"))
     >>> round((issue.clip_s + issue.lists_s) * 1e6, 1)
-    24.9
+    18.5
     """
     host = cluster.gpu.curves.host
     loop, op = (cluster.slowest_host_factor * fact.value for fact in (host.tensor_pass_s, host.eager_op_s))
