@@ -52,6 +52,27 @@ Nodes = Annotated[
         "--nodes", metavar="N", parser=size_of_cluster_parser("16"), help="Number of nodes, in place of --gpus."
     ),
 ]
+FIX = "Only this value of a field of a strategy (mofa show strategy), or these, as tp=4,8. Repeatable."
+WITH = (
+    "fp8-delayed, fp8-tensorwise, fp8-blockwise, bf16_moments, bf16_grads, deepep, expert_overlap, micro_moe, "
+    "token_chunks, moeblaze, cuda_graphs, optimizer_offload, activation_offload"
+)
+WITHOUT = (
+    "tp, sp, pp, vpp, cp, ep, etp, recompute, selective, full, zbv, tp_overlap, dispatcher, dp_replicate, "
+    "overlap_param_gather, fewer_gpus"
+)
+Fix = Annotated[list[str] | None, typer.Option("--fix", metavar="NAME=N[,N]", help=FIX)]
+Maximum = Annotated[
+    list[str] | None,
+    typer.Option("--max", metavar="NAME=N", help="At most this value of a degree, as pp=8. Repeatable."),
+]
+With = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="WORD", help=f"Also search what is not by default: {WITH}. Repeatable."),
+]
+Without = Annotated[
+    list[str] | None, typer.Option("--without", metavar="WORD", help=f"Leave out one of {WITHOUT}. Repeatable.")
+]
 MemoryLimit = Annotated[
     str | None,
     typer.Option("--memory-limit", metavar="SIZE", help="Memory of a GPU for a plan and its margin, such as 70GB."),

@@ -11,16 +11,6 @@ from mofa.cli import options as opt
 from mofa.cli.plan_scales import gpus_or_range_parser, show_scales
 from mofa.cli.searched_plans import REFINE_SECONDS, search_plans
 
-FIX = "Only this value of a field of a strategy (mofa show strategy), or these, as tp=4,8. Repeatable."
-WITH = (
-    "fp8-delayed, fp8-tensorwise, fp8-blockwise, bf16_moments, bf16_grads, deepep, expert_overlap, micro_moe, "
-    "token_chunks, moeblaze, cuda_graphs, optimizer_offload, activation_offload"
-)
-WITHOUT = (
-    "tp, sp, pp, vpp, cp, ep, etp, recompute, selective, full, zbv, tp_overlap, dispatcher, dp_replicate, "
-    "overlap_param_gather, fewer_gpus"
-)
-
 
 def plan(
     workload: opt.Workload,
@@ -40,18 +30,10 @@ def plan(
     tokens: opt.Tokens = None,
     framework: opt.Framework = None,
     top: Annotated[int, typer.Option("--top", min=1, max=100_000, help="How many plans to show.")] = 10,
-    fix: Annotated[list[str] | None, typer.Option("--fix", metavar="NAME=N[,N]", help=FIX)] = None,
-    maximum: Annotated[
-        list[str] | None,
-        typer.Option("--max", metavar="NAME=N", help="At most this value of a degree, as pp=8. Repeatable."),
-    ] = None,
-    with_: Annotated[
-        list[str] | None,
-        typer.Option("--with", metavar="WORD", help=f"Also search what is not by default: {WITH}. Repeatable."),
-    ] = None,
-    without: Annotated[
-        list[str] | None, typer.Option("--without", metavar="WORD", help=f"Leave out one of {WITHOUT}. Repeatable.")
-    ] = None,
+    fix: opt.Fix = None,
+    maximum: opt.Maximum = None,
+    with_: opt.With = None,
+    without: opt.Without = None,
     faults: long_run.Faults = None,
     storage: long_run.Storage = None,
     price: long_run.Price = None,

@@ -10,7 +10,6 @@ import typer
 
 from mofa.cli import long_run
 from mofa.cli import options as opt
-from mofa.cli.commands.plan import FIX, WITH, WITHOUT
 from mofa.cli.searched_plans import REFINE_SECONDS, search_plans
 
 if TYPE_CHECKING:
@@ -40,18 +39,10 @@ def report(
     tokens: opt.Tokens = None,
     framework: opt.Framework = None,
     top: Annotated[int, typer.Option("--top", min=1, max=20, help="How many plans to show.")] = 10,
-    fix: Annotated[list[str] | None, typer.Option("--fix", metavar="NAME=N[,N]", help=FIX)] = None,
-    maximum: Annotated[
-        list[str] | None,
-        typer.Option("--max", metavar="NAME=N", help="At most this value of a degree, as pp=8. Repeatable."),
-    ] = None,
-    with_: Annotated[
-        list[str] | None,
-        typer.Option("--with", metavar="WORD", help=f"Also search what is not by default: {WITH}. Repeatable."),
-    ] = None,
-    without: Annotated[
-        list[str] | None, typer.Option("--without", metavar="WORD", help=f"Leave out one of {WITHOUT}. Repeatable.")
-    ] = None,
+    fix: opt.Fix = None,
+    maximum: opt.Maximum = None,
+    with_: opt.With = None,
+    without: opt.Without = None,
     to: Annotated[
         str | None,
         typer.Option(

@@ -100,7 +100,7 @@ def gpus_meeting_in_layers(
 
 def ranks_with_meeting_hosts(workload: WorkloadSpec, groups: Mapping[str, ProcessGroup]) -> NDArray[np.int64] | None:
     """Ranks whose hosts wait for each other within every layer: each reads how many tokens experts get, which others
-    send it. (K,) [-]"""
+    send it. With capacity nobody reads; that is not told apart. (K,) [-]"""
     return None if workload.model.moe is None else np.asarray(groups["etp_ep"].size, dtype=np.int64)
 
 
