@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mofa.calibrate.fits.layer_segments import read_segments, unrecorded_share_by_format
 from mofa.calibrate.fits.profile import SMALL_OPS
 from mofa.calibrate.fits.te_host_facts import layer_host_facts, module_host_facts, relative_module_times
 from mofa.calibrate.fits.te_relative_host_times import RelativeHostTimes
@@ -22,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TE_HOST = ("h100-te-host-quiet", "h100-2gpu-te-host-quiet", "h100-2gpu-te-host-layer", "h100-te-host-layer")
 """Folders of the host under Transformer Engine: times over a small layer beside them, which hold for every host. First
 those on quiet cores; what they lack is from before cores were chosen."""
+SEGMENTS, SEGMENT_ROWS = "h200-layer-segments", "segments.csv"
+"""Folder of layers of real steps, timed by parts without a profiler."""
 PARTS = (
     ("host-c43e3c", "host-677276", "host-5dbaa1", "host-96bea3", "host-f3f492"),
     ("host-cf13cf", "host-dd816d", "host-9db335", "host-ee3ff8", "host-3dd9de", "host-2ad8f7"),
@@ -68,11 +71,20 @@ def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     sample = "the median of machines with runs of the fitting half"
     said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: {sample}"
     source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
-    return {
-        **host,
-        **layer_host_facts(layer, said),
-        "modules": module_host_facts(relative_module_times(RelativeHostTimes.from_rows(rows)), layer, source),
-    }
+    modules = module_host_facts(relative_module_times(RelativeHostTimes.from_rows(rows)), layer, source)
+    return {**host, **layer_host_facts(layer, said), "modules": with_unrecorded_experts(modules)}
+
+
+def with_unrecorded_experts(modules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Grouped linears' times with those of a forward that autograd does not record, by their share in real steps."""
+    shares = unrecorded_share_by_format(read_segments(ROOT / "measurements" / SEGMENTS / SEGMENT_ROWS))
+    for format_, share in sorted(shares.items()):
+        ways = modules["grouped_linear" if format_ == "bf16" else f"grouped_linear {format_}"]
+        seconds = share * si(ways["forward_each_s"], "s")
+        source = f"{share:.3g} of forward_each_s: measurements/{SEGMENTS}, checkpoints' first passes over repetitions"
+        fact = {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}
+        ways["forward_each_unrecorded_s"] = fact
+    return modules
 
 
 def typical_host(host: dict[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,8 @@ class TimedModuleCall:
     """Experts, or steps of context parallelism. [-]"""
     num_calls: FloatK = 1.0
     """Calls of it, one for each expert where these run one after the other. [-]"""
+    is_recorded: bool = True
+    """Whether autograd records its forward: not in the first pass of a checkpoint that is a function of Python."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mofa.blocks.chunks import CHUNK
 from mofa.blocks.elementwise import BoolK, any_true
-from mofa.blocks.op import Op
+from mofa.blocks.op import Op, Tape, TimedModuleCall
 
 OUTSIDE = "data_parallel"
 """The region of ops that no recomputation repeats."""
@@ -96,3 +96,28 @@ def without_unread_last_ops(ops: tuple[Op, ...]) -> tuple[Op, ...]:
             break
         del alive[i]
     return tuple(alive)
+
+
+def unrecorded_calls(forward: Tape, recompute: Recompute) -> tuple[TimedModuleCall, ...]:
+    """Calls with members that autograd records nothing of in a forward pass: it is to run again as a whole.
+
+    A checkpoint that is a function of Python runs without it (Megatron's tensor_parallel/random.py,
+    ``CheckpointFunction.forward``); others record as ever and throw away.
+    """
+    if not recompute.reentrant:
+        return ()
+    calls = {
+        id(call): call for op in forward.ops
+        if (call := op.module_call) is not None and any_true(call.num_members) and recompute.group_of(op)
+    }  # fmt: skip
+    return tuple(calls.values())
+
+
+def with_unrecorded_calls(forward: Tape, calls: tuple[TimedModuleCall, ...]) -> Tape:
+    """A forward pass as it runs where autograd records nothing of these calls."""
+    unrecorded = {id(call): replace(call, is_recorded=False) for call in calls}
+    ops = tuple(
+        op._replace(module_call=unrecorded[id(op.module_call)]) if id(op.module_call) in unrecorded else op
+        for op in forward.ops
+    )
+    return replace(forward, ops=ops)

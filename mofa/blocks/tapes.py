@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.frameworks.megatron.captured_ops import graph_captured_embedding_or_head, graph_captured_layer
 from mofa.blocks.frameworks.recompute import recompute_of_layer as recompute_of
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.recomputation import NO_RECOMPUTE
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, unrecorded_calls, with_unrecorded_calls
 from mofa.specs.strategy import RecomputeSpec
 
 MOST_CACHED = 16
@@ -79,6 +79,7 @@ class ContextTapes:
             for kind in build.distinct_layer_kinds(ctx.model)
         }
         self.known_times: KnownTimes = {}
+        self._unrecorded: dict[tuple[int, ...], tuple[Tape, Tape]] = {}
         self._chunked: dict[tuple[CostedLayerKind, int], Tape] = {}
         self._layers: dict[tuple[CostedLayerKind, RecomputeSpec], dict[str, BlockTapes]] = {}
 
@@ -102,11 +103,23 @@ class ContextTapes:
             forward = self._in_chunks(kind, spec.token_chunks)
         given = self.ctx, self.primitives, kind, recompute, forward
         label = layer_label(kind, spec)
-        tapes = {label: graph_captured_layer(build.layer_tapes(*given), self.ctx, moe=kind.moe)}
+        layer = graph_captured_layer(build.layer_tapes(*given), self.ctx, moe=kind.moe)
+        tapes = {label: self._as_recorded(layer, recompute)}
         if framework.offload.offloads_any:
-            tapes[kept_layer_label(label)] = build.layer_tapes(*given, keeps_activations=True)
+            kept = build.layer_tapes(*given, keeps_activations=True)
+            tapes[kept_layer_label(label)] = self._as_recorded(kept, recompute)
         self._layers[kind, spec] = tapes
         return tapes
+
+    def _as_recorded(self, layer: BlockTapes, recompute: Recompute) -> BlockTapes:
+        """A layer whose forward runs without autograd's record where it is to run again; alike ones share a tape."""
+        calls = unrecorded_calls(layer.forward, recompute)
+        if not calls:
+            return layer
+        key = id(layer.forward), *map(id, calls)
+        if key not in self._unrecorded:  # what an id names stays alive beside it
+            self._unrecorded[key] = layer.forward, with_unrecorded_calls(layer.forward, calls)
+        return replace(layer, forward=self._unrecorded[key][1])
 
     def _in_chunks(self, kind: CostedLayerKind, number: int) -> Tape:
         """A layer's forward of so many token chunks."""

@@ -47,9 +47,16 @@ class ModuleCallTime(Spec):
     """What each member adds. [s]"""
     backward_each_s: SecondsFact | None = None
     """What each member adds on the way back. [s]"""
+    forward_each_unrecorded_s: SecondsFact | None = None
+    """What each member adds forward without autograd's record, as in the first pass of Megatron's checkpoint; None
+    where it is the same. [s]"""
+    forward_cast_s: SecondsFact | None = None
+    """What a call takes longer that casts its weight to fp8, in a step's first micro-batch. [s]"""
+    forward_each_cast_s: SecondsFact | None = None
+    """What each member's weight takes there. [s]"""
 
-    def seconds(self, *, forward: bool) -> tuple[float, float]:
-        """Of a call and of each member. [s]
+    def seconds(self, *, forward: bool, recorded: bool = True) -> tuple[float, float]:
+        """Of a call and of each member; ``recorded`` says whether autograd records a forward. [s]
 
         Examples
         --------
@@ -59,6 +66,8 @@ class ModuleCallTime(Spec):
         ((0.001, 0.0), (0.001, 0.001))
         """
         once, each = (self.forward_s, self.forward_each_s) if forward else (self.backward_s, self.backward_each_s)
+        if forward and not recorded and self.forward_each_unrecorded_s is not None:
+            each = self.forward_each_unrecorded_s
         return 0.0 if once is None else once.value, 0.0 if each is None else each.value
 
 
@@ -71,16 +80,20 @@ class SmallLayerTime(NamedTuple):
     """Back, on autograd's thread. [s]"""
 
 
+FORWARD_FACTS = tuple(name for name in ModuleCallTime.model_fields if name.startswith("forward"))
+"""Facts of a module's forward pass."""
+
+
 def layer_time_factors_by_fact(issue: float, back: float) -> dict[str, float]:
     """How much longer facts take that go by a layer's forward and its way back, by their names. [-]
 
     Examples
     --------
     >>> sorted(layer_time_factors_by_fact(2.0, 3.0).items())[:3]
-    [('backward_each_s', 3.0), ('backward_s', 3.0), ('forward_each_s', 2.0)]
+    [('backward_each_s', 3.0), ('backward_s', 3.0), ('forward_cast_s', 2.0)]
     """
     return {
-        **dict.fromkeys(("layer_issue_s", "forward_s", "forward_each_s"), issue),
+        **dict.fromkeys(("layer_issue_s", *FORWARD_FACTS), issue),
         **dict.fromkeys(("layer_back_s", "backward_s", "backward_each_s"), back),
     }
 

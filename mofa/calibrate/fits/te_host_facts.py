@@ -76,7 +76,10 @@ def cold_to_warm_ratio_forward(times: RelativeHostTimes, dtype: str = BF16) -> f
     """How much longer a module takes in a layer than in a chain of its own, forward; 1 where that was not timed. [-]"""
     ratios = []
     for chain, model, method in CALLED.values():
-        alone, called = times.median_of(chain, "fwd", dtype, **_chosen(chain)), times.call_time(model, method, dtype)
+        alone, called = (
+            times.median_of(chain, "fwd", dtype, **_chosen(chain, dtype)),
+            times.call_time(model, method, dtype),
+        )
         if alone is not None and called is not None:
             ratios.append(called / alone)
     return median(ratios) if ratios else 1.0
@@ -93,9 +96,16 @@ def cold_to_warm_ratio_backward(times: RelativeHostTimes) -> float:
     return layer / (sum(known) + SPLIT_NODES * plain)
 
 
-def _chosen(chain: str) -> dict[str, int]:
-    """Which of a chain's rows count: weights' gradients are added by the product."""
-    return {"fused": 1} if chain in ("column_linear", "norm_linear", "grouped_linear") else {}
+def _chosen(chain: str, dtype: str = BF16) -> dict[str, int]:
+    """Which of a chain's rows count: weights' gradients are added by the product, and fp8 weights were cast before."""
+    if chain not in ("column_linear", "norm_linear", "grouped_linear"):
+        return {}
+    return {"fused": 1} if dtype == BF16 else {"fused": 1, "first": 0}
+
+
+def _first(times: RelativeHostTimes, chain: str, dtype: str, **sizes: int) -> float | None:
+    """A chain in a step's first micro-batch, forward, in which fp8 weights are cast."""
+    return times.median_of(chain, "fwd", dtype, fused=1, first=1, **sizes)
 
 
 def relative_module_times(times: RelativeHostTimes) -> dict[str, RelativeSeconds]:
@@ -116,10 +126,13 @@ def relative_module_times(times: RelativeHostTimes) -> dict[str, RelativeSeconds
         for name, (chain, model, method) in CALLED.items():
             if dtype != BF16 and name not in IN_FP8:
                 continue
-            alone = times.median_of(chain, "fwd", dtype, **_chosen(chain))
+            alone = times.median_of(chain, "fwd", dtype, **_chosen(chain, dtype))
             called = times.call_time(model, method, dtype) or (None if alone is None else ahead * alone)
-            behind = times.median_of(chain, "bwd", dtype, **_chosen(chain))
+            behind = times.median_of(chain, "bwd", dtype, **_chosen(chain, dtype))
             _put(modules, name + end, called, None if behind is None else back * behind)
+            if dtype != BF16 and name + end in modules and (first := _first(times, chain, dtype)) is not None:
+                assert alone is not None
+                modules[name + end]["forward_cast_s"] = ahead * max(first - alone, 0.0)
         chosen = [_choice(times, dtype, direction) for direction in CHOSEN]
         _put(
             modules,
@@ -214,18 +227,26 @@ def _grouped(times: RelativeHostTimes, ahead: float, back: float) -> RelativeSec
     called = {
         n: value for model, n in OF_EXPERTS.items() if (value := times.call_time(model, "TEGroupedLinear.forward"))
     }
-    if chains and (line := _line(called)) is not None:
+    if chains and (line := line_of_least_relative_errors(called)) is not None:
         chains["forward_s"], chains["forward_each_s"] = line
     return chains
 
 
 def _grouped_in(times: RelativeHostTimes, dtype: str, plain: Mapping[str, float]) -> RelativeSeconds:
     """The same in fp8: what it takes longer in layers than in chains, such as hooks of parameters, it does as in bf16
-    (``plain``), once and for each expert."""
+    (``plain``), once and for each expert. Weights' casts, in a step's first micro-batch alone, are kept by themselves."""
     chains, beside = (
-        _over_experts(times, "grouped_linear", scaling, 1.0, 1.0, {"fused": 1}) for scaling in (dtype, BF16)
+        _over_experts(times, "grouped_linear", scaling, 1.0, 1.0, _chosen("grouped_linear", scaling))
+        for scaling in (dtype, BF16)
     )
-    return {name: max(value + plain.get(name, 0.0) - beside.get(name, 0.0), 0.0) for name, value in chains.items()}
+    ways = {name: max(value + plain.get(name, 0.0) - beside.get(name, 0.0), 0.0) for name, value in chains.items()}
+    casts = [
+        (first - cast_before) / n
+        for n in OF_EXPERTS.values()
+        if (first := _first(times, "grouped_linear", dtype, experts=n)) is not None
+        and (cast_before := times.median_of("grouped_linear", "fwd", dtype, fused=1, first=0, experts=n)) is not None
+    ]
+    return {**ways, "forward_each_cast_s": max(median(casts), 0.0)} if ways and casts else ways
 
 
 PADDED_AND_CUT = 2.0
@@ -242,7 +263,7 @@ def _over_experts(
         numbers = {int(shape["experts"]) for shape, _ in times.times_by_case.get((op, direction, dtype), [])}
         medians = {n: times.median_of(op, direction, dtype, **sizes, experts=n) for n in numbers}
         values = {n: value for n, value in medians.items() if value is not None}
-        line = _line(values)
+        line = line_of_least_relative_errors(values)
         if line is None:
             return {}
         made[f"{name}_s"], made[f"{name}_each_s"] = (cold * value for value in line)
@@ -274,7 +295,7 @@ def _choice(times: RelativeHostTimes, dtype: str, direction: str) -> float | Non
     return min(map(max, by_linear.values()), default=None)
 
 
-def _line(values: Mapping[int, float]) -> tuple[float, float] | None:
+def line_of_least_relative_errors(values: Mapping[int, float]) -> tuple[float, float] | None:
     """What is there at 0, and what each adds, of least relative errors."""
     if len(values) < 2:
         return None
@@ -373,7 +394,7 @@ def _experts(times: RelativeHostTimes, modules: dict[str, RelativeSeconds], back
     layer = times.per_layer_with_dense_ends(MOE, "forward")
     _put_forward(modules, "moe_layer", _rest(layer, ahead + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)))
     backs = _products(times, behind_all, ONE_GPU_EXPERTS)
-    if (line := _line(backs)) is not None:
+    if (line := line_of_least_relative_errors(backs)) is not None:
         grouped["backward_s"], grouped["backward_each_s"] = line
     elif MOE_EXPERTS in backs:  # what else is there, such as the hooks of parameters
         more = backs[MOE_EXPERTS] - _of_members(grouped, "backward", MOE_EXPERTS)

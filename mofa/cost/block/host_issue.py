@@ -225,7 +225,7 @@ class ModuleCallIssueTimes:
             fact = self.host.module_call_time("collective", format_)
         if fact is None:
             return None
-        once, each = fact.seconds(forward=forward)
+        once, each = fact.seconds(forward=forward, recorded=call.is_recorded)
         if on_top:
             return once
         key = id(call), forward, op.paired_pass
