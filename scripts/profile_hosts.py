@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mofa.calibrate.fits.layer_segments import read_segments, unrecorded_share_by_format
+from mofa.calibrate.fits.layer_segments import Segment, latent_attention_ops, read_segments, unrecorded_share_by_format
 from mofa.calibrate.fits.profile import SMALL_OPS
 from mofa.calibrate.fits.te_host_facts import layer_host_facts, module_host_facts, relative_module_times
 from mofa.calibrate.fits.te_relative_host_times import RelativeHostTimes
@@ -72,12 +73,39 @@ def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: {sample}"
     source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
     modules = module_host_facts(relative_module_times(RelativeHostTimes.from_rows(rows)), layer, source)
-    return {**host, **layer_host_facts(layer, said), "modules": with_unrecorded_experts(modules)}
+    segments = read_segments(ROOT / "measurements" / SEGMENTS / SEGMENT_ROWS)
+    modules = with_latent_attention(with_unrecorded_experts(modules, segments), segments, op_s)
+    return {**host, **layer_host_facts(layer, said), "modules": modules}
 
 
-def with_unrecorded_experts(modules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+Modules = dict[str, dict[str, Any]]
+"""Modules' times, as profiles have them."""
+
+
+def with_latent_attention(modules: Modules, segments: Sequence[Segment], op_s: float) -> Modules:
+    """The times with latent attention's as in real steps: its rotations, which are Triton's kernels, and its Python.
+
+    Back the rotations are taken off what a model of it takes beside its other modules.
+    """
+    ops = latent_attention_ops(segments)
+    if ops is None:
+        return modules
+    source = f"measurements/{SEGMENTS}: mla-dense, over the small op between its steps"
+
+    def fact(seconds: float, source: str = source) -> dict[str, Any]:
+        return {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}
+
+    rope_back_s, own = ops.rope_back * op_s, modules["latent_attention"]
+    more_s = 2.0 * (rope_back_s - si(modules["rope"]["backward_s"], "s"))
+    left = fact(max(si(own["backward_s"], "s") - more_s, 0.0), f"{own['backward_s']['source']}, less its rotations'")
+    made = {"forward_s": fact(ops.own * op_s), "backward_s": left}
+    turned = {"forward_s": fact(ops.rope * op_s), "backward_s": fact(rope_back_s)}
+    return dict(sorted({**modules, "latent_attention": made, "latent_rope": turned}.items()))
+
+
+def with_unrecorded_experts(modules: Modules, segments: Sequence[Segment]) -> Modules:
     """Grouped linears' times with those of a forward that autograd does not record, by their share in real steps."""
-    shares = unrecorded_share_by_format(read_segments(ROOT / "measurements" / SEGMENTS / SEGMENT_ROWS))
+    shares = unrecorded_share_by_format(segments)
     for format_, share in sorted(shares.items()):
         ways = modules["grouped_linear" if format_ == "bf16" else f"grouped_linear {format_}"]
         seconds = share * si(ways["forward_each_s"], "s")

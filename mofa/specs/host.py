@@ -13,8 +13,8 @@ from mofa.specs.optimizer_offload import HostOptimizerRates
 Module = Literal[
     "amax", "attention", "bias_dropout_add", "collective", "dispatch", "embedding", "exchange", "exchanged_attention",
     "experts", "fp8_context", "fp8_padding", "gathered_attention", "grouped_linear", "head", "kernel_choice",
-    "latent_attention", "layer", "linear", "moe_layer", "norm", "norm_linear", "permute", "rope", "router",
-    "self_attention", "sort_chunks", "swiglu", "unpermute", "weighted_swiglu",
+    "latent_attention", "latent_rope", "layer", "linear", "moe_layer", "norm", "norm_linear", "permute", "rope",
+    "router", "self_attention", "sort_chunks", "swiglu", "unpermute", "weighted_swiglu",
 ]  # fmt: skip
 MODULES: tuple[Module, ...] = get_args(Module)
 """Modules and functions of Transformer Engine and Megatron-Core, whose host time is mostly Python.
@@ -22,7 +22,8 @@ MODULES: tuple[Module, ...] = get_args(Module)
 ``embedding`` is all ahead of the layers, ``head`` the output layer, the loss and what the schedule does around a
 micro-batch. ``norm_linear`` is a norm with its linear, ``grouped_linear`` the linears of several experts, whose members
 are these; members of ``attention`` are the steps of a ring, and what it takes longer where keys and values are gathered
-or heads exchanged are ``gathered_attention`` and ``exchanged_attention``. ``self_attention``, ``latent_attention``,
+or heads exchanged are ``gathered_attention`` and ``exchanged_attention``. ``latent_rope`` rotates latent attention's
+queries, or its keys as it puts them together. ``self_attention``, ``latent_attention``,
 ``experts``, ``moe_layer`` and ``layer`` are what those modules do beside the others that they call; ``dispatch`` counts
 tokens and copies the counts to the host, a ``collective`` is one launched within a module, an ``exchange`` one between
 ranks with a layer's experts, and ``amax`` a reduction of the largest element by a cast. ``fp8_context`` is what

@@ -12,6 +12,10 @@ from mofa.calibrate.fits.te_host_facts import line_of_least_relative_errors
 
 GROUPED = "grouped"
 """The part that is one grouped linear, forward."""
+PROJECTIONS, ROPES = "get_query_key_value_tensors", ("fused_apply_mla_rope_for_q", "fused_apply_mla_rope_for_kv")
+"""What makes latent attention's queries, keys and values, and the functions in it that rotate them."""
+ROPES_BACK = ("bk.ApplyMLARotaryEmbQ", "bk.ApplyMLARotaryEmbKV")
+"""Their ways back."""
 
 
 @dataclass(frozen=True)
@@ -91,3 +95,39 @@ def unrecorded_share_by_format(segments: Iterable[Segment]) -> dict[str, float]:
         if recorded is not None and unrecorded is not None:
             shares[format_] = unrecorded[1] / recorded[1]
     return shares
+
+
+@dataclass(frozen=True)
+class LatentAttentionOps:
+    """What latent attention takes the host beside its linears and its core, in small ops beside it. [-]"""
+
+    rope: float
+    """The rotation of queries or of keys, forward."""
+    rope_back: float
+    """The same back."""
+    own: float
+    """The Python around them, forward."""
+
+
+def latent_attention_ops(segments: Iterable[Segment]) -> LatentAttentionOps | None:
+    """Of a dense model with one projection of queries, whose linears take what they do in the mean of its layers.
+
+    Two of four linears of a layer and one of its two linears with a norm make queries, keys and values; the other
+    linears are the projection behind attention and the MLP's. None without such a run.
+
+    Examples
+    --------
+    >>> def timed(part, ops):
+    ...     return Segment("mla-dense", "bf16", 0, "none", 1e-6, part, True, False, 2.0, 2e-6 * ops)
+    >>> parts = {PROJECTIONS: 90.0, "linear": 15.0, "norm_linear": 20.0, **dict.fromkeys((*ROPES, *ROPES_BACK), 10.0)}
+    >>> latent_attention_ops([timed(part, ops) for part, ops in parts.items()])
+    LatentAttentionOps(rope=10.0, rope_back=10.0, own=20.0)
+    """
+    later = [one for one in segments if one.experts == 0 and not one.in_first_micro_batch]
+    runs = {one.run for one in later if one.part in ROPES}
+    ops = {one.part: one.call_s / one.host_issue_s for one in later if one.run in runs}
+    if not {PROJECTIONS, "linear", "norm_linear", *ROPES, *ROPES_BACK} <= ops.keys():
+        return None
+    turned, turned_back = (sum(ops[name] for name in names) for names in (ROPES, ROPES_BACK))
+    own = ops[PROJECTIONS] - 2.0 * ops["linear"] - ops["norm_linear"] - turned
+    return LatentAttentionOps(turned / len(ROPES), turned_back / len(ROPES_BACK), max(own, 0.0))

@@ -234,7 +234,7 @@ def _grouped(times: RelativeHostTimes, ahead: float, back: float) -> RelativeSec
 
 def _grouped_in(times: RelativeHostTimes, dtype: str, plain: Mapping[str, float]) -> RelativeSeconds:
     """The same in fp8: what it takes longer in layers than in chains, such as hooks of parameters, it does as in bf16
-    (``plain``), once and for each expert. Weights' casts, in a step's first micro-batch alone, are kept by themselves."""
+    (``plain``), once and for each expert. Casts of weights, in a step's first micro-batch, are kept by themselves."""
     chains, beside = (
         _over_experts(times, "grouped_linear", scaling, 1.0, 1.0, _chosen("grouped_linear", scaling))
         for scaling in (dtype, BF16)

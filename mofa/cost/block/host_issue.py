@@ -194,8 +194,8 @@ class GraphIssueTimes:
 
 WITH_THEIR_COLLECTIVES = ("attention", "amax")
 """Modules whose collectives are part of what they take."""
-LIKE_COLLECTIVES = ("exchange", "amax")
-"""What takes as long as any module's collective in profiles that were made before these were timed."""
+TIMED_LIKE = {"exchange": "collective", "amax": "collective", "latent_rope": "rope"}
+"""What takes as long as another module in profiles that were made before it was timed."""
 
 
 class ModuleCallIssueTimes:
@@ -221,8 +221,8 @@ class ModuleCallIssueTimes:
         if isinstance(work, Collective) and on_top:
             name = "exchange" if work.group == "ep" else "collective"
         fact = self.host.module_call_time(name, format_)
-        if fact is None and name in LIKE_COLLECTIVES:
-            fact = self.host.module_call_time("collective", format_)
+        if fact is None and (like := TIMED_LIKE.get(name)) is not None:
+            fact = self.host.module_call_time(like, format_)
         if fact is None:
             return None
         once, each = fact.seconds(forward=forward, recorded=call.is_recorded)

@@ -212,14 +212,18 @@ def gather_rows_over_expert_tp(b: TapeBuilder, ctx: Context, x: str, name: str, 
     """What tensor-parallel ranks of an expert received, all of it on each of them."""
     out = b.tensor(f"{name}ed", nbytes)
     work = Collective("all_gather", "etp", moved)
-    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.etp > 1, stream="ep", routing="gather"))
+    by = timed_module_call(ctx, "collective")
+    return b.add(Op(name, "ep", work, (x,), (out,), present=ctx.etp > 1, stream="ep", module_call=by, routing="gather"))
 
 
 def reduce_scatter_over_expert_tp(b: TapeBuilder, ctx: Context, y: str, moved: ArrayK, nbytes: ArrayK) -> str:
     """The sum of what these ranks computed, to each its own rows."""
     out = b.tensor("moe.scattered", nbytes)
     work = Collective("reduce_scatter", "etp", moved)
-    return b.add(Op("moe.etp_scatter", "ep", work, (y,), (out,), present=ctx.etp > 1, stream="ep", routing="scatter"))
+    by, sums = timed_module_call(ctx, "collective"), ctx.etp > 1
+    return b.add(
+        Op("moe.etp_scatter", "ep", work, (y,), (out,), present=sums, stream="ep", module_call=by, routing="scatter")
+    )
 
 
 def exchange_probabilities(b: TapeBuilder, ctx: Context, weights: str) -> str:

@@ -165,11 +165,13 @@ def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
         q = replicated_linear(b, ctx, h, "q_down", float(attention.q_lora_rank), hidden)
     kv = replicated_linear(b, ctx, h, "kv_down", float(rank + rope_dim), hidden)
     latent, k_pe = b.tensor("kv.latent", s * rank * e), b.tensor("k_pe", s * rope_dim * e)
+    since = len(b.ops)
     b.add(
         Op("kv.split", "memory_bound", None, (kv,), (latent, k_pe), view=True, launches=0,
-           back=OpBackward(2 * s * (rank + rope_dim) * e, 1), module_call=timed_module_call(ctx, "latent_attention"))
+           back=OpBackward(2 * s * (rank + rope_dim) * e, 1))
     )  # fmt: skip
     k_pe = sp_gather(b, ctx, k_pe, "k_pe", rope_dim)
+    mark_issued_by(b, since, timed_module_call(ctx, "latent_attention"))
     b.region = "mla_up"
     if attention.q_lora_rank is None:
         q = column_linear(b, ctx, q, "q_proj", ctx.heads * attention.d_qk, hidden)
@@ -188,13 +190,13 @@ def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
     turned = 2 * t * heads * rope_dim * e
     b.add(
         Op("q.rope", "memory_bound", MemoryBound(turned), (q,), (query,), view=True, back=OpBackward(turned, 1),
-           module_call=timed_module_call(ctx, "rope"))
+           module_call=timed_module_call(ctx, "latent_rope"))
     )  # fmt: skip
     b.add(
         Op("kv.rope", "memory_bound", MemoryBound(2 * t * heads * (attention.d_qk + attention.v_head_dim) * e),
            (up, k_pe), (key, value),
            back=OpBackward(2 * t * heads * (attention.d_qk + attention.v_head_dim) * e, 1),
-           module_call=timed_module_call(ctx, "rope"))
+           module_call=timed_module_call(ctx, "latent_rope"))
     )  # fmt: skip
     b.region = ""
     return query, key, value
