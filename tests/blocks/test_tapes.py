@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import mofa
+from mofa.blocks.op import Tape
 from mofa.blocks.tapes import cached_tapes, model_tapes
 from mofa.specs.strategy import RecomputeSpec
 from tests.blocks.small import context, together
@@ -17,13 +18,36 @@ def test_a_model_has_its_layers_in_every_mode_and_its_ends() -> None:
     tapes = model_tapes(context(mla_moe(), framework("megatron")), MODES)
     layers = {f"{kind} recompute={mode}" for kind in ("dense", "moe") for mode in MODES}
     assert {*layers, "embedding", "head"} <= set(tapes.blocks)
-    forward = {id(block.forward) for name, block in tapes.blocks.items() if name.startswith("moe ")}
+    forward = {id(block.forward) for name, block in tapes.blocks.items() if name.startswith("dense ")}
     assert len(forward) == 1, "a forward tape is the same in all modes"
     largest = max(
         np.max(t.bytes)
         for name in layers for t in tapes.blocks[name].forward.tensors.values() if t.kind == "activation"
     )  # fmt: skip
     assert np.max(tapes.largest_activation) == largest
+
+
+def test_experts_run_unrecorded_where_megatron_is_to_run_them_again() -> None:
+    """In a checkpoint's first pass, one tape for all modes with it; as recorded where they run again, and in
+    torchtitan, whose checkpoints record as ever."""
+    modes = (RecomputeSpec(), RecomputeSpec(kind="full"), RecomputeSpec(kind="selective", modules=("moe",)))
+    blocks = model_tapes(context(mla_moe(), framework("megatron")), modes).blocks
+    plain, full, experts = (blocks[f"moe recompute={mode}"] for mode in modes)
+
+    def recorded(tape: Tape) -> set[bool]:
+        calls = [op.module_call for op in tape.ops if op.module_call is not None]
+        return {call.is_recorded for call in calls if call.module == "grouped_linear"}
+
+    assert recorded(plain.forward) == {True}
+    assert full.forward is experts.forward
+    assert recorded(full.forward) == {False}
+    assert [op._replace(module_call=None) for op in full.forward.ops] == [
+        op._replace(module_call=None) for op in plain.forward.ops
+    ]
+    for block in (plain, full, experts):
+        assert recorded(block.backward) == {True}
+    titan = model_tapes(context(mla_moe(), framework("torchtitan")), modes[:2])
+    assert len({id(block.forward) for name, block in titan.blocks.items() if name.startswith("moe ")}) <= 2
 
 
 def test_tapes_of_one_context_are_kept_and_of_another_or_of_several_not() -> None:

@@ -84,6 +84,40 @@ def test_members_cost_each() -> None:
     assert issued((as_named(product, "experts.fc1.dgrad"),), each) == pytest.approx([360.0])
 
 
+def test_members_cost_less_where_autograd_records_nothing() -> None:
+    """Eight experts 100 + 8 x 3 in a checkpoint's first pass; 100 + 8 x 5 where that was not timed."""
+    call = TimedModuleCall("grouped_linear", num_members=8.0, is_recorded=False)
+    product = op("experts.fc1", GroupedGemm(8, 8, 8, 8), call)
+    plain = machine({"grouped_linear": (100.0, 200.0, 5.0, 20.0)})
+    assert issue_seconds_array((product,), plain)[0, 0] == pytest.approx(140e-6)
+    host = plain.cluster.gpu.curves.host
+    third = Fact(value=3e-6, provenance="assumed", source="an example")
+    less = host.modules["grouped_linear"].model_copy(update={"forward_each_unrecorded_s": third})
+    host = host.model_copy(update={"modules": {"grouped_linear": less}})
+    curves = plain.cluster.gpu.curves.model_copy(update={"host": host})
+    gpu = plain.cluster.gpu.model_copy(update={"curves": curves})
+    timed = replace(plain, cluster=plain.cluster.model_copy(update={"gpu": gpu}))
+    assert issue_seconds_array((product,), timed)[0, 0] == pytest.approx(124e-6)
+
+
+def test_rotations_of_latent_attention_have_their_own_time_or_any_rotation_s() -> None:
+    turn = op("q.rope", call=TimedModuleCall("latent_rope"))
+    assert issued((turn,), {"rope": (30.0, 20.0, 0.0, 0.0)}) == pytest.approx([30.0])
+    timed = {"rope": (30.0, 20.0, 0.0, 0.0), "latent_rope": (97.0, 68.0, 0.0, 0.0)}
+    assert issued((turn,), timed) == pytest.approx([97.0])
+    assert issued((as_named(turn, "q.rope.backward"),), timed) == pytest.approx([68.0])
+
+
+@pytest.mark.parametrize("name", ["moe.etp_gather", "moe.etp_gather_weights", "moe.etp_scatter"])
+def test_collectives_over_ranks_of_an_expert_are_functions_of_python(name: str) -> None:
+    """Which take what any module's collective does, each way."""
+    tapes = build(context(llama(moe=EXPERTS), framework("megatron"), tp=2, sp=True, etp=2), moe=True)
+    for tape in (tapes.forward, tapes.backward):
+        calls = [op.module_call for op in tape.ops if (op.origin or op.name) == name]
+        assert calls
+        assert all(call is not None and call.module == "collective" for call in calls)
+
+
 def test_experts_one_after_the_other_have_a_linear_each() -> None:
     """Eight calls of 40 us and 60 back for each of both linears, beside what their kernels' own ops take."""
     each = {"linear": (40.0, 60.0, 0.0, 0.0)}
