@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -20,6 +20,7 @@ from mofa.cost.collector import TableCollector, checkpoint_bytes_of_rows
 from mofa.cost.kernels.lazy_loading import share_of_passes_with_kernel_load as drained_share
 from mofa.cost.memory.peak import StagePeakBytes, peaks_with_fullest_stage, stage_peak_bytes
 from mofa.cost.memory.pinned import pinned_excess_bytes
+from mofa.cost.memory.row_memory import RowMemory
 from mofa.cost.option_sets import options_common_to_rows
 from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.cost.precision_modes import rows_by_precision_mode
@@ -415,37 +416,6 @@ class PrecisionModeCosts:
     @cached_property
     def _of_modes(self) -> dict[tuple[int, ...], tuple[LayerArrays, LayerArrays | None]]:
         return {}
-
-
-@dataclass(frozen=True)
-class RowMemory:
-    """Memory of rows of a table, without their time. (n,) each [B]"""
-
-    device_bytes: NDArray[np.float64]
-    """Of the fullest rank."""
-    least_bytes: NDArray[np.float64]
-    """The least that this can be: what is allocated, less what that may be off, and nothing cached beside it."""
-    allocated_bytes: NDArray[np.float64]
-    """Peak of the live tensors of the fullest rank."""
-    checkpoint_bytes: NDArray[np.float64]
-    """What a rank of the heaviest stage saves."""
-    reserved_bytes: NDArray[np.float64]
-    """What the allocator of the fullest rank reserves."""
-
-    def select_rows(self, rows: NDArray[np.intp] | slice) -> RowMemory:
-        """The memory of some rows.
-
-        Parameters
-        ----------
-        rows
-            Their places, or a slice of them. (k,) [-]
-
-        Returns
-        -------
-        RowMemory
-            Of k rows.
-        """
-        return RowMemory(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 def estimate_table(

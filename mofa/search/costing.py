@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
-from mofa.cost.estimate import RowMemory, TableEstimator
+from mofa.cost.estimate import TableEstimator
+from mofa.cost.memory.row_memory import RowMemory
 from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.legality.masks import CHECKS, JobAndMachines
 from mofa.search.legality.named_check import Verdicts
