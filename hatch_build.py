@@ -30,7 +30,7 @@ def compile_in(root: Path, of: Path, library: Path | None = None) -> Path | None
     made = library.with_suffix(".new")
     hash_ = sha256(source.read_bytes()).hexdigest()
     options = [
-        "-O2",
+        "-O3",
         "-ffp-contract=off",
         "-fPIC",
         "-shared",

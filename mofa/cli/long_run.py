@@ -119,13 +119,13 @@ class LongRunOptions:
 
     def profile(self) -> FaultSpec | None:
         """The fault profile with what the options change; None where none is given."""
+        if not self.is_any_given:
+            return None
         from mofa.errors import SpecError
         from mofa.specs.fault_changes import fact_of_user, storage_of_text
         from mofa.specs.faults import PriceSpec
         from mofa.specs.load import load_faults
 
-        if not self.is_any_given:
-            return None
         self._check_log()
         spec = load_faults(self.faults, self.changes)
         changes: dict[str, object] = {}

@@ -30,8 +30,8 @@ from mofa.specs.limited_reads import remember_read_files
 from mofa.specs.shown_text import escape_invisible
 
 EXIT_INTERNAL, EXIT_SPEC, EXIT_NOTHING_FITS, EXIT_INTERRUPTED = 1, 2, 3, 130
-SELDOM = 100_000
-"""Objects that are made between two looks for cycles: what is imported and read makes that many, and few cycles. [-]"""
+SELDOM = 300_000
+"""Objects that are made between two looks for cycles: what is imported and read makes 100,000, and few cycles. [-]"""
 
 app = typer.Typer(
     name="mofa",

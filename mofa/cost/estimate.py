@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -20,6 +20,7 @@ from mofa.cost.collector import TableCollector, checkpoint_bytes_of_rows
 from mofa.cost.kernels.lazy_loading import share_of_passes_with_kernel_load as drained_share
 from mofa.cost.memory.peak import StagePeakBytes, peaks_with_fullest_stage, stage_peak_bytes
 from mofa.cost.memory.pinned import pinned_excess_bytes
+from mofa.cost.memory.row_memory import RowMemory
 from mofa.cost.option_sets import options_common_to_rows
 from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.cost.precision_modes import rows_by_precision_mode
@@ -27,7 +28,7 @@ from mofa.cost.rank_spec import RankSpec, rank_specs
 from mofa.cost.rows import GatheredRows, LayerArrays, gather_rows, recompute_mode_indices
 from mofa.cost.stages import Stages, stages_of_row
 from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share
-from mofa.cost.step_time.step import name_waits_of_slowest_stage, step_time
+from mofa.cost.step_time.step import StepTime, name_waits_of_slowest_stage, step_time
 from mofa.schedules import SCHEDULE_NAMES, combined_schedule_name
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -146,12 +147,21 @@ class TableEstimator:
         exposed = np.zeros((len(TIME_COMPONENTS), len(which)))
         hidden = np.zeros((len(HIDDEN_COMPONENTS), len(which)))
         named_last_s = np.zeros((3, len(which)))
-        for chosen, rows in self._composed(which, layers, every_stage=every_stage):
-            time = step_time(rows)
+        for chosen, time in self._plain_steps(which, layers, every_stage):
             exposed[:, chosen], hidden[:, chosen] = time.exposed, time.hidden
             named_last_s[:, chosen] = time.named_last_s
         self._as_they_run(exposed, hidden, which, layers)
         return exposed, hidden, named_last_s
+
+    def _plain_steps(
+        self, which: NDArray[np.intp], layers: NDArray[np.int64], every_stage: bool
+    ) -> Iterator[tuple[NDArray[np.intp], StepTime]]:
+        """Steps of rows that compose together, as positions in ``which``: one plain run of each."""
+        if every_stage and len(which) == len(self.table) == 1 and layers[0] == self.table.recompute_layers[0]:
+            yield np.arange(1), self._step_with_every_stage
+            return
+        for chosen, rows in self._composed(which, layers, every_stage=every_stage):
+            yield chosen, step_time(rows)
 
     def _as_they_run(
         self, exposed: NDArray[np.float64], hidden: NDArray[np.float64], which: NDArray[np.intp],
@@ -215,7 +225,7 @@ class TableEstimator:
         """The estimator for the table's only row, at the clock that its own waits leave: what is played."""
         if not self.rests:
             return self
-        idle = float(self._idle(step_time(self.row_with_every_stage).exposed)[0])
+        idle = float(self._idle(self._step_with_every_stage.exposed)[0])
         return self._rested_by(idle) if idle else self
 
     def _rested_by(self, idle: float) -> TableEstimator:
@@ -271,8 +281,8 @@ class TableEstimator:
         other = copy.copy(self)
         other.shared_rows = ()
         for name in (
-            "row_with_every_stage", "rank_specs", "_row_bytes", "without_host_lead", "with_device_waits",
-            "at_power_limited_clock",
+            "row_with_every_stage", "_step_with_every_stage", "rank_specs", "_row_bytes", "without_host_lead",
+            "with_device_waits", "at_power_limited_clock",
         ):  # fmt: skip
             other.__dict__.pop(name, None)
         return other
@@ -283,6 +293,11 @@ class TableEstimator:
         only = np.arange(len(self.table))
         ((_, rows),) = self._composed(only, self.table.recompute_layers, every_stage=True)
         return rows
+
+    @cached_property
+    def _step_with_every_stage(self) -> StepTime:
+        """One plain run of the table's only row."""
+        return step_time(self.row_with_every_stage)
 
     @cached_property
     def rank_specs(self) -> tuple[RankSpec, ...]:
@@ -401,37 +416,6 @@ class PrecisionModeCosts:
     @cached_property
     def _of_modes(self) -> dict[tuple[int, ...], tuple[LayerArrays, LayerArrays | None]]:
         return {}
-
-
-@dataclass(frozen=True)
-class RowMemory:
-    """Memory of rows of a table, without their time. (n,) each [B]"""
-
-    device_bytes: NDArray[np.float64]
-    """Of the fullest rank."""
-    least_bytes: NDArray[np.float64]
-    """The least that this can be: what is allocated, less what that may be off, and nothing cached beside it."""
-    allocated_bytes: NDArray[np.float64]
-    """Peak of the live tensors of the fullest rank."""
-    checkpoint_bytes: NDArray[np.float64]
-    """What a rank of the heaviest stage saves."""
-    reserved_bytes: NDArray[np.float64]
-    """What the allocator of the fullest rank reserves."""
-
-    def select_rows(self, rows: NDArray[np.intp] | slice) -> RowMemory:
-        """The memory of some rows.
-
-        Parameters
-        ----------
-        rows
-            Their places, or a slice of them. (k,) [-]
-
-        Returns
-        -------
-        RowMemory
-            Of k rows.
-        """
-        return RowMemory(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 def estimate_table(

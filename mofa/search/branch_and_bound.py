@@ -35,6 +35,7 @@ from mofa.search.costing import (
 )
 from mofa.search.goals import BestRowsGoal, ParetoFrontGoal, SearchGoal
 from mofa.search.legality.masks import JobAndMachines
+from mofa.search.legality.named_check import Verdicts
 from mofa.search.objective import SearchObjective, ranking_keys_and_missing_host_bytes
 from mofa.search.recomputed_layers import rows_recomputing_none_and_all
 from mofa.search.space import SOLVED, SpaceCombinations
@@ -42,7 +43,6 @@ from mofa.search.to_plan.builder import memory_limit_bytes
 from mofa.specs.strategy import RecomputeSpec
 
 FloatN = NDArray[np.float64]
-IntN = NDArray[np.int64]
 Rows = NDArray[np.intp]
 
 FEW_ROWS = 1_000
@@ -61,7 +61,7 @@ each further time. [-]"""
 
 
 def cost_best_rows(
-    job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN,
+    job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: Verdicts, shortfall: FloatN,
     objective: SearchObjective,
     wanted: int, progress: Callable[[int, int], None] | None,
 ) -> CostedSpace:  # fmt: skip
@@ -94,7 +94,7 @@ def cost_pareto_front(
     job: JobAndMachines,
     loads: RoutingLoads,
     space: SpaceCombinations,
-    reason: IntN,
+    reason: Verdicts,
     shortfall: FloatN,
     objective: SearchObjective,
 ) -> CostedSpace:
@@ -106,7 +106,7 @@ def cost_rows_for_goal(
     job: JobAndMachines,
     loads: RoutingLoads,
     space: SpaceCombinations,
-    reason: IntN,
+    reason: Verdicts,
     shortfall: FloatN,
     goal: SearchGoal,
 ) -> CostedSpace:
@@ -117,7 +117,7 @@ def cost_rows_for_goal(
 
 
 def degrees_and_bounds_that_goal_may_want(
-    job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, goal: SearchGoal
+    job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: Verdicts, goal: SearchGoal
 ) -> tuple[Rows, FloatN]:
     """Degrees of a space that may fit and whose bound in any mode the goal may want, and that bound. (k,) each
 
@@ -155,13 +155,14 @@ class _BranchAndBound:
     """A search under way: what is costed, and what is cut."""
 
     def __init__(
-        self, job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN,
+        self, job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: Verdicts, shortfall: FloatN,
         goal: SearchGoal,
         progress: Callable[[int, int], None] | None,
     ) -> None:  # fmt: skip
         self.job, self.loads, self.space, self.goal = job, loads, space, goal
         self.reason, self.shortfall, self.progress = reason, shortfall, progress
         self.legal = (reason < 0).reshape(-1, len(space.recompute))
+        self.num_legal = int(np.count_nonzero(self.legal))
         self.limit = memory_limit_bytes(job.cluster, job.framework)
         self.least_bytes = np.full(len(self.legal), np.nan)
         """Static memory of all degrees that have legal rows, at least. [B]"""
@@ -229,7 +230,7 @@ class _BranchAndBound:
 
     def _num_rows(self, degrees: Rows) -> Rows:
         """How many legal rows degrees have. (degrees,)"""
-        return np.asarray(self.legal[degrees].sum(axis=1))
+        return np.asarray(np.count_nonzero(self.legal[degrees], axis=1))
 
     def _rows_of(self, degrees: Rows) -> Rows:
         """The legal rows of degrees, those of each together."""
@@ -313,7 +314,7 @@ class _BranchAndBound:
 
     def _take(self, part: SpacePart, rows: Rows, costs: SpacePartCosts) -> None:
         """Let the goal take note of rows that fit."""
-        verdicts = np.where(part.legal, -1, 0), np.zeros(len(part.legal))
+        verdicts = np.where(part.legal, np.int8(-1), np.int8(0)), np.zeros(len(part.legal))
         of_part = merge_part_costs(part.space, rows, [costs], *verdicts)
         key, _ = ranking_keys_and_missing_host_bytes(self.goal.objective, of_part.costed)
         fits = (of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)
@@ -342,4 +343,4 @@ class _BranchAndBound:
         """Tell that so many more rows have a verdict."""
         self.num_done += number
         if self.progress is not None:
-            self.progress(self.num_done, int(self.legal.sum()))
+            self.progress(self.num_done, self.num_legal)

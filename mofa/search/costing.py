@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
-from mofa.cost.estimate import RowMemory, TableEstimator
+from mofa.cost.estimate import TableEstimator
+from mofa.cost.memory.row_memory import RowMemory
 from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.legality.masks import CHECKS, JobAndMachines
+from mofa.search.legality.named_check import Verdicts
 from mofa.search.recomputed_layers import RowsWithOpenRecomputation, solve_recomputed_layers
 from mofa.search.space import SOLVED, SpaceCombinations
 from mofa.search.to_plan.builder import bytes_to_fit, memory_limit_bytes
@@ -83,7 +85,7 @@ class CostedSpace:
 
     space: SpaceCombinations
     costed: CostedRows
-    reason: IntN
+    reason: Verdicts
     shortfall: FloatN
 
     def with_recompute_layers(self, some: Mapping[int, Breakdown]) -> CostedSpace:
@@ -97,7 +99,7 @@ class CostedSpace:
             costed.overwrite(positions, costs)
         return replace(self, space=replace(self.space, recompute_layers=layers), costed=costed)
 
-    def with_updates(self, some: CostedRows, reason: IntN, shortfall: FloatN) -> CostedSpace:
+    def with_updates(self, some: CostedRows, reason: Verdicts, shortfall: FloatN) -> CostedSpace:
         """A copy in which ``some`` of the costed rows cost what is given, and have these verdicts. (n,)"""
         layers, costed = self.space.recompute_layers.copy(), self.costed.select_rows(np.arange(len(self.costed.rows)))
         verdicts, misses = self.reason.copy(), self.shortfall.copy()
@@ -128,7 +130,7 @@ class SpacePartCosts:
     ``device_bytes`` is NaN where no number of recomputed layers was worth costing.
     """
 
-    reason: IntN
+    reason: Verdicts
     shortfall: FloatN
     layers: IntN
     device_bytes: FloatN
@@ -140,7 +142,7 @@ class SpacePartCosts:
 
 
 def cost_rows(
-    job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: IntN, shortfall: FloatN,
+    job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: Verdicts, shortfall: FloatN,
     progress: Callable[[int, int], None] | None, workers: WorkerProcesses,
 ) -> CostedSpace:  # fmt: skip
     """Cost every row that no check rejects.
@@ -177,8 +179,9 @@ def cost_rows(
 
 
 def merge_part_costs(
-    space: SpaceCombinations, rows: NDArray[np.intp], parts: Sequence[SpacePartCosts], reason: IntN, shortfall: FloatN
-) -> CostedSpace:
+    space: SpaceCombinations, rows: NDArray[np.intp], parts: Sequence[SpacePartCosts], reason: Verdicts,
+    shortfall: FloatN,
+) -> CostedSpace:  # fmt: skip
     """Merge what costing the parts of some ``rows`` of a space says, whose verdicts are put into ``reason`` and
     ``shortfall``.
 
@@ -299,8 +302,8 @@ def cost_rows_of_part(
     pp = space.degrees.pp.repeat(len(space.recompute))
     allocated, saved = np.zeros((2, len(space)))
     may_fit = np.zeros(len(space), dtype=bool)
-    reason = np.full(len(space), -1, dtype=np.int64)
-    layers = space.recompute_layers.copy()
+    reason = np.full(len(space), -1, dtype=np.int8)
+    layers = space.recompute_layers.astype(np.int64)
 
     def needed(some: NDArray[np.intp], weighed: RowMemory) -> FloatN:
         return bytes_to_fit(job.framework, pp[some], weighed, in_closed_form=job.is_judged_in_closed_form)

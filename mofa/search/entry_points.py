@@ -28,7 +28,7 @@ from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
 from mofa.search.fewest_gpus import fewest_fitting_gpus_and_note
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import CHECKS, JobAndMachines, check_strategies
-from mofa.search.legality.named_check import refuse_idle_dispatcher
+from mofa.search.legality.named_check import Verdicts, refuse_idle_dispatcher
 from mofa.search.objective import SHORTEST_STEP, SearchObjective, reject_rows_for_host_memory
 from mofa.search.offers import numerics_offers
 from mofa.search.rejections import refuse_indivisible_batch, rejections_and_nearest_misses
@@ -369,7 +369,7 @@ def _search(
     return None, cost_rows(job, loads, all_rows, verdict.reason, verdict.shortfall, progress, workers)
 
 
-def _rank(costed: CostedRows, key: NDArray[np.float64], reason: NDArray[np.int64], top: int) -> NDArray[np.intp]:
+def _rank(costed: CostedRows, key: NDArray[np.float64], reason: Verdicts, top: int) -> NDArray[np.intp]:
     """Positions in ``costed`` of the fitting rows with the smallest key: the step's time, or the key of ``judge``.
 
     Among equals the smaller memory comes first, then the earlier row.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mofa.cost.option_sets import options_that_blocks_read
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.search.costing import CostedRows
+from mofa.search.legality.named_check import Verdicts
 from mofa.search.space import StrategySpace, max_pipeline_stages
 from mofa.specs.strategy import StrategyTable
 
@@ -17,7 +18,7 @@ NEAR = 20
 """The best plans that a space is near. [-]"""
 
 
-def space_near_best(costed: CostedRows, reasons: NDArray[np.int64], space: StrategySpace) -> StrategySpace:
+def space_near_best(costed: CostedRows, reasons: Verdicts, space: StrategySpace) -> StrategySpace:
     """The part of a strategy space near the best plans of a search, with any pipeline.
 
     Degrees are those of :func:`degrees_near_best`; options of the framework are theirs; recomputation is theirs or
@@ -55,7 +56,7 @@ def degrees_near_best(best: StrategyTable, space: StrategySpace, num_layers: int
     return replace(near, schedule=schedule)
 
 
-def best_fitting_rows(costed: CostedRows, reasons: NDArray[np.int64]) -> StrategyTable:
+def best_fitting_rows(costed: CostedRows, reasons: Verdicts) -> StrategyTable:
     """The fitting rows with the shortest steps, :data:`NEAR` at most."""
     fits = np.flatnonzero(reasons[costed.rows] < 0)
     return costed.table.select_rows(fits[np.argsort(costed.step_s[fits])[:NEAR]])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mofa.errors import StrategyError
 from mofa.plan.result import NearestMiss
 from mofa.search.legality.masks import CHECKS, JobAndMachines
+from mofa.search.legality.named_check import Verdicts
 from mofa.search.objective import SearchObjective
 from mofa.search.space import SOLVED, SpaceCombinations
 from mofa.specs.framework import FrameworkSpec
@@ -17,7 +18,7 @@ from mofa.specs.strategy import StrategySpec, StrategyTable
 
 
 def rejections_and_nearest_misses(
-    reason: NDArray[np.int64],
+    reason: Verdicts,
     shortfall: NDArray[np.float64],
     space: SpaceCombinations,
     framework: FrameworkSpec,
@@ -27,7 +28,6 @@ def rejections_and_nearest_misses(
     names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory", "slower"]
     units = [*(c.unit for c in CHECKS), "layers", "B", "B", objective.unit]
     rejected, nearest = {}, {}
-    reason = reason.astype(np.int8)  # of millions of rows, compared with each of some dozen reasons
     for i, name in enumerate(names):
         rows = np.flatnonzero(reason == i)
         if len(rows):

@@ -17,6 +17,7 @@ from mofa.search.branch_and_bound import cost_pareto_front
 from mofa.search.costing import NEEDLESS, CostedRows, CostedSpace, cost_rows
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import JobAndMachines
+from mofa.search.legality.named_check import Verdicts
 from mofa.search.objective import (
     SHORTEST_STEP,
     SearchObjective,
@@ -75,7 +76,7 @@ class Search:
     workload: WorkloadSpec
     cluster: ClusterSpec
     framework: FrameworkSpec
-    reasons: NDArray[np.int64]
+    reasons: Verdicts
     combinations: SpaceCombinations
     short: NDArray[np.float64]
     objective: SearchObjective = SHORTEST_STEP
@@ -116,7 +117,7 @@ class Search:
 
     def _unjudged(
         self,
-    ) -> tuple[JobAndMachines, RoutingLoads, SpaceCombinations, NDArray[np.int64], NDArray[np.float64]]:
+    ) -> tuple[JobAndMachines, RoutingLoads, SpaceCombinations, Verdicts, NDArray[np.float64]]:
         """All strategies as they were enumerated, with the verdicts of the checks alone."""
         assert self.enumerated is not None
         legal = (self.reasons < 0) | (self.reasons >= NEEDLESS)

@@ -370,7 +370,7 @@ class SpaceCombinations:
     degrees: StrategyTable
     recompute: NDArray[np.int64]
     """Each mode, of ``degrees.recompute_modes``. (M,)"""
-    recompute_layers: NDArray[np.int64]
+    recompute_layers: NDArray[np.int32]
     """How many layers each row recomputes whole. (c * M,)"""
 
     def __len__(self) -> int:
@@ -380,11 +380,13 @@ class SpaceCombinations:
         """The table of these rows."""
         of, mode = np.divmod(rows, len(self.recompute))
         table = self.degrees.select_rows(of)
-        return replace(table, recompute=self.recompute[mode], recompute_layers=self.recompute_layers[rows])
+        layers = self.recompute_layers[rows].astype(np.int64)
+        return replace(table, recompute=self.recompute[mode], recompute_layers=layers)
 
     def table_of_mode(self, mode: int) -> StrategyTable:
         """The table of one mode's rows. (c,)"""
-        column, number = self.recompute_layers.reshape(-1, len(self.recompute))[:, mode], self.recompute[mode]
+        column = self.recompute_layers.reshape(-1, len(self.recompute))[:, mode].astype(np.int64)
+        number = self.recompute[mode]
         return replace(self.degrees, recompute=np.full(len(column), number), recompute_layers=column)
 
     def rows_of_degrees(self, degrees: NDArray[np.intp]) -> SpaceCombinations:
@@ -437,7 +439,7 @@ def combinations_of_space(space: StrategySpace, cluster: ClusterSpec, framework:
         [axis[i] for axis, i in zip(axes, single, strict=True)], space, modes, cluster, framework
     )
     number = np.array([modes.index(spec) for spec, _ in space.recompute], dtype=np.int64)
-    layers = np.array([n for _, n in space.recompute], dtype=np.int64)
+    layers = np.array([n for _, n in space.recompute], dtype=np.int32)
     return SpaceCombinations(degrees, number, np.tile(layers, len(degrees)))
 
 

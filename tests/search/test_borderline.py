@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from mofa.cost.estimate import RowMemory, TableEstimator
+from mofa.cost.estimate import TableEstimator
+from mofa.cost.memory.row_memory import RowMemory
 from mofa.search import borderline
 from mofa.search.borderline import best_rows_with_fewer_recomputed_layers, borderline_rows
 from mofa.search.costing import MEMORY, NEEDLESS, CostedSpace

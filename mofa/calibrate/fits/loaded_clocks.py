@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from mofa.calibrate.fits.fitted_curves import CurveFit
 from mofa.calibrate.measurements import Row
@@ -75,6 +74,8 @@ def memory_bound_clock_ratio(rows: Sequence[Row], between_s: Callable[[float], f
     ]  # fmt: skip
     if not mixes:
         return None
+    from scipy.optimize import minimize_scalar  # a third of a second to load
+
     shares = np.array([mixed.seconds / (mixed.seconds + other_s) for mixed, _, other_s in mixes])
     alone, clock = (np.array(values) for values in ([a for _, a, _ in mixes], [mixed.clock for mixed, _, _ in mixes]))
 

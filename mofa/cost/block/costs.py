@@ -210,7 +210,7 @@ class EqualWeightsOfOp:
     expert: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # so that what is worked out of them is known again
 class WeightsByBlock:
     """The weights of each kind of layer, of the embedding and of the head."""
 

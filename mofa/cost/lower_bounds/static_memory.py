@@ -31,7 +31,7 @@ ArrayN = NDArray[np.float64]
 
 
 class MemoryBounds(NamedTuple):
-    """Memory that no row of the same name in :class:`mofa.cost.estimate.RowMemory` is below. (n,) each [B]"""
+    """Memory that no row of the same name in :class:`mofa.cost.memory.row_memory.RowMemory` is below. (n,) each [B]"""
 
     least_bytes: ArrayN
     device_bytes: ArrayN

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.block.costs import WeightsByBlock
 from mofa.cost.rank_rules import first_reduced_bucket_params
 from mofa.cost.rows import GatheredRows
 
@@ -75,12 +76,27 @@ def first_chunk_buckets(rows: GatheredRows, full_params: ArrayN, *, experts_sepa
     -----
     Layers of one kind are taken to follow each other, and weights of one op to be one.
     """
-    weights, k, lay = rows.costs.weights, rows.k[rows.first_row_of_grid], rows.stage_layers
+    stages = rows.stage_layers.stages
+    counts: list[int] = stages.layer_counts[:, 0, 0].tolist()
+    has_head = bool(rows.stage_layers.stages_with_head[0]) and stages.vpp == 1
+    grids = rows.k[rows.first_row_of_grid].astype(np.int64).tobytes(), full_params.astype(np.float64).tobytes()
+    return _filled(rows.costs.weights, *grids, tuple(counts), has_head, experts_separate)
+
+
+@lru_cache(maxsize=8)
+def _filled(
+    weights: WeightsByBlock, combinations: bytes, full_params_of_grids: bytes, counts: tuple[int, ...], has_head: bool,
+    experts_separate: bool,
+) -> FilledBuckets:  # fmt: skip
+    """The same of so many layers of each kind, with or without the head: a plan's clocks and layouts share them.
+
+    ``combinations`` are those of the grids, (g,) whole numbers, ``full_params_of_grids`` their full buckets'
+    parameters, (g,), both as bytes.
+    """
+    k, full_params = np.frombuffer(combinations, dtype=np.int64), np.frombuffer(full_params_of_grids)
     op_params = (weights.params * weights.numbers)[:, k]  # (W, g)
-    kinds, counts = len(lay.stages.kinds), lay.stages.layer_counts[:, 0, 0]
-    blocks = [(kind, int(counts[kind])) for kind in range(kinds)]
-    has_head = bool(lay.stages_with_head[0]) and lay.stages.vpp == 1
-    pieces = [(kinds, 1), *blocks, *([(kinds + 1, 1)] if has_head else [])]
+    kinds = len(counts)
+    pieces = [(kinds, 1), *enumerate(counts), *([(kinds + 1, 1)] if has_head else [])]
     filled, number, last = np.zeros((3, 2, len(k)))
     by_weight = np.zeros((2, 2, 1 + len(op_params), len(k)))  # of dense and expert ones parameters and numbers
     for kind, count in reversed(pieces):

@@ -138,7 +138,7 @@ class RankTimeline:
         clock, plan = self.clock, self.plan
         start = clock.compute
         kind, stage, micro_batch = action
-        if action in self.played_in_forward:
+        if self.played_in_forward and action in self.played_in_forward:
             self.launched_ahead = beside
             self.spans.append((kind, stage // self.order.pp, micro_batch, start, start))
             if len(self.spans) in self.snapshots_before:
@@ -146,7 +146,7 @@ class RankTimeline:
             return
         beside, self.launched_ahead = beside + self.launched_ahead, 0
         variant = micro_batch % self.num_variants if self.num_variants > 1 else 0
-        back = self.backward_beside.get(action)
+        back = self.backward_beside.get(action) if self.backward_beside else None
         of_stage = stage if back is None else (stage, back.stage)
         played_kind = self.played_by_kind.get((kind, of_stage, variant)) or self._new_kind(action)
         if played_kind.phase is not None:

@@ -11,6 +11,7 @@ from mofa.cost.block.block_cost import unique_rows
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.search.costing import CostedRows
 from mofa.search.legality.masks import JobAndMachines, check_strategies
+from mofa.search.legality.named_check import Verdicts
 from mofa.search.space import SOLVED, SpaceCombinations
 from mofa.specs.strategy import StrategyTable
 
@@ -32,7 +33,7 @@ class RowsOnAllGpus:
 
     job: JobAndMachines
     costed: CostedRows
-    reasons: NDArray[np.int64]
+    reasons: Verdicts
     is_solved: NDArray[np.bool_]
     """Modes whose number of recomputed layers is solved for. (M,)"""
 

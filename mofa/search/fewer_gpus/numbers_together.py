@@ -13,7 +13,7 @@ from mofa.search.branch_and_bound import cost_rows_for_goal, degrees_and_bounds_
 from mofa.search.costing import CostedRows, CostedSpace, cost_rows
 from mofa.search.goals import TIED, BestRowsGoal
 from mofa.search.job_setup import routing_loads_by_ep
-from mofa.search.legality.named_check import JobAndMachines
+from mofa.search.legality.named_check import JobAndMachines, Verdicts
 from mofa.search.objective import ranking_keys_and_missing_host_bytes
 from mofa.search.space import SpaceCombinations
 from mofa.search.workers import WorkerProcesses
@@ -36,7 +36,7 @@ class RowsOnFewerGpus(NamedTuple):
     enumerated: SpaceCombinations | None
     combinations: SpaceCombinations
     costed: CostedRows
-    reasons: NDArray[np.int64]
+    reasons: Verdicts
     short: NDArray[np.float64]
 
 
@@ -45,7 +45,7 @@ class LegalRowsOfGpuCount(NamedTuple):
 
     job: JobAndMachines
     rows: SpaceCombinations
-    reason: NDArray[np.int64]
+    reason: Verdicts
     shortfall: NDArray[np.float64]
 
 
@@ -115,7 +115,7 @@ def cost_wanted_rows_at_once(legal: Sequence[LegalRowsOfGpuCount], goal: BestRow
 
 def _joined(
     legal: Sequence[LegalRowsOfGpuCount],
-) -> tuple[JobAndMachines, SpaceCombinations, NDArray[np.int64], NDArray[np.float64]]:
+) -> tuple[JobAndMachines, SpaceCombinations, Verdicts, NDArray[np.float64]]:
     """A job whose strategies have the GPUs that their degrees make, the rows of all numbers, and verdicts on them."""
     table = StrategyTable.concatenated([some.rows.degrees for some in legal])
     layers = np.concatenate([some.rows.recompute_layers for some in legal])

@@ -72,7 +72,7 @@ class SpaceOnFewerGpus:
             return None
         degrees, recompute = StrategyTable.concatenated([table for table, _ in tables]), self.space.recompute
         number = np.array([degrees.recompute_modes.index(mode) for mode, _ in recompute], dtype=np.int64)
-        layers = np.array([n for _, n in recompute], dtype=np.int64)
+        layers = np.array([n for _, n in recompute], dtype=np.int32)
         rows = SpaceCombinations(degrees, number, np.tile(layers, len(degrees)))
         return rows, np.concatenate([gpu_s for _, gpu_s in tables])
 

@@ -7,7 +7,11 @@ from functools import cached_property
 import numpy as np
 
 from mofa.search.layout_search.layer_moves import MOST_TRIED, LayerMoves
-from mofa.search.layout_search.problem_from_strategy import split_of_strategy, split_problem_of_strategy
+from mofa.search.layout_search.problem_from_strategy import (
+    split_of_strategy,
+    timed_split_problem_of_strategy,
+    with_bytes_of_strategy,
+)
 from mofa.search.layout_search.shortest_split import ShortestSplit, shortest_split
 from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, LayerSplitProblem
 from mofa.search.to_plan.builder import CandidatePlan, memory_limit_bytes
@@ -27,7 +31,7 @@ class CandidateLayouts:
     def __init__(self, candidate: CandidatePlan, *, keep_recomputed: bool = False) -> None:
         self.candidate = candidate
         self.limit_bytes = memory_limit_bytes(*candidate.job[1:3])
-        self._problem = split_problem_of_strategy(
+        self._timed = timed_split_problem_of_strategy(
             candidate.estimator, self.limit_bytes, keep_recomputed=keep_recomputed
         )
         self._by_split: dict[ChunkLayers, CandidatePlan] = {}
@@ -35,13 +39,18 @@ class CandidateLayouts:
     @property
     def has_choice(self) -> bool:
         """Whether there is anything to deal out, and an option that says how."""
-        return self._problem is not None
+        return self._timed is not None
 
     @property
+    def timed_problem(self) -> LayerSplitProblem:
+        """The problem of its split without bytes, where it has a choice."""
+        assert self._timed is not None
+        return self._timed
+
+    @cached_property
     def problem(self) -> LayerSplitProblem:
         """The problem of its split, where it has a choice."""
-        assert self._problem is not None
-        return self._problem
+        return with_bytes_of_strategy(self.timed_problem, self.candidate.estimator)
 
     @cached_property
     def _moves(self) -> LayerMoves:
@@ -62,12 +71,12 @@ class CandidateLayouts:
     def least_step_s(self) -> float:
         """An estimate of the least that a layout could make of the step: the pipeline is at its bound, all else as it
         is. [s]"""
-        return self.own_step_s - self.problem.step_s(self.start) + self.problem.least_step_s
+        return self.own_step_s - self.timed_problem.step_s(self.start) + self.timed_problem.least_step_s
 
     @property
     def likely_step_s(self) -> float:
         """The same with the fill and the drain of chunks that are all alike. [s]"""
-        problem = self.problem
+        problem = self.timed_problem
         chunks, clock = len(problem.ranks), problem.schedule_clock
         pp = len(problem.bytes_without_layers)
         fill = 0.0 if clock.fills_with_stages else (pp - 1) * pp / (chunks * clock.num_micro_batches)

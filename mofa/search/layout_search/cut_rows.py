@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mofa.search.costing import MEMORY, NEEDLESS, SLOWER, CostedRows, cost_rows
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import JobAndMachines
+from mofa.search.legality.named_check import Verdicts
 from mofa.search.near_best import best_fitting_rows
 from mofa.search.search_result import Search
 from mofa.search.space import SpaceCombinations
@@ -57,7 +58,7 @@ def timed_rows_of_all_pipelines(search: Search) -> RowsTimedUnderOwnSplit:
     )  # fmt: skip
 
 
-def _with_known_steps(costed: CostedRows, reasons: NDArray[np.int64]) -> RowsTimedUnderOwnSplit:
+def _with_known_steps(costed: CostedRows, reasons: Verdicts) -> RowsTimedUnderOwnSplit:
     some = costed.select_rows(np.flatnonzero(~np.isnan(costed.step_s)))
     return RowsTimedUnderOwnSplit(some.table, some.step_s, reasons[some.rows] < 0)
 
@@ -73,7 +74,8 @@ def _cut_rows(search: Search, space: SpaceCombinations) -> RowsTimedUnderOwnSpli
     kinds = np.array([space.degrees.recompute_modes[number].kind for number in space.recompute])
     is_legal = (reasons < 0) | np.isin(reasons, (NEEDLESS, MEMORY, SLOWER))
     solves = (wanted & (kinds == "full")).any(axis=1)[:, None]
-    reason = np.where(wanted | (is_legal & solves & np.isin(kinds, ("none", "full"))), -1, 0).reshape(-1)
+    is_costed = wanted | (is_legal & solves & np.isin(kinds, ("none", "full")))
+    reason = np.where(is_costed, np.int8(-1), np.int8(0)).reshape(-1)
     some = space.rows_of_degrees(degrees)
     job = JobAndMachines(
         search.workload, search.cluster, search.framework, is_judged_in_closed_form=search.is_judged_in_closed_form

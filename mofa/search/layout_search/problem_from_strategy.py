@@ -52,6 +52,14 @@ def split_problem_of_strategy(
     n-th layer of a rank, as torchtitan selects them, is none of both. Where forwards run beside backwards, what a layer
     takes depends on which one it runs beside: no split is searched.
     """
+    timed = timed_split_problem_of_strategy(estimator, limit_bytes, keep_recomputed=keep_recomputed)
+    return None if timed is None else with_bytes_of_strategy(timed, estimator)
+
+
+def timed_split_problem_of_strategy(
+    estimator: TableEstimator, limit_bytes: float, *, keep_recomputed: bool = False
+) -> LayerSplitProblem | None:
+    """The same without bytes, which few strategies are asked for: a bound on steps leaves the others out."""
     rows, stages, framework = estimator.row_with_every_stage, estimator.stages(), estimator.framework
     mode = rows.table.recompute_modes[int(rows.table.recompute[0])]
     if stages.pp == 1 or not framework.traits.takes_layouts or mode.kind == "every":
@@ -79,13 +87,20 @@ def split_problem_of_strategy(
     )  # fmt: skip
     counts, place = problem.layer_counts([split])[0], problem.chunk_places
     layer_s, prediction_s, chunk_s = _seconds(rows, split, counts, place)
-    layer_bytes, prediction_bytes = _bytes(rows, place)
+    return replace(problem, chunk_s=chunk_s, layer_s=layer_s, prediction_s=prediction_s)
+
+
+def with_bytes_of_strategy(problem: LayerSplitProblem, estimator: TableEstimator) -> LayerSplitProblem:
+    """The problem with what layers, predictions and ranks keep. Its split is the strategy's."""
+    split, pp = split_of_strategy(estimator), estimator.stages().pp
+    counts, place = problem.layer_counts([split])[0], problem.chunk_places
+    layer_bytes, prediction_bytes = _bytes(estimator.row_with_every_stage, place)
     of_chunks = np.einsum("pkm,pkm->p", layer_bytes, counts)
     of_chunks[split.prediction_chunk] += prediction_bytes[split.prediction_chunk]
-    layers_bytes = np.bincount(place[0], of_chunks, stages.pp)
+    layers_bytes = np.bincount(place[0], of_chunks, pp)
     return replace(
-        problem, chunk_s=chunk_s, layer_s=layer_s, prediction_s=prediction_s, layer_bytes=layer_bytes,
-        prediction_bytes=prediction_bytes, bytes_without_layers=np.array(estimator.stage_device_bytes()) - layers_bytes,
+        problem, layer_bytes=layer_bytes, prediction_bytes=prediction_bytes,
+        bytes_without_layers=np.array(estimator.stage_device_bytes()) - layers_bytes,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress, groupby
 from typing import Protocol
@@ -75,6 +75,8 @@ class SplitTable:
     layers: IntA
     prediction_chunk: IntA
     recomputed: IntA
+    layer_counts: IntA | None = None
+    """As :meth:`LayerSplitProblem.layer_counts` says, where they are known. (n, P, K, 2)"""
 
     @classmethod
     def of_splits(cls, splits: Sequence[ChunkLayers]) -> SplitTable:
@@ -90,7 +92,8 @@ class SplitTable:
 
     def select_rows(self, rows: IntA | slice | NDArray[np.bool_]) -> SplitTable:
         """The table of some of its rows."""
-        return SplitTable(self.layers[rows], self.prediction_chunk[rows], self.recomputed[rows])
+        counts = None if self.layer_counts is None else self.layer_counts[rows]
+        return SplitTable(self.layers[rows], self.prediction_chunk[rows], self.recomputed[rows], counts)
 
     def split_of_row(self, row: int) -> ChunkLayers:
         """The split of one row."""
@@ -198,6 +201,8 @@ class LayerSplitProblem:
     def layer_counts(self, splits: Splits) -> IntA:
         """Layers of each kind on each chunk, not recomputed whole and recomputed whole. (n, P, K, 2)"""
         table = _table_of(splits)
+        if table.layer_counts is not None:
+            return table.layer_counts
         ends = np.zeros((len(table), self.num_chunks + 1), dtype=np.int64)
         np.cumsum(table.layers, axis=1, out=ends[:, 1:])
         start, end = ends[:, :-1], ends[:, 1:]
@@ -276,6 +281,7 @@ class LayerSplitProblem:
         """Splits in which every rank holds something, and its memory, linear in its layers, is within the limit."""
         table, some = _table_of(splits), max(MOST_CELLS // (2 * self.num_kinds * self.num_chunks), 1)
         if len(table) <= some:
+            table = replace(table, layer_counts=self.layer_counts(table))
             return table.select_rows(self._fit(table))
         parts = [self._fit(table.select_rows(slice(i, i + some))) for i in range(0, len(table), some)]
         return table.select_rows(np.concatenate(parts))

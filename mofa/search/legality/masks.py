@@ -34,6 +34,7 @@ from mofa.search.legality.layers import (
 from mofa.search.legality.named_check import (
     FloatN,
     LegalityCheck,
+    Verdicts,
     degrees_text,
     micro_batches_per_step,
     shortfall_to_multiple,
@@ -328,7 +329,7 @@ CHECKS: tuple[LegalityCheck, ...] = (
 class FailedChecks:
     """Index of the first failed check of each row, -1 for none, and by how much it missed. (n,)"""
 
-    reason: NDArray[np.int64]
+    reason: Verdicts
     shortfall: FloatN
 
 
@@ -338,7 +339,7 @@ def check_strategies(
     """Apply all checks ``except_checks`` those of some names. Of combinations, most checks read the degrees alone."""
     degrees = table if isinstance(table, StrategyTable) else table.degrees
     modes = 1 if isinstance(table, StrategyTable) else len(table.recompute)
-    reason, shortfall = np.full((len(degrees), modes), -1, dtype=np.int64), np.zeros((len(degrees), modes))
+    reason, shortfall = np.full((len(degrees), modes), -1, dtype=np.int8), np.zeros((len(degrees), modes))
     for options, rows in degrees.rows_by_options():
         _check(job.with_options(options), table, rows, except_checks, reason, shortfall)
     return FailedChecks(reason.reshape(-1), shortfall.reshape(-1))
@@ -346,14 +347,14 @@ def check_strategies(
 
 def _check(
     job: JobAndMachines, every_row: StrategyTable | SpaceCombinations, rows: NDArray[np.intp], but: tuple[str, ...],
-    reason: NDArray[np.int64], shortfall: FloatN,
+    reason: Verdicts, shortfall: FloatN,
 ) -> None:  # fmt: skip
     """The checks of ``rows`` that choose the same options of the framework, put where these are. (degrees, modes)"""
     num_modes = reason.shape[1]
     table = _degrees_of(every_row, rows) if len(rows) < len(reason) else every_row
     open_rows = rows
     """Degrees that no check has rejected in all modes; what is known of them, in all modes alike or in each."""
-    own_reason, own_shortfall = np.full((len(rows), 1), -1, dtype=np.int64), np.zeros((len(rows), 1))
+    own_reason, own_shortfall = np.full((len(rows), 1), -1, dtype=np.int8), np.zeros((len(rows), 1))
     for i, rule in enumerate(CHECKS):
         if rule.reason in but:
             continue

@@ -17,6 +17,9 @@ from mofa.specs.workload import WorkloadSpec
 
 BoolN = NDArray[np.bool_]
 FloatN = NDArray[np.float64]
+Verdicts = NDArray[np.int8]
+"""Of each row the index of the check that rejects it, or of a reason behind all checks; -1 for none. A byte each: of
+millions of rows, pages that are written for the first time take as long as what is written. (n,)"""
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from mofa.blocks.fp8 import formats_of_layer_products
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
-from mofa.cost.estimate import RowMemory, TableEstimator
+from mofa.cost.estimate import TableEstimator
 from mofa.cost.kernels.topology import NodeSizes, process_groups
 from mofa.cost.libraries import fractions_on_layer_library
+from mofa.cost.memory.row_memory import RowMemory
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.cost.provenance import (
     Seen,

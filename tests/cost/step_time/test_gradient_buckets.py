@@ -39,3 +39,16 @@ def test_without_overlap_there_is_one_buffer() -> None:
     framework = mofa.load_framework("megatron", overrides={"overlap_grad_reduce": False, "overlap_param_gather": False})
     rows = gathered_row_of_strategy(strategy_estimator(job, mofa.load_cluster("h100-hgx", 8), framework, "tp=2"))
     assert first_chunk_buckets(rows, first_reduced_bucket_params(rows), experts_separate=True).dense.tolist() == [1.0]
+
+
+def test_a_layout_fills_buckets_of_its_own() -> None:
+    """Layouts of one strategy share their weights, and clocks of one layout share all."""
+    job, machines = mofa.load_workload("llama3-8b", global_batch=64, seq_len=1024), mofa.load_cluster("h100-hgx", 64)
+    estimator = strategy_estimator(job, machines, mofa.load_framework("megatron"), "tp=2 pp=4")
+    size, numbers = np.array([40e6]), []
+    for layout in ("Et*8|t*8|t*8|t*8L", "Et*2|t*10|t*10|t*10L"):
+        rows = gathered_row_of_strategy(estimator.with_layout(layout, -1))
+        filled, again = (first_chunk_buckets(rows, size, experts_separate=True) for _ in range(2))
+        assert again is filled
+        numbers.append(float(filled.dense[0]))
+    assert numbers[0] > numbers[1]
