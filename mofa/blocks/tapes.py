@@ -106,8 +106,8 @@ class ContextTapes:
         layer = graph_captured_layer(build.layer_tapes(*given), self.ctx, moe=kind.moe)
         tapes = {label: self._as_recorded(layer, recompute)}
         if framework.offload.offloads_any:
-            kept = build.layer_tapes(*given, keeps_activations=True)
-            tapes[kept_layer_label(label)] = self._as_recorded(kept, recompute)
+            beside = build.layer_tapes(*given, keeps_activations=True)
+            tapes[kept_layer_label(label)] = self._as_recorded(beside, recompute)
         self._layers[kind, spec] = tapes
         return tapes
 

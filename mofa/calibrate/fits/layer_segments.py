@@ -85,9 +85,11 @@ def unrecorded_share_by_format(segments: Iterable[Segment]) -> dict[str, float]:
     {'bf16': 0.5}
     """
     by: dict[str, dict[int, dict[tuple[bool, bool], float]]] = defaultdict(lambda: defaultdict(dict))
-    for one in segments:
-        if one.part == GROUPED and one.recompute == "full":
-            by[one.format][one.experts][one.is_recorded, one.in_first_micro_batch] = one.call_s / one.host_issue_s
+    for segment in segments:
+        if segment.part == GROUPED and segment.recompute == "full":
+            by[segment.format][segment.experts][segment.is_recorded, segment.in_first_micro_batch] = (
+                segment.call_s / segment.host_issue_s
+            )
     shares = {}
     for format_, runs in by.items():
         recorded = line_of_least_relative_errors({n: min(ops[True, True], ops[True, False]) for n, ops in runs.items()})
@@ -123,9 +125,9 @@ def latent_attention_ops(segments: Iterable[Segment]) -> LatentAttentionOps | No
     >>> latent_attention_ops([timed(part, ops) for part, ops in parts.items()])
     LatentAttentionOps(rope=10.0, rope_back=10.0, own=20.0)
     """
-    later = [one for one in segments if one.experts == 0 and not one.in_first_micro_batch]
-    runs = {one.run for one in later if one.part in ROPES}
-    ops = {one.part: one.call_s / one.host_issue_s for one in later if one.run in runs}
+    later = [segment for segment in segments if segment.experts == 0 and not segment.in_first_micro_batch]
+    runs = {segment.run for segment in later if segment.part in ROPES}
+    ops = {segment.part: segment.call_s / segment.host_issue_s for segment in later if segment.run in runs}
     if not {PROJECTIONS, "linear", "norm_linear", *ROPES, *ROPES_BACK} <= ops.keys():
         return None
     turned, turned_back = (sum(ops[name] for name in names) for names in (ROPES, ROPES_BACK))
