@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,9 @@ from mofa.plan.step_parts import TimeComponent
 from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 from mofa.specs.base import Spec
 from mofa.specs.strategy import StrategySpec
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA_VERSION: Final = "1.0"
 COMPUTING: tuple[TimeComponent, ...] = ("gemm", "grouped_gemm", "attention", "memory_bound", "optimizer")
@@ -174,6 +177,18 @@ class KeyFactors(Spec):
             ``table``, ``name`` and ``case`` say which plan it is, ``change`` its value over the best plan's, - 1.
         """
         return [self._row(*labels, plan) for *labels, plan in self._plans()]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of :meth:`to_rows` as a table.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each plan; where there is none its figures are absent.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.to_rows())
 
     def _plans(self) -> Iterator[tuple[str, str, str, FactorPlan | None]]:
         yield "best", "", "", self.best
