@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mofa.specs.strategy import StrategySpec
 
 NOTHING_FITS = "nothing fits"
+CHANGES = "what changes in the plan"
 SHOWN = 0.0005
 """The least difference of two changes that a table shows. [-]"""
 
@@ -38,13 +39,9 @@ def print_factors(factors: KeyFactors, console: Console, *, quiet: bool = False)
         for line in _best_lines(factors):
             print_paragraph(console, line)
         console.print()
-    columns, rows = resource_table(factors)
-    title = f"What a tenth of each resource does to the {factors.objective}"
-    print_table(console, title, columns, rows, leaves=("dollars", "days"), under="what changes in the plan")
+    _print(console, f"What a tenth of each resource does to the {factors.objective}", resource_table(factors))
     if factors.ablation:
-        columns, rows = ablation_table(factors)
-        title = f"What each optimisation brings to the {factors.objective}"
-        print_table(console, title, columns, rows, leaves=("dollars", "days"), under="plan")
+        _print(console, f"What each optimisation brings to the {factors.objective}", ablation_table(factors))
     if quiet:
         return
     columns, rows = stage_table(factors)
@@ -52,6 +49,15 @@ def print_factors(factors: KeyFactors, console: Console, *, quiet: bool = False)
         console, f"What stages wait for, of a played step of {format_seconds(factors.played_step_s)}", columns, rows
     )
     print_paragraph(console, _how_costed(factors))
+
+
+def _print(console: Console, title: str, table: tuple[Columns, list[list[str]]]) -> None:
+    """Print a table whose plans may go under their rows; columns without any entry are not there."""
+    columns, rows = table
+    headings = [heading for heading, _ in columns]
+    leaves = tuple(name for name in ("dollars", "days") if name in headings)
+    under = next((name for name in ("plan", CHANGES) if name in headings), "")
+    print_table(console, title, columns, rows, leaves=leaves, under=under)
 
 
 def _best_lines(factors: KeyFactors) -> list[str]:
@@ -101,7 +107,7 @@ def resource_table(factors: KeyFactors) -> tuple[Columns, list[list[str]]]:
     """
     columns: Columns = (
         ("resource", "left"), ("", "left"), ("same plan", "right"), ("planned again", "right"), ("step", "right"),
-        ("days", "right"), ("dollars", "right"), ("what changes in the plan", "left"),
+        ("days", "right"), ("dollars", "right"), (CHANGES, "left"),
     )  # fmt: skip
     rows = [
         _resource_row(factors, resource, words, side)
