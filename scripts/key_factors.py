@@ -2,8 +2,9 @@
 
 python scripts/key_factors.py [FOLDER]
 
-Each case is ``mofa factors WORKLOAD h100-hgx --gpus N``, without failures and with those of ``FAULTS``: some 20 minutes of
-one core in all. Results of cases are kept in FOLDER, where that is given, and read from it again.
+Each case is ``mofa factors WORKLOAD h100-hgx --gpus N``, without failures and with those of ``FAULTS``: some 20 minutes
+of one core in all. Results of cases are kept in FOLDER, where that is given, and read from it again. The figure
+shows ``FIGURE_CASE``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from pathlib import Path
 import mofa
 from mofa.plan.factor_results import FactorPlan, KeyFactors
 from mofa.report.factors_text import percent_text
+from mofa.report.figures.key_resources import plot_ablation, plot_key_resources
 from mofa.report.phrases import component_words, strategy_short
 from mofa.report.tables import Columns, markdown_table
 from mofa.units import format_seconds
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "factors.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE, FIGURE = DOCS / "factors.md", DOCS / "figures" / "factors.png"
+FIGURE_CASE = ("deepseek-v3", (4096, False))
 CLUSTER, NUM_GPUS = "h100-hgx", (512, 4096, 32768)
 WORKLOADS = ("llama3-70b", "deepseek-v3")
 FAULTS = "llama3"
@@ -138,12 +142,28 @@ def alone(study: KeyFactors) -> list[FactorPlan | None]:
     return [study.without_optimisations, *(row.alone if not row.note else None for row in study.ablation)]
 
 
+def draw(study: KeyFactors, path: Path) -> None:
+    """The resources and the optimisations of a case beside each other."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15.0, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    plot_key_resources(study, ax=left)
+    left.legend(loc="lower right", frameon=False, fontsize=8)
+    plot_ablation(study, ax=right)
+    figure.savefig(path, dpi=90, metadata={"Software": None})
+
+
 def main() -> None:
     """Rewrite what is between each workload's markers."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     text = PAGE.read_text(encoding="utf-8")
     for workload in WORKLOADS:
         studies = {case: key_factors(workload, case, folder) for case in CASES}
+        if workload == FIGURE_CASE[0]:
+            draw(studies[FIGURE_CASE[1]], FIGURE)
         tables = {
             "plans": plans_table(studies), "resources": resources_table(studies),
             "optimisations alone": optimisations_table(studies, alone),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION: Final = "1.0"
+RankedBy = Literal["step", "wall-clock time of a step", "energy of a step"]
 COMPUTING: tuple[TimeComponent, ...] = ("gemm", "grouped_gemm", "attention", "memory_bound", "optimizer")
 """Parts of a step that do what a step is for: a bottleneck is what else takes longest."""
 
@@ -42,7 +43,7 @@ class FactorPlan(Spec):
         plan
             One strategy, costed.
         value
-            What it is ranked by.
+            What it is ranked by. [s, J]
 
         Returns
         -------
@@ -82,7 +83,7 @@ class KeyResource(Spec):
         Parameters
         ----------
         base
-            The value of the plan on the machines as they are.
+            The value of the plan on the machines as they are. [s, J]
 
         Returns
         -------
@@ -142,7 +143,7 @@ class KeyFactors(Spec):
     spare_nodes: int = Field(default=0, ge=0, description="Nodes that stand by in all plans. [nodes]")
     computing_gpus: int = Field(gt=0, description="GPUs that compute in all plans. [-]")
     costed_by: Literal["closed_form", "replay"] = Field(description="What predicted the numbers of all plans.")
-    objective: Literal["step", "wall-clock time of a step", "energy of a step"] = Field(
+    objective: RankedBy = Field(
         description="What plans are ranked by; wall-clock time and energy with what failures take of them."
     )
     value_unit: Literal["s", "J"] = Field(description="Of every value; the energy is that of all GPUs.")
@@ -176,7 +177,7 @@ class KeyFactors(Spec):
         list of dict
             ``table``, ``name`` and ``case`` say which plan it is, ``change`` its value over the best plan's, - 1.
         """
-        return [self._row(*labels, plan) for *labels, plan in self._plans()]
+        return [self._row(table, name, case, plan) for table, name, case, plan in self._plans()]
 
     def to_frame(self) -> pd.DataFrame:
         """The rows of :meth:`to_rows` as a table.

@@ -73,7 +73,7 @@ def _best_lines(factors: KeyFactors) -> list[str]:
         numbers.append(f"{best.usd:,.0f} dollars")
     lines.append(f"{', '.join(numbers)}.")
     if idle:
-        lines.append(f"{idle:,} GPUs do not compute, in any plan here; {factors.spare_nodes} nodes stand by.")
+        lines.append(f"{idle:,} GPUs compute in no plan here; {factors.spare_nodes} nodes stand by.")
     return lines
 
 
@@ -82,7 +82,7 @@ def _how_costed(factors: KeyFactors) -> str:
         return "Plans are played out. Stages are of the best plan."
     text = "Plans are in closed form, stages of the best plan played out; --replay plays out all plans."
     if backward := [resource.resource for resource in factors.resources if _seems_backward(factors, resource)]:
-        text += f" With more of it seems slower, by an error of closed forms (docs/factors.md): {', '.join(backward)}."
+        text += f" Seems slower with more of it, by an error of closed forms (docs/factors.md): {', '.join(backward)}."
     return text
 
 

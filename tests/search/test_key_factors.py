@@ -220,6 +220,21 @@ def test_played_plans_are_those_of_estimates(job: WorkloadSpec, machines: Cluste
         assert resource.more.planned_again.step_s == resource.more.same_plan.step_s
 
 
+def test_gpus_that_the_best_plan_leaves_idle_are_paid_for() -> None:
+    """248 GPUs do not divide the batch: fewer compute, in all plans of the study."""
+    job, machines = mofa.load_workload("llama3-8b", global_batch=512, tokens="1T"), mofa.load_cluster("h100-hgx", 248)
+    small = {"tp": 2, "pp": 2, "cp": 1, "vpp": 1, "micro_batch": 1}
+    plan = mofa.find_plans(job, machines, maximum=small, top=1, replay=False).report.plans[0]
+    price = mofa.load_faults(
+        None, {"price.usd_per_gpu_hour": {"value": 2.0, "provenance": "assumed", "source": "a bill"}}
+    )
+    factors = mofa.key_factors(job, machines, maximum=small, faults=price, optimisations=False)
+    assert factors.computing_gpus == 248 - plan.idle_gpus < 248
+    assert (factors.best.strategy, factors.best.step_s) == (plan.strategy, plan.step_s)
+    assert factors.best.days is not None and (factors.objective, factors.faults) == ("step", None)
+    assert factors.best.usd == pytest.approx(factors.best.days * 24 * 248 * 2.0)
+
+
 def test_where_nothing_fits_rows_say_so(job: WorkloadSpec) -> None:
     """34 GiB hold plans that recompute, with a tenth less none at all; 44 GiB one that splits sequences."""
     tight = mofa.load_cluster("h100-hgx", 8, overrides={"gpu.capacity_bytes": "34 GiB"})

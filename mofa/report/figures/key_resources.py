@@ -42,7 +42,8 @@ def plot_key_resources(factors: KeyFactors, *, ax: Axes | None = None) -> Axes:
     )
     sides = [(row, side) for row, resource in enumerate(resources) for side in (resource.less, resource.more)]
     marked = [(percent(side.same_plan), row) for row, side in sides if side.same_plan_fits]
-    ax.scatter(*np.array(marked).T, marker="|", s=160, color=INK, linewidths=1.5, label="the same plan", zorder=3)
+    at_percent, in_row = np.array(marked).reshape(-1, 2).T
+    ax.scatter(at_percent, in_row, s=160, marker="|", color=INK, linewidths=1.5, label="the same plan", zorder=3)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return ax
 

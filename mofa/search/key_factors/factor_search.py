@@ -38,6 +38,8 @@ class FactorSearch:
     without: tuple[str, ...] = ()
     replay: bool = False
     """Whether plans are played out, and the best are ranked by that; else closed forms say all."""
+    idle_gpus: int = 0
+    """GPUs that no plan computes with, and that do not stand by: they are paid for. [-]"""
 
     def on_machines(self, cluster: ClusterSpec) -> FactorSearch:
         """The same search on other machines."""
@@ -102,9 +104,12 @@ class FactorSearch:
             return FactorPlan.from_plan(plan, plan.step_s)
         workload, _, framework = with_numerics(self.workload, self.cluster, self.framework, self.with_)
         judge = replace(judge, workload=workload, framework=framework)
-        return FactorPlan.from_plan(
+        figures = FactorPlan.from_plan(
             judge.with_long_run_figures(plan), judge.plan_ranking_key(plan) / judge.keys_per_unit
         )
+        if figures.usd is None or not self.idle_gpus:
+            return figures
+        return figures.model_copy(update={"usd": figures.usd * (1.0 + self.idle_gpus / self.cluster.num_gpus)})
 
 
 def best_plan_or_refusal(search: FactorSearch) -> FactorPlan | str | None:

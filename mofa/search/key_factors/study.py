@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from mofa.errors import NothingFits, SpecError
-from mofa.plan.factor_results import FactorPlan, KeyFactors, StageBottleneck
+from mofa.plan.factor_results import FactorPlan, KeyFactors, RankedBy, StageBottleneck
 from mofa.plan.long_run import Objective
 from mofa.plan.result import Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
@@ -137,20 +138,23 @@ def key_factors(
 
 def _on_computing_gpus(search: FactorSearch, faults: FaultSpec | None, objective: Objective) -> FactorSearch:
     """The search on the GPUs that the best plan computes with, judged by the whole run where something fails."""
-    options = {
+    options: dict[str, Any] = {
         "framework": search.framework, "fix": search.fix, "maximum": search.maximum, "with_": search.with_,
         "without": search.without, "replay": False, "top": 1,
     }  # fmt: skip
-    cluster = search.cluster
-    if faults is None:
-        plan = _best(find_plans(search.workload, cluster, banded=False, **options).report)
-        return search.on_machines(cluster.model_copy(update={"num_gpus": cluster.num_gpus - plan.idle_gpus}))
-    first = faults.spares or 0
-    judge = LongRunObjective(
-        search.workload, without_spares(cluster, first, faults.name), search.framework, faults, objective, first
-    )
-    judge.refuse_unknown_objective()
-    if faults.spares is None and not judge.ranks_steps_alone:
+    cluster, judge = search.cluster, None
+    if faults is not None:
+        first = faults.spares or 0
+        judge = LongRunObjective(
+            search.workload, without_spares(cluster, first, faults.name), search.framework, faults, objective, first
+        )
+        judge.refuse_unknown_objective()
+    if judge is None or judge.ranks_steps_alone:
+        alone = cluster if judge is None else judge.cluster
+        idle = _best(find_plans(search.workload, alone, banded=False, **options).report).idle_gpus
+        alone = alone.model_copy(update={"num_gpus": alone.num_gpus - idle})
+        return replace(search, cluster=alone, judge=judge, idle_gpus=idle)
+    if faults is not None and faults.spares is None:
         plan = _best(find_long_runs(search.workload, cluster, faults, objective=objective, **options).report)
         spares = plan.spare_gpus // cluster.node.gpus_per_node
         judge = replace(judge, cluster=without_spares(cluster, spares, faults.name), spares=spares)
@@ -165,7 +169,7 @@ def _best(report: PlanReport) -> Plan:
     raise NothingFits(f"{name} on {gpus:,} GPUs: nothing fits; {least}")
 
 
-def _ranked_by(judge: LongRunObjective | None) -> str:
+def _ranked_by(judge: LongRunObjective | None) -> RankedBy:
     if judge is None or judge.ranks_steps_alone:
         return "step"
     return "energy of a step" if judge.unit == "J" else "wall-clock time of a step"
