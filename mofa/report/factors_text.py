@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mofa.plan.factor_results import COMPUTING, ChangedMachines, FactorPlan, KeyFactors, KeyResource, StageBottleneck
-from mofa.report.phrases import component_words, strategy_text
+from mofa.report.phrases import component_words, count_and_noun, strategy_text
 from mofa.report.search_text import has_experts, print_planned_job
 from mofa.report.tables import Columns, print_paragraph, print_table
 from mofa.units import GIB, format_seconds
@@ -73,23 +74,40 @@ def _best_lines(factors: KeyFactors) -> list[str]:
         numbers.append(f"{best.usd:,.0f} dollars")
     lines.append(f"{', '.join(numbers)}.")
     if idle:
-        lines.append(f"{idle:,} GPUs compute in no plan here; {factors.spare_nodes} nodes stand by.")
+        spares = count_and_noun(factors.spare_nodes, "node")
+        lines.append(f"Of {factors.cluster.num_gpus:,} GPUs {factors.computing_gpus:,} compute; standing by: {spares}.")
     return lines
 
 
 def _how_costed(factors: KeyFactors) -> str:
     if factors.costed_by == "replay":
-        return "Plans are played out. Stages are of the best plan."
-    text = "Plans are in closed form, stages of the best plan played out; --replay plays out all plans."
+        text = "Plans are played out. Stages are of the best plan."
+    else:
+        text = "Plans are in closed form, stages of the best plan played out; --replay plays out all plans."
     if backward := [resource.resource for resource in factors.resources if _seems_backward(factors, resource)]:
         text += f" Seems slower with more of it, by an error of closed forms (docs/factors.md): {', '.join(backward)}."
+    if (faster := _fastest_with_fewer(factors)) is not None:
+        text += (
+            f" With fewer optimisations {percent_text(factors.change(faster))} than the best plan, as a search takes "
+            f"sequence parallelism where tp is above 1 (--fix sp=false): "
+            f"{strategy_text(faster.strategy, moe=has_experts(factors.workload))}."
+        )
     return text
 
 
 def _seems_backward(factors: KeyFactors, resource: KeyResource) -> bool:
-    """Whether less of a resource is shown as a shorter step than more of it, and both are plans."""
+    """Whether less of a resource is shown as a shorter step than more of it; energy may grow with what there is."""
     less, more = (factors.change(side.planned_again) for side in (resource.less, resource.more))
-    return less is not None and more is not None and more > less + SHOWN
+    return factors.value_unit == "s" and less is not None and more is not None and more > less + SHOWN
+
+
+def _fastest_with_fewer(factors: KeyFactors) -> FactorPlan | None:
+    """The fastest plan with fewer optimisations, all of which the search may have, if it is ahead of the best."""
+    rows = list(takewhile(lambda row: not row.changes_numerics, factors.ablation))
+    plans = [factors.without_optimisations, *(row.added_up for row in rows)]
+    fastest = min((plan for plan in plans if plan is not None), key=lambda plan: plan.value, default=None)
+    ahead = fastest is not None and fastest.value < factors.best.value * (1.0 - SHOWN)
+    return fastest if ahead and fastest is not None and not fastest.strategy.sp else None
 
 
 def resource_table(factors: KeyFactors) -> tuple[Columns, list[list[str]]]:

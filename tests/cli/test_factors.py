@@ -14,8 +14,9 @@ import pytest
 
 from mofa.cli.main import main
 from mofa.plan.factor_results import KeyFactors
-from mofa.report.factors_text import percent_text
+from mofa.report.factors_text import percent_text, print_factors
 from mofa.report.figures.key_resources import plot_ablation, plot_key_resources
+from mofa.report.tables import make_console
 from mofa.units import format_seconds
 
 JOB = ["factors", "llama3-8b", "h100-hgx", "--gpus", "8", "--global-batch", "32", "--tokens", "1T", "--jobs", "1"]
@@ -135,3 +136,35 @@ def test_places_are_checked_before_the_searches(tmp_path: Path, capsys: pytest.C
     (tmp_path / "file").write_text("")
     assert main([*JOB, "--out", str(tmp_path / "file" / "x"), "--quiet"]) == 2
     assert capsys.readouterr().err.endswith("is a file, not a directory; name another directory\n")
+
+
+def last_line(factors: KeyFactors) -> str:
+    shown = io.StringIO()
+    print_factors(factors, make_console(shown))
+    return shown.getvalue().splitlines()[-1]
+
+
+def test_what_goes_the_other_way_is_said(document: dict[str, Any]) -> None:
+    """Of errors of closed forms, and of what the search leaves out."""
+    factors = KeyFactors.model_validate(document)
+    assert last_line(factors).endswith("--replay plays out all plans.")
+    first = factors.resources[0]
+    swapped = first.model_copy(update={"less": first.more, "more": first.less})
+    odd = factors.model_copy(update={"resources": (swapped, *factors.resources[1:])})
+    assert last_line(odd).endswith(f"by an error of closed forms (docs/factors.md): {first.resource}.")
+    assert last_line(odd.model_copy(update={"value_unit": "J"})).endswith("--replay plays out all plans.")
+    without = factors.best.model_copy(
+        update={"value": 0.9 * factors.best.value, "strategy": factors.best.strategy.model_copy(update={"sp": False})}
+    )
+    faster = factors.model_copy(update={"without_optimisations": without})
+    assert "With fewer optimisations -10.0% than the best plan" in last_line(faster)
+    assert "(--fix sp=false)" in last_line(faster)
+    played = factors.model_copy(update={"costed_by": "replay"})
+    assert last_line(played) == "Plans are played out. Stages are of the best plan."
+
+
+def test_idle_gpus_and_spares_are_said(document: dict[str, Any]) -> None:
+    factors = KeyFactors.model_validate(document).model_copy(update={"computing_gpus": 7})
+    shown = io.StringIO()
+    print_factors(factors, make_console(shown))
+    assert "Of 8 GPUs 7 compute; standing by: 0 nodes." in shown.getvalue()
