@@ -12,6 +12,7 @@ from mofa.search.job_setup import with_numerics
 from mofa.search.key_factors.factor_search import FactorSearch
 from mofa.search.offers import numerics_offers
 from mofa.specs.framework import FrameworkSpec
+from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import FP8_RECIPES
 
@@ -29,9 +30,8 @@ class Optimisation:
     """Options of the framework that take it out."""
     with_: tuple[str, ...] = ()
     """Words of ``--with`` that bring it in."""
-    replaces_job: bool = False
-    """Whether these words change all plans of a search, instead of adding some: then plans without them are searched
-    for as well."""
+    replaces_plans: bool = False
+    """Whether it changes plans of a search, instead of adding some: then those without it are searched for as well."""
     changes_numerics: bool = False
     needs_experts: bool = False
 
@@ -43,7 +43,7 @@ class Optimisation:
 
 
 OPTIMISATIONS = (
-    Optimisation("sequence parallelism", without=("sp",)),
+    Optimisation("sequence parallelism", without=("sp",), replaces_plans=True),
     Optimisation("interleaving", without=("vpp",)),
     Optimisation("recomputation", without=("recompute",)),
     Optimisation(
@@ -51,12 +51,31 @@ OPTIMISATIONS = (
         without=("tp_overlap",),
         framework_off={"overlap_grad_reduce": False, "overlap_param_gather": False},
     ),
-    Optimisation(FP8, with_=FP8_RECIPES, replaces_job=True, changes_numerics=True),
-    Optimisation("expert overlap", with_=("expert_overlap",), replaces_job=True, needs_experts=True),
+    Optimisation(FP8, with_=FP8_RECIPES, replaces_plans=True, changes_numerics=True),
+    Optimisation("expert overlap", with_=("expert_overlap",), replaces_plans=True, needs_experts=True),
     Optimisation("token chunks", with_=("token_chunks",), needs_experts=True),
     Optimisation("MicroMoE", with_=("micro_moe",), needs_experts=True),
 )
 """In the order in which they are added up: what a framework does without being asked, then what ``--with`` asks for."""
+
+
+def replaces_plans_of(optimisation: Optimisation, model: ModelSpec) -> bool:
+    """Whether plans without an optimisation are left out by a search that allows it.
+
+    Parameters
+    ----------
+    optimisation
+        Which.
+    model
+        With experts tensor parallelism needs sequence parallelism (:mod:`mofa.search.legality.masks`), so that a search
+        with it has all plans without.
+
+    Returns
+    -------
+    bool
+        As said.
+    """
+    return optimisation.replaces_plans and not (model.moe is not None and "sp" in optimisation.without)
 
 
 def framework_without_overlap(framework: FrameworkSpec, options: Mapping[str, bool]) -> FrameworkSpec | None:
