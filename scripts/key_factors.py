@@ -116,14 +116,12 @@ def resources_table(studies: Mapping[Case, KeyFactors]) -> str:
     return markdown_table(columns, rows)
 
 
-def optimisations_table(
-    studies: Mapping[Case, KeyFactors], chosen: Callable[[KeyFactors], list[FactorPlan | None]]
-) -> str:
+def optimisations_table(studies: Mapping[Case, KeyFactors], chosen: Callable[[KeyFactors], list[str]]) -> str:
     """Values of plans with none of the optimisations and with each, and what each brings."""
     columns: Columns = (("optimisation", "left"), *((title(case), "right") for case in studies))
     first = next(iter(studies.values()))
     names = ["none", *(row.optimisation for row in first.ablation)]
-    cells = {case: [value_text(plan) for plan in chosen(study)] for case, study in studies.items()}
+    cells = {case: chosen(study) for case, study in studies.items()}
     return markdown_table(columns, [[name, *(cells[case][i] for case in studies)] for i, name in enumerate(names)])
 
 
@@ -132,14 +130,15 @@ def value_text(plan: FactorPlan | None) -> str:
     return "nothing fits" if plan is None else format_seconds(plan.value)
 
 
-def added_up(study: KeyFactors) -> list[FactorPlan | None]:
+def added_up(study: KeyFactors) -> list[str]:
     """Plans with none, and with all up to each."""
-    return [study.without_optimisations, *(row.added_up for row in study.ablation)]
+    return [value_text(study.without_optimisations), *(value_text(row.added_up) for row in study.ablation)]
 
 
-def alone(study: KeyFactors) -> list[FactorPlan | None]:
-    """Plans with none, and with each alone."""
-    return [study.without_optimisations, *(row.alone if not row.note else None for row in study.ablation)]
+def alone(study: KeyFactors) -> list[str]:
+    """Plans with none, and with each alone; a dash where it is not to be had."""
+    rows = ["–" if row.note else value_text(row.alone) for row in study.ablation]
+    return [value_text(study.without_optimisations), *rows]
 
 
 def draw(study: KeyFactors, path: Path) -> None:

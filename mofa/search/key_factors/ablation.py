@@ -113,7 +113,7 @@ def _asked(search: FactorSearch, strategy: StrategySpec) -> list[_Asked]:
         described.append((optimisation, note))
     usable = [optimisation for optimisation, note in described if not note]
     asked = []
-    variants = (_Variant(),)  # those whose best is the row's
+    variants: tuple[_Variant, ...] = (_Variant(),)  # those whose best is the row's
     for optimisation, note in described:
         if note:
             asked.append(_Asked(optimisation, note))
