@@ -15,6 +15,8 @@ Search all strategies: ``find_plans`` by the step; ``find_long_runs`` by the who
 
 Search the layout of a pipeline: ``find_layout`` of one strategy, ``refine_layouts`` of the best plans of a search.
 
+Ask what would help: ``key_factors`` plans anew with a tenth less and more of each resource, and adds up optimisations.
+
 Compare results: ``compare`` says where their seconds and bytes differ.
 
 Plan many jobs: ``sweep`` over every combination of models, clusters, GPUs, batches, failures and prices.
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from mofa.plan.comparison import compare
     from mofa.plan.result import Plan, PlanReport
     from mofa.search.entry_points import find_plans
+    from mofa.search.key_factors.study import key_factors
     from mofa.search.layout_search.refine import find_layout, refine_layouts
     from mofa.search.long_run.spare_nodes import estimate_long_run, find_long_runs
     from mofa.search.one_plan import estimate
@@ -50,8 +53,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "MofaError", "NothingFits", "Plan", "PlanReport", "Search", "SpecError", "StrategyError", "StrategySpec",
-    "compare", "estimate", "estimate_long_run", "export", "find_layout", "find_long_runs", "find_plans", "load_cluster",
-    "load_faults", "load_framework", "load_runs", "load_workload", "refine_layouts", "resolve_run", "sweep",
+    "compare", "estimate", "estimate_long_run", "export", "find_layout", "find_long_runs", "find_plans", "key_factors",
+    "load_cluster", "load_faults", "load_framework", "load_runs", "load_workload", "refine_layouts", "resolve_run",
+    "sweep",
 ]  # fmt: skip
 
 _HOME = {
@@ -60,6 +64,7 @@ _HOME = {
     "find_plans": "mofa.search.entry_points",
     **dict.fromkeys(("find_layout", "refine_layouts"), "mofa.search.layout_search.refine"),
     "compare": "mofa.plan.comparison",
+    "key_factors": "mofa.search.key_factors.study",
     "Search": "mofa.search.search_result",
     **dict.fromkeys(("Plan", "PlanReport"), "mofa.plan.result"),
     **dict.fromkeys(("estimate_long_run", "find_long_runs"), "mofa.search.long_run.spare_nodes"),

@@ -181,6 +181,14 @@ class LongRunOptions:
             parse_at_least_zero("--log-days", self.log_days, "d")
 
 
+def refuse_objective_without_failures(objective: ObjectiveChoice, profile: FaultSpec | None) -> None:
+    """Refuse an objective of whole runs where nothing is said of failures."""
+    from mofa.errors import SpecError
+
+    if profile is None and objective is not ObjectiveChoice.tokens:
+        raise SpecError(f"--objective {objective.value}: needs failures, storage and tokens; give --faults NAME|FILE")
+
+
 def split_fault_settings(items: list[str] | None) -> tuple[list[str], dict[str, object]]:
     """Items of ``--set`` without those about long runs, and these as dotted paths below the profile."""
     from mofa.specs.overrides import ROOTS, parse_set_options

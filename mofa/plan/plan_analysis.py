@@ -50,6 +50,8 @@ class ResourceChange(Spec):
     resource: str
     step_change_less: float = Field(description="Step with 10 % less over the step, - 1. [-]")
     step_change_more: float = Field(description="Step with 10 % more over the step, - 1. [-]")
+    fits_less: bool = Field(default=True, description="Whether the strategy fits with 10 % less.")
+    fits_more: bool = Field(default=True, description="Whether it fits with 10 % more.")
 
     @property
     def swing(self) -> float:

@@ -125,14 +125,18 @@ def estimated_step_s(
 
 
 def plan_in_closed_form(
-    workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec
-) -> Plan:
+    workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, framework: FrameworkSpec, *,
+    closed_form_margin: bool = False,
+) -> Plan:  # fmt: skip
     """The plan that :func:`estimate` gives for one strategy without a replay, but for its band, which takes longest.
 
     Parameters
     ----------
     workload, cluster, strategy, framework
         As of :func:`estimate`.
+    closed_form_margin
+        Whether it leaves free what a replay may reserve beyond closed forms, as :func:`estimate` does and
+        :func:`~mofa.search.entry_points.find_plans` without a replay.
 
     Returns
     -------
@@ -151,7 +155,9 @@ def plan_in_closed_form(
     >>> plan_in_closed_form(job, machines, "tp=2 recompute=full", mofa.load_framework("megatron")).band is None
     True
     """
-    return _candidate(workload, cluster, framework, strategy).plan_in_closed_form(banded=False)
+    return _candidate(workload, cluster, framework, strategy).plan_in_closed_form(
+        banded=False, doubted=closed_form_margin
+    )
 
 
 def plan_with_replayed_time(

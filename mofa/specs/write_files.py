@@ -25,9 +25,9 @@ MASKED = {number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getat
 
 NAMES_IN_FOLDERS = frozenset({
     "balance.json", "check.json", "chunks.csv", "chunks.json", "compare.csv", "compare.json", "estimate.json",
-    "feasible.csv", "goodput.csv", "goodput.json", "layers.csv", "memory.csv", "placement.csv", "plan.json",
-    "plans.csv", "points.csv", "rejected.csv", "runs.csv", "stage_times.csv", "stages.csv", "time.csv",
-    "validate.json",
+    "factors.csv", "factors.json", "feasible.csv", "goodput.csv", "goodput.json", "layers.csv", "memory.csv",
+    "placement.csv", "plan.json", "plans.csv", "points.csv", "rejected.csv", "runs.csv", "stage_times.csv",
+    "stages.csv", "time.csv", "validate.json",
 })  # fmt: skip
 """Tables and results that commands write into the folder of ``--out``."""
 

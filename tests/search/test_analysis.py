@@ -52,6 +52,44 @@ def test_more_of_a_resource_is_never_slower(job: WorkloadSpec, machines: Cluster
         assert abs(change.step_change_less) < 1 / 0.9 - 1 + 1e-4  # none is more than all of the step
 
 
+def test_a_power_limit_moves_the_clock_by_its_root(machines: ClusterSpec) -> None:
+    """By hand: draws go with the square of the clock, so that 1.21 times the power gives 1.1 times the clock."""
+    curves = machines.gpu.curves
+    more = cluster_with_resource(machines, "power limit", 1.21).gpu
+    before, after = curves.gemm["bf16"], more.curves.gemm["bf16"]
+    assert before.clock < 0.9
+    assert after.clock == pytest.approx(1.1 * before.clock, rel=1e-4)  # written with five digits
+    assert after.form == before.form and after.full_load_flops == before.full_load_flops
+    assert curves.stream_clock is not None and more.curves.stream_clock is not None
+    assert more.curves.stream_clock.value == pytest.approx(1.1 * curves.stream_clock.value)
+    assert more.tdp_w.value == pytest.approx(1.21 * machines.gpu.tdp_w.value)
+    full = cluster_with_resource(machines, "power limit", 4.0).gpu.curves.gemm["bf16"]
+    assert full.clock == full.sustained == full.alone == 1.0
+
+
+def test_kernels_of_another_release_of_pytorch_change_too(job: WorkloadSpec, machines: ClusterSpec) -> None:
+    """They stand in for the GPU's own after the change; they were left out once, and products seemed to buy nothing."""
+    framework = mofa.load_framework("megatron", overrides={"pytorch": "2.1"})
+    assert "2.1" in machines.gpu.curves.releases
+    plan = mofa.estimate(job, machines, DENSE, framework=framework, replay=False)
+    changes = {change.resource: change for change in resource_changes(job, machines, framework, plan)}
+    assert changes["matrix products and attention"].step_change_more < -0.05
+    assert changes["power limit"].step_change_more < -0.01
+
+
+def test_less_memory_may_not_fit_and_more_always_does(job: WorkloadSpec, machines: ClusterSpec) -> None:
+    framework = mofa.load_framework("megatron")
+    needed = mofa.estimate(job, machines, DENSE, framework=framework, replay=False).memory
+    plan = mofa.estimate(
+        job, machines, DENSE, framework=framework, replay=False,
+    ).model_copy(update={"memory": needed.model_copy(update={"device_bytes": 0.95 * needed.limit_bytes})})  # fmt: skip
+    changes = {change.resource: change for change in resource_changes(job, machines, framework, plan)}
+    memory = changes.pop("memory capacity")
+    assert (memory.fits_less, memory.fits_more) == (False, True)
+    assert (memory.step_change_less, memory.step_change_more) == (0.0, 0.0)
+    assert all(change.fits_less and change.fits_more for change in changes.values())
+
+
 def test_products_have_the_flops_of_the_model(job: WorkloadSpec, machines: ClusterSpec) -> None:
     """Six FLOPs a parameter and token in products, two of them forward; the embedding and norms have none."""
     costs = strategy_estimator(job, machines, mofa.load_framework("megatron"), "pp=2 recompute=none").parts[0].costs

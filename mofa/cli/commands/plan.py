@@ -90,7 +90,7 @@ def plan(
     from mofa.cli.progress import progress_bar
     from mofa.cli.report_page import given_settings, report_page
     from mofa.cli.searched_plans import best_plan_printer, enough_gpus_text
-    from mofa.errors import NothingFits, SpecError
+    from mofa.errors import NothingFits
     from mofa.search.workers import usable_cores
 
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
@@ -111,8 +111,7 @@ def plan(
     ).profile()
     overrides = parse_overrides(set_)
     host_issue_s = parse_host_issue(host_issue, overrides, host)
-    if profile is None and objective is not long_run.ObjectiveChoice.tokens:
-        raise SpecError(f"--objective {objective.value}: needs failures, storage and tokens; give --faults NAME|FILE")
+    long_run.refuse_objective_without_failures(objective, profile)
     fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_degree_limits(maximum)
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
     several = tuple(gpus or ())[1:]

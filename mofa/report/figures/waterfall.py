@@ -39,7 +39,30 @@ def plot_waterfall(
     """
     steps = [(component_words(part.name), part.differences[other]) for part in parts if part.differences[other]]
     steps.sort(key=lambda step: -abs(step[1]))
-    begin = sum(part.by_result[0] for part in parts)
+    return draw_waterfall(sum(part.by_result[0] for part in parts), steps, names, unit, ax=ax)
+
+
+def draw_waterfall(
+    begin: float, steps: Sequence[tuple[str, float]], names: tuple[str, str], unit: str, *, title: str = "",
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Draw a total, what each step adds or takes, and the total behind them.
+
+    Parameters
+    ----------
+    begin
+        The first total. [unit]
+    steps
+        Names, and what each adds. [unit]
+    names
+        Of the first and of the last total.
+    unit
+        Of the values.
+    title
+        Above it; from one name to the other where absent.
+    ax
+        Axes to draw on; new ones where absent.
+    """
     reached = begin + np.cumsum([0.0, *(more for _, more in steps)])
     ax = new_axes(ax, 8.0, 1.4 + 0.34 * (len(steps) + 2))
     rows = np.arange(len(steps) + 2, dtype=np.float64)
@@ -56,6 +79,6 @@ def plot_waterfall(
     ax.set_yticks(rows, [first, *(name for name, _ in steps), last], fontsize=9)
     ax.invert_yaxis()
     ax.set_xlabel(unit)
-    ax.set_title(f"From {first} to {last}", loc="left")
+    ax.set_title(title or f"From {first} to {last}", loc="left")
     remove_clutter(ax, grid_axis="x")
     return ax

@@ -28,8 +28,9 @@ def sensitivity_section(facts: ReportFacts) -> Section:
     )
     rows: list[tuple[Piece, ...]] = [
         (
-            change.resource, facts.change(f"analysis.resources.{i}.step_change_less"),
-            facts.change(f"analysis.resources.{i}.step_change_more"),
+            change.resource,
+            facts.change(f"analysis.resources.{i}.step_change_less") if change.fits_less else "does not fit",
+            facts.change(f"analysis.resources.{i}.step_change_more") if change.fits_more else "does not fit",
         )
         for i, change in enumerate(changes)
     ]  # fmt: skip
@@ -37,7 +38,7 @@ def sensitivity_section(facts: ReportFacts) -> Section:
     text = paragraph(
         f"10 % more of {strongest.resource} would change the step by ",
         facts.change("analysis.resources.0.step_change_more"),
-        ". The strategy stays as it is, in closed form; a new search may gain more.",
+        ". The strategy stays as it is, in closed form; a new search may gain more: mofa factors makes one for each.",
     )
     columns = (("resource", "left"), ("10 % less", "right"), ("10 % more", "right"))
     caption = "The step with a tenth less and more of each resource"

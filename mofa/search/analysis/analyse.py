@@ -11,6 +11,7 @@ from mofa.search.analysis.near_runs import nearest_runs
 from mofa.search.analysis.strategy_changes import strategy_changes
 from mofa.search.one_plan import estimated_step_s
 from mofa.search.strategy_estimator import strategy_estimator
+from mofa.search.to_plan.builder import margin_bytes
 from mofa.specs.changed_resources import RESOURCES, cluster_with_resource
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -68,19 +69,30 @@ def resource_changes(
     workload, cluster, framework
         The job, the GPUs that compute, the framework of the plan.
     plan
-        Its strategy is costed anew, in closed form; no other is searched for.
+        Its strategy is costed anew, in closed form; no other is searched for
+        (:func:`mofa.search.key_factors.changed_machines.key_resources` searches). Whether it fits is said by its own
+        memory and the margin of the changed machines.
     """
 
     def step_s(machines: ClusterSpec) -> float:
         return estimated_step_s(workload, machines, plan.strategy, framework=framework, replay=False)
 
-    base_s = step_s(cluster)
-    changes = [
-        ResourceChange(
-            resource=name,
-            step_change_less=step_s(cluster_with_resource(cluster, name, LESS)) / base_s - 1.0,
-            step_change_more=step_s(cluster_with_resource(cluster, name, MORE)) / base_s - 1.0,
+    base_s, base_margin = step_s(cluster), margin_bytes(cluster, framework)
+    needed = plan.memory.device_bytes + plan.memory.margin_bytes - base_margin
+
+    def fits(machines: ClusterSpec) -> bool:
+        return needed + margin_bytes(machines, framework) <= machines.gpu.capacity_bytes.value
+
+    changes = []
+    for name in RESOURCES:
+        less, more = (cluster_with_resource(cluster, name, factor) for factor in (LESS, MORE))
+        changes.append(
+            ResourceChange(
+                resource=name,
+                step_change_less=step_s(less) / base_s - 1.0,
+                step_change_more=step_s(more) / base_s - 1.0,
+                fits_less=fits(less),
+                fits_more=fits(more),
+            )
         )
-        for name in RESOURCES
-    ]
     return tuple(sorted(changes, key=lambda change: -change.swing))

@@ -1,0 +1,1 @@
+"""Key factors of a job: what resources buy by searches on changed machines, and what optimisations bring."""
