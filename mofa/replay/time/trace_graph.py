@@ -12,7 +12,7 @@ from mofa.replay.time.time_replayed import Computation, ReplayedTime, StreamOp, 
 from mofa.schedules.order import ANSWERS, SENDS, Kind
 
 NodeKind = Literal["op", "send", "receive"]
-WHOLE = "whole computation"
+UNRECORDED = "whole computation"
 """Family of a computation whose ops are not recorded."""
 _NAMES = {
     "SEND_F": "send forward",
@@ -99,7 +99,7 @@ class _Draft:
             keys = [key for n in range(begin, end) if (key := self._add_op(n, last if n == begin else []))]
             computing = [key for key in keys if self.nodes[key].stream == COMPUTE]
             if begin == end and span.end_s > span.start_s:
-                computing = [self._add_whole(i, span, last)]
+                computing = [self._add_unrecorded(i, span, last)]
             waiting.append(span)
             done = end
             if computing:
@@ -116,10 +116,10 @@ class _Draft:
         self.add(key, node, [*(("op", other) for other in op.after), *(last if op.stream == COMPUTE else [])])
         return key
 
-    def _add_whole(self, i: int, span: Computation, last: list[tuple[str, int]]) -> tuple[str, int]:
+    def _add_unrecorded(self, i: int, span: Computation, last: list[tuple[str, int]]) -> tuple[str, int]:
         name = f"{span.kind} {span.micro_batch}" + (f" chunk {span.chunk}" if span.chunk else "")
         name = "optimizer" if span.kind == "O" else name
-        self.add(("span", i), GraphNode("op", name, COMPUTE, WHOLE, span.start_s, span.end_s, (), ()), list(last))
+        self.add(("span", i), GraphNode("op", name, COMPUTE, UNRECORDED, span.start_s, span.end_s, (), ()), list(last))
         return "span", i
 
     def add_transfers(self) -> None:

@@ -14,7 +14,7 @@ from mofa.cost.estimate import TableEstimator
 from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.replay.time.step import replay_time
 from mofa.replay.time.time_replayed import ReplayedTime
-from mofa.replay.time.trace_graph import WHOLE, GraphNode, rank_graph
+from mofa.replay.time.trace_graph import UNRECORDED, GraphNode, rank_graph
 from mofa.search.strategy_estimator import strategy_estimator
 
 # framework, model, strategy
@@ -57,16 +57,16 @@ def test_ops_and_waits_fill_the_step(plan: str) -> None:
     for rank, graph in enumerate(graphs(plan, step)):
         computing_s = sum(node.end_s - node.start_s for node in graph if node.stream == "compute")
         assert computing_s + sum(step.idle[rank].values()) == pytest.approx(step.step_s, rel=1e-9)
-        assert not any(node.family == WHOLE for node in graph)
+        assert not any(node.family == UNRECORDED for node in graph)
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_computations_without_ops_are_a_node_each(plan: str) -> None:
     step = played(plan, 1)
     for rank, graph in enumerate(graphs(plan, step)):
-        wholes = sorted((node.start_s, node.end_s) for node in graph if node.family == WHOLE)
+        unrecorded = sorted((node.start_s, node.end_s) for node in graph if node.family == UNRECORDED)
         spans = [span for span in step.spans[rank] if span.kind == "O" or span.micro_batch >= 1]
-        assert wholes == sorted((span.start_s, span.end_s) for span in spans if span.end_s > span.start_s)
+        assert unrecorded == sorted((span.start_s, span.end_s) for span in spans if span.end_s > span.start_s)
         assert all(other < number for number, node in enumerate(graph) for other in node.after)
 
 
