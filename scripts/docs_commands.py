@@ -51,8 +51,9 @@ PARSED_FILES = (
     "RUNS.yaml",
     "my-cluster",
     "--scheduler",
+    "--format chakra",
 )
-"""Files and machines that the reader has and this folder has not."""
+"""Files, machines and packages that the reader has and this folder has not."""
 ROW = re.compile(r"\s*(\d+)  ")
 """The beginning of a table's row that has a number."""
 NUMBER = r"(?<![\d.,])[\d.,]*\d(?![\d.,]*\d)"

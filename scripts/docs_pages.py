@@ -1,4 +1,4 @@
-"""Pages of the documentation's site that no file of docs/ holds: the README's, and one for each room of the code.
+"""Pages of the documentation's site that no file of docs/ holds: the README's, notebooks', and one a room of the code.
 
 mkdocs.yml names this file under ``hooks``. A room is a package below ``mofa``, whose page shows all its public names; a
 new one gets its page without being listed anywhere.
@@ -7,6 +7,7 @@ new one gets its page without being listed anywhere.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,24 @@ def room_page(package: str, modules: list[str]) -> str:
     return "\n\n".join([*own, *(f"::: {name}" for name in modules)]) + "\n"
 
 
+def notebooks() -> list[Path]:
+    """The notebooks, in order of their names."""
+    return sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def notebook_page(path: Path) -> str:
+    """Markdown of a notebook as a page: its text, and its code in fences; outputs are made where it runs.
+
+    >>> notebook_page(ROOT / "notebooks" / "first_plan.ipynb").splitlines()[0]
+    '# A first plan'
+    """
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"]).strip()
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
 def page_of_top_file(text: str) -> str:
     """Markdown of a file at the top of the repository as a page: its links to docs/ and to its neighbours hold.
 
@@ -82,18 +101,22 @@ def page_of_top_file(text: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Append the pages of the rooms to the navigation that mkdocs.yml has."""
+    """Append the notebooks and the pages of the rooms to the navigation that mkdocs.yml has."""
+    titles = {path: notebook_page(path).splitlines()[0].removeprefix("# ") for path in notebooks()}
+    config.nav.append({"Notebooks": [{title: f"notebooks/{path.stem}.md"} for path, title in titles.items()]})
     config.nav.append({"Code": [{name: f"{FOLDER}/{name}.md"} for name in rooms()]})
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages of the top files and of the rooms to the site's files."""
+    """Add the pages of the top files, of the notebooks and of the rooms to the site's files."""
     from mkdocs.structure.files import File
 
     for name, page in TOP.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=page_of_top_file(text)))
+    for path in notebooks():
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebook_page(path)))
     for name, modules in rooms().items():
         files.append(File.generated(config, f"{FOLDER}/{name}.md", content=room_page(name, modules)))
     return files

@@ -1,7 +1,8 @@
 """Download the frameworks that jobs are exported for, without what they depend on, and unpack them for the tests.
 
-Nothing is installed: the tests read configuration classes and run them with stand-ins for PyTorch
-(tests/export/stand_ins.py). The wheels are kept in the virtual environment, so that they are downloaded once.
+Chakra's package, which reads traces back, is among them. Nothing is installed: the tests read configuration classes
+and run them with stand-ins for PyTorch (tests/export/stand_ins.py). The wheels are kept in the virtual environment, so
+that they are downloaded once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-WHEELS = ("megatron_core==0.16.1", "torchtitan==0.2.2", "torchtitan==0.3.0", "megatron_bridge==0.3.1")
+WHEELS = (
+    "megatron_core==0.16.1", "torchtitan==0.2.2", "torchtitan==0.3.0", "megatron_bridge==0.3.1", "mlc_chakra==1.0.0",
+)  # fmt: skip
 
 
 def default_folder() -> Path:

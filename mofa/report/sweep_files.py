@@ -1,4 +1,4 @@
-"""A sweep into files: one Parquet table, and figures where it has points for them."""
+"""A sweep into files: one Parquet table, the same as JSON, and figures where it has points for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mofa.plan.sweep_report import SweepReport, SweptJob
 from mofa.report.save import figure_files, write_files
+from mofa.report.sweep_text import best_of_job, cost_column, jobs_of_sweep, rows_of_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,6 +22,35 @@ def parquet_bytes(table: pd.DataFrame) -> bytes:
     buffer = io.BytesIO()
     table.to_parquet(buffer, engine="pyarrow", index=False)
     return buffer.getvalue()
+
+
+def sweep_report(table: pd.DataFrame) -> SweepReport:
+    """The table of a sweep as what ``--json`` prints, with the cheapest and the fastest point of each job.
+
+    Parameters
+    ----------
+    table
+        Of :func:`mofa.search.sweeps.run_sweep.sweep`.
+
+    Returns
+    -------
+    SweepReport
+        Every cell of the table, and the verdict that is printed for people.
+    """
+    rows = rows_of_sweep(table)
+    number_of = {id(row): number for number, row in enumerate(rows)}
+    jobs = []
+    for group in jobs_of_sweep(rows):
+        cheapest, fastest = best_of_job(group)
+        jobs.append(
+            SweptJob(
+                points=tuple(number_of[id(row)] for row in group),
+                compared_by=cost_column(group),
+                cheapest=number_of[id(cheapest)],
+                fastest=number_of[id(fastest)],
+            )
+        )
+    return SweepReport(points=tuple(rows), jobs=tuple(jobs))
 
 
 def save_sweep(table: pd.DataFrame, directory: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mofa.report.scales_text import Choice, price_words, verdict_of_choices
 from mofa.report.tables import print_paragraph, print_table
@@ -29,6 +29,7 @@ _HEADINGS = {
 }  # fmt: skip
 
 Row = dict[str, Any]
+CostColumn = Literal["usd", "gpu_hours", "gpu_seconds_per_million_tokens"]
 
 
 def rows_of_sweep(table: pd.DataFrame) -> list[Row]:
@@ -98,9 +99,9 @@ def cost_of_point(row: Row, name: str) -> float:
     return float(row[name])
 
 
-def cost_column(group: list[Row]) -> str:
+def cost_column(group: list[Row]) -> CostColumn:
     """The column by which points of a job are compared: the first that all of them have."""
-    names = ("usd", "gpu_hours", "gpu_seconds_per_million_tokens")
+    names: tuple[CostColumn, ...] = ("usd", "gpu_hours", "gpu_seconds_per_million_tokens")
     return next(name for name in names if all(row[name] is not None for row in group))
 
 
@@ -154,12 +155,18 @@ def print_sweep(table: pd.DataFrame, console: Console, *, quiet: bool = False) -
             print_paragraph(console, f"{head}: {line[0].lower()}{line[1:]}" if head else line, indent=4)
 
 
+def best_of_job(group: list[Row]) -> tuple[Row, Row]:
+    """The cheapest and the fastest point of a job, which may be the same."""
+    choices = choices_of_job(group)
+    cheapest = min(range(len(group)), key=lambda i: choices[i].cost)
+    fastest = min(range(len(group)), key=lambda i: choices[i].seconds)
+    return group[cheapest], group[fastest]
+
+
 def _best_of_jobs(groups: list[list[Row]]) -> Iterator[Row]:
     for group in groups[:MOST_ROWS]:
-        choices = choices_of_job(group)
-        cheapest = min(range(len(group)), key=lambda i: choices[i].cost)
-        fastest = min(range(len(group)), key=lambda i: choices[i].seconds)
-        yield from (group[i] for i in dict.fromkeys((cheapest, fastest)))
+        cheapest, fastest = best_of_job(group)
+        yield from (cheapest,) if cheapest is fastest else (cheapest, fastest)
 
 
 def _print_points(console: Console, title: str, rows: list[Row], varying: list[str]) -> None:

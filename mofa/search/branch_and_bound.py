@@ -97,9 +97,13 @@ def cost_pareto_front(
     reason: Verdicts,
     shortfall: FloatN,
     objective: SearchObjective,
+    longest: float = np.inf,
 ) -> CostedSpace:
-    """Cost the rows that no other may beat in key and memory at once, by arguments as in :func:`cost_best_rows`."""
-    return cost_rows_for_goal(job, loads, space, reason, shortfall, ParetoFrontGoal(objective))
+    """Cost the rows that no other may beat in key and memory at once, by arguments as in :func:`cost_best_rows`.
+
+    ``longest`` is how many times the smallest key those of the front are at most.
+    """
+    return cost_rows_for_goal(job, loads, space, reason, shortfall, ParetoFrontGoal(objective, longest))
 
 
 def cost_rows_for_goal(

@@ -46,6 +46,7 @@ from mofa.search.space import (
     default_space,
     fixed_values,
 )
+from mofa.search.space_constraints import SpaceConstraints
 from mofa.search.to_plan.builder import CandidatePlan, memory_limit_bytes, replay_workers
 from mofa.search.to_plan.steps_on_hosts import plans_in_closed_form
 from mofa.search.workers import WorkerProcesses
@@ -164,6 +165,7 @@ def find_plans(
     refuse_idle_dispatcher(workload.model, fix.get("dispatcher"))
     in_closed_form = closed_form_margin and not replay
     job = JobAndMachines(workload, cluster, framework, is_judged_in_closed_form=in_closed_form)
+    constraints = SpaceConstraints(fix, maximum, tuple(without))
     without = (*without, *_given_options(judge, fix))
     constrained = partial(constrain_space, fix=fix, maximum=maximum, with_=with_, without=without)
     may_use_fewer = space is None and searched is None and _may_use_fewer(without, judge)
@@ -285,6 +287,7 @@ def find_plans(
         objective,
         enumerated,
         in_closed_form,
+        constraints,
     )
 
 

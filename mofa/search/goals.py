@@ -64,7 +64,9 @@ class BestRowsGoal:
 
 
 class ParetoFrontGoal:
-    """The rows that no other beats in key and memory at once.
+    """The rows that no other beats in key and memory at once, with keys up to ``longest`` times the smallest.
+
+    Keys are positive.
 
     Examples
     --------
@@ -73,10 +75,13 @@ class ParetoFrontGoal:
     >>> front.add_costed(np.array([1.0, 2.0, 3.0]), np.array([8.0, 9.0, 4.0]))
     >>> front.is_dominated(np.array([2.5, 2.5, 3.5]), np.array([9.0, 7.0, 4.0]))
     array([ True, False,  True])
+    >>> front.longest = 1.5
+    >>> front.is_dominated(np.array([1.4, 1.6]), np.array([7.0, 7.0]))
+    array([False,  True])
     """
 
-    def __init__(self, objective: SearchObjective) -> None:
-        self.objective, self.keys, self.device_bytes = objective, np.empty(0), np.empty(0)
+    def __init__(self, objective: SearchObjective, longest: float = np.inf) -> None:
+        self.objective, self.longest, self.keys, self.device_bytes = objective, longest, np.empty(0), np.empty(0)
 
     def add_costed(self, key: FloatN, device_bytes: FloatN) -> None:
         """Keep what is not beaten, by rising key and falling memory. (n,) each"""
@@ -88,11 +93,12 @@ class ParetoFrontGoal:
         self.keys, self.device_bytes = keys[on_front], device[on_front]
 
     def is_dominated(self, key: FloatN, device_bytes: FloatN) -> BoolN:
-        """Whether a row of the front has a smaller key and no more memory. (n,)"""
+        """Whether a row of the front has a smaller key and no more memory, or keys are too large. (n,)"""
         if not len(self.keys):
             return np.zeros(len(key), dtype=bool)
         place = np.searchsorted(self.keys * (1.0 + TIED), key) - 1
-        return np.asarray((place >= 0) & (self.device_bytes[np.maximum(place, 0)] <= device_bytes))
+        is_beaten = (place >= 0) & (self.device_bytes[np.maximum(place, 0)] <= device_bytes)
+        return np.asarray(is_beaten | (key > self.longest * self.keys[0] * (1.0 + TIED)))
 
     def excess_over_best_key(self, key: FloatN) -> FloatN:
         """Nothing: a front has no last row. (n,)"""

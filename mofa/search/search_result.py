@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.model_flops import model_flops_per_token
 from mofa.plan.result import PlanReport
+from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.branch_and_bound import cost_pareto_front
 from mofa.search.costing import NEEDLESS, CostedRows, CostedSpace, cost_rows
@@ -25,6 +26,7 @@ from mofa.search.objective import (
     reject_rows_for_host_memory,
 )
 from mofa.search.space import OPTIONS, SpaceCombinations
+from mofa.search.space_constraints import SpaceConstraints
 from mofa.search.workers import WorkerProcesses
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -34,6 +36,9 @@ from mofa.specs.workload import WorkloadSpec
 if TYPE_CHECKING:
     import pandas as pd
 
+SHOWN_FRONT = 1.5
+"""How far the front is costed for tables and pictures, as a multiple of the best step or other objective: a choice of
+what is worth showing. [-]"""
 DEGREES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch")
 
 
@@ -61,6 +66,8 @@ class Search:
         The strategies as they were before any layers were solved for, if not all that are legal were costed; else None.
     is_judged_in_closed_form
         Whether no replay follows its verdicts on memory, which leave free what it may reserve beyond closed forms.
+    constraints
+        What the user asked of the space.
 
     Examples
     --------
@@ -82,6 +89,7 @@ class Search:
     objective: SearchObjective = SHORTEST_STEP
     enumerated: SpaceCombinations | None = None
     is_judged_in_closed_form: bool = False
+    constraints: SpaceConstraints = field(default_factory=SpaceConstraints)
 
     def __repr__(self) -> str:
         return f"Search({self.report!r})"
@@ -101,19 +109,35 @@ class Search:
 
     @cached_property
     def _front(self) -> tuple[CostedSpace, NDArray[np.intp]]:
-        """Rows that hold the front of memory and objective, and the positions of it among those costed."""
+        return self._front_up_to(np.inf)
+
+    @cached_property
+    def _shown_front(self) -> tuple[CostedSpace, NDArray[np.intp]]:
+        return self._front_up_to(SHOWN_FRONT)
+
+    def _front_up_to(self, longest: float) -> tuple[CostedSpace, NDArray[np.intp]]:
+        """Rows that hold the front of memory and objective, and the positions of it among those costed.
+
+        Its keys are up to ``longest`` times the smallest.
+        """
         if self.enumerated is None:
             found_rows = CostedSpace(self.combinations, self.costed, self.reasons, self.short)
         else:
-            found_rows = cost_pareto_front(*self._unjudged(), self.objective)
+            with without_garbage_collection():
+                found_rows = cost_pareto_front(*self._unjudged(), self.objective, longest)
             reject_rows_for_host_memory(self.objective, found_rows)
         costed = found_rows.costed
-        key, _ = ranking_keys_and_missing_host_bytes(self.objective, costed)
+        key = self._keys(costed)
         fits = np.flatnonzero((found_rows.reason[costed.rows] < 0) & np.isfinite(key))
         order = fits[np.lexsort((costed.device_bytes[fits], np.round(key[fits], 12)))]
         device = costed.device_bytes[order]
         least_before = np.concatenate([[np.inf], np.minimum.accumulate(device)[:-1]])
-        return found_rows, order[device < least_before]
+        is_near = key[order] <= longest * key[order[:1]]
+        return found_rows, order[(device < least_before) & is_near]
+
+    def _keys(self, costed: CostedRows) -> NDArray[np.float64]:
+        """What is made smallest, of costed rows. (c,)"""
+        return ranking_keys_and_missing_host_bytes(self.objective, costed)[0]
 
     def _unjudged(
         self,
@@ -165,9 +189,10 @@ class Search:
         return self._frame(costed, self.every_row.reason[costed.rows] < 0)
 
     def costed_table(self) -> pd.DataFrame:
-        """The rows that the search and its front costed, by closed forms: those near the best, and the front.
+        """The rows that the search and its front costed, by closed forms: those near the best, and near the front.
 
-        Columns as in :meth:`table`, which costs all others besides. Nothing is costed that :meth:`front` does not.
+        Columns as in :meth:`table`, which costs all others besides. The front is that of :meth:`front` as far as
+        :data:`SHOWN_FRONT` times the best: further it takes longest, and nobody chooses it.
 
         Returns
         -------
@@ -184,9 +209,13 @@ class Search:
         """
         import pandas as pd
 
-        of_front = self._front[0].costed
-        parts = [self._frame(self.costed, self.reasons[self.costed.rows] < 0)]
-        parts.append(self._frame(of_front, self._front[0].reason[of_front.rows] < 0))
+        found_rows, front = self._shown_front
+        longest = np.inf if self.enumerated is None else SHOWN_FRONT * self._keys(found_rows.costed)[front[:1]].sum()
+        parts = []
+        for costed, reasons in ((self.costed, self.reasons), (found_rows.costed, found_rows.reason)):
+            fits = reasons[costed.rows] < 0
+            shown = np.flatnonzero(~fits | (self._keys(costed) <= longest))
+            parts.append(self._frame(costed.select_rows(shown), fits[shown]))
         known = pd.concat(parts, ignore_index=True)
         results = ("step_s", "tokens_per_s_per_gpu", "mfu", "allocated_bytes", "device_bytes", "fits")
         return known.drop_duplicates([name for name in known.columns if name not in results], ignore_index=True)

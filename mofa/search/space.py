@@ -56,6 +56,10 @@ ZERO_BUBBLE = tuple(name for name, record in SCHEDULES.items() if record.is_sear
 """Schedules that ``--without`` leaves out."""
 FEWER_GPUS = "fewer_gpus"
 """Word of ``--without`` that keeps all GPUs computing, though fewer may be faster."""
+RECOMPUTE_KINDS_BY_WORD = {
+    "recompute": ("full", "selective", "ops", "every"), "full": ("full",), "selective": ("selective",),
+}  # fmt: skip
+"""Kinds of recomputation that each word of ``--without`` leaves out."""
 WITHOUT = (
     "tp", "sp", "pp", "vpp", "cp", "ep", "etp", "recompute", "selective", "full", *ZERO_BUBBLE, *OPTIONS, FEWER_GPUS,
 )  # fmt: skip
@@ -242,9 +246,9 @@ def constrain_space(
             continue
         if word == "sp":
             values["sp"] = False
-        elif word in ("recompute", "full", "selective"):
-            kinds = {"recompute": ("full", "selective", "ops", "every"), "full": ("full",), "selective": ("selective",)}
-            values["recompute"] = tuple(m for m in space.recompute if m[0].kind not in kinds[word])
+        elif word in RECOMPUTE_KINDS_BY_WORD:
+            left_out = RECOMPUTE_KINDS_BY_WORD[word]
+            values["recompute"] = tuple(m for m in space.recompute if m[0].kind not in left_out)
         elif word in ZERO_BUBBLE:
             values["schedule"] = tuple(name for name in values["schedule"] if name != word)  # type: ignore[attr-defined]
         elif word in OPTIONS:

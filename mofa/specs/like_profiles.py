@@ -15,7 +15,7 @@ from mofa.specs.curve_ratios import curves_scaled_by_ratios
 from mofa.specs.files import bundled_names, did_you_mean, shown_value
 from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.hardware import GpuSpec, NodeSpec
-from mofa.specs.scaling import rescaled_node
+from mofa.specs.scaling import capacity_scaled_with_memory, rescaled_node
 
 FITTED: Mapping[Folder, str] = {"gpus": "curves", "nodes": "collectives"}
 """The field of each file that holds fitted forms, which are rescaled by its facts."""
@@ -60,7 +60,7 @@ def expand_like(raw: Mapping[str, Any], folder: Folder, where: str) -> dict[str,
     dict
         ``raw`` itself where it is like nothing. Facts that the file does not say are ``transferred`` where they were
         measured; a GPU's curves and a node's collectives are rescaled and ``assumed``, but for those that the file
-        has.
+        has. So is a GPU's capacity where the file says another memory alone.
 
     Raises
     ------
@@ -92,6 +92,8 @@ def expand_like(raw: Mapping[str, Any], folder: Folder, where: str) -> dict[str,
         formats = with_facts.get("peak_flops_per_s")
         if "peak_flops_per_s" in own and isinstance(formats, dict):
             with_facts["peak_flops_per_s"] = _peaks(own["peak_flops_per_s"], formats, said.like, where)
+        if "memory_bytes" in own and "capacity_bytes" not in own:
+            with_facts |= capacity_scaled_with_memory(with_facts, base, said.like)
         rates: dict[str, float] = {format_: fact.value for format_, fact in said.rates_over_like.items()}
         scaled = {**with_facts, "curves": curves_scaled_by_ratios(with_facts, base, rates)}
     fitted = FITTED[folder]

@@ -9,7 +9,7 @@ from typing import Any
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.host import layer_time_factors_by_fact
 from mofa.specs.products import FALLBACK
-from mofa.units import parse_quantity
+from mofa.units import GIB, parse_quantity
 
 RATES = ("small_rate", "large_rate")
 COMPUTE = ("gemm", "grouped_gemm")
@@ -252,6 +252,29 @@ def with_rescaled_capacity(cluster: ClusterSpec, before: ClusterSpec) -> Cluster
         }
     )
     return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"capacity_bytes": capacity})})
+
+
+def capacity_scaled_with_memory(gpu: Mapping[str, Any], before: Mapping[str, Any], like: str) -> dict[str, Any]:
+    """A GPU's capacity where its file says another memory alone: the share of it that the driver leaves of ``like``.
+
+    Empty where the memory is the same, or no quantity, which the check refuses.
+
+    Examples
+    --------
+    >>> def memory(text): return {"value": text, "provenance": "datasheet", "source": "x"}
+    >>> before = {"memory_bytes": memory("80 GiB"), "capacity_bytes": memory("79 GiB")}
+    >>> twice = {**before, "memory_bytes": memory("160 GiB")}
+    >>> capacity_scaled_with_memory(twice, before, "x")["capacity_bytes"]["value"]
+    '158 GiB'
+    """
+    new, old = _both(gpu, before, ("memory_bytes",), "B")
+    if new == old:
+        return {}
+    capacity = parse_quantity(before["capacity_bytes"]["value"], "B")
+    value = f"{capacity * new / old / GIB:.6g} GiB"
+    return {
+        "capacity_bytes": {"value": value, "provenance": "assumed", "source": f"{like}'s, scaled with memory_bytes"}
+    }
 
 
 def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

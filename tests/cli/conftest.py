@@ -45,7 +45,7 @@ class FakeApi:
         self.calls["find_plans"] = args, kwargs
         kwargs["progress"](1, 2)
         report = make_report(self.num_plans)
-        return SimpleNamespace(report=report, table=lambda: make_table(report))
+        return SimpleNamespace(report=report, costed_table=lambda: make_table(report))
 
     def refine_layouts(self, search: Any, *args: Any, **kwargs: Any) -> Any:
         self.calls["refine_layouts"] = (search, *args), kwargs

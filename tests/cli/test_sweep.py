@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -51,6 +52,28 @@ def test_a_sweep_says_what_is_cheapest_and_writes_a_table(cli: Cli, tmp_path: Pa
     assert before == {path: path.read_bytes() for path in (tmp_path / "scales").rglob("*.*")}
 
 
+def test_json_says_what_the_table_says(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(SWEEP.replace("8..16", "[8, 12, 16]"))
+    done = cli("sweep", "s.yaml", "--json", "--json-file", "s.json")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed == json.loads((tmp_path / "s.json").read_text()) and printed["schema_version"] == "1.0"
+    table = pd.read_parquet(tmp_path / "s" / "sweep.parquet")
+    points = printed["points"]
+    assert [list(point) for point in points] == [list(table.columns)] * len(table)
+    for name in table.columns:
+        assert [point[name] for point in points] == [None if pd.isna(each) else each for each in table[name]], name
+    assert {point["status"] for point in points} == {"planned", "failed"}
+    for job in printed["jobs"]:
+        own = [points[number] for number in job["points"]]
+        assert len({point["global_batch"] for point in own}) == 1 and job["compared_by"] == "usd"
+        assert points[job["cheapest"]]["usd"] == min(point["usd"] for point in own)
+        assert points[job["fastest"]]["days"] == min(point["days"] for point in own)
+    assert sorted(number for job in printed["jobs"] for number in job["points"]) == [
+        number for number, point in enumerate(points) if point["status"] == "planned"
+    ]
+
+
 def test_a_plan_by_scales_and_a_sweep_say_the_same(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SWEEP.replace("[h100-hgx, h800-hgx]", "h100-hgx").replace(", h800-hgx: 2", ""))
     cli("sweep", "s.yaml")
@@ -96,8 +119,10 @@ def test_exit_statuses_say_when_nothing_is_planned(cli: Cli, tmp_path: Path) -> 
     (tmp_path / "none.yaml").write_text(
         "models: llama3-70b\nclusters: h100-hgx\ngpus: 8\nsearch: {fast: true, fix: {cp: 1, recompute: none}}\n"
     )
-    done = cli("sweep", "none.yaml", "--quiet")
+    done = cli("sweep", "none.yaml", "--quiet", "--json")
     assert done.returncode == 3 and one_line_of(done.stderr).startswith("mofa: none.yaml: none of 1 points has a plan")
+    report = json.loads(done.stdout)
+    assert report["points"][0]["status"] == "nothing fits" and report["jobs"] == []
     (tmp_path / "bad.yaml").write_text(SWEEP.replace("8..16", "[12, 20]"))
     done = cli("sweep", "bad.yaml", "--quiet")
     assert done.returncode == 2 and "not whole nodes" in one_line_of(done.stderr)
@@ -121,6 +146,7 @@ def test_what_is_wrong_is_one_line(cli: Cli, tmp_path: Path) -> None:
         (("s.yaml", "--jobs", "0"), "--jobs"),
         (("s.yaml", "--jobs", "2", "--scheduler", "tcp://h:1"), "--jobs: is about this machine"),
         (("s.yaml", "--csv", "s.yaml"), "s.yaml: is the file s.yaml that is read"),
+        (("s.yaml", "--json-file", "s.yaml"), "s.yaml: is the file s.yaml that is read"),
     ):
         done = cli("sweep", *arguments)
         assert done.returncode == 2 and said in one_line_of(done.stderr), arguments

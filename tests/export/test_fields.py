@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 import mofa
 from mofa.errors import SpecError
-from mofa.export import bridge, megatron, torchtitan
+from mofa.export import bridge, chakra, megatron, torchtitan
 from mofa.export.all_tables import TABLES
 from mofa.export.arguments import ArgumentTable
 from mofa.export.entry import job_writers
@@ -205,4 +205,5 @@ def test_the_wheels_are_those_that_files_are_written_for() -> None:
         "megatron_core": megatron.VERSION, "torchtitan": torchtitan.VERSION, "megatron_bridge": bridge.VERSION,
     }  # fmt: skip
     asked = {tuple(wheel.split("==")) for wheel in WHEELS}
-    assert asked == {*versions.items(), ("torchtitan", torchtitan.EXPERIMENTAL_VERSION)}
+    experimental = "torchtitan", torchtitan.EXPERIMENTAL_VERSION
+    assert asked == {*versions.items(), experimental, ("mlc_chakra", chakra.PACKAGE_VERSION)}

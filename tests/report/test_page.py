@@ -196,6 +196,14 @@ def test_what_the_user_fixed_is_said_and_not_changed(written: Written) -> None:
     assert "| fixed |" in asked and "| fixed |" not in taken and "| framework |" in taken
 
 
+def test_what_bounds_and_words_took_away_is_said_and_not_compared(tmp_path: Path) -> None:
+    asked = ("--max", "pp=1", "--without", "recompute", "--without", "fewer_gpus")
+    page = Written(tmp_path / "out", *JOB, *FIXED, *asked)
+    rows = json.loads(page.page.scripts["numbers"])["analysis"]["changes"]
+    assert {row["field"] for row in rows} == {"zero"}
+    assert "You fixed tp, cp, micro_batch, bounded pp and left out recompute: changes of that" in page.html
+
+
 def test_what_options_gave_is_not_called_a_default(tmp_path: Path) -> None:
     given = Written(
         tmp_path / "out", *JOB, *FIXED, "--framework", "megatron", "--set", "workload.routing.kind=balanced"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from math import log
+from typing import Any
 
+import numpy as np
 import pytest
 
 import mofa
@@ -12,6 +14,7 @@ from mofa.cost.roofline import kernel_totals_by_kind, least_bytes
 from mofa.search.analysis.analyse import resource_changes
 from mofa.search.analysis.near_runs import NEAREST, nearest_runs
 from mofa.search.analysis.strategy_changes import strategy_changes
+from mofa.search.space_constraints import SpaceConstraints
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.changed_resources import RESOURCES, cluster_with_resource
 from mofa.specs.hardware import ClusterSpec
@@ -178,11 +181,50 @@ def test_a_change_takes_the_best_options_that_are_searched() -> None:
 def test_what_is_fixed_is_not_changed(job: WorkloadSpec, machines: ClusterSpec) -> None:
     framework = mofa.load_framework("megatron")
     strategy = mofa.estimate(job, machines, DENSE, framework=framework, replay=False).strategy
-    fixed = {"tp": ("2", "4"), "pp": ("2",), "micro_batch": ("1",), "sp": ("False",)}
-    changes = strategy_changes(job, machines, framework, strategy, fixed)
+    fixed: dict[str, object] = {"tp": (2, 4), "pp": 2, "micro_batch": 1, "sp": False}
+    changes = strategy_changes(job, machines, framework, strategy, SpaceConstraints(fixed))
     assert {(c.field, c.value) for c in changes if c.field in fixed} == {("tp", "4")}
     assert not any(c.strategy.sp for c in changes if c.field == "tp")
-    assert strategy_changes(job, machines, framework, strategy, {"dp": ("4",)})[0].field not in ("tp", "pp", "cp")
+    assert strategy_changes(job, machines, framework, strategy, SpaceConstraints({"dp": 4}))[0].field not in (
+        "tp", "pp", "cp",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [
+    {"maximum": {"tp": 4, "pp": 2, "micro_batch": 1}},
+    {"without": ["cp", "selective", "sp", "tp_overlap"]},
+    {"without": ["recompute", "vpp", "ep", "dispatcher"], "maximum": {"tp": 2}},
+    {"fix": {"micro_batch": (1, 2), "zero": 1}, "without": ["full", "pp"]},
+])  # fmt: skip
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
+def test_changes_keep_to_the_space_that_was_searched(model: str, options: dict[str, Any]) -> None:
+    """A change that could run is a row of the restricted space, or of none: no row that a constraint took away."""
+    job, cluster = mofa.load_workload(model, global_batch=64), mofa.load_cluster("h100-hgx", 16)
+    search = mofa.find_plans(job, cluster, top=1, replay=False, banded=False, **options)
+    everything = mofa.find_plans(job, cluster, top=1, replay=False, banded=False)
+    strategy = search.report.plans[0].strategy
+    of_framework = search.framework, strategy, search.constraints, search.combinations.degrees.option_sets
+    changes = strategy_changes(job, cluster, *of_framework)
+    assert changes and len(changes) < len(strategy_changes(job, cluster, search.framework, strategy))
+    restricted, unrestricted = _rows_of(search), _rows_of(everything)
+    for change in changes:
+        row = _row_of(change.strategy)
+        if change.refused is None and row in unrestricted:
+            assert row in restricted, (change.field, change.value)
+
+
+NAMES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "zero")
+
+
+def _rows_of(search: mofa.Search) -> set[tuple[Any, ...]]:
+    """Degrees and kinds of recomputation of a search's space."""
+    table = search.combinations.select_rows(np.arange(len(search.combinations)))
+    kinds = np.array([mode.kind for mode in table.recompute_modes], dtype=object)[table.recompute]
+    return set(zip(*(getattr(table, name).tolist() for name in NAMES), kinds.tolist(), strict=True))
+
+
+def _row_of(strategy: StrategySpec) -> tuple[Any, ...]:
+    return (*(getattr(strategy, name) for name in NAMES), strategy.recompute.split(":")[0])
 
 
 def test_illegal_changes_say_why(job: WorkloadSpec, machines: ClusterSpec) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 import mofa
 from mofa.plan.long_run import Objective
+from mofa.report.figures.pareto import pareto_front
 from mofa.search import branch_and_bound
 from mofa.search.costing import MEMORY, NEEDLESS, SLOWER
 from mofa.search.objective import ranking_keys_and_missing_host_bytes
-from mofa.search.search_result import Search
+from mofa.search.search_result import SHOWN_FRONT, Search
 
 JOBS: dict[str, tuple[str, str, int, str, dict[str, Any]]] = {
     "dense": ("llama3-8b", "h100-hgx", 16, "megatron", {"maximum": {"pp": 4, "cp": 2, "vpp": 2}}),
@@ -169,6 +170,18 @@ def test_the_front_is_that_of_all(name: str) -> None:
     assert np.all(beaten.any(axis=1))
     assert front["step_s"].is_monotonic_increasing and front["device_bytes"].is_monotonic_decreasing
     np.testing.assert_allclose(front["step_s"], costed_whole(name).front()["step_s"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", FRONTS)
+def test_the_costed_table_has_the_front_as_far_as_it_is_shown(name: str) -> None:
+    bounded = bounded_once(name, 1)
+    front, table = bounded.front(), bounded.costed_table()
+    near = front[front["step_s"] <= SHOWN_FRONT * front["step_s"].min()]
+    fitting = table[table["fits"]]
+    shown = fitting.iloc[pareto_front(fitting["device_bytes"].to_numpy(), fitting["tokens_per_s_per_gpu"].to_numpy())]
+    np.testing.assert_allclose(shown["step_s"].sort_values(), near["step_s"], rtol=1e-12)
+    np.testing.assert_allclose(shown["device_bytes"].sort_values(ascending=False), near["device_bytes"], rtol=1e-12)
+    assert bounded.enumerated is not None and len(table) < len(bounded.table())
 
 
 def test_other_processes_change_nothing() -> None:

@@ -59,6 +59,20 @@ def test_more_memory_alone_leaves_the_curves_transferred(tmp_path: Path) -> None
     assert gpu.memory_bytes.value == 96 * 2**30
 
 
+def test_more_memory_takes_the_capacity_along(tmp_path: Path) -> None:
+    """A GPU of twice the memory that left its capacity out had that of the smaller one."""
+    h100, memory = load_gpu("h100-sxm"), {"like": "h100-sxm", "source": "a datasheet", "memory_bytes": "96 GiB"}
+    gpu = load_gpu(written(tmp_path, "big", memory))
+    assert gpu.capacity_bytes.value == pytest.approx(h100.capacity_bytes.value * 96 / 80, rel=1e-5)
+    assert gpu.capacity_bytes.provenance == "assumed"
+    own = load_gpu(written(tmp_path, "own", {**memory, "capacity_bytes": "90 GiB"}))
+    assert own.capacity_bytes.value == 90 * 2**30
+    same = load_gpu(written(tmp_path, "same", {"like": "h100-sxm", "source": "a datasheet"}))
+    assert same.capacity_bytes.value == h100.capacity_bytes.value
+    with pytest.raises(SpecError, match="memory_bytes"):
+        load_gpu(written(tmp_path, "odd", {**memory, "memory_bytes": "much"}))
+
+
 def test_what_was_measured_on_both_counts_in_place_of_peaks_and_power(tmp_path: Path) -> None:
     rate = {"bf16": {"value": 0.7, "provenance": "transferred", "source": "one program on both"}}
     said = {"like": "h100-sxm", "source": "a datasheet", "tdp_w": "350 W", "rates_over_like": rate}

@@ -136,7 +136,6 @@ def plan(
                 "progress": progress,
                 "replay": replay,
                 "jobs": jobs or usable_cores(),
-                "every_row": out is not None and not several,  # its table and figure have all that fit
                 "replay_progress": lambda done, of, show=progress: show(done, of, "playing the best plans out"),
                 "on_progress": best_plan_printer(progress),
             }
@@ -157,7 +156,7 @@ def plan(
         show_scales(output, searches, jobs or usable_cores(), given)
     else:
         output.show_report(
-            searches[0].report, searches[0].table,
+            searches[0].report, searches[0].costed_table,
             lambda table: report_page(searches[0], table, jobs=jobs or usable_cores(), given=given),
         )  # fmt: skip
     if not any(search.report.plans for search in searches):

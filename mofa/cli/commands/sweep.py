@@ -27,6 +27,8 @@ def sweep(
         int | None,
         typer.Option("--jobs", min=1, max=MOST_PROCESSES, help="Processes here; by default one for each core."),
     ] = None,
+    json: opt.Json = False,
+    json_file: opt.JsonFile = None,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV too.")] = None,
     out: Annotated[
         Path | None,
@@ -45,21 +47,22 @@ def sweep(
     from mofa.cli.output import OutputOptions
     from mofa.cli.progress import progress_bar
     from mofa.errors import SpecError
-    from mofa.report.sweep_files import save_sweep
+    from mofa.report.sweep_files import save_sweep, sweep_report
     from mofa.report.sweep_text import print_sweep
     from mofa.search.workers import usable_cores
 
     if scheduler is not None and jobs is not None:
         raise SpecError("--jobs: is about this machine, and --scheduler plans on others; leave one of them out")
     folder = Path(Path(file).stem) if out is None else out
-    output = OutputOptions(csv=csv, out=folder, quiet=quiet)
+    output = OutputOptions(json=json, json_file=json_file, csv=csv, out=folder, quiet=quiet)
     output.refuse_unwritable_places([file])
     with progress_bar(f"points of {Path(file).name}", enabled=not quiet) as progress:
         table = mofa.sweep(
             file, out=folder, scheduler=scheduler, jobs=jobs or usable_cores(MOST_PROCESSES), progress=progress
         )
+    text = sweep_report(table).model_dump_json(indent=2) + "\n" if json or json_file is not None else ""
     output.show_result(
-        "", lambda: table, lambda place: save_sweep(table, place),
+        text, lambda: table, lambda place: save_sweep(table, place),
         lambda console: print_sweep(table, console, quiet=quiet),
     )  # fmt: skip
     _fail_without_plans(file, table["status"].tolist(), table["reason"].tolist())

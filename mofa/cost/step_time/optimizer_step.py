@@ -132,9 +132,14 @@ def _own(tensors: ArrayN, ranks: ArrayN, of_first: ArrayN, chunks: int) -> Array
     return np.minimum(tensors, (tensors + buckets * (ranks - 1.0)) / ranks)
 
 
+GRADIENT_NORM_BYTES = 4.0
+"""One number in fp32. [B]"""
+
+
 def gradient_norm_seconds(rows: GatheredRows) -> ArrayN:
     """The gradient norm's all-reduce over all ranks and the host's wait for it. (n,) [s]"""
     if not rows.workload.optimizer.clip_grad_norm:
         return np.zeros(len(rows.table))
-    reduce = collective_s("all_reduce", np.full(len(rows.grids), 4.0), rows.groups["world"], rows.costs.machine.fabric)
+    payload = np.full(len(rows.grids), GRADIENT_NORM_BYTES)
+    reduce = collective_s("all_reduce", payload, rows.groups["world"], rows.costs.machine.fabric)
     return np.asarray(reduce[rows.grid_index] + rows.cluster.sync_s)

@@ -463,6 +463,14 @@ def _received_s(rows: GatheredRows, hop: ArrayN) -> tuple[ArrayN, ArrayN]:
     return each * stages.receives[:, 0], each * stages.sends[:, -1]
 
 
+def hand_over_bytes(rows: GatheredRows) -> ArrayN:
+    """What a rank sends to the next stage for a micro-batch. (n,) [B]"""
+    payload = np.asarray(rows.costs.stage_boundary_bytes[rows.k], dtype=np.float64)
+    if not rows.framework.scatters_pipeline_sends:
+        return payload
+    return np.where(rows.table.sp, payload, payload / rows.table.tp)
+
+
 def hop_seconds(rows: GatheredRows) -> ArrayN:
     """One hand-over between stages: the whole boundary, or a rank's part of it and its gathering over tp. (n,) [s]"""
     payload, groups = (

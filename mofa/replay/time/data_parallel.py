@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mofa.blocks.work import CollectiveKind
+from mofa.blocks.work import Collective, CollectiveKind
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
@@ -48,6 +48,8 @@ class DataParallelSteps:
     at_step_end: list[Step] = field(default_factory=list)
     after_optimizer_s: float = 0.0
     """Gathering that nothing hides. [s]"""
+    after_optimizer: list[Collective] = field(default_factory=list)
+    """What that gathers."""
 
     def extra_steps_of(self, action: Action) -> ExtraStepsOfComputation:
         """What is added to a computation; made where it is not there yet."""
@@ -70,6 +72,22 @@ class _Bucket(NamedTuple):
     line: int
     dense: float
     expert: float
+
+
+Collectives = tuple[Collective, ...]
+"""Of one launch, one after the other: of dense parameters, and of experts'."""
+
+
+def collectives_of_params(kind: CollectiveKind, bytes_per_param: float, dense: float, expert: float) -> Collectives:
+    """What reduces or gathers so many dense parameters and expert ones.
+
+    Examples
+    --------
+    >>> collectives_of_params("all_gather", 2.0, 3.0, 0.0)
+    (Collective(kind='all_gather', group='fsdp', payload=6.0, imbalance=1.0),)
+    """
+    shares = ((dense, "fsdp"), (expert, "efsdp"))
+    return tuple([Collective(kind, group, params * bytes_per_param) for params, group in shares if params])
 
 
 @dataclass
@@ -100,12 +118,11 @@ class _Rank:
         """Of the pipeline."""
         return self.spec.place.pipeline_rank
 
-    def seconds(self, kind: CollectiveKind, bytes_per_param: float, dense: float, expert: float) -> float:
-        """Of reducing or gathering so many dense parameters and expert ones. [s]"""
+    def seconds(self, collectives: Collectives) -> float:
+        """Of collectives one after the other. [s]"""
         total = 0.0
-        for params, group in ((dense, "fsdp"), (expert, "efsdp")):
-            if params:
-                total += self.collective_s(kind, params * bytes_per_param, group)
+        for kind, group, payload, _ in collectives:
+            total += self.collective_s(kind, float(payload), group)
         return total
 
     def collective_s(self, kind: CollectiveKind, payload: float, group: str) -> float:
@@ -127,9 +144,11 @@ class _Rank:
         params_by_group = ((dense, "fsdp"), (expert, "efsdp"))
         return host * sum(params / float(self.rows.groups[group].size[0]) for params, group in params_by_group) / 2**20
 
-    def beside(self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str) -> SideStreamOp:
+    def beside(
+        self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str, works: Collectives
+    ) -> SideStreamOp:
         share = self.rows.cluster.gpu.curves.overlap_slowdown.value
-        return SideStreamOp(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,), share)
+        return SideStreamOp(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,), share, works=works)
 
     def weights(self, chunk: int, backward: bool) -> list[_Weight]:
         """A chunk's weights in the order of its pass; together they are the rank's share, what no op names included."""
@@ -246,10 +265,11 @@ def _megatron_gradients(me: _Rank, out: DataParallelSteps) -> None:
     for c in range(len(me.spec.chunks)):
         last = me.last(c)
         for bucket in me.buckets(c, _bucket_size(me, c)):
-            seconds = me.seconds(kind, me.spec.gradients.reduced_bytes_per_param, bucket.dense, bucket.expert)
-            if not seconds:
+            width = me.spec.gradients.reduced_bytes_per_param
+            works = collectives_of_params(kind, width, bucket.dense, bucket.expert)
+            if not (seconds := me.seconds(works)):
                 continue
-            step = me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
+            step = me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced", works)
             if not me.rows.framework.overlap_grad_reduce:
                 out.at_step_end.append(step)
             elif (
@@ -270,18 +290,20 @@ def _megatron_parameters(me: _Rank, out: DataParallelSteps) -> None:
         times = float(gathers_after_optimizer(me.rows)[0, me.rank])
         for c in range(len(me.spec.chunks)):
             for bucket in me.buckets(c, _bucket_size(me, c)):
-                out.after_optimizer_s += times * me.seconds("all_gather", each, bucket.dense, bucket.expert)
+                works = collectives_of_params("all_gather", each, bucket.dense, bucket.expert)
+                out.after_optimizer_s += times * me.seconds(works)
+                out.after_optimizer += works * round(times)
         return
     forwards = [a for a in me.order.ranks[me.rank] if a.kind == "F"]
     for c in range(len(me.spec.chunks)):
         first, aligned = me.first(c), len(me.spec.chunks) > 1
         gathers = []
         for n, bucket in enumerate(reversed(me.buckets(c, _bucket_size(me, c)))):
-            seconds = me.seconds("all_gather", each, bucket.dense, bucket.expert)
-            if seconds:
+            works = collectives_of_params("all_gather", each, bucket.dense, bucket.expert)
+            if seconds := me.seconds(works):
                 name = f"dp.gathered {c}.{n}"
                 where = len(me.spec.chunks[c].blocks) - 1 - bucket.piece
-                gathers.append((where, me.beside("gathering of parameters", seconds, "dp", (), name), name))
+                gathers.append((where, me.beside("gathering of parameters", seconds, "dp", (), name, works), name))
         if aligned:  # chunks 0 and 1 at the start, the others a chunk ahead, at once on all ranks (param_sync_func)
             ahead = max(forwards.index(me.first(c - 1)) - me.rank, 0) if c > 1 else 0
             out.extra_steps_of(forwards[ahead]).before += [step for _, step, _ in gathers]
@@ -307,11 +329,10 @@ def _ddp(me: _Rank, out: DataParallelSteps) -> None:
         for n, w in enumerate(weights):
             filled += w.params
             if width * filled >= DDP_BUCKET_BYTES or n == len(weights) - 1:
-                seconds = me.collective_s("all_reduce", width * filled, "dp")
-                if seconds:
-                    extra.add_after_line(
-                        w.piece, w.line, me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced")
-                    )
+                works = (Collective("all_reduce", "dp", width * filled),)
+                if seconds := me.seconds(works):
+                    step = me.beside("reduction of gradients", seconds, "dp", (NOW,), "dp.reduced", works)
+                    extra.add_after_line(w.piece, w.line, step)
                 filled = 0.0
         # every gradient is copied into its bucket and back (reducer.cpp): 16 bytes an fp32 parameter, played in one
         copied = 4.0 * width * sum(w.params for w in weights) / memory_bound_rate(me.rows.cluster.gpu, "copy")
@@ -327,8 +348,9 @@ def _replicas(me: _Rank, chunk: int, extra: ExtraStepsOfComputation, after: bool
     pieces = me.of_piece(chunk)
     for i, (dense, expert) in enumerate(reversed(pieces)):
         own_params = dense / place.dense_ranks + expert / place.expert_ranks
-        seconds = me.collective_s("all_reduce", me.rows.framework.reduced_bytes_per_param * own_params, "dp_replicate")
-        step = me.beside("reduction over replicas", seconds, "dp_replicate", (NOW, "fsdp.reduced"), "dp.replicated")
+        works = (Collective("all_reduce", "dp_replicate", me.rows.framework.reduced_bytes_per_param * own_params),)
+        reads = (NOW, "fsdp.reduced")
+        step = me.beside("reduction over replicas", me.seconds(works), "dp_replicate", reads, "dp.replicated", works)
         if after:
             extra.after.append(step)
         else:
@@ -346,18 +368,20 @@ def _fsdp_pipelined(me: _Rank, out: DataParallelSteps) -> None:
         # the runtime gathers the next three stages ahead, a single stage's pieces are gathered as the host gets there
         ahead = out.extra_steps_of(me.first(max(c - 2, 0)))
         for i, (dense, expert) in enumerate(me.of_piece(c)):
-            seconds = me.seconds("all_gather", me.spec.gradients.gathered_bytes_per_param, dense, expert)
-            if seconds:
+            works = collectives_of_params("all_gather", me.spec.gradients.gathered_bytes_per_param, dense, expert)
+            if seconds := me.seconds(works):
                 name = f"fsdp.gathered {c}.{i}"
-                step = me.beside("gathering of parameters", seconds, "fsdp_gather", (), name)
+                step = me.beside("gathering of parameters", seconds, "fsdp_gather", (), name, works)
                 if runtime:
                     ahead.before.append(step)
                 else:
                     first.add_after_line(i, -1, step)
                 first.add_after_line(i, -1, waiting_step((name,)))
         for dense, expert in reversed(me.of_piece(c)):
-            reduction_s = me.seconds("reduce_scatter", me.spec.gradients.reduced_bytes_per_param, dense, expert)
-            seconds = max(reduction_s, me.listing_s(dense, expert))
+            width = me.spec.gradients.reduced_bytes_per_param
+            works = collectives_of_params("reduce_scatter", width, dense, expert)
+            seconds = max(me.seconds(works), me.listing_s(dense, expert))
             if seconds:
-                last.after.append(me.beside("reduction of gradients", seconds, "fsdp_reduce", (NOW,), "fsdp.reduced"))
+                step = me.beside("reduction of gradients", seconds, "fsdp_reduce", (NOW,), "fsdp.reduced", works)
+                last.after.append(step)
         _replicas(me, c, last, after=True)

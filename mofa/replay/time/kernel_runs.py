@@ -14,7 +14,7 @@ import numpy as np
 
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import COMM_FAMILIES, Op, Tape
-from mofa.blocks.work import Collective, HostCopy, HostSync, MemoryBound
+from mofa.blocks.work import Collective, HostCopy, HostSync, MemoryBound, Work
 from mofa.cost.block.durations import OpTimingMachine, device_seconds_array
 from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.launch_blocking import moved_to_computing_stream, waits_after_kernels
@@ -41,6 +41,8 @@ class KernelInRun(NamedTuple):
     """Whether it is of a loop over experts, in which the kernels of all ops take turns."""
     issue_behind: float = 0.0
     """Behind the last op of such a loop the issue of all that the device need not wait for. [s]"""
+    works: tuple[Work, ...] = ()
+    """What it computes."""
 
 
 class KernelRun(NamedTuple):
@@ -75,6 +77,8 @@ class SideStreamOp(NamedTuple):
     communicator: str = ""
     """What it queues on besides its stream."""
     launches: float = 1.0
+    works: tuple[Work, ...] = ()
+    """What it sends, or computes."""
 
 
 class HostSyncStep(NamedTuple):
@@ -257,7 +261,7 @@ def join_kernels_to_steps(
             reads = line.reads if op.stream in OWN_ORDER else (*line.reads, NOW)
             steps.append(
                 SideStreamOp(op.name, line.seconds, line.issue, family, op.stream, reads, line.writes, line.slows,
-                       line.communicator, line.launches)
+                       line.communicator, line.launches, () if op.work is None else (op.work,))
             )  # fmt: skip
             seen.difference_update(line.writes)
         else:
@@ -269,7 +273,14 @@ def join_kernels_to_steps(
             issue_s = line.issue + host_only
             run.append(
                 KernelInRun(
-                    op.name, line.seconds, issue_s, FAMILY[op.family], line.launches, line.is_in_loop, line.issue_behind
+                    op.name,
+                    line.seconds,
+                    issue_s,
+                    FAMILY[op.family],
+                    line.launches,
+                    line.is_in_loop,
+                    line.issue_behind,
+                    () if op.work is None else (op.work,),
                 )
             )
             host_only = 0.0

@@ -16,11 +16,12 @@ from mofa.cost.rows import GatheredRows
 from mofa.replay.time.computation_effect import NOTHING, ComputationEffect, StreamsAfterComputation
 from mofa.replay.time.computation_tapes import Phase, PlanTapes, paired_label
 from mofa.replay.time.data_parallel import DataParallelSharedByRanks, DataParallelSteps, ExtraStepsOfComputation
-from mofa.replay.time.kernel_runs import HostSyncStep
+from mofa.replay.time.kernel_runs import FAMILY, HostSyncStep
+from mofa.replay.time.op_recorder import OpRecorder
 from mofa.replay.time.paired_passes import PairedPiece, pieces_of_pair
 from mofa.replay.time.pipeline import CAUSES
 from mofa.replay.time.stream_clocks import Relative, StreamClocks
-from mofa.replay.time.time_replayed import ComputationFields, StreamOp
+from mofa.replay.time.time_replayed import ComputationFields
 from mofa.schedules import SCHEDULES, Action, Order
 from mofa.schedules.combined import backward_beside_each_forward
 
@@ -101,7 +102,8 @@ class RankTimeline:
     left_by_last: tuple[StreamsAfterComputation, float] = NOTHING, 0.0
     """What the last computation left, and when it ended."""
     spans: list[ComputationFields] = field(default_factory=list)
-    ops: list[StreamOp] = field(default_factory=list)
+    recorder: OpRecorder | None = None
+    """Of a rank some of whose ops are kept."""
     idle: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     pp_s: float = 0.0
     bubble_s: float = 0.0
@@ -111,6 +113,8 @@ class RankTimeline:
 
     def __post_init__(self) -> None:
         self.rank = self.spec.place.pipeline_rank
+        if any(rank == self.rank for rank, _ in self.plan.ops_kept_of):
+            self.recorder = OpRecorder()
         self.chunks = tuple(chunk.blocks for chunk in self.spec.chunks)
         self.num_variants = len(self.plan.tapes)
         plan = self.plan
@@ -130,6 +134,11 @@ class RankTimeline:
             draws = np.random.default_rng([self.plan.seed, self.rank]).standard_normal(shape)
             self.factors = np.exp(self.plan.jitter * draws - self.plan.jitter**2 / 2)
 
+    @property
+    def keeps_all_ops(self) -> bool:
+        """Whether the ops of all micro-batches are kept, and so those of the step's end."""
+        return all((self.rank, i) in self.plan.ops_kept_of for i in range(self.order.num_micro_batches))
+
     def free_at_s(self) -> float:
         clock = self.clock
         return clock.compute if clock.compute >= clock.host else clock.host
@@ -141,11 +150,14 @@ class RankTimeline:
         if self.played_in_forward and action in self.played_in_forward:
             self.launched_ahead = beside
             self.spans.append((kind, stage // self.order.pp, micro_batch, start, start))
+            if self.recorder is not None:
+                self.recorder.end_computation(len(self.recorder.ops))
             if len(self.spans) in self.snapshots_before:
                 self._mark()
             return
         beside, self.launched_ahead = beside + self.launched_ahead, 0
         variant = micro_batch % self.num_variants if self.num_variants > 1 else 0
+        first = 0 if self.recorder is None else len(self.recorder.ops)
         back = self.backward_beside.get(action) if self.backward_beside else None
         of_stage = stage if back is None else (stage, back.stage)
         played_kind = self.played_by_kind.get((kind, of_stage, variant)) or self._new_kind(action)
@@ -160,7 +172,7 @@ class RankTimeline:
                     result = known[state] = self._play(played_kind, _PLAIN, False)
                 self._apply(result, start, 1.0)
             else:
-                first, factor = len(self.ops), self._factor(action, played_kind.chunk)
+                factor = self._factor(action, played_kind.chunk)
                 result, ahead = self._result(action, played_kind, before)
                 self._apply(result, start, factor)
                 if factor != 1.0:
@@ -173,7 +185,13 @@ class RankTimeline:
             slow = plan.slowdown * min(plan.hop_s, clock.compute - start)
             self.pp_s += slow
             self.hidden_pp_s += plan.hop_s
+            if slow and self.recorder is not None and first < len(self.recorder.ops):
+                self.recorder.add_computation(
+                    "slowed beside a hand-over", FAMILY["pp"], clock.compute, clock.compute + slow
+                )
             clock.compute += slow
+        if self.recorder is not None:
+            self.recorder.end_computation(first)
         clock.host += self.handing_s
         spans = self.spans
         spans.append((kind, played_kind.chunk, micro_batch, start, clock.compute))
@@ -182,10 +200,13 @@ class RankTimeline:
 
     def _slow_down(self, first: int, start: float, factor: float) -> None:
         """Jitter stretches what the computing stream does; the others keep their times."""
-        self.ops[first:] = [
+        if self.recorder is None:
+            return
+        ops = self.recorder.ops
+        ops[first:] = [
             spot if spot.stream not in ("compute", "wait") else
             spot._replace(start_s=start + factor * (spot.start_s - start), end_s=start + factor * (spot.end_s - start))
-            for spot in self.ops[first:]
+            for spot in ops[first:]
         ]  # fmt: skip
 
     def _factor(self, action: Action, chunk: int) -> float:
@@ -276,22 +297,22 @@ class RankTimeline:
         start = clock.compute
         clock.empty_launch_queue()
         clock.reset_counts()
-        place, handed_on = "", ""
-
-        def watch(stream: str, name: str, family: int, begin: float, end: float) -> None:
-            self.ops.append(StreamOp(stream, f"{name} · {place}" if place else name, EXPOSED[family], begin, end))
-
-        clock.watch = watch if watched else None
+        handed_on = ""
+        recorder = clock.watch = self.recorder if watched else None
+        if recorder is not None:
+            recorder.place = ""
         clock.play_steps(once.before)
         clock.play_steps(every.before)
         for piece in played_kind.pieces:
-            place = piece.name
+            if recorder is not None:
+                recorder.place = piece.name
             part = tapes.steps_of(*_tape_of(piece))
             clock.play_tape(part, "")
         if played_kind.pieces:
             blocks = ()
         for i, block in enumerate(blocks):
-            place = block.name
+            if recorder is not None:
+                recorder.place = block.name
             inserted: dict[int, list[object]] = {}
             for extra in (once, every):
                 for line, steps in extra.after_line.get(i, {}).items():
@@ -303,6 +324,8 @@ class RankTimeline:
             handed_on = part.output_tensor
         if blocks:  # a layout may leave a chunk without any
             clock.wait_for((handed_on,))
+        if recorder is not None:
+            recorder.place = ""
         clock.play_steps(every.after)
         clock.play_steps(once.after)
         clock.watch = None

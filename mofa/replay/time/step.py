@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from mofa.blocks.work import Collective, Work
 from mofa.cost.amax_reductions import amax_reduction_seconds
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED
@@ -17,6 +18,7 @@ from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
 from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.optimizer_step import (
+    GRADIENT_NORM_BYTES,
     gradient_norm_seconds,
     lead_at_step_start_s,
     optimizer_and_host_wait_seconds,
@@ -25,7 +27,7 @@ from mofa.cost.step_time.step import hop_seconds, slowest_stages_of_micro_batch
 from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.replay.time.computation_tapes import PlanTapes
-from mofa.replay.time.data_parallel import data_parallel_steps
+from mofa.replay.time.data_parallel import DataParallelSteps, data_parallel_steps
 from mofa.replay.time.extrapolate import InsertedRounds, insert_rounds, shorter_steps_to_play
 from mofa.replay.time.kernel_runs import FAMILY
 from mofa.replay.time.pipeline import ExchangeSpans, play_on_ranks
@@ -172,6 +174,7 @@ def _finish(
         clock = player.clock
         player.restore_work_left_by_last()
         clock.reset_counts()
+        clock.watch = player.recorder if player.keeps_all_ops else None
         clock.play_steps(player.data_parallel.at_step_end)
         clock.drain(DP)
         tails.append(np.array(clock.counted_seconds()))
@@ -206,6 +209,8 @@ def _finish(
         for name in (*HIDDEN_COMPONENTS, "host_idle"):
             player.idle[name] = float(counts[2][FAMILY[name]])
         start = meet + amaxes + norm
+        if (recorder := player.clock.watch) is not None:
+            recorder.add_end_of_step(meet - both, _end_of_step(both, amaxes, norm, optimizer[r], player.data_parallel))
         player.spans.append(("O", 0, 0, start, start + optimizer[r] + player.data_parallel.after_optimizer_s))
         assert abs(sum(shown[-1].values()) - step) < 1e-6 * step, (sum(shown[-1].values()), step)
     step = sum(min(shown, key=lambda parts: parts["bubble"]).values())
@@ -217,8 +222,22 @@ def _finish(
         step, shown[slowest], hiddens[slowest], slowest, tuple(shown), tuple(p.idle for p in players),
         tuple(tuple(map(Computation._make, p.spans)) for p in players) if spans else (),
         _transfers(flights, len(players)),
-        tuple(tuple(p.ops) for p in players),
+        tuple(() if p.recorder is None else tuple(p.recorder.ops) for p in players),
+        tuple(() if p.recorder is None else tuple(p.recorder.ops_of_computations) for p in players),
     )  # fmt: skip
+
+
+def _end_of_step(
+    tied_s: float, amaxes_s: float, norm_s: float, optimizer_s: float, data_parallel: DataParallelSteps
+) -> list[tuple[str, str, float, tuple[Work, ...]]]:
+    """What a rank does when all have met: name, family, seconds and what is sent, where that is known."""
+    return [
+        ("all-reduce of the tied embedding", "dp", tied_s, (Collective("all_reduce", "embd", np.nan),)),
+        ("reductions of largest elements", "dp", amaxes_s, (Collective("all_reduce", "world", np.nan),)),
+        ("gradient norm", "optimizer", norm_s, (Collective("all_reduce", "world", GRADIENT_NORM_BYTES),)),
+        ("optimizer", "optimizer", optimizer_s, ()),
+        ("gathering of parameters", "dp", data_parallel.after_optimizer_s, tuple(data_parallel.after_optimizer)),
+    ]
 
 
 def _name_late_issue(exposed: dict[str, float], late_s: dict[str, float]) -> None:

@@ -7,7 +7,7 @@ communicates, computing advances by ``1 - slowdown`` of its rate, and what that 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -25,6 +25,7 @@ from mofa.replay.time.kernel_runs import (
     TensorAlias,
     is_communication_family,
 )
+from mofa.replay.time.op_recorder import OpRecorder
 
 HOST = FAMILY["host_idle"]
 FEW = 128.0
@@ -33,8 +34,6 @@ PARTS = 8
 """Parts of what a call launches after which it is seen whether the queue is full. [-]"""
 LONG_AGO = -inf
 """Of what waited for nothing that computing does. [s]"""
-Watch = Callable[[str, str, int, float, float], None]
-"""Told of everything that runs: stream, op, family, start and end. [s]"""
 Relative = tuple[object, ...]
 
 
@@ -70,7 +69,7 @@ class StreamClocks:
     """How much sooner a tensor that streams share would be there, had the host issued ahead; none where zero. [s]"""
     delay_of_stream: dict[str, float] = field(default_factory=dict)
     """The same of when a stream or a communicator is free. [s]"""
-    watch: Watch | None = None
+    watch: OpRecorder | None = None
     own_order: bool = True
     """Whether any stream begins before what was launched ahead of it has ended."""
     launched: float = 0.0
@@ -91,6 +90,8 @@ class StreamClocks:
             else:
                 self.ready[follow] = made
                 self._set_delay(follow, self.delay_of_tensor.get(part.output_tensor, 0.0))
+            if self.watch is not None:
+                self.watch.alias(follow, part.output_tensor)
 
     def play_steps(self, steps: Iterable[Step]) -> None:
         """Play steps one after the other."""
@@ -108,6 +109,8 @@ class StreamClocks:
                 else:
                     self.ready[step.name] = source
                     self._set_delay(step.name, self.delay_of_tensor.get(step.source, 0.0))
+                if self.watch is not None:
+                    self.watch.alias(step.name, step.source)
 
     def synchronise(self, host_s: float = 0.0, reads: tuple[str, ...] = ()) -> None:
         """The host waits for the device, or for what it reads of other streams, and then computes. [s]"""
@@ -117,9 +120,13 @@ class StreamClocks:
         else:
             self.empty_launch_queue()
         self.host = max(self.host, until) + self.sync_s + host_s
+        if self.watch is not None:
+            self.watch.synchronise(reads)
 
     def wait_for(self, names: tuple[str, ...]) -> None:
         """The computing stream waits for tensors of other streams."""
+        if self.watch is not None:
+            self.watch.await_tensors(names)
         for name in names:
             made = self.ready.get(name)
             if made is None or made[1] < 0 or (made[0] <= self.compute and not self.late_by_host_s):
@@ -134,7 +141,7 @@ class StreamClocks:
                 self.idle_s[made[1]] += min(in_time_s, wait_s)
                 self.idle_s[HOST] += max(late_s, 0.0)
                 if self.watch is not None:
-                    self.watch("wait", f"waits for {name}", made[1], self.compute, made[0])
+                    self.watch.add_wait(name, made[1], self.compute, made[0])
                 self.idle_until(made[0])
 
     def _run(self, step: KernelRun) -> None:
@@ -152,7 +159,7 @@ class StreamClocks:
             exposed, watch = self.exposed, self.watch
             begun, issued_s, launched = self.host, 0.0, 0.0
             loop_start, in_loop = 0.0, 0.0
-            for name, seconds, issue, family, launches, is_in_loop, issue_behind_s in step.kernels:
+            for name, seconds, issue, family, launches, is_in_loop, issue_behind_s, works in step.kernels:
                 if in_loop and not is_in_loop:
                     self._enqueue(in_loop, loop_start)
                     in_loop = 0.0
@@ -177,7 +184,7 @@ class StreamClocks:
                     else:
                         self.compute = start + seconds
                     if watch is not None:
-                        watch("compute", name, family, start, self.compute)
+                        watch.add_computation(name, family, start, self.compute, works)
                 if is_in_loop:
                     issued_s += issue_behind_s
                     in_loop += launches
@@ -185,6 +192,8 @@ class StreamClocks:
                     self._enqueue(launches, start)
             self._enqueue(in_loop, loop_start)
             self.host = self._issue(begun, issued_s, launched)
+        if self.watch is not None:
+            self.watch.record(step.records)
         for name in step.records:
             self.ready[name] = (self.compute, -1)
             self._set_delay(name, self.late_by_host_s)
@@ -260,7 +269,7 @@ class StreamClocks:
         self.ops_in_flight = [item for item in flying if item[1] > now]
 
     def _beside(self, step: SideStreamOp) -> None:
-        name, seconds, issue, family, stream, reads, writes, slows, communicator, _ = step
+        _, seconds, issue, family, stream, reads, writes, slows, communicator, _, _ = step
         streams, ready = self.streams, self.ready
         self.host = start = self.host + issue
         communicator = "@" + communicator if communicator else stream
@@ -289,8 +298,8 @@ class StreamClocks:
             if is_communication_family(family) and end > self.compute:
                 launched = self.compute if NOW in reads else LONG_AGO
                 self.ops_in_flight.append((start, end, family, slows, launched))
-            if self.watch is not None:
-                self.watch(stream, name, family, start, end)
+        if self.watch is not None:
+            self.watch.add_side_op(step, start, end)
 
     def _set_delay(self, name: str, delay_s: float) -> None:
         if delay_s > 0.0:
@@ -317,6 +326,8 @@ class StreamClocks:
         if lost > 0.0:
             self.exposed[step.family] += lost
             self._move_launches(start, end, step.computing_slowdown)
+            if self.watch is not None:
+                self.watch.add_computation(f"slowed beside {step.name}", step.family, self.compute, self.compute + lost)
             self.compute += lost
 
     def _computed_s(self, start: float, end: float) -> float:
@@ -353,6 +364,8 @@ class StreamClocks:
         if last > self.compute:
             self.ready["@drain"] = (last, family)
             self._set_delay("@drain", self.delay_of_stream.get(last_stream, 0.0))
+            if self.watch is not None:
+                self.watch.await_streams()
             self.wait_for(("@drain",))
             del self.ready["@drain"]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from mofa.blocks.work import Work
+
 
 class Computation(NamedTuple):
     """A computation of a rank: ``F``, ``B``, ``I`` or ``W`` of a chunk and micro-batch, or ``O``, the optimizer. [s]"""
@@ -38,6 +40,10 @@ class StreamOp(NamedTuple):
     family: str
     start_s: float
     end_s: float
+    works: tuple[Work, ...] = ()
+    """What it computes or sends, where that is known."""
+    after: tuple[int, ...] = ()
+    """Ops of its rank that must end before it begins, by their place among all."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class ReplayedTime:
     ``exposed`` has the keys of :data:`mofa.cost.breakdown.TIME_COMPONENTS` and sums to ``step_s``, as each of ``ranks``
     does; it is that of ``slowest``, the rank that waits least for others. ``idle`` says why a rank's device computes
     nothing. ``spans`` are its computations in order, the optimizer last, ``transfers`` what it sends and receives and
-    ``ops`` every op of the micro-batches that were asked for. [s]
+    ``ops`` every op of the micro-batches that were asked for; of ranks that have any, ``ops_of_spans`` has the first op
+    of each of ``spans`` but the optimizer, and the one behind its last. [s]
     """
 
     step_s: float
@@ -59,6 +66,7 @@ class ReplayedTime:
     spans: tuple[tuple[Computation, ...], ...]
     transfers: tuple[tuple[Transfer, ...], ...] = ()
     ops: tuple[tuple[StreamOp, ...], ...] = field(default=())
+    ops_of_spans: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
 def weighted_mean_of_steps(first: ReplayedTime, other: ReplayedTime, share: float) -> ReplayedTime:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,15 +22,6 @@ MOST_PLANS = 20
 """Plans that a report shows; plan.json has all. [-]"""
 BEST = "result.plans.0"
 """The plan that a report is about."""
-
-
-def fixed_values(report: PlanReport) -> dict[str, tuple[str, ...]]:
-    """Values that the user left the fields of strategies, as the search says them: ``tp=4,8 recompute=full``."""
-    said = re.split(r"(?:^| )([a-z_]+)=", report.defaults.get("fixed", ""))[1:]
-    return {
-        name: (text,) if name == "layout" else tuple(text.split(","))
-        for name, text in zip(said[::2], said[1::2], strict=True)
-    }
 
 
 class HardwareRow(NamedTuple):
@@ -55,6 +45,8 @@ class ReportFacts:
     """Strategies that were costed, with the columns of :meth:`mofa.search.search_result.Search.table`."""
     step: ReplayedTime | None
     """The best plan's step, played."""
+    constraints_words: str = ""
+    """What the user asked of the search's space, as a clause; empty where nothing."""
     hardware: tuple[HardwareRow, ...] = ()
     """Facts of the machines that the numbers rest on."""
     own: Estimate | None = None

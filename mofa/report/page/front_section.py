@@ -23,19 +23,19 @@ SHOWN = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "zero", "rec
 
 
 def front_section(facts: ReportFacts) -> Section:
-    """Every dot a strategy that fits, the front among them, the plans beside it."""
+    """Every dot a strategy that was costed and fits, the front among them, the plans beside it."""
     fits = facts.strategies[facts.strategies["fits"].astype(bool)].reset_index(drop=True)
     front = pareto_front(
         fits["device_bytes"].to_numpy(dtype=np.float64), fits["tokens_per_s_per_gpu"].to_numpy(dtype=np.float64)
     )
     dots = fits.iloc[_thinned(fits, front)]
-    some = f"Shown are {len(dots):,} of {len(fits):,} strategies that fit"
+    some = f"Shown are {len(dots):,} of {len(fits):,} strategies that fit, of {len(facts.strategies):,} costed"
+    space = f" The search looked at {facts.report.space:,}; checks and lower bounds left the others out."
     shown = f" {some}: the front, and the fastest of each kind." if len(dots) < len(fits) else f" {some}."
     less = len(fits) - facts.report.feasible
     slower = f" {less:,} of them cannot be among the best: they were costed for tables and charts." if less > 0 else ""
-    text = paragraph(
-        f"Point at a dot to see its strategy; choose degrees to filter. {_costed_words(facts)}", shown, slower
-    )
+    point = f"Point at a dot to see its strategy; choose degrees to filter. {_costed_words(facts)}"
+    text = paragraph(point, shown, slower, space)
     return Section(
         "front", "Memory against throughput", (text, _chart(facts, dots, fits.iloc[front]), _table(fits, front))
     )

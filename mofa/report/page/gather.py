@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mofa.report.page.facts import HardwareRow, ReportFacts, fixed_values
+from mofa.report.page.facts import HardwareRow, ReportFacts
 from mofa.report.phrases import quantity_text
 from mofa.specs.base import Fact
 
@@ -67,9 +67,10 @@ def report_facts(
             cluster,
             search.framework,
             plan,
-            fixed_values(search.report),
+            search.constraints,
             search.combinations.degrees.option_sets,
         ),
+        constraints_words=search.constraints.words,
         strategies=search.costed_table() if strategies is None else strategies,
         step=step,
         hardware=tuple(hardware_rows(cluster)),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from mofa.plan.plan_analysis import StrategyChange
 from mofa.report.page.document_parts import DataTable, Paragraph, Part, Piece, Section, paragraph
-from mofa.report.page.facts import ReportFacts, fixed_values
+from mofa.report.page.facts import ReportFacts
 from mofa.report.phrases import component_words, count_and_noun, quantity_text, strategy_text
 from mofa.report.search_text import REASONS_IN_WORDS, has_experts
 from mofa.specs.strategy import StrategySpec
@@ -16,14 +14,13 @@ from mofa.units import format_seconds
 def why_section(facts: ReportFacts) -> Section:
     """What each other choice would bring, and what the search left out."""
     changes = facts.analysis.changes
-    fixed = fixed_values(facts.report)
-    parts: list[Part] = [_summary(changes, fixed), _table(facts), _looked_through(facts)]
+    parts: list[Part] = [_summary(changes, facts.constraints_words), _table(facts), _looked_through(facts)]
     if facts.report.rejected:
         parts.append(_rejections(facts))
     return Section("why", "Why it wins", tuple(parts))
 
 
-def _summary(changes: tuple[StrategyChange, ...], fixed: Collection[str]) -> Paragraph:
+def _summary(changes: tuple[StrategyChange, ...], constraints_words: str) -> Paragraph:
     costed = [change for change in changes if change.step_change is not None]
     slower = [change for change in costed if change.step_change is not None and change.step_change > 0]
     too_big = [change for change in costed if change not in slower and not change.fits]
@@ -32,7 +29,7 @@ def _summary(changes: tuple[StrategyChange, ...], fixed: Collection[str]) -> Par
     said += [f"{len(too_big)} would be as fast or faster, and would not fit"] if too_big else []
     said += [f"{others} would be as fast or faster by closed forms alone"] if others else []
     said += [f"{len(changes) - len(costed)} cannot run"] if len(changes) > len(costed) else []
-    of_user = f" You fixed {', '.join(fixed)}: changes of that are left out." if fixed else ""
+    of_user = f" You {constraints_words}: changes of that are left out." if constraints_words else ""
     return paragraph(
         f"Of {count_and_noun(len(changes), 'single change')} of the strategy ", ", ".join(said), ".", of_user,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from mofa.cost.roofline import kernel_totals_by_kind
 from mofa.plan.plan_analysis import PlanAnalysis, ResourceChange, Roofline, RooflinePoint
@@ -10,6 +10,7 @@ from mofa.plan.result import Plan
 from mofa.search.analysis.near_runs import nearest_runs
 from mofa.search.analysis.strategy_changes import strategy_changes
 from mofa.search.one_plan import estimated_step_s
+from mofa.search.space_constraints import SpaceConstraints
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.search.to_plan.builder import margin_bytes
 from mofa.specs.changed_resources import RESOURCES, cluster_with_resource
@@ -24,7 +25,7 @@ LESS, MORE = 0.9, 1.1
 
 def analyse_plan(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, plan: Plan,
-    fixed: Mapping[str, Sequence[str]] | None = None, option_sets: Sequence[FrameworkOptions] | None = None,
+    constraints: SpaceConstraints | None = None, option_sets: Sequence[FrameworkOptions] | None = None,
 ) -> PlanAnalysis:  # fmt: skip
     """The roofline, neighbours, resources and nearest runs of a plan.
 
@@ -34,7 +35,7 @@ def analyse_plan(
         The job, the GPUs that compute, the framework of the plan.
     plan
         Its numbers.
-    fixed, option_sets
+    constraints, option_sets
         As of :func:`~mofa.search.analysis.strategy_changes.strategy_changes`.
 
     Examples
@@ -54,7 +55,7 @@ def analyse_plan(
     return PlanAnalysis(
         roofline=roofline,
         resources=resource_changes(workload, cluster, framework, plan),
-        changes=strategy_changes(workload, cluster, framework, plan.strategy, fixed, option_sets),
+        changes=strategy_changes(workload, cluster, framework, plan.strategy, constraints, option_sets),
         near_runs=nearest_runs(workload, cluster, framework, plan.time.exposed["host_idle"] / plan.step_s),
     )
 

@@ -11,6 +11,7 @@ from mofa.plan.result import Plan
 from mofa.schedules import default_schedule
 from mofa.search.one_plan import plan_in_closed_form
 from mofa.search.space import searched_option_sets
+from mofa.search.space_constraints import SpaceConstraints
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import FrameworkOptions, StrategySpec
@@ -25,7 +26,7 @@ BESIDE_DATA = ("tp", "pp", "cp")
 
 def strategy_changes(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, strategy: StrategySpec,
-    fixed: Mapping[str, Sequence[str]] | None = None, option_sets: Sequence[FrameworkOptions] | None = None,
+    constraints: SpaceConstraints | None = None, option_sets: Sequence[FrameworkOptions] | None = None,
 ) -> tuple[StrategyChange, ...]:  # fmt: skip
     """The strategy with every choice one step up and one down, on as many GPUs.
 
@@ -35,8 +36,8 @@ def strategy_changes(
         The job, the GPUs that compute, the framework of the plan.
     strategy
         The plan's.
-    fixed
-        Values that the user left each field, as text; a change to others is left out.
+    constraints
+        What the user asked of the search: a change against that is left out.
     option_sets
         Sets of the framework's options that are searched; all that keep the numerics where absent.
 
@@ -46,7 +47,7 @@ def strategy_changes(
         In the order tp, pp, cp, ep, vpp, micro_batch, zero, recompute. Values that the framework has not are left out.
         Each takes the options with which it fits and is fastest, as the search would.
     """
-    fixed = fixed or {}
+    constraints = constraints or SpaceConstraints()
     if option_sets is None:
         option_sets = searched_option_sets(workload, cluster, framework)
     base = plan_in_closed_form(workload, cluster, strategy, framework)
@@ -54,8 +55,8 @@ def strategy_changes(
     for field, value, changes in _changes(strategy, moe=workload.model.moe is not None):
         changes |= _follow(framework, strategy, field, changes)
         if "sp" in changes:
-            changes["sp"] = changes["sp"] and "true" in map(str.lower, fixed.get("sp", ("true",)))
-        if any(str(new) not in fixed.get(name, (str(new),)) for name, new in changes.items() if name != "sp"):
+            changes["sp"] = changes["sp"] and constraints.allow({"sp": True})
+        if not constraints.allow({name: new for name, new in changes.items() if name != "sp"}):
             continue
         raw = {**strategy.model_dump(), **changes}
         plans: list[tuple[StrategySpec, Plan]] = []
