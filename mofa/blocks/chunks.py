@@ -12,6 +12,17 @@ from mofa.blocks.work import Attention, Collective, Gemm, GroupedGemm, HostSync,
 
 CHUNK = "token_chunk"
 """Regions of chunks begin with this: each is a checkpoint of its own, whatever else is recomputed."""
+
+
+def is_later_token_chunk(region: str) -> bool:
+    """Whether a region is a token chunk's behind the first.
+
+    >>> is_later_token_chunk(f"{CHUNK}0"), is_later_token_chunk(f"{CHUNK}12"), is_later_token_chunk("moe")
+    (False, True, False)
+    """
+    return region.startswith(CHUNK) and region != f"{CHUNK}0"
+
+
 FIRST: tuple[RoutingStep, ...] = ("count", "permute")
 """What a chunk begins with, the first of these that a layer has. It ends where rows are added to their tokens."""
 
@@ -89,7 +100,7 @@ def split_into_token_chunks(forward: Tape, chunks: int, *, overlap: bool = False
     for i in range(chunks):
         for name in made:
             tensors[_part(name, i)] = _portion(tensors[name], _part(name, i), chunks)
-        pieces.append([_of_chunk(op, i, chunks, made | set(outside)) for op in body])
+        pieces.append(_called_anew([_of_chunk(op, i, chunks, made | set(outside)) for op in body]))
     # with overlap, a chunk's ops up to the last that dispatches are issued before the experts of the chunk before
     ahead = max((n + 1 for n, op in enumerate(body) if op.routing == "dispatch"), default=0) if overlap else 0
     ops += pieces[0][:ahead]
@@ -119,6 +130,13 @@ def _split(tensors: dict[str, Tensor], name: str, chunks: int) -> Op:
         tensors[part] = _portion(full, part, chunks)
     back = OpBackward(2.0 * full.bytes, 1, like="copy")
     return Op(f"moe.split {name}", "memory_bound", None, (name,), parts, view=True, launches=0, back=back, region="moe")
+
+
+def _called_anew(piece: list[Op]) -> list[Op]:
+    """The ops of a chunk, whose modules are called for it alone."""
+    calls = {id(op.module_call): op.module_call for op in piece}
+    anew = {name: None if call is None else replace(call) for name, call in calls.items()}
+    return [op._replace(module_call=anew[id(op.module_call)]) for op in piece]
 
 
 def _of_chunk(op: Op, i: int, chunks: int, split: set[str]) -> Op:

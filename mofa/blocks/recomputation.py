@@ -102,13 +102,12 @@ def unrecorded_calls(forward: Tape, recompute: Recompute) -> tuple[TimedModuleCa
     """Calls with members that autograd records nothing of in a forward pass: it is to run again as a whole.
 
     A checkpoint that is a function of Python runs without it (Megatron's tensor_parallel/random.py,
-    ``CheckpointFunction.forward``); others record as ever and throw away.
+    ``CheckpointFunction.forward``), as a token chunk's does; others record as ever and throw away.
     """
-    if not recompute.reentrant:
-        return ()
     calls = {
         id(call): call for op in forward.ops
-        if (call := op.module_call) is not None and any_true(call.num_members) and recompute.group_of(op)
+        if (call := op.module_call) is not None and any_true(call.num_members)
+        and (is_token_chunk(op.region) or (recompute.reentrant and recompute.group_of(op)))
     }  # fmt: skip
     return tuple(calls.values())
 

@@ -77,6 +77,11 @@ class LayerArrays:
         return self.stack(lambda c: c.forward.issue + c.backward.issue)
 
     @cached_property
+    def weight_cast_issue_s(self) -> ArrayN:
+        """What the host takes to issue the casts of a layer's weights to fp8. [s]"""
+        return self.stack(lambda c: c.weight_cast_issue_s)
+
+    @cached_property
     def flops(self) -> ArrayN:
         """What a layer computes. [FLOP]"""
         return self.stack(lambda c: c.forward_flops + c.backward_flops)

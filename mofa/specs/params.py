@@ -87,24 +87,6 @@ def layer_parameter_tensors(model: ModelSpec, moe: bool, *, packed: bool) -> tup
     return (count, expert) if packed else (count + expert, 0)
 
 
-def layer_linears(model: ModelSpec, moe: bool) -> tuple[int, int]:
-    """Products with a weight in Megatron's layer, but for the router's, and in one routed expert. [-]
-
-    Examples
-    --------
-    Llama: qkv, projection, two of the MLP, whose gate and up are one.
-
-    >>> from mofa.specs.load import load_workload
-    >>> layer_linears(load_workload("llama3-8b").model, False), layer_linears(load_workload("mixtral-8x7b").model, True)
-    ((4, 0), (2, 2))
-    """
-    attention = model.attention_kind.num_linears(model.attention)
-    if not moe:
-        return attention + 2, 0
-    assert model.moe is not None
-    return attention + (2 if model.moe.shared_hidden else 0), 2
-
-
 def mtp_params(model: ModelSpec) -> LayerParams:
     """Parameters of one multi-token-prediction layer without the embedding and head that it shares. [params]
 

@@ -20,6 +20,7 @@ from mofa.cost.block.combined_memory import peak_of_layer_pair
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory, split_backward_memory
 from mofa.cost.block.durations import OpTimingMachine, Timed, device_seconds_of_works
 from mofa.cost.block.host_clock import ClockAdvance
+from mofa.cost.block.host_issue import weight_cast_issue_seconds
 from mofa.cost.block.liveness import BlockMemory, block_memories, nccl_freed_bytes_and_launches, watchdog_held_bytes
 from mofa.cost.block.tape_clock import TapeTime, repeated_halves_times, time_per_tape_repetition
 from mofa.cost.kernels.topology import ProcessGroup
@@ -168,6 +169,13 @@ class BlockCost:
         return sum(
             (nccl_freed_bytes_and_launches(block, self.memories.num_k) for block in self.blocks), np.zeros((4, 1))
         )
+
+    @cached_property
+    def weight_cast_issue_s(self) -> ArrayK:
+        """What the host takes to issue the casts of its weights to fp8, in a step's first micro-batch. (K,) [s]"""
+        machine = self.phases.machine
+        each = [weight_cast_issue_seconds(block.forward.ops, machine) for block in self.blocks]
+        return np.asarray(np.sum(each, axis=0) + np.zeros(self.memories.num_k))
 
     @cached_property
     def to_host_s(self) -> ArrayK:

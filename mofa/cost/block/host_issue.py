@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mofa.blocks.chunks import is_later_token_chunk
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, stack_rows, where
 from mofa.blocks.op import GraphLaunch, Op, PairedPass
 from mofa.blocks.roles import NODE_ROLES
@@ -30,6 +31,26 @@ def issue_seconds(ops: tuple[Op, ...], machine: OpTimingMachine) -> list[FloatK]
     top comes a backward that a schedule starts for a part of a layer. All of it on the slowest of all hosts.
     """
     return machine.compute_tape_once("host", ops, lambda: _host_seconds(ops, machine))
+
+
+def weight_cast_issue_seconds(ops: tuple[Op, ...], machine: OpTimingMachine) -> FloatK:
+    """Host time to issue the casts of a forward's weights to fp8, on top of its calls in other micro-batches. (K,) [s]
+
+    Once for each call that is issued: graphs hold casts and skip them by a flag on the device (Transformer Engine's
+    pytorch/graph.py), and token chunks behind the first find their weights cast.
+    """
+    host, seconds, begun = machine.cluster.gpu.curves.host, 0.0 * machine.meeting_hosts_factor, set[int]()
+    for op in ops:
+        call = op.module_call
+        if call is None or id(call) in begun or is_later_token_chunk(op.region):
+            continue
+        fact = host.module_call_time(call.module, call.format)
+        if fact is None or (fact.forward_cast_s is None and fact.forward_each_cast_s is None):
+            continue
+        begun.add(id(call))
+        once, each = (0.0 if cast is None else cast.value for cast in (fact.forward_cast_s, fact.forward_each_cast_s))
+        seconds = seconds + where(op.present, call.num_calls * (once + call.num_members * each), 0.0)
+    return machine.slowest_host_factor * machine.meeting_hosts_factor * seconds
 
 
 def _host_seconds(ops: tuple[Op, ...], machine: OpTimingMachine) -> list[FloatK]:

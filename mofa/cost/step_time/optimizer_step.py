@@ -19,7 +19,7 @@ from mofa.cost.optimizer_issue import SteppedTensors, host_lead_behind_optimizer
 from mofa.cost.rows import GatheredRows, params_in_layers
 from mofa.cost.step_time.gradient_buckets import megatron_first_chunk_buckets
 from mofa.cost.step_time.micro_batch import MicroBatchPasses
-from mofa.specs.params import layer_linears, layer_parameter_tensors
+from mofa.specs.params import layer_parameter_tensors
 
 ArrayN = NDArray[np.float64]
 
@@ -50,7 +50,7 @@ def optimizer_and_host_wait_seconds(rows: GatheredRows, each: MicroBatchPasses) 
         owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)
         casts = weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears, owners)
         unread = fp8_first_micro_batch_saving_s(rows.framework, linears, rows.cluster.gpu)
-        issued = _weight_cast_host_seconds(rows)[rows.grid_index]
+        issued = _weight_cast_host_seconds(rows)
         seconds = seconds + np.maximum(casts[rows.grid_index], issued - lead) - unread[rows.grid_index]
     if rows.framework.traits.has_pytorch_modules:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
@@ -77,22 +77,15 @@ def _distributed(rows: GatheredRows) -> NDArray[np.bool_]:
 
 
 def _weight_cast_host_seconds(rows: GatheredRows) -> ArrayN:
-    """What the host takes to issue the casts of the layers' weights, once a step; nothing where they were not timed or
-    parameters are fp8. (g, R) [s]"""
-    cluster, model, format_ = rows.cluster, rows.workload.model, rows.workload.precision.gemm
-    stages, shown = rows.stage_layers.stages, rows.stage_layers.shown.shown_stages
-    counts = stages.layer_counts[:, shown].sum(axis=2)
-    seconds = np.zeros((len(rows.grids), len(shown)))
-    linear, grouped = (cluster.gpu.curves.host.module_call_time(name, format_) for name in ("linear", "grouped_linear"))
-    if rows.framework.fp8_params or linear is None:
-        return seconds
-    for i, kind in enumerate(stages.kinds):
-        dense, routed = layer_linears(model, kind.moe)
-        seconds = seconds + counts[i] * dense * (linear.forward_cast_s.value if linear.forward_cast_s else 0.0)
-        if routed and model.moe and grouped is not None and grouped.forward_each_cast_s is not None:
-            local = model.moe.num_experts / rows.grids.ep
-            seconds = seconds + counts[i] * (routed * local)[:, None] * grouped.forward_each_cast_s.value
-    return cluster.slowest_host_factor * seconds
+    """What the host takes to issue the casts of the layers' weights, once a step; parameters that are fp8 are cast by
+    the optimizer. (n, R) [s]"""
+    if rows.framework.fp8_params:
+        return np.zeros((len(rows.k), len(rows.stage_layers.shown.shown_stages)))
+    ends = 0.0 * rows.costs.embedding.weight_cast_issue_s
+    return np.asarray(
+        rows.sum_layers_by_stage(rows.layers.weight_cast_issue_s)
+        + rows.end_blocks_by_stage(ends, ends, rows.mtp_layer_quantity("weight_cast_issue_s"))
+    )
 
 
 @lru_cache(maxsize=1)

@@ -104,10 +104,6 @@ def _num_tensors(attention: GqaSpec, norm_tensors: int, packed: bool) -> int:
     )
 
 
-def _num_linears(attention: GqaSpec) -> int:
-    return 2
-
-
 def _project(attention: GqaSpec, steps: GqaPrimitives, h: str) -> Heads:
     q, k, v = steps.qkv(h)
     if attention.qk_norm:
@@ -136,8 +132,7 @@ def _torchtitan_args(attention: GqaSpec) -> dict[str, Any]:
 
 
 GQA = AttentionKind(
-    name="gqa", title="grouped-query attention", params=_params, num_tensors=_num_tensors,
-    num_linears=_num_linears, project=_project,
+    name="gqa", title="grouped-query attention", params=_params, num_tensors=_num_tensors, project=_project,
     primitives=("qkv", "head_norm", "rope"), megatron=MegatronAttentionTraits(fuses_qkv=True),
     torchtitan=TorchtitanAttentionTraits(_torchtitan_model), megatron_config=_megatron_config,
     torchtitan_args=_torchtitan_args,

@@ -78,11 +78,6 @@ def _num_tensors(attention: MlaSpec, norm_tensors: int, packed: bool) -> int:
     return 4 + norm_tensors + (1 + norm_tensors if attention.q_lora_rank is not None else 0)
 
 
-def _num_linears(attention: MlaSpec) -> int:
-    """Down and up for keys and values, the projection, and queries' one or two."""
-    return 4 + (attention.q_lora_rank is not None)
-
-
 def _project(attention: MlaSpec, steps: MlaPrimitives, h: str) -> Heads:
     return steps.mla(attention, h)
 
@@ -139,8 +134,7 @@ def _shared_columns(attention: MlaSpec) -> int:
 
 
 MLA = AttentionKind(
-    name="mla", title="latent attention", params=_params, num_tensors=_num_tensors, num_linears=_num_linears,
-    project=_project,
+    name="mla", title="latent attention", params=_params, num_tensors=_num_tensors, project=_project,
     primitives=("mla",),
     megatron=MegatronAttentionTraits(
         fuses_qkv=False, norm_is_module=True, has_flash=False, has_unfused=False, has_eager_rotation=False,

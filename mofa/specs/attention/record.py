@@ -93,8 +93,6 @@ class AttentionKind(Generic[Sizes, Steps]):
     """
     num_tensors: Callable[[Sizes, int, bool], int]
     """Tensors of these, from the spec, tensors of a norm, and whether products of one input are packed. [tensors]"""
-    num_linears: Callable[[Sizes], int]
-    """Of its sizes: Megatron's products with a weight in a layer."""
     project: Callable[[Sizes, Steps, str], Heads]
     """Appends the ops that make queries, keys and values of a normalised input."""
     primitives: tuple[str, ...]

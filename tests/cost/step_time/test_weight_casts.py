@@ -6,7 +6,6 @@ import pytest
 
 import mofa
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.params import layer_linears
 from mofa.specs.workload import WorkloadSpec
 
 LAYERS = 2
@@ -38,14 +37,18 @@ def step_s(workload: WorkloadSpec, machines: ClusterSpec, framework: mofa.Framew
 
 @pytest.mark.parametrize("recipe", ["fp8-delayed", "fp8-tensorwise", "fp8-blockwise"])
 def test_a_host_bound_step_waits_for_the_casts_of_its_weights(recipe: str) -> None:
-    """Of two linears and 128 experts' two a layer, less what the device casts meanwhile; nothing in bf16."""
+    """Of a linear with a norm, one without and 128 experts' two a layer, less what the device casts meanwhile; nothing
+    in bf16."""
     machines = mofa.load_cluster("h200-hgx", 1)
     host = machines.gpu.curves.host
-    dense, routed = layer_linears(job(recipe).model, True)
-    linear, grouped = (host.module_call_time(name, recipe) for name in ("linear", "grouped_linear"))
+    with_norm, linear, grouped = (
+        host.module_call_time(name, recipe) for name in ("norm_linear", "linear", "grouped_linear")
+    )
+    assert with_norm is not None and with_norm.forward_cast_s is not None
     assert linear is not None and linear.forward_cast_s is not None
     assert grouped is not None and grouped.forward_each_cast_s is not None
-    issued = LAYERS * (dense * linear.forward_cast_s.value + routed * 128 * grouped.forward_each_cast_s.value)
+    dense = with_norm.forward_cast_s.value + linear.forward_cast_s.value
+    issued = LAYERS * (dense + 2 * 128 * grouped.forward_each_cast_s.value)
     more = step_s(job(recipe), machines) - step_s(job(recipe), without_casts(machines))
     assert 0.2 * issued < more < issued
     assert step_s(job("bf16"), machines) == step_s(job("bf16"), without_casts(machines))
@@ -56,3 +59,38 @@ def test_parameters_that_are_fp8_are_cast_by_the_optimizer() -> None:
     machines = mofa.load_cluster("h200-hgx", 1)
     both = [step_s(job("fp8-blockwise"), some, framework) for some in (machines, without_casts(machines))]
     assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("graphs", ["te", "local", "local:full_iteration"])
+def test_casts_in_graphs_are_not_issued(graphs: str) -> None:
+    workload = mofa.load_workload("llama3-8b")
+    workload = workload.model_copy(
+        update={
+            "batch": workload.batch.model_copy(update={"seq_len": 256, "global_": 8}),
+            "precision": workload.precision.model_copy(update={"gemm": "fp8-blockwise"}),
+        }
+    )
+    machines = mofa.load_cluster("h100-hgx", 4)
+    captured = mofa.load_framework("megatron").model_copy(update={"cuda_graphs": graphs})
+
+    def seconds(some: ClusterSpec, framework: mofa.FrameworkSpec | None) -> float:
+        return mofa.estimate(workload, some, "tp=4", framework=framework, replay=False).step_s
+
+    assert seconds(machines, captured) == seconds(without_casts(machines), captured)
+    assert seconds(machines, None) > seconds(without_casts(machines), None)
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_token_chunks_behind_the_first_find_weights_cast(chunks: int) -> None:
+    """As many casts as without chunks, though each chunk calls its experts."""
+    machines = mofa.load_cluster("h200-hgx", 1)
+
+    def casts_s(strategy: str) -> float:
+        both = (
+            mofa.estimate(job("fp8-tensorwise"), some, strategy, replay=False).step_s
+            for some in (machines, without_casts(machines))
+        )
+        return next(both) - next(both)
+
+    plain = casts_s("micro_batch=1 recompute=selective:moe")
+    assert casts_s(f"micro_batch=1 recompute=selective:moe token_chunks={chunks}") == pytest.approx(plain, rel=0.3)
