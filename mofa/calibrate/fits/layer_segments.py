@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from mofa.calibrate.fits.te_host_facts import line_of_least_relative_errors
 
@@ -84,18 +85,24 @@ def unrecorded_share_by_format(segments: Iterable[Segment]) -> dict[str, float]:
     >>> {name: round(share, 3) for name, share in unrecorded_share_by_format([*once, *again]).items()}
     {'bf16': 0.5}
     """
-    by: dict[str, dict[int, dict[tuple[bool, bool], float]]] = defaultdict(lambda: defaultdict(dict))
+    by_run: dict[tuple[str, int, str], dict[tuple[bool, bool], float]] = defaultdict(dict)
     for segment in segments:
         if segment.part == GROUPED and segment.recompute == "full":
-            by[segment.format][segment.experts][segment.is_recorded, segment.in_first_micro_batch] = (
-                segment.call_s / segment.host_issue_s
+            ops = segment.call_s / segment.host_issue_s
+            by_run[segment.format, segment.experts, segment.run][segment.is_recorded, segment.in_first_micro_batch] = (
+                ops
             )
+    passes: dict[str, tuple[dict[int, list[float]], dict[int, list[float]]]] = {}
+    for (format_, experts, _), ops_of in by_run.items():
+        if {(True, True), (True, False), (False, False)} <= ops_of.keys():
+            recorded, unrecorded = passes.setdefault(format_, (defaultdict(list), defaultdict(list)))
+            recorded[experts].append(min(ops_of[True, True], ops_of[True, False]))
+            unrecorded[experts].append(ops_of[False, False])
     shares = {}
-    for format_, runs in by.items():
-        recorded = line_of_least_relative_errors({n: min(ops[True, True], ops[True, False]) for n, ops in runs.items()})
-        unrecorded = line_of_least_relative_errors({n: ops[False, False] for n, ops in runs.items()})
-        if recorded is not None and unrecorded is not None:
-            shares[format_] = unrecorded[1] / recorded[1]
+    for format_, both in passes.items():
+        lines = [line_of_least_relative_errors({n: median(ops) for n, ops in some.items()}) for some in both]
+        if lines[0] is not None and lines[1] is not None:
+            shares[format_] = lines[1][1] / lines[0][1]
     return shares
 
 
