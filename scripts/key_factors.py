@@ -9,7 +9,7 @@ shows ``FIGURE_CASE``.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -157,7 +157,9 @@ def draw(study: KeyFactors, path: Path) -> None:
 
 def main() -> None:
     """Rewrite what is between each workload's markers."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="results of cases")
+    folder: Path | None = parser.parse_args().folder
     text = PAGE.read_text(encoding="utf-8")
     for workload in WORKLOADS:
         studies = {case: key_factors(workload, case, folder) for case in CASES}

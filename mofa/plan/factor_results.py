@@ -17,7 +17,7 @@ from mofa.specs.strategy import StrategySpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "1.0"
+SCHEMA_VERSION: Final = "1.1"
 RankedBy = Literal["step", "wall-clock time of a step", "energy of a step"]
 COMPUTING: tuple[TimeComponent, ...] = ("gemm", "grouped_gemm", "attention", "memory_bound", "optimizer")
 """Parts of a step that do what a step is for: a bottleneck is what else takes longest."""
@@ -102,6 +102,9 @@ class AblationRow(Spec):
     alone: FactorPlan | None = Field(description="With it and none of the others; null where nothing fits.")
     added_up: FactorPlan | None = Field(description="With it and all before it; null where nothing fits.")
     changes_numerics: bool = Field(description="Whether it changes what is computed: a run may train otherwise.")
+    with_words: tuple[str, ...] = Field(
+        default=(), description="Words of --with that bring it in, of fp8 products the recipe; empty where none does."
+    )
     note: str = Field(default="", description="Why it is not to be had here; then both are those without it.")
 
 
@@ -135,13 +138,17 @@ class KeyFactors(Spec):
         Of the best plan.
     """
 
-    schema_version: Literal["1.0"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["1.1"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster, GPUs that stand by included.")
     framework: FrameworkSummary = Field(description="The training framework.")
     faults: str | None = Field(default=None, description="The fault profile; null where nothing fails.")
     spare_nodes: int = Field(default=0, ge=0, description="Nodes that stand by in all plans. [nodes]")
     computing_gpus: int = Field(gt=0, description="GPUs that compute in all plans. [-]")
+    idle_gpus: int = Field(
+        default=0, ge=0, description="GPUs that neither compute nor stand by in any plan; they are paid for. [-]"
+    )
+    idle_note: str = Field(default="", description="Why GPUs are idle, in words; empty where none is.")
     costed_by: Literal["closed_form", "replay"] = Field(description="What predicted the numbers of all plans.")
     objective: RankedBy = Field(
         description="What plans are ranked by; wall-clock time and energy with what failures take of them."
@@ -175,9 +182,14 @@ class KeyFactors(Spec):
         Returns
         -------
         list of dict
-            ``table``, ``name`` and ``case`` say which plan it is, ``change`` its value over the best plan's, - 1.
+            ``table``, ``name`` and ``case`` say which plan it is, ``with`` which words of ``--with`` bring in its
+            optimisation, ``change`` its value over the best plan's, - 1.
         """
-        return [self._row(table, name, case, plan) for table, name, case, plan in self._plans()]
+        words = {row.optimisation: " ".join(row.with_words) for row in self.ablation}
+        return [
+            self._row({"table": table, "name": name, "case": case, "with": words.get(name, "")}, plan)
+            for table, name, case, plan in self._plans()
+        ]
 
     def to_frame(self) -> pd.DataFrame:
         """The rows of :meth:`to_rows` as a table.
@@ -204,7 +216,7 @@ class KeyFactors(Spec):
             yield "ablation", row.optimisation, "alone", row.alone
             yield "ablation", row.optimisation, "added up", row.added_up
 
-    def _row(self, table: str, name: str, case: str, plan: FactorPlan | None) -> dict[str, Any]:
+    def _row(self, which: dict[str, str], plan: FactorPlan | None) -> dict[str, Any]:
         figures = {} if plan is None else plan.model_dump(exclude={"strategy"})
         fields = {} if plan is None else plan.strategy.model_dump()
-        return {"table": table, "name": name, "case": case, "change": self.change(plan), **figures, **fields}
+        return {**which, "change": self.change(plan), **figures, **fields}

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from mofa.plan.factor_results import COMPUTING, ChangedMachines, FactorPlan, KeyFactors, KeyResource, StageBottleneck
 from mofa.report.phrases import component_words, count_and_noun, strategy_text
-from mofa.report.search_text import has_experts, print_planned_job
+from mofa.report.search_text import batch_line, has_experts, print_planned_job
 from mofa.report.tables import Columns, print_paragraph, print_table
+from mofa.specs.strategy import FrameworkOptions
 from mofa.units import GIB, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from mofa.plan.summaries import FrameworkSummary
     from mofa.specs.strategy import StrategySpec
 
 NOTHING_FITS = "nothing fits"
@@ -63,7 +65,6 @@ def _print(console: Console, title: str, table: tuple[Columns, list[list[str]]])
 
 def _best_lines(factors: KeyFactors) -> list[str]:
     best = factors.best
-    idle = factors.cluster.num_gpus - factors.computing_gpus
     lines = [f"Best plan: {strategy_text(best.strategy, moe=has_experts(factors.workload))}"]
     numbers = [f"{format_seconds(best.step_s)} a step"]
     if best.ettr is not None:
@@ -73,9 +74,16 @@ def _best_lines(factors: KeyFactors) -> list[str]:
     if best.usd is not None:
         numbers.append(f"{best.usd:,.0f} dollars")
     lines.append(f"{', '.join(numbers)}.")
-    if idle:
+    if factors.spare_nodes:
+        gpus, computing = factors.cluster.num_gpus, factors.computing_gpus
+        idle = f", {factors.idle_gpus:,} idle" if factors.idle_gpus else ""
         spares = count_and_noun(factors.spare_nodes, "node")
-        lines.append(f"Of {factors.cluster.num_gpus:,} GPUs {factors.computing_gpus:,} compute; standing by: {spares}.")
+        lines.append(f"Of {gpus:,} GPUs {computing:,} compute{idle}; standing by: {spares}.")
+    if factors.idle_gpus:
+        lines.append(f"The best plan {factors.idle_note}.")
+        which, gpus = "the best plan", factors.computing_gpus + factors.idle_gpus
+        if line := batch_line(best.strategy, factors.idle_gpus, gpus, factors.workload.global_batch, which):
+            lines.append(line)
     return lines
 
 
@@ -143,7 +151,7 @@ def _resource_row(factors: KeyFactors, resource: KeyResource, words: str, side: 
         return [name, words, same, NOTHING_FITS, "", "", "", ""]
     return [
         name, words, same, percent_text(factors.change(planned)), *_figures(planned),
-        strategy_changes_text(factors.best.strategy, planned.strategy),
+        strategy_changes_text(factors.best.strategy, planned.strategy, factors.framework),
     ]  # fmt: skip
 
 
@@ -168,7 +176,10 @@ def ablation_table(factors: KeyFactors) -> tuple[Columns, list[list[str]]]:
     rows = [["none", _value(factors, none), "", _value(factors, none), "", *_figures(none)[1:], _plan_text(none, moe)]]
     before = none
     for row in factors.ablation:
-        name = row.optimisation + (" (other numerics)" if row.changes_numerics else "")
+        name = row.optimisation
+        if row.changes_numerics:  # by which of several words it comes in is a choice
+            words = "".join(f"--with {word}, " for word in row.with_words)
+            name += f" ({words}other numerics)"
         if row.note:
             rows.append([name, "", "", _value(factors, row.added_up), "", "", "", row.note])
         else:
@@ -215,13 +226,16 @@ def _stage_row(stage: StageBottleneck) -> list[str]:
     ]  # fmt: skip
 
 
-def strategy_changes_text(before: StrategySpec, after: StrategySpec) -> str:
+def strategy_changes_text(before: StrategySpec, after: StrategySpec, framework: FrameworkSummary) -> str:
     """The fields in which a strategy differs from another, as ``--strategy`` reads the new one's.
 
     Parameters
     ----------
     before, after
         Two strategies.
+    framework
+        Has the value of an option that a strategy does not choose. Switches are searched the other way than it has
+        them, so that one of two that differ is the other's opposite.
 
     Returns
     -------
@@ -230,18 +244,27 @@ def strategy_changes_text(before: StrategySpec, after: StrategySpec) -> str:
 
     Examples
     --------
+    >>> import mofa
+    >>> from mofa.plan.summaries import FrameworkSummary
     >>> from mofa.specs.strategy import StrategySpec
-    >>> strategy_changes_text(StrategySpec(tp=4, dp=8), StrategySpec(tp=2, dp=16, recompute="full"))
+    >>> megatron = FrameworkSummary.from_spec(mofa.load_framework("megatron"))
+    >>> strategy_changes_text(StrategySpec(tp=4, dp=8), StrategySpec(tp=2, dp=16, recompute="full"), megatron)
     'tp=2 not 4, dp=16 not 8, recompute=full not none'
+    >>> strategy_changes_text(StrategySpec(tp=4, tp_overlap=True), StrategySpec(tp=4, dispatcher="deepep"), megatron)
+    'tp_overlap=false not true, dispatcher=deepep not alltoall'
     """
     old, new = before.model_dump(), after.model_dump()
     if after.cp == 1:  # then there is no kind of it
         new["cp_kind"] = old["cp_kind"]
+    for name in FrameworkOptions._fields:
+        for one_side, other in ((old, new[name]), (new, old[name])):
+            if one_side[name] is None and other is not None:
+                one_side[name] = not other if isinstance(other, bool) else getattr(framework, name)
     return ", ".join(f"{name}={_said(new[name])} not {_said(old[name])}" for name in new if new[name] != old[name])
 
 
 def _said(value: object) -> str:
-    return "given" if value is None else str(value).lower() if isinstance(value, bool) else str(value) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value) or "none"
 
 
 def percent_text(change: float | None) -> str:

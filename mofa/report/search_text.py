@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mofa.plan.result import Plan, PlanReport
     from mofa.plan.step_band import Band
     from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
+    from mofa.specs.strategy import StrategySpec
 
 
 def print_planned_job(
@@ -151,19 +152,34 @@ def idle_gpus_lines(report: PlanReport) -> list[str]:
         says = report.plans[some[0] - 1].notes[0]
         lines.append(f"{named} {says if len(some) == 1 else says.replace('uses', 'use', 1)}.")
     best = next((number for number, plan in enumerate(report.plans, start=1) if plan.idle_gpus), None)
-    if best is not None and (line := _batch_line(report, best)):
-        lines.append(line)
+    if best is not None:
+        plan, num_gpus, batch = report.plans[best - 1], report.cluster.num_gpus, report.workload.global_batch
+        if line := batch_line(plan.strategy, plan.idle_gpus, num_gpus, batch, f"plan {best}"):
+            lines.append(line)
     if indivisible := report.defaults.get("batch"):
         lines.append(f"{indivisible[0].upper()}{indivisible[1:]}.")
     return lines
 
 
-def _batch_line(report: PlanReport, number: int) -> str:
-    """Which batch near the job's would keep all GPUs busy with replicas of a plan; empty where none has to be."""
+def batch_line(strategy: StrategySpec, idle: int, num_gpus: int, batch: int, which: str) -> str:
+    """Which batch near the job's would keep all GPUs busy with replicas of a plan; empty where none has to be.
+
+    Parameters
+    ----------
+    strategy, idle, num_gpus
+        Of the plan; GPUs that it leaves idle, and those with the others. [-]
+    batch
+        The job's. [sequences]
+    which
+        The plan, for the sentence.
+
+    Returns
+    -------
+    str
+        The sentence, or nothing.
+    """
     from mofa.search.long_run.spare_nodes import indivisible_batch_note
 
-    plan, num_gpus, batch = report.plans[number - 1], report.cluster.num_gpus, report.workload.global_batch
-    strategy, idle = plan.strategy, plan.idle_gpus
     replica = strategy.tp * strategy.cp * strategy.pp
     replicas = num_gpus // replica
     at_a_time = replicas * strategy.micro_batch
@@ -177,7 +193,7 @@ def _batch_line(report: PlanReport, number: int) -> str:
     share = "most of the GPUs" if idle * 2 > num_gpus else f"{idle:,} GPUs"
     size = f"{replica:,} GPUs each, micro_batch={strategy.micro_batch}"
     return (
-        f"The batch of {batch:,} keeps {share} idle: all {num_gpus:,} hold {replicas:,} replicas of plan {number} "
+        f"The batch of {batch:,} keeps {share} idle: all {num_gpus:,} hold {replicas:,} replicas of {which} "
         f"({size}) and need a multiple of {at_a_time:,} sequences; {would} would use all."
     )
 

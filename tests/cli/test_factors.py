@@ -12,11 +12,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import mofa
 from mofa.cli.main import main
 from mofa.plan.factor_results import KeyFactors
-from mofa.report.factors_text import percent_text, print_factors
+from mofa.plan.summaries import FrameworkSummary
+from mofa.report.factors_text import percent_text, print_factors, strategy_changes_text
 from mofa.report.figures.key_resources import plot_ablation, plot_key_resources
 from mofa.report.tables import make_console
+from mofa.specs.overrides import parse_strategy
+from mofa.specs.strategy import StrategySpec
 from mofa.units import format_seconds
 
 JOB = ["factors", "llama3-8b", "h100-hgx", "--gpus", "8", "--global-batch", "32", "--tokens", "1T", "--jobs", "1"]
@@ -72,9 +76,23 @@ def test_the_tables_have_the_numbers_of_the_json(text: str, document: dict[str, 
         numbers = [format_seconds(row["alone"]["value"]), format_seconds(row["added_up"]["value"])]
         gains = [percent_text(row["alone"]["value"] / document["without_optimisations"]["value"] - 1),
                  percent_text(row["added_up"]["value"] / before["value"] - 1)]  # fmt: skip
-        assert cells(line)[1:5] == [numbers[0], gains[0], numbers[1], gains[1]]
+        if row["note"]:
+            assert cells(line)[1:] == [numbers[1], row["note"]]
+        else:
+            assert cells(line)[1:5] == [numbers[0], gains[0], numbers[1], gains[1]]
         before = row["added_up"]
-    assert "fp8 products (other numerics)" in text
+    assert "needs pp above 1: --fix pp=1" in text
+
+
+def test_text_table_and_json_say_which_recipe_of_fp8_it_is(written: Path, text: str, document: dict[str, Any]) -> None:
+    """Those of the GPU and the framework differ by a tenth of the step."""
+    words = {row["optimisation"]: row["with_words"] for row in document["ablation"]}
+    (recipe,) = words.pop("fp8 products")
+    assert recipe.startswith("fp8-") and set(map(tuple, words.values())) == {()}
+    assert f"fp8 products (--with {recipe}, other numerics)" in text
+    table = pd.read_csv(written / "factors.csv", keep_default_na=False)
+    assert set(table[table["name"] == "fp8 products"]["with"]) == {recipe}
+    assert set(table[table["name"] != "fp8 products"]["with"]) == {""}
 
 
 def test_files_are_figures_and_tables(written: Path, document: dict[str, Any]) -> None:
@@ -108,7 +126,7 @@ def test_json_alone_is_printed_and_versioned(capsys: pytest.CaptureFixture[str])
     assert main([*JOB, *fixed, "--json", "--faults", "llama3", "--spares", "0"]) == 0
     captured = capsys.readouterr()
     document = json.loads(captured.out)
-    assert document["schema_version"] == "1.0" and document["ablation"] == [] and captured.err == ""
+    assert document["schema_version"] == "1.1" and document["ablation"] == [] and captured.err == ""
     assert (document["objective"], document["faults"]) == ("wall-clock time of a step", "llama3")
 
 
@@ -116,6 +134,11 @@ def test_json_alone_is_printed_and_versioned(capsys: pytest.CaptureFixture[str])
     ("options", "status", "words"),
     [
         (["--objective", "usd"], 2, "--objective usd: needs failures"),
+        (
+            ["--objective", "usd", "--price", "2"],
+            2,
+            "--objective usd: needs failures, storage and tokens",
+        ),
         (["--without", "seqpar"], 2, "--without: seqpar is unknown"),
         (["--framework", "megatrn"], 2, "did you mean megatron"),
         (["--fix", "tp=3"], 2, "tp"),
@@ -164,7 +187,55 @@ def test_what_goes_the_other_way_is_said(document: dict[str, Any]) -> None:
 
 
 def test_idle_gpus_and_spares_are_said(document: dict[str, Any]) -> None:
-    factors = KeyFactors.model_validate(document).model_copy(update={"computing_gpus": 7})
+    factors = KeyFactors.model_validate(document)
     shown = io.StringIO()
     print_factors(factors, make_console(shown))
-    assert "Of 8 GPUs 7 compute; standing by: 0 nodes." in shown.getvalue()
+    assert "idle" not in shown.getvalue() and "standing by" not in shown.getvalue()
+    print_factors(factors.model_copy(update={"computing_gpus": 4, "spare_nodes": 1}), make_console(shown))
+    assert "Of 8 GPUs 4 compute; standing by: 1 node." in shown.getvalue()
+    some_idle = {"computing_gpus": 3, "spare_nodes": 1, "idle_gpus": 1, "idle_note": "uses 3 of 4 GPUs: why"}
+    print_factors(factors.model_copy(update=some_idle), make_console(shown))
+    assert "Of 8 GPUs 3 compute, 1 idle; standing by: 1 node." in shown.getvalue()
+
+
+def test_idle_gpus_are_said_as_a_plan_says_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """24 GPUs do not divide a batch of 64: 8 are idle and paid for."""
+    job = ["llama3-8b", "h100-hgx", "--gpus", "24", "--global-batch", "64", "--max", "pp=1", "--without", "cp"]
+    job += ["--fix", "tp=2", "--max", "micro_batch=1"]
+    assert main(["plan", *job, "--fast", "--top", "1"]) == 0
+    planned = capsys.readouterr().out.splitlines()
+    said = [line for line in planned if line.startswith(("Plan 1 uses 16 of 24 GPUs", "The batch of 64 keeps 8 GPUs"))]
+    assert len(said) == 2
+    assert main(["factors", *job, "--no-ablation", "--jobs", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line in said:
+        assert line.replace("Plan 1", "The best plan").replace("plan 1", "the best plan") in lines
+    assert main(["factors", *job, "--no-ablation", "--jobs", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["computing_gpus"], document["idle_gpus"]) == (16, 8)
+    assert f"Plan 1 {document['idle_note']}." in said
+
+
+def test_one_gpu_is_no_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["factors", "llama3-70b", "h100-hgx", "--gpus", "1", "--quiet"]) == 3
+    assert "llama3-70b on 1 GPU: nothing fits; " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"tp_overlap": True}),
+        ({"tp_overlap": True}, {}),
+        ({"tp_overlap": True}, {"dispatcher": "deepep", "overlap_param_gather": False}),
+        ({"dispatcher": "deepep"}, {"dp_replicate": 2}),
+    ],
+)
+def test_changes_of_options_are_values_that_strategies_have(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Also where an option goes back to the framework's own."""
+    framework = mofa.load_framework("megatron")
+    summary = FrameworkSummary.from_spec(framework)
+    text = strategy_changes_text(StrategySpec(**before), StrategySpec(**after), summary)
+    changed = [change.partition(" not ")[0] for change in text.split(", ")]
+    read = StrategySpec.model_validate(parse_strategy(" ".join(changed)))
+    for name in {*before, *after}:
+        assert getattr(read, name) == after.get(name, getattr(framework, name))

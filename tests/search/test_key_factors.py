@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 import mofa
-from mofa.errors import NothingFits
+from mofa.errors import NothingFits, SpecError
 from mofa.plan.factor_results import FactorPlan, KeyFactors
 from mofa.search.analysis.analyse import resource_changes
 from mofa.search.key_factors.factor_search import FactorSearch
@@ -188,6 +189,44 @@ def test_what_cannot_be_taken_out_says_why() -> None:
     assert notes["overlap of communication"] == "torchtitan always overlaps"
 
 
+@pytest.mark.parametrize(
+    ("options", "notes"),
+    [
+        ({"fix": {"pp": 1}}, {"interleaving": "needs pp above 1: --fix pp=1"}),
+        ({"maximum": {"pp": 1}}, {"interleaving": "needs pp above 1: --max pp=1"}),
+        ({"maximum": {"vpp": 1}}, {"interleaving": "needs vpp above 1: --max vpp=1"}),
+        ({"fix": {"schedule": "1f1b"}}, {"interleaving": "needs vpp above 1: --fix schedule=1f1b"}),
+        ({"without": ("tp",)}, {"sequence parallelism": "needs tp above 1: --without tp"}),
+        ({"fix": {"tp": (1, 2)}, "maximum": {"pp": 2}}, {}),
+        ({"fix": {"cp": 1, "tp": 2, "dp": 8}}, {"interleaving": "needs pp above 1: --fix tp=2 --fix dp=8 on 16 GPUs"}),
+        ({"fix": {"cp": 1, "tp": 2, "dp": (4, 8)}}, {}),
+        ({"maximum": {"ep": 1}},
+         dict.fromkeys(("expert overlap", "MicroMoE"), "needs ep above 1: --max ep=1")),
+    ],
+)  # fmt: skip
+def test_options_that_leave_an_optimisation_nothing_to_do_are_said(
+    options: dict[str, Any], notes: dict[str, str]
+) -> None:
+    job = mofa.load_workload("deepseek-v2-lite", global_batch=32)
+    search = FactorSearch(job, mofa.load_cluster("h100-hgx", 16), mofa.load_framework("megatron"), **options)
+    given = {each.name: unavailable(each, search) for each in OPTIMISATIONS}
+    if "MicroMoE" not in notes:
+        assert given.pop("MicroMoE").startswith("routing is balanced")
+    assert {name: note for name, note in given.items() if note} == notes
+
+
+def test_an_objective_needs_what_it_is_known_from(job: WorkloadSpec, machines: ClusterSpec) -> None:
+    price = mofa.load_faults(
+        None, {"price.usd_per_gpu_hour": {"value": 2.0, "provenance": "assumed", "source": "a bill"}}
+    )
+    for faults in (None, price):
+        with pytest.raises(SpecError, match=r"^--objective kwh: needs failures, storage and tokens; give --faults"):
+            mofa.key_factors(job, machines, faults=faults, objective="kwh")
+    for faults in (None, mofa.load_faults("llama3")):
+        with pytest.raises(SpecError, match=r"^objective: 'nonsense' is unknown; use one of tokens, days, usd, kwh$"):
+            mofa.key_factors(job, machines, faults=faults, objective="nonsense")  # type: ignore[arg-type]
+
+
 def test_failures_make_wall_clock_time_of_steps(experts: KeyFactors) -> None:
     assert (experts.objective, experts.faults, experts.spare_nodes) == ("wall-clock time of a step", "llama3", 0)
     for resource in experts.resources:
@@ -237,6 +276,7 @@ def test_gpus_that_the_best_plan_leaves_idle_are_paid_for() -> None:
     )
     factors = mofa.key_factors(job, machines, maximum=small, faults=price, optimisations=False)
     assert factors.computing_gpus == 248 - plan.idle_gpus < 248
+    assert (factors.idle_gpus, factors.idle_note) == (plan.idle_gpus, plan.notes[0])
     assert (factors.best.strategy, factors.best.step_s) == (plan.strategy, plan.step_s)
     assert factors.best.days is not None and (factors.objective, factors.faults) == ("step", None)
     assert factors.best.usd == pytest.approx(factors.best.days * 24 * 248 * 2.0)

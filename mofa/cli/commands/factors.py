@@ -75,6 +75,7 @@ def factors(
     )
     from mofa.cli.progress import progress_bar
     from mofa.report.factors_text import print_factors, save_factors
+    from mofa.report.phrases import count_and_noun
     from mofa.search.workers import usable_cores
 
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
@@ -92,7 +93,7 @@ def factors(
     machines = read_machines(cluster, count_gpus(cluster, gpus, nodes), overrides, host_issue_s, memory_limit)
     if spares is not None:
         machines = long_run.with_checked_spares(machines, spares)
-    with progress_bar(f"{job.name} on {machines.num_gpus:,} GPUs", enabled=not quiet) as progress:
+    with progress_bar(f"{job.name} on {count_and_noun(machines.num_gpus, 'GPU')}", enabled=not quiet) as progress:
         result = mofa.key_factors(
             job, machines, framework=read_framework(framework, job, overrides), faults=profile,
             objective=objective.value, fix=fixed, maximum=bounds, with_=split_words(with_),

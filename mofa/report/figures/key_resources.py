@@ -10,6 +10,7 @@ import numpy as np
 from mofa.report.figures.resource_changes import draw_changes
 from mofa.report.figures.style import INK
 from mofa.report.figures.waterfall import draw_waterfall
+from mofa.report.phrases import count_and_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,4 +73,4 @@ def plot_ablation(factors: KeyFactors, *, ax: Axes | None = None) -> Axes:
 
 
 def _job(factors: KeyFactors) -> str:
-    return f"{factors.workload.name} on {factors.cluster.num_gpus:,} GPUs"
+    return f"{factors.workload.name} on {count_and_noun(factors.cluster.num_gpus, 'GPU')}"

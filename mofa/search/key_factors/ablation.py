@@ -92,6 +92,7 @@ def ablation(search: FactorSearch, best: FactorPlan, best_plans: BestPlans) -> A
                 alone=best_of(alone, without),
                 added_up=before,
                 changes_numerics=optimisation.changes_numerics,
+                with_words=() if note else optimisation.with_,
                 note=note or (refusals[0] if refusals else ""),
             )
         )

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
 from mofa.errors import SpecError
+from mofa.schedules import SCHEDULES
 from mofa.search.job_setup import with_numerics
 from mofa.search.key_factors.factor_search import FactorSearch
 from mofa.search.offers import numerics_offers
+from mofa.search.space import fixed_values
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import FP8_RECIPES
 
 FP8 = "fp8 products"
+GRID = ("tp", "cp", "pp", "dp")
+"""Degrees whose product is the number of GPUs."""
+DEGREES = {*GRID, "vpp", "ep"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class Optimisation:
     """Whether it changes plans of a search, instead of adding some: then those without it are searched for as well."""
     changes_numerics: bool = False
     needs_experts: bool = False
+    needs_above_1: tuple[str, ...] = ()
+    """Degrees without which no plan has it."""
 
     @property
     def fields(self) -> frozenset[str]:
@@ -43,8 +51,8 @@ class Optimisation:
 
 
 OPTIMISATIONS = (
-    Optimisation("sequence parallelism", without=("sp",), replaces_plans=True),
-    Optimisation("interleaving", without=("vpp",)),
+    Optimisation("sequence parallelism", without=("sp",), replaces_plans=True, needs_above_1=("tp",)),
+    Optimisation("interleaving", without=("vpp",), needs_above_1=("pp", "vpp")),
     Optimisation("recomputation", without=("recompute",)),
     Optimisation(
         "overlap of communication",
@@ -52,9 +60,11 @@ OPTIMISATIONS = (
         framework_off={"overlap_grad_reduce": False, "overlap_param_gather": False},
     ),
     Optimisation(FP8, with_=FP8_RECIPES, replaces_plans=True, changes_numerics=True),
-    Optimisation("expert overlap", with_=("expert_overlap",), replaces_plans=True, needs_experts=True),
+    Optimisation(
+        "expert overlap", with_=("expert_overlap",), replaces_plans=True, needs_experts=True, needs_above_1=("ep",)
+    ),
     Optimisation("token chunks", with_=("token_chunks",), needs_experts=True),
-    Optimisation("MicroMoE", with_=("micro_moe",), needs_experts=True),
+    Optimisation("MicroMoE", with_=("micro_moe",), needs_experts=True, needs_above_1=("ep",)),
 )
 """In the order in which they are added up: what a framework does without being asked, then what ``--with`` asks for."""
 
@@ -139,6 +149,9 @@ def unavailable(optimisation: Optimisation, search: FactorSearch) -> str:
         return f"--with {given[0]} is in every plan"
     if left_out := sorted({*optimisation.without} & {*search.without}):
         return f"--without {left_out[0]} takes it out"
+    for degree in optimisation.needs_above_1:
+        if options := _options_that_set_to_1(degree, search):
+            return f"needs {degree} above 1: {options}"
     if optimisation.name == FP8 and search.workload.precision.fp8_recipe:
         return f"products are {search.workload.precision.gemm} in every plan"
     if "micro_moe" in optimisation.with_ and search.workload.routing.kind == "balanced":
@@ -146,6 +159,33 @@ def unavailable(optimisation: Optimisation, search: FactorSearch) -> str:
     if optimisation.framework_off and framework_without_overlap(search.framework, optimisation.framework_off) is None:
         return f"{search.framework.name} always overlaps"
     return ""
+
+
+def _options_that_set_to_1(degree: str, search: FactorSearch) -> str:
+    """Which options leave a degree no other value than 1, by itself or by what is left of the GPUs; empty where none.
+
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 16)
+    >>> search = FactorSearch(job, machines, mofa.load_framework("megatron"), fix={"tp": 8, "dp": (2, 4)})
+    >>> _options_that_set_to_1("pp", search), _options_that_set_to_1("tp", search)
+    ('--fix tp=8 --fix dp=2,4 on 16 GPUs', '')
+    """
+    fixed = {name: [int(str(value)) for value in fixed_values(search.fix[name])] for name in DEGREES & set(search.fix)}
+    if degree in search.without:
+        return f"--without {degree}"
+    if fixed.get(degree) == [1]:
+        return f"--fix {degree}=1"
+    if search.maximum.get(degree) == 1:
+        return f"--max {degree}=1"
+    schedules = fixed_values(search.fix.get("schedule", ()))
+    if degree == "vpp" and schedules and not any(SCHEDULES[str(name)].has_several_chunks for name in schedules):
+        return f"--fix schedule={','.join(map(str, schedules))}"
+    others = {name: fixed[name] for name in GRID if name in fixed and name != degree}
+    num_gpus = search.cluster.num_gpus
+    if degree not in GRID or 2 * math.prod(min(values) for values in others.values()) <= num_gpus:
+        return ""
+    words = [f"--fix {name}={','.join(map(str, values))}" for name, values in others.items() if values != [1]]
+    return " ".join([*words, f"on {num_gpus:,} {'GPU' if num_gpus == 1 else 'GPUs'}"])
 
 
 def fastest_fp8_recipe(search: FactorSearch, strategy: StrategySpec) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mofa.errors import NothingFits, SpecError
 from mofa.plan.factor_results import FactorPlan, KeyFactors, RankedBy, StageBottleneck
-from mofa.plan.long_run import Objective
+from mofa.plan.long_run import OBJECTIVES, Objective
 from mofa.plan.result import Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 from mofa.search.entry_points import find_plans
@@ -55,7 +55,7 @@ def key_factors(
     faults
         Rates of failures, restarts, storage, prices: plans are ranked by the whole run. Nothing fails where absent.
     objective
-        As of :func:`mofa.find_long_runs`; without ``faults`` steps are ranked.
+        As of :func:`mofa.find_long_runs`; another than ``tokens`` needs ``faults`` with failures.
     fix, maximum, with_, without
         As of :func:`mofa.find_plans`, in all searches.
     replay
@@ -75,7 +75,8 @@ def key_factors(
     Raises
     ------
     SpecError
-        If a constraint is unknown or leaves nothing to search.
+        If a constraint or the objective is unknown, a constraint leaves nothing to search, or nothing is said of
+        failures that the objective needs.
     NothingFits
         If no plan fits on the machines as they are.
 
@@ -92,13 +93,14 @@ def key_factors(
     >>> factors.resources[0].resource, factors.change(factors.resources[0].more.planned_again) < 0.0
     ('matrix products and attention', True)
     """
+    _refuse_objective(objective, faults)
     framework = checked_framework_or_default(workload, cluster, framework)
     search = FactorSearch(
         workload, cluster, framework, None, dict(fix or {}), dict(maximum or {}), tuple(with_), tuple(without), replay
     )
     show = progress or (lambda done, of, text: None)
     show(0, 1, "the best plan")
-    search = _on_computing_gpus(search, faults, objective)
+    search, idle_note = _on_computing_gpus(search, faults, objective)
 
     with WorkerProcesses(jobs) as workers:
 
@@ -111,7 +113,9 @@ def key_factors(
 
         best = search.best_plan()
         if best is None:
-            raise NothingFits(f"{workload.name} on {search.cluster.num_gpus:,} GPUs: nothing fits on all; add GPUs")
+            raise NothingFits(
+                f"{workload.name} on {_gpus_text(search.cluster.num_gpus)}: nothing fits on all; add GPUs"
+            )
         resources = key_resources(search, best, lambda searches: best_plans(searches, "plans on changed machines"))
         added = Ablation(None, ())
         if optimisations:
@@ -124,6 +128,8 @@ def key_factors(
         faults=None if faults is None or faults.reliability is None else faults.name,
         spare_nodes=0 if judge is None else judge.spares,
         computing_gpus=search.cluster.num_gpus,
+        idle_gpus=search.idle_gpus,
+        idle_note=idle_note,
         costed_by="replay" if replay else "closed_form",
         objective=_ranked_by(judge),
         value_unit="J" if _ranked_by(judge) == "energy of a step" else "s",
@@ -136,8 +142,19 @@ def key_factors(
     )
 
 
-def _on_computing_gpus(search: FactorSearch, faults: FaultSpec | None, objective: Objective) -> FactorSearch:
-    """The search on the GPUs that the best plan computes with, judged by the whole run where something fails."""
+def _refuse_objective(objective: Objective, faults: FaultSpec | None) -> None:
+    """Refuse an objective that there is not, and one of whole runs where nothing is said of failures."""
+    if objective not in OBJECTIVES:
+        raise SpecError(f"objective: {objective!r} is unknown; use one of {', '.join(OBJECTIVES)}")
+    if objective != "tokens" and (faults is None or faults.reliability is None):
+        raise SpecError(f"--objective {objective}: needs failures, storage and tokens; give --faults NAME|FILE")
+
+
+def _on_computing_gpus(
+    search: FactorSearch, faults: FaultSpec | None, objective: Objective
+) -> tuple[FactorSearch, str]:
+    """The search on the GPUs that the best plan computes with, judged by the whole run where something fails; and why
+    it leaves others idle."""
     options: dict[str, Any] = {
         "framework": search.framework, "fix": search.fix, "maximum": search.maximum, "with_": search.with_,
         "without": search.without, "replay": False, "top": 1,
@@ -151,22 +168,27 @@ def _on_computing_gpus(search: FactorSearch, faults: FaultSpec | None, objective
         judge.refuse_unknown_objective()
     if judge is None or judge.ranks_steps_alone:
         alone = cluster if judge is None else judge.cluster
-        idle = _best(find_plans(search.workload, alone, banded=False, **options).report).idle_gpus
-        alone = alone.model_copy(update={"num_gpus": alone.num_gpus - idle})
-        return replace(search, cluster=alone, judge=judge, idle_gpus=idle)
+        plan = _best(find_plans(search.workload, alone, banded=False, **options).report)
+        alone = alone.model_copy(update={"num_gpus": alone.num_gpus - plan.idle_gpus})
+        note = plan.notes[0] if plan.idle_gpus else ""
+        return replace(search, cluster=alone, judge=judge, idle_gpus=plan.idle_gpus), note
     if faults is not None and faults.spares is None:
         plan = _best(find_long_runs(search.workload, cluster, faults, objective=objective, **options).report)
         spares = plan.spare_gpus // cluster.node.gpus_per_node
         judge = replace(judge, cluster=without_spares(cluster, spares, faults.name), spares=spares)
-    return replace(search, cluster=judge.cluster, judge=judge)
+    return replace(search, cluster=judge.cluster, judge=judge), ""
 
 
 def _best(report: PlanReport) -> Plan:
     if report.plans:
         return report.plans[0]
-    least = f"{report.min_gpus:,} GPUs would do" if report.min_gpus else report.min_gpus_note or "add GPUs"
-    name, gpus = report.workload.name, report.cluster.num_gpus
-    raise NothingFits(f"{name} on {gpus:,} GPUs: nothing fits; {least}")
+    least = f"{_gpus_text(report.min_gpus)} would do" if report.min_gpus else report.min_gpus_note or "add GPUs"
+    name, gpus = report.workload.name, _gpus_text(report.cluster.num_gpus)
+    raise NothingFits(f"{name} on {gpus}: nothing fits; {least}")
+
+
+def _gpus_text(number: int) -> str:
+    return f"{number:,} {'GPU' if number == 1 else 'GPUs'}"
 
 
 def _ranked_by(judge: LongRunObjective | None) -> RankedBy:
