@@ -14,15 +14,6 @@ CHUNK = "token_chunk"
 """Regions of chunks begin with this: each is a checkpoint of its own, whatever else is recomputed."""
 
 
-def is_later_token_chunk(region: str) -> bool:
-    """Whether a region is a token chunk's behind the first.
-
-    >>> is_later_token_chunk(f"{CHUNK}0"), is_later_token_chunk(f"{CHUNK}12"), is_later_token_chunk("moe")
-    (False, True, False)
-    """
-    return region.startswith(CHUNK) and region != f"{CHUNK}0"
-
-
 FIRST: tuple[RoutingStep, ...] = ("count", "permute")
 """What a chunk begins with, the first of these that a layer has. It ends where rows are added to their tokens."""
 

@@ -75,6 +75,15 @@ def is_token_chunk(region: str) -> bool:
     return region.startswith(CHUNK)
 
 
+def is_later_token_chunk(region: str) -> bool:
+    """Whether a region is a token chunk's behind the first.
+
+    >>> is_later_token_chunk(f"{CHUNK}0"), is_later_token_chunk(f"{CHUNK}12"), is_later_token_chunk("moe")
+    (False, True, False)
+    """
+    return is_token_chunk(region) and region != f"{CHUNK}0"
+
+
 def is_in_region(region: str, outer: str) -> bool:
     """Whether a region is another or, by a dot, a part of it.
 

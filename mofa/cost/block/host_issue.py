@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mofa.blocks.chunks import is_later_token_chunk
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, stack_rows, where
 from mofa.blocks.op import GraphLaunch, Op, PairedPass
+from mofa.blocks.recomputation import is_later_token_chunk
 from mofa.blocks.roles import NODE_ROLES
 from mofa.blocks.work import Attention, Collective, HostSync
 from mofa.cost.block.durations import PRODUCTS, ArrayK, OpTimingMachine
