@@ -174,7 +174,7 @@ class BlockCost:
     def weight_cast_issue_s(self) -> ArrayK:
         """What the host takes to issue the casts of its weights to fp8, in a step's first micro-batch. (K,) [s]"""
         machine = self.phases.machine
-        each = (weight_cast_issue_seconds(block.forward.ops, machine) for block in self.blocks)
+        each = (np.asarray(weight_cast_issue_seconds(block.forward.ops, machine)) for block in self.blocks)
         return sum(each, np.zeros(self.memories.num_k))
 
     @cached_property
