@@ -81,7 +81,7 @@ def _weight_cast_host_seconds(rows: GatheredRows) -> ArrayN:
     the optimizer. (n, R) [s]"""
     if rows.framework.fp8_params:
         return np.zeros((len(rows.k), len(rows.stage_layers.shown.shown_stages)))
-    ends = 0.0 * rows.costs.embedding.weight_cast_issue_s
+    ends = np.zeros_like(rows.costs.embedding.forward.issue)  # neither of which is in fp8
     return np.asarray(
         rows.sum_layers_by_stage(rows.layers.weight_cast_issue_s)
         + rows.end_blocks_by_stage(ends, ends, rows.mtp_layer_quantity("weight_cast_issue_s"))
