@@ -104,7 +104,31 @@ def _settings_for_overlap(run: ExpandedRun) -> dict[str, str]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"} if run.framework.expert_overlap != "none" else {}
 
 
-def task_of_run(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trace_beginning: bool = False) -> RunTask:
+@dataclass(frozen=True)
+class KeptBesideRecords:
+    """What is measured and kept of runs beside their records, each in a folder of its own beside theirs."""
+
+    trace: bool = False
+    """A profile and the allocations of one step per rank, in ``traces``; the host's ops, in ``ops``."""
+    beginning_steps: int = 0
+    """Steps up to whose end every allocation is kept, from the model's building on, in ``beginnings``; 0 is none."""
+    layer_segments: bool = False
+    """What parts of layers take the host, in ``segments``."""
+
+    def refuse(self, run: ExpandedRun) -> None:
+        """Raises :class:`SpecError` where it cannot be had of this run."""
+        if not self.layer_segments:
+            return
+        if RUNNERS[run.framework.name].job_key != "megatron":
+            raise SpecError(f"{run.run.id}: framework {run.framework.name} has no layers that are timed; megatron has")
+        if run.strategy.vpp > 1 or run.framework.cuda_graphs != "none":
+            raise SpecError(
+                f"{run.run.id}: parts of layers are timed with one chunk a rank and without CUDA graphs; "
+                f"this run has vpp {run.strategy.vpp} and cuda_graphs {run.framework.cuda_graphs}"
+            )
+
+
+def task_of_run(run: ExpandedRun, *, timeout_s: float, kept: KeptBesideRecords = KeptBesideRecords()) -> RunTask:
     """The task of a run: what its processes are told.
 
     Raises
@@ -119,6 +143,7 @@ def task_of_run(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trac
         refuse_absent_modules(run.model, run.framework.activation_offload)
     except SpecError as error:
         raise SpecError(f"{run.run.id}: {error}") from None
+    kept.refuse(run)
     runner = RUNNERS[name]
     moe = run.model.moe
     job = {
@@ -132,8 +157,7 @@ def task_of_run(run: ExpandedRun, *, timeout_s: float, trace: bool = False, trac
         "seconds": 3.0,
         "rounds": 4,
         "slow_step_s": 1.0,
-        "trace": trace,
-        "trace_beginning": trace_beginning,
+        **dataclasses.asdict(kept),
         "routing_bias": router_logit_bias(run.run.routing, moe.num_experts) if moe is not None else None,
         "routed_per_step": token_copies_routed_per_step(run),
         runner.job_key: runner.translate(run),
@@ -201,13 +225,13 @@ def refuse_unfit_machine(state: dict[str, Any], runs: list[ExpandedRun]) -> None
                 )
 
 
-_FOLDERS = {"trace": "traces", "ops": "ops", "beginning": "beginnings"}
+_FOLDERS = {"trace": "traces", "ops": "ops", "beginning": "beginnings", "segments": "segments"}
 """Kind of file that a rank leaves to the folder beside the records that keeps it."""
 
 
-def _keep_traces(outcome: TaskOutcome, beside: Path) -> None:
-    for path in sorted(outcome.folder.glob("*.json.gz")):
-        kind = path.name.removesuffix(".json.gz").rstrip("0123456789")
+def _keep_files(outcome: TaskOutcome, beside: Path) -> None:
+    for path in sorted([*outcome.folder.glob("*.json.gz"), *outcome.folder.glob("*.csv")]):
+        kind = path.name.split(".")[0].rstrip("0123456789")
         folder = beside / _FOLDERS[kind]
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{outcome.task.id}.{path.name.removeprefix(kind)}"
@@ -280,13 +304,10 @@ class _Call:
     written: list[Path] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
-    def run(self, runs: dict[str, ExpandedRun], *, trace: bool, trace_beginning: bool) -> None:
+    def run(self, runs: dict[str, ExpandedRun], kept: KeptBesideRecords) -> None:
         """Measure runs that have no record, and write one each."""
         splits = _splits(runs, read_records(self.out))
-        tasks = [
-            task_of_run(run, timeout_s=self.timeout_s, trace=trace, trace_beginning=trace_beginning)
-            for run in runs.values()
-        ]
+        tasks = [task_of_run(run, timeout_s=self.timeout_s, kept=kept) for run in runs.values()]
         with tempfile.TemporaryDirectory() as scratch:
             outcomes = run_tasks(tasks, self.gpus, Path(scratch), parallel=self.parallel, progress=self.progress)
             with contextlib.closing(outcomes):  # an interruption here ends the processes at once
@@ -298,8 +319,8 @@ class _Call:
                         self.progress(f"{id}: no result: {outcome.error}; {-left} left")
                         continue
                     record = record_of_result(runs[id], outcome, splits[id])
-                    # first the traces: a run with a record is not measured again
-                    _keep_traces(outcome, self.out.parent)
+                    # first what lies beside it: a run with a record is not measured again
+                    _keep_files(outcome, self.out.parent)
                     self.written.append(write_record(record, self.out))
                     self.progress(f"{_line(record)}; {-left} left")
 
@@ -309,8 +330,7 @@ def measure_runs(
     out: Path,
     *,
     parallel: bool = False,
-    trace: bool = False,
-    trace_beginning: bool = False,
+    kept: KeptBesideRecords = KeptBesideRecords(),
     once: bool = False,
     timeout_s: float = 300.0,
     logs: Path | None = None,
@@ -329,10 +349,8 @@ def measure_runs(
         Folder of records; ``ID.yaml`` each. A run whose record exists is skipped, so that a call can be repeated.
     parallel
         Runs that together fit the machine's GPUs go side by side.
-    trace
-        Also keep a profile and the allocations of one step per rank, in ``out/../traces``.
-    trace_beginning
-        Also keep the allocations of building and of the first two steps per rank, in ``out/../beginnings``.
+    kept
+        What is kept beside the records, in folders beside ``out``.
     once
         Runs that are bound by the host are not repeated: for microbenchmarks, whose every run is.
     timeout_s
@@ -349,7 +367,7 @@ def measure_runs(
     """
     runs = {run.id: expand_run(run, runs_file.parent) for run in load_runs(runs_file)}
     for run in runs.values():
-        task_of_run(run, timeout_s=timeout_s)  # what cannot be run is said before anything is
+        task_of_run(run, timeout_s=timeout_s, kept=kept)  # what cannot be run is said before anything is
     records = read_records(out)
     there = {r.run.id for r in records}
     skipped = tuple(id for id in runs if id in there)
@@ -362,8 +380,8 @@ def measure_runs(
     progress(f"{len(todo)} runs to measure, {len(skipped)} there before")
     call = _Call(out, list(range(len(state["gpus"]))), parallel, timeout_s, logs, progress)
     if todo:
-        call.run(todo, trace=trace, trace_beginning=trace_beginning)
+        call.run(todo, kept)
     if not once and (due := repeats_due(runs, read_records(out))):
         progress(f"{len(due)} repeats of runs that are bound by the host")
-        call.run(due, trace=False, trace_beginning=False)
+        call.run(due, KeptBesideRecords())
     return MeasureSummary(tuple(call.written), skipped, call.failed)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mofa.errors import SpecError
-from mofa.measure import read_record, read_records
+from mofa.measure import KeptBesideRecords, read_record, read_records
 from mofa.measure.expand import expand_run
 from mofa.measure.launch import RunTask
 from mofa.measure.runs import machine_self_test, refuse_unfit_machine, task_of_run
@@ -54,7 +54,8 @@ def fake_runners(monkeypatch: pytest.MonkeyPatch) -> None:
     def fake(run: Any, **how: Any) -> RunTask:
         task = task_of_run(run, **how)
         environment = {**task.environment, "PYTHONPATH": str(Path(__file__).parent)}
-        job = {"does": run.run.id.split("-")[0], "trace_beginning": task.job["trace_beginning"]}
+        job = {"does": run.run.id.split("-")[0], "beginning_steps": task.job["beginning_steps"]}
+        job["layer_segments"] = task.job["layer_segments"]
         return dataclasses.replace(task, module="fake_runner", job=job, environment=environment)
 
     monkeypatch.setattr("mofa.measure.runs.task_of_run", fake)
@@ -110,8 +111,33 @@ def test_the_history_of_the_beginning_is_kept_where_it_is_asked_for(tmp_path: Pa
     path, out = runs_file(tmp_path, raw_run("ok-1", gpus=2)), tmp_path / "measured"
     measure_runs(path, out, progress=lambda _: None)
     assert not (tmp_path / "beginnings").exists()
-    measure_runs(runs_file(tmp_path, raw_run("ok-2", gpus=2)), out, trace_beginning=True, progress=lambda _: None)
-    assert sorted(p.name for p in (tmp_path / "beginnings").iterdir()) == ["ok-2.0.json.gz", "ok-2.1.json.gz"]
+    kept = KeptBesideRecords(beginning_steps=3)
+    measure_runs(runs_file(tmp_path, raw_run("ok-2", gpus=2)), out, kept=kept, progress=lambda _: None)
+    files = sorted((tmp_path / "beginnings").iterdir())
+    assert [p.name for p in files] == ["ok-2.0.json.gz", "ok-2.1.json.gz"]
+    assert files[0].read_text() == "3 steps"
+
+
+@pytest.mark.usefixtures("fake_runners")
+def test_times_of_parts_of_layers_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "measured"
+    path = runs_file(tmp_path, raw_run("ok-1", framework={"name": "megatron"}))
+    measure_runs(path, out, kept=KeptBesideRecords(layer_segments=True), progress=lambda _: None)
+    assert [p.name for p in (tmp_path / "segments").iterdir()] == ["ok-1.0.csv"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "line"),
+    [
+        (raw_run("ok-1"), "framework torchtitan has no layers that are timed"),
+        (raw_run("ok-1", framework={"name": "megatron", "cuda_graphs": "local"}), "without CUDA graphs"),
+    ],
+)
+def test_parts_of_layers_are_refused_where_they_cannot_be_timed(
+    tmp_path: Path, raw: dict[str, object], line: str
+) -> None:
+    with pytest.raises(SpecError, match=line):
+        measure_runs(runs_file(tmp_path, raw), tmp_path / "measured", kept=KeptBesideRecords(layer_segments=True))
 
 
 @pytest.mark.usefixtures("fake_runners")

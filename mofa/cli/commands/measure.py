@@ -24,8 +24,14 @@ def measure(
         bool,
         typer.Option(
             "--trace-beginning",
-            help="Also keep every allocation of building and the first two steps, in DIR/../beginnings.",
+            help="Also keep every allocation of building and the first steps, in DIR/../beginnings.",
         ),
+    ] = False,
+    beginning_steps: Annotated[
+        int, typer.Option("--beginning-steps", metavar="N", min=1, max=16, help="How many, with --trace-beginning.")
+    ] = 2,
+    layer_segments: Annotated[
+        bool, typer.Option("--layer-segments", help="Also time parts of Megatron's layers: DIR/../segments.")
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Runs that are bound by the host are not repeated.")] = False,
     timeout: Annotated[
@@ -41,15 +47,16 @@ def measure(
     A run that has a record is skipped, so that a call can be repeated. Out of memory is a result.
     """
     from mofa.errors import MofaError
-    from mofa.measure import measure_runs as measure_runs
+    from mofa.measure import KeptBesideRecords, measure_runs
     from mofa.report.save import check_writable
 
     for folder in (out, logs):
         if folder is not None:
             check_writable(folder, directory=True)
     summary = measure_runs(
-        runs, out, parallel=parallel, trace=trace, trace_beginning=trace_beginning, once=once, timeout_s=timeout,
-        logs=logs, progress=_silent if quiet else _say,
+        runs, out, parallel=parallel,
+        kept=KeptBesideRecords(trace, beginning_steps if trace_beginning else 0, layer_segments),
+        once=once, timeout_s=timeout, logs=logs, progress=_silent if quiet else _say,
     )  # fmt: skip
     print(f"{len(summary.written)} written to {out}, {len(summary.skipped)} there before, {len(summary.failed)} failed")
     if summary.failed:

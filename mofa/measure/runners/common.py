@@ -46,6 +46,8 @@ class BuiltTraining:
     """Whether its layers are Transformer Engine's, one of which is then timed beside its steps."""
     layers: tuple[torch.nn.Module, ...] = ()
     """Where the pace of the host is sampled within steps."""
+    chunks: tuple[torch.nn.Module, ...] = ()
+    """Megatron's model chunks of this rank, whose layers' parts can be timed."""
     grad_norms: list[float] = dataclasses.field(default_factory=list)
     """Of each step so far, where the framework says it."""
 
@@ -214,6 +216,10 @@ def _measured(training: BuiltTraining, job: Job, result: dict[str, Any], folder:
     result |= timed
     if training.count_tokens is not None:
         result["tokens_per_expert"] = training.count_tokens()
+    if job.get("layer_segments"):
+        from mofa.measure.runners.layer_segments import write_layer_segments
+
+        write_layer_segments(training.step, training.chunks, folder / f"segments{rank}.csv")
     host = host_trace.traced_steps_with_and_without_gc(training.step) if job.get("trace") else {}
     # near the capacity the profiler's own buffers could end a run that went well
     if _agree(steady["device_bytes"] / steady["device_total_bytes"]) < job["profile_below"]:
@@ -296,8 +302,9 @@ def measure_one_rank(build: Callable[[Job], BuiltTraining], framework_version: s
     result: dict[str, Any] = {"rank": rank, "outcome": "error", "phase": "building"}
     try:
         beginning = None
-        if job.get("trace_beginning"):
-            beginning = MemoryHistoryOfBeginning(torch.cuda.memory, device, folder / f"beginning{rank}.json.gz")
+        if num_steps := job.get("beginning_steps"):
+            path = folder / f"beginning{rank}.json.gz"
+            beginning = MemoryHistoryOfBeginning(torch.cuda.memory, device, path, num_steps)
         training = build(job)
         if beginning is not None:
             training = dataclasses.replace(training, step=beginning.watch(training.step))

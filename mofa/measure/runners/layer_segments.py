@@ -1,0 +1,260 @@
+"""Clocks of the host around the parts of Megatron's layers, in steps as they are.
+
+Modules are timed by their class, autograd's functions by theirs, checkpoints both ways. What the host waits for the
+device within a part is told apart. A clock takes less than a microsecond; parts that call others hold theirs too.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from megatron.core.pipeline_parallel import schedules
+
+from mofa import host_pace
+
+STEPS = 8
+"""Steps that are timed. [-]"""
+COLUMNS = ("host_issue_s", "part", "autograd", "micro_batch", "calls", "seconds", "waited_s")
+"""Columns of the table: a small op between the steps [s]; the part; what autograd does in a forward; which micro-batch;
+calls a step [-]; what they take a step, and of it the wait for the device [s]."""
+MODULES = {
+    "TransformerLayer": "layer",
+    "SelfAttention": "attention",
+    "MLASelfAttention": "attention",
+    "TEDotProductAttention": "core",
+    "TELinear": "linear",
+    "TEColumnParallelLinear": "linear",
+    "TERowParallelLinear": "linear",
+    "TELayerNormColumnParallelLinear": "norm_linear",
+    "MLP": "mlp",
+    "SharedExpertMLP": "shared_experts",
+    "MoELayer": "moe",
+    "TopKRouter": "router",
+    "TEGroupedMLP": "experts",
+    "TEColumnParallelGroupedLinear": "grouped",
+    "TERowParallelGroupedLinear": "grouped",
+}
+"""Part of a module, by its class."""
+METHODS = {
+    "attention": ("get_query_key_value_tensors",),
+    "moe": ("route", "preprocess", "dispatch", "routed_experts_compute", "combine"),
+}
+"""Methods of a part's module that are timed too, as parts called as they are; those that it has."""
+BACKWARDS = {
+    "_Linear": "linear_back",
+    "_LayerNormLinear": "norm_linear_back",
+    "_GroupedLinear": "grouped_back",
+    "FusedAttnFunc": "core_back",
+    "CheckpointFunction": "checkpoint_back",
+    "_CheckpointFunction": "checkpoint_back",
+}
+"""Part of an autograd function's way back, by its class; others are ``bk.`` and their class."""
+CHECKPOINTS = ("CheckpointFunction", "_CheckpointFunction")
+"""Autograd functions whose forward is timed too."""
+
+Key = tuple[str, str, str]
+"""Part, what autograd does, micro-batch."""
+
+
+class HostClocks:
+    """What parts of a step take the host, since :meth:`begin_step`."""
+
+    def __init__(self) -> None:
+        self.calls: dict[Key, int] = defaultdict(int)
+        self.seconds: dict[Key, float] = defaultdict(float)
+        self.waited: dict[Key, float] = defaultdict(float)
+        self._waited_s = 0.0
+        self._passes = {"forward": 0, "backward": 0}
+        self._micro_batch = "first"
+
+    def begin_step(self) -> None:
+        """Forget what was timed."""
+        for table in (self.calls, self.seconds, self.waited):
+            table.clear()
+        self._passes = {"forward": 0, "backward": 0}
+
+    def begin_pass(self, name: str) -> None:
+        """The next micro-batch's ``forward`` or ``backward`` begins."""
+        self._micro_batch = "later" if self._passes[name] else "first"
+        self._passes[name] += 1
+
+    @contextmanager
+    def part(self, name: str, autograd: str = "") -> Iterator[None]:
+        """Time what runs within, as a part."""
+        key = (name, autograd, self._micro_batch)
+        waited, began = self._waited_s, time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(key, time.perf_counter() - began, self._waited_s - waited)
+
+    def add(self, key: Key, seconds: float, waited_s: float) -> None:
+        """One call more. [s], [s]"""
+        self.calls[key] += 1
+        self.seconds[key] += seconds
+        self.waited[key] += waited_s
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """What runs within is a wait for the device."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waited_s += time.perf_counter() - began
+
+    def timed(self, name: str, function: Callable[..., Any], *, is_forward: bool) -> Callable[..., Any]:
+        """A function that is timed as a part."""
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            autograd = "" if not is_forward else "records" if torch.is_grad_enabled() else "does not"
+            with self.part(name, autograd):
+                return function(*args, **kwargs)
+
+        return timed
+
+    def timed_pass(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that is a micro-batch's ``forward`` or ``backward``."""
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self.begin_pass(name)
+            with self.part(name):
+                return function(*args, **kwargs)
+
+        return timed
+
+    def waiting(self, function: Callable[..., Any], waits: Callable[..., bool]) -> Callable[..., Any]:
+        """A function that waits for the device where ``waits`` says so of its arguments."""
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if not waits(*args, **kwargs):
+                return function(*args, **kwargs)
+            with self.wait():
+                return function(*args, **kwargs)
+
+        return timed
+
+    def timed_layer(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A layer's forward, whose way back is timed too: from its output's gradient to its input's."""
+        timed = self.timed("layer", function, is_forward=True)
+
+        @functools.wraps(function)
+        def layer(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+            result = timed(hidden_states, *args, **kwargs)
+            output = result[0] if isinstance(result, tuple) else result
+            if output.requires_grad and hidden_states.requires_grad:
+                began: list[float] = []
+                output.register_hook(lambda _: began.append(time.perf_counter()))
+                hidden_states.register_hook(
+                    lambda _: (
+                        self.add(("back", "", self._micro_batch), time.perf_counter() - began.pop(), 0.0)
+                        if began
+                        else None
+                    )
+                )
+            return result
+
+        return layer
+
+
+def _is_on_device(tensor: Any, *_: Any, **__: Any) -> bool:
+    return bool(tensor.is_cuda)
+
+
+def _leaves_device(tensor: Any, *args: Any, **kwargs: Any) -> bool:
+    target = args[0] if args else kwargs.get("device")
+    return bool(tensor.is_cuda) and str(target) == "cpu" and not kwargs.get("non_blocking", False)
+
+
+def _autograd_functions() -> list[Any]:
+    classes, todo = [], [torch.autograd.Function]
+    while todo:
+        some = todo.pop().__subclasses__()
+        classes += some
+        todo += some
+    return [cls for cls in classes if "backward" in vars(cls)]
+
+
+@contextmanager
+def _clocks_on(clocks: HostClocks, chunks: Sequence[Any]) -> Iterator[None]:
+    with ExitStack() as patches:
+
+        def replace(owner: Any, name: str, function: Any) -> None:
+            patches.enter_context(patch.object(owner, name, function))
+
+        for module in (module for chunk in chunks for module in chunk.modules()):
+            part = MODULES.get(type(module).__name__)
+            if part is None:
+                continue
+            for method in METHODS.get(part, ()):
+                if hasattr(module, method):
+                    replace(module, method, clocks.timed(method, getattr(module, method), is_forward=True))
+            forward = module.forward
+            timed = clocks.timed_layer(forward) if part == "layer" else clocks.timed(part, forward, is_forward=True)
+            replace(module, "forward", timed)
+        for chunk in chunks:
+            replace(chunk, "forward", clocks.timed_pass("forward", chunk.forward))
+        replace(schedules, "backward_step", clocks.timed_pass("backward", schedules.backward_step))
+        for cls in _autograd_functions():
+            name = cls.__name__
+            back = clocks.timed(BACKWARDS.get(name, f"bk.{name}"), cls.backward, is_forward=False)
+            replace(cls, "backward", staticmethod(back))
+            if name in CHECKPOINTS:
+                replace(cls, "forward", staticmethod(clocks.timed("checkpoint", cls.forward, is_forward=False)))
+        for name in ("item", "tolist", "cpu"):
+            replace(torch.Tensor, name, clocks.waiting(getattr(torch.Tensor, name), _is_on_device))
+        replace(torch.Tensor, "to", clocks.waiting(torch.Tensor.to, _leaves_device))
+        for owner in (torch.cuda.Stream, torch.cuda.Event):
+            replace(owner, "synchronize", clocks.waiting(owner.synchronize, lambda *_: True))
+        replace(torch.cuda, "synchronize", clocks.waiting(torch.cuda.synchronize, lambda *_: True))
+        yield
+
+
+def layer_segments(step: Callable[[], None], chunks: Sequence[Any]) -> list[dict[str, Any]]:
+    """Rows of a table of parts (:data:`COLUMNS`): medians over steps, a small op timed before and behind each.
+
+    Parameters
+    ----------
+    step
+        One optimizer step.
+    chunks
+        The model chunks that it steps, one of which is this rank's.
+    """
+    clocks = HostClocks()
+    tables: list[tuple[dict[Key, int], dict[Key, float], dict[Key, float]]] = []
+    with _clocks_on(clocks, chunks):
+        step()
+        small_ops = [host_pace.small_op_s()]
+        for _ in range(STEPS):
+            clocks.begin_step()
+            step()
+            tables.append((dict(clocks.calls), dict(clocks.seconds), dict(clocks.waited)))
+            small_ops.append(host_pace.small_op_s())
+    rows = []
+    for key in sorted({key for calls, _, _ in tables for key in calls}):
+        calls, seconds, waited = ([table[n].get(key, 0) for table in tables] for n in range(3))
+        values = median(small_ops), *key, median(calls), f"{median(seconds):.6g}", f"{median(waited):.6g}"
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows
+
+
+def write_layer_segments(step: Callable[[], None], chunks: Sequence[Any], path: Path) -> None:
+    """Time parts of layers and write their table."""
+    rows = layer_segments(step, chunks)
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
