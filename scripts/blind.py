@@ -37,6 +37,7 @@ python scripts/blind.py predict reference_runs/blind_drawn_h200.csv reference_ru
 python scripts/blind.py predict reference_runs/blind_drawn_third.csv reference_runs/plans/drawn-third-{1,2}gpu.yaml
 python scripts/blind.py predict reference_runs/blind_drawn_fourth.csv reference_runs/plans/drawn-fourth-{1,2}gpu.yaml
 python scripts/blind.py predict reference_runs/blind_drawn_fifth.csv reference_runs/plans/drawn-fifth-1gpu.yaml
+python scripts/blind.py predict reference_runs/blind_early_stop.csv reference_runs/plans/twentieth.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -104,6 +105,7 @@ SETS = (
     "blind_drawn_third",
     "blind_drawn_fourth",
     "blind_drawn_fifth",
+    "blind_early_stop",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"

@@ -119,7 +119,7 @@ class KeptBesideRecords:
         """Raises :class:`SpecError` where it cannot be had of this run."""
         if not self.layer_segments:
             return
-        if RUNNERS[run.framework.name].job_key != "megatron":
+        if run.framework.name != "megatron":
             raise SpecError(f"{run.run.id}: framework {run.framework.name} has no layers that are timed; megatron has")
         if run.strategy.vpp > 1 or run.framework.cuda_graphs != "none":
             raise SpecError(

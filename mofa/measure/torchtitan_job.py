@@ -218,7 +218,7 @@ def torchtitan_job(run: ExpandedRun) -> dict[str, Any]:
                 "expert_parallel_degree": s.ep,
                 "expert_tensor_parallel_degree": s.etp,
             },
-            "activation_checkpoint": _recompute(run),
+            "activation_checkpoint": {**_recompute(run), "early_stop": run.framework.early_stop},
             "compile": {"enable": framework.compile, **({} if framework.compile_loss else {"components": ["model"]})},
             "debug": {
                 "seed": 0,

@@ -130,6 +130,9 @@ class FrameworkSpec(Spec):
     tp_overlap: bool = False
     """megatron: with sequence parallelism, linears gather their input and reduce their output piece by piece beside
     their product (``tp_comm_overlap``, Transformer Engine's user buffers)."""
+    early_stop: bool = False
+    """torchtitan, fsdp1: a checkpoint of a layer stops as soon as all that its backward reads is there again, as
+    PyTorch's own does unless told otherwise (``activation_checkpoint.early_stop``, which torchtitan leaves off)."""
     saves_attention: bool = True
     """torchtitan: whether ``recompute: ops`` keeps the output of attention. cuDNN's, which runs on B200 since May 2025
     (pull request 1196), is in its list only since December 2025 (2095): in between it is computed again."""

@@ -17,6 +17,7 @@ READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, float | str]]] = {
     "grouped_alignment": (("fsdp1", "torchtitan"), dict.fromkeys(MEGATRON, 1)),
     "loss_parallel": (("torchtitan",), {"fsdp1": True, **dict.fromkeys(MEGATRON, True)}),
     "reduced_bytes_per_param": (("fsdp1", *MEGATRON), {"torchtitan": 4.0}),  # mixed_precision_reduce: float32 alone
+    "early_stop": (PYTORCH_MODULES, {}),
     "fused_qkv": (("fsdp1",), {}),
     "module_calls": (("megatron",), {}),
     "loss_metrics": (("fsdp1",), {}),

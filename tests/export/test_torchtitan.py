@@ -32,6 +32,7 @@ from tests.export.random_plans import Drawn, drawn_plans
 WORKLOADS = ["llama3-8b", "llama3-70b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v2-lite", "mixtral-8x7b"]
 OPTIONS: dict[str, list[Any]] = {
     "allocator": ["native", "expandable"], "compile": [True, False], "loss_parallel": [True, False],
+    "early_stop": [True, False],
     "data_parallel": ["fsdp", "ddp"], "optimizer": ["fused", "foreach", "for-loop"],
     "experts": ["grouped", "sequential"], "dispatcher": ["alltoall", "deepep"],
 }  # fmt: skip

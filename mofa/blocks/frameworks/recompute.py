@@ -49,10 +49,10 @@ def recompute_of_layer(
         return Recompute(
             kind="full", reentrant=True
         )  # CheckpointFunction repeats the whole layer (tensor_parallel/random.py)
-    # non-reentrant, early_stop off by default (torchtitan/config/job_config.py:675). A compiler drops what is unused of
-    # a block that is one graph; around experts, where only parts of the block are compiled, the checkpoint is eager
+    # non-reentrant. A compiler drops what is unused of a block that is one graph; around experts, where only parts of
+    # the block are compiled, the checkpoint is eager
     parted = forward is not None and any(op.part == "experts" for op in forward.ops)
-    early_stop = framework.compile and not parted
+    early_stop = framework.early_stop or (framework.compile and not parted)
     if spec.kind == "ops":
         assert forward is not None, "recompute: ops picks ops from the forward tape"
         compiled = framework.compile and parted

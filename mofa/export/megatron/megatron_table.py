@@ -24,6 +24,7 @@ FIXED: dict[str, FixedField] = {
     "framework.compile_loss": FixedField((True,), _TORCHTITAN),
     "framework.dp_replicate": FixedField((1,), "optimizer states are sharded over all of dp here"),
     "framework.loss_parallel": FixedField((True,), _TORCHTITAN),
+    "framework.early_stop": FixedField((False,), _TORCHTITAN),
     "framework.saves_attention": FixedField((True,), _TORCHTITAN),
     "framework.ends_apart": FixedField((True,), _TORCHTITAN),
     "framework.shards_head_norms": FixedField((True,), _TORCHTITAN),

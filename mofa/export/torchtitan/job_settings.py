@@ -361,5 +361,6 @@ TOML_ROWS: tuple[FieldRow, ...] = (
               {"alltoall": "standard", "deepep": "deepep"}),
     )),
     FieldRow(("strategy.recompute",), (AC_MODE, AC_OPTION), _write_recompute, _read_recompute),
+    same_value_row("framework.early_stop", Argument("activation_checkpoint.early_stop", "flag", False)),
 )  # fmt: skip
 """Settings of a TOML."""

@@ -104,6 +104,7 @@ TORCHTITAN_PYTHON: ArgumentTable = replace(
     TORCHTITAN, rows=PYTHON_ROWS, assumed=PYTHON_ASSUMED,
     fixed={
         **FIXED,
+        "framework.early_stop": FixedField((False,), "0.3.0's checkpoints run to their end, whatever is asked"),
         "framework.experts": FixedField(("grouped",), "0.3.0 runs experts grouped alone"),
         "framework.loss_parallel": FixedField((True,), "0.3.0 splits the loss wherever tp is above 1"),
         "strategy.cp_kind": FixedField(("allgather",), "0.3.0 gathers keys"),

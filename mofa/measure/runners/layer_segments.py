@@ -12,21 +12,27 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from megatron.core.models.common.model_chunk_schedule_plan import TransformerModelChunkSchedulePlan
+from megatron.core.models.gpt.fine_grained_callables import TransformerLayerNode
 from megatron.core.pipeline_parallel import schedules
+from megatron.core.pipeline_parallel.utils import ScheduleNode
+from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
+from transformer_engine.pytorch.module.grouped_linear import GroupedLinear
 
 from mofa import host_pace
 
 STEPS = 8
 """Steps that are timed. [-]"""
-COLUMNS = ("host_issue_s", "part", "autograd", "micro_batch", "calls", "seconds", "waited_s")
+COLUMNS = ("host_issue_s", "part", "autograd", "micro_batch", "calls", "seconds", "own_s", "waited_s")
 """Columns of the table: a small op between the steps [s]; the part; what autograd does in a forward; which micro-batch;
-calls a step [-]; what they take a step, and of it the wait for the device [s]."""
+calls a step [-]; what they take a step, of it what no part within takes, and the wait for the device [s]."""
 MODULES = {
     "TransformerLayer": "layer",
     "SelfAttention": "attention",
@@ -62,25 +68,42 @@ BACKWARDS = {
 CHECKPOINTS = ("CheckpointFunction", "_CheckpointFunction")
 """Autograd functions whose forward is timed too."""
 
+NODES = {"forward": "node", "backward": "node_back", "backward_dw": "node_dw"}
+"""Parts of the nodes of a schedule that runs exchanges beside computing, by their methods."""
 Key = tuple[str, str, str]
 """Part, what autograd does, micro-batch."""
 
 
+@dataclass
+class PartTime:
+    """What the calls of a part took the host."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    own_s: float = 0.0
+    waited_s: float = 0.0
+
+    def values(self) -> tuple[float, ...]:
+        """Calls [-], seconds, of these its own, and of these the wait. [s]"""
+        return self.calls, self.seconds, self.own_s, self.waited_s
+
+
 class HostClocks:
-    """What parts of a step take the host, since :meth:`begin_step`."""
+    """What parts of a step take the host, since :meth:`begin_step`.
+
+    A backward pass runs on a thread of autograd's, for which the one that started it waits: one stack serves both.
+    """
 
     def __init__(self) -> None:
-        self.calls: dict[Key, int] = defaultdict(int)
-        self.seconds: dict[Key, float] = defaultdict(float)
-        self.waited: dict[Key, float] = defaultdict(float)
+        self.parts: dict[Key, PartTime] = defaultdict(PartTime)
         self._waited_s = 0.0
+        self._within: list[float] = [0.0]
         self._passes = {"forward": 0, "backward": 0}
         self._micro_batch = "first"
 
     def begin_step(self) -> None:
         """Forget what was timed."""
-        for table in (self.calls, self.seconds, self.waited):
-            table.clear()
+        self.parts.clear()
         self._passes = {"forward": 0, "backward": 0}
 
     def begin_pass(self, name: str) -> None:
@@ -92,17 +115,23 @@ class HostClocks:
     def part(self, name: str, autograd: str = "") -> Iterator[None]:
         """Time what runs within, as a part."""
         key = (name, autograd, self._micro_batch)
+        self._within.append(0.0)
         waited, began = self._waited_s, time.perf_counter()
         try:
             yield
         finally:
-            self.add(key, time.perf_counter() - began, self._waited_s - waited)
+            seconds = time.perf_counter() - began
+            within = self._within.pop()
+            self._within[-1] += seconds
+            self.add(key, seconds, seconds - within, self._waited_s - waited)
 
-    def add(self, key: Key, seconds: float, waited_s: float) -> None:
-        """One call more. [s], [s]"""
-        self.calls[key] += 1
-        self.seconds[key] += seconds
-        self.waited[key] += waited_s
+    def add(self, key: Key, seconds: float, own_s: float, waited_s: float) -> None:
+        """One call more. [s], [s], [s]"""
+        part = self.parts[key]
+        part.calls += 1
+        part.seconds += seconds
+        part.own_s += own_s
+        part.waited_s += waited_s
 
     @contextmanager
     def wait(self) -> Iterator[None]:
@@ -114,12 +143,13 @@ class HostClocks:
             self._waited_s += time.perf_counter() - began
 
     def timed(self, name: str, function: Callable[..., Any], *, is_forward: bool) -> Callable[..., Any]:
-        """A function that is timed as a part."""
+        """A function that is timed as a part; of a schedule's node as one of that node's kind."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
             autograd = "" if not is_forward else "records" if torch.is_grad_enabled() else "does not"
-            with self.part(name, autograd):
+            kind = f" {args[0].name}" if name in NODES.values() else ""
+            with self.part(f"{name}{kind}", autograd):
                 return function(*args, **kwargs)
 
         return timed
@@ -159,15 +189,14 @@ class HostClocks:
                 began: list[float] = []
                 output.register_hook(lambda _: began.append(time.perf_counter()))
                 hidden_states.register_hook(
-                    lambda _: (
-                        self.add(("back", "", self._micro_batch), time.perf_counter() - began.pop(), 0.0)
-                        if began
-                        else None
-                    )
+                    lambda _: self._add_way_back(time.perf_counter() - began.pop()) if began else None
                 )
             return result
 
         return layer
+
+    def _add_way_back(self, seconds: float) -> None:
+        self.add(("back", "", self._micro_batch), seconds, 0.0, 0.0)
 
 
 def _is_on_device(tensor: Any, *_: Any, **__: Any) -> bool:
@@ -214,6 +243,15 @@ def _clocks_on(clocks: HostClocks, chunks: Sequence[Any]) -> Iterator[None]:
             replace(cls, "backward", staticmethod(back))
             if name in CHECKPOINTS:
                 replace(cls, "forward", staticmethod(clocks.timed("checkpoint", cls.forward, is_forward=False)))
+        for cls in (ScheduleNode, TransformerLayerNode):
+            for method, part in NODES.items():
+                if method in vars(cls):
+                    replace(cls, method, clocks.timed(part, vars(cls)[method], is_forward=False))
+        plan = TransformerModelChunkSchedulePlan
+        replace(plan, "__init__", clocks.timed_pass("forward", plan.__init__))
+        replace(plan, "run", staticmethod(clocks.timed("pair", plan.run, is_forward=False)))
+        for cls in (TransformerEngineBaseModule, GroupedLinear):
+            replace(cls, "backward_dw", clocks.timed("weight_gradients", cls.backward_dw, is_forward=False))
         for name in ("item", "tolist", "cpu"):
             replace(torch.Tensor, name, clocks.waiting(getattr(torch.Tensor, name), _is_on_device))
         replace(torch.Tensor, "to", clocks.waiting(torch.Tensor.to, _leaves_device))
@@ -234,19 +272,20 @@ def layer_segments(step: Callable[[], None], chunks: Sequence[Any]) -> list[dict
         The model chunks that it steps, one of which is this rank's.
     """
     clocks = HostClocks()
-    tables: list[tuple[dict[Key, int], dict[Key, float], dict[Key, float]]] = []
+    tables: list[dict[Key, tuple[float, ...]]] = []
     with _clocks_on(clocks, chunks):
         step()
         small_ops = [host_pace.small_op_s()]
         for _ in range(STEPS):
             clocks.begin_step()
-            step()
-            tables.append((dict(clocks.calls), dict(clocks.seconds), dict(clocks.waited)))
+            with clocks.part("step"):
+                step()
+            tables.append({key: part.values() for key, part in clocks.parts.items()})
             small_ops.append(host_pace.small_op_s())
     rows = []
-    for key in sorted({key for calls, _, _ in tables for key in calls}):
-        calls, seconds, waited = ([table[n].get(key, 0) for table in tables] for n in range(3))
-        values = median(small_ops), *key, median(calls), f"{median(seconds):.6g}", f"{median(waited):.6g}"
+    for key in sorted({key for table in tables for key in table}):
+        of_steps = zip(*(table.get(key, PartTime().values()) for table in tables), strict=True)
+        values = median(small_ops), *key, *(f"{median(column):.6g}" for column in of_steps)
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     return rows
 
