@@ -119,12 +119,15 @@ class KeptBesideRecords:
         """Raises :class:`SpecError` where it cannot be had of this run."""
         if not self.layer_segments:
             return
-        if run.framework.name != "megatron":
-            raise SpecError(f"{run.run.id}: framework {run.framework.name} has no layers that are timed; megatron has")
-        if run.strategy.vpp > 1 or run.framework.cuda_graphs != "none":
+        if run.framework.name not in ("megatron", "torchtitan"):
             raise SpecError(
-                f"{run.run.id}: parts of layers are timed with one chunk a rank and without CUDA graphs; "
-                f"this run has vpp {run.strategy.vpp} and cuda_graphs {run.framework.cuda_graphs}"
+                f"{run.run.id}: parts of layers are timed of megatron and torchtitan, not of {run.framework.name}"
+            )
+        if run.strategy.vpp > 1 or run.framework.cuda_graphs != "none" or run.framework.compile:
+            raise SpecError(
+                f"{run.run.id}: parts of layers are timed with one chunk a rank, without compilation or CUDA graphs; "
+                f"this run has vpp {run.strategy.vpp}, compile {str(run.framework.compile).lower()} and cuda_graphs "
+                f"{run.framework.cuda_graphs}"
             )
 
 

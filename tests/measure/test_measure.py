@@ -129,8 +129,9 @@ def test_times_of_parts_of_layers_are_kept_where_they_are_asked_for(tmp_path: Pa
 @pytest.mark.parametrize(
     ("raw", "line"),
     [
-        (raw_run("ok-1"), "framework torchtitan has no layers that are timed"),
-        (raw_run("ok-1", framework={"name": "megatron", "cuda_graphs": "local"}), "without CUDA graphs"),
+        (raw_run("ok-1", framework={"name": "megatron-local"}), "of megatron and torchtitan, not of megatron-local"),
+        (raw_run("ok-1", framework={"name": "megatron", "cuda_graphs": "local"}), "CUDA graphs"),
+        (raw_run("ok-1", framework={"name": "torchtitan", "compile": True}), "without compilation"),
     ],
 )
 def test_parts_of_layers_are_refused_where_they_cannot_be_timed(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -47,7 +48,9 @@ class BuiltTraining:
     layers: tuple[torch.nn.Module, ...] = ()
     """Where the pace of the host is sampled within steps."""
     chunks: tuple[torch.nn.Module, ...] = ()
-    """Megatron's model chunks of this rank, whose layers' parts can be timed."""
+    """The model chunks of this rank, whose layers' parts can be timed."""
+    parts: str = ""
+    """The module that says which parts those are."""
     grad_norms: list[float] = dataclasses.field(default_factory=list)
     """Of each step so far, where the framework says it."""
 
@@ -219,7 +222,8 @@ def _measured(training: BuiltTraining, job: Job, result: dict[str, Any], folder:
     if job.get("layer_segments"):
         from mofa.measure.runners.layer_segments import write_layer_segments
 
-        write_layer_segments(training.step, training.chunks, folder / f"segments{rank}.csv")
+        parts = importlib.import_module(training.parts).PARTS
+        write_layer_segments(training.step, training.chunks, parts, folder / f"segments{rank}.csv")
     host = host_trace.traced_steps_with_and_without_gc(training.step) if job.get("trace") else {}
     # near the capacity the profiler's own buffers could end a run that went well
     if _agree(steady["device_bytes"] / steady["device_total_bytes"]) < job["profile_below"]:

@@ -1,4 +1,4 @@
-"""Clocks of the host around the parts of Megatron's layers, in steps as they are.
+"""Clocks of the host around the parts of a framework's layers, in steps as they are.
 
 Modules are timed by their class, autograd's functions by theirs, checkpoints both ways. What the host waits for the
 device within a part is told apart. A clock takes less than a microsecond; parts that call others hold theirs too.
@@ -10,7 +10,7 @@ import csv
 import functools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from megatron.core.models.common.model_chunk_schedule_plan import TransformerModelChunkSchedulePlan
-from megatron.core.models.gpt.fine_grained_callables import TransformerLayerNode
-from megatron.core.pipeline_parallel import schedules
-from megatron.core.pipeline_parallel.utils import ScheduleNode
-from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
-from transformer_engine.pytorch.module.grouped_linear import GroupedLinear
 
 from mofa import host_pace
 
@@ -33,45 +27,35 @@ STEPS = 8
 COLUMNS = ("host_issue_s", "part", "autograd", "micro_batch", "calls", "seconds", "own_s", "waited_s")
 """Columns of the table: a small op between the steps [s]; the part; what autograd does in a forward; which micro-batch;
 calls a step [-]; what they take a step, of it what no part within takes, and the wait for the device [s]."""
-MODULES = {
-    "TransformerLayer": "layer",
-    "SelfAttention": "attention",
-    "MLASelfAttention": "attention",
-    "TEDotProductAttention": "core",
-    "TELinear": "linear",
-    "TEColumnParallelLinear": "linear",
-    "TERowParallelLinear": "linear",
-    "TELayerNormColumnParallelLinear": "norm_linear",
-    "MLP": "mlp",
-    "SharedExpertMLP": "shared_experts",
-    "MoELayer": "moe",
-    "TopKRouter": "router",
-    "TEGroupedMLP": "experts",
-    "TEColumnParallelGroupedLinear": "grouped",
-    "TERowParallelGroupedLinear": "grouped",
-}
-"""Part of a module, by its class."""
-METHODS = {
-    "attention": ("get_query_key_value_tensors",),
-    "moe": ("route", "preprocess", "dispatch", "routed_experts_compute", "combine"),
-}
-"""Methods of a part's module that are timed too, as parts called as they are; those that it has."""
-BACKWARDS = {
-    "_Linear": "linear_back",
-    "_LayerNormLinear": "norm_linear_back",
-    "_GroupedLinear": "grouped_back",
-    "FusedAttnFunc": "core_back",
-    "CheckpointFunction": "checkpoint_back",
-    "_CheckpointFunction": "checkpoint_back",
-}
-"""Part of an autograd function's way back, by its class; others are ``bk.`` and their class."""
-CHECKPOINTS = ("CheckpointFunction", "_CheckpointFunction")
-"""Autograd functions whose forward is timed too."""
-
-NODES = {"forward": "node", "backward": "node_back", "backward_dw": "node_dw"}
-"""Parts of the nodes of a schedule that runs exchanges beside computing, by their methods."""
+Replace = Callable[[Any, str, Any], None]
+"""Puts something in place of an attribute of an object, for as long as clocks are on."""
 Key = tuple[str, str, str]
 """Part, what autograd does, micro-batch."""
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """What of a framework's layers is timed.
+
+    Parameters
+    ----------
+    modules
+        Part of a module, by its class.
+    methods
+        Methods of a part's module that are timed too, as parts called as they are; those that it has.
+    backwards
+        Part of an autograd function's way back, by its class; others are ``bk.`` and their class.
+    checkpoints
+        Autograd functions whose forward is timed too.
+    put
+        Puts clocks around what else there is: functions, passes, schedules.
+    """
+
+    modules: Mapping[str, str]
+    methods: Mapping[str, tuple[str, ...]]
+    backwards: Mapping[str, str]
+    checkpoints: tuple[str, ...]
+    put: Callable[[HostClocks, Replace], None]
 
 
 @dataclass
@@ -142,13 +126,15 @@ class HostClocks:
         finally:
             self._waited_s += time.perf_counter() - began
 
-    def timed(self, name: str, function: Callable[..., Any], *, is_forward: bool) -> Callable[..., Any]:
-        """A function that is timed as a part; of a schedule's node as one of that node's kind."""
+    def timed(
+        self, name: str, function: Callable[..., Any], *, is_forward: bool, of_kind: Callable[..., str] | None = None
+    ) -> Callable[..., Any]:
+        """A function that is timed as a part, with what ``of_kind`` says of its arguments behind the part's name."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
             autograd = "" if not is_forward else "records" if torch.is_grad_enabled() else "does not"
-            kind = f" {args[0].name}" if name in NODES.values() else ""
+            kind = f" {of_kind(*args)}" if of_kind is not None else ""
             with self.part(f"{name}{kind}", autograd):
                 return function(*args, **kwargs)
 
@@ -218,17 +204,17 @@ def _autograd_functions() -> list[Any]:
 
 
 @contextmanager
-def _clocks_on(clocks: HostClocks, chunks: Sequence[Any]) -> Iterator[None]:
+def _clocks_on(clocks: HostClocks, chunks: Sequence[Any], parts: LayerParts) -> Iterator[None]:
     with ExitStack() as patches:
 
         def replace(owner: Any, name: str, function: Any) -> None:
             patches.enter_context(patch.object(owner, name, function))
 
         for module in (module for chunk in chunks for module in chunk.modules()):
-            part = MODULES.get(type(module).__name__)
+            part = parts.modules.get(type(module).__name__.removeprefix("FSDP"))
             if part is None:
                 continue
-            for method in METHODS.get(part, ()):
+            for method in parts.methods.get(part, ()):
                 if hasattr(module, method):
                     replace(module, method, clocks.timed(method, getattr(module, method), is_forward=True))
             forward = module.forward
@@ -236,22 +222,13 @@ def _clocks_on(clocks: HostClocks, chunks: Sequence[Any]) -> Iterator[None]:
             replace(module, "forward", timed)
         for chunk in chunks:
             replace(chunk, "forward", clocks.timed_pass("forward", chunk.forward))
-        replace(schedules, "backward_step", clocks.timed_pass("backward", schedules.backward_step))
         for cls in _autograd_functions():
             name = cls.__name__
-            back = clocks.timed(BACKWARDS.get(name, f"bk.{name}"), cls.backward, is_forward=False)
+            back = clocks.timed(parts.backwards.get(name, f"bk.{name}"), cls.backward, is_forward=False)
             replace(cls, "backward", staticmethod(back))
-            if name in CHECKPOINTS:
+            if name in parts.checkpoints:
                 replace(cls, "forward", staticmethod(clocks.timed("checkpoint", cls.forward, is_forward=False)))
-        for cls in (ScheduleNode, TransformerLayerNode):
-            for method, part in NODES.items():
-                if method in vars(cls):
-                    replace(cls, method, clocks.timed(part, vars(cls)[method], is_forward=False))
-        plan = TransformerModelChunkSchedulePlan
-        replace(plan, "__init__", clocks.timed_pass("forward", plan.__init__))
-        replace(plan, "run", staticmethod(clocks.timed("pair", plan.run, is_forward=False)))
-        for cls in (TransformerEngineBaseModule, GroupedLinear):
-            replace(cls, "backward_dw", clocks.timed("weight_gradients", cls.backward_dw, is_forward=False))
+        parts.put(clocks, replace)
         for name in ("item", "tolist", "cpu"):
             replace(torch.Tensor, name, clocks.waiting(getattr(torch.Tensor, name), _is_on_device))
         replace(torch.Tensor, "to", clocks.waiting(torch.Tensor.to, _leaves_device))
@@ -261,7 +238,7 @@ def _clocks_on(clocks: HostClocks, chunks: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-def layer_segments(step: Callable[[], None], chunks: Sequence[Any]) -> list[dict[str, Any]]:
+def layer_segments(step: Callable[[], None], chunks: Sequence[Any], parts: LayerParts) -> list[dict[str, Any]]:
     """Rows of a table of parts (:data:`COLUMNS`): medians over steps, a small op timed before and behind each.
 
     Parameters
@@ -269,11 +246,13 @@ def layer_segments(step: Callable[[], None], chunks: Sequence[Any]) -> list[dict
     step
         One optimizer step.
     chunks
-        The model chunks that it steps, one of which is this rank's.
+        The model chunks that it steps.
+    parts
+        Of their layers.
     """
     clocks = HostClocks()
     tables: list[dict[Key, tuple[float, ...]]] = []
-    with _clocks_on(clocks, chunks):
+    with _clocks_on(clocks, chunks, parts):
         step()
         small_ops = [host_pace.small_op_s()]
         for _ in range(STEPS):
@@ -290,9 +269,9 @@ def layer_segments(step: Callable[[], None], chunks: Sequence[Any]) -> list[dict
     return rows
 
 
-def write_layer_segments(step: Callable[[], None], chunks: Sequence[Any], path: Path) -> None:
+def write_layer_segments(step: Callable[[], None], chunks: Sequence[Any], parts: LayerParts, path: Path) -> None:
     """Time parts of layers and write their table."""
-    rows = layer_segments(step, chunks)
+    rows = layer_segments(step, chunks, parts)
     with path.open("w", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         table.writeheader()

@@ -315,6 +315,7 @@ def build_megatron_training(job: Job) -> BuiltTraining:
         on_engine=plan["transformer_engine"],
         layers=graph_capture.modules_with_pace_hooks(plan, modules),
         chunks=tuple(modules),
+        parts="mofa.measure.runners.megatron_parts",
         grad_norms=norms,
     )
 

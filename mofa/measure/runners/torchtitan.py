@@ -184,6 +184,8 @@ def build_torchtitan_training(job: Job) -> BuiltTraining:
             "param_dtypes": sorted({str(p.dtype) for p in local}),
             "layers": [list(part.get_submodule("layers").keys()) for part in trainer.model_parts],
         },
+        chunks=tuple(trainer.model_parts),
+        parts="mofa.measure.runners.torchtitan_parts",
     )
 
 
