@@ -61,8 +61,12 @@ def is_compiled_block_split_by_ddp(b: TapeBuilder, ctx: Context) -> bool:
 
 
 def has_local_qkv(ctx: Context) -> bool:
-    """Whether q, k and v leave their linears as local tensors; Qwen3 and DeepSeek keep distributed ones."""
-    return ctx.model.attention_kind.torchtitan.has_local_heads and not ctx.model.attention.qk_norm
+    """Whether q, k and v leave their linears as local tensors, as in its llama3.
+
+    qwen3, which runs head norms and experts alike, and deepseek_v3 leave distributed ones.
+    """
+    model = ctx.model
+    return model.attention_kind.torchtitan.has_local_heads and not (model.attention.qk_norm or model.moe is not None)
 
 
 def compile_and_dtensor_marker(ctx: Context, block: BlockRole) -> Callable[[Op], Op]:
