@@ -106,7 +106,7 @@ class CandidateLayouts:
 
     def shortest(
         self, work: float, *, also: ChunkLayers | None = None, closes: bool = True, most_tried: int = MOST_TRIED,
-        beaten_from_s: float = math.inf,
+        beaten_from_s: float = math.inf, gap_fraction: float = 0.0,
     ) -> ShortestSplit:  # fmt: skip
         """The splits with the shortest pipelines that a solver's work finds.
 
@@ -123,6 +123,8 @@ class CandidateLayouts:
         beaten_from_s
             Steps from this on are of no use, all else than their pipeline being as it is with the layout that it has.
             [s]
+        gap_fraction
+            By how much the shortest pipeline may pass its bound where the search ends, as a share of it. [-]
 
         Returns
         -------
@@ -141,6 +143,7 @@ class CandidateLayouts:
             most_tried=most_tried,
             moves=self._moves,
             beaten_from_s=beaten_from_s,
+            gap_fraction=gap_fraction,
         )
 
     def _recompute_layers(self, split: ChunkLayers) -> int:

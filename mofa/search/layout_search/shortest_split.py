@@ -25,6 +25,9 @@ WORK = 0.2
 """Of the solver in all, in its deterministic seconds, of which each takes some of a core's. [s]"""
 PROGRAM_WORK = 0.05
 """The most of it for one program. [s]"""
+CLOSE_ENOUGH = 0.005
+"""Share of a step by which the solver may leave the pipelines of a search's plans above their bound: closed forms are
+no closer to replays (docs/factors.md, what it does not say). [-]"""
 OverBytes = Callable[[ChunkLayers], FloatA]
 """By how much each rank of a split passes its memory; negative where it fits. (pp,) [B]"""
 
@@ -114,8 +117,9 @@ class _Search:
             if solution is not None:
                 self.learn(self.descend(solution.split))
 
-    def close(self, seed: int, work: float) -> None:
-        """Solve programs of the step of splits whose step is not known, until their bound passes the best one's."""
+    def close(self, seed: int, work: float, gap_fraction: float) -> None:
+        """Solve programs of the step of splits whose step is not known, until their bound passes the best one's, or is
+        as close to it as asked for."""
         program = self.program()
         for path in self.problem.schedule_clock.paths_along_ranks():
             program.add_path(path)
@@ -123,7 +127,7 @@ class _Search:
             self._teach(program, split)
         for _ in range(MOST_PROGRAMS):
             shortest_s = self.steps_s[self.best]
-            if shortest_s <= self.bound_s or self.spent >= work:
+            if shortest_s * (1.0 - gap_fraction) <= self.bound_s or self.spent >= work:
                 break
             solution, took = program.solve("step", self.best, seed, min(PROGRAM_WORK, work - self.spent))
             self.spent += took
@@ -146,6 +150,7 @@ def shortest_split(
     problem: LayerSplitProblem, start: ChunkLayers, *, over_bytes: OverBytes | None = None, work: float = WORK,
     seed: int = 0, also: ChunkLayers | None = None, closes: bool = True, most_tried: int = MOST_TRIED,
     moves: LayerMoves | None = None, beaten_from_s: float = math.inf,
+    gap_fraction: float = 0.0,
 ) -> ShortestSplit:  # fmt: skip
     """Search for the split with the shortest step.
 
@@ -168,6 +173,8 @@ def shortest_split(
     beaten_from_s
         Steps from this on are of no use: where the heaviest rank leaves no shorter one, the search ends with what it
         began with. [s]
+    gap_fraction
+        By how much the shortest step may pass its bound where the search ends, as a share of it. [-]
 
     Returns
     -------
@@ -194,7 +201,7 @@ def shortest_split(
         if heaviest is not None:
             search.balance(heaviest, seed, 0.125 * work)
         if closes:
-            search.close(seed, work)
+            search.close(seed, work, gap_fraction)
     fitting = sorted(
         (each for each in search.steps_s.items() if each[1] < math.inf), key=lambda each: (each[1], each[0].layers)
     )
