@@ -228,7 +228,8 @@ def _refine_best(
     order = sorted((each for each in some if each.fitting_step_s < math.inf), key=lambda each: each.fitting_step_s)
     for number, each in enumerate(order):
         worst_wanted_s = sorted(plan.plan.step_s for plan in ranked)[wanted - 1]
-        if each.plan is None and each.fitting_step_s >= worst_wanted_s:
+        is_wanted = each.plan is not None and each.plan.step_s <= worst_wanted_s
+        if not is_wanted and each.fitting_step_s >= worst_wanted_s:
             continue
         layouts = each.layouts or CandidateLayouts(each.make(), keep_recomputed=keep_recomputed)
         plays = REPLAYED + (each.plan is None)
