@@ -73,7 +73,7 @@ def replay_best_rows(
     candidate
         Gives the strategy of a row.
     top
-        How many plans are wanted. All ranks of the best plan are replayed, the fullest of the others.
+        How many plans are wanted. Of the best plan all ranks are replayed that may not fit, of all the fullest.
     progress
         Called with the number of replayed rows, and of rows to replay.
     order
@@ -112,7 +112,7 @@ def replay_best_rows(
             fitting_plans += fitting
             later += postponed
         for _, _, row, plan in sorted(fitting_plans, key=lambda item: (*item[:2], item[2].row))[:top]:
-            out.plans.append(plan if out.plans else row.candidate.plan(replay=True, workers=workers))
+            out.plans.append(plan if out.plans else row.candidate.plan_with_certain_verdict(workers))
             out.rows.append(row.row)
     bar.end()
     return out

@@ -199,13 +199,14 @@ class _Ranked:
 
 
 def _explain_best(ranked: list[_Ranked]) -> None:
-    """Sort by step, and play all ranks of the best: one that turns out too full is as it was, or left out."""
+    """Sort by step, and play all ranks of the best that may not fit: one that turns out too full is as it was, or left
+    out."""
     while True:
         ranked.sort(key=lambda each: round(each.plan.step_s, 12))
         best = ranked[0]
         if not best.is_new or best.candidate is None:
             return
-        plan = best.candidate.plan(replay=True).model_copy(update={"layout": best.plan.layout})
+        plan = best.candidate.plan_with_certain_verdict().model_copy(update={"layout": best.plan.layout})
         if plan.memory.fits:
             best.plan = plan
             return
