@@ -220,7 +220,8 @@ def find_plans(
             best = _ranked_again(costed, best, judge)
         if replay:
             order = judge.plan_ranking_key if judge is not None else None
-            final = replay_best_rows(best.tolist(), candidate, top, replay_progress, order, workers)
+            closed_s = costed.step_s[best].tolist() if judge is None else None
+            final = replay_best_rows(best.tolist(), candidate, top, replay_progress, order, workers, closed_s)
     if final.changed:
         searched_rows = searched_rows.with_recompute_layers(
             {i: candidate_found.costed for i, candidate_found in final.changed.items()}

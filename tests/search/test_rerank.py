@@ -90,6 +90,34 @@ def test_among_equals_the_smaller_memory_wins() -> None:
     assert _best([_Fake(1.0, 70.0), _Fake(1.0, 50.0), _Fake(1.0, 60.0)]).rows == [1, 2, 0]
 
 
+class _Counted(_Fake):
+    """A candidate that counts how often its step is played."""
+
+    def __init__(self, step_s: float, device_gib: float = 60.0) -> None:
+        self.steps_played = 0
+        super().__init__(step_s, device_gib)
+
+    @property
+    def time(self) -> _Clock:
+        self.steps_played += 1
+        return self._clock
+
+    @time.setter
+    def time(self, clock: _Clock) -> None:
+        self._clock = clock
+
+
+def test_rows_that_closed_forms_leave_too_slow_are_not_played() -> None:
+    """Two are wanted. The third may be as fast as the second by 2 %, the fourth not, until the first does not fit."""
+    steps_s = [1.0, 1.1, 1.12, 1.13, 1.2]
+    for first_gib, played in ((60.0, 3), (90.0, 4)):
+        fakes = [_Counted(s, first_gib if i == 0 else 60.0) for i, s in enumerate(steps_s)]
+        found = replay_best_rows(range(5), cast(Any, fakes.__getitem__), 2, closed=steps_s)
+        assert [fake.steps_played > 0 for fake in fakes] == [i < played for i in range(5)]
+        every = _best([_Fake(s, first_gib if i == 0 else 60.0) for i, s in enumerate(steps_s)], top=2)
+        assert found.rows == every.rows and found.lacking_bytes == every.lacking_bytes
+
+
 def test_what_does_not_fit_makes_room_for_the_next() -> None:
     fakes = [_Fake(1.0, 90.0), _Fake(2.0), _Fake(3.0), _Fake(4.0)]
     found = _best(fakes, top=2)
