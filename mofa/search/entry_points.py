@@ -208,7 +208,8 @@ def find_plans(
             played = _rank(costed, key, reason, REPLAYED).tolist()
             workers = replay_workers([candidate(i) for i in played], workers)
             workers.start_processes(AT_WORK)
-            admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster, framework), candidate, workers)
+            some = REPLAYED if judge is not None else top
+            admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster, framework), candidate, workers, some)
         best = _rank(costed, key, reason, wanted)
         final = ReplayedRanking()
         if replay and (fewer := best_rows_with_fewer_recomputed_layers(best[:REPLAYED].tolist(), candidate, workers)):
