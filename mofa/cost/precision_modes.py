@@ -1,4 +1,5 @@
-"""Which candidates can be costed at once: those that mix precision alike and pipeline or accumulate alike."""
+"""Which candidates can be costed at once: those that mix precision alike, pipeline or accumulate alike, and wait for
+the same collectives of tensor parallelism."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def rows_by_precision_mode(
     workload: WorkloadSpec, framework: FrameworkSpec, table: StrategyTable
 ) -> list[tuple[NDArray[np.intp], PrecisionMode]]:
     """Rows of each precision mode: those that share how the framework mixes precision, whether it pipelines or
-    accumulates.
+    accumulates, and whether tensor parallelism is without sequence parallelism.
 
     torchtitan: FSDP's mixed precision where dp_shard * cp > 1, else training.dtype everywhere under tp or pp, else
     autocast (distributed/utils.py), which finds nothing to cast where training.dtype is bf16 itself.
@@ -45,7 +46,9 @@ def rows_by_precision_mode(
     """
     rows = np.arange(len(table))
     if not framework.traits.has_pytorch_modules:
-        return [(rows, PrecisionMode())]
+        # in a tape with sequence parallelism's collectives a backward would wait where these stand for all-reduces
+        unsplit = (table.tp > 1) & ~table.sp
+        return [(rows[some], PrecisionMode()) for some in (~unsplit, unsplit) if some.any()]
     shard = table.dp // np.maximum(np.minimum(dp_replicate_of_rows(framework, table), table.dp), 1)
     if framework.data_parallel == "ddp":
         shard = np.ones_like(shard)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,12 +93,6 @@ def _how_costed(factors: KeyFactors) -> str:
         text = "Plans are in closed form, stages of the best plan played out; --replay plays out all plans."
     if backward := [resource.resource for resource in factors.resources if _seems_backward(factors, resource)]:
         text += f" Seems slower with more of it, by an error of closed forms (docs/factors.md): {', '.join(backward)}."
-    if (faster := _fastest_with_fewer(factors)) is not None:
-        text += (
-            f" With fewer optimisations {percent_text(factors.change(faster))} than the best plan, as a search takes "
-            f"sequence parallelism where tp is above 1 (--fix sp=false): "
-            f"{strategy_text(faster.strategy, moe=has_experts(factors.workload))}."
-        )
     return text
 
 
@@ -107,15 +100,6 @@ def _seems_backward(factors: KeyFactors, resource: KeyResource) -> bool:
     """Whether less of a resource is shown as a shorter step than more of it; energy may grow with what there is."""
     less, more = (factors.change(side.planned_again) for side in (resource.less, resource.more))
     return factors.value_unit == "s" and less is not None and more is not None and more > less + SHOWN
-
-
-def _fastest_with_fewer(factors: KeyFactors) -> FactorPlan | None:
-    """The fastest plan with fewer optimisations, all of which the search may have, if it is ahead of the best."""
-    rows = list(takewhile(lambda row: not row.changes_numerics, factors.ablation))
-    plans = [factors.without_optimisations, *(row.added_up for row in rows)]
-    fastest = min((plan for plan in plans if plan is not None), key=lambda plan: plan.value, default=None)
-    ahead = fastest is not None and fastest.value < factors.best.value * (1.0 - SHOWN)
-    return fastest if ahead and fastest is not None and not fastest.strategy.sp else None
 
 
 def resource_table(factors: KeyFactors) -> tuple[Columns, list[list[str]]]:

@@ -245,10 +245,12 @@ def _breakdowns(plans: Sequence[Plan], labels: Sequence[str] | None, num_stage_f
 
 
 def _shown(plan: Plan) -> list[int]:
-    """The stages whose memory over time is drawn: all of a few, else the first, the fullest and the last."""
+    """The stages whose memory over time is drawn where it is known: all of a few, else the first, the fullest and the
+    last."""
     stages = plan.memory.by_stage
     fullest = max(stages, key=lambda stage: stage.device_bytes).stage
-    return [s.stage for s in stages if len(stages) <= MAX_STAGE_CURVES or s.stage in (0, fullest, len(stages) - 1)]
+    some = stages if len(stages) <= MAX_STAGE_CURVES else [stages[0], stages[fullest], stages[-1]]
+    return sorted({stage.stage for stage in some if stage.curve is not None})
 
 
 def figure_files(name: str, ax: Axes) -> dict[str, bytes]:

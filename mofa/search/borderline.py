@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.search.costing import MEMORY, CostedSpace
-from mofa.search.rerank import REPLAYED
+from mofa.search.rerank import DISAGREEMENT, REPLAYED
 from mofa.search.to_plan.builder import CandidatePlan
 from mofa.search.workers import WorkerProcesses
 
@@ -25,15 +25,18 @@ LOOKED_AT = REPLAYED
 """Borderline rows that are replayed: as many as are ranked again. [-]"""
 
 
-def borderline_rows(searched: CostedSpace, key: FloatN) -> NDArray[np.intp]:
+def borderline_rows(searched: CostedSpace, key: FloatN, wanted: int = REPLAYED) -> NDArray[np.intp]:
     """Positions of costed rows whose allocated memory fits and whose estimated reserved memory does not.
 
-    Only rows that would otherwise be among the best :data:`~mofa.search.rerank.REPLAYED`.
+    Only rows that would otherwise be among the best :data:`~mofa.search.rerank.REPLAYED`, and that a replay may find
+    among the wanted ones.
 
     Parameters
     ----------
     key
         What is made smallest; NaN of rows that cannot fit. (n,)
+    wanted
+        How many plans are wanted: rows beyond the last of as many by more than closed forms are off are left out. [-]
 
     Returns
     -------
@@ -44,7 +47,10 @@ def borderline_rows(searched: CostedSpace, key: FloatN) -> NDArray[np.intp]:
     costed = searched.costed
     why = searched.reason[costed.rows]
     fitting = key[why < 0]
-    last = np.partition(fitting, REPLAYED - 1)[REPLAYED - 1] if len(fitting) >= REPLAYED else np.inf
+    last = np.inf
+    for number, slower in ((REPLAYED, 1.0), (min(wanted, REPLAYED), 1.0 / (1.0 - DISAGREEMENT))):
+        if len(fitting) >= number:
+            last = min(last, float(np.partition(fitting, number - 1)[number - 1]) * slower)
     rows = np.flatnonzero((why == MEMORY) & (key < last))  # a NaN is less than nothing
     least_full = rows[np.argsort(costed.device_bytes[rows], kind="stable")]
     if len(rows) <= LOOKED_AT:
@@ -55,7 +61,7 @@ def borderline_rows(searched: CostedSpace, key: FloatN) -> NDArray[np.intp]:
 
 def admit_borderline_rows(
     searched: CostedSpace, key: FloatN, limit_bytes: float, candidate: Callable[[int], CandidatePlan],
-    workers: WorkerProcesses,
+    workers: WorkerProcesses, wanted: int = REPLAYED,
 ) -> None:  # fmt: skip
     """Let borderline rows pass that fit by replay, and note their memory in ``searched``.
 
@@ -64,7 +70,7 @@ def admit_borderline_rows(
 
     Parameters
     ----------
-    key
+    key, wanted
         As in :func:`borderline_rows`.
     limit_bytes
         What a plan may fill. [B]
@@ -74,7 +80,7 @@ def admit_borderline_rows(
         What plays.
     """
     costed = searched.costed
-    rows = borderline_rows(searched, key).tolist()
+    rows = borderline_rows(searched, key, wanted).tolist()
     limit = limit_bytes if np.any(searched.reason[costed.rows] < 0) else np.inf
     played = workers.map(_device_bytes, [(candidate(i), limit) for i in rows])
     for i, device in zip(rows, played, strict=True):

@@ -208,7 +208,8 @@ def find_plans(
             played = _rank(costed, key, reason, REPLAYED).tolist()
             workers = replay_workers([candidate(i) for i in played], workers)
             workers.start_processes(AT_WORK)
-            admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster, framework), candidate, workers)
+            some = REPLAYED if judge is not None else top
+            admit_borderline_rows(searched_rows, key, memory_limit_bytes(cluster, framework), candidate, workers, some)
         best = _rank(costed, key, reason, wanted)
         final = ReplayedRanking()
         if replay and (fewer := best_rows_with_fewer_recomputed_layers(best[:REPLAYED].tolist(), candidate, workers)):
@@ -220,7 +221,8 @@ def find_plans(
             best = _ranked_again(costed, best, judge)
         if replay:
             order = judge.plan_ranking_key if judge is not None else None
-            final = replay_best_rows(best.tolist(), candidate, top, replay_progress, order, workers)
+            closed_s = costed.step_s[best].tolist() if judge is None else None
+            final = replay_best_rows(best.tolist(), candidate, top, replay_progress, order, workers, closed_s)
     if final.changed:
         searched_rows = searched_rows.with_recompute_layers(
             {i: candidate_found.costed for i, candidate_found in final.changed.items()}

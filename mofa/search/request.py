@@ -85,7 +85,7 @@ def check_constraints(fix: Mapping[str, object], maximum: Mapping[str, int], top
     mofa.errors.SpecError: --max: recompute is no degree; use one of tp, pp, vpp, cp, ep, etp, dp, micro_batch
     """
     for name, given in fix.items():
-        if isinstance(given, tuple) and (not given or name in ("sp", "dp", "zero", "layout")):
+        if isinstance(given, tuple) and (not given or name in ("dp", "zero", "layout")):
             raise SpecError(f"--fix: {name} takes one value, not {len(given)}; give one of them")
         for value in given if isinstance(given, tuple) else (given,):
             strategy_from_fields({name: value}, "--fix")

@@ -6,9 +6,10 @@ layers, if it can, and is ranked anew. Else it is dropped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import compress, takewhile
 from operator import not_
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,9 @@ REPLAYED = 30
 """Rows that are ranked again by their replayed steps. [-]"""
 PATIENCE = 2 * REPLAYED
 """Rows replayed at most where too few fit, as long as one does. [-]"""
+DISAGREEMENT = 0.02
+"""Share of its closed form by which a played step may be shorter: 99 % of 500 random strategies differ by 1.9 % at most
+(docs/evidence/agreement.md). [-]"""
 MORE_LAYERS = 3
 """Larger numbers of recomputed layers that are tried for one row. [-]"""
 
@@ -37,6 +41,8 @@ class _Row:
     row: int
     candidate: CandidatePlan
     tried: int = 0
+    closed: float = -math.inf
+    """The key to minimise in closed form, where it may say that the row need not be played."""
 
 
 _FittingPlan = tuple[float, float, _Row, Plan]
@@ -63,6 +69,7 @@ def replay_best_rows(
     progress: Callable[[int, int], None] | None = None,
     order: Callable[[Plan], float] | None = None,
     workers: WorkerProcesses | None = None,
+    closed: Sequence[float] | None = None,
 ) -> ReplayedRanking:
     """Replay the steps of the first :data:`REPLAYED` rows, rank by them, and replay the memory of the best that fit.
 
@@ -73,16 +80,19 @@ def replay_best_rows(
     candidate
         Gives the strategy of a row.
     top
-        How many plans are wanted. All ranks of the best plan are replayed, the fullest of the others.
+        How many plans are wanted. Of the best plan all ranks are replayed that may not fit, of all the fullest.
     progress
         Called with the number of replayed rows, and of rows to replay.
     order
         The key to minimise; the time of a step where absent.
     workers
         Processes that replay; this one alone where absent.
+    closed
+        The key of each row in closed form; all are played where absent.
 
     Notes
     -----
+    A row is not played whose closed form passes the last of the wanted plans by more than :data:`DISAGREEMENT`.
     Memory is replayed in the order of the steps until ``top`` plans fit: the same plans come out as if all memory were
     replayed. If fewer rows fit, more are replayed, :data:`REPLAYED` at a time. That ends at :data:`PATIENCE` rows, or
     at the last row where none fits.
@@ -103,7 +113,10 @@ def replay_best_rows(
     seen = 0
     with without_garbage_collection():  # what is played of most rows is gone before it would be looked through
         while seen < len(rows) and (not fitting_plans or (len(fitting_plans) < min(top, REPLAYED) and seen < PATIENCE)):
-            some = [_Row(i, rows[i], candidate(rows[i])) for i in range(seen, min(seen + REPLAYED, len(rows)))]
+            some = [
+                _Row(i, rows[i], candidate(rows[i]), closed=-math.inf if closed is None else closed[i])
+                for i in range(seen, min(seen + REPLAYED, len(rows)))
+            ]
             seen += len(some)
             last = some[-1].candidate if seen < len(rows) else None
             due, later = _due(later, last, order)
@@ -112,7 +125,7 @@ def replay_best_rows(
             fitting_plans += fitting
             later += postponed
         for _, _, row, plan in sorted(fitting_plans, key=lambda item: (*item[:2], item[2].row))[:top]:
-            out.plans.append(plan if out.plans else row.candidate.plan(replay=True, workers=workers))
+            out.plans.append(plan if out.plans else row.candidate.plan_with_certain_verdict(workers))
             out.rows.append(row.row)
     bar.end()
     return out
@@ -127,10 +140,13 @@ def _fitting(
     Verdicts on the others are added to ``out``.
     """
     workers = replay_workers([row.candidate for row in rows], workers)
-    ranked = _ranked(rows, bar, order, workers)
+    unplayed, ranked = sorted(rows, key=lambda row: (row.closed, row.place)), list[tuple[float, _Row]]()
     fitting_plans: list[_FittingPlan] = []
     later: list[_Row] = []
-    while ranked and len(fitting_plans) < wanted:
+    while (ranked or unplayed) and len(fitting_plans) < wanted:
+        while some := _next_to_play(unplayed, ranked, wanted - len(fitting_plans)):
+            del unplayed[: len(some)]
+            ranked = sorted([*ranked, *_ranked(some, bar, order, workers)], key=_key)
         next_ = _shared_out(ranked[: wanted - len(fitting_plans)])
         del ranked[: len(next_)]
         cost_on_all_hosts([row.candidate for _, row in next_])
@@ -144,7 +160,7 @@ def _fitting(
                 row.tried < MORE_LAYERS
                 and (with_more := row.candidate.with_more_recomputed_layers(lacking)) is not None
             ):
-                changed.append(replace(row, candidate=with_more, tried=row.tried + 1))
+                changed.append(replace(row, candidate=with_more, tried=row.tried + 1, closed=-math.inf))
                 out.changed[row.row] = with_more
             else:
                 out.lacking_bytes[row.row] = lacking
@@ -152,6 +168,14 @@ def _fitting(
         later += postponed
         ranked = sorted([*ranked, *_ranked(due, bar, order, workers)], key=_key)
     return fitting_plans, later
+
+
+def _next_to_play(unplayed: list[_Row], ranked: list[tuple[float, _Row]], wanted: int) -> list[_Row]:
+    """The first rows, in the order of their closed forms, that may be among the wanted ones beside those played."""
+    if len(ranked) < wanted:
+        return unplayed[: wanted - len(ranked)]
+    last = ranked[wanted - 1][0]
+    return list(takewhile(lambda row: row.closed * (1.0 - DISAGREEMENT) <= last, unplayed))
 
 
 def _due(

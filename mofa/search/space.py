@@ -28,7 +28,7 @@ from mofa.specs.strategy import (
     RecomputeSpec,
     StrategyTable,
 )
-from mofa.specs.strategy_defaults import default_zero_stage
+from mofa.specs.strategy_defaults import default_zero_stage, needs_sequence_parallel
 from mofa.specs.workload import FP8_RECIPES, OLD_FP8, WorkloadSpec
 
 MAX_TP = 16
@@ -81,7 +81,9 @@ class StrategySpace:
     recompute: tuple[tuple[RecomputeSpec, int], ...]
     """Modes with the number of layers that ``full`` recomputes: -1 all, ``SOLVED`` as few as fit."""
     schedule: tuple[str, ...]
-    sp: bool | None
+    sp: tuple[bool, ...]
+    """Whether tensor parallelism splits sequences: both where the framework runs both. Neither is always faster
+    (docs/evidence/search.md, sequence parallelism)."""
     zero: int | None
     balancing: tuple[str, ...] = ("none",)
     dp: int | None = None
@@ -170,7 +172,8 @@ def default_space(
         micro_batch=divisors(workload.batch.global_batch, MAX_MICRO_BATCH),
         cp_kind=(1,) if framework.traits.has_pytorch_modules else tuple(range(len(CP_KINDS))),
         recompute=searched_recompute_modes(workload, framework) if recompute is None else recompute, schedule=schedules,
-        sp=None, zero=None, options=searched_option_sets(workload, cluster, framework),
+        sp=(True,) if needs_sequence_parallel(framework, moe=model.moe is not None) else (True, False), zero=None,
+        options=searched_option_sets(workload, cluster, framework),
     )  # fmt: skip
 
 
@@ -245,7 +248,7 @@ def constrain_space(
         if word == FEWER_GPUS:
             continue
         if word == "sp":
-            values["sp"] = False
+            values["sp"] = (False,)
         elif word in RECOMPUTE_KINDS_BY_WORD:
             left_out = RECOMPUTE_KINDS_BY_WORD[word]
             values["recompute"] = tuple(m for m in space.recompute if m[0].kind not in left_out)
@@ -354,7 +357,7 @@ def _fixed(name: str, value: object) -> dict[str, object]:
         return {"schedule": (str(value),)}
     if name == "balancing":
         return {"balancing": (str(value),)}
-    if name in ("sp", "zero", "layout"):
+    if name in ("zero", "layout"):
         return {name: value}
     if name == "dp":
         return {}
@@ -416,8 +419,9 @@ def combinations_of_space(space: StrategySpace, cluster: ClusterSpec, framework:
         np.array(space.etp), np.array(space.micro_batch), np.array(space.cp_kind),
         np.array([SCHEDULE_NAMES.index(s) for s in space.schedule]),
         np.array([BALANCING.index(b) for b in space.balancing]), np.arange(len(space.options)),
+        np.array(space.sp, dtype=np.int64),
     ]  # fmt: skip
-    tp, cp, pp, vpp, ep, etp, _, kind, schedule, _, options = np.ix_(*axes)
+    tp, cp, pp, vpp, ep, etp, _, kind, schedule, _, options, sp = np.ix_(*axes)
     of_one, of_several = (SCHEDULE_NAMES.index(default_schedule(n)) for n in (1, 2))
     fixed_chunks = np.array([record.chunks_per_rank or 1 for record in SCHEDULES.values()])[schedule]
     sizes = [len(axis) for axis in axes]
@@ -431,6 +435,10 @@ def combinations_of_space(space: StrategySpace, cluster: ClusterSpec, framework:
         np.array([getattr(chosen, name) is not None for chosen in space.options])
         for name in ("tp_overlap", "dispatcher")
     )
+    if len(space.sp) > 1:
+        twice |= (tp == 1) & (sp != space.sp[0])
+        overlapping = np.array([chosen.tp_overlap is True for chosen in space.options])[options]
+        twice |= overlapping & (tp > 1) & (sp == 0)  # it needs sequence parallelism
     if not overlaps.all():  # where nothing is to be overlapped, or no tokens sent, all say the same
         twice |= overlaps[options] & (tp == 1)
     if not dispatches.all():
@@ -469,10 +477,10 @@ def with_derived_degrees(
     framework: FrameworkSpec,
 ) -> StrategyTable:  # fmt: skip
     """The chosen combinations with what follows from them: dp, sequence parallelism, the ZeRO stage."""
-    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, balancing, options = columns
+    tp, cp, pp, vpp, ep, etp, mb, kind, schedule, balancing, options, split = columns
     etp = np.where(etp == 0, tp, etp)
     dp = np.maximum(cluster.num_gpus // (tp * cp * pp), 0)
-    sp = tp > 1 if space.sp is None else np.full(len(tp), space.sp) & (tp > 1)
+    sp = split.astype(bool) & (tp > 1)
     zero = np.full(len(tp), 0 if space.zero is None else space.zero)
     for number, chosen in enumerate(space.options if space.zero is None else ()):
         rows = np.flatnonzero(options == number)

@@ -81,6 +81,24 @@ def complete_strategy(
     return spec_from_mapping(StrategySpec, {**defaults, **fields, "dp": dp, "framework": framework.name}, where)
 
 
+def needs_sequence_parallel(framework: FrameworkSpec, *, moe: bool) -> bool:
+    """Whether a framework runs tensor parallelism with sequence parallelism alone.
+
+    torchtitan's plans of modules always split the sequence (``SequenceParallel`` of norms, 0.2.2,
+    models/llama3/infra/parallelize.py). Megatron-Core 0.16.1 refuses experts in training without it
+    (transformer/moe/moe_layer.py, ``MoELayer.forward``), and so does its overlap of tensor parallelism's communication
+    (model_parallel_config.py). Other models run with it and without.
+
+    Examples
+    --------
+    >>> from mofa.specs.load import load_framework
+    >>> megatron = load_framework("megatron")
+    >>> needs_sequence_parallel(megatron, moe=False), needs_sequence_parallel(megatron, moe=True)
+    (False, True)
+    """
+    return moe or framework.tp_overlap or framework.traits.needs_sequence_parallel
+
+
 def default_zero_stage(
     framework: FrameworkSpec, dp: NDArray[np.int64] | int, cp: NDArray[np.int64] | int, pp: NDArray[np.int64] | int
 ) -> NDArray[np.int64]:

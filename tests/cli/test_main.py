@@ -347,8 +347,9 @@ def test_several_values_are_searched_alone() -> None:
     assert chosen.tp == (4, 8)
     assert [str(mode) for mode, _ in chosen.recompute] == ["full", "none"]
     assert {options.tp_overlap for options in chosen.options} == {True, False}
-    with pytest.raises(SpecError, match="sp takes one value, not 2"):
-        mofa.find_plans(job, machines, fix={"sp": (True, False)})
+    with pytest.raises(SpecError, match="zero takes one value, not 2"):
+        mofa.find_plans(job, machines, fix={"zero": (1, 2)})
+    assert constrain_space(space, fix={"sp": (False, True)}, maximum={}, with_=(), without=()).sp == (False, True)
 
 
 def test_nodes_and_a_batch_in_tokens_and_a_memory_limit(cli: Cli) -> None:

@@ -84,6 +84,17 @@ def test_in_doubt_is_what_would_be_among_the_best() -> None:
     assert borderline_rows(found, key).tolist() == [REPLAYED, REPLAYED + 1]
 
 
+def test_rows_far_behind_the_wanted_are_not_in_doubt() -> None:
+    """The second of two wanted takes 11 s: no more than 2 % behind it, whatever of the 30 fit there."""
+    fits = list(range(10, 10 + REPLAYED))
+    key = np.array([*fits, 11.2, 11.3, 12.5], dtype=float)
+    found = _found([-1] * REPLAYED + [MEMORY] * 3, [1.0] * len(key))
+    assert borderline_rows(found, key, 2).tolist() == [REPLAYED]
+    assert borderline_rows(found, key, REPLAYED).tolist() == [REPLAYED, REPLAYED + 1, REPLAYED + 2]
+    few = _found([-1, MEMORY, MEMORY], [1.0] * 3)
+    assert borderline_rows(few, np.array([1.0, 2.0, 3.0]), 2).tolist() == [1, 2]
+
+
 def test_the_least_full_and_the_fastest_others_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _found([-1, MEMORY, MEMORY, MEMORY], [1.0, 5.0, 3.0, 4.0])
     key = np.array([1.0, 2.0, 3.0, 4.0])

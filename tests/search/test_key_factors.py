@@ -131,19 +131,14 @@ def test_optimisations_that_are_added_up_never_slow_down(factors: KeyFactors) ->
         assert alone <= reached[0] and added <= alone * (1 + 1e-12)
 
 
-def test_without_words_all_optimisations_are_the_best_plan(
-    job: WorkloadSpec, machines: ClusterSpec, dense: KeyFactors
-) -> None:
-    """Or one without sequence parallelism, which a search leaves out."""
+def test_without_words_all_optimisations_are_the_best_plan(dense: KeyFactors) -> None:
     rows = {row.optimisation: row for row in dense.ablation}
     assert list(rows) == [
         "sequence parallelism", "interleaving", "recomputation", "overlap of communication", "fp8 products",
     ]  # fmt: skip
     everything = rows["overlap of communication"].added_up
-    without_sp = mofa.find_plans(job, machines, maximum=SMALL, without=["sp"], top=1, replay=False).report.plans[0]
-    fastest_s = min(dense.best.value, without_sp.step_s)
-    assert everything is not None and everything.value <= fastest_s
-    assert everything.value == pytest.approx(fastest_s, rel=1e-4)  # overlap may cost what its copies take
+    assert everything is not None and everything.value <= dense.best.value
+    assert everything.value == pytest.approx(dense.best.value, rel=1e-4)  # overlap may cost what its copies take
     assert [name for name, row in rows.items() if row.changes_numerics] == ["fp8 products"]
 
 
@@ -166,7 +161,7 @@ def test_rows_are_searches_with_the_switches_of_the_search(
     assert recomputing.alone is not None and recomputing.added_up is not None and interleaved.added_up is not None
     assert recomputing.alone.step_s == min(step_s("sp", "vpp", "tp_overlap"), dense.without_optimisations.step_s)
     assert interleaved.added_up.step_s == min(
-        step_s("recompute", "tp_overlap", *off) for off in ((), ("sp",), ("vpp",), ("sp", "vpp"))
+        step_s("recompute", "tp_overlap", *off) for off in ((), ("vpp",), ("sp", "vpp"))
     )
 
 

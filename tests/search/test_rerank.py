@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from mofa.cost.block.routing_loads import RoutingLoads
+from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.search.entry_points import find_plans
 from mofa.search.one_plan import estimate
 from mofa.search.one_strategy import checked_strategy_row
@@ -50,11 +50,13 @@ class _Fake:
     def plan_in_closed_form(self, *, banded: bool = True) -> Any:
         return make_plan(self.time.step_s, self.device_gib)
 
-    def plan(self, *, replay: bool, explain: bool = True, workers: WorkerProcesses | None = None) -> Any:
-        if not replay:
-            return make_plan(self.time.step_s, self.device_gib)
-        self.explained += explain
-        self.played += not explain
+    def plan(self, *, replay: bool, explain: bool = True) -> Any:
+        assert replay and not explain
+        self.played += 1
+        return make_plan(self.time.step_s, self.device_gib)
+
+    def plan_with_certain_verdict(self, workers: WorkerProcesses | None = None) -> Any:
+        self.explained += 1
         return make_plan(self.time.step_s, self.device_gib)
 
 
@@ -86,6 +88,34 @@ def test_plans_are_ranked_by_their_replay() -> None:
 
 def test_among_equals_the_smaller_memory_wins() -> None:
     assert _best([_Fake(1.0, 70.0), _Fake(1.0, 50.0), _Fake(1.0, 60.0)]).rows == [1, 2, 0]
+
+
+class _Counted(_Fake):
+    """A candidate that counts how often its step is played."""
+
+    def __init__(self, step_s: float, device_gib: float = 60.0) -> None:
+        self.steps_played = 0
+        super().__init__(step_s, device_gib)
+
+    @property
+    def time(self) -> _Clock:
+        self.steps_played += 1
+        return self._clock
+
+    @time.setter
+    def time(self, clock: _Clock) -> None:
+        self._clock = clock
+
+
+def test_rows_that_closed_forms_leave_too_slow_are_not_played() -> None:
+    """Two are wanted. The third may be as fast as the second by 2 %, the fourth not, until the first does not fit."""
+    steps_s = [1.0, 1.1, 1.12, 1.13, 1.2]
+    for first_gib, played in ((60.0, 3), (90.0, 4)):
+        fakes = [_Counted(s, first_gib if i == 0 else 60.0) for i, s in enumerate(steps_s)]
+        found = replay_best_rows(range(5), cast(Any, fakes.__getitem__), 2, closed=steps_s)
+        assert [fake.steps_played > 0 for fake in fakes] == [i < played for i in range(5)]
+        every = _best([_Fake(s, first_gib if i == 0 else 60.0) for i, s in enumerate(steps_s)], top=2)
+        assert found.rows == every.rows and found.lacking_bytes == every.lacking_bytes
 
 
 def test_what_does_not_fit_makes_room_for_the_next() -> None:
@@ -193,13 +223,34 @@ def test_a_search_replays_its_best() -> None:
     assert steps == sorted(steps)
     assert told[-1][0] == told[-1][1]
     best, other, _ = found.report.plans
-    assert all(stage.costed_by == "replay" and stage.curve is not None for stage in best.memory.by_stage)
+    played = [stage for stage in best.memory.by_stage if stage.costed_by == "replay"]
+    assert max(best.memory.by_stage, key=lambda stage: stage.device_bytes) in played
+    assert all(stage.curve is not None for stage in played)
     fullest = max(other.memory.by_stage, key=lambda stage: stage.device_bytes)
     assert fullest.costed_by == "replay" and fullest.curve is None
     closed = find_plans(
         job, cluster(8), framework=framework("megatron"), top=3, maximum=SMALL, replay=False, banded=False
     )
     assert [p.costed_by for p in closed.report.plans] == ["closed_form"] * 3
+
+
+def test_of_the_best_plan_all_ranks_are_played_that_may_not_fit() -> None:
+    """Others are in closed form, whatever they hold: with little memory left all are played."""
+    job = workload(DENSE, seq_len=4096, global_batch=32)
+    row = checked_strategy_row(job, cluster(8), framework("megatron"), "pp=4 vpp=1")
+    candidate = CandidatePlan(job, cluster(8), framework("megatron"), row, BALANCED, "causal")
+    every = candidate.plan(replay=True)
+    closed, limit = candidate.estimator.stage_device_bytes(), max(stage.device_bytes for stage in every.memory.by_stage)
+    assert candidate.replayer.ranks_that_may_pass(2.0 * limit) == ()
+    assert candidate.replayer.ranks_that_may_pass(0.5 * min(closed)) == (0, 1, 2, 3)
+    assert candidate.replayer.ranks_that_may_pass(1.02 * closed[0]) == tuple(
+        rank for rank in range(4) if 1.06 * closed[rank] > 1.02 * closed[0]
+    )
+    again = CandidatePlan(job, cluster(8), framework("megatron"), row, BALANCED, "causal").plan_with_certain_verdict()
+    assert again.memory.device_bytes == every.memory.device_bytes and again.step_s == every.step_s
+    assert [stage.costed_by for stage in again.memory.by_stage].count("replay") < 4
+    for mine, known in zip(again.memory.by_stage, every.memory.by_stage, strict=True):
+        assert mine == known or mine.costed_by == "closed_form"
 
 
 def test_more_plans_than_are_replayed() -> None:

@@ -157,7 +157,8 @@ def test_no_strategy_twice(name: str, model: ModelSpec) -> None:
     table = rows(space(model, name), model, name)
     assert not pd.DataFrame({c: getattr(table, c) for c in COLUMNS}).duplicated().any()
     assert np.array_equal(table.dp, np.maximum(16 // (table.tp * table.cp * table.pp), 0))
-    assert np.array_equal(table.sp, table.tp > 1)
+    found = space(model, name).sp
+    assert np.array_equal(table.sp, table.tp > 1) if found == (True,) else not np.any(table.sp & (table.tp == 1))
     several = [SCHEDULE_NAMES.index(name) for name in ("interleaved", "zbv")]
     assert np.array_equal(np.isin(table.schedule, several), table.vpp > 1)
 
@@ -182,7 +183,7 @@ def test_the_readme_says_what_is_searched() -> None:
     of_megatron, of_torchtitan = space(MOE), space(MOE, "torchtitan")
     degrees = [name for name in vars(of_megatron) if isinstance(getattr(of_megatron, name), tuple)]
     named = {"cp_kind", "recompute", "schedule", "balancing", "options"}  # of which the next lines tell the values
-    assert claimed("Degrees") == ["sp", *(name for name in degrees if name not in named)]
+    assert claimed("Degrees") == [name for name in degrees if name not in named]
     kinds = claimed("Context parallelism")
     assert [CP_KINDS[kind] for kind in of_megatron.cp_kind] == kinds
     assert [CP_KINDS[kind] for kind in of_torchtitan.cp_kind] == kinds[1:2]
@@ -260,6 +261,25 @@ def test_without_recomputation(word: str, left: set[str]) -> None:
 
 def test_without_sequence_parallelism() -> None:
     assert not np.any(rows(constrained(space(), without=("sp",))).sp)
+
+
+def test_sequence_parallelism_is_searched_where_the_framework_runs_both() -> None:
+    """Megatron-Core needs it with experts and with overlapped tensor parallelism, torchtitan always has it."""
+    both, overlapped = space(), framework("megatron").model_copy(update={"tp_overlap": True})
+    job, machines = workload(DENSE, seq_len=4096, global_batch=48), load_cluster("h100-hgx", 16)
+    assert both.sp == (True, False)
+    assert space(MOE).sp == space(name="torchtitan").sp == default_space(job, machines, overlapped).sp == (True,)
+    table = rows(both)
+    split = {bool(sp) for sp in table.sp[table.tp == 2]}
+    needs_it = np.array([options.tp_overlap is True for options in table.option_sets])[table.options]
+    assert split == {True, False} and np.all(table.sp[needs_it])
+    apart = [name for name in vars(table) if name in COLUMNS and name != "sp"]
+    with_it, without = (
+        pd.DataFrame({c: getattr(table, c)[some] for c in apart})
+        for some in (table.sp & ~needs_it, (table.tp > 1) & ~table.sp)
+    )
+    assert len(without) and with_it.equals(without)
+    assert np.all(rows(constrained(both, fix={"sp": True})).sp == (rows(constrained(both, fix={"sp": True})).tp > 1))
 
 
 @pytest.mark.parametrize(

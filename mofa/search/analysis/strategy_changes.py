@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from mofa.errors import SpecError
@@ -15,7 +16,7 @@ from mofa.search.space_constraints import SpaceConstraints
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import FrameworkOptions, StrategySpec
-from mofa.specs.strategy_defaults import default_zero_stage
+from mofa.specs.strategy_defaults import default_zero_stage, needs_sequence_parallel
 from mofa.specs.workload import WorkloadSpec
 
 OF_FRAMEWORKS = ("zero", "recompute")
@@ -59,12 +60,15 @@ def strategy_changes(
         if not constraints.allow({name: new for name, new in changes.items() if name != "sp"}):
             continue
         raw = {**strategy.model_dump(), **changes}
+        splits = [raw["sp"]]
+        if changes.get("sp") and constraints.allow({"sp": False}):
+            splits += [] if needs_sequence_parallel(framework, moe=workload.model.moe is not None) else [False]
         plans: list[tuple[StrategySpec, Plan]] = []
         refused: list[tuple[StrategySpec, str]] = []
-        for options in _option_sets_of(raw, strategy, option_sets):
+        for options, sp in product(_option_sets_of(raw, strategy, option_sets), splits):
             changed: StrategySpec | None = None
             try:
-                changed = StrategySpec.model_validate(raw | options._asdict())
+                changed = StrategySpec.model_validate(raw | {"sp": sp} | options._asdict())
                 plans.append((changed, plan_in_closed_form(workload, cluster, changed, framework)))
             except (SpecError, ValueError) as error:
                 refused.append((changed or strategy, str(error).removeprefix("strategy: ").splitlines()[0]))

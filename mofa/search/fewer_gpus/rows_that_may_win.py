@@ -136,11 +136,13 @@ class SpaceOnFewerGpus:
         options = np.concatenate([np.empty(0, np.intp), *(numbers[n] for n in table.options[blocks].tolist())])
         blocks, pp = np.repeat(blocks, each), np.repeat(pp, each)
         kinds, rows = len(vpp), np.repeat(blocks, len(vpp))
-        of_blocks = {name: getattr(table, name)[rows] for name in ("tp", "cp", "ep", "etp", "micro_batch", "cp_kind")}
+        of_blocks = {
+            name: getattr(table, name)[rows] for name in ("tp", "sp", "cp", "ep", "etp", "micro_batch", "cp_kind")
+        }
         columns = [
             of_blocks["tp"], of_blocks["cp"], np.repeat(pp, kinds), np.tile(vpp, len(blocks)), of_blocks["ep"],
             of_blocks["etp"], of_blocks["micro_batch"], of_blocks["cp_kind"], np.tile(schedule, len(blocks)),
-            table.balancing[rows], np.repeat(options, kinds),
+            table.balancing[rows], np.repeat(options, kinds), of_blocks["sp"],
         ]  # fmt: skip
         several = (columns[2] > 1) | (columns[3] == 1)  # without a pipeline there is one chunk
         num_gpus = self.job.cluster.num_gpus

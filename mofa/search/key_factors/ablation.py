@@ -16,7 +16,6 @@ from mofa.search.key_factors.optimisations import (
     Optimisation,
     fastest_fp8_recipe,
     framework_without_overlap,
-    replaces_plans_of,
     unavailable,
 )
 from mofa.specs.strategy import StrategySpec
@@ -27,13 +26,6 @@ class Ablation(NamedTuple):
 
     without_optimisations: FactorPlan | None
     rows: tuple[AblationRow, ...]
-
-
-class _Variant(NamedTuple):
-    """Which of the optimisations that are allowed one of a row's searches has."""
-
-    not_used: tuple[Optimisation, ...] = ()
-    with_: tuple[str, ...] = ()
 
 
 class _Asked(NamedTuple):
@@ -66,9 +58,9 @@ def ablation(search: FactorSearch, best: FactorPlan, best_plans: BestPlans) -> A
     Notes
     -----
     An optimisation that is allowed need not be used: a row has the plans of all rows before it and those with it alone,
-    so that what is added up never gets worse. Those that change the plans of a search, as words of ``--with`` and
-    sequence parallelism do, are searched for with and without, together with all before them. What is no optimisation
-    here stays free in all rows: degrees, micro-batches, dispatchers, schedules.
+    so that what is added up never gets worse. Those that change the plans of a search, as words of ``--with`` do, are
+    searched for with and without, together with all before them. What is no optimisation here stays free in all rows:
+    degrees, micro-batches, dispatchers, schedules.
     """
     asked = _asked(search, best.strategy)
     none = _without_all(search, asked)
@@ -114,27 +106,19 @@ def _asked(search: FactorSearch, strategy: StrategySpec) -> list[_Asked]:
         described.append((optimisation, note))
     usable = [optimisation for optimisation, note in described if not note]
     asked = []
-    variants: tuple[_Variant, ...] = (_Variant(),)  # those whose best is the row's
+    variants: tuple[tuple[str, ...], ...] = ((),)  # words of --with of the searches whose best is the row's
     for optimisation, note in described:
         if note:
             asked.append(_Asked(optimisation, note))
             continue
         off = [other for other in usable if other is not optimisation]
         alone = _restricted(search, off, optimisation.with_)
-        more = tuple(each._replace(with_=(*each.with_, *optimisation.with_)) for each in variants)
+        more = tuple((*words, *optimisation.with_) for words in variants)
         later = usable[usable.index(optimisation) + 1 :]
-        added_up = tuple(_restricted(search, [*each.not_used, *later], each.with_) for each in more)
+        added_up = tuple(_restricted(search, later, words) for words in more)
         asked.append(_Asked(optimisation, "", (alone,), added_up))
-        if replaces_plans_of(optimisation, search.workload.model):
-            before = variants if optimisation.with_ else _without(variants, optimisation)
-            variants = (*before, *more)
-        else:
-            variants = more
+        variants = (*variants, *more) if optimisation.replaces_plans else more
     return asked
-
-
-def _without(variants: Sequence[_Variant], optimisation: Optimisation) -> tuple[_Variant, ...]:
-    return tuple(each._replace(not_used=(*each.not_used, optimisation)) for each in variants)
 
 
 def _without_all(search: FactorSearch, asked: Sequence[_Asked]) -> FactorSearch:

@@ -15,7 +15,6 @@ from mofa.search.key_factors.factor_search import FactorSearch
 from mofa.search.offers import numerics_offers
 from mofa.search.space import fixed_values
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import FP8_RECIPES
 
@@ -51,7 +50,7 @@ class Optimisation:
 
 
 OPTIMISATIONS = (
-    Optimisation("sequence parallelism", without=("sp",), replaces_plans=True, needs_above_1=("tp",)),
+    Optimisation("sequence parallelism", without=("sp",), needs_above_1=("tp",)),
     Optimisation("interleaving", without=("vpp",), needs_above_1=("pp", "vpp")),
     Optimisation("recomputation", without=("recompute",)),
     Optimisation(
@@ -67,25 +66,6 @@ OPTIMISATIONS = (
     Optimisation("MicroMoE", with_=("micro_moe",), needs_experts=True, needs_above_1=("ep",)),
 )
 """In the order in which they are added up: what a framework does without being asked, then what ``--with`` asks for."""
-
-
-def replaces_plans_of(optimisation: Optimisation, model: ModelSpec) -> bool:
-    """Whether plans without an optimisation are left out by a search that allows it.
-
-    Parameters
-    ----------
-    optimisation
-        Which.
-    model
-        With experts tensor parallelism needs sequence parallelism (:mod:`mofa.search.legality.masks`), so that a search
-        with it has all plans without.
-
-    Returns
-    -------
-    bool
-        As said.
-    """
-    return optimisation.replaces_plans and not (model.moe is not None and "sp" in optimisation.without)
 
 
 def framework_without_overlap(framework: FrameworkSpec, options: Mapping[str, bool]) -> FrameworkSpec | None:

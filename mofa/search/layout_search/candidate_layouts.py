@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import numpy as np
@@ -104,8 +105,9 @@ class CandidateLayouts:
         return np.array(estimator.stage_device_bytes()) - self.limit_bytes
 
     def shortest(
-        self, work: float, *, also: ChunkLayers | None = None, closes: bool = True, most_tried: int = MOST_TRIED
-    ) -> ShortestSplit:
+        self, work: float, *, also: ChunkLayers | None = None, closes: bool = True, most_tried: int = MOST_TRIED,
+        beaten_from_s: float = math.inf, gap_fraction: float = 0.0,
+    ) -> ShortestSplit:  # fmt: skip
         """The splits with the shortest pipelines that a solver's work finds.
 
         Parameters
@@ -118,12 +120,19 @@ class CandidateLayouts:
             Whether the pipeline's paths are weighed, beside its heaviest rank.
         most_tried
             Chunks that one descent by moves of a layer tries at most. [-]
+        beaten_from_s
+            Steps from this on are of no use, all else than their pipeline being as it is with the layout that it has.
+            [s]
+        gap_fraction
+            By how much the shortest pipeline may pass its bound where the search ends, as a share of it. [-]
 
         Returns
         -------
         ShortestSplit
             What fits.
         """
+        if math.isfinite(beaten_from_s):
+            beaten_from_s += self.timed_problem.step_s(self.start) - self.own_step_s
         return shortest_split(
             self.problem,
             self.start,
@@ -133,6 +142,8 @@ class CandidateLayouts:
             closes=closes,
             most_tried=most_tried,
             moves=self._moves,
+            beaten_from_s=beaten_from_s,
+            gap_fraction=gap_fraction,
         )
 
     def _recompute_layers(self, split: ChunkLayers) -> int:

@@ -16,7 +16,7 @@ from mofa.search.fewer_gpus.merge_plans import with_idle_gpus
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.layout_search.candidate_layouts import CandidateLayouts
 from mofa.search.layout_search.screening import LayoutContender, layout_contenders, search_layouts_of_contenders
-from mofa.search.layout_search.shortest_split import WORK
+from mofa.search.layout_search.shortest_split import CLOSE_ENOUGH, WORK
 from mofa.search.layout_search.split_problem import ChunkLayers
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.search.request import check_constraints, checked_framework_or_default
@@ -199,13 +199,14 @@ class _Ranked:
 
 
 def _explain_best(ranked: list[_Ranked]) -> None:
-    """Sort by step, and play all ranks of the best: one that turns out too full is as it was, or left out."""
+    """Sort by step, and play all ranks of the best that may not fit: one that turns out too full is as it was, or left
+    out."""
     while True:
         ranked.sort(key=lambda each: round(each.plan.step_s, 12))
         best = ranked[0]
         if not best.is_new or best.candidate is None:
             return
-        plan = best.candidate.plan(replay=True).model_copy(update={"layout": best.plan.layout})
+        plan = best.candidate.plan_with_certain_verdict().model_copy(update={"layout": best.plan.layout})
         if plan.memory.fits:
             best.plan = plan
             return
@@ -228,7 +229,8 @@ def _refine_best(
     order = sorted((each for each in some if each.fitting_step_s < math.inf), key=lambda each: each.fitting_step_s)
     for number, each in enumerate(order):
         worst_wanted_s = sorted(plan.plan.step_s for plan in ranked)[wanted - 1]
-        if each.plan is None and each.fitting_step_s >= worst_wanted_s:
+        is_wanted = each.plan is not None and each.plan.step_s <= worst_wanted_s
+        if not is_wanted and each.fitting_step_s >= worst_wanted_s:
             continue
         layouts = each.layouts or CandidateLayouts(each.make(), keep_recomputed=keep_recomputed)
         plays = REPLAYED + (each.plan is None)
@@ -261,15 +263,15 @@ def _refined(
 ) -> _Refined:  # fmt: skip
     """The strategy with the layout that its step is shortest with, at least as short as its own.
 
-    ``own`` is its plan, where known; ``also`` a split that an earlier search found. With ``explains`` all ranks of the
-    layout are played, of which another may turn out fuller.
+    ``own`` is its plan, where known; ``also`` a split that an earlier search found. With ``explains`` the solver goes
+    on to its limit, and all ranks of the layout are played, of which another may turn out fuller.
     """
     candidate, start = layouts.candidate, layouts.start
     played, in_part = int(own is None), own is None and replay and not explains
     if own is None:
         own = candidate.plan_with_replayed_time() if in_part else _costed(candidate, replay)
     assert own.layout is not None
-    result = layouts.shortest(work, also=also)
+    result = layouts.shortest(work, also=also, gap_fraction=0.0 if explains else CLOSE_ENOUGH)
     tried = {split: layouts.step_s(split) for split in result.splits[:CLOSED] if split != start}
     at_most_s = layouts.own_step_s if own.memory.fits else math.inf
     chosen, best = start, own

@@ -124,7 +124,8 @@ def search_layouts_of_contenders(
     Notes
     -----
     A contender is left out where no layout could bring it among the wanted: the bound on its pipeline
-    (:attr:`mofa.search.layout_search.split_problem.LayerSplitProblem.least_step_s`) leaves its step above theirs.
+    (:attr:`mofa.search.layout_search.split_problem.LayerSplitProblem.least_step_s`) leaves its step above theirs, or
+    the lightest that its heaviest rank can be does.
     """
     gains: dict[Shape, float] = {}
     left = {shape: [each for each in some if each.shape == shape] for shape in dict.fromkeys(c.shape for c in some)}
@@ -148,7 +149,9 @@ def search_layouts_of_contenders(
         if not tried.has_choice or tried.least_step_s >= worst_wanted_s:
             continue
         next_.is_screened = True
-        result = tried.shortest(WORK_OF_SCREENING, closes=False, most_tried=CHUNKS_OF_SCREENING)
+        result = tried.shortest(
+            WORK_OF_SCREENING, closes=False, most_tried=CHUNKS_OF_SCREENING, beaten_from_s=worst_wanted_s
+        )
         seconds -= seconds_of_work * result.work + SECONDS_OF_STRATEGY + SECONDS_OF_CHUNK * result.num_tried
         if result.splits:
             next_.split, next_.screened_step_s = result.splits[0], tried.step_s(result.splits[0])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mofa.search.layout_search.layer_moves import MOST_TRIED, LayerMoves
-from mofa.search.layout_search.layout_program import LayoutIntegerProgram
+from mofa.search.layout_search.layout_program import LayoutIntegerProgram, LayoutProgramSolution
 from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, LayerSplitProblem
 from mofa.specs.shared_facts import load_shared_facts
 
@@ -25,6 +25,9 @@ WORK = 0.2
 """Of the solver in all, in its deterministic seconds, of which each takes some of a core's. [s]"""
 PROGRAM_WORK = 0.05
 """The most of it for one program. [s]"""
+CLOSE_ENOUGH = 0.005
+"""Share of a step by which the solver may leave the pipelines of a search's plans above their bound: closed forms are
+no closer to replays (docs/factors.md, what it does not say). [-]"""
 OverBytes = Callable[[ChunkLayers], FloatA]
 """By how much each rank of a split passes its memory; negative where it fits. (pp,) [B]"""
 
@@ -95,14 +98,18 @@ class _Search:
             program.forbid_rank_contents(*refusal)
         return program
 
-    def balance(self, seed: int, work: float) -> None:
-        """Make the heaviest rank lightest, then the heaviest chunks that take turns, and descend from there."""
-        program = self.program()
-        heaviest, took = program.solve("heaviest rank", self.best, seed, work)
+    def lightest_ranks(self, seed: int, work: float) -> LayoutProgramSolution | None:
+        """A split whose heaviest rank is lightest, which bounds the steps of all."""
+        heaviest, took = self.program().solve("heaviest rank", self.best, seed, work)
         self.spent += took
-        if heaviest is None:
-            return
-        self.bound_s = heaviest.bound_s * self.problem.schedule_clock.num_micro_batches
+        if heaviest is not None:
+            self.bound_s = heaviest.bound_s * self.problem.schedule_clock.num_micro_batches
+        return heaviest
+
+    def balance(self, heaviest: LayoutProgramSolution, seed: int, work: float) -> None:
+        """Make the heaviest chunks that take turns lightest, no rank heavier than the heaviest has to be, and descend
+        from there."""
+        program = self.program()
         program.add_upper_bound("heaviest rank", heaviest.value_s)
         even, took = program.solve("heaviest chunks", heaviest.split, seed, work)
         self.spent += took
@@ -110,8 +117,9 @@ class _Search:
             if solution is not None:
                 self.learn(self.descend(solution.split))
 
-    def close(self, seed: int, work: float) -> None:
-        """Solve programs of the step of splits whose step is not known, until their bound passes the best one's."""
+    def close(self, seed: int, work: float, gap_fraction: float) -> None:
+        """Solve programs of the step of splits whose step is not known, until their bound passes the best one's, or is
+        as close to it as asked for."""
         program = self.program()
         for path in self.problem.schedule_clock.paths_along_ranks():
             program.add_path(path)
@@ -119,7 +127,7 @@ class _Search:
             self._teach(program, split)
         for _ in range(MOST_PROGRAMS):
             shortest_s = self.steps_s[self.best]
-            if shortest_s <= self.bound_s or self.spent >= work:
+            if shortest_s * (1.0 - gap_fraction) <= self.bound_s or self.spent >= work:
                 break
             solution, took = program.solve("step", self.best, seed, min(PROGRAM_WORK, work - self.spent))
             self.spent += took
@@ -141,7 +149,8 @@ class _Search:
 def shortest_split(
     problem: LayerSplitProblem, start: ChunkLayers, *, over_bytes: OverBytes | None = None, work: float = WORK,
     seed: int = 0, also: ChunkLayers | None = None, closes: bool = True, most_tried: int = MOST_TRIED,
-    moves: LayerMoves | None = None,
+    moves: LayerMoves | None = None, beaten_from_s: float = math.inf,
+    gap_fraction: float = 0.0,
 ) -> ShortestSplit:  # fmt: skip
     """Search for the split with the shortest step.
 
@@ -161,6 +170,11 @@ def shortest_split(
         Chunks that one descent by moves of a layer tries at most. [-]
     moves
         The moves of a layer of this problem that an earlier search knows.
+    beaten_from_s
+        Steps from this on are of no use: where the heaviest rank leaves no shorter one, the search ends with what it
+        began with. [s]
+    gap_fraction
+        By how much the shortest step may pass its bound where the search ends, as a share of it. [-]
 
     Returns
     -------
@@ -177,12 +191,17 @@ def shortest_split(
     search = _Search(
         moves or LayerMoves(problem), start, linear, tolerance if over_bytes is not None else 0.0, most_tried
     )
-    for split in (start,) if also is None else (start, also):
+    begun = (start,) if also is None else (start, also)
+    for split in begun:
         search.learn(split)
-        search.learn(search.descend(split))
-    search.balance(seed, 0.125 * work)
-    if closes:
-        search.close(seed, work)
+    heaviest = search.lightest_ranks(seed, 0.125 * work)
+    if search.bound_s < beaten_from_s:
+        for split in begun:
+            search.learn(search.descend(split))
+        if heaviest is not None:
+            search.balance(heaviest, seed, 0.125 * work)
+        if closes:
+            search.close(seed, work, gap_fraction)
     fitting = sorted(
         (each for each in search.steps_s.items() if each[1] < math.inf), key=lambda each: (each[1], each[0].layers)
     )

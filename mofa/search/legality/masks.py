@@ -44,7 +44,7 @@ from mofa.search.legality.recompute_modes import recompute_message, recompute_sh
 from mofa.search.legality.step_length import step_length_excess, step_length_message
 from mofa.search.space import SpaceCombinations
 from mofa.specs.strategy import MERGED_GROUPS, StrategyTable
-from mofa.specs.strategy_defaults import default_zero_stage
+from mofa.specs.strategy_defaults import default_zero_stage, needs_sequence_parallel
 
 
 def _gpus(job: JobAndMachines, table: StrategyTable) -> FloatN:
@@ -87,10 +87,7 @@ def _widths(job: JobAndMachines, table: StrategyTable) -> FloatN:
 
 
 def _sp(job: JobAndMachines, table: StrategyTable) -> FloatN:
-    asked = (
-        job.framework.tp_overlap or job.framework.traits.needs_sequence_parallel
-    )  # Megatron-LM, training/arguments.py
-    if job.workload.model.moe is None and not asked:
+    if not needs_sequence_parallel(job.framework, moe=job.workload.model.moe is not None):
         return np.zeros(len(table))
     return np.asarray((table.tp > 1) & ~table.sp, dtype=float)
 

@@ -280,9 +280,11 @@ class CandidatePlan:
         return self._plan(None, memory, banded=banded, doubted=doubted)
 
     def plan(
-        self, *, replay: bool, explain: bool = True, over_time: bool = True, workers: WorkerProcesses | None = None
-    ) -> Plan:
-        """The plan by replay of the fullest rank; with ``explain`` of every rank, and with memory ``over_time``."""
+        self, *, replay: bool, explain: bool = True, over_time: bool = True, workers: WorkerProcesses | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> Plan:  # fmt: skip
+        """The plan by replay of the fullest rank; with ``explain`` of every rank, or of ``ranks``, and with memory
+        ``over_time``."""
         if not replay:
             return self.plan_in_closed_form(doubted=True)
         closed = self.closed_form_memory
@@ -296,10 +298,18 @@ class CandidatePlan:
         self.time = replace(self.replayer.time, spans=())
         workers = replay_workers([self], workers)
         # others begin with the first rank, this process with the last, where it has played some already
-        ranks = sorted(range(len(spans)), key=lambda r: (r in self.replayer.played_ranks, r))
+        every = range(len(spans)) if ranks is None else ranks
+        ranks = sorted(every, key=lambda r: (r in self.replayer.played_ranks, r))
         tasks = [(self, r, spans[r] if over_time else ()) for r in ranks]
         stages = workers.map(_stage, tasks, local=lambda task: self.replayed_stage_memory(*task[1:]))
         return self._plan(self.time, memory_with_replayed_stages(closed, stages))
+
+    def plan_with_certain_verdict(self, workers: WorkerProcesses | None = None) -> Plan:
+        """The plan by replay of the ranks that may be the fullest, with memory over time, and of all others that may
+        not fit, whatever is known of them in closed form."""
+        self.lacking_bytes()
+        certain = {*self.replayer.played_ranks, *self.replayer.ranks_that_may_pass(memory_limit_bytes(*self.job[1:3]))}
+        return self.plan(replay=True, ranks=sorted(certain), workers=workers)
 
     def _closed_step_s(self, cluster: ClusterSpec) -> float:
         """The step in closed form on a cluster with another host. [s]"""

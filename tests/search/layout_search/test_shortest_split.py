@@ -84,6 +84,29 @@ def test_search_equals_trying_every_split(
     assert shortest_split(problem, problem.even_split()) == found
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_that_are_of_no_use_are_not_searched_for(seed: int) -> None:
+    """The heaviest rank bounds all steps: where none is below what is of use, no chunk is moved."""
+    problem = random_problem(seed, "interleaved", 2, 2, 6)
+    shortest_s = float(problem.steps_s(problem.splits_that_fit(problem.splits())).min())
+    start = problem.even_split()
+    found = shortest_split(problem, start, closes=False)
+    beaten = shortest_split(problem, start, closes=False, beaten_from_s=0.5 * shortest_s)
+    assert beaten.num_tried == 0 and beaten.splits in ((), (start,))
+    assert 0.5 * shortest_s < beaten.bound_s or not beaten.splits
+    assert shortest_split(problem, start, closes=False, beaten_from_s=1.01 * shortest_s) == found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_ends_at_the_gap_that_is_asked_for(seed: int) -> None:
+    problem = random_problem(seed, "interleaved", 2, 3, 24)
+    start = problem.even_split()
+    closed, near = (shortest_split(problem, start, gap_fraction=gap) for gap in (0.0, 0.02))
+    assert near.work <= closed.work and near.gap_fraction <= 0.02
+    assert closed.steps_s[0] <= near.steps_s[0] <= closed.steps_s[0] / (1.0 - 0.02)
+    assert near.bound_s <= closed.steps_s[0] * (1.0 + 1e-9)
+
+
 def test_contents_that_do_not_fit_are_learned() -> None:
     """Memory that is not linear in layers: a rank may hold no more than two layers, whatever the program knows."""
     problem = replace(random_problem(5, "interleaved", 2, 2, 6, num_layers=4), limit_bytes=1e9)
