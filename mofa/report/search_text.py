@@ -211,18 +211,16 @@ def ties_line(report: PlanReport) -> str:
 def numerics_offers_line(report: PlanReport) -> str:
     """What other numerics would bring to the best plan, in words; there must be some."""
 
-    def changes(graphs: bool) -> str:
-        return ", ".join(
-            f"{offer.word} step {offer.step_change:+.1%}, memory {offer.device_bytes_change / GIB:+.1f} GiB"
-            for offer in report.numerics_offers
-            if (offer.word == "cuda_graphs") is graphs
-        )
-
-    numerics, graphs = changes(graphs=False), changes(graphs=True)
-    lines = [f"Other numerics would bring the best plan's strategy, by --with: {numerics}.\n"] if numerics else []
-    if graphs:
-        lines.append(f"Its device waits for the host; the same numerics in CUDA graphs, by --with: {graphs}.\n")
-    return "".join(lines)
+    intro = {
+        "cuda_graphs": "Its device waits for the host; the same numerics in CUDA graphs, by --with",
+        "early_stop": "The same numerics, with checkpoints that end once all that they must give is there, by --with",
+    }
+    changes: dict[str, list[str]] = {}
+    for offer in report.numerics_offers:
+        said = f"{offer.word} step {offer.step_change:+.1%}, memory {offer.device_bytes_change / GIB:+.1f} GiB"
+        what = intro.get(offer.word, "Other numerics would bring the best plan's strategy, by --with")
+        changes.setdefault(what, []).append(said)
+    return "".join(f"{what}: {', '.join(said)}.\n" for what, said in changes.items())
 
 
 def step_band_lines(band: Band) -> list[str]:

@@ -243,7 +243,7 @@ def with_offloaded_activations(model: ModelSpec, framework: FrameworkSpec) -> Fr
 
 
 def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]) -> FrameworkSpec:
-    """The framework with what ``--with`` names of gradients, dispatchers and routed copies."""
+    """The framework with what ``--with`` names of its options."""
     if "bf16_grads" in words:
         framework = _with_bf16_gradients(framework)
     if OPTIMIZER_OFFLOAD in words:
@@ -271,6 +271,13 @@ def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]
                 "ones; use --framework megatron"
             )
         framework = framework.model_copy(update={"routed_copies": "either"})
+    if "early_stop" in words:
+        if not framework.traits.has_pytorch_modules:
+            raise SpecError(
+                f"--with early_stop: is an option of PyTorch's own checkpoints, not of {framework.name}'s; use "
+                "--framework torchtitan"
+            )
+        framework = framework.model_copy(update={"early_stop": True})
     return _with_graphs(model, framework) if "cuda_graphs" in words else framework
 
 

@@ -1,6 +1,6 @@
 """What other numerics would bring to a plan: its strategy costed with each word of ``--with`` that changes them.
 
-And what CUDA graphs would bring to one that its host bounds.
+And what CUDA graphs would bring to one that its host bounds, and early stops to torchtitan's checkpoints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import FP8_RECIPES, WorkloadSpec
 
-BF16_MOMENTS, BF16_GRADS, CUDA_GRAPHS = "bf16_moments", "bf16_grads", "cuda_graphs"
+BF16_MOMENTS, BF16_GRADS, CUDA_GRAPHS, EARLY_STOP = "bf16_moments", "bf16_grads", "cuda_graphs", "early_stop"
 
 
 def numerics_offers(
@@ -40,7 +40,7 @@ def numerics_offers(
     -------
     tuple[NumericsOffer, ...]
         In the order of the words; what the GPU, the framework or the sizes refuse is left out. Graphs come last, for a
-        step that its host bounds.
+        step that its host bounds; early stops, for a strategy that computes layers again.
     """
 
     def plan_with(words: Sequence[str]) -> Plan:
@@ -53,6 +53,8 @@ def numerics_offers(
     words = _not_yet(workload, framework)
     if not framework.graphs.captures_any and now.time.exposed["host_idle"] > HOST_BOUND * now.step_s:
         words = (*words, CUDA_GRAPHS)
+    if strategy.recompute != "none" and framework.traits.has_pytorch_modules and not framework.early_stop:
+        words = (*words, EARLY_STOP)
     for word in words:
         try:
             other = plan_with((word,))

@@ -48,7 +48,7 @@ OPTIONS = FrameworkOptions._fields
 
 WITH = (
     *FP8_RECIPES, OLD_FP8, "bf16_moments", "bf16_grads", "deepep", "expert_overlap", "micro_moe", "token_chunks",
-    "moeblaze", "cuda_graphs", OPTIMIZER_OFFLOAD, ACTIVATION_OFFLOAD,
+    "moeblaze", "cuda_graphs", "early_stop", OPTIMIZER_OFFLOAD, ACTIVATION_OFFLOAD,
 )  # fmt: skip
 TOKEN_CHUNKS = (1, 2, 4, 8)
 """MemFine's bins, which --with token_chunks searches."""

@@ -114,5 +114,5 @@ def test_drawn_runs_only_judge(tmp_path: Path) -> None:
     references, left_out = measured_reference_runs(DRAWN, tmp_path)
     assert "fitting" in {record.split for record in read_records(DRAWN)}
     assert {(reference.group, reference.split) for reference in references} == {("measured-drawn", "judging")}
-    assert len(references) == 94
-    assert len(read_records(DRAWN)) == 120 == len(references) + len(left_out)
+    assert len(references) == 99
+    assert len(read_records(DRAWN)) == 125 == len(references) + len(left_out)

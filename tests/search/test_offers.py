@@ -59,6 +59,22 @@ def test_what_is_refused_is_not_offered() -> None:
         find_plans(job, mofa.load_cluster("h100-hgx", 8), framework=titan, with_=("bf16_grads",), replay=False)
 
 
+def test_checkpoints_of_torchtitan_are_offered_an_early_stop() -> None:
+    """The last product of a layer is not made again: a step is faster, and takes no more memory."""
+    job, machines, titan = mofa.load_workload("llama3-70b"), mofa.load_cluster("h100-hgx", 64), TORCHTITAN
+    only = {"recompute": "full", "tp": 8, "micro_batch": 1}
+    search = find_plans(job, machines, framework=titan, fix=only, top=1, replay=False)
+    offer = search.report.numerics_offers[-1]
+    assert offer.word == "early_stop" and -0.08 < offer.step_change < -0.03 and offer.device_bytes_change <= 0.0
+    assert "by --with: early_stop step -" in numerics_offers_line(search.report)
+    early = find_plans(job, machines, framework=titan, fix=only, top=1, replay=False, with_=("early_stop",))
+    assert early.framework.early_stop and all(other.word != "early_stop" for other in early.report.numerics_offers)
+    change = early.report.plans[0].step_s / search.report.plans[0].step_s - 1.0
+    assert change == pytest.approx(offer.step_change, abs=1e-3)
+    with pytest.raises(SpecError, match=r"--with early_stop: .*not of megatron's"):
+        find_plans(job, machines, with_=("early_stop",), replay=False)
+
+
 def test_a_step_that_its_host_bounds_is_offered_graphs() -> None:
     """A small model in small micro-batches; the same numerics, and less than the host takes without."""
     small = {
