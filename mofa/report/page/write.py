@@ -10,7 +10,7 @@ from mofa.report.page.document_parts import Section
 from mofa.report.page.facts import ReportFacts
 from mofa.report.page.front_section import front_section
 from mofa.report.page.html import page_html
-from mofa.report.page.limits_section import limits_section
+from mofa.report.page.limits_section import limits_section, step_section
 from mofa.report.page.markdown import page_markdown
 from mofa.report.page.memory_section import memory_section
 from mofa.report.page.own_section import own_section
@@ -32,6 +32,12 @@ def report_sections(facts: ReportFacts) -> list[Section]:
         launch_section(facts),
     ]  # fmt: skip
     return [section for section in sections if section is not None and section.parts]
+
+
+def closed_form_sections(facts: ReportFacts) -> list[Section]:
+    """What an answer at once shows: the sections of a report that rest on closed forms alone."""
+    sections = [answer_section(facts), step_section(facts), front_section(facts), alternatives_section(facts)]
+    return [section for section in sections if section is not None]
 
 
 def report_title(facts: ReportFacts) -> str:
