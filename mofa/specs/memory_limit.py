@@ -18,7 +18,7 @@ def with_memory_limit(machines: ClusterSpec, text: str | None, where: str = "--m
     text
         A size such as ``70GB``; None leaves the GPU's own.
     where
-        What gave it, for errors and as the source of the fact.
+        What gave it, for errors.
 
     Raises
     ------
@@ -44,5 +44,5 @@ def with_memory_limit(machines: ClusterSpec, text: str | None, where: str = "--m
             f"{'' if limit_bytes <= 0 else f'than the {format_bytes(capacity_bytes)} of {machines.gpu.name}'}".rstrip()
             + f"; give at most {format_bytes(capacity_bytes)}"
         )
-    fact = Fact(value=limit_bytes, provenance="assumed", source=where)
+    fact = Fact(value=limit_bytes, provenance="assumed", source="--memory-limit")
     return machines.model_copy(update={"gpu": machines.gpu.model_copy(update={"capacity_bytes": fact})})
