@@ -12,12 +12,12 @@ from mofa.report.page.gather import closed_form_facts
 from mofa.report.page.html import charts_of, sections_html
 from mofa.report.page.write import closed_form_sections, nothing_fits_sections
 from mofa.search.search_result import Search
-from mofa.serve.question import DEGREES, Degrees, Question
+from mofa.serve.question import DEGREES, Held, Question
 from mofa.serve.served_job import ServedJob
 from mofa.specs.hardware import ClusterSpec
 
-HELD = ("tp", "pp", "cp", "ep", "micro_batch")
-"""Degrees that an answer at once holds: chunks of a stage and etp follow from these, and are searched each time."""
+HELD = ("tp", "pp", "cp", "cp_kind", "ep", "micro_batch")
+"""What an answer at once holds: chunks of a stage and etp follow from these, and are searched each time."""
 
 
 def answer_at_once(job: ServedJob, question: Question) -> dict[str, Any]:
@@ -75,13 +75,13 @@ def _with_held_degrees(job: ServedJob, question: Question, cluster: ClusterSpec)
         return question
     degrees = degrees_of_plan(plans[0])
     held = {name: degrees[name] for name in HELD if name not in question.degrees.given()}
-    return question.model_copy(update={"held": Degrees(**held)})
+    return question.model_copy(update={"held": Held(**held)})
 
 
 def _search(job: ServedJob, question: Question, cluster: ClusterSpec, top: int) -> Search:
     return mofa.find_plans(job.workload, cluster, top=top, replay=False, banded=False, **job.search_options(question))
 
 
-def degrees_of_plan(plan: Plan) -> dict[str, int]:
-    """The degrees of a plan that have a slider."""
-    return {name: getattr(plan.strategy, name) for name in DEGREES}
+def degrees_of_plan(plan: Plan) -> dict[str, Any]:
+    """The degrees of a plan that have a slider, and what else is held."""
+    return {name: getattr(plan.strategy, name) for name in dict.fromkeys((*DEGREES, *HELD))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -27,8 +27,8 @@ class Degrees(Spec):
     etp: Degree | None = None
     micro_batch: Degree | None = None
 
-    def given(self) -> dict[str, int]:
-        """The degrees that have a value.
+    def given(self) -> dict[str, Any]:
+        """What has a value.
 
         Examples
         --------
@@ -36,6 +36,12 @@ class Degrees(Spec):
         {'tp': 2, 'pp': 4}
         """
         return {name: value for name, value in self if value is not None}
+
+
+class Held(Degrees):
+    """Values at which an answer at once holds what is searched."""
+
+    cp_kind: Literal["ring", "allgather", "a2a"] | None = None
 
 
 DEGREES = tuple(Degrees.model_fields)
@@ -51,14 +57,14 @@ class Question(Spec):
     """Memory of a GPU for a plan and its margin; the GPU's own where absent. [GB]"""
     degrees: Degrees = Degrees()
     """Degrees that the user chose; the others are searched."""
-    held: Degrees = Degrees()
+    held: Held = Held()
     """Of degrees that are searched, values at which an answer at once holds them."""
     workload: Annotated[str, Field(max_length=20)] = "0"
     """Number of the job: 0 is the one that the server began with, others come of configs."""
 
     def without_held(self) -> Question:
         """What is searched behind the answer at once."""
-        return self.model_copy(update={"held": Degrees()})
+        return self.model_copy(update={"held": Held()})
 
 
 class Config(Spec):

@@ -118,7 +118,9 @@ def test_degrees_that_are_searched_are_held_at_those_of_the_best_plan(browser: B
     free = browser.answer({"gpus": 8})
     best = mofa.find_plans(job.workload, job.cluster, framework=job.framework, replay=False, banded=False, **FEW)
     strategy = best.report.plans[0].strategy
-    assert free["held"] == {name: getattr(strategy, name) for name in ("tp", "pp", "cp", "ep", "micro_batch")}
+    assert free["held"] == {
+        name: getattr(strategy, name) for name in ("tp", "pp", "cp", "cp_kind", "ep", "micro_batch")
+    }
     assert free["result"]["plans"][0]["step_s"] == best.report.plans[0].step_s
     held = browser.answer({"gpus": 8, "held": free["held"]})
     assert held["result"]["plans"] == free["result"]["plans"]
@@ -136,7 +138,7 @@ BAD_QUESTIONS = {
     "memory_gb": [0, -1.0, "70", True, 1e6, 90.0, [70]],
     "degrees": [3, "tp=2", [2], {"tp": 0}, {"tp": "2"}, {"tp": 2.5}, {"tp": True}, {"tp": -1}, {"dp": 2}, {"pp": 10**9},
                 {"vpp": 0}, {"cp": None, "ep": []}, {"etp": {}}, {"micro_batch": 1e3}],
-    "held": [3, {"tp": 0}, {"layout": "x"}, {"tp": 2}],
+    "held": [3, {"tp": 0}, {"cp_kind": "rings"}, {"cp_kind": 1}, {"layout": "x"}, {"tp": 2}],
     "workload": [0, None, "7", "x" * 100, "../0"],
     "nonsense": [1],
 }  # fmt: skip

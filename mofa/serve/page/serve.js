@@ -126,8 +126,12 @@
     plan = answer.degrees || plan;
     held = Object.fromEntries(Object.entries(answer.held).filter(([name]) => !(name in chosen)));
     at("answer").innerHTML = answer.html; // of the report's own template, which escapes names
+    const title = at("answer").querySelector("h2");
+    if (title) title.textContent = "At once, by closed forms";
     drawing.show(answer.charts);
-    const kept = Object.entries(held).map(([name, value]) => name + "=" + value).join(" ");
+    const shown = Object.entries(held).filter(([name]) =>
+      (name !== "ep" || job.has_experts) && (name !== "cp_kind" || (chosen.cp || held.cp) > 1));
+    const kept = shown.map(([name, value]) => name + "=" + value).join(" ");
     at("at-once").textContent = "Closed forms, in " + answer.elapsed_s.toFixed(2) + " s" + (kept ? "; held: " + kept : "") + ".";
     at("command").textContent = answer.command;
     showDegrees();
