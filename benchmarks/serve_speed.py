@@ -14,8 +14,8 @@ import time
 from typing import Any, NamedTuple
 
 import mofa
-from mofa.serve.answer import HELD, answer_at_once
-from mofa.serve.question import Degrees, Held, Question
+from mofa.serve.answer import ANCHORED, answer_at_once
+from mofa.serve.question import Anchor, Degrees, Question
 from mofa.serve.served_job import ServedJob
 
 JOBS = (("llama3-8b", "h100-hgx"), ("llama3-70b", "h100-hgx"), ("deepseek-v3", "h800-hgx"))
@@ -40,16 +40,16 @@ def timed(job: ServedJob, question: Question) -> Timed:
 
 def moves(job: ServedJob, gpus: int, first: dict[str, Any]) -> list[Question]:
     """Questions after the first: every slider a place up or down, twice and half the GPUs, and less memory."""
-    held = {name: first["degrees"][name] for name in HELD}
+    anchor = {name: first["degrees"][name] for name in ANCHORED}
     capacity_gb = job.cluster.gpu.capacity_bytes.value / 1e9
-    asked = [Question(gpus=number, held=Held(**held)) for number in (gpus, gpus // 2, 2 * gpus)]
-    asked.append(Question(gpus=gpus, memory_gb=float(int(0.9 * capacity_gb)), held=Held(**held)))
+    asked = [Question(gpus=number, anchor=Anchor(**anchor)) for number in (gpus, gpus // 2, 2 * gpus)]
+    asked.append(Question(gpus=gpus, memory_gb=float(int(0.9 * capacity_gb)), anchor=Anchor(**anchor)))
     for name, values in first["choices"].items():
         now = values.index(first["degrees"][name]) if first["degrees"][name] in values else 0
         for place in (now - 1, now + 1):
             if 0 <= place < len(values):
-                others = {key: value for key, value in held.items() if key != name}
-                asked.append(Question(gpus=gpus, degrees=Degrees(**{name: values[place]}), held=Held(**others)))
+                others = {key: value for key, value in anchor.items() if key != name}
+                asked.append(Question(gpus=gpus, degrees=Degrees(**{name: values[place]}), anchor=Anchor(**others)))
     return asked
 
 

@@ -15,8 +15,8 @@ ONE_SUBJECT = {
     "data_parallel", "deferred_weight_gradients", "dispatcher_retention", "estimate", "expert_overlap",
     "export", "faults", "fp8", "goodput", "goodput_by_scale", "hopper", "host_optimizer", "linear", "long_run",
     "loss", "measure", "megatron", "memory", "moe", "multi_stream", "paired_passes", "plan", "record",
-    "report", "routing", "schema", "scored_runs", "sequential_experts", "step", "step_band", "te_fp8", "torchtitan",
-    "validate",
+    "report", "routing", "schema", "scored_runs", "sequential_experts", "serve", "step", "step_band", "te_fp8",
+    "torchtitan", "validate",
 }  # fmt: skip
 """Names that several modules have because they treat one subject at several levels, such as closed form and replay."""
 

@@ -12,11 +12,11 @@ from mofa.report.page.gather import closed_form_facts
 from mofa.report.page.html import charts_of, sections_html
 from mofa.report.page.write import closed_form_sections, nothing_fits_sections
 from mofa.search.search_result import Search
-from mofa.serve.question import DEGREES, Held, Question
+from mofa.serve.question import DEGREES, Anchor, Question
 from mofa.serve.served_job import ServedJob
 from mofa.specs.hardware import ClusterSpec
 
-HELD = ("tp", "pp", "cp", "cp_kind", "ep", "micro_batch")
+ANCHORED = ("tp", "pp", "cp", "cp_kind", "ep", "micro_batch")
 """What an answer at once holds: chunks of a stage and etp follow from these, and are searched each time."""
 
 
@@ -28,8 +28,8 @@ def answer_at_once(job: ServedJob, question: Question) -> dict[str, Any]:
     job
         What the server is about.
     question
-        What is asked. Where all of :data:`HELD` have values, some hundred strategies differ: in recomputation, chunks
-        of stages, ZeRO, options. Where one has none, the best of all strategies says them, which takes longer.
+        What is asked. Where all of :data:`ANCHORED` have values, some hundred strategies differ: in recomputation,
+        chunks of stages, ZeRO, options. Where one has none, the best of all strategies says them, which takes longer.
 
     Returns
     -------
@@ -46,11 +46,11 @@ def answer_at_once(job: ServedJob, question: Question) -> dict[str, Any]:
     started = time.perf_counter()
     cluster = job.machines(question)
     answer: dict[str, Any] = {
-        "refused": None, "html": "", "charts": {}, "result": None, "degrees": None, "held": {},
-        "choices": job.choices(cluster), "command": job.command(question.without_held()),
+        "refused": None, "html": "", "charts": {}, "result": None, "degrees": None, "anchor": {},
+        "choices": job.choices(cluster), "command": job.command(question.without_anchor()),
     }  # fmt: skip
     try:
-        question = _with_held_degrees(job, question, cluster)
+        question = _with_anchor(job, question, cluster)
         search = _search(job, question, cluster, 10)
     except SpecError as error:
         return {**answer, "refused": str(error), "elapsed_s": time.perf_counter() - started}
@@ -62,20 +62,20 @@ def answer_at_once(job: ServedJob, question: Question) -> dict[str, Any]:
     else:
         sections, result = nothing_fits_sections(report), report.model_dump(mode="json")
     answer |= {"html": sections_html(sections), "charts": charts_of(sections), "result": result}
-    return {**answer, "held": question.held.given(), "elapsed_s": time.perf_counter() - started}
+    return {**answer, "anchor": question.anchor.given(), "elapsed_s": time.perf_counter() - started}
 
 
-def _with_held_degrees(job: ServedJob, question: Question, cluster: ClusterSpec) -> Question:
-    """The question with a value for each of :data:`HELD`: where one has none, those of the best of all strategies."""
-    known = {**question.held.given(), **question.degrees.given()}
-    if all(name in known for name in HELD):
+def _with_anchor(job: ServedJob, question: Question, cluster: ClusterSpec) -> Question:
+    """The question with a value for each of :data:`ANCHORED`, if one has none, of the best of all strategies."""
+    known = {**question.anchor.given(), **question.degrees.given()}
+    if all(name in known for name in ANCHORED):
         return question
     plans = _search(job, question, cluster, 1).report.plans
     if not plans:
         return question
     degrees = degrees_of_plan(plans[0])
-    held = {name: degrees[name] for name in HELD if name not in question.degrees.given()}
-    return question.model_copy(update={"held": Held(**held)})
+    anchor = {name: degrees[name] for name in ANCHORED if name not in question.degrees.given()}
+    return question.model_copy(update={"anchor": Anchor(**anchor)})
 
 
 def _search(job: ServedJob, question: Question, cluster: ClusterSpec, top: int) -> Search:
@@ -84,4 +84,4 @@ def _search(job: ServedJob, question: Question, cluster: ClusterSpec, top: int) 
 
 def degrees_of_plan(plan: Plan) -> dict[str, Any]:
     """The degrees of a plan that have a slider, and what else is held."""
-    return {name: getattr(plan.strategy, name) for name in dict.fromkeys((*DEGREES, *HELD))}
+    return {name: getattr(plan.strategy, name) for name in dict.fromkeys((*DEGREES, *ANCHORED))}

@@ -38,7 +38,7 @@ class Degrees(Spec):
         return {name: value for name, value in self if value is not None}
 
 
-class Held(Degrees):
+class Anchor(Degrees):
     """Values at which an answer at once holds what is searched."""
 
     cp_kind: Literal["ring", "allgather", "a2a"] | None = None
@@ -57,14 +57,14 @@ class Question(Spec):
     """Memory of a GPU for a plan and its margin; the GPU's own where absent. [GB]"""
     degrees: Degrees = Degrees()
     """Degrees that the user chose; the others are searched."""
-    held: Held = Held()
+    anchor: Anchor = Anchor()
     """Of degrees that are searched, values at which an answer at once holds them."""
     workload: Annotated[str, Field(max_length=20)] = "0"
     """Number of the job: 0 is the one that the server began with, others come of configs."""
 
-    def without_held(self) -> Question:
+    def without_anchor(self) -> Question:
         """What is searched behind the answer at once."""
-        return self.model_copy(update={"held": Held()})
+        return self.model_copy(update={"anchor": Anchor()})
 
 
 class Config(Spec):
@@ -95,7 +95,7 @@ def read_question(body: bytes) -> Question:
     mofa.errors.SpecError: request: degrees.tp (0) must be greater than or equal to 1; correct it
     """
     question = spec_from_mapping(Question, _mapping(body), "request")
-    both = [name for name in question.held.given() if name in question.degrees.given()]
+    both = [name for name in question.anchor.given() if name in question.degrees.given()]
     if both:
         raise SpecError(f"request: {both[0]} is chosen and held; say it once")
     return question

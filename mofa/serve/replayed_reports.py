@@ -21,7 +21,7 @@ from mofa.search.workers import exit_when_parent_exits
 from mofa.serve.question import Question
 from mofa.serve.served_job import ServedJob
 
-MOST_KEPT = 4
+MOST_STORED = 4
 """Finished reports that stay to be opened again, of some 3 MB each. [-]"""
 TELL_EVERY_S = 0.2
 """Between two messages of how far a search is. [s]"""
@@ -59,7 +59,7 @@ class ReplayedReports:
 
     def begin(self, job: ServedJob, question: Question) -> int:
         """The number of the report about a question: one that is there already, else one that begins now."""
-        question = question.without_held()
+        question = question.without_anchor()
         with self._lock:
             for number, report in self._reports.items():
                 if report.question == question and report.state["phase"] not in ("stopped", "failed"):
@@ -69,18 +69,18 @@ class ReplayedReports:
             self._number += 1
             number = self._number
             report = self._reports[number] = ReplayedReport(question, time.monotonic())
-            for old in list(self._reports)[:-MOST_KEPT]:
+            for old in list(self._reports)[:-MOST_STORED]:
                 del self._reports[old]
-            here, there = multiprocessing.Pipe(duplex=False)
+            receiver, sender = multiprocessing.Pipe(duplex=False)
             file = self._folder / f"report-{number}.html"
             context = multiprocessing.get_context("spawn")
             process = context.Process(
-                target=make_report, args=(job, question, file, there), name=f"mofa-report-{number}"
+                target=make_report, args=(job, question, file, sender), name=f"mofa-report-{number}"
             )
             process.start()
-            there.close()
+            sender.close()
             self._process = process
-            threading.Thread(target=self._follow, args=(report, here, process, file), daemon=True).start()
+            threading.Thread(target=self._follow, args=(report, receiver, process, file), daemon=True).start()
             return number
 
     def _keep(self, number: int) -> None:
@@ -89,11 +89,11 @@ class ReplayedReports:
         if report.is_over:
             self.stop()
 
-    def _follow(self, report: ReplayedReport, here: Connection, process: BaseProcess, file: Path) -> None:
+    def _follow(self, report: ReplayedReport, receiver: Connection, process: BaseProcess, file: Path) -> None:
         """Read what the process says until it ends."""
         try:
             while True:
-                message = json.loads(here.recv_bytes())
+                message = json.loads(receiver.recv_bytes())
                 with self._lock:
                     if not report.is_over:
                         report.state = {**report.state, **message}
@@ -103,7 +103,7 @@ class ReplayedReports:
                             file.unlink(missing_ok=True)
         except (EOFError, OSError):
             pass
-        here.close()
+        receiver.close()
         process.join()
         with self._lock:
             if not report.is_over:
@@ -114,7 +114,7 @@ class ReplayedReports:
         """End the report that is being made, unless it is about this question: an answer at once needs its cores."""
         with self._lock:
             running = [report for report in self._reports.values() if not report.is_over]
-            if any(report.question != question.without_held() for report in running):
+            if any(report.question != question.without_anchor() for report in running):
                 self.stop()
 
     def stop(self) -> None:
@@ -144,7 +144,7 @@ class ReplayedReports:
             return None if report is None else report.page
 
 
-def make_report(job: ServedJob, question: Question, file: Path, there: Connection) -> None:
+def make_report(job: ServedJob, question: Question, file: Path, sender: Connection) -> None:
     """In a process of its own: search all strategies, play the best, write the page; say how far that is."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the server ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -153,7 +153,7 @@ def make_report(job: ServedJob, question: Question, file: Path, there: Connectio
     os.nice(NICENESS)
 
     def tell(**message: Any) -> None:
-        there.send_bytes(json.dumps(message).encode())
+        sender.send_bytes(json.dumps(message).encode())
 
     try:
         file.write_bytes(report_page_bytes(job, question, tell))
@@ -192,11 +192,11 @@ def report_page_bytes(job: ServedJob, question: Question, tell: Callable[..., No
 
     cluster = job.machines(question)
     moe = job.workload.model.moe is not None
-    told = [0.0]
+    last_message_s = [0.0]
 
     def tell_progress(phase: str, done: int, total: int, best: str | None = None) -> None:
-        if time.monotonic() - told[0] >= TELL_EVERY_S or best is not None:
-            told[0] = time.monotonic()
+        if time.monotonic() - last_message_s[0] >= TELL_EVERY_S or best is not None:
+            last_message_s[0] = time.monotonic()
             tell(phase=phase, done=done, total=total, **({} if best is None else {"best": best}))
 
     def show(step: mofa.SearchProgress) -> None:
@@ -204,7 +204,7 @@ def report_page_bytes(job: ServedJob, question: Question, tell: Callable[..., No
         tell_progress(step.phase, step.done, step.total, best)
 
     search = mofa.find_plans(
-        job.workload, cluster, jobs=job.jobs, on_progress=show, **job.search_options(question.without_held())
+        job.workload, cluster, jobs=job.jobs, on_progress=show, **job.search_options(question.without_anchor())
     )
     if not search.report.plans:
         needed = search.report.min_gpus

@@ -51,7 +51,7 @@ class ServedJob:
 
     def search_options(self, question: Question) -> dict[str, Any]:
         """Arguments of :func:`mofa.find_plans`: what was chosen, and what is held, is fixed."""
-        chosen = {**question.held.given(), **question.degrees.given()}
+        chosen = {**question.anchor.given(), **question.degrees.given()}
         fix = {**self.constraints.get("fix", {}), **chosen}
         return {**self.constraints, "fix": fix, "framework": self.framework}
 

@@ -17,7 +17,7 @@ import mofa
 from mofa.errors import SpecError
 from mofa.serve.address import listening_socket, loopback_address
 from mofa.serve.question import Degrees, Question
-from mofa.serve.replayed_reports import MOST_KEPT, ReplayedReports
+from mofa.serve.replayed_reports import MOST_STORED, ReplayedReports
 from mofa.serve.served_job import ServedJob
 
 pytest.importorskip("flask", reason="NOT TESTED: mofa serve, as flask is not installed (pip install 'mofa[serve]')")
@@ -118,11 +118,11 @@ def test_degrees_that_are_searched_are_held_at_those_of_the_best_plan(browser: B
     free = browser.answer({"gpus": 8})
     best = mofa.find_plans(job.workload, job.cluster, framework=job.framework, replay=False, banded=False, **FEW)
     strategy = best.report.plans[0].strategy
-    assert free["held"] == {
+    assert free["anchor"] == {
         name: getattr(strategy, name) for name in ("tp", "pp", "cp", "cp_kind", "ep", "micro_batch")
     }
     assert free["result"]["plans"][0]["step_s"] == best.report.plans[0].step_s
-    held = browser.answer({"gpus": 8, "held": free["held"]})
+    held = browser.answer({"gpus": 8, "anchor": free["anchor"]})
     assert held["result"]["plans"] == free["result"]["plans"]
 
 
@@ -138,7 +138,7 @@ BAD_QUESTIONS = {
     "memory_gb": [0, -1.0, "70", True, 1e6, 90.0, [70]],
     "degrees": [3, "tp=2", [2], {"tp": 0}, {"tp": "2"}, {"tp": 2.5}, {"tp": True}, {"tp": -1}, {"dp": 2}, {"pp": 10**9},
                 {"vpp": 0}, {"cp": None, "ep": []}, {"etp": {}}, {"micro_batch": 1e3}],
-    "held": [3, {"tp": 0}, {"cp_kind": "rings"}, {"cp_kind": 1}, {"layout": "x"}, {"tp": 2}],
+    "anchor": [3, {"tp": 0}, {"cp_kind": "rings"}, {"cp_kind": 1}, {"layout": "x"}, {"tp": 2}],
     "workload": [0, None, "7", "x" * 100, "../0"],
     "nonsense": [1],
 }  # fmt: skip
@@ -288,7 +288,7 @@ def test_the_next_question_ends_what_is_made_for_the_last(browser: Browser) -> N
     first = browser.send("/report", {"gpus": 512}).get_json()["number"]
     process = browser.answers.reports._process
     assert process is not None and process.is_alive()
-    browser.answer({"gpus": 512, "held": SMALL["degrees"]})  # the same question, with values that are held
+    browser.answer({"gpus": 512, "anchor": SMALL["degrees"]})  # the same question, with values that are held
     assert process.is_alive()
     browser.answer(SMALL)
     assert not process.is_alive() and browser.wait(first)["phase"] == "stopped"
@@ -313,7 +313,9 @@ def test_old_reports_are_forgotten(job: ServedJob, tmp_path: Path) -> None:
     reports = ReplayedReports(tmp_path)
     numbers = [reports.begin(job, Question(gpus=8, degrees=Degrees(tp=tp, pp=pp))) for tp in (1, 2, 4) for pp in (1, 2)]
     reports.stop()
-    assert [reports.state(number) is not None for number in numbers] == [False] * (6 - MOST_KEPT) + [True] * MOST_KEPT
+    assert [reports.state(number) is not None for number in numbers] == [False] * (6 - MOST_STORED) + [
+        True
+    ] * MOST_STORED
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0", "192.168.1.2", "::", "::ffff:127.0.0.1", "8.8.8.8", "example.org", ""])

@@ -117,10 +117,10 @@ def test_what_cannot_be_served_is_refused_before(
 
 def test_options_are_those_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a server was started with stands in the command that writes its reports, sliders aside."""
-    from mofa.serve import run
+    from mofa.serve import server_process
 
     served = []
-    monkeypatch.setattr(run, "run_server", lambda job, start, listening, **rest: served.append((job, start)))
+    monkeypatch.setattr(server_process, "run_server", lambda job, start, listening, **rest: served.append((job, start)))
     arguments = "serve llama3-8b h100-hgx --nodes 2 --global-batch 256 --tokens 1T --fix tp=2,4 --fix pp=2 --max cp=2"
     more = "--with bf16_grads --without zbv --memory-limit 70GB --set framework.rank_order=tp-cp-ep-pp-dp --port 0"
     assert main([*arguments.split(), *more.split()]) == 0
@@ -133,3 +133,10 @@ def test_options_are_those_of_the_report(monkeypatch: pytest.MonkeyPatch) -> Non
         "--refine-seconds 0 --out report"
     )
     assert job.search_options(start)["fix"] == {"tp": (2, 4), "pp": 2}
+
+
+def test_the_browser_check_says_that_it_did_not_run_without_a_browser(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "scripts" / "serve_in_browser.py"
+    environment = {"PATH": str(tmp_path), "PYTHONPATH": str(script.parents[1])}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.startswith("serve_in_browser: NOT RUN, ") and done.stderr == ""

@@ -73,8 +73,8 @@ def serve(
     from mofa.search.space import constrain_space, default_space
     from mofa.serve.address import listening_socket, loopback_address
     from mofa.serve.question import DEGREES, Degrees, Question
-    from mofa.serve.run import run_server
     from mofa.serve.served_job import ServedJob
+    from mofa.serve.server_process import run_server
 
     place = loopback_address(address)
     settings = settings_with_rank_order(set_, rank_order)

@@ -5,7 +5,7 @@
   const at = (id) => document.getElementById(id);
   const first = await (await fetch("first")).json();
   let workload = first.start.workload, job = first.job;
-  let gpus = first.start.gpus, memoryGb = first.start.memory_gb, chosen = { ...first.start.degrees }, held = {};
+  let gpus = first.start.gpus, memoryGb = first.start.memory_gb, chosen = { ...first.start.degrees }, anchor = {};
   for (const name of Object.keys(chosen)) if (chosen[name] === null) delete chosen[name];
   let asking = false, askAgain = false, resting = 0, followed = 0, sliders = new Map();
 
@@ -85,7 +85,7 @@
     at("config-global-batch").value = at("config-global-batch").value || job.global_batch;
   }
 
-  const question = () => ({ workload, gpus, memory_gb: memoryGb, degrees: chosen, held });
+  const question = () => ({ workload, gpus, memory_gb: memoryGb, degrees: chosen, anchor });
 
   // One question at a time: what changes while one is answered is asked after it.
   async function changed() {
@@ -105,7 +105,7 @@
     delete document.documentElement.dataset.answered;
     do {
       askAgain = false;
-      at("at-once").textContent = Object.keys(held).length ? "asking" : "searching all strategies once, by closed forms";
+      at("at-once").textContent = Object.keys(anchor).length ? "asking" : "searching all strategies once, by closed forms";
       try {
         showAnswer(await ask("answer", question()));
       } catch (error) {
@@ -124,13 +124,13 @@
     say(answer.refused);
     choices = answer.choices;
     plan = answer.degrees || plan;
-    held = Object.fromEntries(Object.entries(answer.held).filter(([name]) => !(name in chosen)));
+    anchor = Object.fromEntries(Object.entries(answer.anchor).filter(([name]) => !(name in chosen)));
     at("answer").innerHTML = answer.html; // of the report's own template, which escapes names
     const title = at("answer").querySelector("h2");
     if (title) title.textContent = "At once, by closed forms";
     drawing.show(answer.charts);
-    const shown = Object.entries(held).filter(([name]) =>
-      (name !== "ep" || job.has_experts) && (name !== "cp_kind" || (chosen.cp || held.cp) > 1));
+    const shown = Object.entries(anchor).filter(([name]) =>
+      (name !== "ep" || job.has_experts) && (name !== "cp_kind" || (chosen.cp || anchor.cp) > 1));
     const kept = shown.map(([name, value]) => name + "=" + value).join(" ");
     at("at-once").textContent = "Closed forms, in " + answer.elapsed_s.toFixed(2) + " s" + (kept ? "; held: " + kept : "") + ".";
     at("command").textContent = answer.command;
@@ -170,7 +170,7 @@
       at("whole").classList.remove("old");
       at("alone").href = at("report").src = "report/" + number + "/report.html";
       plan = state.summary.degrees;
-      held = Object.fromEntries(first.held.filter((name) => !(name in chosen)).map((name) => [name, plan[name]]));
+      anchor = Object.fromEntries(first.anchored.filter((name) => !(name in chosen)).map((name) => [name, plan[name]]));
       showDegrees();
       document.documentElement.dataset.replayed = String(number);
       return true;
@@ -207,17 +207,17 @@
       const value = valuesOf(name, choices)[Number(event.target.value)];
       if (value === null) {
         delete chosen[name];
-        if (plan && first.held.includes(name)) held[name] = plan[name];
+        if (plan && first.anchored.includes(name)) anchor[name] = plan[name];
       } else {
         chosen[name] = value;
-        delete held[name];
+        delete anchor[name];
       }
       changed();
     });
   }
   at("search-all").addEventListener("click", () => {
     chosen = {};
-    held = plan ? Object.fromEntries(first.held.map((name) => [name, plan[name]])) : {};
+    anchor = plan ? Object.fromEntries(first.anchored.map((name) => [name, plan[name]])) : {};
     changed();
   });
   at("controls").addEventListener("submit", (event) => event.preventDefault());
@@ -233,7 +233,7 @@
       return say(error.message);
     }
     workload = job.workload;
-    held = {};
+    anchor = {};
     plan = null;
     return changed();
   });
