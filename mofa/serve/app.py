@@ -7,12 +7,8 @@ import re
 import threading
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-from flask import Flask, Request, Response, abort, request
-from plotly.offline import get_plotlyjs
-from werkzeug.exceptions import HTTPException
 
 from mofa.errors import MofaError, SpecError
 from mofa.plan.summaries import WorkloadSummary
@@ -23,6 +19,10 @@ from mofa.serve.replayed_reports import ReplayedReports
 from mofa.serve.served_job import ServedJob
 from mofa.specs.load import load_workload
 from mofa.specs.shown_text import escape_invisible
+
+if TYPE_CHECKING:  # the extra serve, which not every machine has
+    from flask import Flask, Request, Response
+    from werkzeug.exceptions import HTTPException
 
 MOST_REQUEST_BYTES = 2**20
 """Of a request's body: configs have some thousand bytes. [B]"""
@@ -116,6 +116,10 @@ def make_app(answers: Answers, port: int) -> Flask:
     port
         Where it listens, as requests must say it. [-]
     """
+    from flask import Flask, Response, request
+    from plotly.offline import get_plotlyjs
+    from werkzeug.exceptions import HTTPException
+
     app = Flask("mofa.serve", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MOST_REQUEST_BYTES
     app.before_request(lambda: _refuse_others(request, port))
@@ -170,6 +174,8 @@ def _body(asked: Request) -> bytes:
 
 def _refuse_others(asked: Request, port: int) -> None:
     """Refuse requests that a page of somebody else's sent, by a name or from an address that is not this server's."""
+    from flask import abort
+
     names = {f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in OWN_NAMES}
     if asked.headers.get("Host", "") not in names:
         abort(400, "Host: is not this server's; open it as 127.0.0.1 or localhost, with its port")
@@ -181,6 +187,8 @@ def _refuse_others(asked: Request, port: int) -> None:
 
 
 def _with_headers(response: Response) -> Response:
+    from flask import request
+
     response.headers.update(HEADERS)
     is_report = request.endpoint == "report"
     response.headers["Content-Security-Policy"] = NOTHING_FOREIGN.format(
@@ -190,12 +198,16 @@ def _with_headers(response: Response) -> Response:
 
 
 def _or_404(value: Any) -> Any:
+    from flask import abort
+
     if value is None:
         abort(404, "report: is not there; ask for it again")
     return value
 
 
 def _json(value: Any) -> Response:
+    from flask import Response
+
     return Response(json.dumps(value, allow_nan=False, separators=(",", ":")), content_type="application/json")
 
 
