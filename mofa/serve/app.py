@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from mofa.errors import MofaError, SpecError
 from mofa.plan.summaries import WorkloadSummary
-from mofa.report.page.html import mofa_version, page_text
+from mofa.plan.version import installed_version
+from mofa.report.page.html import page_text
 from mofa.serve.answer import ANCHORED, answer_at_once
 from mofa.serve.question import DEGREES, Config, Question, read_handed_config, read_question
 from mofa.serve.replayed_reports import ReplayedReports
@@ -129,7 +130,8 @@ def make_app(answers: Answers, port: int) -> Flask:
     app.register_error_handler(Exception, _bug)
     page = (files("mofa.serve.page") / "index.html").read_text(encoding="utf-8")
     first = {
-        "version": mofa_version(), "start": answers.start.model_dump(mode="json"), "job": _named(answers.jobs["0"]),
+        "version": installed_version(), "start": answers.start.model_dump(mode="json"),
+        "job": _named(answers.jobs["0"]),
         "degrees": DEGREES, "anchored": ANCHORED, "gpus_per_node": answers.jobs["0"].cluster.node.gpus_per_node,
         "gpu": escape_invisible(answers.jobs["0"].cluster.gpu.name),
         "capacity_gb": answers.jobs["0"].cluster.gpu.capacity_bytes.value / 1e9,

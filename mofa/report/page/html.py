@@ -7,10 +7,10 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from mofa.plan.version import installed_version
 from mofa.report.page.document_parts import Chart, Section
 from mofa.report.page.facts import ReportFacts
 from mofa.specs.shown_text import escape_invisible
@@ -37,7 +37,7 @@ def page_html(facts: ReportFacts, sections: Sequence[Section], title: str) -> st
     from markupsafe import Markup
 
     return _environment().get_template("template.html.j2").render(
-        title=title, sections=sections, version=mofa_version(), made_on=facts.made_on,
+        title=title, sections=sections, version=installed_version(), made_on=facts.made_on,
         css=Markup(page_text("page.css")),
         script=Markup(page_text("charts.js") + page_text("page.js")), plotly=Markup(plotly_text()),
         document=Markup(script_safe(facts.document_text)),
@@ -99,11 +99,3 @@ def plotly_text() -> str:
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
-
-
-def mofa_version() -> str:
-    """The version that is installed, or that of the source it runs from."""
-    try:
-        return version("mofa")
-    except PackageNotFoundError:
-        return "from source"
