@@ -42,8 +42,9 @@ QUOTE = re.compile(
     r"(?:```\w*\n(?P<fence>.*?)^```$|(?P<table>(?:^\|[^\n]*\n)+))",
     re.MULTILINE | re.DOTALL,
 )
-PARSED = ("mofa calibrate run", "mofa calibrate host", "mofa calibrate fit", "mofa calibrate nccl", "mofa measure")
-"""What needs a GPU, or files that only a run on one makes."""
+PARSED = ("mofa calibrate run", "mofa calibrate host", "mofa calibrate fit", "mofa calibrate nccl", "mofa measure",
+          "mofa serve")  # fmt: skip
+"""What needs a GPU, or files that only a run on one makes, or lasts until it is interrupted."""
 PARSED_FILES = (
     "my-host.yaml",
     "hardware_profiles/nodes/my-node.yaml",

@@ -13,10 +13,10 @@ ONE_SUBJECT = {
     "activation_offload",
     "attribute", "balance", "calibrate", "chunked_layer", "chunks", "collectives", "combined_passes",
     "data_parallel", "deferred_weight_gradients", "dispatcher_retention", "estimate", "expert_overlap",
-    "export", "faults", "fp8", "goodput", "goodput_by_scale", "hopper", "host_optimizer", "linear", "long_run",
+    "export", "faults", "fp8", "goodput", "goodput_by_scale", "hopper", "host_optimizer", "layer_segments", "linear", "long_run",
     "loss", "measure", "megatron", "memory", "moe", "multi_stream", "paired_passes", "plan", "record",
-    "report", "routing", "schema", "scored_runs", "sequential_experts", "step", "step_band", "te_fp8", "torchtitan",
-    "validate",
+    "report", "routing", "schema", "scored_runs", "sequential_experts", "serve", "step", "step_band", "te_fp8",
+    "torchtitan", "validate",
 }  # fmt: skip
 """Names that several modules have because they treat one subject at several levels, such as closed form and replay."""
 

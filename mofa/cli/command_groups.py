@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 PANELS = {
-    "Plan": ("plan", "sweep", "report", "estimate", "compare", "factors", "goodput", "export", "trace"),
+    "Plan": ("plan", "sweep", "report", "serve", "estimate", "compare", "factors", "goodput", "export", "trace"),
     "Describe": ("show", "new", "schema"),
     "Calibrate": ("calibrate", "measure"),
     "Develop": ("validate", "attribute", "balance", "chunks"),

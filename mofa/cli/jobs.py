@@ -51,7 +51,7 @@ def read_machines(
 ) -> ClusterSpec:
     """So many GPUs of a node, with what ``--set``, ``--host-issue`` and ``--memory-limit`` say of them."""
     import mofa
-    from mofa.cli.numbers import with_memory_limit
+    from mofa.specs.memory_limit import with_memory_limit
 
     machines = mofa.load_cluster(name, gpus, overrides=overrides["hardware"] or None)
     machines = with_memory_limit(machines, memory_limit)

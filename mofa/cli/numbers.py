@@ -5,15 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from mofa.specs.written_counts import batch_in_sequences as batch_in_sequences
 from mofa.specs.written_counts import parse_count as parse_count
-
-if TYPE_CHECKING:
-    from mofa.specs.hardware import ClusterSpec
 
 
 def whole_number_parser(example: str) -> Callable[[str | int], int]:
@@ -105,32 +101,3 @@ def count_gpus(cluster: str, gpus: int | None, nodes: int | None) -> int:
     if nodes is None:
         raise SpecError("--gpus: is missing; say how many GPUs, such as --gpus 64, or how many nodes by --nodes 8")
     return nodes * load_cluster(cluster, 1).node.gpus_per_node
-
-
-def with_memory_limit(machines: ClusterSpec, text: str | None) -> ClusterSpec:
-    """Machines whose GPUs have so much memory for a plan and its margin; as they are where nothing is said.
-
-    Raises
-    ------
-    SpecError
-        If it is no size, or more than the GPU has.
-    """
-    from mofa.errors import SpecError
-    from mofa.specs.base import Fact
-    from mofa.units import format_bytes, parse_quantity
-
-    if text is None:
-        return machines
-    try:
-        limit_bytes = parse_quantity(text, "B")
-    except ValueError as error:
-        raise SpecError(f"--memory-limit: {error}") from None
-    capacity_bytes = machines.gpu.capacity_bytes.value
-    if not 0 < limit_bytes <= capacity_bytes:
-        raise SpecError(
-            f"--memory-limit: {text} is {'no memory' if limit_bytes <= 0 else 'more'} "
-            f"{'' if limit_bytes <= 0 else f'than the {format_bytes(capacity_bytes)} of {machines.gpu.name}'}".rstrip()
-            + f"; give at most {format_bytes(capacity_bytes)}"
-        )
-    fact = Fact(value=limit_bytes, provenance="assumed", source="--memory-limit")
-    return machines.model_copy(update={"gpu": machines.gpu.model_copy(update={"capacity_bytes": fact})})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mofa.plan.result import Estimate, PlanReport
+    from mofa.plan.result import Estimate
     from mofa.report.page.facts import ReportFacts
     from mofa.search.search_result import Search
 
@@ -32,6 +32,7 @@ def report_page(
     ``table`` has the strategies that were costed, ``own`` is what the user runs today, ``target`` the framework that
     the plan is written for: the first that runs it where absent; ``given`` names the settings that options gave.
     """
+    from mofa.export.launch_files import launch_files
     from mofa.report.page.gather import report_facts
 
     launch, note = launch_files(search.report, target)
@@ -47,25 +48,6 @@ def report_page(
         made_on=date.today().isoformat(),
         jobs=jobs,
     )
-
-
-def launch_files(report: PlanReport, target: str | None) -> tuple[Mapping[str, str], str]:
-    """The files that run the best plan, and what they are, or why there are none."""
-    import mofa
-    from mofa.errors import SpecError
-    from mofa.specs.framework_traits import TRAITS
-
-    targets = TRAITS[report.framework.name].exported_to
-    if target is None and not targets:
-        return {}, f"No job is written for {report.framework.name}: mofa export says what plans are written for."
-    to = target or targets[0]
-    try:
-        files = mofa.export(report, to=to).files
-    except SpecError as error:
-        if target is not None:
-            raise
-        return {}, f"No job is written for {to}: {error}"
-    return files, f"A job for {to}, as mofa export plan.json --to {to} writes it from the plan.json beside this page."
 
 
 SETTINGS = {

@@ -24,14 +24,10 @@ def best_plan_printer(progress: ProgressBar) -> Callable[[SearchProgress], None]
     def show(step: SearchProgress) -> None:
         if step.best is None or shown:
             return
-        from mofa.report.phrases import strategy_text
-        from mofa.units import format_bytes, format_seconds
+        from mofa.report.phrases import best_so_far_text
 
         shown.append(step.best)
-        memory = f"{format_bytes(step.best.memory.device_bytes)} of {format_bytes(step.best.memory.limit_bytes)}"
-        progress.set_text(
-            f"best so far: {strategy_text(step.best.strategy)}, {format_seconds(step.best.step_s)} a step, {memory}"
-        )
+        progress.set_text(best_so_far_text(step.best))
 
     return show
 

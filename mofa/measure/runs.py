@@ -131,7 +131,9 @@ class KeptBesideRecords:
             )
 
 
-def task_of_run(run: ExpandedRun, *, timeout_s: float, kept: KeptBesideRecords = KeptBesideRecords()) -> RunTask:
+def task_of_run(
+    run: ExpandedRun, *, timeout_s: float, beside_records: KeptBesideRecords = KeptBesideRecords()
+) -> RunTask:
     """The task of a run: what its processes are told.
 
     Raises
@@ -146,7 +148,7 @@ def task_of_run(run: ExpandedRun, *, timeout_s: float, kept: KeptBesideRecords =
         refuse_absent_modules(run.model, run.framework.activation_offload)
     except SpecError as error:
         raise SpecError(f"{run.run.id}: {error}") from None
-    kept.refuse(run)
+    beside_records.refuse(run)
     runner = RUNNERS[name]
     moe = run.model.moe
     job = {
@@ -160,7 +162,7 @@ def task_of_run(run: ExpandedRun, *, timeout_s: float, kept: KeptBesideRecords =
         "seconds": 3.0,
         "rounds": 4,
         "slow_step_s": 1.0,
-        **dataclasses.asdict(kept),
+        **dataclasses.asdict(beside_records),
         "routing_bias": router_logit_bias(run.run.routing, moe.num_experts) if moe is not None else None,
         "routed_per_step": token_copies_routed_per_step(run),
         runner.job_key: runner.translate(run),
@@ -307,10 +309,10 @@ class _Call:
     written: list[Path] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
-    def run(self, runs: dict[str, ExpandedRun], kept: KeptBesideRecords) -> None:
+    def run(self, runs: dict[str, ExpandedRun], beside_records: KeptBesideRecords) -> None:
         """Measure runs that have no record, and write one each."""
         splits = _splits(runs, read_records(self.out))
-        tasks = [task_of_run(run, timeout_s=self.timeout_s, kept=kept) for run in runs.values()]
+        tasks = [task_of_run(run, timeout_s=self.timeout_s, beside_records=beside_records) for run in runs.values()]
         with tempfile.TemporaryDirectory() as scratch:
             outcomes = run_tasks(tasks, self.gpus, Path(scratch), parallel=self.parallel, progress=self.progress)
             with contextlib.closing(outcomes):  # an interruption here ends the processes at once
@@ -333,7 +335,7 @@ def measure_runs(
     out: Path,
     *,
     parallel: bool = False,
-    kept: KeptBesideRecords = KeptBesideRecords(),
+    beside_records: KeptBesideRecords = KeptBesideRecords(),
     once: bool = False,
     timeout_s: float = 300.0,
     logs: Path | None = None,
@@ -352,7 +354,7 @@ def measure_runs(
         Folder of records; ``ID.yaml`` each. A run whose record exists is skipped, so that a call can be repeated.
     parallel
         Runs that together fit the machine's GPUs go side by side.
-    kept
+    beside_records
         What is kept beside the records, in folders beside ``out``.
     once
         Runs that are bound by the host are not repeated: for microbenchmarks, whose every run is.
@@ -370,7 +372,9 @@ def measure_runs(
     """
     runs = {run.id: expand_run(run, runs_file.parent) for run in load_runs(runs_file)}
     for run in runs.values():
-        task_of_run(run, timeout_s=timeout_s, kept=kept)  # what cannot be run is said before anything is
+        task_of_run(
+            run, timeout_s=timeout_s, beside_records=beside_records
+        )  # what cannot be run is said before anything is
     records = read_records(out)
     there = {r.run.id for r in records}
     skipped = tuple(id for id in runs if id in there)
@@ -383,7 +387,7 @@ def measure_runs(
     progress(f"{len(todo)} runs to measure, {len(skipped)} there before")
     call = _Call(out, list(range(len(state["gpus"]))), parallel, timeout_s, logs, progress)
     if todo:
-        call.run(todo, kept)
+        call.run(todo, beside_records)
     if not once and (due := repeats_due(runs, read_records(out))):
         progress(f"{len(due)} repeats of runs that are bound by the host")
         call.run(due, KeptBesideRecords())

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from mofa.cost.breakdown import MEMORY_COMPONENTS
 from mofa.errors import SpecError
+from mofa.plan.result import SCHEMA_VERSION as RESULT_VERSION
 from mofa.plan.result import Plan, PlanReport
 from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.plan.summary import strategy_text
@@ -18,11 +19,13 @@ from mofa.specs.files import shown_value
 from mofa.specs.limited_reads import parse_json, read_bytes
 from mofa.specs.strategy import StrategySpec
 
-SCHEMA_VERSION: Final = "1.0"
+SCHEMA_VERSION: Final = "1.1"
 MOST_RESULTS = 12
 """Results beside each other at most: more are no comparison that people read. [-]"""
 UNSAID = ("source", "provenance", "id")
 """Last words of facts that say where numbers come from and change none."""
+JOB = ("workload", "cluster", "framework", "job")
+"""Fields that say what a result was predicted for."""
 MILLION = 1e6
 MOST_IN_A_PART = 1e18
 """Seconds or bytes that no part of a result has. [-]"""
@@ -34,6 +37,7 @@ class ComparedResult(Spec):
     """One strategy on its cluster."""
 
     name: str = Field(description="Name in the comparison.")
+    mofa_version: str | None = Field(default=None, description="Version of mofa that says it; null before JSON 2.14.")
     num_gpus: int = Field(gt=0, description="GPUs that compute. [-]")
     tokens_per_step: int = Field(gt=0, description="Tokens of the global batch. [tokens]")
     step_s: float = Field(gt=0, description="Time of one step. [s]")
@@ -66,7 +70,7 @@ class Comparison(Spec):
     of other batches or on other numbers of GPUs say nothing beside each other. ``memory`` sums to ``device_bytes``.
     """
 
-    schema_version: Literal["1.0"] = SCHEMA_VERSION
+    schema_version: Literal["1.1"] = SCHEMA_VERSION
     results: tuple[ComparedResult, ...] = Field(min_length=2)
     differs: dict[str, tuple[Any, ...]] = Field(
         description="Facts of the jobs, clusters, frameworks and strategies that differ, by dotted name and result."
@@ -153,6 +157,7 @@ def compare_results(results: Mapping[str, Mapping[str, Any]]) -> Comparison:
         raise SpecError(f"results: {len(results)} cannot be compared; give 2 to {MOST_RESULTS}")
     compared, times, memories = [], [], []
     for name, result in results.items():
+        refuse_other_contract(name, result)
         try:
             compared.append(_summary(name, result))
             times.append(_seconds_or_bytes(result["time"]["exposed"]))
@@ -171,13 +176,67 @@ def compare_results(results: Mapping[str, Mapping[str, Any]]) -> Comparison:
     )
 
 
+def refuse_other_contract(name: str, result: Mapping[str, Any]) -> None:
+    """Refuse a result whose fields may mean something else: of another major version of the JSON.
+
+    Parameters
+    ----------
+    name
+        Of the result, for the error.
+    result
+        As its JSON has it; one without a version is a plan of this one.
+
+    Raises
+    ------
+    SpecError
+        If its version is of another major one, or is none.
+
+    Examples
+    --------
+    >>> refuse_other_contract("old.json", {"schema_version": "2.3"})
+    >>> refuse_other_contract("old.json", {"schema_version": "1.4"})
+    Traceback (most recent call last):
+    mofa.errors.SpecError: old.json: schema_version ('1.4') is of another major version than 2.14, \
+whose fields mean other things; run it again
+    """
+    said = result.get("schema_version")
+    if said is not None and str(said).partition(".")[0] != RESULT_VERSION.partition(".")[0]:
+        raise SpecError(
+            f"{name}: schema_version ({shown_value(str(said))!r}) is of another major version than {RESULT_VERSION}, "
+            "whose fields mean other things; run it again"
+        )
+
+
+def version_text(result: Mapping[str, Any]) -> str:
+    """Which version of mofa says a result, in words.
+
+    Parameters
+    ----------
+    result
+        As its JSON has it.
+
+    Returns
+    -------
+    str
+        Its version; that of its JSON where it says no other.
+
+    Examples
+    --------
+    >>> version_text({"mofa_version": "0.1.0"}), version_text({"schema_version": "2.9"})
+    ('mofa 0.1.0', 'JSON 2.9')
+    """
+    version = result.get("mofa_version")
+    return f"mofa {shown_value(str(version))}" if version else f"JSON {shown_value(str(result.get('schema_version')))}"
+
+
 def _summary(name: str, result: Mapping[str, Any]) -> ComparedResult:
     memory, strategy = result["memory"], result["strategy"]
     num_gpus = strategy["tp"] * strategy["cp"] * strategy["pp"] * strategy["dp"]
     tokens = round(result["tokens_per_s_per_gpu"] * result["step_s"] * num_gpus)
     days = result.get("days")
     return ComparedResult(
-        name=name, num_gpus=num_gpus, tokens_per_step=tokens, step_s=result["step_s"],
+        name=name, mofa_version=result.get("mofa_version"), num_gpus=num_gpus, tokens_per_step=tokens,
+        step_s=result["step_s"],
         gpu_s_per_million_tokens=result["step_s"] * num_gpus / tokens * MILLION, mfu=result["mfu"],
         device_bytes=memory["device_bytes"], fits=memory["fits"],
         days=None if days is None else days["p50"], usd=result.get("usd"),
@@ -215,8 +274,9 @@ def _differences(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, .
 
 def _facts(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """What a result was asked for: every number and word of its job, cluster, framework and strategy."""
+    yield "mofa_version", result.get("mofa_version")
     yield "schema_version", result.get("schema_version")
-    for section in ("workload", "cluster", "framework", "job", "strategy", "layout", "costed_by"):
+    for section in (*JOB, "strategy", "layout", "costed_by"):
         yield from _leaves(section, result.get(section))
 
 
@@ -267,7 +327,7 @@ def single_result(result: PlanReport | Plan | Mapping[str, Any], number: int = 1
     plans = raw["plans"]
     if not isinstance(plans, list) or not 1 <= number <= len(plans):
         raise SpecError(f"plan {number}: is not there, the search has {len(plans)}; name one of them")
-    shared = {key: raw.get(key) for key in ("schema_version", "workload", "cluster", "framework", "job")}
+    shared = {key: raw.get(key) for key in ("schema_version", "mofa_version", *JOB)}
     plan = plans[number - 1]
     if not isinstance(plan, Mapping):
         raise SpecError(f"plan {number}: is no plan; run the search again")

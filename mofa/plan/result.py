@@ -24,6 +24,7 @@ from mofa.plan.step_parts import Time
 from mofa.plan.step_parts import TimeComponent as TimeComponent
 from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummary
 from mofa.plan.summary import USUAL_COLUMNS, plan_line, plan_text, report_text
+from mofa.plan.version import installed_version
 from mofa.schedules import SCHEDULES
 from mofa.specs.base import Provenance, Spec
 from mofa.specs.strategy import StrategySpec
@@ -31,7 +32,7 @@ from mofa.specs.strategy import StrategySpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "2.13"
+SCHEMA_VERSION: Final = "2.14"
 
 FlopsConvention = Literal["causal", "full"]
 
@@ -237,7 +238,8 @@ def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSum
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["2.13"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.14"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    mofa_version: str = Field(default_factory=installed_version, description="Version of mofa that says it.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
@@ -279,7 +281,8 @@ class PlanReport(Spec):
     True
     """
 
-    schema_version: Literal["2.13"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.14"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    mofa_version: str = Field(default_factory=installed_version, description="Version of mofa that says it.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")
     framework: FrameworkSummary = Field(description="The training framework.")

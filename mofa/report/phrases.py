@@ -9,6 +9,7 @@ from mofa.plan.summary import component_words, strategy_text
 from mofa.units import format_bytes, format_seconds
 
 __all__ = [
+    "best_so_far_text",
     "component_words",
     "count_and_noun",
     "numbers_with_repeats_text",
@@ -22,7 +23,14 @@ __all__ = [
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from mofa.plan.result import Plan
     from mofa.specs.strategy import StrategySpec
+
+
+def best_so_far_text(plan: Plan, *, moe: bool = True) -> str:
+    """The best plan that a search knows of while it goes on, in a line; of experts' degrees only with ``moe``."""
+    memory = f"{format_bytes(plan.memory.device_bytes)} of {format_bytes(plan.memory.limit_bytes)}"
+    return f"best so far: {strategy_text(plan.strategy, moe=moe)}, {format_seconds(plan.step_s)} a step, {memory}"
 
 
 def strategy_short(strategy: StrategySpec) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,12 +70,7 @@ def loads_with_token_scheduling(
         for ep in degrees
         if model.moe is not None and ep > 1 and model.moe.num_experts >= 2 * ep
     }
-    return RoutingLoads(
-        loads.slowest_rows_over_mean,
-        loads.quantile_rows_over_mean,
-        scheduled,
-        expert_rows_deviation=loads.expert_rows_deviation,
-    )
+    return replace(loads, scheduled_over_replicas=scheduled)
 
 
 def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> ScheduledLoads:

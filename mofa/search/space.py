@@ -88,6 +88,8 @@ class StrategySpace:
     balancing: tuple[str, ...] = ("none",)
     dp: int | None = None
     """Data parallelism that tp, cp and pp must leave; any where absent."""
+    most_etp: int | None = None
+    """The most of etp where it stands for tp; any where absent. [-]"""
     layout: str = ""
     """The text of a layout that all have; the framework's own split where empty."""
     options: tuple[FrameworkOptions, ...] = (AS_GIVEN,)
@@ -269,6 +271,8 @@ def constrain_space(
         if not allowed:
             raise SpecError(f"--max: {name} has no value up to {bound}; raise the bound")
         values[name] = allowed
+        if name == "etp":
+            values["most_etp"] = bound
     values["recompute"] = _in_chunks(values["recompute"], chunks)  # type: ignore[arg-type]
     return StrategySpace(**values)  # type: ignore[arg-type]
 
@@ -444,6 +448,8 @@ def combinations_of_space(space: StrategySpace, cluster: ClusterSpec, framework:
     if not dispatches.all():
         twice |= dispatches[options] & (ep == 1) & (np.where(etp == 0, tp, etp) == 1)
     twice |= gathers_needlessly_at_once(space, options, tp, pp, vpp, cluster.num_gpus)
+    if space.most_etp is not None:
+        twice |= np.where(etp == 0, tp, etp) > space.most_etp
     if space.dp is not None:
         twice |= tp * cp * pp * space.dp != cluster.num_gpus
     single = np.unravel_index(np.flatnonzero(~twice), sizes)

@@ -29,6 +29,8 @@ class SpaceConstraints:
     (True, False)
     >>> asked.allow({"pp": 8}), asked.allow({"cp": 2}), asked.allow({"recompute": "full"})
     (False, False, False)
+    >>> asked.words
+    'fixed tp, bounded pp and left out cp, full recomputation'
     """
 
     fix: Mapping[str, object] = field(default_factory=dict)
@@ -44,10 +46,15 @@ class SpaceConstraints:
         """What was asked, as a clause with *You* before it; empty where nothing was."""
         named = (
             ("fixed", list(self.fix)), ("bounded", list(self.maximum)),
-            ("left out", [word for word in self.without if word != FEWER_GPUS]),
+            ("left out", self._left_out()),
         )  # fmt: skip
         clauses = [f"{verb} {', '.join(names)}" for verb, names in named if names]
         return " and ".join([", ".join(clauses[:-1]), clauses[-1]] if clauses[1:] else clauses)
+
+    def _left_out(self) -> list[str]:
+        """What words of ``--without`` left out, kinds of recomputation named as such."""
+        kinds = {"recompute": "recomputation", "full": "full recomputation", "selective": "selective recomputation"}
+        return [kinds.get(word, word) for word in self.without if word != FEWER_GPUS]
 
     def _allow(self, name: str, value: object) -> bool:
         text = str(value).lower()

@@ -111,8 +111,8 @@ def test_the_history_of_the_beginning_is_kept_where_it_is_asked_for(tmp_path: Pa
     path, out = runs_file(tmp_path, raw_run("ok-1", gpus=2)), tmp_path / "measured"
     measure_runs(path, out, progress=lambda _: None)
     assert not (tmp_path / "beginnings").exists()
-    kept = KeptBesideRecords(beginning_steps=3)
-    measure_runs(runs_file(tmp_path, raw_run("ok-2", gpus=2)), out, kept=kept, progress=lambda _: None)
+    three = KeptBesideRecords(beginning_steps=3)
+    measure_runs(runs_file(tmp_path, raw_run("ok-2", gpus=2)), out, beside_records=three, progress=lambda _: None)
     files = sorted((tmp_path / "beginnings").iterdir())
     assert [p.name for p in files] == ["ok-2.0.json.gz", "ok-2.1.json.gz"]
     assert files[0].read_text() == "3 steps"
@@ -122,7 +122,7 @@ def test_the_history_of_the_beginning_is_kept_where_it_is_asked_for(tmp_path: Pa
 def test_times_of_parts_of_layers_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "measured"
     path = runs_file(tmp_path, raw_run("ok-1", framework={"name": "megatron"}))
-    measure_runs(path, out, kept=KeptBesideRecords(layer_segments=True), progress=lambda _: None)
+    measure_runs(path, out, beside_records=KeptBesideRecords(layer_segments=True), progress=lambda _: None)
     assert [p.name for p in (tmp_path / "segments").iterdir()] == ["ok-1.0.csv"]
 
 
@@ -138,7 +138,9 @@ def test_parts_of_layers_are_refused_where_they_cannot_be_timed(
     tmp_path: Path, raw: dict[str, object], line: str
 ) -> None:
     with pytest.raises(SpecError, match=line):
-        measure_runs(runs_file(tmp_path, raw), tmp_path / "measured", kept=KeptBesideRecords(layer_segments=True))
+        measure_runs(
+            runs_file(tmp_path, raw), tmp_path / "measured", beside_records=KeptBesideRecords(layer_segments=True)
+        )
 
 
 @pytest.mark.usefixtures("fake_runners")

@@ -201,7 +201,7 @@ def test_what_bounds_and_words_took_away_is_said_and_not_compared(tmp_path: Path
     page = Written(tmp_path / "out", *JOB, *FIXED, *asked)
     rows = json.loads(page.page.scripts["numbers"])["analysis"]["changes"]
     assert {row["field"] for row in rows} == {"zero"}
-    assert "You fixed tp, cp, micro_batch, bounded pp and left out recompute: changes of that" in page.html
+    assert "You fixed tp, cp, micro_batch, bounded pp and left out recomputation: changes of that" in page.html
 
 
 def test_what_options_gave_is_not_called_a_default(tmp_path: Path) -> None:

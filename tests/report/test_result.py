@@ -95,7 +95,7 @@ def test_json_goes_there_and_back() -> None:
 
 def test_json_keys_are_the_contract() -> None:
     report = json.loads(make_report().model_dump_json())
-    assert report["schema_version"] == "2.13"
+    assert report["schema_version"] == "2.14"
     assert {
         "workload",
         "cluster",

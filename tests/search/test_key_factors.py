@@ -179,9 +179,42 @@ def test_what_cannot_be_taken_out_says_why() -> None:
     assert notes["fp8 products"] == "--with fp8-blockwise is in every plan"
     assert notes["token chunks"] == "--with token_chunks is in every plan"
     assert notes["sequence parallelism"] == "--without sp takes it out"
+    both = dataclasses.replace(search, without=("full", "selective"))
+    notes = {each.name: unavailable(each, both) for each in OPTIMISATIONS}
+    assert notes["recomputation"] == "--without full --without selective take it out"
+    for word in ("full", "selective"):
+        kept = dataclasses.replace(search, without=(word,))
+        assert not unavailable(next(each for each in OPTIMISATIONS if each.name == "recomputation"), kept)
     on_pytorch = dataclasses.replace(search, framework=mofa.load_framework("torchtitan"))
     notes = {each.name: unavailable(each, on_pytorch) for each in OPTIMISATIONS}
     assert notes["overlap of communication"] == "torchtitan always overlaps"
+    only_its_own = dataclasses.replace(both, framework=mofa.load_framework("torchtitan"))  # it has ops and every
+    notes = {each.name: unavailable(each, only_its_own) for each in OPTIMISATIONS}
+    assert notes["recomputation"] == ""
+
+
+def test_micro_moe_brings_time_where_routing_is_uneven() -> None:
+    """Its row is what searches with and without its word say; under balanced routing it has nothing to do."""
+    job = mofa.load_workload("deepseek-v2-lite", global_batch=64, overrides={"routing": {"kind": "zipf", "s": 1.2}})
+    machines = mofa.load_cluster("h100-hgx", 8)
+    fix = {"tp": 1, "cp": 1, "pp": 1, "micro_batch": 4, "etp": 1, "recompute": "full", "dispatcher": "alltoall"}
+    rows = {row.optimisation: row for row in mofa.key_factors(job, machines, fix=fix).ablation}
+    row = rows["MicroMoE"]
+    assert row.note == "" and row.alone is not None and row.alone.strategy.balancing == "micro_moe"
+    without = ["fewer_gpus", "tp_overlap"]
+    off = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    framework = mofa.load_framework("megatron", overrides=off)
+
+    def step_s(*words: str) -> float:
+        search = mofa.find_plans(
+            job, machines, framework=framework, fix=fix, without=without, with_=words, top=1, replay=False
+        )
+        return search.report.plans[0].step_s
+
+    assert row.alone.step_s == step_s("micro_moe") < 0.9 * step_s()
+    assert row.added_up is not None and rows["token chunks"].added_up is not None
+    assert row.added_up.step_s < 0.99 * rows["token chunks"].added_up.step_s
+    assert row.added_up.strategy.balancing == "micro_moe"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,11 @@ def test_what_is_refused_is_not_offered() -> None:
 
 def test_checkpoints_of_torchtitan_are_offered_an_early_stop() -> None:
     """The last product of a layer is not made again: a step is faster, and takes no more memory."""
-    job, machines, titan = mofa.load_workload("llama3-70b"), mofa.load_cluster("h100-hgx", 64), TORCHTITAN
+    job, machines, titan = (
+        mofa.load_workload("llama3-70b"),
+        mofa.load_cluster("h100-hgx", 64),
+        mofa.load_framework("torchtitan"),
+    )
     only = {"recompute": "full", "tp": 8, "micro_batch": 1}
     search = find_plans(job, machines, framework=titan, fix=only, top=1, replay=False)
     offer = search.report.numerics_offers[-1]

@@ -67,6 +67,18 @@ def test_values_by_hand() -> None:
     assert space(MOE).etp == (1, 2, 4, 8)
 
 
+def test_a_bound_of_etp_holds_where_etp_follows_tp() -> None:
+    """torchtitan's etp is 1 or tp, and the space has one number for both."""
+    found = space(MOE, "torchtitan")
+    assert rows(found, MOE, "torchtitan").etp.max() == 8
+    for bound in (1, 2, 4):
+        bounded = constrained(found, maximum={"etp": bound})
+        kept = rows(bounded, MOE, "torchtitan")
+        assert kept.etp.max() == bound and kept.tp.max() == 8
+        every = rows(found, MOE, "torchtitan")
+        assert len(kept) == int((every.etp <= bound).sum())
+
+
 @pytest.mark.parametrize(
     ("model", "name", "attention", "modules"),
     [

@@ -55,7 +55,7 @@ def measure(
             check_writable(folder, directory=True)
     summary = measure_runs(
         runs, out, parallel=parallel,
-        kept=KeptBesideRecords(trace, beginning_steps if trace_beginning else 0, layer_segments),
+        beside_records=KeptBesideRecords(trace, beginning_steps if trace_beginning else 0, layer_segments),
         once=once, timeout_s=timeout, logs=logs, progress=_silent if quiet else _say,
     )  # fmt: skip
     print(f"{len(summary.written)} written to {out}, {len(summary.skipped)} there before, {len(summary.failed)} failed")

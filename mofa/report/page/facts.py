@@ -40,7 +40,8 @@ class ReportFacts:
     report: PlanReport
     explained: Plan
     """The best plan with the memory of every stage, what is alive at each peak and memory over time."""
-    analysis: PlanAnalysis
+    analysed: PlanAnalysis | None
+    """What is said of the plan besides; None of an answer at once, which shows nothing of it."""
     strategies: pd.DataFrame
     """Strategies that were costed, with the columns of :meth:`mofa.search.search_result.Search.table`."""
     step: ReplayedTime | None
@@ -63,10 +64,16 @@ class ReportFacts:
     made_on: str = ""
     """The day, as 2026-11-30; empty where it is not to be said."""
 
+    @property
+    def analysis(self) -> PlanAnalysis:
+        """What is said of the plan besides, which a whole report has."""
+        assert self.analysed is not None
+        return self.analysed
+
     @cached_property
     def document(self) -> dict[str, Any]:
         """What the page carries: ``result`` is what ``--json`` prints, beside it what the report adds."""
-        parts = {"result": self.report, "best": self.explained, "analysis": self.analysis, "own": self.own}
+        parts = {"result": self.report, "best": self.explained, "analysis": self.analysed, "own": self.own}
         shown: dict[str, Any] = {
             name: None if part is None else part.model_dump(mode="json") for name, part in parts.items()
         }

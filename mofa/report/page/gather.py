@@ -62,7 +62,7 @@ def report_facts(
     return ReportFacts(
         report=search.report,
         explained=explained,
-        analysis=analyse_plan(
+        analysed=analyse_plan(
             search.workload,
             cluster,
             search.framework,
@@ -81,6 +81,17 @@ def report_facts(
         command=command,
         given=given,
         made_on=made_on,
+    )
+
+
+def closed_form_facts(search: Search) -> ReportFacts:
+    """The facts of an answer at once about a search without replay, which has a plan; nothing is played or analysed."""
+    return ReportFacts(
+        report=search.report,
+        explained=search.report.plans[0],
+        analysed=None,
+        strategies=search.costed_table(),
+        step=None,
     )
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mofa.plan.version import installed_version
 from mofa.report.page.document_parts import Chart, Section
 from mofa.report.page.facts import ReportFacts
 from mofa.specs.shown_text import escape_invisible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MOST_PAGE_BYTES = 5_000_000
 """What mail servers and chats take without asking. [B]"""
@@ -31,23 +34,37 @@ def page_html(facts: ReportFacts, sections: Sequence[Section], title: str) -> st
     title
         Of the page.
     """
-    from jinja2 import Environment, StrictUndefined, select_autoescape
     from markupsafe import Markup
 
+    return _environment().get_template("template.html.j2").render(
+        title=title, sections=sections, version=installed_version(), made_on=facts.made_on,
+        css=Markup(page_text("page.css")),
+        script=Markup(page_text("charts.js") + page_text("page.js")), plotly=Markup(plotly_text()),
+        document=Markup(script_safe(facts.document_text)),
+        charts=Markup(script_safe(json.dumps(charts_of(sections), separators=(",", ":"), allow_nan=False))),
+    )  # fmt: skip
+
+
+def sections_html(sections: Sequence[Section]) -> str:
+    """Sections alone, as they stand in the page; names are escaped."""
+    return _environment().get_template("sections.html.j2").render(sections=sections)
+
+
+def charts_of(sections: Sequence[Section]) -> dict[str, Mapping[str, Any]]:
+    """Plotly's figures of sections, by their names."""
+    return {part.name: part.figure for section in sections for part in section.parts if isinstance(part, Chart)}
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
+
     environment = Environment(
-        autoescape=select_autoescape(default=True), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        finalize=_visible,
+        loader=FunctionLoader(page_text), autoescape=select_autoescape(default=True), undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, finalize=_visible,
     )  # fmt: skip
     environment.filters["tojson_number"] = json.dumps
-    charts = {
-        part.name: part.figure for section in sections for part in section.parts if isinstance(part, Chart)
-    }  # fmt: skip
-    return environment.from_string(_text("template.html.j2")).render(
-        title=title, sections=sections, version=mofa_version(), made_on=facts.made_on, css=Markup(_text("page.css")),
-        script=Markup(_text("page.js")), plotly=Markup(plotly_text()),
-        document=Markup(script_safe(facts.document_text)),
-        charts=Markup(script_safe(json.dumps(charts, separators=(",", ":"), allow_nan=False))),
-    )  # fmt: skip
+    return environment
 
 
 def _visible(value: Any) -> Any:
@@ -68,7 +85,8 @@ def script_safe(text: str) -> str:
     return text
 
 
-def _text(name: str) -> str:
+def page_text(name: str) -> str:
+    """A file that pages are made of."""
     return (files("mofa.report.page") / name).read_text(encoding="utf-8")
 
 
@@ -81,11 +99,3 @@ def plotly_text() -> str:
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
-
-
-def mofa_version() -> str:
-    """The version that is installed, or that of the source it runs from."""
-    try:
-        return version("mofa")
-    except PackageNotFoundError:
-        return "from source"

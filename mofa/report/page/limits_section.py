@@ -26,11 +26,16 @@ TERA = 1e12
 
 def limits_section(facts: ReportFacts) -> Section:
     """Where the step goes and what holds it back."""
-    parts: list[Part] = [_summary(facts), _step_chart(facts), _step_table(facts)]
+    parts: list[Part] = [*step_section(facts).parts]
     if len(facts.explained.time.by_stage) > 1:
         parts.append(_stage_chart(facts))
     parts += [*_roofline(facts), _checkpoint(facts)]
     return Section("limits", "What limits it", tuple(parts))
+
+
+def step_section(facts: ReportFacts) -> Section:
+    """Where the step goes, without its roofline and its stages."""
+    return Section("limits", "What limits it", (_summary(facts), _step_chart(facts), _step_table(facts)))
 
 
 def _summary(facts: ReportFacts) -> Paragraph:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mofa.plan.plan_analysis import StrategyChange
-from mofa.report.page.document_parts import DataTable, Paragraph, Part, Piece, Section, paragraph
+from mofa.plan.result import PlanReport
+from mofa.report.page.document_parts import DataTable, Number, Paragraph, Part, Piece, Section, paragraph
 from mofa.report.page.facts import ReportFacts
 from mofa.report.phrases import component_words, count_and_noun, quantity_text, strategy_text
 from mofa.report.search_text import REASONS_IN_WORDS, has_experts
@@ -16,7 +17,7 @@ def why_section(facts: ReportFacts) -> Section:
     changes = facts.analysis.changes
     parts: list[Part] = [_summary(changes, facts.constraints_words), _table(facts), _looked_through(facts)]
     if facts.report.rejected:
-        parts.append(_rejections(facts))
+        parts.append(rejections_table(facts.report))
     return Section("why", "Why it wins", tuple(parts))
 
 
@@ -85,15 +86,17 @@ def _looked_through(facts: ReportFacts) -> Paragraph:
     )  # fmt: skip
 
 
-def _rejections(facts: ReportFacts) -> DataTable:
-    report = facts.report
+def rejections_table(report: PlanReport) -> DataTable:
+    """How many strategies each check left out, and which came closest."""
     moe = has_experts(report.workload)
     rows: list[tuple[Piece, ...]] = []
-    for reason in report.rejected:
+    for reason, count in report.rejected.items():
         miss = report.nearest_miss.get(reason)
         near = ("", "") if miss is None else (
             quantity_text(miss.short_by, miss.unit), strategy_text(miss.strategy, moe=moe),
         )  # fmt: skip
-        rows.append((REASONS_IN_WORDS.get(reason, reason), facts.count(f"result.rejected.{reason}"), *near))
+        rows.append(
+            (REASONS_IN_WORDS.get(reason, reason), Number(f"{count:,}", f"result.rejected.{reason}", count), *near)
+        )
     columns = (("reason", "left"), ("rejected", "right"), ("closest is short by", "right"), ("closest", "left"))
     return DataTable(columns, rows, folded="Why the others were left out")

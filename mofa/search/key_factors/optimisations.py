@@ -13,7 +13,7 @@ from mofa.schedules import SCHEDULES
 from mofa.search.job_setup import with_numerics
 from mofa.search.key_factors.factor_search import FactorSearch
 from mofa.search.offers import numerics_offers
-from mofa.search.space import fixed_values
+from mofa.search.space import RECOMPUTE_KINDS_BY_WORD, fixed_values, searched_recompute_modes
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import FP8_RECIPES
@@ -129,6 +129,8 @@ def unavailable(optimisation: Optimisation, search: FactorSearch) -> str:
         return f"--with {given[0]} is in every plan"
     if left_out := sorted({*optimisation.without} & {*search.without}):
         return f"--without {left_out[0]} takes it out"
+    if "recompute" in optimisation.without and (words := _words_that_leave_no_recomputation(search)):
+        return f"{' '.join(f'--without {word}' for word in words)} {'take' if words[1:] else 'takes'} it out"
     for degree in optimisation.needs_above_1:
         if options := _options_that_set_to_1(degree, search):
             return f"needs {degree} above 1: {options}"
@@ -139,6 +141,21 @@ def unavailable(optimisation: Optimisation, search: FactorSearch) -> str:
     if optimisation.framework_off and framework_without_overlap(search.framework, optimisation.framework_off) is None:
         return f"{search.framework.name} always overlaps"
     return ""
+
+
+def _words_that_leave_no_recomputation(search: FactorSearch) -> list[str]:
+    """Words of ``--without`` that take out every mode of recomputation that the framework has; none where one is left.
+
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> search = FactorSearch(job, machines, mofa.load_framework("megatron"), without=("selective", "cp", "full"))
+    >>> _words_that_leave_no_recomputation(search)
+    ['selective', 'full']
+    """
+    words = [word for word in search.without if word in RECOMPUTE_KINDS_BY_WORD]
+    left_out = {kind for word in words for kind in RECOMPUTE_KINDS_BY_WORD[word]}
+    kinds = {spec.kind for spec, _ in searched_recompute_modes(search.workload, search.framework)}
+    return words if words and kinds - left_out <= {"none"} else []
 
 
 def _options_that_set_to_1(degree: str, search: FactorSearch) -> str:

@@ -181,3 +181,19 @@ def test_experts_alone() -> None:
     assert report.max_over_mean["micro_moe"] == pytest.approx(report.max_over_mean["lower_bound"], abs=8 / 65_536)
     with pytest.raises(SpecError, match=r"assignments \(10\)"):
         balance_experts(BalanceSetup(32, 8, 4), RoutingSpec(), assignments=10)
+
+
+def test_searching_for_token_scheduling_changes_no_other_plan() -> None:
+    """It dropped the experts' shares once: under ``--with micro_moe`` plans without it lost their kernel selection."""
+    job = mofa.load_workload("deepseek-v2-lite", global_batch=64, overrides={"routing": {"kind": "zipf", "s": 1.2}})
+    machines, fix = mofa.load_cluster("h100-hgx", 8), {"tp": 1, "cp": 1, "pp": 1, "micro_batch": 4, "recompute": "full"}
+    tables = [
+        mofa.find_plans(job, machines, fix=fix, with_=words, replay=False, every_row=True).table()
+        for words in ([], ["micro_moe"])
+    ]
+    alone, beside = (table[table["balancing"] == "none"].reset_index(drop=True) for table in tables)
+    assert len(tables[1]) > len(beside) == len(alone) > 3
+    assert beside.equals(alone)
+    loads = routing_loads(job.routing, job.model, [4, 8])
+    scheduled = loads_with_token_scheduling(loads, job.routing, job.model, [4])
+    assert replace(scheduled, scheduled_over_replicas={}) == loads and scheduled.scheduled_over_replicas

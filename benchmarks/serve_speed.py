@@ -1,0 +1,77 @@
+"""How long mofa serve takes to answer at once: three jobs on 256 and 2,048 GPUs, each slider moved by a place.
+
+python benchmarks/serve_speed.py [--smoke]
+
+The first answer finds the degrees to hold, of all strategies. Then each slider moves a place up and down, from the best
+plan; the slowest answer counts, with the sections and charts of the page. Processor seconds are those of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any, NamedTuple
+
+import mofa
+from mofa.serve.answer import ANCHORED, answer_at_once
+from mofa.serve.question import Anchor, Degrees, Question
+from mofa.serve.served_job import ServedJob
+
+JOBS = (("llama3-8b", "h100-hgx"), ("llama3-70b", "h100-hgx"), ("deepseek-v3", "h800-hgx"))
+SIZES = (256, 2048)
+
+
+class Timed(NamedTuple):
+    """An answer, and what it took."""
+
+    answer: dict[str, Any]
+    wall_s: float
+    cpu_s: float
+
+
+def timed(job: ServedJob, question: Question) -> Timed:
+    """An answer as the server sends it."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    answer = answer_at_once(job, question)
+    json.dumps(answer, allow_nan=False)
+    return Timed(answer, time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def moves(job: ServedJob, gpus: int, first: dict[str, Any]) -> list[Question]:
+    """Questions after the first: every slider a place up or down, twice and half the GPUs, and less memory."""
+    anchor = {name: first["degrees"][name] for name in ANCHORED}
+    capacity_gb = job.cluster.gpu.capacity_bytes.value / 1e9
+    asked = [Question(gpus=number, anchor=Anchor(**anchor)) for number in (gpus, gpus // 2, 2 * gpus)]
+    asked.append(Question(gpus=gpus, memory_gb=float(int(0.9 * capacity_gb)), anchor=Anchor(**anchor)))
+    for name, values in first["choices"].items():
+        now = values.index(first["degrees"][name]) if first["degrees"][name] in values else 0
+        for place in (now - 1, now + 1):
+            if 0 <= place < len(values):
+                others = {key: value for key, value in anchor.items() if key != name}
+                asked.append(Question(gpus=gpus, degrees=Degrees(**{name: values[place]}), anchor=Anchor(**others)))
+    return asked
+
+
+def main() -> None:
+    """Time them and print a table."""
+    parser = argparse.ArgumentParser(description="Seconds of the answers at once of mofa serve.")
+    parser.add_argument("--smoke", action="store_true", help="one small job, to see that it runs")
+    smoke = parser.parse_args().smoke
+    print("job            GPUs  first, wall    CPU  answers  slowest, wall    CPU  mean CPU")
+    for name, node in JOBS[:1] if smoke else JOBS:
+        for gpus in (8,) if smoke else SIZES:
+            job = ServedJob(mofa.load_workload(name), mofa.load_cluster(node, gpus), mofa.load_framework("megatron"))
+            first = timed(job, Question(gpus=gpus))
+            answers = [timed(job, question) for question in moves(job, gpus, first.answer)]
+            wall_s, cpu_s = max(each.wall_s for each in answers), max(each.cpu_s for each in answers)
+            mean_s = sum(each.cpu_s for each in answers) / len(answers)
+            print(
+                f"{name:12} {gpus:6,} {first.wall_s:12.2f} {first.cpu_s:6.2f} {len(answers):8} {wall_s:14.2f} "
+                f"{cpu_s:6.2f} {mean_s:9.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
