@@ -54,7 +54,8 @@ def test_what_is_refused_is_not_offered() -> None:
     strategy = StrategySpec.model_validate(
         mofa.estimate(job, mofa.load_cluster("h100-hgx", 8), "tp=1", framework=titan, replay=False).strategy
     )
-    assert numerics_offers(job, mofa.load_cluster("h100-hgx", 8), titan, strategy) == ()
+    offers = numerics_offers(job, mofa.load_cluster("h100-hgx", 8), titan, strategy)
+    assert strategy.recompute != "none" and [offer.word for offer in offers] == ["early_stop"]
     with pytest.raises(SpecError, match=r"--with bf16_grads: .*torchtitan has none"):
         find_plans(job, mofa.load_cluster("h100-hgx", 8), framework=titan, with_=("bf16_grads",), replay=False)
 
