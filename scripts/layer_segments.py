@@ -56,7 +56,7 @@ def main() -> None:
         )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        table = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
     print(f"{len(rows)} rows of {len({row['run'] for row in rows})} runs written to {options.out}")
