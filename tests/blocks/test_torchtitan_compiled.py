@@ -134,3 +134,18 @@ def test_compiled_blocks_with_an_eager_loss() -> None:
     assert "loss.cross_entropy" in names
     assert "loss.compiled" in [op.name for op in head_tapes(compiled, PRIMITIVES).forward.ops]
     assert block_memory(head_tapes(eager_loss, PRIMITIVES), 1).saved[0] > TOKENS * 4 * V
+
+
+def test_checkpoints_that_stop_early_repeat_all_but_the_last_product() -> None:
+    """PyTorch's own do (llm-foundry's under FSDP), torchtitan's where they are told to."""
+    full = RecomputeSpec.parse("full")
+    assert recompute_of_layer(framework("fsdp1"), full, None, llama()).early_stop
+    early = recompute_of_layer(framework("torchtitan", early_stop=True), full, None, llama())
+
+    def repeated(recompute: Recompute) -> set[str]:
+        return {op.name for op in layer(context(llama()), recompute).backward.ops if op.repeated}
+
+    to_the_end = repeated(recompute_of_layer(framework("torchtitan"), full, None, llama()))
+    assert {"mlp.w2~", "out.add~"} <= to_the_end
+    assert "mlp.act_product~" in repeated(early)
+    assert not {"mlp.w2~", "out.add~"} & repeated(early)
