@@ -111,7 +111,7 @@ def replay_best_rows(
             fitting, postponed = _fitting([*some, *due], last, wanted, out, bar, order, workers)
             fitting_plans += fitting
             later += postponed
-        for _, _, row, plan in sorted(fitting_plans, key=lambda item: (*item[:2], item[2].row))[:top]:
+        for _, _, row, plan in sorted(fitting_plans, key=_fitting_key)[:top]:
             out.plans.append(plan if out.plans else row.candidate.plan(replay=True, workers=workers))
             out.rows.append(row.row)
     bar.end()
@@ -139,6 +139,7 @@ def _fitting(
             lacking = -plan.memory.free_bytes
             if plan.memory.fits:
                 fitting_plans.append((value, lacking, row, plan))
+                _forget_all_but_best(fitting_plans)
                 bar.step()
             elif (
                 row.tried < MORE_LAYERS
@@ -148,10 +149,24 @@ def _fitting(
                 out.changed[row.row] = with_more
             else:
                 out.lacking_bytes[row.row] = lacking
+            if not plan.memory.fits:
+                row.candidate.forget_played_ranks()
         due, postponed = _due(changed, last, order)
         later += postponed
         ranked = sorted([*ranked, *_ranked(due, bar, order, workers)], key=_key)
     return fitting_plans, later
+
+
+def _fitting_key(fitting: _FittingPlan) -> tuple[float, float, int]:
+    return *fitting[:2], fitting[2].row
+
+
+def _forget_all_but_best(fitting_plans: Sequence[_FittingPlan]) -> None:
+    """Drop what was played of rows that another one beats: all ranks are asked for of the best one alone."""
+    best = min(fitting_plans, key=_fitting_key)
+    for fitting in fitting_plans:
+        if fitting is not best:
+            fitting[2].candidate.forget_played_ranks()
 
 
 def _due(

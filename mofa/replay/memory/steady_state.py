@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
+from weakref import WeakMethod
 
 from mofa.replay.allocator.pools import Block, BlockSlots
 from mofa.replay.memory import deepspeed
@@ -39,7 +40,7 @@ class SteadyStatePlayer:
         recordings: SharedRecordings, play: Callable[[str, int, int], None], *, skip_rounds: bool,
     ) -> None:  # fmt: skip
         self.state, self.sends, self.retained, self.recordings = state, sends, retained, recordings
-        self.received_inputs, self.play = received_inputs, play
+        self.received_inputs, self._play_weakly = received_inputs, WeakMethod(play)
         rank = state.rank
         kinds = len({k for k, _, _ in rank.computations})
         sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
@@ -51,6 +52,14 @@ class SteadyStatePlayer:
         self.places: dict[object, int] = {}
         self.pieces = [{rank_block.name: rank_block for rank_block in chunk} for chunk in rank.chunks]
         self.lasts = {c: n for n, (_, c, _) in enumerate(rank.computations)}
+
+    @property
+    def play(self) -> Callable[[str, int, int], None]:
+        """Plays a kind, chunk and micro-batch op by op. Its executor holds this player: without a cycle, what was
+        played is gone with its last reader, the cycle collector being off meanwhile."""
+        play = self._play_weakly()
+        assert play is not None
+        return play
 
     @cached_property
     def micro_batch_shifts(self) -> MicroBatchShifts:
