@@ -24,6 +24,7 @@ from mofa.cost.memory.in_flight import InFlightPeak, PipelinePeakMoments
 from mofa.cost.memory.pinned import kept_layer_bytes
 from mofa.cost.memory.replica_sums import waiting_replica_sums_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes, kept_output_part_bytes
+from mofa.cost.memory.unequal_chunks import UnequalChunks
 from mofa.cost.optimizer import embedding_gradient_extra_bytes
 from mofa.cost.rank_rules import keeps_params_gathered
 from mofa.cost.rows import GatheredRows
@@ -120,6 +121,7 @@ class PeakCandidates(PeakCandidateMemory):
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         waiting = waiting_head_gradient_bytes(rows)
+        chunks = UnequalChunks(rows) if UnequalChunks.differ(rows) else None
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             behind, own_plain = self._behind(i)
             for label, mode, saved, has, more in (
@@ -132,6 +134,10 @@ class PeakCandidates(PeakCandidateMemory):
                 alone = layers == lay.layer_counts[:, i]
                 gone = behind + own + more
                 name = f"of the last {kind} block{label}"
+                freed = gone
+                if chunks is not None:
+                    kept = chunks.most_kept_in_backward(i, int(bool(label)))
+                    freed = self.activations - self.ends_saved - kept
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 self.add_block(
                     "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, leftover_bytes=ahead
@@ -139,7 +145,7 @@ class PeakCandidates(PeakCandidateMemory):
                 sums = self.sums * self._share_of_grads(self._end_params(head_params))
                 reduced = waiting + np.where(alone, last_block_gradient_bytes_beyond_middle_block(rows, i), 0.0)
                 self.add_block(
-                    "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=reduced,
+                    "backward", name, i, backward, mode, has, freed - received, grads=mid, copies=reduced,
                     leftover_bytes=later, sums=sums,
                 )  # fmt: skip
                 if rows.schedule_record.pairs_passes and not label:

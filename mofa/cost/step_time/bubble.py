@@ -36,7 +36,8 @@ def pipeline_s(
 
     Notes
     -----
-    GPipe: ``sum F + (m - 1) max (F + exchanged)``, and the same for B. 1F1B: the longest of the paths of :func:`one_f_one_b_s`.
+    GPipe: ``sum F + (m - 1) max (F + exchanged)``, and the same for B. 1F1B: the longest of the paths of
+    :func:`one_f_one_b_s`.
     Interleaved 1F1B, ZB-V and interleaved zero bubble are walked:
     :func:`mofa.cost.step_time.critical_path.critical_path_s`.
 
