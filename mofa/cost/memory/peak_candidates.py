@@ -244,10 +244,11 @@ class PeakCandidates(PeakCandidateMemory):
                     there, in_flight.saved_by_layers_behind(i, recomputed) + saved[:, i][:, None, None], np.inf
                 )
                 name = f"of the last {kind} block{label}"
-                for direction, peaks in (("forward", forward), ("backward", backward)):
-                    most = in_flight.peak(
-                        "F" if direction == "forward" else "B", gone - more * (direction == "backward")
-                    )
+                made = self._grads_behind(in_flight.layers_behind[:, :, :, i, recomputed][lay.recompute_choice])
+                for direction, peaks, most in (
+                    ("forward", forward, in_flight.peak("F", gone)),
+                    ("backward", backward, in_flight.peak("B", gone - more, behind_grads=made)),
+                ):
                     self.add_block(direction, name, i, peaks, mode, has, **self._alive_at(most))
                 for peaks, on, most in in_flight.alive_in_backward_by_weights(
                     i, recomputed, there, self._layer_grads(i)
@@ -257,6 +258,19 @@ class PeakCandidates(PeakCandidateMemory):
                 most = in_flight.peak("B", done, ended=True, own_grads=self._layer_grads(i))
                 name = f"of the first {kind} block{label}"
                 self.add_block("backward", name, i, backward, mode, has, **self._alive_at(most))
+
+    def _grads_behind(self, layers: ArrayN) -> ArrayN:
+        """Share of a stage's gradients that so many layers in each chunk, (n, kinds, 2, R, vpp), and the head behind
+        them make. (n, R, vpp)"""
+        rows, lay = self.rows, self.rows.stage_layers
+        model = rows.workload.model
+        of_layers = np.stack([
+            self._layer_grads(kind) - self._embedding_share for kind in range(len(lay.stages.kinds))
+        ], axis=1)  # fmt: skip
+        made = np.einsum("nkorc,nkr->nrc", layers, of_layers)
+        head = (head_params(model) / rows.grids.tp)[:, None] * rows.is_head
+        made[:, :, -1] += self._share_of_grads(head)
+        return np.asarray(made)
 
     def _alive_at(self, most: InFlightPeak) -> dict[str, ArrayN]:
         """What an instant is made of at such a moment."""

@@ -149,6 +149,20 @@ def _lost(communication_s: ArrayN, room_s: ArrayN, slow: ArrayN) -> tuple[ArrayN
     return np.minimum(slow * beside, np.maximum(room_s * (1.0 + slow) - communication_s, 0.0)), beside
 
 
+def _lost_beside_later_chunks(rows: GatheredRows, communication_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
+    """What the first stage's computing loses beside gathers or reductions of all its chunks but the first. (n,) [s]
+
+    The first chunk's come ahead of all forwards, or behind all backwards. While the others' are made, chunks pass
+    through every stage, ``chunk_s`` on each; this one computes as many micro-batches of each as there are, up to one a
+    stage. Where communication takes longer than that, what is lost is waited for anyway.
+    """
+    stages = rows.stage_layers.stages
+    passed_s = (stages.vpp - 1) * chunk_s
+    computing_s = passed_s * np.minimum(rows.num_micro_batches, stages.pp)
+    lost_s = slow * np.minimum(communication_s, computing_s)
+    return np.asarray(np.minimum(lost_s, np.maximum(passed_s * stages.pp * (1.0 + slow) - communication_s, 0.0)))
+
+
 def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp: int) -> ArrayN:
     """What is left of reductions when the last rank has ended: each chunk's begins behind its last backward.
 
@@ -388,7 +402,10 @@ def _pipelined_fsdp(
     each = pieces[:, :, None]
     blocking = np.maximum(gathers / each, gathers - chunk_f[:, :, None] * (1.0 - 1.0 / each))
     once = DataParallelOncePerStep(gathers, blocking, reduces, "FSDP of chunks", sums)
-    lost = slow[:, 0] * beside
+    lost = np.sum([
+        _lost_beside_later_chunks(rows, by_chunk[:, 0, 1:].sum(axis=1), passes_s[:, 0] / vpp, slow[:, 0])
+        for by_chunk, passes_s in ((gathers, forward_s), (reduces + sums, backward_s))
+    ], axis=0)  # fmt: skip
     return CommunicationOutsideBlocks(
         lost, hidden, np.zeros_like(forward_s), once, exposed_on_path=gathered + reduced, exposed_while_host_issues=lost
     )
