@@ -150,15 +150,13 @@ def _lost(communication_s: ArrayN, room_s: ArrayN, slow: ArrayN) -> tuple[ArrayN
 
 
 def _lost_beside_gathers(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
-    """What computing loses while FSDP gathers chunks behind the first one, as all ranks do from a step's start. (n,) [s]
+    """What computing loses while FSDP gathers the chunks behind the first one from a step's start on. (n,) [s]
 
-    The first micro-batch passes through all chunks but its first, ``chunk_s`` each, on one rank after the other. Where
-    gathers take longer than that, what is lost is waited for anyway.
+    The first micro-batch passes through all chunks but its first, ``chunk_s`` each, on one rank after the other. A
+    chunk is gathered once the one two before it is computed: computing and gathers take turns where these are long.
     """
     stages = rows.stage_layers.stages
-    passed_s = (stages.vpp * stages.pp - 1) * chunk_s
-    lost_s = slow * np.minimum(gather_s, passed_s)
-    return np.asarray(np.minimum(lost_s, np.maximum(passed_s * (1.0 + slow) - gather_s, 0.0)))
+    return np.asarray(slow * np.minimum(gather_s, (stages.vpp * stages.pp - 1) * chunk_s))
 
 
 def _lost_beside_reductions(rows: GatheredRows, reduce_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
