@@ -58,7 +58,7 @@ def strategy_estimator(job: Job, framework: dict[str, Any], strategy: str) -> Ta
         # computing lost beside reductions on one rank of the path alone, and beside no sums over replicas (6 % below)
         (("llama3-70b", "h100-nvl-pairs", 64, 16, 16384),
          {"name": "torchtitan", "data_parallel": "hsdp", "dp_replicate": 2},
-         "tp=2 pp=2 vpp=2 cp=4 cp_kind=allgather etp=2 micro_batch=2 zero=2 sp=true recompute=ops schedule=interleaved"),
+         "tp=2 pp=2 vpp=2 cp=4 cp_kind=allgather micro_batch=2 zero=2 sp=true recompute=ops schedule=interleaved"),
         # others waited for a late host's deferred weight gradients (15 % above)
         (("mixtral-8x7b", "mi325x-oam", 64, 2, 2048), {"name": "torchtitan"},
          "tp=8 pp=8 vpp=3 dp=1 etp=8 micro_batch=1 zero=0 sp=true recompute=full schedule=interleaved-zb"),
