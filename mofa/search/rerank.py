@@ -124,7 +124,7 @@ def replay_best_rows(
             fitting, postponed = _fitting([*some, *due], last, wanted, out, bar, order, workers)
             fitting_plans += fitting
             later += postponed
-        for _, _, row, plan in sorted(fitting_plans, key=lambda item: (*item[:2], item[2].row))[:top]:
+        for _, _, row, plan in sorted(fitting_plans, key=_fitting_key)[:top]:
             out.plans.append(plan if out.plans else row.candidate.plan_with_certain_verdict(workers))
             out.rows.append(row.row)
     bar.end()
@@ -155,6 +155,7 @@ def _fitting(
             lacking = -plan.memory.free_bytes
             if plan.memory.fits:
                 fitting_plans.append((value, lacking, row, plan))
+                _forget_all_but_best(fitting_plans)
                 bar.step()
             elif (
                 row.tried < MORE_LAYERS
@@ -164,6 +165,8 @@ def _fitting(
                 out.changed[row.row] = with_more
             else:
                 out.lacking_bytes[row.row] = lacking
+            if not plan.memory.fits:
+                row.candidate.forget_played_ranks()
         due, postponed = _due(changed, last, order)
         later += postponed
         ranked = sorted([*ranked, *_ranked(due, bar, order, workers)], key=_key)
@@ -176,6 +179,18 @@ def _next_to_play(unplayed: list[_Row], ranked: list[tuple[float, _Row]], wanted
         return unplayed[: wanted - len(ranked)]
     last = ranked[wanted - 1][0]
     return list(takewhile(lambda row: row.closed * (1.0 - DISAGREEMENT) <= last, unplayed))
+
+
+def _fitting_key(fitting: _FittingPlan) -> tuple[float, float, int]:
+    return *fitting[:2], fitting[2].row
+
+
+def _forget_all_but_best(fitting_plans: Sequence[_FittingPlan]) -> None:
+    """Drop what was played of rows that another one beats: all ranks are asked for of the best one alone."""
+    best = min(fitting_plans, key=_fitting_key)
+    for fitting in fitting_plans:
+        if fitting is not best:
+            fitting[2].candidate.forget_played_ranks()
 
 
 def _due(

@@ -34,7 +34,7 @@ class _Fake:
 
     def __init__(self, step_s: float, device_gib: float = 60.0) -> None:
         self.time, self.device_gib = _Clock(step_s), device_gib
-        self.explained = self.played = 0
+        self.explained = self.played = self.forgotten = 0
 
     num_layer_forwards = 0
     order_key = (0, 1, 1, 1)
@@ -46,6 +46,9 @@ class _Fake:
     def with_more_recomputed_layers(self, lacking_bytes: float) -> _Fake | None:
         assert lacking_bytes > 0
         return self.more
+
+    def forget_played_ranks(self) -> None:
+        self.forgotten += 1
 
     def plan_in_closed_form(self, *, banded: bool = True) -> Any:
         return make_plan(self.time.step_s, self.device_gib)
@@ -124,6 +127,13 @@ def test_what_does_not_fit_makes_room_for_the_next() -> None:
     assert [p.step_s for p in found.plans] == [2.0, 3.0]
     assert set(found.lacking_bytes) == {0} and found.lacking_bytes[0] > 0
     assert fakes[3].played == 0  # its step alone
+
+
+def test_what_was_played_of_all_but_the_best_row_is_dropped() -> None:
+    """All ranks are asked for of the best plan alone; those of 30 long steps are gigabytes."""
+    fakes = [_Fake(3.0), _Fake(1.0), _Fake(0.5, 90.0), _Fake(2.0)]
+    assert _best(fakes).rows == [1, 3, 0]
+    assert [min(fake.forgotten, 1) for fake in fakes] == [1, 0, 1, 1]
 
 
 def test_no_more_are_played_than_promised() -> None:

@@ -375,7 +375,7 @@ class PipelinePeakMoments:
 
     def peak(
         self, kind: str, gone: ArrayN, *, ended: bool = False, own_grads: ArrayN | float = 0.0,
-        beside: ArrayN | float = 0.0,
+        behind_grads: ArrayN | float = 0.0, beside: ArrayN | float = 0.0,
     ) -> InFlightPeak:  # fmt: skip
         """What is alive at the moment at which most is.
 
@@ -388,6 +388,9 @@ class PipelinePeakMoments:
         ended
             Whether the chunk's backward has come to its first layer: what it kept is gone, its gradients are there,
             but for ``own_grads``, that layer's share, where they come for the first time. (n, R)
+        behind_grads
+            The share of a stage's gradients that is made behind the op in its chunk, which its first backward has made
+            by then. (n, R, vpp)
         beside
             What the op has of weights beside. (n, R, vpp) [B]
         """
@@ -398,7 +401,8 @@ class PipelinePeakMoments:
                 left = left - moments.of_chunk(self.loss[of_length])
             if moments.first is not None:
                 own = np.broadcast_to(own_grads, self.grads.shape)[of_length]
-                there = there - moments.first * own[:, :, None]
+                made = np.broadcast_to(behind_grads, self.per_micro_batch.shape)[of_length]
+                there = there + moments.first * (moments.of_chunk(made) - own[:, :, None])
             more = np.zeros(left.shape)
             if moments.reduced is not None and moments.away is not None:
                 there = there + moments.reduced
@@ -442,5 +446,5 @@ class PipelinePeakMoments:
             away = np.einsum("rsc,nrc->nrs", states.weights_freed, share) * self.copies[of_length][:, :, None]
         return _Moments(
             np.arange(len(ranks))[:, None] * vpp + chunk, alive, np.einsum("rsc,nrc->nrs", begun, grads_share),
-            states.gradients_come_now if ended or kind == "W" else None, reduced, away,
+            states.gradients_come_now if ended or kind in ("B", "W") else None, reduced, away,
         )  # fmt: skip

@@ -24,6 +24,7 @@ from mofa.cost.memory.in_flight import InFlightPeak, PipelinePeakMoments
 from mofa.cost.memory.pinned import kept_layer_bytes
 from mofa.cost.memory.replica_sums import waiting_replica_sums_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes, kept_output_part_bytes
+from mofa.cost.memory.unequal_chunks import UnequalChunks
 from mofa.cost.optimizer import embedding_gradient_extra_bytes
 from mofa.cost.rank_rules import keeps_params_gathered
 from mofa.cost.rows import GatheredRows
@@ -120,6 +121,7 @@ class PeakCandidates(PeakCandidateMemory):
         forward = rows.layers.forward_peak, rows.layers.forward_kinds
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         waiting = waiting_head_gradient_bytes(rows)
+        chunks = UnequalChunks(rows) if UnequalChunks.differ(rows) else None
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             behind, own_plain = self._behind(i)
             for label, mode, saved, has, more in (
@@ -132,6 +134,10 @@ class PeakCandidates(PeakCandidateMemory):
                 alone = layers == lay.layer_counts[:, i]
                 gone = behind + own + more
                 name = f"of the last {kind} block{label}"
+                freed = gone
+                if chunks is not None:
+                    kept = chunks.most_kept_in_backward(i, int(bool(label)))
+                    freed = self.activations - self.ends_saved - kept
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 self.add_block(
                     "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, leftover_bytes=ahead
@@ -139,7 +145,7 @@ class PeakCandidates(PeakCandidateMemory):
                 sums = self.sums * self._share_of_grads(self._end_params(head_params))
                 reduced = waiting + np.where(alone, last_block_gradient_bytes_beyond_middle_block(rows, i), 0.0)
                 self.add_block(
-                    "backward", name, i, backward, mode, has, gone - received, grads=mid, copies=reduced,
+                    "backward", name, i, backward, mode, has, freed - received, grads=mid, copies=reduced,
                     leftover_bytes=later, sums=sums,
                 )  # fmt: skip
                 if rows.schedule_record.pairs_passes and not label:
@@ -238,10 +244,11 @@ class PeakCandidates(PeakCandidateMemory):
                     there, in_flight.saved_by_layers_behind(i, recomputed) + saved[:, i][:, None, None], np.inf
                 )
                 name = f"of the last {kind} block{label}"
-                for direction, peaks in (("forward", forward), ("backward", backward)):
-                    most = in_flight.peak(
-                        "F" if direction == "forward" else "B", gone - more * (direction == "backward")
-                    )
+                made = self._grads_behind(in_flight.layers_behind[:, :, :, i, recomputed][lay.recompute_choice])
+                for direction, peaks, most in (
+                    ("forward", forward, in_flight.peak("F", gone)),
+                    ("backward", backward, in_flight.peak("B", gone - more, behind_grads=made)),
+                ):
                     self.add_block(direction, name, i, peaks, mode, has, **self._alive_at(most))
                 for peaks, on, most in in_flight.alive_in_backward_by_weights(
                     i, recomputed, there, self._layer_grads(i)
@@ -251,6 +258,19 @@ class PeakCandidates(PeakCandidateMemory):
                 most = in_flight.peak("B", done, ended=True, own_grads=self._layer_grads(i))
                 name = f"of the first {kind} block{label}"
                 self.add_block("backward", name, i, backward, mode, has, **self._alive_at(most))
+
+    def _grads_behind(self, layers: ArrayN) -> ArrayN:
+        """Share of a stage's gradients that so many layers in each chunk, (n, kinds, 2, R, vpp), and the head behind
+        them make. (n, R, vpp)"""
+        rows, lay = self.rows, self.rows.stage_layers
+        model = rows.workload.model
+        of_layers = np.stack([
+            self._layer_grads(kind) - self._embedding_share for kind in range(len(lay.stages.kinds))
+        ], axis=1)  # fmt: skip
+        made = np.einsum("nkorc,nkr->nrc", layers, of_layers)
+        head = (head_params(model) / rows.grids.tp)[:, None] * rows.is_head
+        made[:, :, -1] += self._share_of_grads(head)
+        return np.asarray(made)
 
     def _alive_at(self, most: InFlightPeak) -> dict[str, ArrayN]:
         """What an instant is made of at such a moment."""

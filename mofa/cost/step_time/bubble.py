@@ -13,9 +13,9 @@ ArrayN = NDArray[np.float64]
 
 def pipeline_s(
     schedule: Schedule, forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, *,
-    before_s: ArrayN | None = None, rested_s: ArrayN | None = None,
+    before_s: ArrayN | None = None, rested_s: ArrayN | None = None, exchanged_s: ArrayN | float = 0.0,
 ) -> ArrayN:  # fmt: skip
-    """Time of the forwards and backwards of all micro-batches, without the hand-overs themselves.
+    """Time of the forwards and backwards of all micro-batches, without the hand-overs that fill the pipeline.
 
     Parameters
     ----------
@@ -26,6 +26,8 @@ def pipeline_s(
     rested_s
         Forward and backward of each stage where it had to wait, in 1F1B: its host got ahead meanwhile. As they are
         where absent. (n, pp) [s]
+    exchanged_s
+        What each stage sends and receives between two passes while it does not compute, in GPipe. (n, pp) [s]
 
     Returns
     -------
@@ -34,7 +36,8 @@ def pipeline_s(
 
     Notes
     -----
-    GPipe: ``sum F + (m - 1) max F``, and the same for B. 1F1B: the longest of the paths of :func:`one_f_one_b_s`.
+    GPipe: ``sum F + (m - 1) max (F + exchanged)``, and the same for B. 1F1B: the longest of the paths of
+    :func:`one_f_one_b_s`.
     Interleaved 1F1B, ZB-V and interleaved zero bubble are walked:
     :func:`mofa.cost.step_time.critical_path.critical_path_s`.
 
@@ -54,7 +57,8 @@ def pipeline_s(
     if pp == 1:
         return np.asarray(m * stage[:, 0])
     if schedule.forwards_first:
-        return np.asarray(stage.sum(axis=1) + (m - 1) * (max_of_array_rows(forward_s) + max_of_array_rows(backward_s)))
+        slowest_s = max_of_array_rows(forward_s + exchanged_s) + max_of_array_rows(backward_s + exchanged_s)
+        return np.asarray(stage.sum(axis=1) + (m - 1) * slowest_s)
     assert schedule.has_closed_form, f"{schedule.name} is walked"
     return one_f_one_b_s(forward_s, backward_s, m, before_s, rested_s)
 

@@ -149,6 +149,34 @@ def _lost(communication_s: ArrayN, room_s: ArrayN, slow: ArrayN) -> tuple[ArrayN
     return np.minimum(slow * beside, np.maximum(room_s * (1.0 + slow) - communication_s, 0.0)), beside
 
 
+def _lost_beside_gathers(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
+    """What computing loses while FSDP gathers the chunks behind the first one from a step's start on. (n,) [s]
+
+    The first micro-batch passes through all chunks but its first, ``chunk_s`` each, on one rank after the other. A
+    chunk is gathered once the one two before it is computed: computing and gathers take turns where these are long.
+    """
+    stages = rows.stage_layers.stages
+    return np.asarray(slow * np.minimum(gather_s, (stages.vpp * stages.pp - 1) * chunk_s))
+
+
+def _lost_beside_reductions(rows: GatheredRows, reduce_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
+    """What computing loses while FSDP reduces chunks ahead of the last one, behind their last backwards. (n,) [s]
+
+    Each rank reduces a chunk while the next one goes through all ``pp`` ranks, ``chunk_s`` on each. It computes itself
+    in the last ``m`` of these pp turns, with m micro-batches and pp at most. The longest path goes through one rank
+    after the other, so that pp / m ranks lose on it. The last rank begins ``m - 1`` turns ahead of the first; what it
+    loses until then comes on top. Where reductions take longer than the path, what is lost is waited for anyway.
+    """
+    pp, others = rows.stage_layers.stages.pp, rows.stage_layers.stages.vpp - 1
+    turns = np.minimum(rows.num_micro_batches, pp)
+    ahead_s = (turns - 1) * chunk_s
+    path_s = others * pp * chunk_s + ahead_s
+    each_s = reduce_s / max(others, 1)
+    beside_s = others * pp / turns * np.clip(each_s - (pp - turns) * chunk_s, 0.0, turns * chunk_s)
+    lost_s = slow * (beside_s + np.minimum(each_s, ahead_s))
+    return np.asarray(np.minimum(lost_s, np.maximum(path_s * (1.0 + slow) - reduce_s, 0.0)))
+
+
 def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp: int) -> ArrayN:
     """What is left of reductions when the last rank has ended: each chunk's begins behind its last backward.
 
@@ -388,7 +416,10 @@ def _pipelined_fsdp(
     each = pieces[:, :, None]
     blocking = np.maximum(gathers / each, gathers - chunk_f[:, :, None] * (1.0 - 1.0 / each))
     once = DataParallelOncePerStep(gathers, blocking, reduces, "FSDP of chunks", sums)
-    lost = slow[:, 0] * beside
+    lost = _lost_beside_gathers(rows, gathers[:, 0, 1:].sum(axis=1), chunk_f[:, 0], slow[:, 0])
+    lost = lost + _lost_beside_reductions(
+        rows, (reduces + sums)[:, 0, 1:].sum(axis=1), backward_s[:, 0] / vpp, slow[:, 0]
+    )
     return CommunicationOutsideBlocks(
         lost, hidden, np.zeros_like(forward_s), once, exposed_on_path=gathered + reduced, exposed_while_host_issues=lost
     )

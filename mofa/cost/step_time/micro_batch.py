@@ -56,13 +56,14 @@ class HostBoundPasses:
     def earliest_end_by_hosts_s(self, of: IntA, num_micro_batches: ArrayN, lead_s: ArrayN) -> ArrayN:
         """When the first rank may end at the earliest, as far as hosts are concerned. (late rows,) [s]
 
-        The host of every rank issues all that it has without a pause; the last backward goes on to the first rank.
+        The host of every rank issues all that it has without a pause; the last backward goes on to the first rank. Of
+        a schedule that defers weights' gradients a rank's last work is one of these, for which no other rank waits.
         ``of`` says which of the stages that are shown each one is like (pp,), ``lead_s`` how far each host is ahead as
         the step begins (late rows, R).
         """
         issue = np.sum([clocks.host_s for clocks in self.clocks_by_kind], axis=0).sum(axis=2)[:, of]
         backward_s = np.sum([clocks.device_s for clocks in self.clocks_by_kind[1:]], axis=0)[:, of, 0]
-        ahead_s = np.cumsum(backward_s, axis=1) - backward_s
+        ahead_s = 0.0 if self.split_backward is not None else np.cumsum(backward_s, axis=1) - backward_s
         return max_of_array_rows(num_micro_batches[:, None] * issue + ahead_s - lead_s[:, of])
 
     def single_stage_s(

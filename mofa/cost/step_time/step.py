@@ -269,17 +269,30 @@ def _pipeline(
         exposed[_T["dp"]] += named_s
         exposed[_T["host_idle"]] -= named_s
         return of_others_s
-    alone = pipeline_s(schedule, fwd, bwd, num_micro_batches, rested_s=rested)
+    between_s = _exchanged_between_passes_s(stages.pp, hop)
+    alone = pipeline_s(schedule, fwd, bwd, num_micro_batches, rested_s=rested, exchanged_s=between_s)
     exposed[_T["bubble"]] += alone - busy
     if np.any(before):
         before = rows.spread_to_all_stages(before)
-        with_gathers = pipeline_s(schedule, fwd, bwd, num_micro_batches, before_s=before, rested_s=rested)
+        with_gathers = pipeline_s(
+            schedule, fwd, bwd, num_micro_batches, before_s=before, rested_s=rested, exchanged_s=between_s
+        )
         _count_gathers(exposed, with_gathers - alone, own_gather)
     exposed[_T["bubble"]] += (fill - own_hops) * hop
     exposed[_T["pp"]] += (own_hops + (1.0 if schedule.joins_send_and_receive else slow) * num_passes) * hop
     if not schedule.joins_send_and_receive:
         hidden[_H["pp"]] += num_passes * hop
     return nothing
+
+
+def _exchanged_between_passes_s(pp: int, hop_s: ArrayN) -> ArrayN:
+    """What a stage of GPipe sends and receives between two forwards, or two backwards. (n, pp) [s]
+
+    PyTorch has one stream for all of a rank's sends and receives: what a pass hands on leaves before the next one's
+    input comes, and neither is beside a pass of this rank. The ends of the pipeline only send or only receive.
+    """
+    stage = np.arange(pp)
+    return np.asarray(hop_s[:, None] * ((stage > 0) + 1.0 * (stage < pp - 1)))
 
 
 def _count_gathers(exposed: ArrayN, added_s: ArrayN, own_gather_s: ArrayN) -> None:

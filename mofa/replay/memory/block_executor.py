@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 
 from mofa.cost.memory.persistent_buffers import PYTORCH_WORKSPACE
 from mofa.replay.allocator.caching import Allocator
@@ -59,7 +59,7 @@ class BlockExecutor:
         self.lasts = False
         self.received = 0
         self.freed_at_end: list[Allocation] = []
-        self.retained = DispatcherRetention(lambda: self.programs)
+        self.retained = DispatcherRetention(partial(self.recordings.programs, rank))
         self.sends = DeferredFrees(self.state)
         self.received_inputs = ReceivedInputs(self.state)
 

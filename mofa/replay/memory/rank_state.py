@@ -57,7 +57,8 @@ class RankState:
     def note_out_of_memory(self, full: OutOfDeviceMemory, instruction: Instruction, event: int) -> Block:
         """Remember where the device was full first, and play on without end."""
         if self.first_failure is None:
-            self.first_failure = (event, full, instruction)
+            # its traceback would keep every frame, and these all that was played
+            self.first_failure = (event, full.with_traceback(None), instruction)
         self.a.capacity_bytes = None
         return self.allocate_rounded(full.size, instruction.stream << 1 | (full.size <= SMALL_SIZE))
 

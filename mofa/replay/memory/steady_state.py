@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
+from weakref import WeakMethod
 
 from mofa.replay.allocator.pools import Block, BlockSlots
 from mofa.replay.memory import deepspeed
@@ -31,15 +32,31 @@ TRIES = 3
 """Computations of a kind and chunk that are noted down before none is expected to repeat: the first have buffers."""
 
 
+PlayComputation = Callable[[str, int, int], None]
+"""Plays a kind, chunk and micro-batch op by op."""
+
+
+def without_cycle(play: PlayComputation) -> PlayComputation:
+    """The same method without keeping its object, which keeps what calls it. With no cycle, what was played is gone
+    with its last reader, though the cycle collector is off meanwhile."""
+    method = WeakMethod(play)
+
+    def call(kind: str, chunk: int, micro_batch: int) -> None:
+        if (bound := method()) is not None:
+            bound(kind, chunk, micro_batch)
+
+    return call
+
+
 class SteadyStatePlayer:
     """Leads a rank through the computations of its steps; ``play`` plays a kind, chunk and micro-batch op by op."""
 
     def __init__(
         self, state: RankState, sends: DeferredFrees, retained: DispatcherRetention, received_inputs: ReceivedInputs,
-        recordings: SharedRecordings, play: Callable[[str, int, int], None], *, skip_rounds: bool,
+        recordings: SharedRecordings, play: PlayComputation, *, skip_rounds: bool,
     ) -> None:  # fmt: skip
         self.state, self.sends, self.retained, self.recordings = state, sends, retained, recordings
-        self.received_inputs, self.play = received_inputs, play
+        self.received_inputs, self.play = received_inputs, without_cycle(play)
         rank = state.rank
         kinds = len({k for k, _, _ in rank.computations})
         sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}

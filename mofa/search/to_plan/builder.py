@@ -188,6 +188,10 @@ class CandidatePlan:
         """
         return self.replayer.time_without_spans()
 
+    def forget_played_ranks(self) -> None:
+        """Drop what was played of its ranks, up to hundreds of MiB in long steps; the step's time stays."""
+        self.__dict__.pop("replayer", None)
+
     def lacking_bytes(self) -> float:
         """Bytes that the fullest rank lacks by replay; negative: free. [B]"""
         limit_bytes = memory_limit_bytes(*self.job[1:3])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,3 +112,22 @@ def test_more_than_enough_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [(0, 79.0)]
     assert one.fullest_bytes(80.0) == 80.0
     assert {limit for _, limit in asked[1:]} == {float("inf")} and len(asked) == 9
+
+
+@pytest.mark.parametrize("strategy", ["pp=4 ep=4 micro_batch=1 recompute=full", "pp=4 ep=1 micro_batch=8"])
+def test_what_was_played_is_gone_with_its_replayer(strategy: str) -> None:
+    """A search keeps the cycle collector off: neither a cycle nor a kept traceback may hold a rank. One fits; the other
+    runs out of memory."""
+    one = replayer("qwen3-30b-a3b", "megatron", strategy)
+    gc.collect()
+    gc.disable()
+    try:
+        one.fullest_bytes()
+        played = [one.rank_memory(r) for r in one.played_ranks]
+        assert any(rank.first_failure for rank in played) == ("micro_batch=8" in strategy)
+        journals = [weakref.ref(rank.journal) for rank in played]
+        del played, one
+        assert journals and not any(journal() for journal in journals)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
