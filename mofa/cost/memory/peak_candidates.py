@@ -136,8 +136,8 @@ class PeakCandidates(PeakCandidateMemory):
                 name = f"of the last {kind} block{label}"
                 freed = gone
                 if chunks is not None:
-                    kept = chunks.most_kept_in_backward(i, int(bool(label)))
-                    freed = self.activations - self.ends_saved - kept
+                    most = chunks.most_kept_in_backward(i, int(bool(label)))
+                    freed = self.activations - self.ends_saved - most
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 self.add_block(
                     "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, leftover_bytes=ahead

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.fp8 import formats_of_layer_products
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import TableEstimator
-from mofa.cost.kernels.topology import NodeSizes, process_groups
 from mofa.cost.libraries import fractions_on_layer_library
 from mofa.cost.memory.row_memory import RowMemory
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.cost.provenance import (
     Seen,
-    component_provenance,
     memory_bound_op_names,
     op_size_ranges_by_family,
     unaligned_product_ops,
@@ -53,10 +50,9 @@ from mofa.search.to_plan.replayed_memory import (
 )
 from mofa.search.to_plan.replayed_time import DUST, exposed_times_by_stage
 from mofa.search.to_plan.step_band import step_band
+from mofa.search.to_plan.step_provenance import provenance_of_exposed
 from mofa.search.workers import WorkerProcesses
-from mofa.specs.base import Provenance
 from mofa.specs.framework import FrameworkSpec
-from mofa.specs.framework_names import RankOrder
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.residuals import load_closed_form_residuals, load_residuals
 from mofa.specs.shared_facts import load_shared_facts
@@ -409,7 +405,7 @@ def _plan(
         checkpoint_bytes=float(costed.checkpoint_bytes[0]),
         memory=memory,
         time=Time(exposed=exposed, hidden=hidden, by_stage=exposed_times_by_stage(played)),
-        provenance=_provenance(workload, cluster, framework, row, exposed, seen),
+        provenance=provenance_of_exposed(workload, cluster, framework, row, exposed, seen),
         costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,
         notes=general_notes(workload, cluster, framework, played is not None)
@@ -469,33 +465,3 @@ def _memory(
         by_component={name: float(costed.memory_bytes[i, 0]) for i, name in enumerate(MEMORY_COMPONENTS)},
         by_stage=tuple(stages),
     )
-
-
-def _provenance(
-    workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, row: StrategyTable,
-    exposed: dict[str, float], seen: Seen,
-) -> dict[Provenance, float]:  # fmt: skip
-    tp, cp, pp, dp, ep, etp = (int(getattr(row, name)[0]) for name in ("tp", "cp", "pp", "dp", "ep", "etp"))
-    node = NodeSizes(cluster.node.gpus_per_node, cluster.node.gpus_per_domain)
-    crosses = _crossing((tp, cp, pp, dp, ep, etp), node, framework.rank_order)
-    ranks = {"tp": tp, "cp": cp, "ep": ep, "dp": dp * cp}
-    sizes, streams = seen
-    formats = formats_of_layer_products(workload.precision.fp8_recipe)
-    kinds = component_provenance(
-        cluster, formats, crosses, sizes=sizes, streams=streams, ranks=ranks,
-        grouped_kernel=framework.grouped_kernel,
-    )  # fmt: skip
-    total = sum(exposed.values())
-    out: dict[Provenance, float] = {}
-    for name, seconds in exposed.items():
-        if seconds > 0:
-            out[kinds[name]] = out.get(kinds[name], 0.0) + seconds / total
-    return out
-
-
-@lru_cache(maxsize=1024)
-def _crossing(degrees: tuple[int, int, int, int, int, int], node: NodeSizes, rank_order: RankOrder) -> dict[str, bool]:
-    """Kinds of communication that leave the fast domain."""
-    groups = process_groups(*degrees, node, rank_order=rank_order)
-    names = {"tp": "tp", "cp": "cp", "ep": "ep", "pp": "pp", "dp": "dp_cp"}
-    return {name: bool(np.any(groups[group].crosses_domains)) for name, group in names.items()}
