@@ -33,6 +33,7 @@ from mofa.validate.architecture import (
 )
 from mofa.validate.contradictions import contradictory_memory_rows, implausible_out_of_memory
 from mofa.validate.published import UNUSABLE, PublishedFile, PublishedRun
+from mofa.validate.row_gaps import BY_RULE, with_filled_columns
 from mofa.validate.validation_report import DEFAULT_RECOMPUTE
 
 FRAMEWORKS = {
@@ -45,7 +46,7 @@ FRAMEWORKS = {
 """Framework of the sources whose framework is modelled."""
 NODES = {
     "H100": "h100-hgx", "H100 80GB": "h100-hgx", "H200": "h200-hgx", "A100 80GB": "a100-hgx", "B200": "b200-hgx",
-    "GB200": "gb200-nvl72", "H800": "h800-hgx",
+    "GB200": "gb200-nvl72", "H800": "h800-hgx", "B300": "b300-hgx", "GB300": "gb300-nvl72",
 }  # fmt: skip
 POWER_LIMITED = {
     "B200 (power limited)": "b200-hgx",
@@ -73,7 +74,6 @@ RECOMPUTE = {
     "selective(per-op SAC)": "ops", "selective(every 2nd layer)": "every:2",
 }  # fmt: skip
 UNMODELLED_OVERLAPS = (
-    (r"cuda_graph=|CUDA graphs", "CUDA graphs are not modelled"),
     (r"natural routing", "routing is natural and its loads are not given"),
     (r"offloaded", "offloading is not modelled"),
     (r"Async TP", "asynchronous tensor parallelism is not modelled"),
@@ -88,12 +88,32 @@ JUDGING_ONLY = ("korth",)
 
 
 def group_of_row(row: Row) -> str:
-    """Group of a row: its source, apart where recomputation is left to the framework's default, or experts' exchanges
-    are hidden behind other micro-batches."""
+    """Group of a row: its source, apart where a rule filled what it leaves open, where it uses a switch that the others
+    do not, and where recomputation is left to the framework's default."""
     source = f"published-{source_of_row(row)}"
     if recipes.hides_expert_exchanges(row):
         return f"{source}-expert-overlap"
+    source += "".join(suffix for suffix, is_of in GROUPS_OF_THEIR_OWN.items() if is_of(row))
     return source if row["recompute"] else source + DEFAULT_RECOMPUTE
+
+
+GROUPS_OF_THEIR_OWN: dict[str, Callable[[Row], bool]] = {
+    "-by-rule": lambda row: bool(row.get(BY_RULE)),
+    "-mxfp8": lambda row: row["precision"].startswith("mxfp8"),
+    "-cuda-graphs": lambda row: recipes.cuda_graphs_of_row(row) not in ("", None),
+}
+"""By the end of a group's name which rows it holds. They judge alone: no constant and no band is learned from them."""
+
+
+def is_group_of_its_own(group: str) -> bool:
+    """Whether a group's rows judge alone.
+
+    Examples
+    --------
+    >>> [is_group_of_its_own(f"published-{name}") for name in ("mlperf-by-rule-default-recompute", "bridge")]
+    [True, False]
+    """
+    return group.removesuffix(DEFAULT_RECOMPUTE).endswith(tuple(GROUPS_OF_THEIR_OWN))
 
 
 def _framework(row: Row) -> str | None:
@@ -121,6 +141,8 @@ def product_format_of_row(row: Row) -> str | None:
     text = row["precision"]
     if text in ("bf16", "fp16") or (not text and source_of_row(row) == "bloom"):
         return "bf16"
+    if text == "mxfp8":
+        return "fp8-mxfp8"
     if not re.match(r"fp8($|[(-])", text):
         return None
     return recipes.fp8_scaling_of_row(row)
@@ -170,13 +192,16 @@ def _recompute(row: Row) -> str | None:
 def _features(row: Row) -> str | None:
     if reason := recipes.why_row_is_unmodelled(row, UNMODELLED_OVERLAPS) or recipes.why_row_is_implausible(row):
         return reason
+    if recipes.cuda_graphs_of_row(row) is None:
+        return "what its CUDA graphs hold is not understood"
     if "26.06.01" in row["framework"] and "oss" in row["model"].lower():
         return "the source calls it a regression"
     return None
 
 
 def _oom(row: Row) -> bool:
-    return re.search(r"(?<![A-Za-z])OOM(?![A-Za-z])", row["notes"]) is not None  # alone or as OOM_on_rank0
+    # alone or as OOM_on_rank0; "too close to OOM" ran (bloom-027)
+    return re.search(r"(?<![A-Za-z])(?<!close to )OOM(?![A-Za-z])", row["notes"]) is not None
 
 
 def _measured(row: Row) -> str | None:
@@ -218,6 +243,8 @@ def _framework_of(row: Row, source: str, gpu: str) -> dict[str, Any]:
             framework["saves_attention"] = False
     elif row["zero_stage"] == "0":
         framework["data_parallel"] = "ddp"
+    if graphs := recipes.cuda_graphs_of_row(row):
+        framework["cuda_graphs"] = graphs
     if source == "bloom":
         framework |= _deepspeed_of(row)
     return framework
@@ -315,6 +342,8 @@ def notes_of_row(row: Row) -> list[str]:
         notes.append(f"memory only: {gpu_of_row(row)}")
     if source_of_row(row) == "bloom":
         notes.append("the vocabulary is the lab book's where the row has none")
+    if row.get(BY_RULE):
+        notes.append(f"filled by a rule: {row[BY_RULE]}")
     if row["precision"] == "fp16":
         notes.append("fp16 at bf16's rate")
     return notes
@@ -332,7 +361,7 @@ def import_published_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[
     """
     usable, unusable = [], []
     seen: dict[str, str] = {}
-    rows = [with_section_columns(row) for row in rows]
+    rows = [with_filled_columns(with_section_columns(row)) for row in rows]
     read = [row for row in rows if MEMORY.get(source_of_row(row)) == "device"]
     against = contradictory_memory_rows(read)
     never_full = implausible_out_of_memory([row for row in read if _oom(row)], read)
@@ -423,7 +452,8 @@ def halves_of_previous_runs(folder: Path) -> dict[tuple[str, str], Split]:
     """The halves, fitting or judging, of the sources and models that a folder of published runs holds."""
     splits: dict[tuple[str, str], Split] = {}
     for path in sorted(folder.glob("*.yaml")):
-        for item in spec_from_mapping(PublishedFile, load_yaml(path), str(path)).runs:
+        runs = spec_from_mapping(PublishedFile, load_yaml(path), str(path)).runs
+        for item in (item for item in runs if not is_group_of_its_own(item.group)):
             splits[item.run.id.rpartition("-")[0], item.model] = item.split
     return splits
 
@@ -440,11 +470,13 @@ def write_published_runs(table: Path, folder: Path) -> tuple[int, int]:
         rows: list[Mapping[str, str]] = list(csv.DictReader(file))
     usable, unusable = import_published_rows(rows, folder)
     sources: dict[str, list[dict[str, Any]]] = {}
+    dealt = [item for item in usable if not is_group_of_its_own(item["group"])]
     splits = assign_halves_to_published_runs(
-        [(source_of_row(item["run"]), item["model"]) for item in usable], halves_of_previous_runs(folder)
+        [(source_of_row(item["run"]), item["model"]) for item in dealt], halves_of_previous_runs(folder)
     )
     for item in usable:
-        item["split"] = splits[source_of_row(item["run"]), item["model"]]
+        alone = is_group_of_its_own(item["group"])
+        item["split"] = "judging" if alone else splits[source_of_row(item["run"]), item["model"]]
         PublishedRun.model_validate(item)
         sources.setdefault(source_of_row(item["run"]), []).append(item)
     folder.mkdir(parents=True, exist_ok=True)
