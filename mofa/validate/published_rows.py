@@ -33,8 +33,8 @@ from mofa.validate.architecture import (
 )
 from mofa.validate.contradictions import contradictory_memory_rows, implausible_out_of_memory
 from mofa.validate.published import UNUSABLE, PublishedFile, PublishedRun
-from mofa.validate.row_gaps import BY_RULE, with_filled_columns
-from mofa.validate.validation_report import DEFAULT_RECOMPUTE
+from mofa.validate.row_gaps import BY_RULE, step_s_by_throughput, with_filled_columns
+from mofa.validate.row_groups import group_of_row, is_group_of_its_own
 
 FRAMEWORKS = {
     **dict.fromkeys(("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf", "mcore08", "mlmllama",
@@ -85,35 +85,6 @@ EMBEDDINGS_COUNTED = ("bloom-128", "bloom-129")
 """Rows before those of the BF16 optimizer that the lab book heads "regex partition_method='type:transformer|embed'"."""
 JUDGING_ONLY = ("korth",)
 """Sources of which nothing may be learned: end-to-end runs whose layers have been timed apart."""
-
-
-def group_of_row(row: Row) -> str:
-    """Group of a row: its source, apart where a rule filled what it leaves open, where it uses a switch that the others
-    do not, and where recomputation is left to the framework's default."""
-    source = f"published-{source_of_row(row)}"
-    if recipes.hides_expert_exchanges(row):
-        return f"{source}-expert-overlap"
-    source += "".join(suffix for suffix, is_of in GROUPS_OF_THEIR_OWN.items() if is_of(row))
-    return source if row["recompute"] else source + DEFAULT_RECOMPUTE
-
-
-GROUPS_OF_THEIR_OWN: dict[str, Callable[[Row], bool]] = {
-    "-by-rule": lambda row: bool(row.get(BY_RULE)),
-    "-mxfp8": lambda row: row["precision"].startswith("mxfp8"),
-    "-cuda-graphs": lambda row: recipes.cuda_graphs_of_row(row) not in ("", None),
-}
-"""By the end of a group's name which rows it holds. They judge alone: no constant and no band is learned from them."""
-
-
-def is_group_of_its_own(group: str) -> bool:
-    """Whether a group's rows judge alone.
-
-    Examples
-    --------
-    >>> [is_group_of_its_own(f"published-{name}") for name in ("mlperf-by-rule-default-recompute", "bridge")]
-    [True, False]
-    """
-    return group.removesuffix(DEFAULT_RECOMPUTE).endswith(tuple(GROUPS_OF_THEIR_OWN))
 
 
 def _framework(row: Row) -> str | None:
@@ -192,6 +163,8 @@ def _recompute(row: Row) -> str | None:
 def _features(row: Row) -> str | None:
     if reason := recipes.why_row_is_unmodelled(row, UNMODELLED_OVERLAPS) or recipes.why_row_is_implausible(row):
         return reason
+    if reason := recipes.why_recipe_of_row_is_unmodelled(row):
+        return reason
     if recipes.cuda_graphs_of_row(row) is None:
         return "what its CUDA graphs hold is not understood"
     if "26.06.01" in row["framework"] and "oss" in row["model"].lower():
@@ -207,7 +180,8 @@ def _oom(row: Row) -> bool:
 def _measured(row: Row) -> str | None:
     power = gpu_of_row(row) in POWER_LIMITED
     memory = bool(row["measured_peak_mem_gib"]) and source_of_row(row) in MEMORY
-    time = bool(row["measured_step_time_s"] or row["measured_tokens_per_s_per_gpu"]) and not power
+    known = row["measured_step_time_s"] or row["measured_tokens_per_s_per_gpu"] or step_s_by_throughput(row)
+    time = bool(known) and not power
     if time or memory or _oom(row):
         return None
     return "clocks are limited and no memory is given" if power else "neither step time, tokens/s nor memory is given"
@@ -308,7 +282,7 @@ def run_mapping_of_row(row: Row) -> dict[str, Any]:
 
 
 def measured_mapping_of_row(row: Row) -> dict[str, Any]:
-    """What a usable row measured. Step time or tokens/s, never MFU."""
+    """What a usable row measured: step time or tokens/s, never MFU; FLOP/s where its source says how they count."""
     if _oom(row):
         return {"oom": True}
     out: dict[str, Any] = {}
@@ -319,6 +293,8 @@ def measured_mapping_of_row(row: Row) -> dict[str, Any]:
             tokens = int(row["gbs"]) * int(row["seq_len"])
             rate = float(row["measured_tokens_per_s_per_gpu"]) * int(row["n_gpus"])
             out["step_s"] = round(tokens / rate, 6)
+        elif step_s := step_s_by_throughput(row):
+            out["step_s"] = round(step_s, 6)
     kind = MEMORY.get(source_of_row(row))
     if kind and row["measured_peak_mem_gib"]:
         out[f"{kind}_bytes"] = float(row["measured_peak_mem_gib"]) * UNIT.get(source_of_row(row), GIB)

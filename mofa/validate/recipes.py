@@ -71,6 +71,21 @@ class ModelCardRecipe(Spec):
     source: Source
 
 
+class UnmodelledRecipe(RowSelector):
+    """Rows whose recipe switches something on that no prediction covers."""
+
+    precision: str
+    """As the row's column begins."""
+    framework_names: str = ""
+    """As of :class:`RecipeOptions`."""
+    reason: str
+
+    def holds(self, row: Row) -> bool:
+        """Whether a row runs by it."""
+        named = self.framework_names in row["framework"] and row["precision"].startswith(self.precision)
+        return named and self.covers(row)
+
+
 class ModelChunks(Spec):
     """Chunks of a stage by model. [-]"""
 
@@ -124,6 +139,7 @@ class Recipes(Spec):
     readings: tuple[RecipeOptions, ...]
     said: tuple[OptionsInNotes, ...]
     cards: tuple[ModelCardRecipe, ...]
+    unmodelled: tuple[UnmodelledRecipe, ...]
     bf16_moments: tuple[RowSelector, ...]
     """Models whose recipe holds Adam's moments in bf16."""
     virtual_stages: tuple[ModelChunks, ...]
@@ -288,6 +304,11 @@ def why_row_is_implausible(row: Row) -> str | None:
     if of_4 and re.match("GPT.?OSS.?120B", row["model"], re.IGNORECASE):
         return "its micro-batch is not that of any version of its recipe"
     return None
+
+
+def why_recipe_of_row_is_unmodelled(row: Row) -> str | None:
+    """What a row's recipe switches on that is not modelled, where the row does not say so itself, or None."""
+    return next((recipe.reason for recipe in load_recipes().unmodelled if recipe.holds(row)), None)
 
 
 def routing_of_row(row: Row) -> dict[str, Any]:

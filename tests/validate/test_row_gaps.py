@@ -9,14 +9,10 @@ import pytest
 
 from mofa.validate.architecture import Row
 from mofa.validate.published import published_reference_runs
-from mofa.validate.published_rows import (
-    group_of_row,
-    import_published_rows,
-    is_group_of_its_own,
-    write_published_runs,
-)
-from mofa.validate.recipes import cuda_graphs_of_row, load_recipes
-from mofa.validate.row_gaps import BY_RULE, layers_by_throughput, with_filled_columns
+from mofa.validate.published_rows import import_published_rows, write_published_runs
+from mofa.validate.recipes import cuda_graphs_of_row, load_recipes, why_recipe_of_row_is_unmodelled
+from mofa.validate.row_gaps import BY_RULE, layers_by_throughput, step_s_by_throughput, with_filled_columns
+from mofa.validate.row_groups import group_of_row, is_group_of_its_own
 from tests.validate.test_published_rows import COLUMNS, PUBLISHED, row
 
 BLOOM = {
@@ -146,3 +142,32 @@ def test_committed_rows_of_groups_of_their_own_judge() -> None:
     assert {run.split for run in own} == {"judging"}
     assert all(any("filled by a rule" in note for note in run.notes) for run in own if "-by-rule" in run.group)
     assert len(runs) + len(left_out) == 730
+
+
+def test_flops_are_a_step_time_where_the_sources_rows_say_how_they_count(tmp_path: Path) -> None:
+    """nemo-012, Llama 3 70B, prints 1,524 tokens/s and 734 TFLOP/s: both give 10.75 s."""
+    both = row(
+        id="nemo-012", model="LLAMA3-70B", layers="80", hidden="8192", ffn="28672", heads="64", kv_heads="8",
+        vocab="128256", n_gpus="64", gbs="128", seq_len="8192", measured_tflops_per_gpu="734",
+    )  # fmt: skip
+    assert step_s_by_throughput(both) == pytest.approx(128 * 8192 / (64 * 1524), rel=1e-3)
+    assert step_s_by_throughput({**both, "id": "bridge-001"}) is None
+    assert step_s_by_throughput({**both, "moe_experts": "8"}) is None
+    assert step_s_by_throughput({**both, "measured_tflops_per_gpu": ""}) is None
+    long = row(
+        id="nemo-026", model="LLAMA2-7B", ffn="11008", kv_heads="32", vocab="32000", seq_len="524288", n_gpus="512",
+        tp="8", cp="16", dp="4", mbs="", gbs="8", recompute="", measured_tokens_per_s_per_gpu="",
+        measured_tflops_per_gpu="549", notes='"batch size" column taken as GBS', precision="fp8",
+    )  # fmt: skip
+    runs, unusable = import_published_rows([long], tmp_path)
+    assert unusable == []
+    assert runs[0]["run"]["batch"]["micro"] == 1
+    assert runs[0]["group"] == "published-nemo-by-rule-default-recompute"
+    assert runs[0]["measured"]["step_s"] == pytest.approx(12.9, abs=0.05)
+
+
+def test_a_recipe_that_is_not_modelled_is_a_reason() -> None:
+    """Its card says nothing of graphs; the recipe that it names captures a full iteration with experts."""
+    card = row(id="bridgecard-035", model="qwen3-30b-a3b [weak scaling]", gpu="GB300", precision="mxfp8")
+    assert why_recipe_of_row_is_unmodelled(card) is not None
+    assert why_recipe_of_row_is_unmodelled({**card, "precision": "bf16"}) is None
