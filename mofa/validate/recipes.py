@@ -259,13 +259,13 @@ def cuda_graphs_of_row(row: Row) -> str | None:
     'local:full_iteration'
     """
     said = f"{row['overlap_notes']} {row['notes']}"
-    found = GRAPHS.search(said)
-    if found is None:
+    match = GRAPHS.search(said)
+    if match is None:
         return None if re.search(r"cuda_graph=|(?<![nN]o )CUDA graphs", said) else ""
-    if found["full"] or found["by"] == "full_iteration" or (found["by"] == "local" and "full_iteration" in found["of"]):
+    if match["full"] or match["by"] == "full_iteration" or (match["by"] == "local" and "full_iteration" in match["of"]):
         return "local:full_iteration"
-    parts = re.findall(r"[a-z_]+", found["parts"] or found["of"] or "")
-    text = ("te" if found["te"] or found["by"] == "transformer_engine" else "local") + (":" if parts else "")
+    parts = re.findall(r"[a-z_]+", match["parts"] or match["of"] or "")
+    text = ("te" if match["te"] or match["by"] == "transformer_engine" else "local") + (":" if parts else "")
     text += "+".join(PREPROCESS.get(part, part) for part in parts)
     try:
         return str(CudaGraphs.parse(text))

@@ -185,8 +185,8 @@ def flat_buffers(
         gathered = [n for n in b.members if not (copied_out and weights[n].fp8_transpose_bytes)]
         params_bytes = int(padding * sum(weights[n].param_bytes for n in gathered))
         grads_bytes = int(framework.grads_bytes_per_param * b.buckets[-1])
-        held = params_bytes if spec.gradients.shards_states else 0
-        out.append(FlatBuffer(b.members, held, grads_bytes, keeps_tensors=copied_out))
+        params_bytes = params_bytes if spec.gradients.shards_states else 0
+        out.append(FlatBuffer(b.members, params_bytes, grads_bytes, keeps_tensors=copied_out))
     return tuple(out)
 
 
