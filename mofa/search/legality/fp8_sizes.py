@@ -16,8 +16,8 @@ def _sizes(workload: WorkloadSpec, table: StrategyTable) -> Iterator[tuple[str, 
     """Name, size on a rank, and unit to be a multiple of, for every dimension of the layers' products. (n,)
     [elements]"""
     model, a = workload.model, workload.model.attention
-    recipe = FP8_RECIPES[workload.precision.fp8_recipe]
-    inner, outer = recipe.column_multiple, recipe.row_multiple
+    recipe = FP8_RECIPES.get(workload.precision.fp8_recipe)
+    inner, outer = (recipe.column_multiple, recipe.row_multiple) if recipe else (1, 1)
     tokens = table.micro_batch * workload.batch.seq_len / table.cp
     yield "tokens of a micro-batch on a rank", tokens, outer
     yield "tokens of a sequence shard", np.where(table.sp, tokens / table.tp, tokens), outer
