@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mofa.validate import recipes
 from mofa.validate.architecture import Row, source_of_row
 from mofa.validate.row_gaps import BY_RULE
-from mofa.validate.validation_report import DEFAULT_RECOMPUTE
+from mofa.validate.validation_report import BY_RULE_SUFFIX, DEFAULT_RECOMPUTE
 
 
 def group_of_row(row: Row) -> str:
@@ -21,7 +21,7 @@ def group_of_row(row: Row) -> str:
 
 
 GROUPS_OF_THEIR_OWN: dict[str, Callable[[Row], bool]] = {
-    "-by-rule": lambda row: bool(row.get(BY_RULE)),
+    BY_RULE_SUFFIX: lambda row: bool(row.get(BY_RULE)),
     "-mxfp8": lambda row: row["precision"].startswith("mxfp8"),
     "-cuda-graphs": lambda row: recipes.cuda_graphs_of_row(row) not in ("", None),
 }
