@@ -34,7 +34,7 @@ from mofa.validate.architecture import (
 from mofa.validate.contradictions import contradictory_memory_rows, implausible_out_of_memory
 from mofa.validate.published import UNUSABLE, PublishedFile, PublishedRun
 from mofa.validate.row_gaps import BY_RULE, step_s_by_throughput, with_filled_columns
-from mofa.validate.row_groups import group_of_row, is_group_of_its_own
+from mofa.validate.row_groups import group_of_row
 
 FRAMEWORKS = {
     **dict.fromkeys(("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf", "mcore08", "mlmllama",
@@ -428,8 +428,7 @@ def halves_of_previous_runs(folder: Path) -> dict[tuple[str, str], Split]:
     """The halves, fitting or judging, of the sources and models that a folder of published runs holds."""
     splits: dict[tuple[str, str], Split] = {}
     for path in sorted(folder.glob("*.yaml")):
-        runs = spec_from_mapping(PublishedFile, load_yaml(path), str(path)).runs
-        for item in (item for item in runs if not is_group_of_its_own(item.group)):
+        for item in spec_from_mapping(PublishedFile, load_yaml(path), str(path)).runs:
             splits[item.run.id.rpartition("-")[0], item.model] = item.split
     return splits
 
@@ -446,13 +445,11 @@ def write_published_runs(table: Path, folder: Path) -> tuple[int, int]:
         rows: list[Mapping[str, str]] = list(csv.DictReader(file))
     usable, unusable = import_published_rows(rows, folder)
     sources: dict[str, list[dict[str, Any]]] = {}
-    dealt = [item for item in usable if not is_group_of_its_own(item["group"])]
     splits = assign_halves_to_published_runs(
-        [(source_of_row(item["run"]), item["model"]) for item in dealt], halves_of_previous_runs(folder)
+        [(source_of_row(item["run"]), item["model"]) for item in usable], halves_of_previous_runs(folder)
     )
     for item in usable:
-        alone = is_group_of_its_own(item["group"])
-        item["split"] = "judging" if alone else splits[source_of_row(item["run"]), item["model"]]
+        item["split"] = splits[source_of_row(item["run"]), item["model"]]
         PublishedRun.model_validate(item)
         sources.setdefault(source_of_row(item["run"]), []).append(item)
     folder.mkdir(parents=True, exist_ok=True)

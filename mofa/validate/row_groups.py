@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mofa.validate import recipes
 from mofa.validate.architecture import Row, source_of_row
+from mofa.validate.reference import ReferenceRun
 from mofa.validate.row_gaps import BY_RULE
 from mofa.validate.validation_report import BY_RULE_SUFFIX, DEFAULT_RECOMPUTE
 
@@ -25,11 +26,12 @@ GROUPS_OF_THEIR_OWN: dict[str, Callable[[Row], bool]] = {
     "-mxfp8": lambda row: row["precision"].startswith("mxfp8"),
     "-cuda-graphs": lambda row: recipes.cuda_graphs_of_row(row) not in ("", None),
 }
-"""By the end of a group's name which rows it holds. They judge alone: no constant and no band is learned from them."""
+"""By the end of a group's name which rows it holds. No constant and no band is learned from them, whatever half their
+family is in."""
 
 
 def is_group_of_its_own(group: str) -> bool:
-    """Whether a group's rows judge alone.
+    """Whether nothing is learned from a group's rows.
 
     Examples
     --------
@@ -37,3 +39,8 @@ def is_group_of_its_own(group: str) -> bool:
     [True, False]
     """
     return group.removesuffix(DEFAULT_RECOMPUTE).endswith(tuple(GROUPS_OF_THEIR_OWN))
+
+
+def runs_to_learn_from(references: Iterable[ReferenceRun]) -> list[ReferenceRun]:
+    """The fitting half without groups of their own: what bands and margins may be learned from."""
+    return [run for run in references if run.split == "fitting" and not is_group_of_its_own(run.group)]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from mofa.validate.architecture import Row
 from mofa.validate.published import published_reference_runs
-from mofa.validate.published_rows import import_published_rows, write_published_runs
+from mofa.validate.published_rows import import_published_rows
 from mofa.validate.recipes import cuda_graphs_of_row, load_recipes, why_recipe_of_row_is_unmodelled
 from mofa.validate.row_gaps import BY_RULE, layers_by_throughput, step_s_by_throughput, with_filled_columns
-from mofa.validate.row_groups import group_of_row, is_group_of_its_own
-from tests.validate.test_published_rows import COLUMNS, PUBLISHED, row
+from mofa.validate.row_groups import group_of_row, is_group_of_its_own, runs_to_learn_from
+from tests.validate.test_published_rows import PUBLISHED, row
 
 BLOOM = {
     "id": "bloom-015", "model": "BLOOM-dev-183B", "framework": "Megatron-DeepSpeed", "gpu": "A100 80GB", "layers": "",
@@ -113,35 +112,21 @@ def test_a_row_with_graphs_runs_with_them_in_a_group_that_judges_alone(tmp_path:
     assert runs[0]["group"] == "published-bridge-cuda-graphs"
 
 
-def test_groups_of_their_own_deal_no_halves(tmp_path: Path) -> None:
-    """A model whose other rows fit stays where it is, and its rows with graphs judge."""
-    rows = [row(), row(id="bridge-002", overlap_notes="cuda_graph=local:full_iteration", tp="1", dp="16")]
-    table = tmp_path / "rows.csv"
-    with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    (tmp_path / "out").mkdir()
-    assert write_published_runs(table, tmp_path / "out") == (2, 0)
-    path = tmp_path / "out" / "bridge.yaml"
-    path.write_text(path.read_text().replace("split: judging", "split: fitting", 1))  # the first is without graphs
-    assert write_published_runs(table, tmp_path / "out") == (2, 0)
-    runs, _ = published_reference_runs(tmp_path / "out")
-    assert {run.id: run.split for run in runs} == {"bridge-001": "fitting", "bridge-002": "judging"}
+def test_nothing_is_learned_from_groups_of_their_own() -> None:
+    """A family is in one half whatever its rows switch on; residuals leave the groups of their own out."""
+    runs, left_out = published_reference_runs(PUBLISHED)
+    learned = runs_to_learn_from(runs)
+    assert {run.split for run in learned} == {"fitting"}
+    assert not [run.id for run in learned if is_group_of_its_own(run.group)]
+    own = [run for run in runs if is_group_of_its_own(run.group)]
+    assert own
+    assert all(any("filled by a rule" in note for note in run.notes) for run in own if "-by-rule" in run.group)
+    assert len(runs) + len(left_out) == 730
 
 
 def test_too_close_to_out_of_memory_ran(tmp_path: Path) -> None:
     runs, _ = import_published_rows([row(notes="source note: too close to OOM")], tmp_path)
     assert "step_s" in runs[0]["measured"]
-
-
-def test_committed_rows_of_groups_of_their_own_judge() -> None:
-    runs, left_out = published_reference_runs(PUBLISHED)
-    own = [run for run in runs if is_group_of_its_own(run.group)]
-    assert own
-    assert {run.split for run in own} == {"judging"}
-    assert all(any("filled by a rule" in note for note in run.notes) for run in own if "-by-rule" in run.group)
-    assert len(runs) + len(left_out) == 730
 
 
 def test_flops_are_a_step_time_where_the_sources_rows_say_how_they_count(tmp_path: Path) -> None:
