@@ -23,6 +23,7 @@ from mofa.specs.residuals import FILE, STEPS_FILE
 from mofa.validate.all_runs import reference_runs
 from mofa.validate.bands import fit_step_residuals, residuals_csv, step_residual_of
 from mofa.validate.reference import has_cuda_graphs, measured_reference_runs
+from mofa.validate.row_groups import runs_to_learn_from
 from mofa.validate.run_processes import RunProcesses
 from mofa.validate.score import score_reference_runs
 from mofa.validate.validation_report import RunScore
@@ -36,9 +37,7 @@ def fitting_runs(processes: int | None = None) -> list[RunScore]:
     """Every run that may be learned from, predicted."""
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch, RunProcesses(processes) as spread:
         found, _ = reference_runs(ROOT / "reference_runs", Path(scratch), spread=spread)
-        runs, _ = score_reference_runs(
-            [reference for reference in found if reference.split == "fitting"], spread=spread
-        )
+        runs, _ = score_reference_runs(runs_to_learn_from(found), spread=spread)
     return [run for run in runs if not run.ran_under_profiler]
 
 

@@ -13,14 +13,12 @@ from typing import Literal
 from mofa.blocks.work import BACK_FORMATS, Format
 
 BLOCK = 128.0
-"""Elements that share a scale, along a row or a column; of weights a square of them. [-]"""
+"""Elements that share a scale under blockwise scaling, along a row or a column; of weights a square of them. [-]"""
+MX_BLOCK = 32.0
+"""Elements that share a scale of a byte (E8M0) under MXFP8, along a row or a column, of weights too (te/constants.py,
+``MXFP8_BLOCK_SCALING_SIZE``). [-]"""
 SCALE_BYTES = 4.0
 """Of a scale, fp32. [B]"""
-ALIGNED_ROWS = 16.0
-"""Rows of an expert's input are padded to a multiple of this under all three recipes (te/quantization.py,
-``get_align_size_for_quantization``; megatron's fp8_utils.py, ``get_fp8_align_size``). [tokens]"""
-FILLED_ROWS = (ALIGNED_ROWS - 1.0) / 2.0
-"""That it takes to fill up rows of any number, in the mean. [tokens]"""
 TENSORS_PER_CAST = 64.0
 """Tensors that one launch of delayed scaling's cast of several takes (common/transpose/multi_cast_transpose.cu,
 ``kMaxTensorsPerKernel``). [-]"""
@@ -34,7 +32,7 @@ class Fp8Recipe:
     that want the summed dimension innermost, and all products of blocks read one of each.
     """
 
-    name: Literal["delayed", "tensorwise", "blockwise"]
+    name: Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
     product: Format
     """Kind of the forward's product; the backward's follow from it (:data:`mofa.blocks.work.BACK_FORMATS`)."""
     row_cast: str
@@ -74,6 +72,23 @@ class Fp8Recipe:
     casts_ragged_blocks_slower: bool = False
     """Whether a cast of rows that a block does not divide runs another kernel (``ragged_block_cast`` of the GPU's
     ``layer_kernels``)."""
+    aligned_rows: float = 16.0
+    """Rows of an expert's input are padded to a multiple of this (te/quantization.py,
+    ``get_align_size_for_quantization``; megatron's fp8_utils.py, ``get_fp8_align_size``). [tokens]"""
+    row_multiple: int = 8
+    """What an operand's rows must be a multiple of (te/utils.py, ``assert_dim_for_fp8_exec``;
+    te/tensor/mxfp8_tensor.py, ``is_quantizable``). [tokens]"""
+    column_multiple: int = 16
+    """And its columns, likewise. [elements]"""
+    transposes_columns: bool = True
+    """Whether a column-wise copy lies transposed, so that gathered ones have to be put in order; else its scales alone
+    go along columns (te/tensor/mxfp8_tensor.py, ``get_columnwise_shape``)."""
+    weight_scale_bytes: float = 0.0
+    """Of a weight's scales, per element of a copy; those of squares of 128 are left out. [B]"""
+    gathers_params_in_bf16: bool = False
+    """Whether fp8 parameters come over data parallelism in bf16, into the buffer of the gradients, and each rank casts
+    them for itself (megatron's param_and_grad_buffer.py, ``shared_buffer`` and ``finish_param_sync``): scales of rows
+    and of columns need the values, not one another's casts."""
     min_cuda_version: str = ""
     """Release of CUDA below which Transformer Engine refuses it (te/quantization.py,
     ``_compute_fp8_block_scaling_support``); empty where any has it."""
@@ -97,6 +112,11 @@ class Fp8Recipe:
         [1.0, 1.03125]
         """
         return 1.0 + self.scale_bytes
+
+    @property
+    def filled_rows(self) -> float:
+        """That it takes to fill up an expert's rows of any number, in the mean. [tokens]"""
+        return (self.aligned_rows - 1.0) / 2.0
 
 
 FP8_RECIPES: dict[str, Fp8Recipe] = {
@@ -123,10 +143,19 @@ FP8_RECIPES: dict[str, Fp8Recipe] = {
         casts_experts_together=False, enters_context_each_layer=True, casts_ragged_blocks_slower=True,
         min_cuda_version="12.9",
     ),
+    "mxfp8": Fp8Recipe(
+        "mxfp8", "mxfp8", "fp8_cast_block", "fp8_cast_both_block", "fp8_cast_column_block", "fp8_cast_both_block",
+        "fp8_cast_block", main_param_amax_bytes=0.0, amax_bytes=0.0, kernels_per_cast=1, scale_bytes=1.0 / MX_BLOCK,
+        gathers_row_copy_only=False, reduces_amax=False, norm="bf16", keeps_inputs=True,
+        casts_experts_together=False, enters_context_each_layer=True,
+        aligned_rows=32.0, row_multiple=32, column_multiple=32, transposes_columns=False,
+        weight_scale_bytes=1.0 / MX_BLOCK, gathers_params_in_bf16=True,
+    ),
 }  # fmt: skip
 """By Megatron-Core's name (``fp8_recipe``). Delayed scaling finds a tensor's largest while it casts by an older one, in
 one kernel. Current scaling looks for it first: a memset, the search, the scale, the cast (``quantize_impl``). Blocks
-find theirs in the cast's kernel."""
+find theirs in the cast's kernel. Casts of MXFP8 were not timed: those of 1 x 128 blocks, which read and write as much,
+stand in (docs/published.md)."""
 
 
 def copies_per_fp8_weight(recipe: str, transposes: bool) -> int:
@@ -141,6 +170,17 @@ def copies_per_fp8_weight(recipe: str, transposes: bool) -> int:
     2
     """
     return 1 + (transposes or not FP8_RECIPES[recipe].gathers_row_copy_only)
+
+
+def fp8_weight_copies_bytes(recipe: str, transposes: bool) -> float:
+    """Held by all copies that fp8 products read of a weight, per parameter. [B]
+
+    Examples
+    --------
+    >>> [fp8_weight_copies_bytes(recipe, False) for recipe in ("tensorwise", "blockwise", "mxfp8")]
+    [1.0, 2.0, 2.0625]
+    """
+    return copies_per_fp8_weight(recipe, transposes) * (1.0 + FP8_RECIPES[recipe].weight_scale_bytes)
 
 
 def formats_of_layer_products(recipe: str) -> tuple[Format, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, copies_per_fp8_weight
+from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, copies_per_fp8_weight, fp8_weight_copies_bytes
 from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.specs.base import Fact
 from mofa.specs.framework import FrameworkSpec
@@ -131,13 +131,14 @@ def static_bytes(
         # Transformer Engine keeps fp8 copies of its linears' weights, in the layouts that products want, over the
         # micro-batches of a step; embedding and head are none of its (what fp8 parameters take, of which one layout is
         # the parameters', is no more than bf16 ones)
-        copied = bool(workload.precision.fp8_recipe) and not framework.fp8_params
-        copied_params = shards.unsharded(1.0) if in_layers is None else in_layers
-        recipe = workload.precision.fp8_recipe
-        copies = copies_per_fp8_weight(recipe, fp8_transposes) * copied_params if copied else zeros
+        copies = zeros
+        if recipe := workload.precision.fp8_recipe:
+            copied = shards.unsharded(1.0) if in_layers is None else in_layers
+            each = fp8_weight_copies_bytes(recipe, fp8_transposes)
+            copies = _fp8_param_bytes_beside(recipe, each, shards, copied) if framework.fp8_params else each * copied
         if framework.deepspeed in ("zero0", "zero1"):  # 16-bit gradients come with a backward, fp32 ones in the step
-            each = workload.optimizer.traits.main_and_moments_bytes()
-            states_kept = np.where(zero >= 1, shards.sharded(each), shards.unsharded(each))
+            state = workload.optimizer.traits.main_and_moments_bytes()
+            states_kept = np.where(zero >= 1, shards.sharded(state), shards.unsharded(state))
             # all are launched before the first one is over
             sent = shards.unsharded(grads) * _sent_together(workload, tp)
             if framework.launch_blocking:
@@ -311,6 +312,17 @@ def optimizer_device_seconds_by_part(
     return {**parts, "zero": shards.unsharded(width / memory_bound_rate(gpu, "megatron zero_buffer")), "scale": scaled}
 
 
+def _fp8_param_bytes_beside(recipe: str, copies: float, shards: ParameterShards, in_layers: ArrayN) -> ArrayN:
+    """What fp8 parameters take beside the two bytes that each parameter is counted with. (n, R) [B]
+
+    Of those with one scale a tensor both layouts take no more than that. Where they are gathered in bf16 they have no
+    buffer: the layers' take all their copies, and what stays in bf16 is there once more in the one that is gathered.
+    """
+    if not FP8_RECIPES[recipe].gathers_params_in_bf16:
+        return 0.0 * shards.unsharded(1.0)
+    return (copies - 2.0) * in_layers + 2.0 * (shards.unsharded(1.0) - in_layers)
+
+
 def weight_cast_seconds(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, linears: ArrayN, owners: ArrayN
 ) -> ArrayN:
@@ -319,7 +331,8 @@ def weight_cast_seconds(
     Transformer Engine keeps the copies over the micro-batches (module/base.py, ``quantize_weight``; Megatron's
     ``is_first_microbatch``). fp8 parameters are cast shard by shard behind the copy of the main parameters
     (:func:`fp8_cast_seconds_per_param`), and transposed once they are gathered (tensor/utils.py,
-    ``post_all_gather_processing``). Pipelines wait for each stage's in turn as they fill; one stage's is counted.
+    ``post_all_gather_processing``); those that are gathered in bf16 are all cast then, and their place in the buffer of
+    the gradients is zeroed. Pipelines wait for each stage's in turn as they fill; one stage's is counted.
 
     Parameters
     ----------
@@ -330,12 +343,14 @@ def weight_cast_seconds(
     """
     recipe, gpu = FP8_RECIPES[workload.precision.fp8_recipe], cluster.gpu
     copies = copies_per_fp8_weight(recipe.name, gpu.fp8_transposes)
-    if framework.fp8_params:
+    if framework.fp8_params and not recipe.gathers_params_in_bf16:
         cast = fp8_cast_seconds_per_param(recipe, gpu)
         return np.asarray(
             linears * (2.0 * (copies - 1) / memory_bound_rate(gpu, "fp8_transpose")) + linears / owners * cast
         )
-    return np.asarray(linears * (recipe.cast_moved_bytes(copies) / memory_bound_rate(gpu, recipe.weight_cast)))
+    zeroed = 2.0 / memory_bound_rate(gpu, "megatron zero_buffer") if framework.fp8_params else 0.0
+    cast = recipe.cast_moved_bytes(copies) / memory_bound_rate(gpu, recipe.weight_cast)
+    return np.asarray(linears * (cast + zeroed))
 
 
 def fp8_first_micro_batch_saving_s(framework: FrameworkSpec, linears: ArrayN, gpu: GpuSpec) -> ArrayN:

@@ -8,7 +8,7 @@ from mofa.blocks.frameworks.megatron.graph_legality import why_not_captured
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.megatron_job import common_megatron_job
 
-FP8_FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3"}
+FP8_FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}
 """Recipe (Megatron's ``fp8_recipe``) to Megatron's ``fp8``: e4m3 both ways under blocks, as Transformer Engine's recipe
 has it by default (common/recipe/__init__.py, ``Float8BlockScaling``), else e5m2 for gradients."""
 AMAX_HISTORY = {"fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}
@@ -179,6 +179,9 @@ def megatron_te_job(run: ExpandedRun) -> dict[str, Any]:
     job["ddp"]["delay_wgrad_compute"] = run.framework.delay_wgrad
     fp8_params = job["config"].get("fp8_param", False)
     job["ddp"]["fp8_param_gather"] = fp8_params
+    shares_buffer = fp8_params and job["config"].get("fp8_recipe") == "mxfp8"  # or each rank holds them once more
+    job["ddp"]["reuse_grad_buf_for_mxfp8_param_ag"] = shares_buffer
+    job["optimizer"]["reuse_grad_buf_for_mxfp8_param_ag"] = shares_buffer
     job["optimizer"] |= _optimizer(run)
     job["optimizer"]["fp8_recipe"] = job["config"].get("fp8_recipe")
     return job | {"transformer_engine": True, "eager_groups": run.framework.process_groups == "eager"}

@@ -29,7 +29,7 @@ from mofa.specs.gpu_facts import (
 from mofa.specs.host import HostIssueTimes, HostSpeedQuantiles
 from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm
 from mofa.specs.power import PowerLimit
-from mofa.specs.products import FALLBACK, STREAM_FALLBACK
+from mofa.specs.products import STREAM_FALLBACK, known_format
 from mofa.specs.products import GemmFormat as GemmFormat
 from mofa.specs.ranges import (
     BytesPerElement,
@@ -278,16 +278,16 @@ class GpuCurves(Spec):
 
     def product(self, kind: GemmFormat) -> GemmCurve:
         """The curve of dense products, or of those that stand in (:data:`mofa.specs.products.FALLBACK`)."""
-        return self.gemm[kind if kind in self.gemm else FALLBACK.get(kind, kind)]
+        return self.gemm[known_format(kind, self.gemm)]
 
     def grouped_product(self, kind: GemmFormat) -> GroupedGemmCurve:
         """The curve of experts' products in one kernel, likewise; no profile has Transformer Engine's kinds of it."""
-        return self.grouped_gemm[kind if kind in self.grouped_gemm else FALLBACK.get(kind, kind)]
+        return self.grouped_gemm[known_format(kind, self.grouped_gemm)]
 
     def multi_stream_product(self, kind: GemmFormat) -> MultiStreamCurve:
         """The curve of experts' products on several streams, likewise."""
         curves = self.multi_stream_curves
-        return curves[kind if kind in curves else FALLBACK.get(kind, kind)]
+        return curves[known_format(kind, curves)]
 
     def with_release_kernels(self, release: str) -> Self:
         """The curves with those kernels that a release of PyTorch has of its own; themselves where none is known."""

@@ -55,9 +55,12 @@ class GpuSpec(Spec):
     """Whether fp8 products want the summed dimension innermost in both operands, for which Transformer Engine makes
     transposed copies; from compute capability 10.0 on they take any layout (its pytorch/csrc/extensions/util.cpp,
     ``non_tn_fp8_gemm_supported``)."""
-    fp8_recipes: tuple[Literal["delayed", "tensorwise", "blockwise"], ...] = ("delayed", "tensorwise", "blockwise")
+    fp8_recipes: tuple[Literal["delayed", "tensorwise", "blockwise", "mxfp8"], ...] = (
+        "delayed", "tensorwise", "blockwise",
+    )  # fmt: skip
     """How Transformer Engine can scale fp8 products on it: by blocks from compute capability 9.0 on
-    (nvidia.github.io/TransformerEngine, support_matrix)."""
+    (nvidia.github.io/TransformerEngine, support_matrix), by MXFP8's on 10.0 to 11.0 (its pytorch/quantization.py,
+    ``_compute_mxfp8_support``)."""
     software: Literal["cuda", "rocm"] = "cuda"
     """What frameworks run on: ROCm of AMD's GPUs, with RCCL in NCCL's place."""
     curves: GpuCurves

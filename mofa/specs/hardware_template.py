@@ -35,7 +35,8 @@ GPU_HINTS: Mapping[str, FactHint] = {
     "context_bytes": FactHint("memory of a CUDA context [B]: nvidia-smi of a process with one tensor", ""),
     "fp8_transposes": FactHint("whether fp8 products need transposed copies: below compute capability 10.0", "true"),
     "fp8_recipes": FactHint(
-        "fp8 recipes of Transformer Engine: blockwise from capability 9.0 on", "[delayed, tensorwise, blockwise]"
+        "fp8 recipes of Transformer Engine: blockwise from capability 9.0 on, mxfp8 on 10.x",
+        "[delayed, tensorwise, blockwise]",
     ),
     "software": FactHint("cuda, or rocm of an AMD GPU", "cuda"),
 }

@@ -32,6 +32,10 @@ Megatron enters around each layer, ``fp8_padding`` fills up the rows of its memb
 """
 ModuleKey = Annotated[str, Field(pattern=rf"^({'|'.join(MODULES)})( [a-z0-9-]+)?$")]
 
+TIMED_FORMAT = {"fp8-mxfp8": "fp8-blockwise"}
+"""The format whose modules' Python stands in where its own was not timed: both cast to rows and columns of blocks, and
+gather each."""
+
 
 class ModuleCallTime(Spec):
     """What one call of a module takes the host: its Python and the launches of all its kernels, each way.
@@ -229,7 +233,10 @@ class HostIssueTimes(Spec):
         >>> toy_gpu().curves.host.module_call_time("linear", "bf16") is None
         True
         """
-        return self.modules.get(f"{name} {format_}") or self.modules.get(name)
+        for key in (f"{name} {format_}", f"{name} {TIMED_FORMAT.get(format_, format_)}", name):
+            if key in self.modules:
+                return self.modules[key]
+        return None
 
     def scaled_to_speed(self, op_s: float, source: str, layer: SmallLayerTime | None = None) -> Self:
         """Another host of the kind, that issues one small eager op in ``op_s``: every time in proportion.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from mofa.specs.curves import AttentionForm, CollectiveCurve, GemmCurve, GpuCurves, MemoryBoundCurve
-from mofa.specs.products import FALLBACK, GemmFormat
+from mofa.specs.products import GemmFormat, known_format
 
 SLOW = 0.1
 """Share of its peak below which a curve is doubted. [-]"""
@@ -57,7 +57,7 @@ def gpu_curves_against_peak(
         yield from _products(f"curves.releases.{release}.gemm", own.gemm, peaks)
         yield from _streams(f"curves.releases.{release}.stream", own.stream, bandwidth_bytes_per_s)
     for format_, grouped in curves.grouped_gemm.items():
-        if (peak := peaks.get(FALLBACK.get(format_, format_))) is not None:
+        if (peak := peaks.get(known_format(format_, peaks))) is not None:
             rates = sorted((grouped.form.small_rate, grouped.form.large_rate))
             for rate, allowed in zip(rates, (ROUNDING, LARGER_GROUPED), strict=True):
                 path = f"curves.grouped_gemm.{format_}"
@@ -118,7 +118,7 @@ def _products(
     place: str, curves: Mapping[GemmFormat, GemmCurve], peaks: Mapping[str, float]
 ) -> Iterator[CurveAgainstPeak]:
     for format_, curve in curves.items():
-        if (peak := peaks.get(FALLBACK.get(format_, format_))) is not None:
+        if (peak := peaks.get(known_format(format_, peaks))) is not None:
             rate = max(rate for _, _, rate in curve.form.tiles)
             yield CurveAgainstPeak(f"{place}.{format_}", rate, peak, _peak_path(format_), "FLOP/s")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.host import layer_time_factors_by_fact
-from mofa.specs.products import FALLBACK
+from mofa.specs.products import FALLBACK, known_format
 from mofa.units import GIB, parse_quantity
 
 RATES = ("small_rate", "large_rate")
@@ -123,7 +123,7 @@ def transferred_curves(
             made = {k: v for k, v in made.items() if k not in FIT_FIELDS}
         return made
 
-    rates = rates | {kind: rates[known] for kind, known in FALLBACK.items() if known in rates}
+    rates = rates | {kind: rates[known] for kind in FALLBACK if (known := known_format(kind, rates)) in rates}
     made: dict[str, Any] = {
         family: {f: said(curve, rates[f]) for f, curve in curves[family].items() if f in rates} for family in COMPUTE
     }

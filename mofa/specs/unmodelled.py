@@ -40,9 +40,9 @@ NOT_MODELLED = (
         "DualPipe", ("dualpipe", "dualpipev"), "--with expert_overlap of megatron, or schedule=zbv of torchtitan"
     ),
     UnmodelledMethod(
-        "4-bit or MX precision",
-        ("fp4", "nvfp4", "mxfp4", "mxfp8", "mxfp6", "int4"),
-        "fp8-blockwise",
+        "4-bit or 6-bit precision",
+        ("fp4", "nvfp4", "mxfp4", "mxfp6", "int4"),
+        "fp8-mxfp8 on Blackwell, or fp8-blockwise",
     ),
     UnmodelledMethod("8-bit integers", ("int8", "w8a8", "smoothquant"), "fp8-tensorwise"),
     UnmodelledMethod(

@@ -384,9 +384,10 @@ NOT_GROUPED = (UNMEASURED, INCOMPLETE)
 
 
 def band_coverage(runs: Sequence[RunScore]) -> tuple[BandCoverage, ...]:
-    """The bands of runs that nothing was learned from, by group; groups of too few runs go to the next wider one."""
+    """The bands of runs that nothing was learned from, by group; groups of too few runs go to the next wider one. Rows
+    that a rule filled test none: their configuration is not known."""
     pools: dict[tuple[str, ...], list[RunScore]] = {}
-    for run in runs:
+    for run in (run for run in runs if not run.is_filled_by_rule):
         if run.split == "judging" and run.step_time is not None and run.band is not None and not run.ran_under_profiler:
             path = run.band.group if not run.band.unmeasured else UNMEASURED
             fitted = run.has_whole_configuration or load_residuals().step.stand_in_rows(run.band.circumstances.path)

@@ -33,7 +33,7 @@ def is_hopper_row(run: RunScore) -> bool:
 
 def hopper_set_of_run(run: RunScore) -> Set | None:
     """The set that a run is judged in, None where it is none of them."""
-    if not is_hopper_row(run) or run.switches:
+    if not is_hopper_row(run) or run.switches or run.is_filled_by_rule:
         return None
     if run.has_experts:
         return "with experts"
@@ -41,5 +41,6 @@ def hopper_set_of_run(run: RunScore) -> Set | None:
 
 
 def why_in_no_hopper_set(run: RunScore) -> str:
-    """The switches that keep a Hopper row out of the sets, in words."""
-    return "; ".join(SWITCHES[switch] for switch in run.switches)
+    """The switches, and the rule, that keep a Hopper row out of the sets, in words."""
+    by_rule = ["a rule fills what its source leaves open"] if run.is_filled_by_rule else []
+    return "; ".join([*(SWITCHES[switch] for switch in run.switches), *by_rule])

@@ -33,7 +33,8 @@ from mofa.validate.architecture import (
 )
 from mofa.validate.contradictions import contradictory_memory_rows, implausible_out_of_memory
 from mofa.validate.published import UNUSABLE, PublishedFile, PublishedRun
-from mofa.validate.validation_report import DEFAULT_RECOMPUTE
+from mofa.validate.row_gaps import BY_RULE, step_s_by_throughput, with_filled_columns
+from mofa.validate.row_groups import group_of_row
 
 FRAMEWORKS = {
     **dict.fromkeys(("bridge", "bridgecard", "nemo", "nemodoc", "nemolauncher", "mlperf", "mcore08", "mlmllama",
@@ -45,7 +46,7 @@ FRAMEWORKS = {
 """Framework of the sources whose framework is modelled."""
 NODES = {
     "H100": "h100-hgx", "H100 80GB": "h100-hgx", "H200": "h200-hgx", "A100 80GB": "a100-hgx", "B200": "b200-hgx",
-    "GB200": "gb200-nvl72", "H800": "h800-hgx",
+    "GB200": "gb200-nvl72", "H800": "h800-hgx", "B300": "b300-hgx", "GB300": "gb300-nvl72",
 }  # fmt: skip
 POWER_LIMITED = {
     "B200 (power limited)": "b200-hgx",
@@ -73,7 +74,6 @@ RECOMPUTE = {
     "selective(per-op SAC)": "ops", "selective(every 2nd layer)": "every:2",
 }  # fmt: skip
 UNMODELLED_OVERLAPS = (
-    (r"cuda_graph=|CUDA graphs", "CUDA graphs are not modelled"),
     (r"natural routing", "routing is natural and its loads are not given"),
     (r"offloaded", "offloading is not modelled"),
     (r"Async TP", "asynchronous tensor parallelism is not modelled"),
@@ -85,15 +85,6 @@ EMBEDDINGS_COUNTED = ("bloom-128", "bloom-129")
 """Rows before those of the BF16 optimizer that the lab book heads "regex partition_method='type:transformer|embed'"."""
 JUDGING_ONLY = ("korth",)
 """Sources of which nothing may be learned: end-to-end runs whose layers have been timed apart."""
-
-
-def group_of_row(row: Row) -> str:
-    """Group of a row: its source, apart where recomputation is left to the framework's default, or experts' exchanges
-    are hidden behind other micro-batches."""
-    source = f"published-{source_of_row(row)}"
-    if recipes.hides_expert_exchanges(row):
-        return f"{source}-expert-overlap"
-    return source if row["recompute"] else source + DEFAULT_RECOMPUTE
 
 
 def _framework(row: Row) -> str | None:
@@ -121,6 +112,8 @@ def product_format_of_row(row: Row) -> str | None:
     text = row["precision"]
     if text in ("bf16", "fp16") or (not text and source_of_row(row) == "bloom"):
         return "bf16"
+    if text == "mxfp8":
+        return "fp8-mxfp8"
     if not re.match(r"fp8($|[(-])", text):
         return None
     return recipes.fp8_scaling_of_row(row)
@@ -170,19 +163,25 @@ def _recompute(row: Row) -> str | None:
 def _features(row: Row) -> str | None:
     if reason := recipes.why_row_is_unmodelled(row, UNMODELLED_OVERLAPS) or recipes.why_row_is_implausible(row):
         return reason
+    if reason := recipes.why_recipe_of_row_is_unmodelled(row):
+        return reason
+    if recipes.cuda_graphs_of_row(row) is None:
+        return "what its CUDA graphs hold is not understood"
     if "26.06.01" in row["framework"] and "oss" in row["model"].lower():
         return "the source calls it a regression"
     return None
 
 
 def _oom(row: Row) -> bool:
-    return re.search(r"(?<![A-Za-z])OOM(?![A-Za-z])", row["notes"]) is not None  # alone or as OOM_on_rank0
+    # alone or as OOM_on_rank0; "too close to OOM" ran (bloom-027)
+    return re.search(r"(?<![A-Za-z])(?<!close to )OOM(?![A-Za-z])", row["notes"]) is not None
 
 
 def _measured(row: Row) -> str | None:
     power = gpu_of_row(row) in POWER_LIMITED
     memory = bool(row["measured_peak_mem_gib"]) and source_of_row(row) in MEMORY
-    time = bool(row["measured_step_time_s"] or row["measured_tokens_per_s_per_gpu"]) and not power
+    known = row["measured_step_time_s"] or row["measured_tokens_per_s_per_gpu"] or step_s_by_throughput(row)
+    time = bool(known) and not power
     if time or memory or _oom(row):
         return None
     return "clocks are limited and no memory is given" if power else "neither step time, tokens/s nor memory is given"
@@ -218,6 +217,8 @@ def _framework_of(row: Row, source: str, gpu: str) -> dict[str, Any]:
             framework["saves_attention"] = False
     elif row["zero_stage"] == "0":
         framework["data_parallel"] = "ddp"
+    if graphs := recipes.cuda_graphs_of_row(row):
+        framework["cuda_graphs"] = graphs
     if source == "bloom":
         framework |= _deepspeed_of(row)
     return framework
@@ -281,7 +282,7 @@ def run_mapping_of_row(row: Row) -> dict[str, Any]:
 
 
 def measured_mapping_of_row(row: Row) -> dict[str, Any]:
-    """What a usable row measured. Step time or tokens/s, never MFU."""
+    """What a usable row measured: step time or tokens/s, never MFU; FLOP/s where its source says how they count."""
     if _oom(row):
         return {"oom": True}
     out: dict[str, Any] = {}
@@ -292,6 +293,8 @@ def measured_mapping_of_row(row: Row) -> dict[str, Any]:
             tokens = int(row["gbs"]) * int(row["seq_len"])
             rate = float(row["measured_tokens_per_s_per_gpu"]) * int(row["n_gpus"])
             out["step_s"] = round(tokens / rate, 6)
+        elif step_s := step_s_by_throughput(row):
+            out["step_s"] = round(step_s, 6)
     kind = MEMORY.get(source_of_row(row))
     if kind and row["measured_peak_mem_gib"]:
         out[f"{kind}_bytes"] = float(row["measured_peak_mem_gib"]) * UNIT.get(source_of_row(row), GIB)
@@ -315,6 +318,8 @@ def notes_of_row(row: Row) -> list[str]:
         notes.append(f"memory only: {gpu_of_row(row)}")
     if source_of_row(row) == "bloom":
         notes.append("the vocabulary is the lab book's where the row has none")
+    if row.get(BY_RULE):
+        notes.append(f"filled by a rule: {row[BY_RULE]}")
     if row["precision"] == "fp16":
         notes.append("fp16 at bf16's rate")
     return notes
@@ -332,7 +337,7 @@ def import_published_rows(rows: Sequence[Row], folder: Path) -> tuple[list[dict[
     """
     usable, unusable = [], []
     seen: dict[str, str] = {}
-    rows = [with_section_columns(row) for row in rows]
+    rows = [with_filled_columns(with_section_columns(row)) for row in rows]
     read = [row for row in rows if MEMORY.get(source_of_row(row)) == "device"]
     against = contradictory_memory_rows(read)
     never_full = implausible_out_of_memory([row for row in read if _oom(row)], read)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from mofa.specs.base import Spec
+from mofa.specs.cuda_graphs import CudaGraphs
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.workload import OLD_FP8
@@ -70,12 +71,50 @@ class ModelCardRecipe(Spec):
     source: Source
 
 
+class UnmodelledRecipe(RowSelector):
+    """Rows whose recipe switches something on that no prediction covers."""
+
+    precision: str
+    """As the row's column begins."""
+    framework_names: str = ""
+    """As of :class:`RecipeOptions`."""
+    reason: str
+
+    def holds(self, row: Row) -> bool:
+        """Whether a row runs by it."""
+        named = self.framework_names in row["framework"] and row["precision"].startswith(self.precision)
+        return named and self.covers(row)
+
+
 class ModelChunks(Spec):
     """Chunks of a stage by model. [-]"""
 
     sources: tuple[str, ...]
     chunks_by_model: dict[str, int] = Field(alias="chunks")
     source: Source
+
+
+class FilledColumns(RowSelector):
+    """Columns that a row leaves open, as its source's files say them, or as a rule does that was written before any of
+    its rows was predicted."""
+
+    columns: dict[str, str]
+    """What is filled in where it is blank, by column."""
+    where: dict[str, str] = {}
+    """Columns that a row must have so; what ``columns`` names as well is written over."""
+    framework_names: str = ""
+    """As of :class:`RecipeOptions`."""
+    section: str = ""
+    """What a row's notes say that it stands under."""
+    by_rule: bool = False
+    """Whether it is a rule, and not read: its rows are a group of their own."""
+
+    def fills(self, row: Row) -> bool:
+        """Whether a row has these columns open and is one of those meant."""
+        if not self.covers(row) or self.framework_names not in row["framework"] or self.section not in row["notes"]:
+            return False
+        as_asked = all(row[name] == text for name, text in self.where.items())
+        return as_asked and any(not row[name] or name in self.where for name in self.columns)
 
 
 class RecipeLayouts(RowSelector):
@@ -100,11 +139,14 @@ class Recipes(Spec):
     readings: tuple[RecipeOptions, ...]
     said: tuple[OptionsInNotes, ...]
     cards: tuple[ModelCardRecipe, ...]
+    unmodelled: tuple[UnmodelledRecipe, ...]
     bf16_moments: tuple[RowSelector, ...]
     """Models whose recipe holds Adam's moments in bf16."""
     virtual_stages: tuple[ModelChunks, ...]
     layouts: tuple[RecipeLayouts, ...]
     """Models whose layers a recipe lays out over stages."""
+    filled: tuple[FilledColumns, ...]
+    """What rows leave open and their sources, or rules, fill."""
     scalings: tuple[Fp8ScalingText, ...]
     current_scaling: tuple[RowSelector, ...]
     """Models that run current scaling where a row says no more than fp8."""
@@ -197,6 +239,44 @@ HIDDEN_EXCHANGES = r"a2a overlap=on|EP overlap on"
 """How rows say so."""
 
 
+GRAPHS = re.compile(
+    r"cuda_graph=(?P<by>transformer_engine|local|full_iteration):?(?P<of>\[[^\]]*\]|[a-z_+]*)"
+    r"|(?<![nN]o )(?P<te>TE CUDA graphs) (?P<parts>[a-z_,+]+)|(?P<full>full-iteration CUDA graphs)"
+)
+"""How rows say what their CUDA graphs hold: by Megatron-Bridge's ``cuda_graph_impl`` and ``cuda_graph_scope``, or in
+words."""
+
+
+def cuda_graphs_of_row(row: Row) -> str | None:
+    """What a row's graphs hold, as ``framework.cuda_graphs`` says it; empty without any, None if it is not understood.
+
+    Examples
+    --------
+    >>> said = "cuda_graph=transformer_engine:['attn', 'moe_router']; dispatcher=hybridep"
+    >>> cuda_graphs_of_row({"overlap_notes": said, "notes": ""})
+    'te:attn+moe_router'
+    >>> cuda_graphs_of_row({"overlap_notes": "cuda_graph=full_iteration:[]", "notes": "no CUDA graphs"})
+    'local:full_iteration'
+    """
+    said = f"{row['overlap_notes']} {row['notes']}"
+    match = GRAPHS.search(said)
+    if match is None:
+        return None if re.search(r"cuda_graph=|(?<![nN]o )CUDA graphs", said) else ""
+    if match["full"] or match["by"] == "full_iteration" or (match["by"] == "local" and "full_iteration" in match["of"]):
+        return "local:full_iteration"
+    parts = re.findall(r"[a-z_]+", match["parts"] or match["of"] or "")
+    text = ("te" if match["te"] or match["by"] == "transformer_engine" else "local") + (":" if parts else "")
+    text += "+".join(PREPROCESS.get(part, part) for part in parts)
+    try:
+        return str(CudaGraphs.parse(text))
+    except ValueError:
+        return None
+
+
+PREPROCESS = {"preprocess": "moe_preprocess"}
+"""What a card calls otherwise than Megatron-Core does."""
+
+
 def unfitted_switches_of_row(row: Row, options: dict[str, Any]) -> list[str]:
     """The row's switches for which no constant was fitted on Transformer Engine: ``tp_overlap``, ``expert_overlap``,
     ``layout``."""
@@ -224,6 +304,11 @@ def why_row_is_implausible(row: Row) -> str | None:
     if of_4 and re.match("GPT.?OSS.?120B", row["model"], re.IGNORECASE):
         return "its micro-batch is not that of any version of its recipe"
     return None
+
+
+def why_recipe_of_row_is_unmodelled(row: Row) -> str | None:
+    """What a row's recipe switches on that is not modelled, where the row does not say so itself, or None."""
+    return next((recipe.reason for recipe in load_recipes().unmodelled if recipe.holds(row)), None)
 
 
 def routing_of_row(row: Row) -> dict[str, Any]:

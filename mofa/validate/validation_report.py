@@ -18,6 +18,8 @@ from mofa.validate.reference import Switch
 SCHEMA_VERSION: Final = "1.6"
 TRACED = "-traced"
 """What the names of profiled runs end in."""
+BY_RULE_SUFFIX = "-by-rule"
+"""End of the groups of published rows of which a rule filled what their source leaves open."""
 DEFAULT_RECOMPUTE = "-default-recompute"
 """What groups of published rows end in whose recomputation is blank."""
 
@@ -107,6 +109,11 @@ class RunScore(Spec):
     def has_whole_configuration(self) -> bool:
         """Whether its source gives all that its step depends on; else a default was taken for what is blank."""
         return not self.group.endswith(DEFAULT_RECOMPUTE)
+
+    @property
+    def is_filled_by_rule(self) -> bool:
+        """Whether a rule filled what its source leaves open: a group of its own, by which no band or set is judged."""
+        return self.group.removesuffix(DEFAULT_RECOMPUTE).endswith(BY_RULE_SUFFIX)
 
     @property
     def source_name(self) -> str:

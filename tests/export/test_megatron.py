@@ -293,6 +293,41 @@ def test_what_is_not_modelled_is_refused_by_name(more: str, named: str, tmp_path
     assert str(file) in str(error.value) and "\n" not in str(error.value)
 
 
+OVERLAPPED = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+MXFP8 = f"--fp8-format e4m3 --fp8-recipe mxfp8 {OVERLAPPED}"
+SHARED = "--fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag"
+
+
+@pytest.mark.parametrize("fp8_params", [False, True])
+def test_mxfp8_is_read_and_written(fp8_params: bool, tmp_path: Path) -> None:
+    """Its parameters come with the gradients' buffer, or not at all (Megatron-Bridge, training/mixed_precision.py)."""
+    file = tmp_path / "job.sh"
+    file.write_text(BASE + f"{MXFP8} {SHARED if fp8_params else ''}\n")
+    job = read_job("megatron", file)
+    assert job.workload.precision.gemm == "fp8-mxfp8"
+    assert job.framework.fp8_params == fp8_params
+    machines = mofa.load_cluster("b200-hgx", 2)
+    plan = plan_in_closed_form(job.workload, machines, dict(job.strategy), job.framework)
+    drawn = Drawn(job.workload, machines, job.framework, plan)
+    values = MEGATRON.write(job_of(drawn, "megatron"))
+    assert (values["fp8-format"], values["fp8-recipe"]) == ("e4m3", "mxfp8")
+    assert bool(values.get("reuse-grad-buf-for-mxfp8-param-ag")) == bool(values.get("fp8-param-gather")) == fp8_params
+    again = tmp_path / "again.sh"
+    again.write_text(write_megatron_job(job_of(drawn, "megatron"))["megatron.sh"])
+    assert_comes_back(read_job("megatron", again), drawn)
+
+
+@pytest.mark.parametrize(
+    "more",
+    ["--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"],
+)
+def test_half_of_mxfp8s_parameters_is_refused(more: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.sh"
+    file.write_text(BASE + f"{MXFP8} {more}\n")
+    with pytest.raises(SpecError, match="reuse-grad-buf-for-mxfp8-param-ag"):
+        read_job("megatron", file)
+
+
 def test_a_job_of_somebody_is_estimated(tmp_path: Path) -> None:
     """Plain arguments, with what is not read named."""
     file = tmp_path / "job.sh"

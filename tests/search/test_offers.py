@@ -18,7 +18,8 @@ FIX = {"tp": 2, "pp": 2, "vpp": 1, "cp": 1}
 def test_offers_are_estimates_of_the_same_strategy() -> None:
     job, machines = mofa.load_workload("llama3-8b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
     report = find_plans(job, machines, fix=FIX, top=1, replay=False).report
-    assert [offer.word for offer in report.numerics_offers] == [*FP8_RECIPES, "bf16_moments", "bf16_grads"]
+    of_hopper = [word for word in FP8_RECIPES if word != "fp8-mxfp8"]  # which multiplies no blocks of 32
+    assert [offer.word for offer in report.numerics_offers] == [*of_hopper, "bf16_moments", "bf16_grads"]
     strategy = report.plans[0].strategy
     now = mofa.estimate(job, machines, strategy, replay=False)
     settings = {

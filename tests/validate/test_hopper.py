@@ -38,6 +38,7 @@ def test_columns_and_switches_say_which_set_a_row_is_in(scored: RunScore) -> Non
         ({"gpu": "b200"}, None),
         ({"library": None}, None),
         ({"group": "measured-te-judging"}, None),
+        ({"group": "published-nemo-by-rule-default-recompute"}, None),
         ({"step_time": None}, None),
     ):
         assert hopper_set_of_run(_row(scored, **changes)) == wanted
@@ -55,6 +56,7 @@ def test_the_section_has_every_row_once_and_why_others_are_in_none(scored: RunSc
     runs = (
         scored, _row(scored, id="bridge-1", has_experts=True, step_time=few),
         _row(scored, id="nemo-2", switches=("tp_overlap",)), _row(scored, id="b200-3", gpu="b200"),
+        _row(scored, id="nemo-4", group="published-nemo-by-rule"),
     )  # fmt: skip
     out = (
         RunNotScored(id="nemo-9", group="published-nemo", reason="LoRA is not modelled", gpu="H100"),
@@ -66,5 +68,6 @@ def test_the_section_has_every_row_once_and_why_others_are_in_none(scored: RunSc
     assert "| dense fp8 | 1 |" in text and "each row 10%: NO" in text
     assert text.count("bridge-1") == 1 and "| with experts | 1 | – | – | -20.0 % |" in text
     assert "nemo-2" in text.partition("Not in a set")[2] and "user buffers" in text
+    assert "nemo-4" in text.partition("Not in a set")[2] and "a rule fills" in text
     assert "nemo-9" in text and not any(name in text for name in ("b200-3", "nemo-8", "korth-7"))
     assert hopper_section_lines(report.model_copy(update={"runs": ()})) == []

@@ -60,7 +60,7 @@ def test_a_step_time_wins_over_the_rate(tmp_path: Path) -> None:
     [
         ({"id": "nanotron-001", "framework": "nanotron"}, "framework is not modelled: nanotron"),
         ({"id": "korthlayer-001"}, "one layer"),
-        ({"gpu": "GB300"}, "GPU has no profile: GB300"),
+        ({"gpu": "TPU v4"}, "GPU has no profile: TPU v4"),
         ({"precision": "nvfp4"}, "precision is not modelled: nvfp4"),
         ({"precision": ""}, "precision is not modelled: not given"),
         ({"id": "titan-001", "precision": "fp8(rowwise)"}, "fp8 is not modelled for torchtitan"),
@@ -73,7 +73,7 @@ def test_a_step_time_wins_over_the_rate(tmp_path: Path) -> None:
         ({"dp": "3"}, "not the number of GPUs"),
         ({"zero_stage": "3"}, "Megatron's FSDP"),
         ({"recompute": "selective(some)"}, "recomputation is not understood"),
-        ({"overlap_notes": "cuda_graph=local:full"}, "CUDA graphs"),
+        ({"overlap_notes": "cuda_graph=local:full"}, "what its CUDA graphs hold is not understood"),
         ({"measured_tokens_per_s_per_gpu": "", "measured_mfu_pct": "41"}, "neither step time"),
         ({"gpu": "H100 (95 GiB device)"}, "clocks are limited"),
     ],
@@ -343,12 +343,12 @@ def test_a_table_is_written_and_read_back(tmp_path: Path) -> None:
     with table.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        writer.writerows([row(), row(id="bridge-002", gpu="GB300"), row(id="bridge-003", pp="2", tp="1")])
+        writer.writerows([row(), row(id="bridge-002", gpu="TPU v4"), row(id="bridge-003", pp="2", tp="1")])
     assert write_published_runs(table, folder) == (2, 1)
     references, left_out = published_reference_runs(folder)
     assert [r.id for r in references] == ["bridge-001", "bridge-003"]
     assert references[0].outcome.step_s == 8.0
-    assert [(item.id, item.reason) for item in left_out] == [("bridge-002", "GPU has no profile: GB300")]
+    assert [(item.id, item.reason) for item in left_out] == [("bridge-002", "GPU has no profile: TPU v4")]
 
 
 def test_an_unnamed_gpu_is_the_one_of_its_repositorys_logs(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mofa.blocks.fp8 import copies_per_fp8_weight
+from mofa.blocks.fp8 import FP8_RECIPES, copies_per_fp8_weight, fp8_weight_copies_bytes
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.roles import Purpose
 from mofa.cost.allocations.block_trace import BlockTrace
@@ -56,12 +56,14 @@ class WeightBytes(NamedTuple):
 class FlatBuffer:
     """A buffer of Megatron's data parallelism: the weights in it, from the last to the first, and its bytes. [B]
 
-    ``params`` is 0 where they stay where they are, without the distributed optimizer.
+    ``params`` is 0 where they stay where they are, without the distributed optimizer. Of those that are gathered and
+    then copied out all stay (``keeps_tensors``); the fp8 ones among them are gathered into the gradients' bytes.
     """
 
     weights: tuple[int, ...]
     params: int
     grads: int
+    keeps_tensors: bool = False
 
 
 def weight_states_of_rank(
@@ -143,10 +145,12 @@ def with_fp8_weights(
     recipe, fw = rows.workload.precision.fp8_recipe, rows.framework
     if not fw.fp8_params or not recipe:
         return weights
-    copies = copies_per_fp8_weight(recipe, rows.costs.context.fp8_transposes)
+    transposes = rows.costs.context.fp8_transposes
+    copies = copies_per_fp8_weight(recipe, transposes)
+    each = fp8_weight_copies_bytes(recipe, transposes) / copies / 2.0
     return tuple(
-        w._replace(param_bytes=w.param_bytes // 2, init_copy_bytes=w.param_bytes,
-        fp8_transpose_bytes=(copies - 1) * (w.param_bytes // 2))
+        w._replace(param_bytes=int(w.param_bytes * each), init_copy_bytes=w.param_bytes,
+        fp8_transpose_bytes=(copies - 1) * int(w.param_bytes * each))
         if w.module in layers and not w.is_1d else w
         for w in weights
     )  # fmt: skip
@@ -168,17 +172,21 @@ def te_buffers_taken_at_build(
 
 
 def flat_buffers(
-    framework: FrameworkSpec, spec: RankSpec, params: tuple[ParameterTensor, ...], weights: tuple[WeightBytes, ...]
+    framework: FrameworkSpec, spec: RankSpec, params: tuple[ParameterTensor, ...], weights: tuple[WeightBytes, ...],
+    fp8_recipe: str = "",
 ) -> tuple[FlatBuffer, ...]:  # fmt: skip
     """The bytes of Megatron's buffers; without the distributed optimizer parameters stay where they are."""
     if not spec.gradients.has_flat_buffers:
         return ()
     out = []
+    copied_out = framework.fp8_params and bool(fp8_recipe) and FP8_RECIPES[fp8_recipe].gathers_params_in_bf16
     for b in megatron_buffers_of_rank(framework, spec, params):
         padding = b.buckets[-1] / max(sum(round(params[n].params) for n in b.members), 1)
-        params_bytes = int(padding * sum(weights[n].param_bytes for n in b.members))
+        gathered = [n for n in b.members if not (copied_out and weights[n].fp8_transpose_bytes)]
+        params_bytes = int(padding * sum(weights[n].param_bytes for n in gathered))
         grads_bytes = int(framework.grads_bytes_per_param * b.buckets[-1])
-        out.append(FlatBuffer(b.members, params_bytes if spec.gradients.shards_states else 0, grads_bytes))
+        params_bytes = params_bytes if spec.gradients.shards_states else 0
+        out.append(FlatBuffer(b.members, params_bytes, grads_bytes, keeps_tensors=copied_out))
     return tuple(out)
 
 

@@ -13,7 +13,7 @@ from mofa.blocks import build
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, any_true, broadcast_to_combinations, maximum, stack_rows, where
-from mofa.blocks.fp8 import ALIGNED_ROWS, FP8_RECIPES
+from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.blocks.frameworks import persistent_buffer_bytes
 from mofa.blocks.tapes import layer_label, model_tapes
 from mofa.blocks.work import Format
@@ -133,7 +133,7 @@ def block_context_and_process_groups(
     # torchtitan's training never sets the rotate method: it always gathers keys and values
     exchanges = table.cp_kind == CP_KINDS.index("a2a")
     ring = (table.cp_kind == CP_KINDS.index("ring")) & (not framework.traits.has_pytorch_modules)
-    multiple = ALIGNED_ROWS if recipe else 1.0
+    multiple = recipe.aligned_rows if recipe else 1.0
     copies, selection = local * top_k * f["ep"] * f["etp"], cluster.gpu.curves.kernel_selection
     unseen, kernels = _unseen(workload, framework, table, loads, copies, selection, multiple)
     return Context(

@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.cost.host_optimizer import host_step_seconds
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.optimizer import (
@@ -78,8 +79,9 @@ def _distributed(rows: GatheredRows) -> NDArray[np.bool_]:
 
 def _weight_cast_host_seconds(rows: GatheredRows) -> ArrayN:
     """What the host takes to issue the casts of the layers' weights, once a step; parameters that are fp8 are cast by
-    the optimizer. (n, R) [s]"""
-    if rows.framework.fp8_params:
+    the optimizer, unless they are gathered in bf16. (n, R) [s]"""
+    recipe = FP8_RECIPES.get(rows.workload.precision.fp8_recipe)
+    if rows.framework.fp8_params and not (recipe is not None and recipe.gathers_params_in_bf16):
         return np.zeros((len(rows.k), len(rows.stage_layers.shown.shown_stages)))
     ends = np.zeros_like(rows.costs.embedding.forward.issue)  # neither of which is in fp8
     return np.asarray(

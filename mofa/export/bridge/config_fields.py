@@ -36,6 +36,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "fp8-amax-history-len": ("mixed_precision.fp8_amax_history_len",),
     "fp8-amax-compute-algo": ("mixed_precision.fp8_amax_compute_algo",),
     "fp8-param-gather": ("mixed_precision.fp8_param", "mixed_precision.fp8_param_gather"),
+    "reuse-grad-buf-for-mxfp8-param-ag": ("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",),
     "use-distributed-optimizer": ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
     "overlap-grad-reduce": ("ddp.overlap_grad_reduce",),
     "overlap-param-gather": ("ddp.overlap_param_gather", "optimizer.overlap_param_gather"),

@@ -180,6 +180,9 @@ def _write_clipping(job: ExportJob) -> Mapping[str, Any]:
 # --- numerics
 
 
+MXFP8 = "mxfp8"
+
+
 def _write_products(job: ExportJob) -> Mapping[str, Any]:
     recipe = job.workload.precision.fp8_recipe
     if job.workload.precision.params == "fp32":
@@ -204,6 +207,28 @@ def _read_products(given: GivenArguments) -> Mapping[str, Any]:
             f"what is: {FP8_FORMATS[recipe]}",
         )
     return {"precision.gemm": f"{OLD_FP8}-{recipe}"}
+
+
+SHARES_BUFFER = Argument("reuse-grad-buf-for-mxfp8-param-ag", "flag", False)
+"""MXFP8's parameters are gathered into the gradients' buffer: Megatron-Bridge asserts it where they are held in fp8
+(training/mixed_precision.py, ``finalize``), and Megatron-Core that they are (distributed_data_parallel_config.py)."""
+
+
+def _write_fp8_params(job: ExportJob) -> Mapping[str, Any]:
+    if not job.framework.fp8_params:
+        return {}
+    shares = {SHARES_BUFFER.name: True} if job.workload.precision.fp8_recipe == MXFP8 else {}
+    return {"fp8-param-gather": True, **shares}
+
+
+def _read_fp8_params(given: GivenArguments) -> Mapping[str, Any]:
+    holds, shares = bool(given["fp8-param-gather"]), bool(given[SHARES_BUFFER.name])
+    if shares != (holds and given["fp8-recipe"] == MXFP8):
+        raise given.refusal(
+            f"{SHARES_BUFFER.name} ({'given' if shares else 'not given'}) with fp8-recipe ({given['fp8-recipe']})",
+            "it goes with fp8-param-gather and fp8-recipe mxfp8, and they with it; give all three or neither",
+        )
+    return {"framework.fp8_params": holds}
 
 
 # --- activations
@@ -421,7 +446,10 @@ JOB_ROWS: tuple[FieldRow, ...] = (
          Argument("fp8-recipe", "text", "delayed"), Argument("fp8-amax-history-len", "int", 1),
          Argument("fp8-amax-compute-algo", "text", "most_recent")), _write_products, _read_products,
     ),
-    switch_row("framework.fp8_params", Argument("fp8-param-gather", "flag", False)),
+    FieldRow(
+        ("framework.fp8_params",), (Argument("fp8-param-gather", "flag", False), SHARES_BUFFER), _write_fp8_params,
+        _read_fp8_params,
+    ),
     FieldRow(("framework.attention",), (Argument("attention-backend", "text", "auto"),), _write_attention,
     _read_attention),
     FieldRow(

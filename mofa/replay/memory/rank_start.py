@@ -36,7 +36,7 @@ def allocate_rank_start(state: RankState) -> None:
         if flat.params:
             state.allocate(flat.params, off_tape_instruction(PARAMETERS, "buffer of the parameters", WHERE))
         state.allocate(flat.grads, off_tape_instruction(GRADIENTS, "buffer of the gradients", WHERE))
-        for n in flat.weights if flat.params else ():  # copied into it, the tensors are let go
+        for n in flat.weights if flat.params and not flat.keeps_tensors else ():  # copied into it, they are let go
             state.free_allocation(params[n])
     copy = off_tape_instruction(TEMPORARIES, "copy of a parameter", WHERE)
     for w in weights_in_step_order(r):

@@ -156,7 +156,7 @@ def _rank(
     params = parameter_tensors_of_rank(workload, fw, spec, modules)
     in_fp8 = {block.name_with_article for chunk in spec.chunks for block in chunk.blocks if block.is_layer}
     weights = with_fp8_weights(rows, weight_states_of_rank(workload, fw, spec, params, data_rank), in_fp8)
-    buffers = flat_buffers(fw, spec, params, weights)
+    buffers = flat_buffers(fw, spec, params, weights, rows.workload.precision.fp8_recipe)
     weights = with_states_on_hosts(fw, weights, buffers)
     costs = [cost_of_block_spec(rows, block) for chunk in spec.chunks for block in chunk.blocks]
     boundary, ds = int(spec.buffers.stage_boundary_bytes), fw.deepspeed

@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.fp8 import ALIGNED_ROWS
 from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.sequential_experts import unroll_experts
 from mofa.cost.estimate import TableEstimator
@@ -64,7 +63,8 @@ def expert_row_multiple(estimator: TableEstimator) -> int:
     that are padded to a capacity get the same each time.
     """
     known = estimator.workload.routing.pad_to_capacity or int(estimator.table.balancing[0]) > 0
-    return int(ALIGNED_ROWS) if estimator.parts[0].costs.context.fp8 is not None and not known else 1
+    fp8 = estimator.parts[0].costs.context.fp8
+    return int(fp8.aligned_rows) if fp8 is not None and not known else 1
 
 
 class UnevenLayers:

@@ -6,32 +6,31 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mofa.blocks.fp8 import FP8_RECIPES
 from mofa.search.legality.named_check import FloatN, JobAndMachines, degrees_text
 from mofa.specs.strategy import StrategyTable
 from mofa.specs.workload import WorkloadSpec
-
-INNER, OUTER = 16, 8
-"""What the last dimension of an operand must be a multiple of, and the product of all others
-(Transformer Engine 2.20, pytorch/utils.py, ``assert_dim_for_fp8_exec``). [elements]"""
 
 
 def _sizes(workload: WorkloadSpec, table: StrategyTable) -> Iterator[tuple[str, FloatN, int]]:
     """Name, size on a rank, and unit to be a multiple of, for every dimension of the layers' products. (n,)
     [elements]"""
     model, a = workload.model, workload.model.attention
+    recipe = FP8_RECIPES.get(workload.precision.fp8_recipe)
+    inner, outer = (recipe.column_multiple, recipe.row_multiple) if recipe else (1, 1)
     tokens = table.micro_batch * workload.batch.seq_len / table.cp
-    yield "tokens of a micro-batch on a rank", tokens, OUTER
-    yield "tokens of a sequence shard", np.where(table.sp, tokens / table.tp, tokens), OUTER
-    yield "hidden", np.full(len(table), float(model.hidden)), INNER
-    yield "heads times their size", a.num_heads * a.d_v / table.tp, INNER
+    yield "tokens of a micro-batch on a rank", tokens, outer
+    yield "tokens of a sequence shard", np.where(table.sp, tokens / table.tp, tokens), outer
+    yield "hidden", np.full(len(table), float(model.hidden)), inner
+    yield "heads times their size", a.num_heads * a.d_v / table.tp, inner
     for width in model.attention_kind.low_rank_widths(a):
-        yield width.name, np.full(len(table), float(width.elements)), INNER if width.is_input else OUTER
+        yield width.name, np.full(len(table), float(width.elements)), inner if width.is_input else outer
     if model.num_dense_layers:
-        yield "ffn_hidden", (model.mlp.ffn_hidden or 0) / table.tp, INNER
+        yield "ffn_hidden", (model.mlp.ffn_hidden or 0) / table.tp, inner
     if model.moe is not None:
-        yield "expert_hidden", model.moe.expert_hidden / table.etp, INNER
+        yield "expert_hidden", model.moe.expert_hidden / table.etp, inner
         if model.moe.shared_hidden:
-            yield "shared_hidden", model.moe.shared_hidden / table.tp, INNER
+            yield "shared_hidden", model.moe.shared_hidden / table.tp, inner
 
 
 def fp8_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:

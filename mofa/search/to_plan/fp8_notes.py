@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from mofa.blocks.fp8 import FP8_RECIPES, formats_of_layer_products
+from mofa.blocks.work import Format
 from mofa.specs.hardware import ClusterSpec
+from mofa.specs.products import known_format
 from mofa.specs.workload import OLD_FP8, WorkloadSpec
+
+
+def _stand_ins(missing: list[Format], cluster: ClusterSpec) -> str:
+    """What is multiplied at the rate of what."""
+    known = {known_format(name, cluster.gpu.curves.gemm) for name in missing}
+    if known <= {"fp8"}:
+        return "PyTorch's scaled product stands in"
+    return f"those with one scale a tensor ({', '.join(sorted(known))}) and casts of 1 x 128 blocks stand in"
 
 
 def fp8_notes(workload: WorkloadSpec, cluster: ClusterSpec) -> tuple[str, ...]:
@@ -12,13 +22,13 @@ def fp8_notes(workload: WorkloadSpec, cluster: ClusterSpec) -> tuple[str, ...]:
     recipe = workload.precision.fp8_recipe
     old = (
         "precision.gemm: fp8 is read as fp8-delayed, Megatron-Core's default recipe and what it stood for; say "
-        "fp8-delayed, fp8-tensorwise or fp8-blockwise"
+        "fp8-delayed, fp8-tensorwise, fp8-blockwise or fp8-mxfp8"
     )
     curves = cluster.gpu.curves
     missing = [name for name in formats_of_layer_products(recipe) if name not in curves.gemm] if recipe else []
     stand_in = (
         f"fp8 products as Transformer Engine runs them ({', '.join(missing)}) were not measured on "
-        f"{cluster.gpu.name}: PyTorch's scaled product stands in"
+        f"{cluster.gpu.name}: {_stand_ins(missing, cluster)}"
     )
     cuda = FP8_RECIPES[recipe].min_cuda_version if recipe else ""
     needs = f"fp8-{recipe} needs CUDA {cuda} or later, below which Transformer Engine refuses it: assumed to be there"

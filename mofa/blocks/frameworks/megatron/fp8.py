@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, all_true, any_true, ceil, logical_not, where
-from mofa.blocks.fp8 import ALIGNED_ROWS, BLOCK, FILLED_ROWS, TENSORS_PER_CAST, Fp8Recipe
+from mofa.blocks.fp8 import BLOCK, TENSORS_PER_CAST, Fp8Recipe
 from mofa.blocks.frameworks.megatron.calls import timed_module_call
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm
 from mofa.blocks.op import (
@@ -220,9 +220,10 @@ def padded_expert_rows(ctx: Context, rows: FloatK) -> FloatK:
 
     Examples
     --------
-    ``Fp8Padding`` (te/module/fp8_padding.py) rounds each expert's rows up to 16, by 7.5 in the mean.
+    ``Fp8Padding`` (te/module/fp8_padding.py) rounds each expert's rows up to 16, by 7.5 in the mean, and to 32 under
+    MXFP8.
     """
-    return rows + where(rows > 0, FILLED_ROWS * ctx.local_experts, 0.0)
+    return rows + where(rows > 0, fp8_recipe_of(ctx).filled_rows * ctx.local_experts, 0.0)
 
 
 def pad_expert_rows(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
@@ -263,7 +264,7 @@ def grouped_product_input(
     moved, memory_rows = rows
     passes = moved
     if ctx.fp8.casts_ragged_blocks_slower:  # an expert's padded rows seldom fill its last block
-        passes = moved * (1.0 + (1.0 - ALIGNED_ROWS / BLOCK) * (ctx.kernels.ragged_block_cast.value - 1.0))
+        passes = moved * (1.0 + (1.0 - ctx.fp8.aligned_rows / BLOCK) * (ctx.kernels.ragged_block_cast.value - 1.0))
     operand = cast_input_to_fp8(b, ctx, x, name, memory_rows * inner, moved=passes * inner, experts=ctx.local_experts)
     received = cast_output_gradient_to_fp8(
         b, ctx, name, memory_rows * out, moved=passes * out, experts=ctx.local_experts
@@ -416,7 +417,10 @@ def _transposed(
 def _in_order(
     b: TapeBuilder, recipe: Fp8Recipe, column: str, interleaved: str, name: str, elements: FloatK, gathers: BoolK
 ) -> tuple[str, tuple[Op, ...]]:
-    """Gathered columns, which lie shard by shard, put in order (``_finish_all_gather_fp8_blockwise``)."""
+    """Gathered columns, which lie shard by shard, put in order (``_finish_all_gather_fp8_blockwise``); those that lie
+    as the tensor does are already."""
+    if not recipe.transposes_columns:
+        return interleaved, ()
     out = b.tensor(f"{name}.ordered", _copy_bytes(recipe, elements), grad=False)
     work = MemoryBound(2.0 * elements, "fp8_transpose")
     return out, (Op(f"{name}.order", "memory_bound", work, (column, interleaved), (out,), present=gathers),)

@@ -11,7 +11,6 @@ from typing import Literal
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
-from mofa.blocks.fp8 import FILLED_ROWS
 from mofa.blocks.frameworks.megatron.calls import timed_module_call
 from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.work import HostSync, MemoryBound
@@ -45,7 +44,7 @@ def _filled(ctx: Context) -> float:
     """Rows that fill up those of all experts on one rank: as many as come to an expert rank of all. [tokens]"""
     spec = ctx.model.moe
     assert spec is not None
-    return FILLED_ROWS * spec.num_experts if pads_routing_map(ctx) else 0.0
+    return ctx.fp8.filled_rows * spec.num_experts if ctx.fp8 is not None and pads_routing_map(ctx) else 0.0
 
 
 def pads_routing_map(ctx: Context) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true, value_at
-from mofa.blocks.fp8 import copies_per_fp8_weight
+from mofa.blocks.fp8 import copies_per_fp8_weight, fp8_weight_copies_bytes
 from mofa.blocks.op import Op
 from mofa.blocks.roles import Role
 from mofa.blocks.work import Gemm, GroupedGemm
@@ -76,8 +76,9 @@ def buffers_at_first_use(
         of_wgrad: list[PersistentBuffer] = []
         if ctx.fp8 is not None and block not in OUTSIDE_LAYERS and not ctx.framework.fp8_params:
             layouts = copies_per_fp8_weight(ctx.fp8.name, ctx.fp8_transposes)
+            each = int(params * fp8_weight_copies_bytes(ctx.fp8.name, ctx.fp8_transposes) / layouts)
             of_forward += [
-                PersistentBuffer(f"fp8 copy of {op.weight} {i}", int(params), per_block=True, after_outputs=False)
+                PersistentBuffer(f"fp8 copy of {op.weight} {i}", each, per_block=True, after_outputs=False)
                 for i in range(number * layouts)
             ]
             if isinstance(op.work, Gemm) and op.name not in repeated:
