@@ -10,7 +10,7 @@ from mofa.validate.published import published_reference_runs
 from mofa.validate.row_groups import is_group_of_its_own
 
 BEGIN, END = "<!-- published rows: begin -->\n", "<!-- published rows: end -->\n"
-WHOLE = ("refused", "attention or layers")
+COMPLETE = ("refused", "attention or layers")
 """Reasons whose colon is not followed by what tells rows of one reason apart."""
 
 
@@ -52,7 +52,7 @@ def kind_of_reason(reason: str) -> str:
     """
     if reason.startswith("the same row as"):
         return "the same row as another"
-    if reason.startswith(WHOLE):
+    if reason.startswith(COMPLETE):
         return reason.partition(";")[0]
     return reason.partition(":")[0]
 
