@@ -134,11 +134,12 @@ class PeakCandidates(PeakCandidateMemory):
                 alone = layers == lay.layer_counts[:, i]
                 gone = behind + own + more
                 name = f"of the last {kind} block{label}"
-                freed = gone
-                if chunks is not None:
-                    most = chunks.most_kept_in_backward(i, int(bool(label)))
-                    freed = self.activations - self.ends_saved - most
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
+                freed = gone
+                if chunks is not None:  # what is gone is of the moment at which most is kept
+                    kept_bytes = chunks.most_kept_in_backward(i, int(bool(label)))
+                    freed = self.activations - self.ends_saved - kept_bytes
+                    later = later - (gone - own) * self.retention.there if self.retention else later
                 self.add_block(
                     "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, leftover_bytes=ahead
                 )

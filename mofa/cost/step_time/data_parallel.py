@@ -168,11 +168,11 @@ def _lost_beside_reductions(rows: GatheredRows, reduce_s: ArrayN, chunk_s: Array
     loses until then comes on top. Where reductions take longer than the path, what is lost is waited for anyway.
     """
     pp, others = rows.stage_layers.stages.pp, rows.stage_layers.stages.vpp - 1
-    in_flight = np.minimum(rows.num_micro_batches, pp)
-    ahead_s = (in_flight - 1) * chunk_s
+    num_computed = np.minimum(rows.num_micro_batches, pp)
+    ahead_s = (num_computed - 1) * chunk_s
     path_s = others * pp * chunk_s + ahead_s
     each_s = reduce_s / max(others, 1)
-    beside_s = others * pp / in_flight * np.clip(each_s - (pp - in_flight) * chunk_s, 0.0, in_flight * chunk_s)
+    beside_s = others * pp / num_computed * np.clip(each_s - (pp - num_computed) * chunk_s, 0.0, num_computed * chunk_s)
     lost_s = slow * (beside_s + np.minimum(each_s, ahead_s))
     return np.asarray(np.minimum(lost_s, np.maximum(path_s * (1.0 + slow) - reduce_s, 0.0)))
 
