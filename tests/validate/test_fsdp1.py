@@ -23,7 +23,8 @@ FSDP1 = mofa.load_framework("fsdp1")
 
 def test_it_costs_what_fsdp2_costs_with_the_same_options() -> None:
     """The same launches, gathers and bytes without biases: only defaults and the reduced gradients' format differ."""
-    titan = mofa.load_framework("torchtitan", overrides={"optimizer": FSDP1.optimizer, "grouped_alignment": 1})
+    same = {"optimizer": FSDP1.optimizer, "grouped_alignment": 1, "early_stop": True}
+    titan = mofa.load_framework("torchtitan", overrides=same)
     own = mofa.load_framework("fsdp1", overrides={"reduced_bytes_per_param": 4, "flat_params": False})
     ours = mofa.estimate(JOB, MACHINES, {"recompute": "full"}, framework=own)
     theirs = mofa.estimate(JOB, MACHINES, {"recompute": "full"}, framework=titan)
