@@ -3,7 +3,8 @@
     python scripts/installed_smoke.py [--python python3.12] [--keep DIR]
 
 Commands run in an empty folder without the repository on any path. They show, plan, estimate, export and report, as a
-user does first; the plan must be that of this checkout, to the last digit. What is missing from a package fails here.
+user does first; the plan must be that of this checkout, to the last digit. ``mofa serve`` says what is missing without
+the extra serve, and with it answers a page. What is missing from a package fails here.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,17 @@ COMMANDS = (
     ("report", "llama3-8b", "h100-hgx", "--gpus", "8", "--fix", "cp=1", "--refine-seconds", "0", "--out", "report"),
 )
 """What is run, in order, in one empty folder."""
+SERVE = ("serve", "llama3-8b", "h100-hgx", "--gpus", "8", "--no-browser", "--port", "0")
+SERVED = {
+    "": b"<!doctype html>",
+    "serve.js": b"use strict",
+    "charts.js": b"Plotly",
+    "report.css": b"{",
+    "first": b'"llama3-8b"',
+}
+"""Pages of a server, and what each has in it."""
+PATIENCE_S = 60.0
+"""For a page of a server that says where it is. [s]"""
 LIBRARIES = 3
 """Parts in C that a wheel has where a compiler is at hand. [-]"""
 
@@ -91,6 +106,35 @@ def smoke(python: Path, folder: Path, environment: dict[str, str]) -> dict[str, 
     return plan_of(run([program, *PLAN], folder, environment))
 
 
+def check_serve_is_an_extra(program: str, folder: Path, environment: dict[str, str]) -> None:
+    """Refuse a ``mofa serve`` that runs without its extra, or that ends otherwise than in a line that names it."""
+    done = subprocess.run([program, *SERVE], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 2 or "mofa[serve]" not in done.stderr or "Traceback" in done.stderr:
+        raise SystemExit(f"mofa serve without its extra: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+
+
+def check_serve(program: str, folder: Path, environment: dict[str, str]) -> None:
+    """Start a server, get its pages, and stop it as Ctrl-C does."""
+    server = subprocess.Popen([program, *SERVE], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    try:
+        line = server.stderr.readline()
+        place = re.search(r"http://\S+/", line)
+        if place is None:
+            raise SystemExit(f"mofa serve says {line + server.stderr.read()!r}")
+        for name, content in SERVED.items():
+            with urllib.request.urlopen(place[0] + name, timeout=PATIENCE_S) as response:
+                if content not in response.read():
+                    raise SystemExit(f"mofa serve: /{name} has no {content!r}")
+        server.send_signal(signal.SIGINT)
+        status = server.wait(PATIENCE_S)
+        words = server.stderr.read()
+        if status not in (0, 130) or "Traceback" in words:
+            raise SystemExit(f"mofa serve: exit status {status} upon an interrupt\n{words}")
+    finally:
+        server.kill()
+
+
 def main() -> int:
     """Build, install, use."""
     parser = argparse.ArgumentParser(description="A wheel and an sdist, installed and used away from the repository.")
@@ -107,13 +151,18 @@ def main() -> int:
         built.mkdir(exist_ok=True)
         wheel, sdist = build(python, built, environment)
         check_wheel(wheel)
+        program = str(python.with_name("mofa"))
         for file, how in ((wheel, []), (sdist, ["--force-reinstall", "--no-deps"])):
             run([str(python), "-m", "pip", "install", "-q", *how, str(file)], scratch, environment)
             folder = scratch / file.suffix.removeprefix(".")
             folder.mkdir()
             if smoke(python, folder, environment) != plan_of(own):
                 raise SystemExit(f"{file.name}: plans otherwise than this checkout")
-            print(f"{file.name}: {len(COMMANDS) + 1} commands passed, with this checkout's plan")
+            if file == wheel:
+                check_serve_is_an_extra(program, folder, environment)
+                run([str(python), "-m", "pip", "install", "-q", f"{wheel}[serve]"], scratch, environment)
+            check_serve(program, folder, environment)
+            print(f"{file.name}: {len(COMMANDS) + 2} commands passed, with this checkout's plan")
     return 0
 
 

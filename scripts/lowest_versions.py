@@ -2,8 +2,8 @@
 
     python scripts/lowest_versions.py [--python python3.11] [--keep DIR] [pytest arguments]
 
-Direct dependencies and the test runner are pinned to their lower bounds; what they need in turn is as new as they
-allow. The virtual environment lives in a temporary folder unless --keep names one.
+Direct dependencies, those of extras that have tests, and the test runner are pinned to their lower bounds; what they
+need in turn is as new as they allow. The virtual environment lives in a temporary folder unless --keep names one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TEST_RUNNER = ("pytest", "pytest-xdist", "hypothesis")
+
+EXTRAS = ("distributed", "serve")
+"""Extras whose packages are there, so that no test is left out for want of them."""
 
 
 def lowest(requirements: list[str]) -> list[str]:
@@ -44,7 +47,8 @@ def main() -> int:
     options, pytest_arguments = parser.parse_known_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     dev = [r for r in project["optional-dependencies"]["dev"] if re.match(r"[A-Za-z0-9-]+", r)[0] in TEST_RUNNER]  # type: ignore[index]
-    pins = lowest(project["dependencies"]) + lowest(dev)
+    extras = [requirement for name in EXTRAS for requirement in project["optional-dependencies"][name]]
+    pins = lowest(project["dependencies"]) + lowest(extras) + lowest(dev)
     print("\n".join(pins), flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary) / "venv"

@@ -105,10 +105,16 @@ class ServeCheck:
         self.page.goto(self.url)
         self.wait_for_answer()
         self.expect("Closed forms, in" in self.text("#at-once"), f"says at once {self.text('#at-once')!r}")
+        self.expect(
+            "coarse search says" in self.text("#at-once"), "does not say that its degrees are of a coarse search"
+        )
         self.expect("tokens/s/GPU" in self.text("#answer"), "the answer has no plan")
         self.page.query_selector("#chart-front").scroll_into_view_if_needed()
         self.page.wait_for_selector("#chart-front svg.main-svg")
         self.wait_for_report()
+        self.wait_for_answer()
+        self.expect("held: " in self.text("#at-once"), f"says behind it {self.text('#at-once')!r}")
+        self.expect("coarse" not in self.text("#at-once"), "still holds what a coarse search says")
         self.expect("tokens/s/GPU" in self.text("#replayed"), "the plan that was played out is not shown")
         frame = self.page.frame_locator("#report")
         frame.locator("html[data-ready]").wait_for(timeout=PATIENCE_MS)

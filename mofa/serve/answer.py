@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import mofa
-from mofa.errors import SpecError
+from mofa.errors import MofaError, SpecError
 from mofa.plan.result import Plan
 from mofa.report.page.gather import closed_form_facts
 from mofa.report.page.html import charts_of, sections_html
 from mofa.report.page.write import closed_form_sections, nothing_fits_sections
 from mofa.search.search_result import Search
+from mofa.search.space import StrategySpace
+from mofa.serve.coarse_space import coarse_space
 from mofa.serve.question import DEGREES, Anchor, Question
 from mofa.serve.served_job import ServedJob
 from mofa.specs.hardware import ClusterSpec
@@ -29,14 +32,15 @@ def answer_at_once(job: ServedJob, question: Question) -> dict[str, Any]:
         What the server is about.
     question
         What is asked. Where all of :data:`ANCHORED` have values, some hundred strategies differ: in recomputation,
-        chunks of stages, ZeRO, options. Where one has none, the best of all strategies says them, which takes longer.
+        chunks of stages, ZeRO, options. Where one has none, the best of a coarse search says them, or of all strategies
+        if nothing in that fits, which takes longer.
 
     Returns
     -------
     dict
         ``html`` and ``charts`` of sections of the report, ``result`` as ``mofa plan --json`` prints it, degrees of the
-        plan, those that were held, the values that each may take, seconds that it took; ``refused`` is why no strategy
-        can run, or None.
+        plan, those that were held, the values that each may take, seconds that it took; ``is_coarse`` is whether a
+        coarse search said what is held, ``refused`` why no strategy can run, or None.
 
     Raises
     ------
@@ -47,10 +51,10 @@ def answer_at_once(job: ServedJob, question: Question) -> dict[str, Any]:
     cluster = job.machines(question)
     answer: dict[str, Any] = {
         "refused": None, "html": "", "charts": {}, "result": None, "degrees": None, "anchor": {},
-        "choices": job.choices(cluster), "command": job.command(question.without_anchor()),
+        "is_coarse": False, "choices": job.choices(cluster), "command": job.command(question.without_anchor()),
     }  # fmt: skip
     try:
-        question = _with_anchor(job, question, cluster)
+        question, answer["is_coarse"] = _with_anchor(job, question, cluster)
         search = _search(job, question, cluster, 10)
     except SpecError as error:
         return {**answer, "refused": str(error), "elapsed_s": time.perf_counter() - started}
@@ -65,21 +69,34 @@ def answer_at_once(job: ServedJob, question: Question) -> dict[str, Any]:
     return {**answer, "anchor": question.anchor.given(), "elapsed_s": time.perf_counter() - started}
 
 
-def _with_anchor(job: ServedJob, question: Question, cluster: ClusterSpec) -> Question:
-    """The question with a value for each of :data:`ANCHORED`, if one has none, of the best of all strategies."""
+def _with_anchor(job: ServedJob, question: Question, cluster: ClusterSpec) -> tuple[Question, bool]:
+    """The question with a value for each of :data:`ANCHORED`, if one has none; whether a coarse search said them."""
     known = {**question.anchor.given(), **question.degrees.given()}
     if all(name in known for name in ANCHORED):
-        return question
-    plans = _search(job, question, cluster, 1).report.plans
+        return question, False
+    coarse = _coarse_plans(job, question, cluster)
+    plans = coarse or _search(job, question, cluster, 1).report.plans
     if not plans:
-        return question
+        return question, False
     degrees = degrees_of_plan(plans[0])
     anchor = {name: degrees[name] for name in ANCHORED if name not in question.degrees.given()}
-    return question.model_copy(update={"anchor": Anchor(**anchor)})
+    return question.model_copy(update={"anchor": Anchor(**anchor)}), bool(coarse)
 
 
-def _search(job: ServedJob, question: Question, cluster: ClusterSpec, top: int) -> Search:
-    return mofa.find_plans(job.workload, cluster, top=top, replay=False, banded=False, **job.search_options(question))
+def _coarse_plans(job: ServedJob, question: Question, cluster: ClusterSpec) -> Sequence[Plan]:
+    """The best of a coarse space; none where that has none, and the search of all says why."""
+    try:
+        return _search(job, question, cluster, 1, space=coarse_space(job, cluster)).report.plans
+    except MofaError:
+        return ()
+
+
+def _search(
+    job: ServedJob, question: Question, cluster: ClusterSpec, top: int, space: StrategySpace | None = None
+) -> Search:
+    return mofa.find_plans(
+        job.workload, cluster, top=top, replay=False, banded=False, space=space, **job.search_options(question)
+    )
 
 
 def degrees_of_plan(plan: Plan) -> dict[str, Any]:

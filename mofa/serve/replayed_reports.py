@@ -37,7 +37,7 @@ class ReplayedReport:
     started: float
     state: dict[str, Any] = field(default_factory=lambda: {"phase": "starting", "done": 0, "total": 0})
     """``phase`` goes over starting, costing, playing, searching layouts, writing to finished, refused, stopped or
-    failed; ``best`` is the best plan so far in a line, ``message`` why there is none."""
+    failed; ``best`` is the best plan so far in a line, ``best_degrees`` its degrees, ``message`` why there is none."""
     page: bytes | None = None
     elapsed_s: float | None = None
 
@@ -172,7 +172,7 @@ def report_page_bytes(job: ServedJob, question: Question, tell: Callable[..., No
     job, question
         What is searched.
     tell
-        Called with ``phase``, ``done``, ``total``, and ``best``, the best plan so far in a line and its degrees; last
+        Called with ``phase``, ``done``, ``total``, and ``best`` and ``best_degrees`` of the best plan so far; last
         with ``summary``, the replayed plan's figures.
 
     Raises
@@ -194,14 +194,16 @@ def report_page_bytes(job: ServedJob, question: Question, tell: Callable[..., No
     moe = job.workload.model.moe is not None
     last_message_s = [0.0]
 
-    def tell_progress(phase: str, done: int, total: int, best: str | None = None) -> None:
-        if time.monotonic() - last_message_s[0] >= TELL_EVERY_S or best is not None:
+    def tell_progress(phase: str, done: int, total: int, **best: Any) -> None:
+        if time.monotonic() - last_message_s[0] >= TELL_EVERY_S or best:
             last_message_s[0] = time.monotonic()
-            tell(phase=phase, done=done, total=total, **({} if best is None else {"best": best}))
+            tell(phase=phase, done=done, total=total, **best)
 
     def show(step: mofa.SearchProgress) -> None:
-        best = None if step.best is None or step.done else best_so_far_text(step.best, moe=moe)
-        tell_progress(step.phase, step.done, step.total, best)
+        best: dict[str, Any] = {}
+        if step.best is not None and not step.done:
+            best = {"best": best_so_far_text(step.best, moe=moe), "best_degrees": degrees_of_plan(step.best)}
+        tell_progress(step.phase, step.done, step.total, **best)
 
     search = mofa.find_plans(
         job.workload, cluster, jobs=job.jobs, on_progress=show, **job.search_options(question.without_anchor())

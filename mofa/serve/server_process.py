@@ -17,6 +17,9 @@ from mofa.serve.served_job import ServedJob
 THREADS = 6
 """Requests that are answered at a time: a page asks for few. [-]"""
 
+ENDING_S = 2.0
+"""For the server's thread to end, which a page that is still connected keeps from it. [s]"""
+
 
 def run_server(
     job: ServedJob, start: Question, listening: socket, *, say: Callable[[str], None], open_browser: bool
@@ -56,7 +59,8 @@ def run_server(
             serving.join()
         finally:
             answers.reports.stop()
-            server.close()
+            server.trigger.pull_trigger(server.close)  # in its own thread, which waits at the sockets that it closes
+            serving.join(ENDING_S)
 
 
 def has_screen() -> bool:

@@ -16,8 +16,10 @@ import pytest
 import mofa
 from mofa.errors import SpecError
 from mofa.serve.address import listening_socket, loopback_address
+from mofa.serve.answer import ANCHORED, degrees_of_plan
+from mofa.serve.coarse_space import coarse_space
 from mofa.serve.question import Degrees, Question
-from mofa.serve.replayed_reports import MOST_STORED, ReplayedReports
+from mofa.serve.replayed_reports import MOST_STORED, ReplayedReports, report_page_bytes
 from mofa.serve.served_job import ServedJob
 
 pytest.importorskip("flask", reason="NOT TESTED: mofa serve, as flask is not installed (pip install 'mofa[serve]')")
@@ -114,16 +116,39 @@ def test_answer_is_what_the_search_says(browser: Browser, job: ServedJob) -> Non
     assert answer["choices"]["tp"] == [1, 2, 4, 8] and answer["command"].endswith("--out report")
 
 
-def test_degrees_that_are_searched_are_held_at_those_of_the_best_plan(browser: Browser, job: ServedJob) -> None:
-    free = browser.answer({"gpus": 8})
+def test_first_answer_holds_the_degrees_of_a_coarse_search(browser: Browser, job: ServedJob) -> None:
+    first = browser.answer({"gpus": 8})
+    coarse = mofa.find_plans(
+        job.workload, job.cluster, framework=job.framework, replay=False, banded=False,
+        space=coarse_space(job, job.cluster), **FEW,
+    ).report.plans[0]  # fmt: skip
+    assert first["is_coarse"] and first["anchor"] == {name: getattr(coarse.strategy, name) for name in ANCHORED}
+    assert first["result"]["plans"][0]["step_s"] <= coarse.step_s
+    held = browser.answer({"gpus": 8, "anchor": first["anchor"]})
+    assert not held["is_coarse"] and held["result"]["plans"] == first["result"]["plans"]
+
+
+def test_degrees_of_the_best_plan_give_that_plan(browser: Browser, job: ServedJob) -> None:
     best = mofa.find_plans(job.workload, job.cluster, framework=job.framework, replay=False, banded=False, **FEW)
     strategy = best.report.plans[0].strategy
-    assert free["anchor"] == {
-        name: getattr(strategy, name) for name in ("tp", "pp", "cp", "cp_kind", "ep", "micro_batch")
-    }
-    assert free["result"]["plans"][0]["step_s"] == best.report.plans[0].step_s
-    held = browser.answer({"gpus": 8, "anchor": free["anchor"]})
-    assert held["result"]["plans"] == free["result"]["plans"]
+    held = browser.answer({"gpus": 8, "anchor": {name: getattr(strategy, name) for name in ANCHORED}})
+    assert held["result"]["plans"][0]["step_s"] == best.report.plans[0].step_s
+
+
+def test_all_strategies_are_searched_where_nothing_in_the_coarse_space_runs(job: ServedJob, tmp_path: Path) -> None:
+    few = {**FEW, "fix": {**FEW["fix"], "tp": 1, "pp": 1}}  # type: ignore[dict-item]
+    single = ServedJob(mofa.load_workload("llama3-8b", global_batch=1), job.cluster, job.framework, few)
+    assert max(coarse_space(single, job.cluster).cp) == 2  # and one sequence keeps eight GPUs busy by cp=8 alone
+    answer = Browser(single, tmp_path).answer({"gpus": 8})
+    assert answer["degrees"]["cp"] == 8 and not answer["is_coarse"]
+
+
+def test_best_degrees_are_said_before_a_report_is_played(job: ServedJob) -> None:
+    said: list[dict[str, Any]] = []
+    report_page_bytes(job, Question(gpus=8), lambda **message: said.append(message))
+    degrees = [message["best_degrees"] for message in said if "best_degrees" in message]
+    best = mofa.find_plans(job.workload, job.cluster, framework=job.framework, replay=False, banded=False, **FEW)
+    assert degrees[0] == degrees_of_plan(best.report.plans[0])
 
 
 def test_what_cannot_run_is_an_answer(browser: Browser) -> None:

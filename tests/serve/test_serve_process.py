@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,8 +17,12 @@ from pathlib import Path
 
 import pytest
 
+import mofa
 from mofa.cli.main import main
 from mofa.serve.address import listening_socket
+from mofa.serve.question import Question
+from mofa.serve.served_job import ServedJob
+from mofa.serve.server_process import run_server
 
 pytest.importorskip("flask", reason="NOT TESTED: mofa serve, as flask is not installed (pip install 'mofa[serve]')")
 
@@ -140,3 +145,21 @@ def test_the_browser_check_says_that_it_did_not_run_without_a_browser(tmp_path: 
     environment = {"PATH": str(tmp_path), "PYTHONPATH": str(script.parents[1])}
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.startswith("serve_in_browser: NOT RUN, ") and done.stderr == ""
+
+
+def test_an_interrupted_server_ends_its_thread_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    machines = mofa.load_cluster("h100-hgx", 8)
+    job = ServedJob(mofa.load_workload("llama3-8b"), machines, mofa.load_framework("megatron"))
+
+    def interrupt(url: str) -> None:
+        with urllib.request.urlopen(f"{url}first", timeout=60) as response:
+            assert response.status == 200
+        raise KeyboardInterrupt
+
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            run_server(job, Question(gpus=8), listening_socket("127.0.0.1", 0), say=interrupt, open_browser=False)
+    assert not raised
+    assert "mofa-serve" not in {thread.name for thread in threading.enumerate()}

@@ -7,6 +7,7 @@
   let workload = first.start.workload, job = first.job;
   let gpus = first.start.gpus, memoryGb = first.start.memory_gb, chosen = { ...first.start.degrees }, anchor = {};
   for (const name of Object.keys(chosen)) if (chosen[name] === null) delete chosen[name];
+  let isCoarse = false; // whether a coarse search said what is held
   let asking = false, askAgain = false, resting = 0, followed = 0, sliders = new Map();
 
   async function ask(path, body) {
@@ -105,7 +106,7 @@
     delete document.documentElement.dataset.answered;
     do {
       askAgain = false;
-      at("at-once").textContent = Object.keys(anchor).length ? "asking" : "searching all strategies once, by closed forms";
+      at("at-once").textContent = Object.keys(anchor).length ? "asking" : "searching some strategies, by closed forms";
       try {
         showAnswer(await ask("answer", question()));
       } catch (error) {
@@ -120,6 +121,25 @@
     resting = setTimeout(searchBehind, REST_MS);
   }
 
+  // Ask again with the degrees of the best of all strategies, which are there before that is played out.
+  async function askWithBest(degrees) {
+    if (asking) return;
+    isCoarse = false;
+    asking = true;
+    delete document.documentElement.dataset.answered;
+    anchor = Object.fromEntries(first.anchored.filter((name) => !(name in chosen)).map((name) => [name, degrees[name]]));
+    const asked = followed;
+    try {
+      const answer = await ask("answer", question());
+      if (asked === followed) showAnswer(answer);
+    } catch (error) {
+      say(error.message);
+    }
+    asking = false;
+    if (askAgain) return changed();
+    document.documentElement.dataset.answered = "true";
+  }
+
   function showAnswer(answer) {
     say(answer.refused);
     choices = answer.choices;
@@ -132,7 +152,9 @@
     const shown = Object.entries(anchor).filter(([name]) =>
       (name !== "ep" || job.has_experts) && (name !== "cp_kind" || (chosen.cp || anchor.cp) > 1));
     const kept = shown.map(([name, value]) => name + "=" + value).join(" ");
-    at("at-once").textContent = "Closed forms, in " + answer.elapsed_s.toFixed(2) + " s" + (kept ? "; held: " + kept : "") + ".";
+    isCoarse = isCoarse || answer.is_coarse;
+    const coarse = isCoarse ? ", as a coarse search says; all strategies follow" : "";
+    at("at-once").textContent = "Closed forms, in " + answer.elapsed_s.toFixed(2) + " s" + (kept ? "; held: " + kept + coarse : "") + ".";
     at("command").textContent = answer.command;
     showDegrees();
   }
@@ -172,6 +194,7 @@
       plan = state.summary.degrees;
       anchor = Object.fromEntries(first.anchored.filter((name) => !(name in chosen)).map((name) => [name, plan[name]]));
       showDegrees();
+      if (isCoarse) askWithBest(plan);
       document.documentElement.dataset.replayed = String(number);
       return true;
     }
@@ -180,6 +203,7 @@
       return true;
     }
     at("behind").textContent = "Behind it: " + state.phase + far + best + ", " + passed;
+    if (isCoarse && state.best_degrees) askWithBest(state.best_degrees);
     return false;
   }
 
@@ -234,6 +258,7 @@
     }
     workload = job.workload;
     anchor = {};
+    isCoarse = false;
     plan = null;
     return changed();
   });
