@@ -47,7 +47,9 @@ def launch_files(report: PlanReport, target: str | None) -> tuple[Mapping[str, s
 
 
 def launch_obstacle(report: PlanReport) -> str | None:
-    """Why the framework of a search cannot run its best plan, in a sentence; None where it can, or has no jobs.
+    """Why the framework of a search cannot run its best plan, in a sentence.
+
+    None where it can, where mofa writes no jobs for it, and of a report that does not say its job.
 
     Examples
     --------
@@ -57,7 +59,7 @@ def launch_obstacle(report: PlanReport) -> str | None:
     >>> launch_obstacle(mofa.find_plans(job, machines, fix=few, top=1, replay=False).report) is None
     True
     """
-    if not report.plans or not TRAITS[report.framework.name].exported_to:
+    if not report.plans or report.job is None or not TRAITS[report.framework.name].exported_to:
         return None
     files, note = launch_files(report, None)
     return None if files else note
