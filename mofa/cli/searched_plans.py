@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,14 @@ def best_plan_printer(progress: ProgressBar) -> Callable[[SearchProgress], None]
 def enough_gpus_text(report: PlanReport) -> str:
     """How many GPUs would do where nothing fits, or what to do."""
     return f"{report.min_gpus:,} GPUs would do" if report.min_gpus else report.min_gpus_note or "add GPUs"
+
+
+def say_launch_obstacle(report: PlanReport) -> None:
+    """Say on standard error why the best plan becomes no job of its framework, before somebody exports it."""
+    from mofa.export.launch_files import launch_obstacle
+
+    if obstacle := launch_obstacle(report):
+        print(f"mofa: {obstacle}", file=sys.stderr)
 
 
 def search_plans(

@@ -44,3 +44,22 @@ def launch_files(report: PlanReport, target: str | None) -> tuple[Mapping[str, s
             raise
         return {}, f"No job is written for {to}: {error}"
     return files, f"A job for {to}, as mofa export plan.json --to {to} writes it from the plan.json beside this page."
+
+
+def launch_obstacle(report: PlanReport) -> str | None:
+    """Why the framework of a search cannot run its best plan, in a sentence.
+
+    None where it can, where mofa writes no jobs for it, and of a report that does not say its job.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+    >>> few = {"tp": 2, "pp": 1, "cp": 1}
+    >>> launch_obstacle(mofa.find_plans(job, machines, fix=few, top=1, replay=False).report) is None
+    True
+    """
+    if not report.plans or report.job is None or not TRAITS[report.framework.name].exported_to:
+        return None
+    files, note = launch_files(report, None)
+    return None if files else note

@@ -72,6 +72,41 @@ def test_under_a_plan_stands_how_to_run_it(capsys: Captured) -> None:
     assert "mofa export" not in capsys.readouterr().out
 
 
+OLMO_2 = {
+    "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_size": 2048, "intermediate_size": 8192,
+    "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 100352,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-06, "rope_theta": 500000, "tie_word_embeddings": False,
+    "hidden_act": "silu", "attention_bias": False,
+}  # fmt: skip
+
+
+def test_a_plan_says_that_its_framework_cannot_run_the_model(tmp_path: Path, capsys: Captured) -> None:
+    """Norms behind sublayers, as OLMo 2 has them, are planned, and no Megatron-Core runs them."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(OLMO_2))
+    few = (
+        "h100-hgx",
+        "--gpus",
+        "8",
+        "--fix",
+        "tp=1",
+        "--fix",
+        "pp=1",
+        "--fix",
+        "cp=1",
+        "--fast",
+        "--top",
+        "1",
+        "--quiet",
+    )
+    assert main(["plan", str(config), "--seq-len", "4K", "--global-batch", "64", *few]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("mofa: No job is written for megatron: ") and "norm_placement" in said
+    assert said.count("\n") == 1
+    assert main(["plan", "llama3-8b", *few[:4], "tp=2", *few[5:]]) == 0
+    assert not capsys.readouterr().err
+
+
 def test_from_python(tmp_path: Path) -> None:
     job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     search = mofa.find_plans(job, machines, fix={"tp": 2, "pp": 1, "cp": 1}, top=1, replay=False)

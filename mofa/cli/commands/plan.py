@@ -89,7 +89,7 @@ def plan(
     )
     from mofa.cli.progress import progress_bar
     from mofa.cli.report_page import given_settings, report_page
-    from mofa.cli.searched_plans import best_plan_printer, enough_gpus_text
+    from mofa.cli.searched_plans import best_plan_printer, enough_gpus_text, say_launch_obstacle
     from mofa.errors import NothingFits
     from mofa.search.workers import usable_cores
 
@@ -159,6 +159,7 @@ def plan(
             searches[0].report, searches[0].costed_table,
             lambda table: report_page(searches[0], table, jobs=jobs or usable_cores(), given=given),
         )  # fmt: skip
+        say_launch_obstacle(searches[0].report)
     if not any(search.report.plans for search in searches):
         words = f"{job.name} on {sizes[-1]:,} x {clusters[-1].gpu.name}"
         raise NothingFits(f"{words}: nothing fits; {enough_gpus_text(searches[-1].report)}")
