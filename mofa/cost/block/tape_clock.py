@@ -116,8 +116,7 @@ def _scanned(
     sent = _beside(tape, seconds, machine)
     begin = _clocks(ops, seconds, issue, machine, _largest_slowdown(sent))
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
-    device_s: FloatK = 0.0
-    with_lead: dict[str, FloatK] = {}
+    device_s: FloatK | None = None
     queued: FloatK = 0.0
     synchronises = HostSync in {type(op.work) for op in ops}  # the host waits for the device
     if repeat > 1 and not synchronises and not _carries(ops):
@@ -125,8 +124,6 @@ def _scanned(
         state = begin(HOST_AHEAD)
         exposed = state.play_tape()
         rested, regained, issue_delay_s = exposed.copy(), state.regained, state.issue_delay_s
-        with_lead = _with_loss(rested, sent, regained)[0]
-        device_s = sum(with_lead.values(), 0.0) + kernel_load_idle_s(tape, seconds)
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = begin(0.0)
@@ -154,12 +151,13 @@ def _scanned(
     alone_s = sum(exposed.values(), 0.0)
     alone = exposed
     exposed, hidden = _with_loss(alone, sent, regained)
-    _name_loss_beside_waits(exposed, with_lead)
     if any_true(queued > 0.0):
         _wait_in_queue(ops, queued, exposed, hidden)
         _wait_in_queue(ops, queued, rested, {})
     slowed = sum(exposed.values(), 0.0) - alone_s
     if clocks is None:
+        if device_s is None:
+            device_s = alone_s - exposed["host_idle"] + kernel_load_idle_s(tape, seconds) + slowed
         clocks = device_s - slowed, device_s - slowed + issue_delay_s, NO_WAIT, issued
     more_s = {name: alone[name] - rested[name] for name in sent}
     _name_waits_for_host(exposed, hidden, more_s, {name: sent[name][0] - alone[name] for name in sent})
@@ -244,18 +242,6 @@ def _with_loss(
         share = computing / maximum(alone_s - alone[name], 1e-12)
         exposed[name] = exposed[name] + maximum(slowdown * share * hidden[name] - regained.get(name, 0.0), 0.0)
     return exposed, hidden
-
-
-def _name_loss_beside_waits(exposed: dict[str, FloatK], with_lead: Mapping[str, FloatK]) -> None:
-    """Take from host idle what communication would cost beside computing, were the host far ahead as in ``with_lead``.
-
-    What runs beside a wait for the host slows nothing there. Changed in place; the sum stays. (K,) each [s]
-    """
-    for name, ahead_s in with_lead.items():
-        moved_s = minimum(maximum(ahead_s - exposed[name], 0.0), exposed["host_idle"])
-        if name != "host_idle":
-            exposed[name] = exposed[name] + moved_s
-            exposed["host_idle"] = exposed["host_idle"] - moved_s
 
 
 def _name_waits_for_host(
