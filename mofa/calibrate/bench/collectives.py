@@ -232,6 +232,8 @@ def _overlap(
     if where.type != "cuda":
         return []
     communicate = collective_call(case, source, target, group, dist.get_rank(group))
+    if case.variant == "layer":
+        return _layers_beside(case, communicate, group, where)
     m, n, k = case.size("m"), case.size("n"), case.size("k")
     if k:
         a = [torch.randn(m, k, device=where, dtype=torch.bfloat16) for _ in range(4)]
@@ -257,6 +259,61 @@ def _overlap(
     ):  # fmt: skip
         rows.append((Case("overlap", case.op, variant, case.dtype, "grid", case.shape), median_and_percentiles(times)))
     return rows
+
+
+def _layers_beside(case: Case, communicate: Call, group: Any, where: torch.device) -> list[tuple[Case, Sample]]:
+    """Three rows: a layer's products alone, beside one collective, and the collective alone.
+
+    A layer is 12 products, forward and backward, with a stream after each. As FSDP does, a collective begins with each
+    layer, on a stream of its own, and the next layer waits for it. A row holds the time of one layer or collective.
+    """
+    compute = _layer_call(case.size("m"), case.size("n"), case.size("k"), where)
+    main, side, num, repeats = torch.cuda.current_stream(), torch.cuda.Stream(), 4, 5
+
+    def layers(with_collective: bool) -> float:
+        dist.barrier(group=group)
+        torch.cuda.synchronize()
+        time.sleep(0.03)  # what came before has left the clock high
+        torch.cuda._sleep(16_000_000)  # the host issues ahead
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(main)
+        for _ in range(num):
+            if with_collective:
+                side.wait_stream(main)
+                with torch.cuda.stream(side):
+                    communicate()
+            compute()
+            if with_collective:
+                main.wait_stream(side)
+        end.record(main)
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / num
+
+    layers(True)
+    alone, both = [layers(False) for _ in range(repeats)], [layers(True) for _ in range(repeats)]
+    other = [_loops(side, communicate, 8, None, None, 0, group)[0] for _ in range(3)]
+    variants = {"layer_alone": alone, "layer_overlapped": both, "collective_alone_layer": other}
+    return [
+        (Case("overlap", case.op, variant, case.dtype, "grid", case.shape), median_and_percentiles(times))
+        for variant, times in variants.items()
+    ]
+
+
+def _layer_call(tokens: int, hidden: int, ffn: int, where: torch.device) -> Call:
+    """A dense layer's products forward and backward, each followed by a stream over what it wrote."""
+    linears = ((hidden, 3 * hidden), (hidden, hidden), (hidden, ffn), (ffn, hidden))
+    inputs = [torch.randn(tokens, k, device=where, dtype=torch.bfloat16) for k, _ in linears]
+    weights = [torch.randn(n, k, device=where, dtype=torch.bfloat16) / k**0.5 for k, n in linears]
+    outputs = [torch.randn(tokens, n, device=where, dtype=torch.bfloat16) for _, n in linears]
+
+    def call() -> None:
+        for x, w, y in zip(inputs, weights, outputs, strict=True):
+            torch.mul(torch.mm(x, w.t()), 0.5, out=y)
+        for x, w, y in reversed(list(zip(inputs, weights, outputs, strict=True))):
+            torch.mul(torch.mm(y, w), 0.5, out=x)
+            torch.mm(y.t(), x)
+
+    return call
 
 
 def _loops(

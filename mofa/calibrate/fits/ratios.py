@@ -42,17 +42,23 @@ def overlap_time_ratios(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def overlap_slowdown(rows: Sequence[Row]) -> float:
-    """The share of its rate that computing loses while a collective runs beside it; the median over kernels. [-]
+    """Seconds that computing loses per second that a collective beside it takes alone; the median. [-]
 
-    The compute time lost is taken over the collective's time alone. Only kernels that the collective outlasts count:
-    beside a longer kernel, how long both ran together was not recorded.
+    Layers beside a collective each (``layer``) say it directly. Without them kernels in a loop do: the share of its
+    rate that computing loses, times what the collective takes beside it over what it takes alone. Only kernels that
+    the collective outlasts count: beside a longer kernel, how long both ran together was not recorded.
     """
     times = {(r.case.op, r.case.shape_text, r.case.variant): r.sample.median_s for r in rows}
-    slowdowns = []
+    by_layers, by_kernels = [], []
     for (op, shape, variant), beside in times.items():
         kind = variant.removesuffix("_overlapped")
         alone = times.get((op, shape, f"{kind}_alone"))
         other = [times.get((op, shape, f"collective_{state}_{kind}")) for state in ("overlapped", "alone")]
-        if kind != variant and alone and other[0] and other[1] and other[0] >= beside:
-            slowdowns.append((1.0 - alone / beside) * other[0] / other[1])
-    return float(np.median(slowdowns)) if slowdowns else 0.0
+        if kind == variant or not alone or not other[1]:
+            continue
+        if kind == "layer":
+            by_layers.append((beside - alone) / other[1])
+        elif other[0] and other[0] >= beside:
+            by_kernels.append((1.0 - alone / beside) * other[0] / other[1])
+    slowdowns = by_layers or by_kernels
+    return max(0.0, float(np.median(slowdowns))) if slowdowns else 0.0

@@ -10,6 +10,12 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_u
 COMPUTED = ("product", "stream")
 """What runs before and after a collective that depends on it: a square product's kernel, or one bound by memory."""
 
+LAYERS_BESIDE = (
+    (16384, 2048, 8192), (12288, 4096, 16384), (8192, 4096, 14336), (4096, 5120, 20480), (6144, 7168, 28672),
+    (4096, 8192, 28672),
+)  # fmt: skip
+"""Tokens, hidden size and feed-forward width of dense layers from 1B to 70B."""
+
 
 def group_sizes(gpus: int) -> list[int]:
     """Sizes of groups to time: powers of two up to the GPUs there are, and all of them."""
@@ -57,13 +63,17 @@ def collective_shape(op: str, size: int, group: int) -> Shape:
 
 
 def overlap_cases(gpus: int) -> list[Case]:
-    """Products and streams beside collectives."""
+    """Products and streams beside collectives, and layers beside the one that carries their bf16 parameters."""
     grid: list[Item] = []
     for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all") if gpus > 1 else ():
         for size in (2**25, 2**28):
             for m, n, k in ((8192, 8192, 8192), (4096, 4096, 4096)):
                 grid.append((op, "gemm", "bf16", {"bytes": size, "group": gpus, "m": m, "n": n, "k": k}))
             grid.append((op, "stream", "bf16", {"bytes": size, "group": gpus, "m": 8192, "n": 8192, "k": 0}))
+    for op in ("all_gather", "reduce_scatter") if gpus > 1 else ():
+        for tokens, hidden, ffn in LAYERS_BESIDE:
+            size = 2 * (4 * hidden**2 + 2 * hidden * ffn)
+            grid.append((op, "layer", "bf16", {"bytes": size, "group": gpus, "m": tokens, "n": hidden, "k": ffn}))
     return grid_and_held_out_cases("overlap", grid, [], 0)
 
 
