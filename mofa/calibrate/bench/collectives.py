@@ -262,10 +262,10 @@ def _overlap(
 
 
 def _layers_beside(case: Case, communicate: Call, group: Any, where: torch.device) -> list[tuple[Case, Sample]]:
-    """Three rows: a layer's products alone, beside one collective, and the collective alone.
+    """Three rows: a layer alone, beside one collective, and the collective alone.
 
-    A layer is 12 products, forward and backward, with a stream after each. As FSDP does, a collective begins with each
-    layer, on a stream of its own, and the next layer waits for it. A row holds the time of one layer or collective.
+    As FSDP does, a collective begins with each layer, on a stream of its own, and the next layer waits for it. A row
+    holds the time of one layer or collective.
     """
     compute = _layer_call(case.size("m"), case.size("n"), case.size("k"), where)
     main, side, num, repeats = torch.cuda.current_stream(), torch.cuda.Stream(), 4, 5
@@ -300,18 +300,23 @@ def _layers_beside(case: Case, communicate: Call, group: Any, where: torch.devic
 
 
 def _layer_call(tokens: int, hidden: int, ffn: int, where: torch.device) -> Call:
-    """A dense layer's products forward and backward, each followed by a stream over what it wrote."""
-    linears = ((hidden, 3 * hidden), (hidden, hidden), (hidden, ffn), (ffn, hidden))
-    inputs = [torch.randn(tokens, k, device=where, dtype=torch.bfloat16) for k, _ in linears]
-    weights = [torch.randn(n, k, device=where, dtype=torch.bfloat16) / k**0.5 for k, n in linears]
-    outputs = [torch.randn(tokens, n, device=where, dtype=torch.bfloat16) for _, n in linears]
+    """A dense layer forward and backward, eager: norms, attention over 2,048 tokens in heads of 128, GELU."""
+    functional = torch.nn.functional
+    widths = ((hidden, 3 * hidden), (hidden, hidden), (hidden, ffn), (ffn, hidden))
+    weights = [(torch.randn(n, k, device=where, dtype=torch.bfloat16) / k**0.5).requires_grad_() for k, n in widths]
+    x = torch.randn(tokens, hidden, device=where, dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.randn(tokens, hidden, device=where, dtype=torch.bfloat16)
 
     def call() -> None:
-        for x, w, y in zip(inputs, weights, outputs, strict=True):
-            torch.mul(torch.mm(x, w.t()), 0.5, out=y)
-        for x, w, y in reversed(list(zip(inputs, weights, outputs, strict=True))):
-            torch.mul(torch.mm(y, w), 0.5, out=x)
-            torch.mm(y.t(), x)
+        normed = functional.layer_norm(x, (hidden,))
+        q, k, v = (
+            part.view(-1, 2048, hidden // 128, 128).transpose(1, 2)
+            for part in functional.linear(normed, weights[0]).chunk(3, dim=-1)
+        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape_as(x)
+        y = x + functional.linear(mixed, weights[1])
+        inner = functional.gelu(functional.linear(functional.layer_norm(y, (hidden,)), weights[2]))
+        torch.autograd.grad(y + functional.linear(inner, weights[3]), [x, *weights], gradient)
 
     return call
 
