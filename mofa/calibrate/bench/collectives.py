@@ -265,7 +265,7 @@ def _layers_beside(case: Case, communicate: Call, group: Any, where: torch.devic
     """Three rows: a layer alone, beside one collective, and the collective alone.
 
     As FSDP does, a collective begins with each layer, on a stream of its own, and the next layer waits for it. A row
-    holds the time of one layer or collective.
+    holds the time of one layer or collective. Layers' are the slowest rank's, which all wait for at each collective.
     """
     compute = _layer_call(case.size("m"), case.size("n"), case.size("k"), where)
     main, side, num, repeats = torch.cuda.current_stream(), torch.cuda.Stream(), 4, 5
@@ -287,7 +287,9 @@ def _layers_beside(case: Case, communicate: Call, group: Any, where: torch.devic
                 main.wait_stream(side)
         end.record(main)
         torch.cuda.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3 / num
+        slowest = torch.tensor([begin.elapsed_time(end) / 1e3 / num], device=where)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
+        return float(slowest)
 
     layers(True)
     alone, both = [layers(False) for _ in range(repeats)], [layers(True) for _ in range(repeats)]
