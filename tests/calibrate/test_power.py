@@ -111,6 +111,19 @@ def test_slowdown_counts_kernels_that_the_collective_outlasts() -> None:
     assert fit_curves([], num_sms=132, gpu="a GPU").overlap_slowdown == 0.0
 
 
+def test_layers_beside_a_collective_say_more_than_kernels() -> None:
+    """Two layers lose 1 s and 2 s beside collectives of 2 s and 8 s: 0.3; what the stream beside them lost is left."""
+    times = {
+        "stream_alone": 4.0, "stream_overlapped": 5.0, "collective_alone_stream": 6.0,
+        "collective_overlapped_stream": 8.0, "layer_alone": 20.0, "layer_overlapped": 21.0,
+        "collective_alone_layer": 2.0,
+    }  # fmt: skip
+    rows = [row("overlap", "all_gather", variant, seconds) for variant, seconds in times.items()]
+    longer = {"layer_alone": 40.0, "layer_overlapped": 42.0, "collective_alone_layer": 8.0}
+    rows += [row("overlap", "reduce_scatter", variant, seconds) for variant, seconds in longer.items()]
+    assert fit_curves(rows, num_sms=132, gpu="a GPU").overlap_slowdown == pytest.approx(0.3)
+
+
 def test_full_load_is_the_rate_of_the_products_whose_clock_was_read() -> None:
     rows = [row("sustained", "gemm", v, t, c) for v, t, c in (("burst", 1e-3, 2000.0), ("2s", 1.2e-3, 1500.0))]
     assert full_clock_product_rates(rows) == {"gemm bf16": pytest.approx(2.0 * 8192**3 / 1e-3)}

@@ -42,14 +42,16 @@ def overlap_time_ratios(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def overlap_slowdown(rows: Sequence[Row]) -> float:
-    """Seconds that computing loses per second that a collective beside it takes alone; the median. [-]
+    """Seconds that computing loses per second that a collective beside it takes alone. [-]
 
-    Layers beside a collective each (``layer``) say it directly. Without them kernels in a loop do: the share of its
-    rate that computing loses, times what the collective takes beside it over what it takes alone. Only kernels that
-    the collective outlasts count: beside a longer kernel, how long both ran together was not recorded.
+    Layers beside a collective each (``layer``) say it directly: what all of them lose over what all collectives take.
+    Without them the median of kernels in a loop does: the share of its rate that computing loses, times what the
+    collective takes beside it over what it takes alone. Only kernels that the collective outlasts count: beside a
+    longer kernel, how long both ran together was not recorded.
     """
     times = {(r.case.op, r.case.shape_text, r.case.variant): r.sample.median_s for r in rows}
-    by_layers, by_kernels = [], []
+    lost_s = collectives_s = 0.0
+    by_kernels = []
     for (op, shape, variant), beside in times.items():
         kind = variant.removesuffix("_overlapped")
         alone = times.get((op, shape, f"{kind}_alone"))
@@ -57,8 +59,9 @@ def overlap_slowdown(rows: Sequence[Row]) -> float:
         if kind == variant or not alone or not other[1]:
             continue
         if kind == "layer":
-            by_layers.append((beside - alone) / other[1])
+            lost_s, collectives_s = lost_s + beside - alone, collectives_s + other[1]
         elif other[0] and other[0] >= beside:
             by_kernels.append((1.0 - alone / beside) * other[0] / other[1])
-    slowdowns = by_layers or by_kernels
-    return max(0.0, float(np.median(slowdowns))) if slowdowns else 0.0
+    if collectives_s:
+        return max(0.0, lost_s / collectives_s)
+    return float(np.median(by_kernels)) if by_kernels else 0.0
