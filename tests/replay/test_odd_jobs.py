@@ -65,6 +65,21 @@ def strategy_estimator(job: Job, framework: dict[str, Any], strategy: str) -> Ta
         # what GPipe hands over between two passes was hidden beside them (3 % below)
         (("llama3-8b", "h100-pcie-pairs", 16, 32, 4096), {"name": "torchtitan"},
          "pp=8 dp=2 micro_batch=2 zero=2 recompute=none schedule=gpipe"),
+        # gathers that a pipeline's late host launches on the way came whole ahead of its first forward, and the last
+        # stage's host issued nothing of a backward beside its gather (6 % below)
+        (("llama3-70b", "h200-hgx", 128, 4, 1024), {"name": "megatron"},
+         "tp=2 pp=2 cp=16 cp_kind=allgather dp=2 micro_batch=1 sp=false recompute=none"),
+        # a communicator that is never idle gives back what computing loses beside it (5 % above)
+        (("mixtral-8x7b", "gb300-nvl72", 16, 64, 512), {"name": "fsdp1", "balances_by": "turn"},
+         "dp=16 micro_batch=1 zero=3 recompute=none"),
+        # computing that waits for nothing loses beside all that is sent (1.5 % below)
+        (("qwen3-30b-a3b", "a100-40gb-hgx", 8, 8, 2048),
+         {"name": "fsdp1", "dispatcher": "alltoall", "balances_by": "turn"},
+         "dp=8 micro_batch=1 zero=3 recompute=full"),
+        # nor does it lose beside sums over replicas then (5 % above)
+        (("qwen3-235b-a22b", "mi325x-oam", 32, 128, 512),
+         {"name": "fsdp1", "data_parallel": "hsdp", "dp_replicate": 4, "balances_by": "turn"},
+         "dp=32 micro_batch=2 zero=3 recompute=none"),
     ],
 )  # fmt: skip
 def test_steps_agree(job: Job, framework: dict[str, Any], strategy: str) -> None:

@@ -267,16 +267,19 @@ def _megatron(
         lost, beside = _lost(gather[:, 0] - gathers[:, 0, 0], (vpp - 1) * pp * forward_s[:, 0] / vpp, slow[:, 0])
         exposed, hidden, on_path = exposed + lost, hidden + beside, on_path + worst
         in_passing = in_passing + lost
-    beyond_path_s: ArrayN | float = 0.0
-    if vpp == 1:  # what computing loses beside communication is the first stage's alone
-        with_first_s = exposed - max_of_array_rows(after_optimizer_s)
-        beyond_path_s = own_s - np.where(rows.is_first > 0, worst[:, None], with_first_s[:, None])
     beside_s, waited_ahead_s = np.zeros_like(before_forward), np.zeros(len(gather))
     if host_bound is not None and pp == 1 and fw.overlap_param_gather:
         layers_s = rows.sum_layers_by_stage(rows.layers.forward_besides_host_s)[:, 0] / (1 - slow[:, 0])
         waited_ahead_s = np.maximum(last_gather, first_gather - layers_s) - first
     if host_bound is not None and host_waits_at_exchanges(rows):
-        beside_s[host_bound.rows] = host_bound.issued_beside_gather_s(before_forward[host_bound.rows])
+        beside_s[host_bound.rows] = host_bound.issued_beside_gather_s(before_forward[host_bound.rows], rows.is_last > 0)
+        first_forward = _first_forward_of_pipeline(rows, host_bound, of_buckets, before_forward, beside_s)
+        lost_in_first = np.isin(np.arange(len(gather)), host_bound.rows) & (first_forward is not None)  # which has it
+        exposed, slower_s = exposed - slower_s * lost_in_first, slower_s * ~lost_in_first
+    beyond_path_s: ArrayN | float = 0.0
+    if vpp == 1:  # what computing loses beside communication is the first stage's alone
+        with_first_s = exposed - max_of_array_rows(after_optimizer_s)
+        beyond_path_s = own_s - np.where(rows.is_first > 0, worst[:, None], with_first_s[:, None])
     exposed = exposed + tied_embedding_all_reduce_s(rows)
     once = None
     if vpp > 1:
@@ -289,6 +292,29 @@ def _megatron(
         after_optimizer_s=after_optimizer_s, issued_beside_s=beside_s, beyond_path_s=beyond_path_s,
         slower_first_forward_s=slower_s, waited_ahead_s=waited_ahead_s,
     )  # fmt: skip
+
+
+def _first_forward_of_pipeline(
+    rows: GatheredRows, host_bound: HostBoundPasses, of_buckets: BucketGathers, before_forward_s: ArrayN,
+    beside_s: ArrayN,
+) -> ClockAdvance | None:  # fmt: skip
+    """The first stage's first forward in Megatron's 1F1B, whose late host launches gathers bucket by bucket; None where
+    they come behind the optimizer.
+
+    What it takes more than a forward without gathers is put into ``before_forward_s``, what of these is beside the
+    host's issue into ``beside_s``, of the first stage. (n, R) each [s]
+    """
+    if not rows.framework.overlap_param_gather:
+        return None
+    index = host_bound.rows
+    forward = ClockAdvance(*(np.asarray(part)[:, :1] for part in host_bound.with_full_queue[0][:4]))
+    passes_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
+    slow = _slowdown_of_passes(rows, host_bound, passes_s)[:, 0]
+    first = first_forward_behind_gathers(rows, index, of_buckets, forward, slow)
+    more_s = (first.both_ended_s - forward.both_ended_s)[:, 0, 0]
+    before_forward_s[index, 0] = np.maximum(before_forward_s[index, 0], more_s)
+    beside_s[index, 0] = before_forward_s[index, 0] - more_s
+    return first
 
 
 def _passes_behind_lead(

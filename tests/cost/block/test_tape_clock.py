@@ -14,8 +14,9 @@ import pytest
 from mofa.blocks.elementwise import where
 from mofa.blocks.op import Op, Tape, Tensor
 from mofa.blocks.work import Collective, Gemm, HostSync, MemoryBound
+from mofa.cost.block.communication_beside import COMPUTING, HIDDEN
 from mofa.cost.block.streams import OWN_ORDER
-from mofa.cost.block.tape_clock import COMPUTING, EXPOSED, HIDDEN, TapeTime, time_per_tape_repetition
+from mofa.cost.block.tape_clock import EXPOSED, TapeTime, time_per_tape_repetition
 
 SLOWDOWN, SYNC_S, LOAD_S = 0.1, 20.0, 2.0
 GEMM = Gemm(1, 1, 1)
