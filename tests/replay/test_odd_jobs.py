@@ -137,6 +137,10 @@ def test_gathers_of_large_experts_are_launched_as_the_host_gets_to_them() -> Non
         # a block's first backward has its experts' own gradients midway (3 % below)
         (("memfine-model-1", "gb300-nvl72", 64, 4, 16384), {"name": "torchtitan"},
          "tp=4 pp=8 cp=2 cp_kind=allgather ep=4 dp=1 micro_batch=1 zero=2 sp=true recompute=every:2 schedule=gpipe", 1),
+        # the step's first backward by weights has made a block's own gradients by its end (3 % below)
+        (("qwen3-30b-a3b", "gh200", 256, 4, 8192),
+         {"name": "torchtitan", "data_parallel": "hsdp", "dp_replicate": 4, "balances_by": "turn"},
+         "pp=4 vpp=2 cp=16 cp_kind=allgather dp=4 micro_batch=1 zero=2 recompute=every:3 schedule=zbv", 1),
     ],
 )  # fmt: skip
 def test_allocated_memory_agrees(job: Job, framework: dict[str, Any], strategy: str, rank: int) -> None:
