@@ -35,12 +35,19 @@ def exposed_and_hidden_with_loss(
     exposed = dict(alone)
     hidden: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
     computing, alone_s = sum((alone[name] for name in COMPUTING), 0.0), sum(alone.values(), 0.0)
+    left_s: FloatK = 0.0  # of what waits give back more than their own family makes computing lose
+    lost_s: dict[str, FloatK] = {}
     for name, (took, slowdown, _) in sent.items():
         beside = took - alone[name]
         hidden[name] = where(beside > 1e-9 * took, beside, 0.0)  # rounding is no overlap
         # what runs beside another wait costs nothing, nor does what makes a wait the shorter
         share = computing / maximum(alone_s - alone[name], 1e-12)
-        exposed[name] = exposed[name] + maximum(slowdown * share * hidden[name] - regained.get(name, 0.0), 0.0)
+        more_s = slowdown * share * hidden[name] - regained.get(name, 0.0)
+        lost_s[name] = maximum(more_s, 0.0)
+        left_s = left_s + maximum(-more_s, 0.0)
+    for name, family_lost_s in lost_s.items():
+        exposed[name] = exposed[name] + maximum(family_lost_s - left_s, 0.0)
+        left_s = maximum(left_s - family_lost_s, 0.0)
     return exposed, hidden
 
 
