@@ -69,6 +69,13 @@ def strategy_estimator(job: Job, framework: dict[str, Any], strategy: str) -> Ta
         # stage's host issued nothing of a backward beside its gather (6 % below)
         (("llama3-70b", "h200-hgx", 128, 4, 1024), {"name": "megatron"},
          "tp=2 pp=2 cp=16 cp_kind=allgather dp=2 micro_batch=1 sp=false recompute=none"),
+        # a layer's first bucket is of dense parameters, those of experts are launched as the host gets there (8 %)
+        (("qwen3-235b-a22b", "mi355x-oam", 8, 16, 512),
+         {"name": "megatron", "dispatcher": "alltoall", "balances_by": "turn"},
+         "cp=2 cp_kind=ring ep=2 etp=2 dp=4 micro_batch=4 recompute=none"),
+        # what waits for one family give back is of all that computing loses (3 % above)
+        (("gpt3-175b", "gb300-nvl72", 32, 2, 4096), {"name": "torchtitan"},
+         "cp=32 cp_kind=allgather dp=1 micro_batch=1 zero=3 recompute=none"),
         # a communicator that is never idle gives back what computing loses beside it (5 % above)
         (("mixtral-8x7b", "gb300-nvl72", 16, 64, 512), {"name": "fsdp1", "balances_by": "turn"},
          "dp=16 micro_batch=1 zero=3 recompute=none"),

@@ -77,8 +77,8 @@ def sent_beside(tape: Tape, seconds: list[FloatK], machine: OpTimingMachine) -> 
 def largest_slowdown(sent: Mapping[str, SentBeside]) -> FloatK:
     """What computing loses per second beside the family that slows it down most. (K,) or of all [-]"""
     largest: FloatK = 0.0
-    for one in sent.values():
-        largest = maximum(largest, one.slowdown)
+    for family in sent.values():
+        largest = maximum(largest, family.slowdown)
     return largest
 
 
@@ -143,11 +143,11 @@ def _computed_and_lost_s(
     """What a compute stream takes that waits for no family of ``sent``, beside all that these send. (K,) [s]"""
     computing, alone_s = sum((alone[name] for name in COMPUTING), 0.0), sum(alone.values(), 0.0)
     lasts_s: FloatK = alone_s
-    for name, one in sent.items():
+    for name, family in sent.items():
         of_family = [n for n, op in enumerate(ops) if op.family == name and op.stream == "compute"]
         own_s = sum([seconds[n] for n in of_family], 0.0)
         share = computing / maximum(alone_s - alone[name], 1e-12)
-        lasts_s = lasts_s - maximum(alone[name] - own_s, 0.0) + one.slowdown * share * one.aside_s
+        lasts_s = lasts_s - maximum(alone[name] - own_s, 0.0) + family.slowdown * share * family.aside_s
     return lasts_s
 
 

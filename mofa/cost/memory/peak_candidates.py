@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
 from mofa.cost.block.liveness import alive_at_op
+from mofa.cost.memory.alternating_layers import AlternatingLayers
 from mofa.cost.memory.candidate_memory import PeakCandidateMemory
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytesAtPeakCandidates
 from mofa.cost.memory.fsdp_neighbours import (
@@ -23,7 +24,6 @@ from mofa.cost.memory.fsdp_root import (
 from mofa.cost.memory.fsdp_unsharded import chunk_reduction_bytes, gathered_bytes_and_unreduced_share
 from mofa.cost.memory.in_flight import InFlightPeak, PipelinePeakMoments
 from mofa.cost.memory.pinned import kept_layer_bytes
-from mofa.cost.memory.recomputed_in_turns import RecomputedInTurns
 from mofa.cost.memory.replica_sums import waiting_replica_sums_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes, kept_output_part_bytes
 from mofa.cost.memory.unequal_chunks import UnequalChunks
@@ -126,7 +126,7 @@ class PeakCandidates(PeakCandidateMemory):
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         waiting = waiting_head_gradient_bytes(rows)
         chunks = UnequalChunks(rows) if UnequalChunks.differ(rows) else None
-        in_turns = RecomputedInTurns(rows, (self.saved_plain, self.saved_full))
+        alternating = AlternatingLayers(rows, (self.saved_plain, self.saved_full))
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             behind, own_plain = self._behind(i)
             for label, mode, saved, has, more in (
@@ -136,8 +136,8 @@ class PeakCandidates(PeakCandidateMemory):
                 if not np.any(has):
                     continue
                 own, layers = saved[:, i][:, None], (lay.fully_recomputed if label else lay.base_mode)[:, i]
-                alone = in_turns.is_last_layer(layers == lay.layer_counts[:, i], i, label)
-                gone = in_turns.gone_in_last_backward(behind + own + more, i, label)
+                alone = alternating.is_last_layer(layers == lay.layer_counts[:, i], i, label)
+                gone = alternating.gone_in_last_backward(behind + own + more, i, label)
                 name = f"of the last {kind} block{label}"
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 freed = gone
@@ -171,8 +171,8 @@ class PeakCandidates(PeakCandidateMemory):
                     done = self._one_micro_batch() - own - received
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"of the first {kind} block{label}"
-                    done = done - in_turns.kept_ahead_of_first(i, label)
-                    swap = in_turns.at_first_layer(first_block_gathered_bytes_beyond_middle_block(rows, i), label)
+                    done = done - alternating.kept_ahead_of_first(i, label)
+                    swap = alternating.at_first_layer(first_block_gathered_bytes_beyond_middle_block(rows, i), label)
                     swap = swap + waiting
                     sums = self.sums * (1.0 - self._layer_grads(i))
                     self.add_block(
@@ -181,7 +181,7 @@ class PeakCandidates(PeakCandidateMemory):
                     )  # fmt: skip
                     if gathers_model_ends_separately(rows):
                         inner = backward, mode, has & (layers > 1)
-                        between = in_turns.kept_between(i, label)
+                        between = alternating.kept_between(i, label)
                         self._add_inner_blocks(i, label, inner, gone + own + between, done, waiting)
 
     def _add_inner_blocks(

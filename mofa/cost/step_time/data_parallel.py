@@ -274,8 +274,8 @@ def _megatron(
     if host_bound is not None and host_waits_at_exchanges(rows):
         beside_s[host_bound.rows] = host_bound.issued_beside_gather_s(before_forward[host_bound.rows], rows.is_last > 0)
         first_forward = _first_forward_of_pipeline(rows, host_bound, of_buckets, before_forward, beside_s)
-        lost_in_first = np.isin(np.arange(len(gather)), host_bound.rows) & (first_forward is not None)  # which has it
-        exposed, slower_s = exposed - slower_s * lost_in_first, slower_s * ~lost_in_first
+        has_loss = np.isin(np.arange(len(gather)), host_bound.rows) & (first_forward is not None)
+        exposed, slower_s = exposed - slower_s * has_loss, slower_s * ~has_loss
     beyond_path_s: ArrayN | float = 0.0
     if vpp == 1:  # what computing loses beside communication is the first stage's alone
         with_first_s = exposed - max_of_array_rows(after_optimizer_s)
@@ -298,8 +298,7 @@ def _first_forward_of_pipeline(
     rows: GatheredRows, host_bound: HostBoundPasses, of_buckets: BucketGathers, before_forward_s: ArrayN,
     beside_s: ArrayN,
 ) -> ClockAdvance | None:  # fmt: skip
-    """The first stage's first forward in Megatron's 1F1B, whose late host launches gathers bucket by bucket; None where
-    they come behind the optimizer.
+    """The first stage's first forward in Megatron's 1F1B, whose late host launches gathers bucket by bucket, if any.
 
     What it takes more than a forward without gathers is put into ``before_forward_s``, what of these is beside the
     host's issue into ``beside_s``, of the first stage. (n, R) each [s]
@@ -365,14 +364,17 @@ def _first_chunk_s(
     each_s, first_s = (np.where(shards, part, 0.0) for part in each_bucketed_s("all_gather", each))
     gathered_s, index = each_s.sum(axis=0), rows.grid_index
     kinds = np.concatenate([sizes.kinds for sizes in buckets.sizes])
-    by_kind, numbers_by_kind = (
-        np.array([part[kinds == kind].sum(axis=0) / max(count, 1) for kind, count in enumerate(counts)])
-        for part in (each_s, numbers)
-        for counts in (rows.stage_layers.stages.layer_counts[:, 0, 0].tolist(),)
-    )
-    of_first_s = by_kind / np.maximum(numbers_by_kind, 1.0)
-    head_s = each_s[kinds == len(by_kind) + 1].sum(axis=0)
-    of_buckets = BucketGathers(first_s, of_first_s, by_kind - of_first_s, head_s)
+    # (dense and expert, seconds and numbers, kinds, g); experts' are gathered behind dense ones
+    split, count = len(sizes[0]), np.maximum(rows.stage_layers.stages.layer_counts[:, 0, 0], 1)[:, None]
+    by_kind = np.array([
+        [[part[of][kinds[of] == kind].sum(axis=0) for kind in range(len(count))] for part in (each_s, numbers)]
+        for of in (slice(split), slice(split, None))
+    ]) / count  # fmt: skip
+    (dense_s, num_dense), (expert_s, num_experts) = by_kind
+    mean_s = (dense_s + expert_s) / np.maximum(num_dense + num_experts, 1.0)  # where few layers begin with a dense one
+    of_first_s = np.where(num_dense < 1.0, mean_s, dense_s / np.maximum(num_dense, 1.0))
+    head_s = each_s[kinds == len(count) + 1].sum(axis=0)
+    of_buckets = BucketGathers(first_s, of_first_s, dense_s + expert_s - of_first_s, head_s)
     return (total_s[index], last_s[index]), (gathered_s[index], first_s[index]), of_buckets
 
 

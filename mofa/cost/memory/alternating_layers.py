@@ -15,7 +15,7 @@ from mofa.cost.rows import GatheredRows
 ArrayN = NDArray[np.float64]
 
 
-class RecomputedInTurns:
+class AlternatingLayers:
     """Corrections of a stage's moments for candidates whose layers take turns; others stay as they are.
 
     ``saved`` is what a layer keeps, plain and recomputed whole. (n, kinds) each [B]
