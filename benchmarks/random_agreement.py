@@ -34,7 +34,10 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class RandomAgreement:
-    """A random job, and closed form over replay - 1 of it; ``refused`` is the error of a job that is refused."""
+    """A random job, and closed form over replay - 1 of it; ``refused`` is the error of a job that is refused.
+
+    ``filled`` is what a GPU holds in closed form over what a plan may fill of it. [-]
+    """
 
     number: int
     words: str
@@ -47,6 +50,7 @@ class RandomAgreement:
     reserved: float = np.nan
     false_fit: str = ""
     refused: str = ""
+    filled: float = np.nan
 
 
 def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
@@ -86,7 +90,7 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
     if device + more_bytes <= limit < (played := replayer.fullest_bytes()):
         closed_text = f"{device / 2**30:.2f} GiB and {more_bytes / 2**30:.2f} in doubt in closed form"
         false_fit = f"{closed_text}, {played / 2**30:.2f} played, {limit / 2**30:.2f} offered"
-    return RandomAgreement(*of_job, step, allocated, reserved, false_fit)
+    return RandomAgreement(*of_job, step, allocated, reserved, false_fit, filled=device / limit)
 
 
 def _estimator(drawn: RandomJob) -> TableEstimator:

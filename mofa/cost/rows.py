@@ -17,8 +17,9 @@ from mofa.cost.block.block_cost import (
     process_groups_of_rows,
     unique_rows,
 )
+from mofa.cost.block.communication_beside import COMPUTING
 from mofa.cost.block.costs import BlockCost, BlockCosts
-from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
+from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.optimizer import ParameterShards, StaticBytes, embedding_gradient_extra_bytes, static_bytes
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
@@ -42,8 +43,7 @@ class LayerArrays:
     modes: list[tuple[BlockCost, ...]]
 
     def only_in(self, used: Sequence[int]) -> LayerArrays:
-        """The arrays in some of the modes alone: in place of each other mode is a used one, so that none of it is
-        costed."""
+        """The arrays in some of the modes alone: a used one stands in for each other, which is not costed."""
         return LayerArrays([self.modes[n if n in used else used[0]] for n in range(len(self.modes))])
 
     def stack(self, pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
@@ -195,6 +195,11 @@ class LayerArrays:
     def backward_busy_s(self) -> ArrayN:
         """What of ``backward_s`` the compute stream does itself, copies of FSDP included. [s]"""
         return self.stack(lambda c: c.backward.busy)
+
+    @cached_property
+    def backward_slack_s(self) -> ArrayN:
+        """What computing may lose in ``backward_s`` and make nothing later. [s]"""
+        return self.stack(lambda c: c.backward.slack)
 
     @cached_property
     def backward_hidden_s(self) -> ArrayN:

@@ -20,9 +20,10 @@ from mofa.blocks.combined_passes import (
 from mofa.blocks.op import EXPERT_STREAM, Op
 from mofa.blocks.work import Collective
 from mofa.cost.block.combined_memory import peak_of_layer_pair
+from mofa.cost.block.communication_beside import COMPUTING
 from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.liveness import block_memory
-from mofa.cost.block.tape_clock import COMPUTING, EXPOSED
+from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.estimate import TableEstimator
 from mofa.search.job_setup import routing_loads_by_ep

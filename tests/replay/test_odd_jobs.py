@@ -65,6 +65,28 @@ def strategy_estimator(job: Job, framework: dict[str, Any], strategy: str) -> Ta
         # what GPipe hands over between two passes was hidden beside them (3 % below)
         (("llama3-8b", "h100-pcie-pairs", 16, 32, 4096), {"name": "torchtitan"},
          "pp=8 dp=2 micro_batch=2 zero=2 recompute=none schedule=gpipe"),
+        # gathers that a pipeline's late host launches on the way came whole ahead of its first forward, and the last
+        # stage's host issued nothing of a backward beside its gather (6 % below)
+        (("llama3-70b", "h200-hgx", 128, 4, 1024), {"name": "megatron"},
+         "tp=2 pp=2 cp=16 cp_kind=allgather dp=2 micro_batch=1 sp=false recompute=none"),
+        # a layer's first bucket is of dense parameters, those of experts are launched as the host gets there (8 %)
+        (("qwen3-235b-a22b", "mi355x-oam", 8, 16, 512),
+         {"name": "megatron", "dispatcher": "alltoall", "balances_by": "turn"},
+         "cp=2 cp_kind=ring ep=2 etp=2 dp=4 micro_batch=4 recompute=none"),
+        # what waits for one family give back is of all that computing loses (3 % above)
+        (("gpt3-175b", "gb300-nvl72", 32, 2, 4096), {"name": "torchtitan"},
+         "cp=32 cp_kind=allgather dp=1 micro_batch=1 zero=3 recompute=none"),
+        # a communicator that is never idle gives back what computing loses beside it (5 % above)
+        (("mixtral-8x7b", "gb300-nvl72", 16, 64, 512), {"name": "fsdp1", "balances_by": "turn"},
+         "dp=16 micro_batch=1 zero=3 recompute=none"),
+        # computing that waits for nothing loses beside all that is sent (1.5 % below)
+        (("qwen3-30b-a3b", "a100-40gb-hgx", 8, 8, 2048),
+         {"name": "fsdp1", "dispatcher": "alltoall", "balances_by": "turn"},
+         "dp=8 micro_batch=1 zero=3 recompute=full"),
+        # nor does it lose beside sums over replicas then (5 % above)
+        (("qwen3-235b-a22b", "mi325x-oam", 32, 128, 512),
+         {"name": "fsdp1", "data_parallel": "hsdp", "dp_replicate": 4, "balances_by": "turn"},
+         "dp=32 micro_batch=2 zero=3 recompute=none"),
     ],
 )  # fmt: skip
 def test_steps_agree(job: Job, framework: dict[str, Any], strategy: str) -> None:
@@ -115,6 +137,17 @@ def test_gathers_of_large_experts_are_launched_as_the_host_gets_to_them() -> Non
         # where experts' dispatchers retain tensors as well, what is gone came on top (4 % above)
         (("mixtral-8x22b", "gb300-nvl72", 64, 512, 2048), {"name": "megatron-local", "dispatcher": "allgather"},
          "pp=4 vpp=6 ep=4 etp=4 dp=16 micro_batch=2 recompute=full:2 schedule=interleaved", 0),
+        # of every second layer the model's last one finds the head's gradients on their way, and what is between two
+        # recomputed ones is gone (14 % above)
+        (("memfine-model-2", "mi355x-oam", 128, 64, 16384), {"name": "torchtitan", "dispatcher": "alltoall"},
+         "tp=4 cp=4 cp_kind=allgather etp=4 dp=8 micro_batch=4 zero=3 sp=true recompute=every:2", 0),
+        # a block's first backward has its experts' own gradients midway (3 % below)
+        (("memfine-model-1", "gb300-nvl72", 64, 4, 16384), {"name": "torchtitan"},
+         "tp=4 pp=8 cp=2 cp_kind=allgather ep=4 dp=1 micro_batch=1 zero=2 sp=true recompute=every:2 schedule=gpipe", 1),
+        # the step's first backward by weights has made a block's own gradients by its end (3 % below)
+        (("qwen3-30b-a3b", "gh200", 256, 4, 8192),
+         {"name": "torchtitan", "data_parallel": "hsdp", "dp_replicate": 4, "balances_by": "turn"},
+         "pp=4 vpp=2 cp=16 cp_kind=allgather dp=4 micro_batch=1 zero=2 recompute=every:3 schedule=zbv", 1),
     ],
 )  # fmt: skip
 def test_allocated_memory_agrees(job: Job, framework: dict[str, Any], strategy: str, rank: int) -> None:

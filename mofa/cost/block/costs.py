@@ -113,6 +113,7 @@ def _both(first: TapeTime, second: TapeTime) -> TapeTime:
         first.exposed + second.exposed, first.hidden + second.hidden, first.issue + second.issue,
         np.array(ClockAdvance(*first.clocks).followed_by(ClockAdvance(*second.clocks))), first.weights + second.weights,
         first.busy + second.busy,
+        first.slack + second.slack,
     )  # fmt: skip
 
 

@@ -26,8 +26,9 @@ class SplitBackwardMemory:
     A backward by inputs leaves ``between_halves`` for that by weights, beside what the forward saved.
     ``peak_by_inputs`` is the most alive in the former, saved tensors included. ``peak_by_weights`` and
     ``peak_by_weights_kinds`` are the most alive in the latter, both included; ``peak_by_weights_of_last`` is the same
-    of a chunk's last block, with no weight behind it. ``left_until_chunk_end`` stays until the whole chunk's backward
-    by weights is through.
+    of a chunk's last block, with no weight behind it. ``end_by_weights_kinds`` are alive at its last op, when a step's
+    first has made its gradients, ``end_by_weights_of_last`` at that of a chunk's last block. ``left_until_chunk_end``
+    stays until the whole chunk's backward by weights is through.
     """
 
     between_halves: ArrayK
@@ -36,6 +37,8 @@ class SplitBackwardMemory:
     peak_by_weights: ArrayK
     peak_by_weights_kinds: ArrayK
     peak_by_weights_of_last: ArrayK
+    end_by_weights_kinds: ArrayK
+    end_by_weights_of_last: ArrayK
 
 
 def split_backward_memory(block: BlockTapes, num_k: int) -> SplitBackwardMemory:
@@ -44,11 +47,9 @@ def split_backward_memory(block: BlockTapes, num_k: int) -> SplitBackwardMemory:
     memory = _alive(block.forward, halves.by_inputs, halves.by_weights, num_k)
     if halves.by_weights_of_last_block is halves.by_weights:
         return memory
+    of_last = _alive(block.forward, halves.by_inputs, halves.by_weights_of_last_block, num_k)
     return replace(
-        memory,
-        peak_by_weights_of_last=_alive(
-            block.forward, halves.by_inputs, halves.by_weights_of_last_block, num_k
-        ).peak_by_weights,
+        memory, peak_by_weights_of_last=of_last.peak_by_weights, end_by_weights_of_last=of_last.end_by_weights_of_last
     )
 
 
@@ -61,7 +62,8 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> SplitBackw
     ops = lifetimes.ops[lifetimes.first_backward_op :]
     if weights_begin == len(lifetimes.ops):
         nothing = np.zeros(num_k)
-        return SplitBackwardMemory(nothing, nothing, nothing, nothing, np.zeros((len(KINDS), num_k)), nothing)
+        no_kinds = np.zeros((len(KINDS), num_k))
+        return SplitBackwardMemory(nothing, nothing, nothing, nothing, no_kinds, nothing, no_kinds, nothing)
     intervals = [interval for interval in lifetimes.intervals if interval.end >= lifetimes.first_backward_op]
     sizes = stack_rows([interval.bytes for interval in intervals], num_k) if intervals else np.zeros((0, num_k))
     fields = ("start", "end", "since", "kind")
@@ -91,6 +93,8 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> SplitBackw
         [(there[op] * (kind == of)) @ sizes[:, k] for k, op in enumerate(most)] for of in range(len(KINDS))
     ])  # fmt: skip
     kinds[KINDS.index("scratch")] += scratch[most, np.arange(num_k)]
+    end_kinds = np.array([(there[-1] * (kind == of)) @ sizes for of in range(len(KINDS))])
+    end_kinds[KINDS.index("scratch")] += scratch[-1]
     waits = (
         (since >= lifetimes.first_backward_op)
         & (since < weights_begin)
@@ -99,4 +103,5 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> SplitBackw
     )
     peak = alive[behind:].max(axis=0)
     before = alive[:behind].max(axis=0) if behind else np.zeros(num_k)
-    return SplitBackwardMemory(waits @ sizes, before, there[-1] @ sizes, peak, kinds, peak)
+    left, end = there[-1] @ sizes, end_kinds.sum(axis=0)
+    return SplitBackwardMemory(waits @ sizes, before, left, peak, kinds, peak, end_kinds, end)

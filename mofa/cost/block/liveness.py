@@ -99,6 +99,18 @@ def block_memories(blocks: Iterable[BlockTapes], num_k: int, large: ArrayK | Non
     return [next(memories) if block.intervals else _nothing(num_k, len(large)) for block in lifetimes]
 
 
+def alive_at_op(block: BlockTapes, name: str, num_k: int) -> ArrayK:
+    """What is alive at an op of a block's forward or backward, nothing where it has none of that name.
+    (len(KINDS), K) [B]"""
+    lifetimes, out = block.lifetimes, np.zeros((len(KINDS), num_k))
+    for n in [n for n, op in enumerate(lifetimes.ops) if op.name == name][:1]:
+        for _, kind, start, end, nbytes, *_ in lifetimes.intervals:
+            if start <= n <= end:
+                out[kind] += nbytes
+        out[NUMBER["scratch"]] += where(lifetimes.ops[n].present, lifetimes.ops[n].scratch, 0.0)
+    return out
+
+
 def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> list[BlockMemory]:
     """Blocks that all allocate something, in one go."""
     joined = _Joined.of(blocks, num_k)

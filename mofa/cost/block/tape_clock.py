@@ -18,7 +18,15 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, minimum, stack_rows, where
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
-from mofa.blocks.work import Collective, HostSync, MemoryBound
+from mofa.blocks.work import HostSync
+from mofa.cost.block.communication_beside import (
+    HIDDEN,
+    exposed_and_hidden_with_loss,
+    largest_slowdown,
+    queued_s,
+    sent_beside,
+    wait_in_queue,
+)
 from mofa.cost.block.compiled_clock import MOST, CompiledStreamClocks, CompiledTape, c_library
 from mofa.cost.block.durations import OpTimingMachine, Timed, device_seconds
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
@@ -35,9 +43,6 @@ EXPOSED = (
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
     "optimizer",
 )  # fmt: skip
-COMPUTING = ("gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "optimizer")
-"""What loses by communication beside it; the others wait."""
-HIDDEN = ("tp", "cp", "ep", "pp", "dp")
 MANY = 1000
 """Candidates from which NumPy's loops over them are as fast as the compiled part's. [-]"""
 HOST_AHEAD = -1e9
@@ -51,7 +56,8 @@ class TapeTime:
     ``exposed`` (len(EXPOSED), K) sums to the time on the compute stream; ``hidden`` (len(HIDDEN), K) is communication
     that ran beside it; ``issue`` (K,) is what the host spent issuing. ``clocks`` (5, K) are the rows of
     :class:`mofa.cost.block.host_clock.ClockAdvance`, ``weights`` (K,) is the part that makes weights' gradients,
-    ``busy`` (K,) what the compute stream does itself, waits left out. [s]
+    ``busy`` (K,) what the compute stream does itself, waits left out, and ``slack`` (K,) what it may lose besides with
+    nothing later, where a communicator that is never idle sets the time. [s]
     """
 
     exposed: ArrayK
@@ -60,6 +66,7 @@ class TapeTime:
     clocks: ArrayK
     weights: ArrayK
     busy: ArrayK
+    slack: ArrayK
 
     @property
     def total(self) -> ArrayK:
@@ -113,8 +120,8 @@ def _scanned(
 ) -> TapeTime:  # fmt: skip
     issued: FloatK = sum(issue, 0.0)
     ops = tape.ops
-    sent = _beside(tape, seconds, machine)
-    begin = _clocks(ops, seconds, issue, machine, _largest_slowdown(sent))
+    sent = sent_beside(tape, seconds, machine)
+    begin = _clocks(ops, seconds, issue, machine, largest_slowdown(sent))
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
     device_s: FloatK | None = None
     queued: FloatK = 0.0
@@ -127,7 +134,7 @@ def _scanned(
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = begin(0.0)
-        queued = _queued(ops, seconds, machine) if repeat > 1 else 0.0
+        queued = queued_s(ops, seconds, machine) if repeat > 1 else 0.0
         for _ in range(repeat - 1):
             exposed = state.play_tape()
         starts = [state.with_host_ahead(NO_WAIT), state.with_host_ahead(-NO_WAIT)] if synchronises else []
@@ -144,16 +151,15 @@ def _scanned(
             clocks = ends[0][0], ends[1][0], ends[0][1], ends[1][1]
         else:  # what waits for a late launch is no device's time: nothing holds the host, let it run ahead
             issue_delay_s = ahead.issue_delay_s
-            device_s = sum(_with_loss(rested, sent, ahead.regained)[0].values(), 0.0) + kernel_load_idle_s(
-                tape, seconds
-            )
-            device_s = maximum(device_s, queued)
+            slowed_rested = exposed_and_hidden_with_loss(rested, sent, ahead.regained)[0]
+            wait_in_queue(ops, seconds, queued, (rested, slowed_rested, {}), sent)
+            device_s = sum(slowed_rested.values(), 0.0) + kernel_load_idle_s(tape, seconds)
     alone_s = sum(exposed.values(), 0.0)
     alone = exposed
-    exposed, hidden = _with_loss(alone, sent, regained)
+    exposed, hidden = exposed_and_hidden_with_loss(alone, sent, regained)
+    slack_s: FloatK = 0.0
     if any_true(queued > 0.0):
-        _wait_in_queue(ops, queued, exposed, hidden)
-        _wait_in_queue(ops, queued, rested, {})
+        slack_s = wait_in_queue(ops, seconds, queued, (alone, exposed, hidden), sent)
     slowed = sum(exposed.values(), 0.0) - alone_s
     if clocks is None:
         if device_s is None:
@@ -165,9 +171,10 @@ def _scanned(
     busy = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
     kernels: FloatK = sum([where(op.present, num_queued_kernels(op), 0.0) for op in ops], 0.0)
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3], kernels
-    of_parts = stack_rows([*exposed.values(), *hidden.values(), *slowed_clocks, issued, weights, busy], machine.num_k)
+    others = issued, weights, busy, slack_s
+    of_parts = stack_rows([*exposed.values(), *hidden.values(), *slowed_clocks, *others], machine.num_k)
     first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)
-    return TapeTime(of_parts[:first], of_parts[first:second], of_parts[-3], of_parts[second:-3], *of_parts[-2:])
+    return TapeTime(of_parts[:first], of_parts[first:second], of_parts[-4], of_parts[second:-4], *of_parts[-3:])
 
 
 class _Clocks(Protocol):
@@ -228,22 +235,6 @@ def _clocks(
     return lambda host_s: _StepClocks(steps, machine, TapeStreamClocks(host_s))
 
 
-def _with_loss(
-    alone: dict[str, FloatK], sent: dict[str, tuple[FloatK, FloatK]], regained: dict[str, FloatK]
-) -> tuple[dict[str, FloatK], dict[str, FloatK]]:
-    """What is exposed, with what computing loses by communication beside it, and what is hidden. (K,) each [s]"""
-    exposed = dict(alone)
-    hidden: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
-    computing, alone_s = sum((alone[name] for name in COMPUTING), 0.0), sum(alone.values(), 0.0)
-    for name, (took, slowdown) in sent.items():
-        beside = took - alone[name]
-        hidden[name] = where(beside > 1e-9 * took, beside, 0.0)  # rounding is no overlap
-        # what runs beside another wait costs nothing, nor does what makes a wait the shorter
-        share = computing / maximum(alone_s - alone[name], 1e-12)
-        exposed[name] = exposed[name] + maximum(slowdown * share * hidden[name] - regained.get(name, 0.0), 0.0)
-    return exposed, hidden
-
-
 def _name_waits_for_host(
     exposed: dict[str, FloatK], hidden: dict[str, FloatK], more_s: Mapping[str, FloatK], beside_s: Mapping[str, FloatK]
 ) -> None:
@@ -265,72 +256,6 @@ def _name_waits_for_host(
         exposed["host_idle"] = exposed["host_idle"] + moved_s
         before_s = beside_s[family]
         hidden[family] = maximum(hidden[family] + maximum(before_s + moved_s, 0.0) - maximum(before_s, 0.0), 0.0)
-
-
-def _beside(tape: Tape, seconds: list[FloatK], machine: OpTimingMachine) -> dict[str, tuple[FloatK, FloatK]]:
-    """Seconds of each family that communicates, and what computing loses per second that it runs beside. (K,) [s, -]
-
-    A collective takes a few multiprocessors and some bandwidth: the measured share. A memory-bound kernel on another
-    stream takes all of both: what it does, computing does not.
-    """
-    share = machine.cluster.gpu.curves.overlap_slowdown.value
-    sent: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
-    aside, copies = sent.copy(), sent.copy()
-    for op, took in zip(tape.ops, seconds, strict=True):
-        if op.family in sent and not _neighbours(op):
-            sent[op.family] = sent[op.family] + took
-            if op.stream != "compute":
-                aside[op.family] = aside[op.family] + took
-                if isinstance(op.work, MemoryBound):
-                    copies[op.family] = copies[op.family] + took
-    return {
-        name: (sent_s, share + (1.0 - share) * copies[name] / maximum(aside[name], 1e-12))
-        for name, sent_s in sent.items()
-        if any_true(sent_s)
-    }
-
-
-def _largest_slowdown(sent: Mapping[str, tuple[FloatK, FloatK]]) -> FloatK:
-    """What computing loses per second beside the family that slows it down most. (K,) or of all [-]"""
-    largest: FloatK = 0.0
-    for _, slowdown in sent.values():
-        largest = maximum(largest, slowdown)
-    return largest
-
-
-def _queued(ops: tuple[Op, ...], seconds: list[FloatK], machine: OpTimingMachine) -> FloatK:
-    """What the busiest communicator or stream beside computing takes for a repetition: in the long run none is shorter,
-    however many it takes for what waits in its queue to hold up computing. (K,) [s]"""
-    world: FloatK = 0.0
-    communicators: dict[str, FloatK] = {}
-    streams: dict[str, FloatK] = {}
-    for op, took in zip(ops, seconds, strict=True):
-        if op.stream == "compute" or type(op.work) is HostSync or _neighbours(op):
-            continue
-        streams[op.stream] = streams.get(op.stream, 0.0) + took
-        if type(op.work) is Collective:
-            on_world = machine.uses_world_communicator(op.work.group)
-            world = world + where(on_world, took, 0.0)
-            own_s = communicators.get(op.work.group, 0.0)
-            communicators[op.work.group] = own_s + where(on_world, 0.0, took)
-    for busy in (*communicators.values(), *streams.values()):
-        world = maximum(world, busy)
-    return world
-
-
-def _wait_in_queue(ops: tuple[Op, ...], queued: FloatK, exposed: dict[str, FloatK], hidden: dict[str, FloatK]) -> None:
-    """Add what a communicator takes longer than a repetition to what is exposed of the family that sends last."""
-    families = [op.family for op in ops if type(op.work) is Collective and op.stream != "compute"]
-    more = maximum(queued - sum(exposed.values(), 0.0), 0.0)
-    family = families[-1] if families else "memory_bound"
-    exposed[family] = exposed[family] + more
-    if family in hidden:
-        hidden[family] = maximum(hidden[family] - more, 0.0)
-
-
-def _neighbours(op: Op) -> bool:
-    """Whether it is another tape's collective that this one waits for: launched, and counted, there."""
-    return isinstance(op.work, Collective) and not any_true(op.launches)
 
 
 def _carries(ops: tuple[Op, ...]) -> bool:

@@ -306,7 +306,8 @@ class PipelinePeakMoments:
         self, kind: int, recomputed: int, there: NDArray[np.bool_], own_grads: ArrayN
     ) -> Iterator[tuple[tuple[ArrayN, ArrayN], NDArray[np.bool_], InFlightPeak]]:
         """Inside the last layer of a kind, recomputed or not, whose weights' gradients are put off: what layers before
-        it leave stays, such as all that was made again there.
+        it leave stays, such as all that was made again there. Once where it has most alive, and once at its end, where
+        a step's first has made its gradients.
 
         Parameters
         ----------
@@ -338,6 +339,16 @@ class PipelinePeakMoments:
             (peak, kinds),
             np.asarray(there.any(axis=2)),
             self.peak("W", np.where(there, gone, np.inf), own_grads=own_grads),
+        )
+        ended, of_last = (self.stack_layers(pick) for pick in (
+            lambda costs: costs.end_by_weights_kinds.T, lambda costs: costs.end_by_weights_of_last,
+        ))  # fmt: skip
+        before_last = self.rows.in_base_and_full_mode(ended.sum(axis=3) - of_last)[recomputed][:, kind, None, None]
+        gone = alone + np.where(self._ends(kind, recomputed), before_last, 0.0)
+        yield (
+            (ended.sum(axis=3), ended),
+            np.asarray(there.any(axis=2)),
+            self.peak("W", np.where(there, gone, np.inf)),
         )
 
     def _more_left(self, left: ArrayN, kind: int, recomputed: int) -> ArrayN:

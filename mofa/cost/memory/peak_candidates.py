@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
+from mofa.cost.block.liveness import alive_at_op
+from mofa.cost.memory.alternating_layers import AlternatingLayers
 from mofa.cost.memory.candidate_memory import PeakCandidateMemory
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytesAtPeakCandidates
 from mofa.cost.memory.fsdp_neighbours import (
@@ -32,6 +34,8 @@ from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, head_params, layer_params
 
 ArrayN = NDArray[np.float64]
+EXPERT_GRADIENTS, BLOCK_GRADIENTS = "efsdp.accumulate", "fsdp.accumulate"
+"""The ops that make a block's fp32 gradients (:mod:`mofa.blocks.frameworks.torchtitan.fsdp`)."""
 
 
 class PeakCandidates(PeakCandidateMemory):
@@ -122,6 +126,7 @@ class PeakCandidates(PeakCandidateMemory):
         backward = rows.layers.backward_peak, rows.layers.backward_kinds
         waiting = waiting_head_gradient_bytes(rows)
         chunks = UnequalChunks(rows) if UnequalChunks.differ(rows) else None
+        alternating = AlternatingLayers(rows, (self.saved_plain, self.saved_full))
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             behind, own_plain = self._behind(i)
             for label, mode, saved, has, more in (
@@ -131,8 +136,8 @@ class PeakCandidates(PeakCandidateMemory):
                 if not np.any(has):
                     continue
                 own, layers = saved[:, i][:, None], (lay.fully_recomputed if label else lay.base_mode)[:, i]
-                alone = layers == lay.layer_counts[:, i]
-                gone = behind + own + more
+                alone = alternating.is_last_layer(layers == lay.layer_counts[:, i], i, label)
+                gone = alternating.gone_in_last_backward(behind + own + more, i, label)
                 name = f"of the last {kind} block{label}"
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 freed = gone
@@ -166,7 +171,9 @@ class PeakCandidates(PeakCandidateMemory):
                     done = self._one_micro_batch() - own - received
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
                     name = f"of the first {kind} block{label}"
-                    swap = first_block_gathered_bytes_beyond_middle_block(rows, i) + waiting
+                    done = done - alternating.kept_ahead_of_first(i, label)
+                    swap = alternating.at_first_layer(first_block_gathered_bytes_beyond_middle_block(rows, i), label)
+                    swap = swap + waiting
                     sums = self.sums * (1.0 - self._layer_grads(i))
                     self.add_block(
                         "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap,
@@ -174,7 +181,8 @@ class PeakCandidates(PeakCandidateMemory):
                     )  # fmt: skip
                     if gathers_model_ends_separately(rows):
                         inner = backward, mode, has & (layers > 1)
-                        self._add_inner_blocks(i, label, inner, gone + own, done, waiting)
+                        between = alternating.kept_between(i, label)
+                        self._add_inner_blocks(i, label, inner, gone + own + between, done, waiting)
 
     def _add_inner_blocks(
         self, kind: int, label: str, of_block: tuple[tuple[ArrayN, ArrayN], NDArray[np.intp], NDArray[np.bool_]],
@@ -251,6 +259,7 @@ class PeakCandidates(PeakCandidateMemory):
                     ("backward", backward, in_flight.peak("B", gone - more, behind_grads=made)),
                 ):
                     self.add_block(direction, name, i, peaks, mode, has, **self._alive_at(most))
+                self._add_with_own_gradients(in_flight, name, i, (mode, has), gone - more, made)
                 for peaks, on, most in in_flight.alive_in_backward_by_weights(
                     i, recomputed, there, self._layer_grads(i)
                 ):
@@ -272,6 +281,30 @@ class PeakCandidates(PeakCandidateMemory):
         head = (head_params(model) / rows.grids.tp)[:, None] * rows.is_head
         made[:, :, -1] += self._share_of_grads(head)
         return np.asarray(made)
+
+    def _add_with_own_gradients(
+        self, in_flight: PipelinePeakMoments, block: str, kind: int, where: tuple[NDArray[np.intp], NDArray[np.bool_]],
+        gone: ArrayN, made: ArrayN,
+    ) -> None:  # fmt: skip
+        """In the first backward of a block, as its own fp32 gradients come: those of experts that are a group of their
+        own midway, the others at its end. ``made`` is the share of gradients of what is behind. (n, R, vpp)"""
+        rows, (mode, has) = self.rows, where
+        if rows.mode.precision != "mixed":
+            return
+        moe = rows.stage_layers.stages.kinds[kind].moe
+        p, t = layer_params(rows.workload.model, moe), rows.grids
+        experts = self._share_of_grads(np.zeros((1, 1)), (p.routed / (t.ep * t.etp))[:, None])
+        whole_layer = self._layer_grads(kind) - self._embedding_share
+        of_experts = (("experts'", EXPERT_GRADIENTS, experts, has & (rows.table.ep > 1)[:, None]),) if moe else ()
+        for name, op, own, there in (*of_experts, ("its", BLOCK_GRADIENTS, whole_layer, has)):
+            if not np.any(there):
+                continue
+            kinds = np.zeros((*rows.layers.backward_peak.shape, len(KINDS)))
+            for alive, costs in zip(kinds, rows.layers.modes, strict=True):
+                alive[:, kind] = alive_at_op(costs[kind].blocks[0], op, len(alive)).T
+            most = in_flight.peak("B", gone, behind_grads=made + own[:, :, None])
+            name = f"with {name} gradients {block}"
+            self.add_block("backward", name, kind, (kinds.sum(axis=3), kinds), mode, there, **self._alive_at(most))
 
     def _alive_at(self, most: InFlightPeak) -> dict[str, ArrayN]:
         """What an instant is made of at such a moment."""

@@ -64,7 +64,8 @@ def first_forward_behind_gathers(
         for number in range(int(count)):
             is_full = (number < num_full[:, kind, 0, 0])[:, None]
             walk.add(first_s, others_s, np.where(is_full, full[:, kind], plain[:, kind]))
-    walk.add(gathers.head_s[grid], np.zeros(len(index)), head)
+    if lay.stages.pp == 1:
+        walk.add(gathers.head_s[grid], np.zeros(len(index)), head)
     passed = [times[:, None, None] for times in (*walk.device_s, *walk.host_s)]
     return ClockAdvance(*(np.maximum(*both) for both in zip(passed, like[:4], strict=True)))
 

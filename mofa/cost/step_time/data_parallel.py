@@ -267,16 +267,19 @@ def _megatron(
         lost, beside = _lost(gather[:, 0] - gathers[:, 0, 0], (vpp - 1) * pp * forward_s[:, 0] / vpp, slow[:, 0])
         exposed, hidden, on_path = exposed + lost, hidden + beside, on_path + worst
         in_passing = in_passing + lost
-    beyond_path_s: ArrayN | float = 0.0
-    if vpp == 1:  # what computing loses beside communication is the first stage's alone
-        with_first_s = exposed - max_of_array_rows(after_optimizer_s)
-        beyond_path_s = own_s - np.where(rows.is_first > 0, worst[:, None], with_first_s[:, None])
     beside_s, waited_ahead_s = np.zeros_like(before_forward), np.zeros(len(gather))
     if host_bound is not None and pp == 1 and fw.overlap_param_gather:
         layers_s = rows.sum_layers_by_stage(rows.layers.forward_besides_host_s)[:, 0] / (1 - slow[:, 0])
         waited_ahead_s = np.maximum(last_gather, first_gather - layers_s) - first
     if host_bound is not None and host_waits_at_exchanges(rows):
-        beside_s[host_bound.rows] = host_bound.issued_beside_gather_s(before_forward[host_bound.rows])
+        beside_s[host_bound.rows] = host_bound.issued_beside_gather_s(before_forward[host_bound.rows], rows.is_last > 0)
+        first_forward = _first_forward_of_pipeline(rows, host_bound, of_buckets, before_forward, beside_s)
+        has_loss = np.isin(np.arange(len(gather)), host_bound.rows) & (first_forward is not None)
+        exposed, slower_s = exposed - slower_s * has_loss, slower_s * ~has_loss
+    beyond_path_s: ArrayN | float = 0.0
+    if vpp == 1:  # what computing loses beside communication is the first stage's alone
+        with_first_s = exposed - max_of_array_rows(after_optimizer_s)
+        beyond_path_s = own_s - np.where(rows.is_first > 0, worst[:, None], with_first_s[:, None])
     exposed = exposed + tied_embedding_all_reduce_s(rows)
     once = None
     if vpp > 1:
@@ -289,6 +292,28 @@ def _megatron(
         after_optimizer_s=after_optimizer_s, issued_beside_s=beside_s, beyond_path_s=beyond_path_s,
         slower_first_forward_s=slower_s, waited_ahead_s=waited_ahead_s,
     )  # fmt: skip
+
+
+def _first_forward_of_pipeline(
+    rows: GatheredRows, host_bound: HostBoundPasses, of_buckets: BucketGathers, before_forward_s: ArrayN,
+    beside_s: ArrayN,
+) -> ClockAdvance | None:  # fmt: skip
+    """The first stage's first forward in Megatron's 1F1B, whose late host launches gathers bucket by bucket, if any.
+
+    What it takes more than a forward without gathers is put into ``before_forward_s``, what of these is beside the
+    host's issue into ``beside_s``, of the first stage. (n, R) each [s]
+    """
+    if not rows.framework.overlap_param_gather:
+        return None
+    index = host_bound.rows
+    forward = ClockAdvance(*(np.asarray(part)[:, :1] for part in host_bound.with_full_queue[0][:4]))
+    passes_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
+    slow = _slowdown_of_passes(rows, host_bound, passes_s)[:, 0]
+    first = first_forward_behind_gathers(rows, index, of_buckets, forward, slow)
+    more_s = (first.both_ended_s - forward.both_ended_s)[:, 0, 0]
+    before_forward_s[index, 0] = np.maximum(before_forward_s[index, 0], more_s)
+    beside_s[index, 0] = before_forward_s[index, 0] - more_s
+    return first
 
 
 def _passes_behind_lead(
@@ -339,14 +364,17 @@ def _first_chunk_s(
     each_s, first_s = (np.where(shards, part, 0.0) for part in each_bucketed_s("all_gather", each))
     gathered_s, index = each_s.sum(axis=0), rows.grid_index
     kinds = np.concatenate([sizes.kinds for sizes in buckets.sizes])
-    by_kind, numbers_by_kind = (
-        np.array([part[kinds == kind].sum(axis=0) / max(count, 1) for kind, count in enumerate(counts)])
-        for part in (each_s, numbers)
-        for counts in (rows.stage_layers.stages.layer_counts[:, 0, 0].tolist(),)
-    )
-    of_first_s = by_kind / np.maximum(numbers_by_kind, 1.0)
-    head_s = each_s[kinds == len(by_kind) + 1].sum(axis=0)
-    of_buckets = BucketGathers(first_s, of_first_s, by_kind - of_first_s, head_s)
+    # (dense and expert, seconds and numbers, kinds, g); experts' are gathered behind dense ones
+    split, count = len(sizes[0]), np.maximum(rows.stage_layers.stages.layer_counts[:, 0, 0], 1)[:, None]
+    by_kind = np.array([
+        [[part[of][kinds[of] == kind].sum(axis=0) for kind in range(len(count))] for part in (each_s, numbers)]
+        for of in (slice(split), slice(split, None))
+    ]) / count  # fmt: skip
+    (dense_s, num_dense), (expert_s, num_experts) = by_kind
+    mean_s = (dense_s + expert_s) / np.maximum(num_dense + num_experts, 1.0)  # where few layers begin with a dense one
+    of_first_s = np.where(num_dense < 1.0, mean_s, dense_s / np.maximum(num_dense, 1.0))
+    head_s = each_s[kinds == len(count) + 1].sum(axis=0)
+    of_buckets = BucketGathers(first_s, of_first_s, dense_s + expert_s - of_first_s, head_s)
     return (total_s[index], last_s[index]), (gathered_s[index], first_s[index]), of_buckets
 
 

@@ -56,13 +56,15 @@ def exposed_and_hidden_replica_all_reduces_s(rows: GatheredRows, backward_s: Arr
     A piece's sum follows its reduction. Beside it computing loses in the share of the backward that the device is busy:
     with copies of gradients and weights, what these and computing lose beside other communication, and what they lose
     beside the sums. Of sums of T seconds beside a backward of B, of which b are busy, that is L in
-    ``L = slow T (b + L) / (B + L)``.
+    ``L = slow T (b + L) / (B + L)``. Where a communicator sets the time of layers, computing has that much slack.
     """
     total, last = (seconds[:, 0] for seconds in replica_all_reduce_s(rows))
     slow, layers = rows.cluster.gpu.curves.overlap_slowdown.value, rows.layers
     busy = max_of_array_rows(rows.sum_layers_by_stage(layers.backward_busy_s + slow * layers.backward_hidden_s))
     beside_s = np.minimum(total - last, backward_s[:, 0])
     busy, beyond_s = np.minimum(busy, backward_s[:, 0]), backward_s[:, 0] - slow * beside_s
+    slack_s = max_of_array_rows(rows.sum_layers_by_stage(layers.backward_slack_s))
     lost_s = (np.sqrt(beyond_s**2 + 4.0 * slow * beside_s * busy) - beyond_s) / 2.0
+    lost_s = np.maximum(lost_s - slack_s, 0.0)
     left_s = np.maximum(total - backward_s[:, 0] - lost_s, last)
     return left_s + lost_s, total - left_s

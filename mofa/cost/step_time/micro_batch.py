@@ -155,24 +155,31 @@ class HostBoundPasses:
         steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
         return *steady, ended[0] + steady[1]
 
-    def saved_by_lead_s(self, lead_s: ArrayN, gather_s: ArrayN) -> ArrayN:
+    def saved_by_lead_s(self, lead_s: ArrayN, gather_s: ArrayN, first_forward: ClockAdvance | None = None) -> ArrayN:
         """What the first forward takes less by ``lead_s``, the lead of its host as the step begins. (late rows, R) [s]
 
-        ``gather_s`` is what its device waits for a gather meanwhile, whose end is no sooner. (late rows, R) [s]
+        ``gather_s`` is what its device waits for a gather meanwhile, whose end is no sooner; ``first_forward`` the
+        first stage's forward with gathers in it, where the host launches them on the way. (late rows, R) [s]
         """
         forward = self.with_full_queue[0]
         behind_device_s = gather_s[:, :, None] + np.maximum(forward.device_s, forward.host_behind_device_s)
         behind_host_s = np.maximum(forward.device_behind_host_s, forward.host_s)
+        if first_forward is not None:
+            behind_device_s[:, :1] = np.maximum(first_forward.device_s, first_forward.host_behind_device_s)
+            behind_host_s = np.broadcast_to(behind_host_s, behind_device_s.shape).copy()
+            behind_host_s[:, :1] = np.maximum(first_forward.device_behind_host_s, first_forward.host_s)
         sooner_s = np.maximum(behind_device_s, behind_host_s - lead_s[:, :, None])
         return np.asarray((np.maximum(behind_device_s, behind_host_s) - sooner_s)[:, :, 0])
 
-    def issued_beside_gather_s(self, gather_s: ArrayN) -> ArrayN:
-        """How much of a gather ahead of a forward the host issues that forward beside, and so makes it no later.
+    def issued_beside_gather_s(self, gather_s: ArrayN, last: NDArray[np.bool_]) -> ArrayN:
+        """How much of a gather ahead of a forward the host issues passes beside, and so makes them no later.
 
         Parameters
         ----------
         gather_s
             What the device waits for while the host goes on. (late rows, R) [s]
+        last
+            The stage that goes on from its forward to that one's backward, without an exchange in between. (R,)
 
         Returns
         -------
@@ -184,10 +191,13 @@ class HostBoundPasses:
         Both clocks begin together. A forward of ``F`` seconds that a late host takes, and of ``D`` on the device, ends
         after ``max(F, gather + D)``, not after ``gather + F``.
         """
-        forward, wait_s = self.with_full_queue[0], gather_s[:, :, None]
+        wait_s = gather_s[:, :, None]
         nothing = np.zeros_like(wait_s)
-        behind = ClockAdvance(wait_s, nothing + NEVER, nothing + NEVER, nothing).followed_by(forward)
-        return np.asarray((wait_s - (behind.both_ended_s - forward.both_ended_s))[:, :, 0])
+        forward, backward = self.with_full_queue
+        turn = forward.followed_by(backward)
+        waits = ClockAdvance(wait_s, nothing + NEVER, nothing + NEVER, nothing)
+        later_s = [waits.followed_by(passes).both_ended_s - passes.both_ended_s for passes in (forward, turn)]
+        return np.asarray((wait_s - np.where(last[:, None], later_s[1], later_s[0]))[:, :, 0])
 
     def lead_s(self) -> ArrayN:
         """How far the host is ahead behind the last backward, of the first chunk. (late rows, R) [s]

@@ -425,7 +425,8 @@ def _start_ahead(
     index = host_bound.rows
     slower_s = np.broadcast_to(outside.slower_first_forward_s, len(rows.table))[:, None]
     gather_s = outside.before_forward + outside.issued_beside_s + slower_s * rows.is_first
-    saved_s = (host_bound.saved_by_lead_s(lead_s[index], gather_s[index]) * rows.is_first).sum(axis=1)
+    first = outside.first_forward if host_waits_at_exchanges(rows) else None
+    saved_s = (host_bound.saved_by_lead_s(lead_s[index], gather_s[index], first) * rows.is_first).sum(axis=1)
     exposed[_T["host_idle"], index] += np.maximum(-saved_s, 0.0)
     saved_s = np.maximum(saved_s, 0.0)
     exposed[_T["bubble"], index] -= np.minimum(saved_s, np.maximum(exposed[_T["bubble"], index], 0.0))

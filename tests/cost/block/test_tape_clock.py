@@ -14,8 +14,9 @@ import pytest
 from mofa.blocks.elementwise import where
 from mofa.blocks.op import Op, Tape, Tensor
 from mofa.blocks.work import Collective, Gemm, HostSync, MemoryBound
+from mofa.cost.block.communication_beside import COMPUTING, HIDDEN
 from mofa.cost.block.streams import OWN_ORDER
-from mofa.cost.block.tape_clock import COMPUTING, EXPOSED, HIDDEN, TapeTime, time_per_tape_repetition
+from mofa.cost.block.tape_clock import EXPOSED, TapeTime, time_per_tape_repetition
 
 SLOWDOWN, SYNC_S, LOAD_S = 0.1, 20.0, 2.0
 GEMM = Gemm(1, 1, 1)
@@ -351,9 +352,14 @@ def twin(ops: tuple[Op, ...], times: Times, k: int, repeat: int, slowdown: float
     exposed, busy = candidate.exposed, candidate.busy
     hidden = {name: max(busy[name] - exposed[name], 0.0) for name in HIDDEN}
     computing, total, alone = sum(exposed[name] for name in COMPUTING), sum(exposed.values()), dict(exposed)
-    for name in HIDDEN:  # of what runs beside computing or other waits, the share beside computing
-        lost = slowdown * hidden[name] * computing / max(total - alone[name], 1e-12)
-        exposed[name] += max(lost - candidate.regained[name], 0.0)  # but for what makes waits the shorter
+    lost = {  # of what runs beside computing or other waits, the share beside computing; but for what shortens waits
+        name: slowdown * hidden[name] * computing / max(total - alone[name], 1e-12) - candidate.regained[name]
+        for name in HIDDEN
+    }
+    spare = sum(max(-seconds, 0.0) for seconds in lost.values())  # waits for one family give back others' losses
+    for name in HIDDEN:
+        exposed[name] += max(max(lost[name], 0.0) - spare, 0.0)
+        spare = max(spare - max(lost[name], 0.0), 0.0)
     for name in HIDDEN:  # what is not waited for under a host far ahead is the host's
         moved = max(min(alone[name] - ahead.exposed[name], exposed[name]), -exposed["host_idle"])
         exposed[name] -= moved

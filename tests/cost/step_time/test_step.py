@@ -12,9 +12,10 @@ import pytest
 
 from mofa.blocks.build import BlockTapes
 from mofa.cost.block.block_cost import block_costs
+from mofa.cost.block.communication_beside import HIDDEN
 from mofa.cost.block.costs import BlockCost, BlockCosts, BlockTimer
 from mofa.cost.block.host_clock import NEVER
-from mofa.cost.block.tape_clock import EXPOSED, HIDDEN, TapeTime
+from mofa.cost.block.tape_clock import EXPOSED, TapeTime
 from mofa.cost.breakdown import TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import TableEstimator, estimate_table
 from mofa.specs.model import ModelSpec
@@ -29,7 +30,7 @@ def phase(seconds: float, num_k: int) -> TapeTime:
     exposed[EXPOSED.index("gemm")] = seconds
     none = np.zeros(num_k)
     clocks = np.array([exposed.sum(axis=0), exposed.sum(axis=0), none + NEVER, none])
-    return TapeTime(exposed, np.zeros((len(HIDDEN), num_k)), none, clocks, none, exposed.sum(axis=0))
+    return TapeTime(exposed, np.zeros((len(HIDDEN), num_k)), none, clocks, none, exposed.sum(axis=0), none)
 
 
 class Given(BlockTimer):

@@ -66,7 +66,7 @@ def test_options_that_no_run_has_shown_say_so() -> None:
 
 
 def test_a_closed_form_leaves_free_what_only_a_replay_knows() -> None:
-    """Beside the measured margin, the most that a replay reserved beyond it on random jobs; a replay needs none."""
+    """Beside the measured margin, what a replay may reserve beyond it on random jobs; a replay needs none."""
     job, machines = mofa.load_workload("llama3-8b", global_batch=16), mofa.load_cluster("h100-hgx", 8)
     closed, played = (
         mofa.estimate(job, machines, "tp=2 micro_batch=1 recompute=full", replay=replay) for replay in (False, True)

@@ -1,0 +1,156 @@
+"""What computing and communication beside it cost each other in a tape, over all K candidates at once.
+
+Computing loses a share of its rate by a collective beside it. What it waits for later gives back what it lost. In the
+long run no communicator takes less than all that is sent on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mofa.blocks.elementwise import FloatK, any_true, maximum, where
+from mofa.blocks.op import Op, Tape
+from mofa.blocks.work import Collective, HostSync, MemoryBound
+from mofa.cost.block.durations import OpTimingMachine
+
+COMPUTING = ("gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "optimizer")
+"""What loses by communication beside it; the others wait."""
+HIDDEN = ("tp", "cp", "ep", "pp", "dp")
+
+
+class SentBeside(NamedTuple):
+    """A family that communicates: its seconds, what computing loses per second that it runs beside, and its seconds on
+    other streams than computing's. (K,) [s, -, s]"""
+
+    sent_s: FloatK
+    slowdown: FloatK
+    aside_s: FloatK
+
+
+def exposed_and_hidden_with_loss(
+    alone: dict[str, FloatK], sent: Mapping[str, SentBeside], regained: dict[str, FloatK]
+) -> tuple[dict[str, FloatK], dict[str, FloatK]]:
+    """What is exposed, with what computing loses by communication beside it, and what is hidden. (K,) each [s]"""
+    exposed = dict(alone)
+    hidden: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
+    computing, alone_s = sum((alone[name] for name in COMPUTING), 0.0), sum(alone.values(), 0.0)
+    left_s: FloatK = 0.0  # of what waits give back more than their own family makes computing lose
+    lost_s: dict[str, FloatK] = {}
+    for name, (took, slowdown, _) in sent.items():
+        beside = took - alone[name]
+        hidden[name] = where(beside > 1e-9 * took, beside, 0.0)  # rounding is no overlap
+        # what runs beside another wait costs nothing, nor does what makes a wait the shorter
+        share = computing / maximum(alone_s - alone[name], 1e-12)
+        more_s = slowdown * share * hidden[name] - regained.get(name, 0.0)
+        lost_s[name] = maximum(more_s, 0.0)
+        left_s = left_s + maximum(-more_s, 0.0)
+    for name, family_lost_s in lost_s.items():
+        exposed[name] = exposed[name] + maximum(family_lost_s - left_s, 0.0)
+        left_s = maximum(left_s - family_lost_s, 0.0)
+    return exposed, hidden
+
+
+def sent_beside(tape: Tape, seconds: list[FloatK], machine: OpTimingMachine) -> dict[str, SentBeside]:
+    """What each family that communicates takes, and what computing loses beside it.
+
+    A collective takes a few multiprocessors and some bandwidth: the measured share. A memory-bound kernel on another
+    stream takes all of both: what it does, computing does not.
+    """
+    share = machine.cluster.gpu.curves.overlap_slowdown.value
+    sent: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
+    aside, copies = sent.copy(), sent.copy()
+    for op, took in zip(tape.ops, seconds, strict=True):
+        if op.family in sent and not _neighbours(op):
+            sent[op.family] = sent[op.family] + took
+            if op.stream != "compute":
+                aside[op.family] = aside[op.family] + took
+                if isinstance(op.work, MemoryBound):
+                    copies[op.family] = copies[op.family] + took
+    return {
+        name: SentBeside(sent_s, share + (1.0 - share) * copies[name] / maximum(aside[name], 1e-12), aside[name])
+        for name, sent_s in sent.items()
+        if any_true(sent_s)
+    }
+
+
+def largest_slowdown(sent: Mapping[str, SentBeside]) -> FloatK:
+    """What computing loses per second beside the family that slows it down most. (K,) or of all [-]"""
+    largest: FloatK = 0.0
+    for family in sent.values():
+        largest = maximum(largest, family.slowdown)
+    return largest
+
+
+def queued_s(ops: tuple[Op, ...], seconds: list[FloatK], machine: OpTimingMachine) -> FloatK:
+    """What the busiest communicator or stream beside computing takes for a repetition: in the long run none is shorter,
+    however many it takes for what waits in its queue to hold up computing. (K,) [s]"""
+    world: FloatK = 0.0
+    communicators: dict[str, FloatK] = {}
+    streams: dict[str, FloatK] = {}
+    for op, took in zip(ops, seconds, strict=True):
+        if op.stream == "compute" or type(op.work) is HostSync or _neighbours(op):
+            continue
+        streams[op.stream] = streams.get(op.stream, 0.0) + took
+        if type(op.work) is Collective:
+            on_world = machine.uses_world_communicator(op.work.group)
+            world = world + where(on_world, took, 0.0)
+            own_s = communicators.get(op.work.group, 0.0)
+            communicators[op.work.group] = own_s + where(on_world, 0.0, took)
+    for busy in (*communicators.values(), *streams.values()):
+        world = maximum(world, busy)
+    return world
+
+
+def wait_in_queue(
+    ops: tuple[Op, ...], seconds: list[FloatK], queued: FloatK,
+    of_compute: tuple[dict[str, FloatK], dict[str, FloatK], dict[str, FloatK]], sent: Mapping[str, SentBeside],
+) -> FloatK:  # fmt: skip
+    """Give a repetition the time that it takes in the long run, where a communicator is busy for ``queued`` s of it.
+
+    Where all that communicates is beside computing, computing loses by all of it: a repetition takes what the compute
+    stream does and loses. If a communicator takes longer, it is never idle, and sets the time alone: what is waited for
+    it gives back what computing lost. The family that sends last has what is added.
+
+    Parameters
+    ----------
+    of_compute
+        What the compute stream does and waits for, the same with what computing loses by communication, and what is
+        hidden. The last two are changed in place. (K,) each [s]
+
+    Returns
+    -------
+    array or float
+        What computing may lose besides with nothing later. (K,) [s]
+    """
+    alone, exposed, hidden = of_compute
+    families = [op.family for op in ops if type(op.work) is Collective and op.stream != "compute"]
+    family = families[-1] if families else "memory_bound"
+    alone_s, total_s = sum(alone.values(), 0.0), sum(exposed.values(), 0.0)
+    beside_s = _computed_and_lost_s(ops, seconds, alone, sent)
+    is_full = (beside_s <= queued) & (alone_s <= queued)
+    lasts_s = where(is_full, queued, maximum(maximum(total_s, beside_s), queued))
+    more_s = where(queued > 0.0, lasts_s - total_s, 0.0)
+    exposed[family] = exposed[family] + more_s
+    if family in hidden:
+        hidden[family] = maximum(hidden[family] - more_s, 0.0)
+    return where(is_full, queued - beside_s, 0.0)
+
+
+def _computed_and_lost_s(
+    ops: tuple[Op, ...], seconds: list[FloatK], alone: dict[str, FloatK], sent: Mapping[str, SentBeside]
+) -> FloatK:
+    """What a compute stream takes that waits for no family of ``sent``, beside all that these send. (K,) [s]"""
+    computing, alone_s = sum((alone[name] for name in COMPUTING), 0.0), sum(alone.values(), 0.0)
+    lasts_s: FloatK = alone_s
+    for name, family in sent.items():
+        of_family = [n for n, op in enumerate(ops) if op.family == name and op.stream == "compute"]
+        own_s = sum([seconds[n] for n in of_family], 0.0)
+        share = computing / maximum(alone_s - alone[name], 1e-12)
+        lasts_s = lasts_s - maximum(alone[name] - own_s, 0.0) + family.slowdown * share * family.aside_s
+    return lasts_s
+
+
+def _neighbours(op: Op) -> bool:
+    """Whether it is another tape's collective that this one waits for: launched, and counted, there."""
+    return isinstance(op.work, Collective) and not any_true(op.launches)
