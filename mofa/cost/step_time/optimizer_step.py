@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.fp8 import FP8_RECIPES
+from mofa.blocks.fp8 import FP8_RECIPES, transformer_engine_recipe
 from mofa.cost.host_optimizer import host_step_seconds
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.optimizer import (
@@ -46,7 +46,7 @@ def optimizer_and_host_wait_seconds(rows: GatheredRows, each: MicroBatchPasses) 
     waited = optimizer_host_seconds(*given, tensors, lead, rows.grid_index, _distributed(rows), parts)
     on_hosts = host_step_seconds(rows, tensors.total, parts["adam"])
     seconds = (optimizer_seconds(*given, parts) + on_hosts)[rows.grid_index] + waited
-    if rows.workload.precision.fp8_recipe:
+    if transformer_engine_recipe(rows.workload, rows.framework):
         linears = params_in_layers(rows.workload, rows.grids, rows.stage_layers)
         owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)
         casts = weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears, owners)
@@ -80,7 +80,7 @@ def _distributed(rows: GatheredRows) -> NDArray[np.bool_]:
 def _weight_cast_host_seconds(rows: GatheredRows) -> ArrayN:
     """What the host takes to issue the casts of the layers' weights, once a step; parameters that are fp8 are cast by
     the optimizer, unless they are gathered in bf16. (n, R) [s]"""
-    recipe = FP8_RECIPES.get(rows.workload.precision.fp8_recipe)
+    recipe = FP8_RECIPES.get(transformer_engine_recipe(rows.workload, rows.framework))
     if rows.framework.fp8_params and not (recipe is not None and recipe.gathers_params_in_bf16):
         return np.zeros((len(rows.k), len(rows.stage_layers.shown.shown_stages)))
     ends = np.zeros_like(rows.costs.embedding.forward.issue)  # neither of which is in fp8
