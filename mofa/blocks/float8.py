@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mofa.blocks.work import Format
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.model import ModelSpec
+from mofa.specs.params import layer_params
 from mofa.specs.workload import PrecisionSpec
 
 UNIT = 16
@@ -81,6 +82,15 @@ def float8_linears(model: ModelSpec, framework: FrameworkSpec, precision: Precis
         name for name, (n, k) in weight_shapes(model).items() if _is_wanted(name, n, k, filters, recipe)
     )  # fmt: skip
     return Float8Linears(recipe, names)
+
+
+def fp8_gathered_share(model: ModelSpec, framework: FrameworkSpec, linears: Float8Linears | None) -> float:
+    """Share of a dense layer's parameters that FSDP gathers in fp8, a byte each; others take two. [-]"""
+    if linears is None or not framework.fp8_all_gather:
+        return 0.0
+    layer = layer_params(model, False)
+    converted = sum(n * k for name, (n, k) in weight_shapes(model).items() if name in linears.linears)
+    return converted / (layer.matrices_tp + layer.shared + layer.replicated)
 
 
 def weight_shapes(model: ModelSpec) -> dict[str, tuple[int, int]]:

@@ -7,9 +7,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.float8 import fp8_gathered_share
 from mofa.blocks.fp8 import FP8_RECIPES, transformer_engine_recipe
 from mofa.cost.host_optimizer import host_step_seconds
 from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.optimizer import (
     fp8_first_micro_batch_saving_s,
     optimizer_device_seconds_by_part,
@@ -53,11 +55,26 @@ def optimizer_and_host_wait_seconds(rows: GatheredRows, each: MicroBatchPasses) 
         unread = fp8_first_micro_batch_saving_s(rows.framework, linears, rows.cluster.gpu)
         issued = _weight_cast_host_seconds(rows)
         seconds = seconds + np.maximum(casts[rows.grid_index], issued - lead) - unread[rows.grid_index]
+    if rows.framework.fp8_scales_ahead:
+        seconds = seconds + _float8_scale_seconds(rows)[rows.grid_index]
     if rows.framework.traits.has_pytorch_modules:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
         start_s = rows.cluster.slowest_host_factor * rows.cluster.gpu.curves.host.step_start_s.value
         seconds = seconds + (starts * start_s)[:, None]
     return np.asarray(seconds)
+
+
+def _float8_scale_seconds(rows: GatheredRows) -> ArrayN:
+    """The largest of each weight that torchao gathers in fp8: a pass over a rank's shards behind the step, in a kernel
+    like that of the gradients' norm. (g, R) [s]
+
+    The reduction of four bytes a weight over the ranks, and the division, are left out (torchao 0.17.0, fsdp_utils.py,
+    ``precompute_float8_dynamic_scale_for_fsdp``).
+    """
+    ctx = rows.costs.context
+    share = fp8_gathered_share(ctx.model, ctx.framework, ctx.float8)
+    linears = params_in_layers(rows.workload, rows.grids, rows.stage_layers) / rows.shards.dense_ranks
+    return np.asarray(4.0 * share * linears / memory_bound_rate(rows.cluster.gpu, "grad_norm"))
 
 
 def lead_at_step_start_s(rows: GatheredRows) -> ArrayN:
