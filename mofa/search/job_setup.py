@@ -91,6 +91,7 @@ def with_numerics(
     _refuse_precision(precision, cluster, framework)
     _refuse_fp8_switches(precision, workload, framework, words)
     _refuse_float8(precision, workload.model, framework)
+    _refuse_kept_weights(workload.model, framework)
     _refuse_software(cluster, framework)
     _refuse_idle_switches(workload.model, framework)
     _refuse_attention(workload.model, framework)
@@ -178,6 +179,15 @@ def _refuse_float8(precision: PrecisionSpec, model: ModelSpec, framework: Framew
         raise SpecError(
             f"{framework.name}: {precision.gemm} is modelled for dense layers of grouped queries alone, and "
             f"{model.name} has others; use bf16 or megatron"
+        )
+
+
+def _refuse_kept_weights(model: ModelSpec, framework: FrameworkSpec) -> None:
+    """Refuse FSDP that keeps parameters gathered where its groups are others than a block's."""
+    if not framework.reshard_after_forward and (model.moe is not None or not framework.ends_apart):
+        raise SpecError(
+            f"{framework.name}: reshard_after_forward false is modelled for dense models with ends_apart alone; leave "
+            "it out"
         )
 
 

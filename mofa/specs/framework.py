@@ -140,6 +140,10 @@ class FrameworkSpec(Spec):
     """torchtitan: whether the embedding, and the last norm with the output layer, are groups of FSDP of their own, as
     since pull request 1094 (end of July 2025). Before, both were the root's: gathered in front of the embedding, there
     until the end of the backward pass (FSDP2 does not shard a root again before it), reduced behind it."""
+    reshard_after_forward: bool = True
+    """torchtitan, fsdp1: whether FSDP lets a block's gathered weights go behind its forward, to gather them once more
+    for its backward. Off, they stay until each micro-batch's backward has reduced their gradients: FSDP1's
+    SHARD_GRAD_OP, torchtitan's ``fsdp_reshard_after_forward: never``. Pipelines keep them over the step anyway."""
     shards_head_norms: bool = True
     """torchtitan: whether norms over heads are split by tp, as since pull request 1870 (14 October 2025). Before,
     queries and keys were gathered for them, and turned whole on every rank as well."""

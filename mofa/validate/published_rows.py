@@ -150,8 +150,8 @@ def _degrees(row: Row) -> str | None:
         return "tp x pp x cp x dp is not the number of GPUs"
     if not TRAITS[FRAMEWORKS[source]].has_pytorch_modules and row["zero_stage"] in ("2", "3"):
         return "Megatron's FSDP is not modelled"
-    if TRAITS[FRAMEWORKS[source]].has_one_shard_group and row["zero_stage"] != "3":
-        return "FSDP that keeps parameters gathered (SHARD_GRAD_OP) is not modelled"
+    if TRAITS[FRAMEWORKS[source]].has_one_shard_group and row["zero_stage"] not in ("2", "3"):
+        return "FSDP that shards no gradients is not modelled"
     return None
 
 
@@ -213,6 +213,8 @@ def _framework_of(row: Row, source: str, gpu: str) -> dict[str, Any]:
     }  # fmt: skip
     if TRAITS[framework["name"]].has_pytorch_modules:
         framework["compile"] = "torch.compile" in f"{row['overlap_notes']} {row['framework']}"
+        if TRAITS[framework["name"]].has_one_shard_group and row["zero_stage"] == "2":  # SHARD_GRAD_OP
+            framework["reshard_after_forward"] = False
         if "HSDP" in row["overlap_notes"]:  # shards inside a node, replicas over nodes
             framework |= {"data_parallel": "hsdp", "dp_replicate": int(row["n_gpus"]) // 8}
         # until pull request 1094, of the end of July 2025; rows of PyTorch 2.9's nightlies are of August

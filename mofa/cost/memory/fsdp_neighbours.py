@@ -25,6 +25,8 @@ def first_block_gathered_bytes_beyond_middle_block(rows: GatheredRows, kind: int
     """
     if not gathers_model_ends_separately(rows) or rows.stage_layers.stages.layers[0][0][0] != kind:
         return 0.0
+    if not rows.framework.reshard_after_forward:
+        return 0.0
     ctx = rows.costs.context
     each = 2.0 - fp8_gathered_share(ctx.model, ctx.framework, ctx.float8)
     more = 2.0 * embedding_params(rows.workload.model) / rows.grids.tp - each * _own_params(rows, kind)

@@ -24,6 +24,7 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     gather_weights,
     gathers_for_each_use,
     gradient_accumulation_launches,
+    keeps_weights_for_backward,
     layer_gathered_bytes_per_param,
     own_and_expert_params,
     params_of_first_and_last_layer,
@@ -331,7 +332,8 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
         following, previous = block_own, zero
     begin = FsdpOpList(tensors=fsdp.tensors)
     weights = "fsdp.weights"
-    if block != "head":
+    kept = keeps_weights_for_backward(ctx)
+    if block != "head" and not kept:
         begin.declare_tensor("fsdp.next@", 0.0)
         begin.declare_tensor("fsdp.arrived", where(ctx.fsdp > 1, each * own, 0.0))
         begin.add_mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",), claims="fsdp.next@")
@@ -339,7 +341,7 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
             begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False, each=each
         )
     gathered = []
-    if block != "embedding":
+    if block != "embedding" and not kept:
         gathered.append(
             gather_weights(
                 begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0, of_block=True, each=of_layer

@@ -21,6 +21,13 @@ def gathers_for_each_use(ctx: Context) -> bool:
     return ctx.precision_mode == "mixed" and not ctx.pipelined
 
 
+def keeps_weights_for_backward(ctx: Context) -> bool:
+    """Whether what is gathered for a block's forward is there for its backward (``reshard_after_forward``; FSDP1's
+    SHARD_GRAD_OP: torch/distributed/fsdp/_runtime_utils.py of PyTorch 2.1, ``_post_forward_reshard`` and
+    ``_should_free_in_backward``)."""
+    return gathers_for_each_use(ctx) and not ctx.framework.reshard_after_forward
+
+
 def own_and_expert_params(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
     """Parameters of a block's own group and of its experts' group, which is apart only under ep. [params]"""
     own_group = ctx.ep > 1
