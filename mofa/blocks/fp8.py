@@ -175,6 +175,20 @@ def transformer_engine_recipe(workload: WorkloadSpec, framework: FrameworkSpec) 
     return workload.precision.fp8_recipe if framework.library else ""
 
 
+def layer_recipe(workload: WorkloadSpec, framework: FrameworkSpec) -> str:
+    """How Transformer Engine's linears scale in a framework's layers; of fsdp1 they stand among PyTorch's own modules.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job = mofa.load_workload("llama3-8b")
+    >>> fp8 = job.model_copy(update={"precision": job.precision.model_copy(update={"gemm": "fp8-delayed"})})
+    >>> [layer_recipe(fp8, mofa.load_framework(name)) for name in ("megatron", "fsdp1", "torchtitan")]
+    ['delayed', 'delayed', '']
+    """
+    return "" if framework.name == "torchtitan" else workload.precision.fp8_recipe
+
+
 def copies_per_fp8_weight(recipe: str, transposes: bool) -> int:
     """Copies that fp8 products read of each weight: one is both where products of one scale a tensor take any layout.
     Scales of weights, one for 128 x 128, are left out. [-]

@@ -145,12 +145,12 @@ def _refuse_recipe(precision: PrecisionSpec, cluster: ClusterSpec, framework: Fr
     """Refuse a recipe of fp8 that the framework, or Transformer Engine on the GPU, does not have."""
     known = framework.traits.fp8_recipes
     if not known:
-        raise SpecError(f"{framework.name}: fp8 is modelled for megatron and torchtitan only; use one of them")
+        raise SpecError(f"{framework.name}: fp8 is modelled for megatron, torchtitan and fsdp1 only; use one of them")
     if precision.fp8_recipe not in known:
         offered = " or ".join(f"fp8-{recipe}" for recipe in known)
         raise SpecError(f"{framework.name}: has no {precision.gemm}; use {offered}")
     recipes = cluster.gpu.fp8_recipes
-    if framework.library and precision.fp8_recipe not in recipes:
+    if framework.name != "torchtitan" and precision.fp8_recipe not in recipes:
         offered = " or ".join(f"fp8-{recipe}" for recipe in recipes) or "bf16"
         raise SpecError(f"{cluster.gpu.name}: Transformer Engine has no {precision.gemm} there; use {offered}")
 
@@ -159,6 +159,8 @@ def _refuse_float8(precision: PrecisionSpec, model: ModelSpec, framework: Framew
     """Refuse what torchtitan itself refuses of Float8Linear (components/quantization/float8.py), or is not modelled."""
     if framework.fp8_all_gather and not precision.fp8_recipe:
         raise SpecError("fp8_all_gather: needs fp8 products; set precision.gemm: fp8-tensorwise")
+    if framework.name == "fsdp1" and precision.fp8_recipe and (framework.compile or model.moe is not None):
+        raise SpecError("fsdp1: fp8 is modelled for dense layers that are not compiled; leave compile out or use bf16")
     if framework.name != "torchtitan" or not precision.fp8_recipe:
         return
     if framework.fp8_all_gather and precision.fp8_recipe != "tensorwise":

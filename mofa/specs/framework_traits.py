@@ -103,7 +103,7 @@ TE_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
 TORCHAO_RECIPES = ("tensorwise", "rowwise", "rowwise-gw-hp")
 """Of torchao's Float8Linear (torchao/float8/config.py, ``Float8LinearRecipeName``)."""
 TRAITS: Mapping[str, FrameworkTraits] = {
-    "fsdp1": FrameworkTraits("pytorch", has_one_shard_group=True),
+    "fsdp1": FrameworkTraits("pytorch", fp8_recipes=("delayed",), has_one_shard_group=True),
     "megatron": FrameworkTraits(
         "transformer-engine", is_megatron_core=True, fp8_recipes=TE_RECIPES, has_narrow_moments=True,
         schedules_replicas=True, reads_rows_by_index=True, exported_to=("megatron", "megatron-bridge"),

@@ -13,6 +13,7 @@ from mofa.blocks import parts
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import any_true, logical_not, where
 from mofa.blocks.frameworks.torchtitan import float8
+from mofa.blocks.frameworks.torchtitan.te_linear import te_linear
 from mofa.blocks.op import BoolK, FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.roles import BlockRole, LayerStep, Purpose, TensorUse
 from mofa.blocks.work import Collective, Gemm, MemoryBound
@@ -202,6 +203,11 @@ def linear(
     """
     if float8.is_converted(ctx, name):
         return float8.linear(
+            b, ctx, x, name, m=m, n=n, k=k, grad_bytes_per_param=weight_grad_bytes(ctx), purpose=purpose,
+            registered_at=registered_at, step=step,
+        )  # fmt: skip
+    if ctx.fp8 is not None and purpose != "output":
+        return te_linear(
             b, ctx, x, name, m=m, n=n, k=k, grad_bytes_per_param=weight_grad_bytes(ctx), purpose=purpose,
             registered_at=registered_at, step=step,
         )  # fmt: skip
