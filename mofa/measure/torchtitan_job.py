@@ -149,6 +149,8 @@ def _dtype(run: ExpandedRun, shards: int) -> str:
 
 def _reshard(run: ExpandedRun) -> str:
     """ZeRO's stage in FSDP's words: 3 reshards after the forward pass, 2 does not."""
+    if not run.framework.reshard_after_forward:
+        return "never"
     zero = run.run.strategy.get("zero")
     if zero in (None, 0, 1) or (zero == 3) == (run.strategy.pp == 1):
         return "default"
