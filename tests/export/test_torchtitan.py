@@ -7,7 +7,6 @@ import dataclasses
 import tomllib
 from itertools import islice
 from operator import attrgetter
-
 from pathlib import Path
 from typing import Any
 
