@@ -332,8 +332,8 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
         following, previous = block_own, zero
     begin = FsdpOpList(tensors=fsdp.tensors)
     weights = "fsdp.weights"
-    kept = keeps_weights_for_backward(ctx)
-    if block != "head" and not kept:
+    gathers_again = not keeps_weights_for_backward(ctx)
+    if block != "head" and gathers_again:
         begin.declare_tensor("fsdp.next@", 0.0)
         begin.declare_tensor("fsdp.arrived", where(ctx.fsdp > 1, each * own, 0.0))
         begin.add_mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",), claims="fsdp.next@")
@@ -341,7 +341,7 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
             begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False, each=each
         )
     gathered = []
-    if block != "embedding" and not kept:
+    if block != "embedding" and gathers_again:
         gathered.append(
             gather_weights(
                 begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0, of_block=True, each=of_layer
