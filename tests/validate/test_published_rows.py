@@ -64,7 +64,7 @@ def test_a_step_time_wins_over_the_rate(tmp_path: Path) -> None:
         ({"precision": "nvfp4"}, "precision is not modelled: nvfp4"),
         ({"precision": ""}, "precision is not modelled: not given"),
         ({"id": "titan-001", "precision": "mxfp8"}, "precision is not modelled: mxfp8"),
-        ({"id": "titan-001", "precision": "fp8", "overlap_notes": "float8nocompile prototype"}, "float8 without compil"),
+        ({"id": "titan-001", "precision": "fp8", "overlap_notes": "float8nocompile"}, "float8 without compil"),
         ({"model": "LLAMA3_8B [LORA]"}, "LoRA"),
         ({"attention_type": "hybrid Mamba2+GQA"}, "mamba"),
         ({"vocab": ""}, "architecture is not given: vocab"),
