@@ -74,7 +74,7 @@ def float8_linears(model: ModelSpec, framework: FrameworkSpec, precision: Precis
     >>> found is not None and sorted(found.linears)
     ['w1', 'w2', 'w3', 'wo', 'wq']
     """
-    if not precision.fp8_recipe or framework.name != "torchtitan":
+    if not precision.fp8_recipe or not framework.traits.has_torchao:
         return None
     recipe = RECIPES[precision.fp8_recipe]
     filters = framework.fp8_filters

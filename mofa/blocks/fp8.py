@@ -186,7 +186,7 @@ def layer_recipe(workload: WorkloadSpec, framework: FrameworkSpec) -> str:
     >>> [layer_recipe(fp8, mofa.load_framework(name)) for name in ("megatron", "fsdp1", "torchtitan")]
     ['delayed', 'delayed', '']
     """
-    return "" if framework.name == "torchtitan" else workload.precision.fp8_recipe
+    return "" if framework.traits.has_torchao else workload.precision.fp8_recipe
 
 
 def copies_per_fp8_weight(recipe: str, transposes: bool) -> int:

@@ -197,7 +197,7 @@ _SAME_CAPACITY = 0.03
 def _needed_packages(run: ExpandedRun) -> dict[str, str]:
     """What the self-test says of packages that a run needs, to what to install where one is not there."""
     needs, runner = {}, RUNNERS[run.framework.name]
-    if run.framework.name == "torchtitan" and run.run.precision.fp8_recipe:
+    if run.framework.traits.has_torchao and run.run.precision.fp8_recipe:
         needs = {"torchao": "torchao==0.17.0"}  # built for PyTorch 2.11 (torchao/__init__.py)
     return {**runner.needs, **needs}
 

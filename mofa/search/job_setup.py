@@ -150,7 +150,7 @@ def _refuse_recipe(precision: PrecisionSpec, cluster: ClusterSpec, framework: Fr
         offered = " or ".join(f"fp8-{recipe}" for recipe in known)
         raise SpecError(f"{framework.name}: has no {precision.gemm}; use {offered}")
     recipes = cluster.gpu.fp8_recipes
-    if framework.name != "torchtitan" and precision.fp8_recipe not in recipes:
+    if not framework.traits.has_torchao and precision.fp8_recipe not in recipes:
         offered = " or ".join(f"fp8-{recipe}" for recipe in recipes) or "bf16"
         raise SpecError(f"{cluster.gpu.name}: Transformer Engine has no {precision.gemm} there; use {offered}")
 
@@ -159,9 +159,9 @@ def _refuse_float8(precision: PrecisionSpec, model: ModelSpec, framework: Framew
     """Refuse what torchtitan itself refuses of Float8Linear (components/quantization/float8.py), or is not modelled."""
     if framework.fp8_all_gather and not precision.fp8_recipe:
         raise SpecError("fp8_all_gather: needs fp8 products; set precision.gemm: fp8-tensorwise")
-    if framework.name == "fsdp1" and precision.fp8_recipe and (framework.compile or model.moe is not None):
+    if framework.traits.has_one_shard_group and precision.fp8_recipe and (framework.compile or model.moe is not None):
         raise SpecError("fsdp1: fp8 is modelled for dense layers that are not compiled; leave compile out or use bf16")
-    if framework.name != "torchtitan" or not precision.fp8_recipe:
+    if not framework.traits.has_torchao or not precision.fp8_recipe:
         return
     if framework.fp8_all_gather and precision.fp8_recipe != "tensorwise":
         raise SpecError(
@@ -177,7 +177,7 @@ def _refuse_float8(precision: PrecisionSpec, model: ModelSpec, framework: Framew
             f"fp8_filter ({framework.fp8_filter}): the output layer is not compiled, and its fp8 is not modelled; add "
             "output"
         )
-    if model.moe is not None or model.attention.kind != "gqa":
+    if model.moe is not None or model.attention_kind.low_rank_widths(model.attention):
         raise SpecError(
             f"{framework.name}: {precision.gemm} is modelled for dense layers of grouped queries alone, and "
             f"{model.name} has others; use bf16 or megatron"

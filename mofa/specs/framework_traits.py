@@ -28,6 +28,8 @@ class FrameworkTraits:
     """Its pipelines are ``torch.distributed.pipelining``'s: buffers of what stages receive are made beforehand."""
     fp8_recipes: tuple[str, ...] = ()
     """How fp8 products can be scaled, of those that are modelled."""
+    has_torchao: bool = False
+    """Linears in fp8 are torchao's, else Transformer Engine's."""
     has_narrow_moments: bool = False
     """Its optimizer can hold moments in bf16."""
     has_experts: bool = True
@@ -114,7 +116,7 @@ TRAITS: Mapping[str, FrameworkTraits] = {
     ),
     "megatron-local": FrameworkTraits("megatron", is_megatron_core=True),
     "torchtitan": FrameworkTraits(
-        "pytorch", fp8_recipes=TORCHAO_RECIPES, has_pytorch_pipelines=True, makes_weight_gradients_first=True,
+        "pytorch", fp8_recipes=TORCHAO_RECIPES, has_torchao=True, has_pytorch_pipelines=True, makes_weight_gradients_first=True,
         makes_rotation_tables=True, draws_weights_wide=True, leaves_lone_ranks_whole=True, gathers_for_ring=True,
         needs_sequence_parallel=True,
         replicas_go_on=True, exported_to=("torchtitan", "torchtitan-0.3"),

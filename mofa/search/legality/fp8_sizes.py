@@ -42,13 +42,13 @@ def _torchao_sizes(job: JobAndMachines, table: StrategyTable) -> Iterator[tuple[
 
 
 def _sizes_of_job(job: JobAndMachines, table: StrategyTable) -> Iterator[tuple[str, FloatN, int]]:
-    return _sizes(job.workload, table) if job.framework.name != "torchtitan" else _torchao_sizes(job, table)
+    return _sizes(job.workload, table) if not job.framework.traits.has_torchao else _torchao_sizes(job, table)
 
 
 def float8_degrees_excess(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Ranks beyond those with which torchtitan's fp8 is modelled: its linears are not split, and what is gathered in
     fp8 is gathered for each use. (n,)"""
-    if not job.workload.precision.fp8_recipe or job.framework.name != "torchtitan":
+    if not job.workload.precision.fp8_recipe or not job.framework.traits.has_torchao:
         return np.zeros(len(table))
     stages = table.pp - 1.0 if job.framework.fp8_all_gather else np.zeros(len(table))
     return np.asarray(np.maximum(table.tp - 1.0, stages))

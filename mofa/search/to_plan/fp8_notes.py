@@ -29,7 +29,7 @@ def fp8_notes(workload: WorkloadSpec, cluster: ClusterSpec, framework: Framework
     )
     curves = cluster.gpu.curves
     missing = [name for name in formats_of_layer_products(recipe) if name not in curves.gemm] if recipe else []
-    library = "torchao" if framework.name == "torchtitan" else "Transformer Engine"
+    library = "torchao" if framework.traits.has_torchao else "Transformer Engine"
     stand_in = (
         f"fp8 products as {library} runs them ({', '.join(missing)}) were not measured on "
         f"{cluster.gpu.name}: {_stand_ins(missing, cluster)}"

@@ -138,7 +138,7 @@ def _cast_input(
     b.tensor(operand, table.copies * count, grad_bytes=2.0 * count)
     if kind != "attention" and not recipe.weight_gradient_in_bf16:
         _write_nothing(b, x, maker)
-    read_wider = (ctx.residual_element_bytes - 2.0) if kind.startswith("norm") and not recipe.by_rows else 0.0
+    read_wider = (ctx.residual_element_bytes - 2.0) if kind in ("norm", "norm_of_sum") and not recipe.by_rows else 0.0
     moved = (table.forward + table.amax + read_wider) * count
     b.add(Op(f"{x}.cast8", "memory_bound", MemoryBound(moved, STREAM), (x, *(s for s in sources if s != x)), (operand,),
              launches=recipe.kernels_per_cast, back=OpBackward(0.0, 0)))  # fmt: skip
