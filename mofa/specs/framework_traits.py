@@ -116,7 +116,8 @@ TRAITS: Mapping[str, FrameworkTraits] = {
     ),
     "megatron-local": FrameworkTraits("megatron", is_megatron_core=True),
     "torchtitan": FrameworkTraits(
-        "pytorch", fp8_recipes=TORCHAO_RECIPES, has_torchao=True, has_pytorch_pipelines=True, makes_weight_gradients_first=True,
+        "pytorch", fp8_recipes=TORCHAO_RECIPES, has_torchao=True, has_pytorch_pipelines=True,
+        makes_weight_gradients_first=True,
         makes_rotation_tables=True, draws_weights_wide=True, leaves_lone_ranks_whole=True, gathers_for_ring=True,
         needs_sequence_parallel=True,
         replicas_go_on=True, exported_to=("torchtitan", "torchtitan-0.3"),
