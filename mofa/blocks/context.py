@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from mofa.blocks.elementwise import BoolK, FloatK, logical_not, maximum, where
+from mofa.blocks.float8 import Float8Linears
 from mofa.blocks.fp8 import Fp8Recipe
 from mofa.blocks.op import Tape, TapeBuilder
 from mofa.blocks.roles import BlockRole
@@ -73,6 +74,8 @@ class Context:
     pipelined: bool = False
     fp8: Fp8Recipe | None = None
     """How the layers' products are scaled, where they are in fp8."""
+    float8: Float8Linears | None = None
+    """torchtitan: the linears that torchao runs in fp8."""
     fp8_transposes: bool = True
     """Whether fp8 products of one scale a tensor read both operands with the summed dimension innermost."""
     kernels: LayerKernelRatios = field(default_factory=lambda: load_unmeasured_gpu_facts().layer_kernels)

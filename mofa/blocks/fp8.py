@@ -10,7 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from mofa.blocks.float8 import RECIPES
 from mofa.blocks.work import BACK_FORMATS, Format
+from mofa.specs.framework import FrameworkSpec
+from mofa.specs.workload import WorkloadSpec
 
 BLOCK = 128.0
 """Elements that share a scale under blockwise scaling, along a row or a column; of weights a square of them. [-]"""
@@ -158,6 +161,34 @@ find theirs in the cast's kernel. Casts of MXFP8 were not timed: those of 1 x 12
 stand in (docs/published.md)."""
 
 
+def transformer_engine_recipe(workload: WorkloadSpec, framework: FrameworkSpec) -> str:
+    """How Transformer Engine scales a job's fp8 products; empty in bf16, or where another library scales them.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job = mofa.load_workload("llama3-8b")
+    >>> fp8 = job.model_copy(update={"precision": job.precision.model_copy(update={"gemm": "fp8-tensorwise"})})
+    >>> [transformer_engine_recipe(fp8, mofa.load_framework(name)) for name in ("megatron", "torchtitan")]
+    ['tensorwise', '']
+    """
+    return workload.precision.fp8_recipe if framework.library else ""
+
+
+def layer_recipe(workload: WorkloadSpec, framework: FrameworkSpec) -> str:
+    """How Transformer Engine's linears scale in a framework's layers; of fsdp1 they stand among PyTorch's own modules.
+
+    Examples
+    --------
+    >>> import mofa
+    >>> job = mofa.load_workload("llama3-8b")
+    >>> fp8 = job.model_copy(update={"precision": job.precision.model_copy(update={"gemm": "fp8-delayed"})})
+    >>> [layer_recipe(fp8, mofa.load_framework(name)) for name in ("megatron", "fsdp1", "torchtitan")]
+    ['delayed', 'delayed', '']
+    """
+    return "" if framework.traits.has_torchao else workload.precision.fp8_recipe
+
+
 def copies_per_fp8_weight(recipe: str, transposes: bool) -> int:
     """Copies that fp8 products read of each weight: one is both where products of one scale a tensor take any layout.
     Scales of weights, one for 128 x 128, are left out. [-]
@@ -184,12 +215,14 @@ def fp8_weight_copies_bytes(recipe: str, transposes: bool) -> float:
 
 
 def formats_of_layer_products(recipe: str) -> tuple[Format, ...]:
-    """Kinds of the products of a layer in a recipe, or in bf16 without one.
+    """Kinds of the products of a layer in a recipe of either library, or in bf16 without one.
 
     Examples
     --------
     >>> formats_of_layer_products(""), formats_of_layer_products("blockwise")
     (('bf16',), ('fp8_block', 'fp8_block_rows'))
     """
-    product: Format = FP8_RECIPES[recipe].product if recipe else "bf16"
+    product: Format = "bf16"
+    if recipe:
+        product = FP8_RECIPES[recipe].product if recipe in FP8_RECIPES else RECIPES[recipe].product
     return tuple(dict.fromkeys((product, *BACK_FORMATS.get(product, ()))))

@@ -10,15 +10,19 @@ from typing import Literal, NamedTuple
 
 from mofa.blocks.elementwise import FloatK, where
 
-Format = Literal["bf16", "fp8", "fp32", "fp8_fast", "fp8_split", "fp8_block", "fp8_block_rows", "mxfp8"]
+Format = Literal[
+    "bf16", "fp8", "fp32", "fp8_fast", "fp8_split", "fp8_block", "fp8_block_rows", "mxfp8", "fp8_rows", "fp8_rows_hp",
+]  # fmt: skip
 """As :data:`mofa.specs.curves.GemmFormat`."""
 BACK_FORMATS: dict[Format, tuple[Format, Format]] = {
     "fp8_fast": ("fp8_split", "fp8_split"), "fp8_block": ("fp8_block", "fp8_block_rows"),
+    "fp8_rows": ("fp8_split", "fp8_split"), "fp8_rows_hp": ("fp8_split", "bf16"),
 }  # fmt: skip
 """Kinds of the products for the input's and the weight's gradient, where they differ from the forward's: backward with
 split accumulators (Transformer Engine's module/base.py, ``_2X_ACC_DGRAD`` and ``_2X_ACC_WGRAD``; ``fp8_gemm_dgrad`` and
 ``fp8_gemm_wgrad`` of Float8CurrentScaling); no operand of a weight's gradient is a weight in square blocks. All three
-products of 1 x 32 blocks are of one kind."""
+products of 1 x 32 blocks are of one kind. torchao's with a scale a row are those with one scale a tensor on the way
+back, scaled behind the product, or in bf16 for the weight's (torchao 0.17.0, float8_ops.py)."""
 GemmPass = Literal["fwd", "dgrad", "wgrad"]
 """A linear layer's three products: its output, its input's gradient and its weight's gradient."""
 Backend = Literal["cudnn", "flash", "flash1"]

@@ -54,8 +54,9 @@ Nodes = Annotated[
 ]
 FIX = "Only this value of a field of a strategy (mofa show strategy), or these, as tp=4,8. Repeatable."
 WITH = (
-    "fp8-delayed, fp8-tensorwise, fp8-blockwise, fp8-mxfp8, bf16_moments, bf16_grads, deepep, expert_overlap, "
-    "micro_moe, token_chunks, moeblaze, cuda_graphs, early_stop, optimizer_offload, activation_offload"
+    "fp8-delayed, fp8-tensorwise, fp8-blockwise, fp8-mxfp8, fp8-rowwise, fp8-rowwise-gw-hp, bf16_moments, bf16_grads, "
+    "deepep, expert_overlap, micro_moe, token_chunks, moeblaze, cuda_graphs, early_stop, optimizer_offload, "
+    "activation_offload"
 )
 WITHOUT = (
     "tp, sp, pp, vpp, cp, ep, etp, recompute, selective, full, zbv, tp_overlap, dispatcher, dp_replicate, "

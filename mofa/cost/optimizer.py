@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.fp8 import FP8_RECIPES, Fp8Recipe, copies_per_fp8_weight, fp8_weight_copies_bytes
+from mofa.blocks.fp8 import (
+    FP8_RECIPES,
+    Fp8Recipe,
+    copies_per_fp8_weight,
+    fp8_weight_copies_bytes,
+    transformer_engine_recipe,
+)
 from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.specs.base import Fact
 from mofa.specs.framework import FrameworkSpec
@@ -132,7 +138,7 @@ def static_bytes(
         # micro-batches of a step; embedding and head are none of its (what fp8 parameters take, of which one layout is
         # the parameters', is no more than bf16 ones)
         copies = zeros
-        if recipe := workload.precision.fp8_recipe:
+        if recipe := transformer_engine_recipe(workload, framework):
             copied = shards.unsharded(1.0) if in_layers is None else in_layers
             each = fp8_weight_copies_bytes(recipe, fp8_transposes)
             copies = _fp8_param_bytes_beside(recipe, each, shards, copied) if framework.fp8_params else each * copied

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import broadcast_to_combinations
-from mofa.blocks.fp8 import FP8_RECIPES
+from mofa.blocks.fp8 import FP8_RECIPES, transformer_engine_recipe
 from mofa.blocks.frameworks.megatron.persistent import rotary_table_bytes
 from mofa.cost.rows import GatheredRows
 from mofa.schedules import Schedule
@@ -80,7 +80,7 @@ def gradient_reducer(rows: GatheredRows) -> Sharing:
 
 def gathered_bytes_per_param(rows: GatheredRows) -> float:
     """Bytes of a parameter that is gathered once a step: FSDP's in bf16. [B]"""
-    recipe = FP8_RECIPES.get(rows.workload.precision.fp8_recipe)
+    recipe = FP8_RECIPES.get(transformer_engine_recipe(rows.workload, rows.framework))
     if gradient_reducer(rows) == "FSDP by step" or (recipe is not None and recipe.gathers_params_in_bf16):
         return 2.0
     return rows.framework.gathered_bytes_per_param(rows.workload.precision.gemm)

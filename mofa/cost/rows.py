@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import layer_kind
+from mofa.blocks.fp8 import transformer_engine_recipe
 from mofa.cost.block.block_cost import (
     PrecisionMode,
     base_recompute_mode,
@@ -423,8 +424,8 @@ def params_and_static_bytes_of_grids(
     static = static_bytes(
         workload, framework, shards, mode.precision, mode.pipelined, grids.zero[:, None], grids.dp[:, None],
         grids.ep[:, None], cluster.gpu.fp8_transposes,
-        params_in_layers(workload, grids, lay) if workload.precision.fp8_recipe else None, grids.tp[:, None],
-        mode.amp,
+        params_in_layers(workload, grids, lay) if transformer_engine_recipe(workload, framework) else None,
+        grids.tp[:, None], mode.amp,
     )  # fmt: skip
     is_first = np.asarray(lay.stages_with_embedding, dtype=float)
     more = embedding_gradient_extra_bytes(workload, framework, mode.precision, mode.pipelined, grids.tp, is_first)

@@ -194,6 +194,14 @@ _SAME_CAPACITY = 0.03
 """Share by which a GPU's memory may differ from its profile's: boards of one kind differ by 0.2 %, kinds by 20 %."""
 
 
+def _needed_packages(run: ExpandedRun) -> dict[str, str]:
+    """What the self-test says of packages that a run needs, to what to install where one is not there."""
+    needs, runner = {}, RUNNERS[run.framework.name]
+    if run.framework.traits.has_torchao and run.run.precision.fp8_recipe:
+        needs = {"torchao": "torchao==0.17.0"}  # built for PyTorch 2.11 (torchao/__init__.py)
+    return {**runner.needs, **needs}
+
+
 def refuse_unfit_machine(state: dict[str, Any], runs: list[ExpandedRun]) -> None:
     """Refuse, in one line, to measure where it cannot be done.
 
@@ -216,7 +224,7 @@ def refuse_unfit_machine(state: dict[str, Any], runs: list[ExpandedRun]) -> None
             raise SpecError(f"mofa measure: GPU {i} has {used} in use; end what runs on it first")
     for expanded in runs:
         run = expanded.run
-        for package, install in RUNNERS[expanded.framework.name].needs.items():
+        for package, install in _needed_packages(expanded).items():
             if state[package] is None:
                 raise SpecError(f"{run.id}: {package} is not installed; pip install {install}")
         if run.gpus > len(gpus):

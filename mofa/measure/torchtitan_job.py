@@ -149,10 +149,31 @@ def _dtype(run: ExpandedRun, shards: int) -> str:
 
 def _reshard(run: ExpandedRun) -> str:
     """ZeRO's stage in FSDP's words: 3 reshards after the forward pass, 2 does not."""
+    if not run.framework.reshard_after_forward:
+        return "never"
     zero = run.run.strategy.get("zero")
     if zero in (None, 0, 1) or (zero == 3) == (run.strategy.pp == 1):
         return "default"
     return "always" if zero == 3 else "never"
+
+
+RECIPE_NAMES = {"tensorwise": None, "rowwise": "rowwise", "rowwise-gw-hp": "rowwise_with_gw_hp"}
+"""As torchtitan's ``recipe_name`` has them."""
+
+
+def _float8(run: ExpandedRun) -> dict[str, Any]:
+    """Settings of Float8Linear: a recipe's name, but none of ``tensorwise``, beside which nothing may be gathered in
+    fp8."""
+    recipe, framework = run.run.precision.fp8_recipe, run.framework
+    if not recipe:
+        return {}
+    settings: dict[str, Any] = {
+        "recipe_name": RECIPE_NAMES[recipe],
+        "filter_fqns": list(framework.fp8_filters),
+        "enable_fsdp_float8_all_gather": framework.fp8_all_gather,
+        "precompute_float8_dynamic_scale_for_fsdp": framework.fp8_scales_ahead,
+    }
+    return {"model": {"converters": ["quantize.linear.float8"]}, "quantize": {"linear": {"float8": settings}}}
 
 
 def torchtitan_job(run: ExpandedRun) -> dict[str, Any]:
@@ -164,8 +185,12 @@ def torchtitan_job(run: ExpandedRun) -> dict[str, Any]:
         If torchtitan cannot run it.
     """
     s, batch, framework = run.strategy, run.run.batch, run.framework
-    if run.run.precision.gemm != "bf16":
-        raise run.refusal("fp8 here", "use precision.gemm: bf16")
+    recipe = run.run.precision.fp8_recipe
+    if recipe and recipe not in framework.traits.fp8_recipes:
+        offered = " or ".join(f"fp8-{name}" for name in framework.traits.fp8_recipes)
+        raise run.refusal(f"precision.gemm ({run.run.precision.gemm})", f"use bf16 or {offered}")
+    if recipe and not framework.compile:
+        raise run.refusal(f"{run.run.precision.gemm} without compilation", "set framework.compile: true")
     if not run.run.optimizer.clip_grad_norm:
         raise run.refusal("without clipping", "use optimizer.clip_grad_norm: true")
     if s.layout:
@@ -220,6 +245,7 @@ def torchtitan_job(run: ExpandedRun) -> dict[str, Any]:
             },
             "activation_checkpoint": {**_recompute(run), "early_stop": run.framework.early_stop},
             "compile": {"enable": framework.compile, **({} if framework.compile_loss else {"components": ["model"]})},
+            **_float8(run),
             "debug": {
                 "seed": 0,
                 "moe_force_load_balance": run.model.moe is not None and run.run.routing.kind == "balanced",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from mofa.blocks.float8 import AUTO_FILTER
 from mofa.blocks.frameworks import primitives_of
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.host_optimizer import refuse_optimizer_beyond_host_memory
@@ -89,6 +90,8 @@ def with_numerics(
     precision = _asked_precision(workload.precision, words)
     _refuse_precision(precision, cluster, framework)
     _refuse_fp8_switches(precision, workload, framework, words)
+    _refuse_float8(precision, workload.model, framework)
+    _refuse_kept_weights(workload.model, framework)
     _refuse_software(cluster, framework)
     _refuse_idle_switches(workload.model, framework)
     _refuse_attention(workload.model, framework)
@@ -127,18 +130,66 @@ def _refuse_precision(precision: PrecisionSpec, cluster: ClusterSpec, framework:
     """Refuse number formats that the GPU or the framework does not have."""
     if precision.peak_format not in cluster.gpu.peak_flops_per_s:
         raise SpecError(f"{cluster.gpu.name}: has no {precision.peak_format} matrix products; use precision.gemm: bf16")
-    recipes = cluster.gpu.fp8_recipes
-    if precision.fp8_recipe and precision.fp8_recipe not in recipes:
-        offered = " or ".join(f"fp8-{recipe}" for recipe in recipes) or "bf16"
-        raise SpecError(f"{cluster.gpu.name}: Transformer Engine has no {precision.gemm} there; use {offered}")
-    if precision.fp8_recipe and not framework.traits.has_fp8:
-        raise SpecError(f"{framework.name}: fp8 is modelled for megatron only; use framework megatron")
+    if precision.fp8_recipe:
+        _refuse_recipe(precision, cluster, framework)
     if precision.params == "fp32" and not framework.traits.has_pytorch_modules:
         raise SpecError(f"{framework.name}: holds bf16 parameters; leave precision.params out or use torchtitan")
     if precision.moments == "bf16" and not framework.traits.has_narrow_moments:
         raise SpecError(
             f"{framework.name}: its optimizer's moments are as wide as what it steps; leave precision.moments out or "
             "use megatron, whose Transformer Engine has them apart"
+        )
+
+
+def _refuse_recipe(precision: PrecisionSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> None:
+    """Refuse a recipe of fp8 that the framework, or Transformer Engine on the GPU, does not have."""
+    known = framework.traits.fp8_recipes
+    if not known:
+        raise SpecError(f"{framework.name}: fp8 is modelled for megatron, torchtitan and fsdp1 only; use one of them")
+    if precision.fp8_recipe not in known:
+        offered = " or ".join(f"fp8-{recipe}" for recipe in known)
+        raise SpecError(f"{framework.name}: has no {precision.gemm}; use {offered}")
+    recipes = cluster.gpu.fp8_recipes
+    if not framework.traits.has_torchao and precision.fp8_recipe not in recipes:
+        offered = " or ".join(f"fp8-{recipe}" for recipe in recipes) or "bf16"
+        raise SpecError(f"{cluster.gpu.name}: Transformer Engine has no {precision.gemm} there; use {offered}")
+
+
+def _refuse_float8(precision: PrecisionSpec, model: ModelSpec, framework: FrameworkSpec) -> None:
+    """Refuse what torchtitan itself refuses of Float8Linear (components/quantization/float8.py), or is not modelled."""
+    if framework.fp8_all_gather and not precision.fp8_recipe:
+        raise SpecError("fp8_all_gather: needs fp8 products; set precision.gemm: fp8-tensorwise")
+    if framework.traits.has_one_shard_group and precision.fp8_recipe and (framework.compile or model.moe is not None):
+        raise SpecError("fsdp1: fp8 is modelled for dense layers that are not compiled; leave compile out or use bf16")
+    if not framework.traits.has_torchao or not precision.fp8_recipe:
+        return
+    if framework.fp8_all_gather and precision.fp8_recipe != "tensorwise":
+        raise SpecError(
+            f"fp8_all_gather: torchao gathers weights with one scale a tensor alone, not {precision.gemm}; use "
+            "fp8-tensorwise"
+        )
+    if precision.fp8_recipe == "rowwise-gw-hp" and AUTO_FILTER in framework.fp8_filters:
+        raise SpecError(f"fp8_filter ({AUTO_FILTER}): torchao has none for {precision.gemm}; leave it out")
+    if not framework.compile:
+        raise SpecError(f"{framework.name}: {precision.gemm} is modelled compiled alone; set framework.compile: true")
+    if "output" not in framework.fp8_filters:
+        raise SpecError(
+            f"fp8_filter ({framework.fp8_filter}): the output layer is not compiled, and its fp8 is not modelled; add "
+            "output"
+        )
+    if model.moe is not None or model.attention_kind.low_rank_widths(model.attention):
+        raise SpecError(
+            f"{framework.name}: {precision.gemm} is modelled for dense layers of grouped queries alone, and "
+            f"{model.name} has others; use bf16 or megatron"
+        )
+
+
+def _refuse_kept_weights(model: ModelSpec, framework: FrameworkSpec) -> None:
+    """Refuse FSDP that keeps parameters gathered where its groups are others than a block's."""
+    if not framework.reshard_after_forward and (model.moe is not None or not framework.ends_apart):
+        raise SpecError(
+            f"{framework.name}: reshard_after_forward false is modelled for dense models with ends_apart alone; leave "
+            "it out"
         )
 
 

@@ -140,6 +140,10 @@ class FrameworkSpec(Spec):
     """torchtitan: whether the embedding, and the last norm with the output layer, are groups of FSDP of their own, as
     since pull request 1094 (end of July 2025). Before, both were the root's: gathered in front of the embedding, there
     until the end of the backward pass (FSDP2 does not shard a root again before it), reduced behind it."""
+    reshard_after_forward: bool = True
+    """torchtitan, fsdp1: whether FSDP lets a block's gathered weights go behind its forward, to gather them once more
+    for its backward. Off, they stay until each micro-batch's backward has reduced their gradients: FSDP1's
+    SHARD_GRAD_OP, torchtitan's ``fsdp_reshard_after_forward: never``. Pipelines keep them over the step anyway."""
     shards_head_norms: bool = True
     """torchtitan: whether norms over heads are split by tp, as since pull request 1870 (14 October 2025). Before,
     queries and keys were gathered for them, and turned whole on every rank as well."""
@@ -167,6 +171,15 @@ class FrameworkSpec(Spec):
     fp8_params: bool = False
     """megatron: with fp8 products the layers' weights are held and gathered in fp8 (``fp8_param_gather``): a byte a
     parameter and one transposed, instead of two of bf16 and both in fp8."""
+    fp8_all_gather: bool = False
+    """torchtitan, ``fp8-tensorwise``: FSDP casts its shards to fp8 and gathers those
+    (``enable_fsdp_float8_all_gather``)."""
+    fp8_scales_ahead: bool = False
+    """torchtitan, with ``fp8_all_gather``: the scales of all weights come out of one reduction behind the optimizer's
+    step (``precompute_float8_dynamic_scale_for_fsdp``), not of one for each weight in front of each gather."""
+    fp8_filter: str = Field(default="output", pattern=r"^[\w.]*(\+[\w.]+)*$")
+    """torchtitan: parts of names, joined by +, whose linears stay in bf16 (``filter_fqns``); ``auto_filter_small_kn``
+    leaves out those that are too small to gain. The output layer, which is not compiled, must be among them."""
     pytorch: str = Field(default="", pattern=r"^(\d+\.\d+)?$")
     """Release that the run's kernels are of, such as ``2.1``, with the cuBLAS that it brings; where a GPU's profile has
     none of it, and if empty, those that its curves were measured with."""
@@ -254,6 +267,11 @@ class FrameworkSpec(Spec):
     def offload(self) -> ActivationOffload:
         """Which activations go to the host."""
         return ActivationOffload.parse(self.activation_offload)
+
+    @property
+    def fp8_filters(self) -> tuple[str, ...]:
+        """Parts of names whose linears stay in bf16."""
+        return tuple(part for part in self.fp8_filter.split("+") if part)
 
     @property
     def traits(self) -> FrameworkTraits:
@@ -397,6 +415,8 @@ class FrameworkSpec(Spec):
                 raise ValueError(f"{overlap} is an option of Megatron's; {self.name} always overlaps, leave it out")
         if self.fp8_params and self.name != "megatron":
             raise ValueError(f"fp8_params is an option of megatron's Transformer Engine layers, not of {self.name}")
+        if self.fp8_scales_ahead and not self.fp8_all_gather:
+            raise ValueError("fp8_scales_ahead is an option of fp8_all_gather; set that too, or leave it out")
         if self.flat_params and self.name != "fsdp1":
             raise ValueError(f"flat_params is what fsdp1 has, not {self.name}")
 

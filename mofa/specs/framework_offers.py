@@ -27,7 +27,11 @@ READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, float | str]]] = {
     "cuda_graphs": (("megatron",), dict.fromkeys((*PYTORCH_MODULES, *LOCAL_LAYERS), "none")),
     "permute_fusion": (("megatron",), dict.fromkeys((*PYTORCH_MODULES, *LOCAL_LAYERS), True)),
     "router_padding": (("megatron",), {}),
+    "fp8_all_gather": (("torchtitan",), {}),
+    "fp8_filter": (("torchtitan",), dict.fromkeys(("fsdp1", *MEGATRON), "output")),
+    "fp8_scales_ahead": (("torchtitan",), {}),
     "repeats_keys": (("torchtitan",), {}),
+    "reshard_after_forward": (PYTORCH_MODULES, dict.fromkeys(MEGATRON, True)),
     "shards_head_norms": (("torchtitan",), dict.fromkeys(("fsdp1", *MEGATRON), True)),
     "scatters_pipeline_sends": (("megatron", *LOCAL_LAYERS), {}),
 }

@@ -26,8 +26,10 @@ class FrameworkTraits:
     """Its pipelines are Megatron-Core's, which hold tensors beside passes (:mod:`mofa.cost.memory.stage_inputs`)."""
     has_pytorch_pipelines: bool = False
     """Its pipelines are ``torch.distributed.pipelining``'s: buffers of what stages receive are made beforehand."""
-    has_fp8: bool = False
-    """fp8 products are modelled."""
+    fp8_recipes: tuple[str, ...] = ()
+    """How fp8 products can be scaled, of those that are modelled."""
+    has_torchao: bool = False
+    """Linears in fp8 are torchao's, else Transformer Engine's."""
     has_narrow_moments: bool = False
     """Its optimizer can hold moments in bf16."""
     has_experts: bool = True
@@ -68,6 +70,11 @@ class FrameworkTraits:
     """All ranks are one group that shards everything: no other parallelism."""
 
     @property
+    def has_fp8(self) -> bool:
+        """Whether fp8 products are modelled."""
+        return bool(self.fp8_recipes)
+
+    @property
     def takes_layouts(self) -> bool:
         """Whether an option says which layers each chunk of a pipeline holds."""
         return self.is_megatron_core or self.has_pytorch_pipelines
@@ -93,11 +100,15 @@ class FrameworkTraits:
         return "pytorch" if self.has_pytorch_modules else "megatron"
 
 
+TE_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
+"""Of Transformer Engine."""
+TORCHAO_RECIPES = ("tensorwise", "rowwise", "rowwise-gw-hp")
+"""Of torchao's Float8Linear (torchao/float8/config.py, ``Float8LinearRecipeName``)."""
 TRAITS: Mapping[str, FrameworkTraits] = {
-    "fsdp1": FrameworkTraits("pytorch", has_one_shard_group=True),
+    "fsdp1": FrameworkTraits("pytorch", fp8_recipes=("delayed",), has_one_shard_group=True),
     "megatron": FrameworkTraits(
-        "transformer-engine", is_megatron_core=True, has_fp8=True, has_narrow_moments=True, schedules_replicas=True,
-        reads_rows_by_index=True, exported_to=("megatron", "megatron-bridge"),
+        "transformer-engine", is_megatron_core=True, fp8_recipes=TE_RECIPES, has_narrow_moments=True,
+        schedules_replicas=True, reads_rows_by_index=True, exported_to=("megatron", "megatron-bridge"),
     ),
     "megatron-2022": FrameworkTraits(
         "megatron", has_experts=False, has_windows=False, has_deepspeed=True, adds_gradients_in_place=False,
@@ -105,8 +116,10 @@ TRAITS: Mapping[str, FrameworkTraits] = {
     ),
     "megatron-local": FrameworkTraits("megatron", is_megatron_core=True),
     "torchtitan": FrameworkTraits(
-        "pytorch", has_pytorch_pipelines=True, makes_weight_gradients_first=True, makes_rotation_tables=True,
-        draws_weights_wide=True, leaves_lone_ranks_whole=True, gathers_for_ring=True, needs_sequence_parallel=True,
+        "pytorch", fp8_recipes=TORCHAO_RECIPES, has_torchao=True, has_pytorch_pipelines=True,
+        makes_weight_gradients_first=True,
+        makes_rotation_tables=True, draws_weights_wide=True, leaves_lone_ranks_whole=True, gathers_for_ring=True,
+        needs_sequence_parallel=True,
         replicas_go_on=True, exported_to=("torchtitan", "torchtitan-0.3"),
     ),
 }  # fmt: skip

@@ -23,8 +23,12 @@ class BatchSpec(Spec):
     """Sequences per optimizer step."""
 
 
-Products = Literal["bf16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "fp8-mxfp8", "fp8"]
-FP8_RECIPES = ("fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "fp8-mxfp8")
+Products = Literal[
+    "bf16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "fp8-mxfp8", "fp8-rowwise", "fp8-rowwise-gw-hp", "fp8",
+]  # fmt: skip
+FP8_RECIPES = (
+    "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "fp8-mxfp8", "fp8-rowwise", "fp8-rowwise-gw-hp",
+)  # fmt: skip
 OLD_FP8 = "fp8"
 """The spelling of before recipes were told apart. It is read as delayed scaling: that is Megatron-Core's own default
 (``fp8_recipe``, transformer_config.py), and what the spelling stood for, casts that look for the largest as they go."""
@@ -37,14 +41,16 @@ class PrecisionSpec(Spec):
     """Format of the layers' matrix products. fp8 comes with how it is scaled: by a tensor's largest of earlier steps
     (``fp8-delayed``), its largest now (``fp8-tensorwise``), blocks of 1 x 128, of weights 128 x 128
     (``fp8-blockwise``), or blocks of 1 x 32 with a scale of a byte, which Blackwell multiplies as they are
-    (``fp8-mxfp8``)."""
+    (``fp8-mxfp8``). torchtitan's linears are scaled by torchao: by a tensor's largest now, by the largest of each row
+    or column (``fp8-rowwise``), or by that with weights' gradients in bf16 (``fp8-rowwise-gw-hp``)."""
     params: Literal["bf16", "fp32"] | None = None
     """Format of the parameters that the framework holds; its own default where absent."""
     moments: Literal["fp32", "bf16"] = "fp32"
 
     @property
     def fp8_recipe(self) -> str:
-        """How fp8 products are scaled: ``delayed``, ``tensorwise``, ``blockwise`` or ``mxfp8``; empty without fp8.
+        """How fp8 products are scaled: ``delayed``, ``tensorwise``, ``blockwise``, ``mxfp8``, ``rowwise`` or
+        ``rowwise-gw-hp``; empty without fp8.
 
         Examples
         --------

@@ -77,7 +77,11 @@ UNMODELLED_OVERLAPS = (
     (r"natural routing", "routing is natural and its loads are not given"),
     (r"offloaded", "offloading is not modelled"),
     (r"Async TP", "asynchronous tensor parallelism is not modelled"),
+    (r"float8nocompile", "torchao's float8 without compilation is not modelled"),
 )
+GATHERS_FP8 = r"(fp8|f8|float8) all-gather"
+"""Rows of torchtitan whose weights are gathered in fp8, with the scales of all of them made ahead, as torchtitan's own
+document says to (docs/float8.md) and pytorch/ao's script does (benchmarks/float8/training/torchtitan_benchmark.sh)."""
 BLOCKING_GPUS = 320
 """From how many GPUs on the lab book's runs hang unless launches block ("always hangs", its section on hanging): its
 main script sets CUDA_LAUNCH_BLOCKING=1 ("do not remove or the training will hang"). Below, it isn't known."""
@@ -123,8 +127,11 @@ def _precision(row: Row) -> str | None:
     format_ = product_format_of_row(row)
     if format_ is None:
         return f"precision is not modelled: {row['precision'] or 'not given'}"
-    if format_ != "bf16" and not TRAITS[FRAMEWORKS[source_of_row(row)]].has_fp8:
-        return f"fp8 is not modelled for {FRAMEWORKS[source_of_row(row)]}"
+    framework = FRAMEWORKS[source_of_row(row)]
+    if format_ != "bf16" and not TRAITS[framework].has_fp8:
+        return f"fp8 is not modelled for {framework}"
+    if format_ == "fp8-mxfp8" and "mxfp8" not in TRAITS[framework].fp8_recipes:
+        return f"precision is not modelled: {row['precision']}"
     return None
 
 
@@ -143,8 +150,8 @@ def _degrees(row: Row) -> str | None:
         return "tp x pp x cp x dp is not the number of GPUs"
     if not TRAITS[FRAMEWORKS[source]].has_pytorch_modules and row["zero_stage"] in ("2", "3"):
         return "Megatron's FSDP is not modelled"
-    if TRAITS[FRAMEWORKS[source]].has_one_shard_group and row["zero_stage"] != "3":
-        return "FSDP that keeps parameters gathered (SHARD_GRAD_OP) is not modelled"
+    if TRAITS[FRAMEWORKS[source]].has_one_shard_group and row["zero_stage"] not in ("2", "3"):
+        return "FSDP that shards no gradients is not modelled"
     return None
 
 
@@ -206,11 +213,15 @@ def _framework_of(row: Row, source: str, gpu: str) -> dict[str, Any]:
     }  # fmt: skip
     if TRAITS[framework["name"]].has_pytorch_modules:
         framework["compile"] = "torch.compile" in f"{row['overlap_notes']} {row['framework']}"
+        if TRAITS[framework["name"]].has_one_shard_group and row["zero_stage"] == "2":  # SHARD_GRAD_OP
+            framework["reshard_after_forward"] = False
         if "HSDP" in row["overlap_notes"]:  # shards inside a node, replicas over nodes
             framework |= {"data_parallel": "hsdp", "dp_replicate": int(row["n_gpus"]) // 8}
         # until pull request 1094, of the end of July 2025; rows of PyTorch 2.9's nightlies are of August
         if source == "titan" and row["date"] < "2025-08" and "torch 2.9 dev" not in row["notes"]:
             framework["ends_apart"] = False
+        if re.search(GATHERS_FP8, f"{row['precision']}; {row['overlap_notes']}"):
+            framework |= {"fp8_all_gather": True, "fp8_scales_ahead": True}
         if "torchao 0.10" in row["notes"]:  # of April 2025: its loss is not compiled yet ("causes CUDA errors")
             framework["compile_loss"] = False
         if "torch 2.9 dev" in row["notes"] and gpu.startswith("B200"):  # cuDNN's attention, not yet in the list of ops

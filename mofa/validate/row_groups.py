@@ -24,6 +24,7 @@ def group_of_row(row: Row) -> str:
 GROUPS_OF_THEIR_OWN: dict[str, Callable[[Row], bool]] = {
     BY_RULE_SUFFIX: lambda row: bool(row.get(BY_RULE)),
     "-mxfp8": lambda row: row["precision"].startswith("mxfp8"),
+    "-float8": lambda row: source_of_row(row) in ("titan", "foundry") and row["precision"].startswith("fp8"),
     "-cuda-graphs": lambda row: recipes.cuda_graphs_of_row(row) not in ("", None),
 }
 """By the end of a group's name which rows it holds. No constant and no band is learned from them, whatever half their

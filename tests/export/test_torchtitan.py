@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import tomllib
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_settings_have_torchtitans_names_and_defaults() -> None:
                 if name.startswith("moe_args."):
                     assert getattr(moe, name.removeprefix("moe_args.")) == argument.default or argument.default is None
             elif not argument.name.startswith("$"):
-                assert getattr(getattr(config, section), name) == argument.default, argument
+                assert attrgetter(f"{section}.{name}")(config) == argument.default, argument
         for name in TORCHTITAN.unmodelled:
             section, _, rest = name.partition(".")
             known = section == "args" or hasattr(getattr(config, section), rest)

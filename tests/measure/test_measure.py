@@ -167,7 +167,7 @@ def test_a_record_spells_the_run_out(tmp_path: Path) -> None:
     [
         (raw_run(framework={"name": "megatron-2022"}), "cannot be measured"),
         (raw_run(framework={"name": "megatron", "activation_offload": "mlp_norm"}), "mlp_norm"),
-        (raw_run(precision={"gemm": "fp8"}), "cannot run fp8"),
+        (raw_run(precision={"gemm": "fp8"}), r"cannot run precision.gemm \(fp8\); use bf16 or fp8-tensorwise"),
         (raw_run(strategy={"recompute": "selective"}), "cannot run recompute: selective"),
         (raw_run(strategy={"recompute": "none", "cp": 2}, gpus=2, framework={"name": "megatron-local"}), "cp without"),
         (raw_run(framework={"name": "megatron-local", "experts": "grouped"}, model="mixtral-8x7b"), "grouped experts"),

@@ -63,7 +63,8 @@ def test_a_step_time_wins_over_the_rate(tmp_path: Path) -> None:
         ({"gpu": "TPU v4"}, "GPU has no profile: TPU v4"),
         ({"precision": "nvfp4"}, "precision is not modelled: nvfp4"),
         ({"precision": ""}, "precision is not modelled: not given"),
-        ({"id": "titan-001", "precision": "fp8(rowwise)"}, "fp8 is not modelled for torchtitan"),
+        ({"id": "titan-001", "precision": "mxfp8"}, "precision is not modelled: mxfp8"),
+        ({"id": "titan-001", "precision": "fp8", "overlap_notes": "float8nocompile"}, "float8 without compil"),
         ({"model": "LLAMA3_8B [LORA]"}, "LoRA"),
         ({"attention_type": "hybrid Mamba2+GQA"}, "mamba"),
         ({"vocab": ""}, "architecture is not given: vocab"),
@@ -139,7 +140,7 @@ def test_out_of_memory_is_an_outcome(tmp_path: Path) -> None:
 
 
 def test_fsdp1(tmp_path: Path) -> None:
-    """MPT: LayerNorm, GELU, learned positions, tied embeddings, biases; what keeps parameters gathered is not it."""
+    """MPT: LayerNorm, GELU, learned positions, tied embeddings, biases; SHARD_GRAD_OP keeps parameters gathered."""
     mpt = {
         "id": "foundry-001", "model": "MPT-7b", "kv_heads": "32", "ffn": "16384", "vocab": "50368", "tp": "1",
         "dp": "16", "zero_stage": "3", "recompute": "full", "framework": "llm-foundry/Composer FSDP",
@@ -151,7 +152,8 @@ def test_fsdp1(tmp_path: Path) -> None:
     }  # fmt: skip
     assert run["model"]["tied_embeddings"]
     assert run["model"]["mlp"]["bias"]
-    assert "SHARD_GRAD_OP" in str(why_row_is_unusable(row(**{**mpt, "zero_stage": "2"})))
+    assert usable(tmp_path, **{**mpt, "zero_stage": "2"})["run"]["framework"]["reshard_after_forward"] is False
+    assert "shards no gradients" in str(why_row_is_unusable(row(**{**mpt, "zero_stage": "1"})))
 
 
 def test_overlap_of_tensor_parallelism_is_the_recipes(tmp_path: Path) -> None:

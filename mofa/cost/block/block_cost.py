@@ -13,7 +13,8 @@ from mofa.blocks import build
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, any_true, broadcast_to_combinations, maximum, stack_rows, where
-from mofa.blocks.fp8 import FP8_RECIPES
+from mofa.blocks.float8 import float8_linears
+from mofa.blocks.fp8 import FP8_RECIPES, layer_recipe
 from mofa.blocks.frameworks import persistent_buffer_bytes
 from mofa.blocks.tapes import layer_label, model_tapes
 from mofa.blocks.work import Format
@@ -119,8 +120,8 @@ def block_context_and_process_groups(
     load = loads.load_columns(table.ep, table.balancing)
     time_ratio, memory_ratio = _plain(load.slowest_rows_over_mean), _plain(load.quantile_rows_over_mean)
     element: int = 2
-    recipe = FP8_RECIPES.get(workload.precision.fp8_recipe)
-    gemm_format: Format = recipe.product if recipe else "bf16"
+    recipe = FP8_RECIPES.get(layer_recipe(workload, framework))
+    gemm_format: Format = recipe.product if recipe and framework.library else "bf16"
     if mode.precision == "uniform" and workload.precision.params == "fp32":
         element, gemm_format = 4, "fp32"
     # torchtitan's first micro-batch makes the gradients; Megatron adds to zeroed buffers from the first on
@@ -152,7 +153,8 @@ def block_context_and_process_groups(
         residual_element_bytes=4 if mode.precision == "autocast" else element, weight_element_bytes=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
         has_amp_casts=mode.amp, stored_bytes_per_param=optimizer_dtype_bytes(workload, mode.precision),
-        fp8=recipe, fp8_transposes=cluster.gpu.fp8_transposes, kernels=cluster.gpu.curves.layer_kernels,
+        fp8=recipe, float8=float8_linears(model, framework, workload.precision),
+        fp8_transposes=cluster.gpu.fp8_transposes, kernels=cluster.gpu.curves.layer_kernels,
     ), groups  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.blocks.float8 import fp8_gathered_share
 from mofa.cost.memory.fsdp_root import gathers_model_ends_separately
 from mofa.cost.rows import GatheredRows
 from mofa.specs.params import embedding_params, layer_params
@@ -24,7 +25,11 @@ def first_block_gathered_bytes_beyond_middle_block(rows: GatheredRows, kind: int
     """
     if not gathers_model_ends_separately(rows) or rows.stage_layers.stages.layers[0][0][0] != kind:
         return 0.0
-    more = 2.0 * (embedding_params(rows.workload.model) / rows.grids.tp - _own_params(rows, kind))
+    if not rows.framework.reshard_after_forward:
+        return 0.0
+    ctx = rows.costs.context
+    each = 2.0 - fp8_gathered_share(ctx.model, ctx.framework, ctx.float8)
+    more = 2.0 * embedding_params(rows.workload.model) / rows.grids.tp - each * _own_params(rows, kind)
     gathered = np.where(rows.shards.dense_ranks[:, 0] > 1, more, 0.0)
     return np.asarray(gathered[rows.grid_index, None])
 

@@ -25,9 +25,17 @@ def gathers_model_ends_separately(rows: GatheredRows) -> bool:
     return rows.mode.precision == "mixed" and not rows.mode.pipelined and fw.shards_params and fw.ends_apart
 
 
-def root_gathered_bytes(rows: GatheredRows) -> ArrayN | float:
-    """What the root has gathered, there while the layers keep what they do. (n, R) [B]"""
-    if not keeps_model_ends_gathered(rows):
+def keeps_embedding_gathered(rows: GatheredRows) -> bool:
+    """Whether the embedding stays gathered while layers run: the root's, or where FSDP lets nothing go before its
+    backward."""
+    return keeps_model_ends_gathered(rows) or (
+        gathers_model_ends_separately(rows) and not rows.framework.reshard_after_forward
+    )
+
+
+def embedding_gathered_bytes(rows: GatheredRows) -> ArrayN | float:
+    """What is gathered of the embedding, or of the root, there while the layers keep what they do. (n, R) [B]"""
+    if not keeps_embedding_gathered(rows):
         return 0.0
     return np.asarray(rows.costs.embedding.memory.saved[rows.k][:, None] * rows.is_first)
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
-from mofa.cost.memory.fsdp_root import keeps_model_ends_gathered, root_gathered_bytes
+from mofa.cost.memory.fsdp_root import embedding_gathered_bytes, keeps_embedding_gathered
 from mofa.cost.memory.stage_inputs import kept_output_part_bytes
 from mofa.cost.rows import GatheredRows
 
@@ -26,7 +26,7 @@ def saved_bytes_outside_layers(rows: GatheredRows) -> ArrayN:
         out += depth * saved[:, None] * rows.is_prediction * rows.stage_layers.last_in_flight
     if rows.framework.deepspeed:
         out += kept_output_part_bytes(rows) * rows.stage_layers.last_in_flight
-    return out + _loss_saved(rows) + root_gathered_bytes(rows)
+    return out + _loss_saved(rows) + embedding_gathered_bytes(rows)
 
 
 def _loss_saved(rows: GatheredRows) -> ArrayN:
@@ -52,7 +52,7 @@ def saved_in_flight_by_kind(rows: GatheredRows, rows_at: NDArray[np.intp], stage
         )
     if rows.framework.deepspeed:
         in_flight[KINDS.index("activation")] += (kept_output_part_bytes(rows) * lay.last_in_flight)[rows_at, stage]
-    if keeps_model_ends_gathered(rows):
+    if keeps_embedding_gathered(rows):
         in_flight = in_flight + rows.is_first[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
     mtp_kinds = rows.mtp_layer_quantity("saved_kinds")
     if mtp_kinds is not None:

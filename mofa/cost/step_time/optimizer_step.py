@@ -7,9 +7,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.fp8 import FP8_RECIPES
+from mofa.blocks.float8 import fp8_gathered_share
+from mofa.blocks.fp8 import FP8_RECIPES, transformer_engine_recipe
 from mofa.cost.host_optimizer import host_step_seconds
 from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.kernels.compute import memory_bound_rate
 from mofa.cost.optimizer import (
     fp8_first_micro_batch_saving_s,
     optimizer_device_seconds_by_part,
@@ -46,18 +48,33 @@ def optimizer_and_host_wait_seconds(rows: GatheredRows, each: MicroBatchPasses) 
     waited = optimizer_host_seconds(*given, tensors, lead, rows.grid_index, _distributed(rows), parts)
     on_hosts = host_step_seconds(rows, tensors.total, parts["adam"])
     seconds = (optimizer_seconds(*given, parts) + on_hosts)[rows.grid_index] + waited
-    if rows.workload.precision.fp8_recipe:
+    if transformer_engine_recipe(rows.workload, rows.framework):
         linears = params_in_layers(rows.workload, rows.grids, rows.stage_layers)
         owners = np.where(rows.grids.zero[:, None] >= 1, rows.shards.dense_ranks, 1.0)
         casts = weight_cast_seconds(rows.workload, rows.cluster, rows.framework, linears, owners)
         unread = fp8_first_micro_batch_saving_s(rows.framework, linears, rows.cluster.gpu)
         issued = _weight_cast_host_seconds(rows)
         seconds = seconds + np.maximum(casts[rows.grid_index], issued - lead) - unread[rows.grid_index]
+    if rows.framework.fp8_scales_ahead:
+        seconds = seconds + _float8_scale_seconds(rows)[rows.grid_index]
     if rows.framework.traits.has_pytorch_modules:
         starts = np.where(rows.table.cp > 1, 8.0, np.where(rows.table.dp > 1, 3.0, 1.0))
         start_s = rows.cluster.slowest_host_factor * rows.cluster.gpu.curves.host.step_start_s.value
         seconds = seconds + (starts * start_s)[:, None]
     return np.asarray(seconds)
+
+
+def _float8_scale_seconds(rows: GatheredRows) -> ArrayN:
+    """The largest of each weight that torchao gathers in fp8: a pass over a rank's shards behind the step, in a kernel
+    like that of the gradients' norm. (g, R) [s]
+
+    The reduction of four bytes a weight over the ranks, and the division, are left out (torchao 0.17.0, fsdp_utils.py,
+    ``precompute_float8_dynamic_scale_for_fsdp``).
+    """
+    ctx = rows.costs.context
+    share = fp8_gathered_share(ctx.model, ctx.framework, ctx.float8)
+    linears = params_in_layers(rows.workload, rows.grids, rows.stage_layers) / rows.shards.dense_ranks
+    return np.asarray(4.0 * share * linears / memory_bound_rate(rows.cluster.gpu, "grad_norm"))
 
 
 def lead_at_step_start_s(rows: GatheredRows) -> ArrayN:
@@ -80,7 +97,7 @@ def _distributed(rows: GatheredRows) -> NDArray[np.bool_]:
 def _weight_cast_host_seconds(rows: GatheredRows) -> ArrayN:
     """What the host takes to issue the casts of the layers' weights, once a step; parameters that are fp8 are cast by
     the optimizer, unless they are gathered in bf16. (n, R) [s]"""
-    recipe = FP8_RECIPES.get(rows.workload.precision.fp8_recipe)
+    recipe = FP8_RECIPES.get(transformer_engine_recipe(rows.workload, rows.framework))
     if rows.framework.fp8_params and not (recipe is not None and recipe.gathers_params_in_bf16):
         return np.zeros((len(rows.k), len(rows.stage_layers.shown.shown_stages)))
     ends = np.zeros_like(rows.costs.embedding.forward.issue)  # neither of which is in fp8

@@ -117,6 +117,8 @@ def _write_reshard(job: ExportJob) -> Mapping[str, Any]:
         return {}
     if s.zero not in (2, 3):
         raise job.refusal(f"strategy.zero ({s.zero})", "FSDP shards gradients too, 2, or all, 3; use one of them")
+    if not job.framework.reshard_after_forward and s.pp == 1:
+        return {RESHARD.name: "never"}
     default = 3 if s.pp == 1 else 2
     return {RESHARD.name: "default" if s.zero == default else "always" if s.zero == 3 else "never"}
 
@@ -128,7 +130,9 @@ def _read_reshard(given: GivenArguments) -> Mapping[str, Any]:
     stages = {"default": 3 if given[PP.name] == 1 else 2, "always": 3, "never": 2}
     if given[RESHARD.name] not in stages:
         raise given.refusal(f"{RESHARD.name} ({given[RESHARD.name]}) is unknown", f"use {', '.join(stages)}")
-    return {"strategy.zero": stages[given[RESHARD.name]]}
+    if given[RESHARD.name] == "never" and given[PP.name] == 1:
+        return {"strategy.zero": 3, "framework.reshard_after_forward": False}
+    return {"strategy.zero": stages[given[RESHARD.name]], "framework.reshard_after_forward": True}
 
 
 def _write_dtype(job: ExportJob) -> Mapping[str, Any]:
@@ -333,7 +337,7 @@ SHARED_ROWS: tuple[FieldRow, ...] = (
     ),
     FieldRow(("precision.params",), (DTYPE,), _write_dtype, _read_dtype),
     FieldRow(("framework.data_parallel", "framework.dp_replicate"), (REPLICAS, SHARDS), _write_degrees, _read_degrees),
-    FieldRow(("strategy.zero",), (RESHARD,), _write_reshard, _read_reshard),
+    FieldRow(("strategy.zero", "framework.reshard_after_forward"), (RESHARD,), _write_reshard, _read_reshard),
     same_value_row("strategy.tp", TP),
     FieldRow(("strategy.sp",), (), _write_sequence_parallel, lambda given: {"strategy.sp": given[TP.name] > 1}),
     same_value_row("strategy.pp", PP),

@@ -13,6 +13,7 @@ from mofa.export.arguments import (
     FieldRow,
     FixedField,
     GivenArguments,
+    UnmodelledArgument,
     rows_if_present,
     same_value_row,
     translated_row,
@@ -20,7 +21,7 @@ from mofa.export.arguments import (
 from mofa.export.job import ExportJob
 from mofa.export.torchtitan.job_settings import EP, SHARED_ROWS, TP, pipeline_modules_row
 from mofa.export.torchtitan.model_settings import MODEL_ROWS, QWEN3, job_has_experts, torchtitan_model_name
-from mofa.export.torchtitan.torchtitan_table import ASSUMED, FIXED, TORCHTITAN
+from mofa.export.torchtitan.torchtitan_table import ASSUMED, FIXED, TORCHTITAN, UNMODELLED
 
 POLICY = Argument("activation_checkpoint", "text", "SelectiveAC.Config")
 """The class of the policy, ``none`` for none."""
@@ -88,6 +89,7 @@ PYTHON_ROWS: tuple[FieldRow, ...] = (
         translated_row("framework.dispatcher", BACKEND, {"alltoall": "standard", "deepep": "deepep"}),
     )),
 )  # fmt: skip
+_FLOAT8 = "it is an option of fp8 products"
 _NOT_IN_0_3 = ("training.mixed_precision_reduce",)
 PYTHON_ASSUMED = (
     *(rule for rule in ASSUMED if rule.argument.name not in _NOT_IN_0_3),
@@ -102,8 +104,16 @@ PYTHON_ASSUMED = (
 )  # fmt: skip
 TORCHTITAN_PYTHON: ArgumentTable = replace(
     TORCHTITAN, rows=PYTHON_ROWS, assumed=PYTHON_ASSUMED,
+    unmodelled={
+        **UNMODELLED,
+        "model.converters": UnmodelledArgument(([],), "float8 and MX products are not modelled; leave converters out"),
+    },
     fixed={
         **FIXED,
+        "precision.gemm": FixedField(("bf16",), "0.3.0's float8 products are not modelled"),
+        "framework.fp8_filter": FixedField(("output",), _FLOAT8),
+        "framework.fp8_all_gather": FixedField((False,), _FLOAT8),
+        "framework.fp8_scales_ahead": FixedField((False,), _FLOAT8),
         "framework.early_stop": FixedField((False,), "0.3.0's checkpoints run to their end, whatever is asked"),
         "framework.experts": FixedField(("grouped",), "0.3.0 runs experts grouped alone"),
         "framework.loss_parallel": FixedField((True,), "0.3.0 splits the loss wherever tp is above 1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mofa.export.arguments import Argument, ArgumentTable, AssumedArgument, FixedField, UnmodelledArgument
 from mofa.export.environment import CONNECTIONS
 from mofa.export.fields_without_argument import FREE, NOT_RELEASED, WHAT_IT_DOES
+from mofa.export.torchtitan.float8_settings import FLOAT8_ROW
 from mofa.export.torchtitan.job_settings import TOML_ROWS
 from mofa.export.torchtitan.model_settings import MODEL_ROWS
 
@@ -40,7 +41,6 @@ FIXED: dict[str, FixedField] = {
     "framework.activation_offload": FixedField(("none",), _MEGATRON),
     "framework.fp8_params": FixedField((False,), _MEGATRON),
     "framework.vocab_divisor": FixedField((1,), "its vocabularies are not padded"),
-    "precision.gemm": FixedField(("bf16",), "its float8 products are not modelled"),
     "precision.moments": FixedField(("fp32",), "its moments are as wide as what it steps"),
     "optimizer.clip_grad_norm": FixedField((True,), "its trainer always clips"),
     "model.norm": FixedField(("rmsnorm",), _SIZES),
@@ -115,10 +115,9 @@ UNMODELLED: dict[str, UnmodelledArgument] = {
     "parallelism.enable_fsdp_symm_mem": _no("FSDP runs other collectives; leave it out"),
     "parallelism.pipeline_parallel_schedule_csv": _no("the schedule is another one; name one by its name"),
     "optimizer.early_step_in_backward": _no("steps are made in the backward pass; leave it out"),
-    "model.converters": UnmodelledArgument(([],), "float8 and MX products are not modelled; leave converters out"),
     "fault_tolerance.enable": _no("replicas are torchft's; leave it out"),
     "debug.deterministic": _no("kernels are other ones; leave it out"),
     "debug.detect_anomaly": _no("each op is checked; leave it out"),
 }
-TORCHTITAN = ArgumentTable("torchtitan", (*MODEL_ROWS, *TOML_ROWS), FIXED, FACTS, FREE, ASSUMED, UNMODELLED)
+TORCHTITAN = ArgumentTable("torchtitan", (*MODEL_ROWS, *TOML_ROWS, FLOAT8_ROW), FIXED, FACTS, FREE, ASSUMED, UNMODELLED)
 """Settings of torchtitan 0.2.2."""

@@ -46,6 +46,7 @@ def print_machine_state() -> None:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         state["gpus"] = [_gpu(i) for i in range(count)]
     state["torchtitan"] = _version("torchtitan")
+    state["torchao"] = _version("torchao")
     state["megatron"] = _version("megatron-core")
     state["transformer_engine"] = _version("transformer-engine")
     print(json.dumps(state))

@@ -78,12 +78,19 @@ class RandomTokens(BaseDataLoader):  # type: ignore[misc]
 def _job_config(settings: dict[str, dict[str, Any]]) -> Any:
     config = JobConfig()
     for section, values in settings.items():
-        for name, value in values.items():
-            part = getattr(config, section)
-            if not hasattr(part, name):
-                raise ValueError(f"torchtitan has no setting {section}.{name}")
-            setattr(part, name, value)
+        _set(getattr(config, section), values, section)
     return config
+
+
+def _set(part: Any, values: dict[str, Any], path: str) -> None:
+    """Set what is given of a section, and of sections inside of it."""
+    for name, value in values.items():
+        if not hasattr(part, name):
+            raise ValueError(f"torchtitan has no setting {path}.{name}")
+        if isinstance(value, dict) and dataclasses.is_dataclass(getattr(part, name)):
+            _set(getattr(part, name), value, f"{path}.{name}")
+        else:
+            setattr(part, name, value)
 
 
 def _bias_routers(trainer: Any, bias: list[float] | None) -> None:
@@ -155,7 +162,7 @@ def build_torchtitan_training(job: Job) -> BuiltTraining:
     )
     settings = dict(titan["job"])
     settings["job"] = {"dump_folder": tempfile.mkdtemp()}
-    settings["model"] = {"name": "mofa", "flavor": "run"}
+    settings["model"] = {**settings.get("model", {}), "name": "mofa", "flavor": "run"}
     settings["metrics"] = {"log_freq": 10**9}
     trainer = Trainer(_job_config(settings))
     _bias_routers(trainer, job.get("routing_bias"))

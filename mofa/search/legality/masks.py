@@ -23,7 +23,12 @@ from mofa.search.legality.expert_parallel import (
     routed_copies_shortfall,
     token_scheduling_shortfall,
 )
-from mofa.search.legality.fp8_sizes import fp8_message, fp8_shortfall
+from mofa.search.legality.fp8_sizes import (
+    float8_degrees_excess,
+    float8_degrees_message,
+    fp8_message,
+    fp8_shortfall,
+)
 from mofa.search.legality.graph_capture_check import graph_capture_message, graph_capture_shortfall
 from mofa.search.legality.layers import (
     layers_shortfall,
@@ -256,6 +261,7 @@ CHECKS: tuple[LegalityCheck, ...] = (
         f"{degrees_text(t, 'tp')} must divide the widths of the feed-forward layers{_unpadded(j)} and "
         f"{degrees_text(t, 'etp')} those of the experts; lower it")),
     LegalityCheck("fp8_widths", "elements", fp8_shortfall, fp8_message),
+    LegalityCheck("float8_degrees", "ranks", float8_degrees_excess, float8_degrees_message),
     LegalityCheck("experts", "experts", experts_shortfall, lambda j, t: (
         f"{degrees_text(t, 'ep')} must divide num_experts ({j.workload.model.moe.num_experts}); change ep"
         if j.workload.model.moe else

@@ -211,4 +211,4 @@ def general_notes(
         )
     if workload.model.moe is not None:
         notes.append(_routing_note(workload.routing))
-    return (*notes, *fp8_notes(workload, cluster), *(workload.notes or ()))
+    return (*notes, *fp8_notes(workload, cluster, framework), *(workload.notes or ()))

@@ -24,6 +24,8 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     gather_weights,
     gathers_for_each_use,
     gradient_accumulation_launches,
+    keeps_weights_for_backward,
+    layer_gathered_bytes_per_param,
     own_and_expert_params,
     params_of_first_and_last_layer,
     reduce_gradients,
@@ -76,9 +78,13 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
         return
     ahead = (ctx.ep > 1) & (block not in ("embedding", "head"))
     p = FsdpOpList()
+    each = layer_gathered_bytes_per_param(ctx) if block == "dense" else 2.0
     reads: list[str] = []
     if any_true(logical_not(ahead)):
-        reads.append(gather_weights(p, ctx, "fsdp.gathered", "fsdp", own, ctx.fsdp, logical_not(ahead), of_block=True))
+        gathered = gather_weights(
+            p, ctx, "fsdp.gathered", "fsdp", own, ctx.fsdp, logical_not(ahead), of_block=True, each=each
+        )
+        reads.append(gathered)
         p.declare_tensor("fsdp.weights", 0.0)
         p.add_mark("fsdp.gather_after", ("fsdp.weights",))  # a gather waits for the copy of the one before the last
     if any_true(ahead):
@@ -90,7 +96,7 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
             p.declare_tensor("efsdp.next", 0.0)
             p.declare_tensor("efsdp.prefetched", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
             p.add_mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",), claims="efsdp.next")
-    copy_out_gathered_weights(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False)
+    copy_out_gathered_weights(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False, each=each)
     if any_true(ahead):
         gather_weights(p, ctx, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
         if any_true(experts > 0):
@@ -131,7 +137,7 @@ def gather_and_await_first_block(b: TapeBuilder, ctx: Context) -> None:
     p = FsdpOpList()
     p.add_wait("fsdp.first_block", (p.add_neighbours_collective("fsdp.first_gather", "all_gather",
     params_of_first_and_last_layer(ctx, "embedding")[0],
-                                            ctx.fsdp, 2.0, GATHER),))  # fmt: skip
+                                            ctx.fsdp, layer_gathered_bytes_per_param(ctx), GATHER),))  # fmt: skip
     p.add_to(b)
 
 
@@ -318,23 +324,28 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
     zero, own_group, width = 0.0 * ctx.tp, experts > 0, ctx.framework.reduced_bytes_per_param
     block_own, _ = params_of_first_and_last_layer(ctx, block)
     following, previous = own, own
+    of_layer = layer_gathered_bytes_per_param(ctx) if ctx.float8 is not None else 2.0
+    each = of_layer if block == "dense" else 2.0
     if block == "embedding":
         following, previous = zero, block_own
     elif block == "head":
         following, previous = block_own, zero
     begin = FsdpOpList(tensors=fsdp.tensors)
     weights = "fsdp.weights"
-    if block != "head":
+    gathers_again = not keeps_weights_for_backward(ctx)
+    if block != "head" and gathers_again:
         begin.declare_tensor("fsdp.next@", 0.0)
-        begin.declare_tensor("fsdp.arrived", where(ctx.fsdp > 1, 2.0 * own, 0.0))
+        begin.declare_tensor("fsdp.arrived", where(ctx.fsdp > 1, each * own, 0.0))
         begin.add_mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",), claims="fsdp.next@")
         weights = copy_out_gathered_weights(
-            begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False
+            begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False, each=each
         )
     gathered = []
-    if block != "embedding":
+    if block != "embedding" and gathers_again:
         gathered.append(
-            gather_weights(begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0, of_block=True)
+            gather_weights(
+                begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0, of_block=True, each=of_layer
+            )
         )
     if any_true(own_group):
         begin.declare_tensor("efsdp.next@", 0.0)

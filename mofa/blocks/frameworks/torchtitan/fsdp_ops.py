@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, where
+from mofa.blocks.float8 import fp8_gathered_share
 from mofa.blocks.op import Op, TapeBuilder, Tensor
 from mofa.blocks.recomputation import OUTSIDE
 from mofa.blocks.roles import BlockRole, Purpose, Role, TensorUse
@@ -20,6 +21,13 @@ def gathers_for_each_use(ctx: Context) -> bool:
     return ctx.precision_mode == "mixed" and not ctx.pipelined
 
 
+def keeps_weights_for_backward(ctx: Context) -> bool:
+    """Whether what is gathered for a block's forward is there for its backward (``reshard_after_forward``; FSDP1's
+    SHARD_GRAD_OP: torch/distributed/fsdp/_runtime_utils.py of PyTorch 2.1, ``_post_forward_reshard`` and
+    ``_should_free_in_backward``)."""
+    return gathers_for_each_use(ctx) and not ctx.framework.reshard_after_forward
+
+
 def own_and_expert_params(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
     """Parameters of a block's own group and of its experts' group, which is apart only under ep. [params]"""
     own_group = ctx.ep > 1
@@ -30,6 +38,40 @@ def shards_experts_by_row(ctx: Context) -> BoolK:
     """Where the experts are too few to be sharded by expert and are sharded by rows, which costs copies."""
     moe = ctx.model.moe
     return False if moe is None else ctx.efsdp * ctx.ep > moe.num_experts
+
+
+def layer_gathered_bytes_per_param(ctx: Context) -> float:
+    """Of a layer's parameters as they come out of a gather: bf16, but for weights that torchao gathers in fp8.
+    [B/param]"""
+    return 2.0 - fp8_gathered_share(ctx.model, ctx.framework, ctx.float8)
+
+
+CAST_SHARD_BYTES = 21.0
+"""Of an element of a weight that is cast to fp8 in front of its gather, in eager kernels: times the scale, clamped from
+both sides, cast (torchao 0.17.0, float8_training_tensor.py, ``_ToFloat8ConstrFunc``; float8_utils.py,
+``to_fp8_saturated``). [B]"""
+AMAX_SHARD_BYTES = 12.0
+"""To find its largest there, where no scale is known ahead: the absolute values of fp32, and their largest. [B]"""
+
+
+def _cast_shard_to_fp8(fsdp: FsdpOpList, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK,
+                       runs: BoolK) -> None:  # fmt: skip
+    """What comes in front of a gather in fp8, weight by weight: the cast, by a scale that is known or is looked for and
+    reduced over the ranks (torchao 0.17.0, fsdp_utils.py, ``fsdp_pre_all_gather``)."""
+    share = fp8_gathered_share(ctx.model, ctx.framework, ctx.float8)
+    assert ctx.float8 is not None
+    shard, number = share * params / ranks, float(len(ctx.float8.linears))
+    ahead = ctx.framework.fp8_scales_ahead
+    moved = (CAST_SHARD_BYTES + (0.0 if ahead else AMAX_SHARD_BYTES)) * shard
+    fsdp.ops.append(
+        Op(f"{out}.cast_shard", "dp", MemoryBound(where(runs, moved, 0.0), "mul"),
+           launches=number * (3 if ahead else 9), present=runs, stream=GATHER, region=OUTSIDE, part="fsdp")
+    )  # fmt: skip
+    for i in range(0 if ahead else int(number)):
+        fsdp.ops.append(
+            Op(f"{out}.amax.{i}", "dp", Collective("all_reduce", group, 4.0), present=runs, stream=GATHER,
+               region=OUTSIDE, part="fsdp")
+        )  # fmt: skip
 
 
 @dataclass
@@ -92,22 +134,24 @@ class FsdpOpList:
 
 def gather_weights(
     fsdp: FsdpOpList, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, present: BoolK, *,
-    of_block: bool = False,
+    of_block: bool = False, each: float = 2.0,
 ) -> str:  # fmt: skip
-    """Cast and copy the shard in, a bf16 one copied alone, gather in place: 2 bytes a parameter come out; nothing for a
-    group of one rank. ``of_block``: the parameters are a block's own."""
+    """Cast and copy the shard in, a bf16 one copied alone, gather in place: ``each`` bytes a parameter come out;
+    nothing for a group of one rank. ``of_block``: the parameters are a block's own."""
     runs = present & (ranks > 1)
-    fsdp.declare_tensor(f"{out}.in", where(runs, 2.0 * params / ranks, 0.0), use="gathered_shard" if of_block else "")
-    fsdp.declare_tensor(out, where(runs, 2.0 * params, 0.0), use="gathered" if of_block else "")
+    fsdp.declare_tensor(f"{out}.in", where(runs, each * params / ranks, 0.0), use="gathered_shard" if of_block else "")
+    fsdp.declare_tensor(out, where(runs, each * params, 0.0), use="gathered" if of_block else "")
     if not any_true(runs):
         return out
+    if each < 2.0:
+        _cast_shard_to_fp8(fsdp, ctx, out, group, params, ranks, runs)
     fsdp.ops.append(
         Op(f"{out}.copy_in", "dp", MemoryBound(where(runs, (ctx.stored_bytes_per_param + 2.0) * params / ranks, 0.0),
         "foreach_cast"), (),
            (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE, part="fsdp")
     )  # fmt: skip
     fsdp.ops.append(
-        Op(f"{out}.all_gather", "dp", Collective("all_gather", group, 2.0 * params), (f"{out}.in",), (out,),
+        Op(f"{out}.all_gather", "dp", Collective("all_gather", group, each * params), (f"{out}.in",), (out,),
            present=runs, stream=GATHER, region=OUTSIDE, part="fsdp")
     )  # fmt: skip
     return out
@@ -115,19 +159,19 @@ def gather_weights(
 
 def copy_out_gathered_weights(
     fsdp: FsdpOpList, ctx: Context, reads: tuple[str, ...], weights: str, params: ArrayK, ranks: ArrayK, *,
-    experts: bool,
+    experts: bool, each: float = 2.0,
 ) -> str:  # fmt: skip
     """Split the gathered buffer into parameters; a group of one rank casts and copies each from its shard.
 
     FSDP1's parameters are views of the gathered buffer: nothing moves, and what is held is taken to be FSDP2's.
     """
     by_rows = shards_experts_by_row(ctx) & experts & (ranks > 1)
-    moved = where(ranks > 1, 4.0, ctx.stored_bytes_per_param + 6.0) * params + where(by_rows, 4.0 * params, 0.0)
+    moved = where(ranks > 1, 2.0 * each, ctx.stored_bytes_per_param + 6.0) * params + where(by_rows, 4.0 * params, 0.0)
     launches = where(ranks == 1, 6.0, 1.0) if experts else 1.0
     if ctx.framework.flat_params:
         moved, launches = where(ranks > 1, 0.0, (ctx.stored_bytes_per_param + 2.0) * params), where(ranks > 1, 0.0, 1.0)
     scratch = where(ranks > 1, where(by_rows, 2.0 * params, 0.0), 2.0 * params / 3.0)
-    fsdp.declare_tensor(weights, 2.0 * params, "weight_copy")
+    fsdp.declare_tensor(weights, where(ranks > 1, each, 2.0) * params, "weight_copy")
     fsdp.ops.append(
         Op(f"{weights}.copy_out", "dp", MemoryBound(moved, "copy"), reads, (weights,), scratch=scratch,
         launches=launches,

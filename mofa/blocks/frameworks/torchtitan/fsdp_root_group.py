@@ -13,6 +13,7 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     copy_out_gathered_weights,
     gather_weights,
     gathers_for_each_use,
+    layer_gathered_bytes_per_param,
     params_of_first_and_last_layer,
     reduce_gradients,
     weight_gradients,
@@ -45,7 +46,8 @@ def gather_root_around_model_end(b: TapeBuilder, ctx: Context, block: BlockRole,
         copy_out_gathered_weights(p, ctx, reads, "fsdp.weights", all_params, ctx.fsdp, experts=False)
     else:
         block_params, _ = params_of_first_and_last_layer(ctx, block)
-        p.add_mark("fsdp.keep_last", (), (p.declare_tensor(LAST, 2.0 * block_params, "weight_copy"),), "compute")
+        each = layer_gathered_bytes_per_param(ctx)
+        p.add_mark("fsdp.keep_last", (), (p.declare_tensor(LAST, each * block_params, "weight_copy"),), "compute")
     p.add_to(b)
 
 

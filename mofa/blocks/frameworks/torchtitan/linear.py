@@ -12,6 +12,8 @@ from collections.abc import Callable
 from mofa.blocks import parts
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import any_true, logical_not, where
+from mofa.blocks.frameworks.torchtitan import float8
+from mofa.blocks.frameworks.torchtitan.te_linear import te_linear
 from mofa.blocks.op import BoolK, FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.roles import BlockRole, LayerStep, Purpose, TensorUse
 from mofa.blocks.work import Collective, Gemm, MemoryBound
@@ -199,6 +201,16 @@ def linear(
 
     ``behind_cut``: DDP may cut a compiled block in front of it (:func:`is_compiled_block_split_by_ddp`).
     """
+    if float8.is_converted(ctx, name):
+        return float8.linear(
+            b, ctx, x, name, m=m, n=n, k=k, grad_bytes_per_param=weight_grad_bytes(ctx), purpose=purpose,
+            registered_at=registered_at, step=step,
+        )  # fmt: skip
+    if ctx.fp8 is not None and purpose != "output":
+        return te_linear(
+            b, ctx, x, name, m=m, n=n, k=k, grad_bytes_per_param=weight_grad_bytes(ctx), purpose=purpose,
+            registered_at=registered_at, step=step,
+        )  # fmt: skip
     if casts_linear_inputs(ctx):
         reads = (*reads, weight_copy(b, name, n * k))
         if wide_input and (not is_in_compiled_block(b, ctx) or (behind_cut and is_compiled_block_split_by_ddp(b, ctx))):
