@@ -38,6 +38,7 @@ python scripts/blind.py predict reference_runs/blind_drawn_third.csv reference_r
 python scripts/blind.py predict reference_runs/blind_drawn_fourth.csv reference_runs/plans/drawn-fourth-{1,2}gpu.yaml
 python scripts/blind.py predict reference_runs/blind_drawn_fifth.csv reference_runs/plans/drawn-fifth-1gpu.yaml
 python scripts/blind.py predict reference_runs/blind_early_stop.csv reference_runs/plans/twentieth.yaml
+python scripts/blind.py predict reference_runs/blind_float8.csv reference_runs/plans/float8-1gpu.yaml
 python scripts/blind.py score
 
 ``predict`` writes step and memory of the plans' runs, as `mofa estimate` says them, on the profile's host and with the
@@ -106,6 +107,7 @@ SETS = (
     "blind_drawn_fourth",
     "blind_drawn_fifth",
     "blind_early_stop",
+    "blind_float8",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
 LAYERS = REFERENCES / "blind_layers.csv"
