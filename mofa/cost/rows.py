@@ -38,8 +38,7 @@ IntN = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LayerArrays:
-    """Block costs of all modes and kinds stacked for gathering: leading axes (modes, K), then kinds and parts. Each is
-    stacked when it is asked for."""
+    """Block costs of all modes and kinds, stacked when asked for: axes (modes, K) lead, then kinds and parts."""
 
     modes: list[tuple[BlockCost, ...]]
 
