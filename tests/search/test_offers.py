@@ -9,8 +9,8 @@ from mofa.errors import SpecError
 from mofa.report.search_text import numerics_offers_line
 from mofa.search.entry_points import find_plans
 from mofa.search.offers import numerics_offers
+from mofa.specs.framework_traits import TE_RECIPES
 from mofa.specs.strategy import StrategySpec
-from mofa.specs.workload import FP8_RECIPES
 
 FIX = {"tp": 2, "pp": 2, "vpp": 1, "cp": 1}
 
@@ -18,7 +18,7 @@ FIX = {"tp": 2, "pp": 2, "vpp": 1, "cp": 1}
 def test_offers_are_estimates_of_the_same_strategy() -> None:
     job, machines = mofa.load_workload("llama3-8b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
     report = find_plans(job, machines, fix=FIX, top=1, replay=False).report
-    of_hopper = [word for word in FP8_RECIPES if word != "fp8-mxfp8"]  # which multiplies no blocks of 32
+    of_hopper = [f"fp8-{name}" for name in TE_RECIPES if name != "mxfp8"]  # which multiplies no blocks of 32
     assert [offer.word for offer in report.numerics_offers] == [*of_hopper, "bf16_moments", "bf16_grads"]
     strategy = report.plans[0].strategy
     now = mofa.estimate(job, machines, strategy, replay=False)

@@ -102,7 +102,10 @@ def test_what_is_refused(gemm: str, change: dict[str, Any], strategy: dict[str, 
 
 def test_other_frameworks_and_gpus_without_fp8_are_refused_in_one_line() -> None:
     job = mofa.load_workload("llama3-8b", overrides={"precision": {"gemm": "fp8-tensorwise"}})
-    for cluster, framework, word in (("h100-hgx", "torchtitan", "megatron only"), ("a100-hgx", "megatron", "no fp8")):
+    for cluster, framework, word in (
+        ("h100-hgx", "megatron-local", "is modelled for megatron"),
+        ("a100-hgx", "megatron", "no fp8"),
+    ):
         with pytest.raises(mofa.SpecError, match=word):
             with_numerics(job, mofa.load_cluster(cluster, 8), mofa.load_framework(framework), ())
 
