@@ -76,9 +76,9 @@ def test_a_played_step_keeps_no_spans_but_gives_them_again() -> None:
                              "tp=2 pp=4 micro_batch=1"),
         RoutingLoads({}, {}), "causal",
     )  # fmt: skip
-    step_s = one.time.step_s
-    assert not one.time.spans and "time" not in vars(one.replayer)
-    assert one.replayer.time.step_s == step_s and len(one.replayer.time.spans) == 4
+    step_s = one.replayed_time.step_s
+    assert not one.replayed_time.spans and "replayed_time" not in vars(one.replayer)
+    assert one.replayer.replayed_time.step_s == step_s and len(one.replayer.replayed_time.spans) == 4
 
 
 def test_plans_are_ranked_by_their_replay() -> None:
@@ -249,11 +249,11 @@ def test_of_the_best_plan_all_ranks_are_played_that_may_not_fit() -> None:
     job = workload(DENSE, seq_len=4096, global_batch=32)
     row = checked_strategy_row(job, cluster(8), framework("megatron"), "pp=4 vpp=1")
     candidate = CandidatePlan(job, cluster(8), framework("megatron"), row, BALANCED, "causal")
-    every = candidate.plan(replay=True)
+    every = candidate.replayed_plan(replay=True)
     closed, limit = candidate.estimator.stage_device_bytes(), max(stage.device_bytes for stage in every.memory.by_stage)
-    assert candidate.replayer.ranks_that_may_pass(2.0 * limit) == ()
-    assert candidate.replayer.ranks_that_may_pass(0.5 * min(closed)) == (0, 1, 2, 3)
-    assert candidate.replayer.ranks_that_may_pass(1.02 * closed[0]) == tuple(
+    assert candidate.replayer.ranks_that_may_exceed(2.0 * limit) == ()
+    assert candidate.replayer.ranks_that_may_exceed(0.5 * min(closed)) == (0, 1, 2, 3)
+    assert candidate.replayer.ranks_that_may_exceed(1.02 * closed[0]) == tuple(
         rank for rank in range(4) if 1.06 * closed[rank] > 1.02 * closed[0]
     )
     again = CandidatePlan(job, cluster(8), framework("megatron"), row, BALANCED, "causal").plan_with_certain_verdict()

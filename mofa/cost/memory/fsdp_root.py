@@ -29,7 +29,7 @@ def root_gathered_bytes(rows: GatheredRows) -> ArrayN | float:
     """What the root has gathered, there while the layers keep what they do. (n, R) [B]"""
     if not keeps_model_ends_gathered(rows):
         return 0.0
-    return np.asarray(rows.costs.embedding.memory.saved[rows.k][:, None] * rows.is_first)
+    return np.asarray(rows.costs.embedding.memory.saved[rows.k][:, None] * rows.is_embedding_stage)
 
 
 def waiting_head_gradient_bytes(rows: GatheredRows) -> ArrayN | float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from mofa.blocks.fp8 import FP8_RECIPES, formats_of_layer_products
 from mofa.blocks.work import Format
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.products import known_format
+from mofa.specs.products import known_or_stand_in_format
 from mofa.specs.workload import OLD_FP8, WorkloadSpec
 
 
 def _stand_ins(missing: list[Format], cluster: ClusterSpec) -> str:
     """What is multiplied at the rate of what."""
-    known = {known_format(name, cluster.gpu.curves.gemm) for name in missing}
+    known = {known_or_stand_in_format(name, cluster.gpu.curves.gemm) for name in missing}
     if known <= {"fp8"}:
         return "PyTorch's scaled product stands in"
     return f"those with one scale a tensor ({', '.join(sorted(known))}) and casts of 1 x 128 blocks stand in"

@@ -148,7 +148,7 @@ def _views(op: Op, ctx: Context) -> float:
     return _VIEWS.get(op.step, 0.0)
 
 
-def weight_grad_bytes(ctx: Context) -> float:
+def weight_gradient_bytes_per_param(ctx: Context) -> float:
     """Bytes of a linear's gradient before it is reduced or added; 0 where it is the lasting one itself. [B/param]"""
     if ctx.precision_mode == "uniform":
         return float(ctx.activation_element_bytes) if ctx.accumulating else 0.0
@@ -213,7 +213,7 @@ def linear(
         k=k,
         saves=(x,),
         reads=reads,
-        grad_bytes_per_param=weight_grad_bytes(ctx),
+        grad_bytes_per_param=weight_gradient_bytes_per_param(ctx),
         purpose=purpose,
         registered_at=registered_at,
         step=step,
