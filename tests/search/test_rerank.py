@@ -33,7 +33,7 @@ class _Fake:
     """A candidate of so many seconds; ``device_gib`` is what its fullest rank is found to hold of 80."""
 
     def __init__(self, step_s: float, device_gib: float = 60.0) -> None:
-        self.time, self.device_gib = _Clock(step_s), device_gib
+        self.replayed_time, self.device_gib = _Clock(step_s), device_gib
         self.explained = self.played = self.forgotten = 0
 
     num_layer_forwards = 0
@@ -51,16 +51,16 @@ class _Fake:
         self.forgotten += 1
 
     def plan_in_closed_form(self, *, banded: bool = True) -> Any:
-        return make_plan(self.time.step_s, self.device_gib)
+        return make_plan(self.replayed_time.step_s, self.device_gib)
 
-    def plan(self, *, replay: bool, explain: bool = True) -> Any:
+    def replayed_plan(self, *, replay: bool, explain: bool = True) -> Any:
         assert replay and not explain
         self.played += 1
-        return make_plan(self.time.step_s, self.device_gib)
+        return make_plan(self.replayed_time.step_s, self.device_gib)
 
     def plan_with_certain_verdict(self, workers: WorkerProcesses | None = None) -> Any:
         self.explained += 1
-        return make_plan(self.time.step_s, self.device_gib)
+        return make_plan(self.replayed_time.step_s, self.device_gib)
 
 
 def _best(candidates: list[_Fake], top: int = 10) -> ReplayedRanking:
@@ -101,12 +101,12 @@ class _Counted(_Fake):
         super().__init__(step_s, device_gib)
 
     @property
-    def time(self) -> _Clock:
+    def replayed_time(self) -> _Clock:
         self.steps_played += 1
         return self._clock
 
-    @time.setter
-    def time(self, clock: _Clock) -> None:
+    @replayed_time.setter
+    def replayed_time(self, clock: _Clock) -> None:
         self._clock = clock
 
 
@@ -159,7 +159,7 @@ def test_a_row_recomputes_more_until_it_fits() -> None:
     found = _best([first, _Fake(2.0), _Fake(3.0)])
     assert [p.step_s for p in found.plans] == [2.0, 2.5, 3.0]
     assert found.rows == [1, 0, 2] and not found.lacking_bytes
-    assert set(found.changed) == {0} and cast(_Fake, found.changed[0]).time.step_s == 2.5
+    assert set(found.changed) == {0} and cast(_Fake, found.changed[0]).replayed_time.step_s == 2.5
     quickest = _best([_chain(_Fake(1.0, 90.0), _Fake(2.5)), _Fake(2.0)], top=1)
     assert quickest.rows == [1] and set(quickest.changed) == {0} and not quickest.lacking_bytes
 
