@@ -69,7 +69,7 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
             break
         too_large += 1
     replayer = Replayer(estimator)
-    step = float(closed.step_s[0]) / replayer.time_without_spans().step_s - 1
+    step = float(closed.step_s[0]) / replayer.replayed_time_without_spans().step_s - 1
     of_job = number, _words(drawn), drawn.job.framework.name, _kinds(drawn), too_long, too_large
     if not memory:
         return RandomAgreement(*of_job, step)
@@ -87,7 +87,7 @@ def compare_random(seed: int, *, memory: bool, number: int) -> RandomAgreement:
     most_reserved = float(detail.reserved_bytes[0].max())
     more_bytes = closed_form_margin_bytes(drawn.job.framework, int(drawn.row.pp[0]), most_reserved)
     false_fit = ""
-    if device + more_bytes <= limit < (played := replayer.fullest_bytes()):
+    if device + more_bytes <= limit < (played := replayer.fullest_rank_device_bytes()):
         closed_text = f"{device / 2**30:.2f} GiB and {more_bytes / 2**30:.2f} in doubt in closed form"
         false_fit = f"{closed_text}, {played / 2**30:.2f} played, {limit / 2**30:.2f} offered"
     return RandomAgreement(*of_job, step, allocated, reserved, false_fit, filled=device / limit)
@@ -121,7 +121,7 @@ def _words(drawn: RandomJob) -> str:
     job, t = drawn.job, drawn.row.row(0, drawn.job.framework.name)
     numbers = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "zero")
     parts = [f"{name}={value}" for name in numbers if (value := getattr(t, name)) != 1]
-    parts += [f"{name}={value}" for name, value in t.options.chosen.items()]
+    parts += [f"{name}={value}" for name, value in t.options.chosen_options.items()]
     parts += [f"cp_kind={CP_KINDS[int(drawn.row.cp_kind[0])]}"] if t.cp > 1 else []
     parts += ["sp=true"] if t.sp else []
     parts += [f"recompute={t.recompute}", f"schedule={SCHEDULE_NAMES[int(drawn.row.schedule[0])]}"]

@@ -29,7 +29,7 @@ from mofa.cost.estimate import TableEstimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.memory.shared_recordings import SharedRecordings
 from mofa.replay.rank.from_estimator import describe_ranks, outside_allocator_bytes
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import JobAndMachines, check_strategies
@@ -263,7 +263,7 @@ def compare(case: Case, *, memory: bool = True) -> Agreement:
     """Both ways for one strategy."""
     estimator = case.estimator
     closed = estimator.breakdown(detail=True)
-    replayed = replay_time(estimator, detail=False)
+    replayed = replay_step_time(estimator, detail=False)
     step = float(closed.step_s[0]) / replayed.step_s - 1
     exposed = zip(TIME_COMPONENTS, closed.exposed_s[:, 0].tolist(), strict=True)
     parts = max(abs(seconds - replayed.exposed[name]) for name, seconds in exposed) / replayed.step_s - abs(step)

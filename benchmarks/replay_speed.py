@@ -41,7 +41,7 @@ def replayer(workload: str, gpus: int, batch: int, strategy: str, layers: int | 
 
 def whole(one: Replayer) -> None:
     """Its time, and the memory of every rank."""
-    one.time  # noqa: B018
+    one.replayed_time  # noqa: B018
     for r in range(one.num_ranks):
         one.rank_memory(r)
 

@@ -45,7 +45,7 @@ def look(workload: str, cluster: str, gpus: int, framework: str, sample: int) ->
     def fitting(positions: NDArray[np.intp]) -> int:
         """How many fit."""
         rows = (costed.table.select_rows(positions[i : i + 1]) for i in range(len(positions)))
-        return sum(CandidatePlan(*facts, row, loads, "causal").device_bytes(limit) <= limit for row in rows)
+        return sum(CandidatePlan(*facts, row, loads, "causal").replayed_device_bytes(limit) <= limit for row in rows)
 
     rejected = search.reasons[costed.rows] == MEMORY
     doubtful = rejected & np.isfinite(costed.step_s)

@@ -143,14 +143,14 @@ def one_estimate(workload: str, cluster: str, gpus: int, strategy: str, repeat: 
     """`mofa.estimate` in closed form: the first call, and those once everything is loaded, of layers that no estimate
     had before and of layers that one had."""
     import mofa
-    from mofa.blocks.tapes import cached_tapes
+    from mofa.blocks.tapes import cached_context_tapes
 
     job, machines = mofa.load_workload(workload), mofa.load_cluster(cluster, gpus)
     framework = mofa.load_framework("megatron")
 
     def timed(forget: bool) -> float:
         if forget:
-            cached_tapes.cache_clear()
+            cached_context_tapes.cache_clear()
         started = time.perf_counter()
         mofa.estimate(job, machines, strategy, framework=framework, replay=False)
         return time.perf_counter() - started

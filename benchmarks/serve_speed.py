@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import mofa
 from mofa.plan.result import Plan
-from mofa.serve.answer import ANCHORED, answer_at_once, degrees_of_plan
-from mofa.serve.question import Anchor, Degrees, Question
+from mofa.serve.answer import ANCHORED, answer_at_once, degrees_and_anchors_of_plan
+from mofa.serve.question import Anchor, Question, SliderDegrees
 from mofa.serve.served_job import ServedJob
 
 JOBS = (("llama3-8b", "h100-hgx"), ("llama3-70b", "h100-hgx"), ("deepseek-v3", "h800-hgx"))
@@ -42,7 +42,7 @@ def timed(job: ServedJob, question: Question) -> Timed:
 
 def held_degrees(plan: Plan) -> dict[str, Any]:
     """What an answer at once holds of a plan's degrees."""
-    degrees = degrees_of_plan(plan)
+    degrees = degrees_and_anchors_of_plan(plan)
     return {name: degrees[name] for name in ANCHORED}
 
 
@@ -57,7 +57,9 @@ def moves(job: ServedJob, gpus: int, first: dict[str, Any]) -> list[Question]:
         for place in (now - 1, now + 1):
             if 0 <= place < len(values):
                 others = {key: value for key, value in anchor.items() if key != name}
-                asked.append(Question(gpus=gpus, degrees=Degrees(**{name: values[place]}), anchor=Anchor(**others)))
+                asked.append(
+                    Question(gpus=gpus, degrees=SliderDegrees(**{name: values[place]}), anchor=Anchor(**others))
+                )
     return asked
 
 

@@ -49,7 +49,7 @@ class QuietCorePinner:
 
     def stay_or_move_to_quiet(self) -> bool:
         """Stay where it is quiet, else move to the two quietest cores; whether these are quiet."""
-        if self._best_s < float("inf") and self.still_quiet():
+        if self._best_s < float("inf") and self.is_still_quiet():
             return True
         return self.move_to_quietest()
 
@@ -64,7 +64,7 @@ class QuietCorePinner:
         """Move to the two loudest cores of the last choice, to see what the neighbours cost."""
         self._pin(self._by_speed[-2:])
 
-    def still_quiet(self) -> bool:
+    def is_still_quiet(self) -> bool:
         """Whether both cores are quiet now; the threads stay."""
         quiet = self._quiet(self._by_speed[:2])
         self._pin(self._by_speed[:2])
@@ -185,13 +185,14 @@ class TransformerEngineLayer:
         self._ops_back: list[float] = []
         self._sampled_s = 0.0
 
-    def seconds(self, bursts: int = BURSTS) -> tuple[float, float]:
+    def forward_and_backward_s(self, bursts: int = BURSTS) -> tuple[float, float]:
         """A layer's forward, and its backward on autograd's thread: medians of bursts. [s]"""
-        ahead, behind, _, _ = self.seconds_with_small_ops(bursts)
+        ahead, behind, _, _ = self.layer_and_small_op_seconds(bursts)
         return ahead, behind
 
-    def seconds_with_small_ops(self, bursts: int = BURSTS) -> tuple[float, float, float, float]:
-        """As :meth:`seconds`, then medians of a small addition on the processor amid each, by the same thread. [s]"""
+    def layer_and_small_op_seconds(self, bursts: int = BURSTS) -> tuple[float, float, float, float]:
+        """As :meth:`forward_and_backward_s`, then medians of a small addition on the processor amid each, by the same
+        thread. [s]"""
         ahead, behind, ops = [], [], []
         self._ops_back = []
         for _ in range(bursts):
@@ -242,7 +243,7 @@ class StepPaceSampler:
     def _look_back(self, _: torch.Tensor) -> None:
         self._behind.append(processor_op_s_in_work())
 
-    def means_since_last(self) -> tuple[float, float]:
+    def mean_small_op_s_since_last(self) -> tuple[float, float]:
         """Means of the ways forward and back since it was last asked; nan of none. [s]"""
         means = tuple(statistics.fmean(times) if times else float("nan") for times in (self._ahead, self._behind))
         self._ahead.clear()

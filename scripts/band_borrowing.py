@@ -31,7 +31,7 @@ def scores(residuals: list[StepResidual], borrowed: int) -> tuple[float, float, 
     for family in sorted({item.family for item in residuals if item.has_whole_configuration}):
         fitted = fit_step_residuals([item for item in residuals if item.family != family])
         for item in (item for item in residuals if item.family == family and item.has_whole_configuration):
-            group = fitted.group_of(item.circumstances)
+            group = fitted.narrowest_group_of_circumstances(item.circumstances)
             low, high = group.low.value, group.high.value
             outside = max(low - item.from_fast, 0.0) + max(item.from_slow - high, 0.0)
             inside.setdefault(family, []).append(outside == 0.0)

@@ -57,7 +57,7 @@ from statistics import fmean
 
 from mofa.calibrate.chunked_check import QUANTITIES, rows_by_layer
 from mofa.calibrate.chunked_layer import predict_bench_layer
-from mofa.calibrate.shapes.chunked import chunked_cases
+from mofa.calibrate.shapes.chunked import chunked_layer_cases
 from mofa.measure.records import read_records
 from mofa.report.save import write_file_atomically
 from mofa.search.one_plan import estimate
@@ -133,8 +133,8 @@ def _runs(plans: Sequence[Path]) -> Iterator[dict[str, str]]:
 def _layers() -> Iterator[dict[str, str]]:
     framework = load_framework("torchtitan")
     for gpus in GPUS:
-        for case in chunked_cases(gpus):
-            if case.split == "fresh" and case.size("ep") == gpus:
+        for case in chunked_layer_cases(gpus):
+            if case.split == "fresh" and case.shape_size("ep") == gpus:
                 said = predict_bench_layer(case.shape, load_cluster("h200-hgx", gpus), framework)
                 yield {"shape": case.shape_text, **{q: f"{getattr(said, f):.6g}" for q, f in QUANTITIES.items()}}
 

@@ -21,7 +21,7 @@ from mofa.calibrate.fits.profile import OF_TE as TE_LIBRARY
 from mofa.calibrate.fits.profile import (
     curve_profile_entry,
     fitted_gpu_curves,
-    host_facts,
+    host_facts_of_curves,
     measured_gpu_profile,
     measured_node_profile,
     memory_bound_profile_entry,
@@ -30,12 +30,12 @@ from mofa.calibrate.fits.profile import (
     round_numbers,
     with_clock_shares,
 )
-from mofa.calibrate.fits.published_kernels import fit_published_kernels
+from mofa.calibrate.fits.published_kernels import fit_published_kernel_curves
 from mofa.calibrate.measurements import read_rows
 from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte
-from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, scaled_curve, transferred_curves
+from mofa.specs.scaling import FIT_FIELDS, OF_LIBRARIES, gpu_curves_transferred_to_other, scaled_curve
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "hardware_profiles"
@@ -212,7 +212,9 @@ def b200_curves(h200: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
             ("attention_cudnn_bwd bf16", h200["attention"]["cudnn bwd 128/128"]),
         )
     }
-    curves = fit_published_kernels(read_rows(ROOT / "measurements" / "b200-simumax"), num_sms=148, power_shares=kept)
+    curves = fit_published_kernel_curves(
+        read_rows(ROOT / "measurements" / "b200-simumax"), num_sms=148, power_shares=kept
+    )
     words = f"{SIMUMAX}; the limited state between memory-bound kernels by the H200's"
     made = fitted_gpu_curves(base, {"bf16": 1.0}, curves, words)
     for family in ("gemm", "grouped_gemm"):
@@ -254,7 +256,7 @@ def same_processor(gpu: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]
     """The curves of a GPU with the same processor, which differs in its memory alone."""
     bandwidth, name = bandwidth_of(gpu, other), other["name"]
     words = f"the {name.split('-')[0].upper()}'s, same processor; memory bandwidth x {bandwidth:.3g}"
-    return transferred_curves(
+    return gpu_curves_transferred_to_other(
         other["curves"], rates=rates_of(gpu, other), bandwidth=bandwidth, sms=1.0, exact=True,
         provenance="transferred", source=f"{words}; see gpus/{name}.yaml",
     )  # fmt: skip
@@ -352,7 +354,7 @@ def with_own_te(h200: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
 def zero_buffer() -> dict[str, Any]:
     """How fast one buffer of gradients is zeroed, by the few rows there are: fewer than a fit takes."""
     rows = [row for row in read_rows(ROOT / "measurements" / H200_LOSS) if row.case.op == "zero_buffer"]
-    rate = float(np.median([4.0 * row.case.size("params") / row.sample.median_s for row in rows]))
+    rate = float(np.median([4.0 * row.case.shape_size("params") / row.sample.median_s for row in rows]))
     said = f"median of {len(rows)} buffers of 0.2 to 4 billion numbers on an H200 (measurements/{H200_LOSS})"
     form = {"launch_s": 0.0, "bytes_per_element": 4.0, "bytes_per_s": rate, "per_row_s": 0.0, "per_column_s": 0.0}
     return dict(round_numbers({"provenance": "measured", "source": said, "form": form}))
@@ -375,7 +377,9 @@ def eight_gpus(four: dict[str, Any], gpus: str) -> dict[str, Any]:
 
     Its times of small payloads hold the host's launches (44 to 83 us, whatever the size), which are counted apart here.
     """
-    rows = [row for row in read_rows(ROOT / "measurements" / H100_EIGHT) if row.case.size("bytes") >= RATES_FROM_BYTES]
+    rows = [
+        row for row in read_rows(ROOT / "measurements" / H100_EIGHT) if row.case.shape_size("bytes") >= RATES_FROM_BYTES
+    ]
     made = {}
     for key, curve in four["collectives"].items():
         op, group = key.split()
@@ -384,7 +388,7 @@ def eight_gpus(four: dict[str, Any], gpus: str) -> dict[str, Any]:
             factor = four["nvls_factor"]["value"] if op == "all_reduce" else 1.0
             protocols = sorted((start * 7 / 3, rate) for start, rate in curve["form"]["protocols"])
             times = np.array([row.sample.median_s for row in own])
-            moved = np.array([row.case.size("bytes") / factor * bus_bytes_per_payload_byte(op, 8) for row in own])
+            moved = np.array([row.case.shape_size("bytes") / factor * bus_bytes_per_payload_byte(op, 8) for row in own])
             # start and time a byte with the least relative errors
             start, each = np.linalg.lstsq(np.stack([1 / times, moved / times], axis=1), np.ones(len(own)), rcond=None)[
                 0
@@ -427,7 +431,7 @@ def main() -> None:
     curves = replace(curves, clock_powers=curves.clock_powers | behind.clock_powers)
     h200 = measured_gpu_profile(known, curves, "h200-sxm", source)
     first_host = with_modules(h200["curves"]["host"])
-    first_host |= host_facts({}, *fitted([HOST_OPTIMIZER]))  # of a machine of the kind
+    first_host |= host_facts_of_curves({}, *fitted([HOST_OPTIMIZER]))  # of a machine of the kind
     HOST.write_text(HOST_HEAD + text_of(first_host), encoding="utf-8")
     h200["curves"] |= typical_host(first_host)
     node = {**measured_node_profile(read("nodes", "h200-hgx"), curves, "h200-hgx", source), "gpu": "h200-sxm"}
@@ -448,7 +452,7 @@ def main() -> None:
         gpu = read("gpus", name)
         rates, bandwidth = rates_of(gpu, h200), bandwidth_of(gpu, h200)
         sms = gpu["num_sms"]["value"] / h200["num_sms"]["value"]
-        gpu["curves"] = transferred_curves(
+        gpu["curves"] = gpu_curves_transferred_to_other(
             h200["curves"], rates=rates, bandwidth=bandwidth, sms=sms, clock=CLOCKS.get(name, 1.0), exact=False,
             provenance="assumed",
             source=f"the H200's by the datasheets' ratios; memory bandwidth x {bandwidth:.3g}; see gpus/h200-sxm.yaml",
@@ -469,7 +473,7 @@ def main() -> None:
             b200 = gpu
         write("gpus", name, {**gpu, "curves": with_flash1(gpu["curves"])})
     gpu = read("gpus", "gb200")
-    gpu["curves"] = transferred_curves(
+    gpu["curves"] = gpu_curves_transferred_to_other(
         b200["curves"], rates=rates_of(gpu, b200), bandwidth=bandwidth_of(gpu, b200), sms=1.0, exact=False,
         provenance="transferred", source="the B200's by the datasheets' ratios; see gpus/b200.yaml",
     )  # fmt: skip

@@ -92,7 +92,7 @@ def record_of_job(
         f"{version}, {datetime.now(tz=UTC):%Y-%m-%d}"
     )
     return RunRecord(
-        run=run.with_full_specs(), measured=merge_rank_results(ranks_left), environment=environment, source=source,
+        run=run.run_with_full_specs(), measured=merge_rank_results(ranks_left), environment=environment, source=source,
         split="judging", trainer=trainer,
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from mofa.blocks.work import CollectiveKind
-from mofa.cost.kernels.between_nodes import NcclTimeConstants, ProtocolConstants
+from mofa.cost.kernels.between_nodes import NcclProtocolConstants, NcclTimeConstants
 from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.load import load_cluster
@@ -119,10 +119,11 @@ def batches(table: pd.DataFrame) -> Iterator[Batch]:
 def times_of(value: dict[str, float]) -> NcclTimeConstants:
     """Parameters as the model takes them."""
     protocols = (
-        ProtocolConstants(value["LL step"], 0.0, 0.0, value["LL ring share"], value["LL tree share"]),
-        ProtocolConstants(value["LL128 step"], value["LL128 hop"], value["LL128 tree hop"], value["LL128 ring share"],
+        NcclProtocolConstants(value["LL step"], 0.0, 0.0, value["LL ring share"], value["LL tree share"]),
+        NcclProtocolConstants(value["LL128 step"], value["LL128 hop"], value["LL128 tree hop"],
+        value["LL128 ring share"],
                  value["LL128 tree share"]),
-        ProtocolConstants(value["Simple step"], value["Simple hop"], value["Simple tree hop"], 1.0,
+        NcclProtocolConstants(value["Simple step"], value["Simple hop"], value["Simple tree hop"], 1.0,
                         value["Simple tree share"]),
     )  # fmt: skip
     return NcclTimeConstants(value["start"], protocols, value["nvls start"], value["nvls hop"], value["peer"])

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 from bundled_profiles import PROFILES, bandwidth_of, rates_of, read, text_of
 
-from mofa.specs.scaling import transferred_curves
+from mofa.specs.scaling import gpu_curves_transferred_to_other
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
             parser.error(f"{path}: no such file; check the path, or take a GPU that `mofa show hardware` lists")
     gpu, like = yaml.safe_load(options.profile.read_text(encoding="utf-8")), read("gpus", options.like)
     bandwidth = bandwidth_of(gpu, like)
-    gpu["curves"] = transferred_curves(
+    gpu["curves"] = gpu_curves_transferred_to_other(
         like["curves"], rates=rates_of(gpu, like), bandwidth=bandwidth,
         sms=float(gpu["num_sms"]["value"]) / float(like["num_sms"]["value"]), exact=False, provenance="assumed",
         source=f"the {options.like}'s by the datasheets' ratios; memory bandwidth x {bandwidth:.3g}",

@@ -45,7 +45,7 @@ FEWEST = 3
 
 
 def _step_s(reference: ReferenceRun, factor: float) -> float:
-    workload, cluster, framework, strategy = reference.resolve()
+    workload, cluster, framework, strategy = reference.resolved_specs()
     return estimate(workload, cluster.with_host_speed(factor * FASTEST_S), strategy, framework=framework).step_s
 
 
@@ -65,7 +65,7 @@ def by_machine(records: list[RunRecord]) -> dict[Machine, dict[str, float]]:
     with tempfile.TemporaryDirectory(prefix="mofa-") as scratch:
         references, _ = measured_reference_runs(RECORDS, Path(scratch), hosts=False)
         for reference in references:
-            own_runs = {repeat.id: reference.for_repeat(repeat) for repeat in reference.repeats}
+            own_runs = {repeat.id: reference.run_of_repeat(repeat) for repeat in reference.repeats}
             for id, run in (own_runs or {reference.id: reference}).items():
                 record = known[id]
                 step_s = record.measured.step_time_s

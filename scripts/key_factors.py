@@ -110,7 +110,10 @@ def resources_table(studies: Mapping[Case, KeyFactors]) -> str:
             resource = next(each for each in study.resources if each.resource == name)
             sides = (resource.more, resource.less)
             row.append(
-                ", ".join(percent_text(study.change(side.planned_again)) + "*" * side.is_other_plan for side in sides)
+                ", ".join(
+                    percent_text(study.change_from_best_plan(side.planned_again)) + "*" * side.is_other_plan
+                    for side in sides
+                )
             )
         rows.append(row)
     return markdown_table(columns, rows)

@@ -76,7 +76,7 @@ def active_rows() -> Iterator[list[str]]:
     terms = memfine_layer_activations(model, 4096)
     received = (22.9 * GB - terms.fixed_bytes) / terms.bytes_per_row
     for row in TABLE_4:
-        active = terms.total(received, row.chunks) / GB
+        active = terms.activation_bytes(received, row.chunks) / GB
         fits = row.static + active <= BUDGET_GB
         yield [row.model, str(row.chunks), f"{row.static:.1f}", f"{row.active:.1f}", f"{active:.2f}",
                f"{active / row.active - 1:+.1%}", f"{row.static + active:.1f}", "trains" if fits else "out of memory",

@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from mofa.calibrate.fits.layer_segments import Segment, latent_attention_ops, read_segments, unrecorded_share_by_format
+from mofa.calibrate.fits.layer_segments import (
+    LayerSegment,
+    latent_attention_small_ops,
+    read_layer_segments,
+    unrecorded_over_recorded_time_by_format,
+)
 from mofa.calibrate.fits.profile import SMALL_OPS
-from mofa.calibrate.fits.te_host_facts import layer_host_facts, module_host_facts, relative_module_times
-from mofa.calibrate.fits.te_relative_host_times import RelativeHostTimes
+from mofa.calibrate.fits.te_host_facts import layer_host_facts, module_host_facts, module_times_over_small_layer
+from mofa.calibrate.fits.te_relative_host_times import HostTimesOverSmallLayer
 from mofa.calibrate.measurements import read_rows, rows_of_first_folder_with_op
 from mofa.measure.records import read_records
 from mofa.specs.host import SmallLayerTime
@@ -72,8 +77,8 @@ def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     sample = "the median of machines with runs of the fitting half"
     said = f"{ahead:.3g} small ops forward and {back:.3g} back, on quiet cores: {sample}"
     source = f"measurements/{', '.join(TE_HOST)}: in layers and chains, over the small layer beside them"
-    modules = module_host_facts(relative_module_times(RelativeHostTimes.from_rows(rows)), layer, source)
-    segments = read_segments(ROOT / "measurements" / SEGMENTS / SEGMENT_ROWS)
+    modules = module_host_facts(module_times_over_small_layer(HostTimesOverSmallLayer.from_rows(rows)), layer, source)
+    segments = read_layer_segments(ROOT / "measurements" / SEGMENTS / SEGMENT_ROWS)
     modules = with_latent_attention(with_unrecorded_experts(modules, segments), segments, op_s)
     return {**host, **layer_host_facts(layer, said), "modules": modules}
 
@@ -82,12 +87,12 @@ Modules = dict[str, dict[str, Any]]
 """Modules' times, as profiles have them."""
 
 
-def with_latent_attention(modules: Modules, segments: Sequence[Segment], op_s: float) -> Modules:
+def with_latent_attention(modules: Modules, segments: Sequence[LayerSegment], op_s: float) -> Modules:
     """The times with latent attention's as in real steps: its rotations, which are Triton's kernels, and its Python.
 
     Back the rotations are taken off what a model of it takes beside its other modules.
     """
-    ops = latent_attention_ops(segments)
+    ops = latent_attention_small_ops(segments)
     if ops is None:
         return modules
     source = f"measurements/{SEGMENTS}: mla-dense, over the small op between its steps"
@@ -103,9 +108,9 @@ def with_latent_attention(modules: Modules, segments: Sequence[Segment], op_s: f
     return dict(sorted({**modules, "latent_attention": made, "latent_rope": turned}.items()))
 
 
-def with_unrecorded_experts(modules: Modules, segments: Sequence[Segment]) -> Modules:
+def with_unrecorded_experts(modules: Modules, segments: Sequence[LayerSegment]) -> Modules:
     """Grouped linears' times with those of a forward that autograd does not record, by their share in real steps."""
-    shares = unrecorded_share_by_format(segments)
+    shares = unrecorded_over_recorded_time_by_format(segments)
     for format_, share in sorted(shares.items()):
         ways = modules["grouped_linear" if format_ == "bf16" else f"grouped_linear {format_}"]
         seconds = share * si(ways["forward_each_s"], "s")

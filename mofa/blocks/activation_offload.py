@@ -42,19 +42,19 @@ class OffloadedTensor:
     is_large: BoolK
 
     @property
-    def reloaded(self) -> str:
+    def reloaded_tensor_name(self) -> str:
         """What the module's backward reads instead."""
         return f"{self.name} of {self.module}"
 
     @property
-    def on_host(self) -> str:
+    def host_copy_name(self) -> str:
         """Its copy in pinned memory."""
-        return f"{self.reloaded} on host"
+        return f"{self.reloaded_tensor_name} on host"
 
     @property
-    def reloaded_for_layer_below(self) -> str:
+    def tensor_name_reloaded_for_layer_below(self) -> str:
         """The same of the layer below, on its way while this layer runs."""
-        return f"{self.reloaded} ahead"
+        return f"{self.reloaded_tensor_name} ahead"
 
 
 def offloaded_tensors(forward: Tape, ctx: Context) -> tuple[OffloadedTensor, ...]:
@@ -63,7 +63,7 @@ def offloaded_tensors(forward: Tape, ctx: Context) -> tuple[OffloadedTensor, ...
     tensors: dict[tuple[str, str], OffloadedTensor] = {}
     for op in forward.ops:
         module = modules.get(op.name)
-        if module is None or module not in ctx.framework.offload.modules:
+        if module is None or module not in ctx.framework.offloaded_activations.modules:
             continue
         for name in op.saves:
             tensor = forward.tensors[name]
@@ -128,10 +128,10 @@ def _copied_out(forward: Tape, tensors: tuple[OffloadedTensor, ...], ends: Mappi
     shares = Lifetimes(forward.ops, forward.tensors).memory_aliases
     for i, tensor in enumerate(tensors):
         functions = FUNCTIONS * (i == 0 or tensors[i - 1].module != tensor.module)
-        declared[tensor.on_host] = Tensor(tensor.on_host, 0.0 * tensor.bytes, grad=False)
+        declared[tensor.host_copy_name] = Tensor(tensor.host_copy_name, 0.0 * tensor.bytes, grad=False)
         behind.setdefault(ends[tensor.module], []).append(
-            Op(f"{tensor.reloaded} to host", "memory_bound", HostCopy(tensor.bytes), (tensor.name,),
-               (tensor.on_host,), stream=OFFLOAD_STREAM, present=tensor.is_large,
+            Op(f"{tensor.reloaded_tensor_name} to host", "memory_bound", HostCopy(tensor.bytes), (tensor.name,),
+               (tensor.host_copy_name,), stream=OFFLOAD_STREAM, present=tensor.is_large,
                autograd_functions=functions, hooked_tensors=1.0)
         )  # fmt: skip
         for name in _memory_of(shares, tensor.name):
@@ -181,7 +181,7 @@ def _copied_back(
             last[module] = i
         if not keeps:
             readers = of_frames if module is None else {r: by_reader.get((module, r)) for r in op.reads}
-            reads = tuple(t.reloaded if (t := readers.get(r)) is not None else r for r in op.reads)
+            reads = tuple(t.reloaded_tensor_name if (t := readers.get(r)) is not None else r for r in op.reads)
             ops[i] = op._replace(reads=reads)
     ahead: list[Op] = []
     behind: dict[int, list[Op]] = {}
@@ -190,11 +190,11 @@ def _copied_back(
         if tensor.module not in last:
             continue
         functions = FUNCTIONS * (i == 0 or tensors[i - 1].module != tensor.module)
-        reloaded, name = tensor.reloaded, tensor.reloaded_for_layer_below
+        reloaded, name = tensor.reloaded_tensor_name, tensor.tensor_name_reloaded_for_layer_below
         declared[name] = Tensor(name, tensor.bytes, grad=False)
-        declared[tensor.on_host] = Tensor(tensor.on_host, 0.0 * tensor.bytes, grad=False)
+        declared[tensor.host_copy_name] = Tensor(tensor.host_copy_name, 0.0 * tensor.bytes, grad=False)
         behind.setdefault(last[tensor.module], []).append(
-            Op(f"{reloaded} to device", "memory_bound", HostCopy(tensor.bytes), (tensor.on_host,), (name,),
+            Op(f"{reloaded} to device", "memory_bound", HostCopy(tensor.bytes), (tensor.host_copy_name,), (name,),
                stream=RELOAD_STREAM, present=tensor.is_large, autograd_functions=functions)
         )  # fmt: skip
         if keeps:
@@ -211,6 +211,6 @@ def _copied_back(
     new = list(ahead)
     for i, op in enumerate(ops):
         new += [op, *behind.get(i, ())]
-    coming = tuple(tensor.reloaded_for_layer_below for tensor in tensors if tensor.module in last)
+    coming = tuple(tensor.tensor_name_reloaded_for_layer_below for tensor in tensors if tensor.module in last)
     new.append(Op("activations of the layer below", "memory_bound", None, coming, launches=0))
     return replace(backward, ops=tuple(new), tensors=declared)

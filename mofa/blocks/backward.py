@@ -12,7 +12,7 @@ from typing import TypedDict
 from mofa.blocks.checkpoint_frames import CheckpointGroup
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import GRADIENT, RENEWAL, Op, Tape, Tensor
-from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, is_token_chunk, without_unread_last_ops
+from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, is_token_chunk_region, without_unread_last_ops
 from mofa.blocks.roles import WEIGHT_ROLES, LayerStep, Part
 from mofa.blocks.saved_tensors import SavedTensorFinder
 from mofa.blocks.work import (
@@ -119,7 +119,7 @@ class _Differentiator(SavedTensorFinder):
         (megatron_core/transformer/moe/token_dispatcher.py, ``dispatch_preprocess``; tensor_parallel/random.py,
         ``CheckpointFunction.backward``). Where tokens go in chunks, those are inputs of a checkpoint of their own.
         """
-        if any(map(is_token_chunk, self.group_of.values())):
+        if any(map(is_token_chunk_region, self.group_of.values())):
             return ()
         names = [name for name in frame.inputs if name in self.grads]
         return tuple(n for name in names for n in (self.grads[name], self._frame_tensor(name)) if n)

@@ -49,7 +49,7 @@ class CostedLayerKind:
         )
 
     @property
-    def role(self) -> BlockRole:
+    def block_role(self) -> BlockRole:
         """What a framework asks of such a layer: whether it has experts."""
         return "experts" if self.moe else "dense"
 
@@ -83,7 +83,7 @@ class BlockTapes:
     """Whether one checkpoint of PyTorch's is around the whole block."""
 
     @property
-    def repeated_ops(self) -> frozenset[str]:
+    def recomputed_op_names(self) -> frozenset[str]:
         """The forward's ops that run again in the backward."""
         return frozenset(op.origin for op in self.backward.ops if op.repeated)
 
@@ -208,14 +208,14 @@ def layer_tapes(
         forward = with_token_exchange_stream(forward)
     if ctx.framework.shared_expert_overlap:
         forward = with_shared_expert_overlap(forward)
-    back = _wrapped(derived_backward_tape(forward, recompute), ctx, primitives, kind.role, *params)
+    back = _wrapped(derived_backward_tape(forward, recompute), ctx, primitives, kind.block_role, *params)
     if ctx.framework.delay_wgrad:
         back = with_delayed_weight_gradients(forward, back)
     if ctx.framework.expert_overlap == "combined":
         back = with_schedule_nodes(forward, back, delays=ctx.framework.delay_wgrad)
     if ctx.framework.shared_expert_overlap:
         back = with_shared_expert_overlap_backward(forward, back)
-    if ctx.framework.offload.offloads_any:
+    if ctx.framework.offloaded_activations.offloads_any:
         forward, back = with_activation_offload(forward, back, ctx, keeps=keeps_activations)
     checkpointed = checkpointed and not recompute.keep_outputs
     return BlockTapes(kind.name, with_tp_overlap(forward, ctx), with_tp_overlap(back, ctx), checkpointed)
@@ -237,7 +237,7 @@ def layer_forward_tape(
     ctx = _without_rotation(ctx) if kind.unrotated else ctx
     hidden = float(ctx.model.hidden)
     x = b.tensor("x", ctx.shard_tokens * hidden * ctx.residual_element_bytes, use="residual")
-    primitives.begin_block(b, ctx, kind.role, *layer_params_of_rank(ctx, kind.moe))
+    primitives.begin_block(b, ctx, kind.block_role, *layer_params_of_rank(ctx, kind.moe))
     shared = halves if halves is not None and not b.ops and b.mark is None else {}
     half = (kind.windowed, kind.unrotated)
     if half in shared:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mofa.blocks.op import Tape
-from mofa.blocks.recomputation import is_token_chunk
+from mofa.blocks.recomputation import is_token_chunk_region
 
 
 class CheckpointGroup(NamedTuple):
@@ -17,10 +17,10 @@ class CheckpointGroup(NamedTuple):
     outputs: tuple[str, ...]
 
 
-def checkpointed_groups(forward: Tape, group_of: Mapping[str, str]) -> dict[str, CheckpointGroup]:
+def checkpoint_groups_by_name(forward: Tape, group_of: Mapping[str, str]) -> dict[str, CheckpointGroup]:
     """The groups whose checkpoint is a function, token chunks apart; ``group_of`` has each op's group."""
     out: dict[str, CheckpointGroup] = {}
-    for group in {g for g in group_of.values() if g and not is_token_chunk(g)}:
+    for group in {g for g in group_of.values() if g and not is_token_chunk_region(g)}:
         ops = [op for op in forward.ops if group_of[op.name] == group]
         made = dict.fromkeys(w for op in ops for w in op.writes)
         inputs = tuple(dict.fromkeys(r for op in ops for r in op.reads if r not in made))
@@ -34,9 +34,9 @@ def ops_not_recomputed_after_chunks(forward: Tape, group_of: Mapping[str, str]) 
     """Ops of a full recomputation that read what token chunks made: nothing they make is needed again."""
     made: set[str] = set()
     behind: set[str] = set()
-    chunked = any(map(is_token_chunk, set(group_of.values())))
+    chunked = any(map(is_token_chunk_region, set(group_of.values())))
     for op in forward.ops if chunked else ():
-        chunk = is_token_chunk(group_of[op.name])
+        chunk = is_token_chunk_region(group_of[op.name])
         if chunk or (group_of[op.name] == "full" and made.intersection(op.reads)):
             made.update(op.writes)
             if not chunk:

@@ -57,7 +57,7 @@ class _Groups:
         for op in forward.ops:
             if op.name in made:
                 of[op.name] = made.pop(op.name)
-            elif is_norm(op) and op.name in back:
+            elif is_norm_with_weight(op) and op.name in back:
                 # its weight's gradient takes its share of the kernels that are counted with the input's
                 of[op.name] = [
                     Op(
@@ -158,7 +158,7 @@ def _weight_of(op: Op, tensors: dict[str, Tensor]) -> str:
     return tensors[op.reads[0]].weight if op.reads else ""
 
 
-def is_norm(op: Op) -> bool:
+def is_norm_with_weight(op: Op) -> bool:
     """Whether an op is a norm with a weight: what no linear layer is and yet is learned."""
     return op.purpose == "norm"
 

@@ -20,12 +20,13 @@ FEW = 16
 """Rows up to which NumPy's reductions are not slower than going column by column. [-]"""
 
 
-def value_at(quantity: FloatK | BoolK, combination: int = 0) -> float:
+def value_of_combination(quantity: FloatK | BoolK, combination: int = 0) -> float:
     """The value of one combination, of an array of all or of the one number that holds for all.
 
     Examples
     --------
-    >>> value_at(np.array([1.0, 3.0]), 1), value_at(np.array([2.0]), 1), value_at(4.0, 1)
+    >>> value_of_combination(np.array([1.0, 3.0]), 1), value_of_combination(np.array([2.0]), 1),
+    value_of_combination(4.0, 1)
     (3.0, 2.0, 4.0)
     """
     return float(quantity[combination if quantity.size > 1 else 0] if isinstance(quantity, np.ndarray) else quantity)

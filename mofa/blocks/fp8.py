@@ -96,28 +96,28 @@ class Fp8Recipe:
     """Release of CUDA below which Transformer Engine refuses it (te/quantization.py,
     ``_compute_fp8_block_scaling_support``); empty where any has it."""
 
-    def cast_moved_bytes(self, copies: int) -> float:
+    def cast_moved_bytes_per_element(self, copies: int) -> float:
         """Moved by a cast to one or two copies, per element: read in bf16, once more for the largest. [B]
 
         Examples
         --------
-        >>> [FP8_RECIPES[name].cast_moved_bytes(2) for name in ("delayed", "tensorwise")]
+        >>> [FP8_RECIPES[name].cast_moved_bytes_per_element(2) for name in ("delayed", "tensorwise")]
         [4.0, 6.0]
         """
         return 2.0 + self.amax_bytes + copies * 1.0
 
-    def copy_bytes(self) -> float:
+    def copy_bytes_per_element(self) -> float:
         """Held by a copy per element, with its scales. [B]
 
         Examples
         --------
-        >>> [FP8_RECIPES[name].copy_bytes() for name in ("tensorwise", "blockwise")]
+        >>> [FP8_RECIPES[name].copy_bytes_per_element() for name in ("tensorwise", "blockwise")]
         [1.0, 1.03125]
         """
         return 1.0 + self.scale_bytes
 
     @property
-    def filled_rows(self) -> float:
+    def mean_padding_rows_per_expert(self) -> float:
         """That it takes to fill up an expert's rows of any number, in the mean. [tokens]"""
         return (self.aligned_rows - 1.0) / 2.0
 
@@ -203,12 +203,12 @@ def copies_per_fp8_weight(recipe: str, transposes: bool) -> int:
     return 1 + (transposes or not FP8_RECIPES[recipe].gathers_row_copy_only)
 
 
-def fp8_weight_copies_bytes(recipe: str, transposes: bool) -> float:
+def fp8_weight_copies_bytes_per_param(recipe: str, transposes: bool) -> float:
     """Held by all copies that fp8 products read of a weight, per parameter. [B]
 
     Examples
     --------
-    >>> [fp8_weight_copies_bytes(recipe, False) for recipe in ("tensorwise", "blockwise", "mxfp8")]
+    >>> [fp8_weight_copies_bytes_per_param(recipe, False) for recipe in ("tensorwise", "blockwise", "mxfp8")]
     [1.0, 2.0, 2.0625]
     """
     return copies_per_fp8_weight(recipe, transposes) * (1.0 + FP8_RECIPES[recipe].weight_scale_bytes)

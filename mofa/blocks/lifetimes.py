@@ -55,11 +55,11 @@ class Lifetimes:
             for name in op.writes:
                 self.birth.setdefault(name, i)
 
-    def is_used(self, name: str) -> bool:
+    def is_tensor_used(self, name: str) -> bool:
         """Whether any candidate has an op that reads or writes it."""
         return name in self.death or name in self.partly
 
-    def intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[AllocationInterval]:
+    def allocation_intervals(self, starts: dict[str, int], end_of: dict[str, int]) -> list[AllocationInterval]:
         """Every allocation; ``starts`` says from where tensors are alive that no op writes, ``end_of`` sets deaths."""
         shares = self.memory_aliases
         death = {**self.death, **end_of}
@@ -157,8 +157,8 @@ class BlockLifetimes:
         # gathered buffers go when the next block's weights are copied out, the last block's at the end
         end_of.update((name, boundary - 1) for op in forward.ops if op.holds_for_next_block for name in op.reads)
         starts = {**dict.fromkeys(forward.inputs, 0), **dict.fromkeys(backward.inputs, boundary)}
-        intervals = lifetimes.intervals(
-            {name: start for name, start in starts.items() if lifetimes.is_used(name)}, end_of
+        intervals = lifetimes.allocation_intervals(
+            {name: start for name, start in starts.items() if lifetimes.is_tensor_used(name)}, end_of
         )
         return cls(ops, boundary, intervals, *_saved(ops, intervals, boundary), _pools(ops, intervals))
 

@@ -110,12 +110,12 @@ def _left_out(op: Op, by_index: BoolK) -> Op:
     )  # fmt: skip
 
 
-def routing_buffer_bytes(tokens: FloatK, top_k: float, hidden: float, element_bytes: float = 2.0) -> FloatK:
+def routed_copies_bytes(tokens: FloatK, top_k: float, hidden: float, element_bytes: float = 2.0) -> FloatK:
     """Routed copies of one layer's tokens, ``L k d``: what materialising them takes. [B]
 
     The paper's "DeepSeek" example, about 2 million tokens, top 4, 6144 wide: "94 GB".
 
-    >>> round(routing_buffer_bytes(2e6, 4, 6144) / 1e9, 1)
+    >>> round(routed_copies_bytes(2e6, 4, 6144) / 1e9, 1)
     98.3
     """
     return tokens * top_k * hidden * element_bytes

@@ -310,7 +310,7 @@ class Op(NamedTuple):
         return self.purpose == "hold"
 
     @property
-    def copies_out(self) -> bool:
+    def copies_out_gathered_weights(self) -> bool:
         """Whether it copies what FSDP gathered into a tensor for each weight."""
         return self.purpose in ("copy_out", "experts_copy_out")
 
@@ -358,7 +358,7 @@ class Tape:
         """Names kept for the backward pass, each once."""
         return tuple(dict.fromkeys(name for op in self.ops for name in op.saves))
 
-    def without(self, drop: Iterable[str]) -> Tape:
+    def without_families(self, drop: Iterable[str]) -> Tape:
         """The tape without the ops of these families: what they cost is what the tape loses."""
         families = set(drop)
         return replace(self, ops=tuple(op for op in self.ops if op.family not in families))

@@ -35,11 +35,11 @@ class Recompute:
     early_stop: bool = False
     reentrant: bool = False
 
-    def group_of(self, op: Op) -> str:
+    def group_of_op(self, op: Op) -> str:
         """The recomputed group an op belongs to, empty for none; data parallelism acts outside of the checkpoint."""
         if op.region == OUTSIDE or (not op.region and self.kind != "full"):
             return ""
-        if is_token_chunk(op.region):
+        if is_token_chunk_region(op.region):
             return op.region
         if self.kind == "full":
             return "full"
@@ -48,14 +48,14 @@ class Recompute:
                 return region
         return ""
 
-    def discarded(self, name: str, makers: Mapping[str, Op]) -> tuple[str, BoolK]:
+    def discarded_tensor_behind_views(self, name: str, makers: Mapping[str, Op]) -> tuple[str, BoolK]:
         """The discarded tensor that views and absent ops pass on as another, and for which candidates; else none.
 
         ``makers`` are the forward's ops by what they write.
         """
         shared: BoolK = True
         while self.discard and (op := makers.get(name)) is not None:
-            if self.group_of(op) in self.discard:
+            if self.group_of_op(op) in self.discard:
                 return name, shared
             if not op.reads or name != op.writes[0] or not any_true(op.aliases_first_input()):
                 break
@@ -66,22 +66,23 @@ class Recompute:
 NO_RECOMPUTE = Recompute()
 
 
-def is_token_chunk(region: str) -> bool:
+def is_token_chunk_region(region: str) -> bool:
     """Whether a region is a token chunk's, a checkpoint of its own.
 
-    >>> is_token_chunk(f"{CHUNK}0"), is_token_chunk("moe")
+    >>> is_token_chunk_region(f"{CHUNK}0"), is_token_chunk_region("moe")
     (True, False)
     """
     return region.startswith(CHUNK)
 
 
-def is_later_token_chunk(region: str) -> bool:
+def is_later_token_chunk_region(region: str) -> bool:
     """Whether a region is a token chunk's behind the first.
 
-    >>> is_later_token_chunk(f"{CHUNK}0"), is_later_token_chunk(f"{CHUNK}12"), is_later_token_chunk("moe")
+    >>> is_later_token_chunk_region(f"{CHUNK}0"), is_later_token_chunk_region(f"{CHUNK}12"),
+    is_later_token_chunk_region("moe")
     (False, True, False)
     """
-    return is_token_chunk(region) and region != f"{CHUNK}0"
+    return is_token_chunk_region(region) and region != f"{CHUNK}0"
 
 
 def is_in_region(region: str, outer: str) -> bool:
@@ -107,7 +108,7 @@ def without_unread_last_ops(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     return tuple(alive)
 
 
-def unrecorded_calls(forward: Tape, recompute: Recompute) -> tuple[TimedModuleCall, ...]:
+def calls_without_autograd_record(forward: Tape, recompute: Recompute) -> tuple[TimedModuleCall, ...]:
     """Calls with members that autograd records nothing of in a forward pass: it is to run again as a whole.
 
     A checkpoint that is a function of Python runs without it (Megatron's tensor_parallel/random.py,
@@ -116,12 +117,12 @@ def unrecorded_calls(forward: Tape, recompute: Recompute) -> tuple[TimedModuleCa
     calls = {
         id(call): call for op in forward.ops
         if (call := op.module_call) is not None and any_true(call.num_members)
-        and (is_token_chunk(op.region) or (recompute.reentrant and recompute.group_of(op)))
+        and (is_token_chunk_region(op.region) or (recompute.reentrant and recompute.group_of_op(op)))
     }  # fmt: skip
     return tuple(calls.values())
 
 
-def with_unrecorded_calls(forward: Tape, calls: tuple[TimedModuleCall, ...]) -> Tape:
+def with_calls_without_autograd_record(forward: Tape, calls: tuple[TimedModuleCall, ...]) -> Tape:
     """A forward pass as it runs where autograd records nothing of these calls."""
     unrecorded = {id(call): replace(call, is_recorded=False) for call in calls}
     ops = tuple(

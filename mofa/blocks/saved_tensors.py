@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mofa.blocks.checkpoint_frames import checkpointed_groups, ops_not_recomputed_after_chunks
+from mofa.blocks.checkpoint_frames import checkpoint_groups_by_name, ops_not_recomputed_after_chunks
 from mofa.blocks.elementwise import BoolK, FloatK, all_true, any_true, logical_not, where
 from mofa.blocks.op import Op, Tape, Tensor
-from mofa.blocks.recomputation import Recompute, is_token_chunk
+from mofa.blocks.recomputation import Recompute, is_token_chunk_region
 from mofa.blocks.work import Collective, HostSync, MemoryBound
 
 
@@ -17,13 +17,13 @@ class SavedTensorFinder:
         self.recompute = recompute
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[Op] = []
-        self.group_of = {op.name: recompute.group_of(op) for op in forward.ops}
+        self.group_of = {op.name: recompute.group_of_op(op) for op in forward.ops}
         self.kept_ops = recompute.keep_outputs.intersection(self.group_of)
         self.producer = {w: op.name for op in forward.ops for w in op.writes}
         self.makers = {w: op for op in forward.ops for w in op.writes}
         self.replayed: set[str] = set()
         self.behind = ops_not_recomputed_after_chunks(forward, self.group_of)
-        self.framed = checkpointed_groups(forward, self.group_of) if recompute.reentrant else {}
+        self.framed = checkpoint_groups_by_name(forward, self.group_of) if recompute.reentrant else {}
         self.let_go: list[Op] = []  # hold what the op before them reads for some candidates alone
 
     def _frame_tensor(self, name: str) -> str:
@@ -46,7 +46,7 @@ class SavedTensorFinder:
         What is a discarded tensor's memory for some candidates alone is read by them as made again.
         """
         saved = self._saved_name(reader, name)
-        source, shared = self.recompute.discarded(name, self.makers)
+        source, shared = self.recompute.discarded_tensor_behind_views(name, self.makers)
         if saved != name or not any_true(shared):
             return saved
         again = self._saved_name(reader, source)
@@ -71,7 +71,7 @@ class SavedTensorFinder:
         if not group:  # nearly always
             return name
         reading = self.group_of[reader.name]
-        same = reading == group or (group == "full" and is_token_chunk(reading))
+        same = reading == group or (group == "full" and is_token_chunk_region(reading))
         if same or group in self.recompute.discard:
             if group not in self.replayed:
                 self._replay(group)

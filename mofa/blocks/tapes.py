@@ -16,7 +16,12 @@ from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.frameworks.megatron.captured_ops import graph_captured_embedding_or_head, graph_captured_layer
 from mofa.blocks.frameworks.recompute import recompute_of_layer as recompute_of
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute, unrecorded_calls, with_unrecorded_calls
+from mofa.blocks.recomputation import (
+    NO_RECOMPUTE,
+    Recompute,
+    calls_without_autograd_record,
+    with_calls_without_autograd_record,
+)
 from mofa.specs.strategy import RecomputeSpec
 
 MOST_CACHED = 16
@@ -59,11 +64,11 @@ def model_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
     Those of one combination are kept for who asks again: tapes depend on nothing but their context, which strategies
     share that differ in what blocks do not depend on, such as the pipeline.
     """
-    return (cached_tapes(ctx) if isinstance(ctx.tp, PLAIN) else ContextTapes(ctx)).tapes_in_modes(modes)
+    return (cached_context_tapes(ctx) if isinstance(ctx.tp, PLAIN) else ContextTapes(ctx)).tapes_in_modes(modes)
 
 
 @lru_cache(maxsize=MOST_CACHED)
-def cached_tapes(ctx: Context) -> ContextTapes:
+def cached_context_tapes(ctx: Context) -> ContextTapes:
     """The tapes of a context of one combination."""
     return ContextTapes(ctx)
 
@@ -105,7 +110,7 @@ class ContextTapes:
         label = layer_label(kind, spec)
         layer = graph_captured_layer(build.layer_tapes(*given), self.ctx, moe=kind.moe)
         tapes = {label: self._as_recorded(layer, recompute)}
-        if framework.offload.offloads_any:
+        if framework.offloaded_activations.offloads_any:
             beside = build.layer_tapes(*given, keeps_activations=True)
             tapes[kept_layer_label(label)] = self._as_recorded(beside, recompute)
         self._layers[kind, spec] = tapes
@@ -113,12 +118,12 @@ class ContextTapes:
 
     def _as_recorded(self, layer: BlockTapes, recompute: Recompute) -> BlockTapes:
         """A layer whose forward runs without autograd's record where it is to run again; alike ones share a tape."""
-        calls = unrecorded_calls(layer.forward, recompute)
+        calls = calls_without_autograd_record(layer.forward, recompute)
         if not calls:
             return layer
         key = id(layer.forward), *map(id, calls)
         if key not in self._unrecorded:  # what an id names stays alive beside it
-            self._unrecorded[key] = layer.forward, with_unrecorded_calls(layer.forward, calls)
+            self._unrecorded[key] = layer.forward, with_calls_without_autograd_record(layer.forward, calls)
         return replace(layer, forward=self._unrecorded[key][1])
 
     def _in_chunks(self, kind: CostedLayerKind, number: int) -> Tape:

@@ -30,7 +30,7 @@ class Case:
     split: Split
     shape: Shape = field(hash=False)
 
-    def size(self, name: str) -> int:
+    def shape_size(self, name: str) -> int:
         """A whole number of the shape."""
         return int(self.shape[name])
 

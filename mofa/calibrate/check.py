@@ -35,7 +35,7 @@ TE_TARGETS = {GROUPED: (0.07, 0.18), OPS: (0.06, 0.10)}
 """The same of Transformer Engine's kernels, where those were measured."""
 
 
-def check_fits(
+def fit_errors_on_held_out_rows(
     folders: Sequence[Path], *, by_op: bool = False, split: Split = "heldout", needed: bool = True
 ) -> dict[str, Any]:
     """Fit each folder's grid, predict its held-out shapes, and sum up over the folders.
@@ -86,7 +86,7 @@ def check_fits(
     return report
 
 
-def predict_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
+def rows_with_predicted_times(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Every row that a curve can predict, grid and held-out: for plots and tables of residuals.
 
     Returns
@@ -125,7 +125,7 @@ def _predict(
     gemm_rows = [i for i, row in enumerate(rows) if row.case.family == BUNDLED]
     if gemm_rows:
         gpu = bundled_gpu_of_device(curves.gpu, folder)
-        m, n, k = (np.array([[float(rows[i].case.size(x))] for i in gemm_rows]) for x in "mnk")
+        m, n, k = (np.array([[float(rows[i].case.shape_size(x))] for i in gemm_rows]) for x in "mnk")
         passes: list[GemmPass] = [rows[i].case.op for i in gemm_rows]  # type: ignore[misc]
         time_s[gemm_rows] = unaligned_gemm_s(gemm_s(m, n, k, gpu), m, n, k, np.ones_like(m), passes, gpu)[:, 0]
     return time_s, outside
@@ -136,7 +136,7 @@ def is_above_family_floor(row: Row) -> bool:
     family = FAMILY.get(row.case.family, row.case.family)
     if row.sample.median_s < FLOOR_S.get(family, 0.0):
         return False
-    return family not in FLOOR_BYTES or row.case.size("bytes") >= FLOOR_BYTES[family]
+    return family not in FLOOR_BYTES or row.case.shape_size("bytes") >= FLOOR_BYTES[family]
 
 
 def summarise_errors(values: Sequence[tuple[str, float, bool]]) -> dict[str, float | int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from mofa.calibrate.cases import Shape, Split
-from mofa.calibrate.chunked_layer import LayerPrediction, predict_bench_layer
+from mofa.calibrate.chunked_layer import ChunkedLayerPrediction, predict_bench_layer
 from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device
 from mofa.calibrate.measurements import Row, read_rows_of_file
 from mofa.calibrate.shapes.chunked import FAMILY, ISSUE, OPS
@@ -34,7 +34,7 @@ class MeasuredAndPredictedLayer:
     values: dict[str, tuple[float, float]]
     split: Split = "heldout"
 
-    def error(self, quantity: str) -> float:
+    def relative_error(self, quantity: str) -> float:
         """Predicted / measured - 1. [-]"""
         measured, predicted = self.values[quantity]
         return predicted / measured - 1
@@ -82,7 +82,7 @@ def rows_by_layer(folder: Path) -> list[dict[str, Row]]:
 
 
 def _beside(
-    rows: dict[str, Row], said: LayerPrediction, quantities: Collection[str]
+    rows: dict[str, Row], said: ChunkedLayerPrediction, quantities: Collection[str]
 ) -> dict[str, tuple[float, float]]:  # fmt: skip
     return {
         op: (rows[op].sample.median_s, float(getattr(said, field)))
@@ -115,7 +115,9 @@ def summarise_layer_errors(scores: Sequence[MeasuredAndPredictedLayer]) -> list[
     for name in order:
         of = groups[name]
         errors = {
-            q: fmean(abs(s.error(q)) for s in of if q in s.values) for q in QUANTITIES if any(q in s.values for s in of)
+            q: fmean(abs(s.relative_error(q)) for s in of if q in s.values)
+            for q in QUANTITIES
+            if any(q in s.values for s in of)
         }
         out.append((name, len(of), errors))
     return out

@@ -20,7 +20,7 @@ from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, GroupedGemm, HostSync, MemoryBound
 from mofa.calibrate.cases import Shape
 from mofa.calibrate.shapes.chunked import token_rows_by_rank
-from mofa.cost.allocations.allocation_trace import trace_block
+from mofa.cost.allocations.allocation_trace import block_allocation_trace
 from mofa.cost.allocations.block_trace import OpTrace
 from mofa.cost.block.durations import OpTimingMachine
 from mofa.cost.block.liveness import block_memory
@@ -44,7 +44,7 @@ THREADS, STEPS = 2, 4
 
 
 @dataclass(frozen=True)
-class LayerPrediction:
+class ChunkedLayerPrediction:
     """One step of a layer on its slowest rank, and the memory of its fullest; each when it is asked for. [s, B]"""
 
     shape: Shape
@@ -85,10 +85,10 @@ class LayerPrediction:
         return _reserved(self.tapes, self.shape)
 
     def _total_s(self, tape: Tape) -> float:
-        return float(time_per_tape_repetition(tape, self.machine).total[0])
+        return float(time_per_tape_repetition(tape, self.machine).total_s[0])
 
 
-def predict_bench_layer(shape: Shape, cluster: ClusterSpec, framework: FrameworkSpec) -> LayerPrediction:
+def predict_bench_layer(shape: Shape, cluster: ClusterSpec, framework: FrameworkSpec) -> ChunkedLayerPrediction:
     """What the planner's forms say of a bench layer.
 
     Parameters
@@ -102,7 +102,7 @@ def predict_bench_layer(shape: Shape, cluster: ClusterSpec, framework: Framework
     forward = split_into_token_chunks(tape, chunks)
     recompute = Recompute("regions", checkpoint=frozenset({REGION})) if chunks == 1 else NO_RECOMPUTE
     tapes = BlockTapes("chunked_moe", forward, derived_backward_tape(forward, recompute))
-    return LayerPrediction(shape, tapes, _machine(int(shape["ep"]), cluster, framework))
+    return ChunkedLayerPrediction(shape, tapes, _machine(int(shape["ep"]), cluster, framework))
 
 
 def _joined(tapes: BlockTapes) -> Tape:
@@ -279,7 +279,7 @@ def _reserved(tapes: BlockTapes, shape: Shape) -> float:
     allocator = Allocator()
     for size in (*static_tensor_bytes(shape).values(), *(PYTORCH_WORKSPACE,) * THREADS):
         allocator.malloc(int(size))
-    lived = trace_block(tapes)
+    lived = block_allocation_trace(tapes)
     blocks: dict[str, Block] = {}
     for _ in range(STEPS):
         if lived.input_gradient in blocks:  # the input's gradient is let go before a step, the output after it

@@ -8,7 +8,7 @@ from typing import Any
 
 from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
 from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device, rows_and_curve_fits_of_folder
-from mofa.calibrate.fits.profile import host_facts
+from mofa.calibrate.fits.profile import host_facts_of_curves
 from mofa.calibrate.fits.te_host_facts import layer_host_facts
 from mofa.calibrate.run_cases import Progress, measure_cases, why_gpu_cannot_be_timed
 from mofa.errors import SpecError
@@ -72,7 +72,7 @@ def host_profile_mapping(curves: DeviceCurveFits, cpu: str, layer: SmallLayerTim
         gpu = FALLBACK_GPU
     base = mark_all_as_transferred(expanded_profile("gpus", gpu)["curves"]["host"], gpu)
     source = f"{SOURCE}, on {curves.gpu}"
-    made = host_facts(base, curves, source)
+    made = host_facts_of_curves(base, curves, source)
     if layer is not None:
         ahead, back = (parse_quantity(base[name]["value"], "s") for name in ("layer_issue_s", "layer_back_s"))
         by_name = layer_time_factors_by_fact(layer.issue_s / ahead, layer.back_s / back)
@@ -102,6 +102,6 @@ def _layer_pace() -> SmallLayerTime | None:
     try:
         from mofa.host_pace import TransformerEngineLayer
 
-        return SmallLayerTime(*TransformerEngineLayer().seconds())
+        return SmallLayerTime(*TransformerEngineLayer().forward_and_backward_s())
     except ImportError:
         return None

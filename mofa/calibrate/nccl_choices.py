@@ -29,7 +29,7 @@ def read_nccl_choices(cases: Sequence[Case], lines: Iterable[str]) -> dict[str, 
         return {}
     chosen: dict[str, list[dict[str, Any]]] = {}
     for case, (_, algorithm, protocol) in zip(cases, said, strict=True):
-        steps = chosen.setdefault(f"{case.op} {case.size('group')}", [])
+        steps = chosen.setdefault(f"{case.op} {case.shape_size('group')}", [])
         if not steps or (steps[-1]["algorithm"], steps[-1]["protocol"]) != (algorithm, protocol):
-            steps.append({"from_bytes": case.size("bytes"), "algorithm": algorithm, "protocol": protocol})
+            steps.append({"from_bytes": case.shape_size("bytes"), "algorithm": algorithm, "protocol": protocol})
     return chosen

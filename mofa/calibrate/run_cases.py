@@ -84,7 +84,7 @@ def measure_cases(
     )  # fmt: skip
     todo = [c for c in every if c.split == "fresh" or not fresh_only]
     host = anonymous_machine_id(str(bench.environment().get("gpu_ids", "")))
-    done = prepare_measurement_folder(out, bench, host)
+    done = prepare_folder_and_list_measured_cases(out, bench, host)
     left = [c for c in todo if c.identity not in done]
     counts = {"measured": 0, "kept": len(todo) - len(left), "unsupported": 0, "left": 0}
     tell = progress or _tell_nobody
@@ -183,7 +183,7 @@ def _measure_layers(layers: Sequence[Case], out: Path, host: str, device: str, p
         return False
     progress(0)
     measure_chunked_layers_on_ranks(
-        layers, out, host, max(c.size("ep") for c in layers), device=device, progress=progress
+        layers, out, host, max(c.shape_size("ep") for c in layers), device=device, progress=progress
     )
     return True
 
@@ -231,7 +231,7 @@ def anonymous_machine_id(gpu_ids: str = "") -> str:
     return "host-" + hashlib.sha256(f"{platform.node()} {platform.version()} {gpu_ids}".encode()).hexdigest()[:6]
 
 
-def prepare_measurement_folder(out: Path, bench: Bench, host: str) -> set[tuple[str, str, str, str, str]]:
+def prepare_folder_and_list_measured_cases(out: Path, bench: Bench, host: str) -> set[tuple[str, str, str, str, str]]:
     """Make the folder, write environment.json, and say which cases are there already."""
     out.mkdir(parents=True, exist_ok=True)
     done = set()

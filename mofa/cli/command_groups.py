@@ -27,13 +27,13 @@ class UncutCommandList(TyperGroup):
         """Write the commands under one heading."""
         self._write_section(ctx, formatter, "Commands", self.list_commands(ctx))
 
-    def help_of(self, ctx: Any, name: str) -> str:
+    def command_help_text(self, ctx: Any, name: str) -> str:
         """What a command says of itself."""
         command = self.get_command(ctx, name)
         return str(command.help or "") if command is not None else ""
 
     def _write_section(self, ctx: Any, formatter: Any, title: str, names: Iterable[str]) -> None:
-        rows = [(name, " ".join(self.help_of(ctx, name).split("\n\n")[0].split())) for name in names]
+        rows = [(name, " ".join(self.command_help_text(ctx, name).split("\n\n")[0].split())) for name in names]
         with formatter.section(title):
             formatter.write_dl(rows)
 
@@ -49,7 +49,7 @@ class GroupedCommands(UncutCommandList):
         """Their names."""
         return list(self.commands)
 
-    def help_of(self, ctx: Any, name: str) -> str:
+    def command_help_text(self, ctx: Any, name: str) -> str:
         """What a command says of itself; its options are not read for that, which takes longest."""
         command = load_command(name)
         return str(command.info.help) if isinstance(command, typer.Typer) else inspect.getdoc(command) or ""

@@ -33,7 +33,7 @@ class GoodputOutputOptions(OutputOptions):
             print_failure_rate(console, rate)
         print_goodput_calculation(console, calculation, quiet=self.quiet)
 
-    def show_levels(self, calculation: LevelCalculation, rate: LogStatistics | None) -> None:
+    def show_checkpoint_levels(self, calculation: LevelCalculation, rate: LogStatistics | None) -> None:
         """Write and print what the calculator found of several levels."""
         from mofa.report.goodput import print_checkpoint_levels, print_failure_rate
         from mofa.report.tables import make_console
@@ -45,7 +45,7 @@ class GoodputOutputOptions(OutputOptions):
             print_failure_rate(console, rate)
         print_checkpoint_levels(console, calculation, quiet=self.quiet)
 
-    def show_rate(self, rate: LogStatistics) -> None:
+    def show_failure_rate(self, rate: LogStatistics) -> None:
         """Write and print what a log says."""
         from mofa.report.goodput import print_failure_rate
         from mofa.report.tables import make_console
@@ -53,7 +53,7 @@ class GoodputOutputOptions(OutputOptions):
         if not self._json(rate.model_dump_json(indent=2) + "\n"):
             print_failure_rate(make_console(), rate)
 
-    def show_scale(self, report: GoodputReport) -> None:
+    def show_goodput_by_scale(self, report: GoodputReport) -> None:
         """Write and print goodput against scale, with its figures where a directory is asked for."""
         import pandas as pd
 

@@ -42,7 +42,7 @@ def read_workload(
 HOST_SAID = "as --host-issue says"
 
 
-def read_machines(
+def read_cluster(
     name: str,
     gpus: int,
     overrides: Overrides,
@@ -200,7 +200,7 @@ def estimate_requests_from_options(
     if strategy is None and not overrides["strategy"]:
         raise SpecError('--strategy: is missing; write one, such as --strategy "tp=4 pp=4 micro_batch=1"')
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
-    machines = read_machines(cluster, gpus, overrides, host_issue_s, memory_limit)
+    machines = read_cluster(cluster, gpus, overrides, host_issue_s, memory_limit)
     facts = read_framework(framework, job, overrides)
     fields = _read_strategy(strategy)
     for name, value in overrides["strategy"].items():
@@ -246,7 +246,7 @@ def _job_of_framework(
     if overrides["framework"]:
         options = {**facts.model_dump(exclude_none=True), "name": facts.name}
         facts = load_framework(options, overrides["framework"])
-    machines = job.machines(read_machines(cluster, job.num_gpus, overrides, host_issue_s))
+    machines = job.cluster_as_job_uses_it(read_cluster(cluster, job.num_gpus, overrides, host_issue_s))
     fields = {**job.strategy, **overrides["strategy"]}
     return EstimateRequest(None, workload, machines, fields, facts, frozenset(fields), rests_on=job.notes)
 

@@ -117,7 +117,7 @@ class LongRunOptions:
         """Whether any option was given."""
         return any(value is not None for name, value in vars(self).items() if name != "changes" or value)
 
-    def profile(self) -> FaultSpec | None:
+    def fault_profile(self) -> FaultSpec | None:
         """The fault profile with what the options change; None where none is given."""
         if not self.is_any_given:
             return None

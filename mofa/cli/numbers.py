@@ -67,10 +67,10 @@ def parse_file_and_plan_number(text: str) -> tuple[Path, int | None]:
     return Path(text), None
 
 
-def global_batch_parser(text: str | int) -> str:
+def checked_global_batch_text(text: str | int) -> str:
     """A parser of a global batch, in sequences or in tokens; checked, and read when the sequence's length is known.
 
-    >>> [global_batch_parser(text) for text in ("1K", "4M tokens", "4Mtokens")]
+    >>> [checked_global_batch_text(text) for text in ("1K", "4M tokens", "4Mtokens")]
     ['1K', '4M tokens', '4M tokens']
     """
     words = re.sub(r"(?<=[\dkKmMgGtT])(tokens?|sequences?)$", r" \1", str(text).strip()).split()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mofa.cli.numbers import global_batch_parser, size_of_cluster_parser, whole_number_parser
+from mofa.cli.numbers import checked_global_batch_text, size_of_cluster_parser, whole_number_parser
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 
 
@@ -92,7 +92,7 @@ GlobalBatch = Annotated[
     typer.Option(
         "--global-batch",
         metavar="N",
-        parser=global_batch_parser,
+        parser=checked_global_batch_text,
         help='Sequences per optimizer step, such as 1024, or "4M tokens".',
     ),
 ]

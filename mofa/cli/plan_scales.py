@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from mofa.search.search_result import Search
 
 
-def gpus_or_range_parser(text: str | int) -> tuple[int, ...]:
+def parse_gpus_or_range(text: str | int) -> tuple[int, ...]:
     """One number of GPUs, or all from the first to the last, each twice the one before.
 
     Examples
     --------
-    >>> gpus_or_range_parser("64"), gpus_or_range_parser("256..1K")
+    >>> parse_gpus_or_range("64"), parse_gpus_or_range("256..1K")
     ((64,), (256, 512, 1024))
     """
     from mofa.cli.numbers import size_of_cluster_parser
@@ -34,7 +34,7 @@ def gpus_or_range_parser(text: str | int) -> tuple[int, ...]:
         raise typer.BadParameter(str(error)) from None
 
 
-def show_scales(
+def show_plans_by_gpu_count(
     output: OutputOptions, searches: Sequence[Search], jobs: int, given: frozenset[str] = frozenset()
 ) -> None:
     """Write and print what was found at each number of GPUs: as JSON a list, as files a folder each."""
@@ -44,12 +44,12 @@ def show_scales(
     reports = [search.report for search in searches]
 
     def save(out: Path) -> list[Path]:
-        from mofa.cli.report_page import report_page
+        from mofa.cli.report_page import report_facts_of_search
 
         files = []
         for search in searches:
             table = search.costed_table()
-            page = report_page(search, table, jobs=jobs, given=given) if search.report.plans else None
+            page = report_facts_of_search(search, table, jobs=jobs, given=given) if search.report.plans else None
             files += save_plan_report(search.report, out / str(search.report.cluster.num_gpus), table, page)
         return files
 

@@ -41,7 +41,7 @@ class ProgressBar:
             self.bar.reset(task.id, total=total, description=what)
         self.bar.update(task.id, completed=done, total=total, description=what or self.title)
 
-    def set_text(self, text: str) -> None:
+    def print_above_bar(self, text: str) -> None:
         """Print a line above the bar; nothing where no bar may be drawn."""
         if not self.enabled:
             return

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mofa.search.search_result import Search
 
 
-def report_page(
+def report_facts_of_search(
     search: Search,
     table: pd.DataFrame,
     *,
@@ -43,7 +43,7 @@ def report_page(
         own_name=own_name,
         launch=launch,
         launch_note=note,
-        command=typed_command(),
+        command=typed_command_line(),
         given=given,
         made_on=date.today().isoformat(),
         jobs=jobs,
@@ -74,6 +74,6 @@ def given_settings(options: Mapping[str, object], changes: Sequence[str], words:
     return frozenset(names)
 
 
-def typed_command() -> str:
+def typed_command_line() -> str:
     """The command line of this process; empty where mofa was called from another program."""
     return shlex.join(["mofa", *sys.argv[1:]]) if Path(sys.argv[0]).name in ("mofa", "__main__.py") else ""

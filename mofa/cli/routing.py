@@ -35,7 +35,7 @@ def parse_routing(text: str | None) -> RoutingSpec | None:
         raise SpecError(f"--routing: {error}") from None
 
 
-def read_routing(workload: WorkloadSpec, routing: str | None, trace: Path | None) -> WorkloadSpec:
+def workload_with_routing(workload: WorkloadSpec, routing: str | None, trace: Path | None) -> WorkloadSpec:
     """The workload with the routing of an option, or of a trace; its own where neither is given."""
     from mofa.errors import SpecError
     from mofa.search.experts.balanced_step import workload_with_trace_routing

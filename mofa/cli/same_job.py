@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mofa.specs.host import HostIssueTimes
 
 
-def predicted_again(
+def estimate_json_of_same_job(
     where: str,
     result: Mapping[str, Any],
     cluster: str | None,
@@ -43,15 +43,15 @@ def predicted_again(
     """
     import mofa
     from mofa.cli.commands.estimate import estimate_of_request
-    from mofa.cli.jobs import EstimateRequest, read_machines
+    from mofa.cli.jobs import EstimateRequest, read_cluster
     from mofa.errors import SpecError
-    from mofa.plan.comparison import refuse_other_contract
+    from mofa.plan.comparison import refuse_other_json_version
     from mofa.plan.job_facts import JobFacts
     from mofa.plan.summaries import ClusterSummary
     from mofa.specs.from_mapping import spec_from_mapping
     from mofa.specs.strategy import StrategySpec
 
-    refuse_other_contract(where, result)
+    refuse_other_json_version(where, result)
     if not all(isinstance(result.get(name), Mapping) for name in ("job", "cluster", "strategy")):
         raise SpecError(
             f"{where}: does not have its job whole, as results of before JSON 2.10; compare it with another"
@@ -71,7 +71,7 @@ def predicted_again(
     num_gpus = strategy.tp * strategy.cp * strategy.pp * strategy.dp
     name = saved.name if cluster is None else cluster
     try:
-        machines = read_machines(name, num_gpus, overrides, host_issue_s, memory_limit)
+        machines = read_cluster(name, num_gpus, overrides, host_issue_s, memory_limit)
     except SpecError as error:
         raise SpecError(f"{where}: {error}; --cluster names the machines of a result") from None
     _refuse_other_machines(where, saved, ClusterSummary.from_spec(machines))

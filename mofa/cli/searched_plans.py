@@ -28,7 +28,7 @@ def best_plan_printer(progress: ProgressBar) -> Callable[[SearchProgress], None]
         from mofa.report.phrases import best_so_far_text
 
         shown.append(step.best)
-        progress.set_text(best_so_far_text(step.best))
+        progress.print_above_bar(best_so_far_text(step.best))
 
     return show
 
@@ -38,11 +38,11 @@ def enough_gpus_text(report: PlanReport) -> str:
     return f"{report.min_gpus:,} GPUs would do" if report.min_gpus else report.min_gpus_note or "add GPUs"
 
 
-def say_launch_obstacle(report: PlanReport) -> None:
+def print_why_not_launchable(report: PlanReport) -> None:
     """Say on standard error why the best plan becomes no job of its framework, before somebody exports it."""
-    from mofa.export.launch_files import launch_obstacle
+    from mofa.export.launch_files import why_not_launchable
 
-    if obstacle := launch_obstacle(report):
+    if obstacle := why_not_launchable(report):
         print(f"mofa: {obstacle}", file=sys.stderr)
 
 

@@ -37,5 +37,7 @@ def amax_reduction_seconds(rows: GatheredRows) -> ArrayN:
     experts = np.zeros(len(rows.grids)) if model.moe is None else 2.0 * model.moe.num_experts / rows.grids.ep
     weights = (4.0 + experts) * model.num_layers / (stages.pp * stages.vpp)
     nbytes = AMAX_BYTES * TENSORS_A_WEIGHT * weights
-    each = collective_s("all_reduce", nbytes, rows.groups["tp_dp_cp"], rows.costs.machine.fabric)[rows.grid_index]
+    each = collective_s("all_reduce", nbytes, rows.groups["tp_dp_cp"], rows.costs.machine.network_fabric)[
+        rows.grid_index
+    ]
     return np.asarray(2.0 * (rows.num_micro_batches * stages.vpp + stages.pp - 1) * each)

@@ -47,7 +47,7 @@ def checkpoint_bytes_of_rank(workload: WorkloadSpec, framework: FrameworkSpec, s
     The data-parallel ranks of a stage save a share each, of what they hold whole as well: Megatron's fully parallel
     save, PyTorch's distributed checkpoint.
     """
-    return np.asarray(shards.sharded(checkpoint_bytes_per_param(workload, framework)).max(axis=1))
+    return np.asarray(shards.sharded_bytes(checkpoint_bytes_per_param(workload, framework)).max(axis=1))
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CheckpointTimes:
         return np.maximum(self.copy_s, self.write_s)
 
     @property
-    def blocking_peer_s(self) -> ArrayN:
+    def blocking_peer_copy_s(self) -> ArrayN:
         """A copy in other nodes' host memory that everybody waits for, as :attr:`blocking_s`. [s]"""
         return np.maximum(self.copy_s, self.peer_s)
 

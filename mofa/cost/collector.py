@@ -29,12 +29,12 @@ class TableCollector:
         self.names: tuple[str, ...] = ()
         self.detail: StageDetail | None = None
 
-    def put(self, places: NDArray[np.intp], rows: GatheredRows) -> None:
+    def put_times_and_memory(self, places: NDArray[np.intp], rows: GatheredRows) -> None:
         """Put times and memory of a group of rows into their places of the table."""
         time = step_time(rows)
-        self.put_peak(places, rows, stage_peaks(rows), time)
+        self.put_memory(places, rows, stage_peaks(rows), time)
 
-    def put_peak(self, places: NDArray[np.intp], rows: GatheredRows, peak: StagePeaks, time: StepTime | None) -> None:
+    def put_memory(self, places: NDArray[np.intp], rows: GatheredRows, peak: StagePeaks, time: StepTime | None) -> None:
         """Put what is known of rows; NaN for a time that is not."""
         most, row_index = peak.stages, np.arange(len(places))
         if time is None:
@@ -52,7 +52,7 @@ class TableCollector:
         row, stage = (
             (np.repeat(row_index, pp), np.tile(np.arange(pp), len(places))) if self.keep else (row_index, peak.fullest)
         )
-        live = most.candidates.components_at(row, most.instant[row, stage], stage)
+        live = most.candidates.live_components_at_peaks(row, most.instant[row, stage], stage)
         of_fullest = live[:, row_index * pp + peak.fullest] if self.keep else live
         communicators = most.communicators[row_index, peak.fullest]
         self.memory[:, places] = _components(
@@ -61,8 +61,8 @@ class TableCollector:
         base = len(self.names)
         self.names = (*self.names, *peak.names)
         self.instant[places] = base + most.instant[row_index, peak.fullest]
-        self.flops[places] = hardware_flops(rows)
-        self.saved[places] = checkpoint_bytes_of_rows(rows)
+        self.flops[places] = hardware_flops_of_rows(rows)
+        self.saved[places] = checkpoint_bytes_of_heaviest_rank(rows)
         if self.keep:
             parts = _components(rows, live, most.allocated[row, stage], most.reserved[row, stage],
                                 most.communicators[row, stage])  # fmt: skip
@@ -108,16 +108,16 @@ def _components(
     )
 
 
-def checkpoint_bytes_of_rows(rows: GatheredRows) -> NDArray[np.float64]:
+def checkpoint_bytes_of_heaviest_rank(rows: GatheredRows) -> NDArray[np.float64]:
     """What a rank of the heaviest stage saves in a checkpoint. (n,) [B]"""
     return checkpoint_bytes_of_rank(rows.workload, rows.framework, rows.shards)[rows.grid_index]
 
 
-def hardware_flops(rows: GatheredRows) -> NDArray[np.float64]:
+def hardware_flops_of_rows(rows: GatheredRows) -> NDArray[np.float64]:
     """FLOPs that all ranks run in one step, recomputation and padding included. (n,) [FLOP]"""
     c, table = rows.costs, rows.table
-    per_rank = rows.sum_layers_by_stage(rows.layers.flops) + rows.end_blocks_by_stage(
+    per_rank = rows.sum_layers_by_stage(rows.layers.layer_flops) + rows.end_blocks_by_stage(
         c.embedding.forward_flops + c.embedding.backward_flops, c.head.forward_flops + c.head.backward_flops,
-        rows.mtp_layer_quantity("flops"),
+        rows.mtp_layer_quantity("layer_flops"),
     )  # fmt: skip
     return np.asarray(rows.sum_over_stages(per_rank) * rows.num_micro_batches * table.tp * table.cp * table.dp)

@@ -16,7 +16,7 @@ from mofa.cost.block.block_cost import PrecisionMode, block_costs, recomputes_la
 from mofa.cost.block.costs import BlockCosts
 from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS, Breakdown
-from mofa.cost.collector import TableCollector, checkpoint_bytes_of_rows
+from mofa.cost.collector import TableCollector, checkpoint_bytes_of_heaviest_rank
 from mofa.cost.kernels.lazy_loading import share_of_passes_with_kernel_load as drained_share
 from mofa.cost.memory.peak import StagePeakBytes, peaks_with_fullest_stage, stage_peak_bytes
 from mofa.cost.memory.pinned import pinned_excess_bytes
@@ -83,7 +83,7 @@ class TableEstimator:
             self.drains[chosen] = drains[costs.index]
             self.parts.append(PrecisionModeCosts.from_costs(mode, costs))
 
-    def stages(self, row: int = 0) -> Stages:
+    def stages_of_row(self, row: int = 0) -> Stages:
         """Where the layers of a row of the table are."""
         return stages_of_row(self.workload, self.framework, self.table, row)
 
@@ -115,7 +115,7 @@ class TableEstimator:
         out = TableCollector(table, len(table), detail)
         done = 0
         for chosen, rows in self._composed(which, layers, every_stage=detail):
-            out.put(chosen, rows)
+            out.put_times_and_memory(chosen, rows)
             done += len(chosen)
             if progress is not None:
                 progress(done)
@@ -126,7 +126,7 @@ class TableEstimator:
         refuse_unphysical_steps(breakdown, self.cluster)
         return breakdown
 
-    def component_seconds(
+    def exposed_and_hidden_seconds(
         self, which: NDArray[np.intp] | None = None, *, recompute_layers: NDArray[np.int64] | None = None,
         every_stage: bool = False,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
@@ -309,11 +309,11 @@ class TableEstimator:
         """Peaks of its stages, in closed form."""
         return stage_peak_bytes(self.row_with_every_stage)
 
-    def row_without_time(self) -> Breakdown:
+    def only_row_without_time(self) -> Breakdown:
         """The table's only row in detail, but for its time."""
         only = np.arange(1)
         out = TableCollector(self.table, 1, True)
-        out.put_peak(only, self.row_with_every_stage, peaks_with_fullest_stage(self._row_bytes), None)
+        out.put_memory(only, self.row_with_every_stage, peaks_with_fullest_stage(self._row_bytes), None)
         return out.breakdown()
 
     def stage_device_bytes(self) -> list[float]:
@@ -327,7 +327,7 @@ class TableEstimator:
         micro_batches = np.maximum(self.workload.batch.global_batch // np.maximum(table.dp * table.micro_batch, 1), 1)
         return self.loads.runs_per_step(table.ep, (groups * micro_batches).astype(np.float64))
 
-    def device_bytes(self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64]) -> NDArray[np.float64]:
+    def device_bytes_of_rows(self, which: NDArray[np.intp], recompute_layers: NDArray[np.int64]) -> NDArray[np.float64]:
         """Memory alone of rows of the table with these numbers of recomputed layers. (len(which),) [B]"""
         return self.memory_of_rows(which, recompute_layers).device_bytes
 
@@ -355,7 +355,7 @@ class TableEstimator:
             weighed.least_bytes[chosen] = np.maximum(weighed.least_bytes[chosen], least)
             weighed.allocated_bytes[chosen] = stages.allocated[np.arange(len(chosen)), fullest]
             weighed.reserved_bytes[chosen] = stages.reserved[np.arange(len(chosen)), fullest]
-            weighed.checkpoint_bytes[chosen] = checkpoint_bytes_of_rows(rows)
+            weighed.checkpoint_bytes[chosen] = checkpoint_bytes_of_heaviest_rank(rows)
             done += len(chosen)
             if progress is not None:
                 progress(done)
@@ -365,7 +365,10 @@ class TableEstimator:
         self, which: NDArray[np.intp], layers: NDArray[np.int64], *, every_stage: bool
     ) -> Iterator[tuple[NDArray[np.intp], GatheredRows]]:
         """Rows that compose together, as positions in ``which``, and what each gathers; ``layers`` are recomputed."""
-        stacked = [part.of_rows(self.table, which[self.of[which] == number]) for number, part in enumerate(self.parts)]
+        stacked = [
+            part.layer_arrays_of_rows(self.table, which[self.of[which] == number])
+            for number, part in enumerate(self.parts)
+        ]
         for chosen, schedule in _groups(self.table, which, layers, self.of[which]):
             table_rows = which[chosen]
             number = int(self.of[table_rows[0]])
@@ -403,14 +406,16 @@ class PrecisionModeCosts:
             LayerArrays([(costs.mtp[spec],) for spec in modes]) if costs.mtp is not None else None,
         )  # fmt: skip
 
-    def of_rows(self, table: StrategyTable, which: NDArray[np.intp]) -> tuple[LayerArrays, LayerArrays | None]:
+    def layer_arrays_of_rows(
+        self, table: StrategyTable, which: NDArray[np.intp]
+    ) -> tuple[LayerArrays, LayerArrays | None]:
         """Layers and predictions as these rows read them: those in modes of none of them are not costed."""
         used = np.unique(recompute_mode_indices(self.modes, table.select_rows(which))).tolist()
         if len(used) in (0, len(self.modes)):
             return self.layers, self.mtp
         known, key = self._of_modes, tuple(used)
         if key not in known:
-            known[key] = self.layers.only_in(used), None if self.mtp is None else self.mtp.only_in(used)
+            known[key] = self.layers.only_in_modes(used), None if self.mtp is None else self.mtp.only_in_modes(used)
         return known[key]
 
     @cached_property

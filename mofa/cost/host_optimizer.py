@@ -36,13 +36,13 @@ def params_stepped_on_hosts(rows: GatheredRows) -> ArrayN:
     num_kinds = len(weights.layers)
 
     def largest(is_meant: NDArray[np.bool_]) -> ArrayN:
-        sizes = weights.params[is_meant][:, k]
+        sizes = weights.params_of_each_weight[is_meant][:, k]
         return sizes.max(axis=0)[:, None] if len(sizes) else np.zeros((len(k), 1))
 
-    layer = largest(weights.kind < num_kinds)
-    embedding = largest(weights.kind == num_kinds) * rows.is_first
-    head = largest(weights.kind == num_kinds + 1) * rows.is_head
-    owned = shards.sharded(1.0)
+    layer = largest(weights.block_of_each_weight < num_kinds)
+    embedding = largest(weights.block_of_each_weight == num_kinds) * rows.is_embedding_stage
+    head = largest(weights.block_of_each_weight == num_kinds + 1) * rows.is_head_stage
+    owned = shards.sharded_bytes(1.0)
     wanted = rows.framework.optimizer_offload * owned
     others = np.maximum(owned - embedding, head)
     within_layers = np.minimum(wanted + layer / 2.0, others)
@@ -52,7 +52,7 @@ def params_stepped_on_hosts(rows: GatheredRows) -> ArrayN:
     return np.minimum(np.where(shards.dense_ranks > 1, of_pieces, walked), owned)
 
 
-def host_step_seconds(rows: GatheredRows, tensors: ArrayN, beside_s: ArrayN) -> ArrayN:
+def host_step_extra_seconds(rows: GatheredRows, tensors: ArrayN, beside_s: ArrayN) -> ArrayN:
     """What a step takes longer for the part that hosts step than the device's part; (g, R), 0 without any. [s]
 
     Gradients go over the GPU's link into pinned memory. Adam then moves 28 bytes a parameter, at the rate of the
@@ -83,9 +83,9 @@ def host_step_seconds(rows: GatheredRows, tensors: ArrayN, beside_s: ArrayN) -> 
         return np.zeros_like(rows.shards.dense)
     host, pass_s = _known_host(cluster), cluster.slowest_host_factor * cluster.gpu.curves.host.tensor_pass_s.value
     stepped = params_stepped_on_hosts(rows)
-    num_tensors = tensors * stepped / np.maximum(rows.shards.sharded(1.0), 1.0)
+    num_tensors = tensors * stepped / np.maximum(rows.shards.sharded_bytes(1.0), 1.0)
     out_s = COPIED_BYTES * stepped / cluster.gpu.host_link_bytes_per_s.value
-    step_s = ADAM_MOVED_BYTES * stepped / adam_bytes_per_s(cluster, framework.host_threads, host)
+    step_s = ADAM_MOVED_BYTES * stepped / host_adam_bytes_per_s(cluster, framework.host_threads, host)
     back_s = COPIED_BYTES * stepped / host.pageable_bytes_per_s.value
     on_host = step_s + back_s + LOOPS * pass_s * num_tensors
     if not framework.overlap_optimizer_copies:
@@ -94,7 +94,7 @@ def host_step_seconds(rows: GatheredRows, tensors: ArrayN, beside_s: ArrayN) -> 
     return np.asarray(np.maximum(np.maximum(first_s + on_host, out_s) - beside_s, 0.0))
 
 
-def adam_bytes_per_s(cluster: ClusterSpec, threads: int, host: HostOptimizerRates) -> float:
+def host_adam_bytes_per_s(cluster: ClusterSpec, threads: int, host: HostOptimizerRates) -> float:
     """What one rank's threads move in Adam's step while all ranks of its node do. [B/s]
 
     A processor takes as long as its threads would and as its memory would, one behind the other: of tensors that lie in
@@ -105,7 +105,7 @@ def adam_bytes_per_s(cluster: ClusterSpec, threads: int, host: HostOptimizerRate
     --------
     >>> from mofa.specs.load import load_cluster
     >>> host = load_cluster("h200-hgx", 1).gpu.curves.host.optimizer
-    >>> [round(adam_bytes_per_s(load_cluster("h200-hgx", n), 8, host) / 1e9) for n in (1, 2, 8)]
+    >>> [round(host_adam_bytes_per_s(load_cluster("h200-hgx", n), 8, host) / 1e9) for n in (1, 2, 8)]
     [86, 86, 37]
     """
     ranks = min(cluster.num_gpus, cluster.node.gpus_per_node)
@@ -114,7 +114,7 @@ def adam_bytes_per_s(cluster: ClusterSpec, threads: int, host: HostOptimizerRate
     return 1.0 / (of_threads_s + ranks_of_processor / host.memory_bytes_per_s.value)
 
 
-def optimizer_bytes_on_node(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> float:
+def optimizer_host_bytes_of_node(workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec) -> float:
     """What a node's memory holds of the optimizer, if all nodes hold as much. [B]"""
     params = num_params(workload.model) + num_mtp_params(workload.model)
     ranks = min(cluster.num_gpus, cluster.node.gpus_per_node)
@@ -132,7 +132,10 @@ def refuse_optimizer_beyond_host_memory(workload: WorkloadSpec, cluster: Cluster
     if not framework.optimizer_offload:
         return
     _known_host(cluster)
-    held_bytes, has_bytes = optimizer_bytes_on_node(workload, cluster, framework), cluster.node.host_memory_bytes.value
+    held_bytes, has_bytes = (
+        optimizer_host_bytes_of_node(workload, cluster, framework),
+        cluster.node.host_memory_bytes.value,
+    )
     if held_bytes > has_bytes:
         most = framework.optimizer_offload * has_bytes / held_bytes
         raise SpecError(

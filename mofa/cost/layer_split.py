@@ -71,7 +71,7 @@ def active_params_of_layer(model: ModelSpec, moe: bool) -> float:
     """Parameters that a token uses in one layer: its relative cost when layers are balanced. [params]"""
     p = layer_params(model, moe)
     routed = p.routed * model.moe.top_k / model.moe.num_experts if moe and model.moe else 0.0
-    return p.total - p.routed + routed
+    return p.total_params - p.routed + routed
 
 
 NEXT_TO = np.arange(-2, 2)

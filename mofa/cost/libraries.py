@@ -21,7 +21,7 @@ AS_THE_KERNELS = ("recompute", "bubble")
 """Components that are made of the kernels of all others."""
 
 
-def fractions_on_layer_library(
+def step_fractions_on_layer_library(
     costs: BlockCosts, model: ModelSpec, exposed: Mapping[str, float], library: Library
 ) -> dict[str, float]:
     """Fraction of the step that rests on what was measured under a library, by component; none where nothing does. [-]

@@ -23,7 +23,7 @@ def matmul_params(model: ModelSpec) -> float:
     if model.num_mtp_layers:
         p = mtp_params(model)
         routed = p.routed * model.moe.top_k / model.moe.num_experts if model.moe and p.routed else float(p.routed)
-        total += model.num_mtp_layers * (p.total - p.routed + routed + model.vocab * model.hidden)
+        total += model.num_mtp_layers * (p.total_params - p.routed + routed + model.vocab * model.hidden)
     return total
 
 
@@ -32,7 +32,7 @@ def _active(model: ModelSpec, moe: bool) -> float:
         return 0.0
     p = layer_params(model, moe)
     routed = p.routed * model.moe.top_k / model.moe.num_experts if model.moe and p.routed else 0.0
-    return p.total - p.routed + routed
+    return p.total_params - p.routed + routed
 
 
 @lru_cache(maxsize=64)

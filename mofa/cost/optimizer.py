@@ -12,10 +12,10 @@ from mofa.blocks.fp8 import (
     FP8_RECIPES,
     Fp8Recipe,
     copies_per_fp8_weight,
-    fp8_weight_copies_bytes,
+    fp8_weight_copies_bytes_per_param,
     transformer_engine_recipe,
 )
-from mofa.cost.kernels.compute import memory_bound_rate
+from mofa.cost.kernels.compute import memory_bound_bytes_per_s
 from mofa.specs.base import Fact
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec, GpuSpec
@@ -38,16 +38,16 @@ class ParameterShards:
     dense_ranks: ArrayN
     expert_ranks: ArrayN
 
-    def unsharded(self, bytes_per_param: float) -> ArrayN:
+    def unsharded_bytes(self, bytes_per_param: float) -> ArrayN:
         """Bytes of something that every rank holds whole. (n, R) [B]"""
         return (self.dense + self.expert) * bytes_per_param
 
-    def sharded(self, bytes_per_param: float) -> ArrayN:
+    def sharded_bytes(self, bytes_per_param: float) -> ArrayN:
         """Bytes of something that is shared out over the data-parallel ranks. (n, R) [B]"""
         return (self.dense / self.dense_ranks + self.expert / self.expert_ranks) * bytes_per_param
 
 
-def states_bytes_per_param(workload: WorkloadSpec, framework: FrameworkSpec) -> float:
+def optimizer_states_bytes_per_param(workload: WorkloadSpec, framework: FrameworkSpec) -> float:
     """An optimizer's states with the main copy, before sharding, on devices and hosts; moments take half where the
     recipe says bf16. [B/param]
 
@@ -116,85 +116,101 @@ def static_bytes(
     Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, section 3.1: 16 bytes a parameter in mixed precision with Adam.
     """
     params, grads = framework.params_bytes_per_param, framework.grads_bytes_per_param
-    num_moments, states = workload.optimizer.traits.num_moments, states_bytes_per_param(workload, framework)
+    num_moments, states = workload.optimizer.traits.num_moments, optimizer_states_bytes_per_param(workload, framework)
     zeros = np.zeros_like(shards.dense)
     if not framework.traits.has_pytorch_modules:
         states *= 1.0 - framework.optimizer_offload
-        sharded = np.where(zero >= 1, shards.sharded(states), shards.unsharded(states))
-        temporary = framework.step_kernels.temporary_bytes_per_param
+        sharded = np.where(zero >= 1, shards.sharded_bytes(states), shards.unsharded_bytes(states))
+        temporary = framework.optimizer_step_kernels.temporary_bytes_per_param
         has_expert_optimizer = np.asarray(ep) > 1
         dense, expert = replace(shards, expert=0.0 * shards.expert), replace(shards, dense=0.0 * shards.dense)
 
         def temporaries(part: ParameterShards) -> ArrayN:
-            return np.where(zero >= 1, part.sharded(temporary), part.unsharded(temporary))
+            return np.where(zero >= 1, part.sharded_bytes(temporary), part.unsharded_bytes(temporary))
 
         scratch = np.where(
             has_expert_optimizer, np.maximum(temporaries(dense), temporaries(expert)), temporaries(shards)
         )
         if framework.widens_gradients:  # of all optimizers, before the first one steps
             widened = 4.0 * (1.0 - framework.optimizer_offload)
-            scratch = scratch + np.where(zero >= 1, shards.sharded(widened), shards.unsharded(widened))
+            scratch = scratch + np.where(zero >= 1, shards.sharded_bytes(widened), shards.unsharded_bytes(widened))
         # Transformer Engine keeps fp8 copies of its linears' weights, in the layouts that products want, over the
         # micro-batches of a step; embedding and head are none of its (what fp8 parameters take, of which one layout is
         # the parameters', is no more than bf16 ones)
         copies = zeros
         if recipe := transformer_engine_recipe(workload, framework):
-            copied = shards.unsharded(1.0) if in_layers is None else in_layers
-            each = fp8_weight_copies_bytes(recipe, fp8_transposes)
+            copied = shards.unsharded_bytes(1.0) if in_layers is None else in_layers
+            each = fp8_weight_copies_bytes_per_param(recipe, fp8_transposes)
             copies = _fp8_param_bytes_beside(recipe, each, shards, copied) if framework.fp8_params else each * copied
         if framework.deepspeed in ("zero0", "zero1"):  # 16-bit gradients come with a backward, fp32 ones in the step
-            state = workload.optimizer.traits.main_and_moments_bytes()
-            states_kept = np.where(zero >= 1, shards.sharded(state), shards.unsharded(state))
+            state = workload.optimizer.traits.main_and_moments_bytes_per_param()
+            states_kept = np.where(zero >= 1, shards.sharded_bytes(state), shards.unsharded_bytes(state))
             # all are launched before the first one is over
-            sent = shards.unsharded(grads) * _sent_together(workload, tp)
+            sent = shards.unsharded_bytes(grads) * _sent_together(workload, tp)
             if framework.launch_blocking:
                 sent = np.minimum(sent, DEEPSPEED_BUCKET)
             step = np.where(
-                zero >= 1, shards.sharded(STEPPED) - shards.unsharded(grads), shards.unsharded(STEPPED_WHOLE)
+                zero >= 1,
+                shards.sharded_bytes(STEPPED) - shards.unsharded_bytes(grads),
+                shards.unsharded_bytes(STEPPED_WHOLE),
             )
             return StaticBytes(
-                shards.unsharded(params), shards.unsharded(grads), states_kept, copies, np.maximum(sent, step), False
+                shards.unsharded_bytes(params),
+                shards.unsharded_bytes(grads),
+                states_kept,
+                copies,
+                np.maximum(sent, step),
+                False,
             )
         if framework.deepspeed:  # 16-bit copies of the two halves' gradients to reduce
-            scratch = shards.unsharded(1.0 if framework.launch_blocking else 2.0)
-        return StaticBytes(shards.unsharded(params), shards.unsharded(grads), sharded, copies, scratch, True)
-    temporary = framework.step_kernels.temporary_bytes_per_param
+            scratch = shards.unsharded_bytes(1.0 if framework.launch_blocking else 2.0)
+        return StaticBytes(
+            shards.unsharded_bytes(params), shards.unsharded_bytes(grads), sharded, copies, scratch, True
+        )
+    temporary = framework.optimizer_step_kernels.temporary_bytes_per_param
     # DDP's buckets lie beside the gradients
     has_buckets = np.logical_or(np.asarray(replicas) > 1, framework.data_parallel == "ddp")
     if precision == "autocast":
-        buffers = np.where(has_buckets, shards.unsharded(4.0), zeros)
+        buffers = np.where(has_buckets, shards.unsharded_bytes(4.0), zeros)
         return StaticBytes(
-            shards.unsharded(params),
-            shards.unsharded(grads),
-            shards.unsharded(states),
+            shards.unsharded_bytes(params),
+            shards.unsharded_bytes(grads),
+            shards.unsharded_bytes(states),
             buffers,
-            shards.unsharded(temporary),
+            shards.unsharded_bytes(temporary),
             False,
         )
     if precision == "uniform":
-        each = optimizer_dtype_bytes(workload, precision)
+        each = torchtitan_optimizer_element_bytes(workload, precision)
         return StaticBytes(
-            shards.unsharded(each), shards.unsharded(each), shards.unsharded(num_moments * each),
-            np.where(has_buckets & amp, shards.unsharded(each), zeros), shards.unsharded(temporary * each / 4), False,
+            shards.unsharded_bytes(each), shards.unsharded_bytes(each), shards.unsharded_bytes(num_moments * each),
+            np.where(has_buckets & amp, shards.unsharded_bytes(each), zeros),
+            shards.unsharded_bytes(temporary * each / 4), False,
         )  # fmt: skip
-    narrow = optimizer_dtype_bytes(workload, precision) / 4.0  # everything in training.dtype
-    params_bytes, reduced = shards.sharded(params * narrow), shards.sharded(grads * narrow)
+    narrow = torchtitan_optimizer_element_bytes(workload, precision) / 4.0  # everything in training.dtype
+    params_bytes, reduced = shards.sharded_bytes(params * narrow), shards.sharded_bytes(grads * narrow)
     if pipelined:
         # the sharded gradients come when the unsharded ones go, at the end of the step, and go when the next one begins
-        params_bytes, reduced = params_bytes + shards.unsharded(2.0), shards.unsharded(4.0)
+        params_bytes, reduced = params_bytes + shards.unsharded_bytes(2.0), shards.unsharded_bytes(4.0)
     return StaticBytes(
-        params_bytes, reduced, shards.sharded(states * narrow), zeros, shards.sharded(temporary * narrow), False
+        params_bytes,
+        reduced,
+        shards.sharded_bytes(states * narrow),
+        zeros,
+        shards.sharded_bytes(temporary * narrow),
+        False,
     )
 
 
-def optimizer_dtype_bytes(workload: WorkloadSpec, precision: str) -> float:
+def torchtitan_optimizer_element_bytes(workload: WorkloadSpec, precision: str) -> float:
     """Bytes of a parameter of torchtitan's as its optimizer holds it, and of its gradient and each state: fp32 where
     FSDP or autocast mixes precision, bf16 where nothing does, unless ``training.dtype`` says otherwise. [B]
 
     Examples
     --------
     >>> from mofa.specs.load import load_workload
-    >>> [optimizer_dtype_bytes(load_workload("llama3-8b"), mode) for mode in ("mixed", "autocast", "uniform")]
+    >>> [torchtitan_optimizer_element_bytes(load_workload("llama3-8b"), mode) for mode in ("mixed", "autocast",
+    "uniform")]
     [4.0, 4.0, 2.0]
     """
     wanted = workload.precision.params or ("bf16" if precision == "uniform" else "fp32")
@@ -203,10 +219,10 @@ def optimizer_dtype_bytes(workload: WorkloadSpec, precision: str) -> float:
 
 def optimizer_steps_in_16_bit(workload: WorkloadSpec, framework: FrameworkSpec, precision: str) -> bool:
     """Whether the optimizer steps on parameters, gradients and states of 16 bits."""
-    return framework.traits.has_pytorch_modules and optimizer_dtype_bytes(workload, precision) == 2.0
+    return framework.traits.has_pytorch_modules and torchtitan_optimizer_element_bytes(workload, precision) == 2.0
 
 
-def rates_16_bit_over_fp32(framework: FrameworkSpec, gpu: GpuSpec) -> dict[str, Fact]:
+def optimizer_rates_16_bit_over_fp32(framework: FrameworkSpec, gpu: GpuSpec) -> dict[str, Fact]:
     """Rates of an optimizer's kernels on 16-bit tensors over those on fp32 ones, by the part of its step. [-]"""
     rates = gpu.curves.optimizer_16_bit
     op_by_op = framework.optimizer in ("foreach", "for-loop")
@@ -252,7 +268,7 @@ def embedding_gradient_extra_bytes(
     """
     model, plain = workload.model, precision == "uniform"
     keeps_table = framework.traits.has_pytorch_modules and not model.tied_embeddings and (plain or pipelined)
-    each = optimizer_dtype_bytes(workload, precision) if plain else 4.0
+    each = torchtitan_optimizer_element_bytes(workload, precision) if plain else 4.0
     table = each * float(model.vocab) * model.hidden if keeps_table else 0.0
     return np.asarray(table * (1.0 - 1.0 / tp)[:, None] * is_first[None])
 
@@ -271,7 +287,8 @@ def optimizer_seconds(
     Bytes a parameter, each over the measured rate of its kernels: Adam reads parameter, gradient and two moments and
     writes all but the gradient (28 in fp32 fused, 56 by separate kernels). The norm reads 4, and clipping reads and
     writes 8 in the share of steps that a framework clips; half of it where torchtitan holds bf16, at
-    :func:`rates_16_bit_over_fp32` of the rate. Megatron besides zeroes (4) and scales (8) the whole gradient buffer,
+    :func:`optimizer_rates_16_bit_over_fp32` of the rate. Megatron besides zeroes (4) and scales (8) the whole gradient
+    buffer,
     half of it in bf16, and copies main to bf16 parameters (6, shared out). It turns bf16 gradients into fp32 ones (6,
     shared out). ``parts`` are those of :func:`optimizer_device_seconds_by_part` where they are known.
     """
@@ -293,29 +310,38 @@ def optimizer_device_seconds_by_part(
     gpu = cluster.gpu
     each = 2.0 if workload.precision.moments == "bf16" else 4.0
     moments = 2.0 * each * workload.optimizer.traits.num_moments  # read and written
-    op_by_op = framework.step_kernels.op_by_op
-    rate = memory_bound_rate(gpu, "adam_foreach" if op_by_op else "adam_fused")
+    op_by_op = framework.optimizer_step_kernels.op_by_op
+    rate = memory_bound_bytes_per_s(gpu, "adam_foreach" if op_by_op else "adam_fused")
     adam = (12.0 + moments + (28.0 if op_by_op else 0.0)) / rate
     per_param = {"adam": adam}
     if workload.optimizer.clip_grad_norm:
-        per_param["norm"] = 4.0 / memory_bound_rate(gpu, "grad_norm")
-        per_param["clip"] = framework.clipped_steps * 8.0 / memory_bound_rate(gpu, "grad_clip")
+        per_param["norm"] = 4.0 / memory_bound_bytes_per_s(gpu, "grad_norm")
+        per_param["clip"] = framework.clipped_steps * 8.0 / memory_bound_bytes_per_s(gpu, "grad_clip")
     if framework.traits.has_pytorch_modules:
         if optimizer_steps_in_16_bit(workload, framework, precision):
-            rates = rates_16_bit_over_fp32(framework, gpu)
+            rates = optimizer_rates_16_bit_over_fp32(framework, gpu)
             per_param = {name: s / 2.0 / rates[name].value for name, s in per_param.items()}
         is_unsharded = precision in ("autocast", "uniform")
-        return {name: shards.unsharded(s) if is_unsharded else shards.sharded(s) for name, s in per_param.items()}
-    per_param["copy"] = 6.0 / memory_bound_rate(gpu, "cast_down")
+        return {
+            name: shards.unsharded_bytes(s) if is_unsharded else shards.sharded_bytes(s)
+            for name, s in per_param.items()
+        }
+    per_param["copy"] = 6.0 / memory_bound_bytes_per_s(gpu, "cast_down")
     if framework.widens_gradients:
-        per_param["widen"] = 6.0 / memory_bound_rate(gpu, "cast_up")
+        per_param["widen"] = 6.0 / memory_bound_bytes_per_s(gpu, "cast_up")
     for name in {"adam", "copy", "widen"} & set(per_param):  # the rest is stepped on hosts
         per_param[name] *= 1.0 - framework.optimizer_offload
-    parts = {name: np.where(zero >= 1, shards.sharded(s), shards.unsharded(s)) for name, s in per_param.items()}
+    parts = {
+        name: np.where(zero >= 1, shards.sharded_bytes(s), shards.unsharded_bytes(s)) for name, s in per_param.items()
+    }
     width = 4.0 if framework.deepspeed else framework.grads_bytes_per_param
-    scaled = shards.unsharded(2.0 * width / memory_bound_rate(gpu, "grad_clip"))
+    scaled = shards.unsharded_bytes(2.0 * width / memory_bound_bytes_per_s(gpu, "grad_clip"))
     scaled = np.where(shards.dense_ranks > 1, scaled, 0.0)
-    return {**parts, "zero": shards.unsharded(width / memory_bound_rate(gpu, "megatron zero_buffer")), "scale": scaled}
+    return {
+        **parts,
+        "zero": shards.unsharded_bytes(width / memory_bound_bytes_per_s(gpu, "megatron zero_buffer")),
+        "scale": scaled,
+    }
 
 
 def _fp8_param_bytes_beside(recipe: str, copies: float, shards: ParameterShards, in_layers: ArrayN) -> ArrayN:
@@ -325,8 +351,8 @@ def _fp8_param_bytes_beside(recipe: str, copies: float, shards: ParameterShards,
     buffer: the layers' take all their copies, and what stays in bf16 is there once more in the one that is gathered.
     """
     if not FP8_RECIPES[recipe].gathers_params_in_bf16:
-        return 0.0 * shards.unsharded(1.0)
-    return (copies - 2.0) * in_layers + 2.0 * (shards.unsharded(1.0) - in_layers)
+        return 0.0 * shards.unsharded_bytes(1.0)
+    return (copies - 2.0) * in_layers + 2.0 * (shards.unsharded_bytes(1.0) - in_layers)
 
 
 def weight_cast_seconds(
@@ -352,10 +378,10 @@ def weight_cast_seconds(
     if framework.fp8_params and not recipe.gathers_params_in_bf16:
         cast = fp8_cast_seconds_per_param(recipe, gpu)
         return np.asarray(
-            linears * (2.0 * (copies - 1) / memory_bound_rate(gpu, "fp8_transpose")) + linears / owners * cast
+            linears * (2.0 * (copies - 1) / memory_bound_bytes_per_s(gpu, "fp8_transpose")) + linears / owners * cast
         )
-    zeroed = 2.0 / memory_bound_rate(gpu, "megatron zero_buffer") if framework.fp8_params else 0.0
-    cast = recipe.cast_moved_bytes(copies) / memory_bound_rate(gpu, recipe.weight_cast)
+    zeroed = 2.0 / memory_bound_bytes_per_s(gpu, "megatron zero_buffer") if framework.fp8_params else 0.0
+    cast = recipe.cast_moved_bytes_per_element(copies) / memory_bound_bytes_per_s(gpu, recipe.weight_cast)
     return np.asarray(linears * (cast + zeroed))
 
 
@@ -368,7 +394,7 @@ def fp8_first_micro_batch_saving_s(framework: FrameworkSpec, linears: ArrayN, gp
     """
     if not framework.fuses_wgrad_accumulation:
         return 0.0 * linears
-    return np.asarray(framework.grads_bytes_per_param * linears / memory_bound_rate(gpu, "te wgrad_add"))
+    return np.asarray(framework.grads_bytes_per_param * linears / memory_bound_bytes_per_s(gpu, "te wgrad_add"))
 
 
 def fp8_cast_seconds_per_param(recipe: Fp8Recipe, gpu: GpuSpec) -> float:
@@ -384,7 +410,7 @@ def fp8_cast_seconds_per_param(recipe: Fp8Recipe, gpu: GpuSpec) -> float:
     Transformer Engine 2.20.2, common/transpose/cast_transpose.cu (``cast_transpose_general_kernel``) and
     common/recipe/fp8_block_scaling.cu (``fp8_block_scaling_partial_cast``, which makes no transposed copy).
     """
-    row_rate = memory_bound_rate(gpu, recipe.row_cast)
+    row_rate = memory_bound_bytes_per_s(gpu, recipe.row_cast)
     if recipe.gathers_row_copy_only and gpu.fp8_transposes:
-        return recipe.main_param_amax_bytes / row_rate + 4.0 / memory_bound_rate(gpu, recipe.main_param_cast)
+        return recipe.main_param_amax_bytes / row_rate + 4.0 / memory_bound_bytes_per_s(gpu, recipe.main_param_cast)
     return (recipe.main_param_amax_bytes + 3.0) / row_rate

@@ -39,7 +39,7 @@ class SteppedTensors:
 
 
 @dataclass(frozen=True)
-class IssuePerTensor:
+class OptimizerIssuePerTensor:
     """What Megatron's host takes for each tensor in an optimizer step, kernel launches for many tensors apart. [s]"""
 
     before_norm_s: float
@@ -54,7 +54,7 @@ class IssuePerTensor:
     """As the next step begins: gradients that are no more."""
 
 
-def issue_per_tensor(cluster: ClusterSpec, framework: FrameworkSpec) -> IssuePerTensor:
+def optimizer_issue_per_tensor(cluster: ClusterSpec, framework: FrameworkSpec) -> OptimizerIssuePerTensor:
     """As timed whole where an optimizer was and the profile has it, else by loops over the tensors.
 
     Loops of Python (distrib_optimizer.py, clip_grads.py, torch/optim/adamw.py) take ``tensor_pass_s`` each: copy the
@@ -65,19 +65,19 @@ def issue_per_tensor(cluster: ClusterSpec, framework: FrameworkSpec) -> IssuePer
     Examples
     --------
     >>> from mofa.specs.load import load_cluster, load_framework
-    >>> issue = issue_per_tensor(load_cluster("h200-hgx", 8), load_framework("megatron"))
+    >>> issue = optimizer_issue_per_tensor(load_cluster("h200-hgx", 8), load_framework("megatron"))
     >>> round((issue.clip_s + issue.lists_s) * 1e6, 1)
     18.5
     """
     host = cluster.gpu.curves.host
     loop, op = (cluster.slowest_host_factor * fact.value for fact in (host.tensor_pass_s, host.eager_op_s))
     timed, widening = host.fused_optimizer, op if framework.widens_gradients else 0.0
-    if timed is not None and framework.step_kernels.timed_whole:
+    if timed is not None and framework.optimizer_step_kernels.timed_whole:
         facts = (timed.before_norm_s, timed.clip_s, timed.lists_s, timed.copy_s, timed.reset_s)
         before, *others = (cluster.slowest_host_factor * fact.value for fact in facts)
-        return IssuePerTensor(before + widening, *others)
-    norms = loop + op if framework.step_kernels.op_by_op else 0.0
-    return IssuePerTensor(5.0 * loop + norms + widening, loop, loop, loop + op, 2.0 * loop)
+        return OptimizerIssuePerTensor(before + widening, *others)
+    norms = loop + op if framework.optimizer_step_kernels.op_by_op else 0.0
+    return OptimizerIssuePerTensor(5.0 * loop + norms + widening, loop, loop, loop + op, 2.0 * loop)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _behind_norm(
     tensors: SteppedTensors, parts: Mapping[str, ArrayN],
 ) -> _BehindNorm:  # fmt: skip
     """One optimizer behind the other, each with its lists, its kernels and its copies, on both clocks."""
-    issue = issue_per_tensor(cluster, framework)
+    issue = optimizer_issue_per_tensor(cluster, framework)
     op = cluster.slowest_host_factor * cluster.gpu.curves.host.eager_op_s.value
     dense, expert = (
         np.where(zero >= 1, params / ranks, params)
@@ -115,7 +115,7 @@ def _behind_norm(
     return _BehindNorm(np.maximum(device - parts["adam"] - parts["copy"], 0.0), device - host)
 
 
-def optimizer_host_seconds(
+def optimizer_waits_for_host_s(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, shards: ParameterShards, precision: str,
     zero: NDArray[np.int64], tensors: SteppedTensors, lead_s: ArrayN, grid: NDArray[np.intp],
     distributed: NDArray[np.bool_] | bool = False, parts: Mapping[str, ArrayN] | None = None,
@@ -137,7 +137,8 @@ def optimizer_host_seconds(
 
     Notes
     -----
-    Megatron's host works by :func:`issue_per_tensor`. It goes on beside the backward pass, as far as it is ahead, and
+    Megatron's host works by :func:`optimizer_issue_per_tensor`. It goes on beside the backward pass, as far as it is
+    ahead, and
     reads the norm. Without Apex or Transformer Engine it reads every norm by itself (utils.py,
     local_multi_tensor_l2_norm: ``torch.tensor`` of a list of device scalars) and scales every gradient by two ops.
     torchtitan reads nothing: two loops beside the rest, and the dispatch of distributed tensors' lists where
@@ -165,10 +166,10 @@ def optimizer_host_seconds(
         each = 2.0 * loop + np.where(distributed, dispatched, 0.0)
         return np.asarray(np.maximum((each * tensors.total - parts["adam"])[grid] - lead_s, 0.0))
     # its kernels run as they are issued
-    before = issue_per_tensor(cluster, framework).before_norm_s * tensors.total
+    before = optimizer_issue_per_tensor(cluster, framework).before_norm_s * tensors.total
     before = np.maximum(before - parts.get("norm", 0.0) - parts.get("widen", 0.0), 0.0)
     after = _behind_norm(cluster, framework, shards, zero, tensors, parts).waited_s
-    if workload.optimizer.clip_grad_norm and framework.step_kernels.op_by_op:
+    if workload.optimizer.clip_grad_norm and framework.optimizer_step_kernels.op_by_op:
         after = after + item * tensors.total
         scaling = framework.clipped_steps * (loop + 2.0 * op) * tensors.total
         after = after + np.maximum(scaling - parts["clip"], 0.0)
@@ -196,5 +197,5 @@ def host_lead_behind_optimizer_s(
     if waits:
         return np.zeros_like(tensors.first)
     ahead = _behind_norm(cluster, framework, shards, zero, tensors, parts).host_ahead_s
-    reset = issue_per_tensor(cluster, framework).reset_s * tensors.total
+    reset = optimizer_issue_per_tensor(cluster, framework).reset_s * tensors.total
     return np.asarray(ahead + parts["zero"] - reset)

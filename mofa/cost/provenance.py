@@ -17,7 +17,7 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.specs.base import PROVENANCES, Fact, Provenance
 from mofa.specs.curves import FittedCurve
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.products import STREAM_FALLBACK, GemmFormat, known_format
+from mofa.specs.products import STREAM_FALLBACK, GemmFormat, known_or_stand_in_format
 
 SIZES: tuple[tuple[str, type, dict[str, str]], ...] = (
     ("gemm", Gemm, {"m": "m", "n": "n", "k": "k"}),
@@ -134,7 +134,7 @@ def _of_product(curves: Mapping[GemmFormat, FittedCurve], kind: GemmFormat, size
     """Of a kind of products, or of the kind that stands in, whose measurements are transferred."""
     if kind in curves:
         return provenance_of_curve(curves[kind], sizes)
-    return _least("transferred", provenance_of_curve(curves[known_format(kind, curves)], sizes))
+    return _least("transferred", provenance_of_curve(curves[known_or_stand_in_format(kind, curves)], sizes))
 
 
 def component_provenance(

@@ -133,7 +133,8 @@ def head_gradient_waits_for_embedding(rows: GatheredRows) -> bool:
     A weight that two functions use has one node that takes its gradients (AccumulateGrad); autograd's engine keeps the
     first in the node's buffer and adds the second in place, and the node runs, with Megatron's hook, only behind both
     (torch/csrc/autograd/engine.cpp, ``evaluate_function``). A product that adds to the main gradient by itself leaves
-    nothing that waits but the dummy (:func:`mofa.blocks.frameworks.megatron.transformer_engine.head_persistent_bytes`).
+    nothing that waits but the dummy
+    (:func:`mofa.blocks.frameworks.megatron.transformer_engine.head_persistent_buffer_bytes`).
     """
     fw = rows.framework
     return (
@@ -142,14 +143,14 @@ def head_gradient_waits_for_embedding(rows: GatheredRows) -> bool:
     )  # fmt: skip
 
 
-class HeldInputs(NamedTuple):
+class HeldInputCounts(NamedTuple):
     """Stage inputs that a rank holds beside all passes: all the time, and more between two steps. [-]"""
 
     throughout: int = 0
     at_end: int = 0
 
 
-def held_inputs(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving: int) -> HeldInputs:
+def held_input_counts(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving: int) -> HeldInputCounts:
     """Stage inputs that a rank holds beside its passes, whose ``receiving`` chunks get theirs from another rank.
 
     A chunk keeps the last input that it was set (``set_input_tensor``), whose gradient hangs on it, until its next
@@ -166,20 +167,20 @@ def held_inputs(framework: FrameworkSpec, schedule: Schedule, pp: int, receiving
     >>> from mofa.specs.load import load_framework
     >>> megatron = load_framework("megatron")
     >>> [held_inputs(megatron, INTERLEAVED, 2, chunks) for chunks in (1, 2)]
-    [HeldInputs(throughout=3, at_end=0), HeldInputs(throughout=3, at_end=1)]
+    [HeldInputCounts(throughout=3, at_end=0), HeldInputCounts(throughout=3, at_end=1)]
     >>> [held_inputs(megatron, ONE_F_ONE_B, 2, chunks) for chunks in (0, 1)]
-    [HeldInputs(throughout=0, at_end=0), HeldInputs(throughout=2, at_end=0)]
+    [HeldInputCounts(throughout=0, at_end=0), HeldInputCounts(throughout=2, at_end=0)]
     """
     if framework.traits.has_pytorch_modules or framework.deepspeed or pp == 1:
-        return HeldInputs()
+        return HeldInputCounts()
     steady = schedule.num_held_stage_inputs if receiving else 0
-    return HeldInputs(steady, max(2 * receiving - steady, 0))
+    return HeldInputCounts(steady, max(2 * receiving - steady, 0))
 
 
-def held_inputs_of_stages(rows: GatheredRows) -> list[HeldInputs]:
-    """:func:`held_inputs` of each stage that is shown. (R,)"""
-    pp, receiving = rows.stage_layers.stages.pp, rows.stage_layers.receives.sum(axis=1).tolist()
-    return [held_inputs(rows.framework, rows.schedule_record, pp, chunks) for chunks in receiving]
+def held_input_counts_of_stages(rows: GatheredRows) -> list[HeldInputCounts]:
+    """:func:`held_input_counts` of each stage that is shown. (R,)"""
+    pp, receiving = rows.stage_layers.stages.pp, rows.stage_layers.chunks_that_receive.sum(axis=1).tolist()
+    return [held_input_counts(rows.framework, rows.schedule_record, pp, chunks) for chunks in receiving]
 
 
 def framework_buffer_bytes(rows: GatheredRows) -> ArrayN:

@@ -17,7 +17,7 @@ from mofa.blocks.build import layer_kind
 from mofa.blocks.tapes import kept_layer_label, layer_label
 from mofa.cost.block.costs import BlockCost
 from mofa.cost.rank_rules import (
-    HeldInputs,
+    HeldInputCounts,
     Sharing,
     ddp_gradient_bytes_per_param,
     first_reduced_bucket_params,
@@ -26,7 +26,7 @@ from mofa.cost.rank_rules import (
     gradient_reducer,
     has_flat_gradient_buffers,
     head_gradient_waits_for_embedding,
-    held_inputs_of_stages,
+    held_input_counts_of_stages,
     host_waits_at_exchanges,
     keeps_last_output,
     keeps_params_gathered,
@@ -67,7 +67,7 @@ class RankPlace:
     """Whether expert parallelism gives ranks different experts."""
 
     @property
-    def has_end(self) -> bool:
+    def has_model_end(self) -> bool:
         """Whether the embedding or the head is on this rank."""
         return self.has_embedding or self.has_head
 
@@ -205,7 +205,7 @@ class PersistentBuffers:
     """DDP's buckets of gradients, or fp8 copies of weights."""
     stage_boundary_bytes: float
     """The residual stream of a micro-batch: what one chunk hands on."""
-    held_inputs: HeldInputs
+    held_inputs: HeldInputCounts
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ def _places(rows: GatheredRows) -> list[RankPlace]:
 
 def _chunks(rows: GatheredRows) -> list[tuple[ChunkSpec, ...]]:
     lay, stages = rows.stage_layers, rows.stage_layers.stages
-    links = stages.positions, lay.receives, lay.sends, lay.feeds_own_chunk
+    links = stages.position_of_each_chunk, lay.chunks_that_receive, lay.chunks_that_send, lay.chunks_that_feed_own_rank
     return [
         tuple(
             ChunkSpec(position, tuple(_blocks(rows, r, c)), receives, sends, feeds_own_chunk)
@@ -303,7 +303,7 @@ def _chunks(rows: GatheredRows) -> list[tuple[ChunkSpec, ...]]:
 def _blocks(rows: GatheredRows, rank: int, chunk: int) -> Iterator[BlockSpec]:
     """The blocks of a chunk in forward order."""
     stages, model, table = rows.stage_layers.stages, rows.workload.model, rows.table
-    modes, position = tuple(rows.costs.blocks), int(stages.positions[rank, chunk])
+    modes, position = tuple(rows.costs.blocks), int(stages.position_of_each_chunk[rank, chunk])
     if position == 0:
         yield BlockSpec("embedding", "embedding")
     recomputed = stages.recomputed_layers(
@@ -312,12 +312,12 @@ def _blocks(rows: GatheredRows, rank: int, chunk: int) -> Iterator[BlockSpec]:
     for j, (kind, is_recomputed) in enumerate(zip(stages.layers[rank][chunk], recomputed[rank][chunk], strict=True)):
         mode = modes[int((rows.full_mode_index if is_recomputed else rows.base_mode_index)[0])]
         label, number = layer_label(stages.kinds[kind], mode), stages.first_layers[rank][chunk] + j
-        keeps = rows.framework.offload.offloads_any and number == model.num_layers - 1
+        keeps = rows.framework.offloaded_activations.offloads_any and number == model.num_layers - 1
         yield BlockSpec("layer", kept_layer_label(label) if keeps else label, number, kind, mode)
     is_last, last = position == stages.num_chunks - 1, layer_kind(model, model.num_layers - 1)
     for n in range(model.num_mtp_layers):
         if position == stages.split.layout.prediction_chunk:
-            mode = modes[int(rows.mtp_mode[0])]
+            mode = modes[int(rows.mtp_mode_indices[0])]
             yield BlockSpec("prediction", "mtp", n)
             yield BlockSpec("prediction layer", layer_label(last, mode), n, stages.kinds.index(last), mode)
         if is_last:
@@ -337,7 +337,8 @@ def _schedule(rows: GatheredRows) -> RankSchedule:
 def _parameters(rows: GatheredRows) -> list[RankParameters]:
     shards, static = rows.shards, rows.static
     arrays = (
-        shards.dense, shards.expert, shards.unsharded(1.0), shards.sharded(1.0), static.params, static.states,
+        shards.dense, shards.expert, shards.unsharded_bytes(1.0), shards.sharded_bytes(1.0), static.params,
+        static.states,
         static.step_scratch,
     )  # fmt: skip
     of_stages = (np.broadcast_to(array, shards.dense.shape)[0].tolist() for array in arrays)
@@ -348,7 +349,12 @@ def _buffers(rows: GatheredRows) -> list[PersistentBuffers]:
     tables, static = rotary_tables_of_stages(rows), rows.static
     stage_boundary_bytes = float(rows.costs.stage_boundary_bytes[rows.k[0]])
     copies = np.broadcast_to(static.buffers, rows.shards.dense.shape)[0].tolist()
-    of_stages = framework_buffer_bytes(rows)[0].tolist(), tables.number[0].tolist(), copies, held_inputs_of_stages(rows)
+    of_stages = (
+        framework_buffer_bytes(rows)[0].tolist(),
+        tables.number[0].tolist(),
+        copies,
+        held_input_counts_of_stages(rows),
+    )
     return [
         PersistentBuffers(
             of_framework,

@@ -64,7 +64,7 @@ def kernel_totals_by_kind(costs: BlockCosts, model: ModelSpec) -> dict[str, Kern
                     continue
                 total = totals[kind]
                 total.seconds += times * float(seconds)
-                total.bytes += times * float(least_bytes(work))
+                total.bytes += times * float(least_bytes_of_work(work))
                 total.flops += times * float(getattr(work, "flops", 0.0))
                 format_: Format = getattr(work, "format", "bf16")
                 peak = peaks.get(FALLBACK.get(format_, format_), peaks["bf16"])
@@ -72,7 +72,7 @@ def kernel_totals_by_kind(costs: BlockCosts, model: ModelSpec) -> dict[str, Kern
     return {kind: totals[kind] for kind in KINDS.values() if totals[kind].seconds > 0.0}
 
 
-def least_bytes(work: object) -> float:
+def least_bytes_of_work(work: object) -> float:
     """What a kernel moves at least: every operand and result once. [B]
 
     Examples

@@ -42,185 +42,185 @@ class LayerArrays:
 
     modes: list[tuple[BlockCost, ...]]
 
-    def only_in(self, used: Sequence[int]) -> LayerArrays:
+    def only_in_modes(self, used: Sequence[int]) -> LayerArrays:
         """The arrays in some of the modes alone: a used one stands in for each other, which is not costed."""
         return LayerArrays([self.modes[n if n in used else used[0]] for n in range(len(self.modes))])
 
-    def stack(self, pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
+    def stack_of_blocks(self, pick: Callable[[BlockCost], ArrayN]) -> ArrayN:
         """What is picked of each block. (modes, K, kinds, parts)"""
         array = np.array([[pick(cost) for cost in kinds] for kinds in self.modes])  # modes, kinds, parts, K
         return np.ascontiguousarray(array.transpose(0, -1, *range(1, array.ndim - 1)))
 
     @cached_property
-    def exposed(self) -> ArrayN:
+    def exposed_by_family_s(self) -> ArrayN:
         """What of a layer each family exposes."""
-        return self.stack(lambda c: c.forward.exposed + c.backward.exposed)
+        return self.stack_of_blocks(lambda c: c.forward.exposed + c.backward.exposed)
 
     @cached_property
-    def hidden(self) -> ArrayN:
+    def hidden_by_family_s(self) -> ArrayN:
         """Communication of a layer that is hidden, by family."""
-        return self.stack(lambda c: c.forward.hidden + c.backward.hidden)
+        return self.stack_of_blocks(lambda c: c.forward.hidden + c.backward.hidden)
 
     @cached_property
     def forward_s(self) -> ArrayN:
         """What a layer's forward takes. [s]"""
-        return self.stack(lambda c: c.forward.total)
+        return self.stack_of_blocks(lambda c: c.forward.total_s)
 
     @cached_property
     def backward_s(self) -> ArrayN:
         """What a layer's backward takes. [s]"""
-        return self.stack(lambda c: c.backward.total)
+        return self.stack_of_blocks(lambda c: c.backward.total_s)
 
     @cached_property
     def issue_s(self) -> ArrayN:
         """What the host takes to issue a layer. [s]"""
-        return self.stack(lambda c: c.forward.issue + c.backward.issue)
+        return self.stack_of_blocks(lambda c: c.forward.issue + c.backward.issue)
 
     @cached_property
     def weight_cast_issue_s(self) -> ArrayN:
         """What the host takes to issue the casts of a layer's weights to fp8. [s]"""
-        return self.stack(lambda c: c.weight_cast_issue_s)
+        return self.stack_of_blocks(lambda c: c.weight_cast_issue_s)
 
     @cached_property
-    def flops(self) -> ArrayN:
+    def layer_flops(self) -> ArrayN:
         """What a layer computes. [FLOP]"""
-        return self.stack(lambda c: c.forward_flops + c.backward_flops)
+        return self.stack_of_blocks(lambda c: c.forward_flops + c.backward_flops)
 
     @cached_property
-    def saved(self) -> ArrayN:
+    def saved_bytes(self) -> ArrayN:
         """What a layer keeps for its backward. [B]"""
-        return self.stack(lambda c: c.memory.saved)
+        return self.stack_of_blocks(lambda c: c.memory.saved)
 
     @cached_property
-    def saved_kinds(self) -> ArrayN:
+    def saved_bytes_by_kind(self) -> ArrayN:
         """What a layer keeps, by kind of tensor. [B]"""
-        return self.stack(lambda c: c.memory.saved_kinds)
+        return self.stack_of_blocks(lambda c: c.memory.saved_kinds)
 
     @cached_property
-    def saved_slack(self) -> ArrayN:
+    def saved_rounding_bytes(self) -> ArrayN:
         """What the allocator's rounding adds to kept tensors. [B]"""
-        return self.stack(lambda c: c.memory.saved_slack)
+        return self.stack_of_blocks(lambda c: c.memory.saved_slack)
 
     @cached_property
-    def forward_peak(self) -> ArrayN:
+    def forward_peak_bytes(self) -> ArrayN:
         """The most that a forward has alive. [B]"""
-        return self.stack(lambda c: c.memory.forward_peak)
+        return self.stack_of_blocks(lambda c: c.memory.forward_peak)
 
     @cached_property
-    def forward_kinds(self) -> ArrayN:
+    def forward_peak_bytes_by_kind(self) -> ArrayN:
         """What is alive at the peak of a forward, by kind of tensor. [B]"""
-        return self.stack(lambda c: c.memory.forward_kinds)
+        return self.stack_of_blocks(lambda c: c.memory.forward_kinds)
 
     @cached_property
-    def backward_peak(self) -> ArrayN:
+    def backward_peak_bytes(self) -> ArrayN:
         """The most that a backward has alive. [B]"""
-        return self.stack(lambda c: c.memory.backward_peak)
+        return self.stack_of_blocks(lambda c: c.memory.backward_peak)
 
     @cached_property
-    def backward_kinds(self) -> ArrayN:
+    def backward_peak_bytes_by_kind(self) -> ArrayN:
         """What is alive at the peak of a backward, by kind of tensor. [B]"""
-        return self.stack(lambda c: c.memory.backward_kinds)
+        return self.stack_of_blocks(lambda c: c.memory.backward_kinds)
 
     @cached_property
-    def pool_slack(self) -> ArrayN:
+    def pool_peaks_beyond_layer_peak_bytes(self) -> ArrayN:
         """Peaks of streams' memory pools beyond what is alive at the layer's peak. [B]"""
-        return self.stack(lambda c: c.memory.pool_slack)
+        return self.stack_of_blocks(lambda c: c.memory.pool_slack)
 
     @cached_property
-    def other_pools(self) -> ArrayN:
+    def other_stream_pool_peak_bytes(self) -> ArrayN:
         """Peaks of the pools of all streams but the computing one. [B]"""
-        return self.stack(lambda c: c.memory.other_pools)
+        return self.stack_of_blocks(lambda c: c.memory.other_pools)
 
     @cached_property
-    def largest(self) -> ArrayN:
+    def largest_tensor_bytes(self) -> ArrayN:
         """The largest tensor. [B]"""
-        return self.stack(lambda c: c.memory.largest)
+        return self.stack_of_blocks(lambda c: c.memory.largest)
 
     @cached_property
-    def large_tensors_saved(self) -> ArrayN:
+    def saved_large_tensor_bytes(self) -> ArrayN:
         """Large tensors that a layer keeps, by size last. [B]"""
-        return self.stack(lambda c: c.memory.large_tensors_saved)
+        return self.stack_of_blocks(lambda c: c.memory.large_tensors_saved)
 
     @cached_property
-    def large_tensors_forward(self) -> ArrayN:
+    def forward_large_tensor_peak_bytes(self) -> ArrayN:
         """The most alive of large tensors in a forward, by size last. [B]"""
-        return self.stack(lambda c: c.memory.large_tensors_forward)
+        return self.stack_of_blocks(lambda c: c.memory.large_tensors_forward)
 
     @cached_property
-    def large_tensors_peak(self) -> ArrayN:
+    def large_tensor_peak_beyond_kept_bytes(self) -> ArrayN:
         """The most alive of large tensors beyond what is kept, by size last. [B]"""
-        return self.stack(lambda c: c.memory.large_tensors_peak)
+        return self.stack_of_blocks(lambda c: c.memory.large_tensors_peak)
 
     @cached_property
-    def sent_and_launched(self) -> ArrayN:
+    def nccl_freed_bytes_and_launches(self) -> ArrayN:
         """Rows of :func:`mofa.cost.block.liveness.nccl_freed_bytes_and_launches` last."""
-        return self.stack(lambda c: c.sent_and_launched)
+        return self.stack_of_blocks(lambda c: c.nccl_freed_bytes_and_launches)
 
     @cached_property
     def pinned_bytes(self) -> ArrayN:
         """Of the host, for a forward's copies there. [B]"""
-        return self.stack(lambda c: c.pinned_bytes)
+        return self.stack_of_blocks(lambda c: c.pinned_bytes)
 
     @cached_property
-    def to_host_s(self) -> ArrayN:
+    def copies_to_host_s(self) -> ArrayN:
         """Seconds of a forward's copies to the host. [s]"""
-        return self.stack(lambda c: c.to_host_s)
+        return self.stack_of_blocks(lambda c: c.copies_to_host_s)
 
     @cached_property
     def watchdog_held_bytes(self) -> ArrayN:
         """Rows of :func:`mofa.cost.block.liveness.watchdog_held_bytes` last."""
-        return self.stack(lambda c: c.watchdog_held_bytes)
+        return self.stack_of_blocks(lambda c: c.watchdog_held_bytes)
 
     @cached_property
     def autocast_cached_bytes(self) -> ArrayN:
         """Of weight copies that autocast makes in a forward. [B]"""
-        return self.stack(lambda c: c.autocast_cached_bytes)
+        return self.stack_of_blocks(lambda c: c.autocast_cached_bytes)
 
     @cached_property
     def forward_clocks(self) -> ArrayN:
         """Rows of :class:`mofa.cost.block.host_clock.ClockAdvance` last."""
-        return self.stack(lambda c: c.forward.clocks)
+        return self.stack_of_blocks(lambda c: c.forward.clocks)
 
     @cached_property
     def backward_clocks(self) -> ArrayN:
         """Rows of :class:`mofa.cost.block.host_clock.ClockAdvance` last."""
-        return self.stack(lambda c: c.backward.clocks)
+        return self.stack_of_blocks(lambda c: c.backward.clocks)
 
     @cached_property
     def weights_s(self) -> ArrayN:
         """What of a backward makes weights' gradients. [s]"""
-        return self.stack(lambda c: c.backward.weights)
+        return self.stack_of_blocks(lambda c: c.backward.weights)
 
     @cached_property
     def backward_busy_s(self) -> ArrayN:
         """What of ``backward_s`` the compute stream does itself, copies of FSDP included. [s]"""
-        return self.stack(lambda c: c.backward.busy)
+        return self.stack_of_blocks(lambda c: c.backward.busy)
 
     @cached_property
     def backward_slack_s(self) -> ArrayN:
         """What computing may lose in ``backward_s`` and make nothing later. [s]"""
-        return self.stack(lambda c: c.backward.slack)
+        return self.stack_of_blocks(lambda c: c.backward.slack)
 
     @cached_property
     def backward_hidden_s(self) -> ArrayN:
         """Communication that runs beside computing in ``backward_s``. [s]"""
-        return self.stack(lambda c: c.backward.hidden.sum(axis=0))
+        return self.stack_of_blocks(lambda c: c.backward.hidden.sum(axis=0))
 
     @cached_property
     def exposed_s(self) -> ArrayN:
         """All that is exposed of a layer. (modes, K, kinds) [s]"""
-        return np.asarray(self.exposed.sum(axis=-1))
+        return np.asarray(self.exposed_by_family_s.sum(axis=-1))
 
     @cached_property
     def forward_besides_host_s(self) -> ArrayN:
         """What a layer's forward exposes besides waits for the host. (modes, K, kinds) [s]"""
         host = EXPOSED.index("host_idle")
-        return self.stack(lambda c: c.forward.total - c.forward.exposed[host])
+        return self.stack_of_blocks(lambda c: c.forward.total_s - c.forward.exposed[host])
 
     @cached_property
     def computing_s(self) -> ArrayN:
         """What of it is computing. (modes, K, kinds) [s]"""
-        return np.asarray(self.exposed[..., [EXPOSED.index(name) for name in COMPUTING]].sum(axis=-1))
+        return np.asarray(self.exposed_by_family_s[..., [EXPOSED.index(name) for name in COMPUTING]].sum(axis=-1))
 
 
 @dataclass(frozen=True, eq=False)  # so that what costs much is computed once of each
@@ -291,10 +291,10 @@ class GatheredRows:
         """
         if self.mtp is None:
             return None
-        return np.asarray(getattr(self.mtp, name)[self.mtp_mode, self.k, 0])
+        return np.asarray(getattr(self.mtp, name)[self.mtp_mode_indices, self.k, 0])
 
     @cached_property
-    def mtp_mode(self) -> NDArray[np.intp]:
+    def mtp_mode_indices(self) -> NDArray[np.intp]:
         """How each candidate runs its multi-token-prediction layers. (n,)"""
         table = self.table
         uniform = (table.recompute_layers < 0) & np.array([s.kind == "full" for s in table.recompute_modes])[
@@ -328,24 +328,24 @@ class GatheredRows:
         return [(mode, list(np.moveaxis(some > 0, 1, 0))) for there, some, mode in both if there]
 
     @cached_property
-    def is_first(self) -> ArrayN:
+    def is_embedding_stage(self) -> ArrayN:
         """1 on the stage with the embedding, 0 elsewhere. (R,)"""
         return np.asarray(self.stage_layers.stages_with_embedding, dtype=float)
 
     @cached_property
-    def is_head(self) -> ArrayN:
+    def is_head_stage(self) -> ArrayN:
         """1 on the stage with the head, 0 elsewhere. (R,)"""
         return np.asarray(self.stage_layers.stages_with_head, dtype=float)
 
     @cached_property
-    def is_prediction(self) -> ArrayN:
+    def is_prediction_stage(self) -> ArrayN:
         """1 on the stage with the multi-token-prediction layers, 0 elsewhere. (R,)"""
         return np.asarray(self.stage_layers.stages_with_predictions, dtype=float)
 
     @cached_property
-    def is_last(self) -> ArrayN:
+    def is_last_stage(self) -> ArrayN:
         """1 on the last stage, 0 elsewhere. (R,)"""
-        return np.asarray(self.stage_layers.is_last, dtype=float)
+        return np.asarray(self.stage_layers.is_last_stage, dtype=float)
 
     def spread_to_all_stages(self, shown: ArrayN) -> ArrayN:
         """What is known of the stages that are shown, for all. (n, R) -> (n, pp)"""
@@ -353,19 +353,19 @@ class GatheredRows:
 
     def sum_over_stages(self, shown: ArrayN) -> ArrayN:
         """The sum over all stages of what is known of those that are shown. (n, R) -> (n,)"""
-        return np.asarray(shown @ self.stage_layers.shown.num_alike)
+        return np.asarray(shown @ self.stage_layers.shown.num_stages_alike)
 
     def sum_over_stages_ahead(self, shown: ArrayN) -> ArrayN:
         """The sum over the stages ahead of each that is shown. (n, R) -> (n, R)"""
-        return np.asarray(shown @ self.stage_layers.shown.num_alike_ahead)
+        return np.asarray(shown @ self.stage_layers.shown.num_stages_alike_ahead)
 
     def end_blocks_by_stage(self, embedding: ArrayN, head: ArrayN, mtp_layer: ArrayN | None) -> ArrayN:
         """Something of the embedding, the heads and the multi-token-prediction layers, on their stages. (n, R)"""
         depth = self.workload.model.num_mtp_layers
-        heads = (head[self.k] * (1 + depth))[:, None] * self.is_head
+        heads = (head[self.k] * (1 + depth))[:, None] * self.is_head_stage
         if mtp_layer is not None:
-            heads = heads + (depth * mtp_layer)[:, None] * self.is_prediction
-        return embedding[self.k][:, None] * self.is_first + heads
+            heads = heads + (depth * mtp_layer)[:, None] * self.is_prediction_stage
+        return embedding[self.k][:, None] * self.is_embedding_stage + heads
 
 
 def gather_rows(

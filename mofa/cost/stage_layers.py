@@ -47,7 +47,7 @@ class DistinctStages:
         flight
             Micro-batches in flight under each number of them. (numbers, pp, vpp)
         """
-        ends = stages.ranks_with_embedding, stages.ranks_with_head, stages.ranks_with_predictions, stages.is_last
+        ends = stages.ranks_with_embedding, stages.ranks_with_head, stages.ranks_with_predictions, stages.is_last_rank
         first: dict[object, int] = {}
         stage: list[int] = []
         of = np.zeros(stages.pp, dtype=np.intp)
@@ -61,12 +61,12 @@ class DistinctStages:
         return cls(np.array(stage), of)
 
     @cached_property
-    def num_alike(self) -> ArrayN:
+    def num_stages_alike(self) -> ArrayN:
         """Stages that each stands for. (R,)"""
         return np.bincount(self.shown_index).astype(float)
 
     @cached_property
-    def num_alike_ahead(self) -> ArrayN:
+    def num_stages_alike_ahead(self) -> ArrayN:
         """Stages like each shown one (first axis) that are ahead of each shown one. (R, R)"""
         of_each = self.shown_index == np.arange(len(self.shown_stages))[:, None]
         return np.take(np.cumsum(of_each, axis=1) - of_each, self.shown_stages, axis=1).astype(float)
@@ -87,7 +87,7 @@ class StageLayers:
     last_in_flight: ArrayN
     """Micro-batches of the last chunk in flight. (n, R)"""
     layers_behind: ArrayN
-    """As :attr:`mofa.cost.stages.Stages.layers_behind`. (kinds, kinds, R)"""
+    """As :attr:`mofa.cost.stages.Stages.layers_behind_last_of_kind`. (kinds, kinds, R)"""
     fully_recomputed_by_chunk: ArrayN
     """Layers that are recomputed whole under each choice of recomputation. (choices, kinds, R, vpp)"""
     recompute_choice: NDArray[np.intp]
@@ -101,12 +101,12 @@ class StageLayers:
         return self.base_mode + self.fully_recomputed
 
     @property
-    def head_position(self) -> int:
+    def head_stage_index(self) -> int:
         """The stage with the head, among those that are shown."""
         return int(self.shown.shown_index[self.stages.rank_with_head])
 
     @property
-    def prediction_position(self) -> int:
+    def prediction_stage_index(self) -> int:
         """The stage with the multi-token-prediction layers, among those that are shown."""
         return int(self.shown.shown_index[self.stages.rank_with_predictions])
 
@@ -126,24 +126,24 @@ class StageLayers:
         return self.stages.ranks_with_predictions[self.shown.shown_stages]
 
     @property
-    def is_last(self) -> BoolR:
+    def is_last_stage(self) -> BoolR:
         """Whether each stage is the last. (R,)"""
-        return self.stages.is_last[self.shown.shown_stages]
+        return self.stages.is_last_rank[self.shown.shown_stages]
 
     @property
-    def receives(self) -> BoolR:
+    def chunks_that_receive(self) -> BoolR:
         """Whether each chunk's input comes from another rank. (R, vpp)"""
-        return self.stages.receives[self.shown.shown_stages]
+        return self.stages.chunks_that_receive[self.shown.shown_stages]
 
     @property
-    def sends(self) -> BoolR:
+    def chunks_that_send(self) -> BoolR:
         """Whether each chunk's output goes to another rank. (R, vpp)"""
-        return self.stages.sends[self.shown.shown_stages]
+        return self.stages.chunks_that_send[self.shown.shown_stages]
 
     @property
-    def feeds_own_chunk(self) -> BoolR:
+    def chunks_that_feed_own_rank(self) -> BoolR:
         """Whether each chunk's output goes to another chunk of its rank. (R, vpp)"""
-        return self.stages.feeds_own_chunk[self.shown.shown_stages]
+        return self.stages.chunks_that_feed_own_rank[self.shown.shown_stages]
 
 
 def count_stage_layers(
@@ -171,7 +171,7 @@ def count_stage_layers(
     return StageLayers(
         stages, shown, _given(plain.sum(axis=3), which), _given(full.sum(axis=3), which),
         plain_fl[which, batch_of], full_fl[which, batch_of], flight[:, :, -1][batch_of],
-        stages.layers_behind[:, :, shown.shown_stages], full, which, bool(plain.any()), bool(full.any()),
+        stages.layers_behind_last_of_kind[:, :, shown.shown_stages], full, which, bool(plain.any()), bool(full.any()),
     )  # fmt: skip
 
 

@@ -59,43 +59,45 @@ class Stages:
         return self.pp * self.vpp
 
     @cached_property
-    def ranks(self) -> tuple[int, ...]:
+    def rank_of_each_chunk(self) -> tuple[int, ...]:
         """The rank of each of the model's chunks, along the model."""
         return ranks_of_stages(self.pp, self.vpp, self.placement)
 
     @cached_property
-    def positions(self) -> IntA:
+    def position_of_each_chunk(self) -> IntA:
         """Where along the model each chunk is; the first chunk of a model has the embedding. (pp, vpp)"""
         out = np.empty((self.pp, self.vpp), dtype=np.int64)
-        for position, rank in enumerate(self.ranks):
+        for position, rank in enumerate(self.rank_of_each_chunk):
             out[rank, position // self.pp] = position
         return out
 
     @property
-    def ranks_of_layers(self) -> IntA:
+    def rank_of_each_layer(self) -> IntA:
         """The rank of each layer of the model. (layers,)"""
-        chunks = ((rank, self.layers[rank][position // self.pp]) for position, rank in enumerate(self.ranks))
+        chunks = (
+            (rank, self.layers[rank][position // self.pp]) for position, rank in enumerate(self.rank_of_each_chunk)
+        )
         return np.array([rank for rank, chunk in chunks for _ in chunk], dtype=np.int64)
 
     @property
     def rank_with_head(self) -> int:
         """The rank with the model's last chunk, which has the head behind it."""
-        return self.ranks[-1]
+        return self.rank_of_each_chunk[-1]
 
     @cached_property
     def ranks_with_embedding(self) -> BoolA:
         """Whether each rank has the embedding. (pp,)"""
-        return np.asarray((self.positions == 0).any(axis=1))
+        return np.asarray((self.position_of_each_chunk == 0).any(axis=1))
 
     @cached_property
     def ranks_with_head(self) -> BoolA:
         """Whether each rank has the head. (pp,)"""
-        return np.asarray((self.positions == self.num_chunks - 1).any(axis=1))
+        return np.asarray((self.position_of_each_chunk == self.num_chunks - 1).any(axis=1))
 
     @property
     def rank_with_predictions(self) -> int:
         """The rank with the multi-token-prediction layers; the head's where there are none."""
-        return self.ranks[self.split.layout.prediction_chunk]
+        return self.rank_of_each_chunk[self.split.layout.prediction_chunk]
 
     @cached_property
     def ranks_with_predictions(self) -> BoolA:
@@ -103,27 +105,27 @@ class Stages:
         return np.asarray(np.arange(self.pp) == self.rank_with_predictions)
 
     @cached_property
-    def is_last(self) -> BoolA:
+    def is_last_rank(self) -> BoolA:
         """Whether each rank is the pipeline's last. (pp,)"""
         return np.asarray(np.arange(self.pp) == self.pp - 1)
 
     @cached_property
-    def sends(self) -> BoolA:
+    def chunks_that_send(self) -> BoolA:
         """Whether each chunk's output goes to another rank. (pp, vpp)"""
-        return np.array(sends_to_other_rank(self.ranks))[self.positions]
+        return np.array(sends_to_other_rank(self.rank_of_each_chunk))[self.position_of_each_chunk]
 
     @cached_property
-    def receives(self) -> BoolA:
+    def chunks_that_receive(self) -> BoolA:
         """Whether each chunk's input comes from another rank. (pp, vpp)"""
-        return np.array((False, *sends_to_other_rank(self.ranks)))[self.positions]
+        return np.array((False, *sends_to_other_rank(self.rank_of_each_chunk)))[self.position_of_each_chunk]
 
     @cached_property
-    def feeds_own_chunk(self) -> BoolA:
+    def chunks_that_feed_own_rank(self) -> BoolA:
         """Whether each chunk's output goes to another chunk of its rank, where others have chunks too. (pp, vpp)"""
-        return np.asarray(~self.sends & (self.positions < self.num_chunks - 1) & (self.pp > 1))
+        return np.asarray(~self.chunks_that_send & (self.position_of_each_chunk < self.num_chunks - 1) & (self.pp > 1))
 
     @cached_property
-    def layers_behind(self) -> ArrayN:
+    def layers_behind_last_of_kind(self) -> ArrayN:
         """Layers of each other kind behind the last layer of a kind in the last chunk. (kinds, kinds, pp)"""
         out = np.zeros((len(self.kinds), len(self.kinds), self.pp))
         for r, chunks in enumerate(self.layers):
@@ -170,7 +172,7 @@ class Stages:
         return {}
 
     @property
-    def largest_chunk(self) -> int:
+    def most_layers_of_chunk(self) -> int:
         return int(self.layer_counts.sum(axis=0).max())
 
 
@@ -219,7 +221,7 @@ def stages_of_row(workload: WorkloadSpec, framework: FrameworkSpec, table: Strat
     schedule = SCHEDULES[SCHEDULE_NAMES[int(table.schedule[row])]]
     return split_layers(
         workload.model, int(table.pp[row]), int(table.vpp[row]), framework.name, schedule.placement,
-        framework.splits_layers, table.layout_of(row),
+        framework.splits_layers, table.layout_text_of_row(row),
     )  # fmt: skip
 
 

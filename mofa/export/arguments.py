@@ -58,7 +58,7 @@ class GivenArguments:
         self.values, self.where, self.num_gpus, self._table = dict(values), where, num_gpus, table
 
     def __getitem__(self, name: str) -> Any:
-        return self.values.get(name, self._table.argument(name).default)
+        return self.values.get(name, self._table.argument_named(name).default)
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
@@ -136,7 +136,7 @@ class ArgumentTable:
     unmodelled: Mapping[str, UnmodelledArgument] = field(default_factory=dict)
 
     @property
-    def represented(self) -> tuple[str, ...]:
+    def represented_fields(self) -> tuple[str, ...]:
         """Fields that arguments say."""
         return tuple(name for row in self.rows for name in row.fields)
 
@@ -146,11 +146,11 @@ class ArgumentTable:
         listed = [a for row in self.rows for a in row.arguments] + [given.argument for given in self.assumed]
         return {argument.name: argument for argument in listed}
 
-    def argument(self, name: str) -> Argument:
+    def argument_named(self, name: str) -> Argument:
         """The argument of a name."""
         return self.arguments[name]
 
-    def write(self, job: ExportJob) -> dict[str, Any]:
+    def write_arguments(self, job: ExportJob) -> dict[str, Any]:
         """The arguments of a job by name, those of its fields first, then those that the prediction rests on.
 
         Raises
@@ -174,17 +174,17 @@ class ArgumentTable:
 
     def _what_no_argument_says(self, job: ExportJob) -> Iterator[SpecError]:
         for name, fixed in self.fixed.items():
-            value = job.value(name)
+            value = job.value_at_path(name)
             if value not in fixed.allowed:
                 usual = " or ".join(_word(allowed) for allowed in fixed.allowed)
                 yield job.refusal(f"{name} ({_word(value)})", f"{fixed.why}; use {usual}")
         profile = load_framework(job.framework.name)
         for name, why in self.facts.items():
             usual = getattr(profile, name.partition(".")[2])
-            if (value := job.value(name)) != usual:
+            if (value := job.value_at_path(name)) != usual:
                 yield job.refusal(f"{name} ({_word(value)})", f"{why}; use {_word(usual)}, as the profile has it")
 
-    def read(self, given: GivenArguments) -> dict[str, Any]:
+    def read_fields(self, given: GivenArguments) -> dict[str, Any]:
         """Values of all fields that the arguments say.
 
         Raises
@@ -200,7 +200,7 @@ class ArgumentTable:
             fields |= row.read(given)
         return fields
 
-    def differences(self, given: GivenArguments, has_experts: bool) -> tuple[str, ...]:
+    def differences_from_assumptions(self, given: GivenArguments, has_experts: bool) -> tuple[str, ...]:
         """Where a job differs from what predictions assume, in words."""
         out = []
         for rule in self.assumed:
@@ -229,7 +229,7 @@ def same_value_row(path: str, argument: Argument) -> FieldRow:
     """A field and an argument that have the same values; a field that is absent stays unwritten."""
 
     def write(job: ExportJob) -> Mapping[str, Any]:
-        return {} if (value := job.value(path)) is None else {argument.name: value}
+        return {} if (value := job.value_at_path(path)) is None else {argument.name: value}
 
     return FieldRow((path,), (argument,), write, lambda given: {path: given[argument.name]})
 
@@ -237,7 +237,7 @@ def same_value_row(path: str, argument: Argument) -> FieldRow:
 def required_row(path: str, argument: Argument) -> FieldRow:
     """A field and an argument of the same values that a job cannot be without."""
     return FieldRow(
-        (path,), (argument,), lambda job: {argument.name: job.value(path)},
+        (path,), (argument,), lambda job: {argument.name: job.value_at_path(path)},
         lambda given: {path: given.required_value(argument.name)},
     )  # fmt: skip
 
@@ -246,7 +246,7 @@ def switch_row(path: str, argument: Argument) -> FieldRow:
     """A truth and a switch, which is written where the truth is not its default."""
 
     def write(job: ExportJob) -> Mapping[str, Any]:
-        return {} if (value := bool(job.value(path))) == argument.default else {argument.name: value}
+        return {} if (value := bool(job.value_at_path(path))) == argument.default else {argument.name: value}
 
     return FieldRow((path,), (argument,), write, lambda given: {path: bool(given[argument.name])})
 
@@ -255,7 +255,7 @@ def translated_row(path: str, argument: Argument, names: Mapping[Any, Any]) -> F
     """A field and an argument with words of their own, mofa's to the framework's; a switch is written if it is on."""
 
     def write(job: ExportJob) -> Mapping[str, Any]:
-        if (value := job.value(path)) not in names:
+        if (value := job.value_at_path(path)) not in names:
             usual = " or ".join(str(name) for name in names)
             raise job.refusal(f"{path} ({_word(value)})", f"{argument.name} has no word for it; use {usual}")
         is_off = argument.kind in ("flag", "off") and names[value] == argument.default

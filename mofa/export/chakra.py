@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mofa.blocks.work import Collective, HostCopy
-from mofa.cost.roofline import least_bytes
+from mofa.cost.roofline import least_bytes_of_work
 from mofa.errors import SpecError
 from mofa.replay.time.kernel_runs import only_entry
 from mofa.replay.time.trace_graph import GraphNode
@@ -161,7 +161,7 @@ def _collective(collectives: Sequence[Collective], group_sizes: Mapping[str, int
 
 
 def _moved_bytes(work: object) -> float:
-    return only_entry(work.bytes) if isinstance(work, HostCopy) else least_bytes(work)
+    return only_entry(work.bytes) if isinstance(work, HostCopy) else least_bytes_of_work(work)
 
 
 def _attribute(definitions: Any, name: str, value: Value) -> Any:

@@ -45,7 +45,7 @@ class ExportJob:
         return self.workload.model
 
     @property
-    def has_latents(self) -> bool:
+    def has_latent_attention(self) -> bool:
         """Whether its attention is Megatron's multi-latent one."""
         return self.model.attention_kind.megatron.has_latents
 
@@ -86,7 +86,7 @@ class ExportJob:
         batch, tokens = self.workload.batch, self.workload.tokens
         return None if tokens is None else max(-(-int(tokens) // (batch.seq_len * batch.global_batch)), 1)
 
-    def value(self, path: str) -> Any:
+    def value_at_path(self, path: str) -> Any:
         """The value at a dotted path; None below what is absent.
 
         Raises

@@ -46,7 +46,7 @@ class JobOfFile:
     nvls: bool
     notes: tuple[str, ...]
 
-    def machines(self, cluster: ClusterSpec) -> ClusterSpec:
+    def cluster_as_job_uses_it(self, cluster: ClusterSpec) -> ClusterSpec:
         """The cluster as the job uses it: without reductions in the NVLink switch where it switches them off."""
         if self.nvls:
             return cluster
@@ -83,7 +83,7 @@ def job_from_arguments(
     what
         The job in words, as the source of its facts.
     """
-    fields = table.read(given)
+    fields = table.read_fields(given)
     nvls = bool(fields.pop("nvls", True))
     parts: dict[str, dict[str, Any]] = {"strategy": {}, "framework": {}}
     workload: dict[str, Any] = {"name": file.stem, "source": what}
@@ -99,7 +99,7 @@ def job_from_arguments(
     options = {"name": parts["framework"].pop("name", table.framework), **parts["framework"]}
     framework = load_framework(options, where=where)
     notes = [f"read from {file.name}: {difference}" for difference in
-             table.differences(given, "moe" in workload["model"])]  # fmt: skip
+             table.differences_from_assumptions(given, "moe" in workload["model"])]  # fmt: skip
     if unread:
         notes.append(f"read from {file.name}, without: {', '.join(unread)}")
     spec = spec_from_mapping(WorkloadSpec, workload, where)

@@ -46,7 +46,7 @@ def launch_files(report: PlanReport, target: str | None) -> tuple[Mapping[str, s
     return files, f"A job for {to}, as mofa export plan.json --to {to} writes it from the plan.json beside this page."
 
 
-def launch_obstacle(report: PlanReport) -> str | None:
+def why_not_launchable(report: PlanReport) -> str | None:
     """Why the framework of a search cannot run its best plan, in a sentence.
 
     None where it can, where mofa writes no jobs for it, and of a report that does not say its job.
@@ -56,7 +56,7 @@ def launch_obstacle(report: PlanReport) -> str | None:
     >>> import mofa
     >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     >>> few = {"tp": 2, "pp": 1, "cp": 1}
-    >>> launch_obstacle(mofa.find_plans(job, machines, fix=few, top=1, replay=False).report) is None
+    >>> why_not_launchable(mofa.find_plans(job, machines, fix=few, top=1, replay=False).report) is None
     True
     """
     if not report.plans or report.job is None or not TRAITS[report.framework.name].exported_to:

@@ -64,7 +64,7 @@ class ShellScript:
             word = tuple(piece for piece in word if piece.every)  # an array without entries is no word
         for piece in word:
             parts = self._parts(piece, depth)
-            if piece.is_text:
+            if piece.is_plain_text:
                 pending = (pending or "") + piece.text
                 continue
             for number, part in enumerate(parts):
@@ -222,7 +222,7 @@ def _assign(script: ShellScript, words: list[Word], undecided: bool) -> None:
     """Take the assignments that a command begins with, or that export and its like are followed by."""
     declared = plain_word_text(words[0]) in ("export", "declare", "local", "readonly", "typeset")
     for word in words[1:] if declared else words:
-        match = ASSIGNED.match(word[0].text) if word and word[0].is_text else None
+        match = ASSIGNED.match(word[0].text) if word and word[0].is_plain_text else None
         if match is None:
             if declared:
                 continue

@@ -38,7 +38,7 @@ class ShellWordPart:
     """Words of an array that is assigned."""
 
     @property
-    def is_text(self) -> bool:
+    def is_plain_text(self) -> bool:
         """Whether it is what it says."""
         return self.name is None and not self.unknown and not self.calculation and self.entries is None
 
@@ -171,7 +171,7 @@ class _Scanner:
 def _joined(pieces: list[ShellWordPart]) -> Word:
     """Pieces of plain text put together."""
     out: list[ShellWordPart] = []
-    for (is_text, quoted), run in groupby(pieces, key=lambda piece: (piece.is_text, piece.quoted)):
+    for (is_text, quoted), run in groupby(pieces, key=lambda piece: (piece.is_plain_text, piece.quoted)):
         same = list(run)
         out += [ShellWordPart("".join(piece.text for piece in same), quoted=quoted)] if is_text else same
     return tuple(out)
@@ -179,7 +179,7 @@ def _joined(pieces: list[ShellWordPart]) -> Word:
 
 def plain_word_text(word: Word) -> str:
     """A word's text where it is nothing but text."""
-    return "".join(piece.text for piece in word) if all(piece.is_text for piece in word) else ""
+    return "".join(piece.text for piece in word) if all(piece.is_plain_text for piece in word) else ""
 
 
 def commands_of_script(text: str) -> Iterator[tuple[list[Word], str]]:

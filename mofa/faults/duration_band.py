@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.faults.failures.clocks import FailureClock
-from mofa.faults.failures.rates import lemon_factor, rate_given_count
+from mofa.faults.failures.rates import lemon_rate_factor, true_over_estimated_rate
 from mofa.faults.simulate import LongRunToSimulate, simulate_long_runs
 
 FloatN = NDArray[np.float64]
@@ -35,13 +35,13 @@ def true_failure_rate_factors(clock: FailureClock, num_runs: int, seed: int = 0)
     even = (np.arange(num_runs) + 0.5) / num_runs
     factors = np.ones(num_runs)
     if clock.counted_failures is not None:
-        factors = factors * rate_given_count(clock.counted_failures, rng.permutation(even))
+        factors = factors * true_over_estimated_rate(clock.counted_failures, rng.permutation(even))
     if clock.lemon_fraction and clock.num_nodes is not None:
         from scipy import stats  # half a second to load
 
         nodes, more = clock.num_nodes, clock.lemon_multiple - 1
         lemons = stats.binom.ppf(rng.permutation(even), nodes, clock.lemon_fraction)
-        mean = float(lemon_factor(clock.lemon_fraction, clock.lemon_multiple))
+        mean = float(lemon_rate_factor(clock.lemon_fraction, clock.lemon_multiple))
         factors = factors * (nodes + lemons * more) / (nodes * mean)
     return factors
 

@@ -60,7 +60,7 @@ class LevelCalculation(Spec):
         return self
 
 
-def calculate_levels(
+def calculate_checkpoint_levels(
     mtbf_s: float, checkpoint_s: Sequence[float], restart_s: Sequence[float], shares: Sequence[float], *,
     interval_s: float | None = None, days: float = 54.0, num_runs: int = 2000, seed: int = 0,
 ) -> LevelCalculation:  # fmt: skip
@@ -86,7 +86,7 @@ def calculate_levels(
 
     Examples
     --------
-    >>> found = calculate_levels(11135.0, (1.0, 60.0), (60.0, 600.0), (0.75, 0.25), days=5, num_runs=100)
+    >>> found = calculate_checkpoint_levels(11135.0, (1.0, 60.0), (60.0, 600.0), (0.75, 0.25), days=5, num_runs=100)
     >>> [round(level.first_order_s) for level in found.levels], found.levels[1].every
     ([172, 2312], 13)
     """

@@ -16,7 +16,7 @@ from mofa.faults.closed_forms.intervals import exact_interval_s, least_interval_
 from mofa.faults.closed_forms.renewal import effective_restart_s
 from mofa.faults.closed_forms.two_levels import two_level_ettr
 from mofa.faults.failures.clocks import FailureClock
-from mofa.faults.failures.rates import job_mtbf_s, rate_from_components
+from mofa.faults.failures.rates import failures_per_node_day_of_components, job_mtbf_s
 from mofa.faults.ledger import expected_ledger_shares
 from mofa.faults.replicas import ReplicaAbsence, mean_missing_nodes
 from mofa.faults.simulate import MAX_SPACING, LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind
@@ -76,10 +76,13 @@ class LongRunOutlook:
         """Productive over wall-clock time. [-]"""
         return self.parts["productive"]
 
-    def simulated_run(self, candidate: int, work_s: float, clock: FailureClock | None = None) -> LongRunToSimulate:
+    def run_to_simulate(self, candidate: int, work_s: float, clock: FailureClock | None = None) -> LongRunToSimulate:
         """What :func:`mofa.faults.simulate.simulate_long_runs` plays of one candidate."""
         if self.absence is not None and self.absence.num_replicas[candidate] > 1:
-            cost, step = float(self.absence.cost_s[candidate]), min(float(self.absence.step_s[candidate]), work_s)
+            cost, step = (
+                float(self.absence.cost_per_failure_s[candidate]),
+                min(float(self.absence.step_s[candidate]), work_s),
+            )
             return LongRunToSimulate(
                 work_s,
                 step,
@@ -108,7 +111,9 @@ def failures_per_node_day(reliability: ReliabilitySpec, gpus_per_node: int) -> f
     """Failure rate of a node of a cluster: the profile's, per GPU. [1/(node day)]"""
     fact = reliability.failures_per_node_day
     if fact is None:
-        rate = rate_from_components([(part.num_per_node, part.mttf_s.value) for part in reliability.components])
+        rate = failures_per_node_day_of_components(
+            [(part.num_per_node, part.mttf_s.value) for part in reliability.components]
+        )
     else:
         rate = fact.value
     return rate * gpus_per_node / reliability.gpus_per_node
@@ -283,7 +288,7 @@ def _waiting_for_levels(
 ) -> tuple[FloatN, tuple[CheckpointLevelTimes, ...], dict[str, FloatN]]:
     """Interval, levels and ledger where computing waits for copies of every level."""
     times, zero, places = facts.times, np.zeros_like(facts.step_s), LEVELS[facts.faults.checkpoint.mode]
-    takes = {"host": times.copy_s, "peers": times.blocking_peer_s, "storage": times.blocking_s}
+    takes = {"host": times.copy_s, "peers": times.blocking_peer_copy_s, "storage": times.blocking_s}
     block = [zero + takes[place] for place in places]
     parts, back = zip(*(facts.of_level(k) for k in range(len(places))), strict=True)
     mtbf = facts.mtbf_s

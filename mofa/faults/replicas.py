@@ -22,7 +22,7 @@ class ReplicaAbsence:
     num_replicas: FloatN
 
     @property
-    def cost_s(self) -> FloatN:
+    def cost_per_failure_s(self) -> FloatN:
         """What a failure costs all replicas together, as if all stood still. (n,) [s]"""
         return np.asarray(self.stall_s + self.step_s / 2 + self.return_s / self.num_replicas)
 

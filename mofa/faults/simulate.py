@@ -184,7 +184,7 @@ def simulate_long_runs(run: LongRunToSimulate, num_runs: int = 10_000, seed: int
     if num_runs < 1:
         raise SpecError(f"num_runs: is {num_runs}; give at least 1")
     rng = np.random.default_rng(seed)
-    size = run.clock.runs_at_once(num_runs)
+    size = run.clock.num_runs_at_once(num_runs)
     parts = [_some(run, min(size, num_runs - start), rng) for start in range(0, num_runs, size)]
     return SimulatedRuns(
         run.work_s,
@@ -213,7 +213,7 @@ def _some(run: LongRunToSimulate, num_runs: int, rng: np.random.Generator) -> Si
     floors = np.zeros((len(levels), num_runs), dtype=np.int64)  # the last checkpoint of each level or a safer one
     restart = np.zeros(num_runs)
     for num_failures in range(MAX_FAILURES):
-        gap = times.next_gap(running) if run.clock.strikes_restarts else times.next_gap(running) + restart
+        gap = times.next_gap_s(running) if run.clock.strikes_restarts else times.next_gap_s(running) + restart
         begun = pattern.time_of(done)
         reached = begun + np.maximum(gap - restart, 0.0)
         finished = reached >= end

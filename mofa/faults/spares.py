@@ -99,7 +99,7 @@ def waiting_share(failures_per_s: ArrayLike, repair_s: ArrayLike, num_spares: Ar
     return np.where((a == 0) | np.isinf(c), 0.0, share)
 
 
-def peers_survive_probability(num_nodes: int, copies: int, failed: int) -> float:
+def all_states_survive_probability(num_nodes: int, copies: int, failed: int) -> float:
     """Probability that every state is left somewhere when nodes fail at once. [-]
 
     Parameters
@@ -124,7 +124,7 @@ def peers_survive_probability(num_nodes: int, copies: int, failed: int) -> float
 
     Examples
     --------
-    >>> round(peers_survive_probability(16, 2, 2), 4), peers_survive_probability(16, 2, 1)
+    >>> round(all_states_survive_probability(16, 2, 2), 4), all_states_survive_probability(16, 2, 1)
     (0.9333, 1.0)
     """
     if copies < 1 or num_nodes < copies or num_nodes % copies:

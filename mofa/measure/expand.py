@@ -41,12 +41,12 @@ class ExpandedRun:
         return RecomputeSpec.parse(self.strategy.recompute)
 
     @property
-    def configuration(self) -> str:
+    def configuration_hash(self) -> str:
         """The hash of what runs: of the run spelled out, its ZeRO stage told as of today where nothing is sharded.
 
         Records of before that was known say 3 of an FSDP group of one rank, which torchtitan does not wrap.
         """
-        run, s = self.with_full_specs(), self.strategy
+        run, s = self.run_with_full_specs(), self.strategy
         if int(default_zero_stage(self.framework, s.dp, s.cp, s.pp)) == 0:
             run = run.model_copy(update={"strategy": {**run.strategy, "zero": 0}})
         return configuration_hash(run)
@@ -55,7 +55,7 @@ class ExpandedRun:
         """The one line that says why this run cannot be measured."""
         return SpecError(f"{self.run.id}: {self.framework.name} cannot run {what}; {instead}")
 
-    def with_full_specs(self) -> RunSpec:
+    def run_with_full_specs(self) -> RunSpec:
         """The run with its model, strategy and options in full: a later change to a workload changes no record."""
         model = self.model.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         model["attention"]["kind"] = self.model.attention.kind
@@ -86,7 +86,7 @@ def current_configuration_hash(run: RunSpec) -> str:
 
     A record says the fields there were when it was written: spelled out anew, it says those that came later too.
     """
-    return expand_run(run).configuration
+    return expand_run(run).configuration_hash
 
 
 def token_copies_routed_per_step(run: ExpandedRun) -> int:

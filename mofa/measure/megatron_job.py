@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mofa.blocks.frameworks.recompute import why_unsupported
+from mofa.blocks.frameworks.recompute import why_recomputation_unsupported
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.records import GRAD_NORM_LIMIT
 from mofa.schedules import default_schedule
@@ -109,7 +109,7 @@ def _recompute(run: ExpandedRun) -> dict[str, Any]:
     r = run.recompute
     if r.kind == "none":
         return {}
-    if (why := why_unsupported(run.framework, r, run.model, run.run.precision.fp8_recipe)) is not None:
+    if (why := why_recomputation_unsupported(run.framework, r, run.model, run.run.precision.fp8_recipe)) is not None:
         raise run.refusal("this recomputation", why)
     if r.kind == "selective":
         return {"recompute_granularity": "selective", "recompute_modules": list(r.modules)}

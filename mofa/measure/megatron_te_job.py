@@ -97,7 +97,7 @@ def _optimizer(run: ExpandedRun) -> dict[str, Any]:
 
 def _offload(run: ExpandedRun) -> dict[str, Any]:
     """Activations that go to the host; why recomputation and they cannot be together is asked with the former."""
-    offload = run.framework.offload
+    offload = run.framework.offloaded_activations
     if not offload.offloads_any:
         return {}
     if run.run.precision.fp8_recipe:

@@ -114,7 +114,7 @@ class MeasuredResult(Spec):
     error: str | None = None
 
     @property
-    def median_step_clips(self) -> bool | None:
+    def clips_in_median_step(self) -> bool | None:
         """Whether the median of the gradients' norms is over the limit; None where norms were not kept."""
         return statistics.median(self.grad_norms) > GRAD_NORM_LIMIT if self.grad_norms else None
 
@@ -127,7 +127,7 @@ class MeasuredResult(Spec):
         return max(0.0, 1 - min(busy) / self.step_time_s)
 
     @property
-    def host_bound(self) -> bool | None:
+    def is_host_bound(self) -> bool | None:
         """Whether the host sets the pace: a device idles for more than a tenth of the step. None where unknown."""
         return None if self.idle_share is None else self.idle_share > HOST_BOUND_IDLE
 
@@ -181,7 +181,7 @@ class RunRecord(Spec):
         return self.run.framework.get("name") in DEALT_BY_MODEL
 
     @property
-    def fitting_or_judging(self) -> Split:
+    def fitting_or_judging_half(self) -> Split:
         """What the record is for: facts are learned from the fitting half, of frameworks that are not halved by their
         model on H200 alone; all others judge."""
         if self.trainer:

@@ -91,7 +91,7 @@ def record_of_result(run: ExpandedRun, outcome: TaskOutcome, split: Split) -> Ru
         f"{datetime.now(tz=UTC):%Y-%m-%d}"
     )
     return RunRecord(
-        run=run.with_full_specs(),
+        run=run.run_with_full_specs(),
         measured=merge_rank_results(outcome.ranks),
         environment=environment,
         source=source,

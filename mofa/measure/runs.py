@@ -95,7 +95,7 @@ def _settings_for_graphs(run: ExpandedRun) -> dict[str, str]:
 def _settings_for_offload(run: ExpandedRun) -> dict[str, str]:
     """What Megatron-LM core_v0.16.1 asks for with offloaded activations (training/arguments.py): Transformer Engine
     of 2.10 and above would offload weights."""
-    return {"NVTE_CPU_OFFLOAD_V1": "1"} if run.framework.offload.offloads_any else {}
+    return {"NVTE_CPU_OFFLOAD_V1": "1"} if run.framework.offloaded_activations.offloads_any else {}
 
 
 def _settings_for_overlap(run: ExpandedRun) -> dict[str, str]:
@@ -115,7 +115,7 @@ class KeptBesideRecords:
     layer_segments: bool = False
     """What parts of layers take the host, in ``segments``."""
 
-    def refuse(self, run: ExpandedRun) -> None:
+    def refuse_unavailable_for_run(self, run: ExpandedRun) -> None:
         """Raises :class:`SpecError` where it cannot be had of this run."""
         if not self.layer_segments:
             return
@@ -148,7 +148,7 @@ def task_of_run(
         refuse_absent_modules(run.model, run.framework.activation_offload)
     except SpecError as error:
         raise SpecError(f"{run.run.id}: {error}") from None
-    beside_records.refuse(run)
+    beside_records.refuse_unavailable_for_run(run)
     runner = RUNNERS[name]
     moe = run.model.moe
     job = {
@@ -276,16 +276,16 @@ def _splits(runs: dict[str, ExpandedRun], records: list[RunRecord]) -> dict[str,
     there = {r.run.id for r in records}
     todo = {id: run for id, run in runs.items() if id not in there}
     by_model = {id: run for id, run in todo.items() if run.framework.name in DEALT_BY_MODEL}
-    wanted = {id: (run.framework.name, run.configuration) for id, run in todo.items() if id not in by_model}
-    dealt = {id: half_dealt_by_model(run.with_full_specs()) for id, run in by_model.items()}
+    wanted = {id: (run.framework.name, run.configuration_hash) for id, run in todo.items() if id not in by_model}
+    dealt = {id: half_dealt_by_model(run.run_with_full_specs()) for id, run in by_model.items()}
     return {**assign_fitting_and_judging_halves(wanted, existing), **dealt}
 
 
-def repeats_due(runs: dict[str, ExpandedRun], records: list[RunRecord]) -> dict[str, ExpandedRun]:
+def runs_still_due(runs: dict[str, ExpandedRun], records: list[RunRecord]) -> dict[str, ExpandedRun]:
     """The runs still to be made so that every host-bound one of ``runs`` is there three times.
 
     A run counts as bound by the host if one of its records is; see
-    :attr:`mofa.measure.records.MeasuredResult.host_bound`.
+    :attr:`mofa.measure.records.MeasuredResult.is_host_bound`.
     Repeats are called as the first run, with ``-again`` and ``-third`` at the end.
     """
     same: dict[tuple[str, object], list[RunRecord]] = {}
@@ -294,8 +294,8 @@ def repeats_due(runs: dict[str, ExpandedRun], records: list[RunRecord]) -> dict[
     taken = {record.run.id for record in records} | set(runs)
     due: dict[str, ExpandedRun] = {}
     for run in runs.values():
-        of_it = same.get((run.configuration, run.run.hardware), [])
-        if any(record.measured.host_bound for record in of_it):
+        of_it = same.get((run.configuration_hash, run.run.hardware), [])
+        if any(record.measured.is_host_bound for record in of_it):
             base = min((record.run.id for record in of_it), key=len)
             free = [name for suffix in REPEATS if (name := base + suffix) not in taken]
             for name in free[: len(REPEATS) - len(of_it)]:
@@ -387,7 +387,7 @@ def measure_runs(
     there = {r.run.id for r in records}
     skipped = tuple(id for id in runs if id in there)
     todo = {id: run for id, run in runs.items() if id not in there}
-    if not todo and (once or not repeats_due(runs, records)):
+    if not todo and (once or not runs_still_due(runs, records)):
         return MeasureSummary(skipped=skipped)
     state = machine_self_test()
     refuse_unfit_machine(state, list(runs.values()))
@@ -396,7 +396,7 @@ def measure_runs(
     call = _Call(out, list(range(len(state["gpus"]))), parallel, timeout_s, logs, progress)
     if todo:
         call.run(todo, beside_records)
-    if not once and (due := repeats_due(runs, read_records(out))):
+    if not once and (due := runs_still_due(runs, read_records(out))):
         progress(f"{len(due)} repeats of runs that are bound by the host")
         call.run(due, KeptBesideRecords())
     return MeasureSummary(tuple(call.written), skipped, call.failed)

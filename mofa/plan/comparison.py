@@ -157,7 +157,7 @@ def compare_results(results: Mapping[str, Mapping[str, Any]]) -> Comparison:
         raise SpecError(f"results: {len(results)} cannot be compared; give 2 to {MOST_RESULTS}")
     compared, times, memories = [], [], []
     for name, result in results.items():
-        refuse_other_contract(name, result)
+        refuse_other_json_version(name, result)
         try:
             compared.append(_summary(name, result))
             times.append(_seconds_or_bytes(result["time"]["exposed"]))
@@ -176,7 +176,7 @@ def compare_results(results: Mapping[str, Mapping[str, Any]]) -> Comparison:
     )
 
 
-def refuse_other_contract(name: str, result: Mapping[str, Any]) -> None:
+def refuse_other_json_version(name: str, result: Mapping[str, Any]) -> None:
     """Refuse a result whose fields may mean something else: of another major version of the JSON.
 
     Parameters
@@ -193,8 +193,8 @@ def refuse_other_contract(name: str, result: Mapping[str, Any]) -> None:
 
     Examples
     --------
-    >>> refuse_other_contract("old.json", {"schema_version": "2.3"})
-    >>> refuse_other_contract("old.json", {"schema_version": "1.4"})
+    >>> refuse_other_json_version("old.json", {"schema_version": "2.3"})
+    >>> refuse_other_json_version("old.json", {"schema_version": "1.4"})
     Traceback (most recent call last):
     mofa.errors.SpecError: old.json: schema_version ('1.4') is of another major version than 2.14, \
 whose fields mean other things; run it again

@@ -77,7 +77,7 @@ class KeyResource(Spec):
     less: ChangedMachines
     more: ChangedMachines
 
-    def swing(self, base: float) -> float:
+    def relative_swing(self, base: float) -> float:
         """How far the values of plans made anew are apart, over what the job's own is; infinite where none fits.
 
         Parameters
@@ -161,7 +161,7 @@ class KeyFactors(Spec):
     stages: tuple[StageBottleneck, ...] = Field(description="Each pipeline stage of the best plan, played out.")
     played_step_s: float = Field(gt=0, description="The step of the best plan, played out: stages sum to it. [s]")
 
-    def change(self, plan: FactorPlan | None) -> float | None:
+    def change_from_best_plan(self, plan: FactorPlan | None) -> float | None:
         """A plan's value over the best plan's, - 1; None where there is no plan.
 
         Parameters
@@ -219,4 +219,4 @@ class KeyFactors(Spec):
     def _row(self, which: dict[str, str], plan: FactorPlan | None) -> dict[str, Any]:
         figures = {} if plan is None else plan.model_dump(exclude={"strategy"})
         fields = {} if plan is None else plan.strategy.model_dump()
-        return {**which, "change": self.change(plan), **figures, **fields}
+        return {**which, "change": self.change_from_best_plan(plan), **figures, **fields}

@@ -105,7 +105,7 @@ class LongRunFields(Spec):
                 raise ValueError(f"ettr ({self.ettr:.9g}) must be the ledger's productive share ({productive:.9g})")
         return self
 
-    def long_run_row(self) -> dict[str, Any]:
+    def long_run_columns(self) -> dict[str, Any]:
         """The figures as flat columns."""
         days = self.days
         return {

@@ -133,7 +133,7 @@ class StageRanks(Spec):
         description="Of every rank of an expert-parallel group, where each layer's counts are known; else empty. [-]",
     )
 
-    def allocated_bytes(self, ep_rank: int) -> float:
+    def allocated_bytes_of_ep_rank(self, ep_rank: int) -> float:
         """Peak of the live tensors of a rank of the group, between those of the two ends by its tokens. [B]
 
         Activations are linear in tokens; what else a peak holds is the same. Needs counts of every rank.

@@ -133,7 +133,7 @@ class Plan(LongRunFields):
                 name: getattr(self, name)
                 for name in ("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")
             },
-            **self.long_run_row(),
+            **self.long_run_columns(),
             "idle_gpus": self.idle_gpus,
             **{
                 name: getattr(memory, name)

@@ -99,7 +99,7 @@ def strategy_text(strategy: StrategySpec, *, moe: bool = True) -> str:
         words.append(f"layout={strategy.layout}")
     if strategy.balancing != "none":
         words.append(f"balancing={strategy.balancing}")
-    words += [f"{name}={str(value).lower()}" for name, value in strategy.options.chosen.items()]
+    words += [f"{name}={str(value).lower()}" for name, value in strategy.options.chosen_options.items()]
     return " ".join(words)
 
 

@@ -25,7 +25,7 @@ class MemoryOverTime:
     peak: int
 
 
-def memory_curve(journal: Journal, spans: Sequence[Computation], stretches: int = STRETCHES) -> MemoryOverTime:
+def memory_over_last_step(journal: Journal, spans: Sequence[Computation], stretches: int = STRETCHES) -> MemoryOverTime:
     """Memory over the last step of a journal, on the clock.
 
     Parameters
@@ -41,7 +41,7 @@ def memory_curve(journal: Journal, spans: Sequence[Computation], stretches: int 
     those before them.
     """
     first = journal.steps[-1]
-    total = journal.allocated_after(first)
+    total = journal.allocated_bytes_from_event(first)
     points: list[tuple[float, int]] = [(0.0, 0)]
     for start, end, begin_s, end_s in _passages(journal, spans):
         if end > start:
@@ -55,7 +55,10 @@ def memory_curve(journal: Journal, spans: Sequence[Computation], stretches: int 
     reserved_after = np.array([reserved for _, reserved in journal.grown])
     reserved = reserved_after[np.maximum(np.searchsorted(marks, events + first, side="right") - 1, 0)]
     return MemoryOverTime(
-        time_s, np.maximum(reserved, total[events]), journal.bytes_by_group(events + first), int(total[events].argmax())
+        time_s,
+        np.maximum(reserved, total[events]),
+        journal.live_bytes_by_group(events + first),
+        int(total[events].argmax()),
     )
 
 
@@ -64,7 +67,7 @@ def _passages(journal: Journal, spans: Sequence[Computation]) -> Iterator[tuple[
     first = journal.steps[-1]
     before = sum(1 for mark in journal.computations if mark[0] < first)
     before = next(i for i, mark in enumerate(journal.computations) if i >= before and mark[1] == "start")
-    played = list(journal.spans(first))[-(len(journal.computations) - before) :]
+    played = list(journal.computation_spans(first))[-(len(journal.computations) - before) :]
     gaps = {
         computation - before: (skipped, period)
         for computation, skipped, period in journal.skipped_rounds

@@ -19,7 +19,7 @@ from mofa.replay.rank.from_estimator import (
     tokens_over_mean_by_rank,
 )
 from mofa.replay.rank.uneven_layers import rows_over_mean_by_layer
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from mofa.replay.time.time_replayed import ReplayedTime, scaled_to_runs_per_step, weighted_mean_of_steps
 from mofa.specs.residuals import load_residuals
 from mofa.specs.shared_facts import load_shared_facts
@@ -30,7 +30,7 @@ def mean_step_of_run(estimator: TableEstimator, played: ReplayedTime) -> Replaye
     again. Its spans, transfers and ops are those of the one that was played."""
     if share := float(estimator.drains[0]):
         played = weighted_mean_of_steps(
-            played, replay_time(estimator.without_host_lead, detail=False, spans=False), share
+            played, replay_step_time(estimator.without_host_lead, detail=False, spans=False), share
         )
     return scaled_to_runs_per_step(played, float(estimator.runs_per_step(estimator.table)[0]))
 
@@ -107,11 +107,11 @@ class Replayer:
 
         # steps with other tokens are played of the one that reserves most without them
         tried = [playing(rank) for rank in ranks]
-        every = [rank.result() for rank in tried]
+        every = [rank.memory_played_so_far() for rank in tried]
         if self._may_not_fit(max(rank.peak_reserved for rank in every), capacity_bytes):
             left = [playing(rank) for rank in ends if all(rank is not other for other in fullest)]
             tried += left
-            every += [rank.result() for rank in left]
+            every += [rank.memory_played_so_far() for rank in left]
         most = max(range(len(every)), key=reserves)
         if emptiest:
             few = len(fullest)
@@ -119,7 +119,9 @@ class Replayer:
             self._others[pipeline_rank] = most == few, tried[other].rank, every[other]
         return every[most] if tried[most].rank.routing_drift is None else tried[most].play_drawn_steps()
 
-    def extreme_ranks(self, pipeline_rank: int) -> tuple[PeaksAtRoutingLoad, PeaksAtRoutingLoad] | None:
+    def peaks_of_fewest_and_most_tokens(
+        self, pipeline_rank: int
+    ) -> tuple[PeaksAtRoutingLoad, PeaksAtRoutingLoad] | None:
         """What the ranks of a pipeline rank with the fewest and with the most tokens hold; None where all have as many.
 
         Where each layer's tokens are known both are played of those, else of the quantiles of a distribution.
@@ -200,20 +202,20 @@ class Replayer:
         return self._played[pipeline_rank].peak_reserved + outside
 
     @cached_property
-    def time(self) -> ReplayedTime:
+    def replayed_time(self) -> ReplayedTime:
         """The step on the clocks of all ranks; its spans are those of one run where steps may run again."""
-        return mean_step_of_run(self.estimator, replay_time(self.estimator, detail=False))
+        return mean_step_of_run(self.estimator, replay_step_time(self.estimator, detail=False))
 
-    def time_without_spans(self) -> ReplayedTime:
+    def replayed_time_without_spans(self) -> ReplayedTime:
         """The same without the spans."""
-        return mean_step_of_run(self.estimator, replay_time(self.estimator, detail=False, spans=False))
+        return mean_step_of_run(self.estimator, replay_step_time(self.estimator, detail=False, spans=False))
 
     @property
     def played_ranks(self) -> tuple[int, ...]:
         """The pipeline ranks whose memory has been played."""
         return tuple(sorted(self._played))
 
-    def fullest_bytes(self, enough: float = math.inf, *, exact: bool = True) -> float:
+    def fullest_rank_device_bytes(self, enough: float = math.inf, *, exact: bool = True) -> float:
         """Device bytes of the fullest rank, played: from the fullest in closed form on, while another may be it. [B]
 
         Parameters
@@ -241,7 +243,7 @@ class Replayer:
                     break
         return most
 
-    def ranks_that_may_pass(self, limit: float) -> tuple[int, ...]:
+    def ranks_that_may_exceed(self, limit: float) -> tuple[int, ...]:
         """Pipeline ranks that may take more than a limit of device bytes, by their closed forms. [B]
 
         Notes
@@ -256,7 +258,7 @@ class Replayer:
         """By how much the closed form of a pipeline rank may be too low, as a share. [-]"""
         spec = self.estimator.rank_specs[pipeline_rank]
         tolerances = load_shared_facts().tolerances
-        if not spec.place.has_end:
+        if not spec.place.has_model_end:
             return tolerances.stage.value
         if spec.gradients.reduces_by_chunk:
             return 1.0
@@ -268,7 +270,7 @@ class Replayer:
         """Equal for pipeline ranks that hold the same; an end is like no other, nor is any where layers get tokens of
         their own."""
         spec = self.estimator.rank_specs[pipeline_rank]
-        alone = spec.place.has_end or rows_over_mean_by_layer(self.estimator) is not None
+        alone = spec.place.has_model_end or rows_over_mean_by_layer(self.estimator) is not None
         return (
             pipeline_rank
             if alone

@@ -38,7 +38,7 @@ FIELDS = (
 WEAK_WORDS = "weak is the share of the predicted step that rests on assumed or extrapolated numbers"
 
 
-def percent(value: float | None, *, signed: bool = False) -> str:
+def as_percent(value: float | None, *, signed: bool = False) -> str:
     """A fraction as percent; a dash where there is none.
 
     Examples
@@ -55,7 +55,7 @@ def run_cells(run: RunScore) -> list[str]:
     """One run as cells under RUN_COLUMNS."""
 
     def error(value: ComparedQuantity | None) -> str:
-        return percent(value.error, signed=True) if value else "–"
+        return as_percent(value.error, signed=True) if value else "–"
 
     step, allocated = run.step_time, run.peak_allocated
     return [
@@ -87,7 +87,7 @@ def repeat_rows(report: ValidationReport) -> list[list[str]]:
             rows.append([
                 repeat.id, "the profile's" if repeat.host_op_s is None else format_seconds(repeat.host_op_s),
                 format_seconds(step.measured) if step else "–", format_seconds(step.predicted) if step else "–",
-                percent(step.error, signed=True) if step else "–", run.group, "; ".join(repeat.notes),
+                as_percent(step.error, signed=True) if step else "–", run.group, "; ".join(repeat.notes),
             ])  # fmt: skip
     return rows
 
@@ -113,8 +113,10 @@ def group_rows(report: ValidationReport) -> list[list[str]]:
                 continue
             by_model = errors.mean_abs_error_by_model if name.partition("-")[0] != "measured" else None
             rows.append([
-                shown, words, str(errors.runs), percent(errors.mean_abs_error), percent(errors.median_abs_error),
-                percent(errors.worst_abs_error), percent(errors.bias, signed=True), percent(by_model),
+                shown, words, str(errors.runs), as_percent(errors.mean_abs_error),
+                as_percent(errors.median_abs_error),
+                as_percent(errors.worst_abs_error), as_percent(errors.bias, signed=True),
+                as_percent(by_model),
                 errors.worst_run or "",
             ])  # fmt: skip
             shown = ""
@@ -131,7 +133,7 @@ def memory_verdict_rows(report: ValidationReport) -> list[list[str]]:
             str(g.false_fits),
             str(g.denied),
             str(g.false_misses),
-            percent(g.weak_fraction),
+            as_percent(g.weak_fraction),
             shares_text({name: share for name, share in g.provenance.items() if share >= 0.005}),
         ]
         for name, g in report.groups.items()
@@ -184,8 +186,8 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
         peak = [abs(layer.peak_allocated.error) for layer in report.layers if layer.peak_allocated]
         print_paragraph(
             console,
-            f"{len(step)} MoE layers in token chunks: step {percent(fmean(step))}, "
-            f"peak allocated {percent(fmean(peak) if peak else None)} (mean).",
+            f"{len(step)} MoE layers in token chunks: step {as_percent(fmean(step))}, "
+            f"peak allocated {as_percent(fmean(peak) if peak else None)} (mean).",
         )
     if not quiet:
         print_paragraph(
@@ -219,11 +221,13 @@ def band_rows(report: ValidationReport) -> list[list[str]]:
     """Rows under BAND_COLUMNS: how often bands held, by group."""
     return [
         [
-            item.group, str(item.fitted_runs), str(item.families), str(item.runs), percent(item.coverage),
+            item.group, str(item.fitted_runs), str(item.families), str(item.runs),
+            as_percent(item.share_inside_bands),
             str(item.below), str(item.above),
-            f"{percent(item.median_low, signed=True)} to {percent(item.median_high, signed=True)}",
-            percent(item.median_width), " to ".join(map(percent, item.chance_interval)),
-            item.verdict,
+            f"{as_percent(item.median_low, signed=True)} to {as_percent(item.median_high, signed=True)}",
+            as_percent(item.median_width), " to ".join(map(as_percent,
+            item.chance_interval_of_share)),
+            item.verdict_text,
         ]
         for item in report.bands
     ]  # fmt: skip
@@ -243,13 +247,14 @@ def scaling_efficiency_rows(report: ValidationReport) -> list[list[str]]:
     """Rows under SCALE_COLUMNS: every point of every series over numbers of GPUs."""
     rows = []
     for series in report.scale:
-        measured, predicted = (series.efficiencies(predicted=which) for which in (False, True))
+        measured, predicted = (series.scaling_efficiencies(predicted=which) for which in (False, True))
         for i, point in enumerate(series.points):
             name = [f"{series.model}, {series.gpu}", series.group.removeprefix("published-")] if i == 0 else ["", ""]
             last = i == len(series.points) - 1
             rows.append([
-                *name, f"{point.num_gpus:,}", percent(measured[i]), percent(predicted[i]),
-                percent(point.step_time.error, signed=True), f"{series.drift * 100:+.1f} points" if last else "",
+                *name, f"{point.num_gpus:,}", as_percent(measured[i]), as_percent(predicted[i]),
+                as_percent(point.step_time.error, signed=True),
+                f"{series.step_error_drift * 100:+.1f} points" if last else "",
             ])  # fmt: skip
     return rows
 

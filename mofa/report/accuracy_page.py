@@ -16,10 +16,10 @@ from mofa.report.accuracy import (
     SCALE_COLUMNS,
     SCALE_WORDS,
     VERDICT_COLUMNS,
+    as_percent,
     band_rows,
     group_rows,
     memory_verdict_rows,
-    percent,
     repeat_rows,
     run_cells,
     runs_to_frame,
@@ -58,8 +58,12 @@ def readme_accuracy_table(report: ValidationReport) -> str:
             errors = [getattr(group, quantity) for quantity in README_QUANTITIES]
             rows.append([
                 f"{name} ({group.runs})",
-                f"{percent(step.mean_abs_error)} / {percent(step.worst_abs_error)} / {percent(step.bias, signed=True)}",
-                *(f"{percent(e.mean_abs_error)} / {percent(e.worst_abs_error)}" if e.runs else "–" for e in errors),
+                (
+                    f"{as_percent(step.mean_abs_error)} / {as_percent(step.worst_abs_error)} / "
+                    f"{as_percent(step.bias, signed=True)}"
+                ),
+                *(f"{as_percent(e.mean_abs_error)} / {as_percent(e.worst_abs_error)}" if e.runs
+                else "–" for e in errors),
                 f"{group.false_fits} of {group.out_of_memory}", str(group.false_misses),
             ])  # fmt: skip
     return markdown_table(README_COLUMNS, rows)

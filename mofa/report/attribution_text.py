@@ -33,14 +33,14 @@ def print_attribution(attribution: Attribution, console: Console) -> None:
     total = [format_seconds(attribution.measured_step_s), format_seconds(attribution.predicted_step_s), f"{error:+.1%}"]
     rows.append(["step", "", *total])
     print_table(console, "One step", FAMILY_COLUMNS, rows)
-    if words := cancelling_text(attribution):
+    if words := cancelling_errors_text(attribution):
         print_paragraph(console, words)
     print_paragraph(console, FAMILY_WORDS)
     for note in attribution.notes:
         print_paragraph(console, f"- {note}", indent=2)
 
 
-def cancelling_text(given: Attribution) -> str:
+def cancelling_errors_text(given: Attribution) -> str:
     """Which families' errors hide others', in words; empty where errors have one sign or are small.
 
     What cancels is the smaller one of the sums of the families that are predicted too long and too short.

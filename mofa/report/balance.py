@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, remove_clutter
+from mofa.report.figures.style import ACCENT, INK, MUTED, given_or_new_axes, remove_clutter
 from mofa.report.phrases import count_and_noun
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.tables import print_paragraph, print_table
@@ -43,7 +43,7 @@ def plot_balance(report: BalanceReport, *, ax: Axes | None = None) -> Axes:
     ax
         Axes to draw on; new ones where absent.
     """
-    ax = new_axes(ax, 9.0, 4.5)
+    ax = given_or_new_axes(ax, 9.0, 4.5)
     layers = np.array([row.layer for row in report.layers])
     for scheme, (label, colour, line, marker) in _STYLES.items():
         values = np.array([row.max_over_mean[scheme] for row in report.layers])

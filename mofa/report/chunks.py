@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mofa.report.figures.chunk_policies import label_whole_iterations, plot_policy_memory, plot_throughput
-from mofa.report.figures.style import new_axes
+from mofa.report.figures.style import given_or_new_axes
 from mofa.report.save import csv_bytes, figure_files, write_files
 from mofa.report.tables import print_paragraph, print_table
 from mofa.units import format_bytes, format_seconds
@@ -36,7 +36,7 @@ def plot_chunks(report: ChunkReport, *, ax: Axes | None = None) -> Axes:
     from matplotlib import colormaps
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
-    ax = new_axes(ax, 9.0, 4.5)
+    ax = given_or_new_axes(ax, 9.0, 4.5)
     chunks = np.array(report.chunks).T
     num_bins = len(report.bins)
     shown = np.where(chunks > 0, np.searchsorted(report.bins, chunks), np.nan)

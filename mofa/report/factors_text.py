@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mofa.plan.factor_results import COMPUTING, ChangedMachines, FactorPlan, KeyFactors, KeyResource, StageBottleneck
 from mofa.report.phrases import component_words, count_and_noun, strategy_text
-from mofa.report.search_text import batch_line, has_experts, print_planned_job
+from mofa.report.search_text import divisible_batch_line, has_experts, print_planned_job
 from mofa.report.tables import Columns, print_paragraph, print_table
 from mofa.specs.strategy import FrameworkOptions
 from mofa.units import GIB, format_seconds
@@ -41,12 +41,14 @@ def print_factors(factors: KeyFactors, console: Console, *, quiet: bool = False)
         for line in _best_lines(factors):
             print_paragraph(console, line)
         console.print()
-    _print(console, f"What a tenth of each resource does to the {factors.objective}", resource_table(factors))
+    _print(
+        console, f"What a tenth of each resource does to the {factors.objective}", resource_columns_and_rows(factors)
+    )
     if factors.ablation:
-        _print(console, f"What each optimisation brings to the {factors.objective}", ablation_table(factors))
+        _print(console, f"What each optimisation brings to the {factors.objective}", ablation_columns_and_rows(factors))
     if quiet:
         return
-    columns, rows = stage_table(factors)
+    columns, rows = stage_columns_and_rows(factors)
     print_table(
         console, f"What stages wait for, of a played step of {format_seconds(factors.played_step_s)}", columns, rows
     )
@@ -81,7 +83,7 @@ def _best_lines(factors: KeyFactors) -> list[str]:
     if factors.idle_gpus:
         lines.append(f"The best plan {factors.idle_note}.")
         which, gpus = "the best plan", factors.computing_gpus + factors.idle_gpus
-        if line := batch_line(best.strategy, factors.idle_gpus, gpus, factors.workload.global_batch, which):
+        if line := divisible_batch_line(best.strategy, factors.idle_gpus, gpus, factors.workload.global_batch, which):
             lines.append(line)
     return lines
 
@@ -98,11 +100,11 @@ def _how_costed(factors: KeyFactors) -> str:
 
 def _seems_backward(factors: KeyFactors, resource: KeyResource) -> bool:
     """Whether less of a resource is shown as a shorter step than more of it; energy may grow with what there is."""
-    less, more = (factors.change(side.planned_again) for side in (resource.less, resource.more))
+    less, more = (factors.change_from_best_plan(side.planned_again) for side in (resource.less, resource.more))
     return factors.value_unit == "s" and less is not None and more is not None and more > less + SHOWN
 
 
-def resource_table(factors: KeyFactors) -> tuple[Columns, list[list[str]]]:
+def resource_columns_and_rows(factors: KeyFactors) -> tuple[Columns, list[list[str]]]:
     """Two rows for each resource.
 
     Parameters
@@ -130,16 +132,16 @@ def resource_table(factors: KeyFactors) -> tuple[Columns, list[list[str]]]:
 def _resource_row(factors: KeyFactors, resource: KeyResource, words: str, side: ChangedMachines) -> list[str]:
     planned = side.planned_again
     name = resource.resource if side is resource.less else ""
-    same = percent_text(factors.change(side.same_plan)) if side.same_plan_fits else "does not fit"
+    same = percent_text(factors.change_from_best_plan(side.same_plan)) if side.same_plan_fits else "does not fit"
     if planned is None:
         return [name, words, same, NOTHING_FITS, "", "", "", ""]
     return [
-        name, words, same, percent_text(factors.change(planned)), *_figures(planned),
+        name, words, same, percent_text(factors.change_from_best_plan(planned)), *_figures(planned),
         strategy_changes_text(factors.best.strategy, planned.strategy, factors.framework),
     ]  # fmt: skip
 
 
-def ablation_table(factors: KeyFactors) -> tuple[Columns, list[list[str]]]:
+def ablation_columns_and_rows(factors: KeyFactors) -> tuple[Columns, list[list[str]]]:
     """A row for no optimisation, and one for each.
 
     Parameters
@@ -176,7 +178,7 @@ def ablation_table(factors: KeyFactors) -> tuple[Columns, list[list[str]]]:
     return _without_empty_columns(columns, rows)
 
 
-def stage_table(factors: KeyFactors) -> tuple[Columns, list[list[str]]]:
+def stage_columns_and_rows(factors: KeyFactors) -> tuple[Columns, list[list[str]]]:
     """A row for each stage of the pipeline.
 
     Parameters

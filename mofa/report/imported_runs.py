@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mofa.report.accuracy import percent
+from mofa.report.accuracy import as_percent
 from mofa.report.tables import Columns, print_paragraph, print_table
 from mofa.units import format_seconds
 
@@ -38,8 +38,9 @@ def print_node_profile_changes(imported: NodeProfileChanges, console: Console) -
     for file, run in imported.runs:
         if (errors := imported.errors.get(str(file))) is not None:
             rows.append([
-                file.name, run.op, str(run.group), str(run.hosts), str(len(run.points)), percent(errors.before),
-                percent(errors.fitted), percent(errors.by_others),
+                file.name, run.op, str(run.group), str(run.hosts), str(len(run.points)),
+                as_percent(errors.before),
+                as_percent(errors.fitted), as_percent(errors.by_others),
             ])  # fmt: skip
     print_table(console, "Between nodes", ERROR_COLUMNS, rows, leaves=("sizes", "hosts"), under="collective")
     print_paragraph(console, ERROR_WORDS)

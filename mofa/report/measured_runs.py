@@ -66,7 +66,7 @@ def runs_summary(records: Sequence[RunRecord]) -> str:
         f"{len(records)} records of {len(one_of_each)} configurations: "
         f"{counts(r.run.framework['name'] for r in one_of_each)}; "
         f"{counts(f'on {r.run.gpus} GPU' + 's' * (r.run.gpus > 1) for r in one_of_each)}; "
-        f"{counts(r.fitting_or_judging for r in one_of_each)}.\n\n"
+        f"{counts(r.fitting_or_judging_half for r in one_of_each)}.\n\n"
     )
 
 
@@ -87,7 +87,7 @@ def host_bound_table(records: Iterable[RunRecord]) -> str:
 
     lines, due = [], []
     for of_it in _repeats(records):
-        if not any(record.measured.host_bound for record in of_it):
+        if not any(record.measured.is_host_bound for record in of_it):
             continue
         idle = [record.measured.idle_share for record in of_it]
         name = min((record.run.id for record in of_it), key=lambda id: (len(id), id))
@@ -136,7 +136,7 @@ def _line(record: RunRecord) -> str:
         f"{allocated:.1f}",
         f"{reserved:.1f}",
         f"{max(known) / GIB:.1f}" if len(known) == len(device) else "–",
-        record.fitting_or_judging,
+        record.fitting_or_judging_half,
     ]
     return f"| {' | '.join(cells)} |\n"
 

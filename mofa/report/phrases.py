@@ -74,7 +74,7 @@ def _degrees(strategy: StrategySpec) -> str:
     words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1]
     if strategy.cp > 1:
         words.insert(words.index(f"cp{strategy.cp}") + 1, strategy.cp_kind)
-    options = [_option_word(name, value) for name, value in strategy.options.chosen.items()]
+    options = [_option_word(name, value) for name, value in strategy.options.chosen_options.items()]
     return " ".join([*words, f"dp{strategy.dp}", f"mb{strategy.micro_batch}", *options])
 
 

@@ -74,10 +74,10 @@ def save_plan_report(
     if report.plans:
         files |= _breakdowns(report.plans, None, num_stage_figures=1)
     if page is not None:
-        from mofa.report.page.images import report_axes
+        from mofa.report.page.images import report_figure_axes
         from mofa.report.page.write import report_files
 
-        for name, axes in report_axes(page).items():
+        for name, axes in report_figure_axes(page).items():
             files |= figure_files(name, axes)
         files |= report_files(page, tuple(files))
     return write_files(directory, files)
@@ -189,9 +189,9 @@ def save_calibration(report: Mapping[str, Any], points: Sequence[Mapping[str, An
     Parameters
     ----------
     report
-        Errors per family, as :func:`mofa.calibrate.check.check_fits` gives them.
+        Errors per family, as :func:`mofa.calibrate.check.fit_errors_on_held_out_rows` gives them.
     points
-        Every predicted row, as :func:`mofa.calibrate.check.predict_rows` gives them.
+        Every predicted row, as :func:`mofa.calibrate.check.rows_with_predicted_times` gives them.
     directory
         Where to; made if absent.
 

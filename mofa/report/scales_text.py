@@ -44,7 +44,7 @@ def print_scales(reports: Sequence[PlanReport], console: Console, *, quiet: bool
         console, "The best plan of each number of GPUs", [columns[c] for c in shown],
         [[row[c] for c in shown] for row in rows], leaves=("peak GiB", "MFU", "GPU-hours"), under="strategy",
     )  # fmt: skip
-    for line in verdict_lines(reports):
+    for line in gpu_count_verdict_lines(reports):
         print_paragraph(console, line)
     if not quiet:
         console.print()
@@ -66,7 +66,7 @@ def _cells(report: PlanReport) -> list[str]:
     ]  # fmt: skip
 
 
-class Choice(NamedTuple):
+class ComparedChoice(NamedTuple):
     """A number of GPUs, or a point of a sweep, as it is compared with others that do the same job."""
 
     name: str
@@ -79,7 +79,7 @@ class Choice(NamedTuple):
     """Of the run, or of a step: of one kind too."""
 
 
-def verdict_of_choices(choices: Sequence[Choice]) -> list[str]:
+def verdict_of_choices(choices: Sequence[ComparedChoice]) -> list[str]:
     """Which of several choices is cheapest and which fastest, in words; empty where there is none.
 
     Examples
@@ -98,7 +98,7 @@ def verdict_of_choices(choices: Sequence[Choice]) -> list[str]:
     return [f"Cheapest: {cheapest.name}{cheapest.price}.", f"Fastest: {fastest.name}{fastest.price}: {more}."]
 
 
-def verdict_lines(reports: Sequence[PlanReport]) -> list[str]:
+def gpu_count_verdict_lines(reports: Sequence[PlanReport]) -> list[str]:
     """Which number of GPUs is cheapest and which fastest, in words; empty where nothing fits anywhere.
 
     Cheapest by dollars where there is a price, else by GPU-hours, which go as what a million tokens take.
@@ -106,19 +106,19 @@ def verdict_lines(reports: Sequence[PlanReport]) -> list[str]:
     return verdict_of_choices([_choice(report) for report in reports if report.plans])
 
 
-def _choice(report: PlanReport) -> Choice:
+def _choice(report: PlanReport) -> ComparedChoice:
     plan, gpus = report.plans[0], report.cluster.num_gpus
     days, hours = days_of_run(plan), gpu_hours_of_run(plan, gpus)
     cost = plan.usd or hours or gpu_seconds_per_million_tokens(plan) * gpus / (gpus - plan.idle_gpus)
-    return Choice(f"{gpus:,} GPUs", price_words(days, hours, plan.usd), cost, days or plan.step_s)
+    return ComparedChoice(f"{gpus:,} GPUs", run_price_text(days, hours, plan.usd), cost, days or plan.step_s)
 
 
-def price_words(days: float | None, hours: float | None, usd: float | None) -> str:
+def run_price_text(days: float | None, hours: float | None, usd: float | None) -> str:
     """What a run takes, in words that follow a name; empty where nothing is known.
 
     Examples
     --------
-    >>> price_words(2.0, 384.0, None)
+    >>> run_price_text(2.0, 384.0, None)
     ', 2.0 days, 384 GPU-hours'
     """
     words = [] if days is None else [f"{days:,.1f} days"]

@@ -154,14 +154,14 @@ def idle_gpus_lines(report: PlanReport) -> list[str]:
     best = next((number for number, plan in enumerate(report.plans, start=1) if plan.idle_gpus), None)
     if best is not None:
         plan, num_gpus, batch = report.plans[best - 1], report.cluster.num_gpus, report.workload.global_batch
-        if line := batch_line(plan.strategy, plan.idle_gpus, num_gpus, batch, f"plan {best}"):
+        if line := divisible_batch_line(plan.strategy, plan.idle_gpus, num_gpus, batch, f"plan {best}"):
             lines.append(line)
     if indivisible := report.defaults.get("batch"):
         lines.append(f"{indivisible[0].upper()}{indivisible[1:]}.")
     return lines
 
 
-def batch_line(strategy: StrategySpec, idle: int, num_gpus: int, batch: int, which: str) -> str:
+def divisible_batch_line(strategy: StrategySpec, idle: int, num_gpus: int, batch: int, which: str) -> str:
     """Which batch near the job's would keep all GPUs busy with replicas of a plan; empty where none has to be.
 
     Parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from mofa.report.scales_text import Choice, price_words, verdict_of_choices
+from mofa.report.scales_text import ComparedChoice, run_price_text, verdict_of_choices
 from mofa.report.tables import print_paragraph, print_table
 from mofa.units import GIB, format_seconds
 
@@ -47,7 +47,7 @@ def _is_missing(value: object) -> bool:
     return value is None or value is pd.NA or value != value
 
 
-def differing(rows: list[Row], names: tuple[str, ...]) -> list[str]:
+def differing_columns(rows: list[Row], names: tuple[str, ...]) -> list[str]:
     """The columns in which rows differ.
 
     Examples
@@ -58,12 +58,12 @@ def differing(rows: list[Row], names: tuple[str, ...]) -> list[str]:
     return [name for name in names if len({row[name] for row in rows}) > 1]
 
 
-def label_text(name: str, value: Any) -> str:
+def label_value_text(name: str, value: Any) -> str:
     """A value of a label in words.
 
     Examples
     --------
-    >>> label_text("num_gpus", 512), label_text("tokens", 15e12), label_text("cluster", "h100-hgx")
+    >>> label_value_text("num_gpus", 512), label_value_text("tokens", 15e12), label_value_text("cluster", "h100-hgx")
     ('512 GPUs', '15T tokens', 'h100-hgx')
     """
     if value is None:
@@ -105,15 +105,15 @@ def cost_column(group: list[Row]) -> CostColumn:
     return next(name for name in names if all(row[name] is not None for row in group))
 
 
-def choices_of_job(group: list[Row]) -> list[Choice]:
+def choices_of_job(group: list[Row]) -> list[ComparedChoice]:
     """The points of a job as they are compared."""
     column = cost_column(group)
-    named = ["num_gpus", *(name for name in differing(group, CHOICE) if name != "num_gpus")]
+    named = ["num_gpus", *(name for name in differing_columns(group, CHOICE) if name != "num_gpus")]
     has_days = all(row["days"] is not None for row in group)
     return [
-        Choice(
-            ", ".join(label_text(name, row[name]) for name in named),
-            price_words(row["days"], row["gpu_hours"], row["usd"]),
+        ComparedChoice(
+            ", ".join(label_value_text(name, row[name]) for name in named),
+            run_price_text(row["days"], row["gpu_hours"], row["usd"]),
             cost_of_point(row, column),
             float(row["days"] if has_days else row["step_s"]),
         )
@@ -134,11 +134,11 @@ def print_sweep(table: pd.DataFrame, console: Console, *, quiet: bool = False) -
         Only the table and the verdicts.
     """
     rows = rows_of_sweep(table)
-    varying = differing(rows, (*JOB, *CHOICE))
+    varying = differing_columns(rows, (*JOB, *CHOICE))
     if "price_case" in varying:  # says the same
         varying.remove("price_case")
     if not quiet:
-        fixed = [label_text(name, rows[0][name]) for name in (*JOB[:-1], *CHOICE) if name not in varying]
+        fixed = [label_value_text(name, rows[0][name]) for name in (*JOB[:-1], *CHOICE) if name not in varying]
         print_paragraph(console, f"{len(rows):,} points: {', '.join(text for text in fixed if text)}")
         console.print()
     groups = list(jobs_of_sweep(rows))
@@ -148,9 +148,9 @@ def print_sweep(table: pd.DataFrame, console: Console, *, quiet: bool = False) -
         _print_points(console, title, shown, varying or ["num_gpus"])
     if shown is not rows:
         _print_reasons(console, rows)
-    label_names = differing([group[0] for group in groups], JOB)
+    label_names = differing_columns([group[0] for group in groups], JOB)
     for group in groups[:MOST_ROWS]:
-        head = ", ".join(label_text(name, group[0][name]) for name in label_names)
+        head = ", ".join(label_value_text(name, group[0][name]) for name in label_names)
         for line in verdict_of_choices(choices_of_job(group)):
             print_paragraph(console, f"{head}: {line[0].lower()}{line[1:]}" if head else line, indent=4)
 

@@ -31,7 +31,7 @@ class ActivationTerms:
     fixed_bytes: float
     bytes_per_row: float
 
-    def total(self, rows: float, chunks: int = 1) -> float:
+    def activation_bytes(self, rows: float, chunks: int = 1) -> float:
         """With so many rows on the rank, in so many chunks. [B]
 
         >>> ActivationTerms(1.0, 2.0).total(8.0, 4)
@@ -93,7 +93,7 @@ def memfine_static_bytes(model: ModelSpec, layers: int, ep: int, bytes_per_param
     46.8
     """
     layer = layer_params(model, moe=True)
-    return layers * bytes_per_param * (layer.total - layer.routed + layer.routed / ep)
+    return layers * bytes_per_param * (layer.total_params - layer.routed + layer.routed / ep)
 
 
 def memfine_layers_in_flight(pp: int, stage: int, vpp: int = 1) -> int:

@@ -39,7 +39,7 @@ class Placement:
         return int(self.copies.shape[1])
 
     @property
-    def hosts(self) -> NDArray[np.bool_]:
+    def has_replica(self) -> NDArray[np.bool_]:
         """Where an expert has a replica. (E, G)"""
         return self.copies > 0
 

@@ -85,8 +85,8 @@ def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> ScheduledLoad
         shares = shares[:1]
     shares = shares[np.linspace(0, len(shares) - 1, min(len(shares), DRAWS)).astype(int)]
     placement = symmetric_placement(num_experts, gpus, ep)
-    density = np.maximum(max_density(placement.hosts, np.round(shares * _UNITS)) / _UNITS * gpus, 1.0)
-    hosted = shares @ placement.hosts
+    density = np.maximum(max_density(placement.has_replica, np.round(shares * _UNITS)) / _UNITS * gpus, 1.0)
+    hosted = shares @ placement.has_replica
     busiest = (np.maximum(density, 1.0)[:, None] - hosted).max(axis=-1)
     return ScheduledLoads(
         slowest_rows_over_mean=float(density.mean()),

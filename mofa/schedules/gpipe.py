@@ -6,7 +6,7 @@ Huang et al. 2019, arXiv 1811.06965. Bubble over ideal time ``(pp - 1) / m`` for
 from __future__ import annotations
 
 from mofa.schedules.order import Action, Order, Program, Runtime
-from mofa.schedules.point_to_point import receive_before_send_after
+from mofa.schedules.point_to_point import exchanges_before_and_after_computations
 from mofa.schedules.record import Schedule
 
 
@@ -30,7 +30,7 @@ def _order(runtime: Runtime, pp: int, vpp: int, num_micro_batches: int) -> Order
 
 
 def _program(order: Order, runtime: Runtime) -> Program:
-    return receive_before_send_after(order)
+    return exchanges_before_and_after_computations(order)
 
 
 def _in_flight(pp: int, vpp: int, num_micro_batches: int) -> list[list[int]]:

@@ -50,7 +50,7 @@ def _receives(order: Order, action: Action) -> tuple[Action, ...]:
     return (got,) if got else ()
 
 
-def receive_before_send_after(order: Order) -> Program:
+def exchanges_before_and_after_computations(order: Order) -> Program:
     """A receive before each computation, which waits for it, and a send after it, for which nothing waits.
 
     This is torch's ``ScheduleGPipe``: sends are awaited only at the end of the forwards and of the backwards.

@@ -52,7 +52,7 @@ class Schedule:
     """Whether a forward runs beside the backward of another micro-batch, layer by layer."""
     num_held_stage_inputs: int = 0
     """Tensors of the size of a stage's input that Megatron-Core holds throughout
-    (:func:`mofa.cost.rank_rules.held_inputs`). [-]"""
+    (:func:`mofa.cost.rank_rules.held_input_counts`). [-]"""
 
     @property
     def has_several_chunks(self) -> bool:

@@ -104,7 +104,7 @@ def best_rows_with_fewer_recomputed_layers(
 def _device_bytes(asked: tuple[CandidatePlan, float]) -> float:
     candidate, limit = asked
     with without_garbage_collection():
-        return candidate.device_bytes(limit)
+        return candidate.replayed_device_bytes(limit)
 
 
 def _fewest_layers(candidate: CandidatePlan) -> int | None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
+from mofa.blocks.frameworks.recompute import largest_step_share_saved_by_recomputing
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.estimate import TableEstimator
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds
-from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
+from mofa.cost.lower_bounds.steps import step_lower_bounds_s, weighted_computing_lower_bounds
 from mofa.cost.option_sets import option_set_groups_sharing_blocks
 from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.costing import (
@@ -194,7 +194,7 @@ class _BranchAndBound:
         """What was costed, and verdicts on all rows."""
         slower = self.reason == SLOWER
         self.shortfall[slower] = (
-            self.goal.excess_over_best_key(self.shortfall[slower]) / self.goal.objective.keys_per_unit
+            self.goal.excess_over_last_wanted_key(self.shortfall[slower]) / self.goal.objective.key_of_one_unit
         )
         rows = np.concatenate([np.empty(0, dtype=np.intp), *(rows for rows, _ in self.costed)])
         return merge_part_costs(self.space, rows, [costs for _, costs in self.costed], self.reason, self.shortfall)
@@ -243,13 +243,13 @@ class _BranchAndBound:
     def floor(self, degrees: Rows) -> FloatN:
         """The bound of degrees in any mode, from blocks that recompute nothing. (degrees,)
 
-        Recomputing may make a step :func:`largest_saving_by_recomputing` shorter, no more.
+        Recomputing may make a step :func:`largest_step_share_saved_by_recomputing` shorter, no more.
         """
         floor, place = np.full(len(degrees), np.inf), np.full(len(self.legal), -1)
         place[degrees] = np.arange(len(degrees))
         sets, shortest = (
             [some for _, some in self._by_options(degrees)],
-            1.0 - largest_saving_by_recomputing(self.job.framework),
+            1.0 - largest_step_share_saved_by_recomputing(self.job.framework),
         )
         for number in sorted({mode.token_chunks for mode in self.space.degrees.recompute_modes}):
             modes = (RecomputeSpec(token_chunks=number),)
@@ -266,7 +266,7 @@ class _BranchAndBound:
         objective = self.goal.objective
         step_s = step_lower_bounds_s(estimator, is_open, at_rest=at_rest)
         weights = objective.computing_weights
-        computing = computing_lower_bounds(estimator, is_open, weights) if weights else np.zeros_like(step_s)
+        computing = weighted_computing_lower_bounds(estimator, is_open, weights) if weights else np.zeros_like(step_s)
         return objective.ranking_key_lower_bound(step_s, computing)
 
     def _cost(self, degrees: Rows, is_first: NDArray[np.bool_]) -> None:
@@ -322,7 +322,7 @@ class _BranchAndBound:
         of_part = merge_part_costs(part.space, rows, [costs], *verdicts)
         key, _ = ranking_keys_and_missing_host_bytes(self.goal.objective, of_part.costed)
         fits = (of_part.reason[of_part.costed.rows] < 0) & np.isfinite(key)
-        self.goal.add_costed(key[fits], of_part.costed.device_bytes[fits])
+        self.goal.note_costed_rows(key[fits], of_part.costed.device_bytes[fits])
 
     def _mark_slower(self, rows: Rows, bound: FloatN) -> None:
         """Reject rows whose keys are at least these."""

@@ -99,7 +99,7 @@ class CostedSpace:
             costed.overwrite(positions, costs)
         return replace(self, space=replace(self.space, recompute_layers=layers), costed=costed)
 
-    def with_updates(self, some: CostedRows, reason: Verdicts, shortfall: FloatN) -> CostedSpace:
+    def with_costs_and_verdicts(self, some: CostedRows, reason: Verdicts, shortfall: FloatN) -> CostedSpace:
         """A copy in which ``some`` of the costed rows cost what is given, and have these verdicts. (n,)"""
         layers, costed = self.space.recompute_layers.copy(), self.costed.select_rows(np.arange(len(self.costed.rows)))
         verdicts, misses = self.reason.copy(), self.shortfall.copy()
@@ -141,7 +141,7 @@ class SpacePartCosts:
     checkpoint_bytes: FloatN
 
 
-def cost_rows(
+def cost_all_legal_rows(
     job: JobAndMachines, loads: RoutingLoads, space: SpaceCombinations, reason: Verdicts, shortfall: FloatN,
     progress: Callable[[int, int], None] | None, workers: WorkerProcesses,
 ) -> CostedSpace:  # fmt: skip
@@ -318,7 +318,7 @@ def cost_rows_of_part(
 
     is_open = layers[rows] == SOLVED
     legal, open_rows = rows[~is_open], RowsWithOpenRecomputation.of_space(job, space, rows[is_open])
-    of, number = open_rows.every_number
+    of, number = open_rows.rows_with_every_number_of_layers
     weighed = estimator.memory_of_rows(
         position[np.concatenate([legal, open_rows.rows[of]])], np.concatenate([layers[legal], number]),
         lambda count: None if tell is None else tell(min(count, len(legal))),
@@ -344,7 +344,7 @@ def cost_rows_of_part(
     timed = (reason[rows] < 0) | ((reason[rows] == MEMORY) & may_fit[rows])
     to_time = rows[timed]
     times = [
-        estimator.component_seconds(position[some], recompute_layers=layers[some])[0]
+        estimator.exposed_and_hidden_seconds(position[some], recompute_layers=layers[some])[0]
         for start in range(0, len(to_time), AT_ONCE) for some in (to_time[start : start + AT_ONCE],)
     ]  # fmt: skip
     exposed = np.concatenate(times, axis=-1) if times else np.zeros((len(TIME_COMPONENTS), 0))

@@ -21,9 +21,9 @@ from mofa.plan.summaries import ClusterSummary, FrameworkSummary, WorkloadSummar
 from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.search import branch_and_bound
 from mofa.search.borderline import admit_borderline_rows, best_rows_with_fewer_recomputed_layers
-from mofa.search.costing import MEMORY, CostedRows, CostedSpace, cost_rows
-from mofa.search.fewer_gpus.faster_rows import faster_rows_near_best
-from mofa.search.fewer_gpus.merge_plans import best_plans_of_all_gpu_counts, merged_report_counts
+from mofa.search.costing import MEMORY, CostedRows, CostedSpace, cost_all_legal_rows
+from mofa.search.fewer_gpus.faster_rows import faster_rows_on_fewer_gpus_near_best
+from mofa.search.fewer_gpus.merge_plans import best_plans_of_all_gpu_counts, report_counts_of_all_searches
 from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
 from mofa.search.fewest_gpus import fewest_fitting_gpus_and_note
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
@@ -44,7 +44,7 @@ from mofa.search.space import (
     combinations_of_space,
     constrain_space,
     default_space,
-    fixed_values,
+    values_of_fixed_field,
 )
 from mofa.search.space_constraints import SpaceConstraints
 from mofa.search.to_plan.builder import CandidatePlan, memory_limit_bytes, replay_workers
@@ -214,7 +214,7 @@ def find_plans(
         final = ReplayedRanking()
         if replay and (fewer := best_rows_with_fewer_recomputed_layers(best[:REPLAYED].tolist(), candidate, workers)):
             searched_rows = searched_rows.with_recompute_layers(
-                {i: candidate_found.costed for i, candidate_found in fewer.items()}
+                {i: candidate_found.closed_form_breakdown for i, candidate_found in fewer.items()}
             )
             costed = searched_rows.costed
             known.update(fewer)
@@ -225,7 +225,7 @@ def find_plans(
             final = replay_best_rows(best.tolist(), candidate, top, replay_progress, order, workers, closed_s)
     if final.changed:
         searched_rows = searched_rows.with_recompute_layers(
-            {i: candidate_found.costed for i, candidate_found in final.changed.items()}
+            {i: candidate_found.closed_form_breakdown for i, candidate_found in final.changed.items()}
         )
         costed = searched_rows.costed
         known.update(final.changed)
@@ -250,7 +250,8 @@ def find_plans(
                 flops_convention=flops_convention, replay=replay, judge=judge, searched=rows, banded=banded, jobs=jobs,
                 closed_form_margin=closed_form_margin,
             ).report
-            for rows in faster_rows_near_best(job, on_cluster, objective, wanted, searched_rows, key, solved)
+            for rows in faster_rows_on_fewer_gpus_near_best(job, on_cluster, objective, wanted, searched_rows, key,
+            solved)
             for given in [(workload_given, rows.cluster)]
         ]  # fmt: skip
         plans = best_plans_of_all_gpu_counts(plans, others, reports, cluster.num_gpus, top)
@@ -276,7 +277,7 @@ def find_plans(
         numerics_offers=(_offers(job, plans[0]) if plans and banded and default else ()),
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
-    report = PlanReport(**{**dict(report), **merged_report_counts(report, plans, reports)})
+    report = PlanReport(**{**dict(report), **report_counts_of_all_searches(report, plans, reports)})
     return Search(
         report,
         costed,
@@ -295,7 +296,7 @@ def find_plans(
 
 def _may_use_fewer(without: Sequence[str], judge: LongRunObjective | None) -> bool:
     """Whether plans may leave GPUs idle: with failures known these stand by as spares."""
-    return FEWER_GPUS not in without and (judge is None or judge.ranks_steps_alone)
+    return FEWER_GPUS not in without and (judge is None or judge.ranks_by_step_alone)
 
 
 def _why_nothing_runs(
@@ -371,7 +372,7 @@ def _search(
             job, loads, all_rows, verdict.reason, verdict.shortfall, *bounded, progress
         )
         return all_rows, searched_rows
-    return None, cost_rows(job, loads, all_rows, verdict.reason, verdict.shortfall, progress, workers)
+    return None, cost_all_legal_rows(job, loads, all_rows, verdict.reason, verdict.shortfall, progress, workers)
 
 
 def _rank(costed: CostedRows, key: NDArray[np.float64], reason: Verdicts, top: int) -> NDArray[np.intp]:
@@ -402,5 +403,9 @@ def _defaults(
         "gemm_format": workload.precision.gemm,
         "routing": workload.routing.kind,
         "flops_convention": convention,
-        **({"fixed": " ".join(f"{k}={','.join(map(str, fixed_values(v)))}" for k, v in fix.items())} if fix else {}),
+        **(
+            {"fixed": " ".join(f"{k}={','.join(map(str, values_of_fixed_field(v)))}" for k, v in fix.items())}
+            if fix
+            else {}
+        ),
     }

@@ -145,6 +145,6 @@ def _plays(job: JobAndMachines, table: StrategyTable, num_gpus: int) -> bool:
     rows = (table.select_rows(slice(i, i + 1)) for i in range(len(table)))
     limit = memory_limit_bytes(cluster, job.framework)
     return any(
-        CandidatePlan(job.workload, cluster, job.framework, row, loads, "causal").device_bytes(limit) <= limit
+        CandidatePlan(job.workload, cluster, job.framework, row, loads, "causal").replayed_device_bytes(limit) <= limit
         for row in rows
     )

@@ -20,13 +20,13 @@ class SearchGoal(Protocol):
 
     objective: SearchObjective
 
-    def add_costed(self, key: FloatN, device_bytes: FloatN) -> None:
+    def note_costed_rows(self, key: FloatN, device_bytes: FloatN) -> None:
         """Take note of fitting rows that have been costed. (n,) each"""
 
     def is_dominated(self, key: FloatN, device_bytes: FloatN) -> BoolN:
         """Whether rows whose key and memory are no smaller than these cannot be among those sought. (n,)"""
 
-    def excess_over_best_key(self, key: FloatN) -> FloatN:
+    def excess_over_last_wanted_key(self, key: FloatN) -> FloatN:
         """How much rows with such keys are beaten by. (n,)"""
 
 
@@ -37,8 +37,8 @@ class BestRowsGoal:
     --------
     >>> from mofa.search.objective import SHORTEST_STEP
     >>> best = BestRowsGoal(SHORTEST_STEP, 2)
-    >>> best.add_costed(np.array([5.0, 3.0, 4.0]), np.ones(3))
-    >>> best.is_dominated(np.array([3.5, 4.5]), np.ones(2)), best.excess_over_best_key(np.array([4.5]))
+    >>> best.note_costed_rows(np.array([5.0, 3.0, 4.0]), np.ones(3))
+    >>> best.is_dominated(np.array([3.5, 4.5]), np.ones(2)), best.excess_over_last_wanted_key(np.array([4.5]))
     (array([False,  True]), array([0.5]))
     """
 
@@ -46,21 +46,21 @@ class BestRowsGoal:
         self.objective, self.wanted, self.limit, self.keys = objective, wanted, limit, np.empty(0)
 
     @property
-    def last_key(self) -> float:
+    def last_wanted_key(self) -> float:
         """The key of the last of the wanted rows; the limit while fewer fit."""
         return float(self.keys[-1]) if len(self.keys) == self.wanted else self.limit
 
-    def add_costed(self, key: FloatN, device_bytes: FloatN) -> None:
+    def note_costed_rows(self, key: FloatN, device_bytes: FloatN) -> None:
         """Keep the smallest keys. (n,) each"""
         self.keys = np.sort(np.concatenate([self.keys, key[key < self.limit]]))[: self.wanted]
 
     def is_dominated(self, key: FloatN, device_bytes: FloatN) -> BoolN:
         """Whether keys are above the last of the wanted ones. (n,)"""
-        return np.asarray(key > self.last_key * (1.0 + TIED))
+        return np.asarray(key > self.last_wanted_key * (1.0 + TIED))
 
-    def excess_over_best_key(self, key: FloatN) -> FloatN:
+    def excess_over_last_wanted_key(self, key: FloatN) -> FloatN:
         """What keys are above the last of the wanted ones. (n,)"""
-        return np.maximum(key - self.last_key, 0.0)
+        return np.maximum(key - self.last_wanted_key, 0.0)
 
 
 class ParetoFrontGoal:
@@ -72,7 +72,7 @@ class ParetoFrontGoal:
     --------
     >>> from mofa.search.objective import SHORTEST_STEP
     >>> front = ParetoFrontGoal(SHORTEST_STEP)
-    >>> front.add_costed(np.array([1.0, 2.0, 3.0]), np.array([8.0, 9.0, 4.0]))
+    >>> front.note_costed_rows(np.array([1.0, 2.0, 3.0]), np.array([8.0, 9.0, 4.0]))
     >>> front.is_dominated(np.array([2.5, 2.5, 3.5]), np.array([9.0, 7.0, 4.0]))
     array([ True, False,  True])
     >>> front.longest = 1.5
@@ -83,7 +83,7 @@ class ParetoFrontGoal:
     def __init__(self, objective: SearchObjective, longest: float = np.inf) -> None:
         self.objective, self.longest, self.keys, self.device_bytes = objective, longest, np.empty(0), np.empty(0)
 
-    def add_costed(self, key: FloatN, device_bytes: FloatN) -> None:
+    def note_costed_rows(self, key: FloatN, device_bytes: FloatN) -> None:
         """Keep what is not beaten, by rising key and falling memory. (n,) each"""
         keys, device = np.concatenate([self.keys, key]), np.concatenate([self.device_bytes, device_bytes])
         order = np.lexsort((device, keys))
@@ -100,6 +100,6 @@ class ParetoFrontGoal:
         is_beaten = (place >= 0) & (self.device_bytes[np.maximum(place, 0)] <= device_bytes)
         return np.asarray(is_beaten | (key > self.longest * self.keys[0] * (1.0 + TIED)))
 
-    def excess_over_best_key(self, key: FloatN) -> FloatN:
+    def excess_over_last_wanted_key(self, key: FloatN) -> FloatN:
         """Nothing: a front has no last row. (n,)"""
         return np.zeros_like(key)

@@ -128,7 +128,7 @@ class LongRunObjective:
                     "--set framework.dp_replicate=N keeps N of them")  # fmt: skip
         return None
 
-    def replicas(self, dp: ArrayLike) -> NDArray[np.int64]:
+    def num_continuing_replicas(self, dp: ArrayLike) -> NDArray[np.int64]:
         """Data-parallel replicas that can continue without one another; 1 where a failure restarts all. (n,)"""
         ranks = np.asarray(dp, dtype=np.int64)
         if self.faults.recovery == "checkpoint":
@@ -148,14 +148,14 @@ class LongRunObjective:
         total = checkpoint_bytes(self.workload, self.framework)
         return checkpoint_times(per_rank_bytes, total, self.cluster, self.faults.storage, self.faults.checkpoint)
 
-    def work_s(self, step_s: FloatN) -> FloatN:
+    def productive_run_s(self, step_s: FloatN) -> FloatN:
         """Productive time of the run; infinite without tokens. (n,) [s]"""
         if self.workload.tokens is None:
             return np.full_like(step_s, np.inf)
         per_step = self.workload.batch.seq_len * self.workload.batch.global_batch
         return self.workload.tokens / per_step * step_s
 
-    def outlook(
+    def long_run_outlook(
         self, step_s: FloatN, per_rank_bytes: FloatN, dp: ArrayLike, *, num_gpus: ArrayLike | None = None,
         spares: ArrayLike | None = None, rate_factor: ArrayLike = 1.0, interval_s: ArrayLike | None = None,
         every: Sequence[ArrayLike] | None = None,
@@ -167,8 +167,8 @@ class LongRunObjective:
         return long_run_outlook(
             self.faults, self.checkpoint_times(per_rank_bytes), step_s, ranks,
             np.maximum(ranks / self.cluster.node.gpus_per_node, 1.0), node,
-            spares=self.spares if spares is None else spares, work_s=np.maximum(self.work_s(step_s), step_s),
-            rate_factor=rate_factor, interval_s=interval_s, every=every, num_replicas=self.replicas(dp),
+            spares=self.spares if spares is None else spares, work_s=np.maximum(self.productive_run_s(step_s), step_s),
+            rate_factor=rate_factor, interval_s=interval_s, every=every, num_replicas=self.num_continuing_replicas(dp),
         )  # fmt: skip
 
     def average_watts(self, outlook: LongRunOutlook, step_w: FloatN) -> FloatN:
@@ -184,9 +184,9 @@ class LongRunObjective:
 
     def ranking_key(self, costed: CostedRows) -> FloatN:
         """The key to minimise: wall-clock seconds of a productive step, or joules for ``kwh``. (n,)"""
-        if self.ranks_steps_alone:
+        if self.ranks_by_step_alone:
             return costed.step_s
-        outlook = self.outlook(costed.step_s, costed.checkpoint_bytes, costed.table.dp)
+        outlook = self.long_run_outlook(costed.step_s, costed.checkpoint_bytes, costed.table.dp)
         with np.errstate(divide="ignore", over="ignore"):
             wall = costed.step_s / outlook.ettr
         if self.objective == "kwh":
@@ -195,19 +195,21 @@ class LongRunObjective:
         return np.asarray(wall * (self.cluster.num_gpus + self.spare_gpus))
 
     @property
-    def unit(self) -> str:
+    def key_unit(self) -> str:
         """What keys are in, of one GPU or of all: seconds of wall-clock time a step, or joules."""
-        return "J" if self.objective == "kwh" and not self.ranks_steps_alone else "s"
+        return "J" if self.objective == "kwh" and not self.ranks_by_step_alone else "s"
 
     @property
-    def keys_per_unit(self) -> float:
+    def key_of_one_unit(self) -> float:
         """A key of one unit."""
-        return 1.0 if self.unit == "J" or self.ranks_steps_alone else float(self.cluster.num_gpus + self.spare_gpus)
+        return (
+            1.0 if self.key_unit == "J" or self.ranks_by_step_alone else float(self.cluster.num_gpus + self.spare_gpus)
+        )
 
     @property
     def computing_weights(self) -> dict[str, float]:
         """What computing draws more than the least that a GPU does, by family: for ``kwh`` alone. [W]"""
-        if self.unit != "J":
+        if self.key_unit != "J":
             return {}
         power, tdp = self.faults.power, self.cluster.gpu.tdp_w.value
         return {
@@ -220,7 +222,7 @@ class LongRunObjective:
         return min(float(getattr(self.faults.power, f"{name}_fraction").value) for name in ACTIVITIES)
 
     @property
-    def ranks_steps_alone(self) -> bool:
+    def ranks_by_step_alone(self) -> bool:
         """Whether nothing is known of the long run, so that steps alone are ranked."""
         return set(FIGURES) <= set(self.unknown_figures())
 
@@ -236,7 +238,7 @@ class LongRunObjective:
         else the least of all activities. What is drawn beside productive steps is left out, but for idle spares and
         what is drawn around GPUs.
         """
-        if self.ranks_steps_alone:
+        if self.ranks_by_step_alone:
             return step_s
         wall_s, all_gpus = step_s / self._most_productive(), self.cluster.num_gpus + self.spare_gpus
         if self.objective != "kwh":
@@ -256,7 +258,7 @@ class LongRunObjective:
         if self.faults.recovery == "replica":
             return 1.0
         try:
-            course = self.outlook(np.ones(1), np.zeros(1), 1)
+            course = self.long_run_outlook(np.ones(1), np.zeros(1), 1)
         except SpecError:  # an interval that such a plan cannot have
             return 1.0
         restart_s = min(float(path.seconds[0]) for path in course.restart_paths)
@@ -266,14 +268,14 @@ class LongRunObjective:
     def missing_host_bytes(self, per_rank_bytes: FloatN) -> FloatN:
         """Host memory that a node lacks for its checkpoints, if each rank saves as much as the heaviest stage's. (n,)
         [B]"""
-        if self.ranks_steps_alone:
+        if self.ranks_by_step_alone:
             return np.zeros_like(per_rank_bytes)
         need = self.checkpoint_times(per_rank_bytes).host_bytes
         return np.maximum(need - self.cluster.node.host_memory_bytes.value, 0.0)
 
     def plan_ranking_key(self, plan: Plan) -> float:
         """:meth:`ranking_key` of a plan."""
-        if self.ranks_steps_alone:
+        if self.ranks_by_step_alone:
             return plan.step_s
         outlook, step_w = self._of(plan)
         wall = plan.step_s / max(float(outlook.ettr[0]), 1e-300)
@@ -287,8 +289,10 @@ class LongRunObjective:
         return self.outlook_of_plan(plan), step_w
 
     def outlook_of_plan(self, plan: Plan) -> LongRunOutlook:
-        """:meth:`outlook` of one plan."""
-        return self.outlook(np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp)
+        """:meth:`long_run_outlook` of one plan."""
+        return self.long_run_outlook(
+            np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp
+        )
 
     def with_long_run_figures(self, plan: Plan) -> Plan:
         """The plan with the known figures of its long run."""
@@ -308,7 +312,9 @@ class LongRunObjective:
         if self.workload.tokens is None:
             unknown |= dict.fromkeys(("gpu_hours", "usd"), "no tokens to train on given")
             return {}
-        hours = float(self.work_s(np.array([plan.step_s]))[0]) / 3600 * (self.cluster.num_gpus + self.spare_gpus)
+        hours = (
+            float(self.productive_run_s(np.array([plan.step_s]))[0]) / 3600 * (self.cluster.num_gpus + self.spare_gpus)
+        )
         del unknown["gpu_hours"], unknown["usd"]
         note = "GPU-hours and dollars are of a run in which nothing fails; --faults NAME adds what failures take"
         usd = hours * self.faults.price.usd_per_gpu_hour.value
@@ -324,7 +330,7 @@ class LongRunObjective:
             faults=self.faults.name,
             mode=self.faults.checkpoint.mode,
             recovery=self.faults.recovery,
-            num_replicas=int(self.replicas(plan.strategy.dp)),
+            num_replicas=int(self.num_continuing_replicas(plan.strategy.dp)),
             mtbf_s=None if math.isinf(outlook.mtbf_s[0]) else float(outlook.mtbf_s[0]),
             spares=self.spares,
             whole_checkpoint_bytes=checkpoint_bytes(self.workload, self.framework),
@@ -354,13 +360,13 @@ class LongRunObjective:
         }
         if "days" in unknown:
             return out
-        work = float(self.work_s(np.array([plan.step_s]))[0])
+        work = float(self.productive_run_s(np.array([plan.step_s]))[0])
         if ettr < LEAST_ETTR:
             why = f"the run hardly gets on; its ettr is below {LEAST_ETTR:g}"
             unknown |= dict.fromkeys(("days", "gpu_hours", "usd", "kwh"), why)
             return out
         hours = work / ettr / 3600 * all_gpus
-        days = self.band(outlook, plan)
+        days = self.wall_clock_band(outlook, plan)
         out |= {"days": days, "gpu_hours": hours, "kwh": watts * hours / 1000}
         if self.faults.price is not None:
             out["usd"] = hours * self.faults.price.usd_per_gpu_hour.value
@@ -385,7 +391,7 @@ class LongRunObjective:
             f"power: a model of shares of the TDP; overhead {overhead}, PUE {self.faults.power.pue.provenance}",
         )
 
-    def band(self, outlook: LongRunOutlook, plan: Plan) -> Days:
+    def wall_clock_band(self, outlook: LongRunOutlook, plan: Plan) -> Days:
         """Wall-clock time of a run of candidate 0, with its 10 to 90 % band.
 
         Each of many runs has a failure rate of its own (:func:`mofa.faults.duration_band.true_failure_rate_factors`),
@@ -394,13 +400,13 @@ class LongRunObjective:
         """
         assert self.faults.reliability is not None
         step_s = np.array([plan.step_s])
-        work_s, interval = float(self.work_s(step_s)[0]), outlook.interval_s[0]
+        work_s, interval = float(self.productive_run_s(step_s)[0]), outlook.interval_s[0]
         mtbf, ettr = float(outlook.mtbf_s[0]), float(outlook.ettr[0])
         if math.isinf(mtbf) or work_s <= float(interval) * 1e-6:
             return Days(**dict.fromkeys(("p10", "p50", "p90"), work_s / ettr / SECONDS_PER_DAY))
         clock = failure_clock(self.faults.reliability, mtbf, self.num_nodes)
         factors = true_failure_rate_factors(clock, BAND_RUNS)
-        at_quantile = self.outlook(
+        at_quantile = self.long_run_outlook(
             step_s, np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp, rate_factor=factors,
             interval_s=interval, every=[level.every[0] for level in outlook.levels],
         )  # fmt: skip
@@ -409,7 +415,7 @@ class LongRunObjective:
         steady = replace(clock, lemon_fraction=0.0, counted_failures=None)
         longest = max(BAND_FAILURES * mtbf * ettr, 4 * float(interval))
         low, middle, high = run_duration_band_s(
-            outlook.simulated_run(0, min(work_s, longest), steady), work_s, mean_s, factors
+            outlook.run_to_simulate(0, min(work_s, longest), steady), work_s, mean_s, factors
         )
         return Days(p10=low / SECONDS_PER_DAY, p50=middle / SECONDS_PER_DAY, p90=high / SECONDS_PER_DAY)
 

@@ -102,14 +102,14 @@ def with_numerics(
     if framework.optimizer_offload and precision.moments == "bf16":
         raise SpecError("optimizer_offload: hosts step with fp32 moments; leave precision.moments out")
     refuse_optimizer_beyond_host_memory(workload, cluster, framework)
-    if framework.offload.offloads_any and precision.fp8_recipe:
+    if framework.offloaded_activations.offloads_any and precision.fp8_recipe:
         raise SpecError(
             f"activation_offload ({framework.activation_offload}): is not modelled with fp8 products, whose casts it "
             "would offload too; use precision.gemm: bf16"
         )
     return (
         workload.model_copy(update={"precision": precision}),
-        cluster.with_release_kernels(framework.pytorch),
+        cluster.with_pytorch_release_kernels(framework.pytorch),
         framework,
     )
 
@@ -283,7 +283,7 @@ def with_offloaded_optimizer(framework: FrameworkSpec) -> FrameworkSpec:
 def with_offloaded_activations(model: ModelSpec, framework: FrameworkSpec) -> FrameworkSpec:
     """The framework with all of a model's modules on the host, or those that a run names
     (``--with activation_offload``)."""
-    if framework.offload.offloads_any:
+    if framework.offloaded_activations.offloads_any:
         return framework
     try:
         options = {"activation_offload": "+".join(offloadable_modules_of_model(model))}

@@ -21,7 +21,8 @@ NEAR = 20
 def space_near_best(costed: CostedRows, reasons: Verdicts, space: StrategySpace) -> StrategySpace:
     """The part of a strategy space near the best plans of a search, with any pipeline.
 
-    Degrees are those of :func:`degrees_near_best`; options of the framework are theirs; recomputation is theirs or
+    Degrees are those of :func:`space_with_degrees_near_best`; options of the framework are theirs; recomputation is
+    theirs or
     none. Virtual stages are free where the best plans have some, because a pipeline of another depth splits the layers
     otherwise.
     """
@@ -34,7 +35,7 @@ def space_near_best(costed: CostedRows, reasons: Verdicts, space: StrategySpace)
     return replace(_with_degrees_of(best, space), vpp=vpp, recompute=modes, options=options)
 
 
-def degrees_near_best(best: StrategyTable, space: StrategySpace, num_layers: int) -> StrategySpace:
+def space_with_degrees_near_best(best: StrategyTable, space: StrategySpace, num_layers: int) -> StrategySpace:
     """The space with degrees near those of :func:`best_fitting_rows`, any recomputation, stages and replicas of groups.
 
     Tensor and context parallelism and micro-batches go up to those of the best plans: fewer GPUs may divide the batch

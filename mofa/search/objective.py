@@ -18,11 +18,11 @@ class SearchObjective(Protocol):
     """The key that a search makes smallest."""
 
     @property
-    def unit(self) -> str:
-        """What keys are in, divided by :attr:`keys_per_unit`."""
+    def key_unit(self) -> str:
+        """What keys are in, divided by :attr:`key_of_one_unit`."""
 
     @property
-    def keys_per_unit(self) -> float:
+    def key_of_one_unit(self) -> float:
         """A key of one unit."""
 
     @property
@@ -50,8 +50,8 @@ class SearchObjective(Protocol):
 class ShortestStep:
     """Rows by the time of their steps. [s]"""
 
-    unit = "s"
-    keys_per_unit = 1.0
+    key_unit = "s"
+    key_of_one_unit = 1.0
     computing_weights: Mapping[str, float] = MappingProxyType({})
 
     def ranking_key(self, costed: CostedRows) -> FloatN:

@@ -118,9 +118,9 @@ def estimated_step_s(
     """
     candidate = _candidate(workload, cluster, framework, strategy)
     return (
-        candidate.time.step_s
+        candidate.replayed_time.step_s
         if replay
-        else float(candidate.estimator.component_seconds(every_stage=True)[0].sum(axis=0)[0])
+        else float(candidate.estimator.exposed_and_hidden_seconds(every_stage=True)[0].sum(axis=0)[0])
     )
 
 
@@ -198,10 +198,10 @@ def _estimate(
 ) -> Plan:  # fmt: skip
     check_constraints({}, {}, 1, flops_convention)
     candidate = _candidate(workload, cluster, framework, strategy, flops_convention)
-    if candidate.job[2].offload.offloads_any:
+    if candidate.job[2].offloaded_activations.offloads_any:
         refuse_pinned_beyond_host_memory(candidate.estimator.row_with_every_stage)
     with WorkerProcesses(jobs) as workers:
-        return candidate.plan(replay=replay, explain=explain, over_time=over_time, workers=workers)
+        return candidate.replayed_plan(replay=replay, explain=explain, over_time=over_time, workers=workers)
 
 
 def _candidate(

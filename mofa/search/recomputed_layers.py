@@ -48,12 +48,12 @@ class RowsWithOpenRecomputation:
         for value in np.unique(code):
             same = code == value
             first = int(np.argmax(same))
-            layout = table.layout_of(int(rows[first]) // num_modes)
+            layout = table.layout_text_of_row(int(rows[first]) // num_modes)
             largest[same] = _largest_chunk(job.workload, job.framework, int(pp[first]), int(vpp[first]), layout)
         return cls(rows, none, all_layers, largest)
 
     @cached_property
-    def every_number(self) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    def rows_with_every_number_of_layers(self) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Each of the rows with every number that is between none and all: its place among them, and the number.
 
         Nothing where they are more than :data:`FEW_NUMBERS`. (numbers,) each
@@ -80,7 +80,7 @@ def solve_recomputed_layers(
     device_bytes
         Of the space's rows; known of those that recompute none and all. [B]
     of_every_number
-        Of the open rows with :attr:`RowsWithOpenRecomputation.every_number`. [B]
+        Of the open rows with :attr:`RowsWithOpenRecomputation.rows_with_every_number_of_layers`. [B]
     cost
         Gives the device memory of some of the open rows, by their places, with these numbers. [B]
     limit
@@ -102,7 +102,7 @@ def solve_recomputed_layers(
     of_each = None
     if len(of_every_number) or not largest.sum():
         of_each = np.full((len(open_rows.rows), int(open_rows.largest.max(initial=1))), np.nan)
-        of_each[open_rows.every_number] = of_every_number
+        of_each[open_rows.rows_with_every_number_of_layers] = of_every_number
         of_each = of_each[between]
     fewest = _fewest_layers(
         lambda some, tried: cost(between[some], tried), of_each, none[between], all_layers[between], largest, limit
@@ -148,11 +148,11 @@ def more_recomputed_layers(
     """
     table = estimator.table
     fewest = int(table.recompute_layers[0]) + 1
-    largest = _largest_chunk(workload, framework, int(table.pp[0]), int(table.vpp[0]), table.layout_of(0))
+    largest = _largest_chunk(workload, framework, int(table.pp[0]), int(table.vpp[0]), table.layout_text_of_row(0))
     numbers = np.arange(fewest - 1, largest)
     if len(numbers) < 2:
         return None
-    device = estimator.device_bytes(np.zeros(len(numbers), dtype=np.intp), numbers)
+    device = estimator.device_bytes_of_rows(np.zeros(len(numbers), dtype=np.intp), numbers)
     too_few = numbers[device[0] - device <= lacking_bytes]
     return max(fewest, int(too_few[-1]))
 
@@ -164,14 +164,14 @@ def fewest_recomputed_layers(estimator: TableEstimator, replay_free_bytes: float
     ``estimator`` as in :func:`more_recomputed_layers`.
     """
     numbers = np.arange(1, int(estimator.table.recompute_layers[0]) + 1)
-    device = estimator.device_bytes(np.zeros(len(numbers), dtype=np.intp), numbers)
+    device = estimator.device_bytes_of_rows(np.zeros(len(numbers), dtype=np.intp), numbers)
     return int(numbers[device - device[-1] <= max(replay_free_bytes, 0.0)][0])
 
 
 def _largest_chunk(workload: WorkloadSpec, framework: FrameworkSpec, pp: int, vpp: int, layout: str) -> int:
     """Layers of the largest chunk. [-]"""
     splits = framework.splits_layers
-    return split_layers(workload.model, pp, vpp, framework.name, splits=splits, layout=layout).largest_chunk
+    return split_layers(workload.model, pp, vpp, framework.name, splits=splits, layout=layout).most_layers_of_chunk
 
 
 def _fewest_layers(

@@ -26,7 +26,7 @@ def rejections_and_nearest_misses(
 ) -> tuple[dict[str, int], dict[str, NearestMiss]]:
     """How many candidates each check rejected, and the nearest miss of each."""
     names = [*(c.reason for c in CHECKS), "needless", "memory", "host_memory", "slower"]
-    units = [*(c.unit for c in CHECKS), "layers", "B", "B", objective.unit]
+    units = [*(c.unit for c in CHECKS), "layers", "B", "B", objective.key_unit]
     rejected, nearest = {}, {}
     for i, name in enumerate(names):
         rows = np.flatnonzero(reason == i)

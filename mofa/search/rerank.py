@@ -211,7 +211,7 @@ def _ranked(
     ranked: list[tuple[float, _Row]] = []
     alike = sorted(rows, key=lambda row: row.candidate.order_key)  # neighbours share what is made of an order
     for row, time in zip(alike, workers.map(_time, [row.candidate for row in alike]), strict=True):
-        row.candidate.time = time
+        row.candidate.replayed_time = time
         value = time.step_s if order is None else order(row.candidate.plan_with_replayed_time())
         ranked.append((round(value, 12), row))
         bar.step()
@@ -259,9 +259,9 @@ class _Bar:
 
 def _time(candidate: CandidatePlan) -> ReplayedTime:
     with without_garbage_collection():
-        return candidate.time
+        return candidate.replayed_time
 
 
 def _plan(candidate: CandidatePlan) -> Plan:
     with without_garbage_collection():
-        return candidate.plan(replay=True, explain=False)
+        return candidate.replayed_plan(replay=True, explain=False)

@@ -15,7 +15,7 @@ from mofa.plan.result import PlanReport
 from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.branch_and_bound import cost_pareto_front
-from mofa.search.costing import NEEDLESS, CostedRows, CostedSpace, cost_rows
+from mofa.search.costing import NEEDLESS, CostedRows, CostedSpace, cost_all_legal_rows
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import JobAndMachines
 from mofa.search.legality.named_check import Verdicts
@@ -103,9 +103,9 @@ class Search:
         if self.enumerated is None:
             return CostedSpace(self.combinations, self.costed, self.reasons, self.short)
         with WorkerProcesses(1) as workers:
-            all_rows = cost_rows(*self._unjudged(), None, workers)
+            all_rows = cost_all_legal_rows(*self._unjudged(), None, workers)
         reject_rows_for_host_memory(self.objective, all_rows)
-        return all_rows.with_updates(self.costed, self.reasons, self.short)
+        return all_rows.with_costs_and_verdicts(self.costed, self.reasons, self.short)
 
     @cached_property
     def _front(self) -> tuple[CostedSpace, NDArray[np.intp]]:

@@ -263,7 +263,7 @@ def constrain_space(
     _apply_fixed(values, fix)
     chunks: tuple[int, ...] = TOKEN_CHUNKS if "token_chunks" in with_ else (1,)
     if "token_chunks" in fix:
-        chunks = tuple(int(str(value)) for value in fixed_values(fix["token_chunks"]))
+        chunks = tuple(int(str(value)) for value in values_of_fixed_field(fix["token_chunks"]))
     for name, bound in maximum.items():
         if name == "dp":
             raise SpecError("--max: dp follows from the other degrees; bound tp, cp or pp instead")
@@ -295,7 +295,7 @@ def _refuse_contradictions(fix: Mapping[str, object], without: Sequence[str]) ->
         asked = {"recompute": "recompute", "selective": "recompute", "full": "recompute"}.get(word, word)
         if asked not in fix:
             continue
-        value = " ".join(map(str, fixed_values(fix[asked])))
+        value = " ".join(map(str, values_of_fixed_field(fix[asked])))
         left_out = value.split(":")[0]
         if (
             (asked != "recompute" and value not in ("1", "False"))
@@ -320,10 +320,10 @@ def _in_chunks(
     )
 
 
-def fixed_values(value: object) -> tuple[object, ...]:
+def values_of_fixed_field(value: object) -> tuple[object, ...]:
     """The values that ``--fix`` gives a field: several as a tuple, else one.
 
-    >>> fixed_values((4, 8)), fixed_values("full")
+    >>> values_of_fixed_field((4, 8)), values_of_fixed_field("full")
     ((4, 8), ('full',))
     """
     return value if isinstance(value, tuple) else (value,)
@@ -335,10 +335,10 @@ def _apply_fixed(values: dict[str, object], fix: Mapping[str, object]) -> None:
         if name == "token_chunks":
             continue
         if name in OPTIONS:
-            sets = [_with_option(values["options"], name, value) for value in fixed_values(given)]  # type: ignore[arg-type]
+            sets = [_with_option(values["options"], name, value) for value in values_of_fixed_field(given)]  # type: ignore[arg-type]
             values["options"] = tuple(dict.fromkeys(chosen for options in sets for chosen in options))
             continue
-        by_value = [_fixed(name, value) for value in fixed_values(given)]
+        by_value = [_fixed(name, value) for value in values_of_fixed_field(given)]
         for key, first in by_value[0].items():
             if len(by_value) == 1:
                 values[key] = first

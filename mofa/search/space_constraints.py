@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mofa.search.space import FEWER_GPUS, RECOMPUTE_KINDS_BY_WORD, fixed_values
+from mofa.search.space import FEWER_GPUS, RECOMPUTE_KINDS_BY_WORD, values_of_fixed_field
 from mofa.specs.strategy import RecomputeSpec
 
 
@@ -37,12 +37,12 @@ class SpaceConstraints:
     maximum: Mapping[str, int] = field(default_factory=dict)
     without: Sequence[str] = ()
 
-    def allow(self, changes: Mapping[str, object]) -> bool:
+    def allows(self, changes: Mapping[str, object]) -> bool:
         """Whether fields may have these values."""
         return all(self._allow(name, value) for name, value in changes.items())
 
     @property
-    def words(self) -> str:
+    def constraints_text(self) -> str:
         """What was asked, as a clause with *You* before it; empty where nothing was."""
         named = (
             ("fixed", list(self.fix)), ("bounded", list(self.maximum)),
@@ -58,7 +58,7 @@ class SpaceConstraints:
 
     def _allow(self, name: str, value: object) -> bool:
         text = str(value).lower()
-        if name in self.fix and text not in {str(given).lower() for given in fixed_values(self.fix[name])}:
+        if name in self.fix and text not in {str(given).lower() for given in values_of_fixed_field(self.fix[name])}:
             return False
         if name in self.maximum and isinstance(value, int) and value > self.maximum[name]:
             return False

@@ -9,7 +9,7 @@ from typing import Any
 import mofa
 from mofa.errors import MofaError, SpecError
 from mofa.plan.result import Plan
-from mofa.report.page.gather import closed_form_facts
+from mofa.report.page.gather import closed_form_report_facts
 from mofa.report.page.html import charts_of, sections_html
 from mofa.report.page.write import closed_form_sections, nothing_fits_sections
 from mofa.search.search_result import Search
@@ -48,10 +48,11 @@ def answer_at_once(job: ServedJob, question: Question) -> dict[str, Any]:
         If the GPUs or the memory cannot be.
     """
     started = time.perf_counter()
-    cluster = job.machines(question)
+    cluster = job.cluster_of_question(question)
     answer: dict[str, Any] = {
         "refused": None, "html": "", "charts": {}, "result": None, "degrees": None, "anchor": {},
-        "is_coarse": False, "choices": job.choices(cluster), "command": job.command(question.without_anchor()),
+        "is_coarse": False, "choices": job.degree_choices(cluster),
+        "command": job.report_command(question.without_anchor()),
     }  # fmt: skip
     try:
         question, answer["is_coarse"] = _with_anchor(job, question, cluster)
@@ -60,26 +61,26 @@ def answer_at_once(job: ServedJob, question: Question) -> dict[str, Any]:
         return {**answer, "refused": str(error), "elapsed_s": time.perf_counter() - started}
     report = search.report
     if report.plans:
-        facts = closed_form_facts(search)
-        sections, result = closed_form_sections(facts), facts.document["result"]
-        answer["degrees"] = degrees_of_plan(report.plans[0])
+        facts = closed_form_report_facts(search)
+        sections, result = closed_form_sections(facts), facts.page_document["result"]
+        answer["degrees"] = degrees_and_anchors_of_plan(report.plans[0])
     else:
         sections, result = nothing_fits_sections(report), report.model_dump(mode="json")
     answer |= {"html": sections_html(sections), "charts": charts_of(sections), "result": result}
-    return {**answer, "anchor": question.anchor.given(), "elapsed_s": time.perf_counter() - started}
+    return {**answer, "anchor": question.anchor.given_degrees(), "elapsed_s": time.perf_counter() - started}
 
 
 def _with_anchor(job: ServedJob, question: Question, cluster: ClusterSpec) -> tuple[Question, bool]:
     """The question with a value for each of :data:`ANCHORED`, if one has none; whether a coarse search said them."""
-    known = {**question.anchor.given(), **question.degrees.given()}
+    known = {**question.anchor.given_degrees(), **question.degrees.given_degrees()}
     if all(name in known for name in ANCHORED):
         return question, False
     coarse = _coarse_plans(job, question, cluster)
     plans = coarse or _search(job, question, cluster, 1).report.plans
     if not plans:
         return question, False
-    degrees = degrees_of_plan(plans[0])
-    anchor = {name: degrees[name] for name in ANCHORED if name not in question.degrees.given()}
+    degrees = degrees_and_anchors_of_plan(plans[0])
+    anchor = {name: degrees[name] for name in ANCHORED if name not in question.degrees.given_degrees()}
     return question.model_copy(update={"anchor": Anchor(**anchor)}), bool(coarse)
 
 
@@ -99,6 +100,6 @@ def _search(
     )
 
 
-def degrees_of_plan(plan: Plan) -> dict[str, Any]:
+def degrees_and_anchors_of_plan(plan: Plan) -> dict[str, Any]:
     """The degrees of a plan that have a slider, and what else is held."""
     return {name: getattr(plan.strategy, name) for name in dict.fromkeys((*DEGREES, *ANCHORED))}

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from mofa.errors import MofaError, SpecError
 from mofa.plan.summaries import WorkloadSummary
 from mofa.plan.version import installed_version
-from mofa.report.page.html import page_text
+from mofa.report.page.html import page_source_file_text
 from mofa.serve.answer import ANCHORED, answer_at_once
-from mofa.serve.question import DEGREES, Config, Question, read_handed_config, read_question
+from mofa.serve.question import DEGREES, HandedConfig, Question, read_handed_config, read_question
 from mofa.serve.replayed_reports import ReplayedReports
 from mofa.serve.served_job import ServedJob
 from mofa.specs.load import load_workload
@@ -53,7 +53,7 @@ class Answers:
         self._folder = folder
         self._lock = threading.Lock()
 
-    def job(self, question: Question) -> ServedJob:
+    def job_of_question(self, question: Question) -> ServedJob:
         """The job that a question is about.
 
         Raises
@@ -65,20 +65,20 @@ class Answers:
             raise SpecError(f"request: workload {question.workload!r} is none of this server's; hand its config over")
         return self.jobs[question.workload]
 
-    def at_once(self, question: Question) -> dict[str, Any]:
+    def answer_at_once(self, question: Question) -> dict[str, Any]:
         """The answer of closed forms; what is made for another question ends, and leaves its cores."""
-        job = self.job(question)
+        job = self.job_of_question(question)
         self.reports.stop_others(question)
         with self._lock:
             return answer_at_once(job, question)
 
     def begin_report(self, question: Question) -> int:
         """The number of the report behind an answer."""
-        job = self.job(question)
-        job.machines(question)
+        job = self.job_of_question(question)
+        job.cluster_of_question(question)
         return self.reports.begin(job, question)
 
-    def take_config(self, config: Config) -> dict[str, Any]:
+    def read_handed_config(self, config: HandedConfig) -> dict[str, Any]:
         """Read a model's config, and say which workload it is from now on."""
         with self._lock:
             if len(self.jobs) > MOST_CONFIGS:
@@ -143,25 +143,30 @@ def make_app(answers: Answers, port: int) -> Flask:
     app.add_url_rule("/", "page", lambda: text(page, "text/html"))
     app.add_url_rule("/first", "first", lambda: _json(first))
     app.add_url_rule("/plotly.js", "plotly", lambda: text(get_plotlyjs(), "text/javascript"))
-    app.add_url_rule("/charts.js", "charts", lambda: text(page_text("charts.js"), "text/javascript"))
-    app.add_url_rule("/report.css", "report_style", lambda: text(page_text("page.css"), "text/css"))
+    app.add_url_rule("/charts.js", "charts", lambda: text(page_source_file_text("charts.js"), "text/javascript"))
+    app.add_url_rule("/report.css", "report_style", lambda: text(page_source_file_text("page.css"), "text/css"))
     for name, kind in (("serve.js", "text/javascript"), ("serve.css", "text/css")):
         content = (files("mofa.serve.page") / name).read_text(encoding="utf-8")
         app.add_url_rule(f"/{name}", name, lambda content=content, kind=kind: text(content, kind))
     app.add_url_rule(
-        "/answer", "answer", lambda: _json(answers.at_once(read_question(_body(request)))), methods=["POST"]
+        "/answer", "answer", lambda: _json(answers.answer_at_once(read_question(_body(request)))), methods=["POST"]
     )
     app.add_url_rule(
         "/report", "begin", lambda: _json({"number": answers.begin_report(read_question(_body(request)))}),
         methods=["POST"],
     )  # fmt: skip
     app.add_url_rule(
-        "/config", "config", lambda: _json(answers.take_config(read_handed_config(_body(request)))), methods=["POST"]
+        "/config",
+        "config",
+        lambda: _json(answers.read_handed_config(read_handed_config(_body(request)))),
+        methods=["POST"],
     )
-    app.add_url_rule("/report/<int:number>", "state", lambda number: _json(_or_404(answers.reports.state(number))))
+    app.add_url_rule(
+        "/report/<int:number>", "state", lambda number: _json(_or_404(answers.reports.report_state(number)))
+    )
     app.add_url_rule(
         "/report/<int:number>/report.html", "report",
-        lambda number: Response(_or_404(answers.reports.page(number)), content_type="text/html; charset=utf-8"),
+        lambda number: Response(_or_404(answers.reports.page_html(number)), content_type="text/html; charset=utf-8"),
     )  # fmt: skip
     return app
 

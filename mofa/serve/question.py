@@ -16,7 +16,7 @@ MOST_MEMORY_GB = 10_000.0
 """Of a GPU, with room for those to come. [GB]"""
 
 
-class Degrees(Spec):
+class SliderDegrees(Spec):
     """Values of degrees, of those that are given."""
 
     tp: Degree | None = None
@@ -27,7 +27,7 @@ class Degrees(Spec):
     etp: Degree | None = None
     micro_batch: Degree | None = None
 
-    def given(self) -> dict[str, Any]:
+    def given_degrees(self) -> dict[str, Any]:
         """What has a value.
 
         Examples
@@ -38,13 +38,13 @@ class Degrees(Spec):
         return {name: value for name, value in self if value is not None}
 
 
-class Anchor(Degrees):
+class Anchor(SliderDegrees):
     """Values at which an answer at once holds what is searched."""
 
     cp_kind: Literal["ring", "allgather", "a2a"] | None = None
 
 
-DEGREES = tuple(Degrees.model_fields)
+DEGREES = tuple(SliderDegrees.model_fields)
 """Degrees that have a slider."""
 
 
@@ -55,7 +55,7 @@ class Question(Spec):
     """[-]"""
     memory_gb: Annotated[float, Field(gt=0.0, le=MOST_MEMORY_GB, strict=True)] | None = None
     """Memory of a GPU for a plan and its margin; the GPU's own where absent. [GB]"""
-    degrees: Degrees = Degrees()
+    degrees: SliderDegrees = SliderDegrees()
     """Degrees that the user chose; the others are searched."""
     anchor: Anchor = Anchor()
     """Of degrees that are searched, values at which an answer at once holds them."""
@@ -67,7 +67,7 @@ class Question(Spec):
         return self.model_copy(update={"anchor": Anchor()})
 
 
-class Config(Spec):
+class HandedConfig(Spec):
     """A Hugging Face ``config.json`` that a page hands over, and how to train it."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
@@ -95,13 +95,13 @@ def read_question(body: bytes) -> Question:
     mofa.errors.SpecError: request: degrees.tp (0) must be greater than or equal to 1; correct it
     """
     question = spec_from_mapping(Question, _mapping(body), "request")
-    both = [name for name in question.anchor.given() if name in question.degrees.given()]
+    both = [name for name in question.anchor.given_degrees() if name in question.degrees.given_degrees()]
     if both:
         raise SpecError(f"request: {both[0]} is chosen and held; say it once")
     return question
 
 
-def read_handed_config(body: bytes) -> Config:
+def read_handed_config(body: bytes) -> HandedConfig:
     """A config that a request hands over.
 
     Raises
@@ -109,7 +109,7 @@ def read_handed_config(body: bytes) -> Config:
     SpecError
         One line, of the first thing that is wrong.
     """
-    return spec_from_mapping(Config, _mapping(body), "request")
+    return spec_from_mapping(HandedConfig, _mapping(body), "request")
 
 
 def _mapping(body: bytes) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class ReplayedReport:
     elapsed_s: float | None = None
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether nothing more will be said of it."""
         return self.state["phase"] in ("finished", "refused", "stopped", "failed")
 
@@ -86,7 +86,7 @@ class ReplayedReports:
     def _keep(self, number: int) -> None:
         """Make a report the newest, so that it is forgotten last; one that is made for another question stops."""
         self._reports[number] = report = self._reports.pop(number)
-        if report.is_over:
+        if report.is_finished:
             self.stop()
 
     def _follow(self, report: ReplayedReport, receiver: Connection, process: BaseProcess, file: Path) -> None:
@@ -95,9 +95,9 @@ class ReplayedReports:
             while True:
                 message = json.loads(receiver.recv_bytes())
                 with self._lock:
-                    if not report.is_over:
+                    if not report.is_finished:
                         report.state = {**report.state, **message}
-                        if report.is_over:
+                        if report.is_finished:
                             report.elapsed_s = time.monotonic() - report.started
                             report.page = file.read_bytes() if report.state["phase"] == "finished" else None
                             file.unlink(missing_ok=True)
@@ -106,14 +106,14 @@ class ReplayedReports:
         receiver.close()
         process.join()
         with self._lock:
-            if not report.is_over:
+            if not report.is_finished:
                 words = "its process was killed, perhaps for want of memory; give --jobs fewer processes"
                 report.state = {**report.state, "phase": "failed", "message": words}
 
     def stop_others(self, question: Question) -> None:
         """End the report that is being made, unless it is about this question: an answer at once needs its cores."""
         with self._lock:
-            running = [report for report in self._reports.values() if not report.is_over]
+            running = [report for report in self._reports.values() if not report.is_finished]
             if any(report.question != question.without_anchor() for report in running):
                 self.stop()
 
@@ -122,13 +122,13 @@ class ReplayedReports:
         with self._lock:
             process, self._process = self._process, None
             for report in self._reports.values():
-                if not report.is_over:
+                if not report.is_finished:
                     report.state = {**report.state, "phase": "stopped"}
         if process is not None and process.is_alive():
             process.terminate()
             process.join()
 
-    def state(self, number: int) -> Mapping[str, Any] | None:
+    def report_state(self, number: int) -> Mapping[str, Any] | None:
         """How far a report is; None of one that is not known any more."""
         with self._lock:
             report = self._reports.get(number)
@@ -137,7 +137,7 @@ class ReplayedReports:
             elapsed_s = report.elapsed_s
             return {**report.state, "elapsed_s": time.monotonic() - report.started if elapsed_s is None else elapsed_s}
 
-    def page(self, number: int) -> bytes | None:
+    def page_html(self, number: int) -> bytes | None:
         """A finished report as one HTML page."""
         with self._lock:
             report = self._reports.get(number)
@@ -188,9 +188,9 @@ def report_page_bytes(job: ServedJob, question: Question, tell: Callable[..., No
     from mofa.report.page.question_section import answer_section
     from mofa.report.page.write import HTML, report_files
     from mofa.report.phrases import best_so_far_text
-    from mofa.serve.answer import degrees_of_plan
+    from mofa.serve.answer import degrees_and_anchors_of_plan
 
-    cluster = job.machines(question)
+    cluster = job.cluster_of_question(question)
     moe = job.workload.model.moe is not None
     last_message_s = [0.0]
 
@@ -202,7 +202,10 @@ def report_page_bytes(job: ServedJob, question: Question, tell: Callable[..., No
     def show(step: mofa.SearchProgress) -> None:
         best: dict[str, Any] = {}
         if step.best is not None and not step.done:
-            best = {"best": best_so_far_text(step.best, moe=moe), "best_degrees": degrees_of_plan(step.best)}
+            best = {
+                "best": best_so_far_text(step.best, moe=moe),
+                "best_degrees": degrees_and_anchors_of_plan(step.best),
+            }
         tell_progress(step.phase, step.done, step.total, **best)
 
     search = mofa.find_plans(
@@ -218,12 +221,12 @@ def report_page_bytes(job: ServedJob, question: Question, tell: Callable[..., No
     tell(phase="writing", done=0, total=0)
     launch, note = launch_files(search.report, None)
     facts = report_facts(
-        search, launch=launch, launch_note=note, command=job.command(question), given=job.given,
+        search, launch=launch, launch_note=note, command=job.report_command(question), given=job.given,
         made_on=date.today().isoformat(), jobs=job.jobs,
     )  # fmt: skip
     plan = search.report.plans[0]
     summary = {
-        "degrees": degrees_of_plan(plan), "step_s": plan.step_s, "device_bytes": plan.memory.device_bytes,
+        "degrees": degrees_and_anchors_of_plan(plan), "step_s": plan.step_s, "device_bytes": plan.memory.device_bytes,
         "html": sections_html([answer_section(facts)]),
     }  # fmt: skip
     tell(summary=summary)

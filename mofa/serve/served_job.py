@@ -36,7 +36,7 @@ class ServedJob:
     jobs: int = 1
     """Processes that search and play behind the answer. [-]"""
 
-    def machines(self, question: Question) -> ClusterSpec:
+    def cluster_of_question(self, question: Question) -> ClusterSpec:
         """The GPUs that are asked about.
 
         Raises
@@ -51,20 +51,20 @@ class ServedJob:
 
     def search_options(self, question: Question) -> dict[str, Any]:
         """Arguments of :func:`mofa.find_plans`: what was chosen, and what is held, is fixed."""
-        chosen = {**question.anchor.given(), **question.degrees.given()}
+        chosen = {**question.anchor.given_degrees(), **question.degrees.given_degrees()}
         fix = {**self.constraints.get("fix", {}), **chosen}
         return {**self.constraints, "fix": fix, "framework": self.framework}
 
-    def command(self, question: Question) -> str:
+    def report_command(self, question: Question) -> str:
         """The command that writes the same report."""
         words = ["mofa", "report", *self.words, *self.options, "--gpus", str(question.gpus)]
-        for name, value in question.degrees.given().items():
+        for name, value in question.degrees.given_degrees().items():
             words += ["--fix", f"{name}={value}"]
         if question.memory_gb is not None:
             words += ["--memory-limit", memory_text(question.memory_gb)]
         return shlex.join([*words, "--refine-seconds", f"{self.refine_seconds:g}", "--out", "report"])
 
-    def choices(self, cluster: ClusterSpec) -> dict[str, tuple[int, ...]]:
+    def degree_choices(self, cluster: ClusterSpec) -> dict[str, tuple[int, ...]]:
         """What each degree may be on so many GPUs; a search leaves out what is not legal together."""
         space = default_space(self.workload, cluster, self.framework)
         bounds: Mapping[str, int] = self.constraints.get("maximum", {})

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mofa.specs.scaling import UNSCALED, transferred_curves
+from mofa.specs.scaling import UNSCALED, gpu_curves_transferred_to_other
 from mofa.units import parse_quantity
 
 POWERED = ("gemm", "grouped_gemm", "multi_stream")
@@ -54,7 +54,8 @@ def curves_scaled_by_ratios(
     Notes
     -----
     Products and attention go by peaks, memory-bound kernels by bandwidth and multiprocessors
-    (:func:`mofa.specs.scaling.transferred_curves`). The clock that the power limit leaves them goes with the root of
+    (:func:`mofa.specs.scaling.gpu_curves_transferred_to_other`). The clock that the power limit leaves them goes with
+    the root of
     power over peak: as :func:`mofa.specs.power.clock_at_power_draw` has it, draws grow with the square of the clock,
     and at full clock they are taken to go with the peak. A rate that was measured on both has its clock in it.
     """
@@ -70,7 +71,7 @@ def curves_scaled_by_ratios(
     ):
         return curves
     words = _words(str(like.get("name")), rates, bandwidth, sms, power)
-    made = transferred_curves(
+    made = gpu_curves_transferred_to_other(
         curves, rates=rates, bandwidth=bandwidth, sms=sms, provenance="assumed", source=words, exact=False
     )
     draws = {f: power / ratio for f, ratio in rates.items() if f not in measured}

@@ -29,7 +29,7 @@ from mofa.specs.gpu_facts import (
 from mofa.specs.host import HostIssueTimes, HostSpeedQuantiles
 from mofa.specs.multi_stream import MultiStreamCurve, MultiStreamForm
 from mofa.specs.power import PowerLimit
-from mofa.specs.products import STREAM_FALLBACK, known_format
+from mofa.specs.products import STREAM_FALLBACK, known_or_stand_in_format
 from mofa.specs.products import GemmFormat as GemmFormat
 from mofa.specs.ranges import (
     BytesPerElement,
@@ -276,20 +276,20 @@ class GpuCurves(Spec):
                 )
         return self
 
-    def product(self, kind: GemmFormat) -> GemmCurve:
+    def gemm_curve(self, kind: GemmFormat) -> GemmCurve:
         """The curve of dense products, or of those that stand in (:data:`mofa.specs.products.FALLBACK`)."""
-        return self.gemm[known_format(kind, self.gemm)]
+        return self.gemm[known_or_stand_in_format(kind, self.gemm)]
 
-    def grouped_product(self, kind: GemmFormat) -> GroupedGemmCurve:
+    def grouped_gemm_curve(self, kind: GemmFormat) -> GroupedGemmCurve:
         """The curve of experts' products in one kernel, likewise; no profile has Transformer Engine's kinds of it."""
-        return self.grouped_gemm[known_format(kind, self.grouped_gemm)]
+        return self.grouped_gemm[known_or_stand_in_format(kind, self.grouped_gemm)]
 
-    def multi_stream_product(self, kind: GemmFormat) -> MultiStreamCurve:
+    def multi_stream_curve(self, kind: GemmFormat) -> MultiStreamCurve:
         """The curve of experts' products on several streams, likewise."""
         curves = self.multi_stream_curves
-        return curves[known_format(kind, curves)]
+        return curves[known_or_stand_in_format(kind, curves)]
 
-    def with_release_kernels(self, release: str) -> Self:
+    def with_pytorch_release_kernels(self, release: str) -> Self:
         """The curves with those kernels that a release of PyTorch has of its own; themselves where none is known."""
         own = self.releases.get(release)
         if own is None:
@@ -320,7 +320,7 @@ class GpuCurves(Spec):
     def _nearest(self) -> dict[AttentionKey, tuple[AttentionKey, AttentionCurve]]:
         return {}
 
-    def attention_near(self, key: AttentionKey) -> tuple[AttentionKey, AttentionCurve]:
+    def nearest_attention_curve(self, key: AttentionKey) -> tuple[AttentionKey, AttentionCurve]:
         """The curve of a kernel, or of the one that is nearest in head sizes, of the same backend where it has any."""
         nearest = self._nearest.get(key)
         if nearest is None:

@@ -107,7 +107,7 @@ class PowerLimitedCurve(FittedCurve):
         """
         return least + (self.clock**-2 - least) * load
 
-    def rate_fraction(self, share: FloatArray) -> FloatArray:
+    def rate_over_full_clock(self, share: FloatArray) -> FloatArray:
         """Rate over the rate at full clock where such kernels take ``share`` of the time: on the line through the two
         measured states, never above full clock.
 

@@ -253,7 +253,7 @@ class FrameworkSpec(Spec):
         StrategyError
             If the framework has no such option.
         """
-        chosen = options.chosen
+        chosen = options.chosen_options
         if all(getattr(self, name) == value for name, value in chosen.items()):
             return self
         return _with_options(self, options)  # type: ignore[return-value]
@@ -264,7 +264,7 @@ class FrameworkSpec(Spec):
         return CudaGraphs.parse(self.cuda_graphs)
 
     @property
-    def offload(self) -> ActivationOffload:
+    def offloaded_activations(self) -> ActivationOffload:
         """Which activations go to the host."""
         return ActivationOffload.parse(self.activation_offload)
 
@@ -279,19 +279,19 @@ class FrameworkSpec(Spec):
         return TRAITS[self.name]
 
     @property
-    def step_kernels(self) -> OptimizerStepKernels:
+    def optimizer_step_kernels(self) -> OptimizerStepKernels:
         """How its optimizer runs a step."""
         return STEP_KERNELS[self.optimizer]
 
     @property
-    def layers(self) -> Layers:
+    def owner_of_layer_modules(self) -> Layers:
         """Whose modules its layers are made of."""
         return self.traits.layers
 
     @property
     def library(self) -> Library | None:
         """The library of layers that it runs, if any."""
-        return "transformer-engine" if self.layers == "transformer-engine" else None
+        return "transformer-engine" if self.owner_of_layer_modules == "transformer-engine" else None
 
     @property
     def multiplies_by_expert(self) -> bool:
@@ -444,7 +444,7 @@ class FrameworkSpec(Spec):
 @lru_cache(maxsize=256)
 def _with_options(framework: FrameworkSpec, options: FrameworkOptions) -> FrameworkSpec:
     """A framework's copy with other options: the same one each time, so that what is made of it is shared."""
-    changes: dict[str, object] = {**options.chosen}
+    changes: dict[str, object] = {**options.chosen_options}
     if options.dp_replicate is not None and framework.data_parallel in ("fsdp", "hsdp"):
         changes["data_parallel"] = "hsdp" if options.dp_replicate > 1 else "fsdp"
     try:

@@ -73,14 +73,14 @@ class GpuSpec(Spec):
                 f"capacity_bytes ({format_bytes(capacity)}) must be at most memory_bytes ({format_bytes(memory)}); "
                 "correct one of them (the GB of a datasheet's memory are GiB)"
             )
-        passed = why_above_peak(self.reached_shares())
+        passed = why_above_peak(self.curves_against_peak())
         if passed is not None:
             raise ValueError(
                 f"{passed}; correct the fact, or write `like:` in place of curves, which rescales them (mofa new gpu)"
             )
         return self
 
-    def reached_shares(self) -> Iterator[CurveAgainstPeak]:
+    def curves_against_peak(self) -> Iterator[CurveAgainstPeak]:
         """What each curve reaches, beside its peak."""
         peaks: dict[str, float] = {format_: fact.value for format_, fact in self.peak_flops_per_s.items()}
         return gpu_curves_against_peak(self.curves, peaks, self.memory_bandwidth_bytes_per_s.value)
@@ -89,8 +89,8 @@ class GpuSpec(Spec):
     def slow_curve_notes(self) -> tuple[str, ...]:
         """Curves that reach less than a tenth of their peak, a sentence each."""
         return tuple(
-            f"{share.sentence('less than a tenth of')}: check that both are of {self.name}"
-            for share in curves_far_below_peak(self.reached_shares())
+            f"{share.reached_peak_text('less than a tenth of')}: check that both are of {self.name}"
+            for share in curves_far_below_peak(self.curves_against_peak())
         )
 
 
@@ -226,9 +226,9 @@ class ClusterSpec(Spec):
         """The same GPUs in nodes whose processors are a job's own or not."""
         return self.model_copy(update={"node": self.node.model_copy(update={"hosts": hosts})})
 
-    def with_release_kernels(self, release: str) -> Self:
+    def with_pytorch_release_kernels(self, release: str) -> Self:
         """The same GPUs under the kernels of a release of PyTorch, where they were measured; empty leaves them."""
-        curves = self.gpu.curves.with_release_kernels(release)
+        curves = self.gpu.curves.with_pytorch_release_kernels(release)
         if curves is self.gpu.curves:
             return self
         return self.model_copy(update={"gpu": self.gpu.model_copy(update={"curves": curves})})

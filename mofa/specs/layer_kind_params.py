@@ -20,7 +20,7 @@ def refuse_unmodelled_layer_kinds(model: ModelSpec) -> None:
         If the model's layers are of several kinds.
     """
     if model.layers is not None:
-        what = model.layers.unmodelled(model.num_layers)
+        what = model.layers.unmodelled_text(model.num_layers)
         raise SpecError(f"{model.name}: {what}; mofa show workload has its parameters and the memory of its states")
 
 
@@ -37,7 +37,7 @@ class LayerKindParams:
     routed: int
 
     @property
-    def total(self) -> int:
+    def total_params(self) -> int:
         return self.mixers + self.norms + self.ffns + self.routed
 
 
@@ -73,14 +73,14 @@ def params_of_layer_kind(model: ModelSpec, kind: LayerKind) -> LayerKindParams:
 def all_layers_params(model: ModelSpec) -> int:
     """Parameters of all layers. [params]"""
     layers = _layers(model)
-    counts = layers.counts(model.num_layers)
-    return sum(counts[kind.name] * params_of_layer_kind(model, kind).total for kind in layers.kinds)
+    counts = layers.num_layers_by_kind(model.num_layers)
+    return sum(counts[kind.name] * params_of_layer_kind(model, kind).total_params for kind in layers.kinds)
 
 
 def routed_experts_params(model: ModelSpec) -> int:
     """Parameters of the routed experts of all layers. [params]"""
     layers = _layers(model)
-    counts = layers.counts(model.num_layers)
+    counts = layers.num_layers_by_kind(model.num_layers)
     return sum(counts[kind.name] * params_of_layer_kind(model, kind).routed for kind in layers.kinds)
 
 
@@ -91,7 +91,7 @@ def mtp_entry_params(model: ModelSpec) -> int:
     """
     layers = _layers(model)
     names = layers.prediction or (layers.kind_of(model.num_layers - 1).name,)
-    own = sum(params_of_layer_kind(model, layers.kind_named(name)).total for name in names)
+    own = sum(params_of_layer_kind(model, layers.kind_named(name)).total_params for name in names)
     h = model.hidden
     return own + 2 * h * h + 3 * h * model.tensors_per_norm + residual_streams_params(model)
 

@@ -1,7 +1,7 @@
 """Layers of several kinds: which a model has, in what order, and what each is made of.
 
 Models of such layers have exact parameters and states. What a step of them does is not modelled yet, and
-:attr:`LayersSpec.unmodelled` says what of them.
+:attr:`LayersSpec.unmodelled_text` says what of them.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class LayersSpec(Spec):
         """The kind of this name."""
         return next(kind for kind in self.kinds if kind.name == name)
 
-    def counts(self, num_layers: int) -> dict[str, int]:
+    def num_layers_by_kind(self, num_layers: int) -> dict[str, int]:
         """How many layers each kind has, by name. [layers]
 
         Examples
@@ -140,9 +140,9 @@ class LayersSpec(Spec):
         each = [self.pattern[i % len(self.pattern)] for i in range(num_layers)]
         return {kind.name: each.count(kind.name) for kind in self.kinds}
 
-    def unmodelled(self, num_layers: int) -> str:
+    def unmodelled_text(self, num_layers: int) -> str:
         """What of these layers no step is modelled of, with the kinds that have it, as a sentence begins."""
-        counts = self.counts(num_layers)
+        counts = self.num_layers_by_kind(num_layers)
         mixers = [mixer for kind in self.kinds for mixer in kind.mixers]
         subjects = {mixer.refused_as for mixer in mixers}
         subject = next((s for s in _BY_WEIGHT if s in subjects), "")

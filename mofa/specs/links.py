@@ -96,7 +96,7 @@ class NicSpec(Spec):
     """The most that the rings of one communicator carry out of a fast domain, per direction: where NCCL finds no path
     to several NICs and lays one ring. As many NICs as it has ranks there where absent."""
 
-    def shares_above(self) -> Iterator[tuple[int, float]]:
+    def bandwidth_shares_above_tiers(self) -> Iterator[tuple[int, float]]:
         """GPUs of each tier, and what of their NICs' bandwidth leaves it. [GPUs, -]
 
         Examples
@@ -108,7 +108,7 @@ class NicSpec(Spec):
         >>> nic = NicSpec(name="x", num_per_node=8, bandwidth_bytes_per_s=rate, efficiency=share, tiers=tiers,
         ...               all_to_all_efficiency=share, latency_s={"value": "6 us", **fact},
         ...               oversubscription={"value": 1, **fact})
-        >>> list(nic.shares_above())
+        >>> list(nic.bandwidth_shares_above_tiers())
         [(256, 0.5), (2048, 0.25)]
         """
         share = 1.0

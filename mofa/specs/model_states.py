@@ -60,12 +60,12 @@ def model_states(workload: WorkloadSpec) -> tuple[ModelPartStates, ...]:
     layers = model.layers
     if layers is None:
         return ()
-    counts = layers.counts(model.num_layers)
+    counts = layers.num_layers_by_kind(model.num_layers)
     parts = []
     for kind in layers.kinds:
         counted = params_of_layer_kind(model, kind)
         state = kind.state_elements + kind.conv_state_elements
-        own = (counted.total, counted.mixers, counted.routed)
+        own = (counted.total_params, counted.mixers, counted.routed)
         if counts[kind.name]:
             parts.append(_part(workload, kind.name, kind.contents, counts[kind.name], own, state))
     head = head_params(model) + model.hidden * model.tensors_per_norm + residual_streams_params(model)
@@ -82,7 +82,7 @@ def _part(
     workload: WorkloadSpec, name: str, contents: str, layers: int, params: tuple[int, int, int], state: int
 ) -> ModelPartStates:
     moment_bytes = 4.0 if workload.precision.moments == "fp32" else 2.0
-    states = workload.optimizer.traits.main_and_moments_bytes(moment_bytes)
+    states = workload.optimizer.traits.main_and_moments_bytes_per_param(moment_bytes)
     total = layers * params[0]
     return ModelPartStates(
         name=name,

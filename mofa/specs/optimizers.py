@@ -22,12 +22,13 @@ class OptimizerTraits:
         """How many these are. [-]"""
         return len(self.moments)
 
-    def main_and_moments_bytes(self, moment_bytes: float = 4.0) -> float:
+    def main_and_moments_bytes_per_param(self, moment_bytes: float = 4.0) -> float:
         """The fp32 copy of the parameters that is stepped, and its moments, ``moment_bytes`` each. [B/param]
 
         Examples
         --------
-        >>> OPTIMIZERS["adamw"].main_and_moments_bytes(), OPTIMIZERS["adamw"].main_and_moments_bytes(2.0)
+        >>> OPTIMIZERS["adamw"].main_and_moments_bytes_per_param(),
+        OPTIMIZERS["adamw"].main_and_moments_bytes_per_param(2.0)
         (12.0, 8.0)
         """
         return 4.0 + moment_bytes * self.num_moments

@@ -30,7 +30,7 @@ class LayerParams:
     shared: int
 
     @property
-    def total(self) -> int:
+    def total_params(self) -> int:
         return self.matrices_tp + self.replicated + self.routed + self.shared
 
 
@@ -114,8 +114,8 @@ def num_params(model: ModelSpec) -> int:
         layers = all_layers_params(model) + residual_streams_params(model)
     else:
         dense, moe = model.num_dense_layers, model.num_moe_layers
-        layers = dense * layer_params(model, moe=False).total if dense else 0
-        layers += moe * layer_params(model, moe=True).total if moe else 0
+        layers = dense * layer_params(model, moe=False).total_params if dense else 0
+        layers += moe * layer_params(model, moe=True).total_params if moe else 0
     return layers + embedding_params(model) + head_params(model) + _norm(model, model.hidden)
 
 
@@ -123,7 +123,7 @@ def num_mtp_params(model: ModelSpec) -> int:
     """Parameters of the multi-token-prediction layers, embedding and head shared. [params]"""
     if not model.num_mtp_layers:
         return 0
-    return model.num_mtp_layers * (mtp_params(model).total if model.layers is None else mtp_entry_params(model))
+    return model.num_mtp_layers * (mtp_params(model).total_params if model.layers is None else mtp_entry_params(model))
 
 
 def num_active_params(model: ModelSpec) -> int:

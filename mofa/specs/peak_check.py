@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from mofa.specs.curves import AttentionForm, CollectiveCurve, GemmCurve, GpuCurves, MemoryBoundCurve
-from mofa.specs.products import GemmFormat, known_format
+from mofa.specs.products import GemmFormat, known_or_stand_in_format
 
 SLOW = 0.1
 """Share of its peak below which a curve is doubted. [-]"""
@@ -38,7 +38,7 @@ class CurveAgainstPeak(NamedTuple):
     allowed_share: float = ROUNDING
     """Share of the peak that it may reach. [-]"""
 
-    def sentence(self, words: str) -> str:
+    def reached_peak_text(self, words: str) -> str:
         """What it reaches, and of which peak."""
         rate, peak = (f"{value / 1e12:.4g} T{self.unit}" for value in (self.rate, self.peak))
         return f"{self.path} reaches {rate}, {words} {self.peak_path} ({peak})"
@@ -57,7 +57,7 @@ def gpu_curves_against_peak(
         yield from _products(f"curves.releases.{release}.gemm", own.gemm, peaks)
         yield from _streams(f"curves.releases.{release}.stream", own.stream, bandwidth_bytes_per_s)
     for format_, grouped in curves.grouped_gemm.items():
-        if (peak := peaks.get(known_format(format_, peaks))) is not None:
+        if (peak := peaks.get(known_or_stand_in_format(format_, peaks))) is not None:
             rates = sorted((grouped.form.small_rate, grouped.form.large_rate))
             for rate, allowed in zip(rates, (ROUNDING, LARGER_GROUPED), strict=True):
                 path = f"curves.grouped_gemm.{format_}"
@@ -82,7 +82,9 @@ def why_above_peak(shares: Iterable[CurveAgainstPeak]) -> str | None:
     """Why curves cannot be of this hardware, of the first that passes its peak; None where none does."""
     for share in shares:
         if share.rate > share.allowed_share * share.peak:
-            return share.sentence("above" if share.allowed_share == ROUNDING else f"over {share.allowed_share:g} times")
+            return share.reached_peak_text(
+                "above" if share.allowed_share == ROUNDING else f"over {share.allowed_share:g} times"
+            )
     return None
 
 
@@ -118,7 +120,7 @@ def _products(
     place: str, curves: Mapping[GemmFormat, GemmCurve], peaks: Mapping[str, float]
 ) -> Iterator[CurveAgainstPeak]:
     for format_, curve in curves.items():
-        if (peak := peaks.get(known_format(format_, peaks))) is not None:
+        if (peak := peaks.get(known_or_stand_in_format(format_, peaks))) is not None:
             rate = max(rate for _, _, rate in curve.form.tiles)
             yield CurveAgainstPeak(f"{place}.{format_}", rate, peak, _peak_path(format_), "FLOP/s")
 

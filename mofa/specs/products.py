@@ -27,12 +27,13 @@ with one scale a tensor (NVIDIA's tables of Blackwell have one rate for both), a
 a scale a row cuBLAS multiplies alike and scales what comes out."""
 
 
-def known_format(kind: GemmFormat, known: Collection[str]) -> GemmFormat:
+def known_or_stand_in_format(kind: GemmFormat, known: Collection[str]) -> GemmFormat:
     """The format itself, or the first that stands in for it among those that are known; the last one if none is.
 
     Examples
     --------
-    >>> known_format("mxfp8", ("bf16", "fp8")), known_format("mxfp8", ("fp8_fast", "fp8")), known_format("bf16", ())
+    >>> known_or_stand_in_format("mxfp8", ("bf16", "fp8")), known_or_stand_in_format("mxfp8", ("fp8_fast", "fp8")),
+    known_or_stand_in_format("bf16", ())
     ('fp8', 'fp8_fast', 'bf16')
     """
     while kind not in known and kind in FALLBACK:

@@ -35,7 +35,7 @@ class Circumstances(Spec):
     products: Products = Field(description="Number format of the layers' matrix products.")
 
     @property
-    def path(self) -> tuple[str, ...]:
+    def levels_in_order(self) -> tuple[str, ...]:
         """Its levels in order: groups are prefixes of it."""
         return self.nodes, self.layers, self.experts, self.pace, self.products
 
@@ -134,11 +134,11 @@ class StepResiduals(Spec):
     def _by_path(self) -> dict[tuple[str, ...], StepResidualGroup]:
         return {group.path: group for group in self.groups}
 
-    def group_of(self, circumstances: Circumstances) -> StepResidualGroup:
+    def narrowest_group_of_circumstances(self, circumstances: Circumstances) -> StepResidualGroup:
         """The narrowest group that a step belongs to."""
-        return self.nearest_group(circumstances.path)
+        return self.narrowest_group_of_path(circumstances.levels_in_order)
 
-    def nearest_group(self, path: tuple[str, ...]) -> StepResidualGroup:
+    def narrowest_group_of_path(self, path: tuple[str, ...]) -> StepResidualGroup:
         """The narrowest group that all runs of a path belong to."""
         return next(self._by_path[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in self._by_path)
 
@@ -146,11 +146,9 @@ class StepResiduals(Spec):
         """The rows with a blank that stand in for steps of a path; None where better ones were measured."""
         return next((item for item in self.stand_ins if item.path == path[: len(item.path)]), None)
 
-    def unmeasured_in_words(
-        self, circumstances: Circumstances, *, gpu: str, framework: str, nodes: int
-    ) -> tuple[str, ...]:
+    def unmeasured_text(self, circumstances: Circumstances, *, gpu: str, framework: str, nodes: int) -> tuple[str, ...]:
         """What of a step no fitted run had, in words; nothing where all of it was measured."""
-        stand_in = self.stand_in_rows(circumstances.path)
+        stand_in = self.stand_in_rows(circumstances.levels_in_order)
         seen = self.seen.get(circumstances.layers) if stand_in is None else stand_in.seen
         gpus = self.gpus if stand_in is None else (*self.gpus, *stand_in.gpus)
         if seen is None:
@@ -215,7 +213,7 @@ class ClosedFormResiduals(Spec):
     single_stage: dict[str, Fact]
     pipelines: dict[str, Fact]
 
-    def reserved_memory(self, framework: str, pp: int) -> Fact:
+    def reserved_memory_residual(self, framework: str, pp: int) -> Fact:
         """That of a framework's strategies of so many stages."""
         return (self.pipelines if pp > 1 else self.single_stage)[framework]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.host import layer_time_factors_by_fact
-from mofa.specs.products import FALLBACK, known_format
+from mofa.specs.products import FALLBACK, known_or_stand_in_format
 from mofa.units import GIB, parse_quantity
 
 RATES = ("small_rate", "large_rate")
@@ -27,7 +27,9 @@ FIT_FIELDS = ("points", "median_abs_error", "p90_abs_error", "ranges")
 """What holds of a fit on one processor and format alone."""
 
 
-def scaled_memory_bound_rate(bytes_per_s: float, copy_bytes_per_s: float, bandwidth: float, issue: float) -> float:
+def scaled_memory_bound_bytes_per_s(
+    bytes_per_s: float, copy_bytes_per_s: float, bandwidth: float, issue: float
+) -> float:
     """Rate of a memory-bound kernel on a GPU whose memory is ``bandwidth`` times as fast and whose multiprocessors
     together issue ``issue`` times as much.
 
@@ -47,7 +49,7 @@ def scaled_memory_bound_rate(bytes_per_s: float, copy_bytes_per_s: float, bandwi
 
     Examples
     --------
-    >>> [round(scaled_memory_bound_rate(rate, 4e12, 0.5, 1.0) / 1e12, 3) for rate in (4e12, 1e12)]
+    >>> [round(scaled_memory_bound_bytes_per_s(rate, 4e12, 0.5, 1.0) / 1e12, 3) for rate in (4e12, 1e12)]
     [2.0, 0.918]
     """
     if bytes_per_s >= copy_bytes_per_s or bandwidth == issue:
@@ -98,7 +100,7 @@ def scaled_curve(curve: dict[str, Any], rate: float, bandwidth: float, sms: floa
     return made
 
 
-def transferred_curves(
+def gpu_curves_transferred_to_other(
     curves: dict[str, Any], *, rates: dict[str, float], bandwidth: float, sms: float, clock: float = 1.0,
     provenance: str, source: str, exact: bool,
 ) -> dict[str, Any]:  # fmt: skip
@@ -123,7 +125,9 @@ def transferred_curves(
             made = {k: v for k, v in made.items() if k not in FIT_FIELDS}
         return made
 
-    rates = rates | {kind: rates[known] for kind in FALLBACK if (known := known_format(kind, rates)) in rates}
+    rates = rates | {
+        kind: rates[known] for kind in FALLBACK if (known := known_or_stand_in_format(kind, rates)) in rates
+    }
     made: dict[str, Any] = {
         family: {f: said(curve, rates[f]) for f, curve in curves[family].items() if f in rates} for family in COMPUTE
     }
@@ -135,7 +139,7 @@ def transferred_curves(
 
     def moved(curve: dict[str, Any]) -> dict[str, Any]:
         known = said(curve, 1.0)
-        measured = scaled_memory_bound_rate(curve["form"]["bytes_per_s"], copy, bandwidth, sms * clock)
+        measured = scaled_memory_bound_bytes_per_s(curve["form"]["bytes_per_s"], copy, bandwidth, sms * clock)
         made = {**known, "form": {**known["form"], "bytes_per_s": _digits(measured)}}
         if not exact:
             made.pop("draw", None)  # another processor has another limit
@@ -299,7 +303,7 @@ def rescaled_gpu(gpu: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str,
     if bandwidth == sms == 1.0 and all(rate == 1.0 for rate in rates.values()):
         return dict(gpu)
     words = f"set by the user: curves of {before.get('name')} by the ratios of rate, bandwidth and multiprocessors"
-    scaled = transferred_curves(
+    scaled = gpu_curves_transferred_to_other(
         curves, rates=rates, bandwidth=bandwidth, sms=sms, provenance="assumed", source=words, exact=False
     )
     unchanged = {name: curves[name] for name in UNSCALED if name in curves}

@@ -111,7 +111,7 @@ class FrameworkOptions(NamedTuple):
     overlap_param_gather: bool | None = None
 
     @property
-    def chosen(self) -> dict[str, bool | str | int]:
+    def chosen_options(self) -> dict[str, bool | str | int]:
         """Those that are chosen, by name."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
@@ -312,7 +312,7 @@ class StrategyTable:
         assert len(self.option_sets) == 1 or np.all(self.options == first), "rows choose several sets of options"
         return self.option_sets[first]
 
-    def layout_of(self, i: int) -> str:
+    def layout_text_of_row(self, i: int) -> str:
         """The text of one row's layout; empty where it is the framework's own."""
         return self.layouts[int(self.layout[i])]
 
@@ -325,8 +325,8 @@ class StrategyTable:
             cp_kind=CP_KINDS[int(self.cp_kind[i])], ep=int(self.ep[i]), etp=int(self.etp[i]),
             dp=int(self.dp[i]), micro_batch=int(self.micro_batch[i]), zero=int(self.zero[i]), recompute=mode.text,
             schedule=SCHEDULE_NAMES[int(self.schedule[i])], balancing=BALANCING[int(self.balancing[i])],
-            token_chunks=mode.token_chunks, layout=self.layout_of(i), framework=framework,
-            **self.option_sets[int(self.options[i])].chosen,
+            token_chunks=mode.token_chunks, layout=self.layout_text_of_row(i), framework=framework,
+            **self.option_sets[int(self.options[i])].chosen_options,
         )  # fmt: skip
 
 

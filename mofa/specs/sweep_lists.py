@@ -149,7 +149,7 @@ class SweepSpec(Spec):
 
     @model_validator(mode="after")
     def _check_prices(self) -> Self:
-        names = [reference_name(cluster) for cluster in self.clusters]
+        names = [name_in_sweep_table(cluster) for cluster in self.clusters]
         for prices in self.prices:
             for price in prices.values() if isinstance(prices, dict) else (prices,):
                 if not 0.0 <= price <= MOST_USD:
@@ -164,12 +164,12 @@ class SweepSpec(Spec):
         return self
 
 
-def reference_name(reference: Reference) -> str:
+def name_in_sweep_table(reference: Reference) -> str:
     """What a table calls a model, a cluster or a fault profile: its name or file, and what of it is changed.
 
     Examples
     --------
-    >>> reference_name("h100-hgx"), reference_name({"base": "llama3-8b", "model.num_layers": 16})
+    >>> name_in_sweep_table("h100-hgx"), name_in_sweep_table({"base": "llama3-8b", "model.num_layers": 16})
     ('h100-hgx', 'llama3-8b model.num_layers=16')
     """
     if isinstance(reference, str):

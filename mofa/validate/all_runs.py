@@ -157,7 +157,7 @@ def _profiled(references: Sequence[ReferenceRun], traces: Path) -> dict[str, tup
 def _family(of: tuple[ReferenceRun, Path]) -> Attribution:
     """A profile beside its prediction."""
     reference, trace = of
-    workload, cluster, framework, strategy = reference.resolve()
+    workload, cluster, framework, strategy = reference.resolved_specs()
     plan = plan_with_replayed_time(workload, cluster, strategy, framework=framework)
     return attribute_step(read_trace(trace), plan, reference.rests_on)
 

@@ -65,7 +65,7 @@ def with_section_columns(row: Row) -> Row:
     return {**row, **{name: text for name, text in over.items() if not row[name]}}
 
 
-def whole_number_of_row(row: Row, name: str) -> int | None:
+def whole_number_in_column(row: Row, name: str) -> int | None:
     """A whole number of a row, or None where the source does not give it."""
     text = row.get(name, "")
     return int(float(text)) if text else None
@@ -103,7 +103,7 @@ def model_of_row(row: Row) -> str | dict[str, Any]:
     name = row["model"].lower()
     if row["moe_experts"]:
         base = next(bundled for pattern, bundled in BUNDLED if re.search(pattern, name))
-        changes: dict[str, Any] = {"base": base, "num_layers": whole_number_of_row(row, "layers")}
+        changes: dict[str, Any] = {"base": base, "num_layers": whole_number_in_column(row, "layers")}
         if "w/o mtp" in name:
             changes["num_mtp_layers"] = 0
         return changes | REDUCED.get((row["id"].rpartition("-")[0], base), {})
@@ -111,36 +111,43 @@ def model_of_row(row: Row) -> str | dict[str, Any]:
 
 
 def _dense(row: Row, name: str) -> dict[str, Any]:
-    hidden, heads = whole_number_of_row(row, "hidden"), whole_number_of_row(row, "heads")
+    hidden, heads = whole_number_in_column(row, "hidden"), whole_number_in_column(row, "heads")
     assert hidden is not None and heads is not None
     gpt, mpt = re.search(GPT, name) is not None, re.search(MPT, name) is not None
     plain = gpt or mpt or re.search(NEMOTRON, name) is not None
     attention: dict[str, Any] = {
         "kind": GQA.name,
         "num_heads": heads,
-        "num_kv_heads": whole_number_of_row(row, "kv_heads"),
-        "head_dim": whole_number_of_row(row, "head_dim") or hidden // heads,
+        "num_kv_heads": whole_number_in_column(row, "kv_heads"),
+        "head_dim": whole_number_in_column(row, "head_dim") or hidden // heads,
     }
     if gpt or mpt:
         attention |= {"qkv_bias": True, "out_bias": True}
     if "qwen3" in name:
         attention["qk_norm"] = True
-    mlp: dict[str, Any] = {"activation": "gelu" if plain else "swiglu", "ffn_hidden": whole_number_of_row(row, "ffn")}
+    mlp: dict[str, Any] = {
+        "activation": "gelu" if plain else "swiglu",
+        "ffn_hidden": whole_number_in_column(row, "ffn"),
+    }
     if gpt or mpt:
         mlp["bias"] = True
     model: dict[str, Any] = {
         "name": row["model"],
         "source": f"columns of {row['id']}",
-        "num_layers": whole_number_of_row(row, "layers"),
+        "num_layers": whole_number_in_column(row, "layers"),
         "hidden": hidden,
-        "vocab": whole_number_of_row(row, "vocab") or _vocab(row),
+        "vocab": whole_number_in_column(row, "vocab") or _vocab(row),
         "attention": attention,
         "mlp": mlp,
     }
     if plain:
         model["norm"] = "layernorm"
     if gpt or mpt:
-        model |= {"positions": "learned", "max_positions": whole_number_of_row(row, "seq_len"), "tied_embeddings": True}
+        model |= {
+            "positions": "learned",
+            "max_positions": whole_number_in_column(row, "seq_len"),
+            "tied_embeddings": True,
+        }
     if "ALiBi" in row["attention_type"]:  # its script trains with --embed-layernorm
         model |= {"positions": "alibi", "embedding_norm": True}
         del model["max_positions"]
@@ -170,6 +177,6 @@ def why_bundled_model_differs(row: Row, model: Any) -> str | None:
         ("moe_experts", moe.num_experts), ("moe_topk", moe.top_k), ("moe_ffn", moe.expert_hidden),
     )  # fmt: skip
     for column, value in pairs:
-        if row[column] and whole_number_of_row(row, column) != value:
+        if row[column] and whole_number_in_column(row, column) != value:
             return f"{column} ({row[column]}) is not the described model's ({value})"
     return None

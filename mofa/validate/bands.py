@@ -82,7 +82,8 @@ def step_residual_of(run: RunScore) -> StepResidual | None:
     off = -log(1.0 + run.step_time.error)
     fast, slow = (log(step_s / _predicted_s(run)) for step_s in run.band.hosts_s or (_predicted_s(run),) * 2)
     return StepResidual(
-        run.id, run.source_name, run.family, run.framework_name, run.gpu, run.num_nodes, run.band.circumstances,
+        run.id, run.source_name, run.source_and_model, run.framework_name, run.gpu, run.num_nodes,
+        run.band.circumstances,
         round(off - fast, 5), round(off - slow, 5), run.has_whole_configuration,
     )  # fmt: skip
 
@@ -105,7 +106,7 @@ def family_correlation(residuals: Sequence[StepResidual]) -> float:
     """
     groups: dict[tuple[str, ...], list[StepResidual]] = {}
     for item in residuals:
-        groups.setdefault(item.circumstances.path, []).append(item)
+        groups.setdefault(item.circumstances.levels_in_order, []).append(item)
     between = within = between_freedom = within_freedom = spare = 0.0
     for items in groups.values():
         ranks = _ranks(np.array([item.from_fast + item.from_slow for item in items]))
@@ -135,7 +136,7 @@ def same_family_pair_difference(residuals: Sequence[StepResidual]) -> tuple[floa
     """
     groups: dict[tuple[object, ...], list[float]] = {}
     for item in residuals:
-        alike = item.family, item.gpu, item.framework, *item.circumstances.path
+        alike = item.family, item.gpu, item.framework, *item.circumstances.levels_in_order
         groups.setdefault(alike, []).append((item.from_fast + item.from_slow) / 2.0)
     of_families: dict[object, list[float]] = {}
     for (family, *_), values in groups.items():
@@ -174,7 +175,7 @@ def run_weights(families: Sequence[str], correlation: float) -> Values:
     return np.array([1.0 / (1.0 + (of[family] - 1) * correlation) for family in families])
 
 
-def lower_decile(values: Values, shares: Values, beyond: float) -> float:
+def lower_decile_of_new_value(values: Values, shares: Values, beyond: float) -> float:
     """The value below which a new one lies in one case of ten; of the negatives, above.
 
     Parameters
@@ -191,7 +192,7 @@ def lower_decile(values: Values, shares: Values, beyond: float) -> float:
 
     Examples
     --------
-    >>> round(lower_decile(np.arange(19.0), np.full(19, 1 / 20), 1 / 20), 6)  # of rank 0.1 (19 + 1)
+    >>> round(lower_decile_of_new_value(np.arange(19.0), np.full(19, 1 / 20), 1 / 20), 6)  # of rank 0.1 (19 + 1)
     1.0
     """
     order = np.argsort(values, kind="stable")
@@ -221,7 +222,7 @@ def fit_step_residuals(residuals: Sequence[StepResidual]) -> StepResiduals:
     groups: dict[tuple[str, ...], _Fitted] = {(): _group((), columns, correlation)}
     for depth in range(1, len(LEVELS) + 1):
         counted = residuals if depth >= STAND_IN_DEPTH else complete
-        for path in sorted({item.circumstances.path[:depth] for item in counted}):
+        for path in sorted({item.circumstances.levels_in_order[:depth] for item in counted}):
             wider = next(groups[path[:n]] for n in range(depth - 1, -1, -1) if path[:n] in groups)
             group = _group(path, columns, correlation, wider)
             if not np.array_equal(group.inside, wider.inside):
@@ -249,7 +250,7 @@ STAND_IN_DEPTH = 2
 
 def _nodes_and_layers(item: StepResidual) -> tuple[str, ...]:
     """The group that a run is in by its nodes and layers alone."""
-    return item.circumstances.path[:STAND_IN_DEPTH]
+    return item.circumstances.levels_in_order[:STAND_IN_DEPTH]
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ class _Columns:
         """Of all residuals, in their order."""
         in_group: dict[tuple[str, ...], list[int]] = {}
         for i, item in enumerate(items):
-            path = item.circumstances.path
+            path = item.circumstances.levels_in_order
             for depth in range(len(path) + 1):
                 in_group.setdefault(path[:depth], []).append(i)
         columns = np.array([(item.from_fast, item.from_slow) for item in items]).T
@@ -309,8 +310,8 @@ def _group(
         shares = (1.0 - borrowed) * shares + borrowed * wider.shares
         beyond = (1.0 - borrowed) * beyond + borrowed * wider.beyond
         of += f", with a weight of {borrowed:.0%} for: {residual_group_text(wider.said.path)}"
-    low = lower_decile(residuals.from_fast, shares, beyond)
-    high = -lower_decile(-residuals.from_slow, shares, beyond)
+    low = lower_decile_of_new_value(residuals.from_fast, shares, beyond)
+    high = -lower_decile_of_new_value(-residuals.from_slow, shares, beyond)
     said = StepResidualGroup(
         path=path, runs=len(items), families=families, few=OUTSIDE * (own_runs + 1.0) < 1.0,
         sources=tuple(sorted({item.source for item in items})),
@@ -360,7 +361,7 @@ def residuals_csv(residuals: Iterable[StepResidual]) -> str:
     for item in residuals:
         first = (item.id, item.source, item.family, item.framework, item.gpu, item.num_nodes)
         configuration = "whole" if item.has_whole_configuration else "blank recomputation"
-        writer.writerow((*first, *item.circumstances.path, item.from_fast, item.from_slow, configuration))
+        writer.writerow((*first, *item.circumstances.levels_in_order, item.from_fast, item.from_slow, configuration))
     return out.getvalue()
 
 
@@ -390,7 +391,9 @@ def band_coverage(runs: Sequence[RunScore]) -> tuple[BandCoverage, ...]:
     for run in (run for run in runs if not run.is_filled_by_rule):
         if run.split == "judging" and run.step_time is not None and run.band is not None and not run.ran_under_profiler:
             path = run.band.group if not run.band.unmeasured else UNMEASURED
-            fitted = run.has_whole_configuration or load_residuals().step.stand_in_rows(run.band.circumstances.path)
+            fitted = run.has_whole_configuration or load_residuals().step.stand_in_rows(
+                run.band.circumstances.levels_in_order
+            )
             pools.setdefault(path if fitted else INCOMPLETE, []).append(run)
     for depth in range(len(LEVELS), 0, -1):
         for path in [p for p in pools if len(p) == depth and p not in NOT_GROUPED and len(pools[p]) < FEWEST_RUNS]:
@@ -403,7 +406,7 @@ def _coverage(path: tuple[str, ...], runs: Sequence[RunScore]) -> BandCoverage:
     measured = np.array([1.0 / (1.0 + run.step_time.error) for run in runs if run.step_time is not None])
     below, above = measured < ends[:, 0], measured > ends[:, 1]
     bands = {run.band.group for run in runs if run.band is not None}
-    fitted = load_residuals().step.nearest_group(() if path in NOT_GROUPED else path)
+    fitted = load_residuals().step.narrowest_group_of_path(() if path in NOT_GROUPED else path)
     low, high, width = np.median(np.column_stack([ends - 1.0, ends[:, 1] - ends[:, 0]]), axis=0)
     return BandCoverage(
         group=residual_group_text(path), bands=tuple(residual_group_text(group) for group in sorted(bands)),

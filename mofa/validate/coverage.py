@@ -19,7 +19,7 @@ CHANCE = 0.025
 """Probability of fewer inside than chance leaves open, and of more. [-]"""
 
 
-def coverage_chance_interval(runs: int) -> tuple[float, float]:
+def chance_interval_of_coverage(runs: int) -> tuple[float, float]:
     """Between which shares of so many steps lie inside bands that hold 8 in 10, in 95 of 100 cases. [-]
 
     The central interval of a binomial distribution: steps are taken as independent. Those of one family hang together,
@@ -27,7 +27,7 @@ def coverage_chance_interval(runs: int) -> tuple[float, float]:
 
     Examples
     --------
-    >>> coverage_chance_interval(20), coverage_chance_interval(100)
+    >>> chance_interval_of_coverage(20), chance_interval_of_coverage(100)
     ((0.6, 0.95), (0.72, 0.88))
     """
     likely = [
@@ -65,23 +65,23 @@ class BandCoverage(Spec):
     tested: bool = Field(description="Whether the runs are enough for a coverage to be asked of.")
 
     @property
-    def coverage(self) -> float:
+    def share_inside_bands(self) -> float:
         """Share of the steps inside. [-]"""
         return self.inside / self.runs
 
     @property
-    def chance_interval(self) -> tuple[float, float]:
+    def chance_interval_of_share(self) -> tuple[float, float]:
         """Between which the coverage of so many steps lies where bands hold 8 in 10. [-]"""
-        return coverage_chance_interval(self.runs)
+        return chance_interval_of_coverage(self.runs)
 
     @property
-    def meets_claim(self) -> bool:
+    def holds_share_claimed(self) -> bool:
         """Whether the coverage is as it should be, or too few runs say."""
-        return not self.tested or COVERED[0] <= self.coverage <= COVERED[1]
+        return not self.tested or COVERED[0] <= self.share_inside_bands <= COVERED[1]
 
     @property
-    def verdict(self) -> str:
+    def verdict_text(self) -> str:
         """The same in a word, or why nothing is asked."""
         if self.tested:
-            return "yes" if self.meets_claim else "NO"
+            return "yes" if self.holds_share_claimed else "NO"
         return "too few to say" if self.runs < FEWEST_RUNS else "not claimed"

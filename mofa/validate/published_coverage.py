@@ -14,7 +14,7 @@ COMPLETE = ("refused", "attention or layers")
 """Reasons whose colon is not followed by what tells rows of one reason apart."""
 
 
-def coverage_text(folder: Path) -> str:
+def published_rows_coverage_text(folder: Path) -> str:
     """Both tables in Markdown: rows by source, and those left out by reason, most rows first.
 
     Parameters
@@ -31,7 +31,7 @@ def coverage_text(folder: Path) -> str:
     total = ("all", sum(sources.values()), sum(own.values()), sum(others.values()))
     reasons: dict[str, list[str]] = {}
     for run in left_out:
-        reasons.setdefault(kind_of_reason(run.reason), []).append(_source(run.id))
+        reasons.setdefault(reason_without_details(run.reason), []).append(_source(run.id))
     by_reason = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
     return "\n".join([
         *_table(("source", "predicted", "of these in groups of their own", "left out"), [*rows, total]), "",
@@ -40,14 +40,15 @@ def coverage_text(folder: Path) -> str:
     ]) + "\n"  # fmt: skip
 
 
-def kind_of_reason(reason: str) -> str:
+def reason_without_details(reason: str) -> str:
     """A row's reason without what tells it from others of the same kind.
 
     Examples
     --------
-    >>> kind_of_reason("framework is not modelled: nanotron"), kind_of_reason("the same row as bloom-041")
+    >>> reason_without_details("framework is not modelled: nanotron"), reason_without_details("the same row as
+    bloom-041")
     ('framework is not modelled', 'the same row as another')
-    >>> kind_of_reason("refused: batch.global (8) must be a multiple of dp (16); change one of them")
+    >>> reason_without_details("refused: batch.global (8) must be a multiple of dp (16); change one of them")
     'refused: batch.global (8) must be a multiple of dp (16)'
     """
     if reason.startswith("the same row as"):

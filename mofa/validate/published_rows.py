@@ -26,7 +26,7 @@ from mofa.validate.architecture import (
     Row,
     model_of_row,
     source_of_row,
-    whole_number_of_row,
+    whole_number_in_column,
     why_bundled_model_differs,
     why_row_has_no_model,
     with_section_columns,
@@ -145,8 +145,8 @@ def _degrees(row: Row) -> str | None:
         missing.append("vpp")
     if missing:
         return f"configuration is not given: {', '.join(missing)}"
-    ranks = [whole_number_of_row(row, c) or 1 for c in ("tp", "pp", "cp", "dp")]
-    if row["dp"] and ranks[0] * ranks[1] * ranks[2] * ranks[3] != whole_number_of_row(row, "n_gpus"):
+    ranks = [whole_number_in_column(row, c) or 1 for c in ("tp", "pp", "cp", "dp")]
+    if row["dp"] and ranks[0] * ranks[1] * ranks[2] * ranks[3] != whole_number_in_column(row, "n_gpus"):
         return "tp x pp x cp x dp is not the number of GPUs"
     if not TRAITS[FRAMEWORKS[source]].has_pytorch_modules and row["zero_stage"] in ("2", "3"):
         return "Megatron's FSDP is not modelled"
@@ -252,8 +252,8 @@ def _deepspeed_of(row: Row) -> dict[str, Any]:
 def run_mapping_of_row(row: Row) -> dict[str, Any]:
     """The configuration of a usable row as a run file has it."""
     source, gpu = source_of_row(row), gpu_of_row(row)
-    strategy: dict[str, Any] = {"tp": whole_number_of_row(row, "tp"), "pp": whole_number_of_row(row, "pp")}
-    given = {column: whole_number_of_row(row, column) for column in ("vpp", "cp", "ep")}
+    strategy: dict[str, Any] = {"tp": whole_number_in_column(row, "tp"), "pp": whole_number_in_column(row, "pp")}
+    given = {column: whole_number_in_column(row, column) for column in ("vpp", "cp", "ep")}
     given["vpp"] = given["vpp"] or recipes.virtual_stages_of_row(row)
     for column, value in {**given, "etp": recipes.etp_of_row(row)}.items():
         if value is not None and (value > 1 or column == "etp") and (column not in ("ep", "etp") or row["moe_experts"]):
@@ -280,12 +280,12 @@ def run_mapping_of_row(row: Row) -> dict[str, Any]:
         "model": model_of_row(row),
         "framework": framework,
         "hardware": OWN_NODES.get(source, {}).get(gpu) or NODES.get(gpu) or POWER_LIMITED[gpu],
-        "gpus": whole_number_of_row(row, "n_gpus"),
+        "gpus": whole_number_in_column(row, "n_gpus"),
         "strategy": strategy,
         "batch": {
-            "seq_len": whole_number_of_row(row, "seq_len"),
-            "micro": whole_number_of_row(row, "mbs"),
-            "global": whole_number_of_row(row, "gbs"),
+            "seq_len": whole_number_in_column(row, "seq_len"),
+            "micro": whole_number_in_column(row, "mbs"),
+            "global": whole_number_in_column(row, "gbs"),
         },
         "precision": precision,
         **({"routing": routing} if routing else {}),

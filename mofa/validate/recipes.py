@@ -18,7 +18,7 @@ from mofa.specs.cuda_graphs import CudaGraphs
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.workload import OLD_FP8
-from mofa.validate.architecture import Row, is_mlperf_gpt3, source_of_row, whole_number_of_row
+from mofa.validate.architecture import Row, is_mlperf_gpt3, source_of_row, whole_number_in_column
 
 FILE = Path(__file__).resolve().parents[2] / "reference_runs" / "published" / "recipes" / "options.yaml"
 
@@ -80,13 +80,13 @@ class UnmodelledRecipe(RowSelector):
     """As of :class:`RecipeOptions`."""
     reason: str
 
-    def holds(self, row: Row) -> bool:
+    def holds_for_row(self, row: Row) -> bool:
         """Whether a row runs by it."""
         named = self.framework_names in row["framework"] and row["precision"].startswith(self.precision)
         return named and self.covers(row)
 
 
-class ModelChunks(Spec):
+class VirtualStagesOfModels(Spec):
     """Chunks of a stage by model. [-]"""
 
     sources: tuple[str, ...]
@@ -142,7 +142,7 @@ class Recipes(Spec):
     unmodelled: tuple[UnmodelledRecipe, ...]
     bf16_moments: tuple[RowSelector, ...]
     """Models whose recipe holds Adam's moments in bf16."""
-    virtual_stages: tuple[ModelChunks, ...]
+    virtual_stages: tuple[VirtualStagesOfModels, ...]
     layouts: tuple[RecipeLayouts, ...]
     """Models whose layers a recipe lays out over stages."""
     filled: tuple[FilledColumns, ...]
@@ -212,7 +212,7 @@ def framework_options_of_row(row: Row, gpu: str, *, in_fp8: bool) -> dict[str, A
     for said in recipes.said if source_of_row(row) in MEGATRON else ():
         if re.search(said.pattern, f"{row['overlap_notes']}; {row['notes']}"):
             options |= said.options
-    if whole_number_of_row(row, "tp") == 1:
+    if whole_number_in_column(row, "tp") == 1:
         options.pop("tp_overlap", None)
     if not in_fp8:
         options.pop("fp8_params", None)
@@ -283,7 +283,7 @@ def unfitted_switches_of_row(row: Row, options: dict[str, Any]) -> list[str]:
     switches = ["tp_overlap"] if options.get("tp_overlap") else []
     switches += ["expert_overlap"] if options.get("expert_overlap") else []
     laid_out = any(rows.by_hand and rows.covers(row) for rows in load_recipes().layouts)
-    return [*switches, "layout"] if laid_out and (whole_number_of_row(row, "pp") or 1) > 1 else switches
+    return [*switches, "layout"] if laid_out and (whole_number_in_column(row, "pp") or 1) > 1 else switches
 
 
 def layout_of_row(row: Row, pp: int, vpp: int) -> str:
@@ -308,7 +308,7 @@ def why_row_is_implausible(row: Row) -> str | None:
 
 def why_recipe_of_row_is_unmodelled(row: Row) -> str | None:
     """What a row's recipe switches on that is not modelled, where the row does not say so itself, or None."""
-    return next((recipe.reason for recipe in load_recipes().unmodelled if recipe.holds(row)), None)
+    return next((recipe.reason for recipe in load_recipes().unmodelled if recipe.holds_for_row(row)), None)
 
 
 def routing_of_row(row: Row) -> dict[str, Any]:
@@ -321,7 +321,7 @@ def routing_of_row(row: Row) -> dict[str, Any]:
 
 def etp_of_row(row: Row) -> int | None:
     """Ranks that share an expert where the table has no column of them: 1 in all of Megatron-Bridge's configs."""
-    given = whole_number_of_row(row, "etp")
+    given = whole_number_in_column(row, "etp")
     return 1 if given is None and row["moe_experts"] and source_of_row(row) == "bridge" else given
 
 

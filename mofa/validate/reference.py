@@ -61,7 +61,7 @@ class MeasuredOutcome:
     """The run whose reading says that this one cannot have gone out of memory by itself; neither is used then."""
 
     @property
-    def peaks(self) -> tuple[float, ...]:
+    def known_peaks_bytes(self) -> tuple[float, ...]:
         """The peaks that are known. [B]"""
         return tuple(x for x in (self.allocated_bytes, self.reserved_bytes, self.device_bytes) if x is not None)
 
@@ -119,14 +119,14 @@ class ReferenceRun:
     """Whether it may be learned from. Of GPUs other than the H200 the bands of steps alone are."""
 
     @property
-    def configuration(self) -> str:
+    def configuration_hash(self) -> str:
         """Equal for runs that are predicted alike, whatever they and their models are called."""
         run = self.run.model_dump(exclude={"id"})
         if isinstance(run["model"], dict):
             run["model"] = {key: value for key, value in run["model"].items() if key not in ("name", "source")}
         return repr((run, self.base_dir, self.nvls, self.host_op_s, self.layer, self.hosts))
 
-    def resolve(self) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
+    def resolved_specs(self) -> tuple[WorkloadSpec, ClusterSpec, FrameworkSpec, StrategySpec]:
         """Everything that the run names, on its own host."""
         workload, cluster, framework, strategy = resolve_run(self.run, self.base_dir)
         return workload, self.cluster_as_run(cluster), framework, strategy
@@ -136,7 +136,7 @@ class ReferenceRun:
         cluster = cluster if self.nvls else _without_nvls(cluster)
         return cluster.on_hosts(self.hosts).with_host_speed(self.host_op_s, layer=self.layer)
 
-    def for_repeat(self, repeat: RepeatedMeasurement) -> ReferenceRun:
+    def run_of_repeat(self, repeat: RepeatedMeasurement) -> ReferenceRun:
         """One of its repeats as a run of its own: on its host, with its tokens."""
         return replace(
             self, run=repeat.run, host_op_s=repeat.host_op_s, layer=repeat.layer, hosts=repeat.hosts,
@@ -193,7 +193,7 @@ def why_step_time_not_scored(record: RunRecord, repeats: Sequence[RunRecord] = (
         spread, together = interquartile_range_s(steps) / median(steps), f" over {len(beside)} runs"
     if spread > MAX_SPREAD:
         return f"memory only: quartiles {spread:.0%} apart{together}"
-    if measured.host_bound is not False:
+    if measured.is_host_bound is not False:
         fuller = [other for other in repeats if _host_readings(other) > _host_readings(record)]
         timed = [other.run.id for other in fuller if why_step_time_not_scored(other, repeats) is None]
         if timed:
@@ -308,7 +308,7 @@ def reference_of_record(
 
 def _as_measured(record: RunRecord, scratch: Path) -> RunSpec:
     """The run with the tokens that its own routers sent, and its gradients scaled if they are in its median step."""
-    run, clips = with_routing_counts(record, scratch), record.measured.median_step_clips
+    run, clips = with_routing_counts(record, scratch), record.measured.clips_in_median_step
     if clips is None:
         return run
     return run.model_copy(update={"framework": {**run.framework, "clipped_steps": float(clips)}})

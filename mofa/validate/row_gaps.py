@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from mofa.validate.architecture import LLAMA, Row, source_of_row, whole_number_of_row
+from mofa.validate.architecture import LLAMA, Row, source_of_row, whole_number_in_column
 from mofa.validate.recipes import load_recipes
 
 BY_RULE = "by_rule"
@@ -91,5 +91,5 @@ def layers_by_throughput(row: Row) -> int | None:
     work = 1e12 * float(row["measured_tflops_per_gpu"]) * float(row["measured_step_time_s"]) * float(row["n_gpus"])
     layers = work / (FLOPS_PER_LAYER * hidden**2 * tokens)
     nearest = round(layers)
-    stages = whole_number_of_row(row, "pp") or 1
+    stages = whole_number_in_column(row, "pp") or 1
     return nearest if abs(layers - nearest) <= NEAR_WHOLE and nearest % stages == 0 else None

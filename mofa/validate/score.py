@@ -51,9 +51,9 @@ def score_run(reference: ReferenceRun) -> RunScore:
 def score_configuration(references: Sequence[ReferenceRun]) -> Iterator[RunScore]:
     """Predict one configuration once and compare it with every run of it."""
     first = references[0]
-    workload, cluster, framework, strategy = first.resolve()
+    workload, cluster, framework, strategy = first.resolved_specs()
     played_out = num_passes_per_step(strategy, workload) <= MAX_PLAYED
-    some = any(r.outcome.oom or r.outcome.peaks for r in references)
+    some = any(r.outcome.oom or r.outcome.known_peaks_bytes for r in references)
     every = (some and strategy.pp <= ALL_RANKS) or any(r.outcome.ranks_allocated_bytes for r in references)
     plan = estimate(
         workload, cluster, strategy, framework=framework, replay=played_out, explain=played_out and every,
@@ -70,7 +70,7 @@ def _scored(
     outcome = reference.outcome
     stages = [stage for stage in plan.memory.by_stage if stage.costed_by == plan.costed_by]
     repeats = _repeats(reference, plan, played_out)
-    step = median_of_repeats([r.step_time for r in repeats if r.step_time is not None])
+    step = compared_median_of_repeats([r.step_time for r in repeats if r.step_time is not None])
     step = step or compare_with_measured(outcome.step_s, plan.step_s)
     return RunScore(
         id=reference.id,
@@ -109,13 +109,13 @@ def _scored(
     )
 
 
-def median_of_repeats(repeats: Sequence[ComparedQuantity]) -> ComparedQuantity | None:
+def compared_median_of_repeats(repeats: Sequence[ComparedQuantity]) -> ComparedQuantity | None:
     """Repeats as one: the median of what was measured, and what is off from it by the median of their errors.
 
     Examples
     --------
     >>> pairs = (1.0, 1.1), (2.0, 2.0), (4.0, 3.0)
-    >>> one = median_of_repeats([compare_with_measured(*pair) for pair in pairs])
+    >>> one = compared_median_of_repeats([compare_with_measured(*pair) for pair in pairs])
     >>> one.measured, one.predicted, one.error
     (2.0, 2.0, 0.0)
     """
@@ -127,18 +127,18 @@ def median_of_repeats(repeats: Sequence[ComparedQuantity]) -> ComparedQuantity |
 
 def _repeats(reference: ReferenceRun, own: Plan, played_out: bool) -> tuple[RepeatScore, ...]:
     """Every measurement of a configuration beside a prediction on its own host, with its tokens."""
-    steps = {reference.configuration: own.step_s}
+    steps = {reference.configuration_hash: own.step_s}
     out = []
     for repeat in reference.repeats:
         step = None
         if repeat.step_s is not None:
-            other = reference.for_repeat(repeat)
-            if other.configuration not in steps:
-                workload, cluster, framework, strategy = other.resolve()
-                steps[other.configuration] = estimated_step_s(
+            other = reference.run_of_repeat(repeat)
+            if other.configuration_hash not in steps:
+                workload, cluster, framework, strategy = other.resolved_specs()
+                steps[other.configuration_hash] = estimated_step_s(
                     workload, cluster, strategy, framework=framework, replay=played_out
                 )
-            step = compare_with_measured(repeat.step_s, steps[other.configuration])
+            step = compare_with_measured(repeat.step_s, steps[other.configuration_hash])
         out.append(RepeatScore(id=repeat.id, host_op_s=repeat.host_op_s, step_time=step, notes=repeat.notes))
     return tuple(out)
 
@@ -173,7 +173,7 @@ def _ranks(reference: ReferenceRun, plan: Plan) -> tuple[float, ...]:
         stage = plan.memory.by_stage[rank // per_stage]
         if stage.ranks is None or not stage.ranks.tokens_over_mean:
             return stage.allocated_bytes
-        return stage.ranks.allocated_bytes(rank % per_stage // s.etp % s.ep)
+        return stage.ranks.allocated_bytes_of_ep_rank(rank % per_stage // s.etp % s.ep)
 
     return tuple(predicted(rank) / m - 1 for rank, m in enumerate(measured))
 
@@ -261,7 +261,7 @@ def score_reference_runs(
     """
     alike: dict[str, list[int]] = {}
     for i, reference in enumerate(references):
-        alike.setdefault(reference.configuration, []).append(i)
+        alike.setdefault(reference.configuration_hash, []).append(i)
     groups = sorted(alike.values(), key=lambda members: _expected(references[members[0]]), reverse=True)
     runs: dict[int, RunScore] = {}
     predicted = (spread or RunProcesses(1)).map(_all_alike, [[references[i] for i in g] for g in groups])
@@ -275,7 +275,7 @@ def score_reference_runs(
 
 def _expected(reference: ReferenceRun) -> tuple[int, ...]:
     """What a prediction's time grows with: passes of blocks, what alike pipelines share beside each other. [-]"""
-    workload, _, _, s = reference.resolve()
+    workload, _, _, s = reference.resolved_specs()
     num_micro_batches = workload.batch.global_batch // (s.dp * s.micro_batch)
     passes = num_micro_batches * (s.pp * s.vpp if s.pp > 1 else 1)
     return passes * (1 + workload.model.num_layers // 16), s.pp, s.vpp, num_micro_batches

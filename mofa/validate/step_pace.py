@@ -44,11 +44,11 @@ class PassTimesOfRanks:
     """The addition within each step, in the mean, by rank. [s]"""
     levels: tuple[float, float] = QUIET_AND_BUSY
 
-    def steps_s_by_rank(self) -> list[list[float]]:
+    def work_s_of_steps_by_rank(self) -> list[list[float]]:
         """What the work takes in each step of each rank. [s]"""
-        return [seconds_at_pace(self.read_ops_s, self.read_s, ops_s) for ops_s in self.steps_ops_s]
+        return [work_seconds_at_pace(self.read_ops_s, self.read_s, ops_s) for ops_s in self.steps_ops_s]
 
-    def steps_s_waiting_for_slowest(self) -> list[float]:
+    def work_s_of_steps_waiting_for_slowest(self) -> list[float]:
         """Seconds of the work in each step, if every pass waits for its slowest rank. [s]
 
         A core's neighbour is quiet or busy for a whole pass (layers of one pass differ by 8 %, passes of a rank by
@@ -59,7 +59,8 @@ class PassTimesOfRanks:
         --------
         Half of the passes of either rank are busy: in three of four at least one rank is.
 
-        >>> PassTimesOfRanks([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0, 2.0)).steps_s_waiting_for_slowest()
+        >>> PassTimesOfRanks([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0,
+        2.0)).work_s_of_steps_waiting_for_slowest()
         [17.5]
         """
         quiet, busy = (level * min(self.read_ops_s) for level in self.levels)
@@ -67,7 +68,7 @@ class PassTimesOfRanks:
         for paces in zip(*self.steps_ops_s, strict=True):
             all_quiet = math.prod(1.0 - min(max((pace - quiet) / (busy - quiet), 0.0), 1.0) for pace in paces)
             slowest.append(max(max(paces), busy + (min(quiet, max(paces)) - busy) * all_quiet))
-        return seconds_at_pace(self.read_ops_s, self.read_s, slowest)
+        return work_seconds_at_pace(self.read_ops_s, self.read_s, slowest)
 
 
 def small_layer_time_of_slowest_host(record: RunRecord) -> SmallLayerTime:
@@ -88,10 +89,14 @@ def small_layer_time_of_slowest_host(record: RunRecord) -> SmallLayerTime:
     )  # fmt: skip
     if record.run.strategy.get("ep", 1) > 1:
         return SmallLayerTime(
-            statistics.median(ahead.steps_s_waiting_for_slowest()),
-            statistics.median(back.steps_s_waiting_for_slowest()),
+            statistics.median(ahead.work_s_of_steps_waiting_for_slowest()),
+            statistics.median(back.work_s_of_steps_waiting_for_slowest()),
         )
-    by_step = zip(zip(*ahead.steps_s_by_rank(), strict=True), zip(*back.steps_s_by_rank(), strict=True), strict=True)
+    by_step = zip(
+        zip(*ahead.work_s_of_steps_by_rank(), strict=True),
+        zip(*back.work_s_of_steps_by_rank(), strict=True),
+        strict=True,
+    )
     slowest = [max(zip(*step, strict=True), key=sum) for step in by_step]
     return SmallLayerTime(*map(statistics.median, zip(*slowest, strict=True)))
 
@@ -149,11 +154,11 @@ def small_op_s_of_slowest_host(record: RunRecord) -> float:
         [s for rank in ranks for s in rank.host_issues_s],
         [rank.step_ops_s for rank in ranks],
     )
-    slowest: list[float] = [max(step) for step in zip(*ops.steps_s_by_rank(), strict=True)]
+    slowest: list[float] = [max(step) for step in zip(*ops.work_s_of_steps_by_rank(), strict=True)]
     return statistics.median(slowest)
 
 
-def seconds_at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s: Sequence[float]) -> list[float]:
+def work_seconds_at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s: Sequence[float]) -> list[float]:
     """What work takes at other moments, at which only a small addition was timed. [s]
 
     Parameters
@@ -172,7 +177,7 @@ def seconds_at_pace(read_ops_s: Sequence[float], read_s: Sequence[float], ops_s:
 
     Examples
     --------
-    >>> seconds_at_pace([1e-6, 2e-6], [1e-3, 1.5e-3], [3e-6])
+    >>> work_seconds_at_pace([1e-6, 2e-6], [1e-3, 1.5e-3], [3e-6])
     [0.002]
     """
     ratio = statistics.median(s / op_s for op_s, s in zip(read_ops_s, read_s, strict=True))

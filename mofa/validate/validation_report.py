@@ -121,7 +121,7 @@ class RunScore(Spec):
         return self.group.removesuffix(DEFAULT_RECOMPUTE) if self.group.startswith("published-") else "measured"
 
     @property
-    def family(self) -> str:
+    def source_and_model(self) -> str:
         """Runs that hang together, of one source and model."""
         return f"{self.source_name} {self.model}"
 
@@ -196,7 +196,7 @@ class ScalePoint(Spec):
     sequences: int = Field(ge=1, description="Global batch. [sequences]")
     step_time: ComparedQuantity = Field(description="Time of one step. [s]")
 
-    def rate(self, *, predicted: bool) -> float:
+    def sequences_per_s_per_gpu(self, *, predicted: bool) -> float:
         """Sequences a GPU and second. [1/s]"""
         step_s = self.step_time.predicted if predicted else self.step_time.measured
         return self.sequences / self.num_gpus / step_s
@@ -211,7 +211,7 @@ class ScaleSeries(Spec):
     strategy: str = Field(description="Of the first of its source's rows.")
     points: tuple[ScalePoint, ...] = Field(min_length=2)
 
-    def efficiencies(self, *, predicted: bool) -> tuple[float, ...]:
+    def scaling_efficiencies(self, *, predicted: bool) -> tuple[float, ...]:
         """Rate of a GPU over that on the fewest GPUs, by point. [-]
 
         Examples
@@ -224,11 +224,11 @@ class ScaleSeries(Spec):
         >>> [round(x, 3) for x in series.efficiencies(predicted=False)]
         [1.0, 0.98]
         """
-        first = self.points[0].rate(predicted=predicted)
-        return tuple(point.rate(predicted=predicted) / first for point in self.points)
+        first = self.points[0].sequences_per_s_per_gpu(predicted=predicted)
+        return tuple(point.sequences_per_s_per_gpu(predicted=predicted) / first for point in self.points)
 
     @property
-    def drift(self) -> float:
+    def step_error_drift(self) -> float:
         """Error of the step on the most GPUs less that on the fewest. [-]"""
         return self.points[-1].step_time.error - self.points[0].step_time.error
 

@@ -13,7 +13,7 @@ from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.op import Op, OpBackward, TapeBuilder
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Gemm, MemoryBound
-from mofa.cost.allocations.allocation_trace import trace_block
+from mofa.cost.allocations.allocation_trace import block_allocation_trace
 from mofa.cost.block.liveness import block_memory
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec
@@ -207,7 +207,7 @@ def test_a_checkpoint_that_is_a_function_begins_with_all_it_makes_again() -> Non
     tapes = build(ctx, recompute_of_layer(ctx.framework, RecomputeSpec.parse("selective"), None, ctx.model))
     names = [op.name for op in tapes.backward.ops]
     assert names.index("attn.qk~") < names.index("attn.dropout~") < names.index("attn.pv.dleft")
-    dropout = next(deed for deed in trace_block(tapes).forward if deed.op == "attn.dropout")
+    dropout = next(deed for deed in block_allocation_trace(tapes).forward if deed.op == "attn.dropout")
     assert dropout.order == ("attn.dropout_mask", "attn.dropped")
     assert "attn.probs" in dropout.free  # its name in the frame is the output's from here on
 
@@ -216,7 +216,7 @@ def test_a_checkpoint_that_is_a_function_begins_with_all_it_makes_again() -> Non
 def test_dropping_a_family_loses_exactly_its_bytes(family: str) -> None:
     """What the family's ops wrote and backward kept is what the tape no longer holds."""
     found = tapes(MOE, "megatron", 4)
-    rest = BlockTapes(found.name, found.forward.without([family]), found.backward)
+    rest = BlockTapes(found.name, found.forward.without_families([family]), found.backward)
     gone = {w for op in found.forward.ops if op.family == family for w in op.writes if not shares(op)}
     before, after = kept(found), kept(rest)
     views = {w for op in found.forward.ops if op.family == family for w in op.writes} - gone

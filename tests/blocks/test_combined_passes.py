@@ -19,7 +19,7 @@ from mofa.blocks.combined_passes import (
 )
 from mofa.blocks.op import EXPERT_STREAM, Op
 from mofa.blocks.work import Collective
-from mofa.cost.block.combined_memory import peak_of_layer_pair
+from mofa.cost.block.combined_memory import peak_bytes_of_layer_pair
 from mofa.cost.block.communication_beside import COMPUTING
 from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.liveness import block_memory
@@ -104,9 +104,9 @@ def test_a_pair_takes_no_longer_than_both_and_computes_as_much(delays: bool) -> 
     own = [EXPOSED.index(name) for name in COMPUTING]
     for f, forward in enumerate(kinds):
         for b, backward in enumerate(kinds):
-            pair = costs.combined_layers[mode][f][b]
+            pair = costs.combined_layer_times[mode][f][b]
             alone = forward.forward.exposed + backward.backward.exposed
-            assert np.all(pair.total <= alone.sum(axis=0) * (1 + 1e-3))
+            assert np.all(pair.total_s <= alone.sum(axis=0) * (1 + 1e-3))
             np.testing.assert_allclose(pair.exposed[own].sum(axis=0), alone[own].sum(axis=0), rtol=0.01)
 
 
@@ -139,8 +139,8 @@ def test_a_step_saves_what_it_hides() -> None:
     machines, plainly = fast_hosts(slow.cluster), framework("megatron")
     fewer = TableEstimator(slow.workload, machines, slow.framework, slow.table, slow.loads)
     plain = TableEstimator(slow.workload, machines, plainly, slow.table, slow.loads)
-    exposed, hidden = fewer.component_seconds()
-    before, hidden_before = plain.component_seconds()
+    exposed, hidden = fewer.exposed_and_hidden_seconds()
+    before, hidden_before = plain.exposed_and_hidden_seconds()
     computing = [TIME_COMPONENTS.index(name) for name in COMPUTING]
     assert exposed[computing].sum() <= exposed.sum() < before.sum()
     assert hidden[HIDDEN_COMPONENTS.index("ep")] > hidden_before[HIDDEN_COMPONENTS.index("ep")]
@@ -181,7 +181,7 @@ def test_exchanges_take_turns_on_their_stream() -> None:
 def test_a_pair_holds_more_than_either_and_less_than_both(delays: bool) -> None:
     tapes = layer(delays=delays)
     memory = block_memory(tapes, 1)
-    peak, kinds = peak_of_layer_pair(tapes, tapes, 1, delays=delays)
+    peak, kinds = peak_bytes_of_layer_pair(tapes, tapes, 1, delays=delays)
     assert np.all(peak >= np.maximum(memory.forward_peak + 0.0, memory.backward_peak))
     assert np.all(peak <= memory.forward_peak + memory.backward_peak)
     np.testing.assert_allclose(kinds.sum(axis=0), peak)

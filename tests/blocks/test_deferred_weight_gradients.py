@@ -9,7 +9,7 @@ import pytest
 
 from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_tapes
 from mofa.blocks.deferred_weight_gradients import CHECKPOINT_KEEPS
-from mofa.blocks.elementwise import value_at
+from mofa.blocks.elementwise import value_of_combination
 from mofa.blocks.frameworks.torchtitan.layer import PRIMITIVES
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.cost.block.deferred_weight_gradients import split_backward_memory
@@ -73,7 +73,7 @@ def test_norms_between_latent_attention_and_the_rest() -> None:
 def test_memory_of_both_halves() -> None:
     """Nothing is made again without a checkpoint: what is left is at most what was saved and held."""
     plain, again = (split_backward_memory(layer(recompute), 1) for recompute in (NO_RECOMPUTE, FULL))
-    saved = value_at(layer(NO_RECOMPUTE).forward.tensors["attn.out"].bytes)
+    saved = value_of_combination(layer(NO_RECOMPUTE).forward.tensors["attn.out"].bytes)
     assert again.left_until_chunk_end[0] > 9 * saved > 0
     assert again.peak_by_weights[0] > again.peak_by_weights_of_last[0] > plain.peak_by_weights[0]
     assert again.between_halves[0] == pytest.approx(plain.between_halves[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mofa.cost.allocations.allocation_trace import trace_block
+from mofa.cost.allocations.allocation_trace import block_allocation_trace
 from mofa.replay.replayer import Replayer
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.model import ModelSpec
@@ -21,7 +21,7 @@ def held(model: ModelSpec, block: str, *, ranks: int = 2, ep: int = 1, profile: 
     estimator = strategy_estimator(job, cluster(ranks), framework(profile), strategy)
     tapes = estimator.parts[0].costs.tapes
     (name,) = [name for name in tapes if name.split()[0] == block]
-    deeds = trace_block(tapes[name]).backward
+    deeds = block_allocation_trace(tapes[name]).backward
     return {gone for deed in deeds if deed.op.endswith("reduce_returns") for gone in deed.free}
 
 

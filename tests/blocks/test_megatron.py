@@ -12,11 +12,11 @@ import pytest
 from mofa.blocks.build import BlockTapes, CostedLayerKind, head_tapes, layer_tapes
 from mofa.blocks.frameworks.megatron import transformer_engine as megatron
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
-from mofa.blocks.frameworks.recompute import recompute_of_layer, why_unsupported
+from mofa.blocks.frameworks.recompute import recompute_of_layer, why_recomputation_unsupported
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.recomputation import NO_RECOMPUTE, Recompute
 from mofa.blocks.work import Collective, Gemm, GroupedGemm, HostSync, MemoryBound
-from mofa.cost.allocations.allocation_trace import trace_block
+from mofa.cost.allocations.allocation_trace import block_allocation_trace
 from mofa.errors import SpecError
 from mofa.specs.load import load_framework
 from mofa.specs.model import ModelSpec
@@ -364,7 +364,7 @@ def test_dummy_weight_gradients_persist() -> None:
     ],
 )
 def test_what_a_framework_refuses(name: str, text: str, model: ModelSpec, word: str | None) -> None:
-    reason = why_unsupported(framework(name), RecomputeSpec.parse(text), model)
+    reason = why_recomputation_unsupported(framework(name), RecomputeSpec.parse(text), model)
     assert reason is None if word is None else reason is not None and word in reason
 
 
@@ -480,7 +480,7 @@ def test_frames_and_fused_nodes_hold_what_they_have() -> None:
     assert names.index("k.rope") < names.index("v.copy") < names.index("attn.core") < names.index("proj")
     deeds = {
         name: deed.op
-        for part in (trace_block(tapes).forward, trace_block(tapes).backward)
+        for part in (block_allocation_trace(tapes).forward, block_allocation_trace(tapes).backward)
         for deed in part
         for name in deed.free
     }
@@ -492,5 +492,5 @@ def test_frames_and_fused_nodes_hold_what_they_have() -> None:
 def test_a_dense_layer_has_what_its_second_linear_casts() -> None:
     """``intermediate_parallel`` of MLP.forward, which only a cast of it is kept of."""
     ctx = in_fp8(context(llama(), framework("megatron"), seq_len=4096, micro_batch=1), "blockwise")
-    (gone,) = [deed.op for deed in trace_block(build(ctx)).forward if "mlp.act" in deed.free]
+    (gone,) = [deed.op for deed in block_allocation_trace(build(ctx)).forward if "mlp.act" in deed.free]
     assert gone == "mlp returns"

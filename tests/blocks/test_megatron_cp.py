@@ -10,11 +10,11 @@ import pytest
 
 import mofa
 from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_tapes
-from mofa.blocks.elementwise import value_at
+from mofa.blocks.elementwise import value_of_combination
 from mofa.blocks.frameworks.megatron.cp import ORDER
 from mofa.blocks.op import CP_POOL, Tape
 from mofa.blocks.work import Attention, Collective, MemoryBound
-from mofa.cost.allocations.allocation_trace import STREAMS, trace_block
+from mofa.cost.allocations.allocation_trace import STREAMS, block_allocation_trace
 from tests.blocks.small import context, framework, kept, llama, primitives, size
 
 S, A, K, D = 1024, 8, 4, 64
@@ -89,7 +89,7 @@ def test_gathered_chunks_are_put_in_order_forward_and_twice_back() -> None:
 
 def beside(block_: BlockTapes) -> dict[str, int]:
     """Bytes that come from the pool of the stream beside."""
-    deeds = trace_block(block_)
+    deeds = block_allocation_trace(block_)
     return {
         item.name: item.bytes
         for deed in (*deeds.forward, *deeds.backward)
@@ -123,7 +123,7 @@ def test_a_rings_buffers_by_hand() -> None:
         assert given == [0, 2 * kv]
         assert size(tapes.backward, "d:attn.partial") == 2 * kv
         tensors = {**tapes.forward.tensors, **tapes.backward.tensors}
-        sent = {name for name, tensor in tensors.items() if value_at(tensor.recorded_on_nccl_stream)}
+        sent = {name for name, tensor in tensors.items() if value_of_combination(tensor.recorded_on_nccl_stream)}
         later = {f"attn.kv_step{step}" for step in range(3, cp)}
         assert sent == {"attn.kv_joined", *later, "attn.kv_received", "d:attn.v.turned", "d:attn.partial"}
         assert all(size(tapes.forward, name) == kv for name in later)

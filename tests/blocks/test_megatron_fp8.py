@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import FloatK, value_at
+from mofa.blocks.elementwise import FloatK, value_of_combination
 from mofa.blocks.frameworks.megatron.fp8 import cast_input_to_fp8
 from mofa.blocks.op import Op, Tape, TapeBuilder
 from mofa.blocks.work import Collective, Gemm, GroupedGemm, MemoryBound
@@ -23,7 +23,7 @@ RECIPES = ("delayed", "tensorwise", "blockwise")
 
 
 def number(quantity: FloatK, k: int = 0) -> float:
-    return value_at(quantity, k)
+    return value_of_combination(quantity, k)
 
 
 def layer(recipe: str, tp: int = 1, *, sp: bool | None = None, moe: bool = False) -> BlockTapes:

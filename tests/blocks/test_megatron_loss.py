@@ -11,7 +11,7 @@ import mofa
 from mofa.blocks.build import BlockTapes, head_tapes
 from mofa.blocks.op import Op, Tape
 from mofa.blocks.work import MemoryBound
-from mofa.cost.allocations.allocation_trace import trace_block
+from mofa.cost.allocations.allocation_trace import block_allocation_trace
 from mofa.cost.block.liveness import block_memory
 from mofa.errors import SpecError
 from mofa.specs.load import load_framework
@@ -75,7 +75,7 @@ def test_bytes_of_a_logit(fusion: str, options: dict[str, Any], bytes_moved: tup
 def test_bytes_of_a_logit_at_once(fusion: str, options: dict[str, Any], forward: float, backward: float) -> None:
     """In closed form and played: the most there is of tensors as large as the logits."""
     block = of(fusion, **options)
-    deeds = trace_block(block)
+    deeds = block_allocation_trace(block)
     sizes: dict[str, int] = {}
     for tape, most in ((deeds.forward, forward), (deeds.backward, backward)):
         peak = 0

@@ -14,7 +14,7 @@ from mofa.blocks.backward import NO_RECOMPUTE, derived_backward_tape
 from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_forward_tape, layer_tapes
 from mofa.blocks.chunks import split_into_token_chunks
 from mofa.blocks.frameworks import primitives_of
-from mofa.blocks.moeblaze import moeblaze_saved_bytes, routing_buffer_bytes
+from mofa.blocks.moeblaze import moeblaze_saved_bytes, routed_copies_bytes
 from mofa.blocks.op import Tape
 from mofa.blocks.work import GroupedGemm, MemoryBound
 from mofa.errors import SpecError, StrategyError
@@ -79,8 +79,8 @@ def test_chunks_of_it() -> None:
 
 def test_the_papers_examples() -> None:
     """moe.md B.1: about 2 million tokens, top 4, 6144 wide: "94 GB"; one 24576-wide tensor a token: "98 GB"."""
-    assert routing_buffer_bytes(2e6, 4, 6144) == pytest.approx(94e9, rel=0.05)
-    assert routing_buffer_bytes(2e6, 1, 24576) == pytest.approx(98e9, rel=0.005)
+    assert routed_copies_bytes(2e6, 4, 6144) == pytest.approx(94e9, rel=0.05)
+    assert routed_copies_bytes(2e6, 1, 24576) == pytest.approx(98e9, rel=0.005)
 
 
 def test_the_papers_third_configuration() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.op import SHARED_EXPERT_STREAM, Tape
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from tests.blocks.small import build, context, framework, kept, llama
 from tests.replay.test_odd_jobs import Job, strategy_estimator
 
@@ -69,7 +69,7 @@ def test_a_step_hides_what_it_runs_beside() -> None:
     for overlap in (False, True):
         options = {"name": "megatron", "balances_by": "turn", "shared_expert_overlap": overlap}
         estimator = strategy_estimator(LITE, options, "ep=8 micro_batch=2")
-        played = replay_time(estimator, detail=False)
+        played = replay_step_time(estimator, detail=False)
         assert float(estimator.breakdown().step_s[0]) == pytest.approx(played.step_s, rel=0.02)
         steps.append(played)
     before, after = steps

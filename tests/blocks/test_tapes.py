@@ -8,8 +8,8 @@ import numpy as np
 
 import mofa
 from mofa.blocks.op import Tape
-from mofa.blocks.recomputation import Recompute, unrecorded_calls
-from mofa.blocks.tapes import cached_tapes, model_tapes
+from mofa.blocks.recomputation import Recompute, calls_without_autograd_record
+from mofa.blocks.tapes import cached_context_tapes, model_tapes
 from mofa.specs.strategy import RecomputeSpec
 from tests.blocks.small import context, together
 from tests.cost.toy import framework, mla_moe
@@ -50,18 +50,18 @@ def test_experts_run_unrecorded_where_megatron_is_to_run_them_again() -> None:
     for block in (plain, full, experts):
         assert recorded(block.backward) == {True}
     recorded_anyway = Recompute(kind="full", early_stop=True)
-    assert unrecorded_calls(plain.forward, recorded_anyway) == ()
-    assert unrecorded_calls(plain.forward, replace(recorded_anyway, reentrant=True)) != ()
+    assert calls_without_autograd_record(plain.forward, recorded_anyway) == ()
+    assert calls_without_autograd_record(plain.forward, replace(recorded_anyway, reentrant=True)) != ()
 
 
 def test_tapes_of_one_context_are_kept_and_of_another_or_of_several_not() -> None:
     job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 64)
-    cached_tapes.cache_clear()
+    cached_context_tapes.cache_clear()
 
     def described(strategy: str) -> int:
-        before = cached_tapes.cache_info().misses
+        before = cached_context_tapes.cache_info().misses
         mofa.estimate(job, machines, strategy, replay=False)
-        return cached_tapes.cache_info().misses - before
+        return cached_context_tapes.cache_info().misses - before
 
     assert [described(s) for s in ("tp=2 pp=2", "tp=2 pp=4", "tp=4 pp=2", "tp=2 pp=2")] == [1, 0, 1, 0]
     several = together([context(mla_moe(), framework("megatron"), micro_batch=batch) for batch in (1, 3)])
@@ -78,8 +78,8 @@ def test_what_a_kept_tape_says_is_what_a_new_one_says() -> None:
             for workload in (job, other)
         ]
 
-    cached_tapes.cache_clear()
+    cached_context_tapes.cache_clear()
     first = estimates()
     assert estimates() == first
-    cached_tapes.cache_clear()
+    cached_context_tapes.cache_clear()
     assert estimates() == first

@@ -204,7 +204,7 @@ def test_selective_checkpoint_of_latent_attention_and_experts() -> None:
 
 
 def params(model: ModelSpec | None = None) -> float:
-    return layer_params(model or llama(), False).total
+    return layer_params(model or llama(), False).total_params
 
 
 def test_fsdp_holds_ten_bytes_a_parameter_in_backward() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from mofa.blocks.context import Context
 from mofa.blocks.work import Collective, MemoryBound
-from mofa.calibrate.shapes.routed import scored_product_bytes
+from mofa.calibrate.shapes.routed import scored_product_bytes_per_element
 from tests.blocks.small import EXPERTS, LATENT, llama
 from tests.blocks.test_torchtitan import TOKENS, D, context, layer, ops_named
 
@@ -85,7 +85,9 @@ def test_weighted_sum_of_timed_numbers_of_experts_takes_their_curves(precision: 
     for op, way in ((sums, ""), (back, "_bwd")):
         assert isinstance(op.work, MemoryBound)
         assert op.work.like == (name := f"score_product{way}_top{top_k}{end}")
-        assert float(np.max(op.work.bytes)) == pytest.approx(scored_product_bytes(name) * top_k * TOKENS * D)
+        assert float(np.max(op.work.bytes)) == pytest.approx(
+            scored_product_bytes_per_element(name) * top_k * TOKENS * D
+        )
 
 
 @pytest.mark.parametrize(("precision", "like"), [("mixed", "index_backward"), ("autocast", "row_backward_fp32")])

@@ -16,7 +16,7 @@ from mofa.calibrate.cases import Sample, Shape
 from mofa.calibrate.chunked_check import MeasuredAndPredictedLayer, predict_measured_layers, summarise_layer_errors
 from mofa.calibrate.chunked_layer import REGION, layer_forward_tape, predict_bench_layer, static_tensor_bytes
 from mofa.calibrate.measurements import append_row, read_rows_of_file
-from mofa.calibrate.shapes.chunked import OPS, chunked_cases, token_copies_by_expert_of_rank, token_rows_by_rank
+from mofa.calibrate.shapes.chunked import OPS, chunked_layer_cases, token_copies_by_expert_of_rank, token_rows_by_rank
 from mofa.errors import SpecError
 from mofa.specs.load import load_cluster, load_framework
 
@@ -101,7 +101,7 @@ def test_a_skew_costs_memory_and_time() -> None:
 
 def write(folder: Path, *, ops: tuple[str, ...] = OPS[1:], factor: float = 1.0) -> None:
     """A folder with one layer, each quantity the prediction times a factor."""
-    case = replace(next(c for c in chunked_cases(2) if c.size("chunks") == 2))
+    case = replace(next(c for c in chunked_layer_cases(2) if c.shape_size("chunks") == 2))
     machines = load_cluster("h200-hgx", 2).on_hosts("shared")
     said = predict_bench_layer(case.shape, machines, load_framework("torchtitan"))
     names = {"step": "step_s", "forward": "forward_s", "backward": "backward_s"}
@@ -115,14 +115,18 @@ def test_scores_and_interrupted_layers(tmp_path: Path) -> None:
     write(tmp_path / "whole", factor=1.25)
     write(tmp_path / "cut", ops=OPS[1:-1])
     (score,) = predict_measured_layers([tmp_path / "whole", tmp_path / "cut", tmp_path])
-    assert {q: round(score.error(q), 4) for q in score.values} == dict.fromkeys(score.values, -0.2)
+    assert {q: round(score.relative_error(q), 4) for q in score.values} == dict.fromkeys(score.values, -0.2)
     name, number, errors = summarise_layer_errors([score])[0]
     assert (name, number, round(errors["peak_bytes"], 4)) == ("all", 1, 0.2)
 
 
 def test_a_layer_is_predicted_on_its_own_host(tmp_path: Path) -> None:
     """The speed measured beside it goes before its machine's, that before the profile's; a host that waits less."""
-    case = next(c for c in chunked_cases(2) if c.size("chunks") == 8 and c.split == "fresh" and c.size("ffn") == 1024)
+    case = next(
+        c
+        for c in chunked_layer_cases(2)
+        if c.shape_size("chunks") == 8 and c.split == "fresh" and c.shape_size("ffn") == 1024
+    )
     for op in OPS[1:]:
         append_row(tmp_path, replace(case, op=op), Sample(1.0, 1.0, 1.0, 5), "NVIDIA H200", "host-0")
     steps = [

@@ -133,7 +133,7 @@ def test_prediction_outside_the_range_is_marked_and_an_unknown_kernel_is_nan() -
         Case("memory_bound", "mul", "eager", "bf16", "grid", {"tokens": t, "width": 4096})
         for t in range(1024, 9000, 1024)
     ]
-    times = memory_bound_s([c.size("tokens") * 4096 for c in cases], 0, 0, form)
+    times = memory_bound_s([c.shape_size("tokens") * 4096 for c in cases], 0, 0, form)
     curves = fit_curves(rows(cases, times), num_sms=132, gpu="G")
     near, far, other = (
         dataclasses.replace(cases[0], shape={"tokens": t, "width": 4096}, op=o)

@@ -29,8 +29,8 @@ def rows_of_a_known_host() -> list[Row]:
 
     rows = []
     for case in all_cases_of_family(HOST_OPTIMIZER):
-        threads = case.size("threads") if case.op == "adam_step" else 1
-        median_s = seconds(case.op, case.size("params"), threads)
+        threads = case.shape_size("threads") if case.op == "adam_step" else 1
+        median_s = seconds(case.op, case.shape_size("params"), threads)
         rows.append(replace(example, case=case, sample=replace(example.sample, median_s=median_s)))
     return rows
 
@@ -64,11 +64,11 @@ def test_the_bundled_host_is_the_measured_one() -> None:
 
 
 def test_the_fit_meets_large_tensors_within_its_words() -> None:
-    """As the docstring of ``adam_bytes_per_s`` has it: 13 % at most."""
-    rows = [row for row in read_rows(FOLDER) if row.case.op == "adam_step" and row.case.size("params") >= 2**24]
+    """As the docstring of ``host_adam_bytes_per_s`` has it: 13 % at most."""
+    rows = [row for row in read_rows(FOLDER) if row.case.op == "adam_step" and row.case.shape_size("params") >= 2**24]
     rates = host_optimizer_rates(rows)
     for row in rows:
-        threads, params = row.case.size("threads"), row.case.size("params")
+        threads, params = row.case.shape_size("threads"), row.case.shape_size("params")
         predicted_s = ADAM_MOVED_BYTES * params * (1.0 / (threads * rates["thread"]) + 1.0 / rates["memory"])
         assert predicted_s == pytest.approx(row.sample.median_s, rel=0.135)
 

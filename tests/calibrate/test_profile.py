@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from mofa.calibrate.cases import Case, Sample
-from mofa.calibrate.check import TARGETS, TE_TARGETS, check_fits, is_above_family_floor, predict_rows
+from mofa.calibrate.check import (
+    TARGETS,
+    TE_TARGETS,
+    fit_errors_on_held_out_rows,
+    is_above_family_floor,
+    rows_with_predicted_times,
+)
 from mofa.calibrate.fits.nccl_import import import_nccl_tests_runs
 from mofa.calibrate.fits.nccl_tests import read_nccl_tests_output
 from mofa.calibrate.fits.profile import fit_and_write_profiles
@@ -48,13 +54,13 @@ TEXT = f"""# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592
 
 @pytest.fixture(scope="module")
 def checked() -> dict:
-    return check_fits(FOLDERS, by_op=True)
+    return fit_errors_on_held_out_rows(FOLDERS, by_op=True)
 
 
 @cache
 def families_of(folder: str) -> dict[str, Any]:
     """What a committed folder's own curves are off by, fitted once for all of its families."""
-    found: dict[str, Any] = check_fits([ROOT / "measurements" / folder])["families"]
+    found: dict[str, Any] = fit_errors_on_held_out_rows([ROOT / "measurements" / folder])["families"]
     return found
 
 
@@ -93,14 +99,14 @@ def test_held_out_kernels_of_transformer_engine_are_predicted_within_theirs(fami
 
 def test_an_older_cublas_is_predicted_within_the_targets_too() -> None:
     """Its own fit, on held-out shapes and MPT's; today's, timed in turn with it, by the profile's."""
-    found = check_fits([OLDER])["families"]["gemm"]
+    found = fit_errors_on_held_out_rows([OLDER])["families"]["gemm"]
     assert found["points"] > 400
     assert found["median_abs_error"] <= TARGETS["gemm"][0] and found["p90_abs_error"] <= TARGETS["gemm"][1]
     gpu = load_cluster("h100-hgx", 8).gpu
     rows = [
         r for r in read_rows(OLDER.with_name(f"{OLDER.name}-beside"), families=["gemm"]) if is_above_family_floor(r)
     ]
-    m, n, k = (np.array([r.case.size(x) for r in rows]) for x in "mnk")
+    m, n, k = (np.array([r.case.shape_size(x) for r in rows]) for x in "mnk")
     form, num_sms = gpu.curves.gemm["bf16"].form, gpu.num_sms.value
     errors = gemm_s(m, n, k, form, element_bytes=2.0, num_sms=num_sms) / [r.sample.median_s for r in rows] - 1
     assert abs(float(np.median(errors))) < 0.01 and float(np.median(np.abs(errors))) < 0.03
@@ -112,7 +118,7 @@ def test_check_is_json_and_names_each_op(checked: dict) -> None:
 
 
 def test_predictions_hold_every_family_and_both_splits() -> None:
-    found = predict_rows(FOLDERS[1:])
+    found = rows_with_predicted_times(FOLDERS[1:])
     assert {row["split"] for row in found} == {"grid", "heldout"}
     assert all(row["predicted_s"] > 0 for row in found)
 
@@ -184,7 +190,7 @@ def test_folders_of_different_gpus(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="NVIDIA A100"):
         fit_and_write_profiles([FOLDERS[0], tmp_path], "x", tmp_path)
     with pytest.raises(SpecError, match=r"no gemm rows|no held-out rows"):
-        check_fits([tmp_path])
+        fit_errors_on_held_out_rows([tmp_path])
 
 
 @pytest.mark.parametrize(("folder", "median"), [("h200-1gpu-unaligned", 0.02), ("h100-1gpu-unaligned", 0.045)])
@@ -192,7 +198,7 @@ def test_products_with_unaligned_widths_are_checked_with_the_bundled_profile(fol
     found = families_of(folder)["unaligned_gemm"]
     assert found["points"] == 30
     assert found["median_abs_error"] < median and abs(found["bias"]) < 0.04
-    points = predict_rows([ROOT / "measurements" / folder])
+    points = rows_with_predicted_times([ROOT / "measurements" / folder])
     assert len(points) == 144 and {point["family"] for point in points} == {"unaligned_gemm"}
 
 
@@ -201,7 +207,7 @@ def test_environment_of_another_gpu(tmp_path: Path) -> None:
     environment = tmp_path / "m" / "environment.json"
     environment.write_text(environment.read_text().replace("NVIDIA H200", "NVIDIA H100"))
     with pytest.raises(SpecError, match=r"environment.json is of 'NVIDIA H100'"):
-        check_fits([tmp_path / "m"])
+        fit_errors_on_held_out_rows([tmp_path / "m"])
 
 
 def profile(tmp_path: Path) -> Path:
@@ -381,7 +387,7 @@ def test_bundled_profile_is_not_changed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_fresh_shapes_meet_the_targets_too() -> None:
     """Drawn with another seed once the forms were chosen; the collectives on another machine."""
     folders = [ROOT / "measurements" / "h200-1gpu", ROOT / "measurements" / "h200-2gpu-second"]
-    found = check_fits(folders, split="fresh")["families"]
+    found = fit_errors_on_held_out_rows(folders, split="fresh")["families"]
     assert {name: found[name]["points"] for name in ("gemm", "grouped_gemm", "collective")} == {
         "gemm": 111, "grouped_gemm": 80, "collective": 100,
     }  # fmt: skip
@@ -414,4 +420,4 @@ def test_curves_of_one_machine_hold_on_another(family: str) -> None:
 
 def test_a_folder_without_fresh_rows_says_how_to_get_them() -> None:
     with pytest.raises(SpecError, match="no fresh held-out rows of a fitted family"):
-        check_fits([ROOT / "measurements" / "h200-2gpu"], split="fresh")
+        fit_errors_on_held_out_rows([ROOT / "measurements" / "h200-2gpu"], split="fresh")

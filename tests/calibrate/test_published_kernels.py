@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mofa.calibrate.fits.published_kernels import fit_published_kernels
+from mofa.calibrate.fits.published_kernels import fit_published_kernel_curves
 from mofa.calibrate.measurements import read_rows
 from mofa.specs.load import load_cluster
 from mofa.specs.power import clock_at_power_draw
@@ -21,13 +21,13 @@ KEPT = {"gemm bf16": 1.05, "attention_cudnn_fwd bf16": 1.01, "attention_cudnn_bw
 def test_the_rows_are_efficiencies_of_a_known_peak() -> None:
     """An efficiency of SimuMax's file is at most one of 2250 TFLOP/s."""
     for row in (r for r in ROWS if r.case.family == "gemm"):
-        size = row.case.size
+        size = row.case.shape_size
         assert 0 < 2 * size("m") * size("n") * size("k") / row.sample.median_s < 2250e12
 
 
 def test_full_clock_and_the_power_limit() -> None:
     """Products are 5 % faster between memory-bound kernels, forward attention 1 %; none beyond full clock."""
-    curves = fit_published_kernels(ROWS, num_sms=148, power_shares=KEPT)
+    curves = fit_published_kernel_curves(ROWS, num_sms=148, power_shares=KEPT)
     for name, ratio in KEPT.items():
         alone, between = curves.sustained[f"{name} alone"], curves.sustained[f"{name} between_memory"]
         assert 0.6 < alone <= 1.0

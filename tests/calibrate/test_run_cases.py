@@ -10,7 +10,7 @@ import pytest
 from mofa.calibrate.bench.numpy_bench import NumpyBench
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import append_row, read_rows
-from mofa.calibrate.run_cases import measure_cases, prepare_measurement_folder
+from mofa.calibrate.run_cases import measure_cases, prepare_folder_and_list_measured_cases
 from mofa.errors import SpecError
 
 
@@ -74,7 +74,7 @@ def test_folder_of_another_gpu_is_refused(tmp_path: Path) -> None:
         "h",
     )
     with pytest.raises(SpecError, match="holds rows of 'X1'"):
-        prepare_measurement_folder(tmp_path, NumpyBench(), "h")
+        prepare_folder_and_list_measured_cases(tmp_path, NumpyBench(), "h")
 
 
 def test_without_torch_or_gpu_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def test_the_fresh_set_comes_on_top_and_shares_no_shape(family: str) -> None:
 
 
 def test_ring_attention_meets_half_of_the_keys_and_half_of_the_queries() -> None:
-    shapes = [c.shape for c in all_cases_of_family("attention") if c.split == "grid" and not c.size("causal")]
+    shapes = [c.shape for c in all_cases_of_family("attention") if c.split == "grid" and not c.shape_size("causal")]
     ratios = {int(s["kv"]) / int(s["q"]) for s in shapes if s["q"] == 8192}
     assert ratios == {0.5, 1.0, 2.0}
 

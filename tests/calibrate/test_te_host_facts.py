@@ -15,9 +15,9 @@ from mofa.calibrate.fits.te_host_facts import (
     MOE_LAYER,
     layer_time_over_small_op,
     module_host_facts,
-    relative_module_times,
+    module_times_over_small_layer,
 )
-from mofa.calibrate.fits.te_relative_host_times import RelativeHostTimes
+from mofa.calibrate.fits.te_relative_host_times import HostTimesOverSmallLayer
 from mofa.calibrate.measurements import Row, append_row, read_rows
 from mofa.specs.host import SmallLayerTime
 from mofa.units import parse_quantity
@@ -83,7 +83,7 @@ BACK = 1746 / (2 * 150 + 2 * 200 + 2 * 30 + 250 + 90 + 2 * 80 + 5 * 10)
 def test_modules_are_told_in_layers() -> None:
     """Forward as layers call them, else 1.4 times a chain; back 1.33 times. In fp8 in micro-batches that find weights
     cast, and by themselves the 30 us that the cast takes in the first."""
-    found = relative_module_times(RelativeHostTimes.from_rows(ROWS))
+    found = module_times_over_small_layer(HostTimesOverSmallLayer.from_rows(ROWS))
     assert found["linear"] == pytest.approx({"forward_s": 14.0, "backward_s": 15.0 * BACK})
     assert found["rope"] == pytest.approx({"forward_s": 2.8, "backward_s": 3.0 * BACK})
     assert found["linear fp8-blockwise"] == pytest.approx(
@@ -96,7 +96,7 @@ def test_modules_are_told_in_layers() -> None:
 
 def test_what_is_left_is_a_module_s_own() -> None:
     """Queries, keys and values 400 - 210; a layer's forward of 1500 less that, two of 140, 210, 28 and 84, 280, 98."""
-    found = relative_module_times(RelativeHostTimes.from_rows(ROWS))
+    found = module_times_over_small_layer(HostTimesOverSmallLayer.from_rows(ROWS))
     assert found["self_attention"] == pytest.approx({"forward_s": 19.0, "backward_s": 5.0 * BACK})
     assert found["layer"] == pytest.approx({"forward_s": 0.8})
     assert "router" not in found
@@ -106,7 +106,7 @@ def test_a_head_has_its_own_call_and_the_embedding_the_rest_of_the_ends() -> Non
     """Of 1000 us beside the layers a norm takes 70 and the head's call 300: 630 lie ahead of the first layer. Back the
     head has what norm and embedding leave; together they are the ends."""
     rows = [*ROWS, *case("norm", 50, 100, experts=8), *model("model_dense", 2, {"GPTModel._postprocess": 300})]
-    found = relative_module_times(RelativeHostTimes.from_rows(rows))
+    found = module_times_over_small_layer(HostTimesOverSmallLayer.from_rows(rows))
     assert found["head"]["forward_s"] == pytest.approx(30.0)
     assert found["embedding"]["forward_s"] == pytest.approx(63.0)
     for way, ends in (("forward_s", ENDS), ("backward_s", ENDS_BACK)):
@@ -117,16 +117,16 @@ def test_norms_are_timed_over_heads() -> None:
     """Two norms make a projection 404 us longer, of which the copy of the keys takes 5."""
     queries = {**DENSE, "SelfAttention.get_query_key_value_tensors": 804}
     rows = [*case("norm", 50, 100, experts=8), *model("model_qk_norm", 2, queries)]
-    assert relative_module_times(RelativeHostTimes.from_rows([*ROWS, *rows]))["norm"]["forward_s"] == pytest.approx(
-        19.95
-    )
+    assert module_times_over_small_layer(HostTimesOverSmallLayer.from_rows([*ROWS, *rows]))["norm"][
+        "forward_s"
+    ] == pytest.approx(19.95)
 
 
 def test_latent_attention_is_what_its_layer_takes_more() -> None:
     """Its layer with three linears with norms, four without and a norm, less those; a model's ends as a dense one's."""
-    known = relative_module_times(RelativeHostTimes.from_rows([*ROWS, *case("norm", 50, 100, experts=8)]))
+    known = module_times_over_small_layer(HostTimesOverSmallLayer.from_rows([*ROWS, *case("norm", 50, 100, experts=8)]))
     rows = [*case("norm", 50, 100, experts=8), *model("model_latent", 2, {}, forward=6000, backward=8508)]
-    found = relative_module_times(RelativeHostTimes.from_rows([*ROWS, *rows]))["latent_attention"]
+    found = module_times_over_small_layer(HostTimesOverSmallLayer.from_rows([*ROWS, *rows]))["latent_attention"]
     for way, layer in (("forward", (6000 - 1000) / 2), ("backward", (8508 - 1508) / 2)):
         others = sum(n * known[name].get(f"{way}_s", 0.0) for name, n in LATENT_LAYER.items())
         assert found[f"{way}_s"] == pytest.approx(layer / 10 - others)
@@ -148,7 +148,7 @@ def test_a_layer_of_experts_is_met_as_a_whole() -> None:
         *model("model_moe8", 1, EXPERTS, forward=ENDS + 3240, backward=ENDS_BACK + 4480),
         *model("model_moe8", 2, EXPERTS, forward=ENDS + 2 * 3240, backward=ENDS_BACK + 2 * 4480),
     ]
-    found = relative_module_times(RelativeHostTimes.from_rows([*ROWS, *rows]))
+    found = module_times_over_small_layer(HostTimesOverSmallLayer.from_rows([*ROWS, *rows]))
     assert found["dispatch"] == pytest.approx({"forward_s": 20.0})
     assert found["experts"] == pytest.approx({"forward_s": 3.8})
     grouped, own = found["grouped_linear"], found["moe_layer"]
@@ -188,7 +188,7 @@ def test_experts_are_met_where_layers_have_several_numbers_of_them() -> None:
 def with_experts(rows: list[Row]) -> dict[str, dict[str, float]]:
     chains = [row for op in CHAINED for row in case(op, 50, 100, experts=8)]
     models = [] if rows else model("model_moe8", 1, EXPERTS, forward=ENDS + 3240, backward=ENDS_BACK + 4480)
-    return relative_module_times(RelativeHostTimes.from_rows([*ROWS, *chains, *models, *rows]))
+    return module_times_over_small_layer(HostTimesOverSmallLayer.from_rows([*ROWS, *chains, *models, *rows]))
 
 
 @pytest.mark.parametrize(("more", "share"), [(-500, (1492 - 500) / 1492), (500, 1.0)])
@@ -199,9 +199,9 @@ def test_clocks_around_calls_are_no_part_of_them(more: int, share: float) -> Non
     together = 400 + 210 + 2 * 140 + 2 * 28 + 280 + 98 + 2 * 84
     assert together == 1492
     rows = [row for n in (2, 4) for row in model("model_dense", n, calls, forward=ENDS + n * (together + more))]
-    times = RelativeHostTimes.from_rows(rows)
+    times = HostTimesOverSmallLayer.from_rows(rows)
     assert times.timer_correction == pytest.approx(share)
-    assert times.call_time("model_dense", "TELinear.forward") == pytest.approx(14.0 * share)
+    assert times.method_call_time("model_dense", "TELinear.forward") == pytest.approx(14.0 * share)
 
 
 def test_choices_are_what_new_numbers_of_rows_take_longer() -> None:
@@ -221,12 +221,12 @@ def test_choices_are_what_new_numbers_of_rows_take_longer() -> None:
         *case("grouped_seen_rows", 300, 300, "fp8-blockwise", experts=8, width=1024),
         *case("grouped_new_rows", 340, 290, "fp8-blockwise", experts=8, width=1024),
     ]
-    found = relative_module_times(RelativeHostTimes.from_rows([*ROWS, *rows]))
+    found = module_times_over_small_layer(HostTimesOverSmallLayer.from_rows([*ROWS, *rows]))
     assert found["kernel_choice"] == pytest.approx({"forward_s": 1.4 * 6.0, "backward_s": BACK * 9.0})
     assert found["kernel_choice fp8-delayed"] == pytest.approx({"forward_s": 1.4 * 5.0, "backward_s": BACK * 10.0})
     assert found["kernel_choice fp8-tensorwise"] == found["kernel_choice fp8-delayed"]
     assert found["kernel_choice fp8-blockwise"] == pytest.approx({"forward_s": 1.4 * 0.5, "backward_s": 0.0})
-    assert "kernel_choice" not in relative_module_times(RelativeHostTimes.from_rows(ROWS))
+    assert "kernel_choice" not in module_times_over_small_layer(HostTimesOverSmallLayer.from_rows(ROWS))
 
 
 def test_two_ranks_say_what_collectives_and_attention_take() -> None:
@@ -242,7 +242,7 @@ def test_two_ranks_say_what_collectives_and_attention_take() -> None:
         for layers in (2, 4):
             backward = 5000 + (layers - 2) * 1746 + layers * more
             rows += model(f"model_cp2_{kind}", layers, {"TEDotProductAttention.forward": call}, backward=backward)
-    found = relative_module_times(RelativeHostTimes.from_rows([*ROWS, *rows]))
+    found = module_times_over_small_layer(HostTimesOverSmallLayer.from_rows([*ROWS, *rows]))
     assert found["collective"] == pytest.approx({"forward_s": 12.0, "backward_s": 6.0})
     attention = found["attention"]
     assert (attention["forward_each_s"], attention["backward_each_s"]) == pytest.approx((10.0, 30.0))
@@ -259,7 +259,7 @@ def test_rows_of_machines_are_joined_by_their_layers(tmp_path: Path) -> None:
             seconds = slower.get(r.case.variant, forward) * r.sample.median_s
             append_row(tmp_path, r.case, Sample(seconds, seconds, seconds, 9), "H", one)
     rows = list(read_rows(tmp_path))
-    found = relative_module_times(RelativeHostTimes.from_rows(rows))
+    found = module_times_over_small_layer(HostTimesOverSmallLayer.from_rows(rows))
     assert found["linear"] == pytest.approx({"forward_s": 14.0, "backward_s": 15.0 * BACK})
     assert layer_time_over_small_op(rows) == pytest.approx((1.5 / 1.25 * 160, 2.0 / 1.25 * 160))
     facts = module_host_facts(
@@ -272,7 +272,7 @@ def test_rows_of_machines_are_joined_by_their_layers(tmp_path: Path) -> None:
 def test_rows_without_a_layer_beside_them_say_nothing() -> None:
     """Small ops do not tell how fast modules' Python runs."""
     rows = [r for r in ROWS if not r.case.variant.startswith("layer")]
-    assert relative_module_times(RelativeHostTimes.from_rows(rows)) == {}
+    assert module_times_over_small_layer(HostTimesOverSmallLayer.from_rows(rows)) == {}
     assert layer_time_over_small_op(rows) is None
 
 
@@ -281,12 +281,14 @@ def test_contexts_and_padding_are_calls_of_their_own() -> None:
     no way back."""
     rows = [r for n in (8, 64) for r in case("fp8_padding", 40 + 2 * n, 60 + n, experts=n)]
     rows += [row("fp8_context", "fwd", 35, "fp8-blockwise"), *paces("fp8_context", "fp8-blockwise")]
-    found = relative_module_times(RelativeHostTimes.from_rows([*ROWS, *rows]))
+    found = module_times_over_small_layer(HostTimesOverSmallLayer.from_rows([*ROWS, *rows]))
     assert found["fp8_context fp8-blockwise"] == pytest.approx({"forward_s": 3.5})
     assert found["fp8_padding"] == pytest.approx(
         {"forward_s": 2.8, "forward_each_s": 0.14, "backward_s": 3.0 * BACK, "backward_each_s": 0.05 * BACK}
     )
-    assert not {"fp8_context", "fp8_padding"} & set(relative_module_times(RelativeHostTimes.from_rows(ROWS)))
+    assert not {"fp8_context", "fp8_padding"} & set(
+        module_times_over_small_layer(HostTimesOverSmallLayer.from_rows(ROWS))
+    )
 
 
 def test_a_folder_of_modules_joins_one_of_kernels() -> None:

@@ -73,7 +73,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
         monkeypatch.setattr(cls, "from_spec", classmethod(lambda cls, spec, summary=summary: summary))
     facts = job_facts.JobFacts(workload={}, framework={}, nvls=False)
     monkeypatch.setattr(job_facts.JobFacts, "from_specs", classmethod(lambda cls, *specs: facts))
-    monkeypatch.setattr("mofa.cli.report_page.report_page", lambda *args, **kwargs: None)  # there is no real search
+    monkeypatch.setattr(
+        "mofa.cli.report_page.report_facts_of_search", lambda *args, **kwargs: None
+    )  # there is no real search
     return api
 
 

@@ -111,7 +111,7 @@ def test_figures_show_the_numbers_of_the_json(document: dict[str, Any]) -> None:
     factors = KeyFactors.model_validate(document)
     widths = [bar.get_width() for bar in plot_key_resources(factors).patches]
     changes = [
-        factors.change(side.planned_again)
+        factors.change_from_best_plan(side.planned_again)
         for pick in ("less", "more") for side in (getattr(resource, pick) for resource in factors.resources)
     ]  # fmt: skip
     assert widths == pytest.approx([100 * change for change in changes if change is not None])

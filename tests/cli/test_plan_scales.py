@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import typer
 
-from mofa.cli.plan_scales import gpus_or_range_parser
-from mofa.report.scales_text import verdict_lines
+from mofa.cli.plan_scales import parse_gpus_or_range
+from mofa.report.scales_text import gpu_count_verdict_lines
 from tests.cli.conftest import Cli, one_line_of
 from tests.report.fake import make_report
 
@@ -69,16 +69,16 @@ def test_a_number_on_which_nothing_fits_is_said(cli: Cli) -> None:
 
 
 def test_ranges_double() -> None:
-    assert gpus_or_range_parser("64..1K") == (64, 128, 256, 512, 1024)
-    assert gpus_or_range_parser("24..96") == (24, 48, 96)
-    assert gpus_or_range_parser("8..8") == (8,)
+    assert parse_gpus_or_range("64..1K") == (64, 128, 256, 512, 1024)
+    assert parse_gpus_or_range("24..96") == (24, 48, 96)
+    assert parse_gpus_or_range("8..8") == (8,)
     for text, said in (
         ("64..96", "96 is not 64 times a power of two"),
         ("128..64", "128..256"),
         ("1..100K", "write 1..2048"),
     ):
         with pytest.raises(typer.BadParameter, match=re.escape(said)):
-            gpus_or_range_parser(text)
+            parse_gpus_or_range(text)
 
 
 def test_what_is_no_range_is_one_line(cli: Cli) -> None:
@@ -90,5 +90,5 @@ def test_what_is_no_range_is_one_line(cli: Cli) -> None:
 
 def test_of_equal_ones_one_is_cheapest_and_fastest() -> None:
     report = make_report(1)
-    assert verdict_lines([report])[0].startswith(f"Cheapest and fastest: {report.cluster.num_gpus:,} GPUs")
-    assert verdict_lines([make_report(0)]) == []
+    assert gpu_count_verdict_lines([report])[0].startswith(f"Cheapest and fastest: {report.cluster.num_gpus:,} GPUs")
+    assert gpu_count_verdict_lines([make_report(0)]) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mofa.report.attribution_text import cancelling_text
+from mofa.report.attribution_text import cancelling_errors_text
 from mofa.validate.attribute import Attribution, FamilySeconds
 from tests.cli.conftest import Cli, one_line_of
 from tests.committed import read_yaml, yaml_text
@@ -166,7 +166,7 @@ def test_families_whose_errors_cancel_are_said() -> None:
             families=families, measured_step_s=10.0, predicted_step_s=10.0, recompute_s=0.0, bubble_s=0.0
         )
 
-    text = cancelling_text(attribution(gemm=1.5, attention=0.6, memory_bound=1.0))
+    text = cancelling_errors_text(attribution(gemm=1.5, attention=0.6, memory_bound=1.0))
     assert text.startswith("Errors of 4.0% of the step cancel: matrix products +5.0% against attention -4.0%.")
-    assert cancelling_text(attribution(gemm=1.5, attention=1.01)) == ""
-    assert cancelling_text(attribution(gemm=1.05, attention=0.95)) == ""
+    assert cancelling_errors_text(attribution(gemm=1.5, attention=1.01)) == ""
+    assert cancelling_errors_text(attribution(gemm=1.05, attention=0.95)) == ""

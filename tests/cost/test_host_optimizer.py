@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import mofa
-from mofa.cost.host_optimizer import HELD_BYTES, adam_bytes_per_s
+from mofa.cost.host_optimizer import HELD_BYTES, host_adam_bytes_per_s
 from mofa.errors import SpecError
 from mofa.plan.result import Plan
 from mofa.specs.framework import FrameworkSpec
@@ -43,7 +43,7 @@ def test_a_whole_optimizer_on_one_host_takes_its_copies_and_its_steps(replay: bo
     moved = params(job())
     wanted = moved * (
         COPIED_BYTES / cluster.gpu.host_link_bytes_per_s.value
-        + ADAM_MOVED_BYTES / adam_bytes_per_s(cluster, threads, host)
+        + ADAM_MOVED_BYTES / host_adam_bytes_per_s(cluster, threads, host)
         + COPIED_BYTES / host.pageable_bytes_per_s.value
     )
     longer = planned(on_hosts(1.0, host_threads=threads), replay=replay).step_s
@@ -88,9 +88,9 @@ def test_threads_tend_to_what_memory_moves() -> None:
     one, eight = (mofa.load_cluster("h200-hgx", n) for n in (1, 8))
     host = one.gpu.curves.host.optimizer
     assert host is not None
-    rates = [adam_bytes_per_s(one, threads, host) for threads in (1, 8, 1000)]
+    rates = [host_adam_bytes_per_s(one, threads, host) for threads in (1, 8, 1000)]
     assert rates == sorted(rates) and rates[-1] < host.memory_bytes_per_s.value
-    assert adam_bytes_per_s(eight, 1000, host) < host.memory_bytes_per_s.value / 4  # four ranks of a processor
+    assert host_adam_bytes_per_s(eight, 1000, host) < host.memory_bytes_per_s.value / 4  # four ranks of a processor
 
 
 def test_a_plan_says_what_its_hosts_hold() -> None:

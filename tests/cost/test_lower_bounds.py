@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
+from mofa.blocks.frameworks.recompute import largest_step_share_saved_by_recomputing
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import TableEstimator
 from mofa.cost.lower_bounds.paired_layers import least_seconds_in_pairs
 from mofa.cost.lower_bounds.static_memory import memory_lower_bounds
-from mofa.cost.lower_bounds.steps import computing_lower_bounds, step_lower_bounds_s
+from mofa.cost.lower_bounds.steps import step_lower_bounds_s, weighted_computing_lower_bounds
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_options_as_given
@@ -97,7 +97,7 @@ class Sample:
         self.estimator = TableEstimator(
             self.workload, self.cluster, self.framework, table, routing_loads_by_ep(self.workload, table)
         )  # fmt: skip
-        self.exposed_s = self.estimator.component_seconds(recompute_layers=self.layers)[0]
+        self.exposed_s = self.estimator.exposed_and_hidden_seconds(recompute_layers=self.layers)[0]
 
 
 def _name(case: Case) -> str:
@@ -139,7 +139,7 @@ def test_a_row_costs_alone_what_it_costs_among_others(case: Case) -> None:
         table = some.table.select_rows(np.array([row]))
         loads = routing_loads_by_ep(some.workload, table)
         estimator = TableEstimator(some.workload, some.cluster, some.framework, table, loads)
-        alone = estimator.component_seconds(recompute_layers=some.layers[[row]])[0]
+        alone = estimator.exposed_and_hidden_seconds(recompute_layers=some.layers[[row]])[0]
         assert float(alone.sum()) == pytest.approx(float(step_s[row]), rel=1e-9)
 
 
@@ -147,7 +147,7 @@ def test_a_row_costs_alone_what_it_costs_among_others(case: Case) -> None:
 def test_no_rank_computes_less_than_its_bound(case: Case) -> None:
     some = sample(case)
     computing = sum(weight * some.exposed_s[TIME_COMPONENTS.index(name)] for name, weight in WEIGHTS.items())
-    bound = computing_lower_bounds(some.estimator, some.is_open, WEIGHTS)
+    bound = weighted_computing_lower_bounds(some.estimator, some.is_open, WEIGHTS)
     assert np.all(bound <= computing)
     assert np.median(bound / computing) > (0.2 if _halves_backwards(case) else 0.75)
 
@@ -167,13 +167,15 @@ def test_recomputing_makes_nothing_much_faster(case: Case) -> None:
     """What lets a search bound degrees in one mode for all."""
     some = sample(case)
     for part in some.estimator.parts:
-        least_s = part.layers.stack(
-            lambda cost: sum(np.minimum(way.total, way.clocks[0]) for way in (cost.forward, cost.backward))
+        least_s = part.layers.stack_of_blocks(
+            lambda cost: sum(np.minimum(way.total_s, way.clocks[0]) for way in (cost.forward, cost.backward))
         )
         if some.framework.expert_overlap == "combined":
             least_s = least_seconds_in_pairs(part.costs)
         for number, mode in enumerate(part.modes):
             none = RecomputeSpec(token_chunks=mode.token_chunks)
             if none in part.modes:
-                least = least_s[part.modes.index(none)] * (1.0 - largest_saving_by_recomputing(some.framework))
+                least = least_s[part.modes.index(none)] * (
+                    1.0 - largest_step_share_saved_by_recomputing(some.framework)
+                )
                 assert np.all(least_s[number] >= least), mode.text

@@ -11,7 +11,7 @@ import pytest
 from mofa.cost.breakdown import MEMORY_COMPONENTS, Breakdown
 from mofa.cost.checkpoint import checkpoint_bytes_per_param
 from mofa.cost.estimate import estimate_table
-from mofa.cost.kernels.compute import memory_bound_rate
+from mofa.cost.kernels.compute import memory_bound_bytes_per_s
 from mofa.cost.optimizer import (
     ParameterShards,
     StaticBytes,
@@ -19,7 +19,7 @@ from mofa.cost.optimizer import (
     optimizer_seconds,
     static_bytes,
 )
-from mofa.cost.step_time.data_parallel import gathers_after_optimizer
+from mofa.cost.step_time.data_parallel import num_gathers_after_optimizer
 from mofa.specs.load import load_cluster, load_workload
 from mofa.specs.optimizers import OptimizerTraits
 from mofa.specs.params import layer_params, num_params
@@ -178,11 +178,11 @@ def step_seconds(
 
 def test_gradients_are_scaled_in_the_share_of_steps_that_clip() -> None:
     """A billion parameters: 8 GB read and written where the norm exceeds the limit; torchtitan always multiplies."""
-    scaled = 8e9 / memory_bound_rate(cluster().gpu, "grad_clip")
+    scaled = 8e9 / memory_bound_bytes_per_s(cluster().gpu, "grad_clip")
     never, half = (step_seconds(clipped_steps=share) for share in (0.0, 0.5))
     assert half - never == pytest.approx(scaled / 2)
     assert never - step_seconds(workload(llama(), optimizer={"clip_grad_norm": False})) == pytest.approx(
-        4e9 / memory_bound_rate(cluster().gpu, "grad_norm")
+        4e9 / memory_bound_bytes_per_s(cluster().gpu, "grad_norm")
     )
     with pytest.raises(ValueError, match="clipped_steps"):
         framework("torchtitan", clipped_steps=0.5)
@@ -254,4 +254,4 @@ def test_experts_that_are_split_gather_all_parameters_once_more() -> None:
         np.full((2, 2), 9.0), np.array([[4.0, 4.0], [4.0, 0.0]]), np.full((2, 1), 2.0), np.ones((2, 1))
     )
     rows = SimpleNamespace(grids=SimpleNamespace(ep=np.array([1, 2])), framework=framework("megatron"), shards=shards)
-    assert gathers_after_optimizer(rows).tolist() == [[1.0, 1.0], [2.0, 1.0]]  # type: ignore[arg-type]
+    assert num_gathers_after_optimizer(rows).tolist() == [[1.0, 1.0], [2.0, 1.0]]  # type: ignore[arg-type]

@@ -16,10 +16,10 @@ from mofa.cost.optimizer_issue import (
     PARAMS_A_LAUNCH,
     SteppedTensors,
     host_lead_behind_optimizer_s,
-    issue_per_tensor,
-    optimizer_host_seconds,
+    optimizer_issue_per_tensor,
+    optimizer_waits_for_host_s,
 )
-from mofa.cost.step_time.optimizer_step import stepped_tensors
+from mofa.cost.step_time.optimizer_step import num_stepped_tensors
 from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.files import load_yaml
@@ -53,7 +53,7 @@ def test_distributed_parameters_cost_the_host_more() -> None:
     one = one_gpu(tensor_pass_s=1e-6, dtensor_step_s=120e-6)
     job = (JOB, one, framework("torchtitan"), shards_of(0.0), "mixed", np.array([[3]]))
     tensors, lead = tensors_of(100.0), np.array([[0.002]])
-    waits = [float(optimizer_host_seconds(*job, tensors, lead * n, np.array([0]), way)[0, 0])
+    waits = [float(optimizer_waits_for_host_s(*job, tensors, lead * n, np.array([0]), way)[0, 0])
              for way, n in ((False, 0), (True, 0), (True, 1))]  # fmt: skip
     assert waits == pytest.approx([0.0002, 0.0122, 0.0102])
 
@@ -61,7 +61,7 @@ def test_distributed_parameters_cost_the_host_more() -> None:
 def waited(name: str, *, tensors: float, lead_s: float = 0.0, dense: float = 0.0, **options: Any) -> float:
     """Microseconds that the device waits for an optimizer of so many tensors: 6 us a loop, 5 us an op, 9 us a read."""
     one = one_gpu(tensor_pass_s=6e-6, eager_op_s=5e-6, item_s=9e-6)
-    seconds = optimizer_host_seconds(
+    seconds = optimizer_waits_for_host_s(
         JOB, one, framework(name, **options), shards_of(dense), "mixed", np.array([[1]]), tensors_of(tensors),
         np.array([[lead_s]]), np.zeros(1, dtype=np.intp),
     )  # fmt: skip
@@ -122,7 +122,7 @@ def test_lists_of_an_optimizer_of_its_own_are_made_beside_the_other(split: bool,
     do; in one optimizer nothing is launched before all lists are there."""
     tensors = tensors_of(10.0, 2000.0) if split else tensors_of(2010.0)
     large = 1.0 * PARAMS_A_LAUNCH
-    seconds = optimizer_host_seconds(
+    seconds = optimizer_waits_for_host_s(
         JOB, one_gpu(tensor_pass_s=6e-6, eager_op_s=0.0), framework("megatron"), shards_of(large, large), "mixed",
         np.array([[1]]), tensors, np.array([[1.0]]), np.zeros(1, dtype=np.intp),
         parts={"adam": np.array([[2.0]]), "copy": np.array([[2.0]])},
@@ -160,7 +160,7 @@ def test_times_of_the_fused_optimizer_are_those_of_timed_steps() -> None:
 def test_a_whole_step_of_the_optimizer_takes_what_its_parts_do() -> None:
     """Of each timed run within a quarter, but for those of fewer than 200 tensors, where calls weigh more."""
     machines = load_cluster("h200-hgx", 1)
-    issue = issue_per_tensor(machines, load_framework("megatron"))
+    issue = optimizer_issue_per_tensor(machines, load_framework("megatron"))
     op_s = machines.slowest_host_factor * machines.gpu.curves.host.eager_op_s.value
     told = (issue.before_norm_s + issue.clip_s + issue.lists_s + issue.copy_s) / op_s
     many = {run: parts["optimizer"] for run, parts in timed_parts().items() if "jetmoe" not in run and "05b" not in run}
@@ -172,5 +172,5 @@ def test_a_rank_steps_its_share_of_the_tensors(strategy: str, least: int, most: 
     """Llama 3 8B has 195 tensors; the fewest and most with states on one rank, as the replay deals buckets out."""
     job, machines, megatron = load_workload("llama3-8b"), load_cluster("h100-hgx", 8), load_framework("megatron")
     estimator = strategy_estimator(job, machines, megatron, strategy)
-    stepped = stepped_tensors(gathered_row_of_strategy(estimator))
+    stepped = num_stepped_tensors(gathered_row_of_strategy(estimator))
     assert least <= stepped.total[0, 0] <= most

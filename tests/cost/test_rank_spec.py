@@ -17,7 +17,7 @@ from mofa.cost.memory.stage_inputs import held_input_bytes
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
 from mofa.replay.rank.from_estimator import describe_ranks
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from mofa.search.strategy_estimator import strategy_estimator
 
 REPLAY = Path(mofa.__file__).parent / "replay"
@@ -61,7 +61,7 @@ def test_a_v_of_two_ranks_by_hand() -> None:
     assert [chunk.position for chunk in first.chunks] == [0, 7]
     assert _chunk(first, 0) == ["embedding", "block 0", "block 1", "block 2", "block 3"]
     assert _chunk(first, 1) == ["block 29", "block 30", "block 31", "head"]
-    assert (first.place.has_embedding, first.place.has_head, last.place.has_end) == (True, True, False)
+    assert (first.place.has_embedding, first.place.has_head, last.place.has_model_end) == (True, True, False)
     assert [(c.receives, c.sends, c.feeds_own_chunk) for c in first.chunks] == [
         (False, True, False),
         (True, False, False),
@@ -152,10 +152,10 @@ def test_the_closed_form_reads_it(case: tuple[str, int, str, str]) -> None:
             )
     assert np.array_equal(held, lay.layer_counts[0])
     assert np.array_equal(recomputed, lay.fully_recomputed[0])
-    assert [spec.place.has_embedding for spec in specs] == (rows.is_first > 0).tolist()
-    assert [spec.place.has_head for spec in specs] == (rows.is_head > 0).tolist()
+    assert [spec.place.has_embedding for spec in specs] == (rows.is_embedding_stage > 0).tolist()
+    assert [spec.place.has_head for spec in specs] == (rows.is_head_stage > 0).tolist()
     throughout, at_end = (held_input_bytes(rows)[i][0].tolist() for i in (0, 1))
-    workspaces = 2 * PYTORCH_WORKSPACE * (rows.is_head if rows.framework.library else np.ones(len(specs)))
+    workspaces = 2 * PYTORCH_WORKSPACE * (rows.is_head_stage if rows.framework.library else np.ones(len(specs)))
     for r, spec in enumerate(specs):
         buffers = spec.buffers
         assert buffers.stage_boundary_bytes * buffers.held_inputs.throughout == throughout[r]
@@ -180,7 +180,7 @@ def test_the_replay_reads_it(case: tuple[str, int, str, str]) -> None:
         assert rank.inputs_at_end == spec.buffers.held_inputs.at_end
         assert rank.reduces_by_chunk == spec.gradients.reduces_by_chunk
         assert (rank.gathered_params is not None) == spec.gradients.keeps_params_gathered
-    played = replay_time(own, detail=False)
+    played = replay_step_time(own, detail=False)
     for spec, spans in zip(own.rank_specs, played.spans, strict=True):
         assert [(s.kind, s.chunk, s.micro_batch) for s in spans[:-1]] == list(spec.computations)
 
@@ -192,9 +192,9 @@ def test_one_row_is_described_as_among_others(case: tuple[str, int, str, str]) -
     ((_, shown),) = own._composed(np.arange(1), own.table.recompute_layers, every_stage=False)
     of = shown.stage_layers.shown.shown_index
     for r, spec in enumerate(own.rank_specs):
-        assert shown.stage_layers.receives[of[r]].tolist() == [chunk.receives for chunk in spec.chunks]
-        assert shown.stage_layers.sends[of[r]].tolist() == [chunk.sends for chunk in spec.chunks]
-        assert (shown.stage_layers.head_position == of[r]) == spec.place.has_head
+        assert shown.stage_layers.chunks_that_receive[of[r]].tolist() == [chunk.receives for chunk in spec.chunks]
+        assert shown.stage_layers.chunks_that_send[of[r]].tolist() == [chunk.sends for chunk in spec.chunks]
+        assert (shown.stage_layers.head_stage_index == of[r]) == spec.place.has_head
 
 
 @pytest.mark.parametrize(

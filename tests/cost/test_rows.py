@@ -110,7 +110,7 @@ def test_a_row_costs_what_it_costs_alone(workload: str, node: str, gpus: int, na
             together.exposed_s[:, at], row.exposed_s[:, 0], atol=1e-9 * float(row.step_s[0]), **close
         )
         np.testing.assert_allclose(together.memory_bytes[:, at], row.memory_bytes[:, 0], atol=byte, **close)  # type: ignore[call-overload]
-        memory = whole.device_bytes(np.array([i]), table.recompute_layers[i : i + 1])
+        memory = whole.device_bytes_of_rows(np.array([i]), table.recompute_layers[i : i + 1])
         np.testing.assert_allclose(memory, row.device_bytes, **close)  # type: ignore[call-overload]
 
 

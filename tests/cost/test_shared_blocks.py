@@ -75,7 +75,7 @@ def legal(name: str, model: str) -> tuple[JobAndMachines, StrategyTable]:
 def costs(estimator: TableEstimator) -> dict[str, np.ndarray[Any, Any]]:
     """All that a search asks of an estimator."""
     rows, nothing_open = np.arange(len(estimator.table)), np.zeros(len(estimator.table), dtype=bool)
-    exposed, hidden = estimator.component_seconds()
+    exposed, hidden = estimator.exposed_and_hidden_seconds()
     memory = estimator.memory_of_rows(rows, estimator.table.recompute_layers)
     bounds = {
         f"bound at rest {at_rest}": step_lower_bounds_s(estimator, nothing_open, at_rest=at_rest)

@@ -37,7 +37,7 @@ def test_every_layer_is_held_once_in_order(model: ModelSpec, framework: str, pp:
     assert stages.layer_counts.sum() == model.num_layers
     assert np.all(stages.layer_counts.sum(axis=0) >= (1 if framework != "torchtitan" else 0))
     assert stages.rank_with_head == pp - 1
-    assert stages.largest_chunk == max(sizes(model, pp, vpp, framework))
+    assert stages.most_layers_of_chunk == max(sizes(model, pp, vpp, framework))
 
 
 @pytest.mark.parametrize("framework", ["megatron", "megatron-local"])
@@ -131,7 +131,7 @@ def test_a_v_puts_the_last_chunk_beside_the_first() -> None:
     assert stages.rank_with_head == 0
     assert [[len(c) for c in stage] for stage in stages.layers] == [[2, 1], [3, 2]]
     assert stages.first_layers == ((0, 7), (2, 5))
-    assert stages.ranks_of_layers.tolist() == [0, 0, 1, 1, 1, 1, 1, 0]
+    assert stages.rank_of_each_layer.tolist() == [0, 0, 1, 1, 1, 1, 1, 0]
 
 
 def test_recomputed_layers() -> None:

@@ -141,7 +141,7 @@ def joined(rows: Sequence[StrategyTable]) -> StrategyTable:
     layouts = tuple(dict.fromkeys(text for row in rows for text in row.layouts))
     indexed = {
         "recompute": [modes.index(row.recompute_modes[int(i)]) for row in rows for i in row.recompute],
-        "layout": [layouts.index(row.layout_of(i)) for row in rows for i in range(len(row))],
+        "layout": [layouts.index(row.layout_text_of_row(i)) for row in rows for i in range(len(row))],
     }
     columns = {name: np.concatenate([getattr(row, name) for row in rows]) for name in COLUMNS if name not in indexed}
     columns |= {name: np.array(values, dtype=np.int64) for name, values in indexed.items()}

@@ -17,7 +17,9 @@ def assert_comes_back(job: JobOfFile, drawn: Drawn) -> None:
     """A plan that was exported and read, estimated anew: the same strategy, layout, step and memory."""
     plan = drawn.plan
     assert job.num_gpus == drawn.cluster.num_gpus
-    again = plan_in_closed_form(job.workload, job.machines(drawn.cluster), dict(job.strategy), job.framework)
+    again = plan_in_closed_form(
+        job.workload, job.cluster_as_job_uses_it(drawn.cluster), dict(job.strategy), job.framework
+    )
     assert again.strategy.model_dump(exclude={"layout"}) == plan.strategy.model_dump(exclude={"layout"})
     assert (again.layout and again.layout.text) == (plan.layout and plan.layout.text)
     assert again.step_s == plan.step_s

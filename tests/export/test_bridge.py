@@ -101,7 +101,7 @@ def test_every_argument_of_megatron_has_a_field() -> None:
     written |= {given.argument.name for given in MEGATRON.assumed}
     for name in written:
         if not name.startswith("$") and name not in (*ELSEWHERE, *SAID_OTHERWISE, *READ_ALONE):
-            assert MEGATRON.argument(name).dump_name in model, name
+            assert MEGATRON.argument_named(name).dump_name in model, name
     assert set(SWITCHES) <= written and set(ELSEWHERE) <= written and set(SAID_OTHERWISE) <= written
 
 
@@ -113,7 +113,7 @@ READ_ALONE = ("num-layers-per-virtual-pipeline-stage", "decoder-first-pipeline-n
 def test_fields_say_what_the_arguments_say(plans: list[Drawn]) -> None:
     for drawn in plans:
         job = job_of(drawn, "megatron-bridge")
-        fields, s = bridge_config_fields(job, MEGATRON.write(job)), drawn.plan.strategy
+        fields, s = bridge_config_fields(job, MEGATRON.write_arguments(job)), drawn.plan.strategy
         assert fields["model.tensor_model_parallel_size"] == s.tp
         assert fields["model.context_parallel_size"] == s.cp
         assert fields["train.micro_batch_size"] == s.micro_batch

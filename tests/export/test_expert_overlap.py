@@ -20,7 +20,9 @@ def test_the_overlap_goes_out_and_comes_back(tmp_path: Path) -> None:
     exported.write(tmp_path)
     back = read_job("megatron", tmp_path / "megatron.sh")
     assert (back.framework.expert_overlap, back.framework.delay_wgrad) == ("combined", True)
-    again = mofa.estimate(back.workload, back.machines(machines), back.strategy, framework=back.framework, replay=False)
+    again = mofa.estimate(
+        back.workload, back.cluster_as_job_uses_it(machines), back.strategy, framework=back.framework, replay=False
+    )
     assert (again.step_s, again.memory.device_bytes) == (plan.step_s, plan.memory.device_bytes)
 
 

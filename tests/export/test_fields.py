@@ -33,7 +33,7 @@ JOBS = {
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_every_field_is_said_refused_or_has_a_reason(table: ArgumentTable) -> None:
-    places = [set(table.represented), set(table.fixed), set(table.facts), set(table.free)]
+    places = [set(table.represented_fields), set(table.fixed), set(table.facts), set(table.free)]
     assert sorted(set(job_field_paths()) - set().union(*places)) == []
     assert sorted(set().union(*places) - set(job_field_paths())) == []
     twice = [
@@ -157,12 +157,12 @@ def test_no_choice_is_lost(to: str) -> None:
     own = [_files(drawn, to) for drawn in jobs]
     assert not [text for text in own if text.startswith("refused")]
     lost = []
-    for path in (*table.represented, *table.fixed, *table.facts):
+    for path in (*table.represented_fields, *table.fixed, *table.facts):
         if path in ("nvls", "framework.python_functions", "framework.name") or path in DERIVED.get(to, ()):
             continue
         shown = False
         for drawn, text in zip(jobs, own, strict=True):
-            value = job_of(drawn, to).value(path)
+            value = job_of(drawn, to).value_at_path(path)
             for other in _others(path, value):
                 changed = _changed(drawn, path, other)
                 if changed is None:  # the framework's own record refuses it

@@ -25,7 +25,7 @@ GRAPHS = {
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_graphs_are_written_and_come_back(graphs: str, tmp_path: Path) -> None:
     job = megatron_job(cuda_graphs=graphs)
-    values = MEGATRON.write(job)
+    values = MEGATRON.write_arguments(job)
     assert (values["cuda-graph-impl"], values.get("cuda-graph-scope")) == GRAPHS[graphs]
     assert values["te-rng-tracker"] is True and "$NCCL_GRAPH_REGISTER" not in values
     file = tmp_path / "job.sh"
@@ -34,12 +34,14 @@ def test_graphs_are_written_and_come_back(graphs: str, tmp_path: Path) -> None:
 
 
 def test_without_graphs_nothing_is_written() -> None:
-    values = MEGATRON.write(megatron_job(cuda_graphs="none"))
+    values = MEGATRON.write_arguments(megatron_job(cuda_graphs="none"))
     assert not {"cuda-graph-impl", "cuda-graph-scope", "te-rng-tracker"} & set(values)
 
 
 def test_expandable_segments_keep_nccl_from_registering() -> None:
-    assert MEGATRON.write(megatron_job(cuda_graphs="te", allocator="expandable"))["$NCCL_GRAPH_REGISTER"] == "0"
+    assert (
+        MEGATRON.write_arguments(megatron_job(cuda_graphs="te", allocator="expandable"))["$NCCL_GRAPH_REGISTER"] == "0"
+    )
 
 
 def test_bridge_has_them_in_its_provider_and_the_random_states_in_two_places() -> None:

@@ -102,7 +102,7 @@ def test_megatrons_configuration_takes_every_plan(plans: list[Drawn]) -> None:
     folder = wheel("megatron_core-0.16.1")
     with megatron_configs(folder) as classes:
         for drawn in plans:
-            values = MEGATRON.write(job_of(drawn, "megatron"))
+            values = MEGATRON.write_arguments(job_of(drawn, "megatron"))
             config = configuration(values, classes)
             s = drawn.plan.strategy
             assert config.tensor_model_parallel_size == s.tp
@@ -124,7 +124,7 @@ def _gpt_oss(rope_scale: float) -> Drawn:
 def test_gpt_oss_is_exported_but_for_yarn(tmp_path: Path) -> None:
     """Megatron-LM 0.16.1 has arguments for its sinks, windows and biases; YaRN it has for latent attention alone."""
     drawn = _gpt_oss(1.0)
-    values = MEGATRON.write(job_of(drawn, "megatron"))
+    values = MEGATRON.write_arguments(job_of(drawn, "megatron"))
     with megatron_configs(wheel("megatron_core-0.16.1")) as classes:
         config = configuration(values, classes)
     assert (config.softmax_type, config.window_size, config.window_attn_skip_freq) == ("learnable", (127, 0), 2)
@@ -138,7 +138,7 @@ def test_gpt_oss_is_exported_but_for_yarn(tmp_path: Path) -> None:
     )
     assert RECORDED["arguments"]["position-embedding-type"]["choices"].count("yarn") == 0
     with pytest.raises(SpecError, match=r"rope_scale \(1.3466\) .* position-embedding-type has no YaRN"):
-        MEGATRON.write(job_of(_gpt_oss(1.3466), "megatron"))
+        MEGATRON.write_arguments(job_of(_gpt_oss(1.3466), "megatron"))
 
 
 def test_all_that_no_argument_says_is_named_at_once() -> None:
@@ -149,7 +149,7 @@ def test_all_that_no_argument_says_is_named_at_once() -> None:
     cluster, facts = mofa.load_cluster("h100-hgx", 8), mofa.load_framework("megatron")
     plan = plan_in_closed_form(workload, cluster, {"tp": 1, "pp": 1, "micro_batch": 1}, facts)
     with pytest.raises(SpecError) as error:
-        MEGATRON.write(job_of(Drawn(workload, cluster, facts, plan), "megatron"))
+        MEGATRON.write_arguments(job_of(Drawn(workload, cluster, facts, plan), "megatron"))
     line = str(error.value)
     assert "\n" not in line and line.count("export to megatron") == 1
     assert all(name in line for name in ("parallel_branches (true)", "logit_softcap (true)", "activation (geglu)"))
@@ -223,7 +223,7 @@ def test_a_job_is_configured_as_mofas_own_runs_are(plans: list[Drawn]) -> None:
             measured = measured_config(drawn)
             if measured is None:
                 continue
-            config = configuration(MEGATRON.write(job_of(drawn, "megatron")), classes)
+            config = configuration(MEGATRON.write_arguments(job_of(drawn, "megatron")), classes)
             for name in SHARED_FIELDS:
                 if name in measured:
                     assert getattr(config, name) == measured[name], (name, drawn.plan.strategy)
@@ -253,7 +253,7 @@ def measured_config(drawn: Drawn) -> dict[str, Any] | None:
 def test_a_log_is_read_as_the_script_it_comes_from(plans: list[Drawn], tmp_path: Path) -> None:
     """Megatron's dump of all arguments says the same job."""
     for drawn in plans[:10]:
-        values = MEGATRON.write(job_of(drawn, "megatron"))
+        values = MEGATRON.write_arguments(job_of(drawn, "megatron"))
         known = RECORDED["arguments"]
         dumped = {own["dest"]: own["default"] for own in known.values()}
         dumped |= {known[name]["dest"]: value for name, value in values.items() if not name.startswith("$")}
@@ -309,7 +309,7 @@ def test_mxfp8_is_read_and_written(fp8_params: bool, tmp_path: Path) -> None:
     machines = mofa.load_cluster("b200-hgx", 2)
     plan = plan_in_closed_form(job.workload, machines, dict(job.strategy), job.framework)
     drawn = Drawn(job.workload, machines, job.framework, plan)
-    values = MEGATRON.write(job_of(drawn, "megatron"))
+    values = MEGATRON.write_arguments(job_of(drawn, "megatron"))
     assert (values["fp8-format"], values["fp8-recipe"]) == ("e4m3", "mxfp8")
     assert bool(values.get("reuse-grad-buf-for-mxfp8-param-ag")) == bool(values.get("fp8-param-gather")) == fp8_params
     again = tmp_path / "again.sh"

@@ -19,7 +19,7 @@ ATTENTION = "core_attn+attn_proj"
 
 def test_modules_are_written_and_come_back(tmp_path: Path) -> None:
     job = megatron_job(activation_offload=ATTENTION)
-    values = MEGATRON.write(job)
+    values = MEGATRON.write_arguments(job)
     assert values["fine-grained-activation-offloading"] is True
     assert values["offload-modules"] == ["core_attn", "attn_proj"]
     file = tmp_path / "job.sh"
@@ -30,7 +30,7 @@ def test_modules_are_written_and_come_back(tmp_path: Path) -> None:
 
 def test_without_it_nothing_is_written() -> None:
     names = {"fine-grained-activation-offloading", "offload-modules", "$NVTE_CPU_OFFLOAD_V1"}
-    assert not names & set(MEGATRON.write(megatron_job()))
+    assert not names & set(MEGATRON.write_arguments(megatron_job()))
 
 
 def test_bridge_has_it_in_its_provider() -> None:

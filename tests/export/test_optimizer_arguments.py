@@ -19,7 +19,7 @@ HALF = {"optimizer_offload": 0.5, "overlap_optimizer_copies": True, "host_thread
 
 def test_shares_threads_and_copies_are_written_and_come_back(tmp_path: Path) -> None:
     job = megatron_job(**HALF)
-    values = MEGATRON.write(job)
+    values = MEGATRON.write_arguments(job)
     assert values["optimizer-cpu-offload"] is True and values["optimizer-offload-fraction"] == 0.5
     assert values["overlap-cpu-optimizer-d2h-h2d"] is True and values["use-precision-aware-optimizer"] is True
     file = tmp_path / "job.sh"
@@ -31,7 +31,7 @@ def test_shares_threads_and_copies_are_written_and_come_back(tmp_path: Path) -> 
 
 def test_without_it_nothing_is_written() -> None:
     names = {"optimizer-cpu-offload", "optimizer-offload-fraction", "overlap-cpu-optimizer-d2h-h2d", "$OMP_NUM_THREADS"}
-    assert not names & set(MEGATRON.write(megatron_job()))
+    assert not names & set(MEGATRON.write_arguments(megatron_job()))
 
 
 def test_bridge_has_it_in_its_optimizer() -> None:

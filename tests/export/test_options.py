@@ -31,8 +31,10 @@ def test_chosen_options_go_out_and_come_back(
     exported.write(tmp_path)
     back = read_job(framework, tmp_path / file)
     assert (
-        plan.strategy.options.chosen.items()
+        plan.strategy.options.chosen_options.items()
         <= {name: getattr(back.framework, name) for name in plan.strategy.options._fields}.items()
     )
-    again = mofa.estimate(back.workload, back.machines(machines), back.strategy, framework=back.framework, replay=False)
+    again = mofa.estimate(
+        back.workload, back.cluster_as_job_uses_it(machines), back.strategy, framework=back.framework, replay=False
+    )
     assert (again.step_s, again.memory.device_bytes) == (plan.step_s, plan.memory.device_bytes)

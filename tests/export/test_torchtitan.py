@@ -183,13 +183,13 @@ def test_a_job_is_configured_as_mofas_own_runs_are(plans: list[Drawn]) -> None:
             told = torchtitan_job(ExpandedRun(run, workload.model, framework, s, micro_batches, cluster.gpu))
         except SpecError:
             continue
-        values = TORCHTITAN.write(job_of(drawn, "torchtitan"))
+        values = TORCHTITAN.write_arguments(job_of(drawn, "torchtitan"))
         assert values["args.model"] == told["model"]
         flat = {f"{section}.{name}": v for section, settings in told["job"].items() for name, v in settings.items()}
         skipped = ("training.steps", "optimizer.lr", "debug.seed", "debug.moe_force_load_balance")
         for name, value in flat.items():
             if name not in skipped:
-                assert values.get(name, TORCHTITAN.argument(name).default) == value or _idle(name, drawn), name
+                assert values.get(name, TORCHTITAN.argument_named(name).default) == value or _idle(name, drawn), name
         arguments = dict(told["args"])
         arguments |= {f"moe_args.{k}": v for k, v in arguments.pop("moe_args", {}).items()}
         for name, value in arguments.items():

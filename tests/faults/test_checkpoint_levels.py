@@ -20,7 +20,7 @@ from mofa.faults.closed_forms.renewal import effective_restart_s, levels_ettr, r
 from mofa.faults.closed_forms.two_levels import two_level_ettr
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import expected_ledger_shares
-from mofa.faults.level_calculator import calculate_levels
+from mofa.faults.level_calculator import calculate_checkpoint_levels
 from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
 
 TIMES = st.floats(0.0, 2000.0)
@@ -110,7 +110,7 @@ def test_the_ledger_of_levels_is_what_the_simulation_finds() -> None:
 @pytest.mark.parametrize("interval", [None, 100.0])
 def test_the_calculator_finds_the_best_pattern(interval: float | None) -> None:
     blocks, shares, restarts = (2.0, 45.0), (0.6, 0.4), (60.0, 300.0)
-    found = calculate_levels(9000.0, blocks, restarts, shares, interval_s=interval, days=1, num_runs=10)
+    found = calculate_checkpoint_levels(9000.0, blocks, restarts, shares, interval_s=interval, days=1, num_runs=10)
     tried = np.geomspace(20.0, 2e3, 1500)[:, None] if interval is None else np.array([[interval]])
     best = float(nested_ettr(tried, (np.arange(1.0, 120.0),), blocks, 9000.0, shares, restarts).max())
     assert found.ettr == pytest.approx(best, abs=2e-6)

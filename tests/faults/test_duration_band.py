@@ -11,7 +11,7 @@ from mofa.errors import SpecError
 from mofa.faults.closed_forms.renewal import renewal_ettr
 from mofa.faults.duration_band import QUANTILES, run_duration_band_s, true_failure_rate_factors
 from mofa.faults.failures.clocks import FailureClock
-from mofa.faults.failures.rates import estimate_rate, rate_given_count
+from mofa.faults.failures.rates import estimate_failure_rate, true_over_estimated_rate
 from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
 
 DAY = 86400.0
@@ -89,8 +89,8 @@ def test_a_poorly_known_rate_widens_the_band() -> None:
 
 @pytest.mark.parametrize("failures", [1, 5, 419])
 def test_jeffreys_lies_within_garwood(failures: int) -> None:
-    interval = estimate_rate(failures, 1000.0, confidence=0.9)
-    low, high = rate_given_count(failures, np.array([0.05, 0.95])) * interval.rate_per_node_day
+    interval = estimate_failure_rate(failures, 1000.0, confidence=0.9)
+    low, high = true_over_estimated_rate(failures, np.array([0.05, 0.95])) * interval.rate_per_node_day
     assert interval.low_per_node_day < low < high < interval.high_per_node_day
     # over many true rates the interval holds the true one nine times in ten: counts drawn at rates drawn evenly
     rng = np.random.default_rng(3)
@@ -100,8 +100,8 @@ def test_jeffreys_lies_within_garwood(failures: int) -> None:
     inside = [
         float(a) <= t <= float(b)
         for t, a, b in zip(
-            truth[some], rate_given_count(counts[some], 0.05) * counts[some],
-            rate_given_count(counts[some], 0.95) * counts[some], strict=True,
+            truth[some], true_over_estimated_rate(counts[some], 0.05) * counts[some],
+            true_over_estimated_rate(counts[some], 0.95) * counts[some], strict=True,
         )
     ]  # fmt: skip
     assert np.mean(inside) == pytest.approx(0.9, abs=0.02 if failures > 1 else 0.06)
@@ -111,6 +111,6 @@ def test_what_is_no_count_is_refused() -> None:
     with pytest.raises(SpecError, match="counted_failures"):
         FailureClock(1e4, counted_failures=0.0)
     with pytest.raises(SpecError, match="failures"):
-        rate_given_count(0, 0.5)
+        true_over_estimated_rate(0, 0.5)
     with pytest.raises(SpecError, match="probability"):
-        rate_given_count(4, 1.5)
+        true_over_estimated_rate(4, 1.5)

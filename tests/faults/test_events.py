@@ -24,11 +24,11 @@ def write(folder: Path, text: str) -> Path:
 
 def test_rate_of_a_log_by_hand(tmp_path: Path) -> None:
     log = read_failure_log(write(tmp_path, GOOD))
-    found = log.rate(num_nodes=4, days=10)
+    found = log.failure_rate(num_nodes=4, days=10)
     assert found.node_days == pytest.approx(39.5)  # half a day down
     assert found.rate_per_node_day == pytest.approx(2 / 39.5)
-    assert log.kind_shares() == {"gpu": 0.5, "nic": 0.5}
-    unwatched = log.rate(num_nodes=4)  # the first failure begins the record
+    assert log.failure_kind_shares() == {"gpu": 0.5, "nic": 0.5}
+    unwatched = log.failure_rate(num_nodes=4)  # the first failure begins the record
     assert unwatched.failures == 1
     assert unwatched.node_days == pytest.approx(7.5)
     assert log.weibull_shape() is None
@@ -77,11 +77,11 @@ def test_what_is_no_log_is_refused(tmp_path: Path, text: str, said: str) -> None
 def test_what_a_log_cannot_say_is_refused(tmp_path: Path) -> None:
     log = read_failure_log(write(tmp_path, GOOD))
     with pytest.raises(SpecError, match=r"fewer than the 2"):
-        log.rate(1, 10)
+        log.failure_rate(1, 10)
     with pytest.raises(SpecError, match=r"shorter than the log's 2 days"):
-        log.rate(4, 1)
+        log.failure_rate(4, 1)
     with pytest.raises(SpecError, match="at one time"):
-        read_failure_log(write(tmp_path, "node,time,kind\na,1,gpu\n")).rate(4)
+        read_failure_log(write(tmp_path, "node,time,kind\na,1,gpu\n")).failure_rate(4)
     with pytest.raises(SpecError, match="no such file"):
         read_failure_log(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"node,time,kind\n\xff,1,gpu\n")

@@ -42,7 +42,7 @@ def times_of(spec: FaultSpec, per_rank: Any = 0.35e9) -> CheckpointTimes:
 def test_expectations_are_what_the_simulation_finds(mode: str, spares: int | None) -> None:
     spec = facts(mode)
     found = long_run_outlook(spec, times_of(spec), 20.0, 16384, 2048, 8, spares=spares)
-    run = found.simulated_run(0, 120 * 86400.0)
+    run = found.run_to_simulate(0, 120 * 86400.0)
     played = simulate_long_runs(run, 300, seed=1)
     # a run begins and ends, which an endless one does not
     assert played.ettr == pytest.approx(float(found.ettr[0]), abs=4 * played.standard_error + 2e-4)
@@ -172,5 +172,5 @@ def test_storage_follows_what_hosts_hold() -> None:
     fast, safe = found.levels
     apart = float(safe.every[0]) * (float(found.interval_s[0]) + float(fast.block_s[0]))
     assert apart >= float(times.write_s[0]) - 1e-6 and safe.every[0] > 1024
-    played = simulate_long_runs(found.simulated_run(0, 1e8), 100, seed=1)
+    played = simulate_long_runs(found.run_to_simulate(0, 1e8), 100, seed=1)
     assert played.ettr == pytest.approx(float(found.ettr[0]), abs=4 * played.standard_error)

@@ -118,7 +118,7 @@ def test_gemini() -> None:
     assert np.all(wasted <= 1.5 * every + 30.0)
     assert np.all(np.diff(wasted, axis=0) > 0)
     assert np.all(np.diff(wasted, axis=1) >= 0)
-    rare = renewal.expected_lost_s(600.0, 0.0, 1e7)  # what the renewal says of the same: half an interval
+    rare = renewal.expected_lost_s_per_failure(600.0, 0.0, 1e7)  # what the renewal says of the same: half an interval
     assert renewal.wasted_per_failure_s(0.0, 600.0, 0.0) == pytest.approx(float(rare), rel=1e-4)
     with pytest.raises(SpecError, match="shorter than a checkpoint"):
         renewal.wasted_per_failure_s(10.0, 5.0, 0.0)
@@ -145,7 +145,7 @@ def test_airesim() -> None:
     """Nothing is lost and a recovery of 20 min cannot fail: as a job without spares that waits for a repair."""
     assert 1 - spares.waiting_share(1 / (33.07 * MIN), 20 * MIN, 0) == pytest.approx(0.6231, abs=5e-5)
     good = 35.16
-    mixed = good / rates.lemon_factor(0.15, 5.0)
+    mixed = good / rates.lemon_rate_factor(0.15, 5.0)
     assert mixed == pytest.approx(21.97, abs=0.01)
     assert mixed < 33.07 < good  # bad servers are repaired as the run goes on
 
@@ -165,7 +165,7 @@ def test_share_of_checkpoints_without_failures(interval_s: float, block_s: float
 
 
 def test_llama_3_rates() -> None:
-    found = rates.estimate_rate(419, 2048 * 54.0)
+    found = rates.estimate_failure_rate(419, 2048 * 54.0)
     assert 1000 * found.rate_per_node_day == pytest.approx(3.79, abs=5e-3)
     assert rates.job_mtbf_s(found.rate_per_node_day, 2048) / HOUR == pytest.approx(3.093, abs=5e-4)
     assert 24 * 8 / found.rate_per_node_day == pytest.approx(50_677, abs=1)  # GPU hours per failure
@@ -202,9 +202,9 @@ def test_limits() -> None:
     assert float(renewal.renewal_ettr(1e-6, 0.0, 1000.0, 500.0)) == pytest.approx(np.exp(-0.5), rel=1e-6)
     assert float(renewal.renewal_ettr(np.inf, 60.0, np.inf, 300.0)) == 1.0
     assert float(renewal.renewal_ettr(1e9, 60.0, 1.0, 300.0)) == 0.0
-    assert float(renewal.expected_lost_s(1e-3, 0.0, 1e5)) == pytest.approx(5e-4, rel=1e-6)
-    assert float(renewal.expected_lost_s(1e9, 0.0, 10.0)) == pytest.approx(10.0)
-    assert float(renewal.expected_unprotected_s(2.0, 1.0)) == pytest.approx(np.e**2 - 1)
+    assert float(renewal.expected_lost_s_per_failure(1e-3, 0.0, 1e5)) == pytest.approx(5e-4, rel=1e-6)
+    assert float(renewal.expected_lost_s_per_failure(1e9, 0.0, 10.0)) == pytest.approx(10.0)
+    assert float(renewal.expected_uncheckpointed_work_s(2.0, 1.0)) == pytest.approx(np.e**2 - 1)
 
 
 @given(restart=st.lists(st.floats(0.0, 1e5), min_size=2, max_size=5), mtbf=st.floats(100.0, 1e7))

@@ -288,7 +288,7 @@ def test_one_segment_without_checkpoint_is_work_that_starts_over() -> None:
         7200.0, 1e9, (SimulatedCheckpointLevel(0.0),), (SimulatedFailureKind(1.0, 0.0),), FailureClock(7200.0)
     )
     found = simulate_long_runs(run, 40_000, seed=12)
-    assert found.wall_s.mean() == pytest.approx(float(renewal.expected_unprotected_s(7200.0, 7200.0)), rel=0.02)
+    assert found.wall_s.mean() == pytest.approx(float(renewal.expected_uncheckpointed_work_s(7200.0, 7200.0)), rel=0.02)
 
 
 @pytest.mark.parametrize(

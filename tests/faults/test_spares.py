@@ -30,15 +30,15 @@ def test_peer_copies_by_counting(nodes: int, copies: int, failed: int) -> None:
     groups = [set(range(i, i + copies)) for i in range(0, nodes, copies)]
     draws = list(combinations(range(nodes), failed))
     kept = sum(not any(group <= set(draw) for group in groups) for draw in draws)
-    assert spares.peers_survive_probability(nodes, copies, failed) == pytest.approx(
+    assert spares.all_states_survive_probability(nodes, copies, failed) == pytest.approx(
         kept / len(draws), rel=1e-9, abs=1e-12
     )
 
 
 def test_peer_copies_published() -> None:
-    assert spares.peers_survive_probability(16, 2, 2) == pytest.approx(0.9333, abs=5e-5)
-    assert spares.peers_survive_probability(4096, 2, 1) == 1.0
-    assert spares.peers_survive_probability(16, 2, 16) == 0.0
+    assert spares.all_states_survive_probability(16, 2, 2) == pytest.approx(0.9333, abs=5e-5)
+    assert spares.all_states_survive_probability(4096, 2, 1) == 1.0
+    assert spares.all_states_survive_probability(16, 2, 16) == 0.0
 
 
 @given(load=st.floats(1e-3, 50.0), num_spares=st.integers(0, 60))
@@ -101,9 +101,9 @@ def test_replicas_at_their_limits(mtbf: float, replicas: int, stall: float, back
 
 
 def test_rates_out_of_components_and_counts() -> None:
-    rate = rates.rate_from_components([(8, 50_000 * 3600.0), (2, 100_000 * 3600.0)])
+    rate = rates.failures_per_node_day_of_components([(8, 50_000 * 3600.0), (2, 100_000 * 3600.0)])
     assert rate == pytest.approx(24 * (8 / 50_000 + 2 / 100_000))
-    found = rates.estimate_rate(0, 100.0, 0.9)
+    found = rates.estimate_failure_rate(0, 100.0, 0.9)
     assert (found.rate_per_node_day, found.low_per_node_day) == (0.0, 0.0)
     assert found.high_per_node_day == pytest.approx(-np.log(0.05) / 100)
 
@@ -111,7 +111,8 @@ def test_rates_out_of_components_and_counts() -> None:
 def test_the_interval_of_a_rate_covers_it_as_often_as_it_says() -> None:
     counts = np.random.default_rng(0).poisson(7.0, 2000)
     inside = [
-        r.low_per_node_day <= 0.07 <= r.high_per_node_day for r in (rates.estimate_rate(int(c), 100.0) for c in counts)
+        r.low_per_node_day <= 0.07 <= r.high_per_node_day
+        for r in (rates.estimate_failure_rate(int(c), 100.0) for c in counts)
     ]
     assert 0.9 <= np.mean(inside) < 0.97
 
@@ -128,14 +129,14 @@ def test_a_weibull_shape_is_found_again_beside_censored_times() -> None:
     [
         (lambda: rates.job_mtbf_s(-1e-3, 8), "failures_per_node_day"),
         (lambda: rates.job_mtbf_s(1e-3, 0), "num_nodes"),
-        (lambda: rates.rate_from_components([(8, 0.0)]), "mttf_s"),
-        (lambda: rates.estimate_rate(-1, 10.0), "failures"),
-        (lambda: rates.estimate_rate(1, 0.0), "node_days"),
-        (lambda: rates.estimate_rate(1, 1.0, 1.0), "confidence"),
+        (lambda: rates.failures_per_node_day_of_components([(8, 0.0)]), "mttf_s"),
+        (lambda: rates.estimate_failure_rate(-1, 10.0), "failures"),
+        (lambda: rates.estimate_failure_rate(1, 0.0), "node_days"),
+        (lambda: rates.estimate_failure_rate(1, 1.0, 1.0), "confidence"),
         (lambda: rates.fit_weibull_shape(np.array([1.0]), np.zeros(0)), "at least two"),
         (lambda: spares.poisson_spares(1.0, 1.0, 1.0), "quantile"),
-        (lambda: spares.peers_survive_probability(10, 3, 1), "divide"),
-        (lambda: spares.peers_survive_probability(10, 2, 11), "0 to 10"),
+        (lambda: spares.all_states_survive_probability(10, 3, 1), "divide"),
+        (lambda: spares.all_states_survive_probability(10, 2, 11), "0 to 10"),
         (lambda: spares.ettr_of_continuing_replicas(1.0, 0, 1.0, 1.0, 1.0, 0.5), "num_replicas"),
         (lambda: spares.binomial_spares(10, 1.5), "faulty"),
     ],

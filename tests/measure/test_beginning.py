@@ -44,7 +44,7 @@ def test_the_first_two_steps_are_recorded_with_the_building_and_no_more(tmp_path
         memory.do("segment_alloc", BASE - len(taken) * 8192, 20 << 20, 7)
         memory.do("alloc", BASE - len(taken) * 8192 + 512, 1000, 9)
 
-    watched = beginning.watch(step)
+    watched = beginning.with_recorded_history(step)
     for _ in range(3):
         watched()
     assert taken == [True, True, False]

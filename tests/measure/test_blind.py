@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mofa.calibrate.cases import Shape
-from mofa.calibrate.shapes.chunked import CHUNKS, FRESH_SKEWS, chunked_cases
+from mofa.calibrate.shapes.chunked import CHUNKS, FRESH_SKEWS, chunked_layer_cases
 from mofa.measure.expand import expand_run
 from mofa.measure.runs import task_of_run
 from mofa.specs.run_files import load_runs
@@ -40,7 +40,10 @@ def test_every_planned_run_was_predicted_and_its_framework_can_run_it(name: str)
 
 def test_every_fresh_layer_was_predicted() -> None:
     fresh = [
-        c.shape_text for gpus in (1, 2, 4) for c in chunked_cases(gpus) if c.split == "fresh" and c.size("ep") == gpus
+        c.shape_text
+        for gpus in (1, 2, 4)
+        for c in chunked_layer_cases(gpus)
+        if c.split == "fresh" and c.shape_size("ep") == gpus
     ]
     assert column("blind_layers.csv", "shape") == fresh
 
@@ -50,8 +53,12 @@ def test_fresh_layers_meet_every_skew_in_every_number_of_chunks(gpus: int) -> No
     def key(shape: Shape) -> tuple[int, str]:
         return int(shape["chunks"]), str(shape["skew"])
 
-    cases = [case for case in chunked_cases(gpus) if case.split == "fresh"]
+    cases = [case for case in chunked_layer_cases(gpus) if case.split == "fresh"]
     assert {key(case.shape) for case in cases} == {(c, s) for c in CHUNKS for s in FRESH_SKEWS}
-    held = {(c.size("hidden"), c.size("ffn"), c.size("experts")) for c in chunked_cases(gpus) if c.split == "heldout"}
-    assert not held & {(c.size("hidden"), c.size("ffn"), c.size("experts")) for c in cases}
-    assert all(case.size("tokens") % (8 * case.size("ep")) == 0 for case in cases)
+    held = {
+        (c.shape_size("hidden"), c.shape_size("ffn"), c.shape_size("experts"))
+        for c in chunked_layer_cases(gpus)
+        if c.split == "heldout"
+    }
+    assert not held & {(c.shape_size("hidden"), c.shape_size("ffn"), c.shape_size("experts")) for c in cases}
+    assert all(case.shape_size("tokens") % (8 * case.shape_size("ep")) == 0 for case in cases)

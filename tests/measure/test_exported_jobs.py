@@ -63,7 +63,7 @@ def test_a_record_says_the_job_its_steps_and_its_ranks(job: Path) -> None:
     assert record.measured.step_times_s == [1.02, 1.03, 1.04, 1.05]
     assert [rank.peak_allocated_bytes for rank in record.measured.ranks] == [7, 8]
     assert record.environment.host_issue_s == 2e-5  # the slower rank's
-    assert (record.trainer, record.fitting_or_judging) == ("Megatron-LM's pretrain_gpt.py", "judging")
+    assert (record.trainer, record.fitting_or_judging_half) == ("Megatron-LM's pretrain_gpt.py", "judging")
 
 
 def test_what_is_missing_is_said(job: Path) -> None:

@@ -84,8 +84,8 @@ def test_what_the_host_bounds_is_measured_three_times(tmp_path: Path) -> None:
     first = measure_runs(path, out, progress=lambda _: None)
     assert sorted(p.stem for p in first.written) == ["idle-1", "idle-1-again", "idle-1-third", "ok-1"]
     records = {r.run.id: r for r in read_records(out)}
-    assert records["idle-1"].measured.host_bound
-    assert not records["ok-1"].measured.host_bound
+    assert records["idle-1"].measured.is_host_bound
+    assert not records["ok-1"].measured.is_host_bound
     # the slowest rank's host sets the pace
     assert [records[id].environment.host_issue_s for id in ("idle-1", "ok-1")] == [5e-6, 5.333e-6]
     assert records["ok-1"].environment.host_issues_s == [9e-6, 6e-6, 1e-6]
@@ -159,7 +159,7 @@ def test_a_record_spells_the_run_out(tmp_path: Path) -> None:
     assert record.run.model["hidden"] == 4096
     assert record.run.strategy["schedule"] == "1f1b"
     assert record.run.framework["data_parallel"] == "fsdp"
-    assert expand_run(record.run).with_full_specs() == record.run
+    assert expand_run(record.run).run_with_full_specs() == record.run
 
 
 @pytest.mark.parametrize(

@@ -110,14 +110,14 @@ def test_what_cannot_be_run_is_one_line(tmp_path: Path, changes: dict[str, Any],
 
 
 def test_a_run_s_half_is_its_model_s_whatever_its_layers_and_batch(tmp_path: Path) -> None:
-    base = half_dealt_by_model(run_of(tmp_path).with_full_specs())
+    base = half_dealt_by_model(run_of(tmp_path).run_with_full_specs())
     deeper = run_of(
         tmp_path, model={"base": "llama3-8b", "num_layers": 8}, batch={"seq_len": 8192, "micro": 2, "global": 4}
     )
-    assert half_dealt_by_model(deeper.with_full_specs()) == base
+    assert half_dealt_by_model(deeper.run_with_full_specs()) == base
     halves = {
         half_dealt_by_model(
-            run_of(tmp_path, model={"base": "llama3-8b", "num_layers": 4, "vocab": v}).with_full_specs()
+            run_of(tmp_path, model={"base": "llama3-8b", "num_layers": 4, "vocab": v}).run_with_full_specs()
         )
         for v in range(1000, 1010)
     }

@@ -76,9 +76,9 @@ def test_the_norms_of_its_steps_say_whether_the_median_one_scales_its_gradients(
     norms = {"grad_norms": [0.5, 1.23456, float("inf"), 2.0]}
     measured = merge_rank_results([{**rank(0, [0.1, 0.2, 0.3]), **norms}])
     assert measured.grad_norms == [0.5, 1.235, 2.0]
-    assert measured.median_step_clips is True
-    assert measured.model_copy(update={"grad_norms": [0.5, 0.6, 2.0]}).median_step_clips is False
-    assert merge_rank_results([rank(0, [0.1, 0.2, 0.3])]).median_step_clips is None
+    assert measured.clips_in_median_step is True
+    assert measured.model_copy(update={"grad_norms": [0.5, 0.6, 2.0]}).clips_in_median_step is False
+    assert merge_rank_results([rank(0, [0.1, 0.2, 0.3])]).clips_in_median_step is None
 
 
 def test_the_slowest_rank_gives_the_step_time() -> None:
@@ -231,7 +231,7 @@ def expanded() -> list[ExpandedRun]:
 
 @pytest.fixture(scope="module")
 def configurations(expanded: list[ExpandedRun]) -> list[str]:
-    return [run.configuration for run in expanded]
+    return [run.configuration_hash for run in expanded]
 
 
 @pytest.fixture(scope="module")
@@ -329,8 +329,8 @@ def test_no_two_configurations_are_almost_the_same(expanded: list[ExpandedRun]) 
     """None is another but for one field that is less than a factor of two larger."""
     unsaid = (".model.name", ".model.source", ".strategy.zero")  # zero says the same of older records in other words
     fields = {}
-    for run in {one.configuration: one for one in expanded}.values():
-        content = flat(run.with_full_specs().model_dump(mode="json", by_alias=True, exclude={"id", "hardware"}))
+    for run in {one.configuration_hash: one for one in expanded}.values():
+        content = flat(run.run_with_full_specs().model_dump(mode="json", by_alias=True, exclude={"id", "hardware"}))
         fields[run.run.id] = {k: v for k, v in content.items() if k not in unsaid}
     assert len(fields) >= 60
     for (id, a), (other, b) in itertools.combinations(fields.items(), 2):
@@ -392,7 +392,7 @@ DUE, DUE_DAYS = "Transformer Engine", ("2026-11-26", "2026-11-27", "2026-11-29")
 
 
 def test_what_the_host_bounds_was_measured_three_times(starts: list[list[RunRecord]]) -> None:
-    bound = [of for of in starts if any(one.measured.host_bound for one in of)]
+    bound = [of for of in starts if any(one.measured.is_host_bound for one in of)]
     assert len(bound) >= 20
     fewer = [of for of in bound if len(of) < 3]
     due = [of for of in fewer if all(DUE in one.source and one.source.endswith(DUE_DAYS) for one in of)]

@@ -16,7 +16,7 @@ import pytest
 import mofa
 from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import TableEstimator
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from mofa.replay.time.time_replayed import ReplayedTime
 from mofa.search.one_plan import estimated_step_s
 from mofa.search.one_strategy import checked_strategy_row
@@ -41,7 +41,7 @@ def benchmark() -> Any:
 @cache
 def replayed_once(estimator: TableEstimator, *, detail: bool) -> ReplayedTime:
     """The replayed step of a case that several tests look at."""
-    return replay_time(estimator, detail=detail)
+    return replay_step_time(estimator, detail=detail)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_components_of_pipelined_steps_agree(benchmark: Any) -> None:
     pipelines = (case for case in benchmark.cases(60, 7) if case.row.pp[0] > 1 and case.row.dp[0] > 1)
     off = []
     for case in islice(pipelines, 12):
-        closed, replayed = case.estimator.breakdown(), replay_time(case.estimator, detail=False)
+        closed, replayed = case.estimator.breakdown(), replay_step_time(case.estimator, detail=False)
         exposed = dict(zip(TIME_COMPONENTS, closed.exposed_s[:, 0].tolist(), strict=True))
         for names in (("dp",), ("bubble", "host_idle")):
             seconds = sum(exposed[name] - replayed.exposed[name] for name in names)

@@ -7,7 +7,7 @@ import pytest
 from mofa.replay.memory import skipped_rounds, steady_state
 from mofa.replay.memory.rank_memory import ReplayedRankMemory, play_memory
 from mofa.replay.rank.from_estimator import describe_ranks
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from tests.replay.test_odd_jobs import Job, strategy_estimator
 
 QWEN: Job = ("qwen3-30b-a3b", "h100-hgx", 64, 128, 4096)
@@ -27,7 +27,7 @@ CASES = [
 def test_steps_agree(job: Job, framework: dict[str, object], strategy: str) -> None:
     estimator = strategy_estimator(job, framework, strategy)
     closed = float(estimator.breakdown().step_s[0])
-    played = replay_time(estimator, detail=False)
+    played = replay_step_time(estimator, detail=False)
     assert closed == pytest.approx(played.step_s, rel=0.03)
     assert sum(played.exposed.values()) == pytest.approx(played.step_s)
 
@@ -70,7 +70,7 @@ def test_skipped_rounds_end_behind_a_pair(strategy: str, monkeypatch: pytest.Mon
 def test_all_pairs_are_played() -> None:
     """Every forward but the first begins with a backward that takes nothing of its own."""
     estimator = strategy_estimator(*CASES[0])
-    (spans,) = replay_time(estimator, cached=False).spans
+    (spans,) = replay_step_time(estimator, cached=False).spans
     shown = [span for span in spans if span.kind in ("F", "B")]
     alone = [span for span in shown if span.kind == "B" and span.end_s > span.start_s]
     assert len(alone) == 1 and len(shown) == 2 * 4

@@ -10,7 +10,7 @@ import mofa
 from mofa.cost.estimate import TableEstimator
 from mofa.replay.memory.rank_memory import play_memory
 from mofa.replay.rank.from_estimator import describer_of_rank
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import checked_strategy_row
 
@@ -92,7 +92,7 @@ def strategy_estimator(job: Job, framework: dict[str, Any], strategy: str) -> Ta
 def test_steps_agree(job: Job, framework: dict[str, Any], strategy: str) -> None:
     estimator = strategy_estimator(job, framework, strategy)
     closed = float(estimator.breakdown().step_s[0])
-    assert closed == pytest.approx(replay_time(estimator, detail=False).step_s, rel=0.01)
+    assert closed == pytest.approx(replay_step_time(estimator, detail=False).step_s, rel=0.01)
 
 
 def test_gathers_of_large_experts_are_launched_as_the_host_gets_to_them() -> None:
@@ -101,7 +101,7 @@ def test_gathers_of_large_experts_are_launched_as_the_host_gets_to_them() -> Non
     strategy = "tp=16 etp=8 dp=1 micro_batch=1 sp=true recompute=selective:layernorm+moe_act"
     estimator = strategy_estimator(job, {"name": "megatron", "dispatcher": "allgather"}, strategy)
     closed = float(estimator.breakdown().step_s[0])
-    assert closed == pytest.approx(replay_time(estimator, detail=False).step_s, rel=0.015)
+    assert closed == pytest.approx(replay_step_time(estimator, detail=False).step_s, rel=0.015)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 import mofa
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from mofa.replay.time.time_replayed import ReplayedTime
 from mofa.report.figures.gantt import BUBBLE, LOOKS, MAX_COMPUTATIONS, TRANSFER, plot_pipeline
 from mofa.search.strategy_estimator import strategy_estimator
@@ -14,7 +14,7 @@ from mofa.search.strategy_estimator import strategy_estimator
 
 def step(framework: str, strategy: str, batch: int = 16) -> ReplayedTime:
     job, machines = mofa.load_workload("llama3-8b", global_batch=batch), mofa.load_cluster("h100-hgx", 8)
-    return replay_time(strategy_estimator(job, machines, mofa.load_framework(framework), strategy))
+    return replay_step_time(strategy_estimator(job, machines, mofa.load_framework(framework), strategy))
 
 
 def test_looks_differ_in_print() -> None:
@@ -58,7 +58,7 @@ def test_a_long_step_shows_its_beginning() -> None:
 
 
 def test_given_axes_are_used() -> None:
-    from mofa.report.figures.style import new_axes
+    from mofa.report.figures.style import given_or_new_axes
 
-    ax = new_axes(None)
+    ax = given_or_new_axes(None)
     assert plot_pipeline(step("megatron", "tp=8 micro_batch=1"), ax=ax) is ax

@@ -295,8 +295,8 @@ def test_the_front_is_no_worse_than_its_dots(facts: ReportFacts) -> None:
 
 
 def test_a_number_without_a_value_is_a_dash(facts: ReportFacts) -> None:
-    assert facts.seconds("result.plans.0.usd") == "–"
-    shown = facts.seconds("result.plans.0.step_s")
+    assert facts.shown_seconds("result.plans.0.usd") == "–"
+    shown = facts.shown_seconds("result.plans.0.step_s")
     assert isinstance(shown, Number) and shown.value == facts.report.plans[0].step_s
 
 
@@ -349,13 +349,13 @@ def test_figures_show_the_numbers_of_the_charts(facts: ReportFacts) -> None:
     from mofa.report.figures.resource_changes import plot_resource_changes
     from mofa.report.figures.roofline_plot import plot_roofline
 
-    axes = plot_roofline(facts.analysis.roofline)
+    axes = plot_roofline(facts.plan_analysis.roofline)
     shown = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines[1:]}
-    for point in facts.analysis.roofline.points:
+    for point in facts.plan_analysis.roofline.points:
         if point.flops:
             name = {"gemm": "matrix products", "attention": "attention"}[point.kind]
             assert shown[name] == (point.flops_per_byte, point.flops_per_s / 1e12)
-    changes = facts.analysis.resources
+    changes = facts.plan_analysis.resources
     widths = [bar.get_width() for bar in plot_resource_changes(changes).patches]
     assert widths == [100 * change.step_change_less for change in changes] + [
         100 * change.step_change_more for change in changes

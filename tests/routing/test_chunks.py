@@ -41,7 +41,7 @@ def rows_of_the_fullest_rank() -> float:
 def test_table_4(key: tuple[str, int]) -> None:
     """Active memory of 2 and 8 chunks is predicted from the row of 1, within 3 %; verdicts are all right."""
     static, active, whole, trains = TABLE_4[key]
-    found = TERMS.total(rows_of_the_fullest_rank(), key[1]) / GB
+    found = TERMS.activation_bytes(rows_of_the_fullest_rank(), key[1]) / GB
     assert found == pytest.approx(active, rel=0.03)
     assert static + found == pytest.approx(whole, rel=0.03)
     assert ((static + found) * GB <= BUDGET) == trains
@@ -79,8 +79,8 @@ def test_mact_on_table_4() -> None:
 def test_percentages_of_the_text() -> None:
     """moe.md A.8: 83.84 % less with 8 chunks, 48.03 % with 2."""
     rows = rows_of_the_fullest_rank()
-    assert 1 - TERMS.total(rows, 8) / TERMS.total(rows) == pytest.approx(0.8384, abs=0.005)
-    assert 1 - TERMS.total(rows, 2) / TERMS.total(rows) == pytest.approx(0.4803, abs=0.005)
+    assert 1 - TERMS.activation_bytes(rows, 8) / TERMS.activation_bytes(rows) == pytest.approx(0.8384, abs=0.005)
+    assert 1 - TERMS.activation_bytes(rows, 2) / TERMS.activation_bytes(rows) == pytest.approx(0.4803, abs=0.005)
 
 
 def test_activations_in_flight() -> None:
@@ -94,7 +94,7 @@ def test_activations_in_flight() -> None:
 def test_layers_in_flight_share_the_budget() -> None:
     terms = ActivationTerms(1.0, 2.0)
     rows = max_rows_without_chunks(100.0, terms, 4)
-    assert 4 * terms.total(rows) == pytest.approx(100.0)
+    assert 4 * terms.activation_bytes(rows) == pytest.approx(100.0)
     assert max_rows_without_chunks(0.5, terms) < 0
 
 

@@ -43,7 +43,7 @@ def test_agrees_with_the_papers_loop(seed: int, gpus_per_node: int) -> None:
     rng = np.random.default_rng(seed)
     placement = symmetric_placement(16, 8, 4)
     inputs = rng.multinomial(300, rng.dirichlet(np.full(16, 0.3)), 8).T
-    tokens = FlowScheduler(placement).solve(inputs.sum(axis=1)).tokens
+    tokens = FlowScheduler(placement).schedule_micro_batch(inputs.sum(axis=1)).tokens
     flow = route_tokens(placement, tokens, inputs, gpus_per_node)
     twin = algorithm_1(placement, tokens, inputs, gpus_per_node)
     experts, gpus = placement.experts_and_gpus

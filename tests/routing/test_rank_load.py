@@ -276,7 +276,7 @@ def test_a_budget_per_rank_pads_rows_and_runs_steps_again() -> None:
     assert 1.1 < runs < 2.0
     assert more.breakdown().step_s[0] == pytest.approx(runs * once.breakdown().step_s[0])
     assert more.breakdown().device_bytes[0] == once.breakdown().device_bytes[0]
-    played, again = Replayer(once).time, Replayer(more).time
+    played, again = Replayer(once).replayed_time, Replayer(more).replayed_time
     assert again.step_s == pytest.approx(runs * played.step_s)
     assert sum(again.exposed.values()) == pytest.approx(again.step_s)
 

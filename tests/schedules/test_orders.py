@@ -13,7 +13,7 @@ from mofa.replay.time.pipeline import most_micro_batches_in_flight, play_program
 from mofa.schedules import Action, Exchange, Order, Program, Runtime, computation_order_of, program_with_exchanges
 from mofa.schedules.interleaved import megatron_interleaved_order
 from mofa.schedules.order_check import OrderError, check_program
-from mofa.schedules.point_to_point import overlapped_exchanges, receive_before_send_after
+from mofa.schedules.point_to_point import exchanges_before_and_after_computations, overlapped_exchanges
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "orders.json").read_text())
 UNIT = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
@@ -177,7 +177,9 @@ def _edit(order: Order, rank: int, text: str) -> Order:
 )
 def test_the_checker_names_what_is_wrong(rank: int, text: str, message: str) -> None:
     with pytest.raises(OrderError, match=message):
-        check_program(receive_before_send_after(_edit(computation_order_of("1f1b", "pytorch", 2, 1, 2), rank, text)))
+        check_program(
+            exchanges_before_and_after_computations(_edit(computation_order_of("1f1b", "pytorch", 2, 1, 2), rank, text))
+        )
 
 
 def test_a_cycle_is_named() -> None:
@@ -185,16 +187,16 @@ def test_a_cycle_is_named() -> None:
     order = _edit(computation_order_of("1f1b", "pytorch", 2, 1, 2), 0, "F0 B0 F1 B1")
     order = _edit(order, 1, "F0 F1 B0 B1")
     with pytest.raises(OrderError, match=r"rank 0 waits at RECV_B of stage 0, micro-batch 0 for ever: .*rank 1 is at"):
-        check_program(receive_before_send_after(order))
+        check_program(exchanges_before_and_after_computations(order))
     with pytest.raises(OrderError, match="for ever"):
-        play_program(receive_before_send_after(order), _seconds)
+        play_program(exchanges_before_and_after_computations(order), _seconds)
     with pytest.raises(ValueError, match="cycle: rank 0 waits at B of stage 0, micro-batch 0; rank 1"):
         program_with_exchanges(order, "zbv", "pytorch")
 
 
 def test_crossed_receives_are_named() -> None:
     """Both frameworks wait for a message in the order of its launch: receives the other way round never end."""
-    program = receive_before_send_after(computation_order_of("gpipe", "pytorch", 2, 1, 2))
+    program = exchanges_before_and_after_computations(computation_order_of("gpipe", "pytorch", 2, 1, 2))
     items = list(program.ranks[1])
     a, b = items.index(Exchange((Action("RECV_F", 1, 0),))), items.index(Exchange((Action("RECV_F", 1, 1),)))
     items[a], items[b] = items[b], items[a]
@@ -206,7 +208,7 @@ def test_crossed_receives_are_named() -> None:
 
 
 def test_missing_send_is_named() -> None:
-    program = receive_before_send_after(computation_order_of("gpipe", "pytorch", 2, 1, 2))
+    program = exchanges_before_and_after_computations(computation_order_of("gpipe", "pytorch", 2, 1, 2))
     cut = tuple(i for i in program.ranks[0] if i != Exchange((Action("SEND_F", 0, 1),), blocking=False))
     with pytest.raises(OrderError, match="SEND_F of stage 0, micro-batch 1 is launched 0 times, not 1"):
         check_program(Program(program.order, (cut, program.ranks[1])))
@@ -215,4 +217,4 @@ def test_missing_send_is_named() -> None:
 def test_stage_on_the_wrong_rank() -> None:
     order = computation_order_of("gpipe", "pytorch", 2, 1, 2)
     with pytest.raises(OrderError, match="runs on rank 0, but the stage is on rank 1"):
-        check_program(receive_before_send_after(replace(order, ranks=order.ranks[::-1])))
+        check_program(exchanges_before_and_after_computations(replace(order, ranks=order.ranks[::-1])))

@@ -10,7 +10,7 @@ import pytest
 
 import mofa
 from mofa.blocks.work import Attention, Gemm, GroupedGemm
-from mofa.cost.roofline import kernel_totals_by_kind, least_bytes
+from mofa.cost.roofline import kernel_totals_by_kind, least_bytes_of_work
 from mofa.search.analysis.analyse import resource_changes
 from mofa.search.analysis.near_runs import NEAREST, nearest_runs
 from mofa.search.analysis.strategy_changes import strategy_changes
@@ -127,13 +127,13 @@ def test_no_kernel_is_above_its_roof() -> None:
 
 def test_bytes_are_every_operand_and_result_once() -> None:
     """By hand: elements of each, two bytes, of fp8 operands one."""
-    assert least_bytes(Gemm(m=8.0, n=4.0, k=2.0, format="fp8", count=3.0)) == 3 * ((8 + 4) * 2 + 2 * 32)
-    assert least_bytes(GroupedGemm(rows=16.0, groups=2.0, n=4.0, k=8.0)) == 2 * (16 * 8 + 2 * 8 * 4 + 16 * 4)
+    assert least_bytes_of_work(Gemm(m=8.0, n=4.0, k=2.0, format="fp8", count=3.0)) == 3 * ((8 + 4) * 2 + 2 * 32)
+    assert least_bytes_of_work(GroupedGemm(rows=16.0, groups=2.0, n=4.0, k=8.0)) == 2 * (16 * 8 + 2 * 8 * 4 + 16 * 4)
     wgrad = GroupedGemm(rows=16.0, groups=2.0, n=4.0, k=8.0, wgrad=True)
-    assert least_bytes(wgrad) == 2 * (16 * (4 + 8) + 2 * 4 * 8)
+    assert least_bytes_of_work(wgrad) == 2 * (16 * (4 + 8) + 2 * 4 * 8)
     forward = Attention(batch=1.0, heads=4.0, q_len=10.0, pairs=55.0, d_qk=8.0, d_v=8.0, kv_heads=2.0)
-    assert least_bytes(forward) == 2 * 10 * (4 * 16 + 2 * 16)
-    assert least_bytes(object()) == 0.0
+    assert least_bytes_of_work(forward) == 2 * 10 * (4 * 16 + 2 * 16)
+    assert least_bytes_of_work(object()) == 0.0
 
 
 def test_single_changes_are_what_estimates_say(job: WorkloadSpec, machines: ClusterSpec) -> None:

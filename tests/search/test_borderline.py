@@ -45,7 +45,7 @@ def candidate(
 
 def test_what_fits_when_played_is_not_lost() -> None:
     one = candidate(cluster(16), {**FIX, "schedule": "interleaved"})
-    played, estimated = one.device_bytes(), float(one.costed.device_bytes[0])
+    played, estimated = one.replayed_device_bytes(), float(one.closed_form_breakdown.device_bytes[0])
     assert played < 0.95 * estimated
     machines = with_room((played + estimated) / 2)
     assert played < memory_limit_bytes(machines, TITAN) < estimated
@@ -63,8 +63,8 @@ def test_what_fits_when_played_is_not_lost() -> None:
 
 def test_what_does_not_fit_when_played_says_by_how_much() -> None:
     one = candidate(cluster(16), {**FIX, "schedule": "interleaved"})
-    allocated, played = float(one.costed.allocated_bytes[0]), one.device_bytes()
-    cached = float(one.costed.device_bytes[0] - one.costed.reserved_bytes[0])
+    allocated, played = float(one.closed_form_breakdown.allocated_bytes[0]), one.replayed_device_bytes()
+    cached = float(one.closed_form_breakdown.device_bytes[0] - one.closed_form_breakdown.reserved_bytes[0])
     machines = with_room((allocated + cached + played) / 2)
     found = find_plans(JOB, machines, framework=TITAN, fix={**FIX, "schedule": "interleaved", "dp_replicate": 1})
     assert not found.report.plans
@@ -106,7 +106,7 @@ def test_the_least_full_and_the_fastest_others_are_played(monkeypatch: pytest.Mo
 def test_fewer_layers_are_recomputed_where_they_fit() -> None:
     strategy = {"tp": 1, "pp": 2, "micro_batch": 4, "recompute": "full:5"}
     wide = candidate(cluster(16), strategy, solved=True, name="megatron")
-    at = {number: wide.with_recompute_layers(number).device_bytes() for number in (2, 3)}
+    at = {number: wide.with_recompute_layers(number).replayed_device_bytes() for number in (2, 3)}
     machines = with_room((at[2] + at[3]) / 2)
     one = candidate(machines, strategy, solved=True, name="megatron")
     with WorkerProcesses() as workers:
@@ -123,7 +123,7 @@ def test_the_number_solved_by_a_high_estimate_is_lowered(monkeypatch: pytest.Mon
     fix: dict[str, object] = {"tp": 1, "pp": 2, "vpp": 1, "cp": 1, "micro_batch": 4}
     options: dict[str, Any] = {"framework": framework("megatron"), "fix": fix, "without": ["selective"], "top": 1}
     strategy = {"tp": 1, "pp": 2, "micro_batch": 4, "recompute": "full:4"}
-    machines = with_room(1.001 * candidate(cluster(16), strategy, solved=True, name="megatron").device_bytes())
+    machines = with_room(1.001 * candidate(cluster(16), strategy, solved=True, name="megatron").replayed_device_bytes())
     honest = find_plans(JOB, machines, **options)
     right = TableEstimator.memory_of_rows
 

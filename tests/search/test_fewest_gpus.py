@@ -55,7 +55,7 @@ def fits_on(job: JobAndMachines, num_gpus: int, maximum: dict[str, int]) -> bool
     estimator = TableEstimator(
         here.workload, here.cluster, here.framework, table, routing_loads_by_ep(here.workload, table)
     )
-    device = estimator.device_bytes(np.arange(len(table)), table.recompute_layers)
+    device = estimator.device_bytes_of_rows(np.arange(len(table)), table.recompute_layers)
     return bool(np.any(device <= here.cluster.gpu.capacity_bytes.value - margin_bytes(here.cluster, here.framework)))
 
 
@@ -123,7 +123,7 @@ def test_what_only_the_closed_form_fits_is_not_enough(monkeypatch: pytest.Monkey
     assert fewest_fitting_gpus_and_note(job, unconstrained(), replay=True)[0] == 1
     monkeypatch.setattr(
         CandidatePlan,
-        "device_bytes",
+        "replayed_device_bytes",
         lambda self, capacity_bytes: capacity_bytes + (1.0 if self.job[1].num_gpus < 16 else -1.0),
     )
     assert fewest_fitting_gpus_and_note(job, unconstrained(), replay=True)[0] == 16

@@ -12,7 +12,7 @@ from mofa.errors import NothingFits, SpecError
 from mofa.plan.factor_results import FactorPlan, KeyFactors
 from mofa.search.analysis.analyse import resource_changes
 from mofa.search.key_factors.factor_search import FactorSearch
-from mofa.search.key_factors.optimisations import OPTIMISATIONS, unavailable
+from mofa.search.key_factors.optimisations import OPTIMISATIONS, why_optimisation_unavailable
 from mofa.specs.changed_resources import MEMORY_CAPACITY, RESOURCES, cluster_with_resource
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
@@ -76,8 +76,8 @@ def test_a_report_says_the_same_of_the_same_plan(job: WorkloadSpec, machines: Cl
     reported = {each.resource: each for each in resource_changes(job, machines, mofa.load_framework("megatron"), plan)}
     for resource in dense.resources:
         change = reported.pop(resource.resource)
-        assert dense.change(resource.less.same_plan) == pytest.approx(change.step_change_less, abs=1e-12)
-        assert dense.change(resource.more.same_plan) == pytest.approx(change.step_change_more, abs=1e-12)
+        assert dense.change_from_best_plan(resource.less.same_plan) == pytest.approx(change.step_change_less, abs=1e-12)
+        assert dense.change_from_best_plan(resource.more.same_plan) == pytest.approx(change.step_change_more, abs=1e-12)
         assert (resource.less.same_plan_fits, resource.more.same_plan_fits) == (change.fits_less, change.fits_more)
     assert reported == {}
 
@@ -101,7 +101,7 @@ def test_more_of_anything_is_never_slower_and_less_never_faster(factors: KeyFact
 
 
 def test_the_strongest_resource_comes_first(factors: KeyFactors) -> None:
-    swings = [resource.swing(factors.best.value) for resource in factors.resources]
+    swings = [resource.relative_swing(factors.best.value) for resource in factors.resources]
     assert swings == sorted(swings, reverse=True)
 
 
@@ -168,28 +168,30 @@ def test_rows_are_searches_with_the_switches_of_the_search(
 def test_what_cannot_be_taken_out_says_why() -> None:
     job = mofa.load_workload("deepseek-v2-lite", global_batch=32)
     search = FactorSearch(job, mofa.load_cluster("h100-hgx", 8), mofa.load_framework("megatron"))
-    notes = {each.name: unavailable(each, search) for each in OPTIMISATIONS}
+    notes = {each.name: why_optimisation_unavailable(each, search) for each in OPTIMISATIONS}
     assert notes.pop("MicroMoE") == "routing is balanced: there is nothing to balance"
     assert set(notes.values()) == {""}
     asked = dataclasses.replace(
         search, fix={"recompute": "full"}, with_=("fp8-blockwise", "token_chunks"), without=("sp",)
     )
-    notes = {each.name: unavailable(each, asked) for each in OPTIMISATIONS}
+    notes = {each.name: why_optimisation_unavailable(each, asked) for each in OPTIMISATIONS}
     assert notes["recomputation"] == "as --fix recompute has it"
     assert notes["fp8 products"] == "--with fp8-blockwise is in every plan"
     assert notes["token chunks"] == "--with token_chunks is in every plan"
     assert notes["sequence parallelism"] == "--without sp takes it out"
     both = dataclasses.replace(search, without=("full", "selective"))
-    notes = {each.name: unavailable(each, both) for each in OPTIMISATIONS}
+    notes = {each.name: why_optimisation_unavailable(each, both) for each in OPTIMISATIONS}
     assert notes["recomputation"] == "--without full --without selective take it out"
     for word in ("full", "selective"):
         kept = dataclasses.replace(search, without=(word,))
-        assert not unavailable(next(each for each in OPTIMISATIONS if each.name == "recomputation"), kept)
+        assert not why_optimisation_unavailable(
+            next(each for each in OPTIMISATIONS if each.name == "recomputation"), kept
+        )
     on_pytorch = dataclasses.replace(search, framework=mofa.load_framework("torchtitan"))
-    notes = {each.name: unavailable(each, on_pytorch) for each in OPTIMISATIONS}
+    notes = {each.name: why_optimisation_unavailable(each, on_pytorch) for each in OPTIMISATIONS}
     assert notes["overlap of communication"] == "torchtitan always overlaps"
     only_its_own = dataclasses.replace(both, framework=mofa.load_framework("torchtitan"))  # it has ops and every
-    notes = {each.name: unavailable(each, only_its_own) for each in OPTIMISATIONS}
+    notes = {each.name: why_optimisation_unavailable(each, only_its_own) for each in OPTIMISATIONS}
     assert notes["recomputation"] == ""
 
 
@@ -237,7 +239,7 @@ def test_options_that_leave_an_optimisation_nothing_to_do_are_said(
 ) -> None:
     job = mofa.load_workload("deepseek-v2-lite", global_batch=32)
     search = FactorSearch(job, mofa.load_cluster("h100-hgx", 16), mofa.load_framework("megatron"), **options)
-    given = {each.name: unavailable(each, search) for each in OPTIMISATIONS}
+    given = {each.name: why_optimisation_unavailable(each, search) for each in OPTIMISATIONS}
     if "MicroMoE" not in notes:
         assert given.pop("MicroMoE").startswith("routing is balanced")
     assert {name: note for name, note in given.items() if note} == notes
@@ -319,9 +321,9 @@ def test_where_nothing_fits_rows_say_so(job: WorkloadSpec) -> None:
     assert factors.without_optimisations is None and rows["sequence parallelism"].added_up is None
     assert rows["recomputation"].added_up is not None and rows["overlap of communication"].alone is None
     memory = factors.resources[0]
-    assert (memory.resource, memory.swing(factors.best.value)) == (MEMORY_CAPACITY, float("inf"))
+    assert (memory.resource, memory.relative_swing(factors.best.value)) == (MEMORY_CAPACITY, float("inf"))
     assert memory.less.planned_again is None and not memory.less.same_plan_fits and not memory.less.is_other_plan
-    assert factors.change(None) is None
+    assert factors.change_from_best_plan(None) is None
     tiny = mofa.load_cluster("h100-hgx", 8, overrides={"gpu.capacity_bytes": "12 GiB"})
     with pytest.raises(NothingFits, match=r"nothing fits; .* GPUs would do"):
         mofa.key_factors(job, tiny, fix={"tp": 2})

@@ -33,7 +33,7 @@ class _Fake:
     """A candidate of so many seconds; ``device_gib`` is what its fullest rank is found to hold of 80."""
 
     def __init__(self, step_s: float, device_gib: float = 60.0) -> None:
-        self.time, self.device_gib = _Clock(step_s), device_gib
+        self.replayed_time, self.device_gib = _Clock(step_s), device_gib
         self.explained = self.played = self.forgotten = 0
 
     num_layer_forwards = 0
@@ -51,16 +51,16 @@ class _Fake:
         self.forgotten += 1
 
     def plan_in_closed_form(self, *, banded: bool = True) -> Any:
-        return make_plan(self.time.step_s, self.device_gib)
+        return make_plan(self.replayed_time.step_s, self.device_gib)
 
-    def plan(self, *, replay: bool, explain: bool = True) -> Any:
+    def replayed_plan(self, *, replay: bool, explain: bool = True) -> Any:
         assert replay and not explain
         self.played += 1
-        return make_plan(self.time.step_s, self.device_gib)
+        return make_plan(self.replayed_time.step_s, self.device_gib)
 
     def plan_with_certain_verdict(self, workers: WorkerProcesses | None = None) -> Any:
         self.explained += 1
-        return make_plan(self.time.step_s, self.device_gib)
+        return make_plan(self.replayed_time.step_s, self.device_gib)
 
 
 def _best(candidates: list[_Fake], top: int = 10) -> ReplayedRanking:
@@ -76,9 +76,9 @@ def test_a_played_step_keeps_no_spans_but_gives_them_again() -> None:
                              "tp=2 pp=4 micro_batch=1"),
         RoutingLoads({}, {}), "causal",
     )  # fmt: skip
-    step_s = one.time.step_s
-    assert not one.time.spans and "time" not in vars(one.replayer)
-    assert one.replayer.time.step_s == step_s and len(one.replayer.time.spans) == 4
+    step_s = one.replayed_time.step_s
+    assert not one.replayed_time.spans and "replayed_time" not in vars(one.replayer)
+    assert one.replayer.replayed_time.step_s == step_s and len(one.replayer.replayed_time.spans) == 4
 
 
 def test_plans_are_ranked_by_their_replay() -> None:
@@ -101,12 +101,12 @@ class _Counted(_Fake):
         super().__init__(step_s, device_gib)
 
     @property
-    def time(self) -> _Clock:
+    def replayed_time(self) -> _Clock:
         self.steps_played += 1
         return self._clock
 
-    @time.setter
-    def time(self, clock: _Clock) -> None:
+    @replayed_time.setter
+    def replayed_time(self, clock: _Clock) -> None:
         self._clock = clock
 
 
@@ -159,7 +159,7 @@ def test_a_row_recomputes_more_until_it_fits() -> None:
     found = _best([first, _Fake(2.0), _Fake(3.0)])
     assert [p.step_s for p in found.plans] == [2.0, 2.5, 3.0]
     assert found.rows == [1, 0, 2] and not found.lacking_bytes
-    assert set(found.changed) == {0} and cast(_Fake, found.changed[0]).time.step_s == 2.5
+    assert set(found.changed) == {0} and cast(_Fake, found.changed[0]).replayed_time.step_s == 2.5
     quickest = _best([_chain(_Fake(1.0, 90.0), _Fake(2.5)), _Fake(2.0)], top=1)
     assert quickest.rows == [1] and set(quickest.changed) == {0} and not quickest.lacking_bytes
 
@@ -249,11 +249,11 @@ def test_of_the_best_plan_all_ranks_are_played_that_may_not_fit() -> None:
     job = workload(DENSE, seq_len=4096, global_batch=32)
     row = checked_strategy_row(job, cluster(8), framework("megatron"), "pp=4 vpp=1")
     candidate = CandidatePlan(job, cluster(8), framework("megatron"), row, BALANCED, "causal")
-    every = candidate.plan(replay=True)
+    every = candidate.replayed_plan(replay=True)
     closed, limit = candidate.estimator.stage_device_bytes(), max(stage.device_bytes for stage in every.memory.by_stage)
-    assert candidate.replayer.ranks_that_may_pass(2.0 * limit) == ()
-    assert candidate.replayer.ranks_that_may_pass(0.5 * min(closed)) == (0, 1, 2, 3)
-    assert candidate.replayer.ranks_that_may_pass(1.02 * closed[0]) == tuple(
+    assert candidate.replayer.ranks_that_may_exceed(2.0 * limit) == ()
+    assert candidate.replayer.ranks_that_may_exceed(0.5 * min(closed)) == (0, 1, 2, 3)
+    assert candidate.replayer.ranks_that_may_exceed(1.02 * closed[0]) == tuple(
         rank for rank in range(4) if 1.06 * closed[rank] > 1.02 * closed[0]
     )
     again = CandidatePlan(job, cluster(8), framework("megatron"), row, BALANCED, "causal").plan_with_certain_verdict()

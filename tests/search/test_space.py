@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mofa.blocks.frameworks.recompute import selective_modes_to_search, why_saves_nothing
+from mofa.blocks.frameworks.recompute import selective_modes_to_search, why_recomputing_module_saves_nothing
 from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError
 from mofa.schedules import SCHEDULE_NAMES
@@ -127,12 +127,13 @@ def test_every_set_that_is_left_out_is_beaten() -> None:
 
 
 def test_a_norm_before_experts_or_latents_saves_memory() -> None:
-    """What :func:`why_saves_nothing` leaves out takes as much memory: Transformer Engine's norm is part of a linear."""
+    """What :func:`why_recomputing_module_saves_nothing` leaves out takes as much memory: Transformer Engine's norm is
+    part of a linear."""
     for model, saves in ((DENSE, False), (MOE, True), (MLA, True)):
         job, machines, spec = workload(model), cluster(8), framework("megatron")
         found = table(job, machines, spec, ["recompute=none", "recompute=selective:layernorm"])
         kept, recomputed = estimate_table(job, machines, spec, found).allocated_bytes
-        assert (why_saves_nothing(spec, "layernorm", model) is None) == saves
+        assert (why_recomputing_module_saves_nothing(spec, "layernorm", model) is None) == saves
         assert (1.0 - recomputed / kept > 1e-3) == saves
 
 
@@ -205,12 +206,15 @@ def test_the_readme_says_what_is_searched() -> None:
     h800 = load_cluster("h800-hgx", 16)
     searched_sets = [*of_megatron.options, *of_torchtitan.options, *default_space(
         workload(MOE, seq_len=4096, global_batch=48), h800, framework("megatron")).options]  # fmt: skip
-    options = {name for chosen in searched_sets for name in chosen.chosen}
+    options = {name for chosen in searched_sets for name in chosen.chosen_options}
     dispatchers = ["alltoall", *dict.fromkeys(chosen.dispatcher for chosen in searched_sets if chosen.dispatcher)]
     assert options == set(OPTIONS)
     others = ["dp_replicate", "overlap_param_gather", "--fix", "--without"]
     assert claimed("Options") == ["tp_overlap", "dispatcher", *dispatchers, *others]
-    assert set(of_torchtitan.options[-1].chosen) == {"dp_replicate"} and space(mla_moe()).options[-1].tp_overlap is None
+    assert (
+        set(of_torchtitan.options[-1].chosen_options) == {"dp_replicate"}
+        and space(mla_moe()).options[-1].tp_overlap is None
+    )
     said = claimed("Recomputation")
     spaces = space(), of_megatron, space(mla_moe()), of_torchtitan
     searched = {str(spec) for one in spaces for spec, _ in one.recompute}

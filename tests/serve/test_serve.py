@@ -16,9 +16,9 @@ import pytest
 import mofa
 from mofa.errors import SpecError
 from mofa.serve.address import listening_socket, loopback_address
-from mofa.serve.answer import ANCHORED, degrees_of_plan
+from mofa.serve.answer import ANCHORED, degrees_and_anchors_of_plan
 from mofa.serve.coarse_space import coarse_space
-from mofa.serve.question import Degrees, Question
+from mofa.serve.question import Question, SliderDegrees
 from mofa.serve.replayed_reports import MOST_STORED, ReplayedReports, report_page_bytes
 from mofa.serve.served_job import ServedJob
 
@@ -104,7 +104,7 @@ def test_pages_load_nothing_from_elsewhere(browser: Browser) -> None:
 
 def test_answer_is_what_the_search_says(browser: Browser, job: ServedJob) -> None:
     answer = browser.answer({**SMALL, "memory_gb": 70.0})
-    cluster = job.machines(Question(gpus=8, memory_gb=70.0))
+    cluster = job.cluster_of_question(Question(gpus=8, memory_gb=70.0))
     fix = {**FEW["fix"], **SMALL["degrees"]}  # type: ignore[dict-item]
     report = mofa.find_plans(
         job.workload, cluster, framework=job.framework, replay=False, banded=False, **{**FEW, "fix": fix}
@@ -148,7 +148,7 @@ def test_best_degrees_are_said_before_a_report_is_played(job: ServedJob) -> None
     report_page_bytes(job, Question(gpus=8), lambda **message: said.append(message))
     degrees = [message["best_degrees"] for message in said if "best_degrees" in message]
     best = mofa.find_plans(job.workload, job.cluster, framework=job.framework, replay=False, banded=False, **FEW)
-    assert degrees[0] == degrees_of_plan(best.report.plans[0])
+    assert degrees[0] == degrees_and_anchors_of_plan(best.report.plans[0])
 
 
 def test_what_cannot_run_is_an_answer(browser: Browser) -> None:
@@ -328,7 +328,7 @@ def test_a_killed_process_is_said(job: ServedJob, tmp_path: Path) -> None:
     assert process is not None and process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     until = time.monotonic() + 10.0
-    while (state := reports.state(number)) is not None and state["phase"] != "failed":
+    while (state := reports.report_state(number)) is not None and state["phase"] != "failed":
         assert time.monotonic() < until, state
         time.sleep(0.02)
     assert state is not None and "killed" in state["message"]
@@ -336,9 +336,11 @@ def test_a_killed_process_is_said(job: ServedJob, tmp_path: Path) -> None:
 
 def test_old_reports_are_forgotten(job: ServedJob, tmp_path: Path) -> None:
     reports = ReplayedReports(tmp_path)
-    numbers = [reports.begin(job, Question(gpus=8, degrees=Degrees(tp=tp, pp=pp))) for tp in (1, 2, 4) for pp in (1, 2)]
+    numbers = [
+        reports.begin(job, Question(gpus=8, degrees=SliderDegrees(tp=tp, pp=pp))) for tp in (1, 2, 4) for pp in (1, 2)
+    ]
     reports.stop()
-    assert [reports.state(number) is not None for number in numbers] == [False] * (6 - MOST_STORED) + [
+    assert [reports.report_state(number) is not None for number in numbers] == [False] * (6 - MOST_STORED) + [
         True
     ] * MOST_STORED
 

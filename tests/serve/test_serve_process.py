@@ -130,9 +130,9 @@ def test_options_are_those_of_the_report(monkeypatch: pytest.MonkeyPatch) -> Non
     more = "--with bf16_grads --without zbv --memory-limit 70GB --set framework.rank_order=tp-cp-ep-pp-dp --port 0"
     assert main([*arguments.split(), *more.split()]) == 0
     ((job, start),) = served
-    assert start.gpus == 16 and start.memory_gb == 70.0 and start.degrees.given() == {"pp": 2}
+    assert start.gpus == 16 and start.memory_gb == 70.0 and start.degrees.given_degrees() == {"pp": 2}
     assert job.cluster.gpu.capacity_bytes.value > 80e9
-    assert job.command(start) == (
+    assert job.report_command(start) == (
         "mofa report llama3-8b h100-hgx --global-batch 256 --tokens 1T --fix tp=2,4 --max cp=2 --with bf16_grads "
         "--without zbv --set framework.rank_order=tp-cp-ep-pp-dp --gpus 16 --fix pp=2 --memory-limit 70GB "
         "--refine-seconds 0 --out report"

@@ -21,7 +21,7 @@ from mofa.specs.hardware import ClusterSpec, GpuSpec, NodeSpec
 from mofa.specs.like_profiles import expanded_profile
 from mofa.specs.load import load_cluster
 from mofa.specs.products import FALLBACK
-from mofa.specs.scaling import scaled_memory_bound_rate
+from mofa.specs.scaling import scaled_memory_bound_bytes_per_s
 from mofa.units import GIB
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -152,7 +152,7 @@ def test_one_processor_with_two_memories_tells_how_memory_bound_kernels_are_carr
     def off(rate: Callable[[float], float]) -> list[float]:
         return [h100[key].form.bytes_per_s / rate(h200[key].form.bytes_per_s) - 1 for key in kernels]
 
-    by_both = off(lambda r: scaled_memory_bound_rate(r, copy, 3.35 / 4.8, 1.0))
+    by_both = off(lambda r: scaled_memory_bound_bytes_per_s(r, copy, 3.35 / 4.8, 1.0))
     by_bandwidth = off(lambda r: r * 3.35 / 4.8)
     assert len(kernels) > 40
     assert median(map(abs, by_both)) < 0.045 < 0.09 < median(map(abs, by_bandwidth))
@@ -170,15 +170,15 @@ def test_another_chips_attention_takes_the_time_of_its_peak() -> None:
 
 def test_head_sizes_that_were_not_measured_take_the_nearest_kernel() -> None:
     curves = gpu("h200-sxm").curves
-    (backend, way, d_qk, d_v), _ = curves.attention_near(("cudnn", "fwd", 80, 80))
+    (backend, way, d_qk, d_v), _ = curves.nearest_attention_curve(("cudnn", "fwd", 80, 80))
     assert (backend, way, d_qk, d_v) == ("cudnn", "fwd", 64, 64)
-    assert curves.attention_near(("cudnn", "bwd", 192, 128))[1] is curves.attention["cudnn bwd 192/128"]
+    assert curves.nearest_attention_curve(("cudnn", "bwd", 192, 128))[1] is curves.attention["cudnn bwd 192/128"]
 
 
 def test_a_release_of_pytorch_that_was_measured_brings_its_own_products_and_no_other_does() -> None:
     """cuBLAS 12.1 and 13 in turn on one H100: 4.2 % more time of products from 200 us on, more of smaller ones."""
     machines = load_cluster("h100-hgx", 8)
-    today, older = machines.gpu, machines.with_release_kernels("2.1").gpu
+    today, older = machines.gpu, machines.with_pytorch_release_kernels("2.1").gpu
     folders = [PROFILES.parent / "measurements" / name for name in ("h100-torch-2.1", "h100-torch-2.1-beside")]
     of_older, of_today = (
         {
@@ -196,8 +196,11 @@ def test_a_release_of_pytorch_that_was_measured_brings_its_own_products_and_no_o
     assert measured == pytest.approx(1.042, abs=0.001) and told == pytest.approx(measured, abs=0.01)
     assert 1.15 < float(gemm_s(1024, 1024, 1024, older) / gemm_s(1024, 1024, 1024, today)) < 1.6
     assert older.curves.attention == today.curves.attention and older.curves.gemm["fp8"] == today.curves.gemm["fp8"]
-    assert machines.with_release_kernels("") is machines and machines.with_release_kernels("2.6") is machines
-    assert load_cluster("a100-hgx", 8).with_release_kernels("2.1").gpu.curves.releases == {}
+    assert (
+        machines.with_pytorch_release_kernels("") is machines
+        and machines.with_pytorch_release_kernels("2.6") is machines
+    )
+    assert load_cluster("a100-hgx", 8).with_pytorch_release_kernels("2.1").gpu.curves.releases == {}
 
 
 def test_older_products_change_with_the_facts_of_a_gpu() -> None:
@@ -345,10 +348,10 @@ def test_a_misspelt_key_and_a_bare_number_are_refused() -> None:
 def test_another_release_s_products_are_its_own() -> None:
     """Also where the profile's own were asked for before: what was looked up of them is not handed on."""
     curves = load_cluster("h100-hgx", 8).gpu.curves
-    assert curves.product("bf16") == curves.gemm["bf16"]
+    assert curves.gemm_curve("bf16") == curves.gemm["bf16"]
     release, kernels = next(iter(curves.releases.items()))
     assert kernels.gemm["bf16"] != curves.gemm["bf16"]
-    assert curves.with_release_kernels(release).product("bf16") == kernels.gemm["bf16"]
+    assert curves.with_pytorch_release_kernels(release).gemm_curve("bf16") == kernels.gemm["bf16"]
 
 
 @pytest.mark.parametrize(("name", "provenance"), [("mine", "transferred"), ("h100-hgx", "measured")])

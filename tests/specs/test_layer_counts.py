@@ -40,7 +40,7 @@ def test_each_layer_has_the_parameters_of_transformers_own(config: str) -> None:
         for span in row["layers"].split():
             first, last = map(int, span.split("-"))
             counted |= dict.fromkeys(range(first, last + 1), total)
-    own = {i: params_of_layer_kind(model, model.layers.kind_of(i)).total for i in range(model.num_layers)}
+    own = {i: params_of_layer_kind(model, model.layers.kind_of(i)).total_params for i in range(model.num_layers)}
     assert own == counted
 
 
@@ -69,11 +69,11 @@ def test_decilm_layers_are_those_of_the_llama_that_was_searched() -> None:
     """Llama-3.3-Nemotron-Super: a block with the multiple 5.25 is Llama 3's layer, one without attention lacks it."""
     model, llama = _model("nvidia--Llama-3_3-Nemotron-Super-49B-v1"), load_workload("llama3-70b").model
     assert model.layers is not None
-    layer = layer_params(llama, moe=False).total
-    assert params_of_layer_kind(model, model.layers.kind_named("attention-28672")).total == layer
+    layer = layer_params(llama, moe=False).total_params
+    assert params_of_layer_kind(model, model.layers.kind_named("attention-28672")).total_params == layer
     attention = 2 * 8192 * 8192 + 2 * 8192 * 1024 + 8192
-    assert params_of_layer_kind(model, model.layers.kind_named("none-28672")).total == layer - attention
-    widths = {name: int(name.rpartition("-")[2]) for name in model.layers.counts(80)}
+    assert params_of_layer_kind(model, model.layers.kind_named("none-28672")).total_params == layer - attention
+    widths = {name: int(name.rpartition("-")[2]) for name in model.layers.num_layers_by_kind(80)}
     assert sorted(widths.values()) == [2816, 5632, 7168, 14336, 14336, 17920, 28672, 28672]
 
 
@@ -82,5 +82,5 @@ def test_predictions_are_counted_apart() -> None:
     sparse, qwen = _model("deepseek-ai--DeepSeek-V3.2"), _model("Qwen--Qwen3.5-397B-A17B")
     for model, kind in ((sparse, "indexed-moe"), (qwen, "full")):
         assert model.layers is not None
-        own = params_of_layer_kind(model, model.layers.kind_named(kind)).total
+        own = params_of_layer_kind(model, model.layers.kind_named(kind)).total_params
         assert num_mtp_params(model) == own + 2 * model.hidden**2 + 3 * model.hidden

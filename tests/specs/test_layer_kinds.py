@@ -62,7 +62,7 @@ def test_parameters_by_hand() -> None:
     assert linear.routed == 4 * 3 * 64 * 32
     assert full.mixers == 64 * (64 + 32 + 32) + 64 * 64
     assert full.ffns == 3 * 64 * 128
-    assert num_params(model) == 2 * (linear.total + full.total) + 2 * 100 * 64 + 64
+    assert num_params(model) == 2 * (linear.total_params + full.total_params) + 2 * 100 * 64 + 64
     assert num_active_params(model) == num_params(model) - 2 * linear.routed * 3 // 4
     assert (model.num_moe_layers, [model.is_moe_layer(i) for i in range(4)]) == (2, [True, False, True, False])
 

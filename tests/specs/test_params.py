@@ -65,7 +65,7 @@ def test_llama3_8b_by_its_tensors() -> None:
         (4096,), (4096,),
     )  # fmt: skip
     model = load_workload("llama3-8b").model
-    assert layer_params(model, moe=False).total == layer == 218_112_000
+    assert layer_params(model, moe=False).total_params == layer == 218_112_000
     assert num_params(model) == 32 * layer + 2 * _count((128_256, 4096)) + 4096
 
 
@@ -89,8 +89,8 @@ def test_deepseek_v3_by_its_tensors() -> None:
     dense = attention + _count((18432, h), (18432, h), (h, 18432))
     sparse = attention + 257 * expert + _count((256, h), (256,))
     model = load_workload("deepseek-v3").model
-    assert layer_params(model, moe=False).total == dense
-    assert layer_params(model, moe=True).total == sparse
+    assert layer_params(model, moe=False).total_params == dense
+    assert layer_params(model, moe=True).total_params == sparse
     assert num_params(model) == 3 * dense + 58 * sparse + 2 * 129_280 * h + h == 671_026_419_200
     assert num_mtp_params(model) == sparse + _count((h, 2 * h), (h,), (h,), (h,))
     assert num_active_params(model) == num_params(model) - 58 * 248 * expert
@@ -131,7 +131,7 @@ def test_qwen_active_is_as_it_is_named() -> None:
 @pytest.mark.parametrize(("name", "layers"), [("memfine-model-1", 16), ("memfine-model-2", 8)])
 def test_reduced_models_are_deepseek_v3_less_layers(name: str, layers: int) -> None:
     whole, reduced = load_workload("deepseek-v3").model, load_workload(name).model
-    sparse = layer_params(whole, moe=True).total
+    sparse = layer_params(whole, moe=True).total_params
     assert num_params(whole) - num_params(reduced) == (61 - layers) * sparse
 
 

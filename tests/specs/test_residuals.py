@@ -44,7 +44,7 @@ def test_groups_lie_inside_each_other() -> None:
     assert [item.path for item in STEP.stand_ins] == [("several nodes", "transformer-engine")]
     for group in STEP.groups:
         if group.path:
-            wider = STEP.nearest_group(group.path[:-1])
+            wider = STEP.narrowest_group_of_path(group.path[:-1])
             assert wider.path == group.path[: len(wider.path)]
             if any(group.path == item.path for item in STEP.stand_ins):
                 continue
@@ -58,9 +58,9 @@ def test_nothing_measured_is_wider_than_any_group() -> None:
 
 
 def test_the_narrowest_group_counts() -> None:
-    group = STEP.group_of(DENSE)
-    assert group.path == DENSE.path[: len(group.path)]
-    longer = [other for other in STEP.groups if other.path == DENSE.path[: len(other.path)]]
+    group = STEP.narrowest_group_of_circumstances(DENSE)
+    assert group.path == DENSE.levels_in_order[: len(group.path)]
+    longer = [other for other in STEP.groups if other.path == DENSE.levels_in_order[: len(other.path)]]
     assert group == max(longer, key=lambda other: len(other.path))
 
 
@@ -75,16 +75,14 @@ def test_the_narrowest_group_counts() -> None:
 )
 def test_what_was_never_measured_is_told(change: dict[str, object], what: str | None) -> None:
     step = {"gpu": "h100-sxm", "framework": "torchtitan", "nodes": 1, **change}
-    told = STEP.unmeasured_in_words(DENSE, **step)  # type: ignore[arg-type]
+    told = STEP.unmeasured_text(DENSE, **step)  # type: ignore[arg-type]
     assert len(told) == (what is not None)
     assert all(str(what) in words for words in told)
 
 
 def test_products_never_measured_with_such_layers_are_told() -> None:
     fp8 = DENSE.model_copy(update={"products": "fp8"})
-    assert STEP.unmeasured_in_words(fp8, gpu="h100-sxm", framework="torchtitan", nodes=1) == (
-        "fp8 with pytorch layers",
-    )
+    assert STEP.unmeasured_text(fp8, gpu="h100-sxm", framework="torchtitan", nodes=1) == ("fp8 with pytorch layers",)
 
 
 def test_a_file_without_the_group_of_all_runs_is_one_line() -> None:
@@ -95,7 +93,7 @@ def test_a_file_without_the_group_of_all_runs_is_one_line() -> None:
 
 
 def test_levels_are_those_of_the_path() -> None:
-    assert dict(zip(LEVELS, DENSE.path, strict=True)) == DENSE.model_dump()
+    assert dict(zip(LEVELS, DENSE.levels_in_order, strict=True)) == DENSE.model_dump()
 
 
 def test_the_profile_s_host_is_the_middle_one_of_those_that_were_timed() -> None:

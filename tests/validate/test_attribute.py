@@ -90,7 +90,7 @@ def test_every_kept_trace(trace: Path, tmp_path: Path) -> None:
     """All seconds of the trace are in a family, and the products are near what is predicted for them."""
     profile, run = read_profile(trace), _recorded(trace.name.split(".")[0], tmp_path)
     kernels = profile.kernels
-    workload, cluster, framework, strategy = run.resolve()
+    workload, cluster, framework, strategy = run.resolved_specs()
     plan = plan_with_replayed_time(workload, cluster, strategy, framework=framework)
     found = attribute_step(kernels, plan)
     refuse_trace_of_another_run(trace, profile, cluster.num_gpus, run.id, run.gpu)
@@ -114,7 +114,7 @@ def _recorded(name: str, scratch: Path) -> ReferenceRun:
 def test_a_trace_of_another_run_is_told(tmp_path: Path) -> None:
     """By its name it is refused, by the seconds of its products doubted; of the run's own trace nothing is said."""
     run = _recorded("tt1-llama-2l-traced", tmp_path)
-    workload, cluster, framework, strategy = run.resolve()
+    workload, cluster, framework, strategy = run.resolved_specs()
     plan = mofa.estimate(workload, cluster, strategy, framework=framework, replay=False)
     own, other = (REFERENCES / "traces" / f"{name}.0.json.gz" for name in (run.id, "tt1-qwen06b-host-bound-traced"))
     refuse_trace_of_another_run(own, read_profile(own), 1, run.id, run.gpu)

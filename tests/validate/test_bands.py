@@ -22,13 +22,13 @@ from mofa.validate.bands import (
     band_coverage,
     family_correlation,
     fit_step_residuals,
-    lower_decile,
+    lower_decile_of_new_value,
     read_residuals,
     residuals_csv,
     same_family_pair_difference,
     step_residual_of,
 )
-from mofa.validate.coverage import COVERED, FEWEST_RUNS, NOMINAL_COVERAGE, coverage_chance_interval
+from mofa.validate.coverage import COVERED, FEWEST_RUNS, NOMINAL_COVERAGE, chance_interval_of_coverage
 from mofa.validate.validation_report import RunScore, ValidationReport, compare_with_measured
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def residual(value: float, family: str, circumstances: Circumstances = DENSE, *,
 def test_an_end_is_the_order_statistic_of_its_rank() -> None:
     """19 families of one run each: the second smallest has rank 0.1 * 20, the second largest likewise."""
     values = [0.01 * i for i in range(19)]
-    group = fit_step_residuals([residual(value, f"f{i}") for i, value in enumerate(values)]).nearest_group(())
+    group = fit_step_residuals([residual(value, f"f{i}") for i, value in enumerate(values)]).narrowest_group_of_path(())
     assert (group.low.value, group.high.value) == (pytest.approx(0.01), pytest.approx(0.17))
 
 
@@ -56,7 +56,7 @@ def test_an_end_is_the_order_statistic_of_its_rank() -> None:
 def test_a_tenth_lies_below_the_conformal_rank(runs: int, rank: float) -> None:
     """0.1 (n + 1) of n, and the smallest of fewer than nine."""
     values = np.arange(1.0, runs + 1)
-    assert lower_decile(values, np.full(runs, 1 / (runs + 1)), 1 / (runs + 1)) == pytest.approx(rank)
+    assert lower_decile_of_new_value(values, np.full(runs, 1 / (runs + 1)), 1 / (runs + 1)) == pytest.approx(rank)
 
 
 def test_pairs_are_of_one_family_and_alike_in_all_circumstances() -> None:
@@ -75,7 +75,7 @@ def test_of_equal_runs_a_family_counts_once() -> None:
     once = [residual(0.01 * i, f"f{i}") for i in range(19)]
     often = [residual(0.01 * i, f"f{i}", name=f"{i} {j}") for i in range(19) for j in range(10)]
     assert family_correlation(often) == 1.0
-    few, many = (fit_step_residuals(items).nearest_group(()) for items in (once, often))
+    few, many = (fit_step_residuals(items).narrowest_group_of_path(()) for items in (once, often))
     assert (many.low.value, many.high.value) == (few.low.value, few.high.value)
 
 
@@ -105,7 +105,7 @@ def test_new_families_lie_inside_in_8_of_10_cases(families: int, per_family: int
         own = own + rng.normal(0.0, (1.0 - of_family) ** 0.5, (families, per_family))
         group = fit_step_residuals(
             [residual(x, f"f{i}", name=f"{i} {j}") for (i, j), x in np.ndenumerate(own)]
-        ).nearest_group(())
+        ).narrowest_group_of_path(())
         inside.append(group.low.value <= rng.normal() <= group.high.value)
     assert 0.76 < np.mean(inside) < 0.87
 
@@ -114,14 +114,14 @@ def test_a_group_borrows_runs_that_are_distributed_as_the_wider_one() -> None:
     """By hand: 10 runs of its own, and as many as are borrowed from all 50; each new run may lie beyond what was."""
     near = [residual(0.01 * i, f"g{i}", OTHER) for i in range(10)]
     far = [residual(1.0 + i, f"f{i}") for i in range(40)]
-    group = fit_step_residuals([*near, *far]).group_of(OTHER)
+    group = fit_step_residuals([*near, *far]).narrowest_group_of_circumstances(OTHER)
     values = np.array([0.01 * i for i in range(10)] + [1.0 + i for i in range(40)])
     own = 10 / (10 + BORROWED)
     shares = np.array([own / 11] * 10 + [0.0] * 40) + (1 - own) / 51
     beyond = own / 11 + (1 - own) / 51
     assert shares.sum() + beyond == pytest.approx(1.0)
-    assert group.low.value == pytest.approx(lower_decile(values, shares, beyond), abs=1e-4)
-    assert group.high.value == pytest.approx(-lower_decile(-values, shares, beyond), abs=1e-4)
+    assert group.low.value == pytest.approx(lower_decile_of_new_value(values, shares, beyond), abs=1e-4)
+    assert group.high.value == pytest.approx(-lower_decile_of_new_value(-values, shares, beyond), abs=1e-4)
 
 
 def test_more_runs_of_its_own_leave_less_of_the_wider_group() -> None:
@@ -129,7 +129,7 @@ def test_more_runs_of_its_own_leave_less_of_the_wider_group() -> None:
     lows = []
     for own in (4, 8, 20, 60):
         near = [residual(0.5 + 0.002 * i / own, f"g{i}", OTHER) for i in range(own)]
-        group = fit_step_residuals([*far, *near]).group_of(OTHER)
+        group = fit_step_residuals([*far, *near]).narrowest_group_of_circumstances(OTHER)
         assert group.path == ("one node", "megatron") and group.few == (own < 9) and group.runs == own
         lows.append(group.low.value)
     assert lows == sorted(lows) and lows[0] < -0.5 and lows[-1] > 0.49
@@ -139,7 +139,7 @@ def test_a_group_of_one_run_is_little_more_than_the_wider_one() -> None:
     """Wider than that, and not as wide as all that was ever seen: what lies beyond one run is half of its share."""
     far = [residual(-1.0 + 0.05 * i, f"f{i}") for i in range(40)]
     found = fit_step_residuals([*far, residual(0.0, "g", OTHER)])
-    group, wider = found.group_of(OTHER), found.nearest_group(())
+    group, wider = found.narrowest_group_of_circumstances(OTHER), found.narrowest_group_of_path(())
     assert group.path == ("one node", "megatron") and group.few
     assert found.unmeasured_low.value < group.low.value < wider.low.value
     assert wider.high.value < group.high.value < found.unmeasured_high.value
@@ -159,7 +159,7 @@ def test_8_in_10_of_the_fitting_halves_lie_inside_bands_without_their_family() -
     for family in sorted({item.family for item in COMMITTED}):
         found = fit_step_residuals([item for item in COMMITTED if item.family != family])
         for item in (item for item in COMMITTED if item.family == family):
-            group = found.group_of(item.circumstances)
+            group = found.narrowest_group_of_circumstances(item.circumstances)
             inside.append(group.low.value <= item.from_fast and item.from_slow <= group.high.value)
     assert np.mean(inside) == pytest.approx(NOMINAL_COVERAGE, abs=0.04)
 
@@ -174,7 +174,7 @@ def test_families_that_say_nothing_are_not_alike() -> None:
 
 def test_ends_are_from_a_fast_and_from_a_slow_host() -> None:
     values = [residual(0.01 * i, f"f{i}", slow=0.01 * i - 0.05) for i in range(19)]
-    group = fit_step_residuals(values).nearest_group(())
+    group = fit_step_residuals(values).narrowest_group_of_path(())
     assert (group.low.value, group.high.value) == (pytest.approx(0.01), pytest.approx(0.12))
 
 
@@ -194,7 +194,7 @@ def test_bands_are_ordered_and_never_wider_than_all_that_was_seen(
     items = [residual(value, f"f{f}", c, name=str(i)) for i, (value, f, c) in enumerate(drawn)]
     found = fit_step_residuals(items)
     for item in items:
-        group = found.group_of(item.circumstances)
+        group = found.narrowest_group_of_circumstances(item.circumstances)
         assert found.unmeasured_low.value <= group.low.value <= group.high.value <= found.unmeasured_high.value
     assert fit_step_residuals(items[::-1]) == found
 
@@ -231,7 +231,7 @@ def test_families_are_in_one_half() -> None:
 
 
 def scored(run_id: str, measured: float, *, low_s: float = 0.9, high_s: float = 1.1, split: str = "judging",
-           group: tuple[str, ...] = DENSE.path, unmeasured: tuple[str, ...] = (),
+           group: tuple[str, ...] = DENSE.levels_in_order, unmeasured: tuple[str, ...] = (),
            hosts_s: tuple[float, float] | None = None, in_group: str = "published-x") -> RunScore:  # fmt: skip
     """A step predicted as 1 s."""
     band = Band(
@@ -263,8 +263,8 @@ def test_rows_with_a_blank_stand_in_where_nothing_better_was_measured() -> None:
     near = [residual(0.01 * i, f"f{i}") for i in range(20)]
     blank = [replace(residual(0.5, f"g{i}", far), has_whole_configuration=False) for i in range(5)]
     alone = fit_step_residuals([*near, *blank])
-    assert [item.path for item in alone.stand_ins] == [far.path[:2]]
-    assert (alone.groups[0].runs, alone.nearest_group(far.path).runs) == (20, 5)
+    assert [item.path for item in alone.stand_ins] == [far.levels_in_order[:2]]
+    assert (alone.groups[0].runs, alone.narrowest_group_of_path(far.levels_in_order).runs) == (20, 5)
     beside = fit_step_residuals([*near, *blank, residual(0.4, "h", far)])
     assert beside.stand_ins == () and beside.groups[0].runs == 21
 
@@ -275,8 +275,8 @@ def test_rows_with_a_blank_are_a_group_though_as_many_runs_are_about_them() -> N
     other = OTHER.model_copy(update={"nodes": "several nodes"})
     items = [residual(0.01 * i, f"f{i}") for i in range(20)] + [residual(0.0, f"h{i}", far) for i in range(5)]
     blank = [replace(residual(-1.0, f"g{i}", other), has_whole_configuration=False) for i in range(5)]
-    group = fit_step_residuals([*items, *blank]).nearest_group(other.path)
-    assert (group.path, group.runs) == (other.path[:2], 5) and group.low.value < -0.5
+    group = fit_step_residuals([*items, *blank]).narrowest_group_of_path(other.levels_in_order)
+    assert (group.path, group.runs) == (other.levels_in_order[:2], 5) and group.low.value < -0.5
 
 
 def test_a_gpu_of_rows_with_a_blank_is_known_where_they_stand_in_alone() -> None:
@@ -285,8 +285,8 @@ def test_a_gpu_of_rows_with_a_blank_is_known_where_they_stand_in_alone() -> None
     blank = replace(residual(0.5, "g", far), has_whole_configuration=False, gpu="gb200", num_nodes=16)
     found = fit_step_residuals([*near, blank])
     about = {"gpu": "gb200", "framework": "torchtitan"}
-    assert not found.unmeasured_in_words(far, nodes=16, **about)
-    assert found.unmeasured_in_words(DENSE, nodes=1, **about) == ("GPU gb200",)
+    assert not found.unmeasured_text(far, nodes=16, **about)
+    assert found.unmeasured_text(DENSE, nodes=1, **about) == ("GPU gb200",)
     assert found.seen[DENSE.layers].most_nodes.value == 1
 
 
@@ -301,17 +301,17 @@ def test_coverage_by_hand() -> None:
     runs += [scored(f"s{i}", 1.2) for i in range(2)] + [scored("fit", 1.2, split="fitting"), scored("x-traced", 1.2)]
     (found,) = band_coverage(runs)
     assert (found.runs, found.inside, found.below, found.above) == (24, 18, 4, 2)
-    assert found.coverage == 0.75 and found.tested and found.meets_claim
+    assert found.share_inside_bands == 0.75 and found.tested and found.holds_share_claimed
     assert (found.median_low, found.median_high, found.median_width) == pytest.approx((-0.1, 0.1, 0.2))
 
 
 def test_few_runs_are_tested_with_those_of_the_next_wider_group() -> None:
     small = [scored(f"a{i}", 1.0) for i in range(12)]
-    beside = [scored(f"b{i}", 1.3, group=(*DENSE.path[:4], "host-bound")) for i in range(9)]
+    beside = [scored(f"b{i}", 1.3, group=(*DENSE.levels_in_order[:4], "host-bound")) for i in range(9)]
     (found,) = band_coverage([*small, *beside])
-    assert found.group == ", ".join(DENSE.path[:4])
+    assert found.group == ", ".join(DENSE.levels_in_order[:4])
     assert (found.runs, found.inside) == (21, 12)
-    assert not found.meets_claim
+    assert not found.holds_share_claimed
     assert len(found.bands) == 2
 
 
@@ -333,10 +333,10 @@ def test_rows_with_a_blank_are_tested_apart_and_nothing_is_claimed_of_them() -> 
 
 def test_what_chance_leaves_open_is_the_binomial_s() -> None:
     """As statisticians' tables have it: of 20 at 0.8, at most 11 with 1.0 %, at most 12 with 3.2 %; all with 1.2 %."""
-    assert coverage_chance_interval(20) == (12 / 20, 19 / 20)
+    assert chance_interval_of_coverage(20) == (12 / 20, 19 / 20)
     rng = np.random.default_rng(3)
     for runs in (22, 82):
-        low, high = coverage_chance_interval(runs)
+        low, high = chance_interval_of_coverage(runs)
         drawn = rng.binomial(runs, NOMINAL_COVERAGE, 20_000) / runs
         assert 0.94 < np.mean((low <= drawn) & (drawn <= high)) < 0.985
 
@@ -372,6 +372,10 @@ def test_the_committed_table_says_what_bands_hold() -> None:
 def test_the_band_where_nothing_was_measured_is_that_of_all_residuals() -> None:
     """But of rows with a blank, where others were measured."""
     step = load_residuals().step
-    used = [item for item in COMMITTED if item.has_whole_configuration or step.stand_in_rows(item.circumstances.path)]
+    used = [
+        item
+        for item in COMMITTED
+        if item.has_whole_configuration or step.stand_in_rows(item.circumstances.levels_in_order)
+    ]
     assert exp(step.unmeasured_low.value) == pytest.approx(exp(min(item.from_fast for item in used)), rel=1e-3)
     assert exp(step.unmeasured_high.value) == pytest.approx(exp(max(item.from_slow for item in used)), rel=1e-3)

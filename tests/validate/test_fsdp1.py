@@ -112,6 +112,6 @@ def test_replicas_sum_in_the_dtype_that_the_framework_reduces_in(name: str, widt
     rows = gathered_row_of_strategy(TableEstimator(job, machines, spec, row, routing_loads_by_ep(job, row)))
     exposed, hidden = exposed_and_hidden_replica_all_reduces_s(rows, np.zeros((1, 1)))
     payload = np.array([width * 8.03e9 / 8])
-    wanted = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.costs.machine.fabric)
+    wanted = collective_s("all_reduce", payload, rows.groups["dp_replicate"], rows.costs.machine.network_fabric)
     assert float(wanted[0]) < float(exposed[0]) == pytest.approx(float(wanted[0]), rel=0.03)
     assert float(hidden[0]) == 0.0

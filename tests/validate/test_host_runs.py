@@ -21,7 +21,7 @@ def off(reference: ReferenceRun, record: RunRecord) -> float:
     """Predicted over measured - 1, on its host: measured beside it, or its machine of reference_runs/hosts.yaml."""
     found = small_op_s_of_run(record, MACHINES)
     assert found is not None
-    workload, cluster, framework, strategy = replace(reference, host_op_s=found[0]).resolve()
+    workload, cluster, framework, strategy = replace(reference, host_op_s=found[0]).resolved_specs()
     measured_s = record.measured.step_time_s
     assert measured_s is not None
     return estimated_step_s(workload, cluster, strategy, framework=framework) / measured_s - 1

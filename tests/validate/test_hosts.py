@@ -109,7 +109,7 @@ def test_repeats_are_predicted_each_with_its_own_tokens(records: dict[str, RunRe
     for record in (late, early):
         write_record(record, folder)
     (reference,), _ = measured_reference_runs(folder, tmp_path)
-    first, second = (reference.for_repeat(repeat) for repeat in reference.repeats)
+    first, second = (reference.run_of_repeat(repeat) for repeat in reference.repeats)
     assert first.run == reference.run
     assert first.run.routing.steps_before == len(warmup) + len(steps) // 2
     assert second.run.routing.steps_before == 4 + len(steps) // 2
@@ -177,7 +177,7 @@ def test_a_layer_beside_the_steps_goes_before_small_ops_alone(records: dict[str,
     assert (first.layer, second.layer) == (None, (2e-3, 1e-3))
     assert "a layer 2.00 ms and 1.00 ms" in second.notes[0]
     modules = [
-        reference.for_repeat(one).resolve()[1].gpu.curves.host.module_call_time("linear", "bf16")
+        reference.run_of_repeat(one).resolved_specs()[1].gpu.curves.host.module_call_time("linear", "bf16")
         for one in (first, second)
     ]
     before, after = (module.seconds(forward=True)[0] for module in modules if module is not None)
@@ -271,5 +271,5 @@ def test_a_record_scales_its_gradients_as_its_median_step_did(records: dict[str,
     one = records["te1-olmoe-6l"]
     for norms, share in (([0.5, 0.6, 3.0], 0.0), ([0.5, 2.0, 3.0], 1.0), ([], 0.2)):
         record = one.model_copy(update={"measured": one.measured.model_copy(update={"grad_norms": norms})})
-        _, _, framework, _ = reference_of_record(record, MEASURED, MACHINES, tmp_path).resolve()
+        _, _, framework, _ = reference_of_record(record, MEASURED, MACHINES, tmp_path).resolved_specs()
         assert framework.clipped_steps == share

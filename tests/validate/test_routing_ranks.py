@@ -35,7 +35,7 @@ def test_both_ends_of_routing_as_measured(name: str, tmp_path: Path) -> None:
     path = RECORDS / f"{name}.yaml"
     run = reference_of_file(path, tmp_path)
     assert run is not None
-    job, machines, framework, strategy = run.resolve()
+    job, machines, framework, strategy = run.resolved_specs()
     plan = mofa.estimate(job, machines, strategy, framework=framework)
     measured = sorted(read_record(path).measured.ranks, key=lambda rank: rank.rank)
     per_stage = len(measured) // strategy.pp

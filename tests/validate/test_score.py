@@ -140,7 +140,7 @@ def test_switch_reduction_is_off_where_the_run_had_it_off(records: dict[str, Run
     folder = tmp_path / "records"
     write_record(records["mc2-tp2-llama-12l"], folder)
     (reference,), _ = measured_reference_runs(folder, tmp_path)
-    assert reference.resolve()[1].node.nvls_factor.value == 1.0
+    assert reference.resolved_specs()[1].node.nvls_factor.value == 1.0
 
 
 BROKEN: tuple[tuple[str, str, str, Any, str], ...] = (
@@ -179,7 +179,7 @@ def test_other_gpus_only_judge(gpu: str, group: str, records: dict[str, RunRecor
     folder = tmp_path / "records"
     write_record(record, folder)
     (reference,), _ = measured_reference_runs(folder, tmp_path)
-    assert reference.group == group and record.fitting_or_judging == "judging"
+    assert reference.group == group and record.fitting_or_judging_half == "judging"
 
 
 def test_no_more_processes_than_items() -> None:

@@ -14,10 +14,10 @@ from mofa.validate.step_pace import (
     PassTimesOfRanks,
     has_pace_samples,
     layer_time_over_small_op,
-    seconds_at_pace,
     small_layer_time_of_slowest_host,
     small_op_s_of_slowest_host,
     theil_sen_line,
+    work_seconds_at_pace,
 )
 from tests.committed import MEASURED, measured_records
 
@@ -67,11 +67,11 @@ def test_ranks_with_experts_of_a_layer_wait_for_the_slowest_of_each_pass(paced: 
 def test_a_pass_is_never_faster_than_a_rank_s_mean() -> None:
     """Beyond a busy neighbour's pace, and where all are quiet, ranks' own means count."""
     way = PassTimesOfRanks(*LINE, [[9e-6, 2e-6], [3e-6, 2.2e-6]])
-    assert way.steps_s_waiting_for_slowest() == pytest.approx([4.5e-3, 1.1e-3])
+    assert way.work_s_of_steps_waiting_for_slowest() == pytest.approx([4.5e-3, 1.1e-3])
 
 
 def test_lines_that_fall_give_way_to_a_ratio() -> None:
-    assert seconds_at_pace([2e-6, 4e-6], [2e-3, 1e-3], [3e-6]) == pytest.approx([3e-6 * (1e3 + 250) / 2])
+    assert work_seconds_at_pace([2e-6, 4e-6], [2e-3, 1e-3], [3e-6]) == pytest.approx([3e-6 * (1e3 + 250) / 2])
 
 
 def test_a_layer_is_so_many_small_ops_on_quiet_cores(paced: dict[str, RunRecord]) -> None:
@@ -112,11 +112,13 @@ def test_no_spread_is_added_to_a_slowest_host_that_is_known(tmp_path: Path) -> N
     scratch.mkdir()
     (run,) = measured_reference_runs(folder, scratch)[0]
     slowest = {
-        run.for_repeat(repeat).resolve()[1].slowest_host_factor for repeat in run.repeats if repeat.id.endswith("quiet")
+        run.run_of_repeat(repeat).resolved_specs()[1].slowest_host_factor
+        for repeat in run.repeats
+        if repeat.id.endswith("quiet")
     }
     assert slowest == {1.0}
-    others = [run.for_repeat(repeat) for repeat in run.repeats if not repeat.id.endswith("quiet")]
-    assert all(other.resolve()[1].slowest_host_factor > 1.1 for other in others)
+    others = [run.run_of_repeat(repeat) for repeat in run.repeats if not repeat.id.endswith("quiet")]
+    assert all(other.resolved_specs()[1].slowest_host_factor > 1.1 for other in others)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -21,15 +21,17 @@ PRIMITIVES: dict[str, Primitives] = {
 }
 
 
-def persistent_buffer_bytes(framework: FrameworkSpec, ctx: Context, ops: Sequence[Op]) -> tuple[ArrayK, ArrayK]:
+def persistent_buffer_bytes_without_and_with_head(
+    framework: FrameworkSpec, ctx: Context, ops: Sequence[Op]
+) -> tuple[ArrayK, ArrayK]:
     """Bytes that a framework keeps allocated outside the tapes: without and with the head's share. (K,) [B]
 
     ``ops`` are the forward ops of the model's blocks.
     """
     if framework.name == "megatron":
         body = megatron.persistent_buffer_bytes(ctx, ops, with_head=False)
-        return body, body + megatron.head_persistent_bytes(ctx)
-    if framework.layers == "megatron":
+        return body, body + megatron.head_persistent_buffer_bytes(ctx)
+    if framework.owner_of_layer_modules == "megatron":
         buffers_bytes = megatron_local.persistent_buffer_bytes(ctx)
         return buffers_bytes, buffers_bytes
     return 0.0, 0.0

@@ -28,7 +28,7 @@ def recompute_of_layer(
     """What a layer recomputes in its backward tape, of a strategy's choice of it.
 
     Which layers are (``full:n``, ``every:n``) is the caller's choice. ``forward`` is needed for ``ops``, which picks
-    ops by what they are. Call it only where :func:`why_unsupported` finds nothing.
+    ops by what they are. Call it only where :func:`why_recomputation_unsupported` finds nothing.
 
     Examples
     --------
@@ -67,7 +67,7 @@ DISCARDED_FP8 = ("moe_act", "layernorm")
 """Modules that Megatron-Core refuses to recompute under delayed scaling (transformer_config.py)."""
 
 
-def why_unsupported(
+def why_recomputation_unsupported(
     framework: FrameworkSpec, spec: RecomputeSpec, model: ModelSpec, fp8_recipe: str = ""
 ) -> str | None:  # fmt: skip
     """Why a framework cannot recompute so, or None; ``fp8_recipe`` is how its fp8 products are scaled, if any are."""
@@ -101,7 +101,7 @@ def why_unsupported(
     return next((text for m in spec.modules if (text := _module_unsupported(framework, m, model))), None)
 
 
-def largest_saving_by_recomputing(framework: FrameworkSpec) -> float:
+def largest_step_share_saved_by_recomputing(framework: FrameworkSpec) -> float:
     """Largest share of its time that a framework's step may save by recomputing something. [-]"""
     tolerances, pairs = load_shared_facts().tolerances, framework.expert_overlap == "combined"
     return (tolerances.recomputing_shortens_pairs if pairs else tolerances.recomputing_shortens).value
@@ -117,7 +117,7 @@ def selective_modes_to_search(
     beaten but for ``mla_up_proj`` alone, which saves the most. What is inside ``moe`` saves nothing beside it. ``mlp``
     of a model with experts is of the few dense layers: it goes with the largest sets.
 
-    Modules that save nothing are left out (:func:`why_saves_nothing`).
+    Modules that save nothing are left out (:func:`why_recomputing_module_saves_nothing`).
 
     Examples
     --------
@@ -127,8 +127,9 @@ def selective_modes_to_search(
     """
     offered = [
         module for module in RECOMPUTE_MODULES
-        if why_saves_nothing(framework, module, model) is None
-        and why_unsupported(framework, RecomputeSpec(kind="selective", modules=(module,)), model, fp8_recipe) is None
+        if why_recomputing_module_saves_nothing(framework, module, model) is None
+        and why_recomputation_unsupported(framework, RecomputeSpec(kind="selective", modules=(module,)), model,
+        fp8_recipe) is None
     ]  # fmt: skip
     together = [module for module in offered if module not in ("moe", "shared_experts")]
     alone = [module for module in offered if module not in ("layernorm", "shared_experts")]
@@ -142,7 +143,7 @@ def selective_modes_to_search(
     return tuple(RecomputeSpec(kind="selective", modules=modules) for modules in chosen)
 
 
-def why_saves_nothing(framework: FrameworkSpec, module: str, model: ModelSpec) -> str | None:
+def why_recomputing_module_saves_nothing(framework: FrameworkSpec, module: str, model: ModelSpec) -> str | None:
     """Why recomputing a module saves no memory, or None where it does.
 
     A fused kernel of attention keeps its inputs, and its output is the output projection's input. Transformer Engine's
@@ -176,7 +177,7 @@ def _module_unsupported(framework: FrameworkSpec, module: str, model: ModelSpec)
         return f"recompute: module {module} is newer than megatron-2022, which has core_attn; use selective or full"
     if module == "moe_act" and framework.experts != "grouped":
         return "recompute: module moe_act needs grouped experts (framework.experts: grouped)"
-    if framework.layers == "megatron" and module in ("layernorm", "moe_act"):
+    if framework.owner_of_layer_modules == "megatron" and module in ("layernorm", "moe_act"):
         # CheckpointWithoutOutput asks Transformer Engine for its fp8 state unless told not to (random.py:588-592)
         return f"recompute: module {module} needs Transformer Engine, which {framework.name} runs without"
     return None

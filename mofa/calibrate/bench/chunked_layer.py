@@ -132,7 +132,7 @@ class BenchMoeLayer:
     """Router and experts of one rank, and what a step needs."""
 
     def __init__(self, case: Case, device: str, group: Any, rank: int) -> None:
-        size = case.size
+        size = case.shape_size
         self.tokens, self.hidden, self.ffn = size("tokens"), size("hidden"), size("ffn")
         self.experts, self.top_k, self.ep = size("experts"), size("top_k"), size("ep")
         self.local, self.group, self.rank, self.device = self.experts // self.ep, group, rank, device
@@ -148,9 +148,9 @@ class BenchMoeLayer:
             part.copy_(torch.randn(part.shape, device=self.device) * scale)
         return out
 
-    def prepare(self, case: Case) -> None:
+    def prepare_case(self, case: Case) -> None:
         """Inputs, the gradient of the output, and the bias that prescribes the routing of this case."""
-        self.chunks = case.size("chunks")
+        self.chunks = case.shape_size("chunks")
         self.x = self._randn(self.tokens, self.hidden).requires_grad_(True)
         self.d_out = self._randn(self.tokens, self.hidden, scale=1e-3)
         loads = torch.tensor(

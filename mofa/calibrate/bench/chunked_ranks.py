@@ -60,21 +60,21 @@ def _rank(rank: int, ranks: int, port: int, cases: list[Case], folder: Path, hos
     if device == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=rank, world_size=ranks)
-    groups = {size: dist.new_group(list(range(size))) for size in sorted({c.size("ep") for c in cases} | {ranks})}
+    groups = {size: dist.new_group(list(range(size))) for size in sorted({c.shape_size("ep") for c in cases} | {ranks})}
     gpu, clock = torch.cuda.get_device_name() if device == "cuda" else "cpu", GpuMonitor(device)
     torch.manual_seed(rank)
     layer: BenchMoeLayer | None = None
     made: tuple[int, ...] = ()
     for case in cases:
-        group = groups[case.size("ep")]
-        if rank >= case.size("ep"):
+        group = groups[case.shape_size("ep")]
+        if rank >= case.shape_size("ep"):
             continue
-        sizes = tuple(case.size(name) for name in ("tokens", "hidden", "ffn", "experts", "top_k", "ep"))
+        sizes = tuple(case.shape_size(name) for name in ("tokens", "hidden", "ffn", "experts", "top_k", "ep"))
         if sizes != made:
             layer = None  # frees the weights of the one before
             layer, made = BenchMoeLayer(case, where, group, rank), sizes
         assert layer is not None
-        layer.prepare(case)
+        layer.prepare_case(case)
         samples = _worst(measure_layer_steps(layer, device), layer, where)
         if rank == 0:
             _append(folder, case, samples, clock, gpu, host)
@@ -94,5 +94,5 @@ def _worst(samples: dict[str, list[float]], layer: BenchMoeLayer, where: str) ->
 def _append(folder: Path, case: Case, samples: dict[str, list[float]], clock: GpuMonitor, gpu: str, host: str) -> None:
     for op in OPS:
         if op in samples:
-            sample: Sample = median_and_percentiles(samples[op], *clock.read())
+            sample: Sample = median_and_percentiles(samples[op], *clock.sm_clock_and_power())
             append_row(folder, replace(case, op=op), sample, gpu, host)

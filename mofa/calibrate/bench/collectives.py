@@ -63,15 +63,17 @@ def _rank(rank: int, gpus: int, port: int, cases: list[Case], folder: Path, host
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=rank, world_size=gpus)
     where = torch.device(device, rank) if device == "cuda" else torch.device("cpu")
-    groups = {size: dist.new_group(list(range(size))) for size in sorted({c.size("group") for c in cases} | {gpus})}
-    largest = max(c.size("bytes") for c in cases) // 2
+    groups = {
+        size: dist.new_group(list(range(size))) for size in sorted({c.shape_size("group") for c in cases} | {gpus})
+    }
+    largest = max(c.shape_size("bytes") for c in cases) // 2
     source = torch.randn(largest + 2**20, device=where, dtype=torch.bfloat16)
     target = torch.empty_like(source)
     clock = GpuMonitor(device)
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     for case in cases:
-        group = groups[case.size("group")]
-        if rank >= case.size("group"):
+        group = groups[case.shape_size("group")]
+        if rank >= case.shape_size("group"):
             continue
         if case.family == "overlap":
             for timed_case, sample in _overlap(case, source, target, group, where):
@@ -92,7 +94,7 @@ def _rank(rank: int, gpus: int, port: int, cases: list[Case], folder: Path, host
 def collective_call(case: Case, source: torch.Tensor, target: torch.Tensor, group: Any, rank: int) -> Call:
     """The call of a collective on one rank. ``bytes`` is the whole tensor; of all-to-all and send/recv, what one rank
     sends."""
-    size, p = case.size("bytes") // 2, case.size("group")
+    size, p = case.shape_size("bytes") // 2, case.shape_size("group")
     full, shard = source[: size // p * p], target[: size // p]
     if case.op == "all_reduce":
         return lambda: dist.all_reduce(full, group=group, op=dist.ReduceOp.AVG if full.is_cuda else dist.ReduceOp.SUM)
@@ -152,7 +154,7 @@ def _time(call: Call, group: Any, where: torch.device, clock: GpuMonitor, *, bud
     times = [_burst(call, per_sample, group, where, issue_s) for _ in range(7)]
     slowest = torch.tensor(times, device=where)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
-    return median_and_percentiles(slowest.tolist(), *clock.read())
+    return median_and_percentiles(slowest.tolist(), *clock.sm_clock_and_power())
 
 
 def _burst(call: Call, num: int, group: Any, where: torch.device, issue_s: float) -> float:
@@ -200,12 +202,12 @@ def _dependent(
         dist.all_reduce(last, op=dist.ReduceOp.MIN, group=group)
         if burst:  # the first warms up
             waited.append(statistics.median(last.tolist()[2:]) / 1e3)
-    return median_and_percentiles(waited, *clock.read())
+    return median_and_percentiles(waited, *clock.sm_clock_and_power())
 
 
 def _computations(case: Case, source: torch.Tensor, target: torch.Tensor) -> tuple[Call, Call]:
     """What writes the elements that a collective sends, and what reads those that it receives."""
-    full, p = case.size("bytes") // 2, case.size("group")
+    full, p = case.shape_size("bytes") // 2, case.shape_size("group")
     sent = source[: full // p if case.op == "all_gather" else full]
     received = (
         source[:full] if case.op == "all_reduce" else target[: full // p if case.op == "reduce_scatter" else full]
@@ -234,7 +236,7 @@ def _overlap(
     communicate = collective_call(case, source, target, group, dist.get_rank(group))
     if case.variant == "layer":
         return _layers_beside(case, communicate, group, where)
-    m, n, k = case.size("m"), case.size("n"), case.size("k")
+    m, n, k = case.shape_size("m"), case.shape_size("n"), case.shape_size("k")
     if k:
         a = [torch.randn(m, k, device=where, dtype=torch.bfloat16) for _ in range(4)]
         b = torch.randn(k, n, device=where, dtype=torch.bfloat16)

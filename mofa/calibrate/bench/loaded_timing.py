@@ -56,7 +56,7 @@ def loaded_call_sample(
             if after is not None:
                 after()
             events.append(pair)
-        readings.append(clock.read())
+        readings.append(clock.sm_clock_and_power())
         if waiting:
             waiting[-1][1].synchronize()
             if elapsed > seconds / 2:

@@ -23,7 +23,7 @@ from mofa.calibrate.nccl_choices import CHOICES, TUNED, read_nccl_choices
 def write_nccl_choices(cases: Sequence[Case], folder: Path, gpus: int) -> None:
     """Run each payload of the grid once with NCCL's log on, and keep what it chose in ``nccl_algorithms.json``."""
     grid = [c for c in cases if c.op in TUNED and c.split == "grid"]
-    asked = sorted(grid, key=lambda c: (c.size("group"), c.op, c.size("bytes")))
+    asked = sorted(grid, key=lambda c: (c.shape_size("group"), c.op, c.shape_size("bytes")))
     with tempfile.TemporaryDirectory() as scratch, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -42,11 +42,11 @@ def _rank(rank: int, gpus: int, port: int, cases: list[Case], log: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=gpus)
-    groups = {size: dist.new_group(list(range(size))) for size in sorted({c.size("group") for c in cases})}
-    source = torch.randn(max(c.size("bytes") for c in cases) // 2, device="cuda", dtype=torch.bfloat16)
+    groups = {size: dist.new_group(list(range(size))) for size in sorted({c.shape_size("group") for c in cases})}
+    source = torch.randn(max(c.shape_size("bytes") for c in cases) // 2, device="cuda", dtype=torch.bfloat16)
     target = torch.empty_like(source)
     for case in cases:
-        if rank < case.size("group"):
-            collective_call(case, source, target, groups[case.size("group")], rank)()
+        if rank < case.shape_size("group"):
+            collective_call(case, source, target, groups[case.shape_size("group")], rank)()
     torch.cuda.synchronize()
     dist.destroy_process_group()

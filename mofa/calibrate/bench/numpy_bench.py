@@ -39,14 +39,14 @@ class NumpyBench:
 
     def _call(self, case: Case) -> Callable[[], Any]:
         if case.family == "gemm":
-            m, n, k = (case.size(x) for x in "mnk")
+            m, n, k = (case.shape_size(x) for x in "mnk")
             a, b = self._values(m, k), self._values(k, n)
             return lambda: a @ b
         if case.family == "memory_bound" and "tokens" in case.shape:
-            x = self._values(case.size("tokens"), case.size("width"))
+            x = self._values(case.shape_size("tokens"), case.shape_size("width"))
             return lambda: x + x
         if case.family == "copy" and case.op == "device_copy":
-            data = self._values(max(1, case.size("bytes") // 4))
+            data = self._values(max(1, case.shape_size("bytes") // 4))
             return data.copy
         if case.family == "host" and case.op == "eager_add":
             small = self._values(16)

@@ -82,7 +82,7 @@ def time_new_row_counts(
                 x.grad = None
             first_micro_batch_setter([layer], True)()
             settled = recorder.cores.stay_or_move_to_quiet()
-            ahead_scale, behind_scale = recorder.pace.layer_time_ratios(beside.seconds(5))
+            ahead_scale, behind_scale = recorder.pace.layer_times_over_given(beside.forward_and_backward_s(5))
             with around():
                 began = time.perf_counter()
                 out = layer(source, splits)[0]
@@ -93,7 +93,7 @@ def time_new_row_counts(
             out.backward(grad)
             times[name][1].append(behind_scale * (time.perf_counter() - began))
             torch.cuda.synchronize()
-            times[name][2].append(settled and recorder.cores.still_quiet())
+            times[name][2].append(settled and recorder.cores.is_still_quiet())
     recorder.cores.release()
     sizes = {"ops": 1, "experts": experts, "width": width} | ({"fresh": fresh} if fresh else {})
     for name, (forward, backward, quiet) in times.items():
@@ -171,7 +171,7 @@ def time_fp8_row_padding(recorder: RowRecorder, experts: int) -> None:
     time_layer_chain("fp8_padding", chain, recorder)
 
 
-def bf16_cases() -> list[Timing]:
+def bf16_expert_timings() -> list[Timing]:
     """Experts' products, choices of kernels for new numbers of rows, and what takes tokens to experts and back."""
     routed = ("router_gate", "router_topk", "router_topk_fused", "router_scores_fused", "permute", "unpermute",
               "sort_chunks")  # fmt: skip
@@ -198,7 +198,7 @@ def bf16_cases() -> list[Timing]:
     ]
 
 
-def fp8_cases(recipe: str) -> list[Timing]:
+def fp8_expert_timings(recipe: str) -> list[Timing]:
     """Grouped linears of a recipe of fp8, in a step's first micro-batch and in a later one."""
     return [
         case_with_timing_call("fp8_grouped", time_grouped_linears, experts, recipe, first=first, fused=True)
@@ -207,6 +207,6 @@ def fp8_cases(recipe: str) -> list[Timing]:
     ]
 
 
-def padding_cases() -> list[Timing]:
+def fp8_padding_timings() -> list[Timing]:
     """Rows filled up for fp8 products."""
     return [case_with_timing_call("fp8_padding", time_fp8_row_padding, experts) for experts in (8, 64)]

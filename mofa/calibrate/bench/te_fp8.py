@@ -32,7 +32,7 @@ MOST_SETS = 16
 SUSTAINED_S = 1.5
 
 
-def te_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
+def te_fp8_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     """Time one call of a case of Transformer Engine in fp8; `UnsupportedCase` without Transformer Engine, or where it
     refuses the case."""
     if pool.device != "cuda":
@@ -41,22 +41,22 @@ def te_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
         with torch.no_grad():
             if case.family == "te_sustained":
                 return _sustained(case, pool, clock)
-            return time_calls(te_calls(case, pool), pool.device, clock)
+            return time_calls(te_fp8_calls(case, pool), pool.device, clock)
     except (ImportError, AssertionError, NotImplementedError) as error:
         raise UnsupportedCase(f"{type(error).__name__}: {str(error)[:160]}") from error
 
 
-def te_calls(case: Case, pool: RandomInputs) -> list[Call]:
+def te_fp8_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """The calls of a case of Transformer Engine in fp8, over rotating inputs."""
     if case.family == "te_cast":
-        rows, width = case.size("tokens"), case.size("width")
+        rows, width = case.shape_size("tokens"), case.shape_size("width")
         return [_cast(case.op, rows, width, pool) for _ in range(min(MOST_SETS, num_input_sets(3 * rows * width)))]
     if case.family == "te_grouped":
         loads = [int(x) for x in str(case.shape["loads"]).split(",")]
-        n, k = case.size("n"), case.size("k")
+        n, k = case.shape_size("n"), case.shape_size("k")
         moved = sum(loads) * (n + k) + len(loads) * n * k
         return [_grouped(case, loads, n, k, pool) for _ in range(min(4, num_input_sets(moved)))]
-    m, n, k = (case.size(x) for x in "mnk")
+    m, n, k = (case.shape_size(x) for x in "mnk")
     return [_product(case, m, n, k, pool) for _ in range(min(MOST_SETS, num_input_sets((m + n) * k)))]
 
 
@@ -108,18 +108,18 @@ def _product(case: Case, m: int, n: int, k: int, pool: RandomInputs) -> Call:
     kind, split = case.dtype, case.dtype != FAST
     if case.op == "fwd":
         weight, x = (
-            _quantized(pool.view(n, k), kind, row=True, weight=True),
-            _quantized(pool.view(m, k), kind, row=True),
+            _quantized(pool.random_tensor(n, k), kind, row=True, weight=True),
+            _quantized(pool.random_tensor(m, k), kind, row=True),
         )
         return lambda: general_gemm(weight, x, out_dtype=torch.bfloat16, use_split_accumulator=split)
     if case.op == "dgrad":
-        weight = _quantized(pool.view(k, n), kind, row=False, weight=True)
-        grad = _quantized(pool.view(m, k), kind, row=True, gradient=True)
+        weight = _quantized(pool.random_tensor(k, n), kind, row=False, weight=True)
+        grad = _quantized(pool.random_tensor(m, k), kind, row=True, gradient=True)
         return lambda: general_gemm(
             weight, grad, out_dtype=torch.bfloat16, layout="NN", grad=True, use_split_accumulator=split
         )
-    x = _quantized(pool.view(k, n), kind, row=False)
-    grad = _quantized(pool.view(k, m), kind, row=False, gradient=True)
+    x = _quantized(pool.random_tensor(k, n), kind, row=False)
+    grad = _quantized(pool.random_tensor(k, m), kind, row=False, gradient=True)
     fp32 = case.variant == TO_FP32
     dtype = torch.float32 if fp32 else torch.bfloat16
     out = torch.zeros(m, n, device=pool.device, dtype=dtype)
@@ -135,17 +135,17 @@ def _grouped(case: Case, loads: list[int], n: int, k: int, pool: RandomInputs) -
     kind, split, experts = case.dtype, case.dtype != FAST, len(loads)
     none = [None] * experts
     if case.op == "wgrad":
-        xs = [_quantized(pool.view(rows, k), kind, row=False) for rows in loads]
-        grads = [_quantized(pool.view(rows, n), kind, row=False, gradient=True) for rows in loads]
+        xs = [_quantized(pool.random_tensor(rows, k), kind, row=False) for rows in loads]
+        grads = [_quantized(pool.random_tensor(rows, n), kind, row=False, gradient=True) for rows in loads]
         outs = [torch.zeros(n, k, device=pool.device, dtype=torch.float32) for _ in loads]
         return lambda: general_grouped_gemm(
             xs, grads, outs, none, torch.bfloat16, layout="NT", m_splits=loads, grad=True, accumulate=True,
             use_split_accumulator=split,
         )  # fmt: skip
     forward = case.op == "fwd"
-    weights = [_quantized(pool.view(n, k), kind, row=forward, weight=True) for _ in loads]
+    weights = [_quantized(pool.random_tensor(n, k), kind, row=forward, weight=True) for _ in loads]
     width, other = (k, n) if forward else (n, k)
-    inputs = [_quantized(pool.view(rows, width), kind, row=True, gradient=not forward) for rows in loads]
+    inputs = [_quantized(pool.random_tensor(rows, width), kind, row=True, gradient=not forward) for rows in loads]
     out = torch.empty(sum(loads), other, device=pool.device, dtype=torch.bfloat16)
     return lambda: general_grouped_gemm(
         weights, inputs, [out], none, torch.bfloat16, layout="TN" if forward else "NN", m_splits=loads,
@@ -157,17 +157,17 @@ def _cast(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
     tex = _extension()
     bf16, margin = tex.DType.kBFloat16, 0
     if op == MAIN_CAST:
-        main = pool.view(rows, width)
+        main = pool.random_tensor(rows, width)
         to_shard = _quantizer("delayed", row=True, column=True)
         data = torch.empty(rows, width, device=pool.device, dtype=torch.uint8)
         shard = to_shard.create_tensor_from_data(data, torch.bfloat16)
         return lambda: to_shard.update_quantized(main, shard)
-    x = pool.view(rows, width)
+    x = pool.random_tensor(rows, width)
     if op in NORMS or op.startswith("fp8_norm"):
         weight = torch.ones(width, device=pool.device, dtype=torch.bfloat16)
         if op == "te_rmsnorm_bwd":
             scale = torch.ones(rows, device=pool.device)
-            grad = pool.view(rows, width)
+            grad = pool.random_tensor(rows, width)
             return lambda: tex.rmsnorm_bwd(grad, x, scale, weight, margin, False)
         to = None if op in NORMS else _quantizer(op.rpartition("_")[2], row=True, column=True)
         return lambda: tex.rmsnorm_fwd(x, weight, 1e-5, None, to, bf16, margin, False)
@@ -184,7 +184,7 @@ def _cast(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
 
 def _sustained(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     """One kind of product, as `mofa.calibrate.bench.torch_host.sustained_sample` times others."""
-    m, n, k = (case.size(x) for x in "mnk")
+    m, n, k = (case.shape_size(x) for x in "mnk")
     product = "wgrad" if case.dtype == BLOCK_ROWS else "fwd" if case.dtype in (FAST, BLOCK) else "dgrad"
     of = Case("te_gemm", product, "te", case.dtype, "grid", case.shape)
     calls = [_product(of, m, n, k, pool) for _ in range(3)]
@@ -192,7 +192,7 @@ def _sustained(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
         time.sleep(0.5)
         return time_calls(calls, pool.device, clock)
     between = case.variant == "between_memory"
-    x, weight = pool.view(m, 8192), torch.ones(8192, device=pool.device, dtype=torch.bfloat16)
+    x, weight = pool.random_tensor(m, 8192), torch.ones(8192, device=pool.device, dtype=torch.bfloat16)
     if between:
         return loaded_call_sample(
             calls, clock, seconds=SUSTAINED_S, after=lambda: F.rms_norm(F.silu(x) * x, (8192,), weight)

@@ -34,12 +34,12 @@ from mofa.calibrate.bench.torch_bench import machine_environment
 from mofa.calibrate.run_cases import anonymous_machine_id
 
 
-def profile_kernels(recorder: RowRecorder) -> None:
+def write_kernels_of_all_cases(recorder: RowRecorder) -> None:
     """Every case once more under a profiler: ``kernels.json``, kernels of each case by name, count and time [us]."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for i, (label, call) in enumerate(recorder.later):
-            if recorder.left_s() < -25:
+            if recorder.seconds_to_deadline() < -25:
                 break
             try:
                 with torch.profiler.record_function(f"{FAMILY}:{i}"):
@@ -77,7 +77,7 @@ def profile_kernels(recorder: RowRecorder) -> None:
 def run_all_cases(recorder: RowRecorder, todo: Sequence[tuple[str, Callable[[], None]]]) -> None:
     """Run all cases that the time allows; a failure is a line of ``failed.txt``."""
     for name, call in todo:
-        if recorder.left_s() < 0:
+        if recorder.seconds_to_deadline() < 0:
             recorder.failed.append(f"{name}: no time left")
             continue
         try:
@@ -95,7 +95,7 @@ def _fast_pace(cores: host_pace.QuietCorePinner, readings: int = 25) -> HostPace
     read = []
     for _ in range(readings):
         cores.stay_or_move_to_quiet()
-        read.append((host_pace.small_op_s(), *layer.seconds()))
+        read.append((host_pace.small_op_s(), *layer.forward_and_backward_s()))
     cores.release()
     return HostPaceSample(*(sorted(column)[readings // 4] for column in zip(*read, strict=True)))
 
@@ -122,13 +122,13 @@ def run_cases_of_rank(rank: int, gpus: int, port: int, out: str, limit_s: float,
         described |= {"host": recorder.host, "gpus_used": gpus, **te_megatron.timed_library_versions()}
         (recorder.out / "environment.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     te_megatron.init_process_groups(gpus, {})
-    todo = te_modules.one_gpu_cases(recorder) + te_models.one_gpu_cases(recorder) if gpus == 1 else []
+    todo = te_modules.one_gpu_module_cases(recorder) + te_models.one_gpu_model_cases(recorder) if gpus == 1 else []
     if gpus == 2:
-        todo = te_modules.two_gpu_cases(recorder) + te_models.two_gpu_cases(recorder)
+        todo = te_modules.two_gpu_module_cases(recorder) + te_models.two_gpu_model_cases(recorder)
     todo = [(name, call) for name, call in todo if not wanted or any(name.startswith(word) for word in wanted)]
     run_all_cases(recorder, todo)
     if gpus == 1:
-        profile_kernels(recorder)
+        write_kernels_of_all_cases(recorder)
     if rank == 0:
         (recorder.out / "nodes.json").write_text(json.dumps(recorder.nodes, indent=1) + "\n", encoding="utf-8")
         (recorder.out / "failed.txt").write_text("\n".join(recorder.failed) + "\n", encoding="utf-8")
@@ -137,7 +137,7 @@ def run_cases_of_rank(rank: int, gpus: int, port: int, out: str, limit_s: float,
     os._exit(0)
 
 
-def main() -> None:
+def time_transformer_engine_host() -> None:
     """Run the command line: time what the host needs to issue Transformer Engine."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
@@ -161,4 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    time_transformer_engine_host()

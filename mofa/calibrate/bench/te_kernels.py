@@ -26,7 +26,7 @@ from mofa.calibrate.cases import Case, Sample, UnsupportedCase
 from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED, HOST, WGRAD
 from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
 from mofa.calibrate.shapes.te_throttled import FAMILY as THROTTLED
-from mofa.calibrate.shapes.te_throttled import case_of_same_kernel
+from mofa.calibrate.shapes.te_throttled import unthrottled_case_of_same_kernel
 
 MAX_LAUNCHES = 400
 """Products that are issued before the device begins, fewer than its queues take."""
@@ -41,7 +41,7 @@ def te_bf16_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     """Time one case of Transformer Engine's families; `UnsupportedCase` says what cannot be run."""
     try:
         if case.family == GROUPED:
-            calls = grouped_calls(case, pool)
+            calls = grouped_product_calls(case, pool)
             loads = str(case.shape["loads"]).count(",") + 1
             return time_calls(calls, pool.device, clock, most=max(1, MAX_LAUNCHES // loads))
         if case.family == WGRAD:
@@ -67,17 +67,17 @@ def throttled_calls(case: Case, pool: RandomInputs) -> tuple[list[Call], list[Ca
 
     Attention's backward is both ways less the forward, each under the same load.
     """
-    timed = case_of_same_kernel(case)
+    timed = unthrottled_case_of_same_kernel(case)
     if timed.family == ATTENTION:
         forward, both = _attention(timed, pool)
         return ([forward], []) if timed.op == "fwd" else ([both], [forward])
     if timed.family == GROUPED:
-        return grouped_calls(timed, pool), []
+        return grouped_product_calls(timed, pool), []
     if timed.family in TE_FAMILIES:
-        from mofa.calibrate.bench.te_fp8 import te_calls
+        from mofa.calibrate.bench.te_fp8 import te_fp8_calls
 
         with torch.no_grad():
-            return te_calls(timed, pool), []
+            return te_fp8_calls(timed, pool), []
     from mofa.calibrate.bench.te_ops import te_memory_bound_calls
 
     return te_memory_bound_calls(timed, pool), []
@@ -94,10 +94,10 @@ def _throttled_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Samp
     return Sample(median, low, high, sample.num_samples, sample.sm_mhz, sample.power_w)
 
 
-def grouped_calls(case: Case, pool: RandomInputs) -> list[Call]:
+def grouped_product_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """Calls of a grouped product over rotating inputs; ``n`` and ``k`` are out and in features of each expert."""
     loads = [int(x) for x in str(case.shape["loads"]).split(",")]
-    n, k, rows, experts = case.size("n"), case.size("k"), sum(loads), len(loads)
+    n, k, rows, experts = case.shape_size("n"), case.shape_size("k"), sum(loads), len(loads)
     weight = experts * n * k * (4 if case.op == "wgrad" else 2)
     moved = 2 * rows * (n + k) + weight
     sets = 1 if moved > SET_BYTES else min(8, num_input_sets(moved))
@@ -110,20 +110,20 @@ def _grouped(op: str, loads: list[int], n: int, k: int, pool: RandomInputs) -> C
     experts, rows = len(loads), sum(loads)
     none: list[Any] = [None] * experts
     if op == "wgrad":
-        inputs = list(torch.split(pool.view(rows, k), loads))
-        grads = list(torch.split(pool.view(rows, n), loads))
-        main = list(pool.view(experts, n, k, dtype=torch.float32).unbind())
+        inputs = list(torch.split(pool.random_tensor(rows, k), loads))
+        grads = list(torch.split(pool.random_tensor(rows, n), loads))
+        main = list(pool.random_tensor(experts, n, k, dtype=torch.float32).unbind())
         return lambda: general_grouped_gemm(
             inputs, grads, main, none, torch.bfloat16, layout="NT", grad=True, m_splits=loads, accumulate=True
         )
-    weights = list(pool.view(experts, n, k).unbind())
+    weights = list(pool.random_tensor(experts, n, k).unbind())
     if op == "fwd":
-        inputs = list(torch.split(pool.view(rows, k), loads))
+        inputs = list(torch.split(pool.random_tensor(rows, k), loads))
         return lambda: general_grouped_gemm(
             weights, inputs, [torch.empty(rows, n, device=pool.device, dtype=torch.bfloat16)], none, torch.bfloat16,
             single_output=True, m_splits=loads,
         )  # fmt: skip
-    grads = list(torch.split(pool.view(rows, n), loads))
+    grads = list(torch.split(pool.random_tensor(rows, n), loads))
     return lambda: general_grouped_gemm(
         weights, grads, [torch.empty(rows, k, device=pool.device, dtype=torch.bfloat16)], none, torch.bfloat16,
         single_output=True, layout="NN", m_splits=loads, grad=True,
@@ -134,11 +134,11 @@ def gradient_accumulation_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """Calls that add a weight's gradient to an fp32 one: (m, k) x (k, n), over rotating inputs."""
     from transformer_engine.pytorch.cpp_extensions import general_gemm
 
-    m, n, k = (case.size(x) for x in "mnk")
+    m, n, k = (case.shape_size(x) for x in "mnk")
 
     def build_call() -> Call:
-        x, grad = pool.view(k, n), pool.view(k, m)
-        main = pool.view(m, n, dtype=torch.float32)
+        x, grad = pool.random_tensor(k, n), pool.random_tensor(k, m)
+        main = pool.random_tensor(m, n, dtype=torch.float32)
         return lambda: general_gemm(x, grad, out_dtype=torch.float32, layout="NT", grad=True, accumulate=True, out=main)
 
     return [build_call() for _ in range(min(4, num_input_sets(2 * k * (m + n) + 4 * m * n)))]
@@ -146,8 +146,8 @@ def gradient_accumulation_calls(case: Case, pool: RandomInputs) -> list[Call]:
 
 def _host_sample(case: Case, pool: RandomInputs) -> Sample:
     """Host time of one issue behind a busy device: the median over rounds. [s]"""
-    loads = [case.size("rows")] * case.size("groups")
-    call = _grouped(case.op.removeprefix("grouped_"), loads, case.size("n"), case.size("k"), pool)
+    loads = [case.shape_size("rows")] * case.shape_size("groups")
+    call = _grouped(case.op.removeprefix("grouped_"), loads, case.shape_size("n"), case.shape_size("k"), pool)
     call()
     times = []
     for _ in range(HOST_REPETITIONS):
@@ -175,17 +175,19 @@ def attention_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sampl
 def _attention(case: Case, pool: RandomInputs) -> tuple[Callable[[], Any], Callable[[], Any]]:
     from transformer_engine.pytorch import DotProductAttention
 
-    b, heads, kv_heads, length, keys, d_qk, d_v = (case.size(x) for x in ("b", "hq", "hkv", "q", "kv", "dqk", "dv"))
+    b, heads, kv_heads, length, keys, d_qk, d_v = (
+        case.shape_size(x) for x in ("b", "hq", "hkv", "q", "kv", "dqk", "dv")
+    )
     mask = "causal" if keys == length else "causal_bottom_right"
     module = DotProductAttention(
         heads, (d_qk, d_v), num_gqa_groups=kv_heads, attention_dropout=0.0, qkv_format="sbhd",
         attn_mask_type=mask, layer_number=1,
     ).to(pool.device)  # fmt: skip
     q, k, v = (
-        pool.view(rows, b, n, d).detach().clone().requires_grad_(True)
+        pool.random_tensor(rows, b, n, d).detach().clone().requires_grad_(True)
         for rows, n, d in ((length, heads, d_qk), (keys, kv_heads, d_qk), (keys, kv_heads, d_v))
     )
-    grad = pool.view(length, b, heads * d_v)
+    grad = pool.random_tensor(length, b, heads * d_v)
 
     def forward() -> Any:
         return module(q, k, v, attn_mask_type=mask)

@@ -37,21 +37,21 @@ class BackwardTimer:
         self.stamps: list[tuple[float, float]] = []
         self._engine = torch.autograd.Variable._execution_engine
 
-    def mark(self) -> None:
+    def mark_time(self) -> None:
         """Now, and what was waited so far."""
         self.stamps.append((time.perf_counter(), self.recorder.waits.seconds))
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """As the engine's, marked where it is not within another."""
         if self.depth == 0:
-            self.mark()
+            self.mark_time()
         self.depth += 1
         try:
             return self._engine.run_backward(*args, **kwargs)
         finally:
             self.depth -= 1
             if self.depth == 0:
-                self.mark()
+                self.mark_time()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -119,7 +119,7 @@ class MethodTimer:
     seconds: dict[str, list[float]] = defaultdict(list)
 
     @classmethod
-    def wrap(cls, recorder: RowRecorder) -> None:
+    def start_timing_methods(cls, recorder: RowRecorder) -> None:
         """Time the methods from now on; once."""
         import importlib
 
@@ -243,7 +243,7 @@ def time_model_parts(
         name, form = RECIPES[recipe]
         changes = changes | {"fp8": form, "fp8_recipe": name}
     _forget_aux_losses()
-    MethodTimer.wrap(recorder)
+    MethodTimer.start_timing_methods(recorder)
     model = MegatronModel(changes | {"num_layers": layers}, micro_batches, overlap)
     marks = BackwardTimer(recorder)
     torch.autograd.Variable._execution_engine = marks
@@ -255,23 +255,25 @@ def time_model_parts(
     try:
         for i in range(WARMUP + STEPS):
             settled = i >= WARMUP and recorder.cores.stay_or_move_to_quiet()
-            ahead = layer.seconds(5)
+            ahead = layer.forward_and_backward_s(5)
             MethodTimer.seconds = defaultdict(list)
             marks.stamps = []
             torch.autograd.Variable._execution_engine = marks
-            model.step(marks.mark)
+            model.step(marks.mark_time)
             torch.autograd.Variable._execution_engine = marks._engine
             torch.cuda.synchronize()
             calls, MethodTimer.seconds = MethodTimer.seconds, defaultdict(list)
-            behind = layer.seconds(5)
+            behind = layer.forward_and_backward_s(5)
             forward, back = (
                 0.5 * (a + b)
                 for a, b in zip(
-                    recorder.pace.layer_time_ratios(ahead), recorder.pace.layer_time_ratios(behind), strict=True
+                    recorder.pace.layer_times_over_given(ahead),
+                    recorder.pace.layer_times_over_given(behind),
+                    strict=True,
                 )
             )
             if i >= WARMUP:
-                quiet.append(settled and recorder.cores.still_quiet())
+                quiet.append(settled and recorder.cores.is_still_quiet())
                 parts = {
                     part: (back if part.startswith("backward") else forward) * seconds
                     for part, seconds in _parts(marks.stamps).items()
@@ -342,7 +344,7 @@ LATENT = {
 }  # fmt: skip
 
 
-def one_gpu_cases(recorder: RowRecorder) -> Todo:
+def one_gpu_model_cases(recorder: RowRecorder) -> Todo:
     """Cases of models on one GPU, the ones that matter most first."""
     plain: dict[str, Any] = {}
     listed: list[tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any]]] = [
@@ -386,7 +388,7 @@ def _todo(
     ]
 
 
-def two_gpu_cases(recorder: RowRecorder) -> Todo:
+def two_gpu_model_cases(recorder: RowRecorder) -> Todo:
     """Cases of models on two GPUs; groups are made anew for each kind of parallelism."""
     kinds: list[tuple[str, dict[str, int], dict[str, Any], tuple[int, ...], bool]] = [
         ("model_tp2_dense", {"tensor_model_parallel_size": 2}, {"sequence_parallel": True}, (2, 4), False),

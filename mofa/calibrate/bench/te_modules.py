@@ -190,12 +190,12 @@ def _calls(recorder: RowRecorder, op: str, call: Callable[[], Any], sizes: dict[
     beside, times, quiet = host_pace.TransformerEngineLayer(), [], []
     for _ in range(14):
         settled = recorder.cores.stay_or_move_to_quiet()
-        scale, _ = recorder.pace.layer_time_ratios(beside.seconds(5))
+        scale, _ = recorder.pace.layer_times_over_given(beside.forward_and_backward_s(5))
         began = time.perf_counter()
         call()
         times.append(scale * (time.perf_counter() - began))
         torch.cuda.synchronize()
-        quiet.append(settled and recorder.cores.still_quiet())
+        quiet.append(settled and recorder.cores.is_still_quiet())
     recorder.cores.release()
     shape = {"ops": 1, **sizes}
     sample = recorder.write_row(op, "fwd", dtype, shape, [times[i] for i in quiet_sample_indices(times, quiet, 4)])
@@ -209,9 +209,9 @@ LINEARS = {"column_linear": _column, "row_linear": _row, "norm_linear": _norm_li
            "duplicated_linear": _duplicated}  # fmt: skip
 
 
-def one_gpu_cases(recorder: RowRecorder) -> Todo:
+def one_gpu_module_cases(recorder: RowRecorder) -> Todo:
     """Cases of Transformer Engine's modules that need one GPU."""
-    cases = [*_dense_cases(), *te_experts.bf16_cases(), *_fp8_cases()]
+    cases = [*_dense_cases(), *te_experts.bf16_expert_timings(), *_fp8_cases()]
     cases += [case_with_timing_call("ddp", time_gradient_hooks, wrapped=wrapped) for wrapped in (False, True)]
     cases += [case_with_timing_call("fused_adam", time_adam, tensors) for tensors in (10, 50, 200, 600)]
     return [(name, partial(call, recorder, *args, **named)) for name, call, args, named in cases]
@@ -245,8 +245,8 @@ def _fp8_cases() -> list[Timing]:
                 cases.append(
                     case_with_timing_call(f"fp8_{op}", time_linears, op, LINEARS[op], recipe, first=first, fused=True)
                 )
-        cases += te_experts.fp8_cases(recipe)
-    return cases + te_experts.padding_cases()
+        cases += te_experts.fp8_expert_timings(recipe)
+    return cases + te_experts.fp8_padding_timings()
 
 
 def _tensor_parallel(recorder: RowRecorder, op: str, make: Callable[[Any], Any]) -> None:
@@ -259,7 +259,7 @@ def _tensor_parallel(recorder: RowRecorder, op: str, make: Callable[[Any], Any])
     time_layer_chain(op, LayerChain(steps, [random_leaf_tensor(TOKENS // 2, 1, WIDTH)], parameters), recorder)
 
 
-def two_gpu_cases(recorder: RowRecorder) -> Todo:
+def two_gpu_module_cases(recorder: RowRecorder) -> Todo:
     """Cases of Transformer Engine's modules that need two GPUs."""
     return [
         ("tp2_column_row", partial(_tensor_parallel, recorder, "tp2_column_row", _column)),

@@ -25,7 +25,7 @@ def te_memory_bound_calls(case: Case, pool: RandomInputs) -> list[Call]:
     make = next((make for start, make in MAKERS.items() if case.op.startswith(start)), None)
     if make is None:
         raise UnsupportedCase(f"no such op of Transformer Engine: {case.op}")
-    elements = case.size("tokens") * case.size("width")
+    elements = case.shape_size("tokens") * case.shape_size("width")
     return [make(case, pool) for _ in range(min(6, num_input_sets(4 * elements)))]
 
 
@@ -34,8 +34,8 @@ def _norm(case: Case, pool: RandomInputs) -> Call:
 
     import transformer_engine_torch as tex  # isort: skip
 
-    rows, width, layer = case.size("tokens"), case.size("width"), case.op.startswith("layernorm")
-    x, weight, bias = pool.view(rows, width), pool.view(width), pool.view(width)
+    rows, width, layer = case.shape_size("tokens"), case.shape_size("width"), case.op.startswith("layernorm")
+    x, weight, bias = pool.random_tensor(rows, width), pool.random_tensor(width), pool.random_tensor(width)
     affine = (weight, bias) if layer else (weight,)
     forward, backward = (
         (tex.layernorm_fwd, tex.layernorm_bwd) if layer else (tex.rmsnorm_fwd, tex.rmsnorm_bwd)
@@ -47,7 +47,7 @@ def _norm(case: Case, pool: RandomInputs) -> Call:
     if case.op.endswith("_fwd"):
         return call
     _, mean, scale = call()
-    grad = pool.view(rows, width)
+    grad = pool.random_tensor(rows, width)
     statistics = (mean, scale) if layer else (scale,)
     return lambda: backward(grad, x, *statistics, weight, 0, False)
 
@@ -55,8 +55,8 @@ def _norm(case: Case, pool: RandomInputs) -> Call:
 def _rope(case: Case, pool: RandomInputs) -> Call:
     from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
 
-    rows, heads, head = case.size("tokens"), case.size("width") // 128, 128
-    t = pool.view(rows, 1, heads, head).detach().requires_grad_(case.op.endswith("_bwd"))
+    rows, heads, head = case.shape_size("tokens"), case.shape_size("width") // 128, 128
+    t = pool.random_tensor(rows, 1, heads, head).detach().requires_grad_(case.op.endswith("_bwd"))
     angles = torch.randn(rows, 1, 1, head, device=pool.device)
 
     def call() -> Any:
@@ -64,25 +64,25 @@ def _rope(case: Case, pool: RandomInputs) -> Call:
 
     if case.op.endswith("_fwd"):
         return call
-    return _again(call(), (t,), pool.view(rows, 1, heads, head))
+    return _again(call(), (t,), pool.random_tensor(rows, 1, heads, head))
 
 
 def _mla(case: Case, pool: RandomInputs) -> Call:
     from megatron.core.fusions import fused_mla_yarn_rope_apply as mla
 
-    rows, heads = case.size("tokens"), case.size("heads")
+    rows, heads = case.shape_size("tokens"), case.shape_size("heads")
     cos, sin = (torch.randn(rows, 1, 1, 64, device=pool.device) for _ in range(2))
     if case.op.startswith("mla_q"):
-        q = pool.view(rows, 1, heads, 192)
+        q = pool.random_tensor(rows, 1, heads, 192)
         return lambda: mla.fused_apply_mla_rope_for_q(q, cos, sin, 128, 64)
-    kv, k_pe = pool.view(rows, 1, heads, 256), pool.view(rows, 1, 1, 64)
+    kv, k_pe = pool.random_tensor(rows, 1, heads, 256), pool.random_tensor(rows, 1, 1, 64)
     return lambda: mla.fused_apply_mla_rope_for_kv(kv, k_pe, cos, sin, 64, 128, 128)
 
 
 def _chunk_order(case: Case, pool: RandomInputs) -> Call:
     """Keys or values of all context-parallel ranks, gathered, in the sequence's order: two chunks of each rank."""
-    chunks, rows, width = case.size("chunks"), case.size("tokens"), case.size("width")
-    x = pool.view(rows, width).view(chunks, rows // chunks, 1, width)
+    chunks, rows, width = case.shape_size("chunks"), case.shape_size("tokens"), case.shape_size("width")
+    x = pool.random_tensor(rows, width).view(chunks, rows // chunks, 1, width)
     order = torch.tensor([*range(0, chunks, 2), *range(chunks - 1, 0, -2)], device=pool.device, dtype=torch.int32)
     return lambda: torch.index_select(x, dim=0, index=order)
 
@@ -96,15 +96,15 @@ def _permutation(case: Case, pool: RandomInputs) -> Call:
     from transformer_engine.pytorch.triton import permutation as triton_permutation
 
     if case.op == "row_map":
-        tokens, experts = case.size("tokens"), case.size("width")
-        routing = _routing_map(tokens, experts, min(case.size("top_k"), experts), pool.device)
+        tokens, experts = case.shape_size("tokens"), case.shape_size("width")
+        routing = _routing_map(tokens, experts, min(case.shape_size("top_k"), experts), pool.device)
         return lambda: triton_permutation.make_row_id_map(routing, tokens, experts)
-    rows, hidden, experts, top_k = (case.size(x) for x in ("tokens", "width", "experts", "top_k"))
+    rows, hidden, experts, top_k = (case.shape_size(x) for x in ("tokens", "width", "experts", "top_k"))
     tokens = rows // top_k
     routing = _routing_map(tokens, experts, top_k, pool.device)
-    x, copies = pool.view(tokens, hidden), pool.view(rows, hidden)
-    scores = pool.view(tokens, experts, dtype=torch.float32)
-    of_copies = pool.view(rows, dtype=torch.float32)
+    x, copies = pool.random_tensor(tokens, hidden), pool.random_tensor(rows, hidden)
+    scores = pool.random_tensor(tokens, experts, dtype=torch.float32)
+    of_copies = pool.random_tensor(rows, dtype=torch.float32)
     if case.op.startswith("sort"):
         counts, order = routing.sum(0), torch.arange(experts, device=pool.device)
         forward = case.op.endswith("_fwd")
@@ -130,7 +130,7 @@ def _permutation(case: Case, pool: RandomInputs) -> Call:
 def _router(case: Case, pool: RandomInputs) -> Call:
     from megatron.core.transformer.moe import moe_utils
 
-    tokens, experts, top_k = case.size("tokens"), case.size("width"), case.size("top_k")
+    tokens, experts, top_k = case.shape_size("tokens"), case.shape_size("width"), case.shape_size("top_k")
     score, fused = case.op.removeprefix("router_").rpartition("_")[0], case.variant == "te"
     grouped, sigmoid = score == "grouped_sigmoid", score.endswith("sigmoid")
     if grouped and experts < GROUPS * 4:
@@ -154,7 +154,7 @@ def _aux_loss(case: Case, pool: RandomInputs) -> Call:
     """Scores and map for the loss, the experts' tokens, the loss."""
     from megatron.core.transformer.moe import moe_utils
 
-    tokens, experts, top_k = case.size("tokens"), case.size("width"), case.size("top_k")
+    tokens, experts, top_k = case.shape_size("tokens"), case.shape_size("width"), case.shape_size("top_k")
     fused = case.variant == "te"
     logits = torch.randn(tokens, experts, device=pool.device, requires_grad=True)
 
@@ -173,9 +173,9 @@ def _aux_loss(case: Case, pool: RandomInputs) -> Call:
 def _gate(case: Case, pool: RandomInputs) -> Call:
     from megatron.core.transformer.moe import moe_utils
 
-    tokens, width, experts = case.size("tokens"), case.size("width"), case.size("experts")
-    x = pool.view(tokens, width).detach().requires_grad_(True)
-    weight = pool.view(experts, width).detach().requires_grad_(True)
+    tokens, width, experts = case.shape_size("tokens"), case.shape_size("width"), case.shape_size("experts")
+    x = pool.random_tensor(tokens, width).detach().requires_grad_(True)
+    weight = pool.random_tensor(experts, width).detach().requires_grad_(True)
 
     def call() -> Any:
         return moe_utils.router_gating_linear(x, weight, None, torch.float32)
@@ -192,10 +192,10 @@ def _weighted_swiglu(case: Case, pool: RandomInputs) -> Call:
     """Compiled for one width and any number of rows, as a rank's is that has met two of them."""
     from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
 
-    rows, width = case.size("tokens"), case.size("width")
+    rows, width = case.shape_size("tokens"), case.shape_size("width")
 
     def inputs(num: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = pool.view(num, 2 * width).detach().requires_grad_(True)
+        x = pool.random_tensor(num, 2 * width).detach().requires_grad_(True)
         return x, torch.rand(num, 1, device=pool.device, requires_grad=True)
 
     if _compiled_width != [width]:
@@ -211,24 +211,24 @@ def _weighted_swiglu(case: Case, pool: RandomInputs) -> Call:
 
     if case.op.endswith("_fwd"):
         return call
-    return _again(call(), (x, scores), pool.view(rows, width))
+    return _again(call(), (x, scores), pool.random_tensor(rows, width))
 
 
 def _swiglu(case: Case, pool: RandomInputs) -> Call:
     """Of a dense layer, compiled for its one shape; the halves lie beside each other in the input."""
     from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
 
-    rows, width = case.size("tokens"), case.size("width")
+    rows, width = case.shape_size("tokens"), case.shape_size("width")
     torch._dynamo.reset()
     _compiled_width.clear()
-    x = pool.view(rows, 1, 2 * width).detach().requires_grad_(True)
+    x = pool.random_tensor(rows, 1, 2 * width).detach().requires_grad_(True)
 
     def call() -> Any:
         return bias_swiglu_impl(x, None)
 
     if case.op.endswith("_fwd"):
         return call
-    return _again(call(), (x,), pool.view(rows, 1, width))
+    return _again(call(), (x,), pool.random_tensor(rows, 1, width))
 
 
 def _fused_activation(case: Case, pool: RandomInputs) -> Call:
@@ -241,12 +241,12 @@ def _fused_activation(case: Case, pool: RandomInputs) -> Call:
     from megatron.core.fusions.fused_bias_geglu import bias_geglu_impl
     from megatron.core.fusions.fused_bias_gelu import bias_gelu_impl
 
-    rows, width, name = case.size("tokens"), case.size("width"), case.op.rsplit("_", 1)[0]
+    rows, width, name = case.shape_size("tokens"), case.shape_size("width"), case.op.rsplit("_", 1)[0]
     torch._dynamo.reset()
     torch._functorch.config.donated_buffer = False  # the kept forward's backward runs again and again
     _compiled_width.clear()
-    x = pool.view(rows, 1, width * (2 if name == "geglu" else 1)).detach().requires_grad_(True)
-    bias = pool.view(width).detach()
+    x = pool.random_tensor(rows, 1, width * (2 if name == "geglu" else 1)).detach().requires_grad_(True)
+    bias = pool.random_tensor(width).detach()
 
     def call() -> Any:
         if name == "geglu":
@@ -255,7 +255,7 @@ def _fused_activation(case: Case, pool: RandomInputs) -> Call:
 
     if case.op.endswith("_fwd"):
         return call
-    return _again(call(), (x,), pool.view(rows, 1, width))
+    return _again(call(), (x,), pool.random_tensor(rows, 1, width))
 
 
 def _again(out: torch.Tensor, inputs: tuple[torch.Tensor, ...], grad: torch.Tensor) -> Call:
@@ -272,8 +272,8 @@ def _optimizer(case: Case, pool: RandomInputs) -> Call:
         multi_tensor_scale,
     )
 
-    num = case.size("tensors")
-    each = case.size("params") // num
+    num = case.shape_size("tensors")
+    each = case.shape_size("params") // num
     device = pool.device
     grads = [torch.full((each,), 1e-3, device=device) for _ in range(num)]
     flag = torch.zeros(1, dtype=torch.int, device=device)
@@ -282,7 +282,7 @@ def _optimizer(case: Case, pool: RandomInputs) -> Call:
     if case.op == "grad_clip":
         return lambda: multi_tensor_applier(multi_tensor_scale, flag, [grads, grads], 0.999)
     if case.op == "zero_buffer":
-        buffer = torch.empty(case.size("params"), device=device)
+        buffer = torch.empty(case.shape_size("params"), device=device)
         return buffer.zero_
     if case.op != "adam":
         raise UnsupportedCase(f"no such op of an optimizer: {case.op}")
@@ -312,8 +312,8 @@ def _loss(case: Case, pool: RandomInputs) -> Call:
         from megatron.core.tensor_parallel.cross_entropy import _VocabParallelCrossEntropy as Loss
 
         last = 0.0  # its label smoothing
-    rows, vocab = case.size("tokens"), case.size("width")
-    logits, grad = pool.view(rows, 1, vocab), torch.ones(rows, 1, device=pool.device)
+    rows, vocab = case.shape_size("tokens"), case.shape_size("width")
+    logits, grad = pool.random_tensor(rows, 1, vocab), torch.ones(rows, 1, device=pool.device)
     targets = torch.randint(vocab, (rows, 1), device=pool.device)
     context = _SavedForBackward()
 

@@ -54,7 +54,7 @@ class LayerChain:
                 x = step(x)
             return [x]
 
-    def clear(self) -> None:
+    def clear_gradients(self) -> None:
         """No gradient anywhere, as Megatron's hooks leave it."""
         for x in (*self.sources, *self.parameters):
             x.grad = None
@@ -96,7 +96,7 @@ class HostPaceSample(NamedTuple):
     layer_bwd_s: float
     """Its way back, on autograd's thread. [s]"""
 
-    def layer_time_ratios(self, layer_s: tuple[float, float]) -> tuple[float, float]:
+    def layer_times_over_given(self, layer_s: tuple[float, float]) -> tuple[float, float]:
         """A layer's time at this pace over the time given, each way: above 1 on a slower host. [-]"""
         return self.layer_fwd_s / layer_s[0], self.layer_bwd_s / layer_s[1]
 
@@ -118,7 +118,7 @@ class RowRecorder:
     nodes: dict[str, dict[str, int]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
-    def left_s(self) -> float:
+    def seconds_to_deadline(self) -> float:
         """Seconds until the deadline. [s]"""
         return self.deadline - time.monotonic()
 
@@ -141,9 +141,9 @@ def time_layer_chain(op: str, chain: LayerChain, recorder: RowRecorder) -> None:
     forward, backward, quiet = [], [], []
     num = len(chain.steps) * chain.per
     for _ in range(REPETITIONS):
-        chain.clear()
+        chain.clear_gradients()
         settled = recorder.cores.stay_or_move_to_quiet()
-        ahead_scale, behind_scale = recorder.pace.layer_time_ratios(layer.seconds(5))
+        ahead_scale, behind_scale = recorder.pace.layer_times_over_given(layer.forward_and_backward_s(5))
         began = time.perf_counter()
         roots = chain.forward()
         forward.append(ahead_scale * (time.perf_counter() - began) / num)
@@ -153,7 +153,7 @@ def time_layer_chain(op: str, chain: LayerChain, recorder: RowRecorder) -> None:
         torch.autograd.backward(roots, grads)
         backward.append(behind_scale * (time.perf_counter() - began) / num)
         torch.cuda.synchronize()
-        quiet.append(settled and recorder.cores.still_quiet())
+        quiet.append(settled and recorder.cores.is_still_quiet())
     recorder.cores.release()
     forward, backward = ([times[i] for i in quiet_sample_indices(times, quiet)] for times in (forward, backward))
     sizes: Shape = {"ops": num, **chain.sizes}
@@ -185,7 +185,7 @@ _ROOTS: list[list[torch.Tensor]] = []
 def _again(chain: LayerChain, variant: str | None) -> None:
     """Forward, keeping its roots for the backward that comes next."""
     if variant is None:
-        chain.clear()
+        chain.clear_gradients()
         _ROOTS[:] = [chain.forward()]
     else:
         (roots,) = _ROOTS

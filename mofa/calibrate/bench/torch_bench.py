@@ -15,9 +15,9 @@ import torch
 
 from mofa.calibrate.bench.te_kernels import te_bf16_sample
 from mofa.calibrate.bench.torch_autograd import autograd_host_sample
-from mofa.calibrate.bench.torch_host import copy_sample, host_sample, sustained_sample, throttled_sample
+from mofa.calibrate.bench.torch_host import copy_sample, host_issue_sample, sustained_sample, throttled_sample
 from mofa.calibrate.bench.torch_host_optimizer import host_optimizer_sample
-from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, grouped_calls
+from mofa.calibrate.bench.torch_matrix import attention_calls, gemm_calls, grouped_product_calls
 from mofa.calibrate.bench.torch_memory import MemoryBoundCalls
 from mofa.calibrate.bench.torch_routed import routed_calls
 from mofa.calibrate.bench.torch_sequence import op_sequence_host_sample
@@ -53,9 +53,9 @@ class TorchBench:
         if case.family in (*TE_BF16_FAMILIES, TE_THROTTLED):
             return te_bf16_sample(case, self.pool, self.clock)
         if case.family == "host":
-            return host_sample(case, self.pool, self.clock)
+            return host_issue_sample(case, self.pool, self.clock)
         if case.family == "autograd":
-            return autograd_host_sample(case.op, self.device, case.size("ops"))
+            return autograd_host_sample(case.op, self.device, case.shape_size("ops"))
         if case.family == "sequence":
             return op_sequence_host_sample(case, self.device)
         if case.family == HOST_OPTIMIZER:
@@ -69,9 +69,9 @@ class TorchBench:
             calls = self._memory.build_calls(replace(case, variant=kind))
             return throttled_sample(load, calls, self.pool, self.clock)
         if case.family in TE_FAMILIES:
-            from mofa.calibrate.bench.te_fp8 import te_sample
+            from mofa.calibrate.bench.te_fp8 import te_fp8_sample
 
-            return te_sample(case, self.pool, self.clock)
+            return te_fp8_sample(case, self.pool, self.clock)
         if case.family in ("memory_bound", "compiled"):
             calls = self._memory.build_calls(case)
         elif case.family == "routed":
@@ -80,7 +80,7 @@ class TorchBench:
             make = {
                 "gemm": gemm_calls,
                 "unaligned_gemm": gemm_calls,
-                "grouped_gemm": grouped_calls,
+                "grouped_gemm": grouped_product_calls,
                 "attention": attention_calls,
             }
             if case.family not in make:

@@ -92,7 +92,7 @@ def _numbers(rng: random.Random, num: int, mean: int, how: str) -> list[int]:
 
 def expert_host_times(case: Case, device: str) -> list[float]:
     """Host time of one expert's pass, forward (``experts``), without gradients, or backward, by the mean. [s]"""
-    num, mean, width, inner = (case.size(name) for name in ("experts", "rows", "width", "inner"))
+    num, mean, width, inner = (case.shape_size(name) for name in ("experts", "rows", "width", "inner"))
     direction, how = case.op.removeprefix("experts"), case.variant
     if how not in ("same", "seen", "new"):
         raise UnsupportedCase(f"no way to draw rows called {how}")

@@ -20,11 +20,11 @@ from mofa.calibrate.bench.torch_timing import Call, GpuMonitor, RandomInputs, me
 from mofa.calibrate.cases import Case, Sample, UnsupportedCase
 
 
-def host_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
+def host_issue_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     """Host time to issue one op, unless the op's name says otherwise. [s]"""
-    device, num = pool.device, case.size("ops")
-    x, y = pool.view(256, 256), pool.view(256, 256)
-    weight = pool.view(256, 256).clone().requires_grad_(True)
+    device, num = pool.device, case.shape_size("ops")
+    x, y = pool.random_tensor(256, 256), pool.random_tensor(256, 256)
+    weight = pool.random_tensor(256, 256).clone().requires_grad_(True)
     op = case.op
     if op == "launch_empty":
         return time_calls([lambda: x[:1].add_(0)], device, clock, budget_s=0.001)
@@ -89,7 +89,7 @@ def _product_issue(pool: RandomInputs, num: int, *, again: bool) -> list[float]:
     start = width if again else width // 4  # the other op's numbers are not new any more
     times = []
     for rows in random.Random(num).sample(range(start, start + 6 * num), num):
-        x, weight = pool.view(rows, width), pool.view(width, width)
+        x, weight = pool.random_tensor(rows, width), pool.random_tensor(width, width)
         for _ in range(1 + again):
             _synchronize(pool.device)
             before = time.perf_counter()
@@ -174,12 +174,12 @@ def _graph_launch(x: torch.Tensor, num: int) -> Sample:
 
 def copy_sample(case: Case, pool: RandomInputs, clock: GpuMonitor) -> Sample:
     """Copies within the device, to and from pinned host memory, and a file written and synced."""
-    size, device = case.size("bytes"), pool.device
+    size, device = case.shape_size("bytes"), pool.device
     if case.op == "disk_write":
         return _disk_write(size)
     if device != "cuda":
         raise UnsupportedCase("no device to copy to")
-    on_device = pool.view(size // 2)
+    on_device = pool.random_tensor(size // 2)
     if case.op == "device_copy":
         target = torch.empty_like(on_device)
         return time_calls([lambda: target.copy_(on_device)], device, clock)
@@ -219,7 +219,7 @@ def _disk_write(size: int) -> Sample:
 def sustained_sample(case: Case, pool: RandomInputs, clock: GpuMonitor, *, seconds: float = 2.0) -> Sample:
     """Time of one call after seconds of load, alone or between memory-bound ops; clock and power of the last half."""
     shape = dict(case.shape)
-    m, n = case.size("m"), case.size("n")
+    m, n = case.shape_size("m"), case.shape_size("n")
     if case.op.startswith("attention"):
         _, backend, *direction = case.op.split("_")
         heads = n // 128
@@ -228,7 +228,7 @@ def sustained_sample(case: Case, pool: RandomInputs, clock: GpuMonitor, *, secon
     else:
         calls = gemm_calls(Case("gemm", "fwd", "cublas", case.dtype, "grid", shape), pool)
     between = case.variant == "between_memory"
-    x, weight = pool.view(m, 8192), torch.ones(8192, device=pool.device, dtype=torch.bfloat16)
+    x, weight = pool.random_tensor(m, 8192), torch.ones(8192, device=pool.device, dtype=torch.bfloat16)
     if pool.device != "cuda" or case.variant == "burst":
         time.sleep(0.5 if pool.device == "cuda" else 0.0)
         return time_calls(calls, pool.device, clock)

@@ -22,9 +22,9 @@ def host_optimizer_sample(case: Case, device: str, clock: GpuMonitor) -> Sample:
     UnsupportedCase
         Copies without a device; more threads than the machine has cores.
     """
-    params = case.size("params")
+    params = case.shape_size("params")
     if case.op == "adam_step":
-        return _adam_step(params, case.size("threads"))
+        return _adam_step(params, case.shape_size("threads"))
     if device != "cuda":
         raise UnsupportedCase("no device to copy to")
     if case.op == "params_to_device":  # Megatron's hybrid optimizer: fp32 of pageable memory over bf16 of the device

@@ -67,11 +67,11 @@ class MemoryBoundCalls:
     def build_calls(self, case: Case) -> list[Call]:
         """The calls of a case, over rotating inputs."""
         if "params" in case.shape:
-            return [self._optimizer(case.op, case.size("params"), case.size("tensors"))]
-        tokens, width = case.size("tokens"), case.size("width")
+            return [self._optimizer(case.op, case.shape_size("params"), case.shape_size("tensors"))]
+        tokens, width = case.shape_size("tokens"), case.shape_size("width")
         sets = min(8, num_input_sets(2 * tokens * width))
         if "top_k" in case.shape:
-            return [self._router(case.op, tokens, width, case.size("top_k")) for _ in range(sets)]
+            return [self._router(case.op, tokens, width, case.shape_size("top_k")) for _ in range(sets)]
         compiled = case.variant == "compiled"
         return [self._row(case.op, tokens, width, compiled=compiled) for _ in range(sets)]
 
@@ -84,7 +84,7 @@ class MemoryBoundCalls:
         return self._compiled[name]
 
     def _row(self, op: str, tokens: int, width: int, *, compiled: bool) -> Call:
-        view, device = self.pool.view, self.pool.device
+        view, device = self.pool.random_tensor, self.pool.device
         backward = op.endswith("_bwd")
         base = op.removesuffix("_fwd").removesuffix("_bwd")
         x = view(tokens, width)
@@ -141,7 +141,7 @@ class MemoryBoundCalls:
         raise UnsupportedCase(f"no such memory-bound op: {op}")
 
     def _differentiable(self, base: str, x: Tensor, tokens: int, width: int) -> tuple[list[Tensor], Callable[..., Any]]:
-        view, device = self.pool.view, self.pool.device
+        view, device = self.pool.random_tensor, self.pool.device
         weight = torch.randn(width, device=device, dtype=torch.bfloat16)
         if base == "rmsnorm":
             return [x, weight], rmsnorm_output
@@ -164,19 +164,19 @@ class MemoryBoundCalls:
     def _backward(self, function: Callable[..., Any], inputs: list[Tensor]) -> Call:
         leaves = [t.detach().requires_grad_(True) if t.is_floating_point() else t for t in inputs]
         out = function(*leaves)
-        gradient = self.pool.view(*out.shape) if out.dim() else torch.ones_like(out)
+        gradient = self.pool.random_tensor(*out.shape) if out.dim() else torch.ones_like(out)
         wanted = [t for t in leaves if t.requires_grad]
         return lambda: torch.autograd.grad(out, wanted, gradient, retain_graph=True)
 
     def _router(self, op: str, tokens: int, experts: int, top_k: int) -> Call:
-        logits = self.pool.view(tokens, experts, dtype=torch.float32)
+        logits = self.pool.random_tensor(tokens, experts, dtype=torch.float32)
         if op == "router_softmax":
             return lambda: torch.softmax(logits, dim=-1)
         return lambda: torch.topk(logits, top_k, dim=-1)
 
     def _optimizer(self, op: str, params: int, tensors: int) -> Call:
         def parts() -> list[Tensor]:
-            return [self.pool.view(params // tensors, dtype=torch.float32) for _ in range(tensors)]
+            return [self.pool.random_tensor(params // tensors, dtype=torch.float32) for _ in range(tensors)]
 
         if op.startswith("adam"):
             leaves = [p.clone().requires_grad_(True) for p in parts()]

@@ -17,7 +17,7 @@ from mofa.calibrate.shapes.routed import COPIES, INDEXED, PRODUCTS, REPEATED, to
 def routed_calls(case: Case, pool: RandomInputs) -> list[Call]:
     """The calls of a case over routed tokens, with rotating inputs; ``tokens`` are rows, of which a token has so many
     copies."""
-    rows, width = case.size("tokens"), case.size("width")
+    rows, width = case.shape_size("tokens"), case.shape_size("width")
     make = _product if case.op in PRODUCTS else _indexed if case.op in (*INDEXED, REPEATED) else _call
     return [make(case.op, rows, width, pool) for _ in range(min(8, num_input_sets(4 * rows * width)))]
 
@@ -31,7 +31,7 @@ def _indexed(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
         index = torch.zeros_like(index)
     elif op.startswith("index_backward"):
         index //= COPIES
-    x = pool.view(rows, width, dtype=dtype)
+    x = pool.random_tensor(rows, width, dtype=dtype)
     out = torch.zeros(int(index.max()) + 1, width, device=device, dtype=dtype)
     return lambda: out.index_put_((index,), x, accumulate=added)
 
@@ -40,10 +40,13 @@ def _product(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
     """A batch of products, a token each: its row of scores with its experts' outputs; back for both operands."""
     dtype, top = (torch.float32 if op.endswith("_fp32") else torch.bfloat16), top_k_of_op(op)
     tokens = rows // top
-    outputs, scores = pool.view(tokens, top, width, dtype=dtype), pool.view(tokens, 1, top, dtype=dtype)
+    outputs, scores = (
+        pool.random_tensor(tokens, top, width, dtype=dtype),
+        pool.random_tensor(tokens, 1, top, dtype=dtype),
+    )
     if "_bwd_" not in op:
         return lambda: torch.bmm(scores, outputs)
-    grad = pool.view(tokens, 1, width, dtype=dtype)
+    grad = pool.random_tensor(tokens, 1, width, dtype=dtype)
 
     def backward() -> None:
         torch.bmm(scores.transpose(1, 2), grad)
@@ -55,10 +58,13 @@ def _product(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
 def _call(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
     device = pool.device
     if op.startswith("swiglu_halves"):
-        gate, up = pool.view(rows, 2 * width).chunk(2, -1)
+        gate, up = pool.random_tensor(rows, 2 * width).chunk(2, -1)
         if op.endswith("_fwd"):
             return lambda: F.silu(gate).mul_(up)
-        grad, d_both = pool.view(rows, width), torch.empty(rows, 2 * width, device=device, dtype=torch.bfloat16)
+        grad, d_both = (
+            pool.random_tensor(rows, width),
+            torch.empty(rows, 2 * width, device=device, dtype=torch.bfloat16),
+        )
         d_gate, d_up = d_both.chunk(2, -1)
 
         def backward() -> None:
@@ -70,10 +76,10 @@ def _call(op: str, rows: int, width: int, pool: RandomInputs) -> Call:
         return backward
     tokens = rows // COPIES
     if op == "gather_copies":
-        source = pool.view(tokens, width)
+        source = pool.random_tensor(tokens, width)
         index = torch.randperm(rows, device=device) // COPIES
         return lambda: source[index]
-    x = pool.view(rows, width).view(tokens, COPIES, width)
+    x = pool.random_tensor(rows, width).view(tokens, COPIES, width)
     if op == "sum_copies":
         return lambda: x.sum(1)
     # signs keep the numbers' size however often they are multiplied in place

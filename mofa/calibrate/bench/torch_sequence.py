@@ -91,7 +91,7 @@ def _kinds(device: str, rows: int, width: int) -> list[Call]:
 
 def _alone(case: Case, device: str) -> list[float]:
     """Every kind in a loop of its own: their mean."""
-    calls, num = _kinds(device, case.size("rows"), case.size("width")), case.size("ops")
+    calls, num = _kinds(device, case.shape_size("rows"), case.shape_size("width")), case.shape_size("ops")
     samples = []
     for _ in range(REPETITIONS):
         total = 0.0
@@ -107,7 +107,7 @@ def _alone(case: Case, device: str) -> list[float]:
 
 def _in_turn(case: Case, device: str, *, walked: int = 0) -> list[float]:
     """All kinds one after the other; before each the host may read so many bytes, which are not timed."""
-    calls, num = _kinds(device, case.size("rows"), case.size("width")), case.size("ops")
+    calls, num = _kinds(device, case.shape_size("rows"), case.shape_size("width")), case.shape_size("ops")
     memory = torch.ones(max(walked // 4, 1), dtype=torch.int32)
     calls = (calls * (num // len(calls) + 1))[:num]
     samples = []
@@ -189,7 +189,7 @@ class _Layer(nn.Module):
 
 def _layer(case: Case, device: str, *, variant: str) -> list[float]:
     """One of a few layers: forward with the graph kept, without gradients, or backward (``hooked`` as Megatron)."""
-    width, rows = case.size("width"), case.size("rows")
+    width, rows = case.shape_size("width"), case.shape_size("rows")
     layers = [_Layer(width, device, hooked=variant == "hooked") for _ in range(LAYERS)]
     leaf = torch.ones(rows, width, device=device, dtype=torch.bfloat16, requires_grad=True)
     angles = torch.ones(rows, 1, HEAD, device=device)
@@ -223,9 +223,11 @@ def _launches(case: Case, device: str) -> list[float]:
     """Not a time: kernels that a layer's forward launches, by the profiler, as if in seconds."""
     if device != "cuda":
         raise UnsupportedCase("counts kernels")
-    layer = _Layer(case.size("width"), device)
-    x = torch.ones(case.size("rows"), case.size("width"), device=device, dtype=torch.bfloat16, requires_grad=True)
-    angles = torch.ones(case.size("rows"), 1, HEAD, device=device)
+    layer = _Layer(case.shape_size("width"), device)
+    x = torch.ones(
+        case.shape_size("rows"), case.shape_size("width"), device=device, dtype=torch.bfloat16, requires_grad=True
+    )
+    angles = torch.ones(case.shape_size("rows"), 1, HEAD, device=device)
     layer(x, angles)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         layer(x, angles)
@@ -237,7 +239,7 @@ def _launches(case: Case, device: str) -> list[float]:
 
 def _copies(case: Case, device: str, *, direction: str) -> list[float]:
     """FSDP2's copies: bf16 gradients into one fp32 buffer before a reduction, a gathered buffer into parameters."""
-    params, numel, ranks = case.size("params"), case.size("numel"), case.size("ranks")
+    params, numel, ranks = case.shape_size("params"), case.shape_size("numel"), case.shape_size("ranks")
     tensors = [torch.zeros(ranks, numel // ranks, device=device, dtype=torch.bfloat16) for _ in range(params)]
     if direction == "in":
         buffer = torch.zeros(ranks, params * numel // ranks, device=device)

@@ -29,7 +29,7 @@ class RandomInputs:
         self._data: dict[torch.dtype, torch.Tensor] = {}
         self._cursor: dict[torch.dtype, int] = {}
 
-    def view(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    def random_tensor(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """A contiguous tensor of standard normal numbers (of fp8: their nearest)."""
         if dtype not in self._data:
             self._data[dtype] = self._fill(dtype)
@@ -72,7 +72,7 @@ class GpuMonitor:
             except Exception:
                 self._handle = None
 
-    def read(self) -> tuple[float | None, float | None]:
+    def sm_clock_and_power(self) -> tuple[float | None, float | None]:
         """SM clock in MHz and power in W."""
         if self._handle is None:
             return None, None
@@ -129,7 +129,7 @@ def time_calls(
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / 1e3 / per_sample)
-    return median_and_percentiles(times, *clock.read())
+    return median_and_percentiles(times, *clock.sm_clock_and_power())
 
 
 def _time_host(calls: Sequence[Call], samples: int) -> Sample:

@@ -24,8 +24,8 @@ from mofa.calibrate.fits.loaded_clocks import (
     sustained_clock_ratios,
 )
 from mofa.calibrate.fits.ratios import copy_bandwidths, overlap_slowdown, overlap_time_ratios, sustained_rate_ratios
-from mofa.calibrate.fits.te_host_facts import layer_time_over_small_op, relative_module_times
-from mofa.calibrate.fits.te_relative_host_times import RelativeHostTimes
+from mofa.calibrate.fits.te_host_facts import layer_time_over_small_op, module_times_over_small_layer
+from mofa.calibrate.fits.te_relative_host_times import HostTimesOverSmallLayer
 from mofa.calibrate.fits.te_rows import ADDED_BYTES, gradient_accumulation_form, has_own_curve, is_row_of_short_kernels
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.bytes_moved import bytes_moved_per_element
@@ -106,7 +106,7 @@ def fit_curves(
         memory_clock=memory_bound_clock_ratio(rows_of("sustained"), partial(memory_time_between_products_s, streams)),
         clock_powers=clock_exponents(loaded) | attention_clock_exponents(behind),
         clock_shares=clock_dependent_shares(behind), host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
-        modules=relative_module_times(RelativeHostTimes.from_rows(by.get("te_host", []))),
+        modules=module_times_over_small_layer(HostTimesOverSmallLayer.from_rows(by.get("te_host", []))),
         layer_in_small_ops=layer_time_over_small_op(by.get("te_host", [])),
         copy_bytes_per_s=copy_rates, host_optimizer=host_optimizer_rates(by.get(HOST_OPTIMIZER, [])),
         overlap=overlap_time_ratios(by.get("overlap", [])), overlap_slowdown=overlap_slowdown(by.get("overlap", [])),
@@ -116,7 +116,7 @@ def fit_curves(
 def attention_curve_key(row: Row) -> str:
     """Key of an attention's curve: backend, way, head sizes. Transformer Engine's is cuDNN's, measured apart."""
     case = row.case
-    return f"{BACKEND.get(case.variant, case.variant)} {case.op} {case.size('dqk')}/{case.size('dv')}"
+    return f"{BACKEND.get(case.variant, case.variant)} {case.op} {case.shape_size('dqk')}/{case.shape_size('dv')}"
 
 
 def memory_bound_curve_key(row: Row) -> str:
@@ -126,7 +126,7 @@ def memory_bound_curve_key(row: Row) -> str:
 
 def collective_curve_key(row: Row) -> str:
     """Key of a collective's curve: its kind and its group size."""
-    return f"{row.case.op} {row.case.size('group')}"
+    return f"{row.case.op} {row.case.shape_size('group')}"
 
 
 def predict_row_times(curves: DeviceCurveFits, rows: Sequence[Row]) -> tuple[FloatN, NDArray[np.bool_]]:
@@ -443,7 +443,7 @@ def _collective_times(rows: Sequence[Row], form: CollectiveForm) -> FloatN:
     return collective_s(_column(rows, "bytes"), rows[0].case.op, form)
 
 
-def fit_collective(op: str, group: int, sizes: Sequence[float], times_s: Sequence[float]) -> CurveFit:
+def fit_collective_curve(op: str, group: int, sizes: Sequence[float], times_s: Sequence[float]) -> CurveFit:
     """The curve of one collective over one group size, from payloads [B] and times [s]."""
     return _fit_collective(
         [
@@ -478,7 +478,7 @@ def _fit_collective(rows: Sequence[Row]) -> CurveFit:
     where the rows are few.
     """
     measured, size = _measured(rows), _column(rows, "bytes")
-    op, group = rows[0].case.op, rows[0].case.size("group")
+    op, group = rows[0].case.op, rows[0].case.shape_size("group")
     fast = float(np.max(size / measured)) * bus_bytes_per_payload_byte(op, group)
     least = float(measured.min())
     best: tuple[float, CollectiveForm] | None = None

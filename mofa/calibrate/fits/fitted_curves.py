@@ -53,7 +53,7 @@ class DeviceCurveFits:
     """Share of memory-bound ops' time that grows as the clock falls. [-]"""
     host_s: dict[str, float] = field(default_factory=dict)
     modules: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of :func:`mofa.calibrate.fits.te_host_facts.relative_module_times`. [-]"""
+    """Of :func:`mofa.calibrate.fits.te_host_facts.module_times_over_small_layer`. [-]"""
     layer_in_small_ops: tuple[float, float] | None = None
     """Of :func:`mofa.calibrate.fits.te_host_facts.layer_time_over_small_op`. [-]"""
     copy_bytes_per_s: dict[str, float] = field(default_factory=dict)

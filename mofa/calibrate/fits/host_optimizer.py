@@ -18,14 +18,15 @@ def host_optimizer_rates(rows: Sequence[Row]) -> dict[str, float]:
     """Rates of one thread, of a processor's memory and of copies from pageable memory. [B/s]
 
     A byte takes its thread's time and then its memory's; both add up
-    (:func:`mofa.cost.host_optimizer.adam_bytes_per_s`): with the least relative errors over all numbers of threads.
+    (:func:`mofa.cost.host_optimizer.host_adam_bytes_per_s`): with the least relative errors over all numbers of
+    threads.
     """
-    large = [row for row in rows if row.case.size("params") >= LARGE_PARAMS]
+    large = [row for row in rows if row.case.shape_size("params") >= LARGE_PARAMS]
     steps = [row for row in large if row.case.op == "adam_step"]
     copies = [_rate(row, COPIED_BYTES) for row in large if row.case.op == "params_to_device"]
     rates: dict[str, float] = {}
-    if len({row.case.size("threads") for row in steps}) > 1:
-        threads = np.array([row.case.size("threads") for row in steps], dtype=float)
+    if len({row.case.shape_size("threads") for row in steps}) > 1:
+        threads = np.array([row.case.shape_size("threads") for row in steps], dtype=float)
         measured = np.array([_rate(row, ADAM_MOVED_BYTES) for row in steps])
         columns = np.stack([measured / threads, measured], axis=1)
         of_thread_s, of_memory_s = np.linalg.lstsq(columns, np.ones(len(steps)), rcond=None)[0]
@@ -57,4 +58,4 @@ def host_optimizer_facts(rates: dict[str, float], source: str) -> dict[str, Any]
 
 
 def _rate(row: Row, bytes_per_param: float) -> float:
-    return bytes_per_param * row.case.size("params") / row.sample.median_s
+    return bytes_per_param * row.case.shape_size("params") / row.sample.median_s

@@ -20,7 +20,7 @@ ROPES_BACK = ("bk.ApplyMLARotaryEmbQ", "bk.ApplyMLARotaryEmbKV")
 
 
 @dataclass(frozen=True)
-class Segment:
+class LayerSegment:
     """A part of a run's layers in steps of one kind of pass."""
 
     run: str
@@ -43,16 +43,16 @@ class Segment:
     """A step's, less what the host waited for the device. [s]"""
 
     @property
-    def call_s(self) -> float:
+    def seconds_per_call(self) -> float:
         """Of one call. [s]"""
         return self.seconds / self.calls
 
 
-def read_segments(path: Path) -> list[Segment]:
+def read_layer_segments(path: Path) -> list[LayerSegment]:
     """Segments of a table, in its order."""
     with path.open(newline="") as file:
         return [
-            Segment(
+            LayerSegment(
                 row["run"],
                 row["format"],
                 int(row["experts"]),
@@ -68,7 +68,7 @@ def read_segments(path: Path) -> list[Segment]:
         ]
 
 
-def unrecorded_share_by_format(segments: Iterable[Segment]) -> dict[str, float]:
+def unrecorded_over_recorded_time_by_format(segments: Iterable[LayerSegment]) -> dict[str, float]:
     """What each expert of a grouped linear takes forward without autograd's record, over the same with it. [-]
 
     By what it computes in, of lines over the number of experts of checkpointed runs: in their first passes, where no
@@ -82,13 +82,13 @@ def unrecorded_share_by_format(segments: Iterable[Segment]) -> dict[str, float]:
     >>> runs = [(8, 16.0), (16, 24.0)]
     >>> again = [timed(n, True, first, 1e-5 * ops) for n, ops in runs for first in (True, False)]
     >>> once = [timed(n, False, False, 1e-5 * (ops - n / 2)) for n, ops in runs]
-    >>> {name: round(share, 3) for name, share in unrecorded_share_by_format([*once, *again]).items()}
+    >>> {name: round(share, 3) for name, share in unrecorded_over_recorded_time_by_format([*once, *again]).items()}
     {'bf16': 0.5}
     """
     by_run: dict[tuple[str, int, str], dict[tuple[bool, bool], float]] = defaultdict(dict)
     for segment in segments:
         if segment.part == GROUPED and segment.recompute == "full":
-            ops = segment.call_s / segment.host_issue_s
+            ops = segment.seconds_per_call / segment.host_issue_s
             by_run[segment.format, segment.experts, segment.run][segment.is_recorded, segment.in_first_micro_batch] = (
                 ops
             )
@@ -107,7 +107,7 @@ def unrecorded_share_by_format(segments: Iterable[Segment]) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class LatentAttentionOps:
+class LatentAttentionSmallOps:
     """What latent attention takes the host beside its linears and its core, in small ops beside it. [-]"""
 
     rope: float
@@ -118,7 +118,7 @@ class LatentAttentionOps:
     """The Python around them, forward."""
 
 
-def latent_attention_ops(segments: Iterable[Segment]) -> LatentAttentionOps | None:
+def latent_attention_small_ops(segments: Iterable[LayerSegment]) -> LatentAttentionSmallOps | None:
     """Of a dense model with one projection of queries, whose linears take what they do in the mean of its layers.
 
     Two of four linears of a layer and one of its two linears with a norm make queries, keys and values; the other
@@ -129,14 +129,14 @@ def latent_attention_ops(segments: Iterable[Segment]) -> LatentAttentionOps | No
     >>> def timed(part, ops):
     ...     return Segment("mla-dense", "bf16", 0, "none", 1e-6, part, True, False, 2.0, 2e-6 * ops)
     >>> parts = {PROJECTIONS: 90.0, "linear": 15.0, "norm_linear": 20.0, **dict.fromkeys((*ROPES, *ROPES_BACK), 10.0)}
-    >>> latent_attention_ops([timed(part, ops) for part, ops in parts.items()])
-    LatentAttentionOps(rope=10.0, rope_back=10.0, own=20.0)
+    >>> latent_attention_small_ops([timed(part, ops) for part, ops in parts.items()])
+    LatentAttentionSmallOps(rope=10.0, rope_back=10.0, own=20.0)
     """
     later = [segment for segment in segments if segment.experts == 0 and not segment.in_first_micro_batch]
     runs = {segment.run for segment in later if segment.part in ROPES}
-    ops = {segment.part: segment.call_s / segment.host_issue_s for segment in later if segment.run in runs}
+    ops = {segment.part: segment.seconds_per_call / segment.host_issue_s for segment in later if segment.run in runs}
     if not {PROJECTIONS, "linear", "norm_linear", *ROPES, *ROPES_BACK} <= ops.keys():
         return None
     turned, turned_back = (sum(ops[name] for name in names) for names in (ROPES, ROPES_BACK))
     own = ops[PROJECTIONS] - 2.0 * ops["linear"] - ops["norm_linear"] - turned
-    return LatentAttentionOps(turned / len(ROPES), turned_back / len(ROPES_BACK), max(own, 0.0))
+    return LatentAttentionSmallOps(turned / len(ROPES), turned_back / len(ROPES_BACK), max(own, 0.0))

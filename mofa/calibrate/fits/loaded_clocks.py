@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mofa.calibrate.fits.fitted_curves import CurveFit
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.te_bf16 import ATTENTION, GROUPED
-from mofa.calibrate.shapes.te_throttled import FAMILY, case_of_same_kernel
+from mofa.calibrate.shapes.te_throttled import FAMILY, unthrottled_case_of_same_kernel
 from mofa.cost.kernels.fitted_forms import memory_bound_s
 
 BETWEEN, BETWEEN_WIDTH = ("eager silu", "eager mul", "eager rmsnorm_fwd"), 8192.0
@@ -52,7 +52,7 @@ def full_clock_product_rates(rows: Sequence[Row]) -> dict[str, float]:
     for row in rows:
         case = row.case
         if case.op == "gemm" and case.variant == "burst":
-            flops = 2.0 * case.size("m") * case.size("n") * case.size("k")
+            flops = 2.0 * case.shape_size("m") * case.shape_size("n") * case.shape_size("k")
             rates.setdefault(f"{case.op} {case.dtype}", []).append(flops / row.sample.median_s)
     return {name: float(np.median(values)) for name, values in sorted(rates.items())}
 
@@ -154,7 +154,7 @@ def _kernel(row: Row) -> tuple[str, str]:
     if row.case.family != FAMILY:
         kind, load = row.case.variant.split("_")
         return f"{kind} {row.case.op}", load
-    timed = case_of_same_kernel(row.case)
+    timed = unthrottled_case_of_same_kernel(row.case)
     if timed.family == ATTENTION:
         return POWER_DRAWING[row.case.op], row.case.variant
     return ("" if timed.family in UNREAD else f"{timed.variant} {timed.op}"), row.case.variant
@@ -180,7 +180,7 @@ def _loaded(rows: Sequence[Row]) -> dict[tuple[str, str, float, str], dict[str, 
     read: dict[tuple[str, str, float, str], dict[str, Row]] = {}
     for row in rows:
         case = row.case
-        read.setdefault((case.op, case.dtype, float(case.size("m")), case.shape_text), {})[case.variant] = row
+        read.setdefault((case.op, case.dtype, float(case.shape_size("m")), case.shape_text), {})[case.variant] = row
     states = {}
     for key, by_variant in read.items():
         full, alone = by_variant.get("burst"), by_variant.get("2s")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from mofa.calibrate.fits import network
-from mofa.calibrate.fits.fit import fit_collective
+from mofa.calibrate.fits.fit import fit_collective_curve
 from mofa.calibrate.fits.folder import BASES
 from mofa.calibrate.fits.nccl_tests import NcclTestsRun, read_nccl_tests_output
 from mofa.calibrate.fits.network import NetworkFacts, NetworkRun, NetworkRunErrors
@@ -282,7 +282,7 @@ def _add_curve(file: Path, run: NcclTestsRun, node: dict[str, Any], nvls: float,
             )
         return None
     factor = nvls if run.op == "all_reduce" else 1.0
-    fitted = fit_collective(run.op, run.group, [size / factor for size, _ in points], [t for _, t in points])
+    fitted = fit_collective_curve(run.op, run.group, [size / factor for size, _ in points], [t for _, t in points])
     words = f"{source}; payloads over nvls_factor {factor:g}" if factor != 1.0 else source
     key = f"{run.op} {run.group}"
     ranges = {"bytes": [float(min(points)[0]), float(max(points)[0])]}

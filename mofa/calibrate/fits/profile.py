@@ -177,7 +177,7 @@ def fitted_gpu_curves(
     if curves.memory_clock is not None:
         made["stream_clock"] = _fact(curves.memory_clock, f"{source}: from the clocks of products and "
                                      "attention alone and between memory-bound kernels")  # fmt: skip
-    made["host"] = host_facts(made["host"], curves, source)
+    made["host"] = host_facts_of_curves(made["host"], curves, source)
     if made["host"]["eager_op_s"] != base["host"]["eager_op_s"]:
         made.pop("hosts", None)  # it is one machine's, no typical one's
     if curves.overlap_slowdown:
@@ -287,7 +287,7 @@ def _default_stream(curves: DeviceCurveFits, source: str) -> dict[str, Any]:
     return made
 
 
-def host_facts(base: dict[str, Any], curves: DeviceCurveFits, source: str) -> dict[str, Any]:
+def host_facts_of_curves(base: dict[str, Any], curves: DeviceCurveFits, source: str) -> dict[str, Any]:
     """The host's facts, its issue times. A backward node of a product has two products and one addition: the rest is
     autograd's engine.
 

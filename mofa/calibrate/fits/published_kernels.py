@@ -26,7 +26,9 @@ RESULT = "te"
 """Variant of products whose result is in 16 bits; others add to an fp32 one."""
 
 
-def fit_published_kernels(rows: Sequence[Row], *, num_sms: int, power_shares: Mapping[str, float]) -> DeviceCurveFits:
+def fit_published_kernel_curves(
+    rows: Sequence[Row], *, num_sms: int, power_shares: Mapping[str, float]
+) -> DeviceCurveFits:
     """Curves at full clock of rows that hold no clock, and what the power limit leaves of them.
 
     Parameters
@@ -66,7 +68,7 @@ def fit_published_kernels(rows: Sequence[Row], *, num_sms: int, power_shares: Ma
         own = [r for r in rows if r.case.family == "attention" and r.case.op == direction]
         share = min(_attention_share(own), 1.0)
         shares[f"attention_cudnn_{direction} bf16"] = share
-        clocked += [_faster(r, share) if r.case.size("q") >= LONG_CONTEXT else r for r in own]
+        clocked += [_faster(r, share) if r.case.shape_size("q") >= LONG_CONTEXT else r for r in own]
     sustained = {}
     for name, share in shares.items():
         sustained[f"{name} alone"] = share
@@ -75,7 +77,7 @@ def fit_published_kernels(rows: Sequence[Row], *, num_sms: int, power_shares: Ma
 
 
 def _flops_per_s(row: Row) -> float:
-    size = row.case.size
+    size = row.case.shape_size
     return 2.0 * size("m") * size("n") * size("k") / row.sample.median_s
 
 
@@ -85,7 +87,7 @@ def _rate(rows: object) -> float:
 
 def _attention_share(rows: Sequence[Row]) -> float:
     """Rate of the longest context over that of a quarter of it, of the same heads: the median."""
-    of = {(r.case.size("q"), r.case.size("hq"), r.case.size("dqk")): r.sample.median_s for r in rows}
+    of = {(r.case.shape_size("q"), r.case.shape_size("hq"), r.case.shape_size("dqk")): r.sample.median_s for r in rows}
     ratios = [
         16.0 * of[q // 4, heads, size] / time_s
         for (q, heads, size), time_s in of.items()

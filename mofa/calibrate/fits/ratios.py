@@ -24,9 +24,9 @@ def sustained_rate_ratios(rows: Sequence[Row]) -> dict[str, float]:
 def copy_bandwidths(rows: Sequence[Row]) -> dict[str, float]:
     """Rate of the largest copy of each kind; a copy on the device counts bytes read and written. [B/s]"""
     rates: dict[str, float] = {}
-    for r in sorted(rows, key=lambda r: r.case.size("bytes")):
+    for r in sorted(rows, key=lambda r: r.case.shape_size("bytes")):
         factor = 2 if r.case.op in ("device_copy", "h2d_d2h") else 1
-        rates[r.case.op] = factor * r.case.size("bytes") / r.sample.median_s
+        rates[r.case.op] = factor * r.case.shape_size("bytes") / r.sample.median_s
     return rates
 
 

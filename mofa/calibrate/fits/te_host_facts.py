@@ -6,8 +6,8 @@ less: on two machines on which they took as long, modules' ways back took 0.9 to
 
 In a chain of its own a module's code and data stay in the processor's caches; in a layer they have left them when it is
 called again. Forward, a layer's modules are timed one by one where they are called; what is timed in chains alone is
-taken as much longer as those are (:func:`cold_to_warm_ratio_forward`), and so is the way back
-(:func:`cold_to_warm_ratio_backward`).
+taken as much longer as those are (:func:`forward_time_in_layer_over_chain`), and so is the way back
+(:func:`backward_time_in_layer_over_chain`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mofa.calibrate.fits.te_relative_host_times import (
     FAMILY,
     PACES,
     QUERIES,
-    RelativeHostTimes,
+    HostTimesOverSmallLayer,
     linear_shape_text,
 )
 from mofa.calibrate.measurements import Row
@@ -72,24 +72,26 @@ RelativeSeconds = dict[str, float]
 """Layers by the names of :class:`mofa.specs.host.ModuleCallTime`'s fields. [-]"""
 
 
-def cold_to_warm_ratio_forward(times: RelativeHostTimes, dtype: str = BF16) -> float:
+def forward_time_in_layer_over_chain(times: HostTimesOverSmallLayer, dtype: str = BF16) -> float:
     """How much longer a module takes in a layer than in a chain of its own, forward; 1 where that was not timed. [-]"""
     ratios = []
     for chain, model, method in CALLED.values():
         alone, called = (
-            times.median_of(chain, "fwd", dtype, **_chosen(chain, dtype)),
-            times.call_time(model, method, dtype),
+            times.median_time_of_op(chain, "fwd", dtype, **_chosen(chain, dtype)),
+            times.method_call_time(model, method, dtype),
         )
         if alone is not None and called is not None:
             ratios.append(called / alone)
     return median(ratios) if ratios else 1.0
 
 
-def cold_to_warm_ratio_backward(times: RelativeHostTimes) -> float:
+def backward_time_in_layer_over_chain(times: HostTimesOverSmallLayer) -> float:
     """The same back: a dense layer's backward over its modules' chains. [-]"""
-    layer, plain = times.seconds_per_layer(DENSE, "backward"), times.median_of("silu", "bwd")
+    layer, plain = times.time_per_added_layer(DENSE, "backward"), times.median_time_of_op("silu", "bwd")
     chains = {CALLED[name][0]: number for name, number in DENSE_LAYER.items()}
-    alone = [(number, times.median_of(chain, "bwd", BF16, **_chosen(chain))) for chain, number in chains.items()]
+    alone = [
+        (number, times.median_time_of_op(chain, "bwd", BF16, **_chosen(chain))) for chain, number in chains.items()
+    ]
     known = [count * seconds for count, seconds in alone if seconds is not None]
     if layer is None or plain is None or len(known) < len(alone):
         return 1.0
@@ -103,32 +105,32 @@ def _chosen(chain: str, dtype: str = BF16) -> dict[str, int]:
     return {"fused": 1} if dtype == BF16 else {"fused": 1, "first": 0}
 
 
-def _first(times: RelativeHostTimes, chain: str, dtype: str, **sizes: int) -> float | None:
+def _first(times: HostTimesOverSmallLayer, chain: str, dtype: str, **sizes: int) -> float | None:
     """A chain in a step's first micro-batch, forward, in which fp8 weights are cast."""
-    return times.median_of(chain, "fwd", dtype, fused=1, first=1, **sizes)
+    return times.median_time_of_op(chain, "fwd", dtype, fused=1, first=1, **sizes)
 
 
-def relative_module_times(times: RelativeHostTimes) -> dict[str, RelativeSeconds]:
+def module_times_over_small_layer(times: HostTimesOverSmallLayer) -> dict[str, RelativeSeconds]:
     """What every timed module takes, in layers of :class:`mofa.host_pace.TransformerEngineLayer`, each way. [-]
 
     Examples
     --------
     >>> timed = {("rope", "fwd", "bf16"): [({"ops": 16}, 8.0)], ("rope", "bwd", "bf16"): [({}, 6.0)]}
-    >>> relative_module_times(RelativeHostTimes(timed))
+    >>> module_times_over_small_layer(HostTimesOverSmallLayer(timed))
     {'rope': {'forward_s': 8.0, 'backward_s': 6.0}}
     """
-    back = cold_to_warm_ratio_backward(times)
+    back = backward_time_in_layer_over_chain(times)
     modules: dict[str, RelativeSeconds] = {}
-    if ways := _grouped(times, cold_to_warm_ratio_forward(times), back):
+    if ways := _grouped(times, forward_time_in_layer_over_chain(times), back):
         modules["grouped_linear"] = ways
     for dtype in (BF16, *FP8):
-        end, ahead = "" if dtype == BF16 else f" {dtype}", cold_to_warm_ratio_forward(times, dtype)
+        end, ahead = "" if dtype == BF16 else f" {dtype}", forward_time_in_layer_over_chain(times, dtype)
         for name, (chain, model, method) in CALLED.items():
             if dtype != BF16 and name not in IN_FP8:
                 continue
-            alone = times.median_of(chain, "fwd", dtype, **_chosen(chain, dtype))
-            called = times.call_time(model, method, dtype) or (None if alone is None else ahead * alone)
-            behind = times.median_of(chain, "bwd", dtype, **_chosen(chain, dtype))
+            alone = times.median_time_of_op(chain, "fwd", dtype, **_chosen(chain, dtype))
+            called = times.method_call_time(model, method, dtype) or (None if alone is None else ahead * alone)
+            behind = times.median_time_of_op(chain, "bwd", dtype, **_chosen(chain, dtype))
             _put(modules, name + end, called, None if behind is None else back * behind)
             if dtype != BF16 and name + end in modules and (first := _first(times, chain, dtype)) is not None:
                 assert alone is not None
@@ -137,12 +139,12 @@ def relative_module_times(times: RelativeHostTimes) -> dict[str, RelativeSeconds
         _put(
             modules,
             "kernel_choice" + end,
-            _times(chosen[0], cold_to_warm_ratio_forward(times)),
+            _times(chosen[0], forward_time_in_layer_over_chain(times)),
             _times(chosen[1], back),
         )
         if dtype != BF16:
-            _put_forward(modules, "fp8_context" + end, times.median_of("fp8_context", "fwd", dtype))
-    if ways := _over_experts(times, "fp8_padding", BF16, cold_to_warm_ratio_forward(times), back, {}):
+            _put_forward(modules, "fp8_context" + end, times.median_time_of_op("fp8_context", "fwd", dtype))
+    if ways := _over_experts(times, "fp8_padding", BF16, forward_time_in_layer_over_chain(times), back, {}):
         modules["fp8_padding"] = {name: value / PADDED_AND_CUT for name, value in ways.items()}
     _norms(times, modules)
     _dense(times, modules, back)
@@ -169,7 +171,7 @@ RING, GATHERED, EXCHANGED = CONTEXT_PARALLEL = ("model_cp2_p2p", "model_cp2_all_
 STEPS = 2.0
 
 
-def _parallel(times: RelativeHostTimes, modules: dict[str, RelativeSeconds]) -> None:
+def _parallel(times: HostTimesOverSmallLayer, modules: dict[str, RelativeSeconds]) -> None:
     """What a layer takes longer over two ranks: by each collective of a linear's, and attention with all of its own.
 
     Forward by the kind of context parallelism: of a ring by each of two steps. Back they are not told apart, as ways
@@ -178,22 +180,26 @@ def _parallel(times: RelativeHostTimes, modules: dict[str, RelativeSeconds]) -> 
 
     def more(part: str, number: float) -> float | None:
         alone, layer = (
-            times.per_layer_with_dense_ends(DENSE, part),
-            times.per_layer_with_dense_ends(TENSOR_PARALLEL, part),
+            times.time_per_layer_with_dense_ends(DENSE, part),
+            times.time_per_layer_with_dense_ends(TENSOR_PARALLEL, part),
         )
         return None if alone is None or layer is None else max(layer - alone, 0.0) / number
 
     _put(modules, "collective", *(more(part, n) for part, n in zip(("forward", "backward"), COLLECTIVES, strict=True)))
-    alone = times.call_time(DENSE, ATTENTION)
-    dense = times.per_layer_with_dense_ends(DENSE, "backward")
+    alone = times.method_call_time(DENSE, ATTENTION)
+    dense = times.time_per_layer_with_dense_ends(DENSE, "backward")
     layers = [
-        layer for model in CONTEXT_PARALLEL if (layer := times.per_layer_with_dense_ends(model, "backward")) is not None
+        layer
+        for model in CONTEXT_PARALLEL
+        if (layer := times.time_per_layer_with_dense_ends(model, "backward")) is not None
     ]
     if alone is None or dense is None or not layers or "attention" not in modules:
         return
     behind = max(median(layers) - dense, 0.0)
     ahead = {
-        model: max(called - alone, 0.0) for model in CONTEXT_PARALLEL if (called := times.call_time(model, ATTENTION))
+        model: max(called - alone, 0.0)
+        for model in CONTEXT_PARALLEL
+        if (called := times.method_call_time(model, ATTENTION))
     }
     if RING in ahead:
         modules["attention"] |= {"forward_each_s": ahead[RING] / STEPS, "backward_each_s": behind / STEPS}
@@ -216,7 +222,7 @@ def _put_forward(modules: dict[str, RelativeSeconds], module: str, forward: floa
         modules[module] = {"forward_s": forward}
 
 
-def _grouped(times: RelativeHostTimes, ahead: float, back: float) -> RelativeSeconds:
+def _grouped(times: HostTimesOverSmallLayer, ahead: float, back: float) -> RelativeSeconds:
     """A line over the number of experts: forward where layers call it, else of chains, as much longer as other modules
     are in layers.
 
@@ -225,14 +231,16 @@ def _grouped(times: RelativeHostTimes, ahead: float, back: float) -> RelativeSec
     """
     chains = _over_experts(times, "grouped_linear", BF16, ahead, back, {"fused": 1})
     called = {
-        n: value for model, n in OF_EXPERTS.items() if (value := times.call_time(model, "TEGroupedLinear.forward"))
+        n: value
+        for model, n in OF_EXPERTS.items()
+        if (value := times.method_call_time(model, "TEGroupedLinear.forward"))
     }
     if chains and (line := line_of_least_relative_errors(called)) is not None:
         chains["forward_s"], chains["forward_each_s"] = line
     return chains
 
 
-def _grouped_in(times: RelativeHostTimes, dtype: str, plain: Mapping[str, float]) -> RelativeSeconds:
+def _grouped_in(times: HostTimesOverSmallLayer, dtype: str, plain: Mapping[str, float]) -> RelativeSeconds:
     """The same in fp8: what it takes longer in layers than in chains, such as hooks of parameters, it does as in bf16
     (``plain``), once and for each expert. Casts of weights, in a step's first micro-batch, are kept by themselves."""
     chains, beside = (
@@ -244,7 +252,8 @@ def _grouped_in(times: RelativeHostTimes, dtype: str, plain: Mapping[str, float]
         (first - cast_before) / n
         for n in OF_EXPERTS.values()
         if (first := _first(times, "grouped_linear", dtype, experts=n)) is not None
-        and (cast_before := times.median_of("grouped_linear", "fwd", dtype, fused=1, first=0, experts=n)) is not None
+        and (cast_before := times.median_time_of_op("grouped_linear", "fwd", dtype, fused=1, first=0, experts=n))
+        is not None
     ]
     return {**ways, "forward_each_cast_s": max(median(casts), 0.0)} if ways and casts else ways
 
@@ -254,14 +263,14 @@ PADDED_AND_CUT = 2.0
 
 
 def _over_experts(
-    times: RelativeHostTimes, op: str, dtype: str, ahead: float, back: float, sizes: Mapping[str, int]
+    times: HostTimesOverSmallLayer, op: str, dtype: str, ahead: float, back: float, sizes: Mapping[str, int]
 ) -> RelativeSeconds:
     """A line over the number of experts, each way, ``ahead`` and ``back`` times as long as in chains; none of fewer
     than two numbers."""
     made: RelativeSeconds = {}
     for direction, name, cold in (("fwd", "forward", ahead), ("bwd", "backward", back)):
         numbers = {int(shape["experts"]) for shape, _ in times.times_by_case.get((op, direction, dtype), [])}
-        medians = {n: times.median_of(op, direction, dtype, **sizes, experts=n) for n in numbers}
+        medians = {n: times.median_time_of_op(op, direction, dtype, **sizes, experts=n) for n in numbers}
         values = {n: value for n, value in medians.items() if value is not None}
         line = line_of_least_relative_errors(values)
         if line is None:
@@ -276,7 +285,7 @@ ONE_SCALE = ("fp8-delayed", "fp8-tensorwise")
 """Recipes whose products are the same to the library, with one scale a tensor: the one that is timed first chooses."""
 
 
-def _choice(times: RelativeHostTimes, dtype: str, direction: str) -> float | None:
+def _choice(times: HostTimesOverSmallLayer, dtype: str, direction: str) -> float | None:
     """What each product of a grouped linear takes longer, each way, whose number of rows was never there.
 
     The mean of a linear's experts, in chains. The way back is 0.93 of the way forward in
@@ -316,46 +325,48 @@ def _rest(total: float | None, parts: float | None) -> float | None:
     return None if total is None or parts is None else max(total - parts, 0.0)
 
 
-def _norms(times: RelativeHostTimes, modules: dict[str, RelativeSeconds]) -> None:
+def _norms(times: HostTimesOverSmallLayer, modules: dict[str, RelativeSeconds]) -> None:
     """A norm forward where it is timed twice in a layer: over the heads of queries and of keys, which are copied.
 
     Alone it hits what it just used: in te1-qwen30b-4l-first-traced (fitting half), whose small op takes 6.9 us, both
     add 0.45 ms to what lies between the projection and the rotation.
     """
-    made, plain = (times.call_time(model, QUERIES) for model in (QK_NORM, DENSE))
-    copy = times.median_of("silu", "fwd")
+    made, plain = (times.method_call_time(model, QUERIES) for model in (QK_NORM, DENSE))
+    copy = times.median_time_of_op("silu", "fwd")
     if made is not None and plain is not None and copy is not None and "norm" in modules:
         modules["norm"]["forward_s"] = max(made - plain - copy, 0.0) / 2.0
 
 
-def _latent(times: RelativeHostTimes, modules: dict[str, RelativeSeconds]) -> None:
+def _latent(times: HostTimesOverSmallLayer, modules: dict[str, RelativeSeconds]) -> None:
     """Latent attention's own Python, each way: what is left of a layer of it that projects queries twice as well."""
     ahead, behind = (
-        _rest(times.per_layer_with_dense_ends(LATENT, part), _sum(modules, f"{part}_s", LATENT_LAYER))
+        _rest(times.time_per_layer_with_dense_ends(LATENT, part), _sum(modules, f"{part}_s", LATENT_LAYER))
         for part in ("forward", "backward")
     )
     _put(modules, "latent_attention", ahead, behind)
 
 
-def _dense(times: RelativeHostTimes, modules: dict[str, RelativeSeconds], back: float) -> None:
+def _dense(times: HostTimesOverSmallLayer, modules: dict[str, RelativeSeconds], back: float) -> None:
     """Attention's and the layer's own Python: what is left of what calls their modules."""
-    plain = times.median_of("silu", "bwd")
-    made = times.call_time(DENSE, QUERIES)
+    plain = times.median_time_of_op("silu", "bwd")
+    made = times.method_call_time(DENSE, QUERIES)
     own = _rest(made, _sum(modules, "forward_s", {"norm_linear": 1.0}))
     _put(modules, "self_attention", own, None if plain is None else back * SPLIT_NODES * plain)
     in_modules = _sum(modules, "forward_s", {**DENSE_LAYER, "self_attention": 1.0})
-    _put_forward(modules, "layer", _rest(times.per_layer_with_dense_ends(DENSE, "forward"), in_modules))
+    _put_forward(modules, "layer", _rest(times.time_per_layer_with_dense_ends(DENSE, "forward"), in_modules))
     _ends(times, modules, None if plain is None else back * SPLIT_NODES * plain)
 
 
-def _ends(times: RelativeHostTimes, modules: dict[str, RelativeSeconds], embedding_backward: float | None) -> None:
+def _ends(
+    times: HostTimesOverSmallLayer, modules: dict[str, RelativeSeconds], embedding_backward: float | None
+) -> None:
     """What a model's pass takes beside its layers: the head its own call, the embedding all the rest of the forward.
 
     That rest lies ahead of the first layer: the schedule's step, the batch, and first calls that find nothing in the
     processor's caches. Neither is known where one of the four was not timed.
     """
-    logits = times.call_time(DENSE, "GPTModel._postprocess")
-    forward, backward = (times.seconds_beside_layers(DENSE, part) for part in ("forward", "backward"))
+    logits = times.method_call_time(DENSE, "GPTModel._postprocess")
+    forward, backward = (times.time_beside_layers(DENSE, part) for part in ("forward", "backward"))
     known = None not in (logits, forward, backward, embedding_backward)
     if not known or "norm" not in modules:
         return
@@ -373,25 +384,29 @@ MOE_LAYER = {
 """A layer of experts but for its grouped linears and its own Python."""
 
 
-def _experts(times: RelativeHostTimes, modules: dict[str, RelativeSeconds], back: float) -> None:
+def _experts(times: HostTimesOverSmallLayer, modules: dict[str, RelativeSeconds], back: float) -> None:
     """Router, dispatcher and what is left of a layer of experts: forward its own Python, back the grouped linears'."""
 
     def behind(*chains: str) -> float | None:
-        some = [value for chain in chains if (value := times.median_of(chain, "bwd", experts=MOE_EXPERTS)) is not None]
+        some = [
+            value
+            for chain in chains
+            if (value := times.median_time_of_op(chain, "bwd", experts=MOE_EXPERTS)) is not None
+        ]
         return back * sum(some) if len(some) == len(chains) else None
 
-    _put(modules, "router", times.call_time(MOE, "MoELayer.route"), behind("router_gate", "router_topk"))
-    prepared = times.call_time(MOE, "MoELayer.preprocess")
+    _put(modules, "router", times.method_call_time(MOE, "MoELayer.route"), behind("router_gate", "router_topk"))
+    prepared = times.method_call_time(MOE, "MoELayer.preprocess")
     _put_forward(modules, "dispatch", _rest(prepared, _sum(modules, "forward_s", {"permute": 1.0})))
     weighted, grouped = _sum(modules, "forward_s", {"weighted_swiglu": 1.0}), modules.get("grouped_linear")
     if grouped is None or weighted is None:
         return
     inside = weighted + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)
-    _put_forward(modules, "experts", _rest(times.call_time(MOE, "TEGroupedMLP.forward"), inside))
+    _put_forward(modules, "experts", _rest(times.method_call_time(MOE, "TEGroupedMLP.forward"), inside))
     ahead, behind_all = (_sum(modules, f"{direction}_s", MOE_LAYER) for direction in ("forward", "backward"))
     if ahead is None or behind_all is None:
         return
-    layer = times.per_layer_with_dense_ends(MOE, "forward")
+    layer = times.time_per_layer_with_dense_ends(MOE, "forward")
     _put_forward(modules, "moe_layer", _rest(layer, ahead + 2.0 * _of_members(grouped, "forward", MOE_EXPERTS)))
     backs = _products(times, behind_all, ONE_GPU_EXPERTS)
     if (line := line_of_least_relative_errors(backs)) is not None:
@@ -402,10 +417,10 @@ def _experts(times: RelativeHostTimes, modules: dict[str, RelativeSeconds], back
     _exchanges(times, modules, behind_all)
 
 
-def _products(times: RelativeHostTimes, others: float, models: Mapping[str, int]) -> dict[int, float]:
+def _products(times: HostTimesOverSmallLayer, others: float, models: Mapping[str, int]) -> dict[int, float]:
     """What a grouped linear takes back with the hooks of its parameters, by its experts: half of what is left of a
     layer's way back without the others."""
-    layers = {n: times.per_layer_with_dense_ends(model, "backward") for model, n in models.items()}
+    layers = {n: times.time_per_layer_with_dense_ends(model, "backward") for model, n in models.items()}
     return {n: (layer - others) / 2.0 for n, layer in layers.items() if layer is not None and layer > others}
 
 
@@ -414,11 +429,13 @@ EXCHANGES = (4.0, 3.0)
 PARTS_OF_EXCHANGE = ("MoELayer.preprocess", "MoELayer.dispatch", "MoELayer.combine")
 
 
-def _exchanges(times: RelativeHostTimes, modules: dict[str, RelativeSeconds], others: float) -> None:
+def _exchanges(times: HostTimesOverSmallLayer, modules: dict[str, RelativeSeconds], others: float) -> None:
     """A collective between ranks with experts of a layer: what its dispatcher's calls take longer over two of them, and
     a layer's way back. Forward a whole layer would hold what one rank waits for the other. Back the least of models
     counts: of few experts the line over their number says too little."""
-    called = [[times.call_time(model, part) for part in PARTS_OF_EXCHANGE] for model in (MOE, *EXCHANGED_EXPERTS)]
+    called = [
+        [times.method_call_time(model, part) for part in PARTS_OF_EXCHANGE] for model in (MOE, *EXCHANGED_EXPERTS)
+    ]
     known = [sum(part for part in parts if part is not None) for parts in called if None not in parts]
     halves = _products(times, others, EXCHANGED_EXPERTS)
     if len(known) == len(called) and halves:
@@ -445,7 +462,8 @@ def layer_time_over_small_op(rows: Iterable[Row]) -> tuple[float, float] | None:
 def module_host_facts(
     modules: Mapping[str, RelativeSeconds], layer: SmallLayerTime, source: str
 ) -> dict[str, dict[str, Any]]:
-    """What :func:`relative_module_times` found as a profile holds it, of a host on which a layer takes so long. [s]
+    """What :func:`module_times_over_small_layer` found as a profile holds it, of a host on which a layer takes so long.
+    [s]
 
     Examples
     --------

@@ -27,14 +27,14 @@ WAYS_BACK = ("bwd", "backward")
 
 
 @dataclass(frozen=True)
-class RelativeHostTimes:
+class HostTimesOverSmallLayer:
     """Rows by what they timed, each over the layer beside it. [-]"""
 
     times_by_case: dict[tuple[str, str, str], list[tuple[Shape, float]]]
     """By medians of both: low quantiles of a ratio are moments at which the layer happened to be slow."""
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Row]) -> RelativeHostTimes:
+    def from_rows(cls, rows: Iterable[Row]) -> HostTimesOverSmallLayer:
         """Of rows of any number of folders; other families are left out."""
         rows = [row for row in rows if row.case.family == FAMILY]
         paces: dict[tuple[str, str, str, str, str], Sample] = {}
@@ -52,15 +52,15 @@ class RelativeHostTimes:
                 by[key].append((row.case.shape, row.sample.median_s / beside.median_s))
         return cls(dict(by))
 
-    def median_of(self, op: str, variant: str, dtype: str = BF16, **sizes: int) -> float | None:
+    def median_time_of_op(self, op: str, variant: str, dtype: str = BF16, **sizes: int) -> float | None:
         """The median of what was timed of an op, of shapes with these sizes."""
         some = self.times_by_case.get((op, variant, dtype), [])
         values = [value for shape, value in some if all(shape.get(k) == v for k, v in sizes.items())]
         return median(values) if values else None
 
-    def call_time(self, model: str, method: str, dtype: str = BF16) -> float | None:
+    def method_call_time(self, model: str, method: str, dtype: str = BF16) -> float | None:
         """A method's call in a model, without what the clocks around calls take."""
-        called = self.median_of(model, f"call:{method}", dtype, micro_batches=1)
+        called = self.median_time_of_op(model, f"call:{method}", dtype, micro_batches=1)
         return None if called is None else called * self.timer_correction
 
     @cached_property
@@ -69,30 +69,31 @@ class RelativeHostTimes:
 
         It takes the timers' own time off calls. 1 where not all calls were timed.
         """
-        layer = self.per_layer_with_dense_ends(DENSE, "forward")
+        layer = self.time_per_layer_with_dense_ends(DENSE, "forward")
         calls = [
-            (self.median_of(DENSE, f"call:{method}", micro_batches=1), times) for method, times in DENSE_CALLS.items()
+            (self.median_time_of_op(DENSE, f"call:{method}", micro_batches=1), times)
+            for method, times in DENSE_CALLS.items()
         ]
         if layer is None or any(call is None for call, _ in calls):
             return 1.0
         return min(layer / sum(call * times for call, times in calls if call is not None), 1.0)
 
-    def seconds_per_layer(self, model: str, part: str, dtype: str = BF16) -> float | None:
+    def time_per_added_layer(self, model: str, part: str, dtype: str = BF16) -> float | None:
         """What a layer more of a model adds to a part of its step."""
         line = self._by_layers(model, part, dtype)
         return None if line is None else line[1]
 
-    def seconds_beside_layers(self, model: str, part: str) -> float | None:
+    def time_beside_layers(self, model: str, part: str) -> float | None:
         """What a part of a model's step takes beside its layers."""
         line = self._by_layers(model, part, BF16)
         return None if line is None else line[0]
 
-    def per_layer_with_dense_ends(self, model: str, part: str) -> float | None:
+    def time_per_layer_with_dense_ends(self, model: str, part: str) -> float | None:
         """What a layer of a model takes of a part whose ends take what a dense model's do: the middle of its sizes.
 
         The difference of two sizes, two layers apart, is as uncertain as a whole layer where the host's pace changes.
         """
-        ends, timed = self.seconds_beside_layers(DENSE, part), self.times_by_case.get((model, part, BF16), [])
+        ends, timed = self.time_beside_layers(DENSE, part), self.times_by_case.get((model, part, BF16), [])
         each = [(value - (ends or 0.0)) / int(shape["layers"]) for shape, value in timed if shape["micro_batches"] == 1]
         return None if ends is None or not each else median(each)
 

@@ -23,7 +23,7 @@ def has_own_curve(row: Row) -> bool:
     kind = row.case.op.partition("_")[0]
     if row.case.op.startswith("router_gate"):
         return False
-    return row.case.variant != "te" or kind not in TUNED_NORMS or row.case.size("width") in TUNED_NORMS[kind]
+    return row.case.variant != "te" or kind not in TUNED_NORMS or row.case.shape_size("width") in TUNED_NORMS[kind]
 
 
 def is_row_of_short_kernels(row: Row) -> bool:
@@ -42,7 +42,7 @@ def gradient_accumulation_form(rows: Sequence[Row], single: GemmForm, num_sms: i
     long = [r for r in rows if r.sample.median_s > LONG_S]
     if not long:
         return None
-    m, n, k = (np.array([float(r.case.size(x)) for r in long]) for x in "mnk")
+    m, n, k = (np.array([float(r.case.shape_size(x)) for r in long]) for x in "mnk")
     alone_s = gemm_s(m, n, k, single, element_bytes=2.0, num_sms=num_sms)
     each_s = float(np.median((np.array([r.sample.median_s for r in long]) - alone_s) / (m * n)))
     return MemoryBoundForm(0.0, ADDED_BYTES, ADDED_BYTES / each_s) if each_s > 0 else None

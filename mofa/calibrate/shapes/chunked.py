@@ -36,16 +36,16 @@ SMALL: Shape = {"tokens": 64, "hidden": 32, "ffn": 16, "experts": 8, "top_k": 2}
 """What a host without a GPU runs, to try the bench out."""
 
 
-def chunked_cases(gpus: int) -> list[Case]:
+def chunked_layer_cases(gpus: int) -> list[Case]:
     """One case a layer, of ``step``; the bench writes a row for each of :data:`OPS`. ``gpus`` 0 is a host's small ones.
 
     Held out, and a second set (``fresh``) that was predicted before it was measured.
 
     Examples
     --------
-    >>> [sum(case.split == "heldout" for case in chunked_cases(gpus)) for gpus in (1, 2, 4)]
+    >>> [sum(case.split == "heldout" for case in chunked_layer_cases(gpus)) for gpus in (1, 2, 4)]
     [32, 64, 128]
-    >>> [sum(case.split == "fresh" for case in chunked_cases(gpus)) for gpus in (0, 1, 2, 4)]
+    >>> [sum(case.split == "fresh" for case in chunked_layer_cases(gpus)) for gpus in (0, 1, 2, 4)]
     [0, 24, 24, 48]
     """
     groups = [p for p in (1, 2, 4, 8) if p == gpus == 1 or 1 < p <= gpus]

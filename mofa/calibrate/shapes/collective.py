@@ -17,7 +17,7 @@ LAYERS_BESIDE = (
 """Tokens, hidden size and feed-forward width of dense layers from 1B to 70B."""
 
 
-def group_sizes(gpus: int) -> list[int]:
+def collective_group_sizes(gpus: int) -> list[int]:
     """Sizes of groups to time: powers of two up to the GPUs there are, and all of them."""
     return sorted({p for p in (2, 4, 8) if p <= gpus} | ({gpus} if gpus > 1 else set()))
 
@@ -27,7 +27,7 @@ def collective_cases(gpus: int) -> list[Case]:
     rank sends."""
     rng = random.Random(SEED + 10)
     grid: list[Item] = []
-    for group in group_sizes(gpus):
+    for group in collective_group_sizes(gpus):
         for op in OPS:
             for exponent in range(12, 31):
                 grid.append((op, "nccl", "bf16", collective_shape(op, 2**exponent, group)))
@@ -41,7 +41,7 @@ def held_out_collective_cases(rng: random.Random, gpus: int, parts: tuple[int, .
     """Payloads of the bundled workloads: activations of a part of the sequence, weights or gradients of a layer."""
     held_out: list[Item] = []
     for _ in range(2000):
-        group = rng.choice(group_sizes(gpus) or [2])
+        group = rng.choice(collective_group_sizes(gpus) or [2])
         op, model = rng.choice(OPS), rng.choice(MODELS)
         tokens = rng.choice((1, 1, 2)) * model.seq_len // rng.choice(parts)
         elements = tokens * model.hidden
@@ -80,7 +80,7 @@ def overlap_cases(gpus: int) -> list[Case]:
 def dependent_collective_cases(gpus: int) -> list[Case]:
     """Collectives that wait for a computation and are waited for, as those of a step: beside products and streams."""
     grid: list[Item] = []
-    for group in group_sizes(gpus):
+    for group in collective_group_sizes(gpus):
         for op in OPS:
             if op != "all_to_all_uneven" and not (op == "send_recv" and group > 2):
                 for exponent in range(18, 29, 2):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from mofa.calibrate.cases import Case
 from mofa.calibrate.shapes.attention_kernels import attention_cases
 from mofa.calibrate.shapes.clock_speed import sustained_cases, throttled_cases
-from mofa.calibrate.shapes.gemms import gemm_cases, grouped_cases, unaligned_cases
+from mofa.calibrate.shapes.gemms import gemm_cases, grouped_product_cases, unaligned_product_cases
 from mofa.calibrate.shapes.host_ops import (
     HOST_OPTIMIZER,
     autograd_host_cases,
-    host_cases,
+    host_issue_cases,
     host_optimizer_cases,
     op_sequence_host_cases,
 )
@@ -18,10 +18,10 @@ from mofa.calibrate.shapes.routed import routed_cases
 from mofa.calibrate.shapes.te_bf16 import (
     TE_BF16_FAMILIES,
     te_attention_cases,
-    te_expert_cases,
     te_expert_host_cases,
-    te_op_cases,
-    te_wgrad_cases,
+    te_grouped_product_cases,
+    te_memory_bound_cases,
+    te_weight_gradient_cases,
 )
 from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
 from mofa.calibrate.shapes.te_fp8 import te_fp8_cases
@@ -50,19 +50,20 @@ def all_cases_of_family(
     ``fresh`` adds the second held-out set. ``gpus`` 0 is a host without any.
     """
     made = {
-        "gemm": gemm_cases, "grouped_gemm": grouped_cases, "attention": attention_cases,
+        "gemm": gemm_cases, "grouped_gemm": grouped_product_cases, "attention": attention_cases,
         "memory_bound": eager_memory_bound_cases, "compiled": compiled_memory_bound_cases, "copy": copy_cases,
-        "host": host_cases, "autograd": autograd_host_cases, "routed": routed_cases, "sustained": sustained_cases,
+        "host": host_issue_cases, "autograd": autograd_host_cases, "routed": routed_cases, "sustained": sustained_cases,
         "sequence": op_sequence_host_cases,
-        "unaligned_gemm": unaligned_cases, "te_experts": te_expert_cases, "te_attention": te_attention_cases,
-        "te_wgrad": te_wgrad_cases, "te_expert_host": te_expert_host_cases, "te_ops": te_op_cases,
+        "unaligned_gemm": unaligned_product_cases, "te_experts": te_grouped_product_cases,
+        "te_attention": te_attention_cases,
+        "te_wgrad": te_weight_gradient_cases, "te_expert_host": te_expert_host_cases, "te_ops": te_memory_bound_cases,
         "throttled": throttled_cases, TE_THROTTLED: te_throttled_cases,
         HOST_OPTIMIZER: host_optimizer_cases,
     }  # fmt: skip
     if family == "chunked_moe":
-        from mofa.calibrate.shapes.chunked import chunked_cases
+        from mofa.calibrate.shapes.chunked import chunked_layer_cases
 
-        return [c for c in chunked_cases(gpus) if fresh or c.split != "fresh"]
+        return [c for c in chunked_layer_cases(gpus) if fresh or c.split != "fresh"]
     if family in TE_FAMILIES:
         return te_fp8_cases(family)
     if family in COLLECTIVE_FAMILIES:
@@ -120,14 +121,14 @@ def _quick(family: str, all_cases: list[Case]) -> list[Case]:
     ):
         return []
     if family == "sustained":
-        return [c for c in all_cases if (c.op, c.dtype, c.size("m"), c.size("n")) in QUICK_SUSTAINED]
+        return [c for c in all_cases if (c.op, c.dtype, c.shape_size("m"), c.shape_size("n")) in QUICK_SUSTAINED]
     if family == "compiled":
         return _thin([c for c in _grid(all_cases) if c.op in QUICK_COMPILED])
     held_out = [c for c in all_cases if c.split != "grid"][::4]
     if family == "memory_bound":
         return _thin(_grid(all_cases)) + held_out
     if family == "attention":
-        return [c for c in _grid(all_cases) if c.size("q") <= 32768][::4] + held_out
+        return [c for c in _grid(all_cases) if c.shape_size("q") <= 32768][::4] + held_out
     return _grid(all_cases)[::4] + held_out
 
 

@@ -77,7 +77,7 @@ def gemm_cases() -> list[Case]:
     )
 
 
-def unaligned_cases() -> list[Case]:
+def unaligned_product_cases() -> list[Case]:
     """Products of a linear layer one of whose widths is 1, 2 or 4 elements beside what 16 bytes hold; as held-out ones
     the LM heads of vocabularies that are published so (Granite 49,155, GPT-2 50,257, Vicuna 32,001, Qwen2's tokens
     151,646, ChatGLM's 130,044 and a router of 60 experts)."""
@@ -121,7 +121,7 @@ def held_out_gemm_cases(rng: random.Random) -> list[Item]:
     return held_out
 
 
-def grouped_cases() -> list[Case]:
+def grouped_product_cases() -> list[Case]:
     """Products of one expert each, balanced and skewed."""
     rng = random.Random(SEED + 1)
     grid: list[Item] = []
@@ -145,14 +145,14 @@ def grouped_cases() -> list[Case]:
     return grid_and_held_out_cases(
         "grouped_gemm",
         grid,
-        held_out_grouped_cases(rng),
+        held_out_grouped_product_cases(rng),
         90,
-        held_out_grouped_cases(random.Random(FRESH_SEED + 1)),
+        held_out_grouped_product_cases(random.Random(FRESH_SEED + 1)),
         80,
     )
 
 
-def held_out_grouped_cases(rng: random.Random) -> list[Item]:
+def held_out_grouped_product_cases(rng: random.Random) -> list[Item]:
     """Products of the bundled workloads' experts, under expert and tensor parallelism."""
     held_out: list[Item] = []
     moes = [m for m in MODELS if m.experts]

@@ -9,7 +9,7 @@ HOST_OPS = ("launch_empty", "launch_gap", "eager_add", "eager_view", "eager_mm",
             "sync", "item", "nonzero", "mm_new_rows", "mm_seen_rows")  # fmt: skip
 
 
-def host_cases() -> list[Case]:
+def host_issue_cases() -> list[Case]:
     """The host's issue of ops and its synchronisations."""
     return grid_and_held_out_cases("host", [(op, "python", "bf16", {"ops": 200}) for op in HOST_OPS], [], 0)
 

@@ -41,19 +41,20 @@ def top_k_of_op(op: str) -> int:
     return int(op.removesuffix("_fp32").rpartition("_top")[2])
 
 
-def scored_product_bytes(op: str) -> float:
+def scored_product_bytes_per_element(op: str) -> float:
     """Bytes that a product with scores moves per element of the experts' outputs, back read and written. [B]
 
     Examples
     --------
-    >>> scored_product_bytes("score_product_top8"), scored_product_bytes("score_product_bwd_top8_fp32")
+    >>> scored_product_bytes_per_element("score_product_top8"),
+    scored_product_bytes_per_element("score_product_bwd_top8_fp32")
     (2.25, 9.0)
     """
     element, passes_over = (4.0 if op.endswith("_fp32") else 2.0), (2.0 if "_bwd_" in op else 1.0)
     return passes_over * element * (1.0 + 1.0 / top_k_of_op(op))
 
 
-BYTES |= {op: scored_product_bytes(op) for op in PRODUCTS}
+BYTES |= {op: scored_product_bytes_per_element(op) for op in PRODUCTS}
 
 
 def routed_cases() -> list[Case]:

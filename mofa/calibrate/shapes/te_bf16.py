@@ -121,7 +121,7 @@ def _model_products(rng: random.Random, num: int, models: Sequence[str]) -> list
     return items
 
 
-def te_expert_cases() -> list[Case]:
+def te_grouped_product_cases() -> list[Case]:
     """Grouped products in the three layouts; the weights' gradients are added to fp32 ones."""
     rng = random.Random(SEED + 61)
     grid: list[Item] = []
@@ -166,7 +166,7 @@ def _attention(
     return {"b": batch, "hq": heads, "hkv": kv_heads, "q": length, "kv": keys, "dqk": d_qk, "dv": d_v, "causal": 1}
 
 
-def te_wgrad_cases() -> list[Case]:
+def te_weight_gradient_cases() -> list[Case]:
     """Weights' gradients added to fp32 ones by the product, which stands in for Apex's kernel."""
     rng = random.Random(SEED + 62)
     grid: list[Item] = []
@@ -195,7 +195,7 @@ def te_expert_host_cases() -> list[Case]:
     return grid_and_held_out_cases(HOST, items, [], 0)
 
 
-def te_op_cases() -> list[Case]:
+def te_memory_bound_cases() -> list[Case]:
     """Memory-bound ops; tokens of a permutation are its routed rows."""
     grid: list[Item] = []
     held_out: list[Item] = []

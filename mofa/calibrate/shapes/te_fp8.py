@@ -71,11 +71,16 @@ HELD_CASTS = ((6144, 5120), (3072, 3072), (8192, 13824), (12288, 2048))
 
 def te_fp8_cases(family: str) -> list[Case]:
     """All cases of one of the fp8 families."""
-    made = {"te_gemm": gemm_cases, "te_grouped": grouped_cases, "te_cast": cast_cases, "te_sustained": sustained_cases}
+    made = {
+        "te_gemm": te_fp8_gemm_cases,
+        "te_grouped": te_fp8_grouped_product_cases,
+        "te_cast": te_fp8_cast_cases,
+        "te_sustained": te_fp8_sustained_cases,
+    }
     return made[family]()
 
 
-def gemm_cases() -> list[Case]:
+def te_fp8_gemm_cases() -> list[Case]:
     """Dense products in fp8: each of each linear, by each kind of kernel."""
     grid, held_out = (
         [
@@ -100,7 +105,7 @@ def product_shape(product: str, tokens: int, out: int, inner: int) -> Shape:
     return {"m": m, "n": n, "k": k}
 
 
-def grouped_cases() -> list[Case]:
+def te_fp8_grouped_product_cases() -> list[Case]:
     """Experts' products as GroupedLinear runs them, a product after the other on several streams."""
     rng = random.Random(SEED + 40)
     grid: list[Item] = []
@@ -121,7 +126,7 @@ def _expert_products(rng: random.Random, experts: int, n: int, k: int, rows: int
     ]
 
 
-def cast_cases() -> list[Case]:
+def te_fp8_cast_cases() -> list[Case]:
     """Casts with their search for the largest, transposes, norms that end in a cast."""
     grid: list[Item] = [(op, "eager", "bf16", {"tokens": t, "width": w}) for op in CASTS for t, w in CAST_SHAPES]
     held_out: list[Item] = [(op, "eager", "bf16", {"tokens": t, "width": w}) for op in CASTS for t, w in HELD_CASTS]
@@ -130,7 +135,7 @@ def cast_cases() -> list[Case]:
     return grid_and_held_out_cases("te_cast", grid, held_out, len(held_out))
 
 
-def sustained_cases() -> list[Case]:
+def te_fp8_sustained_cases() -> list[Case]:
     """Products of each kind in a burst, after seconds of nothing else, and between memory-bound ops."""
     grid: list[Item] = [
         ("gemm", variant, kind, dict(zip("mnk", sizes, strict=True)))

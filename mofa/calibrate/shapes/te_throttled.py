@@ -55,12 +55,13 @@ def te_throttled_cases() -> list[Case]:
     return grid_and_held_out_cases(FAMILY, grid, [], 0)
 
 
-def case_of_same_kernel(case: Case) -> Case:
+def unthrottled_case_of_same_kernel(case: Case) -> Case:
     """The case of the family whose kernel a case of this one times.
 
     Examples
     --------
-    >>> case_of_same_kernel(te_throttled_cases()[1]).family, case_of_same_kernel(te_throttled_cases()[1]).op
+    >>> unthrottled_case_of_same_kernel(te_throttled_cases()[1]).family,
+    unthrottled_case_of_same_kernel(te_throttled_cases()[1]).op
     ('te_ops', 'rmsnorm_fwd')
     """
     family, _, op = case.op.partition(".")

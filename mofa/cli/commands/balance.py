@@ -186,7 +186,7 @@ def _workload(
     options: Mapping[str, object], progress: Progress, *, seq_len: int | None, global_batch: str | None,
     framework: str | None, set_: list[str] | None, redraw: bool,
 ) -> tuple[BalanceReport, BalanceSetup]:  # fmt: skip
-    from mofa.cli.jobs import read_framework, read_machines, read_workload
+    from mofa.cli.jobs import read_cluster, read_framework, read_workload
     from mofa.cli.parse import parse_overrides
     from mofa.errors import SpecError
     from mofa.search.experts.balanced_step import (
@@ -226,7 +226,7 @@ def _workload(
     _refuse({"--ep": ep}, "no cluster: --strategy says ep")
     if strategy is None:
         raise SpecError('--strategy: is missing; write one, such as --strategy "pp=4 ep=8 micro_batch=1"')
-    machines, facts = read_machines(cluster, gpus, overrides), read_framework(framework, job, overrides)
+    machines, facts = read_cluster(cluster, gpus, overrides), read_framework(framework, job, overrides)
     num_experts, group, degree = scheduled_replica_setup(job, machines, facts, strategy)
     setup = _setup(num_experts, group, degree, drawn, options, machines.node.gpus_per_node)
     report = balance_report_with_step(

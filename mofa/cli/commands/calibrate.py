@@ -181,7 +181,7 @@ def calibrate_check(
     import sys
 
     from mofa.calibrate.cases import Split
-    from mofa.calibrate.check import TARGETS, check_fits, predict_rows
+    from mofa.calibrate.check import TARGETS, fit_errors_on_held_out_rows, rows_with_predicted_times
     from mofa.calibrate.chunked_check import predict_measured_layers, summarise_layer_errors
     from mofa.report.save import check_writable, save_calibration
     from mofa.validate.hosts import small_op_s_by_machine
@@ -190,11 +190,11 @@ def calibrate_check(
         check_writable(out, directory=True)
     split: Split = "fresh" if fresh else "heldout"
     layers = predict_measured_layers(folders, split=split, hosts=small_op_s_by_machine())
-    report = check_fits(folders, by_op=by_op, split=split, needed=not layers)
+    report = fit_errors_on_held_out_rows(folders, by_op=by_op, split=split, needed=not layers)
     if layers:
         report["chunked_moe"] = {name: {"layers": n, **errors} for name, n, errors in summarise_layer_errors(layers)}
     if out is not None:
-        files = save_calibration(report, predict_rows(folders), out)
+        files = save_calibration(report, rows_with_predicted_times(folders), out)
         if not quiet:
             print(f"wrote {len(files)} files to {out}", file=sys.stderr)
     if json:

@@ -37,11 +37,11 @@ def chunks(
     quiet: opt.Quiet = False,
 ) -> None:
     """Choose in how many chunks tokens go through the experts, per layer and iteration (MemFine's MACT)."""
-    from mofa.cli.jobs import read_framework, read_machines, read_workload
+    from mofa.cli.jobs import read_cluster, read_framework, read_workload
     from mofa.cli.numbers import count_gpus
     from mofa.cli.output import OutputOptions
     from mofa.cli.parse import parse_overrides
-    from mofa.cli.routing import read_routing
+    from mofa.cli.routing import workload_with_routing
     from mofa.errors import SpecError
     from mofa.report.chunks import print_chunks, save_chunks
     from mofa.search.experts.token_chunks import plan_token_chunks
@@ -56,9 +56,9 @@ def chunks(
     except ValueError:
         raise SpecError(f"--bins: {bins[:40]!r} are no whole numbers; write 1,2,4,8") from None
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch)
-    job = read_routing(job, routing, trace)
+    job = workload_with_routing(job, routing, trace)
     machines, facts = (
-        read_machines(cluster, count_gpus(cluster, gpus, nodes), overrides),
+        read_cluster(cluster, count_gpus(cluster, gpus, nodes), overrides),
         read_framework(framework, job, overrides),
     )
     report = plan_token_chunks(

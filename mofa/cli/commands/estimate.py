@@ -93,7 +93,7 @@ def estimate(
         log_days,
         recovery,
         changes,
-    ).profile()
+    ).fault_profile()
     with estimate_requests_from_options(
         workload,
         cluster,
@@ -144,7 +144,7 @@ def _refuse_what_does_not_fit(estimates: Sequence[Estimate]) -> None:
 
 def _step(job: EstimateRequest, faults: FaultSpec | None) -> ReplayedTime:
     """The step of a job on its clocks, for the figures."""
-    from mofa.replay.time.step import replay_time
+    from mofa.replay.time.step import replay_step_time
     from mofa.search.strategy_estimator import strategy_estimator
 
     cluster = job.cluster
@@ -152,7 +152,7 @@ def _step(job: EstimateRequest, faults: FaultSpec | None) -> ReplayedTime:
         from mofa.search.long_run.spare_nodes import without_spares
 
         cluster = without_spares(cluster, faults.spares or 0, faults.name)
-    return replay_time(strategy_estimator(job.workload, cluster, job.framework, job.strategy))
+    return replay_step_time(strategy_estimator(job.workload, cluster, job.framework, job.strategy))
 
 
 def estimate_of_request(

@@ -104,7 +104,7 @@ def _predicted(
 ) -> PlanReport | Estimate:
     """What a search finds, or the estimate of one strategy."""
     from mofa.cli.commands.estimate import estimate_of_request
-    from mofa.cli.jobs import estimate_requests_from_options, read_framework, read_machines, read_workload
+    from mofa.cli.jobs import estimate_requests_from_options, read_cluster, read_framework, read_workload
     from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_host_issue, parse_overrides, split_words
     from mofa.cli.progress import progress_bar
     from mofa.errors import NothingFits, SpecError
@@ -123,7 +123,7 @@ def _predicted(
     overrides = parse_overrides(options["--set"])
     host_issue_s = parse_host_issue(options["--host-issue"], overrides, options["--host"])
     job = read_workload(workload, overrides, **size)
-    machines = read_machines(cluster, options["--gpus"], overrides, host_issue_s)
+    machines = read_cluster(cluster, options["--gpus"], overrides, host_issue_s)
     with progress_bar(f"{job.name} on {options['--gpus']:,} GPUs", enabled=not quiet) as progress:
         search: dict[str, Any] = {
             "framework": read_framework(options["--framework"], job, overrides),

@@ -62,7 +62,7 @@ def factors(
     Exit status 3 where nothing fits.
     """
     import mofa
-    from mofa.cli.jobs import read_framework, read_machines, read_workload
+    from mofa.cli.jobs import read_cluster, read_framework, read_workload
     from mofa.cli.numbers import count_gpus
     from mofa.cli.output import OutputOptions
     from mofa.cli.parse import (
@@ -84,13 +84,13 @@ def factors(
     profile = long_run.LongRunOptions(
         faults, storage, price, spares, checkpoint_mode, checkpoint_interval, log, log_nodes, log_days, recovery,
         changes,
-    ).profile()  # fmt: skip
+    ).fault_profile()  # fmt: skip
     long_run.refuse_objective_without_failures(objective, profile)
     overrides = parse_overrides(set_)
     host_issue_s = parse_host_issue(host_issue, overrides, host)
     fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_degree_limits(maximum)
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
-    machines = read_machines(cluster, count_gpus(cluster, gpus, nodes), overrides, host_issue_s, memory_limit)
+    machines = read_cluster(cluster, count_gpus(cluster, gpus, nodes), overrides, host_issue_s, memory_limit)
     if spares is not None:
         machines = long_run.with_checked_spares(machines, spares)
     with progress_bar(f"{job.name} on {count_and_noun(machines.num_gpus, 'GPU')}", enabled=not quiet) as progress:

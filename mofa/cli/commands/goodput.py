@@ -115,9 +115,9 @@ def goodput(
             shape,
         )
         if rate is not None and all(value is None for value in others):
-            show.show_rate(rate)
+            show.show_failure_rate(rate)
             return
-        profile = None if faults is None else long_run.LongRunOptions(faults).profile()
+        profile = None if faults is None else long_run.LongRunOptions(faults).fault_profile()
         runs, seed = 10_000 if runs is None else runs, seed or 0
         days = 54.0 if days is None else days
         job_s = _job_mtbf_s(mtbf, rate, profile, gpus)
@@ -142,13 +142,13 @@ def goodput(
     set_, changes = long_run.split_fault_settings(set_)
     profile = long_run.LongRunOptions(
         faults, storage, None, spares, checkpoint_mode, checkpoint_interval, log, nodes, log_days, recovery, changes
-    ).profile()
+    ).fault_profile()
     if profile is None or profile.reliability is None:
         raise SpecError("--faults: is missing; name a fault profile, such as llama3 (mofa show faults lists them)")
     numbers = parse_gpu_counts(gpus)
     if "," in gpus and not quiet:
         print(f"mofa: --gpus {gpus} is read as {len(numbers)} scales: {_listed(numbers)} GPUs", file=sys.stderr)
-    show.show_scale(
+    show.show_goodput_by_scale(
         _by_scale(
             workload, cluster, numbers, profile, seq_len, global_batch, framework, set_, strategy, weak, replan, quiet
         )
@@ -159,7 +159,7 @@ def _by_scale(
     workload: str, cluster: str, numbers: list[int], profile: FaultSpec, seq_len: int | None, global_batch: str | None,
     framework: str | None, set_: list[str] | None, strategy: str | None, weak: bool, replan: bool, quiet: bool,
 ) -> GoodputReport:  # fmt: skip
-    from mofa.cli.jobs import read_framework, read_machines, read_workload
+    from mofa.cli.jobs import read_cluster, read_framework, read_workload
     from mofa.cli.parse import parse_overrides
     from mofa.cli.progress import progress_bar
     from mofa.search.long_run.goodput_by_scale import goodput_by_scale
@@ -167,7 +167,7 @@ def _by_scale(
 
     overrides = parse_overrides(set_)
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch)
-    machines, facts = read_machines(cluster, numbers[0], overrides), read_framework(framework, job, overrides)
+    machines, facts = read_cluster(cluster, numbers[0], overrides), read_framework(framework, job, overrides)
     without_spares(machines, profile.spares or 0, "--spares")
     wanted: object | None = None
     if strategy is not None or overrides["strategy"]:
@@ -215,7 +215,7 @@ def _levels(
     interval: str | None, rate: LogStatistics | None, days: float, runs: int, seed: int,
 ) -> None:  # fmt: skip
     from mofa.errors import SpecError
-    from mofa.faults.level_calculator import calculate_levels
+    from mofa.faults.level_calculator import calculate_checkpoint_levels
 
     times = [
         [long_run.parse_duration_s(option, part.strip(), zero=True) for part in text.split(",")]
@@ -229,10 +229,10 @@ def _levels(
         raise SpecError(f"--shares: {shares[:40]!r} are no numbers; write them as 0.75,0.25") from None
     at_s = None if interval is None else long_run.parse_duration_s("--checkpoint-interval", interval)
     with _arguments():
-        calculation = calculate_levels(
+        calculation = calculate_checkpoint_levels(
             mtbf_s, times[0], times[1], parts, interval_s=at_s, days=days, num_runs=runs, seed=seed
         )
-    show.show_levels(calculation, rate)
+    show.show_checkpoint_levels(calculation, rate)
 
 
 def _both(checkpoint: str | None, restart: str | None) -> tuple[tuple[str, str], tuple[str, str]]:

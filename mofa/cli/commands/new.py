@@ -34,7 +34,7 @@ def new_workload(
     """
     from mofa.errors import SpecError
     from mofa.specs.files import bundled_names, did_you_mean
-    from mofa.specs.huggingface.keys import model_of_class, read_keys
+    from mofa.specs.huggingface.keys import model_of_config_class, read_keys
     from mofa.specs.huggingface.nearest import nearest_workload
     from mofa.specs.workload_template import bundled_workload_like, workload_template
 
@@ -47,7 +47,7 @@ def new_workload(
         text = workload_template(str(like))
     else:
         config, name = read_keys(from_config)
-        model = model_of_class(from_config)
+        model = model_of_config_class(from_config)
         nearest = nearest_workload(config) if model is None else bundled_workload_like(model)
         text = workload_template(like or nearest, config, name, model)
     _write(text, out, "mofa show workload {0} checks it and mofa plan takes it")

@@ -8,7 +8,7 @@ import typer
 
 from mofa.cli import long_run
 from mofa.cli import options as opt
-from mofa.cli.plan_scales import gpus_or_range_parser, show_scales
+from mofa.cli.plan_scales import parse_gpus_or_range, show_plans_by_gpu_count
 from mofa.cli.searched_plans import REFINE_SECONDS, search_plans
 
 
@@ -20,7 +20,7 @@ def plan(
         typer.Option(
             "--gpus",
             metavar="N|N..M",
-            parser=gpus_or_range_parser,
+            parser=parse_gpus_or_range,
             help="Number of GPUs, such as 64 or 1K (1024); or all from N to M, each twice the one before.",
         ),
     ] = None,
@@ -76,7 +76,7 @@ def plan(
     Exit status 3 and the smallest number of GPUs that would do where nothing fits.
     """
     import mofa
-    from mofa.cli.jobs import read_framework, read_machines, read_workload
+    from mofa.cli.jobs import read_cluster, read_framework, read_workload
     from mofa.cli.numbers import count_gpus
     from mofa.cli.output import OutputOptions
     from mofa.cli.parse import (
@@ -88,8 +88,8 @@ def plan(
         split_words,
     )
     from mofa.cli.progress import progress_bar
-    from mofa.cli.report_page import given_settings, report_page
-    from mofa.cli.searched_plans import best_plan_printer, enough_gpus_text, say_launch_obstacle
+    from mofa.cli.report_page import given_settings, report_facts_of_search
+    from mofa.cli.searched_plans import best_plan_printer, enough_gpus_text, print_why_not_launchable
     from mofa.errors import NothingFits
     from mofa.search.workers import usable_cores
 
@@ -108,7 +108,7 @@ def plan(
         log_days,
         recovery,
         changes,
-    ).profile()
+    ).fault_profile()
     overrides = parse_overrides(set_)
     host_issue_s = parse_host_issue(host_issue, overrides, host)
     long_run.refuse_objective_without_failures(objective, profile)
@@ -116,7 +116,7 @@ def plan(
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
     several = tuple(gpus or ())[1:]
     sizes = (count_gpus(cluster, gpus[0] if gpus else None, nodes), *several)
-    clusters = [read_machines(cluster, number, overrides, host_issue_s, memory_limit) for number in sizes]
+    clusters = [read_cluster(cluster, number, overrides, host_issue_s, memory_limit) for number in sizes]
     facts = read_framework(framework, job, overrides)
     if spares is not None:
         clusters = [long_run.with_checked_spares(machines, spares) for machines in clusters]
@@ -153,13 +153,13 @@ def plan(
         set_ or [], split_words(with_),
     )  # fmt: skip
     if several:
-        show_scales(output, searches, jobs or usable_cores(), given)
+        show_plans_by_gpu_count(output, searches, jobs or usable_cores(), given)
     else:
         output.show_report(
             searches[0].report, searches[0].costed_table,
-            lambda table: report_page(searches[0], table, jobs=jobs or usable_cores(), given=given),
+            lambda table: report_facts_of_search(searches[0], table, jobs=jobs or usable_cores(), given=given),
         )  # fmt: skip
-        say_launch_obstacle(searches[0].report)
+        print_why_not_launchable(searches[0].report)
     if not any(search.report.plans for search in searches):
         words = f"{job.name} on {sizes[-1]:,} x {clusters[-1].gpu.name}"
         raise NothingFits(f"{words}: nothing fits; {enough_gpus_text(searches[-1].report)}")

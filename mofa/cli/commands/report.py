@@ -72,7 +72,7 @@ def report(
     from mofa.cli.output import OutputOptions
     from mofa.cli.parse import parse_degree_limits, parse_fixed, parse_overrides, settings_with_rank_order, split_words
     from mofa.cli.progress import progress_bar
-    from mofa.cli.report_page import given_settings, report_page
+    from mofa.cli.report_page import given_settings, report_facts_of_search
     from mofa.cli.searched_plans import best_plan_printer, enough_gpus_text
     from mofa.errors import NothingFits
     from mofa.search.workers import usable_cores
@@ -101,7 +101,7 @@ def report(
         raise NothingFits(f"{name}: nothing fits; {enough_gpus_text(search.report)}")
     output.show_report(
         search.report, search.costed_table,
-        lambda table: report_page(
+        lambda table: report_facts_of_search(
             search, table, own=own, own_name=Path(workload).name, target=to, jobs=jobs or usable_cores(),
             given=given_settings({"framework": framework, "job_of": job_of}, settings or [], split_words(with_)),
         ),
@@ -130,8 +130,8 @@ def _job(
     from mofa.cli.jobs import (
         EstimateRequest,
         estimate_requests_from_options,
+        read_cluster,
         read_framework,
-        read_machines,
         read_workload,
     )
     from mofa.cli.numbers import count_gpus
@@ -146,6 +146,6 @@ def _job(
     size = {name: value for name, value in given.items() if name != "framework"}
     job = read_workload(workload, overrides, **size)
     host_issue_s = parse_host_issue(host_issue, overrides, host)
-    machines = read_machines(cluster, count_gpus(cluster, gpus, nodes), overrides, host_issue_s, memory_limit)
+    machines = read_cluster(cluster, count_gpus(cluster, gpus, nodes), overrides, host_issue_s, memory_limit)
     facts = read_framework(given["framework"], job, overrides)
     return EstimateRequest(None, job, machines, {}, facts, frozenset()), None

@@ -55,7 +55,7 @@ def serve(
     Closed forms answer at once; behind them all strategies are searched and the best played out. --fix of one value
     says where a slider stands at first. Ctrl-C ends it.
     """
-    from mofa.cli.jobs import read_framework, read_machines, read_workload
+    from mofa.cli.jobs import read_cluster, read_framework, read_workload
     from mofa.cli.numbers import count_gpus
     from mofa.cli.parse import (
         parse_degree_limits,
@@ -72,7 +72,7 @@ def serve(
     from mofa.search.request import check_constraints
     from mofa.search.space import constrain_space, default_space
     from mofa.serve.address import listening_socket, loopback_address
-    from mofa.serve.question import DEGREES, Degrees, Question
+    from mofa.serve.question import DEGREES, Question, SliderDegrees
     from mofa.serve.served_job import ServedJob
     from mofa.serve.server_process import run_server
 
@@ -82,7 +82,7 @@ def serve(
     fixed, bounds = parse_fixed(fix, overrides["strategy"]), parse_degree_limits(maximum)
     job = read_workload(workload, overrides, seq_len=seq_len, global_batch=global_batch, tokens=tokens)
     issue_s = parse_host_issue(host_issue, overrides, host)
-    machines = read_machines(cluster, count_gpus(cluster, gpus, nodes), overrides, issue_s, memory_limit)
+    machines = read_cluster(cluster, count_gpus(cluster, gpus, nodes), overrides, issue_s, memory_limit)
     facts = read_framework(framework, job, overrides)
     words, words_out = split_words(with_), split_words(without)
     check_constraints(fixed, bounds, 1, "causal")
@@ -93,7 +93,7 @@ def serve(
     size = {"--seq-len": seq_len, "--global-batch": global_batch, "--tokens": tokens}
     served = ServedJob(
         workload=job,
-        cluster=read_machines(cluster, machines.num_gpus, overrides, issue_s),
+        cluster=read_cluster(cluster, machines.num_gpus, overrides, issue_s),
         framework=facts,
         constraints={"fix": fixed, "maximum": bounds, "with_": words, "without": words_out},
         words=(workload, cluster, *_written(size)),
@@ -106,7 +106,7 @@ def serve(
         jobs=jobs or usable_cores(),
     )  # fmt: skip
     limit_gb = None if memory_limit is None else machines.gpu.capacity_bytes.value / 1e9
-    start = Question(gpus=machines.num_gpus, memory_gb=limit_gb, degrees=Degrees(**chosen))
+    start = Question(gpus=machines.num_gpus, memory_gb=limit_gb, degrees=SliderDegrees(**chosen))
     listening = listening_socket(place, port)
     with listening:
         run_server(served, start, listening, say=_speaker(quiet), open_browser=browser)

@@ -187,12 +187,12 @@ def show_routing(
 ) -> None:
     """Show how uneven a routing load is, by layer, iteration and rank, and which distribution is nearest."""
     from mofa.cli.parse import parse_overrides
-    from mofa.cli.routing import read_routing
+    from mofa.cli.routing import workload_with_routing
     from mofa.search.experts.routing_report import describe_routing
     from mofa.specs.load import load_workload
 
     job = load_workload(workload, overrides=parse_overrides(set_)["workload"] or None)
-    report = describe_routing(read_routing(job, routing, trace), ep, iterations)
+    report = describe_routing(workload_with_routing(job, routing, trace), ep, iterations)
     if json:
         _print_json(report.model_dump(mode="json"))
         return

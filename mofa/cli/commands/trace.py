@@ -129,7 +129,7 @@ def _played(job: EstimateRequest, ranks: str | None, micro_batches: int | None, 
     from mofa.replay.rank.from_estimator import gathered_row_of_strategy
     from mofa.replay.replayer import mean_step_of_run
     from mofa.replay.time.perfetto import evenly_spread_indices
-    from mofa.replay.time.step import replay_time
+    from mofa.replay.time.step import replay_step_time
     from mofa.search.strategy_estimator import strategy_estimator
 
     estimator = strategy_estimator(job.workload, job.cluster, job.framework, job.strategy)
@@ -138,7 +138,7 @@ def _played(job: EstimateRequest, ranks: str | None, micro_batches: int | None, 
     of_step = int(gathered_row_of_strategy(estimator).num_micro_batches[0])
     detailed = of_step if micro_batches is None else min(micro_batches, of_step)
     watched = frozenset((r, i) for r in shown for i in range(detailed))
-    step = replay_time(estimator, watched=watched, jitter=jitter, seed=seed)
+    step = replay_step_time(estimator, watched=watched, jitter=jitter, seed=seed)
     num = max(span.micro_batch for rank in step.spans for span in rank) + 1
     step_s = mean_step_of_run(estimator, step).step_s if jitter == 0 else step.step_s
     mean = f" ({step_s:.6g} s on average over steps that load kernels or run again)"
@@ -155,14 +155,14 @@ def _perfetto_file(played: _Played, out: Path) -> tuple[int, Mapping[Path, bytes
     """How many events there are, and the file of them."""
     import json
 
-    from mofa.replay.memory_curve import memory_curve
+    from mofa.replay.memory_curve import memory_over_last_step
     from mofa.replay.replayer import Replayer
     from mofa.replay.time.perfetto import trace_events
 
     replayer = Replayer(played.estimator)
 
     def counter(rank: int) -> list[tuple[float, int, int]]:
-        curve = memory_curve(replayer.rank_memory(rank).journal, played.step.spans[rank], STRETCHES)
+        curve = memory_over_last_step(replayer.rank_memory(rank).journal, played.step.spans[rank], STRETCHES)
         allocated = curve.alive.sum(axis=1)
         return [(float(t), int(a), int(r)) for t, a, r in zip(curve.time_s, allocated, curve.reserved, strict=True)]
 
@@ -186,7 +186,7 @@ def _chakra_files(played: _Played, out: Path) -> tuple[int, Mapping[Path, bytes]
 
     rows = gathered_row_of_strategy(played.estimator)
     stages, sizes = rows.stage_layers.stages, {name: int(group.size[0]) for name, group in rows.groups.items()}
-    graphs = {rank: rank_graph(played.step, rank, stages.ranks) for rank in played.shown}
+    graphs = {rank: rank_graph(played.step, rank, stages.rank_of_each_chunk) for rank in played.shown}
     begin_s = min(node.start_s for graph in graphs.values() for node in graph)
     files = {}
     for rank, graph in graphs.items():

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mofa.blocks.build import BlockTapes
-from mofa.blocks.elementwise import value_at
+from mofa.blocks.elementwise import value_of_combination
 from mofa.blocks.frameworks.megatron.persistent import NODE, FirstUse, PersistentBuffer
 from mofa.blocks.op import KINDS, OWN_POOLS, READS, WRITES, Op, Tape, Tensor
 from mofa.blocks.roles import WEIGHT_ROLES, TensorUse
@@ -22,7 +22,7 @@ STREAMS = {name: n for n, name in enumerate(("compute", *OWN_POOLS))}
 """Streams that allocate from pools of their own; what other collectives write is allocated by the computing one."""
 
 
-def trace_block(
+def block_allocation_trace(
     block: BlockTapes, combination: int = 0, *, autocast: bool = False, weight_first: bool = False,
     sums_out_of_place: bool = False, pipelined: bool = False, split_backward: bool = False, replicated: bool = False,
     persistent: Mapping[FirstUse, tuple[PersistentBuffer, ...]] | None = None,
@@ -87,7 +87,7 @@ def _trace_block(
     ops = [*block.forward.ops, *backward]
     boundary = len(block.forward.ops)
     tensors = {**block.forward.tensors, **block.backward.tensors}
-    present = [bool(value_at(op.present, combination)) for op in ops]
+    present = [bool(value_of_combination(op.present, combination)) for op in ops]
     root: dict[str, str] = {}
 
     def of(name: str) -> str:
@@ -110,7 +110,8 @@ def _trace_block(
     back = of(block.backward.outputs[0]) if block.backward.outputs else ""
     given = block.backward.inputs[0] if block.backward.inputs else ""
     lingers = {
-        of(name): int(value_at(tensors[name].bytes, combination)) for name in block.backward.retained_by_dispatcher
+        of(name): int(value_of_combination(tensors[name].bytes, combination))
+        for name in block.backward.retained_by_dispatcher
     }
     for name in (out, back, *lingers):
         death.pop(name, None)
@@ -145,7 +146,8 @@ def _trace_block(
     pieces = _pieces(op_traces, weights)
     op_traces = [_cut(op_trace, pieces) if op_trace else None for op_trace in op_traces]
     launches = [
-        value_at(num_queued_kernels(op), combination) if runs else 0.0 for op, runs in zip(ops, present, strict=True)
+        value_of_combination(num_queued_kernels(op), combination) if runs else 0.0
+        for op, runs in zip(ops, present, strict=True)
     ]
     by_weights = sum(n for n, op_trace in zip(launches, op_traces, strict=True) if op_trace and op_trace.weight)
     reduced = frozenset(
@@ -158,7 +160,9 @@ def _trace_block(
         and op.work.group == "tp"
     )
     sent = frozenset(
-        of(name) for name, tensor in tensors.items() if value_at(tensor.recorded_on_nccl_stream, combination)
+        of(name)
+        for name, tensor in tensors.items()
+        if value_of_combination(tensor.recorded_on_nccl_stream, combination)
     )
     first = next((op for op in block.forward.ops if op.part == "loss" and op.reads), None)
     logits = of(first.reads[0]) if pipelined and block.name == "head" and first is not None else ""
@@ -167,7 +171,8 @@ def _trace_block(
         given,
         cached, weights, logits, (sum(launches[:boundary]), sum(launches[boundary:]) - by_weights, by_weights),
         _dry(block, combination) if pipelined else (), reduced, sent,
-        frozenset(of(name) for name, tensor in tensors.items() if value_at(tensor.held_by_watchdog, combination)),
+        frozenset(of(name) for name, tensor in tensors.items() if value_of_combination(tensor.held_by_watchdog,
+        combination)),
         retained_by_dispatcher=tuple(lingers.items()),
         input=of(block.forward.inputs[0]) if block.forward.inputs else "",
     )  # fmt: skip
@@ -249,7 +254,7 @@ def _dry(block: BlockTapes, combination: int) -> tuple[OpTrace, ...]:
     loss = next((op for op in forward.ops if op.part == "loss" and op.reads), None)
     given = forward.outputs if loss is None else loss.reads[:1]
     alone = BlockTapes(block.name, replace(forward, ops=ops, outputs=given), Tape((), {}, (), ()))
-    trace = trace_block(alone, combination)
+    trace = block_allocation_trace(alone, combination)
     if block.name == "head":
         return trace.forward
     return tuple(
@@ -296,7 +301,7 @@ def _shared(op: Op, combination: int, in_place: bool, present: bool) -> tuple[st
         return op.writes[:1]
     if not in_place:
         return ()
-    return op.writes if bool(value_at(op.view, combination)) else ()
+    return op.writes if bool(value_of_combination(op.view, combination)) else ()
 
 
 def _node_starts(
@@ -335,20 +340,20 @@ def _op_trace(
 ) -> OpTrace | None:  # fmt: skip
     assert callable(of)
     stream = STREAMS.get(op.pool or op.stream, 0)
-    mark = op.work is None and value_at(op.launches, combination) == 0
+    mark = op.work is None and value_of_combination(op.launches, combination) == 0
     claim = op.claims if mark else ""
     if claim and tensors[claim].use == "reduce_input":
         stream = 0
     new = tuple(
         NewTensor(name, nbytes, stream, KINDS.index(tensors[name].kind), use=tensors[name].use)
         for name in born
-        if (nbytes := int(value_at(tensors[name].bytes, combination))) > 0
+        if (nbytes := int(value_of_combination(tensors[name].bytes, combination))) > 0
     )
-    scratch = int(value_at(op.scratch, combination)) if present else 0
+    scratch = int(value_of_combination(op.scratch, combination)) if present else 0
     pieces: tuple[NewTensor, ...] = ()
     order: tuple[int | str, ...] = ()
     if op.order is not None and present and (scratch or not op.order.sizes):
-        sizes = [int(value_at(size, combination)) for size in op.order.sizes]
+        sizes = [int(value_of_combination(size, combination)) for size in op.order.sizes]
         pieces = tuple(NewTensor("scratch", size, stream, KINDS.index("scratch")) for size in sizes)
         order = tuple(_step(op, n, of) for n in op.order.steps)
     holds = mark and op.holds_for_next_block
@@ -360,11 +365,13 @@ def _op_trace(
     op_trace = OpTrace(
         op.name, new, pieces or _scratch(scratch, () if attention else new, stream),
         attention or op.is_embedding_gradient,
-        order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.copies_out,
+        order, () if holds else tuple(dead), tuple(dead) if holds else (), claim, grads, op.copies_out_gathered_weights,
         by_weights, tuple(of(r) for r in op.reads) if by_weights else (), sums,
-        int(value_at(op.expert_loops, combination)), renews, persistent, op.role, op.repeated, op.part, op.origin,
+        int(value_of_combination(op.expert_loops, combination)), renews, persistent, op.role, op.repeated, op.part,
+        op.origin,
         op.purpose,
-        op.role in ("regather", "wgrad", "dgrad") or (not op.role and value_at(op.weight_params, combination) > 0),
+        op.role in ("regather", "wgrad", "dgrad") or (not op.role and value_of_combination(op.weight_params,
+        combination) > 0),
     )  # fmt: skip
     plain = not (new or scratch or dead or claim or grads or sums or renews or persistent or op_trace.frees_carried)
     return None if plain else op_trace

@@ -109,13 +109,13 @@ class BlockTrace:
     input: str = "x"
     """What its forward is given, empty for nothing."""
 
-    def backward_by_inputs(self) -> tuple[tuple[OpTrace, ...], frozenset[str]]:
+    def input_backward_and_kept_names(self) -> tuple[tuple[OpTrace, ...], frozenset[str]]:
         """The backward by inputs alone, and what the weights' gradients need of it."""
         both = self.split_backward or self.backward
         needed = frozenset(name for op_trace in both if op_trace.weight for name in op_trace.reads)
         return tuple(op_trace for op_trace in both if not op_trace.weight), needed
 
-    def freed_above_last_weight(self) -> frozenset[str]:
+    def names_freed_before_last_weight(self) -> frozenset[str]:
         """What the forward kept and the backward reads only before it comes to the block's last weight.
 
         Where a backward by inputs began at the loss or at a stage's output, PyTorch detaches that at its end: the graph
@@ -126,11 +126,11 @@ class BlockTrace:
         out: set[str] = set()
         for op_trace in self.backward:
             if op_trace.role in PRODUCT_ROLES:
-                return frozenset(out - self.backward_by_inputs()[1])
+                return frozenset(out - self.input_backward_and_kept_names()[1])
             out.update(name for name in op_trace.free if name in made)
         return frozenset()
 
-    def backward_by_weights(self, *, no_weight_at_end: bool = False) -> tuple[OpTrace, ...]:
+    def weight_backward_ops(self, *, no_weight_at_end: bool = False) -> tuple[OpTrace, ...]:
         """The weights' gradients alone; ``no_weight_at_end`` of a chunk whose end has no weight behind it.
 
         What a checkpoint keeps to the end of the chunk's is not let go here.

@@ -31,7 +31,7 @@ def device_over_host_time(costs: Sequence[BlockCost], combination: int = 0) -> f
     return float(sum(clock[0] for clock in clocks) / max(sum(clock[3] for clock in clocks), 1e-9))
 
 
-def forward_and_backward_times(cost: BlockCost, combination: int = 0) -> tuple[BlockPassTime, BlockPassTime]:
+def forward_and_backward_pass_times(cost: BlockCost, combination: int = 0) -> tuple[BlockPassTime, BlockPassTime]:
     """What device and host take for a block's forward, and for its backward."""
     forward, backward = (
         BlockPassTime(
@@ -40,7 +40,7 @@ def forward_and_backward_times(cost: BlockCost, combination: int = 0) -> tuple[B
             bool(phase.clocks[2, combination] > NEVER / 2),
             float(to_host_s[combination]),
         )
-        for phase, to_host_s in ((cost.forward, cost.to_host_s), (cost.backward, 0.0 * cost.to_host_s))
+        for phase, to_host_s in ((cost.forward, cost.copies_to_host_s), (cost.backward, 0.0 * cost.copies_to_host_s))
     )
     return forward, backward
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mofa.blocks.elementwise import value_at
+from mofa.blocks.elementwise import value_of_combination
 from mofa.blocks.op import Op
 from mofa.blocks.roles import Purpose
 from mofa.cost.rank_rules import BUCKET_PER_RANK, SMALLEST_BUCKET
@@ -62,17 +62,18 @@ def block_weights(ops: Iterable[Op], combination: int) -> tuple[BlockWeight, ...
     [params]"""
     readers: dict[str, Op] = {}
     for op in ops:
-        if value_at(op.weight_params, combination) > 0:
+        if value_of_combination(op.weight_params, combination) > 0:
             readers.setdefault(op.weight or op.name, op)
     return tuple(
         BlockWeight(
             name,
-            value_at(op.weight_params, combination) / max(value_at(op.num_weights, combination), 1.0),
+            value_of_combination(op.weight_params, combination)
+            / max(value_of_combination(op.num_weights, combination), 1.0),
             op.part == "experts",
             op.purpose,
         )
         for name, op in readers.items()
-        for _ in range(max(int(value_at(op.num_weights, combination)), 1))
+        for _ in range(max(int(value_of_combination(op.num_weights, combination)), 1))
     )
 
 

@@ -16,7 +16,7 @@ from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 COPY = KINDS.index("weight_copy")
 
 
-def unroll_experts(trace: BlockTrace, shares: Sequence[float] = ()) -> BlockTrace:
+def unroll_sequential_experts(trace: BlockTrace, shares: Sequence[float] = ()) -> BlockTrace:
     """A trace with its experts one after the other; the same where none run in turn.
 
     Parameters
@@ -37,7 +37,7 @@ def unroll_experts(trace: BlockTrace, shares: Sequence[float] = ()) -> BlockTrac
     >>> down = OpTrace("fc2", (NewTensor("y", 4, 0, 0),), free=("h", "x"), expert_loops=2)
     >>> cat = OpTrace("cat", (NewTensor("out", 4, 0, 0),), free=("y",))
     >>> one = BlockTrace("moe", (up, down, cat), (), "out", "", "", frozenset(), ())
-    >>> for op_trace in unroll_experts(one, [0.75, 0.25]).forward:
+    >>> for op_trace in unroll_sequential_experts(one, [0.75, 0.25]).forward:
     ...     print(op_trace.op, *(f"{item.name} {item.bytes}" for item in op_trace.new), "free", *op_trace.free)
     fc1 h#0 9 free
     fc2 y#0 3 free h#0

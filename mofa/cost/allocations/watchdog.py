@@ -42,7 +42,7 @@ class Shelf(Generic[T]):
     >>> shelf = Shelf()
     >>> for name in "abcde":
     ...     shelf.put(name)
-    ...     print(shelf.issue_block(BlockPassTime(0.06, 0.05), 40))
+    ...     print(shelf.issue_block_and_pop_due(BlockPassTime(0.06, 0.05), 40))
     []
     []
     []
@@ -57,11 +57,11 @@ class Shelf(Generic[T]):
         self.fresh: list[T] = []
         self.waiting: deque[tuple[float, T]] = deque()
 
-    def put(self, item: T) -> None:
+    def shelve(self, item: T) -> None:
         """Something that the block under way gives up."""
         self.fresh.append(item)
 
-    def issue_block(self, block_time: BlockPassTime, launches: float) -> list[T]:
+    def issue_block_and_pop_due(self, block_time: BlockPassTime, launches: float) -> list[T]:
         """A block of so many launches is issued, as far as the device's queue takes them: what can be let go."""
         host_s, queued = self.host_s, self.queued
         device_s = max(self.device_s, host_s) + block_time.device_s

@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mofa.blocks.fp8 import FP8_RECIPES, copies_per_fp8_weight, fp8_weight_copies_bytes
+from mofa.blocks.fp8 import FP8_RECIPES, copies_per_fp8_weight, fp8_weight_copies_bytes_per_param
 from mofa.blocks.frameworks.megatron.persistent import WORKSPACE
 from mofa.blocks.roles import Purpose
 from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.parameter_tensors import ParameterTensor, megatron_buffers_of_rank, optimizer_owned_params
-from mofa.cost.optimizer import states_bytes_per_param
+from mofa.cost.optimizer import optimizer_states_bytes_per_param
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import GatheredRows
@@ -66,7 +66,7 @@ class FlatBuffer:
     keeps_tensors: bool = False
 
 
-def weight_states_of_rank(
+def weight_bytes_of_rank(
     workload: WorkloadSpec, framework: FrameworkSpec, spec: RankSpec, params: tuple[ParameterTensor, ...],
     data_rank: int,
 ) -> tuple[WeightBytes, ...]:  # fmt: skip
@@ -89,14 +89,16 @@ def weight_states_of_rank(
     if spec.gradients.keeps_params_gathered:
         held_bytes -= 2.0 * parameters.total
     states = parameters.states_bytes / stepped_params
-    if fw.optimizer_offload:  # by tensor: with_states_on_hosts
-        states = states_bytes_per_param(workload, fw)
+    if fw.optimizer_offload:  # by tensor: without_states_on_hosts
+        states = optimizer_states_bytes_per_param(workload, fw)
     main, num_moments = 0.0, workload.optimizer.traits.num_moments
     if megatron:
         main = max(fw.states_bytes_per_param - ADAM_MOMENTS_BYTES, 0.0)
     chained = megatron and spec.place.splits_experts
     temporary = (
-        fw.step_kernels.temporary_bytes_per_param if megatron else parameters.step_scratch_bytes / stepped_params
+        fw.optimizer_step_kernels.temporary_bytes_per_param
+        if megatron
+        else parameters.step_scratch_bytes / stepped_params
     )
     wide = 4.0 if fw.widens_gradients else 0.0
     even = [p.params / (expert if p.expert else dense) for p in params]
@@ -118,7 +120,7 @@ def weight_states_of_rank(
     )  # fmt: skip
 
 
-def with_states_on_hosts(
+def without_states_on_hosts(
     framework: FrameworkSpec, weights: tuple[WeightBytes, ...], buffers: Sequence[FlatBuffer]
 ) -> tuple[WeightBytes, ...]:
     """The weights without the states of those that hosts step: of each optimizer whole tensors, in its order, until the
@@ -138,7 +140,7 @@ def with_states_on_hosts(
     return tuple(on_hosts.get(id(w), w) for w in weights)
 
 
-def with_fp8_weights(
+def with_fp8_weight_bytes(
     rows: GatheredRows, weights: tuple[WeightBytes, ...], layers: Collection[str]
 ) -> tuple[WeightBytes, ...]:
     """The weights where parameters are fp8: those of these ``layers`` take a byte a parameter for each copy."""
@@ -147,7 +149,7 @@ def with_fp8_weights(
         return weights
     transposes = rows.costs.context.fp8_transposes
     copies = copies_per_fp8_weight(recipe, transposes)
-    each = fp8_weight_copies_bytes(recipe, transposes) / copies / 2.0
+    each = fp8_weight_copies_bytes_per_param(recipe, transposes) / copies / 2.0
     return tuple(
         w._replace(param_bytes=int(w.param_bytes * each), init_copy_bytes=w.param_bytes,
         fp8_transpose_bytes=(copies - 1) * int(w.param_bytes * each))
@@ -207,7 +209,7 @@ def weights_by_optimizer(
     return tuple(tuple(of_one) for of_one in of_each if of_one)
 
 
-def ddp_buckets(
+def ddp_bucket_tensors_by_chunk(
     chunks: Sequence[Sequence[BlockTrace]], total: int, width: float, *, tied: bool
 ) -> tuple[tuple[int, ...], ...]:
     """DDP's buckets of each chunk, in the order in which its backward makes gradients: a gradient goes into the bucket

@@ -15,7 +15,7 @@ from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, any_true, broadcast_to_combinations, maximum, stack_rows, where
 from mofa.blocks.float8 import float8_linears
 from mofa.blocks.fp8 import FP8_RECIPES, layer_recipe
-from mofa.blocks.frameworks import persistent_buffer_bytes
+from mofa.blocks.frameworks import persistent_buffer_bytes_without_and_with_head
 from mofa.blocks.tapes import layer_label, model_tapes
 from mofa.blocks.work import Format
 from mofa.cost.block.costs import BlockCost, BlockCosts, BlockMemories, BlockTimer, EqualWeightsOfOp, WeightsByBlock
@@ -23,7 +23,7 @@ from mofa.cost.block.durations import OpTimingMachine, tape_flops
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.kernels.token_spread import token_spread
 from mofa.cost.kernels.topology import ProcessGroup, process_groups
-from mofa.cost.optimizer import optimizer_dtype_bytes
+from mofa.cost.optimizer import torchtitan_optimizer_element_bytes
 from mofa.cost.option_sets import dp_replicate_of_rows
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.gpu_facts import KernelSelectionFacts
@@ -88,7 +88,7 @@ def process_groups_of_rows(
     return {**groups, "fsdp": groups["dp_shard_cp"], "efsdp": groups["edp_shard"]}
 
 
-def gpus_meeting_in_layers(
+def num_gpus_meeting_in_layers(
     framework: FrameworkSpec, mode: PrecisionMode, groups: Mapping[str, ProcessGroup]
 ) -> NDArray[np.int64]:
     """GPUs that wait for each other within every layer: under tensor, context and expert parallelism, and those of
@@ -99,7 +99,9 @@ def gpus_meeting_in_layers(
     return np.asarray(meeting, dtype=np.int64)
 
 
-def ranks_with_meeting_hosts(workload: WorkloadSpec, groups: Mapping[str, ProcessGroup]) -> NDArray[np.int64] | None:
+def num_ranks_with_meeting_hosts(
+    workload: WorkloadSpec, groups: Mapping[str, ProcessGroup]
+) -> NDArray[np.int64] | None:
     """Ranks whose hosts wait for each other within every layer: each reads how many tokens experts get, which others
     send it. With capacity nobody reads; that is not told apart. (K,) [-]"""
     return None if workload.model.moe is None else np.asarray(groups["etp_ep"].size, dtype=np.int64)
@@ -152,7 +154,7 @@ def block_context_and_process_groups(
         activation_element_bytes=element,
         residual_element_bytes=4 if mode.precision == "autocast" else element, weight_element_bytes=element,
         precision_mode=mode.precision,  # type: ignore[arg-type]
-        has_amp_casts=mode.amp, stored_bytes_per_param=optimizer_dtype_bytes(workload, mode.precision),
+        has_amp_casts=mode.amp, stored_bytes_per_param=torchtitan_optimizer_element_bytes(workload, mode.precision),
         fp8=recipe, float8=float8_linears(model, framework, workload.precision),
         fp8_transposes=cluster.gpu.fp8_transposes, kernels=cluster.gpu.curves.layer_kernels,
     ), groups  # fmt: skip
@@ -173,7 +175,9 @@ def _unseen(
     inner = (moe.expert_hidden if moe else 0) / table.etp
     ends = float(workload.model.hidden), 2.0 if workload.model.mlp.gated else 1.0
     copies = np.broadcast_to(copies, (len(table),))
-    return loads.kernel_selection_figures(table.ep.astype(float), copies, chunks, inner, ends, selection, multiple)
+    return loads.unremembered_share_and_first_use_kernels(
+        table.ep.astype(float), copies, chunks, inner, ends, selection, multiple
+    )
 
 
 def _plain(column: NDArray[Any]) -> Any:
@@ -223,12 +227,13 @@ def block_costs(
     tapes = known.blocks
     if drop:
         tapes = {
-            name: BlockTapes(b.name, b.forward.without(drop), b.backward.without(drop)) for name, b in tapes.items()
+            name: BlockTapes(b.name, b.forward.without_families(drop), b.backward.without_families(drop))
+            for name, b in tapes.items()
         }
-    meeting = gpus_meeting_in_layers(framework, mode, groups)
+    meeting = num_gpus_meeting_in_layers(framework, mode, groups)
     machine = OpTimingMachine(
         cluster, groups, framework, num_k, spread, num_gpus=num_gpus, meeting_gpus=meeting,
-        meeting_hosts=ranks_with_meeting_hosts(workload, groups),
+        meeting_hosts=num_ranks_with_meeting_hosts(workload, groups),
     )  # fmt: skip
     weights = WeightsByBlock(
         tuple(_weights(tapes[layer_label(kind, modes[0])]) for kind in kinds), _weights(tapes["embedding"]),
@@ -237,7 +242,7 @@ def block_costs(
 
     def large() -> ArrayK:
         """The sizes of weights, and the largest activation of a layer: the ends of the model have larger ones."""
-        sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.sizes
+        sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.largest_and_frequent_sizes
         return np.concatenate([sizes, broadcast_to_combinations(known.largest_activation, num_k)[None]])
 
     phases = BlockTimer(tapes, machine, None if drop else known.known_times)
@@ -247,7 +252,7 @@ def block_costs(
     if workload.model.num_mtp_layers:
         last = kinds.index(build.layer_kind(workload.model, workload.model.num_layers - 1))
         mtp = {spec: costed["mtp"].followed_by(blocks[spec][last]) for spec in modes}
-    body, with_head = persistent_buffer_bytes(framework, ctx, known.layer_ops)
+    body, with_head = persistent_buffer_bytes_without_and_with_head(framework, ctx, known.layer_ops)
     return BlockCosts(
         ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, broadcast_to_combinations(body, num_k),
         broadcast_to_combinations(with_head, num_k),

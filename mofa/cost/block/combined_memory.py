@@ -15,7 +15,9 @@ from mofa.blocks.op import KINDS
 ArrayK = NDArray[np.float64]
 
 
-def peak_of_layer_pair(forward: BlockTapes, backward: BlockTapes, num_k: int, *, delays: bool) -> tuple[ArrayK, ArrayK]:
+def peak_bytes_of_layer_pair(
+    forward: BlockTapes, backward: BlockTapes, num_k: int, *, delays: bool
+) -> tuple[ArrayK, ArrayK]:
     """The most that a layer's forward and a layer's backward of another micro-batch hold at once, and of what kinds.
 
     Parameters

@@ -16,13 +16,13 @@ from mofa.blocks.elementwise import FloatK, broadcast_to_combinations, stack_row
 from mofa.blocks.op import KINDS, Tape
 from mofa.blocks.tapes import KnownTimes, kept_layer_label, layer_label
 from mofa.blocks.work import Collective, HostCopy
-from mofa.cost.block.combined_memory import peak_of_layer_pair
+from mofa.cost.block.combined_memory import peak_bytes_of_layer_pair
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory, split_backward_memory
 from mofa.cost.block.durations import OpTimingMachine, Timed, device_seconds_of_works
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.block.host_issue import weight_cast_issue_seconds
 from mofa.cost.block.liveness import BlockMemory, block_memories, nccl_freed_bytes_and_launches, watchdog_held_bytes
-from mofa.cost.block.tape_clock import TapeTime, repeated_halves_times, time_per_tape_repetition
+from mofa.cost.block.tape_clock import TapeTime, time_per_tape_repetition, times_of_backward_halves
 from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import RecomputeSpec
@@ -88,15 +88,15 @@ class BlockTimer:
             (op for tape in self._tapes if id(tape) not in self._known for op in tape.ops), self.machine
         )
 
-    def forward(self, blocks: Sequence[BlockTapes]) -> TapeTime:
+    def forward_time(self, blocks: Sequence[BlockTapes]) -> TapeTime:
         """Time of the forwards of blocks one behind the other."""
         return reduce(_both, [self._of(block.forward) for block in blocks])
 
-    def backward(self, blocks: Sequence[BlockTapes]) -> TapeTime:
+    def backward_time(self, blocks: Sequence[BlockTapes]) -> TapeTime:
         """Time of the backwards of blocks, from the last on."""
         return reduce(_both, [self._of(block.backward) for block in reversed(blocks)])
 
-    def combined(self, forward: BlockTapes, backward: BlockTapes) -> TapeTime:
+    def combined_time(self, forward: BlockTapes, backward: BlockTapes) -> TapeTime:
         """Time of a block's forward beside a block's backward of another micro-batch."""
         delays = self.machine.framework.delay_wgrad
         tape = combined_tape(forward.forward, backward.forward, backward.backward, delays=delays)
@@ -151,12 +151,12 @@ class BlockCost:
     @cached_property
     def forward(self) -> TapeTime:
         """Its forward's time."""
-        return self.phases.forward(self.blocks)
+        return self.phases.forward_time(self.blocks)
 
     @cached_property
     def backward(self) -> TapeTime:
         """Its backward's time."""
-        return self.phases.backward(self.blocks)
+        return self.phases.backward_time(self.blocks)
 
     @cached_property
     def memory(self) -> BlockMemory:
@@ -164,7 +164,7 @@ class BlockCost:
         return self.memories.memory_of(self.blocks)
 
     @cached_property
-    def sent_and_launched(self) -> ArrayK:
+    def nccl_freed_bytes_and_launches(self) -> ArrayK:
         """What NCCL's stream uses of it, and its launches
         (:func:`mofa.cost.block.liveness.nccl_freed_bytes_and_launches`)."""
         return sum(
@@ -179,7 +179,7 @@ class BlockCost:
         return sum(each, np.zeros(self.memories.num_k))
 
     @cached_property
-    def to_host_s(self) -> ArrayK:
+    def copies_to_host_s(self) -> ArrayK:
         """Seconds of its forward's copies to the host, by themselves. (K,) [s]"""
         link = self.phases.machine.cluster.gpu.host_link_bytes_per_s.value
         return np.asarray(self._copied_bytes.sum(axis=0) / link)
@@ -229,14 +229,14 @@ class WeightsByBlock:
     num_k: int
 
     @cached_property
-    def sizes(self) -> ArrayK:
+    def largest_and_frequent_sizes(self) -> ArrayK:
         """The largest weight of a layer, then the sizes that most parameters of a layer are in. (1 + SIZES, K)"""
-        largest = self.params[: sum(map(len, self.layers))].max(axis=0)
-        alike = self.params[:, None] == self.params[None]
-        total = np.einsum("vwk,wk->vk", alike, self.params * self.numbers)
+        largest = self.params_of_each_weight[: sum(map(len, self.layers))].max(axis=0)
+        alike = self.params_of_each_weight[:, None] == self.params_of_each_weight[None]
+        total = np.einsum("vwk,wk->vk", alike, self.params_of_each_weight * self.number_of_each_weight)
         again = np.any(alike & np.tri(len(alike), k=-1, dtype=bool)[:, :, None], axis=1)  # as an earlier one
         most = np.argsort(np.where(again, 0.0, -total), axis=0, kind="stable")[:SIZES]
-        return np.concatenate([largest[None], self.params[most, np.arange(self.num_k)]])
+        return np.concatenate([largest[None], self.params_of_each_weight[most, np.arange(self.num_k)]])
 
     @cached_property
     def _all(self) -> list[tuple[int, EqualWeightsOfOp]]:
@@ -244,22 +244,22 @@ class WeightsByBlock:
         return [(kind, weight) for kind, weights in enumerate(every) for weight in weights]
 
     @cached_property
-    def kind(self) -> NDArray[np.intp]:
+    def block_of_each_weight(self) -> NDArray[np.intp]:
         """Of all weights: the kind of layer, or behind these the embedding and the head. (W,)"""
         return np.array([kind for kind, _ in self._all])
 
     @cached_property
-    def expert(self) -> NDArray[np.bool_]:
+    def is_expert_weight(self) -> NDArray[np.bool_]:
         """Of all weights: whether they are experts'. (W,)"""
         return np.array([weight.expert for _, weight in self._all])
 
     @cached_property
-    def params(self) -> ArrayK:
+    def params_of_each_weight(self) -> ArrayK:
         """Of all weights: the parameters of each. (W, K) [params]"""
         return stack_rows([weight.params for _, weight in self._all], self.num_k)
 
     @cached_property
-    def numbers(self) -> ArrayK:
+    def number_of_each_weight(self) -> ArrayK:
         """Of all weights: how many there are. (W, K) [-]"""
         return stack_rows([weight.number for _, weight in self._all], self.num_k)
 
@@ -324,7 +324,7 @@ class BlockCosts:
         )  # fmt: skip
 
     @cached_property
-    def kept_bytes(self) -> ArrayK:
+    def kept_layer_extra_bytes(self) -> ArrayK:
         """What each kind of layer keeps more where it leaves on the device what others offload.
         (modes, K, kinds) [B]"""
         kinds = distinct_layer_kinds(self.context.model)
@@ -339,25 +339,25 @@ class BlockCosts:
         return np.moveaxis(np.array(more), 1, 2)
 
     @cached_property
-    def combined_layers(self) -> dict[RecomputeSpec, list[list[TapeTime]]]:
+    def combined_layer_times(self) -> dict[RecomputeSpec, list[list[TapeTime]]]:
         """Of each kind of layer the forward (first) beside the backward of each kind (second), by recomputation."""
         return {
             spec: [
-                [forward.phases.combined(forward.blocks[0], backward.blocks[0]) for backward in kinds]
+                [forward.phases.combined_time(forward.blocks[0], backward.blocks[0]) for backward in kinds]
                 for forward in kinds
             ]
             for spec, kinds in self.blocks.items()
         }
 
     @cached_property
-    def combined_peaks(self) -> tuple[ArrayK, ArrayK]:
+    def combined_peak_bytes(self) -> tuple[ArrayK, ArrayK]:
         """The most that the forward of any kind of layer and the backward of each hold at once, and of what kinds.
         (modes, K, kinds), (modes, K, kinds, len(KINDS)) [B]"""
         num_k, delays = self.machine.num_k, self.machine.framework.delay_wgrad
         peaks, by_kind = [], []
         for kinds in self.blocks.values():
             for backward in kinds:
-                each = [peak_of_layer_pair(f.blocks[0], backward.blocks[0], num_k, delays=delays) for f in kinds]
+                each = [peak_bytes_of_layer_pair(f.blocks[0], backward.blocks[0], num_k, delays=delays) for f in kinds]
                 largest = np.argmax([peak for peak, _ in each], axis=0)
                 combination = np.arange(num_k)
                 peaks.append(np.array([peak for peak, _ in each])[largest, combination])
@@ -371,18 +371,18 @@ class BlockCosts:
     @cached_property
     def _backward_halves(self) -> dict[str, tuple[TapeTime, TapeTime]]:
         """Each block's backward by inputs and by weights, as zero-bubble schedules run them."""
-        return {name: repeated_halves_times(block, self.machine) for name, block in self.tapes.items()}
+        return {name: times_of_backward_halves(block, self.machine) for name, block in self.tapes.items()}
 
     @cached_property
-    def split_backward(self) -> dict[str, tuple[ArrayK, ArrayK]]:
+    def split_backward_clock_advances(self) -> dict[str, tuple[ArrayK, ArrayK]]:
         """Both clocks of those halves: rows of :class:`mofa.cost.block.host_clock.ClockAdvance`. (4, K) each [s]"""
         return {name: (inputs.clocks, weights.clocks) for name, (inputs, weights) in self._backward_halves.items()}
 
     @cached_property
-    def split_backward_exposed(self) -> dict[str, ArrayK]:
+    def split_backward_exposed_s(self) -> dict[str, ArrayK]:
         """What both halves leave exposed together under a host that begins far ahead. (len(EXPOSED), K) each [s]"""
         return {
-            name: inputs.exposed_on_device + weights.exposed_on_device
+            name: inputs.exposed_with_host_far_ahead_s + weights.exposed_with_host_far_ahead_s
             for name, (inputs, weights) in self._backward_halves.items()
         }
 

@@ -29,7 +29,7 @@ from mofa.cost.kernels.compute import (
     attention_s,
     gemm_s,
     grouped_gemm_s,
-    is_aligned,
+    is_aligned_product,
     unaligned_gemm_s,
 )
 from mofa.cost.kernels.fitted_forms import l2_miss_bytes
@@ -95,7 +95,7 @@ class OpTimingMachine:
         return replace(self, cluster=cluster, timed_ops=TimedOps(self.timed_ops.works, self.timed_ops.device))
 
     @cached_property
-    def fabric(self) -> Fabric:
+    def network_fabric(self) -> Fabric:
         """The network as collectives see it."""
         return Fabric.from_cluster(self.cluster)
 
@@ -126,7 +126,7 @@ class OpTimingMachine:
         numbers, of = np.unique(self.num_gpus, return_inverse=True)
         return 1.0 + spread.value * np.array([expected_max_normal(number) for number in numbers.tolist()])[of]
 
-    def swing_slowdown(self, clock: FloatK) -> FloatK:
+    def slowdown_by_gpus_slow_in_turn(self, clock: FloatK) -> FloatK:
         """How much more power-limited kernels of a layer take because GPUs that meet in it are slow in turn. (K,) [-]
 
         At the limit each GPU's clock swings by itself within tens of milliseconds. Those that meet in a layer wait for
@@ -271,7 +271,7 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: OpTimingMachine) -> Arra
         group = stacked_groups(places)
         payload, imbalance = columns("payload", "imbalance")
         time = collective_time(
-            kind[1], payload, group, machine.fabric, imbalance=imbalance, spread=machine.token_spread
+            kind[1], payload, group, machine.network_fabric, imbalance=imbalance, spread=machine.token_spread
         )
         return time.total_s
     batch, heads, groups, q_len, pairs = columns("batch", "heads", "groups", "q_len", "pairs")
@@ -324,11 +324,11 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: OpTimingMach
     busy = limit.mix_weight_beside_idle(machine.idle_fraction) if limit is not None and machine.idle_fraction else 1.0
     clock = 1.0 if memory is None else clock_at_power_draw(busy * _drawn(mix, seconds, ops, machine, memory.value**-2))
     work = busy * sum((products.share for products in mix), 0.0)
-    slowest = machine.slowest_gpu_slowdown + machine.swing_slowdown(clock)
+    slowest = machine.slowest_gpu_slowdown + machine.slowdown_by_gpus_slow_in_turn(clock)
     for curve, rows, _ in mix:
         # where clocks were not read, the share of products and attention says how far it falls
         rate_fraction = (
-            curve.rate_fraction(np.minimum(work, 1.0)) if memory is None else curve.relative_rate_at_clock(clock)
+            curve.rate_over_full_clock(np.minimum(work, 1.0)) if memory is None else curve.relative_rate_at_clock(clock)
         )
         slower: FloatK = curve.sustained / rate_fraction * slowest
         if isinstance(slower, np.generic):
@@ -387,7 +387,7 @@ def _load(curve: PowerLimitedCurve, rows: list[int], seconds: list[FloatK], ops:
         work, took = ops[i].work, seconds[i]
         load: FloatK = curve.fraction_of_full_load(work.flops, took) if isinstance(work, (Gemm, GroupedGemm)) else 1.0
         if isinstance(work, Gemm):
-            load = where(is_aligned(work), load, 1.0)
+            load = where(is_aligned_product(work), load, 1.0)
         loaded, total = loaded + load * took, total + took
     return loaded / maximum(total, 1e-12)
 
@@ -407,10 +407,10 @@ def _powered_curve(kind: Any, machine: OpTimingMachine) -> PowerLimitedCurve:
     curves = machine.cluster.gpu.curves
     if kind[0] is Attention:
         widths = attention_kernel_head_size(kind[2], kind[4]), attention_kernel_head_size(kind[3], kind[4])
-        return curves.attention_near((kind[4], "bwd" if kind[1] else "fwd", *widths))[1]
+        return curves.nearest_attention_curve((kind[4], "bwd" if kind[1] else "fwd", *widths))[1]
     if kind[0] is GroupedGemm and not kind[3]:
-        return curves.grouped_product(kind[1]) if kind[4] == "one" else curves.multi_stream_product(kind[1])
-    return curves.product(kind[1])
+        return curves.grouped_gemm_curve(kind[1]) if kind[4] == "one" else curves.multi_stream_curve(kind[1])
+    return curves.gemm_curve(kind[1])
 
 
 def kernel_curve(op: Op, machine: OpTimingMachine) -> FittedCurve | None:

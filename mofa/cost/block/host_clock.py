@@ -71,11 +71,11 @@ class ClockAdvance(NamedTuple):
             count * self.kernels,
         )
 
-    def for_every_chunk(self) -> ClockAdvance:
+    def with_chunk_axes(self) -> ClockAdvance:
         """The advance for every chunk of every stage: two axes behind. (rows,) -> (rows, 1, 1)"""
         return ClockAdvance(*(np.asarray(each)[:, None, None] for each in self))
 
-    def through_queue(self) -> ClockAdvance:
+    def limited_by_launch_queue(self) -> ClockAdvance:
         """The advance with no more launches ahead of the device than its queue takes: the rest is issued once the
         device has begun. Launches are taken to be spread evenly over the issue, ``(1 - QUEUE / kernels) host_s``. Where
         the host waits for the device on the way, it is never so far ahead.
@@ -105,14 +105,14 @@ class ClockAdvance(NamedTuple):
         )
 
     @property
-    def cycle_s(self) -> ArrayN:
+    def repetition_s(self) -> ArrayN:
         """What a repetition takes in the long run. [s]
 
         Examples
         --------
         A host that issues for 2 ms, waits for 3 ms of device work and then issues for 2 ms more what takes none:
 
-        >>> ClockAdvance(*(np.array([x]) for x in (3.0, 5.0, 5.0, 7.0))).cycle_s
+        >>> ClockAdvance(*(np.array([x]) for x in (3.0, 5.0, 5.0, 7.0))).repetition_s
         array([7.])
         """
         either = np.maximum(self.device_s, self.host_s)

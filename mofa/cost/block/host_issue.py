@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, stack_rows, where
 from mofa.blocks.op import GraphLaunch, Op, PairedPass
-from mofa.blocks.recomputation import is_later_token_chunk
+from mofa.blocks.recomputation import is_later_token_chunk_region
 from mofa.blocks.roles import NODE_ROLES
 from mofa.blocks.work import Attention, Collective, HostSync
 from mofa.cost.block.durations import PRODUCTS, ArrayK, OpTimingMachine
@@ -42,7 +42,7 @@ def weight_cast_issue_seconds(ops: tuple[Op, ...], machine: OpTimingMachine) -> 
     host, seconds, begun = machine.cluster.gpu.curves.host, 0.0 * machine.meeting_hosts_factor, set[int]()
     for op in ops:
         call = op.module_call
-        if call is None or id(call) in begun or is_later_token_chunk(op.region):
+        if call is None or id(call) in begun or is_later_token_chunk_region(op.region):
             continue
         fact = host.module_call_time(call.module, call.format)
         if fact is None or (fact.forward_cast_s is None and fact.forward_each_cast_s is None):
@@ -94,7 +94,7 @@ def _host_seconds(ops: tuple[Op, ...], machine: OpTimingMachine) -> list[FloatK]
             each = each + op.hooked_tensors * (host.unpacked_s.value if backward else host.packed_s.value)
         # autograd adds a module's gradients once its backward has run, which ends no region
         if regions.inside is not op.compiled and op.role != "accumulate":
-            regions.begin_or_end_region(op)
+            regions.begin_or_end_compiled_region(op)
         out[i] = where(op.present, where(launches > 0, slowest * each, 0.0), 0.0)
     _add_schedule_nodes(out, ops, slowest * host.schedule_node_s.value)
     return out
@@ -182,7 +182,7 @@ class CompiledIssueTimes:
         each = op.launches * kernel_s + where(self.inside, 0.0, begins_s)
         return each + host.compiled_attention_s.value if forward and type(op.work) is Attention else each
 
-    def begin_or_end_region(self, op: Op) -> None:
+    def begin_or_end_compiled_region(self, op: Op) -> None:
         """Begin the region for whom the op runs, or end it if the op is not compiled."""
         runs: BoolK = (op.launches > 0) & op.present
         self.inside = (self.inside | runs) if op.compiled else (self.inside & logical_not(runs))
@@ -254,10 +254,10 @@ class ModuleCallIssueTimes:
         seconds = where(begun, 0.0, call.num_calls * (once + call.num_members * each))
         self.begun[key] = begun | op.present
         if any_true(op.kernel_choices) and not op.repeated:  # computed again, it was chosen for a moment ago
-            seconds = seconds + op.kernel_choices * self.kernel_choice_s(format_, forward=forward)
+            seconds = seconds + op.kernel_choices * self.kernel_selection_s(format_, forward=forward)
         return seconds + op.checkpoints * self.host.checkpoint_s.value
 
-    def kernel_choice_s(self, format_: str, *, forward: bool) -> float:
+    def kernel_selection_s(self, format_: str, *, forward: bool) -> float:
         """Choice of a kernel within a module; where that was not timed, within PyTorch's product. [s]"""
         fact = self.host.module_call_time("kernel_choice", format_)
         return self.host.gemm_choice_s.value if fact is None else fact.seconds(forward=forward)[0]

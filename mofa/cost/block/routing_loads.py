@@ -93,7 +93,7 @@ class RoutingLoads:
             return None
         return replace(self, quantile_rows_over_mean={**self.quantile_rows_over_mean, ep: least})
 
-    def kernel_selection_figures(
+    def unremembered_share_and_first_use_kernels(
         self, ep: FloatN, copies: FloatN, chunks: FloatN, inner: FloatN, ends: tuple[float, float],
         selection: KernelSelectionFacts, multiple: float = 1.0,
     ) -> tuple[FloatN, FloatN]:  # fmt: skip
@@ -124,7 +124,7 @@ class RoutingLoads:
         >>> chosen = toy_gpu().curves.kernel_selection
         >>> loads = RoutingLoads({}, {}, shares=np.full((2, 8), 0.125), steps_before=3)
         >>> copies, inner = np.array([16384.0]), np.array([1024.0])
-        >>> share, kernels = loads.kernel_selection_figures(  # 96 draws of 160
+        >>> share, kernels = loads.unremembered_share_and_first_use_kernels(  # 96 draws of 160
         ...     np.array([1.0]), copies, np.array([2.0]), inner, (2048, 2), chosen
         ... )
         >>> share.round(2), kernels.round(2)

@@ -69,11 +69,11 @@ class TapeTime:
     slack: ArrayK
 
     @property
-    def total(self) -> ArrayK:
+    def total_s(self) -> ArrayK:
         return np.asarray(self.exposed.sum(axis=0))
 
     @property
-    def exposed_on_device(self) -> ArrayK:
+    def exposed_with_host_far_ahead_s(self) -> ArrayK:
         """What is exposed under a host that begins far ahead: what it waits for inside the tape is left to wait for.
         (len(EXPOSED), K) [s]"""
         exposed, host = self.exposed.copy(), EXPOSED.index("host_idle")
@@ -92,7 +92,7 @@ def time_per_tape_repetition(
     return _scanned(*_read(tape, machine, timed), machine, repeat)
 
 
-def repeated_halves_times(block: BlockTapes, machine: OpTimingMachine) -> tuple[TapeTime, TapeTime]:
+def times_of_backward_halves(block: BlockTapes, machine: OpTimingMachine) -> tuple[TapeTime, TapeTime]:
     """The halves of a backward as zero-bubble schedules run them: by inputs and by weights, each back to back. [s]"""
     tape, seconds, issue = _read(block.backward, machine, None)
     rest = [n for n, op in enumerate(tape.ops) if op.role not in WEIGHT_ROLES]

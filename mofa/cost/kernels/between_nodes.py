@@ -23,7 +23,7 @@ FEW_DOMAINS = 2
 """Domains between which a tree's root sends what it gets: each direction carries the tensor once. [-]"""
 
 
-class ProtocolConstants(NamedTuple):
+class NcclProtocolConstants(NamedTuple):
     """Seconds of a step inside a domain, of a hop between domains in rings and trees, and shares of the rate."""
 
     step_s: float
@@ -41,7 +41,7 @@ class NcclTimeConstants:
     """
 
     start_s: float = 0.0
-    protocols: Sequence[ProtocolConstants] = (ProtocolConstants(0.0, 0.0, 0.0, 1.0, 1.0),)
+    protocols: Sequence[NcclProtocolConstants] = (NcclProtocolConstants(0.0, 0.0, 0.0, 1.0, 1.0),)
     nvls_start_s: float = 0.0
     nvls_hop_s: float = 0.0
     peer_s: float = 0.0
@@ -53,7 +53,7 @@ class NcclTimeConstants:
         return cls(
             facts.start_s.value,
             tuple(
-                ProtocolConstants(
+                NcclProtocolConstants(
                     p.step_s.value, p.hop_s.value, p.tree_hop_s.value, p.ring_share.value, p.tree_share.value
                 )
                 for p in facts.protocols
@@ -72,7 +72,7 @@ class GroupSpan(NamedTuple):
     latency_s: ArrayK | float
 
 
-def ring_s(load_s: ArrayK, passes: int, span: GroupSpan, times: NcclTimeConstants) -> ArrayK:
+def ring_collective_s(load_s: ArrayK, passes: int, span: GroupSpan, times: NcclTimeConstants) -> ArrayK:
     """A ring that goes round once (all-gather, reduce-scatter) or twice (all-reduce). (K,) [s]
 
     Parameters
@@ -91,9 +91,9 @@ def ring_s(load_s: ArrayK, passes: int, span: GroupSpan, times: NcclTimeConstant
     --------
     Ten hops of 1 us and one of 5 us, and 1 ms of bytes at half the rate:
 
-    >>> times = NcclTimeConstants(10e-6, (ProtocolConstants(1e-6, 2e-6, 0.0, 0.5, 0.5),))
+    >>> times = NcclTimeConstants(10e-6, (NcclProtocolConstants(1e-6, 2e-6, 0.0, 0.5, 0.5),))
     >>> span = GroupSpan(np.array([12]), np.array([2]), 0.0, 3e-6)
-    >>> ring_s(np.array([1e-3]), 1, span, times) * 1e6
+    >>> ring_collective_s(np.array([1e-3]), 1, span, times) * 1e6
     array([2025.])
     """
     between = span.domains - 1.0
@@ -111,15 +111,15 @@ def ring_s(load_s: ArrayK, passes: int, span: GroupSpan, times: NcclTimeConstant
     return fastest
 
 
-def tree_s(load_s: ArrayK, span: GroupSpan, times: NcclTimeConstants) -> ArrayK:
-    """An all-reduce in double binary trees over the domains, chains inside them; as :func:`ring_s`. (K,) [s]
+def tree_all_reduce_s(load_s: ArrayK, span: GroupSpan, times: NcclTimeConstants) -> ArrayK:
+    """An all-reduce in double binary trees over the domains, chains inside them; as :func:`ring_collective_s`. (K,) [s]
 
     ``start + 2 * ((k - 1) * step + ceil(log2 g) * (latency + hop)) + load / share``.
 
     Examples
     --------
-    >>> times = NcclTimeConstants(0.0, (ProtocolConstants(1e-6, 0.0, 2e-6, 1.0, 0.5),))
-    >>> tree_s(np.array([0.0, 1e-3]), GroupSpan(np.array([8, 8]), np.array([4, 4]), 0.0, 3e-6), times) * 1e6
+    >>> times = NcclTimeConstants(0.0, (NcclProtocolConstants(1e-6, 0.0, 2e-6, 1.0, 0.5),))
+    >>> tree_all_reduce_s(np.array([0.0, 1e-3]), GroupSpan(np.array([8, 8]), np.array([4, 4]), 0.0, 3e-6), times) * 1e6
     array([  22., 2022.])
     """
     levels = np.ceil(np.log2(span.domains))
@@ -136,7 +136,7 @@ def tree_s(load_s: ArrayK, span: GroupSpan, times: NcclTimeConstants) -> ArrayK:
     return fastest
 
 
-def nvls_tree_s(in_switch_s: ArrayK, network_s: ArrayK, span: GroupSpan, times: NcclTimeConstants) -> ArrayK:
+def nvls_tree_all_reduce_s(in_switch_s: ArrayK, network_s: ArrayK, span: GroupSpan, times: NcclTimeConstants) -> ArrayK:
     """An all-reduce that switches reduce inside domains and trees over them. (K,) [s]
 
     Parameters

@@ -18,16 +18,16 @@ from mofa.cost.kernels.between_nodes import (
     GroupSpan,
     NcclTimeConstants,
     channels_per_peer,
-    nvls_tree_s,
-    ring_s,
+    nvls_tree_all_reduce_s,
+    ring_collective_s,
     ring_sends_over_tree_sends,
-    tree_s,
+    tree_all_reduce_s,
 )
 from mofa.cost.kernels.shared_links import (
     Bridge,
     SharedLink,
     all_to_all_s_on_shared_links,
-    bridge_of,
+    bridge_of_node,
     hop_s_on_shared_links,
     mesh_link_share,
     ring_s_on_bridges,
@@ -100,7 +100,7 @@ class Fabric:
             intra_deepep_bytes_per_s=intra.bandwidth_bytes_per_s.value * deepep.value,
             in_node=shared_links_in_node(cluster.node),
             above=shared_links_of_tiers(cluster.node, share),
-            bridge=bridge_of(cluster.node),
+            bridge=bridge_of_node(cluster.node),
             mesh_gpus=cluster.node.gpus_per_domain if intra.is_mesh else 0,
             relays=bool(nic.rail_optimised) and intra.relays,
             between=NcclTimeConstants.from_facts(load_nccl_facts()),
@@ -160,7 +160,8 @@ def collective_s(
 
     Notes
     -----
-    See :func:`ring_time`, :func:`all_reduce_time`, :func:`all_to_all_time`, :func:`hop_time` and :func:`deepep_time`.
+    See :func:`ring_gather_or_scatter_time`, :func:`all_reduce_time`, :func:`all_to_all_time`, :func:`hop_time` and
+    :func:`deepep_time`.
     All groups of a kind are assumed to be active at once, so that each GPU has its own share of the node's NICs, and k
     ranks of a group in one node drive k shares.
     """
@@ -210,7 +211,7 @@ def _modelled_time(
 ) -> CollectiveTime:  # fmt: skip
     """The time by the rates and latencies of the links."""
     if kind in ("all_gather", "reduce_scatter"):
-        return ring_time(payload_bytes, group, fabric)
+        return ring_gather_or_scatter_time(payload_bytes, group, fabric)
     if kind == "all_reduce":
         return all_reduce_time(payload_bytes, group, fabric)
     if kind == "all_to_all":
@@ -222,7 +223,7 @@ def _modelled_time(
     return deepep_time(payload_bytes, group, fabric, spread, imbalance)
 
 
-def ring_time(payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric) -> CollectiveTime:
+def ring_gather_or_scatter_time(payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric) -> CollectiveTime:
     """One all-gather or reduce-scatter in NCCL's rings.
 
     Notes
@@ -247,7 +248,7 @@ def ring_time(payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric) -> Col
     >>> fabric = Fabric(400e9, 400e9, 50e9, 50e9)
     >>> inside = np.array([1, 8, 8])
     >>> group = ProcessGroup(size=np.array([1, 8, 16]), ranks_per_domain=inside, ranks_per_node=inside)
-    >>> ring_time(8e9, group, fabric).total_s
+    >>> ring_gather_or_scatter_time(8e9, group, fabric).total_s
     array([0.     , 0.0175 , 0.01875])
     """
     p, k = group.size, group.ranks_per_domain
@@ -255,7 +256,7 @@ def ring_time(payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric) -> Col
     intra, inter = _ring_loads(sent, group, fabric.intra_bytes_per_s * mesh_link_share(group, fabric.mesh_gpus), fabric)
     step_s = _step_s(group, fabric)
     inside_s = fabric.startup_s + (p - 1) * step_s + intra
-    across_s = ring_s(np.maximum(intra, inter), 1, _span(group, fabric), fabric.between)
+    across_s = ring_collective_s(np.maximum(intra, inter), 1, _span(group, fabric), fabric.between)
     across_s = np.maximum(across_s, _in_domain_s(payload_bytes, group, fabric, 1.0, k - 1, step_s))
     return _called(payload_bytes, group, np.where(group.crosses_domains, across_s, inside_s), intra, inter)
 
@@ -290,7 +291,8 @@ def all_reduce_time(payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric) 
 
     Notes
     -----
-    Bytes as two passes of :func:`ring_time`. In one domain they are divided by the in-switch factor, and latency is the
+    Bytes as two passes of :func:`ring_gather_or_scatter_time`. In one domain they are divided by the in-switch factor,
+    and latency is the
     lesser of two rings' and of a tree's, ``2 * ceil(log2 k) * latency_intra``. Over several it is the fastest of
     :mod:`mofa.cost.kernels.between_nodes`: rings, double binary trees and, where switches reduce inside domains, trees
     over them.
@@ -316,8 +318,13 @@ def all_reduce_time(payload_bytes: FloatK, group: ProcessGroup, fabric: Fabric) 
     steps = 2.0 * np.minimum(k - 1, np.ceil(np.log2(k)))
     inside_s = fabric.startup_s + steps * fabric.intra_latency_s + reduced
     span, busy = _span(group, fabric), np.maximum(intra, inter)
-    across_s = np.minimum(ring_s(busy, 2, span, fabric.between), tree_s(busy, span, fabric.between))
-    by_switch, halved = nvls_tree_s(reduced, inter, span, fabric.between), inter / ring_sends_over_tree_sends(span)
+    across_s = np.minimum(
+        ring_collective_s(busy, 2, span, fabric.between), tree_all_reduce_s(busy, span, fabric.between)
+    )
+    by_switch, halved = (
+        nvls_tree_all_reduce_s(reduced, inter, span, fabric.between),
+        inter / ring_sends_over_tree_sends(span),
+    )
     reduces = (in_switch > 1.0) & (by_switch < across_s)
     alone_s = _in_domain_s(2.0 * np.asarray(payload_bytes), group, fabric, in_switch, steps, fabric.intra_latency_s)
     across_s = np.maximum(np.where(reduces, by_switch, across_s), alone_s)

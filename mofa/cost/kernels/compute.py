@@ -75,7 +75,7 @@ def gemm_s(
     shapes = np.array(_alike(m, n, k, count))
     shape = shapes.shape[1:]
     unique, inverse = _distinct(shapes.reshape(4, -1))
-    curve = gpu.curves.product(format_)
+    curve = gpu.curves.gemm_curve(format_)
     rows, columns, length, each = unique
     timed = partial(
         fitted_forms.gemm_s, rows, columns, length, element_bytes=ELEMENT_BYTES[format_], num_sms=gpu.num_sms.value,
@@ -105,12 +105,12 @@ def _batched_rate(
     return np.where(count > 1.0, rate, 1.0)
 
 
-def is_aligned(product: Gemm) -> BoolK:
+def is_aligned_product(product: Gemm) -> BoolK:
     """Whether rows of what a product multiplies are read in whole pieces of 16 bytes of bf16. (K,)
 
     Examples
     --------
-    >>> [bool(is_aligned(Gemm(8192.0, vocab, 4096.0))) for vocab in (50304.0, 50257.0)]
+    >>> [bool(is_aligned_product(Gemm(8192.0, vocab, 4096.0))) for vocab in (50304.0, 50257.0)]
     [True, False]
     """
     widths = np.ceil(product.n), np.ceil(product.m if product.product == "wgrad" else product.k)
@@ -264,13 +264,13 @@ def _different_grouped_gemm_s(
         expert_s = gemm_s(n, k, each, gpu, format_) if wgrad else gemm_s(each, n, k, gpu, format_)
         return np.asarray(groups * expert_s)
     if kernel == "multi-stream":
-        streamed = gpu.curves.multi_stream_product(format_)
+        streamed = gpu.curves.multi_stream_curve(format_)
         time_s = balanced_multi_stream_products_s(
-            rows, groups, n, k, streamed.form, gpu.curves.product(format_).form, num_sms=gpu.num_sms.value,
+            rows, groups, n, k, streamed.form, gpu.curves.gemm_curve(format_).form, num_sms=gpu.num_sms.value,
             wgrad=wgrad, sustained=streamed.sustained, element_bytes=ELEMENT_BYTES[format_], added_bytes=added_bytes,
         )  # fmt: skip
         return np.where(rows > 0, time_s, 0.0)
-    curve = gpu.curves.grouped_product(format_)
+    curve = gpu.curves.grouped_gemm_curve(format_)
     time_s = fitted_forms.balanced_grouped_gemm_s(
         rows, groups, n, k, curve.form, num_sms=gpu.num_sms.value, wgrad=wgrad, sustained=curve.sustained,
         element_bytes=ELEMENT_BYTES[format_], scattered=True, uneven=uneven, added_bytes=added_bytes,
@@ -336,7 +336,7 @@ def attention_s(
     batch, heads, kv_heads, q, pairs = _alike(batch, heads, kv_heads, q_len, pairs)
     wide_qk, wide_v = attention_kernel_head_size(d_qk, backend), attention_kernel_head_size(d_v, backend)
     direction = "bwd" if backward else "fwd"
-    (_, _, near_qk, near_v), curve = gpu.curves.attention_near((backend, direction, wide_qk, wide_v))
+    (_, _, near_qk, near_v), curve = gpu.curves.nearest_attention_curve((backend, direction, wide_qk, wide_v))
     form, wider = curve.form, (wide_qk + wide_v) / (near_qk + near_v)
     rows = np.maximum(q, 1.0)
     triangle = rows * (rows + 1.0) / 2.0
@@ -350,7 +350,7 @@ def attention_s(
     return np.where(batch * heads * pairs > 0, time_s, 0.0)
 
 
-def memory_bound_rate(gpu: GpuSpec, like: str = "", *, compiled: bool = False) -> float:
+def memory_bound_bytes_per_s(gpu: GpuSpec, like: str = "", *, compiled: bool = False) -> float:
     """Rate of a memory-bound kernel, reads and writes counted. [B/s]"""
     return gpu.curves.memory_bound_curve_like(like, compiled).form.bytes_per_s
 
@@ -366,4 +366,4 @@ def memory_bound_s(moved_bytes: ArrayLike, gpu: GpuSpec, kernels: ArrayLike = 1.
     """
     moved, kernels = np.asarray(moved_bytes, dtype=float), np.asarray(kernels, dtype=float)
     launch_s = gpu.curves.memory_bound_curve_like("", False).form.launch_s
-    return kernels * launch_s + moved / memory_bound_rate(gpu, like)
+    return kernels * launch_s + moved / memory_bound_bytes_per_s(gpu, like)

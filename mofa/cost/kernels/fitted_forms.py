@@ -55,7 +55,7 @@ def gemm_s(
     if form.slowdown:
         compute_s *= 1.0 + form.slowdown * compute_s / (compute_s + form.slowdown_after_s) * (count == 1.0)
     bytes_s = count * ((m + n) * k * element_bytes + np.asarray(output_bytes) * m * n) / form.bytes_per_s
-    return form.floor_s + p_norm(compute_s, bytes_s, form.sharpness)
+    return form.floor_s + p_norm_of_times(compute_s, bytes_s, form.sharpness)
 
 
 def _tiled_s(shapes: FloatN, form: GemmForm, num_sms: float, sustained: float | FloatN) -> FloatN:
@@ -78,12 +78,12 @@ def _tiled_s(shapes: FloatN, form: GemmForm, num_sms: float, sustained: float | 
     return best
 
 
-def p_norm(first: FloatN, other: FloatN, sharpness: float) -> FloatN:
+def p_norm_of_times(first: FloatN, other: FloatN, sharpness: float) -> FloatN:
     """Two times that overlap in part: ``(a^p + b^p)^(1/p)``.
 
     Examples
     --------
-    >>> p_norm(np.array([3.0]), np.array([4.0]), 2.0)
+    >>> p_norm_of_times(np.array([3.0]), np.array([4.0]), 2.0)
     array([5.])
     """
     larger = np.maximum(np.maximum(first, other), 1e-30)
@@ -181,7 +181,7 @@ def balanced_grouped_gemm_s(
     columns = k if wgrad else n
     small, tile_m, tile_n = _grouped_tile(each, n, columns, np.asarray(wgrad), form)
     if scattered and not wgrad:
-        row_tiles = form.cluster * expected_poisson_ceil(each, tile_m * form.cluster)
+        row_tiles = form.cluster * expected_pieces_of_poisson_count(each, tile_m * form.cluster)
     else:
         row_tiles = _clustered(n if wgrad else each, tile_m, form)
     tiles = groups * row_tiles * np.ceil(columns / tile_n)
@@ -212,7 +212,7 @@ def _grouped_tile(
     return small, tile_m, tile_n
 
 
-def expected_poisson_ceil(mean: FloatN, size: FloatN) -> FloatN:
+def expected_pieces_of_poisson_count(mean: FloatN, size: FloatN) -> FloatN:
     """Expected number of pieces of a size that a Poisson count takes, the last one begun counted whole. [-]
 
     Notes
@@ -225,7 +225,7 @@ def expected_poisson_ceil(mean: FloatN, size: FloatN) -> FloatN:
     --------
     Exactly four pieces on average take four or five; half of one on average takes one; nothing takes none:
 
-    >>> expected_poisson_ceil(np.array([1024.0, 128.0, 0.0]), np.array([256.0, 256.0, 256.0])).round(3)
+    >>> expected_pieces_of_poisson_count(np.array([1024.0, 128.0, 0.0]), np.array([256.0, 256.0, 256.0])).round(3)
     array([4.494, 1.   , 0.   ])
     """
     spread = np.sqrt(np.maximum(mean, 1e-12))
@@ -293,7 +293,7 @@ def _grouped_total(
     rate = np.where(small, form.small_rate, form.large_rate) * (sustained / num_sms)
     compute_s = steps * tile * 2 / rate
     bytes_s = moved_bytes / form.bytes_per_s
-    return form.floor_s + form.per_group_s * groups + p_norm(compute_s, bytes_s, form.sharpness)
+    return form.floor_s + form.per_group_s * groups + p_norm_of_times(compute_s, bytes_s, form.sharpness)
 
 
 def attention_s(

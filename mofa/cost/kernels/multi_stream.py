@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mofa.cost.kernels.fitted_forms import expected_poisson_ceil, p_norm
+from mofa.cost.kernels.fitted_forms import expected_pieces_of_poisson_count, p_norm_of_times
 from mofa.specs.curves import GemmForm
 from mofa.specs.multi_stream import MultiStreamForm
 from mofa.specs.shared_facts import load_shared_facts
@@ -156,7 +156,7 @@ def balanced_multi_stream_products_s(
     tall, length = (n, each) if wgrad else (each, k)
     tile_m, tile_n, rate, split = _tile(tall, columns, length, single, num_sms)
     across = np.ceil(columns / tile_n) * split
-    tiles = across * (np.ceil(tall / tile_m) if wgrad else expected_poisson_ceil(each, tile_m))
+    tiles = across * (np.ceil(tall / tile_m) if wgrad else expected_pieces_of_poisson_count(each, tile_m))
     per_split = length / split
     steps = (per_split + STEP / 2 if wgrad else np.ceil(per_split / STEP) * STEP) + single.k_overhead
     tile_s = tile_m * tile_n * 2.0 * steps * num_sms / (rate * sustained)
@@ -192,4 +192,4 @@ def _tile(rows: FloatN, columns: FloatN, length: FloatN, single: GemmForm, num_s
 
 def _joined(computing: FloatN, moved: FloatN, added: FloatN, form: MultiStreamForm) -> FloatN:
     moving = moved / form.bytes_per_s + added / form.added_bytes_per_s
-    return form.floor_s + p_norm(computing, moving, form.sharpness)
+    return form.floor_s + p_norm_of_times(computing, moving, form.sharpness)

@@ -98,11 +98,11 @@ def shared_links_of_tiers(node: NodeSpec, nic_share_bytes_per_s: float) -> tuple
             in_node=False,
             crossed_by_rails=i == 0 and bool(nic.rail_optimised) and not node.intra.relays,
         )
-        for i, (gpus, share) in enumerate(nic.shares_above())
+        for i, (gpus, share) in enumerate(nic.bandwidth_shares_above_tiers())
     )
 
 
-def bridge_of(node: NodeSpec) -> Bridge | None:
+def bridge_of_node(node: NodeSpec) -> Bridge | None:
     """The node's bridges, after their efficiency."""
     bridge, intra = node.bridge, node.intra
     if bridge is None:
@@ -138,7 +138,8 @@ def ring_s_on_shared_links(
     Notes
     -----
     Rings through a block carry ``sent_bytes`` out of it in all, and a block of S GPUs with k ranks of each group has
-    S / k groups: ``sent / (k * share)``, as NICs have it (:func:`mofa.cost.kernels.collectives.ring_time`).
+    S / k groups: ``sent / (k * share)``, as NICs have it
+    (:func:`mofa.cost.kernels.collectives.ring_gather_or_scatter_time`).
 
     Examples
     --------

@@ -55,11 +55,11 @@ class ProcessGroup:
         blocks = [(gpus, int(ranks[0])) for gpus, ranks in sorted(self.ranks_per_block.items())]
         return int(self.size[0]), int(self.ranks_per_domain[0]), int(self.ranks_per_node[0]), *blocks
 
-    def take(self, rows: NDArray[np.intp]) -> ProcessGroup:
+    def select_strategies(self, rows: NDArray[np.intp]) -> ProcessGroup:
         """The group under these of the strategies."""
-        return self.indexed(rows)
+        return self.with_indexed_arrays(rows)
 
-    def indexed(self, index: Any) -> ProcessGroup:
+    def with_indexed_arrays(self, index: Any) -> ProcessGroup:
         """The group with every array indexed, to choose rows or to add axes."""
         blocks = {gpus: ranks[index] for gpus, ranks in self.ranks_per_block.items()}
         return ProcessGroup(self.size[index], self.ranks_per_domain[index], self.ranks_per_node[index], blocks)

@@ -37,7 +37,9 @@ def least_pass_quantity_in_pairs(costs: BlockCosts, pick: Callable[[TapeTime], A
     out = []
     for spec, kinds in costs.blocks.items():
         forward, backward = [pick(kind.forward) for kind in kinds], [pick(kind.backward) for kind in kinds]
-        share = _share_in_pairs(forward, backward, [[pick(pair) for pair in of] for of in costs.combined_layers[spec]])
+        share = _share_in_pairs(
+            forward, backward, [[pick(pair) for pair in of] for of in costs.combined_layer_times[spec]]
+        )
         out.append([share * (f + b) for f, b in zip(forward, backward, strict=True)])
     return np.ascontiguousarray(np.moveaxis(np.array(out), 2, 1))
 
@@ -52,7 +54,7 @@ def least_seconds_in_pairs(costs: BlockCosts) -> ArrayK:
             [np.minimum(getattr(kind, phase).busy, least) for kind, least in zip(kinds, of_phase, strict=True)]
             for phase, of_phase in zip(("forward", "backward"), alone, strict=True)
         ]
-        pairs = [[_least_s(pair) for pair in of_forward] for of_forward in costs.combined_layers[spec]]
+        pairs = [[_least_s(pair) for pair in of_forward] for of_forward in costs.combined_layer_times[spec]]
         share = _share_in_pairs(busy[0], busy[1], pairs)
         forward, backward = ([share * each for each in of_phase] for of_phase in busy)
         wait_s = [
@@ -84,4 +86,4 @@ def _share_in_pairs(forward: list[ArrayK], backward: list[ArrayK], pairs: list[l
 
 def _least_s(phase: TapeTime) -> ArrayK:
     """The least that a tape takes, with its host far ahead or as late as it is by itself. (K,) [s]"""
-    return np.asarray(np.minimum(phase.total, phase.clocks[0]))
+    return np.asarray(np.minimum(phase.total_s, phase.clocks[0]))

@@ -14,7 +14,7 @@ from mofa.cost.amax_reductions import reduces_amaxes
 from mofa.cost.block.block_cost import PrecisionMode, process_groups_of_rows, unique_rows
 from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
-from mofa.cost.optimizer import optimizer_dtype_bytes
+from mofa.cost.optimizer import torchtitan_optimizer_element_bytes
 from mofa.cost.option_sets import without_gather_choice
 from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.cost.rows import columns_that_rank_grids_read, params_and_static_bytes_of_grids
@@ -78,8 +78,8 @@ def _of_grids(
     _, shards, static = params_and_static_bytes_of_grids(workload, cluster, framework, grids, groups, lay, mode)
     resident = static.params + static.grads + static.states + static.buffers + static.step_scratch
     if framework.shards_params and mode.precision == "mixed" and mode.pipelined:
-        each = framework.grads_bytes_per_param * optimizer_dtype_bytes(workload, mode.precision) / 4.0
-        resident = resident - static.grads + shards.sharded(each) - shards.unsharded(2.0)
+        each = framework.grads_bytes_per_param * torchtitan_optimizer_element_bytes(workload, mode.precision) / 4.0
+        resident = resident - static.grads + shards.sharded_bytes(each) - shards.unsharded_bytes(2.0)
     communicators = np.empty_like(resident)
     for options, some in grids.rows_by_options():  # nothing else of it reads what strategies choose
         of_options = framework.with_options(options)

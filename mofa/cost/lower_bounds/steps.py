@@ -18,7 +18,7 @@ from mofa.cost.estimate import PrecisionModeCosts, TableEstimator
 from mofa.cost.lower_bounds.paired_layers import least_pass_quantity_in_pairs, least_seconds_in_pairs
 from mofa.cost.rows import recompute_mode_indices
 from mofa.cost.stages import Stages, stages_of_row
-from mofa.cost.step_time.critical_path import path_may_be_too_low
+from mofa.cost.step_time.critical_path import critical_path_may_be_too_low
 from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Schedule
 from mofa.specs.hardware import ClusterSpec
@@ -33,7 +33,8 @@ ROUNDING = 1e-9
 
 
 def step_lower_bounds_s(estimator: TableEstimator, is_open: BoolN, *, at_rest: bool = True) -> ArrayN:
-    """A time below the step of every row of a table, as :meth:`mofa.cost.estimate.TableEstimator.component_seconds`
+    """A time below the step of every row of a table, as
+    :meth:`mofa.cost.estimate.TableEstimator.exposed_and_hidden_seconds`
     costs it.
 
     Parameters
@@ -77,7 +78,7 @@ def step_lower_bounds_s(estimator: TableEstimator, is_open: BoolN, *, at_rest: b
     return np.asarray(bound_s * _runs(estimator) * (1.0 - ROUNDING))
 
 
-def computing_lower_bounds(estimator: TableEstimator, is_open: BoolN, weights: Mapping[str, float]) -> ArrayN:
+def weighted_computing_lower_bounds(estimator: TableEstimator, is_open: BoolN, weights: Mapping[str, float]) -> ArrayN:
     """A weighted sum below that of the seconds that the slowest rank of every row computes in a step. (n,)
 
     ``weights`` are by families of ``EXPOSED`` that compute. Other arguments as in :func:`step_lower_bounds_s`.
@@ -164,7 +165,7 @@ def _most_speed(estimator: TableEstimator) -> float:
 
 def _least_s(phase: TapeTime) -> ArrayN:
     """The least that a pass through a block takes, with its host far ahead or as late as it is by itself. (K,) [s]"""
-    return np.asarray(np.minimum(phase.total, phase.clocks[0]))
+    return np.asarray(np.minimum(phase.total_s, phase.clocks[0]))
 
 
 def _undisturbed_s(estimator: TableEstimator, is_open: BoolN) -> ArrayN:
@@ -201,7 +202,7 @@ class _PartBounds:
         self.base, self.full = recompute_mode_indices(part.modes, self.table)
         batch = estimator.workload.batch.global_batch
         self.num_micro_batches = np.maximum(batch // (table.dp * table.micro_batch), 1).astype(float)
-        self.layers = part.layers.stack(lambda cost: pick(cost.forward) + pick(cost.backward))
+        self.layers = part.layers.stack_of_blocks(lambda cost: pick(cost.forward) + pick(cost.backward))
         if estimator.framework.expert_overlap == "combined":
             in_pairs = (
                 least_seconds_in_pairs(part.costs)
@@ -214,7 +215,7 @@ class _PartBounds:
         depth = estimator.workload.model.num_mtp_layers
         self.embedding, self.heads, self.predictions = embedding, (1 + depth) * head, np.zeros(len(rows))
         if part.mtp is not None:
-            each = part.mtp.stack(lambda cost: pick(cost.forward) + pick(cost.backward))[..., 0]
+            each = part.mtp.stack_of_blocks(lambda cost: pick(cost.forward) + pick(cost.backward))[..., 0]
             # a prediction's layer is like the model's last; what is ahead of it is left out
             if estimator.framework.expert_overlap == "combined":
                 model = estimator.workload.model
@@ -278,12 +279,15 @@ class _PartBounds:
         if schedule.has_closed_form:
             return 1.0
         plan = schedule.name, self.estimator.framework.traits.runtime, stages.pp, stages.vpp
-        return ~path_may_be_too_low(plan, self.num_micro_batches[rows].astype(np.int64))
+        return ~critical_path_may_be_too_low(plan, self.num_micro_batches[rows].astype(np.int64))
 
     @cached_property
     def halved_layers(self) -> ArrayN:
         """Of layers whose backward may run in two halves: the least of both ways. (modes, K, kinds) [s]"""
-        kinds, split_backward = distinct_layer_kinds(self.estimator.workload.model), self.part.costs.split_backward
+        kinds, split_backward = (
+            distinct_layer_kinds(self.estimator.workload.model),
+            self.part.costs.split_backward_clock_advances,
+        )
 
         def less_s(name: str, backward: TapeTime) -> ArrayN:
             halves_s = sum(clocks[0] for clocks in split_backward[name])

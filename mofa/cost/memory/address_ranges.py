@@ -27,7 +27,7 @@ class AddressRanges:
         self._rests: list[tuple[int, int]] = []  # none empty, the lowest first
         self._most = 0  # what is left of any
 
-    def place(self, size: int) -> int:
+    def place_segment(self, size: int) -> int:
         """The address of a segment. [B]"""
         rests = self._rests
         for i, (start, room) in enumerate(rests) if size <= self._most else ():

@@ -12,7 +12,7 @@ from mofa.blocks.op import KINDS
 from mofa.cost.breakdown import LIVE_COMPONENTS
 from mofa.cost.memory.persistent_buffers import persistent_buffer_bytes
 from mofa.cost.memory.reserved import LivePeaks
-from mofa.cost.memory.saved_in_flight import saved_bytes_outside_layers, saved_in_flight_by_kind
+from mofa.cost.memory.saved_in_flight import saved_bytes_in_flight_by_kind, saved_bytes_outside_layers
 from mofa.cost.memory.stage_inputs import freed_input_bytes, pipeline_buffer_bytes
 from mofa.cost.memory.unsplit_remainders import UnsplitRemainders
 from mofa.cost.memory.watchdog_held import watchdog_held_bytes
@@ -63,14 +63,14 @@ class PeakCandidateMemory:
         self.fixed = (static.params + static.states)[rows.grid_index] + self.buffers
         self.ends_saved = saved_bytes_outside_layers(rows)
         of_layers = rows.sum_over_layers(
-            rows.layers.saved, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
+            rows.layers.saved_bytes, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
         )
         self.activations = of_layers + self.ends_saved
         self.shelved, self.let_go = watchdog_held_bytes(rows), freed_input_bytes(rows)
         self.all: list[PeakInstant] = []
         self.rests: UnsplitRemainders | None = None
 
-    def add(
+    def add_candidate(
         self, name: str, where: NDArray[np.bool_], transient: ArrayN, kinds: Callable[[NDArray[np.intp]], ArrayN],
         freed_bytes: ArrayN | float | None, *, grads: ArrayN | float, copies: ArrayN | float = 0.0, inside: str = "",
         leftover_bytes: ArrayN | float = 0.0, sums: ArrayN | float = 0.0, direction: str = "",
@@ -89,7 +89,7 @@ class PeakCandidateMemory:
         total = np.where(where, alive, -np.inf)
         self.all.append(PeakInstant(name, inside, total, freed_bytes, grads, copies, leftover_bytes, sums, kinds))
 
-    def largest(self) -> tuple[ArrayN, NDArray[np.int64]]:
+    def largest_bytes_and_instant(self) -> tuple[ArrayN, NDArray[np.int64]]:
         """The largest of all instants and which it is: of those that only rounding tells apart, the first. (n, R)"""
         largest = self.all[0].total
         for candidate in self.all[1:]:
@@ -100,27 +100,27 @@ class PeakCandidateMemory:
             which[self.all[i].total >= enough] = i
         return largest, which
 
-    def freed_at_step(self) -> ArrayN:
+    def freed_bytes_by_step_end(self) -> ArrayN:
         """What a step has freed by its end of what was alive at most, its gradients not among it. (n, R) [B]"""
         most = np.maximum.reduce([candidate.total for candidate in self.all[:-1]])
         at_end = self.all[-1].total - self.rows.static.step_scratch[self.rows.grid_index]
         return np.asarray(np.maximum(most - at_end, 0.0))
 
-    def hold_unsplit_remainders(self, rests: UnsplitRemainders) -> None:
+    def add_unsplit_remainders(self, rests: UnsplitRemainders) -> None:
         """Add to all instants what the allocator left whole."""
         self.rests = rests
         for candidate in self.all:
             candidate.total[:] += rests.params + rests.states
         self.all[-1].total[:] += rests.step_scratch
 
-    def largest_without_gradients(self) -> ArrayN:
+    def largest_bytes_without_gradients(self) -> ArrayN:
         """The most alive that is no gradient, nor waits for its sum over replicas. (n, R) [B]"""
         return np.asarray(np.maximum.reduce([self._without_gradients(candidate) for candidate in self.all]))
 
     def _without_gradients(self, candidate: PeakInstant) -> ArrayN:
         return np.asarray(candidate.total - candidate.grads * self.grads - candidate.sums)
 
-    def largest_alive(self, most: ArrayN, *, without_gradients: bool = False) -> LivePeaks:
+    def live_peaks(self, most: ArrayN, *, without_gradients: bool = False) -> LivePeaks:
         """The most alive at each kind of instant, where ``most`` is what is alive at all. (n, R) [B]
 
         ``without_gradients``: all without gradients, which have a pool of their own; ``most`` has none either.
@@ -145,7 +145,9 @@ class PeakCandidateMemory:
             self.grads, self.buffers,
         )  # fmt: skip
 
-    def components_at(self, rows_at: NDArray[np.intp], instant: NDArray[np.int64], stage: NDArray[np.intp]) -> ArrayN:
+    def live_components_at_peaks(
+        self, rows_at: NDArray[np.intp], instant: NDArray[np.int64], stage: NDArray[np.intp]
+    ) -> ArrayN:
         """Live components of candidates ``rows_at``, each at one instant of one stage. (len(LIVE_COMPONENTS),
         len(at))"""
         rows = self.rows
@@ -159,7 +161,7 @@ class PeakCandidateMemory:
         if self.rests is not None:
             out[place["parameters"]] += self.rests.params[rows_at, stage]
             out[place["optimizer_states"]] += self.rests.states[rows_at, stage]
-        activations, in_flight = self.activations[rows_at, stage], saved_in_flight_by_kind(rows, rows_at, stage)
+        activations, in_flight = self.activations[rows_at, stage], saved_bytes_in_flight_by_kind(rows, rows_at, stage)
         for i in sorted(set(instant.tolist())):
             candidate, chosen = self.all[i], np.flatnonzero(instant == i)
             where = rows_at[chosen], stage[chosen]

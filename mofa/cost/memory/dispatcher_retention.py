@@ -105,7 +105,7 @@ class RetainedBytesAtPeakCandidates:
         handed = [[tuple(n for n in tape.outputs if n in tape.retained_by_dispatcher) for tape in ts] for ts in tapes]
         self.handed_on = self._gather(self._of_tapes(handed, tapes))
         """Of that what is the gradient that the block before is given."""
-        self.saved = self._gather(rows.layers.saved)
+        self.saved = self._gather(rows.layers.saved_bytes)
         self.in_flight = self._by_chunk(*self.saved)
         self.behind = layers_behind_last_by_mode(rows)
         self.most_alive = self._over_moments()
@@ -149,8 +149,10 @@ class RetainedBytesAtPeakCandidates:
         out = np.zeros((len(self.candidates), len(rows.stage_layers.shown.shown_stages), stages.vpp))
         if model.num_mtp_layers:
             kind = stages.kinds.index(layer_kind(model, model.num_layers - 1))
-            of_micro_batch = model.num_mtp_layers * each[rows.mtp_mode[self.candidates], rows.k[self.candidates], kind]
-            out[:, :, -1] = of_micro_batch[:, None] * rows.is_prediction
+            of_micro_batch = (
+                model.num_mtp_layers * each[rows.mtp_mode_indices[self.candidates], rows.k[self.candidates], kind]
+            )
+            out[:, :, -1] = of_micro_batch[:, None] * rows.is_prediction_stage
         return out
 
     def _over_moments(self) -> ArrayN:
@@ -177,11 +179,11 @@ class RetainedBytesAtPeakCandidates:
         return out
 
     @property
-    def between_steps(self) -> ArrayN:
+    def between_steps_bytes(self) -> ArrayN:
         """Bytes retained between steps. (n, R) [B]"""
         return self._for_all(self.of_chunk.sum(axis=2))
 
-    def in_layer(self, kind: int, recomputed: int, direction: int, *, first: bool = False) -> ArrayN:
+    def bytes_in_last_layer_of_kind(self, kind: int, recomputed: int, direction: int, *, first: bool = False) -> ArrayN:
         """In the last layer of a kind, recomputed whole or not, whose own goes before most is alive, with nothing kept
         by those behind it; of a backward in the ``first`` one, where the others have nothing any more. (n, R) [B]"""
         lay = self.rows.stage_layers
@@ -208,7 +210,7 @@ class RetainedBytesAtPeakCandidates:
         others = self._by_chunk(*self.handed_on) > own[:, None, None]
         return np.asarray(others * self.rows.costs.stage_boundary_bytes[self.rows.k[self.candidates], None, None])
 
-    def in_end_block(self, chunk: int, direction: int, *, ended: bool = False) -> ArrayN:
+    def bytes_in_model_end(self, chunk: int, direction: int, *, ended: bool = False) -> ArrayN:
         """At the end of the model that a chunk has, in a forward, a backward or as that has ``ended``. (n, R) [B]"""
         has = np.zeros(self.of_chunk.shape, dtype=bool)
         has[:, :, chunk] = True

@@ -37,7 +37,7 @@ def embedding_gathered_bytes(rows: GatheredRows) -> ArrayN | float:
     """What is gathered of the embedding, or of the root, there while the layers keep what they do. (n, R) [B]"""
     if not keeps_embedding_gathered(rows):
         return 0.0
-    return np.asarray(rows.costs.embedding.memory.saved[rows.k][:, None] * rows.is_first)
+    return np.asarray(rows.costs.embedding.memory.saved[rows.k][:, None] * rows.is_embedding_stage)
 
 
 def waiting_head_gradient_bytes(rows: GatheredRows) -> ArrayN | float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.optimizer import optimizer_dtype_bytes
+from mofa.cost.optimizer import torchtitan_optimizer_element_bytes
 from mofa.cost.rows import GatheredRows
 from mofa.specs.params import embedding_params, layer_params
 
@@ -21,8 +21,12 @@ def gathered_bytes_and_unreduced_share(rows: GatheredRows, grads: ArrayN) -> tup
     """Bytes of all gathered weights, and what is left of the gradients when they are reduced, as a share of ``grads``,
     the whole ones. (n, R) each [B, -]"""
     shards, grid = rows.shards, rows.grid_index
-    each = rows.framework.grads_bytes_per_param * optimizer_dtype_bytes(rows.workload, rows.mode.precision) / 4.0
-    return shards.unsharded(2.0)[grid], shards.sharded(each)[grid] / np.maximum(grads, 1.0)
+    each = (
+        rows.framework.grads_bytes_per_param
+        * torchtitan_optimizer_element_bytes(rows.workload, rows.mode.precision)
+        / 4.0
+    )
+    return shards.unsharded_bytes(2.0)[grid], shards.sharded_bytes(each)[grid] / np.maximum(grads, 1.0)
 
 
 def chunk_reduction_bytes(rows: GatheredRows) -> ArrayN:
@@ -37,11 +41,11 @@ def chunk_reduction_bytes(rows: GatheredRows) -> ArrayN:
     of_kind = []
     for kind in stages.kinds:
         p, ways = layer_params(model, kind.moe), t.ep * t.etp
-        of_kind.append(((p.total - p.routed) / t.tp, p.routed / ways))
+        of_kind.append(((p.total_params - p.routed) / t.tp, p.routed / ways))
     known: dict[tuple[int, ...], ArrayN] = {}
     for r, stage in enumerate(rows.stage_layers.shown.shown_stages.tolist()):
         for c, layers in enumerate(stages.layers[stage]):
-            groups = (-1, *layers) if rows.is_first[r] > 0 and c == 0 else layers
+            groups = (-1, *layers) if rows.is_embedding_stage[r] > 0 and c == 0 else layers
             if groups not in known:
                 before, most, seen = np.zeros(len(t)), np.zeros(len(t)), set[int]()
                 for kind in groups:

@@ -218,7 +218,7 @@ class PipelinePeakMoments:
         self.rows, self.grads = rows, grads
         self.reduces_by_chunk = reduces_gradients_by_chunk(rows)
         self.copies, self.reduced = gathered_bytes_and_unreduced_share(rows, grads)
-        plain, full = rows.in_base_and_full_mode(rows.layers.saved)
+        plain, full = rows.in_base_and_full_mode(rows.layers.saved_bytes)
         per_micro_batch = np.einsum("krc,nk->nrc", stages.layer_counts[:, lay.shown.shown_stages], plain)
         for kind in range(len(stages.kinds) if lay.any_fully_recomputed else 0):
             recomputed = lay.fully_recomputed_by_chunk[:, kind][lay.recompute_choice]
@@ -226,16 +226,16 @@ class PipelinePeakMoments:
         # a chunk's input is in the buffer that it was received in, its output stays until its backward
         boundary = rows.costs.stage_boundary_bytes[rows.k]
         per_micro_batch[:, 0, 0] += boundary
-        per_micro_batch[:, lay.head_position, -1] -= boundary
+        per_micro_batch[:, lay.head_stage_index, -1] -= boundary
         self.loss = np.zeros_like(per_micro_batch)
         """What the head keeps of a micro-batch until its backward: several wait where all forwards come first, and the
         one that computes has it in its own op. (n, R, vpp) [B]"""
         if rows.schedule_record.forwards_first:
-            self.loss[:, lay.head_position, -1] = rows.costs.head.memory.saved[rows.k]
+            self.loss[:, lay.head_stage_index, -1] = rows.costs.head.memory.saved[rows.k]
         self.per_micro_batch = per_micro_batch + self.loss
         self.output = np.zeros_like(per_micro_batch)
         """What the last stage's output holds until its micro-batch's backward is through. (n, R, vpp) [B]"""
-        self.output[:, lay.head_position, -1] = rows.costs.logits_bytes[rows.k]
+        self.output[:, lay.head_stage_index, -1] = rows.costs.logits_bytes[rows.k]
         self.saved = plain, full
         self.defers_weight_gradients = rows.schedule_record.defers_weight_gradients
         self.deferred = self._deferred() if self.defers_weight_gradients else np.zeros_like(per_micro_batch)
@@ -264,14 +264,14 @@ class PipelinePeakMoments:
     def _deferred(self) -> ArrayN:
         """What a micro-batch whose weights' gradients are put off holds more than in flight. (n, R, vpp) [B]"""
         rows, lay, stages = self.rows, self.rows.stage_layers, self.rows.stage_layers.stages
-        plain, full = rows.in_base_and_full_mode(self.stack_layers(lambda costs: costs.between_halves))
+        plain, full = rows.in_base_and_full_mode(self.stacked_layer_bytes(lambda costs: costs.between_halves))
         deferred = np.einsum("krc,nk->nrc", stages.layer_counts[:, lay.shown.shown_stages], plain)
         for kind in range(len(stages.kinds) if lay.any_fully_recomputed else 0):
             deferred = (
                 deferred
                 + lay.fully_recomputed_by_chunk[:, kind][lay.recompute_choice] * (full - plain)[:, kind, None, None]
             )
-        last = lay.head_position
+        last = lay.head_stage_index
         head = rows.costs.head.memory  # what is above its weight goes with the loss, which is detached
         deferred[:, last, -1] += (
             rows.costs.split_backward_memories["head"].between_halves + head.saved - head.freed_before_last_weight
@@ -281,7 +281,7 @@ class PipelinePeakMoments:
         deferred[:, last, -1] += rows.costs.stage_boundary_bytes[rows.k]
         return np.asarray(deferred)
 
-    def stack_layers(self, pick: Callable[[SplitBackwardMemory], ArrayN]) -> ArrayN:
+    def stacked_layer_bytes(self, pick: Callable[[SplitBackwardMemory], ArrayN]) -> ArrayN:
         """Something of layers whose weights' gradients are put off. (modes, K, kinds) [B]"""
         c, kinds = self.rows.costs, self.rows.stage_layers.stages.kinds
         by_mode = np.array(
@@ -289,20 +289,20 @@ class PipelinePeakMoments:
         )
         return np.ascontiguousarray(np.moveaxis(by_mode, 2, 1))
 
-    def alive_in_backward_by_inputs(self, kind: int, recomputed: int, backward: ArrayN) -> tuple[ArrayN, ArrayN]:
+    def live_bytes_in_backward_by_inputs(self, kind: int, recomputed: int, backward: ArrayN) -> tuple[ArrayN, ArrayN]:
         """What is alive in the backward by inputs of a kind of layer more than in its block, of ``backward`` by mode,
         combination and kind: the last stage's output, and of a backward that is split what weights need and all that
         was saved; and what the layer has at its end, in each chunk. (n, R, vpp) [B]"""
         if not self.defers_weight_gradients:
             return self.output, np.zeros((1, 1, 1))
         before, between_halves = (self.rows.in_base_and_full_mode(grid)[recomputed][:, kind] for grid in (
-            self.stack_layers(lambda costs: costs.peak_by_inputs) - backward,
-            self.stack_layers(lambda costs: costs.between_halves),
+            self.stacked_layer_bytes(lambda costs: costs.peak_by_inputs) - backward,
+            self.stacked_layer_bytes(lambda costs: costs.between_halves),
         ))  # fmt: skip
         alone = between_halves + self.saved[recomputed][:, kind]
         return before[:, None, None] * self.split + self.output, alone[:, None, None] * self.split
 
-    def alive_in_backward_by_weights(
+    def live_bytes_in_backward_by_weights(
         self, kind: int, recomputed: int, there: NDArray[np.bool_], own_grads: ArrayN
     ) -> Iterator[tuple[tuple[ArrayN, ArrayN], NDArray[np.bool_], InFlightPeak]]:
         """Inside the last layer of a kind, recomputed or not, whose weights' gradients are put off: what layers before
@@ -314,7 +314,7 @@ class PipelinePeakMoments:
         there
             Which chunks have such a layer. (n, R, vpp)
         own_grads
-            The layer's share of a stage's gradients, as for :meth:`peak`.
+            The layer's share of a stage's gradients, as for :meth:`in_flight_peak`.
 
         Yields
         ------
@@ -324,23 +324,23 @@ class PipelinePeakMoments:
         there = there & self.split
         if not np.any(there):
             return
-        peak, of_last, left, kinds = (self.stack_layers(pick) for pick in (
+        peak, of_last, left, kinds = (self.stacked_layer_bytes(pick) for pick in (
             lambda costs: costs.peak_by_weights, lambda costs: costs.peak_by_weights_of_last,
             lambda costs: costs.left_until_chunk_end,
             lambda costs: costs.peak_by_weights_kinds.T,
         ))  # fmt: skip
         between_halves, before_last = (
             self.rows.in_base_and_full_mode(grid)[recomputed][:, kind, None, None]
-            for grid in (self.stack_layers(lambda costs: costs.between_halves), peak - of_last)
+            for grid in (self.stacked_layer_bytes(lambda costs: costs.between_halves), peak - of_last)
         )
         alone = self.saved[recomputed][:, kind, None, None] + between_halves - self._more_left(left, kind, recomputed)
         gone = alone + np.where(self._ends(kind, recomputed), before_last, 0.0)
         yield (
             (peak, kinds),
             np.asarray(there.any(axis=2)),
-            self.peak("W", np.where(there, gone, np.inf), own_grads=own_grads),
+            self.in_flight_peak("W", np.where(there, gone, np.inf), own_grads=own_grads),
         )
-        ended, of_last = (self.stack_layers(pick) for pick in (
+        ended, of_last = (self.stacked_layer_bytes(pick) for pick in (
             lambda costs: costs.end_by_weights_kinds.T, lambda costs: costs.end_by_weights_of_last,
         ))  # fmt: skip
         before_last = self.rows.in_base_and_full_mode(ended.sum(axis=3) - of_last)[recomputed][:, kind, None, None]
@@ -348,14 +348,14 @@ class PipelinePeakMoments:
         yield (
             (ended.sum(axis=3), ended),
             np.asarray(there.any(axis=2)),
-            self.peak("W", np.where(there, gone, np.inf)),
+            self.in_flight_peak("W", np.where(there, gone, np.inf)),
         )
 
     def _more_left(self, left: ArrayN, kind: int, recomputed: int) -> ArrayN:
         """What layers before the last one of a kind leave of their backward by weights more than they held
         before it, in each chunk; ``left`` by mode, combination and kind. (n, R, vpp) [B]"""
         rows, lay, stages = self.rows, self.rows.stage_layers, self.rows.stage_layers.stages
-        between_halves = self.stack_layers(lambda costs: costs.between_halves)
+        between_halves = self.stacked_layer_bytes(lambda costs: costs.between_halves)
         counts = stages.layer_counts[:, lay.shown.shown_stages]
         recomputed_layers = lay.fully_recomputed_by_chunk[lay.recompute_choice]
         behind = self.layers_behind[:, :, :, kind, recomputed][lay.recompute_choice]
@@ -374,17 +374,17 @@ class PipelinePeakMoments:
         lay = self.rows.stage_layers
         behind = self.layers_behind[:, :, :, kind, recomputed][lay.recompute_choice].sum(axis=(1, 2)) == 0
         head = np.zeros(behind.shape[1:], dtype=bool)
-        head[lay.head_position, -1] = True
+        head[lay.head_stage_index, -1] = True
         return np.asarray(behind & ~head)
 
-    def saved_by_layers_behind(self, kind: int, recomputed: int) -> ArrayN:
+    def saved_bytes_of_layers_behind(self, kind: int, recomputed: int) -> ArrayN:
         """What layers behind the last one of a kind keep, in each chunk. (n, R, vpp) [B]"""
         layers = self.layers_behind[:, :, :, kind, recomputed][self.rows.stage_layers.recompute_choice]
         plain, full = self.saved
         return np.asarray(np.einsum("nkrc,nk->nrc", layers[:, :, 0], plain) + np.einsum(
             "nkrc,nk->nrc", layers[:, :, 1], full))  # fmt: skip
 
-    def peak(
+    def in_flight_peak(
         self, kind: str, gone: ArrayN, *, ended: bool = False, own_grads: ArrayN | float = 0.0,
         behind_grads: ArrayN | float = 0.0, beside: ArrayN | float = 0.0,
     ) -> InFlightPeak:  # fmt: skip

@@ -39,14 +39,14 @@ def late_gradient_copies_bytes(rows: GatheredRows) -> ArrayN:
         return np.zeros(shape)
     if graphs.full_iteration:
         embedding = 2.0 * embedding_params(rows.workload.model) / rows.table.tp
-        return np.asarray((rows.num_micro_batches * embedding)[:, None] * rows.is_first)
+        return np.asarray((rows.num_micro_batches * embedding)[:, None] * rows.is_embedding_stage)
     counts = lay.stages.layer_counts[:, lay.shown.shown_stages].sum(axis=2).astype(float)  # (kinds, R)
     copied = np.zeros(shape)
     for kind, number in zip(distinct_layer_kinds(rows.workload.model), counts, strict=True):
         mode = next(iter(rows.costs.blocks))
         ops = rows.costs.tapes[layer_label(kind, mode)].backward.ops
         each = sum((op.scratch for op in ops if op.name == COPIES), 0.0)
-        num_k = rows.costs.embedding.forward.total.shape[-1]
+        num_k = rows.costs.embedding.forward.total_s.shape[-1]
         copied += broadcast_to_combinations(each, num_k)[rows.k][:, None] * number
     device_s, host_s = (_micro_batch_s(rows, i) for i in (0, 3))
     waiting = np.maximum(1.0 - host_s / np.maximum(device_s, 1e-12), 0.0) * rows.num_micro_batches[:, None]
@@ -66,7 +66,7 @@ def bytes_free_beside_waiting_copies(rows: GatheredRows) -> float:
 def room_for_waiting_copies_bytes(rows: GatheredRows, reserved: ArrayN, outside: ArrayN) -> ArrayN:
     """What is left for copies that wait: where there is none, the allocator waits for the device and takes theirs
     (``synchronize_and_free_events``). Closed forms leave as much more as they are off. (n, R) [B]"""
-    off = load_closed_form_residuals().reserved_memory(rows.framework.name, rows.stage_layers.stages.pp).value
+    off = load_closed_form_residuals().reserved_memory_residual(rows.framework.name, rows.stage_layers.stages.pp).value
     free = (
         rows.cluster.gpu.capacity_bytes.value
         - bytes_free_beside_waiting_copies(rows)
@@ -85,7 +85,7 @@ def _micro_batch_s(rows: GatheredRows, clock: int) -> ArrayN:
     )
     ends = sum(
         np.asarray(phase.clocks[clock])[rows.k][:, None] * there
-        for end, there in ((rows.costs.embedding, rows.is_first), (rows.costs.head, rows.is_head))
+        for end, there in ((rows.costs.embedding, rows.is_embedding_stage), (rows.costs.head, rows.is_head_stage))
         for phase in (end.forward, end.backward)
     )
     return np.asarray(layers + ends)

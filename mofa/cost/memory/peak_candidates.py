@@ -45,9 +45,14 @@ class PeakCandidates(PeakCandidateMemory):
         super().__init__(rows)
         self.n, self.num_shown = len(rows.table), len(rows.stage_layers.shown.shown_stages)
         self.whole_table = embedding_gradient_extra_bytes(
-            rows.workload, rows.framework, rows.mode.precision, rows.mode.pipelined, rows.grids.tp, rows.is_first
+            rows.workload,
+            rows.framework,
+            rows.mode.precision,
+            rows.mode.pipelined,
+            rows.grids.tp,
+            rows.is_embedding_stage,
         )[rows.grid_index]
-        self.saved_plain, self.saved_full = rows.in_base_and_full_mode(rows.layers.saved)
+        self.saved_plain, self.saved_full = rows.in_base_and_full_mode(rows.layers.saved_bytes)
         self.retention = RetainedBytesAtPeakCandidates(rows)
         self.sums = waiting_replica_sums_bytes(rows)
 
@@ -68,7 +73,9 @@ class PeakCandidates(PeakCandidateMemory):
 
     def _end_params(self, count: Callable[[ModelSpec], int]) -> ArrayN:
         """Parameters of the embedding, on its stage. (grids, R)"""
-        return np.asarray((count(self.rows.workload.model) / self.rows.grids.tp)[:, None] * self.rows.is_first)
+        return np.asarray(
+            (count(self.rows.workload.model) / self.rows.grids.tp)[:, None] * self.rows.is_embedding_stage
+        )
 
     def _share_of_grads(self, dense: ArrayN, expert: ArrayN | float = 0.0, *, embedding: bool = False) -> ArrayN:
         """The share of a stage's gradients that some parameters make. (n, R) [-]
@@ -83,14 +90,14 @@ class PeakCandidates(PeakCandidateMemory):
         of_table = self.whole_table / np.maximum(self.grads, 1.0)
         return np.asarray(share * (1.0 - of_table) + of_table * embedding)
 
-    def add_block(
+    def add_instant_in_layer(
         self, direction: str, name: str, kind: int, peaks: tuple[ArrayN, ArrayN], mode: NDArray[np.intp],
         where: NDArray[np.bool_], freed_bytes: ArrayN, *, grads: ArrayN | float, copies: ArrayN | float = 0.0,
         leftover_bytes: ArrayN | float = 0.0, sums: ArrayN | float = 0.0,
     ) -> None:  # fmt: skip
         """Add an instant inside a kind of layer; ``peaks`` are by mode, combination and kind."""
         k, (peak, kinds) = self.rows.k, peaks
-        self.add(
+        self.add_candidate(
             f"{direction} {name}", where, peak[mode, k, kind],
             lambda positions: kinds[mode[positions], k[positions], kind].T, freed_bytes, grads=grads,
             copies=copies, leftover_bytes=leftover_bytes, sums=sums, inside=direction, direction=direction,
@@ -122,10 +129,10 @@ class PeakCandidates(PeakCandidateMemory):
         # DeepSpeed makes output and gradient whole for a backward, where ranks keep and send parts of them
         tp = np.where(rows.table.tp > 1, rows.table.tp, 0.0)[:, None]
         received = 2.0 * kept_output_part_bytes(rows) * tp * bool(rows.framework.deepspeed)
-        forward = rows.layers.forward_peak, rows.layers.forward_kinds
-        backward = rows.layers.backward_peak, rows.layers.backward_kinds
+        forward = rows.layers.forward_peak_bytes, rows.layers.forward_peak_bytes_by_kind
+        backward = rows.layers.backward_peak_bytes, rows.layers.backward_peak_bytes_by_kind
         waiting = waiting_head_gradient_bytes(rows)
-        chunks = UnequalChunks(rows) if UnequalChunks.differ(rows) else None
+        chunks = UnequalChunks(rows) if UnequalChunks.has_unequal_chunks(rows) else None
         alternating = AlternatingLayers(rows, (self.saved_plain, self.saved_full))
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             behind, own_plain = self._behind(i)
@@ -142,31 +149,33 @@ class PeakCandidates(PeakCandidateMemory):
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 freed = gone
                 if chunks is not None:  # what is gone is of the moment at which most is kept
-                    kept_bytes = chunks.most_kept_in_backward(i, int(bool(label)))
+                    kept_bytes = chunks.most_kept_bytes_in_backward(i, int(bool(label)))
                     freed = self.activations - self.ends_saved - kept_bytes
                     later = later - (gone - own) * self.retention.there if self.retention else later
-                self.add_block(
+                self.add_instant_in_layer(
                     "forward", name, i, forward, mode, has, gone, grads=mid, copies=cached, leftover_bytes=ahead
                 )
                 sums = self.sums * self._share_of_grads(self._end_params(head_params))
                 reduced = waiting + np.where(alone, last_block_gradient_bytes_beyond_middle_block(rows, i), 0.0)
-                self.add_block(
+                self.add_instant_in_layer(
                     "backward", name, i, backward, mode, has, freed - received, grads=mid, copies=reduced,
                     leftover_bytes=later, sums=sums,
                 )  # fmt: skip
                 if rows.schedule_record.pairs_passes and not label:
-                    self.add_block(
-                        "backward", f"{name} beside a forward", i, rows.costs.combined_peaks, mode,
+                    self.add_instant_in_layer(
+                        "backward", f"{name} beside a forward", i, rows.costs.combined_peak_bytes, mode,
                         has & (rows.num_micro_batches[:, None] > 1), own, grads=mid, copies=reduced,
                     )  # fmt: skip
                 if self.retention:
                     name = f"of the first {kind} block{label}"
                     some = has & self.retention.there
-                    self.add_block("backward", name, i, backward, mode, some, own, grads=mid, leftover_bytes=first)
+                    self.add_instant_in_layer(
+                        "backward", name, i, backward, mode, some, own, grads=mid, leftover_bytes=first
+                    )
                 if not always and piped:  # of the second micro-batch, with the first one's gradients
                     second = has & (rows.num_micro_batches[:, None] > 1)
                     gone = gone - received + self._one_micro_batch()
-                    self.add_block("backward", name, i, backward, mode, second, gone, grads=1.0)
+                    self.add_instant_in_layer("backward", name, i, backward, mode, second, gone, grads=1.0)
                 if not always:
                     done = self._one_micro_batch() - own - received
                     first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
@@ -175,7 +184,7 @@ class PeakCandidates(PeakCandidateMemory):
                     swap = alternating.at_first_layer(first_block_gathered_bytes_beyond_middle_block(rows, i), label)
                     swap = swap + waiting
                     sums = self.sums * (1.0 - self._layer_grads(i))
-                    self.add_block(
+                    self.add_instant_in_layer(
                         "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap,
                         sums=sums,
                     )  # fmt: skip
@@ -196,7 +205,7 @@ class PeakCandidates(PeakCandidateMemory):
         for name, minus, num_layers in (("last", gone, None), ("first", done, 2.0)):
             ahead = 1.0 - self._layer_grads(kind, num_layers) if num_layers else np.zeros((1, 1))
             grads = np.where(several, 1.0, ahead)
-            self.add_block(
+            self.add_instant_in_layer(
                 "backward", f"beside the {name} {kind_name} block{label}", kind, peaks,
                 mode, has, minus, grads=grads, copies=waiting, sums=self.sums * ahead,
             )  # fmt: skip
@@ -206,7 +215,7 @@ class PeakCandidates(PeakCandidateMemory):
         backward, and what is not ``gone`` at the moment at which that is most."""
         if not self.retention:
             return 0.0, 0.0, 0.0
-        inside, gone = self.retention.in_layer, gone * self.retention.there
+        inside, gone = self.retention.bytes_in_last_layer_of_kind, gone * self.retention.there
         return (
             inside(kind, recomputed, FORWARD) + gone, inside(kind, recomputed, BACKWARD) + gone,
             inside(kind, recomputed, BACKWARD, first=True),
@@ -237,8 +246,8 @@ class PeakCandidates(PeakCandidateMemory):
         """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
         rows, lay = self.rows, self.rows.stage_layers
         counts = lay.stages.layer_counts[:, lay.shown.shown_stages]
-        forward = rows.layers.forward_peak, rows.layers.forward_kinds
-        backward = rows.layers.backward_peak, rows.layers.backward_kinds
+        forward = rows.layers.forward_peak_bytes, rows.layers.forward_peak_bytes_by_kind
+        backward = rows.layers.backward_peak_bytes, rows.layers.backward_peak_bytes_by_kind
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             recomputed_layers = lay.fully_recomputed_by_chunk[:, i][lay.recompute_choice]
             for recomputed, mode, saved, there in (
@@ -248,26 +257,28 @@ class PeakCandidates(PeakCandidateMemory):
                 has, label = np.asarray(there.any(axis=2)), " recomputed" * recomputed
                 if not np.any(has):
                     continue
-                more, alone = in_flight.alive_in_backward_by_inputs(i, recomputed, backward[0])
+                more, alone = in_flight.live_bytes_in_backward_by_inputs(i, recomputed, backward[0])
                 gone = np.where(
-                    there, in_flight.saved_by_layers_behind(i, recomputed) + saved[:, i][:, None, None], np.inf
+                    there, in_flight.saved_bytes_of_layers_behind(i, recomputed) + saved[:, i][:, None, None], np.inf
                 )
                 name = f"of the last {kind} block{label}"
                 made = self._grads_behind(in_flight.layers_behind[:, :, :, i, recomputed][lay.recompute_choice])
                 for direction, peaks, most in (
-                    ("forward", forward, in_flight.peak("F", gone)),
-                    ("backward", backward, in_flight.peak("B", gone - more, behind_grads=made)),
+                    ("forward", forward, in_flight.in_flight_peak("F", gone)),
+                    ("backward", backward, in_flight.in_flight_peak("B", gone - more, behind_grads=made)),
                 ):
-                    self.add_block(direction, name, i, peaks, mode, has, **self._alive_at(most))
+                    self.add_instant_in_layer(direction, name, i, peaks, mode, has, **self._alive_at(most))
                 self._add_with_own_gradients(in_flight, name, i, (mode, has), gone - more, made)
-                for peaks, on, most in in_flight.alive_in_backward_by_weights(
+                for peaks, on, most in in_flight.live_bytes_in_backward_by_weights(
                     i, recomputed, there, self._layer_grads(i)
                 ):
-                    self.add_block("backward", f"by weights {name}", i, peaks, mode, on, **self._alive_at(most))
+                    self.add_instant_in_layer(
+                        "backward", f"by weights {name}", i, peaks, mode, on, **self._alive_at(most)
+                    )
                 done = np.where(there, alone - more, np.inf)
-                most = in_flight.peak("B", done, ended=True, own_grads=self._layer_grads(i))
+                most = in_flight.in_flight_peak("B", done, ended=True, own_grads=self._layer_grads(i))
                 name = f"of the first {kind} block{label}"
-                self.add_block("backward", name, i, backward, mode, has, **self._alive_at(most))
+                self.add_instant_in_layer("backward", name, i, backward, mode, has, **self._alive_at(most))
 
     def _grads_behind(self, layers: ArrayN) -> ArrayN:
         """Share of a stage's gradients that so many layers in each chunk, (n, kinds, 2, R, vpp), and the head behind
@@ -278,7 +289,7 @@ class PeakCandidates(PeakCandidateMemory):
             self._layer_grads(kind) - self._embedding_share for kind in range(len(lay.stages.kinds))
         ], axis=1)  # fmt: skip
         made = np.einsum("nkorc,nkr->nrc", layers, of_layers)
-        head = (head_params(model) / rows.grids.tp)[:, None] * rows.is_head
+        head = (head_params(model) / rows.grids.tp)[:, None] * rows.is_head_stage
         made[:, :, -1] += self._share_of_grads(head)
         return np.asarray(made)
 
@@ -299,12 +310,14 @@ class PeakCandidates(PeakCandidateMemory):
         for name, op, own, there in (*of_experts, ("its", BLOCK_GRADIENTS, whole_layer, has)):
             if not np.any(there):
                 continue
-            kinds = np.zeros((*rows.layers.backward_peak.shape, len(KINDS)))
+            kinds = np.zeros((*rows.layers.backward_peak_bytes.shape, len(KINDS)))
             for alive, costs in zip(kinds, rows.layers.modes, strict=True):
                 alive[:, kind] = alive_at_op(costs[kind].blocks[0], op, len(alive)).T
-            most = in_flight.peak("B", gone, behind_grads=made + own[:, :, None])
+            most = in_flight.in_flight_peak("B", gone, behind_grads=made + own[:, :, None])
             name = f"with {name} gradients {block}"
-            self.add_block("backward", name, kind, (kinds.sum(axis=3), kinds), mode, there, **self._alive_at(most))
+            self.add_instant_in_layer(
+                "backward", name, kind, (kinds.sum(axis=3), kinds), mode, there, **self._alive_at(most)
+            )
 
     def _alive_at(self, most: InFlightPeak) -> dict[str, ArrayN]:
         """What an instant is made of at such a moment."""
@@ -315,19 +328,21 @@ class PeakCandidates(PeakCandidateMemory):
         rows, stages = self.rows, self.rows.stage_layers.stages
         head, embedding = rows.costs.head.memory, rows.costs.embedding.memory
         on_head, on_first = (np.full((self.n, self.num_shown, stages.vpp), np.inf) for _ in range(2))
-        on_head[:, rows.stage_layers.head_position, -1] = 0.0
+        on_head[:, rows.stage_layers.head_stage_index, -1] = 0.0
         on_first[:, 0, 0] = 0.0
         for direction, kinds in (("forward", head.forward_kinds), ("backward", head.backward_kinds)):
-            most = in_flight.peak("F" if direction == "forward" else "B", on_head)
-            self._add_end("loss", direction, rows.is_head, kinds, **self._alive_at(most))
+            most = in_flight.in_flight_peak("F" if direction == "forward" else "B", on_head)
+            self._add_end("loss", direction, rows.is_head_stage, kinds, **self._alive_at(most))
         # the first micro-batch's gradient becomes the parameter's, but for FSDP's, which is copied into fp32
         own = 0.0 if rows.mode.precision == "mixed" else self._embedding_share
-        most = in_flight.peak("B", on_first, ended=True, own_grads=own)
-        self._add_end("embedding", "backward", rows.is_first, embedding.backward_kinds, **self._alive_at(most))
+        most = in_flight.in_flight_peak("B", on_first, ended=True, own_grads=own)
+        self._add_end(
+            "embedding", "backward", rows.is_embedding_stage, embedding.backward_kinds, **self._alive_at(most)
+        )
         if rows.mode.precision != "mixed":
             return
         if in_flight.reduces_by_chunk:
-            most = in_flight.peak("R", np.zeros(on_first.shape), beside=chunk_reduction_bytes(rows))
+            most = in_flight.in_flight_peak("R", np.zeros(on_first.shape), beside=chunk_reduction_bytes(rows))
             self._add_nothing("reduction of gradients", **self._alive_at(most))
             return
         self._add_nothing(
@@ -341,7 +356,7 @@ class PeakCandidates(PeakCandidateMemory):
         """An instant outside of all layers."""
         nothing = np.zeros((len(KINDS), self.n))
         everywhere = np.ones((1, self.num_shown), dtype=bool)
-        self.add(
+        self.add_candidate(
             name, everywhere, nothing[0], lambda positions: nothing[:, positions], freed_bytes, grads=grads,
             copies=copies,
             leftover_bytes=leftover_bytes
@@ -356,12 +371,12 @@ class PeakCandidates(PeakCandidateMemory):
             ("forward", head.forward_kinds + others, cached), ("backward", head.backward_kinds + others, 0.0),
         ):  # fmt: skip
             pass_of = FORWARD if direction == "forward" else BACKWARD
-            leftover_bytes = self.retention.in_end_block(-1, pass_of) if self.retention else 0.0
+            leftover_bytes = self.retention.bytes_in_model_end(-1, pass_of) if self.retention else 0.0
             leftover_bytes = leftover_bytes + kept_layer_bytes(rows)
             self._add_end(
                 "loss",
                 direction,
-                rows.is_head,
+                rows.is_head_stage,
                 kinds,
                 0.0,
                 grads=mid,
@@ -370,9 +385,9 @@ class PeakCandidates(PeakCandidateMemory):
             )
         gone, leftover_bytes = self._one_micro_batch(), 0.0
         if self.retention:
-            leftover_bytes = self.retention.in_end_block(0, BACKWARD, ended=True) + self.retention.there * gone
+            leftover_bytes = self.retention.bytes_in_model_end(0, BACKWARD, ended=True) + self.retention.there * gone
         self._add_end(
-            "embedding", "backward", rows.is_first, embedding.backward_kinds, gone, grads=1.0,
+            "embedding", "backward", rows.is_embedding_stage, embedding.backward_kinds, gone, grads=1.0,
             copies=tied_head_gradient_bytes(rows), leftover_bytes=leftover_bytes,
             sums=self.sums * (1.0 - self._embedding_share),
         )  # fmt: skip
@@ -385,7 +400,7 @@ class PeakCandidates(PeakCandidateMemory):
         if keeps_params_gathered(rows):
             gathered, grads = gathered_bytes_and_unreduced_share(rows, self.grads)
             copies = -gathered
-        leftover_bytes = self.retention.between_steps if self.retention else 0.0
+        leftover_bytes = self.retention.between_steps_bytes if self.retention else 0.0
         leftover_bytes = leftover_bytes + held_input_bytes(rows)[1]
         self._add_nothing(
             "optimizer step",
@@ -403,7 +418,7 @@ class PeakCandidates(PeakCandidateMemory):
     ) -> None:  # fmt: skip
         """An instant of the embedding or the head, ``kinds`` by combination. (len(KINDS), K)"""
         k = self.rows.k
-        self.add(
+        self.add_candidate(
             f"{end} {direction}", stage[None] > 0, kinds.sum(axis=0)[k], lambda positions: kinds[:, k[positions]],
             freed_bytes, grads=grads, copies=copies, leftover_bytes=leftover_bytes, sums=sums,
             inside="loss" if end == "loss" else "",
@@ -414,6 +429,6 @@ class PeakCandidates(PeakCandidateMemory):
         """What the layers of the chunk whose backward ends keep for one micro-batch. (n, R)"""
         lay = self.rows.stage_layers
         vpp = lay.stages.vpp
-        of_layers = self.rows.sum_layers_by_stage(self.rows.layers.saved)
+        of_layers = self.rows.sum_layers_by_stage(self.rows.layers.saved_bytes)
         ends = self.ends_saved / np.maximum(lay.last_in_flight, 1.0)
         return np.asarray(np.minimum(of_layers / vpp + ends, self.activations))

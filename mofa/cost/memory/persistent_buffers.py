@@ -22,5 +22,5 @@ def persistent_buffer_bytes(rows: GatheredRows) -> ArrayN:
     """
     tables = rotary_tables_of_stages(rows)
     of_tables = tables.number * (tables.nbytes[:, None] + sum(tables.from_start))
-    with_products = rows.is_head if rows.framework.library else 1.0
+    with_products = rows.is_head_stage if rows.framework.library else 1.0
     return np.asarray(framework_buffer_bytes(rows) + of_tables + 2.0 * PYTORCH_WORKSPACE * with_products)

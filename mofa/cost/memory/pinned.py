@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.host_optimizer import optimizer_bytes_on_node
+from mofa.cost.host_optimizer import optimizer_host_bytes_of_node
 from mofa.cost.rows import GatheredRows
 from mofa.errors import SpecError
 from mofa.units import format_bytes
@@ -28,16 +28,16 @@ def pinned_bytes_of_node(rows: GatheredRows) -> ArrayN:
     return np.asarray(of_rank * min(rows.cluster.num_gpus, rows.cluster.node.gpus_per_node))
 
 
-def optimizer_bytes_beside_pinned(rows: GatheredRows) -> float:
+def optimizer_host_bytes_beside_pinned(rows: GatheredRows) -> float:
     """What a node's memory holds of the optimizer beside them, for which no activation has room. [B]"""
-    return optimizer_bytes_on_node(rows.workload, rows.cluster, rows.framework)
+    return optimizer_host_bytes_of_node(rows.workload, rows.cluster, rows.framework)
 
 
 def pinned_excess_bytes(rows: GatheredRows) -> ArrayN:
     """What activations exceed the rest of a node's memory by, 0 where they fit. (n,) [B]"""
-    if not rows.framework.offload.offloads_any:
+    if not rows.framework.offloaded_activations.offloads_any:
         return np.zeros(len(rows.k))
-    room_bytes = rows.cluster.node.host_memory_bytes.value - optimizer_bytes_beside_pinned(rows)
+    room_bytes = rows.cluster.node.host_memory_bytes.value - optimizer_host_bytes_beside_pinned(rows)
     return np.maximum(pinned_bytes_of_node(rows) - room_bytes, 0.0)
 
 
@@ -51,7 +51,7 @@ def refuse_pinned_beyond_host_memory(rows: GatheredRows) -> None:
     """
     if not pinned_excess_bytes(rows).any():
         return
-    has_bytes, optimizer_bytes = rows.cluster.node.host_memory_bytes.value, optimizer_bytes_beside_pinned(rows)
+    has_bytes, optimizer_bytes = rows.cluster.node.host_memory_bytes.value, optimizer_host_bytes_beside_pinned(rows)
     beside = f", of which the optimizer takes {format_bytes(optimizer_bytes)}" if optimizer_bytes else ""
     raise SpecError(
         f"activation_offload ({rows.framework.activation_offload}): a node would pin "
@@ -62,7 +62,7 @@ def refuse_pinned_beyond_host_memory(rows: GatheredRows) -> None:
 
 def kept_layer_bytes(rows: GatheredRows) -> ArrayN:
     """What the last layer keeps on the device of what others offload, on the last stage. (n, R) [B]"""
-    if not rows.framework.offload.offloads_any:
+    if not rows.framework.offloaded_activations.offloads_any:
         return np.zeros((len(rows.k), len(rows.stage_layers.shown.shown_stages)))
-    of_layer = rows.costs.kept_bytes[rows.base_mode_index, rows.k, rows.last_layer_kind]
-    return np.asarray(of_layer[:, None] * rows.is_last)
+    of_layer = rows.costs.kept_layer_extra_bytes[rows.base_mode_index, rows.k, rows.last_layer_kind]
+    return np.asarray(of_layer[:, None] * rows.is_last_stage)

@@ -21,4 +21,4 @@ def waiting_replica_sums_bytes(rows: GatheredRows) -> ArrayN | float:
     if not fw.shards_params or fw.dp_replicate == 1 or mode.precision != "mixed" or mode.pipelined:
         return 0.0
     several = (rows.num_micro_batches > 1).astype(float)[:, None]
-    return np.asarray(several * rows.shards.sharded(each)[rows.grid_index])
+    return np.asarray(several * rows.shards.sharded_bytes(each)[rows.grid_index])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.liveness import BlockMemory
 from mofa.cost.memory.ring_buffers import late_freed_ring_bytes
-from mofa.cost.optimizer import embedding_gradient_extra_bytes, optimizer_dtype_bytes
+from mofa.cost.optimizer import embedding_gradient_extra_bytes, torchtitan_optimizer_element_bytes
 from mofa.cost.rank_rules import (
     has_flat_gradient_buffers,
     keeps_params_gathered,
@@ -78,7 +78,7 @@ class LivePeaks:
     buffers: ArrayN
 
 
-def native_segment_bytes(rows: GatheredRows, alive: LivePeaks) -> ArrayN:
+def whole_segment_bytes(rows: GatheredRows, alive: LivePeaks) -> ArrayN:
     """What the allocator reserves of whole segments, but for what rounding and other streams add. (n, R) [B]
 
     - The loss's tensors are larger than any of a layer; those of the embedding's backward may be. They come when layers
@@ -89,8 +89,8 @@ def native_segment_bytes(rows: GatheredRows, alive: LivePeaks) -> ArrayN:
     pipelines:
       :func:`_unsharded`.
     """
-    bulk = _bulk(rows.costs.embedding.memory)[rows.k][:, None] * rows.is_first
-    late_states, widest = _late_states(rows), rows.largest_layer_by_stage(rows.layers.largest)
+    bulk = _bulk(rows.costs.embedding.memory)[rows.k][:, None] * rows.is_embedding_stage
+    late_states, widest = _late_states(rows), rows.largest_layer_by_stage(rows.layers.largest_tensor_bytes)
     if keeps_params_gathered(rows):
         return _unsharded(rows, alive, late_states, bulk)
     if not has_flat_gradient_buffers(rows):
@@ -98,7 +98,7 @@ def native_segment_bytes(rows: GatheredRows, alive: LivePeaks) -> ArrayN:
         most = np.maximum(np.maximum(alive.overall, alive.layers + bulk), _with_loss(rows, alive, ahead, widest))
         if rows.framework.deepspeed:  # whose states are parts of flat tensors, not one a weight
             return most
-        loss = _bulk(rows.costs.head.memory)[rows.k][:, None] * rows.is_head
+        loss = _bulk(rows.costs.head.memory)[rows.k][:, None] * rows.is_head_stage
         large = _states_larger_than(rows, widest)
         most = np.maximum(most, alive.layers - late_states + np.maximum(large, bulk + loss))
         return np.maximum(most, alive.layers + _scratch_in_pieces(rows, alive, large))
@@ -136,16 +136,18 @@ def _states_larger_than(rows: GatheredRows, widest: ArrayN) -> ArrayN:
     """
     weights, ranks, static = rows.costs.weights, rows.shards, rows.static
     counts = rows.stage_layers.stages.layer_counts[:, rows.stage_layers.shown.shown_stages].sum(axis=2).astype(float)
-    layers = np.concatenate([counts, rows.is_first[None], rows.is_head[None]])[weights.kind]  # (weights, R)
+    layers = np.concatenate([counts, rows.is_embedding_stage[None], rows.is_head_stage[None]])[
+        weights.block_of_each_weight
+    ]  # (weights, R)
     num_moments = rows.workload.optimizer.traits.num_moments
     beside = (static.step_scratch / np.maximum(static.states / num_moments, 1.0))[rows.grid_index]
-    wide = optimizer_dtype_bytes(rows.workload, rows.mode.precision)
+    wide = torchtitan_optimizer_element_bytes(rows.workload, rows.mode.precision)
     sharded = shards_params(rows)
     large = np.zeros(widest.shape)
-    for w, is_expert in enumerate(weights.expert.tolist()):
+    for w, is_expert in enumerate(weights.is_expert_weight.tolist()):
         shared = (ranks.expert_ranks if is_expert else ranks.dense_ranks)[rows.grid_index, 0] if sharded else 1.0
-        state = wide * weights.params[w, rows.k] / shared
-        each = (weights.numbers[w, rows.k] * segment_bytes_per_block(state))[:, None] * layers[w]
+        state = wide * weights.params_of_each_weight[w, rows.k] / shared
+        each = (weights.number_of_each_weight[w, rows.k] * segment_bytes_per_block(state))[:, None] * layers[w]
         large += np.where(state[:, None] > np.maximum(widest, MIN_OWN), each, 0.0)
     return np.asarray((num_moments + beside) * large)
 
@@ -159,7 +161,7 @@ def _scratch_in_pieces(rows: GatheredRows, alive: LivePeaks, large_states: Array
     static = rows.static
     states, scratch = static.states[rows.grid_index], static.step_scratch[rows.grid_index]
     in_layers = alive.layers - static.params[rows.grid_index] - states - alive.buffers
-    in_layers = in_layers - rows.largest_layer_by_stage(rows.layers.other_pools)
+    in_layers = in_layers - rows.largest_layer_by_stage(rows.layers.other_stream_pool_peak_bytes)
     in_large = large_states * scratch / np.maximum(states + scratch, 1.0)
     unfitting = np.clip(states + scratch - in_layers, 0.0, scratch)
     return np.asarray(np.minimum(np.maximum(unfitting - in_large, 0.0), np.maximum(in_layers, 0.0)))
@@ -179,7 +181,7 @@ def _with_loss(
     bulk, largest = _bulk(memory)[rows.k][:, None], memory.largest[rows.k][:, None]
     displaced = np.maximum(alive.loss + late_freed - bulk - ahead, 0.0)
     again = np.ceil(displaced / np.maximum(largest, 1.0)) * largest
-    return np.where((rows.is_head > 0) & (bulk > 0), ahead + pieces + bulk + again, -np.inf)
+    return np.where((rows.is_head_stage > 0) & (bulk > 0), ahead + pieces + bulk + again, -np.inf)
 
 
 def megatron_start_holes_bytes(
@@ -201,16 +203,16 @@ def megatron_start_holes_bytes(
     """
     lay, costs, static, grid = rows.stage_layers, rows.costs, rows.static, rows.grid_index
     start = _start(made, 1.0 + rows.workload.optimizer.traits.num_moments)
-    saved, peak = rows.layers.large_tensors_saved[..., 0], rows.layers.large_tensors_peak[..., 0]
+    saved, peak = rows.layers.saved_large_tensor_bytes[..., 0], rows.layers.large_tensor_peak_beyond_kept_bytes[..., 0]
     large = rows.sum_over_layers(saved, lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr")
     head = costs.head.memory
     of_head = (head.large_tensors_saved[0] + head.large_tensors_peak[0])[rows.k][:, None]
-    peak = np.maximum(rows.largest_layer_by_stage(peak), of_head * rows.is_head)
+    peak = np.maximum(rows.largest_layer_by_stage(peak), of_head * rows.is_head_stage)
     # what is neither a buffer nor a small state may lie in the holes
     others = allocated - (static.params + static.grads + start.small - start.waste)[grid]
     more = np.maximum(large + peak + (start.large + start.holes)[grid] - others, 0.0)
     # pieces of holes that no tensor takes
-    pieces = rows.largest_layer_by_stage(rows.layers.forward_peak)
+    pieces = rows.largest_layer_by_stage(rows.layers.forward_peak_bytes)
     return start.waste[grid] + more, np.minimum(pieces, start.holes[grid])
 
 
@@ -227,18 +229,22 @@ def _beside_holes(rows: GatheredRows, made: WeightBytesAtMegatronStart, buffers:
     num_states = 1.0 + rows.workload.optimizer.traits.num_moments
     of_state = (static.step_scratch / np.maximum(static.states / num_states, 1.0))[grid]  # at the optimizer's step
     ends = [(end.large_tensors_saved + end.large_tensors_peak, there) for end, there in
-            ((rows.costs.head.memory, rows.is_head), (rows.costs.embedding.memory, rows.is_first))]  # fmt: skip
+            ((rows.costs.head.memory, rows.is_head_stage), (rows.costs.embedding.memory,
+            rows.is_embedding_stage))]  # fmt: skip
     for i, (holes, states, copies) in enumerate(_by_size(rows, made), start=1):
         saved = rows.sum_over_layers(
-            layers.large_tensors_saved[..., i], lay.base_mode_in_flight, lay.fully_recomputed_in_flight, "nkr,nk->nr"
+            layers.saved_large_tensor_bytes[..., i],
+            lay.base_mode_in_flight,
+            lay.fully_recomputed_in_flight,
+            "nkr,nk->nr",
         )
-        peak = rows.largest_layer_by_stage(layers.large_tensors_peak[..., i])
+        peak = rows.largest_layer_by_stage(layers.large_tensor_peak_beyond_kept_bytes[..., i])
         for large, there in ends:
             peak = np.maximum(peak, large[i, rows.k][:, None] * there)
         beside = fixed + (holes + copies)[grid] + saved
         stepping = fixed + (holes + copies + num_states * states)[grid] + of_state * states[grid]
         most = np.maximum(np.maximum(most, stepping), beside + num_states * states[grid] + peak)
-        of_layers = rows.largest_layer_by_stage(layers.large_tensors_forward[..., i])
+        of_layers = rows.largest_layer_by_stage(layers.forward_large_tensor_peak_bytes[..., i])
         ahead = np.maximum(ahead, beside + states[grid] + of_layers)
     return most, ahead
 
@@ -249,7 +255,7 @@ def _by_size(rows: GatheredRows, made: WeightBytesAtMegatronStart) -> Iterator[t
     states = made.owned * made.state_segment_bytes
     each = (made.kind < len(made.layers) - 2)[:, None] * made.number * made.freed_block_bytes  # of layers alone
     share = rows.static.buffers / np.maximum(made.sum_by_stage(each), 1.0)
-    for size in 2.0 * rows.costs.weights.sizes[1:, rows.k[rows.first_row_of_grid]]:
+    for size in 2.0 * rows.costs.weights.largest_and_frequent_sizes[1:, rows.k[rows.first_row_of_grid]]:
         yield (
             made.sum_by_stage(np.where(made.freed_block_bytes <= size, made.freed_segment_bytes, 0.0)),
             made.sum_by_stage(np.where(made.state > freed_segment_bytes(size), states, 0.0)),
@@ -289,21 +295,23 @@ def weight_bytes_at_megatron_start(rows: GatheredRows) -> WeightBytesAtMegatronS
         rows.shards,
         rows.stage_layers.stages.layer_counts[:, rows.stage_layers.shown.shown_stages],
     )
-    layers = np.concatenate([counts.sum(axis=2), rows.is_first[None], rows.is_head[None]])
+    layers = np.concatenate([counts.sum(axis=2), rows.is_embedding_stage[None], rows.is_head_stage[None]])
     k = rows.k[rows.first_row_of_grid]  # a weight is the same for all candidates of a grid
-    number, hole = weights.numbers[:, k], 2.0 * weights.params[:, k]
-    shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
+    number, hole = weights.number_of_each_weight[:, k], 2.0 * weights.params_of_each_weight[:, k]
+    shared = np.where(weights.is_expert_weight[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
     shared = np.where(shards_optimizer_states(rows), shared, 1.0)
     # a rank's part of a chunk's buffer holds tensors whole, where it is no smaller than they are
     dense, expert = rows.params.max(axis=(2, 3))  # of the largest chunk: how many stages are shown is the table's
     has_experts = rows.grids.ep > 1
-    buffer = np.where(weights.expert[:, None] & has_experts, expert, dense + np.where(has_experts, 0.0, expert))
+    buffer = np.where(
+        weights.is_expert_weight[:, None] & has_experts, expert, dense + np.where(has_experts, 0.0, expert)
+    )
     each = rows.framework.states_bytes_per_param / 6.0
     state = each * np.minimum(hole, 2.0 * buffer / shared)
     owned = number * each * hole / shared / np.maximum(state, 1.0)
     room = number * segment_bytes_per_block(hole) * (hole > SMALL)
     return WeightBytesAtMegatronStart(
-        layers, weights.kind, number, hole, room, owned, state, segment_bytes_per_block(state)
+        layers, weights.block_of_each_weight, number, hole, room, owned, state, segment_bytes_per_block(state)
     )
 
 
@@ -364,18 +372,18 @@ def _unsharded(rows: GatheredRows, alive: LivePeaks, late_states: ArrayN, bulk: 
     """
     model, lay, table, costs, grid = rows.workload.model, rows.stage_layers, rows.grids, rows.costs, rows.grid_index
     p = layer_params(model, lay.stages.kinds[-1].moe)
-    layer = ((p.total - p.routed) / table.tp + p.routed / (table.ep * table.etp))[grid, None]
+    layer = ((p.total_params - p.routed) / table.tp + p.routed / (table.ep * table.etp))[grid, None]
     end = (embedding_params(model) / table.tp)[grid, None]
-    first, head = rows.is_first > 0, rows.is_head > 0
+    first, head = rows.is_embedding_stage > 0, rows.is_head_stage > 0
     ends = np.where(end > layer, np.where(first, 2.0 * (end + layer), 4.0 * layer + 2.0 * end), 4.0 * layer)
     ends = ends + np.where(first & (end <= layer), 2.0 * end, 0.0)  # the first, which no layer's gather fits
     source = 2.0 / rows.shards.dense_ranks[grid] * np.where(first, np.maximum(end, layer), layer)
     pools = np.where(first | head, ends, 4.0 * layer) + source
-    pools = pools + rows.shards.sharded(rows.framework.grads_bytes_per_param)[grid]
+    pools = pools + rows.shards.sharded_bytes(rows.framework.grads_bytes_per_param)[grid]
     largest, loss = (c.memory.largest[rows.k][:, None] for c in (costs.embedding, costs.head))
-    widest = rows.largest_layer_by_stage(rows.layers.largest)
+    widest = rows.largest_layer_by_stage(rows.layers.largest_tensor_bytes)
     embedding_grads = embedding_gradient_extra_bytes(
-        rows.workload, rows.framework, "mixed", True, table.tp, rows.is_first
+        rows.workload, rows.framework, "mixed", True, table.tp, rows.is_embedding_stage
     )[grid]
     embedding_grads = (4.0 * end + embedding_grads) * first
     embedding_grads = np.where(embedding_grads > widest, embedding_grads, 0.0)
@@ -401,10 +409,14 @@ def _unfitting_gradients(rows: GatheredRows) -> ArrayN:
     weights, shown = rows.costs.weights, rows.stage_layers.shown.shown_stages
     largest = np.max([cost.memory.largest for blocks in rows.costs.blocks.values() for cost in blocks], axis=0)
     counts = np.concatenate(
-        [rows.stage_layers.stages.layer_counts[:, shown].sum(axis=2), rows.is_first[None], rows.is_head[None]]
-    )[weights.kind]  # (weights, R)
-    params = weights.params * weights.numbers
-    larger = np.where(4.0 * weights.params > largest, params, 0.0)
+        [
+            rows.stage_layers.stages.layer_counts[:, shown].sum(axis=2),
+            rows.is_embedding_stage[None],
+            rows.is_head_stage[None],
+        ]
+    )[weights.block_of_each_weight]  # (weights, R)
+    params = weights.params_of_each_weight * weights.number_of_each_weight
+    larger = np.where(4.0 * weights.params_of_each_weight > largest, params, 0.0)
     return np.asarray((larger.T @ counts) / (params.T @ counts))
 
 
@@ -416,10 +428,12 @@ def fsdp_shard_waste_bytes(rows: GatheredRows) -> ArrayN:
     """
     weights, ranks = rows.costs.weights, rows.shards
     counts = rows.stage_layers.stages.layer_counts[:, rows.stage_layers.shown.shown_stages].sum(axis=2)
-    layers = np.concatenate([counts, rows.is_first[None], rows.is_head[None]])[weights.kind]  # (weights, R)
+    layers = np.concatenate([counts, rows.is_embedding_stage[None], rows.is_head_stage[None]])[
+        weights.block_of_each_weight
+    ]  # (weights, R)
     k = rows.k[rows.first_row_of_grid]
-    shared = np.where(weights.expert[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
-    narrow = optimizer_dtype_bytes(rows.workload, rows.mode.precision) / 4.0
-    shard = narrow * rows.framework.params_bytes_per_param * weights.params[:, k] / shared
-    waste = weights.numbers[:, k] * (segment_bytes_per_block(shard + 1.0) - shard)
+    shared = np.where(weights.is_expert_weight[:, None], ranks.expert_ranks[:, 0], ranks.dense_ranks[:, 0])
+    narrow = torchtitan_optimizer_element_bytes(rows.workload, rows.mode.precision) / 4.0
+    shard = narrow * rows.framework.params_bytes_per_param * weights.params_of_each_weight[:, k] / shared
+    waste = weights.number_of_each_weight[:, k] * (segment_bytes_per_block(shard + 1.0) - shard)
     return np.asarray((waste.T @ layers)[rows.grid_index])

@@ -31,13 +31,13 @@ def late_freed_ring_bytes(rows: GatheredRows) -> ArrayN:
     """
     lay = rows.stage_layers
     rings = rows.costs.context.cp_ring & (rows.costs.context.cp > 1)
-    if not any_true(rings) and not rows.framework.offload.offloads_any:
+    if not any_true(rings) and not rows.framework.offloaded_activations.offloads_any:
         return np.zeros((len(rows.k), len(lay.shown.shown_stages)))
 
     def summed(by_mode: ArrayN) -> ArrayN:
         return rows.sum_over_layers(by_mode, lay.base_mode, lay.fully_recomputed, "nkr,nk->nr")
 
-    sent_and_launched, layers = rows.layers.sent_and_launched, rows.layers
+    sent_and_launched, layers = rows.layers.nccl_freed_bytes_and_launches, rows.layers
     sent_f, sent_b, launched_f, launched_b = (summed(sent_and_launched[..., i]) for i in range(4))
     both = layers.forward_clocks, layers.backward_clocks
     waits = sum(summed(np.asarray(grid[..., 2] > NEVER / 2, dtype=float)) for grid in both)
@@ -55,7 +55,7 @@ def late_freed_ring_bytes(rows: GatheredRows) -> ArrayN:
             np.asarray(phase.clocks[i])[rows.k][:, None]
             for phase in (rows.costs.head.forward, rows.costs.head.backward)
         )
-        * rows.is_head
+        * rows.is_head_stage
         for i in (0, 3)
     )
     forward_s, backward_s = device_f - host_f, device_b - host_b + head_device - head_host

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.rank_rules import held_inputs_of_stages
+from mofa.cost.rank_rules import held_input_counts_of_stages
 from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
 
 
 def held_input_bytes(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
-    """Bytes of :func:`mofa.cost.rank_rules.held_inputs`: all the time, and more between two steps. (n, R) each [B]"""
-    throughout, at_end = np.array(held_inputs_of_stages(rows), dtype=float).T
+    """Bytes of :func:`mofa.cost.rank_rules.held_input_counts`: all the time, and more between two steps. (n, R) each
+    [B]"""
+    throughout, at_end = np.array(held_input_counts_of_stages(rows), dtype=float).T
     boundary = rows.costs.stage_boundary_bytes[rows.k][:, None]
     return boundary * throughout, boundary * at_end
 
@@ -49,7 +50,7 @@ def pipeline_buffer_bytes(rows: GatheredRows) -> ArrayN:
 def kept_output_part_bytes(rows: GatheredRows) -> ArrayN:
     """A rank's part of what a stage sends on, which DeepSpeed keeps until its backward. (n, R) [B]"""
     return np.asarray(
-        (rows.costs.stage_boundary_bytes[rows.k] / rows.table.tp)[:, None] * rows.stage_layers.sends[:, -1]
+        (rows.costs.stage_boundary_bytes[rows.k] / rows.table.tp)[:, None] * rows.stage_layers.chunks_that_send[:, -1]
     )
 
 
@@ -61,7 +62,7 @@ def _received(rows: GatheredRows) -> ArrayN:
     instead of what it receives.
     """
     lay = rows.stage_layers
-    ways = (lay.receives.astype(float) + lay.sends + lay.feeds_own_chunk).sum(axis=1)
+    ways = (lay.chunks_that_receive.astype(float) + lay.chunks_that_send + lay.chunks_that_feed_own_rank).sum(axis=1)
     if rows.schedule_record.defers_weight_gradients:
         ways = ways + lay.stages.vpp - lay.stages_with_embedding
     return np.asarray(ways)

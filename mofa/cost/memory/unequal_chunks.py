@@ -24,7 +24,7 @@ class UnequalChunks:
         self.recomputed = lay.fully_recomputed_by_chunk[lay.recompute_choice]
         """Layers that are recomputed whole. (n, kinds, R, vpp)"""
         self.base_mode = stages.layer_counts[:, lay.shown.shown_stages] - self.recomputed
-        self.saved = rows.in_base_and_full_mode(rows.layers.saved)
+        self.saved = rows.in_base_and_full_mode(rows.layers.saved_bytes)
         self.layers_behind = layers_behind_last_by_mode(rows)
         plain, full = self.saved
         self.per_micro_batch = np.einsum("nkrc,nk->nrc", self.base_mode, plain) + np.einsum(
@@ -32,7 +32,7 @@ class UnequalChunks:
         )
 
     @staticmethod
-    def differ(rows: GatheredRows) -> bool:
+    def has_unequal_chunks(rows: GatheredRows) -> bool:
         """Whether any rank that is shown has chunks of different layers, or that recompute differently."""
         lay, stages = rows.stage_layers, rows.stage_layers.stages
         if stages.vpp == 1:
@@ -40,7 +40,7 @@ class UnequalChunks:
         counts = stages.layer_counts[:, lay.shown.shown_stages], lay.fully_recomputed_by_chunk
         return any(bool(np.any(by_chunk != by_chunk[..., :1])) for by_chunk in counts)
 
-    def most_kept_in_backward(self, kind: int, recomputed: int) -> ArrayN:
+    def most_kept_bytes_in_backward(self, kind: int, recomputed: int) -> ArrayN:
         """The most that layers keep while the last one of a kind in a chunk, recomputed whole or not, runs backward,
         without its own. (n, R) [B]
 

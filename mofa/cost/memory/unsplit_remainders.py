@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.block.block_cost import unique_rows
 from mofa.cost.memory.reserved import LARGE_SEGMENT, MIN_OWN, ROUND, SMALL
-from mofa.cost.optimizer import optimizer_dtype_bytes
+from mofa.cost.optimizer import torchtitan_optimizer_element_bytes
 from mofa.cost.rank_rules import has_flat_gradient_buffers, shards_optimizer_states, shards_params
 from mofa.cost.rows import GatheredRows
 
@@ -38,7 +38,7 @@ class UnsplitRemainders(NamedTuple):
     step_scratch: ArrayN
 
 
-def unsplit_remainder_per_layer(sizes: Sequence[int]) -> float:
+def unsplit_remainder_bytes_per_layer(sizes: Sequence[int]) -> float:
     """Unsplit remainders of equal layers' tensors beyond these ``sizes``, each layer; allocated in order, none freed.
     [B]
 
@@ -47,7 +47,7 @@ def unsplit_remainder_per_layer(sizes: Sequence[int]) -> float:
     Three of 6 MiB leave 2 MiB of a segment, which a fourth one can't use. Three of 6.5 MiB leave half a MiB, which
     the third one holds; one of 11.5 MiB holds its segment of 12:
 
-    >>> [unsplit_remainder_per_layer((int(mib * 2**20),)) * 3 / 2**20 for mib in (6.0, 6.5, 11.5)]
+    >>> [unsplit_remainder_bytes_per_layer((int(mib * 2**20),)) * 3 / 2**20 for mib in (6.0, 6.5, 11.5)]
     [0.0, 0.375, 1.5]
     """
     free, rests, layers = list[int](), 0, 0
@@ -67,7 +67,7 @@ def unsplit_remainder_per_layer(sizes: Sequence[int]) -> float:
 @lru_cache(maxsize=8192)
 def _remainder_of_runs(runs: TensorRuns) -> float:
     """The same of sizes that repeat, such as those of thousands of experts. [B]"""
-    return unsplit_remainder_per_layer([size for sizes, times in runs for size in sizes * times])
+    return unsplit_remainder_bytes_per_layer([size for sizes, times in runs for size in sizes * times])
 
 
 def unsplit_remainders(rows: GatheredRows, freed: ArrayN) -> UnsplitRemainders | None:
@@ -89,14 +89,16 @@ def unsplit_remainders(rows: GatheredRows, freed: ArrayN) -> UnsplitRemainders |
         return None
     fw, shards, grid = rows.framework, rows.shards, rows.grid_index
     num_moments, flat = rows.workload.optimizer.traits.num_moments, has_flat_gradient_buffers(rows)
-    wide = optimizer_dtype_bytes(rows.workload, rows.mode.precision)
+    wide = torchtitan_optimizer_element_bytes(rows.workload, rows.mode.precision)
     stored, each = (2.0, fw.states_bytes_per_param / 3.0) if flat else (wide * fw.params_bytes_per_param / 4.0, wide)
     ranks = (shards.dense_ranks[:, 0], shards.expert_ranks[:, 0]) if shards_params(rows) else (1.0, 1.0)
     of_params, of_state = (_of_stages(rows, width, ranks) for width in (stored, each))
     if flat:
         is_sharded = shards_optimizer_states(rows)[:, None]
         of_params = np.where(is_sharded, 0.0, of_params)  # in one buffer
-        of_state = of_state * np.where(is_sharded, shards.sharded(1.0) / np.maximum(shards.unsharded(1.0), 1.0), 1.0)
+        of_state = of_state * np.where(
+            is_sharded, shards.sharded_bytes(1.0) / np.maximum(shards.unsharded_bytes(1.0), 1.0), 1.0
+        )
     if not (of_params.any() or of_state.any()):
         return None
     state = np.maximum(rows.static.states[grid] / (num_moments + flat), 1.0)
@@ -113,14 +115,17 @@ def _of_stages(rows: GatheredRows, width: float, ranks: Sequence[ArrayN | float]
     """The rests of one tensor for each weight of the stages' layers, of so many bytes a parameter. (g, R) [B]"""
     counts = rows.stage_layers.stages.layer_counts[:, rows.stage_layers.shown.shown_stages].sum(axis=2).astype(float)
     weights, k = rows.costs.weights, rows.k[rows.first_row_of_grid]
-    params, numbers = weights.params[:, k], np.maximum(weights.numbers[:, k], 1.0).astype(int)
+    params, numbers = (
+        weights.params_of_each_weight[:, k],
+        np.maximum(weights.number_of_each_weight[:, k], 1.0).astype(int),
+    )
     sequential = rows.framework.experts == "sequential"
     out = np.zeros((len(k), counts.shape[1]))
     each = [np.broadcast_to(number, len(k)).astype(np.int64) for number in ranks]
     firsts, alike = unique_rows([k, *each])
     for kind in range(len(counts)):
-        own = np.flatnonzero(weights.kind == kind)
-        expert, some = weights.expert[own], np.ix_(own, firsts)
+        own = np.flatnonzero(weights.block_of_each_weight == kind)
+        expert, some = weights.is_expert_weight[own], np.ix_(own, firsts)
         shared = np.where(expert[:, None], each[1][firsts], each[0][firsts])
         nbytes = (np.ceil(width * params[some] / shared / 512.0) * 512.0).astype(int)
         of_layer = np.array([

@@ -30,7 +30,9 @@ def watchdog_held_bytes(rows: GatheredRows) -> tuple[ArrayN | float, ArrayN | fl
     (device_f, host_f), (device_b, host_b) = (
         (summed(grid[..., 0]), summed(grid[..., 3])) for grid in (layers.forward_clocks, layers.backward_clocks)
     )
-    launched = summed(layers.sent_and_launched[..., 2]) + summed(layers.sent_and_launched[..., 3])
+    launched = summed(layers.nccl_freed_bytes_and_launches[..., 2]) + summed(
+        layers.nccl_freed_bytes_and_launches[..., 3]
+    )
     took_f, took_b = np.maximum(device_f, host_f), np.maximum(device_b, host_b)
     turn = np.maximum(took_f + took_b, 1e-9)
     ratio = np.maximum((device_f + device_b) / np.maximum(host_f + host_b, 1e-9), 1.0)

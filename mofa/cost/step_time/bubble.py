@@ -106,7 +106,7 @@ def one_f_one_b_s(
     return np.asarray(np.max([max_of_array_rows(path) for path in paths], axis=0))
 
 
-def exchanges_waited_for(pp: int, stage: NDArray[np.intp], num_micro_batches: ArrayN) -> ArrayN:
+def num_exchanges_waited_for(pp: int, stage: NDArray[np.intp], num_micro_batches: ArrayN) -> ArrayN:
     """Exchanges of a step that a stage of Megatron's 1F1B waits for; the hops of other stages are bubble.
 
     A stage runs ``w`` forwards ahead of its first backward (schedules.py, forward_backward_pipelining_without_
@@ -130,7 +130,7 @@ def exchanges_waited_for(pp: int, stage: NDArray[np.intp], num_micro_batches: Ar
 
     Examples
     --------
-    >>> exchanges_waited_for(4, np.array([0, 1, 3]), np.array([8.0, 8.0, 8.0])).tolist()
+    >>> num_exchanges_waited_for(4, np.array([0, 1, 3]), np.array([8.0, 8.0, 8.0])).tolist()
     [11.0, 21.0, 9.0]
     """
     m = num_micro_batches

@@ -32,7 +32,7 @@ class BucketGathers(NamedTuple):
     """Of the head's buckets. (g,)"""
 
 
-def first_forward_behind_gathers(
+def first_forward_clock_advance_behind_gathers(
     rows: GatheredRows, index: IntA, gathers: BucketGathers, like: ClockAdvance, slow: ArrayN
 ) -> ClockAdvance:
     """How host and device of a single stage advance in the step's first forward.

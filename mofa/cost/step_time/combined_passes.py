@@ -52,7 +52,7 @@ class PairedPasses:
         """What a step of each rank takes less. (n, R) [s]"""
         return np.asarray((self.num_pairs * self.saved_s).sum(axis=(2, 3)))
 
-    def single_stage_s(self, passes: HostBoundPasses, num_micro_batches: ArrayN, lead_s: ArrayN) -> ArrayN:
+    def single_stage_passes_s(self, passes: HostBoundPasses, num_micro_batches: ArrayN, lead_s: ArrayN) -> ArrayN:
         """A step's passes on a single stage, whose host begins ahead by ``lead_s``: a forward, pairs, a backward. (n,)
         [s]"""
         pair = ClockAdvance(*(part[:, 0, 0, 0] for part in np.broadcast_arrays(*self.clocks)))
@@ -91,13 +91,13 @@ def _less_exposed(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
             [
                 [sign * (getattr(pair, name) - getattr(f.forward, name) - getattr(b.backward, name))
                  for pair, b in zip(pairs, blocks, strict=True)]
-                for pairs, f in zip(costs.combined_layers[mode], blocks, strict=True)
+                for pairs, f in zip(costs.combined_layer_times[mode], blocks, strict=True)
             ]
             for mode, blocks in costs.blocks.items()
         ]  # fmt: skip
         return np.asarray(np.array(by_mode)[rows.base_mode_index, ..., rows.k])
 
-    return of_modes("exposed_on_device", -1.0), of_modes("hidden", 1.0)
+    return of_modes("exposed_with_host_far_ahead_s", -1.0), of_modes("hidden", 1.0)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _LayersOfPairs:
         forward, backward = np.zeros((2, *paired.shape[:4]))
         for r, stage in enumerate(shown):
             chunks: list[Sequence[int]] = list(stages.layers[stage])
-            if rows.is_prediction[r]:
+            if rows.is_prediction_stage[r]:
                 chunks[-1] = (*chunks[-1], *(last,) * model.num_mtp_layers)
             for f, ahead in enumerate(chunks):
                 for b, back in enumerate(chunks):
@@ -139,7 +139,8 @@ def _clocks(rows: GatheredRows, layers: _LayersOfPairs) -> ClockAdvance:
     ]
     costs, mode = rows.costs, rows.base_mode_index
     pairs = np.array([
-        [[pair.clocks for pair in of_forward] for of_forward in costs.combined_layers[spec]] for spec in costs.blocks
+        [[pair.clocks for pair in of_forward] for of_forward in costs.combined_layer_times[spec]] for spec
+        in costs.blocks
     ])[mode, ..., rows.k]  # fmt: skip
     for f, of_forward in enumerate(np.moveaxis(pairs, 1, 0)):
         for b, of_pair in enumerate(np.moveaxis(of_forward, 1, 0)):
@@ -151,7 +152,7 @@ def _clocks(rows: GatheredRows, layers: _LayersOfPairs) -> ClockAdvance:
         ClockAdvance(*(part[rows.k][:, None, None, None] for part in phase)).repeated(count)
         for phase, count in _ends(rows, layers, ahead=False)
     ]
-    return reduce(ClockAdvance.followed_by, [piece.through_queue() for piece in passed])
+    return reduce(ClockAdvance.followed_by, [piece.limited_by_launch_queue() for piece in passed])
 
 
 def _repeated(clocks: ArrayN, count: ArrayN) -> ClockAdvance:
@@ -164,7 +165,7 @@ def _ends(rows: GatheredRows, layers: _LayersOfPairs, *, ahead: bool) -> Iterato
     (5, K), (R, vpp, vpp)"""
     costs, depth, lay = rows.costs, rows.workload.model.num_mtp_layers, rows.stage_layers
     first, last, entry = np.zeros((3, *layers.paired.shape[:2]))
-    first[0, 0], last[lay.head_position, -1], entry[lay.prediction_position, -1] = 1.0, 1.0 + depth, depth
+    first[0, 0], last[lay.head_stage_index, -1], entry[lay.prediction_stage_index, -1] = 1.0, 1.0 + depth, depth
     shape = layers.paired.shape[:3]
 
     def times(phase: TapeTime, count: ArrayN, *, of_backward: bool) -> tuple[ArrayN, ArrayN]:
@@ -175,7 +176,7 @@ def _ends(rows: GatheredRows, layers: _LayersOfPairs, *, ahead: bool) -> Iterato
         yield times(costs.head.backward, last, of_backward=True)
         if costs.mtp is not None:
             block = next(iter(costs.mtp.values()))
-            alone = block.phases.forward(block.blocks[:1]), block.phases.backward(block.blocks[:1])
+            alone = block.phases.forward_time(block.blocks[:1]), block.phases.backward_time(block.blocks[:1])
             yield times(alone[0], entry, of_backward=False)
             yield times(alone[1], entry, of_backward=True)
     else:

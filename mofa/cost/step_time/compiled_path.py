@@ -56,7 +56,8 @@ def longest_path(
     rows
         The row of ``durations`` that each node takes. (N,)
     durations, hosts
-        As :meth:`mofa.cost.step_time.critical_path.ComputationDurations.seconds_by_level_node` and ``host_tables`` have
+        As :meth:`mofa.cost.step_time.critical_path.ComputationDurations.seconds_by_level_node` and
+        ``host_clock_tables`` have
         them; each rank's lead is the last of ``hosts``.
     """
     num_plans = durations.shape[1]
@@ -76,6 +77,6 @@ def longest_path(
 
 def _walk_of(walk: DependencyLevels) -> _Walk:
     """Where its arrays are, which it keeps."""
-    *lists, last_nodes, last_steady, round_before, rank, in_last_round = walk.addresses
+    *lists, last_nodes, last_steady, round_before, rank, in_last_round = walk.array_addresses
     return _Walk(walk.size, *lists, len(walk.last_nodes), len(walk.last_steady), last_nodes, last_steady, round_before,
                  len(walk.last_steady), rank, in_last_round)  # fmt: skip

@@ -135,7 +135,7 @@ class ComputationDurations:
         """What computations take beside a hand-over; n last. [s]"""
         return np.asarray(alone_s + self.slowdown * np.minimum(self.hop_s, alone_s))
 
-    def host_tables(self, durations: ArrayN) -> tuple[ArrayN, ArrayN, ArrayN] | None:
+    def host_clock_tables(self, durations: ArrayN) -> tuple[ArrayN, ArrayN, ArrayN] | None:
         """The other three of both clocks' four numbers, in the same order; nothing where the host plays no part."""
         if self.host is None:
             return None
@@ -225,7 +225,7 @@ def critical_path_and_host_waits_s(
     place = (blocks[:, None, None] * shown + like[:, None]) * vpp + np.arange(vpp)
     rows = np.concatenate([[0], 1 + place.ravel()])
     durations = given.seconds_by_level_node(schedule)
-    host = given.host_tables(durations)
+    host = given.host_clock_tables(durations)
     total, queued = np.empty(durations.shape[1]), runtime == "pytorch"
     lead_s = np.zeros((pp, len(total))) if given.lead_s is None else given.lead_s[:, like].T
     waited_s = np.zeros((pp, len(total)))
@@ -299,7 +299,7 @@ def _per_round(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> 
     return np.array([micro_batches_per_round(pp, num) if in_rounds else pp for num in num_micro_batches.tolist()])
 
 
-def path_may_be_too_low(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> NDArray[np.bool_]:
+def critical_path_may_be_too_low(plan: tuple[str, Runtime, int, int], num_micro_batches: IntN) -> NDArray[np.bool_]:
     """Whether :func:`critical_path_s` may be below the computing of the longest path, as it leaves rounds out. (n,)
 
     Sends and receives that PyTorch queues on one stream make a rank's own rounds differ, so that what a round adds to

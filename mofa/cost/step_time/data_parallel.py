@@ -11,7 +11,7 @@ from mofa.blocks.elementwise import max_of_array_rows
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.kernels.compute import memory_bound_rate
+from mofa.cost.kernels.compute import memory_bound_bytes_per_s
 from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
 from mofa.cost.rank_rules import (
     DDP_BUCKET_BYTES,
@@ -24,7 +24,7 @@ from mofa.cost.rank_rules import (
     shards_optimizer_states,
 )
 from mofa.cost.rows import GatheredRows
-from mofa.cost.step_time.bucket_gathers import BucketGathers, first_forward_behind_gathers
+from mofa.cost.step_time.bucket_gathers import BucketGathers, first_forward_clock_advance_behind_gathers
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets, megatron_first_chunk_buckets
 from mofa.cost.step_time.hybrid_sharding import exposed_and_hidden_replica_all_reduces_s, replica_all_reduce_s
@@ -60,21 +60,18 @@ class CommunicationOutsideBlocks:
     after_optimizer_s: ArrayN | float = 0.0
     """Of it each stage's gathers between its optimizer and its next step; ``exposed`` has the longest. (n, R)"""
     issued_beside_s: ArrayN | float = 0.0
-    """Seconds that each stage's gather takes ahead of its first forward beside a late host's issue of that forward;
-    ``before_forward`` has what is left. (n, R)"""
+    """Seconds of each stage's gather beside a late host's issue of its first forward, in front of it. (n, R)"""
     slower_first_forward_s: ArrayN | float = 0.0
     """What computing loses in the first stage's first forward beside its gathers; ``exposed`` has it too. (n,)"""
     waited_ahead_s: ArrayN | float = 0.0
-    """What a single stage's first forward would wait for its gathers under a host far ahead, beyond ``before_forward``:
-    a late host is busy meanwhile. (n,)"""
+    """What a single stage's first forward would wait for gathers, beyond ``before_forward``, if no host was late. (n,)"""
     beyond_path_s: ArrayN | float = 0.0
-    """What each stage's own reductions take beyond what ``exposed`` has of the stage that others wait for; below 0
-    where they take less. (n, R)"""
+    """What each stage's own reductions take beyond what ``exposed`` has of the awaited stage; may be below 0. (n, R)"""
 
 
 def _of_chunks(group: ProcessGroup) -> ProcessGroup:
     """The group with two trailing axes, to time payloads of shape (n, R, vpp)."""
-    return group.indexed(np.s_[:, None, None])
+    return group.with_indexed_arrays(np.s_[:, None, None])
 
 
 def communication_outside_blocks(
@@ -119,7 +116,7 @@ def _over(rows: GatheredRows, *calls: tuple[CollectiveKind, float]) -> list[Arra
     """Seconds of collectives of so many bytes a parameter over all parameters of each chunk, dense and expert ones one
     after the other. (g, R, vpp) each [s]"""
     group = stacked_groups([_of_chunks(rows.groups[name]) for name in ("fsdp", "efsdp")])
-    fabric = rows.costs.machine.fabric
+    fabric = rows.costs.machine.network_fabric
     return [collective_s(kind, rows.params * each, group, fabric).sum(axis=0) for kind, each in calls]
 
 
@@ -221,7 +218,7 @@ def _megatron(
         gathers_s = (first_gather, last_gather) if fw.overlap_param_gather else (0.0 * first_gather, 0.0 * last_gather)
         if fw.overlap_param_gather:
             on_device_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
-            first_forward = first_forward_behind_gathers(
+            first_forward = first_forward_clock_advance_behind_gathers(
                 rows, host_bound.rows, of_buckets, host_bound.with_full_queue[0],
                 _slowdown_of_passes(rows, host_bound, on_device_s)[:, 0],
             )  # fmt: skip
@@ -249,7 +246,7 @@ def _megatron(
     first = np.maximum(last_gather, first_gather - forward_s[:, 0] / vpp)
     after_optimizer_s, slower_s = np.zeros_like(gather), np.zeros(len(gather))
     if not fw.overlap_param_gather:
-        after_optimizer_s = gather * gathers_after_optimizer(rows)[rows.grid_index]
+        after_optimizer_s = gather * num_gathers_after_optimizer(rows)[rows.grid_index]
         exposed = exposed + max_of_array_rows(after_optimizer_s)
     elif vpp == 1:
         before_forward = gather.copy()
@@ -272,14 +269,15 @@ def _megatron(
         layers_s = rows.sum_layers_by_stage(rows.layers.forward_besides_host_s)[:, 0] / (1 - slow[:, 0])
         waited_ahead_s = np.maximum(last_gather, first_gather - layers_s) - first
     if host_bound is not None and host_waits_at_exchanges(rows):
-        beside_s[host_bound.rows] = host_bound.issued_beside_gather_s(before_forward[host_bound.rows], rows.is_last > 0)
+        late, last = host_bound.rows, rows.is_last_stage > 0
+        beside_s[late] = host_bound.issued_beside_gather_s(before_forward[late], last)
         first_forward = _first_forward_of_pipeline(rows, host_bound, of_buckets, before_forward, beside_s)
         has_loss = np.isin(np.arange(len(gather)), host_bound.rows) & (first_forward is not None)
         exposed, slower_s = exposed - slower_s * has_loss, slower_s * ~has_loss
     beyond_path_s: ArrayN | float = 0.0
     if vpp == 1:  # what computing loses beside communication is the first stage's alone
         with_first_s = exposed - max_of_array_rows(after_optimizer_s)
-        beyond_path_s = own_s - np.where(rows.is_first > 0, worst[:, None], with_first_s[:, None])
+        beyond_path_s = own_s - np.where(rows.is_embedding_stage > 0, worst[:, None], with_first_s[:, None])
     exposed = exposed + tied_embedding_all_reduce_s(rows)
     once = None
     if vpp > 1:
@@ -309,7 +307,7 @@ def _first_forward_of_pipeline(
     forward = ClockAdvance(*(np.asarray(part)[:, :1] for part in host_bound.with_full_queue[0][:4]))
     passes_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
     slow = _slowdown_of_passes(rows, host_bound, passes_s)[:, 0]
-    first = first_forward_behind_gathers(rows, index, of_buckets, forward, slow)
+    first = first_forward_clock_advance_behind_gathers(rows, index, of_buckets, forward, slow)
     more_s = (first.both_ended_s - forward.both_ended_s)[:, 0, 0]
     before_forward_s[index, 0] = np.maximum(before_forward_s[index, 0], more_s)
     beside_s[index, 0] = before_forward_s[index, 0] - more_s
@@ -349,7 +347,7 @@ def _first_chunk_s(
     )
 
     def each_bucketed_s(kind: CollectiveKind, nbytes: float) -> tuple[ArrayN, ArrayN]:
-        seconds = collective_s(kind, payloads * nbytes, group, rows.costs.machine.fabric)
+        seconds = collective_s(kind, payloads * nbytes, group, rows.costs.machine.network_fabric)
         return numbers * seconds[:-1], seconds[-1]
 
     def bucketed_s(kind: CollectiveKind, nbytes: float) -> tuple[ArrayN, ArrayN]:
@@ -389,10 +387,10 @@ def tied_embedding_all_reduce_s(rows: GatheredRows) -> ArrayN:
     if rows.framework.traits.has_pytorch_modules or not model.tied_embeddings or rows.stage_layers.stages.pp == 1:
         return np.zeros(len(rows.table))
     nbytes = _embedding_params(rows) * reduced_bytes_per_param(rows)
-    return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.fabric)[rows.grid_index]
+    return collective_s("all_reduce", nbytes, rows.groups["embd"], rows.costs.machine.network_fabric)[rows.grid_index]
 
 
-def gathers_after_optimizer(rows: GatheredRows) -> ArrayN:
+def num_gathers_after_optimizer(rows: GatheredRows) -> ArrayN:
     """How often Megatron gathers a stage's parameters behind the optimizer, of each grid of ranks. (g, R) [-]
 
     Experts that are split have an optimizer beside that of the dense parameters. When either has stepped, it gathers
@@ -414,7 +412,7 @@ def _pipelined_fsdp(
     stages = rows.stage_layers.stages
     pp, vpp = stages.pp, stages.vpp
     seconds = piece_seconds(rows)
-    gathers, reduces = seconds.of_chunks(rows)
+    gathers, reduces = seconds.gather_and_reduce_of_chunks_s(rows)
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     pieces = np.maximum(rows.stage_layers.layer_counts.sum(axis=1) / vpp, 1.0)
@@ -471,12 +469,12 @@ def _ddp(
     sizes = buckets.sizes[0]
     last_params = np.minimum(buckets.last_params, params[:, 0])
     payloads = np.concatenate([sizes.shares * params[:, 0], last_params[None]]) * width
-    *each_s, last_s = collective_s("all_reduce", payloads, rows.groups["dp"], rows.costs.machine.fabric)
+    *each_s, last_s = collective_s("all_reduce", payloads, rows.groups["dp"], rows.costs.machine.network_fabric)
     once, last_s = (sizes.numbers * each_s).sum(axis=0)[rows.grid_index], last_s[rows.grid_index]
     params = params[rows.grid_index]
     # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
     # beside it makes nothing later
-    room, slow = np.maximum(backward_s[:, 0] - rows.costs.head.backward.total[rows.k], 0.0), _slowdown(rows)[:, 0]
+    room, slow = np.maximum(backward_s[:, 0] - rows.costs.head.backward.total_s[rows.k], 0.0), _slowdown(rows)[:, 0]
     if host_bound is not None:
         index, head, backward = host_bound.rows, rows.costs.head.backward.clocks, host_bound.with_full_queue[1]
         on_device_s, late_s = backward.device_s[:, 0, 0], backward.device_behind_host_s[:, 0, 0]
@@ -485,7 +483,9 @@ def _ddp(
         slow[index] = _slowdown_of_passes(rows, host_bound, passes_s)[:, 0]
     beside = np.minimum(once - last_s, room)
     left_s = np.maximum(last_s + slow * beside, once - room)
-    copies = np.where(rows.table.dp > 1, params[:, 0] * 4.0 * width / memory_bound_rate(rows.cluster.gpu, "copy"), 0.0)
+    copies = np.where(
+        rows.table.dp > 1, params[:, 0] * 4.0 * width / memory_bound_bytes_per_s(rows.cluster.gpu, "copy"), 0.0
+    )
     each = left_s + copies
     late_each = None
     if host_bound is not None:

@@ -62,7 +62,7 @@ class DependencyLevels:
     """1 of the computations between ``round_before`` and ``last_steady``, the second included; else 0. (N,)"""
 
     @cached_property
-    def addresses(self) -> tuple[int, ...]:
+    def array_addresses(self) -> tuple[int, ...]:
         """Where the arrays behind ``size`` begin in memory, in their order but for ``last_nodes`` to ``round_before``,
         which come before the last two."""
         lists = (*self.waits, *self.hand_over_before, self.previous_on_rank)

@@ -94,15 +94,15 @@ def _filled(
     parameters, (g,), both as bytes.
     """
     k, full_params = np.frombuffer(combinations, dtype=np.int64), np.frombuffer(full_params_of_grids)
-    op_params = (weights.params * weights.numbers)[:, k]  # (W, g)
+    op_params = (weights.params_of_each_weight * weights.number_of_each_weight)[:, k]  # (W, g)
     kinds = len(counts)
     pieces = [(kinds, 1), *enumerate(counts), *([(kinds + 1, 1)] if has_head else [])]
     filled, number, last = np.zeros((3, 2, len(k)))
     by_weight = np.zeros((2, 2, 1 + len(op_params), len(k)))  # of dense and expert ones parameters and numbers
     for kind, count in reversed(pieces):
         of_kind = [
-            (w, op_params[w], int(experts_separate and weights.expert[w]))
-            for w in np.flatnonzero(weights.kind == kind)[::-1].tolist()
+            (w, op_params[w], int(experts_separate and weights.is_expert_weight[w]))
+            for w in np.flatnonzero(weights.block_of_each_weight == kind)[::-1].tolist()
         ]
         for w, params, group in of_kind * count:
             unreduced = filled[group]
@@ -116,7 +116,7 @@ def _filled(
     by_weight[:, 0, -1], by_weight[:, 1, -1] = filled, rest
     last = np.where(rest, filled, last)
     number = np.maximum(number + rest, 1.0)
-    of_weights = np.append(weights.kind, kinds)  # what is left is filled up by the embedding
+    of_weights = np.append(weights.block_of_each_weight, kinds)  # what is left is filled up by the embedding
     dense, expert = (BucketSizes.from_filled(of_group[0], of_group[1], of_weights) for of_group in by_weight)
     return FilledBuckets(number[0], number[1], last[0], (dense, expert))
 

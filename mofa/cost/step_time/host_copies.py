@@ -24,9 +24,9 @@ def wait_for_host_copies_s(rows: GatheredRows, forward_s: ArrayN, backward_s: Ar
         Of all chunks of each stage. (n, R) [s]
     """
     costs = rows.costs
-    to_host_s = rows.layers.to_host_s
+    to_host_s = rows.layers.copies_to_host_s
     all_s = rows.sum_layers_by_stage(to_host_s)
     of_last_layer = rows.base_mode_index, rows.k, rows.last_layer_kind
-    head_s = costs.head.backward.total[rows.k] + rows.layers.backward_s[of_last_layer]
-    before_s = forward_s + np.where(rows.is_last > 0, head_s[:, None], backward_s)
-    return np.asarray(np.maximum(all_s - to_host_s[of_last_layer][:, None] * rows.is_last - before_s, 0.0))
+    head_s = costs.head.backward.total_s[rows.k] + rows.layers.backward_s[of_last_layer]
+    before_s = forward_s + np.where(rows.is_last_stage > 0, head_s[:, None], backward_s)
+    return np.asarray(np.maximum(all_s - to_host_s[of_last_layer][:, None] * rows.is_last_stage - before_s, 0.0))

@@ -29,14 +29,17 @@ def replica_all_reduce_s(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     model = rows.workload.model
     counts = lay.stages.layer_counts[:, lay.shown.shown_stages].sum(axis=2)
     dense, expert = np.maximum(rows.params - chunk_layer_params(rows.workload, grids, lay), 0.0).sum(axis=3)
-    embedding = np.minimum((model.vocab * model.hidden / grids.tp)[:, None] * rows.is_first, dense)
-    pieces = [(embedding, np.zeros_like(expert), rows.is_first), (dense - embedding, expert, np.ones(counts.shape[1]))]
+    embedding = np.minimum((model.vocab * model.hidden / grids.tp)[:, None] * rows.is_embedding_stage, dense)
+    pieces = [
+        (embedding, np.zeros_like(expert), rows.is_embedding_stage),
+        (dense - embedding, expert, np.ones(counts.shape[1])),
+    ]
     for of_stages, kind in zip(counts, lay.stages.kinds, strict=True):
         p = layer_params(model, kind.moe)
         of_dense = (p.matrices_tp + p.shared) / grids.tp + p.replicated
         of_expert = np.broadcast_to(p.routed / (grids.ep * grids.etp), of_dense.shape)
         pieces.append((of_dense[:, None], of_expert[:, None], of_stages))
-    group, fabric = rows.groups["dp_replicate"].indexed(np.s_[:, None]), rows.costs.machine.fabric
+    group, fabric = rows.groups["dp_replicate"].with_indexed_arrays(np.s_[:, None]), rows.costs.machine.network_fabric
     width, ranks = rows.framework.reduced_bytes_per_param, (rows.shards.dense_ranks, rows.shards.expert_ranks)
     each_s = [
         collective_s("all_reduce", width * (of_dense / ranks[0] + of_expert / ranks[1]), group, fabric)
@@ -46,7 +49,7 @@ def replica_all_reduce_s(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     layer_s = np.max(
         [seconds * (times > 0) for seconds, (*_, times) in zip(each_s[2:], pieces[2:], strict=True)], axis=0
     )
-    last = np.where(rows.is_first > 0, each_s[0], layer_s)
+    last = np.where(rows.is_embedding_stage > 0, each_s[0], layer_s)
     return np.asarray(total)[rows.grid_index], last[rows.grid_index]
 
 

@@ -33,7 +33,7 @@ class ComputationPath:
     beside_hops: ArrayN
     hops: float
 
-    def plus(self, other: ComputationPath, times: float) -> ComputationPath:
+    def plus_multiple_of(self, other: ComputationPath, times: float) -> ComputationPath:
         """This path with another's parts so many times more."""
         return ComputationPath(
             self.counts + times * other.counts,
@@ -109,7 +109,7 @@ class LongestPaths:
                 out.append(ComputationPath(counts, np.zeros(self.shape[1:]), handed))
         return out
 
-    def paths(self, seconds: ArrayN) -> list[ComputationPath]:
+    def candidate_longest_paths(self, seconds: ArrayN) -> list[ComputationPath]:
         """The longest path with these durations, and one through the rank that sets the steady state's period."""
         done, durations = self._walked(seconds)
         ends = self.walk.last_nodes
@@ -183,7 +183,7 @@ class LongestPaths:
             start = place.get((computation, number - self.each))
             if start is not None and takes[end] - takes[start] > longest:
                 longest, part = takes[end] - takes[start], (start, end)
-        return path.plus(self._path(nodes[part[0] + 1 : part[1] + 1]), self.rounds_behind)
+        return path.plus_multiple_of(self._path(nodes[part[0] + 1 : part[1] + 1]), self.rounds_behind)
 
     def _path(self, nodes: list[tuple[int, bool]]) -> ComputationPath:
         number = int(np.prod(self.shape))
@@ -210,7 +210,7 @@ class FormulaPaths:
         counts = np.stack([path.counts for path in self.paths_along_ranks()])
         return np.asarray(np.einsum("jkrc,nkrc->nj", counts, seconds).max(axis=1))
 
-    def paths(self, seconds: ArrayN) -> list[ComputationPath]:
+    def candidate_longest_paths(self, seconds: ArrayN) -> list[ComputationPath]:
         """The longest path with these durations. (3, pp, 1) [s]"""
         every = self.paths_along_ranks()
         return [every[int(np.argmax([np.sum(path.counts * seconds) for path in every]))]]

@@ -48,7 +48,7 @@ class HostBoundPasses:
     """Backwards by inputs and by weights, where a schedule defers weight gradients."""
 
     @property
-    def clocks_by_kind(self) -> tuple[ClockAdvance, ...]:
+    def clock_advances_by_kind(self) -> tuple[ClockAdvance, ...]:
         """Each kind of computation."""
         forward, backward = self.with_full_queue
         return (forward, *(self.split_backward or (backward,)))
@@ -61,12 +61,12 @@ class HostBoundPasses:
         ``of`` says which of the stages that are shown each one is like (pp,), ``lead_s`` how far each host is ahead as
         the step begins (late rows, R).
         """
-        issue = np.sum([clocks.host_s for clocks in self.clocks_by_kind], axis=0).sum(axis=2)[:, of]
-        backward_s = np.sum([clocks.device_s for clocks in self.clocks_by_kind[1:]], axis=0)[:, of, 0]
+        issue = np.sum([clocks.host_s for clocks in self.clock_advances_by_kind], axis=0).sum(axis=2)[:, of]
+        backward_s = np.sum([clocks.device_s for clocks in self.clock_advances_by_kind[1:]], axis=0)[:, of, 0]
         ahead_s = 0.0 if self.split_backward is not None else np.cumsum(backward_s, axis=1) - backward_s
         return max_of_array_rows(num_micro_batches[:, None] * issue + ahead_s - lead_s[:, of])
 
-    def single_stage_s(
+    def single_stage_host_wait_s(
         self, num_micro_batches: ArrayN, behind_s: ArrayN, lead_s: ArrayN, behind_late_s: ArrayN | None = None,
         first_forward: ClockAdvance | None = None,
     ) -> ArrayN:  # fmt: skip
@@ -139,7 +139,7 @@ class HostBoundPasses:
         ]
         return np.asarray(ends[1] - ends[0])
 
-    def between_exchanges_s(self, first: NDArray[np.bool_], last: NDArray[np.bool_]) -> tuple[ArrayN, ...]:
+    def passes_between_exchanges_s(self, first: NDArray[np.bool_], last: NDArray[np.bool_]) -> tuple[ArrayN, ...]:
         """Forward and backward of 1F1B's steady state, and both of a stage that had to wait. (late rows, R, 1) each [s]
 
         The host waits for the device at every exchange. Both clocks begin together behind an exchange, and what is
@@ -199,7 +199,7 @@ class HostBoundPasses:
         later_s = [waits.followed_by(passes).both_ended_s - passes.both_ended_s for passes in (forward, turn)]
         return np.asarray((wait_s - np.where(last[:, None], later_s[1], later_s[0]))[:, :, 0])
 
-    def lead_s(self) -> ArrayN:
+    def lead_behind_last_backward_s(self) -> ArrayN:
         """How far the host is ahead behind the last backward, of the first chunk. (late rows, R) [s]
 
         Both clocks begin a forward and its backward together.
@@ -210,7 +210,7 @@ class HostBoundPasses:
         )
         return np.asarray(np.maximum(ended, 0.0)[:, :, 0])
 
-    def device_wait_s(self) -> tuple[ArrayN, ArrayN]:
+    def device_waits_for_host_s(self) -> tuple[ArrayN, ArrayN]:
         """What the device waits for the host in a forward and in a backward that take turns. (late rows, R, vpp) [s]
 
         What a turn of both takes more than the device does is shared by how late the host is in either. Nothing where
@@ -218,7 +218,7 @@ class HostBoundPasses:
         """
         forward, backward = self.forward, self.backward
         turn = self.with_full_queue[0].followed_by(self.with_full_queue[1])
-        wait_s = np.maximum(turn.cycle_s - forward.device_s - backward.device_s, 0.0)
+        wait_s = np.maximum(turn.repetition_s - forward.device_s - backward.device_s, 0.0)
         wait_s *= self.waits[:, None, None]
         forward_s, backward_s = (np.maximum(each.host_s - each.device_s, 1e-12) for each in (forward, backward))
         return wait_s * forward_s / (forward_s + backward_s), wait_s * backward_s / (forward_s + backward_s)
@@ -247,11 +247,11 @@ class MicroBatchPasses:
     copies_wait_s: ArrayN | None = None
     """What backwards wait for copies to the host, of the first chunk. (n, R) [s]"""
 
-    def passes_of_stages(self) -> tuple[ArrayN, ArrayN]:
+    def stage_forward_and_backward_s(self) -> tuple[ArrayN, ArrayN]:
         """Forward and backward of all chunks of a stage. (n, R) each [s]"""
         return self.forward_s.sum(axis=2), self.backward_s.sum(axis=2)
 
-    def rested_s(self) -> ArrayN:
+    def passes_after_wait_s(self) -> ArrayN:
         """Forward and backward of all chunks of a stage that had to wait for others: behind a host that is far ahead,
         or at an exchange. (n, R) [s]"""
         if self.waited_s is not None:
@@ -266,9 +266,9 @@ class MicroBatchPasses:
 def micro_batch_passes(rows: GatheredRows) -> MicroBatchPasses:
     """What one micro-batch takes on every chunk of every stage."""
     passes = _passes(rows)
-    if not rows.framework.offload.offloads_any:
+    if not rows.framework.offloaded_activations.offloads_any:
         return passes
-    wait_s = wait_for_host_copies_s(rows, *passes.passes_of_stages())
+    wait_s = wait_for_host_copies_s(rows, *passes.stage_forward_and_backward_s())
     backward_s = passes.backward_s.copy()
     backward_s[:, :, 0] += wait_s
     return replace(passes, backward_s=backward_s, copies_wait_s=wait_s)
@@ -277,8 +277,8 @@ def micro_batch_passes(rows: GatheredRows) -> MicroBatchPasses:
 def _passes(rows: GatheredRows) -> MicroBatchPasses:
     """The passes of every chunk, whose activations are there when they are read."""
     c = rows.costs
-    forward = _over_chunks(rows, "forward_s", c.embedding.forward.total, c.head.forward.total)
-    backward = _over_chunks(rows, "backward_s", c.embedding.backward.total, c.head.backward.total)
+    forward = _over_chunks(rows, "forward_s", c.embedding.forward.total_s, c.head.forward.total_s)
+    backward = _over_chunks(rows, "backward_s", c.embedding.backward.total_s, c.head.backward.total_s)
     weights = np.zeros_like(forward)
     splits = rows.schedule_record.defers_weight_gradients
     if splits:
@@ -310,11 +310,11 @@ def _passes(rows: GatheredRows) -> MicroBatchPasses:
         backward[index], weights[index] = both, by_weights.device_s
     elif exchanges:
         waited = before.copy()
-        ends = rows.is_first > 0, rows.is_last > 0
-        forward[index], backward[index], both = host.between_exchanges_s(*ends)
+        ends = rows.is_embedding_stage > 0, rows.is_last_stage > 0
+        forward[index], backward[index], both = host.passes_between_exchanges_s(*ends)
         waited[index] = both[:, :, 0]
     elif rows.schedule_record.has_closed_form and not rows.schedule_record.pairs_passes:
-        held_forward, held_backward = host.device_wait_s()
+        held_forward, held_backward = host.device_waits_for_host_s()
         forward[index] += held_forward
         backward[index] += held_backward
     return MicroBatchPasses(
@@ -357,10 +357,10 @@ def _over_chunks(rows: GatheredRows, name: str, first: ArrayN, head: ArrayN) -> 
         num_full = rows.stage_layers.fully_recomputed_by_chunk[:, kind][rows.stage_layers.recompute_choice]
         chunks += num_full * (full - plain)[:, kind, None, None]
     chunks[:, 0, 0] += first[rows.k]
-    chunks[:, lay.head_position, -1] += (1 + depth) * head[rows.k]
+    chunks[:, lay.head_stage_index, -1] += (1 + depth) * head[rows.k]
     mtp = rows.mtp_layer_quantity(name)
     if mtp is not None:
-        chunks[:, lay.prediction_position, -1] += depth * mtp
+        chunks[:, lay.prediction_stage_index, -1] += depth * mtp
     return np.asarray(chunks)
 
 
@@ -378,7 +378,7 @@ def _split_layer_clocks(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     """The clocks of layers' backwards by inputs and by weights, as :class:`mofa.cost.rows.LayerArrays` has those of
     whole ones."""
     c, kinds = rows.costs, rows.stage_layers.stages.kinds
-    both = np.array([[c.split_backward[layer_label(kind, mode)] for kind in kinds] for mode in c.blocks])
+    both = np.array([[c.split_backward_clock_advances[layer_label(kind, mode)] for kind in kinds] for mode in c.blocks])
     grids = both.transpose(2, 0, 4, 1, 3)  # modes, kinds, parts, 4, K
     return grids[0], grids[1]
 
@@ -388,7 +388,14 @@ def _split_backward_clocks(rows: GatheredRows, index: IntA, unsplit: ClockAdvanc
     differentiate by, and does all of it with its weights'."""
     grids, c = _split_layer_clocks(rows), rows.costs
     parts = [
-        _clocks(rows, index, grid, [c.split_backward[end][n] for end in ("embedding", "head")], None, forward=False)[1]
+        _clocks(
+            rows,
+            index,
+            grid,
+            [c.split_backward_clock_advances[end][n] for end in ("embedding", "head")],
+            None,
+            forward=False,
+        )[1]
         for n, grid in enumerate(grids)
     ]
     for none, by_weights, both, nothing in zip(*parts, unsplit, (0.0, NEVER, NEVER, 0.0, 0.0), strict=True):
@@ -408,23 +415,23 @@ def _clocks(
     num_full = rows.stage_layers.fully_recomputed_by_chunk[rows.stage_layers.recompute_choice[index]]
     first, predictions, heads = np.zeros((3, 1, *counts.shape[1:]))
     first[0, 0, 0] = 1.0
-    predictions[0, rows.stage_layers.prediction_position, -1] = model.num_mtp_layers
-    heads[0, rows.stage_layers.head_position, -1] = 1 + model.num_mtp_layers
+    predictions[0, rows.stage_layers.prediction_stage_index, -1] = model.num_mtp_layers
+    heads[0, rows.stage_layers.head_stage_index, -1] = 1 + model.num_mtp_layers
     k, plain, full = rows.k[index], rows.base_mode_index[index], rows.full_mode_index[index]
     period = _period_of_recomputed(rows, index)
-    ordered = [ClockAdvance(*ends[0][:, k]).for_every_chunk().repeated(first)]
+    ordered = [ClockAdvance(*ends[0][:, k]).with_chunk_axes().repeated(first)]
     for kind in range(len(stages.kinds)):
-        layer, num_plain = ClockAdvance(*grid[plain, k, kind].T).for_every_chunk(), counts[kind] - num_full[:, kind]
+        layer, num_plain = ClockAdvance(*grid[plain, k, kind].T).with_chunk_axes(), counts[kind] - num_full[:, kind]
         if not rows.stage_layers.any_fully_recomputed:
             ordered.append(layer.repeated(num_plain))
             continue
-        recomputed = ClockAdvance(*grid[full, k, kind].T).for_every_chunk()
+        recomputed = ClockAdvance(*grid[full, k, kind].T).with_chunk_axes()
         ordered += _in_order(layer, recomputed, num_plain, num_full[:, kind], period, forward=forward)
     if mtp is not None:
-        ordered.append(ClockAdvance(*mtp[index].T).for_every_chunk().repeated(predictions))
-    ordered.append(ClockAdvance(*ends[1][:, k]).for_every_chunk().repeated(heads))
+        ordered.append(ClockAdvance(*mtp[index].T).with_chunk_axes().repeated(predictions))
+    ordered.append(ClockAdvance(*ends[1][:, k]).with_chunk_axes().repeated(heads))
     passed = ordered if forward else ordered[::-1]
-    through_queue = [piece.through_queue() for piece in passed]
+    through_queue = [piece.limited_by_launch_queue() for piece in passed]
     fits = all(map(is_, through_queue, passed))  # as nearly always
     ahead = reduce(ClockAdvance.followed_by, passed)
     queued = ahead if fits else reduce(ClockAdvance.followed_by, through_queue)

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from mofa.blocks.float8 import fp8_gathered_share
 from mofa.blocks.fp8 import FP8_RECIPES, transformer_engine_recipe
-from mofa.cost.host_optimizer import host_step_seconds
+from mofa.cost.host_optimizer import host_step_extra_seconds
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.kernels.compute import memory_bound_rate
+from mofa.cost.kernels.compute import memory_bound_bytes_per_s
 from mofa.cost.optimizer import (
     fp8_first_micro_batch_saving_s,
     optimizer_device_seconds_by_part,
     optimizer_seconds,
     weight_cast_seconds,
 )
-from mofa.cost.optimizer_issue import SteppedTensors, host_lead_behind_optimizer_s, optimizer_host_seconds
+from mofa.cost.optimizer_issue import SteppedTensors, host_lead_behind_optimizer_s, optimizer_waits_for_host_s
 from mofa.cost.rows import GatheredRows, params_in_layers
 from mofa.cost.step_time.gradient_buckets import megatron_first_chunk_buckets
 from mofa.cost.step_time.micro_batch import MicroBatchPasses
@@ -40,13 +40,13 @@ def optimizer_and_host_wait_seconds(rows: GatheredRows, each: MicroBatchPasses) 
         c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
         rows.mtp_layer_quantity("issue_s"),
     )  # fmt: skip
-    lead = np.maximum(sum(each.passes_of_stages()) - issue, 0.0)
+    lead = np.maximum(sum(each.stage_forward_and_backward_s()) - issue, 0.0)
     if each.host_bound is not None:
-        lead[each.host_bound.rows] = each.host_bound.lead_s()
+        lead[each.host_bound.rows] = each.host_bound.lead_behind_last_backward_s()
     parts = optimizer_device_seconds_by_part(*given)
-    tensors = stepped_tensors(rows)
-    waited = optimizer_host_seconds(*given, tensors, lead, rows.grid_index, _distributed(rows), parts)
-    on_hosts = host_step_seconds(rows, tensors.total, parts["adam"])
+    tensors = num_stepped_tensors(rows)
+    waited = optimizer_waits_for_host_s(*given, tensors, lead, rows.grid_index, _distributed(rows), parts)
+    on_hosts = host_step_extra_seconds(rows, tensors.total, parts["adam"])
     seconds = (optimizer_seconds(*given, parts) + on_hosts)[rows.grid_index] + waited
     if transformer_engine_recipe(rows.workload, rows.framework):
         linears = params_in_layers(rows.workload, rows.grids, rows.stage_layers)
@@ -74,15 +74,15 @@ def _float8_scale_seconds(rows: GatheredRows) -> ArrayN:
     ctx = rows.costs.context
     share = fp8_gathered_share(ctx.model, ctx.framework, ctx.float8)
     linears = params_in_layers(rows.workload, rows.grids, rows.stage_layers) / rows.shards.dense_ranks
-    return np.asarray(4.0 * share * linears / memory_bound_rate(rows.cluster.gpu, "grad_norm"))
+    return np.asarray(4.0 * share * linears / memory_bound_bytes_per_s(rows.cluster.gpu, "grad_norm"))
 
 
-def lead_at_step_start_s(rows: GatheredRows) -> ArrayN:
+def host_lead_at_step_start_s(rows: GatheredRows) -> ArrayN:
     """How far each stage's host is ahead of its device as a step begins, whose optimizer the device is still at; behind
     it where negative. (n, R) [s]"""
     given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
     parts = optimizer_device_seconds_by_part(*given)
-    zero, tensors = rows.grids.zero[:, None], stepped_tensors(rows)
+    zero, tensors = rows.grids.zero[:, None], num_stepped_tensors(rows)
     lead_s = host_lead_behind_optimizer_s(rows.cluster, rows.framework, rows.shards, zero, tensors, parts)
     return np.asarray(lead_s[rows.grid_index])
 
@@ -108,7 +108,7 @@ def _weight_cast_host_seconds(rows: GatheredRows) -> ArrayN:
 
 
 @lru_cache(maxsize=1)
-def stepped_tensors(rows: GatheredRows) -> SteppedTensors:
+def num_stepped_tensors(rows: GatheredRows) -> SteppedTensors:
     """Parameter tensors that one rank of every stage steps, of each grid of ranks. (g, R)
 
     The distributed optimizer deals out each bucket of a buffer in equal parts, so that a rank steps its share of the
@@ -119,7 +119,9 @@ def stepped_tensors(rows: GatheredRows) -> SteppedTensors:
     counts = stages.layer_counts[:, shown].sum(axis=2)
     norm = 2 if model.norm == "layernorm" else 1
     shape = (len(rows.grids), len(shown))
-    dense = rows.is_first + rows.is_head * (norm + (0 if model.tied_embeddings else 1)) + np.zeros(shape)
+    dense = (
+        rows.is_embedding_stage + rows.is_head_stage * (norm + (0 if model.tied_embeddings else 1)) + np.zeros(shape)
+    )
     experts = np.zeros(shape)
     for i, kind in enumerate(stages.kinds):
         in_layer, in_expert = layer_parameter_tensors(model, kind.moe, packed=packed)
@@ -153,5 +155,5 @@ def gradient_norm_seconds(rows: GatheredRows) -> ArrayN:
     if not rows.workload.optimizer.clip_grad_norm:
         return np.zeros(len(rows.table))
     payload = np.full(len(rows.grids), GRADIENT_NORM_BYTES)
-    reduce = collective_s("all_reduce", payload, rows.groups["world"], rows.costs.machine.fabric)
+    reduce = collective_s("all_reduce", payload, rows.groups["world"], rows.costs.machine.network_fabric)
     return np.asarray(reduce[rows.grid_index] + rows.cluster.sync_s)

@@ -33,7 +33,7 @@ class PieceSeconds:
     end_gather_s: ArrayN
     end_reduce_s: ArrayN
 
-    def of_chunks(self, rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
+    def gather_and_reduce_of_chunks_s(self, rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
         """All gathers and all reductions of each chunk, one after the other. (n, R, vpp) each [s]"""
         lay = rows.stage_layers
         counts = lay.stages.layer_counts[:, lay.shown.shown_stages].astype(float)
@@ -70,8 +70,10 @@ def _collectives_s(rows: GatheredRows, kind: CollectiveKind, params: ArrayN, wid
     seconds = np.zeros(params.shape[1:])
     for of_group, name in zip(params, ("fsdp", "efsdp"), strict=True):
         group = rows.groups[name]
-        group = group.indexed(np.s_[:, None, None]) if of_group.ndim == 3 else group
-        seconds += np.where(of_group > 0, collective_s(kind, of_group * width, group, rows.costs.machine.fabric), 0.0)
+        group = group.with_indexed_arrays(np.s_[:, None, None]) if of_group.ndim == 3 else group
+        seconds += np.where(
+            of_group > 0, collective_s(kind, of_group * width, group, rows.costs.machine.network_fabric), 0.0
+        )
     return seconds
 
 
@@ -115,7 +117,7 @@ def first_forward_clock_advance(
     launch_s = rows.cluster.slowest_host_factor * rows.cluster.gpu.curves.host.eager_op_s.value
     walk = _PiecesWalk.beginning(like.device_s[:, :, 0].shape)
     end_s = pieces.end_gather_s[grid][:, :, 0]
-    first, last = rows.is_first > 0, (rows.is_head > 0) | (rows.is_prediction > 0)
+    first, last = rows.is_embedding_stage > 0, (rows.is_head_stage > 0) | (rows.is_prediction_stage > 0)
     embedding, head = (cost.forward.clocks[:, rows.k[index]].T for cost in (rows.costs.embedding, rows.costs.head))
     walk.add(first, launch_s, end_s, embedding)
     for kind, of_stages in enumerate(counts):

@@ -16,7 +16,7 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.rank_rules import gradient_reducer, host_waits_at_exchanges
 from mofa.cost.rows import GatheredRows
-from mofa.cost.step_time.bubble import exchanges_waited_for, one_f_one_b_s, pipeline_s
+from mofa.cost.step_time.bubble import num_exchanges_waited_for, one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.combined_passes import PairedPasses, paired_passes
 from mofa.cost.step_time.critical_path import (
     MOST_WALKED_ROUNDS,
@@ -28,7 +28,7 @@ from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, commun
 from mofa.cost.step_time.micro_batch import HostBoundPasses, MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.optimizer_step import (
     gradient_norm_seconds,
-    lead_at_step_start_s,
+    host_lead_at_step_start_s,
     optimizer_and_host_wait_seconds,
 )
 from mofa.cost.step_time.staggered_starts import staggered_start_saving_s
@@ -63,7 +63,7 @@ def step_time(rows: GatheredRows) -> StepTime:
     n = len(table)
     rowsel = np.arange(n)
     each = micro_batch_passes(rows)
-    fwd, bwd = each.passes_of_stages()
+    fwd, bwd = each.stage_forward_and_backward_s()
     stage_s = fwd + bwd
     slowest = first_largest_index(stage_s)
     exposed = np.zeros((len(TIME_COMPONENTS), n))
@@ -71,16 +71,16 @@ def step_time(rows: GatheredRows) -> StepTime:
     m = rows.num_micro_batches.astype(float)
     # the slowest stage's own micro-batches
     shares = lay.base_mode[rowsel, :, slowest], lay.fully_recomputed[rowsel, :, slowest]
-    per_batch = rows.sum_over_layers(rows.layers.exposed, *shares, "nk,nkf->fn")
-    per_batch_hidden = rows.sum_over_layers(rows.layers.hidden, *shares, "nk,nkf->fn")
+    per_batch = rows.sum_over_layers(rows.layers.exposed_by_family_s, *shares, "nk,nkf->fn")
+    per_batch_hidden = rows.sum_over_layers(rows.layers.hidden_by_family_s, *shares, "nk,nkf->fn")
     depth = rows.workload.model.num_mtp_layers
-    for cost, there, times in ((c.embedding, rows.is_first, 1), (c.head, rows.is_head, 1 + depth)):
+    for cost, there, times in ((c.embedding, rows.is_embedding_stage, 1), (c.head, rows.is_head_stage, 1 + depth)):
         index = np.flatnonzero(there[slowest])
         per_batch[:, index] += times * (cost.forward.exposed + cost.backward.exposed)[:, rows.k[index]]
         per_batch_hidden[:, index] += times * (cost.forward.hidden + cost.backward.hidden)[:, rows.k[index]]
-    mtp_exposed, mtp_hidden = rows.mtp_layer_quantity("exposed"), rows.mtp_layer_quantity("hidden")
+    mtp_exposed, mtp_hidden = map(rows.mtp_layer_quantity, ("exposed_by_family_s", "hidden_by_family_s"))
     if mtp_exposed is not None and mtp_hidden is not None:
-        there = rows.is_prediction[slowest]
+        there = rows.is_prediction_stage[slowest]
         per_batch += there * depth * mtp_exposed.T
         per_batch_hidden += there * depth * mtp_hidden.T
     exposed[_OF_TAPES] += m * per_batch
@@ -96,7 +96,7 @@ def step_time(rows: GatheredRows) -> StepTime:
     if pairs is not None:
         exposed[_OF_TAPES] -= pairs.sum_over_step(pairs.exposed_s, slowest).T
         hidden += pairs.sum_over_step(pairs.hidden_s, slowest).T
-    lead_s = lead_at_step_start_s(rows)
+    lead_s = host_lead_at_step_start_s(rows)
     outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound, lead_s)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
@@ -104,7 +104,7 @@ def step_time(rows: GatheredRows) -> StepTime:
     if each.host_bound is not None and pairs is not None and rows.stage_layers.stages.pp == 1:
         lead_s = lead_s + outside.before_forward  # the host goes on while its device waits for the first gather
         passed_s = m * (fwd + bwd)[:, 0] - pairs.saved_by_rank_s[:, 0]
-        exposed[_T["host_idle"]] += pairs.single_stage_s(each.host_bound, m, lead_s[:, 0]) - passed_s
+        exposed[_T["host_idle"]] += pairs.single_stage_passes_s(each.host_bound, m, lead_s[:, 0]) - passed_s
     elif each.host_bound is not None and rows.stage_layers.stages.pp == 1:
         index = each.host_bound.rows
         counted = stage_s[index, 0] - (each.host_bound.forward.device_s + each.host_bound.backward.device_s)[:, 0, 0]
@@ -113,7 +113,7 @@ def step_time(rows: GatheredRows) -> StepTime:
         behind_s = np.broadcast_to(outside.after_each_backward_s, len(m))[index]
         late_s = outside.after_late_backward_s
         first, before_s = outside.first_forward, 0.0 if outside.first_forward is None else outside.before_forward[:, 0]
-        idle_s = each.host_bound.single_stage_s(m[index], behind_s, lead_s[index, 0], late_s, first)
+        idle_s = each.host_bound.single_stage_host_wait_s(m[index], behind_s, lead_s[index, 0], late_s, first)
         exposed[_T["host_idle"], index] += idle_s - np.broadcast_to(before_s, m.shape)[index] - m[index] * counted
     elif each.host_bound is not None:
         by_step = rows.schedule_record.has_closed_form and gradient_reducer(rows) in ("FSDP by step", "none")
@@ -147,7 +147,7 @@ def slowest_stages_of_micro_batch(each: MicroBatchPasses) -> NDArray[np.bool_]:
     array
         Of the stages that are shown. (n, R)
     """
-    fwd, bwd = each.passes_of_stages()
+    fwd, bwd = each.stage_forward_and_backward_s()
     stage_s = fwd + bwd
     return np.asarray(np.isclose(stage_s, stage_s.max(axis=1, keepdims=True), rtol=1e-12, atol=0.0))
 
@@ -160,7 +160,7 @@ def _split_backward_shares(rows: GatheredRows, num_plain: ArrayN, num_full: Arra
     """
     c, kinds = rows.costs, rows.stage_layers.stages.kinds
     more_s = np.array([
-        [(c.split_backward_exposed[layer_label(kind, mode)] - cost.backward.exposed_on_device).T
+        [(c.split_backward_exposed_s[layer_label(kind, mode)] - cost.backward.exposed_with_host_far_ahead_s).T
          for kind, cost in zip(kinds, costs, strict=True)]
         for mode, costs in c.blocks.items()
     ])  # fmt: skip
@@ -215,7 +215,7 @@ def _pipeline(
         return nothing
     schedule = rows.schedule_record
     hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
-    fwd, bwd = each.passes_of_stages()
+    fwd, bwd = each.stage_forward_and_backward_s()
     counted = np.arange(len(num_micro_batches)), slowest
     busy, own_gather = num_micro_batches * (fwd + bwd)[counted], before[counted]
     if pairs is not None:
@@ -236,7 +236,7 @@ def _pipeline(
         late_s, own_s = np.zeros((2, len(total)))
         if each.host_bound is not None:
             index = each.host_bound.rows
-            with_host = given.select_plans(index, each.host_bound.clocks_by_kind, lead_s[index])
+            with_host = given.select_plans(index, each.host_bound.clock_advances_by_kind, lead_s[index])
             until, waited_s = critical_path_and_host_waits_s(
                 plan, with_host, rows.num_micro_batches[index], of=rows.stage_layers.shown.shown_index
             )
@@ -259,7 +259,7 @@ def _pipeline(
         return np.array([nothing[0], late_s - own_s])  # others' hosts may be late too
     fwd, bwd = rows.spread_to_all_stages(fwd), rows.spread_to_all_stages(bwd)
     # a host that a stage's wait lets get ahead, or that Megatron's exchanges hold
-    rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else None
+    rested = rows.spread_to_all_stages(each.passes_after_wait_s()) if each.host_bound is not None else None
     if host_waits_at_exchanges(rows):
         stage, timed = rows.stage_layers.shown.shown_stages[slowest], (fwd, bwd, rested)
         of_others_s = _exchanging(rows, exposed, timed, busy, num_micro_batches, before, own_gather, hop, stage)
@@ -330,7 +330,7 @@ def _exchanging(
     exposed[_T["pp"]] += share * sent
     exposed[_T["host_idle"]] += (1.0 - share) * sent
     exposed[_T["bubble"]] += idle - sent
-    less = sent - np.minimum(exchanges_waited_for(pp, stage, num_micro_batches) * each[:, 0], idle)
+    less = sent - np.minimum(num_exchanges_waited_for(pp, stage, num_micro_batches) * each[:, 0], idle)
     return np.array([share * less, (1.0 - share) * less])
 
 
@@ -363,7 +363,7 @@ def _walk_late_hosts(
     some, index = np.flatnonzero(walked), late_rows[walked]
     if not len(some):
         return walked
-    forward, backward = (_of_rows(clocks, some) for clocks in host_bound.clocks_by_kind)
+    forward, backward = (_of_rows(clocks, some) for clocks in host_bound.clock_advances_by_kind)
     once = outside.once
     given = ComputationDurations(
         forward.device_s, backward.device_s, np.zeros_like(backward.device_s), hop_seconds(rows)[index],
@@ -389,7 +389,7 @@ def _walk_late_hosts(
         over_s = over_s - part
     is_counted = slowest_stages_of_micro_batch(each)[index][:, shown]
     own_s = max_of_array_rows(np.where(is_counted, waited_s, 0.0))
-    passes_s = each.passes_of_stages()[0] + each.passes_of_stages()[1]
+    passes_s = each.stage_forward_and_backward_s()[0] + each.stage_forward_and_backward_s()[1]
     held_s = (passes_s - turn_s)[index, slowest[index]]  # of each micro-batch's waits for the host, as they were named
     host_idle, bubble = exposed[_T["host_idle"], index], exposed[_T["bubble"], index]
     moved_s = in_tapes_s - num_micro_batches[some] * held_s + own_s - host_idle
@@ -424,9 +424,9 @@ def _start_ahead(
     more under a host behind its device. (n, R) [s]"""
     index = host_bound.rows
     slower_s = np.broadcast_to(outside.slower_first_forward_s, len(rows.table))[:, None]
-    gather_s = outside.before_forward + outside.issued_beside_s + slower_s * rows.is_first
+    gather_s = outside.before_forward + outside.issued_beside_s + slower_s * rows.is_embedding_stage
     first = outside.first_forward if host_waits_at_exchanges(rows) else None
-    saved_s = (host_bound.saved_by_lead_s(lead_s[index], gather_s[index], first) * rows.is_first).sum(axis=1)
+    saved_s = (host_bound.saved_by_lead_s(lead_s[index], gather_s[index], first) * rows.is_embedding_stage).sum(axis=1)
     exposed[_T["host_idle"], index] += np.maximum(-saved_s, 0.0)
     saved_s = np.maximum(saved_s, 0.0)
     exposed[_T["bubble"], index] -= np.minimum(saved_s, np.maximum(exposed[_T["bubble"], index], 0.0))
@@ -453,8 +453,8 @@ def _stagger(
     schedule = rows.schedule_record
     if rows.stage_layers.stages.pp == 1 or not schedule.has_closed_form:
         return
-    fwd, bwd = (rows.spread_to_all_stages(passes) for passes in each.passes_of_stages())
-    rested = rows.spread_to_all_stages(each.rested_s()) if each.host_bound is not None else fwd + bwd
+    fwd, bwd = (rows.spread_to_all_stages(passes) for passes in each.stage_forward_and_backward_s())
+    rested = rows.spread_to_all_stages(each.passes_after_wait_s()) if each.host_bound is not None else fwd + bwd
     if host_waits_at_exchanges(rows):
         received = _received_s(rows, hop_seconds(rows))
         fwd, bwd, rested = fwd + received[0], bwd + received[1], rested + received[0] + received[1]
@@ -474,7 +474,7 @@ def _received_s(rows: GatheredRows, hop: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What each stage's forward and backward take with the exchange that they receive in. (n, pp) each [s]"""
     stages = rows.stage_layers.stages
     each = (hop + rows.cluster.sync_s + exchange_host_s(rows)[1])[:, None]
-    return each * stages.receives[:, 0], each * stages.sends[:, -1]
+    return each * stages.chunks_that_receive[:, 0], each * stages.chunks_that_send[:, -1]
 
 
 def hand_over_bytes(rows: GatheredRows) -> ArrayN:
@@ -489,12 +489,12 @@ def hop_seconds(rows: GatheredRows) -> ArrayN:
     """One hand-over between stages: the whole boundary, or a rank's part of it and its gathering over tp. (n,) [s]"""
     payload, groups = (
         rows.costs.stage_boundary_bytes[rows.k],
-        {name: rows.groups[name].take(rows.grid_index) for name in ("pp", "tp")},
+        {name: rows.groups[name].select_strategies(rows.grid_index) for name in ("pp", "tp")},
     )
-    full_s = collective_s("send_recv", payload, groups["pp"], rows.costs.machine.fabric)
+    full_s = collective_s("send_recv", payload, groups["pp"], rows.costs.machine.network_fabric)
     if not rows.framework.scatters_pipeline_sends:
         return full_s
     tp = rows.table.tp.astype(float)
-    part_s = collective_s("send_recv", payload / tp, groups["pp"], rows.costs.machine.fabric)
-    part_s = part_s + collective_s("all_gather", payload, groups["tp"], rows.costs.machine.fabric)
+    part_s = collective_s("send_recv", payload / tp, groups["pp"], rows.costs.machine.network_fabric)
+    part_s = part_s + collective_s("all_gather", payload, groups["tp"], rows.costs.machine.network_fabric)
     return np.where(rows.table.sp | (tp == 1), full_s, part_s)

@@ -78,13 +78,13 @@ def bridge_config_fields(job: ExportJob, values: Mapping[str, Any]) -> dict[str,
         If Bridge cannot say one of them.
     """
     model, s = job.model, job.strategy
-    given = {name: MEGATRON.argument(name).default for name in SWITCHES
+    given = {name: MEGATRON.argument_named(name).default for name in SWITCHES
              if model.moe is not None or not name.startswith("moe-")}  # fmt: skip
     out: dict[str, Any] = {}
     for name, value in (given | dict(values)).items():
         if name.startswith("$") or name in SAID_OTHERWISE:
             continue
-        argument = MEGATRON.argument(name)
+        argument = MEGATRON.argument_named(name)
         for path in ELSEWHERE.get(name, (f"model.{argument.dump_name}",)):
             out[path] = _value(name, value)
     if model.positions == "learned" and model.max_positions != job.workload.batch.seq_len:
@@ -111,7 +111,7 @@ def bridge_config_fields(job: ExportJob, values: Mapping[str, Any]) -> dict[str,
     }
     if "pipeline-model-parallel-layout" in values and s.vpp > 1:
         out["model.virtual_pipeline_model_parallel_size"] = s.vpp
-    if job.has_latents:
+    if job.has_latent_attention:
         out.setdefault("model.rotary_scaling_factor", 1.0)  # Megatron-LM's default, 40 in the class
         out.setdefault("model.q_lora_rank", None)
     return out

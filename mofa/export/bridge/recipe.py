@@ -43,7 +43,7 @@ def write_bridge_job(job: ExportJob) -> dict[str, str]:
     SpecError
         If a choice of the job has no field.
     """
-    values = MEGATRON.write(job)
+    values = MEGATRON.write_arguments(job)
     fields = bridge_config_fields(job, values)
     head = as_comment(header_lines(job, f"Megatron-Bridge {VERSION} with Megatron-Core {CORE_VERSION}"))
     environment = [f"export {name[1:]}={shlex.quote(str(v))}" for name, v in values.items() if name.startswith("$")]
@@ -74,7 +74,7 @@ def write_bridge_job(job: ExportJob) -> dict[str, str]:
 
 def bridge_recipe_text(job: ExportJob, fields: Mapping[str, Any]) -> str:
     """The recipe: a function that returns the container, and a call of ``pretrain``."""
-    provider = "MLAModelProvider" if job.has_latents else "GPTModelProvider"
+    provider = "MLAModelProvider" if job.has_latent_attention else "GPTModelProvider"
     module = "mla_provider" if provider.startswith("MLA") else "gpt_provider"
     needed = {path.partition(".")[0] for path in fields}
     written = [section for section in _CLASSES if section not in _IF_NEEDED or section in needed]

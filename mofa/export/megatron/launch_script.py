@@ -26,7 +26,7 @@ def write_megatron_job(job: ExportJob) -> dict[str, str]:
     SpecError
         If a choice of the job has no argument.
     """
-    values = MEGATRON.write(job)
+    values = MEGATRON.write_arguments(job)
     of_model = {argument.name for row in MODEL_ROWS for argument in row.arguments} - set(_DATA)
     assumed = {given.argument.name for given in ASSUMED}
     given = {name: value for name, value in values.items() if not name.startswith("$")}
@@ -80,7 +80,7 @@ def write_megatron_job(job: ExportJob) -> dict[str, str]:
 
 
 def _array(name: str, values: Mapping[str, Any], more: Iterable[str] = ()) -> str:
-    lines = [shell_argument_text(MEGATRON.argument(key), value) for key, value in values.items()]
+    lines = [shell_argument_text(MEGATRON.argument_named(key), value) for key, value in values.items()]
     return "\n".join([f"{name}=(", *(f"  {line}" for line in [*lines, *more]), ")"])
 
 

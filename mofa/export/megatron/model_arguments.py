@@ -51,7 +51,7 @@ def _given_experts(given: GivenArguments) -> bool:
 
 
 def _is_latent(job: ExportJob) -> bool:
-    return job.has_latents
+    return job.has_latent_attention
 
 
 def _given_latent(given: GivenArguments) -> bool:
@@ -294,7 +294,7 @@ _EXPERT_ROWS = rows_if_present(_has_experts, _given_experts, (
     same_value_row("model.moe.top_k", Argument("moe-router-topk", "int", 2)),
     FieldRow(
         ("model.moe.expert_hidden",), (Argument("moe-ffn-hidden-size", "int"),),
-        lambda job: {"moe-ffn-hidden-size": job.value("model.moe.expert_hidden")},
+        lambda job: {"moe-ffn-hidden-size": job.value_at_path("model.moe.expert_hidden")},
         lambda given: {
             "model.moe.expert_hidden": given["moe-ffn-hidden-size"] or given.required_value("ffn-hidden-size")
         },
@@ -302,7 +302,7 @@ _EXPERT_ROWS = rows_if_present(_has_experts, _given_experts, (
     FieldRow(
         ("model.moe.shared_hidden",), (Argument("moe-shared-expert-intermediate-size", "int"),),
         lambda job: {"moe-shared-expert-intermediate-size": width}
-        if (width := job.value("model.moe.shared_hidden")) else {},
+        if (width := job.value_at_path("model.moe.shared_hidden")) else {},
         lambda given: {"model.moe.shared_hidden": given["moe-shared-expert-intermediate-size"] or 0},
     ),
     switch_row("model.moe.shared_gate", Argument("moe-shared-expert-gate", "flag", False)),

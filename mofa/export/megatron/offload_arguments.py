@@ -17,7 +17,7 @@ FIRST_VERSION = Argument("$NVTE_CPU_OFFLOAD_V1", "text", "0")
 
 def _write(job: ExportJob) -> Mapping[str, Any]:
     """The modules, with the variable that Megatron-LM asserts under Transformer Engine 2.10 and above."""
-    offload = job.framework.offload
+    offload = job.framework.offloaded_activations
     if not offload.offloads_any:
         return {}
     return {OFFLOADS.name: True, MODULES.name: list(offload.modules), FIRST_VERSION.name: "1"}

@@ -97,7 +97,7 @@ def _read_kv_heads(given: GivenArguments) -> Mapping[str, Any]:
 
 def _write_head_dim(job: ExportJob) -> Mapping[str, Any]:
     a = job.model.attention
-    if not job.has_latents and a.d_v != a.d_qk:
+    if not job.has_latent_attention and a.d_v != a.d_qk:
         raise job.refusal(f"model.attention.v_head_dim ({a.d_v})", f"its value heads are as wide as others ({a.d_qk})")
     return {_HEAD_DIM.name: job.model.attention.d_qk} if torchtitan_model_name(job) == QWEN3 else {}
 
@@ -233,7 +233,7 @@ _GROUPED_ROWS = rows_if_present(_is(LLAMA3, QWEN3), _given_is(LLAMA3, QWEN3), (
 _LATENT_ROWS = rows_if_present(_is(DEEPSEEK), _given_is(DEEPSEEK), (
     FieldRow(
         ("model.attention.q_lora_rank",), (Argument("args.q_lora_rank", "int", 0),),
-        lambda job: {"args.q_lora_rank": job.value("model.attention.q_lora_rank") or 0},
+        lambda job: {"args.q_lora_rank": job.value_at_path("model.attention.q_lora_rank") or 0},
         lambda given: {"model.attention.q_lora_rank": given["args.q_lora_rank"] or None},
     ),
     same_value_row("model.attention.kv_lora_rank", Argument("args.kv_lora_rank", "int", 512)),

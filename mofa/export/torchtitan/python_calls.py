@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class NotLiteral:
+class NotLiteralError:
     """A value that Python would have to compute."""
 
     def __init__(self, text: str) -> None:
@@ -17,7 +17,7 @@ class NotLiteral:
         return self.text[:60]
 
 
-class PythonError(ValueError):
+class UnreadablePythonError(ValueError):
     """A file that is no Python, or too deep to be read."""
 
 
@@ -26,13 +26,13 @@ def parse_python(text: str) -> ast.Module:
 
     Raises
     ------
-    PythonError
+    UnreadablePythonError
         If it is no Python.
     """
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise PythonError(f"is no Python ({str(error)[:60]})") from None
+        raise UnreadablePythonError(f"is no Python ({str(error)[:60]})") from None
 
 
 def called_name(node: ast.expr) -> str:
@@ -49,7 +49,7 @@ def called_name(node: ast.expr) -> str:
 
 
 def literal_value(node: ast.expr, names: Mapping[str, ast.expr] | None = None) -> Any:
-    """A literal value, or that of a name that the file gives one; else :class:`NotLiteral`.
+    """A literal value, or that of a name that the file gives one; else :class:`NotLiteralError`.
 
     >>> literal_value(ast.parse("[1, 'a']", mode="eval").body), literal_value(ast.parse("f(1)", mode="eval").body)
     ([1, 'a'], f(1))
@@ -59,7 +59,7 @@ def literal_value(node: ast.expr, names: Mapping[str, ast.expr] | None = None) -
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return NotLiteral(ast.unparse(node))
+        return NotLiteralError(ast.unparse(node))
 
 
 def keyword_arguments(call: ast.Call, names: Mapping[str, ast.expr]) -> dict[str, Any]:

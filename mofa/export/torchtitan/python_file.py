@@ -38,7 +38,7 @@ def write_torchtitan_python_job(job: ExportJob) -> dict[str, str]:
     SpecError
         If a choice of the job has no setting.
     """
-    values = TORCHTITAN_PYTHON.write(job)
+    values = TORCHTITAN_PYTHON.write_arguments(job)
     head = as_comment([
         *header_lines(job, f"torchtitan {EXPERIMENTAL_VERSION}"),
         f"Predicted with facts of torchtitan {VERSION}, which mofa read and measured; settings below keep to it.",

@@ -12,8 +12,8 @@ from mofa.export.job_file import JobOfFile, read_limited_text
 from mofa.export.torchtitan.launch_beside import read_launch_script_beside
 from mofa.export.torchtitan.model_settings import LLAMA3
 from mofa.export.torchtitan.python_calls import (
-    NotLiteral,
-    PythonError,
+    NotLiteralError,
+    UnreadablePythonError,
     assigned_values,
     called_name,
     keyword_arguments,
@@ -44,7 +44,7 @@ def read_python_config(file: Path, num_gpus: int | None) -> JobOfFile:
     """
     try:
         tree = parse_python(read_limited_text(file))
-    except PythonError as error:
+    except UnreadablePythonError as error:
         raise SpecError(f"{file}: {error}; name a Python config") from None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_name(node) == _CONFIG]
     if len(calls) != 1:
@@ -121,7 +121,7 @@ def _model(tree: ast.Module, names: Mapping[str, ast.expr], file: Path) -> dict[
     if len(calls) != 1 or not calls[0].args:
         raise SpecError(f"{file}: has {len(calls)} calls of model_registry with a flavour; keep the one of the job")
     flavour, given = literal_value(calls[0].args[0], names), keyword_arguments(calls[0], names)
-    if isinstance(flavour, NotLiteral):
+    if isinstance(flavour, NotLiteralError):
         raise SpecError(f"{file}: the flavour ({flavour}) would have to be computed; write it")
     if given.get("converters"):
         raise SpecError(f"{file}: converters of model_registry are not modelled; leave them out")

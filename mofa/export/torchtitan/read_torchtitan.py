@@ -13,7 +13,7 @@ from mofa.export.job_file import JobOfFile, read_limited_text
 from mofa.export.torchtitan.flavours import FLAVOURS
 from mofa.export.torchtitan.launch_beside import read_launch_script_beside
 from mofa.export.torchtitan.python_calls import (
-    PythonError,
+    UnreadablePythonError,
     assigned_values,
     called_name,
     keyword_arguments,
@@ -94,7 +94,7 @@ def module_arguments(place: Path, flavour: str) -> dict[str, Any]:
     """
     try:
         tree = parse_python(read_limited_text(place))
-    except PythonError as error:
+    except UnreadablePythonError as error:
         raise SpecError(f"{place}: {error}; name a module of Python") from None
     classes = {kind: name for name, kind in ARGUMENT_CLASSES.items()}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_name(node) in classes]

@@ -12,7 +12,7 @@ from mofa.export.job_file import JobOfFile, job_from_arguments
 from mofa.export.torchtitan.flavours import FLAVOURS
 from mofa.export.torchtitan.job_settings import num_gpus_of_degrees
 from mofa.export.torchtitan.model_settings import DEEPSEEK, LLAMA3
-from mofa.export.torchtitan.python_calls import NotLiteral
+from mofa.export.torchtitan.python_calls import NotLiteralError
 from mofa.specs.files import did_you_mean
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -28,7 +28,7 @@ def checked_setting(argument: Argument, value: Any, where: str) -> Any:
     SpecError
         If it is of another, or Python would have to compute it.
     """
-    if isinstance(value, NotLiteral):
+    if isinstance(value, NotLiteralError):
         raise SpecError(f"{where}: {argument.name} ({value}) would have to be computed; write its value")
     wanted = _TYPES.get(argument.kind)
     is_truth = isinstance(value, bool) and bool not in (wanted or ())

@@ -29,7 +29,7 @@ def write_torchtitan_job(job: ExportJob) -> dict[str, str]:
     SpecError
         If a choice of the job has no setting.
     """
-    values = TORCHTITAN.write(job)
+    values = TORCHTITAN.write_arguments(job)
     head = as_comment(header_lines(job, f"torchtitan {VERSION}"))
     settings = {n: value for n, value in values.items() if not n.startswith(("$", "args.")) and value is not None}
     return {

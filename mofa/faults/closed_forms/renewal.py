@@ -124,14 +124,15 @@ def effective_restart_s(restart_s: ArrayLike, shares: ArrayLike, mtbf_s: ArrayLi
     return np.asarray(np.where(np.isinf(mtbf) | np.isinf(mean), mean, effective_s))
 
 
-def expected_lost_s(interval_s: ArrayLike, block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
+def expected_lost_s_per_failure(interval_s: ArrayLike, block_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
     """Time since the segment began when a failure strikes in it, ``M - L / (exp(L / M) - 1)``. [s]
 
     Half of the segment where it is short against M, M where it is long.
 
     Examples
     --------
-    >>> float(expected_lost_s(10.0, 0.0, 1e6)).__round__(4), float(expected_lost_s(1e6, 0.0, 10.0))
+    >>> float(expected_lost_s_per_failure(10.0, 0.0, 1e6)).__round__(4), float(expected_lost_s_per_failure(1e6, 0.0,
+    10.0))
     (5.0, 10.0)
     """
     length = check_at_least_zero("interval_s", interval_s) + check_at_least_zero("block_s", block_s)
@@ -158,12 +159,12 @@ def first_order_waste(
     return block / interval + (interval / 2 + after) / mtbf
 
 
-def expected_unprotected_s(work_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
+def expected_uncheckpointed_work_s(work_s: ArrayLike, mtbf_s: ArrayLike) -> FloatN:
     """Expected time of work that is never checkpointed and restarts at once, ``M (exp(W / M) - 1)``. [s]
 
     Examples
     --------
-    >>> float(expected_unprotected_s(7200.0, 3600.0)) / 3600  # doctest: +ELLIPSIS
+    >>> float(expected_uncheckpointed_work_s(7200.0, 3600.0)) / 3600  # doctest: +ELLIPSIS
     6.389...
     """
     return expected_segment_s(check_above_zero("work_s", work_s), 0.0, mtbf_s, 0.0)

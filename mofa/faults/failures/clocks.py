@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mofa.errors import SpecError
 from mofa.faults.checks import check_above_zero, checked_share
-from mofa.faults.failures.rates import lemon_factor, weibull_scale_s
+from mofa.faults.failures.rates import lemon_rate_factor, weibull_scale_s
 
 FloatN = NDArray[np.float64]
 IntN = NDArray[np.int64]
@@ -38,7 +38,7 @@ class FailureClock:
         Whether a restart can fail; else clocks stand still until it is over.
     counted_failures
         Failures behind the rate, where it was estimated: every run draws its true rate given that count
-        (:func:`mofa.faults.failures.rates.rate_given_count`). None: the rate is known. [-]
+        (:func:`mofa.faults.failures.rates.true_over_estimated_rate`). None: the rate is known. [-]
     """
 
     mtbf_s: float
@@ -64,13 +64,13 @@ class FailureClock:
             check_above_zero("counted_failures", self.counted_failures, "")
 
     @property
-    def has_node_clocks(self) -> bool:
+    def needs_clock_per_node(self) -> bool:
         """Whether every node needs a clock of its own: exponential ones are as good as one."""
         return self.num_nodes is not None and self.shape != 1 and np.isfinite(self.mtbf_s)
 
-    def runs_at_once(self, num_runs: int) -> int:
+    def num_runs_at_once(self, num_runs: int) -> int:
         """Runs whose clocks fit into memory together. [-]"""
-        if not self.has_node_clocks:
+        if not self.needs_clock_per_node:
             return num_runs
         return int(min(max(MAX_CELLS // (self.num_nodes or 1), 1), num_runs))
 
@@ -85,16 +85,16 @@ class FailureTimes:
         if clock.counted_failures is not None:
             slower = clock.counted_failures / rng.gamma(clock.counted_failures + 0.5, size=num_runs)
         nodes = clock.num_nodes
-        if nodes is not None and clock.lemon_fraction and not clock.has_node_clocks:
+        if nodes is not None and clock.lemon_fraction and not clock.needs_clock_per_node:
             lemons = rng.binomial(nodes, clock.lemon_fraction, num_runs)
-            expected = nodes * float(lemon_factor(clock.lemon_fraction, clock.lemon_multiple))
+            expected = nodes * float(lemon_rate_factor(clock.lemon_fraction, clock.lemon_multiple))
             self.mean_s = clock.mtbf_s * expected / (nodes + lemons * (clock.lemon_multiple - 1))
         self.mean_s = self.mean_s * slower
-        self.queue = _NodeClocks(clock, num_runs, rng, slower) if clock.has_node_clocks else None
+        self.queue = _NodeClocks(clock, num_runs, rng, slower) if clock.needs_clock_per_node else None
         weibull = self.queue is None and clock.shape != 1 and not np.isinf(clock.mtbf_s)
         self.scale_s = weibull_scale_s(self.mean_s, clock.shape) if weibull else self.mean_s
 
-    def next_gap(self, rows: IntN) -> FloatN:
+    def next_gap_s(self, rows: IntN) -> FloatN:
         """Time from the last failure of these runs to their next. [s]"""
         if self.queue is not None:
             return self.queue.next_gap(rows)
@@ -112,7 +112,7 @@ class _NodeClocks:
         self.clock, self.rng = clock, rng
         nodes = clock.num_nodes or 1
         lemon = rng.random((num_runs, nodes)) < clock.lemon_fraction
-        factor = float(lemon_factor(clock.lemon_fraction, clock.lemon_multiple))
+        factor = float(lemon_rate_factor(clock.lemon_fraction, clock.lemon_multiple))
         mean_s = clock.mtbf_s * nodes * factor
         scale = float(weibull_scale_s(mean_s, clock.shape))
         self.scale = np.where(lemon, scale / clock.lemon_multiple, scale) * slower[:, None]

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from mofa.errors import SpecError
-from mofa.faults.failures.rates import RateEstimate, estimate_rate, fit_weibull_shape
+from mofa.faults.failures.rates import RateEstimate, estimate_failure_rate, fit_weibull_shape
 from mofa.specs.files import shown_value
 from mofa.specs.limited_reads import read_bytes, utf8_text
 from mofa.specs.ranges import MOST_SECONDS
@@ -53,7 +53,7 @@ class FailureLog:
         """From the first failure to the last. [s]"""
         return float(self.times_s[-1] - self.times_s[0])
 
-    def rate(self, num_nodes: int, days: float | None = None, confidence: float = 0.9) -> RateEstimate:
+    def failure_rate(self, num_nodes: int, days: float | None = None, confidence: float = 0.9) -> RateEstimate:
         """Failures per node-day, downtime taken off where the file has it.
 
         Parameters
@@ -80,14 +80,14 @@ class FailureLog:
             raise SpecError(f"--log-days: {days:g} are shorter than the log's {self.span_s / SECONDS_PER_DAY:.4g} days")
         down_s = float(np.nansum(np.minimum(self.until_s, self.times_s[0] + whole_s) - self.times_s))
         up_days = num_nodes * whole_s / SECONDS_PER_DAY - down_s / SECONDS_PER_DAY
-        return estimate_rate(len(self) - (days is None), up_days, confidence)
+        return estimate_failure_rate(len(self) - (days is None), up_days, confidence)
 
     def statistics(self, num_nodes: int, days: float | None = None, confidence: float = 0.9) -> LogStatistics:
-        """:meth:`rate`, :meth:`kind_shares` and :meth:`weibull_shape` together."""
-        rate = self.rate(num_nodes, days, confidence)
-        return LogStatistics(**rate.model_dump(), kinds=self.kind_shares(), weibull_shape=self.weibull_shape())
+        """:meth:`failure_rate`, :meth:`failure_kind_shares` and :meth:`weibull_shape` together."""
+        rate = self.failure_rate(num_nodes, days, confidence)
+        return LogStatistics(**rate.model_dump(), kinds=self.failure_kind_shares(), weibull_shape=self.weibull_shape())
 
-    def kind_shares(self) -> dict[str, float]:
+    def failure_kind_shares(self) -> dict[str, float]:
         """Share of the failures of each kind, the most frequent first. [-]"""
         return {kind: count / len(self) for kind, count in Counter(self.kinds).most_common()}
 

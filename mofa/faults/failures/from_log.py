@@ -18,7 +18,7 @@ def fault_profile_with_log(faults: FaultSpec, log: FailureLog, num_nodes: int, d
     log
         Failures; its nodes are taken to have as many GPUs as the profile's.
     num_nodes, days
-        As in :meth:`mofa.faults.failures.events.FailureLog.rate`.
+        As in :meth:`mofa.faults.failures.events.FailureLog.failure_rate`.
 
     Raises
     ------
@@ -34,13 +34,13 @@ def fault_profile_with_log(faults: FaultSpec, log: FailureLog, num_nodes: int, d
     reliability = faults.reliability
     if reliability is None:
         raise SpecError(f"{faults.name}: has no reliability, whose kinds say how a job comes back; add the section")
-    rate, shape = log.rate(num_nodes, days), log.weibull_shape()
+    rate, shape = log.failure_rate(num_nodes, days), log.weibull_shape()
     source = f"a log of {rate.failures:,} failures in {rate.node_days:,.1f} node-days"
 
     def fact(value: float) -> Fact:
         return Fact(value=value, provenance="measured", source=source)
 
-    kinds = _kinds(reliability.kinds, log.kind_shares(), faults.name, fact(0.0))
+    kinds = _kinds(reliability.kinds, log.failure_kind_shares(), faults.name, fact(0.0))
     changes: dict[str, object] = {
         "failures_per_node_day": fact(rate.rate_per_node_day), "counted_failures": fact(rate.failures),
         "components": (), "kinds": kinds,

@@ -28,7 +28,7 @@ def job_mtbf_s(failures_per_node_day: ArrayLike, num_nodes: ArrayLike) -> FloatN
         return SECONDS_PER_DAY / (rate * nodes)
 
 
-def rate_from_components(components: Sequence[tuple[float, float]]) -> float:
+def failures_per_node_day_of_components(components: Sequence[tuple[float, float]]) -> float:
     """Failures per node-day of parts that fail independently at constant rates. [1/(node day)]
 
     Parameters
@@ -38,7 +38,7 @@ def rate_from_components(components: Sequence[tuple[float, float]]) -> float:
 
     Examples
     --------
-    >>> round(rate_from_components([(8, 50_000 * 3600.0)]) * 1000, 2)  # eight GPUs of 50,000 h
+    >>> round(failures_per_node_day_of_components([(8, 50_000 * 3600.0)]) * 1000, 2)  # eight GPUs of 50,000 h
     3.84
     """
     rate = 0.0
@@ -58,7 +58,7 @@ class RateEstimate(Spec):
     confidence: float = Field(gt=0, lt=1, description="Of the interval. [-]")
 
 
-def estimate_rate(failures: int, node_days: float, confidence: float = 0.9) -> RateEstimate:
+def estimate_failure_rate(failures: int, node_days: float, confidence: float = 0.9) -> RateEstimate:
     """Rate and exact (Garwood) interval of a Poisson count.
 
     ``chi2(a / 2, 2 n) / 2`` to ``chi2(1 - a / 2, 2 n + 2) / 2`` failures, over the node-days.
@@ -69,7 +69,7 @@ def estimate_rate(failures: int, node_days: float, confidence: float = 0.9) -> R
 
     Examples
     --------
-    >>> found = estimate_rate(419, 2048 * 54.0)  # Llama 3
+    >>> found = estimate_failure_rate(419, 2048 * 54.0)  # Llama 3
     >>> round(found.rate_per_node_day * 1000, 2), round(found.low_per_node_day * 1000, 2)
     (3.79, 3.49)
     """
@@ -89,11 +89,11 @@ def estimate_rate(failures: int, node_days: float, confidence: float = 0.9) -> R
     )  # fmt: skip
 
 
-def rate_given_count(failures: ArrayLike, probability: ArrayLike) -> FloatN:
+def true_over_estimated_rate(failures: ArrayLike, probability: ArrayLike) -> FloatN:
     """True rate over the estimated one that is not exceeded with this probability, given what was counted. [-]
 
     A Gamma distribution of ``n + 1/2`` over n: what Jeffreys' prior leaves after n failures, half a chi-square of
-    ``2 n + 1`` degrees of freedom, which lies between the two of Garwood's interval (:func:`estimate_rate`).
+    ``2 n + 1`` degrees of freedom, which lies between the two of Garwood's interval (:func:`estimate_failure_rate`).
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def rate_given_count(failures: ArrayLike, probability: ArrayLike) -> FloatN:
 
     Examples
     --------
-    >>> rate_given_count(419, np.array([0.05, 0.5, 0.95])).round(3).tolist()  # Llama 3: known to within 8 %
+    >>> true_over_estimated_rate(419, np.array([0.05, 0.5, 0.95])).round(3).tolist()  # Llama 3: known to within 8 %
     [0.922, 1.0, 1.083]
     """
     counted = check_above_zero("failures", failures, "")
@@ -174,7 +174,7 @@ def fit_weibull_shape(gaps_s: NDArray[np.float64], censored_s: NDArray[np.float6
     return float(optimize.brentq(score, least, most))
 
 
-def lemon_factor(lemon_fraction: ArrayLike, lemon_multiple: ArrayLike) -> FloatN:
+def lemon_rate_factor(lemon_fraction: ArrayLike, lemon_multiple: ArrayLike) -> FloatN:
     """Mean failure rate over that of good nodes, ``1 - f + f m``, where a fraction f fails m times as often. [-]
 
     References
@@ -183,7 +183,7 @@ def lemon_factor(lemon_fraction: ArrayLike, lemon_multiple: ArrayLike) -> FloatN
 
     Examples
     --------
-    >>> round(35.16 / float(lemon_factor(0.15, 5.0)), 3)  # its job: minutes between interruptions, from all good
+    >>> round(35.16 / float(lemon_rate_factor(0.15, 5.0)), 3)  # its job: minutes between interruptions, from all good
     21.975
     """
     f = checked_share("lemon_fraction", lemon_fraction)

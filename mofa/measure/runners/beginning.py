@@ -12,7 +12,7 @@ UNIT_BYTES = 512
 """Every address of a block is a multiple of it."""
 
 
-def innermost_frames(frames: list[dict[str, Any]]) -> str:
+def innermost_frames_text(frames: list[dict[str, Any]]) -> str:
     """The innermost frames of an allocation outside PyTorch's own machinery."""
     frames_kept = [
         f"{Path(f['filename']).name}:{f['name']}"
@@ -25,7 +25,8 @@ def innermost_frames(frames: list[dict[str, Any]]) -> str:
 class MemoryHistoryOfBeginning:
     """The memory history of building a run and of its first steps.
 
-    Recording begins with the object. Every step goes through :meth:`watch`; the last of those to record writes the
+    Recording begins with the object. Every step goes through :meth:`with_recorded_history`; the last of those to record
+    writes the
     file and ends the recording, and later steps are as they would have been.
 
     Parameters
@@ -45,7 +46,7 @@ class MemoryHistoryOfBeginning:
         self._starts: list[int] = []
         memory._record_memory_history(context="alloc", stacks="python", max_entries=2_000_000, clear_history=True)
 
-    def watch(self, step: Callable[[], None]) -> Callable[[], None]:
+    def with_recorded_history(self, step: Callable[[], None]) -> Callable[[], None]:
         """The step, recorded while the recording goes on."""
 
         def watched() -> None:
@@ -95,5 +96,5 @@ def memory_history_columns(entries: list[dict[str, Any]]) -> dict[str, Any]:
         lists["bytes"].append(entry["size"])
         lists["address"].append((address - lowest) // UNIT_BYTES if address else -1)
         lists["stream"].append(streams.setdefault(entry.get("stream", 0), len(streams)))
-        lists["where"].append(places.setdefault(innermost_frames(entry.get("frames", [])), len(places)))
+        lists["where"].append(places.setdefault(innermost_frames_text(entry.get("frames", [])), len(places)))
     return {"unit_bytes": UNIT_BYTES, "actions": list(actions), "places": list(places), **lists}

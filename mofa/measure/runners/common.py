@@ -105,7 +105,7 @@ class _Paces:
         reserved = torch.cuda.memory_reserved()
         self._layer = host_pace.TransformerEngineLayer() if training.on_engine else None
         if self._layer is not None:
-            self._layer.seconds()
+            self._layer.forward_and_backward_s()
         left, _ = torch.cuda.mem_get_info()
         self.outside_bytes = free - left - (torch.cuda.memory_reserved() - reserved)
         """Of the device, outside the allocator, by kernels and plans that the layer's first call loads. [B]"""
@@ -131,18 +131,18 @@ class _Paces:
             self.read["cpu_ops_at_issues_s"].append(host_pace.processor_op_s())
             if self._layer is not None:
                 names = "layer_issues_s", "layer_backs_s", "layer_ops_s", "layer_back_ops_s"
-                for name, seconds in zip(names, self._layer.seconds_with_small_ops(), strict=True):
+                for name, seconds in zip(names, self._layer.layer_and_small_op_seconds(), strict=True):
                     self.read[name].append(seconds)
 
     def before_step(self) -> None:
         """Move to quiet cores."""
         self._cores.stay_or_move_to_quiet()
-        self._sampler.means_since_last()
+        self._sampler.mean_small_op_s_since_last()
 
     def behind_step(self) -> None:
         """Keep what a small op took within the step and behind it."""
         self.read["cpu_ops_s"].append(host_pace.processor_op_s())
-        ahead, back = self._sampler.means_since_last()
+        ahead, back = self._sampler.mean_small_op_s_since_last()
         if ahead == ahead and back == back:
             self.read["step_ops_s"].append(ahead)
             self.read["step_back_ops_s"].append(back)
@@ -311,7 +311,7 @@ def measure_one_rank(build: Callable[[Job], BuiltTraining], framework_version: s
             beginning = MemoryHistoryOfBeginning(torch.cuda.memory, device, path, num_steps)
         training = build(job)
         if beginning is not None:
-            training = dataclasses.replace(training, step=beginning.watch(training.step))
+            training = dataclasses.replace(training, step=beginning.with_recorded_history(training.step))
         result["facts"] = training.facts
         _measured(training, job, result, folder, rank)
     except Exception as error:

@@ -26,7 +26,7 @@ class RoutingCounter:
         self._index_of_router: dict[int, int] = {}
         self._host_rows: Any = None
 
-    def watch(self) -> None:
+    def start_counting(self) -> None:
         """Count from now on what routers do whose modules are imported."""
         for module, (name, tokens_of) in ROUTERS.items():
             router = getattr(sys.modules.get(module), name, None)
@@ -54,7 +54,7 @@ class RoutingCounter:
             self._router_of_pass.append(self._index_of_router.setdefault(id(router), len(self._index_of_router)))
             self._host_rows[row].copy_(tokens, non_blocking=True)
 
-    def by_router(self) -> list[list[list[int]]]:
+    def tokens_by_router(self) -> list[list[list[int]]]:
         """Tokens by router, pass and expert; waits for the device."""
         if self._host_rows is None:
             return []

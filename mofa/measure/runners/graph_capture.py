@@ -97,7 +97,7 @@ class TransformerEngineGraphs:
             )  # fmt: skip
             self._helper = TECudaGraphHelper(chunks, config, plan["seq_len"], plan["micro_batch"], [optimizer])
 
-    def before_step(self) -> None:
+    def capture_if_due(self) -> None:
         """Capture once, when the eager steps are done."""
         if self._wanted and self._steps == self._eager_steps:
             if self._gathers_ahead:

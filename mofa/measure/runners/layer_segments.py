@@ -55,7 +55,7 @@ class LayerParts:
     methods: Mapping[str, tuple[str, ...]]
     backwards: Mapping[str, str]
     checkpoints: tuple[str, ...]
-    put: Callable[[HostClocks, Replace], None]
+    put: Callable[[HostPartTimers, Replace], None]
 
 
 @dataclass
@@ -67,12 +67,12 @@ class PartTime:
     own_s: float = 0.0
     waited_s: float = 0.0
 
-    def values(self) -> tuple[float, ...]:
+    def calls_and_seconds(self) -> tuple[float, ...]:
         """Calls [-], seconds, of these its own, and of these the wait. [s]"""
         return self.calls, self.seconds, self.own_s, self.waited_s
 
 
-class HostClocks:
+class HostPartTimers:
     """What parts of a step take the host, since :meth:`begin_step`.
 
     A backward pass runs on a thread of autograd's, for which the one that started it waits: one stack serves both.
@@ -96,7 +96,7 @@ class HostClocks:
         self._passes[name] += 1
 
     @contextmanager
-    def part(self, name: str, autograd: str = "") -> Iterator[None]:
+    def time_part(self, name: str, autograd: str = "") -> Iterator[None]:
         """Time what runs within, as a part."""
         key = (name, autograd, self._micro_batch)
         self._within.append(0.0)
@@ -107,9 +107,9 @@ class HostClocks:
             seconds = time.perf_counter() - began
             within = self._within.pop()
             self._within[-1] += seconds
-            self.add(key, seconds, seconds - within, self._waited_s - waited)
+            self.add_call(key, seconds, seconds - within, self._waited_s - waited)
 
-    def add(self, key: Key, seconds: float, own_s: float, waited_s: float) -> None:
+    def add_call(self, key: Key, seconds: float, own_s: float, waited_s: float) -> None:
         """One call more. [s], [s], [s]"""
         part = self.parts[key]
         part.calls += 1
@@ -118,7 +118,7 @@ class HostClocks:
         part.waited_s += waited_s
 
     @contextmanager
-    def wait(self) -> Iterator[None]:
+    def time_wait(self) -> Iterator[None]:
         """What runs within is a wait for the device."""
         began = time.perf_counter()
         try:
@@ -126,7 +126,7 @@ class HostClocks:
         finally:
             self._waited_s += time.perf_counter() - began
 
-    def timed(
+    def with_part_timed(
         self, name: str, function: Callable[..., Any], *, is_forward: bool, of_kind: Callable[..., str] | None = None
     ) -> Callable[..., Any]:
         """A function that is timed as a part, with what ``of_kind`` says of its arguments behind the part's name."""
@@ -135,37 +135,37 @@ class HostClocks:
         def timed(*args: Any, **kwargs: Any) -> Any:
             autograd = "" if not is_forward else "records" if torch.is_grad_enabled() else "does not"
             kind = f" {of_kind(*args)}" if of_kind is not None else ""
-            with self.part(f"{name}{kind}", autograd):
+            with self.time_part(f"{name}{kind}", autograd):
                 return function(*args, **kwargs)
 
         return timed
 
-    def timed_pass(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def with_pass_timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that is a micro-batch's ``forward`` or ``backward``."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
             self.begin_pass(name)
-            with self.part(name):
+            with self.time_part(name):
                 return function(*args, **kwargs)
 
         return timed
 
-    def waiting(self, function: Callable[..., Any], waits: Callable[..., bool]) -> Callable[..., Any]:
+    def with_wait_timed(self, function: Callable[..., Any], waits: Callable[..., bool]) -> Callable[..., Any]:
         """A function that waits for the device where ``waits`` says so of its arguments."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
             if not waits(*args, **kwargs):
                 return function(*args, **kwargs)
-            with self.wait():
+            with self.time_wait():
                 return function(*args, **kwargs)
 
         return timed
 
-    def timed_layer(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def with_layer_timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A layer's forward, whose way back is timed too: from its output's gradient to its input's."""
-        timed = self.timed("layer", function, is_forward=True)
+        timed = self.with_part_timed("layer", function, is_forward=True)
 
         @functools.wraps(function)
         def layer(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
@@ -182,7 +182,7 @@ class HostClocks:
         return layer
 
     def _add_way_back(self, seconds: float) -> None:
-        self.add(("back", "", self._micro_batch), seconds, 0.0, 0.0)
+        self.add_call(("back", "", self._micro_batch), seconds, 0.0, 0.0)
 
 
 def _is_on_device(tensor: Any, *_: Any, **__: Any) -> bool:
@@ -204,7 +204,7 @@ def _autograd_functions() -> list[Any]:
 
 
 @contextmanager
-def _clocks_on(clocks: HostClocks, chunks: Sequence[Any], parts: LayerParts) -> Iterator[None]:
+def _clocks_on(clocks: HostPartTimers, chunks: Sequence[Any], parts: LayerParts) -> Iterator[None]:
     with ExitStack() as patches:
 
         def replace(owner: Any, name: str, function: Any) -> None:
@@ -216,29 +216,35 @@ def _clocks_on(clocks: HostClocks, chunks: Sequence[Any], parts: LayerParts) -> 
                 continue
             for method in parts.methods.get(part, ()):
                 if hasattr(module, method):
-                    replace(module, method, clocks.timed(method, getattr(module, method), is_forward=True))
+                    replace(module, method, clocks.with_part_timed(method, getattr(module, method), is_forward=True))
             forward = module.forward
-            timed = clocks.timed_layer(forward) if part == "layer" else clocks.timed(part, forward, is_forward=True)
+            timed = (
+                clocks.with_layer_timed(forward)
+                if part == "layer"
+                else clocks.with_part_timed(part, forward, is_forward=True)
+            )
             replace(module, "forward", timed)
         for chunk in chunks:
-            replace(chunk, "forward", clocks.timed_pass("forward", chunk.forward))
+            replace(chunk, "forward", clocks.with_pass_timed("forward", chunk.forward))
         for cls in _autograd_functions():
             name = cls.__name__
-            back = clocks.timed(parts.backwards.get(name, f"bk.{name}"), cls.backward, is_forward=False)
+            back = clocks.with_part_timed(parts.backwards.get(name, f"bk.{name}"), cls.backward, is_forward=False)
             replace(cls, "backward", staticmethod(back))
             if name in parts.checkpoints:
-                replace(cls, "forward", staticmethod(clocks.timed("checkpoint", cls.forward, is_forward=False)))
+                replace(
+                    cls, "forward", staticmethod(clocks.with_part_timed("checkpoint", cls.forward, is_forward=False))
+                )
         parts.put(clocks, replace)
         for name in ("item", "tolist", "cpu"):
-            replace(torch.Tensor, name, clocks.waiting(getattr(torch.Tensor, name), _is_on_device))
-        replace(torch.Tensor, "to", clocks.waiting(torch.Tensor.to, _leaves_device))
+            replace(torch.Tensor, name, clocks.with_wait_timed(getattr(torch.Tensor, name), _is_on_device))
+        replace(torch.Tensor, "to", clocks.with_wait_timed(torch.Tensor.to, _leaves_device))
         for owner in (torch.cuda.Stream, torch.cuda.Event):
-            replace(owner, "synchronize", clocks.waiting(owner.synchronize, lambda *_: True))
-        replace(torch.cuda, "synchronize", clocks.waiting(torch.cuda.synchronize, lambda *_: True))
+            replace(owner, "synchronize", clocks.with_wait_timed(owner.synchronize, lambda *_: True))
+        replace(torch.cuda, "synchronize", clocks.with_wait_timed(torch.cuda.synchronize, lambda *_: True))
         yield
 
 
-def layer_segments(step: Callable[[], None], chunks: Sequence[Any], parts: LayerParts) -> list[dict[str, Any]]:
+def layer_segment_rows(step: Callable[[], None], chunks: Sequence[Any], parts: LayerParts) -> list[dict[str, Any]]:
     """Rows of a table of parts (:data:`COLUMNS`): medians over steps, a small op timed before and behind each.
 
     Parameters
@@ -250,20 +256,20 @@ def layer_segments(step: Callable[[], None], chunks: Sequence[Any], parts: Layer
     parts
         Of their layers.
     """
-    clocks = HostClocks()
+    clocks = HostPartTimers()
     tables: list[dict[Key, tuple[float, ...]]] = []
     with _clocks_on(clocks, chunks, parts):
         step()
         small_ops = [host_pace.small_op_s()]
         for _ in range(STEPS):
             clocks.begin_step()
-            with clocks.part("step"):
+            with clocks.time_part("step"):
                 step()
-            tables.append({key: part.values() for key, part in clocks.parts.items()})
+            tables.append({key: part.calls_and_seconds() for key, part in clocks.parts.items()})
             small_ops.append(host_pace.small_op_s())
     rows = []
     for key in sorted({key for table in tables for key in table}):
-        of_steps = zip(*(table.get(key, PartTime().values()) for table in tables), strict=True)
+        of_steps = zip(*(table.get(key, PartTime().calls_and_seconds()) for table in tables), strict=True)
         values = median(small_ops), *key, *(f"{median(column):.6g}" for column in of_steps)
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     return rows
@@ -271,7 +277,7 @@ def layer_segments(step: Callable[[], None], chunks: Sequence[Any], parts: Layer
 
 def write_layer_segments(step: Callable[[], None], chunks: Sequence[Any], parts: LayerParts, path: Path) -> None:
     """Time parts of layers and write their table."""
-    rows = layer_segments(step, chunks, parts)
+    rows = layer_segment_rows(step, chunks, parts)
     with path.open("w", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         table.writeheader()

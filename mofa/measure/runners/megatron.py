@@ -282,7 +282,7 @@ def build_megatron_training(job: Job) -> BuiltTraining:
     norms: list[float] = []
 
     def step() -> None:
-        graphs.before_step()
+        graphs.capture_if_due()
         for chunk in chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()

@@ -9,7 +9,7 @@ from megatron.core.pipeline_parallel.utils import ScheduleNode
 from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
 from transformer_engine.pytorch.module.grouped_linear import GroupedLinear
 
-from mofa.measure.runners.layer_segments import HostClocks, LayerParts, Replace
+from mofa.measure.runners.layer_segments import HostPartTimers, LayerParts, Replace
 
 MODULES = {
     "TransformerLayer": "layer",
@@ -47,18 +47,20 @@ NODES = {"forward": "node", "backward": "node_back", "backward_dw": "node_dw"}
 """Parts of the nodes of a schedule that runs exchanges beside computing, by their methods."""
 
 
-def _put(clocks: HostClocks, replace: Replace) -> None:
-    replace(schedules, "backward_step", clocks.timed_pass("backward", schedules.backward_step))
+def _put(clocks: HostPartTimers, replace: Replace) -> None:
+    replace(schedules, "backward_step", clocks.with_pass_timed("backward", schedules.backward_step))
     for cls in (ScheduleNode, TransformerLayerNode):
         for method, part in NODES.items():
             if method in vars(cls):
-                timed = clocks.timed(part, vars(cls)[method], is_forward=False, of_kind=lambda node, *_: node.name)
+                timed = clocks.with_part_timed(
+                    part, vars(cls)[method], is_forward=False, of_kind=lambda node, *_: node.name
+                )
                 replace(cls, method, timed)
     plan = TransformerModelChunkSchedulePlan
-    replace(plan, "__init__", clocks.timed_pass("forward", plan.__init__))
-    replace(plan, "run", staticmethod(clocks.timed("pair", plan.run, is_forward=False)))
+    replace(plan, "__init__", clocks.with_pass_timed("forward", plan.__init__))
+    replace(plan, "run", staticmethod(clocks.with_part_timed("pair", plan.run, is_forward=False)))
     for cls in (TransformerEngineBaseModule, GroupedLinear):
-        replace(cls, "backward_dw", clocks.timed("weight_gradients", cls.backward_dw, is_forward=False))
+        replace(cls, "backward_dw", clocks.with_part_timed("weight_gradients", cls.backward_dw, is_forward=False))
 
 
 PARTS = LayerParts(MODULES, METHODS, BACKWARDS, ("CheckpointFunction", "_CheckpointFunction"), _put)

@@ -9,7 +9,7 @@ import torchtitan.models.moe.moe as moe
 import torchtitan.models.moe.utils as moe_utils
 import torchtitan.models.qwen3.model.model as qwen3
 
-from mofa.measure.runners.layer_segments import HostClocks, LayerParts, Replace
+from mofa.measure.runners.layer_segments import HostPartTimers, LayerParts, Replace
 
 MODULES = {
     "TransformerBlock": "layer",
@@ -26,12 +26,12 @@ MODULES = {
 """Part of a module, by its class."""
 
 
-def _put(clocks: HostClocks, replace: Replace) -> None:
-    replace(torch.autograd, "backward", clocks.timed_pass("backward", torch.autograd.backward))
+def _put(clocks: HostPartTimers, replace: Replace) -> None:
+    replace(torch.autograd, "backward", clocks.with_pass_timed("backward", torch.autograd.backward))
     functions = [(models, "apply_rotary_emb") for models in (llama3, qwen3, deepseek_v3)]
     functions += [(moe_utils, "_permute"), (moe_utils, "_unpermute"), (moe, "_run_experts_grouped_mm")]
     for owner, name in functions:
-        replace(owner, name, clocks.timed(name.removeprefix("_"), getattr(owner, name), is_forward=True))
+        replace(owner, name, clocks.with_part_timed(name.removeprefix("_"), getattr(owner, name), is_forward=True))
 
 
 PARTS = LayerParts(MODULES, {}, {}, (), _put)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mofa.measure.runners import host_trace
-from mofa.measure.runners.beginning import innermost_frames
+from mofa.measure.runners.beginning import innermost_frames_text
 
 WARM_S, MOST_STEPS = 1.5, 12
 """Steps ahead of a profiled one last so long, and are so many at most. [s], [-]"""
@@ -128,7 +128,7 @@ def _allocations(step: Callable[[], None]) -> list[list[Any]]:
     for entry in snapshot["device_traces"][torch.cuda.current_device()]:
         address = addresses.setdefault(entry.get("addr", 0), len(addresses))
         stream = streams.setdefault(entry.get("stream", 0), len(streams))
-        rows.append([entry["action"], entry["size"], address, stream, innermost_frames(entry.get("frames", []))])
+        rows.append([entry["action"], entry["size"], address, stream, innermost_frames_text(entry.get("frames", []))])
     return rows
 
 

@@ -50,7 +50,7 @@ class _Device:
     def look(self) -> None:
         """What is taken now, once the process uses its device."""
         if (torch := _torch_in_use()) is not None:
-            self.routing.watch()
+            self.routing.start_counting()
             self._keep_peaks(torch)
             free, total = torch.cuda.mem_get_info(self._index)
             self.most_bytes = max(self.most_bytes, total - free)
@@ -94,11 +94,11 @@ def _write(folder: Path, rank: int, device: _Device) -> None:
     }  # fmt: skip
     if "transformer_engine" in sys.modules:
         layer = host_pace.TransformerEngineLayer()
-        layer.seconds()
-        ahead, behind = zip(*(layer.seconds() for _ in range(3)), strict=True)
+        layer.forward_and_backward_s()
+        ahead, behind = zip(*(layer.forward_and_backward_s() for _ in range(3)), strict=True)
         result |= {"layer_issues_s": ahead, "layer_backs_s": behind}
     result["environment"] = process_environment("")
-    if routed := device.routing.by_router():
+    if routed := device.routing.tokens_by_router():
         result["routed"] = routed
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"rank{rank}.json").write_text(json.dumps(result))

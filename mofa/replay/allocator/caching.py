@@ -104,7 +104,7 @@ class Allocator:
 
         Most of a replay is here and in :meth:`merge_free`: so what a pool's methods do is written out.
         """
-        pool = self._pools.get(index) or self.pool(index)
+        pool = self._pools.get(index) or self.pool_of_index(index)
         self._searches += not pool.small
         first = bisect_left(pool.sizes, size)
         lists = pool.lists
@@ -148,7 +148,7 @@ class Allocator:
             self.peak_allocated = allocated
         return block
 
-    def pool(self, index: int) -> BlockPool:
+    def pool_of_index(self, index: int) -> BlockPool:
         """The pool of an ``index``."""
         if index not in self._pools:
             self._pools[index] = BlockPool(index >> 1, bool(index & 1), self.expandable)
@@ -156,17 +156,17 @@ class Allocator:
 
     def prepare_requests(self, orders: Sequence[Order]) -> tuple[Request, ...] | bytes:
         """Requests that will be made again and again, in the form in which they are answered."""
-        pools = {index: self.pool(index) for index in {order[2] for order in orders}}
+        pools = {index: self.pool_of_index(index) for index in {order[2] for order in orders}}
         return tuple(
-            (size, slot, pools[index].bin(size) if size > 0 and not self.expandable else [], pools[index])
+            (size, slot, pools[index].bin_of_size(size) if size > 0 and not self.expandable else [], pools[index])
             for size, slot, index in orders
         )
 
-    def empty_slots(self) -> BlockSlots:
+    def new_block_slots(self) -> BlockSlots:
         """Where the blocks of such requests will be."""
         return []
 
-    def forget_bins(self) -> None:
+    def stop_keeping_empty_bins(self) -> None:
         """Nothing is repeated from notes any more: no bin has to stay when it is empty."""
         for pool in self._pools.values():
             pool.pinned_sizes.clear()
@@ -197,7 +197,7 @@ class Allocator:
         for stream in list(self._waiting):
             self.release_from_stream(stream)
         for pool in self._pools.values():
-            for block in list(pool.blocks()):
+            for block in list(pool.free_blocks_in_order()):
                 if self.expandable:
                     unmap_free_pages(self, block)
                 elif block.previous is None and block.following is None:
@@ -283,11 +283,11 @@ class Allocator:
         if not self.try_reserve(segment_bytes):
             return None
         self.num_segments += 1
-        return Block(pool, self.address(segment_bytes), segment_bytes, FREE)
+        return Block(pool, self.address_for_new_segment(segment_bytes), segment_bytes, FREE)
 
-    def address(self, size: int) -> int:
+    def address_for_new_segment(self, size: int) -> int:
         """Where the device puts a new segment. [B]"""
-        return self._ranges.place(size) if self.place is None else self.place(size)
+        return self._ranges.place_segment(size) if self.place is None else self.place(size)
 
     def try_reserve(self, size: int) -> bool:
         """Ask the device for so many bytes; whether it has them.
@@ -318,7 +318,9 @@ class Allocator:
         if target <= 0:
             return
         pools = [pool for pool in self._pools.values() if not pool.small]
-        free_segments = [b for p in pools for b in p.blocks() if b.previous is None and b.following is None]
+        free_segments = [
+            b for p in pools for b in p.free_blocks_in_order() if b.previous is None and b.following is None
+        ]
         age = float(sum(self._searches - b.freed_at for b in free_segments))
         reclaimed = 0
         while free_segments and reclaimed < target:
@@ -333,7 +335,7 @@ class Allocator:
             free_segments = [b for b in free_segments if b not in old]
 
     # -- what is there
-    def fingerprint(self) -> tuple[object, ...]:
+    def state_fingerprint(self) -> tuple[object, ...]:
         """Equal for two states with the same live blocks in which every later request is answered alike: free blocks,
         unmapped ranges and what has been asked of the device."""
         return (
@@ -345,17 +347,17 @@ class Allocator:
             ),
         )  # fmt: skip
 
-    def free_bytes(self) -> dict[tuple[int, bool], int]:
+    def free_bytes_by_stream_and_size_class(self) -> dict[tuple[int, bool], int]:
         """Free bytes of the segments held, per stream and size class (small or not). [B]"""
         return {
             (p.stream, p.small): sum(size * len(blocks) for size, blocks in p.bins.items())
             for p in self._pools.values()
         }
 
-    def segments(self, live: Iterable[Block] = ()) -> Iterator[Segment]:
+    def segments_with_free_or_live_blocks(self, live: Iterable[Block] = ()) -> Iterator[Segment]:
         """The segments that hold free blocks or any of the ``live`` blocks, in order of address."""
         firsts: dict[int, Block] = {}
-        for block in (*live, *(b for p in self._pools.values() for b in p.blocks())):
+        for block in (*live, *(b for p in self._pools.values() for b in p.free_blocks_in_order())):
             while block.previous is not None:
                 block = block.previous
             firsts[block.address] = block

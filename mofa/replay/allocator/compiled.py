@@ -91,7 +91,7 @@ class NumberedBlocks:
         return len(self.numbers)
 
     def __getitem__(self, slot: int) -> Block:
-        return self.a.block(self.numbers[slot])
+        return self.a.block_of_number(self.numbers[slot])
 
     def append(self, block: Block) -> None:
         """One more; one of no allocator has no number."""
@@ -102,9 +102,9 @@ class NumberedBlocks:
         del self.numbers[num_kept:]
         self.numbers.frombytes(b"\xff" * (self.numbers.itemsize * num_new))  # NONE
 
-    def addresses(self, slots: array[int]) -> bytes:
+    def packed_addresses(self, slots: array[int]) -> bytes:
         """The addresses of some, packed."""
-        return self.a.addresses(self.numbers, slots)
+        return self.a.packed_addresses(self.numbers, slots)
 
 
 class CompiledAllocator(Allocator):
@@ -145,7 +145,7 @@ class CompiledAllocator(Allocator):
     # -- requests
     def allocate_rounded(self, size: int, index: int) -> Block:
         """A block of a rounded size from a pool."""
-        pool = self._pools.get(index) or self.pool(index)
+        pool = self._pools.get(index) or self.pool_of_index(index)
         shared = self._shared
         shared[SIZE] = size
         number = self._take(self._handle, index, NONE)
@@ -159,13 +159,13 @@ class CompiledAllocator(Allocator):
             self.peak_allocated = allocated
         return NumberedBlock(pool, shared[ADDRESS], size, number)
 
-    def pool(self, index: int) -> BlockPool:
+    def pool_of_index(self, index: int) -> BlockPool:
         """The pool of an index; its free blocks are in the compiled part."""
         if index not in self._pools:
             self._compiled.open_pool(self._segments, index)
-        return super().pool(index)
+        return super().pool_of_index(index)
 
-    def forget_bins(self) -> None:
+    def stop_keeping_empty_bins(self) -> None:
         """There are none."""
 
     def free(self, block: Block, streams: Sequence[int] = ()) -> None:
@@ -202,12 +202,12 @@ class CompiledAllocator(Allocator):
     def prepare_requests(self, orders: Sequence[Order]) -> bytes:
         """Requests as the compiled part reads them."""
         for index in {order[2] for order in orders}:
-            self.pool(index)
+            self.pool_of_index(index)
         requests = np.array([*orders], dtype=REQUEST)
         self._compiled.prepare(self._segments, requests.ctypes.data, len(requests))
         return requests.tobytes()
 
-    def empty_slots(self) -> NumberedBlocks:
+    def new_block_slots(self) -> NumberedBlocks:
         """Where their blocks will be."""
         return NumberedBlocks(self)
 
@@ -242,26 +242,26 @@ class CompiledAllocator(Allocator):
         return done
 
     # -- what is there
-    def block(self, number: int) -> NumberedBlock:
+    def block_of_number(self, number: int) -> NumberedBlock:
         """An allocated block."""
         index = self._look(self._handle, number)
         return NumberedBlock(self._pools[index], self._shared[ADDRESS], self._shared[SIZE], number)
 
-    def addresses(self, numbers: array[int], slots: array[int]) -> bytes:
+    def packed_addresses(self, numbers: array[int], slots: array[int]) -> bytes:
         """The addresses of the blocks in some slots, packed."""
         addresses = array("q", bytes(8 * len(slots)))
         places = numbers.buffer_info()[0], slots.buffer_info()[0], len(slots), addresses.buffer_info()[0]
         self._compiled.places(self._segments, *places)
         return addresses.tobytes()
 
-    def free_bytes(self) -> dict[tuple[int, bool], int]:
+    def free_bytes_by_stream_and_size_class(self) -> dict[tuple[int, bool], int]:
         """Free bytes of the segments held, per stream and size class (small or not). [B]"""
         return {
             (pool.stream, pool.small): sum(array("q", self._free_blocks(index))[::2])
             for index, pool in self._pools.items()
         }
 
-    def fingerprint(self) -> tuple[object, ...]:
+    def state_fingerprint(self) -> tuple[object, ...]:
         """As the reference's: equal for two states in which every later request is answered alike."""
         pools = tuple((index, self._free_blocks(index)) for index in sorted(self._pools))
         return self.reserved, self._ranges.lowest, pools

@@ -15,7 +15,7 @@ class DeviceMemory(Protocol):
     capacity_bytes: int | None
     reserved: int
 
-    def address(self, size: int) -> int:
+    def address_for_new_segment(self, size: int) -> int:
         """Where a new range of addresses lies."""
 
     def try_reserve(self, size: int) -> bool:
@@ -65,7 +65,7 @@ def _range(device: DeviceMemory, pool: BlockPool, size: int) -> Block:
             piece = piece.following
     page = page_size(pool)
     space = 1 << 40 if device.capacity_bytes is None else -(-device.capacity_bytes * 9 // 8 // page) * page
-    block = Block(pool, device.address(space), space, UNMAPPED)
+    block = Block(pool, device.address_for_new_segment(space), space, UNMAPPED)
     insort(pool.unmapped, (block.address, block), key=lambda item: item[0])
     return block
 

@@ -76,7 +76,7 @@ class BlockPool:
         self.spare: list[Block] = []
         self.unmapped: list[tuple[int, Block]] = []
 
-    def blocks(self) -> Iterator[Block]:
+    def free_blocks_in_order(self) -> Iterator[Block]:
         """All free blocks, in the order in which they are looked through: by size, then by address."""
         return (block for blocks in self.lists for block in blocks)
 
@@ -109,7 +109,7 @@ class BlockPool:
             pass
         return index
 
-    def bin(self, size: int) -> list[Block]:
+    def bin_of_size(self, size: int) -> list[Block]:
         """The bin of a size, which stays the same list for good."""
         self.pinned_sizes.add(size)
         return self.bins[size] if size in self.bins else self.open_bin(size)

@@ -166,7 +166,7 @@ class Journal:
         """How many are written down."""
         return self.num_closed + len(self.new_sizes)
 
-    def events_since(self, event: int) -> tuple[list[Instruction], list[int]]:
+    def instructions_and_sizes_since(self, event: int) -> tuple[list[Instruction], list[int]]:
         """Instructions and sizes from an event on, none of which was repeated from notes."""
         assert event >= self.num_closed
         return self.new_instructions[event - self.num_closed :], self.new_sizes[event - self.num_closed :]
@@ -184,7 +184,7 @@ class Journal:
         self.num_closed += len(instructions)
         return self.num_closed
 
-    def end_state(self) -> tuple[int, ...]:
+    def end_mark(self) -> tuple[int, ...]:
         """Where it ends."""
         return tuple(map(len, self._growing()))
 
@@ -221,7 +221,7 @@ class Journal:
             done = before
         return out + self.new_passages[done:]
 
-    def allocated_peak(self, start: int, end: int, before: int) -> tuple[int, int]:
+    def allocated_peak_and_event(self, start: int, end: int, before: int) -> tuple[int, int]:
         """The most that is allocated while events from ``start`` up to ``end`` happen, where ``before`` was in front of
         them, and the number of events in front of when that is so first. [B]"""
         sizes, most, first = self._events().sizes, before, start
@@ -239,7 +239,7 @@ class Journal:
             self._read = _read((*self.closed_runs, (self.new_instructions, self.new_sizes)), self.larger_blocks)
         return self._read
 
-    def forget_arrays(self) -> None:
+    def drop_event_arrays(self) -> None:
         """Drop the arrays of all events, 12 bytes each; they are made anew where they are asked for again."""
         self._read = None
 
@@ -267,11 +267,11 @@ class Journal:
         passages = self.passages
         return passages[bisect_right(passages, (event, "~")) - 1]
 
-    def step_of(self, event: int) -> int:
+    def step_of_event(self, event: int) -> int:
         """The step that an event belongs to, 0 for the start."""
         return bisect_right(self.steps, event)
 
-    def live(self, event: int) -> tuple[LiveTensor, ...]:
+    def live_tensors_after_event(self, event: int) -> tuple[LiveTensor, ...]:
         """The tensors alive after an event, by name, largest first."""
         events = self._events()
         totals, counts = np.zeros((2, len(events.instructions)))
@@ -288,17 +288,19 @@ class Journal:
 
     def instant_at(self, event: int, reserved: int) -> MemoryInstant:
         """What was alive after an event, and where."""
-        tensors = self.live(event)
+        tensors = self.live_tensors_after_event(event)
         alive = dict.fromkeys(GROUPS, 0)
         for live in tensors:
             alive[live.group] += live.bytes
-        return MemoryInstant(self.step_of(event), self.running_op(event), sum(alive.values()), reserved, alive, tensors)
+        return MemoryInstant(
+            self.step_of_event(event), self.running_op(event), sum(alive.values()), reserved, alive, tensors
+        )
 
-    def allocated_after(self, start: int) -> NDArray[np.int64]:
+    def allocated_bytes_from_event(self, start: int) -> NDArray[np.int64]:
         """Bytes alive after every event from ``start`` on. (events,) [B]"""
         return np.asarray(np.cumsum(self._events().sizes)[start:])
 
-    def bytes_by_group(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    def live_bytes_by_group(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Bytes alive by group after each of some events. (chosen, groups) [B]"""
         events = self._events()
         marks, of_mark = np.unique(chosen, return_inverse=True)
@@ -314,7 +316,7 @@ class Journal:
         alive = np.cumsum(added.reshape(len(marks), len(GROUPS)), axis=0).astype(np.int64)
         return np.asarray(alive[of_mark.reshape(-1)])
 
-    def spans(self, start: int) -> Iterator[tuple[int, int, str, int, int]]:
+    def computation_spans(self, start: int) -> Iterator[tuple[int, int, str, int, int]]:
         """(first event, event after the last, kind, chunk, micro-batch) of each computation from an event on."""
         marks = [mark for mark in self.computations if mark[0] >= start]
         for i, (event, kind, c, m) in enumerate(marks):

@@ -59,14 +59,14 @@ class BlockExecutor:
         self.lasts = False
         self.received = 0
         self.freed_at_end: list[Allocation] = []
-        self.retained = DispatcherRetention(partial(self.recordings.programs, rank))
+        self.retained = DispatcherRetention(partial(self.recordings.block_programs_by_chunk, rank))
         self.sends = DeferredFrees(self.state)
         self.received_inputs = ReceivedInputs(self.state)
 
     @cached_property
     def programs(self) -> list[list[BlockProgram]]:
         """The programs of the rank's blocks, per chunk."""
-        return self.recordings.programs(self.rank)
+        return self.recordings.block_programs_by_chunk(self.rank)
 
     # -- computations
     def take_cublas_workspace(self, thread: str) -> None:
@@ -85,7 +85,7 @@ class BlockExecutor:
             )
             self.state.note_peak_since(start)
 
-    def take_persistent(self, instruction: Instruction, index: int) -> None:
+    def take_persistent_buffer(self, instruction: Instruction, index: int) -> None:
         """Take a buffer, where it is the first of its name on the rank, or of the block with this index.
 
         It stays for good, or until it is given back.
@@ -97,7 +97,7 @@ class BlockExecutor:
             if instruction.code == BORROW:
                 self.borrowed[key] = allocation
 
-    def give_back(self, instruction: Instruction, index: int) -> None:
+    def give_back_persistent_buffer(self, instruction: Instruction, index: int) -> None:
         """Free a buffer that was taken until now, if it was: no later pass does either."""
         allocation = self.borrowed.pop((index if instruction.slot else -1, instruction.name), None)
         if allocation is not None:
@@ -150,7 +150,7 @@ class BlockExecutor:
                 carried = self.free_carried(carried, code)
             elif kind == KEEP:
                 if old is not None:
-                    self.keep_gradient(old, instruction, slots, index, rank_block)
+                    self.keep_first_gradient(old, instruction, slots, index, rank_block)
             elif old is not None:
                 self.hand_over_slot(kind, (old, instruction), code.holds.get(slot, ""))
                 slots[slot] = None
@@ -166,9 +166,9 @@ class BlockExecutor:
         if kind == PRODUCT:
             self.take_cublas_workspace("forward" if phase in FORWARDS else "backward")
         elif kind in (LASTING, BORROW):
-            self.take_persistent(instruction, index)
+            self.take_persistent_buffer(instruction, index)
         elif kind == GIVE_BACK:
-            self.give_back(instruction, index)
+            self.give_back_persistent_buffer(instruction, index)
         elif kind == REPLACED:
             self.sends.drop_replaced_output()
             if (
@@ -177,13 +177,17 @@ class BlockExecutor:
                 self.state.notes.clean = False
         elif kind == RENEW:
             received = code.input_slot if phase == "forward" and index % BLOCKS == 0 else -1
-            for gone in self.retained.release_of_layer(index):
+            for gone in self.retained.release_retained_of_layer(index):
                 if gone[1].slot != received or not self.received_inputs.is_held_by_graph(gone[0]):
                     self.state.free_allocation(gone)
 
     def take_over_carried(self, carried: Allocation | None, instruction: Instruction, size: int) -> Block:
         """What the block before handed on, by its new name; new memory where it did not."""
-        taken = self.state.allocate(size, instruction) if carried is None else self.state.rename(carried, instruction)
+        taken = (
+            self.state.allocate(size, instruction)
+            if carried is None
+            else self.state.rename_allocation(carried, instruction)
+        )
         return taken[0]
 
     def free_carried(self, carried: dict[str, Allocation], code: BlockProgram) -> dict[str, Allocation]:
@@ -215,7 +219,7 @@ class BlockExecutor:
                 self.state.free_allocation((block, instruction))
                 slots[instruction.slot] = None
 
-    def keep_gradient(
+    def keep_first_gradient(
         self, block: Block, instruction: Instruction, slots: Slots, index: int, rank_block: RankBlock
     ) -> None:
         """Keep the first micro-batch's gradient as the parameter's; under FSDP's pipelines as an fp32 copy."""
@@ -227,5 +231,5 @@ class BlockExecutor:
                 self.state.allocate(2 * (instruction.size or block.size), as_gradient)
             )
         elif not (self.rank.tied and rank_block.trace.name == "embedding"):
-            self.state.grads.append(self.state.rename((block, instruction), as_gradient))
+            self.state.grads.append(self.state.rename_allocation((block, instruction), as_gradient))
             slots[instruction.slot] = None

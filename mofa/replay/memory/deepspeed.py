@@ -181,7 +181,9 @@ def step_optimizer(state: RankState) -> None:
         return
     _reduce(
         state,
-        gradient_buckets([r.weights[n].param_bytes for members in optimizer_groups_of(r.weights) for n in members]),
+        gradient_bytes_by_bucket(
+            [r.weights[n].param_bytes for members in optimizer_groups_of(r.weights) for n in members]
+        ),
         scratch,
     )
     if r.deepspeed == "zero1":
@@ -276,7 +278,7 @@ def _by_group(state: RankState) -> list[list[Allocation]]:
     return out
 
 
-def gradient_buckets(grads: list[int]) -> list[list[int]]:
+def gradient_bytes_by_bucket(grads: list[int]) -> list[list[int]]:
     """The 16-bit gradients of each bucket, reduced as one flat copy; one alone is reduced where it is. [B]
 
     Examples

@@ -33,7 +33,7 @@ class DispatcherRetention:
         ]
 
     @cached_property
-    def possible(self) -> bool:
+    def may_retain(self) -> bool:
         """Whether any dispatcher of the rank may retain tensors."""
         return any(self.retaining_layers)
 
@@ -46,11 +46,11 @@ class DispatcherRetention:
             left.append((block, instruction))
         self._allocations[index] = left
 
-    def release_of_layer(self, index: int) -> list[Allocation]:
+    def release_retained_of_layer(self, index: int) -> list[Allocation]:
         """Give up and return what a layer's dispatcher retained."""
         return self._allocations.pop(index, [])
 
-    def retains_of_chunk(self, chunk: int) -> bool:
+    def chunk_retains_tensors(self, chunk: int) -> bool:
         """Whether a chunk's dispatchers retain tensors: between computations all of them do, or none."""
         return any(index in self._allocations for index, _ in self.retaining_layers[chunk][:1])
 
@@ -67,7 +67,7 @@ class DispatcherRetention:
         """The retained blocks of a chunk that are there, in the same order."""
         return [block for block, _ in self.retained_blocks(chunk) if block is not None]
 
-    def replace(self, chunk: int, blocks: Sequence[Block]) -> None:
+    def replace_retained_blocks(self, chunk: int, blocks: Sequence[Block]) -> None:
         """Put the retained blocks of a chunk in place: none, or those of every layer, in the same order."""
         rest = iter(blocks)
         for index, code in self.retaining_layers[chunk]:
@@ -75,7 +75,7 @@ class DispatcherRetention:
             if blocks:
                 self._allocations[index] = [(next(rest), instruction) for instruction, _ in code.retained_by_dispatcher]
 
-    def addresses(self) -> tuple[tuple[int, ...], ...]:
+    def retained_addresses(self) -> tuple[tuple[int, ...], ...]:
         """The addresses of all retained blocks: equal for states from which all goes alike."""
         if not self._allocations:
             return ()

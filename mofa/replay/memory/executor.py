@@ -49,15 +49,17 @@ class StepExecutor(BlockExecutor):
 
     def programs_of(self, chunk: int, micro_batch: int) -> list[BlockProgram]:
         """The programs of a chunk's blocks in a micro-batch."""
-        return self.programs[chunk] if self.drawn is None else self.drawn.programs(chunk, micro_batch)
+        return self.programs[chunk] if self.drawn is None else self.drawn.block_programs_of_chunk(chunk, micro_batch)
 
     def draw_tokens(self) -> None:
         """Draw the tokens of the next step. From here on no computation repeats another."""
         if self.drawn is None:
             assert self.rank.routing_drift is not None
-            self.drawn = StepProgramsOfDrawnTokens(self.rank.routing_drift, self.recordings.program, self.programs)
+            self.drawn = StepProgramsOfDrawnTokens(
+                self.rank.routing_drift, self.recordings.block_program, self.programs
+            )
             self.steady = self._steady(skip_rounds=False)
-            self.state.a.forget_bins()
+            self.state.a.stop_keeping_empty_bins()
         self.drawn.begin_step()
 
     # -- a step
@@ -82,7 +84,7 @@ class StepExecutor(BlockExecutor):
         self.state.begun = set()
         self.state.note_peak_since(start)
         if r.preallocated and self.state.step == 1:
-            self.prepare()
+            self.prepare_pipeline()
         else:
             gather_all_groups(self.state)
         self.received_inputs.on_step_begin()
@@ -97,7 +99,7 @@ class StepExecutor(BlockExecutor):
         step_optimizer(self.state)
         self.state.note_peak_since(start)
 
-    def prepare(self) -> None:
+    def prepare_pipeline(self) -> None:
         """Before its first step a pipeline runs each chunk forward on zeros, to know what it hands on, and makes the
         buffers that it receives inputs in; then those for gradients (torch/distributed/pipelining/stage.py,
         ``_shape_inference``)."""
@@ -146,7 +148,12 @@ class StepExecutor(BlockExecutor):
             block for items in (self.state.turned, self.state.input_grads) for _, block in sorted(items.items())
         )
         addresses = tuple(b.address for b in (*grads, *until_next_step))
-        return self.state.a.fingerprint(), addresses, self.retained.addresses(), self.received_inputs.addresses()
+        return (
+            self.state.a.state_fingerprint(),
+            addresses,
+            self.retained.retained_addresses(),
+            self.received_inputs.block_addresses(),
+        )
 
     def play_computation(self, kind: str, chunk: int, micro_batch: int) -> None:
         """Play a computation op by op."""
@@ -155,26 +162,26 @@ class StepExecutor(BlockExecutor):
         if kind == "F" and (chunk, micro_batch) in self.backward_beside:
             self._run(
                 block_runs_of_pair(
-                    self.forward(chunk, micro_batch), self.backward(*self.backward_beside[chunk, micro_batch])
+                    self.run_forward(chunk, micro_batch), self.run_backward(*self.backward_beside[chunk, micro_batch])
                 )
             )
         elif kind == "F":
-            self._run(self.forward(chunk, micro_batch))
+            self._run(self.run_forward(chunk, micro_batch))
         elif kind == "B" and (chunk, micro_batch) in self.played_in_forward:
             return
         elif kind == "B" or (kind == "W" and chunk in self.rank.first_chunks):
-            self._run(self.backward(chunk, micro_batch))
+            self._run(self.run_backward(chunk, micro_batch))
         elif kind == "W":
-            self.backward_weights(chunk, micro_batch)
+            self.run_weight_backward(chunk, micro_batch)
         elif chunk not in self.rank.first_chunks:  # the first stage has no input to differentiate by: W does it all
-            self._run(self.backward(chunk, micro_batch, hold=True))
+            self._run(self.run_backward(chunk, micro_batch, hold=True))
 
     def _run(self, runs: Iterator[BlockRun]) -> None:
         """Run blocks one after the other."""
         for run in runs:
             self.run_block(*run)
 
-    def forward(self, chunk: int, micro_batch: int) -> Iterator[BlockRun]:
+    def run_forward(self, chunk: int, micro_batch: int) -> Iterator[BlockRun]:
         """Forward a micro-batch through a chunk, whose blocks are run by the caller."""
         r = self.rank
         x: Block | None = None
@@ -234,7 +241,7 @@ class StepExecutor(BlockExecutor):
         if old is not None:
             self.state.free_allocation((old, instruction))
 
-    def backward_weights(self, chunk: int, micro_batch: int) -> None:
+    def run_weight_backward(self, chunk: int, micro_batch: int) -> None:
         """Compute deferred weight gradients, then free what was kept for them."""
         self.first = chunk not in self.state.begun
         self.state.begun.add(chunk)
@@ -246,7 +253,7 @@ class StepExecutor(BlockExecutor):
             self.free_slots(code.free_remaining, slots)
         chunk_pass.slots, chunk_pass.place = [[None]], -1
 
-    def backward(self, chunk: int, micro_batch: int, hold: bool = False) -> Iterator[BlockRun]:
+    def run_backward(self, chunk: int, micro_batch: int, hold: bool = False) -> Iterator[BlockRun]:
         """Backward a micro-batch through a chunk, whose blocks are run by the caller."""
         r = self.rank
         chunk_pass = self.state.passes[chunk, micro_batch]
@@ -257,7 +264,7 @@ class StepExecutor(BlockExecutor):
             to_the_end = [*deepspeed.regather_output_for_backward(self.state, self.sends), sent]
         elif sent is not None and not r.preallocated:
             self.state.free_allocation(sent)
-        dy = self.received_gradient(chunk)
+        dy = self.receive_output_gradient(chunk)
         if not hold:
             self.first = chunk not in self.state.begun or r.deepspeed == "bf16"
             self.state.begun.add(chunk)
@@ -268,7 +275,7 @@ class StepExecutor(BlockExecutor):
         for allocation in self.freed_at_end:
             self.state.free_allocation(allocation)
         self.freed_at_end = []
-        dy = self.input_gradient(chunk, micro_batch, dy, hold=hold)
+        dy = self.keep_or_free_input_gradient(chunk, micro_batch, dy, hold=hold)
         for allocation in self.handed_on.values():
             self.state.free_allocation(allocation)
         self.handed_on = {}
@@ -291,7 +298,7 @@ class StepExecutor(BlockExecutor):
             None if out is None else (out, off_tape_instruction(ACTIVATIONS, self.sends.output_name(chunk), "backward"))
         )
 
-    def received_gradient(self, chunk: int) -> Block | None:
+    def receive_output_gradient(self, chunk: int) -> Block | None:
         """The gradient of a chunk's output, where it is received in new memory."""
         r = self.rank
         dy: Block | None = None
@@ -331,7 +338,9 @@ class StepExecutor(BlockExecutor):
             self.free_slots(code.free_after_backward_by_inputs if hold else code.free_remaining, slots)
         return dy
 
-    def input_gradient(self, chunk: int, micro_batch: int, dy: Block | None, *, hold: bool) -> Block | None:
+    def keep_or_free_input_gradient(
+        self, chunk: int, micro_batch: int, dy: Block | None, *, hold: bool
+    ) -> Block | None:
         """Keep or free the gradient of a chunk's input; returns it where the pass still has it."""
         r, instruction = self.rank, off_tape_instruction(ACTIVATIONS, GRADIENT, "end of a backward")
         if dy is not None and hold:  # stays as the received tensor's gradient (stage_backward_input)

@@ -26,11 +26,11 @@ class ChunkPass:
         self.recorded: PassBlocks | None = None
         self.place = -1
 
-    def number_of_addresses(self, numbers: dict[object, int]) -> int:
+    def identity_number_of_addresses(self, numbers: dict[object, int]) -> int:
         """A number for the addresses that the pass holds: equal for two passes that hold the same."""
         if self.place < 0:
             if self.recorded is not None:
-                where: object = self.recorded.addresses
+                where: object = self.recorded.block_addresses
             else:
                 blocks = tuple([b.address if b is not None else -1 for slots in self.slots for b in slots])
                 where = blocks, self.out.address if self.out is not None else -1
@@ -40,7 +40,7 @@ class ChunkPass:
     def restore_slots(self) -> None:
         """Put the recorded blocks back into slots, so that the pass can be played op by op."""
         if self.recorded is not None:
-            *self.slots, (self.out,) = self.recorded.slots()
+            *self.slots, (self.out,) = self.recorded.slots_of_each_piece()
             self.recorded = None
 
 

@@ -51,17 +51,17 @@ class ReplayedRankMemory:
     @cached_property
     def peak_event(self) -> int:
         """The event of the peak."""
-        peak, num = self.journal.allocated_peak(*self.peak_window)
+        peak, num = self.journal.allocated_peak_and_event(*self.peak_window)
         assert peak == self.allocated, (peak, self.allocated)
         return num - 1
 
     @cached_property
-    def peak(self) -> MemoryInstant:
+    def peak_instant(self) -> MemoryInstant:
         """The instant at which most is allocated."""
         return self.journal.instant_at(self.peak_event, _reserved_at(self.journal.grown, self.peak_event))
 
     @property
-    def out_of_memory(self) -> MemoryInstant | None:
+    def out_of_memory_instant(self) -> MemoryInstant | None:
         """The instant at which the device was full."""
         return self.first_failure[1] if self.first_failure else None
 
@@ -91,7 +91,7 @@ def play_memory(
         rank, capacity_bytes=capacity_bytes, expandable=expandable, num_steps=num_steps, skip_rounds=skip_rounds,
         recordings=recordings,
     )  # fmt: skip
-    return playing.play_drawn_steps() if rank.routing_drift is not None else playing.result()
+    return playing.play_drawn_steps() if rank.routing_drift is not None else playing.memory_played_so_far()
 
 
 class RankMemoryReplay:
@@ -126,16 +126,16 @@ class RankMemoryReplay:
         """What these and steps with other tokens behind them gave."""
         drift, player = self.rank.routing_drift, self.player
         assert drift is not None
-        mark = player.state.journal.end_state()
+        mark = player.state.journal.end_mark()
         with without_garbage_collection():
             for _ in range(drift.num_drift_steps(len(self.rank.computations)) - FIRST_STEPS):
                 player.draw_tokens()
                 player.run_step()
-        result = self.result()
+        result = self.memory_played_so_far()
         player.state.journal.truncate_to(mark)
         return result
 
-    def result(self) -> ReplayedRankMemory:
+    def memory_played_so_far(self) -> ReplayedRankMemory:
         """What was played so far gave."""
         player, allocator = self.player, self.allocator
         peak, start, before, end = max(player.state.highest[2 : self.num_highest], key=lambda item: item[0])
@@ -145,7 +145,8 @@ class RankMemoryReplay:
             event, full, instruction = player.state.first_failure
             journal_then = journal.instant_at(event - 1, full.reserved)
             failed = event, MemoryInstant(
-                journal.step_of(event), journal.running_op(event, instruction), journal_then.allocated, full.reserved,
+                journal.step_of_event(event), journal.running_op(event, instruction), journal_then.allocated,
+                full.reserved,
                 journal_then.alive, journal_then.tensors,
             )  # fmt: skip
             missing = max(full.reserved + full.wanted - full.capacity_bytes, 0)

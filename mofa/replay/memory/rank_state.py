@@ -74,7 +74,7 @@ class RankState:
         for allocation in allocations:
             self.free_allocation(allocation)
 
-    def rename(self, allocation: Allocation, instruction: Instruction) -> Allocation:
+    def rename_allocation(self, allocation: Allocation, instruction: Instruction) -> Allocation:
         """Give memory another name."""
         block, old = allocation
         self.journal.new_instructions += (old, instruction)

@@ -35,7 +35,7 @@ class ReceivedInputs:
         self.in_first = False
         """Whether its first forward is the latest one."""
 
-    def presence_of_each(self) -> tuple[bool, ...]:
+    def which_are_present(self) -> tuple[bool, ...]:
         """What a computation finds, by which it goes one way or another; nothing where nothing is kept."""
         return (self.input is not None, self.gradient is not None, self.fresh) if self._keeps else ()
 
@@ -43,11 +43,11 @@ class ReceivedInputs:
         """The input and its gradient, None where there is none, and their rounded size."""
         return [(self.input, self._size), (self.gradient, self._size)] if self._keeps else []
 
-    def replace(self, received: Block | None, gradient: Block | None) -> None:
+    def replace_blocks(self, received: Block | None, gradient: Block | None) -> None:
         """They are these blocks now."""
         self.input, self.gradient, self.fresh = received, gradient, False
 
-    def addresses(self) -> tuple[int, ...]:
+    def block_addresses(self) -> tuple[int, ...]:
         """Their addresses, -1 for none."""
         return tuple(-1 if block is None else block.address for block in (self.input, self.gradient))
 

@@ -147,15 +147,15 @@ class PassBlocks:
             self.blocks.append(block or NOTHING)
 
     @property
-    def addresses(self) -> tuple[int, ...] | bytes:
+    def block_addresses(self) -> tuple[int, ...] | bytes:
         """The addresses of the blocks that the pass holds."""
         assert self.last is not None
         blocks = self.blocks
         if isinstance(blocks, NumberedBlocks):
-            return blocks.addresses(self.last.packed_live_slots)
+            return blocks.packed_addresses(self.last.packed_live_slots)
         return tuple([blocks[slot].address for slot in self.last.live_slots])
 
-    def slots(self) -> Iterator[list[Block | None]]:
+    def slots_of_each_piece(self) -> Iterator[list[Block | None]]:
         """The blocks of each piece's slots, and last the output."""
         assert self.last is not None
         for piece in self.last.places:
@@ -170,7 +170,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         self.a, self.journal = allocator, journal
         self.start, self.passages = journal.num_events, len(journal.new_passages)
-        self.recorded = recorded or PassBlocks(allocator.empty_slots())
+        self.recorded = recorded or PassBlocks(allocator.new_block_slots())
         last = self.recorded.last
         self.asked = list(last.slots) if last else []
         self.live = {self.recorded.blocks[slot].address: slot for slot in last.live_slots} if last else {}
@@ -239,7 +239,9 @@ class Recorder:
         """Note that reserved memory was looked at, for what was done since an event."""
         self.looks.append((start - self.start, self.journal.num_events - self.start))
 
-    def recording(self, pieces: Sequence[Sequence[Block | None]], retained: Sequence[Block | None]) -> Recording | None:
+    def finished_recording(
+        self, pieces: Sequence[Sequence[Block | None]], retained: Sequence[Block | None]
+    ) -> Recording | None:
         """The computation as it was played; None where it cannot be repeated.
 
         ``pieces`` are what the pass holds now: that, what is ``retained`` and nothing else must be what is left of it.
@@ -251,7 +253,7 @@ class Recorder:
         if not self.clean or tuple(sorted(in_slots)) != live_slots:
             return None
         start = self.start
-        instructions, sizes = self.journal.events_since(start)
+        instructions, sizes = self.journal.instructions_and_sizes_since(start)
         freed = []
         for slot, entries in self.entries.items():
             for event, sign in entries:
@@ -288,7 +290,7 @@ class Recorder:
             last = before.get(index, -1)
             if not size and last >= 0:
                 asked, of, _ = self.orders[last]
-                if asked and of == slot and not self.a.pool(index).most_kept and not self.a.expandable:
+                if asked and of == slot and not self.a.pool_of_index(index).most_kept and not self.a.expandable:
                     out[last], out[i] = (-asked, slot, index), None
             before[index] = i
         orders = tuple(order for order in out if order is not None)

@@ -216,7 +216,7 @@ def _compiled_requests(
     segment = None
     while (begin := allocator.serve_requests(requests, begin, end, blocks, segment, rests)) < end:
         size, slot, index = recording.orders[begin]
-        segment = grow(slot, abs(size), allocator.pool(index))
+        segment = grow(slot, abs(size), allocator.pool_of_index(index))
 
 
 def _best_fit(pool: BlockPool, size: int) -> Block | None:

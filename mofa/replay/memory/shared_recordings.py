@@ -26,15 +26,15 @@ class SharedRecordings:
         ] = {}  # traces are kept, so that no other object gets their id
         self._recordings: dict[object, tuple[tuple[str, ...], Recording]] = {}
 
-    def program(self, trace: BlockTrace) -> BlockProgram:
+    def block_program(self, trace: BlockTrace) -> BlockProgram:
         """The program of a block's trace, made once."""
         if id(trace) not in self._programs:
             self._programs[id(trace)] = trace, program_of_trace(trace)
         return self._programs[id(trace)][1]
 
-    def programs(self, rank: Rank) -> list[list[BlockProgram]]:
+    def block_programs_by_chunk(self, rank: Rank) -> list[list[BlockProgram]]:
         """The programs of a rank's blocks, per chunk."""
-        return [[self.program(rank_block.trace) for rank_block in chunk] for chunk in rank.chunks]
+        return [[self.block_program(rank_block.trace) for rank_block in chunk] for chunk in rank.chunks]
 
     def add_recording(self, recording: Recording, rank: Rank, which: Which) -> None:
         """Remember a computation that can be repeated."""

@@ -80,7 +80,7 @@ class DeferredFrees:
         rank = self.state.rank
         if not rank.keeps_last_output or (rank.receives[chunk] if kind == "F" else rank.sends[chunk]):
             self.launched_before_exchange = self.launched
-        self.free_passed()
+        self.free_passed_by_device()
 
     def synchronize_deepspeed(self) -> None:
         """DeepSpeed's host waits for the device."""
@@ -95,10 +95,10 @@ class DeferredFrees:
     def synchronize_device(self) -> None:
         """The host waits for the device."""
         self.launched = float("inf")
-        self.free_passed()
+        self.free_passed_by_device()
         self.launched = self.launched_before_exchange = 0.0
 
-    def free_passed(self) -> None:
+    def free_passed_by_device(self) -> None:
         """Give back what the device is through with."""
         while self.waiting and self.waiting[0][0] <= self.launched + self.launched_in_computation:
             self.state.a.merge_free(self.waiting.popleft()[1])
@@ -129,7 +129,7 @@ class DeferredFrees:
             self.free_output(dy, GRADIENT, sent=True)
 
     def after_block(self, phase: str, rank_block: RankBlock) -> None:
-        """A block is through, where something of its inside comes back late: as :meth:`free_passed`."""
+        """A block is through, where something of its inside comes back late: as :meth:`free_passed_by_device`."""
         trace = rank_block.trace
         if not (self.pipelined or self.defers_frees_in_blocks):
             return
@@ -138,19 +138,19 @@ class DeferredFrees:
             phase, inputs + weights
         )
         block_time = rank_block.forward_and_backward_times[phase != "forward"]
-        for allocation in self.shelf.issue_block(block_time, issued) if self.shelves else ():
+        for allocation in self.shelf.issue_block_and_pop_due(block_time, issued) if self.shelves else ():
             self.state.free_allocation(allocation)
         if (self.defers_sent_blocks or self.pipelined) and self.state.notes is not None:
             self.state.notes.note_block_end(phase, rank_block.name)
         if self.pipelined:
             self.launched_in_computation += issued
-            self.free_passed()
+            self.free_passed_by_device()
         if self.defers_sent_blocks:
-            for block in self.ring.issue_block(block_time, issued):
+            for block in self.ring.issue_block_and_pop_due(block_time, issued):
                 self.state.a.merge_free(block)
         if self.reduces:
             self.launched += issued
-            self.free_passed()
+            self.free_passed_by_device()
 
     @property
     def defers_sent_blocks(self) -> bool:
@@ -160,7 +160,7 @@ class DeferredFrees:
     def free_once_sent(self, block: Block) -> None:
         """Have a block come back when the device has passed the block of the model under way."""
         block.state = WAITING
-        self.ring.put(block)
+        self.ring.shelve(block)
 
     @property
     def defers_frees_in_blocks(self) -> bool:
@@ -170,7 +170,7 @@ class DeferredFrees:
     def shelve(self, allocation: Allocation) -> None:
         """Leave something to the watchdog; a first step's goes at once, whose host compiles and loads."""
         if self.shelves and self.state.step > 1:
-            self.shelf.put(allocation)
+            self.shelf.shelve(allocation)
         else:
             self.state.free_allocation(allocation)
 

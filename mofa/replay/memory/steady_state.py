@@ -36,7 +36,7 @@ PlayComputation = Callable[[str, int, int], None]
 """Plays a kind, chunk and micro-batch op by op."""
 
 
-def without_cycle(play: PlayComputation) -> PlayComputation:
+def without_reference_cycle(play: PlayComputation) -> PlayComputation:
     """The same method without keeping its object, which keeps what calls it. With no cycle, what was played is gone
     with its last reader, though the cycle collector is off meanwhile."""
     method = WeakMethod(play)
@@ -56,7 +56,7 @@ class SteadyStatePlayer:
         recordings: SharedRecordings, play: PlayComputation, *, skip_rounds: bool,
     ) -> None:  # fmt: skip
         self.state, self.sends, self.retained, self.recordings = state, sends, retained, recordings
-        self.received_inputs, self.play = received_inputs, without_cycle(play)
+        self.received_inputs, self.play = received_inputs, without_reference_cycle(play)
         rank = state.rank
         kinds = len({k for k, _, _ in rank.computations})
         sizes = {kinds * n for n in (1, len(rank.chunks), rank.round_length)}
@@ -96,10 +96,10 @@ class SteadyStatePlayer:
                 continue
             last = computations[n - 1][2]
             retries[n] = state.a.num_retries
-            skipped, period = steady_rounds.num_to_skip(n, self._places_held(last), state.a.fingerprint)
+            skipped, period = steady_rounds.num_to_skip(n, self._places_held(last), state.a.state_fingerprint)
             if not skipped:
                 peaks = state.highest[-1][0], state.a.peak_reserved
-                if num_chunks > 1 and self.retained.possible:
+                if num_chunks > 1 and self.retained.may_retain:
                     skipped, period = steady_rounds.num_to_skip_once_settled(n, peaks, STEADY_FORWARDS_WITH_RETENTION)
                 elif state.step == 1:
                     skipped, period = steady_rounds.num_to_skip_once_settled(
@@ -128,12 +128,16 @@ class SteadyStatePlayer:
         if state.turned or state.input_grads:  # each waits for the next step's: nothing comes back in this one
             return object()
         passes = [
-            (c, i - last, place if (place := chunk_pass.place) >= 0 else chunk_pass.number_of_addresses(self.places))
+            (
+                c,
+                i - last,
+                place if (place := chunk_pass.place) >= 0 else chunk_pass.identity_number_of_addresses(self.places),
+            )
             for (c, i), chunk_pass in state.passes.items()
         ]
         gradients = tuple([block.address for block, _ in deepspeed.live_bf16_gradients(state) if block is not None])
-        received = self.received_inputs.addresses()
-        return self.sends.fingerprint(last), self.retained.addresses(), received, gradients, *passes
+        received = self.received_inputs.block_addresses()
+        return self.sends.fingerprint(last), self.retained.retained_addresses(), received, gradients, *passes
 
     def _computation(self, kind: str, chunk: int, micro_batch: int) -> None:
         state = self.state
@@ -155,8 +159,8 @@ class SteadyStatePlayer:
             self.play(kind, chunk, micro_batch)
             self.played.add((kind, chunk))
             return
-        retains = self.retained.possible and self.retained.retains_of_chunk(chunk)
-        which = kind, chunk, retains, self.received_inputs.presence_of_each(), self.sends.defers_sent_blocks
+        retains = self.retained.may_retain and self.retained.chunk_retains_tensors(chunk)
+        which = kind, chunk, retains, self.received_inputs.which_are_present(), self.sends.defers_sent_blocks
         recording = self.recordings_of.get(which)
         known = recording is None and self.recordings.has_recording(state.rank, which)
         if known and (kind, chunk) in self.played:
@@ -172,18 +176,18 @@ class SteadyStatePlayer:
     def _blocks_outside(self, kind: str, chunk: int) -> list[RetainedBlock]:
         """Blocks outside its pass that a computation finds or leaves; always as many, in one order."""
         state, received = self.state, self.received_inputs.input_and_gradient()
-        if self.retained.possible:
+        if self.retained.may_retain:
             return [*self.retained.retained_blocks(chunk), *received]
         return [*(deepspeed.live_bf16_gradients(state) if kind == "B" else ()), *received]
 
     def _leave(self, kind: str, chunk: int, blocks: list[Block | None]) -> None:
         """Put these blocks in place behind a computation that was repeated."""
         if self.state.rank.keeps_received_inputs:
-            self.received_inputs.replace(*blocks[-2:])
+            self.received_inputs.replace_blocks(*blocks[-2:])
             blocks = blocks[:-2]
         left = [block for block in blocks if block is not None]
-        if self.retained.possible:
-            self.retained.replace(chunk, left)
+        if self.retained.may_retain:
+            self.retained.replace_retained_blocks(chunk, left)
         elif kind == "B" and self.state.rank.deepspeed:
             deepspeed.replace_gradient_blocks(self.state, left)
 
@@ -194,7 +198,7 @@ class SteadyStatePlayer:
         chunk_pass = state.passes.get((c, micro_batch))
         if chunk_pass is None:
             chunk_pass = state.passes[c, micro_batch] = ChunkPass()
-            chunk_pass.recorded = PassBlocks(state.a.empty_slots())
+            chunk_pass.recorded = PassBlocks(state.a.new_block_slots())
         elif chunk_pass.recorded is None:  # begun before there were notes
             self.play(kind, c, micro_batch)
             return
@@ -244,7 +248,9 @@ class SteadyStatePlayer:
             self.play(kind, c, micro_batch)
         chunk_pass = state.passes.get((c, micro_batch))
         left = [block for block, _ in self._blocks_outside(kind, c)]
-        recording = recorder.recording([*chunk_pass.slots, [chunk_pass.out]] if chunk_pass is not None else (), left)
+        recording = recorder.finished_recording(
+            [*chunk_pass.slots, [chunk_pass.out]] if chunk_pass is not None else (), left
+        )
         if recording is not None:
             self.recordings_of[which] = recording
             self.recordings.add_recording(recording, state.rank, which)

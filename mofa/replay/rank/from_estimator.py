@@ -9,23 +9,27 @@ from functools import partial
 from mofa.blocks.combined_passes import part_of_each_op
 from mofa.blocks.frameworks.megatron.persistent import buffers_at_first_use
 from mofa.cost.allocations.allocation_trace import (
-    trace_block,
+    block_allocation_trace,
     with_embedding_gathered_ahead,
     with_head_gradient_for_embedding,
 )
 from mofa.cost.allocations.block_trace import BlockTrace
-from mofa.cost.allocations.host_lead import device_over_host_time, forward_and_backward_times, times_of_fastest_peer
+from mofa.cost.allocations.host_lead import (
+    device_over_host_time,
+    forward_and_backward_pass_times,
+    times_of_fastest_peer,
+)
 from mofa.cost.allocations.initialization import rotary_table_bytes_of_model_part
 from mofa.cost.allocations.parameter_tensors import RankModule, parameter_tensors_of_rank
-from mofa.cost.allocations.sequential_experts import unroll_experts
+from mofa.cost.allocations.sequential_experts import unroll_sequential_experts
 from mofa.cost.allocations.watchdog import BlockPassTime
 from mofa.cost.allocations.weight_buffers import (
-    ddp_buckets,
+    ddp_bucket_tensors_by_chunk,
     flat_buffers,
     te_buffers_taken_at_build,
-    weight_states_of_rank,
-    with_fp8_weights,
-    with_states_on_hosts,
+    weight_bytes_of_rank,
+    with_fp8_weight_bytes,
+    without_states_on_hosts,
 )
 from mofa.cost.estimate import TableEstimator
 from mofa.cost.memory.communicators import communicator_bytes_of_stages
@@ -90,7 +94,7 @@ def tokens_over_mean_by_rank(estimator: TableEstimator, pipeline_rank: int) -> t
 def _makes(estimator: TableEstimator) -> Callable[[bool, int, int], Rank]:
     traces = _block_traces(estimator)
     routed = UnevenLayers(estimator, traces, _block_traces)
-    traces = {label: unroll_experts(trace) for label, trace in traces.items()}
+    traces = {label: unroll_sequential_experts(trace) for label, trace in traces.items()}
     return partial(_rank, gathered_row_of_strategy(estimator), estimator.rank_specs, traces, routed)
 
 
@@ -113,7 +117,7 @@ def _block_traces(estimator: TableEstimator) -> dict[str, BlockTrace]:
     )  # and not by Megatron's own function
     ctx = part.costs.context
     return {
-        label: trace_block(
+        label: block_allocation_trace(
             block,
             autocast=part.mode.precision == "autocast",
             weight_first=by_autograd,
@@ -121,7 +125,7 @@ def _block_traces(estimator: TableEstimator) -> dict[str, BlockTrace]:
             pipelined=pipelined,
             split_backward=defers,
             replicated=fw.shards_params and fw.dp_replicate > 1,
-            persistent=buffers_at_first_use(ctx, block.name, block.forward.ops, block.repeated_ops)
+            persistent=buffers_at_first_use(ctx, block.name, block.forward.ops, block.recomputed_op_names)
             if fw.library
             else None,
         )
@@ -155,15 +159,15 @@ def _rank(
     ]
     params = parameter_tensors_of_rank(workload, fw, spec, modules)
     in_fp8 = {block.name_with_article for chunk in spec.chunks for block in chunk.blocks if block.is_layer}
-    weights = with_fp8_weights(rows, weight_states_of_rank(workload, fw, spec, params, data_rank), in_fp8)
+    weights = with_fp8_weight_bytes(rows, weight_bytes_of_rank(workload, fw, spec, params, data_rank), in_fp8)
     buffers = flat_buffers(fw, spec, params, weights, rows.workload.precision.fp8_recipe)
-    weights = with_states_on_hosts(fw, weights, buffers)
+    weights = without_states_on_hosts(fw, weights, buffers)
     costs = [cost_of_block_spec(rows, block) for chunk in spec.chunks for block in chunk.blocks]
     boundary, ds = int(spec.buffers.stage_boundary_bytes), fw.deepspeed
     keeps_received = inputs.throughout > 0 and place.vpp == 1
     held_throughout = 0 if keeps_received else inputs.throughout
     # where weights' gradients are put off, or collectives' memory comes back late, two steps are played
-    defers, routers = spec.schedule.defers_weight_gradients, routed.routers(spec.layer_numbers, emptiest)
+    defers, routers = spec.schedule.defers_weight_gradients, routed.drifting_routers(spec.layer_numbers, emptiest)
     drift = RoutingDrift(routers, moving) if routers is not None and not (defers or ds) else None
     return Rank(
         weights=weights, chunks=chunks, computations=spec.computations,
@@ -185,7 +189,7 @@ def _rank(
         optimizer_rank=min(fw.optimizer_rank, place.dense_ranks - 1),
         keeps_last_output=spec.schedule.keeps_last_output,
         device_over_host_time=device_over_host_time([cost for cost in costs if cost is not None]),
-        buckets=ddp_buckets(
+        buckets=ddp_bucket_tensors_by_chunk(
             [[p.trace for p in c] for c in chunks], int(spec.buffers.ddp_bucket_or_fp8_copy_bytes),
             gradients.bytes_in_bucket,
             tied=gradients.ties_ends,
@@ -206,7 +210,7 @@ def _chunks(
     rows: GatheredRows, spec: RankSpec, traces: dict[str, BlockTrace], routed: UnevenLayers, emptiest: bool
 ) -> tuple[tuple[tuple[RankBlock, ...], ...], _Moves]:  # fmt: skip
     """The blocks of a rank's chunks with their traces, and what moves of them."""
-    trace_of = routed.trace_getter(spec.layer_numbers, emptiest)
+    trace_of = routed.allocation_trace_getter(spec.layer_numbers, emptiest)
 
     def trace(block: BlockSpec) -> BlockTrace:
         if block.role == "layer":
@@ -261,7 +265,7 @@ def _parts(rows: GatheredRows, block: BlockSpec) -> tuple[Mapping[str, str], Map
 
 def _forward_and_backward_times(rows: GatheredRows, block: BlockSpec) -> tuple[BlockPassTime, BlockPassTime]:
     cost = cost_of_block_spec(rows, block)
-    return forward_and_backward_times(cost) if cost is not None else (BlockPassTime(), BlockPassTime())
+    return forward_and_backward_pass_times(cost) if cost is not None else (BlockPassTime(), BlockPassTime())
 
 
 def _lazy_buffers(buffers: PersistentBuffers, library: str | None) -> tuple[int, ...]:

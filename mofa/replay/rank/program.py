@@ -193,12 +193,12 @@ def program_of_trace(trace: BlockTrace) -> BlockProgram:
     left: frozenset[str] = frozenset()
     above = left
     if trace.split_backward:
-        op_traces, needed = trace.backward_by_inputs()
+        op_traces, needed = trace.input_backward_and_kept_names()
         left = frozenset(item.name for op_trace in op_traces for item in op_trace.new) | {trace.output_gradient}
-        left, above = left - needed, trace.freed_above_last_weight()
+        left, above = left - needed, trace.names_freed_before_last_weight()
         inputs = slots.instructions(op_traces, left, frozenset())
         weights, of_last = (
-            slots.instructions(trace.backward_by_weights(no_weight_at_end=last), None, frozenset())
+            slots.instructions(trace.weight_backward_ops(no_weight_at_end=last), None, frozenset())
             for last in (False, True)
         )
     dry = slots.instructions(trace.shape_inference, None, frozenset())

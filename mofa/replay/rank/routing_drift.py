@@ -122,7 +122,7 @@ class StepProgramsOfDrawnTokens:
         self.popularity = self.drift.routers.next_popularity(self.rng)
         self.known = {}
 
-    def programs(self, chunk: int, micro_batch: int) -> list[BlockProgram]:
+    def block_programs_of_chunk(self, chunk: int, micro_batch: int) -> list[BlockProgram]:
         """The programs of a chunk's blocks in a micro-batch."""
         if (chunk, micro_batch) not in self.known:
             pieces = zip(self.drift.layers[chunk], self.plain[chunk], strict=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
-from mofa.cost.allocations.sequential_experts import unroll_experts
+from mofa.cost.allocations.sequential_experts import unroll_sequential_experts
 from mofa.cost.estimate import TableEstimator
 from mofa.cost.kernels.kernel_selection import expert_popularity_drift
 from mofa.replay.rank.routing_drift import MOST_STEPS, DriftingLayerTraces, DriftingRouters
@@ -90,7 +90,7 @@ class UnevenLayers:
         if self.rows is None and ep == 1 and self.filled_up_to > 1 and model.moe is not None:
             # of a rank that has all experts
             self.rows, drawn_evenly = np.ones((model.num_moe_layers, 1)), even_expert_shares(model, ep)
-        self.plain = {label: unroll_experts(trace) for label, trace in traces.items()}
+        self.plain = {label: unroll_sequential_experts(trace) for label, trace in traces.items()}
         self.shares: FloatA | None = None
         if self.rows is None:
             return
@@ -100,7 +100,7 @@ class UnevenLayers:
         more = replace(loads, quantile_rows_over_mean={**loads.quantile_rows_over_mean, ep: self.rows_over_mean + 1.0})
         given = estimator.workload, estimator.cluster, estimator.framework, estimator.table
         self.fuller = traces_of(TableEstimator(*given, more))
-        self.more = {label: unroll_experts(trace) for label, trace in self.fuller.items()}
+        self.more = {label: unroll_sequential_experts(trace) for label, trace in self.fuller.items()}
         self.made: dict[tuple[str, float, int], BlockTrace] = {}
         drawn = estimator.framework.experts == "sequential" or estimator.framework.balances_by == "chance"
         shares = loads.shares if drawn else None
@@ -108,7 +108,7 @@ class UnevenLayers:
         if shares is not None:
             self.shares = shares.reshape(len(routed), ep, -1)
 
-    def trace_getter(self, layers: Sequence[int], emptiest: bool) -> Callable[[str, int], BlockTrace]:
+    def allocation_trace_getter(self, layers: Sequence[int], emptiest: bool) -> Callable[[str, int], BlockTrace]:
         """A function from a layer's kind and number to its trace, on the rank that gets most tokens of these layers.
 
         With ``emptiest``, on the rank that gets fewest: its blocks are torn as well, and it may reserve more.
@@ -137,7 +137,7 @@ class UnevenLayers:
             self.rows_over_mean, self.plain[label], self.more[label], self.place[layer], self.filled_up_to
         )
 
-    def routers(self, layers: Sequence[int], emptiest: bool) -> DriftingRouters | None:
+    def drifting_routers(self, layers: Sequence[int], emptiest: bool) -> DriftingRouters | None:
         """What is drawn for the rank that these layers give most tokens to, or the ``emptiest``, where its experts run
         one after the other, chance chooses them, or fp8 fills up their rows.
 
@@ -168,7 +168,9 @@ class UnevenLayers:
         if key not in self.made:
             trace = interpolate_traces(self.traces[label], self.fuller[label], rows - self.rows_over_mean)
             of_experts = self.shares[place, rank] if self.shares is not None else np.zeros(0)
-            self.made[key] = unroll_experts(trace, tuple((of_experts / max(of_experts.sum(), 1e-12)).tolist()))
+            self.made[key] = unroll_sequential_experts(
+                trace, tuple((of_experts / max(of_experts.sum(), 1e-12)).tolist())
+            )
         return self.made[key]
 
 

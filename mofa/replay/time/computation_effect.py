@@ -17,7 +17,7 @@ class StreamsAfterComputation(NamedTuple):
     ops_in_flight: tuple[tuple[float, float, int, float, float], ...]
     idle_gaps: tuple[tuple[float, float], ...]
 
-    def pending(self) -> StreamsAfterComputation:
+    def still_pending(self) -> StreamsAfterComputation:
         """What of it is yet to come: all that matters where nothing begins before now."""
         to_come = StreamsAfterComputation(
             tuple(item for item in self.streams if item[1] > 0), tuple(item for item in self.ready if item[1] > 0),

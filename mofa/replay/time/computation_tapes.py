@@ -61,7 +61,7 @@ class PlanTapes:
             resolved |= _pairs(rows)
         return cls(resolved, CrossStreamTensors.from_tapes(resolved.values()))
 
-    def steps_of(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> TapeSteps:
+    def steps_of_tape(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> TapeSteps:
         """The steps of a tape; with others inserted behind some of its lines it is made anew."""
         if inserted:
             return join_kernels_to_steps(self.resolved[label, phase], self.cross_stream, inserted)
@@ -69,7 +69,7 @@ class PlanTapes:
             self.steps[label, phase] = join_kernels_to_steps(self.resolved[label, phase], self.cross_stream)
         return self.steps[label, phase]
 
-    def placed_weights(self, label: str) -> tuple[WeightOpLines, ...]:
+    def weight_op_lines(self, label: str) -> tuple[WeightOpLines, ...]:
         """The weights of a tape, in the order of its forward."""
         if label not in self.weights:
             lines = self.resolved[label, "B"].lines

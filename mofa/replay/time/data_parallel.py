@@ -15,11 +15,11 @@ import numpy as np
 
 from mofa.blocks.work import Collective, CollectiveKind
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.kernels.compute import memory_bound_rate
+from mofa.cost.kernels.compute import memory_bound_bytes_per_s
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import GatheredRows
-from mofa.cost.step_time.data_parallel import gathers_after_optimizer
+from mofa.cost.step_time.data_parallel import num_gathers_after_optimizer
 from mofa.replay.time.computation_tapes import PlanTapes
 from mofa.replay.time.kernel_runs import FAMILY, NOW, SideStreamOp, Step, one_kernel_step, waiting_step
 from mofa.schedules import Action, Order
@@ -130,7 +130,7 @@ class _Rank:
         known = self.shared.seconds.get((kind, payload, group))
         if known is None:
             rows = self.rows
-            took = collective_s(kind, np.array([payload]), rows.groups[group], rows.costs.machine.fabric)
+            took = collective_s(kind, np.array([payload]), rows.groups[group], rows.costs.machine.network_fabric)
             known = self.shared.seconds[kind, payload, group] = float(took[0])
         return known
 
@@ -171,7 +171,7 @@ class _Rank:
         if known is None:
             known = self.shared.weights[labels, backward] = []
             for i, label in enumerate(labels[::-1] if backward else labels):
-                placed = self.tapes.placed_weights(label)
+                placed = self.tapes.weight_op_lines(label)
                 for w in placed[::-1] if backward else placed:
                     known.append(_Weight(i, w.backward if backward else w.forward, w.params, w.expert))
         return known
@@ -287,7 +287,7 @@ def _megatron_parameters(me: _Rank, out: DataParallelSteps) -> None:
         return
     each = me.spec.gradients.gathered_bytes_per_param
     if not me.rows.framework.overlap_param_gather:
-        times = float(gathers_after_optimizer(me.rows)[0, me.rank])
+        times = float(num_gathers_after_optimizer(me.rows)[0, me.rank])
         for c in range(len(me.spec.chunks)):
             for bucket in me.buckets(c, _bucket_size(me, c)):
                 works = collectives_of_params("all_gather", each, bucket.dense, bucket.expert)
@@ -335,7 +335,7 @@ def _ddp(me: _Rank, out: DataParallelSteps) -> None:
                     extra.add_after_line(w.piece, w.line, step)
                 filled = 0.0
         # every gradient is copied into its bucket and back (reducer.cpp): 16 bytes an fp32 parameter, played in one
-        copied = 4.0 * width * sum(w.params for w in weights) / memory_bound_rate(me.rows.cluster.gpu, "copy")
+        copied = 4.0 * width * sum(w.params for w in weights) / memory_bound_bytes_per_s(me.rows.cluster.gpu, "copy")
         seconds = copied if int(me.rows.groups["dp"].size[0]) > 1 else 0.0
         extra.after.append(one_kernel_step("copies of gradients", seconds, 0.0, "dp", ("dp.reduced",)))
 

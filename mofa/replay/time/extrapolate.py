@@ -35,7 +35,7 @@ class InsertedRounds:
     num_rounds: int
     micro_batches_per_round: int = 1
 
-    def marks(self, order: Order, rank: int) -> tuple[int, ...]:
+    def computations_that_begin_rounds(self, order: Order, rank: int) -> tuple[int, ...]:
         """The computations in front of which rounds begin: those compared, and the one behind them."""
         first = (
             Action("F", rank, self.before_forward - k * self.micro_batches_per_round) for k in range(ALIKE, -1, -1)

@@ -58,7 +58,7 @@ class OpRecorder:
         self._awaited = ()
         self._add(StreamOp(COMPUTE, self._named(name), EXPOSED[family], start_s, end_s, works, _sorted(after)))
 
-    def record(self, names: Iterable[str]) -> None:
+    def mark_tensors_ready(self, names: Iterable[str]) -> None:
         """Tensors are there once the computing stream has come so far."""
         self._makers |= dict.fromkeys(names, self._now)
 
@@ -77,7 +77,7 @@ class OpRecorder:
             after = [len(self.ops) - 1]
         self._makers |= dict.fromkeys(step.writes, _sorted(after))
 
-    def alias(self, name: str, source: str) -> None:
+    def alias_tensor(self, name: str, source: str) -> None:
         """A tensor is there when another is."""
         self._makers[name] = self._makers.get(source, ())
 

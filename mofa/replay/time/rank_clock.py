@@ -165,7 +165,7 @@ class RankTimeline:
             before = clock.host
             if self.plain and action not in self.once:
                 known = played_kind.known
-                state = clock.relative_state(played_kind.longest)
+                state = clock.forget_past_and_take_relative_state(played_kind.longest)
                 ahead = clock.host - before
                 result = known.get(state)
                 if result is None:
@@ -244,7 +244,7 @@ class RankTimeline:
             every = self.data_parallel.by_chunk_backward.get(c, _PLAIN) if phase != "F" else _PLAIN
             of = (self.rank, c) if every is not _PLAIN else None
             known = {} if cache is None else cache.setdefault((self.kinds[c], phase, variant, of), {})
-            tape_steps = [tapes.steps_of(block.tapes, phase) for block in self.chunks[c]]
+            tape_steps = [tapes.steps_of_tape(block.tapes, phase) for block in self.chunks[c]]
             waits = any(type(step) is HostSyncStep for part in tape_steps for step in part.steps)
             launches = sum(part.launches for part in tape_steps)
             played_kind = _KindPlayed(
@@ -259,7 +259,7 @@ class RankTimeline:
         pieces = tuple(pieces_of_pair(self.chunks[chunk], self.chunks[c_back]))
         of_chunks = (self.kinds[chunk], self.kinds[c_back])
         known = {} if self.plan.cache is None else self.plan.cache.setdefault((of_chunks, "FB", variant, None), {})
-        steps = [self.plan.tapes[variant].steps_of(*_tape_of(piece)) for piece in pieces]
+        steps = [self.plan.tapes[variant].steps_of_tape(*_tape_of(piece)) for piece in pieces]
         waits = any(type(step) is HostSyncStep for part in steps for step in part.steps)
         played_kind = _KindPlayed(
             "FB", chunk, variant, sum(part.horizon_s for part in steps), _PLAIN, known, waits,
@@ -275,7 +275,7 @@ class RankTimeline:
         watched = (self.rank, action.micro_batch) in self.plan.ops_kept_of
         if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
             self.restore_work_left_by_last()
-        state = self.clock.relative_state(played_kind.longest if once is None else np.inf)
+        state = self.clock.forget_past_and_take_relative_state(played_kind.longest if once is None else np.inf)
         ahead = self.clock.host - before
         if once is not None or watched or self.plan.cache is None:
             return self._play(played_kind, once or _PLAIN, watched), ahead
@@ -306,7 +306,7 @@ class RankTimeline:
         for piece in played_kind.pieces:
             if recorder is not None:
                 recorder.place = piece.name
-            part = tapes.steps_of(*_tape_of(piece))
+            part = tapes.steps_of_tape(*_tape_of(piece))
             clock.play_tape(part, "")
         if played_kind.pieces:
             blocks = ()
@@ -317,7 +317,7 @@ class RankTimeline:
             for extra in (once, every):
                 for line, steps in extra.after_line.get(i, {}).items():
                     inserted.setdefault(line, []).extend(steps)
-            part = tapes.steps_of(block.tapes, phase, inserted)  # type: ignore[arg-type]
+            part = tapes.steps_of_tape(block.tapes, phase, inserted)  # type: ignore[arg-type]
             whole_phase: Phase = "F" if phase == "F" else "B"
             follow = tapes.resolved[blocks[i + 1].tapes, whole_phase].input_tensor if i + 1 < len(blocks) else ""
             clock.play_tape(part, follow)
@@ -329,7 +329,7 @@ class RankTimeline:
         clock.play_steps(every.after)
         clock.play_steps(once.after)
         clock.watch = None
-        clock.relative_state(np.inf)
+        clock.forget_past_and_take_relative_state(np.inf)
         now = clock.compute
         left = StreamsAfterComputation(
             tuple((n, busy_until - now) for n, busy_until in clock.streams.items()),
@@ -340,8 +340,8 @@ class RankTimeline:
             ),
             tuple((begin - now, end - now) for begin, end in clock.idle_gaps),
         )
-        counts = np.array(clock.counted_seconds())
-        return ComputationEffect(now - start, clock.host - now, left, left.pending(), counts)
+        counts = np.array(clock.exposed_beside_waited_late_s())
+        return ComputationEffect(now - start, clock.host - now, left, left.still_pending(), counts)
 
     def _apply(self, result: ComputationEffect, start: float, factor: float) -> None:
         clock = self.clock
@@ -424,7 +424,7 @@ class RankTimeline:
         self.left_by_last = self.left_by_last[0], self.left_by_last[1] + num_rounds * round_s
 
     # -- what it came to
-    def second_totals(self) -> NDArray[np.float64]:
+    def exposed_beside_waited_late_s(self) -> NDArray[np.float64]:
         """Exposed, beside, waited and late-issue seconds of all computations. (4, len(EXPOSED)) [s]"""
         total = np.zeros((4, len(EXPOSED)))
         for key, (factor, times) in self.uses.items():

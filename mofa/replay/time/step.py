@@ -20,7 +20,7 @@ from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.optimizer_step import (
     GRADIENT_NORM_BYTES,
     gradient_norm_seconds,
-    lead_at_step_start_s,
+    host_lead_at_step_start_s,
     optimizer_and_host_wait_seconds,
 )
 from mofa.cost.step_time.step import hop_seconds, slowest_stages_of_micro_batch
@@ -42,7 +42,7 @@ from mofa.schedules.point_to_point import overlapped_exchanges
 PP, DP = FAMILY["pp"], FAMILY["dp"]
 
 
-def replay_time(
+def replay_step_time(
     estimator: TableEstimator, *, detail: bool = True, variants: Sequence[TableEstimator] = (), jitter: float = 0.0,
     seed: int = 0, order: Order | None = None, watched: frozenset[tuple[int, int]] = frozenset(), cached: bool = True,
     spans: bool = True,
@@ -123,10 +123,12 @@ def _ranks(
     ranks = []
     for r, spec in enumerate(specs):
         extra = data_parallel_steps(rows, plan.tapes[0], spec, order, plan.shared)
-        marked = frozenset(inserted.marks(order, r)) if inserted is not None else frozenset[int]()
+        marked = (
+            frozenset(inserted.computations_that_begin_rounds(order, r)) if inserted is not None else frozenset[int]()
+        )
         ranks.append(RankTimeline(plan, order, spec, extra, StreamClocks(sync_s, own_order=own_order), marked))
     ends = _ends(plan, ranks)
-    leads = np.broadcast_to(lead_at_step_start_s(rows), (1, len(ranks)))[0].tolist()
+    leads = np.broadcast_to(host_lead_at_step_start_s(rows), (1, len(ranks)))[0].tolist()
     for rank, seconds, lead_s in zip(ranks, ends, leads, strict=True):
         rank.clock.compute = seconds - min(ends)
         rank.clock.host = rank.clock.compute - lead_s
@@ -176,13 +178,13 @@ def _finish(
         clock.reset_counts()
         clock.watch = player.recorder if player.keeps_all_ops else None
         clock.play_steps(player.data_parallel.at_step_end)
-        clock.drain(DP)
-        tails.append(np.array(clock.counted_seconds()))
+        clock.wait_for_all_streams(DP)
+        tails.append(np.array(clock.exposed_beside_waited_late_s()))
         ends.append(clock.compute)
     tied = float(tied_embedding_all_reduce_s(rows)[0])
     meet = max(ends)
     if tied:
-        with_ends = (seconds for seconds, player in zip(ends, players, strict=True) if player.spec.place.has_end)
+        with_ends = (seconds for seconds, player in zip(ends, players, strict=True) if player.spec.place.has_model_end)
         meet = max(meet, max(with_ends) + tied)
     norm, amaxes = float(gradient_norm_seconds(rows)[0]), float(amax_reduction_seconds(rows)[0])
     step = meet + amaxes + norm + max(last) - (max(last) - min(last))
@@ -190,8 +192,8 @@ def _finish(
     hiddens: list[dict[str, float]] = []
     late_issues: list[dict[str, float]] = []
     for r, player in enumerate(players):
-        counts = player.second_totals() + tails[r]
-        both = tied if player.spec.place.has_end else 0.0
+        counts = player.exposed_beside_waited_late_s() + tails[r]
+        both = tied if player.spec.place.has_model_end else 0.0
         drain = meet - ends[r] - both
         player.idle["drain"] += drain
         exposed = dict(zip(EXPOSED, counts[0].tolist(), strict=True))

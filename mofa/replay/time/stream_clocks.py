@@ -91,7 +91,7 @@ class StreamClocks:
                 self.ready[follow] = made
                 self._set_delay(follow, self.delay_of_tensor.get(part.output_tensor, 0.0))
             if self.watch is not None:
-                self.watch.alias(follow, part.output_tensor)
+                self.watch.alias_tensor(follow, part.output_tensor)
 
     def play_steps(self, steps: Iterable[Step]) -> None:
         """Play steps one after the other."""
@@ -110,7 +110,7 @@ class StreamClocks:
                     self.ready[step.name] = source
                     self._set_delay(step.name, self.delay_of_tensor.get(step.source, 0.0))
                 if self.watch is not None:
-                    self.watch.alias(step.name, step.source)
+                    self.watch.alias_tensor(step.name, step.source)
 
     def synchronise(self, host_s: float = 0.0, reads: tuple[str, ...] = ()) -> None:
         """The host waits for the device, or for what it reads of other streams, and then computes. [s]"""
@@ -193,7 +193,7 @@ class StreamClocks:
             self._enqueue(in_loop, loop_start)
             self.host = self._issue(begun, issued_s, launched)
         if self.watch is not None:
-            self.watch.record(step.records)
+            self.watch.mark_tensors_ready(step.records)
         for name in step.records:
             self.ready[name] = (self.compute, -1)
             self._set_delay(name, self.late_by_host_s)
@@ -313,7 +313,7 @@ class StreamClocks:
         self.late_by_host_s, self.counted_since_s = 0.0, self.compute
         self.delay_of_tensor, self.delay_of_stream = {}, {}
 
-    def counted_seconds(self) -> list[list[float]]:
+    def exposed_beside_waited_late_s(self) -> list[list[float]]:
         """Exposed, beside, waited and late-issue seconds. (4, len(EXPOSED)) [s]"""
         return [self.exposed, self.side_stream_s, self.idle_s, self.late_issue_s]
 
@@ -356,7 +356,7 @@ class StreamClocks:
             self.streams = {name: moved.get(busy_until, busy_until) for name, busy_until in self.streams.items()}
             self.ready = {name: (moved.get(made, made), family) for name, (made, family) in self.ready.items()}
 
-    def drain(self, family: int) -> None:
+    def wait_for_all_streams(self, family: int) -> None:
         """The computing stream waits for all others, as at the end of a step; nobody waits for activations' copies."""
         awaited = [name for name in self.streams if name not in HOST_COPY_STREAMS]
         last_stream = max(awaited, key=self.streams.__getitem__, default="")
@@ -383,7 +383,7 @@ class StreamClocks:
         self.empty_launch_queue()
 
     # -- what decides what comes next
-    def relative_state(self, longest: float) -> Relative:
+    def forget_past_and_take_relative_state(self, longest: float) -> Relative:
         """Forget what can matter no more and give the rest relative to the computing stream.
 
         A host further ahead than ``longest`` is as good as one that far ahead.

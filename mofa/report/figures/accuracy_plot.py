@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import INK, new_axes, remove_clutter
+from mofa.report.figures.style import INK, given_or_new_axes, remove_clutter
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def plot_accuracy(runs: Sequence[RunScore], field: str, *, ax: Axes | None = Non
         Axes to draw on; new ones where absent.
     """
     name, unit, scale = WORDS[field]
-    ax = new_axes(ax, 8.0, 6.0)
+    ax = given_or_new_axes(ax, 8.0, 6.0)
     compared = [(run.group, getattr(run, field)) for run in runs if getattr(run, field) is not None]
     values = np.array([v for _, c in compared for v in (c.measured, c.predicted)]) / scale
     ends = np.array([values.min() / 1.5, values.max() * 1.5])

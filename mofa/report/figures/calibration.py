@@ -63,7 +63,7 @@ def plot_calibration(
     Parameters
     ----------
     points
-        Rows as :func:`mofa.calibrate.check.predict_rows` gives them; those of other families are left out.
+        Rows as :func:`mofa.calibrate.check.rows_with_predicted_times` gives them; those of other families are left out.
     family
         Such as gemm or collective.
     axes

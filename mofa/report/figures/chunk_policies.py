@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.report.figures.style import ACCENT, INK, new_axes, remove_clutter
+from mofa.report.figures.style import ACCENT, INK, given_or_new_axes, remove_clutter
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def plot_throughput(report: ChunkReport, *, ax: Axes | None = None) -> Axes:
     ax
         Axes to draw on; new ones where absent.
     """
-    ax = _lines(report, lambda p: report.tokens_per_gpu / np.array(p.steps_s), new_axes(ax, 9.0, 4.5))
+    ax = _lines(report, lambda p: report.tokens_per_gpu / np.array(p.steps_s), given_or_new_axes(ax, 9.0, 4.5))
     ax.set_ylabel("tokens/s/GPU")
     ax.set_title(f"{report.workload}: throughput, {report.routing} (dotted: does not fit)", loc="left")
     _legend_above(ax)
@@ -47,7 +47,7 @@ def plot_policy_memory(report: ChunkReport, *, ax: Axes | None = None) -> Axes:
     ax
         Axes to draw on; new ones where absent.
     """
-    ax = _lines(report, lambda p: np.array(p.peaks_bytes) / GIB, new_axes(ax, 9.0, 4.5))
+    ax = _lines(report, lambda p: np.array(p.peaks_bytes) / GIB, given_or_new_axes(ax, 9.0, 4.5))
     ax.axhline(report.limit_bytes / GIB, color=ACCENT, linewidth=1.0, label="limit")
     ax.set_ylabel("memory of the fullest rank [GiB]")
     ax.set_title(f"{report.workload}: memory, {report.routing}", loc="left")

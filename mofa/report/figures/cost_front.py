@@ -10,8 +10,16 @@ from matplotlib.ticker import NullFormatter
 from mofa.report.figures.accuracy_plot import GROUP_COLOURS
 from mofa.report.figures.pareto import pareto_front
 from mofa.report.figures.scaling_plots import MOST_SERIES
-from mofa.report.figures.style import INK, new_axes, remove_clutter
-from mofa.report.sweep_text import JOB, Row, cost_column, differing, jobs_of_sweep, label_text, rows_of_sweep
+from mofa.report.figures.style import INK, given_or_new_axes, remove_clutter
+from mofa.report.sweep_text import (
+    JOB,
+    Row,
+    cost_column,
+    differing_columns,
+    jobs_of_sweep,
+    label_value_text,
+    rows_of_sweep,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,17 +49,17 @@ def plot_cost_front(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         Axes to draw on; new ones where absent.
     """
     groups = jobs_with_days(table)
-    ax = new_axes(ax, 8.0, 5.0)
+    ax = given_or_new_axes(ax, 8.0, 5.0)
     column = cost_column([row for group in groups for row in group])
-    label_names = differing([group[0] for group in groups], JOB) or ["model"]
+    label_names = differing_columns([group[0] for group in groups], JOB) or ["model"]
     for colour, group in zip(GROUP_COLOURS * 2, groups[:MOST_SERIES], strict=False):
         days = np.array([row["days"] for row in group], dtype=np.float64)
         cost = np.array([row[column] for row in group], dtype=np.float64)
-        name = ", ".join(label_text(label, group[0][label]) for label in label_names)
+        name = ", ".join(label_value_text(label, group[0][label]) for label in label_names)
         front = pareto_front(days, -cost)
         ax.plot(days, cost, "o", color=colour, markersize=5, label=name)
         ax.plot(days[front], cost[front], "-", color=colour, linewidth=1.0)
-        others = differing(group, ("cluster", "framework"))
+        others = differing_columns(group, ("cluster", "framework"))
         for i in front:
             text = " ".join([f"{group[i]['num_gpus']:,}", *(str(group[i][label]) for label in others)])
             ax.annotate(text, (days[i], cost[i]), textcoords="offset points", xytext=(4, 4),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mofa.report.figures.style import INK, new_axes
+from mofa.report.figures.style import INK, given_or_new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ def plot_pipeline(played: ReplayedTime, *, label: str | None = None, ax: Axes | 
     from matplotlib.patches import Patch
 
     ranks = len(played.spans)
-    ax = new_axes(ax, 11.0, 1.8 + 0.45 * ranks)
+    ax = given_or_new_axes(ax, 11.0, 1.8 + 0.45 * ranks)
     busiest = max(played.spans, key=len)
     cut = len(busiest) > MAX_COMPUTATIONS
     until = busiest[MAX_COMPUTATIONS - 1].end_s if cut else max(spans[-1].end_s for spans in played.spans)

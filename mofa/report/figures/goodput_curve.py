@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from mofa.report.figures.style import INK, new_axes, remove_clutter
+from mofa.report.figures.style import INK, given_or_new_axes, remove_clutter
 from mofa.report.goodput import variant_names
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def plot_goodput_curve(report: GoodputReport, quantity: Quantity = "ettr", *, ax
     ax
         Axes to draw on; new ones where absent.
     """
-    ax = new_axes(ax, 8.5, 5.0)
+    ax = given_or_new_axes(ax, 8.5, 5.0)
     points = [point for point in report.points if point.variants]
     gpus = [point.num_gpus for point in points]
     names = variant_names(report)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.resource_changes import draw_changes
+from mofa.report.figures.resource_changes import draw_less_and_more_bars
 from mofa.report.figures.style import INK
 from mofa.report.figures.waterfall import draw_waterfall
 from mofa.report.phrases import count_and_noun
@@ -30,11 +30,11 @@ def plot_key_resources(factors: KeyFactors, *, ax: Axes | None = None) -> Axes:
     """
 
     def percent(plan: FactorPlan | None) -> float:
-        change = factors.change(plan)
+        change = factors.change_from_best_plan(plan)
         return math.nan if change is None else 100.0 * change
 
     resources = factors.resources
-    ax = draw_changes(
+    ax = draw_less_and_more_bars(
         [resource.resource for resource in resources],
         [percent(resource.less.planned_again) for resource in resources],
         [percent(resource.more.planned_again) for resource in resources],

@@ -10,8 +10,8 @@ import numpy as np
 from mofa.report.figures.style import (
     ACCENT,
     distinct_names_in_order,
+    given_or_new_axes,
     memory_fills,
-    new_axes,
     plan_labels,
     remove_clutter,
 )
@@ -38,7 +38,7 @@ def plot_memory_breakdown(
     ax
         Axes to draw on; new ones where absent.
     """
-    ax = new_axes(ax, 9.0, 1.9 + 0.45 * len(plans))
+    ax = given_or_new_axes(ax, 9.0, 1.9 + 0.45 * len(plans))
     rows = np.arange(len(plans), dtype=np.float64)
     names = distinct_names_in_order(plan.memory.by_component for plan in plans)
     left = np.zeros(len(plans))
@@ -46,7 +46,7 @@ def plot_memory_breakdown(
         size = np.array([plan.memory.by_component.get(name, 0.0) for plan in plans]) / GIB
         if size.any():
             ax.barh(
-                rows, size, 0.62, left, color=fill.colour, edgecolor=fill.edge, hatch=fill.hatch, linewidth=0.4,
+                rows, size, 0.62, left, color=fill.colour, edgecolor=fill.edge_colour, hatch=fill.hatch, linewidth=0.4,
                 label=component_words(name),
             )  # fmt: skip
         left += size

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import ACCENT, INK, memory_fills, new_axes, remove_clutter
+from mofa.report.figures.style import ACCENT, INK, given_or_new_axes, memory_fills, remove_clutter
 from mofa.report.phrases import component_words, strategy_short
 from mofa.units import GIB
 
@@ -42,14 +42,14 @@ def plot_memory_over_time(plan: Plan, stage: int, *, label: str | None = None, a
     curve = of.curve
     if curve is None:
         raise ValueError(f"stage {stage} has no memory curve; replay the plan")
-    ax = new_axes(ax, 9.0, 4.5)
+    ax = given_or_new_axes(ax, 9.0, 4.5)
     time_s = np.asarray(curve.time_s)
     names = [name for name, values in curve.kinds.items() if any(values)]
     fills = memory_fills(names)
     sizes = [np.asarray(curve.kinds[name]) / GIB for name in names]
     areas = ax.stackplot(time_s, sizes, labels=[component_words(name) for name in names], linewidth=0.3)
     for area, name in zip(areas, names, strict=True):
-        area.set(facecolor=fills[name].colour, edgecolor=fills[name].edge, hatch=fills[name].hatch)
+        area.set(facecolor=fills[name].colour, edgecolor=fills[name].edge_colour, hatch=fills[name].hatch)
     ax.plot(time_s, np.asarray(curve.reserved_bytes) / GIB, color=INK, linewidth=1.2, label="reserved")
     outside = of.device_bytes - of.reserved_bytes
     room_gib = (plan.memory.capacity_bytes - outside) / GIB

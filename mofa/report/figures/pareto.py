@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.report.figures.style import ACCENT, INK, MUTED, new_axes, remove_clutter
+from mofa.report.figures.style import ACCENT, INK, MUTED, given_or_new_axes, remove_clutter
 from mofa.units import GIB
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def plot_pareto(
     ax
         Axes to draw on; new ones where absent.
     """
-    ax = new_axes(ax, 9.0, 5.0)
+    ax = given_or_new_axes(ax, 9.0, 5.0)
     memory = table["device_bytes"].to_numpy(dtype=np.float64)
     throughput = table["tokens_per_s_per_gpu"].to_numpy(dtype=np.float64)
     front = pareto_front(memory, throughput)

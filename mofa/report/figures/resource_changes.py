@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import INK, new_axes, remove_clutter
+from mofa.report.figures.style import INK, given_or_new_axes, remove_clutter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,10 +31,10 @@ def plot_resource_changes(changes: Sequence[ResourceChange], *, ax: Axes | None 
     less = [100.0 * change.step_change_less for change in changes]
     more = [100.0 * change.step_change_more for change in changes]
     title = "The same strategy with a tenth less and more of each resource"
-    return draw_changes(names, less, more, ("change of the step [%]", title), ax=ax)
+    return draw_less_and_more_bars(names, less, more, ("change of the step [%]", title), ax=ax)
 
 
-def draw_changes(
+def draw_less_and_more_bars(
     names: Sequence[str],
     less: Sequence[float],
     more: Sequence[float],
@@ -55,7 +55,7 @@ def draw_changes(
     ax
         Axes to draw on; new ones where absent.
     """
-    ax = new_axes(ax, 8.0, 1.4 + 0.4 * len(names))
+    ax = given_or_new_axes(ax, 8.0, 1.4 + 0.4 * len(names))
     rows = np.arange(len(names), dtype=np.float64)
     ax.barh(rows, less, 0.6, color=SLOWER, edgecolor="white", hatch="////", label="10 % less")
     ax.barh(rows, more, 0.6, color=FASTER, edgecolor="white", label="10 % more")

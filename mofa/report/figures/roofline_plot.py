@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mofa.report.figures.style import ACCENT, INK, TIME_COLOURS, new_axes, remove_clutter
+from mofa.report.figures.style import ACCENT, INK, TIME_COLOURS, given_or_new_axes, remove_clutter
 from mofa.report.phrases import component_words
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def plot_roofline(roofline: Roofline, *, ax: Axes | None = None) -> Axes:
     ax
         Axes to draw on; new ones where absent.
     """
-    ax = new_axes(ax, 8.0, 4.5)
+    ax = given_or_new_axes(ax, 8.0, 4.5)
     bandwidth = roofline.memory_bandwidth_bytes_per_s
     peak = max(point.peak_flops_per_s for point in roofline.points)
     computing = [point for point in roofline.points if point.flops]

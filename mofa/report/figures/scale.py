@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mofa.report.figures.accuracy_plot import GROUP_COLOURS
-from mofa.report.figures.style import new_axes, remove_clutter
+from mofa.report.figures.style import given_or_new_axes, remove_clutter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,13 +24,21 @@ def plot_scale(series: Sequence[ScaleSeries], *, ax: Axes | None = None) -> Axes
     ax
         Axes to draw on; new ones where absent.
     """
-    ax = new_axes(ax, 8.0, 5.0)
+    ax = given_or_new_axes(ax, 8.0, 5.0)
     for i, each in enumerate(series):
         gpus = [point.num_gpus for point in each.points]
         colour = GROUP_COLOURS[i % len(GROUP_COLOURS)]
-        name = f"{each.model}, {gpus[0]} to {gpus[-1]} {each.gpu}, drift {each.drift:+.1%}"
-        ax.plot(gpus, each.efficiencies(predicted=False), "o-", color=colour, markersize=4, linewidth=1.2, label=name)
-        ax.plot(gpus, each.efficiencies(predicted=True), "s--", color=colour, markersize=3, linewidth=1.0)
+        name = f"{each.model}, {gpus[0]} to {gpus[-1]} {each.gpu}, drift {each.step_error_drift:+.1%}"
+        ax.plot(
+            gpus,
+            each.scaling_efficiencies(predicted=False),
+            "o-",
+            color=colour,
+            markersize=4,
+            linewidth=1.2,
+            label=name,
+        )
+        ax.plot(gpus, each.scaling_efficiencies(predicted=True), "s--", color=colour, markersize=3, linewidth=1.0)
     ax.set_xscale("log", base=2)
     most = max(point.num_gpus for each in series for point in each.points)
     counts = [2**k for k in range(3, most.bit_length() + 1) if 2**k <= most]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mofa.report.figures.accuracy_plot import GROUP_COLOURS
-from mofa.report.figures.style import new_axes, remove_clutter
-from mofa.report.sweep_text import CHOICE, JOB, Row, differing, label_text, rows_of_sweep
+from mofa.report.figures.style import given_or_new_axes, remove_clutter
+from mofa.report.sweep_text import CHOICE, JOB, Row, differing_columns, label_value_text, rows_of_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,11 +43,11 @@ def _series(table: pd.DataFrame, batch: Any) -> dict[str, list[Row]]:
         groups.setdefault((*(row[name] for name in names), batch(row)), {})[row["num_gpus"]] = row
     series = {key: [by_gpus[n] for n in sorted(by_gpus)] for key, by_gpus in groups.items() if len(by_gpus) > 1}
     firsts = [points[0] for points in series.values()]
-    label_names = differing(firsts, names) or ["model"]
+    label_names = differing_columns(firsts, names) or ["model"]
     several_batches = len({key[-1] for key in series}) > 1
     out: dict[str, list[Row]] = {}
     for key, points in series.items():
-        text = ", ".join(label_text(name, points[0][name]) for name in label_names)
+        text = ", ".join(label_value_text(name, points[0][name]) for name in label_names)
         out[f"{text}, batch {key[-1]:,.6g}" if several_batches else text] = points
     return out
 
@@ -63,7 +63,7 @@ def plot_strong_scaling(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         Axes to draw on; new ones where absent.
     """
     series = strong_series(table)
-    ax = new_axes(ax, 8.0, 5.0)
+    ax = given_or_new_axes(ax, 8.0, 5.0)
     for colour, (name, points) in zip(GROUP_COLOURS * 2, list(series.items())[:MOST_SERIES], strict=False):
         gpus = [point["num_gpus"] for point in points]
         ax.plot(gpus, [point["tokens_per_s"] for point in points], "o-", color=colour, markersize=4, label=name)
@@ -86,7 +86,7 @@ def plot_weak_scaling(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         Axes to draw on; new ones where absent.
     """
     series = weak_series(table)
-    ax = new_axes(ax, 8.0, 5.0)
+    ax = given_or_new_axes(ax, 8.0, 5.0)
     for colour, (name, points) in zip(GROUP_COLOURS * 2, list(series.items())[:MOST_SERIES], strict=False):
         gpus = [point["num_gpus"] for point in points]
         rates = [point["tokens_per_s"] / point["num_gpus"] for point in points]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import ACCENT, distinct_names_in_order, memory_fills, new_axes, remove_clutter
+from mofa.report.figures.style import ACCENT, distinct_names_in_order, given_or_new_axes, memory_fills, remove_clutter
 from mofa.report.phrases import component_words, strategy_short
 from mofa.units import GIB
 
@@ -29,14 +29,14 @@ def plot_stage_memory(plan: Plan, *, label: str | None = None, ax: Axes | None =
         Axes to draw on; new ones where absent.
     """
     stages = plan.memory.by_stage
-    ax = new_axes(ax, max(6.5, 3.5 + 0.3 * len(stages)), 4.5)
+    ax = given_or_new_axes(ax, max(6.5, 3.5 + 0.3 * len(stages)), 4.5)
     x = np.arange(len(stages), dtype=np.float64)
     bottom = np.zeros(len(stages))
     for name, fill in memory_fills(distinct_names_in_order(stage.by_component for stage in stages)).items():
         size = np.array([stage.by_component.get(name, 0.0) for stage in stages]) / GIB
         if size.any():
             ax.bar(
-                x, size, 0.75, bottom, color=fill.colour, edgecolor=fill.edge, hatch=fill.hatch, linewidth=0.4,
+                x, size, 0.75, bottom, color=fill.colour, edgecolor=fill.edge_colour, hatch=fill.hatch, linewidth=0.4,
                 label=component_words(name),
             )  # fmt: skip
         bottom += size

@@ -37,7 +37,7 @@ class AreaFill:
     hatch: str = ""
 
     @property
-    def edge(self) -> str:
+    def edge_colour(self) -> str:
         """White between plain areas; dark where it draws the hatch as well."""
         return "#444444" if self.hatch else "white"
 
@@ -81,7 +81,7 @@ def distinct_names_in_order(dicts: Iterable[Iterable[str]]) -> list[str]:
     return list(dict.fromkeys(name for names in dicts for name in names))
 
 
-def new_axes(ax: Axes | None, width_in: float = 8.0, height_in: float = 5.0) -> Axes:
+def given_or_new_axes(ax: Axes | None, width_in: float = 8.0, height_in: float = 5.0) -> Axes:
     """These axes, or new ones on a figure of their own that no global registry knows."""
     if ax is not None:
         return ax

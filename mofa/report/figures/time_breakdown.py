@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import TIME_COLOURS, distinct_names_in_order, new_axes, plan_labels, remove_clutter
+from mofa.report.figures.style import (
+    TIME_COLOURS,
+    distinct_names_in_order,
+    given_or_new_axes,
+    plan_labels,
+    remove_clutter,
+)
 from mofa.report.phrases import component_words
 
 if TYPE_CHECKING:
@@ -28,7 +34,7 @@ def plot_time_breakdown(plans: Sequence[Plan], *, labels: Sequence[str] | None =
     ax
         Axes to draw on; new ones where absent.
     """
-    ax = new_axes(ax, 10.0, 1.9 + 0.55 * len(plans))
+    ax = given_or_new_axes(ax, 10.0, 1.9 + 0.55 * len(plans))
     rows = np.arange(len(plans), dtype=np.float64)
     hidden_names = distinct_names_in_order(plan.time.hidden for plan in plans)
     names = [*TIME_COLOURS, *(name for name in hidden_names if name not in TIME_COLOURS)]

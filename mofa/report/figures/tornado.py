@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import INK, new_axes, remove_clutter
+from mofa.report.figures.style import INK, given_or_new_axes, remove_clutter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ def plot_tornado(report: GoodputReport, *, ax: Axes | None = None) -> Axes:
         Axes to draw on; new ones where absent.
     """
     factors = report.sensitivity
-    ax = new_axes(ax, 8.0, 1.4 + 0.38 * len(factors))
+    ax = given_or_new_axes(ax, 8.0, 1.4 + 0.38 * len(factors))
     rows = np.arange(len(factors), dtype=np.float64)
     base = report.sensitivity_ettr
     for values, colour, hatch, label in (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mofa.report.figures.style import INK, new_axes, remove_clutter
+from mofa.report.figures.style import INK, given_or_new_axes, remove_clutter
 from mofa.report.phrases import component_words
 from mofa.specs.shown_text import escape_invisible
 
@@ -64,7 +64,7 @@ def draw_waterfall(
         Axes to draw on; new ones where absent.
     """
     reached = begin + np.cumsum([0.0, *(more for _, more in steps)])
-    ax = new_axes(ax, 8.0, 1.4 + 0.34 * (len(steps) + 2))
+    ax = given_or_new_axes(ax, 8.0, 1.4 + 0.34 * (len(steps) + 2))
     rows = np.arange(len(steps) + 2, dtype=np.float64)
     ax.barh(rows[[0, -1]], [begin, reached[-1]], 0.6, color=TOTAL)
     for row, (_, more), left in zip(rows[1:-1], steps, reached[:-1], strict=True):

@@ -7,13 +7,13 @@ from typing import Any
 
 from mofa.report.page.document_parts import Chart, DataTable, Part, Piece, Section, paragraph
 from mofa.report.page.facts import ReportFacts
-from mofa.report.page.looks import QUIET, STRONG, escaped, figure
+from mofa.report.page.looks import QUIET, STRONG, escaped_for_plotly, plotly_figure
 from mofa.report.search_text import step_band_lines
 
 
 def accuracy_section(facts: ReportFacts) -> Section:
     """The nearest runs, their errors, and the band that residuals of runs alike give."""
-    runs = facts.analysis.near_runs
+    runs = facts.plan_analysis.near_runs
     errors = [abs(run.error) for run in runs]
     same = sum(run.differs_in == () for run in runs)
     alike = f"{same} of them differ in nothing compared" if same else "none of them is alike in all that is compared"
@@ -39,25 +39,27 @@ def accuracy_section(facts: ReportFacts) -> Section:
 
 
 def _chart(facts: ReportFacts) -> Chart:
-    runs = facts.analysis.near_runs
+    runs = facts.plan_analysis.near_runs
     trace: dict[str, Any] = {
-        "type": "bar", "orientation": "h", "y": [escaped(run.id) for run in runs], "x": [run.error for run in runs],
+        "type": "bar", "orientation": "h", "y": [escaped_for_plotly(run.id) for run in runs],
+        "x": [run.error for run in runs],
         "marker": {"color": [STRONG if run.is_judging else QUIET for run in runs]},
         "hovertemplate": "%{y}: %{x:+.1%}<extra></extra>",
     }  # fmt: skip
     ticks = {"tickformat": "+.0%", "zeroline": True}
-    chart = figure([trace], "error of the step", yaxis={"autorange": "reversed"}, xaxis=ticks, showlegend=False)
+    chart = plotly_figure([trace], "error of the step", yaxis={"autorange": "reversed"}, xaxis=ticks, showlegend=False)
     caption = "Errors of the nearest runs, the nearest on top; dark: nothing was learned from it"
     return Chart("accuracy", caption, chart, 120 + 24 * len(runs))
 
 
 def _table(facts: ReportFacts) -> DataTable:
     rows: list[tuple[Piece, ...]] = []
-    for i, run in enumerate(facts.analysis.near_runs):
+    for i, run in enumerate(facts.plan_analysis.near_runs):
         path = f"analysis.near_runs.{i}"
         rows.append((
             run.id, run.source.removeprefix("published-"), run.model, f"{run.num_gpus:,} {run.gpu}", run.strategy,
-            facts.seconds(f"{path}.measured_s"), facts.change(f"{path}.error"), facts.change(f"{path}.memory_error"),
+            facts.shown_seconds(f"{path}.measured_s"), facts.shown_change(f"{path}.error"),
+            facts.shown_change(f"{path}.memory_error"),
             ", ".join(run.differs_in) or "nothing",
         ))  # fmt: skip
     columns = (

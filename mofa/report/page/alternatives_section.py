@@ -22,9 +22,9 @@ def alternatives_section(facts: ReportFacts) -> Section | None:
         path = f"result.plans.{i}"
         behind = "" if i == 0 else f"{plan.step_s / report.plans[0].step_s - 1.0:+.1%}"
         rows.append((
-            str(i + 1), strategy_text(plan.strategy, moe=moe), facts.seconds(f"{path}.step_s"), behind,
-            facts.rate(f"{path}.tokens_per_s_per_gpu"), facts.share(f"{path}.mfu"),
-            facts.gib(f"{path}.memory.device_bytes"),
+            str(i + 1), strategy_text(plan.strategy, moe=moe), facts.shown_seconds(f"{path}.step_s"), behind,
+            facts.shown_token_rate(f"{path}.tokens_per_s_per_gpu"), facts.shown_share(f"{path}.mfu"),
+            facts.shown_gib(f"{path}.memory.device_bytes"),
         ))  # fmt: skip
     columns = (
         ("#", "right"), ("strategy", "left"), ("step", "right"), ("behind", "right"), ("tokens/s/GPU", "right"),
@@ -42,10 +42,12 @@ def _side_by_side(facts: ReportFacts) -> DataTable:
     rows: list[tuple[Piece, ...]] = []
     for name in plans[0].time.exposed:
         if any(plan.time.exposed[name] for plan in plans):
-            rows.append((component_words(name), *(facts.seconds(f"{path}.time.exposed.{name}") for path in paths)))
+            rows.append(
+                (component_words(name), *(facts.shown_seconds(f"{path}.time.exposed.{name}") for path in paths))
+            )
     for kind in dict.fromkeys(kind for plan in plans for kind in plan.memory.by_component):
         if any(plan.memory.by_component.get(kind) for plan in plans):
-            cells = (facts.gib(f"{path}.memory.by_component.{kind}") for path in paths)
+            cells = (facts.shown_gib(f"{path}.memory.by_component.{kind}") for path in paths)
             rows.append((f"memory: {component_words(kind)}", *cells))
     for field in plans[0].strategy.model_dump():
         values = [getattr(plan.strategy, field) for plan in plans]

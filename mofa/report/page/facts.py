@@ -65,13 +65,13 @@ class ReportFacts:
     """The day, as 2026-11-30; empty where it is not to be said."""
 
     @property
-    def analysis(self) -> PlanAnalysis:
+    def plan_analysis(self) -> PlanAnalysis:
         """What is said of the plan besides, which a whole report has."""
         assert self.analysed is not None
         return self.analysed
 
     @cached_property
-    def document(self) -> dict[str, Any]:
+    def page_document(self) -> dict[str, Any]:
         """What the page carries: ``result`` is what ``--json`` prints, beside it what the report adds."""
         parts = {"result": self.report, "best": self.explained, "analysis": self.analysed, "own": self.own}
         shown: dict[str, Any] = {
@@ -89,47 +89,47 @@ class ReportFacts:
         return self.report.plans[:MOST_PLANS]
 
     @cached_property
-    def document_text(self) -> str:
+    def page_document_text(self) -> str:
         """The same as JSON text."""
-        return json.dumps(self.document, separators=(",", ":"), allow_nan=False)
+        return json.dumps(self.page_document, separators=(",", ":"), allow_nan=False)
 
-    def value(self, path: str) -> Any:
+    def value_at_path(self, path: str) -> Any:
         """What stands in the document under keys and positions, None where nothing does."""
-        node: Any = self.document
+        node: Any = self.page_document
         for key in path.split("."):
             if node is None:
                 return None
             node = node[int(key)] if isinstance(node, list) else node.get(key)
         return node
 
-    def number(self, path: str, shown_as: Callable[[float], str]) -> Number | str:
+    def shown_number(self, path: str, shown_as: Callable[[float], str]) -> Number | str:
         """A number as it is shown; a dash where the result has none."""
-        value = self.value(path)
+        value = self.value_at_path(path)
         return "–" if value is None else Number(shown_as(value), path, value)
 
-    def seconds(self, path: str) -> Number | str:
+    def shown_seconds(self, path: str) -> Number | str:
         """Seconds with their unit."""
-        return self.number(path, format_seconds)
+        return self.shown_number(path, format_seconds)
 
-    def gib(self, path: str) -> Number | str:
+    def shown_gib(self, path: str) -> Number | str:
         """Bytes as GiB, two decimals, as the terminal's tables have them."""
-        return self.number(path, gib_text)
+        return self.shown_number(path, gib_text)
 
-    def share(self, path: str) -> Number | str:
+    def shown_share(self, path: str) -> Number | str:
         """A fraction as percent."""
-        return self.number(path, lambda value: f"{value:.1%}")
+        return self.shown_number(path, lambda value: f"{value:.1%}")
 
-    def change(self, path: str) -> Number | str:
+    def shown_change(self, path: str) -> Number | str:
         """A change as percent with its sign."""
-        return self.number(path, change_text)
+        return self.shown_number(path, change_text)
 
-    def count(self, path: str) -> Number | str:
+    def shown_count(self, path: str) -> Number | str:
         """A whole number with commas, or a large one with a letter."""
-        return self.number(path, lambda value: f"{value:,}" if value < 1e7 else format_count(value))
+        return self.shown_number(path, lambda value: f"{value:,}" if value < 1e7 else format_count(value))
 
-    def rate(self, path: str) -> Number | str:
+    def shown_token_rate(self, path: str) -> Number | str:
         """Tokens a second."""
-        return self.number(path, lambda value: f"{value:,.1f}")
+        return self.shown_number(path, lambda value: f"{value:,.1f}")
 
 
 def change_text(change: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from mofa.report.figures.pareto import pareto_front
 from mofa.report.page.document_parts import Chart, DataTable, Piece, Section, paragraph
 from mofa.report.page.facts import ReportFacts, gib_text
-from mofa.report.page.looks import ACCENT, QUIET, STRONG, figure
+from mofa.report.page.looks import ACCENT, QUIET, STRONG, plotly_figure
 from mofa.units import GIB, format_seconds
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _chart(facts: ReportFacts, dots: pd.DataFrame, front: pd.DataFrame) -> Chart
         "type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": limit_gib, "x1": limit_gib,
         "line": {"color": ACCENT, "dash": "dash", "width": 2},
     }  # fmt: skip
-    chart = figure(
+    chart = plotly_figure(
         traces,
         "memory of the fullest GPU [GiB]",
         "tokens/s/GPU",

@@ -57,7 +57,7 @@ def report_facts(
     from mofa.search.analysis.analyse import analyse_plan
 
     plan = search.report.plans[0]
-    cluster = computing_gpus(search.cluster, plan)
+    cluster = cluster_of_computing_gpus(search.cluster, plan)
     explained, step = _explained(search, cluster, plan, jobs)
     return ReportFacts(
         report=search.report,
@@ -70,7 +70,7 @@ def report_facts(
             search.constraints,
             search.combinations.degrees.option_sets,
         ),
-        constraints_words=search.constraints.words,
+        constraints_words=search.constraints.constraints_text,
         strategies=search.costed_table() if strategies is None else strategies,
         step=step,
         hardware=tuple(hardware_rows(cluster)),
@@ -84,7 +84,7 @@ def report_facts(
     )
 
 
-def closed_form_facts(search: Search) -> ReportFacts:
+def closed_form_report_facts(search: Search) -> ReportFacts:
     """The facts of an answer at once about a search without replay, which has a plan; nothing is played or analysed."""
     return ReportFacts(
         report=search.report,
@@ -95,7 +95,7 @@ def closed_form_facts(search: Search) -> ReportFacts:
     )
 
 
-def computing_gpus(cluster: ClusterSpec, plan: Plan) -> ClusterSpec:
+def cluster_of_computing_gpus(cluster: ClusterSpec, plan: Plan) -> ClusterSpec:
     """The cluster without the GPUs that a plan leaves idle or that stand by."""
     strategy = plan.strategy
     return cluster.model_copy(update={"num_gpus": strategy.tp * strategy.cp * strategy.pp * strategy.dp})
@@ -103,7 +103,7 @@ def computing_gpus(cluster: ClusterSpec, plan: Plan) -> ClusterSpec:
 
 def _explained(search: Search, cluster: ClusterSpec, plan: Plan, jobs: int) -> tuple[Plan, ReplayedTime | None]:
     """The plan with the memory of every stage, and its step; a plan of closed forms stays one, without a step."""
-    from mofa.replay.time.step import replay_time
+    from mofa.replay.time.step import replay_step_time
     from mofa.search.one_plan import estimate
     from mofa.search.strategy_estimator import strategy_estimator
 
@@ -113,7 +113,7 @@ def _explained(search: Search, cluster: ClusterSpec, plan: Plan, jobs: int) -> t
         search.workload, cluster, plan.strategy, framework=search.framework, flops_convention=plan.flops_convention,
         jobs=jobs,
     )  # fmt: skip
-    step = replay_time(strategy_estimator(search.workload, cluster, search.framework, plan.strategy))
+    step = replay_step_time(strategy_estimator(search.workload, cluster, search.framework, plan.strategy))
     return explained, step
 
 

@@ -38,9 +38,10 @@ def page_html(facts: ReportFacts, sections: Sequence[Section], title: str) -> st
 
     return _environment().get_template("template.html.j2").render(
         title=title, sections=sections, version=installed_version(), made_on=facts.made_on,
-        css=Markup(page_text("page.css")),
-        script=Markup(page_text("charts.js") + page_text("page.js")), plotly=Markup(plotly_text()),
-        document=Markup(script_safe(facts.document_text)),
+        css=Markup(page_source_file_text("page.css")),
+        script=Markup(page_source_file_text("charts.js") + page_source_file_text("page.js")),
+        plotly=Markup(packed_plotly_library()),
+        document=Markup(script_safe(facts.page_document_text)),
         charts=Markup(script_safe(json.dumps(charts_of(sections), separators=(",", ":"), allow_nan=False))),
     )  # fmt: skip
 
@@ -60,7 +61,8 @@ def _environment() -> Environment:
     from jinja2 import Environment, FunctionLoader, StrictUndefined, select_autoescape
 
     environment = Environment(
-        loader=FunctionLoader(page_text), autoescape=select_autoescape(default=True), undefined=StrictUndefined,
+        loader=FunctionLoader(page_source_file_text), autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_visible,
     )  # fmt: skip
     environment.filters["tojson_number"] = json.dumps
@@ -85,13 +87,13 @@ def script_safe(text: str) -> str:
     return text
 
 
-def page_text(name: str) -> str:
+def page_source_file_text(name: str) -> str:
     """A file that pages are made of."""
     return (files("mofa.report.page") / name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=1)
-def plotly_text() -> str:
+def packed_plotly_library() -> str:
     """The library of the charts, packed: 4.8 MB of it as they are would leave no room in a page of 5 MB.
 
     Its package has no smaller build. Browsers unpack it by themselves (DecompressionStream, all since 2023).

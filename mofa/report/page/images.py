@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def report_axes(facts: ReportFacts) -> dict[str, Axes]:
+def report_figure_axes(facts: ReportFacts) -> dict[str, Axes]:
     """Figures by name: the roofline, the resources, the pipeline, and from the user's own step to the plan's."""
     from mofa.plan.comparison import compare
     from mofa.report.figures.gantt import plot_pipeline
@@ -19,8 +19,8 @@ def report_axes(facts: ReportFacts) -> dict[str, Axes]:
     from mofa.report.figures.waterfall import plot_waterfall
 
     axes = {
-        "roofline": plot_roofline(facts.analysis.roofline),
-        "resources": plot_resource_changes(facts.analysis.resources),
+        "roofline": plot_roofline(facts.plan_analysis.roofline),
+        "resources": plot_resource_changes(facts.plan_analysis.resources),
     }
     if facts.step is not None:
         axes["pipeline"] = plot_pipeline(facts.step)

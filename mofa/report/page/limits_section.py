@@ -9,7 +9,7 @@ from mofa.plan.step_parts import TimeComponent
 from mofa.report.long_run import LEDGER_WORDS
 from mofa.report.page.document_parts import Chart, DataTable, Paragraph, Part, Piece, Section, paragraph
 from mofa.report.page.facts import BEST, ReportFacts
-from mofa.report.page.looks import ACCENT, COMPONENT_COLOURS, figure
+from mofa.report.page.looks import ACCENT, COMPONENT_COLOURS, plotly_figure
 from mofa.report.phrases import component_words
 from mofa.units import format_bytes, format_seconds
 
@@ -62,7 +62,7 @@ def _step_chart(facts: ReportFacts) -> Chart:
         }
         for name in names
     ]  # fmt: skip
-    chart = figure(traces, "seconds of a step", yaxis={"autorange": "reversed"}, barmode="stack")
+    chart = plotly_figure(traces, "seconds of a step", yaxis={"autorange": "reversed"}, barmode="stack")
     height_px = 190 + 26 * len(plans)
     return Chart("step", "Where the step goes, of all plans shown", chart, height_px, image="time_breakdown.png")
 
@@ -75,10 +75,10 @@ def _step_table(facts: ReportFacts) -> DataTable:
         exposed, hidden = time.exposed.get(name, 0.0), time.hidden.get(name, 0.0)  # type: ignore[call-overload]
         if exposed or hidden:
             rows.append((
-                component_words(name), facts.seconds(f"{BEST}.time.exposed.{name}") if exposed else "",
-                f"{exposed / step_s:.1%}", facts.seconds(f"{BEST}.time.hidden.{name}") if hidden else "",
+                component_words(name), facts.shown_seconds(f"{BEST}.time.exposed.{name}") if exposed else "",
+                f"{exposed / step_s:.1%}", facts.shown_seconds(f"{BEST}.time.hidden.{name}") if hidden else "",
             ))  # fmt: skip
-    rows.append(("step", facts.seconds(f"{BEST}.step_s"), "100.0%", ""))
+    rows.append(("step", facts.shown_seconds(f"{BEST}.step_s"), "100.0%", ""))
     columns = (("part", "left"), ("the step waits", "right"), ("of the step", "right"), ("hidden behind", "right"))
     return DataTable(columns, rows)
 
@@ -98,7 +98,7 @@ def _stage_chart(facts: ReportFacts) -> Chart:
         }
         for name in names
     ]
-    chart = figure(
+    chart = plotly_figure(
         traces, "pipeline stage", "seconds of a step", barmode="stack", xaxis={"dtick": max(len(labels) // 16, 1)}
     )
     return Chart("stages", "Where each stage's time goes: the stage with the least bubble sets the pace", chart, 380)
@@ -106,7 +106,7 @@ def _stage_chart(facts: ReportFacts) -> Chart:
 
 def _roofline(facts: ReportFacts) -> list[Part]:
     """Products and attention against the roof, and memory-bound kernels against the memory's bandwidth."""
-    roofline = facts.analysis.roofline
+    roofline = facts.plan_analysis.roofline
     bandwidth = roofline.memory_bandwidth_bytes_per_s
     peak = max(point.peak_flops_per_s for point in roofline.points)
     ridge = peak / bandwidth
@@ -133,7 +133,7 @@ def _roofline(facts: ReportFacts) -> list[Part]:
             for point in computing
         ]  # fmt: skip
         log: dict[str, Any] = {"type": "log", "dtick": 1}
-        chart = figure([roof, *dots], "FLOP per byte", "TFLOP/s", xaxis=log, yaxis=log)
+        chart = plotly_figure([roof, *dots], "FLOP per byte", "TFLOP/s", xaxis=log, yaxis=log)
         caption = "Roofline: kernels of a micro-batch on one GPU"
         parts.append(Chart("roofline", caption, chart, 380, image="roofline.png"))
     words = "Bytes are each operand and result once. A kernel far below its roof is short of size, or of power."
@@ -173,7 +173,7 @@ def _checkpoint(facts: ReportFacts) -> Paragraph:
             if isinstance(share, float) and share >= 0.0005
         )
         return paragraph(
-            "Over the whole run ", facts.share(f"{BEST}.ettr"), f" of the time is productive{every}: {lost}."
+            "Over the whole run ", facts.shown_share(f"{BEST}.ettr"), f" of the time is productive{every}: {lost}."
         )
     if plan.checkpoint_bytes is None:
         return paragraph("What checkpoints and failures take is not counted; --faults does.", tone="note")

@@ -31,7 +31,7 @@ def memory_colour(component: str, number: int = 0) -> str:
     return MEMORY_COLOURS.get(component, SPARE_COLOURS[number % len(SPARE_COLOURS)])
 
 
-def figure(data: list[dict[str, Any]], x_title: str, y_title: str = "", **layout: Any) -> dict[str, Any]:
+def plotly_figure(data: list[dict[str, Any]], x_title: str, y_title: str = "", **layout: Any) -> dict[str, Any]:
     """A figure with titles of its axes; ``layout`` is merged into those of the axes where it names them.
 
     Examples
@@ -47,7 +47,7 @@ def _axis(title: str, more: Mapping[str, Any]) -> dict[str, Any]:
     return {"title": {"text": title}, "automargin": True, **more}
 
 
-def escaped(text: str) -> str:
+def escaped_for_plotly(text: str) -> str:
     """Text that Plotly shows as it is, which reads a few tags.
 
     Examples

@@ -26,37 +26,37 @@ def page_markdown(sections: Sequence[Section], title: str, images: Collection[st
     made_on
         The day; empty where it is not to be said.
     """
-    lines = [f"# {plain(title)}", *([f"A plan by mofa, {made_on}."] if made_on else [])]
+    lines = [f"# {escaped_for_markdown(title)}", *([f"A plan by mofa, {made_on}."] if made_on else [])]
     for section in sections:
-        lines.append(f"## {plain(section.title)}")
+        lines.append(f"## {escaped_for_markdown(section.title)}")
         lines += [text for part in section.parts if (text := _part_text(part, images))]
     return "\n\n".join(lines) + "\n"
 
 
 def _part_text(part: Part, images: Collection[str]) -> str:
     if isinstance(part, Paragraph):
-        return "".join(plain(str(piece)) for piece in part.pieces)
+        return "".join(escaped_for_markdown(str(piece)) for piece in part.pieces)
     if isinstance(part, Tiles):
         rows = [[tile.label, str(tile.number), tile.note] for tile in part.tiles]
         return _table((("figure", "left"), ("", "right"), ("", "left")), rows)
     if isinstance(part, DataTable):
         heading = part.caption or part.folded
         table = _table(part.columns, [[str(piece) for piece in row] for row in part.rows])
-        return f"{plain(heading)}\n\n{table}" if heading else table
+        return f"{escaped_for_markdown(heading)}\n\n{table}" if heading else table
     if isinstance(part, Chart):
-        return f"![{plain(part.caption)}]({part.image})" if part.image in images else ""
+        return f"![{escaped_for_markdown(part.caption)}]({part.image})" if part.image in images else ""
     if isinstance(part, Code):
         fence = "`" * max(3, 1 + max(map(len, re.findall("`+", part.text)), default=0))
-        return f"{plain(part.name)}\n\n{fence}\n{part.text.rstrip()}\n{fence}"
+        return f"{escaped_for_markdown(part.name)}\n\n{fence}\n{part.text.rstrip()}\n{fence}"
     raise TypeError(type(part).__name__)
 
 
 def _table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> str:
     sides = [(name, "right" if side == "right" else "left") for name, side in columns]
-    return markdown_table(sides, [[plain(cell) for cell in row] for row in rows], are_escaped=True)
+    return markdown_table(sides, [[escaped_for_markdown(cell) for cell in row] for row in rows], are_escaped=True)
 
 
-def plain(text: str) -> str:
+def escaped_for_markdown(text: str) -> str:
     r"""Text that Markdown shows as it is, on one line; blanks at its ends stay.
 
     Examples

@@ -7,7 +7,7 @@ from typing import Any
 from mofa.plan.memory import StageMemory
 from mofa.report.page.document_parts import Chart, DataTable, Part, Piece, Section, paragraph
 from mofa.report.page.facts import BEST, ReportFacts, gib_text
-from mofa.report.page.looks import ACCENT, escaped, figure, memory_colour
+from mofa.report.page.looks import ACCENT, escaped_for_plotly, memory_colour, plotly_figure
 from mofa.report.phrases import component_words
 from mofa.units import GIB, format_bytes
 
@@ -23,7 +23,8 @@ def memory_section(facts: ReportFacts) -> Section:
     of = f" of {len(memory.by_stage)}" if len(memory.by_stage) > 1 else ""
     parts: list[Part] = [
         paragraph(
-            "The fullest GPU, of stage ", str(fullest.stage), of, ", takes ", facts.gib(f"{BEST}.memory.device_bytes"),
+            "The fullest GPU, of stage ", str(fullest.stage), of, ", takes ",
+            facts.shown_gib(f"{BEST}.memory.device_bytes"),
             f" of {gib_text(memory.limit_bytes)}: {gib_text(memory.capacity_bytes)} less a margin of "
             f"{gib_text(memory.margin_bytes)} for errors of the prediction.",
             tone="lead",
@@ -57,7 +58,7 @@ def _stage_chart(facts: ReportFacts) -> Chart:
         }
         for value, dash in ((memory.limit_bytes, "dash"), (memory.capacity_bytes, "solid"))
     ]  # fmt: skip
-    chart = figure(
+    chart = plotly_figure(
         traces, "pipeline stage", "GiB of a GPU", barmode="stack", shapes=lines,
         xaxis={"dtick": max(len(stages) // 16, 1)}, yaxis={"range": [0, 1.04 * memory.capacity_bytes / GIB]},
     )  # fmt: skip
@@ -70,8 +71,8 @@ def _stage_table(facts: ReportFacts) -> DataTable:
     for i, stage in enumerate(facts.explained.memory.by_stage):
         path = f"best.memory.by_stage.{i}"
         rows.append((
-            str(stage.stage), str(stage.num_layers), facts.gib(f"{path}.allocated_bytes"),
-            facts.gib(f"{path}.reserved_bytes"), facts.gib(f"{path}.device_bytes"), stage.instant or "",
+            str(stage.stage), str(stage.num_layers), facts.shown_gib(f"{path}.allocated_bytes"),
+            facts.shown_gib(f"{path}.reserved_bytes"), facts.shown_gib(f"{path}.device_bytes"), stage.instant or "",
         ))  # fmt: skip
     columns = (
         ("stage", "right"), ("layers", "right"), ("allocated", "right"), ("reserved", "right"), ("device", "right"),
@@ -104,8 +105,10 @@ def _over_time(facts: ReportFacts, stage: StageMemory) -> Chart:
     mark = {
         "x": curve.time_s[curve.peak], "y": top, "text": f"peak {top:.2f} GiB", "showarrow": True, "ay": -28, "ax": 0,
     }  # fmt: skip
-    chart = figure(traces, "seconds of the step", "GiB", hovermode="x unified", annotations=[mark])
-    caption = f"Stage {stage.stage} over a step; it peaks at: {escaped(stage.instant or 'an instant of no name')}"
+    chart = plotly_figure(traces, "seconds of the step", "GiB", hovermode="x unified", annotations=[mark])
+    caption = (
+        f"Stage {stage.stage} over a step; it peaks at: {escaped_for_plotly(stage.instant or 'an instant of no name')}"
+    )
     of = f"_stage{stage.stage}" if len(facts.explained.memory.by_stage) > 1 else ""
     return Chart("memory-over-time", caption, chart, 400, image=f"memory_over_time{of}.png")
 
@@ -115,8 +118,8 @@ def _alive(facts: ReportFacts, stage: StageMemory) -> DataTable:
     total = stage.allocated_bytes
     rows: list[tuple[Piece, ...]] = [
         (
-            tensors.name, component_words(tensors.kind), facts.count(f"{path}.{i}.count"),
-            facts.number(f"{path}.{i}.bytes", format_bytes), f"{tensors.bytes / total:.1%}",
+            tensors.name, component_words(tensors.kind), facts.shown_count(f"{path}.{i}.count"),
+            facts.shown_number(f"{path}.{i}.bytes", format_bytes), f"{tensors.bytes / total:.1%}",
         )
         for i, tensors in enumerate(stage.tensors[:MOST_TENSORS])
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mofa.plan.comparison import ComparedPart, Comparison, compare
 from mofa.report.page.document_parts import Chart, DataTable, Paragraph, Part, Piece, Section, Tile, Tiles, paragraph
 from mofa.report.page.facts import BEST, ReportFacts, change_text, gib_text
-from mofa.report.page.looks import ACCENT, STRONG, escaped, figure
+from mofa.report.page.looks import ACCENT, STRONG, escaped_for_plotly, plotly_figure
 from mofa.report.phrases import component_words, strategy_text
 from mofa.report.search_text import has_experts
 from mofa.units import GIB, format_seconds
@@ -31,12 +31,12 @@ def own_section(facts: ReportFacts) -> Section | None:
         paragraph("Today: ", strategy_text(own.strategy, moe=moe), ".", tone="lead"),
         paragraph("The plan: ", strategy_text(plan.strategy, moe=moe), _brought(own, change), tone="lead"),
         Tiles((
-            Tile("your step", facts.seconds("own.step_s"), beside),
-            Tile("the plan's step", facts.seconds(f"{BEST}.step_s")),
-            Tile("your MFU", facts.share("own.mfu")),
-            Tile("the plan's MFU", facts.share(f"{BEST}.mfu")),
-            Tile("your memory", facts.gib("own.memory.device_bytes"), "" if own.memory.fits else "does not fit"),
-            Tile("the plan's memory", facts.gib(f"{BEST}.memory.device_bytes")),
+            Tile("your step", facts.shown_seconds("own.step_s"), beside),
+            Tile("the plan's step", facts.shown_seconds(f"{BEST}.step_s")),
+            Tile("your MFU", facts.shown_share("own.mfu")),
+            Tile("the plan's MFU", facts.shown_share(f"{BEST}.mfu")),
+            Tile("your memory", facts.shown_gib("own.memory.device_bytes"), "" if own.memory.fits else "does not fit"),
+            Tile("the plan's memory", facts.shown_gib(f"{BEST}.memory.device_bytes")),
         )),
     ]  # fmt: skip
     margin = None if plan.band is None else plan.band.tie_margin
@@ -64,7 +64,11 @@ def _waterfall(comparison: Comparison) -> Chart:
     """From the own step to the plan's, part by part."""
     steps = sorted((part for part in comparison.time if _more(part)), key=lambda part: -abs(_more(part)))
     unit = comparison.time_unit
-    names = [escaped(comparison.results[0].name), *(component_words(part.name) for part in steps), "the plan"]
+    names = [
+        escaped_for_plotly(comparison.results[0].name),
+        *(component_words(part.name) for part in steps),
+        "the plan",
+    ]
     first = sum(part.by_result[0] for part in comparison.time)
     trace = {
         "type": "waterfall", "orientation": "h", "y": names, "x": [first, *map(_more, steps), 0.0],
@@ -74,7 +78,7 @@ def _waterfall(comparison: Comparison) -> Chart:
         "totals": {"marker": {"color": STRONG}}, "hovertemplate": "%{y}: %{x:.4g} " + unit + "<extra></extra>",
         "cliponaxis": False,
     }  # fmt: skip
-    chart = figure(
+    chart = plotly_figure(
         [trace], "seconds of a step" if unit == "s" else unit, yaxis={"autorange": "reversed"}, showlegend=False
     )
     caption = "From your step to the plan's, by what changes"
@@ -93,15 +97,15 @@ def _parts_table(facts: ReportFacts) -> DataTable:
         before, after = own.time.exposed[name], plan.time.exposed[name]
         if before or after:
             rows.append((
-                component_words(name), facts.seconds(f"own.time.exposed.{name}"),
-                facts.seconds(f"{BEST}.time.exposed.{name}"), _signed(after - before),
+                component_words(name), facts.shown_seconds(f"own.time.exposed.{name}"),
+                facts.shown_seconds(f"{BEST}.time.exposed.{name}"), _signed(after - before),
             ))  # fmt: skip
     for part in dict.fromkeys([*own.memory.by_component, *plan.memory.by_component]):
         before, after = (each.memory.by_component.get(part, 0.0) for each in (own, plan))
         if before or after:
             rows.append((
-                f"memory: {component_words(part)}", facts.gib(f"own.memory.by_component.{part}"),
-                facts.gib(f"{BEST}.memory.by_component.{part}"), f"{(after - before) / GIB:+.2f} GiB",
+                f"memory: {component_words(part)}", facts.shown_gib(f"own.memory.by_component.{part}"),
+                facts.shown_gib(f"{BEST}.memory.by_component.{part}"), f"{(after - before) / GIB:+.2f} GiB",
             ))  # fmt: skip
     columns = (("part", "left"), ("yours", "right"), ("the plan", "right"), ("change", "right"))
     return DataTable(columns, rows, folded="Seconds and bytes part by part")

@@ -25,7 +25,9 @@ def provenance_section(facts: ReportFacts) -> Section:
     plan = facts.report.plans[0]
     order = sorted(plan.provenance, key=lambda name: -plan.provenance[name])
     shares: list[tuple[Piece, ...]] = [
-        (name, facts.share(f"{BEST}.provenance.{name}"), MEANINGS[name]) for name in order if plan.provenance[name]
+        (name, facts.shown_share(f"{BEST}.provenance.{name}"), MEANINGS[name])
+        for name in order
+        if plan.provenance[name]
     ]
     weak = sum(share for name, share in plan.provenance.items() if name in ("assumed", "extrapolated"))
     parts: list[Part] = [
@@ -41,7 +43,7 @@ def provenance_section(facts: ReportFacts) -> Section:
                 columns, facts.hardware, folded=f"{len(facts.hardware)} facts of the machines, with their sources"
             )
         )
-    places = [place for place in PLACES if facts.document[place[0]] is not None]
+    places = [place for place in PLACES if facts.page_document[place[0]] is not None]
     if facts.step is None:
         places[1] = ("best", "the best plan again, in closed form; nothing was played out")
     parts.append(DataTable(

@@ -49,20 +49,20 @@ def _tiles(facts: ReportFacts) -> list[Tile]:
     band = "" if plan.step_s_band is None else "8 in 10: {:.3g} to {:.3g} s".format(*plan.step_s_band)
     limit = f"of {gib_text(plan.memory.limit_bytes)} that a plan may fill"
     tiles = [
-        Tile("a step", facts.seconds(f"{BEST}.step_s"), band),
-        Tile("tokens/s/GPU", facts.rate(f"{BEST}.tokens_per_s_per_gpu")),
-        Tile("MFU", facts.share(f"{BEST}.mfu"), f"{plan.tflops_per_gpu:.1f} TFLOP/s a GPU"),
-        Tile("memory of the fullest GPU", facts.gib(f"{BEST}.memory.device_bytes"), limit),
+        Tile("a step", facts.shown_seconds(f"{BEST}.step_s"), band),
+        Tile("tokens/s/GPU", facts.shown_token_rate(f"{BEST}.tokens_per_s_per_gpu")),
+        Tile("MFU", facts.shown_share(f"{BEST}.mfu"), f"{plan.tflops_per_gpu:.1f} TFLOP/s a GPU"),
+        Tile("memory of the fullest GPU", facts.shown_gib(f"{BEST}.memory.device_bytes"), limit),
     ]
     if plan.days is not None:
         said = "half of such runs are over by then; the error of the step is not counted"
-        tiles.append(Tile("days with failures", facts.rate(f"{BEST}.days.p50"), said))
+        tiles.append(Tile("days with failures", facts.shown_token_rate(f"{BEST}.days.p50"), said))
     elif plan.days_without_failures is not None:
         tokens = facts.report.workload.tokens
         of = "" if tokens is None else f"{format_count(tokens)} tokens, no failures counted"
-        tiles.append(Tile("days", facts.rate(f"{BEST}.days_without_failures"), of))
+        tiles.append(Tile("days", facts.shown_token_rate(f"{BEST}.days_without_failures"), of))
     if plan.usd is not None:
-        tiles.append(Tile("price", facts.number(f"{BEST}.usd", lambda value: f"{value:,.0f} USD")))
+        tiles.append(Tile("price", facts.shown_number(f"{BEST}.usd", lambda value: f"{value:,.0f} USD")))
     return tiles
 
 
@@ -84,23 +84,23 @@ def question_section(facts: ReportFacts) -> Section:
     job, cluster, framework = report.workload, report.cluster, report.framework
     active: tuple[Piece, ...] = ()
     if has_experts(job):
-        active = (" (", facts.count("result.workload.num_active_params"), " active)")
+        active = (" (", facts.shown_count("result.workload.num_active_params"), " active)")
     asked = Paragraph((
-        "How should ", job.name, ", ", facts.count("result.workload.num_params"), " parameters", *active,
-        ", be laid out on ", facts.count("result.cluster.num_gpus"), f" x {cluster.gpu}?",
+        "How should ", job.name, ", ", facts.shown_count("result.workload.num_params"), " parameters", *active,
+        ", be laid out on ", facts.shown_count("result.cluster.num_gpus"), f" x {cluster.gpu}?",
     ), "lead")  # fmt: skip
     tokens: list[tuple[Piece, ...]] = []
     if job.tokens is not None:
-        tokens = [("tokens to train on", facts.count("result.workload.tokens"))]
+        tokens = [("tokens to train on", facts.shown_count("result.workload.tokens"))]
     rows: list[tuple[Piece, ...]] = [
-        ("layers", facts.count("result.workload.num_layers")),
-        ("sequence", facts.count("result.workload.seq_len")),
-        ("global batch", facts.count("result.workload.global_batch")),
+        ("layers", facts.shown_count("result.workload.num_layers")),
+        ("sequence", facts.shown_count("result.workload.seq_len")),
+        ("global batch", facts.shown_count("result.workload.global_batch")),
         *tokens,
         ("numerics", f"{job.gemm_format} products, {job.moments_format} moments"),
         ("routing", job.routing),
         ("machines", f"{cluster.name}, {cluster.gpus_per_node} GPUs a node, {cluster.gpus_per_domain} a fast domain"),
-        ("memory of a GPU", facts.gib("result.cluster.capacity_bytes")),
+        ("memory of a GPU", facts.shown_gib("result.cluster.capacity_bytes")),
         ("framework", f"{framework.name} {framework.version}, {framework.data_parallel}, {framework.dispatcher}"),
         ("best is", OBJECTIVES.get(report.objective, report.objective)),
     ]

@@ -6,12 +6,12 @@ from typing import Any
 
 from mofa.report.page.document_parts import Chart, DataTable, Piece, Section, paragraph
 from mofa.report.page.facts import ReportFacts
-from mofa.report.page.looks import figure
+from mofa.report.page.looks import plotly_figure
 
 
 def sensitivity_section(facts: ReportFacts) -> Section:
     """A bar a resource, the strongest on top."""
-    changes = facts.analysis.resources
+    changes = facts.plan_analysis.resources
     names = [change.resource for change in changes]
     traces: list[dict[str, Any]] = [
         {
@@ -23,21 +23,21 @@ def sensitivity_section(facts: ReportFacts) -> Section:
             ("10 % more", [change.step_change_more for change in changes], "#2a6fb8"),
         )
     ]  # fmt: skip
-    chart = figure(
+    chart = plotly_figure(
         traces, "change of the step", barmode="overlay", yaxis={"autorange": "reversed"}, xaxis={"tickformat": "+.1%"}
     )
     rows: list[tuple[Piece, ...]] = [
         (
             change.resource,
-            facts.change(f"analysis.resources.{i}.step_change_less") if change.fits_less else "does not fit",
-            facts.change(f"analysis.resources.{i}.step_change_more") if change.fits_more else "does not fit",
+            facts.shown_change(f"analysis.resources.{i}.step_change_less") if change.fits_less else "does not fit",
+            facts.shown_change(f"analysis.resources.{i}.step_change_more") if change.fits_more else "does not fit",
         )
         for i, change in enumerate(changes)
     ]  # fmt: skip
     strongest = changes[0]
     text = paragraph(
         f"10 % more of {strongest.resource} would change the step by ",
-        facts.change("analysis.resources.0.step_change_more"),
+        facts.shown_change("analysis.resources.0.step_change_more"),
         ". The strategy stays as it is, in closed form; a new search may gain more: mofa factors makes one for each.",
     )
     columns = (("resource", "left"), ("10 % less", "right"), ("10 % more", "right"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mofa.report.figures.gantt import LOOKS
 from mofa.report.page.document_parts import Chart, Section, paragraph
 from mofa.report.page.facts import ReportFacts
-from mofa.report.page.looks import figure
+from mofa.report.page.looks import plotly_figure
 from mofa.units import format_seconds
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def timeline_section(facts: ReportFacts) -> Section | None:
             "marker": {"color": COLOURS[kind], "line": {"width": 0}},
             "hovertemplate": "stage %{y}: %{fullData.name}%{text}, from %{base:.4g} s for %{x:.4g} s<extra></extra>",
         })  # fmt: skip
-    chart = figure(
+    chart = plotly_figure(
         traces, "seconds of the step", "stage", barmode="overlay", bargap=0.12,
         yaxis={"autorange": "reversed", "dtick": max(stages // 16, 1), "zeroline": False},
         xaxis={"range": [0.0, until]},

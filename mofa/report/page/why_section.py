@@ -14,7 +14,7 @@ from mofa.units import format_seconds
 
 def why_section(facts: ReportFacts) -> Section:
     """What each other choice would bring, and what the search left out."""
-    changes = facts.analysis.changes
+    changes = facts.plan_analysis.changes
     parts: list[Part] = [_summary(changes, facts.constraints_words), _table(facts), _looked_through(facts)]
     if facts.report.rejected:
         parts.append(rejections_table(facts.report))
@@ -39,7 +39,7 @@ def _summary(changes: tuple[StrategyChange, ...], constraints_words: str) -> Par
 def _table(facts: ReportFacts) -> DataTable:
     strategy = facts.report.plans[0].strategy
     rows: list[tuple[Piece, ...]] = []
-    for i, change in enumerate(facts.analysis.changes):
+    for i, change in enumerate(facts.plan_analysis.changes):
         before = getattr(strategy, change.field)
         path = f"analysis.changes.{i}"
         if change.refused is not None:
@@ -47,8 +47,9 @@ def _table(facts: ReportFacts) -> DataTable:
         else:
             verdict = _because(change) if change.fits else f"does not fit; {_because(change)}"
         rows.append((
-            f"{change.field} {before} → {change.value}{_beside(strategy, change)}", facts.change(f"{path}.step_change"),
-            facts.gib(f"{path}.device_bytes"), verdict,
+            f"{change.field} {before} → {change.value}{_beside(strategy, change)}",
+            facts.shown_change(f"{path}.step_change"),
+            facts.shown_gib(f"{path}.device_bytes"), verdict,
         ))  # fmt: skip
     columns = (("instead", "left"), ("step", "right"), ("memory", "right"), ("because", "left"))
     return DataTable(
@@ -80,8 +81,8 @@ def _because(change: StrategyChange) -> str:
 def _looked_through(facts: ReportFacts) -> Paragraph:
     report = facts.report
     return paragraph(
-        "The search looked at ", facts.count("result.space"), " strategies and costed ",
-        facts.count("result.searched"), f" in full; {report.feasible:,} fit and were not ruled out as "
+        "The search looked at ", facts.shown_count("result.space"), " strategies and costed ",
+        facts.shown_count("result.searched"), f" in full; {report.feasible:,} fit and were not ruled out as "
         f"slower. It took {format_seconds(report.elapsed_s)}.",
     )  # fmt: skip
 

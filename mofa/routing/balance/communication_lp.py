@@ -135,7 +135,7 @@ class CommunicationScheduler:
         solver.SetSolverSpecificParametersAsString("use_dual_simplex: true use_preprocessing: false")
         self._x, self._local, self._costs = x, local, (comp, comm, cross)
 
-    def solve(self, inputs: NDArray[Any]) -> CommunicationSchedule:
+    def schedule_micro_batch(self, inputs: NDArray[Any]) -> CommunicationSchedule:
         """Schedule one micro-batch.
 
         Parameters

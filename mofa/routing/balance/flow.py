@@ -44,8 +44,9 @@ class FlowScheduler:
         self._heads = np.concatenate([np.arange(num_experts), num_experts + self.gpus, np.full(num_gpus, self._sink)])
         self._tight: tuple[NDArray[np.bool_], int] | None = None
 
-    def solve(self, loads: NDArray[Any]) -> TokenSchedule:
-        """Schedule one micro-batch, as :meth:`ReplicaScheduler.solve` does; ``optimum`` is the whole maximum."""
+    def schedule_micro_batch(self, loads: NDArray[Any]) -> TokenSchedule:
+        """Schedule one micro-batch, as :meth:`ReplicaScheduler.schedule_micro_batch` does; ``optimum`` is the whole
+        maximum."""
         from ortools.graph.python.max_flow import SimpleMaxFlow
 
         checked = check_loads(loads, self.placement.num_experts)
@@ -75,7 +76,7 @@ class FlowScheduler:
         side = np.zeros(num_experts + self.placement.num_gpus + 2, dtype=bool)
         side[flow.get_source_side_min_cut()] = True
         subset = side[num_experts:-2]
-        within = ~np.asarray((self.placement.hosts & ~subset).any(axis=1))
+        within = ~np.asarray((self.placement.has_replica & ~subset).any(axis=1))
         size = int(subset.sum())
         self._tight = within, size
         return -(-int(loads[within].sum()) // size)

@@ -50,7 +50,7 @@ def asymmetric_placement(
     best: tuple[float, Placement] | None = None
     for _ in range(samples):
         placed = placement_dealt_at_random(load, counts, num_gpus, rng)
-        density = float(max_density(placed.hosts, load))
+        density = float(max_density(placed.has_replica, load))
         if best is None or density < best[0]:
             best = density, placed
         if density <= load.sum() / num_gpus * (1 + 1e-9):
@@ -119,8 +119,8 @@ def better_placement(
     """
     predicted = recent.mean(axis=0)
     mean = predicted.sum() / placement.num_gpus
-    present = float(max_density(placement.hosts, predicted))
+    present = float(max_density(placement.has_replica, predicted))
     if present <= rule.threshold * mean:
         return None
     new = asymmetric_placement(predicted, placement.num_gpus, slots, samples=rule.samples, seed=seed)
-    return new if float(max_density(new.hosts, predicted)) < present else None
+    return new if float(max_density(new.has_replica, predicted)) < present else None

@@ -55,7 +55,7 @@ class ReplicaScheduler:
     -----
     ``minimize m`` subject to ``sum over replicas of e: x = load_e``, ``sum over GPU g: x <= m``, ``x >= 0``. Few of
     many replicas are needed at a time, so that the program is solved over those that are *open*
-    (:func:`first_open_replicas`)
+    (:func:`replicas_that_program_begins_with`)
     and the others have nothing (column generation): a GPU's ``price`` is what one more token on it adds to ``m``, and
     as long as an expert has a closed replica on a cheaper GPU than any of its open ones, that replica is opened. Where
     there is none, prices prove the optimum of the whole: ``m = sum of load x cheapest price``. From then on the
@@ -85,7 +85,7 @@ class ReplicaScheduler:
         self._program: ReplicaProgram | None = None
         self._before = np.zeros(placement.num_experts)
 
-    def solve(self, loads: NDArray[Any]) -> TokenSchedule:
+    def schedule_micro_batch(self, loads: NDArray[Any]) -> TokenSchedule:
         """Schedule one micro-batch.
 
         Parameters
@@ -103,7 +103,7 @@ class ReplicaScheduler:
         scaled = checked / unit
         program = self._program
         if program is None or np.abs(scaled - self._before).sum() > UNLIKE * scaled.sum():
-            program = self._build(*first_open_replicas(self.placement, scaled))
+            program = self._build(*replicas_that_program_begins_with(self.placement, scaled))
         self._before = scaled
         solve_s = 0.0
         while True:
@@ -141,7 +141,7 @@ class ReplicaScheduler:
         return np.asarray(~self._open & opens & (gpu_price <= cheapest[self.experts]))
 
 
-def first_open_replicas(placement: Placement, loads: FloatA) -> tuple[BoolA, BoolA]:
+def replicas_that_program_begins_with(placement: Placement, loads: FloatA) -> tuple[BoolA, BoolA]:
     """Replicas that a program begins with, and of each expert the one that all its tokens begin on.
 
     Parameters
@@ -166,7 +166,7 @@ def first_open_replicas(placement: Placement, loads: FloatA) -> tuple[BoolA, Boo
     The first expert opens three replicas; the second begins on the GPU that is left empty.
 
     >>> placed = Placement(np.array([[1, 1, 1, 1], [1, 0, 0, 1]]))
-    >>> open_, base = first_open_replicas(placed, np.array([0.9, 0.3]))
+    >>> open_, base = replicas_that_program_begins_with(placed, np.array([0.9, 0.3]))
     >>> open_.tolist(), base.tolist()
     ([True, True, True, False, True, True], [True, False, False, False, False, True])
     """

@@ -57,7 +57,7 @@ class PlayedMicroBatches:
     moved: tuple[int, ...]
     settled: float | None
 
-    def without_first(self, values: dict[str, FloatA]) -> dict[str, FloatA]:
+    def values_without_first_micro_batch(self, values: dict[str, FloatA]) -> dict[str, FloatA]:
         """Values by scheme, without the first micro-batch of those that follow the past, if there are more."""
         return {key: value[1:] if key in FOLLOWING and len(value) > 1 else value for key, value in values.items()}
 
@@ -117,15 +117,17 @@ def play_micro_batches(
     rows["plain"] = tokens_per_gpu_without_balancing(inputs, setup)
     within_capacity = drop_tokens_beyond_capacity(inputs, setup.capacity_factor)
     ratio["capacity"] = tokens_per_gpu_without_balancing(within_capacity, setup).max(axis=-1)
-    ratio["lower_bound"] = max_density(fixed.hosts, loads.astype(float))
-    ratio["micro_moe_random"] = np.ceil(max_density(random.hosts, loads.astype(float)) - 1e-6)
+    ratio["lower_bound"] = max_density(fixed.has_replica, loads.astype(float))
+    ratio["micro_moe_random"] = np.ceil(max_density(random.has_replica, loads.astype(float)) - 1e-6)
     moved: list[int] = []
     since: list[int] = []
     for layer in range(layers):
         scheduler = _scheduler(fixed, setup)
         # one after the other and nothing between: the solver's time is its own, not that of a cold cache
         by_source = isinstance(scheduler, CommunicationScheduler)
-        chosen = [scheduler.solve(inputs[i, layer] if by_source else loads[i, layer]) for i in range(num)]
+        chosen = [
+            scheduler.schedule_micro_batch(inputs[i, layer] if by_source else loads[i, layer]) for i in range(num)
+        ]
         solve_s[:, layer] = [schedule.solve_s for schedule in chosen]
         adaptive = _Adaptive(fixed, setup)
         for i, schedule in enumerate(chosen):
@@ -195,7 +197,7 @@ class _Adaptive:
 
     def solve(self, load: IntA) -> tuple[TokenSchedule, Placement]:
         """Schedule, and on what; afterwards, every so often, look at the placement."""
-        solution = self.scheduler.solve(load), self.placement
+        solution = self.scheduler.schedule_micro_batch(load), self.placement
         rule = self.setup.adaptation
         self.past.append(load)
         if is_placement_check_due(len(self.past), rule.interval):

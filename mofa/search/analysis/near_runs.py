@@ -39,7 +39,7 @@ def nearest_runs(
 
     def differences(run: ScoredRun) -> tuple[str, ...]:
         traits = {"GPU": run.gpu, "framework": run.framework, **run.circumstances.model_dump()}
-        model = () if is_of_model(run.model, workload.model.name) else ("model",)
+        model = () if is_run_of_model(run.model, workload.model.name) else ("model",)
         return (*model, *(name for name, value in own.items() if traits[name] != value))
 
     ranked = sorted(
@@ -56,12 +56,12 @@ def nearest_runs(
     )  # fmt: skip
 
 
-def is_of_model(named: str, model: str) -> bool:
+def is_run_of_model(named: str, model: str) -> bool:
     """Whether a run's model is a job's, as its source spells it, or the same with something said behind it.
 
     Examples
     --------
-    >>> is_of_model("DeepSeekV3 (w/o MTP)", "deepseek-v3"), is_of_model("llama3-70b", "llama3-8b")
+    >>> is_run_of_model("DeepSeekV3 (w/o MTP)", "deepseek-v3"), is_run_of_model("llama3-70b", "llama3-8b")
     (True, False)
     """
     return _letters(named).startswith(_letters(model))

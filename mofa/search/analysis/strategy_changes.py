@@ -56,12 +56,12 @@ def strategy_changes(
     for field, value, changes in _changes(strategy, moe=workload.model.moe is not None):
         changes |= _follow(framework, strategy, field, changes)
         if "sp" in changes:
-            changes["sp"] = changes["sp"] and constraints.allow({"sp": True})
-        if not constraints.allow({name: new for name, new in changes.items() if name != "sp"}):
+            changes["sp"] = changes["sp"] and constraints.allows({"sp": True})
+        if not constraints.allows({name: new for name, new in changes.items() if name != "sp"}):
             continue
         raw = {**strategy.model_dump(), **changes}
         splits = [raw["sp"]]
-        if changes.get("sp") and constraints.allow({"sp": False}):
+        if changes.get("sp") and constraints.allows({"sp": False}):
             splits += [] if needs_sequence_parallel(framework, moe=workload.model.moe is not None) else [False]
         plans: list[tuple[StrategySpec, Plan]] = []
         refused: list[tuple[StrategySpec, str]] = []

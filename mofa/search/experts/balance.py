@@ -199,10 +199,12 @@ def balance_experts(
         every = np.broadcast_to(shares, (micro_batches, *shares.shape))
         inputs = draw_tokens_per_gpu(every, assignments // setup.num_gpus, setup.num_gpus, setup.seed)
     text = str(routing) if trace is None else f"counts of {trace}"
-    return make_balance_report("experts", setup, text, inputs, play_micro_batches(inputs, setup, progress), notes=notes)
+    return balance_report_of_played(
+        "experts", setup, text, inputs, play_micro_batches(inputs, setup, progress), notes=notes
+    )
 
 
-def make_balance_report(
+def balance_report_of_played(
     name: str,
     setup: BalanceSetup,
     routing: str,
@@ -212,7 +214,7 @@ def make_balance_report(
     notes: tuple[str, ...] = (),
 ) -> BalanceReport:
     """The report of a simulation."""
-    warm, ratio = played.warm_solve_s, played.without_first(played.max_over_mean)
+    warm, ratio = played.warm_solve_s, played.values_without_first_micro_batch(played.max_over_mean)
     if inputs.shape[0] == 1:
         notes = (*notes, "one micro-batch has no past: replicas by past loads are plain, no placement follows loads")
 
@@ -230,8 +232,8 @@ def make_balance_report(
         worst_max_over_mean={key: float(value.max()) for key, value in ratio.items()},
         gap_tokens=float(played.gap_tokens.max()),
         dropped_fraction=max(played.dropped_fraction, 0.0),
-        sent_over_mean=TokenMovement(**mean(played.without_first(played.sent))),
-        crossing_over_mean=TokenMovement(**mean(played.without_first(played.crossing))),
+        sent_over_mean=TokenMovement(**mean(played.values_without_first_micro_batch(played.sent))),
+        crossing_over_mean=TokenMovement(**mean(played.values_without_first_micro_batch(played.crossing))),
         adaptive=AdaptivePlacement(new_placements=len(played.moved), settled_max_over_mean=played.settled),
         solve_s=TimeDistribution(
             median=float(np.median(warm)), p99=float(np.quantile(warm, 0.99)), first=float(played.solve_s[0].mean())

@@ -15,7 +15,7 @@ from mofa.plan.result import Plan
 from mofa.routing.counts import read_counts
 from mofa.routing.rank_load import cap_and_redistribute_shares, expert_shares
 from mofa.routing.scheduled import token_scheduling_host_s
-from mofa.search.experts.balance import BalancedStepComparison, BalanceReport, Progress, make_balance_report
+from mofa.search.experts.balance import BalancedStepComparison, BalanceReport, Progress, balance_report_of_played
 from mofa.search.job_setup import with_numerics
 from mofa.search.legality.expert_parallel import why_replicas_cannot_be_scheduled
 from mofa.search.legality.masks import JobAndMachines
@@ -77,7 +77,7 @@ def balance_report_of_workload(
     from mofa.routing.balance.token_scheduling import play_micro_batches
 
     inputs, notes = _inputs(workload, setup, tokens, micro_batches, redraw)
-    return make_balance_report(
+    return balance_report_of_played(
         workload.name, setup, str(workload.routing), inputs, play_micro_batches(inputs, setup, progress), notes=notes
     )  # fmt: skip
 
@@ -126,11 +126,12 @@ def balance_report_with_step(
     played = play_micro_batches(inputs, setup, progress)
     workload, cluster, framework = with_numerics(workload, cluster, framework, ())
     assert workload.model.moe is not None
-    report = make_balance_report(workload.name, setup, str(workload.routing), inputs, played)
+    report = balance_report_of_played(workload.name, setup, str(workload.routing), inputs, played)
     ratio, ep, quantile = report.max_over_mean, spec.ep, workload.routing.memory_quantile
     overhead_s = token_scheduling_host_s(workload.model.moe.num_experts)
     memory_ratios = {
-        scheme: _quantile(rows, quantile) for scheme, rows in played.without_first(played.rank_ratios).items()
+        scheme: _quantile(rows, quantile)
+        for scheme, rows in played.values_without_first_micro_batch(played.rank_ratios).items()
     }
     sent, uniform = report.sent_over_mean.model_dump(), 1.0 - 1.0 / setup.num_gpus
 
@@ -260,7 +261,7 @@ def _migration_s(
     matrices = 3 if model.mlp.gated else 2
     params = matrices * model.hidden * model.moe.expert_hidden / spec.etp
     moment_bytes = 2.0 if workload.precision.moments == "bf16" else 4.0
-    states_bytes = workload.optimizer.traits.main_and_moments_bytes(moment_bytes)
+    states_bytes = workload.optimizer.traits.main_and_moments_bytes_per_param(moment_bytes)
     replica_bytes = params * (WEIGHT_BYTES + states_bytes / setup.num_merged_ep_groups)
     inside = setup.num_gpus * spec.etp <= cluster.node.gpus_per_domain
     link = cluster.node.intra.bandwidth_bytes_per_s.value if inside else cluster.nic_bandwidth_per_gpu_bytes_per_s

@@ -114,7 +114,7 @@ def choose_recompute_and_chunks(
     costed = [_cost(workload, cluster, framework, table, modes, spec.ep, float(ratio)) for ratio in grid]
     splits = framework.splits_layers
     stages = split_layers(workload.model, spec.pp, 1, framework.name, splits=splits, layout=spec.layout)
-    stage = stages.ranks_of_layers
+    stage = stages.rank_of_each_layer
     kinds = [stages.kinds.index(layer_kind(workload.model, i)) for i in range(workload.model.num_layers)]
     m = max(workload.batch.global_batch // (spec.dp * spec.micro_batch), 1)
     flight = np.minimum(spec.pp - stage, m)
@@ -181,7 +181,7 @@ def _cost(
             for k, block in enumerate(row):
                 memory = block.memory
                 value = {
-                    "seconds": block.forward.total + block.backward.total,
+                    "seconds": block.forward.total_s + block.backward.total_s,
                     "kept_bytes": memory.saved + memory.saved_slack,
                     "live": np.maximum(memory.backward_peak - memory.saved, memory.forward_peak),
                 }[pick]

@@ -260,7 +260,7 @@ def _stages_of(workload: WorkloadSpec, framework: FrameworkSpec, spec: StrategyS
         framework.splits_layers, spec.layout,
     )  # fmt: skip
     has_experts = [i for i in range(workload.model.num_layers) if workload.model.is_moe_layer(i)]
-    return stages.ranks_of_layers[has_experts]
+    return stages.rank_of_each_layer[has_experts]
 
 
 def _smallest(curves: dict[int, _Curves], ratios: FloatA, stage: IntA, limit: float) -> IntA:

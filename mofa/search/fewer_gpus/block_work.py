@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.build import distinct_layer_kinds
-from mofa.blocks.frameworks.recompute import largest_saving_by_recomputing
+from mofa.blocks.frameworks.recompute import largest_step_share_saved_by_recomputing
 from mofa.cost.estimate import TableEstimator
 from mofa.cost.lower_bounds.steps import micro_batch_lower_bounds_s
 from mofa.cost.option_sets import options_that_blocks_read
@@ -77,7 +77,7 @@ def least_block_gpu_seconds(job: JobAndMachines, space: StrategySpace) -> dict[b
             for some, of in _stand_ins(job, table):
                 some = replace(some, recompute_modes=(RecomputeSpec(token_chunks=number),))
                 each[:, of] = np.minimum(each[:, of], _seconds(job, some, halved))
-        share = 1.0 - largest_saving_by_recomputing(job.framework)
+        share = 1.0 - largest_step_share_saved_by_recomputing(job.framework)
         gpus = table.tp * table.cp * job.workload.batch.global_batch / table.micro_batch * share
         least[halved] = BlockGpuSeconds(table, each[0] * gpus, each[1:] * gpus, layers)
     return least

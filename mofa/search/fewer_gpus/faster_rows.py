@@ -22,7 +22,7 @@ from mofa.search.fewer_gpus.numbers_together import (
 from mofa.search.fewer_gpus.rows_that_may_win import SpaceOnFewerGpus
 from mofa.search.goals import TIED, BestRowsGoal
 from mofa.search.legality.masks import JobAndMachines, check_strategies
-from mofa.search.near_best import best_fitting_rows, degrees_near_best
+from mofa.search.near_best import best_fitting_rows, space_with_degrees_near_best
 from mofa.search.objective import SearchObjective, ranking_keys_and_missing_host_bytes
 from mofa.search.space import SOLVED, StrategySpace, default_space, searched_recompute_modes
 from mofa.specs.hardware import ClusterSpec
@@ -45,7 +45,7 @@ def fewer_numbers_of_gpus(cluster: ClusterSpec) -> list[int]:
     return list(range((cluster.num_gpus - 1) // step * step, 0, -step))
 
 
-def faster_rows_near_best(
+def faster_rows_on_fewer_gpus_near_best(
     job: JobAndMachines, constrained: Constrained, objective: SearchObjective, wanted: int, searched_rows: CostedSpace,
     key: NDArray[np.float64], is_solved: NDArray[np.bool_],
 ) -> list[RowsOnFewerGpus]:  # fmt: skip
@@ -69,7 +69,7 @@ def faster_rows_near_best(
 
     def near_best(space: StrategySpace, cluster: ClusterSpec) -> StrategySpace:
         some = constrained(space, cluster)
-        return degrees_near_best(best, some, job.workload.model.num_layers) if len(best) else some
+        return space_with_degrees_near_best(best, some, job.workload.model.num_layers) if len(best) else some
 
     goal = BestRowsGoal(objective, wanted, float(key[fits].min(initial=np.inf)))
     return faster_rows_on_fewer_gpus(job, near_best, goal, RowsOnAllGpus(job, costed, reasons, is_solved))
@@ -98,12 +98,12 @@ def faster_rows_on_fewer_gpus(
     the best rows so far. Of the others a row is left where its sibling on all GPUs says that it is slower, or its
     bound (:mod:`mofa.search.branch_and_bound`). What may be among the best is costed, so that none is missed.
     """
-    parts = _parts(job, constrained, goal.last_key)
-    bounds = {id(part): part.least_step_s(goal.last_key) for part in parts}
+    parts = _parts(job, constrained, goal.last_wanted_key)
+    bounds = {id(part): part.least_step_s(goal.last_wanted_key) for part in parts}
     left = sorted((part for part in parts if np.isfinite(bounds[id(part)])), key=lambda part: bounds[id(part)])
     found_rows: list[RowsOnFewerGpus] = []
     tried = 0
-    while left and np.isinf(goal.last_key):  # nothing to hold others against yet
+    while left and np.isinf(goal.last_wanted_key):  # nothing to hold others against yet
         number = 1 if tried < FEW_NUMBERS else tried
         first, left, tried = left[:number], left[number:], tried + number
         legal = [rows for part in first if (rows := _legal_rows(part, goal, on_all)) is not None]
@@ -142,12 +142,14 @@ def _parts(job: JobAndMachines, constrained: Constrained, limit: float) -> list[
 
 def _legal_rows(part: SpaceOnFewerGpus, goal: BestRowsGoal, on_all: RowsOnAllGpus) -> LegalRowsOfGpuCount | None:
     """The rows of a number of GPUs that the goal may want, by what their blocks take and by their siblings."""
-    if (rows_and_work := part.rows_below(goal.last_key)) is None:
+    if (rows_and_work := part.rows_below(goal.last_wanted_key)) is None:
         return None
     rows, gpu_s = rows_and_work
     verdict = check_strategies(part.job, rows)
-    if np.isfinite(goal.last_key):
-        slower = (verdict.reason < 0) & (on_all.sibling_bounds_s(rows, gpu_s) > goal.last_key * (1.0 + TIED))
+    if np.isfinite(goal.last_wanted_key):
+        slower = (verdict.reason < 0) & (
+            on_all.step_bounds_from_siblings_s(rows, gpu_s) > goal.last_wanted_key * (1.0 + TIED)
+        )
         # layers to recompute are solved for between none and all, whose rows are costed with them
         open_ = (~slower & (verdict.reason < 0) & (rows.recompute_layers == SOLVED)).reshape(-1, len(rows.recompute))
         verdict.reason[slower & ~np.repeat(open_.any(axis=1), len(rows.recompute))] = SLOWER
@@ -160,8 +162,8 @@ def _keep_best(rows: RowsOnFewerGpus, goal: BestRowsGoal) -> bool:
     """Reject the rows that are not among the best; whether some are."""
     key, _ = ranking_keys_and_missing_host_bytes(goal.objective, rows.costed)
     fits = (rows.reasons[rows.costed.rows] < 0) & np.isfinite(key)
-    last = min(goal.limit, goal.last_key * (1.0 + TIED))
+    last = min(goal.limit, goal.last_wanted_key * (1.0 + TIED))
     slower = np.flatnonzero(fits & ~(key < last))
     rows.reasons[rows.costed.rows[slower]] = SLOWER
-    rows.short[rows.costed.rows[slower]] = (key[slower] - last) / goal.objective.keys_per_unit
+    rows.short[rows.costed.rows[slower]] = (key[slower] - last) / goal.objective.key_of_one_unit
     return bool(np.any(fits & (key < last)))

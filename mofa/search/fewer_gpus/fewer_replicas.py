@@ -37,7 +37,7 @@ class RowsOnAllGpus:
     is_solved: NDArray[np.bool_]
     """Modes whose number of recomputed layers is solved for. (M,)"""
 
-    def sibling_bounds_s(self, rows: SpaceCombinations, gpu_s: FloatN) -> FloatN:
+    def step_bounds_from_siblings_s(self, rows: SpaceCombinations, gpu_s: FloatN) -> FloatN:
         """A time below the steps of rows on fewer GPUs. (c * M,) [s]
 
         Parameters

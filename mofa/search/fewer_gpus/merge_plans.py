@@ -51,7 +51,9 @@ def _note(used: int, num_gpus: int, on_all: str) -> str:
     return f"uses {used:,} of {num_gpus:,} GPUs: {on_all}; those left idle are paid for all the same"
 
 
-def merged_report_counts(report: PlanReport, plans: Sequence[Plan], fewer: Sequence[PlanReport]) -> dict[str, Any]:
+def report_counts_of_all_searches(
+    report: PlanReport, plans: Sequence[Plan], fewer: Sequence[PlanReport]
+) -> dict[str, Any]:
     """What a report has to say besides if some of its plans are on fewer GPUs: counts of all these searches."""
     used = {plan.idle_gpus for plan in plans if plan.idle_gpus}
     some = [other for other in fewer if report.cluster.num_gpus - other.cluster.num_gpus in used]

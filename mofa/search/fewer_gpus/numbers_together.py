@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.search.branch_and_bound import cost_rows_for_goal, degrees_and_bounds_that_goal_may_want
-from mofa.search.costing import CostedRows, CostedSpace, cost_rows
+from mofa.search.costing import CostedRows, CostedSpace, cost_all_legal_rows
 from mofa.search.goals import TIED, BestRowsGoal
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.named_check import JobAndMachines, Verdicts
@@ -64,7 +64,7 @@ def cost_wanted_rows_least_bound_first(legal: list[LegalRowsOfGpuCount], goal: B
     """
     bounded, out = _that_may_win(legal, goal), list[RowsOnFewerGpus]()
     joins, most = len(bounded) > FEW_NUMBERS and _counts_chips_alone(legal[0].job), FIRST_ROWS
-    while bounded and bounded[0][0] <= goal.last_key * (1.0 + TIED):
+    while bounded and bounded[0][0] <= goal.last_wanted_key * (1.0 + TIED):
         left = [rows for _, rows in bounded]
         number = _number_together(left, most) if joins else 1
         if number > 1:
@@ -99,10 +99,10 @@ def cost_rows_of_gpu_counts(legal: Sequence[LegalRowsOfGpuCount], goal: BestRows
     job, space, reason, shortfall = _joined(legal)
     loads = routing_loads_by_ep(job.workload, space.degrees)
     with WorkerProcesses(1) as workers:
-        costed = cost_rows(job, loads, space, reason, shortfall, None, workers)
+        costed = cost_all_legal_rows(job, loads, space, reason, shortfall, None, workers)
     key, _ = ranking_keys_and_missing_host_bytes(goal.objective, costed.costed)
     fits = (costed.reason[costed.costed.rows] < 0) & np.isfinite(key)
-    goal.add_costed(key[fits], costed.costed.device_bytes[fits])
+    goal.note_costed_rows(key[fits], costed.costed.device_bytes[fits])
     return _by_number(legal, costed)
 
 

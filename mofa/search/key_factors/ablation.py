@@ -16,7 +16,7 @@ from mofa.search.key_factors.optimisations import (
     Optimisation,
     fastest_fp8_recipe,
     framework_without_overlap,
-    unavailable,
+    why_optimisation_unavailable,
 )
 from mofa.specs.strategy import StrategySpec
 
@@ -97,7 +97,7 @@ def _asked(search: FactorSearch, strategy: StrategySpec) -> list[_Asked]:
     for optimisation in OPTIMISATIONS:
         if optimisation.needs_experts and search.workload.model.moe is None:
             continue
-        note = unavailable(optimisation, search)
+        note = why_optimisation_unavailable(optimisation, search)
         if optimisation.name == FP8 and not note:
             try:
                 optimisation = replace(optimisation, with_=(fastest_fp8_recipe(search, strategy),))

@@ -43,13 +43,13 @@ def key_resources(search: FactorSearch, best: FactorPlan, best_plans: BestPlans)
         case: _changed(case[1], changed, best, planned[case]) for case, changed in zip(cases, searches, strict=True)
     }
     resources = [KeyResource(resource=name, less=sides[name, LESS], more=sides[name, MORE]) for name in RESOURCES]
-    return tuple(sorted(resources, key=lambda resource: -resource.swing(best.value)))
+    return tuple(sorted(resources, key=lambda resource: -resource.relative_swing(best.value)))
 
 
 def _changed(
     factor: float, search: FactorSearch, best: FactorPlan, planned: FactorPlan | str | None
 ) -> ChangedMachines:
-    same, fits = search.plan_of(best.strategy)
+    same, fits = search.plan_of_strategy(best.strategy)
     return ChangedMachines(
         factor=factor, same_plan=same, same_plan_fits=fits,
         planned_again=None if isinstance(planned, str) else planned,

@@ -65,7 +65,7 @@ class FactorSearch:
         )  # fmt: skip
         return self._figures(search.report.plans[0]) if search.report.plans else None
 
-    def plan_of(self, strategy: StrategySpec) -> tuple[FactorPlan, bool]:
+    def plan_of_strategy(self, strategy: StrategySpec) -> tuple[FactorPlan, bool]:
         """One strategy on these machines, and whether it fits.
 
         Parameters
@@ -105,7 +105,7 @@ class FactorSearch:
         workload, _, framework = with_numerics(self.workload, self.cluster, self.framework, self.with_)
         judge = replace(judge, workload=workload, framework=framework)
         figures = FactorPlan.from_plan(
-            judge.with_long_run_figures(plan), judge.plan_ranking_key(plan) / judge.keys_per_unit
+            judge.with_long_run_figures(plan), judge.plan_ranking_key(plan) / judge.key_of_one_unit
         )
         if figures.usd is None or not self.idle_gpus:
             return figures

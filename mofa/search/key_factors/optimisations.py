@@ -13,7 +13,7 @@ from mofa.schedules import SCHEDULES
 from mofa.search.job_setup import with_numerics
 from mofa.search.key_factors.factor_search import FactorSearch
 from mofa.search.offers import numerics_offers
-from mofa.search.space import RECOMPUTE_KINDS_BY_WORD, fixed_values, searched_recompute_modes
+from mofa.search.space import RECOMPUTE_KINDS_BY_WORD, searched_recompute_modes, values_of_fixed_field
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import FP8_RECIPES
@@ -98,7 +98,7 @@ def framework_without_overlap(framework: FrameworkSpec, options: Mapping[str, bo
         return None
 
 
-def unavailable(optimisation: Optimisation, search: FactorSearch) -> str:
+def why_optimisation_unavailable(optimisation: Optimisation, search: FactorSearch) -> str:
     """Why an optimisation cannot be taken out of a job or brought into it; empty where it can.
 
     Parameters
@@ -167,14 +167,17 @@ def _options_that_set_to_1(degree: str, search: FactorSearch) -> str:
     >>> _options_that_set_to_1("pp", search), _options_that_set_to_1("tp", search)
     ('--fix tp=8 --fix dp=2,4 on 16 GPUs', '')
     """
-    fixed = {name: [int(str(value)) for value in fixed_values(search.fix[name])] for name in DEGREES & set(search.fix)}
+    fixed = {
+        name: [int(str(value)) for value in values_of_fixed_field(search.fix[name])]
+        for name in DEGREES & set(search.fix)
+    }
     if degree in search.without:
         return f"--without {degree}"
     if fixed.get(degree) == [1]:
         return f"--fix {degree}=1"
     if search.maximum.get(degree) == 1:
         return f"--max {degree}=1"
-    schedules = fixed_values(search.fix.get("schedule", ()))
+    schedules = values_of_fixed_field(search.fix.get("schedule", ()))
     if degree == "vpp" and schedules and not any(SCHEDULES[str(name)].has_several_chunks for name in schedules):
         return f"--fix schedule={','.join(map(str, schedules))}"
     others = {name: fixed[name] for name in GRID if name in fixed and name != degree}

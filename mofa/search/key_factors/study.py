@@ -166,7 +166,7 @@ def _on_computing_gpus(
             search.workload, without_spares(cluster, first, faults.name), search.framework, faults, objective, first
         )
         judge.refuse_unknown_objective()
-    if judge is None or judge.ranks_steps_alone:
+    if judge is None or judge.ranks_by_step_alone:
         alone = cluster if judge is None else judge.cluster
         plan = _best(find_plans(search.workload, alone, banded=False, **options).report)
         alone = alone.model_copy(update={"num_gpus": alone.num_gpus - plan.idle_gpus})
@@ -192,9 +192,9 @@ def _gpus_text(number: int) -> str:
 
 
 def _ranked_by(judge: LongRunObjective | None) -> RankedBy:
-    if judge is None or judge.ranks_steps_alone:
+    if judge is None or judge.ranks_by_step_alone:
         return "step"
-    return "energy of a step" if judge.unit == "J" else "wall-clock time of a step"
+    return "energy of a step" if judge.key_unit == "J" else "wall-clock time of a step"
 
 
 def _played(search: FactorSearch, best: FactorPlan) -> Plan:

@@ -38,73 +38,77 @@ class CandidateLayouts:
         self._by_split: dict[ChunkLayers, CandidatePlan] = {}
 
     @property
-    def has_choice(self) -> bool:
+    def has_layout_choice(self) -> bool:
         """Whether there is anything to deal out, and an option that says how."""
         return self._timed is not None
 
     @property
-    def timed_problem(self) -> LayerSplitProblem:
+    def timed_split_problem(self) -> LayerSplitProblem:
         """The problem of its split without bytes, where it has a choice."""
         assert self._timed is not None
         return self._timed
 
     @cached_property
-    def problem(self) -> LayerSplitProblem:
+    def split_problem(self) -> LayerSplitProblem:
         """The problem of its split, where it has a choice."""
-        return with_bytes_of_strategy(self.timed_problem, self.candidate.estimator)
+        return with_bytes_of_strategy(self.timed_split_problem, self.candidate.estimator)
 
     @cached_property
     def _moves(self) -> LayerMoves:
         """The moves of a layer that its searches know so far."""
-        return LayerMoves(self.problem)
+        return LayerMoves(self.split_problem)
 
     @cached_property
-    def start(self) -> ChunkLayers:
+    def start_split(self) -> ChunkLayers:
         """The split that the strategy has."""
         return split_of_strategy(self.candidate.estimator)
 
     @cached_property
     def own_step_s(self) -> float:
         """The step with the layout that it has, in closed form. [s]"""
-        return self.step_s(self.start)
+        return self.step_s_of_split(self.start_split)
 
     @property
     def least_step_s(self) -> float:
         """An estimate of the least that a layout could make of the step: the pipeline is at its bound, all else as it
         is. [s]"""
-        return self.own_step_s - self.timed_problem.step_s(self.start) + self.timed_problem.least_step_s
+        return (
+            self.own_step_s
+            - self.timed_split_problem.pipeline_step_s(self.start_split)
+            + self.timed_split_problem.least_pipeline_step_s
+        )
 
     @property
     def likely_step_s(self) -> float:
         """The same with the fill and the drain of chunks that are all alike. [s]"""
-        problem = self.timed_problem
+        problem = self.timed_split_problem
         chunks, clock = len(problem.ranks), problem.schedule_clock
         pp = len(problem.bytes_without_layers)
         fill = 0.0 if clock.fills_with_stages else (pp - 1) * pp / (chunks * clock.num_micro_batches)
-        return self.least_step_s + fill * problem.least_step_s
+        return self.least_step_s + fill * problem.least_pipeline_step_s
 
     def with_layout(self, split: ChunkLayers) -> CandidatePlan:
         """The strategy with another split."""
-        if split == self.start:
+        if split == self.start_split:
             return self.candidate
         if split not in self._by_split:
-            text = split.layout(self.problem.num_predictions).text
+            text = split.layout(self.split_problem.num_predictions).text
             self._by_split[split] = self.candidate.with_layout(text, self._recompute_layers(split))
         return self._by_split[split]
 
-    def step_s(self, split: ChunkLayers) -> float:
+    def step_s_of_split(self, split: ChunkLayers) -> float:
         """The step with a split, in closed form. [s]"""
-        return float(self.with_layout(split).estimator.component_seconds(every_stage=True)[0].sum())
+        return float(self.with_layout(split).estimator.exposed_and_hidden_seconds(every_stage=True)[0].sum())
 
-    def over_bytes(self, split: ChunkLayers) -> FloatA:
+    def excess_bytes_by_rank(self, split: ChunkLayers) -> FloatA:
         """By how much each rank passes its memory, in closed form; negative where it fits. (pp,) [B]"""
         estimator = self.candidate.estimator
-        if split != self.start:
-            text = split.layout(self.problem.num_predictions).text
+        if split != self.start_split:
+            text = split.layout(self.split_problem.num_predictions).text
             estimator = estimator.with_layout(text, self._recompute_layers(split))
         return np.array(estimator.stage_device_bytes()) - self.limit_bytes
 
-    def shortest(
+    def shortest_splits(
         self, work: float, *, also: ChunkLayers | None = None, closes: bool = True, most_tried: int = MOST_TRIED,
         beaten_from_s: float = math.inf, gap_fraction: float = 0.0,
     ) -> ShortestSplit:  # fmt: skip
@@ -132,11 +136,11 @@ class CandidateLayouts:
             What fits.
         """
         if math.isfinite(beaten_from_s):
-            beaten_from_s += self.timed_problem.step_s(self.start) - self.own_step_s
+            beaten_from_s += self.timed_split_problem.pipeline_step_s(self.start_split) - self.own_step_s
         return shortest_split(
-            self.problem,
-            self.start,
-            over_bytes=self.over_bytes,
+            self.split_problem,
+            self.start_split,
+            over_bytes=self.excess_bytes_by_rank,
             work=work,
             also=also,
             closes=closes,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.search.costing import MEMORY, NEEDLESS, SLOWER, CostedRows, cost_rows
+from mofa.search.costing import MEMORY, NEEDLESS, SLOWER, CostedRows, cost_all_legal_rows
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import JobAndMachines
 from mofa.search.legality.named_check import Verdicts
@@ -81,7 +81,7 @@ def _cut_rows(search: Search, space: SpaceCombinations) -> RowsTimedUnderOwnSpli
         search.workload, search.cluster, search.framework, is_judged_in_closed_form=search.is_judged_in_closed_form
     )
     loads = routing_loads_by_ep(search.workload, some.degrees)
-    checked = cost_rows(job, loads, some, reason, np.zeros(len(reason)), None, WorkerProcesses(1))
+    checked = cost_all_legal_rows(job, loads, some, reason, np.zeros(len(reason)), None, WorkerProcesses(1))
     of_wanted = np.flatnonzero(wanted.reshape(-1)[checked.costed.rows])
     return _with_known_steps(checked.costed.select_rows(of_wanted), checked.reason)
 

@@ -50,7 +50,7 @@ class LayerMoves:
         problem = self.problem
         if problem.num_chunks > MOST_MOVED_CHUNKS:
             return split, problem.num_chunks**2 * (problem.num_chunks - 1)
-        step_s = problem.step_s(split) if len(problem.splits_that_fit([split])) else math.inf
+        step_s = problem.pipeline_step_s(split) if len(problem.splits_that_fit([split])) else math.inf
         tried = 0
         while True:
             best = self._best.get(split) or self._find_best(split, most_tried - tried)
@@ -66,7 +66,7 @@ class LayerMoves:
             return _BestMove(len(moved), split, math.inf)
         best = _BestMove(0, split, math.inf)
         if len(moved):
-            steps_s = self.problem.steps_s(moved)
+            steps_s = self.problem.pipeline_steps_s(moved)
             row = int(np.argmin(steps_s))
             best = _BestMove(len(moved), moved.split_of_row(row), float(steps_s[row]))
         self._best[split] = best

@@ -156,12 +156,12 @@ class LayoutIntegerProgram:
         for rank in range(len(problem.bytes_without_layers)):
             total = int(np.floor(problem.bytes_without_layers[rank] / unit)) + sum(
                 self._of_chunk(p, problem.layer_bytes[p], problem.prediction_bytes[p], unit)
-                for p in problem.chunks_of(rank)
+                for p in problem.chunks_of_rank(rank)
             )
             self.model.add(total <= int(np.ceil(limit_bytes / unit)))
             if not problem.has_embedding_or_head(rank):
-                filled = [there for p, there in self._has_predictions.items() if p in problem.chunks_of(rank)]
-                layers = [self._begins[p + 1] - self._begins[p] for p in problem.chunks_of(rank)]
+                filled = [there for p, there in self._has_predictions.items() if p in problem.chunks_of_rank(rank)]
+                layers = [self._begins[p + 1] - self._begins[p] for p in problem.chunks_of_rank(rank)]
                 self.model.add(sum(layers) + (sum(filled) if problem.num_predictions else 0) >= 1)
 
     def _of_chunk(self, chunk: int, of_layers: FloatA, of_predictions: float, unit: float) -> Any:
@@ -252,7 +252,7 @@ class LayoutIntegerProgram:
         problem = self.problem
         less = []
         counts = problem.layer_counts([split])[0].tolist()
-        for p in problem.chunks_of(rank):
+        for p in problem.chunks_of_rank(rank):
             for k in range(problem.num_kinds):
                 for mode in range(2):
                     if counts[p][k][mode]:

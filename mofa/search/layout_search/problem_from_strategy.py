@@ -27,7 +27,7 @@ MORE_RECOMPUTED = 2
 
 def split_of_strategy(estimator: TableEstimator) -> ChunkLayers:
     """The split that a strategy has: the table's only row."""
-    layout, row = estimator.stages().split.layout, estimator.row_with_every_stage
+    layout, row = estimator.stages_of_row().split.layout, estimator.row_with_every_stage
     recomputed = int(row.table.recompute_layers[0]) if _recomputes_whole(row) else 0
     return ChunkLayers(layout.layers_by_chunk, layout.prediction_chunk, recomputed)
 
@@ -60,7 +60,7 @@ def timed_split_problem_of_strategy(
     estimator: TableEstimator, limit_bytes: float, *, keep_recomputed: bool = False
 ) -> LayerSplitProblem | None:
     """The same without bytes, which few strategies are asked for: a bound on steps leaves the others out."""
-    rows, stages, framework = estimator.row_with_every_stage, estimator.stages(), estimator.framework
+    rows, stages, framework = estimator.row_with_every_stage, estimator.stages_of_row(), estimator.framework
     mode = rows.table.recompute_modes[int(rows.table.recompute[0])]
     if stages.pp == 1 or not framework.traits.takes_layouts or mode.kind == "every":
         return None
@@ -74,7 +74,7 @@ def timed_split_problem_of_strategy(
     most_recomputed = max(-(-model.num_layers // chunks) + MORE_RECOMPUTED, split.recomputed)
     problem = LayerSplitProblem(
         kinds=tuple(stages.kinds.index(layer_kind(model, i)) for i in range(model.num_layers)),
-        ranks=stages.ranks,
+        ranks=stages.rank_of_each_chunk,
         chunk_s=np.zeros((1, chunks)), layer_s=np.zeros((1, chunks, len(stages.kinds), 2)),
         prediction_s=np.zeros((1, chunks)),
         bytes_without_layers=np.zeros(stages.pp), layer_bytes=np.zeros((chunks, len(stages.kinds), 2)),
@@ -92,7 +92,7 @@ def timed_split_problem_of_strategy(
 
 def with_bytes_of_strategy(problem: LayerSplitProblem, estimator: TableEstimator) -> LayerSplitProblem:
     """The problem with what layers, predictions and ranks keep. Its split is the strategy's."""
-    split, pp = split_of_strategy(estimator), estimator.stages().pp
+    split, pp = split_of_strategy(estimator), estimator.stages_of_row().pp
     counts, place = problem.layer_counts([split])[0], problem.chunk_places
     layer_bytes, prediction_bytes = _bytes(estimator.row_with_every_stage, place)
     of_chunks = np.einsum("pkm,pkm->p", layer_bytes, counts)
@@ -128,7 +128,7 @@ def _seconds(
     chunks, last = len(counts), len(counts) - 1
     each = micro_batch_passes(rows)
     of_mtp = _layer_seconds(rows, rows.mtp, each) if rows.mtp is not None else np.zeros((3, 1, 2))
-    mode = int(rows.mtp_mode[0] == rows.full_mode_index[0])
+    mode = int(rows.mtp_mode_indices[0] == rows.full_mode_index[0])
     layer_s = np.repeat(_layer_seconds(rows, rows.layers, each)[:, None], chunks, axis=1)
     prediction_s = np.repeat(rows.workload.model.num_mtp_layers * of_mtp[:, :1, mode], chunks, axis=1)
     of_chunks = _chunk_seconds(rows, each)[:, place[0], place[1]]
@@ -157,11 +157,11 @@ def _chunk_seconds(rows: GatheredRows, each: MicroBatchPasses) -> FloatA:
         return np.stack([forward_s, backward_s - weights_s, weights_s])
     if not _has_formula(rows):
         return np.stack([forward_s, backward_s])
-    rested_s = each.rested_s()[0][:, None]
+    rested_s = each.passes_after_wait_s()[0][:, None]
     if host_waits_at_exchanges(rows):  # each pass counts with what it receives for
         exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + exchange_host_s(rows)[1]
         stages = rows.stage_layers.stages
-        received = exchange_s * stages.receives[:, :1], exchange_s * stages.sends[:, -1:]
+        received = exchange_s * stages.chunks_that_receive[:, :1], exchange_s * stages.chunks_that_send[:, -1:]
         forward_s, backward_s = forward_s + received[0], backward_s + received[1]
         rested_s = rested_s + received[0] + received[1]
     return np.stack([forward_s, backward_s, rested_s])
@@ -215,12 +215,12 @@ def _bytes(rows: GatheredRows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA
         np.array([(p.matrices_tp + p.shared) / tp + p.replicated for p in of_kinds]),
         np.array([p.routed / spread for p in of_kinds]),
     )
-    saved = _of_row(rows, rows.layers.saved) + _of_row(rows, rows.layers.saved_slack)
+    saved = _of_row(rows, rows.layers.saved_bytes) + _of_row(rows, rows.layers.saved_rounding_bytes)
     layer_bytes = flight[:, None, None] * saved + (bytes_per_param @ np.stack([dense, expert]))[None, :, None]
     prediction_bytes = np.zeros(len(flight))
     if rows.mtp is not None:
-        p, mode = mtp_params(model), int(rows.mtp_mode[0] == rows.full_mode_index[0])
-        saved = _of_row(rows, rows.mtp.saved) + _of_row(rows, rows.mtp.saved_slack)
+        p, mode = mtp_params(model), int(rows.mtp_mode_indices[0] == rows.full_mode_index[0])
+        saved = _of_row(rows, rows.mtp.saved_bytes) + _of_row(rows, rows.mtp.saved_rounding_bytes)
         copied = (p.matrices_tp + p.shared) / tp + p.replicated, p.routed / spread
         depth = model.num_mtp_layers
         prediction_bytes = depth * (flight * saved[0, mode] + float(bytes_per_param @ np.array(copied)))

@@ -110,13 +110,13 @@ def find_layout(
     row = checked_strategy_row(workload, cluster, framework, strategy)
     candidate = CandidatePlan(workload, cluster, framework, row, routing_loads_by_ep(workload, row), flops_convention)
     layouts = CandidateLayouts(candidate)
-    if not layouts.has_choice:
+    if not layouts.has_layout_choice:
         raise SpecError(
             f"strategy: there is no layout to search for; give {framework.name} a pipeline (pp above 1) that it takes "
             "layouts of, without recompute=every:n and without expert_overlap"
         )
     refined = _refined(layouts, None, replay=replay, work=work, explains=True)
-    plan = refined.candidate.plan(replay=True) if replay else refined.plan
+    plan = refined.candidate.replayed_plan(replay=True) if replay else refined.plan
     return plan.model_copy(update={"layout": refined.plan.layout})
 
 
@@ -236,7 +236,7 @@ def _refine_best(
         plays = REPLAYED + (each.plan is None)
         if SECONDS_OF_WORK * WORK_OF_PLAN + plays * replay * _seconds_of_play(layouts.candidate) > left_s:
             break
-        if not layouts.has_choice:
+        if not layouts.has_layout_choice:
             continue
         refined = _refined(layouts, each.plan, replay=replay, work=WORK_OF_PLAN, also=each.split)
         left_s -= refined.seconds
@@ -266,36 +266,36 @@ def _refined(
     ``own`` is its plan, where known; ``also`` a split that an earlier search found. With ``explains`` the solver goes
     on to its limit, and all ranks of the layout are played, of which another may turn out fuller.
     """
-    candidate, start = layouts.candidate, layouts.start
+    candidate, start = layouts.candidate, layouts.start_split
     played, in_part = int(own is None), own is None and replay and not explains
     if own is None:
         own = candidate.plan_with_replayed_time() if in_part else _costed(candidate, replay)
     assert own.layout is not None
-    result = layouts.shortest(work, also=also, gap_fraction=0.0 if explains else CLOSE_ENOUGH)
-    tried = {split: layouts.step_s(split) for split in result.splits[:CLOSED] if split != start}
+    result = layouts.shortest_splits(work, also=also, gap_fraction=0.0 if explains else CLOSE_ENOUGH)
+    tried = {split: layouts.step_s_of_split(split) for split in result.splits[:CLOSED] if split != start}
     at_most_s = layouts.own_step_s if own.memory.fits else math.inf
     chosen, best = start, own
     shortest = sorted((split for split in tried if tried[split] < at_most_s), key=lambda split: tried[split])
     for split in shortest[:REPLAYED]:
         played += 1
-        if replay and best.memory.fits and layouts.with_layout(split).time.step_s >= best.step_s:
+        if replay and best.memory.fits and layouts.with_layout(split).replayed_time.step_s >= best.step_s:
             continue
         plan = _costed(layouts.with_layout(split), replay)
         if plan.memory.fits and (plan.step_s < best.step_s or not best.memory.fits):
             chosen, best = split, plan
     if explains and replay and chosen != start:
-        best = layouts.with_layout(chosen).plan(replay=True)
+        best = layouts.with_layout(chosen).replayed_plan(replay=True)
         if not best.memory.fits or (own.memory.fits and best.step_s >= own.step_s):
             chosen, best = start, own
     if in_part and chosen == start:
         best = _costed(candidate, replay)
     by: LayoutBy = own.layout.by if chosen == start else "search"
-    pipeline_s = layouts.problem.step_s(chosen)
+    pipeline_s = layouts.split_problem.pipeline_step_s(chosen)
     search = LayoutSearch(
         before=own.layout.text, before_step_s=own.step_s, before_recompute=own.strategy.recompute,
         before_fits=own.memory.fits, pipeline_s=pipeline_s, bound_s=min(result.bound_s, pipeline_s),
     )  # fmt: skip
-    named = chosen.layout(layouts.problem.num_predictions)
+    named = chosen.layout(layouts.split_problem.num_predictions)
     layout = LaunchLayout.from_layout(named, by, candidate.job[2].name)
     seconds = SECONDS_OF_WORK * result.work + played * replay * _seconds_of_play(candidate)
     best = best.model_copy(update={"layout": layout.model_copy(update={"search": search})})
@@ -307,4 +307,4 @@ def _seconds_of_play(candidate: CandidatePlan) -> float:
 
 
 def _costed(candidate: CandidatePlan, replay: bool) -> Plan:
-    return candidate.plan(replay=replay, explain=False)
+    return candidate.replayed_plan(replay=replay, explain=False)

@@ -85,7 +85,7 @@ def layout_contenders(search: Search, candidate_of_plan: Callable[[Plan], Candid
         fits = bool(timed.fits[i])
         shape = int(table.pp[i]), int(table.vpp[i]), int(table.schedule[i]), fits
         kind = *shape, int(table.recompute[i])
-        if shape[0] == 1 or kind in seen or table.layout_of(i):
+        if shape[0] == 1 or kind in seen or table.layout_text_of_row(i):
             continue
         seen.add(kind)
         plan = plans.pop((table.row(i, search.framework.name), 0), None) if fits else None
@@ -95,7 +95,7 @@ def layout_contenders(search: Search, candidate_of_plan: Callable[[Plan], Candid
         if plan.layout is not None and plan.layout.by != "strategy":
             row = candidate_of_plan(plan).job[3]
             shape = int(row.pp[0]), int(row.vpp[0]), int(row.schedule[0]), True
-            step_s = float(candidate_of_plan(plan).estimator.component_seconds(every_stage=True)[0].sum())
+            step_s = float(candidate_of_plan(plan).estimator.exposed_and_hidden_seconds(every_stage=True)[0].sum())
             out.append(LayoutContender(shape, partial(candidate_of_plan, plan), step_s, plan))
     return sorted(out, key=lambda each: each.own_step_s)
 
@@ -124,7 +124,8 @@ def search_layouts_of_contenders(
     Notes
     -----
     A contender is left out where no layout could bring it among the wanted: the bound on its pipeline
-    (:attr:`mofa.search.layout_search.split_problem.LayerSplitProblem.least_step_s`) leaves its step above theirs, or
+    (:attr:`mofa.search.layout_search.split_problem.LayerSplitProblem.least_pipeline_step_s`) leaves its step above
+    theirs, or
     the lightest that its heaviest rank can be does.
     """
     gains: dict[Shape, float] = {}
@@ -137,8 +138,8 @@ def search_layouts_of_contenders(
 
     for shape, of_shape in left.items():
         first = layouts_of(of_shape[0])
-        gains[shape] = first.likely_step_s / first.own_step_s if first.has_choice else 1.0
-        if not first.has_choice:
+        gains[shape] = first.likely_step_s / first.own_step_s if first.has_layout_choice else 1.0
+        if not first.has_layout_choice:
             of_shape.clear()
     while any(left.values()) and seconds > 0.0:
         shape = min((s for s in left if left[s]), key=lambda s: left[s][0].own_step_s * gains[s])
@@ -146,14 +147,14 @@ def search_layouts_of_contenders(
         worst_wanted_s = sorted(each.fitting_step_s for each in some)[:wanted][-1]
         tried = layouts_of(next_)
         seconds -= SECONDS_OF_ESTIMATE
-        if not tried.has_choice or tried.least_step_s >= worst_wanted_s:
+        if not tried.has_layout_choice or tried.least_step_s >= worst_wanted_s:
             continue
         next_.is_screened = True
-        result = tried.shortest(
+        result = tried.shortest_splits(
             WORK_OF_SCREENING, closes=False, most_tried=CHUNKS_OF_SCREENING, beaten_from_s=worst_wanted_s
         )
         seconds -= seconds_of_work * result.work + SECONDS_OF_STRATEGY + SECONDS_OF_CHUNK * result.num_tried
         if result.splits:
-            next_.split, next_.screened_step_s = result.splits[0], tried.step_s(result.splits[0])
+            next_.split, next_.screened_step_s = result.splits[0], tried.step_s_of_split(result.splits[0])
         gains[shape] = next_.screened_step_s / next_.own_step_s if result.splits else MISSED * gains[shape]
     return seconds

@@ -82,7 +82,7 @@ class _Search:
         if program is not None:
             for refusal in lacking:
                 program.forbid_rank_contents(*refusal)
-        self.steps_s[split] = math.inf if lacking else self.problem.step_s(split)
+        self.steps_s[split] = math.inf if lacking else self.problem.pipeline_step_s(split)
         return True
 
     @property
@@ -93,7 +93,9 @@ class _Search:
 
     def program(self) -> LayoutIntegerProgram:
         """A program that knows what was refused."""
-        program = LayoutIntegerProgram(self.problem, 2.0 * self.problem.step_s(self.best), over_limit=self.over_limit)
+        program = LayoutIntegerProgram(
+            self.problem, 2.0 * self.problem.pipeline_step_s(self.best), over_limit=self.over_limit
+        )
         for refusal in self.refused:
             program.forbid_rank_contents(*refusal)
         return program
@@ -141,7 +143,7 @@ class _Search:
 
     def _teach(self, program: LayoutIntegerProgram, split: ChunkLayers) -> None:
         """Let a program know the longest paths of a split, and leave that out from now on."""
-        for path in self.problem.schedule_clock.paths(self.problem.seconds([split])[0]):
+        for path in self.problem.schedule_clock.candidate_longest_paths(self.problem.computation_seconds([split])[0]):
             program.add_path(path)
         program.exclude(split)
 

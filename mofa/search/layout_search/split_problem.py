@@ -36,7 +36,7 @@ class ScheduleTimer(Protocol):
     def steps_s(self, seconds: FloatA) -> FloatA:
         """From the first computation to the last, given what each takes. (n, kinds, pp, vpp) -> (n,) [s]"""
 
-    def paths(self, seconds: FloatA) -> list[ComputationPath]:
+    def candidate_longest_paths(self, seconds: FloatA) -> list[ComputationPath]:
         """Paths of which one takes as long as the step with these durations. (kinds, pp, vpp) [s]"""
 
     def paths_along_ranks(self) -> list[ComputationPath]:
@@ -211,7 +211,7 @@ class LayerSplitProblem:
         at_start, at_until, at_end = (self.kind_prefix_counts.T[place] for place in (start, until, end))
         return np.stack([at_end - at_until, at_until - at_start], axis=3)
 
-    def seconds(self, splits: Splits) -> FloatA:
+    def computation_seconds(self, splits: Splits) -> FloatA:
         """What each kind of computation of a micro-batch takes on each chunk of each rank. (n, C, pp, vpp) [s]"""
         table = _table_of(splits)
         of_chunks = self.chunk_s + np.einsum("cpkm,npkm->ncp", self.layer_s, self.layer_counts(table))
@@ -222,14 +222,14 @@ class LayerSplitProblem:
         out[:, :, rank, number] = of_chunks
         return out
 
-    def steps_s(self, splits: Splits) -> FloatA:
+    def pipeline_steps_s(self, splits: Splits) -> FloatA:
         """The pipeline's computations and hand-overs. (n,) [s]"""
-        steps_s: FloatA = self.schedule_clock.steps_s(self.seconds(splits))
+        steps_s: FloatA = self.schedule_clock.steps_s(self.computation_seconds(splits))
         return steps_s
 
-    def step_s(self, split: ChunkLayers) -> float:
+    def pipeline_step_s(self, split: ChunkLayers) -> float:
         """The same of one split. [s]"""
-        return float(self.steps_s([split])[0])
+        return float(self.pipeline_steps_s([split])[0])
 
     def bytes_by_rank(self, splits: Splits) -> FloatA:
         """Memory of each rank. (n, pp) [B]"""
@@ -244,16 +244,18 @@ class LayerSplitProblem:
         """1 where a chunk is on a rank. (P, pp)"""
         return np.asarray(self.chunk_places[0][:, None] == np.arange(len(self.bytes_without_layers)), dtype=float)
 
-    def chunks_of(self, rank: int) -> list[int]:
+    def chunks_of_rank(self, rank: int) -> list[int]:
         """The chunks of a rank."""
         return [p for p, of in enumerate(self.ranks) if of == rank]
 
     def heaviest_rank_micro_batch_s(self, split: ChunkLayers) -> float:
         """Forward and backward of one micro-batch on the heaviest rank. [s]"""
-        return float(self.seconds([split])[0, : self.schedule_clock.num_computations].sum(axis=(0, 2)).max())
+        return float(
+            self.computation_seconds([split])[0, : self.schedule_clock.num_computations].sum(axis=(0, 2)).max()
+        )
 
     @cached_property
-    def least_step_s(self) -> float:
+    def least_pipeline_step_s(self) -> float:
         """A lower bound of the pipeline's time under any split. [s]
 
         Notes
@@ -308,7 +310,7 @@ class LayerSplitProblem:
         layers = tuple(least + base + (p < more) for p, least in enumerate(self.least_layers))
         return ChunkLayers(layers, self.num_chunks - 1, self.most_recomputed)
 
-    def splits(self) -> list[ChunkLayers]:
+    def all_splits(self) -> list[ChunkLayers]:
         """All splits in which every rank holds something, to check a search on small problems."""
         out = []
         for layers in _compositions(self.num_layers, self.least_layers):

@@ -44,7 +44,7 @@ def num_refused_chunks(job: JobAndMachines, table: StrategyTable) -> FloatN:
 
 def _why_refused(job: JobAndMachines, table: StrategyTable, i: int) -> str | None:
     """Why the framework refuses a row's layout, in words; None where it does not."""
-    text, model, traits = table.layout_of(i), job.workload.model, job.framework.traits
+    text, model, traits = table.layout_text_of_row(i), job.workload.model, job.framework.traits
     if not text:
         return None
     if not traits.takes_layouts:
@@ -71,5 +71,5 @@ def too_many_chunks_message(job: JobAndMachines, table: StrategyTable) -> str:
 
 def refused_layout_message(job: JobAndMachines, table: StrategyTable) -> str:
     """Words for a row whose layout is refused."""
-    text = shown_value(table.layout_of(0), 60)
+    text = shown_value(table.layout_text_of_row(0), 60)
     return f"{job.framework.name}: layout {text} with {degrees_text(table, 'pp', 'vpp')}: {_why_refused(job, table, 0)}"

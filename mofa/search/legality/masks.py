@@ -186,7 +186,7 @@ def _mtp(job: JobAndMachines, table: StrategyTable) -> FloatN:
 
 def _rotary(job: JobAndMachines, table: StrategyTable) -> FloatN:
     """Refuses eager rotary embeddings of attention under Transformer Engine where they have no tape."""
-    eager = job.framework.layers == "transformer-engine" and not job.framework.fused_rope
+    eager = job.framework.owner_of_layer_modules == "transformer-engine" and not job.framework.fused_rope
     return np.full(len(table), float(eager and not job.workload.model.attention_kind.megatron.has_eager_rotation))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mofa.blocks.frameworks.recompute import why_unsupported
+from mofa.blocks.frameworks.recompute import why_recomputation_unsupported
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.search.legality.layers import uses_framework_split
 from mofa.search.legality.named_check import BoolN, FloatN, degrees_text
@@ -15,7 +15,7 @@ from mofa.specs.strategy import RecomputeSpec, StrategyTable
 
 
 def _unsupported(job: JobAndMachines, spec: RecomputeSpec) -> str | None:
-    return why_unsupported(job.framework, spec, job.workload.model, job.workload.precision.fp8_recipe)
+    return why_recomputation_unsupported(job.framework, spec, job.workload.model, job.workload.precision.fp8_recipe)
 
 
 def recompute_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:

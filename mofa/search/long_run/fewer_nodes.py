@@ -65,7 +65,7 @@ class FewerNodesOfPlan:
         assert runs.spares == 0
         return self.all_nodes
 
-    def sizes(self, least: int, most: int) -> list[Size]:
+    def sizes_leaving_spares(self, least: int, most: int) -> list[Size]:
         """Sizes that leave ``least`` to ``most`` whole nodes as spares."""
         s, num_gpus = self.all_nodes.plan.strategy, self.all_nodes.machines.num_gpus
         node, each = self.all_nodes.machines.node.gpus_per_node, s.tp * s.cp
@@ -88,7 +88,7 @@ class FewerNodesOfPlan:
             return [s.vpp]
         return [v for v in range(1, s.vpp + 1) if v == 1 or (pp > 1 and -layers % (pp * v) <= 2)]
 
-    def best(self, runs: LongRunObjective, least: int, most: int) -> PlanWithSpares | None:
+    def best_plan_with_spares(self, runs: LongRunObjective, least: int, most: int) -> PlanWithSpares | None:
         """The size with the most effective tokens per second; None where none runs and fits.
 
         Parameters
@@ -102,7 +102,7 @@ class FewerNodesOfPlan:
         -----
         Closed forms rate all sizes at once by :meth:`guessed_step_s`; the best ``COSTED`` of them are costed.
         """
-        sizes = self.sizes(max(least, 1), most)
+        sizes = self.sizes_leaving_spares(max(least, 1), most)
         if not sizes:
             return None
         machines, s, plan = self.all_nodes.machines, self.all_nodes.plan.strategy, self.all_nodes.plan
@@ -111,7 +111,7 @@ class FewerNodesOfPlan:
         step_s = self.guessed_step_s(pp, vpp, dp)
         bytes_ = (plan.checkpoint_bytes or 0.0) * s.pp * s.dp / (pp * dp)
         spares = (machines.num_gpus - num_gpus) // machines.node.gpus_per_node
-        outlook = runs.outlook(step_s, bytes_, dp, spares=spares, num_gpus=num_gpus)
+        outlook = runs.long_run_outlook(step_s, bytes_, dp, spares=spares, num_gpus=num_gpus)
         order = np.argsort(-outlook.ettr / step_s, kind="stable")[:TRIED]
         standing = (smaller for smaller in (self.plan_at_size(sizes[i]) for i in order) if smaller is not None)
         return _best(runs, list(itertools.islice(standing, COSTED)))
@@ -182,7 +182,7 @@ class FewerNodesReplanned:
         ranked = self._ranked(self.search, runs)
         return PlanWithSpares(ranked or self.plan, self.machines)
 
-    def best(self, runs: LongRunObjective, least: int, most: int) -> PlanWithSpares | None:
+    def best_plan_with_spares(self, runs: LongRunObjective, least: int, most: int) -> PlanWithSpares | None:
         """The best plan with spare nodes, of the most promising numbers of spares that leave a plan to run."""
         left: list[PlanWithSpares] = []
         for spares in self._numbers(runs, least, most):

@@ -128,7 +128,7 @@ def goodput_by_scale(
     runs = LongRunObjective(job, machines, framework, faults)
     left = stand.plan_on_all_nodes(runs)
     if faults.spares:
-        fewer = stand.best(runs, faults.spares, _most_spares(runs))
+        fewer = stand.best_plan_with_spares(runs, faults.spares, _most_spares(runs))
         if fewer is None:
             raise SpecError(f"--spares: {_no_spares(stand, job, machines, faults.spares)}; take fewer, or more GPUs")
         left = fewer
@@ -274,7 +274,7 @@ def _point(
                 continue
             left: PlanWithSpares | None = stand.plan_on_all_nodes(runs)
             if stands_by and faults.spares != 0:
-                left = stand.best(runs, faults.spares or 0, most)
+                left = stand.best_plan_with_spares(runs, faults.spares or 0, most)
             if left is None:
                 why = _no_spares(stand, job, machines, faults.spares)
                 continue

@@ -42,7 +42,7 @@ def ettr_sensitivities(runs: LongRunObjective, plan: Plan) -> tuple[tuple[Sensit
                 for name in ("write_bytes_per_s", "read_bytes_per_s")
             }
             changed = replace(runs, faults=faults.model_copy(update={"storage": storage.model_copy(update=slower)}))
-        return float(changed.outlook(np.array([plan.step_s]), bytes_ * by_bytes, plan.strategy.dp).ettr[0])
+        return float(changed.long_run_outlook(np.array([plan.step_s]), bytes_ * by_bytes, plan.strategy.dp).ettr[0])
 
     out = []
     for factor, paths in FACTORS.items():

@@ -205,7 +205,7 @@ def spare_counts_most_promising_first(judge: LongRunObjective, plan: Plan) -> li
     spares = spares[nodes - spares >= judge.faults.checkpoint.least_nodes]
     if len(spares) == 0:
         return []
-    outlook = judge.outlook(
+    outlook = judge.long_run_outlook(
         np.array([plan.step_s]), np.array([plan.checkpoint_bytes or 0.0]), plan.strategy.dp, spares=spares,
         num_gpus=judge.cluster.num_gpus - spares * node,
     )  # fmt: skip

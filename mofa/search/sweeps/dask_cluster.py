@@ -7,7 +7,7 @@ from typing import Any
 
 from mofa.errors import SpecError
 from mofa.search.sweeps.code_digest import digest_of_code
-from mofa.search.sweeps.plan_point import FAILED, Result, no_plan, plan_point
+from mofa.search.sweeps.plan_point import FAILED, Result, plan_point, result_without_plan
 from mofa.search.sweeps.points import PointTask
 from mofa.specs.files import shown_value
 
@@ -94,5 +94,5 @@ def _result_of(future: Any) -> Result:
     try:
         result: Result = future.result()
     except Exception as error:
-        return no_plan(FAILED, f"{type(error).__name__}: {error}", is_final=False)
+        return result_without_plan(FAILED, f"{type(error).__name__}: {error}", is_final=False)
     return result

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from mofa.search.sweeps.plan_point import FAILED, Result, no_plan, plan_point
+from mofa.search.sweeps.plan_point import FAILED, Result, plan_point, result_without_plan
 from mofa.search.sweeps.points import PointTask
 from mofa.search.workers import WorkerProcesses
 
@@ -41,7 +41,7 @@ def plan_on_this_machine(tasks: Sequence[PointTask], jobs: int) -> Iterator[tupl
             died: list[PointTask] = []
             yield from _plan_in_pool(deque([suspect]), 1, died)
             if died:
-                yield suspect.key, no_plan(FAILED, DIED, is_final=False)
+                yield suspect.key, result_without_plan(FAILED, DIED, is_final=False)
         else:
             died = []
             yield from _plan_in_pool(waiting, min(jobs, len(waiting)), died)

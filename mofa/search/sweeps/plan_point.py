@@ -34,20 +34,20 @@ def plan_point(task: PointTask, jobs: int = 1) -> Result:
         with _LOCK:
             report = _search(task, jobs)
     except NothingFits as error:
-        return no_plan(NOTHING_FITS, str(error), is_final=True)
+        return result_without_plan(NOTHING_FITS, str(error), is_final=True)
     except MofaError as error:
-        return no_plan(FAILED, str(error), is_final=True)
+        return result_without_plan(FAILED, str(error), is_final=True)
     except Exception as error:  # a bug, or no memory: the other points go on, and the next run tries this one again
-        return no_plan(FAILED, f"internal error: {type(error).__name__}: {error}", is_final=False)
+        return result_without_plan(FAILED, f"internal error: {type(error).__name__}: {error}", is_final=False)
     return _row(task, report)
 
 
-def no_plan(status: str, reason: str, *, is_final: bool) -> Result:
+def result_without_plan(status: str, reason: str, *, is_final: bool) -> Result:
     """What is known of a point without a plan.
 
     Examples
     --------
-    >>> no_plan("failed", "no\\nmemory", is_final=False)
+    >>> result_without_plan("failed", "no\\nmemory", is_final=False)
     {'status': 'failed', 'reason': 'no memory', 'final': False}
     """
     return {"status": status, "reason": " ".join(reason.split()), "final": is_final}
@@ -82,7 +82,10 @@ def _row(task: PointTask, report: PlanReport) -> Result:
     gpus = task.cluster.num_gpus
     if not report.plans:
         least = f"{report.min_gpus:,} GPUs would do" if report.min_gpus else report.min_gpus_note or "add GPUs"
-        return {**no_plan(NOTHING_FITS, f"nothing fits; {least}", is_final=True), "min_gpus": report.min_gpus}
+        return {
+            **result_without_plan(NOTHING_FITS, f"nothing fits; {least}", is_final=True),
+            "min_gpus": report.min_gpus,
+        }
     plan = report.plans[0]
     busy = gpus - plan.idle_gpus
     return {

@@ -20,7 +20,7 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.limited_reads import exists
 from mofa.specs.load import bundled_names, load_cluster, load_faults, load_framework, load_workload
 from mofa.specs.routing import RoutingSpec
-from mofa.specs.sweep_lists import Reference, SweepSearch, SweepSpec, reference_name
+from mofa.specs.sweep_lists import Reference, SweepSearch, SweepSpec, name_in_sweep_table
 from mofa.specs.workload import WorkloadSpec
 from mofa.specs.written_counts import batch_in_sequences, parse_count
 
@@ -161,15 +161,15 @@ class _Named:
 
 def _point(spec: SweepSpec, each: _Combination, folder: Path | None) -> SweepPoint:
     labels: dict[str, Any] = {
-        "model": reference_name(each.model),
-        "cluster": reference_name(each.cluster),
+        "model": name_in_sweep_table(each.model),
+        "cluster": name_in_sweep_table(each.cluster),
         "framework": each.framework,
         "num_gpus": each.gpus,
         "seq_len": each.seq_len,
         "global_batch": None,
         "tokens": each.tokens,
         "routing": None if each.routing is None else str(each.routing),
-        "faults": NO_FAILURES if each.faults is None else reference_name(each.faults),
+        "faults": NO_FAILURES if each.faults is None else name_in_sweep_table(each.faults),
     }
     labels["price_case"] = None if len(spec.prices) < 2 else _price_text(each.price)
     usd = each.price[labels["cluster"]] if isinstance(each.price, dict) else each.price

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mofa.search.sweeps.finished_points import FinishedPoints
-from mofa.search.sweeps.plan_point import FAILED, Result, no_plan
+from mofa.search.sweeps.plan_point import FAILED, Result, result_without_plan
 from mofa.search.sweeps.points import PointTask, SweepPoint, sweep_points
 from mofa.specs.sweep_lists import load_sweep
 
@@ -103,7 +103,9 @@ def _table(points: list[SweepPoint], results: Mapping[str, Result]) -> pd.DataFr
 
     rows = []
     for point in points:
-        result = no_plan(FAILED, point.error, is_final=True) if point.task is None else results[point.task.key]
+        result = (
+            result_without_plan(FAILED, point.error, is_final=True) if point.task is None else results[point.task.key]
+        )
         row = {**point.labels, "usd_per_gpu_hour": point.usd_per_gpu_hour}
         row |= {name: value for name, value in result.items() if name != "final"}
         hours = row.get(_HOURS)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import Tape
 from mofa.blocks.work import Gemm
-from mofa.cost.optimizer import optimizer_steps_in_16_bit, rates_16_bit_over_fp32
+from mofa.cost.optimizer import optimizer_rates_16_bit_over_fp32, optimizer_steps_in_16_bit
 from mofa.cost.provenance import is_unaligned_product, weakest_provenance
 from mofa.specs.base import Fact
 from mofa.specs.framework import FrameworkSpec
@@ -26,7 +26,7 @@ def borrowed_fact_notes(
     if any(is_unaligned_product(work) for work in works):
         borrowed["unaligned_products"] = facts_of_record(curves.unaligned_products)
     if optimizer_steps_in_16_bit(workload, framework, precision):
-        borrowed["optimizer_16_bit"] = list(rates_16_bit_over_fp32(framework, cluster.gpu).values())
+        borrowed["optimizer_16_bit"] = list(optimizer_rates_16_bit_over_fp32(framework, cluster.gpu).values())
     if any(any_true(op.kernel_loads > 0.0) for tape in tapes for op in tape.ops):
         borrowed["kernel_selection"] = facts_of_record(curves.kernel_selection)
     kinds = {name: weakest_provenance(*facts) for name, facts in borrowed.items()}

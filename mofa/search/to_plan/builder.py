@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mofa.cost.block.routing_loads import RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import TableEstimator
-from mofa.cost.libraries import fractions_on_layer_library
+from mofa.cost.libraries import step_fractions_on_layer_library
 from mofa.cost.memory.row_memory import RowMemory
 from mofa.cost.model_flops import FlopsConvention, model_flops_per_token
 from mofa.cost.provenance import (
@@ -85,7 +85,7 @@ def closed_form_margin_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: 
 
     A closed form knows sizes and numbers of tensors, not which hole each is cut from.
     """
-    return load_closed_form_residuals().reserved_memory(framework.name, pp).value * reserved_bytes
+    return load_closed_form_residuals().reserved_memory_residual(framework.name, pp).value * reserved_bytes
 
 
 def bytes_to_fit(
@@ -124,7 +124,7 @@ class CandidatePlan:
         """Its step in closed form by the seconds of a host's op, of hosts where it is known. [s]"""
 
     def __getstate__(self) -> dict[str, object]:
-        sent = ("number", "job", "loads", "convention", "solved", "time", "steps_on_hosts_s")
+        sent = ("number", "job", "loads", "convention", "solved", "replayed_time", "steps_on_hosts_s")
         return {name: value for name, value in self.__dict__.items() if name in sent}
 
     @property
@@ -158,15 +158,15 @@ class CandidatePlan:
         return None
 
     @cached_property
-    def costed(self) -> Breakdown:
+    def closed_form_breakdown(self) -> Breakdown:
         """Its row, in closed form."""
         return self.estimator.breakdown(detail=True)
 
     @cached_property
-    def closed_form_row(self) -> Breakdown:
+    def closed_form_breakdown_without_time(self) -> Breakdown:
         """Its row in closed form without time, which a replay gives."""
-        known = self.__dict__.get("costed")
-        return known if isinstance(known, Breakdown) else self.estimator.row_without_time()
+        known = self.__dict__.get("closed_form_breakdown")
+        return known if isinstance(known, Breakdown) else self.estimator.only_row_without_time()
 
     @cached_property
     def replayer(self) -> Replayer:
@@ -176,40 +176,44 @@ class CandidatePlan:
         return Replayer(self.estimator)
 
     @cached_property
-    def time(self) -> ReplayedTime:
+    def replayed_time(self) -> ReplayedTime:
         """Its replayed step without the spans of single computations.
 
         Spans are asked for of the best plan only. Those of 30 plans are a quarter of a million objects for Python's
         cycle collector to visit.
         """
-        return self.replayer.time_without_spans()
+        return self.replayer.replayed_time_without_spans()
 
     def forget_played_ranks(self) -> None:
         """Drop what was played of its ranks, up to hundreds of MiB in long steps; the step's time stays."""
         self.__dict__.pop("replayer", None)
 
-    def lacking_bytes(self) -> float:
+    def replayed_lacking_bytes(self) -> float:
         """Bytes that the fullest rank lacks by replay; negative: free. [B]"""
         limit_bytes = memory_limit_bytes(*self.job[1:3])
-        return self.replayer.fullest_bytes(limit_bytes) - limit_bytes
+        return self.replayer.fullest_rank_device_bytes(limit_bytes) - limit_bytes
 
-    def device_bytes(self, limit: float = inf) -> float:
+    def replayed_device_bytes(self, limit: float = inf) -> float:
         """Device memory of the fullest rank by replay, or a lower bound as soon as that exceeds ``limit``. [B]"""
-        return self.replayer.fullest_bytes(limit, exact=False)
+        return self.replayer.fullest_rank_device_bytes(limit, exact=False)
 
     def fewest_recomputed_layers(self) -> int | None:
         """Fewest recomputed layers of a chunk that fit by replay, below the search's choice; None if there are none."""
         own, limit_bytes = int(self.job[3].recompute_layers[0]), memory_limit_bytes(*self.job[1:3])
         if not self.solved or own < 2:
             return None
-        device = self.device_bytes(limit_bytes)
+        device = self.replayed_device_bytes(limit_bytes)
         if device > limit_bytes:
             return None
         tolerance = load_shared_facts().tolerances.unrecomputed_layer.value
         first = fewest_recomputed_layers(self.estimator, (1.0 + tolerance) * (limit_bytes - device))
         tried = range(first, min(first + 2, own))
         return next(
-            (number for number in tried if self.with_recompute_layers(number).device_bytes(limit_bytes) <= limit_bytes),
+            (
+                number
+                for number in tried
+                if self.with_recompute_layers(number).replayed_device_bytes(limit_bytes) <= limit_bytes
+            ),
             None,
         )
 
@@ -245,12 +249,12 @@ class CandidatePlan:
 
     def replayed_stage_memory(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
         """The replayed memory of a rank, also over the time of a step where its computations' ``spans`` are given."""
-        from mofa.replay.memory_curve import memory_curve
+        from mofa.replay.memory_curve import memory_over_last_step
 
         journal = self.replayer.rank_memory(r).journal
-        curve = memory_curve(journal, spans) if spans else None
+        curve = memory_over_last_step(journal, spans) if spans else None
         stage = replayed_stage_memory(self.closed_form_memory.by_stage[r], self.replayer, curve)
-        journal.forget_arrays()  # those of all ranks of a long step are a GiB
+        journal.drop_event_arrays()  # those of all ranks of a long step are a GiB
         return stage
 
     @cached_property
@@ -258,14 +262,14 @@ class CandidatePlan:
         """Its memory in closed form."""
         return _memory(
             *self.job[1:3],
-            self.closed_form_row,
-            self.estimator.stages(),
+            self.closed_form_breakdown_without_time,
+            self.estimator.stages_of_row(),
             emptiest_and_fullest_expert_rank(self.estimator),
         )
 
     def plan_with_replayed_time(self) -> Plan:
         """The plan with replayed time and memory in closed form, without a band."""
-        return self._plan(self.time, self.closed_form_memory, banded=False)
+        return self._plan(self.replayed_time, self.closed_form_memory, banded=False)
 
     def plan_in_closed_form(self, *, banded: bool = True, doubted: bool = False) -> Plan:
         """The plan without any replay; its band costs two more estimates.
@@ -274,12 +278,14 @@ class CandidatePlan:
         """
         pp, more_bytes = int(self.job[3].pp[0]), 0.0
         if doubted:
-            more_bytes = closed_form_margin_bytes(self.job[2], pp, float(self.costed.reserved_bytes[0]))
+            more_bytes = closed_form_margin_bytes(self.job[2], pp, float(self.closed_form_breakdown.reserved_bytes[0]))
         rank_range = emptiest_and_fullest_expert_rank(self.estimator)
-        memory = _memory(*self.job[1:3], self.costed, self.estimator.stages(), rank_range, more_bytes)
+        memory = _memory(
+            *self.job[1:3], self.closed_form_breakdown, self.estimator.stages_of_row(), rank_range, more_bytes
+        )
         return self._plan(None, memory, banded=banded, doubted=doubted)
 
-    def plan(
+    def replayed_plan(
         self, *, replay: bool, explain: bool = True, over_time: bool = True, workers: WorkerProcesses | None = None,
         ranks: Sequence[int] | None = None,
     ) -> Plan:  # fmt: skip
@@ -289,27 +295,30 @@ class CandidatePlan:
             return self.plan_in_closed_form(doubted=True)
         closed = self.closed_form_memory
         if not explain:
-            self.lacking_bytes()
+            self.replayed_lacking_bytes()
             return self._plan(
-                self.time,
+                self.replayed_time,
                 memory_with_replayed_stages(closed, map(self.replayed_stage_memory, self.replayer.played_ranks)),
             )
-        spans = self.replayer.time.spans
-        self.time = replace(self.replayer.time, spans=())
+        spans = self.replayer.replayed_time.spans
+        self.replayed_time = replace(self.replayer.replayed_time, spans=())
         workers = replay_workers([self], workers)
         # others begin with the first rank, this process with the last, where it has played some already
         every = range(len(spans)) if ranks is None else ranks
         ranks = sorted(every, key=lambda r: (r in self.replayer.played_ranks, r))
         tasks = [(self, r, spans[r] if over_time else ()) for r in ranks]
         stages = workers.map(_stage, tasks, local=lambda task: self.replayed_stage_memory(*task[1:]))
-        return self._plan(self.time, memory_with_replayed_stages(closed, stages))
+        return self._plan(self.replayed_time, memory_with_replayed_stages(closed, stages))
 
     def plan_with_certain_verdict(self, workers: WorkerProcesses | None = None) -> Plan:
         """The plan by replay of the ranks that may be the fullest, with memory over time, and of all others that may
         not fit, whatever is known of them in closed form."""
-        self.lacking_bytes()
-        certain = {*self.replayer.played_ranks, *self.replayer.ranks_that_may_pass(memory_limit_bytes(*self.job[1:3]))}
-        return self.plan(replay=True, ranks=sorted(certain), workers=workers)
+        self.replayed_lacking_bytes()
+        certain = {
+            *self.replayer.played_ranks,
+            *self.replayer.ranks_that_may_exceed(memory_limit_bytes(*self.job[1:3])),
+        }
+        return self.replayed_plan(replay=True, ranks=sorted(certain), workers=workers)
 
     def _closed_step_s(self, cluster: ClusterSpec) -> float:
         """The step in closed form on a cluster with another host. [s]"""
@@ -317,23 +326,23 @@ class CandidatePlan:
         if known_s is not None:
             return known_s
         if cluster is not self.job[1]:
-            exposed, _ = self.estimator.on_hosts_of(cluster).component_seconds()
-        elif "costed" in self.__dict__:
-            return float(self.costed.step_s[0])
+            exposed, _ = self.estimator.on_hosts_of(cluster).exposed_and_hidden_seconds()
+        elif "closed_form_breakdown" in self.__dict__:
+            return float(self.closed_form_breakdown.step_s[0])
         else:
-            exposed, _ = self.estimator.component_seconds(every_stage=True)
+            exposed, _ = self.estimator.exposed_and_hidden_seconds(every_stage=True)
         return float(exposed.sum(axis=0)[0])
 
     def _plan(self, time: ReplayedTime | None, memory: Memory, *, banded: bool = True, doubted: bool = False) -> Plan:
         blocks = [block for part in self.estimator.parts for block in part.costs.tapes.values()]
         tapes = [tape for block in blocks for tape in (block.forward, block.backward)]
         seen = op_size_ranges_by_family(tapes), memory_bound_op_names(tapes)
-        costed = self.costed if time is None else self.closed_form_row
+        costed = self.closed_form_breakdown if time is None else self.closed_form_breakdown_without_time
         on_host = self._closed_step_s if banded else None
         plan = _plan(*self.job, costed, self.convention, seen, time, memory, on_host)
         notes = alignment_note(unaligned_product_ops(block.forward for block in blocks))
         notes += borrowed_fact_notes(*self.job[:3], tapes, self.estimator.parts[0].mode.precision)
-        stages, framework = self.estimator.stages(), self.job[2]
+        stages, framework = self.estimator.stages_of_row(), self.job[2]
         notes += layout_notes(stages, self.job[0].model, framework)
         notes += closed_form_margin_note(framework, stages.pp) if doubted else ()
         under, layout = self._library_fraction(plan) if banded else None, launch_layout(stages, framework)
@@ -345,7 +354,7 @@ class CandidatePlan:
         if library is None:
             return None
         exposed = {str(name): seconds for name, seconds in plan.time.exposed.items()}
-        return fractions_on_layer_library(self.estimator.parts[0].costs, self.job[0].model, exposed, library)
+        return step_fractions_on_layer_library(self.estimator.parts[0].costs, self.job[0].model, exposed, library)
 
 
 def replay_workers(candidates: Sequence[CandidatePlan], workers: WorkerProcesses | None) -> WorkerProcesses:

@@ -6,13 +6,13 @@ from mofa.blocks.fp8 import FP8_RECIPES, formats_of_layer_products, transformer_
 from mofa.blocks.work import Format
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.products import known_format
+from mofa.specs.products import known_or_stand_in_format
 from mofa.specs.workload import OLD_FP8, WorkloadSpec
 
 
 def _stand_ins(missing: list[Format], cluster: ClusterSpec) -> str:
     """What is multiplied at the rate of what."""
-    known = {known_format(name, cluster.gpu.curves.gemm) for name in missing}
+    known = {known_or_stand_in_format(name, cluster.gpu.curves.gemm) for name in missing}
     if {"fp8_rows", "fp8_rows_hp"} & {*missing}:
         return f"those with one scale a tensor ({', '.join(sorted(known))}) stand in"
     if known <= {"fp8"}:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mofa.blocks.moeblaze import routing_buffer_bytes
-from mofa.cost.host_optimizer import adam_bytes_per_s, optimizer_bytes_on_node
+from mofa.blocks.moeblaze import routed_copies_bytes
+from mofa.cost.host_optimizer import host_adam_bytes_per_s, optimizer_host_bytes_of_node
 from mofa.routing.scheduled import token_scheduling_host_s
 from mofa.search.to_plan.fp8_notes import fp8_notes
 from mofa.search.to_plan.graph_notes import graph_notes
@@ -76,7 +76,7 @@ def index_dispatch_note(workload: WorkloadSpec, framework: FrameworkSpec, row: S
         return ()
     tokens = float(row.micro_batch[0]) * workload.batch.seq_len / float(row.cp[0])
     tokens /= float(row.tp[0]) if bool(row.sp[0]) else 1.0
-    saved = format_bytes(float(routing_buffer_bytes(tokens, model.moe.top_k, model.hidden)))
+    saved = format_bytes(float(routed_copies_bytes(tokens, model.moe.top_k, model.hidden)))
     return (
         (
             f"dispatch by index (MoEBlaze): no routed copies, {saved} each into and out of the experts of a layer and "
@@ -109,7 +109,7 @@ def untested_option_notes(
         notes.append(f"dispatcher deepep: its rate inside a node is {said}; --without dispatcher leaves it out")
     if framework.optimizer_offload:
         notes.append(_offload_note(workload, cluster, framework))
-    if framework.offload.offloads_any:
+    if framework.offloaded_activations.offloads_any:
         link = cluster.gpu.host_link_bytes_per_s
         notes.append(
             f"activation_offload {framework.activation_offload}: each GPU has its link to the host to itself "
@@ -123,9 +123,9 @@ def _offload_note(workload: WorkloadSpec, cluster: ClusterSpec, framework: Frame
     """Note on what hosts hold of the optimizer, and on the threads that step it."""
     host = cluster.gpu.curves.host.optimizer
     assert host is not None
-    held_bytes = format_bytes(optimizer_bytes_on_node(workload, cluster, framework))
+    held_bytes = format_bytes(optimizer_host_bytes_of_node(workload, cluster, framework))
     threads, ranks = framework.host_threads, min(cluster.num_gpus, cluster.node.gpus_per_node)
-    rate = adam_bytes_per_s(cluster, threads, host) / ADAM_MOVED_BYTES
+    rate = host_adam_bytes_per_s(cluster, threads, host) / ADAM_MOVED_BYTES
     return (
         f"hosts hold and step {framework.optimizer_offload:.0%} of the optimizer: {held_bytes} of a node's memory; "
         f"{threads} thread{'s' * (threads > 1)} of each of {ranks} ranks (OMP_NUM_THREADS={threads}) step "
@@ -180,7 +180,7 @@ def alignment_note(sizes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
 
 def closed_form_margin_note(framework: FrameworkSpec, pp: int) -> tuple[str, ...]:
     """What a closed form leaves free for memory that only a replay knows."""
-    more = load_closed_form_residuals().reserved_memory(framework.name, pp)
+    more = load_closed_form_residuals().reserved_memory_residual(framework.name, pp)
     return (f"the margin has {more.value:.1%} of the reserved memory more, as no replay follows: {more.source}",)
 
 

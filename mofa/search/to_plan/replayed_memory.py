@@ -34,7 +34,7 @@ class ExpertRankRange(NamedTuple):
 def replayed_stage_memory(closed: StageMemory, replayer: Replayer, curve: MemoryOverTime | None = None) -> StageMemory:
     """The replayed memory of a pipeline rank, with its curve over time where given."""
     rank = replayer.rank_memory(closed.stage)
-    parts = {name: float(rank.peak.alive[name]) for name in LIVE_COMPONENTS}
+    parts = {name: float(rank.peak_instant.alive[name]) for name in LIVE_COMPONENTS}
     parts["allocator_slack"] = float(rank.peak_reserved - rank.allocated)
     parts["cuda_context"] = replayer.context_bytes
     parts["communicators"] = replayer.communicator_bytes[closed.stage]
@@ -44,14 +44,14 @@ def replayed_stage_memory(closed: StageMemory, replayer: Replayer, curve: Memory
         layers_by_chunk=closed.layers_by_chunk,
         recomputed_layers=closed.recomputed_layers,
         in_flight_micro_batches=closed.in_flight_micro_batches,
-        instant=rank.peak.where,
+        instant=rank.peak_instant.where,
         allocated_bytes=float(rank.allocated),
         reserved_bytes=float(rank.peak_reserved),
         device_bytes=replayer.device_bytes(closed.stage),
         by_component=parts,
         ranks=_ranks(closed.stage, replayer),
         costed_by="replay",
-        tensors=_tensors(rank.peak.tensors),
+        tensors=_tensors(rank.peak_instant.tensors),
         out_of_memory=_out_of_memory(rank),
         curve=_curve(curve),
     )
@@ -59,7 +59,7 @@ def replayed_stage_memory(closed: StageMemory, replayer: Replayer, curve: Memory
 
 def _ranks(stage: int, replayer: Replayer) -> StageRanks | None:
     """How the ranks of a stage differ in memory, by replay; None where they are alike."""
-    ends = replayer.extreme_ranks(stage)
+    ends = replayer.peaks_of_fewest_and_most_tokens(stage)
     if ends is None:
         return None
     outside = replayer.context_bytes + replayer.communicator_bytes[stage]
@@ -80,7 +80,7 @@ def emptiest_and_fullest_expert_rank(estimator: TableEstimator) -> ExpertRankRan
     if least is None:
         return None
     emptier = type(estimator)(estimator.workload, estimator.cluster, estimator.framework, estimator.table, least)
-    detail = emptier.row_without_time().detail
+    detail = emptier.only_row_without_time().detail
     assert detail is not None
     return ExpertRankRange(least.quantile_rows_over_mean[ep], estimator.loads.quantile_rows_over_mean[ep], detail)
 
@@ -127,7 +127,7 @@ def _tensors(live: Sequence[LiveTensor]) -> tuple[LiveTensors, ...]:
 
 
 def _out_of_memory(rank: ReplayedRankMemory) -> OutOfMemory | None:
-    full = rank.out_of_memory
+    full = rank.out_of_memory_instant
     if full is None:
         return None
     return OutOfMemory(

@@ -33,7 +33,7 @@ def step_circumstances(
     mostly = "experts half or more" if share >= MOST_EXPERTS else "experts below half"
     return Circumstances(
         nodes="one node" if num_cluster_nodes(cluster) == 1 else "several nodes",
-        layers=framework.layers,
+        layers=framework.owner_of_layer_modules,
         products="bf16" if workload.precision.gemm == "bf16" else "fp8",
         experts=mostly if share > 0 else "dense",
         pace="host-bound" if host_idle_fraction > HOST_BOUND else "device-bound",
@@ -64,13 +64,13 @@ def step_band(
     """
     circumstances = step_circumstances(workload, cluster, framework, host_idle_s / step_s)
     known = load_residuals().step
-    unmeasured = known.unmeasured_in_words(
+    unmeasured = known.unmeasured_text(
         circumstances, gpu=cluster.gpu.name, framework=framework.name, nodes=num_cluster_nodes(cluster)
     )
-    group = known.group_of(circumstances)
+    group = known.narrowest_group_of_circumstances(circumstances)
     low, high = group.low.value, group.high.value
     if unmeasured:
-        group, low, high = known.nearest_group(ALL), known.unmeasured_low.value, known.unmeasured_high.value
+        group, low, high = known.narrowest_group_of_path(ALL), known.unmeasured_low.value, known.unmeasured_high.value
     hosts_s = _hosts_s(cluster, step_s, on_host)
     fast_s, slow_s = hosts_s or (step_s, step_s)
     difference = known.pair_difference.get(circumstances.pace)

@@ -44,6 +44,6 @@ def _cost_together(alike: Sequence[CandidatePlan]) -> None:
     estimator = TableEstimator(workload, cluster, framework, table, alike[0].loads)
     for machines in (cluster, *hosts):
         own = estimator if machines is cluster else estimator.on_hosts_of(machines)
-        exposed, _ = own.component_seconds()
+        exposed, _ = own.exposed_and_hidden_seconds()
         for candidate, step_s in zip(alike, exposed.sum(axis=0).tolist(), strict=True):
             candidate.steps_on_hosts_s[machines.gpu.curves.host.eager_op_s.value] = step_s

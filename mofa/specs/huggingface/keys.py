@@ -32,7 +32,7 @@ def read_keys(path: str | Path) -> tuple[dict[str, Any], str]:
     return keys, folder if file.name == "config.json" and folder else file.stem
 
 
-def model_of_class(path: str | Path) -> ModelSpec | None:
+def model_of_config_class(path: str | Path) -> ModelSpec | None:
     """The model that a file's class makes of its keys; None where mofa does not read it, or not its steps.
 
     Parameters

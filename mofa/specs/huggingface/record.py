@@ -90,7 +90,7 @@ def object_key(*names: str, default: Any = None) -> ConfigKey:
     return ConfigKey("object", default, True, None, names)
 
 
-def nothing_left_out(values: Config) -> tuple[str, ...]:
+def no_left_out_notes(values: Config) -> tuple[str, ...]:
     """Of an architecture of which all that matters is read."""
     return ()
 
@@ -115,7 +115,7 @@ class ConfigFamily:
     """Where the configuration class is published; empty for one of transformers."""
     built_as: str = ""
     """Class of transformers that builds its models where the type has none of its own; saved files name that one."""
-    left_out: Callable[[Config], tuple[str, ...]] = nothing_left_out
+    left_out: Callable[[Config], tuple[str, ...]] = no_left_out_notes
     """What the file says and the model lacks, in words."""
 
     @property

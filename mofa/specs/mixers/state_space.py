@@ -84,26 +84,26 @@ class Mamba2Spec(Spec):
     """Whether a gated RMSNorm stands in front of the output projection."""
 
     @property
-    def inner(self) -> int:
+    def inner_width(self) -> int:
         """Width inside. [elements]"""
         return self.num_heads * self.head_dim
 
     @property
     def conv_width(self) -> int:
         """Channels of the convolution. [elements]"""
-        return self.inner + 2 * self.num_groups * self.state_dim
+        return self.inner_width + 2 * self.num_groups * self.state_dim
 
     def params(self, attention: AttentionSpec, hidden: int) -> int:
         """Parameters of one layer's mixer without the norm in front. [params]"""
-        columns = self.inner + self.conv_width + self.num_heads
-        projections = columns * (hidden + self.proj_bias) + self.inner * hidden + hidden * self.out_bias
+        columns = self.inner_width + self.conv_width + self.num_heads
+        projections = columns * (hidden + self.proj_bias) + self.inner_width * hidden + hidden * self.out_bias
         convolution = self.conv_width * (self.conv_kernel + self.conv_bias)
-        return projections + convolution + 3 * self.num_heads + (self.inner if self.gated_norm else 0)
+        return projections + convolution + 3 * self.num_heads + (self.inner_width if self.gated_norm else 0)
 
     @property
     def state_elements(self) -> int:
         """Recurrent state of one layer and sequence. [elements]"""
-        return self.inner * self.state_dim
+        return self.inner_width * self.state_dim
 
     @property
     def conv_state_elements(self) -> int:

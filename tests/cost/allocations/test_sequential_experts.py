@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
-from mofa.cost.allocations.sequential_experts import COPY, unroll_experts
+from mofa.cost.allocations.sequential_experts import COPY, unroll_sequential_experts
 from mofa.replay.rank.from_estimator import _block_traces
 from mofa.replay.replayer import Replayer
 from tests.replay.runs import load
@@ -26,7 +26,7 @@ def layer() -> BlockTrace:
 def test_bytes_stay(layer: BlockTrace) -> None:
     """All experts' blocks of a tensor together have its bytes, but for rounding down."""
     shares = (0.4, 0.3, 0.2, 0.1)
-    found = unroll_experts(layer, shares)
+    found = unroll_sequential_experts(layer, shares)
     for before, after in ((layer.forward, found.forward), (layer.backward, found.backward)):
         sums: Counter[str] = Counter()
         for deed in after:
@@ -48,11 +48,11 @@ def test_everything_that_comes_goes_as_before(layer: BlockTrace) -> None:
             alive.subtract(name.split("#")[0] for name in deed.free)
         return Counter({name: n for name, n in alive.items() if n})
 
-    assert left(unroll_experts(layer)) == left(layer)
+    assert left(unroll_sequential_experts(layer)) == left(layer)
 
 
 def test_backward_begins_with_the_last_expert(layer: BlockTrace) -> None:
-    found = [d.new[0].name for d in unroll_experts(layer).backward if d.op == "experts.fc1.dgrad"]
+    found = [d.new[0].name for d in unroll_sequential_experts(layer).backward if d.op == "experts.fc1.dgrad"]
     assert found == [f"d:experts.parts#{j}" for j in (3, 2, 1, 0)]
 
 
@@ -72,7 +72,7 @@ def test_gradients_of_slices_are_added_to_the_first() -> None:
         expert_loops=2, role="whole",
     )  # fmt: skip
     one = BlockTrace("moe", (copy,), (product, added), "", "", "", frozenset(), ())
-    found = unroll_experts(one, (0.75, 0.25))
+    found = unroll_sequential_experts(one, (0.75, 0.25))
     assert [(item.name, item.bytes, item.expert) for deed in found.forward for item in deed.new] == [
         ("w1.weight16#0", 8, -1), ("w1.weight16#1", 8, -1),
     ]  # fmt: skip

@@ -21,8 +21,8 @@ def test_a_host_leads_by_no_more_than_the_devices_queue() -> None:
     shelf: Shelf[int] = Shelf()
     gone = []
     for n in range(15):
-        shelf.put(n)
-        gone.append(shelf.issue_block(BlockPassTime(0.016, 0.0), QUEUE / 2))
+        shelf.shelve(n)
+        gone.append(shelf.issue_block_and_pop_due(BlockPassTime(0.016, 0.0), QUEUE / 2))
     assert gone.index([0]) == 9  # 128 ms, when the first has been through for 112
     assert shelf.host_s == pytest.approx(13 * 0.016)
     shelf.synchronize()

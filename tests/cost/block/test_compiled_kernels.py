@@ -32,7 +32,7 @@ def estimator(id: str) -> TableEstimator:
     record = read_record(folder / f"{id}.yaml")
     with tempfile.TemporaryDirectory() as scratch:
         reference = reference_of_record(record, folder, read_machine_hosts(folder), Path(scratch))
-        workload, cluster, framework, strategy = reference.resolve()
+        workload, cluster, framework, strategy = reference.resolved_specs()
         return strategy_estimator(workload, cluster, framework, strategy)
 
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels.between_nodes import (
     GroupSpan,
+    NcclProtocolConstants,
     NcclTimeConstants,
-    ProtocolConstants,
     channels_per_peer,
-    nvls_tree_s,
-    ring_s,
+    nvls_tree_all_reduce_s,
+    ring_collective_s,
 )
 from mofa.cost.kernels.collectives import Fabric, collective_s
 from mofa.cost.kernels.topology import ProcessGroup
@@ -55,19 +55,21 @@ def test_a_ring_by_hand() -> None:
     """LL: 7 hops of 1 us inside and one of 3 + 2 us between, 100 us of bytes at a quarter of the rate; Simple: 7 of
     4 us and one of 3 + 10, all of the rate. Twice for an all-reduce."""
     two = NcclTimeConstants(
-        5e-6, (ProtocolConstants(1e-6, 2e-6, 0.0, 0.25, 1.0), ProtocolConstants(4e-6, 10e-6, 0.0, 1.0, 1.0))
+        5e-6, (NcclProtocolConstants(1e-6, 2e-6, 0.0, 0.25, 1.0), NcclProtocolConstants(4e-6, 10e-6, 0.0, 1.0, 1.0))
     )
     span = GroupSpan(np.array([9, 9]), np.array([2, 2]), 0.0, 3e-6)
     loads = np.array([1e-6, 100e-6])
-    assert ring_s(loads, 1, span, two) == pytest.approx([5e-6 + 7e-6 + 5e-6 + 4e-6, 5e-6 + 28e-6 + 13e-6 + 100e-6])
-    assert ring_s(loads, 2, span, two)[0] == pytest.approx(5e-6 + 2 * 12e-6 + 4e-6)
+    assert ring_collective_s(loads, 1, span, two) == pytest.approx(
+        [5e-6 + 7e-6 + 5e-6 + 4e-6, 5e-6 + 28e-6 + 13e-6 + 100e-6]
+    )
+    assert ring_collective_s(loads, 2, span, two)[0] == pytest.approx(5e-6 + 2 * 12e-6 + 4e-6)
 
 
 def test_two_domains_send_half_of_what_a_ring_does() -> None:
     span = GroupSpan(np.array([16, 32]), np.array([2, 4]), 0.0, 0.0)
-    assert nvls_tree_s(np.array([1.0, 1.0]), np.array([4.0, 4.0]), span, NcclTimeConstants()) == pytest.approx(
-        [2.0, 4.0]
-    )
+    assert nvls_tree_all_reduce_s(
+        np.array([1.0, 1.0]), np.array([4.0, 4.0]), span, NcclTimeConstants()
+    ) == pytest.approx([2.0, 4.0])
 
 
 def test_stages_of_deep_pipelines_have_one_channel() -> None:

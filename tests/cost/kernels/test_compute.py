@@ -73,7 +73,7 @@ def test_unaligned_heads_take_as_long_as_measured() -> None:
 
 
 def unaligned_s(case: Case, gpu: GpuSpec = GPU) -> float:
-    m, n, k = (np.array([[float(case.size(x))]]) for x in "mnk")
+    m, n, k = (np.array([[float(case.shape_size(x))]]) for x in "mnk")
     way: Any = case.op
     return float(unaligned_gemm_s(gemm_s(m, n, k, gpu), m, n, k, np.ones((1, 1)), [way], gpu)[0, 0])
 
@@ -87,7 +87,7 @@ def test_products_of_unaligned_widths_take_as_long_as_measured() -> None:
     assert np.median(held) < 0.03 and np.quantile(held, 0.9) < 0.12
     for way, odd in itertools.product(("fwd", "dgrad", "wgrad"), (False, True)):
         of = [e for row, e in error.items() if row.case.op == way and row.case.split == "grid"
-              and any(row.case.size(x) % 2 for x in "mnk") is odd]  # fmt: skip
+              and any(row.case.shape_size(x) % 2 for x in "mnk") is odd]  # fmt: skip
         assert abs(np.median(of)) < 0.03, (way, odd)
 
 
@@ -166,7 +166,7 @@ def test_a_measured_norm_is_met_by_the_planners_own_path() -> None:
     error."""
     measured = [r for r in read_rows(ROOT / "measurements/h200-1gpu") if r.case.family == "memory_bound"]
     rows = {
-        (r.case.op, r.case.size("tokens"), r.case.size("width")): r.sample.median_s
+        (r.case.op, r.case.shape_size("tokens"), r.case.shape_size("width")): r.sample.median_s
         for r in measured
         if "width" in r.case.shape
     }
@@ -244,7 +244,7 @@ def test_routed_rows_take_as_long_in_a_step_as_alone() -> None:
     errors: dict[str, list[float]] = {}
     for row in read_rows(ROOT / "measurements/h200-1gpu-routed"):
         if row.case.op in BY_BYTES:
-            moved = BYTES[row.case.op] * row.case.size("tokens") * row.case.size("width")
+            moved = BYTES[row.case.op] * row.case.shape_size("tokens") * row.case.shape_size("width")
             launches = 6 if "backward" in row.case.op else 1
             op = Op("op", "memory_bound", MemoryBound(moved, row.case.op), (), ("out",), launches=launches)
             predicted = float(device_seconds_array((op,), machine(1))[0, 0])

@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.cost.estimate import TableEstimator
-from mofa.replay.replayer import replay_time
+from mofa.replay.replayer import replay_step_time
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.one_strategy import checked_strategy_row
 from mofa.specs.host import ModuleCallTime
@@ -86,7 +86,7 @@ def test_padded_numbers_are_fewer() -> None:
 def test_the_replay_waits_as_long(choice_us: float) -> None:
     """In fp8 a backward launches 5,000 kernels, issued evenly in the closed form where the device's queue is full."""
     for gemm, apart in (("bf16", 0.01), ("fp8-tensorwise", 0.02)):
-        closed, played = step_s(choice_us=choice_us, gemm=gemm), replay_time(
+        closed, played = step_s(choice_us=choice_us, gemm=gemm), replay_step_time(
             estimator(choice_us=choice_us, gemm=gemm), detail=False
         ).step_s  # fmt: skip
         assert closed == pytest.approx(played, rel=apart)

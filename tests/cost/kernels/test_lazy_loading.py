@@ -82,7 +82,7 @@ def test_a_step_is_the_mean_of_passes_that_loaded_a_kernel_and_passes_that_did_n
     assert drained > 1.1 * kept
     assert step == pytest.approx((1.0 - share) * kept + share * drained)
     mixed.drains = np.array([share])
-    assert Replayer(mixed).time.step_s == pytest.approx(step, rel=0.05)
+    assert Replayer(mixed).replayed_time.step_s == pytest.approx(step, rel=0.05)
 
 
 def expected_loads(estimator: TableEstimator) -> float:

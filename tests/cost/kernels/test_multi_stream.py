@@ -85,7 +85,7 @@ def test_a_fit_finds_what_made_the_data() -> None:
 
     def took(case: Case) -> float:
         loads = [int(x) for x in str(case.shape["loads"]).split(",")]
-        shape = case.size("n"), case.size("k"), layouts[case.op]
+        shape = case.shape_size("n"), case.shape_size("k"), layouts[case.op]
         return float(multi_stream_products_s([loads], *shape, FORM, SINGLE, num_sms=132, added_bytes=6.0)[0])
 
     rows = [

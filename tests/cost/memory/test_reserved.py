@@ -13,9 +13,9 @@ from mofa.cost.memory.reserved import (
     _with_loss,
     fsdp_shard_waste_bytes,
     megatron_start_holes_bytes,
-    native_segment_bytes,
     segment_bytes_per_block,
     weight_bytes_at_megatron_start,
+    whole_segment_bytes,
 )
 from mofa.cost.rows import GatheredRows
 from mofa.replay.rank.from_estimator import gathered_row_of_strategy
@@ -44,7 +44,7 @@ def test_pieces_of_holes_are_at_most_the_holes() -> None:
     """A layer's forward of one short sequence holds less than what the parameters left, of many more."""
     for micro_batch in (1, 16):
         some = rows("megatron", f"tp=2 pp=4 cp=4 dp=2 micro_batch={micro_batch} recompute=full", 64)
-        held = float(np.max(some.layers.forward_peak))
+        held = float(np.max(some.layers.forward_peak_bytes))
         holes = float(some.static.params[0, 1])
         # so much is alive that nothing else matters
         lost = megatron_start_holes_bytes(some, weight_bytes_at_megatron_start(some), np.full((1, 4), 1e15))[1][0, 1]
@@ -89,14 +89,14 @@ def test_holes_are_there_beside_what_is_larger() -> None:
     assert most[0, 1] == pytest.approx((4.0 + 3.0 * 2.0 / 8.0 * 448.0 / 816.0) * params, rel=0.002)
     assert np.all(ahead <= most)
     alive = alive_of(5.0 * params, 4.5 * params)
-    assert np.all(native_segment_bytes(some, alive) >= alive.overall)
+    assert np.all(whole_segment_bytes(some, alive) >= alive.overall)
     assert float(segment_bytes_per_block(np.array([11.0 * 2**20]))[0]) == 12 * 2**20
 
 
 def test_sizes_of_weights_are_those_of_most_parameters() -> None:
     """Llama 3 70B without tensor parallelism: gate and up together, the vocabulary's two tables, down, query and output
     of a width of 8192; key and value are smaller. Together with it, ahead of them, a layer's largest."""
-    sizes = rows("megatron", "pp=4 dp=8 micro_batch=1", 32).costs.weights.sizes[:, 0]
+    sizes = rows("megatron", "pp=4 dp=8 micro_batch=1", 32).costs.weights.largest_and_frequent_sizes[:, 0]
     assert sizes[0] == 2 * 8192 * 28672
     assert set(sizes[1:]) >= {2 * 8192 * 28672, 8192 * 128256, 8192 * 28672}
 

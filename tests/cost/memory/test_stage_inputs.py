@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mofa
-from mofa.cost.rank_rules import HeldInputs, held_inputs
+from mofa.cost.rank_rules import HeldInputCounts, held_input_counts
 from mofa.schedules.interleaved import INTERLEAVED
 from mofa.schedules.one_f_one_b import ONE_F_ONE_B
 from tests.committed import read_yaml
@@ -18,8 +18,12 @@ RUNS = Path(__file__).parents[3] / "reference_runs" / "measured"
 def test_others_hold_none() -> None:
     """torchtitan's buffers are its own; one stage hands on nothing."""
     megatron, titan = mofa.load_framework("megatron"), mofa.load_framework("torchtitan")
-    assert held_inputs(titan, ONE_F_ONE_B, 2, 1) == held_inputs(megatron, ONE_F_ONE_B, 1, 0) == HeldInputs()
-    assert held_inputs(megatron, INTERLEAVED, 4, 8) == HeldInputs(3, 13)
+    assert (
+        held_input_counts(titan, ONE_F_ONE_B, 2, 1)
+        == held_input_counts(megatron, ONE_F_ONE_B, 1, 0)
+        == HeldInputCounts()
+    )
+    assert held_input_counts(megatron, INTERLEAVED, 4, 8) == HeldInputCounts(3, 13)
 
 
 @pytest.mark.parametrize(

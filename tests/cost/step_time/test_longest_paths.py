@@ -32,10 +32,10 @@ def test_a_path_is_as_long_as_the_step_and_bounds_others(plan: tuple[str, Runtim
     if pipeline.num_computations == 3:  # the first stage has no input to differentiate by
         some[1, 0, 0] = other[1, 0, 0] = 0.0
     steps_s = pipeline.steps_s(np.stack([some, other]))
-    lengths = [_length_s(path, some, pipeline) for path in pipeline.paths(some)]
+    lengths = [_length_s(path, some, pipeline) for path in pipeline.candidate_longest_paths(some)]
     assert max(lengths) == pytest.approx(steps_s[0], rel=0.01)
     assert max(lengths) <= steps_s[0] * (1.0 + 1e-9)
-    for path in (*pipeline.paths(some), *pipeline.paths_along_ranks()):
+    for path in (*pipeline.candidate_longest_paths(some), *pipeline.paths_along_ranks()):
         assert _length_s(path, other, pipeline) <= steps_s[1] * (1.0 + 1e-9)
 
 
@@ -46,7 +46,7 @@ def test_rounds_that_repeat_lie_on_the_path_as_often(seed: int) -> None:
     few, many = (LongestPaths("interleaved", "megatron", 4, 2, m, 0.01, 0.0) for m in (40, 440))
     seconds = random.uniform(1.0, 1.1, few.shape)
     longer_s = float(many.steps_s(seconds[None])[0] - few.steps_s(seconds[None])[0])
-    lengths = [max(_length_s(path, seconds, of) for path in of.paths(seconds)) for of in (few, many)]
+    lengths = [max(_length_s(path, seconds, of) for path in of.candidate_longest_paths(seconds)) for of in (few, many)]
     assert lengths[1] - lengths[0] == pytest.approx(longer_s, rel=0.01)
 
 

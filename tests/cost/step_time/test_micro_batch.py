@@ -59,7 +59,7 @@ def test_a_cycle_is_the_long_run(order: tuple[ClockAdvance, ...]) -> None:
         for one in order:
             at = after(one, *at)
         ends.append(at[0])
-    assert float(whole.cycle_s[0]) == pytest.approx((ends[-1] - ends[9]) / 30)
+    assert float(whole.repetition_s[0]) == pytest.approx((ends[-1] - ends[9]) / 30)
 
 
 def test_ranks_that_wait_get_ahead() -> None:
@@ -90,7 +90,7 @@ def test_a_host_that_waits_for_nothing_issues_all_the_same() -> None:
     stages, num = np.array([0, 1]), np.array([10.0])
     assert late.earliest_end_by_hosts_s(stages, num, np.zeros((1, 2))).tolist() == [75.0]
     assert late.earliest_end_by_hosts_s(stages, num, np.array([[1.0, 2.0]])).tolist() == [73.0]
-    assert [held.max() for held in late.device_wait_s()] == [0.0, 0.0]
+    assert [held.max() for held in late.device_waits_for_host_s()] == [0.0, 0.0]
 
 
 def test_between_exchanges_both_clocks_begin_together() -> None:
@@ -105,7 +105,7 @@ def test_between_exchanges_both_clocks_begin_together() -> None:
         np.array([0]), forward, backward, waits=np.array([True]), with_full_queue=(forward, backward)
     )
     first, last = np.array([True, False, False]), np.array([False, False, True])
-    f, b, waited = (part[0, :, -1] for part in late.between_exchanges_s(first, last))
+    f, b, waited = (part[0, :, -1] for part in late.passes_between_exchanges_s(first, last))
     assert (f + b).tolist() == [8.0, 10.0, 10.0]  # 6 + 2; 4 + 6; the host's 4 and 6
     assert waited.tolist() == [10.0, 10.0, 10.0]
 

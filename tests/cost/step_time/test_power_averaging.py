@@ -10,7 +10,7 @@ import pytest
 from mofa.cost.estimate import TableEstimator
 from mofa.cost.step_time.power_averaging import HARDLY, RESTED, power_averaged_idle_share
 from mofa.measure.records import read_record
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.base import Fact
 from mofa.specs.power import PowerLimit, clock_at_power_draw
@@ -58,7 +58,7 @@ def test_of_a_long_wait_one_window_counts() -> None:
 def of(name: str, *, rests: bool) -> tuple[TableEstimator, float]:
     record = read_record(RUNS / "measured" / f"{name}.yaml")
     reference = reference_of_record(record, RUNS / "measured", read_machine_hosts(RUNS / "measured"), Path())
-    workload, machines, framework, strategy = reference.resolve()
+    workload, machines, framework, strategy = reference.resolved_specs()
     estimator = strategy_estimator(workload, machines, framework, strategy)
     estimator.rests = rests
     assert record.measured.step_time_s is not None
@@ -77,7 +77,7 @@ def test_short_steps_with_a_large_bubble_are_met_by_the_clock_that_rest_gives_ba
     errors = []
     for rests in (False, True):
         estimator, measured_s = of(name, rests=rests)
-        played, closed = replay_time(estimator, detail=False).step_s, float(estimator.breakdown().step_s[0])
+        played, closed = replay_step_time(estimator, detail=False).step_s, float(estimator.breakdown().step_s[0])
         assert closed == pytest.approx(played, rel=0.01)
         errors.append(played / measured_s - 1.0)
     assert errors[0] > 0.025
@@ -109,7 +109,7 @@ def test_one_stage_gains_by_its_optimizer_alone() -> None:
     """Of a long step it is less than a hundredth, and left out."""
     short, long = (of(name, rests=True)[0] for name in ("mc1-llama-21l-fits", "tt1-llama-2l-traced"))
     for estimator in (short, long):
-        played, closed = replay_time(estimator, detail=False).step_s, float(estimator.breakdown().step_s[0])
+        played, closed = replay_step_time(estimator, detail=False).step_s, float(estimator.breakdown().step_s[0])
         assert closed == pytest.approx(played, rel=0.003)
         plain = replace_rests(estimator)
         assert closed < plain

@@ -39,10 +39,10 @@ class Given(BlockTimer):
     def __init__(self, forward: TapeTime, backward: TapeTime) -> None:
         self.times = forward, backward
 
-    def forward(self, blocks: Sequence[BlockTapes]) -> TapeTime:
+    def forward_time(self, blocks: Sequence[BlockTapes]) -> TapeTime:
         return self.times[0]
 
-    def backward(self, blocks: Sequence[BlockTapes]) -> TapeTime:
+    def backward_time(self, blocks: Sequence[BlockTapes]) -> TapeTime:
         return self.times[1]
 
 

@@ -65,7 +65,7 @@ def test_recorded(path: Path) -> None:
         found = [
             [s.address, s.size, "small" if s.small else "large",
              [[b, size, "active_allocated" if state == ALLOCATED else "inactive"] for b, size, state in s.blocks]]
-            for s in a.segments(live.values())
+            for s in a.segments_with_free_or_live_blocks(live.values())
         ]  # fmt: skip
         assert found == sorted(record["segments"])
 
@@ -132,10 +132,12 @@ def test_neighbours_join_within_a_segment_only() -> None:
     x, y, z = (a.malloc(5 * MIB) for _ in range(3))
     a.free(x)
     a.free(z)
-    assert a.free_bytes() == {(0, False): 15 * MIB}
-    assert sorted(size for s in a.segments() for _, size, state in s.blocks if state == FREE) == [5 * MIB, 10 * MIB]
+    assert a.free_bytes_by_stream_and_size_class() == {(0, False): 15 * MIB}
+    assert sorted(
+        size for s in a.segments_with_free_or_live_blocks() for _, size, state in s.blocks if state == FREE
+    ) == [5 * MIB, 10 * MIB]
     a.free(y)
-    (segment,) = a.segments()
+    (segment,) = a.segments_with_free_or_live_blocks()
     assert segment.blocks == ((segment.address, 20 * MIB, FREE),)
     a.free(a.malloc(10 * MIB))  # out of the same segment
     assert a.reserved == 20 * MIB
@@ -164,7 +166,7 @@ def test_a_block_in_use_elsewhere_waits() -> None:
     a.malloc(20 * MIB)
     assert a.reserved == 40 * MIB
     a.free(y, streams=(0,))  # its own stream is no other
-    assert sum(a.free_bytes().values()) == 20 * MIB
+    assert sum(a.free_bytes_by_stream_and_size_class().values()) == 20 * MIB
 
 
 def test_a_full_device_gets_whole_segments_back_and_is_asked_again() -> None:
@@ -217,7 +219,7 @@ def test_expandable_unmaps_whole_pages() -> None:
     a.free(x)
     a.empty_cache()  # two pages go, 5 MiB of the third stay
     assert a.reserved == 20 * MIB
-    (segment,) = a.segments([y])
+    (segment,) = a.segments_with_free_or_live_blocks([y])
     assert [state for _, _, state in segment.blocks] == [UNMAPPED, FREE, ALLOCATED, FREE, UNMAPPED]
     a.free(y)
     a.empty_cache()
@@ -238,9 +240,9 @@ def test_bytes_are_conserved(expandable: bool) -> None:
                 live.append(a.malloc(int(2 ** rng.uniform(8, 27)), rng.randrange(2)))
             except OutOfDeviceMemory:
                 a.free(live.pop())
-        assert a.allocated + sum(a.free_bytes().values()) == a.reserved <= 1 << 30
+        assert a.allocated + sum(a.free_bytes_by_stream_and_size_class().values()) == a.reserved <= 1 << 30
         assert a.allocated == sum(block.size for block in live)
-    for segment in a.segments(live):
+    for segment in a.segments_with_free_or_live_blocks(live):
         at = segment.address
         for address, size, _ in segment.blocks:
             assert address == at
@@ -254,7 +256,7 @@ def test_fingerprint_of_a_repeated_round() -> None:
         blocks = [a.malloc(size * MIB) for size in (3, 30, 12, 1)]
         for block in blocks[::-1]:
             a.free(block)
-        return a.fingerprint()
+        return a.state_fingerprint()
 
     play()
     settled = play()

@@ -66,7 +66,7 @@ def test_random_requests(seed: int) -> None:
                 assert not found
         states = [(a.allocated, a.reserved, a.peak_allocated, a.num_retries, a.num_segments) for a in both]
         assert states[0] == states[1]
-        free, numbered = (a.free_bytes() for a in both)
+        free, numbered = (a.free_bytes_by_stream_and_size_class() for a in both)
         assert free == numbered
 
 
@@ -90,12 +90,13 @@ def _ranks(name: str, framework: str, strategy: str) -> list[Rank]:
 
 def _played(rank: Rank, capacity_bytes: int | None) -> tuple[object, ...]:
     playing = RankMemoryReplay(rank, capacity_bytes=capacity_bytes)
-    played = playing.play_drawn_steps() if rank.routing_drift is not None else playing.result()
+    played = playing.play_drawn_steps() if rank.routing_drift is not None else playing.memory_played_so_far()
     journal = played.journal
     return (
         played.allocated, played.peak_reserved, played.allocated_between_steps, played.allocated_at_start,
         played.first_step_peak, played.retries, played.missing_bytes, played.peak_window, played.first_failure,
-        played.peak, played.out_of_memory, journal.instructions, journal.sizes, journal.passages, journal.grown,
+        played.peak_instant, played.out_of_memory_instant, journal.instructions, journal.sizes, journal.passages,
+        journal.grown,
         journal.skipped_rounds, journal.computations,
     )  # fmt: skip
 
@@ -106,7 +107,7 @@ def test_plans(name: str, framework: str, strategy: str, monkeypatch: pytest.Mon
     for r, rank in enumerate(_ranks(name, framework, strategy)):
         playing = RankMemoryReplay(rank)
         assert type(playing.allocator) is CompiledAllocator
-        peak = playing.result().peak_reserved
+        peak = playing.memory_played_so_far().peak_reserved
         for capacity_bytes in (None, int(0.97 * peak)) if r else (int(0.8 * peak),):
             fast = _played(rank, capacity_bytes)
             with monkeypatch.context() as patch:

@@ -118,9 +118,9 @@ def test_a_journal_by_hand() -> None:
     assert [(t.name, t.count, t.bytes) for t in moment.tensors] == [("a", 2, 1024), ("b", 1, 1024)]
     assert (moment.where, moment.step, moment.allocated) == ("forward of block 3: op of a", 1, 2048)
     assert journal.instant_at(4, 4096).alive["parameters"] == 2048
-    assert journal.allocated_after(3).tolist() == [1536, 3584]
-    assert journal.bytes_by_group(np.array([4, 3]))[:, GROUPS.index("activations")].tolist() == [1536, 1536]
-    assert journal.bytes_by_group(np.array([4, 3, 0]))[:, GROUPS.index("parameters")].tolist() == [2048, 0, 0]
+    assert journal.allocated_bytes_from_event(3).tolist() == [1536, 3584]
+    assert journal.live_bytes_by_group(np.array([4, 3]))[:, GROUPS.index("activations")].tolist() == [1536, 1536]
+    assert journal.live_bytes_by_group(np.array([4, 3, 0]))[:, GROUPS.index("parameters")].tolist() == [2048, 0, 0]
 
 
 def test_curves_whose_arrays_differ_in_length_are_refused() -> None:

@@ -70,24 +70,24 @@ def test_the_bf16_optimizer_keeps_gradients_and_casts_them() -> None:
     """The 200 MiB gradient of one backward stays until the next; then its 400 MiB copy in fp32 comes beside it."""
     played = play_memory(_toy("bf16", 2))
     assert played.allocated_between_steps == (1200 + 200) * MIB
-    assert played.peak.where == "update of the gradients"
-    assert played.peak.allocated == (1200 + 200 + 400) * MIB
+    assert played.peak_instant.where == "update of the gradients"
+    assert played.peak_instant.allocated == (1200 + 200 + 400) * MIB
 
 
 def test_zero_1_steps_in_copies_of_its_part() -> None:
     """At the step the gradient that the part reaches into stays whole (200); its half is normed in fp64 (400), then
     flattened (100) and made fp32 (200). A gradient alone in its bucket is reduced where it is."""
     played = play_memory(_toy("zero1", 2))
-    assert played.peak.where == "optimizer step"
-    assert played.peak.allocated == (800 + 200 + 400) * MIB
+    assert played.peak_instant.where == "optimizer step"
+    assert played.peak_instant.allocated == (800 + 200 + 400) * MIB
     assert played.allocated_between_steps == 800 * MIB
 
 
 def test_a_rank_that_takes_no_norm_has_no_fp64_copy() -> None:
     """As above without the norm: the half looked through in fp32 (200), then flattened (100) and made fp32 (200)."""
     played = play_memory(replace(_toy("zero1", 2), norms_gradients=False))
-    assert played.peak.where == "optimizer step"
-    assert played.peak.allocated == (800 + 200 + 100 + 200) * MIB
+    assert played.peak_instant.where == "optimizer step"
+    assert played.peak_instant.allocated == (800 + 200 + 100 + 200) * MIB
 
 
 def _several(deepspeed: str, ranks: float, num: int) -> Rank:
@@ -190,7 +190,7 @@ def test_without_zero_all_gradients_are_cast() -> None:
     and their buffer: 600, of which 400 stay to the allocator when the fp32 copies follow."""
     played = play_memory(_toy("zero0", 1))
     assert played.journal.sizes[:5] == [200 * MIB, 200 * MIB, 200 * MIB, -200 * MIB, -200 * MIB]
-    assert played.peak.allocated == (1400 + 200 + 400 + 400) * MIB
+    assert played.peak_instant.allocated == (1400 + 200 + 400 + 400) * MIB
 
 
 def _sends(sent_bytes: int) -> list[int]:
@@ -273,7 +273,9 @@ def test_backwards_of_the_bf16_optimizer_are_repeated_from_notes(stage: int, sho
         repeated = play_memory(rank, capacity_bytes=capacity_bytes, num_steps=2)
     assert len([kind for _, kind, _, _ in whole.journal.computations if kind == "B"]) == 2 * 16
     assert len(repeated.journal.repetitions) > 2 * 2 * (16 - 4) and not whole.journal.repetitions
-    assert (repeated.out_of_memory is None) == (not short) and repeated.out_of_memory == whole.out_of_memory
+    assert (repeated.out_of_memory_instant is None) == (
+        not short
+    ) and repeated.out_of_memory_instant == whole.out_of_memory_instant
     for field in ("instructions", "sizes", "passages", "computations", "grown", "steps"):
         assert getattr(repeated.journal, field) == getattr(whole.journal, field), field
     for field in (

@@ -160,7 +160,9 @@ def test_at_the_optimizers_step_all_of_it_is_there() -> None:
     """A micro-batch of 4 x 4096 tokens, 512 wide: two tensors in bf16 of each layer, in every chunk."""
     for pp, vpp in ((1, 1), (2, 4)):
         rows = gathered_row_of_strategy(_estimator(pp, vpp, 8, "full"))
-        assert RetainedBytesAtPeakCandidates(rows).between_steps.tolist() == [[2 * 16 / pp * 4 * 4096 * 512 * 2] * pp]
+        assert RetainedBytesAtPeakCandidates(rows).between_steps_bytes.tolist() == [
+            [2 * 16 / pp * 4 * 4096 * 512 * 2] * pp
+        ]
     assert not RetainedBytesAtPeakCandidates(gathered_row_of_strategy(_estimator(1, 1, 8, "selective")))
 
 

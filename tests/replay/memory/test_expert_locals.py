@@ -50,7 +50,7 @@ def test_rows_that_the_experts_were_given_are_alive_until_they_return() -> None:
     recorded = _recorded_at_the_fullest_moment()
     assert {name: len(sizes) for name, sizes in recorded.items()} == dict.fromkeys(ROWS.values(), 1)
     played = play_memory(describe_ranks(load(RECORDED).estimator)[0])
-    tensors = {tensor.name: tensor for tensor in played.peak.tensors}
+    tensors = {tensor.name: tensor for tensor in played.peak_instant.tensors}
     for name, (nbytes,) in recorded.items():
         assert tensors[name].count == 1, name
         assert abs(tensors[name].bytes / nbytes - 1) < 0.02, (name, tensors[name].bytes, nbytes)

@@ -61,7 +61,7 @@ def _played(name: str) -> list[Allocation]:
     first = player.state.journal.num_events
     player.run_step()
     player.run_step()
-    _, sizes = player.state.journal.events_since(first)
+    _, sizes = player.state.journal.instructions_and_sizes_since(first)
     return _allocations(iter(sizes))
 
 

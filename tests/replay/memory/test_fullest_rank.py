@@ -48,14 +48,17 @@ def test_an_allocator_says_when_a_limit_is_passed(expandable: bool) -> None:
 def test_playing_ends_where_a_limit_is_passed(name: str, framework: str, strategy: str) -> None:
     """It says the same at a limit that is met as without one, and more than the limit, at once, where it is not."""
     one = replayer(name, framework, strategy)
-    whole = one.fullest_bytes()
+    whole = one.fullest_rank_device_bytes()
     again = Replayer(one.estimator)
-    assert again.fullest_bytes(whole, exact=False) == whole
+    assert again.fullest_rank_device_bytes(whole, exact=False) == whole
     assert again.played_ranks == one.played_ranks
     for share in (0.5, 0.9, 0.999):
         other = Replayer(one.estimator)
-        assert share * whole < other.fullest_bytes(share * whole, exact=False) <= whole
-        assert other.fullest_bytes(share * whole) in (whole, *(one.device_bytes(r) for r in one.played_ranks))
+        assert share * whole < other.fullest_rank_device_bytes(share * whole, exact=False) <= whole
+        assert other.fullest_rank_device_bytes(share * whole) in (
+            whole,
+            *(one.device_bytes(r) for r in one.played_ranks),
+        )
     first = Replayer(one.estimator)
     assert first.device_bytes(0, 1.0) < 0.5 * one.device_bytes(0)
     assert first.played_ranks == ()
@@ -73,7 +76,7 @@ def _played(expected: Sequence[float], held: Sequence[float], monkeypatch: pytes
 
     monkeypatch.setattr(TableEstimator, "stage_device_bytes", lambda self: list(expected))
     monkeypatch.setattr(Replayer, "device_bytes", device_bytes)
-    assert one.fullest_bytes() == max(held[r] for r in order)
+    assert one.fullest_rank_device_bytes() == max(held[r] for r in order)
     return order
 
 
@@ -108,9 +111,9 @@ def test_more_than_enough_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
         return 80.0
 
     monkeypatch.setattr(Replayer, "device_bytes", device_bytes)
-    assert one.fullest_bytes(79.0, exact=False) == 80.0
+    assert one.fullest_rank_device_bytes(79.0, exact=False) == 80.0
     assert asked == [(0, 79.0)]
-    assert one.fullest_bytes(80.0) == 80.0
+    assert one.fullest_rank_device_bytes(80.0) == 80.0
     assert {limit for _, limit in asked[1:]} == {float("inf")} and len(asked) == 9
 
 
@@ -122,7 +125,7 @@ def test_what_was_played_is_gone_with_its_replayer(strategy: str) -> None:
     gc.collect()
     gc.disable()
     try:
-        one.fullest_bytes()
+        one.fullest_rank_device_bytes()
         played = [one.rank_memory(r) for r in one.played_ranks]
         assert any(rank.first_failure for rank in played) == ("micro_batch=8" in strategy)
         journals = [weakref.ref(rank.journal) for rank in played]

@@ -119,7 +119,7 @@ def test_what_is_held_is_as_measured_to_the_mebibyte(name: str, ready: int, betw
 def test_pytorchs_workspaces_are_on_the_stage_with_the_head_alone() -> None:
     """te2-pp2-llama8b-10l: each stage between steps to the mebibyte."""
     first, last = (play_memory(rank) for rank in describe_ranks(load("te2-pp2-llama8b-10l").estimator))
-    names = [{one.name for one in played.peak.tensors} for played in (first, last)]
+    names = [{one.name for one in played.peak_instant.tensors} for played in (first, last)]
     assert ["cuBLAS's workspace" in found for found in names] == [False, True]
     assert WORKSPACE == 32 * MIB + 1024 and GROUPED_STREAMS == 4
 

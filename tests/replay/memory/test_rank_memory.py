@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.allocations.allocation_trace import trace_block
+from mofa.cost.allocations.allocation_trace import block_allocation_trace
 from mofa.cost.allocations.block_trace import BlockTrace, NewTensor, OpTrace
 from mofa.cost.allocations.parameter_tensors import BlockWeight
 from mofa.cost.block.liveness import block_memory
@@ -28,7 +28,7 @@ from mofa.replay.memory.skipped_rounds import RoundSkipper
 from mofa.replay.memory.stage_outputs import DeferredFrees
 from mofa.replay.rank.description import Rank, RankBlock, WeightBytes
 from mofa.replay.rank.from_estimator import allocator_capacity_bytes, describe_ranks, gathered_row_of_strategy
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from mofa.schedules import computation_order_of
 from mofa.search.strategy_estimator import strategy_estimator
 from tests.replay.memory.trace_peaks import most_alive
@@ -50,13 +50,13 @@ def test_blocks_live_as_in_the_closed_form(name: str) -> None:
         memory = block_memory(block, 1)
         x = block.forward.tensors.get("x")
         given = int(np.asarray(x.bytes).reshape(-1)[0]) if x else 0
-        forward, backward, saved = most_alive(trace_block(block), given)
+        forward, backward, saved = most_alive(block_allocation_trace(block), given)
         assert saved == pytest.approx(float(memory.saved[0]), rel=1e-6, abs=4096), block.name
         assert forward == pytest.approx(float(memory.forward_peak[0]), rel=0.01, abs=4096), block.name
         assert backward == pytest.approx(float(memory.backward_peak[0]), rel=0.02, abs=4096), block.name
-        lived = trace_block(block, weight_first=True)
+        lived = block_allocation_trace(block, weight_first=True)
         sizes = {item.name: item.bytes for deed in lived.forward for item in deed.new}
-        assert sum(sizes[name] for name in lived.freed_above_last_weight()) == pytest.approx(
+        assert sum(sizes[name] for name in lived.names_freed_before_last_weight()) == pytest.approx(
             float(memory.freed_before_last_weight[0])
         ), block.name
 
@@ -71,7 +71,13 @@ def test_a_detached_loss_lets_its_logits_go() -> None:
 
 def said_of(played: ReplayedRankMemory) -> tuple[object, ...]:
     """What two plays of a rank have alike, whatever rounds they leave out."""
-    return played.allocated, played.peak_reserved, played.peak.alive, played.allocated_between_steps, played.retries
+    return (
+        played.allocated,
+        played.peak_reserved,
+        played.peak_instant.alive,
+        played.allocated_between_steps,
+        played.retries,
+    )
 
 
 def _differences(one: ReplayedRankMemory, other: ReplayedRankMemory) -> list[str]:
@@ -132,8 +138,8 @@ class DefaultPlay(NamedTuple):
 def _default_play(name: str, index: int) -> DefaultPlay:
     """Of a rank of a run, for all tests that look at no more."""
     playing = RankMemoryReplay(_ranks(name)[index], expandable=load(name).expandable)
-    played = playing.result()
-    return DefaultPlay(said_of(played), _left(playing), played.peak.allocated, played.peak_reserved)
+    played = playing.memory_played_so_far()
+    return DefaultPlay(said_of(played), _left(playing), played.peak_instant.allocated, played.peak_reserved)
 
 
 def _ways(name: str, index: int, rank: Rank) -> tuple[bool, list[str]]:
@@ -142,9 +148,9 @@ def _ways(name: str, index: int, rank: Rank) -> tuple[bool, list[str]]:
     whole = RankMemoryReplay(rank, expandable=run.expandable, skip_rounds=False)
     with mock.patch.object(RoundSkipper, "is_round_end", return_value=False):
         from_notes = RankMemoryReplay(rank, expandable=run.expandable)
-    noted = _differences(from_notes.result(), whole.result())
+    noted = _differences(from_notes.memory_played_so_far(), whole.memory_played_so_far())
     noted += ["what is left"] if _left(from_notes) != _left(whole) else []
-    return default.said != said_of(whole.result()) or default.left != _left(whole), noted
+    return default.said != said_of(whole.memory_played_so_far()) or default.left != _left(whole), noted
 
 
 def _peaks(name: str, index: int, rank: Rank) -> tuple[int, int]:
@@ -154,7 +160,7 @@ def _peaks(name: str, index: int, rank: Rank) -> tuple[int, int]:
         default = _default_play(name, index)
         return default.allocated, default.reserved
     played = RankMemoryReplay(rank, expandable=load(name).expandable).play_drawn_steps()
-    return played.peak.allocated, played.peak_reserved
+    return played.peak_instant.allocated, played.peak_reserved
 
 
 def _left(playing: RankMemoryReplay) -> object:  # free memory, and what waits for the next step
@@ -169,7 +175,7 @@ def test_a_tied_heads_gradient_waits_for_the_embeddings() -> None:
     """50,304 rows of 5,120 in bf16 are there while the layers go back, as recorded; in closed form too."""
     run = load("mc1-cerebras13b-5l-unfused")
     (rank,) = describe_ranks(run.estimator)
-    peak = play_memory(rank).peak
+    peak = play_memory(rank).peak_instant
     assert peak.allocated == pytest.approx(run.allocated, rel=1e-4)
     assert {one.name: one.bytes for one in peak.tensors}["dW:output"] == 50_304 * 5_120 * 2
     rows = gathered_row_of_strategy(run.estimator)
@@ -289,17 +295,17 @@ def test_repeating_from_notes_is_playing_where_memory_is_short(schedule: str, ex
             short = play_memory(rank, capacity_bytes=capacity_bytes, expandable=expandable)
         whole = play_memory(rank, capacity_bytes=capacity_bytes, expandable=expandable, skip_rounds=False)
         assert _differences(short, whole) == [], f"{capacity_bytes} B"
-        assert short.out_of_memory == whole.out_of_memory
+        assert short.out_of_memory_instant == whole.out_of_memory_instant
         assert short.missing_bytes == whole.missing_bytes
-        outcomes.add((whole.out_of_memory is None, whole.retries > 0))
+        outcomes.add((whole.out_of_memory_instant is None, whole.retries > 0))
     assert len(outcomes) > 1
 
 
 def test_parts_add_up() -> None:
     for name in ("mc1-qwen30b-2l", "tt2-fsdp-llama-8l", "tt2-pp2-dsv2lite-8l"):
         for rank in _played(load(name)):
-            assert sum(rank.peak.alive.values()) == rank.peak.allocated
-            assert rank.peak.allocated <= rank.peak.reserved <= rank.peak_reserved
+            assert sum(rank.peak_instant.alive.values()) == rank.peak_instant.allocated
+            assert rank.peak_instant.allocated <= rank.peak_instant.reserved <= rank.peak_reserved
 
 
 def test_full_device_plays_on() -> None:
@@ -307,12 +313,12 @@ def test_full_device_plays_on() -> None:
     run = load("tt1-llama-8l")
     (whole,) = _played(run)
     (played,) = [play_memory(rank, capacity_bytes=whole.peak_reserved // 2) for rank in describe_ranks(run.estimator)]
-    assert played.out_of_memory is not None
-    assert whole.out_of_memory is None
+    assert played.out_of_memory_instant is not None
+    assert whole.out_of_memory_instant is None
     assert played.missing_bytes > 0
-    assert played.out_of_memory.step == 1
-    assert played.out_of_memory.allocated <= whole.peak_reserved // 2
-    assert played.peak.allocated == whole.peak.allocated
+    assert played.out_of_memory_instant.step == 1
+    assert played.out_of_memory_instant.allocated <= whole.peak_reserved // 2
+    assert played.peak_instant.allocated == whole.peak_instant.allocated
 
 
 def test_experts_of_megatron_are_stepped_behind_the_others() -> None:
@@ -325,10 +331,10 @@ def test_experts_of_megatron_are_stepped_behind_the_others() -> None:
     states = (4 * 20 + 2 * 20) * MIB  # two moments of each, the parameters
     gradient = 20 * MIB
     one = play_memory(replace(toy, weights=weights))
-    assert one.peak.where == "optimizer step"
-    assert one.peak.allocated == 64 * MIB + states + gradient + 200 * MIB
+    assert one.peak_instant.where == "optimizer step"
+    assert one.peak_instant.allocated == 64 * MIB + states + gradient + 200 * MIB
     together = play_memory(replace(toy, weights=(weights[0], weights[1]._replace(has_expert_optimizer=False))))
-    assert together.peak.allocated == one.peak.allocated + 100 * MIB
+    assert together.peak_instant.allocated == one.peak_instant.allocated + 100 * MIB
 
 
 def test_what_is_missing_is_what_the_device_is_asked_for() -> None:
@@ -349,10 +355,10 @@ def test_a_run_that_ran_out_of_memory() -> None:
         play_memory(rank, capacity_bytes=int(0.997 * allocator_capacity_bytes(run.estimator)))
         for rank in describe_ranks(run.estimator)
     ]
-    assert played.out_of_memory is not None
-    assert played.out_of_memory.where == "forward of the head: loss.cross_entropy"
-    assert played.out_of_memory.step == 2
-    assert played.out_of_memory.allocated == pytest.approx(run.allocated, rel=1e-4)
+    assert played.out_of_memory_instant is not None
+    assert played.out_of_memory_instant.where == "forward of the head: loss.cross_entropy"
+    assert played.out_of_memory_instant.step == 2
+    assert played.out_of_memory_instant.allocated == pytest.approx(run.allocated, rel=1e-4)
     assert played.retries == 1
     assert 0 < played.missing_bytes < 7.83 * 2**30
     for name in ("mc1-llama-21l-fits", "tt1-llama-24l-fits"):
@@ -361,7 +367,7 @@ def test_a_run_that_ran_out_of_memory() -> None:
             play_memory(rank, capacity_bytes=allocator_capacity_bytes(fits.estimator))
             for rank in describe_ranks(fits.estimator)
         ]
-        assert played.out_of_memory is None
+        assert played.out_of_memory_instant is None
 
 
 def _toy(num: int) -> Rank:
@@ -391,12 +397,12 @@ def test_steps_by_hand() -> None:
     one = play_memory(_toy(1))
     assert one.allocated_at_start == 20 * MIB
     assert one.first_step_peak == (64 + 20 + 30 + 50 + 20) * MIB
-    assert one.peak.allocated == (64 + 20 + 40 + 30 + 50 + 20) * MIB
-    assert one.peak.where == "backward of block 0: w.wgrad"
-    assert one.peak.step == 2
+    assert one.peak_instant.allocated == (64 + 20 + 40 + 30 + 50 + 20) * MIB
+    assert one.peak_instant.where == "backward of block 0: w.wgrad"
+    assert one.peak_instant.step == 2
     assert one.allocated_between_steps == (64 + 20 + 20 + 40) * MIB
-    assert play_memory(_toy(4)).peak.allocated == one.peak.allocated + 20 * MIB
-    assert play_memory(_toy(4)).peak.alive["gradients"] == 40 * MIB
+    assert play_memory(_toy(4)).peak_instant.allocated == one.peak_instant.allocated + 20 * MIB
+    assert play_memory(_toy(4)).peak_instant.alive["gradients"] == 40 * MIB
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -430,10 +436,10 @@ def test_checkpointed_blocks_are_made_again_for_each_weight_that_is_put_off() ->
     name = "tt2-pp2-izb-dsv2lite-11l-full-skewed"
     run, measured = load(name), read_record(MEASURED / f"{name}.yaml").measured
     for rank, of in zip(_played(run), measured.ranks, strict=True):
-        assert rank.peak.allocated == pytest.approx(of.peak_allocated_bytes, rel=3e-3)
+        assert rank.peak_instant.allocated == pytest.approx(of.peak_allocated_bytes, rel=3e-3)
         assert rank.peak_reserved == pytest.approx(of.peak_reserved_bytes, rel=0.05)
     assert measured.step_time_s is not None
-    assert replay_time(run.estimator, detail=False).step_s == pytest.approx(0.93 * measured.step_time_s, rel=0.01)
+    assert replay_step_time(run.estimator, detail=False).step_s == pytest.approx(0.93 * measured.step_time_s, rel=0.01)
 
 
 def test_under_pipelines_each_weight_has_the_share_of_its_own_group() -> None:
@@ -448,7 +454,7 @@ def test_under_pipelines_each_weight_has_the_share_of_its_own_group() -> None:
         shares = [n / share for chunk in rank.gathered_params for group in chunk for n, share in group]
         assert set(shares) == {2.0, 16.0}
         held = sum(share for chunk in rank.gathered_params for group in chunk for _, share in group)
-        whole = gathered_row_of_strategy(estimator).shards.sharded(1.0)[0, r]
+        whole = gathered_row_of_strategy(estimator).shards.sharded_bytes(1.0)[0, r]
         assert held == pytest.approx(whole, rel=1e-3)
 
 

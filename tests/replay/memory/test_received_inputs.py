@@ -37,7 +37,7 @@ def test_an_input_goes_behind_the_next_forward_and_its_gradient_behind_the_next_
 
     def play_and_look(kind: str, c: int, i: int) -> None:
         played(kind, c, i)
-        seen.append((kind, *held.addresses()))
+        seen.append((kind, *held.block_addresses()))
 
     player.steady.play = play_and_look
     player.run_step()
@@ -63,7 +63,7 @@ def test_repeating_recorded_computations_changes_nothing(pp: int, recompute: str
             player.allocate_start()
             player.run_step()
             player.run_step()
-        assert repeated.state.a.fingerprint() == played.state.a.fingerprint()
+        assert repeated.state.a.state_fingerprint() == played.state.a.state_fingerprint()
         assert repeated.state.journal.sizes == played.state.journal.sizes
         assert bool(repeated.steady.recordings_of) == (rank.num_micro_batches > 2)
 

@@ -64,17 +64,17 @@ def test_a_lead_is_gained_backward_and_lost_forward() -> None:
     waiting = []
     for name, block_time in (("backward", BlockPassTime(0.010, 0.006)), ("forward", BlockPassTime(0.002, 0.006))):
         for n in range(3):
-            ring.put(f"{name} {n}")
-            ring.issue_block(block_time, 40.0)
+            ring.shelve(f"{name} {n}")
+            ring.issue_block_and_pop_due(block_time, 40.0)
         waiting.append([item for _, item in ring.waiting_items()])
     assert waiting == [["backward 1", "backward 2"], ["forward 2"]]
 
 
 def test_a_host_that_waits_has_no_lead() -> None:
     ring: Shelf[str] = Shelf(held_s=0.0)
-    ring.put("buffer")
-    assert ring.issue_block(BlockPassTime(0.010, 0.006), 40.0) == []
-    assert ring.issue_block(BlockPassTime(0.010, 0.006, waits=True), 40.0) == ["buffer"]
+    ring.shelve("buffer")
+    assert ring.issue_block_and_pop_due(BlockPassTime(0.010, 0.006), 40.0) == []
+    assert ring.issue_block_and_pop_due(BlockPassTime(0.010, 0.006, waits=True), 40.0) == ["buffer"]
 
 
 def test_tensor_parallel_ranks_are_peers_too() -> None:

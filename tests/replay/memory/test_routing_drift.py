@@ -44,7 +44,7 @@ def test_without_a_move_sizes_stay(rank: Rank) -> None:
     assert rank.routing_drift is not None
     known = SharedRecordings()
     moving = next(m for chunk in rank.routing_drift.layers for m in chunk if m is not None)
-    drawn = StepProgramsOfDrawnTokens(rank.routing_drift, known.program, known.programs(rank))
+    drawn = StepProgramsOfDrawnTokens(rank.routing_drift, known.block_program, known.block_programs_by_chunk(rank))
     experts = rank.routing_drift.routers.shares.shape[2]
     tokens = np.full(
         experts,
@@ -53,7 +53,7 @@ def test_without_a_move_sizes_stay(rank: Rank) -> None:
         / experts
         / rank.routing_drift.routers.shares.shape[1],
     )
-    same, base = drawn.program_of_tokens(moving, tokens), known.program(moving.trace)
+    same, base = drawn.program_of_tokens(moving, tokens), known.block_program(moving.trace)
     assert same.forward == base.forward
     assert same.backward == base.backward
 
@@ -108,7 +108,7 @@ def test_what_fills_experts_up_is_counted() -> None:
     assert rank.routing_drift is not None
     known = SharedRecordings()
     moving = next(m for chunk in rank.routing_drift.layers for m in chunk if m is not None)
-    drawn = StepProgramsOfDrawnTokens(rank.routing_drift, known.program, known.programs(rank))
+    drawn = StepProgramsOfDrawnTokens(rank.routing_drift, known.block_program, known.block_programs_by_chunk(rank))
     hidden, experts = 4096, 64
     whole, odd = np.full(experts, 1024.0), 1024.0 + np.tile([1.0, -1.0], experts // 2)
 

@@ -86,4 +86,4 @@ def test_a_deep_interleaved_pipeline_is_quick() -> None:
 
     short, long = played(128), played(256)
     assert len(long.journal.sizes) < 1.2 * len(short.journal.sizes)
-    assert (long.peak.allocated, long.peak_reserved) == (short.peak.allocated, short.peak_reserved)
+    assert (long.peak_instant.allocated, long.peak_reserved) == (short.peak_instant.allocated, short.peak_reserved)

@@ -75,7 +75,7 @@ def test_the_closed_form_lets_the_rest_wait_for_the_device() -> None:
         ClockAdvance(*(np.array([x]) for x in given))
         for given in ((40.0, 40.0, NEVER, 1.0, 8.0), (3.0, 5.0, NEVER, 5.0, 256.0))
     )
-    both = loss.followed_by(experts.repeated(np.array([8.0])).through_queue())
+    both = loss.followed_by(experts.repeated(np.array([8.0])).limited_by_launch_queue())
     device, host = launch_by_launch(LOSS_THEN_EXPERTS, 20.0)
     ends = [
         float(max(both.device_s[0], both.device_behind_host_s[0] - 20.0)),

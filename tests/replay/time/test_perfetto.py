@@ -11,7 +11,7 @@ import pytest
 
 import mofa
 from mofa.replay.time.perfetto import trace_events
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from mofa.replay.time.time_replayed import ReplayedTime
 from mofa.search.strategy_estimator import strategy_estimator
 from tests.replay.importer import imported
@@ -33,7 +33,7 @@ def played(plan: str) -> ReplayedTime:
     job, machines = mofa.load_workload(model, global_batch=16), mofa.load_cluster("h100-hgx", 8)
     estimator = strategy_estimator(job, machines, mofa.load_framework(framework), strategy)
     ranks = int(estimator.table.pp[0])
-    return replay_time(estimator, watched=frozenset((r, i) for r in range(ranks) for i in (0, 1)), jitter=jitter)
+    return replay_step_time(estimator, watched=frozenset((r, i) for r in range(ranks) for i in (0, 1)), jitter=jitter)
 
 
 def events(plan: str, ranks: list[int] | None = None) -> list[dict[str, Any]]:

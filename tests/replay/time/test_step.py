@@ -26,7 +26,7 @@ from mofa.replay.time.kernel_runs import (
     one_kernel_step,
     resolve_tape,
 )
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from mofa.replay.time.stream_clocks import StreamClocks
 from mofa.schedules import Action, Order, computation_order_of
 from mofa.schedules.order import Kind
@@ -57,7 +57,7 @@ def estimator(case: tuple[str, str, int, str, str, int], **changes: object) -> T
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]} {c[4]} {c[3]}")
 def test_every_ranks_parts_sum_to_the_step(case: tuple[str, str, int, str, str, int]) -> None:
-    played = replay_time(estimator(case))
+    played = replay_step_time(estimator(case))
     for rank, idle, spans in zip(played.ranks, played.idle, played.spans, strict=True):
         assert set(rank) == set(TIME_COMPONENTS)
         assert min(rank.values()) >= 0.0
@@ -77,7 +77,7 @@ def test_every_ranks_parts_sum_to_the_step(case: tuple[str, str, int, str, str, 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]} {c[4]} {c[3]}")
 def test_looking_up_changes_nothing(case: tuple[str, str, int, str, str, int]) -> None:
     """Every computation played in full, op by op, against those looked up that begin like an earlier one."""
-    fast, full = replay_time(estimator(case)), replay_time(estimator(case), cached=False)
+    fast, full = replay_step_time(estimator(case)), replay_step_time(estimator(case), cached=False)
     assert fast.step_s == pytest.approx(full.step_s, rel=1e-8)
     for a, b in zip(fast.ranks, full.ranks, strict=True):
         assert a == pytest.approx(b, rel=1e-6, abs=1e-7)
@@ -99,10 +99,10 @@ def test_a_step_of_many_micro_batches_is_one_of_fewer_with_rounds_put_in(
 ) -> None:
     """Every computation, part and cause of idling, against the step played whole."""
     with mock.patch("mofa.replay.time.step.insert_rounds", side_effect=insert_rounds) as lengthened:
-        short = replay_time(estimator(case), detail=False)
+        short = replay_step_time(estimator(case), detail=False)
         assert lengthened.call_args.args[0].num_played < 32
         count = lengthened.call_count
-        whole = replay_time(estimator(case), detail=True)
+        whole = replay_step_time(estimator(case), detail=True)
         assert lengthened.call_count == count
     assert short.step_s == pytest.approx(whole.step_s, rel=1e-12)
     assert short.slowest == whole.slowest
@@ -120,9 +120,9 @@ def test_long_interleaved_steps_are_lengthened(framework: str, off: float) -> No
     case = ("llama3-8b", "h100-hgx", 8, "pp=2 vpp=4 dp=4 micro_batch=1 recompute=full", framework, 256)
     watched = mock.patch("mofa.replay.time.step.insert_rounds", side_effect=insert_rounds)
     with mock.patch("mofa.replay.time.extrapolate.LONG", 0), watched as lengthened:
-        short = replay_time(estimator(case), detail=False)
+        short = replay_step_time(estimator(case), detail=False)
         assert lengthened.call_args.args[0].num_played < 64
-    whole = replay_time(estimator(case), detail=True)
+    whole = replay_step_time(estimator(case), detail=True)
     assert short.step_s == pytest.approx(whole.step_s, rel=off) and short.slowest == whole.slowest
     for mine, other in zip((*short.ranks, *short.idle), (*whole.ranks, *whole.idle), strict=True):
         assert mine == pytest.approx(other, rel=1e-9, abs=off * whole.step_s)
@@ -135,15 +135,15 @@ def test_rounds_that_take_longer_each_are_not_put_in() -> None:
     """Where the first try is not alike, more micro-batches are played, and all where those are not either."""
     case = LONG[0]
     with mock.patch("mofa.replay.time.extrapolate._alike", return_value=False) as alike:
-        assert replay_time(estimator(case), detail=False).step_s == replay_time(estimator(case)).step_s
+        assert replay_step_time(estimator(case), detail=False).step_s == replay_step_time(estimator(case)).step_s
     assert alike.call_count == 2
 
 
 @pytest.mark.parametrize("case", CASES[:5], ids=lambda c: f"{c[0]} {c[4]} {c[3]}")
 def test_watching_ops_changes_nothing(case: tuple[str, str, int, str, str, int]) -> None:
     """Ops one at a time take what runs of ops take, and fill the computations that they are of."""
-    plain = replay_time(estimator(case))
-    watched = replay_time(estimator(case), watched=frozenset({(0, 1)}))
+    plain = replay_step_time(estimator(case))
+    watched = replay_step_time(estimator(case), watched=frozenset({(0, 1)}))
     assert watched.step_s == pytest.approx(plain.step_s, rel=1e-9)
     (ops, *_), spans = watched.ops, [s for s in watched.spans[0] if s.micro_batch == 1 and s.kind != "O"]
     computed = [op for op in ops if op.stream == "compute"]
@@ -158,7 +158,7 @@ def test_watching_ops_changes_nothing(case: tuple[str, str, int, str, str, int])
 def test_one_stage_is_its_micro_batches_and_the_optimizer() -> None:
     """One GPU: nothing to wait for, so the step is what the closed form adds up, but for the first op's issue."""
     case = ("llama3-8b", "h200-hgx", 1, "micro_batch=1 recompute=full", "megatron", 4)
-    played, closed = replay_time(estimator(case)), estimator(case).breakdown()
+    played, closed = replay_step_time(estimator(case)), estimator(case).breakdown()
     assert played.step_s == pytest.approx(float(closed.step_s[0]), rel=1e-3)
     for name in ("gemm", "attention", "memory_bound", "recompute", "optimizer"):
         assert played.exposed[name] == pytest.approx(float(closed.exposed_s[TIME_COMPONENTS.index(name), 0]), rel=1e-9)
@@ -177,7 +177,7 @@ def test_a_hosts_lead_lasts_until_it_is_used() -> None:
     late = micro_batch_passes(gathered_row_of_strategy(one)).host_bound
     assert late is not None
     issued = (late.forward.host_s + late.backward.host_s).sum(axis=2).max() * 64
-    step_s = replay_time(one, detail=False).step_s
+    step_s = replay_step_time(one, detail=False).step_s
     assert 1.0 < step_s / issued < 1.02
 
 
@@ -201,13 +201,13 @@ def test_blocking_launches_are_issued_run_and_waited_for_in_turn() -> None:
     launches = sum(float(np.asarray(op.launches)) for op in tape.ops if op.work is not None and bool(op.present))
     busy = sum(line.seconds + line.issue for line in drafted.lines)
     assert clock.host == pytest.approx(busy + launches * sync_s, rel=1e-9)
-    assert float(next(iter(part.blocks.values()))[0].forward.total[0]) == pytest.approx(clock.host, rel=1e-9)
+    assert float(next(iter(part.blocks.values()))[0].forward.total_s[0]) == pytest.approx(clock.host, rel=1e-9)
 
 
 def test_jitter_is_drawn_from_its_seed_and_only_slows() -> None:
     case = CASES[0]
-    plain = replay_time(estimator(case)).step_s
-    some, again, other = (replay_time(estimator(case), jitter=0.1, seed=seed).step_s for seed in (1, 1, 2))
+    plain = replay_step_time(estimator(case)).step_s
+    some, again, other = (replay_step_time(estimator(case), jitter=0.1, seed=seed).step_s for seed in (1, 1, 2))
     assert some == again != other
     # computations keep their mean; pipelines wait for the slower of two
     assert plain < some < 1.2 * plain
@@ -221,31 +221,31 @@ def test_micro_batches_of_other_loads() -> None:
     row = checked_strategy_row(workload, machines, facts, strategy)
     light = TableEstimator(workload, machines, facts, row, BALANCED)
     heavy = TableEstimator(workload, machines, facts, row, RoutingLoads({8: 2.0}, {8: 2.0}))
-    one, two = replay_time(light).step_s, replay_time(heavy).step_s
-    mixed = replay_time(light, variants=(light, heavy)).step_s
+    one, two = replay_step_time(light).step_s, replay_step_time(heavy).step_s
+    mixed = replay_step_time(light, variants=(light, heavy)).step_s
     assert one < mixed < two
-    assert replay_time(light, variants=(light, light)).step_s == pytest.approx(one, rel=1e-9)
-    assert replay_time(light, variants=(heavy,)).step_s == pytest.approx(two, rel=1e-9)
+    assert replay_step_time(light, variants=(light, light)).step_s == pytest.approx(one, rel=1e-9)
+    assert replay_step_time(light, variants=(heavy,)).step_s == pytest.approx(two, rel=1e-9)
 
 
 def test_an_order_of_ones_own() -> None:
     """All forwards first on both ranks: as GPipe, not sooner than 1F1B but for its host behind exchanges, which is
     little beside large micro-batches; with a cycle, an error that says who waits."""
     case = ("llama3-8b", "h100-hgx", 8, "tp=4 pp=2 micro_batch=4", "megatron", 32)
-    ours = replay_time(estimator(case), order=computation_order_of("gpipe", "megatron", 2, 1, 8))
-    assert ours.step_s >= replay_time(estimator(case)).step_s * (1 - 1e-3)
+    ours = replay_step_time(estimator(case), order=computation_order_of("gpipe", "megatron", 2, 1, 8))
+    assert ours.step_s >= replay_step_time(estimator(case)).step_s * (1 - 1e-3)
 
     def acts(stage: int, first: Kind) -> tuple[Action, ...]:
         rest: tuple[Kind, ...] = ("F", "B") if first == "F" else ("B", "F")
         return tuple(Action(kind, stage, i) for i in range(8) for kind in rest)
 
     with pytest.raises(OrderError, match="B of stage 1, micro-batch 0 waits for F of stage 1, micro-batch 0"):
-        replay_time(estimator(case), order=Order(2, 1, 8, (acts(0, "F"), acts(1, "B"))))
+        replay_step_time(estimator(case), order=Order(2, 1, 8, (acts(0, "F"), acts(1, "B"))))
     late = (acts(0, "F")[::-1], acts(1, "F"))
     with pytest.raises(OrderError, match="waits for F of stage 0"):
-        replay_time(estimator(case), order=Order(2, 1, 8, late))
+        replay_step_time(estimator(case), order=Order(2, 1, 8, late))
     with pytest.raises(OrderError, match="4 micro-batches, the strategy 2, 1 and 8"):
-        replay_time(estimator(case), order=computation_order_of("1f1b", "megatron", 2, 1, 4))
+        replay_step_time(estimator(case), order=computation_order_of("1f1b", "megatron", 2, 1, 4))
 
 
 def test_the_host_waits_for_what_it_reads_of_another_stream_alone() -> None:

@@ -12,7 +12,7 @@ import mofa
 from mofa.blocks.work import Collective
 from mofa.cost.estimate import TableEstimator
 from mofa.replay.rank.from_estimator import gathered_row_of_strategy
-from mofa.replay.time.step import replay_time
+from mofa.replay.time.step import replay_step_time
 from mofa.replay.time.time_replayed import ReplayedTime
 from mofa.replay.time.trace_graph import UNRECORDED, GraphNode, rank_graph
 from mofa.search.strategy_estimator import strategy_estimator
@@ -42,11 +42,11 @@ def estimator_of(plan: str) -> TableEstimator:
 def played(plan: str, micro_batches: int = 16) -> ReplayedTime:
     estimator = estimator_of(plan)
     ranks = int(estimator.table.pp[0])
-    return replay_time(estimator, watched=frozenset((r, i) for r in range(ranks) for i in range(micro_batches)))
+    return replay_step_time(estimator, watched=frozenset((r, i) for r in range(ranks) for i in range(micro_batches)))
 
 
 def graphs(plan: str, step: ReplayedTime) -> list[list[GraphNode]]:
-    ranks = gathered_row_of_strategy(estimator_of(plan)).stage_layers.stages.ranks
+    ranks = gathered_row_of_strategy(estimator_of(plan)).stage_layers.stages.rank_of_each_chunk
     return [rank_graph(step, rank, ranks) for rank in range(len(step.spans))]
 
 
@@ -126,6 +126,6 @@ def test_collectives_say_what_they_send() -> None:
 
 
 def test_a_rank_that_nobody_watched_has_no_graph() -> None:
-    step = replay_time(estimator_of("1f1b"), watched=frozenset({(0, 0)}))
+    step = replay_step_time(estimator_of("1f1b"), watched=frozenset({(0, 0)}))
     with pytest.raises(ValueError, match="rank 1"):
         rank_graph(step, 1, (0, 1, 2, 3))

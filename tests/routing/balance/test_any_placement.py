@@ -10,7 +10,7 @@ import pytest
 from mofa.routing.balance.flow import FlowScheduler
 from mofa.routing.balance.flow_density import max_density_by_flows
 from mofa.routing.balance.place import asymmetric_placement
-from mofa.routing.balance.replica_lp import UNLIKE, ReplicaScheduler, first_open_replicas
+from mofa.routing.balance.replica_lp import UNLIKE, ReplicaScheduler, replicas_that_program_begins_with
 from mofa.routing.balance.replica_program import ReplicaProgram
 from mofa.routing.induced_density import induced_density
 from mofa.routing.placement import (
@@ -48,11 +48,11 @@ def test_the_density_within_a_token_over_many_draws(name: str) -> None:
     for tokens, s in ((37, 0.3), (4001, 0.0), (4001, 0.5), (65_536, 0.8), (65_536, 1.0), (65_536, 1.6)):
         shares = rng.permutation(zipf(placement.num_experts, s))
         loads = rng.multinomial(tokens, shares, 8)
-        density = induced_density(placement.hosts, loads.astype(float))
+        density = induced_density(placement.has_replica, loads.astype(float))
         for load, least in zip(loads, density, strict=True):
-            found = lp.solve(load)
+            found = lp.schedule_micro_batch(load)
             assert found.optimum == pytest.approx(least, rel=1e-7)
-            for schedule in (found, flow.solve(load)):
+            for schedule in (found, flow.schedule_micro_batch(load)):
                 assert schedule.gpu_tokens.max() == np.ceil(least - 1e-6)
                 assert schedule.gpu_tokens.sum() == tokens
                 assert np.array_equal(np.bincount(lp.experts, schedule.tokens, placement.num_experts), load)
@@ -66,8 +66,8 @@ def test_64_gpus_and_256_experts(ep: int) -> None:
     scheduler = ReplicaScheduler(placement)
     for s in (0.5, 0.9, 1.2):
         for load in rng.multinomial(64 * 8192, rng.permutation(zipf(256, s)), 3):
-            least = max_density_by_flows(placement.hosts, load.astype(float))
-            assert scheduler.solve(load).gpu_tokens.max() == np.ceil(least - 1e-6)
+            least = max_density_by_flows(placement.has_replica, load.astype(float))
+            assert scheduler.schedule_micro_batch(load).gpu_tokens.max() == np.ceil(least - 1e-6)
 
 
 def test_replicas_are_opened_where_prices_ask_for_them() -> None:
@@ -75,12 +75,12 @@ def test_replicas_are_opened_where_prices_ask_for_them() -> None:
     build the program anew, until only GPU 3 has room."""
     placement = Placement(np.array([[1, 1, 1, 1], [1, 1, 1, 0]]))
     scheduler = ReplicaScheduler(placement)
-    scheduler.solve(np.array([10, 990]))
+    scheduler.schedule_micro_batch(np.array([10, 990]))
     before = int(scheduler._open.sum())
     for first in range(50, 1000, 50):
         assert UNLIKE * 1000 >= 2 * 50
         load = np.array([first, 1000 - first])
-        assert scheduler.solve(load).gpu_tokens.max() == max(250, -(-int(load[1]) // 3))
+        assert scheduler.schedule_micro_batch(load).gpu_tokens.max() == max(250, -(-int(load[1]) // 3))
     assert scheduler._open.sum() > before
 
 
@@ -88,7 +88,7 @@ def test_prices_prove_the_optimum() -> None:
     """LP duality, by hand: GPUs 0 and 1 hold expert 0 alone, so a token of it costs half a token of the fullest GPU."""
     placement = Placement(np.array([[1, 1, 0], [0, 0, 1]]))
     experts, gpus = placement.experts_and_gpus
-    _, base = first_open_replicas(placement, np.array([2.0, 1.0]))
+    _, base = replicas_that_program_begins_with(placement, np.array([2.0, 1.0]))
     found = ReplicaProgram(experts, gpus, base, 3).solve(np.array([2.4, 0.6]))
     assert found.fullest_gpu_tokens == pytest.approx(1.2) and found.price == pytest.approx([0.5, 0.5, 0.0])
     again = ReplicaProgram(experts, gpus, base, 3)

@@ -65,12 +65,12 @@ def test_the_optimum_is_the_density_whoever_computes_it(case: tuple[Placement, n
     placement, batches = case
     lp, flow = ReplicaScheduler(placement), FlowScheduler(placement)
     for load in batches:  # one after the other: warm
-        density = brute_force_density(placement.hosts, load)
-        assert induced_density(placement.hosts, load.astype(float)) == pytest.approx(density)
-        assert max_density_by_flows(placement.hosts, load.astype(float)) == pytest.approx(density)
+        density = brute_force_density(placement.has_replica, load)
+        assert induced_density(placement.has_replica, load.astype(float)) == pytest.approx(density)
+        assert max_density_by_flows(placement.has_replica, load.astype(float)) == pytest.approx(density)
         assert highs_optimum(placement, load) == pytest.approx(density)
         for scheduler in (lp, flow):
-            schedule = scheduler.solve(load)
+            schedule = scheduler.schedule_micro_batch(load)
             whole = int(np.ceil(density - 1e-9))
             assert schedule.optimum == pytest.approx(density if scheduler is lp else whole, rel=1e-6)
             assert schedule.gpu_tokens.max() == whole
@@ -84,7 +84,9 @@ def test_going_on_from_the_batch_before_changes_nothing(case: tuple[Placement, n
     placement, batches = case
     warm = ReplicaScheduler(placement)
     for load in batches:
-        assert warm.solve(load).optimum == pytest.approx(ReplicaScheduler(placement).solve(load).optimum, rel=1e-6)
+        assert warm.schedule_micro_batch(load).optimum == pytest.approx(
+            ReplicaScheduler(placement).schedule_micro_batch(load).optimum, rel=1e-6
+        )
 
 
 @given(st.data())
@@ -142,7 +144,7 @@ def test_communication_agrees_with_a_program_over_flows(
     rng = np.random.default_rng(seed)
     for load in batches:
         inputs = np.array([rng.multinomial(x, np.full(placement.num_gpus, 1 / placement.num_gpus)) for x in load])
-        schedule = scheduler.solve(inputs)
+        schedule = scheduler.schedule_micro_batch(inputs)
         assert schedule.optimum == pytest.approx(communication_twin(placement, inputs, weights), rel=1e-5, abs=1e-5)
         assert np.array_equal(np.bincount(scheduler.experts, schedule.tokens, len(load)), load)
 
@@ -152,10 +154,10 @@ def test_without_weights_it_is_the_replica_program() -> None:
     inputs = (
         np.random.default_rng(0).multinomial(2048, np.arange(1, 33) ** -1.2 / (np.arange(1, 33) ** -1.2).sum(), 8).T
     )
-    plain = ReplicaScheduler(placement).solve(inputs.sum(axis=1))
-    free = CommunicationScheduler(placement, TransferCosts(0.0, 0.0)).solve(inputs)
+    plain = ReplicaScheduler(placement).schedule_micro_batch(inputs.sum(axis=1))
+    free = CommunicationScheduler(placement, TransferCosts(0.0, 0.0)).schedule_micro_batch(inputs)
     assert free.optimum == pytest.approx(plain.optimum, rel=1e-6)
-    dear = CommunicationScheduler(placement, TransferCosts(1.0, 1.0)).solve(inputs)
+    dear = CommunicationScheduler(placement, TransferCosts(1.0, 1.0)).schedule_micro_batch(inputs)
     assert dear.gpu_tokens.max() >= free.gpu_tokens.max() and dear.sent <= free.sent
 
 
@@ -172,15 +174,15 @@ def test_without_weights_it_is_the_replica_program() -> None:
 def test_wrong_loads_are_named(loads: np.ndarray, message: str) -> None:
     for scheduler in (ReplicaScheduler(plain_placement(4, 4, 2)), FlowScheduler(plain_placement(4, 4, 2))):
         with pytest.raises(SpecError, match=message):
-            scheduler.solve(loads)
+            scheduler.schedule_micro_batch(loads)
 
 
 def test_wrong_inputs_are_named() -> None:
     scheduler = CommunicationScheduler(plain_placement(4, 4, 2), TransferCosts())
     with pytest.raises(SpecError, match=r"inputs: have shape \(4, 3\)"):
-        scheduler.solve(np.ones((4, 3)))
+        scheduler.schedule_micro_batch(np.ones((4, 3)))
     with pytest.raises(SpecError, match="not finite"):
-        scheduler.solve(np.full((4, 4), np.nan))
+        scheduler.schedule_micro_batch(np.full((4, 4), np.nan))
 
 
 def test_loads_that_are_not_the_fractions_sums_are_refused() -> None:
@@ -192,12 +194,14 @@ def test_many_gpus_take_the_flow() -> None:
     """12 GPUs: both ways to the density, and the whole of a group of 64."""
     placement = symmetric_placement(24, 12, 6)
     load = np.random.default_rng(1).integers(0, 1000, 24).astype(float)
-    assert max_density_by_flows(placement.hosts, load) == pytest.approx(float(induced_density(placement.hosts, load)))
-    assert max_density(placement.hosts, np.stack([load, load])).shape == (2,)
+    assert max_density_by_flows(placement.has_replica, load) == pytest.approx(
+        float(induced_density(placement.has_replica, load))
+    )
+    assert max_density(placement.has_replica, np.stack([load, load])).shape == (2,)
     large = symmetric_placement(256, 64, 32)
     load = np.random.default_rng(2).multinomial(65536, np.arange(1, 257) ** -0.9 / (np.arange(1, 257) ** -0.9).sum())
-    assert ReplicaScheduler(large).solve(load).optimum == pytest.approx(
-        float(max_density(large.hosts, load.astype(float)))
+    assert ReplicaScheduler(large).schedule_micro_batch(load).optimum == pytest.approx(
+        float(max_density(large.has_replica, load.astype(float)))
     )
     with pytest.raises(ValueError, match="num_gpus"):
-        induced_density(large.hosts, load.astype(float))
+        induced_density(large.has_replica, load.astype(float))

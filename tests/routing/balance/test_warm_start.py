@@ -31,7 +31,7 @@ def test_a_micro_batch_goes_on_from_the_one_before(ep: int, s: float, monkeypatc
     for load in loads:
         for scheduler, pivots in ((warm, warm_pivots), (ReplicaScheduler(placement), cold_pivots)):
             num_pivots = 0
-            scheduler.solve(load)
+            scheduler.schedule_micro_batch(load)
             pivots.append(num_pivots)
     assert warm_pivots[0] == cold_pivots[0] > 0
     assert np.median(warm_pivots[1:]) < np.median(cold_pivots) / 10

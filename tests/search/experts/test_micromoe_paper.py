@@ -74,9 +74,9 @@ def test_where_the_density_forbids_the_papers_perfect_balance(s: float, perfect:
     """Figure 8 claims it for s < 1 on 8 GPUs with 32 experts; of random orders of the experts not all allow it."""
     shares = np.arange(1.0, 33) ** -s
     orders = np.random.default_rng(0).permuted(np.broadcast_to(shares / shares.sum(), (2000, 32)), axis=1)
-    density = induced_density(symmetric_placement(32, 8, 4).hosts, orders) * 8
+    density = induced_density(symmetric_placement(32, 8, 4).has_replica, orders) * 8
     assert np.mean(density < 1 + 1e-9) == pytest.approx(perfect, abs=0.015)
-    random = induced_density(shuffled_placement(32, 8, 4).hosts, orders) * 8
+    random = induced_density(shuffled_placement(32, 8, 4).has_replica, orders) * 8
     assert random.mean() >= density.mean() - 1e-9
 
 
@@ -84,4 +84,6 @@ def test_where_the_density_forbids_the_papers_perfect_balance(s: float, perfect:
 def test_in_order_of_popularity_it_balances_up_to_0_9(s: float) -> None:
     """As the command without a workload draws them: popular experts lie on different GPUs."""
     shares = np.arange(1.0, 33) ** -s
-    assert float(induced_density(symmetric_placement(32, 8, 4).hosts, shares / shares.sum())) * 8 == pytest.approx(1.0)
+    assert float(
+        induced_density(symmetric_placement(32, 8, 4).has_replica, shares / shares.sum())
+    ) * 8 == pytest.approx(1.0)

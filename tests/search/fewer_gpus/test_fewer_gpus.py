@@ -12,7 +12,7 @@ import mofa
 from mofa.errors import StrategyError
 from mofa.plan.result import PlanReport
 from mofa.search import branch_and_bound
-from mofa.search.costing import cost_rows
+from mofa.search.costing import cost_all_legal_rows
 from mofa.search.fewer_gpus import numbers_together
 from mofa.search.fewer_gpus.faster_rows import faster_rows_on_fewer_gpus, fewer_numbers_of_gpus
 from mofa.search.fewer_gpus.fewer_replicas import RowsOnAllGpus
@@ -222,7 +222,7 @@ def test_costs_of_several_numbers_are_those_of_each() -> None:
         loads = routing_loads_by_ep(job, some.rows.degrees)
         verdicts = check_strategies(some.job, some.rows)
         with WorkerProcesses(1) as workers:
-            own = cost_rows(some.job, loads, some.rows, verdicts.reason, verdicts.shortfall, None, workers)
+            own = cost_all_legal_rows(some.job, loads, some.rows, verdicts.reason, verdicts.shortfall, None, workers)
         np.testing.assert_array_equal(costed.reasons, own.reason)
         np.testing.assert_array_equal(costed.costed.rows, own.costed.rows)
         np.testing.assert_allclose(costed.costed.step_s, own.costed.step_s, rtol=1e-12)

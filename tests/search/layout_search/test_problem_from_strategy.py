@@ -36,25 +36,30 @@ def test_other_layouts_take_and_keep_what_the_estimate_says(name: str) -> None:
     problem, own = split_problem_of_strategy(estimator, 1000 * GIB), split_of_strategy(estimator)
     assert problem is not None
     np.testing.assert_allclose(problem.bytes_by_rank([own])[0], estimator.stage_device_bytes())
-    own_s = float(estimator.component_seconds(every_stage=True)[0].sum())
+    own_s = float(estimator.exposed_and_hidden_seconds(every_stage=True)[0].sum())
     tolerance = (
         0.012 if SCHEDULES[estimator.row_with_every_stage.schedule].defers_weight_gradients else 0.004
     )  # the host's part
-    assert problem.step_s(own) == pytest.approx(own_s, rel=0.03)
+    assert problem.pipeline_step_s(own) == pytest.approx(own_s, rel=0.03)
     layers = list(own.layers)
     layers[1] -= 1
     layers[-2] += 1
     other = ChunkLayers(tuple(layers), own.prediction_chunk, own.recomputed)
     changed = estimator.with_layout(other.layout(problem.num_predictions).text, other.recomputed)
-    other_s = float(changed.component_seconds(every_stage=True)[0].sum())
-    assert problem.step_s(other) - problem.step_s(own) == pytest.approx(other_s - own_s, abs=tolerance * own_s)
+    other_s = float(changed.exposed_and_hidden_seconds(every_stage=True)[0].sum())
+    assert problem.pipeline_step_s(other) - problem.pipeline_step_s(own) == pytest.approx(
+        other_s - own_s, abs=tolerance * own_s
+    )
     np.testing.assert_allclose(problem.bytes_by_rank([other])[0], changed.stage_device_bytes(), rtol=0.08)
 
 
 def test_a_strategy_with_another_layout_is_that_strategy() -> None:
     """As if the strategy had been written so, whatever was worked out of its own layout before."""
     estimator = _estimator("70b first layers")
-    assert estimator.component_seconds(every_stage=True)[0].any() and estimator.at_power_limited_clock is not estimator
+    assert (
+        estimator.exposed_and_hidden_seconds(every_stage=True)[0].any()
+        and estimator.at_power_limited_clock is not estimator
+    )
     changed = estimator.with_layout("Et*3|(t*4|)*18t*5L", 3)
     workload, gpus, framework, strategy, batch = CASES["70b first layers"]
     job, machines = mofa.load_workload(workload, global_batch=batch), mofa.load_cluster("h100-hgx", gpus)
@@ -62,7 +67,8 @@ def test_a_strategy_with_another_layout_is_that_strategy() -> None:
     written = strategy_estimator(job, machines, mofa.load_framework(framework), strategy)
     for every_stage in (False, True):
         np.testing.assert_array_equal(
-            changed.component_seconds(every_stage=every_stage)[0], written.component_seconds(every_stage=every_stage)[0]
+            changed.exposed_and_hidden_seconds(every_stage=every_stage)[0],
+            written.exposed_and_hidden_seconds(every_stage=every_stage)[0],
         )
     assert changed.stage_device_bytes() == written.stage_device_bytes()
 
@@ -76,10 +82,12 @@ def test_search_of_a_small_model_equals_trying_every_layout() -> None:
     assert problem is not None
 
     def step_s(split: ChunkLayers) -> float:
-        return float(estimator.with_layout(split.layout(0).text, 0).component_seconds(every_stage=True)[0].sum())
+        return float(
+            estimator.with_layout(split.layout(0).text, 0).exposed_and_hidden_seconds(every_stage=True)[0].sum()
+        )
 
     found = shortest_split(problem, split_of_strategy(estimator))
-    shortest_s = min(map(step_s, problem.splits()))
+    shortest_s = min(map(step_s, problem.all_splits()))
     assert min(map(step_s, found.splits[:3])) == pytest.approx(shortest_s, rel=1e-3)
     assert found.gap_fraction < 1e-3
 

@@ -113,7 +113,7 @@ def test_deepseek_on_16_stages_of_two_chunks_is_searched_within_its_work() -> No
     recipe = split_of_strategy(estimator)
     found = shortest_split(problem, recipe)
     assert found.work < 1.2 * WORK
-    assert found.steps_s[0] <= problem.step_s(recipe)
+    assert found.steps_s[0] <= problem.pipeline_step_s(recipe)
     assert found.gap_fraction < 0.06
 
 

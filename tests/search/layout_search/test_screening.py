@@ -88,13 +88,13 @@ def test_no_layout_brings_what_is_not_screened_among_the_wanted(screened: list[L
     shapes = set()
     for each in left_out:
         layouts = CandidateLayouts(each.make())
-        if not layouts.has_choice:
+        if not layouts.has_layout_choice:
             continue
         assert layouts.least_step_s >= worst_wanted_s
         if each.shape not in shapes:
             shapes.add(each.shape)
-            splits = layouts.shortest(0.1, closes=False).splits
-            assert not splits or layouts.step_s(splits[0]) >= worst_wanted_s
+            splits = layouts.shortest_splits(0.1, closes=False).splits
+            assert not splits or layouts.step_s_of_split(splits[0]) >= worst_wanted_s
 
 
 def test_what_was_fixed_has_no_contenders() -> None:

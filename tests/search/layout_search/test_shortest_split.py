@@ -47,7 +47,7 @@ def random_problem(
         num_predictions=num_predictions, first_prediction_chunk=pp * (vpp - 1), least_layers=(0,) * chunks,
         least_recomputed=recomputed[0], most_recomputed=recomputed[1], schedule_clock=pipeline,
     )  # fmt: skip
-    peaks = problem.bytes_by_rank(problem.splits()).max(axis=1)
+    peaks = problem.bytes_by_rank(problem.all_splits()).max(axis=1)
     return replace(problem, limit_bytes=float(np.quantile(peaks, 0.3)))
 
 
@@ -72,15 +72,17 @@ def test_search_equals_trying_every_split(
         seed, schedule, pp, vpp, num_micro_batches, num_kinds=1 + seed % 2, num_predictions=int(schedule != "zbv"),
         recomputed=RECOMPUTED[recomputed], runtime="pytorch" if schedule == "zbv" else "megatron",
     )  # fmt: skip
-    fitting = problem.splits_that_fit(problem.splits())
-    shortest_s = float(problem.steps_s(fitting).min())
+    fitting = problem.splits_that_fit(problem.all_splits())
+    shortest_s = float(problem.pipeline_steps_s(fitting).min())
     found = shortest_split(problem, problem.even_split())
     assert found.splits[0] in splits_of(fitting)
     assert found.steps_s[0] == pytest.approx(shortest_s, rel=1e-9)
     assert found.bound_s <= shortest_s * (1.0 + 1e-9)
     assert found.gap_fraction < 0.02
-    every_s = problem.steps_s(problem.splits())
-    assert 0.5 * every_s.min() < problem.least_step_s <= every_s.min() * (1.0 + 1e-9)  # whether or not they fit
+    every_s = problem.pipeline_steps_s(problem.all_splits())
+    assert (
+        0.5 * every_s.min() < problem.least_pipeline_step_s <= every_s.min() * (1.0 + 1e-9)
+    )  # whether or not they fit
     assert shortest_split(problem, problem.even_split()) == found
 
 
@@ -88,7 +90,7 @@ def test_search_equals_trying_every_split(
 def test_steps_that_are_of_no_use_are_not_searched_for(seed: int) -> None:
     """The heaviest rank bounds all steps: where none is below what is of use, no chunk is moved."""
     problem = random_problem(seed, "interleaved", 2, 2, 6)
-    shortest_s = float(problem.steps_s(problem.splits_that_fit(problem.splits())).min())
+    shortest_s = float(problem.pipeline_steps_s(problem.splits_that_fit(problem.all_splits())).min())
     start = problem.even_split()
     found = shortest_split(problem, start, closes=False)
     beaten = shortest_split(problem, start, closes=False, beaten_from_s=0.5 * shortest_s)
@@ -116,8 +118,8 @@ def test_contents_that_do_not_fit_are_learned() -> None:
         return np.asarray(layers - 2.0)
 
     found = shortest_split(problem, problem.even_split(), over_bytes=over_bytes)
-    fitting = [split for split in problem.splits() if np.all(over_bytes(split) <= 0)]
-    assert found.steps_s[0] == pytest.approx(float(problem.steps_s(fitting).min()), rel=1e-9)
+    fitting = [split for split in problem.all_splits() if np.all(over_bytes(split) <= 0)]
+    assert found.steps_s[0] == pytest.approx(float(problem.pipeline_steps_s(fitting).min()), rel=1e-9)
     assert all(np.all(over_bytes(split) <= 0) for split in found.splits)
 
 
@@ -128,7 +130,7 @@ def test_nothing_is_found_where_nothing_fits() -> None:
 
 def test_every_split_is_a_layout_that_megatron_takes() -> None:
     problem = random_problem(2, "interleaved", 2, 2, 6, num_layers=3)
-    for split in problem.splits():
+    for split in problem.all_splits():
         layout = split.layout(problem.num_predictions)
         layout.check_against_model(2, 2, problem.num_layers, problem.num_predictions)
         assert layout == PipelineLayout.of_chunks(layout.chunks)
@@ -137,8 +139,8 @@ def test_every_split_is_a_layout_that_megatron_takes() -> None:
 def test_a_descent_ends_where_no_move_helps() -> None:
     problem = random_problem(3, "interleaved", 2, 3, 12)
     end, _ = LayerMoves(problem).improved_split_and_num_tried(problem.even_split())
-    steps_s = problem.steps_s(problem.splits_that_fit(neighbouring_splits(problem, end)))
-    assert steps_s.min() >= problem.step_s(end) * (1.0 - 1e-9)
+    steps_s = problem.pipeline_steps_s(problem.splits_that_fit(neighbouring_splits(problem, end)))
+    assert steps_s.min() >= problem.pipeline_step_s(end) * (1.0 - 1e-9)
 
 
 def neighbours_by_loops(problem: LayerSplitProblem, split: ChunkLayers) -> list[ChunkLayers]:
@@ -175,14 +177,14 @@ def test_neighbours_are_those_of_loops(num_predictions: int, recomputed: str) ->
         4, "interleaved", 2, 2, 6, num_predictions=num_predictions, recomputed=RECOMPUTED[recomputed]
     )
     problem = replace(problem, least_layers=(1, 0, 0, 0))
-    for split in problem.splits():
+    for split in problem.all_splits():
         assert splits_of(neighbouring_splits(problem, split)) == neighbours_by_loops(problem, split)
 
 
 def test_what_is_remembered_of_moves_changes_no_descent() -> None:
     problem = random_problem(6, "interleaved", 2, 3, 12, recomputed=(0, 2))
     known = LayerMoves(problem)
-    for split in problem.splits()[::7]:
+    for split in problem.all_splits()[::7]:
         for most_tried in (10, 200, 10**6):
             alone = LayerMoves(problem).improved_split_and_num_tried(split, most_tried)
             assert known.improved_split_and_num_tried(split, most_tried) == alone

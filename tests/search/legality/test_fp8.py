@@ -9,7 +9,7 @@ import pytest
 
 import mofa
 from mofa.blocks.fp8 import FP8_RECIPES
-from mofa.cost.kernels.compute import memory_bound_rate
+from mofa.cost.kernels.compute import memory_bound_bytes_per_s
 from mofa.cost.optimizer import fp8_cast_seconds_per_param, fp8_first_micro_batch_saving_s, weight_cast_seconds
 from mofa.plan.result import Plan
 from mofa.search.entry_points import find_plans
@@ -132,16 +132,16 @@ def test_casts_of_weights_once_a_step_by_hand() -> None:
 
     for recipe, moved, like in (("delayed", 4, "both_delayed"), ("tensorwise", 6, "both_tensorwise"),
                                 ("blockwise", 4, "weight_block")):  # fmt: skip
-        rate = memory_bound_rate(machines.gpu, f"fp8_cast_{like}")
+        rate = memory_bound_bytes_per_s(machines.gpu, f"fp8_cast_{like}")
         assert casts(f"fp8-{recipe}", False) == pytest.approx(moved * 1e9 / rate)
-    transposed = 2e9 / memory_bound_rate(machines.gpu, "fp8_transpose")
-    largest = 2.0 / memory_bound_rate(machines.gpu, "fp8_cast_tensorwise")
+    transposed = 2e9 / memory_bound_bytes_per_s(machines.gpu, "fp8_transpose")
+    largest = 2.0 / memory_bound_bytes_per_s(machines.gpu, "fp8_cast_tensorwise")
     # one row: 3828 instructions for 64 elements, on 132 multiprocessors' 4 schedulers at 1.98 GHz, are 57.2 ps at least
-    main = 4.0 / memory_bound_rate(machines.gpu, "fp8_cast_main")
+    main = 4.0 / memory_bound_bytes_per_s(machines.gpu, "fp8_cast_main")
     assert 1.0 < main / (3828.0 / 64.0 / (132 * 4 * 1.98e9)) < 1.3
     assert casts("fp8-delayed", True) == pytest.approx(transposed + 0.5e9 * main, rel=1e-4)
     assert casts("fp8-tensorwise", True) == pytest.approx(transposed + 0.5e9 * (main + largest), rel=1e-4)
-    blocks = 5.0 / memory_bound_rate(machines.gpu, "fp8_cast_block")
+    blocks = 5.0 / memory_bound_bytes_per_s(machines.gpu, "fp8_cast_block")
     assert casts("fp8-blockwise", True) == pytest.approx(transposed + 0.5e9 * blocks)
 
 
@@ -150,7 +150,7 @@ def test_the_first_micro_batch_reads_no_main_gradient() -> None:
     gpu, linears = mofa.load_cluster("h100-hgx", 1).gpu, np.array([[1e9]])
     fused, apart = (fp8_first_micro_batch_saving_s(mofa.load_framework(name), linears, gpu)
                     for name in ("megatron", "megatron-local"))  # fmt: skip
-    assert float(fused[0, 0]) == pytest.approx(4e9 / memory_bound_rate(gpu, "te wgrad_add"))
+    assert float(fused[0, 0]) == pytest.approx(4e9 / memory_bound_bytes_per_s(gpu, "te wgrad_add"))
     assert float(apart[0, 0]) == 0.0
     narrow = mofa.load_framework({"name": "megatron", "grads": "bf16"})
     assert float(fp8_first_micro_batch_saving_s(narrow, linears, gpu)[0, 0]) == pytest.approx(float(fused[0, 0]) / 2.0)
@@ -161,7 +161,7 @@ def test_main_parameters_are_cast_by_rows_where_no_transposed_copy_is_made() -> 
     the largest."""
     gpu = mofa.load_cluster("b200-hgx", 8).gpu
     recipe = FP8_RECIPES["tensorwise"]
-    moved = 5.0 / memory_bound_rate(gpu, "fp8_cast_tensorwise")
+    moved = 5.0 / memory_bound_bytes_per_s(gpu, "fp8_cast_tensorwise")
     assert fp8_cast_seconds_per_param(recipe, gpu) == pytest.approx(moved)
     transposing = gpu.model_copy(update={"fp8_transposes": True})
     assert fp8_cast_seconds_per_param(recipe, transposing) > 10.0 * moved

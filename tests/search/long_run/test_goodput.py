@@ -437,10 +437,10 @@ def test_days_are_those_of_simulated_whole_runs(lemons: bool) -> None:
     plan = mofa.estimate_long_run(JOB, NODES, "tp=2 pp=2", spec, framework=MEGATRON, replay=False)
     judge = LongRunObjective(JOB, NODES, MEGATRON, spec)
     found = judge.outlook_of_plan(plan)
-    work = float(judge.work_s(np.array([plan.step_s]))[0])
+    work = float(judge.productive_run_s(np.array([plan.step_s]))[0])
     assert spec.reliability is not None
     clock = failure_clock(spec.reliability, float(found.mtbf_s[0]), judge.num_nodes)
-    days = simulate_long_runs(found.simulated_run(0, work, clock), 2000, seed=5).wall_s / 86400
+    days = simulate_long_runs(found.run_to_simulate(0, work, clock), 2000, seed=5).wall_s / 86400
     assert plan.days is not None
     width = float(np.std(days))
     for quantile, value in ((0.1, plan.days.p10), (0.5, plan.days.p50), (0.9, plan.days.p90)):

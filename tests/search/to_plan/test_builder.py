@@ -71,7 +71,7 @@ def test_a_closed_form_leaves_free_what_only_a_replay_knows() -> None:
     closed, played = (
         mofa.estimate(job, machines, "tp=2 micro_batch=1 recompute=full", replay=replay) for replay in (False, True)
     )
-    doubt = load_closed_form_residuals().reserved_memory("megatron", 1)
+    doubt = load_closed_form_residuals().reserved_memory_residual("megatron", 1)
     more = closed.memory.margin_bytes - played.memory.margin_bytes
     assert more == pytest.approx(doubt.value * closed.memory.reserved_bytes)
     assert [doubt.source in note for note in closed.notes].count(True) == 1

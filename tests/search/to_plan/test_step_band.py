@@ -46,7 +46,7 @@ def test_the_band_holds_the_estimate_unless_a_bias_says_otherwise(node: str, gpu
     strategy = "micro_batch=1 recompute=full" if framework != "megatron" else "tp=2 micro_batch=1"
     plan = estimated(dense(), node, gpus, framework, strategy)
     found = band(plan)
-    group = STEP.group_of(found.circumstances)
+    group = STEP.narrowest_group_of_circumstances(found.circumstances)
     assert (found.group, found.runs, found.families) == (group.path, group.runs, group.families)
     assert found.unmeasured == () and found.hosts_s is not None
     assert found.tie_margin == pytest.approx(expm1(STEP.pair_difference[found.circumstances.pace].value))
@@ -61,10 +61,10 @@ def test_the_band_holds_the_estimate_unless_a_bias_says_otherwise(node: str, gpu
 def test_circumstances_are_those_of_the_job() -> None:
     machines, framework = mofa.load_cluster("h100-hgx", 16), mofa.load_framework("megatron")
     few = step_circumstances(dense(), machines, framework, 0.0)
-    assert few.path == ("several nodes", "transformer-engine", "dense", "device-bound", "bf16")
+    assert few.levels_in_order == ("several nodes", "transformer-engine", "dense", "device-bound", "bf16")
     experts = mofa.load_workload("mixtral-8x7b", overrides={"precision": {"gemm": "fp8"}})
     many = step_circumstances(experts, mofa.load_cluster("h100-hgx", 8), framework, 0.5)
-    assert many.path == ("one node", "transformer-engine", "experts half or more", "host-bound", "fp8")
+    assert many.levels_in_order == ("one node", "transformer-engine", "experts half or more", "host-bound", "fp8")
 
 
 def test_it_is_wide_and_says_so_where_nothing_was_measured() -> None:
@@ -110,7 +110,7 @@ def test_a_step_that_waits_for_its_host_has_the_band_of_hosts_too() -> None:
     assert found.hosts_s == (pytest.approx(fast.step_s), pytest.approx(slow.step_s))
     assert band(at_own).hosts_s is None
     assert band(at_own).low_s > found.low_s and band(fast).high_s < found.high_s
-    group = STEP.group_of(found.circumstances)
+    group = STEP.narrowest_group_of_circumstances(found.circumstances)
     assert found.low_s == pytest.approx(fast.step_s * exp(group.low.value))
     assert band(at_own).high_s == pytest.approx(at_own.step_s * exp(group.high.value))
 

@@ -29,7 +29,7 @@ def timed_module_call(
     return TimedModuleCall(module, "bf16" if ctx.fp8 is None else f"fp8-{ctx.fp8.name}", members, times)
 
 
-def mark_issued_by(b: TapeBuilder, since: int, call: TimedModuleCall | None) -> None:
+def mark_ops_issued_by_call(b: TapeBuilder, since: int, call: TimedModuleCall | None) -> None:
     """Say of the ops added since that a module's call issues them, but of those that another one does."""
     if call is None:
         return
@@ -38,7 +38,7 @@ def mark_issued_by(b: TapeBuilder, since: int, call: TimedModuleCall | None) -> 
             b.ops[i] = op._replace(module_call=call)
 
 
-def add_module_python(b: TapeBuilder, name: str, call: TimedModuleCall | None, present: BoolK = True) -> None:
+def add_op_of_module_python(b: TapeBuilder, name: str, call: TimedModuleCall | None, present: BoolK = True) -> None:
     """A module's own Python, where none of its kernels is its alone."""
     if call is not None:
         b.add(Op(name, "host", None, (), (), launches=0, present=present, module_call=call))
@@ -57,14 +57,14 @@ def linear_call_with_norm(b: TapeBuilder, ctx: Context, h: str) -> TimedModuleCa
     return timed_module_call(ctx, "linear")
 
 
-def as_one_module_call(linear: Linear[P]) -> Linear[P]:
+def linear_as_one_module_call(linear: Linear[P]) -> Linear[P]:
     """A linear as one module's call, or as part of that of the norm right before it."""
 
     @wraps(linear)
     def called(b: TapeBuilder, ctx: Context, x: str, /, *args: P.args, **named: P.kwargs) -> str:
         since, by = len(b.ops), linear_call_with_norm(b, ctx, x)
         out = linear(b, ctx, x, *args, **named)
-        mark_issued_by(b, since, by)
+        mark_ops_issued_by_call(b, since, by)
         return out
 
     return called

@@ -13,7 +13,7 @@ import numpy as np
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximum, where
-from mofa.blocks.frameworks.megatron.calls import add_module_python, timed_module_call
+from mofa.blocks.frameworks.megatron.calls import add_op_of_module_python, timed_module_call
 from mofa.blocks.op import CP_POOL, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import (
     attention_backend,
@@ -69,12 +69,12 @@ class _Sizes:
         return self.key + self.value
 
 
-def add_python_of_cp_kind(b: TapeBuilder, ctx: Context) -> None:
+def add_host_calls_of_cp_kind(b: TapeBuilder, ctx: Context) -> None:
     """Add the host's extra calls of attention whose keys and values are gathered, or whose heads are exchanged."""
     if any_true(ctx.cp > 1):
         s = _Sizes.of(ctx)
-        add_module_python(b, "attn.gathered", timed_module_call(ctx, "gathered_attention"), s.gathers)
-        add_module_python(b, "attn.exchanged", timed_module_call(ctx, "exchanged_attention"), s.a2a)
+        add_op_of_module_python(b, "attn.gathered", timed_module_call(ctx, "gathered_attention"), s.gathers)
+        add_op_of_module_python(b, "attn.exchanged", timed_module_call(ctx, "exchanged_attention"), s.a2a)
 
 
 def _heads_for_tokens(b: TapeBuilder, sizes: _Sizes, q: str, k: str, v: str) -> tuple[str, str, str]:

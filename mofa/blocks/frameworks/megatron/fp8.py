@@ -145,7 +145,7 @@ def _cast_again(
     column = b.tensor(f"{name}.again.fp8_t", _copy_bytes(recipe, column_elements), grad=False)
     copies = where(_rows_alone(recipe, gathers), 1.0, 1.0 if _one_copy(ctx) or not alone else 2.0)
     like = recipe.column_cast
-    moved = MemoryBound(recipe.cast_moved_bytes(0) * elements + copies * elements, like)
+    moved = MemoryBound(recipe.cast_moved_bytes_per_element(0) * elements + copies * elements, like)
     cast = Op(f"{name}.again.cast", "memory_bound", moved, (x,), (rows, column), launches=recipe.kernels_per_cast)
     if gathers is False:
         return Fp8Input(row, (x,), (cast,), (), rows if _one_copy(ctx) else column)
@@ -223,7 +223,7 @@ def padded_expert_rows(ctx: Context, rows: FloatK) -> FloatK:
     ``Fp8Padding`` (te/module/fp8_padding.py) rounds each expert's rows up to 16, by 7.5 in the mean, and to 32 under
     MXFP8.
     """
-    return rows + where(rows > 0, fp8_recipe_of(ctx).filled_rows * ctx.local_experts, 0.0)
+    return rows + where(rows > 0, fp8_recipe_of(ctx).mean_padding_rows_per_expert * ctx.local_experts, 0.0)
 
 
 def pad_expert_rows(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
@@ -273,7 +273,7 @@ def grouped_product_input(
 
 
 def _copy_bytes(recipe: Fp8Recipe, elements: FloatK) -> FloatK:
-    return elements * recipe.copy_bytes()
+    return elements * recipe.copy_bytes_per_element()
 
 
 def _rows_alone(recipe: Fp8Recipe, gathers: BoolK) -> BoolK:
@@ -304,7 +304,7 @@ def _cast(
     launches = launches * ceil(experts / together)
 
     def kernel(copies: float, like: str, runs: BoolK) -> tuple[MemoryBound, FloatK]:
-        nbytes = (recipe.cast_moved_bytes(0) - known + copies) * moved
+        nbytes = (recipe.cast_moved_bytes_per_element(0) - known + copies) * moved
         return MemoryBound(where(runs, nbytes, 0.0), like), where(runs, launches, 0.0)
 
     rows, both = kernel(1.0, recipe.row_cast, alone), kernel(2.0, recipe.row_and_column_cast, logical_not(alone))
@@ -354,7 +354,7 @@ def _place_of_norm_in_front(b: TapeBuilder, x: str) -> int | None:
     return None
 
 
-def hold_copies_until_norm_returns(b: TapeBuilder, ctx: Context, x: str, received: Fp8OutputGradient) -> None:
+def hold_gradient_copies_until_norm_backward(b: TapeBuilder, ctx: Context, x: str, received: Fp8OutputGradient) -> None:
     """Let the copies of a linear's gradient stay until the norm in front of it is differentiated, where it has one.
 
     Both are one function of autograd's, which lets them go earlier under sequence parallelism alone

@@ -8,9 +8,9 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.frameworks.megatron import fp8
 from mofa.blocks.frameworks.megatron.calls import (
-    add_module_python,
-    as_one_module_call,
-    mark_issued_by,
+    add_op_of_module_python,
+    linear_as_one_module_call,
+    mark_ops_issued_by_call,
     timed_module_call,
 )
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm, untuned_norm_slowdown
@@ -28,14 +28,14 @@ from mofa.blocks.parts import (
 from mofa.blocks.work import Collective, MemoryBound
 
 
-class WeightGradArguments(TypedDict, total=False):
+class WeightGradientBytesPerParam(TypedDict, total=False):
     """Arguments of a linear about its weight gradient."""
 
     grad_bytes_per_param: float
     accumulate_bytes_per_param: float
 
 
-def weight_grad_arguments(ctx: Context) -> WeightGradArguments:
+def weight_gradient_bytes_per_param(ctx: Context) -> WeightGradientBytesPerParam:
     """Bytes of a weight gradient that is made apart and the bytes moved to add it. [B/param]"""
     if ctx.framework.fuses_wgrad_accumulation:  # reads and writes the main gradient where one alone writes 2 bytes
         return {"accumulate_bytes_per_param": 2.0 * ctx.framework.grads_bytes_per_param - 2.0}
@@ -49,11 +49,11 @@ def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
     (te/module/layernorm_linear.py; te1-llama8b-4l-first-traced).
     """
     since = len(b.ops)
-    out = norm_op(b, ctx, x, name, width, b.region or norm_region(b, ctx, name))
+    out = norm_op(b, ctx, x, name, width, b.region or norm_region_name(b, ctx, name))
     op = b.ops[-1]
     if name in BEHIND and not _is_module(b, ctx, name) and op.back is not None:
         b.ops[-1] = op._replace(back=op.back._replace(held_outputs=(f"{BEHIND[name]}.out",)))
-    mark_issued_by(b, since, timed_module_call(ctx, "norm" if _is_module(b, ctx, name) else "norm_linear"))
+    mark_ops_issued_by_call(b, since, timed_module_call(ctx, "norm" if _is_module(b, ctx, name) else "norm_linear"))
     return out
 
 
@@ -70,7 +70,7 @@ def _is_module(b: TapeBuilder, ctx: Context, name: str) -> bool:
     return name not in ("q_norm", "kv_norm")
 
 
-@as_one_module_call
+@linear_as_one_module_call
 def column_linear(
     b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k: float, *, kept_anyway: bool = False
 ) -> str:  # fmt: skip
@@ -82,19 +82,21 @@ def column_linear(
         full = sp_gather(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
         return linear(
             b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
-            regather=(f"{name}.all_gather",) if any_true(ctx.gathers_sequence) else (), **weight_grad_arguments(ctx),
+            regather=(f"{name}.all_gather",) if any_true(ctx.gathers_sequence) else (),
+            **weight_gradient_bytes_per_param(ctx),
         )  # fmt: skip
     operand = fp8.cast_input_to_fp8(
         b, ctx, h, name, ctx.shard_tokens * k, gathered=ctx.tokens * k, kept_anyway=kept_anyway
     )
     full = fp8.gather_fp8_input(b, ctx, tp_copy(b, ctx, operand.row, name, k), name, ctx.tokens * k)
     received = fp8.cast_output_gradient_to_fp8(b, ctx, name, ctx.tokens * n)
-    fp8.hold_copies_until_norm_returns(b, ctx, h, received)
+    fp8.hold_gradient_copies_until_norm_backward(b, ctx, h, received)
     return linear(b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
-                  prepared=fp8.prepare_linear_backward(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
+                  prepared=fp8.prepare_linear_backward(operand, received),
+                  **weight_gradient_bytes_per_param(ctx))  # fmt: skip
 
 
-@as_one_module_call
+@linear_as_one_module_call
 def row_linear(
     b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK, *, kept_anyway: bool = False
 ) -> str:  # fmt: skip
@@ -103,12 +105,13 @@ def row_linear(
     In fp8 the shard of its gradient is cast before it is gathered (module/base.py, ``grad_output_preprocess``).
     """
     if ctx.fp8 is None:
-        partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **weight_grad_arguments(ctx))
+        partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **weight_gradient_bytes_per_param(ctx))
         return tp_reduce(b, ctx, partial, name, n)
     operand = fp8.cast_input_to_fp8(b, ctx, x, name, ctx.tokens * k, kept_anyway=kept_anyway)
     received = fp8.cast_output_gradient_to_fp8(b, ctx, name, ctx.shard_tokens * n, gathered=ctx.tokens * n)
     partial = linear(b, ctx, operand.row, name, m=ctx.tokens, n=n, k=k, saves=operand.saves,
-                     prepared=fp8.prepare_linear_backward(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
+                     prepared=fp8.prepare_linear_backward(operand, received),
+                     **weight_gradient_bytes_per_param(ctx))  # fmt: skip
     out = tp_reduce(b, ctx, partial, name, n, scattered_back=fp8.VIEW)
     # the module's function has the input until it returns (module/linear.py; h200-te2-tp2-nemo12b-8l-delayed-beginning)
     b.add(Op(f"{name} returns", "memory_bound", None, (operand.row,), (), launches=0, present=ctx.tp > 1))
@@ -126,15 +129,16 @@ def attention_output_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: 
     return out
 
 
-@as_one_module_call
+@linear_as_one_module_call
 def replicated_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: float) -> str:
     """A linear that each rank has whole, over its shard of the tokens."""
     if ctx.fp8 is None:
-        return linear(b, ctx, x, name, m=ctx.shard_tokens, n=n, k=k, saves=(x,), **weight_grad_arguments(ctx))
+        return linear(b, ctx, x, name, m=ctx.shard_tokens, n=n, k=k, saves=(x,), **weight_gradient_bytes_per_param(ctx))
     operand = fp8.cast_input_to_fp8(b, ctx, x, name, ctx.shard_tokens * k)
     received = fp8.cast_output_gradient_to_fp8(b, ctx, name, ctx.shard_tokens * n)
     return linear(b, ctx, operand.row, name, m=ctx.shard_tokens, n=n, k=k, saves=operand.saves,
-                  prepared=fp8.prepare_linear_backward(operand, received), **weight_grad_arguments(ctx))  # fmt: skip
+                  prepared=fp8.prepare_linear_backward(operand, received),
+                  **weight_gradient_bytes_per_param(ctx))  # fmt: skip
 
 
 def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
@@ -152,13 +156,15 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
            module_call=timed_module_call(ctx, "bias_dropout_add"))
     )  # fmt: skip
     if name == "mid":  # once a layer
-        add_module_python(b, "layer", timed_module_call(ctx, "layer"))
+        add_op_of_module_python(b, "layer", timed_module_call(ctx, "layer"))
         if ctx.fp8 is not None and ctx.fp8.enters_context_each_layer:
-            add_module_python(b, "layer.fp8_context", timed_module_call(ctx, "fp8_context"))
+            add_op_of_module_python(b, "layer.fp8_context", timed_module_call(ctx, "fp8_context"))
     return out
 
 
-def mark_autograd_functions(b: TapeBuilder, since: int, name: str, functions: FloatK, guarded: FloatK = 0.0) -> None:
+def mark_python_autograd_function_counts(
+    b: TapeBuilder, since: int, name: str, functions: FloatK, guarded: FloatK = 0.0
+) -> None:
     """Say of the ops of this name, among those added since, how many functions of Python autograd calls around them."""
     for i, op in enumerate(b.ops[since:], since):
         if op.name == name:
@@ -169,11 +175,11 @@ def compiled_residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -
     """Bias, dropout and add: one function that is compiled by itself (fused_bias_dropout.py, jit_fuser)."""
     since = len(b.ops)
     out = residual(b, ctx, x, y, name)
-    mark_autograd_functions(b, since, f"{name}.add", 0.0, 1.0)
+    mark_python_autograd_function_counts(b, since, f"{name}.add", 0.0, 1.0)
     return out
 
 
-def norm_region(b: TapeBuilder, ctx: Context, name: str) -> str:
+def norm_region_name(b: TapeBuilder, ctx: Context, name: str) -> str:
     """The region of a block's norm: a module of its own before latent attention and experts, else in the linear.
 
     The norm that is fused with a dense layer's first linear is part of the ``mlp`` checkpoint; ``layernorm``

@@ -44,14 +44,15 @@ def column_linear(b: TapeBuilder, ctx: Context, h: str, name: str, n: ArrayK, k:
     full = base.gather_into_shared_buffer(b, ctx, tp_copy(b, ctx, h, name, k), name, k)
     return linear(
         b, ctx, full, name, m=ctx.tokens, n=n, k=k, saves=(h,),
-        regather=(f"{name}.all_gather",) if any_true(ctx.gathers_sequence) else (), **base.weight_grad_arguments(ctx),
+        regather=(f"{name}.all_gather",) if any_true(ctx.gathers_sequence) else (),
+        **base.weight_gradient_bytes_per_param(ctx),
         functions=where(ctx.all_reduces_over_tp, 2.0, 1.0),  # the product, which gathers itself, or the copy before it
     )  # fmt: skip
 
 
 def row_linear(b: TapeBuilder, ctx: Context, x: str, name: str, n: float, k: ArrayK) -> str:
     """Row-parallel linear and the reduction of its partial results."""
-    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **base.weight_grad_arguments(ctx),
+    partial = linear(b, ctx, x, name, m=ctx.tokens, n=n, k=k, saves=(x,), **base.weight_gradient_bytes_per_param(ctx),
                      functions=where(ctx.has_tp, 2.0, 1.0))  # fmt: skip
     out = tp_reduce(b, ctx, partial, name, n)
     if name == "proj":
@@ -209,7 +210,7 @@ def activation(
         since = len(b.ops)
         out = megatron_mlp.activation(b, ctx, h, name, elements, moved, region, launches)
         # an autograd.Function around a function that is compiled by itself (fused_bias_swiglu.py)
-        base.mark_autograd_functions(b, since, f"{name}.activation", launches, launches)
+        base.mark_python_autograd_function_counts(b, since, f"{name}.activation", launches, launches)
         return out
     return megatron_mlp.unfused_swiglu(b, ctx, h, name, elements, moved, region, launches)
 
@@ -307,7 +308,7 @@ def experts(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: Flo
     since = len(b.ops)
     y = megatron_moe.experts(b, ctx, x, rows, memory_rows, activation)
     for product in ("experts.fc1", "experts.fc2"):
-        base.mark_autograd_functions(b, since, product, ctx.local_experts)
+        base.mark_python_autograd_function_counts(b, since, product, ctx.local_experts)
     for i, op in enumerate(b.ops[since:], since):
         work = replace(op.work, uneven=ctx.expert_rows_deviation) if isinstance(op.work, GroupedGemm) else op.work
         b.ops[i] = op._replace(work=work, mean_loops_before=ctx.mean_loops_before, expert_loops=ctx.local_experts)

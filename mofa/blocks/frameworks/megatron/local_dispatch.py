@@ -38,7 +38,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> str:
            back=OpBackward(4 * s * experts * 4.0, 7, autograd_nodes=7.0),
         )  # back through scatter, casts, softmax and gather
     )  # fmt: skip
-    base.mark_autograd_functions(b, since, "router.gate", 1.0)  # RouterGatingLinearFunction
+    base.mark_python_autograd_function_counts(b, since, "router.gate", 1.0)  # RouterGatingLinearFunction
     return scores
 
 

@@ -12,17 +12,17 @@ from typing import Literal
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, any_true, logical_not
 from mofa.blocks.frameworks.megatron import fp8
-from mofa.blocks.frameworks.megatron.calls import add_module_python, mark_issued_by, timed_module_call
-from mofa.blocks.frameworks.megatron.linear import weight_grad_arguments
+from mofa.blocks.frameworks.megatron.calls import add_op_of_module_python, mark_ops_issued_by_call, timed_module_call
+from mofa.blocks.frameworks.megatron.linear import weight_gradient_bytes_per_param
 from mofa.blocks.frameworks.megatron.micro_moe import schedule_tokens_over_replicas
 from mofa.blocks.frameworks.megatron.mlp import activation, fuses_activation, mlp, multiply_by_shared_gate
 from mofa.blocks.frameworks.megatron.permute import (
     WEIGHT,
     context_with_padded_rows,
+    expert_rows_sent_by_rank,
     pad_routing_map,
     pads_routing_map,
     permute,
-    rows_sent,
     sort_by_expert,
     sort_by_source_rank,
     unpermute,
@@ -82,7 +82,7 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
         MemoryBound(4.0 * launches * s * experts, f"{kind}_fwd", s * experts, experts),
            (logits,), (scores, chosen, mapped), (scores, chosen, mapped), launches=launches, back=back, step="router")
     )  # fmt: skip
-    mark_issued_by(b, since, timed_module_call(ctx, "router"))
+    mark_ops_issued_by_call(b, since, timed_module_call(ctx, "router"))
     return scores, mapped
 
 
@@ -92,7 +92,7 @@ def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     assert spec is not None
     row = float(ctx.model.hidden) * ctx.activation_element_bytes
     b.region = "moe"
-    add_module_python(b, "moe.layer", timed_module_call(ctx, "moe_layer"))
+    add_op_of_module_python(b, "moe.layer", timed_module_call(ctx, "moe_layer"))
     shared = ""
     if spec.shared_hidden:
         b.region = "moe.shared"
@@ -135,12 +135,12 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     mapped = pad_routing_map(b, ctx, mapped)
     since = len(b.ops)
     on_host = "" if ctx.fixed_rows else count_expert_rows(b, ctx, mapped)
-    mark_issued_by(b, since, timed_module_call(ctx, "dispatch"))
+    mark_ops_issued_by_call(b, since, timed_module_call(ctx, "dispatch"))
     if pads_routing_map(ctx):
         _synchronise(b, ctx, on_host, "moe.sync", True)
     since = len(b.ops)
     sent, weights = permute(b, ctx, h, scores, mapped)
-    mark_issued_by(b, since, timed_module_call(ctx, "permute") if fw.permute_fusion else None)
+    mark_ops_issued_by_call(b, since, timed_module_call(ctx, "permute") if fw.permute_fusion else None)
     schedule_tokens_over_replicas(b, ctx, scores)
     split = ctx.ep * ctx.etp > 1
     if not pads_routing_map(ctx):
@@ -166,7 +166,7 @@ def _by_rows(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: str) -> 
     if any_true(ctx.etp > 1):
         y = reduce_scatter_over_expert_tp(b, ctx, y, rows * row, ctx.rows_memory * row)
     release_module_locals(b, "routed experts")
-    y = exchange_tokens(b, ctx, y, "combine", rows_sent(ctx) * row)
+    y = exchange_tokens(b, ctx, y, "combine", expert_rows_sent_by_rank(ctx) * row)
     return unpermute(b, ctx, y)
 
 
@@ -231,7 +231,7 @@ def exchange_probabilities(b: TapeBuilder, ctx: Context, weights: str) -> str:
     if ctx.framework.dispatcher != "alltoall" or not any_true(ctx.ep > 1):
         return weights
     out = b.tensor("moe.dispatch_weights", ctx.rows_memory * WEIGHT)
-    work = Collective("all_to_all", "ep", rows_sent(ctx) * WEIGHT, ctx.imbalance)
+    work = Collective("all_to_all", "ep", expert_rows_sent_by_rank(ctx) * WEIGHT, ctx.imbalance)
     by = timed_module_call(ctx, "collective")
     return b.add(
         Op("moe.dispatch_weights", "ep", work, (weights,), (out,), present=ctx.ep > 1, stream="ep", module_call=by,
@@ -253,7 +253,7 @@ def exchange_tokens(
     elif dispatcher == "deepep":
         work = Collective("deepep", "ep", ctx.shard_tokens * row, ctx.imbalance)
     else:
-        work = Collective("all_to_all", "ep", rows_sent(ctx) * row, ctx.imbalance)
+        work = Collective("all_to_all", "ep", expert_rows_sent_by_rank(ctx) * row, ctx.imbalance)
     by = timed_module_call(ctx, "collective")
     return b.add(
         Op(name, "ep", work, (x,), (out,), present=ctx.ep > 1, stream="ep", launches=2, module_call=by, routing=routing)
@@ -282,13 +282,13 @@ def experts(
         x = fp8.pad_expert_rows(b, ctx, x, rows, memory_rows)
         hold_in_module(b, "experts", x)
         rows, memory_rows = fp8.padded_expert_rows(ctx, rows), fp8.padded_expert_rows(ctx, memory_rows)
-    add_module_python(b, "experts", timed_module_call(ctx, "experts"))
+    add_op_of_module_python(b, "experts", timed_module_call(ctx, "experts"))
     since = len(b.ops)
     operand = fp8.grouped_product_input(b, ctx, x, "experts.fc1", (rows, memory_rows), hidden, n)
     fc1 = _products(
         b, ctx, operand, "experts.fc1", b.tensor("experts.fc1", memory_rows * n * e), (rows, n, hidden), "first_product"
     )
-    mark_issued_by(b, since, grouped_linear_call(ctx))
+    mark_ops_issued_by_call(b, since, grouped_linear_call(ctx))
     hold_in_module(b, "experts", fc1)
     act = activate(b, ctx, fc1, "experts", memory_rows * f, rows * f, "moe.moe_act", launches)
     fused = fuses_activation(ctx, "experts")
@@ -302,7 +302,7 @@ def experts(
     out = _products(
         b, ctx, operand, "experts.fc2", b.tensor("experts.out", memory_rows * hidden * e), (rows, hidden, f)
     )
-    mark_issued_by(b, since, grouped_linear_call(ctx))
+    mark_ops_issued_by_call(b, since, grouped_linear_call(ctx))
     out = add_expert_biases(b, ctx, out, rows, memory_rows) if spec.expert_bias and not sequential else out
     out = fp8.unpad_expert_rows(b, ctx, out, *actual) if pads else out
     release_module_locals(b, "experts")
@@ -330,7 +330,7 @@ def _products(
     x, saves, ready = operand
     rows, n, k = shape
     local, sequential = ctx.local_experts, ctx.framework.experts == "sequential"
-    grads, params = weight_grad_arguments(ctx), local * n * k
+    grads, params = weight_gradient_bytes_per_param(ctx), local * n * k
     grad_bytes, added = grads.get("grad_bytes_per_param", 0.0), grads.get("accumulate_bytes_per_param", 0.0)
     kernel: GroupedKernel = ctx.framework.grouped_kernel
     within = added if kernel == "multi-stream" and not sequential and not grad_bytes else 0.0

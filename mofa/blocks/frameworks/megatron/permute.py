@@ -25,7 +25,7 @@ PAD_BYTES = 32.0
 """Moved by them for each entry of the map: ranks are counted in 32 bits and summed up in 64. [B]"""
 
 
-def rows_sent(ctx: Context) -> FloatK:
+def expert_rows_sent_by_rank(ctx: Context) -> FloatK:
     """Rows that a rank sends, with those that fill up each expert's where the router's map is padded. [tokens]"""
     spec = ctx.model.moe
     assert spec is not None
@@ -44,7 +44,11 @@ def _filled(ctx: Context) -> float:
     """Rows that fill up those of all experts on one rank: as many as come to an expert rank of all. [tokens]"""
     spec = ctx.model.moe
     assert spec is not None
-    return ctx.fp8.filled_rows * spec.num_experts if ctx.fp8 is not None and pads_routing_map(ctx) else 0.0
+    return (
+        ctx.fp8.mean_padding_rows_per_expert * spec.num_experts
+        if ctx.fp8 is not None and pads_routing_map(ctx)
+        else 0.0
+    )
 
 
 def pads_routing_map(ctx: Context) -> bool:
@@ -77,7 +81,7 @@ def _fused_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     """By a map of rows that is made in three kernels and kept (``moe_permute_with_probs``)."""
     spec = ctx.model.moe
     assert spec is not None
-    experts, hidden, copies = float(spec.num_experts), float(ctx.model.hidden), rows_sent(ctx)
+    experts, hidden, copies = float(spec.num_experts), float(ctx.model.hidden), expert_rows_sent_by_rank(ctx)
     row_ids = b.tensor("moe.row_ids", ctx.shard_tokens * (2.0 * experts + 1.0) * 4.0, grad=False)
     table = ctx.shard_tokens * experts
     b.add(
@@ -108,7 +112,7 @@ def _eager_permute(b: TapeBuilder, ctx: Context, h: str, scores: str, mapped: st
     row, table, copies = (
         float(ctx.model.hidden) * ctx.activation_element_bytes,
         ctx.shard_tokens * float(spec.num_experts),
-        rows_sent(ctx),
+        expert_rows_sent_by_rank(ctx),
     )
     places = b.tensor("moe.row_ids", copies * INDEX, grad=False)
     mask = b.tensor("moe.mask", table, grad=False)
@@ -150,7 +154,7 @@ def unpermute(b: TapeBuilder, ctx: Context, y: str) -> str:
     row, hidden, copies = (
         float(ctx.model.hidden) * ctx.activation_element_bytes,
         float(ctx.model.hidden),
-        rows_sent(ctx),
+        expert_rows_sent_by_rank(ctx),
     )
     out = b.tensor("moe.out", ctx.shard_tokens * row)
     if not ctx.framework.permute_fusion:

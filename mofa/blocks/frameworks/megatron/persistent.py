@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from mofa.blocks.context import ArrayK, Context
-from mofa.blocks.elementwise import any_true, value_at
-from mofa.blocks.fp8 import copies_per_fp8_weight, fp8_weight_copies_bytes
+from mofa.blocks.elementwise import any_true, value_of_combination
+from mofa.blocks.fp8 import copies_per_fp8_weight, fp8_weight_copies_bytes_per_param
 from mofa.blocks.op import Op
 from mofa.blocks.roles import Role
 from mofa.blocks.work import Gemm, GroupedGemm
@@ -70,13 +70,13 @@ def buffers_at_first_use(
             norm = op.name
         if not op.weight or any_true(op.weight_bytes):
             continue
-        number = max(int(value_at(op.num_weights, k)), 1)
-        params = value_at(op.weight_params, k) / number
+        number = max(int(value_of_combination(op.num_weights, k)), 1)
+        params = value_of_combination(op.weight_params, k) / number
         of_forward: list[PersistentBuffer] = []
         of_wgrad: list[PersistentBuffer] = []
         if ctx.fp8 is not None and block not in OUTSIDE_LAYERS and not ctx.framework.fp8_params:
             layouts = copies_per_fp8_weight(ctx.fp8.name, ctx.fp8_transposes)
-            each = int(params * fp8_weight_copies_bytes(ctx.fp8.name, ctx.fp8_transposes) / layouts)
+            each = int(params * fp8_weight_copies_bytes_per_param(ctx.fp8.name, ctx.fp8_transposes) / layouts)
             of_forward += [
                 PersistentBuffer(f"fp8 copy of {op.weight} {i}", each, per_block=True, after_outputs=False)
                 for i in range(number * layouts)
@@ -89,8 +89,8 @@ def buffers_at_first_use(
                     buffers[op.name, "dgrad"] = (ends,)
                 else:
                     of_wgrad.append(ends)
-        if block == "head" and value_at(ctx.gathers_sequence, k):
-            gathered = int(value_at(ctx.tokens, k) * ctx.model.hidden * ctx.activation_element_bytes)
+        if block == "head" and value_of_combination(ctx.gathers_sequence, k):
+            gathered = int(value_of_combination(ctx.tokens, k) * ctx.model.hidden * ctx.activation_element_bytes)
             of_forward.append(
                 PersistentBuffer("gathered input of the head", gathered, per_block=False, after_outputs=False)
             )
@@ -102,7 +102,7 @@ def buffers_at_first_use(
         if of_forward:
             buffers[op.name, ""] = tuple(of_forward)
         if ctx.framework.fuses_wgrad_accumulation:
-            rows, columns = (round(value_at(width, k)) for width in product_weight_shape(op))
+            rows, columns = (round(value_of_combination(width, k)) for width in product_weight_shape(op))
             name = f"dummy gradient of {rows} x {columns}"
             of_wgrad.insert(0, PersistentBuffer(name, int(2 * params), per_block=False, after_outputs=True))
         if of_wgrad:  # with a norm in front the module goes on with that before it makes the dummy

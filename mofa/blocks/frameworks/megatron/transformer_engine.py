@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from mofa.blocks.context import ArrayK, Context, Primitives
 from mofa.blocks.elementwise import BoolK, any_true, ceil, logical_not, maximum, where
 from mofa.blocks.frameworks.megatron import cp as megatron_cp
-from mofa.blocks.frameworks.megatron.calls import mark_issued_by, timed_module_call
+from mofa.blocks.frameworks.megatron.calls import mark_ops_issued_by_call, timed_module_call
 from mofa.blocks.frameworks.megatron.linear import (
     attention_output_linear,
     column_linear,
@@ -20,7 +20,7 @@ from mofa.blocks.frameworks.megatron.linear import (
     norm,
     replicated_linear,
     residual,
-    weight_grad_arguments,
+    weight_gradient_bytes_per_param,
 )
 from mofa.blocks.frameworks.megatron.loss import cross_entropy
 from mofa.blocks.frameworks.megatron.mlp import mlp
@@ -57,7 +57,7 @@ def qkv(b: TapeBuilder, ctx: Context, h: str) -> Heads:
     since = len(b.ops)
     q, k, v_part = split_qkv_into_heads(b, ctx, fused, "v.part")
     q = copy_strided_queries(b, ctx, q, b.tensors[q].bytes)
-    mark_issued_by(b, since, timed_module_call(ctx, "self_attention"))
+    mark_ops_issued_by_call(b, since, timed_module_call(ctx, "self_attention"))
     return q, k, v_part
 
 
@@ -152,7 +152,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
         work = MemoryBound(2 * nbytes, "te rope_fwd", ctx.tokens * width, width)
         back = OpBackward(2 * nbytes, 1, like="te rope_bwd", elements=ctx.tokens * width, width=width)
         outs.append(b.add(Op(f"{name}.rope", "memory_bound", work, (x,), (out,), back=back)))
-        mark_issued_by(b, since, timed_module_call(ctx, "rope"))
+        mark_ops_issued_by_call(b, since, timed_module_call(ctx, "rope"))
     return outs[0], outs[1]
 
 
@@ -171,7 +171,7 @@ def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
            back=OpBackward(2 * s * (rank + rope_dim) * e, 1))
     )  # fmt: skip
     k_pe = sp_gather(b, ctx, k_pe, "k_pe", rope_dim)
-    mark_issued_by(b, since, timed_module_call(ctx, "latent_attention"))
+    mark_ops_issued_by_call(b, since, timed_module_call(ctx, "latent_attention"))
     b.region = "mla_up"
     if attention.q_lora_rank is None:
         q = column_linear(b, ctx, q, "q_proj", ctx.heads * attention.d_qk, hidden)
@@ -213,9 +213,11 @@ def attend(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool)
         hold_in_module(b, "attention", x)
     hold_in_module(b, "core attention", v)
     b.region = "core_attn"
-    megatron_cp.add_python_of_cp_kind(b, ctx)
+    megatron_cp.add_host_calls_of_cp_kind(b, ctx)
     out = megatron_cp.context_parallel_attention(b, ctx, q, k, v, windowed)
-    mark_issued_by(b, since, timed_module_call(ctx, "attention", where((ctx.cp > 1) & ctx.cp_ring, ctx.cp, 0.0)))
+    mark_ops_issued_by_call(
+        b, since, timed_module_call(ctx, "attention", where((ctx.cp > 1) & ctx.cp_ring, ctx.cp, 0.0))
+    )
     b.region = ""
     release_module_locals(b, "core attention")
     return mark_recomputed_output(b, "attn", out, q) if ctx.model.attention_kind.recompute_modules else out
@@ -227,7 +229,7 @@ def padded_vocab_per_rank(ctx: Context) -> ArrayK:
     return ceil(ctx.model.vocab / unit) * unit / ctx.tp
 
 
-def sums_tied_gradients_anew(ctx: Context) -> BoolK:
+def sums_tied_gradients_in_new_memory(ctx: Context) -> BoolK:
     """Whether the embedding's gradient and the head's are added up in new memory: autograd holds the head's, and that
     is a dummy which Transformer Engine keeps for other layers and fills with zeros (tensor_parallel/layers.py,
     ``zero_out_wgrad``; te/module/base.py, ``get_dummy_wgrad``; torch/csrc/autograd/input_buffer.cpp,
@@ -242,7 +244,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     h, e, since = float(ctx.model.hidden), ctx.activation_element_bytes, len(b.ops)
     params = padded_vocab_per_rank(ctx) * h
     looked = b.tensor("embedding.rows", ctx.tokens * h * e)
-    partial_sums, anew = embedding_backward_scratch(ctx, params / h), sums_tied_gradients_anew(ctx)
+    partial_sums, anew = embedding_backward_scratch(ctx, params / h), sums_tied_gradients_in_new_memory(ctx)
     scratch = maximum(partial_sums, where(anew, 2.0 * params, 0.0))
     b.add(
         Op("embedding", "memory_bound", MemoryBound(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,
@@ -269,7 +271,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
             Op("embedding.dropout", "memory_bound", MemoryBound(2.5 * nbytes), (y,), (dropped, mask), (mask,),
                back=OpBackward(2.5 * nbytes, 1))
         )  # fmt: skip
-    mark_issued_by(b, since, timed_module_call(ctx, "embedding"))
+    mark_ops_issued_by_call(b, since, timed_module_call(ctx, "embedding"))
     return y
 
 
@@ -282,13 +284,13 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     logits = linear(
         b, ctx, full, "output", m=ctx.tokens, n=v, k=h, saves=(normed,), format_="bf16",
         regather=("output.all_gather",) if any_true(ctx.gathers_sequence) else (), purpose="output",
-        **weight_grad_arguments(ctx),
+        **weight_gradient_bytes_per_param(ctx),
     )  # fmt: skip
     logits = finish_logits(b, ctx, logits, float(ctx.model.vocab))
     b.part = "loss"
     loss = cross_entropy(b, ctx, logits, ctx.tokens * v)
     b.part = ""
-    mark_issued_by(b, since, timed_module_call(ctx, "head"))
+    mark_ops_issued_by_call(b, since, timed_module_call(ctx, "head"))
     return loss
 
 
@@ -297,7 +299,7 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
     b.block = block
 
 
-def head_persistent_bytes(ctx: Context) -> ArrayK:
+def head_persistent_buffer_bytes(ctx: Context) -> ArrayK:
     """The head's share of the buffers that stay: its dummy gradient and its gathered input. [B]"""
     vocab = 2.0 * padded_vocab_per_rank(ctx) * ctx.model.hidden if ctx.framework.fuses_wgrad_accumulation else 0.0
     return vocab + where(ctx.gathers_sequence, ctx.tokens * ctx.model.hidden * ctx.activation_element_bytes, 0.0)
@@ -321,7 +323,7 @@ def persistent_buffer_bytes(ctx: Context, ops: Iterable[Op], *, with_head: bool 
                 new = new & ((shape[0] != rows) | (shape[1] != columns))
             seen.append(shape)
             total = total + where(new, 2.0 * op.weight_params / op.num_weights, 0.0)
-    return total + head_persistent_bytes(ctx) if with_head else total
+    return total + head_persistent_buffer_bytes(ctx) if with_head else total
 
 
 PRIMITIVES = Primitives(

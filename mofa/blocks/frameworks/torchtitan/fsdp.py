@@ -20,20 +20,20 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     GATHER,
     REDUCE,
     FsdpOpList,
+    block_and_expert_params,
     copy_out_gathered_weights,
     gather_weights,
-    gathers_for_each_use,
+    gathers_weights_for_each_use,
     gradient_accumulation_launches,
     keeps_weights_for_backward,
     layer_gathered_bytes_per_param,
-    own_and_expert_params,
     params_of_first_and_last_layer,
     reduce_gradients,
-    weight_gradients,
+    weight_gradient_names,
 )
 from mofa.blocks.frameworks.torchtitan.fsdp_root_group import (
     ROOT,
-    backward_of_model_end,
+    add_backward_of_model_end,
     gather_root_around_model_end,
     root_group_has_model_ends,
 )
@@ -50,17 +50,17 @@ from mofa.blocks.work import MemoryBound
 from mofa.specs.framework import PythonFunctionCounts
 
 
-def python_functions_of_modules(ctx: Context) -> PythonFunctionCounts:
+def python_function_counts_of_modules(ctx: Context) -> PythonFunctionCounts:
     """How many Python functions each module of a framework calls beside its launches."""
     functions = ctx.framework.python_functions
     assert functions is not None, f"{ctx.framework.name} needs python_functions in its profile"
     return functions
 
 
-def python_functions_of_block_call(ctx: Context) -> float:
+def num_python_functions_of_block_call(ctx: Context) -> float:
     """Python functions of a block's own call, where no gather's hooks (``shard_hook_s``) hold it already."""
     hooked = ctx.precision_mode == "mixed" and ctx.pipelined
-    return python_functions_of_modules(ctx).module_call.value if hooked else 0.0
+    return python_function_counts_of_modules(ctx).module_call.value if hooked else 0.0
 
 
 # -- forward
@@ -70,9 +70,9 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
     """Gather the block's weights before it: by the host running ahead, or where ep is on by an explicit prefetch."""
     b.block = block
     b.mark = compile_and_dtensor_marker(ctx, block)
-    if not gathers_for_each_use(ctx):
+    if not gathers_weights_for_each_use(ctx):
         return
-    own, experts = own_and_expert_params(ctx, dense_params, expert_params)
+    own, experts = block_and_expert_params(ctx, dense_params, expert_params)
     if root_group_has_model_ends(ctx) and block in ("embedding", "head"):
         gather_root_around_model_end(b, ctx, block, own)
         return
@@ -102,7 +102,7 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
         if any_true(experts > 0):
             gather_weights(p, ctx, "efsdp.next", "efsdp", experts, ctx.efsdp, experts > 0)
             p.declare_tensor("efsdp.params", experts)
-    p.add_to(b)
+    p.append_to_tape(b)
 
 
 def copy_out_expert_weights(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
@@ -113,11 +113,11 @@ def copy_out_expert_weights(b: TapeBuilder, ctx: Context) -> tuple[str, ...]:
     p = FsdpOpList()
     reads = tuple(n for n in ("efsdp.prefetched", "fsdp.prefetched") if n in b.tensors)
     copy_out_gathered_weights(p, ctx, reads, "efsdp.weights", params, ctx.efsdp, experts=True)
-    p.add_to(b)
+    p.append_to_tape(b)
     return ("efsdp.weights",)
 
 
-def release_weights(b: TapeBuilder) -> tuple[str, ...]:
+def release_block_weights(b: TapeBuilder) -> tuple[str, ...]:
     """At the end of a block its weights are let go; gathered buffers are held until the next block's copy."""
     names = ("fsdp.gathered", ROOT, "fsdp.next", "efsdp.next", "efsdp.prefetched")
     released = [n for n in names if n in b.tensors]
@@ -126,25 +126,27 @@ def release_weights(b: TapeBuilder) -> tuple[str, ...]:
     if released:
         p = FsdpOpList()
         p.add_hold("fsdp.hold", tuple(released))
-        p.add_to(b)
+        p.append_to_tape(b)
     return tuple(n for n in ("fsdp.weights",) if n in b.tensors)
 
 
 def gather_and_await_first_block(b: TapeBuilder, ctx: Context) -> None:
     """Behind the embedding, the first block's gather: issued behind the embedding's, with little to run beside it."""
-    if not gathers_for_each_use(ctx):
+    if not gathers_weights_for_each_use(ctx):
         return
     p = FsdpOpList()
     p.add_wait("fsdp.first_block", (p.add_neighbours_collective("fsdp.first_gather", "all_gather",
     params_of_first_and_last_layer(ctx, "embedding")[0],
                                             ctx.fsdp, layer_gathered_bytes_per_param(ctx), GATHER),))  # fmt: skip
-    p.add_to(b)
+    p.append_to_tape(b)
 
 
 # -- backward
 
 
-def wrap_backward(tape: Tape, ctx: Context, block: BlockRole, dense_params: ArrayK, expert_params: ArrayK) -> Tape:
+def with_fsdp_in_backward(
+    tape: Tape, ctx: Context, block: BlockRole, dense_params: ArrayK, expert_params: ArrayK
+) -> Tape:
     """A backward tape with what FSDP does in it: gathers of weights, reductions of their gradients, by precision
     mode."""
     ops = [op if block == "head" else _without_forward_weights(op, tape) for op in tape.ops]
@@ -161,11 +163,11 @@ def wrap_backward(tape: Tape, ctx: Context, block: BlockRole, dense_params: Arra
     elif ctx.precision_mode == "uniform":
         p.ops = _plain_gradients(p, ops, ctx)
     elif ctx.pipelined:
-        p.ops = _unsharded_gradients(p, ops, ctx, *own_and_expert_params(ctx, dense_params, expert_params))
+        p.ops = _unsharded_gradients(p, ops, ctx, *block_and_expert_params(ctx, dense_params, expert_params))
     elif root_group_has_model_ends(ctx) and block in ("embedding", "head"):
-        backward_of_model_end(p, ops, ctx, block, own_and_expert_params(ctx, dense_params, expert_params)[0])
+        add_backward_of_model_end(p, ops, ctx, block, block_and_expert_params(ctx, dense_params, expert_params)[0])
     else:
-        _fsdp(p, ops, ctx, block, *own_and_expert_params(ctx, dense_params, expert_params))
+        _fsdp(p, ops, ctx, block, *block_and_expert_params(ctx, dense_params, expert_params))
     if in_turn:
         p.ops = with_parameter_nodes_behind_loop(p.ops)
     return Tape(tuple(p.ops), p.tensors, tape.inputs, tape.outputs)
@@ -282,8 +284,8 @@ def _unsharded_gradients(fsdp: FsdpOpList, ops: list[Op], ctx: Context, own: Arr
     """Under pp each block's bf16 gradients are added to unsharded fp32 ones (to_accumulated_grad_if_needed)."""
     per_param = CAST + (4.0 if ctx.accumulating else 0.0) * ctx.accumulates
     result = list(ops)
-    dense_grads = weight_gradients(fsdp, ops, experts=False)
-    expert_grads = weight_gradients(fsdp, ops, experts=True)
+    dense_grads = weight_gradient_names(fsdp, ops, experts=False)
+    expert_grads = weight_gradient_names(fsdp, ops, experts=True)
     own_group = experts > 0
     if any_true(own_group) and expert_grads:
         add = Op(
@@ -358,8 +360,8 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
         begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.add_mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE, claims="fsdp.reduce_input")
     body = list(ops)
-    dense_grads = weight_gradients(fsdp, ops, experts=False)
-    expert_grads = weight_gradients(fsdp, ops, experts=True)
+    dense_grads = weight_gradient_names(fsdp, ops, experts=False)
+    expert_grads = weight_gradient_names(fsdp, ops, experts=True)
     if any_true(own_group):
         post = FsdpOpList(tensors=fsdp.tensors)
         post.declare_tensor("fsdp.reduced", 0.0, use="reduced")

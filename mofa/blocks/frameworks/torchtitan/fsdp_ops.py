@@ -16,7 +16,7 @@ from mofa.specs.params import layer_params
 GATHER, REDUCE = "fsdp_gather", "fsdp_reduce"
 
 
-def gathers_for_each_use(ctx: Context) -> bool:
+def gathers_weights_for_each_use(ctx: Context) -> bool:
     """Whether blocks are gathered before and reduced after each use; under pp their weights stay."""
     return ctx.precision_mode == "mixed" and not ctx.pipelined
 
@@ -25,10 +25,10 @@ def keeps_weights_for_backward(ctx: Context) -> bool:
     """Whether what is gathered for a block's forward is there for its backward (``reshard_after_forward``; FSDP1's
     SHARD_GRAD_OP: torch/distributed/fsdp/_runtime_utils.py of PyTorch 2.1, ``_post_forward_reshard`` and
     ``_should_free_in_backward``)."""
-    return gathers_for_each_use(ctx) and not ctx.framework.reshard_after_forward
+    return gathers_weights_for_each_use(ctx) and not ctx.framework.reshard_after_forward
 
 
-def own_and_expert_params(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
+def block_and_expert_params(ctx: Context, dense: ArrayK, experts: ArrayK) -> tuple[ArrayK, ArrayK]:
     """Parameters of a block's own group and of its experts' group, which is apart only under ep. [params]"""
     own_group = ctx.ep > 1
     return dense + where(own_group, 0.0, experts), where(own_group, experts, 0.0)
@@ -125,7 +125,7 @@ class FsdpOpList:
         )
         return name
 
-    def add_to(self, b: TapeBuilder) -> None:
+    def append_to_tape(self, b: TapeBuilder) -> None:
         """Put them behind what a block's tape has."""
         b.tensors.update(self.tensors)
         for op in self.ops:
@@ -296,7 +296,7 @@ def gradient_accumulation_launches(ctx: Context, num: float = 1.0) -> FloatK:
     return where(ctx.accumulates > 0.0, num, 0.0)
 
 
-def weight_gradients(fsdp: FsdpOpList, ops: list[Op], *, experts: bool) -> tuple[str, ...]:
+def weight_gradient_names(fsdp: FsdpOpList, ops: list[Op], *, experts: bool) -> tuple[str, ...]:
     """The gradients of weights that these ops write, of the experts or of the others."""
     own = (op for op in ops if (op.part == "experts") == experts)
     return tuple(w for op in own for w in op.writes if fsdp.tensors[w].weight)
@@ -307,4 +307,4 @@ def params_of_first_and_last_layer(ctx: Context, block: BlockRole) -> tuple[Arra
     index = 0 if block == "embedding" else ctx.model.num_layers - 1
     layer = layer_params(ctx.model, ctx.model.is_moe_layer(index))
     dense = (layer.matrices_tp + layer.shared) / ctx.tp + layer.replicated
-    return own_and_expert_params(ctx, dense, layer.routed / (ctx.ep * ctx.etp))
+    return block_and_expert_params(ctx, dense, layer.routed / (ctx.ep * ctx.etp))

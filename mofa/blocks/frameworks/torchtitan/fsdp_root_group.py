@@ -12,11 +12,11 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     FsdpOpList,
     copy_out_gathered_weights,
     gather_weights,
-    gathers_for_each_use,
+    gathers_weights_for_each_use,
     layer_gathered_bytes_per_param,
     params_of_first_and_last_layer,
     reduce_gradients,
-    weight_gradients,
+    weight_gradient_names,
 )
 from mofa.blocks.op import Op, TapeBuilder
 from mofa.blocks.roles import BlockRole
@@ -27,7 +27,7 @@ ROOT, LAST = "fsdp.root", "fsdp.last_block"
 
 def root_group_has_model_ends(ctx: Context) -> bool:
     """Whether the embedding, the last norm and the output layer are the root's one group (``ends_apart``)."""
-    return gathers_for_each_use(ctx) and not ctx.framework.ends_apart
+    return gathers_weights_for_each_use(ctx) and not ctx.framework.ends_apart
 
 
 def head_params(ctx: Context) -> ArrayK:
@@ -48,10 +48,10 @@ def gather_root_around_model_end(b: TapeBuilder, ctx: Context, block: BlockRole,
         block_params, _ = params_of_first_and_last_layer(ctx, block)
         each = layer_gathered_bytes_per_param(ctx)
         p.add_mark("fsdp.keep_last", (), (p.declare_tensor(LAST, each * block_params, "weight_copy"),), "compute")
-    p.add_to(b)
+    p.append_to_tape(b)
 
 
-def backward_of_model_end(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK) -> None:
+def add_backward_of_model_end(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK) -> None:
     """The ends of the model where they are the root's: nothing is gathered, and the root's hook runs at the end, as
     tokens need no gradient (_fsdp_state.py, ``_root_post_backward_final_callback``).
 
@@ -59,7 +59,7 @@ def backward_of_model_end(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: 
     step: of several micro-batches the later ones find 2 bytes a head parameter too many.
     """
     width = ctx.framework.reduced_bytes_per_param
-    own_grads = weight_gradients(fsdp, ops, experts=False)
+    own_grads = weight_gradient_names(fsdp, ops, experts=False)
     fsdp.ops = list(ops)
     if block == "head":
         fsdp.add_mark("fsdp.turn_last", (LAST,), (), "compute")

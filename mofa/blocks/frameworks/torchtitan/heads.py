@@ -15,7 +15,7 @@ from mofa.blocks.op import Op, OpBackward, TapeBuilder
 from mofa.blocks.work import Collective, MemoryBound
 
 
-def ranks_normed_by_each_rank(ctx: Context) -> FloatK:
+def num_ranks_whose_heads_each_rank_norms(ctx: Context) -> FloatK:
     """Tensor-parallel ranks whose queries and keys a rank norms and turns: its own alone, or all. [-]"""
     return 1.0 if ctx.framework.shards_head_norms else ctx.tp
 

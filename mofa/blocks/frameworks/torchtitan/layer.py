@@ -15,7 +15,7 @@ from mofa.blocks.frameworks.torchtitan.ffn import feed_forward
 from mofa.blocks.frameworks.torchtitan.heads import (
     context_with_repeated_keys,
     gather_heads,
-    ranks_normed_by_each_rank,
+    num_ranks_whose_heads_each_rank_norms,
     repeat_kv,
 )
 from mofa.blocks.frameworks.torchtitan.linear import (
@@ -30,12 +30,12 @@ from mofa.blocks.frameworks.torchtitan.linear import (
     linear,
     scatter_sequence,
     sum_gradients_over_tp,
-    weight_grad_bytes,
+    weight_gradient_bytes_per_param,
 )
 from mofa.blocks.frameworks.torchtitan.loss import cross_entropy
 from mofa.blocks.frameworks.torchtitan.moe import moe
 from mofa.blocks.frameworks.torchtitan.ring import ring_attention
-from mofa.blocks.frameworks.torchtitan.rotary import complex_rotation, rope
+from mofa.blocks.frameworks.torchtitan.rotary import complex_rotation_work_and_backward, rope
 from mofa.blocks.op import WRITES, FloatK, Op, OpBackward, ScratchSequence, Tape, TapeBuilder
 from mofa.blocks.work import Attention, Collective, Gemm, HostSync, MemoryBound
 from mofa.specs.attention.mla import MlaSpec
@@ -54,7 +54,7 @@ def norm(b: TapeBuilder, ctx: Context, x: str, name: str, width: float) -> str:
         ctx.shard_tokens,
         width,
         ctx.residual_element_bytes,
-        0 if at_ends else registration.norms_position(ctx),
+        0 if at_ends else registration.registration_position_of_norms(ctx),
     )
     frame = {"attn_norm": "attention", "mlp_norm": "mlp", "final_norm": "output"}.get(name)
     if frame is not None:  # an argument of the module behind it
@@ -131,7 +131,13 @@ def head_norm(b: TapeBuilder, ctx: Context, x: str, name: str, heads: ArrayK, he
     """Norm over each head; keeps its input, the raw linear output; compiled, one kernel with the rotation behind it."""
     x = gather_heads(b, ctx, x, name, heads, head_dim)
     return norm_over_rows(
-        b, ctx, x, name, ctx.tokens * heads * ranks_normed_by_each_rank(ctx), head_dim, ctx.activation_element_bytes
+        b,
+        ctx,
+        x,
+        name,
+        ctx.tokens * heads * num_ranks_whose_heads_each_rank_norms(ctx),
+        head_dim,
+        ctx.activation_element_bytes,
     )
 
 
@@ -158,7 +164,7 @@ def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
         down = sum_gradients_over_tp(b, down, "wq_b", t * low * e, ctx.has_tp)
         q_raw = linear(b, ctx, down, "wq_b", m=t, n=heads * d_qk, k=low)
     query = b.tensor("q", t * heads * d_qk * e)
-    spun, back, scratch, launches = complex_rotation(ctx, t * heads * turn, t * heads * turn)
+    spun, back, scratch, launches = complex_rotation_work_and_backward(ctx, t * heads * turn, t * heads * turn)
     joined = 2.0 * t * heads * d_qk * e
     turned = b.tensor("q.turned", t * heads * turn * e, grad=False)
     order = ScratchSequence((0.5 * scratch, 0.5 * scratch), (0, 1, WRITES + 1, ~0, ~1, WRITES))
@@ -173,7 +179,7 @@ def mla(b: TapeBuilder, ctx: Context, attention: MlaSpec, h: str) -> Heads:
     latent, single = b.tensor("kv.latent", t * rank * e), b.tensor("kv.single", t * turn * e)
     b.add(Op("wkv_a.split", "memory_bound", None, (low_kv,), (latent, single), view=True, launches=0, step="split",
              back=OpBackward(2 * t * (rank + turn) * e, 3, like="copy")))  # fmt: skip
-    spun, back, scratch, launches = complex_rotation(ctx, t * turn, t * turn)
+    spun, back, scratch, launches = complex_rotation_work_and_backward(ctx, t * turn, t * turn)
     rotated = b.tensor("k.rope", t * turn * e)
     b.add(Op("rope.k", "memory_bound", spun, (single,), (rotated,), scratch=scratch, launches=launches // 2,
              step="rope", back=OpBackward(back.bytes, launches // 2 + 1, back.scratch,
@@ -262,11 +268,11 @@ def residual(b: TapeBuilder, ctx: Context, x: str, y: str, name: str) -> str:
                  back=OpBackward(work=MemoryBound(CAST * count, "cast_down"), family="memory_bound")))  # fmt: skip
         y = promoted
     total = b.tensor(name, count * wide, use="residual")
-    weights = fsdp.release_weights(b) if name == "out" else ()
+    weights = fsdp.release_block_weights(b) if name == "out" else ()
     inside = compiled and name == "mid" and ctx.model.norm_placement != "after"
     b.add(Op(f"{name}.add", "memory_bound", MemoryBound((2.0 * wide + narrow) * count, "residual_add"),
              (y, x) if inside else (x, y, *weights), (total,), launches=0 if inside else 1, view=inside,
-             autograd_functions=fsdp.python_functions_of_block_call(ctx) if name == "out" else 0.0, step="residual",
+             autograd_functions=fsdp.num_python_functions_of_block_call(ctx) if name == "out" else 0.0, step="residual",
              back=OpBackward(0.0, 0)))  # fmt: skip
     return total
 
@@ -302,7 +308,9 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
         if not ctx.pipelined:
             b.add(Op("tokens.sync", "host", HostSync()))
         fsdp.begin_block(b, ctx, "embedding", wrap, 0.0 * ctx.tp)
-    grad = {"mixed": 2.0, "autocast": 4.0 * ctx.accumulating, "uniform": weight_grad_bytes(ctx)}[ctx.precision_mode]
+    grad = {"mixed": 2.0, "autocast": 4.0 * ctx.accumulating, "uniform": weight_gradient_bytes_per_param(ctx)}[
+        ctx.precision_mode
+    ]
     rows = ctx.tokens * hidden
     made = where(ctx.has_tp, ctx.model.vocab * hidden, params)
     looked = b.tensor("embedding.rows", rows * r)
@@ -317,7 +325,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
         looked = parts.memory_bound_op(b, "embedding.positions", (looked,), moved, bytes_=3 * rows * r, launches=2,
                                        back_launches=0)  # fmt: skip
     if own_block:
-        fsdp.release_weights(b)
+        fsdp.release_block_weights(b)
         fsdp.gather_and_await_first_block(b, ctx)
     return scatter_sequence(b, ctx, looked, "embedding", hidden)
 
@@ -329,7 +337,7 @@ def head(b: TapeBuilder, ctx: Context, x: str) -> str:
     fsdp.begin_block(b, ctx, "head", vocab * hidden + hidden, 0.0 * ctx.tp)
     normed = norm(b, ctx, x, "final_norm", hidden)
     full = gather_sequence(b, ctx, normed, "output", hidden)
-    fsdp.release_weights(b)
+    fsdp.release_block_weights(b)
     logits = linear(b, ctx, full, "output", m=ctx.tokens, n=vocab, k=hidden, wide_input=True, purpose="output")
     parts.release_module_locals(b, "output")
     if not ctx.framework.loss_parallel and any_true(ctx.has_tp):
@@ -380,5 +388,5 @@ def ops_with_saved_outputs(
 PRIMITIVES = Primitives(
     norm=norm, qkv=qkv, head_norm=head_norm, rope=rope, mla=mla, attend=attend, row_linear=row_linear,
     residual=residual, mlp=mlp, moe=moe, embedding=embedding, head=head, begin_block=fsdp.begin_block,
-    wrap_backward=fsdp.wrap_backward,
+    wrap_backward=fsdp.with_fsdp_in_backward,
 )  # fmt: skip

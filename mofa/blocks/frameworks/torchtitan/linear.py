@@ -150,7 +150,7 @@ def _views(op: Op, ctx: Context) -> float:
     return _VIEWS.get(op.step, 0.0)
 
 
-def weight_grad_bytes(ctx: Context) -> float:
+def weight_gradient_bytes_per_param(ctx: Context) -> float:
     """Bytes of a linear's gradient before it is reduced or added; 0 where it is the lasting one itself. [B/param]"""
     if ctx.precision_mode == "uniform":
         return float(ctx.activation_element_bytes) if ctx.accumulating else 0.0
@@ -203,12 +203,12 @@ def linear(
     """
     if float8.is_converted(ctx, name):
         return float8.linear(
-            b, ctx, x, name, m=m, n=n, k=k, grad_bytes_per_param=weight_grad_bytes(ctx), purpose=purpose,
+            b, ctx, x, name, m=m, n=n, k=k, grad_bytes_per_param=weight_gradient_bytes_per_param(ctx), purpose=purpose,
             registered_at=registered_at, step=step,
         )  # fmt: skip
     if ctx.fp8 is not None and purpose != "output":
         return te_linear(
-            b, ctx, x, name, m=m, n=n, k=k, grad_bytes_per_param=weight_grad_bytes(ctx), purpose=purpose,
+            b, ctx, x, name, m=m, n=n, k=k, grad_bytes_per_param=weight_gradient_bytes_per_param(ctx), purpose=purpose,
             registered_at=registered_at, step=step,
         )  # fmt: skip
     if casts_linear_inputs(ctx):
@@ -225,7 +225,7 @@ def linear(
         k=k,
         saves=(x,),
         reads=reads,
-        grad_bytes_per_param=weight_grad_bytes(ctx),
+        grad_bytes_per_param=weight_gradient_bytes_per_param(ctx),
         purpose=purpose,
         registered_at=registered_at,
         step=step,

@@ -15,6 +15,6 @@ MATRIX = {"w1": 0, "w2": 1, "w3": 2}
 """Places of a feed-forward layer's matrices within it."""
 
 
-def norms_position(ctx: Context) -> int:
+def registration_position_of_norms(ctx: Context) -> int:
     """Place of both norms of a block in the order in which its parameters are registered."""
     return NORMS_AHEAD if ctx.model.attention_kind.torchtitan.registers_norms_first else NORMS_BEHIND

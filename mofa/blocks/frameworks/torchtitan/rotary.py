@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true, where
-from mofa.blocks.frameworks.torchtitan.heads import ranks_normed_by_each_rank, repeat_kv, split_heads_over_ranks
+from mofa.blocks.frameworks.torchtitan.heads import (
+    num_ranks_whose_heads_each_rank_norms,
+    repeat_kv,
+    split_heads_over_ranks,
+)
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     compiles_modules_separately,
@@ -24,7 +28,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     two zeroed tensors 2; the additions of what came by either half and by the cosine 6.
     """
     a = ctx.model.attention
-    ranks = ranks_normed_by_each_rank(ctx) if a.qk_norm else 1.0
+    ranks = num_ranks_whose_heads_each_rank_norms(ctx) if a.qk_norm else 1.0
     sizes = tuple((ctx.tokens * heads * a.d_qk * ranks) for heads in (ctx.heads, ctx.kv_heads))
     out_q, out_k = (
         b.tensor(f"{n}.rope", s * ctx.activation_element_bytes) for n, s in zip("qk", sizes, strict=True)
@@ -32,7 +36,7 @@ def rope(b: TapeBuilder, ctx: Context, q: str, k: str) -> tuple[str, str]:
     total = sizes[0] + sizes[1]
     order = None
     if has_local_qkv(ctx):
-        work, back, scratch, launches = complex_rotation(ctx, total, sizes[0])
+        work, back, scratch, launches = complex_rotation_work_and_backward(ctx, total, sizes[0])
         positions = 4.0 * a.d_qk * ctx.seq_len / ctx.cp
         if ctx.activation_element_bytes == 2 and not (
             is_in_compiled_block(b, ctx) or compiles_modules_separately(b, ctx)
@@ -89,7 +93,9 @@ def half_rotation_back_scratch(q: FloatK, k: FloatK) -> ScratchSequence:
     return ScratchSequence((k, 0.5 * k, k, k, q, 0.5 * q, q, q), steps)
 
 
-def complex_rotation(ctx: Context, total: ArrayK, largest: ArrayK) -> tuple[MemoryBound, OpBackward, ArrayK, int]:
+def complex_rotation_work_and_backward(
+    ctx: Context, total: ArrayK, largest: ArrayK
+) -> tuple[MemoryBound, OpBackward, ArrayK, int]:
     """Casts to fp32, complex products, casts back: work, backward, scratch forward, kernels for q and k."""
     if ctx.activation_element_bytes == 4:
         return MemoryBound(8.0 * total, "mul"), OpBackward(8.0 * total, 4, like="mul"), 0.0 * total, 2

@@ -32,7 +32,7 @@ def te_linear(
     copies = copies_per_fp8_weight(recipe.name, ctx.fp8_transposes)
     row = b.tensor(f"{name}.weight8", n * k, "weight_copy", grad=False)
     turned = b.tensor(f"{name}.weight8_t", (copies - 1.0) * n * k, "weight_copy", grad=False)
-    moved = MemoryBound(recipe.cast_moved_bytes(copies) * n * k, recipe.weight_cast)
+    moved = MemoryBound(recipe.cast_moved_bytes_per_element(copies) * n * k, recipe.weight_cast)
     b.add(Op(f"{name}.weight8", "memory_bound", moved, (), (row, turned), launches=recipe.kernels_per_cast))
     return parts.linear(
         b, ctx, operand.row, name, m=m, n=n, k=k, saves=(*operand.saves, turned), reads=(row,),
