@@ -64,7 +64,7 @@ class CommunicationOutsideBlocks:
     slower_first_forward_s: ArrayN | float = 0.0
     """What computing loses in the first stage's first forward beside its gathers; ``exposed`` has it too. (n,)"""
     waited_ahead_s: ArrayN | float = 0.0
-    """What a single stage's first forward would wait for gathers, beyond ``before_forward``, if no host was late. (n,)"""
+    """What a single stage's first forward would wait for gathers beyond ``before_forward``, were no host late. (n,)"""
     beyond_path_s: ArrayN | float = 0.0
     """What each stage's own reductions take beyond what ``exposed`` has of the awaited stage; may be below 0. (n, R)"""
 
@@ -269,8 +269,8 @@ def _megatron(
         layers_s = rows.sum_layers_by_stage(rows.layers.forward_besides_host_s)[:, 0] / (1 - slow[:, 0])
         waited_ahead_s = np.maximum(last_gather, first_gather - layers_s) - first
     if host_bound is not None and host_waits_at_exchanges(rows):
-        late, last = host_bound.rows, rows.is_last_stage > 0
-        beside_s[late] = host_bound.issued_beside_gather_s(before_forward[late], last)
+        host_rows, last = host_bound.rows, rows.is_last_stage > 0
+        beside_s[host_rows] = host_bound.issued_beside_gather_s(before_forward[host_rows], last)
         first_forward = _first_forward_of_pipeline(rows, host_bound, of_buckets, before_forward, beside_s)
         has_loss = np.isin(np.arange(len(gather)), host_bound.rows) & (first_forward is not None)
         exposed, slower_s = exposed - slower_s * has_loss, slower_s * ~has_loss
