@@ -269,7 +269,7 @@ def _layers_beside(case: Case, communicate: Call, group: Any, where: torch.devic
     As FSDP does, a collective begins with each layer, on a stream of its own, and the next layer waits for it. A row
     holds the time of one layer or collective. Layers' are the slowest rank's, which all wait for at each collective.
     """
-    compute = _layer_call(case.size("m"), case.size("n"), case.size("k"), where)
+    compute = _layer_call(case.shape_size("m"), case.shape_size("n"), case.shape_size("k"), where)
     main, side, num, repeats = torch.cuda.current_stream(), torch.cuda.Stream(), 4, 5
 
     def layers(with_collective: bool) -> float:

@@ -54,7 +54,7 @@ def saved_bytes_in_flight_by_kind(rows: GatheredRows, rows_at: NDArray[np.intp],
         in_flight[KINDS.index("activation")] += (kept_output_part_bytes(rows) * lay.last_in_flight)[rows_at, stage]
     if keeps_embedding_gathered(rows):
         in_flight = in_flight + rows.is_embedding_stage[stage] * rows.costs.embedding.memory.saved_kinds[:, k]
-    mtp_kinds = rows.mtp_layer_quantity("saved_kinds")
+    mtp_kinds = rows.mtp_layer_quantity("saved_bytes_by_kind")
     if mtp_kinds is not None:
         weight = (
             rows.workload.model.num_mtp_layers * rows.is_prediction_stage[stage] * lay.last_in_flight[rows_at, stage]
