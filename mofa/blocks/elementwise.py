@@ -25,9 +25,8 @@ def value_of_combination(quantity: FloatK | BoolK, combination: int = 0) -> floa
 
     Examples
     --------
-    >>> value_of_combination(np.array([1.0, 3.0]), 1), value_of_combination(np.array([2.0]), 1),
-    value_of_combination(4.0, 1)
-    (3.0, 2.0, 4.0)
+    >>> [value_of_combination(value, 1) for value in (np.array([1.0, 3.0]), np.array([2.0]), 4.0)]
+    [3.0, 2.0, 4.0]
     """
     return float(quantity[combination if quantity.size > 1 else 0] if isinstance(quantity, np.ndarray) else quantity)
 

@@ -78,9 +78,8 @@ def is_token_chunk_region(region: str) -> bool:
 def is_later_token_chunk_region(region: str) -> bool:
     """Whether a region is a token chunk's behind the first.
 
-    >>> is_later_token_chunk_region(f"{CHUNK}0"), is_later_token_chunk_region(f"{CHUNK}12"),
-    is_later_token_chunk_region("moe")
-    (False, True, False)
+    >>> [is_later_token_chunk_region(region) for region in (f"{CHUNK}0", f"{CHUNK}12", "moe")]
+    [False, True, False]
     """
     return is_token_chunk_region(region) and region != f"{CHUNK}0"
 

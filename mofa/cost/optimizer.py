@@ -54,7 +54,7 @@ def optimizer_states_bytes_per_param(workload: WorkloadSpec, framework: Framewor
     Examples
     --------
     >>> from mofa.specs.load import load_framework, load_workload
-    >>> states_bytes_per_param(load_workload("llama3-8b"), load_framework("megatron"))
+    >>> optimizer_states_bytes_per_param(load_workload("llama3-8b"), load_framework("megatron"))
     12.0
     """
     num_moments = workload.optimizer.traits.num_moments
@@ -209,8 +209,8 @@ def torchtitan_optimizer_element_bytes(workload: WorkloadSpec, precision: str) -
     Examples
     --------
     >>> from mofa.specs.load import load_workload
-    >>> [torchtitan_optimizer_element_bytes(load_workload("llama3-8b"), mode) for mode in ("mixed", "autocast",
-    "uniform")]
+    >>> llama = load_workload("llama3-8b")
+    >>> [torchtitan_optimizer_element_bytes(llama, mode) for mode in ("mixed", "autocast", "uniform")]
     [4.0, 4.0, 2.0]
     """
     wanted = workload.precision.params or ("bf16" if precision == "uniform" else "fp32")

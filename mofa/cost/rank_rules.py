@@ -166,9 +166,9 @@ def held_input_counts(framework: FrameworkSpec, schedule: Schedule, pp: int, rec
     >>> from mofa.schedules.one_f_one_b import ONE_F_ONE_B
     >>> from mofa.specs.load import load_framework
     >>> megatron = load_framework("megatron")
-    >>> [held_inputs(megatron, INTERLEAVED, 2, chunks) for chunks in (1, 2)]
+    >>> [held_input_counts(megatron, INTERLEAVED, 2, chunks) for chunks in (1, 2)]
     [HeldInputCounts(throughout=3, at_end=0), HeldInputCounts(throughout=3, at_end=1)]
-    >>> [held_inputs(megatron, ONE_F_ONE_B, 2, chunks) for chunks in (0, 1)]
+    >>> [held_input_counts(megatron, ONE_F_ONE_B, 2, chunks) for chunks in (0, 1)]
     [HeldInputCounts(throughout=0, at_end=0), HeldInputCounts(throughout=2, at_end=0)]
     """
     if framework.traits.has_pytorch_modules or framework.deepspeed or pp == 1:

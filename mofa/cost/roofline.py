@@ -77,7 +77,7 @@ def least_bytes_of_work(work: object) -> float:
 
     Examples
     --------
-    >>> least_bytes(Gemm(m=2.0, n=3.0, k=4.0))  # (8 + 12) elements read, 6 written
+    >>> least_bytes_of_work(Gemm(m=2.0, n=3.0, k=4.0))  # (8 + 12) elements read, 6 written
     52.0
     """
     if isinstance(work, Gemm):

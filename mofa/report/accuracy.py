@@ -43,7 +43,7 @@ def as_percent(value: float | None, *, signed: bool = False) -> str:
 
     Examples
     --------
-    >>> percent(0.0123), percent(-0.5, signed=True), percent(None)
+    >>> as_percent(0.0123), as_percent(-0.5, signed=True), as_percent(None)
     ('1.2 %', '-50.0 %', '–')
     """
     if value is None:

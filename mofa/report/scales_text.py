@@ -84,7 +84,8 @@ def verdict_of_choices(choices: Sequence[ComparedChoice]) -> list[str]:
 
     Examples
     --------
-    >>> verdict_of_choices([Choice("8 GPUs", ", 4 days", 1.0, 4.0), Choice("16 GPUs", ", 2 days", 1.1, 2.0)])
+    >>> few, many = ComparedChoice("8 GPUs", ", 4 days", 1.0, 4.0), ComparedChoice("16 GPUs", ", 2 days", 1.1, 2.0)
+    >>> verdict_of_choices([few, many])
     ['Cheapest: 8 GPUs, 4 days.', 'Fastest: 16 GPUs, 2 days: 2.00 times as fast for 10.0% more.']
     """
     if not choices:

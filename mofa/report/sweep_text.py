@@ -52,7 +52,7 @@ def differing_columns(rows: list[Row], names: tuple[str, ...]) -> list[str]:
 
     Examples
     --------
-    >>> differing([{"num_gpus": 8, "model": "a"}, {"num_gpus": 16, "model": "a"}], ("model", "num_gpus"))
+    >>> differing_columns([{"num_gpus": 8, "model": "a"}, {"num_gpus": 16, "model": "a"}], ("model", "num_gpus"))
     ['num_gpus']
     """
     return [name for name in names if len({row[name] for row in rows}) > 1]

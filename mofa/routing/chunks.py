@@ -34,7 +34,7 @@ class ActivationTerms:
     def activation_bytes(self, rows: float, chunks: int = 1) -> float:
         """With so many rows on the rank, in so many chunks. [B]
 
-        >>> ActivationTerms(1.0, 2.0).total(8.0, 4)
+        >>> ActivationTerms(1.0, 2.0).activation_bytes(8.0, 4)
         5.0
         """
         return self.fixed_bytes + self.bytes_per_row * rows / chunks

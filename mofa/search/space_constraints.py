@@ -25,11 +25,11 @@ class SpaceConstraints:
     Examples
     --------
     >>> asked = SpaceConstraints({"tp": (2, 4)}, {"pp": 4}, ("cp", "full"))
-    >>> asked.allow({"tp": 4, "dp": 2}), asked.allow({"tp": 8, "dp": 1})
+    >>> asked.allows({"tp": 4, "dp": 2}), asked.allows({"tp": 8, "dp": 1})
     (True, False)
-    >>> asked.allow({"pp": 8}), asked.allow({"cp": 2}), asked.allow({"recompute": "full"})
+    >>> asked.allows({"pp": 8}), asked.allows({"cp": 2}), asked.allows({"recompute": "full"})
     (False, False, False)
-    >>> asked.words
+    >>> asked.constraints_text
     'fixed tp, bounded pp and left out cp, full recomputation'
     """
 

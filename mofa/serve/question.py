@@ -32,7 +32,7 @@ class SliderDegrees(Spec):
 
         Examples
         --------
-        >>> Degrees(tp=2, pp=4).given()
+        >>> SliderDegrees(tp=2, pp=4).given_degrees()
         {'tp': 2, 'pp': 4}
         """
         return {name: value for name, value in self if value is not None}
@@ -88,7 +88,7 @@ def read_question(body: bytes) -> Question:
 
     Examples
     --------
-    >>> read_question(b'{"gpus": 64, "degrees": {"tp": 2}}').degrees.given()
+    >>> read_question(b'{"gpus": 64, "degrees": {"tp": 2}}').degrees.given_degrees()
     {'tp': 2}
     >>> read_question(b'{"gpus": 64, "degrees": {"tp": 0}}')
     Traceback (most recent call last):

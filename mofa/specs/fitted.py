@@ -114,7 +114,7 @@ class PowerLimitedCurve(FittedCurve):
         Examples
         --------
         >>> curve = PowerLimitedCurve(provenance="assumed", source="an example", sustained=0.9, alone=0.85)
-        >>> curve.rate_fraction(np.array([0.0, 0.61, 1.0])).round(3)
+        >>> curve.rate_over_full_clock(np.array([0.0, 0.61, 1.0])).round(3)
         array([0.978, 0.9  , 0.85 ])
         """
         slope = (self.sustained - self.alone) / (1.0 - load_shared_facts().libraries.products_share_between.value)

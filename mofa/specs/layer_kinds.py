@@ -134,7 +134,7 @@ class LayersSpec(Spec):
         --------
         >>> layer = {"mixers": [{"kind": "attention"}], "ffns": [{"kind": "mlp"}]}
         >>> kinds = [{"name": "full", **layer}, {"name": "none", **layer, "mixers": []}]
-        >>> LayersSpec.model_validate({"kinds": kinds, "pattern": ["full", "none", "none"]}).counts(6)
+        >>> LayersSpec.model_validate({"kinds": kinds, "pattern": ["full", "none", "none"]}).num_layers_by_kind(6)
         {'full': 2, 'none': 4}
         """
         each = [self.pattern[i % len(self.pattern)] for i in range(num_layers)]

@@ -27,9 +27,10 @@ class OptimizerTraits:
 
         Examples
         --------
-        >>> OPTIMIZERS["adamw"].main_and_moments_bytes_per_param(),
-        OPTIMIZERS["adamw"].main_and_moments_bytes_per_param(2.0)
-        (12.0, 8.0)
+        >>> OPTIMIZERS["adamw"].main_and_moments_bytes_per_param()
+        12.0
+        >>> OPTIMIZERS["adamw"].main_and_moments_bytes_per_param(2.0)
+        8.0
         """
         return 4.0 + moment_bytes * self.num_moments
 

@@ -32,9 +32,10 @@ def known_or_stand_in_format(kind: GemmFormat, known: Collection[str]) -> GemmFo
 
     Examples
     --------
-    >>> known_or_stand_in_format("mxfp8", ("bf16", "fp8")), known_or_stand_in_format("mxfp8", ("fp8_fast", "fp8")),
-    known_or_stand_in_format("bf16", ())
-    ('fp8', 'fp8_fast', 'bf16')
+    >>> known_or_stand_in_format("mxfp8", ("bf16", "fp8")), known_or_stand_in_format("mxfp8", ("fp8_fast", "fp8"))
+    ('fp8', 'fp8_fast')
+    >>> known_or_stand_in_format("bf16", ())
+    'bf16'
     """
     while kind not in known and kind in FALLBACK:
         kind = FALLBACK[kind]

@@ -45,9 +45,10 @@ def reason_without_details(reason: str) -> str:
 
     Examples
     --------
-    >>> reason_without_details("framework is not modelled: nanotron"), reason_without_details("the same row as
-    bloom-041")
-    ('framework is not modelled', 'the same row as another')
+    >>> reason_without_details("framework is not modelled: nanotron")
+    'framework is not modelled'
+    >>> reason_without_details("the same row as bloom-041")
+    'the same row as another'
     >>> reason_without_details("refused: batch.global (8) must be a multiple of dp (16); change one of them")
     'refused: batch.global (8) must be a multiple of dp (16)'
     """

@@ -59,8 +59,8 @@ class PassTimesOfRanks:
         --------
         Half of the passes of either rank are busy: in three of four at least one rank is.
 
-        >>> PassTimesOfRanks([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0,
-        2.0)).work_s_of_steps_waiting_for_slowest()
+        >>> times = PassTimesOfRanks([1.0, 2.0], [10.0, 20.0], [[1.5], [1.5]], levels=(1.0, 2.0))
+        >>> times.work_s_of_steps_waiting_for_slowest()
         [17.5]
         """
         quiet, busy = (level * min(self.read_ops_s) for level in self.levels)

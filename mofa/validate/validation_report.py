@@ -221,7 +221,7 @@ class ScaleSeries(Spec):
         >>> steps = [ComparedQuantity(measured=a, predicted=b, error=b / a - 1) for a, b in ((1.0, 1.0), (0.51, 0.5))]
         >>> points = [ScalePoint(id=str(n), num_gpus=n, sequences=64, step_time=s) for n, s in zip((8, 16), steps)]
         >>> series = ScaleSeries(group="published-x", model="m", gpu="h100", strategy="tp8", points=points)
-        >>> [round(x, 3) for x in series.efficiencies(predicted=False)]
+        >>> [round(x, 3) for x in series.scaling_efficiencies(predicted=False)]
         [1.0, 0.98]
         """
         first = self.points[0].sequences_per_s_per_gpu(predicted=predicted)

@@ -78,7 +78,7 @@ def unrecorded_over_recorded_time_by_format(segments: Iterable[LayerSegment]) ->
     Examples
     --------
     >>> def timed(experts, records, first, seconds):
-    ...     return Segment("a", "bf16", experts, "full", 1e-6, "grouped", records, first, 10.0, seconds)
+    ...     return LayerSegment("a", "bf16", experts, "full", 1e-6, "grouped", records, first, 10.0, seconds)
     >>> runs = [(8, 16.0), (16, 24.0)]
     >>> again = [timed(n, True, first, 1e-5 * ops) for n, ops in runs for first in (True, False)]
     >>> once = [timed(n, False, False, 1e-5 * (ops - n / 2)) for n, ops in runs]
@@ -127,7 +127,7 @@ def latent_attention_small_ops(segments: Iterable[LayerSegment]) -> LatentAttent
     Examples
     --------
     >>> def timed(part, ops):
-    ...     return Segment("mla-dense", "bf16", 0, "none", 1e-6, part, True, False, 2.0, 2e-6 * ops)
+    ...     return LayerSegment("mla-dense", "bf16", 0, "none", 1e-6, part, True, False, 2.0, 2e-6 * ops)
     >>> parts = {PROJECTIONS: 90.0, "linear": 15.0, "norm_linear": 20.0, **dict.fromkeys((*ROPES, *ROPES_BACK), 10.0)}
     >>> latent_attention_small_ops([timed(part, ops) for part, ops in parts.items()])
     LatentAttentionSmallOps(rope=10.0, rope_back=10.0, own=20.0)

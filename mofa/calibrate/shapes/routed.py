@@ -46,9 +46,10 @@ def scored_product_bytes_per_element(op: str) -> float:
 
     Examples
     --------
-    >>> scored_product_bytes_per_element("score_product_top8"),
-    scored_product_bytes_per_element("score_product_bwd_top8_fp32")
-    (2.25, 9.0)
+    >>> scored_product_bytes_per_element("score_product_top8")
+    2.25
+    >>> scored_product_bytes_per_element("score_product_bwd_top8_fp32")
+    9.0
     """
     element, passes_over = (4.0 if op.endswith("_fp32") else 2.0), (2.0 if "_bwd_" in op else 1.0)
     return passes_over * element * (1.0 + 1.0 / top_k_of_op(op))

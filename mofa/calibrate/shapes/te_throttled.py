@@ -60,8 +60,8 @@ def unthrottled_case_of_same_kernel(case: Case) -> Case:
 
     Examples
     --------
-    >>> unthrottled_case_of_same_kernel(te_throttled_cases()[1]).family,
-    unthrottled_case_of_same_kernel(te_throttled_cases()[1]).op
+    >>> case = unthrottled_case_of_same_kernel(te_throttled_cases()[1])
+    >>> case.family, case.op
     ('te_ops', 'rmsnorm_fwd')
     """
     family, _, op = case.op.partition(".")

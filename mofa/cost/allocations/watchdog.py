@@ -41,7 +41,7 @@ class Shelf(Generic[T]):
 
     >>> shelf = Shelf()
     >>> for name in "abcde":
-    ...     shelf.put(name)
+    ...     shelf.shelve(name)
     ...     print(shelf.issue_block_and_pop_due(BlockPassTime(0.06, 0.05), 40))
     []
     []

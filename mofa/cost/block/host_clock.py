@@ -85,7 +85,7 @@ class ClockAdvance(NamedTuple):
         2,048 kernels, issued in 40 s and computed in 24: half of them wait for the device's beginning.
 
         >>> many = ClockAdvance(*(np.array([x]) for x in (24.0, 40.0, NEVER, 40.0, 2048.0)))
-        >>> [float(x[0]) for x in many.through_queue()]
+        >>> [float(x[0]) for x in many.limited_by_launch_queue()]
         [24.0, 40.0, 20.0, 40.0, 2048.0]
         """
         over = (self.host_behind_device_s <= NEVER / 2) & (self.kernels > QUEUE)

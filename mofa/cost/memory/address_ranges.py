@@ -16,7 +16,7 @@ class AddressRanges:
     Examples
     --------
     >>> ranges = AddressRanges(1 << 30)
-    >>> [(1 << 30) - ranges.place(size << 20) >> 20 for size in (20, 20, 12, 40)]
+    >>> [(1 << 30) - ranges.place_segment(size << 20) >> 20 for size in (20, 20, 12, 40)]
     [32, 64, 44, 128]
     """
 

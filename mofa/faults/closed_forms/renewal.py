@@ -131,9 +131,8 @@ def expected_lost_s_per_failure(interval_s: ArrayLike, block_s: ArrayLike, mtbf_
 
     Examples
     --------
-    >>> float(expected_lost_s_per_failure(10.0, 0.0, 1e6)).__round__(4), float(expected_lost_s_per_failure(1e6, 0.0,
-    10.0))
-    (5.0, 10.0)
+    >>> [round(float(expected_lost_s_per_failure(*each)), 4) for each in ((10.0, 0.0, 1e6), (1e6, 0.0, 10.0))]
+    [5.0, 10.0]
     """
     length = check_at_least_zero("interval_s", interval_s) + check_at_least_zero("block_s", block_s)
     mtbf = check_above_zero("mtbf_s", mtbf_s)

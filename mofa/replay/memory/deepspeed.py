@@ -283,7 +283,7 @@ def gradient_bytes_by_bucket(grads: list[int]) -> list[list[int]]:
 
     Examples
     --------
-    >>> gradient_buckets([600_000_000, 300_000_000, 200_000_000, 1_200_000_000])
+    >>> gradient_bytes_by_bucket([600_000_000, 300_000_000, 200_000_000, 1_200_000_000])
     [[600000000, 300000000], [200000000], [1200000000]]
     """
     out: list[list[int]] = []

@@ -36,7 +36,7 @@ def plotly_figure(data: list[dict[str, Any]], x_title: str, y_title: str = "", *
 
     Examples
     --------
-    >>> figure([], "time [s]", yaxis={"autorange": "reversed"})["layout"]["yaxis"]
+    >>> plotly_figure([], "time [s]", yaxis={"autorange": "reversed"})["layout"]["yaxis"]
     {'title': {'text': ''}, 'automargin': True, 'autorange': 'reversed'}
     """
     axes = {"xaxis": _axis(x_title, layout.pop("xaxis", {})), "yaxis": _axis(y_title, layout.pop("yaxis", {}))}
@@ -52,7 +52,7 @@ def escaped_for_plotly(text: str) -> str:
 
     Examples
     --------
-    >>> escaped("a<b> & c")
+    >>> escaped_for_plotly("a<b> & c")
     'a&lt;b&gt; &amp; c'
     """
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

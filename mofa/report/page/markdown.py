@@ -61,7 +61,7 @@ def escaped_for_markdown(text: str) -> str:
 
     Examples
     --------
-    >>> print(plain("a*b [c](d)"))
+    >>> print(escaped_for_markdown("a*b [c](d)"))
     a\*b \[c\](d)
     """
     return SPECIAL.sub(r"\\\1", escape_invisible(re.sub(r"\s+", " ", text)))

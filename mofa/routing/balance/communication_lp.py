@@ -77,7 +77,7 @@ class CommunicationScheduler:
     Two GPUs with both experts each: everything stays where it is.
 
     >>> scheduler = CommunicationScheduler(Placement(np.ones((2, 2), dtype=int)), TransferCosts())
-    >>> scheduler.solve(np.array([[5, 1], [1, 5]])).sent
+    >>> scheduler.schedule_micro_batch(np.array([[5, 1], [1, 5]])).sent
     0.0
     """
 

@@ -29,7 +29,7 @@ class FlowScheduler:
     Examples
     --------
     >>> scheduler = FlowScheduler(Placement(np.array([[1, 1, 0], [0, 1, 1]])))
-    >>> scheduler.solve(np.array([6, 3])).gpu_tokens.tolist()
+    >>> scheduler.schedule_micro_batch(np.array([6, 3])).gpu_tokens.tolist()
     [3, 3, 3]
     """
 

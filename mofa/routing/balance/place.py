@@ -38,7 +38,7 @@ def asymmetric_placement(
     Examples
     --------
     >>> placed = asymmetric_placement(np.array([9.0, 1.0, 1.0, 1.0]), 4, 2)
-    >>> placed.copies.sum(axis=1).tolist(), float(max_density(placed.hosts, np.array([9.0, 1.0, 1.0, 1.0])))
+    >>> placed.copies.sum(axis=1).tolist(), float(max_density(placed.has_replica, np.array([9.0, 1.0, 1.0, 1.0])))
     ([4, 2, 1, 1], 3.0)
     """
     if samples < 1:

@@ -74,7 +74,7 @@ class ReplicaScheduler:
     Three GPUs in a row: the expert of the first two has 6 tokens, that of the last two 3.
 
     >>> scheduler = ReplicaScheduler(Placement(np.array([[1, 1, 0], [0, 1, 1]])))
-    >>> scheduler.solve(np.array([6, 3])).gpu_tokens.tolist()
+    >>> scheduler.schedule_micro_batch(np.array([6, 3])).gpu_tokens.tolist()
     [3, 3, 3]
     """
 

@@ -118,7 +118,8 @@ def why_optimisation_unavailable(optimisation: Optimisation, search: FactorSearc
     >>> import mofa
     >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     >>> search = FactorSearch(job, machines, mofa.load_framework("megatron"), fix={"vpp": 2})
-    >>> [unavailable(item, search) for item in OPTIMISATIONS if item.name in ("interleaving", "token chunks")]
+    >>> asked = [item for item in OPTIMISATIONS if item.name in ("interleaving", "token chunks")]
+    >>> [why_optimisation_unavailable(item, search) for item in asked]
     ['as --fix vpp has it', 'needs experts']
     """
     if optimisation.needs_experts and search.workload.model.moe is None:
