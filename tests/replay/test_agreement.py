@@ -113,7 +113,9 @@ def shares_apart(case: Any) -> tuple[float, dict[str, float], float]:
 def test_parts_of_a_step_are_named_alike(benchmark: Any, drawn: list[Any]) -> None:
     """Each within 2 points of the step beyond what the steps themselves differ by, for 44 strategies.
 
-    Two may be 2.5 apart: a host that is late on every stage is counted as the pipeline's bubble by one of the two.
+    Three may be more, by 2.9 at most: a host that is late on every stage is counted as the pipeline's bubble by one of
+    the two, and a first forward whose host launches gathers late waits for its host or for them. Of two of the three the
+    steps were 0.4 and 3.3 % off before, and are 0.2 and 0.6 % off now, which forgives less.
     Where a collective that the host issues late was not the host's in both, 7 were further apart, by 16 points at most;
     where torchtitan's walked pipelines called all that a late host adds bubble, one, by 74.
     """
@@ -121,8 +123,9 @@ def test_parts_of_a_step_are_named_alike(benchmark: Any, drawn: list[Any]) -> No
     for case in drawn:
         step, apart, _ = shares_apart(case)
         worst.append(max(abs(share) for share in apart.values()) - abs(step))
-        assert worst[-1] < 0.025, (benchmark.describe(case), apart)
-    assert sum(share > 0.02 for share in worst) <= 2
+        assert worst[-1] < 0.029, (benchmark.describe(case), apart)
+    assert sum(share > 0.02 for share in worst) <= 3
+    assert sum(share > 0.025 for share in worst) <= 1
     assert np.median(worst) < 0.005
 
 

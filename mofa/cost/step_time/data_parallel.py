@@ -64,7 +64,7 @@ class CommunicationOutsideBlocks:
     slower_first_forward_s: ArrayN | float = 0.0
     """What computing loses in the first stage's first forward beside its gathers; ``exposed`` has it too. (n,)"""
     waited_ahead_s: ArrayN | float = 0.0
-    """What a single stage's first forward would wait for gathers beyond ``before_forward``, were no host late. (n,)"""
+    """What gathers would hold up a single stage beyond ``before_forward``, were no host late; may be below 0. (n,)"""
     beyond_path_s: ArrayN | float = 0.0
     """What each stage's own reductions take beyond what ``exposed`` has of the awaited stage; may be below 0. (n, R)"""
 
@@ -267,7 +267,7 @@ def _megatron(
     beside_s, waited_ahead_s = np.zeros_like(before_forward), np.zeros(len(gather))
     if host_bound is not None and pp == 1 and fw.overlap_param_gather:
         layers_s = rows.sum_layers_by_stage(rows.layers.forward_besides_host_s)[:, 0] / (1 - slow[:, 0])
-        waited_ahead_s = np.maximum(last_gather, first_gather - layers_s) - first
+        waited_ahead_s = np.maximum.reduce([first, last_gather, first_gather - layers_s]) - before_forward[:, 0]
     if host_bound is not None and host_waits_at_exchanges(rows):
         host_rows, last = host_bound.rows, rows.is_last_stage > 0
         beside_s[host_rows] = host_bound.issued_beside_gather_s(before_forward[host_rows], last)

@@ -124,7 +124,7 @@ def step_time(rows: GatheredRows) -> StepTime:
     negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
-    gathers_s = np.clip(outside.waited_ahead_s, 0.0, exposed[_T["host_idle"]])
+    gathers_s = np.clip(outside.waited_ahead_s, -exposed[_T["dp"]], exposed[_T["host_idle"]])
     exposed[_T["dp"]] += gathers_s
     exposed[_T["host_idle"]] -= gathers_s
     exposed[_T["dp"]] += amax_reduction_seconds(rows)
