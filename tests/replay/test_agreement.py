@@ -114,7 +114,7 @@ def test_parts_of_a_step_are_named_alike(benchmark: Any, drawn: list[Any]) -> No
     """Each within 2 points of the step beyond what the steps themselves differ by, for 44 strategies.
 
     Three may be more, by 2.9 at most: a host that is late on every stage is counted as the pipeline's bubble by one of
-    the two, and a first forward whose host launches gathers late waits for its host or for them. Of two of the three the
+    the two, and a first forward whose host launches gathers late waits for its host or for them. Of two of them the
     steps were 0.4 and 3.3 % off before, and are 0.2 and 0.6 % off now, which forgives less.
     Where a collective that the host issues late was not the host's in both, 7 were further apart, by 16 points at most;
     where torchtitan's walked pipelines called all that a late host adds bubble, one, by 74.
