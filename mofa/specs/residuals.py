@@ -205,10 +205,7 @@ def load_residuals() -> MemoryAndStepResiduals:
 
 
 class ClosedFormResiduals(Spec):
-    """What to leave free of reserved memory in closed form, by framework, on one stage and in pipelines. [-]
-
-    With it one in 10,000 random jobs fits that does not by replay (``scripts/closed_form_residuals.py``).
-    """
+    """The most of replayed over reserved memory in closed form - 1, by framework, on one stage and in pipelines. [-]"""
 
     single_stage: dict[str, Fact]
     pipelines: dict[str, Fact]

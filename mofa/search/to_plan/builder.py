@@ -81,7 +81,7 @@ def memory_limit_bytes(cluster: ClusterSpec, framework: FrameworkSpec) -> float:
 
 
 def closed_form_margin_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: float) -> float:
-    """What the replay may reserve beyond a closed form, but for one in 10,000 random jobs. [B]
+    """What the replay may reserve beyond a closed form: the most that it did of random jobs. [B]
 
     A closed form knows sizes and numbers of tensors, not which hole each is cut from.
     """
