@@ -23,14 +23,14 @@ Part = Literal["", "experts", "loss", "fsdp"]
 """What of a model issues an op: routed experts, the loss, or FSDP for a block's parameters or for its experts'."""
 Purpose = Literal[
     "", "norm", "attention_output", "embedding", "output", "embedding_gradient", "weight_cast", "hold", "copy_out",
-    "experts_copy_out", "renewal", "checkpoint_end",
+    "experts_copy_out", "renewal", "checkpoint_end", "gather_ahead",
 ]  # fmt: skip
 """What else time and memory ask of an op.
 
 Whose weight it has: a norm's, attention's output's, the embedding's or the output layer's. That it makes the
 embedding's gradient, or a 16-bit copy of a weight. A mark whose inputs are held for the next block. A copy of what FSDP
 gathered into a tensor for each weight, of a block's own or of its experts'. New probabilities of a layer's dispatcher.
-The end of a checkpoint that was made again for weights' gradients."""
+The end of a checkpoint that was made again for weights' gradients. FSDP's gather of what the backward comes to next."""
 RoutingStep = Literal[
     "", "count", "row_map", "permute", "dispatch", "gather", "sort", "first_product", "unsort", "scatter", "combine",
     "unpermute",

@@ -61,7 +61,7 @@ def sent_beside(tape: Tape, seconds: list[FloatK], machine: OpTimingMachine) -> 
     sent: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
     aside, copies = sent.copy(), sent.copy()
     for op, took in zip(tape.ops, seconds, strict=True):
-        if op.family in sent and not _neighbours(op):
+        if op.family in sent and not is_neighbouring_tapes_collective(op):
             sent[op.family] = sent[op.family] + took
             if op.stream != "compute":
                 aside[op.family] = aside[op.family] + took
@@ -89,7 +89,7 @@ def queued_s(ops: tuple[Op, ...], seconds: list[FloatK], machine: OpTimingMachin
     communicators: dict[str, FloatK] = {}
     streams: dict[str, FloatK] = {}
     for op, took in zip(ops, seconds, strict=True):
-        if op.stream == "compute" or type(op.work) is HostSync or _neighbours(op):
+        if op.stream == "compute" or type(op.work) is HostSync or is_neighbouring_tapes_collective(op):
             continue
         streams[op.stream] = streams.get(op.stream, 0.0) + took
         if type(op.work) is Collective:
@@ -151,6 +151,6 @@ def _computed_and_lost_s(
     return lasts_s
 
 
-def _neighbours(op: Op) -> bool:
+def is_neighbouring_tapes_collective(op: Op) -> bool:
     """Whether it is another tape's collective that this one waits for: launched, and counted, there."""
     return isinstance(op.work, Collective) and not any_true(op.launches)

@@ -43,7 +43,9 @@ class PlanTapes:
 
     resolved: dict[tuple[str, Phase], ResolvedTape]
     cross_stream: CrossStreamTensors
-    steps: dict[tuple[str, Phase], TapeSteps] = field(default_factory=dict)
+    gathers_embedding_again: bool
+    """Whether FSDP gathers the embedding for its backward: not as the root's, which stays gathered."""
+    steps: dict[tuple[str, Phase, bool], TapeSteps] = field(default_factory=dict)
     weights: dict[str, tuple[WeightOpLines, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -59,15 +61,46 @@ class PlanTapes:
                 resolved[label, "I"], resolved[label, "W"] = _halves(backward, block, rows)
         if rows.schedule_record.pairs_passes:
             resolved |= _pairs(rows)
-        return cls(resolved, CrossStreamTensors.from_tapes(resolved.values()))
+        framework = rows.framework
+        again = framework.ends_apart and not framework.flat_params
+        return cls(resolved, CrossStreamTensors.from_tapes(resolved.values()), again)
 
-    def steps_of_tape(self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None) -> TapeSteps:
-        """The steps of a tape; with others inserted behind some of its lines it is made anew."""
+    def steps_of_tape(
+        self,
+        label: str,
+        phase: Phase,
+        inserted: dict[int, list[Step]] | None = None,
+        *,
+        ends_in_embedding: bool = False,
+    ) -> TapeSteps:
+        """The steps of a tape; with others inserted behind some of its lines it is made anew. ``ends_in_embedding``: of
+        the first layer's backward, which gathers ahead what the embedding needs."""
+        resolved = self.resolved[label, phase]
+        if ends_in_embedding:
+            resolved = self._gathers_embedding_ahead(resolved)
         if inserted:
-            return join_kernels_to_steps(self.resolved[label, phase], self.cross_stream, inserted)
-        if (label, phase) not in self.steps:
-            self.steps[label, phase] = join_kernels_to_steps(self.resolved[label, phase], self.cross_stream)
-        return self.steps[label, phase]
+            return join_kernels_to_steps(resolved, self.cross_stream, inserted)
+        key = label, phase, ends_in_embedding
+        if key not in self.steps:
+            self.steps[key] = join_kernels_to_steps(resolved, self.cross_stream)
+        return self.steps[key]
+
+    def _gathers_embedding_ahead(self, backward: ResolvedTape) -> ResolvedTape:
+        """A layer's backward whose gather ahead is the embedding's; where that is not gathered again, of nothing."""
+        lines = self.resolved["embedding", "F"].lines if self.gathers_embedding_again else ()
+        ops = ((line.op, line.seconds) for line in lines)
+        gathers = {
+            type(op.work): (op, s) for op, s in ops if op is not None and op.part == "fsdp" and op.stream != "compute"
+        }
+        played = []
+        for line in backward.lines:
+            op = line.op
+            if op is not None and op.purpose == "gather_ahead":
+                of_embedding, seconds = gathers.get(type(op.work), (op._replace(work=None), 0.0))
+                played.append(line._replace(op=op._replace(work=of_embedding.work), seconds=seconds))
+            else:
+                played.append(line)
+        return ResolvedTape(backward.name, tuple(played), backward.input_tensor, backward.output_tensor)
 
     def weight_op_lines(self, label: str) -> tuple[WeightOpLines, ...]:
         """The weights of a tape, in the order of its forward."""

@@ -15,6 +15,7 @@ import numpy as np
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import COMM_FAMILIES, Op, Tape
 from mofa.blocks.work import Collective, HostCopy, HostSync, MemoryBound, Work
+from mofa.cost.block.communication_beside import is_neighbouring_tapes_collective
 from mofa.cost.block.durations import OpTimingMachine, device_seconds_array
 from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.launch_blocking import moved_to_computing_stream, waits_after_kernels
@@ -171,6 +172,9 @@ def resolve_tape(name: str, tape: Tape, machine: OpTimingMachine) -> ResolvedTap
         op = moved_to_computing_stream(op) if blocks else op
         if not only_entry(op.present):
             shared = op.writes[:1] if op.reads else ()
+            lines.append(_Line(None, (), (), 0.0, 0.0))
+        elif is_neighbouring_tapes_collective(op):  # played with that one
+            shared = ()
             lines.append(_Line(None, (), (), 0.0, 0.0))
         elif op.work is None and op.stream == "compute":
             shared = op.writes if op.reads else ()

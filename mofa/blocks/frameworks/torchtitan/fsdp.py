@@ -346,7 +346,16 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
     if block != "embedding" and gathers_again:
         gathered.append(
             gather_weights(
-                begin, ctx, "fsdp.next@", "fsdp", following, ctx.fsdp, following > 0, of_block=True, each=of_layer
+                begin,
+                ctx,
+                "fsdp.next@",
+                "fsdp",
+                following,
+                ctx.fsdp,
+                following > 0,
+                of_block=True,
+                each=of_layer,
+                purpose="gather_ahead",
             )
         )
     if any_true(own_group):

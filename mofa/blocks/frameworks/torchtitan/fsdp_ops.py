@@ -134,7 +134,7 @@ class FsdpOpList:
 
 def gather_weights(
     fsdp: FsdpOpList, ctx: Context, out: str, group: str, params: ArrayK, ranks: ArrayK, present: BoolK, *,
-    of_block: bool = False, each: float = 2.0,
+    of_block: bool = False, each: float = 2.0, purpose: Purpose = "",
 ) -> str:  # fmt: skip
     """Cast and copy the shard in, a bf16 one copied alone, gather in place: ``each`` bytes a parameter come out;
     nothing for a group of one rank. ``of_block``: the parameters are a block's own."""
@@ -148,11 +148,11 @@ def gather_weights(
     fsdp.ops.append(
         Op(f"{out}.copy_in", "dp", MemoryBound(where(runs, (ctx.stored_bytes_per_param + 2.0) * params / ranks, 0.0),
         "foreach_cast"), (),
-           (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE, part="fsdp")
+           (f"{out}.in",), launches=2, present=runs, stream=GATHER, region=OUTSIDE, part="fsdp", purpose=purpose)
     )  # fmt: skip
     fsdp.ops.append(
         Op(f"{out}.all_gather", "dp", Collective("all_gather", group, each * params), (f"{out}.in",), (out,),
-           present=runs, stream=GATHER, region=OUTSIDE, part="fsdp")
+           present=runs, stream=GATHER, region=OUTSIDE, part="fsdp", purpose=purpose)
     )  # fmt: skip
     return out
 
