@@ -206,6 +206,14 @@ class LayerArrays:
         """Communication that runs beside computing in ``backward_s``. [s]"""
         return self.stack_of_blocks(lambda c: c.backward.hidden.sum(axis=0))
 
+    def waited_s(self, slowdown: float) -> tuple[ArrayN, ArrayN]:
+        """What ``forward_s`` and ``backward_s`` wait for communication, beyond what computing loses by that beside it:
+        ``slowdown`` of its seconds. [s]"""
+        return (
+            self.stack_of_blocks(lambda c: c.forward.waits_s(slowdown)),
+            self.stack_of_blocks(lambda c: c.backward.waits_s(slowdown)),
+        )
+
     @cached_property
     def exposed_s(self) -> ArrayN:
         """All that is exposed of a layer. (modes, K, kinds) [s]"""

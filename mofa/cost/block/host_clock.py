@@ -36,6 +36,12 @@ class ClockAdvance(NamedTuple):
     kernels: ArrayN | float = 0.0
     """Kernels that are launched, of which the host may be no more than :data:`QUEUE` ahead of its device. [-]"""
 
+    def with_device_sooner(self, spared_s: ArrayN) -> ClockAdvance:
+        """The same where the device waits so much less for communication. [s]"""
+        return self._replace(
+            device_s=self.device_s - spared_s, device_behind_host_s=self.device_behind_host_s - spared_s
+        )
+
     def followed_by(self, behind: ClockAdvance) -> ClockAdvance:
         """This and what comes behind it as one.
 

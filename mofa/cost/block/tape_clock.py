@@ -72,6 +72,12 @@ class TapeTime:
     def total_s(self) -> ArrayK:
         return np.asarray(self.exposed.sum(axis=0))
 
+    def waits_s(self, slowdown: float) -> ArrayK:
+        """What the compute stream waits for communication, beyond what computing loses by that beside it: ``slowdown``
+        of its seconds. (K,) [s]"""
+        done_s = self.busy + slowdown * self.hidden.sum(axis=0) + self.exposed[EXPOSED.index("host_idle")]
+        return np.maximum(self.total_s - done_s, 0.0)
+
     @property
     def exposed_with_host_far_ahead_s(self) -> ArrayK:
         """What is exposed under a host that begins far ahead: what it waits for inside the tape is left to wait for.

@@ -20,6 +20,7 @@ from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.block.tape_clock import TapeTime
 from mofa.cost.rank_rules import gradient_reducer, host_waits_at_exchanges
 from mofa.cost.rows import GatheredRows
+from mofa.cost.step_time.fsdp_ends import seconds_spared_at_model_ends
 from mofa.cost.step_time.host_copies import wait_for_host_copies_s
 
 ArrayN = NDArray[np.float64]
@@ -246,6 +247,8 @@ class MicroBatchPasses:
     """What backwards by inputs and by weights take more than undivided ones. (n, R) [s]"""
     copies_wait_s: ArrayN | None = None
     """What backwards wait for copies to the host, of the first chunk. (n, R) [s]"""
+    spared_at_ends_s: ArrayN | float = 0.0
+    """What both take less than layers by themselves, as FSDP gathers and reduces the ends of the model. (n,) [s]"""
 
     def stage_forward_and_backward_s(self) -> tuple[ArrayN, ArrayN]:
         """Forward and backward of all chunks of a stage. (n, R) each [s]"""
@@ -283,11 +286,15 @@ def _passes(rows: GatheredRows) -> MicroBatchPasses:
     splits = rows.schedule_record.defers_weight_gradients
     if splits:
         weights = _over_chunks(rows, "weights_s", c.embedding.backward.weights, c.head.backward.weights)
+    spared = seconds_spared_at_model_ends(rows)
+    for passes, spared_s in zip((forward, backward), spared, strict=True):
+        passes[:, 0, 0] -= spared_s
     index = np.flatnonzero(_is_host_bound(rows))
     if not len(index):
-        return MicroBatchPasses(forward, backward, weights, 0.0, None)
+        return MicroBatchPasses(forward, backward, weights, 0.0, None, spared_at_ends_s=sum(spared))
     (forward_clocks, queued_forward), (backward_clocks, queued_backward) = (
-        _clocks_of(rows, index, direction) for direction in ("forward", "backward")
+        [clock.with_device_sooner(spared_s[index, None, None]) for clock in _clocks_of(rows, index, direction)]
+        for direction, spared_s in zip(("forward", "backward"), spared, strict=True)
     )
     clocks = forward_clocks, backward_clocks
     waits = np.maximum(*(clock.host_behind_device_s for clock in clocks)).max(axis=(1, 2)) > NEVER / 2
@@ -318,8 +325,9 @@ def _passes(rows: GatheredRows) -> MicroBatchPasses:
         forward[index] += held_forward
         backward[index] += held_backward
     return MicroBatchPasses(
-        forward, backward, weights, before - (forward + backward).sum(axis=2), host, waited, extra_s
-    )
+        forward, backward, weights, before - (forward + backward).sum(axis=2), host, waited, extra_s,
+        spared_at_ends_s=sum(spared),
+    )  # fmt: skip
 
 
 def _is_host_bound(rows: GatheredRows) -> NDArray[np.bool_]:

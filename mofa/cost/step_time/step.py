@@ -86,6 +86,7 @@ def step_time(rows: GatheredRows) -> StepTime:
     exposed[_OF_TAPES] += m * per_batch
     saved_s = each.host_wait_saved_s
     exposed[_T["host_idle"]] -= m * (saved_s if isinstance(saved_s, float) else saved_s[rowsel, slowest])
+    exposed[_T["dp"]] -= m * each.spared_at_ends_s
     if each.split_backward_extra_s is not None:  # blocks made again for each weight, or sums of one gradient
         extra_s = m * each.split_backward_extra_s[rowsel, slowest]
         exposed[_OF_TAPES] += extra_s * _split_backward_shares(rows, *shares)

@@ -1,0 +1,82 @@
+"""What the ends of a model spare a step of FSDP whose gathers and reductions take longer than what is computed.
+
+Layers are timed as among others: each gathers the layer that comes next and waits for the one before. Beside the last
+layer's forward the head is gathered, beside the first one's backward the embedding; in front of the last one's backward
+the head's gradients are reduced. Where communication sets the time of a layer, the difference is spared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mofa.blocks.build import kind_of_each_layer
+from mofa.blocks.work import CollectiveKind
+from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.rank_rules import gradient_reducer
+from mofa.cost.rows import GatheredRows
+from mofa.specs.params import layer_params
+
+ArrayN = NDArray[np.float64]
+GATHERED_BYTES_PER_PARAM = 2.0
+"""Of parameters as FSDP gathers them, bf16. [B]"""
+
+
+def seconds_spared_at_model_ends(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
+    """What a micro-batch's forward and backward take less than layers that are all among others. (n,) each [s]
+
+    Of a single stage whose layers are gathered for each use; nothing elsewhere.
+    """
+    nothing = np.zeros(len(rows.table))
+    if gradient_reducer(rows) != "FSDP by block":
+        return nothing, nothing
+    kinds = kind_of_each_layer(rows.workload.model)
+    first, last = (rows.stage_layers.stages.kinds.index(kinds[n]) for n in (0, -1))
+    embedding, head = _params_of_ends(rows)
+    gathers_s, reductions_s = _seconds(rows, "all_gather"), _seconds(rows, "reduce_scatter")
+    head_gathered_s = np.maximum(gathers_s(_layer_params(rows, -1)) - gathers_s(head), 0.0)
+    embedding_gathered_s = np.maximum(gathers_s(_layer_params(rows, 0)) - gathers_s(embedding), 0.0)
+    head_reduced_s = np.maximum(reductions_s(_layer_params(rows, -1)) - reductions_s(head), 0.0)
+    slow = rows.cluster.gpu.curves.overlap_slowdown.value
+    forward_s, backward_s = (rows.in_base_and_full_mode(waited_s)[0] for waited_s in rows.layers.waited_s(slow))
+
+    def spared_s(waited_s: ArrayN, less_s: ArrayN) -> ArrayN:
+        """Of so much less communication: all that is waited for, else what computing loses beside it."""
+        return np.minimum(np.maximum(waited_s, slow * less_s), less_s)
+
+    forward = spared_s(forward_s[:, last], head_gathered_s)
+    if len(kinds) == 1:
+        return forward, spared_s(backward_s[:, 0], embedding_gathered_s + head_reduced_s)
+    of_first = spared_s(backward_s[:, first], embedding_gathered_s)
+    return forward, of_first + spared_s(backward_s[:, last], head_reduced_s)
+
+
+def _seconds(rows: GatheredRows, kind: CollectiveKind) -> Callable[[ArrayN], ArrayN]:
+    group, fabric = rows.groups["fsdp"], rows.costs.machine.network_fabric
+    width = GATHERED_BYTES_PER_PARAM if kind == "all_gather" else rows.framework.reduced_bytes_per_param
+
+    def seconds(params: ArrayN) -> ArrayN:
+        return np.asarray(collective_s(kind, width * params, group, fabric))[rows.grid_index]
+
+    return seconds
+
+
+def _layer_params(rows: GatheredRows, number: int) -> ArrayN:
+    """Of a layer, what is in the group of its dense parameters. (g,) [params]"""
+    model, grids = rows.workload.model, rows.grids
+    layer = layer_params(model, model.is_moe_layer(number % model.num_layers))
+    dense = (layer.matrices_tp + layer.shared) / grids.tp + layer.replicated
+    apart = rows.groups["fsdp"].size != rows.groups["efsdp"].size
+    return np.asarray(dense + np.where(apart, 0.0, layer.routed / (grids.ep * grids.etp)))
+
+
+def _params_of_ends(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
+    """What is gathered again for the embedding's backward, and with the head. (g,) each [params]"""
+    model, framework, tp = rows.workload.model, rows.framework, rows.grids.tp
+    embedding = np.asarray(model.vocab * model.hidden / tp)
+    head = 0.0 * embedding if model.tied_embeddings else embedding
+    if framework.flat_params or not framework.ends_apart:  # both are the root's, which stays gathered
+        return 0.0 * embedding, 0.0 * embedding
+    return embedding, head
