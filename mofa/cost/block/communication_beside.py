@@ -127,28 +127,34 @@ def wait_in_queue(
     families = [op.family for op in ops if type(op.work) is Collective and op.stream != "compute"]
     family = families[-1] if families else "memory_bound"
     alone_s, total_s = sum(alone.values(), 0.0), sum(exposed.values(), 0.0)
-    beside_s = _computed_and_lost_s(ops, seconds, alone, sent)
+    computed_s, lost_s = _computed_and_lost_s(ops, seconds, alone, sent)
+    beside_s = computed_s + lost_s
     is_full = (beside_s <= queued) & (alone_s <= queued)
     lasts_s = where(is_full, queued, maximum(maximum(total_s, beside_s), queued))
     more_s = where(queued > 0.0, lasts_s - total_s, 0.0)
     exposed[family] = exposed[family] + more_s
     if family in hidden:
         hidden[family] = maximum(hidden[family] - more_s, 0.0)
-    return where(is_full, queued - beside_s, 0.0)
+    # computing loses while it computes, and then waits: beside a queue that is never empty it takes so much longer
+    share_s = lost_s / maximum(queued, 1e-12)
+    return where(is_full, queued - computed_s / maximum(1.0 - share_s, 1e-12), 0.0)
 
 
 def _computed_and_lost_s(
     ops: tuple[Op, ...], seconds: list[FloatK], alone: dict[str, FloatK], sent: Mapping[str, SentBeside]
-) -> FloatK:
-    """What a compute stream takes that waits for no family of ``sent``, beside all that these send. (K,) [s]"""
+) -> tuple[FloatK, FloatK]:
+    """What a compute stream takes that waits for no family of ``sent``, and what it loses beside all that these send.
+    (K,) each [s]"""
     computing, alone_s = sum((alone[name] for name in COMPUTING), 0.0), sum(alone.values(), 0.0)
-    lasts_s: FloatK = alone_s
+    computed_s: FloatK = alone_s
+    lost_s: FloatK = 0.0
     for name, family in sent.items():
         of_family = [n for n, op in enumerate(ops) if op.family == name and op.stream == "compute"]
         own_s = sum([seconds[n] for n in of_family], 0.0)
         share = computing / maximum(alone_s - alone[name], 1e-12)
-        lasts_s = lasts_s - maximum(alone[name] - own_s, 0.0) + family.slowdown * share * family.aside_s
-    return lasts_s
+        computed_s = computed_s - maximum(alone[name] - own_s, 0.0)
+        lost_s = lost_s + family.slowdown * share * family.aside_s
+    return computed_s, lost_s
 
 
 def is_neighbouring_tapes_collective(op: Op) -> bool:

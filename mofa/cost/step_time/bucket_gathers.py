@@ -89,7 +89,8 @@ class _Walk:
         gathered = np.maximum(self.gathered_s, self.launched_s) + first_s
         gathered = np.where(others_s > 0.0, np.maximum(gathered, self.host_s) + others_s, gathered)
         begun, launched = np.maximum(self.device_s, gathered), self.host_s
-        device_s = device_s + self.slow * np.minimum(device_s, first_s + others_s)
+        beside_s = np.minimum(first_s + others_s, device_s / (1.0 - self.slow))
+        device_s = device_s + self.slow * beside_s
         self.device_s = np.maximum(begun + device_s, launched + behind_host_s)
         self.host_s = np.maximum(begun + woken_s, launched + host_s)
         self.gathered_s, self.launched_s = gathered, launched

@@ -224,7 +224,11 @@ def _megatron(
             )  # fmt: skip
         forward_s, backward_s = _passes_behind_lead(host_bound, (forward_s, backward_s), step, gathers_s, first_forward)
         slow[host_bound.rows] = _slowdown_of_passes(rows, host_bound, (forward_s + backward_s)[host_bound.rows])
-    forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
+    heads = (rows.costs.head.forward, rows.costs.head.backward)  # gathered last, and reduced first: beside neither
+    forward_s, backward_s = (
+        (passes_s - (cost.total_s[rows.k, None] if pp == 1 else 0.0)) / (1 - slow)
+        for passes_s, cost in zip((forward_s, backward_s), heads, strict=True)
+    )
     before_forward = np.zeros_like(forward_s)
     exposed, hidden, on_path, in_passing = np.zeros((4, len(forward_s)))
     worst = max_of_array_rows(np.maximum(reduce - before_b / vpp, 0.0))  # while stages ahead have backwards left
@@ -417,7 +421,11 @@ def _pipelined_fsdp(
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     pieces = np.maximum(rows.stage_layers.layer_counts.sum(axis=1) / vpp, 1.0)
     slow = _slowdown(rows)
-    forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
+    heads = (rows.costs.head.forward, rows.costs.head.backward)  # gathered last, and reduced first: beside neither
+    forward_s, backward_s = (
+        (passes_s - (cost.total_s[rows.k, None] if pp == 1 else 0.0)) / (1 - slow)
+        for passes_s, cost in zip((forward_s, backward_s), heads, strict=True)
+    )
     chunk_f = forward_s / vpp
     left_s = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
     left_s = np.maximum(left_s, gather - (vpp - 1) * pp * chunk_f - chunk_f)

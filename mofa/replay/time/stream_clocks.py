@@ -247,14 +247,13 @@ class StreamClocks:
             return
         now = self.compute
         while work > 0:
-            lost, until = 0.0, float("inf")
+            lost, rate, until = 0.0, 1.0, float("inf")
             for start, end, _, slows, _ in flying:
                 if start <= now < end:
-                    lost += slows
+                    lost, rate = lost + slows, rate * (1.0 - slows)
                     until = min(until, end)
                 elif start > now:
                     until = min(until, start)
-            rate = max(1.0 - lost, 0.0)
             span = min(until - now, work / rate) if rate else until - now
             if lost:
                 for start, end, family, slows, _ in flying:
