@@ -26,6 +26,7 @@ from mofa.calibrate.fits.profile import (
     measured_node_profile,
     memory_bound_profile_entry,
     merge_curves,
+    overlap_slowdown_fact,
     product_curves_with_fp8,
     round_numbers,
     with_clock_shares,
@@ -42,6 +43,8 @@ PROFILES = ROOT / "hardware_profiles"
 HOST_OPTIMIZER = "h200-host-optimizer"
 """Folder of Adam's steps on a host and its copies to and from the device."""
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-1gpu-sums", "h200-2gpu", "h200-4gpu")
+H200_OVERLAP = "h200-2gpu-overlap"
+"""Layers beside the collective that carries them; others' folders have kernels in a loop alone."""
 H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu", "h100-4gpu")
 ACTIVATIONS = "h100-1gpu-te-activations"
 THROTTLED_FOLDERS = ("h100-1gpu-throttled", "h100-1gpu-te-throttled", "h100-1gpu-te-throttled-second", ACTIVATIONS)
@@ -299,7 +302,7 @@ def main_cast(num_sms: float, provenance: str = "read") -> dict[str, Any]:
 
 
 def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
-    """The H100 by its own kernels; the H200's stand for what was not measured on it.
+    """The H100 by its own kernels; the H200's stand for what was not measured on it, as layers beside collectives.
 
     Hosts belong to machines, not to GPUs: a typical one stands for both.
     """
@@ -307,7 +310,7 @@ def h100_gpu(h200: dict[str, Any]) -> dict[str, Any]:
     curves, source = fitted(H100_FOLDERS)
     base = {**gpu, "curves": same_processor(gpu, h200)}
     behind, _ = fitted(THROTTLED_FOLDERS)
-    curves = replace(curves, host_s={}, clock_powers=curves.clock_powers | behind.clock_powers)
+    curves = replace(curves, host_s={}, overlap_slowdown=0.0, clock_powers=curves.clock_powers | behind.clock_powers)
     made = measured_gpu_profile(base, curves, "h100-sxm", source)
     made["curves"]["releases"] = {number: release(name, made["curves"]) for number, name in H100_RELEASES.items()}
     own, source = fitted([H100_TE])
@@ -428,8 +431,10 @@ def main() -> None:
     known = read("gpus", "h200-sxm")
     known["curves"]["host"] = yaml.safe_load(HOST.read_text(encoding="utf-8"))
     behind, _ = fitted(H200_THROTTLED)
-    curves = replace(curves, clock_powers=curves.clock_powers | behind.clock_powers)
+    beside, beside_source = fitted([H200_OVERLAP])
+    curves = replace(curves, clock_powers=curves.clock_powers | behind.clock_powers, overlap_slowdown=0.0)
     h200 = measured_gpu_profile(known, curves, "h200-sxm", source)
+    h200["curves"] |= overlap_slowdown_fact(beside, beside_source)
     first_host = with_modules(h200["curves"]["host"])
     first_host |= host_facts_of_curves({}, *fitted([HOST_OPTIMIZER]))  # of a machine of the kind
     HOST.write_text(HOST_HEAD + text_of(first_host), encoding="utf-8")

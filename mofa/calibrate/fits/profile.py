@@ -180,11 +180,15 @@ def fitted_gpu_curves(
     made["host"] = host_facts_of_curves(made["host"], curves, source)
     if made["host"]["eager_op_s"] != base["host"]["eager_op_s"]:
         made.pop("hosts", None)  # it is one machine's, no typical one's
-    if curves.overlap_slowdown:
-        made["overlap_slowdown"] = _fact(curves.overlap_slowdown,
-                                         f"{source}: time that products and streams lose beside NCCL, over "
-                                         "what the collective takes alone")  # fmt: skip
-    return made
+    return {**made, **overlap_slowdown_fact(curves, source)}
+
+
+def overlap_slowdown_fact(curves: DeviceCurveFits, source: str) -> dict[str, Any]:
+    """What computing loses beside a collective, as a GPU's file has it; empty where it was not measured."""
+    if not curves.overlap_slowdown:
+        return {}
+    words = f"{source}: time that computing loses beside NCCL, over what the collectives take alone"
+    return {"overlap_slowdown": _fact(curves.overlap_slowdown, words)}
 
 
 def product_curves_with_fp8(

@@ -76,7 +76,7 @@ class TapeTime:
         """What the compute stream waits for communication, beyond what computing loses by that beside it: ``slowdown``
         of its seconds. (K,) [s]"""
         done_s = self.busy + slowdown * self.hidden.sum(axis=0) + self.exposed[EXPOSED.index("host_idle")]
-        return np.maximum(self.total_s - done_s, 0.0)
+        return np.asarray(np.maximum(self.total_s - done_s, 0.0))
 
     @property
     def exposed_with_host_far_ahead_s(self) -> ArrayK:

@@ -29,7 +29,12 @@ from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets, megatron_first_chunk_buckets
 from mofa.cost.step_time.hybrid_sharding import exposed_and_hidden_replica_all_reduces_s, replica_all_reduce_s
 from mofa.cost.step_time.micro_batch import HostBoundPasses
-from mofa.cost.step_time.pipelined_fsdp import first_forward_clock_advance, piece_seconds
+from mofa.cost.step_time.pipelined_fsdp import (
+    first_forward_clock_advance,
+    lost_beside_gathers_s,
+    lost_beside_reductions_s,
+    piece_seconds,
+)
 
 ArrayN = NDArray[np.float64]
 BoolN = NDArray[np.bool_]
@@ -144,34 +149,6 @@ def _lost(communication_s: ArrayN, room_s: ArrayN, slow: ArrayN) -> tuple[ArrayN
     """
     beside = np.minimum(communication_s, room_s)
     return np.minimum(slow * beside, np.maximum(room_s * (1.0 + slow) - communication_s, 0.0)), beside
-
-
-def _lost_beside_gathers(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
-    """What computing loses while FSDP gathers the chunks behind the first one from a step's start on. (n,) [s]
-
-    The first micro-batch passes through all chunks but its first, ``chunk_s`` each, on one rank after the other. A
-    chunk is gathered once the one two before it is computed: computing and gathers take turns where these are long.
-    """
-    stages = rows.stage_layers.stages
-    return np.asarray(slow * np.minimum(gather_s, (stages.vpp * stages.pp - 1) * chunk_s))
-
-
-def _lost_beside_reductions(rows: GatheredRows, reduce_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
-    """What computing loses while FSDP reduces chunks ahead of the last one, behind their last backwards. (n,) [s]
-
-    Each rank reduces a chunk while the next one goes through all ``pp`` ranks, ``chunk_s`` on each. It computes itself
-    in the last ``m`` of these pp turns, with m micro-batches and pp at most. The longest path goes through one rank
-    after the other, so that pp / m ranks lose on it. The last rank begins ``m - 1`` turns ahead of the first; what it
-    loses until then comes on top. Where reductions take longer than the path, what is lost is waited for anyway.
-    """
-    pp, others = rows.stage_layers.stages.pp, rows.stage_layers.stages.vpp - 1
-    num_computed = np.minimum(rows.num_micro_batches, pp)
-    ahead_s = (num_computed - 1) * chunk_s
-    path_s = others * pp * chunk_s + ahead_s
-    each_s = reduce_s / max(others, 1)
-    beside_s = others * pp / num_computed * np.clip(each_s - (pp - num_computed) * chunk_s, 0.0, num_computed * chunk_s)
-    lost_s = slow * (beside_s + np.minimum(each_s, ahead_s))
-    return np.asarray(np.minimum(lost_s, np.maximum(path_s * (1.0 + slow) - reduce_s, 0.0)))
 
 
 def _after_last(seconds: ArrayN, chunk_s: ArrayN, drain_s: ArrayN, pp: int, vpp: int) -> ArrayN:
@@ -421,11 +398,8 @@ def _pipelined_fsdp(
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     pieces = np.maximum(rows.stage_layers.layer_counts.sum(axis=1) / vpp, 1.0)
     slow = _slowdown(rows)
-    heads = (rows.costs.head.forward, rows.costs.head.backward)  # gathered last, and reduced first: beside neither
-    forward_s, backward_s = (
-        (passes_s - (cost.total_s[rows.k, None] if pp == 1 else 0.0)) / (1 - slow)
-        for passes_s, cost in zip((forward_s, backward_s), heads, strict=True)
-    )
+    alone_f = forward_s[:, :, None] / vpp
+    forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     chunk_f = forward_s / vpp
     left_s = np.maximum(gather / vpp / pieces, gather / vpp - chunk_f)
     left_s = np.maximum(left_s, gather - (vpp - 1) * pp * chunk_f - chunk_f)
@@ -448,10 +422,12 @@ def _pipelined_fsdp(
             exposed_while_host_issues=in_passing, first_forward=first,
         )  # fmt: skip
     each = pieces[:, :, None]
-    blocking = np.maximum(gathers / each, gathers - chunk_f[:, :, None] * (1.0 - 1.0 / each))
+    behind_first = 1.0 - 1.0 / each  # of a chunk's pieces, gathered while it computes
+    lost_s = slow[:, :, None] * gathers * behind_first
+    blocking = np.maximum(gathers / each + lost_s, gathers - alone_f * behind_first)
     once = DataParallelOncePerStep(gathers, blocking, reduces, "FSDP of chunks", sums)
-    lost = _lost_beside_gathers(rows, gathers[:, 0, 1:].sum(axis=1), chunk_f[:, 0], slow[:, 0])
-    lost = lost + _lost_beside_reductions(
+    lost = lost_beside_gathers_s(rows, gathers[:, 0, 1:].sum(axis=1), chunk_f[:, 0], slow[:, 0])
+    lost = lost + lost_beside_reductions_s(
         rows, (reduces + sums)[:, 0, 1:].sum(axis=1), backward_s[:, 0] / vpp, slow[:, 0]
     )
     return CommunicationOutsideBlocks(

@@ -92,6 +92,34 @@ def _reduce_s(rows: GatheredRows, params: ArrayN) -> ArrayN:
     )
 
 
+def lost_beside_gathers_s(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
+    """What computing loses while FSDP gathers the chunks behind the first one from a step's start on. (n,) [s]
+
+    The first micro-batch passes through all chunks but its first, ``chunk_s`` each, on one rank after the other. A
+    chunk is gathered once the one two before it is computed: computing and gathers take turns where these are long.
+    """
+    stages = rows.stage_layers.stages
+    return np.asarray(slow * np.minimum(gather_s, (stages.vpp * stages.pp - 1) * chunk_s))
+
+
+def lost_beside_reductions_s(rows: GatheredRows, reduce_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
+    """What computing loses while FSDP reduces chunks ahead of the last one, behind their last backwards. (n,) [s]
+
+    Each rank reduces a chunk while the next one goes through all ``pp`` ranks, ``chunk_s`` on each. It computes itself
+    in the last ``m`` of these pp turns, with m micro-batches and pp at most. The longest path goes through one rank
+    after the other, so that pp / m ranks lose on it. The last rank begins ``m - 1`` turns ahead of the first; what it
+    loses until then comes on top. Where reductions take longer than the path, what is lost is waited for anyway.
+    """
+    pp, others = rows.stage_layers.stages.pp, rows.stage_layers.stages.vpp - 1
+    num_computed = np.minimum(rows.num_micro_batches, pp)
+    ahead_s = (num_computed - 1) * chunk_s
+    path_s = others * pp * chunk_s + ahead_s
+    each_s = reduce_s / max(others, 1)
+    beside_s = others * pp / num_computed * np.clip(each_s - (pp - num_computed) * chunk_s, 0.0, num_computed * chunk_s)
+    lost_s = slow * (beside_s + np.minimum(each_s, ahead_s))
+    return np.asarray(np.minimum(lost_s, np.maximum(path_s * (1.0 + slow) - reduce_s, 0.0)))
+
+
 def first_forward_clock_advance(
     rows: GatheredRows, index: IntA, pieces: PieceSeconds, like: ClockAdvance
 ) -> ClockAdvance:
