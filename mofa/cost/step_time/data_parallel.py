@@ -248,7 +248,9 @@ def _megatron(
     beside_s, waited_ahead_s = np.zeros_like(before_forward), np.zeros(len(gather))
     if host_bound is not None and pp == 1 and fw.overlap_param_gather:
         layers_s = rows.sum_layers_by_stage(rows.layers.forward_besides_host_s)[:, 0] / (1 - slow[:, 0])
-        waited_ahead_s = np.maximum.reduce([first, last_gather, first_gather - layers_s]) - before_forward[:, 0]
+        waits_s = np.maximum.reduce([first, last_gather, first_gather - layers_s])
+        lost_s = slow[:, 0] * np.maximum(first_gather - waits_s, 0.0)
+        waited_ahead_s = waits_s + lost_s - before_forward[:, 0]
     if host_bound is not None and host_waits_at_exchanges(rows):
         host_rows, last = host_bound.rows, rows.is_last_stage > 0
         beside_s[host_rows] = host_bound.issued_beside_gather_s(before_forward[host_rows], last)
@@ -465,7 +467,7 @@ def _ddp(
         room[index] = np.maximum(on_device_s - head[0, rows.k[index]], 0.0)
         passes_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
         slow[index] = _slowdown_of_passes(rows, host_bound, passes_s)[:, 0]
-    beside = np.minimum(once - last_s, room)
+    beside = np.minimum(once - last_s, room / (1.0 - slow))
     left_s = np.maximum(last_s + slow * beside, once - room)
     copies = np.where(
         rows.table.dp > 1, params[:, 0] * 4.0 * width / memory_bound_bytes_per_s(rows.cluster.gpu, "copy"), 0.0
