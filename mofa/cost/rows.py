@@ -206,14 +206,6 @@ class LayerArrays:
         """Communication that runs beside computing in ``backward_s``. [s]"""
         return self.stack_of_blocks(lambda c: c.backward.hidden.sum(axis=0))
 
-    def waited_s(self, slowdown: float) -> tuple[ArrayN, ArrayN]:
-        """What ``forward_s`` and ``backward_s`` wait for communication, beyond what computing loses by that beside it:
-        ``slowdown`` of its seconds. [s]"""
-        return (
-            self.stack_of_blocks(lambda c: c.forward.waits_s(slowdown)),
-            self.stack_of_blocks(lambda c: c.backward.waits_s(slowdown)),
-        )
-
     @cached_property
     def exposed_s(self) -> ArrayN:
         """All that is exposed of a layer. (modes, K, kinds) [s]"""
@@ -227,8 +219,8 @@ class LayerArrays:
 
     @cached_property
     def computing_s(self) -> ArrayN:
-        """What of it is computing. (modes, K, kinds) [s]"""
-        return np.asarray(self.exposed_by_family_s[..., [EXPOSED.index(name) for name in COMPUTING]].sum(axis=-1))
+        """What of it is computing, or a copy of weights and gradients. (modes, K, kinds) [s]"""
+        return np.asarray(self.exposed_by_family_s[..., [EXPOSED.index(x) for x in (*COMPUTING, "dp")]].sum(axis=-1))
 
 
 @dataclass(frozen=True, eq=False)  # so that what costs much is computed once of each

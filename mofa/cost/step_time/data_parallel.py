@@ -133,7 +133,7 @@ def _slowdown(rows: GatheredRows) -> ArrayN:
 
 
 def _slowdown_of_passes(rows: GatheredRows, host_bound: HostBoundPasses, passes_s: ArrayN) -> ArrayN:
-    """As :func:`_slowdown`, of a single stage whose device waits for its host only in these passes. (late rows, 1)"""
+    """As :func:`_slowdown`, of stages whose device waits for its host only in these passes. (late rows, R)"""
     index, layers = host_bound.rows, rows.layers
     on_device_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
     layers_s = rows.sum_layers_by_stage(layers.forward_clocks[..., 0] + layers.backward_clocks[..., 0])[index]
@@ -400,6 +400,8 @@ def _pipelined_fsdp(
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     pieces = np.maximum(rows.stage_layers.layer_counts.sum(axis=1) / vpp, 1.0)
     slow = _slowdown(rows)
+    if host_bound is not None:
+        slow[host_bound.rows] = _slowdown_of_passes(rows, host_bound, (forward_s + backward_s)[host_bound.rows])
     alone_f = forward_s[:, :, None] / vpp
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     chunk_f = forward_s / vpp
@@ -426,12 +428,11 @@ def _pipelined_fsdp(
     each = pieces[:, :, None]
     behind_first = 1.0 - 1.0 / each  # of a chunk's pieces, gathered while it computes
     lost_s = slow[:, :, None] * gathers * behind_first
+    lost_s[:, :, 1:] = 0.0  # counted below
     blocking = np.maximum(gathers / each + lost_s, gathers - alone_f * behind_first)
     once = DataParallelOncePerStep(gathers, blocking, reduces, "FSDP of chunks", sums)
     lost = lost_beside_gathers_s(rows, gathers[:, 0, 1:].sum(axis=1), chunk_f[:, 0], slow[:, 0])
-    lost = lost + lost_beside_reductions_s(
-        rows, (reduces + sums)[:, 0, 1:].sum(axis=1), backward_s[:, 0] / vpp, slow[:, 0]
-    )
+    lost = lost + lost_beside_reductions_s(rows, reduces[:, 0], sums[:, 0], backward_s[:, 0] / vpp, slow[:, 0])
     return CommunicationOutsideBlocks(
         lost, hidden, np.zeros_like(forward_s), once, exposed_on_path=gathered + reduced, exposed_while_host_issues=lost
     )

@@ -40,7 +40,11 @@ def seconds_spared_at_model_ends(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     embedding_gathered_s = np.maximum(gathers_s(_layer_params(rows, 0)) - gathers_s(embedding), 0.0)
     head_reduced_s = np.maximum(reductions_s(_layer_params(rows, -1)) - reductions_s(head), 0.0)
     slow = rows.cluster.gpu.curves.overlap_slowdown.value
-    forward_s, backward_s = (rows.in_base_and_full_mode(waited_s)[0] for waited_s in rows.layers.waited_s(slow))
+    waited_s = (
+        rows.layers.stack_of_blocks(lambda cost: cost.forward.waits_s(slow)),
+        rows.layers.stack_of_blocks(lambda cost: cost.backward.waits_s(slow)),
+    )
+    forward_s, backward_s = (rows.in_base_and_full_mode(seconds)[0] for seconds in waited_s)
 
     def spared_s(waited_s: ArrayN, less_s: ArrayN) -> ArrayN:
         """Of so much less communication: all that is waited for, else what computing loses beside it."""

@@ -56,8 +56,7 @@ def step_time(rows: GatheredRows) -> StepTime:
     """Time of one optimizer step.
 
     ``m * max_r t_r + bubble``: the slowest stage runs all micro-batches, and the pipeline fills and drains through the
-    others (:func:`mofa.cost.step_time.bubble.pipeline_s`). Then what data parallelism
-    (:mod:`mofa.cost.step_time.data_parallel`) and the optimizer leave exposed.
+    others. Then what data parallelism (:mod:`mofa.cost.step_time.data_parallel`) and the optimizer leave exposed.
     """
     c, lay, table = rows.costs, rows.stage_layers, rows.table
     n = len(table)
