@@ -30,7 +30,7 @@ Purpose = Literal[
 Whose weight it has: a norm's, attention's output's, the embedding's or the output layer's. That it makes the
 embedding's gradient, or a 16-bit copy of a weight. A mark whose inputs are held for the next block. A copy of what FSDP
 gathered into a tensor for each weight, of a block's own or of its experts'. New probabilities of a layer's dispatcher.
-The end of a checkpoint that was made again for weights' gradients. FSDP's gather of what the backward comes to next."""
+The end of a checkpoint that was made again for weights' gradients. FSDP's gather of a block that is computed next."""
 RoutingStep = Literal[
     "", "count", "row_map", "permute", "dispatch", "gather", "sort", "first_product", "unsort", "scatter", "combine",
     "unpermute",

@@ -1,8 +1,9 @@
 """What the ends of a model spare a step of FSDP whose gathers and reductions take longer than what is computed.
 
-Layers are timed as among others: each gathers the layer that comes next and waits for the one before. Beside the last
-layer's forward the head is gathered, beside the first one's backward the embedding; in front of the last one's backward
-the head's gradients are reduced. Where communication sets the time of a layer, the difference is spared.
+Layers are timed as among others like them: each gathers one ahead and waits for the reduction of the one before. The
+embedding and the head wait for the first layer besides, and the head gathers the last one again. Over all layers that
+is a gather and a reduction of a layer too many, and those of an end too few. Where communication sets the time of
+layers, the difference is spared.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ def seconds_spared_at_model_ends(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     first, last = (rows.stage_layers.stages.kinds.index(kinds[n]) for n in (0, -1))
     embedding, head = _params_of_ends(rows)
     gathers_s, reductions_s = _seconds(rows, "all_gather"), _seconds(rows, "reduce_scatter")
-    head_gathered_s = np.maximum(gathers_s(_layer_params(rows, -1)) - gathers_s(head), 0.0)
-    embedding_gathered_s = np.maximum(gathers_s(_layer_params(rows, 0)) - gathers_s(embedding), 0.0)
-    head_reduced_s = np.maximum(reductions_s(_layer_params(rows, -1)) - reductions_s(head), 0.0)
+    of_first, of_last = _layer_params(rows, 0), _layer_params(rows, -1)
+    less_gathered_s = np.maximum(gathers_s(of_first) - gathers_s(head), 0.0)
+    less_gathered_again_s = np.maximum(gathers_s(of_last) - gathers_s(embedding), 0.0)
+    less_reduced_s = np.maximum(reductions_s(of_first) - reductions_s(head), 0.0)
     slow = rows.cluster.gpu.curves.overlap_slowdown.value
     waited_s = (
         rows.layers.stack_of_blocks(lambda cost: cost.forward.waits_s(slow)),
@@ -50,11 +52,11 @@ def seconds_spared_at_model_ends(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
         """Of so much less communication: all that is waited for, else what computing loses beside it."""
         return np.minimum(np.maximum(waited_s, slow * less_s), less_s)
 
-    forward = spared_s(forward_s[:, last], head_gathered_s)
+    forward = spared_s(forward_s[:, last], less_gathered_s)
     if len(kinds) == 1:
-        return forward, spared_s(backward_s[:, 0], embedding_gathered_s + head_reduced_s)
-    of_first = spared_s(backward_s[:, first], embedding_gathered_s)
-    return forward, of_first + spared_s(backward_s[:, last], head_reduced_s)
+        return forward, spared_s(backward_s[:, 0], less_gathered_again_s + less_reduced_s)
+    gathered_again_s = spared_s(backward_s[:, last], less_gathered_again_s)
+    return forward, gathered_again_s + spared_s(backward_s[:, first], less_reduced_s)
 
 
 def _seconds(rows: GatheredRows, kind: CollectiveKind) -> Callable[[ArrayN], ArrayN]:

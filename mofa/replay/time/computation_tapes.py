@@ -45,7 +45,7 @@ class PlanTapes:
     cross_stream: CrossStreamTensors
     gathers_embedding_again: bool
     """Whether FSDP gathers the embedding for its backward: not as the root's, which stays gathered."""
-    steps: dict[tuple[str, Phase, bool], TapeSteps] = field(default_factory=dict)
+    steps: dict[tuple[str, Phase, str], TapeSteps] = field(default_factory=dict)
     weights: dict[str, tuple[WeightOpLines, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -66,38 +66,37 @@ class PlanTapes:
         return cls(resolved, CrossStreamTensors.from_tapes(resolved.values()), again)
 
     def steps_of_tape(
-        self,
-        label: str,
-        phase: Phase,
-        inserted: dict[int, list[Step]] | None = None,
-        *,
-        ends_in_embedding: bool = False,
+        self, label: str, phase: Phase, inserted: dict[int, list[Step]] | None = None, *, next_label: str = ""
     ) -> TapeSteps:
-        """The steps of a tape; with others inserted behind some of its lines it is made anew. ``ends_in_embedding``: of
-        the first layer's backward, which gathers ahead what the embedding needs."""
+        """The steps of a tape; with others inserted behind some of its lines it is made anew. ``next_label``: what the
+        backward comes to next, and gathers ahead."""
         resolved = self.resolved[label, phase]
-        if ends_in_embedding:
-            resolved = self._gathers_embedding_ahead(resolved)
+        if phase != "B" or next_label == label:
+            next_label = ""
+        if next_label:
+            resolved = self._gathering_ahead(resolved, next_label)
         if inserted:
             return join_kernels_to_steps(resolved, self.cross_stream, inserted)
-        key = label, phase, ends_in_embedding
+        key = label, phase, next_label
         if key not in self.steps:
             self.steps[key] = join_kernels_to_steps(resolved, self.cross_stream)
         return self.steps[key]
 
-    def _gathers_embedding_ahead(self, backward: ResolvedTape) -> ResolvedTape:
-        """A layer's backward whose gather ahead is the embedding's; where that is not gathered again, of nothing."""
-        lines = self.resolved["embedding", "F"].lines if self.gathers_embedding_again else ()
-        ops = ((line.op, line.seconds) for line in lines)
+    def _gathering_ahead(self, backward: ResolvedTape, label: str) -> ResolvedTape:
+        """A backward whose gather ahead is that of another tape's forward; of nothing where that is not gathered
+        again."""
+        again = label != "embedding" or self.gathers_embedding_again
         gathers = {
-            type(op.work): (op, s) for op, s in ops if op is not None and op.part == "fsdp" and op.stream != "compute"
+            type(line.op.work): (line.op, line.seconds)
+            for line in (self.resolved[label, "F"].lines if again else ())
+            if line.op is not None and line.op.purpose == "gather_ahead"
         }
         played = []
         for line in backward.lines:
             op = line.op
             if op is not None and op.purpose == "gather_ahead":
-                of_embedding, seconds = gathers.get(type(op.work), (op._replace(work=None), 0.0))
-                played.append(line._replace(op=op._replace(work=of_embedding.work), seconds=seconds))
+                gathered, seconds = gathers.get(type(op.work), (op._replace(work=None), 0.0))
+                played.append(line._replace(op=op._replace(work=gathered.work), seconds=seconds))
             else:
                 played.append(line)
         return ResolvedTape(backward.name, tuple(played), backward.input_tensor, backward.output_tensor)

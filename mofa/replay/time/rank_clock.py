@@ -317,10 +317,10 @@ class RankTimeline:
             for extra in (once, every):
                 for line, steps in extra.after_line.get(i, {}).items():
                     inserted.setdefault(line, []).extend(steps)
-            ends = phase == "B" and blocks[i + 1 : i + 2] and blocks[i + 1].role == "embedding"
-            part = tapes.steps_of_tape(block.tapes, phase, inserted, ends_in_embedding=bool(ends))  # type: ignore[arg-type]
+            following = blocks[i + 1].tapes if i + 1 < len(blocks) else ""
+            part = tapes.steps_of_tape(block.tapes, phase, inserted, next_label=following)  # type: ignore[arg-type]
             whole_phase: Phase = "F" if phase == "F" else "B"
-            follow = tapes.resolved[blocks[i + 1].tapes, whole_phase].input_tensor if i + 1 < len(blocks) else ""
+            follow = tapes.resolved[following, whole_phase].input_tensor if following else ""
             clock.play_tape(part, follow)
             handed_on = part.output_tensor
         if blocks:  # a layout may leave a chunk without any

@@ -82,7 +82,16 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
     reads: list[str] = []
     if any_true(logical_not(ahead)):
         gathered = gather_weights(
-            p, ctx, "fsdp.gathered", "fsdp", own, ctx.fsdp, logical_not(ahead), of_block=True, each=each
+            p,
+            ctx,
+            "fsdp.gathered",
+            "fsdp",
+            own,
+            ctx.fsdp,
+            logical_not(ahead),
+            of_block=True,
+            each=each,
+            purpose="gather_ahead",
         )
         reads.append(gathered)
         p.declare_tensor("fsdp.weights", 0.0)
