@@ -66,7 +66,7 @@ def exposed_and_hidden_replica_all_reduces_s(rows: GatheredRows, backward_s: Arr
     busy = max_of_array_rows(rows.sum_layers_by_stage(layers.backward_busy_s + slow * layers.backward_hidden_s))
     beside_s = np.minimum(total - last, backward_s[:, 0])
     busy, beyond_s = np.minimum(busy, backward_s[:, 0]), backward_s[:, 0] - slow * beside_s
-    slack_s = max_of_array_rows(rows.sum_layers_by_stage(layers.backward_slack_s))
+    slack_s = max_of_array_rows(rows.sum_layers_by_stage(layers.stack_of_blocks(lambda c: c.backward.waits_s(slow))))
     lost_s = (np.sqrt(beyond_s**2 + 4.0 * slow * beside_s * busy) - beyond_s) / 2.0
     lost_s = np.maximum(lost_s - slack_s, 0.0)
     left_s = np.maximum(total - backward_s[:, 0] - lost_s, last)
