@@ -13,7 +13,7 @@ ONE_SUBJECT = {
     "activation_offload",
     "attribute", "balance", "calibrate", "chunked_layer", "chunks", "collectives", "combined_passes",
     "data_parallel", "deferred_weight_gradients", "dispatcher_retention", "estimate", "expert_overlap",
-    "export", "faults", "float8", "fp8", "goodput", "goodput_by_scale", "hopper", "host_optimizer", "layer_segments",
+    "export", "faults", "float8", "fp8", "fsdp1", "goodput", "goodput_by_scale", "hopper", "host_optimizer", "layer_segments",
     "linear",
     "long_run", "loss", "measure", "megatron", "memory", "moe", "multi_stream", "paired_passes", "plan", "record",
     "report", "routing", "schema", "scored_runs", "sequential_experts", "serve", "step", "step_band", "te_fp8",

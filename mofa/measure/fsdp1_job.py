@@ -9,7 +9,7 @@ from mofa.measure.expand import ExpandedRun
 
 def _refuse_unbuilt_model(run: ExpandedRun) -> None:
     model, a = run.model, run.model.attention
-    if model.moe is not None or run.model.attention_kind.name != "gqa":
+    if model.moe is not None or run.model.attention_kind.megatron.has_latents:
         raise run.refusal(f"model {model.name}", "use a dense model with grouped-query attention")
     if model.positions != "learned" or model.mlp.activation != "gelu" or not model.mlp.bias:
         raise run.refusal(f"model {model.name}", "it has learned positions and a GELU with biases only")

@@ -74,8 +74,8 @@ def _layer_params(rows: GatheredRows, number: int) -> ArrayN:
     model, grids = rows.workload.model, rows.grids
     layer = layer_params(model, model.is_moe_layer(number % model.num_layers))
     dense = (layer.matrices_tp + layer.shared) / grids.tp + layer.replicated
-    apart = rows.groups["fsdp"].size != rows.groups["efsdp"].size
-    return np.asarray(dense + np.where(apart, 0.0, layer.routed / (grids.ep * grids.etp)))
+    has_own_group = rows.groups["fsdp"].size != rows.groups["efsdp"].size
+    return np.asarray(dense + np.where(has_own_group, 0.0, layer.routed / (grids.ep * grids.etp)))
 
 
 def _params_of_ends(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:

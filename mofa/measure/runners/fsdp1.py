@@ -98,10 +98,10 @@ def _wrapped(plan: dict[str, Any]) -> FullyShardedDataParallel:
         model = Gpt(plan)
     _initialise(model)
     reduced = torch.float32 if plan["reduces_in_fp32"] else torch.bfloat16
-    whole = ShardingStrategy.FULL_SHARD if plan["reshard_after_forward"] else ShardingStrategy.SHARD_GRAD_OP
+    strategy = ShardingStrategy.FULL_SHARD if plan["reshard_after_forward"] else ShardingStrategy.SHARD_GRAD_OP
     sharded = FullyShardedDataParallel(
         model,
-        sharding_strategy=whole,
+        sharding_strategy=strategy,
         auto_wrap_policy=ModuleWrapPolicy({Block}),
         mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=reduced, buffer_dtype=torch.bfloat16),
         backward_prefetch=BackwardPrefetch.BACKWARD_POST,
