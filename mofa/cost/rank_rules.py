@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mofa.blocks.elementwise import broadcast_to_combinations
 from mofa.blocks.fp8 import FP8_RECIPES, transformer_engine_recipe
 from mofa.blocks.frameworks.megatron.persistent import rotary_table_bytes
+from mofa.cost.block.block_cost import PrecisionMode
 from mofa.cost.rows import GatheredRows
 from mofa.schedules import Schedule
 from mofa.specs.framework import FrameworkSpec
@@ -68,8 +69,12 @@ def reduces_gradients_by_chunk(rows: GatheredRows) -> bool:
 
 def gradient_reducer(rows: GatheredRows) -> Sharing:
     """Who reduces gradients: Megatron, DDP, FSDP a block or a step at a time, or nobody."""
-    mode = rows.mode
-    if not rows.framework.traits.has_pytorch_modules:
+    return gradient_reducer_in_mode(rows.framework, rows.mode)
+
+
+def gradient_reducer_in_mode(framework: FrameworkSpec, mode: PrecisionMode) -> Sharing:
+    """The same of all rows of a precision mode."""
+    if not framework.traits.has_pytorch_modules:
         return "Megatron"
     if mode.amp:
         return "DDP"

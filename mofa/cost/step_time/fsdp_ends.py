@@ -17,7 +17,7 @@ from mofa.blocks.build import kind_of_each_layer
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.rank_rules import gradient_reducer
-from mofa.cost.rows import GatheredRows
+from mofa.cost.rows import GatheredRows, LayerArrays
 from mofa.specs.params import layer_params
 
 ArrayN = NDArray[np.float64]
@@ -57,6 +57,13 @@ def seconds_spared_at_model_ends(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
         return forward, spared_s(backward_s[:, 0], less_gathered_again_s + less_reduced_s)
     gathered_again_s = spared_s(backward_s[:, last], less_gathered_again_s)
     return forward, gathered_again_s + spared_s(backward_s[:, first], less_reduced_s)
+
+
+def most_spared_at_model_ends_s(layers: LayerArrays) -> ArrayN:
+    """What both are at most together, whichever layers are first and last. (K,) [s]"""
+    forward_s = layers.stack_of_blocks(lambda cost: cost.forward.waits_s(0.0))
+    backward_s = layers.stack_of_blocks(lambda cost: cost.backward.waits_s(0.0))
+    return np.asarray(forward_s.max(axis=(0, 2)) + 2.0 * backward_s.max(axis=(0, 2)))
 
 
 def _seconds(rows: GatheredRows, kind: CollectiveKind) -> Callable[[ArrayN], ArrayN]:
