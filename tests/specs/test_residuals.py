@@ -81,8 +81,9 @@ def test_what_was_never_measured_is_told(change: dict[str, object], what: str | 
 
 
 def test_products_never_measured_with_such_layers_are_told() -> None:
-    fp8 = DENSE.model_copy(update={"products": "fp8"})
-    assert STEP.unmeasured_text(fp8, gpu="h100-sxm", framework="torchtitan", nodes=1) == ("fp8 with pytorch layers",)
+    fp8 = DENSE.model_copy(update={"layers": "megatron", "products": "fp8"})
+    told = STEP.unmeasured_text(fp8, gpu="h200-sxm", framework="megatron-local", nodes=1)
+    assert told == ("fp8 with megatron layers",)
 
 
 def test_a_file_without_the_group_of_all_runs_is_one_line() -> None:
