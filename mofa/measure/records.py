@@ -27,9 +27,9 @@ LEARNED_ON = "H200"
 """The GPU on whose runs facts are learned, a word of its name: a GH200 is another."""
 DRAWN = "drawn"
 """How `facts.routed` says that every token drew its experts by itself, by the shares that were asked for."""
-DEALT_BY_MODEL = ("megatron",)
-"""Frameworks whose runs are halved by their model, so that judging runs are of models that no fitting run has; their
-facts are learned on every GPU."""
+DEALT_BY_MODEL = {"megatron": "te", "fsdp1": "fsdp1"}
+"""Frameworks whose runs are halved by their model, so that judging runs are of models that no fitting run has, to the
+word in the names of their groups; their facts are learned on every GPU."""
 REPEATS = ("", "-again", "-third")
 """What the names of the three runs of one configuration end in."""
 

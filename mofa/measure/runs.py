@@ -22,6 +22,7 @@ from mofa.measure.expand import (
     router_logit_bias,
     token_copies_routed_per_step,
 )
+from mofa.measure.fsdp1_job import fsdp1_job
 from mofa.measure.launch import RunTask, TaskOutcome, run_tasks
 from mofa.measure.megatron_job import megatron_local_job
 from mofa.measure.megatron_te_job import megatron_te_job
@@ -61,6 +62,7 @@ _ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 _FUSED_OR_NONE = {"NVTE_UNFUSED_ATTN": "0"}
 """Where cuDNN fails to load, Transformer Engine runs PyTorch's attention without a word: with this it ends instead."""
 RUNNERS: dict[str, FrameworkRunner] = {
+    "fsdp1": FrameworkRunner("fsdp1", "fsdp1", {}, fsdp1_job),
     "torchtitan": FrameworkRunner("torchtitan", "torchtitan", {"torchtitan": "torchtitan==0.2.2"}, torchtitan_job),
     "megatron-local": FrameworkRunner("megatron", "megatron", _MEGATRON, megatron_local_job, _ONE_CONNECTION),
     "megatron": FrameworkRunner(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 README_GROUPS = (
     "measured-judging", "measured-fitting", "measured-h100", "measured-te-judging", "measured-te-fitting",
-    "measured-exported", "measured-drawn", "measured-switches", "all-published-hopper-bf16",
+    "measured-fsdp1-judging", "measured-exported", "measured-drawn", "measured-switches", "all-published-hopper-bf16",
     "published-hopper-te-dense-bf16", "published-hopper-te-dense-fp8", "published-korth", "published-simumax",
     "all-published",
 )  # fmt: skip
@@ -146,6 +146,8 @@ below).
   learned is the H200's, and all of them only judge; of their fitting half the bands of steps alone are learned.
 - `measured-te-judging` and `measured-te-fitting` are our runs of Megatron-Core on Transformer Engine, most on H100,
   halved by their model: no judging run's model is in the fitting half.
+- `measured-fsdp1-judging` and `measured-fsdp1-fitting` are those of PyTorch's first FSDP on two H200, halved alike (see
+  [fsdp1.md](evidence/fsdp1.md)).
 - `measured-exported` are jobs that `mofa export` wrote and Megatron-LM's or torchtitan's own trainer ran, unedited
   (see [exported_jobs.md](evidence/exported_jobs.md)).
 - `measured-drawn` are runs that nobody chose: each field was drawn at random, on two H200 (see

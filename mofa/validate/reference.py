@@ -13,7 +13,7 @@ from typing import Literal
 
 from mofa.errors import SpecError
 from mofa.measure.expand import current_configuration_hash
-from mofa.measure.records import LEARNED_ON, RunRecord, Split, read_record, record_files
+from mofa.measure.records import DEALT_BY_MODEL, LEARNED_ON, RunRecord, Split, read_record, record_files
 from mofa.measure.results import interquartile_range_s
 from mofa.specs.base import Fact
 from mofa.specs.files import load_yaml
@@ -341,7 +341,7 @@ def has_cuda_graphs(record: RunRecord) -> bool:
 def _group(record: RunRecord, folder: Path) -> str:
     """``measured-h100`` of an ``NVIDIA H100 80GB HBM3``: facts are learned on H200s, so both halves only judge.
 
-    ``measured-te-judging`` and ``measured-te-fitting`` of frameworks that are halved by model, on whichever GPU, and
+    ``measured-te-judging``, ``measured-fsdp1-judging`` and so on of frameworks halved by model, on whichever GPU, and
     ``measured-exported`` of exported jobs, which their own trainers ran. ``measured-drawn`` of runs that were drawn at
     random, on whichever GPU and framework. ``measured-switches`` of runs with CUDA graphs, or an optimizer or
     activations on hosts, and ``measured-beside-switches`` of those beside them.
@@ -358,7 +358,7 @@ def _group(record: RunRecord, folder: Path) -> str:
     if record.trainer:
         return "measured-exported"
     if record.is_dealt_by_model:
-        return f"measured-te-{record.split}"
+        return f"measured-{DEALT_BY_MODEL[record.run.framework['name']]}-{record.split}"
     return f"measured-{record.split}" if LEARNED_ON in words else f"measured-{words[0].lower()}"
 
 

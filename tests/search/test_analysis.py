@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import log
 from typing import Any
 
@@ -190,6 +191,13 @@ def test_what_is_fixed_is_not_changed(job: WorkloadSpec, machines: ClusterSpec) 
     )  # fmt: skip
 
 
+@cache
+def search_of_everything(model: str) -> mofa.Search:
+    """All of a model's strategies on 16 GPUs."""
+    job, cluster = mofa.load_workload(model, global_batch=64), mofa.load_cluster("h100-hgx", 16)
+    return mofa.find_plans(job, cluster, top=1, replay=False, banded=False)
+
+
 @pytest.mark.parametrize("options", [
     {"maximum": {"tp": 4, "pp": 2, "micro_batch": 1}},
     {"without": ["cp", "selective", "sp", "tp_overlap"]},
@@ -201,7 +209,7 @@ def test_changes_keep_to_the_space_that_was_searched(model: str, options: dict[s
     """A change that could run is a row of the restricted space, or of none: no row that a constraint took away."""
     job, cluster = mofa.load_workload(model, global_batch=64), mofa.load_cluster("h100-hgx", 16)
     search = mofa.find_plans(job, cluster, top=1, replay=False, banded=False, **options)
-    everything = mofa.find_plans(job, cluster, top=1, replay=False, banded=False)
+    everything = search_of_everything(model)
     strategy = search.report.plans[0].strategy
     of_framework = search.framework, strategy, search.constraints, search.combinations.degrees.option_sets
     changes = strategy_changes(job, cluster, *of_framework)

@@ -205,8 +205,10 @@ def test_measured_memory() -> None:
         with collect_garbage_at_end():
             peaks = [_peaks(name, index, rank) for index, rank in enumerate(_ranks(name))]
         allocated.append(max(peak for peak, _ in peaks) / run.allocated - 1)
-        reserved.append(max(peak for _, peak in peaks) / run.reserved - 1)
         assert abs(allocated[-1]) < 0.025, name
+        if name.startswith("fs2-"):  # what FSDP1 reserves is not modelled (docs/evidence/fsdp1.md)
+            continue
+        reserved.append(max(peak for _, peak in peaks) / run.reserved - 1)
         assert abs(reserved[-1]) < 0.18, name
     assert len(allocated) >= 100
     assert np.abs(allocated).mean() < 0.002
