@@ -15,6 +15,10 @@ def _refuse_unbuilt_model(run: ExpandedRun) -> None:
         raise run.refusal(f"model {model.name}", "it has learned positions and a GELU with biases only")
     if not (a.qkv_bias and a.out_bias) or a.qk_norm or a.sinks or a.window is not None:
         raise run.refusal("attention without biases, or with norms, sinks or a window", "set qkv_bias and out_bias")
+    if model.embedding_norm:
+        raise run.refusal("a norm behind the embedding", "leave embedding_norm out")
+    if (model.max_positions or run.run.batch.seq_len) < run.run.batch.seq_len:
+        raise run.refusal(f"seq_len {run.run.batch.seq_len}", f"max_positions is {model.max_positions}; use no more")
     if model.num_mtp_layers or model.dropout:
         raise run.refusal("multi-token prediction or dropout", "set num_mtp_layers and dropout to 0")
     if model.uncommon_facts:
@@ -22,15 +26,23 @@ def _refuse_unbuilt_model(run: ExpandedRun) -> None:
 
 
 def _refuse_unrunnable_options(run: ExpandedRun) -> None:
-    s, framework = run.strategy, run.framework
-    if run.run.precision.gemm != "bf16" or framework.compile:
-        raise run.refusal("fp8 or compile", "use precision.gemm: bf16 and compile: false")
+    s, framework, precision = run.strategy, run.framework, run.run.precision
+    if precision.gemm != "bf16" or framework.compile:
+        raise run.refusal(
+            f"precision.gemm: {precision.gemm} with compile: {str(framework.compile).lower()}",
+            "use precision.gemm: bf16 and compile: false",
+        )
+    if precision.params not in (None, "", "fp32") or precision.moments != "fp32":
+        raise run.refusal("parameters or moments in 16 bits", "leave precision.params and precision.moments out")
+    if s.zero not in (None, 3):
+        raise run.refusal(f"zero: {s.zero}", "use zero: 3, or framework.reshard_after_forward: false to keep weights")
     if s.tp * s.pp * s.cp * s.ep > 1 or s.dp < 2:
         raise run.refusal(f"dp {s.dp} of {run.run.gpus} GPUs", "use dp alone, on 2 GPUs or more")
     if framework.data_parallel != "fsdp" or framework.dp_replicate != 1:
         raise run.refusal(f"data_parallel: {framework.data_parallel}", "use fsdp")
     if framework.attention != "sdpa" or not framework.fused_qkv:
-        raise run.refusal(f"attention: {framework.attention}, apart", "use attention: sdpa and fused_qkv: true")
+        products = f"attention: {framework.attention} with fused_qkv: {str(framework.fused_qkv).lower()}"
+        raise run.refusal(products, "use attention: sdpa and fused_qkv: true")
     if framework.cross_entropy_fusion != "none" or framework.loss_metrics:
         raise run.refusal("fused losses or metrics", "leave cross_entropy_fusion and loss_metrics out")
     if run.recompute.kind not in ("none", "full") or run.recompute.layers is not None:

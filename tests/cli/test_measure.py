@@ -89,7 +89,7 @@ def test_a_machine_that_cannot_measure_is_one_line(
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        (raw_run(framework={"name": "fsdp1"}), "cannot be measured"),
+        (raw_run(framework={"name": "megatron-2022"}), "cannot be measured"),
         (raw_run(precision={"gemm": "fp8"}), "cannot run precision.gemm (fp8)"),
         (raw_run(model="no-such-model"), "no-such-model"),
     ],

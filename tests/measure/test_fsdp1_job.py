@@ -66,6 +66,12 @@ def test_options_reach_the_wrapper(tmp_path: Path) -> None:
         ({"framework": {**OPTIONS, "loss_metrics": 2}}, "leave cross_entropy_fusion and loss_metrics out"),
         ({"framework": {**OPTIONS, "data_parallel": "hsdp", "dp_replicate": 2}}, "use fsdp"),
         ({"strategy": {"recompute": "every:2"}}, "use none or full"),
+        ({"strategy": {"zero": 2}}, "use zero: 3"),
+        ({"precision": {"params": "bf16"}}, "leave precision.params and precision.moments out"),
+        ({"precision": {"moments": "bf16"}}, "leave precision.params and precision.moments out"),
+        ({"precision": {"gemm": "fp8-delayed"}}, "use precision.gemm: bf16"),
+        ({"batch": {"seq_len": 4096, "micro": 4, "global": 16}}, "max_positions is 2048; use no more"),
+        ({"model": {**MODEL, "embedding_norm": True}}, "leave embedding_norm out"),
     ],
 )
 def test_what_is_not_built_is_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], line: str) -> None:

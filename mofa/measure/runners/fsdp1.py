@@ -1,6 +1,6 @@
-"""One rank of a run of PyTorch's first FSDP: a plain GPT, wrapped and stepped as composer does it for llm-foundry.
+"""One rank of a run of PyTorch's first FSDP: a plain GPT, wrapped and stepped as composer does for llm-foundry.
 
-As composer 0.17 does it (composer/trainer/dist_strategy.py, ``prepare_fsdp_module``): a flat parameter a block, the
+Read in composer 0.17 (composer/trainer/dist_strategy.py, ``prepare_fsdp_module``): a flat parameter a block, the
 root holds the rest, gathers are limited to two ahead, the backward prefetches behind a block's gradients
 (``BACKWARD_POST``), parameters keep their own names, every micro-batch reduces its gradients.
 """
