@@ -180,6 +180,8 @@ class CollectiveCurve(FittedCurve):
     form: CollectiveForm
 
 
+HeldMultiprocessors = Annotated[int, Field(ge=1, le=1024)]
+"""Multiprocessors that computing has to do without. [-]"""
 StreamKey = Annotated[str, Field(pattern=r"^(default|(eager|compiled|te|megatron) [a-z0-9_]+)$")]
 
 
@@ -254,6 +256,9 @@ class GpuCurves(Spec):
     it takes in all, for each standard deviation that the largest of so many draws lies above the mean. [-]"""
     overlap_slowdown: NotNegativeFact
     """Seconds that computing loses per second of communication that runs at the same time. [-]"""
+    slowdown_by_held_multiprocessors: dict[HeldMultiprocessors, NotNegativeFact] = {}
+    """The same per second that so many multiprocessors are held by something that moves little, as NCCL's channels hold
+    them between nodes; empty where that was not measured, and then it is :attr:`overlap_slowdown`. [-]"""
     unaligned_products: UnalignedProductRates = Field(
         default_factory=lambda: load_unmeasured_gpu_facts().unaligned_products
     )

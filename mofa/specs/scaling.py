@@ -19,6 +19,7 @@ LEAST_SCALED, MOST_SCALED = 1e-30, 1e33
 """Of a fact that curves are scaled to; beyond, its own check refuses it. SI"""
 UNSCALED = (
     "host", "hosts", "stream_clock", "power_limit", "chip_spread", "host_spread", "host_swing", "overlap_slowdown",
+    "slowdown_by_held_multiprocessors",
 )  # fmt: skip
 """What of curves no fact of a datasheet scales."""
 OF_LIBRARIES = ("unaligned_products", "optimizer_16_bit", "kernel_selection", "layer_kernels")

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from mofa.blocks.elementwise import FloatK, any_true, maximum, where
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.work import Collective, HostSync, MemoryBound
+from mofa.blocks.work import Collective, HostCopy, HostSync, MemoryBound
 from mofa.cost.block.durations import OpTimingMachine
+from mofa.cost.kernels.computing_slowdown import collective_slowdown
 
 COMPUTING = ("gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "optimizer")
 """What loses by communication beside it; the others wait."""
@@ -54,24 +55,32 @@ def exposed_and_hidden_with_loss(
 def sent_beside(tape: Tape, seconds: list[FloatK], machine: OpTimingMachine) -> dict[str, SentBeside]:
     """What each family that communicates takes, and what computing loses beside it.
 
-    A collective takes a few multiprocessors and some bandwidth: the measured share. A memory-bound kernel on another
-    stream takes all of both: what it does, computing does not.
+    A collective takes a few multiprocessors and some bandwidth
+    (:func:`mofa.cost.kernels.computing_slowdown.collective_slowdown`). A memory-bound kernel on another stream takes
+    all of both: what it does, computing does not.
     """
-    share = machine.cluster.gpu.curves.overlap_slowdown.value
     sent: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
-    aside, copies = sent.copy(), sent.copy()
+    aside, lost = sent.copy(), sent.copy()
     for op, took in zip(tape.ops, seconds, strict=True):
         if op.family in sent and not is_neighbouring_tapes_collective(op):
             sent[op.family] = sent[op.family] + took
             if op.stream != "compute":
                 aside[op.family] = aside[op.family] + took
-                if isinstance(op.work, MemoryBound):
-                    copies[op.family] = copies[op.family] + took
+                lost[op.family] = lost[op.family] + computing_slowdown(op, machine) * took
     return {
-        name: SentBeside(sent_s, share + (1.0 - share) * copies[name] / maximum(aside[name], 1e-12), aside[name])
+        name: SentBeside(sent_s, lost[name] / maximum(aside[name], 1e-12), aside[name])
         for name, sent_s in sent.items()
         if any_true(sent_s)
     }
+
+
+def computing_slowdown(op: Op, machine: OpTimingMachine) -> FloatK:
+    """What computing loses per second of an op on another stream. (K,) [-]"""
+    if isinstance(op.work, Collective):
+        return collective_slowdown(machine.cluster.gpu.curves, machine.groups[op.work.group])
+    if isinstance(op.work, HostCopy):
+        return 0.0
+    return 1.0 if isinstance(op.work, MemoryBound) else machine.cluster.gpu.curves.overlap_slowdown.value
 
 
 def largest_slowdown(sent: Mapping[str, SentBeside]) -> FloatK:

@@ -72,7 +72,7 @@ class TapeTime:
     def total_s(self) -> ArrayK:
         return np.asarray(self.exposed.sum(axis=0))
 
-    def waits_s(self, slowdown: float) -> ArrayK:
+    def waits_s(self, slowdown: FloatK) -> ArrayK:
         """What the compute stream waits for communication, beyond what computing loses by that beside it: ``slowdown``
         of its seconds. (K,) [s]"""
         done_s = self.busy + slowdown * self.hidden.sum(axis=0) + self.exposed[EXPOSED.index("host_idle")]

@@ -158,6 +158,15 @@ def ring_sends_over_tree_sends(span: GroupSpan) -> ArrayK:
     return np.where(span.domains <= FEW_DOMAINS, 2.0, 1.0)
 
 
+def channels_of_collectives(per_domain: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Channels of a collective whose group has so many ranks in a domain and leaves it. (K,) [-]
+
+    One for each of a domain's ports, twice, and twice again on Hopper, up to 16 (NCCL 2.28, src/graph/connect.cc,
+    ``ncclTopoPostset``): an H100 node's eight have 16, as its log says (NCCL's issue 1453).
+    """
+    return np.asarray(np.minimum(CHANNELS_PER_RANK * per_domain, MOST_CHANNELS))
+
+
 def channels_per_peer(ranks: NDArray[np.int64], per_domain: NDArray[np.int64]) -> NDArray[np.int64]:
     """Channels that NCCL gives a message to a rank beyond the domain. (K,) [-]
 
@@ -174,5 +183,5 @@ def channels_per_peer(ranks: NDArray[np.int64], per_domain: NDArray[np.int64]) -
     >>> channels_per_peer(np.array([8, 16, 16]), np.array([1, 1, 8]))
     array([2, 1, 2])
     """
-    channels = np.minimum(CHANNELS_PER_RANK * per_domain, MOST_CHANNELS)
+    channels = channels_of_collectives(per_domain)
     return np.where(ranks <= 2 * channels, 2, 1)

@@ -83,7 +83,7 @@ class ComputationDurations:
     backward_s: ArrayN
     weights_s: ArrayN
     hop_s: ArrayN
-    slowdown: float = 0.0
+    slowdown: ArrayN | float = 0.0
     once: DataParallelOncePerStep | None = None
     host: tuple[ClockAdvance, ...] | None = None
     first_forward: ClockAdvance | None = None
@@ -101,7 +101,7 @@ class ComputationDurations:
             self.backward_s[index],
             self.weights_s[index],
             self.hop_s[index],
-            self.slowdown,
+            self.slowdown if isinstance(self.slowdown, float) else self.slowdown[index],
             once,
             host,
             pairs=None

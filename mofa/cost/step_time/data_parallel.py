@@ -12,6 +12,7 @@ from mofa.blocks.work import CollectiveKind
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import memory_bound_bytes_per_s
+from mofa.cost.kernels.computing_slowdown import collective_slowdown
 from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
 from mofa.cost.rank_rules import (
     DDP_BUCKET_BYTES,
@@ -125,11 +126,12 @@ def _over(rows: GatheredRows, *calls: tuple[CollectiveKind, float]) -> list[Arra
     return [collective_s(kind, rows.params * each, group, fabric).sum(axis=0) for kind, each in calls]
 
 
-def _slowdown(rows: GatheredRows) -> ArrayN:
-    """What a stage loses per second of communication beside it: nothing while it waits for another's. (n, R) [-]"""
+def _slowdown(rows: GatheredRows, group: str = "fsdp") -> ArrayN:
+    """What a stage loses per second of communication of a group beside it: nothing while it waits for another's.
+    (n, R) [-]"""
     computing = rows.sum_layers_by_stage(rows.layers.computing_s)
     total = np.maximum(rows.sum_layers_by_stage(rows.layers.exposed_s), 1e-12)
-    return np.asarray(rows.cluster.gpu.curves.overlap_slowdown.value * computing / total)
+    return np.asarray(_slowdown_while_computing(rows, group)[:, None] * computing / total)
 
 
 def _slowdown_of_passes(rows: GatheredRows, host_bound: HostBoundPasses, passes_s: ArrayN) -> ArrayN:
@@ -139,7 +141,12 @@ def _slowdown_of_passes(rows: GatheredRows, host_bound: HostBoundPasses, passes_
     layers_s = rows.sum_layers_by_stage(layers.forward_clocks[..., 0] + layers.backward_clocks[..., 0])[index]
     computing_s = rows.sum_layers_by_stage(layers.computing_s)[index]
     total_s = np.maximum(layers_s + passes_s - on_device_s, 1e-12)
-    return np.asarray(rows.cluster.gpu.curves.overlap_slowdown.value * np.minimum(computing_s / total_s, 1.0))
+    return np.asarray(_slowdown_while_computing(rows)[index, None] * np.minimum(computing_s / total_s, 1.0))
+
+
+def _slowdown_while_computing(rows: GatheredRows, group: str = "fsdp") -> ArrayN:
+    """The same of a stage that waits for nothing. (n,) [-]"""
+    return collective_slowdown(rows.cluster.gpu.curves, rows.groups[group])[rows.grid_index]
 
 
 def _lost(communication_s: ArrayN, room_s: ArrayN, slow: ArrayN) -> tuple[ArrayN, ArrayN]:
@@ -461,7 +468,10 @@ def _ddp(
     params = params[rows.grid_index]
     # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
     # beside it makes nothing later
-    room, slow = np.maximum(backward_s[:, 0] - rows.costs.head.backward.total_s[rows.k], 0.0), _slowdown(rows)[:, 0]
+    room, slow = (
+        np.maximum(backward_s[:, 0] - rows.costs.head.backward.total_s[rows.k], 0.0),
+        _slowdown(rows, "dp")[:, 0],
+    )
     if host_bound is not None:
         index, head, backward = host_bound.rows, rows.costs.head.backward.clocks, host_bound.with_full_queue[1]
         on_device_s, late_s = backward.device_s[:, 0, 0], backward.device_behind_host_s[:, 0, 0]

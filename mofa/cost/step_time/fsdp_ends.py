@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mofa.blocks.build import kind_of_each_layer
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.kernels.computing_slowdown import collective_slowdown
 from mofa.cost.rank_rules import gradient_reducer
 from mofa.cost.rows import GatheredRows, LayerArrays
 from mofa.specs.params import layer_params
@@ -41,10 +42,12 @@ def seconds_spared_at_model_ends(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     less_gathered_s = np.maximum(gathers_s(of_first) - gathers_s(head), 0.0)
     less_gathered_again_s = np.maximum(gathers_s(of_last) - gathers_s(embedding), 0.0)
     less_reduced_s = np.maximum(reductions_s(of_first) - reductions_s(head), 0.0)
-    slow = rows.cluster.gpu.curves.overlap_slowdown.value
+    curves = rows.cluster.gpu.curves
+    of_layers = collective_slowdown(curves, rows.costs.machine.groups["fsdp"])
+    slow = collective_slowdown(curves, rows.groups["fsdp"])[rows.grid_index]
     waited_s = (
-        rows.layers.stack_of_blocks(lambda cost: cost.forward.waits_s(slow)),
-        rows.layers.stack_of_blocks(lambda cost: cost.backward.waits_s(slow)),
+        rows.layers.stack_of_blocks(lambda cost: cost.forward.waits_s(of_layers)),
+        rows.layers.stack_of_blocks(lambda cost: cost.backward.waits_s(of_layers)),
     )
     forward_s, backward_s = (rows.in_base_and_full_mode(seconds)[0] for seconds in waited_s)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.elementwise import max_of_array_rows
 from mofa.cost.kernels.collectives import collective_s
+from mofa.cost.kernels.computing_slowdown import collective_slowdown
 from mofa.cost.rows import GatheredRows, chunk_layer_params
 from mofa.specs.params import layer_params
 
@@ -62,11 +63,17 @@ def exposed_and_hidden_replica_all_reduces_s(rows: GatheredRows, backward_s: Arr
     ``L = slow T (b + L) / (B + L)``. Where a communicator sets the time of layers, computing has that much slack.
     """
     total, last = (seconds[:, 0] for seconds in replica_all_reduce_s(rows))
-    slow, layers = rows.cluster.gpu.curves.overlap_slowdown.value, rows.layers
-    busy = max_of_array_rows(rows.sum_layers_by_stage(layers.backward_busy_s + slow * layers.backward_hidden_s))
+    curves, layers, grid = rows.cluster.gpu.curves, rows.layers, rows.grid_index
+    slow = collective_slowdown(curves, rows.groups["dp_replicate"])[grid]
+    of_layers = collective_slowdown(curves, rows.costs.machine.groups["fsdp"])
+    busy = max_of_array_rows(
+        rows.sum_layers_by_stage(layers.backward_busy_s + of_layers[:, None] * layers.backward_hidden_s)
+    )
     beside_s = np.minimum(total - last, backward_s[:, 0])
     busy, beyond_s = np.minimum(busy, backward_s[:, 0]), backward_s[:, 0] - slow * beside_s
-    slack_s = max_of_array_rows(rows.sum_layers_by_stage(layers.stack_of_blocks(lambda c: c.backward.waits_s(slow))))
+    slack_s = max_of_array_rows(
+        rows.sum_layers_by_stage(layers.stack_of_blocks(lambda c: c.backward.waits_s(of_layers)))
+    )
     lost_s = (np.sqrt(beyond_s**2 + 4.0 * slow * beside_s * busy) - beyond_s) / 2.0
     lost_s = np.maximum(lost_s - slack_s, 0.0)
     left_s = np.maximum(total - backward_s[:, 0] - lost_s, last)

@@ -13,7 +13,6 @@ from mofa.cost.amax_reductions import amax_reduction_seconds
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS
-from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.rank_rules import gradient_reducer, host_waits_at_exchanges
 from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.bubble import num_exchanges_waited_for, one_f_one_b_s, pipeline_s
@@ -25,6 +24,7 @@ from mofa.cost.step_time.critical_path import (
     critical_path_s,
 )
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
+from mofa.cost.step_time.hand_over import hop_seconds, slowdown_beside_hops
 from mofa.cost.step_time.micro_batch import HostBoundPasses, MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.optimizer_step import (
     gradient_norm_seconds,
@@ -214,7 +214,7 @@ def _pipeline(
         exposed[_T["dp"]] += before[:, 0]
         return nothing
     schedule = rows.schedule_record
-    hop, slow = hop_seconds(rows), rows.cluster.gpu.curves.overlap_slowdown.value
+    hop, slow = hop_seconds(rows), slowdown_beside_hops(rows)
     fwd, bwd = each.stage_forward_and_backward_s()
     counted = np.arange(len(num_micro_batches)), slowest
     busy, own_gather = num_micro_batches * (fwd + bwd)[counted], before[counted]
@@ -367,7 +367,7 @@ def _walk_late_hosts(
     once = outside.once
     given = ComputationDurations(
         forward.device_s, backward.device_s, np.zeros_like(backward.device_s), hop_seconds(rows)[index],
-        rows.cluster.gpu.curves.overlap_slowdown.value, None if once is None else once.select_plans(index),
+        slowdown_beside_hops(rows)[index], None if once is None else once.select_plans(index),
         (forward, backward), None if outside.first_forward is None else _of_rows(outside.first_forward, some),
     )  # fmt: skip
     plan = (rows.schedule, rows.framework.traits.runtime, stages.pp, stages.vpp)
@@ -483,18 +483,3 @@ def hand_over_bytes(rows: GatheredRows) -> ArrayN:
     if not rows.framework.scatters_pipeline_sends:
         return payload
     return np.where(rows.table.sp, payload, payload / rows.table.tp)
-
-
-def hop_seconds(rows: GatheredRows) -> ArrayN:
-    """One hand-over between stages: the whole boundary, or a rank's part of it and its gathering over tp. (n,) [s]"""
-    payload, groups = (
-        rows.costs.stage_boundary_bytes[rows.k],
-        {name: rows.groups[name].select_strategies(rows.grid_index) for name in ("pp", "tp")},
-    )
-    full_s = collective_s("send_recv", payload, groups["pp"], rows.costs.machine.network_fabric)
-    if not rows.framework.scatters_pipeline_sends:
-        return full_s
-    tp = rows.table.tp.astype(float)
-    part_s = collective_s("send_recv", payload / tp, groups["pp"], rows.costs.machine.network_fabric)
-    part_s = part_s + collective_s("all_gather", payload, groups["tp"], rows.costs.machine.network_fabric)
-    return np.where(rows.table.sp | (tp == 1), full_s, part_s)

@@ -16,6 +16,7 @@ import numpy as np
 from mofa.blocks.work import Collective, CollectiveKind
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import memory_bound_bytes_per_s
+from mofa.cost.kernels.computing_slowdown import collective_slowdown
 from mofa.cost.rank_rules import DDP_BUCKET_BYTES
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import GatheredRows
@@ -147,8 +148,9 @@ class _Rank:
     def beside(
         self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str, works: Collectives
     ) -> SideStreamOp:
-        share = self.rows.cluster.gpu.curves.overlap_slowdown.value
-        return SideStreamOp(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,), share, works=works)
+        curves, groups = self.rows.cluster.gpu.curves, {self.rows.groups[work.group] for work in works}
+        slows = max(float(collective_slowdown(curves, group)[0]) for group in groups)
+        return SideStreamOp(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,), slows, works=works)
 
     def weights(self, chunk: int, backward: bool) -> list[_Weight]:
         """A chunk's weights in the order of its pass; together they are the rank's share, what no op names included."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from mofa.blocks.elementwise import any_true
 from mofa.blocks.op import COMM_FAMILIES, Op, Tape
-from mofa.blocks.work import Collective, HostCopy, HostSync, MemoryBound, Work
-from mofa.cost.block.communication_beside import is_neighbouring_tapes_collective
+from mofa.blocks.work import Collective, HostSync, Work
+from mofa.cost.block.communication_beside import computing_slowdown, is_neighbouring_tapes_collective
 from mofa.cost.block.durations import OpTimingMachine, device_seconds_array
 from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.launch_blocking import moved_to_computing_stream, waits_after_kernels
@@ -158,7 +158,6 @@ def resolve_tape(name: str, tape: Tape, machine: OpTimingMachine) -> ResolvedTap
     def of(tensor: str) -> str:
         return root.get(tensor, tensor)
 
-    share = machine.cluster.gpu.curves.overlap_slowdown.value
     blocks = machine.framework.launch_blocking
     seconds = device_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     issue = issue_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
@@ -181,9 +180,7 @@ def resolve_tape(name: str, tape: Tape, machine: OpTimingMachine) -> ResolvedTap
             lines.append(_Line(None, (), (), 0.0, host_s))
         else:
             shared = ()
-            communicator, slows = "", 1.0 if isinstance(op.work, MemoryBound) else share
-            if isinstance(op.work, HostCopy):
-                slows = 0.0
+            communicator, slows = "", only_entry(computing_slowdown(op, machine))
             if isinstance(op.work, Collective):
                 communicator = "world" if any_true(machine.uses_world_communicator(op.work.group)) else op.work.group
             wait = waits_after_kernels(op, machine) if blocks else None

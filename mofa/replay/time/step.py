@@ -16,6 +16,7 @@ from mofa.cost.estimate import TableEstimator
 from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
+from mofa.cost.step_time.hand_over import hop_seconds, slowdown_beside_hops
 from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
 from mofa.cost.step_time.optimizer_step import (
     GRADIENT_NORM_BYTES,
@@ -23,7 +24,7 @@ from mofa.cost.step_time.optimizer_step import (
     host_lead_at_step_start_s,
     optimizer_and_host_wait_seconds,
 )
-from mofa.cost.step_time.step import hop_seconds, slowest_stages_of_micro_batch
+from mofa.cost.step_time.step import slowest_stages_of_micro_batch
 from mofa.replay.garbage_collection import without_garbage_collection
 from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.replay.time.computation_tapes import PlanTapes
@@ -89,9 +90,8 @@ def replay_step_time(
     tapes = tuple(PlanTapes.from_rows(gathered_row_of_strategy(e.at_power_limited_clock)) for e in variants) or (
         PlanTapes.from_rows(rows),
     )
-    curves = rows.cluster.gpu.curves
     plan = ClockInputsOfPlan(
-        rows, tapes, _hop_seconds(rows), curves.overlap_slowdown.value,
+        rows, tapes, _hop_seconds(rows), float(slowdown_beside_hops(rows)[0]),
         estimator.rank_specs[0].schedule.waits_at_exchanges, exchange_host_s(rows), _optimizer_seconds(rows),
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip

@@ -15,9 +15,9 @@ from mofa.cost.estimate import TableEstimator
 from mofa.cost.rank_rules import host_waits_at_exchanges
 from mofa.cost.rows import GatheredRows, LayerArrays
 from mofa.cost.stages import in_flight_at_first_backward
+from mofa.cost.step_time.hand_over import hop_seconds, slowdown_beside_hops
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.cost.step_time.micro_batch import MicroBatchPasses, exchange_host_s, micro_batch_passes
-from mofa.cost.step_time.step import hop_seconds
 from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, LayerSplitProblem, ScheduleTimer
 from mofa.specs.params import layer_params, mtp_params
 
@@ -114,7 +114,7 @@ def _pipeline(rows: GatheredRows) -> ScheduleTimer:
     schedule, stages, m = rows.schedule_record, rows.stage_layers.stages, int(rows.num_micro_batches[0])
     if _has_formula(rows):
         return FormulaPaths(stages.pp, m, forwards_first=schedule.forwards_first)
-    runtime, slowdown = rows.framework.traits.runtime, rows.cluster.gpu.curves.overlap_slowdown.value
+    runtime, slowdown = rows.framework.traits.runtime, float(slowdown_beside_hops(rows)[0])
     return LongestPaths(rows.schedule, runtime, stages.pp, stages.vpp, m, float(hop_seconds(rows)[0]), slowdown)
 
 
