@@ -148,8 +148,8 @@ class _Rank:
     def beside(
         self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str, works: Collectives
     ) -> SideStreamOp:
-        curves, groups = self.rows.cluster.gpu.curves, {self.rows.groups[work.group] for work in works}
-        slows = max(float(collective_slowdown(curves, group)[0]) for group in groups)
+        curves, groups = self.rows.cluster.gpu.curves, self.rows.groups
+        slows = max(float(collective_slowdown(curves, groups[name])[0]) for name in {work.group for work in works})
         return SideStreamOp(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,), slows, works=works)
 
     def weights(self, chunk: int, backward: bool) -> list[_Weight]:
