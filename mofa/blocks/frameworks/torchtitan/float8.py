@@ -66,7 +66,7 @@ RESCALE = "compiled fp8_rescale"
 rowwise without fast accumulation is the product with one scale)."""
 RESCALED = 4.0
 """Of such an output in bf16, read and written. Both scales are rounded to powers of two for each element anew, which
-takes longer than to move it. [B]"""
+takes longer than to move it. So does an input's gradient whose kernel does more, as most do. [B]"""
 
 
 def casts_weight_gradient(ctx: Context, name: str) -> bool:
@@ -102,9 +102,9 @@ def linear(
     each = _weight_bytes_backward(ctx, recipe, k)
     again = Op(f"{name}.weight_again", "memory_bound", MemoryBound(each * n * k, TURNED_CAST), (), (turned,))
     returned = Op(f"{name}.weight_returns", "memory_bound", None, (turned,), (), launches=0)
-    rescaled = RESCALED * ((m * k if recipe.by_rows else 0.0) + (n * k if recipe.rescales_weight_gradients else 0.0))
     behind: tuple[Op, ...] = (returned,)
     if recipe.by_rows:
+        rescaled = RESCALED * (m * k + (n * k if recipe.rescales_weight_gradients else 0.0))
         behind = (Op(f"{name}.rescale", "memory_bound", MemoryBound(rescaled, RESCALE), (), ()), returned)
     inputs = ""
     if not keeps_bf16:
