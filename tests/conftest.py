@@ -153,6 +153,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         SLOW.write_text("".join(f"{name}\n" for name in sorted(slow)), encoding="utf-8")
 
 
+@pytest.fixture
+def undrawn() -> Iterator[None]:
+    """Reports of the test draw nothing into the files of their figures, which other tests draw."""
+    from tests.report.undrawn import figures_undrawn
+
+    with figures_undrawn():
+        yield
+
+
 @pytest.fixture(scope="module")
 def committed_folders_fitted_once() -> Iterator[None]:
     """Fit each folder of measurements/ once for all tests: none changes them, and a fit takes seconds."""

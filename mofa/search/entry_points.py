@@ -80,6 +80,7 @@ def find_plans(
     space: StrategySpace | None = None,
     searched: Search | RowsOnFewerGpus | None = None,
     banded: bool = True,
+    offers: bool = True,
     every_row: bool = False,
     closed_form_margin: bool = True,
     jobs: int = 1,
@@ -117,6 +118,9 @@ def find_plans(
         not looked at, nor with a ``space``, nor if a ``judge`` ranks by failures, where GPUs stand by as spares.
     banded
         Whether plans without a replay have a band, which takes two more estimates of each.
+    offers
+        Whether the report says what other numerics would bring to the best plan, one estimate each; not without
+        ``banded``.
     every_row
         Whether every legal row is costed, not only those that may be among the best.
     closed_form_margin
@@ -274,7 +278,7 @@ def find_plans(
         min_gpus=min_gpus,
         min_gpus_note=note,
         elapsed_s=time.perf_counter() - started,
-        numerics_offers=(_offers(job, plans[0]) if plans and banded and default else ()),
+        numerics_offers=(_offers(job, plans[0]) if plans and banded and offers and default else ()),
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
     report = PlanReport(**{**dict(report), **report_counts_of_all_searches(report, plans, reports)})

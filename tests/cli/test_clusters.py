@@ -16,7 +16,7 @@ from tests.cli.conftest import Cli, one_line_of
 PAGE = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
 SIX = PAGE[PAGE.index("## Six clusters") :]
 SECTIONS = dict(re.findall(r"^### ([^\n]*)\n(.*?)(?=^##|\Z)", SIX, re.MULTILINE | re.DOTALL))
-QUICK = ("--no-replay", "--refine-seconds", "0", "--top", "1", "--json", "--max", "cp=1", "--max", "vpp=2")
+QUICK = ("--no-replay", "--refine-seconds", "0", "--top", "1", "--json", "--max", "cp=1", "--max", "vpp=1")
 
 
 @pytest.mark.parametrize("cluster", SECTIONS)

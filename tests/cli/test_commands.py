@@ -316,6 +316,7 @@ def test_what_is_wrong_in_a_run_is_told_with_its_file(cli: Cli, tmp_path: Path) 
         assert says in one_line_of(done.stderr)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_file_of_runs_gives_a_list(cli: Cli, tmp_path: Path) -> None:
     runs = [RUN.format(id=name, framework="megatron") for name in ("one", "two")]
     indented = ["- " + run.replace("\n", "\n  ").rstrip() + "\n" for run in runs]

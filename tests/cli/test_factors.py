@@ -192,7 +192,7 @@ def test_idle_gpus_and_spares_are_said(document: dict[str, Any]) -> None:
     assert "Of 8 GPUs 3 compute, 1 idle; standing by: 1 node." in shown.getvalue()
 
 
-def test_idle_gpus_are_said_as_a_plan_says_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_idle_gpus_are_said_as_a_plan_says_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """24 GPUs do not divide a batch of 64: 8 are idle and paid for."""
     job = ["llama3-8b", "h100-hgx", "--gpus", "24", "--global-batch", "64", "--max", "pp=1", "--without", "cp"]
     job += ["--fix", "tp=2", "--max", "micro_batch=1"]
@@ -200,12 +200,11 @@ def test_idle_gpus_are_said_as_a_plan_says_them(capsys: pytest.CaptureFixture[st
     planned = capsys.readouterr().out.splitlines()
     said = [line for line in planned if line.startswith(("Plan 1 uses 16 of 24 GPUs", "The batch of 64 keeps 8 GPUs"))]
     assert len(said) == 2
-    assert main(["factors", *job, "--no-ablation", "--jobs", "1"]) == 0
+    assert main(["factors", *job, "--no-ablation", "--jobs", "1", "--json-file", str(tmp_path / "factors.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     for line in said:
         assert line.replace("Plan 1", "The best plan").replace("plan 1", "the best plan") in lines
-    assert main(["factors", *job, "--no-ablation", "--jobs", "1", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads((tmp_path / "factors.json").read_text())
     assert (document["computing_gpus"], document["idle_gpus"]) == (16, 8)
     assert f"Plan 1 {document['idle_note']}." in said
 

@@ -38,6 +38,7 @@ def test_plan_prints_the_plans(fake: FakeApi, capsys: Captured) -> None:
     assert err == ""
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_json_is_all_that_is_on_standard_output(fake: FakeApi, capsys: Captured, tmp_path: Path) -> None:
     assert main([*PLAN, "--json", "--out", str(tmp_path / "out")]) == 0
     out, err = capsys.readouterr()

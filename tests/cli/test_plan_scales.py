@@ -15,7 +15,10 @@ from mofa.report.scales_text import gpu_count_verdict_lines
 from tests.cli.conftest import Cli, one_line_of
 from tests.report.fake import make_report
 
-JOB = ("plan", "llama3-8b", "h100-hgx", "--fast", "--global-batch", "64", "--fix", "cp=1", "--top", "2", "--quiet")
+JOB = (
+    "plan", "llama3-8b", "h100-hgx", "--fast", "--global-batch", "64", "--fix", "cp=1", "--fix", "micro_batch=1",
+    "--fix", "vpp=1", "--top", "2", "--quiet",
+)  # fmt: skip
 
 
 def without_time(report: dict[str, object]) -> dict[str, object]:
@@ -53,6 +56,7 @@ def test_the_list_is_exported_and_compared_by_number(cli: Cli, tmp_path: Path) -
     assert [result["name"] for result in compared["results"]] == ["both, 8 GPUs", "both, 16 GPUs"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_files_go_to_a_folder_for_each_number(cli: Cli, tmp_path: Path) -> None:
     assert cli(*JOB, "--gpus", "8..16", "--out", "out").returncode == 0
     for number in ("8", "16"):
@@ -62,9 +66,9 @@ def test_files_go_to_a_folder_for_each_number(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_number_on_which_nothing_fits_is_said(cli: Cli) -> None:
-    done = cli("plan", "llama3-70b", "h100-hgx", "--gpus", "8..32", "--fast", "--fix", "cp=1", "--quiet")
-    assert done.returncode == 0 and re.search(r"^ +8  nothing fits; \d+ GPUs would do", done.stdout, re.MULTILINE)
-    nothing = cli("plan", "deepseek-v3", "h100-hgx", "--gpus", "8..16", "--fast", "--quiet")
+    done = cli(*JOB, "--gpus", "1..4")
+    assert done.returncode == 0 and re.search(r"^ +1  nothing fits; \d+ GPUs would do", done.stdout, re.MULTILINE)
+    nothing = cli(*JOB, "--gpus", "1..2", "--max", "pp=1")
     assert nothing.returncode == 3 and "nothing fits" in nothing.stderr
 
 

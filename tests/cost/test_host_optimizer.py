@@ -129,6 +129,9 @@ def test_hosts_that_are_full_or_unknown_are_refused() -> None:
 
 
 def test_a_search_takes_the_word() -> None:
-    found = mofa.find_plans(job(8), mofa.load_cluster("h200-hgx", 8), with_=["optimizer_offload"], replay=False, top=1)
+    found = mofa.find_plans(
+        job(8), mofa.load_cluster("h200-hgx", 8), with_=["optimizer_offload"], replay=False, top=1, offers=False,
+        maximum={"cp": 1, "pp": 2, "vpp": 1, "micro_batch": 1},
+    )  # fmt: skip
     assert found.report.plans[0].memory.by_component["optimizer_states"] == 0.0
     assert any("OMP_NUM_THREADS=8" in note for note in found.report.plans[0].notes)

@@ -24,6 +24,7 @@ from mofa.report.page.gather import report_facts
 from mofa.report.page.html import MOST_PAGE_BYTES, page_html, script_safe
 from mofa.report.page.markdown import page_markdown
 from mofa.report.page.write import report_files, report_sections
+from tests.report.undrawn import figures_undrawn
 
 JOB = ("llama3-8b", "h100-hgx", "--global-batch", "64", "--gpus", "16", "--jobs", "1")
 FIXED = ("--fix", "tp=2", "--fix", "cp=1", "--fix", "micro_batch=1", "--top", "3", "--refine-seconds", "0")
@@ -80,12 +81,13 @@ class Written:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """A report of a small job."""
-    return Written(tmp_path_factory.mktemp("dense") / "out", *JOB, *FIXED)
+    with figures_undrawn():
+        return Written(tmp_path_factory.mktemp("dense") / "out", *JOB, *FIXED)
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """A report that leads with somebody's own job."""
+    """A report that leads with somebody's own job, with all figures that there are."""
     folder = tmp_path_factory.mktemp("own")
     job = ("export", *JOB[:6], "--strategy", "tp=2 pp=2 recompute=full", "--to", "megatron", "--no-replay", "--quiet")
     assert main([*job, "--out", str(folder / "job")]) == 0
@@ -196,21 +198,25 @@ def test_what_the_user_fixed_is_said_and_not_changed(written: Written) -> None:
     assert "| fixed |" in asked and "| fixed |" not in taken and "| framework |" in taken
 
 
-def test_what_bounds_and_words_took_away_is_said_and_not_compared(tmp_path: Path) -> None:
-    asked = ("--max", "pp=1", "--without", "recompute", "--without", "fewer_gpus")
-    page = Written(tmp_path / "out", *JOB, *FIXED, *asked)
-    rows = json.loads(page.page.scripts["numbers"])["analysis"]["changes"]
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """A report of which options say more."""
+    bounds = ("--max", "pp=1", "--without", "recompute", "--without", "fewer_gpus")
+    given = ("--framework", "megatron", "--set", "workload.routing.kind=balanced")
+    with figures_undrawn():
+        return Written(tmp_path_factory.mktemp("asked") / "out", *JOB, *FIXED, *bounds, *given)
+
+
+def test_what_bounds_and_words_took_away_is_said_and_not_compared(asked: Written) -> None:
+    rows = json.loads(asked.page.scripts["numbers"])["analysis"]["changes"]
     assert {row["field"] for row in rows} == {"zero"}
-    assert "You fixed tp, cp, micro_batch, bounded pp and left out recomputation: changes of that" in page.html
+    assert "You fixed tp, cp, micro_batch, bounded pp and left out recomputation: changes of that" in asked.html
 
 
-def test_what_options_gave_is_not_called_a_default(tmp_path: Path) -> None:
-    given = Written(
-        tmp_path / "out", *JOB, *FIXED, "--framework", "megatron", "--set", "workload.routing.kind=balanced"
-    )
-    asked, taken = given.markdown.split("| asked for |")[1].split("| not asked for |")
-    assert "| framework |" in asked and "| framework |" not in taken
-    assert "| routing |" in asked and "| routing |" not in taken and "| objective |" in taken
+def test_what_options_gave_is_not_called_a_default(asked: Written) -> None:
+    given, taken = asked.markdown.split("| asked for |")[1].split("| not asked for |")
+    assert "| framework |" in given and "| framework |" not in taken
+    assert "| routing |" in given and "| routing |" not in taken and "| objective |" in taken
 
 
 def test_counts_of_what_fits_are_said_to_count(facts: ReportFacts) -> None:
@@ -329,11 +335,12 @@ def test_what_is_wrong_is_said_before_the_search(tmp_path: Path, capsys: pytest.
     assert "did you mean megatron" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert main(["report", *JOB, "--out", str(tmp_path / "file" / "x")]) == 2
-    assert main(["report", "deepseek-v3", "h100-hgx", "--gpus", "8", "--out", str(tmp_path / "y"), "--quiet"]) == 3
+    assert main(["report", *JOB[:4], "--gpus", "1", "--fix", "cp=1", "--out", str(tmp_path / "y"), "--quiet"]) == 3
     assert re.search(r"nothing fits; [\d,]+ GPUs would do", capsys.readouterr().err)
     assert not (tmp_path / "y").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_plan_writes_the_same_page(tmp_path: Path) -> None:
     assert main(["plan", *JOB, *FIXED, "--no-replay", "--out", str(tmp_path / "out"), "--quiet"]) == 0
     page = PageReader((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))

@@ -15,6 +15,7 @@ from mofa.cost.roofline import kernel_totals_by_kind, least_bytes_of_work
 from mofa.search.analysis.analyse import resource_changes
 from mofa.search.analysis.near_runs import NEAREST, nearest_runs
 from mofa.search.analysis.strategy_changes import strategy_changes
+from mofa.search.space import SpaceCombinations, combinations_of_space, default_space
 from mofa.search.space_constraints import SpaceConstraints
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.changed_resources import RESOURCES, cluster_with_resource
@@ -192,10 +193,11 @@ def test_what_is_fixed_is_not_changed(job: WorkloadSpec, machines: ClusterSpec) 
 
 
 @cache
-def search_of_everything(model: str) -> mofa.Search:
-    """All of a model's strategies on 16 GPUs."""
+def rows_of_everything(model: str) -> set[tuple[Any, ...]]:
+    """All of a model's strategies on 16 GPUs, as a search enumerates them."""
     job, cluster = mofa.load_workload(model, global_batch=64), mofa.load_cluster("h100-hgx", 16)
-    return mofa.find_plans(job, cluster, top=1, replay=False, banded=False)
+    megatron = mofa.load_framework("megatron")
+    return _rows_of(combinations_of_space(default_space(job, cluster, megatron), cluster, megatron))
 
 
 @pytest.mark.parametrize("options", [
@@ -209,12 +211,11 @@ def test_changes_keep_to_the_space_that_was_searched(model: str, options: dict[s
     """A change that could run is a row of the restricted space, or of none: no row that a constraint took away."""
     job, cluster = mofa.load_workload(model, global_batch=64), mofa.load_cluster("h100-hgx", 16)
     search = mofa.find_plans(job, cluster, top=1, replay=False, banded=False, **options)
-    everything = search_of_everything(model)
     strategy = search.report.plans[0].strategy
     of_framework = search.framework, strategy, search.constraints, search.combinations.degrees.option_sets
     changes = strategy_changes(job, cluster, *of_framework)
     assert changes and len(changes) < len(strategy_changes(job, cluster, search.framework, strategy))
-    restricted, unrestricted = _rows_of(search), _rows_of(everything)
+    restricted, unrestricted = _rows_of(search.combinations), rows_of_everything(model)
     for change in changes:
         row = _row_of(change.strategy)
         if change.refused is None and row in unrestricted:
@@ -224,9 +225,9 @@ def test_changes_keep_to_the_space_that_was_searched(model: str, options: dict[s
 NAMES = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "zero")
 
 
-def _rows_of(search: mofa.Search) -> set[tuple[Any, ...]]:
+def _rows_of(combinations: SpaceCombinations) -> set[tuple[Any, ...]]:
     """Degrees and kinds of recomputation of a search's space."""
-    table = search.combinations.select_rows(np.arange(len(search.combinations)))
+    table = combinations.select_rows(np.arange(len(combinations)))
     kinds = np.array([mode.kind for mode in table.recompute_modes], dtype=object)[table.recompute]
     return set(zip(*(getattr(table, name).tolist() for name in NAMES), kinds.tolist(), strict=True))
 

@@ -11,7 +11,8 @@ import mofa
 from mofa.errors import NothingFits, SpecError
 from mofa.plan.factor_results import FactorPlan, KeyFactors
 from mofa.search.analysis.analyse import resource_changes
-from mofa.search.key_factors.factor_search import FactorSearch
+from mofa.search.key_factors.ablation import ablation
+from mofa.search.key_factors.factor_search import FactorSearch, best_plan_or_refusal
 from mofa.search.key_factors.optimisations import OPTIMISATIONS, why_optimisation_unavailable
 from mofa.specs.changed_resources import MEMORY_CAPACITY, RESOURCES, cluster_with_resource
 from mofa.specs.hardware import ClusterSpec
@@ -41,7 +42,8 @@ def experts() -> KeyFactors:
     """Of a model with experts, whose failures are counted."""
     job = mofa.load_workload("deepseek-v2-lite", global_batch=32, tokens="1T")
     faults = mofa.load_faults("llama3", {"spares": 0})
-    return mofa.key_factors(job, mofa.load_cluster("h100-hgx", 8), faults=faults, maximum=EXPERTS)
+    fix = {"dispatcher": "alltoall"}
+    return mofa.key_factors(job, mofa.load_cluster("h100-hgx", 8), faults=faults, maximum=EXPERTS, fix=fix)
 
 
 @pytest.fixture(params=["dense", "experts"])
@@ -51,7 +53,7 @@ def factors(request: pytest.FixtureRequest) -> KeyFactors:
 
 
 def test_the_best_plan_is_that_of_a_search(job: WorkloadSpec, machines: ClusterSpec, dense: KeyFactors) -> None:
-    plan = mofa.find_plans(job, machines, maximum=SMALL, top=1, replay=False).report.plans[0]
+    plan = mofa.find_plans(job, machines, maximum=SMALL, top=1, replay=False, banded=False).report.plans[0]
     assert (dense.best.strategy, dense.best.step_s, dense.best.value) == (plan.strategy, plan.step_s, plan.step_s)
     assert dense.best.device_bytes == plan.memory.device_bytes
     assert dense.best.days == plan.days_without_failures
@@ -64,7 +66,7 @@ def test_plans_on_changed_machines_are_those_of_a_search_and_an_estimate_there(
     for resource in dense.resources[:3]:
         for side in (resource.less, resource.more):
             changed = cluster_with_resource(machines, resource.resource, side.factor)
-            searched = mofa.find_plans(job, changed, maximum=SMALL, top=1, replay=False).report.plans[0]
+            searched = mofa.find_plans(job, changed, maximum=SMALL, top=1, replay=False, banded=False).report.plans[0]
             same = mofa.estimate(job, changed, dense.best.strategy, replay=False)
             assert side.planned_again is not None
             assert (side.planned_again.strategy, side.planned_again.step_s) == (searched.strategy, searched.step_s)
@@ -151,7 +153,8 @@ def test_rows_are_searches_with_the_switches_of_the_search(
 
     def step_s(*without: str) -> float:
         search = mofa.find_plans(
-            job, machines, framework=framework, maximum=SMALL, top=1, replay=False, without=["fewer_gpus", *without],
+            job, machines, framework=framework, maximum=SMALL, top=1, replay=False, banded=False,
+            without=["fewer_gpus", *without],
         )  # fmt: skip
         return search.report.plans[0].step_s
 
@@ -200,7 +203,11 @@ def test_micro_moe_brings_time_where_routing_is_uneven() -> None:
     job = mofa.load_workload("deepseek-v2-lite", global_batch=64, overrides={"routing": {"kind": "zipf", "s": 1.2}})
     machines = mofa.load_cluster("h100-hgx", 8)
     fix = {"tp": 1, "cp": 1, "pp": 1, "micro_batch": 4, "etp": 1, "recompute": "full", "dispatcher": "alltoall"}
-    rows = {row.optimisation: row for row in mofa.key_factors(job, machines, fix=fix).ablation}
+    study = FactorSearch(job, machines, mofa.load_framework("megatron"), fix=fix)
+    best = study.best_plan()
+    assert best is not None
+    added = ablation(study, best, lambda searches: [best_plan_or_refusal(search) for search in searches])
+    rows = {row.optimisation: row for row in added.rows}
     row = rows["MicroMoE"]
     assert row.note == "" and row.alone is not None and row.alone.strategy.balancing == "micro_moe"
     without = ["fewer_gpus", "tp_overlap"]
@@ -209,7 +216,7 @@ def test_micro_moe_brings_time_where_routing_is_uneven() -> None:
 
     def step_s(*words: str) -> float:
         search = mofa.find_plans(
-            job, machines, framework=framework, fix=fix, without=without, with_=words, top=1, replay=False
+            job, machines, framework=framework, fix=fix, without=without, with_=words, top=1, replay=False, banded=False
         )
         return search.report.plans[0].step_s
 
@@ -276,12 +283,13 @@ def test_stages_say_where_a_played_step_goes(factors: KeyFactors) -> None:
 
 
 def test_processes_change_nothing(job: WorkloadSpec, machines: ClusterSpec) -> None:
-    one = {"tp": 2, "pp": 1, "cp": 1, "micro_batch": 1}
+    one = {"tp": 2, "pp": 1, "cp": 1, "micro_batch": 1, "recompute": "none"}
     alike = [mofa.key_factors(job, machines, fix=one, optimisations=False, jobs=jobs) for jobs in (1, 2)]
     assert alike[0] == alike[1] and alike[0].ablation == ()
 
 
-def test_played_plans_are_those_of_estimates(job: WorkloadSpec, machines: ClusterSpec) -> None:
+def test_played_plans_are_those_of_estimates(machines: ClusterSpec) -> None:
+    job = mofa.load_workload("llama3-8b", global_batch=16, overrides={"model.num_layers": 4})
     one = {"tp": 2, "pp": 2, "vpp": 1, "cp": 1, "micro_batch": 1, "zero": 1, "recompute": "full"}
     framework = mofa.load_framework("megatron")
     factors = mofa.key_factors(
@@ -297,19 +305,19 @@ def test_played_plans_are_those_of_estimates(job: WorkloadSpec, machines: Cluste
 
 
 def test_gpus_that_the_best_plan_leaves_idle_are_paid_for() -> None:
-    """248 GPUs do not divide the batch: fewer compute, in all plans of the study."""
-    job, machines = mofa.load_workload("llama3-8b", global_batch=512, tokens="1T"), mofa.load_cluster("h100-hgx", 248)
-    small = {"tp": 2, "pp": 2, "cp": 1, "vpp": 1, "micro_batch": 1}
-    plan = mofa.find_plans(job, machines, maximum=small, top=1, replay=False).report.plans[0]
+    """40 GPUs do not divide the batch: fewer compute, in all plans of the study."""
+    job, machines = mofa.load_workload("llama3-8b", global_batch=32, tokens="1T"), mofa.load_cluster("h100-hgx", 40)
+    small = {"tp": 2, "pp": 1, "cp": 1, "vpp": 1, "micro_batch": 1}
+    plan = mofa.find_plans(job, machines, maximum=small, top=1, replay=False, banded=False).report.plans[0]
     price = mofa.load_faults(
         None, {"price.usd_per_gpu_hour": {"value": 2.0, "provenance": "assumed", "source": "a bill"}}
     )
     factors = mofa.key_factors(job, machines, maximum=small, faults=price, optimisations=False)
-    assert factors.computing_gpus == 248 - plan.idle_gpus < 248
+    assert factors.computing_gpus == 40 - plan.idle_gpus < 40
     assert (factors.idle_gpus, factors.idle_note) == (plan.idle_gpus, plan.notes[0])
     assert (factors.best.strategy, factors.best.step_s) == (plan.strategy, plan.step_s)
     assert factors.best.days is not None and (factors.objective, factors.faults) == ("step", None)
-    assert factors.best.usd == pytest.approx(factors.best.days * 24 * 248 * 2.0)
+    assert factors.best.usd == pytest.approx(factors.best.days * 24 * 40 * 2.0)
 
 
 def test_where_nothing_fits_rows_say_so(job: WorkloadSpec) -> None:

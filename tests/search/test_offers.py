@@ -36,6 +36,8 @@ def test_offers_are_estimates_of_the_same_strategy() -> None:
     other = mofa.estimate(job, machines, strategy, framework=megatron, replay=False)
     assert by_word["bf16_grads"].device_bytes_change == other.memory.device_bytes - now.memory.device_bytes < 0
     assert "bf16_moments step" in numerics_offers_line(report)
+    without = find_plans(job, machines, fix=FIX, top=1, replay=False, offers=False).report
+    assert without.numerics_offers == () and without.plans == report.plans
 
 
 def test_what_the_job_has_is_not_offered() -> None:

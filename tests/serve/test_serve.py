@@ -276,6 +276,7 @@ def embedded(page: str) -> Any:
     return json.loads(page[page.index(">", start) + 1 : page.index("</script>", start)])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_behind_an_answer_is_that_of_mofa_report(browser: Browser, tmp_path: Path) -> None:
     import shlex
 

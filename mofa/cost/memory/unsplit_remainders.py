@@ -117,7 +117,7 @@ def _of_stages(rows: GatheredRows, width: float, ranks: Sequence[ArrayN | float]
     weights, k = rows.costs.weights, rows.k[rows.first_row_of_grid]
     params, numbers = (
         weights.params_of_each_weight[:, k],
-        np.maximum(weights.number_of_each_weight[:, k], 1.0).astype(int),
+        np.maximum(weights.number_of_each_weight[:, k], 1.0).astype(np.int64),
     )
     sequential = rows.framework.experts == "sequential"
     out = np.zeros((len(k), counts.shape[1]))
@@ -127,13 +127,21 @@ def _of_stages(rows: GatheredRows, width: float, ranks: Sequence[ArrayN | float]
         own = np.flatnonzero(weights.block_of_each_weight == kind)
         expert, some = weights.is_expert_weight[own], np.ix_(own, firsts)
         shared = np.where(expert[:, None], each[1][firsts], each[0][firsts])
-        nbytes = (np.ceil(width * params[some] / shared / 512.0) * 512.0).astype(int)
+        nbytes = (np.ceil(width * params[some] / shared / 512.0) * 512.0).astype(np.int64)
         of_layer = np.array([
-            _remainder_of_runs(_in_order(sizes, number, expert, sequential))
+            _remainder_of_layer(sizes.tobytes(), number.tobytes(), expert.tobytes(), sequential)
             for sizes, number in zip(nbytes.T, numbers[some].T, strict=True)
         ])[alike]  # fmt: skip
         out += of_layer[:, None] * counts[kind]
     return out
+
+
+@lru_cache(maxsize=8192)
+def _remainder_of_layer(nbytes: bytes, numbers: bytes, expert: bytes, sequential: bool) -> float:
+    """The same of a layer's tensors, whose sizes, numbers and kinds are given as bytes: most rows have those of others.
+    [B]"""
+    sizes, times = (np.frombuffer(each, dtype=np.int64) for each in (nbytes, numbers))
+    return _remainder_of_runs(_in_order(sizes, times, np.frombuffer(expert, dtype=np.bool_), sequential))
 
 
 def _in_order(

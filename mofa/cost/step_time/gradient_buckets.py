@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.costs import WeightsByBlock
 from mofa.cost.rank_rules import first_reduced_bucket_params
 from mofa.cost.rows import GatheredRows
 
@@ -79,44 +78,48 @@ def first_chunk_buckets(rows: GatheredRows, full_params: ArrayN, *, experts_sepa
     stages = rows.stage_layers.stages
     counts: list[int] = stages.layer_counts[:, 0, 0].tolist()
     has_head = bool(rows.stage_layers.stages_with_head[0]) and stages.vpp == 1
-    grids = rows.k[rows.first_row_of_grid].astype(np.int64).tobytes(), full_params.astype(np.float64).tobytes()
-    return _filled(rows.costs.weights, *grids, tuple(counts), has_head, experts_separate)
+    weights, k = rows.costs.weights, rows.k[rows.first_row_of_grid]
+    op_params = (weights.params_of_each_weight * weights.number_of_each_weight)[:, k]
+    blocks, are_experts = tuple(weights.block_of_each_weight.tolist()), tuple(weights.is_expert_weight.tolist())
+    as_bytes = [params.astype(np.float64).tobytes() for params in (op_params, full_params)]
+    return _filled(*as_bytes, blocks, are_experts, tuple(counts), has_head, experts_separate)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _filled(
-    weights: WeightsByBlock, combinations: bytes, full_params_of_grids: bytes, counts: tuple[int, ...], has_head: bool,
-    experts_separate: bool,
+    params_of_ops: bytes, full_params_of_grids: bytes, blocks: tuple[int, ...], are_experts: tuple[bool, ...],
+    counts: tuple[int, ...], has_head: bool, experts_separate: bool,
 ) -> FilledBuckets:  # fmt: skip
-    """The same of so many layers of each kind, with or without the head: a plan's clocks and layouts share them.
+    """The same of so many layers of each kind, with or without the head: clocks, layouts and searches share them.
 
-    ``combinations`` are those of the grids, (g,) whole numbers, ``full_params_of_grids`` their full buckets'
-    parameters, (g,), both as bytes.
+    ``params_of_ops`` are those of each op's weights, (W, g), ``full_params_of_grids`` those of full buckets, (g,), both
+    as bytes; ``blocks`` and ``are_experts`` say whose the weights are, (W,).
     """
-    k, full_params = np.frombuffer(combinations, dtype=np.int64), np.frombuffer(full_params_of_grids)
-    op_params = (weights.params_of_each_weight * weights.number_of_each_weight)[:, k]  # (W, g)
-    kinds = len(counts)
+    full_params, kinds = np.frombuffer(full_params_of_grids), len(counts)
+    op_params = np.frombuffer(params_of_ops).reshape(len(blocks), len(full_params))
     pieces = [(kinds, 1), *enumerate(counts), *([(kinds + 1, 1)] if has_head else [])]
-    filled, number, last = np.zeros((3, 2, len(k)))
-    by_weight = np.zeros((2, 2, 1 + len(op_params), len(k)))  # of dense and expert ones parameters and numbers
+    filled, number, last = np.zeros((3, 2, len(full_params)))
+    by_weight = np.zeros((2, 2, 1 + len(blocks), len(full_params)))  # of dense and expert ones parameters and numbers
     for kind, count in reversed(pieces):
         of_kind = [
-            (w, op_params[w], int(experts_separate and weights.is_expert_weight[w]))
-            for w in np.flatnonzero(weights.block_of_each_weight == kind)[::-1].tolist()
+            (w, op_params[w], int(experts_separate and are_experts[w]))
+            for w in reversed(range(len(blocks)))
+            if blocks[w] == kind
         ]
         for w, params, group in of_kind * count:
             unreduced = filled[group]
             unreduced += params
             is_full = unreduced >= full_params
             number[group] += is_full
-            by_weight[group, :, w] += np.stack([unreduced, np.ones_like(unreduced)]) * is_full
+            by_weight[group, 0, w] += unreduced * is_full
+            by_weight[group, 1, w] += is_full
             np.copyto(last[group], unreduced, where=is_full)
             unreduced[is_full] = 0.0
     rest = filled > 0.0
     by_weight[:, 0, -1], by_weight[:, 1, -1] = filled, rest
     last = np.where(rest, filled, last)
     number = np.maximum(number + rest, 1.0)
-    of_weights = np.append(weights.block_of_each_weight, kinds)  # what is left is filled up by the embedding
+    of_weights = np.append(np.array(blocks, dtype=np.intp), kinds)  # what is left is filled up by the embedding
     dense, expert = (BucketSizes.from_filled(of_group[0], of_group[1], of_weights) for of_group in by_weight)
     return FilledBuckets(number[0], number[1], last[0], (dense, expert))
 

@@ -89,7 +89,7 @@ def key_factors(
     --------
     >>> import mofa
     >>> job, machines = mofa.load_workload("llama3-8b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
-    >>> factors = mofa.key_factors(job, machines, fix={"cp": 1, "pp": 1}, optimisations=False)
+    >>> factors = mofa.key_factors(job, machines, fix={"tp": 2, "cp": 1, "pp": 1}, optimisations=False)
     >>> factors.resources[0].resource, factors.change_from_best_plan(factors.resources[0].more.planned_again) < 0.0
     ('matrix products and attention', True)
     """

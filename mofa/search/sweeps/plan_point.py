@@ -67,6 +67,7 @@ def _search(task: PointTask, jobs: int) -> PlanReport:
         "with_": how.with_,
         "without": how.without,
         "replay": not how.fast,
+        "offers": False,  # a row has no place for them
         "jobs": jobs,
     }
     if task.faults is not None:

@@ -39,7 +39,9 @@ NODES = mofa.load_cluster("h100-hgx", 64, overrides={"gpu.memory_bytes": "81.5 G
 SMALL = mofa.load_workload("llama3-8b", tokens="1T", global_batch=256)
 """Of few micro-batches: the fastest step has two pipeline stages, the best run under frequent failures one."""
 MEGATRON = mofa.load_framework("megatron")
-FIX = {"fix": {"recompute": "none"}, "without": ("vpp", "cp")}
+FIX: dict[str, Any] = {
+    "fix": {"recompute": "none"}, "without": ("vpp", "cp"), "maximum": {"micro_batch": 2, "pp": 5}, "offers": False,
+}  # fmt: skip
 
 
 def facts(**changes: Any) -> FaultSpec:
@@ -114,7 +116,7 @@ def test_a_faster_step_may_lose() -> None:
     harsh = facts(reliability__failures_per_node_day=100.0, storage__node_bytes_per_s=slow, spares=0)
     alone: dict[str, Any] = {
         "framework": MEGATRON, "top": 1, "replay": False, "without": ["tp_overlap"],
-        "maximum": {"cp": 1, "pp": 4}, "closed_form_margin": False,
+        "maximum": {"cp": 1, "pp": 4, "micro_batch": 1}, "closed_form_margin": False, "offers": False,
     }  # fmt: skip
     by_run = mofa.find_long_runs(SMALL, NODES, harsh, **alone).report.plans[0]
     by_step = mofa.find_plans(SMALL, NODES, **alone).report.plans[0]
@@ -170,7 +172,7 @@ def test_the_number_of_spares_is_that_of_whole_searches(batch: int, objective: O
     )  # fmt: skip
     asked: dict[str, Any] = {
         "framework": MEGATRON, "top": 1, "objective": objective, "replay": False,
-        "maximum": {"cp": 1, "pp": 4, "vpp": 2, "micro_batch": 2}, "without": ("full",),
+        "maximum": {"cp": 1, "pp": 2, "vpp": 1, "micro_batch": 2}, "without": ("full",), "offers": False,
     }  # fmt: skip
     found = mofa.find_long_runs(job, nodes, harsh, **asked)
     each = {}

@@ -111,8 +111,7 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_points_that_fail_say_why_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = {**SMALL, "models": ["llama3-8b", "llama3-70b"], "gpus": [8, 12], "global_batch": [32, 64],
-             "search": {"fast": True, "fix": {"tp": 2, "pp": 2, "vpp": 1, "cp": 1, "recompute": "none"}}}  # fmt: skip
+    asked = {**SMALL, "models": ["llama3-8b", "llama3-70b"], "gpus": [8, 12], "global_batch": [32, 64]}
     table = mofa.sweep(asked, out=tmp_path).set_index(["model", "num_gpus", "global_batch"])
     assert table.loc[("llama3-8b", 8, 64), "status"] == "planned"
     assert "not whole nodes" in table.loc[("llama3-8b", 12, 64), "reason"]

@@ -61,9 +61,17 @@ GRADIENT_BYTES: dict[str, dict[str, float]] = {
     "rowwise-gw-hp": {"w2": 3.0, "wo": 9.0, "w1": 3.0, "w3": 3.0, "wv": 3.0, "wq": 9.0, "wk": 1.0},
 }
 """To find the largest of an output's gradient and to cast it, beside what makes it in bf16, per element. [B]"""
+RESCALE = "compiled fp8_rescale"
+"""Measured op of a product's output whose scales are multiplied behind it (float8_ops.py, ``addmm_float8_unwrapped``:
+rowwise without fast accumulation is the product with one scale)."""
 RESCALED = 4.0
-"""Of a weight's gradient whose scales are multiplied behind the product, read and written (float8_ops.py,
-``addmm_float8_unwrapped``: rowwise without fast accumulation is the product with one scale). [B/param]"""
+"""Of such an output in bf16, read and written. Both scales are rounded to powers of two for each element anew, which
+takes longer than to move it. So does an input's gradient whose kernel does more, as most do. [B]"""
+
+
+def casts_weight_gradient(ctx: Context, name: str) -> bool:
+    """Whether a weight's gradient in fp32 is cast by a kernel of its own, not as its scales are multiplied."""
+    return not (ctx.float8 is not None and ctx.float8.recipe.rescales_weight_gradients and is_converted(ctx, name))
 
 
 def is_converted(ctx: Context, name: str) -> bool:
@@ -95,12 +103,15 @@ def linear(
     again = Op(f"{name}.weight_again", "memory_bound", MemoryBound(each * n * k, TURNED_CAST), (), (turned,))
     returned = Op(f"{name}.weight_returns", "memory_bound", None, (turned,), (), launches=0)
     behind: tuple[Op, ...] = (returned,)
+    if recipe.by_rows:
+        rescaled = RESCALED * (m * k + (n * k if recipe.rescales_weight_gradients else 0.0))
+        behind = (Op(f"{name}.rescale", "memory_bound", MemoryBound(rescaled, RESCALE), (), ()), returned)
     inputs = ""
     if not keeps_bf16:
         inputs = b.tensor(f"{name}.again8_t", m * k, "buffer", grad=False)
         first = _is_first_reader(b, operand)
         moved = (ROWWISE if recipe.by_rows else TENSORWISE)[kind].backward * m * k if first else 0.0 * m * k
-        behind = (returned, Op(f"{name}.input_again", "memory_bound", MemoryBound(moved, TURNED_CAST), sources,
+        behind = (*behind, Op(f"{name}.input_again", "memory_bound", MemoryBound(moved, TURNED_CAST), sources,
                                (inputs,), launches=_kernels(kind, recipe) if first else 0))  # fmt: skip
     out = parts.linear(
         b, ctx, operand, name, m=m, n=n, k=k, saves=sources, reads=(weight,), grad_bytes_per_param=grad_bytes_per_param,
@@ -185,7 +196,7 @@ def _weight_element_bytes(ctx: Context) -> float:
 
 
 def _weight_bytes_backward(ctx: Context, recipe: Float8Recipe, k: FloatK) -> FloatK:
-    """To make a weight's copy for the input's gradient, per element, and to rescale its own gradient. [B]
+    """To make a weight's copy for the input's gradient, per element. [B]
 
     With one scale the largest is known from the forward pass; gathered in fp8, the copy is only transposed.
     """
@@ -193,4 +204,4 @@ def _weight_bytes_backward(ctx: Context, recipe: Float8Recipe, k: FloatK) -> Flo
     if recipe.name == "tensorwise":
         return 2.0 if ctx.framework.fp8_all_gather and ctx.precision_mode == "mixed" else each + 1.0
     searched = each if recipe.weight_gradient_in_bf16 else where(k <= SPLIT_REDUCTION_WIDTH, each, 0.0)
-    return searched + each + 1.0 + (RESCALED if recipe.rescales_weight_gradients else 0.0)
+    return searched + each + 1.0

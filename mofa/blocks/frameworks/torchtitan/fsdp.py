@@ -16,6 +16,7 @@ from mofa.blocks.frameworks.torchtitan.expert_loop import (
     with_full_size_expert_gradients,
     with_parameter_nodes_behind_loop,
 )
+from mofa.blocks.frameworks.torchtitan.float8 import casts_weight_gradient
 from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
     GATHER,
     REDUCE,
@@ -256,10 +257,11 @@ def _autocast_weights(fsdp: FsdpOpList, ops: list[Op], ctx: Context) -> list[Op]
             last = grad
             if op.role == "wgrad":
                 last = fsdp.declare_tensor(f"{grad}.fp32", 4.0 * params if ctx.accumulating else 0.0, "grad")
-                moved = MemoryBound(CAST * params, "cast_up")
+                is_cast = casts_weight_gradient(ctx, op.origin)
+                moved = MemoryBound(CAST * params, "cast_up") if is_cast else None
                 pending.append(Op(f"{op.origin}.grad_cast", "memory_bound", moved, (grad,), (last,),
-                              present=op.present, compiled=op.compiled, role="grad_cast", origin=op.origin,
-                              part=op.part))  # fmt: skip
+                              launches=float(is_cast), present=op.present, compiled=op.compiled, role="grad_cast",
+                              origin=op.origin, part=op.part))  # fmt: skip
             else:  # the embedding's gradient is fp32
                 params = params / 2.0
             if ctx.accumulating:
