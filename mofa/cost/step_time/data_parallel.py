@@ -257,7 +257,8 @@ def _megatron(
         layers_s = rows.sum_layers_by_stage(rows.layers.forward_besides_host_s)[:, 0] / (1 - slow[:, 0])
         waits_s = np.maximum.reduce([first, last_gather, first_gather - layers_s])
         lost_s = slow[:, 0] * np.maximum(first_gather - waits_s, 0.0)
-        waited_ahead_s = waits_s + lost_s - before_forward[:, 0]
+        index = host_bound.rows  # others wait as they are told to in any case
+        waited_ahead_s[index] = (waits_s + lost_s - before_forward[:, 0])[index]
     if host_bound is not None and host_waits_at_exchanges(rows):
         host_rows, last = host_bound.rows, rows.is_last_stage > 0
         beside_s[host_rows] = host_bound.issued_beside_gather_s(before_forward[host_rows], last)

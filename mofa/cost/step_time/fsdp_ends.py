@@ -49,17 +49,23 @@ def seconds_spared_at_model_ends(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
         rows.layers.stack_of_blocks(lambda cost: cost.forward.waits_s(of_layers)),
         rows.layers.stack_of_blocks(lambda cost: cost.backward.waits_s(of_layers)),
     )
-    forward_s, backward_s = (rows.in_base_and_full_mode(seconds)[0] for seconds in waited_s)
+    lay, modes = rows.stage_layers, [rows.in_base_and_full_mode(seconds) for seconds in waited_s]
+    first_is_full, last_is_full = lay.fully_recomputed[:, first, 0] > 0, lay.base_mode[:, last, 0] == 0
+
+    def waited(direction: int, kind: int, is_full: NDArray[np.bool_]) -> ArrayN:
+        """What a layer waits, which is recomputed whole or not. (n,) [s]"""
+        base, full = modes[direction]
+        return np.where(is_full, full[:, kind], base[:, kind])
 
     def spared_s(waited_s: ArrayN, less_s: ArrayN) -> ArrayN:
         """Of so much less communication: all that is waited for, else what computing loses beside it."""
         return np.minimum(np.maximum(waited_s, slow * less_s), less_s)
 
-    forward = spared_s(forward_s[:, last], less_gathered_s)
+    forward = spared_s(waited(0, last, last_is_full), less_gathered_s)
     if len(kinds) == 1:
-        return forward, spared_s(backward_s[:, 0], less_gathered_again_s + less_reduced_s)
-    gathered_again_s = spared_s(backward_s[:, last], less_gathered_again_s)
-    return forward, gathered_again_s + spared_s(backward_s[:, first], less_reduced_s)
+        return forward, spared_s(waited(1, last, last_is_full), less_gathered_again_s + less_reduced_s)
+    gathered_again_s = spared_s(waited(1, last, last_is_full), less_gathered_again_s)
+    return forward, gathered_again_s + spared_s(waited(1, first, first_is_full), less_reduced_s)
 
 
 def most_spared_at_model_ends_s(layers: LayerArrays) -> ArrayN:
