@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import mofa
 from mofa.plan.result import Plan
-from mofa.serve.answer import ANCHORED, answer_at_once, degrees_and_anchors_of_plan
+from mofa.serve.answer import ANCHORED, answer_at_once, degrees_and_anchors_of_plan, import_ahead
 from mofa.serve.question import Anchor, Question, SliderDegrees
 from mofa.serve.served_job import ServedJob
 
@@ -68,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds of the answers at once of mofa serve.")
     parser.add_argument("--smoke", action="store_true", help="one small job, to see that it runs")
     smoke = parser.parse_args().smoke
+    import_ahead()  # as a server does before it says where it is
     print("job            GPUs  first, wall    CPU  longer  all, CPU  answers  slowest, wall    CPU  mean CPU")
     for name, node in JOBS[:1] if smoke else JOBS:
         for gpus in (8,) if smoke else SIZES:

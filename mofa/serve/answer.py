@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import mofa
 from mofa.errors import MofaError, SpecError
 from mofa.plan.result import Plan
 from mofa.report.page.gather import closed_form_report_facts
 from mofa.report.page.html import charts_of, sections_html
 from mofa.report.page.write import closed_form_sections, nothing_fits_sections
+from mofa.search.entry_points import find_plans
 from mofa.search.search_result import Search
 from mofa.search.space import StrategySpace
 from mofa.serve.coarse_space import coarse_space
@@ -21,6 +22,12 @@ from mofa.specs.hardware import ClusterSpec
 
 ANCHORED = ("tp", "pp", "cp", "cp_kind", "ep", "micro_batch")
 """What an answer at once holds: chunks of a stage and etp follow from these, and are searched each time."""
+
+
+def import_ahead() -> None:
+    """Import what every answer needs and nothing before it does, so that the first takes no longer for it."""
+    importlib.import_module("pandas")
+    sections_html(())
 
 
 def answer_at_once(job: ServedJob, question: Question) -> dict[str, Any]:
@@ -95,7 +102,7 @@ def _coarse_plans(job: ServedJob, question: Question, cluster: ClusterSpec) -> S
 def _search(
     job: ServedJob, question: Question, cluster: ClusterSpec, top: int, space: StrategySpace | None = None
 ) -> Search:
-    return mofa.find_plans(
+    return find_plans(
         job.workload, cluster, top=top, replay=False, banded=False, space=space, **job.search_options(question)
     )
 

@@ -40,6 +40,7 @@ def run_server(
     from waitress import create_server
 
     from mofa.serve.address import url_of
+    from mofa.serve.answer import import_ahead
     from mofa.serve.app import MOST_REQUEST_BYTES, Answers, make_app
 
     address, port = listening.getsockname()[:2]
@@ -51,6 +52,7 @@ def run_server(
         )  # fmt: skip
         serving = threading.Thread(target=server.run, name="mofa-serve", daemon=True)
         serving.start()
+        import_ahead()
         url = url_of(address, port)
         try:
             say(url)

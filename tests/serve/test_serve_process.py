@@ -163,3 +163,21 @@ def test_an_interrupted_server_ends_its_thread_quietly(monkeypatch: pytest.Monke
             run_server(job, Question(gpus=8), listening_socket("127.0.0.1", 0), say=interrupt, open_browser=False)
     assert not raised
     assert "mofa-serve" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_first_answer_imports_hardly_anything() -> None:
+    """A server has imported pandas and jinja2 before it says where it is; an answer would take half as long again."""
+    program = """
+import sys, mofa
+from mofa.serve.answer import answer_at_once, import_ahead
+from mofa.serve.question import Question
+from mofa.serve.served_job import ServedJob
+job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
+served = ServedJob(job, machines, mofa.load_framework("megatron"), {"fix": {"tp": 2, "pp": 1, "cp": 1}})
+import_ahead()
+known = set(sys.modules)
+assert answer_at_once(served, Question(gpus=8))["html"]
+print(len(set(sys.modules) - known))
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert int(told) < 20
