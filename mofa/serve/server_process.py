@@ -43,6 +43,7 @@ def run_server(
     from mofa.serve.answer import import_ahead
     from mofa.serve.app import MOST_REQUEST_BYTES, Answers, make_app
 
+    import_ahead()
     address, port = listening.getsockname()[:2]
     with TemporaryDirectory(prefix="mofa-") as folder:
         answers = Answers(job, start, Path(folder))
@@ -52,7 +53,6 @@ def run_server(
         )  # fmt: skip
         serving = threading.Thread(target=server.run, name="mofa-serve", daemon=True)
         serving.start()
-        import_ahead()
         url = url_of(address, port)
         try:
             say(url)

@@ -139,6 +139,10 @@ def test_a_run_that_hardly_gets_on() -> None:
 def test_kwh_is_least_for_the_objective_kwh() -> None:
     energy = [search(facts(spares=0), objective=o).report.plans[0].kwh for o in ("kwh", "tokens")]
     assert energy[0] is not None and energy[1] is not None and energy[0] <= energy[1]
+    plans = search(facts(spares=0), objective="kwh").report.plans
+    judge = LongRunObjective(JOB, NODES, MEGATRON, facts(spares=0), "kwh")
+    joules_per_kwh = [judge.plan_ranking_key(plan) / (plan.kwh or 0.0) for plan in plans]
+    assert len(plans) > 1 and joules_per_kwh == pytest.approx([joules_per_kwh[0]] * len(plans), rel=1e-9)
 
 
 def test_spares_win_where_replacements_are_slow() -> None:

@@ -62,15 +62,15 @@ GRADIENT_BYTES: dict[str, dict[str, float]] = {
 }
 """To find the largest of an output's gradient and to cast it, beside what makes it in bf16, per element. [B]"""
 RESCALE = "compiled fp8_rescale"
-"""Measured op of a product's output whose scales are multiplied behind it (float8_ops.py, ``addmm_float8_unwrapped``:
-rowwise without fast accumulation is the product with one scale)."""
-RESCALED = 4.0
-"""Of such an output in bf16, read and written. Both scales are rounded to powers of two for each element anew, which
-takes longer than to move it. So does an input's gradient whose kernel does more, as most do. [B]"""
+"""Measured op that multiplies scales behind a product (float8_ops.py, ``addmm_float8_unwrapped``: rowwise without fast
+accumulation is the product with one scale). Its time goes with elements: each rounds both scales to powers of two."""
+RESCALED_ELEMENT_BYTES = 4.0
+"""Of an output in bf16 that :data:`RESCALE` reads and writes. Inputs' gradients are told the same, although larger
+kernels rescale most of them. [B]"""
 
 
 def casts_weight_gradient(ctx: Context, name: str) -> bool:
-    """Whether a weight's gradient in fp32 is cast by a kernel of its own, not as its scales are multiplied."""
+    """Whether a kernel of its own casts a weight's gradient to fp32. Where scales are multiplied, that kernel does."""
     return not (ctx.float8 is not None and ctx.float8.recipe.rescales_weight_gradients and is_converted(ctx, name))
 
 
@@ -104,8 +104,9 @@ def linear(
     returned = Op(f"{name}.weight_returns", "memory_bound", None, (turned,), (), launches=0)
     behind: tuple[Op, ...] = (returned,)
     if recipe.by_rows:
-        rescaled = RESCALED * (m * k + (n * k if recipe.rescales_weight_gradients else 0.0))
-        behind = (Op(f"{name}.rescale", "memory_bound", MemoryBound(rescaled, RESCALE), (), ()), returned)
+        outputs = m * k + (n * k if recipe.rescales_weight_gradients else 0.0)
+        rescaled = MemoryBound(RESCALED_ELEMENT_BYTES * outputs, RESCALE)
+        behind = (Op(f"{name}.rescale", "memory_bound", rescaled, (), ()), returned)
     inputs = ""
     if not keeps_bf16:
         inputs = b.tensor(f"{name}.again8_t", m * k, "buffer", grad=False)
