@@ -114,6 +114,8 @@ def _both(first: TapeTime, second: TapeTime) -> TapeTime:
         np.array(ClockAdvance(*first.clocks).followed_by(ClockAdvance(*second.clocks))), first.weights + second.weights,
         first.busy + second.busy,
         first.slack + second.slack,
+        first.aside + second.aside,
+        first.lost_aside + second.lost_aside,
     )  # fmt: skip
 
 

@@ -57,7 +57,8 @@ class TapeTime:
     that ran beside it; ``issue`` (K,) is what the host spent issuing. ``clocks`` (5, K) are the rows of
     :class:`mofa.cost.block.host_clock.ClockAdvance`, ``weights`` (K,) is the part that makes weights' gradients,
     ``busy`` (K,) what the compute stream does itself, waits left out, and ``slack`` (K,) what it may lose besides with
-    nothing later, where a communicator that is never idle sets the time. [s]
+    nothing later, where a communicator that is never idle sets the time. ``aside`` (K,) is what communicates on other
+    streams, and ``lost_aside`` (K,) what computing loses if it runs beside all of that. [s]
     """
 
     exposed: ArrayK
@@ -67,16 +68,21 @@ class TapeTime:
     weights: ArrayK
     busy: ArrayK
     slack: ArrayK
+    aside: ArrayK
+    lost_aside: ArrayK
 
     @property
     def total_s(self) -> ArrayK:
         return np.asarray(self.exposed.sum(axis=0))
 
+    @property
+    def beyond_computing_s(self) -> ArrayK:
+        """What the tape takes longer than its computing: what that loses by communication, or waits for it. (K,) [s]"""
+        return np.asarray(np.maximum(self.total_s - self.busy - self.exposed[EXPOSED.index("host_idle")], 0.0))
+
     def waits_s(self, slowdown: FloatK) -> ArrayK:
-        """What the compute stream waits for communication, beyond what computing loses by that beside it: ``slowdown``
-        of its seconds. (K,) [s]"""
-        done_s = self.busy + slowdown * self.hidden.sum(axis=0) + self.exposed[EXPOSED.index("host_idle")]
-        return np.asarray(np.maximum(self.total_s - done_s, 0.0))
+        """What of that is waited for beyond what computing loses: ``slowdown`` of what is hidden. (K,) [s]"""
+        return np.asarray(np.maximum(self.beyond_computing_s - slowdown * self.hidden.sum(axis=0), 0.0))
 
     @property
     def exposed_with_host_far_ahead_s(self) -> ArrayK:
@@ -177,10 +183,12 @@ def _scanned(
     busy = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
     kernels: FloatK = sum([where(op.present, num_queued_kernels(op), 0.0) for op in ops], 0.0)
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3], kernels
-    others = issued, weights, busy, slack_s
+    aside = sum([family.aside_s for family in sent.values()], 0.0)
+    lost_aside = sum([family.slowdown * family.aside_s for family in sent.values()], 0.0)
+    others = issued, weights, busy, slack_s, aside, lost_aside
     of_parts = stack_rows([*exposed.values(), *hidden.values(), *slowed_clocks, *others], machine.num_k)
     first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)
-    return TapeTime(of_parts[:first], of_parts[first:second], of_parts[-4], of_parts[second:-4], *of_parts[-3:])
+    return TapeTime(of_parts[:first], of_parts[first:second], of_parts[-6], of_parts[second:-6], *of_parts[-5:])
 
 
 class _Clocks(Protocol):

@@ -217,7 +217,8 @@ class _PartBounds:
         depth = estimator.workload.model.num_mtp_layers
         self.embedding, self.heads, self.predictions = embedding, (1 + depth) * head, np.zeros(len(rows))
         if pick is _least_s and gradient_reducer_in_mode(estimator.framework, part.mode) == "FSDP by block":
-            self.heads = self.heads - most_spared_at_model_ends_s(part.layers)[self.k]
+            used = np.unique([self.base, self.full])
+            self.heads = self.heads - most_spared_at_model_ends_s(part.costs, part.layers, used)[self.k]
         if part.mtp is not None:
             each = part.mtp.stack_of_blocks(lambda cost: pick(cost.forward) + pick(cost.backward))[..., 0]
             # a prediction's layer is like the model's last; what is ahead of it is left out

@@ -346,6 +346,8 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
     begin = FsdpOpList(tensors=fsdp.tensors)
     weights = "fsdp.weights"
     gathers_again = not keeps_weights_for_backward(ctx)
+    if block == "embedding":  # the first block's gradients are still on their way
+        begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     if block != "head" and gathers_again:
         begin.declare_tensor("fsdp.next@", 0.0)
         begin.declare_tensor("fsdp.arrived", where(ctx.fsdp > 1, each * own, 0.0))
@@ -376,8 +378,6 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
         gathered.append(gather_weights(begin, ctx, "efsdp.next@", "efsdp", experts, ctx.efsdp, own_group))
     begin.declare_tensor("fsdp.previous.experts", where(own_group, width * previous, 0.0))
     begin.declare_tensor("fsdp.previous", where(own_group, 0.0, width * previous))
-    if block == "embedding":  # the first block's gradients are still on their way
-        begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
     begin.add_mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE, claims="fsdp.reduce_input")
     body = list(ops)
     dense_grads = weight_gradient_names(fsdp, ops, experts=False)
