@@ -21,6 +21,7 @@ from mofa.calibrate.fits.profile import OF_TE as TE_LIBRARY
 from mofa.calibrate.fits.profile import (
     curve_profile_entry,
     fitted_gpu_curves,
+    held_multiprocessor_facts,
     host_facts_of_curves,
     measured_gpu_profile,
     measured_node_profile,
@@ -45,6 +46,8 @@ HOST_OPTIMIZER = "h200-host-optimizer"
 FOLDERS = ("h200-1gpu", "h200-1gpu-routed", "h200-1gpu-sums", "h200-2gpu", "h200-4gpu")
 H200_OVERLAP = "h200-2gpu-overlap"
 """Layers beside the collective that carries them; others' folders have kernels in a loop alone."""
+H200_HELD = "h200-1gpu-held"
+"""The same layers beside a kernel that holds multiprocessors."""
 H100_FOLDERS = ("h100-1gpu-routed", "h100-1gpu", "h100-1gpu-sums", "h100-2gpu", "h100-4gpu")
 ACTIVATIONS = "h100-1gpu-te-activations"
 THROTTLED_FOLDERS = ("h100-1gpu-throttled", "h100-1gpu-te-throttled", "h100-1gpu-te-throttled-second", ACTIVATIONS)
@@ -435,6 +438,7 @@ def main() -> None:
     curves = replace(curves, clock_powers=curves.clock_powers | behind.clock_powers, overlap_slowdown=0.0)
     h200 = measured_gpu_profile(known, curves, "h200-sxm", source)
     h200["curves"] |= overlap_slowdown_fact(beside, beside_source)
+    h200["curves"] |= held_multiprocessor_facts(*fitted([H200_HELD]))
     first_host = with_modules(h200["curves"]["host"])
     first_host |= host_facts_of_curves({}, *fitted([HOST_OPTIMIZER]))  # of a machine of the kind
     HOST.write_text(HOST_HEAD + text_of(first_host), encoding="utf-8")

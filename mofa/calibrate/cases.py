@@ -67,6 +67,10 @@ class UnsupportedCase(Exception):
     """This bench cannot time this case; the reason is the message."""
 
 
+class UnsupportedFamily(UnsupportedCase):
+    """This bench can time no case of this family, for the same reason."""
+
+
 class Bench(Protocol):
     """What times cases: torch on a GPU, or NumPy on the host."""
 

@@ -32,7 +32,8 @@ SIZES: dict[str, tuple[str, ...]] = {
     "te_gemm": ("m", "n", "k"), "te_grouped": ("n", "k"), "te_cast": ("tokens", "width"),
     "te_sustained": ("m", "n", "k"),
     "collective": ("bytes", "group"), "overlap": ("bytes", "group", "m", "n"),
-    "dependent_collective": ("bytes", "group"), "throttled": ("tokens", "width"), "te_throttled": (),
+    "dependent_collective": ("bytes", "group"), "held_multiprocessors": ("multiprocessors", "m", "n", "k"),
+    "throttled": ("tokens", "width"), "te_throttled": (),
     "chunked_moe": ("tokens", "hidden", "ffn", "experts", "top_k", "ep", "chunks"),
 }  # fmt: skip
 """Whole numbers above zero that a shape of each family must hold."""

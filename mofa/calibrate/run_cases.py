@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mofa.calibrate.cases import Bench, Case, UnsupportedCase
+from mofa.calibrate.cases import Bench, Case, UnsupportedCase, UnsupportedFamily
 from mofa.calibrate.measurements import ENVIRONMENT, append_row, read_rows_of_file
 from mofa.calibrate.shapes.families import (
     COLLECTIVE_FAMILIES,
@@ -146,13 +146,22 @@ def _measure_singly(
     """Time cases in this process until the limit, and count them; returns those that do not run here, and why."""
     started = time.monotonic()
     skipped: list[str] = []
+    unsupported_families: set[str] = set()
     for i, case in enumerate(single):
         if limit_s is not None and time.monotonic() - started > limit_s:
             counts["left"] = num_left - i
             break
+        if case.family in unsupported_families:
+            counts["unsupported"] += 1
+            continue
         tell(i, num_left, f"{case.family} {case.op} {case.shape_text[:60]}")
         try:
             sample = bench.measure(case)
+        except UnsupportedFamily as error:
+            counts["unsupported"] += 1
+            unsupported_families.add(case.family)
+            skipped.append(f"{case.family}, all of it: {error}")
+            continue
         except UnsupportedCase as error:
             counts["unsupported"] += 1
             skipped.append(f"{case.family} {case.op} {case.variant} {case.shape_text[:80]}: {error}")

@@ -17,9 +17,10 @@ SHORTEST_S = 1e-7
 """Start of a collective that a shorter latency would leave nothing of. [s]"""
 LEAST_SCALED, MOST_SCALED = 1e-30, 1e33
 """Of a fact that curves are scaled to; beyond, its own check refuses it. SI"""
+BESIDE_COMMUNICATION = ("overlap_slowdown", "slowdown_by_held_multiprocessors")
+"""What computing loses beside communication."""
 UNSCALED = (
-    "host", "hosts", "stream_clock", "power_limit", "chip_spread", "host_spread", "host_swing", "overlap_slowdown",
-    "slowdown_by_held_multiprocessors",
+    "host", "hosts", "stream_clock", "power_limit", "chip_spread", "host_spread", "host_swing", *BESIDE_COMMUNICATION,
 )  # fmt: skip
 """What of curves no fact of a datasheet scales."""
 OF_LIBRARIES = ("unaligned_products", "optimizer_16_bit", "kernel_selection", "layer_kernels")
@@ -164,7 +165,7 @@ def gpu_curves_transferred_to_other(
         made["hosts"] = {key: _restated(fact, source) for key, fact in curves["hosts"].items()}
     if curves.get("power_limit"):
         made["power_limit"] = {key: _restated(fact, source) for key, fact in curves["power_limit"].items()}
-    for name in ("stream_clock", "chip_spread", "host_spread", "host_swing", "overlap_slowdown"):
+    for name in ("stream_clock", "chip_spread", "host_spread", "host_swing", *BESIDE_COMMUNICATION):
         if curves.get(name) is not None and (exact or name != "chip_spread"):
             made[name] = _restated(curves[name], source)
     if exact:  # another processor takes what is assumed of all

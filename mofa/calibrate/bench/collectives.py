@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mofa.calibrate.bench.dense_layer import dense_layer_call
 from mofa.calibrate.bench.torch_timing import GpuMonitor, median_and_percentiles
 from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.measurements import append_row
@@ -269,7 +270,7 @@ def _layers_beside(case: Case, communicate: Call, group: Any, where: torch.devic
     As FSDP does, a collective begins with each layer, on a stream of its own, and the next layer waits for it. A row
     holds the time of one layer or collective. Layers' are the slowest rank's, which all wait for at each collective.
     """
-    compute = _layer_call(case.shape_size("m"), case.shape_size("n"), case.shape_size("k"), where)
+    compute = dense_layer_call(case.shape_size("m"), case.shape_size("n"), case.shape_size("k"), where)
     main, side, num, repeats = torch.cuda.current_stream(), torch.cuda.Stream(), 4, 5
 
     def layers(with_collective: bool) -> float:
@@ -301,28 +302,6 @@ def _layers_beside(case: Case, communicate: Call, group: Any, where: torch.devic
         (Case("overlap", case.op, variant, case.dtype, "grid", case.shape), median_and_percentiles(times))
         for variant, times in variants.items()
     ]
-
-
-def _layer_call(tokens: int, hidden: int, ffn: int, where: torch.device) -> Call:
-    """A dense layer forward and backward, eager: norms, attention over 2,048 tokens in heads of 128, GELU."""
-    functional = torch.nn.functional
-    widths = ((hidden, 3 * hidden), (hidden, hidden), (hidden, ffn), (ffn, hidden))
-    weights = [(torch.randn(n, k, device=where, dtype=torch.bfloat16) / k**0.5).requires_grad_() for k, n in widths]
-    x = torch.randn(tokens, hidden, device=where, dtype=torch.bfloat16, requires_grad=True)
-    gradient = torch.randn(tokens, hidden, device=where, dtype=torch.bfloat16)
-
-    def call() -> None:
-        normed = functional.layer_norm(x, (hidden,))
-        q, k, v = (
-            part.view(-1, 2048, hidden // 128, 128).transpose(1, 2)
-            for part in functional.linear(normed, weights[0]).chunk(3, dim=-1)
-        )
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape_as(x)
-        y = x + functional.linear(mixed, weights[1])
-        inner = functional.gelu(functional.linear(functional.layer_norm(y, (hidden,)), weights[2]))
-        torch.autograd.grad(y + functional.linear(inner, weights[3]), [x, *weights], gradient)
-
-    return call
 
 
 def _loops(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from mofa.calibrate.bench.held_multiprocessors import LayersBesideHeldMultiprocessors
 from mofa.calibrate.bench.te_kernels import te_bf16_sample
 from mofa.calibrate.bench.torch_autograd import autograd_host_sample
 from mofa.calibrate.bench.torch_host import copy_sample, host_issue_sample, sustained_sample, throttled_sample
@@ -23,6 +24,7 @@ from mofa.calibrate.bench.torch_routed import routed_calls
 from mofa.calibrate.bench.torch_sequence import op_sequence_host_sample
 from mofa.calibrate.bench.torch_timing import GpuMonitor, RandomInputs, time_calls
 from mofa.calibrate.cases import Case, Sample, UnsupportedCase
+from mofa.calibrate.shapes.collective import HELD_MULTIPROCESSORS
 from mofa.calibrate.shapes.host_ops import HOST_OPTIMIZER
 from mofa.calibrate.shapes.te_bf16 import TE_BF16_FAMILIES
 from mofa.calibrate.shapes.te_fp8 import FAMILIES as TE_FAMILIES
@@ -39,6 +41,7 @@ class TorchBench:
         self.gpu = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
         self.pool, self.clock = RandomInputs(device, pool_gib), GpuMonitor(device)
         self._memory = MemoryBoundCalls(self.pool)
+        self._beside_held = LayersBesideHeldMultiprocessors(self.clock)
 
     def measure(self, case: Case) -> Sample:
         """Time one case; `UnsupportedCase` where this torch or this device cannot run it."""
@@ -68,6 +71,8 @@ class TorchBench:
             kind, load = case.variant.split("_")
             calls = self._memory.build_calls(replace(case, variant=kind))
             return throttled_sample(load, calls, self.pool, self.clock)
+        if case.family == HELD_MULTIPROCESSORS:
+            return self._beside_held.sample(case)
         if case.family in TE_FAMILIES:
             from mofa.calibrate.bench.te_fp8 import te_fp8_sample
 

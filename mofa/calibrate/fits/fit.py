@@ -23,12 +23,19 @@ from mofa.calibrate.fits.loaded_clocks import (
     memory_time_between_products_s,
     sustained_clock_ratios,
 )
-from mofa.calibrate.fits.ratios import copy_bandwidths, overlap_slowdown, overlap_time_ratios, sustained_rate_ratios
+from mofa.calibrate.fits.ratios import (
+    copy_bandwidths,
+    overlap_slowdown,
+    overlap_time_ratios,
+    slowdown_by_held_multiprocessors,
+    sustained_rate_ratios,
+)
 from mofa.calibrate.fits.te_host_facts import layer_time_over_small_op, module_times_over_small_layer
 from mofa.calibrate.fits.te_relative_host_times import HostTimesOverSmallLayer
 from mofa.calibrate.fits.te_rows import ADDED_BYTES, gradient_accumulation_form, has_own_curve, is_row_of_short_kernels
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.bytes_moved import bytes_moved_per_element
+from mofa.calibrate.shapes.collective import HELD_MULTIPROCESSORS
 from mofa.calibrate.shapes.families import MIN_POINTS
 from mofa.calibrate.shapes.host_ops import HOST_OPTIMIZER
 from mofa.calibrate.shapes.routed import BY_BYTES, READ_AGAIN
@@ -50,17 +57,8 @@ from mofa.specs.products import ELEMENT_BYTES
 
 FloatN = NDArray[np.float64]
 TILES = (
-    (64, 64),
-    (64, 128),
-    (128, 64),
-    (128, 128),
-    (64, 256),
-    (256, 64),
-    (192, 128),
-    (128, 192),
-    (256, 128),
-    (128, 256),
-)
+    (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (192, 128), (128, 192), (256, 128), (128, 256),
+)  # fmt: skip
 LONG_PRODUCTS = (0.5, 0.06, 1e-3)
 """Where the fit of a product's partial round [-], slowdown [-] and the length that it comes with [s] begins."""
 TILE_SHARES = (0.5, 0.65, 0.7, 0.85, 0.8, 0.7, 0.85, 0.85, 0.9, 0.9)
@@ -110,6 +108,7 @@ def fit_curves(
         layer_in_small_ops=layer_time_over_small_op(by.get("te_host", [])),
         copy_bytes_per_s=copy_rates, host_optimizer=host_optimizer_rates(by.get(HOST_OPTIMIZER, [])),
         overlap=overlap_time_ratios(by.get("overlap", [])), overlap_slowdown=overlap_slowdown(by.get("overlap", [])),
+        slowdown_by_held_multiprocessors=slowdown_by_held_multiprocessors(by.get(HELD_MULTIPROCESSORS, [])),
     )  # fmt: skip
 
 

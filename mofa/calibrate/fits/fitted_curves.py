@@ -63,6 +63,8 @@ class DeviceCurveFits:
     """Time beside the other over the time alone, of computing and of collectives. [-]"""
     overlap_slowdown: float = 0.0
     """Seconds that computing loses per second that a collective beside it takes alone; 0 if not measured. [-]"""
+    slowdown_by_held_multiprocessors: dict[int, float] = field(default_factory=dict)
+    """Of :func:`mofa.calibrate.fits.ratios.slowdown_by_held_multiprocessors`. [-]"""
 
     def as_dict(self) -> dict[str, Any]:
         """As nested dictionaries."""

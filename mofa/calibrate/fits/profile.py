@@ -107,6 +107,8 @@ def merge_curves(fitted: Sequence[DeviceCurveFits], folders: Sequence[Path]) -> 
             host_optimizer=together.host_optimizer | curves.host_optimizer,
             overlap=together.overlap | curves.overlap,
             overlap_slowdown=curves.overlap_slowdown or together.overlap_slowdown,
+            slowdown_by_held_multiprocessors=curves.slowdown_by_held_multiprocessors
+            or together.slowdown_by_held_multiprocessors,
         )
     return together
 
@@ -180,7 +182,7 @@ def fitted_gpu_curves(
     made["host"] = host_facts_of_curves(made["host"], curves, source)
     if made["host"]["eager_op_s"] != base["host"]["eager_op_s"]:
         made.pop("hosts", None)  # it is one machine's, no typical one's
-    return {**made, **overlap_slowdown_fact(curves, source)}
+    return {**made, **overlap_slowdown_fact(curves, source), **held_multiprocessor_facts(curves, source)}
 
 
 def overlap_slowdown_fact(curves: DeviceCurveFits, source: str) -> dict[str, Any]:
@@ -189,6 +191,16 @@ def overlap_slowdown_fact(curves: DeviceCurveFits, source: str) -> dict[str, Any
         return {}
     words = f"{source}: time that computing loses beside NCCL, over what the collectives take alone"
     return {"overlap_slowdown": _fact(curves.overlap_slowdown, words)}
+
+
+def held_multiprocessor_facts(curves: DeviceCurveFits, source: str) -> dict[str, Any]:
+    """What computing loses beside held multiprocessors, by their number, as a GPU's file has it; empty where it was
+    not measured."""
+    if not curves.slowdown_by_held_multiprocessors:
+        return {}
+    words = f"{source}: what whole layers lose per second that so many multiprocessors are held"
+    by_number = {number: _fact(value, words) for number, value in curves.slowdown_by_held_multiprocessors.items()}
+    return {"slowdown_by_held_multiprocessors": by_number}
 
 
 def product_curves_with_fp8(

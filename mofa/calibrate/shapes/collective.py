@@ -15,6 +15,14 @@ LAYERS_BESIDE = (
     (4096, 8192, 28672),
 )  # fmt: skip
 """Tokens, hidden size and feed-forward width of dense layers from 1B to 70B."""
+HELD_MULTIPROCESSORS = "held_multiprocessors"
+"""Family of those layers beside a kernel that holds multiprocessors, as NCCL's channels do between nodes."""
+NUM_HELD = {"spin": (1, 2, 4, 8, 16, 24, 32), "copy": (4, 8, 16)}
+"""Multiprocessors held by a kernel that waits, and by one that copies at the rate of a port. [-]"""
+PORT_BYTES_PER_S = 45_000_000_000
+"""What a port of 400 Gb/s gives a large message: 0.9 of 50 GB/s. [B/s]"""
+TIMED_BESIDE_HELD = ("layers_alone", "layers_overlapped", "multiprocessors_held")
+"""The three rows of a shape: layers alone, layers beside the kernel, and how long it held multiprocessors meanwhile."""
 
 
 def collective_group_sizes(gpus: int) -> list[int]:
@@ -75,6 +83,18 @@ def overlap_cases(gpus: int) -> list[Case]:
             size = 2 * (4 * hidden**2 + 2 * hidden * ffn)
             grid.append((op, "layer", "bf16", {"bytes": size, "group": gpus, "m": tokens, "n": hidden, "k": ffn}))
     return grid_and_held_out_cases("overlap", grid, [], 0)
+
+
+def held_multiprocessor_cases() -> list[Case]:
+    """Layers beside a kernel that holds multiprocessors; it waits, or copies as slowly as a port does."""
+    grid: list[Item] = []
+    for tokens, hidden, ffn in LAYERS_BESIDE:
+        for op, numbers in NUM_HELD.items():
+            rate: Shape = {"bytes_per_s": PORT_BYTES_PER_S} if op == "copy" else {}
+            for number in numbers:
+                shape: Shape = {"multiprocessors": number, **rate, "m": tokens, "n": hidden, "k": ffn}
+                grid += [(op, timed, "bf16", shape) for timed in TIMED_BESIDE_HELD]
+    return grid_and_held_out_cases(HELD_MULTIPROCESSORS, grid, [], 0)
 
 
 def dependent_collective_cases(gpus: int) -> list[Case]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mofa.calibrate.cases import Case
 from mofa.calibrate.shapes.attention_kernels import attention_cases
 from mofa.calibrate.shapes.clock_speed import sustained_cases, throttled_cases
+from mofa.calibrate.shapes.collective import HELD_MULTIPROCESSORS, LAYERS_BESIDE, held_multiprocessor_cases
 from mofa.calibrate.shapes.gemms import gemm_cases, grouped_product_cases, unaligned_product_cases
 from mofa.calibrate.shapes.host_ops import (
     HOST_OPTIMIZER,
@@ -33,8 +34,10 @@ MIN_POINTS = 5
 QUICK_COMPILED = ("rmsnorm_fwd", "swiglu_fwd", "residual_add")
 QUICK_SUSTAINED = (("gemm", "bf16", 8192, 8192), ("gemm", "fp8", 8192, 8192), ("attention_flash", "bf16", 8192, 4096),
                    ("attention_cudnn", "bf16", 8192, 4096), ("attention_cudnn_bwd", "bf16", 8192, 4096))  # fmt: skip
+QUICK_LAYERS = tuple((tokens, hidden) for tokens, hidden, _ in LAYERS_BESIDE[:3:2])
+"""Two that take little: 8 and 14 ms on an H200."""
 ONE_GPU_FAMILIES = ("gemm", "grouped_gemm", "attention", "memory_bound", "compiled", "copy", "host", "autograd",
-                    "routed", "sustained", "throttled", "sequence", "unaligned_gemm")  # fmt: skip
+                    "routed", "sustained", "throttled", "sequence", "unaligned_gemm", HELD_MULTIPROCESSORS)  # fmt: skip
 COLLECTIVE_FAMILIES = ("collective", "overlap", "dependent_collective")
 SEVERAL_GPU_FAMILIES = (*ONE_GPU_FAMILIES, *COLLECTIVE_FAMILIES)
 FAMILIES = (*SEVERAL_GPU_FAMILIES, *TE_FAMILIES, *TE_BF16_FAMILIES, TE_THROTTLED, "chunked_moe", HOST_OPTIMIZER)
@@ -58,7 +61,7 @@ def all_cases_of_family(
         "te_attention": te_attention_cases,
         "te_wgrad": te_weight_gradient_cases, "te_expert_host": te_expert_host_cases, "te_ops": te_memory_bound_cases,
         "throttled": throttled_cases, TE_THROTTLED: te_throttled_cases,
-        HOST_OPTIMIZER: host_optimizer_cases,
+        HOST_OPTIMIZER: host_optimizer_cases, HELD_MULTIPROCESSORS: held_multiprocessor_cases,
     }  # fmt: skip
     if family == "chunked_moe":
         from mofa.calibrate.shapes.chunked import chunked_layer_cases
@@ -92,6 +95,7 @@ def all_cases_of_family(
             TE_THROTTLED,
             "overlap",
             "dependent_collective",
+            HELD_MULTIPROCESSORS,
             HOST_OPTIMIZER,
             *TE_BF16_FAMILIES,
         )
@@ -124,6 +128,8 @@ def _quick(family: str, all_cases: list[Case]) -> list[Case]:
         return [c for c in all_cases if (c.op, c.dtype, c.shape_size("m"), c.shape_size("n")) in QUICK_SUSTAINED]
     if family == "compiled":
         return _thin([c for c in _grid(all_cases) if c.op in QUICK_COMPILED])
+    if family == HELD_MULTIPROCESSORS:
+        return [c for c in all_cases if c.op == "spin" and (c.shape_size("m"), c.shape_size("n")) in QUICK_LAYERS]
     held_out = [c for c in all_cases if c.split != "grid"][::4]
     if family == "memory_bound":
         return _thin(_grid(all_cases)) + held_out

@@ -30,9 +30,9 @@ def send_slowdown(curves: GpuCurves, group: ProcessGroup) -> ArrayK:
 
 
 def _slowdown(curves: GpuCurves, group: ProcessGroup, channels: NDArray[np.int64]) -> ArrayK:
-    inside, held = curves.overlap_slowdown.value, curves.slowdown_by_held_multiprocessors
-    if not held:
+    inside, by_number = curves.overlap_slowdown.value, curves.slowdown_by_held_multiprocessors
+    if not by_number:
         return np.full(np.shape(group.size), inside)
-    numbers = sorted(held)
-    between = np.interp(channels, numbers, [held[number].value for number in numbers])
+    numbers = sorted(by_number)
+    between = np.interp(channels, numbers, [by_number[number].value for number in numbers])
     return np.where(group.crosses_domains, between, inside)
