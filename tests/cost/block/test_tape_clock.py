@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -30,15 +31,23 @@ def shared(num_k: int) -> Any:
     return np.resize(SHARED, num_k)
 
 
+def in_one_domain(num_k: int) -> Any:
+    """What is asked of a group of two ranks beside each other."""
+    two = np.full(num_k, 2)
+    return SimpleNamespace(size=two, ranks_per_domain=two, crosses_domains=np.zeros(num_k, dtype=bool))
+
+
 def machine(num_k: int = 1, slowdown: float = SLOWDOWN, blocking: bool = False) -> Any:
     """All that the scan asks of a machine but the times of ops."""
     curves = SimpleNamespace(
         overlap_slowdown=SimpleNamespace(value=slowdown),
+        slowdown_by_held_multiprocessors={},
         host=SimpleNamespace(kernel_load_s=SimpleNamespace(value=LOAD_S)),
     )
     cluster = SimpleNamespace(gpu=SimpleNamespace(curves=curves), sync_s=SYNC_S)
+    groups = defaultdict(lambda: in_one_domain(num_k))
     return SimpleNamespace(
-        num_k=num_k, cluster=cluster, slowest_host_factor=1.0, host_lead_lost=False,
+        num_k=num_k, cluster=cluster, groups=groups, slowest_host_factor=1.0, host_lead_lost=False,
         uses_world_communicator=lambda _: shared(num_k),
         framework=SimpleNamespace(launch_blocking=blocking),
     )  # fmt: skip
