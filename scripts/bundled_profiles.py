@@ -116,6 +116,7 @@ A100_FLASH = 230.0 / 370.0
 """Rate of FlashAttention 2 on an A100 (its paper, arXiv 2307.08691: up to 230 TFLOP/s forward) over the H200's curve
 at 16384 tokens: it was written for the A100 and does not use the H100's asynchronous products. [-]"""
 A100_FLASH_SOURCE = "the H200's form, 230 (Dao 2023, arXiv 2307.08691) over 370 TFLOP/s as fast"
+A100_OVERLAP_SOURCE = "products in a loop on an H200, whose layers lose more by kernels that Ampere has not"
 SPREAD_SOURCE = (
     "the H200's: chips differ wherever a power limit acts (Sinha et al. 2022, Not All GPUs Are Created Equal, SC22, on "
     "five clusters of earlier GPUs)"
@@ -434,11 +435,10 @@ def main() -> None:
     known = read("gpus", "h200-sxm")
     known["curves"]["host"] = yaml.safe_load(HOST.read_text(encoding="utf-8"))
     behind, _ = fitted(H200_THROTTLED)
-    beside, beside_source = fitted([H200_OVERLAP])
+    beside_kernels = overlap_slowdown_fact(curves, source)["overlap_slowdown"]
     curves = replace(curves, clock_powers=curves.clock_powers | behind.clock_powers, overlap_slowdown=0.0)
     h200 = measured_gpu_profile(known, curves, "h200-sxm", source)
-    h200["curves"] |= overlap_slowdown_fact(beside, beside_source)
-    h200["curves"] |= held_multiprocessor_facts(*fitted([H200_HELD]))
+    h200["curves"] |= overlap_slowdown_fact(*fitted([H200_OVERLAP])) | held_multiprocessor_facts(*fitted([H200_HELD]))
     first_host = with_modules(h200["curves"]["host"])
     first_host |= host_facts_of_curves({}, *fitted([HOST_OPTIMIZER]))  # of a machine of the kind
     HOST.write_text(HOST_HEAD + text_of(first_host), encoding="utf-8")
@@ -467,6 +467,8 @@ def main() -> None:
             source=f"the H200's by the datasheets' ratios; memory bandwidth x {bandwidth:.3g}; see gpus/h200-sxm.yaml",
         )  # fmt: skip
         if name == "a100-80gb":
+            assumed = {**beside_kernels, "provenance": "assumed", "source": A100_OVERLAP_SOURCE}
+            gpu["curves"]["overlap_slowdown"] = assumed
             curve = gpu["curves"]["gemm"]["bf16"]
             known = {**scaled_curve(curve, A100_GEMM, 1.0, 1.0), "provenance": "transferred", "source": A100_SOURCE}
             gpu["curves"]["gemm"]["bf16"] = known

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from mofa.calibrate.measurements import Row
 from mofa.calibrate.shapes.collective import TIMED_BESIDE_HELD
@@ -79,36 +80,24 @@ def slowdown_by_held_multiprocessors(rows: Sequence[Row]) -> dict[int, float]:
     Returns
     -------
     dict[int, float]
-        By the number of multiprocessors: the median over layers of ``(overlapped - alone) / held``. It does not fall
-        as more are held, which can give computing nothing back; where medians do, their least-squares monotone fit
-        stands for them. Empty without such rows.
+        By the number of multiprocessors: what all layers lose over how long all were held. It does not fall as more
+        are held, which can give computing nothing back: its least-squares monotone fit stands for it. Empty without
+        such rows.
     """
     times: dict[tuple[int, str], dict[str, float]] = {}
     for row in rows:
         if row.case.op == "spin":
             key = row.case.shape_size("multiprocessors"), row.case.shape_text
             times.setdefault(key, {})[row.case.variant] = row.sample.median_s
-    by_number: dict[int, list[float]] = {}
+    lost_s: dict[int, float] = {}
+    held_s: dict[int, float] = {}
     for (number, _), by_variant in sorted(times.items()):
         if by_variant.keys() >= set(TIMED_BESIDE_HELD):
-            alone_s, overlapped_s, held_s = (by_variant[variant] for variant in TIMED_BESIDE_HELD)
-            by_number.setdefault(number, []).append((overlapped_s - alone_s) / held_s)
-    medians = [max(0.0, float(np.median(values))) for values in by_number.values()]
-    return dict(zip(by_number, nondecreasing_least_squares(medians), strict=True))
-
-
-def nondecreasing_least_squares(values: Sequence[float]) -> list[float]:
-    """The non-decreasing numbers with the least squared distance from some: means over runs of those that fall.
-
-    Each is the largest, over where a run can begin, of the least mean of what ends at or behind it (Robertson,
-    Wright and Dykstra 1988, Order Restricted Statistical Inference, section 1.4).
-
-    Examples
-    --------
-    >>> nondecreasing_least_squares([1.0, 3.0, 2.0, 4.0])
-    [1.0, 2.5, 2.5, 4.0]
-    """
-    num = len(values)
-    return [
-        max(min(float(np.mean(values[i : j + 1])) for j in range(n, num)) for i in range(n + 1)) for n in range(num)
-    ]
+            alone_s, overlapped_s, took_s = (by_variant[variant] for variant in TIMED_BESIDE_HELD)
+            lost_s[number] = lost_s.get(number, 0.0) + overlapped_s - alone_s
+            held_s[number] = held_s.get(number, 0.0) + took_s
+    if not lost_s:
+        return {}
+    seconds = np.array(list(held_s.values()))
+    fitted = isotonic_regression(np.maximum(list(lost_s.values()), 0.0) / seconds, weights=seconds).x
+    return dict(zip(lost_s, fitted.tolist(), strict=True))
