@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import distinct_layer_kinds, layer_kind
 from mofa.blocks.work import CollectiveKind
-from mofa.cost.block.block_cost import BlockCost
-from mofa.cost.block.costs import BlockCosts
+from mofa.cost.block.costs import BlockCost, BlockCosts
 from mofa.cost.block.tape_clock import TapeTime
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.computing_slowdown import collective_slowdown

@@ -97,9 +97,12 @@ def lost_beside_gathers_s(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN,
 
     The first micro-batch passes through all chunks but its first, ``chunk_s`` each, on one rank after the other. A
     chunk is gathered once the one two before it is computed: computing and gathers take turns where these are long.
+    Where gathers take longer than the path, what is lost is waited for anyway.
     """
     stages = rows.stage_layers.stages
-    return np.asarray(slow * np.minimum(gather_s, (stages.vpp * stages.pp - 1) * chunk_s))
+    path_s = (stages.vpp * stages.pp - 1) * chunk_s
+    lost_s = slow * np.minimum(gather_s, path_s)
+    return np.asarray(np.minimum(lost_s, np.maximum((1.0 + slow) * path_s - gather_s, 0.0)))
 
 
 def lost_beside_reductions_s(
@@ -119,9 +122,8 @@ def lost_beside_reductions_s(
     ahead_s = (num_computed - 1) * chunk_s
     path_s = others * pp * chunk_s + ahead_s
     reduce_s, sum_s = reduces_s[:, 1:].sum(axis=1), sums_s[:, 1:].sum(axis=1)
-    each_s = (reduce_s + (1.0 - slow) * sum_s) / max(
-        others, 1
-    )  # sums beside reductions cost a share of what these leave
+    # sums beside reductions cost a share of what these leave
+    each_s = (reduce_s + (1.0 - slow) * sum_s) / max(others, 1)
     beside_s = others * pp / num_computed * np.clip(each_s - (pp - num_computed) * chunk_s, 0.0, num_computed * chunk_s)
     lost_s = slow * (beside_s + np.minimum(each_s, ahead_s))
     queued_s = np.maximum(reduce_s, sum_s + reduces_s[:, -1] - reduces_s[:, 0])
