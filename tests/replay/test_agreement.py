@@ -103,19 +103,26 @@ def test_components_of_pipelined_steps_agree(benchmark: Any) -> None:
 
 def shares_apart(case: Any) -> tuple[float, dict[str, float], float]:
     """How far the closed form is from the replay, over the replay's step: the step, and each part of it; and the
-    replay's host idle. [-]"""
+    replay's host idle. [-]
+
+    Parts are those of a step's slowest stage. Of stages whose own time is within 1 % of each other either may be it:
+    the one whose parts are nearer is compared.
+    """
     closed, replayed = case.estimator.breakdown(), replayed_once(case.estimator, detail=False)
     parts = dict(zip(TIME_COMPONENTS, closed.exposed_s[:, 0].tolist(), strict=True))
-    apart = {name: (seconds - replayed.exposed[name]) / replayed.step_s for name, seconds in parts.items()}
+    own_s = [replayed.step_s - rank["bubble"] - rank["dp"] for rank in replayed.ranks]
+    slowest = [rank for rank, seconds in zip(replayed.ranks, own_s, strict=True) if seconds >= 0.99 * max(own_s)]
+    of_stages = [
+        {name: (seconds - rank[name]) / replayed.step_s for name, seconds in parts.items()}
+        for rank in (replayed.exposed, *slowest)
+    ]
+    apart = min(of_stages, key=lambda shares: max(map(abs, shares.values())))
     return sum(apart.values()), apart, replayed.exposed["host_idle"] / replayed.step_s
 
 
 def test_parts_of_a_step_are_named_alike(benchmark: Any, drawn: list[Any]) -> None:
-    """Each within 2 points of the step beyond what the steps themselves differ by, for 44 strategies.
+    """Each within 1.5 points of the step beyond what the steps themselves differ by, for 44 strategies.
 
-    Three may be more, by 2.9 at most: a host that is late on every stage is counted as the pipeline's bubble by one of
-    the two, and a first forward whose host launches gathers late waits for its host or for them. Of two of them the
-    steps were 0.4 and 3.3 % off before, and are 0.2 and 0.6 % off now, which forgives less.
     Where a collective that the host issues late was not the host's in both, 7 were further apart, by 16 points at most;
     where torchtitan's walked pipelines called all that a late host adds bubble, one, by 74.
     """
@@ -123,10 +130,9 @@ def test_parts_of_a_step_are_named_alike(benchmark: Any, drawn: list[Any]) -> No
     for case in drawn:
         step, apart, _ = shares_apart(case)
         worst.append(max(abs(share) for share in apart.values()) - abs(step))
-        assert worst[-1] < 0.029, (benchmark.describe(case), apart)
-    assert sum(share > 0.02 for share in worst) <= 3
-    assert sum(share > 0.025 for share in worst) <= 1
-    assert np.median(worst) < 0.005
+        assert worst[-1] < 0.015, (benchmark.describe(case), apart)
+    assert sum(share > 0.0125 for share in worst) <= 1
+    assert np.median(worst) < 0.002
 
 
 def test_parts_of_zero_bubble_steps_are_named_alike(benchmark: Any, drawn_zero_bubble: list[Any]) -> None:
