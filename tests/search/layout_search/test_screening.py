@@ -16,7 +16,7 @@ from mofa.search.layout_search.refine import SECONDS_OF_WORK, _candidate
 from mofa.search.layout_search.screening import LayoutContender, layout_contenders, search_layouts_of_contenders
 
 JOB = mofa.load_workload(
-    "deepseek-v3", seq_len=2048, global_batch=256, overrides={"model.num_layers": 14, "model.num_mtp_layers": 1}
+    "deepseek-v3", seq_len=2048, global_batch=512, overrides={"model.num_layers": 14, "model.num_mtp_layers": 1}
 )
 MACHINES = mofa.load_cluster("h100-hgx", 64)
 WANTED = 3

@@ -36,7 +36,7 @@ from mofa.specs.workload import WorkloadSpec
 JOB = mofa.load_workload("llama3-8b", tokens="1T")
 NODES = mofa.load_cluster("h100-hgx", 64, overrides={"gpu.memory_bytes": "81.5 GiB"})
 """As much more memory than an H100 has as lets plans fit of which the tests compare the long runs."""
-SMALL = mofa.load_workload("llama3-8b", tokens="1T", global_batch=256)
+SMALL = mofa.load_workload("llama3-8b", tokens="1T", global_batch=128)
 """Of few micro-batches: the fastest step has two pipeline stages, the best run under frequent failures one."""
 MEGATRON = mofa.load_framework("megatron")
 FIX: dict[str, Any] = {
