@@ -58,11 +58,11 @@ def _estimated(run: dict[str, Any], folder: Path, *, replay: bool, **strategy: A
 
 
 def test_deepseek_of_14_layers_runs_with_its_layout_as_measured(tmp_path: Path) -> None:
-    """3.044 s (1.6 % longer here), 185.2 TFLOP/s (2.7 % fewer), 60,154 MiB allocated, 62,570 reserved, 68,973 of the
+    """3.044 s (2.1 % longer here), 185.2 TFLOP/s (3.1 % fewer), 60,154 MiB allocated, 62,570 reserved, 68,973 of the
     device; mofa's own split of these degrees, with a layer and the prediction in the last chunk, would not fit."""
     plan = _estimated(SHORT_DEEPSEEK, tmp_path, replay=True, recompute="full")
-    assert plan.step_s / 3.044 - 1 == pytest.approx(0.016, abs=0.004)
-    assert plan.tflops_per_gpu / 185.2 - 1 == pytest.approx(-0.027, abs=0.004)
+    assert plan.step_s / 3.044 - 1 == pytest.approx(0.021, abs=0.004)
+    assert plan.tflops_per_gpu / 185.2 - 1 == pytest.approx(-0.031, abs=0.004)
     assert plan.memory.allocated_bytes == pytest.approx(60_154 * MIB, rel=0.02)
     assert plan.memory.reserved_bytes == pytest.approx(62_570 * MIB, rel=0.02)
     assert plan.memory.device_bytes == pytest.approx(68_973 * MIB, rel=0.01)

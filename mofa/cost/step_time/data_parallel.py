@@ -12,7 +12,6 @@ from mofa.blocks.work import CollectiveKind
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.compute import memory_bound_bytes_per_s
-from mofa.cost.kernels.computing_slowdown import collective_slowdown
 from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
 from mofa.cost.rank_rules import (
     DDP_BUCKET_BYTES,
@@ -36,6 +35,7 @@ from mofa.cost.step_time.pipelined_fsdp import (
     lost_beside_reductions_s,
     piece_seconds,
 )
+from mofa.cost.step_time.slowdown_of_stages import slowdown_of_passes, slowdown_of_stages
 
 ArrayN = NDArray[np.float64]
 BoolN = NDArray[np.bool_]
@@ -126,29 +126,6 @@ def _over(rows: GatheredRows, *calls: tuple[CollectiveKind, float]) -> list[Arra
     return [collective_s(kind, rows.params * each, group, fabric).sum(axis=0) for kind, each in calls]
 
 
-def _slowdown(rows: GatheredRows, group: str = "fsdp") -> ArrayN:
-    """What a stage loses per second of communication of a group beside it: nothing while it waits for another's.
-    (n, R) [-]"""
-    computing = rows.sum_layers_by_stage(rows.layers.computing_s)
-    total = np.maximum(rows.sum_layers_by_stage(rows.layers.exposed_s), 1e-12)
-    return np.asarray(_slowdown_while_computing(rows, group)[:, None] * computing / total)
-
-
-def _slowdown_of_passes(rows: GatheredRows, host_bound: HostBoundPasses, passes_s: ArrayN) -> ArrayN:
-    """As :func:`_slowdown`, of stages whose device waits for its host only in these passes. (late rows, R)"""
-    index, layers = host_bound.rows, rows.layers
-    on_device_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
-    layers_s = rows.sum_layers_by_stage(layers.forward_clocks[..., 0] + layers.backward_clocks[..., 0])[index]
-    computing_s = rows.sum_layers_by_stage(layers.computing_s)[index]
-    total_s = np.maximum(layers_s + passes_s - on_device_s, 1e-12)
-    return np.asarray(_slowdown_while_computing(rows)[index, None] * np.minimum(computing_s / total_s, 1.0))
-
-
-def _slowdown_while_computing(rows: GatheredRows, group: str = "fsdp") -> ArrayN:
-    """The same of a stage that waits for nothing. (n,) [-]"""
-    return collective_slowdown(rows.cluster.gpu.curves, rows.groups[group])[rows.grid_index]
-
-
 def _lost(communication_s: ArrayN, room_s: ArrayN, slow: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What computing of ``room_s`` loses beside communication, and how long both last together. (n,) each [s]
 
@@ -181,7 +158,7 @@ def _megatron(
     """
     fw, stages = rows.framework, rows.stage_layers.stages
     pp, vpp, width = stages.pp, stages.vpp, reduced_bytes_per_param(rows)
-    slow = _slowdown(rows)
+    slow = slowdown_of_stages(rows)
     shards, scatters = (
         of_grids[:, None, None] for of_grids in (shards_optimizer_states(rows), reduce_scatters_gradients(rows))
     )
@@ -204,10 +181,10 @@ def _megatron(
             on_device_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
             first_forward = first_forward_clock_advance_behind_gathers(
                 rows, host_bound.rows, of_buckets, host_bound.with_full_queue[0],
-                _slowdown_of_passes(rows, host_bound, on_device_s)[:, 0],
+                slowdown_of_passes(rows, host_bound, on_device_s)[:, 0],
             )  # fmt: skip
         forward_s, backward_s = _passes_behind_lead(host_bound, (forward_s, backward_s), step, gathers_s, first_forward)
-        slow[host_bound.rows] = _slowdown_of_passes(rows, host_bound, (forward_s + backward_s)[host_bound.rows])
+        slow[host_bound.rows] = slowdown_of_passes(rows, host_bound, (forward_s + backward_s)[host_bound.rows])
     heads = (rows.costs.head.forward, rows.costs.head.backward)  # gathered last, and reduced first: beside neither
     forward_s, backward_s = (
         (passes_s - (cost.total_s[rows.k, None] if pp == 1 else 0.0)) / (1 - slow)
@@ -297,7 +274,7 @@ def _first_forward_of_pipeline(
     index = host_bound.rows
     forward = ClockAdvance(*(np.asarray(part)[:, :1] for part in host_bound.with_full_queue[0][:4]))
     passes_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
-    slow = _slowdown_of_passes(rows, host_bound, passes_s)[:, 0]
+    slow = slowdown_of_passes(rows, host_bound, passes_s)[:, 0]
     first = first_forward_clock_advance_behind_gathers(rows, index, of_buckets, forward, slow)
     more_s = (first.both_ended_s - forward.both_ended_s)[:, 0, 0]
     before_forward_s[index, 0] = np.maximum(before_forward_s[index, 0], more_s)
@@ -407,9 +384,9 @@ def _pipelined_fsdp(
     gather, reduce = gathers.sum(axis=2), reduces.sum(axis=2)
     before_f, before_b = rows.sum_over_stages_ahead(forward_s), rows.sum_over_stages_ahead(backward_s)
     pieces = np.maximum(rows.stage_layers.layer_counts.sum(axis=1) / vpp, 1.0)
-    slow = _slowdown(rows)
+    slow = slowdown_of_stages(rows)
     if host_bound is not None:
-        slow[host_bound.rows] = _slowdown_of_passes(rows, host_bound, (forward_s + backward_s)[host_bound.rows])
+        slow[host_bound.rows] = slowdown_of_passes(rows, host_bound, (forward_s + backward_s)[host_bound.rows])
     alone_f = forward_s[:, :, None] / vpp
     forward_s, backward_s = forward_s / (1 - slow), backward_s / (1 - slow)  # beside communication
     chunk_f = forward_s / vpp
@@ -440,7 +417,8 @@ def _pipelined_fsdp(
     blocking = np.maximum(gathers / each + lost_s, gathers - alone_f * behind_first)
     once = DataParallelOncePerStep(gathers, blocking, reduces, "FSDP of chunks", sums)
     lost = lost_beside_gathers_s(rows, gathers[:, 0, 1:].sum(axis=1), chunk_f[:, 0], slow[:, 0])
-    lost = lost + lost_beside_reductions_s(rows, reduces[:, 0], sums[:, 0], backward_s[:, 0] / vpp, slow[:, 0])
+    by_sums, chunk_b = slowdown_of_stages(rows, "dp_replicate")[:, 0], backward_s[:, 0] / vpp
+    lost = lost + lost_beside_reductions_s(rows, reduces[:, 0], sums[:, 0], chunk_b, slow[:, 0], by_sums)
     return CommunicationOutsideBlocks(
         lost, hidden, np.zeros_like(forward_s), once, exposed_on_path=gathered + reduced, exposed_while_host_issues=lost
     )
@@ -471,14 +449,14 @@ def _ddp(
     # beside it makes nothing later
     room, slow = (
         np.maximum(backward_s[:, 0] - rows.costs.head.backward.total_s[rows.k], 0.0),
-        _slowdown(rows, "dp")[:, 0],
+        slowdown_of_stages(rows, "dp")[:, 0],
     )
     if host_bound is not None:
         index, head, backward = host_bound.rows, rows.costs.head.backward.clocks, host_bound.with_full_queue[1]
         on_device_s, late_s = backward.device_s[:, 0, 0], backward.device_behind_host_s[:, 0, 0]
         room[index] = np.maximum(on_device_s - head[0, rows.k[index]], 0.0)
         passes_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
-        slow[index] = _slowdown_of_passes(rows, host_bound, passes_s)[:, 0]
+        slow[index] = slowdown_of_passes(rows, host_bound, passes_s, "dp")[:, 0]
     beside = np.minimum(once - last_s, room / (1.0 - slow))
     left_s = np.maximum(last_s + slow * beside, once - room)
     copies = np.where(

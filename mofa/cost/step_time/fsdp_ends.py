@@ -108,7 +108,8 @@ def _longer_by_s(more_s: ArrayK, block: TapeTime, slowdown: ArrayK) -> ArrayK:
 
 
 def _slowdown(costs: BlockCosts) -> ArrayK:
-    return collective_slowdown(costs.machine.cluster.gpu.curves, costs.machine.groups["fsdp"])
+    machine = costs.machine
+    return collective_slowdown(machine.cluster.gpu.curves, machine.groups["fsdp"], machine.network_fabric)
 
 
 def _seconds(costs: BlockCosts, kind: CollectiveKind) -> Callable[[ArrayK], ArrayK]:

@@ -63,9 +63,9 @@ def exposed_and_hidden_replica_all_reduces_s(rows: GatheredRows, backward_s: Arr
     ``L = slow T (b + L) / (B + L)``. Where a communicator sets the time of layers, computing has that much slack.
     """
     total, last = (seconds[:, 0] for seconds in replica_all_reduce_s(rows))
-    curves, layers, grid = rows.cluster.gpu.curves, rows.layers, rows.grid_index
-    slow = collective_slowdown(curves, rows.groups["dp_replicate"])[grid]
-    of_layers = collective_slowdown(curves, rows.costs.machine.groups["fsdp"])
+    curves, layers, machine = rows.cluster.gpu.curves, rows.layers, rows.costs.machine
+    slow = collective_slowdown(curves, rows.groups["dp_replicate"], machine.network_fabric)[rows.grid_index]
+    of_layers = collective_slowdown(curves, machine.groups["fsdp"], machine.network_fabric)
     busy = max_of_array_rows(
         rows.sum_layers_by_stage(layers.backward_busy_s + of_layers[:, None] * layers.backward_hidden_s)
     )

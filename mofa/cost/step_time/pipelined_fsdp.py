@@ -106,16 +106,16 @@ def lost_beside_gathers_s(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN,
 
 
 def lost_beside_reductions_s(
-    rows: GatheredRows, reduces_s: ArrayN, sums_s: ArrayN, chunk_s: ArrayN, slow: ArrayN
+    rows: GatheredRows, reduces_s: ArrayN, sums_s: ArrayN, chunk_s: ArrayN, slow: ArrayN, slow_by_sums: ArrayN
 ) -> ArrayN:
     """What computing loses while FSDP reduces chunks ahead of the last one, behind their last backwards. (n,) [s]
 
     Each rank reduces a chunk while the next one goes through all ``pp`` ranks, ``chunk_s`` on each. It computes itself
     in the last ``m`` of these pp turns, with m micro-batches and pp at most. The longest path goes through one rank
     after the other, so that pp / m ranks lose on it. The last rank begins ``m - 1`` turns ahead of the first; what it
-    loses until then comes on top. Where reductions take longer than the path, what is lost is waited for anyway.
-    ``reduces_s`` over shards and ``sums_s`` over replicas are those of each chunk, (n, vpp), of which the first is
-    reduced last: one chunk's sums go on beside the next one's reductions.
+    loses until then comes on top, and the others' reductions are so much further. Where reductions take longer than
+    the path, what is lost is waited for anyway. ``reduces_s`` over shards and ``sums_s`` over replicas are those of
+    each chunk, (n, vpp), of which the first is reduced last: one chunk's sums go on beside the next one's reductions.
     """
     pp, others = rows.stage_layers.stages.pp, rows.stage_layers.stages.vpp - 1
     num_computed = np.minimum(rows.num_micro_batches, pp)
@@ -123,9 +123,11 @@ def lost_beside_reductions_s(
     path_s = others * pp * chunk_s + ahead_s
     reduce_s, sum_s = reduces_s[:, 1:].sum(axis=1), sums_s[:, 1:].sum(axis=1)
     # sums beside reductions cost a share of what these leave
-    each_s = (reduce_s + (1.0 - slow) * sum_s) / max(others, 1)
-    beside_s = others * pp / num_computed * np.clip(each_s - (pp - num_computed) * chunk_s, 0.0, num_computed * chunk_s)
-    lost_s = slow * (beside_s + np.minimum(each_s, ahead_s))
+    as_reduction = (1.0 - slow) * slow_by_sums / np.maximum(slow, 1e-12)
+    each_s = (reduce_s + as_reduction * sum_s) / max(others, 1)
+    lost_ahead_s = slow * np.minimum(each_s, ahead_s)
+    left_s = each_s - lost_ahead_s - (pp - num_computed) * chunk_s
+    lost_s = lost_ahead_s + slow * others * pp / num_computed * np.clip(left_s, 0.0, num_computed * chunk_s)
     queued_s = np.maximum(reduce_s, sum_s + reduces_s[:, -1] - reduces_s[:, 0])
     return np.asarray(np.minimum(lost_s, np.maximum(path_s - queued_s, 0.0)))
 

@@ -148,8 +148,9 @@ class _Rank:
     def beside(
         self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str, works: Collectives
     ) -> SideStreamOp:
-        curves, groups = self.rows.cluster.gpu.curves, self.rows.groups
-        slows = max(float(collective_slowdown(curves, groups[name])[0]) for name in {work.group for work in works})
+        curves, groups, fabric = self.rows.cluster.gpu.curves, self.rows.groups, self.rows.costs.machine.network_fabric
+        names = {work.group for work in works}
+        slows = max(float(collective_slowdown(curves, groups[name], fabric)[0]) for name in names)
         return SideStreamOp(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,), slows, works=works)
 
     def weights(self, chunk: int, backward: bool) -> list[_Weight]:

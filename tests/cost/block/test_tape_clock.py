@@ -21,6 +21,8 @@ from mofa.cost.block.tape_clock import EXPOSED, TapeTime, time_per_tape_repetiti
 
 SLOWDOWN, SYNC_S, LOAD_S = 0.1, 20.0, 2.0
 GEMM = Gemm(1, 1, 1)
+FABRIC = SimpleNamespace(inter_bytes_per_s=1.0, intra_bytes_per_s=1.0, communicator_bytes_per_s=1.0)
+"""No group leaves its domain."""
 
 
 SHARED = np.array([False, True, False, True])
@@ -47,7 +49,8 @@ def machine(num_k: int = 1, slowdown: float = SLOWDOWN, blocking: bool = False) 
     cluster = SimpleNamespace(gpu=SimpleNamespace(curves=curves), sync_s=SYNC_S)
     groups = defaultdict(lambda: in_one_domain(num_k))
     return SimpleNamespace(
-        num_k=num_k, cluster=cluster, groups=groups, slowest_host_factor=1.0, host_lead_lost=False,
+        num_k=num_k, cluster=cluster, groups=groups, network_fabric=FABRIC,
+        slowest_host_factor=1.0, host_lead_lost=False,
         uses_world_communicator=lambda _: shared(num_k),
         framework=SimpleNamespace(launch_blocking=blocking),
     )  # fmt: skip
