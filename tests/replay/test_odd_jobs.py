@@ -148,6 +148,36 @@ def test_gathers_of_large_experts_are_launched_as_the_host_gets_to_them() -> Non
         (("qwen3-30b-a3b", "gh200", 256, 4, 8192),
          {"name": "torchtitan", "data_parallel": "hsdp", "dp_replicate": 4, "balances_by": "turn"},
          "pp=4 vpp=2 cp=16 cp_kind=allgather dp=4 micro_batch=1 zero=2 recompute=every:3 schedule=zbv", 1),
+        # attention's backward runs beside the experts' gradients of a stage's first block too (5 % and 2 % below)
+        (("memfine-model-1", "h100-nvl-pairs", 128, 1, 32768), {"name": "torchtitan", "dispatcher": "alltoall"},
+         "pp=4 cp=32 cp_kind=allgather ep=16 dp=1 micro_batch=1 zero=2 recompute=none", 1),
+        (("memfine-model-1", "l40s-pcie", 128, 256, 8192), {"name": "torchtitan", "dispatcher": "alltoall"},
+         "pp=2 cp=2 cp_kind=allgather ep=16 dp=32 micro_batch=4 zero=2 recompute=full schedule=gpipe", 1),
+        # what a backward by inputs detaches of a chunk's last layer is gone, and the layers behind one that makes its
+        # gradients have not made theirs (2 % above)
+        (("mixtral-8x7b", "b300-hgx", 64, 32, 8192), {"name": "torchtitan", "dispatcher": "alltoall"},
+         "tp=4 pp=4 vpp=4 etp=4 dp=4 micro_batch=2 zero=2 sp=true recompute=every:2 schedule=interleaved-zb", 1),
+        # where a chunk has its gradients, most is there in its first layer's backward by weights (2 % below)
+        (("mixtral-8x7b", "gh200", 32, 4, 8192), {"name": "torchtitan", "dispatcher": "alltoall"},
+         "pp=2 vpp=2 cp=8 cp_kind=allgather dp=2 micro_batch=1 zero=2 recompute=none schedule=interleaved-zb", 0),
+        # the embedding's gradient is of its own chunk: other chunks' first blocks do not wait for it (1.3 % below)
+        (("llama3-70b", "h200-hgx", 64, 64, 8192), {"name": "torchtitan"},
+         "pp=4 vpp=5 cp=2 cp_kind=allgather dp=8 micro_batch=8 zero=2 recompute=full schedule=interleaved-zb", 0),
+        # what the head saved above its weight is there until a backward by inputs is through (3 % below)
+        (("llama3-70b", "h200-hgx", 64, 64, 8192), {"name": "torchtitan"},
+         "pp=4 vpp=2 dp=16 micro_batch=2 zero=2 recompute=none schedule=zbv", 0),
+        # dense layers ahead of the first one with experts have kept all and made no gradients (2 % and 1 % below)
+        (("memfine-model-2", "a100-hgx", 32, 32, 4096),
+         {"name": "fsdp1", "data_parallel": "hsdp", "dp_replicate": 4, "balances_by": "turn"},
+         "dp=32 micro_batch=1 zero=3 recompute=none", 0),
+        (("memfine-model-2", "h800-hgx", 8, 64, 1024), {"name": "torchtitan", "dispatcher": "alltoall"},
+         "ep=4 dp=8 micro_batch=8 zero=3 recompute=ops", 0),
+        # other chunks' passes are over when the embedding's gradient comes in a step of few micro-batches (3 % above)
+        (("llama3-8b", "h100-nvl-pairs", 16, 16, 512), {"name": "megatron"},
+         "pp=2 vpp=7 cp=8 cp_kind=allgather dp=1 micro_batch=8 recompute=full:1 schedule=interleaved", 0),
+        # a stage of experts alone has no dummy gradients of dense layers' weights (4 % above)
+        (("memfine-model-2", "gh200", 512, 32, 2048), {"name": "megatron", "dispatcher": "deepep"},
+         "pp=4 cp=16 cp_kind=allgather ep=16 dp=8 micro_batch=2 recompute=none", 3),
     ],
 )  # fmt: skip
 def test_allocated_memory_agrees(job: Job, framework: dict[str, Any], strategy: str, rank: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.memory.in_flight import layers_behind_last_by_mode
+from mofa.cost.memory.chunk_layer_order import layers_behind_last_by_mode
 from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
@@ -55,13 +55,6 @@ class AlternatingLayers:
         plain, full = (each[:, kind, None] for each in self.saved)
         between = (self.period - 1.0) * plain if label else (self.period == 2) * full
         return np.where(self.period > 0, between, 0.0)
-
-    def kept_ahead_of_first(self, kind: int, label: str) -> ArrayN | float:
-        """What layers ahead of the first recomputed one of a kind keep at least. (n, 1) [B]"""
-        if not (self.any and label):
-            return 0.0
-        least = np.minimum(self.saved[0][:, kind], self.saved[0].min(axis=1))[:, None]
-        return np.where(self.period > 0, (self.period - 1.0) * least * (kind == 0), 0.0)
 
     def at_first_layer(self, more: ArrayN | float, label: str) -> ArrayN | float:
         """What the model's first layer has ``more``, which is a plain one. (n, 1) [B]"""

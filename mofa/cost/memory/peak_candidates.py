@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
-from mofa.cost.block.liveness import alive_at_op
 from mofa.cost.memory.alternating_layers import AlternatingLayers
 from mofa.cost.memory.candidate_memory import PeakCandidateMemory
+from mofa.cost.memory.chunk_layer_order import layers_ahead_of_first_by_mode, sum_over_modes
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytesAtPeakCandidates
 from mofa.cost.memory.fsdp_neighbours import (
     first_block_gathered_bytes_beyond_middle_block,
@@ -27,15 +27,15 @@ from mofa.cost.memory.pinned import kept_layer_bytes
 from mofa.cost.memory.replica_sums import waiting_replica_sums_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes, kept_output_part_bytes
 from mofa.cost.memory.unequal_chunks import UnequalChunks
+from mofa.cost.memory.weight_backwards import LayerGradients, WeightBackwards
 from mofa.cost.optimizer import embedding_gradient_extra_bytes
 from mofa.cost.rank_rules import keeps_params_gathered
 from mofa.cost.rows import GatheredRows
+from mofa.schedules.interleaved import micro_batches_per_round
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, head_params, layer_params
 
 ArrayN = NDArray[np.float64]
-EXPERT_GRADIENTS, BLOCK_GRADIENTS = "efsdp.accumulate", "fsdp.accumulate"
-"""The ops that make a block's fp32 gradients (:mod:`mofa.blocks.frameworks.torchtitan.fsdp`)."""
 
 
 class PeakCandidates(PeakCandidateMemory):
@@ -56,15 +56,15 @@ class PeakCandidates(PeakCandidateMemory):
         self.retention = RetainedBytesAtPeakCandidates(rows)
         self.sums = waiting_replica_sums_bytes(rows)
 
-    def _layer_grads(self, kind: int, num_layers: float = 1.0) -> ArrayN:
-        """Share of a stage's gradients that layers of a kind and the embedding, or the stage's last work, make.
+    def _layer_grads(self, kind: int) -> ArrayN:
+        """Share of a stage's gradients that a layer of a kind and the embedding, or the stage's last work, make.
 
         When the first layer's backward runs, neither its own gradients nor the embedding's exist yet.
         """
         p, t = layer_params(self.rows.workload.model, self.rows.stage_layers.stages.kinds[kind].moe), self.rows.grids
-        dense = num_layers * ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None]
+        dense = ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None]
         dense = dense + self._end_params(embedding_params)
-        return self._share_of_grads(dense, num_layers * (p.routed / (t.ep * t.etp))[:, None], embedding=True)
+        return self._share_of_grads(dense, (p.routed / (t.ep * t.etp))[:, None], embedding=True)
 
     @property
     def _embedding_share(self) -> ArrayN:
@@ -134,6 +134,7 @@ class PeakCandidates(PeakCandidateMemory):
         waiting = waiting_head_gradient_bytes(rows)
         chunks = UnequalChunks(rows) if UnequalChunks.has_unequal_chunks(rows) else None
         alternating = AlternatingLayers(rows, (self.saved_plain, self.saved_full))
+        layers_ahead = None if always else layers_ahead_of_first_by_mode(rows)[lay.recompute_choice][..., :1]
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             behind, own_plain = self._behind(i)
             for label, mode, saved, has, more in (
@@ -176,14 +177,16 @@ class PeakCandidates(PeakCandidateMemory):
                     second = has & (rows.num_micro_batches[:, None] > 1)
                     gone = gone - received + self._one_micro_batch()
                     self.add_instant_in_layer("backward", name, i, backward, mode, second, gone, grads=1.0)
-                if not always:
-                    done = self._one_micro_batch() - own - received
-                    first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
+                if layers_ahead is not None:
+                    ahead = layers_ahead[:, :, :, i, int(bool(label))]
+                    kept_ahead = sum_over_modes(ahead, self.saved_plain, self.saved_full)[:, :, 0]
+                    done = self._one_micro_batch() - own - received - kept_ahead
+                    unmade = self._layer_grads(i) + self._grads_of_layers(ahead)[:, :, 0]
+                    first = np.where(several > 0, 1.0, np.maximum(1.0 - unmade, 0.0))
                     name = f"of the first {kind} block{label}"
-                    done = done - alternating.kept_ahead_of_first(i, label)
                     swap = alternating.at_first_layer(first_block_gathered_bytes_beyond_middle_block(rows, i), label)
                     swap = swap + waiting
-                    sums = self.sums * (1.0 - self._layer_grads(i))
+                    sums = self.sums * (1.0 - unmade)
                     self.add_instant_in_layer(
                         "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap,
                         sums=sums,
@@ -191,23 +194,25 @@ class PeakCandidates(PeakCandidateMemory):
                     if gathers_model_ends_separately(rows):
                         inner = backward, mode, has & (layers > 1)
                         between = alternating.kept_between(i, label)
-                        self._add_inner_blocks(i, label, inner, gone + own + between, done, waiting)
+                        more_unmade = unmade + self._layer_grads(i) - self._embedding_share
+                        self._add_inner_blocks(i, label, inner, gone + own + between, (done, more_unmade), waiting)
 
     def _add_inner_blocks(
         self, kind: int, label: str, of_block: tuple[tuple[ArrayN, ArrayN], NDArray[np.intp], NDArray[np.bool_]],
-        gone: ArrayN, done: ArrayN, waiting: ArrayN | float,
+        gone: ArrayN, second: tuple[ArrayN, ArrayN], waiting: ArrayN | float,
     ) -> None:  # fmt: skip
         """The backwards of a kind's last block but one and of its second, whose neighbours are blocks: larger than an
-        end of the model may be. What is ``gone`` by the one, and ``done`` by the other."""
+        end of the model may be. What is ``gone`` by the one, and by the ``second``, with the share of gradients that a
+        first backward has not made by then."""
         peaks, mode, has = of_block
         several = self.rows.num_micro_batches[:, None] > self.rows.stage_layers.last_in_flight
         kind_name = self.rows.stage_layers.stages.kinds[kind].name
-        for name, minus, num_layers in (("last", gone, None), ("first", done, 2.0)):
-            ahead = 1.0 - self._layer_grads(kind, num_layers) if num_layers else np.zeros((1, 1))
-            grads = np.where(several, 1.0, ahead)
+        done, unmade = second
+        for name, minus, made in (("last", gone, np.zeros((1, 1))), ("first", done, np.maximum(1.0 - unmade, 0.0))):
+            grads = np.where(several, 1.0, made)
             self.add_instant_in_layer(
                 "backward", f"beside the {name} {kind_name} block{label}", kind, peaks,
-                mode, has, minus, grads=grads, copies=waiting, sums=self.sums * ahead,
+                mode, has, minus, grads=grads, copies=waiting, sums=self.sums * made,
             )  # fmt: skip
 
     def _lingers(self, kind: int, recomputed: int, gone: ArrayN) -> tuple[ArrayN | float, ...]:
@@ -245,7 +250,7 @@ class PeakCandidates(PeakCandidateMemory):
     def _pipelined_layers(self, in_flight: PipelinePeakMoments) -> None:
         """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
         rows, lay = self.rows, self.rows.stage_layers
-        counts = lay.stages.layer_counts[:, lay.shown.shown_stages]
+        counts, weight_backwards = lay.stages.layer_counts[:, lay.shown.shown_stages], WeightBackwards(in_flight)
         forward = rows.layers.forward_peak_bytes, rows.layers.forward_peak_bytes_by_kind
         backward = rows.layers.backward_peak_bytes, rows.layers.backward_peak_bytes_by_kind
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
@@ -262,62 +267,84 @@ class PeakCandidates(PeakCandidateMemory):
                     there, in_flight.saved_bytes_of_layers_behind(i, recomputed) + saved[:, i][:, None, None], np.inf
                 )
                 name = f"of the last {kind} block{label}"
-                made = self._grads_behind(in_flight.layers_behind[:, :, :, i, recomputed][lay.recompute_choice])
+                made = self._grads_behind(in_flight.layers_behind[:, :, :, i, recomputed])
+                ahead = self._grads_of_layers(in_flight.layers_ahead[:, :, :, i, recomputed])
+                own = (self._layer_grads(i) - self._embedding_share)[:, :, None]
                 for direction, peaks, most in (
                     ("forward", forward, in_flight.in_flight_peak("F", gone)),
                     ("backward", backward, in_flight.in_flight_peak("B", gone - more, behind_grads=made)),
                 ):
                     self.add_instant_in_layer(direction, name, i, peaks, mode, has, **self._alive_at(most))
                 self._add_with_own_gradients(in_flight, name, i, (mode, has), gone - more, made)
-                for peaks, on, most in in_flight.live_bytes_in_backward_by_weights(
-                    i, recomputed, there, self._layer_grads(i)
-                ):
+                gradients = LayerGradients(own, made, ahead)
+                for peak in weight_backwards.peaks_in_layers(i, recomputed, there, gradients):
+                    name = f"by weights of the {peak.place} {kind} block{label}"
                     self.add_instant_in_layer(
-                        "backward", f"by weights {name}", i, peaks, mode, on, **self._alive_at(most)
+                        "backward", name, i, peak.live_bytes, mode, peak.where, **self._alive_at(peak.beside)
                     )
-                done = np.where(there, alone - more, np.inf)
-                most = in_flight.in_flight_peak("B", done, ended=True, own_grads=self._layer_grads(i))
+                kept_ahead = in_flight.kept_bytes_of_layers_ahead(i, recomputed)
+                done = np.where(there, alone - more - kept_ahead, np.inf)
+                unmade = ahead + own
+                unmade[:, :, 0] += self._embedding_share
+                most = in_flight.in_flight_peak("B", done, ended=True, own_grads=unmade)
                 name = f"of the first {kind} block{label}"
                 self.add_instant_in_layer("backward", name, i, backward, mode, has, **self._alive_at(most))
+                self._add_with_own_gradients(in_flight, name, i, (mode, has), done, -unmade, ended=True)
 
     def _grads_behind(self, layers: ArrayN) -> ArrayN:
         """Share of a stage's gradients that so many layers in each chunk, (n, kinds, 2, R, vpp), and the head behind
         them make. (n, R, vpp)"""
-        rows, lay = self.rows, self.rows.stage_layers
-        model = rows.workload.model
-        of_layers = np.stack([
-            self._layer_grads(kind) - self._embedding_share for kind in range(len(lay.stages.kinds))
-        ], axis=1)  # fmt: skip
-        made = np.einsum("nkorc,nkr->nrc", layers, of_layers)
-        head = (head_params(model) / rows.grids.tp)[:, None] * rows.is_head_stage
+        made = self._grads_of_layers(layers)
+        head = (head_params(self.rows.workload.model) / self.rows.grids.tp)[:, None] * self.rows.is_head_stage
         made[:, :, -1] += self._share_of_grads(head)
-        return np.asarray(made)
+        return made
+
+    def _grads_of_layers(self, layers: ArrayN) -> ArrayN:
+        """Share of a stage's gradients that so many layers in each chunk, (n, kinds, 2, R, vpp), make. (n, R, vpp)"""
+        of_layer = [self._layer_grads(kind) - self._embedding_share for kind in range(layers.shape[1])]
+        return np.asarray(np.einsum("nkorc,nkr->nrc", layers, np.stack(of_layer, axis=1)))
+
+    def _own_gradients(self, kind: int) -> list[tuple[str, ArrayN, ArrayN, NDArray[np.bool_]]]:
+        """The fp32 gradients that a first backward makes of a block of a kind before it is through.
+
+        Those of experts that are a group of their own come midway, and attention's backward runs beside them. The
+        others come at its end.
+
+        Returns
+        -------
+        list
+            Whose they are, and their share of a stage's, (n, R) [-]. What the block has alive at most from there on, by
+            mode, combination, kind of layer and kind of tensor [B]. For which candidates that is. (n, 1)
+        """
+        rows, always = self.rows, np.ones((self.n, 1), dtype=bool)
+        if rows.mode.precision != "mixed":
+            return []
+        whole_layer = self._layer_grads(kind) - self._embedding_share
+        kinds = rows.layers.stack_of_blocks(lambda cost: cost.peak_from_block_gradients)
+        made = [("its", whole_layer, kinds, always)]
+        if moe := rows.stage_layers.stages.kinds[kind].moe:
+            p, t = layer_params(rows.workload.model, moe), rows.grids
+            experts = self._share_of_grads(np.zeros((1, 1)), (p.routed / (t.ep * t.etp))[:, None])
+            are_group = (rows.table.ep > 1)[:, None]
+            kinds = rows.layers.stack_of_blocks(lambda cost: cost.peak_from_expert_gradients)
+            made.append(("experts'", experts, kinds, are_group))
+        return made
 
     def _add_with_own_gradients(
         self, in_flight: PipelinePeakMoments, block: str, kind: int, where: tuple[NDArray[np.intp], NDArray[np.bool_]],
-        gone: ArrayN, made: ArrayN,
+        gone: ArrayN, made: ArrayN, *, ended: bool = False,
     ) -> None:  # fmt: skip
-        """In the first backward of a block, as its own fp32 gradients come: those of experts that are a group of their
-        own midway, the others at its end. ``made`` is the share of gradients of what is behind. (n, R, vpp)"""
-        rows, (mode, has) = self.rows, where
-        if rows.mode.precision != "mixed":
-            return
-        moe = rows.stage_layers.stages.kinds[kind].moe
-        p, t = layer_params(rows.workload.model, moe), rows.grids
-        experts = self._share_of_grads(np.zeros((1, 1)), (p.routed / (t.ep * t.etp))[:, None])
-        whole_layer = self._layer_grads(kind) - self._embedding_share
-        of_experts = (("experts'", EXPERT_GRADIENTS, experts, has & (rows.table.ep > 1)[:, None]),) if moe else ()
-        for name, op, own, there in (*of_experts, ("its", BLOCK_GRADIENTS, whole_layer, has)):
-            if not np.any(there):
+        """In the first backward of a block, where its own fp32 gradients are there. ``made`` is the share of gradients
+        that was there before them of its chunk; where that counts as ``ended``, less all. (n, R, vpp)"""
+        mode, has = where
+        for name, own, kinds, there in self._own_gradients(kind):
+            if not np.any(has & there):
                 continue
-            kinds = np.zeros((*rows.layers.backward_peak_bytes.shape, len(KINDS)))
-            for alive, costs in zip(kinds, rows.layers.modes, strict=True):
-                alive[:, kind] = alive_at_op(costs[kind].blocks[0], op, len(alive)).T
-            most = in_flight.in_flight_peak("B", gone, behind_grads=made + own[:, :, None])
-            name = f"with {name} gradients {block}"
+            most = in_flight.in_flight_peak("B", gone, ended=ended, behind_grads=made + own[:, :, None])
             self.add_instant_in_layer(
-                "backward", name, kind, (kinds.sum(axis=3), kinds), mode, there, **self._alive_at(most)
-            )
+                "backward", f"with {name} gradients {block}", kind, (kinds.sum(axis=3), kinds), mode, has & there,
+                **self._alive_at(most),
+            )  # fmt: skip
 
     def _alive_at(self, most: InFlightPeak) -> dict[str, ArrayN]:
         """What an instant is made of at such a moment."""
@@ -334,7 +361,7 @@ class PeakCandidates(PeakCandidateMemory):
             most = in_flight.in_flight_peak("F" if direction == "forward" else "B", on_head)
             self._add_end("loss", direction, rows.is_head_stage, kinds, **self._alive_at(most))
         # the first micro-batch's gradient becomes the parameter's, but for FSDP's, which is copied into fp32
-        own = 0.0 if rows.mode.precision == "mixed" else self._embedding_share
+        own = 0.0 if rows.mode.precision == "mixed" else self._embedding_share[:, :, None]
         most = in_flight.in_flight_peak("B", on_first, ended=True, own_grads=own)
         self._add_end(
             "embedding", "backward", rows.is_embedding_stage, embedding.backward_kinds, **self._alive_at(most)
@@ -383,7 +410,8 @@ class PeakCandidates(PeakCandidateMemory):
                 copies=copies,
                 leftover_bytes=leftover_bytes,
             )
-        gone, leftover_bytes = self._one_micro_batch(), 0.0
+        gone = np.minimum(self._one_micro_batch() + self._drained_before_first_chunk(), self.activations)
+        leftover_bytes = 0.0
         if self.retention:
             leftover_bytes = self.retention.bytes_in_model_end(0, BACKWARD, ended=True) + self.retention.there * gone
         self._add_end(
@@ -424,6 +452,23 @@ class PeakCandidates(PeakCandidateMemory):
             inside="loss" if end == "loss" else "",
             direction=direction,
         )  # fmt: skip
+
+    def _drained_before_first_chunk(self) -> ArrayN | float:
+        """What interleaved chunks have let go when the first one's first backward comes, of what is in flight at most.
+        (n, R) [B]
+
+        ``a`` passes are in flight from then on that the first backward finds. In a step of m micro-batches, ``e`` a
+        round, ``e (vpp - 1)`` backwards of other chunks come first: no more than the rest of the ``m vpp`` passes is
+        left (:func:`mofa.schedules.interleaved.interleaved_in_flight_micro_batches`).
+        """
+        rows, stages = self.rows, self.rows.stage_layers.stages
+        if stages.vpp == 1 or not rows.schedule_record.runs_in_equal_rounds:
+            return 0.0
+        m = rows.num_micro_batches
+        each = np.array([micro_batches_per_round(stages.pp, int(number)) for number in m])
+        ahead = 2 * (stages.pp - 1) + (stages.vpp - 1) * each + 1
+        drained = np.minimum(ahead, m * stages.vpp) - np.minimum(ahead, m * stages.vpp - (stages.vpp - 1) * each)
+        return np.asarray(drained[:, None] * rows.sum_layers_by_stage(rows.layers.saved_bytes) / stages.vpp)
 
     def _one_micro_batch(self) -> ArrayN:
         """What the layers of the chunk whose backward ends keep for one micro-batch. (n, R)"""
