@@ -35,10 +35,11 @@ again. The tapes stay, so that no others get their ``id``."""
 
 @dataclass(frozen=True)
 class ModelTapes:
-    """Every block by its name; of the layers the forward ops and the largest activation, the same in all modes. [B]"""
+    """Every block by its name; of each kind of layer the forward ops, and the largest activation of all, the same in
+    all modes. [B]"""
 
     blocks: dict[str, BlockTapes]
-    layer_ops: tuple[Op, ...]
+    layer_ops: tuple[tuple[Op, ...], ...]
     largest_activation: FloatK
     known_times: KnownTimes | None = None
     """Where there is one combination."""
@@ -145,8 +146,8 @@ class ContextTapes:
         }
 
     @cached_property
-    def _layer_ops(self) -> tuple[Op, ...]:
-        return tuple(op for forward in self.forwards.values() for op in forward.ops)
+    def _layer_ops(self) -> tuple[tuple[Op, ...], ...]:
+        return tuple(forward.ops for forward in self.forwards.values())
 
     @cached_property
     def _largest_activation(self) -> FloatK:

@@ -184,13 +184,22 @@ def held_input_counts_of_stages(rows: GatheredRows) -> list[HeldInputCounts]:
 
 
 def framework_buffer_bytes(rows: GatheredRows) -> ArrayN:
-    """What the framework allocates once and keeps outside of all tapes; on its stage the head's too. (n, R) [B]"""
-    costs = rows.costs
-    return np.where(
-        rows.stage_layers.stages_with_head,
-        costs.persistent_bytes_with_head[rows.k][:, None],
-        costs.persistent_bytes[rows.k][:, None],
-    )
+    """What the framework allocates once for a stage's own blocks and keeps outside of all tapes. (n, R) [B]
+
+    A dummy gradient of a dense layer's weight is not there on a stage of experts alone.
+    """
+    lay = rows.stage_layers
+    predicts = lay.stages_with_predictions & bool(rows.workload.model.num_mtp_layers)
+    has_kind = lay.stages.layer_counts[:, lay.shown.shown_stages].sum(axis=2) > 0
+    has_kind[rows.last_layer_kind] |= predicts
+    ends = zip(predicts.tolist(), lay.stages_with_head.tolist(), strict=True)
+    of_stages = [
+        rows.costs.persistent_bytes(
+            frozenset(np.flatnonzero(kinds).tolist()), has_predictions=predictions, has_head=head
+        )
+        for kinds, (predictions, head) in zip(has_kind.T, ends, strict=True)
+    ]
+    return np.stack(of_stages, axis=1)[rows.k]
 
 
 class RotaryTables(NamedTuple):
@@ -211,7 +220,7 @@ def rotary_tables_of_stages(rows: GatheredRows) -> RotaryTables:
     if not rows.framework.library:
         return RotaryTables(np.zeros_like(layers), np.zeros(n), ())
     tables = rotary_table_bytes(rows.costs.context)
-    nbytes = broadcast_to_combinations(tables.table, len(rows.costs.persistent_bytes))[rows.k]
+    nbytes = broadcast_to_combinations(tables.table, rows.costs.machine.num_k)[rows.k]
     if not tables.of_layers:
         return RotaryTables(np.full(layers.shape, float(rows.stage_layers.stages.vpp)), nbytes, ())
     return RotaryTables(layers, nbytes, tables.from_start)

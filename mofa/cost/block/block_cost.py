@@ -15,7 +15,6 @@ from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, any_true, broadcast_to_combinations, maximum, stack_rows, where
 from mofa.blocks.float8 import float8_linears
 from mofa.blocks.fp8 import FP8_RECIPES, layer_recipe
-from mofa.blocks.frameworks import persistent_buffer_bytes_without_and_with_head
 from mofa.blocks.tapes import layer_label, model_tapes
 from mofa.blocks.work import Format
 from mofa.cost.block.costs import BlockCost, BlockCosts, BlockMemories, BlockTimer, EqualWeightsOfOp, WeightsByBlock
@@ -252,10 +251,8 @@ def block_costs(
     if workload.model.num_mtp_layers:
         last = kinds.index(build.layer_kind(workload.model, workload.model.num_layers - 1))
         mtp = {spec: costed["mtp"].followed_by(blocks[spec][last]) for spec in modes}
-    body, with_head = persistent_buffer_bytes_without_and_with_head(framework, ctx, known.layer_ops)
     return BlockCosts(
-        ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, broadcast_to_combinations(body, num_k),
-        broadcast_to_combinations(with_head, num_k),
+        ctx, groups, index, blocks, costed["embedding"], costed["head"], mtp, known.layer_ops,
         broadcast_to_combinations(ctx.shard_tokens * float(workload.model.hidden) * ctx.residual_element_bytes, num_k),
         tapes,
         machine, weights,

@@ -13,7 +13,8 @@ from mofa.blocks.build import BlockTapes, distinct_layer_kinds
 from mofa.blocks.combined_passes import combined_tape
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, broadcast_to_combinations, stack_rows
-from mofa.blocks.op import KINDS, Tape
+from mofa.blocks.frameworks import persistent_buffer_bytes_without_and_with_head
+from mofa.blocks.op import KINDS, Op, Tape
 from mofa.blocks.tapes import KnownTimes, kept_layer_label, layer_label
 from mofa.blocks.work import Collective, HostCopy
 from mofa.cost.block.combined_memory import peak_bytes_of_layer_pair
@@ -279,10 +280,8 @@ class BlockCosts:
     embedding: BlockCost
     head: BlockCost
     mtp: Mapping[RecomputeSpec, BlockCost] | None
-    persistent_bytes: ArrayK
-    """Buffers that stay allocated from the first use on, outside the tapes; without the head's. (K,) [B]"""
-    persistent_bytes_with_head: ArrayK
-    """The same on the stage with the head. (K,) [B]"""
+    layer_ops: tuple[tuple[Op, ...], ...]
+    """The forward ops of each kind of layer."""
     stage_boundary_bytes: ArrayK
     """The residual stream of a micro-batch on one rank: what one stage hands to the next. (K,) [B]"""
     tapes: Mapping[str, BlockTapes]
@@ -298,6 +297,30 @@ class BlockCosts:
             if op.work is None and name in op.writes:  # a view
                 name = op.reads[0]
         return broadcast_to_combinations(forward.tensors[name].bytes, self.machine.num_k)
+
+    def persistent_bytes(self, kinds: frozenset[int], *, has_predictions: bool, has_head: bool) -> ArrayK:
+        """Buffers of a stage that stay allocated from the first use on, outside the tapes: of the products of its own
+        blocks. (K,) [B]
+
+        Parameters
+        ----------
+        kinds
+            Of its layers, by their places in :func:`mofa.blocks.build.distinct_layer_kinds`.
+        has_predictions, has_head
+            Whether the model's multi-token predictions, and its head, are there.
+        """
+        key = kinds, has_predictions
+        if key not in self._persistent_bytes:
+            ops = [op for kind in sorted(kinds) for op in self.layer_ops[kind]]
+            ops += self.tapes["mtp"].forward.ops if has_predictions else ()
+            self._persistent_bytes[key] = persistent_buffer_bytes_without_and_with_head(
+                self.machine.framework, self.context, ops
+            )
+        return broadcast_to_combinations(self._persistent_bytes[key][has_head], self.machine.num_k)
+
+    @cached_property
+    def _persistent_bytes(self) -> dict[tuple[frozenset[int], bool], tuple[FloatK, FloatK]]:
+        return {}
 
     def without_host_lead(self) -> BlockCosts:
         """The block costs where kernels that are loaded take the host's lead in all passes: only times differ."""
