@@ -148,6 +148,11 @@ def test_gathers_of_large_experts_are_launched_as_the_host_gets_to_them() -> Non
         (("qwen3-30b-a3b", "gh200", 256, 4, 8192),
          {"name": "torchtitan", "data_parallel": "hsdp", "dp_replicate": 4, "balances_by": "turn"},
          "pp=4 vpp=2 cp=16 cp_kind=allgather dp=4 micro_batch=1 zero=2 recompute=every:3 schedule=zbv", 1),
+        # attention's backward runs beside the experts' gradients of a stage's first block too (5 % and 2 % below)
+        (("memfine-model-1", "h100-nvl-pairs", 128, 1, 32768), {"name": "torchtitan", "dispatcher": "alltoall"},
+         "pp=4 cp=32 cp_kind=allgather ep=16 dp=1 micro_batch=1 zero=2 recompute=none", 1),
+        (("memfine-model-1", "l40s-pcie", 128, 256, 8192), {"name": "torchtitan", "dispatcher": "alltoall"},
+         "pp=2 cp=2 cp_kind=allgather ep=16 dp=32 micro_batch=4 zero=2 recompute=full schedule=gpipe", 1),
         # a stage of experts alone has no dummy gradients of dense layers' weights (4 % above)
         (("memfine-model-2", "gh200", 512, 32, 2048), {"name": "megatron", "dispatcher": "deepep"},
          "pp=4 cp=16 cp_kind=allgather ep=16 dp=8 micro_batch=2 recompute=none", 3),

@@ -22,13 +22,21 @@ from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory, split
 from mofa.cost.block.durations import OpTimingMachine, Timed, device_seconds_of_works
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.block.host_issue import weight_cast_issue_seconds
-from mofa.cost.block.liveness import BlockMemory, block_memories, nccl_freed_bytes_and_launches, watchdog_held_bytes
+from mofa.cost.block.liveness import (
+    BlockMemory,
+    block_memories,
+    most_alive_from_accumulation,
+    nccl_freed_bytes_and_launches,
+    watchdog_held_bytes,
+)
 from mofa.cost.block.tape_clock import TapeTime, time_per_tape_repetition, times_of_backward_halves
 from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import RecomputeSpec
 
 ArrayK = NDArray[np.float64]
+EXPERT_GRADIENTS, BLOCK_GRADIENTS = "efsdp.accumulate", "fsdp.accumulate"
+"""The ops that make a block's fp32 gradients (:mod:`mofa.blocks.frameworks.torchtitan.fsdp`)."""
 MOST_MACHINES = 8
 """Machines on which the times of a context's tapes are kept. [-]"""
 SIZES = 4
@@ -163,6 +171,17 @@ class BlockCost:
     def memory(self) -> BlockMemory:
         """What it allocates."""
         return self.memories.memory_of(self.blocks)
+
+    @cached_property
+    def peak_from_expert_gradients(self) -> ArrayK:
+        """The most alive of its last block from the op on that makes the experts' fp32 gradients, a group of their
+        own. (len(KINDS), K) [B]"""
+        return most_alive_from_accumulation(self.blocks[-1], EXPERT_GRADIENTS, self.memories.num_k)
+
+    @cached_property
+    def peak_from_block_gradients(self) -> ArrayK:
+        """The same from the op on that makes the fp32 gradients of the block's own group. (len(KINDS), K) [B]"""
+        return most_alive_from_accumulation(self.blocks[-1], BLOCK_GRADIENTS, self.memories.num_k)
 
     @cached_property
     def nccl_freed_bytes_and_launches(self) -> ArrayK:

@@ -99,16 +99,55 @@ def block_memories(blocks: Iterable[BlockTapes], num_k: int, large: ArrayK | Non
     return [next(memories) if block.intervals else _nothing(num_k, len(large)) for block in lifetimes]
 
 
-def alive_at_op(block: BlockTapes, name: str, num_k: int) -> ArrayK:
-    """What is alive at an op of a block's forward or backward, nothing where it has none of that name.
-    (len(KINDS), K) [B]"""
-    lifetimes, out = block.lifetimes, np.zeros((len(KINDS), num_k))
-    for n in [n for n, op in enumerate(lifetimes.ops) if op.name == name][:1]:
-        for _, kind, start, end, nbytes, *_ in lifetimes.intervals:
-            if start <= n <= end:
-                out[kind] += nbytes
-        out[NUMBER["scratch"]] += where(lifetimes.ops[n].present, lifetimes.ops[n].scratch, 0.0)
-    return out
+def most_alive_from_accumulation(block: BlockTapes, name: str, num_k: int) -> ArrayK:
+    """What is alive at the op at which most is, from one of that ``name`` on to the end of a block's backward; nothing
+    where it has none. (len(KINDS), K) [B]
+
+    That op makes fp32 gradients of 16-bit ones, weight by weight in the order of modules, and lets each of these go. It
+    counts here with what it has at most, less all that it makes: who asks counts that, twice the bytes, from there on.
+    """
+    lifetimes, combination = block.lifetimes, np.arange(num_k)
+    first = next((n for n, op in enumerate(lifetimes.ops) if op.name == name), None)
+    if first is None or not lifetimes.intervals:
+        return np.zeros((len(KINDS), num_k))
+    joined = _Joined.of([lifetimes], num_k)
+    alive = joined.alive()[first:]
+    gone_early = _gone_beside_larger(_replaced_gradients(block, joined, first))
+    alive[0] -= gone_early
+    most = first + alive.argmax(axis=0)
+    ops, which = np.unique(most, return_inverse=True)
+    kinds = ((joined.there(ops)[:, None] & joined.is_kind) @ joined.sizes)[which, :, combination].T
+    kinds[NUMBER["scratch"]] += joined.scratch[most, combination]
+    kinds[NUMBER["grad"]] -= np.where(most == first, gone_early, 0.0)
+    return np.asarray(kinds)
+
+
+def _replaced_gradients(block: BlockTapes, joined: _Joined, op_index: int) -> ArrayK:
+    """Gradients of weights whose lives end at an op, in the order of the weights' modules. (weights, K) [B]"""
+    tensors = {**block.forward.tensors, **block.backward.tensors}
+    modules = list(dict.fromkeys(op.weight or op.name for op in block.forward.ops))
+    weights = [(n, tensors[interval.owner].weight) for n, interval in enumerate(block.lifetimes.intervals)]
+    ending = [(modules.index(weight), n) for n, weight in weights if weight in modules and joined.end[n] == op_index]
+    return joined.sizes[[n for _, n in sorted(ending)]]
+
+
+def _gone_beside_larger(nbytes: ArrayK) -> ArrayK:
+    """Of tensors (n, K) that are replaced in order, each by one of twice its bytes before it goes: their bytes that
+    are not there when most of both is, less those of the larger ones that are yet to come. (K,) [B]
+
+    Examples
+    --------
+    Of 2, 4 and 1 bytes most is there with the second of the larger ones: 4 + 8, and 4 + 1 of the others. These 17 are 4
+    less than all of both:
+
+    >>> _gone_beside_larger(np.array([[2.0], [4.0], [1.0]]))
+    array([4.])
+    """
+    if not len(nbytes):
+        return np.zeros(nbytes.shape[1])
+    total, so_far = nbytes.sum(axis=0), np.cumsum(nbytes, axis=0)
+    alive = 2.0 * so_far + total - so_far + nbytes
+    return np.asarray(3.0 * total - alive.max(axis=0))
 
 
 def _together(blocks: Sequence[BlockLifetimes], num_k: int, large: ArrayK) -> list[BlockMemory]:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.blocks.op import KINDS
-from mofa.cost.block.liveness import alive_at_op
 from mofa.cost.memory.alternating_layers import AlternatingLayers
 from mofa.cost.memory.candidate_memory import PeakCandidateMemory
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytesAtPeakCandidates
@@ -34,8 +33,6 @@ from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, head_params, layer_params
 
 ArrayN = NDArray[np.float64]
-EXPERT_GRADIENTS, BLOCK_GRADIENTS = "efsdp.accumulate", "fsdp.accumulate"
-"""The ops that make a block's fp32 gradients (:mod:`mofa.blocks.frameworks.torchtitan.fsdp`)."""
 
 
 class PeakCandidates(PeakCandidateMemory):
@@ -279,6 +276,7 @@ class PeakCandidates(PeakCandidateMemory):
                 most = in_flight.in_flight_peak("B", done, ended=True, own_grads=self._layer_grads(i))
                 name = f"of the first {kind} block{label}"
                 self.add_instant_in_layer("backward", name, i, backward, mode, has, **self._alive_at(most))
+                self._add_with_own_gradients(in_flight, name, i, (mode, has), done)
 
     def _grads_behind(self, layers: ArrayN) -> ArrayN:
         """Share of a stage's gradients that so many layers in each chunk, (n, kinds, 2, R, vpp), and the head behind
@@ -293,31 +291,51 @@ class PeakCandidates(PeakCandidateMemory):
         made[:, :, -1] += self._share_of_grads(head)
         return np.asarray(made)
 
+    def _own_gradients(self, kind: int) -> list[tuple[str, ArrayN, ArrayN, NDArray[np.bool_]]]:
+        """The fp32 gradients that a first backward makes of a block of a kind before it is through.
+
+        Those of experts that are a group of their own come midway, and attention's backward runs beside them. The
+        others come at its end.
+
+        Returns
+        -------
+        list
+            Whose they are, and their share of a stage's, (n, R) [-]. What the block has alive at most from there on, by
+            mode, combination, kind of layer and kind of tensor [B]. For which candidates that is. (n, 1)
+        """
+        rows, always = self.rows, np.ones((self.n, 1), dtype=bool)
+        if rows.mode.precision != "mixed":
+            return []
+        whole_layer = self._layer_grads(kind) - self._embedding_share
+        kinds = rows.layers.stack_of_blocks(lambda cost: cost.peak_from_block_gradients)
+        made = [("its", whole_layer, kinds, always)]
+        if moe := rows.stage_layers.stages.kinds[kind].moe:
+            p, t = layer_params(rows.workload.model, moe), rows.grids
+            experts = self._share_of_grads(np.zeros((1, 1)), (p.routed / (t.ep * t.etp))[:, None])
+            are_group = (rows.table.ep > 1)[:, None]
+            kinds = rows.layers.stack_of_blocks(lambda cost: cost.peak_from_expert_gradients)
+            made.append(("experts'", experts, kinds, are_group))
+        return made
+
     def _add_with_own_gradients(
         self, in_flight: PipelinePeakMoments, block: str, kind: int, where: tuple[NDArray[np.intp], NDArray[np.bool_]],
-        gone: ArrayN, made: ArrayN,
+        gone: ArrayN, behind: ArrayN | None = None,
     ) -> None:  # fmt: skip
-        """In the first backward of a block, as its own fp32 gradients come: those of experts that are a group of their
-        own midway, the others at its end. ``made`` is the share of gradients of what is behind. (n, R, vpp)"""
-        rows, (mode, has) = self.rows, where
-        if rows.mode.precision != "mixed":
-            return
-        moe = rows.stage_layers.stages.kinds[kind].moe
-        p, t = layer_params(rows.workload.model, moe), rows.grids
-        experts = self._share_of_grads(np.zeros((1, 1)), (p.routed / (t.ep * t.etp))[:, None])
-        whole_layer = self._layer_grads(kind) - self._embedding_share
-        of_experts = (("experts'", EXPERT_GRADIENTS, experts, has & (rows.table.ep > 1)[:, None]),) if moe else ()
-        for name, op, own, there in (*of_experts, ("its", BLOCK_GRADIENTS, whole_layer, has)):
-            if not np.any(there):
+        """In the first backward of a block, where its own fp32 gradients are there. ``behind`` is the share of
+        gradients of what is behind it in its chunk, (n, R, vpp); where absent it is the first, and all others are
+        there."""
+        mode, has = where
+        for name, own, kinds, there in self._own_gradients(kind):
+            if not np.any(has & there):
                 continue
-            kinds = np.zeros((*rows.layers.backward_peak_bytes.shape, len(KINDS)))
-            for alive, costs in zip(kinds, rows.layers.modes, strict=True):
-                alive[:, kind] = alive_at_op(costs[kind].blocks[0], op, len(alive)).T
-            most = in_flight.in_flight_peak("B", gone, behind_grads=made + own[:, :, None])
-            name = f"with {name} gradients {block}"
+            if behind is None:
+                most = in_flight.in_flight_peak("B", gone, ended=True, own_grads=self._layer_grads(kind) - own)
+            else:
+                most = in_flight.in_flight_peak("B", gone, behind_grads=behind + own[:, :, None])
             self.add_instant_in_layer(
-                "backward", name, kind, (kinds.sum(axis=3), kinds), mode, there, **self._alive_at(most)
-            )
+                "backward", f"with {name} gradients {block}", kind, (kinds.sum(axis=3), kinds), mode, has & there,
+                **self._alive_at(most),
+            )  # fmt: skip
 
     def _alive_at(self, most: InFlightPeak) -> dict[str, ArrayN]:
         """What an instant is made of at such a moment."""

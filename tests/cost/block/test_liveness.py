@@ -14,7 +14,14 @@ from mofa.blocks.context import Context
 from mofa.blocks.frameworks import primitives_of
 from mofa.blocks.op import KINDS, Op, Tape, Tensor
 from mofa.blocks.work import Gemm
-from mofa.cost.block.liveness import FEW, BlockMemory, allocator_rounded_bytes, block_memories, block_memory
+from mofa.cost.block.liveness import (
+    FEW,
+    BlockMemory,
+    allocator_rounded_bytes,
+    block_memories,
+    block_memory,
+    most_alive_from_accumulation,
+)
 from mofa.specs.model import ModelSpec
 from tests.blocks.small import context, together
 from tests.cost.toy import framework, llama, mla_moe, moe_llama, windowed
@@ -99,6 +106,23 @@ def test_an_absent_op_hands_its_input_on() -> None:
     memory = block_memory(block_, 2)
     assert memory.saved.tolist() == [10, 1]
     assert memory.forward_peak.tolist() == [110, 101]
+
+
+@pytest.mark.parametrize(("later", "alive"), [(2.0, {"activation": 5.0, "grad": 3.0}), (9.0, {"activation": 14.0})])
+def test_gradients_go_one_by_one_as_larger_ones_are_made(later: float, alive: dict[str, float]) -> None:
+    """16-bit gradients of 2, 4 and 1 bytes, of weights in the order a, b, c, and dx (5) at the op that makes larger
+    ones, 14 in all. Most of both is there with b's larger one: 4 + 8, and 4 + 1 of the others, which are 3 more than
+    14. Behind that op there are the 14, dx and what comes ``later``.
+    """
+    forward = tape({"x": 1.0, "y": 1.0}, "x", "y", op("a", "x", "y"), op("b", "x", "y"), op("c", "x", "y"))
+    gradients = {"dc": (1.0, "c"), "db": (4.0, "b"), "da": (2.0, "a")}
+    tensors = {name: Tensor(name, size, kind="grad", weight=weight) for name, (size, weight) in gradients.items()}
+    others = {name: Tensor(name, size) for name, size in {"dy": 100.0, "dx": 5.0, "later": later}.items()}
+    ops = (op("d", "dy", "dc db da dx"), op("accumulate", "dc db da", ""), op("end", "dx", "later"))
+    block = BlockTapes("test", forward, Tape(ops, tensors | others, ("dy",), ("dx",)))
+    most = most_alive_from_accumulation(block, "accumulate", 1)[:, 0]
+    assert {kind: most[i] for i, kind in enumerate(KINDS) if most[i]} == alive
+    assert not most_alive_from_accumulation(block, "no such op", 1).any()
 
 
 def memory_of(**given: float) -> BlockMemory:
