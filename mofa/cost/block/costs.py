@@ -23,6 +23,8 @@ from mofa.cost.block.durations import OpTimingMachine, Timed, device_seconds_of_
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.block.host_issue import weight_cast_issue_seconds
 from mofa.cost.block.liveness import (
+    BLOCK_GRADIENTS,
+    EXPERT_GRADIENTS,
     BlockMemory,
     block_memories,
     most_alive_from_accumulation,
@@ -35,8 +37,6 @@ from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import RecomputeSpec
 
 ArrayK = NDArray[np.float64]
-EXPERT_GRADIENTS, BLOCK_GRADIENTS = "efsdp.accumulate", "fsdp.accumulate"
-"""The ops that make a block's fp32 gradients (:mod:`mofa.blocks.frameworks.torchtitan.fsdp`)."""
 MOST_MACHINES = 8
 """Machines on which the times of a context's tapes are kept. [-]"""
 SIZES = 4

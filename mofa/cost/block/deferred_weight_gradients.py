@@ -15,6 +15,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import stack_rows, where
 from mofa.blocks.lifetimes import BlockLifetimes
 from mofa.blocks.op import KINDS, Tape
+from mofa.cost.block.liveness import BLOCK_GRADIENTS, bytes_gone_as_gradients_are_made
 
 ArrayK = NDArray[np.float64]
 
@@ -26,8 +27,8 @@ class SplitBackwardMemory:
     A backward by inputs leaves ``between_halves`` for that by weights, beside what the forward saved.
     ``peak_by_inputs`` is the most alive in the former, saved tensors included. ``peak_by_weights`` and
     ``peak_by_weights_kinds`` are the most alive in the latter, both included; ``peak_by_weights_of_last`` is the same
-    of a chunk's last block, with no weight behind it. ``end_by_weights_kinds`` are alive at its last op, when a step's
-    first has made its gradients, ``end_by_weights_of_last`` at that of a chunk's last block. ``left_until_chunk_end``
+    of a chunk's last block, with no weight behind it. ``end_by_weights_kinds`` are alive as a step's first has made its
+    gradients, without these, ``end_by_weights_of_last`` the same of a chunk's last block. ``left_until_chunk_end``
     stays until the whole chunk's backward by weights is through.
     """
 
@@ -93,8 +94,13 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> SplitBackw
         [(there[op] * (kind == of)) @ sizes[:, k] for k, op in enumerate(most)] for of in range(len(KINDS))
     ])  # fmt: skip
     kinds[KINDS.index("scratch")] += scratch[most, np.arange(num_k)]
-    end_kinds = np.array([(there[-1] * (kind == of)) @ sizes for of in range(len(KINDS))])
-    end_kinds[KINDS.index("scratch")] += scratch[-1]
+    made = next((n for n, op in enumerate(ops) if n >= behind and op.name == BLOCK_GRADIENTS), len(ops) - 1)
+    end_kinds = np.array([(there[made] * (kind == of)) @ sizes for of in range(len(KINDS))])
+    end_kinds[KINDS.index("scratch")] += scratch[made]
+    end_kinds[KINDS.index("grad")] -= bytes_gone_as_gradients_are_made(
+        lifetimes.first_backward_op + made, intervals, sizes,
+        {name: tensor.weight for name, tensor in weights.tensors.items()}, forward.ops,
+    )  # fmt: skip
     waits = (
         (since >= lifetimes.first_backward_op)
         & (since < weights_begin)

@@ -7,7 +7,7 @@ ops counts once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, largest_in_each_part, maximum, stack_rows, where
-from mofa.blocks.lifetimes import NUMBER, BlockLifetimes
-from mofa.blocks.op import KINDS, Tensor
+from mofa.blocks.lifetimes import NUMBER, AllocationInterval, BlockLifetimes
+from mofa.blocks.op import KINDS, Op, Tensor
 
 ArrayK = NDArray[np.float64]
 IntA = NDArray[np.intp]
+EXPERT_GRADIENTS, BLOCK_GRADIENTS = "efsdp.accumulate", "fsdp.accumulate"
+"""The ops that make a block's fp32 gradients (:mod:`mofa.blocks.frameworks.torchtitan.fsdp`)."""
 FEW = 64
 """Combinations up to which several blocks, and tensors of several sizes, are looked at in one go. [-]"""
 
@@ -112,7 +114,11 @@ def most_alive_from_accumulation(block: BlockTapes, name: str, num_k: int) -> Ar
         return np.zeros((len(KINDS), num_k))
     joined = _Joined.of([lifetimes], num_k)
     alive = joined.alive()[first:]
-    gone_early = _gone_beside_larger(_replaced_gradients(block, joined, first))
+    tensors = {**block.forward.tensors, **block.backward.tensors}
+    gone_early = bytes_gone_as_gradients_are_made(
+        first, lifetimes.intervals, joined.sizes, {name: tensor.weight for name, tensor in tensors.items()},
+        block.forward.ops,
+    )  # fmt: skip
     alive[0] -= gone_early
     most = first + alive.argmax(axis=0)
     ops, which = np.unique(most, return_inverse=True)
@@ -122,13 +128,32 @@ def most_alive_from_accumulation(block: BlockTapes, name: str, num_k: int) -> Ar
     return np.asarray(kinds)
 
 
-def _replaced_gradients(block: BlockTapes, joined: _Joined, op_index: int) -> ArrayK:
-    """Gradients of weights whose lives end at an op, in the order of the weights' modules. (weights, K) [B]"""
-    tensors = {**block.forward.tensors, **block.backward.tensors}
-    modules = list(dict.fromkeys(op.weight or op.name for op in block.forward.ops))
-    weights = [(n, tensors[interval.owner].weight) for n, interval in enumerate(block.lifetimes.intervals)]
-    ending = [(modules.index(weight), n) for n, weight in weights if weight in modules and joined.end[n] == op_index]
-    return joined.sizes[[n for _, n in sorted(ending)]]
+def bytes_gone_as_gradients_are_made(
+    op_index: int, intervals: Sequence[AllocationInterval], sizes: ArrayK, weights: Mapping[str, str],
+    forward_ops: Sequence[Op],
+) -> ArrayK:  # fmt: skip
+    """What an op that makes fp32 gradients does not hold, when it holds most, of all that it reads and makes.
+
+    Parameters
+    ----------
+    op_index
+        The op, by its place in the joined tapes. [-]
+    intervals, sizes
+        Allocations and their bytes. (tensors, K) [B]
+    weights
+        Of each tensor: the weight whose gradient it is, empty of others.
+    forward_ops
+        The ops that have these weights, in the order of modules.
+
+    Returns
+    -------
+    ndarray
+        (K,) [B]
+    """
+    modules = list(dict.fromkeys(op.weight or op.name for op in forward_ops))
+    ending = [(weights[interval.owner], n) for n, interval in enumerate(intervals) if interval.end == op_index]
+    in_order = sorted((modules.index(weight), n) for weight, n in ending if weight in modules)
+    return _gone_beside_larger(sizes[[n for _, n in in_order]])
 
 
 def _gone_beside_larger(nbytes: ArrayK) -> ArrayK:

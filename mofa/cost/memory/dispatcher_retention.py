@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from mofa.blocks.build import layer_kind
 from mofa.blocks.op import Tape
 from mofa.blocks.tapes import layer_label
-from mofa.cost.memory.in_flight import WALKED_ROUNDS, layers_behind_last_by_mode
+from mofa.cost.memory.chunk_layer_order import layers_behind_last_by_mode
+from mofa.cost.memory.in_flight import WALKED_ROUNDS
 from mofa.cost.rows import GatheredRows
 from mofa.schedules import Runtime, computation_order_of
 from mofa.schedules.interleaved import micro_batches_per_round

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory
+from mofa.cost.memory.chunk_layer_order import layers_behind_last_by_mode
 from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD, gathered_bytes_and_unreduced_share
 from mofa.cost.rank_rules import reduces_gradients_by_chunk
 from mofa.cost.rows import GatheredRows
@@ -147,31 +147,6 @@ def _covered(states: list[_State]) -> Iterator[_State]:
         yield from (states[start + i] for i in np.flatnonzero(as_much > 1).tolist())
 
 
-def layers_behind_last_by_mode(rows: GatheredRows) -> ArrayN:
-    """Layers of each kind (second axis), recomputed whole or not (third), behind the last of each kind (fourth) that is
-    recomputed or not (fifth), in each chunk. (choices, kinds, 2, kinds, 2, R, vpp)"""
-    lay, table = rows.stage_layers, rows.table
-    stages, shown = lay.stages, lay.shown.shown_stages
-    _, given = np.unique(lay.recompute_choice, return_index=True)
-    kinds = len(stages.kinds)
-    out = np.zeros((len(lay.fully_recomputed_by_chunk), kinds, 2, kinds, 2, len(shown), stages.vpp))
-    for first in given.tolist():
-        spec, layers = table.recompute_modes[int(table.recompute[first])], int(table.recompute_layers[first])
-        recomputed = stages.recomputed_layers(spec, layers)
-        for r, stage in enumerate(shown.tolist()):
-            for c, chunk in enumerate(stages.layers[stage]):
-                modes = zip(chunk, map(int, recomputed[stage][c]), strict=True)
-                behind: dict[tuple[int, int], int] = {}
-                seen = set[tuple[int, int]]()
-                for mode, run in reversed([(mode, len(list(run))) for mode, run in groupby(modes)]):
-                    if mode not in seen:
-                        seen.add(mode)
-                        for other, number in behind.items():
-                            out[(int(lay.recompute_choice[first]), *other, *mode, r, c)] = number
-                    behind[mode] = behind.get(mode, 0) + run
-    return out
-
-
 class InFlightPeak(NamedTuple):
     """What is alive at the moment at which most is, of each stage. (n, R) each
 
@@ -237,13 +212,16 @@ class PipelinePeakMoments:
         """What the last stage's output holds until its micro-batch's backward is through. (n, R, vpp) [B]"""
         self.output[:, lay.head_stage_index, -1] = rows.costs.logits_bytes[rows.k]
         self.saved = plain, full
+        self.layers_behind = layers_behind_last_by_mode(rows)
         self.defers_weight_gradients = rows.schedule_record.defers_weight_gradients
+        self.detached = self._detached()
+        """What the end of a backward by inputs lets go of what a chunk's last layer saved: its graph above its last
+        weight, which is detached (torch.distributed.pipelining, ``stage_backward_input``). (n, R, vpp) [B]"""
         self.deferred = self._deferred() if self.defers_weight_gradients else np.zeros_like(per_micro_batch)
         # the first stage has no input to differentiate by, W does it all
         self.split = self.defers_weight_gradients & (
             (lay.shown.shown_stages > 0)[:, None] | (np.arange(stages.vpp) > 0)
         )
-        self.layers_behind = layers_behind_last_by_mode(rows)
         params = rows.params.sum(axis=0)
         self.params_share = (params / params.sum(axis=2, keepdims=True))[rows.grid_index]
         of_table = (whole_table / np.maximum(grads, 1.0))[:, :, None]
@@ -261,6 +239,17 @@ class PipelinePeakMoments:
         self.moments: dict[tuple[str, bool], list[_Moments]] = {}
         """What is alive at the moments of a kind, and whether behind a chunk's backward; of each of these lengths."""
 
+    def _detached(self) -> ArrayN:
+        """Of layers without a checkpoint around: others keep their input alone, which stays. (n, R, vpp) [B]"""
+        rows, lay, stages = self.rows, self.rows.stage_layers, self.rows.stage_layers.stages
+        above, _ = rows.in_base_and_full_mode(rows.layers.stack_of_blocks(lambda c: c.memory.freed_before_last_weight))
+        counts = stages.layer_counts[:, lay.shown.shown_stages]
+        detached = np.zeros_like(self.loss)
+        for kind in range(len(stages.kinds)):
+            has = counts[kind] > lay.fully_recomputed_by_chunk[:, kind][lay.recompute_choice]
+            detached += np.where(has & self.is_chunk_end(kind, 0), above[:, kind, None, None], 0.0)
+        return np.asarray(detached * self.defers_weight_gradients)
+
     def _deferred(self) -> ArrayN:
         """What a micro-batch whose weights' gradients are put off holds more than in flight. (n, R, vpp) [B]"""
         rows, lay, stages = self.rows, self.rows.stage_layers, self.rows.stage_layers.stages
@@ -276,6 +265,7 @@ class PipelinePeakMoments:
         deferred[:, last, -1] += (
             rows.costs.split_backward_memories["head"].between_halves + head.saved - head.freed_before_last_weight
         )[rows.k]
+        deferred -= self.detached
         # the output goes with the backward by inputs, as the head has none
         deferred -= rows.costs.stage_boundary_bytes[rows.k, None, None]
         deferred[:, last, -1] += rows.costs.stage_boundary_bytes[rows.k]
@@ -292,84 +282,18 @@ class PipelinePeakMoments:
     def live_bytes_in_backward_by_inputs(self, kind: int, recomputed: int, backward: ArrayN) -> tuple[ArrayN, ArrayN]:
         """What is alive in the backward by inputs of a kind of layer more than in its block, of ``backward`` by mode,
         combination and kind: the last stage's output, and of a backward that is split what weights need and all that
-        was saved; and what the layer has at its end, in each chunk. (n, R, vpp) [B]"""
+        was saved; and what the layer has at its end, less what that end is yet to let go, in each chunk.
+        (n, R, vpp) [B]"""
         if not self.defers_weight_gradients:
             return self.output, np.zeros((1, 1, 1))
         before, between_halves = (self.rows.in_base_and_full_mode(grid)[recomputed][:, kind] for grid in (
             self.stacked_layer_bytes(lambda costs: costs.peak_by_inputs) - backward,
             self.stacked_layer_bytes(lambda costs: costs.between_halves),
         ))  # fmt: skip
-        alone = between_halves + self.saved[recomputed][:, kind]
-        return before[:, None, None] * self.split + self.output, alone[:, None, None] * self.split
+        alone = (between_halves + self.saved[recomputed][:, kind])[:, None, None] - self.detached
+        return before[:, None, None] * self.split + self.output, alone * self.split
 
-    def live_bytes_in_backward_by_weights(
-        self, kind: int, recomputed: int, there: NDArray[np.bool_], own_grads: ArrayN
-    ) -> Iterator[tuple[tuple[ArrayN, ArrayN], NDArray[np.bool_], InFlightPeak]]:
-        """Inside the last layer of a kind, recomputed or not, whose weights' gradients are put off: what layers before
-        it leave stays, such as all that was made again there. Once where it has most alive, and once at its end, where
-        a step's first has made its gradients.
-
-        Parameters
-        ----------
-        there
-            Which chunks have such a layer. (n, R, vpp)
-        own_grads
-            The layer's share of a stage's gradients, as for :meth:`in_flight_peak`.
-
-        Yields
-        ------
-        The layer's peaks by mode, combination and kind, and of what; which stages have one, and what is alive beside.
-        Nothing where no chunk puts them off.
-        """
-        there = there & self.split
-        if not np.any(there):
-            return
-        peak, of_last, left, kinds = (self.stacked_layer_bytes(pick) for pick in (
-            lambda costs: costs.peak_by_weights, lambda costs: costs.peak_by_weights_of_last,
-            lambda costs: costs.left_until_chunk_end,
-            lambda costs: costs.peak_by_weights_kinds.T,
-        ))  # fmt: skip
-        between_halves, before_last = (
-            self.rows.in_base_and_full_mode(grid)[recomputed][:, kind, None, None]
-            for grid in (self.stacked_layer_bytes(lambda costs: costs.between_halves), peak - of_last)
-        )
-        alone = self.saved[recomputed][:, kind, None, None] + between_halves - self._more_left(left, kind, recomputed)
-        gone = alone + np.where(self._ends(kind, recomputed), before_last, 0.0)
-        yield (
-            (peak, kinds),
-            np.asarray(there.any(axis=2)),
-            self.in_flight_peak("W", np.where(there, gone, np.inf), own_grads=own_grads),
-        )
-        ended, of_last = (self.stacked_layer_bytes(pick) for pick in (
-            lambda costs: costs.end_by_weights_kinds.T, lambda costs: costs.end_by_weights_of_last,
-        ))  # fmt: skip
-        before_last = self.rows.in_base_and_full_mode(ended.sum(axis=3) - of_last)[recomputed][:, kind, None, None]
-        gone = alone + np.where(self._ends(kind, recomputed), before_last, 0.0)
-        yield (
-            (ended.sum(axis=3), ended),
-            np.asarray(there.any(axis=2)),
-            self.in_flight_peak("W", np.where(there, gone, np.inf)),
-        )
-
-    def _more_left(self, left: ArrayN, kind: int, recomputed: int) -> ArrayN:
-        """What layers before the last one of a kind leave of their backward by weights more than they held
-        before it, in each chunk; ``left`` by mode, combination and kind. (n, R, vpp) [B]"""
-        rows, lay, stages = self.rows, self.rows.stage_layers, self.rows.stage_layers.stages
-        between_halves = self.stacked_layer_bytes(lambda costs: costs.between_halves)
-        counts = stages.layer_counts[:, lay.shown.shown_stages]
-        recomputed_layers = lay.fully_recomputed_by_chunk[lay.recompute_choice]
-        behind = self.layers_behind[:, :, :, kind, recomputed][lay.recompute_choice]
-        of = np.stack([counts - recomputed_layers, recomputed_layers], axis=2) - behind
-        of[:, kind, recomputed] -= 1
-        more = [
-            a - b - c
-            for a, b, c in zip(
-                rows.in_base_and_full_mode(left), rows.in_base_and_full_mode(between_halves), self.saved, strict=True
-            )
-        ]
-        return np.asarray(np.einsum("nkorc,nko->nrc", np.maximum(of, 0.0), np.stack(more, axis=2)))
-
-    def _ends(self, kind: int, recomputed: int) -> NDArray[np.bool_]:
+    def is_chunk_end(self, kind: int, recomputed: int) -> NDArray[np.bool_]:
         """Whether the last layer of a kind is its chunk's last and has no head behind it. (n, R, vpp)"""
         lay = self.rows.stage_layers
         behind = self.layers_behind[:, :, :, kind, recomputed][lay.recompute_choice].sum(axis=(1, 2)) == 0
@@ -401,7 +325,7 @@ class PipelinePeakMoments:
             but for ``own_grads``, that layer's share, where they come for the first time. (n, R)
         behind_grads
             The share of a stage's gradients that is made behind the op in its chunk, which its first backward has made
-            by then. (n, R, vpp)
+            by then; below 0 where they count as there and come later. (n, R, vpp)
         beside
             What the op has of weights beside. (n, R, vpp) [B]
         """

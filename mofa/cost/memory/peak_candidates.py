@@ -26,6 +26,7 @@ from mofa.cost.memory.pinned import kept_layer_bytes
 from mofa.cost.memory.replica_sums import waiting_replica_sums_bytes
 from mofa.cost.memory.stage_inputs import held_input_bytes, kept_output_part_bytes
 from mofa.cost.memory.unequal_chunks import UnequalChunks
+from mofa.cost.memory.weight_backwards import LayerGradients, WeightBackwards
 from mofa.cost.optimizer import embedding_gradient_extra_bytes
 from mofa.cost.rank_rules import keeps_params_gathered
 from mofa.cost.rows import GatheredRows
@@ -242,7 +243,7 @@ class PeakCandidates(PeakCandidateMemory):
     def _pipelined_layers(self, in_flight: PipelinePeakMoments) -> None:
         """Inside the last layer of each kind, and the first, at whichever of a schedule's moments most is alive."""
         rows, lay = self.rows, self.rows.stage_layers
-        counts = lay.stages.layer_counts[:, lay.shown.shown_stages]
+        counts, weight_backwards = lay.stages.layer_counts[:, lay.shown.shown_stages], WeightBackwards(in_flight)
         forward = rows.layers.forward_peak_bytes, rows.layers.forward_peak_bytes_by_kind
         backward = rows.layers.backward_peak_bytes, rows.layers.backward_peak_bytes_by_kind
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
@@ -266,12 +267,14 @@ class PeakCandidates(PeakCandidateMemory):
                 ):
                     self.add_instant_in_layer(direction, name, i, peaks, mode, has, **self._alive_at(most))
                 self._add_with_own_gradients(in_flight, name, i, (mode, has), gone - more, made)
-                for peaks, on, most in in_flight.live_bytes_in_backward_by_weights(
-                    i, recomputed, there, self._layer_grads(i)
-                ):
-                    self.add_instant_in_layer(
-                        "backward", f"by weights {name}", i, peaks, mode, on, **self._alive_at(most)
-                    )
+                if weight_backwards.any:
+                    ahead = self._grads_of_layers(weight_backwards.ahead_of_first[:, :, :, i, recomputed])
+                    gradients = LayerGradients(self._layer_grads(i), made, ahead)
+                    for peak in weight_backwards.peaks_in_layers(i, recomputed, there, gradients):
+                        name = f"by weights of the {peak.place} {kind} block{label}"
+                        self.add_instant_in_layer(
+                            "backward", name, i, peak.live_bytes, mode, peak.where, **self._alive_at(peak.beside)
+                        )
                 done = np.where(there, alone - more, np.inf)
                 most = in_flight.in_flight_peak("B", done, ended=True, own_grads=self._layer_grads(i))
                 name = f"of the first {kind} block{label}"
@@ -281,15 +284,15 @@ class PeakCandidates(PeakCandidateMemory):
     def _grads_behind(self, layers: ArrayN) -> ArrayN:
         """Share of a stage's gradients that so many layers in each chunk, (n, kinds, 2, R, vpp), and the head behind
         them make. (n, R, vpp)"""
-        rows, lay = self.rows, self.rows.stage_layers
-        model = rows.workload.model
-        of_layers = np.stack([
-            self._layer_grads(kind) - self._embedding_share for kind in range(len(lay.stages.kinds))
-        ], axis=1)  # fmt: skip
-        made = np.einsum("nkorc,nkr->nrc", layers, of_layers)
-        head = (head_params(model) / rows.grids.tp)[:, None] * rows.is_head_stage
+        made = self._grads_of_layers(layers)
+        head = (head_params(self.rows.workload.model) / self.rows.grids.tp)[:, None] * self.rows.is_head_stage
         made[:, :, -1] += self._share_of_grads(head)
-        return np.asarray(made)
+        return made
+
+    def _grads_of_layers(self, layers: ArrayN) -> ArrayN:
+        """Share of a stage's gradients that so many layers in each chunk, (n, kinds, 2, R, vpp), make. (n, R, vpp)"""
+        of_layer = [self._layer_grads(kind) - self._embedding_share for kind in range(layers.shape[1])]
+        return np.asarray(np.einsum("nkorc,nkr->nrc", layers, np.stack(of_layer, axis=1)))
 
     def _own_gradients(self, kind: int) -> list[tuple[str, ArrayN, ArrayN, NDArray[np.bool_]]]:
         """The fp32 gradients that a first backward makes of a block of a kind before it is through.

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.memory.in_flight import WALKED_ROUNDS, in_flight_at_computations, layers_behind_last_by_mode
+from mofa.cost.memory.chunk_layer_order import layers_behind_last_by_mode
+from mofa.cost.memory.in_flight import WALKED_ROUNDS, in_flight_at_computations
 from mofa.cost.rows import GatheredRows
 
 ArrayN = NDArray[np.float64]
