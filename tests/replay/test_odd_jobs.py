@@ -160,6 +160,12 @@ def test_gathers_of_large_experts_are_launched_as_the_host_gets_to_them() -> Non
         # where a chunk has its gradients, most is there in its first layer's backward by weights (2 % below)
         (("mixtral-8x7b", "gh200", 32, 4, 8192), {"name": "torchtitan", "dispatcher": "alltoall"},
          "pp=2 vpp=2 cp=8 cp_kind=allgather dp=2 micro_batch=1 zero=2 recompute=none schedule=interleaved-zb", 0),
+        # the embedding's gradient is of its own chunk: other chunks' first blocks do not wait for it (1.3 % below)
+        (("llama3-70b", "h200-hgx", 64, 64, 8192), {"name": "torchtitan"},
+         "pp=4 vpp=5 cp=2 cp_kind=allgather dp=8 micro_batch=8 zero=2 recompute=full schedule=interleaved-zb", 0),
+        # what the head saved above its weight is there until a backward by inputs is through (3 % below)
+        (("llama3-70b", "h200-hgx", 64, 64, 8192), {"name": "torchtitan"},
+         "pp=4 vpp=2 dp=16 micro_batch=2 zero=2 recompute=none schedule=zbv", 0),
         # a stage of experts alone has no dummy gradients of dense layers' weights (4 % above)
         (("memfine-model-2", "gh200", 512, 32, 2048), {"name": "megatron", "dispatcher": "deepep"},
          "pp=4 cp=16 cp_kind=allgather ep=16 dp=8 micro_batch=2 recompute=none", 3),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory
-from mofa.cost.memory.chunk_layer_order import layers_behind_last_by_mode
+from mofa.cost.memory.chunk_layer_order import layers_ahead_of_first_by_mode, layers_behind_last_by_mode
 from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD, gathered_bytes_and_unreduced_share
 from mofa.cost.rank_rules import reduces_gradients_by_chunk
 from mofa.cost.rows import GatheredRows
@@ -212,11 +212,15 @@ class PipelinePeakMoments:
         """What the last stage's output holds until its micro-batch's backward is through. (n, R, vpp) [B]"""
         self.output[:, lay.head_stage_index, -1] = rows.costs.logits_bytes[rows.k]
         self.saved = plain, full
-        self.layers_behind = layers_behind_last_by_mode(rows)
+        self.layers_behind, self.layers_ahead = (
+            of_choices(rows)[lay.recompute_choice]
+            for of_choices in (layers_behind_last_by_mode, layers_ahead_of_first_by_mode)
+        )
         self.defers_weight_gradients = rows.schedule_record.defers_weight_gradients
         self.detached = self._detached()
-        """What the end of a backward by inputs lets go of what a chunk's last layer saved: its graph above its last
-        weight, which is detached (torch.distributed.pipelining, ``stage_backward_input``). (n, R, vpp) [B]"""
+        """What the end of a backward by inputs lets go of what a chunk's last layer, or the head, saved: its graph
+        above its last weight, which is detached (torch.distributed.pipelining, ``stage_backward_input``).
+        (n, R, vpp) [B]"""
         self.deferred = self._deferred() if self.defers_weight_gradients else np.zeros_like(per_micro_batch)
         # the first stage has no input to differentiate by, W does it all
         self.split = self.defers_weight_gradients & (
@@ -248,6 +252,8 @@ class PipelinePeakMoments:
         for kind in range(len(stages.kinds)):
             has = counts[kind] > lay.fully_recomputed_by_chunk[:, kind][lay.recompute_choice]
             detached += np.where(has & self.is_chunk_end(kind, 0), above[:, kind, None, None], 0.0)
+        head = rows.costs.head.memory  # what is above its weight goes with the loss
+        detached[:, lay.head_stage_index, -1] = head.freed_before_last_weight[rows.k]
         return np.asarray(detached * self.defers_weight_gradients)
 
     def _deferred(self) -> ArrayN:
@@ -261,10 +267,8 @@ class PipelinePeakMoments:
                 + lay.fully_recomputed_by_chunk[:, kind][lay.recompute_choice] * (full - plain)[:, kind, None, None]
             )
         last = lay.head_stage_index
-        head = rows.costs.head.memory  # what is above its weight goes with the loss, which is detached
-        deferred[:, last, -1] += (
-            rows.costs.split_backward_memories["head"].between_halves + head.saved - head.freed_before_last_weight
-        )[rows.k]
+        head_bytes = rows.costs.split_backward_memories["head"].between_halves + rows.costs.head.memory.saved
+        deferred[:, last, -1] += head_bytes[rows.k]
         deferred -= self.detached
         # the output goes with the backward by inputs, as the head has none
         deferred -= rows.costs.stage_boundary_bytes[rows.k, None, None]
@@ -290,23 +294,30 @@ class PipelinePeakMoments:
             self.stacked_layer_bytes(lambda costs: costs.peak_by_inputs) - backward,
             self.stacked_layer_bytes(lambda costs: costs.between_halves),
         ))  # fmt: skip
-        alone = (between_halves + self.saved[recomputed][:, kind])[:, None, None] - self.detached
+        of_layer = (between_halves + self.saved[recomputed][:, kind])[:, None, None]
+        alone = of_layer - (self.detached - self.output)  # the output is among what the head saved
         return before[:, None, None] * self.split + self.output, alone * self.split
 
     def is_chunk_end(self, kind: int, recomputed: int) -> NDArray[np.bool_]:
         """Whether the last layer of a kind is its chunk's last and has no head behind it. (n, R, vpp)"""
-        lay = self.rows.stage_layers
-        behind = self.layers_behind[:, :, :, kind, recomputed][lay.recompute_choice].sum(axis=(1, 2)) == 0
+        behind = self.layers_behind[:, :, :, kind, recomputed].sum(axis=(1, 2)) == 0
         head = np.zeros(behind.shape[1:], dtype=bool)
-        head[lay.head_stage_index, -1] = True
+        head[self.rows.stage_layers.head_stage_index, -1] = True
         return np.asarray(behind & ~head)
 
     def saved_bytes_of_layers_behind(self, kind: int, recomputed: int) -> ArrayN:
         """What layers behind the last one of a kind keep, in each chunk. (n, R, vpp) [B]"""
-        layers = self.layers_behind[:, :, :, kind, recomputed][self.rows.stage_layers.recompute_choice]
-        plain, full = self.saved
-        return np.asarray(np.einsum("nkrc,nk->nrc", layers[:, :, 0], plain) + np.einsum(
-            "nkrc,nk->nrc", layers[:, :, 1], full))  # fmt: skip
+        return _sum_over_modes(self.layers_behind[:, :, :, kind, recomputed], *self.saved)
+
+    def kept_bytes_of_layers_ahead(self, kind: int, recomputed: int) -> ArrayN:
+        """What layers ahead of the first one of a kind, whose backward is yet to come, keep more than behind it: less
+        where it only leaves what weights need. In each chunk. (n, R, vpp) [B]"""
+        ahead = self.layers_ahead[:, :, :, kind, recomputed]
+        saved = _sum_over_modes(ahead, *self.saved)
+        if not self.defers_weight_gradients:
+            return saved
+        between = self.stacked_layer_bytes(lambda costs: costs.between_halves)
+        return np.where(self.split, -_sum_over_modes(ahead, *self.rows.in_base_and_full_mode(between)), saved)
 
     def in_flight_peak(
         self, kind: str, gone: ArrayN, *, ended: bool = False, own_grads: ArrayN | float = 0.0,
@@ -322,7 +333,8 @@ class PipelinePeakMoments:
             What of the chunk at hand is not kept then; infinite where a chunk has no such op. (n, R, vpp) [B]
         ended
             Whether the chunk's backward has come to its first layer: what it kept is gone, its gradients are there,
-            but for ``own_grads``, that layer's share, where they come for the first time. (n, R)
+            but for ``own_grads``, those of that layer and of what is ahead of it, where they come for the first time.
+            (n, R, vpp)
         behind_grads
             The share of a stage's gradients that is made behind the op in its chunk, which its first backward has made
             by then; below 0 where they count as there and come later. (n, R, vpp)
@@ -335,9 +347,8 @@ class PipelinePeakMoments:
             if kind in ("F", "B") and not ended:
                 left = left - moments.of_chunk(self.loss[of_length])
             if moments.first is not None:
-                own = np.broadcast_to(own_grads, self.grads.shape)[of_length]
-                made = np.broadcast_to(behind_grads, self.per_micro_batch.shape)[of_length]
-                there = there + moments.first * (moments.of_chunk(made) - own[:, :, None])
+                made = np.broadcast_to(behind_grads - own_grads, self.per_micro_batch.shape)[of_length]
+                there = there + moments.first * moments.of_chunk(made)
             more = np.zeros(left.shape)
             if moments.reduced is not None and moments.away is not None:
                 there = there + moments.reduced
@@ -383,3 +394,9 @@ class PipelinePeakMoments:
             np.arange(len(ranks))[:, None] * vpp + chunk, alive, np.einsum("rsc,nrc->nrs", begun, grads_share),
             states.gradients_come_now if ended or kind in ("B", "W") else None, reduced, away,
         )  # fmt: skip
+
+
+def _sum_over_modes(layers: ArrayN, plain: ArrayN, full: ArrayN) -> ArrayN:
+    """The sum over so many layers, (n, kinds, 2, R, vpp), of something of each, plain or recomputed whole, (n, kinds).
+    (n, R, vpp)"""
+    return np.asarray(np.einsum("nkorc,nko->nrc", layers, np.stack([plain, full], axis=2)))

@@ -260,26 +260,29 @@ class PeakCandidates(PeakCandidateMemory):
                     there, in_flight.saved_bytes_of_layers_behind(i, recomputed) + saved[:, i][:, None, None], np.inf
                 )
                 name = f"of the last {kind} block{label}"
-                made = self._grads_behind(in_flight.layers_behind[:, :, :, i, recomputed][lay.recompute_choice])
+                made = self._grads_behind(in_flight.layers_behind[:, :, :, i, recomputed])
+                ahead = self._grads_of_layers(in_flight.layers_ahead[:, :, :, i, recomputed])
+                own = (self._layer_grads(i) - self._embedding_share)[:, :, None]
                 for direction, peaks, most in (
                     ("forward", forward, in_flight.in_flight_peak("F", gone)),
                     ("backward", backward, in_flight.in_flight_peak("B", gone - more, behind_grads=made)),
                 ):
                     self.add_instant_in_layer(direction, name, i, peaks, mode, has, **self._alive_at(most))
                 self._add_with_own_gradients(in_flight, name, i, (mode, has), gone - more, made)
-                if weight_backwards.any:
-                    ahead = self._grads_of_layers(weight_backwards.ahead_of_first[:, :, :, i, recomputed])
-                    gradients = LayerGradients(self._layer_grads(i), made, ahead)
-                    for peak in weight_backwards.peaks_in_layers(i, recomputed, there, gradients):
-                        name = f"by weights of the {peak.place} {kind} block{label}"
-                        self.add_instant_in_layer(
-                            "backward", name, i, peak.live_bytes, mode, peak.where, **self._alive_at(peak.beside)
-                        )
-                done = np.where(there, alone - more, np.inf)
-                most = in_flight.in_flight_peak("B", done, ended=True, own_grads=self._layer_grads(i))
+                gradients = LayerGradients(own, made, ahead)
+                for peak in weight_backwards.peaks_in_layers(i, recomputed, there, gradients):
+                    name = f"by weights of the {peak.place} {kind} block{label}"
+                    self.add_instant_in_layer(
+                        "backward", name, i, peak.live_bytes, mode, peak.where, **self._alive_at(peak.beside)
+                    )
+                kept_ahead = in_flight.kept_bytes_of_layers_ahead(i, recomputed)
+                done = np.where(there, alone - more - kept_ahead, np.inf)
+                unmade = ahead + own
+                unmade[:, :, 0] += self._embedding_share
+                most = in_flight.in_flight_peak("B", done, ended=True, own_grads=unmade)
                 name = f"of the first {kind} block{label}"
                 self.add_instant_in_layer("backward", name, i, backward, mode, has, **self._alive_at(most))
-                self._add_with_own_gradients(in_flight, name, i, (mode, has), done)
+                self._add_with_own_gradients(in_flight, name, i, (mode, has), done, -unmade, ended=True)
 
     def _grads_behind(self, layers: ArrayN) -> ArrayN:
         """Share of a stage's gradients that so many layers in each chunk, (n, kinds, 2, R, vpp), and the head behind
@@ -322,19 +325,15 @@ class PeakCandidates(PeakCandidateMemory):
 
     def _add_with_own_gradients(
         self, in_flight: PipelinePeakMoments, block: str, kind: int, where: tuple[NDArray[np.intp], NDArray[np.bool_]],
-        gone: ArrayN, behind: ArrayN | None = None,
+        gone: ArrayN, made: ArrayN, *, ended: bool = False,
     ) -> None:  # fmt: skip
-        """In the first backward of a block, where its own fp32 gradients are there. ``behind`` is the share of
-        gradients of what is behind it in its chunk, (n, R, vpp); where absent it is the first, and all others are
-        there."""
+        """In the first backward of a block, where its own fp32 gradients are there. ``made`` is the share of gradients
+        that was there before them of its chunk; where that counts as ``ended``, less all. (n, R, vpp)"""
         mode, has = where
         for name, own, kinds, there in self._own_gradients(kind):
             if not np.any(has & there):
                 continue
-            if behind is None:
-                most = in_flight.in_flight_peak("B", gone, ended=True, own_grads=self._layer_grads(kind) - own)
-            else:
-                most = in_flight.in_flight_peak("B", gone, behind_grads=behind + own[:, :, None])
+            most = in_flight.in_flight_peak("B", gone, ended=ended, behind_grads=made + own[:, :, None])
             self.add_instant_in_layer(
                 "backward", f"with {name} gradients {block}", kind, (kinds.sum(axis=3), kinds), mode, has & there,
                 **self._alive_at(most),
@@ -355,7 +354,7 @@ class PeakCandidates(PeakCandidateMemory):
             most = in_flight.in_flight_peak("F" if direction == "forward" else "B", on_head)
             self._add_end("loss", direction, rows.is_head_stage, kinds, **self._alive_at(most))
         # the first micro-batch's gradient becomes the parameter's, but for FSDP's, which is copied into fp32
-        own = 0.0 if rows.mode.precision == "mixed" else self._embedding_share
+        own = 0.0 if rows.mode.precision == "mixed" else self._embedding_share[:, :, None]
         most = in_flight.in_flight_peak("B", on_first, ended=True, own_grads=own)
         self._add_end(
             "embedding", "backward", rows.is_embedding_stage, embedding.backward_kinds, **self._alive_at(most)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.memory.chunk_layer_order import layers_ahead_of_first_by_mode
 from mofa.cost.memory.in_flight import InFlightPeak, PipelinePeakMoments
 
 ArrayN = NDArray[np.float64]
@@ -32,8 +31,8 @@ class WeightBackwardPeak(NamedTuple):
 
 
 class LayerGradients(NamedTuple):
-    """Shares of a stage's gradients: of a layer, (n, R), of what is behind the last one of its kind in each chunk, the
-    head with it, and of the layers ahead of the first, (n, R, vpp). [-]"""
+    """Shares of a stage's gradients: of a layer, of what is behind the last one of its kind in each chunk, the head
+    with it, and of the layers ahead of the first. (n, R, vpp) each [-]"""
 
     own: ArrayN
     behind_last: ArrayN
@@ -53,7 +52,6 @@ class WeightBackwards:
         recomputed = lay.fully_recomputed_by_chunk[lay.recompute_choice]
         self.layers = np.stack([counts - recomputed, recomputed], axis=2)
         """Layers of each kind, recomputed whole or not. (n, kinds, 2, R, vpp)"""
-        self.ahead_of_first = layers_ahead_of_first_by_mode(self.rows)[lay.recompute_choice]
 
     def peaks_in_layers(
         self, kind: int, recomputed: int, there: NDArray[np.bool_], gradients: LayerGradients
@@ -77,7 +75,7 @@ class WeightBackwards:
         there = there & self.in_flight.split
         if not np.any(there):
             return
-        stacked, rows, lay = self.in_flight.stacked_layer_bytes, self.rows, self.rows.stage_layers
+        stacked, rows = self.in_flight.stacked_layer_bytes, self.rows
         peak, of_last, kinds, ended, end_of_last, between = (stacked(pick) for pick in (
             lambda costs: costs.peak_by_weights, lambda costs: costs.peak_by_weights_of_last,
             lambda costs: costs.peak_by_weights_kinds.T,
@@ -89,11 +87,10 @@ class WeightBackwards:
             for grid in (between, peak - of_last, ended.sum(axis=3) - end_of_last)
         )
         layer = layer + self.in_flight.saved[recomputed][:, kind, None, None]
-        behind = self.in_flight.layers_behind[:, :, :, kind, recomputed][lay.recompute_choice]
-        before_last = self.layers - behind
+        before_last = self.layers - self.in_flight.layers_behind[:, :, :, kind, recomputed]
         before_last[:, kind, recomputed] -= 1
         last, is_end = layer - self._more_left(before_last), self.in_flight.is_chunk_end(kind, recomputed)
-        first = layer - self._more_left(self.ahead_of_first[:, :, :, kind, recomputed])
+        first = layer - self._more_left(self.in_flight.layers_ahead[:, :, :, kind, recomputed])
         later = self.in_flight.grads_share - gradients.ahead_of_first
         not_last = there & ~(is_end & (self.layers[:, kind, recomputed] == 1))
         for place, live_bytes, where, gone, own_grads, later_grads in (
