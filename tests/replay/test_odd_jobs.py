@@ -166,6 +166,12 @@ def test_gathers_of_large_experts_are_launched_as_the_host_gets_to_them() -> Non
         # what the head saved above its weight is there until a backward by inputs is through (3 % below)
         (("llama3-70b", "h200-hgx", 64, 64, 8192), {"name": "torchtitan"},
          "pp=4 vpp=2 dp=16 micro_batch=2 zero=2 recompute=none schedule=zbv", 0),
+        # dense layers ahead of the first one with experts have kept all and made no gradients (2 % and 1 % below)
+        (("memfine-model-2", "a100-hgx", 32, 32, 4096),
+         {"name": "fsdp1", "data_parallel": "hsdp", "dp_replicate": 4, "balances_by": "turn"},
+         "dp=32 micro_batch=1 zero=3 recompute=none", 0),
+        (("memfine-model-2", "h800-hgx", 8, 64, 1024), {"name": "torchtitan", "dispatcher": "alltoall"},
+         "ep=4 dp=8 micro_batch=8 zero=3 recompute=ops", 0),
         # a stage of experts alone has no dummy gradients of dense layers' weights (4 % above)
         (("memfine-model-2", "gh200", 512, 32, 2048), {"name": "megatron", "dispatcher": "deepep"},
          "pp=4 cp=16 cp_kind=allgather ep=16 dp=8 micro_batch=2 recompute=none", 3),

@@ -56,13 +56,6 @@ class AlternatingLayers:
         between = (self.period - 1.0) * plain if label else (self.period == 2) * full
         return np.where(self.period > 0, between, 0.0)
 
-    def kept_ahead_of_first(self, kind: int, label: str) -> ArrayN | float:
-        """What layers ahead of the first recomputed one of a kind keep at least. (n, 1) [B]"""
-        if not (self.any and label):
-            return 0.0
-        least = np.minimum(self.saved[0][:, kind], self.saved[0].min(axis=1))[:, None]
-        return np.where(self.period > 0, (self.period - 1.0) * least * (kind == 0), 0.0)
-
     def at_first_layer(self, more: ArrayN | float, label: str) -> ArrayN | float:
         """What the model's first layer has ``more``, which is a plain one. (n, 1) [B]"""
         return np.where(self.period > 1, 0.0, more) if self.any and label else more

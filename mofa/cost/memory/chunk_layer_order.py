@@ -23,6 +23,12 @@ def layers_ahead_of_first_by_mode(rows: GatheredRows) -> ArrayN:
     return _layers_beyond_by_mode(rows, ahead=True)
 
 
+def sum_over_modes(layers: ArrayN, plain: ArrayN, full: ArrayN) -> ArrayN:
+    """The sum over so many layers, (n, kinds, 2, R, vpp), of something of each, plain or recomputed whole, (n, kinds).
+    (n, R, vpp)"""
+    return np.asarray(np.einsum("nkorc,nko->nrc", layers, np.stack([plain, full], axis=2)))
+
+
 def _layers_beyond_by_mode(rows: GatheredRows, *, ahead: bool) -> ArrayN:
     lay, table = rows.stage_layers, rows.table
     stages, shown = lay.stages, lay.shown.shown_stages

@@ -18,7 +18,11 @@ from numpy.typing import NDArray
 
 from mofa.blocks.tapes import layer_label
 from mofa.cost.block.deferred_weight_gradients import SplitBackwardMemory
-from mofa.cost.memory.chunk_layer_order import layers_ahead_of_first_by_mode, layers_behind_last_by_mode
+from mofa.cost.memory.chunk_layer_order import (
+    layers_ahead_of_first_by_mode,
+    layers_behind_last_by_mode,
+    sum_over_modes,
+)
 from mofa.cost.memory.fsdp_unsharded import CHUNKS_AHEAD, gathered_bytes_and_unreduced_share
 from mofa.cost.rank_rules import reduces_gradients_by_chunk
 from mofa.cost.rows import GatheredRows
@@ -307,17 +311,17 @@ class PipelinePeakMoments:
 
     def saved_bytes_of_layers_behind(self, kind: int, recomputed: int) -> ArrayN:
         """What layers behind the last one of a kind keep, in each chunk. (n, R, vpp) [B]"""
-        return _sum_over_modes(self.layers_behind[:, :, :, kind, recomputed], *self.saved)
+        return sum_over_modes(self.layers_behind[:, :, :, kind, recomputed], *self.saved)
 
     def kept_bytes_of_layers_ahead(self, kind: int, recomputed: int) -> ArrayN:
         """What layers ahead of the first one of a kind, whose backward is yet to come, keep more than behind it: less
         where it only leaves what weights need. In each chunk. (n, R, vpp) [B]"""
         ahead = self.layers_ahead[:, :, :, kind, recomputed]
-        saved = _sum_over_modes(ahead, *self.saved)
+        saved = sum_over_modes(ahead, *self.saved)
         if not self.defers_weight_gradients:
             return saved
         between = self.stacked_layer_bytes(lambda costs: costs.between_halves)
-        return np.where(self.split, -_sum_over_modes(ahead, *self.rows.in_base_and_full_mode(between)), saved)
+        return np.where(self.split, -sum_over_modes(ahead, *self.rows.in_base_and_full_mode(between)), saved)
 
     def in_flight_peak(
         self, kind: str, gone: ArrayN, *, ended: bool = False, own_grads: ArrayN | float = 0.0,
@@ -394,9 +398,3 @@ class PipelinePeakMoments:
             np.arange(len(ranks))[:, None] * vpp + chunk, alive, np.einsum("rsc,nrc->nrs", begun, grads_share),
             states.gradients_come_now if ended or kind in ("B", "W") else None, reduced, away,
         )  # fmt: skip
-
-
-def _sum_over_modes(layers: ArrayN, plain: ArrayN, full: ArrayN) -> ArrayN:
-    """The sum over so many layers, (n, kinds, 2, R, vpp), of something of each, plain or recomputed whole, (n, kinds).
-    (n, R, vpp)"""
-    return np.asarray(np.einsum("nkorc,nko->nrc", layers, np.stack([plain, full], axis=2)))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mofa.blocks.op import KINDS
 from mofa.cost.memory.alternating_layers import AlternatingLayers
 from mofa.cost.memory.candidate_memory import PeakCandidateMemory
+from mofa.cost.memory.chunk_layer_order import layers_ahead_of_first_by_mode, sum_over_modes
 from mofa.cost.memory.dispatcher_retention import BACKWARD, FORWARD, RetainedBytesAtPeakCandidates
 from mofa.cost.memory.fsdp_neighbours import (
     first_block_gathered_bytes_beyond_middle_block,
@@ -54,15 +55,15 @@ class PeakCandidates(PeakCandidateMemory):
         self.retention = RetainedBytesAtPeakCandidates(rows)
         self.sums = waiting_replica_sums_bytes(rows)
 
-    def _layer_grads(self, kind: int, num_layers: float = 1.0) -> ArrayN:
-        """Share of a stage's gradients that layers of a kind and the embedding, or the stage's last work, make.
+    def _layer_grads(self, kind: int) -> ArrayN:
+        """Share of a stage's gradients that a layer of a kind and the embedding, or the stage's last work, make.
 
         When the first layer's backward runs, neither its own gradients nor the embedding's exist yet.
         """
         p, t = layer_params(self.rows.workload.model, self.rows.stage_layers.stages.kinds[kind].moe), self.rows.grids
-        dense = num_layers * ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None]
+        dense = ((p.matrices_tp + p.shared) / t.tp + p.replicated)[:, None]
         dense = dense + self._end_params(embedding_params)
-        return self._share_of_grads(dense, num_layers * (p.routed / (t.ep * t.etp))[:, None], embedding=True)
+        return self._share_of_grads(dense, (p.routed / (t.ep * t.etp))[:, None], embedding=True)
 
     @property
     def _embedding_share(self) -> ArrayN:
@@ -132,6 +133,7 @@ class PeakCandidates(PeakCandidateMemory):
         waiting = waiting_head_gradient_bytes(rows)
         chunks = UnequalChunks(rows) if UnequalChunks.has_unequal_chunks(rows) else None
         alternating = AlternatingLayers(rows, (self.saved_plain, self.saved_full))
+        layers_ahead = None if always else layers_ahead_of_first_by_mode(rows)[lay.recompute_choice][..., :1]
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
             behind, own_plain = self._behind(i)
             for label, mode, saved, has, more in (
@@ -174,14 +176,16 @@ class PeakCandidates(PeakCandidateMemory):
                     second = has & (rows.num_micro_batches[:, None] > 1)
                     gone = gone - received + self._one_micro_batch()
                     self.add_instant_in_layer("backward", name, i, backward, mode, second, gone, grads=1.0)
-                if not always:
-                    done = self._one_micro_batch() - own - received
-                    first = np.where(several > 0, 1.0, 1.0 - self._layer_grads(i))
+                if layers_ahead is not None:
+                    ahead = layers_ahead[:, :, :, i, int(bool(label))]
+                    kept_ahead = sum_over_modes(ahead, self.saved_plain, self.saved_full)[:, :, 0]
+                    done = self._one_micro_batch() - own - received - kept_ahead
+                    unmade = self._layer_grads(i) + self._grads_of_layers(ahead)[:, :, 0]
+                    first = np.where(several > 0, 1.0, np.maximum(1.0 - unmade, 0.0))
                     name = f"of the first {kind} block{label}"
-                    done = done - alternating.kept_ahead_of_first(i, label)
                     swap = alternating.at_first_layer(first_block_gathered_bytes_beyond_middle_block(rows, i), label)
                     swap = swap + waiting
-                    sums = self.sums * (1.0 - self._layer_grads(i))
+                    sums = self.sums * (1.0 - unmade)
                     self.add_instant_in_layer(
                         "backward", name, i, backward, mode, has, done + own, grads=first, copies=swap,
                         sums=sums,
@@ -189,23 +193,25 @@ class PeakCandidates(PeakCandidateMemory):
                     if gathers_model_ends_separately(rows):
                         inner = backward, mode, has & (layers > 1)
                         between = alternating.kept_between(i, label)
-                        self._add_inner_blocks(i, label, inner, gone + own + between, done, waiting)
+                        more_unmade = unmade + self._layer_grads(i) - self._embedding_share
+                        self._add_inner_blocks(i, label, inner, gone + own + between, (done, more_unmade), waiting)
 
     def _add_inner_blocks(
         self, kind: int, label: str, of_block: tuple[tuple[ArrayN, ArrayN], NDArray[np.intp], NDArray[np.bool_]],
-        gone: ArrayN, done: ArrayN, waiting: ArrayN | float,
+        gone: ArrayN, second: tuple[ArrayN, ArrayN], waiting: ArrayN | float,
     ) -> None:  # fmt: skip
         """The backwards of a kind's last block but one and of its second, whose neighbours are blocks: larger than an
-        end of the model may be. What is ``gone`` by the one, and ``done`` by the other."""
+        end of the model may be. What is ``gone`` by the one, and by the ``second``, with the share of gradients that a
+        first backward has not made by then."""
         peaks, mode, has = of_block
         several = self.rows.num_micro_batches[:, None] > self.rows.stage_layers.last_in_flight
         kind_name = self.rows.stage_layers.stages.kinds[kind].name
-        for name, minus, num_layers in (("last", gone, None), ("first", done, 2.0)):
-            ahead = 1.0 - self._layer_grads(kind, num_layers) if num_layers else np.zeros((1, 1))
-            grads = np.where(several, 1.0, ahead)
+        done, unmade = second
+        for name, minus, made in (("last", gone, np.zeros((1, 1))), ("first", done, np.maximum(1.0 - unmade, 0.0))):
+            grads = np.where(several, 1.0, made)
             self.add_instant_in_layer(
                 "backward", f"beside the {name} {kind_name} block{label}", kind, peaks,
-                mode, has, minus, grads=grads, copies=waiting, sums=self.sums * ahead,
+                mode, has, minus, grads=grads, copies=waiting, sums=self.sums * made,
             )  # fmt: skip
 
     def _lingers(self, kind: int, recomputed: int, gone: ArrayN) -> tuple[ArrayN | float, ...]:
