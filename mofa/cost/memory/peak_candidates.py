@@ -31,6 +31,7 @@ from mofa.cost.memory.weight_backwards import LayerGradients, WeightBackwards
 from mofa.cost.optimizer import embedding_gradient_extra_bytes
 from mofa.cost.rank_rules import keeps_params_gathered
 from mofa.cost.rows import GatheredRows
+from mofa.schedules.interleaved import micro_batches_per_round
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import embedding_params, head_params, layer_params
 
@@ -409,7 +410,8 @@ class PeakCandidates(PeakCandidateMemory):
                 copies=copies,
                 leftover_bytes=leftover_bytes,
             )
-        gone, leftover_bytes = self._one_micro_batch(), 0.0
+        gone = np.minimum(self._one_micro_batch() + self._drained_before_first_chunk(), self.activations)
+        leftover_bytes = 0.0
         if self.retention:
             leftover_bytes = self.retention.bytes_in_model_end(0, BACKWARD, ended=True) + self.retention.there * gone
         self._add_end(
@@ -450,6 +452,23 @@ class PeakCandidates(PeakCandidateMemory):
             inside="loss" if end == "loss" else "",
             direction=direction,
         )  # fmt: skip
+
+    def _drained_before_first_chunk(self) -> ArrayN | float:
+        """What interleaved chunks have let go when the first one's first backward comes, of what is in flight at most.
+        (n, R) [B]
+
+        ``a`` passes are in flight from then on that the first backward finds. In a step of m micro-batches, ``e`` a
+        round, ``e (vpp - 1)`` backwards of other chunks come first: no more than the rest of the ``m vpp`` passes is
+        left (:func:`mofa.schedules.interleaved.interleaved_in_flight_micro_batches`).
+        """
+        rows, stages = self.rows, self.rows.stage_layers.stages
+        if stages.vpp == 1 or not rows.schedule_record.runs_in_equal_rounds:
+            return 0.0
+        m = rows.num_micro_batches
+        each = np.array([micro_batches_per_round(stages.pp, int(number)) for number in m])
+        ahead = 2 * (stages.pp - 1) + (stages.vpp - 1) * each + 1
+        drained = np.minimum(ahead, m * stages.vpp) - np.minimum(ahead, m * stages.vpp - (stages.vpp - 1) * each)
+        return np.asarray(drained[:, None] * rows.sum_layers_by_stage(rows.layers.saved_bytes) / stages.vpp)
 
     def _one_micro_batch(self) -> ArrayN:
         """What the layers of the chunk whose backward ends keep for one micro-batch. (n, R)"""
