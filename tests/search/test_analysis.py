@@ -12,13 +12,16 @@ import pytest
 import mofa
 from mofa.blocks.work import Attention, Gemm, GroupedGemm
 from mofa.cost.roofline import kernel_totals_by_kind, least_bytes_of_work
+from mofa.plan.result import Plan
 from mofa.search.analysis.analyse import resource_changes
 from mofa.search.analysis.near_runs import NEAREST, nearest_runs
 from mofa.search.analysis.strategy_changes import strategy_changes
+from mofa.search.one_plan import estimated_step_s, plan_in_closed_form
 from mofa.search.space import SpaceCombinations, combinations_of_space, default_space
 from mofa.search.space_constraints import SpaceConstraints
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.changed_resources import RESOURCES, cluster_with_resource
+from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import num_params
 from mofa.specs.scored_runs import load_scored_runs
@@ -27,6 +30,7 @@ from mofa.specs.workload import WorkloadSpec
 from tests.committed import ROOT
 
 DENSE = "tp=2 pp=2 dp=4 micro_batch=1 recompute=selective"
+MEGATRON = mofa.load_framework("megatron")
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +46,13 @@ def machines() -> ClusterSpec:
 @pytest.mark.parametrize("resource", RESOURCES)
 def test_as_much_of_a_resource_changes_nothing(job: WorkloadSpec, machines: ClusterSpec, resource: str) -> None:
     same = cluster_with_resource(machines, resource, 1.0)
-    steps = [mofa.estimate(job, cluster, DENSE, replay=False).step_s for cluster in (machines, same)]
+    steps = [estimated_step_s(job, on, DENSE, framework=MEGATRON, replay=False) for on in (machines, same)]
     assert steps[0] == pytest.approx(steps[1], rel=2e-5)  # rates of scaled curves have five digits
 
 
 def test_more_of_a_resource_is_never_slower(job: WorkloadSpec, machines: ClusterSpec) -> None:
     framework = mofa.load_framework("megatron")
-    plan = mofa.estimate(job, machines, DENSE, framework=framework, replay=False)
+    plan = plan_in_closed_form(job, machines, DENSE, framework)
     changes = resource_changes(job, machines, framework, plan)
     assert changes[0].resource == "matrix products and attention"
     assert sorted(change.resource for change in changes) == sorted(RESOURCES)
@@ -84,10 +88,9 @@ def test_kernels_of_another_release_of_pytorch_change_too(job: WorkloadSpec, mac
 
 def test_less_memory_may_not_fit_and_more_always_does(job: WorkloadSpec, machines: ClusterSpec) -> None:
     framework = mofa.load_framework("megatron")
-    needed = mofa.estimate(job, machines, DENSE, framework=framework, replay=False).memory
-    plan = mofa.estimate(
-        job, machines, DENSE, framework=framework, replay=False,
-    ).model_copy(update={"memory": needed.model_copy(update={"device_bytes": 0.95 * needed.limit_bytes})})  # fmt: skip
+    plan = plan_in_closed_form(job, machines, DENSE, framework)
+    full = plan.memory.model_copy(update={"device_bytes": 0.95 * plan.memory.limit_bytes})
+    plan = plan.model_copy(update={"memory": full})
     changes = {change.resource: change for change in resource_changes(job, machines, framework, plan)}
     memory = changes.pop("memory capacity")
     assert (memory.fits_less, memory.fits_more) == (False, True)
@@ -140,7 +143,7 @@ def test_bytes_are_every_operand_and_result_once() -> None:
 
 def test_single_changes_are_what_estimates_say(job: WorkloadSpec, machines: ClusterSpec) -> None:
     framework = mofa.load_framework("megatron")
-    plan = mofa.estimate(job, machines, DENSE, framework=framework, replay=False)
+    plan = plan_in_closed_form(job, machines, DENSE, framework)
     changes = strategy_changes(job, machines, framework, plan.strategy)
     assert {change.field for change in changes} == {"tp", "pp", "cp", "vpp", "micro_batch", "zero", "recompute"}
     for change in changes:
@@ -180,9 +183,10 @@ def test_a_change_takes_the_best_options_that_are_searched() -> None:
     assert dearer.step_change is not None and dearer.step_change > change.step_change
 
 
+@pytest.mark.usefixtures("strategies_costed_once")
 def test_what_is_fixed_is_not_changed(job: WorkloadSpec, machines: ClusterSpec) -> None:
     framework = mofa.load_framework("megatron")
-    strategy = mofa.estimate(job, machines, DENSE, framework=framework, replay=False).strategy
+    strategy = plan_in_closed_form(job, machines, DENSE, framework).strategy
     fixed: dict[str, object] = {"tp": (2, 4), "pp": 2, "micro_batch": 1, "sp": False}
     changes = strategy_changes(job, machines, framework, strategy, SpaceConstraints(fixed))
     assert {(c.field, c.value) for c in changes if c.field in fixed} == {("tp", "4")}
@@ -190,6 +194,22 @@ def test_what_is_fixed_is_not_changed(job: WorkloadSpec, machines: ClusterSpec) 
     assert strategy_changes(job, machines, framework, strategy, SpaceConstraints({"dp": 4}))[0].field not in (
         "tp", "pp", "cp",
     )  # fmt: skip
+
+
+_planned: dict[tuple[str, StrategySpec], Plan] = {}
+"""Plans in closed form of a model's strategies on 16 GPUs."""
+
+
+@pytest.fixture
+def strategies_costed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cost each strategy once for all sets of constraints: what a strategy costs does not depend on them."""
+
+    def planned(job: WorkloadSpec, cluster: ClusterSpec, strategy: StrategySpec, framework: FrameworkSpec) -> Plan:
+        if (job.name, strategy) not in _planned:
+            _planned[job.name, strategy] = plan_in_closed_form(job, cluster, strategy, framework)
+        return _planned[job.name, strategy]
+
+    monkeypatch.setattr("mofa.search.analysis.strategy_changes.plan_in_closed_form", planned)
 
 
 @cache
@@ -207,6 +227,7 @@ def rows_of_everything(model: str) -> set[tuple[Any, ...]]:
     {"fix": {"micro_batch": (1, 2), "zero": 1}, "without": ["full", "pp"]},
 ])  # fmt: skip
 @pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
+@pytest.mark.usefixtures("strategies_costed_once")
 def test_changes_keep_to_the_space_that_was_searched(model: str, options: dict[str, Any]) -> None:
     """A change that could run is a row of the restricted space, or of none: no row that a constraint took away."""
     job, cluster = mofa.load_workload(model, global_batch=64), mofa.load_cluster("h100-hgx", 16)

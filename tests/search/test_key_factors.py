@@ -11,6 +11,7 @@ import mofa
 from mofa.errors import NothingFits, SpecError
 from mofa.plan.factor_results import FactorPlan, KeyFactors
 from mofa.search.analysis.analyse import resource_changes
+from mofa.search.key_factors import changed_machines
 from mofa.search.key_factors.ablation import ablation
 from mofa.search.key_factors.factor_search import FactorSearch, best_plan_or_refusal
 from mofa.search.key_factors.optimisations import OPTIMISATIONS, why_optimisation_unavailable
@@ -18,7 +19,7 @@ from mofa.specs.changed_resources import MEMORY_CAPACITY, RESOURCES, cluster_wit
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.workload import WorkloadSpec
 
-SMALL = {"tp": 4, "pp": 2, "vpp": 2, "cp": 1, "micro_batch": 1}
+SMALL = {"tp": 2, "pp": 2, "vpp": 2, "cp": 1, "micro_batch": 1}
 EXPERTS = {"tp": 1, "pp": 1, "vpp": 1, "cp": 1, "micro_batch": 1}
 
 
@@ -44,6 +45,13 @@ def experts() -> KeyFactors:
     faults = mofa.load_faults("llama3", {"spares": 0})
     fix = {"dispatcher": "alltoall"}
     return mofa.key_factors(job, mofa.load_cluster("h100-hgx", 8), faults=faults, maximum=EXPERTS, fix=fix)
+
+
+@pytest.fixture
+def few_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three resources alone are changed, memory among them; ``dense`` and ``experts`` change them all."""
+    few = (MEMORY_CAPACITY, "matrix products and attention", "power limit")
+    monkeypatch.setattr(changed_machines, "RESOURCES", {name: RESOURCES[name] for name in few})
 
 
 @pytest.fixture(params=["dense", "experts"])
@@ -282,12 +290,14 @@ def test_stages_say_where_a_played_step_goes(factors: KeyFactors) -> None:
     assert max(stage.device_bytes or 0 for stage in factors.stages) == pytest.approx(factors.best.device_bytes)
 
 
+@pytest.mark.usefixtures("few_resources")
 def test_processes_change_nothing(job: WorkloadSpec, machines: ClusterSpec) -> None:
     one = {"tp": 2, "pp": 1, "cp": 1, "micro_batch": 1, "recompute": "none"}
     alike = [mofa.key_factors(job, machines, fix=one, optimisations=False, jobs=jobs) for jobs in (1, 2)]
     assert alike[0] == alike[1] and alike[0].ablation == ()
 
 
+@pytest.mark.usefixtures("few_resources")
 def test_played_plans_are_those_of_estimates(machines: ClusterSpec) -> None:
     job = mofa.load_workload("llama3-8b", global_batch=16, overrides={"model.num_layers": 4})
     one = {"tp": 2, "pp": 2, "vpp": 1, "cp": 1, "micro_batch": 1, "zero": 1, "recompute": "full"}
@@ -304,6 +314,7 @@ def test_played_plans_are_those_of_estimates(machines: ClusterSpec) -> None:
         assert resource.more.planned_again.step_s == resource.more.same_plan.step_s
 
 
+@pytest.mark.usefixtures("few_resources")
 def test_gpus_that_the_best_plan_leaves_idle_are_paid_for() -> None:
     """40 GPUs do not divide the batch: fewer compute, in all plans of the study."""
     job, machines = mofa.load_workload("llama3-8b", global_batch=32, tokens="1T"), mofa.load_cluster("h100-hgx", 40)
@@ -320,6 +331,7 @@ def test_gpus_that_the_best_plan_leaves_idle_are_paid_for() -> None:
     assert factors.best.usd == pytest.approx(factors.best.days * 24 * 40 * 2.0)
 
 
+@pytest.mark.usefixtures("few_resources")
 def test_where_nothing_fits_rows_say_so(job: WorkloadSpec) -> None:
     """34 GiB hold plans that recompute, with a tenth less none at all; 44 GiB one that splits sequences."""
     tight = mofa.load_cluster("h100-hgx", 8, overrides={"gpu.capacity_bytes": "34 GiB"})

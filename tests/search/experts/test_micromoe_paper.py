@@ -32,8 +32,8 @@ def table() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def at_0_9(table: ModuleType) -> dict[str, Any]:
-    """The gains of every model under Zipf 0.9."""
-    return {model.name: table.gain(model, 0.9) for model in table.MODELS}
+    """The gains of every model under Zipf 0.9; means of ten micro-batches are within 0.3 points of twenty's."""
+    return {model.name: table.gain(model, 0.9, 10) for model in table.MODELS}
 
 
 def test_the_papers_average_needs_adaptive_placements_and_a_skew_of_about_0_9(
