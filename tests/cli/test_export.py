@@ -45,8 +45,8 @@ def test_a_job_goes_out_and_comes_back(
 def test_the_json_of_a_plan_is_exported(tmp_path: Path, capsys: Captured) -> None:
     """Of a search the best, or the one asked for; the head says what was predicted."""
     file = tmp_path / "plan.json"
-    search = ["plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--fix", "cp=1 vpp=1 pp=2", "--no-replay", "--top", "2"]
-    assert main([*search, "--quiet", "--json-file", str(file)]) == 0
+    search = ["plan", "llama3-8b", "h100-hgx", "--gpus", "8", "--fix", "cp=1 vpp=1 pp=2 micro_batch=1", "--no-replay"]
+    assert main([*search, "--top", "2", "--refine-seconds", "0", "--quiet", "--json-file", str(file)]) == 0
     capsys.readouterr()
     plans = json.loads(file.read_text())["plans"]
     for number in (1, 2):
@@ -58,8 +58,13 @@ def test_the_json_of_a_plan_is_exported(tmp_path: Path, capsys: Captured) -> Non
 
 
 def test_a_search_is_exported(tmp_path: Path, capsys: Captured) -> None:
-    options = ["--gpus", "8", "--fix", "tp=2 pp=1 cp=1", "--with", "fp8-delayed", "--no-replay", "--quiet"]
-    assert main(["export", "llama3-8b", "h100-hgx", *options, "--to", "megatron-bridge", "--out", str(tmp_path)]) == 0
+    few = ["--fix", "tp=2 pp=1 cp=1 micro_batch=1", "--with", "fp8-delayed", "--no-replay", "--quiet"]
+    assert (
+        main(
+            ["export", "llama3-8b", "h100-hgx", "--gpus", "8", *few, "--to", "megatron-bridge", "--out", str(tmp_path)]
+        )
+        == 0
+    )
     recipe = (tmp_path / "mofa_recipe.py").read_text()
     assert "tensor_model_parallel_size=2" in recipe and "fp8_recipe='delayed'" in recipe
 
@@ -93,7 +98,7 @@ def test_a_plan_says_that_its_framework_cannot_run_the_model(tmp_path: Path, cap
         "--fix",
         "pp=1",
         "--fix",
-        "cp=1",
+        "cp=1 micro_batch=1",
         "--fast",
         "--top",
         "1",

@@ -19,12 +19,14 @@ from mofa.plan.summaries import FrameworkSummary
 from mofa.report.factors_text import percent_text, print_factors, strategy_changes_text
 from mofa.report.figures.key_resources import plot_ablation, plot_key_resources
 from mofa.report.tables import make_console
+from mofa.search.key_factors import changed_machines
+from mofa.specs.changed_resources import RESOURCES
 from mofa.specs.overrides import parse_strategy
 from mofa.specs.strategy import StrategySpec
 from mofa.units import format_seconds
 
 JOB = ["factors", "llama3-8b", "h100-hgx", "--gpus", "8", "--global-batch", "32", "--tokens", "1T", "--jobs", "1"]
-SMALL = ["--fix", "pp=1", "--fix", "cp=1", "--max", "micro_batch=1", "--max", "tp=4"]
+SMALL = ["--fix", "pp=1", "--fix", "cp=1", "--max", "micro_batch=1", "--max", "tp=2"]
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,14 @@ def test_figures_show_the_numbers_of_the_json(document: dict[str, Any]) -> None:
     assert sum(ends[2:]) == pytest.approx(ends[1] - ends[0])
 
 
+@pytest.fixture
+def two_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two resources alone are changed, where a test asks nothing of them."""
+    two = ("memory bandwidth", "host")
+    monkeypatch.setattr(changed_machines, "RESOURCES", {name: RESOURCES[name] for name in two})
+
+
+@pytest.mark.usefixtures("two_resources")
 def test_json_alone_is_printed_and_versioned(capsys: pytest.CaptureFixture[str]) -> None:
     fixed = ["--fix", "tp=2", "--fix", "pp=1", "--fix", "cp=1", "--no-ablation", "--without", "tp_overlap"]
     assert main([*JOB, *fixed, "--json", "--faults", "llama3", "--spares", "0"]) == 0
@@ -192,6 +202,7 @@ def test_idle_gpus_and_spares_are_said(document: dict[str, Any]) -> None:
     assert "Of 8 GPUs 3 compute, 1 idle; standing by: 1 node." in shown.getvalue()
 
 
+@pytest.mark.usefixtures("two_resources")
 def test_idle_gpus_are_said_as_a_plan_says_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """24 GPUs do not divide a batch of 64: 8 are idle and paid for."""
     job = ["llama3-8b", "h100-hgx", "--gpus", "24", "--global-batch", "64", "--max", "pp=1", "--without", "cp"]

@@ -251,7 +251,8 @@ def long_run(plan: dict[str, Any]) -> None:
 
 def test_plans_carry_their_long_run(cli: Cli) -> None:
     options = ("--gpus", "64", "--tokens", "100B", "--faults", "llama3", "--price", "2", "--top", "2", "--json")
-    done = cli("plan", "llama3-8b", "h100-hgx", *options, "--max", "cp=1", "--max", "pp=2", "--refine-seconds", "0")
+    few = ("--max", "cp=1", "--max", "pp=2", "--max", "vpp=1", "--max", "micro_batch=1", "--refine-seconds", "0")
+    done = cli("plan", "llama3-8b", "h100-hgx", *options, *few)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     PlanReport.model_validate(report)
@@ -272,7 +273,8 @@ def test_plans_carry_their_long_run(cli: Cli) -> None:
 def test_levels_of_checkpoints_are_chosen_for_plans(cli: Cli) -> None:
     """Computing waits for storage where nothing writes behind it, so that it is written to more rarely."""
     arguments = ("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--top", "1", "--no-replay", "--json", "--fix",
-                 "recompute=none", "--max", "cp=1", "--max", "vpp=1", "--max", "pp=4", "--faults", "llama3",
+                 "recompute=none", "--max", "cp=1", "--max", "vpp=1", "--max", "pp=4", "--max", "micro_batch=1",
+                 "--without", "tp_overlap", "--refine-seconds", "0", "--faults", "llama3",
                  "--storage", "20 GB/s", "--spares", "0",
                  "--set", "faults.reliability.failures_per_node_day=0.5")  # fmt: skip
     found = {}

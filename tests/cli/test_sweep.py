@@ -52,6 +52,7 @@ def test_a_sweep_says_what_is_cheapest_and_writes_a_table(cli: Cli, tmp_path: Pa
     assert before == {path: path.read_bytes() for path in (tmp_path / "scales").rglob("*.*")}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_json_says_what_the_table_says(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SWEEP.replace("8..16", "[8, 12, 16]"))
     done = cli("sweep", "s.yaml", "--json", "--json-file", "s.json")
@@ -74,6 +75,7 @@ def test_json_says_what_the_table_says(cli: Cli, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_plan_by_scales_and_a_sweep_say_the_same(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SWEEP.replace("[h100-hgx, h800-hgx]", "h100-hgx").replace(", h800-hgx: 2", ""))
     cli("sweep", "s.yaml")
@@ -89,6 +91,7 @@ def test_a_plan_by_scales_and_a_sweep_say_the_same(cli: Cli, tmp_path: Path) -> 
         assert swept[name].tolist() == pytest.approx(planned[name].tolist(), rel=1e-12), name
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_is_killed_goes_on_where_it_was(cli: Cli, tmp_path: Path) -> None:
     text = SWEEP.replace('[64, "8 per gpu"]', "[16, 32, 48]").replace("[h100-hgx, h800-hgx]", "h100-hgx")
     (tmp_path / "s.yaml").write_text(text.replace(", h800-hgx: 2", ""))
@@ -115,6 +118,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(cli: Cli, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_exit_statuses_say_when_nothing_is_planned(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "none.yaml").write_text(
         "models: llama3-70b\nclusters: h100-hgx\ngpus: 8\nsearch: {fast: true, fix: {cp: 1, recompute: none}}\n"
