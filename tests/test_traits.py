@@ -241,7 +241,8 @@ def test_renamed_ops_and_tensors_change_nothing(
     def renamed_tapes(ctx: Context, modes: tuple[RecomputeSpec, ...]) -> ModelTapes:
         tapes = model_tapes(ctx, modes)
         blocks = {label: renamed.block(block) for label, block in tapes.blocks.items()}
-        return replace(tapes, blocks=blocks, layer_ops=tuple(map(renamed.op, tapes.layer_ops)))
+        layer_ops = tuple(tuple(map(renamed.op, ops)) for ops in tapes.layer_ops)
+        return replace(tapes, blocks=blocks, layer_ops=layer_ops)
 
     monkeypatch.setattr("mofa.cost.block.block_cost.model_tapes", renamed_tapes)
     assert estimated() == plain
