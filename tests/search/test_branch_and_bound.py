@@ -44,11 +44,11 @@ JOBS: dict[str, tuple[str, str, int, str, dict[str, Any]]] = {
     "torchtitan": (
         "llama3-8b",
         "h100-hgx",
-        16,
+        32,
         "torchtitan",
-        {"maximum": {"pp": 2, "cp": 1, "vpp": 2, "micro_batch": 2}},
+        {"maximum": {"pp": 4, "cp": 1, "vpp": 2, "micro_batch": 2}},
     ),
-    "nothing fits": ("llama3-405b", "h100-hgx", 8, "megatron", {"maximum": {"vpp": 1, "cp": 1, "micro_batch": 1}}),
+    "nothing fits": ("llama3-405b", "h100-hgx", 8, "megatron", {"maximum": {"vpp": 2}}),
 }
 FRONTS = ("solved layers", "experts", "torchtitan")
 """Jobs whose one best row and whose front are sought."""

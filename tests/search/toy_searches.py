@@ -25,19 +25,13 @@ MAXIMUM: dict[str, dict[str, int]] = {
 """A part of the rows, of every kind of row some: what is true of them is true of the others."""
 
 
-def maximum_of(model: str, name: str) -> dict[str, int]:
-    """Bounds of a model's degrees under a framework. FSDP costs blocks of every dp and pp anew, with experts most; what
-    virtual stages are to torchtitan the dense model says."""
-    return MAXIMUM[model] | ({"vpp": 1} if (model, name) == ("moe", "torchtitan") else {})
-
-
 def search_every_row(model: str, name: str, jobs: int = 1) -> Search:
     """A search that costs every legal row."""
     job = workload(MODELS[model], seq_len=4096, global_batch=32)
     machines = cluster(16, memory_gib=GIB[model])
     return find_plans(
         job, machines, framework=framework(name), top=3, replay=False, banded=False, jobs=jobs, every_row=True,
-        maximum=maximum_of(model, name), closed_form_margin=False,
+        maximum=MAXIMUM[model], closed_form_margin=False,
     )  # fmt: skip
 
 
@@ -59,6 +53,6 @@ def judged(model: str, name: str, top: int, memory_gib: float | None, *, closed_
     job = workload(MODELS[model], seq_len=4096, global_batch=32)
     machines = cluster(16, memory_gib=memory_gib or GIB[model])
     return find_plans(
-        job, machines, framework=framework(name), top=top, replay=False, banded=False,
-        maximum=maximum_of(model, name), closed_form_margin=closed_form_margin,
+        job, machines, framework=framework(name), top=top, replay=False, banded=False, maximum=MAXIMUM[model],
+        closed_form_margin=closed_form_margin,
     )  # fmt: skip
