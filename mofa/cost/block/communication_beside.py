@@ -77,7 +77,8 @@ def sent_beside(tape: Tape, seconds: list[FloatK], machine: OpTimingMachine) -> 
 def computing_slowdown(op: Op, machine: OpTimingMachine) -> FloatK:
     """What computing loses per second of an op on another stream. (K,) [-]"""
     if isinstance(op.work, Collective):
-        return collective_slowdown(machine.cluster.gpu.curves, machine.groups[op.work.group], machine.network_fabric)
+        group = machine.groups[op.work.group]
+        return collective_slowdown(machine.cluster.gpu.curves, group, machine.network_fabric, op.work.kind)
     if isinstance(op.work, HostCopy):
         return 0.0
     return 1.0 if isinstance(op.work, MemoryBound) else machine.cluster.gpu.curves.overlap_slowdown.value

@@ -96,6 +96,14 @@ def test_rings_through_a_domain_cost_as_much_more_as_they_move_inside() -> None:
     assert collective_slowdown(curves, groups((64, 8)), capped) == pytest.approx([0.14 + 0.06 / 4])
 
 
+def test_an_all_to_all_between_domains_has_no_ring_through_them() -> None:
+    """It holds its channels; inside a domain it costs what layers lost beside a collective."""
+    curves = curves_with(MEASURED)
+    curves = curves.model_copy(update={"overlap_slowdown": Fact(value=0.2, provenance="assumed", source="an example")})
+    slowdown = collective_slowdown(curves, groups((8, 1), (64, 8), (8, 8)), RAILS, "all_to_all")
+    assert slowdown == pytest.approx([0.04, 0.14, 0.2])
+
+
 def test_moving_gives_nothing_back_where_holding_costs_more() -> None:
     """The toy GPU's layers lose less inside than 24 held multiprocessors cost."""
     assert collective_slowdown(curves_with(MEASURED), groups((64, 8)), RAILS) == pytest.approx([0.14])
