@@ -40,6 +40,7 @@ python scripts/blind.py predict reference_runs/blind_drawn_fifth.csv reference_r
 python scripts/blind.py predict reference_runs/blind_early_stop.csv reference_runs/plans/twentieth.yaml
 python scripts/blind.py predict reference_runs/blind_float8.csv reference_runs/plans/float8-1gpu.yaml
 python scripts/blind.py predict reference_runs/blind_float8_second.csv reference_runs/plans/float8-second-1gpu.yaml
+python scripts/blind.py predict reference_runs/blind_te_eager.csv reference_runs/plans/te-eager-permutation.yaml
 python scripts/blind.py predict reference_runs/blind_fsdp1.csv reference_runs/plans/{fsdp1-2gpu,twenty-first}.yaml
 python scripts/blind.py score
 
@@ -111,6 +112,7 @@ SETS = (
     "blind_early_stop",
     "blind_float8",
     "blind_float8_second",
+    "blind_te_eager",
     "blind_fsdp1",
 )
 RUNS = tuple(REFERENCES / f"{name}.csv" for name in SETS)
