@@ -218,6 +218,16 @@ class LayerArrays:
         return self.stack_of_blocks(lambda c: c.forward.total_s - c.forward.exposed[host])
 
     @cached_property
+    def attention_passes_s(self) -> tuple[ArrayN, ArrayN]:
+        """What products of dense weights and attention take in a forward and a backward: with experts, next to all that
+        is ahead of these in a forward and behind them in a backward. (modes, K, kinds) each [s]"""
+        names = [EXPOSED.index(name) for name in ("gemm", "attention")]
+        return (
+            self.stack_of_blocks(lambda c: c.forward.exposed[names].sum(axis=0)),
+            self.stack_of_blocks(lambda c: c.backward.exposed[names].sum(axis=0)),
+        )
+
+    @cached_property
     def computing_s(self) -> ArrayN:
         """What of it is computing, or a copy of weights and gradients. (modes, K, kinds) [s]"""
         return np.asarray(self.exposed_by_family_s[..., [EXPOSED.index(x) for x in (*COMPUTING, "dp")]].sum(axis=-1))

@@ -46,3 +46,15 @@ def test_without_its_own_name_a_stage_reduces_in_the_bubble() -> None:
         unnamed, _ = parts("experts")
     assert sum(unnamed.values()) == pytest.approx(sum(named.values()), rel=1e-12)
     assert played["dp"] - unnamed["dp"] > 0.01 > abs(played["dp"] - named["dp"])
+
+
+def test_the_first_layers_experts_are_reduced_behind_their_backward() -> None:
+    """One micro-batch of large experts: what the first weights of the first layer's make is reduced beside that layer's
+    attention, and beyond it. Without that the closed form is 1.4 % short."""
+    job = mofa.load_workload("mixtral-8x7b", global_batch=32, overrides={"model.num_layers": 8})
+    framework = mofa.load_framework({"name": "megatron", "overlap_param_gather": False})
+    strategy, machines = "tp=2 ep=2 micro_batch=2 recompute=full", mofa.load_cluster("h100-hgx", 32)
+    closed, played = (
+        mofa.estimate(job, machines, strategy, framework=framework, replay=replay).step_s for replay in (False, True)
+    )
+    assert closed == pytest.approx(played, rel=0.002)

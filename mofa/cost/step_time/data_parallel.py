@@ -169,7 +169,7 @@ def _megatron(
     reduces, gathers = reduces[rows.grid_index], np.where(shards, gathers, 0.0)[rows.grid_index]
     buckets = megatron_first_chunk_buckets(rows)
     first_forward: ClockAdvance | None = None
-    (first_reduce, last_reduce), (first_gather, last_gather), of_buckets = _first_chunk_s(
+    (first_reduce, last_reduce), (first_gather, last_gather), of_buckets, experts_s = _first_chunk_s(
         rows, buckets, (width, each), scatters[:, 0, 0], shards[:, 0, 0]
     )
     reduces[:, 0, 0], gathers[:, 0, 0] = first_reduce, first_gather
@@ -197,7 +197,10 @@ def _megatron(
     if fw.overlap_grad_reduce:
         left_s = _after_last(reduce, backward_s / vpp, before_b / vpp, pp, vpp)
         if vpp == 1:
-            own_s[:, 0] = left_s[:, 0] = np.maximum(last_reduce, reduce[:, 0] - backward_s[:, 0])
+            behind_experts_s = last_reduce + experts_s[0] - _beside_first_layers_experts_s(rows, is_backward=True)
+            own_s[:, 0] = left_s[:, 0] = np.maximum.reduce(
+                [last_reduce, reduce[:, 0] - backward_s[:, 0], behind_experts_s]
+            )
         worst = max_of_array_rows(left_s)
         beside = np.maximum(reduce[:, 0] - worst, 0.0)
         lost = slow[:, 0] * beside
@@ -208,7 +211,8 @@ def _megatron(
         on_path = on_path + worst
     else:
         exposed = exposed + worst
-    first = np.maximum(last_gather, first_gather - forward_s[:, 0] / vpp)
+    ahead_of_experts_s = last_gather + experts_s[1] - _beside_first_layers_experts_s(rows, is_backward=False)
+    first = np.maximum.reduce([last_gather, first_gather - forward_s[:, 0] / vpp, ahead_of_experts_s])
     after_optimizer_s, slower_s = np.zeros_like(gather), np.zeros(len(gather))
     if not fw.overlap_param_gather:
         after_optimizer_s = gather * num_gathers_after_optimizer(rows)[rows.grid_index]
@@ -302,9 +306,10 @@ def _passes_behind_lead(
 
 def _first_chunk_s(
     rows: GatheredRows, buckets: FilledBuckets, bytes_per_param: tuple[float, float], scatters: BoolN, shards: BoolN
-) -> tuple[tuple[ArrayN, ArrayN], tuple[ArrayN, ArrayN], BucketGathers]:  # fmt: skip
+) -> tuple[tuple[ArrayN, ArrayN], tuple[ArrayN, ArrayN], BucketGathers, tuple[ArrayN, ArrayN]]:  # fmt: skip
     """Reducing and gathering the first stage's first chunk bucket by bucket: all of them, and the one with the
-    embedding, which is reduced last and gathered ahead of all. (n,) each [s]"""
+    embedding, which is reduced last and gathered ahead of all; and, the last of four, reducing and gathering what the
+    first weight of the first layer's experts fills, 0 where that layer has none. (n,) each [s]"""
     dense, expert = rows.params[:, :, 0, 0]
     sizes = [sizes.shares * params for sizes, params in zip(buckets.sizes, (dense, expert), strict=True)]
     payloads = np.concatenate([*sizes, np.minimum(buckets.last_params, dense)[None]])
@@ -318,17 +323,13 @@ def _first_chunk_s(
         seconds = collective_s(kind, payloads * nbytes, group, rows.costs.machine.network_fabric)
         return numbers * seconds[:-1], seconds[-1]
 
-    def bucketed_s(kind: CollectiveKind, nbytes: float) -> tuple[ArrayN, ArrayN]:
-        each_s, last_s = each_bucketed_s(kind, nbytes)
-        return each_s.sum(axis=0), last_s
-
     width, each = bytes_per_param
-    total_s, last_s = bucketed_s("reduce_scatter" if scatters.any() else "all_reduce", width)
+    reduced_s, last_s = each_bucketed_s("reduce_scatter" if scatters.any() else "all_reduce", width)
     if scatters.any() and not scatters.all():
-        summed_s, last_summed_s = bucketed_s("all_reduce", width)
-        total_s, last_s = np.where(scatters, total_s, summed_s), np.where(scatters, last_s, last_summed_s)
+        summed_s, last_summed_s = each_bucketed_s("all_reduce", width)
+        reduced_s, last_s = np.where(scatters, reduced_s, summed_s), np.where(scatters, last_s, last_summed_s)
     each_s, first_s = (np.where(shards, part, 0.0) for part in each_bucketed_s("all_gather", each))
-    gathered_s, index = each_s.sum(axis=0), rows.grid_index
+    total_s, gathered_s, index = reduced_s.sum(axis=0), each_s.sum(axis=0), rows.grid_index
     kinds = np.concatenate([sizes.kinds for sizes in buckets.sizes])
     # (dense and expert, seconds and numbers, kinds, g); experts' are gathered behind dense ones
     split, count = len(sizes[0]), np.maximum(rows.stage_layers.stages.layer_counts[:, 0, 0], 1)[:, None]
@@ -341,7 +342,20 @@ def _first_chunk_s(
     of_first_s = np.where(num_dense < 1.0, mean_s, dense_s / np.maximum(num_dense, 1.0))
     head_s = each_s[kinds == len(count) + 1].sum(axis=0)
     of_buckets = BucketGathers(first_s, of_first_s, dense_s + expert_s - of_first_s, head_s)
-    return (total_s[index], last_s[index]), (gathered_s[index], first_s[index]), of_buckets
+    experts_s = np.zeros((2, len(index)))
+    of_experts = split + np.flatnonzero(kinds[split:] == 0)
+    if len(of_experts):  # in the forward's order
+        weight = of_experts[0]
+        experts_s = (np.array([reduced_s[weight], each_s[weight]]) / np.maximum(numbers[weight], 1.0))[:, index]
+    reduced, gathered = (total_s[index], last_s[index]), (gathered_s[index], first_s[index])
+    return reduced, gathered, of_buckets, (experts_s[0], experts_s[1])
+
+
+def _beside_first_layers_experts_s(rows: GatheredRows, *, is_backward: bool) -> ArrayN:
+    """What the embedding and the first layer compute ahead of its experts, or behind their backward. (n,) [s]"""
+    layer_s: ArrayN = rows.layers.attention_passes_s[is_backward][rows.base_mode_index, rows.k, 0]
+    embedding = rows.costs.embedding.backward if is_backward else rows.costs.embedding.forward
+    return layer_s + embedding.total_s[rows.k]
 
 
 def _embedding_params(rows: GatheredRows) -> ArrayN:

@@ -320,7 +320,8 @@ def test_every_variant_has_the_whole_batch(weak: bool, replan: bool, batch: int)
 def test_a_smaller_plan_shards_as_its_framework_does() -> None:
     """torchtitan keeps weights gathered under a pipeline, and shards them too without one."""
     framework = mofa.load_framework("torchtitan")
-    point = goodput_by_scale(JOB, NODES, facts(), [256], framework, strategy="pp=2 recompute=full").points[0]
+    job = mofa.load_workload("llama3-8b", tokens="1T", global_batch=512)
+    point = goodput_by_scale(job, NODES, facts(), [256], framework, strategy="pp=2 recompute=full").points[0]
     assert point.strategy is not None and (point.strategy.pp, point.strategy.zero) == (2, 2)
     left = point.variants["async, spares"]
     assert (left.strategy.pp, left.strategy.dp, left.strategy.zero) == (1, 128, 3)
