@@ -33,7 +33,8 @@ from mofa.cost.kernels.compute import (
     unaligned_gemm_s,
 )
 from mofa.cost.kernels.fitted_forms import l2_miss_bytes
-from mofa.cost.kernels.stragglers import (
+from mofa.cost.kernels.slowest_gpu import (
+    PaceFactors,
     PaceSpread,
     StragglerFractions,
     expected_slowest,
@@ -90,12 +91,18 @@ class OpTimingMachine:
     """GPUs that wait for each other within every layer, of each combination; one where absent. (K,) [-]"""
     meeting_hosts: NDArray[np.int64] | None = None
     """Ranks whose hosts wait for each other within every layer, of each combination; one where absent. (K,) [-]"""
+    pace: PaceFactors | None = None
+    """That of the GPUs, over a typical one's; the expected one of the slowest where absent. [-]"""
     timed_ops: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
     """Shared by machines that differ in ``host_lead_lost`` alone."""
 
     def with_device_waits(self, idle: float) -> OpTimingMachine:
         """The machine, waiting for a share of the time besides what its tapes say."""
         return replace(self, idle_fraction=idle, timed_ops=TimedOps(self.timed_ops.works, host=self.timed_ops.host))
+
+    def at_pace(self, pace: PaceFactors) -> OpTimingMachine:
+        """The machine with GPUs of a pace of their own."""
+        return replace(self, pace=pace, timed_ops=TimedOps(self.timed_ops.works, host=self.timed_ops.host))
 
     def on_hosts_of(self, cluster: ClusterSpec) -> OpTimingMachine:
         """The machine with the same GPUs, of a cluster whose hosts alone differ: devices take as long."""
@@ -124,7 +131,9 @@ class OpTimingMachine:
     @cached_property
     def slowest_gpu_slowdown(self) -> tuple[FloatK, FloatK]:
         """How much longer power-limited kernels, and others, take on the slowest of all GPUs than on a typical one, as
-        all wait (:func:`mofa.cost.kernels.stragglers.expected_slowest`). (K,) each [-]"""
+        all wait (:func:`mofa.cost.kernels.slowest_gpu.expected_slowest`). (K,) each [-]"""
+        if self.pace is not None:
+            return self.pace
         spread = PaceSpread.from_cluster(self.cluster)
         if self.num_gpus is None or self.num_k == 1:
             return expected_slowest(spread, self.cluster.num_gpus if self.num_gpus is None else int(self.num_gpus[0]))

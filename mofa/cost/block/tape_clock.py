@@ -36,7 +36,7 @@ from mofa.cost.block.sequential_experts import expert_loop_issue_seconds, tape_w
 from mofa.cost.block.streams import NOTHING, Ready, TapeStreamClocks, output_ready_times
 from mofa.cost.kernels.launch_queue import num_queued_kernels
 from mofa.cost.kernels.lazy_loading import kernel_load_idle_s, tape_with_kernel_loads
-from mofa.cost.kernels.stragglers import StragglerFractions
+from mofa.cost.kernels.slowest_gpu import StragglerFractions
 
 ArrayK = NDArray[np.float64]
 

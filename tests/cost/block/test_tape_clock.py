@@ -18,7 +18,7 @@ from mofa.blocks.work import Collective, Gemm, HostSync, MemoryBound
 from mofa.cost.block.communication_beside import HIDDEN
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED, TapeTime, time_per_tape_repetition
-from mofa.cost.kernels.stragglers import StragglerFractions
+from mofa.cost.kernels.slowest_gpu import StragglerFractions
 
 SLOWDOWN, SYNC_S, LOAD_S = 0.1, 20.0, 2.0
 GEMM = Gemm(1, 1, 1)

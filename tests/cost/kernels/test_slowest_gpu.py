@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mofa
-from mofa.cost.kernels.stragglers import PaceSpread, expected_slowest
+from mofa.cost.kernels.slowest_gpu import PaceSpread, expected_slowest
 from mofa.errors import SpecError
 from mofa.specs.fitted import expected_max_normal
 from mofa.specs.hardware import ClusterSpec

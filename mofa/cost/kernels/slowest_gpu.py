@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.blocks.elementwise import FloatK
+from mofa.blocks.elementwise import FloatK, maximum
 from mofa.blocks.op import COMPUTING_FAMILIES, Op
 from mofa.blocks.work import PRODUCTS, MemoryBound
 from mofa.specs.fitted import expected_max_normal
@@ -143,12 +143,14 @@ def expected_slowest_of_each(spread: PaceSpread, numbers: NDArray[np.int64]) -> 
 def waiting_fraction(factor: FloatK) -> FloatK:
     """Of kernels that take ``factor`` times as long as on a typical GPU, what a typical one waits. (K,) or of all [-]
 
+    Nothing where they are faster.
+
     Examples
     --------
     >>> waiting_fraction(2.0)
     0.5
     """
-    return 1.0 - 1.0 / factor
+    return maximum(1.0 - 1.0 / factor, 0.0)
 
 
 def _normal_cdf(deviations: FloatArray) -> FloatArray:
