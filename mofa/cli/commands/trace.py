@@ -158,8 +158,11 @@ def _played(
     mean = f" ({step_s:.6g} s on average over steps that load kernels or run again)"
     draws: tuple[str, ...] = ()
     if drawn is not None:
-        expected_s = expected_step_of_draws_s(estimator, replay_step_time(estimator, detail=False, spans=False))
-        draws = (f"stragglers drawn by seed {drawn}, in the mean of draws {expected_s:.6g} s",)
+        at_slowest = replay_step_time(estimator, detail=False, spans=False)
+        expected_s = expected_step_of_draws_s(estimator, at_slowest)
+        mean_of_draws = "" if expected_s is None else f"{expected_s:.6g} s in the mean of draws, "
+        by_default = f"{at_slowest.step_s:.6g} s with all stages at the expected pace of the slowest"
+        draws = (f"stragglers drawn by seed {drawn}: {mean_of_draws}{by_default}",)
     note = "; ".join((
         f"{len(shown)} of {pp} pipeline ranks",
         f"every computation of {num} micro-batches, every op of the first {min(detailed, num)}",

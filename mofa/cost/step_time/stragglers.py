@@ -52,7 +52,8 @@ def pipeline_lead_over_slowest_s(
     ``m (max_s T_s(E_n) - E[max_s max_i T_s(x_i)])`` over the micro-batches, where stage s has ``n / pp`` GPUs of pace
     ``x_i`` and takes ``T_s(x) = stage_s + by_pace_s (x - E_n)``; the distribution of the largest is the product of all
     stages'. In the bubble other stages go at the pace of the slowest of those that meet there, and not at ``E_n``.
-    Assumes that the bubble is the computing of other stages, and takes all of them alike.
+    Assumes that the bubble is the computing of other stages, and takes all of them alike. Of 1F1B and GPipe: stages
+    that are interleaved wait for hand-overs within the steady state, too, and gain more there.
 
     Examples
     --------

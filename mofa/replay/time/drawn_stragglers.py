@@ -102,8 +102,10 @@ def estimators_at_drawn_paces(estimator: TableEstimator, seed: int) -> tuple[Tab
     return tuple(estimator.at_pace(PaceFactors(*pace)) for pace in waited_for.T.tolist())
 
 
-def expected_step_of_draws_s(estimator: TableEstimator, at_slowest: ReplayedTime) -> float:
+def expected_step_of_draws_s(estimator: TableEstimator, at_slowest: ReplayedTime) -> float | None:
     """The mean of a step over draws, by that whose stages are all at the expected pace of the slowest GPU. [s]
+
+    None of schedules that are walked: their stages wait for each other within the steady state, too.
 
     Parameters
     ----------
@@ -114,6 +116,8 @@ def expected_step_of_draws_s(estimator: TableEstimator, at_slowest: ReplayedTime
     """
     estimator = estimator.at_power_limited_clock
     rows = gathered_row_of_strategy(estimator)
+    if not rows.schedule_record.has_closed_form and rows.stage_layers.stages.pp > 1:
+        return None
     spread, num_gpus = PaceSpread.from_cluster(rows.cluster), _num_gpus(rows)
     slowest = expected_slowest(spread._replace(slow_share=0.0), num_gpus).products
     if slowest <= 1.0:

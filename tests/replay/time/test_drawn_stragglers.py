@@ -43,6 +43,7 @@ CASES = {
     "slow nodes": Case("llama3-8b", 256, 256, "tp=2 micro_batch=1", changes=SLOW),
     "two stages": Case("llama3-8b", 64, 128, "tp=2 pp=2 micro_batch=1"),
     "four stages": Case("llama3-8b", 256, 512, "tp=2 pp=4 micro_batch=1"),
+    "interleaved": Case("llama3-8b", 64, 256, "tp=2 pp=4 vpp=4 micro_batch=1"),
 }
 OF_STEPS = 0.0005
 """How far pipelines may be off besides the draws' own error: their closed form takes the bubble for computing. [-]"""
@@ -65,12 +66,13 @@ def drawn(estimator: TableEstimator, seed: int) -> ReplayedTime:
     return replay_step_time(estimator, detail=False, paced=estimators_at_drawn_paces(estimator, seed))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "interleaved"])
 def test_draws_are_on_average_what_is_expected(name: str) -> None:
     """Within four standard errors of the mean of the draws."""
     estimator, at_slowest = played(name)
     steps = np.array([drawn(estimator, seed).step_s for seed in range(DRAWS)])
     expected_s = expected_step_of_draws_s(estimator, at_slowest)
+    assert expected_s is not None
     several = int(estimator.table.pp[0]) > 1
     error_s = 4.0 * steps.std(ddof=1) / DRAWS**0.5 + OF_STEPS * several * expected_s
     assert abs(steps.mean() - expected_s) < error_s, (steps.mean(), expected_s, error_s)
@@ -79,6 +81,13 @@ def test_draws_are_on_average_what_is_expected(name: str) -> None:
         assert steps.mean() < at_slowest.step_s
     else:
         assert expected_s == at_slowest.step_s
+
+
+def test_interleaved_stages_gain_more_than_is_expected_of_others() -> None:
+    """Of walked schedules no mean is said; their draws are shorter than the step at the slowest's pace."""
+    estimator, at_slowest = played("interleaved")
+    assert expected_step_of_draws_s(estimator, at_slowest) is None
+    assert np.mean([drawn(estimator, seed).step_s for seed in range(10)]) < at_slowest.step_s
 
 
 def test_a_seed_is_a_job() -> None:
@@ -109,7 +118,7 @@ def test_a_trace_of_drawn_stragglers_says_its_seed(tmp_path: Path, capsys: pytes
     for more in ([], ["--draw-stragglers", "--seed", "5"]):
         assert main(["trace", *job, *more, "--out", str(tmp_path / "x.json")]) == 0
         steps.append(json.loads((tmp_path / "x.json").read_text())["otherData"]["step_s"])
-    assert "stragglers drawn by seed 5, in the mean of draws" in capsys.readouterr().err
+    assert "stragglers drawn by seed 5: " in capsys.readouterr().err
     assert steps[0] != steps[1]
     assert main(["trace", *job, "--draw-stragglers", "--seed", "-1", "--out", str(tmp_path / "x.json")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
