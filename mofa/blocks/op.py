@@ -27,6 +27,10 @@ Family = Literal[
     "host", "host_idle",
 ]  # fmt: skip
 COMM_FAMILIES: tuple[Family, ...] = ("tp", "cp", "ep", "pp", "dp")
+COMPUTING_FAMILIES: tuple[Family, ...] = (
+    "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "optimizer",
+)  # fmt: skip
+"""What loses by communication beside it; the others wait."""
 
 
 class Tensor(NamedTuple):

@@ -161,3 +161,5 @@ class HostSync:
 
 
 Work = Gemm | GroupedGemm | Attention | MemoryBound | Collective | HostCopy | HostSync
+PRODUCTS = (Gemm, GroupedGemm, Attention)
+"""Work that the power limit slows down."""

@@ -13,7 +13,7 @@ FloatN = NDArray[np.float64]
 
 TIME_COMPONENTS = (
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
-    "bubble", "optimizer",
+    "bubble", "stragglers", "optimizer",
 )  # fmt: skip
 HIDDEN_COMPONENTS = ("tp", "cp", "ep", "pp", "dp")
 LIVE_COMPONENTS = (

@@ -18,6 +18,7 @@ from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.collector import TableCollector, checkpoint_bytes_of_heaviest_rank
 from mofa.cost.kernels.lazy_loading import share_of_passes_with_kernel_load as drained_share
+from mofa.cost.kernels.slowest_gpu import PaceFactors
 from mofa.cost.memory.peak import StagePeakBytes, peaks_with_fullest_stage, stage_peak_bytes
 from mofa.cost.memory.pinned import pinned_excess_bytes
 from mofa.cost.memory.row_memory import RowMemory
@@ -230,6 +231,12 @@ class TableEstimator:
 
     def _rested_by(self, idle: float) -> TableEstimator:
         other = self._costed_as(lambda costs: costs.with_device_waits(idle))
+        other.rests = False
+        return other
+
+    def at_pace(self, pace: PaceFactors) -> TableEstimator:
+        """The estimator on GPUs of a pace of their own, at the clock that it has."""
+        other = self._costed_as(lambda costs: costs.at_pace(pace))
         other.rests = False
         return other
 

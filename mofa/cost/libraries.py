@@ -17,7 +17,7 @@ from mofa.specs.base import Fact, Library, Spec
 from mofa.specs.curves import FittedCurve
 from mofa.specs.model import ModelSpec
 
-AS_THE_KERNELS = ("recompute", "bubble")
+AS_THE_KERNELS = ("recompute", "bubble", "stragglers")
 """Components that are made of the kernels of all others."""
 
 

@@ -194,6 +194,10 @@ def component_provenance(
         out[name] = outside if crosses.get(name, False) else _inside(cluster, kind, (ranks or {}).get(name, 2))
     out["ep"] = outside_a2a if crosses.get("ep", False) else _inside(cluster, "all_to_all", (ranks or {}).get("ep", 2))
     out["bubble"] = out["recompute"]
+    slow = node.slow_nodes
+    of_spreads = curves.chip_spread, curves.step_jitter, *(() if slow is None else (slow.share, slow.slowdown))
+    known = [fact for fact in of_spreads if fact is not None]
+    out["stragglers"] = weakest_provenance(*known) if known else out["recompute"]
     assert set(out) == set(TIME_COMPONENTS)
     return out
 

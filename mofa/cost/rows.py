@@ -18,9 +18,8 @@ from mofa.cost.block.block_cost import (
     process_groups_of_rows,
     unique_rows,
 )
-from mofa.cost.block.communication_beside import COMPUTING
 from mofa.cost.block.costs import BlockCost, BlockCosts
-from mofa.cost.block.tape_clock import EXPOSED
+from mofa.cost.block.tape_clock import COMPUTED, EXPOSED
 from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.optimizer import ParameterShards, StaticBytes, embedding_gradient_extra_bytes, static_bytes
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
@@ -229,8 +228,8 @@ class LayerArrays:
 
     @cached_property
     def computing_s(self) -> ArrayN:
-        """What of it is computing, or a copy of weights and gradients. (modes, K, kinds) [s]"""
-        return np.asarray(self.exposed_by_family_s[..., [EXPOSED.index(x) for x in (*COMPUTING, "dp")]].sum(axis=-1))
+        """What of it is computing on the slowest GPU, or a copy of weights and gradients. (modes, K, kinds) [s]"""
+        return np.asarray(self.exposed_by_family_s[..., COMPUTED].sum(axis=-1))
 
 
 @dataclass(frozen=True, eq=False)  # so that what costs much is computed once of each

@@ -196,7 +196,7 @@ def refuse_other_json_version(name: str, result: Mapping[str, Any]) -> None:
     >>> refuse_other_json_version("old.json", {"schema_version": "2.3"})
     >>> refuse_other_json_version("old.json", {"schema_version": "1.4"})
     Traceback (most recent call last):
-    mofa.errors.SpecError: old.json: schema_version ('1.4') is of another major version than 2.14, \
+    mofa.errors.SpecError: old.json: schema_version ('1.4') is of another major version than 2.15, \
 whose fields mean other things; run it again
     """
     said = result.get("schema_version")

@@ -32,7 +32,7 @@ from mofa.specs.strategy import StrategySpec
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION: Final = "2.14"
+SCHEMA_VERSION: Final = "2.15"
 
 FlopsConvention = Literal["causal", "full"]
 
@@ -238,7 +238,7 @@ def _check_consistent(plan: Plan, workload: WorkloadSummary, cluster: ClusterSum
 class Estimate(Plan):
     """One strategy, costed, with the job, the cluster and the framework: what ``mofa estimate --json`` prints."""
 
-    schema_version: Literal["2.14"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.15"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     mofa_version: str = Field(default_factory=installed_version, description="Version of mofa that says it.")
     id: str | None = Field(default=None, description="The run's id; null where the strategy came from options.")
     workload: WorkloadSummary = Field(description="The training job.")
@@ -281,7 +281,7 @@ class PlanReport(Spec):
     True
     """
 
-    schema_version: Literal["2.14"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
+    schema_version: Literal["2.15"] = Field(default=SCHEMA_VERSION, description="Version of this contract.")
     mofa_version: str = Field(default_factory=installed_version, description="Version of mofa that says it.")
     workload: WorkloadSummary = Field(description="The training job.")
     cluster: ClusterSummary = Field(description="The cluster.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TimeComponent = Literal[
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
-    "bubble", "optimizer",
+    "bubble", "stragglers", "optimizer",
 ]  # fmt: skip
 TIME_COMPONENTS: tuple[TimeComponent, ...] = get_args(TimeComponent)
 

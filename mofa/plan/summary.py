@@ -34,6 +34,7 @@ _NAMES = {
     "pp": "pipeline communication",
     "dp": "data-parallel communication",
     "bubble": "pipeline bubble",
+    "stragglers": "waiting for stragglers",
     "optimizer": "optimizer",
     "cuda_context": "CUDA context",
 }

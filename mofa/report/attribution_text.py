@@ -29,6 +29,8 @@ def print_attribution(attribution: Attribution, console: Console) -> None:
     rows = attribution_rows(attribution)
     rows.append(["recomputation, predicted", "", "", format_seconds(attribution.recompute_s), ""])
     rows.append(["pipeline bubble, predicted", "", "", format_seconds(attribution.bubble_s), ""])
+    if attribution.stragglers_s:
+        rows.append(["waiting for stragglers, predicted", "", "", format_seconds(attribution.stragglers_s), ""])
     error = attribution.predicted_step_s / attribution.measured_step_s - 1
     total = [format_seconds(attribution.measured_step_s), format_seconds(attribution.predicted_step_s), f"{error:+.1%}"]
     rows.append(["step", "", *total])

@@ -190,7 +190,7 @@ def print_stage_times(console: Console, time: Time) -> None:
     groups = {
         "computes": ("gemm", "grouped_gemm", "attention", "memory_bound", "recompute"),
         "host": ("host_idle",), "tp, cp, ep": ("tp", "cp", "ep"), "dp": ("dp",), "pp": ("pp",), "bubble": ("bubble",),
-        "optimizer": ("optimizer",),
+        "stragglers": ("stragglers",), "optimizer": ("optimizer",),
     }  # fmt: skip
     rows = []
     for stage in shown:
@@ -200,7 +200,7 @@ def print_stage_times(console: Console, time: Time) -> None:
         rows.append([str(stage.stage), *parts, f"{most}: {format_seconds(stage.idle[most])}" if most else ""])
     columns = [("stage", "right"), *((name, "right") for name in groups), ("waits most for", "left")]
     cut = "" if len(shown) == len(stages) else f" ({len(shown)} of {len(stages)} shown)"
-    leaves = ("optimizer", "dp", "host", "pp", "tp, cp, ep")
+    leaves = ("optimizer", "stragglers", "dp", "host", "pp", "tp, cp, ep")
     print_table(console, f"Time per pipeline stage{cut}", columns, rows, leaves=leaves, under="waits most for",
                 names_under=True)  # fmt: skip
 

@@ -38,7 +38,7 @@ PARTS = 1
 
 @dataclass(frozen=True)
 class CostedRows:
-    """The rows of a table that were costed: their position in it and what they cost. (n,); ``exposed_s`` (13, n)
+    """The rows of a table that were costed: their position in it and what they cost. (n,); ``exposed_s`` (14, n)
 
     Rows that cannot fit have ``device_bytes`` alone; all else is NaN, as nobody asks how fast they would be. Rows that
     are too big but allocate no more than fits are borderline (:mod:`mofa.search.borderline`) and timed too.

@@ -33,7 +33,7 @@ BAND_RUNS, BAND_FAILURES = 1000, 200.0
 """Simulated runs behind a band, and failures of each: a longer run is scaled from a shorter one. [-]"""
 
 ACTIVITIES: dict[str, tuple[str, ...]] = {
-    "matrix": ("gemm", "grouped_gemm", "attention", "recompute"),
+    "matrix": ("gemm", "grouped_gemm", "attention", "recompute", "stragglers"),
     "memory": ("memory_bound", "optimizer"),
     "communication": ("tp", "cp", "ep", "pp", "dp"),
     "idle": ("host_idle", "bubble"),
@@ -47,7 +47,7 @@ def average_step_watts(exposed_s: FloatN, power: PowerDrawSpec, tdp_w: float) ->
     Parameters
     ----------
     exposed_s
-        Parts of the step in the order of ``TIME_COMPONENTS``. (13, n) [s]
+        Parts of the step in the order of ``TIME_COMPONENTS``. (14, n) [s]
     power
         Shares of the TDP by what the GPU does.
     tdp_w
@@ -55,7 +55,7 @@ def average_step_watts(exposed_s: FloatN, power: PowerDrawSpec, tdp_w: float) ->
 
     Examples
     --------
-    >>> step = np.zeros((13, 1))
+    >>> step = np.zeros((14, 1))
     >>> step[TIME_COMPONENTS.index("gemm")] = step[TIME_COMPONENTS.index("bubble")] = 0.5
     >>> float(average_step_watts(step, PowerDrawSpec(), 700.0)[0]).__round__(6)
     413.0

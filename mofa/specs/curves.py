@@ -249,6 +249,9 @@ class GpuCurves(Spec):
     """What waits give back of the clock; None where that is not known, and then nothing."""
     chip_spread: NotNegativeFact | None = None
     """Standard deviation, over GPUs of one kind, of the time of kernels that the power limit slows down. [-]"""
+    step_jitter: NotNegativeFact | None = None
+    """Standard deviation, from one step to the next, of the time of the same kernels on one GPU, besides what
+    :attr:`chip_spread` has of it: that was measured within single steps. None where nothing is known besides. [-]"""
     host_spread: NotNegativeFact | None = None
     """Standard deviation, over the ranks of a run, of what their hosts take for the same work, over its mean. [-]"""
     host_swing: NotNegativeFact | None = None

@@ -13,7 +13,9 @@ from mofa.specs.base import (
     BytesPerSFact,
     CountFact,
     FlopsPerSFact,
+    NotNegativeFact,
     SecondsFact,
+    ShareFact,
     SizeFact,
     Spec,
     WattsFact,
@@ -119,6 +121,15 @@ class CommunicatorMemorySpec(Spec):
     """Every such peer outside it."""
 
 
+class SlowNodesSpec(Spec):
+    """Nodes that are slower than the others for as long as a job runs: throttled, mis-set or about to fail."""
+
+    share: ShareFact
+    """Of all nodes, each by itself. [-]"""
+    slowdown: NotNegativeFact
+    """How much longer all kernels take on such a node. [-]"""
+
+
 HostSharing = Literal["own", "shared", "slowest-shared"]
 
 
@@ -146,6 +157,8 @@ class NodeSpec(Spec):
     the profile's typical one and spread about it, as those that were measured; where the slowest of them is known, the
     profile's is that one. One's own has the pace that those reach while nobody disturbs them (``curves.hosts.fast``),
     and all of them alike."""
+    slow_nodes: SlowNodesSpec | None = None
+    """Slow ones among the nodes that a job gets; none where nobody has counted them."""
     collective_startup_s: SecondsFact
     """Start of every collective, whatever its size and group; the host's time to issue it is counted apart. [s]"""
     collectives: dict[

@@ -120,6 +120,12 @@ def _huggingface_workload(path: Path, where: str, changes: Mapping[str, object])
     return {"name": name, "source": model.source, "model": model.model_dump(), "notes": notes or None}
 
 
+OFTEN_ABSENT = (
+    "gpu.curves.chip_spread", "gpu.curves.step_jitter", "node.slow_nodes.share", "node.slow_nodes.slowdown",
+)  # fmt: skip
+"""Facts that many profiles have not, and that are set by a bare value all the same."""
+
+
 def load_cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, object] | None = None) -> ClusterSpec:
     """Load a cluster of GPUs in nodes of one type.
 
@@ -188,7 +194,7 @@ def _cluster(name_or_path: str | Path, num_gpus: int, overrides: Mapping[str, ob
         return _as_written(where, gpu_where, *texts, num_gpus)
     node, gpu = profile_mapping_of_text(texts[0], "nodes", where), profile_mapping_of_text(texts[1], "gpus", gpu_where)
     raw = {"name": node.get("name"), "gpu": gpu, "node": node, "num_gpus": num_gpus}
-    changed = with_overrides(raw, overrides, where)
+    changed = with_overrides(raw, overrides, where, OFTEN_ABSENT)
     if overrides and isinstance(changed.get("gpu"), dict):
         changed = {**changed, "gpu": rescaled_host(rescaled_gpu(changed["gpu"], gpu), gpu)}
     if overrides and isinstance(changed.get("node"), dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
 from mofa.errors import SpecError
@@ -42,10 +42,13 @@ def refuse_other_gpu(changes: Mapping[str, object] | None, where: str) -> None:
         )
 
 
-def with_overrides(raw: Mapping[str, Any], changes: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
+def with_overrides(
+    raw: Mapping[str, Any], changes: Mapping[str, Any] | None, where: str, facts: Collection[str] = ()
+) -> dict[str, Any]:
     """A raw mapping with values at dotted paths replaced.
 
-    A fact ``{value, provenance, source}`` that is given a bare value becomes ``assumed``, "set by the user".
+    A fact ``{value, provenance, source}`` that is given a bare value becomes ``assumed``, "set by the user". So does
+    one at a path of ``facts``, where the mapping has none yet.
     A mapping is merged into the one it meets, unless its ``kind`` differs.
 
     >>> with_overrides({"a": {"b": 1, "c": 2}}, {"a.b": 3, "d": 4}, "x")
@@ -67,7 +70,8 @@ def with_overrides(raw: Mapping[str, Any], changes: Mapping[str, Any] | None, wh
                     f"{where}: {shown_value(path)} goes below {parent}, which is a single value; set {parent}"
                 )
             target = target[key]
-        target[keys[-1]] = _replaced(target.get(keys[-1]), value, where)
+        old = {"value": None} if path in facts and target.get(keys[-1]) is None else target.get(keys[-1])
+        target[keys[-1]] = _replaced(old, value, where)
     return out
 
 

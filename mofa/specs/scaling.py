@@ -19,8 +19,11 @@ LEAST_SCALED, MOST_SCALED = 1e-30, 1e33
 """Of a fact that curves are scaled to; beyond, its own check refuses it. SI"""
 BESIDE_COMMUNICATION = ("overlap_slowdown", "slowdown_by_held_multiprocessors")
 """What computing loses beside communication."""
+OF_CHIPS = ("chip_spread", "step_jitter")
+"""How far chips of one kind, and steps of one chip, are apart; other processors' differ."""
 UNSCALED = (
-    "host", "hosts", "stream_clock", "power_limit", "chip_spread", "host_spread", "host_swing", *BESIDE_COMMUNICATION,
+    "host", "hosts", "stream_clock", "power_limit", *OF_CHIPS, "host_spread", "host_swing",
+    *BESIDE_COMMUNICATION,
 )  # fmt: skip
 """What of curves no fact of a datasheet scales."""
 OF_LIBRARIES = ("unaligned_products", "optimizer_16_bit", "kernel_selection", "layer_kernels")
@@ -165,8 +168,8 @@ def gpu_curves_transferred_to_other(
         made["hosts"] = {key: _restated(fact, source) for key, fact in curves["hosts"].items()}
     if curves.get("power_limit"):
         made["power_limit"] = {key: _restated(fact, source) for key, fact in curves["power_limit"].items()}
-    for name in ("stream_clock", "chip_spread", "host_spread", "host_swing", *BESIDE_COMMUNICATION):
-        if curves.get(name) is not None and (exact or name != "chip_spread"):
+    for name in ("stream_clock", *OF_CHIPS, "host_spread", "host_swing", *BESIDE_COMMUNICATION):
+        if curves.get(name) is not None and (exact or name not in OF_CHIPS):
             made[name] = _restated(curves[name], source)
     if exact:  # another processor takes what is assumed of all
         made |= {name: _restated(curves[name], source) for name in OF_LIBRARIES if name in curves}

@@ -76,6 +76,10 @@ class Attribution(Spec):
     families: tuple[FamilySeconds, ...]
     recompute_s: float = Field(ge=0, description="Predicted recomputation; its kernels are in their families. [s]")
     bubble_s: float = Field(ge=0, description="Predicted wait in the pipeline; idle in the trace. [s]")
+    stragglers_s: float = Field(
+        default=0.0, ge=0, description="Predicted wait for slower GPUs; in the trace communication, or on the slowest "
+        "GPU in products. [s]"
+    )  # fmt: skip
     warnings: tuple[str, ...] = Field(default=(), description="What speaks against trace and run being one.")
     notes: tuple[str, ...] = Field(
         default=(), description="Whose host and which routing a measured run is predicted with, in words."
@@ -283,5 +287,6 @@ def attribute_step(kernels: list[TracedKernel], plan: Plan, notes: tuple[str, ..
         families=(*families, idle),
         recompute_s=exposed["recompute"],
         bubble_s=exposed["bubble"],
+        stragglers_s=exposed["stragglers"],
         notes=notes,
     )

@@ -90,7 +90,7 @@ def test_what_is_no_result_is_refused_in_a_line(
 ) -> None:
     (tmp_path / "text.json").write_text("hello")
     (tmp_path / "list.json").write_text("[1, 2]")
-    (tmp_path / "half.json").write_text('{"schema_version": "2.14", "strategy": {}}')
+    (tmp_path / "half.json").write_text('{"schema_version": "2.15", "strategy": {}}')
     done = cli("compare", *files)
     assert done.returncode == 2
     assert says in done.stderr and done.stderr.count("\n") == 1
@@ -109,7 +109,7 @@ def saved_by_another_version(file: Path, **changes: object) -> dict[str, object]
 
 def test_one_result_is_compared_with_its_job_today(cli: Cli, two: tuple[str, str], tmp_path: Path) -> None:
     now = json.loads((tmp_path / "mine.json").read_text())
-    assert now["schema_version"] == "2.14" and now["mofa_version"]
+    assert now["schema_version"] == "2.15" and now["mofa_version"]
     same = json.loads(cli("compare", "mine.json", "--json").stdout)
     assert same["differs"] == {} and all(part["by_result"][0] == part["by_result"][1] for part in same["time"])
     assert [result["mofa_version"] for result in same["results"]] == [now["mofa_version"]] * 2
@@ -157,7 +157,7 @@ def test_changed_machines_are_said_again(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "options", "says"),
     [
-        ({"schema_version": "1.4"}, (), "schema_version ('1.4') is of another major version than 2.14"),
+        ({"schema_version": "1.4"}, (), "schema_version ('1.4') is of another major version than 2.15"),
         ({"schema_version": "3.0"}, (), "is of another major version"),
         ({"job": None}, (), "does not have its job whole, as results of before JSON 2.10"),
         ({"job": {"workload": {}, "framework": {}, "nvls": True}}, (), "mine.json"),

@@ -42,7 +42,7 @@ def test_plan_prints_the_plans(fake: FakeApi, capsys: Captured) -> None:
 def test_json_is_all_that_is_on_standard_output(fake: FakeApi, capsys: Captured, tmp_path: Path) -> None:
     assert main([*PLAN, "--json", "--out", str(tmp_path / "out")]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)["schema_version"] == "2.14"
+    assert json.loads(out)["schema_version"] == "2.15"
     assert err == f"wrote {len(list((tmp_path / 'out').iterdir()))} files to {tmp_path / 'out'}\n"
 
 
@@ -224,7 +224,7 @@ def test_a_bug_is_one_line_too(fake: FakeApi, capsys: Captured, monkeypatch: pyt
 def test_schema_is_json_and_covers_what_is_printed(capsys: Captured) -> None:
     assert main(["schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert schema["schema_version"] == "2.14"
+    assert schema["schema_version"] == "2.15"
     assert {"PlanReport", "Estimate", "Plan"} <= set(schema["$defs"])
 
 

@@ -26,7 +26,7 @@ ROWS = 80
 """Random legal rows of each job. [-]"""
 MAXIMUM = {"cp": 2, "vpp": 2, "pp": 8}
 """Longer rings and pipelines and more chunks are of the same kinds."""
-WEIGHTS = {"gemm": 0.8, "grouped_gemm": 0.8, "attention": 0.8, "recompute": 0.8, "memory_bound": 0.4}
+WEIGHTS = {"gemm": 0.8, "grouped_gemm": 0.8, "attention": 0.8, "recompute": 0.8, "stragglers": 0.8, "memory_bound": 0.4}
 
 
 class Case(NamedTuple):
@@ -39,11 +39,17 @@ class Case(NamedTuple):
     fix: tuple[tuple[str, object], ...] = ()
     options: tuple[tuple[str, object], ...] = ()
     without: tuple[str, ...] = ()
+    machines: tuple[tuple[str, float], ...] = ()
+    """What is changed of the H100s."""
 
 
+STRAGGLERS = (
+    ("node.slow_nodes.share", 0.05), ("node.slow_nodes.slowdown", 0.2), ("gpu.curves.step_jitter", 0.02),
+)  # fmt: skip
 CASES = [
     Case("llama3-8b", 64, "megatron"),
     Case("llama3-8b", 64, "megatron", fix=(("tp_overlap", True),)),
+    Case("llama3-8b", 64, "megatron", machines=STRAGGLERS),
     Case("llama3-8b", 8, "megatron-local"),
     Case("llama3-8b", 64, "torchtitan"),
     Case("llama3-8b", 64, "torchtitan", fix=(("schedule", "interleaved-zb"),)),
@@ -78,7 +84,7 @@ class Sample:
 
     def __init__(self, case: Case) -> None:
         asked = load_framework({"name": case.framework, **dict(case.options)})
-        machines = load_cluster("h100-hgx", case.gpus)
+        machines = load_cluster("h100-hgx", case.gpus, dict(case.machines) or None)
         if case in ON_FAST_HOSTS:
             machines = fast_hosts(machines)
         self.workload, self.cluster, self.framework = with_numerics(
@@ -102,7 +108,14 @@ class Sample:
 
 
 def _name(case: Case) -> str:
-    return "-".join([case.workload, case.framework, *case.words, *(str(value) for _, value in case.fix + case.options)])
+    return "-".join(
+        [
+            case.workload,
+            case.framework,
+            *case.words,
+            *(str(value) for _, value in case.fix + case.options + case.machines),
+        ]
+    )
 
 
 def _halves_backwards(case: Case) -> bool:

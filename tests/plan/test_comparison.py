@@ -66,13 +66,13 @@ def test_a_search_gives_its_best_plan_or_another() -> None:
 
 def test_results_of_other_versions_are_compared_by_what_both_say(plans: list[Plan]) -> None:
     """Versions of mofa: a component that one does not know is nothing in it, and its contract is named."""
-    now = plans[0].model_dump(mode="json") | {"schema_version": "2.14"}
+    now = plans[0].model_dump(mode="json") | {"schema_version": "2.15"}
     later: dict[str, Any] = json.loads(json.dumps(now))
     later |= {"schema_version": "2.9", "something_new": 1, "step_s": now["step_s"] + 1.0}
     later["time"]["exposed"]["straggler"] = 1.0
     later["tokens_per_s_per_gpu"] *= now["step_s"] / later["step_s"]
     comparison = compare_results({"now": now, "later": later})
-    assert comparison.differs["schema_version"] == ("2.14", "2.9")
+    assert comparison.differs["schema_version"] == ("2.15", "2.9")
     assert next(part for part in comparison.time if part.name == "straggler").by_result == (0.0, 1.0)
     assert comparison.time_unit == "s"
 

@@ -90,7 +90,7 @@ def make_memory(device_gib: float = 60.0, num_stages: int = 4) -> Memory:
 
 
 def make_plan(step_s: float = 8.0, device_gib: float = 60.0, **strategy: Any) -> Plan:
-    """A plan whose 13 exposed parts are equal."""
+    """A plan whose exposed parts are equal."""
     return Plan(
         strategy=StrategySpec(**{"tp": 2, "sp": True, "pp": 4, "ep": 8, "dp": 8, "recompute": "selective", **strategy}),
         step_s=step_s,
@@ -100,7 +100,9 @@ def make_plan(step_s: float = 8.0, device_gib: float = 60.0, **strategy: Any) ->
         hfu=1.2 / step_s,
         days_without_failures=1e12 / (SEQ_LEN * GLOBAL_BATCH) * step_s / 86400,
         memory=make_memory(device_gib),
-        time=Time(exposed=dict.fromkeys(TIME_COMPONENTS, step_s / 13), hidden={"dp": 0.5, "ep": 0.25}),
+        time=Time(
+            exposed=dict.fromkeys(TIME_COMPONENTS, step_s / len(TIME_COMPONENTS)), hidden={"dp": 0.5, "ep": 0.25}
+        ),
         provenance={"assumed": 0.75, "datasheet": 0.25},
         costed_by="closed_form",
         notes=("efficiencies of toy are assumed",),

@@ -74,7 +74,15 @@ def trace(
         float,
         typer.Option("--jitter", min=0.0, max=1.0, help="Standard deviation of the logarithm of computations' times."),
     ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the jitter.")] = 0,
+    draw_stragglers: Annotated[
+        bool,
+        typer.Option(
+            "--draw-stragglers",
+            help="Draw the pace of every GPU by --seed, and play the pipeline for which all others wait; else all GPUs "
+            "are as slow as the slowest is expected to be.",
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the jitter, and of drawn stragglers.")] = 0,
     seq_len: opt.SeqLen = None,
     global_batch: opt.GlobalBatch = None,
     tokens: opt.Tokens = None,
@@ -115,7 +123,9 @@ def trace(
         host=host,
         nodes=nodes,
     ) as jobs:
-        played = _played(_single_job(jobs, run, workload), ranks, wanted, jitter, seed)
+        played = _played(
+            _single_job(jobs, run, workload), ranks, wanted, jitter, seed if draw_stragglers else None, seed
+        )
     num, files = _chakra_files(played, out) if is_chakra else _perfetto_file(played, out)
     write_all_or_none(files)
     if not quiet:
@@ -124,10 +134,13 @@ def trace(
         print(f"wrote {names}: {num:,} {what}, {size:.1f} MB; {played.note}", file=sys.stderr)
 
 
-def _played(job: EstimateRequest, ranks: str | None, micro_batches: int | None, jitter: float, seed: int) -> _Played:
-    """A job's step, with every op of the first micro-batches, or of all."""
+def _played(
+    job: EstimateRequest, ranks: str | None, micro_batches: int | None, jitter: float, drawn: int | None, seed: int
+) -> _Played:
+    """A job's step, with every op of the first micro-batches, or of all; ``drawn`` is the seed of its stragglers."""
     from mofa.replay.rank.from_estimator import gathered_row_of_strategy
     from mofa.replay.replayer import mean_step_of_run
+    from mofa.replay.time.drawn_stragglers import estimators_at_drawn_paces, expected_step_of_draws_s
     from mofa.replay.time.perfetto import evenly_spread_indices
     from mofa.replay.time.step import replay_step_time
     from mofa.search.strategy_estimator import strategy_estimator
@@ -138,15 +151,23 @@ def _played(job: EstimateRequest, ranks: str | None, micro_batches: int | None, 
     of_step = int(gathered_row_of_strategy(estimator).num_micro_batches[0])
     detailed = of_step if micro_batches is None else min(micro_batches, of_step)
     watched = frozenset((r, i) for r in shown for i in range(detailed))
-    step = replay_step_time(estimator, watched=watched, jitter=jitter, seed=seed)
+    paced = () if drawn is None else estimators_at_drawn_paces(estimator, drawn)
+    step = replay_step_time(estimator, watched=watched, jitter=jitter, seed=seed, paced=paced)
     num = max(span.micro_batch for rank in step.spans for span in rank) + 1
-    step_s = mean_step_of_run(estimator, step).step_s if jitter == 0 else step.step_s
+    step_s = mean_step_of_run(estimator, step).step_s if jitter == 0 and drawn is None else step.step_s
     mean = f" ({step_s:.6g} s on average over steps that load kernels or run again)"
+    draws: tuple[str, ...] = ()
+    if drawn is not None:
+        at_slowest = replay_step_time(estimator, detail=False, spans=False)
+        expected_s = expected_step_of_draws_s(estimator, at_slowest)
+        mean_of_draws = "" if expected_s is None else f"{expected_s:.6g} s in the mean of draws, "
+        by_default = f"{at_slowest.step_s:.6g} s with all stages at the expected pace of the slowest"
+        draws = (f"stragglers drawn by seed {drawn}: {mean_of_draws}{by_default}",)
     note = "; ".join((
         f"{len(shown)} of {pp} pipeline ranks",
         f"every computation of {num} micro-batches, every op of the first {min(detailed, num)}",
         f"step {step.step_s:.6g} s" + (mean if step_s != step.step_s else ""),
-        *job.rests_on,
+        *draws, *job.rests_on,
     ))  # fmt: skip
     return _Played(estimator, step, step_s, shown, note)
 

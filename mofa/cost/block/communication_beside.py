@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mofa.blocks.elementwise import FloatK, any_true, maximum, where
-from mofa.blocks.op import Op, Tape
+from mofa.blocks.op import COMPUTING_FAMILIES, Op, Tape
 from mofa.blocks.work import Collective, HostCopy, HostSync, MemoryBound
 from mofa.cost.block.durations import OpTimingMachine
 from mofa.cost.kernels.computing_slowdown import collective_slowdown
 
-COMPUTING = ("gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "optimizer")
-"""What loses by communication beside it; the others wait."""
 HIDDEN = ("tp", "cp", "ep", "pp", "dp")
 
 
@@ -35,7 +33,7 @@ def exposed_and_hidden_with_loss(
     """What is exposed, with what computing loses by communication beside it, and what is hidden. (K,) each [s]"""
     exposed = dict(alone)
     hidden: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
-    computing, alone_s = sum((alone[name] for name in COMPUTING), 0.0), sum(alone.values(), 0.0)
+    computing, alone_s = sum((alone[name] for name in COMPUTING_FAMILIES), 0.0), sum(alone.values(), 0.0)
     left_s: FloatK = 0.0  # of what waits give back more than their own family makes computing lose
     lost_s: dict[str, FloatK] = {}
     for name, (took, slowdown, _) in sent.items():
@@ -155,7 +153,7 @@ def _computed_and_lost_s(
 ) -> tuple[FloatK, FloatK]:
     """What a compute stream takes that waits for no family of ``sent``, and what it loses beside all that these send.
     (K,) each [s]"""
-    computing, alone_s = sum((alone[name] for name in COMPUTING), 0.0), sum(alone.values(), 0.0)
+    computing, alone_s = sum((alone[name] for name in COMPUTING_FAMILIES), 0.0), sum(alone.values(), 0.0)
     computed_s: FloatK = alone_s
     lost_s: FloatK = 0.0
     for name, family in sent.items():

@@ -32,6 +32,7 @@ from mofa.cost.block.liveness import (
     watchdog_held_bytes,
 )
 from mofa.cost.block.tape_clock import TapeTime, time_per_tape_repetition, times_of_backward_halves
+from mofa.cost.kernels.slowest_gpu import PaceFactors
 from mofa.cost.kernels.topology import ProcessGroup
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.strategy import RecomputeSpec
@@ -350,6 +351,10 @@ class BlockCosts:
     def with_device_waits(self, idle: float) -> BlockCosts:
         """The block costs on a device that waits for a share of the time besides: only times differ."""
         return self._on(self.machine.with_device_waits(idle), self.embedding.phases.known_times)
+
+    def at_pace(self, pace: PaceFactors) -> BlockCosts:
+        """The block costs on GPUs of a pace of their own: only times differ."""
+        return self._on(self.machine.at_pace(pace), None)
 
     def on_hosts_of(self, cluster: ClusterSpec) -> BlockCosts:
         """The block costs on a cluster whose hosts alone differ: only times differ."""

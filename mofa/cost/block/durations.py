@@ -22,7 +22,7 @@ from mofa.blocks.elementwise import (
     where,
 )
 from mofa.blocks.op import Op, Tape
-from mofa.blocks.work import Attention, Collective, Gemm, GroupedGemm, HostCopy, HostSync, MemoryBound
+from mofa.blocks.work import PRODUCTS, Attention, Collective, Gemm, GroupedGemm, HostCopy, HostSync, MemoryBound
 from mofa.cost.kernels.collectives import Fabric, collective_time
 from mofa.cost.kernels.compute import (
     attention_kernel_head_size,
@@ -33,9 +33,17 @@ from mofa.cost.kernels.compute import (
     unaligned_gemm_s,
 )
 from mofa.cost.kernels.fitted_forms import l2_miss_bytes
+from mofa.cost.kernels.slowest_gpu import (
+    PaceFactors,
+    PaceSpread,
+    StragglerFractions,
+    expected_slowest,
+    expected_slowest_of_each,
+    waiting_fraction,
+)
 from mofa.cost.kernels.token_spread import TokenSpread
 from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
-from mofa.specs.curves import FittedCurve, PowerLimitedCurve, expected_max_normal, expected_max_uniform
+from mofa.specs.curves import FittedCurve, PowerLimitedCurve, expected_max_uniform
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.power import clock_at_power_draw
@@ -83,12 +91,18 @@ class OpTimingMachine:
     """GPUs that wait for each other within every layer, of each combination; one where absent. (K,) [-]"""
     meeting_hosts: NDArray[np.int64] | None = None
     """Ranks whose hosts wait for each other within every layer, of each combination; one where absent. (K,) [-]"""
+    pace: PaceFactors | None = None
+    """That of the GPUs, over a typical one's; the expected one of the slowest where absent. [-]"""
     timed_ops: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
     """Shared by machines that differ in ``host_lead_lost`` alone."""
 
     def with_device_waits(self, idle: float) -> OpTimingMachine:
         """The machine, waiting for a share of the time besides what its tapes say."""
         return replace(self, idle_fraction=idle, timed_ops=TimedOps(self.timed_ops.works, host=self.timed_ops.host))
+
+    def at_pace(self, pace: PaceFactors) -> OpTimingMachine:
+        """The machine with GPUs of a pace of their own."""
+        return replace(self, pace=pace, timed_ops=TimedOps(self.timed_ops.works, host=self.timed_ops.host))
 
     def on_hosts_of(self, cluster: ClusterSpec) -> OpTimingMachine:
         """The machine with the same GPUs, of a cluster whose hosts alone differ: devices take as long."""
@@ -115,16 +129,15 @@ class OpTimingMachine:
         return np.array([self.cluster.meeting_hosts_factor(number) for number in numbers.tolist()])[of]
 
     @cached_property
-    def slowest_gpu_slowdown(self) -> FloatK:
-        """How much longer power-limited kernels take on the slowest of all GPUs than on one, as all wait. (K,) [-]"""
-        spread = self.cluster.gpu.curves.chip_spread
-        if spread is None:
-            return 1.0
+    def slowest_gpu_slowdown(self) -> tuple[FloatK, FloatK]:
+        """How much longer power-limited kernels, and others, take on the slowest of all GPUs than on a typical one, as
+        all wait (:func:`mofa.cost.kernels.slowest_gpu.expected_slowest`). (K,) each [-]"""
+        if self.pace is not None:
+            return self.pace
+        spread = PaceSpread.from_cluster(self.cluster)
         if self.num_gpus is None or self.num_k == 1:
-            number = self.cluster.num_gpus if self.num_gpus is None else int(self.num_gpus[0])
-            return 1.0 + spread.value * expected_max_normal(number)
-        numbers, of = np.unique(self.num_gpus, return_inverse=True)
-        return 1.0 + spread.value * np.array([expected_max_normal(number) for number in numbers.tolist()])[of]
+            return expected_slowest(spread, self.cluster.num_gpus if self.num_gpus is None else int(self.num_gpus[0]))
+        return expected_slowest_of_each(spread, self.num_gpus)
 
     def slowdown_by_gpus_slow_in_turn(self, clock: FloatK) -> FloatK:
         """How much more power-limited kernels of a layer take because GPUs that meet in it are slow in turn. (K,) [-]
@@ -142,7 +155,7 @@ class OpTimingMachine:
         swing = None if curves.power_limit is None else curves.power_limit.clock_swing
         if swing is None or numbers is None:
             return 0.0
-        chips = 0.0 if curves.chip_spread is None else curves.chip_spread.value
+        chips = PaceSpread.from_cluster(self.cluster).chips
         swings = swing.value * (1.0 - clock)
         more = (chips**2 + swings**2) ** 0.5 - chips
         largest: FloatK = expected_max_uniform(int(numbers[0])) if self.num_k == 1 else self._largest_swings
@@ -185,8 +198,6 @@ def _rows(array: ArrayK) -> list[FloatK]:
     return array[:, 0].tolist() if array.shape[1] == 1 else list(array)
 
 
-PRODUCTS = (Gemm, GroupedGemm, Attention)
-"""Work that the power limit slows down."""
 UNTIMED = (type(None), HostSync)
 """Work that takes the device no time."""
 Timed = Mapping[int, FloatK]
@@ -279,21 +290,38 @@ def _seconds_of_kind(kind: Any, ops: list[Op], machine: OpTimingMachine) -> Arra
 
 
 def device_seconds(ops: tuple[Op, ...], machine: OpTimingMachine, timed: Timed | None = None) -> list[FloatK]:
-    """Device time of each op of a tape, 0 where it is not present. (K,) each [s]
+    """Device time of each op of a tape on the slowest GPU, 0 where it is not present. (K,) each [s]
 
     ``timed`` has the works of several tapes that were timed together.
     """
-    return machine.compute_tape_once("device", ops, lambda: _device_seconds(ops, machine, timed))
+    return device_seconds_and_stragglers(ops, machine, timed)[0]
+
+
+def device_seconds_and_stragglers(
+    ops: tuple[Op, ...], machine: OpTimingMachine, timed: Timed | None = None
+) -> tuple[list[FloatK], StragglerFractions]:
+    """:func:`device_seconds`, and what of them is waited for the slowest GPU. (K,) each [s], [-]"""
+    *seconds, of_products, of_others = machine.compute_tape_once(
+        "device", ops, lambda: _device_seconds(ops, machine, timed)
+    )
+    return seconds, StragglerFractions(of_products, of_others)
 
 
 def _device_seconds(ops: tuple[Op, ...], machine: OpTimingMachine, timed: Timed | None) -> list[FloatK]:
+    """Seconds of ops, and behind them the parts of :class:`StragglerFractions`."""
     if timed is None:
         timed = device_seconds_of_works(ops, machine)
     out: list[FloatK] = [0.0] * len(ops)
     for i, op in enumerate(ops):
         if (took := timed.get(id(op))) is not None:
             out[i] = took if op.present is True else where(op.present, took, 0.0)
-    return _throttled(out, ops, machine)
+    slowest = _throttle(out, ops, machine)
+    others = machine.slowest_gpu_slowdown[1]
+    if any_true(others > 1.0):
+        for i, op in enumerate(ops):
+            if type(op.work) is MemoryBound:
+                out[i] = out[i] * others
+    return [*out, waiting_fraction(slowest), waiting_fraction(others)]
 
 
 def device_seconds_array(ops: tuple[Op, ...], machine: OpTimingMachine) -> ArrayK:
@@ -301,8 +329,9 @@ def device_seconds_array(ops: tuple[Op, ...], machine: OpTimingMachine) -> Array
     return stack_rows(device_seconds(ops, machine), machine.num_k)
 
 
-def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: OpTimingMachine) -> list[FloatK]:
-    """Seconds of a tape at the clock that the power limit leaves, which depends on the mix of kernels.
+def _throttle(seconds: list[FloatK], ops: tuple[Op, ...], machine: OpTimingMachine) -> FloatK:
+    """Change seconds of a tape to those at the clock that the power limit leaves, which depends on the mix of kernels,
+    products to those of the slowest GPU. How much longer that takes for them than a typical one is returned. (K,) [-]
 
     Assumes that the limit acts on the mean over a phase of a block and over what the device waits besides
     (``OpTimingMachine.idle_fraction``); times come in as between memory-bound kernels, which take longer as well where
@@ -313,7 +342,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: OpTimingMach
         if type(op.work) in PRODUCTS:
             kinds[_work_kind(op)].append(i)
     if not kinds:
-        return seconds
+        return machine.slowest_gpu_slowdown[0]
     compute_s = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
     mix = [
         _Products(_powered_curve(kind, machine), rows, sum((seconds[i] for i in rows), 0.0) / maximum(compute_s, 1e-12))
@@ -324,7 +353,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: OpTimingMach
     busy = limit.mix_weight_beside_idle(machine.idle_fraction) if limit is not None and machine.idle_fraction else 1.0
     clock = 1.0 if memory is None else clock_at_power_draw(busy * _drawn(mix, seconds, ops, machine, memory.value**-2))
     work = busy * sum((products.share for products in mix), 0.0)
-    slowest = machine.slowest_gpu_slowdown + machine.slowdown_by_gpus_slow_in_turn(clock)
+    slowest = machine.slowest_gpu_slowdown[0] + machine.slowdown_by_gpus_slow_in_turn(clock)
     for curve, rows, _ in mix:
         # where clocks were not read, the share of products and attention says how far it falls
         rate_fraction = (
@@ -337,7 +366,7 @@ def _throttled(seconds: list[FloatK], ops: tuple[Op, ...], machine: OpTimingMach
             seconds[i] = seconds[i] * slower
     if memory is not None:
         _slow_streams(seconds, ops, machine, clock)
-    return seconds
+    return slowest
 
 
 class _Products(NamedTuple):

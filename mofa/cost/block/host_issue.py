@@ -6,8 +6,8 @@ from mofa.blocks.elementwise import BoolK, FloatK, any_true, logical_not, maximu
 from mofa.blocks.op import GraphLaunch, Op, PairedPass
 from mofa.blocks.recomputation import is_later_token_chunk_region
 from mofa.blocks.roles import NODE_ROLES
-from mofa.blocks.work import Attention, Collective, HostSync
-from mofa.cost.block.durations import PRODUCTS, ArrayK, OpTimingMachine
+from mofa.blocks.work import PRODUCTS, Attention, Collective, HostSync
+from mofa.cost.block.durations import ArrayK, OpTimingMachine
 from mofa.specs.host import HostIssueTimes
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, minimum, stack_rows, where
-from mofa.blocks.op import Op, Tape
+from mofa.blocks.op import COMPUTING_FAMILIES, Op, Tape
 from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import HostSync
 from mofa.cost.block.communication_beside import (
@@ -28,7 +28,7 @@ from mofa.cost.block.communication_beside import (
     wait_in_queue,
 )
 from mofa.cost.block.compiled_clock import MOST, CompiledStreamClocks, CompiledTape, c_library
-from mofa.cost.block.durations import OpTimingMachine, Timed, device_seconds
+from mofa.cost.block.durations import OpTimingMachine, Timed, device_seconds_and_stragglers
 from mofa.cost.block.host_clock import NEVER as NO_WAIT
 from mofa.cost.block.host_issue import issue_seconds
 from mofa.cost.block.launch_blocking import with_launch_blocking
@@ -36,13 +36,16 @@ from mofa.cost.block.sequential_experts import expert_loop_issue_seconds, tape_w
 from mofa.cost.block.streams import NOTHING, Ready, TapeStreamClocks, output_ready_times
 from mofa.cost.kernels.launch_queue import num_queued_kernels
 from mofa.cost.kernels.lazy_loading import kernel_load_idle_s, tape_with_kernel_loads
+from mofa.cost.kernels.slowest_gpu import StragglerFractions
 
 ArrayK = NDArray[np.float64]
 
 EXPOSED = (
     "gemm", "grouped_gemm", "attention", "memory_bound", "recompute", "host_idle", "tp", "cp", "ep", "pp", "dp",
-    "optimizer",
+    "stragglers", "optimizer",
 )  # fmt: skip
+COMPUTED = [EXPOSED.index(name) for name in (*COMPUTING_FAMILIES, "stragglers", "dp")]
+"""Places of what is computed on the slowest GPU, copies of weights and gradients included."""
 MANY = 1000
 """Candidates from which NumPy's loops over them are as fast as the compiled part's. [-]"""
 HOST_AHEAD = -1e9
@@ -106,16 +109,18 @@ def time_per_tape_repetition(
 
 def times_of_backward_halves(block: BlockTapes, machine: OpTimingMachine) -> tuple[TapeTime, TapeTime]:
     """The halves of a backward as zero-bubble schedules run them: by inputs and by weights, each back to back. [s]"""
-    tape, seconds, issue = _read(block.backward, machine, None)
+    tape, seconds, issue, stragglers = _read(block.backward, machine, None)
     rest = [n for n, op in enumerate(tape.ops) if op.role not in WEIGHT_ROLES]
     inputs = replace(tape, ops=tuple([tape.ops[n] for n in rest]))
-    by_inputs = _scanned(inputs, [seconds[n] for n in rest], [issue[n] for n in rest], machine, 2)
+    by_inputs = _scanned(inputs, [seconds[n] for n in rest], [issue[n] for n in rest], stragglers, machine, 2)
     return by_inputs, _scanned(*_read(block.split_backward.by_weights, machine, None), machine, 2)
 
 
-def _read(tape: Tape, machine: OpTimingMachine, timed: Timed | None) -> tuple[Tape, list[FloatK], list[FloatK]]:
-    """A tape with its ops' device and host seconds."""
-    seconds = device_seconds(tape.ops, machine, timed)
+def _read(
+    tape: Tape, machine: OpTimingMachine, timed: Timed | None
+) -> tuple[Tape, list[FloatK], list[FloatK], StragglerFractions]:
+    """A tape with its ops' device and host seconds, and what of those of the device is waited for the slowest."""
+    seconds, stragglers = device_seconds_and_stragglers(tape.ops, machine, timed)
     load_s = machine.slowest_host_factor * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = tape_with_kernel_loads(
         tape, seconds, issue_seconds(tape.ops, machine), load_s, machine.host_lead_lost
@@ -124,11 +129,12 @@ def _read(tape: Tape, machine: OpTimingMachine, timed: Timed | None) -> tuple[Ta
     issue = expert_loop_issue_seconds(tape.ops, seconds, issue)
     if machine.framework.launch_blocking:
         tape, seconds, issue = with_launch_blocking(tape, seconds, issue, machine)
-    return tape, seconds, issue
+    return tape, seconds, issue, stragglers
 
 
 def _scanned(
-    tape: Tape, seconds: list[FloatK], issue: list[FloatK], machine: OpTimingMachine, repeat: int
+    tape: Tape, seconds: list[FloatK], issue: list[FloatK], stragglers: StragglerFractions, machine: OpTimingMachine,
+    repeat: int,
 ) -> TapeTime:  # fmt: skip
     issued: FloatK = sum(issue, 0.0)
     ops = tape.ops
@@ -179,6 +185,7 @@ def _scanned(
         clocks = device_s - slowed, device_s - slowed + issue_delay_s, NO_WAIT, issued
     more_s = {name: alone[name] - rested[name] for name in sent}
     _name_waits_for_host(exposed, hidden, more_s, {name: sent[name][0] - alone[name] for name in sent})
+    _name_waits_for_slowest_gpu(exposed, ops, seconds, stragglers)
     weights = sum([took for op, took in zip(tape.ops, seconds, strict=True) if op.role in WEIGHT_ROLES], 0.0)
     busy = sum([took for op, took in zip(ops, seconds, strict=True) if op.stream == "compute"], 0.0)
     kernels: FloatK = sum([where(op.present, num_queued_kernels(op), 0.0) for op in ops], 0.0)
@@ -270,6 +277,19 @@ def _name_waits_for_host(
         exposed["host_idle"] = exposed["host_idle"] + moved_s
         before_s = beside_s[family]
         hidden[family] = maximum(hidden[family] + maximum(before_s + moved_s, 0.0) - maximum(before_s, 0.0), 0.0)
+
+
+def _name_waits_for_slowest_gpu(
+    exposed: dict[str, FloatK], ops: tuple[Op, ...], seconds: list[FloatK], stragglers: StragglerFractions
+) -> None:
+    """Call what a typical GPU does not compute, but waits for the slowest, stragglers. Changed in place. (K,) [s]"""
+    for op, took in zip(ops, seconds, strict=True):
+        fraction = stragglers.of_op(op)
+        if type(fraction) is float and fraction == 0.0:
+            continue
+        waited_s = took * fraction
+        exposed[op.family] = exposed[op.family] - waited_s
+        exposed["stragglers"] = exposed["stragglers"] + waited_s
 
 
 def _carries(ops: tuple[Op, ...]) -> bool:

@@ -41,7 +41,7 @@ _OF_TAPES = [_T[name] for name in EXPOSED]
 
 @dataclass(frozen=True)
 class StepTime:
-    """Time of a step: ``exposed`` (13, n) sums to it. [s]"""
+    """Time of a step: ``exposed`` (14, n) sums to it. [s]"""
 
     exposed: ArrayN
     hidden: ArrayN

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mofa.blocks.elementwise import any_true
+from mofa.blocks.elementwise import FloatK, any_true
 from mofa.blocks.op import COMM_FAMILIES, Op, Tape
 from mofa.blocks.work import Collective, HostSync, Work
 from mofa.cost.block.communication_beside import computing_slowdown, is_neighbouring_tapes_collective
-from mofa.cost.block.durations import OpTimingMachine, device_seconds_array
+from mofa.cost.block.durations import OpTimingMachine, device_seconds_and_stragglers
 from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.launch_blocking import moved_to_computing_stream, waits_after_kernels
 from mofa.cost.block.sequential_experts import issue_seconds_around_loops
@@ -26,6 +26,7 @@ from mofa.cost.kernels.launch_queue import num_queued_kernels
 from mofa.cost.kernels.lazy_loading import tape_with_kernel_loads
 
 FAMILY = {name: i for i, name in enumerate(EXPOSED)}
+STRAGGLERS = FAMILY["stragglers"]
 NOW = "@now"
 """Read by an op of another stream that starts when the computing one gets there."""
 
@@ -44,6 +45,8 @@ class KernelInRun(NamedTuple):
     """Behind the last op of such a loop the issue of all that the device need not wait for. [s]"""
     works: tuple[Work, ...] = ()
     """What it computes."""
+    waited_s: float = 0.0
+    """Of ``seconds`` what a typical GPU waits for the slowest. [s]"""
 
 
 class KernelRun(NamedTuple):
@@ -132,6 +135,8 @@ class _Line(NamedTuple):
     """The host's wait behind it, where launches block."""
     is_in_loop: bool = False
     issue_behind: float = 0.0
+    waited_s: float = 0.0
+    """Of ``seconds`` what a typical GPU waits for the slowest. [s]"""
 
 
 @dataclass(frozen=True)
@@ -159,8 +164,8 @@ def resolve_tape(name: str, tape: Tape, machine: OpTimingMachine) -> ResolvedTap
         return root.get(tensor, tensor)
 
     blocks = machine.framework.launch_blocking
-    seconds = device_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
-    issue = issue_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
+    seconds, stragglers = device_seconds_and_stragglers(tape.ops, machine)
+    issue: list[FloatK] = issue_seconds_array(tape.ops, machine)[:, 0].tolist() if tape.ops else []
     load_s = machine.cluster.slowest_host_factor * machine.cluster.gpu.curves.host.kernel_load_s.value
     tape, seconds, issue = tape_with_kernel_loads(tape, seconds, issue, load_s, machine.host_lead_lost)
     issue, behind_loops = issue_seconds_around_loops(tape.ops, seconds, issue)
@@ -189,7 +194,7 @@ def resolve_tape(name: str, tape: Tape, machine: OpTimingMachine) -> ResolvedTap
                 _Line(
                     op, tuple(map(of, op.reads)), op.writes, device_s, host_s, only_entry(num_queued_kernels(op)), None,
                     slows, communicator, behind, only_entry(op.expert_loops) > 1.0,
-                    only_entry(behind_loops.get(n, 0.0)),
+                    only_entry(behind_loops.get(n, 0.0)), device_s * only_entry(stragglers.of_op(op)),
                 )
             )  # fmt: skip
         for tensor in shared:
@@ -282,6 +287,7 @@ def join_kernels_to_steps(
                     line.is_in_loop,
                     line.issue_behind,
                     () if op.work is None else (op.work,),
+                    line.waited_s,
                 )
             )
             host_only = 0.0
@@ -339,5 +345,7 @@ def _run(kernels: tuple[KernelInRun, ...], waits: tuple[str, ...], records: tupl
         issued += kernel.issue_behind
         busy += kernel.seconds
         launches += kernel.launches
-        parts[kernel.family] = parts.get(kernel.family, 0.0) + kernel.seconds
+        parts[kernel.family] = parts.get(kernel.family, 0.0) + kernel.seconds - kernel.waited_s
+        if kernel.waited_s:
+            parts[STRAGGLERS] = parts.get(STRAGGLERS, 0.0) + kernel.waited_s
     return KernelRun(kernels, waits, records, busy, issued, float(lead), tuple(parts.items()), launches)

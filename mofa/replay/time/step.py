@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -46,7 +47,7 @@ PP, DP = FAMILY["pp"], FAMILY["dp"]
 def replay_step_time(
     estimator: TableEstimator, *, detail: bool = True, variants: Sequence[TableEstimator] = (), jitter: float = 0.0,
     seed: int = 0, order: Order | None = None, watched: frozenset[tuple[int, int]] = frozenset(), cached: bool = True,
-    spans: bool = True,
+    spans: bool = True, paced: Sequence[TableEstimator] = (),
 ) -> ReplayedTime:  # fmt: skip
     """Play a training step of one strategy on the clocks of its pipeline ranks.
 
@@ -66,6 +67,9 @@ def replay_step_time(
         Whether a computation that begins like an earlier one is looked up; the result is the same.
     spans
         Whether all computations are kept.
+    paced
+        The strategy on the GPUs of each pipeline rank, where those have paces of their own
+        (:mod:`mofa.replay.time.drawn_stragglers`); without variants.
 
     Returns
     -------
@@ -95,7 +99,8 @@ def replay_step_time(
         estimator.rank_specs[0].schedule.waits_at_exchanges, exchange_host_s(rows), _optimizer_seconds(rows),
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
-    plain = cached and order is None and not (detail or variants or watched or jitter)
+    paces = [replace(plan, tapes=(PlanTapes.from_rows(gathered_row_of_strategy(e)),), cache={}) for e in paced]
+    plain = cached and order is None and not (detail or variants or watched or jitter or paced)
     with without_garbage_collection():
         for inserted in shorter_steps_to_play(rows.schedule_record, stages.pp, stages.vpp, num) if plain else ():
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, inserted.num_played)
@@ -107,26 +112,28 @@ def replay_step_time(
             wiring = _wiring(rows.schedule, fw.traits.runtime, stages.pp, stages.vpp, num)
         else:
             wiring = match_exchanges(_own(order, stages.pp, stages.vpp, num, stages.placement))
-        ranks = _ranks(plan, estimator.rank_specs, wiring.program.order)
+        ranks = _ranks(plan, estimator.rank_specs, wiring.program.order, paces=paces)
         flights = play_on_ranks(wiring, ranks, plan.hop_s)
         return _finish(plan, ranks, flights if detail else None, spans)
 
 
 def _ranks(
-    plan: ClockInputsOfPlan, specs: Sequence[RankSpec], order: Order, inserted: InsertedRounds | None = None
+    plan: ClockInputsOfPlan, specs: Sequence[RankSpec], order: Order, inserted: InsertedRounds | None = None,
+    paces: Sequence[ClockInputsOfPlan] = (),
 ) -> list[RankTimeline]:  # fmt: skip
-    """The ranks in front of a step, each as much later as its optimizer is."""
+    """The ranks in front of a step, each as much later as its optimizer is, and each on ``paces`` of its own if any."""
     rows = plan.rows
     sync_s = rows.cluster.sync_s
     own_order = any(line.op is not None and line.op.stream in OWN_ORDER for b in plan.tapes for d in b.resolved.values()
                     for line in d.lines) or rows.mode.pipelined  # fmt: skip
     ranks = []
     for r, spec in enumerate(specs):
-        extra = data_parallel_steps(rows, plan.tapes[0], spec, order, plan.shared)
+        of_rank = paces[r] if paces else plan
+        extra = data_parallel_steps(rows, of_rank.tapes[0], spec, order, of_rank.shared)
         marked = (
             frozenset(inserted.computations_that_begin_rounds(order, r)) if inserted is not None else frozenset[int]()
         )
-        ranks.append(RankTimeline(plan, order, spec, extra, StreamClocks(sync_s, own_order=own_order), marked))
+        ranks.append(RankTimeline(of_rank, order, spec, extra, StreamClocks(sync_s, own_order=own_order), marked))
     ends = _ends(plan, ranks)
     leads = np.broadcast_to(host_lead_at_step_start_s(rows), (1, len(ranks)))[0].tolist()
     for rank, seconds, lead_s in zip(ranks, ends, leads, strict=True):

@@ -17,6 +17,7 @@ from mofa.cost.kernels.launch_queue import QUEUE
 from mofa.replay.time.kernel_runs import (
     FAMILY,
     NOW,
+    STRAGGLERS,
     HostSyncStep,
     KernelRun,
     SideStreamOp,
@@ -159,7 +160,7 @@ class StreamClocks:
             exposed, watch = self.exposed, self.watch
             begun, issued_s, launched = self.host, 0.0, 0.0
             loop_start, in_loop = 0.0, 0.0
-            for name, seconds, issue, family, launches, is_in_loop, issue_behind_s, works in step.kernels:
+            for name, seconds, issue, family, launches, is_in_loop, issue_behind_s, works, waited_s in step.kernels:
                 if in_loop and not is_in_loop:
                     self._enqueue(in_loop, loop_start)
                     in_loop = 0.0
@@ -178,7 +179,8 @@ class StreamClocks:
                         self.late_by_host_s += host - start
                         self.idle_gaps.append((start, host))
                         self.compute = start = host
-                    exposed[family] += seconds
+                    exposed[family] += seconds - waited_s
+                    exposed[STRAGGLERS] += waited_s
                     if self.ops_in_flight:
                         self._advance(seconds)
                     else:

@@ -24,6 +24,7 @@ TIME_COLOURS = {
     "pp": "#fdbe85",
     "dp": "#fee391",
     "bubble": "#d9d9d9",
+    "stragglers": "#636363",
     "optimizer": "#31a354",
 }
 """Computing is blue, recomputation purple, communication orange, waiting grey, the optimizer green."""

@@ -19,6 +19,7 @@ GROUPS: dict[str, tuple[TimeComponent, ...]] = {
     "communication": ("tp", "cp", "ep", "pp", "dp"),
     "waiting for other stages": ("bubble",),
     "waiting for the host": ("host_idle",),
+    "waiting for stragglers": ("stragglers",),
     "the optimizer": ("optimizer",),
 }
 TERA = 1e12

@@ -8,7 +8,8 @@ from typing import Any
 COMPONENT_COLOURS = {
     "gemm": "#2a6fb8", "grouped_gemm": "#4b92d4", "attention": "#7fb2e3", "memory_bound": "#a9cbe9",
     "recompute": "#8d7cc8", "host_idle": "#8a8f96", "tp": "#b4531f", "cp": "#d96f2c", "ep": "#ec9650",
-    "pp": "#e0b07c", "dp": "#cfa92e", "bubble": "#b3b8be", "optimizer": "#3f9f5a",
+    "pp": "#e0b07c", "dp": "#cfa92e", "bubble": "#b3b8be", "stragglers": "#6e747c",
+    "optimizer": "#3f9f5a",
 }  # fmt: skip
 """Middle tones, which stand out from white and from black: computing blue, communication orange, waiting grey."""
 MEMORY_COLOURS = {

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from mofa.blocks.elementwise import where
-from mofa.blocks.op import Op, Tape, Tensor
+from mofa.blocks.op import COMPUTING_FAMILIES, Op, Tape, Tensor
 from mofa.blocks.work import Collective, Gemm, HostSync, MemoryBound
-from mofa.cost.block.communication_beside import COMPUTING, HIDDEN
+from mofa.cost.block.communication_beside import HIDDEN
 from mofa.cost.block.streams import OWN_ORDER
 from mofa.cost.block.tape_clock import EXPOSED, TapeTime, time_per_tape_repetition
+from mofa.cost.kernels.slowest_gpu import StragglerFractions
 
 SLOWDOWN, SYNC_S, LOAD_S = 0.1, 20.0, 2.0
 GEMM = Gemm(1, 1, 1)
@@ -63,6 +64,9 @@ Times = dict[str, tuple[Any, Any]]
 def timed(times: Times) -> Iterator[None]:
     """Ops take the seconds (device, host) that are listed under their names, where they are present."""
 
+    def device_seconds(ops: tuple[Op, ...], m: Any, timed: Any = None) -> Any:
+        return column(0)(ops, m), StragglerFractions(0.0, 0.0)
+
     def column(index: int) -> Any:
         def seconds(ops: tuple[Op, ...], m: Any, timed: Any = None) -> Any:
             return [where(op.present, times.get(op.name, (0.0, 0.0))[index], 0.0) for op in ops]
@@ -70,7 +74,7 @@ def timed(times: Times) -> Iterator[None]:
         return seconds
 
     with (
-        patch("mofa.cost.block.tape_clock.device_seconds", column(0)),
+        patch("mofa.cost.block.tape_clock.device_seconds_and_stragglers", device_seconds),
         patch("mofa.cost.block.tape_clock.issue_seconds", column(1)),
     ):
         yield
@@ -363,7 +367,7 @@ def twin(ops: tuple[Op, ...], times: Times, k: int, repeat: int, slowdown: float
                 each.play(o)
     exposed, busy = candidate.exposed, candidate.busy
     hidden = {name: max(busy[name] - exposed[name], 0.0) for name in HIDDEN}
-    computing, total, alone = sum(exposed[name] for name in COMPUTING), sum(exposed.values()), dict(exposed)
+    computing, total, alone = sum(exposed[name] for name in COMPUTING_FAMILIES), sum(exposed.values()), dict(exposed)
     lost = {  # of what runs beside computing or other waits, the share beside computing; but for what shortens waits
         name: slowdown * hidden[name] * computing / max(total - alone[name], 1e-12) - candidate.regained[name]
         for name in HIDDEN

@@ -80,7 +80,8 @@ def plans_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_part_of_a_step_has_a_power() -> None:
     assert sorted(part for parts in ACTIVITIES.values() for part in parts) == sorted(TIME_COMPONENTS)
-    idle = average_step_watts(np.eye(13)[:, [TIME_COMPONENTS.index("bubble")]], PowerDrawSpec(), 700.0)
+    waits = np.eye(len(TIME_COMPONENTS))[:, [TIME_COMPONENTS.index("bubble")]]
+    idle = average_step_watts(waits, PowerDrawSpec(), 700.0)
     assert float(idle[0]) == pytest.approx(0.19 * 700)
 
 
