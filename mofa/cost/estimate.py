@@ -26,7 +26,8 @@ from mofa.cost.option_sets import options_common_to_rows
 from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.cost.rank_spec import RankSpec, rank_specs
-from mofa.cost.rows import GatheredRows, LayerArrays, gather_rows, recompute_mode_indices
+from mofa.cost.layer_arrays import LayerArrays
+from mofa.cost.rows import GatheredRows, gather_rows, recompute_mode_indices
 from mofa.cost.stages import Stages, stages_of_row
 from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share
 from mofa.cost.step_time.step import StepTime, name_waits_of_slowest_stage, step_time
