@@ -19,6 +19,7 @@ from mofa.cost.breakdown import HIDDEN_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.collector import TableCollector, checkpoint_bytes_of_heaviest_rank
 from mofa.cost.kernels.lazy_loading import share_of_passes_with_kernel_load as drained_share
 from mofa.cost.kernels.slowest_gpu import PaceFactors
+from mofa.cost.layer_arrays import LayerArrays
 from mofa.cost.memory.peak import StagePeakBytes, peaks_with_fullest_stage, stage_peak_bytes
 from mofa.cost.memory.pinned import pinned_excess_bytes
 from mofa.cost.memory.row_memory import RowMemory
@@ -26,7 +27,6 @@ from mofa.cost.option_sets import options_common_to_rows
 from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.cost.rank_spec import RankSpec, rank_specs
-from mofa.cost.layer_arrays import LayerArrays
 from mofa.cost.rows import GatheredRows, gather_rows, recompute_mode_indices
 from mofa.cost.stages import Stages, stages_of_row
 from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share

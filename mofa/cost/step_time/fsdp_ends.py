@@ -20,8 +20,8 @@ from mofa.cost.block.costs import BlockCost, BlockCosts
 from mofa.cost.block.tape_clock import TapeTime
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.computing_slowdown import collective_slowdown
-from mofa.cost.rank_rules import gradient_reducer
 from mofa.cost.layer_arrays import LayerArrays
+from mofa.cost.rank_rules import gradient_reducer
 from mofa.cost.rows import GatheredRows
 from mofa.specs.params import layer_params
 

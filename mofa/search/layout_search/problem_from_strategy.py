@@ -12,8 +12,8 @@ import numpy as np
 from mofa.blocks.build import layer_kind
 from mofa.cost.block.host_clock import NEVER
 from mofa.cost.estimate import TableEstimator
-from mofa.cost.rank_rules import host_waits_at_exchanges
 from mofa.cost.layer_arrays import LayerArrays
+from mofa.cost.rank_rules import host_waits_at_exchanges
 from mofa.cost.rows import GatheredRows
 from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.hand_over import hop_seconds, slowdown_beside_hops
