@@ -383,8 +383,8 @@ def _clocks_of(rows: GatheredRows, index: IntA, direction: str) -> tuple[ClockAd
 
 
 def _split_layer_clocks(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
-    """The clocks of layers' backwards by inputs and by weights; :class:`mofa.cost.layer_arrays.LayerArrays` has those of
-    whole ones."""
+    """The clocks of layers' backwards by inputs and by weights; those of whole ones are
+    :class:`mofa.cost.layer_arrays.LayerArrays`'s."""
     c, kinds = rows.costs, rows.stage_layers.stages.kinds
     both = np.array([[c.split_backward_clock_advances[layer_label(kind, mode)] for kind in kinds] for mode in c.blocks])
     grids = both.transpose(2, 0, 4, 1, 3)  # modes, kinds, parts, 4, K
