@@ -353,7 +353,10 @@ def _first_chunk_s(
 
 def _beside_first_layers_experts_s(rows: GatheredRows, *, is_backward: bool) -> ArrayN:
     """What the embedding and the first layer compute ahead of its experts, or behind their backward. (n,) [s]"""
-    layer_s: ArrayN = rows.layers.attention_passes_s[is_backward][rows.base_mode_index, rows.k, 0]
+    lay = rows.stage_layers
+    is_full = lay.fully_recomputed_by_chunk[lay.recompute_choice][:, 0, 0, 0] > 0
+    mode = np.where(is_full, rows.full_mode_index, rows.base_mode_index)
+    layer_s: ArrayN = rows.layers.attention_passes_s[is_backward][mode, rows.k, 0]
     embedding = rows.costs.embedding.backward if is_backward else rows.costs.embedding.forward
     return layer_s + embedding.total_s[rows.k]
 
