@@ -20,7 +20,7 @@ from mofa.blocks.combined_passes import (
 from mofa.blocks.op import EXPERT_STREAM, Op
 from mofa.blocks.work import Collective
 from mofa.cost.block.combined_memory import peak_bytes_of_layer_pair
-from mofa.cost.block.communication_beside import COMPUTING
+from mofa.blocks.op import COMPUTING_FAMILIES
 from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.block.tape_clock import EXPOSED
@@ -101,7 +101,7 @@ def estimator(delays: bool) -> TableEstimator:
 def test_a_pair_takes_no_longer_than_both_and_computes_as_much(delays: bool) -> None:
     costs = estimator(delays).parts[0].costs
     ((mode, kinds),) = costs.blocks.items()
-    own = [EXPOSED.index(name) for name in COMPUTING]
+    own = [EXPOSED.index(name) for name in COMPUTING_FAMILIES]
     for f, forward in enumerate(kinds):
         for b, backward in enumerate(kinds):
             pair = costs.combined_layer_times[mode][f][b]
@@ -141,7 +141,7 @@ def test_a_step_saves_what_it_hides() -> None:
     plain = TableEstimator(slow.workload, machines, plainly, slow.table, slow.loads)
     exposed, hidden = fewer.exposed_and_hidden_seconds()
     before, hidden_before = plain.exposed_and_hidden_seconds()
-    computing = [TIME_COMPONENTS.index(name) for name in COMPUTING]
+    computing = [TIME_COMPONENTS.index(name) for name in COMPUTING_FAMILIES]
     assert exposed[computing].sum() <= exposed.sum() < before.sum()
     assert hidden[HIDDEN_COMPONENTS.index("ep")] > hidden_before[HIDDEN_COMPONENTS.index("ep")]
     np.testing.assert_allclose(fewer.breakdown().step_s, exposed.sum(axis=0))

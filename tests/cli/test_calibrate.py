@@ -126,10 +126,12 @@ def test_fit_writes_a_profile_that_plan_uses(tmp_path: Path, capsys: Captured) -
     assert cluster.gpu.name == "my-node"
     assert cluster.node.intra.efficiency.provenance == "measured"
     assert main(["estimate", "llama3-8b", str(node), "--gpus", "4", "--strategy", "tp=4 micro_batch=1", "--json"]) == 0
-    grounds = json.loads(capsys.readouterr().out)["provenance"]
+    said = json.loads(capsys.readouterr().out)
+    grounds, stragglers = said["provenance"], said["time"]["exposed"]["stragglers"] / said["step_s"]
     own = grounds.get("measured", 0.0) + grounds.get("interpolated", 0.0)
-    # memory-bound kernels that only profiled steps gave are the bundled profile's
-    assert own > 0.9 and own + grounds.get("transferred", 0.0) > 0.99
+    # memory-bound kernels that only profiled steps gave, and how GPUs differ, are the bundled profile's
+    assert 0.0 < stragglers < 0.03
+    assert own > 0.9 * (1.0 - stragglers) and own + grounds.get("transferred", 0.0) > 0.99
 
 
 def test_fit_of_a_device_that_no_profile_knows_needs_a_base(cpu_folder: Path, tmp_path: Path, capsys: Captured) -> None:
