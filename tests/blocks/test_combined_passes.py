@@ -17,10 +17,9 @@ from mofa.blocks.combined_passes import (
     combined_tape,
     forward_ops_by_part,
 )
-from mofa.blocks.op import EXPERT_STREAM, Op
+from mofa.blocks.op import COMPUTING_FAMILIES, EXPERT_STREAM, Op
 from mofa.blocks.work import Collective
 from mofa.cost.block.combined_memory import peak_bytes_of_layer_pair
-from mofa.blocks.op import COMPUTING_FAMILIES
 from mofa.cost.block.host_issue import issue_seconds_array
 from mofa.cost.block.liveness import block_memory
 from mofa.cost.block.tape_clock import EXPOSED
