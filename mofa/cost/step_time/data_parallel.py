@@ -356,9 +356,9 @@ def _beside_first_layers_experts_s(rows: GatheredRows, *, is_backward: bool) -> 
     lay = rows.stage_layers
     is_full = lay.fully_recomputed_by_chunk[lay.recompute_choice][:, 0, 0, 0] > 0
     mode = np.where(is_full, rows.full_mode_index, rows.base_mode_index)
-    layer_s: ArrayN = rows.layers.attention_passes_s[is_backward][mode, rows.k, 0]
-    embedding = rows.costs.embedding.backward if is_backward else rows.costs.embedding.forward
-    return layer_s + embedding.total_s[rows.k]
+    (forward_s, backward_s), embedding = rows.layers.attention_passes_s, rows.costs.embedding
+    layers_s, own = (backward_s, embedding.backward) if is_backward else (forward_s, embedding.forward)
+    return np.asarray(layers_s[mode, rows.k, 0] + own.total_s[rows.k])
 
 
 def _embedding_params(rows: GatheredRows) -> ArrayN:
