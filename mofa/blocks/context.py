@@ -53,6 +53,8 @@ class Context:
     """Standard deviation of the rows of a rank's experts over their mean. [-]"""
     fixed_rows: bool = False
     """Whether every expert gets its capacity of rows, so that no host asks how many there are."""
+    capacity_factor: float | None = None
+    """An expert's most rows over an even share, beyond which tokens are dropped; None drops none. [-]"""
     schedules_replicas: BoolK = False
     """Where the tokens of merged expert-parallel groups are scheduled over replicas (MicroMoE)."""
     unseen_rows_share: ArrayK = 0.0

@@ -106,8 +106,6 @@ def router_logit_bias(routing: RoutingSpec, num_experts: int) -> list[float] | N
     The logarithm of the expert's share; experts are shuffled by the seed, so that the popular ones are not all on
     the first rank. None for balanced routing, which both frameworks offer themselves.
     """
-    if routing.capacity_factor is not None:
-        raise SpecError("routing.capacity_factor: dropping cannot be measured, only estimated; leave it out")
     rng = np.random.default_rng(routing.seed)
     order = rng.permutation(num_experts)
     if routing.kind == "balanced":

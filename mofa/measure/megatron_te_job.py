@@ -64,6 +64,8 @@ def _moe(run: ExpandedRun) -> dict[str, Any]:
         "moe_permute_fusion": run.framework.permute_fusion,
         "moe_router_padding_for_quantization": run.framework.router_padding,
         "moe_router_dtype": "fp32",
+        "moe_expert_capacity_factor": run.run.routing.capacity_factor,
+        "moe_pad_expert_input_to_capacity": run.run.routing.pad_to_capacity,
         "moe_router_pre_softmax": moe.score == "softmax" and moe.top_k == 1,
         "moe_shared_expert_gate": moe.shared_gate,
         # a bias that is added to rows in an expert takes the fused addition of dropout away (experts.py)

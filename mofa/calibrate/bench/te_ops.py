@@ -150,6 +150,22 @@ def _router(case: Case, pool: RandomInputs) -> Call:
     return _again(call()[0], (logits,), torch.randn(tokens, experts, device=pool.device))
 
 
+def _drop(case: Case, pool: RandomInputs) -> Call:
+    """Scores and map of the tokens within an even share of each expert, padded to it."""
+    from megatron.core.transformer.moe.moe_utils import apply_router_token_dropping
+
+    tokens, experts, top_k = case.shape_size("tokens"), case.shape_size("width"), case.shape_size("top_k")
+    routing = _routing_map(tokens, experts, top_k, pool.device)
+    scores = (torch.rand(tokens, experts, device=pool.device) * routing).requires_grad_(True)
+
+    def call() -> Any:
+        return apply_router_token_dropping(scores, routing, top_k, 1.0, pad_to_capacity=True)
+
+    if case.op.endswith("_fwd"):
+        return call
+    return _again(call()[0], (scores,), torch.randn(tokens, experts, device=pool.device))
+
+
 def _aux_loss(case: Case, pool: RandomInputs) -> Call:
     """Scores and map for the loss, the experts' tokens, the loss."""
     from megatron.core.transformer.moe import moe_utils
@@ -340,7 +356,8 @@ class _SavedForBackward:
 
 MAKERS: dict[str, Callable[[Case, RandomInputs], Call]] = {
     "rmsnorm": _norm, "layernorm": _norm, "rope": _rope, "mla": _mla, "row_map": _permutation, "permute": _permutation,
-    "unpermute": _permutation, "sort": _permutation, "router_gate": _gate, "router": _router, "aux_loss": _aux_loss,
+    "unpermute": _permutation, "sort": _permutation, "router_gate": _gate, "router_drop": _drop,
+    "router": _router, "aux_loss": _aux_loss,
     "weighted_swiglu": _weighted_swiglu, "swiglu": _swiglu, "chunk_order": _chunk_order,
     "loss": _loss, "compiled_loss": _loss,
     "geglu": _fused_activation, "squared_relu": _fused_activation, "bias_gelu": _fused_activation,

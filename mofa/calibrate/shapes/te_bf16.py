@@ -37,7 +37,7 @@ TE_BYTES: dict[str, float] = {
     "rmsnorm_bwd": 6.0, "layernorm_fwd": 4.0, "layernorm_bwd": 6.0, "rope_fwd": 4.0, "rope_bwd": 4.0,
     "weighted_swiglu_fwd": 6.0, "weighted_swiglu_bwd": 10.0,
     "swiglu_fwd": 6.0, "swiglu_bwd": 10.0, "adam": 28.0, "grad_norm": 4.0, "grad_clip": 8.0,
-    "router_gate_fwd": 2.0, "router_gate_bwd": 10.0, "mla_q_fwd": 4.0, "mla_kv_fwd": 4.0,
+    "router_drop_fwd": 30.0, "router_drop_bwd": 9.0, "router_gate_fwd": 2.0, "router_gate_bwd": 10.0, "mla_q_fwd": 4.0, "mla_kv_fwd": 4.0,
     "chunk_order": 4.0, "geglu_fwd": 6.0, "geglu_bwd": 10.0, "squared_relu_fwd": 4.0, "squared_relu_bwd": 6.0,
     "bias_gelu_fwd": 4.0, "bias_gelu_bwd": 6.0, "loss_fwd": 38.0, "loss_bwd": 14.0, "compiled_loss_fwd": 22.0,
     "compiled_loss_bwd": 18.0, "zero_buffer": 4.0,
@@ -46,6 +46,10 @@ TE_BYTES: dict[str, float] = {
 
 NORMS = ((2048, 2048), (4096, 2048), (16384, 2048), (4096, 4096), (8192, 4096), (4096, 8192), (8192, 7168),
          (4096, 512), (131072, 128))  # fmt: skip
+DROPPED = ((1024, 64, 8), (4096, 64, 8), (16384, 64, 8), (4096, 128, 8), (8192, 256, 8), (8192, 8, 2), (2048, 16, 2),
+           (4096, 32, 4), (16384, 128, 8))  # fmt: skip
+HELD_DROPPED = ((8192, 128, 8), (4096, 8, 2), (8192, 64, 6), (2048, 256, 8))
+"""Tokens, experts, and how many a token chooses, of which as many tokens stay as are an even share."""
 HELD_NORMS = ((8192, 2880), (4096, 5120), (4096, 1536))
 DENSE = ((1024, 8192), (2048, 2048), (2048, 14336), (4096, 4096), (4096, 8192), (4096, 14336), (8192, 5632),
          (8192, 8192), (8192, 14336))  # fmt: skip
@@ -224,6 +228,8 @@ def te_memory_bound_cases() -> list[Case]:
                 held_out += [(f"router_{score}_{direction}", variant, "fp32", _routed(t, e, k)) for t, e, k in
                          ((8192, 128, 8), (4096, 8, 2))]  # fmt: skip
     for direction in ("fwd", "bwd"):
+        grid += [(f"router_drop_{direction}", "megatron", "fp32", _routed(t, e, k)) for t, e, k in DROPPED]
+        held_out += [(f"router_drop_{direction}", "megatron", "fp32", _routed(t, e, k)) for t, e, k in HELD_DROPPED]
         for variant in ("megatron", VARIANT):
             grid += [(f"aux_loss_{direction}", variant, "fp32", _routed(t, e, 8)) for t, e in
                      ((1024, 64), (4096, 64), (16384, 64), (4096, 128), (8192, 256))]  # fmt: skip

@@ -145,6 +145,7 @@ def block_context_and_process_groups(
         rows_time=local * top_k * time_ratio, rows_memory=local * top_k * memory_ratio,
         imbalance=_plain(load.sent_bytes_over_mean),
         expert_rows_deviation=_plain(load.expert_rows_deviation), fixed_rows=workload.routing.pad_to_capacity,
+        capacity_factor=workload.routing.capacity_factor,
         unseen_rows_share=_plain(unseen), expected_first_use_kernels=_plain(kernels),
         has_all_layers=_plain(table.pp == 1),
         mean_loops_before=_plain((np.maximum(model.num_moe_layers / (table.pp * table.vpp), 1.0) + 1.0) / 2.0),

@@ -45,6 +45,10 @@ LEGAL: list[dict[str, Any]] = [
     {"graphs": "te:attn+moe_router+moe_preprocess", "model": MOE},
     {"graphs": "te:moe_router+moe_preprocess", "model": MOE, "recompute": "selective:layernorm"},
     {"graphs": "te:attn+moe_router", "model": MOE, "routing": DROPPING},
+    {"graphs": "local", "model": MOE, "routing": PADDED},
+    {"graphs": "te", "model": MOE, "routing": PADDED},
+    {"graphs": "te:attn+moe", "model": MOE, "routing": PADDED},
+    {"graphs": "local:full_iteration", "model": MOE, "routing": PADDED},
     {"graphs": "te:attn", "model": llama(num_layers=4, dropout=0.1), "recompute": "selective:mlp"},
 ]
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -71,7 +75,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"graphs": "te:moe_router", "model": MOE, "recompute": "selective:layernorm"},
         "the norm before the router",
     ),
-    ("not modelled", {"graphs": "te", "model": MOE, "routing": PADDED}, "a layer's experts in graphs"),
     ("not modelled", {"graphs": "local:full_iteration", "pp": 2}, r"pp \(2\) of a full iteration"),
     ("not modelled", {"graphs": "te:attn", "model": MOE, "token_chunks": 2}, "token_chunks"),
 ]

@@ -12,7 +12,8 @@ transformer_engine 2.20.2 (pytorch/graph.py). Of a layer in graphs:
 - Gradients of parameters are copied behind each backward (``Graphed.backward``, ``_CudagraphReplayNode.backward``): of
   a weight whose product adds to the main gradient the dummy that stands for it, two bytes a parameter.
 - Of a layer of experts the router, with ``moe_preprocess`` all up to the rows in order, is captured; what waits for
-  the host stays outside (``MoECudaGraphPartialCaptureSignal``).
+  the host stays outside (``MoECudaGraphPartialCaptureSignal``). Nothing waits where experts' rows are padded to a
+  capacity: such a layer is captured whole, its exchanges as well.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ def _captured_names(ops: tuple[Op, ...], graphs: CudaGraphs, dispatcher: str, *,
     if not moe:
         if graphs.captures("mlp"):
             names.update(op.name for op in rest)
+    elif graphs.captures("moe"):
+        names.update(op.name for op in rest)
     elif graphs.captures("moe_router"):
         ends = max(i for i, op in enumerate(rest) if op.step in ("gate", "router")) + 1
         names.update(op.name for op in rest[:ends])

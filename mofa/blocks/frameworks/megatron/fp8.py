@@ -15,6 +15,7 @@ from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, all_true, any_true, ceil, logical_not, where
 from mofa.blocks.fp8 import BLOCK, TENSORS_PER_CAST, Fp8Recipe
 from mofa.blocks.frameworks.megatron.calls import timed_module_call
+from mofa.blocks.frameworks.megatron.capacity import fills_last_pieces, rows_of_whole_pieces
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm
 from mofa.blocks.op import (
     GRADIENT,
@@ -223,6 +224,8 @@ def padded_expert_rows(ctx: Context, rows: FloatK) -> FloatK:
     ``Fp8Padding`` (te/module/fp8_padding.py) rounds each expert's rows up to 16, by 7.5 in the mean, and to 32 under
     MXFP8.
     """
+    if ctx.fixed_rows:
+        return rows_of_whole_pieces(ctx, rows)
     return rows + where(rows > 0, fp8_recipe_of(ctx).mean_padding_rows_per_expert * ctx.local_experts, 0.0)
 
 
@@ -237,7 +240,8 @@ def pad_expert_rows(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_r
     moved = 2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.activation_element_bytes
     back = OpBackward(2.0 * rows * hidden * ctx.activation_element_bytes, 1, like="copy")
     by = timed_module_call(ctx, "fp8_padding", ctx.local_experts, times=2.0)
-    return b.add(Op("experts.pad", "memory_bound", MemoryBound(moved, "copy"), (x,), (out,), back=back, module_call=by))
+    return b.add(Op("experts.pad", "memory_bound", MemoryBound(moved, "copy"), (x,), (out,), back=back, module_call=by,
+                    present=fills_last_pieces(ctx, rows)))  # fmt: skip
 
 
 def unpad_expert_rows(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory_rows: FloatK) -> str:
@@ -248,7 +252,16 @@ def unpad_expert_rows(b: TapeBuilder, ctx: Context, x: str, rows: FloatK, memory
     back = OpBackward(2.0 * padded_expert_rows(ctx, rows) * hidden * ctx.activation_element_bytes, 1, like="copy")
     by = timed_module_call(ctx, "fp8_padding", ctx.local_experts)
     return b.add(
-        Op("experts.unpad", "memory_bound", MemoryBound(moved, "copy"), (x,), (out,), back=back, module_call=by)
+        Op(
+            "experts.unpad",
+            "memory_bound",
+            MemoryBound(moved, "copy"),
+            (x,),
+            (out,),
+            back=back,
+            module_call=by,
+            present=fills_last_pieces(ctx, rows),
+        )
     )
 
 

@@ -121,11 +121,6 @@ def _not_modelled(
         f"expert_overlap: {framework.expert_overlap}": framework.expert_overlap != "none",  # 1898 allows te without mlp
         "shared_expert_overlap": framework.shared_expert_overlap,
         f"pp ({pp}) of a full iteration": graphs.full_iteration and pp > 1,
-        "a layer's experts in graphs": routing.pad_to_capacity and _holds_experts(graphs),
     }
     named = [name for name, is_on in others.items() if is_on]
     return f"{said} is not modelled with {named[0]}; leave one of them out" if named else None
-
-
-def _holds_experts(graphs: CudaGraphs) -> bool:
-    return "moe" in graphs.scope or graphs.whole_layers or graphs.full_iteration

@@ -12,6 +12,7 @@ from typing import Literal
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.frameworks.megatron.calls import timed_module_call
+from mofa.blocks.frameworks.megatron.capacity import rows_over_chosen_copies
 from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.work import HostSync, MemoryBound
 
@@ -26,10 +27,10 @@ PAD_BYTES = 32.0
 
 
 def expert_rows_sent_by_rank(ctx: Context) -> FloatK:
-    """Rows that a rank sends, with those that fill up each expert's where the router's map is padded. [tokens]"""
+    """Rows that a rank sends, with those that fill up each expert's rows, or its capacity. [tokens]"""
     spec = ctx.model.moe
     assert spec is not None
-    return ctx.shard_tokens * spec.top_k + _filled(ctx)
+    return ctx.shard_tokens * spec.top_k * rows_over_chosen_copies(ctx) + _filled(ctx)
 
 
 def context_with_padded_rows(ctx: Context) -> Context:
@@ -180,11 +181,12 @@ def sort_by_expert(
     """Rows and probabilities in the order of the experts."""
     out = _by_chunks(b, ctx, x, "sort", "moe.sorted", rows, memory_rows)
     by_expert = b.tensor("moe.sorted_weights", memory_rows * WEIGHT)
-    eager = not ctx.framework.permute_fusion
+    eager = not ctx.framework.permute_fusion or ctx.fixed_rows
     moved = 2.0 * rows * WEIGHT if eager else 0.0
+    views = _chunks(ctx) if eager and not ctx.fixed_rows else 0.0
     weights = b.add(
         Op("moe.sort_weights", "memory_bound", MemoryBound(moved, "copy" if eager else ""), (weights,), (by_expert,),
-           launches=1 if eager else 0, present=_sorts(ctx), split_views=_chunks(ctx) if eager else 0.0,
+           launches=1 if eager else 0, present=_sorts(ctx), split_views=views,
            back=OpBackward(moved, 1, like="copy") if eager else OpBackward(0.0, 0), routing="sort")
     )  # fmt: skip
     return out, weights
@@ -201,6 +203,8 @@ def _by_chunks(
 ) -> str:  # fmt: skip
     """Chunks of an expert and a sender in another order: by a map of rows, which is kept, or cut and joined, which
     keeps nothing (``sort_chunks_by_idxs``)."""
+    if ctx.fixed_rows:
+        return _turned_around(b, ctx, x, routing, out, rows, memory_rows)
     name, hidden = f"moe.{routing}", float(ctx.model.hidden)
     moved, elements = 2 * rows * hidden * ctx.activation_element_bytes, rows * hidden
     y = b.tensor(out, memory_rows * hidden * ctx.activation_element_bytes)
@@ -221,6 +225,20 @@ def _by_chunks(
     )  # fmt: skip
 
 
+def _turned_around(
+    b: TapeBuilder, ctx: Context, x: str, routing: Literal["sort", "unsort"], out: str, rows: ArrayK,
+    memory_rows: ArrayK,
+) -> str:  # fmt: skip
+    """Chunks of one number of rows each, whose two first dimensions change places, in a copy (``drop_and_pad``); rows
+    of one sender lie in the experts' order already."""
+    each = float(ctx.model.hidden) * ctx.activation_element_bytes
+    y = b.tensor(out, memory_rows * each)
+    work, back = MemoryBound(2 * rows * each, "copy"), OpBackward(2 * rows * each, 1, like="copy")
+    return b.add(
+        Op(f"moe.{routing}", "memory_bound", work, (x,), (y,), present=_sorts(ctx), back=back, routing=routing)
+    )
+
+
 def _chunks(ctx: Context) -> FloatK:
     """Of an expert and a rank that sends to it. [-]"""
     return ctx.local_experts * ctx.ep * ctx.etp
@@ -229,4 +247,6 @@ def _chunks(ctx: Context) -> FloatK:
 def _sorts(ctx: Context) -> BoolK:
     """Where a rank sorts rows by expert: with several experts; other dispatchers only where several ranks send."""
     several = ctx.local_experts > 1
+    if ctx.fixed_rows:
+        return several & (ctx.ep * ctx.etp > 1)
     return several if ctx.framework.dispatcher == "alltoall" else several & (ctx.ep > 1)
