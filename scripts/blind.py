@@ -42,6 +42,7 @@ python scripts/blind.py predict reference_runs/blind_float8.csv reference_runs/p
 python scripts/blind.py predict reference_runs/blind_float8_second.csv reference_runs/plans/float8-second-1gpu.yaml
 python scripts/blind.py predict reference_runs/blind_te_eager.csv reference_runs/plans/te-eager-permutation.yaml
 python scripts/blind.py predict reference_runs/blind_te_capacity.csv reference_runs/plans/te-capacity.yaml
+python scripts/blind.py predict reference_runs/blind_te_capacity_hosts.csv reference_runs/plans/te-capacity-hosts.yaml
 python scripts/blind.py predict reference_runs/blind_te_large_experts.csv reference_runs/plans/te-large-experts-fp8.yaml
 python scripts/blind.py predict reference_runs/blind_fsdp1.csv reference_runs/plans/{fsdp1-2gpu,twenty-first}.yaml
 python scripts/blind.py score
@@ -116,6 +117,7 @@ SETS = (
     "blind_float8_second",
     "blind_te_eager",
     "blind_te_capacity",
+    "blind_te_capacity_hosts",
     "blind_te_large_experts",
     "blind_fsdp1",
 )
