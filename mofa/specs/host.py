@@ -110,6 +110,12 @@ GRAPH_LAUNCH = Fact(
     "about as long as a kernel (NVIDIA developer blog, 'Constant Time Launch for Straight-Line CUDA Graphs')",
 )
 """Where a profile has none."""
+GRAPH_HOOK = Fact(
+    value=8.4e-6,
+    provenance="assumed",
+    source="as on hardware_profiles/hosts/xeon-8480c.yaml, where it was measured",
+)
+"""Where a profile has none."""
 SCHEDULE_NODE = Fact(
     value=0.26e-3,
     provenance="assumed",
@@ -168,6 +174,9 @@ class HostIssueTimes(Spec):
     first takes twice as long (0.6 ms against 0.32, medians of mc4-tp2-pp2-etp2-mixtral-4l-traced). [s]"""
     grad_hook_s: SecondsFact
     """A parameter's hook of Python in which Megatron adds its gradient to the main one, beside the addition. [s]"""
+    graph_hook_s: SecondsFact = GRAPH_HOOK
+    """The same hook behind a CUDA graph that has added the gradient already, with autograd's record of the parameter,
+    beside the copy of the gradient that stands for it. [s]"""
     guarded_call_s: SecondsFact
     """A call of a function compiled by itself within eager code, with its guards, one way. [s]"""
     loop_guarded_s: SecondsFact

@@ -15,8 +15,9 @@ from mofa.specs.run_files import resolve_run
 
 
 def with_routing_counts(record: RunRecord, scratch: Path) -> RunSpec:
-    """The run with the routing that its routers chose, as a file of counts; without counts as it is."""
-    if record.measured.tokens_per_expert is None:
+    """The run with the routing that its routers chose, as a file of counts; without counts as it is, and with experts
+    padded to a capacity, which get that many rows whatever the routers chose."""
+    if record.measured.tokens_per_expert is None or record.run.routing.pad_to_capacity:
         return record.run
     path = scratch / f"{record.run.id}.csv"
     with path.open("w", newline="") as file:

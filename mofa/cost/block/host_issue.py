@@ -207,7 +207,7 @@ class GraphIssueTimes:
         once: FloatK = host.graph_launch_s.value
         if graph.is_function:
             once = once + host.function_s.value + (host.backward_op_s.value if backward else 0.0)
-        once = once + graph.num_hooks * host.grad_hook_s.value
+        once = once + graph.num_hooks * host.graph_hook_s.value
         begun = self.begun.get(id(graph), False)
         self.begun[id(graph)] = begun | op.present
         return where(begun, 0.0, once)
