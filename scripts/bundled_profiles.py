@@ -345,7 +345,8 @@ def with_own_te(h200: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
     What no row of its own tells is the H100's: the experts' SwiGLU back, which was read off traced steps, and what
     adding to an fp32 gradient takes.
     """
-    own, source = fitted([H200_TE, H200_LOSS, H200_CAPACITY])
+    own, source = fitted([H200_TE, H200_LOSS])
+    drops, of_drops = fitted([H200_CAPACITY])
     states = ("sustained", "alone", "clock", "full_load_flops")
     known = {state: h200["gemm"]["bf16"][state] for state in states}
     several = {"bf16": {**curve_profile_entry(own.multi_stream["bf16"], source, **known), **TE_LIBRARY}}
@@ -355,6 +356,7 @@ def with_own_te(h200: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
         if key.startswith(OF_TE) or key.split()[-1] in FP8_CASTS
     }
     moved = same_processor(read("gpus", "h200-sxm"), {**read("gpus", "h100-sxm"), "curves": h100})
+    stream |= {key: memory_bound_profile_entry(key, drops.memory_bound[key], of_drops) for key in DROPS}
     stream[SWIGLU_BACK] = moved["stream"][SWIGLU_BACK]
     stream["megatron zero_buffer"] = zero_buffer()
     stream["te wgrad_add"] = {**h100["stream"]["te wgrad_add"], "provenance": "transferred", "source": ADDING}

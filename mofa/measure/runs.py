@@ -151,6 +151,8 @@ def task_of_run(
     except SpecError as error:
         raise SpecError(f"{run.run.id}: {error}") from None
     beside_records.refuse_unavailable_for_run(run)
+    if run.run.routing.capacity_factor is not None and run.framework.library is None:
+        raise run.refusal(f"routing.capacity_factor on {name}", "use framework: megatron, or leave it out")
     runner = RUNNERS[name]
     moe = run.model.moe
     job = {

@@ -142,6 +142,8 @@ class Recipes(Spec):
     unmodelled: tuple[UnmodelledRecipe, ...]
     bf16_moments: tuple[RowSelector, ...]
     """Models whose recipe holds Adam's moments in bf16."""
+    token_drop: tuple[RowSelector, ...]
+    """Models whose recipe drops tokens beyond a capacity, where their names do not say so."""
     virtual_stages: tuple[VirtualStagesOfModels, ...]
     layouts: tuple[RecipeLayouts, ...]
     """Models whose layers a recipe lays out over stages."""
@@ -314,9 +316,11 @@ def why_recipe_of_row_is_unmodelled(row: Row) -> str | None:
 def routing_of_row(row: Row) -> dict[str, Any]:
     """How tokens fall on experts where a row says more than that they are balanced.
 
-    ``apply_moe_token_drop`` of Megatron-Bridge (training/utils/moe_token_drop.py): a capacity of 1, padded to it.
+    ``apply_moe_token_drop`` of Megatron-Bridge (training/utils/moe_token_drop.py) and NeMo's callback: a capacity of 1,
+    padded to it.
     """
-    return {"capacity_factor": 1.0, "pad_to_capacity": True} if "tokendrop" in row["model"].lower() else {}
+    drops = "tokendrop" in row["model"].lower() or any(rows.covers(row) for rows in load_recipes().token_drop)
+    return {"capacity_factor": 1.0, "pad_to_capacity": True} if drops else {}
 
 
 def etp_of_row(row: Row) -> int | None:

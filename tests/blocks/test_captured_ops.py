@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from mofa.blocks.build import BlockTapes, CostedLayerKind, layer_forward_tape, l
 from mofa.blocks.frameworks.megatron.captured_ops import graph_captured_embedding_or_head, graph_captured_layer
 from mofa.blocks.frameworks.recompute import recompute_of_layer
 from mofa.blocks.op import GRAPH_POOL, Op, Tape
-from mofa.blocks.work import HostSync
+from mofa.blocks.work import Collective, HostSync
 from mofa.specs.strategy import RecomputeSpec
 from tests.blocks.ops import moved, one
 from tests.blocks.small import EXPERTS, context, framework, llama, primitives
@@ -19,8 +20,10 @@ from tests.blocks.small import EXPERTS, context, framework, llama, primitives
 DENSE, MOE = llama(), llama(moe={**EXPERTS, "shared_hidden": 64})
 
 
-def layer(graphs: str, *, moe: bool = False, recompute: str = "none", **facts: Any) -> BlockTapes:
+def layer(graphs: str, *, moe: bool = False, recompute: str = "none", padded: bool = False, **facts: Any) -> BlockTapes:
     ctx = context(MOE if moe else DENSE, framework("megatron", cuda_graphs=graphs), **facts)
+    if padded:
+        ctx = replace(ctx, fixed_rows=True, capacity_factor=1.0)
     forward = layer_forward_tape(ctx, primitives(ctx), CostedLayerKind(moe))
     repeated = recompute_of_layer(ctx.framework, RecomputeSpec.parse(recompute), forward, ctx.model)
     tapes = layer_tapes(ctx, primitives(ctx), CostedLayerKind(moe), repeated, forward)
@@ -104,6 +107,20 @@ def test_of_experts_the_router_and_what_waits_for_no_host_is_held() -> None:
         assert {"experts.fc1", "experts.fc2", "moe.unpermute", "moe.counts_to_host"} <= {op.name for op in outside}
         last = max(i for i, op in enumerate(tapes.forward.ops) if op.graph is not None and "shared" not in op.name)
         assert all(i > last for i, op in enumerate(tapes.forward.ops) if op.name == "moe.counts_to_host")
+
+
+@pytest.mark.parametrize("graphs", ["local", "te", "te:attn+moe"])
+def test_experts_padded_to_a_capacity_are_held_with_their_exchanges(graphs: str) -> None:
+    tapes = layer(graphs, moe=True, padded=True, ep=4)
+    for tape in (tapes.forward, tapes.backward):
+        assert not any(isinstance(op.work, HostSync) for op in tape.ops)
+        assert {op.name for op in launched(tape)} <= {
+            "graph.copy_input", "graph.make_mask", "graph.copy_gradient", "graph.copy_parameters_gradients",
+        }  # fmt: skip
+    exchanges = {op.name for op in tapes.forward.ops if isinstance(op.work, Collective)}
+    assert exchanges >= {"moe.dispatch", "moe.combine"} and exchanges <= names_in_graphs(tapes.forward)
+    (launch,) = {op.graph for op in tapes.backward.ops if op.graph is not None}
+    assert launch.num_hooks == sum(op.num_weights for op in tapes.forward.ops if op.weight) + 2  # the norms
 
 
 def test_what_is_computed_again_within_a_graph_is_held_too() -> None:

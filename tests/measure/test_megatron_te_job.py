@@ -71,6 +71,18 @@ def test_experts_are_grouped_and_routed_in_fp32(tmp_path: Path) -> None:
     assert config["moe_permute_fusion"] is False and config["moe_router_padding_for_quantization"] is True
 
 
+def test_a_capacity_is_megatrons_and_of_its_engine_alone(tmp_path: Path) -> None:
+    model = {"base": "qwen3-30b-a3b", "num_layers": 2}
+    routing = {"capacity_factor": 1.25, "pad_to_capacity": True}
+    config = config_of(tmp_path, model=model, routing=routing)
+    assert (config["moe_expert_capacity_factor"], config["moe_pad_expert_input_to_capacity"]) == (1.25, True)
+    without = config_of(tmp_path, model=model)
+    assert (without["moe_expert_capacity_factor"], without["moe_pad_expert_input_to_capacity"]) == (None, False)
+    for name in ("megatron-local", "torchtitan"):
+        with pytest.raises(SpecError, match=f"routing.capacity_factor on {name}.*use framework: megatron"):
+            task_of_run(run_of(tmp_path, model=model, routing=routing, framework={"name": name}), timeout_s=10.0)
+
+
 def test_gradients_losses_and_groups_are_as_asked_for(tmp_path: Path) -> None:
     options = {"name": "megatron", "grads": "bf16", "cross_entropy_fusion": "te", "process_groups": "eager"}
     job = megatron_te_job(run_of(tmp_path, framework=options))

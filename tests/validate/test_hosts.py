@@ -267,6 +267,16 @@ def test_tokens_that_were_drawn_do_not_drift(records: dict[str, RunRecord], tmp_
     assert with_routing_counts(learned, tmp_path).routing.drifts
 
 
+def test_experts_padded_to_a_capacity_get_that_many_rows_whatever_was_counted(
+    records: dict[str, RunRecord], tmp_path: Path
+) -> None:
+    one = records["te1-gptoss-2l-skewed"]
+    padded = one.run.routing.model_copy(update={"capacity_factor": 1.0, "pad_to_capacity": True})
+    record = one.model_copy(update={"run": one.run.model_copy(update={"routing": padded})})
+    assert with_routing_counts(one, tmp_path).routing.kind == "counts"
+    assert with_routing_counts(record, tmp_path).routing == padded
+
+
 def test_a_record_scales_its_gradients_as_its_median_step_did(records: dict[str, RunRecord], tmp_path: Path) -> None:
     one = records["te1-olmoe-6l"]
     for norms, share in (([0.5, 0.6, 3.0], 0.0), ([0.5, 2.0, 3.0], 1.0), ([], 0.2)):

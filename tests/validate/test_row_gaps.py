@@ -9,7 +9,7 @@ import pytest
 from mofa.validate.architecture import Row
 from mofa.validate.published import published_reference_runs
 from mofa.validate.published_rows import import_published_rows
-from mofa.validate.recipes import cuda_graphs_of_row, load_recipes, why_recipe_of_row_is_unmodelled
+from mofa.validate.recipes import cuda_graphs_of_row, load_recipes, routing_of_row, why_recipe_of_row_is_unmodelled
 from mofa.validate.row_gaps import BY_RULE, layers_by_throughput, step_s_by_throughput, with_filled_columns
 from mofa.validate.row_groups import group_of_row, is_group_of_its_own, runs_to_learn_from
 from tests.validate.test_published_rows import PUBLISHED, row
@@ -72,6 +72,42 @@ def test_what_a_file_of_the_source_says_is_no_rule() -> None:
     assert before["vpp"] == "12"
     assert group_of_row({**before, "recompute": ""}) == "published-mlperf-by-rule-default-recompute"
     assert with_filled_columns(row(**{**MLPERF, "framework": "NeMo (MLPerf v4.1)"}, mbs="1"))["vpp"] == ""
+
+
+QWEN = {
+    "id": "bridge-276", "model": "Qwen3_235B_a22B (tokendrop)", "framework": "Megatron-Bridge/Megatron-Core 25.09",
+    "gpu": "GB200", "n_gpus": "64", "precision": "fp8", "tp": "2", "pp": "1", "vpp": "1", "ep": "64", "mbs": "1",
+    "gbs": "1024", "recompute": "", "notes": "NeMo container 25.09; first entry of cell",
+}  # fmt: skip
+PARENTHESES = "; parenthesised entry: alternative quantization granularity (source: 32x32 for weights and activations)"
+
+
+def test_a_recipe_s_switches_are_read_for_the_degrees_that_it_has() -> None:
+    first = with_filled_columns(row(**QWEN))
+    assert (cuda_graphs_of_row(first), first["recompute"], first["precision"]) == ("local", "none", "fp8")
+    assert BY_RULE not in first and group_of_row(first) == "published-bridge-cuda-graphs"
+    second = with_filled_columns(row(**{**QWEN, "notes": "NeMo container 25.09" + PARENTHESES}))
+    assert (cuda_graphs_of_row(second), second["precision"]) == ("local", "mxfp8")
+    for others in ({"pp": "8", "tp": "1"}, {"framework": "Megatron-Bridge/Megatron-Core 25.11"}, {"gpu": "GB300"}):
+        other = with_filled_columns(row(**{**QWEN, **others}))
+        assert (cuda_graphs_of_row(other), other["recompute"]) == ("", "")
+
+
+def test_what_parentheses_meant_a_release_earlier_is_a_rule() -> None:
+    nemo = {
+        "id": "nemodoc-020", "model": "LLAMA3-70B", "framework": "NeMo 25.07", "gpu": "GB200", "tp": "2", "pp": "4",
+        "vpp": "5", "cp": "2", "recompute": "", "precision": "fp8(per-tensor current scaling)",
+    }  # fmt: skip
+    said = with_filled_columns(row(**nemo, notes="parenthesised alternative (legend not known)"))
+    assert (said["precision"], cuda_graphs_of_row(said)) == ("mxfp8", "local")
+    assert group_of_row(said) == "published-nemodoc-by-rule-mxfp8-cuda-graphs"
+    assert with_filled_columns(row(**nemo, notes="primary value"))["precision"] == nemo["precision"]
+
+
+def test_experts_of_nemo_s_mixtral_are_padded_to_a_capacity() -> None:
+    mixtral = row(id="nemodoc-007", model="Mixtral-8x7B", framework="NeMo 25.02", gpu="B200")
+    assert routing_of_row(mixtral) == {"capacity_factor": 1.0, "pad_to_capacity": True}
+    assert routing_of_row(row(id="bridge-001", model="Mixtral-8x7B")) == {}
 
 
 def test_a_rule_reads_no_result() -> None:
