@@ -27,7 +27,7 @@ from mofa.cost.stages import Stages
 from mofa.schedules import SCHEDULES, Schedule
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.params import embedding_params, head_params, layer_params, mtp_params
+from mofa.specs.params import embedding_params, head_params, layer_params, mtp_layer_params
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -304,7 +304,7 @@ def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: Strate
     output = head_params(model) or (model.vocab * model.hidden if lay.stages.rank_with_head != 0 else 0)
     dense[:, :, -1] += head * ((output + (padding if output else 0.0)) / tp + model.hidden)
     if model.num_mtp_layers:
-        p, there = mtp_params(model), lay.stages_with_predictions
+        p, there = mtp_layer_params(model), lay.stages_with_predictions
         dense[:, :, -1] += there * model.num_mtp_layers * ((p.matrices_tp + p.shared) / tp + p.replicated)
         expert[:, :, -1] += there * model.num_mtp_layers * p.routed / spread
         if lay.stages.pp > 1:  # the prediction layers hold a copy of the embedding

@@ -241,7 +241,7 @@ def block_costs(
 
     def large() -> ArrayK:
         """The sizes of weights, and the largest activation of a layer: the ends of the model have larger ones."""
-        sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.largest_and_frequent_sizes
+        sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.largest_and_commonest_weight_params
         return np.concatenate([sizes, broadcast_to_combinations(known.largest_activation, num_k)[None]])
 
     phases = BlockTimer(tapes, machine, None if drop else known.known_times)

@@ -252,8 +252,9 @@ class WeightsByBlock:
     num_k: int
 
     @cached_property
-    def largest_and_frequent_sizes(self) -> ArrayK:
-        """The largest weight of a layer, then the sizes that most parameters of a layer are in. (1 + SIZES, K)"""
+    def largest_and_commonest_weight_params(self) -> ArrayK:
+        """Of the largest weight of a layer, then of the sizes that most parameters of a layer are in. (1 + SIZES, K)
+        [params]"""
         largest = self.params_of_each_weight[: sum(map(len, self.layers))].max(axis=0)
         alike = self.params_of_each_weight[:, None] == self.params_of_each_weight[None]
         total = np.einsum("vwk,wk->vk", alike, self.params_of_each_weight * self.number_of_each_weight)
@@ -348,9 +349,9 @@ class BlockCosts:
         """The block costs where kernels that are loaded take the host's lead in all passes: only times differ."""
         return self._on(replace(self.machine, host_lead_lost=True), self.embedding.phases.known_times)
 
-    def with_device_waits(self, idle: float) -> BlockCosts:
-        """The block costs on a device that waits for a share of the time besides: only times differ."""
-        return self._on(self.machine.with_device_waits(idle), self.embedding.phases.known_times)
+    def with_idle_fraction(self, idle_fraction: float) -> BlockCosts:
+        """The block costs on GPUs that wait for a share of the time beside their ops: only times differ."""
+        return self._on(self.machine.with_idle_fraction(idle_fraction), self.embedding.phases.known_times)
 
     def at_pace(self, pace: PaceFactors) -> BlockCosts:
         """The block costs on GPUs of a pace of their own: only times differ."""

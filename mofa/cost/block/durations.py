@@ -96,8 +96,8 @@ class OpTimingMachine:
     timed_ops: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
     """Shared by machines that differ in ``host_lead_lost`` alone."""
 
-    def with_device_waits(self, idle: float) -> OpTimingMachine:
-        """The machine, waiting for a share of the time besides what its tapes say."""
+    def with_idle_fraction(self, idle: float) -> OpTimingMachine:
+        """The machine with GPUs that wait for a share of the time beside their ops, which the power limit makes up."""
         return replace(self, idle_fraction=idle, timed_ops=TimedOps(self.timed_ops.works, host=self.timed_ops.host))
 
     def at_pace(self, pace: PaceFactors) -> OpTimingMachine:

@@ -75,7 +75,11 @@ def step_lower_bounds_s(estimator: TableEstimator, is_open: BoolN, *, at_rest: b
         bound_s = bound_s + drained_share * (_undisturbed_s(estimator.without_host_lead, is_open) - bound_s)
     share = _most_rest(estimator, bound_s)
     if share.any():
-        rested_s = _undisturbed_s(estimator.with_device_waits, is_open) if at_rest else _most_speed(estimator) * bound_s
+        rested_s = (
+            _undisturbed_s(estimator.at_clock_of_longest_waits, is_open)
+            if at_rest
+            else _most_speed(estimator) * bound_s
+        )
         bound_s = bound_s + share * np.minimum(rested_s - bound_s, 0.0)
     return np.asarray(bound_s * _runs(estimator) * (1.0 - ROUNDING))
 

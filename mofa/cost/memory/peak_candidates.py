@@ -132,7 +132,7 @@ class PeakCandidates(PeakCandidateMemory):
         forward = rows.layers.forward_peak_bytes, rows.layers.forward_peak_bytes_by_kind
         backward = rows.layers.backward_peak_bytes, rows.layers.backward_peak_bytes_by_kind
         waiting = waiting_head_gradient_bytes(rows)
-        chunks = UnequalChunks(rows) if UnequalChunks.has_unequal_chunks(rows) else None
+        chunks = UnequalChunks(rows) if UnequalChunks.any_rank_has_unequal_chunks(rows) else None
         alternating = AlternatingLayers(rows, (self.saved_plain, self.saved_full))
         layers_ahead = None if always else layers_ahead_of_first_by_mode(rows)[lay.recompute_choice][..., :1]
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):

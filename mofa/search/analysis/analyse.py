@@ -9,7 +9,7 @@ from mofa.plan.plan_analysis import PlanAnalysis, ResourceChange, Roofline, Roof
 from mofa.plan.result import Plan
 from mofa.search.analysis.near_runs import nearest_runs
 from mofa.search.analysis.strategy_changes import strategy_changes
-from mofa.search.one_plan import estimated_step_s
+from mofa.search.one_plan import step_s_of_strategy
 from mofa.search.space_constraints import SpaceConstraints
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.search.to_plan.builder import margin_bytes
@@ -76,7 +76,7 @@ def resource_changes(
     """
 
     def step_s(machines: ClusterSpec) -> float:
-        return estimated_step_s(workload, machines, plan.strategy, framework=framework, replay=False)
+        return step_s_of_strategy(workload, machines, plan.strategy, framework=framework, replay=False)
 
     base_s, base_margin = step_s(cluster), margin_bytes(cluster, framework)
     needed = plan.memory.device_bytes + plan.memory.margin_bytes - base_margin

@@ -20,7 +20,7 @@ from mofa.cost.step_time.hand_over import hop_seconds, slowdown_beside_hops
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
 from mofa.cost.step_time.micro_batch import MicroBatchPasses, exchange_host_s, micro_batch_passes
 from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, LayerSplitProblem, ScheduleTimer
-from mofa.specs.params import layer_params, mtp_params
+from mofa.specs.params import layer_params, mtp_layer_params
 
 MORE_RECOMPUTED = 2
 """Layers above those of an even chunk that may be recomputed of every chunk. [-]"""
@@ -220,7 +220,7 @@ def _bytes(rows: GatheredRows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA
     layer_bytes = flight[:, None, None] * saved + (bytes_per_param @ np.stack([dense, expert]))[None, :, None]
     prediction_bytes = np.zeros(len(flight))
     if rows.mtp is not None:
-        p, mode = mtp_params(model), int(rows.mtp_mode_indices[0] == rows.full_mode_index[0])
+        p, mode = mtp_layer_params(model), int(rows.mtp_mode_indices[0] == rows.full_mode_index[0])
         saved = _of_row(rows, rows.mtp.saved_bytes) + _of_row(rows, rows.mtp.saved_rounding_bytes)
         copied = (p.matrices_tp + p.shared) / tp + p.replicated, p.routed / spread
         depth = model.num_mtp_layers

@@ -56,7 +56,7 @@ def _routing_note(routing: RoutingSpec) -> str:
     return note
 
 
-def balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...]:
+def token_scheduling_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...]:
     """Note on what token scheduling over replicas assumes."""
     if workload.model.moe is None or not row.balancing[0]:
         return ()
@@ -68,8 +68,8 @@ def balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...
     return (note,)
 
 
-def index_dispatch_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyTable) -> tuple[str, ...]:
-    """Note on the memory that dispatch by index saves."""
+def dispatch_by_index_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyTable) -> tuple[str, ...]:
+    """Note on the memory that MoEBlaze's dispatch by index saves; none where copies of tokens are made."""
     model = workload.model
     shared = int(row.ep[0]) * int(row.etp[0]) > 1
     if model.moe is None or framework.routed_copies == "materialised" or shared:

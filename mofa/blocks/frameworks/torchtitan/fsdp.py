@@ -34,7 +34,7 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
 )
 from mofa.blocks.frameworks.torchtitan.fsdp_root_group import (
     ROOT,
-    add_backward_of_model_end,
+    add_root_group_ops_to_backward,
     gather_root_around_model_end,
     root_group_has_model_ends,
 )
@@ -51,8 +51,8 @@ from mofa.blocks.work import MemoryBound
 from mofa.specs.framework import PythonFunctionCounts
 
 
-def python_function_counts_of_modules(ctx: Context) -> PythonFunctionCounts:
-    """How many Python functions each module of a framework calls beside its launches."""
+def python_function_counts_of_profile(ctx: Context) -> PythonFunctionCounts:
+    """How many Python functions a call of each of torchtitan's modules runs beside its launches, by the profile."""
     functions = ctx.framework.python_functions
     assert functions is not None, f"{ctx.framework.name} needs python_functions in its profile"
     return functions
@@ -61,7 +61,7 @@ def python_function_counts_of_modules(ctx: Context) -> PythonFunctionCounts:
 def num_python_functions_of_block_call(ctx: Context) -> float:
     """Python functions of a block's own call, where no gather's hooks (``shard_hook_s``) hold it already."""
     hooked = ctx.precision_mode == "mixed" and ctx.pipelined
-    return python_function_counts_of_modules(ctx).module_call.value if hooked else 0.0
+    return python_function_counts_of_profile(ctx).module_call.value if hooked else 0.0
 
 
 # -- forward
@@ -175,7 +175,7 @@ def with_fsdp_in_backward(
     elif ctx.pipelined:
         p.ops = _unsharded_gradients(p, ops, ctx, *block_and_expert_params(ctx, dense_params, expert_params))
     elif root_group_has_model_ends(ctx) and block in ("embedding", "head"):
-        add_backward_of_model_end(p, ops, ctx, block, block_and_expert_params(ctx, dense_params, expert_params)[0])
+        add_root_group_ops_to_backward(p, ops, ctx, block, block_and_expert_params(ctx, dense_params, expert_params)[0])
     else:
         _fsdp(p, ops, ctx, block, *block_and_expert_params(ctx, dense_params, expert_params))
     if in_turn:

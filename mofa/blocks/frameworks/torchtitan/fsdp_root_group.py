@@ -51,9 +51,12 @@ def gather_root_around_model_end(b: TapeBuilder, ctx: Context, block: BlockRole,
     p.append_to_tape(b)
 
 
-def add_backward_of_model_end(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK) -> None:
-    """The ends of the model where they are the root's: nothing is gathered, and the root's hook runs at the end, as
-    tokens need no gradient (_fsdp_state.py, ``_root_post_backward_final_callback``).
+def add_root_group_ops_to_backward(
+    fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK
+) -> None:
+    """Set ``fsdp.ops`` to the backward of the embedding or the head with what FSDP does for the root's group around it:
+    nothing is gathered, and the root's hook runs at the end, as tokens need no gradient (_fsdp_state.py,
+    ``_root_post_backward_final_callback``).
 
     The head's gradients wait for it among the parameters' gradients and are let go with those, behind the optimizer's
     step: of several micro-batches the later ones find 2 bytes a head parameter too many.
