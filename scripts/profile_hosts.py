@@ -11,7 +11,7 @@ import numpy as np
 
 from mofa.calibrate.fits.layer_segments import (
     LayerSegment,
-    latent_attention_small_ops,
+    latent_attention_time_in_small_ops,
     read_layer_segments,
     unrecorded_over_recorded_time_by_format,
 )
@@ -92,7 +92,7 @@ def with_latent_attention(modules: Modules, segments: Sequence[LayerSegment], op
 
     Back the rotations are taken off what a model of it takes beside its other modules.
     """
-    ops = latent_attention_small_ops(segments)
+    ops = latent_attention_time_in_small_ops(segments)
     if ops is None:
         return modules
     source = f"measurements/{SEGMENTS}: mla-dense, over the small op between its steps"

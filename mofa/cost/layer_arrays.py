@@ -191,8 +191,8 @@ class LayerArrays:
         return np.asarray(self.exposed_by_family_s.sum(axis=-1))
 
     @cached_property
-    def forward_besides_host_s(self) -> ArrayN:
-        """What a layer's forward exposes besides waits for the host. (modes, K, kinds) [s]"""
+    def forward_s_without_host_idle(self) -> ArrayN:
+        """Seconds of a layer's forward without those in which the device waits for the host. (modes, K, kinds) [s]"""
         host = EXPOSED.index("host_idle")
         return self.stack_of_blocks(lambda c: c.forward.total_s - c.forward.exposed[host])
 

@@ -171,8 +171,8 @@ class GatheredRows:
         """The sum over the stages ahead of each that is shown. (n, R) -> (n, R)"""
         return np.asarray(shown @ self.stage_layers.shown.num_stages_alike_ahead)
 
-    def end_blocks_by_stage(self, embedding: ArrayN, head: ArrayN, mtp_layer: ArrayN | None) -> ArrayN:
-        """Something of the embedding, the heads and the multi-token-prediction layers, on their stages. (n, R)"""
+    def sum_of_end_blocks_by_stage(self, embedding: ArrayN, head: ArrayN, mtp_layer: ArrayN | None) -> ArrayN:
+        """A quantity of the embedding, the heads and the multi-token-prediction layers, summed by stage. (n, R)"""
         depth = self.workload.model.num_mtp_layers
         heads = (head[self.k] * (1 + depth))[:, None] * self.is_head_stage
         if mtp_layer is not None:

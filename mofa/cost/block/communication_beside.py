@@ -110,11 +110,11 @@ def queued_s(ops: tuple[Op, ...], seconds: list[FloatK], machine: OpTimingMachin
     return world
 
 
-def wait_in_queue(
+def lengthen_by_busy_communicator(
     ops: tuple[Op, ...], seconds: list[FloatK], queued: FloatK,
     of_compute: tuple[dict[str, FloatK], dict[str, FloatK], dict[str, FloatK]], sent: Mapping[str, SentBeside],
 ) -> FloatK:  # fmt: skip
-    """Give a repetition the time that it takes in the long run, where a communicator is busy for ``queued`` s of it.
+    """Lengthen a repetition to what it takes in the long run, where a communicator is busy for ``queued`` s of it.
 
     Where all that communicates is beside computing, computing loses by all of it: a repetition takes what the compute
     stream does and loses. If a communicator takes longer, it is never idle, and sets the time alone: what is waited for

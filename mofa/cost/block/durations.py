@@ -139,7 +139,7 @@ class OpTimingMachine:
             return expected_slowest(spread, self.cluster.num_gpus if self.num_gpus is None else int(self.num_gpus[0]))
         return expected_slowest_of_each(spread, self.num_gpus)
 
-    def slowdown_by_gpus_slow_in_turn(self, clock: FloatK) -> FloatK:
+    def slowdown_by_clock_swings(self, clock: FloatK) -> FloatK:
         """How much more power-limited kernels of a layer take because GPUs that meet in it are slow in turn. (K,) [-]
 
         At the limit each GPU's clock swings by itself within tens of milliseconds. Those that meet in a layer wait for
@@ -353,7 +353,7 @@ def _throttle(seconds: list[FloatK], ops: tuple[Op, ...], machine: OpTimingMachi
     busy = limit.mix_weight_beside_idle(machine.idle_fraction) if limit is not None and machine.idle_fraction else 1.0
     clock = 1.0 if memory is None else clock_at_power_draw(busy * _drawn(mix, seconds, ops, machine, memory.value**-2))
     work = busy * sum((products.share for products in mix), 0.0)
-    slowest = machine.slowest_gpu_slowdown[0] + machine.slowdown_by_gpus_slow_in_turn(clock)
+    slowest = machine.slowest_gpu_slowdown[0] + machine.slowdown_by_clock_swings(clock)
     for curve, rows, _ in mix:
         # where clocks were not read, the share of products and attention says how far it falls
         rate_fraction = (

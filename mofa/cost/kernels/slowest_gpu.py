@@ -4,7 +4,7 @@ A rank meets the others in a layer (tp, cp, ep), at hand-overs (pp), and once a 
 makes a GPU slow for a whole step is waited for once, whichever of these comes first: the largest of all GPUs counts.
 Three things do: chips differ, a node may be slow, and a GPU's own pace differs from step to step. Clocks that swing
 within a step average out where ranks meet once, and are waited for in every layer where they meet there
-(:meth:`mofa.cost.block.durations.OpTimingMachine.slowdown_by_gpus_slow_in_turn`).
+(:meth:`mofa.cost.block.durations.OpTimingMachine.slowdown_by_clock_swings`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TAIL = 8.0
 
 
 class PaceSpread(NamedTuple):
-    """How GPUs of a cluster differ.
+    """How unequal the paces of a cluster's GPUs are.
 
     ``chips`` is the standard deviation of the time of power-limited kernels over GPUs and steps, ``slow_share`` the
     share of slow nodes, ``slowdown`` how much longer all kernels take on one, ``per_node`` the GPUs of a node. [-]

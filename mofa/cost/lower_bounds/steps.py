@@ -16,7 +16,7 @@ from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
 from mofa.cost.block.tape_clock import EXPOSED, TapeTime
 from mofa.cost.estimate import PrecisionModeCosts, TableEstimator
 from mofa.cost.lower_bounds.paired_layers import least_pass_quantity_in_pairs, least_seconds_in_pairs
-from mofa.cost.rank_rules import gradient_reducer_in_mode
+from mofa.cost.rank_rules import gradient_reducer_of_precision_mode
 from mofa.cost.rows import recompute_mode_indices
 from mofa.cost.stages import Stages, stages_of_row
 from mofa.cost.step_time.critical_path import critical_path_may_be_too_low
@@ -220,7 +220,7 @@ class _PartBounds:
         embedding, head = ((pick(cost.forward) + pick(cost.backward))[self.k] for cost in ends)
         depth = estimator.workload.model.num_mtp_layers
         self.embedding, self.heads, self.predictions = embedding, (1 + depth) * head, np.zeros(len(rows))
-        if pick is _least_s and gradient_reducer_in_mode(estimator.framework, part.mode) == "FSDP by block":
+        if pick is _least_s and gradient_reducer_of_precision_mode(estimator.framework, part.mode) == "FSDP by block":
             used = np.unique([self.base, self.full])
             self.heads = self.heads - most_spared_at_model_ends_s(part.costs, part.layers, used)[self.k]
         if part.mtp is not None:

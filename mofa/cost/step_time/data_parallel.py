@@ -235,7 +235,7 @@ def _megatron(
         in_passing = in_passing + lost
     beside_s, waited_ahead_s = np.zeros_like(before_forward), np.zeros(len(gather))
     if host_bound is not None and pp == 1 and fw.overlap_param_gather:
-        layers_s = rows.sum_layers_by_stage(rows.layers.forward_besides_host_s)[:, 0] / (1 - slow[:, 0])
+        layers_s = rows.sum_layers_by_stage(rows.layers.forward_s_without_host_idle)[:, 0] / (1 - slow[:, 0])
         waits_s = np.maximum.reduce([first, last_gather, first_gather - layers_s])
         lost_s = slow[:, 0] * np.maximum(first_gather - waits_s, 0.0)
         index = host_bound.rows  # others wait as they are told to in any case

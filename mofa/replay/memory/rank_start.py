@@ -23,7 +23,7 @@ WHERE = "start"
 def allocate_rank_start(state: RankState) -> None:
     """Allocate parameters, then what the framework keeps beside them."""
     r = state.rank
-    begun = state.events_and_allocated()
+    begun = state.num_events_and_allocated_bytes()
     if r.deepspeed:
         deepspeed.allocate_flat_buffers(state)
         return

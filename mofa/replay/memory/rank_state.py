@@ -83,7 +83,7 @@ class RankState:
             self.notes.note_renamed(block)
         return block, instruction
 
-    def events_and_allocated(self) -> tuple[int, int]:
+    def num_events_and_allocated_bytes(self) -> tuple[int, int]:
         """The number of events so far and the allocated bytes, before something is done."""
         return self.journal.num_events, self.a.allocated
 

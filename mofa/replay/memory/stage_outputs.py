@@ -122,7 +122,7 @@ class DeferredFrees:
         if out is not None and stays and self.output == (chunk, micro_batch):
             self.finished_output = out
         elif out is not None:
-            self.free_output(out, self.output_name(chunk), sent=state.rank.sends[chunk])
+            self.free_output(out, self.output_tensor_name(chunk), sent=state.rank.sends[chunk])
         if stays:
             dy, self.gradient = self.gradient, dy
         if dy is not None:
@@ -200,7 +200,7 @@ class DeferredFrees:
     def drop_replaced_output(self) -> None:
         """The schedule's variable has another output."""
         if self.finished_output is not None:
-            self.free_output(self.finished_output, self.output_name(0), sent=self.state.rank.sends[0])
+            self.free_output(self.finished_output, self.output_tensor_name(0), sent=self.state.rank.sends[0])
             self.finished_output = None
 
     def on_step_end(self) -> None:
@@ -231,7 +231,7 @@ class DeferredFrees:
         block.state = WAITING
         self.waiting.append((exchanged + behind, block))
 
-    def output_name(self, chunk: int) -> str:
+    def output_tensor_name(self, chunk: int) -> str:
         """What the output of a chunk is called."""
         return self.state.rank.chunks[chunk][-1].trace.logits.split("#")[0] or INPUT
 

@@ -15,7 +15,7 @@ from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import GatheredRows
 from mofa.replay.time.computation_effect import NOTHING, ComputationEffect, StreamsAfterComputation
 from mofa.replay.time.computation_tapes import Phase, PlanTapes, paired_label
-from mofa.replay.time.data_parallel import DataParallelSharedByRanks, DataParallelSteps, ExtraStepsOfComputation
+from mofa.replay.time.data_parallel import DataParallelSharedByRanks, DataParallelSteps, DataParallelStepsOfComputation
 from mofa.replay.time.kernel_runs import FAMILY, HostSyncStep
 from mofa.replay.time.op_recorder import OpRecorder
 from mofa.replay.time.paired_passes import PairedPiece, pieces_of_pair
@@ -25,7 +25,7 @@ from mofa.replay.time.time_replayed import ComputationFields
 from mofa.schedules import SCHEDULES, Action, Order
 from mofa.schedules.combined import backward_beside_each_forward
 
-_PLAIN = ExtraStepsOfComputation()
+_PLAIN = DataParallelStepsOfComputation()
 
 
 @dataclass
@@ -62,7 +62,7 @@ class _KindPlayed:
     variant: int
     longest: float = 0.0
     """Time after which nothing from before a computation matters to it. [s]"""
-    every: ExtraStepsOfComputation = field(default_factory=ExtraStepsOfComputation)
+    every: DataParallelStepsOfComputation = field(default_factory=DataParallelStepsOfComputation)
     known: dict[Relative, ComputationEffect] = field(default_factory=dict)
     waits: bool = False
     """Whether the host waits for the device on the played_kind."""
@@ -284,7 +284,7 @@ class RankTimeline:
             result = played_kind.known[state] = self._play(played_kind, _PLAIN, False)
         return result, ahead
 
-    def _play(self, played_kind: _KindPlayed, once: ExtraStepsOfComputation, watched: bool) -> ComputationEffect:
+    def _play(self, played_kind: _KindPlayed, once: DataParallelStepsOfComputation, watched: bool) -> ComputationEffect:
         c, tapes, phase, every, clock = (
             played_kind.chunk,
             self.plan.tapes[played_kind.variant],

@@ -71,8 +71,8 @@ def resource_changes(
         The job, the GPUs that compute, the framework of the plan.
     plan
         Its strategy is costed anew, in closed form; no other is searched for
-        (:func:`mofa.search.key_factors.changed_machines.key_resources` searches). Whether it fits is said by its own
-        memory and the margin of the changed machines.
+        (:func:`~mofa.search.key_factors.changed_machines.resource_sensitivities` searches). Whether it fits is said by
+        its own memory and the margin of the changed machines.
     """
 
     def step_s(machines: ClusterSpec) -> float:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mofa.cost.lower_bounds.steps import power_averaged_lower_bound_s
 from mofa.cost.option_sets import options_that_blocks_read
-from mofa.search.fewer_gpus.block_work import BlockGpuSeconds, may_defer_weight_gradients
+from mofa.search.fewer_gpus.block_work import LeastStepGpuSeconds, may_defer_weight_gradients
 from mofa.search.legality.masks import JobAndMachines
 from mofa.search.space import (
     SpaceCombinations,
@@ -55,7 +55,7 @@ class SpaceOnFewerGpus:
 
     job: JobAndMachines
     space: StrategySpace
-    work: Mapping[bool, BlockGpuSeconds]
+    work: Mapping[bool, LeastStepGpuSeconds]
 
     def least_step_s(self, limit_s: float) -> float:
         """The least that any step takes; infinite where that is not below the limit. [s]"""
@@ -103,7 +103,7 @@ class SpaceOnFewerGpus:
             and space.dp in (None, num_gpus // (tp * cp * pp))
         ]  # fmt: skip
 
-    def _bound_s(self, work: BlockGpuSeconds, blocks: Rows, pp: int, dp: int, halved: bool) -> FloatN:
+    def _bound_s(self, work: LeastStepGpuSeconds, blocks: Rows, pp: int, dp: int, halved: bool) -> FloatN:
         """What the steps of blocks take at least on pp x dp. (b,) [s]
 
         Notes

@@ -80,7 +80,7 @@ class CandidateLayouts:
 
     @property
     def likely_step_s(self) -> float:
-        """The same with the fill and the drain of chunks that are all alike. [s]"""
+        """The step that the best layout likely reaches: with fill and drain of chunks that are all alike. [s]"""
         problem = self.timed_split_problem
         chunks, clock = len(problem.ranks), problem.schedule_clock
         pp = len(problem.bytes_without_layers)

@@ -89,7 +89,7 @@ class LayoutIntegerProgram:
         self._counts = [
             [
                 (self._count(begins[p + 1][k] - until[p][k]), self._count(until[p][k] - begins[p][k]))
-                for k in range(problem.num_kinds)
+                for k in range(problem.num_layer_kinds)
             ]
             for p in range(chunks)
         ]  # fmt: skip
@@ -108,7 +108,7 @@ class LayoutIntegerProgram:
         """How many layers of each kind are ahead of a place; of the most frequent kind all that are none of others."""
         known = self._ahead.get(place.index)
         if known is None:
-            of_kind = [self._ahead_of_kind(place, kind) for kind in range(self.problem.num_kinds)]
+            of_kind = [self._ahead_of_kind(place, kind) for kind in range(self.problem.num_layer_kinds)]
             most = self.problem.most_frequent_kind
             of_kind[most] = place - sum(of_kind[:most] + of_kind[most + 1 :])
             known = self._ahead[place.index] = of_kind
@@ -253,7 +253,7 @@ class LayoutIntegerProgram:
         less = []
         counts = problem.layer_counts([split])[0].tolist()
         for p in problem.chunks_of_rank(rank):
-            for k in range(problem.num_kinds):
+            for k in range(problem.num_layer_kinds):
                 for mode in range(2):
                     if counts[p][k][mode]:
                         lower = self.model.new_bool_var("")

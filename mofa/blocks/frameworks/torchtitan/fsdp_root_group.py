@@ -47,7 +47,9 @@ def gather_root_around_model_end(b: TapeBuilder, ctx: Context, block: BlockRole,
     else:
         block_params, _ = params_of_first_and_last_layer(ctx, block)
         each = layer_gathered_bytes_per_param(ctx)
-        p.add_mark("fsdp.keep_last", (), (p.declare_tensor(LAST, each * block_params, "weight_copy"),), "compute")
+        p.add_memory_mark(
+            "fsdp.keep_last", (), (p.declare_tensor(LAST, each * block_params, "weight_copy"),), "compute"
+        )
     p.append_to_tape(b)
 
 
@@ -65,25 +67,25 @@ def add_root_group_ops_to_backward(
     own_grads = weight_gradient_names(fsdp, ops, experts=False)
     fsdp.ops = list(ops)
     if block == "head":
-        fsdp.add_mark("fsdp.turn_last", (LAST,), (), "compute")
-        fsdp.add_mark("fsdp.root.accumulate", own_grads, (), "compute", "accumulate")
+        fsdp.add_memory_mark("fsdp.turn_last", (LAST,), (), "compute")
+        fsdp.add_memory_mark("fsdp.root.accumulate", own_grads, (), "compute", "accumulate")
         fsdp.declare_tensor(
             "fsdp.reduce_input", 4.0, use="reduce_input"
         )  # stands for what the last block finds on its way: nothing
-        fsdp.add_mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
-        fsdp.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
+        fsdp.add_memory_mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
+        fsdp.add_memory_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
         return
     all_params, (block_own, expert_params) = own + head_params(ctx), params_of_first_and_last_layer(ctx, block)
     begin = FsdpOpList(tensors=fsdp.tensors)
     begin.declare_tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
     begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
-    begin.add_mark("fsdp.previous", (), ("fsdp.previous",), REDUCE, claims="fsdp.reduce_input")
+    begin.add_memory_mark("fsdp.previous", (), ("fsdp.previous",), REDUCE, claims="fsdp.reduce_input")
     end = FsdpOpList(tensors=fsdp.tensors)
     end.declare_tensor("fsdp.reduced", 0.0, use="reduced")
     end.declare_tensor("fsdp.done", 0.0)
     end.add_wait("fsdp.reshard", ("fsdp.weights", "fsdp.previous", "fsdp.reduced"))
     reduce_gradients(end, ctx, "fsdp", all_params, ctx.fsdp, own_grads, 3)
-    end.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
-    end.add_mark("fsdp.last", (), ("fsdp.done",), REDUCE)
+    end.add_memory_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
+    end.add_memory_mark("fsdp.last", (), ("fsdp.done",), REDUCE)
     end.add_wait("fsdp.finish", ("fsdp.done",))
     fsdp.ops = begin.ops + fsdp.ops + end.ops
