@@ -106,6 +106,7 @@ class Context:
 
     @cached_property
     def has_tp(self) -> BoolK:
+        """Where ranks share matrices by tensor parallelism."""
         return self.tp > 1
 
     @cached_property
@@ -130,6 +131,7 @@ class Context:
 
     @cached_property
     def local_experts(self) -> ArrayK:
+        """Experts that a rank holds of a layer."""
         assert self.model.moe is not None
         return self.model.moe.num_experts / self.ep
 

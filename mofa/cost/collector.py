@@ -89,6 +89,7 @@ class TableCollector:
             getattr(self.detail, name)[..., places, :] = array
 
     def breakdown(self) -> Breakdown:
+        """The breakdown of all rows that were collected."""
         return Breakdown(
             self.table, self.exposed.sum(axis=0), self.exposed, self.hidden, self.allocated, self.reserved,
             self.device, self.memory, self.flops, self.instant, self.fullest, self.slowest, self.names, self.saved,

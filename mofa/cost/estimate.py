@@ -409,6 +409,7 @@ class PrecisionModeCosts:
 
     @classmethod
     def from_costs(cls, mode: PrecisionMode, costs: BlockCosts) -> PrecisionModeCosts:
+        """The costs of a precision mode, with its layers' as arrays."""
         modes = list(costs.blocks)
         return cls(
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),

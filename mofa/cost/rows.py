@@ -165,11 +165,11 @@ class GatheredRows:
 
     def sum_over_stages(self, shown: ArrayN) -> ArrayN:
         """The sum over all stages of what is known of those that are shown. (n, R) -> (n,)"""
-        return np.asarray(shown @ self.stage_layers.shown.num_stages_alike)
+        return np.asarray(shown @ self.stage_layers.shown.num_equal_stages)
 
     def sum_over_stages_ahead(self, shown: ArrayN) -> ArrayN:
         """The sum over the stages ahead of each that is shown. (n, R) -> (n, R)"""
-        return np.asarray(shown @ self.stage_layers.shown.num_stages_alike_ahead)
+        return np.asarray(shown @ self.stage_layers.shown.num_equal_stages_ahead)
 
     def sum_of_end_blocks_by_stage(self, embedding: ArrayN, head: ArrayN, mtp_layer: ArrayN | None) -> ArrayN:
         """A quantity of the embedding, the heads and the multi-token-prediction layers, summed by stage. (n, R)"""

@@ -32,10 +32,12 @@ class Placement:
 
     @property
     def num_experts(self) -> int:
+        """Experts of the layer."""
         return int(self.copies.shape[0])
 
     @property
     def num_gpus(self) -> int:
+        """GPUs that hold them."""
         return int(self.copies.shape[1])
 
     @property

@@ -86,6 +86,7 @@ class Order:
 
     @property
     def num_stages(self) -> int:
+        """Stages along the model, over all ranks."""
         return self.pp * self.vpp
 
     def rank_of(self, stage: int) -> int:

@@ -158,7 +158,7 @@ def cost_all_legal_rows(
     """
     legal = reason < 0
     num_legal = int(np.count_nonzero(legal))
-    parts = split_into_parts(space, legal, PARTS * workers.jobs if num_legal > MANY else 1)
+    parts = split_space_into_equal_parts(space, legal, PARTS * workers.jobs if num_legal > MANY else 1)
     rows = np.concatenate([np.empty(0, dtype=np.intp), *(legal_rows_of_degrees(space, legal, some) for some in parts)])
     tasks = [part_with_same_options(job, loads, space, some, legal) for some in parts]
     done = [0] * len(tasks)
@@ -209,7 +209,9 @@ def merge_part_costs(
     return CostedSpace(space, costed, reason, shortfall)
 
 
-def split_into_parts(space: SpaceCombinations, legal: NDArray[np.bool_], parts: int) -> list[NDArray[np.intp]]:
+def split_space_into_equal_parts(
+    space: SpaceCombinations, legal: NDArray[np.bool_], parts: int
+) -> list[NDArray[np.intp]]:
     """Degrees with legal rows that choose the same options, cut into parts of about equally many rows.
 
     Parts of the same options differ in tp and cp, on which all blocks depend: no block is costed in two parts.

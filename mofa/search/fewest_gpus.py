@@ -81,7 +81,7 @@ def _keeps(
     spec, node = judge.faults.checkpoint, judge.cluster.node.gpus_per_node
     if spec.mode == "blocking":
         return fits
-    rows = np.flatnonzero(fits & (num_gpus >= spec.least_nodes * node))
+    rows = np.flatnonzero(fits & (num_gpus >= spec.least_nodes_for_copies * node))
     keeps = np.zeros_like(fits)
     if len(rows):
         keeps[rows] = judge.missing_host_bytes(checkpoint_bytes[rows]) <= 0

@@ -31,6 +31,7 @@ class LayerParams:
 
     @property
     def total_params(self) -> int:
+        """All of them, routed experts included. [params]"""
         return self.matrices_tp + self.replicated + self.routed + self.shared
 
 

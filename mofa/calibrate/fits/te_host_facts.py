@@ -482,7 +482,7 @@ def module_host_facts(
     }
 
 
-def layer_host_facts(layer: SmallLayerTime, source: str) -> dict[str, dict[str, Any]]:
+def small_layer_host_facts(layer: SmallLayerTime, source: str) -> dict[str, dict[str, Any]]:
     """A layer's times as a profile holds them."""
     return {
         f"layer_{direction}": {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}

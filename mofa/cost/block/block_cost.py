@@ -14,7 +14,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, any_true, broadcast_to_combinations, maximum, stack_rows, where
 from mofa.blocks.float8 import float8_linears
-from mofa.blocks.fp8 import FP8_RECIPES, layer_recipe
+from mofa.blocks.fp8 import FP8_RECIPES, fp8_recipe_of_layers
 from mofa.blocks.tapes import layer_label, model_tapes
 from mofa.blocks.work import Format
 from mofa.cost.block.costs import BlockCost, BlockCosts, BlockMemories, BlockTimer, EqualWeightsOfOp, WeightsByBlock
@@ -121,7 +121,7 @@ def block_context_and_process_groups(
     load = loads.load_columns(table.ep, table.balancing)
     time_ratio, memory_ratio = _plain(load.slowest_rows_over_mean), _plain(load.quantile_rows_over_mean)
     element: int = 2
-    recipe = FP8_RECIPES.get(layer_recipe(workload, framework))
+    recipe = FP8_RECIPES.get(fp8_recipe_of_layers(workload, framework))
     gemm_format: Format = recipe.product if recipe and framework.library else "bf16"
     if mode.precision == "uniform" and workload.precision.params == "fp32":
         element, gemm_format = 4, "fp32"

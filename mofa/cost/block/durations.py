@@ -38,7 +38,7 @@ from mofa.cost.kernels.slowest_gpu import (
     PaceSpread,
     StragglerFractions,
     expected_slowest,
-    expected_slowest_of_each,
+    expected_slowest_of_gpu_counts,
     waiting_fraction,
 )
 from mofa.cost.kernels.token_spread import TokenSpread
@@ -137,7 +137,7 @@ class OpTimingMachine:
         spread = PaceSpread.from_cluster(self.cluster)
         if self.num_gpus is None or self.num_k == 1:
             return expected_slowest(spread, self.cluster.num_gpus if self.num_gpus is None else int(self.num_gpus[0]))
-        return expected_slowest_of_each(spread, self.num_gpus)
+        return expected_slowest_of_gpu_counts(spread, self.num_gpus)
 
     def slowdown_by_clock_swings(self, clock: FloatK) -> FloatK:
         """How much more power-limited kernels of a layer take because GPUs that meet in it are slow in turn. (K,) [-]

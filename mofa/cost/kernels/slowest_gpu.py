@@ -127,12 +127,12 @@ def expected_slowest(spread: PaceSpread, num_gpus: int) -> PaceFactors:
     return PaceFactors(products + more, 1.0 + others)
 
 
-def expected_slowest_of_each(spread: PaceSpread, numbers: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """:func:`expected_slowest` of numbers of GPUs: products and others. (K,) each [-]
+def expected_slowest_of_gpu_counts(spread: PaceSpread, numbers: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+    """Pace of the slowest of each number of GPUs, by :func:`expected_slowest`: products and others. (K,) each [-]
 
     Examples
     --------
-    >>> expected_slowest_of_each(PaceSpread(0.01, 0.0, 0.0, 8), np.array([1, 8]))[0].round(4)
+    >>> expected_slowest_of_gpu_counts(PaceSpread(0.01, 0.0, 0.0, 8), np.array([1, 8]))[0].round(4)
     array([1.    , 1.0143])
     """
     unique, of = np.unique(numbers, return_inverse=True)

@@ -18,13 +18,19 @@ class HasNodeSizes(Protocol):
     """What the topology needs of a node: a :class:`~mofa.specs.hardware.NodeSpec`, or a :class:`NodeSizes`."""
 
     @property
-    def gpus_per_node(self) -> int: ...
+    def gpus_per_node(self) -> int:
+        """GPUs of a node."""
+        ...
 
     @property
-    def gpus_per_domain(self) -> int: ...
+    def gpus_per_domain(self) -> int:
+        """GPUs that the fastest links join."""
+        ...
 
     @property
-    def block_sizes(self) -> tuple[int, ...]: ...
+    def block_sizes(self) -> tuple[int, ...]:
+        """GPUs of each kind of block that shares a link."""
+        ...
 
 
 class NodeSizes(NamedTuple):

@@ -31,7 +31,7 @@ class AlternatingLayers:
             layers = layers_behind_last_by_mode(rows)[rows.stage_layers.recompute_choice][..., -1]
             self.behind = layers  # (n, kinds, 2, kinds, 2, R)
 
-    def gone_in_last_backward(self, gone: ArrayN, kind: int, label: str) -> ArrayN:
+    def freed_in_last_backward(self, gone: ArrayN, kind: int, label: str) -> ArrayN:
         """What is ``gone`` in the backward of the last layer of a kind, recomputed where there is a ``label``. (n, R)
         [B]"""
         if not self.any:

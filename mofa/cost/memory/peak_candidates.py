@@ -145,7 +145,7 @@ class PeakCandidates(PeakCandidateMemory):
                     continue
                 own, layers = saved[:, i][:, None], (lay.fully_recomputed if label else lay.base_mode)[:, i]
                 alone = alternating.is_last_layer(layers == lay.layer_counts[:, i], i, label)
-                gone = alternating.gone_in_last_backward(behind + own + more, i, label)
+                gone = alternating.freed_in_last_backward(behind + own + more, i, label)
                 name = f"of the last {kind} block{label}"
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 freed = gone

@@ -92,7 +92,7 @@ def _reduce_s(rows: GatheredRows, params: ArrayN) -> ArrayN:
     )
 
 
-def lost_beside_gathers_s(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
+def computing_lost_beside_gathers_s(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
     """What computing loses while FSDP gathers the chunks behind the first one from a step's start on. (n,) [s]
 
     The first micro-batch passes through all chunks but its first, ``chunk_s`` each, on one rank after the other. A
@@ -105,7 +105,7 @@ def lost_beside_gathers_s(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN,
     return np.asarray(np.minimum(lost_s, np.maximum((1.0 + slow) * path_s - gather_s, 0.0)))
 
 
-def lost_beside_reductions_s(
+def computing_lost_beside_reductions_s(
     rows: GatheredRows, reduces_s: ArrayN, sums_s: ArrayN, chunk_s: ArrayN, slow: ArrayN, slow_by_sums: ArrayN
 ) -> ArrayN:
     """What computing loses while FSDP reduces chunks ahead of the last one, behind their last backwards. (n,) [s]

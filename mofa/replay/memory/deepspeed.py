@@ -114,7 +114,7 @@ def replace_gradient_blocks(state: RankState, blocks: Sequence[Block]) -> None:
     state.grads = [(block, instruction) for block, (_, instruction) in zip(blocks, state.grads, strict=True)]
 
 
-def keep_output_part(state: RankState, output: Allocation) -> Allocation:
+def keep_rank_part_of_output(state: RankState, output: Allocation) -> Allocation:
     """What stays of a stage's output until its backward: a rank's part (``PartitionedTensor``); all of one rank's."""
     if not state.rank.sent_bytes:
         return output

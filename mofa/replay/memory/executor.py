@@ -225,7 +225,7 @@ class StepExecutor(BlockExecutor):
         elif x is not None and r.sends[chunk] and not r.preallocated:
             output = x, off_tape_instruction(ACTIVATIONS, INPUT, "send of an output")
             if r.deepspeed:
-                chunk_pass.out = deepspeed.keep_output_part(self.state, output)[0]
+                chunk_pass.out = deepspeed.keep_rank_part_of_output(self.state, output)[0]
             else:
                 self.state.free_allocation(output)
         else:

@@ -212,7 +212,7 @@ class Recorder:
             self.orders.append((0, slot, block.pool.stream << 1 | block.pool.small))
         self.a.free(block)
 
-    def note_sent_block(self, block: Block) -> None:
+    def note_block_freed_after_send(self, block: Block) -> None:
         """A block is let go that comes back late; the journal has it already."""
         slot = self.live.pop(block.address, -1)
         if slot < 0:

@@ -101,7 +101,7 @@ class DeferredFrees:
     def free_passed_by_device(self) -> None:
         """Give back what the device is through with."""
         while self.waiting and self.waiting[0][0] <= self.launched + self.launched_in_computation:
-            self.state.a.merge_free(self.waiting.popleft()[1])
+            self.state.a.free_and_merge(self.waiting.popleft()[1])
 
     def after_computation(self, kind: str, chunk: int, micro_batch: int) -> None:
         """End a computation."""
@@ -147,7 +147,7 @@ class DeferredFrees:
             self.free_passed_by_device()
         if self.defers_sent_blocks:
             for block in self.ring.issue_block_and_pop_due(block_time, issued):
-                self.state.a.merge_free(block)
+                self.state.a.free_and_merge(block)
         if self.reduces:
             self.launched += issued
             self.free_passed_by_device()
@@ -179,7 +179,7 @@ class DeferredFrees:
         if sent and self.defers_sent_blocks:
             self.state.a.allocated -= block.size
             if self.state.notes is not None:
-                self.state.notes.note_sent_block(block)
+                self.state.notes.note_block_freed_after_send(block)
             self.free_once_sent(block)
             return
         behind = self.host_lead_launches() if self.reduces and not sent else 0.0
@@ -213,7 +213,7 @@ class DeferredFrees:
         self.shelf.synchronize()
         self.ring.synchronize()
         for block in self.ring.pop_due():
-            self.state.a.merge_free(block)
+            self.state.a.free_and_merge(block)
         self.synchronize_device()
 
     def free_output(self, block: Block, name: str, *, sent: bool) -> None:

@@ -67,7 +67,7 @@ def fp8_expert_row_multiple(estimator: TableEstimator) -> int:
     return int(fp8.aligned_rows) if fp8 is not None and not known else 1
 
 
-class UnevenLayers:
+class UnevenLayerTraces:
     """Allocation traces of a strategy's layers, each sized by the tokens that its own experts get on one rank.
 
     Parameters

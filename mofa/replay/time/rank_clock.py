@@ -140,10 +140,12 @@ class RankTimeline:
         return all((self.rank, i) in self.plan.ops_kept_of for i in range(self.order.num_micro_batches))
 
     def free_at_s(self) -> float:
+        """When its device is free and its host has issued all. [s]"""
         clock = self.clock
         return clock.compute if clock.compute >= clock.host else clock.host
 
     def compute(self, action: Action, beside: int) -> None:
+        """Compute, with so many exchanges launched beside it since the last computation."""
         clock, plan = self.clock, self.plan
         start = clock.compute
         kind, stage, micro_batch = action
@@ -215,6 +217,7 @@ class RankTimeline:
         )
 
     def wait_until(self, time: float, cause: str) -> None:
+        """Compute nothing until a time; the wait counts under its cause. [s]"""
         clock = self.clock
         now = clock.compute
         if time > now:
@@ -229,6 +232,7 @@ class RankTimeline:
             clock.compute = time
 
     def end_awaited_exchange(self) -> None:
+        """An exchange that the rank waited for is over: the host waits for the device where the framework's does."""
         if self.plan.host_waits:
             self.clock.synchronise(self.ahead_s)
 
@@ -274,7 +278,7 @@ class RankTimeline:
         once = self.data_parallel.by_computation.get(action)
         watched = (self.rank, action.micro_batch) in self.plan.ops_kept_of
         if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
-            self.restore_work_left_by_last()
+            self.restore_work_left_by_last_computation()
         state = self.clock.forget_past_and_take_relative_state(played_kind.longest if once is None else np.inf)
         ahead = self.clock.host - before
         if once is not None or watched or self.plan.cache is None:
@@ -341,7 +345,7 @@ class RankTimeline:
             ),
             tuple((begin - now, end - now) for begin, end in clock.idle_gaps),
         )
-        counts = np.array(clock.exposed_beside_waited_late_s())
+        counts = np.array(clock.exposed_side_stream_idle_late_s())
         return ComputationEffect(now - start, clock.host - now, left, left.still_pending(), counts)
 
     def _apply(self, result: ComputationEffect, start: float, factor: float) -> None:
@@ -380,7 +384,7 @@ class RankTimeline:
         if gaps or clock.idle_gaps:
             clock.idle_gaps = [(now + begin, now + end) for begin, end in gaps]
 
-    def restore_work_left_by_last(self) -> None:
+    def restore_work_left_by_last_computation(self) -> None:
         """What the last computation left that is over as well: for what may have been launched long ago."""
         left, now = self.left_by_last
         since = [gap for gap in self.clock.idle_gaps if gap[1] > now]
@@ -425,7 +429,7 @@ class RankTimeline:
         self.left_by_last = self.left_by_last[0], self.left_by_last[1] + num_rounds * round_s
 
     # -- what it came to
-    def exposed_beside_waited_late_s(self) -> NDArray[np.float64]:
+    def exposed_side_stream_idle_late_s(self) -> NDArray[np.float64]:
         """Exposed, beside, waited and late-issue seconds of all computations. (4, len(EXPOSED)) [s]"""
         total = np.zeros((4, len(EXPOSED)))
         for key, (factor, times) in self.uses.items():

@@ -181,12 +181,12 @@ def _finish(
     ends, tails = [], []
     for player in players:
         clock = player.clock
-        player.restore_work_left_by_last()
+        player.restore_work_left_by_last_computation()
         clock.reset_counts()
         clock.watch = player.recorder if player.keeps_all_ops else None
         clock.play_steps(player.data_parallel.at_step_end)
         clock.wait_for_all_streams(DP)
-        tails.append(np.array(clock.exposed_beside_waited_late_s()))
+        tails.append(np.array(clock.exposed_side_stream_idle_late_s()))
         ends.append(clock.compute)
     tied = float(tied_embedding_all_reduce_s(rows)[0])
     meet = max(ends)
@@ -199,7 +199,7 @@ def _finish(
     hiddens: list[dict[str, float]] = []
     late_issues: list[dict[str, float]] = []
     for r, player in enumerate(players):
-        counts = player.exposed_beside_waited_late_s() + tails[r]
+        counts = player.exposed_side_stream_idle_late_s() + tails[r]
         both = tied if player.spec.place.has_model_end else 0.0
         drain = meet - ends[r] - both
         player.idle["drain"] += drain

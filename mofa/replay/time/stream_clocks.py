@@ -314,7 +314,7 @@ class StreamClocks:
         self.late_by_host_s, self.counted_since_s = 0.0, self.compute
         self.delay_of_tensor, self.delay_of_stream = {}, {}
 
-    def exposed_beside_waited_late_s(self) -> list[list[float]]:
+    def exposed_side_stream_idle_late_s(self) -> list[list[float]]:
         """Exposed, beside, waited and late-issue seconds. (4, len(EXPOSED)) [s]"""
         return [self.exposed, self.side_stream_s, self.idle_s, self.late_issue_s]
 

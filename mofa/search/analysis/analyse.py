@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mofa.cost.roofline import kernel_totals_by_kind
 from mofa.plan.plan_analysis import PlanAnalysis, ResourceChange, Roofline, RooflinePoint
 from mofa.plan.result import Plan
-from mofa.search.analysis.near_runs import nearest_runs
+from mofa.search.analysis.near_runs import nearest_measured_runs
 from mofa.search.analysis.strategy_changes import strategy_changes
 from mofa.search.one_plan import step_s_of_strategy
 from mofa.search.space_constraints import SpaceConstraints
@@ -56,7 +56,7 @@ def analyse_plan(
         roofline=roofline,
         resources=resource_changes(workload, cluster, framework, plan),
         changes=strategy_changes(workload, cluster, framework, plan.strategy, constraints, option_sets),
-        near_runs=nearest_runs(workload, cluster, framework, plan.time.exposed["host_idle"] / plan.step_s),
+        near_runs=nearest_measured_runs(workload, cluster, framework, plan.time.exposed["host_idle"] / plan.step_s),
     )
 
 

@@ -18,7 +18,7 @@ from mofa.search.space import (
     SpaceCombinations,
     StrategySpace,
     combinations_of_space,
-    gathers_needlessly_at_once,
+    gathers_at_once_without_gain,
     with_derived_degrees,
 )
 from mofa.specs.strategy import StrategyTable
@@ -146,7 +146,7 @@ class SpaceOnFewerGpus:
         ]  # fmt: skip
         several = (columns[2] > 1) | (columns[3] == 1)  # without a pipeline there is one chunk
         num_gpus = self.job.cluster.num_gpus
-        several &= ~gathers_needlessly_at_once(self.space, columns[10], columns[0], columns[2], columns[3], num_gpus)
+        several &= ~gathers_at_once_without_gain(self.space, columns[10], columns[0], columns[2], columns[3], num_gpus)
         columns = [column[several] for column in columns]
         modes = tuple(dict.fromkeys(mode for mode, _ in self.space.recompute))
         degrees = with_derived_degrees(columns, self.space, modes, self.job.cluster, self.job.framework)

@@ -53,14 +53,14 @@ def split_problem_of_strategy(
     n-th layer of a rank, as torchtitan selects them, is none of both. Where forwards run beside backwards, what a layer
     takes depends on which one it runs beside: no split is searched.
     """
-    timed = timed_split_problem_of_strategy(estimator, limit_bytes, keep_recomputed=keep_recomputed)
+    timed = split_problem_without_bytes(estimator, limit_bytes, keep_recomputed=keep_recomputed)
     return None if timed is None else with_bytes_of_strategy(timed, estimator)
 
 
-def timed_split_problem_of_strategy(
+def split_problem_without_bytes(
     estimator: TableEstimator, limit_bytes: float, *, keep_recomputed: bool = False
 ) -> LayerSplitProblem | None:
-    """The same without bytes, which few strategies are asked for: a bound on steps leaves the others out."""
+    """The problem of a strategy's split without bytes: few are asked for those, as a bound leaves others out."""
     rows, stages, framework = estimator.row_with_every_stage, estimator.stages_of_row(), estimator.framework
     mode = rows.table.recompute_modes[int(rows.table.recompute[0])]
     if stages.pp == 1 or not framework.traits.takes_layouts or mode.kind == "every":

@@ -157,14 +157,17 @@ class LayerSplitProblem:
 
     @property
     def num_layers(self) -> int:
+        """Layers to deal out."""
         return len(self.kinds)
 
     @property
     def num_chunks(self) -> int:
+        """Chunks along the model that layers are dealt out to."""
         return len(self.ranks)
 
     @property
     def num_layer_kinds(self) -> int:
+        """Kinds of layers that differ in time or memory."""
         return int(self.layer_s.shape[2])
 
     @cached_property
