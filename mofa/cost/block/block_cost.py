@@ -167,7 +167,7 @@ def _unseen(
 
     Both are 0 where experts have no products of their own.
     """
-    if not framework.multiplies_by_expert:
+    if not framework.has_kernel_per_expert:
         return np.zeros(len(table)), np.zeros(len(table))
     chunks = workload.batch.global_batch / (table.dp * table.micro_batch * table.pp)
     moe = workload.model.moe

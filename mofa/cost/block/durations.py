@@ -61,8 +61,8 @@ AT_ONCE = 32_768
 
 
 @dataclass(frozen=True)
-class TimedOps:
-    """Seconds of ops that were timed already, where there are few combinations."""
+class TimedOpCache:
+    """A cache of the seconds of ops that were timed already, where there are few combinations."""
 
     works: dict[Hashable, tuple[Op, FloatK]] = field(default_factory=dict)
     """By :func:`_work_key`. [s]"""
@@ -93,20 +93,20 @@ class OpTimingMachine:
     """Ranks whose hosts wait for each other within every layer, of each combination; one where absent. (K,) [-]"""
     pace: PaceFactors | None = None
     """That of the GPUs, over a typical one's; the expected one of the slowest where absent. [-]"""
-    timed_ops: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
+    timed_ops: TimedOpCache = field(default_factory=TimedOpCache, repr=False, compare=False)
     """Shared by machines that differ in ``host_lead_lost`` alone."""
 
     def with_idle_fraction(self, idle: float) -> OpTimingMachine:
         """The machine with GPUs that wait for a share of the time beside their ops, which the power limit makes up."""
-        return replace(self, idle_fraction=idle, timed_ops=TimedOps(self.timed_ops.works, host=self.timed_ops.host))
+        return replace(self, idle_fraction=idle, timed_ops=TimedOpCache(self.timed_ops.works, host=self.timed_ops.host))
 
     def at_pace(self, pace: PaceFactors) -> OpTimingMachine:
         """The machine with GPUs of a pace of their own."""
-        return replace(self, pace=pace, timed_ops=TimedOps(self.timed_ops.works, host=self.timed_ops.host))
+        return replace(self, pace=pace, timed_ops=TimedOpCache(self.timed_ops.works, host=self.timed_ops.host))
 
     def on_hosts_of(self, cluster: ClusterSpec) -> OpTimingMachine:
         """The machine with the same GPUs, of a cluster whose hosts alone differ: devices take as long."""
-        return replace(self, cluster=cluster, timed_ops=TimedOps(self.timed_ops.works, self.timed_ops.device))
+        return replace(self, cluster=cluster, timed_ops=TimedOpCache(self.timed_ops.works, self.timed_ops.device))
 
     @cached_property
     def network_fabric(self) -> Fabric:

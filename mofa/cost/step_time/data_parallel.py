@@ -242,7 +242,7 @@ def _megatron(
         waited_ahead_s[index] = (waits_s + lost_s - before_forward[:, 0])[index]
     if host_bound is not None and host_waits_at_exchanges(rows):
         host_rows, last = host_bound.rows, rows.is_last_stage > 0
-        beside_s[host_rows] = host_bound.issued_beside_gather_s(before_forward[host_rows], last)
+        beside_s[host_rows] = host_bound.gather_s_beside_host_issue(before_forward[host_rows], last)
         first_forward = _first_forward_of_pipeline(rows, host_bound, of_buckets, before_forward, beside_s)
         has_loss = np.isin(np.arange(len(gather)), host_bound.rows) & (first_forward is not None)
         exposed, slower_s = exposed - slower_s * has_loss, slower_s * ~has_loss

@@ -172,7 +172,7 @@ class HostBoundPasses:
         sooner_s = np.maximum(behind_device_s, behind_host_s - lead_s[:, :, None])
         return np.asarray((np.maximum(behind_device_s, behind_host_s) - sooner_s)[:, :, 0])
 
-    def issued_beside_gather_s(self, gather_s: ArrayN, last: NDArray[np.bool_]) -> ArrayN:
+    def gather_s_beside_host_issue(self, gather_s: ArrayN, last: NDArray[np.bool_]) -> ArrayN:
         """How much of a gather ahead of a forward the host issues passes beside, and so makes them no later.
 
         Parameters
@@ -285,7 +285,7 @@ def _passes(rows: GatheredRows) -> MicroBatchPasses:
     weights = np.zeros_like(forward)
     splits = rows.schedule_record.defers_weight_gradients
     if splits:
-        weights = _over_chunks(rows, "weights_s", c.embedding.backward.weights, c.head.backward.weights)
+        weights = _over_chunks(rows, "weight_backward_s", c.embedding.backward.weights, c.head.backward.weights)
     spared = time_savings_at_model_ends(rows)
     for passes, spared_s in zip((forward, backward), spared, strict=True):
         passes[:, 0, 0] -= spared_s
@@ -342,7 +342,7 @@ def _is_host_bound(rows: GatheredRows) -> NDArray[np.bool_]:
     layers, lay = rows.layers, rows.stage_layers
     host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.layer_counts.sum(axis=0).min()), 1.0)
-    handed_s = sum(exchange_host_s(rows)) / chunk if not rows.schedule_record.joins_send_and_receive else 0.0
+    handed_s = sum(host_s_around_exchange(rows)) / chunk if not rows.schedule_record.joins_send_and_receive else 0.0
     gathers = rows.schedule_record.has_closed_form and gradient_reducer(rows) == "FSDP by step"
     for clocks in (layers.forward_clocks, layers.backward_clocks):
         if gathers:
@@ -443,7 +443,7 @@ def _clocks(
     fits = all(map(is_, through_queue, passed))  # as nearly always
     ahead = reduce(ClockAdvance.followed_by, passed)
     queued = ahead if fits else reduce(ClockAdvance.followed_by, through_queue)
-    behind_s, ahead_s = exchange_host_s(rows)
+    behind_s, ahead_s = host_s_around_exchange(rows)
     # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
     only_host = behind_s + (ahead_s if not rows.schedule_record.joins_send_and_receive else 0.0)
     if not only_host:
@@ -483,7 +483,7 @@ def _in_order(
     ]
 
 
-def exchange_host_s(rows: GatheredRows) -> tuple[float, float]:
+def host_s_around_exchange(rows: GatheredRows) -> tuple[float, float]:
     """What Megatron's host does behind a forward or backward of a stage, up to the exchange, and ahead of the next one.
     [s]
 

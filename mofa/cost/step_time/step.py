@@ -25,7 +25,12 @@ from mofa.cost.step_time.critical_path import (
 )
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
 from mofa.cost.step_time.hand_over import hop_seconds, slowdown_beside_hops
-from mofa.cost.step_time.micro_batch import HostBoundPasses, MicroBatchPasses, exchange_host_s, micro_batch_passes
+from mofa.cost.step_time.micro_batch import (
+    HostBoundPasses,
+    MicroBatchPasses,
+    host_s_around_exchange,
+    micro_batch_passes,
+)
 from mofa.cost.step_time.optimizer_step import (
     gradient_norm_seconds,
     host_lead_at_step_start_s,
@@ -315,7 +320,7 @@ def _exchanging(
     what of pp and of host idle the stage that is counted waits less. (2, n) [s]"""
     fwd, bwd, rested = passes_s
     pp = rows.stage_layers.stages.pp
-    wait_s = rows.cluster.sync_s + exchange_host_s(rows)[1]
+    wait_s = rows.cluster.sync_s + host_s_around_exchange(rows)[1]
     each = (hop + wait_s)[:, None]
     receives = _received_s(rows, hop)
     given = fwd + receives[0], bwd + receives[1], num_micro_batches
@@ -473,7 +478,7 @@ def _stagger(
 def _received_s(rows: GatheredRows, hop: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What each stage's forward and backward take with the exchange that they receive in. (n, pp) each [s]"""
     stages = rows.stage_layers.stages
-    each = (hop + rows.cluster.sync_s + exchange_host_s(rows)[1])[:, None]
+    each = (hop + rows.cluster.sync_s + host_s_around_exchange(rows)[1])[:, None]
     return each * stages.chunks_that_receive[:, 0], each * stages.chunks_that_send[:, -1]
 
 

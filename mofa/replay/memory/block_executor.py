@@ -149,7 +149,7 @@ class BlockExecutor:
                     carried.pop(code.claims[slot], None), instruction, size
                 )
             elif kind == DROP_CARRIED:
-                carried = self.free_carried(carried, code)
+                carried = self.free_tensors_of_previous_block(carried, code)
             elif kind == KEEP:
                 if old is not None:
                     self.keep_first_gradient(old, instruction, slots, index, rank_block)
@@ -194,7 +194,9 @@ class BlockExecutor:
         )
         return taken[0]
 
-    def free_carried(self, carried: dict[str, Allocation], code: BlockProgram) -> dict[str, Allocation]:
+    def free_tensors_of_previous_block(
+        self, carried: dict[str, Allocation], code: BlockProgram
+    ) -> dict[str, Allocation]:
         """Free what the block before handed on, but what this block takes over later: gradients being reduced."""
         later = {name: allocation for name, allocation in carried.items() if name in code.claims.values()}
         for name, allocation in carried.items():

@@ -18,7 +18,7 @@ from mofa.replay.allocator.timeline import (
     off_tape_instruction,
 )
 from mofa.replay.memory import deepspeed
-from mofa.replay.memory.pass_state import name_in_layer
+from mofa.replay.memory.pass_state import weight_name_in_layer
 
 if TYPE_CHECKING:
     from mofa.replay.memory.pass_state import Allocation
@@ -39,7 +39,7 @@ def allocate_init_requests(state: RankState, wants: Iterable[SlotRequest], where
             state.free_allocation(allocations.pop(slot))
             continue
         lasts = PARAMETERS if name not in (TABLE, DRAFT, BROADCAST) else BUFFERS if name == TABLE else TEMPORARIES
-        shown = f"parameter {name_in_layer(name)}" if lasts == PARAMETERS else name
+        shown = f"parameter {weight_name_in_layer(name)}" if lasts == PARAMETERS else name
         allocations[slot] = state.allocate(nbytes, off_tape_instruction(lasts, shown, where))
 
 

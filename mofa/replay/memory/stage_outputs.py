@@ -88,7 +88,7 @@ class DeferredFrees:
             self.synchronize_device()
 
     def count_deepspeed_launches(self, launches: float) -> None:
-        """DeepSpeed's host has launched as many kernels outside a block."""
+        """Count kernels that DeepSpeed's host has launched outside of a block."""
         if self.reduces:
             self.launched += launches
 

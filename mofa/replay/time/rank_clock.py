@@ -39,7 +39,7 @@ class ClockInputsOfPlan:
     """What computing loses beside a hand-over. [-]"""
     host_waits: bool
     """Whether the host waits for the device after every exchange (Megatron's ``batch_p2p_sync``)."""
-    exchange_host_s: tuple[float, float]
+    host_s_around_exchange: tuple[float, float]
     """What Megatron's host does behind a computation before it is exchanged, and ahead of the next one. [s]"""
     optimizer_s: Sequence[float]
     """The optimizer of every rank. [s]"""
@@ -120,7 +120,7 @@ class RankTimeline:
         plan = self.plan
         self.plain = plan.cache is not None and not plan.jitter and not plan.ops_kept_of
         self.once = self.data_parallel.by_computation
-        behind_s, self.ahead_s = plan.exchange_host_s
+        behind_s, self.ahead_s = plan.host_s_around_exchange
         self.handing_s = behind_s if plan.host_waits else behind_s + self.ahead_s
         tapes = [tuple(block.tapes for block in blocks) for blocks in self.chunks]
         self.kinds = [plan.chunk_kinds.setdefault(names, len(plan.chunk_kinds)) for names in tapes]

@@ -18,7 +18,7 @@ from mofa.cost.rows import GatheredRows
 from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.hand_over import hop_seconds, slowdown_beside_hops
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
-from mofa.cost.step_time.micro_batch import MicroBatchPasses, exchange_host_s, micro_batch_passes
+from mofa.cost.step_time.micro_batch import MicroBatchPasses, host_s_around_exchange, micro_batch_passes
 from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, LayerSplitProblem, ScheduleTimer
 from mofa.specs.params import layer_params, mtp_layer_params
 
@@ -160,7 +160,7 @@ def _chunk_seconds(rows: GatheredRows, each: MicroBatchPasses) -> FloatA:
         return np.stack([forward_s, backward_s])
     rested_s = each.passes_after_wait_s()[0][:, None]
     if host_waits_at_exchanges(rows):  # each pass counts with what it receives for
-        exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + exchange_host_s(rows)[1]
+        exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + host_s_around_exchange(rows)[1]
         stages = rows.stage_layers.stages
         received = exchange_s * stages.chunks_that_receive[:, :1], exchange_s * stages.chunks_that_send[:, -1:]
         forward_s, backward_s = forward_s + received[0], backward_s + received[1]
@@ -175,7 +175,7 @@ def _layer_seconds(rows: GatheredRows, layers: LayerArrays, each: MicroBatchPass
     layer. (3, kinds, 2) [s]
     """
     forward_s, backward_s, weights_s = (
-        _of_row(rows, of) for of in (layers.forward_s, layers.backward_s, layers.weights_s)
+        _of_row(rows, of) for of in (layers.forward_s, layers.backward_s, layers.weight_backward_s)
     )
     both_s = forward_s + backward_s
     part = weights_s / backward_s

@@ -35,8 +35,8 @@ from mofa.search.to_plan.notes import (
     alignment_note,
     closed_form_margin_note,
     dispatch_by_index_note,
-    general_notes,
     host_notes,
+    notes_of_every_plan,
     token_scheduling_note,
     unmeasured_model_notes,
     untested_option_notes,
@@ -417,7 +417,7 @@ def _plan(
         provenance=provenance_of_exposed(workload, cluster, framework, row, exposed, seen),
         costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,
-        notes=general_notes(workload, cluster, framework, played is not None)
+        notes=notes_of_every_plan(workload, cluster, framework, played is not None)
         + host_notes(cluster, step_s, exposed["host_idle"])
         + unmeasured_model_notes(workload.model, framework)
         + untested_option_notes(workload, cluster, framework, row)

@@ -184,7 +184,7 @@ def closed_form_margin_note(framework: FrameworkSpec, pp: int) -> tuple[str, ...
     return (f"the margin has {more.value:.1%} of the reserved memory more, as no replay follows: {more.source}",)
 
 
-def general_notes(
+def notes_of_every_plan(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, played: bool
 ) -> tuple[str, ...]:
     """Notes of every plan: its margin of memory, its GPU's capacity, its framework and its routing."""
