@@ -75,7 +75,7 @@ def loads_with_token_scheduling(
 
 def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> LoadsWithTokenScheduling:
     # the solvers' library loads only where something is scheduled
-    from mofa.routing.balance.flow_density import max_density
+    from mofa.routing.balance.flow_density import max_induced_density
     from mofa.routing.placement import symmetric_placement
 
     assert model.moe is not None
@@ -85,7 +85,7 @@ def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> LoadsWithToke
         shares = shares[:1]
     shares = shares[np.linspace(0, len(shares) - 1, min(len(shares), DRAWS)).astype(int)]
     placement = symmetric_placement(num_experts, gpus, ep)
-    density = np.maximum(max_density(placement.has_replica, np.round(shares * _UNITS)) / _UNITS * gpus, 1.0)
+    density = np.maximum(max_induced_density(placement.has_replica, np.round(shares * _UNITS)) / _UNITS * gpus, 1.0)
     hosted = shares @ placement.has_replica
     busiest = (np.maximum(density, 1.0)[:, None] - hosted).max(axis=-1)
     return LoadsWithTokenScheduling(

@@ -19,7 +19,7 @@ from mofa.search.legality.masks import CHECKS, JobAndMachines
 from mofa.search.legality.named_check import Verdicts
 from mofa.search.recomputed_layers import RowsWithOpenRecomputation, solve_recomputed_layers
 from mofa.search.space import SOLVED, SpaceCombinations
-from mofa.search.to_plan.builder import bytes_to_fit, memory_limit_bytes
+from mofa.search.to_plan.builder import device_bytes_to_fit, memory_limit_bytes
 from mofa.search.workers import WorkerProcesses
 from mofa.specs.strategy import StrategyTable
 
@@ -274,7 +274,7 @@ def estimator_of_part(part: SpacePart) -> TableEstimator:
 
 
 def estimators_of_parts(job: JobAndMachines, parts: Sequence[SpacePart]) -> list[TableEstimator]:
-    """The same of parts of one space that choose different options; ``job`` is as it is but for these."""
+    """Estimators of the legal rows of parts of one space that choose different options, with shared blocks."""
     tables = [part.space.select_rows(np.flatnonzero(part.legal)) for part in parts]
     if not parts:
         return []
@@ -308,7 +308,7 @@ def cost_rows_of_part(
     layers = space.recompute_layers.astype(np.int64)
 
     def needed(some: NDArray[np.intp], weighed: RowMemory) -> FloatN:
-        return bytes_to_fit(job.framework, pp[some], weighed, in_closed_form=job.is_judged_in_closed_form)
+        return device_bytes_to_fit(job.framework, pp[some], weighed, in_closed_form=job.is_judged_in_closed_form)
 
     def put(some: NDArray[np.intp], weighed: RowMemory) -> None:
         device[some], allocated[some] = weighed.device_bytes, weighed.allocated_bytes

@@ -27,8 +27,8 @@ from mofa.cost.block.liveness import (
     EXPERT_GRADIENTS,
     BlockMemory,
     block_memories,
-    most_alive_from_accumulation,
     nccl_freed_bytes_and_launches,
+    peak_bytes_from_accumulation,
     watchdog_held_bytes,
 )
 from mofa.cost.block.tape_clock import TapeTime, time_per_tape_repetition, times_of_backward_halves
@@ -176,15 +176,15 @@ class BlockCost:
         return self.memories.memory_of(self.blocks)
 
     @cached_property
-    def peak_from_expert_gradients(self) -> ArrayK:
+    def peak_bytes_from_expert_gradients(self) -> ArrayK:
         """The most alive of its last block from the op on that makes the experts' fp32 gradients, a group of their
         own. (len(KINDS), K) [B]"""
-        return most_alive_from_accumulation(self.blocks[-1], EXPERT_GRADIENTS, self.memories.num_k)
+        return peak_bytes_from_accumulation(self.blocks[-1], EXPERT_GRADIENTS, self.memories.num_k)
 
     @cached_property
-    def peak_from_block_gradients(self) -> ArrayK:
-        """The same from the op on that makes the fp32 gradients of the block's own group. (len(KINDS), K) [B]"""
-        return most_alive_from_accumulation(self.blocks[-1], BLOCK_GRADIENTS, self.memories.num_k)
+    def peak_bytes_from_block_gradients(self) -> ArrayK:
+        """The most alive from the op on that makes the fp32 gradients of the block's own group. (len(KINDS), K) [B]"""
+        return peak_bytes_from_accumulation(self.blocks[-1], BLOCK_GRADIENTS, self.memories.num_k)
 
     @cached_property
     def nccl_freed_bytes_and_launches(self) -> ArrayK:

@@ -101,7 +101,7 @@ def block_memories(blocks: Iterable[BlockTapes], num_k: int, large: ArrayK | Non
     return [next(memories) if block.intervals else _nothing(num_k, len(large)) for block in lifetimes]
 
 
-def most_alive_from_accumulation(block: BlockTapes, name: str, num_k: int) -> ArrayK:
+def peak_bytes_from_accumulation(block: BlockTapes, name: str, num_k: int) -> ArrayK:
     """What is alive at the op at which most is, from one of that ``name`` on to the end of a block's backward; nothing
     where it has none. (len(KINDS), K) [B]
 

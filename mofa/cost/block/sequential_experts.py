@@ -57,8 +57,8 @@ def expert_loop_issue_seconds(ops: Sequence[Op], seconds: Sequence[FloatK], issu
 def issue_seconds_around_loops(
     ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK]
 ) -> tuple[list[FloatK], dict[int, FloatK]]:
-    """The same, with the rest of a loop's issue by the index of the loop's last op: the host issues it before it goes
-    on, and the device does not wait for it. [s]
+    """Host time to issue each op with loops over experts, and the rest of a loop's issue by the index of its last op:
+    the host issues that before it goes on, and the device does not wait for it. [s]
 
     Examples
     --------

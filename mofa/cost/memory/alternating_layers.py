@@ -48,7 +48,7 @@ class AlternatingLayers:
         behind = self.behind[:, :, :, kind, int(bool(label))].sum(axis=(1, 2))
         return np.where(self.period > 0, behind == 0.0, alone)
 
-    def kept_between(self, kind: int, label: str) -> ArrayN | float:
+    def kept_bytes_between_last_two(self, kind: int, label: str) -> ArrayN | float:
         """What layers keep that are between the last two of a kind's recomputed ones, or plain ones. (n, 1) [B]"""
         if not self.any:
             return 0.0

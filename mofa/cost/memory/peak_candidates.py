@@ -193,7 +193,7 @@ class PeakCandidates(PeakCandidateMemory):
                     )  # fmt: skip
                     if gathers_model_ends_separately(rows):
                         inner = backward, mode, has & (layers > 1)
-                        between = alternating.kept_between(i, label)
+                        between = alternating.kept_bytes_between_last_two(i, label)
                         more_unmade = unmade + self._layer_grads(i) - self._embedding_share
                         self._add_inner_blocks(i, label, inner, gone + own + between, (done, more_unmade), waiting)
 
@@ -320,13 +320,13 @@ class PeakCandidates(PeakCandidateMemory):
         if rows.mode.precision != "mixed":
             return []
         whole_layer = self._layer_grads(kind) - self._embedding_share
-        kinds = rows.layers.stack_of_blocks(lambda cost: cost.peak_from_block_gradients)
+        kinds = rows.layers.stack_of_blocks(lambda cost: cost.peak_bytes_from_block_gradients)
         made = [("its", whole_layer, kinds, always)]
         if moe := rows.stage_layers.stages.kinds[kind].moe:
             p, t = layer_params(rows.workload.model, moe), rows.grids
             experts = self._share_of_grads(np.zeros((1, 1)), (p.routed / (t.ep * t.etp))[:, None])
             are_group = (rows.table.ep > 1)[:, None]
-            kinds = rows.layers.stack_of_blocks(lambda cost: cost.peak_from_expert_gradients)
+            kinds = rows.layers.stack_of_blocks(lambda cost: cost.peak_bytes_from_expert_gradients)
             made.append(("experts'", experts, kinds, are_group))
         return made
 

@@ -156,7 +156,9 @@ class HostBoundPasses:
         steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
         return *steady, ended[0] + steady[1]
 
-    def saved_by_lead_s(self, lead_s: ArrayN, gather_s: ArrayN, first_forward: ClockAdvance | None = None) -> ArrayN:
+    def first_forward_savings_by_lead_s(
+        self, lead_s: ArrayN, gather_s: ArrayN, first_forward: ClockAdvance | None = None
+    ) -> ArrayN:
         """What the first forward takes less by ``lead_s``, the lead of its host as the step begins. (late rows, R) [s]
 
         ``gather_s`` is what its device waits for a gather meanwhile, whose end is no sooner; ``first_forward`` the

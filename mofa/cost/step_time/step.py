@@ -108,7 +108,7 @@ def step_time(rows: GatheredRows) -> StepTime:
     of_others_s = _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside, lead_s)
     if each.host_bound is not None and pairs is not None and rows.stage_layers.stages.pp == 1:
         lead_s = lead_s + outside.before_forward  # the host goes on while its device waits for the first gather
-        passed_s = m * (fwd + bwd)[:, 0] - pairs.saved_by_rank_s[:, 0]
+        passed_s = m * (fwd + bwd)[:, 0] - pairs.step_savings_by_rank_s[:, 0]
         exposed[_T["host_idle"]] += pairs.single_stage_passes_s(each.host_bound, m, lead_s[:, 0]) - passed_s
     elif each.host_bound is not None and rows.stage_layers.stages.pp == 1:
         index = each.host_bound.rows
@@ -224,7 +224,7 @@ def _pipeline(
     counted = np.arange(len(num_micro_batches)), slowest
     busy, own_gather = num_micro_batches * (fwd + bwd)[counted], before[counted]
     if pairs is not None:
-        busy = busy - pairs.saved_by_rank_s[counted]
+        busy = busy - pairs.step_savings_by_rank_s[counted]
     num_passes = 2.0 * num_micro_batches * stages.vpp
     # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
     fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if schedule.placement == "v" else stages.pp))
@@ -431,7 +431,9 @@ def _start_ahead(
     slower_s = np.broadcast_to(outside.slower_first_forward_s, len(rows.table))[:, None]
     gather_s = outside.before_forward + outside.issued_beside_s + slower_s * rows.is_embedding_stage
     first = outside.first_forward if host_waits_at_exchanges(rows) else None
-    saved_s = (host_bound.saved_by_lead_s(lead_s[index], gather_s[index], first) * rows.is_embedding_stage).sum(axis=1)
+    saved_s = (
+        host_bound.first_forward_savings_by_lead_s(lead_s[index], gather_s[index], first) * rows.is_embedding_stage
+    ).sum(axis=1)
     exposed[_T["host_idle"], index] += np.maximum(-saved_s, 0.0)
     saved_s = np.maximum(saved_s, 0.0)
     exposed[_T["bubble"], index] -= np.minimum(saved_s, np.maximum(exposed[_T["bubble"], index], 0.0))

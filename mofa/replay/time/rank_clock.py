@@ -425,7 +425,7 @@ class RankTimeline:
         for key, use in after.uses.items():
             for i, (a, b) in enumerate(zip(before.uses.get(key, (0.0, 0.0)), use, strict=True)):
                 self.uses[key][i] += num_rounds * (b - a)
-        self.clock.delay_all(num_rounds * round_s)
+        self.clock.delay_all_streams(num_rounds * round_s)
         self.left_by_last = self.left_by_last[0], self.left_by_last[1] + num_rounds * round_s
 
     # -- what it came to

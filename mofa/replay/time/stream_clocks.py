@@ -370,8 +370,8 @@ class StreamClocks:
             self.wait_for(("@drain",))
             del self.ready["@drain"]
 
-    def delay_all(self, seconds: float) -> None:
-        """All of it that much later. [s]"""
+    def delay_all_streams(self, seconds: float) -> None:
+        """Put the clocks of host and streams, and what is in flight on them, so many seconds later. [s]"""
         self.compute += seconds
         self.host += seconds
         self.streams = {name: busy_until + seconds for name, busy_until in self.streams.items()}

@@ -142,7 +142,7 @@ def _parts(job: JobAndMachines, constrained: Constrained, limit: float) -> list[
 
 def _legal_rows(part: SpaceOnFewerGpus, goal: BestRowsGoal, on_all: RowsOnAllGpus) -> LegalRowsOfGpuCount | None:
     """The rows of a number of GPUs that the goal may want, by what their blocks take and by their siblings."""
-    if (rows_and_work := part.rows_below(goal.last_wanted_key)) is None:
+    if (rows_and_work := part.rows_below_step_limit(goal.last_wanted_key)) is None:
         return None
     rows, gpu_s = rows_and_work
     verdict = check_strategies(part.job, rows)

@@ -62,7 +62,7 @@ class SpaceOnFewerGpus:
         grids = (grid for halved in self.work for grid in self._grids(halved, limit_s))
         return min((float(grid.bound_s.min()) for grid in grids), default=np.inf)
 
-    def rows_below(self, limit_s: float) -> tuple[SpaceCombinations, FloatN] | None:
+    def rows_below_step_limit(self, limit_s: float) -> tuple[SpaceCombinations, FloatN] | None:
         """The strategies whose steps may take less than the limit, and GPU-seconds of their degrees; None without any.
 
         The GPU-seconds, (c,), are what the degrees' blocks take in a step at least. [s]

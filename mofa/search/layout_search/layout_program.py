@@ -177,7 +177,7 @@ class LayoutIntegerProgram:
             total = total + int(of_predictions / unit) * self._has_predictions[chunk]
         return total
 
-    def add_path(self, path: ComputationPath) -> None:
+    def add_path_constraint(self, path: ComputationPath) -> None:
         """Let the step take as long as a path at least."""
         problem, pipeline, unit_s = self.problem, self.problem.schedule_clock, self.step_unit_s
         rank, number = problem.chunk_places
@@ -263,7 +263,7 @@ class LayoutIntegerProgram:
                 less.append(~self._has_predictions[p])
         self.model.add_bool_or(less)
 
-    def exclude(self, split: ChunkLayers) -> None:
+    def exclude_split(self, split: ChunkLayers) -> None:
         """Leave a split out, whose step is known."""
         model, differs = self.model, [~self._has_predictions[split.prediction_chunk]]
         places = [*zip(self._begins[1:-1], np.cumsum(split.layers[:-1]).tolist(), strict=True)]

@@ -88,10 +88,10 @@ def closed_form_margin_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: 
     return load_closed_form_residuals().reserved_memory_residual(framework.name, pp).value * reserved_bytes
 
 
-def bytes_to_fit(
+def device_bytes_to_fit(
     framework: FrameworkSpec, pp: NDArray[np.int64], weighed: RowMemory, *, in_closed_form: bool
 ) -> NDArray[np.float64]:
-    """What must be no more than :func:`memory_limit_bytes`: each row's device bytes; if verdicts rest on closed forms
+    """What must fit :func:`memory_limit_bytes`: each row's device bytes; if verdicts rest on closed forms
     alone also what a replay may reserve beyond them, which :func:`mofa.estimate` leaves free then too. (n,) [B]"""
     if not in_closed_form:
         return weighed.device_bytes

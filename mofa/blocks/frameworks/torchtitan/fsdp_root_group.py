@@ -30,7 +30,7 @@ def root_group_has_model_ends(ctx: Context) -> bool:
     return gathers_weights_for_each_use(ctx) and not ctx.framework.ends_apart
 
 
-def head_params(ctx: Context) -> ArrayK:
+def last_norm_and_head_params(ctx: Context) -> ArrayK:
     """Parameters of the last norm, and of an output layer that is not the embedding. [params]"""
     hidden = float(ctx.model.hidden)
     return where(ctx.model.tied_embeddings, 0.0, ctx.model.vocab * hidden) / ctx.tp + hidden
@@ -41,7 +41,7 @@ def gather_root_around_model_end(b: TapeBuilder, ctx: Context, block: BlockRole,
     head and the loss (``reshard_after_forward=int(layer_id) < len(model.layers) - 1``)."""
     p = FsdpOpList()
     if block == "embedding":
-        all_params = own + head_params(ctx)
+        all_params = own + last_norm_and_head_params(ctx)
         reads = (gather_weights(p, ctx, ROOT, "fsdp", all_params, ctx.fsdp, all_params > 0),)
         copy_out_gathered_weights(p, ctx, reads, "fsdp.weights", all_params, ctx.fsdp, experts=False)
     else:
@@ -75,7 +75,10 @@ def add_root_group_ops_to_backward(
         fsdp.add_memory_mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
         fsdp.add_memory_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
         return
-    all_params, (block_own, expert_params) = own + head_params(ctx), params_of_first_and_last_layer(ctx, block)
+    all_params, (block_own, expert_params) = (
+        own + last_norm_and_head_params(ctx),
+        params_of_first_and_last_layer(ctx, block),
+    )
     begin = FsdpOpList(tensors=fsdp.tensors)
     begin.declare_tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
     begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
